@@ -1,0 +1,1 @@
+//! The places that keep leases, one folder each.

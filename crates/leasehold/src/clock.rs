@@ -1,0 +1,177 @@
+//! The only reader of time.
+//!
+//! Deadlines use a clock that runs on while the machine sleeps: a laptop that
+//! was shut for an hour must not wake up believing in its lease. The wall
+//! clock is read for people and to floor the fence, and decides nothing.
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::lease::{Moment, Timestamp};
+
+/// A future that ends when a moment is reached.
+pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Where time comes from. [`SystemClock`] outside tests.
+pub trait Clock: fmt::Debug + Send + Sync + 'static {
+    /// The steady clock, running through suspend.
+    fn now(&self) -> Moment;
+    /// The wall clock.
+    fn wall(&self) -> Timestamp;
+    /// Ends at `moment`, or soon after the machine wakes up if it slept past it.
+    fn sleep_until(&self, moment: Moment) -> Sleep;
+}
+
+/// The machine's own clocks.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    fn now(&self) -> Moment {
+        boot_time()
+    }
+
+    #[allow(clippy::disallowed_methods, reason = "this is the module that reads time")]
+    fn wall(&self) -> Timestamp {
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Timestamp::from_micros(u64::try_from(since_epoch.as_micros()).unwrap_or(u64::MAX))
+    }
+
+    fn sleep_until(&self, moment: Moment) -> Sleep {
+        let left = moment.since(self.now());
+        Box::pin(async move {
+            // The runtime's timer stands still while the machine sleeps; the alarm does not.
+            // A short sleep needs no alarm, and a machine without one still has `check`.
+            if left < Duration::from_millis(500) || alarm(left).await.is_err() {
+                tokio::time::sleep(left).await;
+            }
+        })
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn boot_time() -> Moment {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let micros = u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0) / 1000;
+    Moment::from_micros(micros)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn boot_time() -> Moment {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let micros = u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0) / 1000;
+    Moment::from_micros(micros)
+}
+
+/// Sleeps on a kernel timer that counts the time the machine is suspended.
+#[cfg(target_os = "linux")]
+async fn alarm(left: Duration) -> std::io::Result<()> {
+    use rustix::time::{
+        Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+    };
+
+    let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
+    let once = Itimerspec {
+        it_interval: Timespec { tv_sec: 0, tv_nsec: 0 },
+        it_value: Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        },
+    };
+    timerfd_settime(&timer, TimerfdTimerFlags::empty(), &once)?;
+    #[allow(deprecated, reason = "an OwnedFd keeps the promise that the unsafe successor asks for")]
+    let timer = tokio::io::unix::AsyncFd::with_interest(timer, tokio::io::Interest::READABLE)?;
+    let _rung = timer.readable().await?;
+    Ok(())
+}
+
+#[cfg(not(target_os = "linux"))]
+async fn alarm(_left: Duration) -> std::io::Result<()> {
+    Err(std::io::ErrorKind::Unsupported.into())
+}
+
+/// A clock that moves only when told to, for tests.
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::clock::{Clock, ManualClock};
+///
+/// let clock = ManualClock::new();
+/// let before = clock.now();
+/// clock.advance(Duration::from_secs(3600));
+/// assert_eq!(clock.now().since(before), Duration::from_secs(3600));
+/// ```
+#[derive(Clone, Debug)]
+pub struct ManualClock(Arc<ManualTime>);
+
+#[derive(Debug)]
+struct ManualTime {
+    hands: Mutex<Hands>,
+    moved: Notify,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Hands {
+    now: Moment,
+    wall: Timestamp,
+}
+
+impl ManualClock {
+    /// A clock that stands at an hour after boot, on a day in 2026.
+    pub fn new() -> Self {
+        let hands =
+            Hands { now: Moment::from_micros(3_600_000_000), wall: Timestamp::from_micros(1_790_000_000_000_000) };
+        Self(Arc::new(ManualTime { hands: Mutex::new(hands), moved: Notify::new() }))
+    }
+
+    /// Moves both hands on and wakes the sleepers whose moment has come.
+    pub fn advance(&self, length: Duration) {
+        let mut hands = self.0.hands.lock();
+        hands.now = hands.now.after(length);
+        hands.wall = hands.wall.after(length);
+        drop(hands);
+        self.0.moved.notify_waiters();
+    }
+
+    /// Sets the wall clock alone, forwards or back.
+    pub fn set_wall(&self, wall: Timestamp) {
+        self.0.hands.lock().wall = wall;
+    }
+}
+
+impl Default for ManualClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Moment {
+        self.0.hands.lock().now
+    }
+
+    fn wall(&self) -> Timestamp {
+        self.0.hands.lock().wall
+    }
+
+    fn sleep_until(&self, moment: Moment) -> Sleep {
+        let time = Arc::clone(&self.0);
+        Box::pin(async move {
+            loop {
+                let moved = time.moved.notified();
+                if time.hands.lock().now >= moment {
+                    return;
+                }
+                moved.await;
+            }
+        })
+    }
+}

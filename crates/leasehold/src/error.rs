@@ -1,0 +1,209 @@
+//! The one error type: what was tried, on which resource, what came back, what to do.
+
+use std::{error, fmt};
+
+use crate::lease::{Busy, Fence, HeldBy, Resource, Shape};
+
+/// `Result` with this crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why something could not be done, in words a user can act on.
+///
+/// `Err` means *could not*; that a lock is busy or a lease already gone is
+/// told by a value wherever the caller asked whether it is.
+pub struct Error(Box<Report>);
+
+struct Report {
+    kind: ErrorKind,
+    message: String,
+    resource: Option<Resource>,
+    holders: Vec<HeldBy>,
+    outcome_unknown: bool,
+    source: Option<Box<dyn error::Error + Send + Sync>>,
+}
+
+/// The kinds of error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Not granted within `wait`.
+    WaitElapsed,
+    /// Held by another, and the caller chose not to wait.
+    Busy,
+    /// The lease is no longer held.
+    Lost,
+    /// The resource is in use as something else.
+    ShapeMismatch,
+    /// The backend refused the credentials or the rights.
+    PermissionDenied,
+    /// A name, holder or note that cannot be used.
+    InvalidName,
+    /// A URL, ttl, limit or setting that cannot be used.
+    InvalidConfig,
+    /// The backend cannot be reached or used.
+    Unavailable,
+    /// The backend was asked and did not say what it did.
+    OutcomeUnknown,
+    /// The backend cannot do this.
+    Unsupported,
+    /// The `Leasehold` was closed.
+    Closed,
+}
+
+impl Error {
+    fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self(Box::new(Report {
+            kind,
+            message: message.into(),
+            resource: None,
+            holders: Vec::new(),
+            outcome_unknown: kind == ErrorKind::OutcomeUnknown,
+            source: None,
+        }))
+    }
+
+    /// A name, holder or note that cannot be used.
+    pub fn invalid_name(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::InvalidName, message)
+    }
+
+    /// A setting that cannot be used.
+    pub fn invalid_config(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::InvalidConfig, message)
+    }
+
+    /// A backend that cannot be reached or used; nothing was changed.
+    pub fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Unavailable, message)
+    }
+
+    /// A backend that was asked and did not say what it did.
+    pub fn unanswered(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::OutcomeUnknown, message)
+    }
+
+    /// A backend that refused the credentials or the rights.
+    pub fn permission_denied(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::PermissionDenied, message)
+    }
+
+    /// Something the backend cannot do.
+    pub fn unsupported(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Unsupported, message)
+    }
+
+    pub(crate) fn closed() -> Self {
+        Self::new(ErrorKind::Closed, "this Leasehold was closed; connect again")
+    }
+
+    pub(crate) fn lost(resource: &Resource, backend: &str, fence: Fence, reason: impl fmt::Display) -> Self {
+        Self::new(
+            ErrorKind::Lost,
+            format!(
+                "{resource} on {backend} is no longer held under fence {fence}: {reason}; stop the work it protects"
+            ),
+        )
+        .about(resource)
+    }
+
+    pub(crate) fn wait_elapsed(resource: &Resource, backend: &str, waited: impl fmt::Display, busy: Busy) -> Self {
+        let message = format!("{resource} on {backend} was not granted within {waited}: {}", describe(&busy));
+        Self::new(ErrorKind::WaitElapsed, message).about(resource).held_by(busy.holders)
+    }
+
+    pub(crate) fn busy(resource: &Resource, backend: &str, busy: Busy) -> Self {
+        let message = format!("{resource} on {backend} is busy: {}", describe(&busy));
+        Self::new(ErrorKind::Busy, message).about(resource).held_by(busy.holders)
+    }
+
+    pub(crate) fn wrong_shape(resource: &Resource, backend: &str, asked: Shape, in_force: Shape) -> Self {
+        Self::new(
+            ErrorKind::ShapeMismatch,
+            format!(
+                "{resource} on {backend} is in use as {in_force}, asked for as {asked}; use one shape, or another name"
+            ),
+        )
+        .about(resource)
+    }
+
+    /// The same, saying which resource it is about.
+    #[must_use]
+    pub fn about(mut self, resource: &Resource) -> Self {
+        self.0.resource = Some(resource.clone());
+        self
+    }
+
+    /// The same, with the error that caused it.
+    #[must_use]
+    pub fn caused_by(mut self, source: impl Into<Box<dyn error::Error + Send + Sync>>) -> Self {
+        self.0.source = Some(source.into());
+        self
+    }
+
+    fn held_by(mut self, holders: Vec<HeldBy>) -> Self {
+        self.0.holders = holders;
+        self
+    }
+
+    /// What kind of error it is.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// Which resource it is about.
+    pub fn resource(&self) -> Option<&Resource> {
+        self.0.resource.as_ref()
+    }
+
+    /// Who was in the way, for `Busy` and `WaitElapsed`.
+    pub fn holders(&self) -> &[HeldBy] {
+        &self.0.holders
+    }
+
+    /// Whether the same call may succeed later without any change by the caller.
+    pub fn is_retryable(&self) -> bool {
+        matches!(
+            self.0.kind,
+            ErrorKind::WaitElapsed | ErrorKind::Busy | ErrorKind::Unavailable | ErrorKind::OutcomeUnknown
+        )
+    }
+
+    /// Whether the backend may have done what was asked all the same.
+    pub fn outcome_unknown(&self) -> bool {
+        self.0.outcome_unknown
+    }
+}
+
+fn describe(busy: &Busy) -> String {
+    let who = match busy.holders.as_slice() {
+        [] => String::from("others were here before"),
+        [one] => format!("held by {one}"),
+        [first, rest @ ..] => format!("held by {first} and {} more", rest.len()),
+    };
+    match busy.waiting {
+        0 => who,
+        waiting => format!("{who}, {waiting} waiting"),
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.message)?;
+        match &self.0.source {
+            Some(source) => write!(f, ": {source}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {self}", self.0.kind)
+    }
+}
+
+impl error::Error for Error {
+    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
+        self.0.source.as_deref().map(|source| source as _)
+    }
+}

@@ -1,0 +1,142 @@
+//! What is asked for: units of a resource's capacity.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// What is asked for: so many units of a capacity.
+///
+/// The constructors are the primitives; no claim asks for more than there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Claim {
+    mode: Mode,
+    units: u32,
+    capacity: u32,
+}
+
+impl Claim {
+    /// All units of a lock: a mutex, a write lock.
+    pub const EXCLUSIVE: Self = Self { mode: Mode::Exclusive, units: LOCK_CAPACITY, capacity: LOCK_CAPACITY };
+    /// One unit of a lock: a read lock.
+    pub const SHARED: Self = Self { mode: Mode::Shared, units: 1, capacity: LOCK_CAPACITY };
+    /// The one unit of an election.
+    pub const LEADER: Self = Self { mode: Mode::Leader, units: 1, capacity: 1 };
+    /// The most permits a semaphore can have: each backend stores it as a 32-bit integer.
+    pub const MAX_PERMITS: u32 = LOCK_CAPACITY;
+
+    /// `units` permits of a semaphore that has `limit`.
+    ///
+    /// # Errors
+    /// `InvalidConfig` when either is zero or `units` is above `limit`.
+    pub fn permits(units: u32, limit: u32) -> Result<Self> {
+        if limit == 0 || limit > Self::MAX_PERMITS {
+            return Err(Error::invalid_config(format!(
+                "a semaphore needs 1 to {} permits, not {limit}",
+                Self::MAX_PERMITS
+            )));
+        }
+        if units == 0 || units > limit {
+            return Err(Error::invalid_config(format!(
+                "cannot take {units} permits of a semaphore that has {limit}: take 1 to {limit}"
+            )));
+        }
+        Ok(Self { mode: Mode::Permit, units, capacity: limit })
+    }
+
+    /// The label.
+    pub const fn mode(self) -> Mode {
+        self.mode
+    }
+
+    /// How much is asked for.
+    pub const fn units(self) -> u32 {
+        self.units
+    }
+
+    /// How much the resource has.
+    pub const fn capacity(self) -> u32 {
+        self.capacity
+    }
+
+    /// What all claims on one resource must agree on.
+    pub const fn shape(self) -> Shape {
+        Shape { family: self.mode.family(), capacity: self.capacity }
+    }
+}
+
+/// The units of a lock. A writer takes all of them, a reader one.
+const LOCK_CAPACITY: u32 = i32::MAX.unsigned_abs();
+
+/// How a lease shares its resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Alone: a mutex or a write lock.
+    Exclusive,
+    /// Among readers.
+    Shared,
+    /// Some permits of a semaphore.
+    Permit,
+    /// The leader of an election.
+    Leader,
+}
+
+impl Mode {
+    /// The kind of resource this mode belongs to.
+    pub const fn family(self) -> Family {
+        match self {
+            Self::Exclusive | Self::Shared => Family::Lock,
+            Self::Permit => Family::Permits,
+            Self::Leader => Family::Election,
+        }
+    }
+
+    /// The word used everywhere: `exclusive`, `shared`, `permit`, `leader`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Exclusive => "exclusive",
+            Self::Shared => "shared",
+            Self::Permit => "permit",
+            Self::Leader => "leader",
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The kind of resource: what may contend with what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Family {
+    /// Mutexes, read locks and write locks: one lock.
+    Lock,
+    /// Semaphores.
+    Permits,
+    /// Elections.
+    Election,
+}
+
+/// What all live leases of a resource agree on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Shape {
+    /// The kind of resource.
+    pub family: Family,
+    /// Its capacity in units.
+    pub capacity: u32,
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.family {
+            Family::Lock => f.write_str("a lock"),
+            Family::Permits => write!(f, "a semaphore of {}", self.capacity),
+            Family::Election => f.write_str("an election"),
+        }
+    }
+}

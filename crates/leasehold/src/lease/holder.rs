@@ -1,0 +1,79 @@
+//! Who asks for a lease, as others see it.
+
+use std::{env, fmt, fs, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// Who holds or waits, as others see it: `user@host:pid:random` unless chosen.
+///
+/// A holder is a label for people. What may release or renew is the lease id.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Holder(Arc<str>);
+
+impl Holder {
+    /// The longest holder, in bytes.
+    pub const MAX_BYTES: usize = 256;
+
+    /// A chosen label: 1 to 256 bytes, no control characters.
+    ///
+    /// # Errors
+    /// `InvalidName` when the label does not fit.
+    pub fn new(label: impl AsRef<str>) -> Result<Self> {
+        let label = label.as_ref();
+        if label.is_empty() || label.len() > Self::MAX_BYTES || label.chars().any(char::is_control) {
+            return Err(Error::invalid_name(format!(
+                "a holder needs 1 to {} bytes and no control characters",
+                Self::MAX_BYTES
+            )));
+        }
+        Ok(Self(label.into()))
+    }
+
+    /// A label no other instance has: `user@host:pid:random`.
+    pub fn unique() -> Self {
+        let user = env::var("USER").or_else(|_| env::var("LOGNAME")).unwrap_or_else(|_| String::from("unknown"));
+        let host = fs::read_to_string("/proc/sys/kernel/hostname")
+            .or_else(|_| fs::read_to_string("/etc/hostname"))
+            .unwrap_or_else(|_| String::from("localhost"));
+        let random = &uuid::Uuid::new_v4().simple().to_string()[..8];
+        let fit = |part: &str, most: usize| -> String {
+            part.trim().chars().filter(|c| !c.is_control()).take(most).collect()
+        };
+        let label = format!("{}@{}:{}:{random}", fit(&user, 24), fit(&host, 32), std::process::id());
+        Self(label.into())
+    }
+
+    /// The label.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl TryFrom<String> for Holder {
+    type Error = Error;
+
+    fn try_from(label: String) -> Result<Self> {
+        Self::new(label)
+    }
+}
+
+impl From<Holder> for String {
+    fn from(holder: Holder) -> Self {
+        holder.0.as_ref().to_owned()
+    }
+}

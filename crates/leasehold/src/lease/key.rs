@@ -1,0 +1,118 @@
+//! What identifies a lease, and the handle that carries it between processes.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::Resource;
+use crate::{Error, Result};
+
+/// The random id of one lease, made by the asker. Whoever knows it may release.
+///
+/// An id lives once: a lease that is gone is asked for again under a new one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct LeaseId(Uuid);
+
+impl LeaseId {
+    /// A new id from the system's random source.
+    pub fn random() -> Self {
+        Self(Uuid::new_v4())
+    }
+
+    /// The id with these 128 bits.
+    pub const fn from_u128(bits: u128) -> Self {
+        Self(Uuid::from_u128(bits))
+    }
+
+    /// The id's 128 bits.
+    pub const fn as_u128(self) -> u128 {
+        self.0.as_u128()
+    }
+}
+
+impl fmt::Display for LeaseId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0.simple(), f)
+    }
+}
+
+impl fmt::Debug for LeaseId {
+    /// Shows the first digits only: the whole id is a secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}…", &self.0.simple().to_string()[..6])
+    }
+}
+
+impl FromStr for LeaseId {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        Uuid::try_parse(text).map(Self).map_err(|_| Error::invalid_config("this is not a lease id"))
+    }
+}
+
+/// One lease on one resource.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct LeaseKey {
+    /// What is locked.
+    pub resource: Resource,
+    /// Which lease on it.
+    pub id: LeaseId,
+}
+
+/// A lease as text, `lh1_…`: hands a lease from one process to another.
+///
+/// Whoever has it may renew and release the lease, so it is kept like a password.
+#[derive(Clone, PartialEq, Eq)]
+pub struct LeaseHandle(LeaseKey);
+
+impl LeaseHandle {
+    const PREFIX: &'static str = "lh1_";
+
+    /// The handle of this lease.
+    pub const fn new(key: LeaseKey) -> Self {
+        Self(key)
+    }
+
+    /// The lease it stands for.
+    pub const fn key(&self) -> &LeaseKey {
+        &self.0
+    }
+}
+
+impl fmt::Display for LeaseHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", Self::PREFIX, self.0.id)?;
+        self.0.resource.as_str().bytes().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for LeaseHandle {
+    /// Never shows the handle itself.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LeaseHandle({})", self.0.resource)
+    }
+}
+
+impl FromStr for LeaseHandle {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let invalid =
+            || Error::invalid_config("this is not a lease handle: it reads lh1_… and is printed by `acquire`");
+        let digits = text.trim().strip_prefix(Self::PREFIX).ok_or_else(invalid)?;
+        let (id, name) = digits.split_at_checked(32).ok_or_else(invalid)?;
+        if name.len() % 2 != 0 || !name.is_ascii() {
+            return Err(invalid());
+        }
+        let name = (0..name.len())
+            .step_by(2)
+            .map(|at| u8::from_str_radix(&name[at..at + 2], 16))
+            .collect::<Result<Vec<u8>, _>>()
+            .map_err(|_| invalid())?;
+        let name = String::from_utf8(name).map_err(|_| invalid())?;
+        Ok(Self(LeaseKey { resource: Resource::new(name)?, id: id.parse().map_err(|_| invalid())? }))
+    }
+}

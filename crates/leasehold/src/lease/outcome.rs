@@ -1,0 +1,98 @@
+//! How a lease ended, told by its holder or seen by the backend.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// What went wrong in the work done under a lease.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// The kind of error, such as its type.
+    pub kind: String,
+    /// The error in words.
+    pub details: String,
+}
+
+/// How the holder says its lease ended; sent along with the release.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// The work is done.
+    Completed,
+    /// The work failed.
+    Failed(Problem),
+    /// The guard was held as long as it may be.
+    MaxHold,
+    /// The wait ran out before the lease was granted.
+    GaveUp,
+    /// The caller went away before the lease was granted.
+    Cancelled,
+}
+
+impl Outcome {
+    /// A failure of this kind with these details.
+    pub fn failed(kind: impl Into<String>, details: impl fmt::Display) -> Self {
+        Self::Failed(Problem { kind: kind.into(), details: details.to_string() })
+    }
+
+    /// The ending that history records for it.
+    pub fn ending(&self) -> Ending {
+        match self {
+            Self::Completed => Ending::Released,
+            Self::Failed(_) => Ending::Failed,
+            Self::MaxHold => Ending::MaxHold,
+            Self::GaveUp => Ending::GaveUp,
+            Self::Cancelled => Ending::Cancelled,
+        }
+    }
+}
+
+/// How a lease, or the wait for one, ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Ending {
+    /// Released by its holder, the work done.
+    Released,
+    /// Released by its holder, the work failed.
+    Failed,
+    /// Ran out: nobody renewed it.
+    Expired,
+    /// Its process or connection died.
+    Disconnected,
+    /// Taken away by an operator.
+    Evicted,
+    /// Held as long as it may be.
+    MaxHold,
+    /// The wait ran out.
+    GaveUp,
+    /// The wait was abandoned.
+    Cancelled,
+}
+
+impl Ending {
+    /// The word used everywhere.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Released => "released",
+            Self::Failed => "failed",
+            Self::Expired => "expired",
+            Self::Disconnected => "disconnected",
+            Self::Evicted => "evicted",
+            Self::MaxHold => "max_hold",
+            Self::GaveUp => "gave_up",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
+    /// Whether someone may want to look into it: all but released and cancelled.
+    pub const fn is_failure(self) -> bool {
+        !matches!(self, Self::Released | Self::Cancelled)
+    }
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}

@@ -1,0 +1,84 @@
+//! The name of what is locked.
+
+use std::{fmt, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// The name of what is locked: UTF-8, 1 to 512 bytes, no control characters.
+///
+/// Names with a common prefix group in listings: `lock:order:{id}:process`,
+/// `job:{type}:{id}`, `cron:{task}`.
+///
+/// ```
+/// use leasehold::Resource;
+///
+/// assert_eq!(Resource::new("cron:daily-report")?.as_str(), "cron:daily-report");
+/// assert!(Resource::new("").is_err());
+/// assert!(Resource::new("two\nlines").is_err());
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Resource(Arc<str>);
+
+impl Resource {
+    /// The longest name, in bytes.
+    pub const MAX_BYTES: usize = 512;
+
+    /// Checks the name.
+    ///
+    /// # Errors
+    /// `InvalidName` when it is empty, too long, or holds a control character.
+    pub fn new(name: impl AsRef<str>) -> Result<Self> {
+        let name = name.as_ref();
+        if name.is_empty() {
+            return Err(Error::invalid_name("a resource name must not be empty"));
+        }
+        if name.len() > Self::MAX_BYTES {
+            return Err(Error::invalid_name(format!(
+                "a resource name may have {} bytes, this one has {}; name it by a hash or a shorter id",
+                Self::MAX_BYTES,
+                name.len()
+            )));
+        }
+        if let Some(bad) = name.chars().find(|c| c.is_control()) {
+            return Err(Error::invalid_name(format!(
+                "a resource name must not hold control characters, this one holds {bad:?}"
+            )));
+        }
+        Ok(Self(name.into()))
+    }
+
+    /// The name as given.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Resource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Resource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl TryFrom<String> for Resource {
+    type Error = Error;
+
+    fn try_from(name: String) -> Result<Self> {
+        Self::new(name)
+    }
+}
+
+impl From<Resource> for String {
+    fn from(resource: Resource) -> Self {
+        resource.0.as_ref().to_owned()
+    }
+}

@@ -1,0 +1,133 @@
+//! Points in time and lengths of leases, as plain numbers. Only `clock.rs` makes them.
+
+use std::{
+    fmt,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// A reading of one machine's steady clock, in microseconds; it decides expiry.
+///
+/// It means nothing on another machine and is never compared with one of those.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Moment(u64);
+
+impl Moment {
+    /// Later than every other moment: a lease that no clock ends.
+    pub const NEVER: Self = Self(u64::MAX);
+
+    /// A moment so many microseconds after the clock's start.
+    pub const fn from_micros(micros: u64) -> Self {
+        Self(micros)
+    }
+
+    /// Microseconds since the clock's start.
+    pub const fn as_micros(self) -> u64 {
+        self.0
+    }
+
+    /// The moment `length` later; `NEVER` when that cannot be counted.
+    #[must_use]
+    pub fn after(self, length: Duration) -> Self {
+        Self(self.0.saturating_add(micros(length)))
+    }
+
+    /// The moment `length` earlier, at the earliest the clock's start.
+    #[must_use]
+    pub fn before(self, length: Duration) -> Self {
+        Self(self.0.saturating_sub(micros(length)))
+    }
+
+    /// How long after `earlier` this is; zero when it is not.
+    pub fn since(self, earlier: Self) -> Duration {
+        Duration::from_micros(self.0.saturating_sub(earlier.0))
+    }
+}
+
+/// A reading of a wall clock: microseconds since 1970, for people and for the fence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Timestamp(u64);
+
+impl Timestamp {
+    /// So many microseconds after 1970.
+    pub const fn from_micros(micros: u64) -> Self {
+        Self(micros)
+    }
+
+    /// Microseconds since 1970.
+    pub const fn as_micros(self) -> u64 {
+        self.0
+    }
+
+    /// The same as the standard library's wall-clock type.
+    pub fn to_system_time(self) -> SystemTime {
+        UNIX_EPOCH + Duration::from_micros(self.0)
+    }
+
+    /// The time `length` later.
+    #[must_use]
+    pub fn after(self, length: Duration) -> Self {
+        Self(self.0.saturating_add(micros(length)))
+    }
+
+    /// The time `length` earlier.
+    #[must_use]
+    pub fn before(self, length: Duration) -> Self {
+        Self(self.0.saturating_sub(micros(length)))
+    }
+
+    /// How long after `earlier` this is, on the same wall clock; zero when it is not.
+    pub fn since(self, earlier: Self) -> Duration {
+        Duration::from_micros(self.0.saturating_sub(earlier.0))
+    }
+}
+
+/// The life of a lease between two renewals: 10 ms to 30 days, never zero.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Ttl(Duration);
+
+impl Ttl {
+    /// What a mutex gets when nothing else is said: 30 s.
+    pub const DEFAULT: Self = Self(Duration::from_secs(30));
+    /// What an election gets when nothing else is said: 10 s.
+    pub const ELECTION: Self = Self(Duration::from_secs(10));
+    /// The shortest life: under this, no renewal could come in time.
+    pub const MIN: Self = Self(Duration::from_millis(10));
+    /// The longest life: over this, the wish is a lock without expiry.
+    pub const MAX: Self = Self(Duration::from_secs(30 * 24 * 3600));
+
+    /// Checks the length.
+    ///
+    /// # Errors
+    /// `InvalidConfig` when it is under 10 ms or over 30 days.
+    pub fn new(length: Duration) -> Result<Self> {
+        if length < Self::MIN.0 || length > Self::MAX.0 {
+            return Err(Error::invalid_config(format!(
+                "ttl {length:?} is out of range: 10ms to 30 days (renewal is automatic, so 10s to 60s suits most work)"
+            )));
+        }
+        Ok(Self(length))
+    }
+
+    /// The length.
+    pub const fn get(self) -> Duration {
+        self.0
+    }
+}
+
+impl fmt::Debug for Ttl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+/// Whole microseconds of a duration; half a million years are enough.
+pub(crate) fn micros(length: Duration) -> u64 {
+    u64::try_from(length.as_micros()).unwrap_or(u64::MAX)
+}
