@@ -50,6 +50,11 @@ impl MemoryBackend {
         Self::on(Arc::clone(&self.store))
     }
 
+    /// How many names this place keeps anything about: those with a live lease, and expired ones not yet swept.
+    pub fn kept(&self) -> usize {
+        self.store.kept()
+    }
+
     fn on(store: Arc<Store>) -> Self {
         Self { store, hints: HintSender::new() }
     }

@@ -125,6 +125,10 @@ impl Shard {
         self.sweep_in = seen.max(SWEEP_AFTER);
     }
 
+    pub(super) fn kept(&self) -> usize {
+        self.slots.len()
+    }
+
     pub(super) fn names<'a>(&'a self, wanted: &'a Names) -> impl Iterator<Item = Resource> + 'a {
         self.slots.keys().filter(|name| wanted.include(name)).cloned()
     }

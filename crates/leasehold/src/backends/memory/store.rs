@@ -66,6 +66,10 @@ impl Store {
         self.incarnation
     }
 
+    pub(super) fn kept(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().kept()).sum()
+    }
+
     pub(super) fn acquire(&self, request: &Request, hints: &HintSender) -> Decision {
         let id = request.key.id;
         self.enter(&request.key.resource, |shard, scene| {
