@@ -16,6 +16,7 @@ pub fn check(step: &Step) {
     endings_are_told_and_true(step);
     the_queue_keeps_its_order(step);
     nobody_overtakes_and_nobody_waits_in_vain(step);
+    grants_are_told(step);
     fences_rise(step);
     hand_off_changes_only_the_grant(step);
     answers_say_what_is_so(step);
@@ -100,6 +101,16 @@ fn nobody_overtakes_and_nobody_waits_in_vain(step: &Step) {
         let may_hold = held_before || step.presence(entry) == Presence::Present;
         assert!(entry.grant.is_none() || may_hold, "an absent one was granted: {step:#?}");
     }
+}
+
+/// Who began to hold is told, also when the same operation ended it again.
+fn grants_are_told(step: &Step) {
+    let held_before = |id: LeaseId| stayed(step).any(|was| was.id == id && was.grant.is_some());
+    let new = step.after.entries.iter().filter(|entry| entry.grant.is_some() && !held_before(entry.id));
+    let new: BTreeSet<LeaseId> = new.map(|entry| entry.id).collect();
+    let told: BTreeSet<LeaseId> =
+        step.effects.granted.iter().copied().filter(|id| find(&step.after, *id).is_some()).collect();
+    assert_eq!(new, told, "who began to hold and who is told to: {step:#?}");
 }
 
 /// Each is the lowest that the rule allows, and so above all before; a floor on renew is stored exactly or not at all.
