@@ -21,3 +21,5 @@ pub use record::{EndedLease, Event, EventKind, HistoryFilter, LeaseRecord, Lease
 pub use request::{Lifetime, Metadata, Patience, Renewal, Request};
 pub use resource::Resource;
 pub use time::{Moment, Timestamp, Ttl};
+pub(crate) use grant::Brief;
+pub(crate) use time::micros;
