@@ -307,11 +307,7 @@ impl Builder {
     /// # Errors
     /// `Unavailable` when the thread that keeps leases cannot be started.
     pub fn backend(self, backend: Arc<dyn Backend>) -> Result<Leasehold> {
-        let settings = Settings {
-            ttl: self.ttl,
-            wait: self.wait,
-            holder: self.holder.unwrap_or_else(Holder::unique),
-        };
+        let settings = Settings { ttl: self.ttl, wait: self.wait, holder: self.holder.unwrap_or_else(Holder::unique) };
         let engine = Engine::new(backend, self.clock)?;
         Ok(Leasehold(Arc::new(Instance { engine, settings, reentries: Reentries::default() })))
     }

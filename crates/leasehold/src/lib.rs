@@ -16,6 +16,4 @@ pub use engine::{Guard, Lease, LeaseHealth, Loss};
 pub use error::{Error, ErrorKind, Result};
 pub use lease::{Fence, Holder, LeaseHandle, Metadata, Outcome, Resource, Ttl};
 pub use leasehold::{Builder, Leasehold};
-pub use primitives::{
-    All, Attempt, Candidate, Detached, Election, Guards, Leader, Mutex, Observer, RwLock, Semaphore,
-};
+pub use primitives::{All, Attempt, Candidate, Detached, Election, Guards, Leader, Mutex, Observer, RwLock, Semaphore};

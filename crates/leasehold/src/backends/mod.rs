@@ -1,6 +1,6 @@
 //! The places that keep leases, one folder each, and the URLs that name them.
 
-#[cfg(all(feature = "file", any()))]
+#[cfg(feature = "file")]
 pub mod file;
 #[cfg(feature = "memory")]
 pub mod memory;
@@ -42,7 +42,7 @@ pub(crate) async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Bac
             let backend = memory::MemoryBackend::named(rest, &options.namespace, Arc::clone(&options.clock));
             Ok(Arc::new(backend))
         }
-        #[cfg(all(feature = "file", any()))]
+        #[cfg(feature = "file")]
         "file" => {
             let options = file::FileOptions::from_url(url, &options.namespace, Arc::clone(&options.clock))?;
             Ok(Arc::new(file::FileBackend::open(options).await?))

@@ -20,8 +20,8 @@ use crate::{
     Error, Result,
     backend::Liveness,
     lease::{
-        Brief, Busy, Claim, Decision, Grant, Holder, LeaseId, LeaseKey, Lifetime, Metadata,
-        Moment, Outcome, Patience, Request, Resource, Ttl,
+        Brief, Busy, Claim, Decision, Grant, Holder, LeaseId, LeaseKey, Lifetime, Metadata, Moment, Outcome, Patience,
+        Request, Resource, Ttl,
     },
     telemetry,
 };

@@ -17,8 +17,8 @@ use super::{
 use crate::{
     Error, Result,
     lease::{
-        Busy, Claim, Family, Fence, HeldBy, Holder, LeaseHandle, LeaseState, ListFilter, Metadata, Mode, Moment, Names, Outcome,
-        Released, Renewal, Resource, Standing, Timestamp, Ttl,
+        Busy, Claim, Family, Fence, HeldBy, Holder, LeaseHandle, LeaseState, ListFilter, Metadata, Mode, Moment, Names,
+        Outcome, Released, Renewal, Resource, Standing, Timestamp, Ttl,
     },
     telemetry,
 };
@@ -279,7 +279,9 @@ impl Guard {
     /// Another guard on a lease that some guard still holds.
     pub(crate) fn join(engine: &Arc<Engine>, kept: &Weak<Kept>) -> Option<Self> {
         let kept = kept.upgrade()?;
-        kept.guards.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |guards| (guards > 0).then_some(guards + 1)).ok()?;
+        kept.guards
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |guards| (guards > 0).then_some(guards + 1))
+            .ok()?;
         Some(Self { lease: Some(Lease { engine: Arc::clone(engine), kept }) })
     }
 

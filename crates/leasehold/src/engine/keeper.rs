@@ -178,7 +178,12 @@ impl Keeper {
         for shard in &self.shards {
             let ids: Vec<LeaseId> = {
                 let shard = shard.lock();
-                shard.tended.values().filter(|tended| concerned(&tended.kept)).map(|tended| tended.kept.key.id).collect()
+                shard
+                    .tended
+                    .values()
+                    .filter(|tended| concerned(&tended.kept))
+                    .map(|tended| tended.kept.key.id)
+                    .collect()
             };
             for id in ids {
                 self.hurry(id);
@@ -189,7 +194,10 @@ impl Keeper {
     /// All leases that hold.
     pub(crate) fn holding(&self) -> Vec<Arc<Kept>> {
         let holds = |tended: &Tended| tended.kept.hold().is_some().then(|| Arc::clone(&tended.kept));
-        self.shards.iter().flat_map(|shard| shard.lock().tended.values().filter_map(holds).collect::<Vec<_>>()).collect()
+        self.shards
+            .iter()
+            .flat_map(|shard| shard.lock().tended.values().filter_map(holds).collect::<Vec<_>>())
+            .collect()
     }
 
     /// An answer came from this life of the backend; another life may have forgotten all.
@@ -241,8 +249,11 @@ impl Keeper {
         let mut renew = Vec::new();
         for shard in &self.shards {
             let mut shard = shard.lock();
-            let soon: Vec<LeaseId> =
-                shard.by_due.range(..=(now.after(COALESCE), LeaseId::from_u128(u128::MAX))).map(|(_, id)| *id).collect();
+            let soon: Vec<LeaseId> = shard
+                .by_due
+                .range(..=(now.after(COALESCE), LeaseId::from_u128(u128::MAX)))
+                .map(|(_, id)| *id)
+                .collect();
             for id in soon {
                 let Some(tended) = shard.tended.get(&id) else { continue };
                 let kept = Arc::clone(&tended.kept);

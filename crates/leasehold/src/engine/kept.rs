@@ -126,11 +126,7 @@ impl Kept {
 
     /// The end of belief in what a request for `ttl`, sent at `sent`, proved.
     pub(crate) fn deadline(&self, sent: Moment, ttl: Ttl) -> Moment {
-        if self.clocked {
-            sent.after(ttl.get().saturating_sub(margin(ttl)))
-        } else {
-            Moment::NEVER
-        }
+        if self.clocked { sent.after(ttl.get().saturating_sub(margin(ttl))) } else { Moment::NEVER }
     }
 
     /// When to renew what was proved at `sent`: a third of the ttl later, a

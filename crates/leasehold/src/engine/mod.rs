@@ -22,17 +22,17 @@ use std::{
 
 use tokio::{runtime::Handle, sync::Notify};
 
-pub use self::{
-    guard::{Guard, Lease},
-    validity::{LeaseHealth, Loss},
-};
+use self::keeper::Keeper;
 pub(crate) use self::{
     acquire::{Ask, Asked, Wait},
     backoff::Backoff,
     kept::{Hold, Kept},
     runtime::handle,
 };
-use self::keeper::Keeper;
+pub use self::{
+    guard::{Guard, Lease},
+    validity::{LeaseHealth, Loss},
+};
 use crate::{
     Error, Result,
     backend::{Backend, Liveness},

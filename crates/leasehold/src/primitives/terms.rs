@@ -5,9 +5,7 @@ use std::{any::type_name, fmt, time::Duration};
 use crate::{
     Error, Leasehold, Result,
     engine::{Ask, Asked, Backoff, Guard, Lease, Wait},
-    lease::{
-        Busy, Claim, Grant, Holder, LeaseHandle, Lifetime, Metadata, Outcome, Released, Resource, Ttl,
-    },
+    lease::{Busy, Claim, Grant, Holder, LeaseHandle, Lifetime, Metadata, Outcome, Released, Resource, Ttl},
 };
 
 /// What came of an attempt that does not wait.

@@ -2,6 +2,7 @@
 //!
 //! `world` makes histories, `promises` says what must be true after each of
 //! their steps, `examples` reads as the rule's documentation.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod examples;
 mod promises;
