@@ -26,8 +26,12 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
     fn now(&self) -> Moment;
     /// The wall clock.
     fn wall(&self) -> Timestamp;
-    /// Ends at `moment`, or soon after the machine wakes up if it slept past it.
+    /// Ends at `moment`; may be late by as long as the machine was suspended.
     fn sleep_until(&self, moment: Moment) -> Sleep;
+    /// Ends at `moment`, or at once when the machine wakes up if it slept past it.
+    fn alarm_at(&self, moment: Moment) -> Sleep {
+        self.sleep_until(moment)
+    }
 }
 
 /// The machine's own clocks.
@@ -47,9 +51,14 @@ impl Clock for SystemClock {
 
     fn sleep_until(&self, moment: Moment) -> Sleep {
         let left = moment.since(self.now());
+        Box::pin(tokio::time::sleep(left))
+    }
+
+    fn alarm_at(&self, moment: Moment) -> Sleep {
+        let left = moment.since(self.now());
         Box::pin(async move {
-            // The runtime's timer stands still while the machine sleeps; the alarm does not.
-            // A short sleep needs no alarm, and a machine without one still has `check`.
+            // The runtime's timer stands still while the machine is suspended. A short
+            // sleep needs no alarm, and where there is none, `check` is still right.
             if left < Duration::from_millis(500) || alarm(left).await.is_err() {
                 tokio::time::sleep(left).await;
             }

@@ -109,6 +109,8 @@ pub enum Released {
     LeftQueue,
     /// There was nothing: it had ended before.
     Gone,
+    /// Another guard of a re-entrant lock holds it on; told by guards, never by a backend.
+    Shared,
 }
 
 /// What an eviction did.

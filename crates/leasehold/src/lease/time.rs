@@ -87,7 +87,7 @@ impl Timestamp {
     }
 }
 
-/// The life of a lease between two renewals: 10 ms to 30 days, never zero.
+/// The life of a lease between two renewals: 100 ms to 30 days, never zero.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Ttl(Duration);
@@ -97,19 +97,19 @@ impl Ttl {
     pub const DEFAULT: Self = Self(Duration::from_secs(30));
     /// What an election gets when nothing else is said: 10 s.
     pub const ELECTION: Self = Self(Duration::from_secs(10));
-    /// The shortest life: under this, no renewal could come in time.
-    pub const MIN: Self = Self(Duration::from_millis(10));
+    /// The shortest life: under this, the safety margin would leave nothing.
+    pub const MIN: Self = Self(Duration::from_millis(100));
     /// The longest life: over this, the wish is a lock without expiry.
     pub const MAX: Self = Self(Duration::from_secs(30 * 24 * 3600));
 
     /// Checks the length.
     ///
     /// # Errors
-    /// `InvalidConfig` when it is under 10 ms or over 30 days.
+    /// `InvalidConfig` when it is under 100 ms or over 30 days.
     pub fn new(length: Duration) -> Result<Self> {
         if length < Self::MIN.0 || length > Self::MAX.0 {
             return Err(Error::invalid_config(format!(
-                "ttl {length:?} is out of range: 10ms to 30 days (renewal is automatic, so 10s to 60s suits most work)"
+                "ttl {length:?} is out of range: 100ms to 30 days (renewal is automatic, so 10s to 60s suits most work)"
             )));
         }
         Ok(Self(length))

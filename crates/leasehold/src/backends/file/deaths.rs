@@ -1,0 +1,172 @@
+//! The death watch: hears of the death of those our waiting entries wait for.
+//!
+//! An open write end of a FIFO gets an error event when its last reader is
+//! gone, whatever ended it. No polling, and one watch per process watched.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+use tokio::{io::Interest, net::unix::pipe, runtime::Handle, task::AbortHandle};
+use uuid::Uuid;
+
+use super::{
+    directory::Directory,
+    presence::{means_dead, open},
+    record::Stored,
+};
+use crate::{
+    backend::{Hint, HintSender},
+    lease::{LeaseId, Resource},
+};
+
+/// The watches of one instance.
+#[derive(Debug)]
+pub(super) struct Deaths {
+    directory: Arc<Directory>,
+    runtime: Handle,
+    book: Arc<Book>,
+}
+
+#[derive(Debug)]
+struct Book {
+    hints: HintSender,
+    pages: Mutex<Pages>,
+}
+
+#[derive(Debug, Default)]
+struct Pages {
+    /// Whose deaths matter to our waiting entries on a resource.
+    wanted: HashMap<Resource, BTreeSet<Uuid>>,
+    /// The watch on each process, and for which resources.
+    watches: HashMap<Uuid, Watch>,
+}
+
+#[derive(Debug)]
+struct Watch {
+    resources: HashSet<Resource>,
+    task: AbortHandle,
+}
+
+impl Deaths {
+    pub(super) fn new(directory: Arc<Directory>, runtime: Handle, hints: HintSender) -> Self {
+        Self { directory, runtime, book: Arc::new(Book { hints, pages: Mutex::default() }) }
+    }
+
+    /// Watches these for the resource from now on, and no others.
+    pub(super) fn follow(&self, resource: &Resource, wanted: BTreeSet<Uuid>) {
+        let mut pages = self.book.pages.lock();
+        let had = pages.wanted.remove(resource).unwrap_or_default();
+        for no_longer in had.difference(&wanted) {
+            pages.drop_watch(*no_longer, resource);
+        }
+        for new in wanted.difference(&had) {
+            self.watch(&mut pages, *new, resource);
+        }
+        if !wanted.is_empty() {
+            pages.wanted.insert(resource.clone(), wanted);
+        }
+    }
+
+    fn watch(&self, pages: &mut Pages, id: Uuid, resource: &Resource) {
+        if let Some(watch) = pages.watches.get_mut(&id) {
+            watch.resources.insert(resource.clone());
+            return;
+        }
+        let _inside = self.runtime.enter();
+        match open(&self.directory.presence(id)).and_then(pipe::Sender::from_file) {
+            Ok(fifo) => {
+                let book = Arc::downgrade(&self.book);
+                let task = self.runtime.spawn(async move {
+                    if fifo.ready(Interest::ERROR).await.is_ok()
+                        && let Some(book) = book.upgrade()
+                    {
+                        book.died(id);
+                    }
+                });
+                let resources = HashSet::from([resource.clone()]);
+                pages.watches.insert(id, Watch { resources, task: task.abort_handle() });
+            }
+            // It died since the operation looked, so nobody else will tell us.
+            Err(error) if means_dead(&error) => self.book.hints.send(Hint::Changed { resource: resource.clone() }),
+            Err(error) => {
+                tracing::warn!(presence = %id, %error, "cannot watch a process; its death shows at the next renewal");
+            }
+        }
+    }
+}
+
+impl Drop for Deaths {
+    fn drop(&mut self) {
+        self.book.pages.lock().watches.drain().for_each(|(_, watch)| watch.task.abort());
+    }
+}
+
+impl Book {
+    fn died(&self, id: Uuid) {
+        let mut pages = self.pages.lock();
+        let Some(watch) = pages.watches.remove(&id) else { return };
+        for resource in watch.resources {
+            if let Some(wanted) = pages.wanted.get_mut(&resource) {
+                wanted.remove(&id);
+            }
+            self.hints.send(Hint::Changed { resource });
+        }
+    }
+}
+
+impl Pages {
+    fn drop_watch(&mut self, id: Uuid, resource: &Resource) {
+        let Some(watch) = self.watches.get_mut(&id) else { return };
+        watch.resources.remove(resource);
+        if watch.resources.is_empty() {
+            watch.task.abort();
+            self.watches.remove(&id);
+        }
+    }
+}
+
+/// Whose deaths an instance should watch for its entries that wait: all holders', and of the waiter just before.
+pub(super) fn in_the_way_of(own: Uuid, stored: &Stored) -> BTreeSet<Uuid> {
+    let mut watched = BTreeSet::new();
+    let mut before = None;
+    for entry in stored.state.entries.iter().filter(|entry| entry.grant.is_none()) {
+        if stored.bound_to(entry) == Some(own) {
+            watched.extend(holders(stored));
+            watched.extend(before);
+        }
+        before = stored.bound_to(entry);
+    }
+    watched.remove(&own);
+    watched
+}
+
+/// Those that wait behind someone new, and cannot know: each must look again to watch the right ones.
+///
+/// It is enough that the first waiter watches all holders and each other one the
+/// waiter before it: whoever dies together, the first survivor hears of it.
+pub(super) fn behind_someone_new(before: &Stored, after: &Stored) -> Vec<LeaseId> {
+    let known: HashMap<LeaseId, BTreeSet<Uuid>> = needs(before).collect();
+    needs(after)
+        .filter(|(id, needed)| known.get(id).is_some_and(|known| !needed.is_subset(known)))
+        .map(|(id, _)| id)
+        .collect()
+}
+
+fn needs(stored: &Stored) -> impl Iterator<Item = (LeaseId, BTreeSet<Uuid>)> {
+    let mut before = None;
+    let waiting = stored.state.entries.iter().filter(|entry| entry.grant.is_none());
+    waiting.map(move |entry| {
+        let needed = match before.replace(stored.bound_to(entry)) {
+            Some(waiter) => waiter.into_iter().collect(),
+            None => holders(stored).collect(),
+        };
+        (entry.id, needed)
+    })
+}
+
+fn holders(stored: &Stored) -> impl Iterator<Item = Uuid> {
+    stored.state.entries.iter().filter(|entry| entry.grant.is_some()).filter_map(|entry| stored.bound_to(entry))
+}

@@ -1,0 +1,132 @@
+//! What doctor sees: the file system, the rights, leftovers, speed, and records that make no sense.
+
+use std::{fs, io::Write as _, os::unix::fs::MetadataExt, path::Path, time::Duration};
+
+use super::{
+    FileBackend,
+    filesystem::{self, Verdict},
+    names::{self, FileName},
+    presence, record,
+};
+use crate::{
+    Result,
+    backend::{Finding, Severity},
+};
+
+/// A disk that takes longer for a small file makes every lock slow.
+const SLOW: Duration = Duration::from_millis(20);
+
+impl FileBackend {
+    pub(super) fn findings(&self) -> Result<Vec<Finding>> {
+        let mut findings = vec![
+            Finding::new(
+                Severity::Info,
+                "promises",
+                "one machine; a lease lives as long as its process, a stopped process keeps it; queues are fair, \
+                 grants are pushed, fences rise",
+            ),
+            self.file_system()?,
+        ];
+        findings.extend(self.permissions());
+        findings.push(self.leftovers()?);
+        findings.push(self.write_latency());
+        findings.extend(self.records()?);
+        Ok(findings)
+    }
+
+    fn file_system(&self) -> Result<Finding> {
+        let path = self.directory.path();
+        let magic = filesystem::magic(path)?;
+        let place = path.display();
+        Ok(match filesystem::verdict(magic) {
+            Verdict::Local(name) => {
+                Finding::new(Severity::Ok, "file system", format!("{place} is on {name}, which is local"))
+            }
+            Verdict::Refused(name) => Finding::new(
+                Severity::Failure,
+                "file system",
+                format!("{place} is on {name} (0x{magic:x}), which two machines may share; move it to a local disk"),
+            ),
+        })
+    }
+
+    fn permissions(&self) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        let mut open_to_all = false;
+        for directory in self.directory.path().ancestors().take(2) {
+            let world_writable = fs::metadata(directory).is_ok_and(|directory| directory.mode() & 0o1002 == 0o002);
+            if world_writable {
+                open_to_all = true;
+                let words = format!("{0} can be emptied by every user; chmod o-w {0}", directory.display());
+                findings.push(Finding::new(Severity::Warning, "permissions", words));
+            }
+        }
+        if !open_to_all {
+            let mode = self.directory.mode();
+            findings.push(Finding::new(Severity::Ok, "permissions", format!("files are made with mode {mode:04o}")));
+        }
+        if ["/tmp", "/var/tmp"].iter().any(|temporary| self.directory.path().starts_with(temporary)) {
+            findings.push(Finding::new(
+                Severity::Warning,
+                "place",
+                format!(
+                    "{} may be tidied by the system while locks are held; choose a directory outside /tmp",
+                    self.directory.path().display()
+                ),
+            ));
+        }
+        findings
+    }
+
+    fn leftovers(&self) -> Result<Finding> {
+        let removed = presence::tidy(&self.directory, &self.own)?;
+        Ok(match removed {
+            0 => Finding::new(Severity::Ok, "leftovers", "none"),
+            removed => Finding::new(Severity::Info, "leftovers", format!("{removed} files of dead processes removed")),
+        })
+    }
+
+    fn write_latency(&self) -> Finding {
+        let probe = self.own.aside(u8::MAX);
+        let started = self.clock.now();
+        let written = self.directory.create(&probe).and_then(|mut file| {
+            file.write_all(&[b'x'; 512])?;
+            if self.directory.fsync { file.sync_all() } else { Ok(()) }
+        });
+        let removed = fs::remove_file(&probe);
+        let took = self.clock.now().since(started);
+        match written.and(removed) {
+            Err(error) => Finding::new(Severity::Failure, "writing", format!("{}: {error}", probe.display())),
+            Ok(()) if took > SLOW => Finding::new(
+                Severity::Warning,
+                "writing",
+                format!("a small file took {took:?}; every lock waits as long: use a faster disk, or leave fsync off"),
+            ),
+            Ok(()) => Finding::new(Severity::Ok, "writing", format!("a small file took {took:?}")),
+        }
+    }
+
+    fn records(&self) -> Result<Vec<Finding>> {
+        let times = self.times();
+        let mut sound = 0;
+        let mut findings = Vec::new();
+        for (name, path) in presence::files(&self.directory.records())? {
+            match names::read(&name) {
+                FileName::Other if name.starts_with('.') => {}
+                FileName::Other => findings.push(unknown(&path)),
+                FileName::Of(_) | FileName::Hashed => match record::resource_of(&path, &times) {
+                    Ok(_) => sound += 1,
+                    Err(error) => findings.push(Finding::new(Severity::Failure, "record", error.to_string())),
+                },
+            }
+        }
+        if findings.is_empty() {
+            findings.push(Finding::new(Severity::Ok, "records", format!("{sound}, all sound")));
+        }
+        Ok(findings)
+    }
+}
+
+fn unknown(path: &Path) -> Finding {
+    Finding::new(Severity::Warning, "record", format!("{} is no record; remove it", path.display()))
+}

@@ -1,0 +1,226 @@
+//! Latches: fixed files whose flock makes one operation at a time on a resource.
+//!
+//! A latch file is never renamed or unlinked. It also remembers the newest
+//! fence issued under it, so that no lost record lets a fence fall.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::fs::{FileExt, MetadataExt},
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use rustix::fs::{major, minor};
+use sha2::{Digest, Sha256};
+use tokio::sync::{Mutex, OwnedMutexGuard, oneshot};
+
+use super::{directory::Directory, failure::failure};
+use crate::{
+    Error, Result,
+    lease::{Fence, Resource},
+};
+
+const LATCHES: u8 = 64;
+/// Operations take far less than a millisecond: who waits so long waits for a stopped process.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Guards the rotation of history.
+pub(super) const HISTORY: &str = "history";
+/// What a new latch file holds: as many bytes as every later fence, so that writing one needs no space.
+pub(super) const NO_FENCE: &str = "0000000000000000\n";
+
+/// The names of all latch files.
+pub(super) fn file_names() -> impl Iterator<Item = String> {
+    (0..LATCHES).map(|number| format!("{number:02x}")).chain([String::from(HISTORY)])
+}
+
+/// Which latch guards the resource.
+pub(super) fn number(resource: &Resource) -> u8 {
+    Sha256::digest(resource.as_str())[0] % LATCHES
+}
+
+/// The latches of one directory, as one instance takes them.
+#[derive(Debug)]
+pub(super) struct Latches {
+    directory: Arc<Directory>,
+    /// Tasks of this instance queue here, so that at most one thread waits for each file.
+    turns: Vec<Arc<Mutex<()>>>,
+}
+
+impl Latches {
+    pub(super) fn new(directory: Arc<Directory>) -> Self {
+        Self { directory, turns: (0..LATCHES).map(|_| Arc::default()).collect() }
+    }
+
+    /// Takes the latch with this number, within two seconds.
+    ///
+    /// # Cancel safety
+    /// A dropped call leaves the latch free, at once or as soon as the kernel gives it.
+    pub(super) async fn take(&self, number: u8) -> Result<Latch> {
+        let path = self.directory.latch(&format!("{number:02x}"));
+        let turn = Arc::clone(&self.turns[usize::from(number % LATCHES)]);
+        // The uncontended way needs no timer and no other thread.
+        if let Ok(turn) = Arc::clone(&turn).try_lock_owned() {
+            let latch = Latch::open(path.clone(), Some(turn))?;
+            return match latch.try_lock()? {
+                true => Ok(latch),
+                false => bounded(&path, latch.lock_elsewhere()).await,
+            };
+        }
+        let waited = async { Latch::open(path.clone(), Some(turn.lock_owned().await))?.lock_elsewhere().await };
+        bounded(&path, waited).await
+    }
+}
+
+async fn bounded(path: &Path, taking: impl Future<Output = Result<Latch>>) -> Result<Latch> {
+    tokio::time::timeout(PATIENCE, taking).await.unwrap_or_else(|_| Err(stuck(path)))
+}
+
+/// A latch file, locked until it is dropped.
+#[derive(Debug)]
+pub(super) struct Latch {
+    file: File,
+    path: PathBuf,
+    _turn: Option<OwnedMutexGuard<()>>,
+}
+
+impl Latch {
+    /// The latch of this name if nobody has it.
+    pub(super) fn try_take(directory: &Directory, name: &str) -> Result<Option<Self>> {
+        let latch = Self::open(directory.latch(name), None)?;
+        Ok(latch.try_lock()?.then_some(latch))
+    }
+
+    /// A lock belongs to an open file, so that each taker opens its own.
+    fn open(path: PathBuf, turn: Option<OwnedMutexGuard<()>>) -> Result<Self> {
+        match File::options().read(true).write(true).open(&path) {
+            Ok(file) => Ok(Self { file, path, _turn: turn }),
+            Err(error) => Err(failure("open", &path, error)),
+        }
+    }
+
+    fn try_lock(&self) -> Result<bool> {
+        match self.file.try_lock() {
+            Ok(()) => Ok(true),
+            Err(fs::TryLockError::WouldBlock) => Ok(false),
+            Err(fs::TryLockError::Error(error)) => Err(failure("lock", &self.path, error)),
+        }
+    }
+
+    /// Queues in the kernel, which serves in order, on a thread that nobody has to wait for.
+    async fn lock_elsewhere(self) -> Result<Self> {
+        let path = self.path.clone();
+        let (give, taken) = oneshot::channel();
+        let queue = move || {
+            let locked = loop {
+                match self.file.lock() {
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    locked => break locked.map(|()| self),
+                }
+            };
+            // A taker that gave up lets the latch drop here.
+            let _gave_up = give.send(locked);
+        };
+        let spawned = thread::Builder::new().name(String::from("leasehold-latch")).spawn(queue);
+        spawned.map_err(|error| failure("wait for", &path, error))?;
+        match taken.await {
+            Ok(locked) => locked.map_err(|error| failure("lock", &path, error)),
+            Err(_) => Err(stuck(&path)),
+        }
+    }
+
+    /// The newest fence issued under this latch.
+    pub(super) fn fence(&self) -> Result<Fence> {
+        let mut bytes = [0; 32];
+        let length = self.file.read_at(&mut bytes, 0).map_err(|error| failure("read", &self.path, error))?;
+        let text = bytes[..length].trim_ascii();
+        // A power loss may leave the file empty or full of zero bytes; the wall clock floors the fence then.
+        if text.iter().all(|byte| *byte == 0) {
+            return Ok(Fence::default());
+        }
+        let fence = std::str::from_utf8(text).ok().and_then(|text| text.parse().ok()).map(Fence::new);
+        fence.filter(|fence| *fence <= Fence::MAX).ok_or_else(|| {
+            Error::unavailable(format!(
+                "{} holds something else than a fence; empty the file: new fences then start from the wall clock",
+                self.path.display()
+            ))
+        })
+    }
+
+    /// Remembers the newest fence; called before the record that tells it is in place.
+    pub(super) fn raise(&self, fence: Fence) -> Result<()> {
+        let text = format!("{:016}\n", fence.get());
+        self.file.write_all_at(text.as_bytes(), 0).map_err(|error| failure("write", &self.path, error))
+    }
+
+    /// Forces the fence to the disk.
+    pub(super) fn sync(&self) -> Result<()> {
+        self.file.sync_data().map_err(|error| failure("write", &self.path, error))
+    }
+}
+
+impl Drop for Latch {
+    fn drop(&mut self) {
+        // Closing alone would not do while a child that is just being started shares the open file.
+        let _closing_unlocks = self.file.unlock();
+    }
+}
+
+fn stuck(path: &Path) -> Error {
+    let who = match holder_pid(path) {
+        Some(pid) => format!("process {pid}, which is stopped or stuck: continue it (kill -CONT {pid}) or end it"),
+        None => String::from("a process that is stopped or stuck: continue it or end it"),
+    };
+    Error::unavailable(format!(
+        "the latch {} was not free within {} s; it is held by {who}",
+        path.display(),
+        PATIENCE.as_secs()
+    ))
+}
+
+fn holder_pid(path: &Path) -> Option<u32> {
+    let file = fs::metadata(path).ok()?;
+    let device = format!("{:02x}:{:02x}:", major(file.dev()), minor(file.dev()));
+    pid_in(&fs::read_to_string("/proc/locks").ok()?, &device, file.ino())
+}
+
+/// Finds who holds the lock: on this device, else, where the device reads otherwise (btrfs), with this inode.
+fn pid_in(locks: &str, device: &str, inode: u64) -> Option<u32> {
+    let mut by_inode = None;
+    for line in locks.lines() {
+        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+        let [_, "FLOCK", _, "WRITE", pid, place, ..] = fields[..] else { continue };
+        let found = place.rsplit_once(':').is_some_and(|(_, text)| text.parse() == Ok(inode));
+        if let (true, Ok(pid @ 1..)) = (found, pid.parse()) {
+            if place.starts_with(device) {
+                return Some(pid);
+            }
+            by_inode = Some(pid);
+        }
+    }
+    by_inode
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_holder_of_a_latch_is_found_among_the_locks_of_the_machine() {
+        let locks = "1: POSIX  ADVISORY  WRITE 11 fe:00:77 0 EOF\n\
+                     2: FLOCK  ADVISORY  WRITE 12 00:2a:77 0 EOF\n\
+                     3: FLOCK  ADVISORY  WRITE 13 fe:00:77 0 EOF\n\
+                     3: -> FLOCK  ADVISORY  WRITE 14 fe:00:77 0 EOF\n";
+        assert_eq!(pid_in(locks, "fe:00:", 77), Some(13));
+        assert_eq!(pid_in(locks, "08:01:", 77), Some(13), "another device number, the same inode");
+        assert_eq!(pid_in(locks, "fe:00:", 78), None);
+    }
+
+    #[test]
+    fn a_name_keeps_its_latch_over_versions() {
+        let number = |name| number(&Resource::new(name).unwrap());
+        assert_eq!([number("a"), number("order:42"), number("cron:daily")], [10, 26, 30]);
+    }
+}

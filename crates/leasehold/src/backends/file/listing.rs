@@ -1,0 +1,71 @@
+//! Listing: which resources have a record, and what is on it right now.
+
+use super::{
+    FileBackend,
+    names::{self, FileName},
+    presence, record,
+};
+use crate::{
+    Result,
+    lease::{LeaseRecord, ListFilter, Names, Page, Resource},
+};
+
+impl FileBackend {
+    /// One page of live leases, each resource settled first: the dead are recorded, not shown.
+    pub(super) async fn page(&self, filter: &ListFilter) -> Result<Page> {
+        let mut page = Page::default();
+        let mut told = 0;
+        let mut last = None;
+        for resource in self.resources(filter)? {
+            if told >= filter.limit {
+                page.next = last;
+                break;
+            }
+            match self.settled(&resource).await {
+                Ok(leases) if leases.is_empty() => {}
+                Ok(leases) => {
+                    page.leases.extend(leases);
+                    told += 1;
+                    last = Some(resource);
+                }
+                Err(error) if matches!(filter.names, Names::Exactly(_)) => return Err(error),
+                Err(error) => tracing::warn!(%resource, %error, "a resource is missing in the list"),
+            }
+        }
+        Ok(page)
+    }
+
+    async fn settled(&self, resource: &Resource) -> Result<Vec<LeaseRecord>> {
+        self.operate(resource, &[], |state, scene, effects| {
+            state.settle(scene, effects);
+            state.records(resource, scene)
+        })
+        .await
+    }
+
+    /// The names that the filter wants, sorted.
+    fn resources(&self, filter: &ListFilter) -> Result<Vec<Resource>> {
+        let mut found = match &filter.names {
+            Names::Exactly(one) => vec![one.clone()],
+            _ => self.stored_resources()?,
+        };
+        found.retain(|resource| {
+            filter.names.include(resource) && filter.after.as_ref().is_none_or(|after| resource > after)
+        });
+        found.sort();
+        Ok(found)
+    }
+
+    fn stored_resources(&self) -> Result<Vec<Resource>> {
+        let times = self.times();
+        let resource = |(name, path): (String, std::path::PathBuf)| match names::read(&name) {
+            FileName::Of(resource) => Some(resource),
+            FileName::Other => None,
+            FileName::Hashed => record::resource_of(&path, &times).unwrap_or_else(|error| {
+                tracing::warn!(%error, "a resource is missing in the list");
+                None
+            }),
+        };
+        Ok(presence::files(&self.directory.records())?.into_iter().filter_map(resource).collect())
+    }
+}

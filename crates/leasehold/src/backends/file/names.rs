@@ -1,0 +1,100 @@
+//! File names for resource names: readable where possible, never colliding.
+
+use std::fmt::Write as _;
+
+use sha2::{Digest, Sha256};
+
+use crate::lease::Resource;
+
+/// Longer names are stored under their hash: a file name has at most 255 bytes.
+const LONGEST: usize = 200;
+const SUFFIX: &str = ".json";
+
+/// The name of the resource's record file.
+pub(super) fn file_name(resource: &Resource) -> String {
+    let mut encoded = String::new();
+    for (at, byte) in resource.as_str().bytes().enumerate() {
+        let plain = byte.is_ascii_alphanumeric() || b"_-".contains(&byte) || (byte == b'.' && at > 0);
+        if plain {
+            encoded.push(char::from(byte));
+        } else {
+            let _infallible = write!(encoded, "%{byte:02X}");
+        }
+    }
+    if encoded.len() > LONGEST {
+        encoded.clear();
+        encoded.push('~');
+        for byte in Sha256::digest(resource.as_str()) {
+            let _infallible = write!(encoded, "{byte:02x}");
+        }
+    }
+    encoded + SUFFIX
+}
+
+/// What a file in the records' directory is.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum FileName {
+    /// The record of this resource.
+    Of(Resource),
+    /// The record of a resource whose long name only the record tells.
+    Hashed,
+    /// Not a record.
+    Other,
+}
+
+/// Reads a file name back.
+pub(super) fn read(name: &str) -> FileName {
+    let Some(encoded) = name.strip_suffix(SUFFIX).filter(|encoded| !encoded.starts_with('.')) else {
+        return FileName::Other;
+    };
+    if encoded.starts_with('~') {
+        return FileName::Hashed;
+    }
+    let mut bytes = encoded.bytes();
+    let mut decoded = Vec::with_capacity(encoded.len());
+    while let Some(byte) = bytes.next() {
+        let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+        decoded.push(match byte {
+            b'%' => match (bytes.next().and_then(digit), bytes.next().and_then(digit)) {
+                (Some(high), Some(low)) => high << 4 | low,
+                _ => return FileName::Other,
+            },
+            plain => plain,
+        });
+    }
+    let resource = String::from_utf8(decoded).ok().and_then(|name| Resource::new(name).ok());
+    resource.filter(|resource| file_name(resource) == name).map_or(FileName::Other, FileName::Of)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn odd_names_make_safe_distinct_file_names_that_read_back() {
+        let long = "x".repeat(Resource::MAX_BYTES);
+        let wide = "ü".repeat(Resource::MAX_BYTES / 2);
+        let names =
+            ["a", "..", ".", "a/b", "a%2Fb", "../../etc/passwd", "~a", ".hidden", "ключ", "a b", "A", &long, &wide];
+        let mut seen = HashSet::new();
+        for name in names {
+            let resource = Resource::new(name).unwrap();
+            let file = file_name(&resource);
+            assert!(file.len() <= 210 && !file.contains('/') && !file.starts_with('.'), "{file}");
+            assert!(seen.insert(file.clone()), "{file}");
+            match read(&file) {
+                FileName::Of(back) => assert_eq!(back, resource),
+                other => assert!(other == FileName::Hashed && name.len() > 200, "{name}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn what_no_resource_is_stored_under_is_no_record() {
+        for name in [".new-x", "a", "a%2.json", "a%zz.json", "%61.json", "a b.json", ".json", "%FF.json"] {
+            assert_eq!(read(name), FileName::Other, "{name}");
+        }
+    }
+}

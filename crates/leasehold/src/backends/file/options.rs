@@ -1,0 +1,182 @@
+//! Where a `file:` backend lives and how, as said by its URL.
+
+use std::{env, ffi::OsString, os::unix::ffi::OsStringExt, path::PathBuf, sync::Arc};
+
+use crate::{Error, Result, clock::Clock};
+
+/// Where the leases are kept and who may reach them.
+#[derive(Clone, Debug)]
+pub struct FileOptions {
+    /// The directory that holds the namespaces.
+    pub root: PathBuf,
+    /// The sub-directory in use: leases of two namespaces never meet.
+    pub namespace: String,
+    /// The mode of files, `0o600` by default; directories get the matching x bits.
+    pub mode: u32,
+    /// Whether each change is forced to the disk before it is answered; off by default.
+    pub fsync: bool,
+    /// Where time comes from.
+    pub clock: Arc<dyn Clock>,
+}
+
+impl FileOptions {
+    /// What the URL says: `file:`, `file:///path`, `file:/path?mode=0660&fsync=1`.
+    ///
+    /// Without a path the state directory of the user is meant:
+    /// `$XDG_STATE_HOME/leasehold`, else `$HOME/.local/state/leasehold`.
+    ///
+    /// # Errors
+    /// `InvalidConfig` when the URL or the namespace cannot be used.
+    pub fn from_url(url: &str, namespace: &str, clock: Arc<dyn Clock>) -> Result<Self> {
+        let rest = url
+            .strip_prefix("file:")
+            .ok_or_else(|| Error::invalid_config(format!("{url} is not a file: URL; write file:///path")))?;
+        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let root = match path {
+            "" | "//" => state_directory(|name| env::var_os(name))?,
+            path => absolute(url, path)?,
+        };
+        check_namespace(namespace)?;
+        let mut options = Self { root, namespace: namespace.to_owned(), mode: 0o600, fsync: false, clock };
+        for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
+            options.set(parameter)?;
+        }
+        Ok(options)
+    }
+
+    fn set(&mut self, parameter: &str) -> Result<()> {
+        let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+        match name {
+            "mode" => self.mode = file_mode(value)?,
+            "fsync" => {
+                self.fsync = match value {
+                    "1" | "true" => true,
+                    "0" | "false" => false,
+                    _ => return Err(Error::invalid_config(format!("fsync={value} cannot be used: write 0 or 1"))),
+                }
+            }
+            _ => {
+                return Err(Error::invalid_config(format!(
+                    "a file: URL has no parameter {name}; it has mode and fsync"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn absolute(url: &str, path: &str) -> Result<PathBuf> {
+    let path = match path.strip_prefix("//") {
+        None => path,
+        Some(local) if local.starts_with('/') => local,
+        Some(_) => {
+            return Err(Error::invalid_config(format!(
+                "{url} names a host; a file: URL is local and has three slashes: file:///path"
+            )));
+        }
+    };
+    if !path.starts_with('/') {
+        return Err(Error::invalid_config(format!(
+            "{url} is relative, so that two processes may mean two directories; write file:///path"
+        )));
+    }
+    Ok(PathBuf::from(OsString::from_vec(percent_decoded(url, path)?)))
+}
+
+fn percent_decoded(url: &str, path: &str) -> Result<Vec<u8>> {
+    let invalid = || Error::invalid_config(format!("the path of {url} has a bad %XX; write a % itself as %25"));
+    let mut bytes = path.bytes();
+    let mut decoded = Vec::with_capacity(path.len());
+    while let Some(byte) = bytes.next() {
+        if byte != b'%' {
+            decoded.push(byte);
+            continue;
+        }
+        let digits = [bytes.next().ok_or_else(invalid)?, bytes.next().ok_or_else(invalid)?];
+        let digits = std::str::from_utf8(&digits).map_err(|_| invalid())?;
+        match u8::from_str_radix(digits, 16) {
+            Ok(byte) if byte != 0 && !digits.starts_with('+') => decoded.push(byte),
+            _ => return Err(invalid()),
+        }
+    }
+    Ok(decoded)
+}
+
+fn state_directory(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf> {
+    let given = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    given("XDG_STATE_HOME")
+        .or_else(|| given("HOME").map(|home| home.join(".local/state")))
+        .map(|state| state.join("leasehold"))
+        .ok_or_else(|| {
+            Error::invalid_config("file: needs $XDG_STATE_HOME or $HOME, and neither is set; write file:///path")
+        })
+}
+
+fn check_namespace(namespace: &str) -> Result<()> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    // A leading dot would be `.`, `..`, or look like a directory that is only being made.
+    if (1..=64).contains(&namespace.len()) && namespace.bytes().all(plain) && !namespace.starts_with('.') {
+        return Ok(());
+    }
+    Err(Error::invalid_config(format!(
+        "the namespace {namespace:?} cannot be used: 1 to 64 of A-Z a-z 0-9 . _ - and no dot first"
+    )))
+}
+
+fn file_mode(value: &str) -> Result<u32> {
+    match u32::from_str_radix(value, 8) {
+        Ok(mode) if mode & !0o666 == 0 && mode & 0o600 == 0o600 => Ok(mode),
+        _ => Err(Error::invalid_config(format!(
+            "mode={value} cannot be used: write an octal file mode such as 0600 or 0660, without x bits"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ErrorKind, clock::SystemClock};
+
+    fn parse(url: &str) -> Result<FileOptions> {
+        FileOptions::from_url(url, "default", Arc::new(SystemClock))
+    }
+
+    #[test]
+    fn an_absolute_path_is_taken_with_one_or_three_slashes() {
+        assert_eq!(parse("file:///var/lib/locks").unwrap().root, PathBuf::from("/var/lib/locks"));
+        assert_eq!(parse("file:/var/lib/locks").unwrap().root, PathBuf::from("/var/lib/locks"));
+        assert_eq!(parse("file:///a%20b%25").unwrap().root, PathBuf::from("/a b%"));
+    }
+
+    #[test]
+    fn parameters_are_read_and_unknown_ones_named() {
+        let options = parse("file:///x?mode=0660&fsync=1").unwrap();
+        assert_eq!((options.mode, options.fsync), (0o660, true));
+        let error = parse("file:///x?sync=1").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+        assert!(error.to_string().contains("sync") && error.to_string().contains("mode and fsync"), "{error}");
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_refused() {
+        for url in ["file:x", "file://host/x", "redis://x", "file:///%zz", "file:///%0", "file:///x%00", "file:./x"] {
+            assert_eq!(parse(url).unwrap_err().kind(), ErrorKind::InvalidConfig, "{url}");
+        }
+        for mode in ["0777", "0060", "8", "", "01660"] {
+            assert!(parse(&format!("file:///x?mode={mode}")).is_err(), "{mode}");
+        }
+        for namespace in ["", ".", "..", ".new", "a/b", "ä", &"x".repeat(65)] {
+            assert!(FileOptions::from_url("file:///x", namespace, Arc::new(SystemClock)).is_err(), "{namespace}");
+        }
+    }
+
+    #[test]
+    fn the_state_directory_is_found_or_asked_for() {
+        let with = |set: &'static str, value: &'static str| {
+            state_directory(move |name| (name == set).then(|| OsString::from(value)))
+        };
+        assert_eq!(with("XDG_STATE_HOME", "/s").unwrap(), PathBuf::from("/s/leasehold"));
+        assert_eq!(with("HOME", "/h").unwrap(), PathBuf::from("/h/.local/state/leasehold"));
+        assert!(with("HOME", "relative").unwrap_err().to_string().contains("file:///path"));
+    }
+}

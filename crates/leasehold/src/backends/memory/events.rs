@@ -1,0 +1,101 @@
+//! What happens on a place, for those who follow it.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use futures_core::Stream;
+use tokio::sync::broadcast::{self, error::RecvError};
+
+use crate::{
+    backend::EventStream,
+    lease::{Event, EventKind, LeaseId, Names, Resource, Timestamp},
+    model::{Effects, Ended, Entry, Scene, State},
+};
+
+/// Events kept for a follower that lags; then it misses the oldest.
+const KEPT: usize = 1024;
+
+/// Tells followers what happens; costs nothing while there are none.
+pub(super) struct Events(broadcast::Sender<Event>);
+
+impl Events {
+    pub(super) fn new() -> Self {
+        Self(broadcast::Sender::new(KEPT))
+    }
+
+    /// Tells what an operation did, in the order it happened. Called under the shard's latch.
+    pub(super) fn publish(&self, resource: &Resource, state: &State, effects: &Effects, scene: &Scene<'_>) {
+        if effects.is_empty() || self.0.receiver_count() == 0 {
+            return;
+        }
+        let tell = |entry: &Entry, at: Timestamp, kind: EventKind| {
+            let (holder, claim) = (entry.holder.clone(), entry.claim);
+            let _no_follower = self.0.send(Event { at, resource: resource.clone(), holder, claim, kind });
+        };
+        let tell_granted = |ids: &[LeaseId]| {
+            for id in ids {
+                let ended = effects.ended.iter().map(|ended| &ended.entry);
+                if let Some((entry, held)) = state
+                    .entries
+                    .iter()
+                    .chain(ended)
+                    .find(|entry| entry.id == *id)
+                    .and_then(|entry| entry.grant.map(|held| (entry, held)))
+                {
+                    tell(entry, held.acquired_at, EventKind::Acquired { fence: held.fence });
+                }
+            }
+        };
+
+        let mut granted = effects.granted.as_slice();
+        for Ended { entry, ended_at, ending, .. } in &effects.ended {
+            // What was granted and ended by one operation was granted first.
+            if let Some(at) = granted.iter().position(|id| *id == entry.id) {
+                let (before, rest) = granted.split_at(at + 1);
+                tell_granted(before);
+                granted = rest;
+            }
+            let fence = entry.grant.map(|held| held.fence);
+            tell(entry, *ended_at, EventKind::Ended { ending: *ending, fence });
+        }
+        tell_granted(granted);
+        let queued = effects.queued.and_then(|id| state.entries.iter().find(|entry| entry.id == id));
+        if let Some(entry) = queued {
+            tell(entry, scene.wall, EventKind::Waiting);
+        }
+    }
+
+    pub(super) fn follow(&self, names: Names) -> EventStream {
+        Box::pin(Follower { names, next: Box::pin(receive(self.0.subscribe())) })
+    }
+}
+
+type Receipt = (Result<Event, RecvError>, broadcast::Receiver<Event>);
+
+struct Follower {
+    names: Names,
+    next: Pin<Box<dyn Future<Output = Receipt> + Send>>,
+}
+
+async fn receive(mut events: broadcast::Receiver<Event>) -> Receipt {
+    (events.recv().await, events)
+}
+
+impl Stream for Follower {
+    type Item = Event;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Event>> {
+        loop {
+            let (event, events) = ready!(self.next.as_mut().poll(cx));
+            self.next = Box::pin(receive(events));
+            match event {
+                Ok(event) if self.names.include(&event.resource) => return Poll::Ready(Some(event)),
+                Ok(_) | Err(RecvError::Lagged(_)) => {}
+                Err(RecvError::Closed) => return Poll::Ready(None),
+            }
+        }
+    }
+}

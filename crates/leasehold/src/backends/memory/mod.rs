@@ -1,0 +1,139 @@
+//! Leases in the memory of one process: the model under sharded latches.
+//!
+//! For tests, for tasks of one process, and as the shortest example of a
+//! backend. Nothing here waits: every operation is done when it is first
+//! polled.
+
+mod events;
+mod shard;
+mod store;
+
+use std::{fmt, sync::Arc};
+
+use async_trait::async_trait;
+
+use self::store::Store;
+use crate::{
+    Result,
+    backend::{Backend, EventStream, Finding, Guarantees, HintSender, Hints, Liveness, Reach, Severity},
+    clock::Clock,
+    lease::{
+        Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, LeaseKey, ListFilter, Names, Outcome, Page,
+        Released, Renewal, Request, Resource, Standing,
+    },
+};
+
+/// One instance on a place in this process's memory.
+///
+/// Leases end with the last instance on their place: nothing outlives it.
+pub struct MemoryBackend {
+    store: Arc<Store>,
+    hints: HintSender,
+}
+
+impl MemoryBackend {
+    /// An instance on the place of this name and namespace, shared within the process; "" is the default name.
+    ///
+    /// The clock is that of the first instance: one place has one time.
+    pub fn named(name: &str, namespace: &str, clock: Arc<dyn Clock>) -> Self {
+        Self::on(Store::shared(name, namespace, clock))
+    }
+
+    /// An instance on a place nobody else sees.
+    pub fn private(clock: Arc<dyn Clock>) -> Self {
+        Self::on(Arc::new(Store::new(clock)))
+    }
+
+    /// Another instance on the same place, with hints of its own.
+    #[must_use]
+    pub fn sibling(&self) -> Self {
+        Self::on(Arc::clone(&self.store))
+    }
+
+    /// How many names this place keeps anything about: those with a live lease, and expired ones not yet swept.
+    pub fn kept(&self) -> usize {
+        self.store.kept()
+    }
+
+    fn on(store: Arc<Store>) -> Self {
+        Self { store, hints: HintSender::new() }
+    }
+
+    fn answer<T>(&self, value: T) -> Answer<T> {
+        Answer { value, incarnation: self.store.incarnation() }
+    }
+}
+
+impl fmt::Debug for MemoryBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryBackend").field("incarnation", &self.store.incarnation()).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Backend for MemoryBackend {
+    fn guarantees(&self) -> Guarantees {
+        Guarantees {
+            kind: "memory",
+            reach: Reach::Process,
+            liveness: Liveness::Ttl,
+            fifo: true,
+            pushes: true,
+            fences: true,
+            survives_restart: false,
+            renew_batch: 1024,
+        }
+    }
+
+    fn hints(&self) -> Hints {
+        self.hints.subscribe()
+    }
+
+    async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
+        Ok(self.answer(self.store.acquire(request, &self.hints)))
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
+        Ok(self.answer(renewals.iter().map(|renewal| self.store.renew(renewal)).collect()))
+    }
+
+    async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {
+        Ok(self.answer(self.store.release(key, outcome)))
+    }
+
+    async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
+        Ok(self.store.evict(resource, expected, reason))
+    }
+
+    async fn list(&self, filter: &ListFilter) -> Result<Page> {
+        Ok(self.store.list(filter))
+    }
+
+    async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
+        Ok(self.store.history(filter))
+    }
+
+    async fn watch(&self, names: Names) -> Result<EventStream> {
+        Ok(self.store.watch(names))
+    }
+
+    async fn examine(&self) -> Result<Vec<Finding>> {
+        Ok(vec![
+            Finding::new(
+                Severity::Info,
+                "reach",
+                "excludes tasks of this process only; use file: to exclude other processes of this machine",
+            ),
+            Finding::new(
+                Severity::Info,
+                "liveness",
+                "a holder that stops renewing keeps its lease for one ttl, then the next in line gets it",
+            ),
+            Finding::new(
+                Severity::Info,
+                "restart",
+                "leases, queues and history end with the process; fences rise on as long as the wall clock does",
+            ),
+        ])
+    }
+}

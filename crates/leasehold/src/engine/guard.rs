@@ -1,0 +1,401 @@
+//! What a caller holds: a guard that gives back, and a lease that only looks.
+
+use std::{
+    fmt,
+    ops::Deref,
+    sync::{Arc, Weak, atomic::Ordering},
+    thread,
+    time::Duration,
+};
+
+use tokio::sync::oneshot;
+
+use super::{
+    Engine, Hold, Kept, Task, release as releasing,
+    validity::{LeaseHealth, Loss},
+};
+use crate::{
+    Error, Result,
+    lease::{
+        Busy, Claim, Family, Fence, HeldBy, Holder, LeaseHandle, LeaseState, ListFilter, Metadata, Mode, Moment, Names,
+        Outcome, Released, Renewal, Resource, Standing, Timestamp, Ttl,
+    },
+    telemetry,
+};
+
+/// A lease as work done under it sees it: it can look and renew, not release.
+///
+/// # When you lose it
+/// The lease is renewed by itself. When that fails until its deadline, or the
+/// backend says it is gone, [`check`](Self::check) fails and
+/// [`lost`](Self::lost) ends, both *before* a ttl backend can grant it to
+/// another. Send [`fence`](Self::fence) along with each write for the rest.
+#[derive(Clone)]
+pub struct Lease {
+    engine: Arc<Engine>,
+    kept: Arc<Kept>,
+}
+
+impl Lease {
+    /// What is locked.
+    pub fn resource(&self) -> &Resource {
+        &self.kept.key.resource
+    }
+
+    /// Who holds it: this instance, unless another label was chosen.
+    pub fn holder(&self) -> &Holder {
+        &self.kept.holder
+    }
+
+    /// What the holder says about itself.
+    pub fn note(&self) -> Option<&str> {
+        self.kept.note.as_deref()
+    }
+
+    /// The number of this grant, above that of every earlier one.
+    pub fn fence(&self) -> Fence {
+        self.hold().grant.fence
+    }
+
+    /// How it is shared.
+    pub fn mode(&self) -> Mode {
+        self.kept.claim().mode()
+    }
+
+    /// When it was granted, by a wall clock: for people.
+    pub fn acquired_at(&self) -> Timestamp {
+        self.hold().grant.acquired_at
+    }
+
+    /// How long it was waited for.
+    pub fn waited(&self) -> Duration {
+        self.hold().waited
+    }
+
+    /// Its length between two renewals.
+    pub fn ttl(&self) -> Duration {
+        self.kept.ttl().get()
+    }
+
+    /// What travels with it.
+    pub fn metadata(&self) -> Metadata {
+        self.kept.metadata()
+    }
+
+    /// How long it may be believed in without another renewal, margin taken off.
+    ///
+    /// `None` where no clock ends it: its process is its life.
+    pub fn remaining(&self) -> Option<Duration> {
+        let deadline = self.hold().validity.deadline();
+        (deadline != Moment::NEVER).then(|| deadline.since(self.engine.clock.now()))
+    }
+
+    /// Fails if the lease is no longer held. Cheap: call it before each write.
+    ///
+    /// # Errors
+    /// `Lost`, with the reason.
+    pub fn check(&self) -> Result<()> {
+        match self.hold().validity.check(self.engine.clock.now()) {
+            Ok(()) => Ok(()),
+            Err(_) => Err(self.lost_error()),
+        }
+    }
+
+    /// Held, in doubt, lost or released.
+    pub fn health(&self) -> LeaseHealth {
+        self.hold().validity.health(self.engine.clock.now())
+    }
+
+    /// Ends when the lease is lost, at once if it already is.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again: a loss is never missed.
+    pub async fn lost(&self) -> Loss {
+        self.hold().validity.lost().await
+    }
+
+    /// Why it was lost, if it was.
+    pub fn loss(&self) -> Option<Loss> {
+        self.hold().validity.loss()
+    }
+
+    /// Moves the end to now + `ttl`, which is also its length from now on.
+    ///
+    /// # Errors
+    /// `Lost` when it is no longer held; a retryable error when nobody can say.
+    pub async fn renew(&self, ttl: Duration) -> Result<()> {
+        let ttl = Ttl::new(ttl)?;
+        self.change(Renewal::new(self.kept.key.clone(), ttl)).await
+    }
+
+    /// Replaces the metadata others see.
+    ///
+    /// # Errors
+    /// As for [`renew`](Self::renew).
+    pub async fn set_metadata(&self, metadata: Metadata) -> Result<()> {
+        let mut renewal = self.kept.renewal();
+        renewal.metadata = Some(metadata);
+        self.change(renewal).await
+    }
+
+    /// The lease as text, for another process to check, renew or release it.
+    pub fn handle(&self) -> LeaseHandle {
+        LeaseHandle::new(self.kept.key.clone())
+    }
+
+    async fn change(&self, renewal: Renewal) -> Result<()> {
+        self.check()?;
+        let (done, answer) = oneshot::channel();
+        let (engine, kept) = (Arc::clone(&self.engine), Arc::clone(&self.kept));
+        self.engine.run(Box::pin(async move {
+            let _caller_left = done.send(renew_once(&engine, &kept, renewal).await);
+        }));
+        match answer.await {
+            Ok(Ok(true)) => Ok(()),
+            Ok(Ok(false)) | Err(_) => Err(self.lost_error()),
+            Ok(Err(error)) => Err(error),
+        }
+    }
+
+    pub(crate) fn lost_error(&self) -> Error {
+        let (resource, fence) = (self.resource(), self.fence());
+        match self.loss() {
+            Some(loss) => Error::lost(resource, self.engine.kind, fence, loss),
+            None => Error::lost(resource, self.engine.kind, fence, "it was released"),
+        }
+    }
+
+    fn hold(&self) -> &Hold {
+        self.kept.hold().expect("a Lease is made only of what holds")
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease")
+            .field("resource", self.resource())
+            .field("mode", &self.mode())
+            .field("fence", &self.fence())
+            .field("health", &self.health())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Sends one renewal; tells whether the lease is still held.
+async fn renew_once(engine: &Arc<Engine>, kept: &Arc<Kept>, renewal: Renewal) -> Result<bool> {
+    let sent = engine.clock.now();
+    let answer = engine.backend.renew(std::slice::from_ref(&renewal)).await?;
+    let Some(hold) = kept.hold() else { return Ok(false) };
+    match answer.value.first() {
+        Some(Standing::Holding(_)) => {
+            kept.apply(&renewal);
+            let still_ours = hold.validity.extend(engine.clock.now(), kept.deadline(sent, renewal.ttl));
+            engine.keeper.keep(kept, kept.renew_at(sent));
+            Ok(still_ours)
+        }
+        Some(Standing::Gone | Standing::Waiting(_)) => {
+            hold.validity.lose(Loss::Gone);
+            engine.keeper.forget(kept);
+            Ok(false)
+        }
+        Some(Standing::Unknown) | None => {
+            Err(Error::unanswered(format!("{} on {}: the renewal was not answered", kept.key.resource, engine.kind)))
+        }
+    }
+}
+
+/// A lease that is held until it is given back.
+///
+/// It is renewed by itself until then; see [`Lease`] for what it tells.
+///
+/// Dropping it gives it back too, in the background and so *not at once*, with
+/// nobody to hear of a failure: [`release`](Self::release) is the better way.
+/// A drop while the thread panics records the failure.
+#[must_use = "the lease is given back as soon as the guard is dropped"]
+pub struct Guard {
+    lease: Option<Lease>,
+}
+
+impl Guard {
+    pub(crate) fn new(engine: Arc<Engine>, kept: Arc<Kept>) -> Self {
+        kept.guards.fetch_add(1, Ordering::SeqCst);
+        Self { lease: Some(Lease { engine, kept }) }
+    }
+
+    /// Gives the lease back: the work is done.
+    ///
+    /// Tells [`Released::Gone`] if it had been lost before, so that the work
+    /// may not have been protected to its end.
+    ///
+    /// # Errors
+    /// When nobody can say whether it was released; it is tried again in the
+    /// background until the lease has lapsed by itself.
+    ///
+    /// # Cancel safety
+    /// Once polled, it is given back even if the future is dropped.
+    pub async fn release(self) -> Result<Released> {
+        self.release_as(Outcome::Completed).await
+    }
+
+    /// Gives the lease back and records how the work ended.
+    ///
+    /// # Errors
+    /// As for [`release`](Self::release).
+    pub async fn release_as(mut self, outcome: Outcome) -> Result<Released> {
+        match self.lease.take() {
+            Some(lease) if last_guard(&lease.kept) => release(&lease.engine, &lease.kept, outcome).await,
+            Some(_) => Ok(Released::Shared),
+            None => Ok(Released::Gone),
+        }
+    }
+
+    /// A view of the lease that can be given to the work.
+    #[allow(clippy::missing_panics_doc, reason = "only giving it back, which takes the guard, removes the lease")]
+    pub fn lease(&self) -> &Lease {
+        self.lease.as_ref().expect("a guard has its lease until it is given back")
+    }
+
+    /// Turns a write lock into a read lock, with no moment in between: readers
+    /// who wait come in, writers do not.
+    ///
+    /// # Errors
+    /// `Unsupported` for permits and leaders; otherwise as for [`Lease::renew`].
+    pub async fn downgrade(&self) -> Result<()> {
+        let lease = self.lease();
+        if lease.mode().family() != Family::Lock {
+            let words = format!("{} is a {}, only a lock can be downgraded", lease.resource(), lease.mode());
+            return Err(Error::unsupported(words));
+        }
+        let mut renewal = lease.kept.renewal();
+        renewal.downgrade = Some(Claim::SHARED);
+        lease.change(renewal).await
+    }
+
+    /// What a re-entrant lock remembers of this guard's lease.
+    pub(crate) fn shareable(&self) -> Weak<Kept> {
+        Arc::downgrade(&self.lease().kept)
+    }
+
+    /// Another guard on a lease that some guard still holds.
+    pub(crate) fn join(engine: &Arc<Engine>, kept: &Weak<Kept>) -> Option<Self> {
+        let kept = kept.upgrade()?;
+        kept.guards
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |guards| (guards > 0).then_some(guards + 1))
+            .ok()?;
+        Some(Self { lease: Some(Lease { engine: Arc::clone(engine), kept }) })
+    }
+
+    /// How much of the resource it has.
+    pub(crate) fn claim(&self) -> Claim {
+        self.lease().kept.claim()
+    }
+
+    /// Gives it back in the background.
+    pub(crate) fn abandon(mut self, outcome: Outcome) {
+        self.give_back(outcome);
+    }
+
+    /// Leaves the lease to live by its ttl alone.
+    pub(crate) fn detach(mut self) -> Option<Lease> {
+        self.lease.take()
+    }
+
+    fn give_back(&mut self, outcome: Outcome) {
+        if let Some(lease) = self.lease.take()
+            && last_guard(&lease.kept)
+        {
+            drop(begin_release(&lease.engine, &lease.kept, outcome, Engine::hand_over));
+        }
+    }
+}
+
+impl Deref for Guard {
+    type Target = Lease;
+
+    fn deref(&self) -> &Lease {
+        self.lease()
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let outcome = if thread::panicking() {
+            Outcome::failed("panic", "the thread that held the lease panicked")
+        } else {
+            Outcome::Completed
+        };
+        self.give_back(outcome);
+    }
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Guard").field(&self.lease).finish()
+    }
+}
+
+fn last_guard(kept: &Kept) -> bool {
+    kept.guards.fetch_sub(1, Ordering::SeqCst) == 1
+}
+
+/// Ends the belief, then the lease; waits for the first answer.
+pub(crate) async fn release(engine: &Arc<Engine>, kept: &Arc<Kept>, outcome: Outcome) -> Result<Released> {
+    match begin_release(engine, kept, outcome, Engine::run) {
+        Some(answer) => answer.await.unwrap_or_else(|_| Err(Error::closed())),
+        None => Ok(Released::Gone),
+    }
+}
+
+/// `None` when there is nothing to release: it was lost or released before.
+fn begin_release(
+    engine: &Arc<Engine>,
+    kept: &Arc<Kept>,
+    outcome: Outcome,
+    run: fn(&Arc<Engine>, Task),
+) -> Option<oneshot::Receiver<Result<Released>>> {
+    engine.keeper.forget(kept);
+    let hold = kept.hold()?;
+    let _lost_unnoticed = hold.validity.check(engine.clock.now());
+    if !hold.validity.release() {
+        return None;
+    }
+    let (done, answer) = oneshot::channel();
+    let until = engine.clock.now().after(kept.ttl().get());
+    let (owner, kept) = (Arc::clone(engine), Arc::clone(kept));
+    let task = async move {
+        let first = releasing::try_once(&owner.backend, &owner.clock, &kept.key, &outcome).await;
+        let again = first.as_ref().is_err_and(Error::is_retryable);
+        telemetry::released(&kept, &outcome);
+        let _caller_left = done.send(first);
+        if again {
+            releasing::until_done(&owner.backend, &owner.clock, &kept.key, &outcome, until).await;
+        }
+    };
+    run(engine, Box::pin(task));
+    Some(answer)
+}
+
+/// Who holds a resource now, as far as the backend says within a second.
+pub(crate) async fn who_holds(engine: &Engine, resource: &Resource) -> Busy {
+    let filter = ListFilter::new(Names::Exactly(resource.clone()));
+    let limit = engine.clock.now().after(Duration::from_secs(1));
+    let page = tokio::select! {
+        biased;
+        page = engine.backend.list(&filter) => page.unwrap_or_default(),
+        () = engine.clock.sleep_until(limit) => return Busy::default(),
+    };
+    let mut busy = Busy::default();
+    for record in page.leases {
+        match record.state {
+            LeaseState::Holding { fence, held_for, .. } => busy.holders.push(HeldBy {
+                holder: record.holder,
+                note: record.note,
+                mode: record.claim.mode(),
+                fence,
+                held_for,
+            }),
+            LeaseState::Waiting { .. } => busy.waiting += 1,
+        }
+    }
+    busy
+}

@@ -1,0 +1,406 @@
+//! Renews every lease of an instance, in batches, and tells which are lost.
+//!
+//! Places in a queue are leases too: the renewal that keeps a place alive also
+//! tells when it has come to hold, so lost hints cost latency and nothing else.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{runtime::Handle, sync::Notify};
+
+use super::{
+    backoff::Backoff,
+    kept::{Kept, News},
+    release, renew_every,
+    validity::Loss,
+};
+use crate::{
+    Error,
+    backend::{Backend, Hint, Hints},
+    clock::Clock,
+    lease::{Incarnation, LeaseId, Moment, Outcome, Renewal, Standing, Ttl},
+    telemetry,
+};
+
+/// Renewals due within this of each other share a call.
+const COALESCE: Duration = Duration::from_millis(100);
+
+/// The one renewer of an instance.
+pub(crate) struct Keeper {
+    backend: Arc<dyn Backend>,
+    clock: Arc<dyn Clock>,
+    runtime: Handle,
+    pushes: bool,
+    renew_batch: usize,
+    shards: Vec<Mutex<Shard>>,
+    incarnation: Mutex<Option<Incarnation>>,
+    wake: Notify,
+    stopped: AtomicBool,
+}
+
+#[derive(Default)]
+struct Shard {
+    tended: HashMap<LeaseId, Tended>,
+    by_due: BTreeSet<(Moment, LeaseId)>,
+}
+
+/// A lease and when to look after it next.
+struct Tended {
+    kept: Arc<Kept>,
+    renew_at: Moment,
+    /// An ask or a renewal is under way: until it ends only the deadline matters.
+    under_way: bool,
+    /// Something was heard meanwhile: what is under way may not know of it.
+    hurried: bool,
+    due: Moment,
+    retry: Option<Backoff>,
+}
+
+impl Tended {
+    /// What was under way has ended; the next renewal is at `renew_at`.
+    fn settle(&mut self, renew_at: Moment, now: Moment) {
+        self.under_way = false;
+        self.renew_at = if std::mem::take(&mut self.hurried) { now } else { renew_at };
+    }
+
+    fn hurry(&mut self, now: Moment) {
+        if self.under_way {
+            self.hurried = true;
+        } else {
+            self.renew_at = now;
+        }
+    }
+
+    fn next(&self) -> Moment {
+        let renew_at = if self.under_way { Moment::NEVER } else { self.renew_at };
+        match self.kept.hold() {
+            Some(hold) => renew_at.min(hold.validity.deadline()).min(hold.ends_at),
+            None => renew_at,
+        }
+    }
+}
+
+impl Shard {
+    fn reschedule(&mut self, id: LeaseId, change: impl FnOnce(&mut Tended)) {
+        if let Some(tended) = self.tended.get_mut(&id) {
+            self.by_due.remove(&(tended.due, id));
+            change(tended);
+            tended.due = tended.next();
+            self.by_due.insert((tended.due, id));
+        }
+    }
+
+    fn earliest(&self) -> Moment {
+        self.by_due.first().map_or(Moment::NEVER, |(due, _)| *due)
+    }
+
+    fn remove(&mut self, id: LeaseId) -> Option<Arc<Kept>> {
+        let tended = self.tended.remove(&id)?;
+        self.by_due.remove(&(tended.due, id));
+        Some(tended.kept)
+    }
+}
+
+impl Keeper {
+    pub(crate) fn start(runtime: &Handle, backend: Arc<dyn Backend>, clock: Arc<dyn Clock>) -> Arc<Self> {
+        let guarantees = backend.guarantees();
+        let hints = backend.hints();
+        let keeper = Arc::new(Self {
+            backend,
+            clock,
+            runtime: runtime.clone(),
+            pushes: guarantees.pushes,
+            renew_batch: guarantees.renew_batch.max(1),
+            shards: (0..16).map(|_| Mutex::default()).collect(),
+            incarnation: Mutex::new(None),
+            wake: Notify::new(),
+            stopped: AtomicBool::new(false),
+        });
+        runtime.spawn(Arc::clone(&keeper).run(hints));
+        keeper
+    }
+
+    pub(crate) fn stop(&self) {
+        self.stopped.store(true, Ordering::SeqCst);
+        self.wake.notify_one();
+    }
+
+    /// Keeps what is heard of a lease while it is being asked for.
+    pub(crate) fn expect(&self, kept: &Arc<Kept>) {
+        self.shard(kept.key.id).lock().tended.insert(
+            kept.key.id,
+            Tended {
+                kept: Arc::clone(kept),
+                renew_at: Moment::NEVER,
+                under_way: true,
+                hurried: false,
+                due: Moment::NEVER,
+                retry: None,
+            },
+        );
+    }
+
+    /// Looks after a lease that was answered for: it is renewed at `renew_at` first.
+    pub(crate) fn keep(&self, kept: &Arc<Kept>, renew_at: Moment) {
+        let id = kept.key.id;
+        let now = self.clock.now();
+        let mut shard = self.shard(id).lock();
+        let earliest = shard.earliest();
+        shard.reschedule(id, |tended| tended.settle(renew_at, now));
+        let sooner = shard.earliest() < earliest;
+        drop(shard);
+        if sooner {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Looks after it no longer.
+    pub(crate) fn forget(&self, kept: &Kept) {
+        self.shard(kept.key.id).lock().remove(kept.key.id);
+    }
+
+    /// Renews it as soon as can be.
+    pub(crate) fn hurry(&self, id: LeaseId) {
+        let now = self.clock.now();
+        self.shard(id).lock().reschedule(id, |tended| tended.hurry(now));
+        self.wake.notify_one();
+    }
+
+    fn hurry_where(&self, concerned: impl Fn(&Kept) -> bool) {
+        for shard in &self.shards {
+            let ids: Vec<LeaseId> = {
+                let shard = shard.lock();
+                shard
+                    .tended
+                    .values()
+                    .filter(|tended| concerned(&tended.kept))
+                    .map(|tended| tended.kept.key.id)
+                    .collect()
+            };
+            for id in ids {
+                self.hurry(id);
+            }
+        }
+    }
+
+    /// All leases that hold.
+    pub(crate) fn holding(&self) -> Vec<Arc<Kept>> {
+        let holds = |tended: &Tended| tended.kept.hold().is_some().then(|| Arc::clone(&tended.kept));
+        self.shards
+            .iter()
+            .flat_map(|shard| shard.lock().tended.values().filter_map(holds).collect::<Vec<_>>())
+            .collect()
+    }
+
+    /// An answer came from this life of the backend; another life may have forgotten all.
+    pub(crate) fn answered_by(&self, incarnation: Incarnation) {
+        let before = self.incarnation.lock().replace(incarnation);
+        if before.is_some_and(|before| before != incarnation) {
+            tracing::warn!("the backend was restarted or replaced; verifying every lease");
+            self.hurry_where(|_| true);
+        }
+    }
+
+    fn shard(&self, id: LeaseId) -> &Mutex<Shard> {
+        let at = usize::try_from(id.as_u128() >> 8 & 0xf).unwrap_or(0);
+        &self.shards[at]
+    }
+
+    async fn run(self: Arc<Self>, mut hints: Hints) {
+        let mut hints_end = false;
+        loop {
+            let due = self.take_due();
+            for chunk in due.chunks(self.renew_batch) {
+                self.runtime.spawn(Arc::clone(&self).renew(chunk.to_vec()));
+            }
+            let next = self.next_due();
+            tokio::select! {
+                () = self.wake.notified() => {}
+                () = self.clock.alarm_at(next), if next != Moment::NEVER => {}
+                hint = hints.next(), if !hints_end => match hint {
+                    Some(hint) => self.take_hint(hint),
+                    None => hints_end = true,
+                },
+            }
+            if self.stopped.load(Ordering::SeqCst) {
+                return;
+            }
+        }
+    }
+
+    fn next_due(&self) -> Moment {
+        self.shards.iter().map(|shard| shard.lock().earliest()).min().unwrap_or(Moment::NEVER)
+    }
+
+    /// Ends what is over and takes what is to be renewed.
+    fn take_due(&self) -> Vec<Arc<Kept>> {
+        let now = self.clock.now();
+        if self.next_due() > now {
+            return Vec::new();
+        }
+        let mut renew = Vec::new();
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            let soon: Vec<LeaseId> = shard
+                .by_due
+                .range(..=(now.after(COALESCE), LeaseId::from_u128(u128::MAX)))
+                .map(|(_, id)| *id)
+                .collect();
+            for id in soon {
+                let Some(tended) = shard.tended.get(&id) else { continue };
+                let kept = Arc::clone(&tended.kept);
+                if self.is_over(&kept, now) {
+                    shard.remove(id);
+                } else if !tended.under_way && tended.renew_at <= now.after(COALESCE.min(renew_every(kept.ttl()) / 8)) {
+                    shard.reschedule(id, |tended| tended.under_way = true);
+                    renew.push(kept);
+                } else {
+                    shard.reschedule(id, |_| {});
+                }
+            }
+        }
+        renew
+    }
+
+    /// Whether a lease that holds has come to its end, and if so tells it.
+    fn is_over(&self, kept: &Arc<Kept>, now: Moment) -> bool {
+        let Some(hold) = kept.hold() else { return false };
+        if hold.validity.check(now).is_err() {
+            telemetry::lost(kept, hold);
+            return true;
+        }
+        if hold.ends_at <= now {
+            hold.validity.lose(Loss::MaxHold);
+            telemetry::lost(kept, hold);
+            let (backend, clock, key) = (Arc::clone(&self.backend), Arc::clone(&self.clock), kept.key.clone());
+            let until = now.after(kept.ttl().get());
+            self.runtime.spawn(async move {
+                release::until_done(&backend, &clock, &key, &Outcome::MaxHold, until).await;
+            });
+            return true;
+        }
+        false
+    }
+
+    fn take_hint(&self, hint: Hint) {
+        match hint {
+            Hint::Granted { id, fence } => {
+                if let Some(kept) = self.find(id) {
+                    kept.hinted(fence);
+                }
+            }
+            Hint::Evicted { id } => {
+                if let Some(kept) = self.find(id) {
+                    kept.evicted.store(true, Ordering::SeqCst);
+                    self.hurry(id);
+                }
+            }
+            Hint::Changed { resource } => {
+                self.hurry_where(|kept| kept.hold().is_none() && kept.key.resource == resource);
+            }
+            Hint::Missed => self.hurry_where(|_| true),
+        }
+    }
+
+    fn find(&self, id: LeaseId) -> Option<Arc<Kept>> {
+        self.shard(id).lock().tended.get(&id).map(|tended| Arc::clone(&tended.kept))
+    }
+
+    async fn renew(self: Arc<Self>, chunk: Vec<Arc<Kept>>) {
+        let renewals: Vec<Renewal> = chunk.iter().map(|kept| kept.renewal()).collect();
+        let patience = renewals.iter().map(|renewal| renew_every(renewal.ttl)).min().unwrap_or_default();
+        let sent = self.clock.now();
+        let answer = tokio::select! {
+            biased;
+            answer = self.backend.renew(&renewals) => answer,
+            () = self.clock.sleep_until(sent.after(patience)) => Err(Error::unanswered("no answer in time")),
+        };
+        match answer {
+            Ok(answer) => {
+                let standings = answer.value.into_iter().chain(std::iter::repeat(Standing::Unknown));
+                for ((kept, renewal), standing) in chunk.iter().zip(&renewals).zip(standings) {
+                    self.heard(kept, standing, sent, renewal.ttl);
+                }
+                self.answered_by(answer.incarnation);
+            }
+            Err(error) => chunk.iter().for_each(|kept| self.unheard(kept, Some(&error))),
+        }
+        self.wake.notify_one();
+    }
+
+    /// Acts on what a renewal for `ttl`, sent at `sent`, told about one lease.
+    fn heard(&self, kept: &Arc<Kept>, standing: Standing, sent: Moment, ttl: Ttl) {
+        let now = self.clock.now();
+        let again = match (standing, kept.hold()) {
+            (Standing::Unknown, _) => return self.unheard(kept, None),
+            (Standing::Holding(_), Some(hold)) => {
+                telemetry::renewed(kept, hold, now);
+                if !hold.validity.extend(now, kept.deadline(sent, ttl)) {
+                    telemetry::lost(kept, hold);
+                    return self.forget(kept);
+                }
+                kept.renew_at(sent)
+            }
+            (Standing::Holding(grant), None) => {
+                kept.tell(News::Granted { grant, from: sent, pushed: false });
+                kept.renew_at(sent)
+            }
+            (Standing::Waiting(place), None) => {
+                kept.answered(sent, &place);
+                self.ask_again_at(kept, sent, place.ask_again_in)
+            }
+            (Standing::Gone, None) => {
+                kept.tell(News::Gone);
+                return self.forget(kept);
+            }
+            (Standing::Gone | Standing::Waiting(_), Some(hold)) => {
+                let loss = if kept.evicted.load(Ordering::SeqCst) { Loss::Evicted } else { Loss::Gone };
+                if hold.validity.lose(loss) {
+                    telemetry::lost(kept, hold);
+                }
+                return self.forget(kept);
+            }
+        };
+        self.shard(kept.key.id).lock().reschedule(kept.key.id, |tended| {
+            tended.retry = None;
+            tended.settle(again, now);
+        });
+    }
+
+    /// When a waiting lease is asked about next, if nothing is heard before.
+    pub(crate) fn ask_again_at(&self, kept: &Kept, sent: Moment, first_end: Option<Duration>) -> Moment {
+        let now = self.clock.now();
+        let pause = if self.pushes { first_end } else { Some(kept.pause()) };
+        let pause = pause.map(|pause| now.after(pause.max(Duration::from_millis(1))));
+        pause.unwrap_or(Moment::NEVER).min(kept.renew_at(sent))
+    }
+
+    /// A renewal was not answered: the lease is in doubt until one is, or the deadline comes.
+    fn unheard(&self, kept: &Arc<Kept>, error: Option<&Error>) {
+        if let Some(hold) = kept.hold() {
+            hold.validity.doubt();
+            telemetry::renew_failed(kept, hold, self.clock.now(), error);
+        }
+        let now = self.clock.now();
+        let most = renew_every(kept.ttl()) / 3;
+        self.shard(kept.key.id).lock().reschedule(kept.key.id, |tended| {
+            let retry = tended.retry.get_or_insert(Backoff::new(Duration::from_millis(50), most));
+            let again = now.after(retry.pause());
+            tended.settle(again, now);
+        });
+    }
+}
+
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keeper").field("backend", &self.backend).finish_non_exhaustive()
+    }
+}

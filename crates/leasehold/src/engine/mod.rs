@@ -1,0 +1,193 @@
+//! The loops: what a process does to get leases, to keep them, and to know when they are gone.
+
+mod acquire;
+mod backoff;
+mod guard;
+mod keeper;
+mod kept;
+mod release;
+mod runtime;
+mod validity;
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{runtime::Handle, sync::Notify};
+
+use self::keeper::Keeper;
+pub(crate) use self::{
+    acquire::{Ask, Asked, Wait},
+    backoff::Backoff,
+    kept::{Hold, Kept},
+    runtime::handle,
+};
+pub use self::{
+    guard::{Guard, Lease},
+    validity::{LeaseHealth, Loss},
+};
+use crate::{
+    Error, Result,
+    backend::{Backend, Liveness},
+    clock::{Clock, Sleep},
+    lease::{Moment, Outcome, Released, Ttl},
+};
+
+/// What an engine runs to its end.
+pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// One instance's loops, shared by its `Leasehold`s, guards and tasks.
+pub(crate) struct Engine {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) kind: &'static str,
+    keeper: Arc<Keeper>,
+    liveness: Liveness,
+    pushes: bool,
+    runtime: Handle,
+    tasks: AtomicUsize,
+    idle: Notify,
+    closed: AtomicBool,
+    closing: Notify,
+}
+
+impl Engine {
+    pub(crate) fn new(backend: Arc<dyn Backend>, clock: Arc<dyn Clock>) -> Result<Arc<Self>> {
+        let runtime = handle()?.clone();
+        let guarantees = backend.guarantees();
+        let keeper = Keeper::start(&runtime, Arc::clone(&backend), Arc::clone(&clock));
+        Ok(Arc::new(Self {
+            kind: guarantees.kind,
+            liveness: guarantees.liveness,
+            pushes: guarantees.pushes,
+            backend,
+            clock,
+            keeper,
+            runtime,
+            tasks: AtomicUsize::new(0),
+            idle: Notify::new(),
+            closed: AtomicBool::new(false),
+            closing: Notify::new(),
+        }))
+    }
+
+    /// Runs a task to its end whatever becomes of the caller.
+    ///
+    /// The first step is taken here and now: on a backend that answers at once
+    /// no thread is woken.
+    pub(crate) fn run(self: &Arc<Self>, task: Task) {
+        runtime::start(&self.runtime, self.counted(task));
+    }
+
+    /// Runs a task without taking any step of it here: the caller must not be held up.
+    pub(crate) fn hand_over(self: &Arc<Self>, task: Task) {
+        self.runtime.spawn(self.counted(task));
+    }
+
+    fn counted(self: &Arc<Self>, task: Task) -> Task {
+        let running = Running::new(Arc::clone(self));
+        Box::pin(async move {
+            task.await;
+            drop(running);
+        })
+    }
+
+    /// Sleeps on the engine's own timer, so that any executor may poll it.
+    pub(crate) fn sleep_until(&self, moment: Moment) -> Sleep {
+        let _context = self.runtime.enter();
+        self.clock.sleep_until(moment)
+    }
+
+    /// Ends every lease of this instance; tells how many were held.
+    pub(crate) async fn release_all(self: &Arc<Self>) -> Result<usize> {
+        let held = self.keeper.holding();
+        let mut released = 0;
+        let mut failed = None;
+        for kept in held {
+            match guard::release(self, &kept, Outcome::Completed).await {
+                Ok(Released::Freed) => released += 1,
+                Ok(_) => {}
+                Err(error) => failed = Some(error),
+            }
+        }
+        failed.map_or(Ok(released), Err)
+    }
+
+    /// Refuses new work, ends what is held, and waits until no task is left.
+    pub(crate) async fn close(self: &Arc<Self>) -> Result<()> {
+        self.closed.store(true, Ordering::SeqCst);
+        self.closing.notify_waiters();
+        let released = self.release_all().await;
+        loop {
+            let idle = self.idle.notified();
+            if self.tasks.load(Ordering::SeqCst) == 0 {
+                break;
+            }
+            idle.await;
+        }
+        released.map(drop)
+    }
+
+    fn refuse_if_closed(&self) -> Result<()> {
+        if self.closed.load(Ordering::SeqCst) { Err(Error::closed()) } else { Ok(()) }
+    }
+
+    /// Ends when the instance is closed.
+    async fn closed(&self) {
+        loop {
+            let closing = self.closing.notified();
+            if self.closed.load(Ordering::SeqCst) {
+                return;
+            }
+            closing.await;
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.keeper.stop();
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("backend", &self.backend).finish_non_exhaustive()
+    }
+}
+
+/// Counts a task from its start to its end, a panic included.
+struct Running(Arc<Engine>);
+
+impl Running {
+    fn new(engine: Arc<Engine>) -> Self {
+        engine.tasks.fetch_add(1, Ordering::SeqCst);
+        Self(engine)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.0.tasks.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.0.idle.notify_waiters();
+        }
+    }
+}
+
+/// How much earlier than the backend this process stops believing: for clocks
+/// that run at different rates, and for the time it takes to stop.
+pub(crate) fn margin(ttl: Ttl) -> Duration {
+    (ttl.get() / 50).max(Duration::from_millis(50))
+}
+
+/// How often a lease is renewed: two more chances fit before it ends.
+fn renew_every(ttl: Ttl) -> Duration {
+    ttl.get() / 3
+}

@@ -1,0 +1,223 @@
+//! Whether a lease may still be believed in: an atomic deadline and the clock.
+//!
+//! The answer is computed when it is asked for, so it is right even if no task
+//! has run since: after a stopped process, a blocked runtime, a suspended machine.
+
+use std::{
+    fmt,
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use tokio::sync::Notify;
+
+use crate::lease::Moment;
+
+/// How a lease stands in the eyes of its process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseHealth {
+    /// Held, and renewed in time.
+    Held,
+    /// Renewals are failing; the deadline has not come yet.
+    InDoubt,
+    /// No longer held.
+    Lost,
+    /// Given back.
+    Released,
+}
+
+/// Why a lease was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Loss {
+    /// No renewal was answered before the deadline.
+    RenewTimeout,
+    /// An operator took it away.
+    Evicted,
+    /// It was held as long as it may be.
+    MaxHold,
+    /// The backend no longer knows it: it expired there, or the backend forgot.
+    Gone,
+}
+
+impl Loss {
+    /// The word used in reports.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::RenewTimeout => "renew_timeout",
+            Self::Evicted => "evicted",
+            Self::MaxHold => "max_hold",
+            Self::Gone => "gone",
+        }
+    }
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::RenewTimeout => "it could not be renewed in time",
+            Self::Evicted => "an operator evicted it",
+            Self::MaxHold => "it was held as long as it may be",
+            Self::Gone => "the backend no longer knows it",
+        })
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Lost(Loss),
+    Released,
+}
+
+/// Belief in one lease. It only ever goes from held to ended.
+#[derive(Debug)]
+pub(crate) struct Validity {
+    deadline: AtomicU64,
+    in_doubt: AtomicBool,
+    end: OnceLock<End>,
+    ended: Notify,
+}
+
+/// A deadline that every clock has passed.
+const ENDED: u64 = 0;
+
+impl Validity {
+    pub(crate) fn until(deadline: Moment) -> Self {
+        Self {
+            deadline: AtomicU64::new(deadline.as_micros()),
+            in_doubt: AtomicBool::new(false),
+            end: OnceLock::new(),
+            ended: Notify::new(),
+        }
+    }
+
+    pub(crate) fn deadline(&self) -> Moment {
+        Moment::from_micros(self.deadline.load(Ordering::SeqCst))
+    }
+
+    /// Whether it may be believed at `now`; the first to find out otherwise tells all.
+    pub(crate) fn check(&self, now: Moment) -> Result<(), LeaseHealth> {
+        if now >= self.deadline() {
+            self.lose(Loss::RenewTimeout);
+        }
+        match self.end.get() {
+            None => Ok(()),
+            Some(End::Lost(_)) => Err(LeaseHealth::Lost),
+            Some(End::Released) => Err(LeaseHealth::Released),
+        }
+    }
+
+    pub(crate) fn health(&self, now: Moment) -> LeaseHealth {
+        match self.check(now) {
+            Err(ended) => ended,
+            Ok(()) if self.in_doubt.load(Ordering::SeqCst) => LeaseHealth::InDoubt,
+            Ok(()) => LeaseHealth::Held,
+        }
+    }
+
+    /// Moves the deadline on. A reply that comes after the deadline revives nothing.
+    pub(crate) fn extend(&self, now: Moment, deadline: Moment) -> bool {
+        if self.check(now).is_err() {
+            return false;
+        }
+        self.in_doubt.store(false, Ordering::SeqCst);
+        let moved = self.deadline.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |current| {
+            (current > now.as_micros()).then_some(current.max(deadline.as_micros()))
+        });
+        moved.is_ok()
+    }
+
+    pub(crate) fn doubt(&self) {
+        self.in_doubt.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn lose(&self, loss: Loss) -> bool {
+        self.end(End::Lost(loss))
+    }
+
+    pub(crate) fn release(&self) -> bool {
+        self.end(End::Released)
+    }
+
+    /// The first end counts; tells whether it was this one.
+    fn end(&self, end: End) -> bool {
+        let first = self.end.set(end).is_ok();
+        if first {
+            self.deadline.store(ENDED, Ordering::SeqCst);
+            self.ended.notify_waiters();
+        }
+        first
+    }
+
+    /// Why it was lost, if it was.
+    pub(crate) fn loss(&self) -> Option<Loss> {
+        match self.end.get() {
+            Some(End::Lost(loss)) => Some(*loss),
+            Some(End::Released) | None => None,
+        }
+    }
+
+    /// Ends when the lease is lost, at once if it was before; never if it is released.
+    pub(crate) async fn lost(&self) -> Loss {
+        loop {
+            let ended = self.ended.notified();
+            if let Some(loss) = self.loss() {
+                return loss;
+            }
+            ended.await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(micros: u64) -> Moment {
+        Moment::from_micros(micros)
+    }
+
+    #[test]
+    fn belief_ends_at_the_deadline_without_any_task_running() {
+        let validity = Validity::until(at(100));
+        assert_eq!(validity.check(at(99)), Ok(()));
+        assert_eq!(validity.check(at(100)), Err(LeaseHealth::Lost));
+        assert_eq!(validity.loss(), Some(Loss::RenewTimeout));
+    }
+
+    #[test]
+    fn a_late_reply_revives_nothing() {
+        let validity = Validity::until(at(100));
+        assert!(!validity.extend(at(100), at(500)), "the reply came at the deadline");
+        assert_eq!(validity.check(at(101)), Err(LeaseHealth::Lost));
+        assert!(!validity.extend(at(50), at(900)), "nor does one that claims to be early");
+    }
+
+    #[test]
+    fn a_renewal_never_shortens() {
+        let validity = Validity::until(at(100));
+        assert!(validity.extend(at(10), at(60)));
+        assert_eq!(validity.deadline(), at(100));
+        assert!(validity.extend(at(10), at(160)));
+        assert_eq!(validity.deadline(), at(160));
+    }
+
+    #[test]
+    fn doubt_is_cleared_by_the_next_answer() {
+        let validity = Validity::until(at(100));
+        validity.doubt();
+        assert_eq!(validity.health(at(10)), LeaseHealth::InDoubt);
+        validity.extend(at(20), at(200));
+        assert_eq!(validity.health(at(30)), LeaseHealth::Held);
+    }
+
+    #[test]
+    fn the_first_end_counts() {
+        let validity = Validity::until(at(100));
+        assert!(validity.release());
+        assert!(!validity.lose(Loss::Evicted));
+        assert_eq!(validity.health(at(10)), LeaseHealth::Released);
+    }
+}

@@ -1,0 +1,320 @@
+//! `Leasehold`: one connection to one backend, and what can be locked on it.
+
+use std::{env, fmt, future::Future, sync::Arc, time::Duration};
+
+use tokio::sync::OnceCell;
+
+use crate::{
+    Error, Result,
+    backend::{Backend, EventStream, Finding, Guarantees},
+    backends::{self, OpenOptions},
+    clock::{Clock, SystemClock},
+    engine::{self, Engine, Wait},
+    lease::{
+        EndedLease, Evicted, Fence, HistoryFilter, Holder, LeaseHandle, ListFilter, Names, Outcome, Page, Released,
+        Renewal, Resource, Standing, Ttl,
+    },
+    primitives::{All, Election, Mutex, Reentries, RwLock, Semaphore},
+};
+
+/// One connection to one backend, cheap to clone, and what can be locked on it.
+///
+/// Every call can be awaited on any executor: leases are kept on a thread of
+/// their own, which a blocked runtime cannot starve.
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::Leasehold;
+///
+/// # async fn example() -> leasehold::Result<()> {
+/// let locks = Leasehold::connect("memory:").await?; // or file:, with nothing installed
+/// let guard = locks.mutex("order:42").wait(Duration::from_secs(10)).acquire().await?;
+/// // … write, sending guard.fence() along …
+/// guard.release().await?;
+/// # Ok(()) }
+/// # leasehold::blocking::wait(example()).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct Leasehold(Arc<Instance>);
+
+struct Instance {
+    engine: Arc<Engine>,
+    settings: Settings,
+    reentries: Reentries,
+}
+
+/// What primitives begin with.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) ttl: Duration,
+    pub(crate) wait: Wait,
+    pub(crate) holder: Holder,
+}
+
+impl Leasehold {
+    /// Opens the backend that the URL names: `file:`, `file:///var/lib/locks`, `memory:`, `memory:NAME`.
+    ///
+    /// # Errors
+    /// `InvalidConfig` for a URL that cannot be used, `Unavailable` or
+    /// `PermissionDenied` for a backend that cannot.
+    pub async fn connect(url: &str) -> Result<Self> {
+        Self::builder().connect(url).await
+    }
+
+    /// Chooses namespace, holder and defaults before connecting.
+    pub fn builder() -> Builder {
+        Builder {
+            namespace: String::from("default"),
+            holder: None,
+            ttl: Ttl::DEFAULT.get(),
+            wait: Wait::For(Duration::from_secs(10)),
+            connect_limit: Duration::from_secs(3),
+            clock: Arc::new(SystemClock),
+        }
+    }
+
+    /// The process's own instance: `LEASEHOLD_URL` and `LEASEHOLD_NAMESPACE`, else `file:`.
+    ///
+    /// # Errors
+    /// As for [`connect`](Self::connect); a failure is not remembered.
+    pub async fn global() -> Result<Self> {
+        static GLOBAL: OnceCell<Leasehold> = OnceCell::const_new();
+        let connect = || async {
+            let url = env::var("LEASEHOLD_URL").unwrap_or_else(|_| String::from("file:"));
+            let builder = Self::builder();
+            match env::var("LEASEHOLD_NAMESPACE") {
+                Ok(namespace) => builder.namespace(namespace).connect(&url).await,
+                Err(_) => builder.connect(&url).await,
+            }
+        };
+        GLOBAL.get_or_try_init(connect).await.cloned()
+    }
+
+    /// A lock for one holder at a time.
+    pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
+        Mutex::new(self, name.as_ref())
+    }
+
+    /// A lock for many readers or one writer.
+    pub fn rwlock(&self, name: impl AsRef<str>) -> RwLock {
+        RwLock::new(self, name.as_ref())
+    }
+
+    /// A limit of so many permits.
+    pub fn semaphore(&self, name: impl AsRef<str>, limit: u32) -> Semaphore {
+        Semaphore::new(self, name.as_ref(), limit)
+    }
+
+    /// An election of one leader.
+    pub fn election(&self, name: impl AsRef<str>) -> Election {
+        Election::new(self, name.as_ref())
+    }
+
+    /// Several mutexes, all or nothing.
+    pub fn all<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> All {
+        All::new(self, names.into_iter().map(|name| name.as_ref().to_owned()).collect())
+    }
+
+    /// Live leases and places in queues.
+    pub async fn list(&self, filter: &ListFilter) -> Result<Page> {
+        let filter = filter.clone();
+        self.ask(async move |backend| backend.list(&filter).await).await
+    }
+
+    /// Ended leases, newest first.
+    pub async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
+        let filter = filter.clone();
+        self.ask(async move |backend| backend.history(&filter).await).await
+    }
+
+    /// Follows what happens to these resources, in any process, from now on.
+    pub async fn watch(&self, names: Names) -> Result<EventStream> {
+        self.ask(async move |backend| backend.watch(names).await).await
+    }
+
+    /// Takes the lease with this fence away from its holder, who is told and
+    /// may go on until it notices: a store that checks the fence refuses it.
+    pub async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
+        let (resource, reason) = (resource.clone(), reason.to_owned());
+        self.ask(async move |backend| backend.evict(&resource, expected, &reason).await).await
+    }
+
+    /// Looks for settings and circumstances that endanger locks.
+    pub async fn examine(&self) -> Result<Vec<Finding>> {
+        self.ask(async move |backend| backend.examine().await).await
+    }
+
+    /// Moves the end of a lease that another process may have got.
+    pub async fn renew(&self, handle: &LeaseHandle, ttl: Duration) -> Result<Standing> {
+        let renewal = Renewal::new(handle.key().clone(), Ttl::new(ttl)?);
+        let answer = self.ask(async move |backend| backend.renew(&[renewal]).await).await?;
+        Ok(answer.value.first().copied().unwrap_or(Standing::Unknown))
+    }
+
+    /// How a lease stands that another process may have got.
+    pub async fn check(&self, handle: &LeaseHandle) -> Result<Standing> {
+        // A renewal never shortens, so the shortest one only asks.
+        self.renew(handle, Ttl::MIN.get()).await
+    }
+
+    /// Ends a lease that another process may have got.
+    pub async fn release(&self, handle: &LeaseHandle, outcome: Outcome) -> Result<Released> {
+        let key = handle.key().clone();
+        let answer = self.ask(async move |backend| backend.release(&key, &outcome).await).await?;
+        Ok(answer.value)
+    }
+
+    /// What the backend promises.
+    pub fn guarantees(&self) -> Guarantees {
+        self.0.engine.backend.guarantees()
+    }
+
+    /// The backend itself.
+    pub fn backend(&self) -> &Arc<dyn Backend> {
+        &self.0.engine.backend
+    }
+
+    /// The label others see.
+    pub fn holder(&self) -> &Holder {
+        &self.0.settings.holder
+    }
+
+    /// Gives back every lease this instance holds; tells how many.
+    ///
+    /// # Errors
+    /// The last failure; all the others are given back all the same.
+    pub async fn release_all(&self) -> Result<usize> {
+        self.0.engine.release_all().await
+    }
+
+    /// Ends waits and leases and waits until nothing is left to do: the graceful shutdown.
+    ///
+    /// # Errors
+    /// A lease that could not be given back; it will lapse.
+    pub async fn close(&self) -> Result<()> {
+        self.0.engine.close().await
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.0.engine
+    }
+
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.0.settings
+    }
+
+    pub(crate) fn reentries(&self) -> &Reentries {
+        &self.0.reentries
+    }
+
+    /// Runs a call to the backend where its connections live.
+    async fn ask<T: Send + 'static, F>(&self, call: impl FnOnce(Arc<dyn Backend>) -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        on_runtime(call(Arc::clone(&self.0.engine.backend))).await
+    }
+}
+
+/// Runs a future on the engine's own thread, whatever executor the caller has.
+async fn on_runtime<T: Send + 'static>(call: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
+    engine::handle()?.spawn(call).await.unwrap_or_else(|_| Err(Error::closed()))
+}
+
+impl fmt::Debug for Leasehold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Leasehold").field("backend", self.backend()).finish_non_exhaustive()
+    }
+}
+
+/// Chooses namespace, holder and defaults before connecting.
+#[derive(Clone)]
+#[must_use = "nothing happens until it connects"]
+pub struct Builder {
+    namespace: String,
+    holder: Option<Holder>,
+    ttl: Duration,
+    wait: Wait,
+    connect_limit: Duration,
+    clock: Arc<dyn Clock>,
+}
+
+impl Builder {
+    /// Separates applications on one backend; `default` by default.
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.namespace = namespace.into();
+        self
+    }
+
+    /// The label others see; unique for each instance by default.
+    pub fn holder(mut self, holder: Holder) -> Self {
+        self.holder = Some(holder);
+        self
+    }
+
+    /// The ttl of leases that do not choose one; 30 s by default.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// How long to wait where nothing else is said; 10 s by default.
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.wait = Wait::For(wait);
+        self
+    }
+
+    /// Waits for ever where nothing else is said.
+    pub fn wait_forever(mut self) -> Self {
+        self.wait = Wait::Forever;
+        self
+    }
+
+    /// How long connecting may take; 3 s by default.
+    pub fn connect_limit(mut self, limit: Duration) -> Self {
+        self.connect_limit = limit;
+        self
+    }
+
+    /// Where time comes from; the machine's clocks by default.
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Opens the backend that the URL names.
+    ///
+    /// # Errors
+    /// As for [`Leasehold::connect`].
+    pub async fn connect(self, url: &str) -> Result<Leasehold> {
+        let options = OpenOptions {
+            namespace: self.namespace.clone(),
+            clock: Arc::clone(&self.clock),
+            connect_limit: self.connect_limit,
+        };
+        let (url, limit) = (url.to_owned(), self.connect_limit);
+        let opened = on_runtime(async move {
+            tokio::time::timeout(limit, backends::open(&url, &options))
+                .await
+                .unwrap_or_else(|_| Err(Error::unavailable(format!("the backend did not answer within {limit:?}"))))
+        });
+        let backend = opened.await?;
+        self.backend(backend)
+    }
+
+    /// Uses a backend that is open already, one of your own included.
+    ///
+    /// # Errors
+    /// `Unavailable` when the thread that keeps leases cannot be started.
+    pub fn backend(self, backend: Arc<dyn Backend>) -> Result<Leasehold> {
+        let settings = Settings { ttl: self.ttl, wait: self.wait, holder: self.holder.unwrap_or_else(Holder::unique) };
+        let engine = Engine::new(backend, self.clock)?;
+        Ok(Leasehold(Arc::new(Instance { engine, settings, reentries: Reentries::default() })))
+    }
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder").field("namespace", &self.namespace).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,19 @@
+//! The meanings: what a claim on units is good for.
+
+mod all;
+mod election;
+mod mutex;
+mod reentry;
+mod rwlock;
+mod semaphore;
+mod terms;
+
+pub(crate) use self::reentry::Reentries;
+pub use self::{
+    all::{All, Guards},
+    election::{Candidate, Election, Leader, Observer},
+    mutex::Mutex,
+    rwlock::RwLock,
+    semaphore::Semaphore,
+    terms::{Attempt, Detached},
+};

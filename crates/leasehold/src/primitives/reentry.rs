@@ -1,0 +1,67 @@
+//! Who may enter a lock again, because the same holder is in already.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+};
+
+use parking_lot::Mutex;
+
+use crate::{
+    Error, Result,
+    engine::{Ask, Asked, Engine, Guard, Kept, Wait},
+    lease::{Busy, Holder, Moment, Resource},
+};
+
+/// The re-entrant leases of one instance.
+#[derive(Debug, Default)]
+pub(crate) struct Reentries(Mutex<HashMap<(Resource, Holder), Arc<Door>>>);
+
+/// One entry at a time; who is in already is let in again.
+type Door = tokio::sync::Mutex<Weak<Kept>>;
+
+impl Reentries {
+    /// Joins the holder's lease, or gets one.
+    pub(crate) async fn enter(&self, engine: &Arc<Engine>, ask: Ask) -> Result<Asked> {
+        let door = self.door(&ask);
+        let give_up = match ask.wait {
+            Wait::For(length) => engine.clock.now().after(length),
+            Wait::No => engine.clock.now(),
+            Wait::Forever => Moment::NEVER,
+        };
+        let mut inside = tokio::select! {
+            biased;
+            inside = door.lock() => inside,
+            () = engine.sleep_until(give_up), if give_up != Moment::NEVER => return Ok(Asked::Busy(Busy::default())),
+        };
+        if let Some(guard) = Guard::join(engine, &inside)
+            && guard.check().is_ok()
+        {
+            if guard.claim().shape() != ask.claim.shape() || guard.claim().units() < ask.claim.units() {
+                return Err(Error::unsupported(format!(
+                    "{} is held as {} by this holder and cannot be entered again as {}: release it first",
+                    ask.resource,
+                    guard.mode(),
+                    ask.claim.mode()
+                ))
+                .about(&ask.resource));
+            }
+            guard.renew(ask.ttl.get()).await?;
+            return Ok(Asked::Acquired(guard));
+        }
+        let asked = engine.acquire(ask).await?;
+        if let Asked::Acquired(guard) = &asked {
+            *inside = guard.shareable();
+        }
+        Ok(asked)
+    }
+
+    /// The door of this resource and holder; doors nobody stands at are taken away.
+    fn door(&self, ask: &Ask) -> Arc<Door> {
+        let mut doors = self.0.lock();
+        doors.retain(|_, door| {
+            Arc::strong_count(door) > 1 || door.try_lock().is_ok_and(|inside| inside.strong_count() > 0)
+        });
+        Arc::clone(doors.entry((ask.resource.clone(), ask.holder.clone())).or_default())
+    }
+}

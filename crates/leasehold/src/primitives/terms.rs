@@ -1,0 +1,282 @@
+//! What every primitive lets the caller choose, and what it does with it.
+
+use std::{any::type_name, fmt, time::Duration};
+
+use crate::{
+    Error, Leasehold, Result,
+    engine::{Ask, Asked, Backoff, Guard, Lease, Wait},
+    lease::{Busy, Claim, Grant, Holder, LeaseHandle, Lifetime, Metadata, Outcome, Released, Resource, Ttl},
+};
+
+/// What came of an attempt that does not wait.
+#[derive(Debug)]
+pub enum Attempt {
+    /// It is held.
+    Acquired(Guard),
+    /// Others hold it, or were here before.
+    Busy(Busy),
+}
+
+/// A lease that lives by its ttl alone: nobody renews it, no guard gives it back.
+#[derive(Clone, Debug)]
+pub struct Detached {
+    /// What renews, checks and releases it, in this process or another.
+    pub handle: LeaseHandle,
+    /// Its fence, and since when.
+    pub grant: Grant,
+    /// How long it was waited for.
+    pub waited: Duration,
+}
+
+/// A resource and what the caller chose about getting it.
+#[derive(Clone, Debug)]
+pub(crate) struct Terms {
+    pub(crate) locks: Leasehold,
+    pub(crate) name: String,
+    pub(crate) ttl: Duration,
+    pub(crate) wait: Wait,
+    pub(crate) holder: Holder,
+    pub(crate) note: Option<String>,
+    pub(crate) metadata: Metadata,
+    pub(crate) reentrant: bool,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) backoff: Backoff,
+    pub(crate) max_tries: Option<u32>,
+}
+
+impl Terms {
+    /// What nothing else is said about: from 100 ms to 10 s between two asks where nothing pushes.
+    pub(crate) fn new(locks: &Leasehold, name: &str) -> Self {
+        let settings = locks.settings();
+        Self {
+            locks: locks.clone(),
+            name: name.to_owned(),
+            ttl: settings.ttl,
+            wait: settings.wait,
+            holder: settings.holder.clone(),
+            note: None,
+            metadata: Metadata::new(),
+            reentrant: false,
+            max_hold: None,
+            backoff: Backoff::new(Duration::from_millis(100), Duration::from_secs(10)),
+            max_tries: None,
+        }
+    }
+
+    pub(crate) fn resource(&self) -> Result<Resource> {
+        Resource::new(&self.name)
+    }
+
+    fn ask(&self, claim: Claim, wait: Wait, lifetime: Lifetime) -> Result<Ask> {
+        if let Some(note) = &self.note
+            && (note.len() > 1024 || note.chars().any(char::is_control))
+        {
+            return Err(Error::invalid_name("a note is one line of at most 1024 bytes"));
+        }
+        Ok(Ask {
+            resource: self.resource()?,
+            claim,
+            ttl: Ttl::new(self.ttl)?,
+            wait: if wait == Wait::For(Duration::ZERO) { Wait::No } else { wait },
+            lifetime,
+            holder: self.holder.clone(),
+            note: self.note.clone(),
+            metadata: self.metadata.clone(),
+            max_hold: self.max_hold,
+            backoff: self.backoff,
+            max_tries: self.max_tries,
+        })
+    }
+
+    async fn get(&self, claim: Claim, wait: Wait) -> Result<Asked> {
+        let ask = self.ask(claim, wait, Lifetime::Attached)?;
+        if self.reentrant {
+            self.locks.reentries().enter(self.locks.engine(), ask).await
+        } else {
+            self.locks.engine().acquire(ask).await
+        }
+    }
+
+    pub(crate) async fn acquire(&self, claim: Claim) -> Result<Guard> {
+        match self.get(claim, self.wait).await? {
+            Asked::Acquired(guard) => Ok(guard),
+            Asked::Busy(busy) => Err(Error::busy(&self.resource()?, self.locks.engine().kind, busy)),
+        }
+    }
+
+    pub(crate) async fn attempt(&self, claim: Claim) -> Result<Attempt> {
+        Ok(match self.get(claim, Wait::No).await? {
+            Asked::Acquired(guard) => Attempt::Acquired(guard),
+            Asked::Busy(busy) => Attempt::Busy(busy),
+        })
+    }
+
+    pub(crate) async fn try_acquire(&self, claim: Claim) -> Result<Option<Guard>> {
+        Ok(match self.attempt(claim).await? {
+            Attempt::Acquired(guard) => Some(guard),
+            Attempt::Busy(_) => None,
+        })
+    }
+
+    pub(crate) async fn with<T, E>(&self, claim: Claim, work: impl AsyncFnOnce(Lease) -> Result<T, E>) -> Result<T, E>
+    where
+        E: From<Error> + fmt::Display,
+    {
+        run_under(self.acquire(claim).await?, work).await
+    }
+
+    pub(crate) async fn try_with<T, E>(
+        &self,
+        claim: Claim,
+        work: impl AsyncFnOnce(Lease) -> Result<T, E>,
+    ) -> Result<Option<T>, E>
+    where
+        E: From<Error> + fmt::Display,
+    {
+        match self.try_acquire(claim).await? {
+            Some(guard) => run_under(guard, work).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    pub(crate) async fn detached(&self, claim: Claim) -> Result<Detached> {
+        match self.get_detached(claim, self.wait).await? {
+            Ok(detached) => Ok(detached),
+            Err(busy) => Err(Error::busy(&self.resource()?, self.locks.engine().kind, busy)),
+        }
+    }
+
+    pub(crate) async fn try_detached(&self, claim: Claim) -> Result<Option<Detached>> {
+        Ok(self.get_detached(claim, Wait::No).await?.ok())
+    }
+
+    async fn get_detached(&self, claim: Claim, wait: Wait) -> Result<Result<Detached, Busy>> {
+        let ask = self.ask(claim, wait, Lifetime::Detached)?;
+        let ttl = ask.ttl;
+        let guard = match self.locks.engine().acquire(ask).await? {
+            Asked::Acquired(guard) => guard,
+            Asked::Busy(busy) => return Ok(Err(busy)),
+        };
+        // It may have waited for most of its life: the one who gets it gets all of it.
+        guard.renew(ttl.get()).await?;
+        let detached = Detached {
+            handle: guard.handle(),
+            grant: Grant { fence: guard.fence(), acquired_at: guard.acquired_at() },
+            waited: guard.waited(),
+        };
+        guard.detach();
+        Ok(Ok(detached))
+    }
+}
+
+/// Does the work while the lease is held; stops it when the lease is lost.
+async fn run_under<T, E>(guard: Guard, work: impl AsyncFnOnce(Lease) -> Result<T, E>) -> Result<T, E>
+where
+    E: From<Error> + fmt::Display,
+{
+    let lease = guard.lease().clone();
+    let done = tokio::select! {
+        biased;
+        _loss = lease.lost() => None,
+        done = work(lease.clone()) => Some(done),
+    };
+    let Some(done) = done else {
+        return Err(lease.check().err().unwrap_or_else(Error::closed).into());
+    };
+    match done {
+        Ok(value) => match guard.release().await? {
+            Released::Gone => Err(lease.lost_error().into()),
+            Released::Freed | Released::LeftQueue | Released::Shared => Ok(value),
+        },
+        // The work's own error counts; one of the release is in the log.
+        Err(problem) => {
+            let outcome = Outcome::failed(short_type_name::<E>(), &problem);
+            if let Err(error) = guard.release_as(outcome).await {
+                tracing::warn!(resource = %lease.resource(), %error, "could not release after a failure");
+            }
+            Err(problem)
+        }
+    }
+}
+
+/// `Error` of `std::io::Error`; generics keep their arguments.
+fn short_type_name<T>() -> &'static str {
+    let full = type_name::<T>();
+    let path_end = full.find('<').unwrap_or(full.len());
+    full[..path_end].rfind("::").map_or(full, |at| &full[at + 2..])
+}
+
+/// The options every primitive has; `self.terms` is where they go.
+macro_rules! options {
+    () => {
+        /// How long the lease lives without a renewal; 30 s unless the `Leasehold` says otherwise.
+        ///
+        /// Renewal is automatic, at a third of this: it bounds how long others
+        /// wait after a crash, not how long the work may take.
+        pub fn ttl(mut self, ttl: std::time::Duration) -> Self {
+            self.terms.ttl = ttl;
+            self
+        }
+
+        /// How long to wait; 10 s unless the `Leasehold` says otherwise. Zero does not wait.
+        pub fn wait(mut self, wait: std::time::Duration) -> Self {
+            self.terms.wait = $crate::engine::Wait::For(wait);
+            self
+        }
+
+        /// Waits until it is granted.
+        pub fn wait_forever(mut self) -> Self {
+            self.terms.wait = $crate::engine::Wait::Forever;
+            self
+        }
+
+        /// One line for people, shown to others; none by default.
+        pub fn note(mut self, note: impl Into<String>) -> Self {
+            self.terms.note = Some(note.into());
+            self
+        }
+
+        /// A JSON object for programs, shown to others; empty by default.
+        pub fn metadata(mut self, metadata: $crate::lease::Metadata) -> Self {
+            self.terms.metadata = metadata;
+            self
+        }
+
+        /// The label others see; the instance's own by default.
+        pub fn holder(mut self, holder: $crate::lease::Holder) -> Self {
+            self.terms.holder = holder;
+            self
+        }
+
+        /// Lets this instance's holder enter again; off by default.
+        ///
+        /// Without it two tasks of one process exclude each other. With it they
+        /// share one lease and one fence, each entry moves its end, and it ends
+        /// with the last guard.
+        pub fn reentrant(mut self) -> Self {
+            self.terms.reentrant = true;
+            self
+        }
+
+        /// The longest a guard may hold, renewed or not; no limit by default.
+        pub fn max_hold(mut self, max_hold: std::time::Duration) -> Self {
+            self.terms.max_hold = Some(max_hold);
+            self
+        }
+
+        /// The pauses between two asks where the backend cannot push; 100 ms to 10 s by default.
+        ///
+        /// Each is a random part of a span that doubles from `first` to `most`.
+        pub fn backoff(mut self, first: std::time::Duration, most: std::time::Duration) -> Self {
+            self.terms.backoff = $crate::engine::Backoff::new(first, most);
+            self
+        }
+
+        /// How often to ask where the backend cannot push; until `wait` is over by default.
+        pub fn max_tries(mut self, tries: u32) -> Self {
+            self.terms.max_tries = Some(tries);
+            self
+        }
+    };
+}
+pub(crate) use options;
