@@ -109,7 +109,8 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused_with_the_ways_to_write_it() {
-        for text in ["", " ", "-1", "+1", "1e3", "inf", "nan", "s", "5 m", "5x", "5min", "1.2.3", "1m30", "١s", "0x10"] {
+        for text in ["", " ", "-1", "+1", "1e3", "inf", "nan", "s", "5 m", "5x", "5min", "1.2.3", "1m30", "١s", "0x10"]
+        {
             let refusal = parse(text).expect_err(text);
             assert!(refusal.contains("500ms"), "{refusal}");
         }

@@ -149,6 +149,11 @@ pub(crate) struct Looks {
 }
 
 impl Looks {
+    /// Text without colours, for when nothing is known yet.
+    pub(crate) fn plain() -> Self {
+        Self { json: false, level: Level::Normal, color_out: false, color_err: false, is_terminal: false }
+    }
+
     /// Puts flags and environment together; nothing here can fail before it can be told.
     pub(crate) fn resolve(global: &Global, env: Environment<'_>) -> Self {
         let json_by_env = env("LEASEHOLD_JSON").is_some_and(|value| value != "0" && value != "false");

@@ -1,10 +1,13 @@
 //! The command to run, and what becomes of it when the lock goes.
 
-use std::{ffi::OsString, str::FromStr, time::Duration};
+use std::{ffi::OsString, time::Duration};
 
-use clap::{ValueEnum, ValueHint};
+use clap::ValueHint;
 
-use crate::{child::signal::Signal, duration};
+use crate::{
+    child::{KillMode, OnLost},
+    duration,
+};
 
 /// The command to run, and what becomes of it when the lock goes.
 #[derive(Debug, clap::Args)]
@@ -28,42 +31,4 @@ pub(crate) struct ChildArgs {
     /// Files only: the lock may pass on while descendants of a killed run still live
     #[arg(long)]
     pub(crate) no_inherit: bool,
-}
-
-/// Whom to signal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum KillMode {
-    /// The command and everything in its process group
-    Group,
-    /// The command's process alone
-    Process,
-}
-
-/// What to do with the command when the lock is lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnLost {
-    /// TERM, then KILL.
-    Terminate,
-    /// KILL.
-    Kill,
-    /// This signal, then KILL.
-    Signal(Signal),
-    /// Nothing but a warning.
-    Continue,
-}
-
-impl FromStr for OnLost {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "terminate" => Ok(Self::Terminate),
-            "kill" => Ok(Self::Kill),
-            "continue" => Ok(Self::Continue),
-            _ => match text.strip_prefix("signal:") {
-                Some(name) => name.parse().map(Self::Signal),
-                None => Err(String::from("write terminate, kill, signal:NAME or continue")),
-            },
-        }
-    }
 }

@@ -11,12 +11,12 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Parser, Subcommand, ValueEnum, ValueHint};
 
 pub(crate) use self::{
-    child::{ChildArgs, KillMode, OnLost},
+    child::ChildArgs,
     elect::ElectArgs,
     lease::{AcquireArgs, AskArgs, LeaseArgs, RenewArgs, ShownArgs},
     look::{
-        CompletionsArgs, EndingArg, EventArg, EvictArgs, HistoryArgs, InspectArgs, ListArgs, ManArgs, ModeArg, SortBy,
-        VersionArgs, WatchArgs, When,
+        CompletionsArgs, EventArg, EvictArgs, HistoryArgs, InspectArgs, ListArgs, ManArgs, SortBy, VersionArgs,
+        WatchArgs, When,
     },
     run::RunArgs,
 };
@@ -68,7 +68,14 @@ pub(crate) struct Global {
     #[arg(short, long, action = clap::ArgAction::Count, global = true, help_heading = "Global options")]
     pub(crate) verbose: u8,
     /// Colours [env: NO_COLOR, CLICOLOR_FORCE]
-    #[arg(long, value_enum, default_value = "auto", value_name = "WHEN", global = true, help_heading = "Global options")]
+    #[arg(
+        long,
+        value_enum,
+        default_value = "auto",
+        value_name = "WHEN",
+        global = true,
+        help_heading = "Global options"
+    )]
     pub(crate) color: Color,
     /// How long to try to reach the backend
     #[arg(long, value_parser = duration::parse, default_value = "3s", value_name = "D", global = true, help_heading = "Global options")]

@@ -61,13 +61,18 @@ impl Signals {
         poll_fn(|context| self.poll_next(context)).await
     }
 
-    /// The next signal that asks us to end; others are dropped.
+    /// The next signal that asks us to end. Ctrl-Z stops us on the way; others are dropped.
+    ///
+    /// # Cancel safety
+    /// A dropped call loses nothing.
     pub(crate) async fn next_ending(&mut self) -> Signal {
         loop {
-            if let Caught::Signal(signal) = self.next().await
-                && is_ending(signal)
-            {
-                return signal;
+            match self.next().await {
+                Caught::Signal(signal) if is_ending(signal) => return signal,
+                Caught::Signal(Signal::TSTP) => {
+                    let _always_possible = process::kill_process(process::getpid(), process::Signal::STOP);
+                }
+                _ => {}
             }
         }
     }
