@@ -1,6 +1,7 @@
 //! The `file:` backend on a real directory, with real processes that are stopped and killed.
 
 #![cfg(feature = "file")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by its panic")]
 
 use std::{
     env,
@@ -185,7 +186,9 @@ fn child() {
             let latches = files(root.join("test/latches")).into_iter();
             let latches = latches.map(|latch| root.join("test/latches").join(latch));
             let latches: Vec<File> = latches.map(|latch| File::options().write(true).open(latch).unwrap()).collect();
-            latches.iter().for_each(|latch| latch.lock().unwrap());
+            for latch in &latches {
+                latch.lock().unwrap();
+            }
             ready_for_ever().await;
         }
         if part == "wander" {
@@ -207,7 +210,8 @@ fn child() {
                 granted(&backend, &request(&resource)).await;
                 let _lent = backend.inheritable().unwrap();
                 let mut sleeper = Command::new("sleep");
-                sleeper.arg("2").stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+                let mut sleeper = sleeper.arg("2").stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+                assert_eq!(sleeper.try_wait().unwrap(), None);
             }
             other => panic!("no part {other}"),
         }
@@ -217,7 +221,7 @@ fn child() {
 
 async fn ready_for_ever() {
     println!("ready");
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 /// Comes and goes; being taken for dead would show as a lease that is gone.
@@ -560,6 +564,9 @@ fn after_a_reboot_the_wall_clock_tells_what_is_left() {
         let left = async || a.list(&ListFilter::new(Names::All)).await.unwrap().leases[0].expires_in;
         clock.advance(Duration::from_secs(10));
         assert_eq!(left().await, Some(Duration::from_secs(20)));
+        clock.set_wall(Timestamp::from_micros(0));
+        clock.advance(Duration::from_secs(5));
+        assert_eq!(left().await, Some(Duration::from_secs(15)), "from then on the steady clock counts");
         fs::write(&path, serde_json::to_vec(&record)?)?;
         clock.set_wall(Timestamp::from_micros(0));
         assert_eq!(left().await, Some(Ttl::DEFAULT.get()), "never more than the ttl");
@@ -638,6 +645,9 @@ fn a_latch_held_by_a_stopped_process_is_an_error_that_names_it() {
             assert!(error.to_string().contains(&format!("process {}", stopped.pid())), "{error}");
             assert!(error.to_string().contains("latches/"), "{error}");
         }
+        let started = SystemClock.now();
+        a.acquire(&asked).await.unwrap_err();
+        assert!(SystemClock.now().since(started) < Duration::from_secs(1), "what is known to be stuck is said at once");
         stopped.kill();
         assert!(holds(&a, &held).await, "the abandoned wait does not keep the latch");
         assert_eq!(renewed(&a, &asked).await, Standing::Gone);

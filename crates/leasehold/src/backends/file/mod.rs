@@ -80,7 +80,7 @@ impl FileBackend {
         let watchers = Arc::new(Watchers::new(Arc::clone(&directory), Arc::clone(&own)));
         let listener = runtime.spawn(doorbell::listen(own.doorbell()?, hints.clone(), Arc::clone(&watchers)));
         Ok(Self {
-            latches: Latches::new(Arc::clone(&directory)),
+            latches: Latches::new(Arc::clone(&directory), Arc::clone(&options.clock)),
             deaths: Deaths::new(Arc::clone(&directory), runtime.clone(), hints.clone()),
             incarnation: incarnation(&boot),
             listener: listener.abort_handle(),
