@@ -504,6 +504,27 @@ fn dead_presences_are_tidied_and_live_ones_never() {
     });
 }
 
+#[test]
+fn a_presence_that_is_only_being_made_is_left_alone() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let _a = open(root.path()).await;
+        let make = |name: &str, age: &str| {
+            let path = root.path().join("test/presence").join(name);
+            assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+            assert!(Command::new("touch").args(["-d", age]).arg(&path).status().unwrap().success());
+            path
+        };
+        let young = make(".new-0b1f8a54c2a14f7e9a3d7e61d0c5b2a1", "10 seconds ago");
+        let old = make(".new-1b1f8a54c2a14f7e9a3d7e61d0c5b2a1", "2 minutes ago");
+        let dead = make("2b1f8a54c2a14f7e9a3d7e61d0c5b2a1", "now");
+        let _b = open(root.path()).await;
+        assert_eq!([young, old, dead].map(|path| path.exists()), [true, false, false]);
+        assert_eq!(files(root.path().join("test/presence")).len(), 3);
+        Ok(())
+    });
+}
+
 // ---- leases without a process ----
 
 #[test]
@@ -570,6 +591,27 @@ fn after_a_reboot_the_wall_clock_tells_what_is_left() {
         fs::write(&path, serde_json::to_vec(&record)?)?;
         clock.set_wall(Timestamp::from_micros(0));
         assert_eq!(left().await, Some(Ttl::DEFAULT.get()), "never more than the ttl");
+        Ok(())
+    });
+}
+
+#[test]
+fn what_a_power_loss_tore_is_removed_once_and_fences_keep_rising() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let clock = ManualClock::new();
+        let a = open_by(root.path(), &clock).await;
+        let before = granted(&a, &request("x")).await.fence;
+        granted(&a, &detached("y")).await;
+        drop(a);
+        fs::write(record_of(root.path(), "x"), "")?;
+        let b = open_by(root.path(), &clock).await;
+        assert!(b.acquire(&request("x")).await.is_err(), "in the same life of the machine it is garbage");
+        drop(b);
+        fs::write(root.path().join("test/boot"), "another life")?;
+        let c = open_by(root.path(), &clock).await;
+        assert!(granted(&c, &request("x")).await.fence > before);
+        queued(&c, &request("y")).await;
         Ok(())
     });
 }

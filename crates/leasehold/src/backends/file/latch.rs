@@ -34,9 +34,14 @@ pub(super) const HISTORY: &str = "history";
 /// What a new latch file holds: as many bytes as every later fence, so that writing one needs no space.
 pub(super) const NO_FENCE: &str = "0000000000000000\n";
 
+/// The numbers of all latches that guard records.
+pub(super) fn numbers() -> impl Iterator<Item = u8> {
+    0..LATCHES
+}
+
 /// The names of all latch files.
 pub(super) fn file_names() -> impl Iterator<Item = String> {
-    (0..LATCHES).map(|number| format!("{number:02x}")).chain([String::from(HISTORY)])
+    numbers().map(|number| format!("{number:02x}")).chain([String::from(HISTORY)])
 }
 
 /// Which latch guards the resource.
@@ -64,7 +69,7 @@ type Waiting = Arc<parking_lot::Mutex<Option<Moment>>>;
 
 impl Latches {
     pub(super) fn new(directory: Arc<Directory>, clock: Arc<dyn Clock>) -> Self {
-        Self { directory, clock, turns: (0..LATCHES).map(|_| Turn::default()).collect() }
+        Self { directory, clock, turns: numbers().map(|_| Turn::default()).collect() }
     }
 
     /// Takes the latch with this number, within two seconds.
