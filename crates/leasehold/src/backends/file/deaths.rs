@@ -170,3 +170,22 @@ fn needs(stored: &Stored) -> impl Iterator<Item = (LeaseId, BTreeSet<Uuid>)> {
 fn holders(stored: &Stored) -> impl Iterator<Item = Uuid> {
     stored.state.entries.iter().filter(|entry| entry.grant.is_some()).filter_map(|entry| stored.bound_to(entry))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{backends::file::FileOptions, clock::SystemClock};
+
+    #[tokio::test]
+    async fn one_that_died_before_it_was_watched_is_told_at_once() {
+        let root = tempfile::tempdir().unwrap();
+        let url = format!("file://{}", root.path().display());
+        let options = FileOptions::from_url(&url, "test", Arc::new(SystemClock)).unwrap();
+        let hints = HintSender::new();
+        let mut heard = hints.subscribe();
+        let deaths = Deaths::new(Arc::new(Directory::open(&options).unwrap()), Handle::current(), hints);
+        let resource = Resource::new("x").unwrap();
+        deaths.follow(&resource, BTreeSet::from([Uuid::new_v4()]));
+        assert_eq!(heard.next().await, Some(Hint::Changed { resource }));
+    }
+}
