@@ -4,6 +4,8 @@
 //! a real thread must be blocked.
 #![cfg(feature = "memory")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::unchecked_time_subtraction, reason = "of constants, larger less smaller")]
+#![allow(clippy::disallowed_methods, reason = "tests bound what they wait for in real time")]
 
 use std::{
     future::Future,
