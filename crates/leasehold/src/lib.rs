@@ -1,4 +1,116 @@
-//! One lock, many machines.
+//! One lock, many machines: name a resource and a backend, and run something
+//! in exactly one place at a time.
+//!
+//! ```
+//! use leasehold::Leasehold;
+//!
+//! # async fn example() -> leasehold::Result<()> {
+//! let locks = Leasehold::connect("memory:").await?; // file: needs nothing installed either
+//!
+//! let guard = locks.mutex("order:42").acquire().await?;
+//! // … charge the card, sending guard.fence() along …
+//! guard.release().await?;
+//! # Ok(()) }
+//! # leasehold::blocking::wait(example()).unwrap();
+//! ```
+//!
+//! The same call works in one process (`memory:`) and across the processes of
+//! one machine (`file:`). Calls can be awaited on any executor; without one,
+//! there is [`blocking`].
+//!
+//! # What can be locked
+//!
+//! | | |
+//! |---|---|
+//! | [`Leasehold::mutex`] | one holder at a time |
+//! | [`Leasehold::rwlock`] | many readers or one writer; a mutex is its write side |
+//! | [`Leasehold::semaphore`] | at most N at a time, weighted |
+//! | [`Leasehold::election`] | one leader, with callbacks and a published value |
+//! | [`Leasehold::all`] | several mutexes, all or nothing, without deadlock |
+//!
+//! All of them wait in one fair queue per resource and are handed on without
+//! polling: the next in line holds before the releaser has its answer.
+//!
+//! # How a lease lives
+//!
+//! What you hold is a *lease*: it lives for its `ttl` (30 s) and is renewed by
+//! itself every third of it, until you release the [`Guard`]. If the process
+//! dies, the lease ends by itself and the next in line gets it: after the ttl,
+//! or on `file:` at once, because the kernel tells.
+//!
+//! A lease can be lost: the process was stopped for a minute, the backend was
+//! away for too long, an operator evicted it. Then
+//!
+//! - [`check`](Lease::check) fails, right on use, whatever tasks have run;
+//! - [`lost`](Lease::lost) ends, before a ttl backend can grant it to another;
+//! - [`with`](Mutex::with) drops the work it runs;
+//! - the [`fence`](Lease::fence), a number that rises with every grant, lets
+//!   your own store refuse the writer that woke up too late.
+//!
+//! ```
+//! use std::time::Duration;
+//! use leasehold::{Leasehold, ErrorKind};
+//!
+//! # async fn example() -> leasehold::Result<()> {
+//! # let locks = Leasehold::connect("memory:tour").await?;
+//! // does the work under the lock; its failure is recorded with the lock's history
+//! let outcome = locks
+//!     .mutex("daily-report")
+//!     .ttl(Duration::from_secs(30))
+//!     .wait(Duration::from_secs(5))
+//!     .note("report of the day")
+//!     .with(async |lease| {
+//!         lease.check()?;
+//!         Err::<(), _>(leasehold::Error::unavailable("the printer is on fire"))
+//!     })
+//!     .await;
+//! assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Unavailable);
+//!
+//! // no waiting: None when someone else is doing it
+//! if let Some(guard) = locks.mutex("cron:daily-cleanup").try_acquire().await? {
+//!     guard.release().await?;
+//! }
+//! # Ok(()) }
+//! # leasehold::blocking::wait(example()).unwrap();
+//! ```
+//!
+//! # Who holds it, since when, who waits, what failed?
+//!
+//! [`Leasehold::list`], [`Leasehold::history`] and [`Leasehold::watch`] answer
+//! that; [`Leasehold::evict`] takes a lease away from a holder that hangs.
+//!
+//! ```
+//! use leasehold::{Leasehold, lease::{HistoryFilter, ListFilter, Names}};
+//!
+//! # async fn example() -> leasehold::Result<()> {
+//! # let locks = Leasehold::connect("memory:looking").await?;
+//! # let guard = locks.mutex("job:7").acquire().await?;
+//! for lease in locks.list(&ListFilter::new(Names::Prefix("job:".into()))).await?.leases {
+//!     println!("{} is {:?} by {}", lease.resource, lease.state, lease.holder);
+//! }
+//! # guard.release().await?;
+//! for ended in locks.history(&HistoryFilter::new(Names::All)).await? {
+//!     println!("{} {} {}", ended.resource, ended.ending, ended.holder);
+//! }
+//! # Ok(()) }
+//! # leasehold::blocking::wait(example()).unwrap();
+//! ```
+//!
+//! # Errors
+//!
+//! One [`Error`] with a [`kind`](Error::kind) names the resource, the backend,
+//! who holds it and what to do. That a lock is busy is a value wherever the
+//! caller asked whether it is.
+//!
+//! # Features
+//!
+//! `memory` and `file`, both on by default; each backend is one feature.
+//!
+//! # Further reading
+//!
+//! [What is promised and what can still go wrong](_docs::guarantees),
+//! [which backend, which ttl, and when a lock is the wrong tool](_docs::choosing).
+//! To write a backend of your own, begin with [`backend`] and [`model`].
 
 pub mod backend;
 pub mod backends;
@@ -17,3 +129,14 @@ pub use error::{Error, ErrorKind, Result};
 pub use lease::{Fence, Holder, LeaseHandle, Metadata, Outcome, Resource, Ttl};
 pub use leasehold::{Builder, Leasehold};
 pub use primitives::{All, Attempt, Candidate, Detached, Election, Guards, Leader, Mutex, Observer, RwLock, Semaphore};
+
+/// The long pages, kept with the code they describe.
+#[cfg(doc)]
+pub mod _docs {
+    #[doc = include_str!("../docs/choosing.md")]
+    pub mod choosing {}
+    #[doc = include_str!("../docs/guarantees.md")]
+    pub mod guarantees {}
+    #[doc = include_str!("../docs/changelog.md")]
+    pub mod changelog {}
+}
