@@ -51,7 +51,7 @@ impl fmt::Display for Brief {
         let text = match seconds {
             0 => format!("{}ms", self.0.as_millis()),
             1..60 => format!("{seconds}s"),
-            60..3600 if seconds % 60 == 0 => format!("{}m", seconds / 60),
+            60..3600 if seconds.is_multiple_of(60) => format!("{}m", seconds / 60),
             60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
             3600..86400 if seconds % 3600 < 60 => format!("{}h", seconds / 3600),
             3600..86400 => format!("{}h{:02}m", seconds / 3600, seconds % 3600 / 60),

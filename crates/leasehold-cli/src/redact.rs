@@ -41,12 +41,9 @@ pub(crate) fn words(text: &str) -> String {
     }
     let is_edge = |c: char| c.is_whitespace() || "\"'`()<>".contains(c);
     text.split_inclusive(is_edge)
-        .map(|word| match word.contains("://") {
-            true => {
-                let bare = word.trim_end_matches(is_edge);
-                format!("{}{}", url(bare), &word[bare.len()..])
-            }
-            false => word.to_owned(),
+        .map(|word| {
+            let bare = word.trim_end_matches(is_edge);
+            if bare.contains("://") { format!("{}{}", url(bare), &word[bare.len()..]) } else { word.to_owned() }
         })
         .collect()
 }

@@ -138,11 +138,8 @@ impl Say {
             Some((mark, _)) => mark.to_owned(),
             None => String::new(),
         };
-        let mut text = format!("leasehold: {mark}{}\n", one_line(&line.message));
-        if let Some(hint) = &line.hint {
-            text.push_str(&format!("leasehold:   {}\n", one_line(hint)));
-        }
-        text
+        let hint = line.hint.as_ref().map(|hint| format!("leasehold:   {}\n", one_line(hint)));
+        format!("leasehold: {mark}{}\n{}", one_line(&line.message), hint.unwrap_or_default())
     }
 
     fn emit(&self, bytes: Vec<u8>) {

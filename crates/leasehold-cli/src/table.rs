@@ -1,5 +1,7 @@
 //! Columns for people.
 
+use std::fmt::Write as _;
+
 use clap::builder::styling::Style;
 
 /// Rows of text in aligned columns.
@@ -36,13 +38,8 @@ impl Table {
                 line.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}", width = *width)).collect();
             let line = cells.join("  ");
             let line = line.trim_end();
-            if colors && at == 0 && header.is_some() {
-                let bold = Style::new().bold();
-                text.push_str(&format!("{bold}{line}{bold:#}\n"));
-            } else {
-                text.push_str(line);
-                text.push('\n');
-            }
+            let bold = if colors && at == 0 && header.is_some() { Style::new().bold() } else { Style::new() };
+            let _infallible = writeln!(text, "{bold}{line}{bold:#}");
         }
         text
     }

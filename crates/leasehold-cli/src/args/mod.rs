@@ -1,5 +1,7 @@
 //! What can be typed: one struct per command, and the flags all of them share.
 
+#![allow(clippy::doc_markdown, reason = "these comments are the help text")]
+
 mod child;
 mod elect;
 mod lease;

@@ -94,7 +94,7 @@ mod tests {
             let smallest = Ttl::new(smallest_ttl(grace)).unwrap();
             assert_eq!(kill_after(Some(grace), smallest).unwrap(), grace);
             let step = Duration::from_millis(if smallest.get() < Duration::from_secs(1) { 2 } else { 1001 });
-            let smaller = Ttl::new(smallest.get() - step).unwrap();
+            let smaller = Ttl::new(smallest.get().checked_sub(step).unwrap()).unwrap();
             assert!(kill_after(Some(grace), smaller).is_err(), "{millis} fits into {smaller:?} too");
         }
         let refusal = kill_after(Some(Duration::from_secs(10)), ttl(30_000)).unwrap_err();

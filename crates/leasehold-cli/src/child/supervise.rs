@@ -242,7 +242,9 @@ impl Supervisor<'_> {
         let escaped = if is_lost { group::descendants() } else { Vec::new() };
         if !escaped.is_empty() && !self.asked_escaped {
             self.asked_escaped = true;
-            escaped.iter().for_each(|pid| group::send(KillMode::Process, *pid, Signal::TERM));
+            for pid in &escaped {
+                group::send(KillMode::Process, *pid, Signal::TERM);
+            }
         }
         escaped.is_empty()
     }
@@ -312,18 +314,16 @@ impl Supervisor<'_> {
             self.look = (self.look * 2).min(LOOK[1]);
             return Some(now.after(pause));
         }
-        match self.stage {
-            Stage::Stopping { kill_at } => Some(kill_at),
-            _ => {
-                let after = |left: Duration, point: Duration| now.after(left.saturating_sub(point));
-                let half = self.limits.ttl / 2;
-                let doubt = self.remaining().filter(|_| !self.in_doubt).map(|left| after(left, half));
-                let grace = self.grace_before_deadline();
-                let ask = self.remaining().and_then(|left| Some(after(left, grace?)));
-                let most = self.limits.max_hold.map(|most| self.started.after(most));
-                doubt.into_iter().chain(ask).chain(most).min()
-            }
+        if let Stage::Stopping { kill_at } = self.stage {
+            return Some(kill_at);
         }
+        let after = |left: Duration, point: Duration| now.after(left.saturating_sub(point));
+        let half = self.limits.ttl / 2;
+        let doubt = self.remaining().filter(|_| !self.in_doubt).map(|left| after(left, half));
+        let grace = self.grace_before_deadline();
+        let ask = self.remaining().and_then(|left| Some(after(left, grace?)));
+        let most = self.limits.max_hold.map(|most| self.started.after(most));
+        doubt.into_iter().chain(ask).chain(most).min()
     }
 
     /// A lease is gone for certain.
@@ -379,7 +379,9 @@ impl Supervisor<'_> {
     fn signal_again(&mut self) {
         self.signal(Signal::KILL);
         if matches!(self.cause, Some(Cause::Lost(_))) && self.limits.kill_mode == KillMode::Group {
-            group::descendants().iter().for_each(|pid| group::send(KillMode::Process, *pid, Signal::KILL));
+            for pid in group::descendants() {
+                group::send(KillMode::Process, pid, Signal::KILL);
+            }
         }
     }
 

@@ -123,7 +123,7 @@ const fn word(severity: Severity) -> &'static str {
 }
 
 fn render(context: &Context<'_>, findings: &[Finding], failures: usize, warnings: usize) -> String {
-    let mut text = String::new();
+    let mut lines = Vec::new();
     for finding in findings {
         let color = match finding.severity {
             Severity::Info => AnsiColor::Cyan,
@@ -139,9 +139,9 @@ fn render(context: &Context<'_>, findings: &[Finding], failures: usize, warnings
             format!("{word:<5}")
         };
         let words = redact::scrub(&redact::words(&finding.words), &context.settings.url);
-        text.push_str(&format!("  {mark} {:<18} {}\n", finding.subject, words.replace(char::is_control, " ")));
+        lines.push(format!("  {mark} {:<18} {}", finding.subject, words.replace(char::is_control, " ")));
     }
     let plural = |count: usize, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });
-    text.push_str(&format!("{}, {}\n", plural(failures, "failure"), plural(warnings, "warning")));
-    text
+    lines.push(format!("{}, {}\n", plural(failures, "failure"), plural(warnings, "warning")));
+    lines.join("\n")
 }

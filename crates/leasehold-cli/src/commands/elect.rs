@@ -188,17 +188,13 @@ async fn resign(context: &Context<'_>, resource: &Resource, election: &Election)
     if context.say.looks().json {
         json::print(as_json(resource, deposed.as_ref()).to_string())?;
     }
-    match deposed {
-        Some(leader) => {
-            let who = short(leader.holder.as_str());
-            context.say.say(Line::new("resigned", format!("{who} was told to step down from {resource}")));
-            Ok(exit::OK)
-        }
-        None => {
-            context.say.say(Line::new("no_leader", format!("nobody leads {resource}")));
-            Ok(exit::NO)
-        }
-    }
+    let Some(leader) = deposed else {
+        context.say.say(Line::new("no_leader", format!("nobody leads {resource}")));
+        return Ok(exit::NO);
+    };
+    let who = short(leader.holder.as_str());
+    context.say.say(Line::new("resigned", format!("{who} was told to step down from {resource}")));
+    Ok(exit::OK)
 }
 
 fn words(leader: &Leader) -> String {

@@ -45,8 +45,9 @@ pub(crate) async fn run(context: &Context<'_>, args: &HistoryArgs) -> Result<u8>
     ended.retain(|ended| args.event.is_empty() || args.event.iter().any(|wanted| ended.ending == (*wanted).into()));
     ended.truncate(args.limit);
     if context.say.looks().json {
-        let lines: String = ended.iter().map(|ended| format!("{}\n", json::ended(ended))).collect();
-        json::write(&lines)?;
+        for ended in &ended {
+            json::print(json::ended(ended).to_string())?;
+        }
     } else {
         json::write(&render(context, args, &ended, now))?;
     }

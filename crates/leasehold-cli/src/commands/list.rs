@@ -1,6 +1,6 @@
 //! `leasehold list`: held locks and who waits for them.
 
-use std::{cmp::Reverse, future::poll_fn, io::IsTerminal, time::Duration};
+use std::{cmp::Reverse, fmt::Write as _, future::poll_fn, io::IsTerminal, time::Duration};
 
 use leasehold::{
     Leasehold,
@@ -96,7 +96,8 @@ async fn render(context: &Context<'_>, args: &ListArgs, locks: &Leasehold, names
         let place = settings.profile.as_ref().map_or_else(|| kind.to_owned(), |profile| format!("{kind} ({profile})"));
         let more = if truncated { " (more exist: --limit)" } else { "" };
         let namespace = &settings.namespace;
-        text.push_str(&format!("{count} {locks_word}{more}, {waiting} waiting · {place} · namespace {namespace}\n"));
+        let _infallible =
+            writeln!(text, "{count} {locks_word}{more}, {waiting} waiting · {place} · namespace {namespace}");
     }
     Ok(text)
 }

@@ -111,7 +111,7 @@ async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, report: &mut Report)
         locks = context.connect(plan.ask.holder.clone()) => locks?,
         signal = signals.next_ending() => return Ok(interrupted(report, signal.number(), &signal.to_string())),
     };
-    report.backend = locks.guarantees().kind.to_owned();
+    locks.guarantees().kind.clone_into(&mut report.backend);
     report.holder = Some(locks.holder().to_string());
 
     let outers = Outer::all(&environment);
@@ -119,11 +119,13 @@ async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, report: &mut Report)
 
     let wanted = Wanted { locks: &locks, resource: &plan.ask.resource, patience: plan.ask.patience };
     let started = SystemClock.now();
-    let waited = wait::wait(wanted, plan.ask.acquire(&locks), &mut signals, say).await;
+    let result = wait::wait(wanted, plan.ask.acquire(&locks), &mut signals, say).await;
     report.waited = SystemClock.now().since(started);
-    let guards = match waited? {
+    let guards = match result? {
         Waited::Acquired { held, explained } => {
-            held.iter().for_each(|guard| say.say(wait::acquired(guard.lease(), explained)));
+            for guard in &held {
+                say.say(wait::acquired(guard.lease(), explained));
+            }
             named_first(held, &plan.ask.resource)
         }
         Waited::NotAcquired(error) => {

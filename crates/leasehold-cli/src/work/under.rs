@@ -84,18 +84,14 @@ impl Work {
         signals: &mut Signals,
         say: &Say,
     ) -> std::io::Result<Ended> {
-        let mut tell = |notice| {
-            if let Some(line) = self.words(notice, leases) {
-                say.say(line);
-            }
-        };
+        let mut tell = |notice| say.say(self.words(notice, leases));
         supervise(&self.launch, leases, self.limits, inherit, signals, &mut tell).await
     }
 
-    fn words(&self, notice: Notice, leases: &[Lease]) -> Option<Line> {
+    fn words(&self, notice: Notice, leases: &[Lease]) -> Line {
         let command = self.launch.name();
         let lock = |at: usize| leases.get(at).map(|lease| lease.resource().to_string()).unwrap_or_default();
-        Some(match notice {
+        match notice {
             Notice::Started { pid } => Line::debug(format!("{command} runs as process {pid}")),
             Notice::InDoubt { lease, left } => Line::warning(format!(
                 "cannot renew {} ({}); {} left on the lease",
@@ -109,9 +105,9 @@ impl Work {
                     Some(grace) => format!("{signal}, then KILL in {}", Brief(grace)),
                     None => signal.to_string(),
                 };
-                let lost = leases.iter().position(|lease| lease.check().is_err()).unwrap_or(0);
-                Line::lost(format!("{}: {}. Stopping {command} ({how})", lock(lost), words_of(loss)))
-                    .with("lock", lock(lost))
+                let which = leases.iter().position(|lease| lease.check().is_err()).unwrap_or(0);
+                Line::lost(format!("{}: {}. Stopping {command} ({how})", lock(which), words_of(loss)))
+                    .with("lock", lock(which))
                     .with("reason", loss.as_str())
             }
             Notice::Stopping { cause: Cause::MaxHold, grace, .. } => Line::new(
@@ -141,7 +137,7 @@ impl Work {
             Notice::Overdue => Line::warning(format!(
                 "{command} or what it started does not die of KILL; the lock is kept until it does"
             )),
-        })
+        }
     }
 
     fn judge(&self, ended: Ended, acquired: Moment, say: &Say) -> Done {
@@ -223,8 +219,8 @@ impl Work {
                     Line::detail("released", format!("released {name} after {}", Measured(done.held)))
                         .with("lock", name.as_str()),
                 ),
-                Ok(Err(error)) => self.not_released(&name, left, &error.to_string(), done, say),
-                Err(_elapsed) => self.not_released(&name, left, "no answer", done, say),
+                Ok(Err(error)) => not_released(&name, left, &error.to_string(), done, say),
+                Err(_elapsed) => not_released(&name, left, "no answer", done, say),
             }
         }
     }
@@ -241,16 +237,16 @@ impl Work {
         done.outcome = report::Outcome::Lost;
         done.reason = Some(loss.as_str().to_owned());
     }
+}
 
-    fn not_released(&self, name: &str, left: Option<Duration>, why: &str, done: &mut Done, say: &Say) {
-        let lapse = match left {
-            Some(left) => format!("the lease will lapse in {}", Brief(left)),
-            None => String::from("it ends with this process"),
-        };
-        let words = format!("cannot release {name} ({why}); {lapse}");
-        say.say(Line::warning(words.clone()));
-        done.unreleased = Some(Failure::unavailable(words));
-    }
+fn not_released(name: &str, left: Option<Duration>, why: &str, done: &mut Done, say: &Say) {
+    let lapse = match left {
+        Some(left) => format!("the lease will lapse in {}", Brief(left)),
+        None => String::from("it ends with this process"),
+    };
+    let words = format!("cannot release {name} ({why}); {lapse}");
+    say.say(Line::warning(words.clone()));
+    done.unreleased = Some(Failure::unavailable(words));
 }
 
 /// How history shall remember it.

@@ -155,7 +155,7 @@ async fn explain(wanted: Wanted<'_>, started: Moment, explained: &Cell<bool>, sa
     }
 }
 
-fn explanation(wanted: Wanted<'_>, leases: &[LeaseRecord], waited: Duration) -> Line {
+fn explanation(wanted: Wanted<'_>, leases: &[LeaseRecord], since: Duration) -> Line {
     let holders: Vec<&LeaseRecord> =
         leases.iter().filter(|lease| matches!(lease.state, LeaseState::Holding { .. })).collect();
     let own = wanted.locks.holder();
@@ -163,32 +163,27 @@ fn explanation(wanted: Wanted<'_>, leases: &[LeaseRecord], waited: Duration) -> 
         LeaseState::Waiting { ahead, .. } if lease.holder == *own => Some(ahead),
         _ => None,
     });
-    let mut message = format!("waiting for {}", wanted.resource);
-    if let Some((first, rest)) = holders.split_first() {
-        message.push_str(&format!(" — held by {}", short(first.holder.as_str())));
-        if let Some(note) = &first.note {
-            message.push_str(&format!(" \"{note}\""));
-        }
-        if let LeaseState::Holding { held_for, .. } = first.state {
-            message.push_str(&format!(" for {}", Brief(held_for)));
-        }
-        if first.expires_in.is_some() {
-            message.push_str(&format!(", renewed {} ago", Brief(first.renewed_ago)));
-        }
-        if !rest.is_empty() {
-            message.push_str(&format!(" and {} more", rest.len()));
-        }
-    }
-    if let Some(ahead) = ahead.filter(|ahead| *ahead > 0) {
-        message.push_str(&format!("; {ahead} ahead of you"));
-    }
-    if let Patience::For(wait) = wanted.patience {
-        message.push_str(&format!("; giving up in {}", Brief(wait.saturating_sub(waited))));
-    }
+    let held = holders.split_first().map(|(first, rest)| {
+        let note = first.note.as_ref().map(|note| format!(" \"{note}\"")).unwrap_or_default();
+        let age = match first.state {
+            LeaseState::Holding { held_for, .. } => format!(" for {}", Brief(held_for)),
+            LeaseState::Waiting { .. } => String::new(),
+        };
+        let renewed = first.expires_in.map(|_| format!(", renewed {} ago", Brief(first.renewed_ago)));
+        let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
+        format!(" — held by {}{note}{age}{}{more}", short(first.holder.as_str()), renewed.unwrap_or_default())
+    });
+    let place = ahead.filter(|ahead| *ahead > 0).map(|ahead| format!("; {ahead} ahead of you"));
+    let end = match wanted.patience {
+        Patience::For(wait) => Some(format!("; giving up in {}", Brief(wait.saturating_sub(since)))),
+        Patience::Try | Patience::Forever => None,
+    };
+    let parts = [held, place, end].map(Option::unwrap_or_default).concat();
+    let message = format!("waiting for {}{parts}", wanted.resource);
     Line::new("waiting", message)
         .with("lock", wanted.resource.as_str())
         .with("ahead", ahead)
-        .with("waited_ms", millis(waited))
+        .with("waited_ms", millis(since))
         .with("holders", holders.iter().map(|record| json::lease(record)).collect::<Vec<_>>())
 }
 
