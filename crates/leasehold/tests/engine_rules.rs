@@ -265,6 +265,8 @@ fn a_release_that_was_not_answered_is_tried_again() {
             leases(&bench.truth).await == 0
         })
         .await;
+        let ended = bench.truth.history(&HistoryFilter::new(Names::All)).await.unwrap().remove(0);
+        assert_eq!(ended.ending, Ending::Released, "it did not run out, it was given back");
     });
 }
 
