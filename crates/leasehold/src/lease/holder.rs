@@ -1,6 +1,6 @@
 //! Who asks for a lease, as others see it.
 
-use std::{env, fmt, fs, sync::Arc};
+use std::{env, fmt, fs, os::unix::fs::MetadataExt, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
@@ -52,6 +52,20 @@ impl Holder {
     }
 }
 
+/// The user's name by its number, for cron jobs and containers that have no environment.
+fn user_of_process() -> String {
+    let Ok(uid) = fs::metadata("/proc/self").map(|process| process.uid().to_string()) else {
+        return String::from("unknown");
+    };
+    let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    users
+        .lines()
+        .map(|line| line.split(':').collect::<Vec<_>>())
+        .find(|fields| fields.get(2) == Some(&uid.as_str()))
+        .and_then(|fields| fields.first().map(|name| (*name).to_owned()))
+        .unwrap_or(format!("uid-{uid}"))
+}
+
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -75,5 +89,23 @@ impl TryFrom<String> for Holder {
 impl From<Holder> for String {
     fn from(holder: Holder) -> Self {
         holder.0.as_ref().to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_instances_of_one_process_have_two_labels() {
+        let (one, other) = (Holder::unique(), Holder::unique());
+        assert_ne!(one, other);
+        assert!(one.as_str().contains(&format!(":{}:", std::process::id())), "{one}");
+    }
+
+    #[test]
+    fn a_process_without_an_environment_has_a_user_all_the_same() {
+        let user = user_of_process();
+        assert!(!user.is_empty() && user != "unknown", "{user}");
     }
 }
