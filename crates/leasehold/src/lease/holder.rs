@@ -34,7 +34,7 @@ impl Holder {
 
     /// A label no other instance has: `user@host:pid:random`.
     pub fn unique() -> Self {
-        let user = env::var("USER").or_else(|_| env::var("LOGNAME")).unwrap_or_else(|_| String::from("unknown"));
+        let user = env::var("USER").or_else(|_| env::var("LOGNAME")).unwrap_or_else(|_| user_of_process());
         let host = fs::read_to_string("/proc/sys/kernel/hostname")
             .or_else(|_| fs::read_to_string("/etc/hostname"))
             .unwrap_or_else(|_| String::from("localhost"));
