@@ -27,15 +27,21 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// # Panics
 /// At the end, naming all trials that failed.
 pub fn check<M: Maker>(make: impl AsyncFn(Arc<dyn Clock>) -> M) {
+    let wanted = env::var("LEASEHOLD_TRIALS").unwrap_or_default();
+    let failed = failures(&wanted, make);
+    assert!(failed.is_empty(), "{} trials failed: {}", failed.len(), failed.join(", "));
+}
+
+/// Runs the trials whose name holds this text and names those that failed.
+///
+/// For those who want to know that a trial does fail: try it on a backend that is broken on purpose.
+pub fn failures<M: Maker>(wanted: &str, make: impl AsyncFn(Arc<dyn Clock>) -> M) -> Vec<String> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .expect("the suite needs a runtime");
-    let wanted = env::var("LEASEHOLD_TRIALS").unwrap_or_default();
     let mut failed = Vec::new();
-    let mut passed = 0;
-
     runtime.block_on(async {
         let sample = make(Arc::new(SystemClock)).await;
         let keeps_to_clock = sample.keeps_to_clock();
@@ -43,7 +49,7 @@ pub fn check<M: Maker>(make: impl AsyncFn(Arc<dyn Clock>) -> M) {
         drop(sample);
 
         for trial in trials::all() {
-            if !trial.name.contains(&wanted) {
+            if !trial.name.contains(wanted) {
                 println!("not chosen: {}", trial.name);
                 continue;
             }
@@ -58,20 +64,19 @@ pub fn check<M: Maker>(make: impl AsyncFn(Arc<dyn Clock>) -> M) {
                 Time::Manual => Arc::new(make(Arc::new(clock.clone())).await),
             };
             let stage = Stage { maker, guarantees: guarantees.clone(), clock };
-            match run(&trial, stage).await {
-                Ok(()) => {
-                    passed += 1;
-                    println!("ok: {} ({} ms)", trial.name, SystemClock.now().since(started).as_millis());
-                }
+            let outcome = run(&trial, stage).await;
+            let took = SystemClock.now().since(started).as_millis();
+            match outcome {
+                Ok(()) => println!("ok: {} ({took} ms)", trial.name),
                 Err(message) => {
-                    println!("FAILED: {}: {message}", trial.name);
+                    println!("FAILED: {} ({took} ms): {message}", trial.name);
                     failed.push(trial.name);
                 }
             }
         }
     });
     runtime.shutdown_timeout(Duration::from_secs(5));
-    assert!(failed.is_empty(), "{} of {} trials failed: {}", failed.len(), failed.len() + passed, failed.join(", "));
+    failed
 }
 
 fn uncalled_for(trial: &Trial, guarantees: &Guarantees, keeps_to_clock: bool) -> Option<&'static str> {
