@@ -9,7 +9,7 @@ use std::{
     os::fd::OwnedFd,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -56,13 +56,14 @@ pub struct Faulty {
     plan: Plan,
     relay: Relay,
     lives: AtomicU64,
+    mute: AtomicBool,
 }
 
 impl Faulty {
     /// In front of this backend.
     pub fn new(backend: Arc<dyn Backend>) -> Arc<Self> {
         let relay = Relay::start(backend.hints());
-        Arc::new(Self { backend, plan: Plan::default(), relay, lives: AtomicU64::new(0) })
+        Arc::new(Self { backend, plan: Plan::default(), relay, lives: AtomicU64::new(0), mute: AtomicBool::new(false) })
     }
 
     /// Nothing passes any more: no request, no reply of a request under way, no hint.
@@ -137,6 +138,12 @@ impl Faulty {
         self.relay.set(HintFaults { double: all, ..self.relay.faults() });
     }
 
+    /// Promises no pushes from now on, and sends none: for instances made after this.
+    pub fn push_nothing(&self) {
+        self.mute.store(true, Ordering::SeqCst);
+        self.drop_hints(true);
+    }
+
     /// Sends a hint that the backend did not send.
     pub fn invent_hint(&self, hint: Hint) {
         self.relay.send(hint);
@@ -199,7 +206,8 @@ impl fmt::Debug for Faulty {
 #[async_trait]
 impl Backend for Faulty {
     fn guarantees(&self) -> Guarantees {
-        self.backend.guarantees()
+        let guarantees = self.backend.guarantees();
+        Guarantees { pushes: guarantees.pushes && !self.mute.load(Ordering::SeqCst), ..guarantees }
     }
 
     fn hints(&self) -> Hints {

@@ -216,15 +216,21 @@ impl Keeper {
 
     async fn run(self: Arc<Self>, mut hints: Hints) {
         let mut hints_end = false;
+        let mut alarm_for = Moment::NEVER;
+        let mut alarm = self.clock.alarm_at(alarm_for);
         loop {
             let due = self.take_due();
             for chunk in due.chunks(self.renew_batch) {
                 self.runtime.spawn(Arc::clone(&self).renew(chunk.to_vec()));
             }
             let next = self.next_due();
+            if next != alarm_for {
+                alarm_for = next;
+                alarm = self.clock.alarm_at(next);
+            }
             tokio::select! {
                 () = self.wake.notified() => {}
-                () = self.clock.alarm_at(next), if next != Moment::NEVER => {}
+                () = &mut alarm, if next != Moment::NEVER => alarm_for = Moment::NEVER,
                 hint = hints.next(), if !hints_end => match hint {
                     Some(hint) => self.take_hint(hint),
                     None => hints_end = true,

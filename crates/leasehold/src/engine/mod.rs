@@ -140,7 +140,7 @@ impl Engine {
     }
 
     /// Ends when the instance is closed.
-    async fn closed(&self) {
+    pub(crate) async fn closed(&self) {
         loop {
             let closing = self.closing.notified();
             if self.closed.load(Ordering::SeqCst) {

@@ -381,6 +381,7 @@ async fn lead(election: &Election, seat: &Seat, guard: Guard) {
         biased;
         _loss = guard.lost() => false,
         () = seat.resign.notified() => true,
+        () = election.terms.locks.engine().closed() => true,
     };
     seat.take(None);
     if let Some(call) = &election.on_lost {

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use crate::{
     Error, Result,
     engine::{Ask, Asked, Engine, Guard, Kept, Wait},
-    lease::{Busy, Holder, Moment, Resource},
+    lease::{Brief, Busy, Holder, Moment, Resource},
 };
 
 /// The re-entrant leases of one instance.
@@ -32,7 +32,12 @@ impl Reentries {
         let mut inside = tokio::select! {
             biased;
             inside = door.lock() => inside,
-            () = engine.sleep_until(give_up), if give_up != Moment::NEVER => return Ok(Asked::Busy(Busy::default())),
+            () = engine.sleep_until(give_up), if give_up != Moment::NEVER => return match ask.wait {
+                Wait::For(length) => {
+                    Err(Error::wait_elapsed(&ask.resource, engine.kind, Brief(length), Busy::default()))
+                }
+                Wait::No | Wait::Forever => Ok(Asked::Busy(Busy::default())),
+            },
         };
         if let Some(guard) = Guard::join(engine, &inside)
             && guard.check().is_ok()
