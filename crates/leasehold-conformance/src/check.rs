@@ -6,7 +6,10 @@ use leasehold::{
     backend::Guarantees,
     clock::{Clock, ManualClock, SystemClock},
 };
-use tokio::{task::JoinSet, time};
+use tokio::{
+    task::{JoinSet, LocalSet},
+    time,
+};
 
 use crate::{
     maker::Maker,
@@ -89,8 +92,9 @@ fn uncalled_for(trial: &Trial, guarantees: &Guarantees, keeps_to_clock: bool) ->
 /// In a task of its own, so that a panic fails this trial only.
 async fn run(trial: &Trial, stage: Stage) -> Result<(), String> {
     let mut tasks = JoinSet::new();
-    tasks.spawn((trial.run)(stage));
-    match time::timeout(LIMIT, tasks.join_next()).await {
+    let local = LocalSet::new();
+    tasks.spawn_local_on((trial.run)(stage), &local);
+    match local.run_until(time::timeout(LIMIT, tasks.join_next())).await {
         Ok(Some(Ok(()))) => Ok(()),
         Ok(Some(Err(error))) => Err(error.try_into_panic().map_or_else(|error| error.to_string(), words)),
         Ok(None) => Err(String::from("it did not run")),
