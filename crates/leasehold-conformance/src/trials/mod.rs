@@ -1,11 +1,13 @@
 //! The trials, by behaviour, and what each of them needs.
 
+mod cancelling;
 mod elections;
 mod events;
 mod eviction;
 mod exclusion;
 mod fences;
 mod lifetime;
+mod losses;
 mod primitives;
 mod program;
 mod queue;
@@ -136,6 +138,8 @@ pub(crate) fn all() -> Vec<Trial> {
         primitives::trials(),
         together::trials(),
         elections::trials(),
+        cancelling::trials(),
+        losses::trials(),
     ]
     .into_iter()
     .flatten()
