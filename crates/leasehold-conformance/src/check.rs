@@ -6,7 +6,10 @@ use leasehold::{
     backend::Guarantees,
     clock::{Clock, ManualClock, SystemClock},
 };
-use tokio::{task::JoinSet, time};
+use tokio::{
+    task::{JoinSet, LocalSet},
+    time,
+};
 
 use crate::{
     maker::Maker,
@@ -27,15 +30,21 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// # Panics
 /// At the end, naming all trials that failed.
 pub fn check<M: Maker>(make: impl AsyncFn(Arc<dyn Clock>) -> M) {
+    let wanted = env::var("LEASEHOLD_TRIALS").unwrap_or_default();
+    let failed = failures(&wanted, make);
+    assert!(failed.is_empty(), "{} trials failed: {}", failed.len(), failed.join(", "));
+}
+
+/// Runs the trials whose name holds this text and names those that failed.
+///
+/// For those who want to know that a trial does fail: try it on a backend that is broken on purpose.
+pub fn failures<M: Maker>(wanted: &str, make: impl AsyncFn(Arc<dyn Clock>) -> M) -> Vec<String> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .expect("the suite needs a runtime");
-    let wanted = env::var("LEASEHOLD_TRIALS").unwrap_or_default();
     let mut failed = Vec::new();
-    let mut passed = 0;
-
     runtime.block_on(async {
         let sample = make(Arc::new(SystemClock)).await;
         let keeps_to_clock = sample.keeps_to_clock();
@@ -43,7 +52,7 @@ pub fn check<M: Maker>(make: impl AsyncFn(Arc<dyn Clock>) -> M) {
         drop(sample);
 
         for trial in trials::all() {
-            if !trial.name.contains(&wanted) {
+            if !trial.name.contains(wanted) {
                 println!("not chosen: {}", trial.name);
                 continue;
             }
@@ -58,20 +67,19 @@ pub fn check<M: Maker>(make: impl AsyncFn(Arc<dyn Clock>) -> M) {
                 Time::Manual => Arc::new(make(Arc::new(clock.clone())).await),
             };
             let stage = Stage { maker, guarantees: guarantees.clone(), clock };
-            match run(&trial, stage).await {
-                Ok(()) => {
-                    passed += 1;
-                    println!("ok: {} ({} ms)", trial.name, SystemClock.now().since(started).as_millis());
-                }
+            let outcome = run(&trial, stage).await;
+            let took = SystemClock.now().since(started).as_millis();
+            match outcome {
+                Ok(()) => println!("ok: {} ({took} ms)", trial.name),
                 Err(message) => {
-                    println!("FAILED: {}: {message}", trial.name);
+                    println!("FAILED: {} ({took} ms): {message}", trial.name);
                     failed.push(trial.name);
                 }
             }
         }
     });
     runtime.shutdown_timeout(Duration::from_secs(5));
-    assert!(failed.is_empty(), "{} of {} trials failed: {}", failed.len(), failed.len() + passed, failed.join(", "));
+    failed
 }
 
 fn uncalled_for(trial: &Trial, guarantees: &Guarantees, keeps_to_clock: bool) -> Option<&'static str> {
@@ -84,8 +92,9 @@ fn uncalled_for(trial: &Trial, guarantees: &Guarantees, keeps_to_clock: bool) ->
 /// In a task of its own, so that a panic fails this trial only.
 async fn run(trial: &Trial, stage: Stage) -> Result<(), String> {
     let mut tasks = JoinSet::new();
-    tasks.spawn((trial.run)(stage));
-    match time::timeout(LIMIT, tasks.join_next()).await {
+    let local = LocalSet::new();
+    tasks.spawn_local_on((trial.run)(stage), &local);
+    match local.run_until(time::timeout(LIMIT, tasks.join_next())).await {
         Ok(Some(Ok(()))) => Ok(()),
         Ok(Some(Err(error))) => Err(error.try_into_panic().map_or_else(|error| error.to_string(), words)),
         Ok(None) => Err(String::from("it did not run")),

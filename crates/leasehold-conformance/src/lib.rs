@@ -42,6 +42,6 @@ mod instance;
 mod maker;
 mod trials;
 
-pub use check::check;
+pub use check::{check, failures};
 pub use faulty::{Call, Faulty, Gate, HintFaults, Odds};
 pub use maker::Maker;

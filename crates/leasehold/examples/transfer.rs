@@ -13,7 +13,7 @@ use std::{
     },
 };
 
-use leasehold::{Leasehold, Result};
+use leasehold::{Lease, Leasehold, Result};
 use tokio::task::JoinSet;
 
 const ACCOUNTS: usize = 8;
@@ -26,13 +26,16 @@ fn lock_of(account: usize) -> String {
 }
 
 async fn transfer(locks: &Leasehold, bank: &Bank, from: usize, to: usize, amount: i64) -> Result<()> {
-    let both = locks.all([lock_of(from), lock_of(to)]).acquire().await?;
-    let [giver, taker] = [from, to].map(|account| bank[account].load(Ordering::SeqCst));
-    tokio::task::yield_now().await; // without the locks, another transfer would be overwritten here
-    both.check()?;
-    bank[from].store(giver - amount, Ordering::SeqCst);
-    bank[to].store(taker + amount, Ordering::SeqCst);
-    both.release().await
+    let both = locks.all([lock_of(from), lock_of(to)]);
+    both.with(async |leases| {
+        let [giver, taker] = [from, to].map(|account| bank[account].load(Ordering::SeqCst));
+        tokio::task::yield_now().await; // without the locks, another transfer would be overwritten here
+        leases.iter().try_for_each(Lease::check)?;
+        bank[from].store(giver - amount, Ordering::SeqCst);
+        bank[to].store(taker + amount, Ordering::SeqCst);
+        Ok(())
+    })
+    .await
 }
 
 #[tokio::main]

@@ -1,12 +1,15 @@
 //! One at a time: what a mutex is for.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
-use leasehold::lease::{Claim, Decision, LeaseState, Released, Standing};
-use tokio::task::{self, JoinSet};
+use leasehold::lease::{Claim, Decision, LeaseState, Released, Request, Standing};
+use tokio::{sync::Barrier, task::JoinSet, time};
 
 use super::{Stage, Trial};
 use crate::instance::{Instance, ask, attempt};
@@ -28,7 +31,7 @@ pub(super) fn trials() -> Vec<Trial> {
 
 async fn one_holds(stage: Stage, claim: Claim) {
     let (one, two) = (stage.instance().await, stage.instance().await);
-    let first = leasehold::lease::Request { note: Some(String::from("nightly run")), ..attempt("x", claim) };
+    let first = Request { note: Some(String::from("nightly run")), ..attempt("x", claim) };
     let grant = one.granted(&first).await;
     for instance in [&one, &two] {
         let busy = instance.busy(&attempt("x", claim)).await;
@@ -44,18 +47,21 @@ async fn one_holds(stage: Stage, claim: Claim) {
 /// Eight askers on three instances; whoever holds must be alone.
 async fn contention(stage: Stage, claim: Claim) {
     const ASKERS: usize = 8;
-    const ROUNDS: usize = 12;
+    const ROUNDS: usize = 8;
     let instances = [stage.instance().await, stage.instance().await, stage.instance().await];
     let inside = Arc::new(AtomicUsize::new(0));
+    let together = Arc::new(Barrier::new(ASKERS));
     let mut askers = JoinSet::new();
     for at in 0..ASKERS {
         let (instance, inside) = (Arc::clone(&instances[at % instances.len()]), Arc::clone(&inside));
+        let together = Arc::clone(&together);
         askers.spawn(async move {
             for _ in 0..ROUNDS {
+                together.wait().await;
                 let request = ask("x", claim);
                 hold(&instance, &request).await;
                 assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two hold at once");
-                task::yield_now().await;
+                time::sleep(Duration::from_micros(200)).await;
                 assert_eq!(inside.fetch_sub(1, Ordering::SeqCst), 1, "two held at once");
                 instance.free(&request).await;
             }
@@ -66,11 +72,11 @@ async fn contention(stage: Stage, claim: Claim) {
 }
 
 /// Asks until it holds: hints are not what this trial is about.
-async fn hold(instance: &Instance, request: &leasehold::lease::Request) {
+async fn hold(instance: &Instance, request: &Request) {
     loop {
         match instance.acquire(request).await {
             Decision::Granted(_) => return,
-            Decision::Queued(_) => tokio::time::sleep(std::time::Duration::from_millis(1)).await,
+            Decision::Queued(_) => time::sleep(Duration::from_millis(1)).await,
             other => panic!("a place in the queue was refused: {other:?}"),
         }
     }

@@ -1,13 +1,19 @@
 //! The trials, by behaviour, and what each of them needs.
 
+mod cancelling;
+mod elections;
 mod events;
 mod eviction;
 mod exclusion;
 mod fences;
 mod lifetime;
+mod losses;
+mod primitives;
+mod program;
 mod queue;
 mod records;
 mod sharing;
+mod together;
 
 use std::{future::Future, pin::Pin, sync::Arc};
 
@@ -28,7 +34,7 @@ pub(crate) struct Trial {
     pub(crate) run: Run,
 }
 
-type Run = Box<dyn Fn(Stage) -> Pin<Box<dyn Future<Output = ()> + Send>>>;
+type Run = Box<dyn Fn(Stage) -> Pin<Box<dyn Future<Output = ()>>>>;
 
 /// Which clock a trial wants its place to go by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,20 +47,23 @@ impl Trial {
     /// A trial that every backend must pass.
     pub(crate) fn new<F>(name: &str, run: fn(Stage) -> F) -> Self
     where
-        F: Future<Output = ()> + Send + 'static,
+        F: Future<Output = ()> + 'static,
     {
-        Self {
-            name: name.to_owned(),
-            time: Time::Real,
-            uncalled_for: |_| None,
-            run: Box::new(move |stage| Box::pin(run(stage))),
-        }
+        Self::of(name.to_owned(), run)
+    }
+
+    fn of<F>(name: String, run: impl Fn(Stage) -> F + 'static) -> Self
+    where
+        F: Future<Output = ()> + 'static,
+    {
+        let run: Run = Box::new(move |stage| Box::pin(run(stage)));
+        Self { name, time: Time::Real, uncalled_for: |_| None, run }
     }
 
     /// The same trial through each claim that holds alone: whatever it is called, it is one lock.
     pub(crate) fn alone<F>(name: &str, run: fn(Stage, Claim) -> F) -> Vec<Self>
     where
-        F: Future<Output = ()> + Send + 'static,
+        F: Future<Output = ()> + 'static,
     {
         let semaphore = |units| Claim::permits(units, units).expect("good claims");
         let ways = [
@@ -63,12 +72,7 @@ impl Trial {
             ("semaphore of 3, taken whole", semaphore(3)),
             ("election", Claim::LEADER),
         ];
-        let of_way = |(way, claim): (&str, Claim)| Self {
-            name: format!("{name} [{way}]"),
-            time: Time::Real,
-            uncalled_for: |_| None,
-            run: Box::new(move |stage| Box::pin(run(stage, claim))),
-        };
+        let of_way = |(way, claim)| Self::of(format!("{name} [{way}]"), move |stage| run(stage, claim));
         ways.into_iter().map(of_way).collect()
     }
 
@@ -131,6 +135,11 @@ pub(crate) fn all() -> Vec<Trial> {
         records::trials(),
         events::trials(),
         histories::trials(),
+        primitives::trials(),
+        together::trials(),
+        elections::trials(),
+        cancelling::trials(),
+        losses::trials(),
     ]
     .into_iter()
     .flatten()
