@@ -1,6 +1,6 @@
 //! The child's exit code is ours, exactly; what went wrong before it has its own.
 
-use std::{fs, os::unix::fs::PermissionsExt};
+use std::fs;
 
 use crate::place::Place;
 
@@ -34,10 +34,7 @@ fn a_command_that_is_not_there_gives_127_and_one_that_cannot_run_126() {
     refused.assert_code(126);
     assert!(refused.stderr.contains("Permission denied"), "{refused:?}");
 
-    let garbage = place.path("garbage");
-    fs::write(&garbage, [0x7f, b'E', b'L', b'F', 0, 0, 0]).unwrap();
-    fs::set_permissions(&garbage, fs::Permissions::from_mode(0o755)).unwrap();
-    place.run(&["run", "x", "--", garbage.to_str().unwrap()]).assert_code(126);
+    place.run(&["run", "x", "--", "/"]).assert_code(126);
 
     let events: Vec<String> = place
         .run(&["history", "x", "--json", "--failures"])

@@ -177,7 +177,7 @@ fn doctor_tells_what_is_well_and_what_is_not() {
         assert!(ran.stdout.contains(words), "{words}: {ran:?}");
     }
     let records = place.path("locks/default/records");
-    place.run(&["run", "x", "--", "true"]).assert_code(0);
+    place.run(&["acquire", "x", "--ttl", "1m"]).assert_code(0);
     let record = fs::read_dir(&records).unwrap().next().unwrap().unwrap().path();
     fs::write(record, "nonsense").unwrap();
     let ran = place.run(&["doctor"]);
