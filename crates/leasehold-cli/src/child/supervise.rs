@@ -26,6 +26,7 @@ use super::{
     spawn::{self, Launch, Spawned},
     terminal::Terminal,
 };
+use crate::exit;
 
 /// Two interrupts within this time mean it.
 const TWICE: Duration = Duration::from_secs(2);
@@ -138,6 +139,7 @@ pub async fn supervise(
         look: LOOK[0],
         swallow_stop: false,
         asked_escaped: false,
+        nobody_left: false,
         child,
         leases,
         limits,
@@ -171,6 +173,7 @@ pub(super) struct Supervisor<'a> {
     in_doubt: bool,
     look: Duration,
     asked_escaped: bool,
+    nobody_left: bool,
 }
 
 impl Supervisor<'_> {
@@ -206,7 +209,18 @@ impl Supervisor<'_> {
     /// Buries the dead and notices the stopped.
     async fn reap(&mut self) {
         let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
-        while let Ok(Some((pid, status))) = process::wait(options) {
+        loop {
+            let (pid, status) = match process::wait(options) {
+                Ok(Some(changed)) => changed,
+                Ok(None) => return,
+                // Whoever is orphaned becomes our child: without a child there is nobody.
+                Err(_no_child) => {
+                    self.nobody_left = true;
+                    // Only if somebody else in this process buried it, who alone knows how it ended.
+                    self.status.get_or_insert(Status::Exited(exit::SOFTWARE));
+                    return;
+                }
+            };
             if pid != self.child.pid {
                 continue;
             }
@@ -229,9 +243,10 @@ impl Supervisor<'_> {
 
     /// Whether nobody is left who could still do the work.
     fn is_over(&mut self) -> bool {
-        if self.limits.kill_mode == KillMode::Process {
+        if self.limits.kill_mode == KillMode::Process || self.nobody_left {
             return true;
         }
+        // Under a lost lease nobody may go on, whichever group it moved to.
         let is_lost = matches!(self.cause, Some(Cause::Lost(_))) && !self.goes_on();
         if group::is_alive(self.child.pid) {
             if self.stage == Stage::Running {
@@ -239,15 +254,13 @@ impl Supervisor<'_> {
             }
             return false;
         }
-        // Under a lost lease nobody may go on, whichever group it moved to.
-        let escaped = if is_lost { group::descendants() } else { Vec::new() };
-        if !escaped.is_empty() && !self.asked_escaped {
+        if is_lost && !self.asked_escaped {
             self.asked_escaped = true;
-            for pid in &escaped {
-                group::send(KillMode::Process, *pid, Signal::TERM);
+            for pid in group::living_descendants() {
+                group::send(KillMode::Process, pid, Signal::TERM);
             }
         }
-        escaped.is_empty()
+        !is_lost
     }
 
     fn stop_stragglers(&mut self) {
@@ -263,7 +276,7 @@ impl Supervisor<'_> {
         if self.stage == Stage::Running && self.status.is_none() {
             self.warn_if_in_doubt();
             let grace = self.grace_before_deadline();
-            if let (Some(grace), Some(left)) = (grace, self.remaining())
+            if let (Some(grace), Some(left)) = (grace, self.time_left())
                 && left <= grace
             {
                 self.stop(Cause::Lost(Loss::RenewTimeout), left);
@@ -307,6 +320,11 @@ impl Supervisor<'_> {
         self.leases.iter().filter_map(Lease::remaining).min()
     }
 
+    /// How long the child may go on unless a renewal comes.
+    fn time_left(&self) -> Option<Duration> {
+        self.remaining().map(|left| left.saturating_sub(self.limits.lead()))
+    }
+
     /// When something is due next; `None` while only a signal or a loss can change anything.
     fn next_wake(&mut self) -> Option<Moment> {
         let now = SystemClock.now();
@@ -322,7 +340,7 @@ impl Supervisor<'_> {
         let half = self.limits.ttl / 2;
         let doubt = self.remaining().filter(|_| !self.in_doubt).map(|left| after(left, half));
         let grace = self.grace_before_deadline();
-        let ask = self.remaining().and_then(|left| Some(after(left, grace?)));
+        let ask = self.time_left().and_then(|left| Some(after(left, grace?)));
         let most = self.limits.max_hold.map(|most| self.started.after(most));
         doubt.into_iter().chain(ask).chain(most).min()
     }
@@ -379,7 +397,7 @@ impl Supervisor<'_> {
     fn signal_again(&mut self) {
         self.signal(Signal::KILL);
         if matches!(self.cause, Some(Cause::Lost(_))) && self.limits.kill_mode == KillMode::Group {
-            for pid in group::descendants() {
+            for pid in group::living_descendants() {
                 group::send(KillMode::Process, pid, Signal::KILL);
             }
         }

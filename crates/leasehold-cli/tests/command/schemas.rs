@@ -113,7 +113,8 @@ fn matches(pattern: &str, text: &str) -> bool {
 
 fn check_lines(name: &str, text: &str) -> usize {
     let schema = Schema::load(name);
-    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect();
+    let lines: Vec<Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect();
     lines.iter().for_each(|line| schema.check(line));
     lines.len()
 }
@@ -189,7 +190,8 @@ fn commands_on_a_lease_fit_their_schemas() {
     assert_eq!(check_lines("acquire", &acquired.stdout), 1);
     let lease = acquired.json()["lease"].as_str().unwrap().to_owned();
     let file = place.path("file");
-    let hidden = place.run(&["acquire", "--json", "-j", "2", "s", "--ttl", "1m", "--lease-file", file.to_str().unwrap()]);
+    let hidden =
+        place.run(&["acquire", "--json", "-j", "2", "s", "--ttl", "1m", "--lease-file", file.to_str().unwrap()]);
     assert_eq!(check_lines("acquire", &hidden.stdout), 1);
     assert_eq!(hidden.json()["lease"], Value::Null);
     for round in 0..2 {
@@ -257,7 +259,9 @@ fn reports_and_events_of_every_outcome_fit_their_schemas() {
     assert_eq!(check_lines("report", &fs::read_to_string(&report).unwrap()), 1);
     assert!(fs::read_to_string(&report).unwrap().contains("\"outcome\":\"interrupted\""));
 
-    for mistake in [&["--json", "run", "x"][..], &["--json", "frobnicate"], &["run", "--json", "--dry-run", "x", "--", "true"]] {
+    for mistake in
+        [&["--json", "run", "x"][..], &["--json", "frobnicate"], &["run", "--json", "--dry-run", "x", "--", "true"]]
+    {
         assert_eq!(check_lines("event", &place.run(mistake).stderr), 1);
     }
 }

@@ -81,7 +81,8 @@ impl Terminal {
 #[test]
 fn the_keys_reach_the_command() {
     let (place, terminal) = (Place::new(), Terminal::new());
-    let mut running = terminal.start(&place, &[EXE, "run", "x", "--", "sh", "-c", "read line; echo \"<$line>\"; exec cat"]);
+    let mut running =
+        terminal.start(&place, &[EXE, "run", "x", "--", "sh", "-c", "read line; echo \"<$line>\"; exec cat"]);
     terminal.type_in("hello\r");
     terminal.sees("<hello>");
     terminal.type_in("\x03");
@@ -94,7 +95,9 @@ fn ctrl_z_stops_the_job_and_fg_continues_it() {
     let (place, terminal) = (Place::new(), Terminal::new());
     let mut shell = terminal.start(&place, &["bash", "--norc", "--noprofile", "--noediting", "-i"]);
     terminal.sees("$ ");
-    terminal.type_in(&format!("{EXE} run x -- sh -c 'echo be\"\"gun; read line; echo \"<$line>\"; read line; echo \"[$line]\"'\r"));
+    terminal.type_in(&format!(
+        "{EXE} run x -- sh -c 'echo be\"\"gun; read line; echo \"<$line>\"; read line; echo \"[$line]\"'\r"
+    ));
     terminal.sees("begun");
     terminal.wipe();
     terminal.type_in("\x1a");
@@ -126,7 +129,8 @@ fn a_pipeline_keeps_the_terminal_until_the_command_asks_for_it() {
     let mut shell = terminal.start(&place, &["bash", "--norc", "--noprofile", "--noediting", "-i"]);
     terminal.sees("$ ");
     // The end of the pipeline reads keys, as a pager does.
-    terminal.type_in(&format!("{EXE} run x -- echo page | sh -c 'read page; read key < /dev/tty; echo \"$page:$key\"'\r"));
+    terminal
+        .type_in(&format!("{EXE} run x -- echo page | sh -c 'read page; read key < /dev/tty; echo \"$page:$key\"'\r"));
     terminal.type_in("q\r");
     terminal.sees("page:q");
     terminal.wipe();
