@@ -13,7 +13,10 @@ fn a_busy_lock_gives_75_and_names_its_holder() {
     assert_eq!(ran.stdout, "");
     let lines: Vec<&str> = ran.stderr.lines().collect();
     assert_eq!(lines.len(), 2, "{ran:?}");
-    assert!(lines[0].starts_with("leasehold: hello is held by ") && lines[0].ends_with("— not waiting (-n)"), "{ran:?}");
+    assert!(
+        lines[0].starts_with("leasehold: hello is held by ") && lines[0].ends_with("— not waiting (-n)"),
+        "{ran:?}"
+    );
     assert!(lines[0].contains(&format!(":{} (", holder.pid())) && lines[0].contains(") for "), "{ran:?}");
     assert_eq!(lines[1], "leasehold:   see it: leasehold inspect hello");
     place.run(&["run", "-w", "0", "hello", "--", "echo", "never"]).assert_code(75);

@@ -18,7 +18,8 @@ fn leader(place: &Place) -> Option<String> {
 #[test]
 fn one_leads_and_another_takes_over() {
     let place = Place::new();
-    let lead = |id: &str| format!("echo $LEASEHOLD_MODE $LEASEHOLD_FENCE > {}; exec sleep 600", place.path(id).display());
+    let lead =
+        |id: &str| format!("echo $LEASEHOLD_MODE $LEASEHOLD_FENCE > {}; exec sleep 600", place.path(id).display());
     let mut a = candidate(&place, "a", &["--value", "10.0.0.5:80"], &lead("a"));
     let first = read_soon(&place.path("a"));
     assert!(first.starts_with("leader "), "{first}");
@@ -87,7 +88,9 @@ fn observers_see_each_change() {
     let _observer = Running::of(command);
     let leaders = || -> Vec<String> {
         let text = fs::read_to_string(&seen).unwrap();
-        text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["leader"].to_string()).collect()
+        text.lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["leader"].to_string())
+            .collect()
     };
     until("nobody leads", || leaders() == ["null"]);
     let a = candidate(&place, "a", &[], "exec sleep 600");

@@ -66,7 +66,16 @@ fn a_command_held_too_long_is_stopped_with_124() {
     assert!(ran.took.as_millis() >= 300, "{ran:?}");
     assert!(ran.stderr.contains("as long as it may be"), "{ran:?}");
 
-    let stubborn = place.run(&["run", "--max-hold", ".2", "--kill-after", ".2", "x", "-c", "trap '' TERM; sleep 600 & wait; wait"]);
+    let stubborn = place.run(&[
+        "run",
+        "--max-hold",
+        ".2",
+        "--kill-after",
+        ".2",
+        "x",
+        "-c",
+        "trap '' TERM; sleep 600 & wait; wait",
+    ]);
     stubborn.assert_code(124);
     assert!(place.processes().is_empty());
     let history = place.run(&["history", "x", "--json"]);

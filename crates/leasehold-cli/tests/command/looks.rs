@@ -23,8 +23,11 @@ fn a_list_shows_who_holds_and_who_waits() {
     lease.assert_code(0);
 
     let list = place.run(&["ls"]);
-    let lines: Vec<Vec<&str>> =
-        list.stdout.lines().map(|line| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect()).collect();
+    let lines: Vec<Vec<&str>> = list
+        .stdout
+        .lines()
+        .map(|line| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect())
+        .collect();
     assert_eq!(lines[0], ["NAME", "MODE", "HOLDER", "HELD", "EXPIRES", "WAITING", "FENCE"]);
     assert_eq!(lines[1][..3], ["catalog", "shared ×2", "web-1, web-2"], "{list:?}");
     assert_eq!((lines[1][4], lines[1][5]), ("with process", "0"));

@@ -2,10 +2,7 @@
 
 use std::{
     fs,
-    os::unix::{
-        fs::PermissionsExt,
-        process::CommandExt,
-    },
+    os::unix::{fs::PermissionsExt, process::CommandExt},
     process::{Command, Stdio},
 };
 

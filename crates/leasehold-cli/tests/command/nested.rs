@@ -40,7 +40,8 @@ fn another_lock_is_fine_and_so_is_the_same_name_elsewhere() {
 fn reentrant_runs_under_the_lock_that_is_held() {
     let place = Place::new();
     let fence = "echo $LEASEHOLD_LOCK $LEASEHOLD_FENCE";
-    let script = format!("{fence}; {EXE} run --reentrant x -c '{fence}; exit 5'; code=$?; {EXE} check || exit 1; exit $code");
+    let script =
+        format!("{fence}; {EXE} run --reentrant x -c '{fence}; exit 5'; code=$?; {EXE} check || exit 1; exit $code");
     let ran = place.run(&["run", "x", "-c", &script]);
     ran.assert_code(5);
     let lines: Vec<&str> = ran.stdout.lines().collect();
@@ -49,6 +50,7 @@ fn reentrant_runs_under_the_lock_that_is_held() {
     // Outside of any it is a plain run.
     place.run(&["run", "--reentrant", "x", "--", "true"]).assert_code(0);
     // One of two is held already; the other is taken.
-    let ran = place.run(&["run", "x", "--", EXE, "run", "--reentrant", "x", "--also", "y", "-c", "echo $LEASEHOLD_LOCK"]);
+    let ran =
+        place.run(&["run", "x", "--", EXE, "run", "--reentrant", "x", "--also", "y", "-c", "echo $LEASEHOLD_LOCK"]);
     assert_eq!(ran.stdout, "y\n");
 }

@@ -41,7 +41,8 @@ fn live_lock_names_complete() {
 fn bash_accepts_its_script() {
     let place = Place::new();
     let script = place.run(&["completions", "bash"]).stdout;
-    let output = Command::new("bash").args(["--norc", "-c", &format!("{script}\ncomplete -p leasehold")]).output().unwrap();
+    let output =
+        Command::new("bash").args(["--norc", "-c", &format!("{script}\ncomplete -p leasehold")]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
 }
 

@@ -34,7 +34,10 @@ fn signals_reach_the_child_which_is_dead_before_the_lock_is_free() {
     for signal in ENDING {
         let pid = place.path("pid");
         // The child takes its time to end: whoever gets the lock before it is dead finds it alive.
-        let script = format!("trap 'sleep .3; exit 9' INT TERM HUP QUIT; echo $$ > {}; while :; do sleep .02; done", pid.display());
+        let script = format!(
+            "trap 'sleep .3; exit 9' INT TERM HUP QUIT; echo $$ > {}; while :; do sleep .02; done",
+            pid.display()
+        );
         let mut holder = place.start(&["run", "x", "-c", &script]);
         let child: i32 = read_soon(&pid).parse().unwrap();
         let check = format!("kill -0 {child} 2> /dev/null && exit 1; exit 0");
@@ -117,7 +120,8 @@ fn what_we_were_started_to_ignore_stays_ignored_for_us_and_the_child() {
     let place = Place::new();
     let ready = place.path("ready");
     let exe = env!("CARGO_BIN_EXE_leasehold");
-    let script = format!("trap '' HUP; exec {exe} run x -c 'touch {}; kill -HUP $$; sleep .5; exit 7'", ready.display());
+    let script =
+        format!("trap '' HUP; exec {exe} run x -c 'touch {}; kill -HUP $$; sleep .5; exit 7'", ready.display());
     let mut command = std::process::Command::new("sh");
     command.args(["-c", &script]);
     place.settle(&mut command);

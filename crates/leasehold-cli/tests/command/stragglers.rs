@@ -8,7 +8,8 @@ use crate::place::{Place, is_alive, read_soon};
 fn what_stays_in_the_group_is_stopped_before_the_release() {
     let place = Place::new();
     let pid = place.path("pid");
-    let ran = place.run(&["run", "-v", "x", "-c", &format!("sleep 999 > /dev/null 2>&1 & echo $! > {}", pid.display())]);
+    let ran =
+        place.run(&["run", "-v", "x", "-c", &format!("sleep 999 > /dev/null 2>&1 & echo $! > {}", pid.display())]);
     ran.assert_code(0);
     assert!(!is_alive(read_soon(&pid).parse().unwrap()));
     assert!(ran.stderr.contains("left processes behind"), "{ran:?}");

@@ -249,7 +249,9 @@ pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 
 /// Waits until the file is there, and reads it.
 pub(crate) fn read_soon(path: &Path) -> String {
-    until(&format!("{} is written", path.display()), || fs::read_to_string(path).is_ok_and(|text| text.ends_with('\n')));
+    until(&format!("{} is written", path.display()), || {
+        fs::read_to_string(path).is_ok_and(|text| text.ends_with('\n'))
+    });
     fs::read_to_string(path).unwrap().trim().to_owned()
 }
 
