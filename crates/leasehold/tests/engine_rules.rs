@@ -579,3 +579,31 @@ fn what_is_given_up_by_a_downgrade_is_given_up_before_it_is_asked_for() {
         outer.downgrade().await.unwrap();
     });
 }
+
+#[cfg(feature = "file")]
+#[test]
+fn where_no_clock_ends_a_lease_its_release_is_tried_until_it_is_done() {
+    use leasehold::backends::file::{FileBackend, FileOptions};
+
+    run(async {
+        let folder = tempfile::tempdir().unwrap();
+        let clock = ManualClock::new();
+        let url = format!("file://{}", folder.path().join("locks").display());
+        let options = FileOptions::from_url(&url, "default", Arc::new(clock.clone())).unwrap();
+        let faulty = Faulty::new(Arc::new(FileBackend::open(options).await.unwrap()));
+        let locks = locks(&clock, Arc::clone(&faulty) as Arc<dyn Backend>);
+        let guard = locks.mutex("r").ttl(TTL).acquire().await.unwrap();
+        faulty.cut();
+        guard.release().await.unwrap_err();
+        for _ in 0..20 {
+            clock.advance(TTL);
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        faulty.heal();
+        soon("it was given back", async || {
+            clock.advance(Duration::from_secs(1));
+            leases(&locks).await == 0
+        })
+        .await;
+    });
+}
