@@ -40,10 +40,7 @@ pub(crate) fn living_descendants() -> Vec<Pid> {
 fn descendants() -> Vec<Process> {
     let own = process::getpid().as_raw_pid();
     let mut found = Vec::new();
-    let mut unseen = match children(own) {
-        Some(children) => children,
-        None => return descendants_among(processes()),
-    };
+    let Some(mut unseen) = children(own) else { return descendants_among(processes()) };
     while let Some(pid) = unseen.pop() {
         unseen.extend(children(pid).unwrap_or_default());
         found.extend(fs::read_to_string(format!("/proc/{pid}/stat")).ok().and_then(|stat| parse(&stat)));

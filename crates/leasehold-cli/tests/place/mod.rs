@@ -1,6 +1,6 @@
 //! A private directory of locks, the command run on it, and nothing left behind.
 
-#![allow(dead_code, clippy::disallowed_methods, reason = "shared by test binaries that each use a part, on real time")]
+#![allow(dead_code, reason = "shared by test binaries that each use a part")]
 
 use std::{
     collections::HashMap,
