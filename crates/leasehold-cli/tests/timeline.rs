@@ -27,8 +27,12 @@ use crate::place::{Place, Ran, Running, is_alive, read_soon, state_of, until};
 const ON_STAGE: &str = "LEASEHOLD_TEST_SCENE";
 
 /// Runs one of the scenes below in a process of its own.
-fn play(scene: &str, variables: &[(&str, &str)]) -> Command {
+///
+/// It makes its own place within this one, so that nothing is left of it even if it is killed.
+fn play(place: &Place, scene: &str, variables: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env::current_exe().unwrap());
+    place.settle(&mut command);
+    command.env("TMPDIR", place.path("."));
     command.args(["--exact", scene, "--nocapture", "--test-threads=1"]);
     command.env(ON_STAGE, "1").envs(variables.iter().copied()).stdin(Stdio::null());
     command
@@ -171,9 +175,10 @@ fn name_of(notice: &Notice) -> &'static str {
 #[test]
 fn a_cut_connection_kills_the_family_before_the_lock_passes_on() {
     const WORKERS: usize = 4;
+    let place = Place::new();
     let mut workers: Vec<Running> = (0..WORKERS)
         .map(|_| {
-            let mut command = play("scene_of_cut_connections", &[("TIMES", "6")]);
+            let mut command = play(&place, "scene_of_cut_connections", &[("TIMES", "6")]);
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
             Running::of(command)
         })
@@ -188,9 +193,10 @@ fn a_cut_connection_kills_the_family_before_the_lock_passes_on() {
 #[test]
 #[ignore = "a thousand runs take four minutes"]
 fn a_thousand_cut_connections_without_an_overlap() {
+    let place = Place::new();
     let ran: Vec<Running> = (0..10)
         .map(|_| {
-            let mut command = play("scene_of_cut_connections", &[("TIMES", "100")]);
+            let mut command = play(&place, "scene_of_cut_connections", &[("TIMES", "100")]);
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
             Running::of(command)
         })
@@ -235,7 +241,7 @@ fn scene_of_a_connection_that_comes_back() {
 
 #[test]
 fn a_connection_that_comes_back_in_time_costs_a_warning() {
-    assert_played(&Ran::of(play("scene_of_a_connection_that_comes_back", &[])));
+    assert_played(&Ran::of(play(&Place::new(), "scene_of_a_connection_that_comes_back", &[])));
 }
 
 #[test]
@@ -267,7 +273,7 @@ fn scene_of_good_manners() {
 
 #[test]
 fn one_that_listens_has_its_grace_before_the_deadline() {
-    assert_played(&Ran::of(play("scene_of_good_manners", &[])));
+    assert_played(&Ran::of(play(&Place::new(), "scene_of_good_manners", &[])));
 }
 
 #[test]
@@ -289,7 +295,7 @@ fn scene_of_a_healthy_lease() {
 
 #[test]
 fn a_healthy_lease_outlives_many_ttls_in_silence() {
-    assert_played(&Ran::of(play("scene_of_a_healthy_lease", &[])));
+    assert_played(&Ran::of(play(&Place::new(), "scene_of_a_healthy_lease", &[])));
 }
 
 #[test]
@@ -317,7 +323,7 @@ fn stopped_past_its_ttl_the_child_never_runs_another_instruction() {
     let place = Place::new();
     let (pid, ticks) = (place.path("pid"), place.path("ticks"));
     let variables = [("PID_FILE", pid.to_str().unwrap()), ("TICKS", ticks.to_str().unwrap())];
-    let mut command = play("scene_of_a_long_stop", &variables);
+    let mut command = play(&place, "scene_of_a_long_stop", &variables);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let running = Running::of(command);
     let child: i32 = read_soon(&pid).parse().unwrap();
