@@ -27,6 +27,9 @@ impl FileBackend {
             ),
             self.file_system()?,
         ];
+        if let Err(error) = self.refuse_removed() {
+            findings.push(Finding::new(Severity::Failure, "presence", error.to_string()));
+        }
         findings.extend(self.permissions());
         findings.push(self.leftovers()?);
         findings.push(self.write_latency());

@@ -162,11 +162,13 @@ impl Backend for FileBackend {
         let mut refused: Option<Error> = None;
         for (resource, places) in by_resource {
             let ids: Vec<LeaseId> = places.iter().map(|at| renewals[*at].key.id).collect();
-            let renewed = self.operate(resource, &ids, |state, scene, effects| {
+            let renewed = self.operate_for_known(resource, &ids, |state, scene, effects| {
                 places.iter().map(|at| state.renew(&renewals[*at], scene, effects)).collect::<Vec<_>>()
             });
             match renewed.await {
                 Ok(told) => places.iter().zip(told).for_each(|(at, standing)| standings[*at] = standing),
+                // Others take them for dead, so that not even what cannot be read is held.
+                Err(_) if self.is_removed() => places.iter().for_each(|at| standings[*at] = Standing::Gone),
                 Err(error) => refused = Some(error),
             }
         }
@@ -184,8 +186,10 @@ impl Backend for FileBackend {
         let rule = |state: &mut State, scene: &Scene<'_>, effects: &mut Effects| {
             state.release(key.id, outcome, scene, effects)
         };
-        let released = self.operate(&key.resource, &[key.id], rule).await?;
-        Ok(self.answer(released))
+        match self.operate_for_known(&key.resource, &[key.id], rule).await {
+            Err(_) if self.is_removed() => Ok(self.answer(Released::Gone)),
+            released => released.map(|released| self.answer(released)),
+        }
     }
 
     async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
@@ -193,6 +197,7 @@ impl Backend for FileBackend {
     }
 
     async fn list(&self, filter: &ListFilter) -> Result<Page> {
+        self.refuse_removed()?;
         self.page(filter).await
     }
 
@@ -203,6 +208,8 @@ impl Backend for FileBackend {
     }
 
     async fn watch(&self, names: Names) -> Result<EventStream> {
+        // Nobody could tell it anything.
+        self.refuse_removed()?;
         self.watchers.watch(names)
     }
 

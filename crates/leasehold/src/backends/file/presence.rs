@@ -9,7 +9,7 @@ use std::{
     io::{self, Write as _},
     os::{
         fd::OwnedFd,
-        unix::fs::{OpenOptionsExt, PermissionsExt},
+        unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt},
     },
     path::{Path, PathBuf},
     sync::{
@@ -41,6 +41,7 @@ pub(super) struct OwnPresence {
     fifo: File,
     directory: Arc<Directory>,
     lent: AtomicBool,
+    removed: AtomicBool,
 }
 
 impl OwnPresence {
@@ -58,11 +59,36 @@ impl OwnPresence {
                 Err(error) => return Err(failure("make", &unfinished, error)),
             }
         };
-        Ok(Self { id, fifo, directory, lent: AtomicBool::new(false) })
+        Ok(Self { id, fifo, directory, lent: AtomicBool::new(false), removed: AtomicBool::new(false) })
     }
 
     pub(super) fn id(&self) -> Uuid {
         self.id
+    }
+
+    /// Whether someone removed it, which makes this instance dead to all others; there is no way back.
+    pub(super) fn is_removed(&self) -> bool {
+        let removed = self.was_removed() || self.is_missing();
+        self.removed.store(removed, Ordering::Relaxed);
+        removed
+    }
+
+    /// Whether that was seen already.
+    pub(super) fn was_removed(&self) -> bool {
+        self.removed.load(Ordering::Relaxed)
+    }
+
+    /// Whether others who look for it by its name do not find it.
+    fn is_missing(&self) -> bool {
+        let Ok(own) = self.fifo.metadata() else { return false };
+        match fs::symlink_metadata(self.directory.presence(self.id)) {
+            Ok(found) => (found.dev(), found.ino()) != (own.dev(), own.ino()),
+            // Where the whole directory was moved nobody finds anything, and it may come back.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                own.nlink() == 0 || self.directory.presences().is_dir()
+            }
+            Err(_) => false,
+        }
     }
 
     /// The FIFO once more, to read what others write to it.
