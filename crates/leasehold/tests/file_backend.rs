@@ -873,6 +873,51 @@ fn a_file_system_that_is_not_known_to_be_local_is_refused() {
     });
 }
 
+#[test]
+fn nothing_is_written_or_read_through_a_link() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let a = open(root.path()).await;
+        let victim = root.path().join("precious");
+        let lay = |name: &str| {
+            let path = root.path().join("test").join(name);
+            let _if_there = fs::remove_file(&path);
+            fs::write(&victim, "0000000000000000\n").unwrap();
+            std::os::unix::fs::symlink(&victim, &path).unwrap();
+        };
+        let unharmed = || assert_eq!(fs::read_to_string(&victim).unwrap(), "0000000000000000\n");
+        let id = files(root.path().join("test/presence")).remove(0);
+        let held = request("order:42");
+
+        lay(&format!("records/.{id}-1a"));
+        granted(&a, &held).await;
+        unharmed();
+        lay("history.ndjson");
+        release(&a, &held).await;
+        unharmed();
+        assert!(a.history(&HistoryFilter::new(Names::All)).await.is_err());
+        lay(&format!("watchers/{id}"));
+        let _events = a.watch(Names::All).await?;
+        unharmed();
+        lay("boot");
+        lay(&format!("records/.{id}-ff"));
+        a.examine().await?;
+        drop(open(root.path()).await);
+        unharmed();
+        for link in ["records/order%3A42.json", "latches/1a"] {
+            lay(link);
+            let error = a.acquire(&held).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unavailable);
+            assert!(error.to_string().contains("symbolic link"), "{error}");
+            unharmed();
+        }
+        lay("format");
+        assert!(FileBackend::open(options(root.path(), "")).await.is_err());
+        unharmed();
+        Ok(())
+    });
+}
+
 // ---- names, modes, files ----
 
 #[test]

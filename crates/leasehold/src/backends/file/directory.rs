@@ -7,9 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use rustix::fs::OFlags;
 use uuid::Uuid;
 
-use super::{FileOptions, failure::failure, filesystem, latch, names};
+use super::{FileOptions, failure::failure, filesystem, latch, names, opening};
 use crate::{Error, Result, lease::Resource};
 
 const FORMAT: &str = "leasehold-file 1";
@@ -50,8 +51,8 @@ impl Directory {
 
     fn version(&self) -> Result<Option<String>> {
         let path = self.path.join("format");
-        match fs::read_to_string(&path) {
-            Ok(text) => Ok(Some(text.trim_end().to_owned())),
+        match opening::read(&path) {
+            Ok(text) => Ok(Some(String::from_utf8_lossy(&text).trim_end().to_owned())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(failure("read", &path, error)),
         }
@@ -96,8 +97,10 @@ impl Directory {
 
     /// Sets the mode whatever the umask says; a group handed down by the parent stays.
     fn open_up(&self, directory: &Path) -> io::Result<()> {
-        let handed_down = fs::metadata(directory)?.mode() & 0o2000;
-        fs::set_permissions(directory, Permissions::from_mode(self.directory_mode() | handed_down))
+        let flags = opening::flags(OFlags::NOFOLLOW | OFlags::DIRECTORY);
+        let directory = OpenOptions::new().read(true).custom_flags(flags).open(directory)?;
+        let handed_down = directory.metadata()?.mode() & 0o2000;
+        directory.set_permissions(Permissions::from_mode(self.directory_mode() | handed_down))
     }
 
     /// Who may read may also enter.
@@ -105,22 +108,33 @@ impl Directory {
         self.mode | (self.mode & 0o444) >> 2
     }
 
-    /// Creates or empties a file that has the right mode whatever the umask says.
+    /// Creates an empty file, in the place of what has the name, with the right mode whatever the umask says.
     pub(super) fn create(&self, path: &Path) -> io::Result<File> {
-        let file = OpenOptions::new().write(true).create(true).truncate(true).mode(self.mode).open(path)?;
+        match self.create_new(path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                // Ours from an earlier try, or a link that someone laid there: never written through.
+                fs::remove_file(path)?;
+                self.create_new(path)
+            }
+            created => created,
+        }
+    }
+
+    fn create_new(&self, path: &Path) -> io::Result<File> {
+        let file = OpenOptions::new().append(true).create_new(true).mode(self.mode).open(path)?;
         file.set_permissions(Permissions::from_mode(self.mode))?;
         Ok(file)
     }
 
     /// Opens a file at its end; creates it when it is not there.
     pub(super) fn append(&self, path: &Path) -> io::Result<File> {
-        match OpenOptions::new().append(true).open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let file = OpenOptions::new().append(true).create(true).mode(self.mode).open(path)?;
-                // Another user may have been faster; the mode is right then.
-                let _if_ours = file.set_permissions(Permissions::from_mode(self.mode));
-                Ok(file)
-            }
+        let open = || opening::regular(OpenOptions::new().append(true), path);
+        match open() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => match self.create_new(path) {
+                // Another process was faster.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => open(),
+                created => created,
+            },
             opened => opened,
         }
     }

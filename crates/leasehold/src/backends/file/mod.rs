@@ -18,6 +18,7 @@ mod history;
 mod latch;
 mod listing;
 mod names;
+mod opening;
 mod operate;
 mod options;
 mod presence;

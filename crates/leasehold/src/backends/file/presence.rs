@@ -25,7 +25,7 @@ use rustix::{
 };
 use uuid::Uuid;
 
-use super::{directory::Directory, failure::failure};
+use super::{directory::Directory, failure::failure, opening::flags};
 use crate::{Result, model::Presence};
 
 /// Lines up to this length are written to a FIFO as a whole or not at all.
@@ -132,7 +132,11 @@ impl Drop for OwnPresence {
 /// Makes the FIFO and opens it, before it gets the name by which others look for it.
 fn hold(directory: &Directory, path: &Path) -> io::Result<File> {
     rustix::fs::mkfifoat(CWD, path, Mode::from_raw_mode(directory.mode()))?;
-    let fifo = OpenOptions::new().read(true).write(true).custom_flags(flags(OFlags::NONBLOCK)).open(path)?;
+    let fifo = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(flags(OFlags::NONBLOCK | OFlags::NOFOLLOW))
+        .open(path)?;
     fifo.set_permissions(Permissions::from_mode(directory.mode()))?;
     Ok(fifo)
 }
@@ -140,10 +144,6 @@ fn hold(directory: &Directory, path: &Path) -> io::Result<File> {
 /// Opens another's FIFO in the only way that does not keep it alive.
 pub(super) fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).custom_flags(flags(OFlags::NONBLOCK | OFlags::NOFOLLOW)).open(path)
-}
-
-fn flags(flags: OFlags) -> i32 {
-    i32::try_from(flags.bits()).expect("the flags used here are small")
 }
 
 /// Whether nobody is there behind a FIFO.
@@ -183,9 +183,9 @@ pub(super) fn ring(directory: &Directory, id: Uuid, line: &str) {
 /// Removes what dead processes left behind; tells how many files that were.
 pub(super) fn tidy(directory: &Directory, own: &OwnPresence) -> Result<usize> {
     let mut removed = 0;
-    let newest = fs::metadata(directory.presence(own.id)).and_then(|own| own.modified()).ok();
+    let newest = fs::symlink_metadata(directory.presence(own.id)).and_then(|own| own.modified()).ok();
     for (name, path) in files(&directory.presences())? {
-        let old = || fs::metadata(&path).and_then(|file| file.modified()).ok().zip(newest);
+        let old = || fs::symlink_metadata(&path).and_then(|file| file.modified()).ok().zip(newest);
         let abandoned = || old().is_some_and(|(made, now)| now.duration_since(made).is_ok_and(|age| age > ABANDONED));
         let candidate = if name.starts_with(UNFINISHED) { abandoned() } else { Uuid::try_parse(&name).is_ok() };
         if candidate && open(&path).is_err_and(|error| means_dead(&error)) {

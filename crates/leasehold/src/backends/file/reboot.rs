@@ -1,8 +1,8 @@
 //! The first look at a directory after the machine has restarted.
 
-use std::fs;
+use std::{fs, io::Write as _};
 
-use super::{FileBackend, failure::failure, latch, presence, record};
+use super::{FileBackend, failure::failure, latch, opening, presence, record};
 use crate::Result;
 
 impl FileBackend {
@@ -14,7 +14,7 @@ impl FileBackend {
     /// same life nothing tears a record, and garbage stays an error.
     pub(super) async fn recover(&self) -> Result<()> {
         let path = self.directory.boot();
-        if fs::read_to_string(&path).is_ok_and(|boot| boot == self.boot) {
+        if opening::read(&path).is_ok_and(|boot| boot == self.boot.as_bytes()) {
             return Ok(());
         }
         // All of them, in order: nobody works on any record meanwhile, and two that recover do not block each other.
@@ -29,7 +29,7 @@ impl FileBackend {
             }
         }
         let aside = self.own.aside(u8::MAX);
-        let written = self.directory.create(&aside).and_then(|_| fs::write(&aside, &self.boot));
+        let written = self.directory.create(&aside).and_then(|mut file| file.write_all(self.boot.as_bytes()));
         written.and_then(|()| fs::rename(&aside, &path)).map_err(|error| failure("write", &path, error))
     }
 }

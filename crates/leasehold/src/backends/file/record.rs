@@ -6,7 +6,7 @@ use rustix::fs::{CWD, RenameFlags};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{directory::Directory, failure::failure, latch::Latch, names};
+use super::{directory::Directory, failure::failure, latch::Latch, names, opening};
 use crate::{
     Error, Result,
     lease::{LeaseId, Moment, Resource, Timestamp},
@@ -74,7 +74,7 @@ pub(super) fn bound_to(entry: &Entry, presence: &BTreeMap<LeaseId, Uuid>) -> Opt
 /// Reads the resource's record; an absent one is empty. The fence is at least the latch's.
 pub(super) fn load(directory: &Directory, resource: &Resource, latch: &Latch, times: &Times<'_>) -> Result<Stored> {
     let path = directory.record(resource);
-    let mut stored = match fs::read(&path) {
+    let mut stored = match opening::read(&path) {
         Ok(bytes) => decode(&bytes, &path, times)?.1,
         Err(error) if error.kind() == io::ErrorKind::NotFound => Stored::default(),
         Err(error) => return Err(failure("read", &path, error).about(resource)),
@@ -85,7 +85,7 @@ pub(super) fn load(directory: &Directory, resource: &Resource, latch: &Latch, ti
 
 /// Reads which resource a record is of; `None` when it has just been removed.
 pub(super) fn resource_of(path: &Path, times: &Times<'_>) -> Result<Option<Resource>> {
-    let bytes = match fs::read(path) {
+    let bytes = match opening::read(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(failure("read", path, error)),
@@ -96,7 +96,7 @@ pub(super) fn resource_of(path: &Path, times: &Times<'_>) -> Result<Option<Resou
 
 /// Whether a record is not even JSON: what a power loss leaves of a file that was not on the disk yet.
 pub(super) fn is_torn(path: &Path) -> bool {
-    fs::read(path).is_ok_and(|bytes| serde_json::from_slice::<serde::de::IgnoredAny>(&bytes).is_err())
+    opening::read(path).is_ok_and(|bytes| serde_json::from_slice::<serde::de::IgnoredAny>(&bytes).is_err())
 }
 
 fn decode(bytes: &[u8], path: &Path, times: &Times<'_>) -> Result<(Resource, Stored)> {
@@ -214,6 +214,9 @@ fn write_aside(
     };
     let mut bytes = serde_json::to_vec(&record)?;
     bytes.push(b'\n');
+    if bytes.len() > opening::LARGEST {
+        return Err(opening::too_large());
+    }
     let mut file = directory.create(aside)?;
     io::Write::write_all(&mut file, &bytes)?;
     if directory.fsync { file.sync_all() } else { Ok(()) }
