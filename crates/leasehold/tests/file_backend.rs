@@ -873,6 +873,61 @@ fn a_file_system_that_is_not_known_to_be_local_is_refused() {
     });
 }
 
+/// For what might block the thread itself, where no timer of a runtime could tell.
+fn within_ten_seconds(work: impl FnOnce() + Send + 'static) {
+    let (done, heard) = std::sync::mpsc::channel();
+    let worker = std::thread::spawn(move || {
+        work();
+        let _late = done.send(());
+    });
+    let in_time = heard.recv_timeout(Duration::from_secs(10));
+    assert!(in_time != Err(std::sync::mpsc::RecvTimeoutError::Timeout), "it hangs");
+    worker.join().unwrap();
+}
+
+#[test]
+fn what_is_no_file_is_refused_at_once() {
+    within_ten_seconds(|| {
+        run(async {
+            let root = tempfile::tempdir()?;
+            let a = open(root.path()).await;
+            let held = request("order:42");
+            granted(&a, &held).await;
+            let hashed = format!("records/~{}.json", "0".repeat(64));
+            for name in ["records/x.json", &hashed, "history.ndjson", "boot", "latches/1a", "format"] {
+                let path = root.path().join("test").join(name);
+                let _if_there = fs::remove_file(&path);
+                assert!(Command::new("mkfifo").arg(&path).status()?.success());
+                let _either = a.history(&HistoryFilter::new(Names::All)).await;
+                let _either = a.release(&held.key, &Outcome::Completed).await;
+                let _either = FileBackend::open(options(root.path(), "")).await;
+                a.list(&ListFilter::new(Names::All)).await?;
+                a.examine().await?;
+            }
+            let error = a.acquire(&request("x")).await.unwrap_err();
+            assert!(error.to_string().contains("not a regular file"), "{error}");
+            Ok(())
+        });
+    });
+}
+
+#[test]
+fn a_record_is_of_bounded_size() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let a = open(root.path()).await;
+        let wordy = Request { note: Some("n".repeat(17 << 20)), ..request("x") };
+        let error = a.acquire(&wordy).await.unwrap_err();
+        assert!(error.to_string().contains("16 MiB"), "{error}");
+        granted(&a, &request("x")).await;
+        File::create(record_of(root.path(), "y"))?.set_len(17 << 20)?;
+        let error = a.acquire(&request("y")).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.to_string().contains("16 MiB"), "{error}");
+        Ok(())
+    });
+}
+
 #[test]
 fn nothing_is_written_or_read_through_a_link() {
     run(async {

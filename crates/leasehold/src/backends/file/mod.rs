@@ -33,10 +33,13 @@ use sha2::{Digest, Sha256};
 use tokio::{runtime::Handle, task::AbortHandle};
 
 pub use self::options::FileOptions;
-use self::{deaths::Deaths, directory::Directory, latch::Latches, presence::OwnPresence, watchers::Watchers};
+use self::{
+    deaths::Deaths, directory::Directory, examine::Examination, latch::Latches, presence::OwnPresence,
+    watchers::Watchers,
+};
 use crate::{
     Error, Result,
-    backend::{Backend, EventStream, Finding, Guarantees, HintSender, Hints, Liveness, Reach},
+    backend::{Backend, EventStream, Finding, Guarantees, HintSender, Hints, Liveness, Reach, Severity},
     clock::Clock,
     lease::{
         Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, Incarnation, LeaseId, LeaseKey, Lifetime,
@@ -73,19 +76,23 @@ impl FileBackend {
     /// `PermissionDenied` and `Unavailable` when the directory cannot be made or used.
     pub async fn open(options: FileOptions) -> Result<Self> {
         let runtime = Handle::current();
-        let directory = Arc::new(Directory::open(&options)?);
-        let own = Arc::new(OwnPresence::appear(Arc::clone(&directory))?);
-        presence::tidy(&directory, &own)?;
-        let boot = boot_id()?;
+        let clock = Arc::clone(&options.clock);
+        let (directory, own, boot) = elsewhere(&runtime, move || {
+            let directory = Arc::new(Directory::open(&options)?);
+            let own = Arc::new(OwnPresence::appear(Arc::clone(&directory))?);
+            presence::tidy(&directory, &own)?;
+            Ok((directory, own, boot_id()?))
+        })
+        .await?;
         let hints = HintSender::new();
         let watchers = Arc::new(Watchers::new(Arc::clone(&directory), Arc::clone(&own)));
         let listener = runtime.spawn(doorbell::listen(own.doorbell()?, hints.clone(), Arc::clone(&watchers)));
         let backend = Self {
-            latches: Latches::new(Arc::clone(&directory), Arc::clone(&options.clock)),
+            latches: Latches::new(Arc::clone(&directory), Arc::clone(&clock)),
             deaths: Deaths::new(Arc::clone(&directory), runtime.clone(), hints.clone()),
             incarnation: incarnation(&boot),
             listener: listener.abort_handle(),
-            clock: options.clock,
+            clock,
             directory,
             watchers,
             own,
@@ -108,6 +115,15 @@ impl Drop for FileBackend {
         // The listener shares it until the runtime gets to drop the task.
         self.own.vanish();
     }
+}
+
+/// Does what may take long on a slow or hung disk where nobody else has to wait for it.
+async fn elsewhere<T: Send + 'static>(
+    runtime: &Handle,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let done = runtime.spawn_blocking(work).await;
+    done.unwrap_or_else(|error| Err(Error::unavailable("the work on the directory was cut off").caused_by(error)))
 }
 
 /// Which life of the machine this is.
@@ -204,8 +220,7 @@ impl Backend for FileBackend {
 
     async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
         let (directory, filter) = (Arc::clone(&self.directory), filter.clone());
-        let reading = self.runtime.spawn_blocking(move || history::read(&directory, &filter));
-        reading.await.map_err(|error| Error::unavailable("history was not read").caused_by(error))?
+        elsewhere(&self.runtime, move || history::read(&directory, &filter)).await
     }
 
     async fn watch(&self, names: Names) -> Result<EventStream> {
@@ -215,7 +230,16 @@ impl Backend for FileBackend {
     }
 
     async fn examine(&self) -> Result<Vec<Finding>> {
-        self.findings()
+        let presence = self.refuse_removed().err().map(|error| error.to_string());
+        let examination = Examination {
+            directory: Arc::clone(&self.directory),
+            own: Arc::clone(&self.own),
+            clock: Arc::clone(&self.clock),
+            boot: self.boot.clone(),
+        };
+        let mut findings = elsewhere(&self.runtime, move || examination.findings()).await?;
+        findings.extend(presence.map(|words| Finding::new(Severity::Failure, "presence", words)));
+        Ok(findings)
     }
 
     fn inheritable(&self) -> Option<OwnedFd> {
