@@ -1046,6 +1046,61 @@ fn the_mode_is_honoured_whatever_the_umask() {
 }
 
 #[test]
+fn a_directory_keeps_its_mode_for_everyone() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let _a = FileBackend::open(options(root.path(), "?mode=0660")).await?;
+        let b = open(root.path()).await;
+        granted(&b, &request("x")).await;
+        assert_eq!(fs::metadata(record_of(root.path(), "x"))?.permissions().mode() & 0o777, 0o660);
+        FileBackend::open(options(root.path(), "?mode=0660")).await?;
+        let error = FileBackend::open(options(root.path(), "?mode=0600")).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+        assert!(error.to_string().contains("0660") && error.to_string().contains("0600"), "{error}");
+        Ok(())
+    });
+}
+
+const NOBODY: u32 = 65534;
+
+/// Whether other users can be tried here.
+fn is_root() -> bool {
+    let root = fs::metadata("/proc/self").unwrap().uid() == 0;
+    if !root {
+        eprintln!("not run by root: other users were not tried");
+    }
+    root
+}
+
+#[test]
+fn root_gives_what_it_writes_to_the_owner_of_the_directory() {
+    if !is_root() {
+        return;
+    }
+    run(async {
+        let root = tempfile::tempdir()?;
+        let dead = open(root.path()).await;
+        granted(&dead, &request("x")).await;
+        let a = open(root.path()).await;
+        queued(&a, &request("x")).await;
+        drop(dead);
+        let to = format!("{NOBODY}:{NOBODY}");
+        assert!(Command::new("chown").args(["-R", &to]).arg(root.path()).status()?.success());
+        let b = open(root.path()).await;
+        assert_eq!(b.list(&ListFilter::new(Names::All)).await?.leases.len(), 1, "the dead one's record is rewritten");
+        let mut written = vec![record_of(root.path(), "x"), root.path().join("test/history.ndjson")];
+        let presences = root.path().join("test/presence");
+        written.extend(files(presences.clone()).into_iter().map(|presence| presences.join(presence)));
+        assert_eq!(written.len(), 4);
+        for path in written {
+            let file = fs::metadata(&path)?;
+            assert_eq!((file.uid(), file.gid()), (NOBODY, NOBODY), "{}", path.display());
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn a_renewal_that_changes_nothing_writes_nothing() {
     run(async {
         let root = tempfile::tempdir()?;

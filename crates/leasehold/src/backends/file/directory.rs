@@ -3,31 +3,44 @@
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, Permissions},
     io::{self, Write as _},
-    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown},
     path::{Path, PathBuf},
 };
 
-use rustix::fs::OFlags;
+use rustix::{
+    fs::OFlags,
+    process::{getegid, geteuid},
+};
 use uuid::Uuid;
 
 use super::{FileOptions, failure::failure, filesystem, latch, names, opening};
 use crate::{Error, Result, lease::Resource};
 
 const FORMAT: &str = "leasehold-file 1";
+/// Of the files in a new directory.
+const MODE: u32 = 0o600;
 
 /// The directory of one namespace.
 #[derive(Debug)]
 pub(super) struct Directory {
     path: PathBuf,
     mode: u32,
+    owner: Option<Owner>,
     pub(super) fsync: bool,
+}
+
+/// Whom new files are given to, where the kernel would not do so by itself.
+#[derive(Clone, Copy, Debug)]
+struct Owner {
+    user: Option<u32>,
+    group: u32,
 }
 
 impl Directory {
     /// Opens the namespace's directory; makes it when it is not there.
     pub(super) fn open(options: &FileOptions) -> Result<Self> {
         let path = options.root.join(&options.namespace);
-        let directory = Self { path, mode: options.mode, fsync: options.fsync };
+        let mut directory = Self { path, mode: options.mode.unwrap_or(MODE), owner: None, fsync: options.fsync };
         // Asked before anything is made, so that a refused file system stays untouched.
         let there = directory.path.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
         filesystem::refuse_shared(there, filesystem::magic(there)?)?;
@@ -36,7 +49,10 @@ impl Directory {
             directory.make()?;
         }
         match directory.version()? {
-            Some(version) if version == FORMAT => Ok(directory),
+            Some(version) if version == FORMAT => {
+                directory.agree(options.mode)?;
+                Ok(directory)
+            }
             Some(version) => Err(Error::unsupported(format!(
                 "{} is of format {version:?}, this program knows {FORMAT:?}; use one version of leasehold, or another \
                  namespace",
@@ -47,6 +63,27 @@ impl Directory {
                 directory.path.display()
             ))),
         }
+    }
+
+    /// Takes the mode and the owner from what is there, so that all users of the directory agree on them.
+    fn agree(&mut self, asked: Option<u32>) -> Result<()> {
+        let (path, format) = (&self.path, self.path.join("format"));
+        let there = fs::metadata(path).map_err(|error| failure("read", path, error))?;
+        let mode = fs::symlink_metadata(&format).map_err(|error| failure("read", &format, error))?.mode();
+        self.mode = mode & 0o666 | 0o600;
+        if let Some(asked) = asked.filter(|asked| *asked != self.mode) {
+            return Err(Error::invalid_config(format!(
+                "{} was made with mode={:04o} and mode={asked:04o} was asked for; leave mode out of the URL to use the \
+                 directory as it is, or choose another namespace or directory",
+                path.display(),
+                self.mode
+            )));
+        }
+        let (user, group) = (geteuid(), getegid().as_raw());
+        let shared = self.mode & 0o060 != 0 && there.gid() != group;
+        let others = user.is_root() && (there.uid(), there.gid()) != (user.as_raw(), group);
+        self.owner = (shared || others).then(|| Owner { user: others.then(|| there.uid()), group: there.gid() });
+        Ok(())
     }
 
     fn version(&self) -> Result<Option<String>> {
@@ -122,8 +159,16 @@ impl Directory {
 
     fn create_new(&self, path: &Path) -> io::Result<File> {
         let file = OpenOptions::new().append(true).create_new(true).mode(self.mode).open(path)?;
-        file.set_permissions(Permissions::from_mode(self.mode))?;
+        self.hand_over(&file)?;
         Ok(file)
+    }
+
+    /// Lets a new file belong to whom the directory does: root that only looks must not take records away.
+    pub(super) fn hand_over(&self, file: &File) -> io::Result<()> {
+        if let Some(Owner { user, group }) = self.owner {
+            let _where_permitted = fchown(file, user, Some(group));
+        }
+        file.set_permissions(Permissions::from_mode(self.mode))
     }
 
     /// Opens a file at its end; creates it when it is not there.

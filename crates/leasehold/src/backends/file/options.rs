@@ -11,8 +11,10 @@ pub struct FileOptions {
     pub root: PathBuf,
     /// The sub-directory in use: leases of two namespaces never meet.
     pub namespace: String,
-    /// The mode of files, `0o600` by default; directories get the matching x bits.
-    pub mode: u32,
+    /// The mode of files in a new directory, `0o600` by default; directories get the matching x bits.
+    ///
+    /// A directory that is there keeps its mode for everyone; to ask for another is an error.
+    pub mode: Option<u32>,
     /// Whether each change is forced to the disk before it is answered; off by default.
     pub fsync: bool,
     /// Where time comes from.
@@ -37,7 +39,7 @@ impl FileOptions {
             path => absolute(url, path)?,
         };
         check_namespace(namespace)?;
-        let mut options = Self { root, namespace: namespace.to_owned(), mode: 0o600, fsync: false, clock };
+        let mut options = Self { root, namespace: namespace.to_owned(), mode: None, fsync: false, clock };
         for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
             options.set(parameter)?;
         }
@@ -47,7 +49,7 @@ impl FileOptions {
     fn set(&mut self, parameter: &str) -> Result<()> {
         let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
         match name {
-            "mode" => self.mode = file_mode(value)?,
+            "mode" => self.mode = Some(file_mode(value)?),
             "fsync" => {
                 self.fsync = match value {
                     "1" | "true" => true,
@@ -151,7 +153,7 @@ mod tests {
     #[test]
     fn parameters_are_read_and_unknown_ones_named() {
         let options = parse("file:///x?mode=0660&fsync=1").unwrap();
-        assert_eq!((options.mode, options.fsync), (0o660, true));
+        assert_eq!((options.mode, options.fsync), (Some(0o660), true));
         let error = parse("file:///x?sync=1").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidConfig);
         assert!(error.to_string().contains("sync") && error.to_string().contains("mode and fsync"), "{error}");

@@ -5,11 +5,11 @@
 //! else ever opens it readable, which would keep a dead owner alive.
 
 use std::{
-    fs::{self, File, OpenOptions, Permissions},
+    fs::{self, File, OpenOptions},
     io::{self, Write as _},
     os::{
         fd::OwnedFd,
-        unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt},
+        unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt},
     },
     path::{Path, PathBuf},
     sync::{
@@ -137,7 +137,12 @@ fn hold(directory: &Directory, path: &Path) -> io::Result<File> {
         .write(true)
         .custom_flags(flags(OFlags::NONBLOCK | OFlags::NOFOLLOW))
         .open(path)?;
-    fifo.set_permissions(Permissions::from_mode(directory.mode()))?;
+    // What is handed over must be what was made: another's file may have been put in its place.
+    let made = fifo.metadata()?;
+    if !made.file_type().is_fifo() || made.nlink() != 1 {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "another file was put in its place"));
+    }
+    directory.hand_over(&fifo)?;
     Ok(fifo)
 }
 
