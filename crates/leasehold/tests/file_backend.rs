@@ -723,6 +723,51 @@ fn a_garbage_record_is_named_and_after_its_removal_fences_keep_rising() {
 }
 
 #[test]
+fn a_hostile_record_is_refused_and_spoils_nothing_else() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let a = open(root.path()).await;
+        let held = request("order:42");
+        granted(&a, &held).await;
+        queued(&a, &request("order:42")).await;
+        let path = record_of(root.path(), "order%3A42");
+        let latch = root.path().join("test/latches/1a");
+        let fence = fs::read(&latch)?;
+        let sound: serde_json::Value = serde_json::from_slice(&fs::read(&path)?)?;
+        let permit = serde_json::json!({"mode": "permit", "units": 1, "capacity": 2});
+        let second = sound["state"]["entries"][1]["id"].clone();
+        for (place, value) in [
+            ("/state/last_fence", 10_000_000_000_000_000_u64.into()),
+            ("/state/last_fence", Fence::MAX.get().into()),
+            ("/state/last_fence", u64::MAX.into()),
+            ("/state/entries/0/grant/fence", 10_000_000_000_000_000_u64.into()),
+            ("/state/entries/0/grant/fence", (Fence::MAX.get() - 1).into()),
+            ("/state/entries/0/claim/units", 1.into()),
+            ("/state/entries/0/claim/capacity", 1.into()),
+            ("/state/entries/0/claim/mode", "permit".into()),
+            ("/state/entries/0/claim/mode", "leader".into()),
+            ("/state/entries/1/claim", permit),
+            ("/state/entries/0/ttl/secs", 0.into()),
+            ("/state/entries/0/ttl/secs", u64::MAX.into()),
+            ("/state/entries/0/id", second),
+            ("/resource", "order:43".into()),
+        ] {
+            let mut hostile = sound.clone();
+            *hostile.pointer_mut(place).expect(place) = value.clone();
+            fs::write(&path, serde_json::to_vec(&hostile)?)?;
+            let error = a.acquire(&request("order:42")).await.expect_err(place);
+            assert_eq!(error.kind(), ErrorKind::Unavailable);
+            assert!(error.to_string().contains("cannot be understood"), "{place}: {error}");
+            assert!(a.release(&held.key, &Outcome::Completed).await.is_err());
+            assert_eq!(fs::read(&latch)?, fence, "{place} = {value} poisoned the latch");
+        }
+        fs::remove_file(&path)?;
+        granted(&a, &request("order:42")).await;
+        Ok(())
+    });
+}
+
+#[test]
 fn a_renewal_of_many_tells_which_one_is_in_doubt() {
     run(async {
         let root = tempfile::tempdir()?;

@@ -1,6 +1,11 @@
 //! The record of a resource: read, checked, and replaced as a whole.
 
-use std::{collections::BTreeMap, fs, io, path::Path, time::Duration};
+use std::{
+    collections::{BTreeMap, HashSet},
+    fs, io,
+    path::Path,
+    time::Duration,
+};
 
 use rustix::fs::{CWD, RenameFlags};
 use serde::{Deserialize, Serialize};
@@ -9,7 +14,7 @@ use uuid::Uuid;
 use super::{directory::Directory, failure::failure, latch::Latch, names, opening};
 use crate::{
     Error, Result,
-    lease::{LeaseId, Moment, Resource, Timestamp},
+    lease::{Fence, LeaseId, Moment, Resource, Timestamp},
     model::{Entry, State},
 };
 
@@ -112,8 +117,8 @@ fn decode(bytes: &[u8], path: &Path, times: &Times<'_>) -> Result<(Resource, Sto
     if path.file_name() != Some(names::file_name(&record.resource).as_ref()) {
         return Err(garbage(path, "it is the record of another resource"));
     }
-    if record.state.entries.iter().any(|entry| !record.presence.contains_key(&entry.id)) {
-        return Err(garbage(path, "it does not tell whose its entries are"));
+    if let Some(what) = impossible(&record) {
+        return Err(garbage(path, what));
     }
     let mut state = record.state;
     let revived = record.boot != times.boot;
@@ -123,6 +128,30 @@ fn decode(bytes: &[u8], path: &Path, times: &Times<'_>) -> Result<(Resource, Sto
         }
     }
     Ok((record.resource, Stored { state, presence: record.presence, revived }))
+}
+
+/// What no version of the rule could have written: someone else did, and one record must not spoil others.
+fn impossible(record: &Record) -> Option<&'static str> {
+    let Record { state, presence, .. } = record;
+    let entries = &state.entries;
+    let mut ids = HashSet::new();
+    if entries.iter().any(|entry| !presence.contains_key(&entry.id)) {
+        return Some("it does not tell whose its entries are");
+    }
+    if !entries.iter().all(|entry| ids.insert(entry.id)) {
+        return Some("it has an entry twice");
+    }
+    if !entries.iter().all(|entry| entry.claim.shape() == entries[0].claim.shape()) {
+        return Some("its entries are of different kinds");
+    }
+    // The latch shared with other records remembers it, and the next one must fit too.
+    if state.last_fence >= Fence::MAX {
+        return Some("its fence is out of range");
+    }
+    if entries.iter().filter_map(|entry| entry.grant).any(|held| held.fence > state.last_fence) {
+        return Some("it has a fence above its newest");
+    }
+    None
 }
 
 /// Translates an end from the machine's former life: what the wall clock says is left, at most the ttl.
