@@ -5,6 +5,7 @@ use std::{
     io::{self, Write as _},
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use rustix::{
@@ -19,6 +20,11 @@ use crate::{Error, Result, lease::Resource};
 const FORMAT: &str = "leasehold-file 1";
 /// Of the files in a new directory.
 const MODE: u32 = 0o600;
+const DIRECTORIES: [&str; 4] = ["latches", "records", "presence", "watchers"];
+const FILES: [&str; 4] = ["format", "boot", "history.ndjson", "history.1.ndjson"];
+const UNFINISHED: &str = ".new-";
+/// Nobody takes this long to make a directory.
+const ABANDONED: Duration = Duration::from_secs(3600);
 
 /// The directory of one namespace.
 #[derive(Debug)]
@@ -47,6 +53,10 @@ impl Directory {
         if directory.version()?.is_none() {
             directory.make_root(&options.root)?;
             directory.make()?;
+        }
+        directory.tidy_unfinished(&options.root);
+        if directory.is_torn()? {
+            directory.repair()?;
         }
         match directory.version()? {
             Some(version) if version == FORMAT => {
@@ -106,8 +116,10 @@ impl Directory {
     /// Makes the layout aside and renames it, so that it is there as a whole or not at all.
     fn make(&self) -> Result<()> {
         let parent = self.path.parent().unwrap_or(Path::new("/"));
-        let aside = parent.join(format!(".new-{}", Uuid::new_v4().simple()));
+        let aside = parent.join(format!("{UNFINISHED}{}", Uuid::new_v4().simple()));
         let made = self.fill(&aside).and_then(|()| fs::rename(&aside, &self.path));
+        // A parent that may not be read cannot be forced to the disk.
+        let _best_effort = sync(parent);
         if made.is_err() {
             let _best_effort = fs::remove_dir_all(&aside);
         }
@@ -121,15 +133,69 @@ impl Directory {
     }
 
     fn fill(&self, aside: &Path) -> io::Result<()> {
-        for name in ["", "latches", "records", "presence", "watchers"] {
-            let path = aside.join(name);
-            DirBuilder::new().mode(self.directory_mode()).create(&path)?;
-            self.open_up(&path)?;
+        DirBuilder::new().mode(self.directory_mode()).create(aside)?;
+        self.open_up(aside)?;
+        self.furnish(aside)?;
+        self.write_format(&aside.join("format"))?;
+        sync(aside)
+    }
+
+    /// Makes what is not there yet of directories and latches, on the disk too.
+    fn furnish(&self, path: &Path) -> io::Result<()> {
+        for name in DIRECTORIES {
+            let path = path.join(name);
+            match DirBuilder::new().mode(self.directory_mode()).create(&path) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                made => made.and_then(|()| self.open_up(&path))?,
+            }
         }
         for latch in latch::file_names() {
-            self.create(&aside.join("latches").join(latch))?.write_all(latch::NO_FENCE.as_bytes())?;
+            match self.create_new(&path.join("latches").join(latch)) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                // It must be there after a power loss; what is in it may be lost.
+                made => made?.write_all(latch::NO_FENCE.as_bytes())?,
+            }
         }
-        writeln!(self.create(&aside.join("format"))?, "{FORMAT}")
+        DIRECTORIES.iter().try_for_each(|name| sync(&path.join(name)))
+    }
+
+    fn write_format(&self, path: &Path) -> io::Result<()> {
+        let mut file = self.create(path)?;
+        writeln!(file, "{FORMAT}")?;
+        file.sync_all()
+    }
+
+    /// Whether a power loss left a directory of ours whose format says nothing.
+    fn is_torn(&self) -> Result<bool> {
+        let says_nothing = self.version()?.is_some_and(|version| version.bytes().all(|byte| byte == 0));
+        Ok(says_nothing && files(&self.path)?.iter().all(|(name, _)| is_ours(name)))
+    }
+
+    /// Completes a torn directory; two that do so at once do the same.
+    fn repair(&mut self) -> Result<()> {
+        tracing::warn!(directory = %self.path.display(), "the directory was torn when the machine went down; repairing");
+        self.agree(None)?;
+        let aside = self.path.join(format!("{UNFINISHED}{}", Uuid::new_v4().simple()));
+        let repaired = self
+            .furnish(&self.path)
+            .and_then(|()| self.write_format(&aside))
+            .and_then(|()| fs::rename(&aside, self.path.join("format")))
+            .and_then(|()| sync(&self.path));
+        repaired.map_err(|error| failure("repair", &self.path, error))
+    }
+
+    /// Removes directories that were being made when their maker died.
+    fn tidy_unfinished(&self, root: &Path) {
+        let changed = |path: &Path| fs::symlink_metadata(path).and_then(|found| found.modified());
+        let Ok(now) = changed(&self.path.join("presence")) else { return };
+        for (name, path) in files(root).unwrap_or_default() {
+            let unfinished = name.strip_prefix(UNFINISHED).is_some_and(|id| Uuid::try_parse(id).is_ok());
+            let abandoned =
+                || changed(&path).is_ok_and(|made| now.duration_since(made).is_ok_and(|age| age > ABANDONED));
+            if unfinished && abandoned() {
+                let _best_effort = fs::remove_dir_all(&path);
+            }
+        }
     }
 
     /// Sets the mode whatever the umask says; a group handed down by the parent stays.
@@ -232,4 +298,23 @@ impl Directory {
     pub(super) fn older_history(&self) -> PathBuf {
         self.path.join("history.1.ndjson")
     }
+}
+
+fn is_ours(name: &str) -> bool {
+    DIRECTORIES.contains(&name) || FILES.contains(&name) || name.starts_with(UNFINISHED)
+}
+
+/// Forces to the disk which files a directory has.
+fn sync(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
+}
+
+/// The names and paths of a directory's files.
+pub(super) fn files(directory: &Path) -> Result<Vec<(String, PathBuf)>> {
+    let read = || -> io::Result<Vec<(String, PathBuf)>> {
+        fs::read_dir(directory)?
+            .map(|entry| entry.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path())))
+            .collect()
+    };
+    read().map_err(|error| failure("list", directory, error))
 }

@@ -3,7 +3,7 @@
 use std::{fs, io::Write as _, os::unix::fs::MetadataExt, path::Path, sync::Arc, time::Duration};
 
 use super::{
-    directory::Directory,
+    directory::{Directory, files},
     filesystem::{self, Verdict},
     names::{self, FileName},
     presence::{self, OwnPresence},
@@ -121,7 +121,7 @@ impl Examination {
         let times = Times { now: self.clock.now(), wall: self.clock.wall(), boot: &self.boot };
         let mut sound = 0;
         let mut findings = Vec::new();
-        for (name, path) in presence::files(&self.directory.records())? {
+        for (name, path) in files(&self.directory.records())? {
             match names::read(&name) {
                 FileName::Other if name.starts_with('.') => {}
                 FileName::Other => findings.push(unknown(&path)),

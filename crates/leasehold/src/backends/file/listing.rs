@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use super::{
     FileBackend,
-    directory::Directory,
+    directory::{Directory, files},
     elsewhere,
     names::{self, FileName},
-    presence,
     record::{self, Times},
 };
 use crate::{
@@ -79,5 +78,5 @@ fn stored_resources(directory: &Directory, times: &Times<'_>) -> Result<Vec<Reso
             None
         }),
     };
-    Ok(presence::files(&directory.records())?.into_iter().filter_map(resource).collect())
+    Ok(files(&directory.records())?.into_iter().filter_map(resource).collect())
 }

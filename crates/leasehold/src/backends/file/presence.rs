@@ -25,7 +25,11 @@ use rustix::{
 };
 use uuid::Uuid;
 
-use super::{directory::Directory, failure::failure, opening::flags};
+use super::{
+    directory::{Directory, files},
+    failure::failure,
+    opening::flags,
+};
 use crate::{Result, model::Presence};
 
 /// Lines up to this length are written to a FIFO as a whole or not at all.
@@ -209,14 +213,4 @@ pub(super) fn tidy(directory: &Directory, own: &OwnPresence) -> Result<usize> {
         }
     }
     Ok(removed)
-}
-
-/// The names and paths of a directory's files.
-pub(super) fn files(directory: &Path) -> Result<Vec<(String, PathBuf)>> {
-    let read = || -> io::Result<Vec<(String, PathBuf)>> {
-        fs::read_dir(directory)?
-            .map(|entry| entry.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path())))
-            .collect()
-    };
-    read().map_err(|error| failure("list", directory, error))
 }

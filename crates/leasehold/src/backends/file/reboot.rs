@@ -3,7 +3,12 @@
 use std::{fs, io::Write as _, sync::Arc};
 
 use super::{
-    FileBackend, directory::Directory, elsewhere, failure::failure, latch, opening, presence, presence::OwnPresence,
+    FileBackend,
+    directory::{Directory, files},
+    elsewhere,
+    failure::failure,
+    latch, opening,
+    presence::OwnPresence,
     record,
 };
 use crate::Result;
@@ -40,7 +45,7 @@ fn is_known(directory: &Directory, boot: &str) -> bool {
 }
 
 fn remove_torn(directory: &Directory) -> Result<()> {
-    for (name, record) in presence::files(&directory.records())? {
+    for (name, record) in files(&directory.records())? {
         if !name.starts_with('.') && record::is_torn(&record) {
             tracing::warn!(record = %record.display(), "a record was lost when the machine went down");
             fs::remove_file(&record).map_err(|error| failure("remove", &record, error))?;
