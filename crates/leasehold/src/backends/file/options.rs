@@ -2,7 +2,8 @@
 
 use std::{env, ffi::OsString, os::unix::ffi::OsStringExt, path::PathBuf, sync::Arc};
 
-use crate::{Error, Result, clock::Clock};
+use super::names::percent_decoded;
+use crate::{Error, Result, backends::check_namespace, clock::Clock};
 
 /// Where the leases are kept and who may reach them.
 #[derive(Clone, Debug)]
@@ -82,26 +83,10 @@ fn absolute(url: &str, path: &str) -> Result<PathBuf> {
             "{url} is relative, so that two processes may mean two directories; write file:///path"
         )));
     }
-    Ok(PathBuf::from(OsString::from_vec(percent_decoded(url, path)?)))
-}
-
-fn percent_decoded(url: &str, path: &str) -> Result<Vec<u8>> {
-    let invalid = || Error::invalid_config(format!("the path of {url} has a bad %XX; write a % itself as %25"));
-    let mut bytes = path.bytes();
-    let mut decoded = Vec::with_capacity(path.len());
-    while let Some(byte) = bytes.next() {
-        if byte != b'%' {
-            decoded.push(byte);
-            continue;
-        }
-        let digits = [bytes.next().ok_or_else(invalid)?, bytes.next().ok_or_else(invalid)?];
-        let digits = std::str::from_utf8(&digits).map_err(|_| invalid())?;
-        match u8::from_str_radix(digits, 16) {
-            Ok(byte) if byte != 0 && !digits.starts_with('+') => decoded.push(byte),
-            _ => return Err(invalid()),
-        }
-    }
-    Ok(decoded)
+    let decoded = percent_decoded(path)
+        .filter(|bytes| !bytes.contains(&0))
+        .ok_or_else(|| Error::invalid_config(format!("the path of {url} has a bad %XX; write a % itself as %25")))?;
+    Ok(PathBuf::from(OsString::from_vec(decoded)))
 }
 
 fn state_directory(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf> {
@@ -112,17 +97,6 @@ fn state_directory(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBu
         .ok_or_else(|| {
             Error::invalid_config("file: needs $XDG_STATE_HOME or $HOME, and neither is set; write file:///path")
         })
-}
-
-fn check_namespace(namespace: &str) -> Result<()> {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    // A leading dot would be `.`, `..`, or look like a directory that is only being made.
-    if (1..=64).contains(&namespace.len()) && namespace.bytes().all(plain) && !namespace.starts_with('.') {
-        return Ok(());
-    }
-    Err(Error::invalid_config(format!(
-        "the namespace {namespace:?} cannot be used: 1 to 64 of A-Z a-z 0-9 . _ - and no dot first"
-    )))
 }
 
 fn file_mode(value: &str) -> Result<u32> {
