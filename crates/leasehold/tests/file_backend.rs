@@ -7,7 +7,10 @@ use std::{
     env,
     fs::{self, File},
     io::{BufRead, BufReader},
-    os::unix::fs::{MetadataExt, PermissionsExt},
+    os::unix::{
+        fs::{MetadataExt, PermissionsExt},
+        process::CommandExt,
+    },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{
@@ -139,7 +142,18 @@ struct Process(Child);
 
 impl Process {
     fn start(part: &str, root: &Path, resource: &str) -> Self {
-        let mut child = Command::new(env::current_exe().unwrap())
+        Self::start_by(Command::new(env::current_exe().unwrap()), part, root, resource)
+    }
+
+    /// By another user, who may not be able to walk to where this program is.
+    fn start_as(user: u32, part: &str, root: &Path, resource: &str) -> Self {
+        let mut program = Command::new("/proc/self/exe");
+        program.uid(user).gid(user).current_dir("/");
+        Self::start_by(program, part, root, resource)
+    }
+
+    fn start_by(mut program: Command, part: &str, root: &Path, resource: &str) -> Self {
+        let mut child = program
             .args(["--exact", "child", "--nocapture"])
             .env("LEASEHOLD_TEST_PART", part)
             .env("LEASEHOLD_TEST_ROOT", root)
@@ -196,8 +210,22 @@ fn child() {
             println!("ready");
             return;
         }
+        if part == "hold shared by all" {
+            let backend = FileBackend::open(options(&root, "?mode=0666")).await.unwrap();
+            granted(&backend, &request(&resource)).await;
+            ready_for_ever().await;
+        }
         let backend = open(&root).await;
         match part.as_str() {
+            "queue until granted" => {
+                let (mut hints, mine) = (backend.hints(), request(&resource));
+                queued(&backend, &mine).await;
+                println!("ready");
+                assert_eq!(hint(&mut hints).await, changed(&resource));
+                assert!(holds(&backend, &mine).await);
+                // Nobody reads what the test harness would print.
+                std::process::exit(0);
+            }
             "hold" => _ = granted(&backend, &request(&resource)).await,
             "hold detached" => _ = granted(&backend, &detached(&resource)).await,
             "queue" => _ = queued(&backend, &request(&resource)).await,
@@ -1153,6 +1181,7 @@ fn a_directory_keeps_its_mode_for_everyone() {
 }
 
 const NOBODY: u32 = 65534;
+const SOMEBODY: u32 = 65533;
 
 /// Whether other users can be tried here.
 fn is_root() -> bool {
@@ -1187,6 +1216,62 @@ fn root_gives_what_it_writes_to_the_owner_of_the_directory() {
             let file = fs::metadata(&path)?;
             assert_eq!((file.uid(), file.gid()), (NOBODY, NOBODY), "{}", path.display());
         }
+        Ok(())
+    });
+}
+
+#[test]
+fn two_users_of_one_directory_exclude_and_wake_each_other() {
+    if !is_root() {
+        return;
+    }
+    run(async {
+        let root = tempfile::tempdir()?;
+        fs::set_permissions(root.path(), fs::Permissions::from_mode(0o777))?;
+        drop(FileBackend::open(options(root.path(), "?mode=0666")).await?);
+        let mut first = Process::start_as(NOBODY, "hold", root.path(), "x");
+        let mut second = Process::start_as(SOMEBODY, "queue", root.path(), "x");
+        let a = open(root.path()).await;
+        let mut hints = a.hints();
+        let third = request("x");
+        assert_eq!(queued(&a, &third).await, 1);
+        let holder = async || {
+            let leases = a.list(&ListFilter::new(Names::All)).await.unwrap().leases;
+            leases.into_iter().find(|lease| matches!(lease.state, LeaseState::Holding { .. })).map(|lease| lease.holder)
+        };
+        let before = holder().await;
+        first.kill();
+        let after = holder().await;
+        assert!(before.is_some() && after.is_some() && before != after, "handed from one user to the other");
+        second.kill();
+        assert_eq!(hint(&mut hints).await, changed("x"));
+        assert!(holds(&a, &third).await);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_user_is_woken_by_the_death_of_another_users_process() {
+    if !is_root() {
+        return;
+    }
+    run(async {
+        let root = tempfile::tempdir()?;
+        fs::set_permissions(root.path(), fs::Permissions::from_mode(0o777))?;
+        // Made by the other user, so that root is the guest here.
+        let mut maker = Process::start_as(NOBODY, "hold shared by all", root.path(), "x");
+        assert_eq!(fs::metadata(root.path().join("test"))?.uid(), NOBODY);
+        let mut holder = Process::start("hold", root.path(), "y");
+        let mut waiter = Process::start_as(SOMEBODY, "queue until granted", root.path(), "y");
+        holder.kill();
+        assert!(waiter.0.wait()?.success(), "woken by the death of a process of root");
+        let a = open(root.path()).await;
+        let mut hints = a.hints();
+        let next = request("x");
+        queued(&a, &next).await;
+        maker.kill();
+        assert_eq!(hint(&mut hints).await, changed("x"));
+        assert!(holds(&a, &next).await);
         Ok(())
     });
 }
