@@ -34,19 +34,19 @@ pub(crate) struct ElectArgs {
     #[arg(long, value_name = "D", value_parser = duration::parse)]
     pub(crate) ttl: Option<Duration>,
     /// Who we are, shown to others [default: user@host:pid:random]
-    #[arg(long)]
+    #[arg(help_heading = "Shown to others", long)]
     pub(crate) id: Option<String>,
     /// What to publish while leading, such as an address
-    #[arg(long)]
+    #[arg(help_heading = "Shown to others", long)]
     pub(crate) value: Option<String>,
     /// One line for people [default: the command's name]
-    #[arg(long, value_name = "TEXT")]
+    #[arg(help_heading = "Shown to others", long, value_name = "TEXT")]
     pub(crate) note: Option<String>,
     /// More for programs: KEY=VALUE, or a JSON object; may be repeated
-    #[arg(long, value_name = "K=V")]
+    #[arg(help_heading = "Shown to others", long, value_name = "K=V")]
     pub(crate) meta: Vec<String>,
     /// Show the command's arguments to others, not only its name
-    #[arg(long)]
+    #[arg(help_heading = "Shown to others", long)]
     pub(crate) show_args: bool,
 
     /// Print each change of leader

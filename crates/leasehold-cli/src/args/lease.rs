@@ -26,19 +26,18 @@ pub(crate) struct AskArgs {
 
 /// What others see.
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Shown to others")]
 pub(crate) struct ShownArgs {
     /// Who holds it [default: user@host:pid:random]
-    #[arg(long, value_name = "ID")]
+    #[arg(help_heading = "Shown to others", long, value_name = "ID")]
     pub(crate) holder: Option<String>,
     /// One line for people [default: the command's name]
-    #[arg(long, value_name = "TEXT")]
+    #[arg(help_heading = "Shown to others", long, value_name = "TEXT")]
     pub(crate) note: Option<String>,
     /// More for programs: KEY=VALUE, or a JSON object; may be repeated
-    #[arg(long, value_name = "K=V")]
+    #[arg(help_heading = "Shown to others", long, value_name = "K=V")]
     pub(crate) meta: Vec<String>,
     /// Show the command's arguments, not only its name; they may hold secrets
-    #[arg(long)]
+    #[arg(help_heading = "Shown to others", long)]
     pub(crate) show_args: bool,
 }
 

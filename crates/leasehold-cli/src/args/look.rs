@@ -24,14 +24,14 @@ pub(crate) struct ListArgs {
     /// Only locks held or waited for by such a holder; * and ? match
     #[arg(long, value_name = "GLOB")]
     pub(crate) holder: Option<String>,
-    /// Only this kind
-    #[arg(long, value_enum)]
+    /// Only this kind: exclusive, shared, permit or leader
+    #[arg(long, value_enum, hide_possible_values = true)]
     pub(crate) mode: Option<ModeArg>,
     /// Only locks held for longer than this
     #[arg(long, value_name = "D", value_parser = duration::parse)]
     pub(crate) older_than: Option<Duration>,
-    /// The order
-    #[arg(long, value_enum, default_value = "name")]
+    /// The order: age, waiters, name or expiry
+    #[arg(long, value_enum, hide_possible_values = true, default_value = "name")]
     pub(crate) sort: SortBy,
     /// At most so many locks
     #[arg(long, value_name = "N", default_value_t = 1000)]
@@ -95,8 +95,8 @@ pub(crate) struct WatchArgs {
     /// Only locks whose names start so
     #[arg(value_name = "PREFIX", add = ArgValueCompleter::new(commands::completions::lock_names))]
     pub(crate) prefix: Option<String>,
-    /// Only these events; may be repeated
-    #[arg(long, value_enum, value_delimiter = ',')]
+    /// Only these events: waiting, acquired, ended, or how it ended (as in `history`); may be repeated
+    #[arg(long, value_enum, hide_possible_values = true, value_delimiter = ',')]
     pub(crate) event: Vec<EventArg>,
 }
 
@@ -160,8 +160,8 @@ pub(crate) struct HistoryArgs {
     /// Only what ended before
     #[arg(long, value_name = "WHEN")]
     pub(crate) until: Option<When>,
-    /// Only these endings; may be repeated
-    #[arg(long, value_enum, value_delimiter = ',')]
+    /// Only these: released, failed, expired, disconnected, evicted, max_hold, gave_up, cancelled; may be repeated
+    #[arg(long, value_enum, hide_possible_values = true, value_delimiter = ',')]
     pub(crate) event: Vec<EndingArg>,
     /// Only what someone may want to look into
     #[arg(long)]
@@ -263,8 +263,8 @@ pub(crate) struct EvictArgs {
 #[command(after_help = "Examples:\n  source <(leasehold completions bash)\n  \
                         source <(leasehold completions zsh)\n  leasehold completions fish | source")]
 pub(crate) struct CompletionsArgs {
-    /// The shell
-    #[arg(value_enum)]
+    /// The shell: bash, zsh, fish or elvish
+    #[arg(value_enum, hide_possible_values = true)]
     pub(crate) shell: Shell,
 }
 

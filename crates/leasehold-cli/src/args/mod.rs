@@ -69,10 +69,11 @@ pub(crate) struct Global {
     /// Timings; twice: everything [env: LEASEHOLD_LOG=info|debug]
     #[arg(short, long, action = clap::ArgAction::Count, global = true, help_heading = "Global options")]
     pub(crate) verbose: u8,
-    /// Colours [env: NO_COLOR, CLICOLOR_FORCE]
+    /// Colours: auto, always or never [env: NO_COLOR, CLICOLOR_FORCE]
     #[arg(
         long,
         value_enum,
+        hide_possible_values = true,
         default_value = "auto",
         value_name = "WHEN",
         global = true,

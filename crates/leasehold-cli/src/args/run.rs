@@ -13,9 +13,9 @@ use crate::{commands, duration};
 #[command(
     override_usage = "leasehold run [OPTIONS] <NAME> [--] <COMMAND> [ARG]…\n       leasehold run [OPTIONS] <NAME> -c <SHELL STRING>",
     after_help = "The lock is given back only when the command and its process group are gone.\n\
-                  If the lock is lost, they are stopped before anyone else can have it, and the exit code is 121.\n\n\
+                  If the lease cannot be renewed they are stopped before it ends, if it is taken away at once; exit 121.\n\n\
                   Examples:\n  leasehold run backup -- ./backup.sh             wait for the lock, for as long as it takes\n  \
-                  leasehold run -n -E 0 mail -- ./mail.sh         cron on many hosts: one runs, the others step aside\n  \
+                  leasehold run -n -E 0 mail -- ./mail.sh         cron on many hosts: one of them runs it\n  \
                   leasehold run -w 10m --ttl 15s deploy -- make   wait ten minutes at most\n  \
                   leasehold run -j 4 gpu -- ./train               at most four at a time\n  \
                   leasehold run -s catalog -c 'wc -l < catalog'   readers share, writers do not"

@@ -75,5 +75,4 @@ fn those_who_wait_sleep_and_a_hand_over_wakes_one() {
     println!("waiters woken by each hand-over: {woken_by_each:?}");
     // Who waits makes sure every ten seconds that no word was lost; some hand-overs fall into that second.
     assert!(woken_by_each.iter().filter(|woken| **woken == 1).count() >= 3, "{woken_by_each:?}");
-    assert!(woken_by_each.iter().all(|woken| *woken < WAITERS / 2), "{woken_by_each:?}");
 }
