@@ -4,6 +4,8 @@
 pub mod file;
 #[cfg(feature = "memory")]
 pub mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -47,12 +49,16 @@ pub(crate) async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Bac
             let options = file::FileOptions::from_url(url, &options.namespace, Arc::clone(&options.clock))?;
             Ok(Arc::new(file::FileBackend::open(options).await?))
         }
+        #[cfg(feature = "redis")]
+        "redis" | "rediss" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster" | "rediss+cluster" => {
+            redis::open(url, options).await
+        }
         _ => Err(Error::invalid_config(format!("unknown backend scheme {scheme:?}; known here: {}", known_schemes()))),
     }
 }
 
 fn known_schemes() -> String {
-    [("memory:", cfg!(feature = "memory")), ("file:", cfg!(feature = "file"))]
+    [("memory:", cfg!(feature = "memory")), ("file:", cfg!(feature = "file")), ("redis:", cfg!(feature = "redis"))]
         .iter()
         .filter_map(|(scheme, built)| built.then_some(*scheme))
         .collect::<Vec<_>>()

@@ -1,0 +1,469 @@
+//! One connection to one server, kept alive: commands, pushes, and what is learnt on connecting.
+//!
+//! RESP3 carries the pushes on the connection of the commands, so that a
+//! subscription stands before the first command and both end together. After
+//! every new connection the instance is told that hints were missed.
+
+use std::{
+    fmt,
+    hash::{BuildHasher, BuildHasherDefault, DefaultHasher},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use redis::{
+    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, PushInfo,
+    PushKind, RedisConnectionInfo, RedisError, TlsCertificates, Value, aio::MultiplexedConnection,
+};
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, watch},
+    task::AbortHandle,
+    time,
+};
+use uuid::Uuid;
+
+use super::{
+    failure,
+    finder::Finder,
+    options::{Address, RedisOptions},
+    reply,
+};
+use crate::{Error, Result, lease::Incarnation};
+
+/// Pauses between two tries to connect: short at first, so that a dropped connection costs little.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// What becomes of pushes and of new connections.
+pub(super) trait Listener: Send + Sync + 'static {
+    /// A message came on a channel.
+    fn message(&self, channel: &[u8], message: &[u8]);
+    /// Pushes may have been missed.
+    fn missed(&self);
+}
+
+/// A connection to one server that comes back by itself.
+pub(super) struct Link(Arc<Shared>);
+
+struct Shared {
+    finder: Finder,
+    options: Arc<RedisOptions>,
+    listener: Arc<dyn Listener>,
+    live: watch::Sender<Option<Arc<Live>>>,
+    trouble: Mutex<Option<Arc<Error>>>,
+    channels: Mutex<Vec<Channel>>,
+    keeper: Mutex<Option<AbortHandle>>,
+}
+
+/// A channel to be subscribed to on every connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Channel {
+    /// Of the server, or of the whole cluster.
+    Plain(String),
+    /// Of one slot.
+    Sharded(String),
+}
+
+/// A connection, and what the server told on connecting.
+pub(super) struct Live {
+    connection: MultiplexedConnection,
+    pub(super) server: ServerFacts,
+    /// Where it is.
+    pub(super) address: Address,
+    /// Ends the connection: it is broken, or the server is no longer the right one.
+    give_up: Arc<Notify>,
+    closed: Arc<AtomicBool>,
+}
+
+/// What a server tells about itself.
+#[derive(Clone, Debug)]
+pub(super) struct ServerFacts {
+    /// Which life of the server this is.
+    pub(super) incarnation: Incarnation,
+    /// Its version: major and minor.
+    pub(super) version: (u32, u32),
+    /// How long it ran when we connected; unknown where it may not be asked.
+    pub(super) uptime: Option<Duration>,
+    /// Whether it can be written to.
+    pub(super) is_master: bool,
+}
+
+/// Why a command has no answer.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// It was certainly not done.
+    NotSent(Error),
+    /// Nobody can say whether it was done.
+    Unknown(Error),
+    /// The server refused it.
+    Refused(RedisError),
+}
+
+impl Link {
+    /// Connects for the first time; from then on it reconnects without end.
+    pub(super) async fn open(
+        finder: Finder,
+        options: Arc<RedisOptions>,
+        listener: Arc<dyn Listener>,
+        channels: Vec<Channel>,
+    ) -> Result<Self> {
+        let link = Self::new(finder, options, listener, channels);
+        let first = link.0.connect().await?;
+        link.start(Some(first));
+        Ok(link)
+    }
+
+    /// Begins to connect and does not wait for it.
+    pub(super) fn begin(
+        finder: Finder,
+        options: Arc<RedisOptions>,
+        listener: Arc<dyn Listener>,
+        channels: Vec<Channel>,
+    ) -> Self {
+        let link = Self::new(finder, options, listener, channels);
+        link.start(None);
+        link
+    }
+
+    fn new(finder: Finder, options: Arc<RedisOptions>, listener: Arc<dyn Listener>, channels: Vec<Channel>) -> Self {
+        Self(Arc::new(Shared {
+            finder,
+            options,
+            listener,
+            live: watch::Sender::new(None),
+            trouble: Mutex::new(None),
+            channels: Mutex::new(channels),
+            keeper: Mutex::new(None),
+        }))
+    }
+
+    fn start(&self, first: Option<Arc<Live>>) {
+        if let Some(live) = &first {
+            self.0.live.send_replace(Some(Arc::clone(live)));
+        }
+        let keeper = Handle::current().spawn(Arc::clone(&self.0).keep(first));
+        *self.0.keeper.lock() = Some(keeper.abort_handle());
+    }
+
+    /// The connection, waited for as long as an answer may take.
+    pub(super) async fn live(&self) -> Result<Arc<Live>, Error> {
+        if let Some(live) = self.0.live.borrow().as_ref() {
+            return Ok(Arc::clone(live));
+        }
+        let mut lives = self.0.live.subscribe();
+        let limit = self.0.options.answer_limit;
+        match time::timeout(limit, lives.wait_for(Option::is_some)).await {
+            Ok(Ok(live)) => Ok(Arc::clone(live.as_ref().expect("it was waited for"))),
+            _ => Err(self.0.why_not()),
+        }
+    }
+
+    /// Sends one command and waits for its answer, as long as that may take.
+    pub(super) async fn send(&self, command: &Cmd) -> Result<Heard, Trouble> {
+        let live = self.live().await.map_err(Trouble::NotSent)?;
+        let value = live.send(command, self.0.options.answer_limit, &self.0.place(&live)).await?;
+        Ok(Heard { value, live })
+    }
+
+    /// Sends one command to a server that is only just taking over its slot.
+    pub(super) async fn send_asking(&self, command: &Cmd) -> Result<Heard, Trouble> {
+        let live = self.live().await.map_err(Trouble::NotSent)?;
+        let mut both = redis::pipe();
+        both.cmd("ASKING").ignore().add_command(command.clone());
+        let mut connection = live.connection.clone();
+        let place = self.0.place(&live);
+        let answer = time::timeout(self.0.options.answer_limit, connection.send_packed_commands(&both, 1, 1)).await;
+        let value = answer
+            .map_err(|_| Trouble::Unknown(failure::unanswered(&place, "nothing came in time")))?
+            .and_then(|mut values| values.pop().unwrap_or(Value::Nil).extract_error());
+        match value {
+            Ok(value) => Ok(Heard { value, live }),
+            Err(error) if failure::is_refusal(&error) => Err(Trouble::Refused(error)),
+            Err(error) => Err(Trouble::Unknown(failure::unanswered(&place, &error.to_string()))),
+        }
+    }
+
+    /// Whether it is subscribed to this channel.
+    pub(super) fn hears(&self, channel: &Channel) -> bool {
+        self.0.channels.lock().contains(channel)
+    }
+
+    /// Whether another server may take the place of this one.
+    pub(super) fn follows_failover(&self) -> bool {
+        self.0.finder.wants_master()
+    }
+
+    /// Subscribes on this connection and on every later one.
+    pub(super) async fn subscribe(&self, channel: Channel) -> Result<()> {
+        {
+            let mut channels = self.0.channels.lock();
+            if channels.contains(&channel) {
+                return Ok(());
+            }
+            channels.push(channel.clone());
+        }
+        let live = self.live().await?;
+        let subscribed = subscribe(&live.connection, &channel, self.0.options.answer_limit).await;
+        subscribed.map_err(|error| {
+            self.0.channels.lock().retain(|known| *known != channel);
+            failure::unreachable(&self.0.place(&live), &error)
+        })
+    }
+
+    /// Subscribes no longer.
+    pub(super) async fn unsubscribe(&self, channel: &Channel) {
+        self.0.channels.lock().retain(|known| known != channel);
+        // That of a slot goes when its server does.
+        if let Channel::Plain(name) = channel {
+            let _best_effort = self.send(redis::cmd("UNSUBSCRIBE").arg(name)).await;
+        }
+    }
+
+    /// Whether it is connected just now, and to what.
+    pub(super) fn current(&self) -> Option<Arc<Live>> {
+        self.0.live.borrow().clone()
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if let Some(keeper) = self.0.keeper.lock().take() {
+            keeper.abort();
+        }
+        self.0.live.send_replace(None);
+    }
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link").field("to", &self.0.options.place()).finish_non_exhaustive()
+    }
+}
+
+/// An answer, and the connection that brought it.
+pub(super) struct Heard {
+    pub(super) value: Value,
+    pub(super) live: Arc<Live>,
+}
+
+impl Live {
+    async fn send(&self, command: &Cmd, limit: Duration, place: &str) -> Result<Value, Trouble> {
+        if self.closed.load(Ordering::SeqCst) {
+            return Err(Trouble::NotSent(Error::unavailable(format!("{place} closed the connection"))));
+        }
+        let mut connection = self.connection.clone();
+        let answer = time::timeout(limit, connection.send_packed_command(command)).await;
+        match answer.map(|answer| answer.and_then(Value::extract_error)) {
+            // Answers that come after the end of a connection may belong to other questions.
+            Ok(_) if self.closed.load(Ordering::SeqCst) => {
+                Err(Trouble::Unknown(failure::unanswered(place, "the connection ended")))
+            }
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(error)) if failure::is_refusal(&error) => Err(Trouble::Refused(error)),
+            Ok(Err(error)) => {
+                self.give_up();
+                Err(Trouble::Unknown(failure::unanswered(place, &error.to_string())))
+            }
+            Err(_) => {
+                // It may be half open, so that nothing will ever come again.
+                self.give_up();
+                Err(Trouble::Unknown(failure::unanswered(place, &format!("nothing came within {limit:?}"))))
+            }
+        }
+    }
+
+    /// Ends this connection; another one is made at once.
+    pub(super) fn give_up(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.give_up.notify_one();
+    }
+}
+
+impl Shared {
+    /// Keeps a connection for as long as the link lives.
+    async fn keep(self: Arc<Self>, mut current: Option<Arc<Live>>) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            if let Some(live) = current.take() {
+                live.give_up.notified().await;
+                live.closed.store(true, Ordering::SeqCst);
+                self.live.send_replace(None);
+                pause = FIRST_PAUSE;
+            }
+            match self.connect().await {
+                Ok(live) => {
+                    *self.trouble.lock() = None;
+                    self.live.send_replace(Some(Arc::clone(&live)));
+                    self.listener.missed();
+                    current = Some(live);
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "cannot connect yet");
+                    *self.trouble.lock() = Some(Arc::new(error));
+                    time::sleep(jittered(pause)).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
+            }
+        }
+    }
+
+    async fn connect(&self) -> Result<Arc<Live>> {
+        let limit = self.options.connect_limit;
+        let connecting = async {
+            let address = self.finder.find(&self.options).await?;
+            self.connect_to(address).await
+        };
+        match time::timeout(limit, connecting).await {
+            Ok(connected) => connected,
+            Err(_) => Err(Error::unavailable(format!("{} did not answer within {limit:?}", self.options.place()))),
+        }
+    }
+
+    async fn connect_to(&self, address: Address) -> Result<Arc<Live>> {
+        let give_up = Arc::new(Notify::new());
+        let closed = Arc::new(AtomicBool::new(false));
+        let pushes = {
+            let (listener, give_up, closed) = (Arc::clone(&self.listener), Arc::clone(&give_up), Arc::clone(&closed));
+            move |push: PushInfo| -> Result<(), ()> {
+                match push.kind {
+                    // The last one: the slot of a channel has moved to another server.
+                    PushKind::Disconnection | PushKind::SUnsubscribe => {
+                        closed.store(true, Ordering::SeqCst);
+                        give_up.notify_one();
+                    }
+                    PushKind::Message | PushKind::SMessage => {
+                        if let [Value::BulkString(channel), Value::BulkString(message)] = push.data.as_slice() {
+                            listener.message(channel, message);
+                        }
+                    }
+                    _ => {}
+                }
+                Ok(())
+            }
+        };
+        let place = address.to_string();
+        let failed = |error: &RedisError| failure::unreachable(&place, error);
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(self.options.connect_limit))
+            .set_response_timeout(None)
+            .set_pipeline_buffer_size(1024)
+            .set_push_sender(pushes);
+        let client = client(&address, &self.options).map_err(|error| failed(&error))?;
+        let connecting = client.get_multiplexed_async_connection_with_config(&config);
+        let connection = connecting.await.map_err(|error| failed(&error))?;
+        let server = facts(&connection).await.map_err(|error| failed(&error))?;
+        if !server.is_master && self.finder.wants_master() {
+            return Err(Error::unavailable(format!("{place} is a replica and no master yet")));
+        }
+        let channels = self.channels.lock().clone();
+        for channel in &channels {
+            subscribe(&connection, channel, self.options.answer_limit).await.map_err(|error| failed(&error))?;
+        }
+        Ok(Arc::new(Live { connection, server, address, give_up, closed }))
+    }
+
+    fn why_not(&self) -> Error {
+        match self.trouble.lock().as_deref() {
+            Some(error) if error.kind() == crate::ErrorKind::PermissionDenied => {
+                Error::permission_denied(error.to_string())
+            }
+            Some(error) => Error::unavailable(error.to_string()),
+            None => Error::unavailable(format!("{} is not connected", self.options.place())),
+        }
+    }
+
+    fn place(&self, live: &Live) -> String {
+        format!("redis at {}", live.address)
+    }
+}
+
+/// A client for one server.
+pub(super) fn client(address: &Address, options: &RedisOptions) -> Result<Client, RedisError> {
+    let Address { host, port } = address.clone();
+    let mut redis = RedisConnectionInfo::default()
+        .set_protocol(ProtocolVersion::RESP3)
+        .set_db(options.database)
+        .set_lib_name("leasehold", env!("CARGO_PKG_VERSION"));
+    if let Some(user) = &options.user {
+        redis = redis.set_username(user);
+    }
+    if let Some(password) = &options.password {
+        redis = redis.set_password(password);
+    }
+    let address = match &options.tls {
+        None => ConnectionAddr::Tcp(host, port),
+        Some(_) => ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None },
+    };
+    let info = address.into_connection_info()?.set_redis_settings(redis);
+    match &options.tls {
+        None => Client::open(info),
+        Some(tls) => protected(info, tls),
+    }
+}
+
+fn protected(info: ConnectionInfo, tls: &super::options::Tls) -> Result<Client, RedisError> {
+    if rustls::crypto::CryptoProvider::get_default().is_none() {
+        // An application that has chosen a provider keeps it.
+        let _chosen_meanwhile = rustls::crypto::ring::default_provider().install_default();
+    }
+    let client_tls = tls.identity.as_ref().map(|identity| redis::ClientTlsConfig {
+        client_cert: identity.certificate.clone(),
+        client_key: identity.key.clone(),
+    });
+    Client::build_with_tls(info, TlsCertificates { client_tls, root_cert: tls.ca.clone() })
+}
+
+async fn subscribe(connection: &MultiplexedConnection, channel: &Channel, limit: Duration) -> Result<(), RedisError> {
+    let mut connection = connection.clone();
+    let (verb, name) = match channel {
+        Channel::Plain(name) => ("SUBSCRIBE", name),
+        Channel::Sharded(name) => ("SSUBSCRIBE", name),
+    };
+    let mut command = redis::cmd(verb);
+    command.arg(name);
+    match time::timeout(limit, connection.send_packed_command(&command)).await {
+        Ok(answer) => answer.and_then(Value::extract_error).map(drop),
+        Err(_) => Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
+    }
+}
+
+/// What the server tells about itself. A user without the right to ask for INFO gets a life of its own each time.
+async fn facts(connection: &MultiplexedConnection) -> Result<ServerFacts, RedisError> {
+    let mut connection = connection.clone();
+    let hello = connection.send_packed_command(&redis::cmd("HELLO")).await.and_then(Value::extract_error)?;
+    let hello = reply::pairs(&hello);
+    let mut info = redis::cmd("INFO");
+    info.arg("server");
+    let told = match connection.send_packed_command(&info).await.and_then(Value::extract_error) {
+        Ok(told) => reply::info(&told),
+        Err(error) if failure::is_refusal(&error) => Default::default(),
+        Err(error) => return Err(error),
+    };
+    let version = hello.get("version").map_or((0, 0), |version| {
+        let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
+        (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
+    });
+    let life = told.get("run_id").cloned().unwrap_or_else(|| Uuid::new_v4().simple().to_string());
+    Ok(ServerFacts {
+        incarnation: Incarnation(digest(&life)),
+        version,
+        uptime: told.get("uptime_in_seconds").and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs),
+        is_master: hello.get("role").is_none_or(|role| role == "master"),
+    })
+}
+
+/// A number that differs where the texts do.
+pub(super) fn digest(text: &str) -> u64 {
+    BuildHasherDefault::<DefaultHasher>::default().hash_one(text)
+}
+
+/// Half to all of the span, so that a thousand processes do not come back in one instant.
+fn jittered(span: Duration) -> Duration {
+    let part = u32::from(Uuid::new_v4().as_bytes()[0]);
+    span / 2 + span * part / 510
+}
