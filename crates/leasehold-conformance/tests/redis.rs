@@ -1,0 +1,34 @@
+//! The suite on a Redis server.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering},
+};
+
+use leasehold::{
+    backend::Backend,
+    backends::redis::{RedisBackend, RedisOptions},
+};
+use leasehold_conformance::{Maker, check};
+use leasehold_testkit::redis::Server;
+
+/// A namespace of its own is a fresh place.
+struct Namespace {
+    url: String,
+    name: String,
+}
+
+#[async_trait::async_trait]
+impl Maker for Namespace {
+    async fn instance(&self) -> Arc<dyn Backend> {
+        let options = RedisOptions::from_url(&self.url, &self.name).expect("a good URL");
+        RedisBackend::open(options).await.expect("the server runs")
+    }
+}
+
+#[test]
+fn redis() {
+    let server = Server::start();
+    let made = AtomicU32::new(0);
+    check(async |_| Namespace { url: server.url(), name: format!("trial-{}", made.fetch_add(1, Ordering::Relaxed)) });
+}
