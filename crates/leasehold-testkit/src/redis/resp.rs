@@ -44,11 +44,11 @@ impl fmt::Display for Reply {
 pub(super) fn ask(port: u16, command: &[&str]) -> io::Result<Reply> {
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-    let mut request = format!("*{}\r\n", command.len());
+    let mut request = format!("*{}\r\n", command.len()).into_bytes();
     for word in command {
-        request.push_str(&format!("${}\r\n{word}\r\n", word.len()));
+        write!(request, "${}\r\n{word}\r\n", word.len())?;
     }
-    stream.write_all(request.as_bytes())?;
+    stream.write_all(&request)?;
     read(&mut BufReader::new(stream))
 }
 

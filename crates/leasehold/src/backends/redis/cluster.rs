@@ -14,7 +14,7 @@ use tokio::{runtime::Handle, task::AbortHandle, time};
 use super::{
     failure,
     finder::Finder,
-    keys::Partition,
+    keys::{Partition, SLOTS},
     link::{Channel, Heard, Link, Listener, Trouble},
     options::{Address, RedisOptions},
     reply,
@@ -87,12 +87,12 @@ impl Cluster {
                     continue;
                 }
             };
-            let sharded = link.live().await?.server.version >= (7, 0);
+            let newer = link.live().await?.server.version >= (7, 0);
             let shared = Arc::new(Shared {
                 options: Arc::clone(&options),
                 instance: instance.to_owned(),
                 listener,
-                sharded,
+                sharded: newer,
                 map: Mutex::default(),
                 looking: tokio::sync::Mutex::new(()),
             });
@@ -123,14 +123,15 @@ impl Cluster {
             match link.send(command).await {
                 Err(Trouble::Refused(error)) if error.kind() == ServerErrorKind::Moved.into() => {
                     let Some((host, port)) = error.redirect_node() else { return Err(Trouble::Refused(error)) };
-                    let to = Address { host: self.shared.host(host, &owner), port };
+                    let to = Address { host: host_told(host, &owner), port };
                     self.shared.map.lock().moved(slot, to);
+                    self.shared.listener.missed();
                     self.shared.look().await;
                     last = Some(Trouble::Refused(error));
                 }
                 Err(Trouble::Refused(error)) if error.kind() == ServerErrorKind::Ask.into() => {
                     let Some((host, port)) = error.redirect_node() else { return Err(Trouble::Refused(error)) };
-                    let to = Address { host: self.shared.host(host, &owner), port };
+                    let to = Address { host: host_told(host, &owner), port };
                     return self.shared.link(&to).send_asking(command).await;
                 }
                 Err(Trouble::NotSent(error)) => {
@@ -215,11 +216,6 @@ impl Shared {
         Arc::clone(map.links.entry(address.clone()).or_insert_with(begin))
     }
 
-    /// A server that does not know its own name is where we found it.
-    fn host(&self, told: &str, teller: &Address) -> String {
-        if told.is_empty() || told == "?" { teller.host.clone() } else { told.to_owned() }
-    }
-
     async fn hear_at(&self, partition: &Partition, owner: &Address) -> Result<()> {
         let channel = partition.to(&self.instance);
         let channel = if self.sharded { Channel::Sharded(channel) } else { Channel::Plain(channel) };
@@ -256,21 +252,21 @@ impl Shared {
             Err(Trouble::NotSent(error) | Trouble::Unknown(error)) => return Err(error),
             Err(Trouble::Refused(error)) => return Err(failure::refused(&address.to_string(), &error)),
         };
-        let owners = self.ranges(&answer, address)?;
+        let owners = Self::ranges(&answer, address)?;
         if owners.is_empty() {
             return Err(Error::unavailable(format!("the cluster at {address} has no slots yet")));
         }
+        let changed;
         let gone: Vec<HeardAt> = {
             let mut map = self.map.lock();
-            map.owners = owners;
+            let before = Map { owners: std::mem::replace(&mut map.owners, owners), ..Map::default() };
+            let has_moved = |slot| before.owner(slot) != map.owner(slot);
+            changed = !before.owners.is_empty() && (0..SLOTS).any(has_moved);
             let owners: HashSet<Address> = map.owners.iter().map(|range| range.owner.clone()).collect();
             map.links.retain(|address, link| owners.contains(address) || link.current().is_some());
             let moved = |heard: &&HeardAt| map.owner(heard.partition.slot()).is_some_and(|owner| owner != heard.owner);
             map.heard.values().filter(moved).cloned().collect()
         };
-        if gone.is_empty() {
-            return Ok(());
-        }
         for heard in gone {
             let owner = self.map.lock().owner(heard.partition.slot());
             if let Some(owner) = owner
@@ -279,17 +275,19 @@ impl Shared {
                 tracing::debug!(%error, %owner, "cannot subscribe yet");
             }
         }
-        self.listener.missed();
+        if changed {
+            self.listener.missed();
+        }
         Ok(())
     }
 
-    fn ranges(&self, answer: &Value, teller: &Address) -> Result<Vec<Range>> {
+    fn ranges(answer: &Value, teller: &Address) -> Result<Vec<Range>> {
         let mut owners = Vec::new();
         for range in reply::array(answer)? {
             let [first, last, master, ..] = reply::array(range)? else { continue };
             let [host, port, ..] = reply::array(master)? else { continue };
             let slot = |value| reply::number(value).map(|slot| u16::try_from(slot).unwrap_or(u16::MAX));
-            let host = self.host(reply::text(host).unwrap_or_default(), teller);
+            let host = host_told(reply::text(host).unwrap_or_default(), teller);
             let owner = Address { host, port: u16::try_from(reply::number(port)?).unwrap_or(0) };
             owners.push(Range { first: slot(first)?, last: slot(last)?, owner });
         }
@@ -310,4 +308,9 @@ impl Shared {
             }
         }
     }
+}
+
+/// A server that does not know its own name is where we found it.
+fn host_told(told: &str, teller: &Address) -> String {
+    if told.is_empty() || told == "?" { teller.host.clone() } else { told.to_owned() }
 }

@@ -20,7 +20,7 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub(super) enum Connection {
     /// One server has everything.
-    One(Link),
+    One(Arc<Link>),
     /// Each server has some partitions.
     Cluster(Cluster),
 }
@@ -50,7 +50,7 @@ impl Connection {
             }
         };
         let channels = keys.all().map(|partition| Channel::Plain(partition.to(instance))).collect();
-        Ok(Self::One(Link::open(finder, Arc::clone(options), listener, channels).await?))
+        Ok(Self::One(Arc::new(Link::open(finder, Arc::clone(options), listener, channels).await?)))
     }
 
     /// Runs a script where the partition lives.
@@ -125,6 +125,14 @@ impl Connection {
         match self {
             Self::One(link) => link.unsubscribe(channel).await,
             Self::Cluster(cluster) => cluster.unsubscribe(channel).await,
+        }
+    }
+
+    /// A link to each server that keeps leases.
+    pub(super) fn links(&self) -> Vec<Arc<Link>> {
+        match self {
+            Self::One(link) => vec![Arc::clone(link)],
+            Self::Cluster(cluster) => cluster.masters(),
         }
     }
 

@@ -3,7 +3,7 @@
 use redis::{AsyncConnectionConfig, RedisError, Value};
 
 use super::{
-    failure, link,
+    client, failure,
     options::{Address, RedisOptions},
     reply,
 };
@@ -57,8 +57,8 @@ async fn ask_sentinels(sentinels: &[Address], master: &str, options: &RedisOptio
 async fn ask(sentinel: &Address, master: &str, options: &RedisOptions) -> Result<Option<Address>, RedisError> {
     let limit = options.connect_limit / 3;
     let config = AsyncConnectionConfig::new().set_connection_timeout(Some(limit)).set_response_timeout(Some(limit));
-    let client = link::client(sentinel, options)?;
-    let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+    let sentinel = client::client(sentinel, options)?;
+    let mut connection = sentinel.get_multiplexed_async_connection_with_config(&config).await?;
     let mut command = redis::cmd("SENTINEL");
     command.arg("GET-MASTER-ADDR-BY-NAME").arg(master);
     let answer = connection.send_packed_command(&command).await.and_then(Value::extract_error)?;

@@ -6,7 +6,6 @@
 
 use std::{
     fmt,
-    hash::{BuildHasher, BuildHasherDefault, DefaultHasher},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -15,10 +14,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, PushInfo,
-    PushKind, RedisConnectionInfo, RedisError, TlsCertificates, Value, aio::MultiplexedConnection,
-};
+use redis::{AsyncConnectionConfig, Cmd, PushInfo, PushKind, RedisError, Value, aio::MultiplexedConnection};
 use tokio::{
     runtime::Handle,
     sync::{Notify, watch},
@@ -28,12 +24,12 @@ use tokio::{
 use uuid::Uuid;
 
 use super::{
+    client::{self, ServerFacts},
     failure,
     finder::Finder,
     options::{Address, RedisOptions},
-    reply,
 };
-use crate::{Error, Result, lease::Incarnation};
+use crate::{Error, ErrorKind, Result};
 
 /// Pauses between two tries to connect: short at first, so that a dropped connection costs little.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -78,19 +74,6 @@ pub(super) struct Live {
     /// Ends the connection: it is broken, or the server is no longer the right one.
     give_up: Arc<Notify>,
     closed: Arc<AtomicBool>,
-}
-
-/// What a server tells about itself.
-#[derive(Clone, Debug)]
-pub(super) struct ServerFacts {
-    /// Which life of the server this is.
-    pub(super) incarnation: Incarnation,
-    /// Its version: major and minor.
-    pub(super) version: (u32, u32),
-    /// How long it ran when we connected; unknown where it may not be asked.
-    pub(super) uptime: Option<Duration>,
-    /// Whether it can be written to.
-    pub(super) is_master: bool,
 }
 
 /// Why a command has no answer.
@@ -166,7 +149,7 @@ impl Link {
     /// Sends one command and waits for its answer, as long as that may take.
     pub(super) async fn send(&self, command: &Cmd) -> Result<Heard, Trouble> {
         let live = self.live().await.map_err(Trouble::NotSent)?;
-        let value = live.send(command, self.0.options.answer_limit, &self.0.place(&live)).await?;
+        let value = live.send(command, self.0.options.answer_limit, &live.place()).await?;
         Ok(Heard { value, live })
     }
 
@@ -176,7 +159,7 @@ impl Link {
         let mut both = redis::pipe();
         both.cmd("ASKING").ignore().add_command(command.clone());
         let mut connection = live.connection.clone();
-        let place = self.0.place(&live);
+        let place = live.place();
         let answer = time::timeout(self.0.options.answer_limit, connection.send_packed_commands(&both, 1, 1)).await;
         let value = answer
             .map_err(|_| Trouble::Unknown(failure::unanswered(&place, "nothing came in time")))?
@@ -208,10 +191,10 @@ impl Link {
             channels.push(channel.clone());
         }
         let live = self.live().await?;
-        let subscribed = subscribe(&live.connection, &channel, self.0.options.answer_limit).await;
+        let subscribed = client::subscribe(&live.connection, &channel, self.0.options.answer_limit).await;
         subscribed.map_err(|error| {
             self.0.channels.lock().retain(|known| *known != channel);
-            failure::unreachable(&self.0.place(&live), &error)
+            failure::unreachable(&live.place(), &error)
         })
     }
 
@@ -277,6 +260,10 @@ impl Live {
         }
     }
 
+    fn place(&self) -> String {
+        format!("redis at {}", self.address)
+    }
+
     /// Ends this connection; another one is made at once.
     pub(super) fn give_up(&self) {
         self.closed.store(true, Ordering::SeqCst);
@@ -288,6 +275,7 @@ impl Shared {
     /// Keeps a connection for as long as the link lives.
     async fn keep(self: Arc<Self>, mut current: Option<Arc<Live>>) {
         let mut pause = FIRST_PAUSE;
+        let mut first = current.is_none();
         loop {
             if let Some(live) = current.take() {
                 live.give_up.notified().await;
@@ -299,7 +287,9 @@ impl Shared {
                 Ok(live) => {
                     *self.trouble.lock() = None;
                     self.live.send_replace(Some(Arc::clone(&live)));
-                    self.listener.missed();
+                    if !std::mem::take(&mut first) {
+                        self.listener.missed();
+                    }
                     current = Some(live);
                 }
                 Err(error) => {
@@ -353,113 +343,27 @@ impl Shared {
             .set_response_timeout(None)
             .set_pipeline_buffer_size(1024)
             .set_push_sender(pushes);
-        let client = client(&address, &self.options).map_err(|error| failed(&error))?;
+        let client = client::client(&address, &self.options).map_err(|error| failed(&error))?;
         let connecting = client.get_multiplexed_async_connection_with_config(&config);
         let connection = connecting.await.map_err(|error| failed(&error))?;
-        let server = facts(&connection).await.map_err(|error| failed(&error))?;
+        let server = client::facts(&connection).await.map_err(|error| failed(&error))?;
         if !server.is_master && self.finder.wants_master() {
             return Err(Error::unavailable(format!("{place} is a replica and no master yet")));
         }
         let channels = self.channels.lock().clone();
         for channel in &channels {
-            subscribe(&connection, channel, self.options.answer_limit).await.map_err(|error| failed(&error))?;
+            client::subscribe(&connection, channel, self.options.answer_limit).await.map_err(|error| failed(&error))?;
         }
         Ok(Arc::new(Live { connection, server, address, give_up, closed }))
     }
 
     fn why_not(&self) -> Error {
         match self.trouble.lock().as_deref() {
-            Some(error) if error.kind() == crate::ErrorKind::PermissionDenied => {
-                Error::permission_denied(error.to_string())
-            }
+            Some(error) if error.kind() == ErrorKind::PermissionDenied => Error::permission_denied(error.to_string()),
             Some(error) => Error::unavailable(error.to_string()),
             None => Error::unavailable(format!("{} is not connected", self.options.place())),
         }
     }
-
-    fn place(&self, live: &Live) -> String {
-        format!("redis at {}", live.address)
-    }
-}
-
-/// A client for one server.
-pub(super) fn client(address: &Address, options: &RedisOptions) -> Result<Client, RedisError> {
-    let Address { host, port } = address.clone();
-    let mut redis = RedisConnectionInfo::default()
-        .set_protocol(ProtocolVersion::RESP3)
-        .set_db(options.database)
-        .set_lib_name("leasehold", env!("CARGO_PKG_VERSION"));
-    if let Some(user) = &options.user {
-        redis = redis.set_username(user);
-    }
-    if let Some(password) = &options.password {
-        redis = redis.set_password(password);
-    }
-    let address = match &options.tls {
-        None => ConnectionAddr::Tcp(host, port),
-        Some(_) => ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None },
-    };
-    let info = address.into_connection_info()?.set_redis_settings(redis);
-    match &options.tls {
-        None => Client::open(info),
-        Some(tls) => protected(info, tls),
-    }
-}
-
-fn protected(info: ConnectionInfo, tls: &super::options::Tls) -> Result<Client, RedisError> {
-    if rustls::crypto::CryptoProvider::get_default().is_none() {
-        // An application that has chosen a provider keeps it.
-        let _chosen_meanwhile = rustls::crypto::ring::default_provider().install_default();
-    }
-    let client_tls = tls.identity.as_ref().map(|identity| redis::ClientTlsConfig {
-        client_cert: identity.certificate.clone(),
-        client_key: identity.key.clone(),
-    });
-    Client::build_with_tls(info, TlsCertificates { client_tls, root_cert: tls.ca.clone() })
-}
-
-async fn subscribe(connection: &MultiplexedConnection, channel: &Channel, limit: Duration) -> Result<(), RedisError> {
-    let mut connection = connection.clone();
-    let (verb, name) = match channel {
-        Channel::Plain(name) => ("SUBSCRIBE", name),
-        Channel::Sharded(name) => ("SSUBSCRIBE", name),
-    };
-    let mut command = redis::cmd(verb);
-    command.arg(name);
-    match time::timeout(limit, connection.send_packed_command(&command)).await {
-        Ok(answer) => answer.and_then(Value::extract_error).map(drop),
-        Err(_) => Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
-    }
-}
-
-/// What the server tells about itself. A user without the right to ask for INFO gets a life of its own each time.
-async fn facts(connection: &MultiplexedConnection) -> Result<ServerFacts, RedisError> {
-    let mut connection = connection.clone();
-    let hello = connection.send_packed_command(&redis::cmd("HELLO")).await.and_then(Value::extract_error)?;
-    let hello = reply::pairs(&hello);
-    let mut info = redis::cmd("INFO");
-    info.arg("server");
-    let told = match connection.send_packed_command(&info).await.and_then(Value::extract_error) {
-        Ok(told) => reply::info(&told),
-        Err(error) if failure::is_refusal(&error) => Default::default(),
-        Err(error) => return Err(error),
-    };
-    let version = hello.get("version").map_or((0, 0), |version| {
-        let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
-        (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
-    });
-    let life = told.get("run_id").cloned().unwrap_or_else(|| Uuid::new_v4().simple().to_string());
-    Ok(ServerFacts {
-        incarnation: Incarnation(digest(&life)),
-        version,
-        uptime: told.get("uptime_in_seconds").and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs),
-        is_master: hello.get("role").is_none_or(|role| role == "master"),
-    })
-}
-
-/// A number that differs where the texts do.
-pub(super) fn digest(text: &str) -> u64 {
-    BuildHasherDefault::<DefaultHasher>::default().hash_one(text)
 }
 
 /// Half to all of the span, so that a thousand processes do not come back in one instant.

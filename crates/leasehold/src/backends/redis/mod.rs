@@ -8,6 +8,7 @@
 //!
 //! What Redis forgets is forgotten: see `GUARANTEES.md` about failover.
 
+mod client;
 mod cluster;
 mod connection;
 mod examine;
@@ -108,6 +109,12 @@ impl RedisBackend {
         });
         backend.start(keep_tidy(Weak::clone(&backend.this)));
         Ok(backend)
+    }
+
+    /// How long this life of the server has lasted, where it may be asked: of the youngest server in a cluster.
+    pub fn age(&self) -> Option<Duration> {
+        let lives = self.connection.links().into_iter().map(|link| link.current()?.server.age());
+        lives.min().flatten()
     }
 
     fn start(&self, task: impl Future<Output = ()> + Send + 'static) {
