@@ -135,12 +135,13 @@ impl Link {
 
     /// The connection, waited for as long as an answer may take.
     pub(super) async fn live(&self) -> Result<Arc<Live>, Error> {
-        if let Some(live) = self.0.live.borrow().as_ref() {
+        let is_open = |live: &Option<Arc<Live>>| live.as_ref().is_some_and(|live| !live.is_closed());
+        if let Some(live) = self.0.live.borrow().as_ref().filter(|live| !live.is_closed()) {
             return Ok(Arc::clone(live));
         }
         let mut lives = self.0.live.subscribe();
         let limit = self.0.options.answer_limit;
-        match time::timeout(limit, lives.wait_for(Option::is_some)).await {
+        match time::timeout(limit, lives.wait_for(is_open)).await {
             Ok(Ok(live)) => Ok(Arc::clone(live.as_ref().expect("it was waited for"))),
             _ => Err(self.0.why_not()),
         }
@@ -209,7 +210,7 @@ impl Link {
 
     /// Whether it is connected just now, and to what.
     pub(super) fn current(&self) -> Option<Arc<Live>> {
-        self.0.live.borrow().clone()
+        self.0.live.borrow().clone().filter(|live| !live.is_closed())
     }
 }
 
@@ -236,16 +237,14 @@ pub(super) struct Heard {
 
 impl Live {
     async fn send(&self, command: &Cmd, limit: Duration, place: &str) -> Result<Value, Trouble> {
-        if self.closed.load(Ordering::SeqCst) {
+        if self.is_closed() {
             return Err(Trouble::NotSent(Error::unavailable(format!("{place} closed the connection"))));
         }
         let mut connection = self.connection.clone();
         let answer = time::timeout(limit, connection.send_packed_command(command)).await;
         match answer.map(|answer| answer.and_then(Value::extract_error)) {
             // Answers that come after the end of a connection may belong to other questions.
-            Ok(_) if self.closed.load(Ordering::SeqCst) => {
-                Err(Trouble::Unknown(failure::unanswered(place, "the connection ended")))
-            }
+            Ok(_) if self.is_closed() => Err(Trouble::Unknown(failure::unanswered(place, "the connection ended"))),
             Ok(Ok(value)) => Ok(value),
             Ok(Err(error)) if failure::is_refusal(&error) => Err(Trouble::Refused(error)),
             Ok(Err(error)) => {
@@ -258,6 +257,10 @@ impl Live {
                 Err(Trouble::Unknown(failure::unanswered(place, &format!("nothing came within {limit:?}"))))
             }
         }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
     }
 
     fn place(&self) -> String {
@@ -339,7 +342,7 @@ impl Shared {
         let place = address.to_string();
         let failed = |error: &RedisError| failure::unreachable(&place, error);
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.options.connect_limit))
+            .set_connection_timeout(None)
             .set_response_timeout(None)
             .set_pipeline_buffer_size(1024)
             .set_push_sender(pushes);
