@@ -8,6 +8,7 @@ use std::sync::{
 use leasehold::{
     backend::Backend,
     backends::redis::{RedisBackend, RedisOptions},
+    clock::Clock,
 };
 use leasehold_conformance::{Maker, check};
 use leasehold_testkit::redis::Cluster;
@@ -16,13 +17,20 @@ use leasehold_testkit::redis::Cluster;
 struct Namespace {
     url: String,
     name: String,
+    clock: Arc<dyn Clock>,
 }
 
 #[async_trait::async_trait]
 impl Maker for Namespace {
     async fn instance(&self) -> Arc<dyn Backend> {
-        let options = RedisOptions::from_url(&self.url, &self.name).expect("a good URL");
+        let mut options = RedisOptions::from_url(&self.url, &self.name).expect("a good URL");
+        // The server's own clock wherever a trial does not move it.
+        options.clock = Some(Arc::clone(&self.clock)).filter(|clock| !format!("{clock:?}").contains("SystemClock"));
         RedisBackend::open(options).await.expect("the cluster runs")
+    }
+
+    fn keeps_to_clock(&self) -> bool {
+        true
     }
 }
 
@@ -30,5 +38,9 @@ impl Maker for Namespace {
 fn redis_cluster() {
     let cluster = Cluster::start();
     let made = AtomicU32::new(0);
-    check(async |_| Namespace { url: cluster.url(), name: format!("trial-{}", made.fetch_add(1, Ordering::Relaxed)) });
+    check(async |clock| Namespace {
+        url: cluster.url(),
+        name: format!("trial-{}", made.fetch_add(1, Ordering::Relaxed)),
+        clock,
+    });
 }

@@ -58,7 +58,10 @@ impl Connection {
     /// A server that forgot the script is given its text; one that is only
     /// starting, or no longer the master, did nothing and is asked again.
     pub(super) async fn run(&self, partition: &Partition, call: &Call, options: &RedisOptions) -> Result<Answered> {
-        let mut command = call.by_hash();
+        let mut command = match &options.clock {
+            None => call.by_hash(),
+            Some(clock) => call.at(clock.wall()),
+        };
         let asking = async {
             loop {
                 let heard = match self {

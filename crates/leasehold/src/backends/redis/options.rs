@@ -1,8 +1,8 @@
 //! Where a `redis:` backend lives and how, as said by its URL.
 
-use std::{env, fmt, fs, time::Duration};
+use std::{env, fmt, fs, sync::Arc, time::Duration};
 
-use crate::{Error, Result};
+use crate::{Error, Result, clock::Clock};
 
 /// How long an answer may take, unless the URL says otherwise.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
@@ -35,6 +35,9 @@ pub struct RedisOptions {
     pub history: Remember,
     /// What must have a copy of a grant before it is believed; nothing but the server by default.
     pub durability: Durability,
+    /// Decides instead of the server's clock: for tests that move time.
+    #[doc(hidden)]
+    pub clock: Option<Arc<dyn Clock>>,
 }
 
 /// One server.
@@ -187,6 +190,7 @@ impl RedisOptions {
             answer_limit: ANSWER_LIMIT,
             history: Remember::All,
             durability: Durability::None,
+            clock: None,
         };
         options.read_userinfo(userinfo.unwrap_or_default()).ok_or_else(|| invalid("user or password has a bad %XX"))?;
         for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {

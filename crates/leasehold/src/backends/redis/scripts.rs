@@ -4,9 +4,15 @@ use std::sync::LazyLock;
 
 use redis::Cmd;
 
+use crate::lease::Timestamp;
+
 /// What every script shares, put in where it says so.
 const RULE: &str = include_str!("scripts/rule.lua");
 const HERE: &str = "--@ rule.lua\n";
+/// Where every script reads the server's clock.
+const CLOCK: &str = "local time = redis.call('TIME')\nlocal nows = time[1] .. string.sub('00000' .. time[2], -6)\n";
+/// What takes its place where time is given.
+const GIVEN: &str = "local nows = table.remove(ARGV)\n";
 
 /// A script that a server may or may not know yet.
 #[derive(Debug)]
@@ -51,6 +57,13 @@ impl Call {
         self.command("EVAL", &self.script.source)
     }
 
+    /// By its text, with this time instead of the server's.
+    pub(super) fn at(&self, now: Timestamp) -> Cmd {
+        let mut command = self.command("EVAL", &self.script.source.replacen(CLOCK, GIVEN, 1));
+        command.arg(format!("{:016}", now.as_micros()));
+        command
+    }
+
     fn command(&self, verb: &str, script: &str) -> Cmd {
         let mut command = redis::cmd(verb);
         command.arg(script).arg(self.keys);
@@ -84,6 +97,7 @@ mod tests {
     fn every_script_has_the_rule_in_it() {
         for script in [&ACQUIRE, &RENEW, &RELEASE, &EVICT, &LIST] {
             assert!(script.source.contains("local function settle(asker)"));
+            assert!(script.source.contains(CLOCK));
             assert_eq!(script.sha.len(), 40);
         }
     }

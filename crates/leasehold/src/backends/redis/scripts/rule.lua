@@ -79,11 +79,11 @@ end
 local function keep(until_us, kept)
   local due = until_us / 1000 + DAY
   if due > kept then
-    local later = format('%.0f', due + DAY)
-    call('HSET', entries, 'kept', later)
-    call('PEXPIREAT', entries, later)
-    call('PEXPIREAT', order, later)
-    call('PEXPIREAT', ends, later)
+    local left = format('%.0f', due + DAY - now / 1000)
+    call('HSET', entries, 'kept', format('%.0f', due + DAY))
+    call('PEXPIRE', entries, left)
+    call('PEXPIRE', order, left)
+    call('PEXPIRE', ends, left)
   end
 end
 
