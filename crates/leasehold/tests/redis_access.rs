@@ -1,5 +1,6 @@
 //! Who may reach a Redis server, what is said when it cannot be reached, and what a lost reply means.
 #![cfg(feature = "redis")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests, too")]
 
 use std::{fs, path::Path, process::Command, sync::Arc, time::Duration};
 
@@ -13,6 +14,7 @@ use leasehold::{
     },
 };
 use leasehold_testkit::{Flow, Proxy, redis::Server};
+use tokio::runtime::Handle;
 
 async fn refused(url: &str) -> Error {
     let builder = Leasehold::builder().connect_limit(Duration::from_millis(1500));
@@ -83,7 +85,7 @@ async fn a_user_limited_to_the_prefix_can_do_everything() {
     works(&locks).await;
     let _events = locks.watch(Names::All).await.unwrap();
     let (first, second) = (locks.mutex("q").acquire().await.unwrap(), locks.mutex("q"));
-    let second = tokio::task::spawn(async move { second.acquire().await });
+    let second = Handle::current().spawn(async move { second.acquire().await });
     tokio::time::sleep(Duration::from_millis(100)).await;
     first.release().await.unwrap();
     second.await.unwrap().unwrap().release().await.unwrap();
@@ -136,12 +138,12 @@ async fn a_protected_connection_trusts_whom_it_is_told_to() {
 }
 
 fn certificates(folder: &Path) {
-    let script = r#"
+    let script = "
         openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test-ca -keyout ca.key -out ca.crt
         openssl req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout server.key -out server.csr
         printf 'subjectAltName=IP:127.0.0.1,DNS:localhost' > ext
         openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile ext -out server.crt
-    "#;
+    ";
     let made = Command::new("sh").args(["-ec", script]).current_dir(folder).output().unwrap();
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
 }

@@ -1,5 +1,6 @@
 //! What a Redis server is asked: counted in commands that clients send.
 #![cfg(feature = "redis")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests, too")]
 
 use std::time::Duration;
 

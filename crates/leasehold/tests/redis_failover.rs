@@ -1,5 +1,6 @@
 //! Another server takes over: sentinels and clusters, during work.
 #![cfg(feature = "redis")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests, too")]
 
 mod shared;
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use redis::Value;
+use redis::{Cmd, RedisError, Value};
 use tokio::time;
 
 use super::{
@@ -10,7 +10,7 @@ use super::{
     failure,
     finder::Finder,
     keys::{Keys, Partition},
-    link::{Channel, Link, Listener, Live, Trouble},
+    link::{Channel, Heard, Link, Listener, Live, Trouble},
     options::{RedisOptions, Topology},
     scripts::Call,
 };
@@ -31,6 +31,12 @@ pub(super) struct Answered {
     pub(super) live: Arc<Live>,
 }
 
+impl From<Heard> for Answered {
+    fn from(heard: Heard) -> Self {
+        Self { value: heard.value, live: heard.live }
+    }
+}
+
 impl Connection {
     pub(super) async fn open(
         options: &Arc<RedisOptions>,
@@ -38,19 +44,25 @@ impl Connection {
         instance: &str,
         listener: Arc<dyn Listener>,
     ) -> Result<Self> {
-        let finder = match &options.topology {
-            Topology::Cluster => {
-                return Ok(Self::Cluster(Cluster::open(Arc::clone(options), instance, listener).await?));
-            }
-            Topology::Single => {
-                Finder::At(options.servers.first().cloned().ok_or_else(|| Error::invalid_config("no server is named"))?)
-            }
-            Topology::Sentinel { master } => {
-                Finder::Sentinels { sentinels: options.servers.clone(), master: master.clone() }
-            }
-        };
-        let channels = keys.all().map(|partition| Channel::Plain(partition.to(instance))).collect();
+        if options.topology == Topology::Cluster {
+            return Ok(Self::Cluster(Cluster::open(Arc::clone(options), instance, listener).await?));
+        }
+        let finder = Self::finder(options)?;
+        let channels = keys.all().iter().map(|partition| Channel::Plain(partition.to(instance))).collect();
         Ok(Self::One(Arc::new(Link::open(finder, Arc::clone(options), listener, channels).await?)))
+    }
+
+    /// How the one server is found.
+    pub(super) fn finder(options: &RedisOptions) -> Result<Finder> {
+        match &options.topology {
+            Topology::Sentinel { master } => {
+                Ok(Finder::Sentinels { sentinels: options.servers.clone(), master: master.clone() })
+            }
+            Topology::Single | Topology::Cluster => {
+                let server = options.servers.first().cloned();
+                Ok(Finder::At(server.ok_or_else(|| Error::invalid_config("no server is named"))?))
+            }
+        }
     }
 
     /// Runs a script where the partition lives.
@@ -58,28 +70,42 @@ impl Connection {
     /// A server that forgot the script is given its text; one that is only
     /// starting, or no longer the master, did nothing and is asked again.
     pub(super) async fn run(&self, partition: &Partition, call: &Call, options: &RedisOptions) -> Result<Answered> {
-        let mut command = match &options.clock {
-            None => call.by_hash(),
-            Some(clock) => call.at(clock.wall()),
+        let heard = match &options.clock {
+            None => self.send(partition, call.by_hash()).await,
+            Some(clock) => self.send(partition, &call.at(clock.wall())).await,
         };
+        match heard {
+            Ok(heard) => Ok(heard.into()),
+            Err(Trouble::NotSent(error) | Trouble::Unknown(error)) => Err(error),
+            Err(Trouble::Refused(error)) => Box::pin(self.insist(partition, call, options, error)).await,
+        }
+    }
+
+    /// Asks on where the first answer was no answer.
+    async fn insist(
+        &self,
+        partition: &Partition,
+        call: &Call,
+        options: &RedisOptions,
+        mut refusal: RedisError,
+    ) -> Result<Answered> {
+        let by_text = call.by_text();
         let asking = async {
             loop {
-                let heard = match self {
-                    Self::One(link) => link.send(&command).await,
-                    Self::Cluster(cluster) => cluster.send(partition, &command).await,
-                };
-                match heard {
-                    Ok(heard) => return Ok(Answered { value: heard.value, live: heard.live }),
-                    Err(Trouble::NotSent(error) | Trouble::Unknown(error)) => return Err(error),
-                    Err(Trouble::Refused(error)) if failure::is_no_script(&error) => command = call.by_text(),
-                    Err(Trouble::Refused(error)) if failure::is_not_ready(&error) => {
-                        time::sleep(options.answer_limit / 40).await;
-                    }
-                    Err(Trouble::Refused(error)) if failure::is_readonly(&error) && self.follows_failover() => {
+                let may_pass =
+                    failure::is_not_ready(&refusal) || failure::is_readonly(&refusal) && self.follows_failover();
+                if may_pass {
+                    if failure::is_readonly(&refusal) {
                         self.look_again();
-                        time::sleep(options.answer_limit / 40).await;
                     }
-                    Err(Trouble::Refused(error)) => return Err(failure::refused(&options.place(), &error)),
+                    time::sleep(options.answer_limit / 40).await;
+                } else if !failure::is_no_script(&refusal) {
+                    return Err(failure::refused(&options.place(), &refusal));
+                }
+                match self.send(partition, &by_text).await {
+                    Ok(heard) => return Ok(heard.into()),
+                    Err(Trouble::NotSent(error) | Trouble::Unknown(error)) => return Err(error),
+                    Err(Trouble::Refused(error)) => refusal = error,
                 }
             }
         };
@@ -89,18 +115,16 @@ impl Connection {
         }
     }
 
-    /// Runs a plain command where the partition lives.
-    pub(super) async fn ask(
-        &self,
-        partition: &Partition,
-        command: &redis::Cmd,
-        options: &RedisOptions,
-    ) -> Result<Value> {
-        let heard = match self {
+    async fn send(&self, partition: &Partition, command: &Cmd) -> Result<Heard, Trouble> {
+        match self {
             Self::One(link) => link.send(command).await,
             Self::Cluster(cluster) => cluster.send(partition, command).await,
-        };
-        match heard {
+        }
+    }
+
+    /// Runs a plain command where the partition lives.
+    pub(super) async fn ask(&self, partition: &Partition, command: &Cmd, options: &RedisOptions) -> Result<Value> {
+        match self.send(partition, command).await {
             Ok(heard) => Ok(heard.value),
             Err(Trouble::NotSent(error) | Trouble::Unknown(error)) => Err(error),
             Err(Trouble::Refused(error)) => Err(failure::refused(&options.place(), &error)),

@@ -13,7 +13,10 @@ use futures_core::Stream;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-use super::{link::Listener, reply};
+use super::{
+    link::Listener,
+    reply::{self, Push},
+};
 use crate::{
     backend::{EventStream, Hint, HintSender},
     lease::{Event, Names},
@@ -26,6 +29,8 @@ const KEPT: usize = 1024;
 pub(super) struct Told {
     pub(super) hints: HintSender,
     events: String,
+    /// A push says nothing about copies: only a renewal does.
+    durable: bool,
     streams: Mutex<Vec<Stage>>,
     misses: AtomicU64,
 }
@@ -36,8 +41,14 @@ struct Stage {
 }
 
 impl Told {
-    pub(super) fn new(events: String) -> Arc<Self> {
-        Arc::new(Self { hints: HintSender::new(), events, streams: Mutex::default(), misses: AtomicU64::new(0) })
+    pub(super) fn new(events: String, durable: bool) -> Arc<Self> {
+        Arc::new(Self {
+            hints: HintSender::new(),
+            events,
+            durable,
+            streams: Mutex::default(),
+            misses: AtomicU64::new(0),
+        })
     }
 
     /// A stream of what happens to these from now on; it ends by being dropped.
@@ -63,8 +74,12 @@ impl Told {
 impl Listener for Told {
     fn message(&self, channel: &[u8], message: &[u8]) {
         if channel != self.events.as_bytes() {
-            if let Some(hint) = reply::hint(message) {
-                self.hints.send(hint);
+            match reply::push(message) {
+                Some(Push { hint: Hint::Granted { .. }, resource: Some(resource) }) if self.durable => {
+                    self.hints.send(Hint::Changed { resource });
+                }
+                Some(push) => self.hints.send(push.hint),
+                None => {}
             }
             return;
         }

@@ -15,10 +15,10 @@ impl RedisBackend {
     pub(super) async fn ended(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
         let mut found = Vec::new();
         match &filter.names {
-            Names::Exactly(resource) => self.ended_in(&self.keys.of(resource), filter, &mut found).await?,
+            Names::Exactly(resource) => self.ended_in(self.keys.of(resource), filter, &mut found).await?,
             Names::All | Names::Prefix(_) => {
                 for partition in self.keys.all() {
-                    self.ended_in(&partition, filter, &mut found).await?;
+                    self.ended_in(partition, filter, &mut found).await?;
                 }
             }
         }

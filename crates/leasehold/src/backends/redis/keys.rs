@@ -11,7 +11,7 @@ pub(super) const SLOTS: u16 = 16384;
 #[derive(Clone, Debug)]
 pub(super) struct Keys {
     namespace: String,
-    partitions: u16,
+    partitions: Vec<Partition>,
 }
 
 /// The names of one partition's keys and channels.
@@ -25,31 +25,27 @@ pub(super) struct Partition {
 impl Keys {
     /// Everything in one slot: one server has them all.
     pub(super) fn on_one_server(namespace: &str) -> Self {
-        Self { namespace: namespace.to_owned(), partitions: 1 }
+        let partitions = vec![Partition { number: 0, prefix: format!("leasehold:{{{namespace}}}:") }];
+        Self { namespace: namespace.to_owned(), partitions }
     }
 
     /// Spread over the slots of a cluster.
     pub(super) fn in_cluster(namespace: &str) -> Self {
-        Self { namespace: namespace.to_owned(), partitions: IN_CLUSTER }
+        let partition = |number| Partition { number, prefix: format!("leasehold:{{{namespace}:{number}}}:") };
+        Self { namespace: namespace.to_owned(), partitions: (0..IN_CLUSTER).map(partition).collect() }
     }
 
     /// The partition that keeps this resource.
-    pub(super) fn of(&self, resource: &Resource) -> Partition {
-        self.partition(crc16(resource.as_str().as_bytes()) % self.partitions)
+    pub(super) fn of(&self, resource: &Resource) -> &Partition {
+        match self.partitions.as_slice() {
+            [only] => only,
+            many => &many[usize::from(crc16(resource.as_str().as_bytes())) % many.len()],
+        }
     }
 
     /// All of them.
-    pub(super) fn all(&self) -> impl Iterator<Item = Partition> + '_ {
-        (0..self.partitions).map(|number| self.partition(number))
-    }
-
-    fn partition(&self, number: u16) -> Partition {
-        let namespace = &self.namespace;
-        let prefix = match self.partitions {
-            1 => format!("leasehold:{{{namespace}}}:"),
-            _ => format!("leasehold:{{{namespace}:{number}}}:"),
-        };
-        Partition { number, prefix }
+    pub(super) fn all(&self) -> &[Partition] {
+        &self.partitions
     }
 
     /// The channel that tells those who watch this namespace.
@@ -58,6 +54,11 @@ impl Keys {
     }
 }
 
+/// The keys that all resources of a partition share, as the scripts expect them.
+const SHARED: [&str; 4] = ["fence", "index", "history", "watched"];
+/// The keys of one resource, as the scripts expect them.
+const OF_RESOURCE: [&str; 4] = ["lease:", "entries:", "order:", "ends:"];
+
 impl Partition {
     /// The slot that keeps it in a cluster.
     pub(super) fn slot(&self) -> u16 {
@@ -65,45 +66,49 @@ impl Partition {
         crc16(tag.as_bytes()) % SLOTS
     }
 
-    /// The keys that all its resources share, as the scripts expect them.
-    pub(super) fn shared(&self) -> Vec<Vec<u8>> {
-        ["fence", "index", "history", "watched"].map(|key| self.key(key, "")).to_vec()
+    /// How many keys a call about so many resources has.
+    pub(super) fn count_keys(resources: usize) -> usize {
+        SHARED.len() + OF_RESOURCE.len() * resources
     }
 
-    /// The keys of one resource, as the scripts expect them.
-    pub(super) fn resource(&self, resource: &Resource) -> [Vec<u8>; 4] {
-        ["lease:", "entries:", "order:", "ends:"].map(|key| self.key(key, resource.as_str()))
-    }
-
-    /// The shared keys, then those of one resource.
-    pub(super) fn keys(&self, resource: &Resource) -> Vec<Vec<u8>> {
-        let mut keys = self.shared();
-        keys.extend(self.resource(resource));
-        keys
+    /// The shared keys, then those of each resource.
+    pub(super) fn add_keys<'a>(&self, resources: impl Iterator<Item = &'a Resource>, mut add: impl FnMut(&str)) {
+        let mut key = String::with_capacity(self.prefix.len() + 64);
+        let mut add = |kind: &str, name: &str| {
+            key.clear();
+            key.push_str(&self.prefix);
+            key.push_str(kind);
+            key.push_str(name);
+            add(&key);
+        };
+        for kind in SHARED {
+            add(kind, "");
+        }
+        for resource in resources {
+            for kind in OF_RESOURCE {
+                add(kind, resource.as_str());
+            }
+        }
     }
 
     /// The names that have live leases.
-    pub(super) fn index(&self) -> Vec<u8> {
-        self.key("index", "")
+    pub(super) fn index(&self) -> String {
+        format!("{}index", self.prefix)
     }
 
     /// The stream of ended leases.
-    pub(super) fn history(&self) -> Vec<u8> {
-        self.key("history", "")
+    pub(super) fn history(&self) -> String {
+        format!("{}history", self.prefix)
     }
 
     /// Says on which channel to tell those who watch, while anyone does.
-    pub(super) fn watched(&self) -> Vec<u8> {
-        self.key("watched", "")
+    pub(super) fn watched(&self) -> String {
+        format!("{}watched", self.prefix)
     }
 
     /// The channel on which an instance is told about its leases in this partition.
     pub(super) fn to(&self, instance: &str) -> String {
         format!("{}to:{instance}", self.prefix)
-    }
-
-    fn key(&self, kind: &str, name: &str) -> Vec<u8> {
-        [self.prefix.as_bytes(), kind.as_bytes(), name.as_bytes()].concat()
     }
 }
 
@@ -130,15 +135,19 @@ mod tests {
 
     #[test]
     fn a_name_with_braces_stays_in_its_partition() {
-        let partition = Keys::on_one_server("default").of(&resource("a{b}c"));
-        assert_eq!(partition.resource(&resource("a{b}c"))[0], b"leasehold:{default}:lease:a{b}c");
+        let keys = Keys::on_one_server("default");
+        let partition = keys.of(&resource("a{b}c"));
+        let mut named = Vec::new();
+        partition.add_keys([&resource("a{b}c")].into_iter(), |key| named.push(key.to_owned()));
+        assert_eq!(named.len(), Partition::count_keys(1));
+        assert_eq!(named[4], "leasehold:{default}:lease:a{b}c");
         assert_eq!(partition.slot(), crc16(b"default") % SLOTS);
     }
 
     #[test]
     fn partitions_of_a_cluster_are_used_evenly_enough() {
         let keys = Keys::in_cluster("default");
-        let mut used = vec![0_u32; keys.all().count()];
+        let mut used = vec![0_u32; keys.all().len()];
         for at in 0..25_600 {
             used[usize::from(keys.of(&resource(&format!("order:{at}"))).number)] += 1;
         }

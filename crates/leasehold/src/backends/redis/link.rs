@@ -150,26 +150,37 @@ impl Link {
     /// Sends one command and waits for its answer, as long as that may take.
     pub(super) async fn send(&self, command: &Cmd) -> Result<Heard, Trouble> {
         let live = self.live().await.map_err(Trouble::NotSent)?;
-        let value = live.send(command, self.0.options.answer_limit, &live.place()).await?;
+        let value = live.send(command, self.0.options.answer_limit).await?;
         Ok(Heard { value, live })
     }
 
     /// Sends one command to a server that is only just taking over its slot.
     pub(super) async fn send_asking(&self, command: &Cmd) -> Result<Heard, Trouble> {
+        let both = self.send_two(&redis::cmd("ASKING"), command).await?;
+        Ok(Heard { value: both.second, live: both.live })
+    }
+
+    /// Sends two commands, the second right behind the first.
+    pub(super) async fn send_two(&self, first: &Cmd, second: &Cmd) -> Result<HeardTwo, Trouble> {
         let live = self.live().await.map_err(Trouble::NotSent)?;
         let mut both = redis::pipe();
-        both.cmd("ASKING").ignore().add_command(command.clone());
+        both.add_command(first.clone()).add_command(second.clone());
         let mut connection = live.connection.clone();
-        let place = live.place();
-        let answer = time::timeout(self.0.options.answer_limit, connection.send_packed_commands(&both, 1, 1)).await;
-        let value = answer
-            .map_err(|_| Trouble::Unknown(failure::unanswered(&place, "nothing came in time")))?
-            .and_then(|mut values| values.pop().unwrap_or(Value::Nil).extract_error());
-        match value {
-            Ok(value) => Ok(Heard { value, live }),
-            Err(error) if failure::is_refusal(&error) => Err(Trouble::Refused(error)),
-            Err(error) => Err(Trouble::Unknown(failure::unanswered(&place, &error.to_string()))),
-        }
+        let unknown = |why: &str| {
+            live.give_up();
+            Trouble::Unknown(failure::unanswered(&live.place(), why))
+        };
+        let answer = time::timeout(self.0.options.answer_limit, connection.send_packed_commands(&both, 0, 2)).await;
+        let mut values = match answer {
+            Ok(_) if live.is_closed() => return Err(unknown("the connection ended")),
+            Ok(Ok(values)) => values.into_iter(),
+            Ok(Err(error)) if failure::is_refusal(&error) => return Err(Trouble::Refused(error)),
+            Ok(Err(error)) => return Err(unknown(&error.to_string())),
+            Err(_) => return Err(unknown("nothing came in time")),
+        };
+        let mut next = || values.next().unwrap_or(Value::Nil).extract_error().map_err(Trouble::Refused);
+        let (first, second) = (next()?, next()?);
+        Ok(HeardTwo { first, second, live: Arc::clone(&live) })
     }
 
     /// Whether it is subscribed to this channel.
@@ -235,26 +246,35 @@ pub(super) struct Heard {
     pub(super) live: Arc<Live>,
 }
 
+/// Two answers, and the connection that brought them.
+pub(super) struct HeardTwo {
+    pub(super) first: Value,
+    pub(super) second: Value,
+    pub(super) live: Arc<Live>,
+}
+
 impl Live {
-    async fn send(&self, command: &Cmd, limit: Duration, place: &str) -> Result<Value, Trouble> {
+    async fn send(&self, command: &Cmd, limit: Duration) -> Result<Value, Trouble> {
         if self.is_closed() {
-            return Err(Trouble::NotSent(Error::unavailable(format!("{place} closed the connection"))));
+            return Err(Trouble::NotSent(Error::unavailable(format!("{} closed the connection", self.place()))));
         }
         let mut connection = self.connection.clone();
         let answer = time::timeout(limit, connection.send_packed_command(command)).await;
         match answer.map(|answer| answer.and_then(Value::extract_error)) {
             // Answers that come after the end of a connection may belong to other questions.
-            Ok(_) if self.is_closed() => Err(Trouble::Unknown(failure::unanswered(place, "the connection ended"))),
+            Ok(_) if self.is_closed() => {
+                Err(Trouble::Unknown(failure::unanswered(&self.place(), "the connection ended")))
+            }
             Ok(Ok(value)) => Ok(value),
             Ok(Err(error)) if failure::is_refusal(&error) => Err(Trouble::Refused(error)),
             Ok(Err(error)) => {
                 self.give_up();
-                Err(Trouble::Unknown(failure::unanswered(place, &error.to_string())))
+                Err(Trouble::Unknown(failure::unanswered(&self.place(), &error.to_string())))
             }
             Err(_) => {
                 // It may be half open, so that nothing will ever come again.
                 self.give_up();
-                Err(Trouble::Unknown(failure::unanswered(place, &format!("nothing came within {limit:?}"))))
+                Err(Trouble::Unknown(failure::unanswered(&self.place(), &format!("nothing came within {limit:?}"))))
             }
         }
     }

@@ -44,7 +44,7 @@ impl RedisBackend {
         for partition in self.keys.all() {
             let mut command = redis::cmd("ZRANGEBYLEX");
             command.arg(partition.index()).arg(&from[..]).arg(&to[..]).arg("LIMIT").arg(0).arg(filter.limit + 1);
-            names.extend(reply::names(&self.connection.ask(&partition, &command, &self.options).await?)?);
+            names.extend(reply::names(&self.connection.ask(partition, &command, &self.options).await?)?);
         }
         names.sort_unstable();
         Ok(names)
@@ -52,7 +52,7 @@ impl RedisBackend {
 
     /// The leases of these resources, in their order.
     async fn records(&self, names: &[Resource]) -> Result<Vec<LeaseRecord>> {
-        let mut by_partition: BTreeMap<u16, (Partition, Vec<Resource>)> = BTreeMap::new();
+        let mut by_partition: BTreeMap<u16, (&Partition, Vec<Resource>)> = BTreeMap::new();
         for name in names {
             let partition = self.keys.of(name);
             by_partition.entry(partition.number).or_insert_with(|| (partition, Vec::new())).1.push(name.clone());
@@ -60,10 +60,8 @@ impl RedisBackend {
         let mut leases = Vec::new();
         for (partition, resources) in by_partition.values() {
             for some in resources.chunks(AT_ONCE) {
-                let keys = some.iter().flat_map(|resource| partition.resource(resource));
-                let keys = partition.shared().into_iter().chain(keys).collect();
-                let arguments = some.iter().map(|resource| resource.as_str().as_bytes().to_vec());
-                let call = scripts::LIST.call(keys, [self.settings()].into_iter().chain(arguments));
+                let call = scripts::LIST.call(partition, some.iter()).arg(&self.settings);
+                let call = some.iter().fold(call, |call, resource| call.arg(resource.as_str()));
                 let answer = self.connection.run(partition, &call, &self.options).await?;
                 leases.extend(reply::listed(&answer.value, some)?);
             }

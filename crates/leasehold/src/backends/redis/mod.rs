@@ -11,6 +11,7 @@
 mod client;
 mod cluster;
 mod connection;
+mod durability;
 mod examine;
 mod failure;
 mod finder;
@@ -38,6 +39,7 @@ use uuid::Uuid;
 pub use self::options::{Address, Durability, Identity, RedisOptions, Remember, Tls, Topology};
 use self::{
     connection::{Answered, Connection},
+    durability::Durable,
     hints::Told,
     keys::{Keys, Partition},
     link::Channel,
@@ -72,7 +74,10 @@ pub struct RedisBackend {
     options: Arc<RedisOptions>,
     keys: Keys,
     instance: String,
+    /// What every script is told: how to push, and what to remember.
+    settings: String,
     connection: Connection,
+    durable: Option<Durable>,
     told: Arc<Told>,
     runtime: Handle,
     watching: tokio::sync::Mutex<()>,
@@ -93,14 +98,18 @@ impl RedisBackend {
             Topology::Single | Topology::Sentinel { .. } => Keys::on_one_server(&options.namespace),
         };
         let instance = Uuid::new_v4().simple().to_string();
-        let told = Told::new(keys.events());
+        let durable = Durable::open(&options).await?;
+        let told = Told::new(keys.events(), durable.is_some());
         let connection = Connection::open(&options, &keys, &instance, Arc::clone(&told) as _).await?;
         let runtime = Handle::current();
+        let settings = settings(&connection, options.history);
         let backend = Arc::new_cyclic(|this| Self {
             options,
             keys,
             instance,
+            settings,
             connection,
+            durable,
             told,
             runtime,
             watching: tokio::sync::Mutex::new(()),
@@ -123,21 +132,6 @@ impl RedisBackend {
         tasks.push(self.runtime.spawn(task).abort_handle());
     }
 
-    /// What every script is told: how to push, and what to remember.
-    fn settings(&self) -> Vec<u8> {
-        let (verb, kept) = match &self.connection {
-            Connection::One(_) => ('P', HISTORY),
-            Connection::Cluster(cluster) if cluster.is_sharded() => ('S', HISTORY_OF_PARTITION),
-            Connection::Cluster(_) => ('B', HISTORY_OF_PARTITION),
-        };
-        let history = match self.options.history {
-            Remember::All => 'a',
-            Remember::Problems => 'p',
-            Remember::Nothing => 'o',
-        };
-        format!("{verb}{history}{kept}").into_bytes()
-    }
-
     async fn run(&self, partition: &Partition, call: &Call) -> Result<Answered> {
         self.connection.run(partition, call, &self.options).await
     }
@@ -156,11 +150,17 @@ impl RedisBackend {
 
     /// Renews those that stand in one partition.
     async fn renew_in(&self, partition: &Partition, renewals: &[&Renewal]) -> Result<Answer<Vec<Standing>>> {
-        let resources = renewals.iter().flat_map(|renewal| partition.resource(&renewal.key.resource));
-        let keys = partition.shared().into_iter().chain(resources).collect();
-        let arguments = renewals.iter().map(|renewal| renewal_argument(renewal));
-        let call = scripts::RENEW.call(keys, [self.settings()].into_iter().chain(arguments));
-        let answered = self.run(partition, &call).await?;
+        let resources = renewals.iter().map(|renewal| &renewal.key.resource);
+        let call = scripts::RENEW.call(partition, resources).arg(&self.settings);
+        let call = renewals.iter().fold(call, |call, renewal| call.arg(renewal_argument(renewal)));
+        let answered = match &self.durable {
+            None => self.run(partition, &call).await?,
+            Some(durable) => {
+                let copied = durable.run(&call).await?;
+                copied.check(&self.options.place())?;
+                copied.answered
+            }
+        };
         Ok(self.answer(reply::standings(&answered.value)?, &answered))
     }
 }
@@ -201,32 +201,38 @@ impl Backend for RedisBackend {
         let resource = &request.key.resource;
         let partition = self.keys.of(resource);
         if request.patience == Patience::Queue {
-            self.connection.hear(&partition).await?;
+            self.connection.hear(partition).await?;
         }
-        let claim = request.claim;
-        let (holder, note, metadata) = (&request.holder, request.note.as_deref(), &request.metadata);
-        let ttl = request.ttl.get();
-        let arguments: [Vec<u8>; 10] = [
-            self.settings(),
-            resource.as_str().into(),
-            request.key.id.to_string().into(),
-            format!("{:013}", micros(ttl)).into(),
-            reply::shape(claim.shape()).into(),
-            reply::tail(claim, request.fence_floor, &self.instance, holder, note, metadata),
-            match request.patience {
-                Patience::Try => b"try".to_vec(),
-                Patience::Queue => b"queue".to_vec(),
-            },
-            request.fence_floor.map_or(0, Fence::get).to_string().into(),
-            if claim.units() == claim.capacity() { b"whole".to_vec() } else { b"part".to_vec() },
-            (ttl + KEPT).as_millis().to_string().into(),
-        ];
-        let answered = self.run(&partition, &scripts::ACQUIRE.call(partition.keys(resource), arguments)).await?;
-        Ok(self.answer(reply::decision(&answered.value)?, &answered))
+        let (claim, ttl) = (request.claim, request.ttl.get());
+        let call = scripts::ACQUIRE
+            .call(partition, [resource].into_iter())
+            .arg(&self.settings)
+            .arg(resource.as_str())
+            .arg(request.key.id.to_string())
+            .arg(format!("{:013}", micros(ttl)))
+            .arg(reply::shape(claim.shape()))
+            .arg(reply::tail(request, &self.instance))
+            .arg(if request.patience == Patience::Try { "try" } else { "queue" })
+            .arg(request.fence_floor.map_or(0, Fence::get).to_string())
+            .arg(if claim.units() == claim.capacity() { "whole" } else { "part" })
+            .arg((ttl + KEPT).as_millis().to_string());
+        let Some(durable) = &self.durable else {
+            let answered = self.run(partition, &call).await?;
+            return Ok(self.answer(reply::decision(&answered.value)?, &answered));
+        };
+        let copied = durable.run(&call).await?;
+        let decision = reply::decision(&copied.answered.value)?;
+        if let Decision::Granted(_) = decision
+            && let Err(error) = copied.check(&self.options.place())
+        {
+            self.release(&request.key, &Outcome::Cancelled).await?;
+            return Err(error);
+        }
+        Ok(self.answer(decision, &copied.answered))
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
-        let mut by_partition: BTreeMap<u16, (Partition, Vec<usize>)> = BTreeMap::new();
+        let mut by_partition: BTreeMap<u16, (&Partition, Vec<usize>)> = BTreeMap::new();
         for (at, renewal) in renewals.iter().enumerate() {
             let partition = self.keys.of(&renewal.key.resource);
             by_partition.entry(partition.number).or_insert_with(|| (partition, Vec::new())).1.push(at);
@@ -265,23 +271,27 @@ impl Backend for RedisBackend {
             Outcome::Failed(problem) => written(problem),
             _ => Vec::new(),
         };
-        let arguments = [
-            self.settings(),
-            key.resource.as_str().into(),
-            key.id.to_string().into(),
-            outcome.ending().as_str().into(),
-            problem,
-        ];
-        let answered = self.run(&partition, &scripts::RELEASE.call(partition.keys(&key.resource), arguments)).await?;
+        let call = scripts::RELEASE
+            .call(partition, [&key.resource].into_iter())
+            .arg(&self.settings)
+            .arg(key.resource.as_str())
+            .arg(key.id.to_string())
+            .arg(outcome.ending().as_str())
+            .arg(problem);
+        let answered = self.run(partition, &call).await?;
         Ok(self.answer(reply::released(&answered.value)?, &answered))
     }
 
     async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
         let partition = self.keys.of(resource);
         let problem = written(&Problem { kind: String::from("evicted"), details: reason.to_owned() });
-        let fence = format!("{:016}", expected.get()).into();
-        let arguments = [self.settings(), resource.as_str().into(), fence, problem];
-        let answered = self.run(&partition, &scripts::EVICT.call(partition.keys(resource), arguments)).await?;
+        let call = scripts::EVICT
+            .call(partition, [resource].into_iter())
+            .arg(&self.settings)
+            .arg(resource.as_str())
+            .arg(format!("{:016}", expected.get()))
+            .arg(problem);
+        let answered = self.run(partition, &call).await?;
         reply::evicted(&answered.value)
     }
 
@@ -316,10 +326,25 @@ impl RedisBackend {
         for partition in self.keys.all() {
             let mut command = redis::cmd("SET");
             command.arg(partition.watched()).arg(self.keys.events()).arg("EX").arg(WATCH_EVERY.as_secs() * 3);
-            self.connection.ask(&partition, &command, &self.options).await?;
+            self.connection.ask(partition, &command, &self.options).await?;
         }
         Ok(())
     }
+}
+
+/// What every script is told: how to push, and what to remember.
+fn settings(connection: &Connection, history: Remember) -> String {
+    let (verb, kept) = match connection {
+        Connection::One(_) => ('P', HISTORY),
+        Connection::Cluster(cluster) if cluster.is_sharded() => ('S', HISTORY_OF_PARTITION),
+        Connection::Cluster(_) => ('B', HISTORY_OF_PARTITION),
+    };
+    let history = match history {
+        Remember::All => 'a',
+        Remember::Problems => 'p',
+        Remember::Nothing => 'o',
+    };
+    format!("{verb}{history}{kept}")
 }
 
 /// Says that someone watches for as long as anyone does.
@@ -345,9 +370,9 @@ async fn keep_tidy(backend: Weak<RedisBackend>) {
         let bytes = random.as_bytes();
         time::sleep(TIDY_EVERY + TIDY_EVERY * u32::from(bytes[0]) / 255).await;
         let Some(backend) = backend.upgrade() else { return };
-        let partitions = backend.keys.all().count();
-        let Some(partition) = backend.keys.all().nth(usize::from(bytes[1]) % partitions) else { continue };
-        if let Err(error) = backend.tidy(&partition).await {
+        let partitions = backend.keys.all();
+        let partition = &partitions[usize::from(bytes[1]) % partitions.len()];
+        if let Err(error) = backend.tidy(partition).await {
             tracing::debug!(%error, "cannot look for expired leases");
         }
     }

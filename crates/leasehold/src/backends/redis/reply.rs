@@ -10,7 +10,7 @@ use crate::{
     backend::Hint,
     lease::{
         Busy, Claim, Decision, EndedLease, Ending, Event, EventKind, Evicted, Family, Fence, Grant, HeldBy, Holder,
-        LeaseId, LeaseRecord, LeaseState, Metadata, Mode, Place, Problem, Released, Resource, Shape, Standing,
+        LeaseId, LeaseRecord, LeaseState, Metadata, Mode, Place, Problem, Released, Request, Resource, Shape, Standing,
         Timestamp, Ttl,
     },
 };
@@ -38,28 +38,21 @@ pub(super) struct Record {
 }
 
 /// The tail of a record: what its asker says about it.
-pub(super) fn tail(
-    claim: Claim,
-    floor: Option<Fence>,
-    instance: &str,
-    holder: &Holder,
-    note: Option<&str>,
-    metadata: &Metadata,
-) -> Vec<u8> {
-    let who = Who { holder: holder.clone(), note: note.map(str::to_owned) };
-    let who = serde_json::to_string(&who).unwrap_or_default();
+pub(super) fn tail(request: &Request, instance: &str) -> String {
+    let claim = request.claim;
+    let who = Who { holder: request.holder.clone(), note: request.note.clone() };
     format!(
-        "{} {} {} {} {instance}\n{who}\n{}",
+        "{} {} {} {} {instance}\n{}\n{}",
         claim.units(),
         shape(claim.shape()),
         claim.mode(),
-        floor.map_or(0, Fence::get),
-        json(metadata)
+        request.fence_floor.map_or(0, Fence::get),
+        serde_json::to_string(&who).unwrap_or_default(),
+        json(&request.metadata)
     )
-    .into_bytes()
 }
 
-/// Metadata as it stands in a record: nothing where there is none.
+/// Metadata as it stands in a record.
 pub(super) fn json(metadata: &Metadata) -> String {
     serde_json::to_string(metadata).unwrap_or_else(|_| String::from("{}"))
 }
@@ -296,15 +289,25 @@ fn ending_of(word: &str) -> Option<Ending> {
     serde_json::from_value(serde_json::Value::from(word)).ok()
 }
 
-/// What is pushed to one instance: `granted ID FENCE`, `evicted ID`.
-pub(super) fn hint(message: &[u8]) -> Option<Hint> {
-    let words: Vec<&str> = std::str::from_utf8(message).ok()?.split(' ').collect();
-    let id = words.get(1)?.parse::<LeaseId>().ok()?;
-    match (words[0], words.get(2)) {
-        ("granted", Some(fence)) => Some(Hint::Granted { id, fence: Fence::new(fence.parse().ok()?) }),
-        ("evicted", None) => Some(Hint::Evicted { id }),
-        _ => None,
-    }
+/// What is pushed to one instance.
+#[derive(Debug)]
+pub(super) struct Push {
+    /// What it says.
+    pub(super) hint: Hint,
+    /// About which resource.
+    pub(super) resource: Option<Resource>,
+}
+
+/// What is pushed to one instance: `granted ID FENCE NAME`, `evicted ID`.
+pub(super) fn push(message: &[u8]) -> Option<Push> {
+    let mut words = std::str::from_utf8(message).ok()?.splitn(4, ' ');
+    let (what, id) = (words.next()?, words.next()?.parse::<LeaseId>().ok()?);
+    let hint = match (what, words.next()) {
+        ("granted", Some(fence)) => Hint::Granted { id, fence: Fence::new(fence.parse().ok()?) },
+        ("evicted", None) => Hint::Evicted { id },
+        _ => return None,
+    };
+    Some(Push { hint, resource: words.next().and_then(|name| Resource::new(name).ok()) })
 }
 
 /// What is pushed to those who watch: what, when and under which fence, the name, the record.

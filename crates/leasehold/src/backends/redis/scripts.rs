@@ -4,7 +4,8 @@ use std::sync::LazyLock;
 
 use redis::Cmd;
 
-use crate::lease::Timestamp;
+use super::keys::Partition;
+use crate::lease::{Resource, Timestamp};
 
 /// What every script shares, put in where it says so.
 const RULE: &str = include_str!("scripts/rule.lua");
@@ -21,13 +22,10 @@ pub(super) struct Script {
     sha: String,
 }
 
-/// One call of a script: its arguments, whether by hash or by text.
-#[derive(Debug)]
+/// One call of a script, by its hash; kept so that it can be made again by its text.
 pub(super) struct Call {
     script: &'static Script,
-    /// How many of the arguments are keys.
-    keys: usize,
-    arguments: Vec<Vec<u8>>,
+    by_hash: Cmd,
 }
 
 impl Script {
@@ -37,38 +35,52 @@ impl Script {
         Self { source, sha }
     }
 
-    /// A call with these keys and arguments.
-    pub(super) fn call(&'static self, keys: Vec<Vec<u8>>, arguments: impl IntoIterator<Item = Vec<u8>>) -> Call {
-        let count = keys.len();
-        let mut all = keys;
-        all.extend(arguments);
-        Call { script: self, keys: count, arguments: all }
+    /// A call about these resources of a partition.
+    pub(super) fn call<'a>(
+        &'static self,
+        partition: &Partition,
+        resources: impl ExactSizeIterator<Item = &'a Resource>,
+    ) -> Call {
+        let mut by_hash = redis::cmd("EVALSHA");
+        by_hash.arg(&self.sha).arg(Partition::count_keys(resources.len()));
+        partition.add_keys(resources, |key| {
+            by_hash.arg(key);
+        });
+        Call { script: self, by_hash }
     }
 }
 
 impl Call {
+    /// The same call with one more argument.
+    pub(super) fn arg(mut self, argument: impl AsRef<[u8]>) -> Self {
+        self.by_hash.arg(argument.as_ref());
+        self
+    }
+
     /// By its hash: short, but the server may have forgotten.
-    pub(super) fn by_hash(&self) -> Cmd {
-        self.command("EVALSHA", &self.script.sha)
+    pub(super) fn by_hash(&self) -> &Cmd {
+        &self.by_hash
     }
 
     /// By its text: the server knows it afterwards.
     pub(super) fn by_text(&self) -> Cmd {
-        self.command("EVAL", &self.script.source)
+        self.by(&self.script.source)
     }
 
     /// By its text, with this time instead of the server's.
     pub(super) fn at(&self, now: Timestamp) -> Cmd {
-        let mut command = self.command("EVAL", &self.script.source.replacen(CLOCK, GIVEN, 1));
+        let mut command = self.by(&self.script.source.replacen(CLOCK, GIVEN, 1));
         command.arg(format!("{:016}", now.as_micros()));
         command
     }
 
-    fn command(&self, verb: &str, script: &str) -> Cmd {
-        let mut command = redis::cmd(verb);
-        command.arg(script).arg(self.keys);
-        for argument in &self.arguments {
-            command.arg(argument.as_slice());
+    fn by(&self, text: &str) -> Cmd {
+        let mut command = redis::cmd("EVAL");
+        command.arg(text);
+        for argument in self.by_hash.args_iter().skip(2) {
+            if let redis::Arg::Simple(bytes) = argument {
+                command.arg(bytes);
+            }
         }
         command
     }

@@ -148,7 +148,7 @@ local function settle(asker)
     else
       local last = tonumber(call('GET', KEYS[1]) or 0)
       local fence = digits(max(last + 1, now, min(tonumber(floor), now + LEAD)))
-      if id == asker or knock(instance, 'granted ' .. id .. ' ' .. fence) then
+      if id == asker or knock(instance, 'granted ' .. id .. ' ' .. fence .. ' ' .. name) then
         record = sub(record, 1, 67) .. fence .. sub(record, 84, 101) .. nows .. sub(record, 118)
         call('SET', KEYS[1], fence)
         call('HSET', entries, id, record, 'fence', fence)
