@@ -32,7 +32,7 @@ impl fmt::Debug for OpenOptions {
 /// Opens the backend a URL names.
 pub(crate) async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Backend>> {
     check_namespace(&options.namespace)?;
-    let Some((scheme, rest)) = url.split_once(':') else {
+    let Some((scheme, _)) = url.split_once(':') else {
         return Err(Error::invalid_config(format!(
             "a backend URL begins with its scheme, such as {}; this one has none",
             known_schemes()
@@ -41,7 +41,8 @@ pub(crate) async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Bac
     match scheme {
         #[cfg(feature = "memory")]
         "memory" => {
-            let backend = memory::MemoryBackend::named(rest, &options.namespace, Arc::clone(&options.clock));
+            let name = url.strip_prefix("memory:").unwrap_or_default();
+            let backend = memory::MemoryBackend::named(name, &options.namespace, Arc::clone(&options.clock));
             Ok(Arc::new(backend))
         }
         #[cfg(feature = "file")]
