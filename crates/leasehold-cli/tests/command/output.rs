@@ -139,7 +139,7 @@ fn a_reader_that_does_not_read_does_not_delay_us() {
     let brim = thread::spawn({
         let mut writer = writer.try_clone().unwrap();
         move || {
-            let _closed = writer.write_all(&[b'x'; 1 << 20]);
+            let _closed = writer.write_all(&vec![b'x'; 1 << 20]);
         }
     });
     thread::sleep(Duration::from_millis(100));
