@@ -4,6 +4,8 @@
 pub mod file;
 #[cfg(feature = "memory")]
 pub mod memory;
+#[cfg(feature = "redlock")]
+pub mod redlock;
 
 use std::{fmt, sync::Arc, time::Duration};
 
