@@ -1,9 +1,10 @@
 //! One history out of the histories of all nodes, and eviction from all of them.
 //!
-//! A lease that ended is told once, as most nodes tell it. What a minority
-//! held for a moment, because a round did not get its majority, is left out.
+//! A lease that ended is told once, as most nodes tell it. What some nodes held
+//! for a moment and was given back, because a round did not get its majority or
+//! its caller was gone, is left out.
 
-use std::{cmp::Reverse, collections::BTreeMap, sync::Arc};
+use std::{cmp::Reverse, collections::BTreeMap, sync::Arc, time::Duration};
 
 use super::{
     Shared,
@@ -15,19 +16,47 @@ use super::{
 use crate::{
     Error, Result,
     lease::{EndedLease, Ending, Evicted, Fence, HistoryFilter, LeaseState, ListFilter, Names, Resource},
+    model::FENCE_LEAD,
 };
+
+/// Nodes date one ending differently, by the way of the message and by their clocks.
+const SPREAD: Duration = FENCE_LEAD;
 
 pub(super) async fn history(shared: &Shared, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
     let nodes = &shared.nodes;
-    let answers = nodes
-        .look(|backend| {
-            let filter = filter.clone();
-            async move { backend.history(&filter).await }
-        })
-        .await;
-    let found = nodes.found("the history on redlock", answers)?;
-    let silent = nodes.len() - found.len();
+    // Records just outside the time asked for may belong to leases inside it, and the other way round.
+    let mut wider = HistoryFilter {
+        since: filter.since.map(|since| since.before(SPREAD)),
+        until: filter.until.map(|until| until.after(SPREAD)),
+        ..filter.clone()
+    };
+    loop {
+        let answers = nodes
+            .look(|backend| {
+                let filter = wider.clone();
+                async move { backend.history(&filter).await }
+            })
+            .await;
+        let found = nodes.found("the history on redlock", answers)?;
+        let cut_short = found.iter().any(|(_, records)| records.len() >= wider.limit);
+        let mut told = told_once(shared, found);
+        told.retain(|ended| filter.include(ended));
+        told.sort_by_key(|ended| Reverse(ended.ended_at));
+        if told.len() < filter.limit && cut_short && wider.limit < MOST_RECORDS {
+            wider.limit = wider.limit.saturating_mul(4);
+            continue;
+        }
+        told.truncate(filter.limit);
+        return Ok(told);
+    }
+}
 
+/// A node is asked for no more than this.
+const MOST_RECORDS: usize = 100_000;
+
+fn told_once(shared: &Shared, found: Vec<(usize, Vec<EndedLease>)>) -> Vec<EndedLease> {
+    let nodes = &shared.nodes;
+    let silent = nodes.len() - found.len();
     let mut seen: BTreeMap<(Resource, Mark), Vec<EndedLease>> = BTreeMap::new();
     for (at, records) in found {
         for (index, mut ended) in records.into_iter().enumerate() {
@@ -35,31 +64,30 @@ pub(super) async fn history(shared: &Shared, filter: &HistoryFilter) -> Result<V
             seen.entry((ended.resource.clone(), mark)).or_default().push(ended);
         }
     }
-    let mut told: Vec<EndedLease> =
-        seen.into_values().filter_map(|records| merged(records, silent, nodes.majority())).collect();
-    told.sort_by_key(|ended| Reverse(ended.ended_at));
-    told.truncate(filter.limit);
-    Ok(told)
+    seen.into_values().filter_map(|records| merged(records, silent, nodes.majority())).collect()
 }
 
 /// What the nodes tell of one lease, in the order of the nodes.
-fn merged(records: Vec<EndedLease>, silent: usize, majority: usize) -> Option<EndedLease> {
-    let endings: Vec<Ending> = records.iter().map(|ended| ended.ending).collect();
-    let count = |ending: Ending| endings.iter().filter(|other| **other == ending).count();
+fn merged(mut records: Vec<EndedLease>, silent: usize, majority: usize) -> Option<EndedLease> {
+    // What held and was cancelled was given back before anyone was told that it held.
+    records.retain(|ended| ended.fence.is_none() || ended.ending != Ending::Cancelled);
     let (held, waited): (Vec<EndedLease>, Vec<EndedLease>) =
         records.into_iter().partition(|ended| ended.fence.is_some());
-    let by_majority = held.len() + silent >= majority;
-    let fences: Vec<Fence> = held.iter().filter_map(|ended| ended.fence).collect();
+    let count = |ending: Ending| held.iter().filter(|other| other.ending == ending).count();
     let most = held.iter().map(|ended| count(ended.ending)).max();
-    let first = held.into_iter().find(|ended| Some(count(ended.ending)) == most);
-    match first {
-        Some(ended) if by_majority || !matches!(ended.ending, Ending::Cancelled | Ending::Expired | Ending::GaveUp) => {
-            Some(EndedLease { fence: most_common(&fences).map(|(fence, _)| fence), ..ended })
-        }
-        // It was at the head of its queue and no further.
-        Some(ended) if ended.ending == Ending::GaveUp => Some(EndedLease { fence: None, acquired_at: None, ..ended }),
-        Some(_) | None => waited.into_iter().next(),
+    let first = held.iter().find(|ended| Some(count(ended.ending)) == most);
+    let Some(first) = first else { return waited.into_iter().next() };
+
+    let by_majority = held.len() + silent >= majority;
+    if by_majority || !matches!(first.ending, Ending::Expired | Ending::GaveUp) {
+        let fences: Vec<Fence> = held.iter().filter_map(|ended| ended.fence).collect();
+        return Some(EndedLease { fence: most_common(&fences).map(|(fence, _)| fence), ..first.clone() });
     }
+    if first.ending == Ending::GaveUp {
+        // It was at the head of its queue and no further.
+        return Some(EndedLease { fence: None, acquired_at: None, ..first.clone() });
+    }
+    waited.into_iter().next()
 }
 
 /// Takes the lease with this fence away wherever it is held, the node whose queue is waited in last.
