@@ -206,22 +206,23 @@ impl fmt::Debug for Leases {
     }
 }
 
-/// Pauses that double, each a random part of the span: two who got in each other's way part.
+/// Pauses that double, each a part of the span that differs from lease to lease: two who got in each
+/// other's way part.
 #[derive(Debug)]
 pub(super) struct Pauses {
     span: Duration,
     most: Duration,
+    chance: u64,
 }
 
 impl Pauses {
-    pub(super) fn new(first: Duration, most: Duration) -> Self {
-        Self { span: first.min(most), most }
+    pub(super) fn new(id: LeaseId, first: Duration, most: Duration) -> Self {
+        Self { span: first.min(most), most, chance: tag::mixed(id) }
     }
 
     pub(super) fn next(&mut self) -> Duration {
-        // The bits of a new id are as random as any.
-        let bits = LeaseId::random().as_u128() & 0x3ff;
-        let part = u32::try_from(bits).unwrap_or(0) + 1;
+        self.chance = self.chance.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        let part = u32::try_from(self.chance >> 54).unwrap_or(0) + 1;
         let pause = self.span * part / 1024;
         self.span = (self.span * 2).min(self.most);
         pause

@@ -90,8 +90,10 @@ pub(super) enum Tail {
     Keep(Fence),
     /// Only its place at the gate is kept.
     KeepPlace,
-    /// Nothing is kept.
+    /// Nothing is kept; the caller was told.
     GiveBack,
+    /// Nothing is kept; that it is over is remembered until the caller asks.
+    Lose,
 }
 
 /// One round for one lease.
@@ -334,7 +336,7 @@ impl Pursuit {
         }
         match tail {
             Tail::Keep(fence) => self.raise_to(fence).await,
-            Tail::KeepPlace | Tail::GiveBack => self.give_back(tail).await,
+            Tail::KeepPlace | Tail::GiveBack | Tail::Lose => self.give_back(tail).await,
         }
         self.owe(tail);
         if matches!(tail, Tail::GiveBack) {

@@ -139,8 +139,8 @@ pub(super) fn owe(shared: &Arc<Shared>, at: usize, key: &LeaseKey, outcome: &Out
 
 async fn pay(shared: Arc<Shared>, at: usize) {
     let clock = Arc::clone(shared.nodes.clock());
-    let pauses = || Pauses::new(Duration::from_millis(100), Duration::from_secs(2));
-    let mut pause = pauses();
+    let pauses = |key: &LeaseKey| Pauses::new(key.id, Duration::from_millis(100), Duration::from_secs(2));
+    let mut pause: Option<Pauses> = None;
     while let Some(debt) = shared.debts[at].next(clock.now()) {
         let tracked = shared.leases.get(debt.key.id);
         let turn = match &tracked {
@@ -159,10 +159,11 @@ async fn pay(shared: Arc<Shared>, at: usize) {
         let released = node.ask(shared.nodes.limit(), node.backend.release(&debt.key, &debt.outcome)).await;
         drop(turn);
         if released.is_ok() {
-            pause = pauses();
+            pause = None;
         } else {
+            let length = pause.get_or_insert_with(|| pauses(&debt.key)).next();
             shared.debts[at].put_back(debt);
-            clock.sleep_until(clock.now().after(pause.next())).await;
+            clock.sleep_until(clock.now().after(length)).await;
         }
     }
 }

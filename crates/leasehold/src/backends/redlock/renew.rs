@@ -21,6 +21,8 @@ enum Course {
     All(Option<Arc<Tracked>>),
     /// Renew at the node in whose queue it waits; no round for it may run meanwhile.
     Place { tracked: Arc<Tracked>, queue: usize, turn: Turn },
+    /// It is over, whatever some nodes have not heard of yet.
+    Over(Arc<Tracked>),
 }
 
 /// What the nodes said about one lease.
@@ -46,6 +48,10 @@ pub(super) async fn renew(shared: &Arc<Shared>, renewals: Vec<Renewal>) -> Resul
                 standings[index] = merge(&shared, tracked.as_deref(), &said);
             }
             Course::All(tracked) => rest.add(index, async move { raised(&shared, tracked, &said).await }),
+            Course::Over(tracked) => {
+                shared.leases.forget(&tracked);
+                standings[index] = Standing::Gone;
+            }
             Course::Place { tracked, queue, turn } => {
                 rest.add(index, async move { look_after_place(&shared, &tracked, queue, turn, &said).await });
             }
@@ -74,9 +80,11 @@ async fn set_courses(shared: &Arc<Shared>, renewals: &[Renewal]) -> Vec<Course> 
                 let turn = tracked.turn().await;
                 match tracked.phase() {
                     Phase::Waiting { queue } => Course::Place { tracked, queue, turn },
-                    Phase::Asked | Phase::Holding { .. } | Phase::Ended => Course::All(Some(tracked)),
+                    Phase::Asked | Phase::Ended => Course::Over(tracked),
+                    Phase::Holding { .. } => Course::All(Some(tracked)),
                 }
             }
+            Some(tracked) if tracked.phase() == Phase::Ended => Course::Over(tracked),
             tracked => Course::All(tracked),
         };
         courses.insert(index, course);
@@ -96,6 +104,7 @@ async fn ask_nodes(
         let concerns = |course: &Course| match course {
             Course::All(_) => true,
             Course::Place { queue, .. } => *queue == at,
+            Course::Over(_) => false,
         };
         let indices: Vec<usize> = (0..courses.len()).filter(|index| concerns(&courses[*index])).collect();
         let batch: Vec<Renewal> = indices.iter().map(|index| renewals[*index].clone()).collect();

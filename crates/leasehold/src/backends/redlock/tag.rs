@@ -15,16 +15,8 @@ const KEY: &str = "leasehold.redlock";
 pub(super) struct Tag(String);
 
 impl Tag {
-    /// 64 bits out of 122 random ones: nobody gets back to the id.
     pub(super) fn of(id: LeaseId) -> Self {
-        let bits = id.as_u128();
-        let mix = |bits: u64| {
-            let bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            bits ^ (bits >> 31)
-        };
-        let half = |bits: u128| u64::try_from(bits & u128::from(u64::MAX)).unwrap_or(0);
-        Self(format!("{:016x}", mix(mix(half(bits >> 64)) ^ half(bits))))
+        Self(format!("{:016x}", mixed(id)))
     }
 
     /// Takes the mark off; `None` where there is none.
@@ -54,4 +46,15 @@ pub(super) fn tagged_renewal(renewal: &Renewal) -> Renewal {
         Tag::of(renewal.key.id).put(metadata);
     }
     renewal
+}
+
+/// 64 bits out of 122 random ones: nobody gets back to the id.
+pub(super) fn mixed(id: LeaseId) -> u64 {
+    let mix = |bits: u64| {
+        let bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^ (bits >> 31)
+    };
+    let half = |bits: u128| u64::try_from(bits & u128::from(u64::MAX)).unwrap_or(0);
+    mix(mix(half(id.as_u128() >> 64)) ^ half(id.as_u128()))
 }

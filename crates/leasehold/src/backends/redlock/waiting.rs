@@ -103,7 +103,7 @@ pub(super) async fn complete(
         }
         End::Gone => {
             tracked.enter(Phase::Ended);
-            (Progress::Gone, Tail::GiveBack)
+            (Progress::Gone, Tail::Lose)
         }
         End::Queued(place) => (Progress::Waiting(place), Tail::KeepPlace),
         _ => {
@@ -140,19 +140,18 @@ pub(super) fn drive(shared: &Arc<Shared>, tracked: &Arc<Tracked>, fence: Fence) 
 /// The same, after a pause: others are in the way.
 pub(super) fn drive_later(shared: &Arc<Shared>, tracked: &Arc<Tracked>, fence: Fence) {
     if tracked.hint(fence) {
-        let mut pauses = pauses();
-        let pause = pauses.next();
+        let pause = pauses(tracked.key.id).next();
         shared.runtime.spawn(run(Arc::clone(shared), Arc::clone(tracked), Some(pause)));
     }
 }
 
 /// Nothing tells when the others' nodes become free, so they are asked again after 1 ms to 1 s.
-fn pauses() -> Pauses {
-    Pauses::new(Duration::from_millis(10), Duration::from_secs(1))
+fn pauses(id: LeaseId) -> Pauses {
+    Pauses::new(id, Duration::from_millis(10), Duration::from_secs(1))
 }
 
 async fn run(shared: Arc<Shared>, tracked: Arc<Tracked>, mut pause: Option<Duration>) {
-    let mut pauses = pauses();
+    let mut pauses = pauses(tracked.key.id);
     while let Some(fence) = tracked.next_hint() {
         let mut fence = fence;
         loop {
