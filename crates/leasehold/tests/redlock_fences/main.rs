@@ -26,6 +26,7 @@ use verdict::{Ledger, Until, Verdict};
 
 const NODES: usize = 5;
 const CLIENTS: u64 = 4;
+const RESOURCES: u64 = 6;
 const TTL: Duration = Duration::from_millis(150);
 /// The shortest there is: 11 s for a ttl this short.
 const QUARANTINE: Duration = Duration::from_secs(11);
@@ -110,10 +111,10 @@ impl Client {
         }
     }
 
-    /// Up to two nodes cannot be reached for a while.
+    /// One or two nodes cannot be reached for a while.
     fn cut_some(&mut self) {
         self.links.iter().for_each(|link| link.cut(false));
-        for _ in 0..self.dice.below(3) {
+        for _ in 0..=self.dice.below(2) {
             let at = usize::try_from(self.dice.below(NODES as u64)).unwrap();
             self.links[at].cut(true);
         }
@@ -156,7 +157,7 @@ impl Client {
 
     fn request(&mut self) -> Request {
         let key = LeaseKey {
-            resource: Resource::new(["a", "b", "c", "d", "e"][usize::try_from(self.dice.below(5)).unwrap()]).unwrap(),
+            resource: Resource::new(format!("r{}", self.dice.below(RESOURCES))).unwrap(),
             id: self.dice.id(),
         };
         Request {

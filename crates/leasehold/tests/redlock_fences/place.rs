@@ -19,6 +19,9 @@ use leasehold::{
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+/// Wall clocks tick every quarter of a second only: numbers taken from them alone would often be the same.
+const COARSE: u64 = 250_000;
+
 /// A clock in simulated time, with a wall clock that is off and a steady clock that may leap.
 #[derive(Debug)]
 pub(crate) struct SimClock {
@@ -54,7 +57,8 @@ impl Clock for SimClock {
     }
 
     fn wall(&self) -> Timestamp {
-        Timestamp::from_micros((1_790_000_000_000_000 + self.micros()).saturating_add_signed(self.wall_off))
+        let exact = (1_790_000_000_000_000 + self.micros()).saturating_add_signed(self.wall_off);
+        Timestamp::from_micros(exact / COARSE * COARSE)
     }
 
     fn sleep_until(&self, moment: Moment) -> Sleep {

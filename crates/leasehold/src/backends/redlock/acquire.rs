@@ -7,8 +7,9 @@ use tokio::sync::oneshot;
 use super::{
     Shared,
     leases::{Phase, Tracked, Turn},
-    pursuit::{End, Entry, Pursuit, Tail},
+    pursuit::Pursuit,
     release,
+    said::{End, Entry, Tail},
     waiting::{self, Placed, Progress},
 };
 use crate::{

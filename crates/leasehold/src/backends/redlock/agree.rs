@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use super::{
     fan::Fan,
-    pursuit::{Pursuit, Said, most_common},
+    pursuit::Pursuit,
+    said::{Said, most_common},
 };
 use crate::lease::{Family, Fence, ListFilter, Names, Renewal};
 

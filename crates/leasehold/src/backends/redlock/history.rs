@@ -10,7 +10,7 @@ use super::{
     Shared,
     fan::Fan,
     listing::{Mark, sightings},
-    pursuit::most_common,
+    said::most_common,
     tag::Tag,
 };
 use crate::{

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Shared, pursuit::most_common, tag::Tag};
+use super::{Shared, said::most_common, tag::Tag};
 use crate::{
     Result,
     lease::{Fence, LeaseRecord, LeaseState, ListFilter, Page, Resource},

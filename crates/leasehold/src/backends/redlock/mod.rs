@@ -36,6 +36,7 @@ mod options;
 mod pursuit;
 mod release;
 mod renew;
+mod said;
 mod tag;
 mod waiting;
 

@@ -6,7 +6,8 @@ use super::{
     Shared,
     fan::Fan,
     leases::{Phase, Tracked, Turn},
-    pursuit::{Pursuit, most_common},
+    pursuit::Pursuit,
+    said::most_common,
     tag,
     waiting::{self, Placed, Progress},
 };

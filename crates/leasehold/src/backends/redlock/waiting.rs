@@ -9,8 +9,9 @@ use std::{sync::Arc, time::Duration};
 use super::{
     Shared,
     leases::{Pauses, Phase, Tracked, Turn},
-    pursuit::{End, Entry, Pursuit, Tail},
+    pursuit::Pursuit,
     release,
+    said::{End, Entry, Tail},
 };
 use crate::{
     Result,
