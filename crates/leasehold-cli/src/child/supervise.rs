@@ -188,7 +188,8 @@ impl Supervisor<'_> {
             self.keep_time();
             let wake = self.next_wake();
             let leases = self.leases;
-            let may_be_lost = !matches!(self.stage, Stage::Killed { .. }) && !self.goes_on();
+            // A loss stays told: once it is known, only the clock is left to watch.
+            let may_be_lost = !matches!(self.cause, Some(Cause::Lost(_)));
             tokio::select! {
                 biased;
                 loss = first_lost(leases), if may_be_lost => self.lose(loss),
@@ -329,7 +330,7 @@ impl Supervisor<'_> {
     /// A lease is gone for certain.
     pub(super) fn lose(&mut self, loss: Loss) {
         let cause = Cause::Lost(loss);
-        let time_is_up = loss == Loss::RenewTimeout || matches!(self.cause, Some(Cause::Lost(_)));
+        let time_is_up = loss == Loss::RenewTimeout;
         match self.limits.on_lost {
             OnLost::Continue => {
                 self.cause = Some(cause);
@@ -344,9 +345,8 @@ impl Supervisor<'_> {
 
     /// A lease is gone and there is no time left.
     pub(super) fn lose_now(&mut self, loss: Loss) {
-        if !matches!(self.cause, Some(Cause::Lost(_))) {
-            let cause = Cause::Lost(loss);
-            self.cause = Some(cause);
+        let cause = Cause::Lost(loss);
+        if !matches!(self.cause.replace(cause), Some(Cause::Lost(_))) {
             (self.tell)(Notice::Stopping { cause, signal: Signal::KILL, grace: None });
         }
         self.kill();

@@ -1,0 +1,22 @@
+//! The command as people use it, one behaviour per file, on private directories of locks.
+
+#[path = "../place/mod.rs"]
+mod place;
+
+mod conflict;
+mod elect;
+mod exit_codes;
+mod leases;
+mod looks;
+mod lost;
+mod mistakes;
+mod nested;
+mod output;
+mod packaging;
+mod schemas;
+mod secrets;
+mod settings;
+mod signals;
+mod stop_and_go;
+mod stragglers;
+mod terminal;
