@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 
 use crate::place::Place;
 
-/// Chance that can be repeated (SplitMix64).
+/// Chance that can be repeated (`SplitMix64`).
 #[derive(Clone, Debug)]
 pub(crate) struct Dice(u64);
 
@@ -80,7 +80,7 @@ impl Link {
             // Some answers come after the node's limit, and some requests are done after it.
             let slow = |dice: &mut Dice| match dice.below(100) {
                 0..2 => dice.millis(80),
-                3..15 => dice.millis(5),
+                2..15 => dice.millis(5),
                 _ => Duration::ZERO,
             };
             (slow(&mut dice), slow(&mut dice), dice.percent(2), dice.percent(2))

@@ -105,9 +105,10 @@ impl Client {
 
     /// Half of the time none at all: others have their turn in between all the same.
     async fn pause(&mut self, limit: u64) {
-        match self.dice.percent(50) {
-            true => tokio::task::yield_now().await,
-            false => tokio::time::sleep(self.dice.millis(limit)).await,
+        if self.dice.percent(50) {
+            tokio::task::yield_now().await;
+        } else {
+            tokio::time::sleep(self.dice.millis(limit)).await;
         }
     }
 
@@ -183,10 +184,12 @@ fn simulate_worlds(variant: Variant, until: Until) -> Verdict {
     verdict
 }
 
+/// 100,000 where the code is optimised; a build for debugging takes six times as long for each.
 #[test]
 fn fences_never_repeat_and_never_fall() {
-    let verdict = simulate_worlds(Variant::Sound, Until::Acquired(50_000));
-    assert!(verdict.acquired >= 100_000 && verdict.is_clean(), "{verdict}");
+    let in_each_world = if cfg!(debug_assertions) { 10_000 } else { 50_000 };
+    let verdict = simulate_worlds(Variant::Sound, Until::Acquired(in_each_world));
+    assert!(verdict.acquired >= 2 * in_each_world && verdict.is_clean(), "{verdict}");
 }
 
 #[test]

@@ -113,12 +113,13 @@ impl Place {
 
     pub(crate) fn age(&self) -> Option<Duration> {
         let born = self.life.lock().born;
-        let age = if born.is_zero() { Duration::from_secs(86_400) } else { self.clock.elapsed() - born };
+        let age = if born.is_zero() { Duration::from_secs(86_400) } else { self.clock.elapsed().saturating_sub(born) };
         (self.variant != Variant::ForgetfulVoter).then_some(age)
     }
 
     pub(crate) fn is_young(&self, quarantine: Duration) -> bool {
-        self.life.lock().born + quarantine > self.clock.elapsed() && !self.life.lock().born.is_zero()
+        let born = self.life.lock().born;
+        !born.is_zero() && born + quarantine > self.clock.elapsed()
     }
 
     pub(crate) fn disguise<T>(&self, answer: Answer<T>) -> Answer<T> {

@@ -81,14 +81,14 @@ async fn ask_all(
         End::WrongShape(in_force) => (Ok(Decision::WrongShape { in_force }), Tail::GiveBack),
         End::Unreachable(error) => (Err(error), Tail::GiveBack),
     };
-    if !matches!(tail, Tail::Keep(_)) {
-        pursuit.give_back(tail).await;
+    if let Tail::Keep(_) = tail {
+        reply(decision);
+        return pursuit.settle(turn, tail);
     }
-    if matches!(tail, Tail::GiveBack) {
-        tracked.enter(Phase::Ended);
-    }
+    // Answers that are still to come are waited for, at most for the limit: what they grant is in the way of others.
+    pursuit.give_back(tail).await;
+    pursuit.settle_now(tail).await;
     reply(decision);
-    pursuit.settle(turn, tail);
 }
 
 /// One that waits is asked for again: its place is looked at, and completed if it has come to hold.

@@ -1,4 +1,7 @@
 //! What happens, as the first node that answers tells it.
+//!
+//! That node tells of a grant when it makes it. Whether a majority follows is
+//! seen in a listing, and so is the fence in the rare case that it was raised.
 
 use std::{
     pin::Pin,
