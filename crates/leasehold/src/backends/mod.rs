@@ -49,12 +49,14 @@ pub(crate) async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Bac
             let options = file::FileOptions::from_url(url, &options.namespace, Arc::clone(&options.clock))?;
             Ok(Arc::new(file::FileBackend::open(options).await?))
         }
+        #[cfg(feature = "redlock")]
+        "redlock" => redlock::open(url, options).await,
         _ => Err(Error::invalid_config(format!("unknown backend scheme {scheme:?}; known here: {}", known_schemes()))),
     }
 }
 
 fn known_schemes() -> String {
-    [("memory:", cfg!(feature = "memory")), ("file:", cfg!(feature = "file"))]
+    [("memory:", cfg!(feature = "memory")), ("file:", cfg!(feature = "file")), ("redlock:", cfg!(feature = "redlock"))]
         .iter()
         .filter_map(|(scheme, built)| built.then_some(*scheme))
         .collect::<Vec<_>>()

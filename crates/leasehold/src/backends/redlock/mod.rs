@@ -32,12 +32,14 @@ mod leases;
 mod listing;
 mod node;
 mod nodes;
+mod open;
 mod options;
 mod pursuit;
 mod release;
 mod renew;
 mod said;
 mod tag;
+mod url;
 mod waiting;
 
 use std::{fmt, sync::Arc};
@@ -45,6 +47,7 @@ use std::{fmt, sync::Arc};
 use async_trait::async_trait;
 use tokio::{runtime::Handle, task::AbortHandle};
 
+pub(crate) use self::open::open;
 pub use self::options::{Member, QuorumOptions};
 use self::{leases::Leases, nodes::Nodes, release::Debts};
 use crate::{
