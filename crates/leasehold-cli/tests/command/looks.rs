@@ -15,6 +15,7 @@ fn a_list_shows_who_holds_and_who_waits() {
     let _waiter = place.start(&["run", "nightly-report", "--", "true"]);
     let _permit = place.start(&["run", "-j", "4", "--permits", "2", "--holder", "job-17", "gpu", "--", "sleep", "600"]);
     let _reader = place.start(&["run", "-s", "--holder", "web-1", "catalog", "--", "sleep", "600"]);
+    until("the first reads", || place.holders("catalog") == 1);
     let _reader = place.start(&["run", "-s", "--holder", "web-2", "catalog", "--", "sleep", "600"]);
     until("all are there", || {
         place.waiters("nightly-report") == 1 && place.holders("gpu") == 1 && place.holders("catalog") == 2

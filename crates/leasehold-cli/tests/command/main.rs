@@ -1,5 +1,7 @@
 //! The command as people use it, one behaviour per file, on private directories of locks.
 
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test that cannot go on fails, on real time")]
+
 #[path = "../place/mod.rs"]
 mod place;
 

@@ -50,15 +50,19 @@ fn a_daemon_lives_on_and_keeps_no_lock() {
 #[test]
 fn a_daemon_may_take_the_lock_again_later() {
     let place = Place::new();
-    let (gone, code) = (place.path("gone"), place.path("code"));
+    let (away, gone, code) = (place.path("away"), place.path("gone"), place.path("code"));
     let exe = env!("CARGO_BIN_EXE_leasehold");
     // Its environment still says that the lock is held by those who started it.
     let daemon = format!(
-        "while ! test -e {}; do sleep .01; done; {exe} run -n x true; echo $? > {}",
+        "touch {}; while ! test -e {}; do sleep .01; done; {exe} run -n x true; echo $? > {}",
+        away.display(),
         gone.display(),
         code.display()
     );
-    let script = format!("setsid sh -c '{daemon}' < /dev/null > /dev/null 2>&1 &");
+    let script = format!(
+        "setsid sh -c '{daemon}' < /dev/null > /dev/null 2>&1 & while ! test -e {}; do sleep .01; done",
+        away.display()
+    );
     place.run(&["run", "x", "-c", &script]).assert_code(0);
     fs::write(gone, "").unwrap();
     assert_eq!(read_soon(&code), "0");

@@ -1,5 +1,7 @@
 //! Many processes at once, and processes that die: one test at a time, on real time.
 
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test that cannot go on fails, on real time")]
+
 #[path = "../place/mod.rs"]
 mod place;
 

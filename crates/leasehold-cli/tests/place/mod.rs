@@ -1,9 +1,10 @@
 //! A private directory of locks, the command run on it, and nothing left behind.
 
-#![allow(dead_code, clippy::disallowed_methods, reason = "shared by test binaries that each use a part, on real time")]
+#![allow(dead_code, reason = "shared by test binaries that each use a part")]
 
 use std::{
     collections::HashMap,
+    ffi::OsString,
     fs,
     io::Read,
     path::{Path, PathBuf},
@@ -111,6 +112,11 @@ impl Place {
         self.inspect(name)["fence"].to_string()
     }
 
+    /// What makes a process one of this place.
+    pub(crate) fn mark(&self) -> (OsString, OsString) {
+        (MARK.into(), self.dir.path().into())
+    }
+
     /// Everything that still runs on this place.
     pub(crate) fn processes(&self) -> Vec<i32> {
         let mark = format!("{MARK}={}", self.dir.path().display()).into_bytes();
@@ -123,7 +129,8 @@ impl Place {
             .filter(|pid| is_alive(pid.parse().unwrap()))
             .filter(|pid| {
                 let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-                environ.split(|byte| *byte == 0).any(|variable| variable == mark)
+                // Or of a place within this one.
+                environ.split(|byte| *byte == 0).any(|variable| variable.starts_with(&mark))
             })
             .map(|pid| pid.parse().unwrap())
             .collect()
@@ -213,7 +220,12 @@ impl Running {
     }
 
     /// Waits for its end and takes what it wrote.
-    pub(crate) fn finish(mut self) -> Ran {
+    pub(crate) fn finish(self) -> Ran {
+        self.finish_within(LIMIT)
+    }
+
+    /// The same, within a limit of its own.
+    pub(crate) fn finish_within(mut self, limit: Duration) -> Ran {
         let read = |pipe: Option<Box<dyn Read + Send>>| {
             thread::spawn(move || {
                 let mut bytes = Vec::new();
@@ -223,6 +235,7 @@ impl Running {
         };
         let stdout = read(self.child.stdout.take().map(|pipe| Box::new(pipe) as _));
         let stderr = read(self.child.stderr.take().map(|pipe| Box::new(pipe) as _));
+        until_within(limit, "the command ends", || self.has_ended());
         let status = self.wait();
         let took = self.started.elapsed();
         Ran { status, stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap(), took }
@@ -239,10 +252,14 @@ impl Drop for Running {
 }
 
 /// Waits until it is so, within the limit.
-pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, is_so: impl FnMut() -> bool) {
+    until_within(LIMIT, what, is_so);
+}
+
+fn until_within(limit: Duration, what: &str, mut is_so: impl FnMut() -> bool) {
     let started = Instant::now();
     while !is_so() {
-        assert!(started.elapsed() < LIMIT, "not within {LIMIT:?}: {what}");
+        assert!(started.elapsed() < limit, "not within {limit:?}: {what}");
         thread::sleep(Duration::from_millis(5));
     }
 }

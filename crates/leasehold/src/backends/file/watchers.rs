@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use super::{
-    directory::Directory,
+    directory::{Directory, files},
     doorbell::Line,
     failure::failure,
     presence::{self, OwnPresence},
@@ -76,7 +76,7 @@ impl Watchers {
         if events.is_empty() {
             return;
         }
-        let watching = presence::files(&self.directory.watchers()).unwrap_or_default();
+        let watching = files(&self.directory.watchers()).unwrap_or_default();
         let watching = watching.into_iter().filter_map(|(name, path)| Some((Uuid::try_parse(&name).ok()?, path)));
         let watching: Vec<Uuid> = watching
             .filter(|(id, path)| {
