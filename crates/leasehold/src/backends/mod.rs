@@ -6,6 +6,8 @@ pub mod file;
 pub mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "redlock")]
+pub mod redlock;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -54,16 +56,23 @@ pub(crate) async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Bac
         "redis" | "rediss" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster" | "rediss+cluster" => {
             redis::open(url, options).await
         }
+        #[cfg(feature = "redlock")]
+        "redlock" => redlock::open(url, options).await,
         _ => Err(Error::invalid_config(format!("unknown backend scheme {scheme:?}; known here: {}", known_schemes()))),
     }
 }
 
 fn known_schemes() -> String {
-    [("memory:", cfg!(feature = "memory")), ("file:", cfg!(feature = "file")), ("redis:", cfg!(feature = "redis"))]
-        .iter()
-        .filter_map(|(scheme, built)| built.then_some(*scheme))
-        .collect::<Vec<_>>()
-        .join(", ")
+    [
+        ("memory:", cfg!(feature = "memory")),
+        ("file:", cfg!(feature = "file")),
+        ("redis:", cfg!(feature = "redis")),
+        ("redlock:", cfg!(feature = "redlock")),
+    ]
+    .iter()
+    .filter_map(|(scheme, built)| built.then_some(*scheme))
+    .collect::<Vec<_>>()
+    .join(", ")
 }
 
 /// Whether every backend can use the namespace, be it as a directory or as part of a key.

@@ -120,12 +120,6 @@ impl RedisBackend {
         Ok(backend)
     }
 
-    /// How long this life of the server has lasted, where it may be asked: of the youngest server in a cluster.
-    pub fn age(&self) -> Option<Duration> {
-        let lives = self.connection.links().into_iter().map(|link| link.current()?.server.age());
-        lives.min().flatten()
-    }
-
     fn start(&self, task: impl Future<Output = ()> + Send + 'static) {
         let mut tasks = self.tasks.lock();
         tasks.retain(|task| !task.is_finished());
@@ -191,6 +185,11 @@ impl Backend for RedisBackend {
             survives_restart: false,
             renew_batch: RENEW_BATCH,
         }
+    }
+
+    fn age(&self) -> Option<Duration> {
+        let lives = self.connection.links().into_iter().map(|link| link.current()?.server.age());
+        lives.min().flatten()
     }
 
     fn hints(&self) -> Hints {
