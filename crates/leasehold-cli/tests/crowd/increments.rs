@@ -47,22 +47,22 @@ fn no_two_are_at_it_at_once_though_many_are_killed() {
     let _alone = crate::alone();
     let place = Place::new();
     let (marker, log, violations) = (place.path("marker"), place.path("log"), place.path("violations"));
-    // The marker is made by the one inside; one whose owner lives means that two are inside.
+    // The marker is made by the one inside; one whose owner lives (flag 4: it exits) means that two are inside.
     let inside = place.path("inside.sh");
     fs::write(
         &inside,
         format!(
-            "set -C\n\
-             if ! echo $$ 2>/dev/null > {marker}; then\n\
+            "echo $$ > {marker}.$$\n\
+             if ! ln {marker}.$$ {marker} 2>/dev/null; then\n\
              read owner < {marker}\n\
-             if read -r _ _ state _ 2>/dev/null < /proc/$owner/stat && [ \"$state\" != Z ] && [ \"$state\" != X ]; then\n\
+             if read -r _ _ state _ _ _ _ _ flags _ 2>/dev/null < /proc/$owner/stat && [ $((flags & 4)) = 0 ]; then\n\
              echo \"$$ found $owner ($state)\" >> {violations}\n\
              fi\n\
-             rm -f {marker}; echo $$ > {marker}\n\
+             rm -f {marker}; ln {marker}.$$ {marker}\n\
              fi\n\
              echo $LEASEHOLD_FENCE >> {log}\n\
              read owner < {marker}; [ \"$owner\" = $$ ] || echo \"$$ lost its marker to $owner\" >> {violations}\n\
-             rm -f {marker}\n",
+             rm -f {marker} {marker}.$$\n",
             marker = marker.display(),
             log = log.display(),
             violations = violations.display(),
