@@ -15,7 +15,7 @@
 //!   Losing all of them costs latency only: the next renewal says the same.
 //! - A dropped future may or may not have done its work; never half of it.
 
-use std::{fmt, os::fd::OwnedFd, pin::Pin};
+use std::{fmt, os::fd::OwnedFd, pin::Pin, time::Duration};
 
 use async_trait::async_trait;
 use futures_core::Stream;
@@ -64,6 +64,12 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 
     /// What a child process may inherit so that leases outlive this process until the child is gone too.
     fn inheritable(&self) -> Option<OwnedFd> {
+        None
+    }
+
+    /// How long this life of the backend has lasted, as far as this instance knows: since a restart
+    /// that may have lost memory, not since this instance was opened.
+    fn age(&self) -> Option<Duration> {
         None
     }
 }

@@ -41,23 +41,29 @@ fn those_who_wait_sleep_and_a_hand_over_wakes_one() {
         waiters.extend((0..10).map(|_| place.start(&["run", "x", "-c", &script])));
         until("they wait", || place.waiters("x") == waiters.len());
     }
-    std::thread::sleep(Duration::from_secs(1));
+    // The threads that opened the directory have gone by then.
+    std::thread::sleep(Duration::from_secs(4));
 
     let cpu = |waiters: &[Running]| -> u64 { waiters.iter().map(|waiter| ticks(waiter.pid())).sum() };
     let woken = |waiters: &[Running]| -> u64 { waiters.iter().map(|waiter| switches(waiter.pid())).sum() };
-    let before = (cpu(&waiters), woken(&waiters));
-    std::thread::sleep(WATCHED_FOR);
-    let used = Duration::from_millis(10 * (cpu(&waiters) - before.0));
-    // A thread that ended takes its count along.
-    let switched = woken(&waiters).saturating_sub(before.1);
+    // Each asks once a minute whether word was lost, so that a window may hold some of these; a poller fills them all.
+    let quietest = (0..3)
+        .map(|_| {
+            let before = (cpu(&waiters), woken(&waiters));
+            std::thread::sleep(WATCHED_FOR);
+            let used = Duration::from_millis(10 * cpu(&waiters).saturating_sub(before.0));
+            (used, woken(&waiters).saturating_sub(before.1))
+        })
+        .min()
+        .unwrap();
+    let (used, switched) = quietest;
     println!("{WAITERS} waiters over {WATCHED_FOR:?}: {used:?} of processor time, {switched} context switches");
-    // Of a build for tests the time says little.
-    assert!(cfg!(debug_assertions) || used < WATCHED_FOR / 50, "{used:?}");
-    assert!(switched <= 3 * WAITERS as u64, "{switched}: they ask more often than every ten seconds");
+    assert!(used < WATCHED_FOR / 50, "{used:?}");
+    assert!(switched < u64::try_from(WAITERS).unwrap(), "{switched}");
 
     let mut woken_by_each = Vec::new();
     let mut current = holder;
-    for served in 1..=20 {
+    for served in 1..=10 {
         let before: Vec<u64> = waiters.iter().map(|waiter| switches(waiter.pid())).collect();
         current.signal(Signal::TERM);
         until("the next one runs", || fs::read_to_string(&turn).is_ok_and(|text| text.lines().count() == served));
@@ -73,6 +79,5 @@ fn those_who_wait_sleep_and_a_hand_over_wakes_one() {
         current = waiters.remove(at);
     }
     println!("waiters woken by each hand-over: {woken_by_each:?}");
-    // Who waits makes sure every ten seconds that no word was lost; some hand-overs fall into that second.
-    assert!(woken_by_each.iter().filter(|woken| **woken == 1).count() >= 3, "{woken_by_each:?}");
+    assert!(woken_by_each.iter().filter(|woken| **woken == 1).count() >= 5, "{woken_by_each:?}");
 }

@@ -4,6 +4,10 @@
 pub mod file;
 #[cfg(feature = "memory")]
 pub mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;
+#[cfg(feature = "redlock")]
+pub mod redlock;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -30,7 +34,7 @@ impl fmt::Debug for OpenOptions {
 /// Opens the backend a URL names.
 pub(crate) async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Backend>> {
     check_namespace(&options.namespace)?;
-    let Some((scheme, rest)) = url.split_once(':') else {
+    let Some((scheme, _)) = url.split_once(':') else {
         return Err(Error::invalid_config(format!(
             "a backend URL begins with its scheme, such as {}; this one has none",
             known_schemes()
@@ -39,7 +43,8 @@ pub(crate) async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Bac
     match scheme {
         #[cfg(feature = "memory")]
         "memory" => {
-            let backend = memory::MemoryBackend::named(rest, &options.namespace, Arc::clone(&options.clock));
+            let name = url.strip_prefix("memory:").unwrap_or_default();
+            let backend = memory::MemoryBackend::named(name, &options.namespace, Arc::clone(&options.clock));
             Ok(Arc::new(backend))
         }
         #[cfg(feature = "file")]
@@ -47,16 +52,27 @@ pub(crate) async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Bac
             let options = file::FileOptions::from_url(url, &options.namespace, Arc::clone(&options.clock))?;
             Ok(Arc::new(file::FileBackend::open(options).await?))
         }
+        #[cfg(feature = "redis")]
+        "redis" | "rediss" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster" | "rediss+cluster" => {
+            redis::open(url, options).await
+        }
+        #[cfg(feature = "redlock")]
+        "redlock" => redlock::open(url, options).await,
         _ => Err(Error::invalid_config(format!("unknown backend scheme {scheme:?}; known here: {}", known_schemes()))),
     }
 }
 
 fn known_schemes() -> String {
-    [("memory:", cfg!(feature = "memory")), ("file:", cfg!(feature = "file"))]
-        .iter()
-        .filter_map(|(scheme, built)| built.then_some(*scheme))
-        .collect::<Vec<_>>()
-        .join(", ")
+    [
+        ("memory:", cfg!(feature = "memory")),
+        ("file:", cfg!(feature = "file")),
+        ("redis:", cfg!(feature = "redis")),
+        ("redlock:", cfg!(feature = "redlock")),
+    ]
+    .iter()
+    .filter_map(|(scheme, built)| built.then_some(*scheme))
+    .collect::<Vec<_>>()
+    .join(", ")
 }
 
 /// Whether every backend can use the namespace, be it as a directory or as part of a key.

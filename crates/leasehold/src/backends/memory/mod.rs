@@ -8,7 +8,7 @@ mod events;
 mod shard;
 mod store;
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 
@@ -135,5 +135,9 @@ impl Backend for MemoryBackend {
                 "leases, queues and history end with the process; fences rise on as long as the wall clock does",
             ),
         ])
+    }
+
+    fn age(&self) -> Option<Duration> {
+        Some(self.store.age())
     }
 }

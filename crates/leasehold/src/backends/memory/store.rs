@@ -9,6 +9,7 @@ use std::{
         Arc, LazyLock, Weak,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -18,8 +19,8 @@ use crate::{
     backend::{EventStream, HintSender},
     clock::Clock,
     lease::{
-        Decision, EndedLease, Evicted, Fence, HistoryFilter, Incarnation, LeaseKey, LeaseRecord, ListFilter, Names,
-        Outcome, Page, Released, Renewal, Request, Resource, Standing,
+        Decision, EndedLease, Evicted, Fence, HistoryFilter, Incarnation, LeaseKey, LeaseRecord, ListFilter, Moment,
+        Names, Outcome, Page, Released, Renewal, Request, Resource, Standing,
     },
     model::{Effects, Expiry, Presence, Scene, State},
 };
@@ -34,6 +35,7 @@ pub(super) struct Store {
     clock: Arc<dyn Clock>,
     events: Events,
     incarnation: Incarnation,
+    made_at: Moment,
 }
 
 impl Store {
@@ -42,6 +44,7 @@ impl Store {
         Self {
             shards: array::from_fn(|_| Mutex::default()),
             spread: RandomState::new(),
+            made_at: clock.now(),
             clock,
             events: Events::new(),
             incarnation: Incarnation(LIVES.fetch_add(1, Ordering::Relaxed)),
@@ -64,6 +67,10 @@ impl Store {
 
     pub(super) fn incarnation(&self) -> Incarnation {
         self.incarnation
+    }
+
+    pub(super) fn age(&self) -> Duration {
+        self.clock.now().since(self.made_at)
     }
 
     pub(super) fn kept(&self) -> usize {

@@ -1,0 +1,41 @@
+//! The suite on a quorum of five memory nodes.
+
+use std::{sync::Arc, time::Duration};
+
+use leasehold::{
+    backend::Backend,
+    backends::{
+        memory::MemoryBackend,
+        redlock::{Member, Quorum, QuorumOptions},
+    },
+    clock::Clock,
+};
+use leasehold_conformance::{Maker, check};
+
+struct Nodes {
+    nodes: Vec<MemoryBackend>,
+    clock: Arc<dyn Clock>,
+}
+
+#[async_trait::async_trait]
+impl Maker for Nodes {
+    async fn instance(&self) -> Arc<dyn Backend> {
+        let member = |(at, node): (usize, &MemoryBackend)| Member::new(format!("node-{at}"), Arc::new(node.sibling()));
+        // These nodes live as long as the trial does: there is nothing to wait for before they vote.
+        let options = QuorumOptions::new()
+            .longest_ttl(Duration::ZERO)
+            .node_limit(Duration::from_secs(5))
+            .clock(Arc::clone(&self.clock));
+        let quorum = Quorum::new(self.nodes.iter().enumerate().map(member).collect(), options);
+        Arc::new(quorum.expect("five nodes make a quorum"))
+    }
+
+    fn keeps_to_clock(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn redlock() {
+    check(async |clock| Nodes { nodes: (0..5).map(|_| MemoryBackend::private(Arc::clone(&clock))).collect(), clock });
+}

@@ -1,0 +1,15 @@
+//! Private servers and a bad network for leasehold's own tests.
+//!
+//! Everything listens on the loopback interface only, keeps its files in a
+//! temporary folder, and ends when it is dropped or its process dies.
+
+#![allow(clippy::missing_panics_doc, reason = "to panic is how a test fails")]
+
+mod ports;
+mod process;
+mod proxy;
+pub mod redis;
+mod witness;
+
+pub use proxy::{Flow, Proxy};
+pub use witness::{Stay, Witness};

@@ -1,0 +1,156 @@
+//! The way from one client to one node: slow, lossy, and cut now and then.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use leasehold::{
+    Error, Fence, Resource, Result,
+    backend::{Backend, EventStream, Finding, Guarantees, Hints},
+    lease::{
+        Answer, Decision, EndedLease, Evicted, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names, Outcome, Page,
+        Released, Renewal, Request, Standing,
+    },
+};
+use parking_lot::Mutex;
+
+use crate::place::Place;
+
+/// Chance that can be repeated (`SplitMix64`).
+#[derive(Clone, Debug)]
+pub(crate) struct Dice(u64);
+
+impl Dice {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    pub(crate) fn percent(&mut self, chance: u64) -> bool {
+        self.below(100) < chance
+    }
+
+    pub(crate) fn millis(&mut self, limit: u64) -> Duration {
+        Duration::from_millis(self.below(limit))
+    }
+
+    pub(crate) fn id(&mut self) -> LeaseId {
+        LeaseId::from_u128((u128::from(self.next()) << 64) | u128::from(self.next()))
+    }
+}
+
+/// The way from one client to one node.
+pub(crate) struct Link {
+    place: Arc<Place>,
+    dice: Mutex<Dice>,
+    cut: AtomicBool,
+}
+
+impl Link {
+    pub(crate) fn new(place: &Arc<Place>, seed: u64) -> Arc<Self> {
+        Arc::new(Self { place: Arc::clone(place), dice: Mutex::new(Dice::new(seed)), cut: AtomicBool::new(false) })
+    }
+
+    pub(crate) fn cut(&self, cut: bool) {
+        self.cut.store(cut, Ordering::SeqCst);
+    }
+
+    /// What happens to one call: on the way there, and on the way back.
+    async fn pass<T>(&self, work: impl AsyncFnOnce() -> Result<Answer<T>>) -> Result<Answer<T>> {
+        if self.cut.load(Ordering::SeqCst) {
+            return Err(Error::unavailable("cut"));
+        }
+        let (there, back, lost_there, lost_back) = {
+            let mut dice = self.dice.lock();
+            // Some answers come after the node's limit, and some requests are done after it.
+            let slow = |dice: &mut Dice| match dice.below(100) {
+                0..2 => dice.millis(80),
+                2..15 => dice.millis(5),
+                _ => Duration::ZERO,
+            };
+            (slow(&mut dice), slow(&mut dice), dice.percent(2), dice.percent(2))
+        };
+        if !there.is_zero() {
+            tokio::time::sleep(there).await;
+        }
+        if lost_there {
+            return Err(Error::unanswered("the request was lost"));
+        }
+        let answer = self.place.disguise(work().await?);
+        if !back.is_zero() {
+            tokio::time::sleep(back).await;
+        }
+        if lost_back {
+            return Err(Error::unanswered("the reply was lost"));
+        }
+        Ok(answer)
+    }
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Link").finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Backend for Link {
+    fn guarantees(&self) -> Guarantees {
+        self.place.backend().guarantees()
+    }
+
+    fn hints(&self) -> Hints {
+        self.place.hints.subscribe()
+    }
+
+    async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
+        self.pass(async || self.place.acquire(request).await).await
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
+        self.pass(async || self.place.renew(renewals).await).await
+    }
+
+    async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {
+        self.pass(async || self.place.backend().release(key, outcome).await).await
+    }
+
+    async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
+        self.place.backend().evict(resource, expected, reason).await
+    }
+
+    async fn list(&self, filter: &ListFilter) -> Result<Page> {
+        self.place.backend().list(filter).await
+    }
+
+    async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
+        self.place.backend().history(filter).await
+    }
+
+    async fn watch(&self, names: Names) -> Result<EventStream> {
+        self.place.backend().watch(names).await
+    }
+
+    async fn examine(&self) -> Result<Vec<Finding>> {
+        self.place.backend().examine().await
+    }
+
+    fn age(&self) -> Option<Duration> {
+        self.place.age()
+    }
+}

@@ -1,0 +1,283 @@
+//! What a quorum promises beyond the suite: nodes that are down, hung or young, hand-offs, permits, leftovers.
+#![cfg(all(feature = "memory", feature = "redlock"))]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use leasehold::{
+    ErrorKind, Holder, Leasehold, Resource, Ttl,
+    backend::{Backend, Severity},
+    backends::{
+        memory::MemoryBackend,
+        redlock::{Member, Quorum, QuorumOptions},
+    },
+    clock::{Clock, ManualClock, SystemClock},
+    lease::{
+        Claim, Decision, LeaseId, LeaseKey, Lifetime, ListFilter, Metadata, Names, Outcome, Patience, Released, Request,
+    },
+};
+use leasehold_conformance::{Call, Faulty};
+use tokio::{task::JoinSet, time};
+
+/// Nodes, and the ways to them of one client.
+struct Nodes {
+    memories: Vec<MemoryBackend>,
+}
+
+impl Nodes {
+    fn new(count: usize) -> Self {
+        Self { memories: (0..count).map(|_| MemoryBackend::private(Arc::new(SystemClock))).collect() }
+    }
+
+    /// Another client, with ways of its own that can be cut.
+    fn client(&self) -> (Arc<Quorum>, Vec<Arc<Faulty>>) {
+        let links: Vec<Arc<Faulty>> =
+            self.memories.iter().map(|memory| Faulty::new(Arc::new(memory.sibling()))).collect();
+        let member = |(at, link): (usize, &Arc<Faulty>)| Member::new(format!("node-{at}"), Arc::<Faulty>::clone(link));
+        let members = links.iter().enumerate().map(member).collect();
+        (Arc::new(Quorum::new(members, QuorumOptions::new()).unwrap()), links)
+    }
+
+    /// How many leases and places each node has.
+    async fn left(&self) -> Vec<usize> {
+        let mut left = Vec::new();
+        for memory in &self.memories {
+            left.push(memory.list(&ListFilter::new(Names::All)).await.unwrap().leases.len());
+        }
+        left
+    }
+
+    async fn are_left_empty(&self) {
+        for _ in 0..200 {
+            if self.left().await.iter().all(|left| *left == 0) {
+                return;
+            }
+            time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("something was left behind: {:?}", self.left().await);
+    }
+}
+
+fn ask(name: &str, claim: Claim, patience: Patience) -> Request {
+    Request {
+        key: LeaseKey { resource: Resource::new(name).unwrap(), id: LeaseId::random() },
+        claim,
+        ttl: Ttl::DEFAULT,
+        patience,
+        lifetime: Lifetime::Attached,
+        holder: Holder::new("worker").unwrap(),
+        note: None,
+        metadata: Metadata::new(),
+        fence_floor: None,
+    }
+}
+
+fn attempt(name: &str) -> Request {
+    ask(name, Claim::EXCLUSIVE, Patience::Try)
+}
+
+async fn is_granted(quorum: &Quorum, request: &Request) -> bool {
+    matches!(quorum.acquire(request).await.unwrap().value, Decision::Granted(_))
+}
+
+#[tokio::test]
+async fn two_of_five_nodes_may_be_down_or_hang() {
+    let nodes = Nodes::new(5);
+    let (quorum, links) = nodes.client();
+    links[0].cut();
+    let hung = [Call::Acquire, Call::Renew, Call::Release].map(|call| links[3].hold_requests_of(call));
+    for round in 0..5 {
+        let request = attempt("x");
+        assert!(is_granted(&quorum, &request).await, "round {round}");
+        assert!(!is_granted(&nodes.client().0, &attempt("x")).await);
+        let waiting = ask("x", Claim::EXCLUSIVE, Patience::Queue);
+        assert!(matches!(quorum.acquire(&waiting).await.unwrap().value, Decision::Queued(_)));
+        assert_eq!(quorum.release(&request.key, &Outcome::Completed).await.unwrap().value, Released::Freed);
+        let handed_on = time::timeout(Duration::from_secs(5), async {
+            while !is_granted(&quorum, &waiting).await {
+                time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+        handed_on.await.expect("the one who waits gets it");
+        assert_eq!(quorum.release(&waiting.key, &Outcome::Completed).await.unwrap().value, Released::Freed);
+    }
+    drop(hung);
+    links[0].heal();
+    nodes.are_left_empty().await;
+}
+
+#[tokio::test]
+async fn with_three_of_five_down_every_call_ends_soon_and_names_them() {
+    let nodes = Nodes::new(5);
+    let (quorum, links) = nodes.client();
+    let held = attempt("held");
+    assert!(is_granted(&quorum, &held).await);
+    links[1].cut();
+    links[2].cut();
+    let hung = [Call::Acquire, Call::Renew, Call::Release, Call::List].map(|call| links[4].hold_requests_of(call));
+    let locks = Leasehold::builder().backend(Arc::<Quorum>::clone(&quorum)).unwrap();
+    let bounded = time::timeout(Duration::from_secs(5), async {
+        for wait in [Duration::ZERO, Duration::from_secs(60)] {
+            let error = locks.mutex("x").wait(wait).acquire().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+            let words = error.to_string();
+            assert!(["node-1", "node-2", "node-4", "x on redlock"].iter().all(|part| words.contains(part)), "{words}");
+            assert!(!words.contains("node-0") && !words.contains("node-3"), "{words}");
+        }
+        assert!(quorum.release(&held.key, &Outcome::Completed).await.unwrap_err().outcome_unknown());
+        assert_eq!(locks.list(&ListFilter::new(Names::All)).await.unwrap_err().kind(), ErrorKind::Unavailable);
+    });
+    bounded.await.expect("an error in bounded time");
+    drop(hung);
+    for link in &links {
+        link.heal();
+    }
+    assert!(is_granted(&quorum, &attempt("x")).await, "it recovers by itself");
+}
+
+/// Each acquisition asks a node once when it begins and, unless that was granted, once more when its turn has
+/// come; every further ask belongs to a round that failed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sixteen_waiters_each_get_their_turn_with_few_failed_rounds() {
+    const WAITERS: usize = 16;
+    const TURNS: usize = 4;
+    let nodes = Nodes::new(5);
+    let clients: Vec<_> = (0..4).map(|_| nodes.client()).collect();
+    let mut waiters = JoinSet::new();
+    let turns = Arc::new(AtomicUsize::new(0));
+    for waiter in 0..WAITERS {
+        let locks = Leasehold::builder().backend(Arc::<Quorum>::clone(&clients[waiter % clients.len()].0)).unwrap();
+        let turns = Arc::clone(&turns);
+        waiters.spawn(async move {
+            for _ in 0..TURNS {
+                let guard = locks.mutex("x").wait(Duration::from_secs(30)).acquire().await.unwrap();
+                turns.fetch_add(1, Ordering::SeqCst);
+                time::sleep(Duration::from_millis(2)).await;
+                guard.release().await.unwrap();
+            }
+        });
+    }
+    while let Some(waiter) = waiters.join_next().await {
+        waiter.expect("each gets its turn");
+    }
+    let asked: usize = clients.iter().map(|(_, links)| links[2].count(Call::Acquire)).sum();
+    let hand_offs = turns.load(Ordering::SeqCst);
+    let failed = asked.saturating_sub(2 * hand_offs);
+    println!("{hand_offs} hand-offs, {asked} asks, {failed} failed rounds");
+    assert_eq!(hand_offs, WAITERS * TURNS);
+    assert!(failed <= 2 * hand_offs, "{failed} failed rounds in {hand_offs} hand-offs");
+    nodes.are_left_empty().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dropped_caller_leaves_nothing_on_any_node() {
+    let nodes = Nodes::new(5);
+    let (quorum, links) = nodes.client();
+    for (at, link) in links.iter().enumerate() {
+        link.delay(Duration::from_millis(at as u64 * 2));
+    }
+    for micros in (0..12_000).step_by(400) {
+        let request = ask("x", Claim::EXCLUSIVE, if micros % 800 == 0 { Patience::Try } else { Patience::Queue });
+        let asked = time::timeout(Duration::from_micros(micros), quorum.acquire(&request)).await;
+        if asked.is_ok() {
+            quorum.release(&request.key, &Outcome::Completed).await.unwrap();
+        }
+    }
+    nodes.are_left_empty().await;
+}
+
+#[tokio::test]
+async fn what_a_minority_granted_is_given_back_before_busy_is_told() {
+    let nodes = Nodes::new(5);
+    let (holder, links) = nodes.client();
+    links[0].cut();
+    links[1].cut();
+    assert!(is_granted(&holder, &attempt("x")).await, "held on the nodes 2, 3 and 4");
+    let (other, _) = nodes.client();
+    for _ in 0..3 {
+        assert!(!is_granted(&other, &attempt("x")).await);
+        assert_eq!(nodes.left().await, [0, 0, 1, 1, 1]);
+    }
+    let waiting = ask("x", Claim::EXCLUSIVE, Patience::Queue);
+    assert!(matches!(other.acquire(&waiting).await.unwrap().value, Decision::Queued(_)));
+    assert_eq!(nodes.left().await[1..], [0, 1, 1, 1], "one place only is kept");
+    other.release(&waiting.key, &Outcome::Cancelled).await.unwrap();
+    assert_eq!(nodes.left().await, [0, 0, 1, 1, 1]);
+}
+
+#[tokio::test]
+async fn a_waiter_at_the_head_gets_what_another_held_elsewhere() {
+    let nodes = Nodes::new(5);
+    let (holder, links) = nodes.client();
+    links[0].cut();
+    let held = attempt("x");
+    assert!(is_granted(&holder, &held).await);
+    let locks = Leasehold::builder().backend(nodes.client().0).unwrap();
+    let mutex = locks.mutex("x").wait(Duration::from_secs(20));
+    let (guard, ()) = tokio::join!(mutex.acquire(), async {
+        time::sleep(Duration::from_millis(200)).await;
+        holder.release(&held.key, &Outcome::Completed).await.unwrap();
+    });
+    guard.unwrap().release().await.unwrap();
+    links[0].heal();
+    nodes.are_left_empty().await;
+}
+
+/// Each of three askers reaches another pair of three nodes: each pair has room for two.
+#[tokio::test]
+async fn a_semaphore_admits_no_more_than_it_has() {
+    let nodes = Nodes::new(3);
+    let claim = Claim::permits(1, 2).unwrap();
+    let mut admitted = 0;
+    for unreachable in 0..3 {
+        let (quorum, links) = nodes.client();
+        links[unreachable].cut();
+        admitted += usize::from(is_granted(&quorum, &ask("x", claim, Patience::Try)).await);
+    }
+    assert_eq!(admitted, 2);
+}
+
+#[tokio::test]
+async fn a_node_that_was_restarted_does_not_vote_until_its_leases_are_over() {
+    let clock = ManualClock::new();
+    let shared: Arc<dyn Clock> = Arc::new(clock.clone());
+    let nodes: Vec<Member> = (0..3)
+        .map(|at| Member::new(format!("node-{at}"), Arc::new(MemoryBackend::private(Arc::clone(&shared)))))
+        .collect();
+    let options = QuorumOptions::new().clock(shared).longest_ttl(Duration::from_secs(60));
+    let quorum = Quorum::new(nodes, options).unwrap();
+    let error = quorum.acquire(&attempt("x")).await.unwrap_err();
+    assert!(error.to_string().contains("node-2 (was started a short time ago and votes in 1m00s)"), "{error}");
+    let findings = quorum.examine().await.unwrap();
+    assert_eq!(findings.iter().filter(|finding| finding.severity == Severity::Warning).count(), 3, "{findings:?}");
+    clock.advance(Duration::from_secs(60));
+    assert!(is_granted(&quorum, &attempt("x")).await);
+
+    let long = Request { ttl: Ttl::new(Duration::from_secs(61)).unwrap(), ..attempt("y") };
+    assert_eq!(quorum.acquire(&long).await.unwrap_err().kind(), ErrorKind::InvalidConfig);
+}
+
+#[tokio::test]
+async fn a_quorum_needs_an_odd_number_of_different_nodes() {
+    let memory = || Arc::new(MemoryBackend::private(Arc::new(SystemClock)));
+    let of = |nodes: Vec<Arc<MemoryBackend>>| {
+        let member = |node: Arc<MemoryBackend>| Member::new("node", node);
+        let options = QuorumOptions::new().longest_ttl(Duration::ZERO);
+        Quorum::new(nodes.into_iter().map(member).collect(), options)
+    };
+    for wrong in [0, 1, 2, 4] {
+        let error = of((0..wrong).map(|_| memory()).collect()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+    }
+    let one = memory();
+    let twice = of(vec![Arc::clone(&one), Arc::new(one.sibling()), Arc::new(one.sibling())]).unwrap();
+    let error = twice.acquire(&attempt("x")).await.unwrap_err();
+    assert!(error.to_string().contains("the same server"), "{error}");
+    assert!(twice.examine().await.unwrap().iter().any(|finding| finding.severity == Severity::Failure));
+}
