@@ -42,12 +42,13 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Begins to catch. A signal that we were started to ignore (nohup, `&` in a script) stays ignored.
+    /// Begins to catch. A signal that we were started to ignore (nohup, `&` in a script) stays ignored, save CONT,
+    /// which wakes us all the same and has to be known.
     pub fn catch() -> io::Result<Self> {
         let ignored = ignored();
         let streams = CAUGHT
             .iter()
-            .filter(|signal| ignored & (1 << (signal.as_raw() - 1)) == 0)
+            .filter(|signal| **signal == process::Signal::CONT || ignored & (1 << (signal.as_raw() - 1)) == 0)
             .map(|signal| Ok((Signal::from(*signal), unix::signal(SignalKind::from_raw(signal.as_raw()))?)))
             .collect::<io::Result<Vec<_>>>()?;
         Ok(Self { streams, child: unix::signal(SignalKind::child())? })

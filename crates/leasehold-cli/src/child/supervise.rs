@@ -26,6 +26,7 @@ use super::{
     signal::Signal,
     signals::{Caught, Signals, is_ending},
     spawn::{self, Launch, Spawned},
+    suspend::Suspended,
     terminal::Terminal,
     timeline::{LOOK, Stage},
 };
@@ -64,6 +65,7 @@ pub async fn supervise(
         in_doubt: false,
         look: LOOK[0],
         swallow_stop: false,
+        suspended: None,
         asked_escaped: false,
         nobody_left: false,
         child,
@@ -83,6 +85,7 @@ pub(super) struct Supervisor<'a> {
     pub(super) limits: Limits,
     pub(super) terminal: Option<Terminal>,
     pub(super) swallow_stop: bool,
+    pub(super) suspended: Option<Suspended>,
     pub(super) tell: &'a mut dyn FnMut(Notice),
     pub(super) started: Moment,
     pub(super) stage: Stage,
@@ -99,7 +102,7 @@ pub(super) struct Supervisor<'a> {
 impl Supervisor<'_> {
     async fn run(mut self, signals: &mut Signals) -> Ended {
         loop {
-            self.reap().await;
+            self.reap();
             if let Some(status) = self.status
                 && self.is_over()
             {
@@ -127,7 +130,7 @@ impl Supervisor<'_> {
     }
 
     /// Buries the dead and notices the stopped.
-    async fn reap(&mut self) {
+    fn reap(&mut self) {
         let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
         loop {
             let (pid, status) = match process::wait(options) {
@@ -145,7 +148,7 @@ impl Supervisor<'_> {
                 continue;
             }
             if let Some(signal) = status.stopping_signal().and_then(Signal::from_number) {
-                self.child_stopped(signal).await;
+                self.child_stopped(signal);
             } else {
                 self.note_end(status);
             }

@@ -14,6 +14,12 @@ const STOP_LOOK: Duration = Duration::from_millis(5);
 /// How long the backend may take to say that a lease is still held; then the clock decides alone.
 const ASK_LIMIT: Duration = Duration::from_millis(500);
 
+/// Child and we are stopped, or about to be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Suspended {
+    had_terminal: bool,
+}
+
 impl Supervisor<'_> {
     /// Somebody wants us to stop: the child first, or it would run on with nobody to watch its lease.
     pub(super) async fn stop_asked(&mut self) {
@@ -34,12 +40,12 @@ impl Supervisor<'_> {
         }
         if !self.has_ended() {
             self.signal(Signal::STOP);
-            self.stop_ourselves().await;
+            self.stop_ourselves();
         }
     }
 
     /// The child was stopped by somebody else: by a key, by the terminal, or by a signal.
-    pub(super) async fn child_stopped(&mut self, signal: Signal) {
+    pub(super) fn child_stopped(&mut self, signal: Signal) {
         let number = signal.number();
         let by_terminal = number == process::Signal::TTIN.as_raw() || number == process::Signal::TTOU.as_raw();
         let Some(terminal) = &self.terminal else { return };
@@ -55,32 +61,35 @@ impl Supervisor<'_> {
             }
             // The whole job stops, as if the key had reached all of it.
             self.swallow_stop = process::kill_current_process_group(process::Signal::TSTP).is_ok();
-            self.stop_ourselves().await;
+            self.stop_ourselves();
         }
     }
 
-    async fn stop_ourselves(&mut self) {
-        let had_terminal = self.terminal.as_ref().is_some_and(|terminal| terminal.foreground() == Some(self.pid()));
-        if let Some(terminal) = &self.terminal {
-            terminal.take_from(self.pid());
-        }
-        // Comes back when somebody sends CONT.
+    /// Stops this process; the child stays stopped until CONT has come and the lease was looked at.
+    ///
+    /// Going on after this call proves nothing: another thread may take the signal, and this one runs a moment longer.
+    fn stop_ourselves(&mut self) {
+        let had_terminal = self.terminal.as_ref().is_some_and(|terminal| terminal.take_from(self.pid()));
+        self.suspended = Some(Suspended { had_terminal });
         let _always_possible = process::kill_process(process::getpid(), process::Signal::STOP);
-        if let Some(terminal) = &self.terminal
-            && had_terminal
-            && terminal.is_ours()
-        {
-            terminal.give_to(self.pid());
-        }
-        self.resume().await;
     }
 
     /// Lets the child go on, if the lease is still held.
     pub(super) async fn resume(&mut self) {
         match lapsed(self.leases).await {
             Some(loss) if self.limits.on_lost != OnLost::Continue => self.lose_now(loss),
-            _ => self.signal(Signal::CONT),
+            _ => self.let_go_on(),
         }
+        self.suspended = None;
+    }
+
+    fn let_go_on(&self) {
+        if let (Some(terminal), Some(Suspended { had_terminal: true })) = (&self.terminal, self.suspended)
+            && terminal.is_ours()
+        {
+            terminal.give_to(self.pid());
+        }
+        self.signal(Signal::CONT);
     }
 }
 

@@ -36,7 +36,8 @@ impl Supervisor<'_> {
     /// Does what is due by the clock.
     pub(super) fn keep_time(&mut self) {
         let now = SystemClock.now();
-        if self.stage == Stage::Running && self.status.is_none() {
+        // One that is stopped gets no grace: it would have to run to use it.
+        if self.stage == Stage::Running && self.status.is_none() && self.suspended.is_none() {
             self.warn_if_in_doubt();
             let grace = self.grace_before_deadline();
             if let (Some(grace), Some(left)) = (grace, self.time_left())
@@ -111,7 +112,7 @@ impl Supervisor<'_> {
     /// A lease is gone for certain.
     pub(super) fn lose(&mut self, loss: Loss) {
         let cause = Cause::Lost(loss);
-        let time_is_up = loss == Loss::RenewTimeout;
+        let time_is_up = loss == Loss::RenewTimeout || self.suspended.is_some();
         match self.limits.on_lost {
             OnLost::Continue => {
                 self.cause = Some(cause);

@@ -25,6 +25,8 @@ fn stopped_together_and_going_on_together() {
     until("it ticks", || count(&ticks) > 3);
     holder.signal(Signal::TSTP);
     until("both stop", || state_of(holder.pid()) == Some('T') && is_stopped(child));
+    // A write that was under way when the signal came is done by then.
+    thread::sleep(Duration::from_millis(100));
     let before = count(&ticks);
     thread::sleep(Duration::from_millis(200));
     assert_eq!(count(&ticks), before, "nothing runs while stopped");
@@ -59,6 +61,8 @@ fn a_child_whose_lease_is_gone_never_runs_another_instruction() {
     let fence = place.fence("x");
     holder.signal(Signal::TSTP);
     until("both stop", || state_of(holder.pid()) == Some('T') && is_stopped(child));
+    // A write that was under way when the signal came is done by then.
+    thread::sleep(Duration::from_millis(100));
     let before = count(&ticks);
     place.run(&["evict", "x", "--fence", &fence, "--reason", "stopped for too long", "--yes"]).assert_code(0);
     holder.signal(Signal::CONT);
