@@ -4,6 +4,8 @@
 pub mod file;
 #[cfg(feature = "memory")]
 pub mod memory;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -47,16 +49,26 @@ pub(crate) async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Bac
             let options = file::FileOptions::from_url(url, &options.namespace, Arc::clone(&options.clock))?;
             Ok(Arc::new(file::FileBackend::open(options).await?))
         }
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => {
+            let (clock, limit) = (Arc::clone(&options.clock), options.connect_limit);
+            let options = postgres::PostgresOptions::from_url(url, &options.namespace, clock, limit)?;
+            Ok(Arc::new(postgres::PostgresBackend::open(options).await?))
+        }
         _ => Err(Error::invalid_config(format!("unknown backend scheme {scheme:?}; known here: {}", known_schemes()))),
     }
 }
 
 fn known_schemes() -> String {
-    [("memory:", cfg!(feature = "memory")), ("file:", cfg!(feature = "file"))]
-        .iter()
-        .filter_map(|(scheme, built)| built.then_some(*scheme))
-        .collect::<Vec<_>>()
-        .join(", ")
+    [
+        ("memory:", cfg!(feature = "memory")),
+        ("file:", cfg!(feature = "file")),
+        ("postgres://", cfg!(feature = "postgres")),
+    ]
+    .iter()
+    .filter_map(|(scheme, built)| built.then_some(*scheme))
+    .collect::<Vec<_>>()
+    .join(", ")
 }
 
 fn check_namespace(namespace: &str) -> Result<()> {
