@@ -1,2 +1,7 @@
-//! Command.
-fn main() {}
+//! The command `leasehold`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    leasehold_cli::main()
+}

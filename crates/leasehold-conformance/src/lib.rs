@@ -1,1 +1,47 @@
-//! Suite.
+//! The trials that every leasehold backend must pass.
+//!
+//! A backend's test file makes places and hands them over:
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//! use leasehold::{backend::Backend, backends::memory::MemoryBackend};
+//! use leasehold_conformance::{Maker, check};
+//!
+//! struct Memory(MemoryBackend);
+//!
+//! #[async_trait::async_trait]
+//! impl Maker for Memory {
+//!     async fn instance(&self) -> Arc<dyn Backend> {
+//!         Arc::new(self.0.sibling())
+//!     }
+//!     fn keeps_to_clock(&self) -> bool {
+//!         true
+//!     }
+//! }
+//!
+//! #[test]
+//! fn memory() {
+//!     check(async |clock| Memory(MemoryBackend::private(clock)));
+//! }
+//! # fn main() { check(async |clock| Memory(MemoryBackend::private(clock))) }
+//! ```
+//!
+//! Which trials are run follows from [`Guarantees`](leasehold::backend::Guarantees);
+//! one that is not called for is named with the reason, never skipped in silence.
+//!
+//! [`Faulty`] makes any backend fail on purpose, for tests of what stands on it.
+
+// Trials end by panicking: what went wrong is the message, and who panics is no news.
+#![allow(clippy::missing_panics_doc, reason = "to panic is how a trial fails")]
+
+mod check;
+mod dice;
+mod faulty;
+mod histories;
+mod instance;
+mod maker;
+mod trials;
+
+pub use check::{check, failures};
+pub use faulty::{Call, Faulty, Gate, HintFaults, Odds};
+pub use maker::Maker;

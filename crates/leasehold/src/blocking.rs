@@ -13,11 +13,12 @@
 //! Leases are renewed on a thread of their own, so the work may block as long
 //! as it likes. Nobody can stop a thread: ask [`Lease::check`] before each write.
 
-use std::{future::Future, ops::Deref, time::Duration};
+use std::{fmt, future::Future, ops::Deref, time::Duration};
 
 use crate::{
     Error, Lease, Result,
     lease::{EndedLease, HistoryFilter, Holder, ListFilter, Metadata, Outcome, Page, Released},
+    primitives::{conclude, outcome_of},
 };
 
 /// Runs a future of this crate to its end on the calling thread.
@@ -99,9 +100,17 @@ impl From<crate::Leasehold> for Leasehold {
 }
 
 /// A primitive whose verbs block the calling thread.
+///
+/// `Blocking::from` makes one of any primitive, with the options it already has.
 #[derive(Clone, Debug)]
 #[must_use = "nothing happens until it is acquired"]
 pub struct Blocking<P>(P);
+
+impl<P> From<P> for Blocking<P> {
+    fn from(primitive: P) -> Self {
+        Self(primitive)
+    }
+}
 
 /// The options of the primitive itself, passed on.
 macro_rules! pass_options {
@@ -167,13 +176,34 @@ impl Blocking<crate::Mutex> {
     /// # Errors
     /// The work's own error, or one of this crate turned into it; `Lost` when
     /// the lock was lost although the work came to its end.
-    pub fn with<T, E>(&self, work: impl FnOnce(&Lease) -> Result<T, E>) -> Result<T, E>
+    pub fn with<T, E>(&self, work: impl FnOnce(&Guard) -> Result<T, E>) -> Result<T, E>
     where
-        E: From<Error> + std::fmt::Display,
+        E: From<Error> + fmt::Display,
     {
-        let acquired = async { Ok(self.0.with(async move |lease| work(&lease)).await) };
-        wait(acquired)?
+        run_under(self.acquire()?, work)
     }
+
+    /// The same if the lock is free; `None`, and no work done, otherwise.
+    ///
+    /// # Errors
+    /// As for [`with`](Self::with).
+    pub fn try_with<T, E>(&self, work: impl FnOnce(&Guard) -> Result<T, E>) -> Result<Option<T>, E>
+    where
+        E: From<Error> + fmt::Display,
+    {
+        self.try_acquire()?.map(|guard| run_under(guard, work)).transpose()
+    }
+}
+
+/// Does the work on the calling thread, which it may block.
+fn run_under<T, E>(guard: Guard, work: impl FnOnce(&Guard) -> Result<T, E>) -> Result<T, E>
+where
+    E: From<Error> + fmt::Display,
+{
+    let lease = guard.0.lease().clone();
+    let done = work(&guard);
+    let released = guard.release_as(outcome_of(&done));
+    conclude(done, released, &lease)
 }
 
 impl Blocking<crate::RwLock> {
@@ -213,12 +243,28 @@ impl Blocking<crate::Semaphore> {
     pub fn try_acquire(&self) -> Result<Option<Guard>> {
         Ok(wait(self.0.try_acquire())?.map(Guard))
     }
+
+    /// Does the work under the permits; see the mutex's `with`.
+    ///
+    /// # Errors
+    /// The work's own error, or one of this crate turned into it.
+    pub fn with<T, E>(&self, work: impl FnOnce(&Guard) -> Result<T, E>) -> Result<T, E>
+    where
+        E: From<Error> + fmt::Display,
+    {
+        run_under(self.acquire()?, work)
+    }
 }
 
 impl Blocking<crate::All> {
     /// Waits for all of them, within one `wait`.
     pub fn acquire(&self) -> Result<Guards> {
         wait(self.0.acquire()).map(Guards)
+    }
+
+    /// Takes all of them if all are free; `None`, and nothing taken, otherwise.
+    pub fn try_acquire(&self) -> Result<Option<Guards>> {
+        Ok(wait(self.0.try_acquire())?.map(Guards))
     }
 }
 
@@ -281,7 +327,7 @@ impl Guards {
     }
 
     /// Gives all of them back, the last taken first.
-    pub fn release(self) -> Result<()> {
+    pub fn release(self) -> Result<Released> {
         wait(self.0.release())
     }
 }

@@ -43,7 +43,7 @@ pub(crate) fn lost(kept: &Kept, hold: &Hold) {
         target: "leasehold::lost",
         resource = %kept.key.resource,
         fence = hold.grant.fence.get(),
-        reason = hold.validity.loss().map(super::engine::Loss::as_str),
+        reason = hold.validity.loss().map(crate::engine::Loss::as_str),
         "lost"
     );
 }

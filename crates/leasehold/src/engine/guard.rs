@@ -106,7 +106,7 @@ impl Lease {
         self.hold().validity.health(self.engine.clock.now())
     }
 
-    /// Ends when the lease is lost, at once if it already is.
+    /// Ends when the lease is no longer held, at once if it already is not.
     ///
     /// # Cancel safety
     /// May be dropped and called again: a loss is never missed.
@@ -114,7 +114,7 @@ impl Lease {
         self.hold().validity.lost().await
     }
 
-    /// Why it was lost, if it was.
+    /// Why it is no longer held, if it is not.
     pub fn loss(&self) -> Option<Loss> {
         self.hold().validity.loss()
     }
@@ -158,11 +158,8 @@ impl Lease {
     }
 
     pub(crate) fn lost_error(&self) -> Error {
-        let (resource, fence) = (self.resource(), self.fence());
-        match self.loss() {
-            Some(loss) => Error::lost(resource, self.engine.kind, fence, loss),
-            None => Error::lost(resource, self.engine.kind, fence, "it was released"),
-        }
+        // Only the backend knows of a loss that was not told here.
+        Error::lost(self.resource(), self.engine.kind, self.fence(), self.loss().unwrap_or(Loss::Gone))
     }
 
     fn hold(&self) -> &Hold {
@@ -214,12 +211,19 @@ async fn renew_once(engine: &Arc<Engine>, kept: &Arc<Kept>, renewal: Renewal) ->
 #[must_use = "the lease is given back as soon as the guard is dropped"]
 pub struct Guard {
     lease: Option<Lease>,
+    if_dropped: Outcome,
 }
 
 impl Guard {
     pub(crate) fn new(engine: Arc<Engine>, kept: Arc<Kept>) -> Self {
         kept.guards.fetch_add(1, Ordering::SeqCst);
-        Self { lease: Some(Lease { engine, kept }) }
+        Self { lease: Some(Lease { engine, kept }), if_dropped: Outcome::Completed }
+    }
+
+    /// Records this if the guard is dropped rather than released.
+    pub(crate) fn if_dropped(mut self, outcome: Outcome) -> Self {
+        self.if_dropped = outcome;
+        self
     }
 
     /// Gives the lease back: the work is done.
@@ -282,7 +286,8 @@ impl Guard {
         kept.guards
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |guards| (guards > 0).then_some(guards + 1))
             .ok()?;
-        Some(Self { lease: Some(Lease { engine: Arc::clone(engine), kept }) })
+        let lease = Lease { engine: Arc::clone(engine), kept };
+        Some(Self { lease: Some(lease), if_dropped: Outcome::Completed })
     }
 
     /// How much of the resource it has.
@@ -322,7 +327,7 @@ impl Drop for Guard {
         let outcome = if thread::panicking() {
             Outcome::failed("panic", "the thread that held the lease panicked")
         } else {
-            Outcome::Completed
+            self.if_dropped.clone()
         };
         self.give_back(outcome);
     }
@@ -346,6 +351,21 @@ pub(crate) async fn release(engine: &Arc<Engine>, kept: &Arc<Kept>, outcome: Out
     }
 }
 
+/// Releases many at once; waits for the first answer of each.
+pub(crate) async fn release_each(engine: &Arc<Engine>, held: Vec<Arc<Kept>>) -> Result<usize> {
+    let begin = |kept| begin_release(engine, kept, Outcome::Completed, Engine::run);
+    let answers: Vec<_> = held.iter().filter_map(begin).collect();
+    let (mut released, mut failure) = (0, None);
+    for answer in answers {
+        match answer.await.unwrap_or_else(|_| Err(Error::closed())) {
+            Ok(Released::Freed) => released += 1,
+            Ok(_) => {}
+            Err(error) => failure = Some(error),
+        }
+    }
+    failure.map_or(Ok(released), Err)
+}
+
 /// `None` when there is nothing to release: it was lost or released before.
 fn begin_release(
     engine: &Arc<Engine>,
@@ -356,7 +376,7 @@ fn begin_release(
     engine.keeper.forget(kept);
     let hold = kept.hold()?;
     let _lost_unnoticed = hold.validity.check(engine.clock.now());
-    if !hold.validity.release() {
+    if !hold.validity.lose(Loss::Released) {
         return None;
     }
     let (done, answer) = oneshot::channel();

@@ -37,7 +37,7 @@ use crate::{
     Error, Result,
     backend::{Backend, Liveness},
     clock::{Clock, Sleep},
-    lease::{Moment, Outcome, Released, Ttl},
+    lease::{Moment, Ttl},
 };
 
 /// What an engine runs to its end.
@@ -107,17 +107,7 @@ impl Engine {
 
     /// Ends every lease of this instance; tells how many were held.
     pub(crate) async fn release_all(self: &Arc<Self>) -> Result<usize> {
-        let held = self.keeper.holding();
-        let mut released = 0;
-        let mut failed = None;
-        for kept in held {
-            match guard::release(self, &kept, Outcome::Completed).await {
-                Ok(Released::Freed) => released += 1,
-                Ok(_) => {}
-                Err(error) => failed = Some(error),
-            }
-        }
-        failed.map_or(Ok(released), Err)
+        guard::release_each(self, self.keeper.holding()).await
     }
 
     /// Refuses new work, ends what is held, and waits until no task is left.
@@ -125,14 +115,22 @@ impl Engine {
         self.closed.store(true, Ordering::SeqCst);
         self.closing.notify_waiters();
         let released = self.release_all().await;
+        self.idle().await;
+        // An acquire that was under way may have got its lease after the first look.
+        let late = self.release_all().await;
+        self.idle().await;
+        released.and(late).map(drop)
+    }
+
+    /// Ends when no task is left.
+    async fn idle(&self) {
         loop {
             let idle = self.idle.notified();
             if self.tasks.load(Ordering::SeqCst) == 0 {
-                break;
+                return;
             }
             idle.await;
         }
-        released.map(drop)
     }
 
     fn refuse_if_closed(&self) -> Result<()> {

@@ -40,6 +40,8 @@ pub enum Loss {
     MaxHold,
     /// The backend no longer knows it: it expired there, or the backend forgot.
     Gone,
+    /// This instance gave it back: its guard was released, or all were.
+    Released,
 }
 
 impl Loss {
@@ -50,6 +52,7 @@ impl Loss {
             Self::Evicted => "evicted",
             Self::MaxHold => "max_hold",
             Self::Gone => "gone",
+            Self::Released => "released",
         }
     }
 }
@@ -61,14 +64,9 @@ impl fmt::Display for Loss {
             Self::Evicted => "an operator evicted it",
             Self::MaxHold => "it was held as long as it may be",
             Self::Gone => "the backend no longer knows it",
+            Self::Released => "it was released",
         })
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
-    Lost(Loss),
-    Released,
 }
 
 /// Belief in one lease. It only ever goes from held to ended.
@@ -76,7 +74,7 @@ enum End {
 pub(crate) struct Validity {
     deadline: AtomicU64,
     in_doubt: AtomicBool,
-    end: OnceLock<End>,
+    end: OnceLock<Loss>,
     ended: Notify,
 }
 
@@ -104,8 +102,8 @@ impl Validity {
         }
         match self.end.get() {
             None => Ok(()),
-            Some(End::Lost(_)) => Err(LeaseHealth::Lost),
-            Some(End::Released) => Err(LeaseHealth::Released),
+            Some(Loss::Released) => Err(LeaseHealth::Released),
+            Some(_) => Err(LeaseHealth::Lost),
         }
     }
 
@@ -133,17 +131,9 @@ impl Validity {
         self.in_doubt.store(true, Ordering::SeqCst);
     }
 
+    /// Ends the belief. The first end counts; tells whether it was this one.
     pub(crate) fn lose(&self, loss: Loss) -> bool {
-        self.end(End::Lost(loss))
-    }
-
-    pub(crate) fn release(&self) -> bool {
-        self.end(End::Released)
-    }
-
-    /// The first end counts; tells whether it was this one.
-    fn end(&self, end: End) -> bool {
-        let first = self.end.set(end).is_ok();
+        let first = self.end.set(loss).is_ok();
         if first {
             self.deadline.store(ENDED, Ordering::SeqCst);
             self.ended.notify_waiters();
@@ -151,15 +141,12 @@ impl Validity {
         first
     }
 
-    /// Why it was lost, if it was.
+    /// Why it is no longer held, if it is not.
     pub(crate) fn loss(&self) -> Option<Loss> {
-        match self.end.get() {
-            Some(End::Lost(loss)) => Some(*loss),
-            Some(End::Released) | None => None,
-        }
+        self.end.get().copied()
     }
 
-    /// Ends when the lease is lost, at once if it was before; never if it is released.
+    /// Ends when the lease is no longer held, at once if it was lost before.
     pub(crate) async fn lost(&self) -> Loss {
         loop {
             let ended = self.ended.notified();
@@ -216,7 +203,7 @@ mod tests {
     #[test]
     fn the_first_end_counts() {
         let validity = Validity::until(at(100));
-        assert!(validity.release());
+        assert!(validity.lose(Loss::Released));
         assert!(!validity.lose(Loss::Evicted));
         assert_eq!(validity.health(at(10)), LeaseHealth::Released);
     }

@@ -1,6 +1,6 @@
 //! Who asks for a lease, as others see it.
 
-use std::{env, fmt, fs, sync::Arc};
+use std::{env, fmt, fs, os::unix::fs::MetadataExt, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
@@ -34,7 +34,7 @@ impl Holder {
 
     /// A label no other instance has: `user@host:pid:random`.
     pub fn unique() -> Self {
-        let user = env::var("USER").or_else(|_| env::var("LOGNAME")).unwrap_or_else(|_| String::from("unknown"));
+        let user = env::var("USER").or_else(|_| env::var("LOGNAME")).unwrap_or_else(|_| user_of_process());
         let host = fs::read_to_string("/proc/sys/kernel/hostname")
             .or_else(|_| fs::read_to_string("/etc/hostname"))
             .unwrap_or_else(|_| String::from("localhost"));
@@ -50,6 +50,20 @@ impl Holder {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+}
+
+/// The user's name by its number, for cron jobs and containers that have no environment.
+fn user_of_process() -> String {
+    let Ok(uid) = fs::metadata("/proc/self").map(|process| process.uid().to_string()) else {
+        return String::from("unknown");
+    };
+    let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    users
+        .lines()
+        .map(|line| line.split(':').collect::<Vec<_>>())
+        .find(|fields| fields.get(2) == Some(&uid.as_str()))
+        .and_then(|fields| fields.first().map(|name| (*name).to_owned()))
+        .unwrap_or(format!("uid-{uid}"))
 }
 
 impl fmt::Display for Holder {
@@ -75,5 +89,23 @@ impl TryFrom<String> for Holder {
 impl From<Holder> for String {
     fn from(holder: Holder) -> Self {
         holder.0.as_ref().to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_instances_of_one_process_have_two_labels() {
+        let (one, other) = (Holder::unique(), Holder::unique());
+        assert_ne!(one, other);
+        assert!(one.as_str().contains(&format!(":{}:", std::process::id())), "{one}");
+    }
+
+    #[test]
+    fn a_process_without_an_environment_has_a_user_all_the_same() {
+        let user = user_of_process();
+        assert!(!user.is_empty() && user != "unknown", "{user}");
     }
 }

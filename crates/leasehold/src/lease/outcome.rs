@@ -13,6 +13,12 @@ pub struct Problem {
     pub details: String,
 }
 
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.kind, self.details)
+    }
+}
+
 /// How the holder says its lease ended; sent along with the release.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

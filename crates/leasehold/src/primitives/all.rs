@@ -2,16 +2,18 @@
 
 use std::{
     collections::BTreeSet,
+    fmt,
     future::{Future, poll_fn},
     pin::Pin,
     task::Poll,
+    time::Duration,
 };
 
-use super::terms::{Terms, options};
+use super::terms::{Terms, conclude, dropped, options, outcome_of};
 use crate::{
-    Leasehold, Result,
-    engine::{Guard, Loss, Wait},
-    lease::{Claim, Resource},
+    Error, Leasehold, Result,
+    engine::{Guard, Lease, Loss, Wait},
+    lease::{Claim, Outcome, Released, Resource},
 };
 
 /// Several mutexes, taken all or none, in an order that cannot deadlock.
@@ -58,18 +60,23 @@ impl All {
         for name in self.sorted()? {
             let mut terms = self.terms.clone();
             terms.name = name.into();
-            if let Wait::For(length) = self.terms.wait {
-                terms.wait = Wait::For(length.saturating_sub(clock.now().since(started)));
+            if let Wait::For(length) = self.terms.wait
+                && !length.is_zero()
+            {
+                // What is left is never nothing: to have waited is not to have refused to.
+                let left = length.saturating_sub(clock.now().since(started));
+                terms.wait = Wait::For(left.max(Duration::from_millis(1)));
             }
             match terms.acquire(Claim::EXCLUSIVE).await {
                 Ok(guard) => guards.0.push(guard),
-                Err(error) => {
-                    guards.release().await?;
-                    return Err(error);
-                }
+                Err(error) => return Err(guards.give_up(error).await),
             }
         }
-        Ok(guards)
+        // The first may have been lost while the last was waited for.
+        match guards.check() {
+            Ok(()) => Ok(guards),
+            Err(error) => Err(guards.give_up(error).await),
+        }
     }
 
     /// Takes all of them if all are free; `None`, and nothing taken, otherwise.
@@ -84,13 +91,37 @@ impl All {
                     guards.release().await?;
                     return Ok(None);
                 }
-                Err(error) => {
-                    guards.release().await?;
-                    return Err(error);
-                }
+                Err(error) => return Err(guards.give_up(error).await),
             }
         }
         Ok(Some(guards))
+    }
+
+    /// Does the work under all of them, and records it as failed if it fails.
+    ///
+    /// The leases are those of the names, sorted. See [`Mutex::with`](crate::Mutex::with).
+    ///
+    /// # Errors
+    /// The work's own error, or one of this crate turned into it.
+    pub async fn with<T, E>(&self, work: impl AsyncFnOnce(Vec<Lease>) -> Result<T, E>) -> Result<T, E>
+    where
+        E: From<Error> + fmt::Display,
+    {
+        let mut guards = self.acquire().await?;
+        guards.0 = guards.0.into_iter().map(|guard| guard.if_dropped(dropped())).collect();
+        let leases: Vec<Lease> = guards.iter().map(|guard| guard.lease().clone()).collect();
+        let Some(first) = leases.first().cloned() else { return work(leases).await };
+        let done = tokio::select! {
+            biased;
+            _loss = guards.lost() => {
+                let lost = leases.iter().find(|lease| lease.loss().is_some()).unwrap_or(&first);
+                return Err(lost.lost_error().into());
+            }
+            done = work(leases.clone()) => done,
+        };
+        let released = guards.release_as(outcome_of(&done)).await;
+        let lost = leases.iter().find(|lease| lease.loss().is_some_and(|loss| loss != Loss::Released));
+        conclude(done, released, lost.unwrap_or(&first))
     }
 
     fn sorted(&self) -> Result<BTreeSet<Resource>> {
@@ -117,7 +148,7 @@ impl Guards {
         self.0.iter().try_for_each(|guard| guard.check())
     }
 
-    /// Ends when any of them is lost, at once if one already is.
+    /// Ends when any of them is no longer held, at once if one already is not.
     ///
     /// # Cancel safety
     /// May be dropped and called again: a loss is never missed.
@@ -138,15 +169,35 @@ impl Guards {
 
     /// Gives all of them back, the last taken first.
     ///
+    /// Tells [`Released::Gone`] if one of them had been lost before.
+    ///
     /// # Errors
     /// The first failure; the others are given back all the same.
-    pub async fn release(mut self) -> Result<()> {
-        let mut failure = None;
+    pub async fn release(self) -> Result<Released> {
+        self.release_as(Outcome::Completed).await
+    }
+
+    /// Gives all of them back and records how the work ended.
+    ///
+    /// # Errors
+    /// As for [`release`](Self::release).
+    pub async fn release_as(mut self, outcome: Outcome) -> Result<Released> {
+        let (mut told, mut failure) = (Released::Freed, None);
         while let Some(guard) = self.0.pop() {
-            if let Err(error) = guard.release().await {
-                failure.get_or_insert(error);
+            match guard.release_as(outcome.clone()).await {
+                Ok(Released::Gone) => told = Released::Gone,
+                Ok(_) => {}
+                Err(error) => failure = failure.or(Some(error)),
             }
         }
-        failure.map_or(Ok(()), Err)
+        failure.map_or(Ok(told), Err)
+    }
+
+    /// Gives back what was taken before something failed; that failure is what the caller wants to know.
+    async fn give_up(self, error: Error) -> Error {
+        if let Err(also) = self.release_as(Outcome::Cancelled).await {
+            tracing::warn!(error = %also, "could not give back what was taken before");
+        }
+        error
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     env, fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -14,7 +15,7 @@ use tokio::sync::Notify;
 
 use super::terms::Terms;
 use crate::{
-    Leasehold, Result,
+    Error, Leasehold, Result,
     backend::EventStream,
     engine::{Backoff, Guard, Lease, Wait},
     lease::{Claim, Fence, Holder, LeaseState, ListFilter, Metadata, Names, Released, Resource, Timestamp, Ttl},
@@ -46,9 +47,8 @@ const VALUE: &str = "value";
 ///     .start()
 ///     .await?;
 ///
-/// while !candidate.is_leader() {
-///     candidate.changed().await;
-/// }
+/// let term = candidate.elected().await?;
+/// assert!(term.check().is_ok());
 /// // … run the scheduler, asking candidate.is_leader() before each step …
 /// candidate.stop().await?;
 /// # Ok(()) }
@@ -290,18 +290,23 @@ impl Candidate {
         self.seat.lease.lock().clone().filter(|lease| lease.check().is_ok())
     }
 
-    /// Ends when leadership was won or lost since the call.
-    pub async fn changed(&self) {
-        let changed = self.seat.changed.notified();
-        tokio::pin!(changed);
-        changed.as_mut().enable();
-        let lease = self.lease();
-        match lease {
-            None => changed.await,
-            Some(lease) => tokio::select! {
-                _loss = lease.lost() => {}
-                () = changed => {}
-            },
+    /// Waits until this candidate leads, and gives the lease of its term.
+    ///
+    /// # Errors
+    /// `Closed` when the instance was closed meanwhile.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again: who leads is told at once.
+    pub async fn elected(&self) -> Result<Lease> {
+        loop {
+            let changed = self.seat.changed.notified();
+            if let Some(lease) = self.lease() {
+                return Ok(lease);
+            }
+            if self.seat.stopped.load(Ordering::SeqCst) {
+                return Err(Error::closed());
+            }
+            changed.await;
         }
     }
 
@@ -375,7 +380,7 @@ async fn run_candidate(election: Election, seat: Arc<Seat>) {
 async fn lead(election: &Election, seat: &Seat, guard: Guard) {
     seat.take(Some(guard.lease().clone()));
     if let Some(call) = &election.on_elected {
-        call(guard.lease());
+        guarded(|| call(guard.lease()));
     }
     let resigned = tokio::select! {
         biased;
@@ -385,12 +390,19 @@ async fn lead(election: &Election, seat: &Seat, guard: Guard) {
     };
     seat.take(None);
     if let Some(call) = &election.on_lost {
-        call();
+        guarded(|| call());
     }
     if resigned {
         let released: Result<Released> = guard.release().await;
         if let Err(error) = released {
             tracing::warn!(election = election.terms.name, %error, "could not resign; leadership will lapse");
         }
+    }
+}
+
+/// A callback that panics is the caller's loss alone: the candidate goes on.
+fn guarded(call: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(call)).is_err() {
+        tracing::error!("a callback of an election panicked");
     }
 }

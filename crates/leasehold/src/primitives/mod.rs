@@ -8,7 +8,6 @@ mod rwlock;
 mod semaphore;
 mod terms;
 
-pub(crate) use self::reentry::Reentries;
 pub use self::{
     all::{All, Guards},
     election::{Candidate, Election, Leader, Observer},
@@ -16,4 +15,8 @@ pub use self::{
     rwlock::RwLock,
     semaphore::Semaphore,
     terms::{Attempt, Detached},
+};
+pub(crate) use self::{
+    reentry::Reentries,
+    terms::{conclude, outcome_of},
 };

@@ -169,39 +169,57 @@ impl Terms {
     }
 }
 
-/// Does the work while the lease is held; stops it when the lease is lost.
+/// Does the work while the lease is held; stops it when the lease is not held any more.
 async fn run_under<T, E>(guard: Guard, work: impl AsyncFnOnce(Lease) -> Result<T, E>) -> Result<T, E>
 where
     E: From<Error> + fmt::Display,
 {
+    let guard = guard.if_dropped(dropped());
     let lease = guard.lease().clone();
     let done = tokio::select! {
         biased;
-        _loss = lease.lost() => None,
-        done = work(lease.clone()) => Some(done),
+        _loss = lease.lost() => return Err(lease.lost_error().into()),
+        done = work(lease.clone()) => done,
     };
-    let Some(done) = done else {
-        return Err(lease.check().err().unwrap_or_else(Error::closed).into());
-    };
-    match done {
-        Ok(value) => match guard.release().await? {
-            Released::Gone => Err(lease.lost_error().into()),
-            Released::Freed | Released::LeftQueue | Released::Shared => Ok(value),
-        },
+    let released = guard.release_as(outcome_of(&done)).await;
+    conclude(done, released, &lease)
+}
+
+/// What a caller is told of work that came to its end.
+pub(crate) fn conclude<T, E>(done: Result<T, E>, released: Result<Released>, lease: &Lease) -> Result<T, E>
+where
+    E: From<Error>,
+{
+    match (done, released) {
+        (Ok(_), Ok(Released::Gone)) => Err(lease.lost_error().into()),
+        (Ok(_), Err(error)) => Err(error.into()),
         // The work's own error counts; one of the release is in the log.
-        Err(problem) => {
-            let outcome = Outcome::failed(short_type_name::<E>(), &problem);
-            if let Err(error) = guard.release_as(outcome).await {
-                tracing::warn!(resource = %lease.resource(), %error, "could not release after a failure");
-            }
+        (Err(problem), Err(error)) => {
+            tracing::warn!(resource = %lease.resource(), %error, "could not release after a failure");
             Err(problem)
         }
+        (done, Ok(_)) => done,
     }
 }
 
-/// `Error` of `std::io::Error`; generics keep their arguments.
-fn short_type_name<T>() -> &'static str {
-    let full = type_name::<T>();
+pub(crate) fn outcome_of<T, E: fmt::Display>(done: &Result<T, E>) -> Outcome {
+    match done {
+        Ok(_) => Outcome::Completed,
+        Err(problem) => Outcome::failed(kind_of::<E>(), problem),
+    }
+}
+
+/// How work ended that was dropped half-way, by a `timeout` or an aborted task.
+pub(crate) fn dropped() -> Outcome {
+    Outcome::failed("cancelled", "the work was dropped before it came to its end")
+}
+
+/// `Error` for `std::io::Error`; a boxed error of any type is just an `error`.
+fn kind_of<E>() -> &'static str {
+    let full = type_name::<E>();
+    if full.contains("dyn ") {
+        return "error";
+    }
     let path_end = full.find('<').unwrap_or(full.len());
     full[..path_end].rfind("::").map_or(full, |at| &full[at + 2..])
 }

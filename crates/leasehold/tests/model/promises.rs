@@ -10,7 +10,7 @@ use leasehold::{
 
 use crate::world::{Asked, Said, Step};
 
-pub fn check(step: &Step) {
+pub(crate) fn check(step: &Step) {
     units_fit_and_shapes_agree(&step.after);
     nothing_lives_past_its_end(step);
     endings_are_told_and_true(step);
@@ -217,7 +217,7 @@ fn answers_say_what_is_so(step: &Step) {
         (Asked::Renew(renewal), Said::Standing(standing)) => match (find(&step.after, renewal.key.id), standing) {
             (None, Standing::Gone) => only_settled(step),
             (Some(entry), Standing::Holding(grant)) => {
-                assert_eq!(entry.grant.map(|held| held.fence), Some(grant.fence))
+                assert_eq!(entry.grant.map(|held| held.fence), Some(grant.fence));
             }
             (Some(Entry { grant: None, .. }), Standing::Waiting(_)) => {}
             _ => panic!("a renewal told something else: {step:#?}"),

@@ -14,7 +14,7 @@ use proptest::prelude::*;
 
 /// Something that happens. Small numbers choose among the few things there are.
 #[derive(Clone, Debug)]
-pub enum Op {
+pub(crate) enum Op {
     Acquire { who: u8, claim: u8, patience: Patience, expiry: Expiry, ttl: u8, floor: Option<i8> },
     Renew { who: u8, ttl: u8, downgrade: Option<u8>, floor: Option<i8>, metadata: bool },
     Release { who: u8, outcome: u8 },
@@ -27,7 +27,7 @@ pub enum Op {
 }
 
 impl Op {
-    pub fn any() -> impl Strategy<Value = Self> {
+    pub(crate) fn any() -> impl Strategy<Value = Self> {
         let who = || 0..7u8;
         let floor = || proptest::option::weighted(0.2, -15..15i8);
         let expiry = prop_oneof![3 => Just(Expiry::ByClock), 1 => Just(Expiry::ByPresence)];
@@ -55,7 +55,7 @@ impl Op {
 
 /// What the rule answered.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Said {
+pub(crate) enum Said {
     Nothing,
     Decision(Decision),
     Standing(Standing),
@@ -65,7 +65,7 @@ pub enum Said {
 
 /// One operation with all that went in and came out.
 #[derive(Debug)]
-pub struct Step {
+pub(crate) struct Step {
     pub asked: Asked,
     pub before: State,
     pub after: State,
@@ -80,7 +80,7 @@ pub struct Step {
 
 /// The operation as the rule was asked it.
 #[derive(Clone, Debug)]
-pub enum Asked {
+pub(crate) enum Asked {
     Acquire(Request, Expiry),
     Renew(Renewal),
     Release(LeaseKey, Outcome),
@@ -90,7 +90,7 @@ pub enum Asked {
 
 impl Step {
     /// The asker of the operation, who is present because it asks.
-    pub fn asker(&self) -> Option<LeaseId> {
+    pub(crate) fn asker(&self) -> Option<LeaseId> {
         match &self.asked {
             Asked::Acquire(request, _) => Some(request.key.id),
             Asked::Renew(renewal) => Some(renewal.key.id),
@@ -99,7 +99,7 @@ impl Step {
         }
     }
 
-    pub fn presence(&self, entry: &Entry) -> Presence {
+    pub(crate) fn presence(&self, entry: &Entry) -> Presence {
         if self.asker() == Some(entry.id) { Presence::Present } else { self.known_presence(entry) }
     }
 
@@ -108,14 +108,14 @@ impl Step {
     }
 
     /// Settles another state, at the same time and in the same company.
-    pub fn settle(&self, state: &mut State) {
+    pub(crate) fn settle(&self, state: &mut State) {
         let presence = |entry: &Entry| self.known_presence(entry);
         let scene = Scene { now: self.now, wall: self.wall, presence: &presence };
         state.settle(&scene, &mut Effects::default());
     }
 
     /// Asks the same of another state, at the same time and in the same company.
-    pub fn ask(&self, state: &mut State) -> (Said, Effects) {
+    pub(crate) fn ask(&self, state: &mut State) -> (Said, Effects) {
         let presence = |entry: &Entry| self.known_presence(entry);
         let scene = Scene { now: self.now, wall: self.wall, presence: &presence };
         let mut effects = Effects::default();
@@ -134,7 +134,7 @@ impl Step {
 }
 
 /// A resource and its surroundings.
-pub struct World {
+pub(crate) struct World {
     family: Vec<Claim>,
     state: State,
     now: Moment,
@@ -146,9 +146,9 @@ pub struct World {
 }
 
 impl World {
-    pub const SHAPES: usize = 4;
+    pub(crate) const SHAPES: usize = 4;
 
-    pub fn new(shape: usize) -> Self {
+    pub(crate) fn new(shape: usize) -> Self {
         Self {
             family: families().swap_remove(shape),
             state: State::default(),
@@ -161,7 +161,7 @@ impl World {
     }
 
     /// Lets one thing happen; what is not an operation is followed by a settle.
-    pub fn step(&mut self, op: &Op) -> Step {
+    pub(crate) fn step(&mut self, op: &Op) -> Step {
         let asked = self.asked(op);
         let mut step = Step {
             asked,

@@ -128,25 +128,16 @@ impl Pages {
     }
 }
 
-/// Whose deaths an instance should watch for its entries that wait: all holders', and of the waiter just before.
+/// Whose deaths an instance should watch for its entries that wait.
 pub(super) fn in_the_way_of(own: Uuid, stored: &Stored) -> BTreeSet<Uuid> {
-    let mut watched = BTreeSet::new();
-    let mut before = None;
-    for entry in stored.state.entries.iter().filter(|entry| entry.grant.is_none()) {
-        if stored.bound_to(entry) == Some(own) {
-            watched.extend(holders(stored));
-            watched.extend(before);
-        }
-        before = stored.bound_to(entry);
-    }
-    watched.remove(&own);
-    watched
+    needs(stored)
+        .filter(|(id, _)| stored.presence.get(id) == Some(&own))
+        .flat_map(|(_, needed)| needed)
+        .filter(|watched| *watched != own)
+        .collect()
 }
 
 /// Those that wait behind someone new, and cannot know: each must look again to watch the right ones.
-///
-/// It is enough that the first waiter watches all holders and each other one the
-/// waiter before it: whoever dies together, the first survivor hears of it.
 pub(super) fn behind_someone_new(before: &Stored, after: &Stored) -> Vec<LeaseId> {
     let known: HashMap<LeaseId, BTreeSet<Uuid>> = needs(before).collect();
     needs(after)
@@ -155,6 +146,9 @@ pub(super) fn behind_someone_new(before: &Stored, after: &Stored) -> Vec<LeaseId
         .collect()
 }
 
+/// Whose death each waiter must hear of: the first of every holder's, each other one of the waiter before it.
+///
+/// That is enough: whoever dies together, the first survivor hears of it. And a death wakes one.
 fn needs(stored: &Stored) -> impl Iterator<Item = (LeaseId, BTreeSet<Uuid>)> {
     let mut before = None;
     let waiting = stored.state.entries.iter().filter(|entry| entry.grant.is_none());
@@ -169,4 +163,23 @@ fn needs(stored: &Stored) -> impl Iterator<Item = (LeaseId, BTreeSet<Uuid>)> {
 
 fn holders(stored: &Stored) -> impl Iterator<Item = Uuid> {
     stored.state.entries.iter().filter(|entry| entry.grant.is_some()).filter_map(|entry| stored.bound_to(entry))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{backends::file::FileOptions, clock::SystemClock};
+
+    #[tokio::test]
+    async fn one_that_died_before_it_was_watched_is_told_at_once() {
+        let root = tempfile::tempdir().unwrap();
+        let url = format!("file://{}", root.path().display());
+        let options = FileOptions::from_url(&url, "test", Arc::new(SystemClock)).unwrap();
+        let hints = HintSender::new();
+        let mut heard = hints.subscribe();
+        let deaths = Deaths::new(Arc::new(Directory::open(&options).unwrap()), Handle::current(), hints);
+        let resource = Resource::new("x").unwrap();
+        deaths.follow(&resource, BTreeSet::from([Uuid::new_v4()]));
+        assert_eq!(heard.next().await, Some(Hint::Changed { resource }));
+    }
 }

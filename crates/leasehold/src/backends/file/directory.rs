@@ -133,6 +133,11 @@ impl Directory {
         self.mode
     }
 
+    /// Which life of the machine used the directory last.
+    pub(super) fn boot(&self) -> PathBuf {
+        self.path.join("boot")
+    }
+
     pub(super) fn latch(&self, name: &str) -> PathBuf {
         self.path.join("latches").join(name)
     }

@@ -107,7 +107,7 @@ mod tests {
             claim: Claim::EXCLUSIVE,
             kind: EventKind::Acquired { fence: Fence::new(7) },
         };
-        let id = LeaseId::random();
+        let id = LeaseId::from_u128(7);
         vec![Line::Granted(id, Fence::new(9)), Line::Evicted(id), Line::Changed(resource), Line::Event(Box::new(event))]
     }
 

@@ -20,20 +20,28 @@ use tokio::sync::{Mutex, OwnedMutexGuard, oneshot};
 use super::{directory::Directory, failure::failure};
 use crate::{
     Error, Result,
-    lease::{Fence, Resource},
+    clock::Clock,
+    lease::{Fence, Moment, Resource},
 };
 
 const LATCHES: u8 = 64;
 /// Operations take far less than a millisecond: who waits so long waits for a stopped process.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Enough for a thread to say that the latch is free after all.
+const LITTLE_PATIENCE: Duration = Duration::from_millis(20);
 /// Guards the rotation of history.
 pub(super) const HISTORY: &str = "history";
 /// What a new latch file holds: as many bytes as every later fence, so that writing one needs no space.
 pub(super) const NO_FENCE: &str = "0000000000000000\n";
 
+/// The numbers of all latches that guard records.
+pub(super) fn numbers() -> impl Iterator<Item = u8> {
+    0..LATCHES
+}
+
 /// The names of all latch files.
 pub(super) fn file_names() -> impl Iterator<Item = String> {
-    (0..LATCHES).map(|number| format!("{number:02x}")).chain([String::from(HISTORY)])
+    numbers().map(|number| format!("{number:02x}")).chain([String::from(HISTORY)])
 }
 
 /// Which latch guards the resource.
@@ -45,13 +53,23 @@ pub(super) fn number(resource: &Resource) -> u8 {
 #[derive(Debug)]
 pub(super) struct Latches {
     directory: Arc<Directory>,
-    /// Tasks of this instance queue here, so that at most one thread waits for each file.
-    turns: Vec<Arc<Mutex<()>>>,
+    clock: Arc<dyn Clock>,
+    turns: Vec<Turn>,
 }
 
+/// Tasks of one instance queue here, so that at most one thread waits for each file.
+#[derive(Debug, Default)]
+struct Turn {
+    queue: Arc<Mutex<()>>,
+    /// Since when a thread waits for the file.
+    waiting: Waiting,
+}
+
+type Waiting = Arc<parking_lot::Mutex<Option<Moment>>>;
+
 impl Latches {
-    pub(super) fn new(directory: Arc<Directory>) -> Self {
-        Self { directory, turns: (0..LATCHES).map(|_| Arc::default()).collect() }
+    pub(super) fn new(directory: Arc<Directory>, clock: Arc<dyn Clock>) -> Self {
+        Self { directory, clock, turns: numbers().map(|_| Turn::default()).collect() }
     }
 
     /// Takes the latch with this number, within two seconds.
@@ -60,22 +78,50 @@ impl Latches {
     /// A dropped call leaves the latch free, at once or as soon as the kernel gives it.
     pub(super) async fn take(&self, number: u8) -> Result<Latch> {
         let path = self.directory.latch(&format!("{number:02x}"));
-        let turn = Arc::clone(&self.turns[usize::from(number % LATCHES)]);
+        let turn = &self.turns[usize::from(number % LATCHES)];
         // The uncontended way needs no timer and no other thread.
-        if let Ok(turn) = Arc::clone(&turn).try_lock_owned() {
-            let latch = Latch::open(path.clone(), Some(turn))?;
-            return match latch.try_lock()? {
-                true => Ok(latch),
-                false => bounded(&path, latch.lock_elsewhere()).await,
-            };
+        if let Ok(turn_taken) = Arc::clone(&turn.queue).try_lock_owned() {
+            let latch = Latch::open(path.clone(), Some(turn_taken))?;
+            if latch.try_lock()? {
+                return Ok(latch);
+            }
+            return bounded(PATIENCE, &path, self.lock_elsewhere(latch, &turn.waiting)).await;
         }
-        let waited = async { Latch::open(path.clone(), Some(turn.lock_owned().await))?.lock_elsewhere().await };
-        bounded(&path, waited).await
+        // Known to be stuck: each of a thousand leases waiting two seconds more would help nobody.
+        let known = turn.waiting.lock().is_some_and(|since| self.clock.now().since(since) > PATIENCE);
+        let patience = if known { LITTLE_PATIENCE } else { PATIENCE };
+        let waited = async {
+            let latch = Latch::open(path.clone(), Some(Arc::clone(&turn.queue).lock_owned().await))?;
+            self.lock_elsewhere(latch, &turn.waiting).await
+        };
+        bounded(patience, &path, waited).await
+    }
+
+    /// Queues in the kernel, which serves in order, on a thread that nobody has to wait for.
+    async fn lock_elsewhere(&self, latch: Latch, waiting: &Waiting) -> Result<Latch> {
+        if latch.try_lock()? {
+            return Ok(latch);
+        }
+        let (path, waited) = (latch.path.clone(), Arc::clone(waiting));
+        *waiting.lock() = Some(self.clock.now());
+        let (give, taken) = oneshot::channel();
+        let queue = move || {
+            let locked = latch.lock();
+            *waited.lock() = None;
+            // A taker that gave up lets the latch drop here.
+            let _gave_up = give.send(locked.map(|()| latch));
+        };
+        let spawned = thread::Builder::new().name(String::from("leasehold-latch")).spawn(queue);
+        if let Err(error) = spawned {
+            *waiting.lock() = None;
+            return Err(failure("wait for", &path, error));
+        }
+        taken.await.unwrap_or_else(|_| Err(stuck(&path)))
     }
 }
 
-async fn bounded(path: &Path, taking: impl Future<Output = Result<Latch>>) -> Result<Latch> {
-    tokio::time::timeout(PATIENCE, taking).await.unwrap_or_else(|_| Err(stuck(path)))
+async fn bounded(patience: Duration, path: &Path, taking: impl Future<Output = Result<Latch>>) -> Result<Latch> {
+    tokio::time::timeout(patience, taking).await.unwrap_or_else(|_| Err(stuck(path)))
 }
 
 /// A latch file, locked until it is dropped.
@@ -109,25 +155,12 @@ impl Latch {
         }
     }
 
-    /// Queues in the kernel, which serves in order, on a thread that nobody has to wait for.
-    async fn lock_elsewhere(self) -> Result<Self> {
-        let path = self.path.clone();
-        let (give, taken) = oneshot::channel();
-        let queue = move || {
-            let locked = loop {
-                match self.file.lock() {
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    locked => break locked.map(|()| self),
-                }
-            };
-            // A taker that gave up lets the latch drop here.
-            let _gave_up = give.send(locked);
-        };
-        let spawned = thread::Builder::new().name(String::from("leasehold-latch")).spawn(queue);
-        spawned.map_err(|error| failure("wait for", &path, error))?;
-        match taken.await {
-            Ok(locked) => locked.map_err(|error| failure("lock", &path, error)),
-            Err(_) => Err(stuck(&path)),
+    fn lock(&self) -> Result<()> {
+        loop {
+            match self.file.lock() {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                locked => return locked.map_err(|error| failure("lock", &self.path, error)),
+            }
         }
     }
 

@@ -21,6 +21,7 @@ mod names;
 mod operate;
 mod options;
 mod presence;
+mod reboot;
 mod record;
 mod watchers;
 
@@ -69,7 +70,6 @@ impl FileBackend {
     /// # Errors
     /// `Unsupported` on a file system that two machines may share and on a directory of another version,
     /// `PermissionDenied` and `Unavailable` when the directory cannot be made or used.
-    #[allow(clippy::unused_async, reason = "all backends are opened alike")]
     pub async fn open(options: FileOptions) -> Result<Self> {
         let runtime = Handle::current();
         let directory = Arc::new(Directory::open(&options)?);
@@ -79,8 +79,8 @@ impl FileBackend {
         let hints = HintSender::new();
         let watchers = Arc::new(Watchers::new(Arc::clone(&directory), Arc::clone(&own)));
         let listener = runtime.spawn(doorbell::listen(own.doorbell()?, hints.clone(), Arc::clone(&watchers)));
-        Ok(Self {
-            latches: Latches::new(Arc::clone(&directory)),
+        let backend = Self {
+            latches: Latches::new(Arc::clone(&directory), Arc::clone(&options.clock)),
             deaths: Deaths::new(Arc::clone(&directory), runtime.clone(), hints.clone()),
             incarnation: incarnation(&boot),
             listener: listener.abort_handle(),
@@ -91,7 +91,9 @@ impl FileBackend {
             hints,
             boot,
             runtime,
-        })
+        };
+        backend.recover().await?;
+        Ok(backend)
     }
 
     fn answer<T>(&self, value: T) -> Answer<T> {

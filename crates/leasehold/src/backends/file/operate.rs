@@ -48,14 +48,18 @@ impl FileBackend {
         let done = self.perform(&latch, resource, askers, rule)?;
         // Whoever is called wants the latch next.
         drop(latch);
-        for Call { to, line } in done.calls {
+        self.make(done.calls);
+        Ok(done.answer)
+    }
+
+    fn make(&self, calls: Vec<Call>) {
+        for Call { to, line } in calls {
             if to == self.own.id() {
                 line.deliver(&self.hints, &self.watchers);
             } else {
                 presence::ring(&self.directory, to, &line.to_string());
             }
         }
-        Ok(done.answer)
     }
 
     fn perform<T>(
@@ -67,7 +71,7 @@ impl FileBackend {
     ) -> Result<Done<T>> {
         let times = self.times();
         let before = record::load(&self.directory, resource, latch, &times)?;
-        let mut after = before.clone();
+        let mut after = Stored { revived: false, ..before.clone() };
         for id in askers {
             after.presence.entry(*id).or_insert(self.own.id());
         }
@@ -80,7 +84,7 @@ impl FileBackend {
             record::replace(&self.directory, resource, after.clone(), latch, &aside, &times)?;
         }
 
-        let calls = calls(resource, askers, &before, &after, &effects);
+        let calls = self.calls(resource, askers, &before, &after, &effects);
         self.watchers.tell(events(resource, &after, &effects, &times));
         let ended: Vec<EndedLease> =
             effects.ended.into_iter().map(|ended| ended.into_record(resource.clone())).collect();
@@ -96,7 +100,7 @@ impl FileBackend {
         effects: &mut Effects,
         rule: impl FnOnce(&mut State, &Scene<'_>, &mut Effects) -> T,
     ) -> T {
-        let Stored { state, presence } = stored;
+        let Stored { state, presence, .. } = stored;
         let seen = RefCell::new(HashMap::new());
         let look = |entry: &Entry| self.presence_of(entry, presence, &mut seen.borrow_mut());
         rule(state, &Scene { now: times.now, wall: times.wall, presence: &look }, effects)
@@ -116,6 +120,35 @@ impl FileBackend {
         }
     }
 
+    /// Whom to call. The askers have the answer.
+    fn calls(
+        &self,
+        resource: &Resource,
+        askers: &[LeaseId],
+        before: &Stored,
+        after: &Stored,
+        effects: &Effects,
+    ) -> Vec<Call> {
+        let whose = |id: &LeaseId| after.presence.get(id).or_else(|| before.presence.get(id)).copied();
+        let mut calls = Vec::new();
+        let mut call = |id: &LeaseId, line| calls.extend(whose(id).map(|to| Call { to, line }));
+        for entry in after.state.entries.iter().filter(|entry| effects.granted.contains(&entry.id)) {
+            if let (Some(held), false) = (entry.grant, askers.contains(&entry.id)) {
+                call(&entry.id, Line::Granted(entry.id, held.fence));
+            }
+        }
+        for ended in effects.ended.iter().filter(|ended| ended.ending == Ending::Evicted) {
+            call(&ended.entry.id, Line::Evicted(ended.entry.id));
+        }
+        for id in deaths::behind_someone_new(before, after) {
+            // Our own entries are followed already.
+            if whose(&id) != Some(self.own.id()) {
+                call(&id, Line::Changed(resource.clone()));
+            }
+        }
+        calls
+    }
+
     pub(super) fn times(&self) -> Times<'_> {
         Times { now: self.clock.now(), wall: self.clock.wall(), boot: &self.boot }
     }
@@ -128,25 +161,6 @@ fn keep_unrenewed(before: &State, after: &mut State) {
             entry.renewed_at = known.renewed_at;
         }
     }
-}
-
-/// Whom to call. The askers have the answer.
-fn calls(resource: &Resource, askers: &[LeaseId], before: &Stored, after: &Stored, effects: &Effects) -> Vec<Call> {
-    let whose = |id: &LeaseId| after.presence.get(id).or_else(|| before.presence.get(id)).copied();
-    let mut calls = Vec::new();
-    let mut call = |id: &LeaseId, line| calls.extend(whose(id).map(|to| Call { to, line }));
-    for id in effects.granted.iter().filter(|id| !askers.contains(id)) {
-        if let Some(held) = after.state.entries.iter().find(|entry| entry.id == *id).and_then(|entry| entry.grant) {
-            call(id, Line::Granted(*id, held.fence));
-        }
-    }
-    for ended in effects.ended.iter().filter(|ended| ended.ending == Ending::Evicted) {
-        call(&ended.entry.id, Line::Evicted(ended.entry.id));
-    }
-    for id in deaths::behind_someone_new(before, after).iter().filter(|id| !askers.contains(id)) {
-        call(id, Line::Changed(resource.clone()));
-    }
-    calls
 }
 
 fn events(resource: &Resource, after: &Stored, effects: &Effects, times: &Times<'_>) -> Vec<Event> {

@@ -89,7 +89,9 @@ impl Watchers {
         for event in events {
             self.tell_streams(&event);
             let line = Line::Event(Box::new(event)).to_string();
-            others.iter().for_each(|(id, _)| presence::ring(&self.directory, *id, &line));
+            for (id, _) in &others {
+                presence::ring(&self.directory, *id, &line);
+            }
         }
     }
 
@@ -100,6 +102,12 @@ impl Watchers {
                 let _slow_readers_miss_some = stream.try_send(event.clone());
             }
         }
+    }
+}
+
+impl Drop for Watchers {
+    fn drop(&mut self) {
+        let _most_watch_nothing = fs::remove_file(self.directory.watcher(self.own.id()));
     }
 }
 

@@ -1,0 +1,81 @@
+//! `leasehold elect`
+
+use std::time::Duration;
+
+use clap_complete::engine::ArgValueCompleter;
+
+use super::ChildArgs;
+use crate::{commands, duration};
+
+/// Run a command only while leader, or follow who leads.
+#[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "leasehold elect [OPTIONS] <NAME> [--] <COMMAND> [ARG]…\n       leasehold elect <NAME> --observe | --leader | --resign",
+    after_help = "A command that exits 0 resigns and ends the campaign; any other end campaigns again after the backoff.\n\n\
+                  Examples:\n  leasehold elect scheduler -- ./scheduler     runs on one host; another takes over when it is gone\n  \
+                  leasehold elect scheduler --leader           who leads now\n  \
+                  leasehold elect scheduler --observe          each change of leader"
+)]
+#[allow(clippy::struct_excessive_bools, reason = "flags are flags")]
+pub(crate) struct ElectArgs {
+    /// The election
+    #[arg(value_name = "NAME", add = ArgValueCompleter::new(commands::completions::lock_names))]
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) child: ChildArgs,
+
+    /// End when the first leadership ends
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// First and longest pause before campaigning again
+    #[arg(long, value_name = "D[..D]", default_value = "1s..30s", value_parser = parse_backoff)]
+    pub(crate) backoff: Backoff,
+    /// Length of the lease; it is renewed every third of it [default: 10s]
+    #[arg(long, value_name = "D", value_parser = duration::parse)]
+    pub(crate) ttl: Option<Duration>,
+    /// Who we are, shown to others [default: user@host:pid:random]
+    #[arg(long)]
+    pub(crate) id: Option<String>,
+    /// What to publish while leading, such as an address
+    #[arg(long)]
+    pub(crate) value: Option<String>,
+    /// One line for people [default: the command's name]
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) note: Option<String>,
+    /// More for programs: KEY=VALUE, or a JSON object; may be repeated
+    #[arg(long, value_name = "K=V")]
+    pub(crate) meta: Vec<String>,
+    /// Show the command's arguments to others, not only its name
+    #[arg(long)]
+    pub(crate) show_args: bool,
+
+    /// Print each change of leader
+    #[arg(long, group = "look", conflicts_with_all = ["command", "shell"])]
+    pub(crate) observe: bool,
+    /// Print the current leader; exit 1 if there is none
+    #[arg(long, group = "look", conflicts_with_all = ["command", "shell"])]
+    pub(crate) leader: bool,
+    /// Make the current leader step down; exit 1 if there is none
+    #[arg(long, group = "look", conflicts_with_all = ["command", "shell"])]
+    pub(crate) resign: bool,
+}
+
+/// The first and the longest pause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Backoff {
+    /// After the first failure.
+    pub(crate) first: Duration,
+    /// After many.
+    pub(crate) most: Duration,
+}
+
+fn parse_backoff(text: &str) -> Result<Backoff, String> {
+    let (first, most) = match text.split_once("..") {
+        Some((first, most)) => (duration::parse(first)?, duration::parse(most)?),
+        None => (duration::parse(text)?, Duration::from_secs(30).max(duration::parse(text)?)),
+    };
+    if most < first {
+        return Err(String::from("the longest pause is shorter than the first"));
+    }
+    Ok(Backoff { first, most })
+}

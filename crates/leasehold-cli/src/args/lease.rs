@@ -1,0 +1,101 @@
+//! `leasehold acquire`, `renew`, `release` and `check`, and how a lease is asked for.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::ValueHint;
+use clap_complete::engine::ArgValueCompleter;
+
+use crate::{commands, duration};
+
+/// How much is asked for, and how patiently.
+#[derive(Debug, clap::Args)]
+pub(crate) struct AskArgs {
+    /// Semaphore: at most N at a time
+    #[arg(short = 'j', long, value_name = "N", conflicts_with_all = ["shared", "exclusive"])]
+    pub(crate) limit: Option<u32>,
+    /// Take K permits of the semaphore at once
+    #[arg(long, value_name = "K", requires = "limit", default_value_t = 1)]
+    pub(crate) permits: u32,
+    /// Do not wait: fail at once if it is busy
+    #[arg(short, long)]
+    pub(crate) nonblock: bool,
+    /// Give up after this long; 0 is the same as -n [default: wait for ever]
+    #[arg(short, long, value_name = "D", value_parser = duration::parse, conflicts_with = "nonblock")]
+    pub(crate) wait: Option<Duration>,
+}
+
+/// What others see.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Shown to others")]
+pub(crate) struct ShownArgs {
+    /// Who holds it [default: user@host:pid:random]
+    #[arg(long, value_name = "ID")]
+    pub(crate) holder: Option<String>,
+    /// One line for people [default: the command's name]
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) note: Option<String>,
+    /// More for programs: KEY=VALUE, or a JSON object; may be repeated
+    #[arg(long, value_name = "K=V")]
+    pub(crate) meta: Vec<String>,
+    /// Show the command's arguments, not only its name; they may hold secrets
+    #[arg(long)]
+    pub(crate) show_args: bool,
+}
+
+/// Take a lease without a process to hold it, and print its handle.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Nobody renews such a lease: it ends after --ttl unless `renew` or `release` comes first.\n\n\
+                        Example:\n  lease=$(leasehold acquire deploy:prod -w 10m --ttl 15m --note \"release 4.2\")\n  \
+                        leasehold check --lease \"$lease\" && ./deploy\n  leasehold release --lease \"$lease\"")]
+pub(crate) struct AcquireArgs {
+    /// The lock
+    #[arg(value_name = "NAME", add = ArgValueCompleter::new(commands::completions::lock_names))]
+    pub(crate) name: String,
+    /// How long the lease lives (required: nobody renews it)
+    #[arg(long, value_name = "D", value_parser = duration::parse)]
+    pub(crate) ttl: Option<Duration>,
+    /// Mutex or write lock (the default)
+    #[arg(short = 'x', long)]
+    pub(crate) exclusive: bool,
+    /// Read lock: shared among readers
+    #[arg(short, long, conflicts_with = "exclusive")]
+    pub(crate) shared: bool,
+    #[command(flatten)]
+    pub(crate) ask: AskArgs,
+    /// Exit code when the lock is not acquired
+    #[arg(short = 'E', long, value_name = "N", default_value_t = crate::exit::NOT_ACQUIRED)]
+    pub(crate) conflict_exit_code: u8,
+    /// Write the handle to this file (mode 0600) instead of printing it
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub(crate) lease_file: Option<PathBuf>,
+    /// Who holds it [default: user@host:pid:random]
+    #[arg(long, value_name = "ID", help_heading = "Shown to others")]
+    pub(crate) holder: Option<String>,
+    /// One line for people
+    #[arg(long, value_name = "TEXT", help_heading = "Shown to others")]
+    pub(crate) note: Option<String>,
+    /// More for programs: KEY=VALUE, or a JSON object; may be repeated
+    #[arg(long, value_name = "K=V", help_heading = "Shown to others")]
+    pub(crate) meta: Vec<String>,
+}
+
+/// Which lease.
+#[derive(Debug, clap::Args)]
+pub(crate) struct LeaseArgs {
+    /// The handle printed by `acquire`, or - to read it from standard input [env: LEASEHOLD_LEASE]
+    #[arg(long, value_name = "HANDLE", conflicts_with = "lease_file", allow_hyphen_values = true)]
+    pub(crate) lease: Option<String>,
+    /// The file that holds the handle (mode 0600), or - for standard input
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath, allow_hyphen_values = true)]
+    pub(crate) lease_file: Option<PathBuf>,
+}
+
+/// Give a lease taken by `acquire` more time.
+#[derive(Debug, clap::Args)]
+pub(crate) struct RenewArgs {
+    #[command(flatten)]
+    pub(crate) lease: LeaseArgs,
+    /// How long the lease lives from now on; never shorter than it already has
+    #[arg(long, value_name = "D", value_parser = duration::parse)]
+    pub(crate) ttl: Duration,
+}

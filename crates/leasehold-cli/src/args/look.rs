@@ -1,0 +1,309 @@
+//! The commands that look, and `evict`.
+
+use std::{path::PathBuf, str::FromStr, time::Duration};
+
+use clap::{ValueEnum, ValueHint};
+use clap_complete::engine::ArgValueCompleter;
+use leasehold::lease::{Ending, Mode, Timestamp};
+
+use crate::{commands, duration};
+
+/// Show held locks and who waits for them.
+#[derive(Clone, Debug, clap::Args)]
+#[allow(clippy::struct_excessive_bools, reason = "flags are flags")]
+pub(crate) struct ListArgs {
+    /// Only locks whose names start so
+    #[arg(value_name = "PREFIX", add = ArgValueCompleter::new(commands::completions::lock_names))]
+    pub(crate) prefix: Option<String>,
+    /// Only locks that are held
+    #[arg(long)]
+    pub(crate) held: bool,
+    /// Only locks that somebody waits for
+    #[arg(long)]
+    pub(crate) waiting: bool,
+    /// Only locks held or waited for by such a holder; * and ? match
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) holder: Option<String>,
+    /// Only this kind
+    #[arg(long, value_enum)]
+    pub(crate) mode: Option<ModeArg>,
+    /// Only locks held for longer than this
+    #[arg(long, value_name = "D", value_parser = duration::parse)]
+    pub(crate) older_than: Option<Duration>,
+    /// The order
+    #[arg(long, value_enum, default_value = "name")]
+    pub(crate) sort: SortBy,
+    /// At most so many locks
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    pub(crate) limit: usize,
+    /// No line of column names, no line of totals
+    #[arg(long)]
+    pub(crate) no_headers: bool,
+    /// Keep showing, as it changes
+    #[arg(short, long)]
+    pub(crate) watch: bool,
+}
+
+/// The modes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ModeArg {
+    /// Mutexes and write locks
+    Exclusive,
+    /// Read locks
+    Shared,
+    /// Semaphores
+    Permit,
+    /// Elections
+    Leader,
+}
+
+impl From<ModeArg> for Mode {
+    fn from(mode: ModeArg) -> Self {
+        match mode {
+            ModeArg::Exclusive => Self::Exclusive,
+            ModeArg::Shared => Self::Shared,
+            ModeArg::Permit => Self::Permit,
+            ModeArg::Leader => Self::Leader,
+        }
+    }
+}
+
+/// The orders of a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SortBy {
+    /// Held longest first
+    Age,
+    /// Most waited for first
+    Waiters,
+    /// By name
+    Name,
+    /// Ending soonest first
+    Expiry,
+}
+
+/// Show one lock: holders, queue, fence, the last day.
+#[derive(Debug, clap::Args)]
+pub(crate) struct InspectArgs {
+    /// The lock
+    #[arg(value_name = "NAME", add = ArgValueCompleter::new(commands::completions::lock_names))]
+    pub(crate) name: String,
+}
+
+/// Follow what happens to locks.
+#[derive(Debug, clap::Args)]
+pub(crate) struct WatchArgs {
+    /// Only locks whose names start so
+    #[arg(value_name = "PREFIX", add = ArgValueCompleter::new(commands::completions::lock_names))]
+    pub(crate) prefix: Option<String>,
+    /// Only these events; may be repeated
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub(crate) event: Vec<EventArg>,
+}
+
+/// What happens to locks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EventArg {
+    /// Someone queued
+    Waiting,
+    /// Someone holds
+    Acquired,
+    /// A lease or a wait ended
+    Ended,
+    /// Ended: released by its holder
+    Released,
+    /// Ended: released, the work failed
+    Failed,
+    /// Ended: ran out
+    Expired,
+    /// Ended: the process or connection died
+    Disconnected,
+    /// Ended: taken away by an operator
+    Evicted,
+    /// Ended: held as long as it may be
+    #[value(name = "max_hold")]
+    MaxHold,
+    /// Ended: the wait ran out
+    #[value(name = "gave_up")]
+    GaveUp,
+    /// Ended: the wait was abandoned
+    Cancelled,
+}
+
+impl EventArg {
+    /// The word used everywhere.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Acquired => "acquired",
+            Self::Ended => "ended",
+            Self::Released => "released",
+            Self::Failed => "failed",
+            Self::Expired => "expired",
+            Self::Disconnected => "disconnected",
+            Self::Evicted => "evicted",
+            Self::MaxHold => "max_hold",
+            Self::GaveUp => "gave_up",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// Show how past leases and waits ended.
+#[derive(Debug, clap::Args)]
+pub(crate) struct HistoryArgs {
+    /// Only this lock; with a trailing * those whose names start so
+    #[arg(value_name = "NAME", add = ArgValueCompleter::new(commands::completions::lock_names))]
+    pub(crate) name: Option<String>,
+    /// Only what ended since: 2h (ago), 2026-11-15, 2026-11-15T02:00:00Z
+    #[arg(long, value_name = "WHEN")]
+    pub(crate) since: Option<When>,
+    /// Only what ended before
+    #[arg(long, value_name = "WHEN")]
+    pub(crate) until: Option<When>,
+    /// Only these endings; may be repeated
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub(crate) event: Vec<EndingArg>,
+    /// Only what someone may want to look into
+    #[arg(long)]
+    pub(crate) failures: bool,
+    /// At most so many, the newest
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub(crate) limit: usize,
+    /// No line of column names
+    #[arg(long)]
+    pub(crate) no_headers: bool,
+}
+
+/// How leases and waits end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EndingArg {
+    /// Released by its holder, the work done
+    Released,
+    /// Released by its holder, the work failed
+    Failed,
+    /// Ran out
+    Expired,
+    /// The process or connection died
+    Disconnected,
+    /// Taken away by an operator
+    Evicted,
+    /// Held as long as it may be
+    #[value(name = "max_hold")]
+    MaxHold,
+    /// The wait ran out
+    #[value(name = "gave_up")]
+    GaveUp,
+    /// The wait was abandoned
+    Cancelled,
+}
+
+impl From<EndingArg> for Ending {
+    fn from(ending: EndingArg) -> Self {
+        match ending {
+            EndingArg::Released => Self::Released,
+            EndingArg::Failed => Self::Failed,
+            EndingArg::Expired => Self::Expired,
+            EndingArg::Disconnected => Self::Disconnected,
+            EndingArg::Evicted => Self::Evicted,
+            EndingArg::MaxHold => Self::MaxHold,
+            EndingArg::GaveUp => Self::GaveUp,
+            EndingArg::Cancelled => Self::Cancelled,
+        }
+    }
+}
+
+/// A point in time: so long ago, or by the calendar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum When {
+    /// Before now.
+    Ago(Duration),
+    /// On this date.
+    At(Timestamp),
+}
+
+impl FromStr for When {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Ok(ago) = duration::parse(text) {
+            return Ok(Self::Ago(ago));
+        }
+        let instant = text
+            .parse::<jiff::Timestamp>()
+            .or_else(|_| {
+                let civil = text.parse::<jiff::civil::DateTime>()?;
+                civil.to_zoned(jiff::tz::TimeZone::system()).map(|zoned| zoned.timestamp())
+            })
+            .map_err(|_| String::from("write 2h (ago), 2026-11-15 or 2026-11-15T02:00:00Z"))?;
+        Ok(Self::At(Timestamp::from_micros(u64::try_from(instant.as_microsecond()).unwrap_or(0))))
+    }
+}
+
+/// Take a lock away from its holder.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "The fence proves which lease you looked at; `leasehold inspect NAME` shows it.\n\
+                        The holder is told and stops its work, but may still be at it for a moment.")]
+pub(crate) struct EvictArgs {
+    /// The lock
+    #[arg(value_name = "NAME", add = ArgValueCompleter::new(commands::completions::lock_names))]
+    pub(crate) name: String,
+    /// The fence of the lease to take away
+    #[arg(long, value_name = "N")]
+    pub(crate) fence: u64,
+    /// Why, for the history
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: String,
+    /// Do not ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+}
+
+/// Print the script that makes a shell complete commands, flags and live lock names.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  source <(leasehold completions bash)\n  \
+                        source <(leasehold completions zsh)\n  leasehold completions fish | source")]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    pub(crate) shell: Shell,
+}
+
+/// The shells that can be helped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Shell {
+    /// GNU Bourne-again shell
+    Bash,
+    /// Z shell
+    Zsh,
+    /// Friendly interactive shell
+    Fish,
+    /// Elvish
+    Elvish,
+}
+
+impl Shell {
+    /// Its name.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Bash => "bash",
+            Self::Zsh => "zsh",
+            Self::Fish => "fish",
+            Self::Elvish => "elvish",
+        }
+    }
+}
+
+/// Print the manual page.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ManArgs {
+    /// The page of this command
+    #[arg(value_name = "COMMAND")]
+    pub(crate) page: Option<String>,
+    /// Write all pages to this directory
+    #[arg(long, value_name = "DIR", conflicts_with = "page", value_hint = ValueHint::DirPath)]
+    pub(crate) out: Option<PathBuf>,
+}
+
+/// Print the version.
+#[derive(Debug, clap::Args)]
+pub(crate) struct VersionArgs {}

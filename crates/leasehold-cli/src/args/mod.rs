@@ -1,0 +1,177 @@
+//! What can be typed: one struct per command, and the flags all of them share.
+
+#![allow(clippy::doc_markdown, reason = "these comments are the help text")]
+
+mod child;
+mod elect;
+mod lease;
+mod look;
+mod run;
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{Parser, Subcommand, ValueEnum, ValueHint};
+
+pub(crate) use self::{
+    child::ChildArgs,
+    elect::ElectArgs,
+    lease::{AcquireArgs, AskArgs, LeaseArgs, RenewArgs, ShownArgs},
+    look::{
+        CompletionsArgs, EventArg, EvictArgs, HistoryArgs, InspectArgs, ListArgs, ManArgs, SortBy, VersionArgs,
+        WatchArgs, When,
+    },
+    run::RunArgs,
+};
+use crate::duration;
+
+/// Run something in exactly one place at a time.
+#[derive(Debug, Parser)]
+#[command(
+    name = "leasehold",
+    version,
+    about = "Run something in exactly one place at a time.",
+    subcommand_required = true,
+    disable_help_subcommand = true,
+    max_term_width = 110,
+    after_help = "Examples:\n  leasehold run nightly-report -- ./report.sh      a second copy waits its turn\n  \
+                  leasehold run -n nightly-report -- ./report.sh   …or steps aside (exit 75)\n  \
+                  leasehold list                                   who holds what, and who waits\n\n\
+                  Exit codes: the command's own; 75 not acquired, 121 lock lost, 124 held too long,\n\
+                  64 usage, 69 backend away, 77 not permitted, 78 configuration, 126/127 as in a shell."
+)]
+pub(crate) struct Cli {
+    /// Flags of every command.
+    #[command(flatten)]
+    pub(crate) global: Global,
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Flags of every command.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Global {
+    /// Where locks live: a URL, or a profile of the config file [env: LEASEHOLD_URL] [default: file:]
+    #[arg(short, long, value_name = "URL|PROFILE", global = true, help_heading = "Global options", value_hint = ValueHint::Url)]
+    pub(crate) backend: Option<String>,
+    /// The config file [env: LEASEHOLD_CONFIG]
+    #[arg(long, value_name = "PATH", global = true, help_heading = "Global options", value_hint = ValueHint::FilePath)]
+    pub(crate) config: Option<PathBuf>,
+    /// Separates applications on one backend [env: LEASEHOLD_NAMESPACE] [default: default]
+    #[arg(long, value_name = "NS", global = true, help_heading = "Global options")]
+    pub(crate) namespace: Option<String>,
+    /// Machine output [env: LEASEHOLD_JSON=1]
+    #[arg(long, global = true, help_heading = "Global options")]
+    pub(crate) json: bool,
+    /// Errors only [env: LEASEHOLD_LOG=quiet]
+    #[arg(short, long, global = true, help_heading = "Global options", conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+    /// Timings; twice: everything [env: LEASEHOLD_LOG=info|debug]
+    #[arg(short, long, action = clap::ArgAction::Count, global = true, help_heading = "Global options")]
+    pub(crate) verbose: u8,
+    /// Colours [env: NO_COLOR, CLICOLOR_FORCE]
+    #[arg(
+        long,
+        value_enum,
+        default_value = "auto",
+        value_name = "WHEN",
+        global = true,
+        help_heading = "Global options"
+    )]
+    pub(crate) color: Color,
+    /// How long to try to reach the backend
+    #[arg(long, value_parser = duration::parse, default_value = "3s", value_name = "D", global = true, help_heading = "Global options")]
+    pub(crate) connect_timeout: Duration,
+}
+
+/// When to use colours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Color {
+    /// On a terminal.
+    Auto,
+    /// Anywhere.
+    Always,
+    /// Nowhere.
+    Never,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run a command while holding a lock
+    Run(Box<RunArgs>),
+    /// Run a command only while leader, or follow who leads
+    Elect(Box<ElectArgs>),
+    /// Take a lease without a process to hold it, and print its handle
+    Acquire(Box<AcquireArgs>),
+    /// Give a lease taken by `acquire` more time
+    Renew(RenewArgs),
+    /// Give a lease taken by `acquire` back
+    Release(LeaseArgs),
+    /// Tell whether a lease is still held: exit 0 if so, 1 if not
+    Check(LeaseArgs),
+    /// Show held locks and who waits for them
+    #[command(visible_alias = "ls")]
+    List(ListArgs),
+    /// Show one lock: holders, queue, fence, the last day
+    Inspect(InspectArgs),
+    /// Follow what happens to locks
+    Watch(WatchArgs),
+    /// Show how past leases and waits ended
+    History(HistoryArgs),
+    /// Take a lock away from its holder
+    Evict(EvictArgs),
+    /// Look for settings and circumstances that endanger locks
+    Doctor,
+    /// Print the script that makes a shell complete commands, flags and live lock names
+    Completions(CompletionsArgs),
+    /// Print the manual page
+    Man(ManArgs),
+    /// Print the version
+    Version(VersionArgs),
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    pub(crate) fn parse(args: &[&str]) -> Cli {
+        Cli::try_parse_from([&["leasehold"], args].concat()).unwrap()
+    }
+
+    fn command_of(args: &[&str]) -> Vec<String> {
+        match parse(args).command {
+            Command::Run(run) => run.child.command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn parsing_stops_at_the_command() {
+        assert_eq!(command_of(&["run", "x", "ls", "-n", "-v"]), ["ls", "-n", "-v"]);
+        assert_eq!(command_of(&["run", "-n", "x", "--", "ls", "--json", "-b", "x"]), ["ls", "--json", "-b", "x"]);
+        assert_eq!(command_of(&["run", "x", "ls", "--", "-n"]), ["ls", "--", "-n"]);
+        assert_eq!(command_of(&["run", "x", "--", "ls", "--", "-n"]), ["ls", "--", "-n"]);
+        assert_eq!(command_of(&["run", "x", "-n", "ls", "-n"]), ["ls", "-n"]);
+        assert_eq!(command_of(&["run", "x", "ls", "--help"]), ["ls", "--help"]);
+        assert_eq!(command_of(&["run", "x", "ls", "-c", "y"]), ["ls", "-c", "y"]);
+    }
+
+    #[test]
+    fn flags_of_flock_keep_their_meanings() {
+        let Command::Run(run) = parse(&["run", "-s", "-w", ".2", "-E", "0", "x", "-c", "echo hi"]).command else {
+            panic!("not run");
+        };
+        assert!(run.shared && !run.ask.nonblock);
+        assert_eq!(run.ask.wait, Some(Duration::from_millis(200)));
+        assert_eq!(run.conflict_exit_code, 0);
+        assert_eq!(run.child.shell.as_deref(), Some(std::ffi::OsStr::new("echo hi")));
+    }
+}

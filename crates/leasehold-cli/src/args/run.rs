@@ -1,0 +1,68 @@
+//! `leasehold run`
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::ValueHint;
+use clap_complete::engine::ArgValueCompleter;
+
+use super::{AskArgs, ChildArgs, ShownArgs};
+use crate::{commands, duration};
+
+/// Run a command while holding a lock.
+#[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "leasehold run [OPTIONS] <NAME> [--] <COMMAND> [ARG]…\n       leasehold run [OPTIONS] <NAME> -c <SHELL STRING>",
+    after_help = "The lock is given back only when the command and its process group are gone.\n\
+                  If the lock is lost, they are stopped before anyone else can have it, and the exit code is 121.\n\n\
+                  Examples:\n  leasehold run backup -- ./backup.sh             wait for the lock, for as long as it takes\n  \
+                  leasehold run -n -E 0 mail -- ./mail.sh         cron on many hosts: one runs, the others step aside\n  \
+                  leasehold run -w 10m --ttl 15s deploy -- make   wait ten minutes at most\n  \
+                  leasehold run -j 4 gpu -- ./train               at most four at a time\n  \
+                  leasehold run -s catalog -c 'wc -l < catalog'   readers share, writers do not"
+)]
+#[allow(clippy::struct_excessive_bools, reason = "flags are flags")]
+pub(crate) struct RunArgs {
+    /// The lock
+    #[arg(value_name = "NAME", add = ArgValueCompleter::new(commands::completions::lock_names))]
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) child: ChildArgs,
+
+    /// Mutex or write lock (the default)
+    #[arg(short = 'x', long)]
+    pub(crate) exclusive: bool,
+    /// Read lock: shared among readers
+    #[arg(short, long, conflicts_with = "exclusive")]
+    pub(crate) shared: bool,
+    #[command(flatten)]
+    pub(crate) ask: AskArgs,
+    /// Exit code when the lock is not acquired
+    #[arg(short = 'E', long, value_name = "N", default_value_t = crate::exit::NOT_ACQUIRED)]
+    pub(crate) conflict_exit_code: u8,
+    /// Length of the lease; it is renewed every third of it [default: 30s]
+    #[arg(long, value_name = "D", value_parser = duration::parse)]
+    pub(crate) ttl: Option<Duration>,
+    /// One more lock, all or nothing; may be repeated
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["shared", "limit"], add = ArgValueCompleter::new(commands::completions::lock_names))]
+    pub(crate) also: Vec<String>,
+    /// Keep the lock at least this long
+    #[arg(long, value_name = "D", value_parser = duration::parse)]
+    pub(crate) min_hold: Option<Duration>,
+    /// Stop the command after this long, exit 124
+    #[arg(long, value_name = "D", value_parser = duration::parse)]
+    pub(crate) max_hold: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) shown: ShownArgs,
+    /// Allow running under a lock that this process tree already holds
+    #[arg(long)]
+    pub(crate) reentrant: bool,
+    /// A release that could not be made is an error (69)
+    #[arg(long)]
+    pub(crate) strict_release: bool,
+    /// Write the outcome to this file as JSON
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub(crate) report: Option<PathBuf>,
+    /// Show what would happen, and do nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}

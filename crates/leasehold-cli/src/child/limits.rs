@@ -1,0 +1,104 @@
+//! How long a child may go on: the times between TERM, KILL and the end of the lease.
+
+use std::time::Duration;
+
+use leasehold::Ttl;
+
+use super::{KillMode, OnLost};
+use crate::{
+    duration::Brief,
+    exit::{Failure, Result},
+};
+
+/// The longest time between TERM and KILL unless it is chosen.
+const USUAL_GRACE: Duration = Duration::from_secs(5);
+
+/// How long a child may go on, and whom to signal.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The length of the lease.
+    pub ttl: Duration,
+    /// Time between TERM and KILL.
+    pub kill_after: Duration,
+    /// Whom to signal.
+    pub kill_mode: KillMode,
+    /// What to do when the lease is lost.
+    pub on_lost: OnLost,
+    /// When to stop the child though the lease is fine.
+    pub max_hold: Option<Duration>,
+}
+
+/// What the engine takes off each lease's end: 2 % of the ttl, at least 50 ms.
+fn margin(ttl: Duration) -> Duration {
+    (ttl / 50).max(Duration::from_millis(50))
+}
+
+/// The time between TERM and KILL: as asked for, else 5 s or a quarter of the ttl.
+///
+/// Together with the margin it must fit into a third of the ttl, so that a
+/// healthy renewal always comes before TERM would.
+pub(crate) fn kill_after(asked: Option<Duration>, ttl: Ttl) -> Result<Duration> {
+    let ttl = ttl.get();
+    let room = (ttl / 3).checked_sub(margin(ttl));
+    let fits = |grace: Duration| room.is_some_and(|room| grace <= room);
+    match asked {
+        Some(grace) if fits(grace) => Ok(grace),
+        Some(grace) => Err(Failure::usage(format!(
+            "--kill-after {} does not fit into a ttl of {}: it must end well before the lease does",
+            Brief(grace),
+            Brief(ttl)
+        ))
+        .hint(format!("use --ttl {} or more", Brief(smallest_ttl(grace))))),
+        None => room.map(|room| room.min(USUAL_GRACE).min(ttl / 4)).ok_or_else(|| {
+            Failure::usage(format!("--ttl {} is too short to stop a command before it ends", Brief(ttl)))
+                .hint(format!("use --ttl {} or more", Brief(smallest_ttl(Duration::ZERO))))
+        }),
+    }
+}
+
+/// The shortest ttl with room for this grace, rounded up to what reads well.
+fn smallest_ttl(grace: Duration) -> Duration {
+    let by_least_margin = (grace + Duration::from_millis(50)) * 3;
+    // grace <= ttl/3 - ttl/50 = ttl * 47/150
+    let by_share = grace * 150 / 47 + Duration::from_nanos(1);
+    let exact = by_least_margin.max(by_share);
+    let step: u128 = if exact < Duration::from_secs(1) { 1 } else { 1000 };
+    let millis = exact.as_nanos().div_ceil(1_000_000).div_ceil(step) * step;
+    Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ttl(millis: u64) -> Ttl {
+        Ttl::new(Duration::from_millis(millis)).unwrap()
+    }
+
+    #[test]
+    fn the_usual_grace_always_fits() {
+        assert_eq!(kill_after(None, ttl(30_000)).unwrap(), Duration::from_secs(5));
+        assert_eq!(kill_after(None, ttl(10_000)).unwrap(), Duration::from_millis(2500));
+        for millis in (150..3000).chain([60_000, 2_592_000_000]) {
+            let ttl = ttl(millis);
+            let grace = kill_after(None, ttl).unwrap();
+            assert!(grace + margin(ttl.get()) <= ttl.get() / 3, "{millis}");
+        }
+        assert!(kill_after(None, ttl(149)).unwrap_err().hint.unwrap().contains("--ttl 150ms"));
+    }
+
+    #[test]
+    fn a_grace_that_does_not_fit_is_told_the_smallest_ttl_that_works() {
+        for millis in [0, 1, 10, 77, 500, 1000, 5000, 5001, 30_000, 3_600_000] {
+            let grace = Duration::from_millis(millis);
+            let smallest = Ttl::new(smallest_ttl(grace)).unwrap();
+            assert_eq!(kill_after(Some(grace), smallest).unwrap(), grace);
+            let step = Duration::from_millis(if smallest.get() < Duration::from_secs(1) { 2 } else { 1001 });
+            let smaller = Ttl::new(smallest.get().checked_sub(step).unwrap()).unwrap();
+            assert!(kill_after(Some(grace), smaller).is_err(), "{millis} fits into {smaller:?} too");
+        }
+        let refusal = kill_after(Some(Duration::from_secs(10)), ttl(30_000)).unwrap_err();
+        assert_eq!(refusal.code, 64);
+        assert_eq!(refusal.hint.as_deref(), Some("use --ttl 32s or more"));
+    }
+}

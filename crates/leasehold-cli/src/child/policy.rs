@@ -1,0 +1,45 @@
+//! Whom to signal, and what to do with a child whose lease is lost.
+
+use std::str::FromStr;
+
+use clap::ValueEnum;
+
+use super::signal::Signal;
+
+/// Whom to signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KillMode {
+    /// The command and everything in its process group
+    Group,
+    /// The command's process alone
+    Process,
+}
+
+/// What to do with the command when the lock is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnLost {
+    /// TERM, then KILL.
+    Terminate,
+    /// KILL.
+    Kill,
+    /// This signal, then KILL.
+    Signal(Signal),
+    /// Nothing but a warning.
+    Continue,
+}
+
+impl FromStr for OnLost {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "terminate" => Ok(Self::Terminate),
+            "kill" => Ok(Self::Kill),
+            "continue" => Ok(Self::Continue),
+            _ => match text.strip_prefix("signal:") {
+                Some(name) => name.parse().map(Self::Signal),
+                None => Err(String::from("write terminate, kill, signal:NAME or continue")),
+            },
+        }
+    }
+}

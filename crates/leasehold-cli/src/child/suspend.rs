@@ -1,0 +1,101 @@
+//! Ctrl-Z and its kin: child and we stop together, and the child goes on only under a lease that is still held.
+
+use std::time::Duration;
+
+use leasehold::{ErrorKind, Lease, Loss};
+use rustix::process::{self, WaitOptions};
+
+use super::{OnLost, group, signal::Signal, supervise::Supervisor};
+
+/// How long a child may take to stop when asked; then it is made to.
+const STOP_LIMIT: Duration = Duration::from_millis(200);
+/// How often to look whether it did.
+const STOP_LOOK: Duration = Duration::from_millis(5);
+/// How long the backend may take to say that a lease is still held; then the clock decides alone.
+const ASK_LIMIT: Duration = Duration::from_millis(500);
+
+impl Supervisor<'_> {
+    /// Somebody wants us to stop: the child first, or it would run on with nobody to watch its lease.
+    pub(super) async fn stop_asked(&mut self) {
+        if self.swallow_stop {
+            self.swallow_stop = false;
+            return;
+        }
+        self.signal(Signal::TSTP);
+        let mut waited = Duration::ZERO;
+        while waited < STOP_LIMIT && !self.has_ended() {
+            match process::waitpid(Some(self.pid()), WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+                Ok(Some((_, status))) if status.stopped() => break,
+                Ok(Some((_, status))) => self.note_end(status),
+                _ => {}
+            }
+            tokio::time::sleep(STOP_LOOK).await;
+            waited += STOP_LOOK;
+        }
+        if !self.has_ended() {
+            self.signal(Signal::STOP);
+            self.stop_ourselves().await;
+        }
+    }
+
+    /// The child was stopped by somebody else: by a key, by the terminal, or by a signal.
+    pub(super) async fn child_stopped(&mut self, signal: Signal) {
+        let number = signal.number();
+        let by_terminal = number == process::Signal::TTIN.as_raw() || number == process::Signal::TTOU.as_raw();
+        let Some(terminal) = &self.terminal else { return };
+        if by_terminal && terminal.is_ours() {
+            // It asks for the terminal, and we have it to give.
+            terminal.give_to(self.pid());
+            self.signal(Signal::CONT);
+        } else if by_terminal || signal == Signal::TSTP {
+            if group::is_orphaned() {
+                // No shell could ever wake us; the kernel would not have stopped us either.
+                self.signal(Signal::CONT);
+                return;
+            }
+            // The whole job stops, as if the key had reached all of it.
+            self.swallow_stop = process::kill_current_process_group(process::Signal::TSTP).is_ok();
+            self.stop_ourselves().await;
+        }
+    }
+
+    async fn stop_ourselves(&mut self) {
+        let had_terminal = self.terminal.as_ref().is_some_and(|terminal| terminal.foreground() == Some(self.pid()));
+        if let Some(terminal) = &self.terminal {
+            terminal.take_from(self.pid());
+        }
+        // Comes back when somebody sends CONT.
+        let _always_possible = process::kill_process(process::getpid(), process::Signal::STOP);
+        if let Some(terminal) = &self.terminal
+            && had_terminal
+            && terminal.is_ours()
+        {
+            terminal.give_to(self.pid());
+        }
+        self.resume().await;
+    }
+
+    /// Lets the child go on, if the lease is still held.
+    pub(super) async fn resume(&mut self) {
+        match lapsed(self.leases).await {
+            Some(loss) if self.limits.on_lost != OnLost::Continue => self.lose_now(loss),
+            _ => self.signal(Signal::CONT),
+        }
+    }
+}
+
+/// Whether one of them lapsed while nobody looked: by our own clock, then by the backend's word.
+async fn lapsed(leases: &[Lease]) -> Option<Loss> {
+    for lease in leases {
+        let asked = match lease.check() {
+            Ok(()) => tokio::time::timeout(ASK_LIMIT, lease.renew(lease.ttl())).await,
+            Err(error) => Ok(Err(error)),
+        };
+        if let Ok(Err(error)) = asked
+            && error.kind() == ErrorKind::Lost
+        {
+            return Some(lease.loss().unwrap_or(Loss::Gone));
+        }
+    }
+    None
+}

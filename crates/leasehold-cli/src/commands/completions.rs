@@ -1,0 +1,84 @@
+//! `leasehold completions`: the shell asks this program itself, so that live lock names complete.
+
+use std::{env, ffi::OsStr, time::Duration};
+
+use clap::{CommandFactory, Parser};
+use clap_complete::{CompleteEnv, engine::CompletionCandidate, env::Shells};
+use leasehold::{
+    Leasehold,
+    lease::{ListFilter, Names},
+};
+
+use crate::{
+    args::{Cli, CompletionsArgs, Global},
+    exit::{self, Failure, Result},
+    json,
+    settings::{Settings, environment},
+};
+
+/// The variable by which a shell asks; one of our own, so that nothing else turns it on.
+const VARIABLE: &str = "LEASEHOLD_COMPLETE";
+/// Nobody waits longer for the Tab key.
+const LIMIT: Duration = Duration::from_millis(500);
+/// More names than this help nobody.
+const MOST: usize = 200;
+
+/// Prints the script.
+pub(crate) fn run(args: &CompletionsArgs) -> Result<u8> {
+    let shells = Shells::builtins();
+    let shell = shells
+        .completer(args.shell.as_str())
+        .ok_or_else(|| Failure::usage(format!("cannot help {}", args.shell.as_str())))?;
+    let mut script = Vec::new();
+    let written = shell.write_registration(VARIABLE, "leasehold", "leasehold", "leasehold", &mut script);
+    written.map_err(|error| Failure::unavailable(format!("cannot write the script: {error}")))?;
+    json::write(&String::from_utf8_lossy(&script))?;
+    Ok(exit::OK)
+}
+
+/// If a shell asks what could be typed next, answers and exits.
+pub(crate) fn answer_shell() {
+    if environment(VARIABLE).is_some() {
+        CompleteEnv::with_factory(Cli::command).var(VARIABLE).bin("leasehold").complete();
+    }
+}
+
+/// The names of live locks that begin so; none if the backend cannot be asked in time.
+pub(crate) fn lock_names(typed: &OsStr) -> Vec<CompletionCandidate> {
+    let Some(prefix) = typed.to_str() else { return Vec::new() };
+    let asked = || -> Option<Vec<CompletionCandidate>> {
+        let settings = Settings::resolve(&typed_flags(), &environment).ok()?;
+        if settings.url.starts_with("memory:") {
+            return None;
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
+        let names = runtime.block_on(async {
+            let listing = async {
+                let locks = Leasehold::builder().namespace(&settings.namespace).connect(&settings.url).await.ok()?;
+                let filter = ListFilter { limit: MOST, ..ListFilter::new(Names::Prefix(prefix.to_owned())) };
+                locks.list(&filter).await.ok()
+            };
+            tokio::time::timeout(LIMIT, listing).await.ok().flatten()
+        });
+        let mut names: Vec<String> = names?.leases.into_iter().map(|lease| lease.resource.to_string()).collect();
+        names.dedup();
+        Some(names.into_iter().map(CompletionCandidate::new).collect())
+    };
+    asked().unwrap_or_default()
+}
+
+/// The global flags among what was typed so far: they say where to look.
+fn typed_flags() -> Global {
+    let mut words = env::args().skip_while(|word| word != "--").skip(1);
+    let mut known = vec![String::from("leasehold"), String::from("doctor")];
+    while let Some(word) = words.next() {
+        let flag = word.split('=').next().unwrap_or_default();
+        if matches!(flag, "-b" | "--backend" | "--namespace" | "--config") {
+            let value = if word.contains('=') { None } else { words.next() };
+            known.push(word);
+            known.extend(value);
+        }
+    }
+    let parsed = Cli::try_parse_from(known).or_else(|_| Cli::try_parse_from(["leasehold", "doctor"]));
+    parsed.map(|cli| cli.global).expect("a command without flags parses")
+}

@@ -1,0 +1,147 @@
+//! `leasehold doctor`: what endangers locks here, and what the backend can promise.
+
+use std::time::Duration;
+
+use clap::builder::styling::AnsiColor;
+use leasehold::{
+    Leasehold, Resource, Ttl,
+    backend::{Finding, Guarantees, Liveness, Severity},
+    clock::{Clock, SystemClock},
+    lease::{ListFilter, Names},
+};
+use serde_json::json;
+
+use super::Context;
+use crate::{
+    duration::{Brief, Measured},
+    exit::{self, Result},
+    json, redact,
+};
+
+/// Round trips that are measured.
+const CALLS: usize = 50;
+/// Asked for and held by nobody.
+const PROBE: &str = "leasehold-doctor-probe";
+
+/// Prints what was found; exit 1 if something will hurt.
+pub(crate) async fn run(context: &Context<'_>) -> Result<u8> {
+    let connected = context.connect(None).await;
+    let (findings, kind) = match connected {
+        Ok(locks) => (examine(context, &locks).await, Some(locks.guarantees().kind)),
+        Err(failure) if failure.code == exit::UNAVAILABLE || failure.code == exit::NO_PERMISSION => {
+            (vec![Finding::new(Severity::Failure, "reachable", failure.message)], None)
+        }
+        Err(failure) => return Err(failure),
+    };
+    let count = |severity: Severity| findings.iter().filter(|finding| finding.severity == severity).count();
+    let (failures, warnings) = (count(Severity::Failure), count(Severity::Warning));
+    if context.say.looks().json {
+        let findings: Vec<_> = findings
+            .iter()
+            .map(|finding| {
+                let words = redact::scrub(&redact::words(&finding.words), &context.settings.url);
+                json!({"severity": word(finding.severity), "subject": finding.subject, "words": words})
+            })
+            .collect();
+        json::print(
+            json!({
+                "v": 1, "backend": kind, "url": context.settings.shown_url(), "namespace": context.settings.namespace,
+                "findings": findings, "failures": failures, "warnings": warnings,
+            })
+            .to_string(),
+        )?;
+    } else {
+        json::write(&render(context, &findings, failures, warnings))?;
+    }
+    Ok(if failures > 0 { exit::NO } else { exit::OK })
+}
+
+async fn examine(context: &Context<'_>, locks: &Leasehold) -> Vec<Finding> {
+    let mut findings = vec![round_trips(locks).await];
+    match locks.examine().await {
+        Ok(found) => findings.extend(found),
+        Err(error) => findings.push(Finding::new(Severity::Failure, "examination", error.to_string())),
+    }
+    findings.extend(ttl_against_round_trip(context, locks, &findings[0]));
+    findings.push(promises(&locks.guarantees()));
+    findings
+}
+
+async fn round_trips(locks: &Leasehold) -> Finding {
+    let probe = Resource::new(PROBE).expect("the name is short and plain");
+    let filter = ListFilter::new(Names::Exactly(probe));
+    let mut took = Vec::with_capacity(CALLS);
+    for _ in 0..CALLS {
+        let started = SystemClock.now();
+        if let Err(error) = locks.list(&filter).await {
+            return Finding::new(Severity::Failure, "reachable", error.to_string());
+        }
+        took.push(SystemClock.now().since(started));
+    }
+    took.sort_unstable();
+    let (p50, p99) = (took[CALLS / 2], took[CALLS * 99 / 100]);
+    let severity = if p99 > Duration::from_secs(1) { Severity::Warning } else { Severity::Ok };
+    Finding::new(severity, "reachable", format!("{} p50, {} p99", Measured(p50), Measured(p99)))
+}
+
+/// A ttl that a few slow answers use up is no ttl.
+fn ttl_against_round_trip(context: &Context<'_>, locks: &Leasehold, reached: &Finding) -> Option<Finding> {
+    if locks.guarantees().liveness != Liveness::Ttl || reached.severity == Severity::Failure {
+        return None;
+    }
+    let ttl = context.settings.ttl.unwrap_or(Ttl::DEFAULT.get());
+    let words = format!("{} by default, renewed every {}", Brief(ttl), Brief(ttl / 3));
+    Some(Finding::new(
+        if reached.severity == Severity::Warning { Severity::Warning } else { Severity::Ok },
+        "ttl",
+        words,
+    ))
+}
+
+fn promises(guarantees: &Guarantees) -> Finding {
+    let yes = |promised: bool| if promised { "yes" } else { "no" };
+    Finding::new(
+        Severity::Info,
+        "guarantees",
+        format!(
+            "fences: {} · fair queue: {} · pushed grants: {} · survives a restart: {}",
+            yes(guarantees.fences),
+            yes(guarantees.fifo),
+            yes(guarantees.pushes),
+            yes(guarantees.survives_restart)
+        ),
+    )
+}
+
+const fn word(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Info => "info",
+        Severity::Ok => "ok",
+        Severity::Warning => "warn",
+        Severity::Failure => "FAIL",
+    }
+}
+
+fn render(context: &Context<'_>, findings: &[Finding], failures: usize, warnings: usize) -> String {
+    let mut lines = Vec::new();
+    for finding in findings {
+        let color = match finding.severity {
+            Severity::Info => AnsiColor::Cyan,
+            Severity::Ok => AnsiColor::Green,
+            Severity::Warning => AnsiColor::Yellow,
+            Severity::Failure => AnsiColor::Red,
+        };
+        let word = word(finding.severity);
+        let mark = if context.say.looks().color_out {
+            let style = color.on_default();
+            format!("{style}{word:<5}{style:#}")
+        } else {
+            format!("{word:<5}")
+        };
+        let words = redact::scrub(&redact::words(&finding.words), &context.settings.url);
+        lines.push(format!("  {mark} {:<18} {}", finding.subject, words.replace(char::is_control, " ")));
+    }
+    let plural = |count: usize, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });
+    lines.push(format!("{}, {}\n", plural(failures, "failure"), plural(warnings, "warning")));
+    lines.join("\n")
+}

@@ -1,0 +1,215 @@
+//! `leasehold elect`: a command only while leader, and who leads.
+
+use std::{ffi::OsString, time::Duration};
+
+use leasehold::{
+    Election, Guard, Leader, Leasehold, Resource, Ttl,
+    clock::{Clock, SystemClock},
+};
+use serde_json::{Value, json};
+
+use super::{Context, clock_face};
+use crate::{
+    args::ElectArgs,
+    child::{Launch, Limits, Signals, limits},
+    duration::{Brief, millis},
+    exit::{self, Failure, Result},
+    json,
+    say::Line,
+    settings::environment,
+    work::{
+        ask::{self, Patience},
+        environment::variables,
+        nested::{self, Outer},
+        note::{self, short},
+        report::Outcome,
+        under::{Done, Work},
+        wait::{self, Waited, Wanted},
+    },
+};
+
+/// Takes part, or looks at who leads.
+pub(crate) async fn run(context: &Context<'_>, args: &ElectArgs) -> Result<u8> {
+    let resource = ask::resource(&args.name)?;
+    if args.observe || args.leader || args.resign {
+        let locks = context.connect(None).await?;
+        let election = locks.election(resource.as_str());
+        return match (args.observe, args.leader) {
+            (true, _) => observe(context, &resource, &election).await,
+            (_, true) => show_leader(context, &resource, &election).await,
+            _ => resign(context, &resource, &election).await,
+        };
+    }
+    let command = context.command(&args.child, "elect")?;
+    campaign(context, args, resource, command).await
+}
+
+/// Campaigns and leads in turn, until the command ends well or somebody wants us to end.
+async fn campaign(context: &Context<'_>, args: &ElectArgs, resource: Resource, command: Vec<OsString>) -> Result<u8> {
+    let ttl = ask::ttl(args.ttl, context.settings.ttl, Ttl::ELECTION)?;
+    let limits = Limits {
+        ttl: ttl.get(),
+        kill_after: limits::kill_after(args.child.kill_after.or(context.settings.kill_after), ttl)?,
+        kill_mode: args.child.kill_mode,
+        on_lost: args.child.on_lost,
+        max_hold: None,
+    };
+    let id = note::holder("--id", args.id.as_deref())?;
+    let shown = note::note(args.note.as_deref(), &command, args.show_args)?;
+    let metadata = note::metadata(&args.meta)?;
+    let say = context.say;
+    let mut signals =
+        Signals::catch().map_err(|error| Failure::unavailable(format!("cannot catch signals: {error}")))?;
+    let locks = context.connect(id).await?;
+    let outers = Outer::all(&environment);
+    if nested::held_outside(&locks, &resource, &outers).await?.is_some() {
+        return Err(
+            Failure::usage(format!("{resource} is led by the command that started this one")).hint("use another name")
+        );
+    }
+    let mut election = locks.election(resource.as_str()).ttl(ttl.get()).metadata(metadata);
+    if args.id.is_some() {
+        election = election.id(locks.holder().clone());
+    }
+    if let Some(value) = &args.value {
+        election = election.value(value);
+    }
+    if let Some(note) = shown {
+        election = election.note(note);
+    }
+    let wanted = Wanted { locks: &locks, resource: &resource, patience: Patience::Forever };
+    let mut pause = args.backoff.first;
+    loop {
+        let guard = match wait::wait(wanted, election.campaign(), &mut signals, say).await? {
+            Waited::Acquired { held, explained } => {
+                say.say(wait::acquired(held.lease(), explained));
+                held
+            }
+            Waited::NotAcquired(error) => return Err(Failure::from(error)),
+            Waited::Interrupted(signal) => return Ok(exit::of_signal(signal.number())),
+        };
+        let work = work(context, args, &guard, &outers, limits, command.clone(), &locks);
+        let done = work.run(&locks, vec![guard], &mut signals, say).await;
+        if let Some(code) = final_code(args, &done) {
+            return Ok(code);
+        }
+        if done.held > args.backoff.most {
+            pause = args.backoff.first;
+        }
+        say.say(Line::new(
+            "backoff",
+            format!(
+                "{} no longer leads {resource}; campaigning again in {}",
+                short(locks.holder().as_str()),
+                Brief(pause)
+            ),
+        ));
+        tokio::select! {
+            biased;
+            signal = signals.next_ending() => {
+                wait::leave(&locks).await;
+                return Ok(exit::of_signal(signal.number()));
+            }
+            () = SystemClock.sleep_until(SystemClock.now().after(pause)) => {}
+        }
+        pause = (pause * 2).min(args.backoff.most);
+    }
+}
+
+/// Whether this was the end of it: done, interrupted, impossible, or once only.
+fn final_code(args: &ElectArgs, done: &Done) -> Option<u8> {
+    let is_final = match done.outcome {
+        Outcome::Interrupted | Outcome::ExecFailed => true,
+        Outcome::Completed => done.exit_code == exit::OK,
+        _ => false,
+    };
+    (is_final || args.once).then_some(done.exit_code)
+}
+
+fn work(
+    context: &Context<'_>,
+    args: &ElectArgs,
+    guard: &Guard,
+    outers: &[Outer],
+    limits: Limits,
+    command: Vec<OsString>,
+    locks: &Leasehold,
+) -> Work {
+    let leases = [guard.lease().clone()];
+    Work {
+        launch: Launch {
+            command,
+            env: variables(&leases, locks.guarantees().kind, outers, &context.settings.for_child),
+            ..Launch::default()
+        },
+        limits,
+        min_hold: Duration::ZERO,
+        inherit: !args.child.no_inherit,
+        place: context.settings.shown_url(),
+    }
+}
+
+async fn observe(context: &Context<'_>, resource: &Resource, election: &Election) -> Result<u8> {
+    let mut observer = election.observe().await?;
+    while let Some(change) = observer.next().await {
+        let leader = change?;
+        let line = if context.say.looks().json {
+            as_json(resource, leader.as_ref()).to_string()
+        } else {
+            let at = clock_face::exact(SystemClock.wall());
+            match &leader {
+                Some(leader) => format!("{at}  {}", words(leader)),
+                None => format!("{at}  no leader"),
+            }
+        };
+        match json::print(line) {
+            Err(failure) if failure.code == exit::OK => return Ok(exit::OK),
+            printed => printed?,
+        }
+    }
+    Err(Failure::unavailable("the backend stopped telling what happens"))
+}
+
+async fn show_leader(context: &Context<'_>, resource: &Resource, election: &Election) -> Result<u8> {
+    let leader = election.leader().await?;
+    if context.say.looks().json {
+        json::print(as_json(resource, leader.as_ref()).to_string())?;
+    } else if let Some(leader) = &leader {
+        json::print(words(leader))?;
+    }
+    if leader.is_none() {
+        context.say.say(Line::new("no_leader", format!("nobody leads {resource}")));
+    }
+    Ok(if leader.is_some() { exit::OK } else { exit::NO })
+}
+
+async fn resign(context: &Context<'_>, resource: &Resource, election: &Election) -> Result<u8> {
+    let deposed = election.depose("asked to step down by `leasehold elect --resign`").await?;
+    if context.say.looks().json {
+        json::print(as_json(resource, deposed.as_ref()).to_string())?;
+    }
+    let Some(leader) = deposed else {
+        context.say.say(Line::new("no_leader", format!("nobody leads {resource}")));
+        return Ok(exit::NO);
+    };
+    let who = short(leader.holder.as_str());
+    context.say.say(Line::new("resigned", format!("{who} was told to step down from {resource}")));
+    Ok(exit::OK)
+}
+
+fn words(leader: &Leader) -> String {
+    let value = leader.value.as_ref().map(|value| format!("  {value}")).unwrap_or_default();
+    format!("{}{value}  leads for {}  fence {}", short(leader.holder.as_str()), Brief(leader.led_for), leader.fence)
+}
+
+fn as_json(resource: &Resource, leader: Option<&Leader>) -> Value {
+    json!({
+        "v": 1,
+        "election": resource.as_str(),
+        "leader": leader.map(|leader| leader.holder.as_str()),
+        "value": leader.and_then(|leader| leader.value.as_deref()),
+        "fence": leader.map(|leader| leader.fence.get()),
+        "since": leader.map(|leader| json::time(leader.since)),
+        "led_ms": leader.map(|leader| millis(leader.led_for)),
+    })
+}

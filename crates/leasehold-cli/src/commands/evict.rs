@@ -1,0 +1,121 @@
+//! `leasehold evict`: takes a lock away, from whom was looked at and from no one else.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+
+use leasehold::{
+    Fence, Resource,
+    lease::{Evicted, LeaseState, ListFilter, Names},
+};
+use serde_json::json;
+
+use super::{Context, lock::Lock};
+use crate::{
+    args::EvictArgs,
+    duration::Brief,
+    exit::{self, Failure, Result},
+    json,
+    say::Line,
+    settings::Level,
+    work::{ask, note::short},
+};
+
+/// Evicts the lease with the given fence; exit 1 and nothing changed if there is none.
+pub(crate) async fn run(context: &Context<'_>, args: &EvictArgs) -> Result<u8> {
+    let name = ask::resource(&args.name)?;
+    if args.reason.trim().is_empty() || args.reason.chars().any(char::is_control) {
+        return Err(Failure::usage("--reason: say why, in one line; it is kept in the history"));
+    }
+    let locks = context.connect(None).await?;
+    let page = locks.list(&ListFilter::new(Names::Exactly(name.clone()))).await?;
+    let lock = Lock::group(page.leases).pop();
+    let fence = Fence::new(args.fence);
+    let holder = lock.as_ref().and_then(|lock| {
+        lock.holders
+            .iter()
+            .find(|lease| matches!(lease.state, LeaseState::Holding { fence: held, .. } if held == fence))
+    });
+    let Some(holder) = holder else {
+        let current: Vec<Fence> = lock.iter().flat_map(fences).collect();
+        return no_such_fence(context, &name, args, &current);
+    };
+    if !args.yes {
+        let held = match holder.state {
+            LeaseState::Holding { held_for, .. } => Brief(held_for).to_string(),
+            LeaseState::Waiting { .. } => String::new(),
+        };
+        let note = holder.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
+        let waiting = lock.as_ref().map_or(0, |lock| lock.waiters.len());
+        let who = short(holder.holder.as_str());
+        confirm(context, &name, &format!("{name} is held by {who}{note} for {held}, {waiting} waiting"))?;
+    }
+    match locks.evict(&name, fence, args.reason.trim()).await? {
+        Evicted::Evicted { holder } => {
+            if context.say.looks().json {
+                json::print(
+                    json!({
+                        "v": 1, "lock": name.as_str(), "evicted": true, "fence": args.fence,
+                        "holder": holder.as_str(), "reason": args.reason.trim(), "current_fences": [],
+                    })
+                    .to_string(),
+                )?;
+            }
+            let who = short(holder.as_str());
+            let words = format!("evicted {name} from {who}; it is told, and may be at it for a moment still");
+            context.say.say(Line::new("evicted", words));
+            Ok(exit::OK)
+        }
+        Evicted::NoSuchFence { current } => no_such_fence(context, &name, args, &current),
+    }
+}
+
+fn fences(lock: &Lock) -> Vec<Fence> {
+    let fence = |state| match state {
+        LeaseState::Holding { fence, .. } => Some(fence),
+        LeaseState::Waiting { .. } => None,
+    };
+    lock.holders.iter().filter_map(|lease| fence(lease.state)).collect()
+}
+
+fn no_such_fence(context: &Context<'_>, name: &Resource, args: &EvictArgs, current: &[Fence]) -> Result<u8> {
+    if context.say.looks().json {
+        json::print(
+            json!({
+                "v": 1, "lock": name.as_str(), "evicted": false, "fence": args.fence,
+                "holder": null, "reason": args.reason.trim(),
+                "current_fences": current.iter().map(|fence| fence.get()).collect::<Vec<_>>(),
+            })
+            .to_string(),
+        )?;
+    }
+    let held: Vec<String> = current.iter().map(ToString::to_string).collect();
+    let now = match held.as_slice() {
+        [] => String::from("nobody holds it now"),
+        held => format!("it is held under fence {} now", held.join(", ")),
+    };
+    let words = format!("nobody holds {name} under fence {}: {now}; nothing was changed", args.fence);
+    context.say.say(Line::new("no_such_fence", words));
+    Ok(exit::NO)
+}
+
+/// Asks for the name to be typed; anything else leaves all as it is.
+fn confirm(context: &Context<'_>, name: &Resource, situation: &str) -> Result<()> {
+    if !io::stdin().is_terminal() {
+        return Err(Failure::usage("evict asks for confirmation, and there is no terminal to ask on")
+            .hint("add --yes if you are sure"));
+    }
+    context.say.say(Line::new("confirm", situation).at(Level::Quiet));
+    let mut stderr = io::stderr();
+    let _asked =
+        write!(stderr, "leasehold: type the name of the lock to evict its holder: ").and_then(|()| stderr.flush());
+    let mut typed = String::new();
+    let read = io::stdin().lock().read_line(&mut typed);
+    if read.is_ok() && typed.trim() == name.as_str() {
+        return Ok(());
+    }
+    Err(Failure {
+        code: exit::NO,
+        kind: "not_confirmed",
+        message: String::from("not confirmed; nothing was changed"),
+        hint: None,
+    })
+}

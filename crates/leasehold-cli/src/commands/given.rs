@@ -1,0 +1,128 @@
+//! A lease that was handed to us, and what became of one that is gone.
+
+use std::{
+    fs,
+    io::{self, Read},
+    os::unix::fs::PermissionsExt,
+    path::Path,
+};
+
+use leasehold::{
+    LeaseHandle, Leasehold, Resource,
+    clock::{Clock, SystemClock},
+    lease::{EndedLease, Ending, HeldBy, HistoryFilter, LeaseState, ListFilter, Names},
+};
+use serde_json::Value;
+
+use crate::{
+    args::LeaseArgs,
+    duration::Brief,
+    exit::{Failure, Result},
+    json,
+    settings::environment,
+    work::wait::held_by,
+};
+
+/// The lease that was given by flag, file, standard input or environment.
+pub(crate) fn lease(args: &LeaseArgs) -> Result<LeaseHandle> {
+    let (text, source) = match (&args.lease, &args.lease_file) {
+        (Some(text), _) if text == "-" => (from_stdin()?, "standard input"),
+        (Some(text), _) => (text.clone(), "--lease"),
+        (None, Some(path)) if path.as_os_str() == "-" => (from_stdin()?, "standard input"),
+        (None, Some(path)) => (from_file(path)?, "--lease-file"),
+        (None, None) => {
+            let variable = environment("LEASEHOLD_LEASE").and_then(|text| text.into_string().ok());
+            let missing = || {
+                Failure::usage("which lease? give --lease, --lease-file or LEASEHOLD_LEASE")
+                    .hint("`leasehold acquire` prints it; a command under `leasehold run` has it in LEASEHOLD_LEASE")
+            };
+            (variable.ok_or_else(missing)?, "LEASEHOLD_LEASE")
+        }
+    };
+    text.trim().parse().map_err(|error| Failure::by_flag(source, error))
+}
+
+fn from_stdin() -> Result<String> {
+    let mut text = String::new();
+    let read = io::stdin().take(16 << 10).read_to_string(&mut text);
+    read.map_err(|error| Failure::usage(format!("cannot read the lease from standard input: {error}")))?;
+    Ok(text)
+}
+
+/// Whoever reads the file can release the lease, so it must be ours alone.
+fn from_file(path: &Path) -> Result<String> {
+    let failed = |error: io::Error| Failure::usage(format!("cannot read --lease-file {}: {error}", path.display()));
+    let metadata = fs::metadata(path).map_err(failed)?;
+    if metadata.is_file() && metadata.permissions().mode() & 0o077 != 0 {
+        return Err(Failure::usage(format!(
+            "--lease-file {} can be read by others, who could release the lease",
+            path.display()
+        ))
+        .hint(format!("chmod 600 {}", path.display())));
+    }
+    fs::read_to_string(path).map_err(failed)
+}
+
+/// What became of a lease that is gone: how it ended, and who holds the lock now.
+#[derive(Debug)]
+pub(crate) struct Gone {
+    ended: Option<EndedLease>,
+    holders: Vec<HeldBy>,
+}
+
+impl Gone {
+    /// Asks history and list; a backend that cannot tell leaves the answer empty.
+    pub(crate) async fn find_out(locks: &Leasehold, resource: &Resource) -> Self {
+        let names = Names::Exactly(resource.clone());
+        let filter = HistoryFilter { limit: 20, ..HistoryFilter::new(names.clone()) };
+        let history = locks.history(&filter).await.unwrap_or_default();
+        let page = locks.list(&ListFilter::new(names)).await.unwrap_or_default();
+        let holders: Vec<HeldBy> = page
+            .leases
+            .into_iter()
+            .filter_map(|lease| match lease.state {
+                LeaseState::Holding { fence, held_for, .. } => {
+                    Some(HeldBy { mode: lease.claim.mode(), holder: lease.holder, note: lease.note, fence, held_for })
+                }
+                LeaseState::Waiting { .. } => None,
+            })
+            .collect();
+        Self { ended: history.into_iter().find(|ended| ended.acquired_at.is_some()), holders }
+    }
+
+    /// `lapsed 40s ago; now held by …`
+    pub(crate) fn words(&self) -> String {
+        let how = match &self.ended {
+            Some(ended) => {
+                let verb = match ended.ending {
+                    Ending::Expired => "lapsed",
+                    Ending::Evicted => "evicted",
+                    Ending::Disconnected => "ended with its process",
+                    Ending::MaxHold => "held as long as it may be, until",
+                    _ => "released",
+                };
+                format!("{verb} {} ago", Brief(SystemClock.wall().since(ended.ended_at)))
+            }
+            None => String::from("no longer known"),
+        };
+        match held_by(&self.holders) {
+            Some(holders) => format!("{how}; now held by {holders}"),
+            None => format!("{how}; nobody holds it now"),
+        }
+    }
+
+    /// The same for programs.
+    pub(crate) fn ended_at(&self) -> Option<String> {
+        self.ended.as_ref().map(|ended| json::time(ended.ended_at))
+    }
+
+    /// How it ended.
+    pub(crate) fn ending(&self) -> Option<&'static str> {
+        self.ended.as_ref().map(|ended| ended.ending.as_str())
+    }
+
+    /// Who holds the lock now.
+    pub(crate) fn holders(&self) -> Vec<Value> {
+        self.holders.iter().map(json::held_by).collect()
+    }
+}

@@ -1,0 +1,79 @@
+//! `leasehold history`: how past leases and waits ended.
+
+use leasehold::{
+    clock::{Clock, SystemClock},
+    lease::{EndedLease, HistoryFilter, Names, Timestamp},
+};
+
+use super::{Context, clock_face};
+use crate::{
+    args::{HistoryArgs, When},
+    duration::Brief,
+    exit::{self, Result},
+    json, redact,
+    table::Table,
+    work::{ask, note::short},
+};
+
+const HEADER: [&str; 8] = ["ENDED", "NAME", "EVENT", "HOLDER", "WAITED", "HELD", "FENCE", "DETAILS"];
+/// As many are looked through when only some endings are wanted.
+const LOOKED_THROUGH: usize = 100_000;
+
+/// Prints what ended, newest first.
+pub(crate) async fn run(context: &Context<'_>, args: &HistoryArgs) -> Result<u8> {
+    let names = match args.name.as_deref() {
+        None => Names::All,
+        Some(name) => match name.strip_suffix('*') {
+            Some(prefix) => Names::Prefix(prefix.to_owned()),
+            None => Names::Exactly(ask::resource(name)?),
+        },
+    };
+    let now = SystemClock.wall();
+    let at = |when: When| match when {
+        When::Ago(ago) => now.before(ago),
+        When::At(time) => time,
+    };
+    let filter = HistoryFilter {
+        failures: args.failures,
+        since: args.since.map(at),
+        until: args.until.map(at),
+        limit: if args.event.is_empty() { args.limit } else { LOOKED_THROUGH },
+        ..HistoryFilter::new(names)
+    };
+    let locks = context.connect(None).await?;
+    let mut ended = locks.history(&filter).await?;
+    ended.retain(|ended| args.event.is_empty() || args.event.iter().any(|wanted| ended.ending == (*wanted).into()));
+    ended.truncate(args.limit);
+    if context.say.looks().json {
+        for ended in &ended {
+            json::print(json::ended(ended).to_string())?;
+        }
+    } else {
+        json::write(&render(context, args, &ended, now))?;
+    }
+    Ok(exit::OK)
+}
+
+fn render(context: &Context<'_>, args: &HistoryArgs, ended: &[EndedLease], now: Timestamp) -> String {
+    let mut table = Table::new((!args.no_headers && !ended.is_empty()).then_some(&HEADER));
+    for ended in ended {
+        let details = match (&ended.problem, &ended.note) {
+            (Some(problem), _) => problem.details.clone(),
+            (None, Some(note)) => format!("\"{note}\""),
+            (None, None) => String::new(),
+        };
+        let waited = ended.acquired_at.unwrap_or(ended.ended_at).since(ended.asked_at);
+        let held = ended.acquired_at.map(|acquired| Brief(ended.ended_at.since(acquired)).to_string());
+        table.row(vec![
+            clock_face::time_of_day(ended.ended_at, now),
+            ended.resource.to_string(),
+            ended.ending.to_string(),
+            short(ended.holder.as_str()).to_owned(),
+            Brief(waited).to_string(),
+            held.unwrap_or_default(),
+            ended.fence.map(|fence| fence.to_string()).unwrap_or_default(),
+            redact::words(&details),
+        ]);
+    }
+    table.render(context.say.looks().color_out)
+}

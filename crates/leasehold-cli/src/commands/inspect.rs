@@ -1,0 +1,209 @@
+//! `leasehold inspect`: one lock, its holders, its queue, its last day.
+
+use std::time::Duration;
+
+use clap::builder::styling::{AnsiColor, Style};
+use leasehold::{
+    Leasehold,
+    clock::{Clock, SystemClock},
+    lease::{EndedLease, Ending, HistoryFilter, LeaseRecord, LeaseState, ListFilter, Names, Timestamp},
+};
+use serde_json::json;
+
+use super::{
+    Context, clock_face,
+    lock::{Lock, expiry_words},
+};
+use crate::{
+    args::InspectArgs,
+    duration::{Brief, Measured, millis},
+    exit::{self, Result},
+    json,
+    say::Line,
+    work::{ask, note::short, wait::shell_word},
+};
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// Prints what is known of the lock; exit 1 if nothing is.
+pub(crate) async fn run(context: &Context<'_>, args: &InspectArgs) -> Result<u8> {
+    let name = ask::resource(&args.name)?;
+    let locks = context.connect(None).await?;
+    let names = Names::Exactly(name.clone());
+    let page = locks.list(&ListFilter::new(names.clone())).await?;
+    let now = SystemClock.wall();
+    let filter = HistoryFilter { limit: 10_000, since: Some(now.before(DAY)), ..HistoryFilter::new(names.clone()) };
+    let history = locks.history(&filter).await?;
+    let lock = Lock::group(page.leases).pop().unwrap_or(Lock { name, holders: Vec::new(), waiters: Vec::new() });
+    let was_known = !history.is_empty()
+        || !locks.history(&HistoryFilter { limit: 1, ..HistoryFilter::new(names) }).await?.is_empty();
+    let day = Day::of(&history, &lock);
+    if context.say.looks().json {
+        let mut object = lock.to_json();
+        if let Some(object) = object.as_object_mut() {
+            object.insert("v".into(), 1.into());
+            object.insert("state".into(), if lock.holders.is_empty() { "free" } else { "held" }.into());
+            object.insert("backend".into(), locks.guarantees().kind.into());
+            object.insert("namespace".into(), context.settings.namespace.as_str().into());
+            object.insert("last_24h".into(), day.to_json());
+        }
+        json::print(object.to_string())?;
+    } else if was_known || !lock.holders.is_empty() || !lock.waiters.is_empty() {
+        json::write(&render(context, &locks, &lock, &day, now))?;
+    }
+    if !was_known && lock.holders.is_empty() && lock.waiters.is_empty() {
+        context.say.say(Line::new(
+            "unknown",
+            format!("nobody holds {} and nobody did in living memory ({})", lock.name, context.settings.shown_url()),
+        ));
+        return Ok(exit::NO);
+    }
+    Ok(exit::OK)
+}
+
+fn render(context: &Context<'_>, locks: &Leasehold, lock: &Lock, day: &Day, now: Timestamp) -> String {
+    let state = if lock.holders.is_empty() { "FREE" } else { "HELD" };
+    let mut title = format!("{}   {}   {state}", lock.name, lock.mode_words());
+    if context.say.looks().color_out {
+        let (bold, color) =
+            (Style::new().bold(), if lock.holders.is_empty() { AnsiColor::Green } else { AnsiColor::Yellow });
+        let color = color.on_default();
+        title = format!("{bold}{}{bold:#}   {}   {color}{state}{color:#}", lock.name, lock.mode_words());
+    }
+    let mut lines = vec![title];
+    for holder in &lock.holders {
+        lines.extend(holder_lines(holder, locks, now));
+    }
+    for (at, waiter) in lock.waiters.iter().enumerate() {
+        let label = if at == 0 { "waiting" } else { "" };
+        let LeaseState::Waiting { waiting_for, .. } = waiter.state else { continue };
+        let note = waiter.note.as_ref().map(|note| format!("  \"{note}\"")).unwrap_or_default();
+        let who = short(waiter.holder.as_str());
+        lines.push(format!("  {label:<9} {}. {who}   {}{note}", at + 1, Brief(waiting_for)));
+    }
+    lines.push(format!("  {:<9} {}", "last 24h", day.words(now)));
+    let name = shell_word(lock.name.as_str());
+    lines.push(format!(
+        "  {:<9} leasehold history {name}{}",
+        "next",
+        if day.has_failures() { " --failures" } else { "" }
+    ));
+    if let Some(fence) = lock.fence() {
+        lines.push(format!("  {:<9} leasehold evict {name} --fence {fence} --reason \"…\"", ""));
+    }
+    let text: Vec<String> = lines.iter().map(|line| crate::redact::words(line)).collect();
+    format!("{}\n", text.join("\n"))
+}
+
+fn holder_lines(holder: &LeaseRecord, locks: &Leasehold, now: Timestamp) -> Vec<String> {
+    let LeaseState::Holding { fence, acquired_at, held_for } = holder.state else { return Vec::new() };
+    let note = holder.note.as_ref().map(|note| format!("  \"{note}\"")).unwrap_or_default();
+    let since = format!("{} ({})", clock_face::time_of_day(acquired_at, now), Brief(held_for));
+    let life = match holder.expires_in {
+        Some(_) => format!(
+            "renewed {} ago     expires {}     ttl {}",
+            Brief(holder.renewed_ago),
+            expiry_words(holder.expires_in, locks),
+            Brief(holder.ttl.get())
+        ),
+        None => format!("ends {}", expiry_words(None, locks)),
+    };
+    let mut lines = vec![
+        format!("  {:<9} {}{note}", "holder", short(holder.holder.as_str())),
+        format!("  {:<9} {since}     {life}", "since"),
+        format!("  {:<9} {fence}", "fence"),
+    ];
+    if !holder.metadata.is_empty() {
+        lines.push(format!("  {:<9} {}", "meta", serde_json::Value::Object(holder.metadata.clone())));
+    }
+    lines
+}
+
+/// What happened to a lock within a day.
+#[derive(Debug)]
+struct Day {
+    acquired: usize,
+    p95_wait: Option<Duration>,
+    p95_held: Option<Duration>,
+    failed: usize,
+    lost: usize,
+    last_lost: Option<(String, Timestamp)>,
+    gave_up: usize,
+}
+
+impl Day {
+    fn of(history: &[EndedLease], lock: &Lock) -> Self {
+        let live = lock.holders.iter().filter_map(|holder| match holder.state {
+            LeaseState::Holding { acquired_at, .. } => Some(acquired_at.since(holder.asked_at)),
+            LeaseState::Waiting { .. } => None,
+        });
+        let ended = history.iter().filter_map(|ended| Some(ended.acquired_at?.since(ended.asked_at)));
+        let waits: Vec<Duration> = ended.chain(live).collect();
+        let holds = history.iter().filter_map(|ended| Some(ended.ended_at.since(ended.acquired_at?))).collect();
+        let count = |wanted: &[Ending]| history.iter().filter(|ended| wanted.contains(&ended.ending)).count();
+        let is_lost = |ended: &&EndedLease| {
+            ended.acquired_at.is_some()
+                && matches!(ended.ending, Ending::Expired | Ending::Disconnected | Ending::Evicted)
+        };
+        Self {
+            acquired: waits.len(),
+            p95_wait: percentile(waits),
+            p95_held: percentile(holds),
+            failed: count(&[Ending::Failed, Ending::MaxHold]),
+            lost: history.iter().filter(is_lost).count(),
+            last_lost: history.iter().find(is_lost).map(|ended| (ended.ending.to_string(), ended.ended_at)),
+            gave_up: count(&[Ending::GaveUp]),
+        }
+    }
+
+    fn has_failures(&self) -> bool {
+        self.failed + self.lost + self.gave_up > 0
+    }
+
+    fn words(&self, now: Timestamp) -> String {
+        let mut parts = vec![format!("{} acquired", self.acquired)];
+        parts.extend(self.p95_wait.map(|wait| format!("p95 wait {}", Measured(wait))));
+        parts.extend(self.p95_held.map(|held| format!("p95 held {}", Measured(held))));
+        if self.failed > 0 {
+            parts.push(format!("{} failed", self.failed));
+        }
+        if let Some((ending, at)) = &self.last_lost {
+            parts.push(format!("{} lost ({ending}, {} ago)", self.lost, Brief(now.since(*at))));
+        }
+        if self.gave_up > 0 {
+            parts.push(format!("{} timed out", self.gave_up));
+        }
+        parts.join(" · ")
+    }
+
+    fn to_json(&self) -> serde_json::Value {
+        json!({
+            "acquired": self.acquired,
+            "p95_wait_ms": self.p95_wait.map(millis),
+            "p95_held_ms": self.p95_held.map(millis),
+            "failed": self.failed,
+            "lost": self.lost,
+            "gave_up": self.gave_up,
+        })
+    }
+}
+
+/// The value that 95 of 100 do not exceed.
+pub(crate) fn percentile(mut values: Vec<Duration>) -> Option<Duration> {
+    values.sort_unstable();
+    let at = (values.len() * 95).div_ceil(100).checked_sub(1)?;
+    values.get(at).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_95th_percentile_is_one_of_the_values() {
+        assert_eq!(percentile(Vec::new()), None);
+        assert_eq!(percentile(vec![Duration::from_secs(3)]), Some(Duration::from_secs(3)));
+        let hundred = (1..=100).rev().map(Duration::from_secs).collect();
+        assert_eq!(percentile(hundred), Some(Duration::from_secs(95)));
+    }
+}

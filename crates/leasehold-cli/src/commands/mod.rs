@@ -1,0 +1,137 @@
+//! The commands, one file each, and what they share: settings, words, a connection.
+
+mod acquire;
+mod check;
+mod clock_face;
+pub(crate) mod completions;
+mod doctor;
+mod elect;
+mod evict;
+mod given;
+mod history;
+mod inspect;
+mod list;
+mod lock;
+mod man;
+mod release;
+mod renew;
+mod run;
+mod version;
+mod watch;
+
+use std::ffi::OsString;
+
+use leasehold::{Holder, Leasehold};
+
+use crate::{
+    args::{ChildArgs, Cli, Command},
+    child::spawn,
+    exit::{Failure, Result},
+    redact,
+    say::{Line, Say},
+    settings::{Settings, environment},
+};
+
+/// Does what was typed; tells the exit code.
+pub(crate) fn run(cli: &Cli, args: &[OsString], say: &Say) -> u8 {
+    dispatch(cli, args, say).unwrap_or_else(|failure| {
+        say.fail(&failure);
+        failure.code
+    })
+}
+
+fn dispatch(cli: &Cli, args: &[OsString], say: &Say) -> Result<u8> {
+    match &cli.command {
+        Command::Completions(completions) => return completions::run(completions),
+        Command::Man(man) => return man::run(man),
+        Command::Version(_) => return version::run(say),
+        _ => {}
+    }
+    let settings = Settings::resolve(&cli.global, &environment)?;
+    let context = Context { settings, say, args };
+    // One thread, and it is the main one: a child's parent-death signal follows the thread that started it.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::unavailable(format!("cannot start: {error}")))?;
+    let result = runtime.block_on(async {
+        match &cli.command {
+            Command::Run(args) => run::run(&context, args).await,
+            Command::Elect(args) => elect::run(&context, args).await,
+            Command::Acquire(args) => acquire::run(&context, args).await,
+            Command::Renew(args) => renew::run(&context, args).await,
+            Command::Release(args) => release::run(&context, args).await,
+            Command::Check(args) => check::run(&context, args).await,
+            Command::List(args) => list::run(&context, args).await,
+            Command::Inspect(args) => inspect::run(&context, args).await,
+            Command::Watch(args) => watch::run(&context, args).await,
+            Command::History(args) => history::run(&context, args).await,
+            Command::Evict(args) => evict::run(&context, args).await,
+            Command::Doctor => doctor::run(&context).await,
+            Command::Completions(_) | Command::Man(_) | Command::Version(_) => unreachable!("answered above"),
+        }
+    });
+    runtime.shutdown_background();
+    result.map_err(|failure| context.without_secrets(failure))
+}
+
+/// What every command has.
+#[derive(Debug)]
+pub(crate) struct Context<'a> {
+    /// Where locks live.
+    pub(crate) settings: Settings,
+    /// How to say things.
+    pub(crate) say: &'a Say,
+    /// What was typed.
+    pub(crate) args: &'a [OsString],
+}
+
+impl Context<'_> {
+    /// Opens the backend.
+    pub(crate) async fn connect(&self, holder: Option<Holder>) -> Result<Leasehold> {
+        let settings = &self.settings;
+        if settings.url.starts_with("memory:") {
+            return Err(Failure::config("memory: lives in one process, so that no second command could see its locks")
+                .hint("use file:, which needs nothing installed, or the library"));
+        }
+        let builder = Leasehold::builder().namespace(&settings.namespace).connect_limit(settings.connect_limit);
+        let builder = match holder {
+            Some(holder) => builder.holder(holder),
+            None => builder,
+        };
+        let locks = builder.connect(&settings.url).await.map_err(Failure::from)?;
+        self.say.say(Line::debug(format!(
+            "connected to {} in namespace {} as {}",
+            settings.shown_url(),
+            settings.namespace,
+            locks.holder()
+        )));
+        Ok(locks)
+    }
+
+    fn without_secrets(&self, failure: Failure) -> Failure {
+        Failure {
+            message: redact::scrub(&failure.message, &self.settings.url),
+            hint: failure.hint.map(|hint| redact::scrub(&hint, &self.settings.url)),
+            ..failure
+        }
+    }
+
+    /// The command to run, as words.
+    pub(crate) fn command(&self, child: &ChildArgs, verb: &str) -> Result<Vec<OsString>> {
+        if let Some(string) = &child.shell {
+            return Ok(spawn::shell(string.clone()));
+        }
+        let Some(first) = child.command.first() else {
+            return Err(Failure::usage(format!("{verb} needs a command to run"))
+                .hint(format!("leasehold {verb} NAME -- COMMAND…   or   leasehold {verb} NAME -c 'SHELL STRING'")));
+        };
+        let before = self.args.len().checked_sub(child.command.len() + 1).and_then(|at| self.args.get(at));
+        if first.as_encoded_bytes().starts_with(b"-") && before.is_none_or(|word| word != "--") {
+            let first = first.to_string_lossy();
+            return Err(Failure::usage(format!("{verb} has no option {first}"))
+                .hint(format!("see: leasehold {verb} --help; if {first} is the command, write -- before it")));
+        }
+        Ok(child.command.clone())
+    }
+}

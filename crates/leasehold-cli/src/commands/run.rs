@@ -1,0 +1,286 @@
+//! `leasehold run`: a command while holding a lock.
+
+use std::{collections::BTreeSet, ffi::OsString, time::Duration};
+
+use leasehold::{
+    Guard, Leasehold, Resource, Ttl,
+    clock::{Clock, SystemClock},
+    lease::{ListFilter, Names, Standing},
+};
+
+use super::Context;
+use crate::{
+    args::RunArgs,
+    child::{Launch, Limits, OnLost, Signals, limits},
+    duration::Brief,
+    exit::{self, Failure, Result},
+    json,
+    say::Line,
+    settings::{Level, environment},
+    work::{
+        ask::{self, Ask, Patience},
+        environment::variables,
+        nested::{self, Outer},
+        note,
+        report::{self, Outcome, Report, ReportFile},
+        under::{Done, Work},
+        wait::{self, Waited, Wanted},
+    },
+};
+
+/// Everything that was typed, checked before anything is touched.
+struct Plan<'a> {
+    args: &'a RunArgs,
+    command: Vec<OsString>,
+    ask: Ask,
+    limits: Limits,
+}
+
+/// Runs the command under the lock; the exit code is its own unless something went wrong.
+pub(crate) async fn run(context: &Context<'_>, args: &RunArgs) -> Result<u8> {
+    let plan = plan(context, args)?;
+    if args.dry_run {
+        return dry_run(context, &plan).await;
+    }
+    let file = args.report.as_deref().map(ReportFile::prepare).transpose()?;
+    let mut report = Report {
+        lock: plan.ask.resource.to_string(),
+        mode: plan.ask.claim.mode().as_str(),
+        outcome: Outcome::BackendError,
+        reason: None,
+        backend: context.settings.url.split(':').next().unwrap_or_default().to_owned(),
+        holder: plan.ask.holder.as_ref().map(ToString::to_string),
+        fence: None,
+        waited: Duration::ZERO,
+        held: None,
+        ttl: plan.ask.ttl.get(),
+        child: None,
+        exit_code: exit::OK,
+        acquired_at: None,
+        ended_at: SystemClock.wall(),
+    };
+    let result = attempt(context, plan, &mut report).await;
+    report.ended_at = SystemClock.wall();
+    report.exit_code = match &result {
+        Ok(code) => *code,
+        Err(failure) => {
+            report.reason.get_or_insert_with(|| failure.kind.to_owned());
+            failure.code
+        }
+    };
+    if let Some(file) = file
+        && let Err(failure) = file.write(&report)
+    {
+        context.say.say(Line::warning(failure.message));
+    }
+    result
+}
+
+fn plan<'a>(context: &Context<'_>, args: &'a RunArgs) -> Result<Plan<'a>> {
+    let resource = ask::resource(&args.name)?;
+    let others = args.also.iter().map(|name| ask::resource(name)).collect::<Result<BTreeSet<Resource>>>()?;
+    let command = context.command(&args.child, "run")?;
+    let ttl = ask::ttl(args.ttl, context.settings.ttl, Ttl::DEFAULT)?;
+    let limits = Limits {
+        ttl: ttl.get(),
+        kill_after: limits::kill_after(args.child.kill_after.or(context.settings.kill_after), ttl)?,
+        kill_mode: args.child.kill_mode,
+        on_lost: args.child.on_lost,
+        max_hold: args.max_hold,
+    };
+    let ask = Ask {
+        all: others.into_iter().chain([resource.clone()]).collect(),
+        resource,
+        claim: ask::claim(args.shared, &args.ask)?,
+        ttl,
+        patience: Patience::of(&args.ask),
+        holder: note::holder("--holder", args.shown.holder.as_deref())?,
+        note: note::note(args.shown.note.as_deref(), &command, args.shown.show_args)?,
+        metadata: note::metadata(&args.shown.meta)?,
+    };
+    Ok(Plan { args, command, ask, limits })
+}
+
+/// Waits, runs and gives back; what came of it goes into the report.
+async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, report: &mut Report) -> Result<u8> {
+    let say = context.say;
+    let mut signals =
+        Signals::catch().map_err(|error| Failure::unavailable(format!("cannot catch signals: {error}")))?;
+    let locks = tokio::select! {
+        biased;
+        locks = context.connect(plan.ask.holder.clone()) => locks?,
+        signal = signals.next_ending() => return Ok(interrupted(report, signal.number(), &signal.to_string())),
+    };
+    locks.guarantees().kind.clone_into(&mut report.backend);
+    report.holder = Some(locks.holder().to_string());
+
+    let outers = Outer::all(&environment);
+    leave_out_outer_locks(&locks, &mut plan, &outers, report).await?;
+
+    let wanted = Wanted { locks: &locks, resource: &plan.ask.resource, patience: plan.ask.patience };
+    let started = SystemClock.now();
+    let result = wait::wait(wanted, plan.ask.acquire(&locks), &mut signals, say).await;
+    report.waited = SystemClock.now().since(started);
+    let guards = match result? {
+        Waited::Acquired { held, explained } => {
+            for guard in &held {
+                say.say(wait::acquired(guard.lease(), explained));
+            }
+            named_first(held, &plan.ask.resource)
+        }
+        Waited::NotAcquired(error) => {
+            let code = plan.args.conflict_exit_code;
+            let line = wait::not_acquired(&plan.ask.resource, &error, plan.ask.patience);
+            // `-E 0` says that this is fine, and cron mails whatever is said.
+            let is_fine = code == exit::OK && !say.looks().is_terminal;
+            say.say(if is_fine { line.at(Level::Verbose) } else { line });
+            report.outcome = Outcome::NotAcquired;
+            report.reason =
+                Some(String::from(if plan.ask.patience == Patience::Try { "busy" } else { "wait_elapsed" }));
+            return Ok(code);
+        }
+        Waited::Interrupted(signal) => return Ok(interrupted(report, signal.number(), &signal.to_string())),
+    };
+    if let Some(guard) = guards.first() {
+        report.fence = Some(guard.fence().get());
+        report.acquired_at = Some(guard.acquired_at());
+    }
+    if plan.limits.on_lost == OnLost::Continue {
+        say.say(Line::warning(format!(
+            "--on-lost continue: if {} is lost, the command goes on without it",
+            plan.ask.resource
+        )));
+    }
+    let done = work(context, &plan, &guards, &outers, &locks).run(&locks, guards, &mut signals, say).await;
+    finish(&plan, done, report)
+}
+
+fn work(context: &Context<'_>, plan: &Plan<'_>, guards: &[Guard], outers: &[Outer], locks: &Leasehold) -> Work {
+    let leases: Vec<_> = guards.iter().map(|guard| guard.lease().clone()).collect();
+    Work {
+        launch: Launch {
+            command: plan.command.clone(),
+            env: variables(&leases, locks.guarantees().kind, outers, &context.settings.for_child),
+            ..Launch::default()
+        },
+        limits: plan.limits,
+        min_hold: plan.args.min_hold.unwrap_or_default(),
+        inherit: !plan.args.child.no_inherit,
+        place: context.settings.shown_url(),
+    }
+}
+
+fn finish(plan: &Plan<'_>, done: Done, report: &mut Report) -> Result<u8> {
+    report.outcome = done.outcome;
+    report.reason = done.reason;
+    report.held = Some(done.held);
+    report.child = done.ended.as_ref().map(report::child);
+    match done.unreleased {
+        Some(failure) if plan.args.strict_release => {
+            report.outcome = Outcome::BackendError;
+            report.reason = Some(String::from("not_released"));
+            Err(Failure { message: String::new(), ..failure })
+        }
+        _ => Ok(done.exit_code),
+    }
+}
+
+fn interrupted(report: &mut Report, number: i32, name: &str) -> u8 {
+    report.outcome = Outcome::Interrupted;
+    report.reason = Some(name.to_owned());
+    exit::of_signal(number)
+}
+
+/// The lock that was named first, first; the others in their order.
+fn named_first(mut guards: Vec<Guard>, name: &Resource) -> Vec<Guard> {
+    if let Some(at) = guards.iter().position(|guard| guard.resource() == name) {
+        guards[..=at].rotate_right(1);
+    }
+    guards
+}
+
+/// A lock that our ancestors hold is refused, or left out where that was asked for.
+async fn leave_out_outer_locks(
+    locks: &Leasehold,
+    plan: &mut Plan<'_>,
+    outers: &[Outer],
+    report: &mut Report,
+) -> Result<()> {
+    for resource in plan.ask.all.clone() {
+        let Some(outer) = nested::held_outside(locks, &resource, outers).await? else { continue };
+        if !plan.args.reentrant {
+            return Err(Failure::usage(format!(
+                "{resource} is held by the run that started this one (fence {}): waiting for it would never end",
+                outer.fence
+            ))
+            .hint("use another name, or --reentrant to run under the lock that is already held"));
+        }
+        check_outer_lease(locks, &resource).await?;
+        plan.ask.all.remove(&resource);
+        if resource == plan.ask.resource {
+            report.fence = Some(outer.fence.get());
+            report.holder = environment("LEASEHOLD_HOLDER").and_then(|holder| holder.into_string().ok());
+        }
+    }
+    Ok(())
+}
+
+/// The innermost lease came along as a handle, so the backend can be asked about it.
+async fn check_outer_lease(locks: &Leasehold, resource: &Resource) -> Result<()> {
+    let handle = environment("LEASEHOLD_LEASE").and_then(|handle| handle.into_string().ok());
+    let Some(handle) = handle.and_then(|handle| handle.parse::<leasehold::LeaseHandle>().ok()) else {
+        return Ok(());
+    };
+    if handle.key().resource != *resource {
+        return Ok(());
+    }
+    match locks.check(&handle).await? {
+        Standing::Gone | Standing::Waiting(_) => Err(Failure {
+            code: exit::LOST,
+            kind: "lost",
+            message: format!("{resource} is no longer held by the run that started this one"),
+            hint: None,
+        }),
+        Standing::Holding(_) | Standing::Unknown => Ok(()),
+    }
+}
+
+/// Tells what would happen; asks who holds the lock and changes nothing.
+async fn dry_run(context: &Context<'_>, plan: &Plan<'_>) -> Result<u8> {
+    let locks = context.connect(plan.ask.holder.clone()).await?;
+    let page = locks.list(&ListFilter::new(Names::Exactly(plan.ask.resource.clone()))).await?;
+    let names: Vec<&str> = plan.ask.all.iter().map(Resource::as_str).collect();
+    let command: Vec<_> = plan.command.iter().map(|word| word.to_string_lossy()).collect();
+    let patience = match plan.ask.patience {
+        Patience::Try => String::from("without waiting"),
+        Patience::For(wait) => format!("waiting at most {}", Brief(wait)),
+        Patience::Forever => String::from("waiting for as long as it takes"),
+    };
+    context.say.say(
+        Line::new(
+            "dry_run",
+            format!(
+                "would take {} ({}) on {} in namespace {}, {patience}, then run: {}",
+                names.join(", "),
+                plan.ask.claim.mode(),
+                context.settings.shown_url(),
+                context.settings.namespace,
+                command.join(" ")
+            ),
+        )
+        .hint(format!(
+            "ttl {}, kill after {}; now {} leases and places on {}",
+            Brief(plan.ask.ttl.get()),
+            Brief(plan.limits.kill_after),
+            page.leases.len(),
+            plan.ask.resource
+        ))
+        .with("locks", names)
+        .with("mode", plan.ask.claim.mode().as_str())
+        .with("backend", context.settings.shown_url())
+        .with("namespace", context.settings.namespace.as_str())
+        .with("leases", page.leases.iter().map(json::lease).collect::<Vec<_>>())
+        .at(Level::Quiet),
+    );
+    Ok(exit::OK)
+}

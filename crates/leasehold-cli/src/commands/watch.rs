@@ -1,0 +1,63 @@
+//! `leasehold watch`: what happens to locks, as it happens.
+
+use std::future::poll_fn;
+
+use leasehold::lease::{Event, EventKind, Names};
+
+use super::{Context, clock_face};
+use crate::{
+    args::{EventArg, WatchArgs},
+    exit::{self, Failure, Result},
+    json,
+    say::Line,
+    work::note::short,
+};
+
+/// Prints events until it is interrupted.
+pub(crate) async fn run(context: &Context<'_>, args: &WatchArgs) -> Result<u8> {
+    let locks = context.connect(None).await?;
+    let names = args.prefix.clone().map_or(Names::All, Names::Prefix);
+    let mut events = locks.watch(names).await?;
+    context.say.say(Line::detail("watching", "watching; Ctrl-C ends it"));
+    while let Some(event) = poll_fn(|context| events.as_mut().poll_next(context)).await {
+        if !is_wanted(&args.event, &event) {
+            continue;
+        }
+        let line = if context.say.looks().json { json::event(&event).to_string() } else { words(&event) };
+        match json::print(line) {
+            Err(failure) if failure.code == exit::OK => return Ok(exit::OK),
+            printed => printed?,
+        }
+    }
+    Err(Failure::unavailable("the backend stopped telling what happens"))
+}
+
+fn name_of(event: &Event) -> &'static str {
+    match &event.kind {
+        EventKind::Waiting => "waiting",
+        EventKind::Acquired { .. } => "acquired",
+        EventKind::Ended { ending, .. } => ending.as_str(),
+        _ => "other",
+    }
+}
+
+fn is_wanted(wanted: &[EventArg], event: &Event) -> bool {
+    let is_end = matches!(event.kind, EventKind::Ended { .. });
+    wanted.is_empty()
+        || wanted.iter().any(|wanted| wanted.as_str() == name_of(event) || (*wanted == EventArg::Ended && is_end))
+}
+
+fn words(event: &Event) -> String {
+    let fence = match &event.kind {
+        EventKind::Acquired { fence } | EventKind::Ended { fence: Some(fence), .. } => format!("  fence {fence}"),
+        _ => String::new(),
+    };
+    format!(
+        "{}  {:<12}  {}  {}  {}{fence}",
+        clock_face::exact(event.at),
+        name_of(event),
+        event.resource,
+        event.claim.mode(),
+        short(event.holder.as_str())
+    )
+}

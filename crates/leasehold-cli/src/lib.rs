@@ -1,0 +1,98 @@
+//! The command `leasehold`, as a library so that its parts can be tested.
+
+mod args;
+pub mod child;
+mod commands;
+mod config;
+mod duration;
+mod exit;
+mod json;
+mod redact;
+mod say;
+mod settings;
+mod table;
+mod work;
+
+use std::{env, ffi::OsString, process::ExitCode};
+
+use clap::{CommandFactory, Parser, error::ErrorKind};
+
+use self::{
+    args::Cli,
+    child::shim,
+    exit::Failure,
+    say::Say,
+    settings::{Looks, environment},
+};
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let args: Vec<OsString> = env::args_os().collect();
+    if let Some((orders, command)) = shim::Orders::from_args(&args) {
+        return shim::become_command(&orders, command);
+    }
+    commands::completions::answer_shell();
+    report_bugs();
+    let cli = match Cli::try_parse_from(&args) {
+        Ok(cli) => cli,
+        Err(error) => return ExitCode::from(refuse(&error, &args)),
+    };
+    let say = Say::new(Looks::resolve(&cli.global, &environment));
+    let code = commands::run(&cli, &args, &say);
+    say.finish();
+    ExitCode::from(code)
+}
+
+/// Help and version are answers; everything else is a usage error, in one line.
+fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            let _reader_left = error.print();
+            return exit::OK;
+        }
+        ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand if args.len() <= 1 => {
+            let _reader_left = Cli::command().print_help();
+            return exit::USAGE;
+        }
+        _ => {}
+    }
+    let text = error.render().to_string();
+    let mut paragraphs = text.split("\n\n").map(|paragraph| {
+        let lines: Vec<&str> = paragraph.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        lines.join(" ")
+    });
+    let message = paragraphs.next().unwrap_or_default();
+    let message = message.strip_prefix("error: ").unwrap_or(&message).to_owned();
+    let tip = paragraphs.find_map(|paragraph| paragraph.strip_prefix("tip: ").map(str::to_owned));
+    let help = match args
+        .get(1)
+        .and_then(|word| word.to_str())
+        .filter(|word| Cli::command().find_subcommand(word).is_some())
+    {
+        Some(command) => format!("see: leasehold {command} --help"),
+        None => String::from("see: leasehold --help"),
+    };
+    let failure = Failure::usage(message).hint(tip.unwrap_or(help));
+    let json =
+        args.iter().any(|word| word == "--json") || environment("LEASEHOLD_JSON").is_some_and(|value| value != "0");
+    let looks = Looks { json, ..Looks::plain() };
+    Say::new(looks).fail(&failure);
+    failure.code
+}
+
+/// A panic of ours is told in one line and has its own exit code.
+///
+/// Ending at once is the safe side: the kernel kills the child with us.
+fn report_bugs() {
+    std::panic::set_hook(Box::new(|panic| {
+        let say = Say::new(Looks::plain());
+        let failure = Failure {
+            code: exit::SOFTWARE,
+            kind: "bug",
+            message: format!("this is a bug: {panic}"),
+            hint: Some(String::from("please report it, with what you typed")),
+        };
+        say.fail(&failure);
+        std::process::exit(exit::SOFTWARE.into());
+    }));
+}

@@ -1,0 +1,160 @@
+//! What is asked for, checked before anything is touched.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use leasehold::{
+    Guard, Holder, Leasehold, Metadata, Resource, Ttl,
+    clock::{Clock, SystemClock},
+    lease::{Claim, Mode},
+};
+
+use crate::{
+    args::AskArgs,
+    exit::{Failure, Result},
+};
+
+/// One lease, or several, to be asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Ask {
+    /// The lock that was named first.
+    pub(crate) resource: Resource,
+    /// All of them, in the order in which they are taken: sorted, so that two who want the same never deadlock.
+    pub(crate) all: BTreeSet<Resource>,
+    /// How much of each.
+    pub(crate) claim: Claim,
+    /// The length of the lease.
+    pub(crate) ttl: Ttl,
+    /// How long to wait.
+    pub(crate) patience: Patience,
+    /// Who asks, if chosen.
+    pub(crate) holder: Option<Holder>,
+    /// One line for people.
+    pub(crate) note: Option<String>,
+    /// More for programs.
+    pub(crate) metadata: Metadata,
+}
+
+/// How long to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// Not at all.
+    Try,
+    /// So long.
+    For(Duration),
+    /// Until it is granted.
+    Forever,
+}
+
+impl Patience {
+    /// What the flags say.
+    pub(crate) fn of(args: &AskArgs) -> Self {
+        match args.wait {
+            _ if args.nonblock => Self::Try,
+            Some(Duration::ZERO) => Self::Try,
+            Some(wait) => Self::For(wait),
+            None => Self::Forever,
+        }
+    }
+}
+
+/// The lock's name, checked.
+pub(crate) fn resource(name: &str) -> Result<Resource> {
+    Resource::new(name).map_err(Failure::from)
+}
+
+/// A ttl given by flag.
+pub(crate) fn ttl(given: Option<Duration>, config: Option<Duration>, usual: Ttl) -> Result<Ttl> {
+    match (given, config) {
+        (Some(ttl), _) => Ttl::new(ttl).map_err(|error| Failure::by_flag("--ttl", error)),
+        (None, Some(ttl)) => Ttl::new(ttl).map_err(Failure::from),
+        (None, None) => Ok(usual),
+    }
+}
+
+/// How much is asked for.
+pub(crate) fn claim(shared: bool, args: &AskArgs) -> Result<Claim> {
+    match args.limit {
+        Some(limit) => Claim::permits(args.permits, limit).map_err(|error| Failure::by_flag("-j", error)),
+        None if shared => Ok(Claim::SHARED),
+        None => Ok(Claim::EXCLUSIVE),
+    }
+}
+
+/// The same options for primitives that share no type.
+macro_rules! prepared {
+    ($ask:expr, $wait:expr, $primitive:expr) => {{
+        let mut primitive = $primitive.ttl($ask.ttl.get()).metadata($ask.metadata.clone());
+        if let Some(note) = &$ask.note {
+            primitive = primitive.note(note);
+        }
+        match $wait {
+            Some(wait) => primitive.wait(wait),
+            None => primitive.wait_forever(),
+        }
+    }};
+}
+
+impl Ask {
+    /// Gets all of them or none.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves no lease and no place in a queue behind.
+    pub(crate) async fn acquire(&self, locks: &Leasehold) -> leasehold::Result<Vec<Guard>> {
+        let started = SystemClock.now();
+        let mut guards = Vec::new();
+        for resource in &self.all {
+            let wait = match self.patience {
+                Patience::Try => Some(Duration::ZERO),
+                Patience::For(wait) => Some(wait.saturating_sub(SystemClock.now().since(started))),
+                Patience::Forever => None,
+            };
+            match self.acquire_one(locks, resource, wait).await {
+                Ok(guard) => guards.push(guard),
+                Err(error) => {
+                    while let Some(guard) = guards.pop() {
+                        guard.release().await?;
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(guards)
+    }
+
+    async fn acquire_one(
+        &self,
+        locks: &Leasehold,
+        name: &Resource,
+        wait: Option<Duration>,
+    ) -> leasehold::Result<Guard> {
+        match self.claim.mode() {
+            Mode::Shared => prepared!(self, wait, locks.rwlock(name.as_str())).read().await,
+            Mode::Permit => {
+                let semaphore = locks.semaphore(name.as_str(), self.claim.capacity()).permits(self.claim.units());
+                prepared!(self, wait, semaphore).acquire().await
+            }
+            _ => prepared!(self, wait, locks.mutex(name.as_str())).acquire().await,
+        }
+    }
+
+    /// Gets a lease that lives by its ttl alone.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves no lease and no place in a queue behind.
+    pub(crate) async fn acquire_detached(&self, locks: &Leasehold) -> leasehold::Result<leasehold::Detached> {
+        let wait = match self.patience {
+            Patience::Try => Some(Duration::ZERO),
+            Patience::For(wait) => Some(wait),
+            Patience::Forever => None,
+        };
+        let name = self.resource.as_str();
+        match self.claim.mode() {
+            Mode::Shared => prepared!(self, wait, locks.rwlock(name)).read_detached().await,
+            Mode::Permit => {
+                let semaphore = locks.semaphore(name, self.claim.capacity()).permits(self.claim.units());
+                prepared!(self, wait, semaphore).acquire_detached().await
+            }
+            _ => prepared!(self, wait, locks.mutex(name)).acquire_detached().await,
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! Work done under a lease: asked for, waited for, done by a child, given back, reported.
+
+pub(crate) mod ask;
+pub(crate) mod environment;
+pub(crate) mod nested;
+pub(crate) mod note;
+pub(crate) mod report;
+pub(crate) mod under;
+pub(crate) mod wait;

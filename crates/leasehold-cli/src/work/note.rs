@@ -1,0 +1,99 @@
+//! What others see of us: holder, note and metadata.
+
+use std::ffi::OsString;
+
+use leasehold::{Holder, Metadata};
+use serde_json::Value;
+
+use crate::exit::{Failure, Result};
+
+/// A longer note is cut when it is made of a command line; one that was typed is refused.
+const LONGEST: usize = 200;
+
+/// The holder that was chosen; `None` lets the library make one up.
+pub(crate) fn holder(flag: &str, label: Option<&str>) -> Result<Option<Holder>> {
+    label.map(|label| Holder::new(label).map_err(|error| Failure::by_flag(flag, error))).transpose()
+}
+
+/// The note that was typed, or the command's name; its arguments may hold secrets and are shown on request only.
+pub(crate) fn note(typed: Option<&str>, command: &[OsString], show_args: bool) -> Result<Option<String>> {
+    if let Some(note) = typed {
+        if note.len() > 1024 || note.chars().any(char::is_control) {
+            return Err(Failure::usage("--note: a note is one line of at most 1024 bytes"));
+        }
+        return Ok(Some(note.to_owned()));
+    }
+    let shown = if show_args { command } else { command.get(..1).unwrap_or_default() };
+    let words: Vec<_> = shown.iter().map(|word| word.to_string_lossy()).collect();
+    let line: String = words.join(" ").chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let end = line.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= LONGEST).last();
+    Ok(end.map(|end| line[..end].to_owned()))
+}
+
+/// `KEY=VALUE` pairs and JSON objects, put together; the last of a key counts.
+pub(crate) fn metadata(given: &[String]) -> Result<Metadata> {
+    let mut metadata = Metadata::new();
+    for text in given {
+        if text.trim_start().starts_with('{') {
+            match serde_json::from_str(text) {
+                Ok(Value::Object(object)) => metadata.extend(object),
+                _ => return Err(Failure::usage("--meta: this begins like a JSON object and is none")),
+            }
+        } else {
+            let (key, value) = text
+                .split_once('=')
+                .filter(|(key, _)| !key.is_empty())
+                .ok_or_else(|| Failure::usage(format!("--meta: '{text}' is neither KEY=VALUE nor a JSON object")))?;
+            metadata.insert(key.to_owned(), Value::from(value));
+        }
+    }
+    Ok(metadata)
+}
+
+/// The holder as people read it: a label we made up loses its random tail.
+pub(crate) fn short(holder: &str) -> &str {
+    let Some((rest, tail)) = holder.rsplit_once(':') else {
+        return holder;
+    };
+    let is_random = tail.len() == 8 && tail.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let has_pid = rest.rsplit_once(':').is_some_and(|(_, pid)| pid.bytes().all(|byte| byte.is_ascii_digit()));
+    if is_random && has_pid && rest.contains('@') { rest } else { holder }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(words: &[&str]) -> Vec<OsString> {
+        words.iter().map(OsString::from).collect()
+    }
+
+    #[test]
+    fn arguments_are_shown_on_request_only() {
+        let command = words(&["psql", "--password=s3cret", "a\nb"]);
+        assert_eq!(note(None, &command, false).unwrap().as_deref(), Some("psql"));
+        assert_eq!(note(None, &command, true).unwrap().as_deref(), Some("psql --password=s3cret a b"));
+        assert_eq!(note(Some("release 4.2"), &command, true).unwrap().as_deref(), Some("release 4.2"));
+        assert_eq!(note(None, &words(&[&"ä".repeat(300)]), false).unwrap().unwrap().len(), 200);
+        assert_eq!(note(None, &[], false).unwrap(), None);
+        assert!(note(Some("two\nlines"), &command, false).is_err());
+    }
+
+    #[test]
+    fn metadata_is_pairs_or_objects() {
+        let given = [String::from("a=1"), String::from(" {\"b\":[2],\"a\":{}}"), String::from("c=x=y")];
+        let metadata = metadata(&given).unwrap();
+        assert_eq!(serde_json::to_string(&metadata).unwrap(), r#"{"a":{},"b":[2],"c":"x=y"}"#);
+        for bad in ["novalue", "=x", "{", "{}x"] {
+            assert_eq!(super::metadata(&[bad.to_owned()]).unwrap_err().code, 64, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_made_up_holder_is_shortened() {
+        assert_eq!(short("alice@web-3:4121:0a1b2c3d"), "alice@web-3:4121");
+        for chosen in ["scheduler-b", "a:b:0a1b2c3d", "alice@web-3:4121", "x@y:12:notrandom"] {
+            assert_eq!(short(chosen), chosen);
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! A command run under leases that are already held: words for what happens, then the release.
+
+use std::{os::fd::OwnedFd, time::Duration};
+
+use leasehold::{
+    ErrorKind, Guard, Lease, Leasehold, Loss, Outcome,
+    clock::{Clock, SystemClock},
+    lease::{Moment, Released},
+};
+
+use super::report;
+use crate::{
+    child::{Cause, Ended, Launch, Limits, Notice, Signals, Status, shim, signal, supervise},
+    duration::{Brief, Measured},
+    exit::{self, Failure},
+    say::{Line, Say},
+    settings::Level,
+};
+
+/// How long the last answer of the backend may take.
+const RELEASE_LIMIT: Duration = Duration::from_secs(5);
+
+/// The command and the rules it runs by.
+#[derive(Debug)]
+pub(crate) struct Work {
+    /// What to start.
+    pub(crate) launch: Launch,
+    /// How long it may go on, and whom to signal.
+    pub(crate) limits: Limits,
+    /// Keep the lock at least this long.
+    pub(crate) min_hold: Duration,
+    /// Let the child keep our presence alive.
+    pub(crate) inherit: bool,
+    /// The backend, as anybody may see it.
+    pub(crate) place: String,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(crate) struct Done {
+    /// Our exit code.
+    pub(crate) exit_code: u8,
+    /// What came of it, in the report's words.
+    pub(crate) outcome: report::Outcome,
+    /// Why, in one word.
+    pub(crate) reason: Option<String>,
+    /// The child, unless it could not be started at all.
+    pub(crate) ended: Option<Ended>,
+    /// How long the leases were held.
+    pub(crate) held: Duration,
+    /// A release that could not be made.
+    pub(crate) unreleased: Option<Failure>,
+}
+
+impl Work {
+    /// Runs the command under these guards and gives them back, unless they were lost.
+    ///
+    /// The first guard is the lock that was named first.
+    pub(crate) async fn run(self, locks: &Leasehold, guards: Vec<Guard>, signals: &mut Signals, say: &Say) -> Done {
+        let acquired = SystemClock.now();
+        let leases: Vec<Lease> = guards.iter().map(|guard| guard.lease().clone()).collect();
+        let inherit = self.inherit.then(|| locks.backend().inheritable()).flatten();
+        let ended = match self.supervise(&leases, inherit, signals, say).await {
+            Ok(ended) => ended,
+            Err(error) => return self.not_started(&error, guards, acquired, say).await,
+        };
+        let mut done = self.judge(ended, acquired, say);
+        if done.outcome == report::Outcome::Lost {
+            // What is not ours is not given back; dropping the guards would try to.
+            std::mem::forget(guards);
+            return done;
+        }
+        self.keep_for_min_hold(&leases, acquired, signals).await;
+        let outcome = outcome_of(&done);
+        self.release(guards, outcome, &mut done, say).await;
+        done.held = SystemClock.now().since(acquired);
+        done
+    }
+
+    async fn supervise(
+        &self,
+        leases: &[Lease],
+        inherit: Option<OwnedFd>,
+        signals: &mut Signals,
+        say: &Say,
+    ) -> std::io::Result<Ended> {
+        let mut tell = |notice| say.say(self.words(notice, leases));
+        supervise(&self.launch, leases, self.limits, inherit, signals, &mut tell).await
+    }
+
+    fn words(&self, notice: Notice, leases: &[Lease]) -> Line {
+        let command = self.launch.name();
+        let lock = |at: usize| leases.get(at).map(|lease| lease.resource().to_string()).unwrap_or_default();
+        match notice {
+            Notice::Started { pid } => Line::debug(format!("{command} runs as process {pid}")),
+            Notice::InDoubt { lease, left } => Line::warning(format!(
+                "cannot renew {} ({}); {} left on the lease",
+                lock(lease),
+                self.place,
+                Brief(left)
+            ))
+            .with("lock", lock(lease)),
+            Notice::Stopping { cause: Cause::Lost(loss), signal, grace } => {
+                let how = match grace {
+                    Some(grace) => format!("{signal}, then KILL in {}", Brief(grace)),
+                    None => signal.to_string(),
+                };
+                let which = leases.iter().position(|lease| lease.check().is_err()).unwrap_or(0);
+                Line::lost(format!("{}: {}. Stopping {command} ({how})", lock(which), words_of(loss)))
+                    .with("lock", lock(which))
+                    .with("reason", loss.as_str())
+            }
+            Notice::Stopping { cause: Cause::MaxHold, grace, .. } => Line::new(
+                "max_hold",
+                format!(
+                    "{} was held for {}, as long as it may be. Stopping {command} (TERM, then KILL in {})",
+                    lock(0),
+                    Brief(self.limits.max_hold.unwrap_or_default()),
+                    Brief(grace.unwrap_or_default())
+                ),
+            ),
+            Notice::Stopping { cause: Cause::Interrupt, grace, .. } => Line::new(
+                "interrupted",
+                format!("interrupted twice: KILL for {command} in {}", Brief(grace.unwrap_or_default())),
+            ),
+            Notice::GoesOn { loss } => Line::lost(format!(
+                "{}: {}. {command} goes on without the lock (--on-lost continue)",
+                lock(0),
+                words_of(loss)
+            ))
+            .with("lock", lock(0))
+            .with("reason", loss.as_str()),
+            Notice::Stragglers { grace } => Line::detail(
+                "stragglers",
+                format!("{command} ended and left processes behind: TERM, then KILL in {}", Brief(grace)),
+            ),
+            Notice::Overdue => Line::warning(format!(
+                "{command} or what it started does not die of KILL; the lock is kept until it does"
+            )),
+        }
+    }
+
+    fn judge(&self, ended: Ended, acquired: Moment, say: &Say) -> Done {
+        let command = self.launch.name();
+        let how = match ended.status {
+            Status::Exited(code) => format!("ended with code {code}"),
+            Status::Killed(number) => format!("ended by {}", signal::name(number)),
+        };
+        let of_child = match ended.status {
+            Status::Exited(code) => code,
+            Status::Killed(number) => exit::of_signal(number),
+        };
+        let (exit_code, outcome, reason) = match (&ended.exec_error, ended.cause, ended.interrupted) {
+            (_, Some(Cause::Lost(loss)), _) => {
+                say.say(Line::new("ended", format!("{command} {how}. The lock was not ours to release.")));
+                (exit::LOST, report::Outcome::Lost, Some(loss.as_str().to_owned()))
+            }
+            (Some(error), ..) => {
+                let code = shim::exit_code(error.raw_os_error().unwrap_or(0));
+                let words = format!("cannot run {command}: {}", bare(error));
+                say.say(Line::new("exec_failed", words).at(Level::Quiet));
+                (code, report::Outcome::ExecFailed, Some(bare(error)))
+            }
+            (None, Some(Cause::MaxHold), _) => (exit::MAX_HOLD, report::Outcome::MaxHold, None),
+            (None, _, Some(signal)) => (of_child, report::Outcome::Interrupted, Some(signal.to_string())),
+            _ => (of_child, report::Outcome::Completed, None),
+        };
+        say.say(Line::debug(format!("{command} {how}")));
+        let held = SystemClock.now().since(acquired);
+        Done { exit_code, outcome, reason, ended: Some(ended), held, unreleased: None }
+    }
+
+    /// No process at all could be started.
+    async fn not_started(self, error: &std::io::Error, guards: Vec<Guard>, acquired: Moment, say: &Say) -> Done {
+        let words = format!("cannot start {}: {}", self.launch.name(), bare(error));
+        say.say(Line::new("exec_failed", words).at(Level::Quiet));
+        let mut done = Done {
+            exit_code: exit::NOT_EXECUTABLE,
+            outcome: report::Outcome::ExecFailed,
+            reason: Some(bare(error)),
+            ended: None,
+            held: SystemClock.now().since(acquired),
+            unreleased: None,
+        };
+        self.release(guards, Outcome::failed("exec_failed", bare(error)), &mut done, say).await;
+        done
+    }
+
+    /// Waits out the shortest hold, unless the lock goes or somebody wants us to end.
+    async fn keep_for_min_hold(&self, leases: &[Lease], acquired: Moment, signals: &mut Signals) {
+        let until = acquired.after(self.min_hold);
+        if SystemClock.now() >= until {
+            return;
+        }
+        let Some(lease) = leases.first() else { return };
+        tokio::select! {
+            () = SystemClock.sleep_until(until) => {}
+            _signal = signals.next_ending() => {}
+            _loss = lease.lost() => {}
+        }
+    }
+
+    /// Gives the leases back, the last taken first, and tells what was found.
+    async fn release(&self, guards: Vec<Guard>, outcome: Outcome, done: &mut Done, say: &Say) {
+        for guard in guards.into_iter().rev() {
+            let lease = guard.lease().clone();
+            let name = lease.resource().to_string();
+            // Known before the end of a hold that went on for the sake of --min-hold only.
+            let lost_after = lease.loss();
+            let left = lease.remaining();
+            let released = tokio::time::timeout(RELEASE_LIMIT, guard.release_as(outcome.clone())).await;
+            match released {
+                Ok(Ok(Released::Gone)) if lost_after.is_some() && !self.min_hold.is_zero() => {
+                    say.say(Line::warning(format!("{name} was lost after {} ended", self.launch.name())));
+                }
+                Ok(Ok(Released::Gone)) => self.found_gone(&lease, done, say),
+                Ok(Err(error)) if error.kind() == ErrorKind::Lost => self.found_gone(&lease, done, say),
+                Ok(Ok(_)) => say.say(
+                    Line::detail("released", format!("released {name} after {}", Measured(done.held)))
+                        .with("lock", name.as_str()),
+                ),
+                Ok(Err(error)) => not_released(&name, left, &error.to_string(), done, say),
+                Err(_elapsed) => not_released(&name, left, "no answer", done, say),
+            }
+        }
+    }
+
+    fn found_gone(&self, lease: &Lease, done: &mut Done, say: &Say) {
+        let loss = lease.loss().unwrap_or(Loss::Gone);
+        let name = lease.resource();
+        say.say(
+            Line::lost(format!("{name}: {} before {} had ended", words_of(loss), self.launch.name()))
+                .with("lock", name.as_str())
+                .with("reason", loss.as_str()),
+        );
+        done.exit_code = exit::LOST;
+        done.outcome = report::Outcome::Lost;
+        done.reason = Some(loss.as_str().to_owned());
+    }
+}
+
+fn not_released(name: &str, left: Option<Duration>, why: &str, done: &mut Done, say: &Say) {
+    let lapse = match left {
+        Some(left) => format!("the lease will lapse in {}", Brief(left)),
+        None => String::from("it ends with this process"),
+    };
+    let words = format!("cannot release {name} ({why}); {lapse}");
+    say.say(Line::warning(words.clone()));
+    done.unreleased = Some(Failure::unavailable(words));
+}
+
+/// How history shall remember it.
+fn outcome_of(done: &Done) -> Outcome {
+    match (done.outcome, &done.ended) {
+        (report::Outcome::MaxHold, _) => Outcome::MaxHold,
+        (report::Outcome::ExecFailed, _) => Outcome::failed("exec_failed", done.reason.clone().unwrap_or_default()),
+        (_, Some(Ended { status: Status::Exited(0), .. }) | None) => Outcome::Completed,
+        (_, Some(Ended { status: Status::Exited(code), .. })) => {
+            Outcome::failed("exit_code", format!("exit code {code}"))
+        }
+        (_, Some(Ended { status: Status::Killed(number), .. })) => {
+            Outcome::failed("signal", format!("signal {}", signal::name(*number)))
+        }
+    }
+}
+
+fn words_of(loss: Loss) -> &'static str {
+    match loss {
+        Loss::RenewTimeout => "not renewed in time",
+        Loss::Evicted => "evicted by an operator",
+        Loss::Gone => "the backend no longer knows the lease",
+        _ => "no longer held",
+    }
+}
+
+/// The error without the number that only programmers read.
+fn bare(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error").next().unwrap_or(&text).to_owned()
+}

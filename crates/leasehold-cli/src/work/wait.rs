@@ -1,0 +1,200 @@
+//! Waiting for a lock: interruptible, and explained to whoever sits at the terminal.
+
+use std::{
+    cell::Cell,
+    future::{Future, pending},
+    time::Duration,
+};
+
+use leasehold::{
+    Error, ErrorKind, Lease, Leasehold, Resource,
+    clock::{Clock, SystemClock},
+    lease::{HeldBy, LeaseRecord, LeaseState, ListFilter, Moment, Names},
+};
+
+use super::{ask::Patience, note::short};
+use crate::{
+    child::{Signals, signal::Signal},
+    duration::{Brief, Measured, millis},
+    exit::{Failure, Result},
+    json,
+    say::{Line, Say},
+    settings::Level,
+};
+
+/// A wait that takes longer explains itself.
+const UNEXPLAINED: Duration = Duration::from_secs(2);
+/// When the first explanation is refreshed; each next one takes twice as long.
+const FIRST_REFRESH: Duration = Duration::from_secs(30);
+/// The longest time between two.
+const LAST_REFRESH: Duration = Duration::from_secs(600);
+/// How long leaving the queue may take.
+const LEAVE_LIMIT: Duration = Duration::from_millis(150);
+
+/// How a wait ended.
+#[derive(Debug)]
+pub(crate) enum Waited<T> {
+    /// It is held.
+    Acquired {
+        /// What was got.
+        held: T,
+        /// Whether somebody was told that it takes a while, and now wants to know that it is over.
+        explained: bool,
+    },
+    /// Busy, or not in time.
+    NotAcquired(Error),
+    /// Somebody wants us to end; the queue was left.
+    Interrupted(Signal),
+}
+
+/// What is waited for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted<'a> {
+    /// Where.
+    pub(crate) locks: &'a Leasehold,
+    /// Which.
+    pub(crate) resource: &'a Resource,
+    /// How long.
+    pub(crate) patience: Patience,
+}
+
+/// Waits for the lock until it is granted, the patience ends, or a signal comes.
+pub(crate) async fn wait<T>(
+    wanted: Wanted<'_>,
+    acquire: impl Future<Output = leasehold::Result<T>>,
+    signals: &mut Signals,
+    say: &Say,
+) -> Result<Waited<T>> {
+    let started = SystemClock.now();
+    let explained = Cell::new(false);
+    let result = tokio::select! {
+        biased;
+        result = acquire => result,
+        signal = signals.next_ending() => {
+            leave(wanted.locks).await;
+            say.say(Line::detail("interrupted", format!("left the queue for {} on {signal}", wanted.resource)));
+            return Ok(Waited::Interrupted(signal));
+        }
+        () = explain(wanted, started, &explained, say) => unreachable!("it explains until it is dropped"),
+    };
+    match result {
+        Ok(held) => Ok(Waited::Acquired { held, explained: explained.get() }),
+        Err(error) if matches!(error.kind(), ErrorKind::Busy | ErrorKind::WaitElapsed) => {
+            Ok(Waited::NotAcquired(error))
+        }
+        Err(error) => Err(Failure::from(error)),
+    }
+}
+
+/// Lets what was asked for be taken back before we exit.
+pub(crate) async fn leave(locks: &Leasehold) {
+    let _lapses_by_itself = tokio::time::timeout(LEAVE_LIMIT, locks.close()).await;
+}
+
+/// That the lock is held now; `-v` tells it always, others hear it after a wait that was explained.
+pub(crate) fn acquired(lease: &Lease, explained: bool) -> Line {
+    let words = format!("acquired {} after {} (fence {})", lease.resource(), Measured(lease.waited()), lease.fence());
+    let line = if explained { Line::new("acquired", words) } else { Line::detail("acquired", words) };
+    line.with("lock", lease.resource().as_str())
+        .with("fence", lease.fence().get())
+        .with("waited_ms", millis(lease.waited()))
+}
+
+/// Why the lock was not acquired, and what to type next.
+pub(crate) fn not_acquired(resource: &Resource, error: &Error, patience: Patience) -> Line {
+    let name = error.resource().unwrap_or(resource);
+    let end = match patience {
+        Patience::For(wait) => format!("gave up after {} (-w)", Brief(wait)),
+        _ => String::from("not waiting (-n)"),
+    };
+    let message = match held_by(error.holders()) {
+        Some(holders) => format!("{name} is held by {holders} — {end}"),
+        None => format!("{name} is busy: others wait for it already — {end}"),
+    };
+    Line::new("not_acquired", message)
+        .hint(format!("see it: leasehold inspect {}", shell_word(name.as_str())))
+        .with("lock", name.as_str())
+        .with("holders", error.holders().iter().map(json::held_by).collect::<Vec<_>>())
+}
+
+/// `alice@laptop:8812 (sleep) for 4s`, and how many more.
+pub(crate) fn held_by(holders: &[HeldBy]) -> Option<String> {
+    let (first, rest) = holders.split_first()?;
+    let note = first.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
+    let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
+    Some(format!("{}{note} for {}{more}", short(first.holder.as_str()), Brief(first.held_for)))
+}
+
+/// The name as it can be typed into a shell.
+pub(crate) fn shell_word(name: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+=,".contains(c);
+    if !name.starts_with('-') && name.chars().all(is_plain) {
+        return name.to_owned();
+    }
+    let quoted = format!("'{}'", name.replace('\'', r"'\''"));
+    if name.starts_with('-') { format!("-- {quoted}") } else { quoted }
+}
+
+/// Explains the wait now and then; never ends. Nobody is asked while nobody listens.
+async fn explain(wanted: Wanted<'_>, started: Moment, explained: &Cell<bool>, say: &Say) {
+    let looks = say.looks();
+    let someone_listens =
+        looks.json || looks.level >= Level::Verbose || (looks.is_terminal && looks.level > Level::Quiet);
+    if wanted.patience == Patience::Try || !someone_listens {
+        return pending().await;
+    }
+    let mut pause = UNEXPLAINED;
+    loop {
+        tokio::time::sleep(pause).await;
+        pause = if pause == UNEXPLAINED { FIRST_REFRESH } else { (pause * 2).min(LAST_REFRESH) };
+        let filter = ListFilter::new(Names::Exactly(wanted.resource.clone()));
+        if let Ok(page) = wanted.locks.list(&filter).await {
+            say.say(explanation(wanted, &page.leases, SystemClock.now().since(started)));
+            explained.set(true);
+        }
+    }
+}
+
+fn explanation(wanted: Wanted<'_>, leases: &[LeaseRecord], since: Duration) -> Line {
+    let holders: Vec<&LeaseRecord> =
+        leases.iter().filter(|lease| matches!(lease.state, LeaseState::Holding { .. })).collect();
+    let own = wanted.locks.holder();
+    let ahead = leases.iter().rev().find_map(|lease| match lease.state {
+        LeaseState::Waiting { ahead, .. } if lease.holder == *own => Some(ahead),
+        _ => None,
+    });
+    let held = holders.split_first().map(|(first, rest)| {
+        let note = first.note.as_ref().map(|note| format!(" \"{note}\"")).unwrap_or_default();
+        let age = match first.state {
+            LeaseState::Holding { held_for, .. } => format!(" for {}", Brief(held_for)),
+            LeaseState::Waiting { .. } => String::new(),
+        };
+        let renewed = first.expires_in.map(|_| format!(", renewed {} ago", Brief(first.renewed_ago)));
+        let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
+        format!(" — held by {}{note}{age}{}{more}", short(first.holder.as_str()), renewed.unwrap_or_default())
+    });
+    let place = ahead.filter(|ahead| *ahead > 0).map(|ahead| format!("; {ahead} ahead of you"));
+    let end = match wanted.patience {
+        Patience::For(wait) => Some(format!("; giving up in {}", Brief(wait.saturating_sub(since)))),
+        Patience::Try | Patience::Forever => None,
+    };
+    let parts = [held, place, end].map(Option::unwrap_or_default).concat();
+    let message = format!("waiting for {}{parts}", wanted.resource);
+    Line::new("waiting", message)
+        .with("lock", wanted.resource.as_str())
+        .with("ahead", ahead)
+        .with("waited_ms", millis(since))
+        .with("holders", holders.iter().map(|record| json::lease(record)).collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_can_be_typed_into_a_shell() {
+        for (name, word) in [("a:b/c-1", "a:b/c-1"), ("a b", "'a b'"), ("it's", r"'it'\''s'"), ("-x", "-- '-x'")] {
+            assert_eq!(shell_word(name), word);
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Random histories through the backend and the model in lock-step.
+//!
+//! Every decision, standing, listing and ending must be the same. Fences are
+//! compared by their order: a backend may leave gaps.
+
+mod moves;
+mod twin;
+
+use std::time::Duration;
+
+use leasehold::clock::{Clock, SystemClock};
+
+use self::{moves::Moves, twin::Twin};
+use crate::{
+    dice::Dice,
+    trials::{Stage, Trial},
+};
+
+/// So many histories, of so many moves each.
+const HISTORIES: u64 = 300;
+const LENGTH: usize = 60;
+
+/// On a slow place fewer histories are run: those that begin within this, and no fewer than a hundred.
+const BUDGET: Duration = Duration::from_secs(8);
+const FEWEST: u64 = 100;
+
+pub(crate) fn trials() -> Vec<Trial> {
+    vec![
+        Trial::new("random histories are decided as by the model", still).if_fifo(),
+        Trial::new("random histories with expiry are decided as by the model", moving).if_fifo().manual(),
+    ]
+}
+
+/// Whether the clock is moved between operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tempo {
+    /// Leases are too long to expire: only what is asked matters.
+    Still,
+    /// Leases are short and the clock is moved past their ends.
+    Moving,
+}
+
+async fn still(stage: Stage) {
+    run(stage, Tempo::Still).await;
+}
+
+async fn moving(stage: Stage) {
+    run(stage, Tempo::Moving).await;
+}
+
+async fn run(stage: Stage, tempo: Tempo) {
+    let (first, started) = (Dice::seed(), SystemClock.now());
+    let mut instances = Vec::new();
+    for _ in 0..3 {
+        instances.push(stage.maker.instance().await);
+    }
+    for count in 0..HISTORIES {
+        if count >= FEWEST && SystemClock.now().since(started) > BUDGET {
+            println!("{count} histories instead of {HISTORIES}: the place is slow");
+            break;
+        }
+        let seed = first + count;
+        let mut moves = Moves::new(seed, tempo);
+        let mut twin = Twin::new(&instances, &stage, seed, tempo);
+        for _ in 0..LENGTH {
+            twin.step(moves.next()).await;
+        }
+        twin.end().await;
+    }
+}

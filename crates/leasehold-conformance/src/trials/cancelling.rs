@@ -1,0 +1,249 @@
+//! A call that is dropped, at whatever point, leaves nothing behind.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::Pin,
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
+
+use leasehold::{Error, Leasehold, backend::Backend};
+use tokio::{task::JoinSet, time};
+
+use super::{
+    Stage, Trial,
+    program::{Way, left, locks_on, soon, waiting},
+};
+use crate::{
+    faulty::{Call, Faulty, Gate},
+    instance::SOON,
+};
+
+pub(super) fn trials() -> Vec<Trial> {
+    [
+        Way::each("program: dropped at each poll, free", free),
+        Way::each("program: dropped at each poll, contended", contended),
+        vec![
+            Trial::new("program: dropped at each poll, every call there is", every_call),
+            Trial::new("program: dropped at any moment of a slow backend", any_moment),
+            Trial::new("program: dropped while the request is on its way", request_under_way),
+            Trial::new("program: dropped while the reply is on its way", reply_under_way),
+            Trial::new("program: dropped while it is handed on", hand_off),
+            Trial::new("program: dropped with some of several taken", some_of_several),
+            Trial::new("program: work that is dropped gives its lock back", work),
+            Trial::new("program: a release that began is finished", release),
+        ],
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+type Attempt<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+
+/// Polls so often, waiting to be woken in between, then drops; tells whether it was done before.
+async fn drop_after(polls: usize, attempt: Attempt<'_>) -> bool {
+    let mut attempt = attempt;
+    let mut left = polls;
+    let done = poll_fn(|cx| {
+        if left == 0 {
+            return Poll::Ready(false);
+        }
+        left -= 1;
+        match attempt.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(true),
+            Poll::Pending if left == 0 => Poll::Ready(false),
+            Poll::Pending => Poll::Pending,
+        }
+    });
+    // One that waits for its turn is woken no more: it is dropped as it stands.
+    time::timeout(Duration::from_millis(50), done).await.unwrap_or(false)
+}
+
+/// Drops one attempt after the other, each a poll later, until one is done; at most so many.
+async fn sweep(most: usize, mut begin: impl FnMut() -> Attempt<'static>, mut after: impl AsyncFnMut(usize)) {
+    for polls in 0..most {
+        let done = drop_after(polls, begin()).await;
+        after(polls).await;
+        if done {
+            return;
+        }
+    }
+}
+
+/// Nothing is left on the place, and the instance has nothing left to do.
+async fn nothing_left(locks: &Leasehold, truth: &Leasehold) {
+    soon("no lease and no place is left", async || left(truth).await == 0).await;
+    time::timeout(SOON, locks.close()).await.expect("no task is left").expect("an answer");
+}
+
+async fn free(stage: Stage, way: Way) {
+    let (one, truth) = (stage.locks().await, stage.locks().await);
+    let begin = || -> Attempt<'static> {
+        let locks = one.clone();
+        Box::pin(async move { drop(way.acquire(&locks, "x").await.expect("it is free")) })
+    };
+    sweep(20, begin, async |polls| {
+        soon(&format!("nothing is left after {polls} polls"), async || left(&truth).await == 0).await;
+    })
+    .await;
+    nothing_left(&one, &truth).await;
+}
+
+async fn contended(stage: Stage, way: Way) {
+    let (one, truth) = (stage.locks().await, stage.locks().await);
+    let held = way.acquire(&truth, "x").await.expect("it is free");
+    let begin = || -> Attempt<'static> {
+        let locks = one.clone();
+        Box::pin(async move { drop(way.acquire(&locks, "x").await.expect("its turn comes")) })
+    };
+    sweep(4, begin, async |polls| {
+        soon(&format!("no place is left after {polls} polls"), async || left(&truth).await == 1).await;
+    })
+    .await;
+    held.check().expect("the holder was not disturbed");
+    held.release().await.expect("an answer");
+    nothing_left(&one, &truth).await;
+}
+
+async fn every_call(stage: Stage) {
+    let truth = stage.locks().await;
+    for call in 0..8 {
+        for contended in [false, true] {
+            let one = stage.locks().await;
+            let held = if contended { Some(truth.rwlock("x").write().await.expect("free")) } else { None };
+            let begin = || attempt(&one, call, contended);
+            sweep(if contended { 3 } else { 12 }, begin, async |polls| {
+                let what = format!("call {call}, contended: {contended}, {polls} polls: nothing is left");
+                soon(&what, async || left(&truth).await == usize::from(contended)).await;
+            })
+            .await;
+            if let Some(held) = held {
+                held.release().await.expect("an answer");
+            }
+            nothing_left(&one, &truth).await;
+        }
+    }
+}
+
+/// One of the calls that get something; all but the last two contend with a lock.
+fn attempt(locks: &Leasehold, call: usize, contended: bool) -> Attempt<'static> {
+    let locks = locks.clone();
+    Box::pin(async move {
+        match call {
+            0 => drop(locks.rwlock("x").read().await),
+            1 => drop(locks.rwlock("x").try_read().await),
+            2 => drop(locks.mutex("x").try_acquire_or_busy().await),
+            3 => drop(locks.mutex("x").reentrant().acquire().await),
+            4 => drop(locks.all(["a", "x", "z"]).acquire().await),
+            5 => drop(locks.mutex("x").with(async |lease| lease.check()).await),
+            6 => drop(locks.mutex("x").max_hold(SOON).acquire().await),
+            _ if contended => {}
+            _ => drop(locks.election("y").campaign().await),
+        }
+    })
+}
+
+/// Each call takes two milliseconds; the caller goes a little later each time.
+async fn any_moment(stage: Stage) {
+    let truth = stage.locks().await;
+    let faulty = Faulty::new(stage.maker.instance().await);
+    faulty.delay(Duration::from_millis(2));
+    let one = locks_on(Arc::clone(&faulty) as Arc<dyn Backend>);
+    for step in 0..20 {
+        let held = if step % 2 == 0 { truth.mutex("b").try_acquire().await.expect("an answer") } else { None };
+        let (locks, mut taking) = (one.clone(), JoinSet::new());
+        taking.spawn(async move { locks.all(["a", "b"]).acquire().await.map(drop) });
+        time::sleep(Duration::from_micros(400 * step)).await;
+        drop(taking);
+        drop(held);
+        soon(&format!("nothing is left after step {step}"), async || left(&truth).await == 0).await;
+    }
+    nothing_left(&one, &truth).await;
+}
+
+async fn request_under_way(stage: Stage) {
+    gated(stage, |faulty| faulty.hold_requests_of(Call::Acquire)).await;
+}
+
+async fn reply_under_way(stage: Stage) {
+    gated(stage, |faulty| faulty.hold_replies_of(Call::Acquire)).await;
+}
+
+/// Free and contended: the call is dropped before the gate opens.
+async fn gated(stage: Stage, close: fn(&Faulty) -> Gate) {
+    let truth = stage.locks().await;
+    for contended in [false, true] {
+        let held = if contended { Some(truth.mutex("x").acquire().await.expect("free")) } else { None };
+        let faulty = Faulty::new(stage.maker.instance().await);
+        let one = locks_on(Arc::clone(&faulty) as Arc<dyn Backend>);
+        let gate = close(&faulty);
+        let mutex = one.mutex("x");
+        drop_after(2, Box::pin(async move { drop(mutex.acquire().await) })).await;
+        gate.open();
+        soon("nothing is left", async || left(&truth).await == usize::from(contended)).await;
+        if let Some(held) = held {
+            held.release().await.expect("an answer");
+        }
+        nothing_left(&one, &truth).await;
+    }
+}
+
+/// The holder releases while the waiter goes: the lease is given on or given back, never stuck.
+async fn hand_off(stage: Stage) {
+    let (one, two) = (stage.locks().await, stage.locks().await);
+    for round in 0..30 {
+        let held = one.mutex("x").acquire().await.expect("nothing is left of the round before");
+        let locks = two.clone();
+        let mut waiter = JoinSet::new();
+        waiter.spawn(async move { locks.mutex("x").acquire().await.map(drop) });
+        soon("it waits", async || waiting(&one, "x").await == 1).await;
+        let mut releasing = JoinSet::new();
+        releasing.spawn(async move { held.release().await });
+        time::sleep(Duration::from_micros(30 * round)).await;
+        drop(waiter);
+        assert!(releasing.join_all().await.remove(0).is_ok());
+        soon(&format!("nothing is left after round {round}"), async || left(&one).await == 0).await;
+    }
+    nothing_left(&two, &one).await;
+}
+
+async fn some_of_several(stage: Stage) {
+    let (one, truth) = (stage.locks().await, stage.locks().await);
+    let held = truth.mutex("b").acquire().await.expect("it is free");
+    let (locks, mut taking) = (one.clone(), JoinSet::new());
+    taking.spawn(async move { locks.all(["a", "b", "c"]).acquire().await.map(drop) });
+    soon("the first is taken, the second waited for", async || left(&truth).await == 3).await;
+    drop(taking);
+    soon("both are given back", async || left(&truth).await == 1).await;
+    held.release().await.expect("an answer");
+    nothing_left(&one, &truth).await;
+}
+
+async fn work(stage: Stage) {
+    let (one, truth) = (stage.locks().await, stage.locks().await);
+    let (locks, mut working) = (one.clone(), JoinSet::new());
+    working.spawn(async move {
+        let for_ever = async |_| -> Result<(), Error> { std::future::pending().await };
+        locks.mutex("x").with(for_ever).await
+    });
+    soon("it works", async || left(&truth).await == 1).await;
+    drop(working);
+    nothing_left(&one, &truth).await;
+}
+
+async fn release(stage: Stage) {
+    let (one, truth) = (stage.locks().await, stage.locks().await);
+    for polls in 1..4 {
+        let guard = one.mutex("x").acquire().await.expect("it is free");
+        drop_after(polls, Box::pin(async move { drop(guard.release().await) })).await;
+        soon("it is released", async || left(&truth).await == 0).await;
+    }
+    let guard = one.rwlock("x").write().await.expect("it is free");
+    drop_after(1, Box::pin(async { drop(guard.downgrade().await) })).await;
+    drop_after(1, Box::pin(async { drop(guard.renew(SOON).await) })).await;
+    guard.check().expect("a dropped renewal loses nothing");
+    drop(guard);
+    nothing_left(&one, &truth).await;
+}

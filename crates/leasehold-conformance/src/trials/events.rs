@@ -1,0 +1,72 @@
+//! Followers see what happens, in the order it happens, from every instance.
+
+use leasehold::{
+    Holder,
+    lease::{Claim, Ending, Event, EventKind, Names, Outcome},
+};
+
+use super::{Stage, Trial};
+use crate::instance::{Watch, ask, attempt, resource};
+
+pub(super) fn trials() -> Vec<Trial> {
+    vec![
+        Trial::new("a follower sees everything in order", in_order),
+        Trial::new("a follower sees only the names it asked for", only_these_names),
+    ]
+}
+
+async fn in_order(stage: Stage) {
+    let (one, two, three) = (stage.instance().await, stage.instance().await, stage.instance().await);
+    let mut watches = [three.watch(Names::All).await, one.watch(Names::Exactly(resource("x"))).await];
+    let (first, second, third) = (ask("x", Claim::EXCLUSIVE), ask("x", Claim::EXCLUSIVE), ask("x", Claim::EXCLUSIVE));
+    let fence = one.granted(&first).await.fence;
+    two.queued(&second).await;
+    two.queued(&third).await;
+    two.busy(&attempt("x", Claim::EXCLUSIVE)).await;
+    one.release_as(&first, &Outcome::failed("E", "it broke")).await;
+    let second_fence = two.holding(&second).await.fence;
+    two.release(&third).await;
+    three.evict("x", second_fence, "stuck").await;
+
+    let expected = [
+        (&first.holder, EventKind::Acquired { fence }),
+        (&second.holder, EventKind::Waiting),
+        (&third.holder, EventKind::Waiting),
+        (&first.holder, EventKind::Ended { ending: Ending::Failed, fence: Some(fence) }),
+        (&second.holder, EventKind::Acquired { fence: second_fence }),
+        (&third.holder, EventKind::Ended { ending: Ending::Cancelled, fence: None }),
+        (&second.holder, EventKind::Ended { ending: Ending::Evicted, fence: Some(second_fence) }),
+    ];
+    for watch in &mut watches {
+        let mut last = None;
+        for (holder, kind) in &expected {
+            let event = expect(watch, holder, kind).await;
+            assert!(last <= Some(event.at), "events are dated in order");
+            last = Some(event.at);
+        }
+        watch.nothing().await;
+    }
+}
+
+async fn expect(watch: &mut Watch, holder: &Holder, kind: &EventKind) -> Event {
+    let event = watch.next().await;
+    assert_eq!((&event.holder, &event.kind), (holder, kind));
+    assert_eq!((event.resource.as_str(), event.claim), ("x", Claim::EXCLUSIVE));
+    event
+}
+
+async fn only_these_names(stage: Stage) {
+    let (one, two) = (stage.instance().await, stage.instance().await);
+    one.granted(&ask("job:0", Claim::EXCLUSIVE)).await;
+    let mut jobs = two.watch(Names::Prefix(String::from("job:"))).await;
+    let mut exactly = two.watch(Names::Exactly(resource("job:2"))).await;
+    for name in ["jo", "job:1", "other", "job:2", "job:22"] {
+        one.granted(&ask(name, Claim::EXCLUSIVE)).await;
+    }
+    for name in ["job:1", "job:2", "job:22"] {
+        assert_eq!(jobs.next().await.resource.as_str(), name);
+    }
+    assert_eq!(exactly.next().await.resource.as_str(), "job:2");
+    jobs.nothing().await;
+    exactly.nothing().await;
+}

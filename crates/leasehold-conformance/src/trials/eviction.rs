@@ -1,0 +1,69 @@
+//! An operator takes a lease away, and only the one that was meant.
+
+use leasehold::{
+    Fence,
+    lease::{Claim, Ending, Evicted, Standing},
+};
+
+use super::{Stage, Trial};
+use crate::instance::{ask, permits};
+
+pub(super) fn trials() -> Vec<Trial> {
+    vec![
+        Trial::new("evicting under a stale fence changes nothing", stale_fence),
+        Trial::new("an eviction is handed on and recorded with its reason", handed_on),
+        Trial::new("an eviction takes one of those who share", one_of_many),
+        Trial::new("who is evicted and who follows are told", told).if_pushes(),
+    ]
+}
+
+async fn stale_fence(stage: Stage) {
+    let (one, two) = (stage.instance().await, stage.instance().await);
+    assert_eq!(one.evict("x", Fence::new(7), "nobody").await, Evicted::NoSuchFence { current: vec![] });
+    let first = ask("x", Claim::EXCLUSIVE);
+    let old = one.granted(&first).await.fence;
+    one.free(&first).await;
+    let second = ask("x", Claim::EXCLUSIVE);
+    let grant = one.granted(&second).await;
+    let refused = two.evict("x", old, "too late").await;
+    assert_eq!(refused, Evicted::NoSuchFence { current: vec![grant.fence] });
+    assert_eq!(one.holding(&second).await, grant);
+}
+
+async fn handed_on(stage: Stage) {
+    let (one, two) = (stage.instance().await, stage.instance().await);
+    let (first, second) = (ask("x", Claim::EXCLUSIVE), ask("x", Claim::EXCLUSIVE));
+    let fence = one.granted(&first).await.fence;
+    one.queued(&second).await;
+    let evicted = two.evict("x", fence, "stuck since Tuesday").await;
+    assert_eq!(evicted, Evicted::Evicted { holder: first.holder.clone() });
+    assert_eq!(one.standing(&first).await, Standing::Gone);
+    one.holding(&second).await;
+    let history = two.history("x").await;
+    assert_eq!((history[0].ending, history[0].fence), (Ending::Evicted, Some(fence)));
+    assert_eq!(history[0].problem.as_ref().map(|problem| problem.details.as_str()), Some("stuck since Tuesday"));
+}
+
+async fn one_of_many(stage: Stage) {
+    let one = stage.instance().await;
+    let requests = [ask("x", permits(1, 3)), ask("x", permits(1, 3)), ask("x", permits(1, 3))];
+    let mut fences = Vec::new();
+    for request in &requests {
+        fences.push(one.granted(request).await.fence);
+    }
+    one.evict("x", fences[1], "stuck").await;
+    assert_eq!(one.standing(&requests[1]).await, Standing::Gone);
+    one.holding(&requests[0]).await;
+    one.holding(&requests[2]).await;
+}
+
+async fn told(stage: Stage) {
+    let (one, two, operator) = (stage.instance().await, stage.instance().await, stage.instance().await);
+    let (first, second) = (ask("x", Claim::EXCLUSIVE), ask("x", Claim::EXCLUSIVE));
+    let fence = one.granted(&first).await.fence;
+    two.queued(&second).await;
+    operator.evict("x", fence, "stuck").await;
+    one.told_evicted(&first).await;
+    assert_eq!(two.told_granted(&second).await, two.holding(&second).await.fence);
+    operator.told_nothing().await;
+}

@@ -1,0 +1,156 @@
+//! One at a time: what a mutex is for.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use leasehold::lease::{Claim, Decision, LeaseState, Released, Request, Standing};
+use tokio::{sync::Barrier, task::JoinSet, time};
+
+use super::{Stage, Trial};
+use crate::instance::{Instance, ask, attempt};
+
+pub(super) fn trials() -> Vec<Trial> {
+    [
+        Trial::alone("one holds, the others are told who", one_holds),
+        Trial::alone("never two at a time under contention", contention),
+        Trial::alone("asking twice with one id gives one lease", same_id),
+        Trial::alone("a try leaves nothing behind and overtakes nobody", try_is_modest),
+        Trial::alone("releasing another's id changes nothing", foreign_release),
+        Trial::alone("a lease asked for here may be renewed and released there", other_instance),
+        vec![Trial::new("names do not contend with each other", names_apart)],
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+async fn one_holds(stage: Stage, claim: Claim) {
+    let (one, two) = (stage.instance().await, stage.instance().await);
+    let first = Request { note: Some(String::from("nightly run")), ..attempt("x", claim) };
+    let grant = one.granted(&first).await;
+    for instance in [&one, &two] {
+        let busy = instance.busy(&attempt("x", claim)).await;
+        assert_eq!(busy.waiting, 0);
+        let [held] = busy.holders.as_slice() else { panic!("one holds, not {:?}", busy.holders) };
+        assert_eq!((&held.holder, held.fence, held.mode), (&first.holder, grant.fence, claim.mode()));
+        assert_eq!(held.note.as_deref(), Some("nightly run"));
+    }
+    one.free(&first).await;
+    two.granted(&attempt("x", claim)).await;
+}
+
+/// Eight askers on three instances; whoever holds must be alone.
+async fn contention(stage: Stage, claim: Claim) {
+    const ASKERS: usize = 8;
+    const ROUNDS: usize = 8;
+    let instances = [stage.instance().await, stage.instance().await, stage.instance().await];
+    let inside = Arc::new(AtomicUsize::new(0));
+    let together = Arc::new(Barrier::new(ASKERS));
+    let mut askers = JoinSet::new();
+    for at in 0..ASKERS {
+        let (instance, inside) = (Arc::clone(&instances[at % instances.len()]), Arc::clone(&inside));
+        let together = Arc::clone(&together);
+        askers.spawn(async move {
+            for _ in 0..ROUNDS {
+                together.wait().await;
+                let request = ask("x", claim);
+                hold(&instance, &request).await;
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two hold at once");
+                time::sleep(Duration::from_micros(200)).await;
+                assert_eq!(inside.fetch_sub(1, Ordering::SeqCst), 1, "two held at once");
+                instance.free(&request).await;
+            }
+        });
+    }
+    askers.join_all().await;
+    assert!(instances[0].list("x").await.is_empty(), "all were released");
+}
+
+/// Asks until it holds: hints are not what this trial is about.
+async fn hold(instance: &Instance, request: &Request) {
+    loop {
+        match instance.acquire(request).await {
+            Decision::Granted(_) => return,
+            Decision::Queued(_) => time::sleep(Duration::from_millis(1)).await,
+            other => panic!("a place in the queue was refused: {other:?}"),
+        }
+    }
+}
+
+async fn same_id(stage: Stage, claim: Claim) {
+    let (one, two) = (stage.instance().await, stage.instance().await);
+    let first = ask("x", claim);
+    let grant = one.granted(&first).await;
+    for instance in [&one, &two, &one] {
+        assert_eq!(instance.granted(&first).await, grant, "the same id holds the same lease");
+    }
+    let second = ask("x", claim);
+    for _ in 0..3 {
+        assert_eq!(two.queued(&second).await.ahead, 0, "the same id has one place");
+    }
+    assert_eq!(one.list("x").await.len(), 2);
+    one.free(&first).await;
+    let fence = two.granted(&second).await.fence;
+    assert_eq!(two.granted(&second).await.fence, fence);
+    two.free(&second).await;
+    assert!(one.list("x").await.is_empty(), "one release ends it, however often it was asked for");
+}
+
+async fn try_is_modest(stage: Stage, claim: Claim) {
+    let (one, two) = (stage.instance().await, stage.instance().await);
+    let (first, second) = (ask("x", claim), ask("x", claim));
+    one.granted(&first).await;
+    for _ in 0..3 {
+        two.busy(&attempt("x", claim)).await;
+    }
+    assert_eq!(one.list("x").await.len(), 1, "a try that failed has no place");
+
+    two.queued(&second).await;
+    assert_eq!(one.busy(&attempt("x", claim)).await.waiting, 1);
+    one.free(&first).await;
+    one.busy(&attempt("x", claim)).await;
+    two.holding(&second).await;
+}
+
+async fn foreign_release(stage: Stage, claim: Claim) {
+    let (one, two) = (stage.instance().await, stage.instance().await);
+    let (first, second, stranger) = (ask("x", claim), ask("x", claim), ask("x", claim));
+    let grant = one.granted(&first).await;
+    two.queued(&second).await;
+    for instance in [&one, &two] {
+        assert_eq!(instance.release(&stranger).await, Released::Gone);
+        assert_eq!(instance.standing(&stranger).await, Standing::Gone);
+    }
+    assert_eq!(one.holding(&first).await, grant);
+    one.free(&first).await;
+    assert_eq!(one.release(&first).await, Released::Gone, "a release twice frees once");
+    two.holding(&second).await;
+}
+
+async fn other_instance(stage: Stage, claim: Claim) {
+    let (one, two) = (stage.instance().await, stage.instance().await);
+    let request = ask("x", claim);
+    let grant = one.granted(&request).await;
+    assert_eq!(two.holding(&request).await, grant);
+    two.free(&request).await;
+    assert_eq!(one.standing(&request).await, Standing::Gone);
+}
+
+async fn names_apart(stage: Stage) {
+    let one = stage.instance().await;
+    let names = ["x", "X", "x ", "x:", "x:1", "xx", "х", "x%", "x*", "../x", "x/y", "{x}", "x'y\"z", "x\\y", "."];
+    for name in names {
+        one.granted(&attempt(name, Claim::EXCLUSIVE)).await;
+    }
+    for name in names {
+        let records = one.list(name).await;
+        assert_eq!(records.len(), 1, "{name:?} is one resource");
+        assert_eq!(records[0].resource.as_str(), name);
+        assert!(matches!(records[0].state, LeaseState::Holding { .. }));
+    }
+}

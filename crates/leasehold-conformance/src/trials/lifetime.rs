@@ -1,0 +1,170 @@
+//! A lease lives as long as it was given, not shorter and not much longer.
+
+use std::time::Duration;
+
+use leasehold::lease::{Claim, Ending, Lifetime, Renewal, Request, Standing};
+use tokio::time;
+
+use super::{Stage, Trial};
+use crate::instance::{Instance, SOON, ask, attempt, renewal, ttl};
+
+/// Short enough to wait for, long enough that a busy machine does not outlast it by accident.
+const SHORT: Duration = Duration::from_millis(300);
+
+pub(super) fn trials() -> Vec<Trial> {
+    vec![
+        Trial::new("renewing what is gone tells so and makes nothing", renewing_the_gone),
+        Trial::new("renewing never shortens", renewing_never_shortens),
+        Trial::new("one call renews many, each told in its order", batches),
+        Trial::new("a detached lease expires everywhere", detached_expires),
+        Trial::new("a detached lease that is renewed lives on", detached_renewed),
+        Trial::new("a waiter is told when to ask again", ask_again),
+        Trial::new("a lease that nobody renews expires", attached_expires).if_ttl(),
+        Trial::new("a place that nobody renews expires", place_expires).if_ttl(),
+        Trial::new("expiry to the microsecond", exact_expiry).manual(),
+    ]
+}
+
+async fn renewing_the_gone(stage: Stage) {
+    let (one, two) = (stage.instance().await, stage.instance().await);
+    let request = ask("x", Claim::EXCLUSIVE);
+    assert_eq!(one.standing(&request).await, Standing::Gone, "never asked for");
+    one.granted(&request).await;
+    one.free(&request).await;
+    for instance in [&one, &two] {
+        assert_eq!(instance.standing(&request).await, Standing::Gone, "released");
+    }
+    assert!(one.list("x").await.is_empty(), "a renewal makes no lease");
+}
+
+/// Detached, so that the end is a matter of the clock on every backend.
+async fn renewing_never_shortens(stage: Stage) {
+    let one = stage.instance().await;
+    let request = Request { lifetime: Lifetime::Detached, ..ask("x", Claim::EXCLUSIVE) };
+    one.granted(&request).await;
+    let before = expires_in(&one, "x").await;
+    one.renew(Renewal { ttl: ttl(Duration::from_secs(1)), ..renewal(&request) }).await;
+    assert!(expires_in(&one, "x").await + Duration::from_secs(60) > before, "a short renewal shortened the lease");
+    one.acquire(&Request { ttl: ttl(Duration::from_secs(1)), ..request.clone() }).await;
+    assert!(expires_in(&one, "x").await + Duration::from_secs(60) > before, "a short ask shortened the lease");
+    one.renew(Renewal { ttl: ttl(request.ttl.get() * 2), ..renewal(&request) }).await;
+    let after = expires_in(&one, "x").await;
+    assert!(after > before && after <= request.ttl.get() * 2, "the end is now + ttl, not added: {after:?}");
+}
+
+async fn batches(stage: Stage) {
+    let (one, two) = (stage.instance().await, stage.instance().await);
+    let held: Vec<Request> = (0..20).map(|at| attempt(&format!("x{at}"), Claim::EXCLUSIVE)).collect();
+    let mut renewals = Vec::new();
+    let mut expected = Vec::new();
+    for request in &held {
+        expected.push(Standing::Holding(one.granted(request).await));
+        renewals.push(renewal(request));
+    }
+    let waiting = ask("x7", Claim::EXCLUSIVE);
+    let place = two.queued(&waiting).await;
+    renewals.insert(5, renewal(&attempt("unknown", Claim::EXCLUSIVE)));
+    expected.insert(5, Standing::Gone);
+    renewals.insert(9, renewal(&waiting));
+    expected.insert(9, Standing::Waiting(place));
+
+    let mut standings = one.renew_all(&renewals).await;
+    if let Standing::Waiting(renewed) = &mut standings[9] {
+        renewed.ask_again_in = place.ask_again_in;
+    }
+    assert_eq!(standings, expected);
+    assert!(one.renew_all(&[]).await.is_empty());
+}
+
+async fn detached_expires(stage: Stage) {
+    let (one, two) = (stage.instance().await, stage.instance().await);
+    let abandoned = Request { lifetime: Lifetime::Detached, ttl: ttl(SHORT), ..attempt("x", Claim::EXCLUSIVE) };
+    one.granted(&abandoned).await;
+    expires(&one, &two, &abandoned).await;
+}
+
+async fn detached_renewed(stage: Stage) {
+    let one = stage.instance().await;
+    let request = Request { lifetime: Lifetime::Detached, ttl: ttl(SHORT * 3), ..attempt("x", Claim::EXCLUSIVE) };
+    let grant = one.granted(&request).await;
+    for _ in 0..5 {
+        time::sleep(SHORT).await;
+        assert_eq!(one.standing(&request).await, Standing::Holding(grant), "it was renewed in time");
+    }
+}
+
+async fn attached_expires(stage: Stage) {
+    let (one, two) = (stage.instance().await, stage.instance().await);
+    let abandoned = Request { ttl: ttl(SHORT), ..attempt("x", Claim::EXCLUSIVE) };
+    one.granted(&abandoned).await;
+    expires(&one, &two, &abandoned).await;
+}
+
+/// The next asker gets it, not before its end and soon after; history says how it ended.
+async fn expires(one: &Instance, two: &Instance, abandoned: &Request) {
+    let next = ask("x", Claim::EXCLUSIVE);
+    let place = two.queued(&next).await;
+    let left = place.ask_again_in.expect("a lease with an end is ahead");
+    assert!(left <= SHORT, "the end is at most a ttl away: {left:?}");
+    time::sleep(left).await;
+    let granted = async {
+        while !matches!(two.standing(&next).await, Standing::Holding(_)) {
+            time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    time::timeout(SOON, granted).await.expect("an expired lease must not stay in the way");
+    assert_eq!(one.standing(abandoned).await, Standing::Gone);
+    let history = one.history("x").await;
+    assert_eq!(history.len(), 1);
+    assert_eq!((history[0].ending, &history[0].holder), (Ending::Expired, &abandoned.holder));
+    let lived = history[0].ended_at.since(history[0].acquired_at.expect("it held"));
+    assert!(lived + Duration::from_millis(50) >= SHORT, "it was cut short: {lived:?}");
+}
+
+async fn place_expires(stage: Stage) {
+    let (one, two) = (stage.instance().await, stage.instance().await);
+    let holding = ask("x", Claim::EXCLUSIVE);
+    let abandoned = Request { ttl: ttl(SHORT), ..ask("x", Claim::EXCLUSIVE) };
+    let patient = ask("x", Claim::EXCLUSIVE);
+    one.granted(&holding).await;
+    one.queued(&abandoned).await;
+    let place = two.queued(&patient).await;
+    assert_eq!(place.ahead, 1);
+    time::sleep(SHORT + Duration::from_millis(100)).await;
+    assert_eq!(two.queued(&patient).await.ahead, 0, "the abandoned place is gone");
+    assert_eq!(one.standing(&abandoned).await, Standing::Gone);
+    let history = one.history("x").await;
+    assert_eq!((history[0].ending, history[0].fence), (Ending::Expired, None));
+    one.free(&holding).await;
+    two.holding(&patient).await;
+}
+
+async fn ask_again(stage: Stage) {
+    let (one, two) = (stage.instance().await, stage.instance().await);
+    let minute = Duration::from_secs(60);
+    let holding = Request { lifetime: Lifetime::Detached, ttl: ttl(minute), ..ask("x", Claim::EXCLUSIVE) };
+    one.granted(&holding).await;
+    let waiting = ask("x", Claim::EXCLUSIVE);
+    let left = two.queued(&waiting).await.ask_again_in.expect("the lease ahead has an end");
+    assert!(left <= minute && left + SOON > minute, "the lease ahead ends in a minute, not in {left:?}");
+    one.renew(Renewal { ttl: ttl(minute * 3), ..renewal(&holding) }).await;
+    let left = two.queued(&waiting).await.ask_again_in.expect("the lease ahead has an end");
+    assert!(left > minute * 2, "the lease ahead was renewed");
+}
+
+async fn exact_expiry(stage: Stage) {
+    let (one, two) = (stage.instance().await, stage.instance().await);
+    let length = Duration::from_secs(30);
+    let request = Request { lifetime: Lifetime::Detached, ttl: ttl(length), ..attempt("x", Claim::EXCLUSIVE) };
+    let grant = one.granted(&request).await;
+    stage.clock.advance(length.saturating_sub(Duration::from_micros(1)));
+    two.busy(&attempt("x", Claim::EXCLUSIVE)).await;
+    stage.clock.advance(Duration::from_micros(1));
+    assert_eq!(one.standing(&request).await, Standing::Gone);
+    two.granted(&attempt("x", Claim::EXCLUSIVE)).await;
+    assert_eq!(one.history("x").await[0].ended_at, grant.acquired_at.after(length));
+}
+
+async fn expires_in(instance: &Instance, name: &str) -> Duration {
+    instance.list(name).await[0].expires_in.expect("it has an end")
+}

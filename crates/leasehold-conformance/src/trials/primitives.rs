@@ -1,0 +1,226 @@
+//! Every primitive through the engine, as a program uses it.
+
+use std::{sync::Arc, time::Duration};
+
+use leasehold::{
+    Error, ErrorKind, Fence, Guard, Leasehold, Loss, Metadata, Outcome, Result,
+    lease::{Ending, ListFilter, Names, Released, Standing},
+};
+use parking_lot::Mutex;
+use tokio::{task::JoinSet, time};
+
+use super::{
+    Stage, Trial,
+    program::{Way, history, left, soon, waiting},
+};
+use crate::instance::{SOON, resource};
+
+pub(super) fn trials() -> Vec<Trial> {
+    [
+        Way::each("program: locked, refused, released", locked_and_released),
+        Way::each("program: waiters are served in the order they came", in_order),
+        Way::each("program: a wait that is over names the holder and leaves nothing", gives_up),
+        Way::each("program: a dropped guard gives back", dropped),
+        vec![
+            Trial::new("program: readers share and a writer can keep reading", readers_and_writer),
+            Trial::new("program: permits are weighed and limits must agree", semaphore),
+            Trial::new("program: work under a lock is recorded as it ended", work),
+            Trial::new("program: work stops when its lease is taken away", work_stops),
+            Trial::new("program: a holder enters a re-entrant lock again", reentrant),
+            Trial::new("program: a guard is not held longer than it may be", max_hold),
+            Trial::new("program: a detached lease is handed on by its handle", detached),
+            Trial::new("program: the metadata of a lease can be changed", metadata),
+        ],
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+async fn locked_and_released(stage: Stage, way: Way) {
+    let (one, two) = (stage.locks().await, stage.locks().await);
+    let mut last = Fence::default();
+    for locks in [&one, &two, &one] {
+        let guard = way.acquire(locks, "x").await.expect("it is free");
+        assert!(guard.fence() > last, "fences rise");
+        last = guard.fence();
+        guard.check().expect("it is held");
+        for other in [&one, &two] {
+            assert!(way.try_acquire(other, "x").await.expect("an answer").is_none(), "it is held");
+        }
+        assert_eq!(guard.release().await.expect("an answer"), Released::Freed);
+    }
+    assert_eq!(left(&one).await, 0);
+}
+
+async fn in_order(stage: Stage, way: Way) {
+    let instances = [stage.locks().await, stage.locks().await, stage.locks().await];
+    let holding = way.acquire(&instances[0], "x").await.expect("it is free");
+    let served = Arc::new(Mutex::new(Vec::new()));
+    let mut waiters = JoinSet::new();
+    for at in 0..12 {
+        let (locks, served) = (instances[at % instances.len()].clone(), Arc::clone(&served));
+        waiters.spawn(async move {
+            let guard = way.acquire(&locks, "x").await.expect("its turn comes");
+            served.lock().push((at, guard.fence()));
+            guard.release().await.expect("an answer");
+        });
+        soon("the waiter is in the queue", async || waiting(&instances[0], "x").await == at + 1).await;
+    }
+    holding.release().await.expect("an answer");
+    time::timeout(SOON, waiters.join_all()).await.expect("everyone gets a turn");
+    let served = served.lock();
+    assert!(served.is_sorted(), "order and fences: {served:?}");
+}
+
+async fn gives_up(stage: Stage, way: Way) {
+    let (one, two) = (stage.locks().await, stage.locks().await);
+    let guard = way.acquire(&one, "x").await.expect("it is free");
+    let error = way.acquire_within(&two, "x", Duration::from_millis(100)).await.expect_err("it is held");
+    assert_eq!(error.kind(), ErrorKind::WaitElapsed);
+    assert_eq!(error.holders().first().map(|held| &held.holder), Some(one.holder()), "{error}");
+    assert!(error.to_string().contains(one.holder().as_str()), "{error}");
+    soon("the place is given up", async || left(&one).await == 1).await;
+    soon("the wait is recorded", async || {
+        history(&one, "x").await.first().is_some_and(|ended| ended.ending == Ending::GaveUp)
+    })
+    .await;
+    guard.release().await.expect("an answer");
+}
+
+async fn dropped(stage: Stage, way: Way) {
+    let (one, two) = (stage.locks().await, stage.locks().await);
+    drop(way.acquire(&one, "x").await.expect("it is free"));
+    way.acquire(&two, "x").await.expect("it is given back").release().await.expect("an answer");
+    assert_eq!(history(&two, "x").await.len(), 2);
+}
+
+async fn readers_and_writer(stage: Stage) {
+    let (one, two) = (stage.locks().await, stage.locks().await);
+    let readers = [one.rwlock("x").read().await.expect("free"), two.rwlock("x").read().await.expect("shared")];
+    assert!(two.rwlock("x").try_write().await.expect("an answer").is_none());
+    assert!(one.mutex("x").try_acquire().await.expect("an answer").is_none(), "a mutex is the write side");
+    for reader in readers {
+        reader.release().await.expect("an answer");
+    }
+    let writer = one.rwlock("x").write().await.expect("free");
+    let fence = writer.fence();
+    assert!(two.rwlock("x").try_read().await.expect("an answer").is_none());
+    let late = two.rwlock("x");
+    let readers_to_be = JoinSet::from_iter([async move { late.read().await }]);
+    soon("the reader waits", async || waiting(&one, "x").await == 1).await;
+    writer.downgrade().await.expect("writers may read");
+    let reader =
+        time::timeout(SOON, readers_to_be.join_all()).await.expect("it is let in").remove(0).expect("it reads");
+    assert_eq!(writer.fence(), fence);
+    assert!(two.rwlock("x").try_write().await.expect("an answer").is_none(), "both still read");
+    writer.release().await.expect("an answer");
+    reader.release().await.expect("an answer");
+}
+
+async fn semaphore(stage: Stage) {
+    let (one, two) = (stage.locks().await, stage.locks().await);
+    let take = async |locks: &Leasehold, permits| locks.semaphore("x", 5).permits(permits).try_acquire().await;
+    let three = take(&one, 3).await.expect("an answer").expect("five are free");
+    let two_more = take(&two, 2).await.expect("an answer").expect("two are free");
+    assert!(take(&one, 1).await.expect("an answer").is_none());
+    let error = two.semaphore("x", 3).acquire().await.expect_err("the limits differ");
+    assert_eq!(error.kind(), ErrorKind::ShapeMismatch);
+    let words = error.to_string();
+    assert!(words.contains("semaphore of 5") && words.contains("semaphore of 3"), "both are named: {words}");
+    three.release().await.expect("an answer");
+    let again = take(&two, 3).await.expect("an answer").expect("three are free");
+    drop((two_more, again));
+    soon("all is given back", async || left(&one).await == 0).await;
+}
+
+async fn work(stage: Stage) {
+    let (one, two) = (stage.locks().await, stage.locks().await);
+    let done = one.mutex("x").with(async |lease| lease.check().map(|()| lease.fence())).await;
+    let fence = done.expect("the work is done");
+    assert_eq!(left(&two).await, 0);
+
+    let failed: Result<()> = two.mutex("x").with(async |_| Err(Error::unavailable("the till is closed"))).await;
+    assert_eq!(failed.expect_err("the work failed").kind(), ErrorKind::Unavailable);
+    let ended = history(&one, "x").await;
+    assert_eq!((ended[1].ending, ended[1].fence), (Ending::Released, Some(fence)));
+    assert_eq!((ended[0].ending, &ended[0].holder), (Ending::Failed, two.holder()));
+    let problem = ended[0].problem.as_ref().expect("what went wrong");
+    assert!(problem.details.contains("the till is closed"), "{problem:?}");
+
+    let guard = one.mutex("x").acquire().await.expect("it is free again");
+    let refused = two.mutex("x").try_with(async |_| Ok::<_, Error>(())).await.expect("an answer");
+    assert_eq!(refused, None, "no work is done without the lock");
+    guard.release().await.expect("an answer");
+    assert_eq!(two.mutex("x").try_with(async |_| Ok::<_, Error>(7)).await.expect("an answer"), Some(7));
+}
+
+async fn work_stops(stage: Stage) {
+    let (one, operator) = (stage.locks().await, stage.locks().await);
+    let ended = one
+        .mutex("x")
+        .with(async |lease| {
+            operator.evict(&resource("x"), lease.fence(), "stuck").await?;
+            time::sleep(SOON).await;
+            Ok::<_, Error>("the work went on")
+        })
+        .await;
+    assert_eq!(ended.expect_err("the lease was taken away").kind(), ErrorKind::Lost);
+    assert_eq!(history(&one, "x").await[0].ending, Ending::Evicted);
+}
+
+async fn reentrant(stage: Stage) {
+    let (one, two) = (stage.locks().await, stage.locks().await);
+    let outer = one.mutex("x").reentrant().acquire().await.expect("it is free");
+    let middle = one.mutex("x").reentrant().acquire().await.expect("the same holder");
+    assert_eq!(middle.fence(), outer.fence(), "one lease, one fence");
+    assert_eq!(left(&two).await, 1);
+    assert!(two.mutex("x").reentrant().try_acquire().await.expect("an answer").is_none(), "another holder");
+    assert!(one.mutex("x").try_acquire().await.expect("an answer").is_none(), "not without saying so");
+    assert_eq!(outer.release().await.expect("an answer"), Released::Shared);
+    middle.check().expect("the last guard holds");
+    assert!(two.mutex("x").try_acquire().await.expect("an answer").is_none());
+    assert_eq!(middle.release().await.expect("an answer"), Released::Freed);
+    assert_eq!(left(&two).await, 0);
+}
+
+async fn max_hold(stage: Stage) {
+    let (one, two) = (stage.locks().await, stage.locks().await);
+    let guard = one.mutex("x").max_hold(Duration::from_millis(200)).acquire().await.expect("it is free");
+    guard.check().expect("it is held");
+    let next = time::timeout(SOON, two.mutex("x").wait_forever().acquire()).await.expect("it ends").expect("free");
+    assert_eq!(guard.lost().await, Loss::MaxHold);
+    assert_eq!(guard.check().expect_err("it is lost").kind(), ErrorKind::Lost);
+    assert_eq!(history(&two, "x").await[0].ending, Ending::MaxHold);
+    drop(guard);
+    time::sleep(Duration::from_millis(50)).await;
+    next.check().expect("a guard that lost its lease releases nothing");
+    next.release().await.expect("an answer");
+}
+
+async fn detached(stage: Stage) {
+    let (one, two) = (stage.locks().await, stage.locks().await);
+    let detached = one.mutex("x").acquire_detached().await.expect("it is free");
+    assert!(two.mutex("x").try_acquire_detached().await.expect("an answer").is_none());
+    let handle = detached.handle.to_string().parse().expect("a handle is text");
+    one.close().await.expect("nothing is left to do");
+    let Standing::Holding(grant) = two.check(&handle).await.expect("an answer") else {
+        panic!("it outlives its asker")
+    };
+    assert_eq!(grant.fence, detached.grant.fence);
+    two.renew(&handle, Duration::from_secs(60)).await.expect("an answer");
+    let released = two.release(&handle, Outcome::Completed).await.expect("an answer");
+    assert_eq!(released, Released::Freed);
+    assert_eq!(two.check(&handle).await.expect("an answer"), Standing::Gone);
+}
+
+async fn metadata(stage: Stage) {
+    let (one, two) = (stage.locks().await, stage.locks().await);
+    let value = |text: &str| Metadata::from_iter([(String::from("step"), text.into())]);
+    let guard: Guard = one.mutex("x").note("nightly").metadata(value("copy")).acquire().await.expect("free");
+    let seen = async || two.list(&ListFilter::new(Names::All)).await.expect("a list").leases;
+    assert_eq!((seen().await[0].note.as_deref(), &seen().await[0].metadata), (Some("nightly"), &value("copy")));
+    guard.set_metadata(value("verify")).await.expect("it is held");
+    assert_eq!((seen().await[0].metadata.clone(), guard.metadata()), (value("verify"), value("verify")));
+    guard.release().await.expect("an answer");
+}

@@ -1,0 +1,128 @@
+//! Who waits is served in the order of coming, and told.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use leasehold::{
+    backend::Hint,
+    lease::{Claim, LeaseId, Released, Request, Standing},
+};
+
+use super::{Stage, Trial};
+use crate::instance::{Instance, MOMENT, ask};
+
+pub(super) fn trials() -> Vec<Trial> {
+    let pushed = Trial::alone("fifty waiters are served in order, each told once", fifty_waiters);
+    let ordered = [
+        Trial::new("a place counts those ahead", places_are_counted),
+        Trial::new("leaving the middle of the queue closes the gap", leaving_the_middle),
+        Trial::new("a waiting lease is renewed like one that holds", renewing_a_place),
+    ];
+    let mut trials: Vec<Trial> = pushed.into_iter().map(Trial::if_pushes).collect();
+    trials.extend(ordered.into_iter().map(Trial::if_fifo));
+    trials.push(Trial::new("a hint comes after the state it tells of", hints_tell_the_truth).if_pushes());
+    trials
+}
+
+async fn fifty_waiters(stage: Stage, claim: Claim) {
+    const WAITERS: usize = 50;
+    let instances = [stage.instance().await, stage.instance().await, stage.instance().await];
+    let at = |waiter: usize| &instances[waiter * 7 % instances.len()];
+    let first = ask("x", claim);
+    let mut last_fence = at(0).granted(&first).await.fence;
+    let mut newest = last_fence;
+    let waiters: Vec<Request> = (0..WAITERS).map(|_| ask("x", claim)).collect();
+    for (waiter, request) in waiters.iter().enumerate() {
+        let place = at(waiter).queued(request).await;
+        assert_eq!(place.ahead as usize, waiter);
+        assert!(place.last_fence >= last_fence, "the newest fence is at least the holder's");
+        newest = place.last_fence;
+    }
+
+    let mut before = first;
+    for (waiter, request) in waiters.into_iter().enumerate() {
+        instances[waiter % 2].free(&before).await;
+        let fence = at(waiter).told_granted(&request).await;
+        assert!(fence > last_fence && fence > newest, "waiter {waiter}: fence {fence} came after {last_fence}");
+        assert_eq!(at(waiter).holding(&request).await.fence, fence, "waiter {waiter} was told the truth");
+        (before, last_fence) = (request, fence);
+    }
+    for instance in &instances {
+        instance.told_nothing().await;
+    }
+    instances[0].free(&before).await;
+    assert!(instances[0].list("x").await.is_empty());
+}
+
+async fn places_are_counted(stage: Stage) {
+    let (one, two) = (stage.instance().await, stage.instance().await);
+    let holding = ask("x", Claim::EXCLUSIVE);
+    let fence = one.granted(&holding).await.fence;
+    let waiting: Vec<Request> = (0..4).map(|_| ask("x", Claim::EXCLUSIVE)).collect();
+    for (at, request) in waiting.iter().enumerate() {
+        assert_eq!(two.queued(request).await.ahead as usize, at);
+    }
+    one.free(&holding).await;
+    for (at, request) in waiting.iter().enumerate().skip(1) {
+        let place = one.queued(request).await;
+        assert_eq!(place.ahead as usize, at - 1);
+        assert!(place.last_fence > fence, "the newest fence is that of the new holder");
+    }
+}
+
+async fn leaving_the_middle(stage: Stage) {
+    let (one, two) = (stage.instance().await, stage.instance().await);
+    let requests: Vec<Request> = (0..4).map(|_| ask("x", Claim::EXCLUSIVE)).collect();
+    let [first, second, third, fourth] = requests.as_slice() else { unreachable!("four were made") };
+    one.granted(first).await;
+    for request in [second, third, fourth] {
+        two.queued(request).await;
+    }
+    assert_eq!(two.release(third).await, Released::LeftQueue);
+    assert_eq!(two.standing(third).await, Standing::Gone);
+    assert_eq!(two.queued(fourth).await.ahead, 1);
+    assert_eq!(two.release(second).await, Released::LeftQueue);
+    one.free(first).await;
+    two.holding(fourth).await;
+}
+
+async fn renewing_a_place(stage: Stage) {
+    let (one, two) = (stage.instance().await, stage.instance().await);
+    let (first, second) = (ask("x", Claim::EXCLUSIVE), ask("x", Claim::EXCLUSIVE));
+    one.granted(&first).await;
+    two.queued(&second).await;
+    let Standing::Waiting(place) = two.standing(&second).await else { panic!("it waits") };
+    assert_eq!(place.ahead, 0);
+    one.free(&first).await;
+    assert!(matches!(two.standing(&second).await, Standing::Holding(_)), "renewing tells what a hint may not have");
+}
+
+/// Hand-offs in quick succession: at each hint, the one told does hold. Hints to others are not sent.
+async fn hints_tell_the_truth(stage: Stage) {
+    let instances = [stage.instance().await, stage.instance().await];
+    let requests: Vec<Request> = (0..20).map(|_| ask("x", Claim::SHARED)).collect();
+    let writer = ask("x", Claim::EXCLUSIVE);
+    instances[0].granted(&writer).await;
+    for (at, request) in requests.iter().enumerate() {
+        instances[at % 2].queued(request).await;
+    }
+    instances[1].free(&writer).await;
+    for (at, instance) in instances.iter().enumerate() {
+        let told = told_within_a_moment(instance).await;
+        let of_this: Vec<&Request> = requests.iter().skip(at).step_by(2).collect();
+        assert_eq!(told.len(), of_this.len(), "each reader of this instance is told, and no other");
+        for request in of_this {
+            assert_eq!(told.get(&request.key.id), Some(&1), "{} is told once", request.holder);
+            instance.holding(request).await;
+        }
+    }
+}
+
+async fn told_within_a_moment(instance: &Arc<Instance>) -> BTreeMap<LeaseId, usize> {
+    let mut told = BTreeMap::new();
+    while let Some(hint) = instance.hint(MOMENT * 5).await {
+        if let Hint::Granted { id, .. } = hint {
+            *told.entry(id).or_default() += 1;
+        }
+    }
+    told
+}

@@ -1,0 +1,161 @@
+//! Readers, permits, and names used in two ways.
+
+use leasehold::lease::{Claim, Decision, Renewal, Request, Standing};
+
+use super::{Stage, Trial};
+use crate::instance::{ask, attempt, permits, renewal};
+
+pub(super) fn trials() -> Vec<Trial> {
+    vec![
+        Trial::new("readers share, writers do not", readers_share),
+        Trial::new("a queued writer stops later readers", writers_do_not_starve).if_fifo(),
+        Trial::new("all readers behind a writer get in together", readers_get_in_together).if_fifo(),
+        Trial::new("a writer that keeps reading lets the readers behind it in", downgrade).if_fifo(),
+        Trial::new("a renewal gives units back but never takes more", downgrade_is_one_way),
+        Trial::new("permits are weighed", permits_are_weighed),
+        Trial::new("a big claim is not starved by small ones", big_claims_do_not_starve).if_fifo(),
+        Trial::new("permits given back go to who waits", permits_given_back).if_fifo(),
+        Trial::new("a name in use as something else is refused, naming what", wrong_shape),
+        Trial::new("a free name may be used as something else", free_names_have_no_shape),
+    ]
+}
+
+async fn readers_share(stage: Stage) {
+    let (one, two) = (stage.instance().await, stage.instance().await);
+    let readers: Vec<Request> = (0..5).map(|_| attempt("x", Claim::SHARED)).collect();
+    for (at, reader) in readers.iter().enumerate() {
+        [&one, &two][at % 2].granted(reader).await;
+    }
+    let busy = one.busy(&attempt("x", Claim::EXCLUSIVE)).await;
+    assert_eq!(busy.holders.len(), readers.len());
+    for reader in &readers {
+        two.busy(&attempt("x", Claim::EXCLUSIVE)).await;
+        two.free(reader).await;
+    }
+    let writer = attempt("x", Claim::EXCLUSIVE);
+    two.granted(&writer).await;
+    one.busy(&attempt("x", Claim::SHARED)).await;
+}
+
+async fn writers_do_not_starve(stage: Stage) {
+    let (one, two) = (stage.instance().await, stage.instance().await);
+    let (early, writer, late) = (ask("x", Claim::SHARED), ask("x", Claim::EXCLUSIVE), ask("x", Claim::SHARED));
+    one.granted(&early).await;
+    two.queued(&writer).await;
+    assert_eq!(one.queued(&late).await.ahead, 1);
+    one.busy(&attempt("x", Claim::SHARED)).await;
+    one.free(&early).await;
+    two.holding(&writer).await;
+    one.queued(&late).await;
+    two.free(&writer).await;
+    one.holding(&late).await;
+}
+
+async fn readers_get_in_together(stage: Stage) {
+    let one = stage.instance().await;
+    let writer = ask("x", Claim::EXCLUSIVE);
+    one.granted(&writer).await;
+    let readers: Vec<Request> = (0..3).map(|_| ask("x", Claim::SHARED)).collect();
+    let last = ask("x", Claim::EXCLUSIVE);
+    for waiting in readers.iter().chain([&last]) {
+        one.queued(waiting).await;
+    }
+    one.free(&writer).await;
+    let mut fences = Vec::new();
+    for reader in &readers {
+        fences.push(one.holding(reader).await.fence);
+    }
+    assert!(fences.is_sorted_by(|a, b| a < b), "each reader has a fence of its own, in order: {fences:?}");
+    one.queued(&last).await;
+}
+
+async fn downgrade(stage: Stage) {
+    let (one, two) = (stage.instance().await, stage.instance().await);
+    let (writer, reader, next) = (ask("x", Claim::EXCLUSIVE), ask("x", Claim::SHARED), ask("x", Claim::EXCLUSIVE));
+    let grant = one.granted(&writer).await;
+    two.queued(&reader).await;
+    two.queued(&next).await;
+    let kept = one.renew(Renewal { downgrade: Some(Claim::SHARED), ..renewal(&writer) }).await;
+    assert_eq!(kept, Standing::Holding(grant), "less is held under the same fence");
+    two.holding(&reader).await;
+    two.queued(&next).await;
+    one.free(&writer).await;
+    two.free(&reader).await;
+    two.holding(&next).await;
+}
+
+async fn downgrade_is_one_way(stage: Stage) {
+    let one = stage.instance().await;
+    let reader = ask("x", Claim::SHARED);
+    one.granted(&reader).await;
+    one.renew(Renewal { downgrade: Some(Claim::EXCLUSIVE), ..renewal(&reader) }).await;
+    one.granted(&attempt("x", Claim::SHARED)).await;
+    one.renew(Renewal { downgrade: Some(permits(1, 2)), ..renewal(&reader) }).await;
+    one.granted(&attempt("x", Claim::SHARED)).await;
+    assert!(one.list("x").await.iter().all(|record| record.claim == Claim::SHARED));
+}
+
+async fn permits_are_weighed(stage: Stage) {
+    let (one, two) = (stage.instance().await, stage.instance().await);
+    let (three, two_more) = (attempt("x", permits(3, 5)), attempt("x", permits(2, 5)));
+    one.granted(&three).await;
+    one.busy(&attempt("x", permits(3, 5))).await;
+    two.granted(&two_more).await;
+    one.busy(&attempt("x", permits(1, 5))).await;
+    one.free(&three).await;
+    two.busy(&attempt("x", permits(4, 5))).await;
+    for _ in 0..3 {
+        two.granted(&attempt("x", permits(1, 5))).await;
+    }
+    two.busy(&attempt("x", permits(1, 5))).await;
+}
+
+async fn big_claims_do_not_starve(stage: Stage) {
+    let (one, two) = (stage.instance().await, stage.instance().await);
+    let (small, big, late) = (ask("x", permits(1, 3)), ask("x", permits(3, 3)), ask("x", permits(1, 3)));
+    one.granted(&small).await;
+    two.queued(&big).await;
+    one.queued(&late).await;
+    one.busy(&attempt("x", permits(1, 3))).await;
+    one.free(&small).await;
+    two.holding(&big).await;
+    two.free(&big).await;
+    one.holding(&late).await;
+}
+
+async fn permits_given_back(stage: Stage) {
+    let one = stage.instance().await;
+    let (big, waiting) = (ask("x", permits(3, 3)), ask("x", permits(2, 3)));
+    one.granted(&big).await;
+    one.queued(&waiting).await;
+    one.renew(Renewal { downgrade: Some(permits(2, 3)), ..renewal(&big) }).await;
+    one.queued(&waiting).await;
+    one.renew(Renewal { downgrade: Some(permits(1, 3)), ..renewal(&big) }).await;
+    one.holding(&waiting).await;
+}
+
+async fn wrong_shape(stage: Stage) {
+    let (one, two) = (stage.instance().await, stage.instance().await);
+    let claims = [Claim::EXCLUSIVE, permits(1, 3), permits(1, 5), Claim::LEADER];
+    for (at, in_use) in claims.into_iter().enumerate() {
+        let name = format!("x{at}");
+        one.granted(&ask(&name, in_use)).await;
+        for other in claims.into_iter().filter(|other| *other != in_use) {
+            for refused in [ask(&name, other), attempt(&name, other)] {
+                let expected = Decision::WrongShape { in_force: in_use.shape() };
+                assert_eq!(two.acquire(&refused).await, expected, "{in_use:?} and {other:?}");
+                assert_eq!(two.standing(&refused).await, Standing::Gone);
+            }
+        }
+        assert_eq!(one.list(&name).await.len(), 1, "a refusal leaves nothing behind");
+    }
+}
+
+async fn free_names_have_no_shape(stage: Stage) {
+    let (one, two) = (stage.instance().await, stage.instance().await);
+    for claim in [Claim::EXCLUSIVE, permits(1, 3), Claim::LEADER, permits(2, 5), Claim::SHARED] {
+        let request = attempt("x", claim);
+        one.granted(&request).await;
+        two.free(&request).await;
+    }
+}

@@ -1,0 +1,248 @@
+//! Backends that are broken on purpose: a suite that passes them proves nothing.
+
+use std::{
+    collections::HashMap,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use futures_core::Stream;
+use leasehold::{
+    Fence, Resource, Result, Ttl,
+    backend::{Backend, EventStream, Finding, Guarantees, Hint, HintSender, Hints},
+    backends::memory::MemoryBackend,
+    clock::{Clock, SystemClock},
+    lease::{
+        Answer, Busy, Decision, EndedLease, Event, EventKind, Evicted, Grant, HistoryFilter, LeaseId, LeaseKey,
+        LeaseState, Lifetime, ListFilter, Names, Outcome, Page, Patience, Released, Renewal, Request, Standing,
+        Timestamp,
+    },
+};
+use leasehold_conformance::{Maker, failures};
+use parking_lot::Mutex;
+
+/// What is wrong with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flaw {
+    GrantsToAll,
+    TryTakesAPlace,
+    AsksUnderAnotherId,
+    ReleasesByName,
+    FencesStandStill,
+    BendsFloors,
+    ShapesAreIgnored,
+    RenewingRevives,
+    DetachedIsAttached,
+    EvictsWhoeverHolds,
+    TellsNobody,
+    TellsEverybody,
+    CountsOneTooMany,
+    LosesMetadata,
+    LosesOutcomes,
+    HistoryOldestFirst,
+    PagesBeginAnew,
+    EventsWithoutWaiters,
+}
+
+/// Each flaw, and a trial that must notice it.
+const FLAWS: [(Flaw, &str); 18] = [
+    (Flaw::GrantsToAll, "never two at a time"),
+    (Flaw::TryTakesAPlace, "a try leaves nothing behind"),
+    (Flaw::AsksUnderAnotherId, "asking twice with one id"),
+    (Flaw::ReleasesByName, "releasing another's id"),
+    (Flaw::FencesStandStill, "fences rise over a thousand grants"),
+    (Flaw::BendsFloors, "a floor on renew"),
+    (Flaw::ShapesAreIgnored, "in use as something else"),
+    (Flaw::RenewingRevives, "renewing what is gone"),
+    (Flaw::DetachedIsAttached, "a detached lease expires"),
+    (Flaw::EvictsWhoeverHolds, "evicting under a stale fence"),
+    (Flaw::TellsNobody, "each told once [election]"),
+    (Flaw::TellsEverybody, "a hint comes after"),
+    (Flaw::CountsOneTooMany, "random histories are"),
+    (Flaw::LosesMetadata, "holders, notes and metadata"),
+    (Flaw::LosesOutcomes, "every ending is recorded"),
+    (Flaw::HistoryOldestFirst, "newest first"),
+    (Flaw::PagesBeginAnew, "in pages"),
+    (Flaw::EventsWithoutWaiters, "a follower sees everything"),
+];
+
+#[test]
+fn every_flaw_is_noticed() {
+    for (flaw, trial) in FLAWS {
+        let failed = failures(trial, async |clock| Place {
+            memory: MemoryBackend::private(clock),
+            flaw,
+            all_hints: HintSender::new(),
+            last: Arc::default(),
+        });
+        assert!(!failed.is_empty(), "{flaw:?} passed {trial:?}");
+    }
+}
+
+struct Place {
+    memory: MemoryBackend,
+    flaw: Flaw,
+    all_hints: HintSender,
+    last: Arc<Mutex<HashMap<Resource, LeaseId>>>,
+}
+
+#[async_trait::async_trait]
+impl Maker for Place {
+    async fn instance(&self) -> Arc<dyn Backend> {
+        let (flaw, last, silent) = (self.flaw, Arc::clone(&self.last), HintSender::new());
+        let all_hints = self.all_hints.clone();
+        Arc::new(Broken { memory: self.memory.sibling(), flaw, silent, all_hints, last })
+    }
+}
+
+#[derive(Debug)]
+struct Broken {
+    memory: MemoryBackend,
+    flaw: Flaw,
+    silent: HintSender,
+    all_hints: HintSender,
+    last: Arc<Mutex<HashMap<Resource, LeaseId>>>,
+}
+
+impl Broken {
+    fn bend(&self, decision: Decision) -> Decision {
+        let grant =
+            |fence: u64| Decision::Granted(Grant { fence: Fence::new(fence), acquired_at: Timestamp::default() });
+        match (self.flaw, decision) {
+            (Flaw::GrantsToAll, Decision::Queued(place)) => grant(place.last_fence.get() + 1),
+            (Flaw::FencesStandStill, Decision::Granted(_)) => grant(7),
+            (Flaw::ShapesAreIgnored, Decision::WrongShape { .. }) => Decision::Busy(Busy::default()),
+            (Flaw::CountsOneTooMany, Decision::Queued(mut place)) => {
+                place.ahead += 1;
+                Decision::Queued(place)
+            }
+            (_, decision) => decision,
+        }
+    }
+}
+
+#[async_trait::async_trait]
+impl Backend for Broken {
+    fn guarantees(&self) -> Guarantees {
+        self.memory.guarantees()
+    }
+
+    fn hints(&self) -> Hints {
+        match self.flaw {
+            Flaw::TellsNobody => self.silent.subscribe(),
+            Flaw::TellsEverybody => self.all_hints.subscribe(),
+            _ => self.memory.hints(),
+        }
+    }
+
+    async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
+        let mut request = request.clone();
+        let resource = request.key.resource.clone();
+        if self.flaw == Flaw::TryTakesAPlace {
+            request.patience = Patience::Queue;
+        }
+        if self.flaw == Flaw::AsksUnderAnotherId {
+            request.key.id = LeaseId::random();
+        }
+        if self.flaw == Flaw::DetachedIsAttached && request.lifetime == Lifetime::Detached {
+            request.ttl = Ttl::MAX;
+        }
+        let answer = self.memory.acquire(&request).await?;
+        if matches!(answer.value, Decision::Granted(_)) {
+            self.last.lock().insert(resource, request.key.id);
+        }
+        Ok(Answer { value: self.bend(answer.value), ..answer })
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
+        let mut renewals = renewals.to_vec();
+        if self.flaw == Flaw::BendsFloors {
+            for renewal in &mut renewals {
+                let limit = SystemClock.wall().after(Duration::from_secs(9));
+                renewal.fence_floor = renewal.fence_floor.map(|floor| floor.min(Fence::new(limit.as_micros())));
+            }
+        }
+        let mut answer = self.memory.renew(&renewals).await?;
+        if self.flaw == Flaw::RenewingRevives {
+            for standing in &mut answer.value {
+                if *standing == Standing::Gone {
+                    let grant = Grant { fence: Fence::new(7), acquired_at: Timestamp::default() };
+                    *standing = Standing::Holding(grant);
+                }
+            }
+        }
+        Ok(answer)
+    }
+
+    async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {
+        let mut key = key.clone();
+        if self.flaw == Flaw::ReleasesByName
+            && let Some(id) = self.last.lock().get(&key.resource)
+        {
+            key.id = *id;
+        }
+        let outcome = if self.flaw == Flaw::LosesOutcomes { &Outcome::Completed } else { outcome };
+        let answer = self.memory.release(&key, outcome).await?;
+        for record in self.memory.list(&ListFilter::new(Names::Exactly(key.resource.clone()))).await?.leases {
+            if let LeaseState::Holding { fence, .. } = record.state {
+                self.all_hints.send(Hint::Granted { id: key.id, fence });
+            }
+        }
+        Ok(answer)
+    }
+
+    async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
+        match self.memory.evict(resource, expected, reason).await? {
+            Evicted::NoSuchFence { current } if self.flaw == Flaw::EvictsWhoeverHolds && !current.is_empty() => {
+                self.memory.evict(resource, current[0], reason).await
+            }
+            evicted => Ok(evicted),
+        }
+    }
+
+    async fn list(&self, filter: &ListFilter) -> Result<Page> {
+        let mut filter = filter.clone();
+        if self.flaw == Flaw::PagesBeginAnew {
+            filter.after = None;
+        }
+        let mut page = self.memory.list(&filter).await?;
+        if self.flaw == Flaw::LosesMetadata {
+            page.leases.iter_mut().for_each(|lease| lease.metadata.clear());
+        }
+        Ok(page)
+    }
+
+    async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
+        let mut history = self.memory.history(filter).await?;
+        if self.flaw == Flaw::HistoryOldestFirst {
+            history.reverse();
+        }
+        Ok(history)
+    }
+
+    async fn watch(&self, names: Names) -> Result<EventStream> {
+        let events = self.memory.watch(names).await?;
+        Ok(if self.flaw == Flaw::EventsWithoutWaiters { Box::pin(WithoutWaiters(events)) } else { events })
+    }
+
+    async fn examine(&self) -> Result<Vec<Finding>> {
+        self.memory.examine().await
+    }
+}
+
+struct WithoutWaiters(EventStream);
+
+impl Stream for WithoutWaiters {
+    type Item = Event;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Event>> {
+        loop {
+            let event = ready!(self.0.as_mut().poll_next(cx));
+            if event.as_ref().is_none_or(|event| event.kind != EventKind::Waiting) {
+                return Poll::Ready(event);
+            }
+        }
+    }
+}

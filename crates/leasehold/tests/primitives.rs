@@ -1,0 +1,218 @@
+//! What the primitives promise beyond the suite: endings, shutdown, callbacks, re-entry.
+#![cfg(feature = "memory")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use leasehold::{
+    Error, ErrorKind, Leasehold, Loss,
+    backends::memory::MemoryBackend,
+    clock::SystemClock,
+    lease::{EndedLease, Ending, HistoryFilter, LeaseState, ListFilter, Names, Released, Resource},
+};
+
+fn locks() -> Leasehold {
+    let backend = MemoryBackend::private(Arc::new(SystemClock));
+    Leasehold::builder().backend(Arc::new(backend)).unwrap()
+}
+
+/// The newest ending, once there is one: background releases take a moment.
+async fn last_ended(locks: &Leasehold) -> EndedLease {
+    for _ in 0..1000 {
+        if let Some(ended) = locks.history(&HistoryFilter::new(Names::All)).await.unwrap().into_iter().next() {
+            return ended;
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    panic!("nothing ended");
+}
+
+async fn evict(locks: &Leasehold, name: &str) {
+    let resource = Resource::new(name).unwrap();
+    let page = locks.list(&ListFilter::new(Names::Exactly(resource.clone()))).await.unwrap();
+    let LeaseState::Holding { fence, .. } = page.leases[0].state else { panic!("nobody holds {name}") };
+    locks.evict(&resource, fence, "for the test").await.unwrap();
+}
+
+#[tokio::test]
+async fn work_under_with_stops_when_the_lease_is_evicted() {
+    let locks = locks();
+    let steps = AtomicUsize::new(0);
+    let lock = locks.mutex("r");
+    let working = lock.with(async |_lease| {
+        loop {
+            steps.fetch_add(1, Ordering::SeqCst);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        #[allow(unreachable_code, reason = "it gives the closure its type")]
+        Ok::<(), Error>(())
+    });
+    let evicting = async {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        evict(&locks, "r").await;
+    };
+    let (outcome, ()) = tokio::join!(working, evicting);
+    assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Lost);
+    assert!(steps.load(Ordering::SeqCst) > 1);
+    assert_eq!(last_ended(&locks).await.ending, Ending::Evicted);
+}
+
+#[tokio::test]
+async fn work_under_with_stops_when_everything_is_released() {
+    let locks = locks();
+    let lock = locks.mutex("r");
+    let working = lock.with(async |_lease| {
+        std::future::pending::<()>().await;
+        Ok::<(), Error>(())
+    });
+    let closing = async {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        locks.release_all().await.unwrap()
+    };
+    let (outcome, released) = tokio::join!(working, closing);
+    assert_eq!(released, 1);
+    assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Lost);
+}
+
+#[tokio::test]
+async fn a_failure_is_recorded_with_its_kind_and_words() {
+    let locks = locks();
+    let failed = locks.mutex("r").with(async |_lease| Err::<(), _>(Error::unavailable("no paper"))).await;
+    assert_eq!(failed.unwrap_err().kind(), ErrorKind::Unavailable);
+    let ended = last_ended(&locks).await;
+    assert_eq!(ended.ending, Ending::Failed);
+    assert_eq!(ended.problem.unwrap().to_string(), "Error: no paper");
+}
+
+#[tokio::test]
+async fn work_that_was_dropped_half_way_is_no_success() {
+    let locks = locks();
+    let lock = locks.mutex("r");
+    let endless = lock.with(async |_lease| {
+        std::future::pending::<()>().await;
+        Ok::<(), Error>(())
+    });
+    tokio::time::timeout(Duration::from_millis(20), endless).await.unwrap_err();
+    let ended = last_ended(&locks).await;
+    assert_eq!((ended.ending, ended.problem.unwrap().kind.as_str()), (Ending::Failed, "cancelled"));
+}
+
+#[tokio::test]
+async fn several_leases_tell_when_one_of_them_was_lost() {
+    let locks = locks();
+    let both = locks.all(["b", "a", "b"]).acquire().await.unwrap();
+    assert_eq!(both.iter().map(|guard| guard.resource().to_string()).collect::<Vec<_>>(), ["a", "b"]);
+    evict(&locks, "a").await;
+    assert_eq!(both.lost().await, Loss::Evicted);
+    assert_eq!(both.check().unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(both.release().await.unwrap(), Released::Gone);
+}
+
+#[tokio::test]
+async fn all_or_nothing_leaves_nothing_and_names_the_one_in_the_way() {
+    let locks = locks();
+    let other = locks.mutex("b").acquire().await.unwrap();
+    let error = locks.all(["a", "b"]).wait(Duration::from_millis(50)).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WaitElapsed);
+    assert_eq!(error.resource().unwrap().as_str(), "b");
+    assert!(locks.all(["a", "b"]).try_acquire().await.unwrap().is_none());
+    assert!(locks.mutex("a").try_acquire().await.unwrap().is_some());
+    other.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_leader_that_was_released_with_all_others_campaigns_again() {
+    let locks = locks();
+    let lost = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&lost);
+    let election = locks.election("leader:r").on_lost(move || {
+        count.fetch_add(1, Ordering::SeqCst);
+    });
+    let candidate = election.start().await.unwrap();
+    let first = candidate.elected().await.unwrap();
+    locks.release_all().await.unwrap();
+    first.lost().await;
+    assert!(!candidate.is_leader() || candidate.lease().unwrap().fence() > first.fence());
+    let second = candidate.elected().await.unwrap();
+    assert!(second.fence() > first.fence());
+    assert_eq!(lost.load(Ordering::SeqCst), 1);
+    candidate.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_candidate_survives_its_callbacks_and_the_closing() {
+    let locks = locks();
+    let candidate = locks.election("leader:r").on_elected(|_| panic!("on purpose")).start().await.unwrap();
+    candidate.elected().await.unwrap();
+    locks.close().await.unwrap();
+    assert_eq!(candidate.elected().await.unwrap_err().kind(), ErrorKind::Closed);
+    candidate.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_resigned_leader_goes_to_the_end_of_the_queue() {
+    let locks = locks();
+    let first = locks.election("leader:r").start().await.unwrap();
+    first.elected().await.unwrap();
+    let second = locks.election("leader:r").start().await.unwrap();
+    while locks.list(&ListFilter::new(Names::All)).await.unwrap().leases.len() < 2 {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    first.resign();
+    second.elected().await.unwrap();
+    assert!(!first.is_leader());
+    second.stop().await.unwrap();
+    first.elected().await.unwrap();
+    first.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn closing_ends_waits_and_leases_and_refuses_new_ones() {
+    let locks = locks();
+    let held = locks.mutex("r").acquire().await.unwrap();
+    let lock = locks.mutex("r").wait_forever();
+    let waiting = tokio::task::JoinSet::from_iter([async move { lock.acquire().await }]);
+    while locks.list(&ListFilter::new(Names::All)).await.unwrap().leases.len() < 2 {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    locks.close().await.unwrap();
+    assert_eq!(waiting.join_all().await.remove(0).unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(held.lost().await, Loss::Released);
+    assert_eq!(locks.mutex("r").acquire().await.unwrap_err().kind(), ErrorKind::Closed);
+    assert!(locks.list(&ListFilter::new(Names::All)).await.unwrap().leases.is_empty());
+}
+
+#[tokio::test]
+async fn a_re_entrant_lock_ends_with_its_last_guard() {
+    let locks = locks();
+    let lock = locks.mutex("r").reentrant();
+    let outer = lock.acquire().await.unwrap();
+    let inner = lock.acquire().await.unwrap();
+    assert_eq!(outer.fence(), inner.fence());
+    assert!(locks.mutex("r").try_acquire().await.unwrap().is_none(), "without saying so, nobody enters again");
+    assert_eq!(inner.release().await.unwrap(), Released::Shared);
+    assert!(locks.mutex("r").try_acquire().await.unwrap().is_none());
+    outer.check().unwrap();
+    assert_eq!(outer.release().await.unwrap(), Released::Freed);
+    let reading = locks.rwlock("r").reentrant().read().await.unwrap();
+    let error = locks.rwlock("r").reentrant().write().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "an upgrade would wait for itself");
+    reading.release().await.unwrap();
+}
+
+#[test]
+fn blocking_work_may_lock_again_and_renew() {
+    let locks = leasehold::blocking::Leasehold::from(locks());
+    let nested = locks.mutex("a").with(|outer| {
+        outer.renew(Duration::from_secs(60))?;
+        let inner = locks.mutex("b").acquire()?;
+        inner.release()
+    });
+    assert_eq!(nested.unwrap(), Released::Freed);
+}
