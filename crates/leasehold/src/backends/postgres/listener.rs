@@ -73,10 +73,6 @@ impl Listener {
         }
     }
 
-    pub(super) fn is_up(&self) -> bool {
-        matches!(*self.state.borrow(), State::Up { .. })
-    }
-
     /// Listens from now on; ends when it does, or when it is known that it cannot just now.
     pub(super) async fn ensure(self: &Arc<Self>) -> Result<Option<i32>, Failure> {
         self.wait_for(|state| match state {

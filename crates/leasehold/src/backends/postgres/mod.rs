@@ -42,7 +42,7 @@ use crate::{
     backend::{Backend, EventStream, Finding, Guarantees, HintSender, Hints, Liveness, Reach},
     lease::{
         Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, LeaseKey, Lifetime, ListFilter, Names, Outcome,
-        Page, Patience, Released, Renewal, Request, Resource, Standing,
+        Page, Released, Renewal, Request, Resource, Standing,
     },
 };
 
@@ -103,7 +103,8 @@ impl PostgresBackend {
         };
         let hints = HintSender::new();
         let listener = Listener::new(Arc::clone(&connector), channel, hints.clone());
-        if connector.options.by == By::Connection {
+        if !pooled {
+            // Before anything is asked for: what is heard while nobody listens is lost.
             listener.ensure().await?;
         }
         let aside = Arc::new(Slot::new(Arc::clone(&connector)));
@@ -184,16 +185,6 @@ impl Backend for PostgresBackend {
 
     async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
         let session = self.session(request.lifetime).await?;
-        if request.patience == Patience::Queue && self.pushes() && !self.listener.is_up() {
-            // Nobody takes a place before it can be told. Most find it free and need no ear.
-            let attempt = Request { patience: Patience::Try, ..request.clone() };
-            let answer = self.work.acquire(&attempt, session).await?;
-            if !matches!(answer.value, Decision::Busy(_)) {
-                return Ok(answer);
-            }
-            // Without it the wait is longer, not wrong.
-            let _deaf = self.listener.ensure().await;
-        }
         Ok(self.work.acquire(request, session).await?)
     }
 

@@ -26,6 +26,7 @@ create /*durability*/ table leasehold.resource (
   next_end timestamptz not null default 'infinity',
   -- The lone entry; all but the id stay behind when it ends.
   id uuid,
+  fence bigint,
   mode "char",
   units int,
   capacity int,

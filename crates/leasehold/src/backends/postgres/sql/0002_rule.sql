@@ -6,7 +6,7 @@ language sql stable as $$ select (extract(epoch from t) * 1000000)::bigint $$;
 
 -- next_fence: above the last one, not below the wall clock, not below a floor within reason.
 create function leasehold._next_fence(p_last bigint, p_wall bigint, p_floor bigint) returns bigint
-language sql immutable as $$ select greatest(p_last + 1, p_wall, least(p_floor, p_wall + 10000000)) $$;
+language sql immutable as $$ select greatest(p_last + 1, p_wall, case when p_floor is null then 0 else least(p_floor, p_wall + 10000000) end) $$;
 
 -- l for locks, p for permits, e for elections: Mode::family.
 create function leasehold._family(p_mode "char") returns "char"
@@ -65,7 +65,7 @@ $$;
 create function leasehold._lone(r leasehold.resource) returns leasehold.entry
 language sql immutable as $$
   select row(r.id, r.namespace, r.name, 0, r.mode, r.units, r.capacity, r.holder, r.note, r.metadata, r.ttl_us,
-    r.expires_at, r.asked_at, r.renewed_at, r.acquired_at, r.last_fence, null, r.session, r.channel)::leasehold.entry
+    r.expires_at, r.asked_at, r.renewed_at, r.acquired_at, r.fence, null, r.session, r.channel)::leasehold.entry
 $$;
 
 -- Records an ended entry and tells followers: model::Ended::into_record.
@@ -90,7 +90,7 @@ language sql stable as $$
   select coalesce(jsonb_agg(jsonb_build_object('holder', h.holder, 'note', h.note, 'mode', leasehold._word(h.mode),
     'fence', h.fence, 'held_us', greatest(0, leasehold._micros(t) - leasehold._micros(h.acquired_at))) order by h.seq), '[]')
   from (
-    select 0::bigint as seq, r.holder, r.note, r.mode, r.last_fence as fence, r.acquired_at
+    select 0::bigint as seq, r.holder, r.note, r.mode, r.fence, r.acquired_at
     from leasehold.resource r where r.namespace = p_namespace and r.name = p_name and r.id is not null
     union all
     select e.seq, e.holder, e.note, e.mode, e.fence, e.acquired_at
@@ -109,6 +109,7 @@ declare
   r leasehold.resource;
   before leasehold.resource;
   e leasehold.entry;
+  w leasehold.entry;
   t timestamptz;
   wall bigint;
   guarded boolean := false;
@@ -118,7 +119,8 @@ declare
   granted int := 0;
   line text;
 begin
-  perform pg_advisory_xact_lock(leasehold._gate(c.namespace, q.name));
+  -- The row first, then the gate: a statement that had to wait for the row keeps it even if it finds
+  -- nothing to do there. Readers take the gate only.
   select * into r from leasehold.resource x where x.namespace = c.namespace and x.name = q.name for no key update;
   if not found then
     if q.op <> 'a' then
@@ -128,6 +130,7 @@ begin
     insert into leasehold.resource (namespace, name) values (c.namespace, q.name) on conflict do nothing;
     select * into r from leasehold.resource x where x.namespace = c.namespace and x.name = q.name for no key update;
   end if;
+  perform pg_advisory_xact_lock(leasehold._gate(c.namespace, q.name));
   before := r;
   t := clock_timestamp();
   wall := leasehold._micros(t);
@@ -151,15 +154,15 @@ begin
       end if;
     end if;
     if r.crowd and pass = 1 and r.next_end <= t then
-      for e in
+      for w in
         select * from leasehold.entry x
         where x.namespace = r.namespace and x.name = r.name
           and (x.expires_at <= t or (x.id is distinct from q.id and leasehold._dead(x.session, c.own_session)))
         order by x.seq for update skip locked
       loop
-        delete from leasehold.entry x where x.id = e.id and x.namespace = e.namespace and x.name = e.name;
-        perform leasehold._ended(c, e, least(e.expires_at, t),
-          case when e.expires_at <= t then 'expired' else 'disconnected' end, null, null);
+        delete from leasehold.entry x where x.id = w.id and x.namespace = w.namespace and x.name = w.name;
+        perform leasehold._ended(c, w, least(w.expires_at, t),
+          case when w.expires_at <= t then 'expired' else 'disconnected' end, null, null);
       end loop;
       select coalesce(sum(x.units) filter (where x.fence is not null), 0), count(*) filter (where x.fence is null),
         coalesce(min(case when x.session is null then x.expires_at else '-infinity' end), 'infinity')
@@ -168,39 +171,39 @@ begin
     end if;
     -- Settle: grant from the front while units fit.
     if r.waiting > 0 then
-      for e in
+      for w in
         select * from leasehold.entry x
         where x.namespace = r.namespace and x.name = r.name and x.fence is null order by x.seq
       loop
-        exit when r.used + e.units + (case when r.id is null then 0 else r.units end) > e.capacity;
+        exit when r.used + w.units + (case when r.id is null then 0 else r.units end) > w.capacity;
         if r.used = 0 and r.id is null and not passed then
           passed := leasehold._pass(r.namespace, r.name);
           if not passed then
             guarded := true;
-            if e.channel is distinct from c.channel then
-              perform pg_notify(e.channel, 'c ' || r.name);
+            if w.channel is distinct from c.channel then
+              perform pg_notify(w.channel, 'c ' || r.name);
             else
               a.hints := a.hints || ('c ' || r.name);
             end if;
             exit;
           end if;
         end if;
-        r.last_fence := leasehold._next_fence(r.last_fence, wall, e.floor);
-        r.used := r.used + e.units;
+        r.last_fence := leasehold._next_fence(r.last_fence, wall, w.floor);
+        r.used := r.used + w.units;
         r.waiting := r.waiting - 1;
         granted := granted + 1;
         update leasehold.entry x set fence = r.last_fence, acquired_at = t
-        where x.id = e.id and x.namespace = e.namespace and x.name = e.name;
-        if e.id is distinct from q.id and e.channel is not null then
-          line := 'g ' || e.id || ' ' || r.last_fence;
-          if e.channel is distinct from c.channel then
-            perform pg_notify(e.channel, line);
+        where x.id = w.id and x.namespace = w.namespace and x.name = w.name;
+        if w.id is distinct from q.id and w.channel is not null then
+          line := 'g ' || w.id || ' ' || r.last_fence;
+          if w.channel is distinct from c.channel then
+            perform pg_notify(w.channel, line);
           else
             a.hints := a.hints || line;
           end if;
         end if;
         if c.watched then
-          perform leasehold._event(e.namespace, t, e.name, e.holder, e.mode, e.units, e.capacity,
+          perform leasehold._event(w.namespace, t, w.name, w.holder, w.mode, w.units, w.capacity,
             jsonb_build_object('event', 'acquired', 'fence', r.last_fence));
         end if;
       end loop;
@@ -240,6 +243,7 @@ begin
           end if;
         end if;
         if e.seq = 0 then
+          r.fence := e.fence;
           r.expires_at := e.expires_at;
           r.ttl_us := e.ttl_us;
           r.metadata := e.metadata;
@@ -296,6 +300,7 @@ begin
         end if;
         if e.fence is not null and r.id is null and not r.crowd then
           r.id := e.id;
+          r.fence := e.fence;
           r.mode := e.mode;
           r.units := e.units;
           r.capacity := e.capacity;
@@ -351,7 +356,7 @@ begin
       end if;
 
     when 'e' then
-      if r.id is not null and r.last_fence = q.floor then
+      if r.id is not null and r.fence = q.floor then
         e := leasehold._lone(r);
         known := true;
       elsif r.crowd then
@@ -391,7 +396,7 @@ begin
   end if;
   if r is distinct from before then
     update leasehold.resource x set last_fence = r.last_fence, reader_base = r.reader_base, crowd = r.crowd, used = r.used,
-      waiting = r.waiting, next_end = r.next_end, id = r.id, mode = r.mode, units = r.units, capacity = r.capacity,
+      waiting = r.waiting, next_end = r.next_end, id = r.id, fence = r.fence, mode = r.mode, units = r.units, capacity = r.capacity,
       holder = r.holder, note = r.note, metadata = r.metadata, ttl_us = r.ttl_us, expires_at = r.expires_at,
       asked_at = r.asked_at, renewed_at = r.renewed_at, acquired_at = r.acquired_at, session = r.session, channel = r.channel
     where x.namespace = r.namespace and x.name = r.name;

@@ -29,16 +29,17 @@ begin
   update leasehold.resource x set id = q.id, mode = q.mode, units = q.units, capacity = q.capacity, holder = q.holder,
     note = q.note, metadata = q.metadata, ttl_us = q.ttl_us, expires_at = ends, asked_at = t, renewed_at = t,
     acquired_at = t, session = case when q.attached then c.session end, channel = c.channel,
-    last_fence = leasehold._next_fence(x.last_fence, wall, q.floor)
+    last_fence = leasehold._next_fence(x.last_fence, wall, q.floor),
+    fence = leasehold._next_fence(x.last_fence, wall, q.floor)
   where x.ctid = (select y.ctid from leasehold.resource y
     where y.namespace = c.namespace and y.name = q.name and y.id is null and not y.crowd for update skip locked)
   returning x.last_fence into a.fence;
   if not found then
     select * into r from leasehold.resource x where x.namespace = c.namespace and x.name = q.name;
     if not found then
-      insert into leasehold.resource (namespace, name, last_fence, id, mode, units, capacity, holder, note, metadata, ttl_us,
+      insert into leasehold.resource (namespace, name, last_fence, fence, id, mode, units, capacity, holder, note, metadata, ttl_us,
         expires_at, asked_at, renewed_at, acquired_at, session, channel)
-      values (c.namespace, q.name, leasehold._next_fence(0, wall, q.floor), q.id, q.mode, q.units, q.capacity, q.holder,
+      values (c.namespace, q.name, leasehold._next_fence(0, wall, q.floor), leasehold._next_fence(0, wall, q.floor), q.id, q.mode, q.units, q.capacity, q.holder,
         q.note, q.metadata, q.ttl_us, ends, t, t, t, case when q.attached then c.session end, c.channel)
       on conflict do nothing returning last_fence into a.fence;
     elsif r.id is distinct from q.id then
@@ -48,7 +49,7 @@ begin
         a.verdict := 'b';
         a.waiting := 0;
         a.holders := jsonb_build_array(jsonb_build_object('holder', r.holder, 'note', r.note, 'mode', leasehold._word(r.mode),
-          'fence', r.last_fence, 'held_us', greatest(0, wall - leasehold._micros(r.acquired_at))));
+          'fence', r.fence, 'held_us', greatest(0, wall - leasehold._micros(r.acquired_at))));
         return;
       end if;
       if q.try and r.crowd and r.reader_base is null and leasehold._settled(r, t, c.own_session)
@@ -60,7 +61,7 @@ begin
         a.holders := leasehold._holders(c.namespace, q.name, t);
         return;
       end if;
-      if q.mode = 's' and r.reader_base is not null and wall - r.last_fence < 100000 then
+      if q.mode = 's' and q.floor is null and r.reader_base is not null and wall - r.last_fence < 100000 then
         perform pg_advisory_xact_lock_shared(leasehold._gate(c.namespace, q.name));
         select * into r from leasehold.resource x where x.namespace = c.namespace and x.name = q.name;
         ordinal := nextval('leasehold.reader') - r.reader_base;
@@ -130,7 +131,7 @@ begin
       returning x.*
     )
     insert into leasehold.ended
-    select q.id, f.namespace, f.name, f.mode, f.units, f.capacity, f.holder, f.note, f.metadata, f.last_fence,
+    select q.id, f.namespace, f.name, f.mode, f.units, f.capacity, f.holder, f.note, f.metadata, f.fence,
       f.asked_at, f.acquired_at, t, q.ending, q.problem, q.details, f.session
     from freed f;
     if found then
@@ -178,10 +179,15 @@ begin
   perform leasehold._check_isolation();
   c := row(p_namespace, p_channel, p_session, null, p_history, leasehold._watched(p_namespace));
   for u in
-    select * from unnest(p_names, p_ids, p_modes, p_units, p_capacities, p_ttls_us, p_tries, p_attached, p_holders, p_notes,
+    select *, count(*) over (partition by x.name) > 1 as several from unnest(p_names, p_ids, p_modes, p_units, p_capacities, p_ttls_us, p_tries, p_attached, p_holders, p_notes,
       p_metadata, p_floors) with ordinality
-      as u(name, id, mode, units, capacity, ttl_us, try, attached, holder, note, metadata, floor, at) order by 1, u.at
+      as x(name, id, mode, units, capacity, ttl_us, try, attached, holder, note, metadata, floor, at) order by 1, x.at
   loop
+    -- Whoever comes twice to a name takes its row and then the gate, as all others do.
+    if u.several then
+      perform 1 from leasehold.resource x where x.namespace = p_namespace and x.name = u.name for no key update;
+      perform pg_advisory_xact_lock(leasehold._gate(p_namespace, u.name));
+    end if;
     a := leasehold._acquire(c, row('a', u.name, u.id, u.mode, u.units, u.capacity, u.ttl_us, u.try, u.attached, u.holder,
       u.note, u.metadata, u.floor, null, null, null)::leasehold.ask);
     a.at := u.at;
@@ -205,9 +211,14 @@ begin
   perform leasehold._check_isolation();
   c := row(p_namespace, p_channel, null, null, p_history, leasehold._watched(p_namespace));
   for u in
-    select * from unnest(p_names, p_ids, p_endings, p_problems, p_details) with ordinality
-      as u(name, id, ending, problem, details, at) order by 1, u.at
+    select *, count(*) over (partition by x.name) > 1 as several from unnest(p_names, p_ids, p_endings, p_problems, p_details) with ordinality
+      as x(name, id, ending, problem, details, at) order by 1, x.at
   loop
+    -- Whoever comes twice to a name takes its row and then the gate, as all others do.
+    if u.several then
+      perform 1 from leasehold.resource x where x.namespace = p_namespace and x.name = u.name for no key update;
+      perform pg_advisory_xact_lock(leasehold._gate(p_namespace, u.name));
+    end if;
     a := leasehold._release(c, row('r', u.name, u.id, null, null, null, null, null, null, null, null, null, null,
       u.ending, u.problem, u.details)::leasehold.ask);
     a.at := u.at;
@@ -242,12 +253,12 @@ begin
         ttl_us = case when clock_timestamp() + m.ttl_us * interval '1 microsecond' > x.expires_at then m.ttl_us else x.ttl_us end,
         expires_at = greatest(x.expires_at, clock_timestamp() + m.ttl_us * interval '1 microsecond')
       from mine m where x.ctid = m.tid
-      returning m.at, x.last_fence, x.acquired_at
+      returning m.at, x.fence, x.acquired_at
     )
-    select m.at, m.last_fence, leasehold._micros(m.acquired_at) from moved m
+    select m.at, m.fence, leasehold._micros(m.acquired_at) from moved m
     union all
     -- What lives by a connection needs no new end.
-    select w.at, y.last_fence, leasehold._micros(y.acquired_at)
+    select w.at, y.fence, leasehold._micros(y.acquired_at)
     from wanted w join leasehold.resource y on y.namespace = p_namespace and y.name = w.name and y.id = w.id
     where y.session is not null and y.expires_at = 'infinity' and not leasehold._dead(y.session, null);
 end $$;
@@ -267,9 +278,14 @@ begin
   perform leasehold._check_isolation();
   c := row(p_namespace, p_channel, null, null, p_history, leasehold._watched(p_namespace));
   for u in
-    select * from unnest(p_names, p_ids, p_ttls_us, p_floors, p_modes, p_units, p_capacities, p_metadata) with ordinality
-      as u(name, id, ttl_us, floor, mode, units, capacity, metadata, at) order by 1, u.at
+    select *, count(*) over (partition by x.name) > 1 as several from unnest(p_names, p_ids, p_ttls_us, p_floors, p_modes, p_units, p_capacities, p_metadata) with ordinality
+      as x(name, id, ttl_us, floor, mode, units, capacity, metadata, at) order by 1, x.at
   loop
+    -- Whoever comes twice to a name takes its row and then the gate, as all others do.
+    if u.several then
+      perform 1 from leasehold.resource x where x.namespace = p_namespace and x.name = u.name for no key update;
+      perform pg_advisory_xact_lock(leasehold._gate(p_namespace, u.name));
+    end if;
     -- A holder among others that changes nothing but its end is not in anybody's way.
     a := null;
     if u.floor is null and u.mode is null and u.metadata is null then
@@ -310,7 +326,7 @@ returns table (name text, holder text, mode "char", units int, capacity int, fen
   renewed_us bigint, ttl_us bigint, expires_us bigint, note text, metadata jsonb, now_us bigint)
 language sql volatile security definer set search_path = pg_catalog, pg_temp as $$
   with t as (select clock_timestamp() as now), live as (
-    select r.name, 0::bigint as seq, r.holder, r.mode, r.units, r.capacity, r.last_fence as fence, r.acquired_at, r.asked_at,
+    select r.name, 0::bigint as seq, r.holder, r.mode, r.units, r.capacity, r.fence, r.acquired_at, r.asked_at,
       r.renewed_at, r.ttl_us, r.expires_at, r.note, r.metadata
     from leasehold.resource r, t
     where r.namespace = p_namespace and r.id is not null and r.expires_at > t.now and not leasehold._dead(r.session, null)

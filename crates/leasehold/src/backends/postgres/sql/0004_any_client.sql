@@ -125,7 +125,7 @@ begin
   perform leasehold._check_isolation();
   -- Shares the key: compatible with the plain update of a renewal, not with the FOR UPDATE of a grant.
   perform 1 from leasehold.resource r
-  where r.namespace = p_namespace and r.name = p_name and r.id is not null and r.last_fence = p_fence
+  where r.namespace = p_namespace and r.name = p_name and r.id is not null and r.fence = p_fence
     and r.expires_at > clock_timestamp() and not leasehold._dead(r.session, nullif(current_setting('leasehold_session.id', true), '')::int)
   for key share;
   if not found then
