@@ -47,6 +47,7 @@ calls! {
     Release => "release.sql",
     Renew => "renew.sql",
     RenewEach => "renew_each.sql",
+    SettleDead => "settle_dead.sql",
     Evict => "evict.sql",
     List => "list.sql",
     History => "history.sql",

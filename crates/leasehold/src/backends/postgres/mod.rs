@@ -8,6 +8,7 @@
 
 pub mod advisory;
 mod connection;
+mod deaths;
 mod events;
 mod examine;
 mod failure;
@@ -28,6 +29,7 @@ use uuid::Uuid;
 
 use self::{
     connection::{Call, Connector, Slot},
+    deaths::Deaths,
     failure::{Failure, Kind},
     listener::Listener,
     options::{By, Durability, Recorded},
@@ -64,7 +66,8 @@ pub struct PostgresBackend {
     aside: Arc<Slot>,
     listener: Arc<Listener>,
     hints: HintSender,
-    maintainer: AbortHandle,
+    deaths: Arc<Deaths>,
+    tasks: [AbortHandle; 2],
 }
 
 impl PostgresBackend {
@@ -108,16 +111,22 @@ impl PostgresBackend {
             listener.ensure().await?;
         }
         let aside = Arc::new(Slot::new(Arc::clone(&connector)));
-        let maintainer = connector.runtime.spawn(maintain(Arc::clone(&aside))).abort_handle();
+        let deaths = Arc::new(Deaths::default());
+        let looking = Arc::clone(&deaths).look(Arc::clone(&aside), caller.clone(), hints.clone());
+        let tasks = [
+            connector.runtime.spawn(maintain(Arc::clone(&aside))).abort_handle(),
+            connector.runtime.spawn(looking).abort_handle(),
+        ];
         Ok(Self {
-            work: Work::start(Arc::clone(&connector), first, caller.clone(), hints.clone()),
+            work: Work::start(Arc::clone(&connector), first, caller.clone(), hints.clone(), Arc::clone(&deaths)),
             renewals: Slot::with(Arc::clone(&connector), second),
             aside,
             connector,
             caller,
             listener,
             hints,
-            maintainer,
+            deaths,
+            tasks,
         })
     }
 
@@ -142,13 +151,14 @@ async fn maintain(aside: Arc<Slot>) {
         if let Err(failure) = aside.ask(Call::Maintain, &[]).await {
             tracing::debug!(%failure, "could not tidy up");
         }
-        aside.forget().await;
     }
 }
 
 impl Drop for PostgresBackend {
     fn drop(&mut self) {
-        self.maintainer.abort();
+        for task in &self.tasks {
+            task.abort();
+        }
         self.listener.close();
         self.work.close();
     }
@@ -189,7 +199,7 @@ impl Backend for PostgresBackend {
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
-        Ok(renewals::renew(&self.renewals, &self.caller, renewals, &self.hints).await?)
+        Ok(renewals::renew(&self.renewals, &self.caller, renewals, &self.hints, &self.deaths).await?)
     }
 
     async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {

@@ -5,6 +5,7 @@ use uuid::Uuid;
 
 use super::{
     connection::{Call, Slot},
+    deaths::Deaths,
     failure::{Failure, Kind},
     row,
     work::{Caller, int, long},
@@ -22,6 +23,7 @@ pub(super) async fn renew(
     caller: &Caller,
     renewals: &[Renewal],
     hints: &HintSender,
+    deaths: &Deaths,
 ) -> Result<Answer<Vec<Standing>>, Failure> {
     let mut standings = vec![Standing::Unknown; renewals.len()];
     let plain: Vec<usize> = (0..renewals.len()).filter(|at| changes_nothing(&renewals[*at])).collect();
@@ -65,6 +67,9 @@ pub(super) async fn renew(
                 hints.send(hint);
             }
             if let Some(at) = chunk.get(at) {
+                if said.is_bound() {
+                    deaths.fear_for(&renewals[*at].key);
+                }
                 standings[*at] = said.standing();
             }
         }

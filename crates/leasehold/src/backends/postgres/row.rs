@@ -36,7 +36,10 @@ pub(super) struct Answered {
 #[derive(Debug)]
 pub(super) enum Said {
     Holding(Grant),
-    Waiting(Place),
+    Waiting {
+        place: Place,
+        bound: bool,
+    },
     Busy(Busy),
     WrongShape(Shape),
     /// No such lease or fence; those that hold.
@@ -47,10 +50,15 @@ pub(super) enum Said {
 }
 
 impl Said {
+    /// Whether it waits behind something that lives by a connection.
+    pub(super) fn is_bound(&self) -> bool {
+        matches!(self, Self::Waiting { bound: true, .. })
+    }
+
     pub(super) fn decision(self) -> Result<Decision, Failure> {
         Ok(match self {
             Self::Holding(grant) => Decision::Granted(grant),
-            Self::Waiting(place) => Decision::Queued(place),
+            Self::Waiting { place, .. } => Decision::Queued(place),
             Self::Busy(busy) => Decision::Busy(busy),
             Self::WrongShape(in_force) => Decision::WrongShape { in_force },
             other => return Err(unexpected(format!("{other:?} to an acquire"))),
@@ -60,7 +68,7 @@ impl Said {
     pub(super) fn standing(&self) -> Standing {
         match self {
             Self::Holding(grant) => Standing::Holding(*grant),
-            Self::Waiting(place) => Standing::Waiting(*place),
+            Self::Waiting { place, .. } => Standing::Waiting(*place),
             Self::Nothing(_) => Standing::Gone,
             _ => Standing::Unknown,
         }
@@ -100,11 +108,14 @@ pub(super) fn answered(row: &Row) -> Result<Answered, Failure> {
     };
     let said = match verdict(get(row, "verdict")?) {
         'g' => Said::Holding(grant(row)?),
-        'q' => Said::Waiting(Place {
-            ahead: small(get::<i32>(row, "ahead")?),
-            last_fence: fence(get(row, "fence")?),
-            ask_again_in: get::<Option<i64>>(row, "ask_again_us")?.map(length),
-        }),
+        'q' => Said::Waiting {
+            place: Place {
+                ahead: small(get::<i32>(row, "ahead")?),
+                last_fence: fence(get(row, "fence")?),
+                ask_again_in: get::<Option<i64>>(row, "ask_again_us")?.map(length),
+            },
+            bound: get::<Option<i32>>(row, "waiting")? == Some(1),
+        },
         'b' => Said::Busy(Busy {
             holders: holders()?.into_iter().map(held_by).collect(),
             waiting: small(get::<Option<i32>>(row, "waiting")?.unwrap_or_default()),
@@ -136,6 +147,24 @@ pub(super) fn renewed(row: &Row) -> Result<Answered, Failure> {
     let at: i32 = get(row, "at")?;
     let at = usize::try_from(at - 1).map_err(|_| unexpected("an answer to nothing"))?;
     Ok(Answered { at, said: Said::Holding(grant(row)?), hints: Vec::new() })
+}
+
+/// A row of `settle_dead`.
+#[derive(Debug)]
+pub(super) struct Looked {
+    pub(super) at: usize,
+    pub(super) waits: bool,
+    pub(super) hints: Vec<Hint>,
+}
+
+pub(super) fn looked(row: &Row) -> Result<Looked, Failure> {
+    let at: i32 = get(row, "at")?;
+    let lines = get::<Option<Vec<String>>>(row, "hints")?.unwrap_or_default();
+    Ok(Looked {
+        at: usize::try_from(at - 1).map_err(|_| unexpected("an answer to nothing"))?,
+        waits: get(row, "waits")?,
+        hints: lines.iter().filter_map(|line| hint(line)).collect(),
+    })
 }
 
 fn grant(row: &Row) -> Result<Grant, Failure> {
@@ -178,15 +207,12 @@ pub(super) fn leases(rows: &[Row]) -> Result<Vec<LeaseRecord>, Failure> {
         if leases.last().is_none_or(|last| last.resource != resource) {
             ahead = 0;
         }
-        let state = match get::<Option<i64>>(row, "fence")? {
-            Some(number) => {
-                let acquired_at = timestamp(get(row, "acquired_us")?);
-                LeaseState::Holding { fence: fence(number), acquired_at, held_for: now.since(acquired_at) }
-            }
-            None => {
-                ahead += 1;
-                LeaseState::Waiting { ahead: ahead - 1, waiting_for: now.since(asked_at) }
-            }
+        let state = if let Some(number) = get::<Option<i64>>(row, "fence")? {
+            let acquired_at = timestamp(get(row, "acquired_us")?);
+            LeaseState::Holding { fence: fence(number), acquired_at, held_for: now.since(acquired_at) }
+        } else {
+            ahead += 1;
+            LeaseState::Waiting { ahead: ahead - 1, waiting_for: now.since(asked_at) }
         };
         leases.push(LeaseRecord {
             resource,

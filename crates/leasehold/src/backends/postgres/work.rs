@@ -26,6 +26,7 @@ use uuid::Uuid;
 
 use super::{
     connection::{Call, Connection, Connector, Slot},
+    deaths::Deaths,
     failure::{Failure, Kind},
     row,
 };
@@ -91,6 +92,7 @@ pub(super) struct Work {
     connector: Arc<Connector>,
     caller: Caller,
     hints: HintSender,
+    deaths: Arc<Deaths>,
     queue: Mutex<VecDeque<Queued>>,
     apart: Mutex<HashMap<Resource, Moment>>,
     wake: Notify,
@@ -106,11 +108,13 @@ impl Work {
         connection: Connection,
         caller: Caller,
         hints: HintSender,
+        deaths: Arc<Deaths>,
     ) -> Arc<Self> {
         let work = Arc::new(Self {
             connector: Arc::clone(&connector),
             caller,
             hints,
+            deaths,
             queue: Mutex::default(),
             apart: Mutex::default(),
             wake: Notify::new(),
@@ -266,7 +270,10 @@ impl Work {
                 self.hints.send(hint);
             }
             match items.get_mut(at).and_then(Option::take) {
-                Some(Item::Acquire { answer, .. }) => {
+                Some(Item::Acquire { request, answer, .. }) => {
+                    if said.is_bound() {
+                        self.deaths.fear_for(&request.key);
+                    }
                     drop(answer.send(said.decision().map(|value| Answer { value, incarnation })));
                 }
                 Some(Item::Release { answer, .. }) => {

@@ -160,6 +160,6 @@ create type leasehold.answer as (
   mode "char",        -- s: what is in force
   capacity int,
   holders jsonb,      -- b, e: who holds or held
-  waiting int,
+  waiting int,        -- b: how many wait; q: 1 when something ahead lives by a connection
   hints text[]        -- what the caller's own instance is to be told
 );

@@ -425,11 +425,11 @@ begin
       end if;
       if guarded then
         a.ask_again_us := 100000;
-      elsif bound then
-        -- Nothing pushes when a connection dies: the first in line looks often, those behind it less so.
-        a.ask_again_us := least(a.ask_again_us, 300000 * (1 + least(a.ahead, 15)));
       end if;
-      a.ask_again_us := greatest(a.ask_again_us, 1000);
+      a.waiting := bound::int;
+      if a.ask_again_us < 1000 then
+        a.ask_again_us := 1000;
+      end if;
     end if;
   elsif a.verdict = 'b' then
     a.holders := leasehold._holders(r.namespace, r.name, t);

@@ -308,6 +308,36 @@ begin
   end loop;
 end $$;
 
+-- Drops the dead ahead of those who wait: nothing pushes when a connection dies.
+-- Answers for each whether it still waits behind a connection, and what the caller's instance is to be told.
+create function leasehold.settle_dead(p_namespace text, p_channel text, p_history "char", p_names text[], p_ids uuid[])
+returns table (at int, waits boolean, hints text[])
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms' as $$
+declare
+  c leasehold.caller;
+  u record;
+begin
+  perform leasehold._check_isolation();
+  c := row(p_namespace, p_channel, null, null, p_history, leasehold._watched(p_namespace));
+  for u in
+    select x.name, x.id, x.at::int as at, row_number() over (partition by x.name) = 1 as first
+    from unnest(p_names, p_ids) with ordinality as x(name, id, at) order by 1, 3
+  loop
+    hints := null;
+    if u.first and (exists (select from leasehold.resource r where r.namespace = p_namespace and r.name = u.name
+          and r.id is not null and leasehold._dead(r.session, null))
+        or exists (select from leasehold.entry e where e.namespace = p_namespace and e.name = u.name
+          and leasehold._dead(e.session, null))) then
+      hints := (leasehold._operate(c, row('n', u.name, null, null, null, null, 0, null, null, null, null, null, null, null,
+        null, null)::leasehold.ask)).hints;
+    end if;
+    at := u.at;
+    waits := exists (select from leasehold.entry e
+      where e.id = u.id and e.namespace = p_namespace and e.name = u.name and e.fence is null);
+    return next;
+  end loop;
+end $$;
+
 -- State::evict.
 create function leasehold.evict_fence(
   p_namespace text, p_channel text, p_history "char", p_name text, p_fence bigint, p_reason text
