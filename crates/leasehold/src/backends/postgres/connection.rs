@@ -55,6 +55,8 @@ calls! {
     OpenSession => "open_session.sql",
     Maintain => "maintain.sql",
     Examine => "examine.sql",
+    AdvisoryTry => "advisory_try.sql",
+    AdvisoryUnlock => "advisory_unlock.sql",
 }
 
 /// What it takes to connect.

@@ -31,7 +31,9 @@ pub(super) fn named(text: &str, schema: &str) -> String {
     if schema == "leasehold" {
         return text.to_owned();
     }
-    text.replace("leasehold.", &format!("\"{schema}\".")).replace("schema leasehold", &format!("schema \"{schema}\""))
+    ["schema", "exists"].iter().fold(text.replace("leasehold.", &format!("\"{schema}\".")), |text, before| {
+        text.replace(&format!("{before} leasehold"), &format!("{before} \"{schema}\""))
+    })
 }
 
 /// What was done to a database.
