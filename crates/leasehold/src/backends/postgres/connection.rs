@@ -24,9 +24,6 @@ use crate::{Result, lease::Incarnation};
 /// functions themselves wait for locks far shorter.
 const CALL_LIMIT: Duration = Duration::from_secs(5);
 
-/// A pooler with one server connection lets the second client wait: that tells as much.
-const POOLER_LIMIT: Duration = Duration::from_millis(500);
-
 /// A parameter and its type: a pooler may forget what was prepared, so types always go along.
 pub(super) type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 
@@ -141,20 +138,17 @@ impl Connector {
         })
     }
 
-    /// The first two connections. Between them they find out whether a pooler shares
-    /// server connections between transactions: while one keeps its transaction open, the
-    /// other still has the server process it had, unless there is one.
+    /// The first two connections. Between them they find out whether a pooler lends server
+    /// connections for a transaction at a time: it gives the one just used to the next who
+    /// asks, or another one each time. Without one, each keeps a process of its own.
     pub(super) async fn connect_pair(self: &Arc<Self>) -> Result<[Connection; 2], Failure> {
-        let (one, two) = tokio::try_join!(self.connect_as_is(None), self.connect_as_is(None))?;
-        two.execute("begin").await?;
-        let theirs = row::greeting(&two.ask_unprepared(Call::Greet).await?)?.pid;
-        let again = timeout(POOLER_LIMIT, one.ask_unprepared(Call::Greet)).await;
-        two.execute("rollback").await?;
-        let same = match again {
-            Ok(rows) => row::greeting(&rows?)?.pid == one.greeting.pid,
-            Err(_) => false,
-        };
-        if !same || theirs == one.greeting.pid {
+        let one = self.connect_as_is(None).await?;
+        let two = self.connect_as_is(None).await?;
+        let mut lent = one.greeting.pid == two.greeting.pid;
+        for connection in [&two, &one] {
+            lent = lent || connection.pid().await? != connection.greeting.pid;
+        }
+        if lent {
             self.set_pooled();
         } else {
             tokio::try_join!(one.settle_in(), two.settle_in())?;
@@ -207,8 +201,10 @@ impl Connection {
         if self.connector.options.durability == Durability::Async {
             self.execute("set synchronous_commit = off").await?;
         }
-        // Not everywhere may a client choose this; without it a dead client is noticed later.
-        let _refused = self.client.batch_execute("set client_connection_check_interval = '2s'").await;
+        // Not every server has these or lets a client choose; then doctor tells.
+        for wish in ["set client_connection_check_interval = '2s'", "set idle_session_timeout = 0"] {
+            let _refused = self.client.batch_execute(wish).await;
+        }
         Ok(())
     }
 
@@ -238,9 +234,11 @@ impl Connection {
         }
     }
 
-    async fn ask_unprepared(&self, call: Call) -> Result<Vec<Row>, Failure> {
-        let answer = self.client.query_typed(self.connector.text(call), &[]).await;
-        answer.map_err(|error| Failure::calling(&self.connector.place, &error))
+    /// The server process that answers just now.
+    async fn pid(&self) -> Result<i32, Failure> {
+        let rows = self.client.query_typed(self.connector.text(Call::Greet), &[]).await;
+        let rows = rows.map_err(|error| Failure::calling(&self.connector.place, &error))?;
+        Ok(row::greeting(&rows)?.pid)
     }
 
     /// Runs statements that take no parameters.

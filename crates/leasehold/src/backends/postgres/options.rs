@@ -2,7 +2,7 @@
 
 use std::{env, fs, os::unix::fs::PermissionsExt, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
-use tokio_postgres::config::{Host, SslMode};
+use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 
 use crate::{Error, Result, clock::Clock};
 
@@ -130,6 +130,10 @@ impl PostgresOptions {
         })?;
         own.config.application_name("leasehold").connect_timeout(connect_limit);
         own.config.keepalives_idle(Duration::from_secs(5)).keepalives_interval(Duration::from_secs(2));
+        if own.config.get_hosts().len() > 1 && own.config.get_target_session_attrs() == TargetSessionAttrs::Any {
+            // One of them is the primary; a standby cannot grant.
+            own.config.target_session_attrs(TargetSessionAttrs::ReadWrite);
+        }
         own.ssl(ssl.as_deref())?;
         own.fill_in(password)?;
         Ok(own)

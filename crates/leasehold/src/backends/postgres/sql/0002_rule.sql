@@ -142,8 +142,9 @@ begin
   end if;
 
   for pass in 1..2 loop
-    -- Settle: drop what has expired or died. What a guarded transaction pins stays.
-    if r.id is not null and (r.expires_at <= t or (r.id is distinct from q.id and leasehold._dead(r.session, c.own_session))) then
+    -- Settle: drop what has expired or died. What a guarded transaction pins stays. A lease whose
+    -- connection died is gone even if its asker comes by another one: others may have taken it.
+    if r.id is not null and (r.expires_at <= t or leasehold._dead(r.session, c.own_session)) then
       if leasehold._pass(r.namespace, r.name) then
         passed := true;
         perform leasehold._ended(c, leasehold._lone(r), least(r.expires_at, t),
@@ -157,7 +158,7 @@ begin
       for w in
         select * from leasehold.entry x
         where x.namespace = r.namespace and x.name = r.name
-          and (x.expires_at <= t or (x.id is distinct from q.id and leasehold._dead(x.session, c.own_session)))
+          and (x.expires_at <= t or leasehold._dead(x.session, c.own_session))
         order by x.seq for update skip locked
       loop
         delete from leasehold.entry x where x.id = w.id and x.namespace = w.namespace and x.name = w.name;
