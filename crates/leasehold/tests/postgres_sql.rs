@@ -121,7 +121,7 @@ fn the_three_functions_keep_their_words() {
     assert!(error.contains("a semaphore of 3"), "{error}");
 }
 
-/// What PostgREST makes of `POST /rpc/acquire_lock` with a JSON object.
+/// What `PostgREST` makes of `POST /rpc/acquire_lock` with a JSON object.
 #[test]
 fn a_json_object_of_named_arguments_works_as_postgrest_sends_it() {
     let server = Postgres::start();

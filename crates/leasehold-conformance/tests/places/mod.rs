@@ -18,19 +18,19 @@ use leasehold_testkit::postgres::Postgres;
 
 /// A private server with the schema, and how to connect to it.
 pub(crate) struct Server {
-    server: Postgres,
+    postgres: Postgres,
     parameters: &'static str,
     places: AtomicUsize,
 }
 
 impl Server {
     pub(crate) fn start(parameters: &'static str) -> Self {
-        Self { server: Postgres::start(), parameters, places: AtomicUsize::new(0) }
+        Self { postgres: Postgres::start(), parameters, places: AtomicUsize::new(0) }
     }
 
     pub(crate) fn place(&self) -> Place {
         let number = self.places.fetch_add(1, Ordering::SeqCst);
-        let url = format!("{}?init=1&connections=2&{}", self.server.url(), self.parameters);
+        let url = format!("{}?init=1&connections=2&{}", self.postgres.url(), self.parameters);
         Place { url, namespace: format!("place-{number}") }
     }
 }

@@ -125,7 +125,7 @@ pub async fn try_lock_in_as<N: AsRef<str>>(
 }
 
 fn failed(error: &tokio_postgres::Error) -> Error {
-    Failure::calling("this transaction", error).into()
+    Failure::calling("this transaction", error).error()
 }
 
 /// Session-level advisory locks on one connection of their own.
@@ -168,14 +168,14 @@ impl Advisory {
         let options = PostgresOptions::from_url(url, "default", Arc::new(SystemClock), Duration::from_secs(3))?;
         on_runtime(async move {
             let connector = Connector::new(options)?;
-            let [connection, _second] = connector.connect_pair().await?;
+            let [connection, _second] = connector.connect_pair().await.map_err(Failure::error)?;
             if connector.is_pooled() {
                 let words = format!(
                     "session-level advisory locks do not work through the pooler at {}; connect to the server itself, \
                      or lock inside a transaction",
                     connector.place
                 );
-                return Err(Failure::new(Kind::Unsupported, words).into());
+                return Err(Failure::new(Kind::Unsupported, words).error());
             }
             let held = Held { connection, keys: Mutex::default(), released: Notify::new(), limit };
             Ok(Self(Arc::new(held)))
@@ -206,7 +206,7 @@ impl Advisory {
                     Ok(None)
                 }
                 // Whether it was taken is not known: the guard's drop unlocks it.
-                Err(failure) => Err(failure.into()),
+                Err(failure) => Err(failure.error()),
             }
         })
         .await
@@ -281,7 +281,7 @@ impl Held {
     async fn unlock(&self, key: i64) -> Result<bool> {
         let rows = self.connection.ask(Call::AdvisoryUnlock, &[(&key, Type::INT8)]).await;
         self.free(key);
-        Ok(row::only(&rows?)?)
+        rows.and_then(|rows| row::only(&rows)).map_err(Failure::error)
     }
 }
 

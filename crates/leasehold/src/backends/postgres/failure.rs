@@ -103,14 +103,16 @@ impl Failure {
     }
 }
 
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
-        match failure.kind {
-            Kind::Unavailable => Self::unavailable(failure.words),
-            Kind::Unanswered | Kind::Locked | Kind::Overtaken => Self::unanswered(failure.words),
-            Kind::Denied => Self::permission_denied(failure.words),
-            Kind::Config => Self::invalid_config(failure.words),
-            Kind::Unsupported => Self::unsupported(failure.words),
+impl Failure {
+    /// What the caller is told. No `From`: it would be one more way for `?` to convert in every program
+    /// that uses this crate, and stop their closures from being inferred.
+    pub(super) fn error(self) -> Error {
+        match self.kind {
+            Kind::Unavailable => Error::unavailable(self.words),
+            Kind::Unanswered | Kind::Locked | Kind::Overtaken => Error::unanswered(self.words),
+            Kind::Denied => Error::permission_denied(self.words),
+            Kind::Config => Error::invalid_config(self.words),
+            Kind::Unsupported => Error::unsupported(self.words),
         }
     }
 }

@@ -79,8 +79,8 @@ impl PostgresBackend {
     /// `liveness=connection` through a pooler that shares connections.
     pub async fn open(options: PostgresOptions) -> Result<Self> {
         let connector = Connector::new(options)?;
-        let [first, second] = connector.connect_pair().await?;
-        schema::check(&first, &connector.options).await?;
+        let [first, second] = connector.connect_pair().await.map_err(Failure::error)?;
+        schema::check(&first, &connector.options).await.map_err(Failure::error)?;
         let pooled = connector.is_pooled();
         if pooled && connector.options.by == By::Connection {
             return Err(Failure::new(
@@ -91,7 +91,7 @@ impl PostgresBackend {
                     connector.place
                 ),
             )
-            .into());
+            .error());
         }
         let channel = format!("lh_{}", Uuid::new_v4().simple());
         let caller = Caller {
@@ -108,7 +108,7 @@ impl PostgresBackend {
         let listener = Listener::new(Arc::clone(&connector), channel, hints.clone());
         if !pooled {
             // Before anything is asked for: what is heard while nobody listens is lost.
-            listener.ensure().await?;
+            listener.ensure().await.map_err(Failure::error)?;
         }
         let aside = Arc::new(Slot::new(Arc::clone(&connector)));
         let deaths = Arc::new(Deaths::default());
@@ -194,16 +194,16 @@ impl Backend for PostgresBackend {
     }
 
     async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
-        let session = self.session(request.lifetime).await?;
-        Ok(self.work.acquire(request, session).await?)
+        let session = self.session(request.lifetime).await.map_err(Failure::error)?;
+        self.work.acquire(request, session).await.map_err(Failure::error)
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
-        Ok(renewals::renew(&self.renewals, &self.caller, renewals, &self.hints, &self.deaths).await?)
+        renewals::renew(&self.renewals, &self.caller, renewals, &self.hints, &self.deaths).await.map_err(Failure::error)
     }
 
     async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {
-        Ok(self.work.release(key, outcome).await?)
+        self.work.release(key, outcome).await.map_err(Failure::error)
     }
 
     async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
@@ -220,15 +220,16 @@ impl Backend for PostgresBackend {
                     (&reason, Type::TEXT),
                 ],
             )
-            .await?;
-        let mut answers = told.rows.iter().map(row::answered).collect::<Result<Vec<_>, _>>()?;
+            .await
+            .map_err(Failure::error)?;
+        let mut answers = told.rows.iter().map(row::answered).collect::<Result<Vec<_>, _>>().map_err(Failure::error)?;
         let Some(answer) = answers.pop() else {
-            return Err(Failure::new(Kind::Unanswered, "postgres did not say what it evicted").into());
+            return Err(Failure::new(Kind::Unanswered, "postgres did not say what it evicted").error());
         };
         for hint in answer.hints {
             self.hints.send(hint);
         }
-        Ok(answer.said.evicted()?)
+        answer.said.evicted().map_err(Failure::error)
     }
 
     async fn list(&self, filter: &ListFilter) -> Result<Page> {
@@ -246,8 +247,9 @@ impl Backend for PostgresBackend {
                     (&limit.saturating_add(1), Type::INT8),
                 ],
             )
-            .await?;
-        let mut leases = row::leases(&told.rows)?;
+            .await
+            .map_err(Failure::error)?;
+        let mut leases = row::leases(&told.rows).map_err(Failure::error)?;
         let mut names = 0;
         let mut last = None;
         let kept = leases.iter().position(|lease| {
@@ -281,8 +283,9 @@ impl Backend for PostgresBackend {
                     (&i64::try_from(filter.limit).unwrap_or(i64::MAX), Type::INT8),
                 ],
             )
-            .await?;
-        Ok(told.rows.iter().map(row::ended).collect::<Result<_, _>>()?)
+            .await
+            .map_err(Failure::error)?;
+        told.rows.iter().map(row::ended).collect::<Result<_, _>>().map_err(Failure::error)
     }
 
     async fn watch(&self, names: Names) -> Result<EventStream> {
@@ -291,13 +294,13 @@ impl Backend for PostgresBackend {
                 Kind::Unsupported,
                 format!("the pooler at {} lets nobody listen; connect to the server itself", self.connector.place),
             )
-            .into());
+            .error());
         }
-        Ok(events::of(names, self.listener.follow().await?))
+        Ok(events::of(names, self.listener.follow().await.map_err(Failure::error)?))
     }
 
     async fn examine(&self) -> Result<Vec<Finding>> {
-        Ok(examine::examine(&self.aside, &self.connector).await?)
+        examine::examine(&self.aside, &self.connector).await.map_err(Failure::error)
     }
 }
 

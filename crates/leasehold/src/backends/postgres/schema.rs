@@ -73,8 +73,8 @@ pub fn sql(options: &PostgresOptions, expose: Option<&str>) -> Result<String> {
 pub async fn install(options: PostgresOptions, expose: Option<&str>) -> Result<Installed> {
     let wrappers = expose.map(|target| exposed(&options, target)).transpose()?;
     let connector = Connector::new(options)?;
-    let connection = connector.connect(None).await?;
-    Ok(install_on(&connection, &connector.options, wrappers.as_deref()).await?)
+    let connection = connector.connect(None).await.map_err(Failure::error)?;
+    install_on(&connection, &connector.options, wrappers.as_deref()).await.map_err(Failure::error)
 }
 
 pub(super) async fn install_on(
