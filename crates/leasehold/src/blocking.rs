@@ -321,6 +321,11 @@ impl Deref for Guard {
 pub struct Guards(crate::Guards);
 
 impl Guards {
+    /// Each of the leases, sorted by name.
+    pub fn iter(&self) -> impl Iterator<Item = &Lease> {
+        self.0.iter().map(crate::Guard::lease)
+    }
+
     /// Fails if any of them is no longer held.
     pub fn check(&self) -> Result<()> {
         self.0.check()

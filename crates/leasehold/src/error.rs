@@ -140,6 +140,12 @@ impl Error {
         self
     }
 
+    /// The same, for a request that may have been done by an earlier try.
+    pub(crate) fn maybe_done(mut self) -> Self {
+        self.0.outcome_unknown = true;
+        self
+    }
+
     fn held_by(mut self, holders: Vec<HeldBy>) -> Self {
         self.0.holders = holders;
         self
@@ -204,6 +210,7 @@ impl fmt::Debug for Error {
 
 impl error::Error for Error {
     fn source(&self) -> Option<&(dyn error::Error + 'static)> {
-        self.0.source.as_deref().map(|source| source as _)
+        // The message ends with the cause; what caused that follows.
+        self.0.source.as_deref().and_then(error::Error::source)
     }
 }

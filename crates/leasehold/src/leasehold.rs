@@ -2,8 +2,6 @@
 
 use std::{env, fmt, future::Future, sync::Arc, time::Duration};
 
-use tokio::sync::OnceCell;
-
 use crate::{
     Error, Result,
     backend::{Backend, EventStream, Finding, Guarantees},
@@ -76,18 +74,17 @@ impl Leasehold {
     /// The process's own instance: `LEASEHOLD_URL` and `LEASEHOLD_NAMESPACE`, else `file:`.
     ///
     /// # Errors
-    /// As for [`connect`](Self::connect); a failure is not remembered.
+    /// As for [`connect`](Self::connect). Neither a failure nor a closed instance is remembered.
     pub async fn global() -> Result<Self> {
-        static GLOBAL: OnceCell<Leasehold> = OnceCell::const_new();
-        let connect = || async {
-            let url = env::var("LEASEHOLD_URL").unwrap_or_else(|_| String::from("file:"));
-            let builder = Self::builder();
-            match env::var("LEASEHOLD_NAMESPACE") {
-                Ok(namespace) => builder.namespace(namespace).connect(&url).await,
-                Err(_) => builder.connect(&url).await,
-            }
-        };
-        GLOBAL.get_or_try_init(connect).await.cloned()
+        static GLOBAL: tokio::sync::Mutex<Option<Leasehold>> = tokio::sync::Mutex::const_new(None);
+        let mut global = GLOBAL.lock().await;
+        if let Some(open) = global.as_ref().filter(|locks| !locks.0.engine.is_closed()) {
+            return Ok(open.clone());
+        }
+        let url = env::var("LEASEHOLD_URL").unwrap_or_else(|_| String::from("file:"));
+        let namespace = env::var("LEASEHOLD_NAMESPACE").unwrap_or_else(|_| String::from("default"));
+        let locks = Self::builder().namespace(namespace).connect(&url).await?;
+        Ok(global.insert(locks).clone())
     }
 
     /// A lock for one holder at a time.
@@ -152,8 +149,10 @@ impl Leasehold {
     }
 
     /// How a lease stands that another process may have got.
+    ///
+    /// It asks with the shortest of renewals, which never shortens: in the last
+    /// 100 ms of its life a lease is prolonged to as much.
     pub async fn check(&self, handle: &LeaseHandle) -> Result<Standing> {
-        // A renewal never shortens, so the shortest one only asks.
         self.renew(handle, Ttl::MIN.get()).await
     }
 
@@ -218,7 +217,8 @@ impl Leasehold {
 
 /// Runs a future on the engine's own thread, whatever executor the caller has.
 async fn on_runtime<T: Send + 'static>(call: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
-    engine::handle()?.spawn(call).await.unwrap_or_else(|_| Err(Error::closed()))
+    let lost = |error| Err(Error::unanswered("the backend failed before it answered").caused_by(error));
+    engine::handle()?.spawn(call).await.unwrap_or_else(lost)
 }
 
 impl fmt::Debug for Leasehold {

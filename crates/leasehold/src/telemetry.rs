@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     Error,
-    engine::{Hold, Kept},
+    engine::{Hold, Kept, Loss},
     lease::{Moment, Outcome},
 };
 
@@ -39,11 +39,15 @@ pub(crate) fn renew_failed(kept: &Kept, hold: &Hold, now: Moment, error: Option<
 }
 
 pub(crate) fn lost(kept: &Kept, hold: &Hold) {
+    // What was given back while a renewal was under way is not lost.
+    if hold.validity.loss() == Some(Loss::Released) {
+        return;
+    }
     tracing::error!(
         target: "leasehold::lost",
         resource = %kept.key.resource,
         fence = hold.grant.fence.get(),
-        reason = hold.validity.loss().map(crate::engine::Loss::as_str),
+        reason = hold.validity.loss().map(Loss::as_str),
         "lost"
     );
 }

@@ -467,3 +467,143 @@ fn another_life_of_the_backend_makes_it_verify_every_lease() {
         soon("the leases were verified", async || bench.faulty.count(Call::Renew) >= 1).await;
     });
 }
+
+// What is unknown stays unknown until it is settled, and closing does not wait for it.
+
+#[test]
+fn a_lost_reply_and_a_refusal_after_it_leave_nothing_behind() {
+    run(async {
+        let bench = Bench::new();
+        bench.faulty.drop_replies_of(Call::Acquire, 1);
+        let lock = bench.locks.mutex("r").ttl(TTL);
+        let trying = tokio::task::JoinSet::from_iter([async move { lock.try_acquire().await }]);
+        soon("the first ask is done", async || leases(&bench.truth).await == 1).await;
+        bench.faulty.cut();
+        let ticking = async {
+            loop {
+                bench.clock.advance(Duration::from_millis(10));
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let error = tokio::select! {
+            mut outcome = trying.join_all() => outcome.remove(0).unwrap_err(),
+            () = ticking => unreachable!("it ticks for ever"),
+        };
+        assert!(error.outcome_unknown(), "{error:?}");
+        bench.faulty.heal();
+        soon("it was given back", async || {
+            bench.clock.advance(Duration::from_millis(20));
+            leases(&bench.truth).await == 0
+        })
+        .await;
+        let ended = bench.truth.history(&HistoryFilter::new(Names::All)).await.unwrap().remove(0);
+        assert_eq!(ended.ending, Ending::Cancelled, "it did not run out, it was given back");
+    });
+}
+
+#[test]
+fn closing_waits_neither_for_an_ask_nor_for_a_renewal_that_hangs() {
+    run(async {
+        let bench = Bench::new();
+        let guard = bench.hold().await;
+        let _asks = bench.faulty.hold_requests_of(Call::Acquire);
+        let _renewals = bench.faulty.hold_requests_of(Call::Renew);
+        let lock = bench.locks.mutex("other").ttl(TTL).wait_forever();
+        let asking = tokio::task::JoinSet::from_iter([async move { lock.acquire().await }]);
+        let lease = guard.lease().clone();
+        let renewing = tokio::task::JoinSet::from_iter([async move { lease.renew(TTL).await }]);
+        soon("both are sent", async || bench.faulty.count(Call::Acquire) == 2 && bench.faulty.count(Call::Renew) == 1)
+            .await;
+        let ticking = async {
+            loop {
+                bench.clock.advance(Duration::from_millis(100));
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::select! {
+            closed = tokio::time::timeout(Duration::from_secs(10), bench.locks.close()) => closed.unwrap().unwrap(),
+            () = ticking => unreachable!("it ticks for ever"),
+        }
+        assert_eq!(asking.join_all().await.remove(0).unwrap_err().kind(), ErrorKind::Closed);
+        assert!(renewing.join_all().await.remove(0).is_err());
+    });
+}
+
+#[test]
+fn nobody_goes_on_asking_for_a_caller_that_is_gone() {
+    run(async {
+        let locks = {
+            let memory = Arc::new(MemoryBackend::private(Arc::new(leasehold::clock::SystemClock)));
+            let faulty = Faulty::new(memory);
+            // Every grant takes longer to arrive than the lease lives.
+            faulty.delay(Duration::from_millis(70));
+            Leasehold::builder().backend(faulty).unwrap()
+        };
+        let lock = locks.mutex("r").ttl(Duration::from_millis(100)).wait_forever();
+        assert!(tokio::time::timeout(Duration::from_millis(300), lock.acquire()).await.is_err());
+        tokio::time::timeout(Duration::from_secs(5), locks.close()).await.expect("nothing goes on").unwrap();
+    });
+}
+
+#[test]
+fn the_longest_hold_is_checked_on_use() {
+    run(async {
+        let bench = Bench::new();
+        let guard = bench.locks.mutex("r").max_hold(Duration::from_secs(5)).acquire().await.unwrap();
+        let _no_renewal = bench.faulty.hold_requests_of(Call::Renew);
+        bench.clock.advance(Duration::from_secs(6));
+        assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
+        assert_eq!(guard.loss(), Some(Loss::MaxHold));
+        let refused = bench.locks.mutex("s").max_hold(TTL).acquire_detached().await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidConfig);
+    });
+}
+
+#[test]
+fn what_is_given_up_by_a_downgrade_is_given_up_before_it_is_asked_for() {
+    run(async {
+        let bench = Bench::new();
+        let guard = bench.locks.rwlock("r").ttl(TTL).write().await.unwrap();
+        bench.faulty.drop_replies_of(Call::Renew, 1);
+        assert!(guard.downgrade().await.unwrap_err().outcome_unknown());
+        assert_eq!(guard.mode(), leasehold::lease::Mode::Shared);
+        let reader = bench.truth.rwlock("r").try_read().await.unwrap().expect("readers are let in");
+        reader.release().await.unwrap();
+        guard.release().await.unwrap();
+
+        let lock = bench.locks.rwlock("r").reentrant();
+        let (outer, inner) = (lock.write().await.unwrap(), lock.write().await.unwrap());
+        assert_eq!(outer.downgrade().await.unwrap_err().kind(), ErrorKind::Unsupported);
+        assert!(bench.truth.rwlock("r").try_read().await.unwrap().is_none(), "the inner guard may be writing");
+        inner.release().await.unwrap();
+        outer.downgrade().await.unwrap();
+    });
+}
+
+#[cfg(feature = "file")]
+#[test]
+fn where_no_clock_ends_a_lease_its_release_is_tried_until_it_is_done() {
+    use leasehold::backends::file::{FileBackend, FileOptions};
+
+    run(async {
+        let folder = tempfile::tempdir().unwrap();
+        let clock = ManualClock::new();
+        let url = format!("file://{}", folder.path().join("locks").display());
+        let options = FileOptions::from_url(&url, "default", Arc::new(clock.clone())).unwrap();
+        let faulty = Faulty::new(Arc::new(FileBackend::open(options).await.unwrap()));
+        let locks = locks(&clock, Arc::clone(&faulty) as Arc<dyn Backend>);
+        let guard = locks.mutex("r").ttl(TTL).acquire().await.unwrap();
+        faulty.cut();
+        guard.release().await.unwrap_err();
+        for _ in 0..20 {
+            clock.advance(TTL);
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        faulty.heal();
+        soon("it was given back", async || {
+            clock.advance(Duration::from_secs(1));
+            leases(&locks).await == 0
+        })
+        .await;
+    });
+}

@@ -7,7 +7,10 @@ use std::{
     env,
     fs::{self, File},
     io::{BufRead, BufReader},
-    os::unix::fs::{MetadataExt, PermissionsExt},
+    os::unix::{
+        fs::{MetadataExt, PermissionsExt},
+        process::CommandExt,
+    },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{
@@ -139,7 +142,18 @@ struct Process(Child);
 
 impl Process {
     fn start(part: &str, root: &Path, resource: &str) -> Self {
-        let mut child = Command::new(env::current_exe().unwrap())
+        Self::start_by(Command::new(env::current_exe().unwrap()), part, root, resource)
+    }
+
+    /// By another user, who may not be able to walk to where this program is.
+    fn start_as(user: u32, part: &str, root: &Path, resource: &str) -> Self {
+        let mut program = Command::new("/proc/self/exe");
+        program.uid(user).gid(user).current_dir("/");
+        Self::start_by(program, part, root, resource)
+    }
+
+    fn start_by(mut program: Command, part: &str, root: &Path, resource: &str) -> Self {
+        let mut child = program
             .args(["--exact", "child", "--nocapture"])
             .env("LEASEHOLD_TEST_PART", part)
             .env("LEASEHOLD_TEST_ROOT", root)
@@ -196,8 +210,22 @@ fn child() {
             println!("ready");
             return;
         }
+        if part == "hold shared by all" {
+            let backend = FileBackend::open(options(&root, "?mode=0666")).await.unwrap();
+            granted(&backend, &request(&resource)).await;
+            ready_for_ever().await;
+        }
         let backend = open(&root).await;
         match part.as_str() {
+            "queue until granted" => {
+                let (mut hints, mine) = (backend.hints(), request(&resource));
+                queued(&backend, &mine).await;
+                println!("ready");
+                assert_eq!(hint(&mut hints).await, changed(&resource));
+                assert!(holds(&backend, &mine).await);
+                // Nobody reads what the test harness would print.
+                std::process::exit(0);
+            }
             "hold" => _ = granted(&backend, &request(&resource)).await,
             "hold detached" => _ = granted(&backend, &detached(&resource)).await,
             "queue" => _ = queued(&backend, &request(&resource)).await,
@@ -482,6 +510,80 @@ fn a_closed_instance_is_dead_to_others() {
     });
 }
 
+fn remove_presences(root: &Path) {
+    for presence in files(root.join("test/presence")) {
+        fs::remove_file(root.join("test/presence").join(presence)).unwrap();
+    }
+}
+
+#[test]
+fn an_instance_whose_presence_was_removed_gives_up_what_it_held_and_asks_for_nothing() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let a = open(root.path()).await;
+        let mut hints = a.hints();
+        let (held, kept) = (request("x"), detached("kept"));
+        let fence = granted(&a, &held).await.fence;
+        granted(&a, &kept).await;
+        remove_presences(root.path());
+        let b = open(root.path()).await;
+        let error = a.acquire(&request("y")).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.to_string().contains("connect again"), "{error}");
+        granted(&b, &request("y")).await;
+        assert_eq!(hint(&mut hints).await, Hint::Missed, "all leases are to be asked about");
+        assert_eq!(renewed(&a, &held).await, Standing::Gone);
+        assert!(holds(&a, &kept).await, "what no process keeps is kept");
+        assert_eq!(release(&a, &held).await, Released::Gone);
+        assert!(a.acquire(&held).await.is_err());
+        assert!(a.list(&ListFilter::new(Names::All)).await.is_err());
+        assert!(a.watch(Names::All).await.is_err());
+        assert!(failures(&a.examine().await?).iter().any(|finding| finding.subject == "presence"));
+        assert!(granted(&b, &request("x")).await.fence > fence);
+        assert_eq!(endings(&b, "x").await, [Ending::Disconnected]);
+        no_hint(&mut hints).await;
+        Ok(())
+    });
+}
+
+#[test]
+fn an_instance_whose_directory_was_removed_or_replaced_gives_up_what_it_held() {
+    run(async {
+        for replaced in [false, true] {
+            let root = tempfile::tempdir()?;
+            let a = open(root.path()).await;
+            let held = request("x");
+            granted(&a, &held).await;
+            if replaced {
+                fs::rename(root.path().join("test"), root.path().join("moved"))?;
+                granted(&open(root.path()).await, &request("x")).await;
+            } else {
+                fs::remove_dir_all(root.path().join("test"))?;
+            }
+            assert_eq!(renewed(&a, &held).await, Standing::Gone);
+            assert_eq!(release(&a, &held).await, Released::Gone);
+            assert!(a.acquire(&request("x")).await.unwrap_err().to_string().contains("connect again"));
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_guard_whose_presence_was_removed_is_lost_at_the_next_use_of_its_instance() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let url = format!("file://{}", root.path().display());
+        let a = leasehold::Leasehold::builder().namespace("test").connect(&url).await?;
+        let guard = a.mutex("x").acquire().await?;
+        remove_presences(root.path());
+        guard.check()?;
+        assert!(a.mutex("y").try_acquire().await.is_err());
+        tokio::time::timeout(Duration::from_secs(5), guard.lost()).await.expect("long before the next renewal");
+        assert!(guard.check().is_err());
+        Ok(())
+    });
+}
+
 #[test]
 fn dead_presences_are_tidied_and_live_ones_never() {
     run(async {
@@ -616,6 +718,52 @@ fn what_a_power_loss_tore_is_removed_once_and_fences_keep_rising() {
     });
 }
 
+#[test]
+fn a_directory_torn_by_a_power_loss_is_repaired_and_fences_keep_rising() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let clock = ManualClock::new();
+        for torn in [&b""[..], b"\0\0\0\0\0\0\0\0"] {
+            let a = open_by(root.path(), &clock).await;
+            let before = granted(&a, &request("x")).await.fence;
+            drop(a);
+            fs::write(root.path().join("test/format"), torn)?;
+            fs::remove_dir(root.path().join("test/watchers"))?;
+            fs::remove_file(root.path().join("test/latches/05"))?;
+            let b = open_by(root.path(), &clock).await;
+            assert_eq!(fs::read(root.path().join("test/format"))?, b"leasehold-file 1\n");
+            assert!(root.path().join("test/watchers").is_dir() && root.path().join("test/latches/05").is_file());
+            clock.set_wall(Timestamp::from_micros(0));
+            assert!(granted(&b, &request("x")).await.fence > before);
+        }
+        assert!(!files(root.path().join("test")).iter().any(|name| name.starts_with(".new-")));
+        fs::write(root.path().join("test/format"), "")?;
+        fs::write(root.path().join("test/thesis.tex"), "")?;
+        let error = FileBackend::open(options(root.path(), "")).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "it may be another's");
+        Ok(())
+    });
+}
+
+#[test]
+fn directories_whose_maker_died_are_tidied() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let make = |name: &str, age: &str| {
+            let path = root.path().join(name);
+            fs::create_dir_all(path.join("latches")).unwrap();
+            assert!(Command::new("touch").args(["-d", age]).arg(&path).status().unwrap().success());
+            path
+        };
+        let young = make(".new-0b1f8a54c2a14f7e9a3d7e61d0c5b2a1", "10 minutes ago");
+        let old = make(".new-1b1f8a54c2a14f7e9a3d7e61d0c5b2a1", "2 hours ago");
+        let other = make(".new-ideas", "2 hours ago");
+        let _a = open(root.path()).await;
+        assert_eq!([young, old, other].map(|path| path.exists()), [true, false, true]);
+        Ok(())
+    });
+}
+
 // ---- what goes wrong on disk ----
 
 #[test]
@@ -644,6 +792,51 @@ fn a_garbage_record_is_named_and_after_its_removal_fences_keep_rising() {
         fs::remove_file(&path)?;
         clock.set_wall(Timestamp::from_micros(1_000_000));
         assert!(granted(&a, &request("x")).await.fence > before, "the latch remembers");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_hostile_record_is_refused_and_spoils_nothing_else() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let a = open(root.path()).await;
+        let held = request("order:42");
+        granted(&a, &held).await;
+        queued(&a, &request("order:42")).await;
+        let path = record_of(root.path(), "order%3A42");
+        let latch = root.path().join("test/latches/1a");
+        let fence = fs::read(&latch)?;
+        let sound: serde_json::Value = serde_json::from_slice(&fs::read(&path)?)?;
+        let permit = serde_json::json!({"mode": "permit", "units": 1, "capacity": 2});
+        let second = sound["state"]["entries"][1]["id"].clone();
+        for (place, value) in [
+            ("/state/last_fence", 10_000_000_000_000_000_u64.into()),
+            ("/state/last_fence", Fence::MAX.get().into()),
+            ("/state/last_fence", u64::MAX.into()),
+            ("/state/entries/0/grant/fence", 10_000_000_000_000_000_u64.into()),
+            ("/state/entries/0/grant/fence", (Fence::MAX.get() - 1).into()),
+            ("/state/entries/0/claim/units", 1.into()),
+            ("/state/entries/0/claim/capacity", 1.into()),
+            ("/state/entries/0/claim/mode", "permit".into()),
+            ("/state/entries/0/claim/mode", "leader".into()),
+            ("/state/entries/1/claim", permit),
+            ("/state/entries/0/ttl/secs", 0.into()),
+            ("/state/entries/0/ttl/secs", u64::MAX.into()),
+            ("/state/entries/0/id", second),
+            ("/resource", "order:43".into()),
+        ] {
+            let mut hostile = sound.clone();
+            *hostile.pointer_mut(place).expect(place) = value.clone();
+            fs::write(&path, serde_json::to_vec(&hostile)?)?;
+            let error = a.acquire(&request("order:42")).await.expect_err(place);
+            assert_eq!(error.kind(), ErrorKind::Unavailable);
+            assert!(error.to_string().contains("cannot be understood"), "{place}: {error}");
+            assert!(a.release(&held.key, &Outcome::Completed).await.is_err());
+            assert_eq!(fs::read(&latch)?, fence, "{place} = {value} poisoned the latch");
+        }
+        fs::remove_file(&path)?;
+        granted(&a, &request("order:42")).await;
         Ok(())
     });
 }
@@ -799,6 +992,106 @@ fn a_file_system_that_is_not_known_to_be_local_is_refused() {
     });
 }
 
+/// For what might block the thread itself, where no timer of a runtime could tell.
+fn within_ten_seconds(work: impl FnOnce() + Send + 'static) {
+    let (done, heard) = std::sync::mpsc::channel();
+    let worker = std::thread::spawn(move || {
+        work();
+        let _late = done.send(());
+    });
+    let in_time = heard.recv_timeout(Duration::from_secs(10));
+    assert!(in_time != Err(std::sync::mpsc::RecvTimeoutError::Timeout), "it hangs");
+    worker.join().unwrap();
+}
+
+#[test]
+fn what_is_no_file_is_refused_at_once() {
+    within_ten_seconds(|| {
+        run(async {
+            let root = tempfile::tempdir()?;
+            let a = open(root.path()).await;
+            let held = request("order:42");
+            granted(&a, &held).await;
+            let hashed = format!("records/~{}.json", "0".repeat(64));
+            for name in ["records/x.json", &hashed, "history.ndjson", "boot", "latches/1a", "format"] {
+                let path = root.path().join("test").join(name);
+                let _if_there = fs::remove_file(&path);
+                assert!(Command::new("mkfifo").arg(&path).status()?.success());
+                let _either = a.history(&HistoryFilter::new(Names::All)).await;
+                let _either = a.release(&held.key, &Outcome::Completed).await;
+                let _either = FileBackend::open(options(root.path(), "")).await;
+                a.list(&ListFilter::new(Names::All)).await?;
+                a.examine().await?;
+            }
+            let error = a.acquire(&request("x")).await.unwrap_err();
+            assert!(error.to_string().contains("not a regular file"), "{error}");
+            Ok(())
+        });
+    });
+}
+
+#[test]
+fn a_record_is_of_bounded_size() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let a = open(root.path()).await;
+        let wordy = Request { note: Some("n".repeat(17 << 20)), ..request("x") };
+        let error = a.acquire(&wordy).await.unwrap_err();
+        assert!(error.to_string().contains("16 MiB"), "{error}");
+        granted(&a, &request("x")).await;
+        File::create(record_of(root.path(), "y"))?.set_len(17 << 20)?;
+        let error = a.acquire(&request("y")).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.to_string().contains("16 MiB"), "{error}");
+        Ok(())
+    });
+}
+
+#[test]
+fn nothing_is_written_or_read_through_a_link() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let a = open(root.path()).await;
+        let victim = root.path().join("precious");
+        let lay = |name: &str| {
+            let path = root.path().join("test").join(name);
+            let _if_there = fs::remove_file(&path);
+            fs::write(&victim, "0000000000000000\n").unwrap();
+            std::os::unix::fs::symlink(&victim, &path).unwrap();
+        };
+        let unharmed = || assert_eq!(fs::read_to_string(&victim).unwrap(), "0000000000000000\n");
+        let id = files(root.path().join("test/presence")).remove(0);
+        let held = request("order:42");
+
+        lay(&format!("records/.{id}-1a"));
+        granted(&a, &held).await;
+        unharmed();
+        lay("history.ndjson");
+        release(&a, &held).await;
+        unharmed();
+        assert!(a.history(&HistoryFilter::new(Names::All)).await.is_err());
+        lay(&format!("watchers/{id}"));
+        let _events = a.watch(Names::All).await?;
+        unharmed();
+        lay("boot");
+        lay(&format!("records/.{id}-ff"));
+        a.examine().await?;
+        drop(open(root.path()).await);
+        unharmed();
+        for link in ["records/order%3A42.json", "latches/1a"] {
+            lay(link);
+            let error = a.acquire(&held).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unavailable);
+            assert!(error.to_string().contains("symbolic link"), "{error}");
+            unharmed();
+        }
+        lay("format");
+        assert!(FileBackend::open(options(root.path(), "")).await.is_err());
+        unharmed();
+        Ok(())
+    });
+}
+
 // ---- names, modes, files ----
 
 #[test]
@@ -867,6 +1160,118 @@ fn the_mode_is_honoured_whatever_the_umask() {
         let private = tempfile::tempdir()?;
         open(private.path()).await;
         assert_eq!(fs::metadata(private.path().join("test"))?.permissions().mode() & 0o777, 0o700);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_directory_keeps_its_mode_for_everyone() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let _a = FileBackend::open(options(root.path(), "?mode=0660")).await?;
+        let b = open(root.path()).await;
+        granted(&b, &request("x")).await;
+        assert_eq!(fs::metadata(record_of(root.path(), "x"))?.permissions().mode() & 0o777, 0o660);
+        FileBackend::open(options(root.path(), "?mode=0660")).await?;
+        let error = FileBackend::open(options(root.path(), "?mode=0600")).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+        assert!(error.to_string().contains("0660") && error.to_string().contains("0600"), "{error}");
+        Ok(())
+    });
+}
+
+const NOBODY: u32 = 65534;
+const SOMEBODY: u32 = 65533;
+
+/// Whether other users can be tried here.
+fn is_root() -> bool {
+    let root = fs::metadata("/proc/self").unwrap().uid() == 0;
+    if !root {
+        eprintln!("not run by root: other users were not tried");
+    }
+    root
+}
+
+#[test]
+fn root_gives_what_it_writes_to_the_owner_of_the_directory() {
+    if !is_root() {
+        return;
+    }
+    run(async {
+        let root = tempfile::tempdir()?;
+        let dead = open(root.path()).await;
+        granted(&dead, &request("x")).await;
+        let a = open(root.path()).await;
+        queued(&a, &request("x")).await;
+        drop(dead);
+        let to = format!("{NOBODY}:{NOBODY}");
+        assert!(Command::new("chown").args(["-R", &to]).arg(root.path()).status()?.success());
+        let b = open(root.path()).await;
+        assert_eq!(b.list(&ListFilter::new(Names::All)).await?.leases.len(), 1, "the dead one's record is rewritten");
+        let mut written = vec![record_of(root.path(), "x"), root.path().join("test/history.ndjson")];
+        let presences = root.path().join("test/presence");
+        written.extend(files(presences.clone()).into_iter().map(|presence| presences.join(presence)));
+        assert_eq!(written.len(), 4);
+        for path in written {
+            let file = fs::metadata(&path)?;
+            assert_eq!((file.uid(), file.gid()), (NOBODY, NOBODY), "{}", path.display());
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn two_users_of_one_directory_exclude_and_wake_each_other() {
+    if !is_root() {
+        return;
+    }
+    run(async {
+        let root = tempfile::tempdir()?;
+        fs::set_permissions(root.path(), fs::Permissions::from_mode(0o777))?;
+        drop(FileBackend::open(options(root.path(), "?mode=0666")).await?);
+        let mut first = Process::start_as(NOBODY, "hold", root.path(), "x");
+        let mut second = Process::start_as(SOMEBODY, "queue", root.path(), "x");
+        let a = open(root.path()).await;
+        let mut hints = a.hints();
+        let third = request("x");
+        assert_eq!(queued(&a, &third).await, 1);
+        let holder = async || {
+            let leases = a.list(&ListFilter::new(Names::All)).await.unwrap().leases;
+            leases.into_iter().find(|lease| matches!(lease.state, LeaseState::Holding { .. })).map(|lease| lease.holder)
+        };
+        let before = holder().await;
+        first.kill();
+        let after = holder().await;
+        assert!(before.is_some() && after.is_some() && before != after, "handed from one user to the other");
+        second.kill();
+        assert_eq!(hint(&mut hints).await, changed("x"));
+        assert!(holds(&a, &third).await);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_user_is_woken_by_the_death_of_another_users_process() {
+    if !is_root() {
+        return;
+    }
+    run(async {
+        let root = tempfile::tempdir()?;
+        fs::set_permissions(root.path(), fs::Permissions::from_mode(0o777))?;
+        // Made by the other user, so that root is the guest here.
+        let mut maker = Process::start_as(NOBODY, "hold shared by all", root.path(), "x");
+        assert_eq!(fs::metadata(root.path().join("test"))?.uid(), NOBODY);
+        let mut holder = Process::start("hold", root.path(), "y");
+        let mut waiter = Process::start_as(SOMEBODY, "queue until granted", root.path(), "y");
+        holder.kill();
+        assert!(waiter.0.wait()?.success(), "woken by the death of a process of root");
+        let a = open(root.path()).await;
+        let mut hints = a.hints();
+        let next = request("x");
+        queued(&a, &next).await;
+        maker.kill();
+        assert_eq!(hint(&mut hints).await, changed("x"));
+        assert!(holds(&a, &next).await);
         Ok(())
     });
 }

@@ -6,12 +6,12 @@ use std::{sync::Arc, time::Duration};
 
 use leasehold::{
     Fence, Holder, Resource, Ttl,
-    backend::{Backend, Hint},
+    backend::{Backend, Hint, Hints},
     backends::memory::MemoryBackend,
     clock::ManualClock,
     lease::{
         Claim, Decision, Ending, HistoryFilter, LeaseId, LeaseKey, Lifetime, ListFilter, Metadata, Names, Outcome,
-        Patience, Released, Request, Timestamp,
+        Patience, Released, Renewal, Request, Timestamp,
     },
 };
 
@@ -48,6 +48,10 @@ async fn fence_of(backend: &MemoryBackend, request: &Request) -> Fence {
 async fn live(backend: &MemoryBackend) -> usize {
     let filter = ListFilter { limit: usize::MAX, ..ListFilter::new(Names::All) };
     backend.list(&filter).await.unwrap().leases.len()
+}
+
+async fn next(hints: &mut Hints) -> Option<Hint> {
+    tokio::time::timeout(Duration::from_secs(10), hints.next()).await.expect("a hint should have come")
 }
 
 #[tokio::test]
@@ -93,7 +97,7 @@ async fn a_swept_lease_is_recorded_and_its_successor_is_told() {
     for at in 0..10_000 {
         backend.acquire(&ask(&format!("other:{at}"), Patience::Try)).await.unwrap();
     }
-    assert!(matches!(hints.next().await, Some(Hint::Granted { id, .. }) if id == waiting.key.id));
+    assert!(matches!(next(&mut hints).await, Some(Hint::Granted { id, .. }) if id == waiting.key.id));
     let history = backend.history(&HistoryFilter::new(Names::Exactly(Resource::new("report").unwrap()))).await.unwrap();
     assert_eq!(history[0].ending, Ending::Expired);
     assert_eq!(history[0].ended_at.since(history[0].asked_at), Duration::from_secs(30));
@@ -153,6 +157,19 @@ async fn fences_rise_over_idle_times_and_a_wall_clock_set_back() {
 }
 
 #[tokio::test]
+async fn fences_rise_over_the_sweep_of_an_expired_lease() {
+    let (backend, clock) = place();
+    let before = fence_of(&backend, &ask("x", Patience::Try)).await;
+    clock.advance(Duration::from_secs(31));
+    clock.set_wall(Timestamp::from_micros(1));
+    for at in 0..10_000 {
+        backend.renew(&[Renewal::new(ask(&format!("other:{at}"), Patience::Try).key, Ttl::DEFAULT)]).await.unwrap();
+    }
+    assert_eq!(backend.kept(), 0, "it was swept");
+    assert!(fence_of(&backend, &ask("x", Patience::Try)).await > before);
+}
+
+#[tokio::test]
 async fn one_asker_asking_again_elsewhere_is_told_there() {
     let (first, _) = place();
     let second = first.sibling();
@@ -163,5 +180,5 @@ async fn one_asker_asking_again_elsewhere_is_told_there() {
     second.acquire(&waiting).await.unwrap();
     let mut hints = second.hints();
     first.release(&holding.key, &Outcome::Completed).await.unwrap();
-    assert!(matches!(hints.next().await, Some(Hint::Granted { id, .. }) if id == waiting.key.id));
+    assert!(matches!(next(&mut hints).await, Some(Hint::Granted { id, .. }) if id == waiting.key.id));
 }

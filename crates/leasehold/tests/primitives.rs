@@ -11,10 +11,13 @@ use std::{
 };
 
 use leasehold::{
-    Error, ErrorKind, Leasehold, Loss,
+    Error, ErrorKind, Holder, Leasehold, Loss, Metadata, Resource, Ttl,
     backends::memory::MemoryBackend,
     clock::SystemClock,
-    lease::{EndedLease, Ending, HistoryFilter, LeaseState, ListFilter, Names, Released, Resource},
+    lease::{
+        Claim, EndedLease, Ending, HistoryFilter, LeaseId, LeaseKey, LeaseState, Lifetime, ListFilter, Names, Patience,
+        Released, Request,
+    },
 };
 
 fn locks() -> Leasehold {
@@ -215,4 +218,67 @@ fn blocking_work_may_lock_again_and_renew() {
         inner.release()
     });
     assert_eq!(nested.unwrap(), Released::Freed);
+}
+
+#[tokio::test]
+async fn an_observer_is_told_every_change_however_often_it_is_dropped() {
+    let locks = locks();
+    let mut observer = locks.election("leader:r").ttl(Duration::from_millis(300)).observe().await.unwrap();
+    assert_eq!(observer.next().await.unwrap().unwrap(), None);
+    let leader = locks.election("leader:r").value("here").campaign().await.unwrap();
+    let told = loop {
+        tokio::select! {
+            biased;
+            told = observer.next() => break told.unwrap().unwrap().unwrap(),
+            () = tokio::task::yield_now() => {}
+        }
+    };
+    assert_eq!((told.fence, told.value.as_deref()), (leader.fence(), Some("here")));
+}
+
+#[tokio::test]
+async fn an_observer_is_told_of_a_leader_that_ran_out_with_nobody_to_follow_it() {
+    let locks = locks();
+    let leader = locks.election("leader:r").ttl(Duration::from_millis(300));
+    let mut observer = leader.observe().await.unwrap();
+    observer.next().await.unwrap().unwrap();
+    // One that leads and is gone without a word: nobody renews, nobody releases, nobody else stands.
+    let request = Request {
+        key: LeaseKey { resource: Resource::new("leader:r").unwrap(), id: LeaseId::random() },
+        claim: Claim::LEADER,
+        ttl: Ttl::new(Duration::from_millis(300)).unwrap(),
+        patience: Patience::Try,
+        lifetime: Lifetime::Attached,
+        holder: Holder::unique(),
+        note: None,
+        metadata: Metadata::new(),
+        fence_floor: None,
+    };
+    locks.backend().acquire(&request).await.unwrap();
+    assert!(observer.next().await.unwrap().unwrap().is_some());
+    let told = tokio::time::timeout(Duration::from_secs(5), observer.next()).await.expect("it looks again");
+    assert!(told.unwrap().unwrap().is_none());
+}
+
+#[tokio::test]
+async fn an_election_cannot_be_held_under_a_mutexs_name() {
+    let locks = locks();
+    let held = locks.mutex("r").acquire().await.unwrap();
+    assert_eq!(locks.election("r").leader().await.unwrap_err().kind(), ErrorKind::ShapeMismatch);
+    assert_eq!(locks.election("r").start().await.unwrap_err().kind(), ErrorKind::ShapeMismatch);
+    held.release().await.unwrap();
+    let two_lines = locks.election("r").note("two\nlines").start().await.unwrap_err();
+    assert_eq!(two_lines.kind(), ErrorKind::InvalidName);
+}
+
+#[tokio::test]
+async fn the_wait_of_a_re_entrant_lock_counts_from_the_call() {
+    let locks = locks();
+    let other = locks.mutex("r").acquire().await.unwrap();
+    let lock = locks.mutex("r").reentrant().wait(Duration::from_millis(400));
+    let both = async { tokio::join!(lock.acquire(), lock.acquire()) };
+    let (one, two) = tokio::time::timeout(Duration::from_millis(790), both).await.expect("not twice the wait");
+    assert_eq!(one.unwrap_err().kind(), ErrorKind::WaitElapsed);
+    assert_eq!(two.unwrap_err().kind(), ErrorKind::WaitElapsed);
+    other.release().await.unwrap();
 }

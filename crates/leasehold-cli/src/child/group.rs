@@ -1,6 +1,9 @@
 //! Process groups and trees, seen through /proc: who is left, and a signal for all of them.
 
-use std::{collections::HashMap, fs};
+use std::{
+    collections::{HashMap, HashSet},
+    fs,
+};
 
 use rustix::{
     io::Errno,
@@ -22,27 +25,54 @@ pub(crate) fn is_alive(group: Pid) -> bool {
     if process::test_kill_process_group(group) == Err(Errno::SRCH) {
         return false;
     }
-    processes().iter().any(|process| process.group == group.as_raw_pid() && process.runs)
+    let is_one = |process: &Process| process.group == group.as_raw_pid() && process.runs;
+    descendants().iter().any(is_one) || processes().iter().any(is_one)
 }
 
 /// Everybody who descends from us and still runs, in no order.
-pub(crate) fn descendants() -> Vec<Pid> {
-    let processes = processes();
-    let mut children: HashMap<i32, Vec<&Process>> = HashMap::new();
-    for process in &processes {
-        children.entry(process.parent).or_default().push(process);
-    }
+///
+/// Someone born or orphaned meanwhile may be missing: whoever wants them all looks again until none is left.
+pub(crate) fn living_descendants() -> Vec<Pid> {
+    let living = descendants().into_iter().filter(|process| process.runs);
+    living.filter_map(|process| Pid::from_raw(process.pid)).collect()
+}
+
+fn descendants() -> Vec<Process> {
+    let own = process::getpid().as_raw_pid();
     let mut found = Vec::new();
-    let mut unseen = vec![process::getpid().as_raw_pid()];
-    while let Some(parent) = unseen.pop() {
-        for child in children.get(&parent).into_iter().flatten() {
-            unseen.push(child.pid);
-            if child.runs {
-                found.extend(Pid::from_raw(child.pid));
-            }
-        }
+    let Some(mut unseen) = children(own) else { return descendants_among(processes()) };
+    while let Some(pid) = unseen.pop() {
+        unseen.extend(children(pid).unwrap_or_default());
+        found.extend(fs::read_to_string(format!("/proc/{pid}/stat")).ok().and_then(|stat| parse(&stat)));
     }
     found
+}
+
+/// The children of a process; `None` if it is gone, or on kernels that do not tell.
+fn children(pid: i32) -> Option<Vec<i32>> {
+    let mut children = Vec::new();
+    for task in fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten() {
+        let told = fs::read_to_string(task.path().join("children")).ok()?;
+        children.extend(told.split_ascii_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
+    }
+    Some(children)
+}
+
+/// The same from the whole process table: slower, and known to every kernel.
+fn descendants_among(processes: Vec<Process>) -> Vec<Process> {
+    let mut family = HashSet::from([process::getpid().as_raw_pid()]);
+    let mut rest = processes;
+    let mut found = Vec::new();
+    loop {
+        let (members, others): (Vec<_>, Vec<_>) =
+            rest.into_iter().partition(|process| family.contains(&process.parent));
+        if members.is_empty() {
+            return found;
+        }
+        family.extend(members.iter().map(|member| member.pid));
+        found.extend(members);
+        rest = others;
+    }
 }
 
 /// Whether nobody could wake us once we are stopped: no shell watches over our group.
@@ -106,6 +136,25 @@ mod tests {
         assert_eq!((process.pid, process.parent, process.group, process.session), (42, 7, 8, 9));
         assert!(process.runs && !parse("42 (x) Z 7 8 9").unwrap().runs);
         assert!(parse("").is_none() && parse("42 (x").is_none());
+    }
+
+    #[test]
+    fn descendants_are_found_both_ways() {
+        let mut child = std::process::Command::new("sh").args(["-c", "sleep 5 & wait"]).spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let family = |found: Vec<Process>| -> HashSet<i32> {
+            let grandchildren = found.iter().filter(|process| process.parent == pid).map(|process| process.pid);
+            grandchildren.chain(found.iter().any(|process| process.pid == pid).then_some(pid)).collect()
+        };
+        while family(descendants()).len() < 2 {
+            std::thread::yield_now();
+        }
+        let quick = family(descendants());
+        assert_eq!(quick, family(descendants_among(processes())));
+        for pid in quick {
+            send(KillMode::Process, Pid::from_raw(pid).unwrap(), Signal::KILL);
+        }
+        child.wait().unwrap();
     }
 
     #[test]

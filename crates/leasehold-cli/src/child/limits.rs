@@ -28,6 +28,19 @@ pub struct Limits {
     pub max_hold: Option<Duration>,
 }
 
+/// How much earlier than it must be the child is stopped, where there is room: timers of a busy machine ring late.
+const LEAD: Duration = Duration::from_millis(100);
+
+impl Limits {
+    /// How long before the lease may no longer be believed in the child must be dead.
+    ///
+    /// It takes nothing from the grace, and comes out of the room between grace and renewal.
+    pub(crate) fn lead(&self) -> Duration {
+        let room = (self.ttl / 3).saturating_sub(margin(self.ttl)).saturating_sub(self.kill_after);
+        room.min(LEAD)
+    }
+}
+
 /// What the engine takes off each lease's end: 2 % of the ttl, at least 50 ms.
 fn margin(ttl: Duration) -> Duration {
     (ttl / 50).max(Duration::from_millis(50))
@@ -85,6 +98,20 @@ mod tests {
             assert!(grace + margin(ttl.get()) <= ttl.get() / 3, "{millis}");
         }
         assert!(kill_after(None, ttl(149)).unwrap_err().hint.unwrap().contains("--ttl 150ms"));
+    }
+
+    #[test]
+    fn the_lead_never_reaches_into_the_time_of_a_renewal() {
+        for (millis, grace, lead) in [(30_000, 5000, 100), (30_000, 9400, 0), (1200, 300, 50), (150, 0, 0)] {
+            let limits = Limits {
+                ttl: Duration::from_millis(millis),
+                kill_after: Duration::from_millis(grace),
+                kill_mode: KillMode::Group,
+                on_lost: OnLost::Terminate,
+                max_hold: None,
+            };
+            assert_eq!(limits.lead(), Duration::from_millis(lead), "{millis} {grace}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! A child process under a lease: started, watched, stopped in time.
 
+mod ended;
 pub(crate) mod group;
 pub(crate) mod limits;
 mod policy;
@@ -10,11 +11,13 @@ pub(crate) mod spawn;
 pub(crate) mod supervise;
 mod suspend;
 pub(crate) mod terminal;
+mod timeline;
 
 pub use self::{
+    ended::{Cause, Ended, Notice, Status},
     limits::Limits,
     policy::{KillMode, OnLost},
     signals::Signals,
     spawn::Launch,
-    supervise::{Cause, Ended, Notice, Status, supervise},
+    supervise::supervise,
 };

@@ -20,92 +20,19 @@ use leasehold::{
 use rustix::process::{self, Pid, WaitOptions, WaitStatus};
 
 use super::{
-    KillMode, Limits, OnLost, group,
+    KillMode, Limits,
+    ended::{Cause, Ended, Notice, Status},
+    group,
     signal::Signal,
     signals::{Caught, Signals, is_ending},
     spawn::{self, Launch, Spawned},
     terminal::Terminal,
+    timeline::{LOOK, Stage},
 };
+use crate::exit;
 
 /// Two interrupts within this time mean it.
 const TWICE: Duration = Duration::from_secs(2);
-/// How often to look for those who outlive the child, at first and later.
-const LOOK: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(50)];
-/// How long the dead may take to be dead before somebody is told.
-const OVERDUE: Duration = Duration::from_secs(5);
-
-/// Why a child was stopped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
-    /// A lease was lost, or could not be renewed in time.
-    Lost(Loss),
-    /// It was held as long as it may be.
-    MaxHold,
-    /// Interrupted twice.
-    Interrupt,
-}
-
-/// How a process ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
-    /// By itself, with this code.
-    Exited(u8),
-    /// By a signal of this number.
-    Killed(i32),
-}
-
-/// How it all ended.
-#[derive(Debug)]
-pub struct Ended {
-    /// The child's process id.
-    pub pid: i32,
-    /// How the child ended.
-    pub status: Status,
-    /// Why it was stopped, if it was.
-    pub cause: Option<Cause>,
-    /// The first signal that asked us to end.
-    pub interrupted: Option<Signal>,
-    /// Why the command could not even be run.
-    pub exec_error: Option<io::Error>,
-}
-
-/// Something the one at the terminal may want to know.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Notice {
-    /// The child runs.
-    Started {
-        /// Its process id.
-        pid: i32,
-    },
-    /// Renewals fail.
-    InDoubt {
-        /// Which of the leases.
-        lease: usize,
-        /// How long it may still be believed in.
-        left: Duration,
-    },
-    /// The child is being stopped.
-    Stopping {
-        /// Why.
-        cause: Cause,
-        /// By which signal.
-        signal: Signal,
-        /// When KILL follows, if it does.
-        grace: Option<Duration>,
-    },
-    /// A lease is lost and the child goes on, as wished.
-    GoesOn {
-        /// Why it was lost.
-        loss: Loss,
-    },
-    /// Processes of the child's group outlive it and are being stopped.
-    Stragglers {
-        /// When KILL follows.
-        grace: Duration,
-    },
-    /// Killed, and yet there: the kernel is busy with it.
-    Overdue,
-}
 
 /// Runs the command under the leases, and comes back when it and its group are gone.
 ///
@@ -138,6 +65,7 @@ pub async fn supervise(
         look: LOOK[0],
         swallow_stop: false,
         asked_escaped: false,
+        nobody_left: false,
         child,
         leases,
         limits,
@@ -147,30 +75,25 @@ pub async fn supervise(
     Ok(watch.run(signals).await)
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Running,
-    Stopping { kill_at: Moment },
-    Killed { overdue_at: Moment },
-}
-
 /// One child being watched.
+#[allow(clippy::struct_excessive_bools, reason = "each remembers one thing that has happened")]
 pub(super) struct Supervisor<'a> {
     pub(super) child: Spawned,
     pub(super) leases: &'a [Lease],
     pub(super) limits: Limits,
     pub(super) terminal: Option<Terminal>,
     pub(super) swallow_stop: bool,
-    tell: &'a mut dyn FnMut(Notice),
-    started: Moment,
-    stage: Stage,
-    status: Option<Status>,
-    cause: Option<Cause>,
+    pub(super) tell: &'a mut dyn FnMut(Notice),
+    pub(super) started: Moment,
+    pub(super) stage: Stage,
+    pub(super) status: Option<Status>,
+    pub(super) cause: Option<Cause>,
+    pub(super) in_doubt: bool,
+    pub(super) look: Duration,
     interrupted: Option<Signal>,
     last_interrupt: Option<Moment>,
-    in_doubt: bool,
-    look: Duration,
     asked_escaped: bool,
+    nobody_left: bool,
 }
 
 impl Supervisor<'_> {
@@ -188,7 +111,8 @@ impl Supervisor<'_> {
             self.keep_time();
             let wake = self.next_wake();
             let leases = self.leases;
-            let may_be_lost = !matches!(self.stage, Stage::Killed { .. }) && !self.goes_on();
+            // A loss stays told: once it is known, only the clock is left to watch.
+            let may_be_lost = !matches!(self.cause, Some(Cause::Lost(_)));
             tokio::select! {
                 biased;
                 loss = first_lost(leases), if may_be_lost => self.lose(loss),
@@ -205,7 +129,18 @@ impl Supervisor<'_> {
     /// Buries the dead and notices the stopped.
     async fn reap(&mut self) {
         let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
-        while let Ok(Some((pid, status))) = process::wait(options) {
+        loop {
+            let (pid, status) = match process::wait(options) {
+                Ok(Some(changed)) => changed,
+                Ok(None) => return,
+                // Whoever is orphaned becomes our child: without a child there is nobody.
+                Err(_no_child) => {
+                    self.nobody_left = true;
+                    // Only if somebody else in this process buried it, who alone knows how it ended.
+                    self.status.get_or_insert(Status::Exited(exit::SOFTWARE));
+                    return;
+                }
+            };
             if pid != self.child.pid {
                 continue;
             }
@@ -228,9 +163,10 @@ impl Supervisor<'_> {
 
     /// Whether nobody is left who could still do the work.
     fn is_over(&mut self) -> bool {
-        if self.limits.kill_mode == KillMode::Process {
+        if self.limits.kill_mode == KillMode::Process || self.nobody_left {
             return true;
         }
+        // Under a lost lease nobody may go on, whichever group it moved to.
         let is_lost = matches!(self.cause, Some(Cause::Lost(_))) && !self.goes_on();
         if group::is_alive(self.child.pid) {
             if self.stage == Stage::Running {
@@ -238,151 +174,13 @@ impl Supervisor<'_> {
             }
             return false;
         }
-        // Under a lost lease nobody may go on, whichever group it moved to.
-        let escaped = if is_lost { group::descendants() } else { Vec::new() };
-        if !escaped.is_empty() && !self.asked_escaped {
+        if is_lost && !self.asked_escaped {
             self.asked_escaped = true;
-            for pid in &escaped {
-                group::send(KillMode::Process, *pid, Signal::TERM);
+            for pid in group::living_descendants() {
+                group::send(KillMode::Process, pid, Signal::TERM);
             }
         }
-        escaped.is_empty()
-    }
-
-    fn stop_stragglers(&mut self) {
-        (self.tell)(Notice::Stragglers { grace: self.limits.kill_after });
-        self.signal(Signal::TERM);
-        self.signal(Signal::CONT);
-        self.stage = Stage::Stopping { kill_at: SystemClock.now().after(self.limits.kill_after) };
-    }
-
-    /// Does what is due by the clock.
-    fn keep_time(&mut self) {
-        let now = SystemClock.now();
-        if self.stage == Stage::Running && self.status.is_none() {
-            self.warn_if_in_doubt();
-            let grace = self.grace_before_deadline();
-            if let (Some(grace), Some(left)) = (grace, self.remaining())
-                && left <= grace
-            {
-                self.stop(Cause::Lost(Loss::RenewTimeout), left);
-            } else if self.limits.max_hold.is_some_and(|most| now >= self.started.after(most)) {
-                self.stop(Cause::MaxHold, self.limits.kill_after);
-            }
-        }
-        match self.stage {
-            Stage::Stopping { kill_at } if now >= kill_at => self.kill(),
-            Stage::Killed { overdue_at } => {
-                self.signal_again();
-                if now >= overdue_at {
-                    (self.tell)(Notice::Overdue);
-                    self.stage = Stage::Killed { overdue_at: Moment::NEVER };
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// A late renewal is told once, when half of the lease is gone.
-    fn warn_if_in_doubt(&mut self) {
-        let half = self.limits.ttl / 2;
-        let latest = self.leases.iter().enumerate().filter_map(|(at, lease)| Some((lease.remaining()?, at))).min();
-        let is_late = latest.is_some_and(|(left, _)| left <= half);
-        if let Some((left, lease)) = latest
-            && is_late
-            && !self.in_doubt
-        {
-            (self.tell)(Notice::InDoubt { lease, left });
-        }
-        self.in_doubt = is_late;
-    }
-
-    /// How long before the deadline the child is asked to end; `None` if it is not.
-    fn grace_before_deadline(&self) -> Option<Duration> {
-        matches!(self.limits.on_lost, OnLost::Terminate | OnLost::Signal(_)).then_some(self.limits.kill_after)
-    }
-
-    fn remaining(&self) -> Option<Duration> {
-        self.leases.iter().filter_map(Lease::remaining).min()
-    }
-
-    /// When something is due next; `None` while only a signal or a loss can change anything.
-    fn next_wake(&mut self) -> Option<Moment> {
-        let now = SystemClock.now();
-        if self.status.is_some() || matches!(self.stage, Stage::Killed { .. }) {
-            let pause = self.look;
-            self.look = (self.look * 2).min(LOOK[1]);
-            return Some(now.after(pause));
-        }
-        if let Stage::Stopping { kill_at } = self.stage {
-            return Some(kill_at);
-        }
-        let after = |left: Duration, point: Duration| now.after(left.saturating_sub(point));
-        let half = self.limits.ttl / 2;
-        let doubt = self.remaining().filter(|_| !self.in_doubt).map(|left| after(left, half));
-        let grace = self.grace_before_deadline();
-        let ask = self.remaining().and_then(|left| Some(after(left, grace?)));
-        let most = self.limits.max_hold.map(|most| self.started.after(most));
-        doubt.into_iter().chain(ask).chain(most).min()
-    }
-
-    /// A lease is gone for certain.
-    pub(super) fn lose(&mut self, loss: Loss) {
-        let cause = Cause::Lost(loss);
-        let time_is_up = loss == Loss::RenewTimeout || matches!(self.cause, Some(Cause::Lost(_)));
-        match self.limits.on_lost {
-            OnLost::Continue => {
-                self.cause = Some(cause);
-                (self.tell)(Notice::GoesOn { loss });
-            }
-            OnLost::Terminate | OnLost::Signal(_) if !time_is_up && self.status.is_none() => {
-                self.stop(cause, self.limits.kill_after);
-            }
-            _ => self.lose_now(loss),
-        }
-    }
-
-    /// A lease is gone and there is no time left.
-    pub(super) fn lose_now(&mut self, loss: Loss) {
-        if !matches!(self.cause, Some(Cause::Lost(_))) {
-            let cause = Cause::Lost(loss);
-            self.cause = Some(cause);
-            (self.tell)(Notice::Stopping { cause, signal: Signal::KILL, grace: None });
-        }
-        self.kill();
-    }
-
-    /// Asks the child to end, and sees to it after the grace.
-    fn stop(&mut self, cause: Cause, grace: Duration) {
-        let signal = match (cause, self.limits.on_lost) {
-            (Cause::Lost(_), OnLost::Signal(signal)) => signal,
-            _ => Signal::TERM,
-        };
-        self.cause = Some(cause);
-        (self.tell)(Notice::Stopping { cause, signal, grace: Some(grace) });
-        self.signal(signal);
-        self.signal(Signal::CONT);
-        let kill_at = SystemClock.now().after(grace);
-        self.stage = match self.stage {
-            Stage::Stopping { kill_at: earlier } => Stage::Stopping { kill_at: kill_at.min(earlier) },
-            _ => Stage::Stopping { kill_at },
-        };
-    }
-
-    fn kill(&mut self) {
-        self.stage = Stage::Killed { overdue_at: SystemClock.now().after(OVERDUE) };
-        self.look = LOOK[0];
-        self.signal_again();
-    }
-
-    /// Kills who is left; someone may have been born since.
-    fn signal_again(&mut self) {
-        self.signal(Signal::KILL);
-        if matches!(self.cause, Some(Cause::Lost(_))) && self.limits.kill_mode == KillMode::Group {
-            for pid in group::descendants() {
-                group::send(KillMode::Process, pid, Signal::KILL);
-            }
-        }
+        !is_lost
     }
 
     /// Sends a signal to the child or its group, as chosen.
@@ -391,10 +189,6 @@ impl Supervisor<'_> {
         if self.limits.kill_mode == KillMode::Group || self.status.is_none() {
             group::send(self.limits.kill_mode, self.child.pid, signal);
         }
-    }
-
-    fn goes_on(&self) -> bool {
-        self.limits.on_lost == OnLost::Continue && self.cause.is_some()
     }
 
     async fn take(&mut self, signal: Signal) {

@@ -20,9 +20,9 @@ use crate::{
 const HISTORIES: u64 = 300;
 const LENGTH: usize = 60;
 
-/// On a slow place fewer histories are run: those that begin within this, and no fewer than a hundred.
+/// On a slow place fewer histories are run: those that begin within this, and no fewer than fifty.
 const BUDGET: Duration = Duration::from_secs(8);
-const FEWEST: u64 = 100;
+const FEWEST: u64 = 50;
 
 pub(crate) fn trials() -> Vec<Trial> {
     vec![

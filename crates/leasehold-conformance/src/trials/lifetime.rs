@@ -21,6 +21,8 @@ pub(super) fn trials() -> Vec<Trial> {
         Trial::new("a waiter is told when to ask again", ask_again),
         Trial::new("a lease that nobody renews expires", attached_expires).if_ttl(),
         Trial::new("a place that nobody renews expires", place_expires).if_ttl(),
+        Trial::new("the leases of an instance that is gone end with it", gone_instance).if_death_is_seen(),
+        Trial::new("a detached lease outlives its instance", detached_outlives),
         Trial::new("expiry to the microsecond", exact_expiry).manual(),
     ]
 }
@@ -150,6 +152,36 @@ async fn ask_again(stage: Stage) {
     one.renew(Renewal { ttl: ttl(minute * 3), ..renewal(&holding) }).await;
     let left = two.queued(&waiting).await.ask_again_in.expect("the lease ahead has an end");
     assert!(left > minute * 2, "the lease ahead was renewed");
+}
+
+/// What it held is handed on, what it waited for is left, both recorded; nobody waits for a ttl.
+async fn gone_instance(stage: Stage) {
+    let (doomed, two) = (stage.instance().await, stage.instance().await);
+    let (held, waiting) = (ask("x", Claim::EXCLUSIVE), ask("x", Claim::EXCLUSIVE));
+    let next = ask("x", Claim::EXCLUSIVE);
+    doomed.granted(&held).await;
+    doomed.queued(&waiting).await;
+    two.queued(&next).await;
+    drop(doomed);
+    let handed_on = async {
+        while !matches!(two.standing(&next).await, Standing::Holding(_)) {
+            time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    time::timeout(SOON, handed_on).await.expect("a death does not delay the others");
+    let history = two.history("x").await;
+    assert_eq!(history.len(), 2);
+    assert!(history.iter().all(|ended| ended.ending == Ending::Disconnected), "{history:?}");
+}
+
+async fn detached_outlives(stage: Stage) {
+    let (doomed, two) = (stage.instance().await, stage.instance().await);
+    let request = Request { lifetime: Lifetime::Detached, ..ask("x", Claim::EXCLUSIVE) };
+    let grant = doomed.granted(&request).await;
+    drop(doomed);
+    assert_eq!(two.holding(&request).await, grant, "whoever has its id goes on with it");
+    two.busy(&attempt("x", Claim::EXCLUSIVE)).await;
+    two.free(&request).await;
 }
 
 async fn exact_expiry(stage: Stage) {

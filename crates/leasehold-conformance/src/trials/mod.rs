@@ -105,6 +105,13 @@ impl Trial {
         };
         Self { uncalled_for, ..self }
     }
+
+    pub(crate) fn if_death_is_seen(self) -> Self {
+        let uncalled_for = |promised: &Guarantees| {
+            (promised.liveness == Liveness::Ttl).then_some("it sees no death: the ttl ends a lease")
+        };
+        Self { uncalled_for, ..self }
+    }
 }
 
 /// What a trial is run on: a fresh place.

@@ -71,7 +71,9 @@ fn known_schemes() -> String {
     .join(", ")
 }
 
+/// Whether every backend can use the namespace, be it as a directory or as part of a key.
 fn check_namespace(namespace: &str) -> Result<()> {
+    // A leading dot would be `.`, `..`, or look like a directory that is only being made.
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     if namespace.is_empty() || namespace.len() > 64 || namespace.starts_with('.') || !namespace.chars().all(fits) {
         return Err(Error::invalid_config(format!(

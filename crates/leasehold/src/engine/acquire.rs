@@ -11,17 +11,15 @@ use tokio::sync::oneshot;
 use super::{
     Engine, Guard,
     backoff::Backoff,
-    guard,
     kept::{Hold, Kept, News},
-    release,
     validity::Validity,
 };
 use crate::{
-    Error, Result,
+    Error, ErrorKind, Result,
     backend::Liveness,
     lease::{
-        Brief, Busy, Claim, Decision, Grant, Holder, LeaseId, LeaseKey, Lifetime, Metadata, Moment, Outcome, Patience,
-        Request, Resource, Ttl,
+        Brief, Busy, Claim, Decision, Grant, HeldBy, Holder, LeaseId, LeaseKey, LeaseState, Lifetime, ListFilter,
+        Metadata, Moment, Names, Outcome, Patience, Request, Resource, Ttl,
     },
     telemetry,
 };
@@ -81,7 +79,6 @@ impl Engine {
     /// # Cancel safety
     /// Dropping the future leaves no lease and no place in a queue behind.
     pub(crate) async fn acquire(self: &Arc<Self>, ask: Ask) -> Result<Asked> {
-        self.refuse_if_closed()?;
         let (caller, answer) = oneshot::channel();
         let started = self.clock.now();
         let give_up_at = match ask.wait {
@@ -90,17 +87,23 @@ impl Engine {
         };
         let pursuit = Pursuit { engine: Arc::clone(self), ask, started, give_up_at };
         self.run(Box::pin(pursuit.run(caller)));
-        answer.await.unwrap_or_else(|_| Err(Error::closed()))
+        let failed = || Error::unanswered("the backend failed before it answered");
+        answer.await.unwrap_or_else(|_| Err(failed()))
     }
 }
 
 impl Pursuit {
     async fn run(self, mut caller: oneshot::Sender<Result<Asked>>) {
+        let clock = &self.engine.clock;
+        let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1));
         let outcome = loop {
+            if self.engine.is_closed() || caller.is_closed() {
+                break Err(Error::closed());
+            }
             match self.try_one_id(&mut caller).await {
                 Turn::Over(outcome) => break outcome,
-                Turn::Again if self.engine.clock.now() >= self.give_up_at => break Err(self.wait_elapsed().await),
-                Turn::Again => {}
+                Turn::Again if clock.now() >= self.give_up_at => break Err(self.wait_elapsed().await),
+                Turn::Again => clock.sleep_until(clock.now().after(backoff.pause())).await,
             }
         };
         if let Err(Ok(Asked::Acquired(guard))) = caller.send(outcome) {
@@ -116,7 +119,7 @@ impl Pursuit {
             Err(error) => {
                 self.engine.keeper.forget(&kept);
                 if error.outcome_unknown() {
-                    self.give_back(&kept, Outcome::Cancelled);
+                    self.engine.give_back(&kept, Outcome::Cancelled);
                 }
                 return Turn::Over(Err(error));
             }
@@ -169,11 +172,13 @@ impl Pursuit {
         let clock = &self.engine.clock;
         let asking_ends = self.give_up_at.min(clock.now().after(self.ask.ttl.get()));
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
+        let mut maybe_done = false;
         loop {
             let sent = clock.now();
             let answer = tokio::select! {
                 biased;
                 answer = self.engine.backend.acquire(request) => answer,
+                () = self.engine.closed() => Err(Error::closed().maybe_done()),
                 () = clock.sleep_until(asking_ends) => Err(Error::unanswered(format!(
                     "{} on {}: the request was not answered in time",
                     self.ask.resource, self.engine.kind
@@ -184,10 +189,15 @@ impl Pursuit {
                     self.engine.keeper.answered_by(answer.incarnation);
                     return Ok((sent, answer.value));
                 }
-                Err(error) if error.outcome_unknown() && clock.now() < asking_ends && !caller.is_closed() => {
+                Err(error) => {
+                    maybe_done |= error.outcome_unknown();
+                    let settled = !error.outcome_unknown() || error.kind() == ErrorKind::Closed;
+                    if settled || clock.now() >= asking_ends || caller.is_closed() {
+                        let error = error.about(&self.ask.resource);
+                        return Err(if maybe_done { error.maybe_done() } else { error });
+                    }
                     clock.sleep_until(clock.now().after(backoff.pause())).await;
                 }
-                Err(error) => return Err(error.about(&self.ask.resource)),
             }
         }
     }
@@ -199,23 +209,21 @@ impl Pursuit {
         let deadline = kept.deadline(from, self.ask.ttl);
         if now >= deadline {
             self.engine.keeper.forget(kept);
-            self.give_back(kept, Outcome::Cancelled);
+            self.engine.give_back(kept, Outcome::Cancelled);
             return match self.ask.wait {
                 Wait::No => Turn::Over(Err(self.too_late())),
                 Wait::For(_) | Wait::Forever => Turn::Again,
             };
         }
-        kept.begin(Hold {
-            grant,
-            waited: now.since(self.started),
-            validity: Validity::until(deadline),
-            ends_at: self.ask.max_hold.map_or(Moment::NEVER, |length| now.after(length)),
-        });
-        let guard = Guard::new(Arc::clone(&self.engine), Arc::clone(kept));
+        let ends_at = self.ask.max_hold.map_or(Moment::NEVER, |length| now.after(length));
+        let waited = now.since(self.started);
+        kept.begin(Hold { grant, waited, validity: Validity::until(deadline, ends_at) });
         match self.ask.lifetime {
-            Lifetime::Attached => self.engine.keeper.keep(kept, kept.renew_at(from)),
+            Lifetime::Attached if !self.engine.keeper.keep(kept, kept.renew_at(from)) => return Turn::Again,
+            Lifetime::Attached => {}
             Lifetime::Detached => self.engine.keeper.forget(kept),
         }
+        let guard = Guard::new(Arc::clone(&self.engine), Arc::clone(kept));
         if let Some(hold) = kept.hold() {
             telemetry::acquired(kept, hold);
         }
@@ -258,23 +266,36 @@ impl Pursuit {
 
     async fn leave(&self, kept: &Arc<Kept>, outcome: Outcome, error: impl Future<Output = Error>) -> Turn {
         self.engine.keeper.forget(kept);
-        self.give_back(kept, outcome);
+        self.engine.give_back(kept, outcome);
         Turn::Over(Err(error.await))
-    }
-
-    /// Releases in a task of its own: the caller need not wait for it.
-    fn give_back(&self, kept: &Arc<Kept>, outcome: Outcome) {
-        let (engine, kept) = (Arc::clone(&self.engine), Arc::clone(kept));
-        let until = engine.clock.now().after(kept.ttl().get());
-        self.engine.run(Box::pin(async move {
-            release::until_done(&engine.backend, &engine.clock, &kept.key, &outcome, until).await;
-        }));
     }
 
     async fn wait_elapsed(&self) -> Error {
         let waited = self.engine.clock.now().since(self.started);
-        let busy = guard::who_holds(&self.engine, &self.ask.resource).await;
+        let busy = self.who_holds().await;
         Error::wait_elapsed(&self.ask.resource, self.engine.kind, Brief(waited), busy)
+    }
+
+    /// Who holds the resource now, as far as the backend says within a second.
+    async fn who_holds(&self) -> Busy {
+        let filter = ListFilter::new(Names::Exactly(self.ask.resource.clone()));
+        let limit = self.engine.clock.now().after(Duration::from_secs(1));
+        let page = tokio::select! {
+            biased;
+            page = self.engine.backend.list(&filter) => page.unwrap_or_default(),
+            () = self.engine.clock.sleep_until(limit) => return Busy::default(),
+        };
+        let mut busy = Busy::default();
+        for record in page.leases {
+            let (mode, holder, note) = (record.claim.mode(), record.holder, record.note);
+            match record.state {
+                LeaseState::Holding { fence, held_for, .. } => {
+                    busy.holders.push(HeldBy { holder, note, mode, fence, held_for });
+                }
+                LeaseState::Waiting { .. } => busy.waiting += 1,
+            }
+        }
+        busy
     }
 
     fn too_late(&self) -> Error {

@@ -11,16 +11,15 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{
-    Engine, Hold, Kept, Task, release as releasing,
+    Engine, Hold, Kept, renew_every,
     validity::{LeaseHealth, Loss},
 };
 use crate::{
     Error, Result,
     lease::{
-        Busy, Claim, Family, Fence, HeldBy, Holder, LeaseHandle, LeaseState, ListFilter, Metadata, Mode, Moment, Names,
-        Outcome, Released, Renewal, Resource, Standing, Timestamp, Ttl,
+        Claim, Family, Fence, Holder, LeaseHandle, Metadata, Mode, Moment, Outcome, Released, Renewal, Resource,
+        Standing, Timestamp, Ttl,
     },
-    telemetry,
 };
 
 /// A lease as work done under it sees it: it can look and renew, not release.
@@ -181,7 +180,11 @@ impl fmt::Debug for Lease {
 /// Sends one renewal; tells whether the lease is still held.
 async fn renew_once(engine: &Arc<Engine>, kept: &Arc<Kept>, renewal: Renewal) -> Result<bool> {
     let sent = engine.clock.now();
-    let answer = engine.backend.renew(std::slice::from_ref(&renewal)).await?;
+    let answer = tokio::select! {
+        biased;
+        answer = engine.backend.renew(std::slice::from_ref(&renewal)) => answer?,
+        () = engine.clock.sleep_until(sent.after(renew_every(renewal.ttl))) => return Err(unanswered(engine, kept)),
+    };
     let Some(hold) = kept.hold() else { return Ok(false) };
     match answer.value.first() {
         Some(Standing::Holding(_)) => {
@@ -195,10 +198,12 @@ async fn renew_once(engine: &Arc<Engine>, kept: &Arc<Kept>, renewal: Renewal) ->
             engine.keeper.forget(kept);
             Ok(false)
         }
-        Some(Standing::Unknown) | None => {
-            Err(Error::unanswered(format!("{} on {}: the renewal was not answered", kept.key.resource, engine.kind)))
-        }
+        Some(Standing::Unknown) | None => Err(unanswered(engine, kept)),
     }
+}
+
+fn unanswered(engine: &Engine, kept: &Kept) -> Error {
+    Error::unanswered(format!("{} on {}: the renewal was not answered", kept.key.resource, engine.kind))
 }
 
 /// A lease that is held until it is given back.
@@ -233,7 +238,7 @@ impl Guard {
     ///
     /// # Errors
     /// When nobody can say whether it was released; it is tried again in the
-    /// background until the lease has lapsed by itself.
+    /// background, until it is or the lease has lapsed by itself.
     ///
     /// # Cancel safety
     /// Once polled, it is given back even if the future is dropped.
@@ -247,7 +252,7 @@ impl Guard {
     /// As for [`release`](Self::release).
     pub async fn release_as(mut self, outcome: Outcome) -> Result<Released> {
         match self.lease.take() {
-            Some(lease) if last_guard(&lease.kept) => release(&lease.engine, &lease.kept, outcome).await,
+            Some(lease) if last_guard(&lease.kept) => lease.engine.release(&lease.kept, outcome).await,
             Some(_) => Ok(Released::Shared),
             None => Ok(Released::Gone),
         }
@@ -262,16 +267,26 @@ impl Guard {
     /// Turns a write lock into a read lock, with no moment in between: readers
     /// who wait come in, writers do not.
     ///
+    /// After an error it may or may not be a write lock at the backend; treat it as a read lock.
+    ///
     /// # Errors
-    /// `Unsupported` for permits and leaders; otherwise as for [`Lease::renew`].
+    /// `Unsupported` for permits and leaders, and while another guard of a
+    /// re-entrant lock may be writing; otherwise as for [`Lease::renew`].
     pub async fn downgrade(&self) -> Result<()> {
         let lease = self.lease();
+        if lease.kept.guards.load(Ordering::SeqCst) > 1 {
+            let words =
+                format!("{} was entered again and may be written to: release that guard first", lease.resource());
+            return Err(Error::unsupported(words));
+        }
         if lease.mode().family() != Family::Lock {
             let words = format!("{} is a {}, only a lock can be downgraded", lease.resource(), lease.mode());
             return Err(Error::unsupported(words));
         }
         let mut renewal = lease.kept.renewal();
         renewal.downgrade = Some(Claim::SHARED);
+        lease.check()?;
+        lease.kept.downgrade(Claim::SHARED);
         lease.change(renewal).await
     }
 
@@ -309,7 +324,7 @@ impl Guard {
         if let Some(lease) = self.lease.take()
             && last_guard(&lease.kept)
         {
-            drop(begin_release(&lease.engine, &lease.kept, outcome, Engine::hand_over));
+            drop(lease.engine.begin_release(&lease.kept, outcome, Engine::hand_over));
         }
     }
 }
@@ -341,81 +356,4 @@ impl fmt::Debug for Guard {
 
 fn last_guard(kept: &Kept) -> bool {
     kept.guards.fetch_sub(1, Ordering::SeqCst) == 1
-}
-
-/// Ends the belief, then the lease; waits for the first answer.
-pub(crate) async fn release(engine: &Arc<Engine>, kept: &Arc<Kept>, outcome: Outcome) -> Result<Released> {
-    match begin_release(engine, kept, outcome, Engine::run) {
-        Some(answer) => answer.await.unwrap_or_else(|_| Err(Error::closed())),
-        None => Ok(Released::Gone),
-    }
-}
-
-/// Releases many at once; waits for the first answer of each.
-pub(crate) async fn release_each(engine: &Arc<Engine>, held: Vec<Arc<Kept>>) -> Result<usize> {
-    let begin = |kept| begin_release(engine, kept, Outcome::Completed, Engine::run);
-    let answers: Vec<_> = held.iter().filter_map(begin).collect();
-    let (mut released, mut failure) = (0, None);
-    for answer in answers {
-        match answer.await.unwrap_or_else(|_| Err(Error::closed())) {
-            Ok(Released::Freed) => released += 1,
-            Ok(_) => {}
-            Err(error) => failure = Some(error),
-        }
-    }
-    failure.map_or(Ok(released), Err)
-}
-
-/// `None` when there is nothing to release: it was lost or released before.
-fn begin_release(
-    engine: &Arc<Engine>,
-    kept: &Arc<Kept>,
-    outcome: Outcome,
-    run: fn(&Arc<Engine>, Task),
-) -> Option<oneshot::Receiver<Result<Released>>> {
-    engine.keeper.forget(kept);
-    let hold = kept.hold()?;
-    let _lost_unnoticed = hold.validity.check(engine.clock.now());
-    if !hold.validity.lose(Loss::Released) {
-        return None;
-    }
-    let (done, answer) = oneshot::channel();
-    let until = engine.clock.now().after(kept.ttl().get());
-    let (owner, kept) = (Arc::clone(engine), Arc::clone(kept));
-    let task = async move {
-        let first = releasing::try_once(&owner.backend, &owner.clock, &kept.key, &outcome).await;
-        let again = first.as_ref().is_err_and(Error::is_retryable);
-        telemetry::released(&kept, &outcome);
-        let _caller_left = done.send(first);
-        if again {
-            releasing::until_done(&owner.backend, &owner.clock, &kept.key, &outcome, until).await;
-        }
-    };
-    run(engine, Box::pin(task));
-    Some(answer)
-}
-
-/// Who holds a resource now, as far as the backend says within a second.
-pub(crate) async fn who_holds(engine: &Engine, resource: &Resource) -> Busy {
-    let filter = ListFilter::new(Names::Exactly(resource.clone()));
-    let limit = engine.clock.now().after(Duration::from_secs(1));
-    let page = tokio::select! {
-        biased;
-        page = engine.backend.list(&filter) => page.unwrap_or_default(),
-        () = engine.clock.sleep_until(limit) => return Busy::default(),
-    };
-    let mut busy = Busy::default();
-    for record in page.leases {
-        match record.state {
-            LeaseState::Holding { fence, held_for, .. } => busy.holders.push(HeldBy {
-                holder: record.holder,
-                note: record.note,
-                mode: record.claim.mode(),
-                fence,
-                held_for,
-            }),
-            LeaseState::Waiting { .. } => busy.waiting += 1,
-        }
-    }
-    busy
 }

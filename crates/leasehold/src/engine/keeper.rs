@@ -7,7 +7,7 @@ use std::{
     collections::{BTreeSet, HashMap},
     fmt,
     sync::{
-        Arc,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -17,9 +17,10 @@ use parking_lot::Mutex;
 use tokio::{runtime::Handle, sync::Notify};
 
 use super::{
+    Engine,
     backoff::Backoff,
     kept::{Kept, News},
-    release, renew_every,
+    renew_every,
     validity::Loss,
 };
 use crate::{
@@ -44,6 +45,7 @@ pub(crate) struct Keeper {
     incarnation: Mutex<Option<Incarnation>>,
     wake: Notify,
     stopped: AtomicBool,
+    engine: OnceLock<Weak<Engine>>,
 }
 
 #[derive(Default)]
@@ -82,7 +84,7 @@ impl Tended {
     fn next(&self) -> Moment {
         let renew_at = if self.under_way { Moment::NEVER } else { self.renew_at };
         match self.kept.hold() {
-            Some(hold) => renew_at.min(hold.validity.deadline()).min(hold.ends_at),
+            Some(hold) => renew_at.min(hold.validity.deadline()),
             None => renew_at,
         }
     }
@@ -123,9 +125,15 @@ impl Keeper {
             incarnation: Mutex::new(None),
             wake: Notify::new(),
             stopped: AtomicBool::new(false),
+            engine: OnceLock::new(),
         });
         runtime.spawn(Arc::clone(&keeper).run(hints));
         keeper
+    }
+
+    /// Whose leases these are: what has been held for too long is given back through it.
+    pub(crate) fn belongs_to(&self, engine: &Arc<Engine>) {
+        let _once = self.engine.set(Arc::downgrade(engine));
     }
 
     pub(crate) fn stop(&self) {
@@ -149,10 +157,15 @@ impl Keeper {
     }
 
     /// Looks after a lease that was answered for: it is renewed at `renew_at` first.
-    pub(crate) fn keep(&self, kept: &Arc<Kept>, renew_at: Moment) {
+    ///
+    /// Tells whether it does: not if the lease was heard to be gone meanwhile.
+    pub(crate) fn keep(&self, kept: &Arc<Kept>, renew_at: Moment) -> bool {
         let id = kept.key.id;
         let now = self.clock.now();
         let mut shard = self.shard(id).lock();
+        if !shard.tended.contains_key(&id) {
+            return false;
+        }
         let earliest = shard.earliest();
         shard.reschedule(id, |tended| tended.settle(renew_at, now));
         let sooner = shard.earliest() < earliest;
@@ -160,6 +173,7 @@ impl Keeper {
         if sooner {
             self.wake.notify_one();
         }
+        true
     }
 
     /// Looks after it no longer.
@@ -279,21 +293,17 @@ impl Keeper {
     /// Whether a lease that holds has come to its end, and if so tells it.
     fn is_over(&self, kept: &Arc<Kept>, now: Moment) -> bool {
         let Some(hold) = kept.hold() else { return false };
-        if hold.validity.check(now).is_err() {
-            telemetry::lost(kept, hold);
-            return true;
+        if hold.validity.check(now).is_ok() {
+            return false;
         }
-        if hold.ends_at <= now {
-            hold.validity.lose(Loss::MaxHold);
-            telemetry::lost(kept, hold);
-            let (backend, clock, key) = (Arc::clone(&self.backend), Arc::clone(&self.clock), kept.key.clone());
-            let until = now.after(kept.ttl().get());
-            self.runtime.spawn(async move {
-                release::until_done(&backend, &clock, &key, &Outcome::MaxHold, until).await;
-            });
-            return true;
+        telemetry::lost(kept, hold);
+        // What ran out ends by itself; what was held for too long is renewed until now.
+        if hold.validity.loss() == Some(Loss::MaxHold)
+            && let Some(engine) = self.engine.get().and_then(Weak::upgrade)
+        {
+            engine.give_back(kept, Outcome::MaxHold);
         }
-        false
+        true
     }
 
     fn take_hint(&self, hint: Hint) {

@@ -14,6 +14,9 @@ use tokio::sync::Notify;
 use super::{Ask, backoff::Backoff, margin, renew_every, validity::Validity};
 use crate::lease::{Claim, Fence, Grant, Holder, LeaseKey, Metadata, Moment, Place, Renewal, Timestamp, Ttl, micros};
 
+/// How long a lease that no clock ends may go without asking about it.
+const LONGEST_SILENCE: Duration = Duration::from_secs(10);
+
 /// A lease this process waits for or holds.
 #[derive(Debug)]
 pub(crate) struct Kept {
@@ -45,7 +48,6 @@ pub(crate) struct Hold {
     pub(crate) grant: Grant,
     pub(crate) waited: Duration,
     pub(crate) validity: Validity,
-    pub(crate) ends_at: Moment,
 }
 
 /// What has been heard of a lease that waits.
@@ -108,15 +110,16 @@ impl Kept {
         self.terms.lock().metadata.clone()
     }
 
+    /// Claims less from now on. What is given up is given up before the backend is asked to.
+    pub(crate) fn downgrade(&self, claim: Claim) {
+        self.terms.lock().claim = claim;
+    }
+
     /// Remembers what a renewal changed at the backend.
     pub(crate) fn apply(&self, renewal: &Renewal) {
         self.ttl_micros.store(micros(renewal.ttl.get()), Ordering::SeqCst);
-        let mut terms = self.terms.lock();
-        if let Some(claim) = renewal.downgrade {
-            terms.claim = claim;
-        }
         if let Some(metadata) = &renewal.metadata {
-            terms.metadata.clone_from(metadata);
+            self.terms.lock().metadata.clone_from(metadata);
         }
     }
 
@@ -132,7 +135,11 @@ impl Kept {
     /// When to renew what was proved at `sent`: a third of the ttl later, a
     /// little less by a part that differs from lease to lease.
     pub(crate) fn renew_at(&self, sent: Moment) -> Moment {
-        let every = renew_every(self.ttl());
+        let mut every = renew_every(self.ttl());
+        if !self.clocked {
+            // Nothing runs out: the renewal only finds what a lost hint did not tell.
+            every = every.min(LONGEST_SILENCE);
+        }
         let part = u32::try_from(self.key.id.as_u128() & 0xff).unwrap_or(0);
         sent.after(every.saturating_sub(every / 10 * part / 255))
     }

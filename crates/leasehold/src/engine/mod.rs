@@ -14,8 +14,8 @@ use std::{
     future::Future,
     pin::Pin,
     sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -34,7 +34,7 @@ pub use self::{
     validity::{LeaseHealth, Loss},
 };
 use crate::{
-    Error, Result,
+    Result,
     backend::{Backend, Liveness},
     clock::{Clock, Sleep},
     lease::{Moment, Ttl},
@@ -54,7 +54,7 @@ pub(crate) struct Engine {
     runtime: Handle,
     tasks: AtomicUsize,
     idle: Notify,
-    closed: AtomicBool,
+    closed: OnceLock<Moment>,
     closing: Notify,
 }
 
@@ -63,7 +63,7 @@ impl Engine {
         let runtime = handle()?.clone();
         let guarantees = backend.guarantees();
         let keeper = Keeper::start(&runtime, Arc::clone(&backend), Arc::clone(&clock));
-        Ok(Arc::new(Self {
+        let engine = Arc::new(Self {
             kind: guarantees.kind,
             liveness: guarantees.liveness,
             pushes: guarantees.pushes,
@@ -73,9 +73,11 @@ impl Engine {
             runtime,
             tasks: AtomicUsize::new(0),
             idle: Notify::new(),
-            closed: AtomicBool::new(false),
+            closed: OnceLock::new(),
             closing: Notify::new(),
-        }))
+        });
+        engine.keeper.belongs_to(&engine);
+        Ok(engine)
     }
 
     /// Runs a task to its end whatever becomes of the caller.
@@ -105,14 +107,9 @@ impl Engine {
         self.clock.sleep_until(moment)
     }
 
-    /// Ends every lease of this instance; tells how many were held.
-    pub(crate) async fn release_all(self: &Arc<Self>) -> Result<usize> {
-        guard::release_each(self, self.keeper.holding()).await
-    }
-
     /// Refuses new work, ends what is held, and waits until no task is left.
     pub(crate) async fn close(self: &Arc<Self>) -> Result<()> {
-        self.closed.store(true, Ordering::SeqCst);
+        let _first = self.closed.set(self.clock.now());
         self.closing.notify_waiters();
         let released = self.release_all().await;
         self.idle().await;
@@ -133,15 +130,20 @@ impl Engine {
         }
     }
 
-    fn refuse_if_closed(&self) -> Result<()> {
-        if self.closed.load(Ordering::SeqCst) { Err(Error::closed()) } else { Ok(()) }
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.get().is_some()
+    }
+
+    /// Since how long it is closed.
+    fn closed_for(&self, now: Moment) -> Option<Duration> {
+        self.closed.get().map(|closed| now.since(*closed))
     }
 
     /// Ends when the instance is closed.
     pub(crate) async fn closed(&self) {
         loop {
             let closing = self.closing.notified();
-            if self.closed.load(Ordering::SeqCst) {
+            if self.is_closed() {
                 return;
             }
             closing.await;

@@ -73,6 +73,8 @@ impl fmt::Display for Loss {
 #[derive(Debug)]
 pub(crate) struct Validity {
     deadline: AtomicU64,
+    /// Where `max_hold` ends it, renewed or not.
+    ends_at: Moment,
     in_doubt: AtomicBool,
     end: OnceLock<Loss>,
     ended: Notify,
@@ -82,9 +84,10 @@ pub(crate) struct Validity {
 const ENDED: u64 = 0;
 
 impl Validity {
-    pub(crate) fn until(deadline: Moment) -> Self {
+    pub(crate) fn until(deadline: Moment, ends_at: Moment) -> Self {
         Self {
-            deadline: AtomicU64::new(deadline.as_micros()),
+            deadline: AtomicU64::new(deadline.min(ends_at).as_micros()),
+            ends_at,
             in_doubt: AtomicBool::new(false),
             end: OnceLock::new(),
             ended: Notify::new(),
@@ -98,7 +101,7 @@ impl Validity {
     /// Whether it may be believed at `now`; the first to find out otherwise tells all.
     pub(crate) fn check(&self, now: Moment) -> Result<(), LeaseHealth> {
         if now >= self.deadline() {
-            self.lose(Loss::RenewTimeout);
+            self.lose(if now >= self.ends_at { Loss::MaxHold } else { Loss::RenewTimeout });
         }
         match self.end.get() {
             None => Ok(()),
@@ -122,7 +125,7 @@ impl Validity {
         }
         self.in_doubt.store(false, Ordering::SeqCst);
         let moved = self.deadline.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |current| {
-            (current > now.as_micros()).then_some(current.max(deadline.as_micros()))
+            (current > now.as_micros()).then_some(current.max(deadline.min(self.ends_at).as_micros()))
         });
         moved.is_ok()
     }
@@ -168,7 +171,7 @@ mod tests {
 
     #[test]
     fn belief_ends_at_the_deadline_without_any_task_running() {
-        let validity = Validity::until(at(100));
+        let validity = Validity::until(at(100), Moment::NEVER);
         assert_eq!(validity.check(at(99)), Ok(()));
         assert_eq!(validity.check(at(100)), Err(LeaseHealth::Lost));
         assert_eq!(validity.loss(), Some(Loss::RenewTimeout));
@@ -176,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_late_reply_revives_nothing() {
-        let validity = Validity::until(at(100));
+        let validity = Validity::until(at(100), Moment::NEVER);
         assert!(!validity.extend(at(100), at(500)), "the reply came at the deadline");
         assert_eq!(validity.check(at(101)), Err(LeaseHealth::Lost));
         assert!(!validity.extend(at(50), at(900)), "nor does one that claims to be early");
@@ -184,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_renewal_never_shortens() {
-        let validity = Validity::until(at(100));
+        let validity = Validity::until(at(100), Moment::NEVER);
         assert!(validity.extend(at(10), at(60)));
         assert_eq!(validity.deadline(), at(100));
         assert!(validity.extend(at(10), at(160)));
@@ -192,8 +195,17 @@ mod tests {
     }
 
     #[test]
+    fn no_renewal_moves_the_deadline_past_the_longest_hold() {
+        let validity = Validity::until(at(100), at(150));
+        assert!(validity.extend(at(90), at(500)));
+        assert_eq!(validity.check(at(149)), Ok(()));
+        assert_eq!(validity.check(at(150)), Err(LeaseHealth::Lost));
+        assert_eq!(validity.loss(), Some(Loss::MaxHold));
+    }
+
+    #[test]
     fn doubt_is_cleared_by_the_next_answer() {
-        let validity = Validity::until(at(100));
+        let validity = Validity::until(at(100), Moment::NEVER);
         validity.doubt();
         assert_eq!(validity.health(at(10)), LeaseHealth::InDoubt);
         validity.extend(at(20), at(200));
@@ -202,7 +214,7 @@ mod tests {
 
     #[test]
     fn the_first_end_counts() {
-        let validity = Validity::until(at(100));
+        let validity = Validity::until(at(100), Moment::NEVER);
         assert!(validity.lose(Loss::Released));
         assert!(!validity.lose(Loss::Evicted));
         assert_eq!(validity.health(at(10)), LeaseHealth::Released);

@@ -10,6 +10,7 @@ use crate::{Error, Result};
 ///
 /// The constructors are the primitives; no claim asks for more than there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "Unchecked")]
 pub struct Claim {
     mode: Mode,
     units: u32,
@@ -63,6 +64,31 @@ impl Claim {
     /// What all claims on one resource must agree on.
     pub const fn shape(self) -> Shape {
         Shape { family: self.mode.family(), capacity: self.capacity }
+    }
+}
+
+/// A claim as it was written by someone.
+#[derive(Deserialize)]
+struct Unchecked {
+    mode: Mode,
+    units: u32,
+    capacity: u32,
+}
+
+impl TryFrom<Unchecked> for Claim {
+    type Error = Error;
+
+    fn try_from(Unchecked { mode, units, capacity }: Unchecked) -> Result<Self> {
+        let claim = match mode {
+            Mode::Exclusive => Self::EXCLUSIVE,
+            Mode::Shared => Self::SHARED,
+            Mode::Permit => Self::permits(units, capacity)?,
+            Mode::Leader => Self::LEADER,
+        };
+        if (claim.units, claim.capacity) == (units, capacity) {
+            return Ok(claim);
+        }
+        Err(Error::invalid_config(format!("no claim is {mode} and has {units} units of {capacity}")))
     }
 }
 
@@ -138,5 +164,30 @@ impl fmt::Display for Shape {
             Family::Permits => write!(f, "a semaphore of {}", self.capacity),
             Family::Election => f.write_str("an election"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_read_is_what_could_have_been_made() -> Result<()> {
+        for claim in [Claim::EXCLUSIVE, Claim::SHARED, Claim::LEADER, Claim::permits(2, 3)?] {
+            let text = serde_json::to_string(&claim).unwrap();
+            assert_eq!(serde_json::from_str::<Claim>(&text).unwrap(), claim);
+        }
+        for (mode, units, capacity) in [
+            ("exclusive", 1, LOCK_CAPACITY),
+            ("shared", 2, LOCK_CAPACITY),
+            ("leader", 1, 2),
+            ("permit", 4, 3),
+            ("permit", 0, 3),
+            ("permit", 1, u32::MAX),
+        ] {
+            let text = format!(r#"{{"mode":"{mode}","units":{units},"capacity":{capacity}}}"#);
+            assert!(serde_json::from_str::<Claim>(&text).is_err(), "{text}");
+        }
+        Ok(())
     }
 }

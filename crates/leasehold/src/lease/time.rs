@@ -89,7 +89,7 @@ impl Timestamp {
 
 /// The life of a lease between two renewals: 100 ms to 30 days, never zero.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(transparent)]
+#[serde(try_from = "Duration", into = "Duration")]
 pub struct Ttl(Duration);
 
 impl Ttl {
@@ -118,6 +118,20 @@ impl Ttl {
     /// The length.
     pub const fn get(self) -> Duration {
         self.0
+    }
+}
+
+impl TryFrom<Duration> for Ttl {
+    type Error = Error;
+
+    fn try_from(length: Duration) -> Result<Self> {
+        Self::new(length)
+    }
+}
+
+impl From<Ttl> for Duration {
+    fn from(ttl: Ttl) -> Self {
+        ttl.0
     }
 }
 

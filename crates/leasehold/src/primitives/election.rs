@@ -1,24 +1,15 @@
-//! One leader among candidates.
+//! One leader among candidates: how to stand, and how to see who leads.
 
-use std::{
-    env, fmt,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{env, fmt, sync::Arc, time::Duration};
 
-use parking_lot::Mutex;
-use tokio::sync::Notify;
-
-use super::terms::Terms;
+use super::{candidate::Candidate, terms::Terms};
 use crate::{
     Error, Leasehold, Result,
     backend::EventStream,
-    engine::{Backoff, Guard, Lease, Wait},
-    lease::{Claim, Fence, Holder, LeaseState, ListFilter, Metadata, Names, Released, Resource, Timestamp, Ttl},
+    engine::{Guard, Lease, Wait},
+    lease::{
+        Claim, Fence, Holder, LeaseState, Lifetime, ListFilter, Metadata, Moment, Names, Resource, Timestamp, Ttl,
+    },
 };
 
 type OnElected = Arc<dyn Fn(&Lease) + Send + Sync>;
@@ -57,10 +48,10 @@ const VALUE: &str = "value";
 #[derive(Clone)]
 #[must_use = "nothing happens until it is started or campaigned in"]
 pub struct Election {
-    terms: Terms,
+    pub(super) terms: Terms,
     value: Option<String>,
-    on_elected: Option<OnElected>,
-    on_lost: Option<OnLost>,
+    pub(super) on_elected: Option<OnElected>,
+    pub(super) on_lost: Option<OnLost>,
 }
 
 impl Election {
@@ -140,35 +131,43 @@ impl Election {
     /// # Errors
     /// A name, a ttl or a backend that cannot be used; one that goes away later is tried again.
     pub async fn start(self) -> Result<Candidate> {
-        Ttl::new(self.terms.ttl)?;
+        self.published().ask(Claim::LEADER, Wait::Forever, Lifetime::Attached)?;
         self.leader().await?;
-        let seat = Arc::new(Seat::default());
-        let task = run_candidate(self.clone(), Arc::clone(&seat));
-        self.terms.locks.engine().hand_over(Box::pin(task));
-        Ok(Candidate { election: self, seat })
+        Ok(Candidate::start(self))
     }
 
     /// Who leads now.
+    ///
+    /// # Errors
+    /// `ShapeMismatch` when the name is in use as something else.
     pub async fn leader(&self) -> Result<Option<Leader>> {
-        let filter = ListFilter::new(Names::Exactly(self.terms.resource()?));
-        let page = self.terms.locks.list(&filter).await?;
-        Ok(page.leases.into_iter().find_map(|record| match record.state {
-            LeaseState::Holding { fence, acquired_at, held_for } => Some(Leader {
-                holder: record.holder,
-                value: record.metadata.get(VALUE).and_then(|value| value.as_str()).map(str::to_owned),
-                fence,
-                since: acquired_at,
-                led_for: held_for,
-            }),
-            LeaseState::Waiting { .. } => None,
-        }))
+        Ok(self.look().await?.leader)
+    }
+
+    async fn look(&self) -> Result<Sight> {
+        let resource = self.terms.resource()?;
+        let page = self.terms.locks.list(&ListFilter::new(Names::Exactly(resource.clone()))).await?;
+        let Some(first) = page.leases.into_iter().next() else { return Ok(Sight::default()) };
+        let (asked, in_force) = (Claim::LEADER.shape(), first.claim.shape());
+        if asked != in_force {
+            return Err(Error::wrong_shape(&resource, self.terms.locks.engine().kind, asked, in_force));
+        }
+        let LeaseState::Holding { fence, acquired_at, held_for } = first.state else { return Ok(Sight::default()) };
+        let leader = Leader {
+            holder: first.holder,
+            value: first.metadata.get(VALUE).and_then(|value| value.as_str()).map(str::to_owned),
+            fence,
+            since: acquired_at,
+            led_for: held_for,
+        };
+        Ok(Sight { leader: Some(leader), runs_out_in: first.expires_in })
     }
 
     /// Follows who leads, beginning with who leads now.
     pub async fn observe(&self) -> Result<Observer> {
         let resource = self.terms.resource()?;
         let events = self.terms.locks.watch(Names::Exactly(resource)).await?;
-        Ok(Observer { election: self.clone(), events, begun: false, term: None })
+        Ok(Observer { election: self.clone(), events, told: Told::Nothing, look_now: true, look_at: Moment::NEVER })
     }
 
     /// Takes leadership away from whoever has it; `None` if nobody has.
@@ -212,197 +211,78 @@ pub struct Leader {
     pub led_for: Duration,
 }
 
+/// What a look at an election shows.
+#[derive(Default)]
+struct Sight {
+    leader: Option<Leader>,
+    runs_out_in: Option<Duration>,
+}
+
 /// Follows who leads.
 pub struct Observer {
     election: Election,
     events: EventStream,
-    begun: bool,
-    term: Option<Fence>,
+    told: Told,
+    /// Something happened that was not looked at yet.
+    look_now: bool,
+    /// When to look though nothing was heard: nobody may be there to notice that the leader is gone.
+    look_at: Moment,
+}
+
+#[derive(PartialEq, Eq)]
+enum Told {
+    Nothing,
+    Term(Option<Fence>),
 }
 
 impl Observer {
     /// The next change: who leads now, or that nobody does. `None` when the backend is gone.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again: a change is never missed.
     pub async fn next(&mut self) -> Option<Result<Option<Leader>>> {
         loop {
-            if self.begun {
-                let events = &mut self.events;
-                std::future::poll_fn(|context| events.as_mut().poll_next(context)).await?;
+            if !self.look_now {
+                self.hear().await?;
+                self.look_now = true;
             }
-            let leader = match self.election.leader().await {
-                Ok(leader) => leader,
+            let sight = match self.election.look().await {
+                Ok(sight) => sight,
                 Err(error) => return Some(Err(error)),
             };
-            let term = leader.as_ref().map(|leader| leader.fence);
-            if !self.begun || self.term != term {
-                (self.begun, self.term) = (true, term);
-                return Some(Ok(leader));
+            self.look_now = false;
+            self.look_at = self.next_look(&sight);
+            let term = Told::Term(sight.leader.as_ref().map(|leader| leader.fence));
+            if self.told != term {
+                self.told = term;
+                return Some(Ok(sight.leader));
             }
         }
+    }
+
+    /// Ends when something happened or it is time to look; `None` when nothing will happen any more.
+    async fn hear(&mut self) -> Option<()> {
+        let engine = Arc::clone(self.election.terms.locks.engine());
+        let events = &mut self.events;
+        tokio::select! {
+            event = std::future::poll_fn(|context| events.as_mut().poll_next(context)) => event.map(drop),
+            () = engine.sleep_until(self.look_at), if self.look_at != Moment::NEVER => Some(()),
+        }
+    }
+
+    fn next_look(&self, sight: &Sight) -> Moment {
+        if sight.leader.is_none() {
+            return Moment::NEVER;
+        }
+        let now = self.election.terms.locks.engine().clock.now();
+        // Where no clock ends a leader, its death is seen by whoever looks.
+        let pause = sight.runs_out_in.unwrap_or(self.election.terms.ttl / 3);
+        now.after(pause.max(Duration::from_millis(50)))
     }
 }
 
 impl fmt::Debug for Observer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Observer").field("election", &self.election).finish_non_exhaustive()
-    }
-}
-
-/// A candidate that takes part in the background.
-///
-/// Dropping it withdraws: it resigns and no longer campaigns.
-#[derive(Debug)]
-#[must_use = "the candidate withdraws as soon as it is dropped"]
-pub struct Candidate {
-    election: Election,
-    seat: Arc<Seat>,
-}
-
-/// What a candidate and its background task share.
-#[derive(Debug, Default)]
-struct Seat {
-    lease: Mutex<Option<Lease>>,
-    changed: Notify,
-    resign: Notify,
-    stopping: AtomicBool,
-    stopped: AtomicBool,
-}
-
-impl Seat {
-    fn take(&self, lease: Option<Lease>) {
-        *self.lease.lock() = lease;
-        self.changed.notify_waiters();
-    }
-
-    fn stop(&self) {
-        self.stopping.store(true, Ordering::SeqCst);
-        self.resign.notify_one();
-    }
-}
-
-impl Candidate {
-    /// Whether this candidate leads; false from the deadline on, whatever the network does.
-    pub fn is_leader(&self) -> bool {
-        self.seat.lease.lock().as_ref().is_some_and(|lease| lease.check().is_ok())
-    }
-
-    /// The lease of its term, while it leads.
-    pub fn lease(&self) -> Option<Lease> {
-        self.seat.lease.lock().clone().filter(|lease| lease.check().is_ok())
-    }
-
-    /// Waits until this candidate leads, and gives the lease of its term.
-    ///
-    /// # Errors
-    /// `Closed` when the instance was closed meanwhile.
-    ///
-    /// # Cancel safety
-    /// May be dropped and called again: who leads is told at once.
-    pub async fn elected(&self) -> Result<Lease> {
-        loop {
-            let changed = self.seat.changed.notified();
-            if let Some(lease) = self.lease() {
-                return Ok(lease);
-            }
-            if self.seat.stopped.load(Ordering::SeqCst) {
-                return Err(Error::closed());
-            }
-            changed.await;
-        }
-    }
-
-    /// Who leads now, this candidate or another.
-    ///
-    /// # Errors
-    /// When the backend cannot tell.
-    pub async fn leader(&self) -> Result<Option<Leader>> {
-        self.election.leader().await
-    }
-
-    /// Steps down and goes on campaigning, behind those who wait.
-    pub fn resign(&self) {
-        if self.is_leader() {
-            self.seat.resign.notify_one();
-        }
-    }
-
-    /// Steps down and takes part no longer; ends when both are done.
-    ///
-    /// # Errors
-    /// None today; a release that could not be made lapses after the ttl.
-    pub async fn stop(self) -> Result<()> {
-        self.seat.stop();
-        loop {
-            let changed = self.seat.changed.notified();
-            if self.seat.stopped.load(Ordering::SeqCst) {
-                return Ok(());
-            }
-            changed.await;
-        }
-    }
-}
-
-impl Drop for Candidate {
-    fn drop(&mut self) {
-        self.seat.stop();
-    }
-}
-
-/// Campaigns and leads in turn until told to stop.
-async fn run_candidate(election: Election, seat: Arc<Seat>) {
-    let engine = Arc::clone(election.terms.locks.engine());
-    let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
-    while !seat.stopping.load(Ordering::SeqCst) {
-        let won = tokio::select! {
-            biased;
-            () = seat.resign.notified() => continue,
-            won = election.campaign() => won,
-        };
-        match won {
-            Ok(guard) => {
-                backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
-                lead(&election, &seat, guard).await;
-            }
-            Err(error) if error.kind() == crate::ErrorKind::Closed => break,
-            Err(error) => {
-                tracing::warn!(election = election.terms.name, %error, "cannot campaign; trying again");
-                tokio::select! {
-                    () = seat.resign.notified() => {}
-                    () = engine.sleep_until(engine.clock.now().after(backoff.pause())) => {}
-                }
-            }
-        }
-    }
-    seat.stopped.store(true, Ordering::SeqCst);
-    seat.take(None);
-}
-
-/// One term, from winning to losing or resigning.
-async fn lead(election: &Election, seat: &Seat, guard: Guard) {
-    seat.take(Some(guard.lease().clone()));
-    if let Some(call) = &election.on_elected {
-        guarded(|| call(guard.lease()));
-    }
-    let resigned = tokio::select! {
-        biased;
-        _loss = guard.lost() => false,
-        () = seat.resign.notified() => true,
-        () = election.terms.locks.engine().closed() => true,
-    };
-    seat.take(None);
-    if let Some(call) = &election.on_lost {
-        guarded(|| call());
-    }
-    if resigned {
-        let released: Result<Released> = guard.release().await;
-        if let Err(error) = released {
-            tracing::warn!(election = election.terms.name, %error, "could not resign; leadership will lapse");
-        }
-    }
-}
-
-/// A callback that panics is the caller's loss alone: the candidate goes on.
-fn guarded(call: impl FnOnce()) {
-    if catch_unwind(AssertUnwindSafe(call)).is_err() {
-        tracing::error!("a callback of an election panicked");
     }
 }

@@ -1,6 +1,7 @@
 //! The meanings: what a claim on units is good for.
 
 mod all;
+mod candidate;
 mod election;
 mod mutex;
 mod reentry;
@@ -10,7 +11,8 @@ mod terms;
 
 pub use self::{
     all::{All, Guards},
-    election::{Candidate, Election, Leader, Observer},
+    candidate::Candidate,
+    election::{Election, Leader, Observer},
     mutex::Mutex,
     rwlock::RwLock,
     semaphore::Semaphore,

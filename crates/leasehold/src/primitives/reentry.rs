@@ -3,12 +3,13 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Weak},
+    time::Duration,
 };
 
 use parking_lot::Mutex;
 
 use crate::{
-    Error, Result,
+    Error, ErrorKind, Result,
     engine::{Ask, Asked, Engine, Guard, Kept, Wait},
     lease::{Brief, Busy, Holder, Moment, Resource},
 };
@@ -22,7 +23,7 @@ type Door = tokio::sync::Mutex<Weak<Kept>>;
 
 impl Reentries {
     /// Joins the holder's lease, or gets one.
-    pub(crate) async fn enter(&self, engine: &Arc<Engine>, ask: Ask) -> Result<Asked> {
+    pub(crate) async fn enter(&self, engine: &Arc<Engine>, mut ask: Ask) -> Result<Asked> {
         let door = self.door(&ask);
         let give_up = match ask.wait {
             Wait::For(length) => engine.clock.now().after(length),
@@ -51,8 +52,15 @@ impl Reentries {
                 ))
                 .about(&ask.resource));
             }
-            guard.renew(ask.ttl.get()).await?;
-            return Ok(Asked::Acquired(guard));
+            match guard.renew(ask.ttl.get()).await {
+                Ok(()) => return Ok(Asked::Acquired(guard)),
+                // Lost a moment ago, like one that was lost before: get another.
+                Err(error) if error.kind() == ErrorKind::Lost => drop(guard),
+                Err(error) => return Err(error),
+            }
+        }
+        if let Wait::For(_) = ask.wait {
+            ask.wait = Wait::For(give_up.since(engine.clock.now()).max(Duration::from_millis(1)));
         }
         let asked = engine.acquire(ask).await?;
         if let Asked::Acquired(guard) = &asked {

@@ -67,7 +67,8 @@ impl Terms {
         Resource::new(&self.name)
     }
 
-    fn ask(&self, claim: Claim, wait: Wait, lifetime: Lifetime) -> Result<Ask> {
+    /// What the engine is asked for; an option that cannot be used is told here.
+    pub(crate) fn ask(&self, claim: Claim, wait: Wait, lifetime: Lifetime) -> Result<Ask> {
         if let Some(note) = &self.note
             && (note.len() > 1024 || note.chars().any(char::is_control))
         {
@@ -151,6 +152,9 @@ impl Terms {
     }
 
     async fn get_detached(&self, claim: Claim, wait: Wait) -> Result<Result<Detached, Busy>> {
+        if self.max_hold.is_some() {
+            return Err(Error::invalid_config("max_hold is a guard's; a detached lease ends with its ttl"));
+        }
         let ask = self.ask(claim, wait, Lifetime::Detached)?;
         let ttl = ask.ttl;
         let guard = match self.locks.engine().acquire(ask).await? {

@@ -56,24 +56,24 @@ impl Deaths {
     }
 
     /// Watches these for the resource from now on, and no others.
-    pub(super) fn follow(&self, resource: &Resource, wanted: BTreeSet<Uuid>) {
+    pub(super) fn follow(&self, resource: &Resource, mut wanted: BTreeSet<Uuid>) {
         let mut pages = self.book.pages.lock();
         let had = pages.wanted.remove(resource).unwrap_or_default();
         for no_longer in had.difference(&wanted) {
             pages.drop_watch(*no_longer, resource);
         }
-        for new in wanted.difference(&had) {
-            self.watch(&mut pages, *new, resource);
-        }
+        // One that could not be watched is not remembered, so that the next operation tries again.
+        wanted.retain(|id| had.contains(id) || self.watch(&mut pages, *id, resource));
         if !wanted.is_empty() {
             pages.wanted.insert(resource.clone(), wanted);
         }
     }
 
-    fn watch(&self, pages: &mut Pages, id: Uuid, resource: &Resource) {
+    /// Whether it is watched, or known to be dead.
+    fn watch(&self, pages: &mut Pages, id: Uuid, resource: &Resource) -> bool {
         if let Some(watch) = pages.watches.get_mut(&id) {
             watch.resources.insert(resource.clone());
-            return;
+            return true;
         }
         let _inside = self.runtime.enter();
         match open(&self.directory.presence(id)).and_then(pipe::Sender::from_file) {
@@ -93,8 +93,10 @@ impl Deaths {
             Err(error) if means_dead(&error) => self.book.hints.send(Hint::Changed { resource: resource.clone() }),
             Err(error) => {
                 tracing::warn!(presence = %id, %error, "cannot watch a process; its death shows at the next renewal");
+                return false;
             }
         }
+        true
     }
 }
 
@@ -167,17 +169,48 @@ fn holders(stored: &Stored) -> impl Iterator<Item = Uuid> {
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, path::Path, time::Duration};
+
     use super::*;
-    use crate::{backends::file::FileOptions, clock::SystemClock};
+    use crate::{
+        backends::file::{FileOptions, presence::OwnPresence},
+        clock::SystemClock,
+    };
+
+    fn directory(root: &Path) -> Arc<Directory> {
+        let url = format!("file://{}", root.display());
+        let options = FileOptions::from_url(&url, "test", Arc::new(SystemClock)).unwrap();
+        Arc::new(Directory::open(&options).unwrap())
+    }
+
+    #[tokio::test]
+    async fn one_that_could_not_be_watched_is_tried_again() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = directory(root.path());
+        let hints = HintSender::new();
+        let mut heard = hints.subscribe();
+        let deaths = Deaths::new(Arc::clone(&directory), Handle::current(), hints);
+        let resource = Resource::new("x").unwrap();
+        let watched = OwnPresence::appear(Arc::clone(&directory)).unwrap();
+        let path = directory.presence(watched.id());
+        let (aside, wanted) = (root.path().join("aside"), BTreeSet::from([watched.id()]));
+        fs::rename(&path, &aside).unwrap();
+        fs::create_dir(&path).unwrap();
+        deaths.follow(&resource, wanted.clone());
+        fs::remove_dir(&path).unwrap();
+        fs::rename(&aside, &path).unwrap();
+        deaths.follow(&resource, wanted);
+        drop(watched);
+        let told = tokio::time::timeout(Duration::from_secs(5), heard.next()).await;
+        assert_eq!(told, Ok(Some(Hint::Changed { resource })));
+    }
 
     #[tokio::test]
     async fn one_that_died_before_it_was_watched_is_told_at_once() {
         let root = tempfile::tempdir().unwrap();
-        let url = format!("file://{}", root.path().display());
-        let options = FileOptions::from_url(&url, "test", Arc::new(SystemClock)).unwrap();
         let hints = HintSender::new();
         let mut heard = hints.subscribe();
-        let deaths = Deaths::new(Arc::new(Directory::open(&options).unwrap()), Handle::current(), hints);
+        let deaths = Deaths::new(directory(root.path()), Handle::current(), hints);
         let resource = Resource::new("x").unwrap();
         deaths.follow(&resource, BTreeSet::from([Uuid::new_v4()]));
         assert_eq!(heard.next().await, Some(Hint::Changed { resource }));

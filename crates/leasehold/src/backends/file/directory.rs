@@ -3,30 +3,50 @@
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, Permissions},
     io::{self, Write as _},
-    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
+use rustix::{
+    fs::OFlags,
+    process::{getegid, geteuid},
+};
 use uuid::Uuid;
 
-use super::{FileOptions, failure::failure, filesystem, latch, names};
+use super::{FileOptions, failure::failure, filesystem, latch, names, opening};
 use crate::{Error, Result, lease::Resource};
 
 const FORMAT: &str = "leasehold-file 1";
+/// Of the files in a new directory.
+const MODE: u32 = 0o600;
+const DIRECTORIES: [&str; 4] = ["latches", "records", "presence", "watchers"];
+const FILES: [&str; 4] = ["format", "boot", "history.ndjson", "history.1.ndjson"];
+const UNFINISHED: &str = ".new-";
+/// Nobody takes this long to make a directory.
+const ABANDONED: Duration = Duration::from_secs(3600);
 
 /// The directory of one namespace.
 #[derive(Debug)]
 pub(super) struct Directory {
     path: PathBuf,
     mode: u32,
+    owner: Option<Owner>,
     pub(super) fsync: bool,
+}
+
+/// Whom new files are given to, where the kernel would not do so by itself.
+#[derive(Clone, Copy, Debug)]
+struct Owner {
+    user: Option<u32>,
+    group: u32,
 }
 
 impl Directory {
     /// Opens the namespace's directory; makes it when it is not there.
     pub(super) fn open(options: &FileOptions) -> Result<Self> {
         let path = options.root.join(&options.namespace);
-        let directory = Self { path, mode: options.mode, fsync: options.fsync };
+        let mut directory = Self { path, mode: options.mode.unwrap_or(MODE), owner: None, fsync: options.fsync };
         // Asked before anything is made, so that a refused file system stays untouched.
         let there = directory.path.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
         filesystem::refuse_shared(there, filesystem::magic(there)?)?;
@@ -34,8 +54,15 @@ impl Directory {
             directory.make_root(&options.root)?;
             directory.make()?;
         }
+        directory.tidy_unfinished(&options.root);
+        if directory.is_torn()? {
+            directory.repair()?;
+        }
         match directory.version()? {
-            Some(version) if version == FORMAT => Ok(directory),
+            Some(version) if version == FORMAT => {
+                directory.agree(options.mode)?;
+                Ok(directory)
+            }
             Some(version) => Err(Error::unsupported(format!(
                 "{} is of format {version:?}, this program knows {FORMAT:?}; use one version of leasehold, or another \
                  namespace",
@@ -48,10 +75,31 @@ impl Directory {
         }
     }
 
+    /// Takes the mode and the owner from what is there, so that all users of the directory agree on them.
+    fn agree(&mut self, asked: Option<u32>) -> Result<()> {
+        let (path, format) = (&self.path, self.path.join("format"));
+        let there = fs::metadata(path).map_err(|error| failure("read", path, error))?;
+        let mode = fs::symlink_metadata(&format).map_err(|error| failure("read", &format, error))?.mode();
+        self.mode = mode & 0o666 | 0o600;
+        if let Some(asked) = asked.filter(|asked| *asked != self.mode) {
+            return Err(Error::invalid_config(format!(
+                "{} was made with mode={:04o} and mode={asked:04o} was asked for; leave mode out of the URL to use the \
+                 directory as it is, or choose another namespace or directory",
+                path.display(),
+                self.mode
+            )));
+        }
+        let (user, group) = (geteuid(), getegid().as_raw());
+        let shared = self.mode & 0o060 != 0 && there.gid() != group;
+        let others = user.is_root() && (there.uid(), there.gid()) != (user.as_raw(), group);
+        self.owner = (shared || others).then(|| Owner { user: others.then(|| there.uid()), group: there.gid() });
+        Ok(())
+    }
+
     fn version(&self) -> Result<Option<String>> {
         let path = self.path.join("format");
-        match fs::read_to_string(&path) {
-            Ok(text) => Ok(Some(text.trim_end().to_owned())),
+        match opening::read(&path) {
+            Ok(text) => Ok(Some(String::from_utf8_lossy(&text).trim_end().to_owned())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(failure("read", &path, error)),
         }
@@ -68,8 +116,10 @@ impl Directory {
     /// Makes the layout aside and renames it, so that it is there as a whole or not at all.
     fn make(&self) -> Result<()> {
         let parent = self.path.parent().unwrap_or(Path::new("/"));
-        let aside = parent.join(format!(".new-{}", Uuid::new_v4().simple()));
+        let aside = parent.join(format!("{UNFINISHED}{}", Uuid::new_v4().simple()));
         let made = self.fill(&aside).and_then(|()| fs::rename(&aside, &self.path));
+        // A parent that may not be read cannot be forced to the disk.
+        let _best_effort = sync(parent);
         if made.is_err() {
             let _best_effort = fs::remove_dir_all(&aside);
         }
@@ -83,21 +133,77 @@ impl Directory {
     }
 
     fn fill(&self, aside: &Path) -> io::Result<()> {
-        for name in ["", "latches", "records", "presence", "watchers"] {
-            let path = aside.join(name);
-            DirBuilder::new().mode(self.directory_mode()).create(&path)?;
-            self.open_up(&path)?;
+        DirBuilder::new().mode(self.directory_mode()).create(aside)?;
+        self.open_up(aside)?;
+        self.furnish(aside)?;
+        self.write_format(&aside.join("format"))?;
+        sync(aside)
+    }
+
+    /// Makes what is not there yet of directories and latches, on the disk too.
+    fn furnish(&self, path: &Path) -> io::Result<()> {
+        for name in DIRECTORIES {
+            let path = path.join(name);
+            match DirBuilder::new().mode(self.directory_mode()).create(&path) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                made => made.and_then(|()| self.open_up(&path))?,
+            }
         }
         for latch in latch::file_names() {
-            self.create(&aside.join("latches").join(latch))?.write_all(latch::NO_FENCE.as_bytes())?;
+            match self.create_new(&path.join("latches").join(latch)) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                // It must be there after a power loss; what is in it may be lost.
+                made => made?.write_all(latch::NO_FENCE.as_bytes())?,
+            }
         }
-        writeln!(self.create(&aside.join("format"))?, "{FORMAT}")
+        DIRECTORIES.iter().try_for_each(|name| sync(&path.join(name)))
+    }
+
+    fn write_format(&self, path: &Path) -> io::Result<()> {
+        let mut file = self.create(path)?;
+        writeln!(file, "{FORMAT}")?;
+        file.sync_all()
+    }
+
+    /// Whether a power loss left a directory of ours whose format says nothing.
+    fn is_torn(&self) -> Result<bool> {
+        let says_nothing = self.version()?.is_some_and(|version| version.bytes().all(|byte| byte == 0));
+        Ok(says_nothing && files(&self.path)?.iter().all(|(name, _)| is_ours(name)))
+    }
+
+    /// Completes a torn directory; two that do so at once do the same.
+    fn repair(&mut self) -> Result<()> {
+        tracing::warn!(directory = %self.path.display(), "the directory was torn when the machine went down; repairing");
+        self.agree(None)?;
+        let aside = self.path.join(format!("{UNFINISHED}{}", Uuid::new_v4().simple()));
+        let repaired = self
+            .furnish(&self.path)
+            .and_then(|()| self.write_format(&aside))
+            .and_then(|()| fs::rename(&aside, self.path.join("format")))
+            .and_then(|()| sync(&self.path));
+        repaired.map_err(|error| failure("repair", &self.path, error))
+    }
+
+    /// Removes directories that were being made when their maker died.
+    fn tidy_unfinished(&self, root: &Path) {
+        let changed = |path: &Path| fs::symlink_metadata(path).and_then(|found| found.modified());
+        let Ok(now) = changed(&self.path.join("presence")) else { return };
+        for (name, path) in files(root).unwrap_or_default() {
+            let unfinished = name.strip_prefix(UNFINISHED).is_some_and(|id| Uuid::try_parse(id).is_ok());
+            let abandoned =
+                || changed(&path).is_ok_and(|made| now.duration_since(made).is_ok_and(|age| age > ABANDONED));
+            if unfinished && abandoned() {
+                let _best_effort = fs::remove_dir_all(&path);
+            }
+        }
     }
 
     /// Sets the mode whatever the umask says; a group handed down by the parent stays.
     fn open_up(&self, directory: &Path) -> io::Result<()> {
-        let handed_down = fs::metadata(directory)?.mode() & 0o2000;
-        fs::set_permissions(directory, Permissions::from_mode(self.directory_mode() | handed_down))
+        let flags = opening::flags(OFlags::NOFOLLOW | OFlags::DIRECTORY);
+        let directory = OpenOptions::new().read(true).custom_flags(flags).open(directory)?;
+        let handed_down = directory.metadata()?.mode() & 0o2000;
+        directory.set_permissions(Permissions::from_mode(self.directory_mode() | handed_down))
     }
 
     /// Who may read may also enter.
@@ -105,22 +211,41 @@ impl Directory {
         self.mode | (self.mode & 0o444) >> 2
     }
 
-    /// Creates or empties a file that has the right mode whatever the umask says.
+    /// Creates an empty file, in the place of what has the name, with the right mode whatever the umask says.
     pub(super) fn create(&self, path: &Path) -> io::Result<File> {
-        let file = OpenOptions::new().write(true).create(true).truncate(true).mode(self.mode).open(path)?;
-        file.set_permissions(Permissions::from_mode(self.mode))?;
+        match self.create_new(path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                // Ours from an earlier try, or a link that someone laid there: never written through.
+                fs::remove_file(path)?;
+                self.create_new(path)
+            }
+            created => created,
+        }
+    }
+
+    fn create_new(&self, path: &Path) -> io::Result<File> {
+        let file = OpenOptions::new().append(true).create_new(true).mode(self.mode).open(path)?;
+        self.hand_over(&file)?;
         Ok(file)
+    }
+
+    /// Lets a new file belong to whom the directory does: root that only looks must not take records away.
+    pub(super) fn hand_over(&self, file: &File) -> io::Result<()> {
+        if let Some(Owner { user, group }) = self.owner {
+            let _where_permitted = fchown(file, user, Some(group));
+        }
+        file.set_permissions(Permissions::from_mode(self.mode))
     }
 
     /// Opens a file at its end; creates it when it is not there.
     pub(super) fn append(&self, path: &Path) -> io::Result<File> {
-        match OpenOptions::new().append(true).open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let file = OpenOptions::new().append(true).create(true).mode(self.mode).open(path)?;
-                // Another user may have been faster; the mode is right then.
-                let _if_ours = file.set_permissions(Permissions::from_mode(self.mode));
-                Ok(file)
-            }
+        let open = || opening::regular(OpenOptions::new().append(true), path);
+        match open() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => match self.create_new(path) {
+                // Another process was faster.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => open(),
+                created => created,
+            },
             opened => opened,
         }
     }
@@ -173,4 +298,23 @@ impl Directory {
     pub(super) fn older_history(&self) -> PathBuf {
         self.path.join("history.1.ndjson")
     }
+}
+
+fn is_ours(name: &str) -> bool {
+    DIRECTORIES.contains(&name) || FILES.contains(&name) || name.starts_with(UNFINISHED)
+}
+
+/// Forces to the disk which files a directory has.
+fn sync(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
+}
+
+/// The names and paths of a directory's files.
+pub(super) fn files(directory: &Path) -> Result<Vec<(String, PathBuf)>> {
+    let read = || -> io::Result<Vec<(String, PathBuf)>> {
+        fs::read_dir(directory)?
+            .map(|entry| entry.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path())))
+            .collect()
+    };
+    read().map_err(|error| failure("list", directory, error))
 }

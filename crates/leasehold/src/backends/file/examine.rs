@@ -1,22 +1,33 @@
 //! What doctor sees: the file system, the rights, leftovers, speed, and records that make no sense.
 
-use std::{fs, io::Write as _, os::unix::fs::MetadataExt, path::Path, time::Duration};
+use std::{fs, io::Write as _, os::unix::fs::MetadataExt, path::Path, sync::Arc, time::Duration};
 
 use super::{
-    FileBackend,
+    directory::{Directory, files},
     filesystem::{self, Verdict},
     names::{self, FileName},
-    presence, record,
+    presence::{self, OwnPresence},
+    record::{self, Times},
 };
 use crate::{
     Result,
     backend::{Finding, Severity},
+    clock::Clock,
 };
 
 /// A disk that takes longer for a small file makes every lock slow.
 const SLOW: Duration = Duration::from_millis(20);
 
-impl FileBackend {
+/// What is needed for a look at the directory.
+#[derive(Debug)]
+pub(super) struct Examination {
+    pub(super) directory: Arc<Directory>,
+    pub(super) own: Arc<OwnPresence>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) boot: String,
+}
+
+impl Examination {
     pub(super) fn findings(&self) -> Result<Vec<Finding>> {
         let mut findings = vec![
             Finding::new(
@@ -107,10 +118,10 @@ impl FileBackend {
     }
 
     fn records(&self) -> Result<Vec<Finding>> {
-        let times = self.times();
+        let times = Times { now: self.clock.now(), wall: self.clock.wall(), boot: &self.boot };
         let mut sound = 0;
         let mut findings = Vec::new();
-        for (name, path) in presence::files(&self.directory.records())? {
+        for (name, path) in files(&self.directory.records())? {
             match names::read(&name) {
                 FileName::Other if name.starts_with('.') => {}
                 FileName::Other => findings.push(unknown(&path)),

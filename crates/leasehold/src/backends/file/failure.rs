@@ -15,6 +15,9 @@ pub(super) fn failure(doing: &str, path: &Path, error: io::Error) -> Error {
             "give this user access to the directory, or share it between users with ?mode=0660",
         )),
         Some(Errno::ROFS) => Error::permission_denied(message("choose a directory that can be written to")),
+        Some(Errno::LOOP) => {
+            Error::unavailable(message("it is a symbolic link, which may lead anywhere and is not followed; remove it"))
+        }
         Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => {
             Error::unavailable(message("nothing was changed; free some space, then try again"))
         }

@@ -11,6 +11,7 @@ use super::{
     directory::Directory,
     failure::failure,
     latch::{self, Latch},
+    opening,
 };
 use crate::{
     Result,
@@ -54,7 +55,7 @@ fn rotate(directory: &Directory, size: u64) -> Result<()> {
     };
     // Another process may have rotated since; a writer that still has the old file open writes to its end.
     let path = directory.history();
-    if fs::metadata(&path).is_ok_and(|file| file.len() >= ROTATED_AT) {
+    if fs::symlink_metadata(&path).is_ok_and(|file| file.len() >= ROTATED_AT) {
         fs::rename(&path, directory.older_history()).map_err(|error| failure("rotate", &path, error))?;
     }
     Ok(())
@@ -66,7 +67,7 @@ pub(super) fn read(directory: &Directory, filter: &HistoryFilter) -> Result<Vec<
     let mut seen = None;
     // The newer file first: if it is rotated in between, it is met twice and read once.
     for path in [directory.history(), directory.older_history()] {
-        let file = match fs::File::open(&path) {
+        let file = match opening::regular(fs::File::options().read(true), &path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(failure("read", &path, error)),

@@ -17,7 +17,7 @@ use rustix::fs::{major, minor};
 use sha2::{Digest, Sha256};
 use tokio::sync::{Mutex, OwnedMutexGuard, oneshot};
 
-use super::{directory::Directory, failure::failure};
+use super::{directory::Directory, failure::failure, opening};
 use crate::{
     Error, Result,
     clock::Clock,
@@ -141,7 +141,7 @@ impl Latch {
 
     /// A lock belongs to an open file, so that each taker opens its own.
     fn open(path: PathBuf, turn: Option<OwnedMutexGuard<()>>) -> Result<Self> {
-        match File::options().read(true).write(true).open(&path) {
+        match opening::regular(File::options().read(true).write(true), &path) {
             Ok(file) => Ok(Self { file, path, _turn: turn }),
             Err(error) => Err(failure("open", &path, error)),
         }

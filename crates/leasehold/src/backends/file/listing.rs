@@ -1,9 +1,13 @@
 //! Listing: which resources have a record, and what is on it right now.
 
+use std::sync::Arc;
+
 use super::{
     FileBackend,
+    directory::{Directory, files},
+    elsewhere,
     names::{self, FileName},
-    presence, record,
+    record::{self, Times},
 };
 use crate::{
     Result,
@@ -16,11 +20,13 @@ impl FileBackend {
         let mut page = Page::default();
         let mut told = 0;
         let mut last = None;
-        for resource in self.resources(filter)? {
+        for resource in self.resources(filter).await? {
             if told >= filter.limit {
                 page.next = last;
                 break;
             }
+            // A long list keeps nobody else waiting.
+            tokio::task::yield_now().await;
             match self.settled(&resource).await {
                 Ok(leases) if leases.is_empty() => {}
                 Ok(leases) => {
@@ -44,10 +50,10 @@ impl FileBackend {
     }
 
     /// The names that the filter wants, sorted.
-    fn resources(&self, filter: &ListFilter) -> Result<Vec<Resource>> {
+    async fn resources(&self, filter: &ListFilter) -> Result<Vec<Resource>> {
         let mut found = match &filter.names {
             Names::Exactly(one) => vec![one.clone()],
-            _ => self.stored_resources()?,
+            _ => self.stored_resources().await?,
         };
         found.retain(|resource| {
             filter.names.include(resource) && filter.after.as_ref().is_none_or(|after| resource > after)
@@ -56,16 +62,21 @@ impl FileBackend {
         Ok(found)
     }
 
-    fn stored_resources(&self) -> Result<Vec<Resource>> {
-        let times = self.times();
-        let resource = |(name, path): (String, std::path::PathBuf)| match names::read(&name) {
-            FileName::Of(resource) => Some(resource),
-            FileName::Other => None,
-            FileName::Hashed => record::resource_of(&path, &times).unwrap_or_else(|error| {
-                tracing::warn!(%error, "a resource is missing in the list");
-                None
-            }),
-        };
-        Ok(presence::files(&self.directory.records())?.into_iter().filter_map(resource).collect())
+    async fn stored_resources(&self) -> Result<Vec<Resource>> {
+        let (directory, boot) = (Arc::clone(&self.directory), self.boot.clone());
+        let Times { now, wall, .. } = self.times();
+        elsewhere(&self.runtime, move || stored_resources(&directory, &Times { now, wall, boot: &boot })).await
     }
+}
+
+fn stored_resources(directory: &Directory, times: &Times<'_>) -> Result<Vec<Resource>> {
+    let resource = |(name, path): (String, std::path::PathBuf)| match names::read(&name) {
+        FileName::Of(resource) => Some(resource),
+        FileName::Other => None,
+        FileName::Hashed => record::resource_of(&path, times).unwrap_or_else(|error| {
+            tracing::warn!(%error, "a resource is missing in the list");
+            None
+        }),
+    };
+    Ok(files(&directory.records())?.into_iter().filter_map(resource).collect())
 }

@@ -18,6 +18,7 @@ mod history;
 mod latch;
 mod listing;
 mod names;
+mod opening;
 mod operate;
 mod options;
 mod presence;
@@ -32,10 +33,13 @@ use sha2::{Digest, Sha256};
 use tokio::{runtime::Handle, task::AbortHandle};
 
 pub use self::options::FileOptions;
-use self::{deaths::Deaths, directory::Directory, latch::Latches, presence::OwnPresence, watchers::Watchers};
+use self::{
+    deaths::Deaths, directory::Directory, examine::Examination, latch::Latches, presence::OwnPresence,
+    watchers::Watchers,
+};
 use crate::{
     Error, Result,
-    backend::{Backend, EventStream, Finding, Guarantees, HintSender, Hints, Liveness, Reach},
+    backend::{Backend, EventStream, Finding, Guarantees, HintSender, Hints, Liveness, Reach, Severity},
     clock::Clock,
     lease::{
         Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, Incarnation, LeaseId, LeaseKey, Lifetime,
@@ -72,19 +76,23 @@ impl FileBackend {
     /// `PermissionDenied` and `Unavailable` when the directory cannot be made or used.
     pub async fn open(options: FileOptions) -> Result<Self> {
         let runtime = Handle::current();
-        let directory = Arc::new(Directory::open(&options)?);
-        let own = Arc::new(OwnPresence::appear(Arc::clone(&directory))?);
-        presence::tidy(&directory, &own)?;
-        let boot = boot_id()?;
+        let clock = Arc::clone(&options.clock);
+        let (directory, own, boot) = elsewhere(&runtime, move || {
+            let directory = Arc::new(Directory::open(&options)?);
+            let own = Arc::new(OwnPresence::appear(Arc::clone(&directory))?);
+            presence::tidy(&directory, &own)?;
+            Ok((directory, own, boot_id()?))
+        })
+        .await?;
         let hints = HintSender::new();
         let watchers = Arc::new(Watchers::new(Arc::clone(&directory), Arc::clone(&own)));
         let listener = runtime.spawn(doorbell::listen(own.doorbell()?, hints.clone(), Arc::clone(&watchers)));
         let backend = Self {
-            latches: Latches::new(Arc::clone(&directory), Arc::clone(&options.clock)),
+            latches: Latches::new(Arc::clone(&directory), Arc::clone(&clock)),
             deaths: Deaths::new(Arc::clone(&directory), runtime.clone(), hints.clone()),
             incarnation: incarnation(&boot),
             listener: listener.abort_handle(),
-            clock: options.clock,
+            clock,
             directory,
             watchers,
             own,
@@ -107,6 +115,15 @@ impl Drop for FileBackend {
         // The listener shares it until the runtime gets to drop the task.
         self.own.vanish();
     }
+}
+
+/// Does what may take long on a slow or hung disk where nobody else has to wait for it.
+async fn elsewhere<T: Send + 'static>(
+    runtime: &Handle,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let done = runtime.spawn_blocking(work).await;
+    done.unwrap_or_else(|error| Err(Error::unavailable("the work on the directory was cut off").caused_by(error)))
 }
 
 /// Which life of the machine this is.
@@ -162,11 +179,13 @@ impl Backend for FileBackend {
         let mut refused: Option<Error> = None;
         for (resource, places) in by_resource {
             let ids: Vec<LeaseId> = places.iter().map(|at| renewals[*at].key.id).collect();
-            let renewed = self.operate(resource, &ids, |state, scene, effects| {
+            let renewed = self.operate_for_known(resource, &ids, |state, scene, effects| {
                 places.iter().map(|at| state.renew(&renewals[*at], scene, effects)).collect::<Vec<_>>()
             });
             match renewed.await {
                 Ok(told) => places.iter().zip(told).for_each(|(at, standing)| standings[*at] = standing),
+                // Others take them for dead, so that not even what cannot be read is held.
+                Err(_) if self.is_removed() => places.iter().for_each(|at| standings[*at] = Standing::Gone),
                 Err(error) => refused = Some(error),
             }
         }
@@ -184,8 +203,10 @@ impl Backend for FileBackend {
         let rule = |state: &mut State, scene: &Scene<'_>, effects: &mut Effects| {
             state.release(key.id, outcome, scene, effects)
         };
-        let released = self.operate(&key.resource, &[key.id], rule).await?;
-        Ok(self.answer(released))
+        match self.operate_for_known(&key.resource, &[key.id], rule).await {
+            Err(_) if self.is_removed() => Ok(self.answer(Released::Gone)),
+            released => released.map(|released| self.answer(released)),
+        }
     }
 
     async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
@@ -193,21 +214,32 @@ impl Backend for FileBackend {
     }
 
     async fn list(&self, filter: &ListFilter) -> Result<Page> {
+        self.refuse_removed()?;
         self.page(filter).await
     }
 
     async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
         let (directory, filter) = (Arc::clone(&self.directory), filter.clone());
-        let reading = self.runtime.spawn_blocking(move || history::read(&directory, &filter));
-        reading.await.map_err(|error| Error::unavailable("history was not read").caused_by(error))?
+        elsewhere(&self.runtime, move || history::read(&directory, &filter)).await
     }
 
     async fn watch(&self, names: Names) -> Result<EventStream> {
+        // Nobody could tell it anything.
+        self.refuse_removed()?;
         self.watchers.watch(names)
     }
 
     async fn examine(&self) -> Result<Vec<Finding>> {
-        self.findings()
+        let presence = self.refuse_removed().err().map(|error| error.to_string());
+        let examination = Examination {
+            directory: Arc::clone(&self.directory),
+            own: Arc::clone(&self.own),
+            clock: Arc::clone(&self.clock),
+            boot: self.boot.clone(),
+        };
+        let mut findings = elsewhere(&self.runtime, move || examination.findings()).await?;
+        findings.extend(presence.map(|words| Finding::new(Severity::Failure, "presence", words)));
+        Ok(findings)
     }
 
     fn inheritable(&self) -> Option<OwnedFd> {

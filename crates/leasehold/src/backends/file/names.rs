@@ -50,20 +50,23 @@ pub(super) fn read(name: &str) -> FileName {
     if encoded.starts_with('~') {
         return FileName::Hashed;
     }
-    let mut bytes = encoded.bytes();
-    let mut decoded = Vec::with_capacity(encoded.len());
+    let decoded = percent_decoded(encoded).and_then(|bytes| String::from_utf8(bytes).ok());
+    let resource = decoded.and_then(|name| Resource::new(name).ok());
+    resource.filter(|resource| file_name(resource) == name).map_or(FileName::Other, FileName::Of)
+}
+
+/// The bytes that a text with `%XX` in it stands for; `None` where two digits are missing.
+pub(super) fn percent_decoded(text: &str) -> Option<Vec<u8>> {
+    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let mut bytes = text.bytes();
+    let mut decoded = Vec::with_capacity(text.len());
     while let Some(byte) = bytes.next() {
-        let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
         decoded.push(match byte {
-            b'%' => match (bytes.next().and_then(digit), bytes.next().and_then(digit)) {
-                (Some(high), Some(low)) => high << 4 | low,
-                _ => return FileName::Other,
-            },
+            b'%' => digit(bytes.next()?)? << 4 | digit(bytes.next()?)?,
             plain => plain,
         });
     }
-    let resource = String::from_utf8(decoded).ok().and_then(|name| Resource::new(name).ok());
-    resource.filter(|resource| file_name(resource) == name).map_or(FileName::Other, FileName::Of)
+    Some(decoded)
 }
 
 #[cfg(test)]

@@ -16,7 +16,8 @@ use super::{
     record::{self, Stored, Times},
 };
 use crate::{
-    Result,
+    Error, Result,
+    backend::Hint,
     lease::{EndedLease, Ending, Event, EventKind, LeaseId, Moment, Resource},
     model::{Effects, Entry, Presence, Scene, State},
 };
@@ -34,7 +35,7 @@ struct Done<T> {
 }
 
 impl FileBackend {
-    /// Runs the rule on one resource for these leases of ours.
+    /// Runs the rule on one resource for these leases of ours; refuses once our presence was removed.
     ///
     /// # Cancel safety
     /// The only wait is for the latch: a dropped call did nothing, or all of it.
@@ -44,12 +45,67 @@ impl FileBackend {
         askers: &[LeaseId],
         rule: impl FnOnce(&mut State, &Scene<'_>, &mut Effects) -> T + Send,
     ) -> Result<T> {
+        let latch = self.latches.take(latch::number(resource)).await;
+        self.refuse_removed().map_err(|error| error.about(resource))?;
+        self.finish(latch.map_err(|error| error.about(resource))?, resource, askers, rule)
+    }
+
+    /// Runs the rule for leases of ours that were granted before. Once our presence was removed it
+    /// first takes us for dead, as all others do, so that the answer is the one that they would get.
+    ///
+    /// # Cancel safety
+    /// As `operate`.
+    pub(super) async fn operate_for_known<T>(
+        &self,
+        resource: &Resource,
+        askers: &[LeaseId],
+        rule: impl FnOnce(&mut State, &Scene<'_>, &mut Effects) -> T + Send,
+    ) -> Result<T> {
         let latch = self.latches.take(latch::number(resource)).await.map_err(|error| error.about(resource))?;
+        let removed = self.is_removed();
+        self.finish(latch, resource, askers, |state, scene, effects| {
+            if removed {
+                state.settle(scene, effects);
+            }
+            rule(state, scene, effects)
+        })
+    }
+
+    fn finish<T>(
+        &self,
+        latch: Latch,
+        resource: &Resource,
+        askers: &[LeaseId],
+        rule: impl FnOnce(&mut State, &Scene<'_>, &mut Effects) -> T,
+    ) -> Result<T> {
         let done = self.perform(&latch, resource, askers, rule)?;
         // Whoever is called wants the latch next.
         drop(latch);
         self.make(done.calls);
         Ok(done.answer)
+    }
+
+    /// Whether our presence was removed; the first to see it has every lease asked about.
+    pub(super) fn is_removed(&self) -> bool {
+        let known = self.own.was_removed();
+        let removed = self.own.is_removed();
+        if removed && !known {
+            tracing::error!(error = %self.removal(), "every lease of this instance is lost");
+            self.hints.send(Hint::Missed);
+        }
+        removed
+    }
+
+    pub(super) fn refuse_removed(&self) -> Result<()> {
+        if self.is_removed() { Err(self.removal()) } else { Ok(()) }
+    }
+
+    fn removal(&self) -> Error {
+        Error::unavailable(format!(
+            "the presence of this instance, {}, was removed, so that others take it for dead and may hold what it \
+             held; connect again, and keep rm and cleaners of temporary files away from the directory",
+            self.directory.presence(self.own.id()).display()
+        ))
     }
 
     fn make(&self, calls: Vec<Call>) {
@@ -115,6 +171,7 @@ impl FileBackend {
     ) -> Presence {
         match record::bound_to(entry, presence) {
             None => Presence::Present,
+            Some(id) if id == self.own.id() && self.own.was_removed() => Presence::Dead,
             Some(id) if id == self.own.id() => Presence::Present,
             Some(id) => *seen.entry(id).or_insert_with(|| presence::look(&self.directory, id)),
         }

@@ -2,7 +2,8 @@
 
 use std::{env, ffi::OsString, os::unix::ffi::OsStringExt, path::PathBuf, sync::Arc};
 
-use crate::{Error, Result, clock::Clock};
+use super::names::percent_decoded;
+use crate::{Error, Result, backends::check_namespace, clock::Clock};
 
 /// Where the leases are kept and who may reach them.
 #[derive(Clone, Debug)]
@@ -11,8 +12,10 @@ pub struct FileOptions {
     pub root: PathBuf,
     /// The sub-directory in use: leases of two namespaces never meet.
     pub namespace: String,
-    /// The mode of files, `0o600` by default; directories get the matching x bits.
-    pub mode: u32,
+    /// The mode of files in a new directory, `0o600` by default; directories get the matching x bits.
+    ///
+    /// A directory that is there keeps its mode for everyone; to ask for another is an error.
+    pub mode: Option<u32>,
     /// Whether each change is forced to the disk before it is answered; off by default.
     pub fsync: bool,
     /// Where time comes from.
@@ -37,7 +40,7 @@ impl FileOptions {
             path => absolute(url, path)?,
         };
         check_namespace(namespace)?;
-        let mut options = Self { root, namespace: namespace.to_owned(), mode: 0o600, fsync: false, clock };
+        let mut options = Self { root, namespace: namespace.to_owned(), mode: None, fsync: false, clock };
         for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
             options.set(parameter)?;
         }
@@ -47,7 +50,7 @@ impl FileOptions {
     fn set(&mut self, parameter: &str) -> Result<()> {
         let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
         match name {
-            "mode" => self.mode = file_mode(value)?,
+            "mode" => self.mode = Some(file_mode(value)?),
             "fsync" => {
                 self.fsync = match value {
                     "1" | "true" => true,
@@ -80,26 +83,10 @@ fn absolute(url: &str, path: &str) -> Result<PathBuf> {
             "{url} is relative, so that two processes may mean two directories; write file:///path"
         )));
     }
-    Ok(PathBuf::from(OsString::from_vec(percent_decoded(url, path)?)))
-}
-
-fn percent_decoded(url: &str, path: &str) -> Result<Vec<u8>> {
-    let invalid = || Error::invalid_config(format!("the path of {url} has a bad %XX; write a % itself as %25"));
-    let mut bytes = path.bytes();
-    let mut decoded = Vec::with_capacity(path.len());
-    while let Some(byte) = bytes.next() {
-        if byte != b'%' {
-            decoded.push(byte);
-            continue;
-        }
-        let digits = [bytes.next().ok_or_else(invalid)?, bytes.next().ok_or_else(invalid)?];
-        let digits = std::str::from_utf8(&digits).map_err(|_| invalid())?;
-        match u8::from_str_radix(digits, 16) {
-            Ok(byte) if byte != 0 && !digits.starts_with('+') => decoded.push(byte),
-            _ => return Err(invalid()),
-        }
-    }
-    Ok(decoded)
+    let decoded = percent_decoded(path)
+        .filter(|bytes| !bytes.contains(&0))
+        .ok_or_else(|| Error::invalid_config(format!("the path of {url} has a bad %XX; write a % itself as %25")))?;
+    Ok(PathBuf::from(OsString::from_vec(decoded)))
 }
 
 fn state_directory(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf> {
@@ -110,17 +97,6 @@ fn state_directory(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBu
         .ok_or_else(|| {
             Error::invalid_config("file: needs $XDG_STATE_HOME or $HOME, and neither is set; write file:///path")
         })
-}
-
-fn check_namespace(namespace: &str) -> Result<()> {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    // A leading dot would be `.`, `..`, or look like a directory that is only being made.
-    if (1..=64).contains(&namespace.len()) && namespace.bytes().all(plain) && !namespace.starts_with('.') {
-        return Ok(());
-    }
-    Err(Error::invalid_config(format!(
-        "the namespace {namespace:?} cannot be used: 1 to 64 of A-Z a-z 0-9 . _ - and no dot first"
-    )))
 }
 
 fn file_mode(value: &str) -> Result<u32> {
@@ -151,7 +127,7 @@ mod tests {
     #[test]
     fn parameters_are_read_and_unknown_ones_named() {
         let options = parse("file:///x?mode=0660&fsync=1").unwrap();
-        assert_eq!((options.mode, options.fsync), (0o660, true));
+        assert_eq!((options.mode, options.fsync), (Some(0o660), true));
         let error = parse("file:///x?sync=1").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidConfig);
         assert!(error.to_string().contains("sync") && error.to_string().contains("mode and fsync"), "{error}");

@@ -5,11 +5,11 @@
 //! else ever opens it readable, which would keep a dead owner alive.
 
 use std::{
-    fs::{self, File, OpenOptions, Permissions},
+    fs::{self, File, OpenOptions},
     io::{self, Write as _},
     os::{
         fd::OwnedFd,
-        unix::fs::{OpenOptionsExt, PermissionsExt},
+        unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt},
     },
     path::{Path, PathBuf},
     sync::{
@@ -25,7 +25,11 @@ use rustix::{
 };
 use uuid::Uuid;
 
-use super::{directory::Directory, failure::failure};
+use super::{
+    directory::{Directory, files},
+    failure::failure,
+    opening::flags,
+};
 use crate::{Result, model::Presence};
 
 /// Lines up to this length are written to a FIFO as a whole or not at all.
@@ -41,6 +45,7 @@ pub(super) struct OwnPresence {
     fifo: File,
     directory: Arc<Directory>,
     lent: AtomicBool,
+    removed: AtomicBool,
 }
 
 impl OwnPresence {
@@ -58,11 +63,36 @@ impl OwnPresence {
                 Err(error) => return Err(failure("make", &unfinished, error)),
             }
         };
-        Ok(Self { id, fifo, directory, lent: AtomicBool::new(false) })
+        Ok(Self { id, fifo, directory, lent: AtomicBool::new(false), removed: AtomicBool::new(false) })
     }
 
     pub(super) fn id(&self) -> Uuid {
         self.id
+    }
+
+    /// Whether someone removed it, which makes this instance dead to all others; there is no way back.
+    pub(super) fn is_removed(&self) -> bool {
+        let removed = self.was_removed() || self.is_missing();
+        self.removed.store(removed, Ordering::Relaxed);
+        removed
+    }
+
+    /// Whether that was seen already.
+    pub(super) fn was_removed(&self) -> bool {
+        self.removed.load(Ordering::Relaxed)
+    }
+
+    /// Whether others who look for it by its name do not find it.
+    fn is_missing(&self) -> bool {
+        let Ok(own) = self.fifo.metadata() else { return false };
+        match fs::symlink_metadata(self.directory.presence(self.id)) {
+            Ok(found) => (found.dev(), found.ino()) != (own.dev(), own.ino()),
+            // Where the whole directory was moved nobody finds anything, and it may come back.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                own.nlink() == 0 || self.directory.presences().is_dir()
+            }
+            Err(_) => false,
+        }
     }
 
     /// The FIFO once more, to read what others write to it.
@@ -106,18 +136,23 @@ impl Drop for OwnPresence {
 /// Makes the FIFO and opens it, before it gets the name by which others look for it.
 fn hold(directory: &Directory, path: &Path) -> io::Result<File> {
     rustix::fs::mkfifoat(CWD, path, Mode::from_raw_mode(directory.mode()))?;
-    let fifo = OpenOptions::new().read(true).write(true).custom_flags(flags(OFlags::NONBLOCK)).open(path)?;
-    fifo.set_permissions(Permissions::from_mode(directory.mode()))?;
+    let fifo = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(flags(OFlags::NONBLOCK | OFlags::NOFOLLOW))
+        .open(path)?;
+    // What is handed over must be what was made: another's file may have been put in its place.
+    let made = fifo.metadata()?;
+    if !made.file_type().is_fifo() || made.nlink() != 1 {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "another file was put in its place"));
+    }
+    directory.hand_over(&fifo)?;
     Ok(fifo)
 }
 
 /// Opens another's FIFO in the only way that does not keep it alive.
 pub(super) fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).custom_flags(flags(OFlags::NONBLOCK | OFlags::NOFOLLOW)).open(path)
-}
-
-fn flags(flags: OFlags) -> i32 {
-    i32::try_from(flags.bits()).expect("the flags used here are small")
 }
 
 /// Whether nobody is there behind a FIFO.
@@ -157,9 +192,9 @@ pub(super) fn ring(directory: &Directory, id: Uuid, line: &str) {
 /// Removes what dead processes left behind; tells how many files that were.
 pub(super) fn tidy(directory: &Directory, own: &OwnPresence) -> Result<usize> {
     let mut removed = 0;
-    let newest = fs::metadata(directory.presence(own.id)).and_then(|own| own.modified()).ok();
+    let newest = fs::symlink_metadata(directory.presence(own.id)).and_then(|own| own.modified()).ok();
     for (name, path) in files(&directory.presences())? {
-        let old = || fs::metadata(&path).and_then(|file| file.modified()).ok().zip(newest);
+        let old = || fs::symlink_metadata(&path).and_then(|file| file.modified()).ok().zip(newest);
         let abandoned = || old().is_some_and(|(made, now)| now.duration_since(made).is_ok_and(|age| age > ABANDONED));
         let candidate = if name.starts_with(UNFINISHED) { abandoned() } else { Uuid::try_parse(&name).is_ok() };
         if candidate && open(&path).is_err_and(|error| means_dead(&error)) {
@@ -178,14 +213,4 @@ pub(super) fn tidy(directory: &Directory, own: &OwnPresence) -> Result<usize> {
         }
     }
     Ok(removed)
-}
-
-/// The names and paths of a directory's files.
-pub(super) fn files(directory: &Path) -> Result<Vec<(String, PathBuf)>> {
-    let read = || -> io::Result<Vec<(String, PathBuf)>> {
-        fs::read_dir(directory)?
-            .map(|entry| entry.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path())))
-            .collect()
-    };
-    read().map_err(|error| failure("list", directory, error))
 }

@@ -1,8 +1,16 @@
 //! The first look at a directory after the machine has restarted.
 
-use std::fs;
+use std::{fs, io::Write as _, sync::Arc};
 
-use super::{FileBackend, failure::failure, latch, presence, record};
+use super::{
+    FileBackend,
+    directory::{Directory, files},
+    elsewhere,
+    failure::failure,
+    latch, opening,
+    presence::OwnPresence,
+    record,
+};
 use crate::Result;
 
 impl FileBackend {
@@ -13,8 +21,8 @@ impl FileBackend {
     /// a person to look at each would only keep locks from being used. In the
     /// same life nothing tears a record, and garbage stays an error.
     pub(super) async fn recover(&self) -> Result<()> {
-        let path = self.directory.boot();
-        if fs::read_to_string(&path).is_ok_and(|boot| boot == self.boot) {
+        let (directory, boot) = (Arc::clone(&self.directory), self.boot.clone());
+        if elsewhere(&self.runtime, move || Ok(is_known(&directory, &boot))).await? {
             return Ok(());
         }
         // All of them, in order: nobody works on any record meanwhile, and two that recover do not block each other.
@@ -22,14 +30,32 @@ impl FileBackend {
         for number in latch::numbers() {
             latches.push(self.latches.take(number).await?);
         }
-        for (name, record) in presence::files(&self.directory.records())? {
-            if !name.starts_with('.') && record::is_torn(&record) {
-                tracing::warn!(record = %record.display(), "a record was lost when the machine went down");
-                fs::remove_file(&record).map_err(|error| failure("remove", &record, error))?;
-            }
-        }
-        let aside = self.own.aside(u8::MAX);
-        let written = self.directory.create(&aside).and_then(|_| fs::write(&aside, &self.boot));
-        written.and_then(|()| fs::rename(&aside, &path)).map_err(|error| failure("write", &path, error))
+        let (directory, own, boot) = (Arc::clone(&self.directory), Arc::clone(&self.own), self.boot.clone());
+        elsewhere(&self.runtime, move || {
+            let _until_done = latches;
+            remove_torn(&directory)?;
+            remember(&directory, &own, &boot)
+        })
+        .await
     }
+}
+
+fn is_known(directory: &Directory, boot: &str) -> bool {
+    opening::read(&directory.boot()).is_ok_and(|known| known == boot.as_bytes())
+}
+
+fn remove_torn(directory: &Directory) -> Result<()> {
+    for (name, record) in files(&directory.records())? {
+        if !name.starts_with('.') && record::is_torn(&record) {
+            tracing::warn!(record = %record.display(), "a record was lost when the machine went down");
+            fs::remove_file(&record).map_err(|error| failure("remove", &record, error))?;
+        }
+    }
+    Ok(())
+}
+
+fn remember(directory: &Directory, own: &OwnPresence, boot: &str) -> Result<()> {
+    let (aside, path) = (own.aside(u8::MAX), directory.boot());
+    let written = directory.create(&aside).and_then(|mut file| file.write_all(boot.as_bytes()));
+    written.and_then(|()| fs::rename(&aside, &path)).map_err(|error| failure("write", &path, error))
 }

@@ -1,15 +1,20 @@
 //! The record of a resource: read, checked, and replaced as a whole.
 
-use std::{collections::BTreeMap, fs, io, path::Path, time::Duration};
+use std::{
+    collections::{BTreeMap, HashSet},
+    fs, io,
+    path::Path,
+    time::Duration,
+};
 
 use rustix::fs::{CWD, RenameFlags};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{directory::Directory, failure::failure, latch::Latch, names};
+use super::{directory::Directory, failure::failure, latch::Latch, names, opening};
 use crate::{
     Error, Result,
-    lease::{LeaseId, Moment, Resource, Timestamp},
+    lease::{Fence, LeaseId, Moment, Resource, Timestamp},
     model::{Entry, State},
 };
 
@@ -74,7 +79,7 @@ pub(super) fn bound_to(entry: &Entry, presence: &BTreeMap<LeaseId, Uuid>) -> Opt
 /// Reads the resource's record; an absent one is empty. The fence is at least the latch's.
 pub(super) fn load(directory: &Directory, resource: &Resource, latch: &Latch, times: &Times<'_>) -> Result<Stored> {
     let path = directory.record(resource);
-    let mut stored = match fs::read(&path) {
+    let mut stored = match opening::read(&path) {
         Ok(bytes) => decode(&bytes, &path, times)?.1,
         Err(error) if error.kind() == io::ErrorKind::NotFound => Stored::default(),
         Err(error) => return Err(failure("read", &path, error).about(resource)),
@@ -85,7 +90,7 @@ pub(super) fn load(directory: &Directory, resource: &Resource, latch: &Latch, ti
 
 /// Reads which resource a record is of; `None` when it has just been removed.
 pub(super) fn resource_of(path: &Path, times: &Times<'_>) -> Result<Option<Resource>> {
-    let bytes = match fs::read(path) {
+    let bytes = match opening::read(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(failure("read", path, error)),
@@ -96,7 +101,7 @@ pub(super) fn resource_of(path: &Path, times: &Times<'_>) -> Result<Option<Resou
 
 /// Whether a record is not even JSON: what a power loss leaves of a file that was not on the disk yet.
 pub(super) fn is_torn(path: &Path) -> bool {
-    fs::read(path).is_ok_and(|bytes| serde_json::from_slice::<serde::de::IgnoredAny>(&bytes).is_err())
+    opening::read(path).is_ok_and(|bytes| serde_json::from_slice::<serde::de::IgnoredAny>(&bytes).is_err())
 }
 
 fn decode(bytes: &[u8], path: &Path, times: &Times<'_>) -> Result<(Resource, Stored)> {
@@ -112,8 +117,8 @@ fn decode(bytes: &[u8], path: &Path, times: &Times<'_>) -> Result<(Resource, Sto
     if path.file_name() != Some(names::file_name(&record.resource).as_ref()) {
         return Err(garbage(path, "it is the record of another resource"));
     }
-    if record.state.entries.iter().any(|entry| !record.presence.contains_key(&entry.id)) {
-        return Err(garbage(path, "it does not tell whose its entries are"));
+    if let Some(what) = impossible(&record) {
+        return Err(garbage(path, what));
     }
     let mut state = record.state;
     let revived = record.boot != times.boot;
@@ -123,6 +128,30 @@ fn decode(bytes: &[u8], path: &Path, times: &Times<'_>) -> Result<(Resource, Sto
         }
     }
     Ok((record.resource, Stored { state, presence: record.presence, revived }))
+}
+
+/// What no version of the rule could have written: someone else did, and one record must not spoil others.
+fn impossible(record: &Record) -> Option<&'static str> {
+    let Record { state, presence, .. } = record;
+    let entries = &state.entries;
+    let mut ids = HashSet::new();
+    if entries.iter().any(|entry| !presence.contains_key(&entry.id)) {
+        return Some("it does not tell whose its entries are");
+    }
+    if !entries.iter().all(|entry| ids.insert(entry.id)) {
+        return Some("it has an entry twice");
+    }
+    if !entries.iter().all(|entry| entry.claim.shape() == entries[0].claim.shape()) {
+        return Some("its entries are of different kinds");
+    }
+    // The latch shared with other records remembers it, and the next one must fit too.
+    if state.last_fence >= Fence::MAX {
+        return Some("its fence is out of range");
+    }
+    if entries.iter().filter_map(|entry| entry.grant).any(|held| held.fence > state.last_fence) {
+        return Some("it has a fence above its newest");
+    }
+    None
 }
 
 /// Translates an end from the machine's former life: what the wall clock says is left, at most the ttl.
@@ -214,6 +243,9 @@ fn write_aside(
     };
     let mut bytes = serde_json::to_vec(&record)?;
     bytes.push(b'\n');
+    if bytes.len() > opening::LARGEST {
+        return Err(opening::too_large());
+    }
     let mut file = directory.create(aside)?;
     io::Write::write_all(&mut file, &bytes)?;
     if directory.fsync { file.sync_all() } else { Ok(()) }

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use super::{
-    directory::Directory,
+    directory::{Directory, files},
     doorbell::Line,
     failure::failure,
     presence::{self, OwnPresence},
@@ -70,26 +70,30 @@ impl Watchers {
         }
     }
 
-    /// Tells everyone who watches, here and elsewhere.
+    /// Tells everyone who watches, through their doorbells: our own too, so that what we do comes after
+    /// what others did before.
     pub(super) fn tell(&self, events: Vec<Event>) {
         if events.is_empty() {
             return;
         }
-        let watching = presence::files(&self.directory.watchers()).unwrap_or_default();
-        let others = watching.into_iter().filter_map(|(name, path)| Some((Uuid::try_parse(&name).ok()?, path)));
-        let others: Vec<_> = others
+        let watching = files(&self.directory.watchers()).unwrap_or_default();
+        let watching = watching.into_iter().filter_map(|(name, path)| Some((Uuid::try_parse(&name).ok()?, path)));
+        let watching: Vec<Uuid> = watching
             .filter(|(id, path)| {
-                let alive = *id != self.own.id() && presence::look(&self.directory, *id) == Presence::Present;
-                if !alive && *id != self.own.id() {
+                let alive = *id == self.own.id() || presence::look(&self.directory, *id) == Presence::Present;
+                if !alive {
                     let _tidied = fs::remove_file(path);
                 }
                 alive
             })
+            .map(|(id, _)| id)
             .collect();
+        if watching.is_empty() {
+            return;
+        }
         for event in events {
-            self.tell_streams(&event);
             let line = Line::Event(Box::new(event)).to_string();
-            for (id, _) in &others {
+            for id in &watching {
                 presence::ring(&self.directory, *id, &line);
             }
         }

@@ -1,0 +1,149 @@
+//! A lock that is busy: not waited for, waited for in vain, waited for.
+
+use std::{fs, time::Duration};
+
+use crate::place::{Place, Running, until};
+
+#[test]
+fn a_busy_lock_gives_75_and_names_its_holder() {
+    let place = Place::new();
+    let holder = place.hold("hello");
+    let ran = place.run(&["run", "-n", "hello", "--", "echo", "never"]);
+    ran.assert_code(75);
+    assert_eq!(ran.stdout, "");
+    let lines: Vec<&str> = ran.stderr.lines().collect();
+    assert_eq!(lines.len(), 2, "{ran:?}");
+    assert!(
+        lines[0].starts_with("leasehold: hello is held by ") && lines[0].ends_with("— not waiting (-n)"),
+        "{ran:?}"
+    );
+    assert!(lines[0].contains(&format!(":{} (", holder.pid())) && lines[0].contains(") for "), "{ran:?}");
+    assert_eq!(lines[1], "leasehold:   see it: leasehold inspect hello");
+    place.run(&["run", "-w", "0", "hello", "--", "echo", "never"]).assert_code(75);
+}
+
+#[test]
+fn the_code_of_a_conflict_can_be_chosen() {
+    let place = Place::new();
+    let _holder = place.hold("x");
+    for code in [0, 1, 3, 255] {
+        let ran = place.run(&["run", "-n", "-E", &code.to_string(), "x", "--", "echo", "never"]);
+        ran.assert_code(code);
+        assert_eq!(ran.stdout, "");
+    }
+    let fine = place.run(&["run", "-n", "-E", "0", "x", "--", "true"]);
+    assert_eq!(fine.stderr, "", "what is fine makes no mail");
+    let told = place.run(&["run", "-v", "-n", "-E", "0", "x", "--", "true"]);
+    assert!(told.stderr.contains("not waiting"), "{told:?}");
+    let quiet = place.run(&["run", "-q", "-n", "x", "--", "true"]);
+    quiet.assert_code(75);
+    assert_eq!(quiet.stderr, "");
+}
+
+#[test]
+fn patience_ends_when_it_was_told_to() {
+    let place = Place::new();
+    let _holder = place.hold("x");
+    for wait in [".2", "0.2s", "200ms"] {
+        let ran = place.run(&["run", "-w", wait, "x", "--", "echo", "never"]);
+        ran.assert_code(75);
+        assert!(ran.took >= Duration::from_millis(200), "{ran:?}");
+        assert!(ran.took < Duration::from_millis(800), "{ran:?}");
+        assert!(ran.stderr.contains("gave up after 200ms (-w)"), "{ran:?}");
+    }
+    assert_eq!(place.waiters("x"), 0);
+}
+
+#[test]
+fn one_who_waits_gets_it_when_it_is_free() {
+    let place = Place::new();
+    let mut holder = place.hold("x");
+    let out = place.path("out");
+    let mut waiter = place.start(&["run", "-w", "20", "x", "-c", &format!("echo got it > {}", out.display())]);
+    until("it waits", || place.waiters("x") == 1);
+    assert!(!out.exists());
+    holder.signal(rustix::process::Signal::TERM);
+    assert_eq!(holder.code(), 143);
+    assert_eq!(waiter.code(), 0);
+    assert_eq!(fs::read_to_string(out).unwrap(), "got it\n");
+}
+
+#[test]
+fn readers_share_and_writers_do_not() {
+    let place = Place::new();
+    let read = |args: &[&str]| place.run(&[&["run", "-n", "-s"], args, &["x", "--", "true"]].concat());
+    let reader = {
+        let ready = place.path("reading");
+        let running = place.start(&["run", "-s", "x", "-c", &format!("touch {}; exec sleep 600", ready.display())]);
+        until("it reads", || ready.exists());
+        running
+    };
+    read(&[]).assert_code(0);
+    place.run(&["run", "-n", "x", "--", "true"]).assert_code(75);
+    place.run(&["run", "-n", "-x", "x", "--", "true"]).assert_code(75);
+    drop(reader);
+    let _writer = place.hold("x");
+    read(&[]).assert_code(75);
+}
+
+#[test]
+fn a_semaphore_lets_so_many_in_and_one_name_has_one_shape() {
+    let place = Place::new();
+    let enter = |number: usize| -> Running {
+        let ready = place.path(&format!("in-{number}"));
+        let script = format!("touch {}; exec sleep 600", ready.display());
+        let running = place.start(&["run", "-j", "3", "gpu", "-c", &script]);
+        until("it is in", || ready.exists());
+        running
+    };
+    let _first = enter(1);
+    let _second = enter(2);
+    place.run(&["run", "-n", "-j", "3", "--permits", "2", "gpu", "--", "true"]).assert_code(75);
+    place.run(&["run", "-n", "-j", "3", "gpu", "--", "true"]).assert_code(0);
+    let _third = enter(3);
+    place.run(&["run", "-n", "-j", "3", "gpu", "--", "true"]).assert_code(75);
+
+    let other = place.run(&["run", "-n", "-j", "5", "gpu", "--", "true"]);
+    other.assert_code(64);
+    assert!(other.stderr.contains("a semaphore of 5") && other.stderr.contains("a semaphore of 3"), "{other:?}");
+    place.run(&["run", "-n", "gpu", "--", "true"]).assert_code(64);
+}
+
+#[test]
+fn several_locks_are_taken_all_or_none() {
+    let place = Place::new();
+    let holder = place.hold("b");
+    place.run(&["run", "-n", "c", "--also", "a", "--also", "b", "--", "true"]).assert_code(75);
+    assert_eq!((place.holders("a"), place.holders("c")), (0, 0));
+    drop(holder);
+    let env = place.path("env");
+    let script = format!("env > {}", env.display());
+    place.run(&["run", "c", "--also", "a", "--also", "b", "--also", "a", "-c", &script]).assert_code(0);
+    let env = crate::place::pairs(&env);
+    assert_eq!(env["LEASEHOLD_LOCK"], "c");
+    let stack: serde_json::Value = serde_json::from_str(&env["LEASEHOLD_LOCK_STACK"]).unwrap();
+    let mut names: Vec<&str> = stack.as_array().unwrap().iter().map(|entry| entry["lock"].as_str().unwrap()).collect();
+    assert_eq!(names.pop(), Some("c"), "the one that was named first is the innermost");
+    names.sort_unstable();
+    assert_eq!(names, ["a", "b"]);
+    for name in ["a", "b", "c"] {
+        assert_eq!(place.holders(name), 0);
+    }
+}
+
+#[test]
+fn a_short_job_keeps_the_lock_for_its_shortest_hold() {
+    let place = Place::new();
+    let ran = place.run(&["run", "--min-hold", ".5", "x", "--", "sh", "-c", "exit 4"]);
+    ran.assert_code(4);
+    assert!(ran.took >= Duration::from_millis(500), "{ran:?}");
+
+    let done = place.path("done");
+    let mut holder = place.start(&["run", "--min-hold", "600", "x", "-c", &format!("touch {}", done.display())]);
+    until("the job is done", || done.exists());
+    place.run(&["run", "-n", "x", "--", "true"]).assert_code(75);
+    std::thread::sleep(Duration::from_millis(50));
+    holder.signal(rustix::process::Signal::TERM);
+    assert_eq!(holder.code(), 0, "the job had ended well; only the holding was cut short");
+    assert_eq!(place.holders("x"), 0);
+}

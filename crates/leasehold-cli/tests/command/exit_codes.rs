@@ -1,0 +1,99 @@
+//! The child's exit code is ours, exactly; what went wrong before it has its own.
+
+use std::fs;
+
+use crate::place::Place;
+
+#[test]
+fn every_exit_code_of_the_child_passes() {
+    let place = Place::new();
+    for code in 0..=255 {
+        place.run(&["run", "x", "--", "sh", "-c", &format!("exit {code}")]).assert_code(code);
+    }
+}
+
+#[test]
+fn a_child_that_died_of_a_signal_gives_128_and_its_number() {
+    let place = Place::new();
+    for number in [1, 2, 3, 6, 8, 9, 10, 11, 12, 13, 14, 15, 24, 30, 31] {
+        let ran = place.run(&["run", "x", "--", "sh", "-c", &format!("kill -{number} $$")]);
+        ran.assert_code(128 + number);
+    }
+}
+
+#[test]
+fn a_command_that_is_not_there_gives_127_and_one_that_cannot_run_126() {
+    let place = Place::new();
+    let missing = place.run(&["run", "x", "--", "no-such-command-here"]);
+    missing.assert_code(127);
+    assert_eq!(missing.stderr, "leasehold: cannot run no-such-command-here: No such file or directory\n");
+
+    let text = place.path("text");
+    fs::write(&text, "not a program\n").unwrap();
+    let refused = place.run(&["run", "x", "--", text.to_str().unwrap()]);
+    refused.assert_code(126);
+    assert!(refused.stderr.contains("Permission denied"), "{refused:?}");
+
+    place.run(&["run", "x", "--", "/"]).assert_code(126);
+
+    let events: Vec<String> = place
+        .run(&["history", "x", "--json", "--failures"])
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["problem"]["kind"].to_string())
+        .collect();
+    assert_eq!(events, ["\"exec_failed\""; 3]);
+}
+
+#[test]
+fn the_childs_own_127_is_told_apart_by_the_report() {
+    let place = Place::new();
+    let report = place.path("report.json");
+    let outcome = |command: &[&str]| {
+        let args = [&["run", "--report", report.to_str().unwrap(), "x", "--"], command].concat();
+        place.run(&args).assert_code(127);
+        serde_json::from_str::<serde_json::Value>(&fs::read_to_string(&report).unwrap()).unwrap()["outcome"].to_string()
+    };
+    assert_eq!(outcome(&["sh", "-c", "exit 127"]), "\"completed\"");
+    assert_eq!(outcome(&["no-such-command-here"]), "\"exec_failed\"");
+}
+
+#[test]
+fn a_command_held_too_long_is_stopped_with_124() {
+    let place = Place::new();
+    let ran = place.run(&["run", "--max-hold", ".3", "x", "--", "sleep", "600"]);
+    ran.assert_code(124);
+    assert!(ran.took.as_millis() >= 300, "{ran:?}");
+    assert!(ran.stderr.contains("as long as it may be"), "{ran:?}");
+
+    let stubborn = place.run(&[
+        "run",
+        "--max-hold",
+        ".2",
+        "--kill-after",
+        ".2",
+        "x",
+        "-c",
+        "trap '' TERM; sleep 600 & wait; wait",
+    ]);
+    stubborn.assert_code(124);
+    assert!(place.processes().is_empty());
+    let history = place.run(&["history", "x", "--json"]);
+    assert!(history.stdout.lines().all(|line| line.contains("\"event\":\"max_hold\"")), "{history:?}");
+}
+
+#[test]
+fn how_the_work_ended_is_in_the_history() {
+    let place = Place::new();
+    place.run(&["run", "x", "--", "true"]).assert_code(0);
+    place.run(&["run", "x", "--", "sh", "-c", "exit 3"]).assert_code(3);
+    place.run(&["run", "x", "--", "sh", "-c", "kill -9 $$"]).assert_code(137);
+    let history = place.run(&["history", "x", "--json"]).stdout;
+    let told: Vec<(String, String)> = history
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+        .map(|line| (line["event"].as_str().unwrap().to_owned(), line["problem"]["details"].to_string()))
+        .collect();
+    let told: Vec<(&str, &str)> = told.iter().map(|(event, details)| (event.as_str(), details.as_str())).collect();
+    assert_eq!(told, [("failed", "\"signal KILL\""), ("failed", "\"exit code 3\""), ("released", "null")]);
+}

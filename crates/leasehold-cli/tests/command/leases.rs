@@ -1,0 +1,143 @@
+//! Leases without a process: taken by one command, checked, renewed and released by others.
+
+use std::{
+    fs,
+    io::Write,
+    os::unix::fs::PermissionsExt,
+    process::Stdio,
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::process::Signal;
+
+use crate::place::{Place, Ran, until};
+
+fn acquire(place: &Place, args: &[&str]) -> String {
+    let ran = place.run(&[&["acquire"], args].concat());
+    ran.assert_code(0);
+    assert_eq!(ran.stderr, "");
+    assert!(ran.stdout.starts_with("lh1_") && ran.stdout.ends_with('\n') && ran.stdout.lines().count() == 1, "{ran:?}");
+    ran.stdout.trim().to_owned()
+}
+
+#[test]
+fn taken_here_and_given_back_there() {
+    let place = Place::new();
+    let lease = acquire(&place, &["deploy:prod", "--ttl", "15m", "--note", "release 4.2"]);
+    let busy = place.run(&["run", "-n", "deploy:prod", "--", "true"]);
+    busy.assert_code(75);
+    assert!(busy.stderr.contains("(release 4.2)"), "{busy:?}");
+    for command in ["check", "release"] {
+        let ran = place.run(&[command, "--lease", &lease]);
+        ran.assert_code(0);
+        assert_eq!((ran.stdout.as_str(), ran.stderr.as_str()), ("", ""), "{command}");
+    }
+    place.run(&["run", "-n", "deploy:prod", "--", "true"]).assert_code(0);
+    let again = place.run(&["release", "--lease", &lease]);
+    again.assert_code(1);
+    assert!(again.stderr.contains("released") && again.stderr.contains("nobody holds it now"), "{again:?}");
+    place.run(&["check", "--lease", &lease]).assert_code(1);
+    place.run(&["renew", "--lease", &lease, "--ttl", "1m"]).assert_code(1);
+}
+
+#[test]
+fn a_lease_lapses_unless_it_is_renewed() {
+    let place = Place::new();
+    let lease = acquire(&place, &["x", "--ttl", ".7"]);
+    let renewed = acquire(&place, &["y", "--ttl", ".7"]);
+    place.run(&["renew", "--lease", &renewed, "--ttl", "1m"]).assert_code(0);
+    thread::sleep(Duration::from_millis(900));
+    place.run(&["check", "--lease", &renewed]).assert_code(0);
+    let lapsed = place.run(&["release", "--lease", &lease]);
+    lapsed.assert_code(1);
+    assert!(lapsed.stderr.contains("lapsed") && lapsed.stderr.contains("ago"), "{lapsed:?}");
+    let _holder = place.hold("x");
+    let lapsed = place.run(&["check", "--lease", &lease]);
+    lapsed.assert_code(1);
+    assert!(lapsed.stderr.contains("lapsed") && lapsed.stderr.contains("now held by"), "{lapsed:?}");
+}
+
+#[test]
+fn the_handle_can_stay_out_of_the_process_list() {
+    let place = Place::new();
+    let file = place.path("lease");
+    let path = file.to_str().unwrap();
+    let ran = place.run(&["acquire", "x", "--ttl", "1m", "--lease-file", path]);
+    ran.assert_code(0);
+    assert_eq!(ran.stdout, "", "the handle is in the file");
+    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    place.run(&["check", "--lease-file", path]).assert_code(0);
+    let lease = fs::read_to_string(&file).unwrap();
+
+    let mut by_env = place.leasehold(&["check"]);
+    by_env.env("LEASEHOLD_LEASE", lease.trim());
+    Ran::of(by_env).assert_code(0);
+
+    for args in [["check", "--lease", "-"], ["check", "--lease-file", "-"]] {
+        let mut by_stdin = place.leasehold(&args);
+        let mut child = by_stdin.stdin(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(lease.as_bytes()).unwrap();
+        assert!(child.wait().unwrap().success());
+    }
+
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+    let open = place.run(&["release", "--lease-file", path]);
+    open.assert_code(64);
+    assert!(open.stderr.contains("chmod 600"), "{open:?}");
+    assert_eq!(place.holders("x"), 1);
+}
+
+#[test]
+fn acquire_waits_gives_up_and_can_be_interrupted() {
+    let place = Place::new();
+    let lease = acquire(&place, &["x", "--ttl", "10m"]);
+    place.run(&["acquire", "x", "--ttl", "1m", "-n"]).assert_code(75);
+    place.run(&["acquire", "x", "--ttl", "1m", "-n", "-E", "3"]).assert_code(3);
+    let ran = place.run(&["acquire", "x", "--ttl", "1m", "-w", ".2"]);
+    ran.assert_code(75);
+    assert!(ran.took >= Duration::from_millis(200) && ran.stdout.is_empty(), "{ran:?}");
+
+    let mut waiter = place.start(&["acquire", "x", "--ttl", "1m"]);
+    until("it waits", || place.waiters("x") == 1);
+    let sent = Instant::now();
+    waiter.signal(Signal::INT);
+    assert_eq!(waiter.code(), 130);
+    assert!(sent.elapsed() < Duration::from_millis(200));
+    assert_eq!(place.waiters("x"), 0);
+
+    let mut command = place.leasehold(&["acquire", "x", "--ttl", "1m"]);
+    command.stdout(Stdio::piped());
+    let waiter = crate::place::Running::of(command);
+    until("it waits", || place.waiters("x") == 1);
+    place.run(&["release", "--lease", &lease]).assert_code(0);
+    let got = waiter.finish();
+    got.assert_code(0);
+    place.run(&["check", "--lease", got.stdout.trim()]).assert_code(0);
+}
+
+#[test]
+fn readers_and_permits_can_be_taken_so_too() {
+    let place = Place::new();
+    acquire(&place, &["x", "-s", "--ttl", "1m"]);
+    acquire(&place, &["x", "-s", "--ttl", "1m"]);
+    place.run(&["acquire", "x", "-n", "--ttl", "1m"]).assert_code(75);
+    acquire(&place, &["s", "-j", "3", "--permits", "2", "--ttl", "1m"]);
+    place.run(&["acquire", "s", "-n", "-j", "3", "--permits", "2", "--ttl", "1m"]).assert_code(75);
+    acquire(&place, &["s", "-n", "-j", "3", "--ttl", "1m"]);
+}
+
+#[test]
+fn a_lease_that_cannot_be_handed_over_is_given_back() {
+    let place = Place::new();
+    let mut command = place.leasehold(&["acquire", "x", "--ttl", "1m"]);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    command.stdout(writer).stderr(Stdio::piped());
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(69), "{output:?}");
+    assert_eq!(place.holders("x"), 0);
+    let unwritable = place.run(&["acquire", "x", "--ttl", "1m", "--lease-file", "/nonexistent/lease"]);
+    unwritable.assert_code(69);
+    assert_eq!(place.holders("x"), 0);
+}

@@ -1,0 +1,209 @@
+//! Looking around: list, inspect, history, watch, evict, doctor.
+
+use std::{fs, process::Stdio};
+
+use rustix::process::Signal;
+
+use crate::place::{Place, Running, until};
+
+#[test]
+fn a_list_shows_who_holds_and_who_waits() {
+    let place = Place::new();
+    let empty = place.run(&["list"]);
+    assert_eq!(empty.stdout, "0 locks, 0 waiting · file · namespace default\n");
+    let _report = place.hold("nightly-report");
+    let _waiter = place.start(&["run", "nightly-report", "--", "true"]);
+    let _permit = place.start(&["run", "-j", "4", "--permits", "2", "--holder", "job-17", "gpu", "--", "sleep", "600"]);
+    let _reader = place.start(&["run", "-s", "--holder", "web-1", "catalog", "--", "sleep", "600"]);
+    until("the first reads", || place.holders("catalog") == 1);
+    let _reader = place.start(&["run", "-s", "--holder", "web-2", "catalog", "--", "sleep", "600"]);
+    until("all are there", || {
+        place.waiters("nightly-report") == 1 && place.holders("gpu") == 1 && place.holders("catalog") == 2
+    });
+    let lease = place.run(&["acquire", "deploy", "--ttl", "10m", "--holder", "ci-7"]);
+    lease.assert_code(0);
+
+    let list = place.run(&["ls"]);
+    let lines: Vec<Vec<&str>> = list
+        .stdout
+        .lines()
+        .map(|line| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect())
+        .collect();
+    assert_eq!(lines[0], ["NAME", "MODE", "HOLDER", "HELD", "EXPIRES", "WAITING", "FENCE"]);
+    assert_eq!(lines[1][..3], ["catalog", "shared ×2", "web-1, web-2"], "{list:?}");
+    assert_eq!((lines[1][4], lines[1][5]), ("with process", "0"));
+    assert_eq!(lines[2][..3], ["deploy", "exclusive", "ci-7"]);
+    assert!(lines[2][4].starts_with("in 9m5"), "{list:?}");
+    assert_eq!(lines[3][..3], ["gpu", "permit 2/4", "job-17"]);
+    assert_eq!((lines[4][0], lines[4][5]), ("nightly-report", "1"));
+    assert_eq!(lines[5], ["4 locks, 1 waiting · file · namespace default"]);
+
+    let names = |args: &[&str]| -> Vec<String> {
+        let list = place.run(&[&["list", "--json"], args].concat()).json();
+        list["locks"].as_array().unwrap().iter().map(|lock| lock["name"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(names(&["n"]), ["nightly-report"]);
+    assert_eq!(names(&["--waiting"]), ["nightly-report"]);
+    assert_eq!(names(&["--holder", "web-*"]), ["catalog"]);
+    assert_eq!(names(&["--mode", "permit"]), ["gpu"]);
+    assert_eq!(names(&["--older-than", "1h"]), [""; 0]);
+    assert_eq!(names(&["--held", "--limit", "2"]), ["catalog", "deploy"]);
+    assert_eq!(names(&["--sort", "waiters"])[0], "nightly-report");
+    assert_eq!(names(&["--sort", "expiry"])[0], "deploy");
+    assert_eq!(names(&["--sort", "age"])[0], "nightly-report");
+    assert_eq!(place.run(&["list", "--no-headers", "gpu"]).stdout.lines().count(), 1);
+}
+
+#[test]
+fn a_live_list_follows_what_happens() {
+    let place = Place::new();
+    let out = place.path("out");
+    let mut command = place.leasehold(&["list", "-w"]);
+    command.stdout(fs::File::create(&out).unwrap());
+    let _live = Running::of(command);
+    let shows = |text: &str| fs::read_to_string(&out).unwrap().contains(text);
+    until("it begins", || shows("0 locks"));
+    let _holder = place.hold("x");
+    until("it shows the lock", || shows("1 lock, 0 waiting"));
+}
+
+#[test]
+fn inspect_tells_all_about_one_lock() {
+    let place = Place::new();
+    let unknown = place.run(&["inspect", "x"]);
+    unknown.assert_code(1);
+    assert!(unknown.stderr.starts_with("leasehold: nobody holds x"), "{unknown:?}");
+    place.run(&["run", "x", "-c", "exit 1"]).assert_code(1);
+    let free = place.run(&["inspect", "x"]);
+    free.assert_code(0);
+    assert!(free.stdout.starts_with("x   –   FREE\n") && free.stdout.contains("1 acquired"), "{free:?}");
+    assert!(free.stdout.contains("1 failed") && free.stdout.contains("--failures"), "{free:?}");
+
+    let holder = place.hold("x");
+    let _waiter = place.start(&["run", "--note", "it is \"me\"", "x", "--", "true"]);
+    until("it waits", || place.waiters("x") == 1);
+    let held = place.run(&["inspect", "x"]).stdout;
+    let fence = place.fence("x");
+    for words in [
+        "x   exclusive   HELD\n",
+        &format!(":{}  \"/bin/sh\"\n", holder.pid()),
+        "ends with process",
+        &format!("fence     {fence}\n"),
+        "waiting   1. ",
+        "last 24h  2 acquired",
+        &format!("leasehold evict x --fence {fence} --reason"),
+    ] {
+        assert!(held.contains(words), "{words}: {held}");
+    }
+}
+
+#[test]
+fn history_can_be_asked_for_what_matters() {
+    let place = Place::new();
+    for script in ["exit 0", "exit 1", "exit 0"] {
+        place.run(&["run", "a", "-c", script]);
+    }
+    place.run(&["run", "ab", "-c", "exit 2"]);
+    let _holder = place.hold("a");
+    place.run(&["run", "-w", ".1", "a", "--", "true"]).assert_code(75);
+    let events = |args: &[&str]| -> Vec<String> {
+        let ran = place.run(&[&["history", "--json"], args].concat());
+        ran.assert_code(0);
+        let lines = ran.stdout.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        lines.map(|line| format!("{} {}", line["lock"].as_str().unwrap(), line["event"].as_str().unwrap())).collect()
+    };
+    assert_eq!(events(&["a"]), ["a gave_up", "a released", "a failed", "a released"]);
+    assert_eq!(events(&["--failures"]), ["a gave_up", "ab failed", "a failed"]);
+    assert_eq!(events(&["a*", "--event", "failed"]), ["ab failed", "a failed"]);
+    assert_eq!(events(&["--event", "gave_up,failed", "--limit", "2"]), ["a gave_up", "ab failed"]);
+    assert_eq!(events(&["--limit", "1"]), ["a gave_up"]);
+    assert_eq!(events(&["--since", "1h"]).len(), 5);
+    assert_eq!(events(&["--until", "1h"]).len(), 0);
+    assert_eq!(events(&["--since", "2026-01-01", "--until", "2099-01-01T00:00:00Z"]).len(), 5);
+    let text = place.run(&["history", "a", "--failures"]).stdout;
+    assert!(text.starts_with("ENDED ") && text.contains("exit code 1"), "{text}");
+}
+
+#[test]
+fn watch_tells_what_happens_as_it_happens() {
+    let place = Place::new();
+    let (all, some) = (place.path("all"), place.path("some"));
+    let watch = |args: &[&str], out: &std::path::Path| {
+        let mut command = place.leasehold(&[&["watch"], args].concat());
+        let log = fs::File::create(out.with_extension("err")).unwrap();
+        command.arg("-v").stdout(fs::File::create(out).unwrap()).stderr(log);
+        let running = Running::of(command);
+        until("it watches", || fs::read_to_string(out.with_extension("err")).unwrap().contains("watching"));
+        running
+    };
+    let _all = watch(&["--json"], &all);
+    let _some = watch(&["x", "--event", "released"], &some);
+    place.run(&["run", "x", "--", "true"]).assert_code(0);
+    place.run(&["run", "y", "--", "true"]).assert_code(0);
+    until("all are told", || fs::read_to_string(&all).unwrap().lines().count() == 4);
+    let events: Vec<String> = fs::read_to_string(&all)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+        .map(|event| format!("{} {}", event["lock"].as_str().unwrap(), event["event"].as_str().unwrap()))
+        .collect();
+    assert_eq!(events, ["x acquired", "x released", "y acquired", "y released"]);
+    let some = fs::read_to_string(some).unwrap();
+    assert!(some.lines().count() == 1 && some.contains("released") && some.contains("  x  exclusive  "), "{some}");
+}
+
+#[test]
+fn evict_takes_away_what_was_looked_at_and_nothing_else() {
+    let place = Place::new();
+    let mut holder = place.hold("x");
+    let fence = place.fence("x");
+    let wrong = place.run(&["evict", "x", "--fence", "4182", "--reason", "host gone", "--yes"]);
+    wrong.assert_code(1);
+    assert!(wrong.stderr.contains("nothing was changed") && wrong.stderr.contains(&fence), "{wrong:?}");
+    place.run(&["evict", "y", "--fence", &fence, "--reason", "host gone", "--yes"]).assert_code(1);
+    let unconfirmed = place.run(&["evict", "x", "--fence", &fence, "--reason", "host gone"]);
+    unconfirmed.assert_code(64);
+    assert!(unconfirmed.stderr.contains("--yes"), "{unconfirmed:?}");
+    assert_eq!(place.holders("x"), 1);
+    assert!(!holder.has_ended());
+    place.run(&["evict", "x", "--fence", &fence, "--reason", "host gone", "--yes"]).assert_code(0);
+    assert_eq!(holder.code(), 121);
+    let history = place.run(&["history", "x"]).stdout;
+    assert!(history.contains("evicted") && history.contains("host gone"), "{history}");
+}
+
+#[test]
+fn doctor_tells_what_is_well_and_what_is_not() {
+    let place = Place::new();
+    let ran = place.run(&["doctor"]);
+    ran.assert_code(0);
+    for words in ["ok    reachable ", "p50, ", "fences: yes · fair queue: yes", "0 failures, "] {
+        assert!(ran.stdout.contains(words), "{words}: {ran:?}");
+    }
+    let records = place.path("locks/default/records");
+    place.run(&["acquire", "x", "--ttl", "1m"]).assert_code(0);
+    let record = fs::read_dir(&records).unwrap().next().unwrap().unwrap().path();
+    fs::write(record, "nonsense").unwrap();
+    let ran = place.run(&["doctor"]);
+    ran.assert_code(1);
+    assert!(ran.stdout.contains("FAIL  record"), "{ran:?}");
+    let file = place.path("file");
+    fs::write(&file, "").unwrap();
+    let url = format!("file://{}/locks", file.display());
+    let ran = place.run(&["-b", &url, "doctor"]);
+    ran.assert_code(1);
+    assert!(ran.stdout.contains("FAIL  reachable"), "{ran:?}");
+}
+
+#[test]
+fn a_watcher_that_is_killed_is_forgotten() {
+    let place = Place::new();
+    let mut command = place.leasehold(&["watch", "-v"]);
+    let log = place.path("log");
+    command.stderr(fs::File::create(&log).unwrap()).stdout(Stdio::null());
+    let watcher = Running::of(command);
+    until("it watches", || fs::read_to_string(&log).unwrap().contains("watching"));
+    watcher.signal(Signal::KILL);
+    drop(watcher);
+    place.run(&["run", "x", "--", "true"]).assert_code(0);
+}

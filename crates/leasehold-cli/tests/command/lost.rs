@@ -1,0 +1,137 @@
+//! A lock that is lost: everything under it is stopped, the code is 121, nothing is released.
+
+use std::{fs, process::Stdio, time::Duration};
+
+use crate::place::{Place, is_alive, read_soon, until};
+
+/// Starts a holder that writes the pids of its command and grandchild, and gives them.
+fn start_family(place: &Place, args: &[&str]) -> (crate::place::Running, i32, i32) {
+    let pids = place.path("pids");
+    let script = format!("sh -c 'exec sleep 999' & echo $$ $! > {}; wait; wait", pids.display());
+    let mut command = place.leasehold(&[&["run"], args, &["x", "-c", &script]].concat());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let running = crate::place::Running::of(command);
+    let text = read_soon(&pids);
+    fs::remove_file(pids).unwrap();
+    let (child, grandchild) = text.split_once(' ').unwrap();
+    (running, child.parse().unwrap(), grandchild.parse().unwrap())
+}
+
+fn evict(place: &Place) {
+    let fence = place.fence("x");
+    place.run(&["evict", "x", "--fence", &fence, "--reason", "host gone", "--yes"]).assert_code(0);
+}
+
+#[test]
+fn an_evicted_holder_stops_its_command_and_all_below_it() {
+    let place = Place::new();
+    let report = place.path("report");
+    let (running, child, grandchild) = start_family(&place, &["--report", report.to_str().unwrap()]);
+    assert!(is_alive(child) && is_alive(grandchild));
+    evict(&place);
+    let ran = running.finish();
+    ran.assert_code(121);
+    assert!(!is_alive(child) && !is_alive(grandchild), "no survivor");
+    let lines: Vec<&str> = ran.stderr.lines().collect();
+    assert_eq!(lines[0], "leasehold: LOST x: evicted by an operator. Stopping /bin/sh (TERM, then KILL in 5s)");
+    assert_eq!(lines[1], "leasehold: /bin/sh ended by TERM. The lock was not ours to release.");
+    assert_eq!(lines.len(), 2);
+    let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(report).unwrap()).unwrap();
+    assert_eq!((&report["outcome"], &report["reason"]), (&"lost".into(), &"evicted".into()));
+    assert_eq!((&report["exit_code"], &report["child"]["signal"]), (&121.into(), &"TERM".into()));
+    let history = place.run(&["history", "x", "--json"]).stdout;
+    assert_eq!(history.lines().count(), 1, "evicted, and not released on top: {history}");
+    assert!(history.contains("host gone"));
+}
+
+#[test]
+fn one_that_does_not_listen_to_term_is_killed_after_the_grace() {
+    let place = Place::new();
+    let pid = place.path("pid");
+    let script = format!("trap '' TERM; echo $$ > {}; while :; do sleep .05; done", pid.display());
+    let mut command = place.leasehold(&["run", "--kill-after", ".4", "x", "-c", &script]);
+    command.stderr(Stdio::piped());
+    let running = crate::place::Running::of(command);
+    let pid: i32 = read_soon(&pid).parse().unwrap();
+    evict(&place);
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(is_alive(pid), "it has its grace");
+    let ran = running.finish();
+    ran.assert_code(121);
+    assert!(ran.stderr.contains("ended by KILL"), "{ran:?}");
+    assert!(place.processes().is_empty());
+}
+
+#[test]
+fn on_lost_can_be_chosen() {
+    let place = Place::new();
+    let said = place.path("said");
+    let ready = place.path("ready");
+    let script = format!(
+        "trap 'echo usr1 > {}; exit 5' USR1; trap 'exit 6' TERM; touch {}; while :; do sleep .02; done",
+        said.display(),
+        ready.display()
+    );
+    let mut signalled = place.start(&["run", "--on-lost", "signal:USR1", "x", "-c", &script]);
+    until("it runs", || ready.exists());
+    evict(&place);
+    assert_eq!(signalled.code(), 121);
+    assert_eq!(fs::read_to_string(&said).unwrap(), "usr1\n");
+    fs::remove_file(&ready).unwrap();
+
+    let mut killed = place.start(&["run", "--on-lost", "kill", "x", "-c", &format!("trap '' TERM; {script}")]);
+    until("it runs", || ready.exists());
+    let before = std::time::Instant::now();
+    evict(&place);
+    assert_eq!(killed.code(), 121);
+    assert!(before.elapsed() < Duration::from_secs(2), "KILL at once");
+    fs::remove_file(&ready).unwrap();
+
+    let out = place.path("out");
+    let script = format!("touch {}; sleep 1; echo done > {}", ready.display(), out.display());
+    let mut command = place.leasehold(&["run", "--on-lost", "continue", "x", "-c", &script]);
+    command.stderr(Stdio::piped());
+    let running = crate::place::Running::of(command);
+    until("it runs", || ready.exists());
+    evict(&place);
+    let ran = running.finish();
+    ran.assert_code(121);
+    assert!(ran.stderr.contains("warning: --on-lost continue") && ran.stderr.contains("LOST x"), "{ran:?}");
+    assert_eq!(fs::read_to_string(out).unwrap(), "done\n", "it went on as wished");
+}
+
+#[test]
+fn what_left_the_group_is_stopped_too_when_the_lock_is_lost() {
+    let place = Place::new();
+    let pid = place.path("pid");
+    let script = format!("setsid sh -c 'echo $$ > {}; exec sleep 999' & wait", pid.display());
+    let mut running = place.start(&["run", "x", "-c", &script]);
+    let escaped: i32 = read_soon(&pid).parse().unwrap();
+    evict(&place);
+    assert_eq!(running.code(), 121);
+    assert!(!is_alive(escaped));
+}
+
+#[test]
+fn a_nested_run_ends_with_the_outer_lock() {
+    let place = Place::new();
+    let pid = place.path("pid");
+    let inner = format!("trap '' TERM; echo $$ > {}; while :; do sleep .05; done", pid.display());
+    let exe = env!("CARGO_BIN_EXE_leasehold");
+    let mut outer = place.start(&["run", "--kill-after", ".3", "x", "--", exe, "run", "y", "-c", &inner]);
+    let innermost: i32 = read_soon(&pid).parse().unwrap();
+    evict(&place);
+    assert_eq!(outer.code(), 121);
+    assert!(!is_alive(innermost));
+    until("y is free", || place.holders("y") == 0);
+}
+
+#[test]
+fn a_lock_that_was_taken_away_before_the_release_gives_121() {
+    let place = Place::new();
+    let exe = env!("CARGO_BIN_EXE_leasehold");
+    // The command itself gives the lease back: when it ends, there is nothing left to release.
+    let ran = place.run(&["run", "x", "--", exe, "release"]);
+    ran.assert_code(121);
+    assert!(ran.stderr.contains("LOST x"), "{ran:?}");
+}

@@ -1,0 +1,24 @@
+//! The command as people use it, one behaviour per file, on private directories of locks.
+
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test that cannot go on fails, on real time")]
+
+#[path = "../place/mod.rs"]
+mod place;
+
+mod conflict;
+mod elect;
+mod exit_codes;
+mod leases;
+mod looks;
+mod lost;
+mod mistakes;
+mod nested;
+mod output;
+mod packaging;
+mod schemas;
+mod secrets;
+mod settings;
+mod signals;
+mod stop_and_go;
+mod stragglers;
+mod terminal;

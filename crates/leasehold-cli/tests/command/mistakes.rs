@@ -1,0 +1,189 @@
+//! Mistakes: one clear line, the right code, and nothing changed.
+
+use std::{
+    fs,
+    os::unix::{fs::PermissionsExt, process::CommandExt},
+    process::{Command, Stdio},
+};
+
+use crate::place::{Place, Ran};
+
+/// One line that says it, perhaps one with what to do.
+fn assert_clear(ran: &Ran, code: i32, words: &str) {
+    ran.assert_code(code);
+    let lines: Vec<&str> = ran.stderr.lines().collect();
+    assert!(matches!(lines.len(), 1 | 2), "{ran:?}");
+    assert!(lines[0].starts_with("leasehold: ") && !lines[0].starts_with("leasehold:   "), "{ran:?}");
+    assert!(lines.get(1).is_none_or(|hint| hint.starts_with("leasehold:   ")), "{ran:?}");
+    assert!(ran.stderr.contains(words), "{words}: {ran:?}");
+    assert_eq!(ran.stdout, "", "{ran:?}");
+}
+
+#[test]
+fn usage_errors_are_told_in_a_line_and_change_nothing() {
+    let place = Place::new();
+    let long = "x".repeat(513);
+    for (args, words) in [
+        (&["run"][..], "<NAME>"),
+        (&["run", "x"], "run needs a command"),
+        (&["run", "x", "--"], "run needs a command"),
+        (&["run", "x", "-c", "true", "true"], "cannot be used with"),
+        (&["run", "x", "--frobnicate"], "no option --frobnicate"),
+        (&["run", "--frobnicate", "x", "true"], "--frobnicate"),
+        (&["run", "", "true"], "must not be empty"),
+        (&["run", "two\nlines", "true"], "control characters"),
+        (&["run", &long, "true"], "512 bytes"),
+        (&["run", "-w", "soon", "x", "true"], "no length of time"),
+        (&["run", "-w", "-1", "x", "true"], "-1"),
+        (&["run", "-n", "-w", "3", "x", "true"], "cannot be used with"),
+        (&["run", "-s", "-x", "x", "true"], "cannot be used with"),
+        (&["run", "-s", "-j", "2", "x", "true"], "cannot be used with"),
+        (&["run", "-s", "--also", "y", "x", "true"], "cannot be used with"),
+        (&["run", "-E", "256", "x", "true"], "256"),
+        (&["run", "-E", "-1", "x", "true"], "-1"),
+        (&["run", "-j", "0", "x", "true"], "permits"),
+        (&["run", "-j", "2", "--permits", "3", "x", "true"], "cannot take 3 permits"),
+        (&["run", "--permits", "3", "x", "true"], "--limit"),
+        (&["run", "--ttl", "0", "x", "true"], "--ttl"),
+        (&["run", "--ttl", "100ms", "x", "true"], "too short"),
+        (&["run", "--ttl", "99d", "x", "true"], "out of range"),
+        (&["run", "--ttl", "30s", "--kill-after", "10s", "x", "true"], "use --ttl 32s or more"),
+        (&["run", "--on-lost", "signal:NOPE", "x", "true"], "no signal NOPE"),
+        (&["run", "--on-lost", "panic", "x", "true"], "terminate, kill, signal:NAME or continue"),
+        (&["run", "--kill-mode", "all", "x", "true"], "group"),
+        (&["run", "--holder", "", "x", "true"], "--holder"),
+        (&["run", "--note", "a\tb", "x", "true"], "--note"),
+        (&["run", "--meta", "nonsense", "x", "true"], "KEY=VALUE"),
+        (&["run", "--meta", "{nonsense", "x", "true"], "JSON"),
+        (&["run", "--report", "/nonexistent/report", "x", "true"], "--report"),
+        (&["acquire", "x"], "needs --ttl"),
+        (&["acquire", "x", "--ttl", "0"], "--ttl"),
+        (&["acquire"], "<NAME>"),
+        (&["renew", "--lease", "lh1_x"], "--ttl"),
+        (&["check"], "which lease?"),
+        (&["check", "--lease", "nonsense"], "lh1_"),
+        (&["check", "--lease-file", "/nonexistent"], "/nonexistent"),
+        (&["release", "--lease", "a", "--lease-file", "b"], "cannot be used with"),
+        (&["elect", "x"], "elect needs a command"),
+        (&["elect", "x", "--leader", "--observe"], "cannot be used with"),
+        (&["elect", "x", "--leader", "--", "true"], "cannot be used with"),
+        (&["elect", "--backoff", "3s..1s", "x", "true"], "shorter than the first"),
+        (&["evict", "x"], "--fence"),
+        (&["evict", "x", "--fence", "1", "--reason", " ", "--yes"], "--reason"),
+        (&["evict", "x", "--fence", "first", "--reason", "r", "--yes"], "first"),
+        (&["history", "--since", "yesterday"], "2h (ago)"),
+        (&["history", "--event", "vanished"], "vanished"),
+        (&["list", "--sort", "size"], "size"),
+        (&["frobnicate"], "frobnicate"),
+        (&["--frobnicate"], "--frobnicate"),
+        (&["completions", "tcsh"], "tcsh"),
+        (&["man", "frobnicate"], "frobnicate"),
+    ] {
+        let ran = place.run(args);
+        assert_clear(&ran, 64, words);
+    }
+    assert!(!place.path("locks").exists(), "nothing was made");
+}
+
+#[test]
+fn settings_that_cannot_be_used_are_78() {
+    let place = Place::new();
+    let bad = place.path("bad.toml");
+    fs::write(&bad, "default = \"x\"\ncolour = \"red\"\n").unwrap();
+    for (args, words) in [
+        (&["-b", "gopher://x", "list"][..], "gopher"),
+        (&["-b", "memory:", "run", "x", "true"], "one process"),
+        (&["-b", "memory:", "acquire", "x", "--ttl", "1m"], "one process"),
+        (&["-b", "file:relative", "list"], "relative"),
+        (&["-b", "file:///x?colour=red", "list"], "colour"),
+        (&["-b", "prod", "list"], "prod"),
+        (&["--namespace", "a/b", "list"], "namespace"),
+        (&["--config", "/nonexistent.toml", "list"], "/nonexistent.toml"),
+        (&["--config", bad.to_str().unwrap(), "list"], "bad.toml:2: unknown field `colour`"),
+    ] {
+        assert_clear(&Ran::of(place.bare(args)), 78, words);
+    }
+    let other = place.path("other");
+    fs::create_dir_all(other.join("default/things")).unwrap();
+    let url = format!("file://{}", other.display());
+    assert_clear(&Ran::of(place.bare(&["-b", &url, "run", "x", "true"])), 78, "other files");
+}
+
+/// A process without rights of its own, if we have any to give up.
+fn as_nobody(place: &Place, command: &mut Command) {
+    if rustix::process::geteuid().is_root() {
+        fs::set_permissions(place.path("."), fs::Permissions::from_mode(0o755)).unwrap();
+        command.uid(65534).gid(65534);
+    }
+}
+
+#[test]
+fn a_directory_that_may_not_be_used_is_77() {
+    let place = Place::new();
+    place.run(&["run", "x", "true"]).assert_code(0);
+    let locks = place.path("locks");
+    fs::set_permissions(&locks, fs::Permissions::from_mode(0o000)).unwrap();
+    for args in [&["run", "x", "--", "echo", "never"][..], &["list"], &["acquire", "x", "--ttl", "1m"]] {
+        let mut command = place.leasehold(args);
+        as_nobody(&place, &mut command);
+        assert_clear(&Ran::of(command), 77, "locks");
+    }
+    fs::set_permissions(&locks, fs::Permissions::from_mode(0o700)).unwrap();
+}
+
+#[test]
+fn a_backend_that_cannot_be_used_is_69() {
+    let place = Place::new();
+    let file = place.path("file");
+    fs::write(&file, "").unwrap();
+    let url = format!("file://{}/locks", file.display());
+    assert_clear(&Ran::of(place.bare(&["-b", &url, "run", "x", "--", "echo", "never"])), 69, "not a directory");
+
+    // A full disk: no file may grow.
+    place.run(&["run", "x", "true"]).assert_code(0);
+    let mut command = Command::new("sh");
+    let exe = env!("CARGO_BIN_EXE_leasehold");
+    command.args(["-c", &format!("ulimit -f 0; trap '' XFSZ; exec {exe} run x -- echo never")]);
+    place.settle(&mut command);
+    command.env("LEASEHOLD_URL", place.url());
+    assert_clear(&Ran::of(command), 69, "free some space");
+    place.run(&["run", "x", "true"]).assert_code(0);
+
+    // The directory goes away while the lock is waited for.
+    let _holder = place.hold("x");
+    let mut command = place.leasehold(&["run", "x", "--", "echo", "never"]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    fs::remove_dir_all(place.path("locks/default/records")).unwrap();
+    let ran = Ran::of(command);
+    assert_clear(&ran, 69, "records");
+}
+
+#[test]
+fn a_release_that_cannot_be_made_is_told_and_strict_makes_it_an_error() {
+    let place = Place::new();
+    let (latches, aside) = (place.path("locks/default/latches"), place.path("aside"));
+    let script = format!("mv {} {}; exit 3", latches.display(), aside.display());
+    let ran = place.run(&["run", "x", "-c", &script]);
+    ran.assert_code(3);
+    assert!(ran.stderr.contains("warning: cannot release x"), "{ran:?}");
+    fs::rename(&aside, &latches).unwrap();
+    let strict = place.run(&["run", "--strict-release", "x", "-c", &script]);
+    strict.assert_code(69);
+    assert_eq!(strict.stderr.lines().count(), 1, "{strict:?}");
+}
+
+#[test]
+fn help_and_version_are_answers() {
+    let place = Place::new();
+    for args in [&["--help"][..], &["run", "--help"], &["--version"], &["-V"], &["version"]] {
+        let ran = place.run(args);
+        ran.assert_code(0);
+        assert!(!ran.stdout.is_empty() && ran.stderr.is_empty(), "{ran:?}");
+    }
+    let alone = place.run(&[]);
+    alone.assert_code(64);
+    for name in ["serve", "top", "bench", "demo", "init"] {
+        let help = place.run(&["--help"]).stdout;
+        assert!(!help.contains(&format!("  {name} ")), "{name} is not there yet");
+    }
+}

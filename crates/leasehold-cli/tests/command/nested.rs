@@ -1,0 +1,56 @@
+//! Locks inside locks: the same one is refused at once, another is fine.
+
+use std::time::Duration;
+
+use crate::place::Place;
+
+const EXE: &str = env!("CARGO_BIN_EXE_leasehold");
+
+#[test]
+fn the_same_lock_again_is_refused_instead_of_waiting_for_ever() {
+    let place = Place::new();
+    let ran = place.run(&["run", "x", "--", EXE, "run", "x", "--", "echo", "never"]);
+    ran.assert_code(64);
+    assert!(ran.took < Duration::from_secs(5), "{ran:?}");
+    assert_eq!(ran.stdout, "");
+    assert!(ran.stderr.contains("x is held by the run that started this one"), "{ran:?}");
+    assert!(ran.stderr.contains("--reentrant"), "{ran:?}");
+    // Two levels down, and as one of several.
+    place.run(&["run", "x", "--", EXE, "run", "y", "--", EXE, "run", "x", "--", "true"]).assert_code(64);
+    place.run(&["run", "x", "--", EXE, "run", "a", "--also", "x", "--", "true"]).assert_code(64);
+    place.run(&["run", "-s", "x", "--", EXE, "run", "-s", "x", "--", "true"]).assert_code(64);
+    place.run(&["run", "-j", "2", "s", "--", EXE, "run", "-j", "2", "s", "--", "true"]).assert_code(64);
+}
+
+#[test]
+fn another_lock_is_fine_and_so_is_the_same_name_elsewhere() {
+    let place = Place::new();
+    let ran = place.run(&["run", "x", "--", EXE, "run", "y", "-c", "echo $LEASEHOLD_LOCK_STACK"]);
+    ran.assert_code(0);
+    let names: Vec<String> =
+        ran.json().as_array().unwrap().iter().map(|entry| entry["lock"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(names, ["x", "y"]);
+    place.run(&["run", "x", "--", EXE, "--namespace", "other", "run", "-n", "x", "--", "true"]).assert_code(0);
+    let odd = "[\"x\"], {'y'} ü";
+    place.run(&["run", odd, "--", EXE, "run", "-n", "x", "--", "true"]).assert_code(0);
+    place.run(&["run", odd, "--", EXE, "run", "-n", odd, "--", "true"]).assert_code(64);
+}
+
+#[test]
+fn reentrant_runs_under_the_lock_that_is_held() {
+    let place = Place::new();
+    let fence = "echo $LEASEHOLD_LOCK $LEASEHOLD_FENCE";
+    let script =
+        format!("{fence}; {EXE} run --reentrant x -c '{fence}; exit 5'; code=$?; {EXE} check || exit 1; exit $code");
+    let ran = place.run(&["run", "x", "-c", &script]);
+    ran.assert_code(5);
+    let lines: Vec<&str> = ran.stdout.lines().collect();
+    assert_eq!(lines.len(), 2);
+    assert_eq!(lines[0], lines[1], "the same lease");
+    // Outside of any it is a plain run.
+    place.run(&["run", "--reentrant", "x", "--", "true"]).assert_code(0);
+    // One of two is held already; the other is taken.
+    let ran =
+        place.run(&["run", "x", "--", EXE, "run", "--reentrant", "x", "--also", "y", "-c", "echo $LEASEHOLD_LOCK"]);
+    assert_eq!(ran.stdout, "y\n");
+}

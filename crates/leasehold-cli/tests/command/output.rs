@@ -1,0 +1,171 @@
+//! Standard output and input are the child's; everything of ours goes to standard error.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    process::{Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use crate::place::{Place, Ran, Running, until};
+
+/// All bytes there are, no newline at the end.
+fn every_byte() -> Vec<u8> {
+    (0..=255).cycle().take(100_000).collect()
+}
+
+#[test]
+fn standard_output_is_the_childs_byte_for_byte() {
+    let place = Place::new();
+    let file = place.path("bytes");
+    fs::write(&file, every_byte()).unwrap();
+    let alone = Command::new("cat").arg(&file).output().unwrap().stdout;
+    assert_eq!(alone, every_byte());
+    for flags in [&[][..], &["-v"], &["-vv"], &["-q"], &["--json"], &["-vv", "--json"]] {
+        let args = [&["run"], flags, &["x", "--", "cat", file.to_str().unwrap()]].concat();
+        let output = place.leasehold(&args).output().unwrap();
+        assert!(output.status.success());
+        assert_eq!(output.stdout, alone, "{flags:?}");
+    }
+}
+
+#[test]
+fn all_is_quiet_when_all_is_well() {
+    let place = Place::new();
+    let ran = place.run(&["run", "x", "--", "true"]);
+    ran.assert_code(0);
+    assert_eq!((ran.stdout.as_str(), ran.stderr.as_str()), ("", ""));
+    let told = place.run(&["run", "-vv", "x", "--", "true"]);
+    assert!(told.stderr.lines().count() >= 3, "{told:?}");
+    assert!(told.stderr.lines().all(|line| line.starts_with("leasehold: ")), "{told:?}");
+}
+
+#[test]
+fn standard_error_of_the_child_passes_too() {
+    let place = Place::new();
+    let ran = place.run(&["run", "x", "-c", "echo out; echo err >&2"]);
+    assert_eq!((ran.stdout.as_str(), ran.stderr.as_str()), ("out\n", "err\n"));
+}
+
+#[test]
+fn standard_input_passes() {
+    let place = Place::new();
+    let mut command = place.leasehold(&["run", "x", "--", "cat"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let writer = thread::spawn(move || stdin.write_all(&every_byte()).unwrap());
+    let mut read = Vec::new();
+    child.stdout.take().unwrap().read_to_end(&mut read).unwrap();
+    writer.join().unwrap();
+    assert!(child.wait().unwrap().success());
+    assert_eq!(read, every_byte());
+}
+
+#[test]
+fn options_of_the_command_are_its_own() {
+    let place = Place::new();
+    let ran = place.run(&["run", "x", "printf", "%s|", "-n", "-v", "--json", "--", "-b", "memory:"]);
+    assert_eq!(ran.stdout, "-n|-v|--json|--|-b|memory:|");
+    let ran = place.run(&["run", "-n", "x", "--", "printf", "%s|", "-n", "--help", "--version"]);
+    assert_eq!(ran.stdout, "-n|--help|--version|");
+    let listed = place.run(&["run", "x", "ls", "-n", "-v", "/"]);
+    listed.assert_code(0);
+    assert!(listed.stdout.contains("proc"), "{listed:?}");
+}
+
+#[test]
+fn a_shell_string_runs_in_the_shell_of_the_environment() {
+    let place = Place::new();
+    let ran = place.run(&["run", "x", "-c", "echo $0 \"two  words\""]);
+    assert_eq!(ran.stdout, "/bin/sh two  words\n");
+    let mut command = place.leasehold(&["run", "x", "-c", "echo $BASH_VERSION"]);
+    command.env("SHELL", "/bin/bash");
+    assert!(!Ran::of(command).stdout.trim().is_empty());
+}
+
+#[test]
+fn the_child_finds_its_lease_in_the_environment() {
+    let place = Place::new();
+    let env = place.path("env");
+    let mut command =
+        place.leasehold(&["run", "--ttl", "20", "--holder", "me:1", "x", "-c", &format!("env > {}", env.display())]);
+    command.env("LEASEHOLD_FENCE", "inherited").env("LEASEHOLD_TTL_MS", "inherited").env("LEASEHOLD_HELD", "0");
+    Ran::of(command).assert_code(0);
+    let env = crate::place::pairs(&env);
+    for (name, value) in [
+        ("LEASEHOLD_HELD", "1"),
+        ("LEASEHOLD_LOCK", "x"),
+        ("LEASEHOLD_MODE", "exclusive"),
+        ("LEASEHOLD_HOLDER", "me:1"),
+        ("LEASEHOLD_TTL_MS", "20000"),
+        ("LEASEHOLD_BACKEND", "file"),
+    ] {
+        assert_eq!(env[name], value, "{name}");
+    }
+    assert!(env["LEASEHOLD_LEASE"].starts_with("lh1_"));
+    assert!(env["LEASEHOLD_FENCE"].parse::<u64>().unwrap() > 1_700_000_000_000_000);
+}
+
+#[test]
+fn a_child_can_check_its_lease_wherever_the_locks_are() {
+    let place = Place::new();
+    let exe = env!("CARGO_BIN_EXE_leasehold");
+    let url = place.url();
+    let script = format!("{exe} check && {exe} renew --ttl 1m && {exe} check --json");
+    let args = ["run", "-b", &url, "--namespace", "billing", "x", "-c", &script];
+    let ran = Ran::of(place.bare(&args));
+    ran.assert_code(0);
+    assert_eq!(ran.json()["held"], true);
+}
+
+#[test]
+fn a_reader_that_is_gone_does_not_end_us() {
+    let place = Place::new();
+    let done = place.path("done");
+    let script = format!("sleep .3; echo done > {}", done.display());
+    let mut command = place.leasehold(&["run", "-vv", "x", "-c", &script]);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stderr.take());
+    assert!(child.wait().unwrap().success());
+    assert!(done.exists());
+}
+
+#[test]
+fn a_reader_that_does_not_read_does_not_delay_us() {
+    let place = Place::new();
+    // A pipe filled to the brim: whoever writes to it without looking waits for ever.
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let brim = thread::spawn({
+        let mut writer = writer.try_clone().unwrap();
+        move || {
+            let _closed = writer.write_all(&vec![b'x'; 1 << 20]);
+        }
+    });
+    thread::sleep(Duration::from_millis(100));
+    let ready = place.path("ready");
+    let script = format!("touch {}; exec sleep 600 2> /dev/null", ready.display());
+    let mut command = place.leasehold(&["run", "-vv", "x", "-c", &script]);
+    command.stderr(writer.try_clone().unwrap());
+    let mut holder = Running::of(command);
+    until("it runs", || ready.exists());
+    let fence = place.fence("x");
+    place.run(&["evict", "x", "--fence", &fence, "--reason", "r", "--yes"]).assert_code(0);
+    assert_eq!(holder.code(), 121);
+    drop(reader);
+    let _ = writer.flush();
+    drop(writer);
+    brim.join().unwrap();
+}
+
+#[test]
+fn a_list_cut_short_by_its_reader_is_no_failure() {
+    let place = Place::new();
+    let mut command = place.leasehold(&["list"]);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    command.stdout(writer).stderr(Stdio::piped());
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(output.stderr.is_empty(), "{output:?}");
+}

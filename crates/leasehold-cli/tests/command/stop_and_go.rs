@@ -1,0 +1,81 @@
+//! Stopped and let go on: child and we stop together, and the lease is looked at before the child runs again.
+
+use std::{fs, thread, time::Duration};
+
+use rustix::process::Signal;
+
+use crate::place::{Place, read_soon, state_of, until};
+
+fn count(path: &std::path::Path) -> usize {
+    fs::read_to_string(path).map_or(0, |text| text.len())
+}
+
+/// Stopped, or waiting in the kernel for a child of its own that was stopped on its way to exec.
+fn is_stopped(pid: i32) -> bool {
+    matches!(state_of(pid), Some('T' | 'D'))
+}
+
+#[test]
+fn stopped_together_and_going_on_together() {
+    let place = Place::new();
+    let (pid, ticks) = (place.path("pid"), place.path("ticks"));
+    let script = format!("echo $$ > {}; while :; do printf . >> {}; sleep .01; done", pid.display(), ticks.display());
+    let mut holder = place.start(&["run", "x", "-c", &script]);
+    let child: i32 = read_soon(&pid).parse().unwrap();
+    until("it ticks", || count(&ticks) > 3);
+    holder.signal(Signal::TSTP);
+    until("both stop", || state_of(holder.pid()) == Some('T') && is_stopped(child));
+    let before = count(&ticks);
+    thread::sleep(Duration::from_millis(200));
+    assert_eq!(count(&ticks), before, "nothing runs while stopped");
+    place.run(&["run", "-n", "x", "--", "true"]).assert_code(75);
+    holder.signal(Signal::CONT);
+    until("it ticks again", || count(&ticks) > before);
+    holder.signal(Signal::TERM);
+    assert_eq!(holder.code(), 143);
+    assert_eq!(place.holders("x"), 0);
+}
+
+#[test]
+fn a_child_that_ignores_the_request_is_stopped_all_the_same() {
+    let place = Place::new();
+    let pid = place.path("pid");
+    let script = format!("trap '' TSTP; echo $$ > {}; while :; do sleep .01; done", pid.display());
+    let holder = place.start(&["run", "x", "-c", &script]);
+    let child: i32 = read_soon(&pid).parse().unwrap();
+    holder.signal(Signal::TSTP);
+    until("both stop", || state_of(holder.pid()) == Some('T') && is_stopped(child));
+    holder.signal(Signal::CONT);
+    until("both go on", || state_of(holder.pid()) != Some('T') && !is_stopped(child));
+}
+
+#[test]
+fn a_child_whose_lease_is_gone_never_runs_another_instruction() {
+    let place = Place::new();
+    let (pid, ticks) = (place.path("pid"), place.path("ticks"));
+    let script = format!("echo $$ > {}; while :; do printf . >> {}; sleep .005; done", pid.display(), ticks.display());
+    let mut holder = place.start(&["run", "x", "-c", &script]);
+    let child: i32 = read_soon(&pid).parse().unwrap();
+    let fence = place.fence("x");
+    holder.signal(Signal::TSTP);
+    until("both stop", || state_of(holder.pid()) == Some('T') && is_stopped(child));
+    let before = count(&ticks);
+    place.run(&["evict", "x", "--fence", &fence, "--reason", "stopped for too long", "--yes"]).assert_code(0);
+    holder.signal(Signal::CONT);
+    assert_eq!(holder.code(), 121);
+    assert_eq!(count(&ticks), before);
+    assert!(place.processes().is_empty());
+}
+
+#[test]
+fn one_who_waits_can_be_stopped_too() {
+    let place = Place::new();
+    let holder = place.hold("x");
+    let mut waiter = place.start(&["run", "x", "--", "true"]);
+    until("it waits", || place.waiters("x") == 1);
+    waiter.signal(Signal::TSTP);
+    until("it stops", || state_of(waiter.pid()) == Some('T'));
+    waiter.signal(Signal::CONT);
+    drop(holder);
+    assert_eq!(waiter.code(), 0);
+}

@@ -1,0 +1,101 @@
+//! Sixteen processes, one counter: nothing is lost, and no two are at it at once.
+
+use std::{
+    fs,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use crate::place::{Place, Running, kill, until};
+
+const EXE: &str = env!("CARGO_BIN_EXE_leasehold");
+
+fn shell(place: &Place, script: &str) -> Running {
+    let mut command = Command::new("sh");
+    command.args(["-c", script]);
+    place.settle(&mut command);
+    command.env("LEASEHOLD_URL", place.url());
+    Running::of(command)
+}
+
+#[test]
+fn no_increment_is_lost() {
+    const PROCESSES: usize = 16;
+    const TIMES: usize = 200;
+    let _alone = crate::alone();
+    let place = Place::new();
+    let counter = place.path("counter");
+    fs::write(&counter, "0\n").unwrap();
+    let step = format!("read n < {0}; echo $((n + 1)) > {0}", counter.display());
+    let script = format!("i=0; while [ $i -lt {TIMES} ]; do {EXE} run x -c '{step}' || exit 1; i=$((i + 1)); done");
+    let started = Instant::now();
+    let mut workers: Vec<Running> = (0..PROCESSES).map(|_| shell(&place, &script)).collect();
+    let limit = Duration::from_secs(600);
+    while !workers.iter_mut().all(Running::has_ended) {
+        assert!(started.elapsed() < limit, "not within {limit:?}: {}", fs::read_to_string(&counter).unwrap());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(workers.iter_mut().all(|worker| worker.code() == 0));
+    assert_eq!(fs::read_to_string(&counter).unwrap(), format!("{}\n", PROCESSES * TIMES));
+    println!("{} increments by {PROCESSES} processes in {:?}", PROCESSES * TIMES, started.elapsed());
+}
+
+#[test]
+fn no_two_are_at_it_at_once_though_many_are_killed() {
+    const PROCESSES: usize = 16;
+    const RUNNING_FOR: Duration = Duration::from_secs(12);
+    let _alone = crate::alone();
+    let place = Place::new();
+    let (marker, log, violations) = (place.path("marker"), place.path("log"), place.path("violations"));
+    // The marker is made by the one inside; one whose owner lives means that two are inside.
+    let inside = place.path("inside.sh");
+    fs::write(
+        &inside,
+        format!(
+            "set -C\n\
+             if ! echo $$ 2>/dev/null > {marker}; then\n\
+             read owner < {marker}\n\
+             if read -r _ _ state _ 2>/dev/null < /proc/$owner/stat && [ \"$state\" != Z ] && [ \"$state\" != X ]; then\n\
+             echo \"$$ found $owner ($state)\" >> {violations}\n\
+             fi\n\
+             rm -f {marker}; echo $$ > {marker}\n\
+             fi\n\
+             echo $LEASEHOLD_FENCE >> {log}\n\
+             read owner < {marker}; [ \"$owner\" = $$ ] || echo \"$$ lost its marker to $owner\" >> {violations}\n\
+             rm -f {marker}\n",
+            marker = marker.display(),
+            log = log.display(),
+            violations = violations.display(),
+        ),
+    )
+    .unwrap();
+    let script = format!("while :; do {EXE} run x sh {} || :; done 2> /dev/null", inside.display());
+    let workers: Vec<Running> = (0..PROCESSES).map(|_| shell(&place, &script)).collect();
+    let started = Instant::now();
+    let mut seed = 0x2545_f491_4f6c_dd1d_u64;
+    let mut kills = 0;
+    while started.elapsed() < RUNNING_FOR {
+        std::thread::sleep(Duration::from_millis(30));
+        let runs: Vec<i32> = place.processes().into_iter().filter(|pid| is_run(*pid)).collect();
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        if !runs.is_empty() {
+            kill(runs[usize::try_from(seed >> 33).unwrap() % runs.len()]);
+            kills += 1;
+        }
+    }
+    drop(workers);
+    until("the runs end", || !place.processes().iter().any(|pid| is_run(*pid)));
+    let fences: Vec<u64> = fs::read_to_string(&log).unwrap().lines().map(|line| line.parse().unwrap()).collect();
+    let overlaps = fs::read_to_string(&violations).unwrap_or_default();
+    assert_eq!(overlaps, "", "two were inside at once");
+    assert!(fences.is_sorted_by(|a, b| a < b), "fences rise");
+    assert!(fences.len() > 50 && kills > 50, "{} runs, {kills} kills", fences.len());
+    println!("{} runs inside one at a time, {kills} killed", fences.len());
+}
+
+/// Whether it is a `leasehold run` itself, not its command.
+fn is_run(pid: i32) -> bool {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+    words.first() == Some(&EXE.as_bytes()) && words.get(1) == Some(&&b"run"[..])
+}

@@ -1,0 +1,101 @@
+//! A run that is killed: its command is dead before the next one starts, and the next one starts soon.
+
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use rustix::process::Signal;
+
+use crate::place::{Place, Running, is_alive, read_soon, until};
+
+const TIMES: usize = 100;
+
+/// A command that tells, when it starts, which of these processes are still there.
+fn witness(place: &Place, pids: &Path, seen: &Path) -> Running {
+    let script = format!(
+        "for pid in $(cat {}); do \
+         if read -r _ _ state _ 2> /dev/null < /proc/$pid/stat && [ $state != Z ] && [ $state != X ]; then found=\"$found $pid\"; fi; \
+         done; echo \"alive:$found\" > {}",
+        pids.display(),
+        seen.display()
+    );
+    place.start(&["run", "x", "-c", &script])
+}
+
+fn waiting(place: &Place) -> bool {
+    // The queue is a record of the directory; asking the command would take longer than what is measured.
+    fs::read_dir(place.path("locks/default/records"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .any(|entry| fs::read_to_string(entry.path()).is_ok_and(|record| record.matches("\"claim\"").count() == 2))
+}
+
+#[test]
+fn the_command_is_dead_before_the_next_one_starts() {
+    let _alone = crate::alone();
+    let place = Place::new();
+    let (pids, seen) = (place.path("pids"), place.path("seen"));
+    let mut passed_on = Vec::with_capacity(TIMES);
+    for round in 0..TIMES {
+        let holder = place.start(&["run", "x", "-c", &format!("echo $$ > {}; exec sleep 999", pids.display())]);
+        let child: i32 = read_soon(&pids).parse().unwrap();
+        let mut next = witness(&place, &pids, &seen);
+        until("the next one waits", || waiting(&place));
+        assert!(is_alive(child));
+        let killed = Instant::now();
+        holder.signal(Signal::KILL);
+        while !fs::read_to_string(&seen).is_ok_and(|text| text.ends_with('\n')) {
+            assert!(killed.elapsed() < Duration::from_secs(30), "round {round}: the lock never passed on");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        passed_on.push(killed.elapsed());
+        assert_eq!(read_soon(&seen), "alive:", "round {round}");
+        assert_eq!(next.code(), 0);
+        drop(holder);
+        fs::remove_file(&pids).unwrap();
+        fs::remove_file(&seen).unwrap();
+    }
+    passed_on.sort_unstable();
+    let (median, most) = (passed_on[TIMES / 2], passed_on[TIMES - 1]);
+    println!("{TIMES} kills: the next command ran after {median:?} (median), {most:?} (most)");
+    assert!(most < Duration::from_millis(250), "{most:?}");
+}
+
+#[test]
+fn the_lock_waits_for_what_the_command_has_started() {
+    let _alone = crate::alone();
+    let place = Place::new();
+    let (pids, seen) = (place.path("pids"), place.path("seen"));
+    for round in 0..TIMES {
+        // The grandchild has nobody to kill it, and goes on for a moment.
+        let script = format!("sleep .15 & echo $$ $! > {}; wait; sleep 999", pids.display());
+        let holder = place.start(&["run", "x", "-c", &script]);
+        let family = read_soon(&pids);
+        let mut next = witness(&place, &pids, &seen);
+        until("the next one waits", || waiting(&place));
+        holder.signal(Signal::KILL);
+        assert_eq!(read_soon(&seen), "alive:", "round {round}: {family} had to be gone");
+        assert_eq!(next.code(), 0);
+        drop(holder);
+        fs::remove_file(&pids).unwrap();
+        fs::remove_file(&seen).unwrap();
+    }
+}
+
+#[test]
+fn without_inheritance_the_lock_passes_on_with_the_run_itself() {
+    let _alone = crate::alone();
+    let place = Place::new();
+    let (pids, seen) = (place.path("pids"), place.path("seen"));
+    let script = format!("sleep 999 & echo $! > {}; wait", pids.display());
+    let holder = place.start(&["run", "--no-inherit", "x", "-c", &script]);
+    let lingering: i32 = read_soon(&pids).parse().unwrap();
+    let mut next = witness(&place, &pids, &seen);
+    until("the next one waits", || waiting(&place));
+    holder.signal(Signal::KILL);
+    assert_eq!(read_soon(&seen), format!("alive: {lingering}"), "as was asked for");
+    assert_eq!(next.code(), 0);
+}

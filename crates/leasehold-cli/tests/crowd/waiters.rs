@@ -1,0 +1,77 @@
+//! Two hundred who wait: they sleep, and each hand-over wakes the one whose turn it is.
+
+use std::{fs, time::Duration};
+
+use rustix::process::Signal;
+
+use crate::place::{Place, Running, read_soon, until};
+
+const WAITERS: usize = 200;
+/// Who waits makes sure every third of its ttl that no word was lost; none of these does while it is watched.
+const TTL: &str = "10m";
+const WATCHED_FOR: Duration = Duration::from_secs(5);
+
+/// Processor time of a process so far, in clock ticks of 10 ms.
+fn ticks(pid: i32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat[stat.rfind(')').unwrap() + 2..].split(' ').collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+/// How often its threads were put on a processor so far.
+fn switches(pid: i32) -> u64 {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    tasks
+        .filter_map(|task| fs::read_to_string(task.path().join("status")).ok())
+        .flat_map(|status| {
+            let counts = status.lines().filter(|line| line.contains("ctxt_switches"));
+            counts.map(|line| line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()).collect::<Vec<_>>()
+        })
+        .sum()
+}
+
+#[test]
+fn those_who_wait_sleep_and_a_hand_over_wakes_one() {
+    let _alone = crate::alone();
+    let place = Place::new();
+    let holder = place.hold("x");
+    let turn = place.path("turn");
+    let script = format!("echo $$ >> {}; exec sleep 600", turn.display());
+    let mut waiters: Vec<Running> = Vec::with_capacity(WAITERS);
+    while waiters.len() < WAITERS {
+        // A few at a time: what is measured is the waiting, not the rush.
+        waiters.extend((0..10).map(|_| place.start(&["run", "--ttl", TTL, "x", "-c", &script])));
+        until("they wait", || place.waiters("x") == waiters.len());
+    }
+    std::thread::sleep(Duration::from_secs(1));
+
+    let cpu = |waiters: &[Running]| -> u64 { waiters.iter().map(|waiter| ticks(waiter.pid())).sum() };
+    let woken = |waiters: &[Running]| -> u64 { waiters.iter().map(|waiter| switches(waiter.pid())).sum() };
+    let before = (cpu(&waiters), woken(&waiters));
+    std::thread::sleep(WATCHED_FOR);
+    let used = Duration::from_millis(10 * (cpu(&waiters) - before.0));
+    let switched = woken(&waiters) - before.1;
+    println!("{WAITERS} waiters over {WATCHED_FOR:?}: {used:?} of processor time, {switched} context switches");
+    assert!(used < WATCHED_FOR / 50, "{used:?}");
+    assert!(switched <= 20, "{switched}");
+
+    let mut woken_by_each = Vec::new();
+    let mut current = holder;
+    for served in 1..=10 {
+        let before: Vec<u64> = waiters.iter().map(|waiter| switches(waiter.pid())).collect();
+        current.signal(Signal::TERM);
+        until("the next one runs", || fs::read_to_string(&turn).is_ok_and(|text| text.lines().count() == served));
+        current.wait();
+        std::thread::sleep(Duration::from_millis(300));
+        let after = waiters.iter().zip(&before).filter(|(waiter, before)| switches(waiter.pid()) > **before).count();
+        woken_by_each.push(after);
+        let lines = read_soon(&turn);
+        let child = lines.lines().last().unwrap().to_owned();
+        let stat = fs::read_to_string(format!("/proc/{child}/stat")).unwrap();
+        let parent: i32 = stat[stat.rfind(')').unwrap() + 2..].split(' ').nth(1).unwrap().parse().unwrap();
+        let at = waiters.iter().position(|waiter| waiter.pid() == parent).unwrap();
+        current = waiters.remove(at);
+    }
+    println!("waiters woken by each hand-over: {woken_by_each:?}");
+    assert!(woken_by_each.iter().all(|woken| *woken <= 2), "{woken_by_each:?}");
+}

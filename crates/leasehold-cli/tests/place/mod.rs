@@ -1,0 +1,297 @@
+//! A private directory of locks, the command run on it, and nothing left behind.
+
+#![allow(dead_code, reason = "shared by test binaries that each use a part")]
+
+use std::{
+    collections::HashMap,
+    ffi::OsString,
+    fs,
+    io::Read,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// No wait of a test takes longer.
+pub(crate) const LIMIT: Duration = Duration::from_secs(30);
+
+/// The variable by which every process of a test is known.
+const MARK: &str = "LEASEHOLD_TEST_PLACE";
+
+/// A private directory of locks. Dropping it ends every process that was started on it.
+pub(crate) struct Place {
+    dir: TempDir,
+}
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        Self { dir: tempfile::Builder::new().prefix("leasehold-cli-").tempdir().unwrap() }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("file://{}", self.path("locks").display())
+    }
+
+    /// The command with these arguments, on this place, without any setting of the one who runs the tests.
+    pub(crate) fn leasehold(&self, args: &[&str]) -> Command {
+        let mut command = self.bare(args);
+        command.env("LEASEHOLD_URL", self.url());
+        command
+    }
+
+    /// The same, with no backend said.
+    pub(crate) fn bare(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
+        command.args(args);
+        self.settle(&mut command);
+        command
+    }
+
+    /// Makes any command one of this place.
+    pub(crate) fn settle(&self, command: &mut Command) {
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("LEASEHOLD_") {
+                command.env_remove(name);
+            }
+        }
+        command
+            .env(MARK, self.dir.path())
+            .env("HOME", self.path("home"))
+            .env_remove("XDG_CONFIG_HOME")
+            .env_remove("XDG_STATE_HOME")
+            .env_remove("NO_COLOR")
+            .env_remove("CLICOLOR_FORCE")
+            .env("SHELL", "/bin/sh")
+            .stdin(Stdio::null());
+    }
+
+    /// Runs the command to its end, within the limit.
+    pub(crate) fn run(&self, args: &[&str]) -> Ran {
+        Ran::of(self.leasehold(args))
+    }
+
+    /// Starts the command and lets it run.
+    pub(crate) fn start(&self, args: &[&str]) -> Running {
+        Running::of(self.leasehold(args))
+    }
+
+    /// Starts a holder of the lock and waits until its command runs.
+    pub(crate) fn hold(&self, name: &str) -> Running {
+        let ready = self.path(&format!("held-{name}"));
+        let script = format!("touch {}; exec sleep 600", ready.display());
+        let running = self.start(&["run", name, "-c", &script]);
+        until("the holder runs", || ready.exists());
+        fs::remove_file(ready).unwrap();
+        running
+    }
+
+    /// The one lock of this name as JSON.
+    pub(crate) fn inspect(&self, name: &str) -> Value {
+        let ran = self.run(&["inspect", "--json", name]);
+        serde_json::from_str(&ran.stdout).unwrap_or_else(|error| panic!("{error}: {ran:?}"))
+    }
+
+    pub(crate) fn holders(&self, name: &str) -> usize {
+        self.inspect(name)["holders"].as_array().map_or(0, Vec::len)
+    }
+
+    pub(crate) fn waiters(&self, name: &str) -> usize {
+        self.inspect(name)["waiters"].as_array().map_or(0, Vec::len)
+    }
+
+    pub(crate) fn fence(&self, name: &str) -> String {
+        self.inspect(name)["fence"].to_string()
+    }
+
+    /// What makes a process one of this place.
+    pub(crate) fn mark(&self) -> (OsString, OsString) {
+        (MARK.into(), self.dir.path().into())
+    }
+
+    /// Everything that still runs on this place.
+    pub(crate) fn processes(&self) -> Vec<i32> {
+        let mark = format!("{MARK}={}", self.dir.path().display()).into_bytes();
+        let own = std::process::id().to_string();
+        fs::read_dir("/proc")
+            .unwrap()
+            .flatten()
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()) && *name != own)
+            .filter(|pid| is_alive(pid.parse().unwrap()))
+            .filter(|pid| {
+                let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+                environ.split(|byte| *byte == 0).any(|variable| variable == mark)
+            })
+            .map(|pid| pid.parse().unwrap())
+            .collect()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for _ in 0..100 {
+            let left = self.processes();
+            if left.is_empty() {
+                return;
+            }
+            left.into_iter().for_each(kill);
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// A command that ran to its end.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    pub(crate) status: ExitStatus,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+    pub(crate) took: Duration,
+}
+
+impl Ran {
+    pub(crate) fn of(mut command: Command) -> Self {
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Running::of(command).finish()
+    }
+
+    /// The exit code; a death by signal is a failure of the test.
+    pub(crate) fn code(&self) -> i32 {
+        self.status.code().unwrap_or_else(|| panic!("died: {self:?}"))
+    }
+
+    pub(crate) fn assert_code(&self, code: i32) {
+        assert_eq!(self.code(), code, "{self:?}");
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+}
+
+/// A command that runs; killed when dropped.
+pub(crate) struct Running {
+    child: Child,
+    started: Instant,
+    ended: Option<ExitStatus>,
+}
+
+impl Running {
+    pub(crate) fn of(mut command: Command) -> Self {
+        let started = Instant::now();
+        Self { child: command.spawn().unwrap(), started, ended: None }
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).unwrap()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        assert!(self.ended.is_none(), "the process was buried");
+        kill_process(Pid::from_raw(self.pid()).unwrap(), signal).unwrap();
+    }
+
+    pub(crate) fn has_ended(&mut self) -> bool {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait().unwrap();
+        }
+        self.ended.is_some()
+    }
+
+    /// Waits for its end, within the limit.
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        until("the command ends", || self.has_ended());
+        self.ended.unwrap()
+    }
+
+    pub(crate) fn code(&mut self) -> i32 {
+        let status = self.wait();
+        status.code().unwrap_or_else(|| panic!("{status}"))
+    }
+
+    /// Waits for its end and takes what it wrote.
+    pub(crate) fn finish(self) -> Ran {
+        self.finish_within(LIMIT)
+    }
+
+    /// The same, within a limit of its own.
+    pub(crate) fn finish_within(mut self, limit: Duration) -> Ran {
+        let read = |pipe: Option<Box<dyn Read + Send>>| {
+            thread::spawn(move || {
+                let mut bytes = Vec::new();
+                pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
+                String::from_utf8_lossy(&bytes).into_owned()
+            })
+        };
+        let stdout = read(self.child.stdout.take().map(|pipe| Box::new(pipe) as _));
+        let stderr = read(self.child.stderr.take().map(|pipe| Box::new(pipe) as _));
+        until_within(limit, "the command ends", || self.has_ended());
+        let status = self.wait();
+        let took = self.started.elapsed();
+        Ran { status, stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap(), took }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.has_ended() {
+            let _ended_meanwhile = self.child.kill();
+            let _buried = self.child.wait();
+        }
+    }
+}
+
+/// Waits until it is so, within the limit.
+pub(crate) fn until(what: &str, is_so: impl FnMut() -> bool) {
+    until_within(LIMIT, what, is_so);
+}
+
+fn until_within(limit: Duration, what: &str, mut is_so: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !is_so() {
+        assert!(started.elapsed() < limit, "not within {limit:?}: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until the file is there, and reads it.
+pub(crate) fn read_soon(path: &Path) -> String {
+    until(&format!("{} is written", path.display()), || {
+        fs::read_to_string(path).is_ok_and(|text| text.ends_with('\n'))
+    });
+    fs::read_to_string(path).unwrap().trim().to_owned()
+}
+
+/// Whether the process runs; the dead that nobody has buried do not.
+pub(crate) fn is_alive(pid: i32) -> bool {
+    state_of(pid).is_some_and(|state| !matches!(state, 'Z' | 'X'))
+}
+
+/// The state of a process: `R`, `S`, `T`, `Z`.
+pub(crate) fn state_of(pid: i32) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.get(stat.rfind(')')? + 2..)?.chars().next()
+}
+
+pub(crate) fn kill(pid: i32) {
+    let _gone = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
+}
+
+/// The lines of a file of `key value` pairs.
+pub(crate) fn pairs(path: &Path) -> HashMap<String, String> {
+    fs::read_to_string(path)
+        .unwrap()
+        .lines()
+        .filter_map(|line| line.split_once('='))
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .collect()
+}

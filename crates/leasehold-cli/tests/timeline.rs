@@ -1,0 +1,334 @@
+//! Dead before expiry: on a backend whose leases end by the clock, a command whose lease cannot be renewed is gone
+//! before anybody else can have it.
+//!
+//! Supervision reaps every child of its process, so each test is a process of its own: the tests of this file start
+//! this binary again, and the copy does the work.
+
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test that cannot go on fails, on real time")]
+
+#[path = "place/mod.rs"]
+mod place;
+
+use std::{
+    env, fs,
+    path::Path,
+    process::{Command, Stdio},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use leasehold::{Lease, Leasehold, Loss, backends::memory::MemoryBackend, clock::SystemClock};
+use leasehold_cli::child::{Cause, Ended, KillMode, Launch, Limits, Notice, OnLost, Signals, Status, supervise};
+use leasehold_conformance::Faulty;
+use rustix::process::Signal;
+
+use crate::place::{Place, Ran, Running, is_alive, read_soon, state_of, until};
+
+const ON_STAGE: &str = "LEASEHOLD_TEST_SCENE";
+
+/// Runs one of the scenes below in a process of its own.
+fn play(scene: &str, variables: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args(["--exact", scene, "--nocapture", "--test-threads=1"]);
+    command.env(ON_STAGE, "1").envs(variables.iter().copied()).stdin(Stdio::null());
+    command
+}
+
+/// A scene is played by a copy of this process; the harness, which calls it too, sees it do nothing.
+fn is_on_stage() -> bool {
+    env::var_os(ON_STAGE).is_some()
+}
+
+fn assert_played(ran: &Ran) {
+    assert!(ran.status.success(), "{}\n{}", ran.stdout, ran.stderr);
+}
+
+/// Two processes in one: the first reaches the leases through a connection that can be cut.
+struct Stage {
+    place: Place,
+    connection: Arc<Faulty>,
+    first: Leasehold,
+    second: Leasehold,
+}
+
+impl Stage {
+    fn set() -> Self {
+        let memory = MemoryBackend::private(Arc::new(SystemClock));
+        let second = Leasehold::builder().backend(Arc::new(memory.sibling())).unwrap();
+        let connection = Faulty::new(Arc::new(memory));
+        let first = Leasehold::builder().backend(Arc::clone(&connection) as _).unwrap();
+        Self { place: Place::new(), connection, first, second }
+    }
+
+    fn launch(&self, script: &str) -> Launch {
+        Launch {
+            command: ["sh", "-c", script].map(Into::into).to_vec(),
+            env: vec![self.place.mark()],
+            shim: Some(env!("CARGO_BIN_EXE_leasehold").into()),
+            ..Launch::default()
+        }
+    }
+
+    /// A command and a grandchild that both do not listen to TERM, and where they tell their pids.
+    fn stubborn(&self) -> Launch {
+        let pids = self.place.path("pids");
+        self.launch(&format!(
+            "trap '' TERM; sh -c 'trap \"\" TERM; while :; do sleep .2; done' & echo $$ $! > {}; while :; do sleep .2; done",
+            pids.display()
+        ))
+    }
+}
+
+fn family(pids: &Path) -> Vec<i32> {
+    read_soon(pids).split(' ').map(|pid| pid.parse().unwrap()).collect()
+}
+
+/// Whether the process can execute another instruction: with KILL pending it cannot, though it may take the kernel a
+/// moment on a busy machine to bury it.
+fn can_run(pid: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let is_doomed =
+        status.lines().filter(|line| line.starts_with("SigPnd:") || line.starts_with("ShdPnd:")).any(|line| {
+            let mask = line.split_whitespace().nth(1).and_then(|mask| u64::from_str_radix(mask, 16).ok());
+            mask.is_some_and(|mask| mask & (1 << (Signal::KILL.as_raw() - 1)) != 0)
+        });
+    is_alive(pid) && !is_doomed
+}
+
+fn limits(ttl: Duration, kill_after: Duration) -> Limits {
+    Limits { ttl, kill_after, kill_mode: KillMode::Group, on_lost: OnLost::Terminate, max_hold: None }
+}
+
+async fn watch_over(launch: &Launch, lease: &Lease, limits: Limits, notices: &mut Vec<Notice>) -> Ended {
+    let mut signals = Signals::catch().unwrap();
+    let mut tell = |notice| notices.push(notice);
+    supervise(launch, std::slice::from_ref(lease), limits, None, &mut signals, &mut tell).await.unwrap()
+}
+
+fn run<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
+}
+
+#[test]
+fn scene_of_cut_connections() {
+    if !is_on_stage() {
+        return;
+    }
+    let times: usize = env::var("TIMES").unwrap().parse().unwrap();
+    let (ttl, kill_after) = (Duration::from_secs(2), Duration::from_millis(400));
+    let mut spare = Vec::new();
+    for time in 0..times {
+        let stage = Stage::set();
+        let launch = stage.stubborn();
+        let (ended, notices, alive, gap) = run(async {
+            let guard = stage.first.mutex("x").ttl(ttl).acquire().await.unwrap();
+            let lease = guard.lease().clone();
+            let (second, pids) = (stage.second.clone(), stage.place.path("pids"));
+            // Another thread, so that it has the lock the moment it is granted, whatever this one is busy with.
+            let next = std::thread::spawn(move || {
+                let acquire = async { second.mutex("x").ttl(ttl).wait_forever().acquire().await };
+                let taken = leasehold::blocking::wait(acquire).unwrap();
+                let alive: Vec<i32> = family(&pids).into_iter().filter(|pid| can_run(*pid)).collect();
+                let taken_at = Instant::now();
+                leasehold::blocking::wait(taken.release()).unwrap();
+                (alive, taken_at)
+            });
+            let cut = async {
+                // At any phase between two renewals.
+                tokio::time::sleep(Duration::from_millis(150 + u64::try_from(time * 67 % 700).unwrap())).await;
+                stage.connection.cut();
+            };
+            let mut notices = Vec::new();
+            let work = watch_over(&launch, &lease, limits(ttl, kill_after), &mut notices);
+            let (ended, ()) = tokio::join!(work, cut);
+            let died = Instant::now();
+            let (alive, taken_at) = next.join().unwrap();
+            std::mem::forget(guard);
+            (ended, notices, alive, taken_at.saturating_duration_since(died))
+        });
+        assert_eq!(alive, [0; 0], "time {time}: still at it when the lock had passed on");
+        spare.push(gap);
+        assert_eq!(ended.cause, Some(Cause::Lost(Loss::RenewTimeout)));
+        assert_eq!(ended.status, Status::Killed(Signal::KILL.as_raw()), "it did not listen to TERM");
+        let told: Vec<&str> = notices.iter().map(name_of).collect();
+        assert_eq!(told, ["started", "in doubt", "stopping"]);
+    }
+    spare.sort_unstable();
+    println!("known dead before the next had it by {:?} at least, {:?} in the median", spare[0], spare[times / 2]);
+}
+
+fn name_of(notice: &Notice) -> &'static str {
+    match notice {
+        Notice::Started { .. } => "started",
+        Notice::InDoubt { .. } => "in doubt",
+        Notice::Stopping { .. } => "stopping",
+        Notice::GoesOn { .. } => "goes on",
+        Notice::Stragglers { .. } => "stragglers",
+        Notice::Overdue => "overdue",
+    }
+}
+
+#[test]
+fn a_cut_connection_kills_the_family_before_the_lock_passes_on() {
+    const WORKERS: usize = 4;
+    let mut workers: Vec<Running> = (0..WORKERS)
+        .map(|_| {
+            let mut command = play("scene_of_cut_connections", &[("TIMES", "6")]);
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+            Running::of(command)
+        })
+        .collect();
+    while let Some(worker) = workers.pop() {
+        let ran = worker.finish();
+        assert_played(&ran);
+        println!("{}", ran.stdout.lines().find(|line| line.contains("known dead")).unwrap_or_default());
+    }
+}
+
+#[test]
+#[ignore = "a thousand runs take four minutes"]
+fn a_thousand_cut_connections_without_an_overlap() {
+    let ran: Vec<Running> = (0..10)
+        .map(|_| {
+            let mut command = play("scene_of_cut_connections", &[("TIMES", "100")]);
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+            Running::of(command)
+        })
+        .collect();
+    for worker in ran {
+        let ran = worker.finish_within(Duration::from_secs(600));
+        assert_played(&ran);
+        println!("{}", ran.stdout.lines().find(|line| line.contains("known dead")).unwrap_or_default());
+    }
+}
+
+#[test]
+fn scene_of_a_connection_that_comes_back() {
+    if !is_on_stage() {
+        return;
+    }
+    let stage = Stage::set();
+    let ttl = Duration::from_millis(1500);
+    let launch = stage.launch("sleep 2.5; exit 7");
+    let mut notices = Vec::new();
+    let ended = run(async {
+        let guard = stage.first.mutex("x").ttl(ttl).acquire().await.unwrap();
+        let lease = guard.lease().clone();
+        let hiccup = async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            stage.connection.cut();
+            // Past the middle of the lease, and before TERM would be due.
+            while lease.remaining().unwrap() > Duration::from_millis(600) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            stage.connection.heal();
+        };
+        let work = watch_over(&launch, &lease, limits(ttl, Duration::from_millis(300)), &mut notices);
+        let (ended, ()) = tokio::join!(work, hiccup);
+        guard.release().await.unwrap();
+        ended
+    });
+    assert_eq!((ended.status, ended.cause), (Status::Exited(7), None));
+    let told: Vec<&str> = notices.iter().map(name_of).collect();
+    assert_eq!(told, ["started", "in doubt"], "told once, and then it was well again");
+}
+
+#[test]
+fn a_connection_that_comes_back_in_time_costs_a_warning() {
+    assert_played(&Ran::of(play("scene_of_a_connection_that_comes_back", &[])));
+}
+
+#[test]
+fn scene_of_good_manners() {
+    if !is_on_stage() {
+        return;
+    }
+    let stage = Stage::set();
+    let (ttl, kill_after) = (Duration::from_millis(1500), Duration::from_millis(400));
+    let said = stage.place.path("said");
+    let launch =
+        stage.launch(&format!("trap 'echo TERM > {}; exit 3' TERM; while :; do sleep .01; done", said.display()));
+    let mut notices = Vec::new();
+    let (ended, left) = run(async {
+        let guard = stage.first.mutex("x").ttl(ttl).acquire().await.unwrap();
+        stage.connection.cut();
+        let ended = watch_over(&launch, guard.lease(), limits(ttl, kill_after), &mut notices).await;
+        let left = guard.remaining().unwrap();
+        std::mem::forget(guard);
+        (ended, left)
+    });
+    assert_eq!((ended.status, ended.cause), (Status::Exited(3), Some(Cause::Lost(Loss::RenewTimeout))));
+    assert_eq!(fs::read_to_string(said).unwrap(), "TERM\n");
+    assert!(
+        left > Duration::from_millis(200) && left <= kill_after + Duration::from_millis(100),
+        "TERM came {left:?} before the deadline"
+    );
+}
+
+#[test]
+fn one_that_listens_has_its_grace_before_the_deadline() {
+    assert_played(&Ran::of(play("scene_of_good_manners", &[])));
+}
+
+#[test]
+fn scene_of_a_healthy_lease() {
+    if !is_on_stage() {
+        return;
+    }
+    let stage = Stage::set();
+    let ttl = Duration::from_millis(600);
+    let launch = stage.launch("sleep 2; exit 4");
+    let mut notices = Vec::new();
+    let ended = run(async {
+        let guard = stage.first.mutex("x").ttl(ttl).acquire().await.unwrap();
+        watch_over(&launch, guard.lease(), limits(ttl, Duration::from_millis(150)), &mut notices).await
+    });
+    assert_eq!((ended.status, ended.cause), (Status::Exited(4), None));
+    assert_eq!(notices.iter().map(name_of).collect::<Vec<_>>(), ["started"], "a renewal always comes before TERM");
+}
+
+#[test]
+fn a_healthy_lease_outlives_many_ttls_in_silence() {
+    assert_played(&Ran::of(play("scene_of_a_healthy_lease", &[])));
+}
+
+#[test]
+fn scene_of_a_long_stop() {
+    if !is_on_stage() {
+        return;
+    }
+    let (pid, ticks) = (env::var("PID_FILE").unwrap(), env::var("TICKS").unwrap());
+    let stage = Stage::set();
+    let ttl = Duration::from_millis(800);
+    let launch = stage.launch(&format!("echo $$ > {pid}; while :; do printf . >> {ticks}; sleep .005; done"));
+    let mut notices = Vec::new();
+    let ended = run(async {
+        let guard = stage.first.mutex("x").ttl(ttl).acquire().await.unwrap();
+        let ended = watch_over(&launch, guard.lease(), limits(ttl, Duration::from_millis(150)), &mut notices).await;
+        std::mem::forget(guard);
+        ended
+    });
+    assert_eq!(ended.status, Status::Killed(Signal::KILL.as_raw()));
+    assert_eq!(ended.cause, Some(Cause::Lost(Loss::RenewTimeout)));
+}
+
+#[test]
+fn stopped_past_its_ttl_the_child_never_runs_another_instruction() {
+    let place = Place::new();
+    let (pid, ticks) = (place.path("pid"), place.path("ticks"));
+    let variables = [("PID_FILE", pid.to_str().unwrap()), ("TICKS", ticks.to_str().unwrap())];
+    let mut command = play("scene_of_a_long_stop", &variables);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let running = Running::of(command);
+    let child: i32 = read_soon(&pid).parse().unwrap();
+    let count = || fs::metadata(&ticks).map_or(0, |file| file.len());
+    until("it ticks", || count() > 3);
+    running.signal(Signal::TSTP);
+    until("both stop", || state_of(running.pid()) == Some('T') && matches!(state_of(child), Some('T' | 'D')));
+    let before = count();
+    std::thread::sleep(Duration::from_millis(1200));
+    running.signal(Signal::CONT);
+    assert_played(&running.finish());
+    assert_eq!(count(), before);
+    assert!(!is_alive(child));
+}

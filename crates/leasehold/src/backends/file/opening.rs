@@ -1,0 +1,40 @@
+//! Opening files where others may put things too: never through a link, never waiting, regular files only.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Read as _},
+    os::unix::fs::OpenOptionsExt,
+    path::Path,
+};
+
+use rustix::fs::OFlags;
+
+/// The largest file that is read as a whole: what is larger is none of ours.
+pub(super) const LARGEST: usize = 16 << 20;
+
+/// Opens a regular file; anything else is an error, at once.
+pub(super) fn regular(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    let file = options.custom_flags(flags(OFlags::NOFOLLOW | OFlags::NONBLOCK)).open(path)?;
+    if file.metadata()?.is_file() {
+        return Ok(file);
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file; remove it"))
+}
+
+/// Reads a whole file.
+pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let file = regular(OpenOptions::new().read(true), path)?;
+    let mut bytes = Vec::new();
+    file.take(LARGEST as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > LARGEST { Err(too_large()) } else { Ok(bytes) }
+}
+
+/// What no reader would take.
+pub(super) fn too_large() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("it has more than {} MiB", LARGEST >> 20))
+}
+
+/// Flags as the standard library takes them.
+pub(super) fn flags(flags: OFlags) -> i32 {
+    i32::try_from(flags.bits()).expect("the flags used here are small")
+}
