@@ -155,11 +155,12 @@ create type leasehold.answer as (
   verdict "char",     -- g holds, q waits, b busy, s wrong shape, n none, f freed, l left the queue, e evicted
   fence bigint,       -- g: its fence; q: the resource's newest
   acquired_us bigint,
-  ahead int,          -- q: how many wait before it; f, l, n, e: how many others were granted
+  ahead int,
   ask_again_us bigint,
   mode "char",        -- s: what is in force
   capacity int,
   holders jsonb,      -- b, e: who holds or held
   waiting int,        -- b: how many wait; q: 1 when something ahead lives by a connection
+  granted int,        -- how many were granted by settling: such a commit must be durable
   hints text[]        -- what the caller's own instance is to be told
 );

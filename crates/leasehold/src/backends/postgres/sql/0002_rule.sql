@@ -46,10 +46,13 @@ end $$;
 create function leasehold._event_channel(p_namespace text) returns text
 language sql immutable as $$ select 'lh_events_' || left(md5('leasehold.' || p_namespace), 24) $$;
 
+-- In plpgsql, as all that is called often and cannot be inlined: its plans are kept.
 create function leasehold._watched(p_namespace text) returns boolean
-language sql stable as $$
-  select exists (select from leasehold.watcher w where w.namespace = p_namespace and w.until > clock_timestamp())
-$$;
+language plpgsql stable as $$
+begin
+  perform 1 from leasehold.watcher w where w.namespace = p_namespace and w.until > clock_timestamp();
+  return found;
+end $$;
 
 -- Tells followers of one thing that happened: a lease::Event as JSON.
 create function leasehold._event(
@@ -63,10 +66,11 @@ $$;
 
 -- The lone entry as a row of `entry`.
 create function leasehold._lone(r leasehold.resource) returns leasehold.entry
-language sql immutable as $$
-  select row(r.id, r.namespace, r.name, 0, r.mode, r.units, r.capacity, r.holder, r.note, r.metadata, r.ttl_us,
-    r.expires_at, r.asked_at, r.renewed_at, r.acquired_at, r.fence, null, r.session, r.channel)::leasehold.entry
-$$;
+language plpgsql immutable as $$
+begin
+  return row(r.id, r.namespace, r.name, 0, r.mode, r.units, r.capacity, r.holder, r.note, r.metadata, r.ttl_us,
+    r.expires_at, r.asked_at, r.renewed_at, r.acquired_at, r.fence, null, r.session, r.channel)::leasehold.entry;
+end $$;
 
 -- Records an ended entry and tells followers: model::Ended::into_record.
 create function leasehold._ended(
@@ -86,8 +90,9 @@ end $$;
 
 -- State::busy: those who hold, as JSON, longest first.
 create function leasehold._holders(p_namespace text, p_name text, t timestamptz) returns jsonb
-language sql stable as $$
-  select coalesce(jsonb_agg(jsonb_build_object('holder', h.holder, 'note', h.note, 'mode', leasehold._word(h.mode),
+language plpgsql stable as $$
+begin
+  return (select coalesce(jsonb_agg(jsonb_build_object('holder', h.holder, 'note', h.note, 'mode', leasehold._word(h.mode),
     'fence', h.fence, 'held_us', greatest(0, leasehold._micros(t) - leasehold._micros(h.acquired_at))) order by h.seq), '[]')
   from (
     select 0::bigint as seq, r.holder, r.note, r.mode, r.fence, r.acquired_at
@@ -95,8 +100,8 @@ language sql stable as $$
     union all
     select e.seq, e.holder, e.note, e.mode, e.fence, e.acquired_at
     from leasehold.entry e where e.namespace = p_namespace and e.name = p_name and e.fence is not null
-  ) h
-$$;
+  ) h);
+end $$;
 
 -- Settle, apply, settle: State::{acquire, renew, release, evict} on one resource under its row lock.
 --
@@ -435,7 +440,6 @@ begin
   elsif a.verdict = 'b' then
     a.holders := leasehold._holders(r.namespace, r.name, t);
     a.waiting := r.waiting;
-  else
-    a.ahead := granted;
   end if;
+  a.granted := granted;
 end $$;

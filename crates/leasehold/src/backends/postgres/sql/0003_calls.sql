@@ -98,23 +98,25 @@ end $$;
 
 -- Whether settling would change nothing: nobody has expired or died.
 create function leasehold._settled(r leasehold.resource, t timestamptz, p_own int) returns boolean
-language sql volatile as $$
-  select (r.id is null or (r.expires_at > t and not leasehold._dead(r.session, p_own)))
+language plpgsql volatile as $$
+begin
+  return (r.id is null or (r.expires_at > t and not leasehold._dead(r.session, p_own)))
      and (r.waiting = 0 or r.id is not null or r.used > 0)
      and not exists (select from leasehold.entry e where e.namespace = r.namespace and e.name = r.name
-           and (e.expires_at <= t or leasehold._dead(e.session, p_own)))
-$$;
+           and (e.expires_at <= t or leasehold._dead(e.session, p_own)));
+end $$;
 
 -- Whether the name is in use as what is asked for.
 create function leasehold._same_shape(r leasehold.resource, q leasehold.ask) returns boolean
-language sql stable as $$
-  select coalesce(s.capacity = q.capacity and leasehold._family(s.mode) = leasehold._family(q.mode), true)
+language plpgsql stable as $$
+begin
+  return (select coalesce(s.capacity = q.capacity and leasehold._family(s.mode) = leasehold._family(q.mode), true)
   from (select 1) one left join lateral (
     select r.mode, r.capacity where r.id is not null
     union all
     (select e.mode, e.capacity from leasehold.entry e where e.namespace = r.namespace and e.name = r.name order by e.seq limit 1)
-    limit 1) s on true
-$$;
+    limit 1) s on true);
+end $$;
 
 -- State::release. A lone holder with nobody waiting, or a reader among readers, is one statement.
 create function leasehold._release(c leasehold.caller, q leasehold.ask, out a leasehold.answer)
@@ -175,9 +177,23 @@ declare
   c leasehold.caller;
   u record;
   a leasehold.answer;
+  lean boolean := true;
 begin
-  perform leasehold._check_isolation();
+  if current_setting('transaction_isolation') <> 'read committed' then
+    perform leasehold._check_isolation();
+  end if;
   c := row(p_namespace, p_channel, p_session, null, p_history, leasehold._watched(p_namespace));
+  if cardinality(p_names) = 1 then
+    a := leasehold._acquire(c, row('a', p_names[1], p_ids[1], p_modes[1], p_units[1], p_capacities[1], p_ttls_us[1], p_tries[1],
+      p_attached[1], p_holders[1], p_notes[1], p_metadata[1], p_floors[1], null, null, null)::leasehold.ask);
+    a.at := 1;
+    if a.verdict = 'q' and a.granted = 0 then
+      -- A place is not a promise: one that is lost in a crash is asked for again.
+      perform set_config('synchronous_commit', 'off', true);
+    end if;
+    return next a;
+    return;
+  end if;
   for u in
     select *, count(*) over (partition by x.name) > 1 as several from unnest(p_names, p_ids, p_modes, p_units, p_capacities, p_ttls_us, p_tries, p_attached, p_holders, p_notes,
       p_metadata, p_floors) with ordinality
@@ -191,8 +207,12 @@ begin
     a := leasehold._acquire(c, row('a', u.name, u.id, u.mode, u.units, u.capacity, u.ttl_us, u.try, u.attached, u.holder,
       u.note, u.metadata, u.floor, null, null, null)::leasehold.ask);
     a.at := u.at;
+    lean := lean and a.verdict = 'q' and a.granted = 0;
     return next a;
   end loop;
+  if lean then
+    perform set_config('synchronous_commit', 'off', true);
+  end if;
 end $$;
 
 -- Ends many leases or leaves their queues.
@@ -208,8 +228,20 @@ declare
   a leasehold.answer;
   lean boolean := true;
 begin
-  perform leasehold._check_isolation();
+  if current_setting('transaction_isolation') <> 'read committed' then
+    perform leasehold._check_isolation();
+  end if;
   c := row(p_namespace, p_channel, null, null, p_history, leasehold._watched(p_namespace));
+  if cardinality(p_names) = 1 then
+    a := leasehold._release(c, row('r', p_names[1], p_ids[1], null, null, null, null, null, null, null, null, null, null,
+      p_endings[1], p_problems[1], p_details[1])::leasehold.ask);
+    a.at := 1;
+    if coalesce(a.granted, 0) = 0 then
+      perform set_config('synchronous_commit', 'off', true);
+    end if;
+    return next a;
+    return;
+  end if;
   for u in
     select *, count(*) over (partition by x.name) > 1 as several from unnest(p_names, p_ids, p_endings, p_problems, p_details) with ordinality
       as x(name, id, ending, problem, details, at) order by 1, x.at
@@ -222,7 +254,7 @@ begin
     a := leasehold._release(c, row('r', u.name, u.id, null, null, null, null, null, null, null, null, null, null,
       u.ending, u.problem, u.details)::leasehold.ask);
     a.at := u.at;
-    lean := lean and coalesce(a.ahead, 0) = 0;
+    lean := lean and coalesce(a.granted, 0) = 0;
     return next a;
   end loop;
   if lean then
@@ -231,36 +263,53 @@ begin
 end $$;
 
 -- State::renew for leases that hold and change nothing else: end = now + ttl, never earlier.
--- Waits for nobody. Elements that are locked, wait, or are gone are not answered: renew_each tells.
-create function leasehold.renew_many(p_namespace text, p_names text[], p_ids uuid[], p_ttls_us bigint[])
+-- Rows are taken in the order of their names. p_wait: whether to wait for locked ones, for a moment.
+-- Elements that are locked, wait, or are gone are not answered: renew_each tells.
+create function leasehold.renew_many(p_namespace text, p_names text[], p_ids uuid[], p_ttls_us bigint[], p_wait boolean)
 returns table (at int, fence bigint, acquired_us bigint)
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms' as $$
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms' as $$
+declare
+  moved int;
 begin
   perform leasehold._check_isolation();
-  return query
-    with wanted as (
-      select u.name, u.id, u.ttl_us, u.at::int as at
-      from unnest(p_names, p_ids, p_ttls_us) with ordinality as u(name, id, ttl_us, at)
-    ), mine as materialized (
-      select x.ctid as tid, w.ttl_us, w.at
-      from wanted w cross join lateral (
-        select y.ctid from leasehold.resource y
-        where y.namespace = p_namespace and y.name = w.name and y.id = w.id and y.expires_at > clock_timestamp()
-          and y.session is null
-        for no key update skip locked) x
-    ), moved as (
+  if p_wait then
+    return query
+      with wanted as materialized (
+        select u.name, u.id, u.ttl_us * interval '1 microsecond' as length, u.ttl_us, u.at::int as at
+        from unnest(p_names, p_ids, p_ttls_us) with ordinality as u(name, id, ttl_us, at) order by 1
+      )
       update leasehold.resource x set renewed_at = clock_timestamp(),
-        ttl_us = case when clock_timestamp() + m.ttl_us * interval '1 microsecond' > x.expires_at then m.ttl_us else x.ttl_us end,
-        expires_at = greatest(x.expires_at, clock_timestamp() + m.ttl_us * interval '1 microsecond')
+        ttl_us = case when clock_timestamp() + w.length > x.expires_at then w.ttl_us else x.ttl_us end,
+        expires_at = greatest(x.expires_at, clock_timestamp() + w.length)
+      from wanted w
+      where x.namespace = p_namespace and x.name = w.name and x.id = w.id and x.expires_at > clock_timestamp()
+        and x.session is null
+      returning w.at, x.fence, leasehold._micros(x.acquired_at);
+  else
+    return query
+      with mine as materialized (
+        select x.ctid as tid, w.ttl_us * interval '1 microsecond' as length, w.ttl_us, w.at::int as at
+        from unnest(p_names, p_ids, p_ttls_us) with ordinality as w(name, id, ttl_us, at) cross join lateral (
+          select y.ctid from leasehold.resource y
+          where y.namespace = p_namespace and y.name = w.name and y.id = w.id and y.expires_at > clock_timestamp()
+            and y.session is null
+          for no key update skip locked) x
+      )
+      update leasehold.resource x set renewed_at = clock_timestamp(),
+        ttl_us = case when clock_timestamp() + m.length > x.expires_at then m.ttl_us else x.ttl_us end,
+        expires_at = greatest(x.expires_at, clock_timestamp() + m.length)
       from mine m where x.ctid = m.tid
-      returning m.at, x.fence, x.acquired_at
-    )
-    select m.at, m.fence, leasehold._micros(m.acquired_at) from moved m
-    union all
+      returning m.at, x.fence, leasehold._micros(x.acquired_at);
+  end if;
+  get diagnostics moved = row_count;
+  if moved < cardinality(p_names) then
     -- What lives by a connection needs no new end.
-    select w.at, y.fence, leasehold._micros(y.acquired_at)
-    from wanted w join leasehold.resource y on y.namespace = p_namespace and y.name = w.name and y.id = w.id
-    where y.session is not null and y.expires_at = 'infinity' and not leasehold._dead(y.session, null);
+    return query
+      select w.at::int, y.fence, leasehold._micros(y.acquired_at)
+      from unnest(p_names, p_ids) with ordinality as w(name, id, at)
+      join leasehold.resource y on y.namespace = p_namespace and y.name = w.name and y.id = w.id
+      where y.session is not null and y.expires_at = 'infinity' and not leasehold._dead(y.session, null);
+  end if;
 end $$;
 
 -- State::renew for whatever it is: one by one, waiting for locks.
