@@ -30,14 +30,7 @@ pub(super) async fn renew(
     let mut answered = vec![false; renewals.len()];
     let mut incarnation = None;
     if !plain.is_empty() {
-        let wanted = || plain.iter().map(|at| &renewals[*at]);
-        let told = match together(slot, caller, wanted(), Locked::Wait).await {
-            // Somebody keeps a row: leave it out.
-            Err(failure) if matches!(failure.kind, Kind::Locked | Kind::Overtaken) => {
-                together(slot, caller, wanted(), Locked::Skip).await?
-            }
-            told => told?,
-        };
+        let told = together(slot, caller, plain.iter().map(|at| &renewals[*at])).await?;
         incarnation = Some(told.1);
         for row::Answered { at, said, .. } in told.0 {
             if let Some(at) = plain.get(at) {
@@ -87,15 +80,6 @@ pub(super) async fn renew(
     }
 }
 
-/// What to do about rows that others have locked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Locked {
-    /// Wait a moment, then fail.
-    Wait,
-    /// Leave them unanswered.
-    Skip,
-}
-
 type Told = (Vec<row::Answered>, crate::lease::Incarnation);
 
 fn changes_nothing(renewal: &Renewal) -> bool {
@@ -106,7 +90,6 @@ async fn together<'a>(
     slot: &Slot,
     caller: &Caller,
     renewals: impl Iterator<Item = &'a Renewal>,
-    locked: Locked,
 ) -> Result<Told, Failure> {
     let (mut names, mut ids, mut ttls) = (Vec::new(), Vec::new(), Vec::new());
     for renewal in renewals {
@@ -114,7 +97,6 @@ async fn together<'a>(
         ids.push(Uuid::from_u128(renewal.key.id.as_u128()));
         ttls.push(long(micros(renewal.ttl.get())));
     }
-    let wait = locked == Locked::Wait;
     let told = slot
         .ask(
             Call::Renew,
@@ -123,7 +105,6 @@ async fn together<'a>(
                 (&names, Type::TEXT_ARRAY),
                 (&ids, Type::UUID_ARRAY),
                 (&ttls, Type::INT8_ARRAY),
-                (&wait, Type::BOOL),
             ],
         )
         .await?;

@@ -42,8 +42,12 @@ use crate::{
 /// So many calls share a statement at most.
 const BATCH: usize = 64;
 
-/// While one call takes longer than this and others wait, another connection is opened.
-const PATIENCE: Duration = Duration::from_millis(4);
+/// While one call takes longer than this and others wait, another connection is used or opened.
+const PATIENCE: Duration = Duration::from_millis(2);
+
+/// So many calls that wait behind one under way are worth a connection of their own at once; fewer
+/// go together when it returns, and cost the server less.
+const WORTH: usize = 4;
 
 /// An additional connection without work is closed after this.
 const IDLE: Duration = Duration::from_secs(30);
@@ -157,8 +161,14 @@ impl Work {
             return item.fail(&closed());
         }
         let alone = self.is_apart(item.resource());
-        self.queue.lock().push_back(Queued { item, alone, tries: 0 });
-        self.wake.notify_one();
+        let mut queue = self.queue.lock();
+        queue.push_back(Queued { item, alone, tries: 0 });
+        let waiting = queue.len();
+        drop(queue);
+        let under_way = self.workers.load(Ordering::SeqCst) > self.idle.load(Ordering::SeqCst);
+        if !under_way || alone || waiting >= WORTH {
+            self.wake.notify_one();
+        }
     }
 
     fn is_apart(&self, resource: &Resource) -> bool {
@@ -176,10 +186,14 @@ impl Work {
         self.connector.runtime.spawn(Arc::clone(self).run(slot));
     }
 
-    fn add_worker_if_wanted(self: &Arc<Self>) {
-        let waiting = !self.queue.lock().is_empty();
-        let may = self.workers.load(Ordering::SeqCst) < self.connector.options.connections;
-        if waiting && may && self.idle.load(Ordering::SeqCst) == 0 {
+    /// Calls wait and one under way takes long: they get another worker, if there may be one more.
+    fn call_for_help(self: &Arc<Self>) {
+        if self.queue.lock().is_empty() {
+            return;
+        }
+        if self.idle.load(Ordering::SeqCst) > 0 {
+            self.wake.notify_one();
+        } else if self.workers.load(Ordering::SeqCst) < self.connector.options.connections {
             self.add_worker(Slot::new(Arc::clone(&self.connector)));
         }
     }
@@ -192,21 +206,24 @@ impl Work {
                 if self.closed.load(Ordering::SeqCst) {
                     break;
                 }
+                // 1. A call is queued and sees a worker under way: it wakes nobody.
+                // 2. That worker, which had found nothing, says that it is idle.
+                // So it looks once more before it waits.
                 self.idle.fetch_add(1, Ordering::SeqCst);
-                // A wake-up between taking and waiting is kept by the notifier.
-                let woken = timeout(IDLE, self.wake.notified()).await;
+                let woken =
+                    if self.queue.lock().is_empty() { timeout(IDLE, self.wake.notified()).await } else { Ok(()) };
                 self.idle.fetch_sub(1, Ordering::SeqCst);
                 if woken.is_err() && self.queue.lock().is_empty() && self.leave_if_spare() {
                     return;
                 }
                 continue;
             }
-            if !self.queue.lock().is_empty() {
+            if self.queue.lock().len() >= WORTH {
                 self.wake.notify_one();
             }
             let mut call = std::pin::pin!(self.call(&slot, batch));
             while timeout(PATIENCE, &mut call).await.is_err() {
-                self.add_worker_if_wanted();
+                self.call_for_help();
             }
         }
         self.workers.fetch_sub(1, Ordering::SeqCst);

@@ -263,44 +263,31 @@ begin
 end $$;
 
 -- State::renew for leases that hold and change nothing else: end = now + ttl, never earlier.
--- Rows are taken in the order of their names. p_wait: whether to wait for locked ones, for a moment.
+-- Waits for nobody.
 -- Elements that are locked, wait, or are gone are not answered: renew_each tells.
-create function leasehold.renew_many(p_namespace text, p_names text[], p_ids uuid[], p_ttls_us bigint[], p_wait boolean)
+-- However many names there are, each is looked up by its key.
+create function leasehold.renew_many(p_namespace text, p_names text[], p_ids uuid[], p_ttls_us bigint[])
 returns table (at int, fence bigint, acquired_us bigint)
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms' as $$
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
 declare
   moved int;
 begin
   perform leasehold._check_isolation();
-  if p_wait then
-    return query
-      with wanted as materialized (
-        select u.name, u.id, u.ttl_us * interval '1 microsecond' as length, u.ttl_us, u.at::int as at
-        from unnest(p_names, p_ids, p_ttls_us) with ordinality as u(name, id, ttl_us, at) order by 1
-      )
-      update leasehold.resource x set renewed_at = clock_timestamp(),
-        ttl_us = case when clock_timestamp() + w.length > x.expires_at then w.ttl_us else x.ttl_us end,
-        expires_at = greatest(x.expires_at, clock_timestamp() + w.length)
-      from wanted w
-      where x.namespace = p_namespace and x.name = w.name and x.id = w.id and x.expires_at > clock_timestamp()
-        and x.session is null
-      returning w.at, x.fence, leasehold._micros(x.acquired_at);
-  else
-    return query
-      with mine as materialized (
-        select x.ctid as tid, w.ttl_us * interval '1 microsecond' as length, w.ttl_us, w.at::int as at
-        from unnest(p_names, p_ids, p_ttls_us) with ordinality as w(name, id, ttl_us, at) cross join lateral (
-          select y.ctid from leasehold.resource y
-          where y.namespace = p_namespace and y.name = w.name and y.id = w.id and y.expires_at > clock_timestamp()
-            and y.session is null
-          for no key update skip locked) x
-      )
-      update leasehold.resource x set renewed_at = clock_timestamp(),
-        ttl_us = case when clock_timestamp() + m.length > x.expires_at then m.ttl_us else x.ttl_us end,
-        expires_at = greatest(x.expires_at, clock_timestamp() + m.length)
-      from mine m where x.ctid = m.tid
-      returning m.at, x.fence, leasehold._micros(x.acquired_at);
-  end if;
+  return query
+    with mine as materialized (
+      select x.ctid as tid, w.ttl_us * interval '1 microsecond' as length, w.ttl_us, w.at::int as at
+      from unnest(p_names, p_ids, p_ttls_us) with ordinality as w(name, id, ttl_us, at) cross join lateral (
+        select y.ctid from leasehold.resource y
+        where y.namespace = p_namespace and y.name = w.name and y.id = w.id and y.expires_at > clock_timestamp()
+          and y.session is null
+        for no key update skip locked) x
+    )
+    update leasehold.resource x set renewed_at = clock_timestamp(),
+      ttl_us = case when clock_timestamp() + m.length > x.expires_at then m.ttl_us else x.ttl_us end,
+      expires_at = greatest(x.expires_at, clock_timestamp() + m.length)
+    from mine m where x.ctid = m.tid
+    returning m.at, x.fence, leasehold._micros(x.acquired_at);
   get diagnostics moved = row_count;
   if moved < cardinality(p_names) then
     -- What lives by a connection needs no new end.
