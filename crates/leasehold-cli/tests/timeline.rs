@@ -27,8 +27,12 @@ use crate::place::{Place, Ran, Running, is_alive, read_soon, state_of, until};
 const ON_STAGE: &str = "LEASEHOLD_TEST_SCENE";
 
 /// Runs one of the scenes below in a process of its own.
-fn play(scene: &str, variables: &[(&str, &str)]) -> Command {
+///
+/// It makes its own place within this one, so that nothing is left of it even if it is killed.
+fn play(place: &Place, scene: &str, variables: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env::current_exe().unwrap());
+    place.settle(&mut command);
+    command.env("TMPDIR", place.path("."));
     command.args(["--exact", scene, "--nocapture", "--test-threads=1"]);
     command.env(ON_STAGE, "1").envs(variables.iter().copied()).stdin(Stdio::null());
     command
@@ -168,34 +172,21 @@ fn name_of(notice: &Notice) -> &'static str {
     }
 }
 
+/// How often the connection is cut: `LEASEHOLD_CUTS=1000` takes four minutes, the usual two dozen seconds.
 #[test]
 fn a_cut_connection_kills_the_family_before_the_lock_passes_on() {
-    const WORKERS: usize = 4;
-    let mut workers: Vec<Running> = (0..WORKERS)
+    let cuts: usize = env::var("LEASEHOLD_CUTS").map_or(24, |cuts| cuts.parse().unwrap());
+    let workers = (cuts / 6).clamp(1, 10).min(if cuts > 100 { 10 } else { 4 });
+    let times = cuts.div_ceil(workers).to_string();
+    let place = Place::new();
+    let mut crew: Vec<Running> = (0..workers)
         .map(|_| {
-            let mut command = play("scene_of_cut_connections", &[("TIMES", "6")]);
+            let mut command = play(&place, "scene_of_cut_connections", &[("TIMES", &times)]);
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
             Running::of(command)
         })
         .collect();
-    while let Some(worker) = workers.pop() {
-        let ran = worker.finish();
-        assert_played(&ran);
-        println!("{}", ran.stdout.lines().find(|line| line.contains("known dead")).unwrap_or_default());
-    }
-}
-
-#[test]
-#[ignore = "a thousand runs take four minutes"]
-fn a_thousand_cut_connections_without_an_overlap() {
-    let ran: Vec<Running> = (0..10)
-        .map(|_| {
-            let mut command = play("scene_of_cut_connections", &[("TIMES", "100")]);
-            command.stdout(Stdio::piped()).stderr(Stdio::piped());
-            Running::of(command)
-        })
-        .collect();
-    for worker in ran {
+    while let Some(worker) = crew.pop() {
         let ran = worker.finish_within(Duration::from_secs(600));
         assert_played(&ran);
         println!("{}", ran.stdout.lines().find(|line| line.contains("known dead")).unwrap_or_default());
@@ -235,7 +226,7 @@ fn scene_of_a_connection_that_comes_back() {
 
 #[test]
 fn a_connection_that_comes_back_in_time_costs_a_warning() {
-    assert_played(&Ran::of(play("scene_of_a_connection_that_comes_back", &[])));
+    assert_played(&Ran::of(play(&Place::new(), "scene_of_a_connection_that_comes_back", &[])));
 }
 
 #[test]
@@ -267,7 +258,7 @@ fn scene_of_good_manners() {
 
 #[test]
 fn one_that_listens_has_its_grace_before_the_deadline() {
-    assert_played(&Ran::of(play("scene_of_good_manners", &[])));
+    assert_played(&Ran::of(play(&Place::new(), "scene_of_good_manners", &[])));
 }
 
 #[test]
@@ -289,7 +280,7 @@ fn scene_of_a_healthy_lease() {
 
 #[test]
 fn a_healthy_lease_outlives_many_ttls_in_silence() {
-    assert_played(&Ran::of(play("scene_of_a_healthy_lease", &[])));
+    assert_played(&Ran::of(play(&Place::new(), "scene_of_a_healthy_lease", &[])));
 }
 
 #[test]
@@ -317,7 +308,7 @@ fn stopped_past_its_ttl_the_child_never_runs_another_instruction() {
     let place = Place::new();
     let (pid, ticks) = (place.path("pid"), place.path("ticks"));
     let variables = [("PID_FILE", pid.to_str().unwrap()), ("TICKS", ticks.to_str().unwrap())];
-    let mut command = play("scene_of_a_long_stop", &variables);
+    let mut command = play(&place, "scene_of_a_long_stop", &variables);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let running = Running::of(command);
     let child: i32 = read_soon(&pid).parse().unwrap();

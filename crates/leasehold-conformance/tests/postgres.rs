@@ -1,5 +1,4 @@
 //! The suite on Postgres, where leases live by their ttl.
-#![cfg(feature = "postgres")]
 
 use leasehold_conformance::check;
 

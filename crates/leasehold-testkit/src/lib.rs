@@ -1,6 +1,16 @@
-//! Private servers for tests: each on a free port of the loopback, in a temporary folder, gone with its owner.
+//! Private servers and a bad network for leasehold's own tests.
+//!
+//! Everything listens on the loopback interface only, keeps its files in a
+//! temporary folder, and ends when it is dropped or its process dies.
 
-// A test that has no server fails by panicking, with the reason.
-#![allow(clippy::missing_panics_doc, clippy::unwrap_used, reason = "to panic is how a test fails")]
+#![allow(clippy::missing_panics_doc, reason = "to panic is how a test fails")]
 
+mod ports;
 pub mod postgres;
+mod process;
+mod proxy;
+pub mod redis;
+mod witness;
+
+pub use proxy::{Flow, Proxy};
+pub use witness::{Stay, Witness};

@@ -1,5 +1,7 @@
 //! A private Postgres, its standby, and a pooler in front of it.
 
+#![allow(clippy::unwrap_used, reason = "to panic is how a test fails")]
+
 use std::{
     ffi::OsStr,
     fs::{self, File},

@@ -14,9 +14,9 @@
 //! # leasehold::blocking::wait(example()).unwrap();
 //! ```
 //!
-//! The same call works in one process (`memory:`) and across the processes of
-//! one machine (`file:`). Calls can be awaited on any executor; without one,
-//! there is [`blocking`].
+//! The same call works in one process (`memory:`), across the processes of one
+//! machine (`file:`) and across machines (`redis://`). Calls can be awaited on
+//! any executor; without one, there is [`blocking`].
 //!
 //! # What can be locked
 //!
@@ -104,7 +104,7 @@
 //!
 //! # Features
 //!
-//! `memory` and `file`, both on by default; each backend is one feature.
+//! `memory` and `file`, both on by default, and `redis`; each backend is one feature.
 //!
 //! # Further reading
 //!

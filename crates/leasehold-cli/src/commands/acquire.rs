@@ -13,9 +13,10 @@ use crate::{
     exit::{self, Failure, Result},
     json,
     say::Line,
-    settings::Level,
+    settings::{Level, environment},
     work::{
         ask::{self, Ask, Patience},
+        nested::{self, Outer},
         note,
         wait::{self, Waited, Wanted},
     },
@@ -28,6 +29,9 @@ pub(crate) async fn run(context: &Context<'_>, args: &AcquireArgs) -> Result<u8>
     let mut signals =
         Signals::catch().map_err(|error| Failure::unavailable(format!("cannot catch signals: {error}")))?;
     let locks = context.connect(ask.holder.clone()).await?;
+    if ask.patience != Patience::Try {
+        nested::refuse(&locks, &ask.resource, &Outer::all(&environment)).await?;
+    }
     let wanted = Wanted { locks: &locks, resource: &ask.resource, patience: ask.patience };
     match wait::wait(wanted, ask.acquire_detached(&locks), &mut signals, say).await? {
         Waited::Acquired { held, explained } => {

@@ -80,30 +80,26 @@ async fn campaign(context: &Context<'_>, args: &ElectArgs, resource: Resource, c
     let wanted = Wanted { locks: &locks, resource: &resource, patience: Patience::Forever };
     let mut pause = args.backoff.first;
     loop {
-        let guard = match wait::wait(wanted, election.campaign(), &mut signals, say).await? {
-            Waited::Acquired { held, explained } => {
-                say.say(wait::acquired(held.lease(), explained));
-                held
+        let why = match wait::wait(wanted, election.campaign(), &mut signals, say).await {
+            Ok(Waited::Acquired { held: guard, explained }) => {
+                say.say(wait::acquired(guard.lease(), explained));
+                let who = short(guard.holder().as_str()).to_owned();
+                let work = work(context, args, &guard, &outers, limits, command.clone(), &locks);
+                let done = work.run(&locks, vec![guard], &mut signals, say).await;
+                if let Some(code) = final_code(args, &done) {
+                    return Ok(code);
+                }
+                if done.held > args.backoff.most {
+                    pause = args.backoff.first;
+                }
+                format!("{who} no longer leads {resource}")
             }
-            Waited::NotAcquired(error) => return Err(Failure::from(error)),
-            Waited::Interrupted(signal) => return Ok(exit::of_signal(signal.number())),
+            Ok(Waited::Interrupted(signal)) => return Ok(exit::of_signal(signal.number())),
+            Ok(Waited::NotAcquired(error)) => return Err(Failure::from(error)),
+            Err(failure) if failure.code == exit::UNAVAILABLE && !args.once => failure.message,
+            Err(failure) => return Err(failure),
         };
-        let work = work(context, args, &guard, &outers, limits, command.clone(), &locks);
-        let done = work.run(&locks, vec![guard], &mut signals, say).await;
-        if let Some(code) = final_code(args, &done) {
-            return Ok(code);
-        }
-        if done.held > args.backoff.most {
-            pause = args.backoff.first;
-        }
-        say.say(Line::new(
-            "backoff",
-            format!(
-                "{} no longer leads {resource}; campaigning again in {}",
-                short(locks.holder().as_str()),
-                Brief(pause)
-            ),
-        ));
+        say.say(Line::new("backoff", format!("{why}; campaigning again in {}", Brief(pause))));
         tokio::select! {
             biased;
             signal = signals.next_ending() => {

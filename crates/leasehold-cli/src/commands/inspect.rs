@@ -77,7 +77,7 @@ fn render(context: &Context<'_>, locks: &Leasehold, lock: &Lock, day: &Day, now:
     for (at, waiter) in lock.waiters.iter().enumerate() {
         let label = if at == 0 { "waiting" } else { "" };
         let LeaseState::Waiting { waiting_for, .. } = waiter.state else { continue };
-        let note = waiter.note.as_ref().map(|note| format!("  \"{note}\"")).unwrap_or_default();
+        let note = quoted(waiter);
         let who = short(waiter.holder.as_str());
         lines.push(format!("  {label:<9} {}. {who}   {}{note}", at + 1, Brief(waiting_for)));
     }
@@ -97,7 +97,7 @@ fn render(context: &Context<'_>, locks: &Leasehold, lock: &Lock, day: &Day, now:
 
 fn holder_lines(holder: &LeaseRecord, locks: &Leasehold, now: Timestamp) -> Vec<String> {
     let LeaseState::Holding { fence, acquired_at, held_for } = holder.state else { return Vec::new() };
-    let note = holder.note.as_ref().map(|note| format!("  \"{note}\"")).unwrap_or_default();
+    let note = quoted(holder);
     let since = format!("{} ({})", clock_face::time_of_day(acquired_at, now), Brief(held_for));
     let life = match holder.expires_in {
         Some(_) => format!(
@@ -117,6 +117,11 @@ fn holder_lines(holder: &LeaseRecord, locks: &Leasehold, now: Timestamp) -> Vec<
         lines.push(format!("  {:<9} {}", "meta", serde_json::Value::Object(holder.metadata.clone())));
     }
     lines
+}
+
+/// The note, which may come from any client and stays on its line.
+fn quoted(lease: &LeaseRecord) -> String {
+    lease.note.as_ref().map(|note| format!("  \"{}\"", note.replace(char::is_control, " "))).unwrap_or_default()
 }
 
 /// What happened to a lock within a day.

@@ -209,11 +209,7 @@ async fn leave_out_outer_locks(
     for resource in plan.ask.all.clone() {
         let Some(outer) = nested::held_outside(locks, &resource, outers).await? else { continue };
         if !plan.args.reentrant {
-            return Err(Failure::usage(format!(
-                "{resource} is held by the run that started this one (fence {}): waiting for it would never end",
-                outer.fence
-            ))
-            .hint("use another name, or --reentrant to run under the lock that is already held"));
+            return Err(nested::would_never_end(&resource, &outer));
         }
         check_outer_lease(locks, &resource).await?;
         plan.ask.all.remove(&resource);

@@ -6,7 +6,10 @@ use leasehold::{
 };
 use serde_json::{Value, json};
 
-use crate::{exit::Result, settings::Environment};
+use crate::{
+    exit::{Failure, Result},
+    settings::Environment,
+};
 
 /// A lock under which we were started.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,6 +78,23 @@ pub(crate) async fn held_outside(locks: &Leasehold, resource: &Resource, outers:
     });
     let held: Vec<Fence> = held.collect();
     Ok(namesakes.into_iter().find(|outer| held.contains(&outer.fence)).cloned())
+}
+
+/// Refuses a lock that our ancestors hold.
+pub(crate) async fn refuse(locks: &Leasehold, resource: &Resource, outers: &[Outer]) -> Result<()> {
+    match held_outside(locks, resource, outers).await? {
+        Some(outer) => Err(would_never_end(resource, &outer)),
+        None => Ok(()),
+    }
+}
+
+/// Why a lock that our ancestors hold is refused.
+pub(crate) fn would_never_end(resource: &Resource, outer: &Outer) -> Failure {
+    Failure::usage(format!(
+        "{resource} is held by the run that started this one (fence {}): waiting for it would never end",
+        outer.fence
+    ))
+    .hint("use another name, or `run --reentrant` to run under the lock that is already held")
 }
 
 #[cfg(test)]

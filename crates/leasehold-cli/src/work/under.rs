@@ -66,8 +66,9 @@ impl Work {
         };
         let mut done = self.judge(ended, acquired, say);
         if done.outcome == report::Outcome::Lost {
-            // What is not ours is not given back; dropping the guards would try to.
-            std::mem::forget(guards);
+            // A lease that is gone has nothing to give back. One that was only close to its end is let go in the
+            // background: the command is dead, and nobody shall wait for us.
+            drop(guards);
             return done;
         }
         self.keep_for_min_hold(&leases, acquired, signals).await;

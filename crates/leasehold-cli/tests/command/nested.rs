@@ -54,3 +54,11 @@ fn reentrant_runs_under_the_lock_that_is_held() {
         place.run(&["run", "x", "--", EXE, "run", "--reentrant", "x", "--also", "y", "-c", "echo $LEASEHOLD_LOCK"]);
     assert_eq!(ran.stdout, "y\n");
 }
+
+#[test]
+fn acquire_under_the_same_lock_is_refused_too() {
+    let place = Place::new();
+    place.run(&["run", "x", "--", EXE, "acquire", "x", "--ttl", "1m"]).assert_code(64);
+    place.run(&["run", "x", "--", EXE, "acquire", "x", "-n", "--ttl", "1m"]).assert_code(75);
+    place.run(&["elect", "--once", "x", "--", EXE, "elect", "x", "--", "true"]).assert_code(64);
+}

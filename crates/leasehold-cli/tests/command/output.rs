@@ -169,3 +169,29 @@ fn a_list_cut_short_by_its_reader_is_no_failure() {
     assert!(output.status.success(), "{output:?}");
     assert!(output.stderr.is_empty(), "{output:?}");
 }
+
+#[test]
+fn arguments_and_names_of_any_bytes_pass() {
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
+    let place = Place::new();
+    let mut command = place.leasehold(&["run", "ein Schloß ☃", "--", "printf", "%s"]);
+    command.arg(OsStr::from_bytes(b"\xff\xfe '\"\n"));
+    assert_eq!(command.output().unwrap().stdout, b"\xff\xfe '\"\n");
+}
+
+#[test]
+fn the_child_gets_no_descriptors_but_its_own() {
+    let place = Place::new();
+    let open = |args: &[&str]| {
+        let script = "for fd in /proc/$$/fd/*; do readlink $fd; done";
+        let ran = place.run(&[&["run"], args, &["x", "-c", script]].concat());
+        ran.stdout
+            .lines()
+            .filter(|line| !line.contains("pipe:") && *line != "/dev/null")
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(open(&["--no-inherit"]), [""; 0]);
+    let inherited = open(&[]);
+    assert!(inherited.len() == 1 && inherited[0].contains("/presence/"), "{inherited:?}");
+}

@@ -7,8 +7,6 @@ use rustix::process::Signal;
 use crate::place::{Place, Running, read_soon, until};
 
 const WAITERS: usize = 200;
-/// Who waits makes sure every third of its ttl that no word was lost; none of these does while it is watched.
-const TTL: &str = "10m";
 const WATCHED_FOR: Duration = Duration::from_secs(5);
 
 /// Processor time of a process so far, in clock ticks of 10 ms.
@@ -40,20 +38,22 @@ fn those_who_wait_sleep_and_a_hand_over_wakes_one() {
     let mut waiters: Vec<Running> = Vec::with_capacity(WAITERS);
     while waiters.len() < WAITERS {
         // A few at a time: what is measured is the waiting, not the rush.
-        waiters.extend((0..10).map(|_| place.start(&["run", "--ttl", TTL, "x", "-c", &script])));
+        waiters.extend((0..10).map(|_| place.start(&["run", "x", "-c", &script])));
         until("they wait", || place.waiters("x") == waiters.len());
     }
-    std::thread::sleep(Duration::from_secs(1));
+    // The threads that opened the directory have gone by then.
+    std::thread::sleep(Duration::from_secs(4));
 
     let cpu = |waiters: &[Running]| -> u64 { waiters.iter().map(|waiter| ticks(waiter.pid())).sum() };
     let woken = |waiters: &[Running]| -> u64 { waiters.iter().map(|waiter| switches(waiter.pid())).sum() };
     let before = (cpu(&waiters), woken(&waiters));
     std::thread::sleep(WATCHED_FOR);
     let used = Duration::from_millis(10 * (cpu(&waiters) - before.0));
-    let switched = woken(&waiters) - before.1;
+    let switched = woken(&waiters).saturating_sub(before.1);
     println!("{WAITERS} waiters over {WATCHED_FOR:?}: {used:?} of processor time, {switched} context switches");
     assert!(used < WATCHED_FOR / 50, "{used:?}");
-    assert!(switched <= 20, "{switched}");
+    // Each asks once a minute whether word was lost; who polls would be seen many times each.
+    assert!(switched < u64::try_from(WAITERS).unwrap(), "{switched}");
 
     let mut woken_by_each = Vec::new();
     let mut current = holder;

@@ -129,7 +129,8 @@ impl Place {
             .filter(|pid| is_alive(pid.parse().unwrap()))
             .filter(|pid| {
                 let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-                environ.split(|byte| *byte == 0).any(|variable| variable == mark)
+                // Or of a place within this one.
+                environ.split(|byte| *byte == 0).any(|variable| variable.starts_with(&mark))
             })
             .map(|pid| pid.parse().unwrap())
             .collect()

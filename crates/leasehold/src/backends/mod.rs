@@ -6,6 +6,8 @@ pub mod file;
 pub mod memory;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(feature = "redis")]
+pub mod redis;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -32,7 +34,7 @@ impl fmt::Debug for OpenOptions {
 /// Opens the backend a URL names.
 pub(crate) async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Backend>> {
     check_namespace(&options.namespace)?;
-    let Some((scheme, rest)) = url.split_once(':') else {
+    let Some((scheme, _)) = url.split_once(':') else {
         return Err(Error::invalid_config(format!(
             "a backend URL begins with its scheme, such as {}; this one has none",
             known_schemes()
@@ -41,7 +43,8 @@ pub(crate) async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Bac
     match scheme {
         #[cfg(feature = "memory")]
         "memory" => {
-            let backend = memory::MemoryBackend::named(rest, &options.namespace, Arc::clone(&options.clock));
+            let name = url.strip_prefix("memory:").unwrap_or_default();
+            let backend = memory::MemoryBackend::named(name, &options.namespace, Arc::clone(&options.clock));
             Ok(Arc::new(backend))
         }
         #[cfg(feature = "file")]
@@ -55,6 +58,10 @@ pub(crate) async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Bac
             let options = postgres::PostgresOptions::from_url(url, &options.namespace, clock, limit)?;
             Ok(Arc::new(postgres::PostgresBackend::open(options).await?))
         }
+        #[cfg(feature = "redis")]
+        "redis" | "rediss" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster" | "rediss+cluster" => {
+            redis::open(url, options).await
+        }
         _ => Err(Error::invalid_config(format!("unknown backend scheme {scheme:?}; known here: {}", known_schemes()))),
     }
 }
@@ -64,6 +71,7 @@ fn known_schemes() -> String {
         ("memory:", cfg!(feature = "memory")),
         ("file:", cfg!(feature = "file")),
         ("postgres://", cfg!(feature = "postgres")),
+        ("redis:", cfg!(feature = "redis")),
     ]
     .iter()
     .filter_map(|(scheme, built)| built.then_some(*scheme))

@@ -32,7 +32,7 @@ use crate::{
 };
 
 /// Renewals due within this of each other share a call.
-const COALESCE: Duration = Duration::from_millis(100);
+const COALESCE: Duration = Duration::from_secs(1);
 
 /// The one renewer of an instance.
 pub(crate) struct Keeper {

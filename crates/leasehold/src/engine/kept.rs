@@ -14,8 +14,10 @@ use tokio::sync::Notify;
 use super::{Ask, backoff::Backoff, margin, renew_every, validity::Validity};
 use crate::lease::{Claim, Fence, Grant, Holder, LeaseKey, Metadata, Moment, Place, Renewal, Timestamp, Ttl, micros};
 
-/// How long a lease that no clock ends may go without asking about it.
-const LONGEST_SILENCE: Duration = Duration::from_secs(10);
+/// How long a holder that no clock ends may go without asking: an eviction whose hint was lost is found then.
+const HOLDERS_SILENCE: Duration = Duration::from_secs(10);
+/// The same for a waiter, of whom there may be hundreds: a grant whose hint was lost is found then.
+const WAITERS_SILENCE: Duration = Duration::from_secs(60);
 
 /// A lease this process waits for or holds.
 #[derive(Debug)]
@@ -135,11 +137,12 @@ impl Kept {
     /// When to renew what was proved at `sent`: a third of the ttl later, a
     /// little less by a part that differs from lease to lease.
     pub(crate) fn renew_at(&self, sent: Moment) -> Moment {
-        let mut every = renew_every(self.ttl());
-        if !self.clocked {
-            // Nothing runs out: the renewal only finds what a lost hint did not tell.
-            every = every.min(LONGEST_SILENCE);
-        }
+        let every = match (self.clocked, self.hold()) {
+            (true, _) => renew_every(self.ttl()),
+            // Nothing runs out: a renewal only finds what a lost hint did not tell.
+            (false, Some(_)) => renew_every(self.ttl()).min(HOLDERS_SILENCE),
+            (false, None) => WAITERS_SILENCE,
+        };
         let part = u32::try_from(self.key.id.as_u128() & 0xff).unwrap_or(0);
         sent.after(every.saturating_sub(every / 10 * part / 255))
     }

@@ -9,12 +9,16 @@ use std::{
     sync::{OnceLock, mpsc},
     task::{Context, Waker},
     thread,
+    time::Duration,
 };
 
 use tokio::runtime::{Builder, Handle};
 
 use super::Task;
 use crate::{Error, Result};
+
+/// How long a thread that did blocking work stays for more: those who wait for hours should not keep one.
+const IDLE: Duration = Duration::from_secs(1);
 
 /// The process's one runtime; its thread starts with the first call.
 pub(crate) fn handle() -> Result<&'static Handle> {
@@ -28,7 +32,7 @@ pub(crate) fn handle() -> Result<&'static Handle> {
 fn launch() -> std::io::Result<Handle> {
     let (started, handle) = mpsc::sync_channel(1);
     thread::Builder::new().name(String::from("leasehold")).spawn(move || {
-        let runtime = Builder::new_current_thread().enable_all().build();
+        let runtime = Builder::new_current_thread().enable_all().thread_keep_alive(IDLE).build();
         match runtime {
             Ok(runtime) => {
                 let _received = started.send(Ok(runtime.handle().clone()));

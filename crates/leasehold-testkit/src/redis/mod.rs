@@ -1,0 +1,112 @@
+//! Private Redis servers: one, one with replicas and sentinels, or a cluster.
+
+mod cluster;
+mod resp;
+mod sentinel;
+
+use std::{fs, path::PathBuf, thread, time::Duration};
+
+use tempfile::TempDir;
+
+pub use self::{cluster::Cluster, resp::Reply, sentinel::Sentinel};
+use crate::{ports, process::Process};
+
+/// A Redis server on a port and in a folder of its own.
+#[derive(Debug)]
+pub struct Server {
+    port: u16,
+    folder: TempDir,
+    settings: Vec<String>,
+    process: Option<Process>,
+}
+
+impl Server {
+    /// A server that keeps nothing on disk.
+    pub fn start() -> Self {
+        Self::with(&["--save", "", "--appendonly", "no"])
+    }
+
+    /// A server that writes everything to its append-only file before it answers.
+    pub fn durable() -> Self {
+        Self::with(&["--save", "", "--appendonly", "yes", "--appendfsync", "always"])
+    }
+
+    /// A server with these settings, in the words of its command line.
+    pub fn with(settings: &[&str]) -> Self {
+        let mut server = Self {
+            port: ports::free(),
+            folder: tempfile::tempdir().expect("a folder can be made"),
+            settings: settings.iter().map(|&setting| setting.to_owned()).collect(),
+            process: None,
+        };
+        server.launch();
+        server
+    }
+
+    /// The port it listens on.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Its URL.
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// The folder it may write to.
+    pub fn folder(&self) -> PathBuf {
+        self.folder.path().to_owned()
+    }
+
+    /// Kills it, as a crash would.
+    pub fn kill(&mut self) {
+        self.process = None;
+    }
+
+    /// Starts it again on the same port and in the same folder.
+    pub fn launch(&mut self) {
+        let mut arguments: Vec<String> =
+            ["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--dir"].map(str::to_owned).to_vec();
+        arguments.push(self.folder.path().display().to_string());
+        arguments.extend(["--daemonize", "no", "--loglevel", "notice"].map(str::to_owned));
+        arguments.extend(self.settings.iter().cloned());
+        self.process = Some(Process::start("redis-server", &arguments, &self.folder.path().join("log")));
+        for _ in 0..1000 {
+            if resp::ask(self.port, &["PING"]).is_ok_and(|reply| !reply.to_string().contains("LOADING")) {
+                return;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        let log = fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
+        panic!("redis-server did not start: {log}");
+    }
+
+    /// Sends a signal to its process, such as `STOP` or `CONT`.
+    pub fn signal(&self, name: &str) {
+        if let Some(process) = &self.process {
+            process.signal(name);
+        }
+    }
+
+    /// Sends one command on a connection of its own.
+    pub fn ask(&self, command: &[&str]) -> Reply {
+        resp::ask(self.port, command).unwrap_or_else(|error| panic!("{command:?} was not answered: {error}"))
+    }
+
+    /// How often each of these was called by clients or scripts since the last reset.
+    pub fn calls(&self, command: &str) -> u64 {
+        let stats = self.ask(&["INFO", "commandstats"]).to_string();
+        let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+        line.and_then(|rest| rest.split(',').next()?.parse().ok()).unwrap_or(0)
+    }
+
+    /// Starts counting anew.
+    pub fn reset_calls(&self) {
+        self.ask(&["CONFIG", "RESETSTAT"]);
+    }
+
+    /// How many clients are connected, the one that asks left out.
+    pub fn clients(&self) -> usize {
+        self.ask(&["CLIENT", "LIST"]).to_string().lines().filter(|line| line.contains("addr=")).count() - 1
+    }
+}

@@ -1,0 +1,80 @@
+//! Just enough of the Redis protocol to look at a server from outside the library under test.
+
+use std::{
+    fmt,
+    io::{self, BufRead, BufReader, Write},
+    net::TcpStream,
+    time::Duration,
+};
+
+/// What a server answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// A line, a text or a number.
+    Text(String),
+    /// Nothing.
+    Nil,
+    /// A refusal.
+    Error(String),
+    /// Several.
+    Many(Vec<Reply>),
+}
+
+impl Reply {
+    /// The parts of an array.
+    pub fn parts(&self) -> &[Reply] {
+        match self {
+            Self::Many(parts) => parts,
+            _ => &[],
+        }
+    }
+}
+
+impl fmt::Display for Reply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) | Self::Error(text) => f.write_str(text),
+            Self::Nil => f.write_str("(nil)"),
+            Self::Many(parts) => parts.iter().try_for_each(|part| writeln!(f, "{part}")),
+        }
+    }
+}
+
+/// Sends one command on a connection of its own.
+pub(super) fn ask(port: u16, command: &[&str]) -> io::Result<Reply> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    let mut request = format!("*{}\r\n", command.len()).into_bytes();
+    for word in command {
+        write!(request, "${}\r\n{word}\r\n", word.len())?;
+    }
+    stream.write_all(&request)?;
+    read(&mut BufReader::new(stream))
+}
+
+fn read(stream: &mut impl BufRead) -> io::Result<Reply> {
+    let mut line = String::new();
+    if stream.read_line(&mut line)? == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let line = line.trim_end();
+    let (kind, rest) = line.split_at(1);
+    let count = || rest.parse::<i64>().map_err(|_| io::Error::from(io::ErrorKind::InvalidData));
+    Ok(match kind {
+        "+" | ":" => Reply::Text(rest.to_owned()),
+        "-" => Reply::Error(rest.to_owned()),
+        "$" => match usize::try_from(count()?) {
+            Err(_) => Reply::Nil,
+            Ok(length) => {
+                let mut bytes = vec![0; length + 2];
+                stream.read_exact(&mut bytes)?;
+                Reply::Text(String::from_utf8_lossy(&bytes[..length]).into_owned())
+            }
+        },
+        "*" => match usize::try_from(count()?) {
+            Err(_) => Reply::Nil,
+            Ok(length) => Reply::Many((0..length).map(|_| read(stream)).collect::<io::Result<_>>()?),
+        },
+        _ => return Err(io::ErrorKind::InvalidData.into()),
+    })
+}

@@ -1,0 +1,66 @@
+//! A master, a replica, and a sentinel that puts one in the place of the other.
+
+use std::fs;
+
+use tempfile::TempDir;
+
+use super::{Server, cluster::wait_until, resp};
+use crate::{ports, process::Process};
+
+/// A master, a replica, and a sentinel that watches them.
+#[derive(Debug)]
+pub struct Sentinel {
+    /// The master first, then its replica.
+    pub servers: Vec<Server>,
+    port: u16,
+    _folder: TempDir,
+    _process: Process,
+}
+
+impl Sentinel {
+    /// Starts them and waits until the sentinel knows the replica.
+    pub fn start() -> Self {
+        let plain = ["--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"];
+        let master = Server::with(&plain);
+        let (master_port, port) = (master.port().to_string(), ports::free());
+        let replica = Server::with(&[&plain[..], &["--replicaof", "127.0.0.1", &master_port]].concat());
+        wait_until("the replica follows", || {
+            replica.ask(&["INFO", "replication"]).to_string().contains("master_link_status:up")
+        });
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let file = folder.path().join("sentinel.conf");
+        let settings = format!(
+            "port {port}\nbind 127.0.0.1\ndir {}\nsentinel monitor mymaster 127.0.0.1 {master_port} 1\n\
+             sentinel down-after-milliseconds mymaster 500\nsentinel failover-timeout mymaster 3000\n",
+            folder.path().display()
+        );
+        fs::write(&file, settings).expect("a file can be written");
+        let arguments = [file.display().to_string(), String::from("--sentinel")];
+        let process = Process::start("redis-server", &arguments, &folder.path().join("log"));
+        let sentinel = Self { servers: vec![master, replica], port, _folder: folder, _process: process };
+        wait_until("the sentinel knows both", || {
+            let known = resp::ask(port, &["SENTINEL", "REPLICAS", "mymaster"]);
+            known.is_ok_and(|known| !known.parts().is_empty())
+        });
+        sentinel
+    }
+
+    /// The URL: a sentinel that does not exist first, then the one that does.
+    pub fn url(&self) -> String {
+        format!("redis+sentinel://127.0.0.1:1,127.0.0.1:{}/mymaster", self.port)
+    }
+
+    /// The master's port, as the sentinel tells it.
+    pub fn master(&self) -> u16 {
+        let told = resp::ask(self.port, &["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster"]).expect("it answers");
+        told.parts()[1].to_string().parse().expect("a port")
+    }
+
+    /// Has the replica take the master's place, both alive.
+    pub fn fail_over(&self) {
+        wait_until("a failover may begin", || {
+            let said = resp::ask(self.port, &["SENTINEL", "FAILOVER", "mymaster"]);
+            said.is_ok_and(|said| said.to_string() == "OK")
+        });
+    }
+}

@@ -1,0 +1,415 @@
+//! `redis:`, machines that reach one server: scripts port the rule, the server's clock decides.
+//!
+//! One connection for each instance carries its commands and, by RESP3, its
+//! pushes. An uncontended lock costs two commands: one to acquire, one to
+//! release. A release hands the lock to the next in line and pushes to that
+//! one's process only. Works with Redis 6.2 or newer and with Valkey, alone,
+//! behind sentinels or as a cluster.
+//!
+//! What Redis forgets is forgotten: see `GUARANTEES.md` about failover.
+
+mod client;
+mod cluster;
+mod connection;
+mod durability;
+mod examine;
+mod failure;
+mod finder;
+mod hints;
+mod history;
+mod keys;
+mod link;
+mod listing;
+mod options;
+mod reply;
+mod scripts;
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use tokio::{runtime::Handle, task::AbortHandle, time};
+use uuid::Uuid;
+
+pub use self::options::{Address, Durability, Identity, RedisOptions, Remember, Tls, Topology};
+use self::{
+    connection::{Answered, Connection},
+    durability::Durable,
+    hints::Told,
+    keys::{Keys, Partition},
+    link::Channel,
+    scripts::Call,
+};
+use crate::{
+    Error, Result,
+    backend::{Backend, EventStream, Finding, Guarantees, Hints, Liveness, Reach},
+    lease::{
+        Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, Incarnation, LeaseKey, ListFilter, Names, Outcome,
+        Page, Patience, Problem, Released, Renewal, Request, Resource, Standing, micros,
+    },
+};
+
+/// Renewals in one call: a few milliseconds of the server's time.
+const RENEW_BATCH: usize = 500;
+/// Ended leases kept on one server, about.
+const HISTORY: usize = 10_000;
+/// Ended leases kept in each partition of a cluster, about.
+const HISTORY_OF_PARTITION: usize = 1000;
+/// Keys that nobody touches are forgotten by Redis so long after their lease has ended.
+const KEPT: Duration = Duration::from_secs(24 * 3600);
+/// Those who watch say so this often; the word of one who died is forgotten after three times as long.
+const WATCH_EVERY: Duration = Duration::from_secs(10);
+/// How often expired leases that nobody touches are looked for.
+const TIDY_EVERY: Duration = Duration::from_secs(60);
+
+/// Leases kept by a Redis server, a cluster, or whatever server the sentinels name.
+///
+/// Opened inside a tokio runtime with io and time, and used while it runs.
+pub struct RedisBackend {
+    options: Arc<RedisOptions>,
+    keys: Keys,
+    instance: String,
+    /// What every script is told: how to push, and what to remember.
+    settings: String,
+    connection: Connection,
+    durable: Option<Durable>,
+    told: Arc<Told>,
+    runtime: Handle,
+    watching: tokio::sync::Mutex<()>,
+    tasks: Mutex<Vec<AbortHandle>>,
+    this: Weak<Self>,
+}
+
+impl RedisBackend {
+    /// Connects, within the connect limit.
+    ///
+    /// # Errors
+    /// `Unavailable` when nobody answers, `PermissionDenied` when the server refuses user or password,
+    /// `Unsupported` for a server that is too old.
+    pub async fn open(options: RedisOptions) -> Result<Arc<Self>> {
+        let options = Arc::new(options);
+        let keys = match options.topology {
+            Topology::Cluster => Keys::in_cluster(&options.namespace),
+            Topology::Single | Topology::Sentinel { .. } => Keys::on_one_server(&options.namespace),
+        };
+        let instance = Uuid::new_v4().simple().to_string();
+        let durable = Durable::open(&options).await?;
+        let told = Told::new(keys.events(), durable.is_some());
+        let connection = Connection::open(&options, &keys, &instance, Arc::clone(&told) as _).await?;
+        let runtime = Handle::current();
+        let settings = settings(&connection, options.history);
+        let backend = Arc::new_cyclic(|this| Self {
+            options,
+            keys,
+            instance,
+            settings,
+            connection,
+            durable,
+            told,
+            runtime,
+            watching: tokio::sync::Mutex::new(()),
+            tasks: Mutex::default(),
+            this: Weak::clone(this),
+        });
+        backend.start(keep_tidy(Weak::clone(&backend.this)));
+        Ok(backend)
+    }
+
+    /// How long this life of the server has lasted, where it may be asked: of the youngest server in a cluster.
+    pub fn age(&self) -> Option<Duration> {
+        let lives = self.connection.links().into_iter().map(|link| link.current()?.server.age());
+        lives.min().flatten()
+    }
+
+    fn start(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let mut tasks = self.tasks.lock();
+        tasks.retain(|task| !task.is_finished());
+        tasks.push(self.runtime.spawn(task).abort_handle());
+    }
+
+    async fn run(&self, partition: &Partition, call: &Call) -> Result<Answered> {
+        self.connection.run(partition, call, &self.options).await
+    }
+
+    fn answer<T>(&self, value: T, answered: &Answered) -> Answer<T> {
+        Answer { value, incarnation: self.incarnation(answered) }
+    }
+
+    fn incarnation(&self, answered: &Answered) -> Incarnation {
+        match &self.connection {
+            Connection::One(_) => answered.live.server.incarnation,
+            // Each server lives a life of its own; any break in what we hear begins another.
+            Connection::Cluster(_) => Incarnation(self.told.misses()),
+        }
+    }
+
+    /// Renews those that stand in one partition.
+    async fn renew_in(&self, partition: &Partition, renewals: &[&Renewal]) -> Result<Answer<Vec<Standing>>> {
+        let resources = renewals.iter().map(|renewal| &renewal.key.resource);
+        let call = scripts::RENEW.call(partition, resources).arg(&self.settings);
+        let call = renewals.iter().fold(call, |call, renewal| call.arg(renewal_argument(renewal)));
+        let answered = match &self.durable {
+            None => self.run(partition, &call).await?,
+            Some(durable) => {
+                let copied = durable.run(&call).await?;
+                copied.check(&self.options.place())?;
+                copied.answered
+            }
+        };
+        Ok(self.answer(reply::standings(&answered.value)?, &answered))
+    }
+}
+
+impl fmt::Debug for RedisBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisBackend").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl Drop for RedisBackend {
+    fn drop(&mut self) {
+        self.tasks.lock().iter().for_each(AbortHandle::abort);
+    }
+}
+
+#[async_trait]
+impl Backend for RedisBackend {
+    fn guarantees(&self) -> Guarantees {
+        Guarantees {
+            kind: "redis",
+            reach: Reach::Network,
+            liveness: Liveness::Ttl,
+            fifo: true,
+            pushes: true,
+            fences: true,
+            // Only as far as the server persists what it keeps, which it does not promise.
+            survives_restart: false,
+            renew_batch: RENEW_BATCH,
+        }
+    }
+
+    fn hints(&self) -> Hints {
+        self.told.hints.subscribe()
+    }
+
+    async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
+        let resource = &request.key.resource;
+        let partition = self.keys.of(resource);
+        if request.patience == Patience::Queue {
+            self.connection.hear(partition).await?;
+        }
+        let (claim, ttl) = (request.claim, request.ttl.get());
+        let call = scripts::ACQUIRE
+            .call(partition, [resource].into_iter())
+            .arg(&self.settings)
+            .arg(resource.as_str())
+            .arg(request.key.id.to_string())
+            .arg(format!("{:013}", micros(ttl)))
+            .arg(reply::shape(claim.shape()))
+            .arg(reply::tail(request, &self.instance))
+            .arg(if request.patience == Patience::Try { "try" } else { "queue" })
+            .arg(request.fence_floor.map_or(0, Fence::get).to_string())
+            .arg(if claim.units() == claim.capacity() { "whole" } else { "part" })
+            .arg((ttl + KEPT).as_millis().to_string());
+        let Some(durable) = &self.durable else {
+            let answered = self.run(partition, &call).await?;
+            return Ok(self.answer(reply::decision(&answered.value)?, &answered));
+        };
+        let copied = durable.run(&call).await?;
+        let decision = reply::decision(&copied.answered.value)?;
+        if let Decision::Granted(_) = decision
+            && let Err(error) = copied.check(&self.options.place())
+        {
+            self.release(&request.key, &Outcome::Cancelled).await?;
+            return Err(error);
+        }
+        Ok(self.answer(decision, &copied.answered))
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
+        let mut by_partition: BTreeMap<u16, (&Partition, Vec<usize>)> = BTreeMap::new();
+        for (at, renewal) in renewals.iter().enumerate() {
+            let partition = self.keys.of(&renewal.key.resource);
+            by_partition.entry(partition.number).or_insert_with(|| (partition, Vec::new())).1.push(at);
+        }
+        let asking = by_partition.values().map(async |(partition, places)| {
+            let some: Vec<&Renewal> = places.iter().map(|at| &renewals[*at]).collect();
+            self.renew_in(partition, &some).await
+        });
+        let mut standings = vec![Standing::Unknown; renewals.len()];
+        let mut incarnation = None;
+        let mut failed = None;
+        for ((_, places), answer) in by_partition.values().zip(futures_util::future::join_all(asking).await) {
+            match answer {
+                Ok(answer) => {
+                    incarnation = Some(answer.incarnation);
+                    places.iter().zip(answer.value).for_each(|(at, standing)| standings[*at] = standing);
+                }
+                Err(error) => failed = Some(error),
+            }
+        }
+        match (incarnation, failed) {
+            (Some(incarnation), failed) => {
+                if let Some(error) = failed {
+                    tracing::warn!(%error, "some leases were not renewed");
+                }
+                Ok(Answer { value: standings, incarnation })
+            }
+            (None, Some(error)) => Err(error),
+            (None, None) => Ok(Answer { value: standings, incarnation: Incarnation(self.told.misses()) }),
+        }
+    }
+
+    async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {
+        let partition = self.keys.of(&key.resource);
+        let problem = match outcome {
+            Outcome::Failed(problem) => written(problem),
+            _ => Vec::new(),
+        };
+        let call = scripts::RELEASE
+            .call(partition, [&key.resource].into_iter())
+            .arg(&self.settings)
+            .arg(key.resource.as_str())
+            .arg(key.id.to_string())
+            .arg(outcome.ending().as_str())
+            .arg(problem);
+        let answered = self.run(partition, &call).await?;
+        Ok(self.answer(reply::released(&answered.value)?, &answered))
+    }
+
+    async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
+        let partition = self.keys.of(resource);
+        let problem = written(&Problem { kind: String::from("evicted"), details: reason.to_owned() });
+        let call = scripts::EVICT
+            .call(partition, [resource].into_iter())
+            .arg(&self.settings)
+            .arg(resource.as_str())
+            .arg(format!("{:016}", expected.get()))
+            .arg(problem);
+        let answered = self.run(partition, &call).await?;
+        reply::evicted(&answered.value)
+    }
+
+    async fn list(&self, filter: &ListFilter) -> Result<Page> {
+        self.page(filter).await
+    }
+
+    async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
+        self.ended(filter).await
+    }
+
+    async fn watch(&self, names: Names) -> Result<EventStream> {
+        let _one_at_a_time = self.watching.lock().await;
+        let followed = self.told.is_followed();
+        let stream = self.told.follow(names);
+        if !followed {
+            self.connection.subscribe(Channel::Plain(self.keys.events())).await?;
+            self.say_watched().await?;
+            self.start(keep_watching(Weak::clone(&self.this)));
+        }
+        Ok(stream)
+    }
+
+    async fn examine(&self) -> Result<Vec<Finding>> {
+        self.findings().await
+    }
+}
+
+impl RedisBackend {
+    /// Lets every script know on which channel to tell what happens.
+    async fn say_watched(&self) -> Result<()> {
+        for partition in self.keys.all() {
+            let mut command = redis::cmd("SET");
+            command.arg(partition.watched()).arg(self.keys.events()).arg("EX").arg(WATCH_EVERY.as_secs() * 3);
+            self.connection.ask(partition, &command, &self.options).await?;
+        }
+        Ok(())
+    }
+}
+
+/// What every script is told: how to push, and what to remember.
+fn settings(connection: &Connection, history: Remember) -> String {
+    let (verb, kept) = match connection {
+        Connection::One(_) => ('P', HISTORY),
+        Connection::Cluster(cluster) if cluster.is_sharded() => ('S', HISTORY_OF_PARTITION),
+        Connection::Cluster(_) => ('B', HISTORY_OF_PARTITION),
+    };
+    let history = match history {
+        Remember::All => 'a',
+        Remember::Problems => 'p',
+        Remember::Nothing => 'o',
+    };
+    format!("{verb}{history}{kept}")
+}
+
+/// Says that someone watches for as long as anyone does.
+async fn keep_watching(backend: Weak<RedisBackend>) {
+    loop {
+        time::sleep(WATCH_EVERY).await;
+        let Some(backend) = backend.upgrade() else { return };
+        let _not_while_one_begins = backend.watching.lock().await;
+        if !backend.told.is_followed() {
+            backend.connection.unsubscribe(&Channel::Plain(backend.keys.events())).await;
+            return;
+        }
+        if let Err(error) = backend.say_watched().await {
+            tracing::warn!(%error, "events may be missed");
+        }
+    }
+}
+
+/// Looks now and then for leases that expired and that nobody touches, in a partition at random.
+async fn keep_tidy(backend: Weak<RedisBackend>) {
+    loop {
+        let random = Uuid::new_v4();
+        let bytes = random.as_bytes();
+        time::sleep(TIDY_EVERY + TIDY_EVERY * u32::from(bytes[0]) / 255).await;
+        let Some(backend) = backend.upgrade() else { return };
+        let partitions = backend.keys.all();
+        let partition = &partitions[usize::from(bytes[1]) % partitions.len()];
+        if let Err(error) = backend.tidy(partition).await {
+            tracing::debug!(%error, "cannot look for expired leases");
+        }
+    }
+}
+
+/// One renewal, in the columns that `renew.lua` names.
+fn renewal_argument(renewal: &Renewal) -> Vec<u8> {
+    let plain = renewal.fence_floor.is_none() && renewal.downgrade.is_none() && renewal.metadata.is_none();
+    let less = match renewal.downgrade {
+        Some(less) => format!("{} {} {}", less.units(), reply::shape(less.shape()), less.mode()),
+        None => String::from("0 0 - -"),
+    };
+    let metadata = renewal.metadata.as_ref().map(reply::json).unwrap_or_default();
+    format!(
+        "{} {:013} {} {} {less}\n{}\n{metadata}",
+        renewal.key.id,
+        micros(renewal.ttl.get()),
+        if plain { 'p' } else { 'c' },
+        renewal.fence_floor.map_or(0, Fence::get),
+        renewal.key.resource,
+    )
+    .into_bytes()
+}
+
+fn written(problem: &Problem) -> Vec<u8> {
+    serde_json::to_vec(problem).unwrap_or_default()
+}
+
+/// Opens the place that the URL names.
+pub(super) async fn open(url: &str, options: &super::OpenOptions) -> Result<Arc<dyn Backend>> {
+    let mut chosen = RedisOptions::from_url(url, &options.namespace)?;
+    // A little less than the caller allows, so that the error says what could not be reached.
+    chosen.connect_limit = options.connect_limit * 9 / 10;
+    let limit = chosen.connect_limit;
+    let place = chosen.place();
+    match time::timeout(limit, RedisBackend::open(chosen)).await {
+        Ok(opened) => Ok(opened?),
+        Err(_) => Err(Error::unavailable(format!("{place} did not answer within {limit:?}"))),
+    }
+}

@@ -1,0 +1,213 @@
+//! Who may reach a Redis server, what is said when it cannot be reached, and what a lost reply means.
+#![cfg(feature = "redis")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests, too")]
+
+use std::{fs, path::Path, process::Command, sync::Arc, time::Duration};
+
+use leasehold::{
+    Error, ErrorKind, Holder, Leasehold, Resource, Ttl,
+    backend::{Backend, Severity},
+    backends::redis::{RedisBackend, RedisOptions},
+    clock::{Clock, SystemClock},
+    lease::{
+        Claim, Decision, HistoryFilter, LeaseId, LeaseKey, Lifetime, ListFilter, Metadata, Names, Patience, Request,
+    },
+};
+use leasehold_testkit::{Flow, Proxy, redis::Server};
+use tokio::runtime::Handle;
+
+async fn refused(url: &str) -> Error {
+    let builder = Leasehold::builder().connect_limit(Duration::from_millis(1500));
+    let before = SystemClock.now();
+    let error = builder.connect(url).await.expect_err("it must not connect");
+    let took = SystemClock.now().since(before);
+    assert!(took < Duration::from_secs(2), "{error} took {took:?}");
+    assert!(!format!("{error} {error:?}").contains("hunter2"), "the password is shown: {error}");
+    error
+}
+
+async fn works(locks: &Leasehold) {
+    let guard = locks.mutex("x").acquire().await.unwrap();
+    let other = locks.semaphore("s", 3).acquire().await.unwrap();
+    assert_eq!(locks.list(&ListFilter::new(Names::All)).await.unwrap().leases.len(), 2);
+    guard.release().await.unwrap();
+    other.release().await.unwrap();
+    assert_eq!(locks.history(&HistoryFilter::new(Names::All)).await.unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn an_unreachable_server_is_said_to_be_within_the_limit() {
+    let port = {
+        let mut server = Server::start();
+        server.kill();
+        server.port()
+    };
+    let error = refused(&format!("redis://me:hunter2@127.0.0.1:{port}")).await;
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains(&format!("127.0.0.1:{port}")), "{error}");
+
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    proxy.to_client(Flow::Swallow);
+    let error = refused(&format!("redis://:hunter2@127.0.0.1:{}", proxy.port())).await;
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("did not answer within"), "{error}");
+    assert_eq!(refused("redis+sentinel://127.0.0.1:1/mine").await.kind(), ErrorKind::Unavailable);
+    assert_eq!(refused("redis+cluster://127.0.0.1:1").await.kind(), ErrorKind::Unavailable);
+}
+
+#[tokio::test]
+async fn a_password_is_asked_for_and_given() {
+    let server = Server::with(&["--save", "", "--requirepass", "hunter2"]);
+    let at = format!("127.0.0.1:{}", server.port());
+    for url in [format!("redis://{at}"), format!("redis://:wrong@{at}"), format!("redis://me:hunter2@{at}")] {
+        let error = refused(&url).await;
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+        assert!(error.to_string().contains("password_file="), "it says what to do: {error}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("secret");
+    fs::write(&file, "hunter2\n").unwrap();
+    for url in [format!("redis://:hunter2@{at}"), format!("redis://{at}?password_file={}", file.display())] {
+        let locks = Leasehold::connect(&url).await.unwrap();
+        locks.mutex("x").acquire().await.unwrap().release().await.unwrap();
+        assert!(!format!("{locks:?}").contains("hunter2"));
+    }
+}
+
+#[tokio::test]
+async fn a_user_limited_to_the_prefix_can_do_everything() {
+    let server = Server::start();
+    let user = ["ACL", "SETUSER", "locks", "on", ">hunter2", "resetkeys", "~leasehold:*", "resetchannels"];
+    server.ask(&[&user[..], &["&leasehold:*", "+@all", "-@dangerous", "-@admin"]].concat());
+    server.ask(&["ACL", "SETUSER", "nobody", "on", ">hunter2", "~other:*", "resetchannels", "+@all"]);
+    let locks = Leasehold::connect(&format!("redis://locks:hunter2@127.0.0.1:{}", server.port())).await.unwrap();
+    works(&locks).await;
+    let _events = locks.watch(Names::All).await.unwrap();
+    let (first, second) = (locks.mutex("q").acquire().await.unwrap(), locks.mutex("q"));
+    let second = Handle::current().spawn(async move { second.acquire().await });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    first.release().await.unwrap();
+    second.await.unwrap().unwrap().release().await.unwrap();
+    let findings = locks.examine().await.unwrap();
+    let rights = findings.iter().find(|finding| finding.subject == "rights").unwrap();
+    assert_eq!(rights.severity, Severity::Ok, "{}", rights.words);
+
+    let error = refused(&format!("redis://nobody:hunter2@127.0.0.1:{}", server.port())).await;
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+    assert!(error.to_string().contains("leasehold:*"), "it says what to allow: {error}");
+}
+
+#[tokio::test]
+async fn a_replica_is_refused_with_what_to_do() {
+    let master = Server::start();
+    let replica = Server::with(&["--save", "", "--replicaof", "127.0.0.1", &master.port().to_string()]);
+    let locks = Leasehold::connect(&replica.url()).await.unwrap();
+    let error = locks.mutex("x").acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+    assert!(error.to_string().contains("redis+sentinel://"), "{error}");
+}
+
+#[tokio::test]
+async fn doctor_names_what_endangers_locks() {
+    let server = Server::with(&["--save", "", "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"]);
+    let locks = Leasehold::connect(&server.url()).await.unwrap();
+    let findings = locks.examine().await.unwrap();
+    let told = |subject: &str| findings.iter().find(|finding| finding.subject == subject).expect("it is looked at");
+    assert_eq!(told("eviction").severity, Severity::Failure);
+    assert!(told("eviction").words.contains("noeviction"));
+    assert_eq!(told("persistence").severity, Severity::Warning);
+    for subject in ["reachable", "clock offset", "version", "replication", "rights"] {
+        assert_eq!(told(subject).severity, Severity::Ok, "{}", told(subject).words);
+    }
+}
+
+#[tokio::test]
+async fn a_protected_connection_trusts_whom_it_is_told_to() {
+    let folder = tempfile::tempdir().unwrap();
+    certificates(folder.path());
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let (cert, key, ca) = (file("server.crt"), file("server.key"), file("ca.crt"));
+    let tls_port = Proxy::to(1).port().to_string();
+    let settings = ["--save", "", "--tls-port", &tls_port, "--tls-cert-file", &cert, "--tls-key-file", &key];
+    let _server = Server::with(&[&settings[..], &["--tls-ca-cert-file", &ca, "--tls-auth-clients", "no"]].concat());
+    let locks = Leasehold::connect(&format!("rediss://127.0.0.1:{tls_port}?ca={ca}")).await.unwrap();
+    works(&locks).await;
+    assert_eq!(refused(&format!("rediss://127.0.0.1:{tls_port}")).await.kind(), ErrorKind::Unavailable);
+    assert_eq!(refused(&format!("redis://127.0.0.1:{tls_port}")).await.kind(), ErrorKind::Unavailable);
+}
+
+fn certificates(folder: &Path) {
+    let script = "
+        openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test-ca -keyout ca.key -out ca.crt
+        openssl req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout server.key -out server.csr
+        printf 'subjectAltName=IP:127.0.0.1,DNS:localhost' > ext
+        openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile ext -out server.crt
+    ";
+    let made = Command::new("sh").args(["-ec", script]).current_dir(folder).output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+}
+
+fn request(name: &str) -> Request {
+    Request {
+        key: LeaseKey { resource: Resource::new(name).unwrap(), id: LeaseId::random() },
+        claim: Claim::EXCLUSIVE,
+        ttl: Ttl::new(Duration::from_secs(30)).unwrap(),
+        patience: Patience::Try,
+        lifetime: Lifetime::Attached,
+        holder: Holder::new("alice@web-3").unwrap(),
+        note: Some(String::from("nightly")),
+        metadata: Metadata::new(),
+        fence_floor: None,
+    }
+}
+
+#[tokio::test]
+async fn asking_again_after_a_lost_reply_gives_the_same_lease() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let url = format!("redis://127.0.0.1:{}?answer_limit=300ms", proxy.port());
+    let backend: Arc<dyn Backend> = RedisBackend::open(RedisOptions::from_url(&url, "t").unwrap()).await.unwrap();
+    backend.acquire(&request("known-script")).await.unwrap();
+    let request = request("x");
+    proxy.to_client(Flow::Swallow);
+    let error = backend.acquire(&request).await.unwrap_err();
+    assert!(error.outcome_unknown(), "it was sent: {error}");
+    let fence = server.ask(&["GET", "leasehold:{t}:fence"]).to_string();
+    proxy.mend();
+    let Decision::Granted(grant) = backend.acquire(&request).await.unwrap().value else { panic!("it is ours") };
+    assert_eq!(grant.fence.to_string(), fence, "the first ask was granted, the second tells the same");
+    let listed = backend.list(&ListFilter::new(Names::All)).await.unwrap();
+    assert_eq!(listed.leases.len(), 2);
+}
+
+#[tokio::test]
+async fn a_server_that_is_gone_is_unavailable_and_one_that_is_mute_is_unknown() {
+    let mut server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let url = format!("redis://127.0.0.1:{}?answer_limit=300ms", proxy.port());
+    let backend = RedisBackend::open(RedisOptions::from_url(&url, "t").unwrap()).await.unwrap();
+    proxy.to_server(Flow::Swallow);
+    assert_eq!(backend.acquire(&request("x")).await.unwrap_err().kind(), ErrorKind::OutcomeUnknown);
+    proxy.mend();
+    backend.acquire(&request("x")).await.expect("a new connection is made");
+    assert!(backend.age().is_some_and(|age| age < Duration::from_secs(60)));
+    server.kill();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let error = backend.acquire(&request("y")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    server.launch();
+    backend.acquire(&request("z")).await.expect("it comes back by itself");
+}
+
+#[tokio::test]
+async fn a_busy_lock_names_its_holder() {
+    let server = Server::start();
+    let locks = Leasehold::builder().holder(Holder::new("alice@web-3").unwrap()).connect(&server.url()).await.unwrap();
+    let _guard = locks.mutex("x").note("nightly").acquire().await.unwrap();
+    let others = Leasehold::connect(&server.url()).await.unwrap();
+    let error = others.mutex("x").wait(Duration::from_millis(100)).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WaitElapsed);
+    assert!(error.to_string().contains("alice@web-3") && error.to_string().contains("nightly"), "{error}");
+    assert_eq!(error.holders()[0].holder.as_str(), "alice@web-3");
+}

@@ -1,0 +1,119 @@
+//! Another server takes over: sentinels and clusters, during work.
+#![cfg(feature = "redis")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests, too")]
+
+mod shared;
+
+use std::time::Duration;
+
+use leasehold::{Leasehold, Loss};
+use leasehold_testkit::redis::{Cluster, Sentinel, Server};
+use shared::{Turns, soon};
+use tokio::time;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_steps_down_is_followed() {
+    let sentinel = Sentinel::start();
+    let locks = Leasehold::connect(&sentinel.url()).await.unwrap();
+    let guard = locks.mutex("long").ttl(Duration::from_secs(60)).acquire().await.unwrap();
+    let turns = Turns::begin(&sentinel.url(), &["a", "b", "c"]).await;
+    turns.go_on(20).await;
+
+    let before = sentinel.master();
+    replicated(&sentinel.servers[..1]);
+    sentinel.fail_over();
+    soon(async || sentinel.master() != before).await;
+    turns.go_on(20).await;
+    guard.check().expect("the replica had it");
+
+    guard.release().await.unwrap();
+    turns.end().await.assert_fences_rise();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_dies_is_replaced_and_followed() {
+    let mut sentinel = Sentinel::start();
+    let locks = Leasehold::connect(&sentinel.url()).await.unwrap();
+    let guard = locks.mutex("long").ttl(Duration::from_secs(60)).acquire().await.unwrap();
+    let turns = Turns::begin(&sentinel.url(), &["a", "b", "c"]).await;
+    turns.go_on(20).await;
+    replicated(&sentinel.servers[..1]);
+    sentinel.servers[0].kill();
+    turns.go_on(20).await;
+    guard.check().expect("the replica had it");
+    guard.release().await.unwrap();
+    turns.end().await.assert_fences_rise();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_of_a_cluster_takes_over_and_is_followed() {
+    let mut cluster = Cluster::start();
+    let locks = Leasehold::connect(&cluster.url()).await.unwrap();
+    // On every master: at least some of them are on the one that dies.
+    let mut guards = Vec::new();
+    for at in 0..30 {
+        guards.push(locks.mutex(format!("long:{at}")).ttl(Duration::from_secs(60)).acquire().await.unwrap());
+    }
+    let turns = Turns::begin(&cluster.url(), &["a", "b", "c", "d"]).await;
+    turns.go_on(20).await;
+    time::sleep(Duration::from_millis(200)).await;
+
+    // Slot 0 is with the first server; its replica steps in without a loss.
+    let replica = cluster.servers[3].port();
+    cluster.servers[3].ask(&["CLUSTER", "FAILOVER"]);
+    soon(async || cluster.owner(0) == replica).await;
+    turns.go_on(30).await;
+    for guard in &guards {
+        guard.check().expect("a failover by agreement loses nothing");
+    }
+
+    // The second server dies.
+    cluster.servers[1].kill();
+    time::sleep(Duration::from_secs(3)).await;
+    let replica = cluster.servers[4].port();
+    soon(async || cluster.owner(8000) == replica).await;
+    turns.go_on(30).await;
+    for at in 0..30 {
+        let lock = locks.mutex(format!("after:{at}")).wait(Duration::from_secs(10));
+        lock.acquire().await.unwrap().release().await.unwrap();
+    }
+    for guard in guards {
+        guard.check().expect("the replica had it: it was written long before");
+        guard.release().await.unwrap();
+    }
+    turns.end().await.assert_fences_rise();
+}
+
+#[tokio::test]
+async fn what_a_failover_lost_is_told_by_the_next_renewal() {
+    let sentinel = Sentinel::start();
+    let locks = Leasehold::connect(&sentinel.url()).await.unwrap();
+    let (master, replica) = (&sentinel.servers[0], &sentinel.servers[1]);
+    locks.mutex("warm").acquire().await.unwrap().release().await.unwrap();
+    replicated(&sentinel.servers[..1]);
+    // The replica stands still while the lock is taken, so that it never hears of it.
+    replica.signal("STOP");
+    let guard = locks.mutex("long").ttl(Duration::from_secs(60)).acquire().await.unwrap();
+    let fence = guard.fence();
+    master.signal("STOP");
+    replica.signal("CONT");
+    let replica_port = replica.port();
+    soon(async || sentinel.master() == replica_port).await;
+    let loss = time::timeout(Duration::from_secs(15), guard.lost()).await;
+    master.signal("CONT");
+    // The bytes may still have been on their way: then the replica knows it after all.
+    if let Ok(loss) = loss {
+        assert_eq!(loss, Loss::Gone);
+        let next = locks.mutex("long").acquire().await.unwrap();
+        assert!(next.fence() > fence);
+    } else {
+        guard.check().expect("the replica knew it");
+    }
+}
+
+/// Waits until the replica has all that its master has.
+fn replicated(servers: &[Server]) {
+    for server in servers {
+        assert_eq!(server.ask(&["WAIT", "1", "5000"]).to_string(), "1", "the replica has everything");
+    }
+}

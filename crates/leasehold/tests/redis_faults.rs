@@ -1,0 +1,163 @@
+//! A Redis server that crashes, forgets, pauses and drops its clients while several programs take turns.
+#![cfg(feature = "redis")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests, too")]
+
+mod shared;
+
+use std::time::Duration;
+
+use leasehold::{Leasehold, Loss};
+use leasehold_testkit::{Flow, Proxy, redis::Server};
+use shared::{Turns, soon};
+use tokio::{runtime::Handle, time};
+
+/// Runs turns, a fault in their middle, and turns after it.
+async fn during(url: &str, fault: impl AsyncFnOnce()) -> Turns {
+    let turns = Turns::begin(url, &["a", "b", "c"]).await;
+    turns.go_on(20).await;
+    fault().await;
+    turns.go_on(20).await;
+    turns
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crash_that_keeps_its_data_lets_nobody_in_twice() {
+    let mut server = Server::durable();
+    let url = server.url();
+    let turns = during(&url, async || {
+        for _ in 0..2 {
+            server.kill();
+            time::sleep(Duration::from_millis(300)).await;
+            server.launch();
+            time::sleep(Duration::from_millis(300)).await;
+        }
+    })
+    .await;
+    turns.end().await.assert_exclusive();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crash_that_forgets_is_told_at_once_and_fences_rise_on() {
+    let mut server = Server::start();
+    let locks = Leasehold::connect(&server.url()).await.unwrap();
+    let guard = locks.mutex("long").ttl(Duration::from_secs(60)).acquire().await.unwrap();
+    let fence = guard.fence();
+    let turns = during(&server.url(), async || {
+        server.kill();
+        server.launch();
+    })
+    .await;
+    let loss = time::timeout(Duration::from_secs(5), guard.lost()).await;
+    assert_eq!(loss.expect("the renewal after the reconnect tells"), Loss::Gone);
+    let next = locks.mutex("long").acquire().await.unwrap();
+    assert!(next.fence() > fence, "{} after {fence}", next.fence());
+    turns.end().await.assert_fences_rise();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn forgetting_everything_is_told_by_the_next_renewal_and_fences_rise_on() {
+    let server = Server::start();
+    let locks = Leasehold::connect(&server.url()).await.unwrap();
+    let guard = locks.mutex("long").ttl(Duration::from_secs(3)).acquire().await.unwrap();
+    let turns = during(&server.url(), async || {
+        server.ask(&["FLUSHALL"]);
+    })
+    .await;
+    assert_eq!(time::timeout(Duration::from_secs(3), guard.lost()).await.expect("it was told"), Loss::Gone);
+    turns.end().await.assert_fences_rise();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropped_clients_come_back_and_lose_nothing() {
+    let server = Server::start();
+    let locks = Leasehold::connect(&server.url()).await.unwrap();
+    let guard = locks.mutex("long").acquire().await.unwrap();
+    let turns = during(&server.url(), async || {
+        for _ in 0..5 {
+            server.ask(&["CLIENT", "KILL", "TYPE", "normal"]);
+            server.ask(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+            time::sleep(Duration::from_millis(100)).await;
+        }
+    })
+    .await;
+    turns.end().await.assert_exclusive();
+    guard.check().expect("it was renewed after each reconnect");
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pause_or_a_forgotten_script_lets_nobody_in_twice() {
+    let server = Server::start();
+    let turns = during(&server.url(), async || {
+        server.ask(&["SCRIPT", "FLUSH"]);
+        server.ask(&["CLIENT", "PAUSE", "800", "ALL"]);
+        time::sleep(Duration::from_millis(1200)).await;
+        server.ask(&["SCRIPT", "FLUSH"]);
+        // Longer than the leases live.
+        server.signal("STOP");
+        time::sleep(Duration::from_millis(2500)).await;
+        server.signal("CONT");
+    })
+    .await;
+    turns.end().await.assert_exclusive();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_network_that_swallows_holds_up_or_cuts_lets_nobody_in_twice() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let url = format!("redis://127.0.0.1:{}?answer_limit=500ms", proxy.port());
+    let direct = Turns::begin(&server.url(), &["a", "b", "c"]).await;
+    let through = Turns::join(&direct, &url).await;
+    through.go_on(10).await;
+    for (up, down) in [
+        (Flow::Swallow, Flow::Pass),
+        (Flow::Pass, Flow::Swallow),
+        (Flow::Hold, Flow::Pass),
+        (Flow::Pass, Flow::Hold),
+        (Flow::Swallow, Flow::Swallow),
+    ] {
+        proxy.to_server(up);
+        proxy.to_client(down);
+        time::sleep(Duration::from_millis(900)).await;
+        proxy.mend();
+        through.go_on(5).await;
+    }
+    proxy.cut();
+    time::sleep(Duration::from_millis(500)).await;
+    proxy.mend();
+    through.go_on(5).await;
+    through.end().await.assert_exclusive();
+    direct.end().await.assert_exclusive();
+}
+
+#[tokio::test]
+async fn a_waiter_that_cannot_be_reached_is_passed_over_and_keeps_its_place() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let holder = Leasehold::connect(&server.url()).await.unwrap();
+    let (first, second) = (
+        Leasehold::connect(&format!("redis://127.0.0.1:{}", proxy.port())).await.unwrap(),
+        Leasehold::connect(&server.url()).await.unwrap(),
+    );
+    let guard = holder.mutex("x").acquire().await.unwrap();
+    let lock = |locks: &Leasehold| locks.mutex("x").ttl(Duration::from_secs(20)).wait(Duration::from_secs(15));
+    let (one, two) = (lock(&first), lock(&second));
+    let one = Handle::current().spawn(async move { one.acquire().await });
+    soon(async || server.calls("evalsha") + server.calls("eval") >= 2).await;
+    time::sleep(Duration::from_millis(100)).await;
+    let two = Handle::current().spawn(async move { two.acquire().await });
+    soon(async || server.calls("evalsha") + server.calls("eval") >= 3).await;
+    time::sleep(Duration::from_millis(100)).await;
+    proxy.cut();
+    soon(async || server.clients() == 2).await;
+    guard.release().await.unwrap();
+    let two = time::timeout(Duration::from_secs(2), two).await.expect("the first was passed over").unwrap().unwrap();
+    proxy.mend();
+    time::sleep(Duration::from_millis(1200)).await;
+    let passed_to = two.fence();
+    two.release().await.unwrap();
+    let one = time::timeout(Duration::from_secs(5), one).await.expect("it kept its place").unwrap().unwrap();
+    assert!(one.fence() > passed_to, "under a higher fence");
+    one.release().await.unwrap();
+}
