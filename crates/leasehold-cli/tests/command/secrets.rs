@@ -4,18 +4,18 @@ use std::fs;
 
 use crate::place::{Place, Ran};
 
-/// Every form of URL, at a port where nobody listens.
-const URLS: [&str; 10] = [
-    "postgres://app:s3cret@127.0.0.1:1/prod",
-    "postgres://app:s3cret@127.0.0.1:1,app:s3cret@127.0.0.1:2/db",
-    "postgres://127.0.0.1:1/x?password=s3cret",
-    "redis://:s3cret@127.0.0.1:1/0",
-    "rediss://user:s3cret@[::1]:1",
-    "redis+sentinel://:s3cret@127.0.0.1:1,127.0.0.1:2/mymaster",
-    "redis+cluster://u:s3cret@127.0.0.1:1,u:s3cret@127.0.0.1:2",
-    "redlock://:s3cret@127.0.0.1:1,:s3cret@127.0.0.1:2,:s3cret@127.0.0.1:3/0",
-    "etcd://root:s3cret@127.0.0.1:1/prefix",
-    "https://ops:s3cret@127.0.0.1:1/?token=s3cret",
+/// A URL of each form, and the code it ends with: nothing listens on port 1, and some schemes are not built in.
+const URLS: [(&str, i32); 10] = [
+    ("postgres://app:s3cret@db/prod", 78),
+    ("postgres://app:s3cret@h1:5432,app:s3cret@h2:5432/db", 78),
+    ("postgres://db/x?password=s3cret", 78),
+    ("redis://:s3cret@127.0.0.1:1/0", 69),
+    ("rediss://user:s3cret@127.0.0.1:1", 69),
+    ("redis+sentinel://:s3cret@127.0.0.1:1,127.0.0.1:2/mymaster", 69),
+    ("redis+cluster://u:s3cret@127.0.0.1:1,127.0.0.1:2", 69),
+    ("redlock://:s3cret@127.0.0.1:1,127.0.0.1:2,127.0.0.1:3/0", 69),
+    ("etcd://root:s3cret@h1:2379/prefix", 78),
+    ("https://ops:s3cret@locks.internal/?token=s3cret", 78),
 ];
 
 #[test]
@@ -32,19 +32,21 @@ fn no_form_of_url_shows_its_password() {
         &["elect", "x", "--leader"],
         &["doctor"],
     ];
-    for url in URLS {
+    for (url, code) in URLS {
         fs::write(&config, format!("default = \"p\"\n[backend.p]\nurl = \"{url}\"\n")).unwrap();
         for command in commands {
+            // Doctor tells of a server that is away as of any other finding.
+            let code = if command == ["doctor"] && code == 69 { 1 } else { code };
             for json in [&[][..], &["--json"]] {
-                let flags = ["-vv", "--connect-timeout", ".3", "-b", url];
+                let flags = ["-vv", "-b", url];
                 let by_flag = Ran::of(place.bare(&[&flags, json, command].concat()));
-                let mut by_env = place.bare(&[&["-vv", "--connect-timeout", ".3"], json, command].concat());
+                let mut by_env = place.bare(&[&["-vv"], json, command].concat());
                 by_env.env("LEASEHOLD_URL", url);
                 let by_env = Ran::of(by_env);
-                let by_profile = ["-vv", "--connect-timeout", ".3", "--config", config.to_str().unwrap()];
-                let by_profile = Ran::of(place.bare(&[&by_profile, json, command].concat()));
+                let by_profile =
+                    Ran::of(place.bare(&[&["-vv", "--config", config.to_str().unwrap()], json, command].concat()));
                 for ran in [by_flag, by_env, by_profile] {
-                    assert!(matches!(ran.code(), 1 | 69 | 78), "{url}: {ran:?}");
+                    ran.assert_code(code);
                     assert!(!ran.stdout.contains("s3cret") && !ran.stderr.contains("s3cret"), "{url}: {ran:?}");
                 }
             }

@@ -1,0 +1,33 @@
+//! A quorum of real Redis servers by its URL, some of them away or young.
+#![cfg(feature = "redlock")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use leasehold::{ErrorKind, Leasehold};
+use leasehold_testkit::redis::Server;
+
+fn url(servers: &[&str], query: &str) -> String {
+    let hosts: Vec<&str> = servers.iter().map(|url| url.trim_start_matches("redis://").trim_end_matches('/')).collect();
+    format!("redlock://{}?{query}", hosts.join(","))
+}
+
+#[tokio::test]
+async fn a_minority_may_be_away_when_it_is_opened() {
+    let servers: Vec<Server> = (0..3).map(|_| Server::start()).collect();
+    let urls: Vec<String> = servers.iter().map(Server::url).collect();
+    let away = ["redis://127.0.0.1:1", "redis://127.0.0.1:2"];
+    let five = [away[0], &urls[0], &urls[1], away[1], &urls[2]];
+    let locks = Leasehold::connect(&url(&five, "longest_ttl=0")).await.unwrap();
+    let mut last = leasehold::Fence::default();
+    for _ in 0..20 {
+        let guard = locks.mutex("x").acquire().await.unwrap();
+        assert!(guard.fence() > last);
+        last = guard.fence();
+        guard.release().await.unwrap();
+    }
+    let refused = Leasehold::connect(&url(&[away[0], away[1], &urls[0]], "")).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unavailable);
+
+    let young = Leasehold::connect(&url(&[&urls[0], &urls[1], &urls[2]], "")).await.unwrap();
+    let error = young.mutex("y").acquire().await.unwrap_err();
+    assert!(error.to_string().contains("votes in"), "{error}");
+}
