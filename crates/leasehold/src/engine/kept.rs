@@ -141,6 +141,8 @@ impl Kept {
             (true, _) => renew_every(self.ttl()),
             // Nothing runs out: a renewal only finds what a lost hint did not tell.
             (false, Some(_)) => renew_every(self.ttl()).min(HOLDERS_SILENCE),
+            // A short ttl is a wish to hear soon.
+            (false, None) if renew_every(self.ttl()) < HOLDERS_SILENCE => renew_every(self.ttl()),
             (false, None) => WAITERS_SILENCE,
         };
         let part = u32::try_from(self.key.id.as_u128() & 0xff).unwrap_or(0);
