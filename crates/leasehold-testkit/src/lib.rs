@@ -6,6 +6,7 @@
 #![allow(clippy::missing_panics_doc, reason = "to panic is how a test fails")]
 
 mod ports;
+pub mod postgres;
 mod process;
 mod proxy;
 pub mod redis;

@@ -4,6 +4,7 @@
 
 mod child;
 mod elect;
+mod init;
 mod lease;
 mod look;
 mod run;
@@ -15,6 +16,7 @@ use clap::{Parser, Subcommand, ValueEnum, ValueHint};
 pub(crate) use self::{
     child::ChildArgs,
     elect::ElectArgs,
+    init::InitArgs,
     lease::{AcquireArgs, AskArgs, LeaseArgs, RenewArgs, ShownArgs},
     look::{
         CompletionsArgs, EventArg, EvictArgs, HistoryArgs, InspectArgs, ListArgs, ManArgs, SortBy, VersionArgs,
@@ -124,6 +126,8 @@ pub(crate) enum Command {
     Evict(EvictArgs),
     /// Look for settings and circumstances that endanger locks
     Doctor,
+    /// Make a database ready for locks
+    Init(InitArgs),
     /// Print the script that makes a shell complete commands, flags and live lock names
     Completions(CompletionsArgs),
     /// Print the manual page

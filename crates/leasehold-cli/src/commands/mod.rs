@@ -9,6 +9,7 @@ mod elect;
 mod evict;
 mod given;
 mod history;
+mod init;
 mod inspect;
 mod list;
 mod lock;
@@ -68,6 +69,7 @@ fn dispatch(cli: &Cli, args: &[OsString], say: &Say) -> Result<u8> {
             Command::History(args) => history::run(&context, args).await,
             Command::Evict(args) => evict::run(&context, args).await,
             Command::Doctor => doctor::run(&context).await,
+            Command::Init(args) => init::run(&context, args).await,
             Command::Completions(_) | Command::Man(_) | Command::Version(_) => unreachable!("answered above"),
         }
     });

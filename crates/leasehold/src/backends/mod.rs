@@ -4,6 +4,8 @@
 pub mod file;
 #[cfg(feature = "memory")]
 pub mod memory;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 #[cfg(feature = "redis")]
 pub mod redis;
 #[cfg(feature = "redlock")]
@@ -52,6 +54,12 @@ pub(crate) async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Bac
             let options = file::FileOptions::from_url(url, &options.namespace, Arc::clone(&options.clock))?;
             Ok(Arc::new(file::FileBackend::open(options).await?))
         }
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => {
+            let (clock, limit) = (Arc::clone(&options.clock), options.connect_limit);
+            let options = postgres::PostgresOptions::from_url(url, &options.namespace, clock, limit)?;
+            Ok(Arc::new(postgres::PostgresBackend::open(options).await?))
+        }
         #[cfg(feature = "redis")]
         "redis" | "rediss" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster" | "rediss+cluster" => {
             redis::open(url, options).await
@@ -66,6 +74,7 @@ fn known_schemes() -> String {
     [
         ("memory:", cfg!(feature = "memory")),
         ("file:", cfg!(feature = "file")),
+        ("postgres:", cfg!(feature = "postgres")),
         ("redis:", cfg!(feature = "redis")),
         ("redlock:", cfg!(feature = "redlock")),
     ]

@@ -1,0 +1,43 @@
+//! `leasehold init`: makes a database ready, or prints how.
+
+use std::sync::Arc;
+
+use leasehold::{
+    backends::postgres::{self, PostgresOptions},
+    clock::SystemClock,
+};
+use serde_json::json;
+
+use super::Context;
+use crate::{
+    args::InitArgs,
+    exit::{self, Failure, Result},
+    json,
+};
+
+/// Installs or updates the schema; a database that is ready stays as it is.
+pub(crate) async fn run(context: &Context<'_>, args: &InitArgs) -> Result<u8> {
+    let settings = &context.settings;
+    if !["postgres:", "postgresql:"].iter().any(|scheme| settings.url.starts_with(scheme)) {
+        return Err(Failure::usage(format!("{} needs no preparation", settings.shown_url()))
+            .hint("init is for databases: leasehold init --backend postgres://user@host/db"));
+    }
+    let options =
+        PostgresOptions::from_url(&settings.url, &settings.namespace, Arc::new(SystemClock), settings.connect_limit)
+            .map_err(Failure::from)?;
+    if args.print_sql {
+        json::print(postgres::sql(&options, args.expose.as_deref()).map_err(Failure::from)?)?;
+        return Ok(exit::OK);
+    }
+    let installed = postgres::install(options, args.expose.as_deref()).await.map_err(Failure::from)?;
+    if context.say.looks().json {
+        json::print(json!({"v": 1, "before": installed.before, "now": installed.now}).to_string())?;
+    } else {
+        json::print(match installed.before {
+            0 => format!("installed, version {}", installed.now),
+            before if before == installed.now => format!("ready already, version {before}"),
+            before => format!("updated from version {before} to {}", installed.now),
+        })?;
+    }
+    Ok(exit::OK)
+}

@@ -1,0 +1,51 @@
+//! Fresh places on a private Postgres: each a namespace of its own.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use leasehold::{
+    backend::Backend,
+    backends::postgres::{PostgresBackend, PostgresOptions},
+    clock::SystemClock,
+};
+use leasehold_conformance::Maker;
+use leasehold_testkit::postgres::Postgres;
+
+/// A private server with the schema, and how to connect to it.
+pub(crate) struct Server {
+    postgres: Postgres,
+    parameters: &'static str,
+    places: AtomicUsize,
+}
+
+impl Server {
+    pub(crate) fn start(parameters: &'static str) -> Self {
+        Self { postgres: Postgres::start(), parameters, places: AtomicUsize::new(0) }
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        let number = self.places.fetch_add(1, Ordering::SeqCst);
+        let url = format!("{}?init=1&connections=2&{}", self.postgres.url(), self.parameters);
+        Place { url, namespace: format!("place-{number}") }
+    }
+}
+
+/// A namespace that nobody else uses.
+pub(crate) struct Place {
+    url: String,
+    namespace: String,
+}
+
+#[async_trait::async_trait]
+impl Maker for Place {
+    async fn instance(&self) -> Arc<dyn Backend> {
+        let limit = Duration::from_secs(10);
+        let options = PostgresOptions::from_url(&self.url, &self.namespace, Arc::new(SystemClock), limit);
+        Arc::new(PostgresBackend::open(options.expect("a good URL")).await.expect("a private server"))
+    }
+}

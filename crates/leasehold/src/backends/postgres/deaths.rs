@@ -1,0 +1,79 @@
+//! Looks for dead connections ahead of those who wait here: nothing else tells of them.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::{sync::Notify, time::sleep};
+use tokio_postgres::types::Type;
+use uuid::Uuid;
+
+use super::{
+    connection::{Call, Slot},
+    failure::Failure,
+    row,
+    work::Caller,
+};
+use crate::{
+    backend::HintSender,
+    lease::{LeaseId, LeaseKey, Resource},
+};
+
+/// A dead holder is found within this; the question reads and writes nothing while all live.
+const LOOK_EVERY: Duration = Duration::from_millis(300);
+
+/// The leases of this instance that wait behind a connection.
+#[derive(Debug, Default)]
+pub(super) struct Deaths {
+    waiting: Mutex<HashMap<LeaseId, Resource>>,
+    wake: Notify,
+}
+
+impl Deaths {
+    /// This lease waits behind someone who lives by a connection.
+    pub(super) fn fear_for(&self, key: &LeaseKey) {
+        self.waiting.lock().insert(key.id, key.resource.clone());
+        self.wake.notify_one();
+    }
+
+    /// Looks for the dead as long as somebody waits for them.
+    pub(super) async fn look(self: Arc<Self>, slot: Arc<Slot>, caller: Caller, hints: HintSender) {
+        loop {
+            if self.waiting.lock().is_empty() {
+                self.wake.notified().await;
+            }
+            sleep(LOOK_EVERY).await;
+            if let Err(failure) = self.look_once(&slot, &caller, &hints).await {
+                tracing::debug!(%failure, "could not look for dead connections");
+            }
+        }
+    }
+
+    async fn look_once(&self, slot: &Slot, caller: &Caller, hints: &HintSender) -> Result<(), Failure> {
+        let waiting: Vec<(LeaseId, Resource)> =
+            self.waiting.lock().iter().map(|(id, resource)| (*id, resource.clone())).collect();
+        let names: Vec<&str> = waiting.iter().map(|(_, resource)| resource.as_str()).collect();
+        let ids: Vec<Uuid> = waiting.iter().map(|(id, _)| Uuid::from_u128(id.as_u128())).collect();
+        let told = slot
+            .ask(
+                Call::SettleDead,
+                &[
+                    (&caller.namespace, Type::TEXT),
+                    (&caller.channel, Type::TEXT),
+                    (&caller.history, Type::CHAR),
+                    (&names, Type::TEXT_ARRAY),
+                    (&ids, Type::UUID_ARRAY),
+                ],
+            )
+            .await?;
+        for seen in told.rows.iter().map(row::looked) {
+            let row::Looked { at, waits, hints: told } = seen?;
+            for hint in told {
+                hints.send(hint);
+            }
+            if let (false, Some((id, _))) = (waits, waiting.get(at)) {
+                self.waiting.lock().remove(id);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,138 @@
+//! What an error of the server or the way to it means to the user.
+
+use std::{error::Error as _, fmt};
+
+use tokio_postgres::error::{DbError, SqlState};
+
+use crate::Error;
+
+/// Why a call failed; one failure may have to be told to many callers.
+#[derive(Clone, Debug)]
+pub(super) struct Failure {
+    pub(super) kind: Kind,
+    words: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Certainly not done; may work later.
+    Unavailable,
+    /// Sent and not answered.
+    Unanswered,
+    /// A row is locked by a transaction that stays open; not done.
+    Locked,
+    /// Overtaken by others; not done, and worth an immediate repetition.
+    Overtaken,
+    Denied,
+    Config,
+    Unsupported,
+}
+
+impl Failure {
+    pub(super) fn new(kind: Kind, words: impl Into<String>) -> Self {
+        Self { kind, words: words.into() }
+    }
+
+    /// A connection that could not be made: nothing was sent.
+    pub(super) fn connecting(place: &str, error: &tokio_postgres::Error) -> Self {
+        match error.as_db_error() {
+            Some(told) => {
+                let failure = Self::told(place, told);
+                let kind = if failure.kind == Kind::Unanswered { Kind::Unavailable } else { failure.kind };
+                Self { kind, ..failure }
+            }
+            None if error.to_string().contains("invalid configuration") => Self::new(
+                Kind::Denied,
+                format!(
+                    "postgres at {place} wants a password; give one by password_file=, password_env= or PGPASSFILE"
+                ),
+            ),
+            None => Self::new(Kind::Unavailable, format!("cannot connect to postgres at {place}: {}", chain(error))),
+        }
+    }
+
+    /// A call that was sent.
+    pub(super) fn calling(place: &str, error: &tokio_postgres::Error) -> Self {
+        match error.as_db_error() {
+            Some(told) => Self::told(place, told),
+            None => Self::new(
+                Kind::Unanswered,
+                format!("postgres at {place} was asked and the connection broke: {}", chain(error)),
+            ),
+        }
+    }
+
+    fn told(place: &str, told: &DbError) -> Self {
+        let words = told.message();
+        let hint = told.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
+        let code = told.code();
+        let (kind, advice) = if *code == SqlState::INSUFFICIENT_PRIVILEGE {
+            (Kind::Denied, "; let its owner call leasehold.allow('this role')")
+        } else if *code == SqlState::INVALID_PASSWORD || *code == SqlState::INVALID_AUTHORIZATION_SPECIFICATION {
+            (Kind::Denied, "; check the user, and give the password by password_file=, password_env= or PGPASSFILE")
+        } else if [
+            SqlState::UNDEFINED_FUNCTION,
+            SqlState::UNDEFINED_TABLE,
+            SqlState::INVALID_SCHEMA_NAME,
+            SqlState::UNDEFINED_OBJECT,
+        ]
+        .contains(code)
+        {
+            (Kind::Config, "; run `leasehold init`")
+        } else if *code == SqlState::INVALID_CATALOG_NAME || code.code() == "LH001" {
+            (Kind::Config, "")
+        } else if *code == SqlState::LOCK_NOT_AVAILABLE {
+            (Kind::Locked, "; a transaction that used this lock stays open")
+        } else if *code == SqlState::T_R_SERIALIZATION_FAILURE
+            || *code == SqlState::T_R_DEADLOCK_DETECTED
+            || code.code() == "LH002"
+        {
+            (Kind::Overtaken, "")
+        } else if *code == SqlState::READ_ONLY_SQL_TRANSACTION {
+            (Kind::Unavailable, "; this server only reads: connect to the primary")
+        } else if matches!(
+            told.parsed_severity(),
+            Some(tokio_postgres::error::Severity::Fatal | tokio_postgres::error::Severity::Panic)
+        ) {
+            // The server goes down or ends the connection: whether it was done is not known.
+            (Kind::Unanswered, "")
+        } else {
+            (Kind::Unavailable, "")
+        };
+        Self::new(kind, format!("postgres at {place} says: {words} [{}]{hint}{advice}", code.code()))
+    }
+}
+
+impl Failure {
+    /// What the caller is told. No `From`: it would be one more way for `?` to convert in every program
+    /// that uses this crate, and stop their closures from being inferred.
+    pub(super) fn error(self) -> Error {
+        match self.kind {
+            Kind::Unavailable => Error::unavailable(self.words),
+            Kind::Unanswered | Kind::Locked | Kind::Overtaken => Error::unanswered(self.words),
+            Kind::Denied => Error::permission_denied(self.words),
+            Kind::Config => Error::invalid_config(self.words),
+            Kind::Unsupported => Error::unsupported(self.words),
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.words)
+    }
+}
+
+/// The error and what caused it; the client's errors hold no password.
+fn chain(error: &tokio_postgres::Error) -> String {
+    let mut words = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_words = cause.to_string();
+        if !words.contains(&cause_words) {
+            words = format!("{words}: {cause_words}");
+        }
+        source = cause.source();
+    }
+    words
+}

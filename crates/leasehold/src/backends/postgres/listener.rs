@@ -1,0 +1,205 @@
+//! The one connection that listens: grants and evictions for this instance, events for
+//! followers, and, where leases live by a connection, the connection they live by.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{
+    sync::{broadcast, mpsc, watch},
+    task::AbortHandle,
+    time::{interval, sleep, timeout},
+};
+use tokio_postgres::{Notification, types::Type};
+
+use super::{
+    connection::{Call, Connection, Connector},
+    failure::{Failure, Kind},
+    options::By,
+    row,
+};
+use crate::{
+    backend::{Hint, HintSender},
+    lease::Event,
+};
+
+/// Events kept for a follower that lags; then it misses the oldest.
+const EVENTS_KEPT: usize = 1024;
+
+/// A registration as a follower lasts a minute.
+const FOLLOW_AGAIN: Duration = Duration::from_secs(20);
+
+/// How the listener is.
+#[derive(Clone, Debug)]
+enum State {
+    Down(Option<Failure>),
+    Up { session: Option<i32>, following: bool },
+}
+
+/// The listening end of an instance.
+pub(super) struct Listener {
+    connector: Arc<Connector>,
+    channel: String,
+    hints: HintSender,
+    events: broadcast::Sender<Event>,
+    state: watch::Sender<State>,
+    followed: watch::Sender<u64>,
+    started: AtomicBool,
+    task: Mutex<Option<AbortHandle>>,
+}
+
+impl Listener {
+    pub(super) fn new(connector: Arc<Connector>, channel: String, hints: HintSender) -> Arc<Self> {
+        Arc::new(Self {
+            connector,
+            channel,
+            hints,
+            events: broadcast::Sender::new(EVENTS_KEPT),
+            state: watch::Sender::new(State::Down(None)),
+            followed: watch::Sender::new(0),
+            started: AtomicBool::new(false),
+            task: Mutex::new(None),
+        })
+    }
+
+    pub(super) fn close(&self) {
+        if let Some(task) = self.task.lock().take() {
+            task.abort();
+        }
+    }
+
+    /// Listens from now on; ends when it does, or when it is known that it cannot just now.
+    pub(super) async fn ensure(self: &Arc<Self>) -> Result<Option<i32>, Failure> {
+        self.wait_for(|state| match state {
+            State::Up { session, .. } => Some(Ok(*session)),
+            State::Down(Some(failure)) => Some(Err(failure.clone())),
+            State::Down(None) => None,
+        })
+        .await
+    }
+
+    /// What happens from now on, to any resource of the namespace.
+    pub(super) async fn follow(self: &Arc<Self>) -> Result<broadcast::Receiver<Event>, Failure> {
+        let events = self.events.subscribe();
+        self.followed.send_modify(|asked| *asked += 1);
+        self.wait_for(|state| match state {
+            State::Up { following, .. } => following.then_some(Ok(())),
+            State::Down(Some(failure)) => Some(Err(failure.clone())),
+            State::Down(None) => None,
+        })
+        .await?;
+        Ok(events)
+    }
+
+    async fn wait_for<T>(self: &Arc<Self>, look: impl Fn(&State) -> Option<Result<T, Failure>>) -> Result<T, Failure> {
+        if !self.started.swap(true, Ordering::SeqCst) {
+            let task = self.connector.runtime.spawn(Arc::clone(self).run());
+            *self.task.lock() = Some(task.abort_handle());
+        }
+        let mut state = self.state.subscribe();
+        let limit = self.connector.options.connect_limit;
+        let seen = timeout(limit, async {
+            loop {
+                if let Some(seen) = look(&state.borrow_and_update()) {
+                    return seen;
+                }
+                if state.changed().await.is_err() {
+                    return Err(Failure::new(Kind::Unavailable, "the connection to postgres was closed"));
+                }
+            }
+        });
+        seen.await.unwrap_or_else(|_| {
+            Err(Failure::new(Kind::Unavailable, format!("postgres at {} let nobody listen", self.connector.place)))
+        })
+    }
+
+    async fn run(self: Arc<Self>) {
+        let mut pause = Duration::from_millis(20);
+        loop {
+            match self.listen().await {
+                Ok(()) => pause = Duration::from_millis(20),
+                Err(failure) => {
+                    self.state.send_replace(State::Down(Some(failure)));
+                }
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_secs(1));
+        }
+    }
+
+    /// One connection from its beginning to its end.
+    async fn listen(&self) -> Result<(), Failure> {
+        let (notices, mut heard) = mpsc::unbounded_channel();
+        let connection = self.connector.connect(Some(notices)).await?;
+        connection.execute(&format!("listen \"{}\"", self.channel)).await?;
+        let session = match self.connector.options.by {
+            By::Connection => Some(open_session(&connection, &self.channel).await?),
+            By::Ttl => None,
+        };
+        let mut followed = self.followed.subscribe();
+        let following = self.follow_events(&connection).await?;
+        self.state.send_replace(State::Up { session, following });
+        // Whatever was sent while nobody listened is gone, and so are leases that lived by the last connection.
+        self.hints.send(Hint::Missed);
+
+        let mut again = interval(FOLLOW_AGAIN);
+        again.reset();
+        loop {
+            tokio::select! {
+                notice = heard.recv() => match notice {
+                    Some(notice) => self.take(&notice),
+                    None => break,
+                },
+                _asked = followed.changed() => {
+                    let following = self.follow_events(&connection).await?;
+                    self.state.send_replace(State::Up { session, following });
+                }
+                _tick = again.tick() => {
+                    let following = self.follow_events(&connection).await?;
+                    self.state.send_replace(State::Up { session, following });
+                }
+            }
+        }
+        self.state.send_replace(State::Down(None));
+        self.hints.send(Hint::Missed);
+        Ok(())
+    }
+
+    /// Registers as a follower while someone here follows.
+    async fn follow_events(&self, connection: &Connection) -> Result<bool, Failure> {
+        if self.events.receiver_count() == 0 {
+            return Ok(false);
+        }
+        let namespace = &self.connector.options.namespace;
+        let rows = connection.ask(Call::Watch, &[(namespace, Type::TEXT), (&self.channel, Type::TEXT)]).await?;
+        let channel: String = row::only(&rows)?;
+        connection.execute(&format!("listen \"{channel}\"")).await?;
+        Ok(true)
+    }
+
+    fn take(&self, notice: &Notification) {
+        if notice.channel() == self.channel {
+            if let Some(hint) = row::hint(notice.payload()) {
+                self.hints.send(hint);
+            }
+        } else if let Ok(event) = serde_json::from_str(notice.payload()) {
+            let _no_follower = self.events.send(event);
+        }
+    }
+}
+
+impl std::fmt::Debug for Listener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Listener").field("state", &*self.state.borrow()).finish_non_exhaustive()
+    }
+}
+
+async fn open_session(connection: &Connection, client: &str) -> Result<i32, Failure> {
+    let rows = connection.ask(Call::OpenSession, &[(&client, Type::TEXT)]).await?;
+    row::only(&rows)
+}

@@ -1,0 +1,313 @@
+//! `postgres://`, many machines: leases in a database that is there already.
+//!
+//! The rule is ported to functions in the schema `leasehold`, which any SQL
+//! client may call: see [`install`]. One round trip per operation; calls that
+//! come together share one and its commit. A release hands the lease to the
+//! next in line, whose instance is told by a notification that carries the
+//! grant. Renewals have a connection of their own.
+
+pub mod advisory;
+mod connection;
+mod deaths;
+mod events;
+mod examine;
+mod failure;
+mod listener;
+mod options;
+mod renewals;
+mod row;
+mod schema;
+mod tls;
+mod work;
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use tokio::task::AbortHandle;
+use tokio_postgres::types::Type;
+use uuid::Uuid;
+
+use self::{
+    connection::{Call, Connector, Slot},
+    deaths::Deaths,
+    failure::{Failure, Kind},
+    listener::Listener,
+    options::{By, Durability, Recorded},
+    work::{Caller, Work, long},
+};
+pub use self::{
+    options::PostgresOptions,
+    schema::{Installed, install, sql},
+};
+use crate::{
+    Result,
+    backend::{Backend, EventStream, Finding, Guarantees, HintSender, Hints, Liveness, Reach},
+    lease::{
+        Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, LeaseKey, Lifetime, ListFilter, Names, Outcome,
+        Page, Released, Renewal, Request, Resource, Standing,
+    },
+};
+
+/// A transaction holds the rows of so many leases for some ten milliseconds.
+const RENEW_BATCH: usize = 2000;
+
+/// How often an instance offers to tidy up; one of all instances does it.
+const MAINTAIN_EVERY: Duration = Duration::from_secs(20);
+
+/// Leases kept in a Postgres database.
+///
+/// Opened inside a tokio runtime with io and time, and used while it runs.
+pub struct PostgresBackend {
+    connector: Arc<Connector>,
+    caller: Caller,
+    work: Arc<Work>,
+    renewals: Slot,
+    /// For what is asked now and then.
+    aside: Arc<Slot>,
+    listener: Arc<Listener>,
+    hints: HintSender,
+    deaths: Arc<Deaths>,
+    tasks: [AbortHandle; 2],
+}
+
+impl PostgresBackend {
+    /// Connects, and sees whether the schema is there and what lies in between.
+    ///
+    /// # Errors
+    /// `Unavailable` for a server that cannot be reached or is a standby, `PermissionDenied`,
+    /// `InvalidConfig` for a schema that is missing or of another version, `Unsupported` for
+    /// `liveness=connection` through a pooler that shares connections.
+    pub async fn open(options: PostgresOptions) -> Result<Self> {
+        let connector = Connector::new(options)?;
+        let [first, second] = connector.connect_pair().await.map_err(Failure::error)?;
+        schema::check(&first, &connector.options).await.map_err(Failure::error)?;
+        let pooled = connector.is_pooled();
+        if pooled && connector.options.by == By::Connection {
+            return Err(Failure::new(
+                Kind::Unsupported,
+                format!(
+                    "liveness=connection does not work through the pooler at {}, which lends connections for a \
+                     transaction at a time; connect to the server itself, or use liveness=ttl",
+                    connector.place
+                ),
+            )
+            .error());
+        }
+        let channel = format!("lh_{}", Uuid::new_v4().simple());
+        let caller = Caller {
+            namespace: connector.options.namespace.clone(),
+            history: match connector.options.recorded {
+                Recorded::All => b'a',
+                Recorded::Problems => b'p',
+                Recorded::Off => b'o',
+            }
+            .cast_signed(),
+            channel: (!pooled).then(|| channel.clone()),
+        };
+        let hints = HintSender::new();
+        let listener = Listener::new(Arc::clone(&connector), channel, hints.clone());
+        if !pooled {
+            // Before anything is asked for: what is heard while nobody listens is lost.
+            listener.ensure().await.map_err(Failure::error)?;
+        }
+        let aside = Arc::new(Slot::new(Arc::clone(&connector)));
+        let deaths = Arc::new(Deaths::default());
+        let looking = Arc::clone(&deaths).look(Arc::clone(&aside), caller.clone(), hints.clone());
+        let tasks = [
+            connector.runtime.spawn(maintain(Arc::clone(&aside))).abort_handle(),
+            connector.runtime.spawn(looking).abort_handle(),
+        ];
+        Ok(Self {
+            work: Work::start(Arc::clone(&connector), first, caller.clone(), hints.clone(), Arc::clone(&deaths)),
+            renewals: Slot::with(Arc::clone(&connector), second),
+            aside,
+            connector,
+            caller,
+            listener,
+            hints,
+            deaths,
+            tasks,
+        })
+    }
+
+    /// Whether grants can be pushed to this instance.
+    fn pushes(&self) -> bool {
+        !self.connector.is_pooled()
+    }
+
+    /// The connection that a new lease of this instance lives by, if it does.
+    async fn session(&self, lifetime: Lifetime) -> Result<Option<i32>, Failure> {
+        match (self.connector.options.by, lifetime) {
+            (By::Connection, Lifetime::Attached) => self.listener.ensure().await,
+            _ => Ok(None),
+        }
+    }
+}
+
+/// Tidies up now and then; a short-lived process never gets to it.
+async fn maintain(aside: Arc<Slot>) {
+    loop {
+        tokio::time::sleep(MAINTAIN_EVERY).await;
+        if let Err(failure) = aside.ask(Call::Maintain, &[]).await {
+            tracing::debug!(%failure, "could not tidy up");
+        }
+    }
+}
+
+impl Drop for PostgresBackend {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+        self.listener.close();
+        self.work.close();
+    }
+}
+
+impl fmt::Debug for PostgresBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresBackend").field("place", &self.connector.place).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Backend for PostgresBackend {
+    fn guarantees(&self) -> Guarantees {
+        let by = self.connector.options.by;
+        Guarantees {
+            kind: "postgres",
+            reach: Reach::Network,
+            liveness: match by {
+                By::Ttl => Liveness::Ttl,
+                By::Connection => Liveness::Connection,
+            },
+            fifo: true,
+            pushes: self.pushes(),
+            fences: true,
+            survives_restart: by == By::Ttl && self.connector.options.durability != Durability::Unlogged,
+            renew_batch: RENEW_BATCH,
+        }
+    }
+
+    fn hints(&self) -> Hints {
+        self.hints.subscribe()
+    }
+
+    async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
+        let session = self.session(request.lifetime).await.map_err(Failure::error)?;
+        self.work.acquire(request, session).await.map_err(Failure::error)
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
+        renewals::renew(&self.renewals, &self.caller, renewals, &self.hints, &self.deaths).await.map_err(Failure::error)
+    }
+
+    async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {
+        self.work.release(key, outcome).await.map_err(Failure::error)
+    }
+
+    async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
+        let told = self
+            .aside
+            .ask(
+                Call::Evict,
+                &[
+                    (&self.caller.namespace, Type::TEXT),
+                    (&self.caller.channel, Type::TEXT),
+                    (&self.caller.history, Type::CHAR),
+                    (&resource.as_str(), Type::TEXT),
+                    (&long(expected.get()), Type::INT8),
+                    (&reason, Type::TEXT),
+                ],
+            )
+            .await
+            .map_err(Failure::error)?;
+        let mut answers = told.rows.iter().map(row::answered).collect::<Result<Vec<_>, _>>().map_err(Failure::error)?;
+        let Some(answer) = answers.pop() else {
+            return Err(Failure::new(Kind::Unanswered, "postgres did not say what it evicted").error());
+        };
+        for hint in answer.hints {
+            self.hints.send(hint);
+        }
+        answer.said.evicted().map_err(Failure::error)
+    }
+
+    async fn list(&self, filter: &ListFilter) -> Result<Page> {
+        let (exactly, prefix) = named(&filter.names);
+        let limit = i64::try_from(filter.limit).unwrap_or(i64::MAX);
+        let told = self
+            .aside
+            .ask(
+                Call::List,
+                &[
+                    (&self.caller.namespace, Type::TEXT),
+                    (&exactly, Type::TEXT),
+                    (&prefix, Type::TEXT),
+                    (&filter.after.as_ref().map(Resource::as_str), Type::TEXT),
+                    (&limit.saturating_add(1), Type::INT8),
+                ],
+            )
+            .await
+            .map_err(Failure::error)?;
+        let mut leases = row::leases(&told.rows).map_err(Failure::error)?;
+        let mut names = 0;
+        let mut last = None;
+        let kept = leases.iter().position(|lease| {
+            if last != Some(&lease.resource) {
+                names += 1;
+                if names > filter.limit {
+                    return true;
+                }
+                last = Some(&lease.resource);
+            }
+            false
+        });
+        let next = kept.and(last.cloned());
+        leases.truncate(kept.unwrap_or(leases.len()));
+        Ok(Page { leases, next })
+    }
+
+    async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
+        let (exactly, prefix) = named(&filter.names);
+        let told = self
+            .aside
+            .ask(
+                Call::History,
+                &[
+                    (&self.caller.namespace, Type::TEXT),
+                    (&exactly, Type::TEXT),
+                    (&prefix, Type::TEXT),
+                    (&filter.failures, Type::BOOL),
+                    (&filter.since.map(|time| long(time.as_micros())), Type::INT8),
+                    (&filter.until.map(|time| long(time.as_micros())), Type::INT8),
+                    (&i64::try_from(filter.limit).unwrap_or(i64::MAX), Type::INT8),
+                ],
+            )
+            .await
+            .map_err(Failure::error)?;
+        told.rows.iter().map(row::ended).collect::<Result<_, _>>().map_err(Failure::error)
+    }
+
+    async fn watch(&self, names: Names) -> Result<EventStream> {
+        if !self.pushes() {
+            return Err(Failure::new(
+                Kind::Unsupported,
+                format!("the pooler at {} lets nobody listen; connect to the server itself", self.connector.place),
+            )
+            .error());
+        }
+        Ok(events::of(names, self.listener.follow().await.map_err(Failure::error)?))
+    }
+
+    async fn examine(&self) -> Result<Vec<Finding>> {
+        examine::examine(&self.aside, &self.connector).await.map_err(Failure::error)
+    }
+}
+
+fn named(names: &Names) -> (Option<&str>, Option<&str>) {
+    match names {
+        Names::All => (None, None),
+        Names::Prefix(prefix) => (None, Some(prefix)),
+        Names::Exactly(resource) => (Some(resource.as_str()), None),
+    }
+}

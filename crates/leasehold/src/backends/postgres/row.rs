@@ -1,0 +1,364 @@
+//! The only decoder of what the server answers.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+use tokio_postgres::{
+    Row,
+    types::{FromSql, Json},
+};
+use uuid::Uuid;
+
+use super::{
+    connection::Greeting,
+    failure::{Failure, Kind},
+    schema::Found,
+};
+use crate::{
+    Result,
+    backend::Hint,
+    lease::{
+        Busy, Claim, Decision, EndedLease, Ending, Evicted, Fence, Grant, HeldBy, Holder, Incarnation, LeaseId,
+        LeaseRecord, LeaseState, Metadata, Mode, Place, Problem, Released, Resource, Shape, Standing, Timestamp, Ttl,
+    },
+};
+
+/// A row of `leasehold.answer`.
+#[derive(Debug)]
+pub(super) struct Answered {
+    /// Which element of the call it is about, from 0.
+    pub(super) at: usize,
+    pub(super) said: Said,
+    pub(super) hints: Vec<Hint>,
+}
+
+/// What was said.
+#[derive(Debug)]
+pub(super) enum Said {
+    Holding(Grant),
+    Waiting {
+        place: Place,
+        bound: bool,
+    },
+    Busy(Busy),
+    WrongShape(Shape),
+    /// No such lease or fence; those that hold.
+    Nothing(Vec<Fence>),
+    Freed,
+    LeftQueue,
+    Evicted(Holder),
+}
+
+impl Said {
+    /// Whether it waits behind something that lives by a connection.
+    pub(super) fn is_bound(&self) -> bool {
+        matches!(self, Self::Waiting { bound: true, .. })
+    }
+
+    pub(super) fn decision(self) -> Result<Decision, Failure> {
+        Ok(match self {
+            Self::Holding(grant) => Decision::Granted(grant),
+            Self::Waiting { place, .. } => Decision::Queued(place),
+            Self::Busy(busy) => Decision::Busy(busy),
+            Self::WrongShape(in_force) => Decision::WrongShape { in_force },
+            other => return Err(unexpected(format!("{other:?} to an acquire"))),
+        })
+    }
+
+    pub(super) fn standing(&self) -> Standing {
+        match self {
+            Self::Holding(grant) => Standing::Holding(*grant),
+            Self::Waiting { place, .. } => Standing::Waiting(*place),
+            Self::Nothing(_) => Standing::Gone,
+            _ => Standing::Unknown,
+        }
+    }
+
+    pub(super) fn released(self) -> Result<Released, Failure> {
+        Ok(match self {
+            Self::Freed => Released::Freed,
+            Self::LeftQueue => Released::LeftQueue,
+            Self::Nothing(_) => Released::Gone,
+            other => return Err(unexpected(format!("{other:?} to a release"))),
+        })
+    }
+
+    pub(super) fn evicted(self) -> Result<Evicted, Failure> {
+        Ok(match self {
+            Self::Evicted(holder) => Evicted::Evicted { holder },
+            Self::Nothing(current) => Evicted::NoSuchFence { current },
+            other => return Err(unexpected(format!("{other:?} to an eviction"))),
+        })
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct Holding {
+    holder: Holder,
+    note: Option<String>,
+    mode: Option<Mode>,
+    fence: Option<Fence>,
+    #[serde(default)]
+    held_us: u64,
+}
+
+pub(super) fn answered(row: &Row) -> Result<Answered, Failure> {
+    let holders = || -> Result<Vec<Holding>, Failure> {
+        Ok(get::<Option<Json<Vec<Holding>>>>(row, "holders")?.map(|Json(holders)| holders).unwrap_or_default())
+    };
+    let said = match verdict(get(row, "verdict")?) {
+        'g' => Said::Holding(grant(row)?),
+        'q' => Said::Waiting {
+            place: Place {
+                ahead: small(get::<i32>(row, "ahead")?),
+                last_fence: fence(get(row, "fence")?),
+                ask_again_in: get::<Option<i64>>(row, "ask_again_us")?.map(length),
+            },
+            bound: get::<Option<i32>>(row, "waiting")? == Some(1),
+        },
+        'b' => Said::Busy(Busy {
+            holders: holders()?.into_iter().map(held_by).collect(),
+            waiting: small(get::<Option<i32>>(row, "waiting")?.unwrap_or_default()),
+        }),
+        's' => Said::WrongShape(Shape {
+            family: mode(get(row, "mode")?)?.family(),
+            capacity: small(get::<i32>(row, "capacity")?),
+        }),
+        'n' => Said::Nothing(holders()?.into_iter().filter_map(|holding| holding.fence).collect()),
+        'f' => Said::Freed,
+        'l' => Said::LeftQueue,
+        'e' => match holders()?.into_iter().next() {
+            Some(holding) => Said::Evicted(holding.holder),
+            None => return Err(unexpected("an eviction from nobody")),
+        },
+        other => return Err(unexpected(format!("the verdict {other:?}"))),
+    };
+    let lines = get::<Option<Vec<String>>>(row, "hints")?.unwrap_or_default();
+    let at = get::<Option<i32>>(row, "at")?.unwrap_or(1);
+    Ok(Answered {
+        at: usize::try_from(at - 1).map_err(|_| unexpected("an answer to nothing"))?,
+        said,
+        hints: lines.iter().filter_map(|line| hint(line)).collect(),
+    })
+}
+
+/// A row of `renew_many`: which element, and how it holds.
+pub(super) fn renewed(row: &Row) -> Result<Answered, Failure> {
+    let at: i32 = get(row, "at")?;
+    let at = usize::try_from(at - 1).map_err(|_| unexpected("an answer to nothing"))?;
+    Ok(Answered { at, said: Said::Holding(grant(row)?), hints: Vec::new() })
+}
+
+/// A row of `settle_dead`.
+#[derive(Debug)]
+pub(super) struct Looked {
+    pub(super) at: usize,
+    pub(super) waits: bool,
+    pub(super) hints: Vec<Hint>,
+}
+
+pub(super) fn looked(row: &Row) -> Result<Looked, Failure> {
+    let at: i32 = get(row, "at")?;
+    let lines = get::<Option<Vec<String>>>(row, "hints")?.unwrap_or_default();
+    Ok(Looked {
+        at: usize::try_from(at - 1).map_err(|_| unexpected("an answer to nothing"))?,
+        waits: get(row, "waits")?,
+        hints: lines.iter().filter_map(|line| hint(line)).collect(),
+    })
+}
+
+fn grant(row: &Row) -> Result<Grant, Failure> {
+    Ok(Grant { fence: fence(get(row, "fence")?), acquired_at: timestamp(get(row, "acquired_us")?) })
+}
+
+fn held_by(holding: Holding) -> HeldBy {
+    HeldBy {
+        holder: holding.holder,
+        note: holding.note,
+        mode: holding.mode.unwrap_or(Mode::Exclusive),
+        fence: holding.fence.unwrap_or_default(),
+        held_for: Duration::from_micros(holding.held_us),
+    }
+}
+
+/// A line for an instance: `g id fence`, `e id`, `c name`.
+pub(super) fn hint(line: &str) -> Option<Hint> {
+    let (kind, rest) = line.split_once(' ')?;
+    let id = |text: &str| Uuid::try_parse(text).ok().map(|id| LeaseId::from_u128(id.as_u128()));
+    match kind {
+        "g" => {
+            let (who, number) = rest.split_once(' ')?;
+            Some(Hint::Granted { id: id(who)?, fence: Fence::new(number.parse().ok()?) })
+        }
+        "e" => Some(Hint::Evicted { id: id(rest)? }),
+        "c" => Some(Hint::Changed { resource: Resource::new(rest).ok()? }),
+        _ => None,
+    }
+}
+
+/// The rows of `list_leases`, holders first, then the queue, of each name.
+pub(super) fn leases(rows: &[Row]) -> Result<Vec<LeaseRecord>, Failure> {
+    let mut ahead = 0;
+    let mut leases: Vec<LeaseRecord> = Vec::with_capacity(rows.len());
+    for row in rows {
+        let resource = resource(row)?;
+        let now = timestamp(get(row, "now_us")?);
+        let asked_at = timestamp(get(row, "asked_us")?);
+        if leases.last().is_none_or(|last| last.resource != resource) {
+            ahead = 0;
+        }
+        let state = if let Some(number) = get::<Option<i64>>(row, "fence")? {
+            let acquired_at = timestamp(get(row, "acquired_us")?);
+            LeaseState::Holding { fence: fence(number), acquired_at, held_for: now.since(acquired_at) }
+        } else {
+            ahead += 1;
+            LeaseState::Waiting { ahead: ahead - 1, waiting_for: now.since(asked_at) }
+        };
+        leases.push(LeaseRecord {
+            resource,
+            holder: holder(row)?,
+            claim: claim(row)?,
+            state,
+            asked_at,
+            renewed_ago: now.since(timestamp(get(row, "renewed_us")?)),
+            ttl: Ttl::new(length(get(row, "ttl_us")?)).unwrap_or(Ttl::MIN),
+            expires_in: get::<Option<i64>>(row, "expires_us")?.map(|end| timestamp(end).since(now)),
+            note: get(row, "note")?,
+            metadata: metadata(row)?,
+        });
+    }
+    Ok(leases)
+}
+
+/// A row of `list_ended`.
+pub(super) fn ended(row: &Row) -> Result<EndedLease, Failure> {
+    let problem: Option<String> = get(row, "problem")?;
+    let details: Option<String> = get(row, "details")?;
+    Ok(EndedLease {
+        resource: resource(row)?,
+        holder: holder(row)?,
+        claim: claim(row)?,
+        fence: get::<Option<i64>>(row, "fence")?.map(fence),
+        asked_at: timestamp(get(row, "asked_us")?),
+        acquired_at: get::<Option<i64>>(row, "acquired_us")?.map(timestamp),
+        ended_at: timestamp(get(row, "ended_us")?),
+        ending: ending(get(row, "ending")?)?,
+        problem: problem.map(|kind| Problem { kind, details: details.unwrap_or_default() }),
+        note: get(row, "note")?,
+        metadata: metadata(row)?,
+    })
+}
+
+pub(super) fn greeting(rows: &[Row]) -> Result<Greeting, Failure> {
+    let row = rows.first().ok_or_else(|| unexpected("no greeting"))?;
+    let timeline: i64 = get(row, "timeline")?;
+    let started: i64 = get(row, "started_us")?;
+    Ok(Greeting {
+        pid: get(row, "pid")?,
+        in_recovery: get(row, "in_recovery")?,
+        incarnation: Incarnation(started.unsigned_abs() ^ timeline.unsigned_abs() << 52),
+        installed: get(row, "installed")?,
+    })
+}
+
+pub(super) fn found(rows: &[Row]) -> Result<Option<Found>, Failure> {
+    let row = rows.first().ok_or_else(|| unexpected("no version"))?;
+    let version: Option<i32> = at(row, 0)?;
+    let persistence: Option<String> = at(row, 1)?;
+    Ok(version.map(|version| Found { version, unlogged: persistence.as_deref() == Some("u") }))
+}
+
+/// The one value of one row.
+pub(super) fn only<'a, T: FromSql<'a>>(rows: &'a [Row]) -> Result<T, Failure> {
+    at(rows.first().ok_or_else(|| unexpected("no row"))?, 0)
+}
+
+fn resource(row: &Row) -> Result<Resource, Failure> {
+    Resource::new(get::<&str>(row, "name")?).map_err(|error| unexpected(error.to_string()))
+}
+
+fn holder(row: &Row) -> Result<Holder, Failure> {
+    Holder::new(get::<&str>(row, "holder")?).map_err(|error| unexpected(error.to_string()))
+}
+
+fn metadata(row: &Row) -> Result<Metadata, Failure> {
+    get::<Json<Metadata>>(row, "metadata").map(|Json(metadata)| metadata)
+}
+
+fn claim(row: &Row) -> Result<Claim, Failure> {
+    let (units, capacity) = (small(get::<i32>(row, "units")?), small(get::<i32>(row, "capacity")?));
+    Ok(match mode(get(row, "mode")?)? {
+        Mode::Exclusive => Claim::EXCLUSIVE,
+        Mode::Shared => Claim::SHARED,
+        Mode::Leader => Claim::LEADER,
+        Mode::Permit => Claim::permits(units, capacity).map_err(|error| unexpected(error.to_string()))?,
+    })
+}
+
+/// How a mode is stored.
+pub(super) fn code(mode: Mode) -> i8 {
+    match mode {
+        Mode::Exclusive => b'x',
+        Mode::Shared => b's',
+        Mode::Permit => b'p',
+        Mode::Leader => b'l',
+    }
+    .cast_signed()
+}
+
+fn mode(code: i8) -> Result<Mode, Failure> {
+    [Mode::Exclusive, Mode::Shared, Mode::Permit, Mode::Leader]
+        .into_iter()
+        .find(|mode| self::code(*mode) == code)
+        .ok_or_else(|| unexpected(format!("the mode {code}")))
+}
+
+fn ending(word: &str) -> Result<Ending, Failure> {
+    [
+        Ending::Released,
+        Ending::Failed,
+        Ending::Expired,
+        Ending::Disconnected,
+        Ending::Evicted,
+        Ending::MaxHold,
+        Ending::GaveUp,
+        Ending::Cancelled,
+    ]
+    .into_iter()
+    .find(|ending| ending.as_str() == word)
+    .ok_or_else(|| unexpected(format!("the ending {word:?}")))
+}
+
+fn verdict(code: i8) -> char {
+    char::from(code.cast_unsigned())
+}
+
+fn fence(number: i64) -> Fence {
+    Fence::new(number.unsigned_abs())
+}
+
+fn timestamp(micros: i64) -> Timestamp {
+    Timestamp::from_micros(u64::try_from(micros).unwrap_or(0))
+}
+
+fn length(micros: i64) -> Duration {
+    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
+}
+
+fn small(number: i32) -> u32 {
+    u32::try_from(number).unwrap_or(0)
+}
+
+/// The value of a column.
+pub(super) fn get<'a, T: FromSql<'a>>(row: &'a Row, column: &str) -> Result<T, Failure> {
+    row.try_get(column).map_err(|error| unexpected(format!("{column}: {error}")))
+}
+
+fn at<'a, T: FromSql<'a>>(row: &'a Row, column: usize) -> Result<T, Failure> {
+    row.try_get(column).map_err(|error| unexpected(format!("column {column}: {error}")))
+}
+
+fn unexpected(what: impl Into<String>) -> Failure {
+    let what = what.into();
+    Failure::new(Kind::Unanswered, format!("postgres answered what this library does not understand: {what}"))
+}

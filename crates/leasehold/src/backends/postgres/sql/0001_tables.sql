@@ -1,0 +1,166 @@
+-- What is stored. Names, units and fences mean what they mean in model.rs:
+-- `resource` with `entry` is model::State, a row of `entry` is model::Entry.
+--
+-- No index holds a column that a renewal or a release changes, so that both
+-- stay on their page (HOT). Times decide by clock_timestamp() alone.
+
+create table leasehold.migration (
+  version int primary key,
+  applied_at timestamptz not null default clock_timestamp()
+);
+
+-- One row per name. A holder that found nobody else there is kept in the row
+-- itself (the lone entry): then taking and giving back is one update each.
+create /*durability*/ table leasehold.resource (
+  namespace text not null,
+  name text not null,
+  last_fence bigint not null default 0,
+  -- Readers take fences from here on without writing this row; null: they may not.
+  reader_base bigint,
+  -- Whether rows of `entry` may exist for this name.
+  crowd boolean not null default false,
+  -- Exact unless readers may come unseen: units held by entries, and how many wait.
+  used bigint not null default 0,
+  waiting int not null default 0,
+  -- No entry ends before this; entries that live by a connection may end at any time.
+  next_end timestamptz not null default 'infinity',
+  -- The lone entry; all but the id stay behind when it ends.
+  id uuid,
+  fence bigint,
+  mode "char",
+  units int,
+  capacity int,
+  holder text,
+  note text,
+  metadata jsonb,
+  ttl_us bigint,
+  expires_at timestamptz not null default '-infinity',
+  asked_at timestamptz,
+  renewed_at timestamptz not null default clock_timestamp(),
+  acquired_at timestamptz,
+  session int,
+  channel text,
+  primary key (namespace, name),
+  check (id is null or expires_at > acquired_at)
+) with (
+  fillfactor = 50,
+  autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0
+);
+
+-- Holding and waiting entries beside the lone one, in the order of `seq`.
+create /*durability*/ table leasehold.entry (
+  id uuid not null,
+  namespace text not null,
+  name text not null,
+  seq bigint generated always as identity,
+  mode "char" not null,
+  units int not null,
+  capacity int not null,
+  holder text not null,
+  note text,
+  metadata jsonb not null,
+  ttl_us bigint not null,
+  expires_at timestamptz not null,
+  asked_at timestamptz not null,
+  renewed_at timestamptz not null,
+  -- Set once it holds.
+  acquired_at timestamptz,
+  fence bigint,
+  floor bigint,
+  session int,
+  channel text,
+  primary key (id, namespace, name),
+  check (acquired_at is null or expires_at > acquired_at)
+) with (
+  fillfactor = 70,
+  autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0
+);
+create index entry_in_order on leasehold.entry (namespace, name, seq);
+
+-- Ended leases.
+create /*durability*/ table leasehold.ended (
+  id uuid not null,
+  namespace text not null,
+  name text not null,
+  mode "char" not null,
+  units int not null,
+  capacity int not null,
+  holder text not null,
+  note text,
+  metadata jsonb not null,
+  fence bigint,
+  asked_at timestamptz not null,
+  acquired_at timestamptz,
+  ended_at timestamptz not null,
+  ending text not null,
+  problem text,
+  details text,
+  session int
+);
+create index ended_by_name on leasehold.ended (namespace, name, ended_at);
+create index ended_by_time on leasehold.ended using brin (ended_at) with (autosummarize = on, pages_per_range = 16);
+
+-- Connections that leases live by. Each holds the advisory lock (class, id) as long as it lives.
+create /*durability*/ table leasehold.session (
+  id int primary key,
+  pid int not null,
+  opened_at timestamptz not null,
+  client text not null
+);
+create sequence leasehold.session_id as int cycle;
+
+-- Fences of readers that come at the same time differ by this.
+create sequence leasehold.reader;
+
+-- Who follows events, by namespace; nothing is sent while nobody does.
+create /*durability*/ table leasehold.watcher (
+  channel text primary key,
+  namespace text not null,
+  until timestamptz not null
+);
+
+-- Who asks, and how its calls are recorded: a row of `caller` goes with every operation.
+create type leasehold.caller as (
+  namespace text,
+  channel text,       -- where the caller's instance listens; null for SQL callers
+  session int,        -- the connection that attached leases live by; null: their ttl
+  own_session int,    -- the session of this very connection, which need not be probed
+  history "char",     -- a all, p problems, o off
+  watched boolean     -- whether events are to be told
+);
+
+-- One operation on one resource: the parameters of acquire, renew, release and evict in model.rs.
+create type leasehold.ask as (
+  op "char",          -- a acquire, n renew, r release, e evict
+  name text,
+  id uuid,
+  mode "char",        -- x exclusive, s shared, p permit, l leader; renew: what to keep, or null
+  units int,
+  capacity int,
+  ttl_us bigint,
+  try boolean,
+  attached boolean,
+  holder text,
+  note text,
+  metadata jsonb,     -- renew: the new one, or null
+  floor bigint,       -- evict: the expected fence
+  ending text,
+  problem text,
+  details text
+);
+
+-- What came of it.
+create type leasehold.answer as (
+  at int,
+  verdict "char",     -- g holds, q waits, b busy, s wrong shape, n none, f freed, l left the queue, e evicted
+  fence bigint,       -- g: its fence; q: the resource's newest
+  acquired_us bigint,
+  ahead int,
+  ask_again_us bigint,
+  mode "char",        -- s: what is in force
+  capacity int,
+  holders jsonb,      -- b, e: who holds or held
+  waiting int,        -- b: how many wait; q: 1 when something ahead lives by a connection
+  granted int,        -- how many were granted by settling: such a commit must be durable
+  hints text[]        -- what the caller's own instance is to be told
+);

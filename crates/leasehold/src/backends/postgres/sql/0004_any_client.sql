@@ -1,0 +1,141 @@
+-- What any client may call by name, psql and PostgREST included: locks with a ttl, in the
+-- namespace `default`, contending with the library's. Three functions that answer yes or no.
+
+-- The lease of a holder that has no other id than its label: never that of a library's lease.
+create function leasehold._id_of(p_name text, p_holder text) returns uuid
+language sql immutable as $$ select md5('sql/' || length(p_name) || '/' || p_name || '/' || p_holder)::uuid $$;
+
+create function leasehold._sql_caller() returns leasehold.caller
+language sql stable as $$
+  select row('default', null, null, nullif(current_setting('leasehold_session.id', true), '')::int, 'a',
+    leasehold._watched('default'))::leasehold.caller
+$$;
+
+create function leasehold._refuse_shape(p_name text, a leasehold.answer) returns void
+language plpgsql stable as $$
+begin
+  raise exception '% is in use as %, asked for as a lock', p_name,
+    case leasehold._family(a.mode) when 'p' then 'a semaphore of ' || a.capacity when 'e' then 'an election' else 'a lock' end
+    using errcode = 'LH003', hint = 'Use one shape, or another name.';
+end $$;
+
+-- Takes the lock for so many seconds, or says that another has it. Never waits in a queue.
+-- The holder that has it already keeps its fence and gets new times and metadata.
+create function leasehold.acquire_lock(
+  p_lock_name text, p_holder_id text, p_ttl_seconds double precision default 30, p_metadata jsonb default '{}'
+) returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
+declare
+  a leasehold.answer;
+  mine uuid := leasehold._id_of(p_lock_name, p_holder_id);
+  t timestamptz;
+begin
+  perform leasehold._check_isolation();
+  if p_lock_name is null or p_lock_name = '' or octet_length(p_lock_name) > 512 or p_lock_name ~ '[[:cntrl:]]' then
+    raise exception 'a lock name needs 1 to 512 bytes and no control characters' using errcode = '22023';
+  end if;
+  if p_holder_id is null or p_holder_id = '' or octet_length(p_holder_id) > 256 or p_holder_id ~ '[[:cntrl:]]' then
+    raise exception 'a holder id needs 1 to 256 bytes and no control characters' using errcode = '22023';
+  end if;
+  if p_ttl_seconds is null or p_ttl_seconds <= 0 or p_ttl_seconds > 2592000 then
+    raise exception 'a ttl of % seconds cannot be used', coalesce(p_ttl_seconds::text, 'null')
+      using errcode = '22023', hint = 'It must be above 0 and at most 30 days; 10 to 60 seconds suit most work.';
+  end if;
+  if jsonb_typeof(coalesce(p_metadata, '{}')) <> 'object' then
+    raise exception 'metadata must be a JSON object' using errcode = '22023';
+  end if;
+  a := leasehold._acquire(leasehold._sql_caller(), row('a', p_lock_name, mine, 'x', 2147483647, 2147483647,
+    greatest(1, p_ttl_seconds * 1000000)::bigint, true, false, p_holder_id, null, coalesce(p_metadata, '{}'), null, null, null,
+    null)::leasehold.ask);
+  if a.verdict = 's' then
+    perform leasehold._refuse_shape(p_lock_name, a);
+  end if;
+  if a.verdict <> 'g' then
+    return false;
+  end if;
+  if a.acquired_us < leasehold._micros(clock_timestamp()) - 1 then
+    t := clock_timestamp();
+    update leasehold.resource r set acquired_at = t, renewed_at = t, expires_at = t + p_ttl_seconds * interval '1 s',
+      ttl_us = greatest(1, p_ttl_seconds * 1000000)::bigint, metadata = coalesce(p_metadata, '{}')
+    where r.namespace = 'default' and r.name = p_lock_name and r.id = mine;
+    update leasehold.entry e set acquired_at = t, renewed_at = t, expires_at = t + p_ttl_seconds * interval '1 s',
+      ttl_us = greatest(1, p_ttl_seconds * 1000000)::bigint, metadata = coalesce(p_metadata, '{}')
+    where e.id = mine and e.namespace = 'default' and e.name = p_lock_name;
+  end if;
+  return true;
+end $$;
+
+-- Gives the lock back: true only if that holder's lease was live and is ended now.
+create function leasehold.release_lock(p_lock_name text, p_holder_id text) returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
+declare
+  a leasehold.answer;
+begin
+  perform leasehold._check_isolation();
+  a := leasehold._release(leasehold._sql_caller(), row('r', p_lock_name, leasehold._id_of(p_lock_name, p_holder_id), null, null,
+    null, null, null, null, null, null, null, null, 'released', null, null)::leasehold.ask);
+  return a.verdict = 'f';
+end $$;
+
+-- Moves the end to so many seconds from now: false if it had ended before or is another's.
+create function leasehold.extend_lock(p_lock_name text, p_holder_id text, p_additional_seconds double precision)
+returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
+declare
+  mine uuid := leasehold._id_of(p_lock_name, p_holder_id);
+  length interval := p_additional_seconds * interval '1 s';
+begin
+  perform leasehold._check_isolation();
+  if p_additional_seconds is null or p_additional_seconds <= 0 or p_additional_seconds > 2592000 then
+    raise exception 'a lease cannot be extended by % seconds', coalesce(p_additional_seconds::text, 'null')
+      using errcode = '22023', hint = 'It must be above 0 and at most 30 days.';
+  end if;
+  update leasehold.resource r set renewed_at = clock_timestamp(), expires_at = clock_timestamp() + length,
+    ttl_us = greatest(1, p_additional_seconds * 1000000)::bigint
+  where r.namespace = 'default' and r.name = p_lock_name and r.id = mine and r.expires_at > clock_timestamp();
+  if found then
+    return true;
+  end if;
+  update leasehold.entry e set renewed_at = clock_timestamp(), expires_at = clock_timestamp() + length,
+    ttl_us = greatest(1, p_additional_seconds * 1000000)::bigint
+  where e.id = mine and e.namespace = 'default' and e.name = p_lock_name and e.fence is not null
+    and e.expires_at > clock_timestamp();
+  return found;
+end $$;
+
+-- Who holds what, in every mode; those who wait are not in it.
+create view leasehold.distributed_locks as
+  select r.name as lock_name, r.holder as holder_id, r.acquired_at, r.expires_at, r.metadata
+  from leasehold.resource r where r.namespace = 'default' and r.id is not null and r.expires_at > clock_timestamp()
+  union all
+  select e.name, e.holder, e.acquired_at, e.expires_at, e.metadata
+  from leasehold.entry e where e.namespace = 'default' and e.fence is not null and e.expires_at > clock_timestamp();
+
+-- The key of an advisory lock on this name: the first 15 hex digits of the SHA-256 of its UTF-8.
+create function leasehold.advisory_key(name text) returns bigint
+language sql immutable as $$
+  select ('x0' || left(encode(sha256(convert_to(name, 'UTF8')), 'hex'), 15))::bit(64)::bigint
+$$;
+
+-- Inside the caller's own transaction: raises unless `p_fence` holds `p_name` now, and keeps it so
+-- until the transaction ends, even past the lease's end. Renewals go through; a grant to another does not.
+create function leasehold.guard(p_name text, p_fence bigint, p_namespace text default 'default') returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
+begin
+  perform leasehold._check_isolation();
+  -- Shares the key: compatible with the plain update of a renewal, not with the FOR UPDATE of a grant.
+  perform 1 from leasehold.resource r
+  where r.namespace = p_namespace and r.name = p_name and r.id is not null and r.fence = p_fence
+    and r.expires_at > clock_timestamp() and not leasehold._dead(r.session, nullif(current_setting('leasehold_session.id', true), '')::int)
+  for key share;
+  if not found then
+    perform 1 from leasehold.entry e
+    where e.namespace = p_namespace and e.name = p_name and e.fence = p_fence and e.expires_at > clock_timestamp()
+      and not leasehold._dead(e.session, nullif(current_setting('leasehold_session.id', true), '')::int)
+    for key share;
+    if not found then
+      raise exception '% is not held under fence %', p_name, p_fence
+        using errcode = 'LH004', hint = 'The lease ended; roll back and stop the work it protected.';
+    end if;
+  end if;
+end $$;

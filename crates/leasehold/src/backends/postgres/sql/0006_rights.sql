@@ -1,0 +1,28 @@
+-- Who may do what. Nobody but the owner until allow() is called: the functions run with
+-- the owner's rights, so an application needs them and none of the tables.
+
+revoke all on all functions in schema leasehold from public;
+revoke all on all tables in schema leasehold from public;
+
+-- Lets a role lock and look, and nothing else.
+create function leasehold.allow(p_role name) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  f regprocedure;
+begin
+  execute format('grant usage on schema leasehold to %I', p_role);
+  for f in
+    select p.oid::regprocedure from pg_proc p
+    where p.pronamespace = (select k.relnamespace from pg_class k where k.oid = 'leasehold.resource'::regclass)
+      and (p.proname not like '\_%' or p.proname = '_dead') and p.proname <> 'allow'
+  loop
+    execute format('grant execute on function %s to %I', f, p_role);
+  end loop;
+  execute format('grant select on leasehold.distributed_locks, leasehold.locks, leasehold.released to %I', p_role);
+end $$;
+revoke all on function leasehold.allow(name) from public;
+
+-- The newest migration that was applied.
+create function leasehold.version() returns int
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$ select max(m.version) from leasehold.migration m $$;
+revoke all on function leasehold.version() from public;

@@ -1,0 +1,1 @@
+select * from leasehold.evict_fence($1, $2, $3, $4, $5, $6)

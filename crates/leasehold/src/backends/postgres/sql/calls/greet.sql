@@ -1,0 +1,6 @@
+-- What kind of server this is. Answers pid, in_recovery, incarnation, version (null: no schema).
+select pg_backend_pid() as pid, pg_is_in_recovery() as in_recovery,
+  case when pg_is_in_recovery() then 0 else
+    ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint end as timeline,
+  (extract(epoch from pg_postmaster_start_time()) * 1000000)::bigint as started_us,
+  to_regprocedure('leasehold.version()') is not null as installed

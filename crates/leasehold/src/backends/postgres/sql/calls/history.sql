@@ -1,0 +1,1 @@
+select * from leasehold.list_ended($1, $2, $3, $4, $5, $6, $7)

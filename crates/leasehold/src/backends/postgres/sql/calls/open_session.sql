@@ -1,0 +1,1 @@
+select leasehold.open_session($1)

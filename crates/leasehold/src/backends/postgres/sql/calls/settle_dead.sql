@@ -1,0 +1,1 @@
+select * from leasehold.settle_dead($1, $2, $3, $4, $5)

@@ -1,0 +1,10 @@
+-- What must not depend on the role's or the database's defaults. A client that vanished is
+-- noticed within about 11 s by the keepalives.
+set default_transaction_isolation = 'read committed';
+set default_transaction_read_only = off;
+set statement_timeout = '10s';
+set idle_in_transaction_session_timeout = '60s';
+set jit = off;
+set tcp_keepalives_idle = 5;
+set tcp_keepalives_interval = 2;
+set tcp_keepalives_count = 3;

@@ -1,0 +1,1 @@
+select leasehold.watch($1, $2)

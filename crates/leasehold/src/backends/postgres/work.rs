@@ -1,0 +1,462 @@
+//! Acquires and releases: calls that come together share a round trip and a commit.
+//!
+//! A few workers, each with its connection, take what waits. One that is alone
+//! under no load does all; others are added while calls wait longer than a
+//! moment, and leave when there is nothing to do.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{
+    sync::{Notify, oneshot},
+    time::timeout,
+};
+use tokio_postgres::{
+    Row,
+    types::{Json, Type},
+};
+use uuid::Uuid;
+
+use super::{
+    connection::{Call, Connection, Connector, Slot},
+    deaths::Deaths,
+    failure::{Failure, Kind},
+    row,
+};
+use crate::{
+    Result,
+    backend::HintSender,
+    lease::{
+        Answer, Busy, Decision, Incarnation, LeaseKey, Lifetime, Metadata, Moment, Outcome, Patience, Released,
+        Request, Resource, micros,
+    },
+};
+
+/// So many calls share a statement at most.
+const BATCH: usize = 64;
+
+/// While one call takes longer than this and others wait, another connection is used or opened.
+const PATIENCE: Duration = Duration::from_millis(2);
+
+/// So many calls that wait behind one under way are worth a connection of their own at once; fewer
+/// go together when it returns, and cost the server less.
+const WORTH: usize = 4;
+
+/// An additional connection without work is closed after this.
+const IDLE: Duration = Duration::from_secs(30);
+
+/// A name that a stranger's transaction had locked goes alone for so long, so that it delays no other.
+const APART: Duration = Duration::from_secs(5);
+
+/// Who the calls are from.
+#[derive(Clone, Debug)]
+pub(super) struct Caller {
+    pub(super) namespace: String,
+    pub(super) history: i8,
+    /// Where hints for this instance go; `None` where nobody can listen.
+    pub(super) channel: Option<String>,
+}
+
+enum Item {
+    Acquire { request: Request, session: Option<i32>, answer: oneshot::Sender<Result<Answer<Decision>, Failure>> },
+    Release { key: LeaseKey, outcome: Outcome, answer: oneshot::Sender<Result<Answer<Released>, Failure>> },
+}
+
+impl Item {
+    fn resource(&self) -> &Resource {
+        match self {
+            Self::Acquire { request, .. } => &request.key.resource,
+            Self::Release { key, .. } => &key.resource,
+        }
+    }
+
+    fn fail(self, failure: &Failure) {
+        match self {
+            Self::Acquire { answer, .. } => drop(answer.send(Err(failure.clone()))),
+            Self::Release { answer, .. } => drop(answer.send(Err(failure.clone()))),
+        }
+    }
+}
+
+struct Queued {
+    item: Item,
+    alone: bool,
+    tries: u32,
+}
+
+/// The workers and what they have to do.
+pub(super) struct Work {
+    connector: Arc<Connector>,
+    caller: Caller,
+    hints: HintSender,
+    deaths: Arc<Deaths>,
+    queue: Mutex<VecDeque<Queued>>,
+    apart: Mutex<HashMap<Resource, Moment>>,
+    wake: Notify,
+    workers: AtomicUsize,
+    idle: AtomicUsize,
+    closed: AtomicBool,
+}
+
+impl Work {
+    /// The first worker starts with this connection.
+    pub(super) fn start(
+        connector: Arc<Connector>,
+        connection: Connection,
+        caller: Caller,
+        hints: HintSender,
+        deaths: Arc<Deaths>,
+    ) -> Arc<Self> {
+        let work = Arc::new(Self {
+            connector: Arc::clone(&connector),
+            caller,
+            hints,
+            deaths,
+            queue: Mutex::default(),
+            apart: Mutex::default(),
+            wake: Notify::new(),
+            workers: AtomicUsize::new(0),
+            idle: AtomicUsize::new(0),
+            closed: AtomicBool::new(false),
+        });
+        work.add_worker(Slot::with(connector, connection));
+        work
+    }
+
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.wake.notify_waiters();
+        self.wake.notify_one();
+    }
+
+    pub(super) async fn acquire(
+        self: &Arc<Self>,
+        request: &Request,
+        session: Option<i32>,
+    ) -> Result<Answer<Decision>, Failure> {
+        let (answer, told) = oneshot::channel();
+        self.push(Item::Acquire { request: request.clone(), session, answer });
+        told.await.unwrap_or_else(|_| Err(closed()))
+    }
+
+    pub(super) async fn release(
+        self: &Arc<Self>,
+        key: &LeaseKey,
+        outcome: &Outcome,
+    ) -> Result<Answer<Released>, Failure> {
+        let (answer, told) = oneshot::channel();
+        self.push(Item::Release { key: key.clone(), outcome: outcome.clone(), answer });
+        told.await.unwrap_or_else(|_| Err(closed()))
+    }
+
+    fn push(&self, item: Item) {
+        if self.closed.load(Ordering::SeqCst) {
+            return item.fail(&closed());
+        }
+        let alone = self.is_apart(item.resource());
+        let mut queue = self.queue.lock();
+        queue.push_back(Queued { item, alone, tries: 0 });
+        let waiting = queue.len();
+        drop(queue);
+        let under_way = self.workers.load(Ordering::SeqCst) > self.idle.load(Ordering::SeqCst);
+        if !under_way || alone || waiting >= WORTH {
+            self.wake.notify_one();
+        }
+    }
+
+    fn is_apart(&self, resource: &Resource) -> bool {
+        let mut apart = self.apart.lock();
+        if apart.is_empty() {
+            return false;
+        }
+        let now = self.connector.options.clock.now();
+        apart.retain(|_, until| *until > now);
+        apart.contains_key(resource)
+    }
+
+    fn add_worker(self: &Arc<Self>, slot: Slot) {
+        self.workers.fetch_add(1, Ordering::SeqCst);
+        self.connector.runtime.spawn(Arc::clone(self).run(slot));
+    }
+
+    /// Calls wait and one under way takes long: they get another worker, if there may be one more.
+    fn call_for_help(self: &Arc<Self>) {
+        if self.queue.lock().is_empty() {
+            return;
+        }
+        if self.idle.load(Ordering::SeqCst) > 0 {
+            self.wake.notify_one();
+        } else if self.workers.load(Ordering::SeqCst) < self.connector.options.connections {
+            self.add_worker(Slot::new(Arc::clone(&self.connector)));
+        }
+    }
+
+    /// One worker.
+    async fn run(self: Arc<Self>, slot: Slot) {
+        loop {
+            let batch = self.take();
+            if batch.is_empty() {
+                if self.closed.load(Ordering::SeqCst) {
+                    break;
+                }
+                // 1. A call is queued and sees a worker under way: it wakes nobody.
+                // 2. That worker, which had found nothing, says that it is idle.
+                // So it looks once more before it waits.
+                self.idle.fetch_add(1, Ordering::SeqCst);
+                let woken =
+                    if self.queue.lock().is_empty() { timeout(IDLE, self.wake.notified()).await } else { Ok(()) };
+                self.idle.fetch_sub(1, Ordering::SeqCst);
+                if woken.is_err() && self.queue.lock().is_empty() && self.leave_if_spare() {
+                    return;
+                }
+                continue;
+            }
+            if self.queue.lock().len() >= WORTH {
+                self.wake.notify_one();
+            }
+            let mut call = std::pin::pin!(self.call(&slot, batch));
+            while timeout(PATIENCE, &mut call).await.is_err() {
+                self.call_for_help();
+            }
+        }
+        self.workers.fetch_sub(1, Ordering::SeqCst);
+        self.wake.notify_one();
+    }
+
+    fn leave_if_spare(&self) -> bool {
+        self.workers
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |workers| (workers > 1).then(|| workers - 1))
+            .is_ok()
+    }
+
+    /// What waits, up to a batch; one that goes alone goes alone.
+    fn take(&self) -> Vec<Queued> {
+        let mut queue = self.queue.lock();
+        if queue.front().is_some_and(|first| first.alone) {
+            return queue.pop_front().into_iter().collect();
+        }
+        let together = queue.iter().take(BATCH).take_while(|queued| !queued.alone).count();
+        queue.drain(..together).collect()
+    }
+
+    async fn call(&self, slot: &Slot, batch: Vec<Queued>) {
+        let connection = match slot.get().await {
+            Ok(connection) => connection,
+            Err(failure) => return batch.into_iter().for_each(|queued| queued.item.fail(&failure)),
+        };
+        let (releases, acquires): (Vec<Queued>, Vec<Queued>) =
+            batch.into_iter().partition(|queued| matches!(queued.item, Item::Release { .. }));
+        // Both are sent at once; the server takes them in this order.
+        tokio::join!(
+            self.call_alike(slot, &connection, releases, Call::Release),
+            self.call_alike(slot, &connection, acquires, Call::Acquire),
+        );
+    }
+
+    async fn call_alike(&self, slot: &Slot, connection: &Connection, batch: Vec<Queued>, call: Call) {
+        if batch.is_empty() {
+            return;
+        }
+        let answer = match call {
+            Call::Release => self.send_releases(connection, &batch).await,
+            _ => self.send_acquires(connection, &batch).await,
+        };
+        match answer.and_then(|rows| answers(&rows, batch.len())) {
+            Ok(said) => self.deliver(connection, batch, said),
+            Err(failure) => {
+                if failure.kind == Kind::Unanswered {
+                    slot.forget().await;
+                }
+                self.failed(batch, &failure, connection.greeting.incarnation);
+            }
+        }
+    }
+
+    fn deliver(&self, connection: &Connection, batch: Vec<Queued>, said: Vec<row::Answered>) {
+        let incarnation = connection.greeting.incarnation;
+        let mut items: Vec<Option<Item>> = batch.into_iter().map(|queued| Some(queued.item)).collect();
+        for row::Answered { at, said, hints } in said {
+            for hint in hints {
+                self.hints.send(hint);
+            }
+            match items.get_mut(at).and_then(Option::take) {
+                Some(Item::Acquire { request, answer, .. }) => {
+                    if said.is_bound() {
+                        self.deaths.fear_for(&request.key);
+                    }
+                    drop(answer.send(said.decision().map(|value| Answer { value, incarnation })));
+                }
+                Some(Item::Release { answer, .. }) => {
+                    drop(answer.send(said.released().map(|value| Answer { value, incarnation })));
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// A statement that failed did nothing. Those that were together are tried each alone: one
+    /// of them may be in a stranger's transaction.
+    fn failed(&self, batch: Vec<Queued>, failure: &Failure, incarnation: Incarnation) {
+        let several = batch.len() > 1;
+        let until = self.connector.options.clock.now().after(APART);
+        let mut again = Vec::new();
+        for Queued { item, tries, .. } in batch {
+            match failure.kind {
+                Kind::Locked | Kind::Overtaken if several => again.push(Queued { item, alone: true, tries }),
+                Kind::Overtaken if tries < 8 => again.push(Queued { item, alone: true, tries: tries + 1 }),
+                Kind::Locked => {
+                    self.apart.lock().insert(item.resource().clone(), until);
+                    match item {
+                        Item::Acquire { request, answer, .. } if request.patience == Patience::Try => {
+                            let value = Decision::Busy(Busy::default());
+                            drop(answer.send(Ok(Answer { value, incarnation })));
+                        }
+                        item => item.fail(failure),
+                    }
+                }
+                _ => item.fail(failure),
+            }
+        }
+        let mut queue = self.queue.lock();
+        for queued in again.into_iter().rev() {
+            queue.push_front(queued);
+        }
+        drop(queue);
+        self.wake.notify_one();
+    }
+
+    async fn send_acquires(&self, connection: &Connection, batch: &[Queued]) -> Result<Vec<Row>, Failure> {
+        let mut session = None;
+        let mut columns = Acquires::default();
+        for queued in batch {
+            if let Item::Acquire { request, session: by, .. } = &queued.item {
+                session = by.or(session);
+                columns.push(request);
+            }
+        }
+        let caller = &self.caller;
+        let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 16] = [
+            (&caller.namespace, Type::TEXT),
+            (&caller.channel, Type::TEXT),
+            (&session, Type::INT4),
+            (&caller.history, Type::CHAR),
+            (&columns.names, Type::TEXT_ARRAY),
+            (&columns.ids, Type::UUID_ARRAY),
+            (&columns.modes, Type::CHAR_ARRAY),
+            (&columns.units, Type::INT4_ARRAY),
+            (&columns.capacities, Type::INT4_ARRAY),
+            (&columns.ttls, Type::INT8_ARRAY),
+            (&columns.tries, Type::BOOL_ARRAY),
+            (&columns.attached, Type::BOOL_ARRAY),
+            (&columns.holders, Type::TEXT_ARRAY),
+            (&columns.notes, Type::TEXT_ARRAY),
+            (&columns.metadata, Type::JSONB_ARRAY),
+            (&columns.floors, Type::INT8_ARRAY),
+        ];
+        connection.ask(Call::Acquire, &parameters).await
+    }
+
+    async fn send_releases(&self, connection: &Connection, batch: &[Queued]) -> Result<Vec<Row>, Failure> {
+        let (mut names, mut ids, mut endings) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut problems, mut details) = (Vec::new(), Vec::new());
+        for queued in batch {
+            if let Item::Release { key, outcome, .. } = &queued.item {
+                names.push(key.resource.as_str());
+                ids.push(Uuid::from_u128(key.id.as_u128()));
+                endings.push(outcome.ending().as_str());
+                let problem = match outcome {
+                    Outcome::Failed(problem) => Some(problem),
+                    _ => None,
+                };
+                problems.push(problem.map(|problem| storable(&problem.kind)));
+                details.push(problem.map(|problem| storable(&problem.details)));
+            }
+        }
+        let caller = &self.caller;
+        let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 8] = [
+            (&caller.namespace, Type::TEXT),
+            (&caller.channel, Type::TEXT),
+            (&caller.history, Type::CHAR),
+            (&names, Type::TEXT_ARRAY),
+            (&ids, Type::UUID_ARRAY),
+            (&endings, Type::TEXT_ARRAY),
+            (&problems, Type::TEXT_ARRAY),
+            (&details, Type::TEXT_ARRAY),
+        ];
+        connection.ask(Call::Release, &parameters).await
+    }
+}
+
+impl std::fmt::Debug for Work {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Work").field("workers", &self.workers).finish_non_exhaustive()
+    }
+}
+
+/// The columns of many acquires.
+#[derive(Default)]
+struct Acquires<'a> {
+    names: Vec<&'a str>,
+    ids: Vec<Uuid>,
+    modes: Vec<i8>,
+    units: Vec<i32>,
+    capacities: Vec<i32>,
+    ttls: Vec<i64>,
+    tries: Vec<bool>,
+    attached: Vec<bool>,
+    holders: Vec<&'a str>,
+    notes: Vec<Option<String>>,
+    metadata: Vec<Json<&'a Metadata>>,
+    floors: Vec<Option<i64>>,
+}
+
+impl<'a> Acquires<'a> {
+    fn push(&mut self, request: &'a Request) {
+        self.names.push(request.key.resource.as_str());
+        self.ids.push(Uuid::from_u128(request.key.id.as_u128()));
+        self.modes.push(row::code(request.claim.mode()));
+        self.units.push(int(request.claim.units()));
+        self.capacities.push(int(request.claim.capacity()));
+        self.ttls.push(long(micros(request.ttl.get())));
+        self.tries.push(request.patience == Patience::Try);
+        self.attached.push(request.lifetime == Lifetime::Attached);
+        self.holders.push(request.holder.as_str());
+        self.notes.push(request.note.as_deref().map(storable));
+        self.metadata.push(Json(&request.metadata));
+        self.floors.push(request.fence_floor.map(|floor| long(floor.get())));
+    }
+}
+
+pub(super) fn int(number: u32) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
+}
+
+pub(super) fn long(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// Postgres stores every text but one that holds a NUL.
+fn storable(text: &str) -> String {
+    text.replace('\0', "\u{fffd}")
+}
+
+/// Every element must be answered, or nobody knows what became of it.
+fn answers(rows: &[Row], asked: usize) -> Result<Vec<row::Answered>, Failure> {
+    let said = rows.iter().map(row::answered).collect::<Result<Vec<_>, _>>()?;
+    if said.len() == asked {
+        Ok(said)
+    } else {
+        Err(Failure::new(Kind::Unanswered, "postgres answered for some of the calls only"))
+    }
+}
+
+fn closed() -> Failure {
+    Failure::new(Kind::Unavailable, "the connection to postgres was closed")
+}

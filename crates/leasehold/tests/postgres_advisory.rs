@@ -1,0 +1,125 @@
+//! Advisory locks: session level and transaction level.
+#![cfg(feature = "postgres")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::time::Duration;
+
+use leasehold::{
+    ErrorKind,
+    backends::postgres::advisory::{self, Advisory, Sharing},
+};
+use leasehold_testkit::postgres::Postgres;
+use tokio::task::JoinSet;
+use tokio_postgres::{Client, NoTls};
+
+async fn client(server: &Postgres) -> Client {
+    let (client, connection) = tokio_postgres::connect(&server.url(), NoTls).await.unwrap();
+    tokio::runtime::Handle::current().spawn(connection);
+    client
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_lock_excludes_other_connections_and_other_tasks() {
+    let server = Postgres::start();
+    let (one, two) = (Advisory::connect(&server.url()).await.unwrap(), Advisory::connect(&server.url()).await.unwrap());
+    let guard = one.try_acquire("job:123").await.unwrap().unwrap();
+    assert_eq!(guard.key(), 614_867_089_669_398_140);
+    assert!(one.try_acquire("job:123").await.unwrap().is_none(), "one connection is given it once");
+    assert!(two.try_acquire("job:123").await.unwrap().is_none());
+    assert_eq!(server.psql("select pg_try_advisory_lock(614867089669398140)"), "f", "anyone can contend by the key");
+    let error = two.acquire("job:123", Duration::from_millis(150)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WaitElapsed);
+
+    let waiting = {
+        let two = two.clone();
+        tokio::runtime::Handle::current().spawn(async move { two.acquire("job:123", Duration::from_secs(10)).await })
+    };
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let blocked = server.psql("select count(*) from pg_stat_activity where wait_event_type = 'Lock' or backend_xmin is not null and pid <> pg_backend_pid()");
+    assert_eq!(blocked, "0", "nobody blocks in a statement");
+    assert!(guard.release().await.unwrap());
+    let next = waiting.await.unwrap().unwrap();
+    next.check().unwrap();
+    assert!(next.release().await.unwrap());
+    assert_eq!((one.held(), two.held()), (0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_lock_is_capped_dropped_and_lost_with_its_connection() {
+    let server = Postgres::start();
+    let few = Advisory::connect_with_limit(&server.url(), 2).await.unwrap();
+    let (first, second) = (few.try_acquire("a").await.unwrap().unwrap(), few.try_acquire("b").await.unwrap().unwrap());
+    assert!(few.try_acquire("c").await.unwrap_err().to_string().contains("as many as may be"));
+    drop(first);
+    let again = few.acquire("a", Duration::from_secs(5)).await.unwrap();
+    // A future that is dropped at any time leaves no lock behind.
+    drop(again);
+    for _ in 0..20 {
+        let _dropped = tokio::time::timeout(Duration::from_micros(300), few.try_acquire("a")).await;
+    }
+    let mut free = false;
+    for _ in 0..200 {
+        free = server.psql("select pg_try_advisory_lock(leasehold_key)::text from (select 1) x, lateral (select ('x0' || left(encode(sha256('a'), 'hex'), 15))::bit(64)::bigint as leasehold_key) k") == "true";
+        if free {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(free, "a dropped ask left a lock behind");
+    second.check().unwrap();
+    server.psql("select count(pg_terminate_backend(pid)) from pg_stat_activity where application_name = 'leasehold'");
+    for _ in 0..200 {
+        if second.check().is_err() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(second.check().is_err());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn transaction_locks_share_exclude_and_end_with_the_transaction() {
+    let server = Postgres::start();
+    let (mut one, mut two) = (client(&server).await, client(&server).await);
+    let first = one.transaction().await.unwrap();
+    let second = two.transaction().await.unwrap();
+    advisory::lock_in_as(&first, ["config"], Sharing::Shared).await.unwrap();
+    assert!(advisory::try_lock_in_as(&second, ["config"], Sharing::Shared).await.unwrap());
+    assert!(!advisory::try_lock_in(&second, ["other", "config"]).await.unwrap(), "all or nothing");
+    assert!(advisory::try_lock_in(&first, ["other"]).await.unwrap(), "nothing was kept of it");
+    first.rollback().await.unwrap();
+    assert!(advisory::try_lock_in(&second, ["other", "config"]).await.unwrap());
+    second.commit().await.unwrap();
+    assert_eq!(server.psql("select count(*) from pg_locks where locktype = 'advisory'"), "0");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn transfers_between_accounts_do_not_deadlock_and_keep_the_total() {
+    let server = Postgres::start();
+    server.psql("create table account (name text primary key, balance int); insert into account select 'account:' || n, 1000 from generate_series(0, 7) n");
+    let mut tasks = JoinSet::new();
+    for task in 0..64_usize {
+        let mut client = client(&server).await;
+        tasks.spawn(async move {
+            for round in 0..10 {
+                let (from, to) = ((task + round) % 8, (task * 3 + round * 5 + 1) % 8);
+                if from == to {
+                    continue;
+                }
+                let (from, to) = (format!("account:{from}"), format!("account:{to}"));
+                let transaction = client.transaction().await.unwrap();
+                advisory::lock_in(&transaction, [&from, &to]).await.unwrap();
+                let balance = "select balance from account where name = $1";
+                let rich: i32 = transaction.query_one(balance, &[&from]).await.unwrap().get(0);
+                let poor: i32 = transaction.query_one(balance, &[&to]).await.unwrap().get(0);
+                // Read, then written: without the locks money would be lost.
+                let set = "update account set balance = $2 where name = $1";
+                transaction.execute(set, &[&from, &(rich - 1)]).await.unwrap();
+                transaction.execute(set, &[&to, &(poor + 1)]).await.unwrap();
+                transaction.commit().await.unwrap();
+            }
+        });
+    }
+    tokio::time::timeout(Duration::from_secs(60), tasks.join_all()).await.expect("no deadlock");
+    assert_eq!(server.psql("select sum(balance) from account"), "8000");
+}

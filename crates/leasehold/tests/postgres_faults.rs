@@ -1,0 +1,239 @@
+//! What happens when connections, backends, servers and primaries go away.
+#![cfg(feature = "postgres")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    env,
+    io::{BufRead, BufReader},
+    process::{Command, Stdio},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use leasehold::{
+    ErrorKind, Guard, Leasehold, Resource,
+    backends::postgres::{PostgresOptions, advisory::Advisory, install},
+    blocking,
+    clock::{Clock, SystemClock},
+    lease::{Ending, HistoryFilter, Names},
+};
+use leasehold_testkit::postgres::{Postgres, Stop};
+
+const TTL: Duration = Duration::from_secs(6);
+
+fn server_with_schema() -> Postgres {
+    let server = Postgres::start();
+    init(&server.url());
+    server
+}
+
+fn init(url: &str) {
+    let options = PostgresOptions::from_url(url, "default", Arc::new(SystemClock), Duration::from_secs(10)).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(install(options, None)).unwrap();
+}
+
+fn connect(url: &str) -> Leasehold {
+    blocking::wait(Leasehold::connect(url)).unwrap()
+}
+
+fn hold(locks: &Leasehold, name: &str) -> Guard {
+    blocking::wait(locks.mutex(name).ttl(TTL).acquire()).unwrap()
+}
+
+/// Asks until the way to the server is open again.
+fn hold_at_last(locks: &Leasehold, name: &str) -> Guard {
+    for _ in 0..200 {
+        match blocking::wait(locks.mutex(name).ttl(TTL).acquire()) {
+            Ok(guard) => return guard,
+            Err(error) => assert!(error.is_retryable(), "{error}"),
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    panic!("{name} was not granted after the server came back");
+}
+
+/// A lease held through a fault is held on, the waiter is granted after its release, and fences rise.
+fn nothing_is_lost(server: &mut Postgres, fault: impl FnOnce(&mut Postgres)) {
+    let (one, two) = (connect(&server.url()), connect(&server.url()));
+    let guard = hold(&one, "x");
+    let fence = guard.fence();
+    let waiter =
+        thread::spawn(move || blocking::wait(two.mutex("x").ttl(TTL).wait(Duration::from_secs(30)).acquire()).unwrap());
+    until(|| server.psql("select waiting from leasehold.resource where name = 'x'") == "1");
+    fault(server);
+    // Past the first end: a renewal after the fault went through.
+    thread::sleep(TTL);
+    guard.check().unwrap();
+    assert!(!waiter.is_finished(), "two believe to hold");
+    blocking::wait(guard.release()).unwrap();
+    let next = waiter.join().unwrap();
+    assert!(next.fence() > fence);
+    blocking::wait(next.release()).unwrap();
+    assert!(hold_at_last(&one, "x").fence() > fence);
+}
+
+fn until(ready: impl Fn() -> bool) {
+    for _ in 0..1000 {
+        if ready() {
+            return;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    panic!("it did not come to pass within 10 s");
+}
+
+#[test]
+fn backends_that_are_terminated_are_replaced() {
+    nothing_is_lost(&mut server_with_schema(), |server| {
+        server
+            .psql("select count(pg_terminate_backend(pid)) from pg_stat_activity where application_name = 'leasehold'");
+    });
+}
+
+#[test]
+fn a_fast_restart_loses_nothing() {
+    nothing_is_lost(&mut server_with_schema(), |server| server.restart(Stop::Fast));
+}
+
+#[test]
+fn an_immediate_restart_loses_nothing() {
+    nothing_is_lost(&mut server_with_schema(), |server| server.restart(Stop::Immediate));
+}
+
+#[test]
+fn a_killed_backend_takes_all_connections_along_and_no_lease() {
+    nothing_is_lost(&mut server_with_schema(), |server| {
+        let pid = server.psql("select pid from pg_stat_activity where application_name = 'leasehold' limit 1");
+        server.kill_backend(pid.parse().unwrap());
+    });
+}
+
+#[test]
+fn unlogged_leases_are_gone_after_a_crash_and_the_next_renewal_says_so() {
+    let mut server = Postgres::start();
+    let url = format!("{}?durability=unlogged", server.url());
+    init(&url);
+    let locks = connect(&url);
+    let guard = hold(&locks, "x");
+    let fence = guard.fence();
+    server.restart(Stop::Immediate);
+    until(|| guard.check().is_err());
+    assert!(hold_at_last(&locks, "x").fence() > fence);
+}
+
+#[test]
+fn an_asynchronous_failover_reports_what_it_lost_and_fences_rise_on() {
+    let mut primary = server_with_schema();
+    let standby = primary.standby();
+    let error = blocking::wait(Leasehold::connect(&standby.url())).unwrap_err();
+    assert!(error.kind() == ErrorKind::Unavailable && error.to_string().contains("standby"), "{error}");
+
+    let url = format!("postgres://postgres@127.0.0.1:{},127.0.0.1:{}/postgres", primary.port(), standby.port());
+    let locks = connect(&url);
+    let kept = hold(&locks, "kept");
+    until(|| standby.psql("select count(*) from leasehold.resource where name = 'kept'") == "1");
+    standby.psql("alter system set primary_conninfo = ''");
+    standby.psql("select pg_reload_conf()");
+    until(|| primary.psql("select count(*) from pg_stat_replication") == "0");
+    let lost = hold(&locks, "lost");
+    let (kept_fence, lost_fence) = (kept.fence(), lost.fence());
+    primary.stop(Stop::Immediate);
+    standby.promote();
+
+    until(|| lost.check().is_err());
+    assert!(hold_at_last(&locks, "lost").fence() > lost_fence);
+    kept.check().unwrap();
+    blocking::wait(kept.release()).unwrap();
+    assert!(hold_at_last(&locks, "kept").fence() > kept_fence);
+}
+
+#[test]
+fn through_a_transaction_pooler_ttl_works_and_the_rest_is_refused() {
+    let server = server_with_schema();
+    let pooler = server.pgbouncer();
+    let (one, two) = (connect(&pooler.url()), connect(&pooler.url()));
+    assert!(!one.guarantees().pushes, "nothing pushes through a pooler");
+    let guard = hold(&one, "x");
+    assert!(blocking::wait(two.mutex("x").try_acquire()).unwrap().is_none());
+    let waiter = thread::spawn(move || blocking::wait(two.mutex("x").acquire()).unwrap());
+    thread::sleep(Duration::from_millis(300));
+    blocking::wait(guard.release()).unwrap();
+    blocking::wait(waiter.join().unwrap().release()).unwrap();
+    let findings = blocking::wait(one.examine()).unwrap();
+    assert!(findings.iter().any(|finding| finding.subject == "pooler" && finding.words.contains("cannot be pushed")));
+
+    let error = blocking::wait(Leasehold::connect(&format!("{}?liveness=connection", pooler.url()))).unwrap_err();
+    assert!(error.kind() == ErrorKind::Unsupported && error.to_string().contains("pooler"), "{error}");
+    let error = blocking::wait(Advisory::connect(&pooler.url())).unwrap_err();
+    assert!(error.kind() == ErrorKind::Unsupported && error.to_string().contains("pooler"), "{error}");
+}
+
+#[test]
+fn defaults_of_role_and_database_do_not_matter() {
+    let server = server_with_schema();
+    server.psql(
+        "alter role postgres set statement_timeout = '50ms'; alter role postgres set idle_session_timeout = '100ms'; \
+         alter database postgres set default_transaction_isolation = 'repeatable read'",
+    );
+    let locks = connect(&server.url());
+    let guard = hold(&locks, "x");
+    thread::sleep(Duration::from_millis(400));
+    guard.check().unwrap();
+    blocking::wait(guard.release()).unwrap();
+    let error =
+        server.try_psql("postgres", "set statement_timeout = 0; select leasehold.acquire_lock('x', 'a')").unwrap_err();
+    assert!(error.contains("READ COMMITTED"), "{error}");
+}
+
+#[test]
+fn a_server_that_is_not_there_is_named_without_its_password() {
+    let error = blocking::wait(Leasehold::connect("postgres://u:s3cret@127.0.0.1:1/db")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("127.0.0.1:1/db") && !format!("{error:?}").contains("s3cret"), "{error:?}");
+}
+
+#[test]
+fn a_killed_holder_in_connection_mode_is_succeeded_within_a_second() {
+    let server = server_with_schema();
+    let url = format!("{}?liveness=connection", server.url());
+    let mut holder = Command::new(env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "holder_process", "--nocapture"])
+        .env("LEASEHOLD_TEST_URL", &url)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(holder.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("holding")));
+    let locks = connect(&url);
+    let waiting = locks.clone();
+    let waiter = thread::spawn(move || {
+        let guard = blocking::wait(waiting.mutex("job").acquire()).unwrap();
+        (SystemClock.now(), guard)
+    });
+    until(|| server.psql("select waiting from leasehold.resource where name = 'job'") == "1");
+    let killed = SystemClock.now();
+    holder.kill().unwrap();
+    let (held, guard) = waiter.join().unwrap();
+    holder.wait().unwrap();
+    let took = held.since(killed);
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    let filter = HistoryFilter::new(Names::Exactly(Resource::new("job").unwrap()));
+    assert_eq!(blocking::wait(locks.history(&filter)).unwrap()[0].ending, Ending::Disconnected);
+
+    // The same when the server ends the connection that leases live by.
+    server.psql("select count(pg_terminate_backend(pid)) from leasehold.session");
+    until(|| guard.check().is_err());
+    blocking::wait(hold_at_last(&locks, "job").release()).unwrap();
+}
+
+#[test]
+#[ignore = "the process that another test kills"]
+fn holder_process() {
+    let Ok(url) = env::var("LEASEHOLD_TEST_URL") else { return };
+    let locks = connect(&url);
+    let _guard = blocking::wait(locks.mutex("job").acquire()).unwrap();
+    println!("holding");
+    thread::sleep(Duration::from_secs(60));
+}

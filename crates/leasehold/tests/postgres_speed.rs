@@ -1,0 +1,389 @@
+//! Figures: ratios to hand-written SQL in the same run, rounds interleaved, medians told.
+//!
+//! `cargo test --release --features postgres --test postgres_speed -- --ignored --nocapture --test-threads 1`
+#![cfg(feature = "postgres")]
+#![allow(clippy::unwrap_used, clippy::cast_precision_loss, reason = "a measurement fails by panicking")]
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use leasehold::{
+    Holder, Leasehold, Resource, Ttl,
+    backend::Backend,
+    backends::postgres::{PostgresBackend, PostgresOptions, install},
+    clock::{Clock, SystemClock},
+    lease::{Claim, Decision, LeaseId, LeaseKey, Lifetime, Metadata, Patience, Renewal, Request, Standing},
+};
+use leasehold_testkit::postgres::Postgres;
+use tokio::{runtime::Handle, task::JoinSet};
+use tokio_postgres::{Client, NoTls};
+
+const ROUND: Duration = Duration::from_secs(3);
+const ROUNDS: usize = 5;
+
+/// What one would write by hand: an upsert that takes the row when it is free or expired.
+const BY_HAND: &str = "
+create schema hand;
+create table hand.lock (name text primary key, fence bigint not null, holder text, expires_at timestamptz not null, meta jsonb)
+  with (fillfactor = 50);
+create function hand.take(n text, h text, ttl interval, out granted boolean, out f bigint, out until timestamptz, out who text)
+language plpgsql as $$
+begin
+  insert into hand.lock as l values (n, 1, h, clock_timestamp() + ttl, null)
+  on conflict (name) do update set fence = l.fence + 1, holder = excluded.holder, expires_at = clock_timestamp() + ttl
+    where l.expires_at <= clock_timestamp()
+  returning true, l.fence, l.expires_at, l.holder into granted, f, until, who;
+  if not found then
+    select false, l.fence, l.expires_at, l.holder into granted, f, until, who from hand.lock l where l.name = n;
+  end if;
+end $$;
+create function hand.give(n text, h text) returns boolean language plpgsql as $$
+begin
+  update hand.lock l set holder = null, expires_at = '-infinity' where l.name = n and l.holder = h;
+  return found;
+end $$;
+create function hand.give_loud(n text, h text) returns boolean language plpgsql as $$
+begin
+  update hand.lock l set holder = null, expires_at = '-infinity' where l.name = n and l.holder = h;
+  if found then
+    perform pg_notify('hand', n);
+    return true;
+  end if;
+  return false;
+end $$;
+";
+
+fn options(url: &str) -> PostgresOptions {
+    PostgresOptions::from_url(url, "default", Arc::new(SystemClock), Duration::from_secs(10)).unwrap()
+}
+
+async fn server() -> Postgres {
+    let server = Postgres::start_with(&["fsync=on", "shared_buffers=256MB"]);
+    install(options(&server.url()), None).await.unwrap();
+    server.psql(BY_HAND);
+    server
+}
+
+async fn client(server: &Postgres) -> (Client, tokio::sync::mpsc::UnboundedReceiver<()>) {
+    let (client, mut connection) = tokio_postgres::connect(&server.url(), NoTls).await.unwrap();
+    let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
+    Handle::current().spawn(async move {
+        while let Some(Ok(message)) = std::future::poll_fn(|cx| connection.poll_message(cx)).await {
+            if let tokio_postgres::AsyncMessage::Notification(_) = message {
+                let _gone = sender.send(());
+            }
+        }
+    });
+    (client, receiver)
+}
+
+fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
+}
+
+/// So many of these per second, done by many tasks for one round.
+async fn rate<F: Future<Output = usize> + Send + 'static>(
+    tasks: usize,
+    task: impl Fn(usize, Arc<AtomicBool>) -> F,
+) -> f64 {
+    let over = Arc::new(AtomicBool::new(false));
+    let mut set = JoinSet::new();
+    let started = SystemClock.now();
+    for number in 0..tasks {
+        set.spawn(task(number, Arc::clone(&over)));
+    }
+    tokio::time::sleep(ROUND).await;
+    over.store(true, Ordering::SeqCst);
+    let done: usize = set.join_all().await.into_iter().sum();
+    done as f64 / SystemClock.now().since(started).as_secs_f64()
+}
+
+async fn hand_pairs(clients: &[Arc<Client>]) -> f64 {
+    let clients = clients.to_vec();
+    rate(clients.len(), move |number, over| {
+        let client = Arc::clone(&clients[number]);
+        async move {
+            let take = client.prepare("select * from hand.take($1, $2, '30 s')").await.unwrap();
+            let give = client.prepare("select hand.give($1, $2)").await.unwrap();
+            let mut done = 0;
+            while !over.load(Ordering::Relaxed) {
+                let (name, holder) = (format!("job:{number}:{}", done % 50), "me");
+                client.query_one(&take, &[&name, &holder]).await.unwrap();
+                client.query_one(&give, &[&name, &holder]).await.unwrap();
+                done += 1;
+            }
+            done
+        }
+    })
+    .await
+}
+
+async fn our_pairs(locks: &Leasehold, tasks: usize) -> f64 {
+    let locks = locks.clone();
+    rate(tasks, move |number, over| {
+        let locks = locks.clone();
+        async move {
+            let mut done = 0;
+            while !over.load(Ordering::Relaxed) {
+                let guard = locks.mutex(format!("job:{number}:{}", done % 50)).acquire().await.unwrap();
+                guard.release().await.unwrap();
+                done += 1;
+            }
+            done
+        }
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes minutes and wants a quiet machine"]
+async fn pairs_on_distinct_names() {
+    let server = server().await;
+    for (connections, tasks) in [(1, 1), (8, 8), (8, 64)] {
+        let mut clients = Vec::new();
+        for _ in 0..connections {
+            clients.push(Arc::new(client(&server).await.0));
+        }
+        let locks = Leasehold::connect(&format!("{}?connections={connections}", server.url())).await.unwrap();
+        let (mut hand, mut ours) = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            hand.push(hand_pairs(&clients).await);
+            ours.push(our_pairs(&locks, tasks).await);
+        }
+        let ratios: Vec<f64> = ours.iter().zip(&hand).map(|(ours, hand)| ours / hand).collect();
+        println!(
+            "{connections} connections, {tasks} tasks: by hand {:.0}/s, ours {:.0}/s, ratio {:.2} ({:.2?})",
+            median(hand),
+            median(ours),
+            median(ratios.clone()),
+            ratios
+        );
+        locks.close().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes minutes and wants a quiet machine"]
+async fn failed_tries_on_a_hot_name() {
+    let server = server().await;
+    let locks = Leasehold::connect(&format!("{}?connections=8", server.url())).await.unwrap();
+    let other = Leasehold::connect(&server.url()).await.unwrap();
+    let _guard = other.mutex("hot").acquire().await.unwrap();
+    let mut clients = Vec::new();
+    for _ in 0..8 {
+        clients.push(Arc::new(client(&server).await.0));
+    }
+    clients[0].execute("select hand.take('hot', 'holder', '1 hour')", &[]).await.unwrap();
+    let (mut hand, mut ours, mut sql) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        for (figures, text) in [
+            (&mut hand, "select granted from hand.take('hot', 'me', '30 s')"),
+            (&mut sql, "select leasehold.acquire_lock('hot', 'me', 30)"),
+        ] {
+            let clients = clients.clone();
+            figures.push(
+                rate(8, move |number, over| {
+                    let client = Arc::clone(&clients[number]);
+                    async move {
+                        let take = client.prepare(text).await.unwrap();
+                        let mut done = 0;
+                        while !over.load(Ordering::Relaxed) {
+                            assert!(!client.query_one(&take, &[]).await.unwrap().get::<_, bool>(0));
+                            done += 1;
+                        }
+                        done
+                    }
+                })
+                .await,
+            );
+        }
+        let locks = locks.clone();
+        ours.push(
+            rate(8, move |_, over| {
+                let locks = locks.clone();
+                async move {
+                    let mut done = 0;
+                    while !over.load(Ordering::Relaxed) {
+                        assert!(locks.mutex("hot").try_acquire().await.unwrap().is_none());
+                        done += 1;
+                    }
+                    done
+                }
+            })
+            .await,
+        );
+    }
+    let ratio = |figures: &[f64]| median(figures.iter().zip(&hand).map(|(ours, hand)| ours / hand).collect());
+    println!(
+        "failed tries, 8 connections: upsert by hand {:.0}/s, library {:.0}/s ({:.1} times), acquire_lock {:.0}/s ({:.1} times)",
+        median(hand.clone()),
+        median(ours.clone()),
+        ratio(&ours),
+        median(sql.clone()),
+        ratio(&sql)
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes minutes and wants a quiet machine"]
+async fn hand_off_among_32() {
+    let server = server().await;
+    let locks = Leasehold::connect(&format!("{}?connections=2", server.url())).await.unwrap();
+    let mut clients = Vec::new();
+    for _ in 0..32 {
+        let (client, notices) = client(&server).await;
+        client.batch_execute("listen hand").await.unwrap();
+        clients.push((Arc::new(client), Arc::new(tokio::sync::Mutex::new(notices))));
+    }
+    let (mut loud, mut ours, mut spreads) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..3 {
+        let waiting = clients.clone();
+        loud.push(
+            rate(32, move |number, over| {
+                let (client, notices) = waiting[number].clone();
+                async move {
+                    let mut notices = notices.lock().await;
+                    let take = client.prepare("select granted from hand.take('hot', $1, '30 s')").await.unwrap();
+                    let give = client.prepare("select hand.give_loud('hot', $1)").await.unwrap();
+                    let me = format!("worker-{number}");
+                    let mut done = 0;
+                    while !over.load(Ordering::Relaxed) {
+                        while notices.try_recv().is_ok() {}
+                        if client.query_one(&take, &[&me]).await.unwrap().get(0) {
+                            client.query_one(&give, &[&me]).await.unwrap();
+                            done += 1;
+                        } else {
+                            let _either = tokio::time::timeout(Duration::from_millis(200), notices.recv()).await;
+                        }
+                    }
+                    done
+                }
+            })
+            .await,
+        );
+        let counts: Arc<Vec<AtomicUsize>> = Arc::new((0..32).map(|_| AtomicUsize::new(0)).collect());
+        let (locks, counted) = (locks.clone(), Arc::clone(&counts));
+        ours.push(
+            rate(32, move |number, over| {
+                let (locks, counted) = (locks.clone(), Arc::clone(&counted));
+                async move {
+                    let mut done = 0;
+                    while !over.load(Ordering::Relaxed) {
+                        let guard = locks.mutex("hot").wait(Duration::from_secs(60)).acquire().await.unwrap();
+                        guard.release().await.unwrap();
+                        done += 1;
+                        counted[number].store(done, Ordering::Relaxed);
+                    }
+                    done
+                }
+            })
+            .await,
+        );
+        let counts: Vec<usize> = counts.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+        spreads.push(*counts.iter().max().unwrap() as f64 / *counts.iter().min().unwrap() as f64);
+    }
+    let ratios: Vec<f64> = ours.iter().zip(&loud).map(|(ours, loud)| ours / loud).collect();
+    println!(
+        "hand-off among 32: broadcast {:.0}/s over 32 connections, ours {:.0}/s over 4, ratio {:.1} ({ratios:.1?}), spread {spreads:.2?}",
+        median(loud),
+        median(ours),
+        median(ratios.clone())
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes minutes and wants a quiet machine"]
+async fn a_hundred_thousand_leases_are_renewed() {
+    let server = server().await;
+    let backend = Arc::new(PostgresBackend::open(options(&server.url())).await.unwrap());
+    let keys: Vec<LeaseKey> = (0..100_000)
+        .map(|at| LeaseKey { resource: Resource::new(format!("lease:{at}")).unwrap(), id: LeaseId::random() })
+        .collect();
+    let mut asking = JoinSet::new();
+    for some in keys.chunks(100_000 / 64) {
+        let (backend, some) = (Arc::clone(&backend), some.to_vec());
+        asking.spawn(async move {
+            for key in some {
+                let request = Request {
+                    key,
+                    claim: Claim::EXCLUSIVE,
+                    ttl: Ttl::new(Duration::from_secs(3600)).unwrap(),
+                    patience: Patience::Try,
+                    lifetime: Lifetime::Attached,
+                    holder: Holder::new("bench").unwrap(),
+                    note: None,
+                    metadata: Metadata::new(),
+                    fence_floor: None,
+                };
+                assert!(matches!(backend.acquire(&request).await.unwrap().value, Decision::Granted(_)));
+            }
+        });
+    }
+    asking.join_all().await;
+    let batch = backend.guarantees().renew_batch;
+    let mut took = Vec::new();
+    for _ in 0..ROUNDS {
+        let started = SystemClock.now();
+        let mut renewing = JoinSet::new();
+        for chunk in keys.chunks(batch) {
+            let (backend, chunk) = (Arc::clone(&backend), chunk.to_vec());
+            renewing.spawn(async move {
+                let ttl = Ttl::new(Duration::from_secs(3600)).unwrap();
+                let renewals: Vec<Renewal> = chunk.into_iter().map(|key| Renewal::new(key, ttl)).collect();
+                let standings = backend.renew(&renewals).await.unwrap().value;
+                assert!(standings.iter().all(|standing| matches!(standing, Standing::Holding(_))));
+            });
+        }
+        renewing.join_all().await;
+        took.push(SystemClock.now().since(started).as_secs_f64());
+    }
+    println!("100,000 renewals: median {:.2} s ({took:.2?})", median(took.clone()));
+    println!("hot updates: {}", server.psql("select round(100.0 * n_tup_hot_upd / n_tup_upd, 1) || ' %' from pg_stat_user_tables where relname = 'resource' and schemaname = 'leasehold'"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes as many minutes as LEASEHOLD_MINUTES says, 2 by default"]
+async fn tables_stay_small_under_hot_use() {
+    let minutes: u64 = std::env::var("LEASEHOLD_MINUTES").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
+    let server = Postgres::start_with(&["fsync=off", "autovacuum_naptime=5s"]);
+    install(options(&server.url()), None).await.unwrap();
+    let locks = Leasehold::connect(&format!("{}?history=problems&connections=2", server.url())).await.unwrap();
+    let over = Arc::new(AtomicBool::new(false));
+    let mut tasks = JoinSet::new();
+    for task in 0..16 {
+        let (locks, over) = (locks.clone(), Arc::clone(&over));
+        tasks.spawn(async move {
+            while !over.load(Ordering::Relaxed) {
+                match task % 4 {
+                    0 => locks
+                        .mutex("hot")
+                        .wait(Duration::from_secs(60))
+                        .acquire()
+                        .await
+                        .unwrap()
+                        .release()
+                        .await
+                        .map(drop)
+                        .unwrap(),
+                    1 => locks.rwlock("config").read().await.unwrap().release().await.map(drop).unwrap(),
+                    2 => locks.semaphore("api", 3).acquire().await.unwrap().release().await.map(drop).unwrap(),
+                    _ => locks.mutex(format!("job:{task}")).acquire().await.unwrap().release().await.map(drop).unwrap(),
+                }
+            }
+        });
+    }
+    let sizes = "select string_agg(relname || ' ' || pg_relation_size(oid) / 1024, ', ' order by relname) from pg_class \
+                 where relnamespace = 'leasehold'::regnamespace and relname in ('resource', 'resource_pkey', 'entry', 'entry_pkey', 'entry_in_order')";
+    for step in 0..minutes * 4 {
+        tokio::time::sleep(Duration::from_secs(15)).await;
+        println!("after {:>3} s, kB: {}", (step + 1) * 15, server.psql(sizes));
+    }
+    over.store(true, Ordering::SeqCst);
+    tasks.join_all().await;
+}

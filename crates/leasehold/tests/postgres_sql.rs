@@ -1,0 +1,369 @@
+//! SQL clients and the library contend on the same leases; rights, exposure and versions.
+#![cfg(feature = "postgres")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{sync::Arc, time::Duration};
+
+use leasehold::{
+    Error, ErrorKind, Leasehold, Resource,
+    backends::postgres::{Installed, PostgresOptions, install, sql},
+    blocking,
+    clock::SystemClock,
+    lease::{Ending, HistoryFilter, Names},
+};
+use leasehold_testkit::postgres::Postgres;
+
+fn options(url: &str) -> PostgresOptions {
+    PostgresOptions::from_url(url, "default", Arc::new(SystemClock), Duration::from_secs(10)).unwrap()
+}
+
+fn installed(server: &Postgres, expose: Option<&'static str>) {
+    run(install_at(server.url(), expose)).unwrap();
+}
+
+async fn install_at(url: String, expose: Option<&str>) -> leasehold::Result<Installed> {
+    install(options(&url), expose).await
+}
+
+/// Runs on a runtime with io and time.
+fn run<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap().block_on(work)
+}
+
+fn connect(url: &str) -> Leasehold {
+    blocking::wait(Leasehold::connect(url)).unwrap()
+}
+
+fn until(ready: impl Fn() -> bool) {
+    for _ in 0..1000 {
+        if ready() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("it did not come to pass within 10 s");
+}
+
+#[test]
+fn psql_and_the_library_exclude_each_other_both_ways() {
+    let server = Postgres::start();
+    installed(&server, Some("public"));
+    let locks = connect(&server.url());
+    for acquire_lock in ["leasehold.acquire_lock", "acquire_lock"] {
+        let release_lock = acquire_lock.replace("acquire", "release");
+        let guard = blocking::wait(locks.mutex("job").try_acquire()).unwrap().unwrap();
+        assert_eq!(server.psql(&format!("select {acquire_lock}('job', 'psql')")), "f");
+        blocking::wait(guard.release()).unwrap();
+
+        assert_eq!(server.psql(&format!("select {acquire_lock}('job', 'psql')")), "t");
+        let error = blocking::wait(locks.mutex("job").wait(Duration::from_millis(200)).acquire()).unwrap_err();
+        assert!(error.to_string().contains("psql"), "the holder is named: {error}");
+        assert_eq!(server.psql(&format!("select {release_lock}('job', 'psql')")), "t");
+        blocking::wait(blocking::wait(locks.mutex("job").acquire()).unwrap().release()).unwrap();
+    }
+}
+
+#[test]
+fn a_waiter_of_the_library_is_handed_what_psql_releases() {
+    let server = Postgres::start();
+    installed(&server, None);
+    let locks = connect(&server.url());
+    server.psql("select leasehold.acquire_lock('job', 'psql', 3600)");
+    let waiter = std::thread::spawn(move || blocking::wait(locks.mutex("job").acquire()).unwrap());
+    until(|| server.psql("select waiting from leasehold.resource where name = 'job'") == "1");
+    assert_eq!(server.psql("select leasehold.release_lock('job', 'psql')"), "t");
+    let guard = waiter.join().unwrap();
+    assert_eq!(server.psql("select leasehold.release_lock('job', 'psql')"), "f", "it is another's now");
+    blocking::wait(guard.release()).unwrap();
+}
+
+#[test]
+fn the_three_functions_keep_their_words() {
+    let server = Postgres::start();
+    installed(&server, Some("public"));
+    let ask = |query: &str| server.psql(&format!("select {query}"));
+    // Named arguments, as rpc clients send them.
+    assert_eq!(
+        ask("acquire_lock(p_holder_id => 'a', p_lock_name => 'x', p_ttl_seconds => 60, p_metadata => '{\"k\": 1}')"),
+        "t"
+    );
+    assert_eq!(ask("acquire_lock('x', 'b')"), "f");
+    let fence = ask("fence from leasehold.resource where name = 'x'");
+    assert_eq!(ask("acquire_lock('x', 'a', 5)"), "t", "the same holder again");
+    assert_eq!(ask("fence from leasehold.resource where name = 'x'"), fence, "keeps its fence");
+    assert_eq!(ask("metadata from distributed_locks"), "{}", "and gets new metadata");
+    assert_eq!(ask("expires_at - acquired_at <= '5 s' and expires_at > acquired_at from distributed_locks"), "t");
+    assert_eq!(ask("extend_lock('x', 'b', 60)"), "f");
+    assert_eq!(ask("extend_lock('x', 'a', 600)"), "t");
+    assert_eq!(ask("expires_at > now() + '590 s' from distributed_locks"), "t", "end = now + seconds");
+    assert_eq!(ask("release_lock('x', 'b')"), "f");
+    assert_eq!(ask("release_lock(p_lock_name => 'x', p_holder_id => 'a')"), "t");
+    assert_eq!(ask("release_lock('x', 'a')"), "f");
+
+    assert_eq!(ask("acquire_lock('short', 'a', 0.1)"), "t");
+    std::thread::sleep(Duration::from_millis(150));
+    assert_eq!(ask("extend_lock('short', 'a', 60)"), "f", "it had expired");
+    assert_eq!(ask("release_lock('short', 'a')"), "f");
+    for (query, word) in [
+        ("acquire_lock('x', 'a', 0)", "ttl"),
+        ("acquire_lock('x', 'a', -1)", "ttl"),
+        ("acquire_lock('', 'a')", "name"),
+        ("acquire_lock('x', '')", "holder"),
+        ("acquire_lock('x', 'a', 5, '[]')", "object"),
+        ("extend_lock('x', 'a', 0)", "extended"),
+    ] {
+        let error = server.try_psql("postgres", &format!("select {query}")).unwrap_err();
+        assert!(error.contains(word), "{query}: {error}");
+    }
+    let locks = connect(&server.url());
+    let _permit = blocking::wait(locks.semaphore("sem", 3).acquire()).unwrap();
+    let error = server.try_psql("postgres", "select acquire_lock('sem', 'a')").unwrap_err();
+    assert!(error.contains("a semaphore of 3"), "{error}");
+}
+
+/// What `PostgREST` makes of `POST /rpc/acquire_lock` with a JSON object.
+#[test]
+fn a_json_object_of_named_arguments_works_as_postgrest_sends_it() {
+    let server = Postgres::start();
+    installed(&server, Some("public"));
+    server.psql("create role web nologin; grant execute on function acquire_lock, release_lock, extend_lock to web");
+    let call = |name: &str, body: &str, columns: &str, arguments: &str| {
+        server.psql(&format!(
+            "begin; set local role web; set local search_path = public; \
+             with pgrst_payload as (select '{body}'::json as json_data), \
+             pgrst_body as (select case when json_typeof(json_data) = 'array' then json_data else json_build_array(json_data) end \
+               as val from pgrst_payload), \
+             pgrst_args as (select * from json_to_recordset((select val from pgrst_body)) as _({columns}) limit 1) \
+             select pgrst_call.pgrst_scalar from pgrst_args, \
+             lateral (select \"public\".\"{name}\"({arguments}) pgrst_scalar) pgrst_call; commit"
+        ))
+    };
+    let body = r#"{"p_lock_name": "x", "p_holder_id": "web-1", "p_ttl_seconds": 30, "p_metadata": {"who": "web"}}"#;
+    let columns =
+        "\"p_lock_name\" text, \"p_holder_id\" text, \"p_ttl_seconds\" double precision, \"p_metadata\" jsonb";
+    let arguments = "\"p_lock_name\" := pgrst_args.\"p_lock_name\", \"p_holder_id\" := pgrst_args.\"p_holder_id\", \
+                     \"p_ttl_seconds\" := pgrst_args.\"p_ttl_seconds\", \"p_metadata\" := pgrst_args.\"p_metadata\"";
+    assert_eq!(call("acquire_lock", body, columns, arguments), "t");
+    assert_eq!(server.psql("select holder_id, metadata from distributed_locks"), "web-1|{\"who\": \"web\"}");
+    let two = "\"p_lock_name\" := pgrst_args.\"p_lock_name\", \"p_holder_id\" := pgrst_args.\"p_holder_id\"";
+    assert_eq!(call("acquire_lock", &body.replace("web-1", "web-2"), columns, two), "f");
+    assert_eq!(call("release_lock", body, columns, two), "t");
+}
+
+#[test]
+fn a_role_with_the_documented_grants_can_lock_and_nothing_else() {
+    let server = Postgres::start();
+    installed(&server, None);
+    server.psql("create role app login; create role stranger login; select leasehold.allow('app')");
+    assert_eq!(server.try_psql("app", "select leasehold.acquire_lock('x', 'a')").unwrap(), "t");
+    assert_eq!(server.try_psql("app", "select count(*) from leasehold.distributed_locks").unwrap(), "1");
+    assert_eq!(
+        server
+            .try_psql("app", "select leasehold.acquire('y') is not null; select count(*) from leasehold.locks")
+            .unwrap(),
+        "t\n1"
+    );
+    for table in ["resource", "entry", "ended", "session", "watcher", "migration"] {
+        assert!(server.try_psql("app", &format!("select * from leasehold.{table}")).is_err(), "{table} can be read");
+        assert!(server.try_psql("app", &format!("delete from leasehold.{table}")).is_err(), "{table} can be written");
+    }
+    assert!(server.try_psql("app", "select leasehold._pass('default', 'x')").is_err());
+    assert!(server.try_psql("app", "select leasehold.allow('stranger')").is_err());
+    let locks = connect(&server.url_of("app", "postgres"));
+    let guard = blocking::wait(locks.mutex("z").acquire()).unwrap();
+    blocking::wait(guard.release()).unwrap();
+    let error = blocking::wait(Leasehold::connect(&server.url_of("stranger", "postgres"))).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+    assert!(error.to_string().contains("allow"), "{error}");
+}
+
+#[test]
+fn the_connection_pair_lives_with_its_connection_and_records_failures() {
+    let server = Postgres::start();
+    installed(&server, None);
+    assert_eq!(
+        server.psql(
+            "select leasehold.acquire('job') as id \\gset\n\
+             select named, pid = pg_backend_pid() from leasehold.locks;\n\
+             select leasehold.acquit(:'id', 'Timeout', 'no answer'), leasehold.acquit(:'id');\n\
+             select named, problem, details, released > locked from leasehold.released"
+        ),
+        "job|t\nt|f\njob|Timeout|no answer|t"
+    );
+    // A connection that ends without acquit leaves the lock free and a record behind.
+    server.psql("select leasehold.acquire('lost')");
+    until(|| server.psql("select problem from leasehold.released where named = 'lost'") == "disconnected");
+    assert_eq!(server.psql("select leasehold.acquire('lost') is not null"), "t");
+    assert_eq!(server.psql("select distinct problem from leasehold.released where named = 'lost'"), "disconnected");
+
+    let locks = connect(&server.url());
+    let guard = blocking::wait(locks.mutex("job").acquire()).unwrap();
+    let error = server.try_psql("postgres", "select leasehold.acquire('job')").unwrap_err();
+    assert!(error.contains("is held by"), "{error}");
+    blocking::wait(guard.release()).unwrap();
+    // It contends with the library, and the library sees it die.
+    let mut holder = server
+        .client("postgres")
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    std::io::Write::write_all(holder.stdin.as_mut().unwrap(), b"select leasehold.acquire('job');\n").unwrap();
+    until(|| server.psql("select count(*) from leasehold.locks where named = 'job'") == "1");
+    let waiter = std::thread::spawn(move || {
+        let guard = blocking::wait(locks.mutex("job").acquire()).unwrap();
+        blocking::wait(guard.release()).unwrap();
+    });
+    until(|| server.psql("select waiting from leasehold.resource where name = 'job'") == "1");
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    waiter.join().unwrap();
+}
+
+#[test]
+fn guard_pins_a_lease_to_a_transaction_without_blocking_renewals() {
+    let server = Postgres::start();
+    installed(&server, None);
+    server.psql("create table ledger (entry text)");
+    let one = connect(&server.url());
+    let two = connect(&server.url());
+    let ttl = Duration::from_millis(600);
+    let guard = blocking::wait(one.mutex("ledger").ttl(ttl).acquire()).unwrap();
+    let fence = guard.fence().get();
+    let error = server.try_psql("postgres", "select leasehold.guard('ledger', 7)").unwrap_err();
+    assert!(error.contains("not held under fence 7"), "{error}");
+
+    // A guarded transaction stays open for several ttls; renewals go through all the while.
+    let mut writer = server.client("postgres");
+    writer.args(["-c", &format!(
+        "begin; select leasehold.guard('ledger', {fence}); insert into ledger values ('a'); select pg_sleep(2); commit"
+    )]);
+    let mut writer = writer.stdout(std::process::Stdio::null()).spawn().unwrap();
+    let writing = "select count(*) from pg_locks l join pg_class c on c.oid = l.relation where c.relname = 'ledger'";
+    until(|| server.psql(writing) == "1");
+    std::thread::sleep(Duration::from_millis(900));
+    guard.check().unwrap();
+    // Released while the transaction is open: nobody else gets it before it ends.
+    blocking::wait(guard.release()).unwrap();
+    assert!(blocking::wait(two.mutex("ledger").try_acquire()).unwrap().is_none());
+    let next = blocking::wait(two.mutex("ledger").acquire()).unwrap();
+    assert_eq!(server.psql("select count(*) from ledger"), "1", "what was guarded is committed before the next holds");
+    assert!(writer.wait().unwrap().success());
+    assert!(next.fence().get() > fence);
+    assert!(server.try_psql("postgres", &format!("select leasehold.guard('ledger', {fence})")).is_err(), "stale");
+    blocking::wait(next.release()).unwrap();
+}
+
+#[test]
+fn a_renewal_goes_through_while_a_sql_caller_sits_in_an_open_transaction_on_another_lock() {
+    let server = Postgres::start();
+    installed(&server, None);
+    let locks = connect(&format!("{}?connections=1", server.url()));
+    let guard = blocking::wait(locks.mutex("mine").ttl(Duration::from_millis(600)).acquire()).unwrap();
+    let mut stranger = server.client("postgres");
+    stranger.args(["-c", "begin; select leasehold.acquire_lock('theirs', 'a'); select pg_sleep(2); commit"]);
+    let mut stranger = stranger.stdout(std::process::Stdio::null()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(blocking::wait(locks.mutex("theirs").try_acquire()).unwrap().is_none(), "busy, after a short wait");
+    std::thread::sleep(Duration::from_millis(1200));
+    guard.check().unwrap();
+    assert!(stranger.wait().unwrap().success());
+    assert_eq!(server.psql("select leasehold.release_lock('theirs', 'a')"), "t");
+    let theirs = blocking::wait(locks.mutex("theirs").acquire()).unwrap();
+    blocking::wait(theirs.release()).unwrap();
+    blocking::wait(guard.release()).unwrap();
+}
+
+#[test]
+fn init_is_idempotent_safe_for_two_at_once_and_refuses_other_versions() {
+    let server = Postgres::start();
+    let error = blocking::wait(Leasehold::connect(&server.url())).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+    assert!(error.to_string().contains("leasehold init"), "{error}");
+    let results = run(async {
+        let one = install_at(server.url(), Some("public"));
+        let two = install_at(server.url(), Some("public"));
+        tokio::join!(one, two)
+    });
+    let (one, two) = (results.0.unwrap(), results.1.unwrap());
+    assert_eq!([one.before, two.before].iter().filter(|before| **before == 0).count(), 1);
+    let again = run(install_at(server.url(), None)).unwrap();
+    assert_eq!(again.before, again.now);
+
+    server.psql("delete from leasehold.migration where version = (select max(version) from leasehold.migration)");
+    let older = blocking::wait(Leasehold::connect(&server.url())).unwrap_err();
+    assert!(older.kind() == ErrorKind::InvalidConfig && older.to_string().contains("leasehold init"), "{older}");
+    server.psql("insert into leasehold.migration values (1000)");
+    let newer = blocking::wait(Leasehold::connect(&server.url())).unwrap_err();
+    assert!(newer.kind() == ErrorKind::InvalidConfig && newer.to_string().contains("newer"), "{newer}");
+
+    // The printed statements do the same, in a schema of another name, unlogged.
+    let url = format!("{}?schema=fast_locks&durability=unlogged", server.url());
+    server.psql(&sql(&options(&url), None).unwrap());
+    let locks = connect(&url);
+    blocking::wait(blocking::wait(locks.mutex("x").acquire()).unwrap().release()).unwrap();
+    let wrong = format!("{}?schema=fast_locks", server.url());
+    assert_eq!(blocking::wait(Leasehold::connect(&wrong)).unwrap_err().kind(), ErrorKind::InvalidConfig);
+    assert!(sql(&options(&url), Some("fast_locks")).is_err());
+}
+
+#[test]
+fn what_is_recorded_can_be_chosen_and_maintenance_is_bounded() {
+    let server = Postgres::start();
+    installed(&server, None);
+    for (history, recorded) in [("all", 2), ("problems", 1), ("off", 0)] {
+        let locks = connect(&format!("{}?history={history}", server.url()));
+        let (mutex, name) = (locks.mutex(history), Resource::new(history).unwrap());
+        let work = mutex.with(async |_| Ok::<_, Error>(()));
+        blocking::wait(work).unwrap();
+        let work = mutex.with(async |_| Err::<(), _>(Error::unavailable("disk full")));
+        blocking::wait(work).unwrap_err();
+        blocking::wait(locks.close()).unwrap();
+        let ended = blocking::wait(locks.history(&HistoryFilter::new(Names::Exactly(name)))).unwrap();
+        assert_eq!(ended.len(), recorded, "{history}");
+        if let Some(newest) = ended.first() {
+            assert_eq!(newest.ending, Ending::Failed);
+            assert!(newest.problem.as_ref().unwrap().details.contains("disk full"));
+        }
+    }
+    server.psql("select leasehold.acquire_lock('gone:' || n, 'a', 0.01) from generate_series(1, 50) n");
+    std::thread::sleep(Duration::from_millis(50));
+    server.psql("update leasehold.resource set renewed_at = now() - interval '2 days' where name not like 'gone:%'");
+    assert_eq!(server.psql("select leasehold.maintain('7 days', 20)").parse::<u32>().unwrap(), 20 + 3);
+    assert_eq!(server.psql("select leasehold.maintain()"), "30");
+    assert_eq!(
+        server.psql("select count(*) from leasehold.ended where ending = 'expired' and name like 'gone:%'"),
+        "50"
+    );
+    assert_eq!(server.psql("select leasehold.maintain('-1 s')").parse::<u32>().unwrap(), 53);
+    assert_eq!(server.psql("select count(*) from leasehold.ended"), "0");
+}
+
+#[test]
+fn nobody_is_notified_while_nobody_waits() {
+    let server = Postgres::start();
+    installed(&server, None);
+    // A listener on every channel there could be does not exist; the queue's position tells.
+    let locks = connect(&server.url());
+    let position = || server.psql("select pg_notification_queue_usage()");
+    let before = position();
+    let mut listener = server
+        .client("postgres")
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    std::io::Write::write_all(listener.stdin.as_mut().unwrap(), b"begin; listen nothing; commit; begin; select 1;\n")
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    for at in 0..300 {
+        let guard = blocking::wait(locks.mutex(format!("free:{at}")).acquire()).unwrap();
+        blocking::wait(guard.release()).unwrap();
+    }
+    // A notification would be kept while that listener sits in its transaction.
+    assert_eq!((before.as_str(), position().as_str()), ("0", "0"));
+    server.psql("select pg_notify('nothing', repeat('x', 60) || n) from generate_series(1, 300) n");
+    assert_ne!(position(), "0", "as many notifications would be seen");
+    listener.kill().unwrap();
+    listener.wait().unwrap();
+}
