@@ -196,6 +196,10 @@ fn run_list_history_watch_evict_and_doctor_work_as_on_a_directory() {
     let doctor = run(&["doctor"]);
     assert!(doctor.stdout.contains("reachable") && doctor.stdout.contains("fsync is off"), "{doctor:?}");
     doctor.assert_code(1);
+    server.psql("create role stranger login");
+    let refused = crate::run(&place, &server.url_of("stranger", "as_on_a_directory"), &["doctor"]);
+    refused.assert_code(1);
+    assert!(refused.stdout.contains("FAIL") && refused.stdout.contains("leasehold.allow('this role')"), "{refused:?}");
 }
 
 #[test]

@@ -266,7 +266,9 @@ fn renewals_pass_a_guarded_transaction_of_their_own_lease_also_for_one_that_wait
         let two = two.clone();
         thread::spawn(move || blocking::wait(two.mutex("x").ttl(ttl).acquire()).unwrap())
     };
-    while server.psql("select waiting from leasehold.resource where namespace = 'guarded-renewals'") != "1" {}
+    runtime.block_on(soon("it waits", async || {
+        server.psql("select waiting from leasehold.resource where namespace = 'guarded-renewals'") == "1"
+    }));
     blocking::wait(first.release()).unwrap();
     let guard = waiter.join().unwrap();
     let mut writer = server.client("postgres");
