@@ -1,7 +1,9 @@
-//! Figures: ratios to hand-written SQL in the same run, rounds interleaved, medians told.
+//! Locks on one Postgres server beside SQL written by hand, in interleaved rounds; medians of the ratios are told.
 //!
-//! `cargo test --release --features postgres --test postgres_speed -- --ignored --nocapture --test-threads 1`
-#![cfg(feature = "postgres")]
+//! `cargo bench -p leasehold --features postgres --bench postgres [pairs] [tries] [handoff] [renewals] [size]`, all
+//! but `size` by default. `size` takes as many minutes as `LEASEHOLD_MINUTES` says, 10 if it says nothing. Starts a
+//! private server. Numbers of one machine mean little: look at the ratios of the same run.
+
 #![allow(clippy::unwrap_used, clippy::cast_precision_loss, reason = "a measurement fails by panicking")]
 
 use std::{
@@ -57,6 +59,27 @@ begin
   return false;
 end $$;
 ";
+
+#[tokio::main(worker_threads = 2)]
+async fn main() {
+    let chosen: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
+    let wanted = |name: &str| chosen.iter().any(|word| word == name) || (chosen.is_empty() && name != "size");
+    if wanted("pairs") {
+        pairs_on_distinct_names().await;
+    }
+    if wanted("tries") {
+        failed_tries_on_a_hot_name().await;
+    }
+    if wanted("handoff") {
+        hand_off_among_32().await;
+    }
+    if wanted("renewals") {
+        a_hundred_thousand_leases_are_renewed().await;
+    }
+    if wanted("size") {
+        tables_stay_small_under_hot_use().await;
+    }
+}
 
 fn options(url: &str) -> PostgresOptions {
     PostgresOptions::from_url(url, "default", Arc::new(SystemClock), Duration::from_secs(10)).unwrap()
@@ -141,8 +164,6 @@ async fn our_pairs(locks: &Leasehold, tasks: usize) -> f64 {
     .await
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes minutes and wants a quiet machine"]
 async fn pairs_on_distinct_names() {
     let server = server().await;
     for (connections, tasks) in [(1, 1), (8, 8), (8, 64)] {
@@ -168,8 +189,6 @@ async fn pairs_on_distinct_names() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes minutes and wants a quiet machine"]
 async fn failed_tries_on_a_hot_name() {
     let server = server().await;
     let locks = Leasehold::connect(&format!("{}?connections=8", server.url())).await.unwrap();
@@ -230,8 +249,6 @@ async fn failed_tries_on_a_hot_name() {
     );
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes minutes and wants a quiet machine"]
 async fn hand_off_among_32() {
     let server = server().await;
     let locks = Leasehold::connect(&format!("{}?connections=2", server.url())).await.unwrap();
@@ -297,8 +314,6 @@ async fn hand_off_among_32() {
     );
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes minutes and wants a quiet machine"]
 async fn a_hundred_thousand_leases_are_renewed() {
     let server = server().await;
     let backend = Arc::new(PostgresBackend::open(options(&server.url())).await.unwrap());
@@ -347,10 +362,8 @@ async fn a_hundred_thousand_leases_are_renewed() {
     println!("hot updates: {}", server.psql("select round(100.0 * n_tup_hot_upd / n_tup_upd, 1) || ' %' from pg_stat_user_tables where relname = 'resource' and schemaname = 'leasehold'"));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes as many minutes as LEASEHOLD_MINUTES says, 2 by default"]
 async fn tables_stay_small_under_hot_use() {
-    let minutes: u64 = std::env::var("LEASEHOLD_MINUTES").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
+    let minutes: u64 = std::env::var("LEASEHOLD_MINUTES").ok().and_then(|text| text.parse().ok()).unwrap_or(10);
     let server = Postgres::start_with(&["fsync=off", "autovacuum_naptime=5s"]);
     install(options(&server.url()), None).await.unwrap();
     let locks = Leasehold::connect(&format!("{}?history=problems&connections=2", server.url())).await.unwrap();
