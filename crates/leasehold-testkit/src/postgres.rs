@@ -10,7 +10,7 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::{LazyLock, Mutex, mpsc},
+    sync::{Arc, LazyLock, Mutex, PoisonError, Weak, mpsc},
     thread::{self, sleep},
     time::Duration,
 };
@@ -55,6 +55,18 @@ impl Postgres {
     /// A fresh server that does not wait for the disk: nothing here loses power.
     pub fn start() -> Self {
         Self::start_with(&["fsync=off"])
+    }
+
+    /// The server that the tests of this process which run just now share; each uses names of its own.
+    pub fn shared() -> Arc<Self> {
+        static SHARED: Mutex<Weak<Postgres>> = Mutex::new(Weak::new());
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(running) = shared.upgrade() {
+            return running;
+        }
+        let started = Arc::new(Self::start());
+        *shared = Arc::downgrade(&started);
+        started
     }
 
     /// A fresh server with these settings, such as `fsync=on`.

@@ -366,6 +366,31 @@ fn a_waiter_whose_place_ran_out_asks_again_under_a_new_id() {
     });
 }
 
+/// Pushes and answers may come by different ways: what was answered first may be heard last.
+#[test]
+fn an_answer_from_before_the_grant_does_not_end_it() {
+    run(async {
+        let bench = Bench::new();
+        let other = bench.truth.mutex("r").ttl(TTL * 10).acquire().await.unwrap();
+        let lock = bench.locks.mutex("r").ttl(TTL).wait_forever();
+        let acquiring = tokio::task::JoinSet::from_iter([async move { lock.acquire().await }]);
+        soon("it waits", async || leases(&bench.truth).await == 2).await;
+        // 1. A renewal is answered: waiting. 2. The lease is granted and the push is heard. 3. The answer is heard.
+        let gate = bench.faulty.hold_replies_of(Call::Renew);
+        bench.clock.advance(Duration::from_secs(10));
+        soon("a renewal is sent", async || bench.faulty.count(Call::Renew) == 1).await;
+        other.release().await.unwrap();
+        let guard = acquiring.join_all().await.remove(0).unwrap();
+        gate.open();
+        for _ in 0..2 {
+            soon("it is renewed", async || guard.remaining() == Some(TTL - MARGIN)).await;
+            bench.clock.advance(Duration::from_secs(10));
+        }
+        soon("it is renewed", async || guard.remaining() == Some(TTL - MARGIN)).await;
+        guard.check().unwrap();
+    });
+}
+
 #[test]
 fn doubled_and_lost_hints_make_no_second_holder_and_no_stuck_waiter() {
     run(async {

@@ -377,6 +377,9 @@ impl Keeper {
                 kept.tell(News::Gone);
                 return self.forget(kept);
             }
+            // 1. A renewal is answered: waiting. 2. It is granted, and the push is heard. 3. The answer is heard.
+            // Where pushes and answers come by different connections, what was said first may come last.
+            (Standing::Waiting(place), Some(hold)) if place.last_fence < hold.grant.fence => now,
             (Standing::Gone | Standing::Waiting(_), Some(hold)) => {
                 let loss = if kept.evicted.load(Ordering::SeqCst) { Loss::Evicted } else { Loss::Gone };
                 if hold.validity.lose(loss) {

@@ -83,6 +83,14 @@ impl Listener {
         .await
     }
 
+    /// The connection that leases live by just now, if there is one.
+    pub(super) fn session(&self) -> Option<i32> {
+        match &*self.state.borrow() {
+            State::Up { session, .. } => *session,
+            State::Down(_) => None,
+        }
+    }
+
     /// What happens from now on, to any resource of the namespace.
     pub(super) async fn follow(self: &Arc<Self>) -> Result<broadcast::Receiver<Event>, Failure> {
         let events = self.events.subscribe();

@@ -195,7 +195,13 @@ impl Backend for PostgresBackend {
 
     async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
         let session = self.session(request.lifetime).await.map_err(Failure::error)?;
-        self.work.acquire(request, session).await.map_err(Failure::error)
+        let answer = self.work.acquire(request, session).await.map_err(Failure::error)?;
+        // 1. It is asked for in the name of a connection. 2. That connection dies. 3. It is granted, and dead to all.
+        if session.is_some() && self.listener.session() != session {
+            let words = "the connection that the lease would live by was lost meanwhile";
+            return Err(Failure::new(Kind::Unanswered, words).error());
+        }
+        Ok(answer)
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {

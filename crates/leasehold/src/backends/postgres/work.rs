@@ -55,6 +55,9 @@ const IDLE: Duration = Duration::from_secs(30);
 /// A name that a stranger's transaction had locked goes alone for so long, so that it delays no other.
 const APART: Duration = Duration::from_secs(5);
 
+/// A release that meets a stranger's open transaction is tried so often, each for the functions' lock timeout.
+const RELEASE_TRIES: u32 = 5;
+
 /// Who the calls are from.
 #[derive(Clone, Debug)]
 pub(super) struct Caller {
@@ -311,6 +314,10 @@ impl Work {
             match failure.kind {
                 Kind::Locked | Kind::Overtaken if several => again.push(Queued { item, alone: true, tries }),
                 Kind::Overtaken if tries < 8 => again.push(Queued { item, alone: true, tries: tries + 1 }),
+                // A release must come through: while it does not, others wait for a lease that nobody wants.
+                Kind::Locked if matches!(item, Item::Release { .. }) && tries < RELEASE_TRIES => {
+                    again.push(Queued { item, alone: true, tries: tries + 1 });
+                }
                 Kind::Locked => {
                     self.apart.lock().insert(item.resource().clone(), until);
                     match item {

@@ -29,10 +29,11 @@ $$;
 
 -- Presence::Dead: the connection is gone. A probe that gets the connection's own
 -- lock proves it. The session of this very connection is alive, and would get it too.
+-- The class of these locks differs from schema to schema, and so do their sessions' numbers.
 create function leasehold._dead(p_session int, p_own int) returns boolean
 language sql volatile as $$
   select p_session is not null and p_session is distinct from p_own
-     and pg_try_advisory_xact_lock_shared(1279807556, p_session)
+     and pg_try_advisory_xact_lock_shared('leasehold.session'::regclass::oid::int # 1279807556, p_session)
 $$;
 
 -- Whether a grant may be made: not while a guarded transaction is open (see guard()).
@@ -42,6 +43,11 @@ begin
   perform 1 from leasehold.resource x where x.namespace = p_namespace and x.name = p_name for update skip locked;
   return found;
 end $$;
+
+-- The key that guard() shares while it relies on a holder beside the lone one.
+-- Above every advisory_key(), below zero is the gate's.
+create function leasehold._pin(p_fence bigint) returns bigint
+language sql immutable as $$ select 4611686018427387904 | p_fence $$;
 
 create function leasehold._event_channel(p_namespace text) returns text
 language sql immutable as $$ select 'lh_events_' || left(md5('leasehold.' || p_namespace), 24) $$;
@@ -134,6 +140,9 @@ begin
     end if;
     insert into leasehold.resource (namespace, name) values (c.namespace, q.name) on conflict do nothing;
     select * into r from leasehold.resource x where x.namespace = c.namespace and x.name = q.name for no key update;
+    if not found then
+      raise exception 'the row of this name was removed meanwhile' using errcode = 'LH002';
+    end if;
   end if;
   perform pg_advisory_xact_lock(leasehold._gate(c.namespace, q.name));
   before := r;
@@ -166,6 +175,10 @@ begin
           and (x.expires_at <= t or leasehold._dead(x.session, c.own_session))
         order by x.seq for update skip locked
       loop
+        if w.fence is not null and not pg_try_advisory_xact_lock(leasehold._pin(w.fence)) then
+          guarded := true;
+          continue;
+        end if;
         delete from leasehold.entry x where x.id = w.id and x.namespace = w.namespace and x.name = w.name;
         perform leasehold._ended(c, w, least(w.expires_at, t),
           case when w.expires_at <= t then 'expired' else 'disconnected' end, null, null);
@@ -237,6 +250,10 @@ begin
           e.metadata := coalesce(q.metadata, e.metadata);
           if q.mode is not null and q.units <= e.units and q.capacity = e.capacity
             and leasehold._family(q.mode) = leasehold._family(e.mode) then
+            if q.units < e.units and e.fence is not null and not leasehold._pass(r.namespace, r.name) then
+              -- What it gives up would be granted to others before the transaction ends.
+              raise exception 'a guarded transaction relies on all of % until it ends', q.name using errcode = '55P03';
+            end if;
             if e.seq <> 0 and e.fence is not null then
               r.used := r.used - e.units + q.units;
             end if;
@@ -257,7 +274,9 @@ begin
           r.units := e.units;
           r.renewed_at := case when e.expires_at = 'infinity' then r.renewed_at else t end;
         elsif e.expires_at <> 'infinity' or q.metadata is not null or q.mode is not null or q.floor is not null then
-          update leasehold.entry x set expires_at = e.expires_at, ttl_us = e.ttl_us, metadata = e.metadata, mode = e.mode,
+          -- renew_each may have moved the end since it was read.
+          update leasehold.entry x set expires_at = greatest(x.expires_at, e.expires_at),
+            ttl_us = case when e.expires_at > x.expires_at then e.ttl_us else x.ttl_us end, metadata = e.metadata, mode = e.mode,
             units = e.units, fence = e.fence, renewed_at = t
           where x.id = e.id and x.namespace = e.namespace and x.name = e.name;
         end if;

@@ -61,7 +61,9 @@ begin
         a.holders := leasehold._holders(c.namespace, q.name, t);
         return;
       end if;
-      if q.mode = 's' and q.floor is null and r.reader_base is not null and wall - r.last_fence < 100000 then
+      -- One that is known may have expired or died: the rule decides.
+      if q.mode = 's' and q.floor is null and r.reader_base is not null and wall - r.last_fence < 100000
+        and not exists (select from leasehold.entry e where e.id = q.id and e.namespace = c.namespace and e.name = q.name) then
         perform pg_advisory_xact_lock_shared(leasehold._gate(c.namespace, q.name));
         select * into r from leasehold.resource x where x.namespace = c.namespace and x.name = q.name;
         ordinal := nextval('leasehold.reader') - r.reader_base;
@@ -146,7 +148,8 @@ begin
     a.verdict := 'n';
     return;
   end if;
-  if unseen and exists (select from leasehold.entry x where x.id = q.id and x.namespace = c.namespace and x.name = q.name) then
+  if unseen and exists (select from leasehold.entry x where x.id = q.id and x.namespace = c.namespace and x.name = q.name
+      and x.fence is not null and x.expires_at > t) then
     perform pg_advisory_xact_lock_shared(leasehold._gate(c.namespace, q.name));
     select x.reader_base is not null into unseen from leasehold.resource x where x.namespace = c.namespace and x.name = q.name;
     if not unseen then
@@ -201,6 +204,7 @@ begin
   loop
     -- Whoever comes twice to a name takes its row and then the gate, as all others do.
     if u.several then
+      insert into leasehold.resource (namespace, name) values (p_namespace, u.name) on conflict do nothing;
       perform 1 from leasehold.resource x where x.namespace = p_namespace and x.name = u.name for no key update;
       perform pg_advisory_xact_lock(leasehold._gate(p_namespace, u.name));
     end if;
@@ -451,9 +455,20 @@ $$;
 create function leasehold.open_session(p_client text) returns int
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
 declare
-  opened int := nextval('leasehold.session_id');
+  class int := 'leasehold.session'::regclass::oid::int # 1279807556;
+  opened int;
 begin
-  perform pg_advisory_lock(1279807556, opened);
+  -- A lock of this connection outlives the rollback of what recorded it: it is used again.
+  select l.objid::int into opened from pg_locks l
+  where l.locktype = 'advisory' and l.pid = pg_backend_pid() and l.classid = class::oid and l.objsubid = 2 and l.objid > 0 and l.granted
+  limit 1;
+  if not found then
+    -- Numbers come again one day; one whose connection still lives is passed over.
+    loop
+      opened := nextval('leasehold.session_id');
+      exit when pg_try_advisory_lock(class, opened);
+    end loop;
+  end if;
   insert into leasehold.session values (opened, pg_backend_pid(), clock_timestamp(), p_client)
   on conflict (id) do update set pid = excluded.pid, opened_at = excluded.opened_at, client = excluded.client;
   perform set_config('leasehold_session.id', opened::text, false);
@@ -471,7 +486,7 @@ declare
   removed int;
 begin
   perform leasehold._check_isolation();
-  if not pg_try_advisory_xact_lock(1279807556, 0) then
+  if not pg_try_advisory_xact_lock('leasehold.session'::regclass::oid::int # 1279807556, 0) then
     return 0;
   end if;
   -- Leases that ran out or whose connection died, and that nobody asks for.
@@ -483,6 +498,9 @@ begin
       select e.namespace, e.name from leasehold.entry e where e.expires_at <= t or leasehold._dead(e.session, null)
     ) lapsed order by 1, 2 limit p_most
   loop
+    -- One that somebody keeps locked does not keep the others from being tidied up.
+    perform 1 from leasehold.resource r where r.namespace = u.namespace and r.name = u.name for no key update skip locked;
+    continue when not found;
     perform leasehold._operate(row(u.namespace, null, null, null, 'a', leasehold._watched(u.namespace)),
       row('n', u.name, null, null, null, null, 0, null, null, null, null, null, null, null, null, null)::leasehold.ask);
     done := done + 1;

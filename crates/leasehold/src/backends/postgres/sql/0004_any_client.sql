@@ -121,21 +121,25 @@ $$;
 -- until the transaction ends, even past the lease's end. Renewals go through; a grant to another does not.
 create function leasehold.guard(p_name text, p_fence bigint, p_namespace text default 'default') returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
+declare
+  own int := nullif(current_setting('leasehold_session.id', true), '')::int;
 begin
   perform leasehold._check_isolation();
-  -- Shares the key: compatible with the plain update of a renewal, not with the FOR UPDATE of a grant.
+  -- Shares the key: compatible with the plain update of a renewal or a release, not with the FOR UPDATE of a grant.
+  perform 1 from leasehold.resource r where r.namespace = p_namespace and r.name = p_name for key share;
   perform 1 from leasehold.resource r
   where r.namespace = p_namespace and r.name = p_name and r.id is not null and r.fence = p_fence
-    and r.expires_at > clock_timestamp() and not leasehold._dead(r.session, nullif(current_setting('leasehold_session.id', true), '')::int)
-  for key share;
+    and r.expires_at > clock_timestamp() and not leasehold._dead(r.session, own);
+  if found then
+    return;
+  end if;
+  -- Keeps one of several holders from being dropped as expired.
+  perform pg_advisory_xact_lock_shared(leasehold._pin(p_fence));
+  perform 1 from leasehold.entry e
+  where e.namespace = p_namespace and e.name = p_name and e.fence = p_fence and e.expires_at > clock_timestamp()
+    and not leasehold._dead(e.session, own);
   if not found then
-    perform 1 from leasehold.entry e
-    where e.namespace = p_namespace and e.name = p_name and e.fence = p_fence and e.expires_at > clock_timestamp()
-      and not leasehold._dead(e.session, nullif(current_setting('leasehold_session.id', true), '')::int)
-    for key share;
-    if not found then
-      raise exception '% is not held under fence %', p_name, p_fence
-        using errcode = 'LH004', hint = 'The lease ended; roll back and stop the work it protected.';
-    end if;
+    raise exception '% is not held under fence %', p_name, p_fence
+      using errcode = 'LH004', hint = 'The lease ended; roll back and stop the work it protected.';
   end if;
 end $$;

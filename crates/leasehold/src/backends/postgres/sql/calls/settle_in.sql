@@ -2,7 +2,8 @@
 -- noticed within about 11 s by the keepalives.
 set default_transaction_isolation = 'read committed';
 set default_transaction_read_only = off;
-set statement_timeout = '10s';
+-- Below the limit after which a call is given up: what is given up must not happen later.
+set statement_timeout = '4s';
 set idle_in_transaction_session_timeout = '60s';
 set jit = off;
 set tcp_keepalives_idle = 5;

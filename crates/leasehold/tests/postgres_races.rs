@@ -1,0 +1,303 @@
+//! Calls that meet at the worst moment, step by step: what one transaction sees of another.
+#![cfg(feature = "postgres")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{sync::Arc, time::Duration};
+
+use leasehold::{
+    Leasehold,
+    backends::postgres::{PostgresOptions, install},
+    blocking,
+    clock::SystemClock,
+};
+use leasehold_testkit::postgres::Postgres;
+use tokio::{runtime::Handle, task::JoinHandle};
+use tokio_postgres::{Client, NoTls};
+
+/// Short ways to ask by hand, in the namespace `races`, with an id per label.
+const BY_HAND: &str = r#"
+create schema if not exists by_hand;
+create or replace function by_hand.ask(p_name text, p_label text, p_mode "char", p_ttl float, p_try boolean, p_session int default null)
+returns setof leasehold.answer language sql volatile as $$
+  select * from leasehold.acquire_many('races', null, p_session, 'a', array[p_name], array[md5(p_label)::uuid], array[p_mode],
+    array[case p_mode when 'x' then 2147483647 else 1 end], array[2147483647], array[(p_ttl * 1000000)::bigint], array[p_try],
+    array[p_session is not null], array[p_label], array[null]::text[], array['{}'::jsonb], array[null]::bigint[])
+$$;
+create or replace function by_hand.give(p_name text, p_label text) returns "char" language sql volatile as $$
+  select verdict from leasehold.release_many('races', null, 'a', array[p_name], array[md5(p_label)::uuid], array['released'],
+    array[null]::text[], array[null]::text[])
+$$;
+create or replace function by_hand.renew(p_name text, p_label text, p_ttl float, p_metadata jsonb default null, p_mode "char" default null)
+returns setof leasehold.answer language sql volatile as $$
+  select * from leasehold.renew_each('races', null, 'a', array[p_name], array[md5(p_label)::uuid], array[(p_ttl * 1000000)::bigint],
+    array[null]::bigint[], array[p_mode], array[case when p_mode is null then null else 1 end],
+    array[case when p_mode is null then null else 2147483647 end], array[p_metadata])
+$$;
+"#;
+
+async fn installed() -> Arc<Postgres> {
+    let server = Postgres::shared();
+    install_in(&server.url()).await;
+    server.psql(BY_HAND);
+    server
+}
+
+async fn install_in(url: &str) -> i32 {
+    let options = PostgresOptions::from_url(url, "default", Arc::new(SystemClock), Duration::from_secs(10)).unwrap();
+    install(options, None).await.unwrap().now
+}
+
+async fn client(server: &Postgres) -> Arc<Client> {
+    let (client, connection) = tokio_postgres::connect(&server.url(), NoTls).await.unwrap();
+    Handle::current().spawn(connection);
+    Arc::new(client)
+}
+
+/// The first column of the first row, as text.
+async fn one(client: &Client, sql: &str) -> Result<String, String> {
+    let rows = client.simple_query(sql).await.map_err(|error| format!("{:?}", error.as_db_error()))?;
+    let row = rows.iter().find_map(|message| match message {
+        tokio_postgres::SimpleQueryMessage::Row(row) => Some(row.get(0).unwrap_or_default().to_owned()),
+        _ => None,
+    });
+    Ok(row.unwrap_or_default())
+}
+
+/// Starts a statement and waits until it waits for a lock.
+async fn blocked(server: &Postgres, client: &Arc<Client>, sql: &'static str) -> JoinHandle<Result<String, String>> {
+    let pid = one(client, "select pg_backend_pid()").await.unwrap();
+    let asking = Arc::clone(client);
+    let task = Handle::current().spawn(async move { one(&asking, sql).await });
+    let waits = format!("select count(*) from pg_locks where pid = {pid} and not granted");
+    for _ in 0..500 {
+        if task.is_finished() || server.psql(&waits) == "1" {
+            return task;
+        }
+    }
+    panic!("{sql} neither ended nor waited");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn first_asks_for_a_name_do_not_wait_for_each_other_in_a_circle() {
+    let server = installed().await;
+    let (first, second) = (client(&server).await, client(&server).await);
+    first.batch_execute("begin; select * from by_hand.ask('new', 'a', 'x', 30, false)").await.unwrap();
+    // Two that ask for the same name in one call, before its row is there for all to see.
+    let several = blocked(
+        &server,
+        &second,
+        r#"select verdict from leasehold.acquire_many('races', null, null, 'a', array['new', 'new'],
+           array[md5('b')::uuid, md5('c')::uuid], array['x', 'x']::"char"[], array[2147483647, 2147483647],
+           array[2147483647, 2147483647], array[30000000, 30000000]::bigint[], array[false, false], array[false, false],
+           array['b', 'c'], array[null, null]::text[], array['{}', '{}']::jsonb[], array[null, null]::bigint[])"#,
+    )
+    .await;
+    assert_eq!(one(&first, "select verdict from by_hand.ask('new', 'd', 'x', 30, false)").await.unwrap(), "q");
+    first.batch_execute("commit").await.unwrap();
+    assert_eq!(several.await.unwrap().unwrap(), "q");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_leases_live_by_is_in_nobodys_way() {
+    let server = Postgres::start();
+    install_in(&server.url()).await;
+    let url = format!("{}?liveness=connection", server.url());
+    let one = Leasehold::connect(&url).await.unwrap();
+    let held = one.mutex("x").acquire().await.unwrap();
+    // Neither of the next `init`,
+    install_in(&server.url()).await;
+    // nor of connections of another schema in the same database,
+    let other = format!("{url}&schema=other_locks&init=1");
+    let two = Leasehold::connect(&other).await.unwrap();
+    let theirs = two.mutex("x").acquire().await.unwrap();
+    assert!(Leasehold::connect(&other).await.unwrap().mutex("x").try_acquire().await.unwrap().is_none());
+    // nor of one whose number comes again after two thousand million others.
+    server.psql("select setval('leasehold.session_id', 2147483647)");
+    let three = Leasehold::connect(&url).await.unwrap();
+    assert!(three.mutex("x").try_acquire().await.unwrap().is_none());
+    held.release().await.unwrap();
+    let held = three.mutex("x").acquire().await.unwrap();
+    // And its end is seen in its own schema, though others live that have its number.
+    let session = server.psql("select session from other_locks.resource where name = 'x'");
+    server.psql(&format!("select pg_terminate_backend(pid) from other_locks.session where id = {session}"));
+    let next = Leasehold::connect(&other).await.unwrap().mutex("x").acquire().await.unwrap();
+    assert!(next.fence() > theirs.fence());
+    held.check().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_acquire_leaves_no_lock_of_the_connection_behind() {
+    let server = installed().await;
+    let (holder, asker) = (client(&server).await, client(&server).await);
+    one(&holder, "select leasehold.acquire('refused')").await.unwrap();
+    for _ in 0..20 {
+        assert!(one(&asker, "select leasehold.acquire('refused')").await.unwrap_err().contains("is held by"));
+        asker.batch_execute("begin; select leasehold.acquire('given up'); rollback").await.unwrap();
+    }
+    let kept = "select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()";
+    assert_eq!(one(&asker, kept).await.unwrap(), "1", "one for the connection, however often it asked");
+    // It is the one that its leases live by.
+    one(&asker, "select leasehold.acquire('kept')").await.unwrap();
+    assert!(one(&holder, "select leasehold.acquire('kept')").await.unwrap_err().contains("is held by"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_among_readers_that_has_expired_is_gone_to_its_release_and_new_to_its_ask() {
+    let server = installed().await;
+    let client = client(&server).await;
+    let ask = async |label: &str, ttl: f64| {
+        one(&client, &format!("select fence from by_hand.ask('readers', '{label}', 's', {ttl}, true)")).await.unwrap()
+    };
+    ask("a", 30.0).await;
+    let first = ask("b", 0.05).await;
+    ask("c", 0.05).await;
+    tokio::time::sleep(Duration::from_millis(60)).await;
+    let again = ask("b", 30.0).await;
+    assert!(again.parse::<u64>().unwrap() > first.parse().unwrap(), "an end is an end: {first}, then {again}");
+    ask("a2", 30.0).await;
+    ask("e", 0.05).await;
+    tokio::time::sleep(Duration::from_millis(60)).await;
+    assert_eq!(one(&client, "select by_hand.give('readers', 'e')").await.unwrap(), "n");
+    assert_eq!(one(&client, "select by_hand.give('readers', 'b')").await.unwrap(), "f");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_whose_connection_died_asks_again_and_lives_by_the_new_one() {
+    let server = installed().await;
+    let (old, new, asker) = (client(&server).await, client(&server).await, client(&server).await);
+    let first: i32 = one(&old, "select leasehold.open_session('old')").await.unwrap().parse().unwrap();
+    let second: i32 = one(&new, "select leasehold.open_session('new')").await.unwrap().parse().unwrap();
+    let ask = async |label: &str, session: i32| {
+        one(&asker, &format!("select fence from by_hand.ask('bound', '{label}', 's', 30, true, {session})"))
+            .await
+            .unwrap()
+    };
+    let pid = one(&old, "select pg_backend_pid()").await.unwrap();
+    ask("a", second).await;
+    ask("b", second).await;
+    let lost = ask("c", first).await;
+    one(&asker, &format!("select pg_terminate_backend({pid})")).await.unwrap();
+    while one(&asker, &format!("select leasehold._dead({first}, null)")).await.unwrap() == "f" {}
+    // Soon enough after the last reader to be taken for one among readers.
+    let found = ask("c", second).await;
+    assert_ne!(lost, found);
+    let by = server.psql("select session from leasehold.entry where name = 'bound' and holder = 'c'");
+    assert_eq!(by, second.to_string());
+    assert_eq!(server.psql("select ending from leasehold.ended where name = 'bound'"), "disconnected");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_end_that_was_promised_is_not_taken_back_by_a_call_that_began_before() {
+    let server = installed().await;
+    let (first, second) = (client(&server).await, client(&server).await);
+    one(&first, "select fence from by_hand.ask('ends', 'a', 'x', 30, false)").await.unwrap();
+    one(&first, "select fence from by_hand.ask('ends', 'b', 'x', 1, false)").await.unwrap();
+    one(&first, "select by_hand.give('ends', 'a')").await.unwrap();
+    // 1. A renewal for an hour, not committed. 2. One for a second reads what was before. 3. The first commits.
+    first.batch_execute("begin; select * from by_hand.renew('ends', 'b', 3600)").await.unwrap();
+    let short = blocked(&server, &second, "select verdict from by_hand.renew('ends', 'b', 1, '{\"k\": 1}')").await;
+    first.batch_execute("commit").await.unwrap();
+    assert_eq!(short.await.unwrap().unwrap(), "g");
+    assert_eq!(
+        server.psql("select expires_at > now() + interval '30 min', metadata from leasehold.entry where name = 'ends'"),
+        "t|{\"k\": 1}"
+    );
+}
+
+/// A holder that waited before is kept elsewhere than one that found the name free; `guard` must not care.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guarded_holder_that_waited_before_releases_and_renews_and_nobody_passes() {
+    let server = installed().await;
+    let (holder, writer, asker) = (client(&server).await, client(&server).await, client(&server).await);
+    for ending in ["give", "evict", "expire", "downgrade"] {
+        let name = format!("guarded {ending}");
+        let ask = async |label: &str, mode: &str, ttl: f64| {
+            let sql = format!("select verdict from by_hand.ask('{name}', '{label}', '{mode}', {ttl}, false)");
+            one(&asker, &sql).await.unwrap()
+        };
+        ask("first", "x", 30.0).await;
+        assert_eq!(ask("guarded", "x", if ending == "expire" { 0.3 } else { 30.0 }).await, "q");
+        one(&asker, &format!("select by_hand.give('{name}', 'first')")).await.unwrap();
+        let fence = server.psql(&format!("select fence from leasehold.entry where name = '{name}'"));
+        let wrong = format!("select leasehold.guard('{name}', {fence} + 1, 'races')");
+        assert!(one(&writer, &wrong).await.unwrap_err().contains("is not held under fence"));
+        let guard = format!("select leasehold.guard('{name}', {fence}, 'races')");
+        writer.batch_execute(&format!("begin; {guard}")).await.unwrap();
+
+        assert_eq!(ask("next", if ending == "downgrade" { "s" } else { "x" }, 30.0).await, "q");
+        if ending != "expire" {
+            let renew = format!("select verdict from by_hand.renew('{name}', 'guarded', 30)");
+            assert_eq!(one(&holder, &renew).await.unwrap(), "g", "a renewal goes through");
+        }
+        match ending {
+            "give" => {
+                let give = format!("select by_hand.give('{name}', 'guarded')");
+                assert_eq!(one(&holder, &give).await.unwrap(), "f", "a release does");
+            }
+            "evict" => {
+                let evict =
+                    format!("select verdict from leasehold.evict_fence('races', null, 'a', '{name}', {fence}, 'x')");
+                assert_eq!(one(&holder, &evict).await.unwrap(), "e", "an eviction does");
+            }
+            "expire" => {
+                let over = format!(
+                    "select count(*) from leasehold.entry where name = '{name}' and expires_at <= clock_timestamp()"
+                );
+                while server.psql(&over) == "0" {}
+            }
+            _ => {
+                let less = format!("select verdict from by_hand.renew('{name}', 'guarded', 30, null, 's')");
+                let refused = one(&holder, &less).await.unwrap_err();
+                assert!(refused.contains("guarded transaction"), "{refused}");
+            }
+        }
+        let next = format!("select verdict from by_hand.renew('{name}', 'next', 30)");
+        assert_eq!(one(&asker, &next).await.unwrap(), "q", "{ending}: nobody passes a guarded transaction");
+        writer.batch_execute("commit").await.unwrap();
+        if ending == "downgrade" {
+            let less = format!("select verdict from by_hand.renew('{name}', 'guarded', 30, null, 's')");
+            assert_eq!(one(&holder, &less).await.unwrap(), "g");
+        }
+        assert_eq!(one(&asker, &next).await.unwrap(), "g", "{ending}: it passed on when the transaction ended");
+        if ending != "downgrade" {
+            assert!(one(&writer, &guard).await.is_err(), "{ending}: the fence is stale");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tidying_up_goes_on_past_a_name_that_is_locked() {
+    let server = Postgres::start();
+    install_in(&server.url()).await;
+    server.psql("select leasehold.acquire_lock('lapsed:' || n, 'a', 0.01) from generate_series(1, 3) n");
+    let stranger = client(&server).await;
+    stranger.batch_execute("begin; select * from leasehold.resource where name = 'lapsed:1' for update").await.unwrap();
+    assert_eq!(server.psql("select leasehold.maintain()"), "2");
+    assert_eq!(server.psql("select count(*) from leasehold.ended"), "2");
+    stranger.batch_execute("commit").await.unwrap();
+    assert_eq!(server.psql("select leasehold.maintain()"), "1");
+}
+
+/// The lease would be dead to all others while its asker believes in it.
+#[test]
+fn a_grant_by_a_connection_that_died_meanwhile_is_not_believed() {
+    let server = Postgres::start();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(install_in(&server.url()));
+    let url = format!("{}?liveness=connection", server.url());
+    let locks = blocking::wait(Leasehold::connect(&url)).unwrap();
+    let other = blocking::wait(Leasehold::connect(&url)).unwrap();
+    blocking::wait(blocking::wait(locks.mutex("x").acquire()).unwrap().release()).unwrap();
+    let stranger = runtime.block_on(client(&server));
+    let lock = "begin; select * from leasehold.resource where name = 'x' for update";
+    runtime.block_on(stranger.batch_execute(lock)).unwrap();
+    let asking = locks.clone();
+    let asked = std::thread::spawn(move || blocking::wait(asking.mutex("x").acquire()));
+    while server.psql("select count(*) from pg_locks where not granted") == "0" {}
+    let ended = "select pg_terminate_backend(pid, 5000) from leasehold.session order by id limit 1";
+    assert_eq!(runtime.block_on(one(&stranger, ended)).unwrap(), "t");
+    runtime.block_on(stranger.batch_execute("commit")).unwrap();
+    let guard = asked.join().unwrap().unwrap();
+    assert!(blocking::wait(other.mutex("x").try_acquire()).unwrap().is_none() || guard.check().is_err(), "two believe");
+    guard.check().unwrap();
+}
