@@ -47,6 +47,8 @@ pub(super) enum Said {
     Freed,
     LeftQueue,
     Evicted(Holder),
+    /// It was free, and was taken in the same moment.
+    AskAgain,
 }
 
 impl Said {
@@ -131,6 +133,7 @@ pub(super) fn answered(row: &Row) -> Result<Answered, Failure> {
             Some(holding) => Said::Evicted(holding.holder),
             None => return Err(unexpected("an eviction from nobody")),
         },
+        'r' => Said::AskAgain,
         other => return Err(unexpected(format!("the verdict {other:?}"))),
     };
     let lines = get::<Option<Vec<String>>>(row, "hints")?.unwrap_or_default();

@@ -41,7 +41,7 @@ create /*durability*/ table leasehold.resource (
   session int,
   channel text,
   primary key (namespace, name),
-  check (id is null or expires_at > acquired_at)
+  check (expires_at > acquired_at)
 ) with (
   fillfactor = 50,
   autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0
@@ -70,7 +70,7 @@ create /*durability*/ table leasehold.entry (
   session int,
   channel text,
   primary key (id, namespace, name),
-  check (acquired_at is null or expires_at > acquired_at)
+  check (expires_at > acquired_at)
 ) with (
   fillfactor = 70,
   autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0
@@ -152,7 +152,7 @@ create type leasehold.ask as (
 -- What came of it.
 create type leasehold.answer as (
   at int,
-  verdict "char",     -- g holds, q waits, b busy, s wrong shape, n none, f freed, l left the queue, e evicted
+  verdict "char",     -- g holds, q waits, b busy, s wrong shape, n none, f freed, l left the queue, e evicted, r ask again
   fence bigint,       -- g: its fence; q: the resource's newest
   acquired_us bigint,
   ahead int,
