@@ -110,26 +110,70 @@ fn median(mut figures: Vec<f64>) -> f64 {
     figures[figures.len() / 2]
 }
 
-/// So many of these per second, done by many tasks for one round.
+/// What one round gave.
+#[derive(Clone, Copy)]
+struct Round {
+    per_second: f64,
+    /// Time of the processors for each, in microseconds: the server's and this process's.
+    server: f64,
+    client: f64,
+}
+
+/// These, done by many tasks for one round.
 async fn rate<F: Future<Output = usize> + Send + 'static>(
+    server: &Postgres,
     tasks: usize,
     task: impl Fn(usize, Arc<AtomicBool>) -> F,
-) -> f64 {
+) -> Round {
     let over = Arc::new(AtomicBool::new(false));
     let mut set = JoinSet::new();
+    let (server_before, client_before) = (cpu_of_server(server), cpu_of("self"));
     let started = SystemClock.now();
     for number in 0..tasks {
         set.spawn(task(number, Arc::clone(&over)));
     }
     tokio::time::sleep(ROUND).await;
     over.store(true, Ordering::SeqCst);
-    let done: usize = set.join_all().await.into_iter().sum();
-    done as f64 / SystemClock.now().since(started).as_secs_f64()
+    let done = set.join_all().await.into_iter().sum::<usize>() as f64;
+    let took = SystemClock.now().since(started).as_secs_f64();
+    Round {
+        per_second: done / took,
+        server: (cpu_of_server(server) - server_before) / done,
+        client: (cpu_of("self") - client_before) / done,
+    }
 }
 
-async fn hand_pairs(clients: &[Arc<Client>]) -> f64 {
+/// Microseconds that a process has worked.
+fn cpu_of(pid: &str) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    // Hundredths of a second: user and system.
+    fields.iter().skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() * 1e4
+}
+
+/// The same of all processes that work for the server now.
+fn cpu_of_server(server: &Postgres) -> f64 {
+    server.psql("select string_agg(pid::text, ' ') from pg_stat_activity").split_whitespace().map(cpu_of).sum()
+}
+
+/// Medians of two things that were measured in turn, and of their ratio.
+fn compare(title: &str, theirs: &[Round], ours: &[Round]) {
+    let of = |rounds: &[Round], figure: fn(&Round) -> f64| median(rounds.iter().map(figure).collect());
+    let ratios: Vec<f64> = ours.iter().zip(theirs).map(|(ours, theirs)| ours.per_second / theirs.per_second).collect();
+    println!("{title}: ratio {:.2} ({ratios:.2?})", median(ratios.clone()));
+    for (whose, rounds) in [("by hand", theirs), ("ours", ours)] {
+        println!(
+            "  {whose:>8} {:>6.0}/s, {:>4.0} us of the server and {:>4.0} us of the client each",
+            of(rounds, |round| round.per_second),
+            of(rounds, |round| round.server),
+            of(rounds, |round| round.client)
+        );
+    }
+}
+
+async fn hand_pairs(server: &Postgres, clients: &[Arc<Client>]) -> Round {
     let clients = clients.to_vec();
-    rate(clients.len(), move |number, over| {
+    rate(server, clients.len(), move |number, over| {
         let client = Arc::clone(&clients[number]);
         async move {
             let take = client.prepare("select * from hand.take($1, $2, '30 s')").await.unwrap();
@@ -147,9 +191,9 @@ async fn hand_pairs(clients: &[Arc<Client>]) -> f64 {
     .await
 }
 
-async fn our_pairs(locks: &Leasehold, tasks: usize) -> f64 {
+async fn our_pairs(server: &Postgres, locks: &Leasehold, tasks: usize) -> Round {
     let locks = locks.clone();
-    rate(tasks, move |number, over| {
+    rate(server, tasks, move |number, over| {
         let locks = locks.clone();
         async move {
             let mut done = 0;
@@ -174,17 +218,10 @@ async fn pairs_on_distinct_names() {
         let locks = Leasehold::connect(&format!("{}?connections={connections}", server.url())).await.unwrap();
         let (mut hand, mut ours) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
-            hand.push(hand_pairs(&clients).await);
-            ours.push(our_pairs(&locks, tasks).await);
+            hand.push(hand_pairs(&server, &clients).await);
+            ours.push(our_pairs(&server, &locks, tasks).await);
         }
-        let ratios: Vec<f64> = ours.iter().zip(&hand).map(|(ours, hand)| ours / hand).collect();
-        println!(
-            "{connections} connections, {tasks} tasks: by hand {:.0}/s, ours {:.0}/s, ratio {:.2} ({:.2?})",
-            median(hand),
-            median(ours),
-            median(ratios.clone()),
-            ratios
-        );
+        compare(&format!("pairs, {connections} connections, {tasks} tasks"), &hand, &ours);
         locks.close().await.unwrap();
     }
 }
@@ -207,7 +244,7 @@ async fn failed_tries_on_a_hot_name() {
         ] {
             let clients = clients.clone();
             figures.push(
-                rate(8, move |number, over| {
+                rate(&server, 8, move |number, over| {
                     let client = Arc::clone(&clients[number]);
                     async move {
                         let take = client.prepare(text).await.unwrap();
@@ -224,7 +261,7 @@ async fn failed_tries_on_a_hot_name() {
         }
         let locks = locks.clone();
         ours.push(
-            rate(8, move |_, over| {
+            rate(&server, 8, move |_, over| {
                 let locks = locks.clone();
                 async move {
                     let mut done = 0;
@@ -238,15 +275,8 @@ async fn failed_tries_on_a_hot_name() {
             .await,
         );
     }
-    let ratio = |figures: &[f64]| median(figures.iter().zip(&hand).map(|(ours, hand)| ours / hand).collect());
-    println!(
-        "failed tries, 8 connections: upsert by hand {:.0}/s, library {:.0}/s ({:.1} times), acquire_lock {:.0}/s ({:.1} times)",
-        median(hand.clone()),
-        median(ours.clone()),
-        ratio(&ours),
-        median(sql.clone()),
-        ratio(&sql)
-    );
+    compare("failed tries by the library, 8 connections", &hand, &ours);
+    compare("failed tries by acquire_lock, 8 connections", &hand, &sql);
 }
 
 async fn hand_off_among_32() {
@@ -262,7 +292,7 @@ async fn hand_off_among_32() {
     for _ in 0..3 {
         let waiting = clients.clone();
         loud.push(
-            rate(32, move |number, over| {
+            rate(&server, 32, move |number, over| {
                 let (client, notices) = waiting[number].clone();
                 async move {
                     let mut notices = notices.lock().await;
@@ -287,7 +317,7 @@ async fn hand_off_among_32() {
         let counts: Arc<Vec<AtomicUsize>> = Arc::new((0..32).map(|_| AtomicUsize::new(0)).collect());
         let (locks, counted) = (locks.clone(), Arc::clone(&counts));
         ours.push(
-            rate(32, move |number, over| {
+            rate(&server, 32, move |number, over| {
                 let (locks, counted) = (locks.clone(), Arc::clone(&counted));
                 async move {
                     let mut done = 0;
@@ -305,13 +335,8 @@ async fn hand_off_among_32() {
         let counts: Vec<usize> = counts.iter().map(|count| count.load(Ordering::Relaxed)).collect();
         spreads.push(*counts.iter().max().unwrap() as f64 / *counts.iter().min().unwrap() as f64);
     }
-    let ratios: Vec<f64> = ours.iter().zip(&loud).map(|(ours, loud)| ours / loud).collect();
-    println!(
-        "hand-off among 32: broadcast {:.0}/s over 32 connections, ours {:.0}/s over 4, ratio {:.1} ({ratios:.1?}), spread {spreads:.2?}",
-        median(loud),
-        median(ours),
-        median(ratios.clone())
-    );
+    compare("hand-off among 32, over 4 connections and 32", &loud, &ours);
+    println!("  the luckiest waiter had its turn so many times as often as the unluckiest: {spreads:.2?}");
 }
 
 async fn a_hundred_thousand_leases_are_renewed() {

@@ -47,8 +47,6 @@ pub(super) enum Said {
     Freed,
     LeftQueue,
     Evicted(Holder),
-    /// It was free, and was taken in the same moment.
-    AskAgain,
 }
 
 impl Said {
@@ -133,7 +131,6 @@ pub(super) fn answered(row: &Row) -> Result<Answered, Failure> {
             Some(holding) => Said::Evicted(holding.holder),
             None => return Err(unexpected("an eviction from nobody")),
         },
-        'r' => Said::AskAgain,
         other => return Err(unexpected(format!("the verdict {other:?}"))),
     };
     let lines = get::<Option<Vec<String>>>(row, "hints")?.unwrap_or_default();

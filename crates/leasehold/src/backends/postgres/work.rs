@@ -41,7 +41,7 @@ const PATIENCE: Duration = Duration::from_millis(2);
 
 /// So many calls that wait behind one under way are worth a connection of their own at once; fewer
 /// go together when it returns, and cost the server less.
-const WORTH: usize = 4;
+const WORTH: usize = 8;
 
 /// An additional connection without work is closed after this.
 const IDLE: Duration = Duration::from_secs(30);
@@ -254,10 +254,12 @@ impl Work {
         tokio::join!(self.call_alike(slot, &connection, releases), self.call_alike(slot, &connection, acquires));
     }
 
-    async fn call_alike(&self, slot: &Slot, connection: &Connection, batch: Vec<Queued>) {
+    async fn call_alike(&self, slot: &Slot, connection: &Connection, mut batch: Vec<Queued>) {
         if batch.is_empty() {
             return;
         }
+        // In one order everywhere, so that two calls never wait for each other in a circle.
+        batch.sort_by(|one, other| one.item.resource().as_str().cmp(other.item.resource().as_str()));
         match self.send(connection, &batch).await.and_then(|rows| answers(&rows, batch.len())) {
             Ok(said) => self.deliver(connection, batch, said),
             Err(failure) => {
@@ -286,40 +288,24 @@ impl Work {
 
     fn deliver(&self, connection: &Connection, batch: Vec<Queued>, said: Vec<row::Answered>) {
         let incarnation = connection.greeting.incarnation;
-        let mut batch: Vec<Option<Queued>> = batch.into_iter().map(Some).collect();
-        let mut again = Vec::new();
+        let mut items: Vec<Option<Item>> = batch.into_iter().map(|queued| Some(queued.item)).collect();
         for row::Answered { at, said, hints } in said {
             for hint in hints {
                 self.hints.send(hint);
             }
-            let Some(queued) = batch.get_mut(at).and_then(Option::take) else { continue };
-            match queued.item {
-                _ if matches!(said, row::Said::AskAgain) => again.push(Queued { alone: true, ..queued }),
-                Item::Acquire { request, answer, .. } => {
+            match items.get_mut(at).and_then(Option::take) {
+                Some(Item::Acquire { request, answer, .. }) => {
                     if said.is_bound() {
                         self.deaths.fear_for(&request.key);
                     }
                     drop(answer.send(said.decision().map(|value| Answer { value, incarnation })));
                 }
-                Item::Release { answer, .. } => {
+                Some(Item::Release { answer, .. }) => {
                     drop(answer.send(said.released().map(|value| Answer { value, incarnation })));
                 }
+                None => {}
             }
         }
-        self.push_again(again);
-    }
-
-    /// These were taken before all that wait.
-    fn push_again(&self, again: Vec<Queued>) {
-        if again.is_empty() {
-            return;
-        }
-        let mut queue = self.queue.lock();
-        for queued in again.into_iter().rev() {
-            queue.push_front(queued);
-        }
-        drop(queue);
-        self.wake.notify_one();
     }
 
     /// A statement that failed did nothing. Those that were together are tried each alone: one
@@ -349,7 +335,12 @@ impl Work {
                 _ => item.fail(failure),
             }
         }
-        self.push_again(again);
+        let mut queue = self.queue.lock();
+        for queued in again.into_iter().rev() {
+            queue.push_front(queued);
+        }
+        drop(queue);
+        self.wake.notify_one();
     }
 }
 

@@ -152,7 +152,7 @@ create type leasehold.ask as (
 -- What came of it.
 create type leasehold.answer as (
   at int,
-  verdict "char",     -- g holds, q waits, b busy, s wrong shape, n none, f freed, l left the queue, e evicted, r ask again
+  verdict "char",     -- g holds, q waits, b busy, s wrong shape, n none, f freed, l left the queue, e evicted
   fence bigint,       -- g: its fence; q: the resource's newest
   acquired_us bigint,
   ahead int,

@@ -1,6 +1,6 @@
 -- What the library calls: operations in arrays, so that concurrent calls share
--- a round trip and a commit. Elements are taken in the order of their names, so
--- that two calls never wait for each other in a circle.
+-- a round trip and a commit. Elements are taken in the order of their names (by
+-- their bytes), so that two calls never wait for each other in a circle.
 
 -- Lock calls read what others committed a moment ago; a fixed snapshot would not see it.
 create function leasehold._check_isolation() returns void
@@ -243,154 +243,64 @@ begin
 end $$;
 
 -- Asks for many leases at once: one answer for each element, `at` being its place in the arrays.
---
--- What must wait for locks comes first, in the order of names. Free names come last, all in one statement that waits for
--- nobody: so no two calls wait for each other in a circle. One that was free a moment ago and is not any more is answered
--- with `r`, to be asked for again.
+-- One by one, which costs less than statements for all of them. The caller has sorted them by name, as bytes.
 create function leasehold.acquire_many(
   p_namespace text, p_channel text, p_session int, p_history "char",
   p_names text[], p_ids uuid[], p_modes "char"[], p_units int[], p_capacities int[], p_ttls_us bigint[], p_tries boolean[],
   p_attached boolean[], p_holders text[], p_notes text[], p_metadata jsonb[], p_floors bigint[]
 ) returns setof leasehold.answer
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms'
-set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms' as $$
 declare
   watched boolean := leasehold._watched(p_namespace);
   lean boolean := true;
-  free int[];
-  t timestamptz;
-  wall bigint;
-  u record;
   a leasehold.answer;
 begin
   perform leasehold._check_isolation();
-  select array_agg(w.at) into free
-  from (select x.name, x.at::int as at, count(*) over (partition by x.name) as times
-    from unnest(p_names) with ordinality as x(name, at)) w
-  join leasehold.resource r on r.namespace = p_namespace and r.name = w.name
-  where w.times = 1 and r.id is null and not r.crowd and not watched;
-  for u in
-    select x.*, x.mode = 's' and count(*) over (partition by x.name) > 1 as meets
-    from unnest(p_names, p_ids, p_modes, p_units, p_capacities, p_ttls_us, p_tries, p_attached, p_holders, p_notes, p_metadata,
-      p_floors) with ordinality
-      as x(name, id, mode, units, capacity, ttl_us, try, attached, holder, note, metadata, floor, at)
-    where free is null or x.at <> all (free)
-    order by x.name, x.at
-  loop
+  for i in 1..cardinality(p_names) loop
     -- Readers take only the gate; one that comes with others for its name takes the row before it, as all others do.
-    if u.meets then
-      insert into leasehold.resource (namespace, name) values (p_namespace, u.name) on conflict do nothing;
-      perform 1 from leasehold.resource x where x.namespace = p_namespace and x.name = u.name for no key update;
-      perform pg_advisory_xact_lock(leasehold._gate(p_namespace, u.name));
+    if p_modes[i] = 's' and p_names[i] in (p_names[i - 1], p_names[i + 1]) then
+      insert into leasehold.resource (namespace, name) values (p_namespace, p_names[i]) on conflict do nothing;
+      perform 1 from leasehold.resource x where x.namespace = p_namespace and x.name = p_names[i] for no key update;
+      perform pg_advisory_xact_lock(leasehold._gate(p_namespace, p_names[i]));
     end if;
-    a := leasehold._acquire(p_namespace, p_channel, p_session, null, p_history, watched, u.name, u.id, u.mode, u.units,
-      u.capacity, u.ttl_us, u.try, u.attached, u.holder, u.note, u.metadata, u.floor);
-    a.at := u.at;
+    a := leasehold._acquire(p_namespace, p_channel, p_session, null, p_history, watched, p_names[i], p_ids[i], p_modes[i],
+      p_units[i], p_capacities[i], p_ttls_us[i], p_tries[i], p_attached[i], p_holders[i], p_notes[i], p_metadata[i], p_floors[i]);
+    a.at := i;
     lean := lean and a.verdict = 'q' and a.granted = 0;
     return next a;
   end loop;
-  if free is null then
-    if lean then
-      perform set_config('synchronous_commit', 'off', true);
-    end if;
-    return;
+  if lean then
+    perform set_config('synchronous_commit', 'off', true);
   end if;
-  t := clock_timestamp();
-  wall := leasehold._micros(t);
-  return query
-    with still as materialized (
-      select y.ctid as tid, w.*
-      from unnest(p_ids, p_modes, p_units, p_capacities, p_ttls_us, p_attached, p_holders, p_notes, p_metadata, p_floors,
-        p_names) with ordinality
-        as w(id, mode, units, capacity, ttl_us, attached, holder, note, metadata, floor, name, at)
-      cross join lateral (
-        select x.ctid from leasehold.resource x
-        where x.namespace = p_namespace and x.name = w.name and x.id is null and not x.crowd
-        for update skip locked) y
-      where w.at = any (free)
-    ), taken as (
-      update leasehold.resource x set id = w.id, mode = w.mode, units = w.units, capacity = w.capacity, holder = w.holder,
-        note = w.note, metadata = w.metadata, ttl_us = w.ttl_us,
-        expires_at = leasehold._end(t, w.attached, p_session, w.ttl_us), asked_at = t, renewed_at = t, acquired_at = t,
-        session = case when w.attached then p_session end, channel = p_channel,
-        last_fence = leasehold._next_fence(x.last_fence, wall, w.floor), fence = leasehold._next_fence(x.last_fence, wall, w.floor)
-      from still w where x.ctid = w.tid
-      returning w.at, x.fence
-    )
-    select f.at, case when k.at is null then 'r' else 'g' end::"char", k.fence, wall, null::int, null::bigint, null::"char",
-      null::int, null::jsonb, null::int, 0, null::text[]
-    from unnest(free) as f(at) left join taken k on k.at = f.at;
 end $$;
 
--- Ends many leases or leaves their queues; answers and order as in acquire_many.
+-- Ends many leases or leaves their queues; sorted and answered as in acquire_many.
 create function leasehold.release_many(
   p_namespace text, p_channel text, p_history "char",
   p_names text[], p_ids uuid[], p_endings text[], p_problems text[], p_details text[]
 ) returns setof leasehold.answer
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms'
-set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms' as $$
 declare
   watched boolean := leasehold._watched(p_namespace);
   lean boolean := true;
-  lone int[];
-  t timestamptz := clock_timestamp();
-  u record;
   a leasehold.answer;
 begin
   perform leasehold._check_isolation();
-  select array_agg(w.at) into lone
-  from (select x.name, x.id, x.at::int as at, count(*) over (partition by x.name) as times
-    from unnest(p_names, p_ids) with ordinality as x(name, id, at)) w
-  join leasehold.resource r on r.namespace = p_namespace and r.name = w.name
-  where w.times = 1 and r.id = w.id and r.waiting = 0 and r.expires_at > t and not watched;
-  for u in
-    select x.*, count(*) over (partition by x.name) > 1 as meets
-    from unnest(p_names, p_ids, p_endings, p_problems, p_details) with ordinality
-      as x(name, id, ending, problem, details, at)
-    where lone is null or x.at <> all (lone)
-    order by x.name, x.at
-  loop
+  for i in 1..cardinality(p_names) loop
     -- Readers take only the gate; one that comes with others for its name takes the row before it, as all others do.
-    if u.meets then
-      perform 1 from leasehold.resource x where x.namespace = p_namespace and x.name = u.name for no key update;
-      perform pg_advisory_xact_lock(leasehold._gate(p_namespace, u.name));
+    if p_names[i] in (p_names[i - 1], p_names[i + 1]) then
+      perform 1 from leasehold.resource x where x.namespace = p_namespace and x.name = p_names[i] for no key update;
+      perform pg_advisory_xact_lock(leasehold._gate(p_namespace, p_names[i]));
     end if;
-    a := leasehold._release(p_namespace, p_channel, null, p_history, watched, u.name, u.id, u.ending, u.problem, u.details);
-    a.at := u.at;
+    a := leasehold._release(p_namespace, p_channel, null, p_history, watched, p_names[i], p_ids[i], p_endings[i], p_problems[i],
+      p_details[i]);
+    a.at := i;
     lean := lean and coalesce(a.granted, 0) = 0;
     return next a;
   end loop;
   if lean then
     perform set_config('synchronous_commit', 'off', true);
   end if;
-  if lone is null then
-    return;
-  end if;
-  t := clock_timestamp();
-  return query
-    with still as materialized (
-      select y.ctid as tid, w.*
-      from unnest(p_names, p_ids, p_endings, p_problems, p_details) with ordinality
-        as w(name, id, ending, problem, details, at)
-      cross join lateral (
-        select x.ctid from leasehold.resource x
-        where x.namespace = p_namespace and x.name = w.name and x.id = w.id and x.waiting = 0 and x.expires_at > t
-        for no key update skip locked) y
-      where w.at = any (lone)
-    ), freed as (
-      update leasehold.resource x set id = null, renewed_at = t
-      from still w where x.ctid = w.tid
-      returning w.at, w.id, x.namespace, x.name, x.mode, x.units, x.capacity, x.holder, x.note, x.metadata, x.fence, x.asked_at,
-        x.acquired_at, w.ending, w.problem, w.details, x.session
-    ), told as (
-      insert into leasehold.ended
-      select f.id, f.namespace, f.name, f.mode, f.units, f.capacity, f.holder, f.note, f.metadata, f.fence, f.asked_at,
-        f.acquired_at, t, f.ending, f.problem, f.details, f.session
-      from freed f where p_history = 'a' or (p_history = 'p' and f.ending not in ('released', 'cancelled'))
-    )
-    select l.at, case when f.at is null then 'r' else 'f' end::"char", null::bigint, null::bigint, null::int, null::bigint,
-      null::"char", null::int, null::jsonb, null::int, 0, null::text[]
-    from unnest(lone) as l(at) left join freed f on f.at = l.at;
 end $$;
 
 -- State::renew for leases that hold and change nothing else: end = now + ttl, never earlier.
@@ -446,7 +356,7 @@ begin
   c := row(p_namespace, p_channel, null, null, p_history, leasehold._watched(p_namespace));
   for u in
     select *, count(*) over (partition by x.name) > 1 as several from unnest(p_names, p_ids, p_ttls_us, p_floors, p_modes, p_units, p_capacities, p_metadata) with ordinality
-      as x(name, id, ttl_us, floor, mode, units, capacity, metadata, at) order by 1, x.at
+      as x(name, id, ttl_us, floor, mode, units, capacity, metadata, at) order by x.name collate "C", x.at
   loop
     -- Whoever comes twice to a name takes its row and then the gate, as all others do.
     if u.several then
@@ -488,7 +398,7 @@ begin
   c := row(p_namespace, p_channel, null, null, p_history, leasehold._watched(p_namespace));
   for u in
     select x.name, x.id, x.at::int as at, row_number() over (partition by x.name) = 1 as first
-    from unnest(p_names, p_ids) with ordinality as x(name, id, at) order by 1, 3
+    from unnest(p_names, p_ids) with ordinality as x(name, id, at) order by x.name collate "C", 3
   loop
     hints := null;
     if u.first and (exists (select from leasehold.resource r where r.namespace = p_namespace and r.name = u.name
