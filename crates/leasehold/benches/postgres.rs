@@ -389,7 +389,7 @@ async fn a_hundred_thousand_leases_are_renewed() {
 
 async fn tables_stay_small_under_hot_use() {
     let minutes: u64 = std::env::var("LEASEHOLD_MINUTES").ok().and_then(|text| text.parse().ok()).unwrap_or(10);
-    let server = Postgres::start_with(&["fsync=off", "autovacuum_naptime=5s"]);
+    let server = Postgres::start_with(&["fsync=off"]);
     install(options(&server.url()), None).await.unwrap();
     let locks = Leasehold::connect(&format!("{}?history=problems&connections=2", server.url())).await.unwrap();
     let over = Arc::new(AtomicBool::new(false));
@@ -416,11 +416,12 @@ async fn tables_stay_small_under_hot_use() {
             }
         });
     }
-    let sizes = "select string_agg(relname || ' ' || pg_relation_size(oid) / 1024, ', ' order by relname) from pg_class \
-                 where relnamespace = 'leasehold'::regnamespace and relname in ('resource', 'resource_pkey', 'entry', 'entry_pkey', 'entry_in_order')";
+    let sizes = "select string_agg(format('%s %s+%s (%s dead, %s vacuums)', relname, pg_relation_size(relid) / 1024, \
+                 pg_indexes_size(relid) / 1024, n_dead_tup, autovacuum_count), ', ' order by relname) \
+                 from pg_stat_user_tables where schemaname = 'leasehold' and relname in ('resource', 'entry', 'ended')";
     for step in 0..minutes * 4 {
         tokio::time::sleep(Duration::from_secs(15)).await;
-        println!("after {:>3} s, kB: {}", (step + 1) * 15, server.psql(sizes));
+        println!("after {:>3} s, kB of table and indexes: {}", (step + 1) * 15, server.psql(sizes));
     }
     over.store(true, Ordering::SeqCst);
     tasks.join_all().await;

@@ -151,9 +151,10 @@ impl Listener {
         };
         let mut followed = self.followed.subscribe();
         let following = self.follow_events(&connection).await?;
-        self.state.send_replace(State::Up { session, following });
-        // Whatever was sent while nobody listened is gone, and so are leases that lived by the last connection.
+        // Whatever was sent while nobody listened is gone, and so are leases that lived by the last connection. The
+        // first time nobody is there yet to hear it.
         self.hints.send(Hint::Missed);
+        self.state.send_replace(State::Up { session, following });
 
         let mut again = interval(FOLLOW_AGAIN);
         again.reset();

@@ -44,7 +44,7 @@ create /*durability*/ table leasehold.resource (
   check (expires_at > acquired_at)
 ) with (
   fillfactor = 50,
-  autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0
+  autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 50, autovacuum_vacuum_cost_delay = 0
 );
 
 -- Holding and waiting entries beside the lone one, in the order of `seq`.
@@ -73,7 +73,7 @@ create /*durability*/ table leasehold.entry (
   check (expires_at > acquired_at)
 ) with (
   fillfactor = 70,
-  autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0
+  autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 50, autovacuum_vacuum_cost_delay = 0
 );
 create index entry_in_order on leasehold.entry (namespace, name, seq);
 
