@@ -345,7 +345,11 @@ fn spawn(command: Command) -> io::Result<Child> {
     child.recv().unwrap()
 }
 
-/// A program of the newest Postgres there is.
+/// A program of the newest Postgres there is, such as `psql`.
+pub fn program(name: &str) -> PathBuf {
+    binary(name)
+}
+
 fn binary(name: &str) -> PathBuf {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let newest = versions

@@ -47,6 +47,16 @@ async fn install_in(url: &str) -> i32 {
     install(options, None).await.unwrap().now
 }
 
+fn until(is_so: impl Fn() -> bool) {
+    for _ in 0..1000 {
+        if is_so() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("it did not come to pass");
+}
+
 async fn client(server: &Postgres) -> Arc<Client> {
     let (client, connection) = tokio_postgres::connect(&server.url(), NoTls).await.unwrap();
     Handle::current().spawn(connection);
@@ -243,7 +253,7 @@ async fn a_guarded_holder_that_waited_before_releases_and_renews_and_nobody_pass
                 let over = format!(
                     "select count(*) from leasehold.entry where name = '{name}' and expires_at <= clock_timestamp()"
                 );
-                while server.psql(&over) == "0" {}
+                until(|| server.psql(&over) == "1");
             }
             _ => {
                 let less = format!("select verdict from by_hand.renew('{name}', 'guarded', 30, null, 's')");
@@ -293,7 +303,7 @@ fn a_grant_by_a_connection_that_died_meanwhile_is_not_believed() {
     runtime.block_on(stranger.batch_execute(lock)).unwrap();
     let asking = locks.clone();
     let asked = std::thread::spawn(move || blocking::wait(asking.mutex("x").acquire()));
-    while server.psql("select count(*) from pg_locks where not granted") == "0" {}
+    until(|| server.psql("select count(*) from pg_locks where not granted") != "0");
     let ended = "select pg_terminate_backend(pid, 5000) from leasehold.session order by id limit 1";
     assert_eq!(runtime.block_on(one(&stranger, ended)).unwrap(), "t");
     runtime.block_on(stranger.batch_execute("commit")).unwrap();

@@ -267,3 +267,13 @@ fn reports_and_events_of_every_outcome_fit_their_schemas() {
         assert_eq!(check_lines("event", &place.run(mistake).stderr), 1);
     }
 }
+
+#[test]
+fn init_fits_its_schema() {
+    let (place, server) = (Place::new(), leasehold_testkit::postgres::Postgres::start());
+    for _ in 0..2 {
+        let ran = crate::place::Ran::of(place.bare(&["-b", &server.url(), "init", "--json"]));
+        ran.assert_code(0);
+        assert_eq!(check_lines("init", &ran.stdout), 1);
+    }
+}

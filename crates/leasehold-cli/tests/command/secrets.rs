@@ -5,10 +5,12 @@ use std::fs;
 use crate::place::{Place, Ran};
 
 /// A URL of each form, and the code it ends with: nothing listens on port 1, and some schemes are not built in.
-const URLS: [(&str, i32); 10] = [
-    ("postgres://app:s3cret@db/prod", 78),
-    ("postgres://app:s3cret@h1:5432,app:s3cret@h2:5432/db", 78),
-    ("postgres://db/x?password=s3cret", 78),
+const URLS: [(&str, i32); 12] = [
+    ("postgres://app:s3cret@127.0.0.1:1/prod", 69),
+    ("postgres://app:s3cret@127.0.0.1:1,127.0.0.1:2/db?liveness=connection", 69),
+    ("postgres://127.0.0.1:1/x?password=s3cret", 69),
+    ("postgres://app:s3cret@h1:x/db", 78),
+    ("postgres://app:s3cret@h/db?nonsense=s3cret", 78),
     ("redis://:s3cret@127.0.0.1:1/0", 69),
     ("rediss://user:s3cret@127.0.0.1:1", 69),
     ("redis+sentinel://:s3cret@127.0.0.1:1,127.0.0.1:2/mymaster", 69),

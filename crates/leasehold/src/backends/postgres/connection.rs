@@ -1,8 +1,9 @@
 //! One connection to the server: made, greeted, and asked with a limit on every answer.
 
-use std::{future::poll_fn, sync::Arc, time::Duration};
+use std::{future::poll_fn, os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     runtime::Handle,
     sync::{Mutex, OnceCell, mpsc},
     time::timeout,
@@ -14,8 +15,9 @@ use tokio_postgres::{
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::{
+    dial,
     failure::{Failure, Kind},
-    options::{Durability, PostgresOptions},
+    options::{By, Durability, PostgresOptions},
     row, schema, tls,
 };
 use crate::{Result, lease::Incarnation};
@@ -94,7 +96,12 @@ pub(super) struct Connection {
     connector: Arc<Connector>,
     prepared: Vec<OnceCell<Statement>>,
     pub(super) greeting: Greeting,
+    /// Its socket, where a child may inherit it.
+    pub(super) socket: Option<Arc<OwnedFd>>,
 }
+
+/// A client, and its socket if it is ours.
+type Reached = (Client, Option<OwnedFd>);
 
 impl Connector {
     pub(super) fn new(options: PostgresOptions) -> Result<Arc<Self>> {
@@ -162,24 +169,15 @@ impl Connector {
         self: &Arc<Self>,
         notices: Option<mpsc::UnboundedSender<Notification>>,
     ) -> Result<Connection, Failure> {
-        let (client, mut driver) = self
-            .options
-            .config
-            .connect(self.tls.0.clone())
-            .await
-            .map_err(|error| Failure::connecting(&self.place, &error))?;
-        self.runtime.spawn(async move {
-            while let Some(Ok(message)) = poll_fn(|cx| driver.poll_message(cx)).await {
-                if let (AsyncMessage::Notification(notice), Some(notices)) = (message, &notices) {
-                    let _nobody_listens = notices.send(notice);
-                }
-            }
-        });
-        let greeting = client
-            .query_typed(self.text(Call::Greet), &[])
-            .await
-            .map_err(|error| Failure::connecting(&self.place, &error))
-            .and_then(|rows| row::greeting(&rows))?;
+        let (client, socket) = if notices.is_some() && self.options.by == By::Connection {
+            self.reach_by_own_socket(notices).await?
+        } else {
+            let reached = self.options.config.connect(self.tls.0.clone()).await;
+            let (client, driver) = reached.map_err(|error| Failure::connecting(&self.place, &error))?;
+            self.drive(driver, notices);
+            (client, None)
+        };
+        let greeting = self.greet(&client).await?;
         if greeting.in_recovery {
             return Err(Failure::new(
                 Kind::Unavailable,
@@ -187,7 +185,65 @@ impl Connector {
             ));
         }
         let prepared = (0..TEXTS.len()).map(|_| OnceCell::new()).collect();
-        Ok(Connection { client, connector: Arc::clone(self), prepared, greeting })
+        Ok(Connection { client, connector: Arc::clone(self), prepared, greeting, socket: socket.map(Arc::new) })
+    }
+
+    /// Moves the messages of a connection until it ends.
+    fn drive<S, T>(
+        &self,
+        mut driver: tokio_postgres::Connection<S, T>,
+        notices: Option<mpsc::UnboundedSender<Notification>>,
+    ) where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        self.runtime.spawn(async move {
+            while let Some(Ok(message)) = poll_fn(|cx| driver.poll_message(cx)).await {
+                if let (AsyncMessage::Notification(notice), Some(notices)) = (message, &notices) {
+                    let _nobody_listens = notices.send(notice);
+                }
+            }
+        });
+    }
+
+    /// The first server of those the URL names that is no standby.
+    async fn reach_by_own_socket(
+        &self,
+        notices: Option<mpsc::UnboundedSender<Notification>>,
+    ) -> Result<Reached, Failure> {
+        let targets = dial::targets(&self.options.config);
+        let limit = self.options.connect_limit / u32::try_from(targets.len()).unwrap_or(1).max(1);
+        let mut failure = Failure::new(Kind::Unavailable, format!("{} names no server", self.place));
+        for (at, target) in targets.iter().enumerate() {
+            let dialled = match dial::dial(&self.options.config, &self.tls.0, target, limit).await {
+                Ok(Ok(dialled)) => dialled,
+                Ok(Err(error)) => {
+                    failure = Failure::connecting(&self.place, &error);
+                    continue;
+                }
+                Err(error) => {
+                    let words = format!("cannot connect to postgres at {}: {error}", self.place);
+                    failure = Failure::new(Kind::Unavailable, words);
+                    continue;
+                }
+            };
+            self.drive(dialled.driver, notices.clone());
+            let last = at + 1 == targets.len();
+            match self.greet(&dialled.client).await {
+                Ok(greeting) if last || !greeting.in_recovery => return Ok((dialled.client, Some(dialled.socket))),
+                Ok(_) => {}
+                Err(error) => failure = error,
+            }
+        }
+        Err(failure)
+    }
+
+    async fn greet(&self, client: &Client) -> Result<Greeting, Failure> {
+        client
+            .query_typed(self.text(Call::Greet), &[])
+            .await
+            .map_err(|error| Failure::connecting(&self.place, &error))
+            .and_then(|rows| row::greeting(&rows))
     }
 
     fn text(&self, call: Call) -> &str {

@@ -2,6 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tokio_postgres::Row;
+
 use super::{
     connection::{Call, Connector, Slot},
     failure::Failure,
@@ -15,6 +17,15 @@ use crate::{
 
 /// A round trip above this makes short ttls dangerous.
 const SLOW: Duration = Duration::from_millis(100);
+
+/// Clocks this far apart make times that people compare misleading, and fences after a failover doubtful.
+const CLOCKS_APART: Duration = Duration::from_secs(5);
+
+/// The first that has all the functions which the schema uses.
+const OLDEST_VERSION: i32 = 130_000;
+
+/// Fewer dead rows are removed by the next vacuum, which comes at 2,000.
+const DEAD_ROWS: i64 = 20_000;
 
 /// A snapshot that is held longer keeps dead rows from being removed.
 const OLD_SNAPSHOT: f64 = 600.0;
@@ -36,10 +47,14 @@ pub(super) async fn examine(slot: &Slot, connector: &Arc<Connector>) -> Result<V
     let theirs = Timestamp::from_micros(row::get::<i64>(seen, "now_us")?.unsigned_abs());
     let apart = theirs.since(wall).max(wall.since(theirs));
     findings.push(Finding::new(
-        Severity::Info,
+        if apart > CLOCKS_APART { Severity::Warning } else { Severity::Info },
         "clock",
         format!("the server's wall clock is {apart:?} from ours; only the server's decides"),
     ));
+    if row::get::<i32>(seen, "version_number")? < OLDEST_VERSION {
+        let words = format!("server {version} is too old: 13 and newer are supported");
+        findings.push(Finding::new(Severity::Failure, "version", words));
+    }
 
     findings.push(if connector.is_pooled() {
         Finding::new(
@@ -99,7 +114,49 @@ pub(super) async fn examine(slot: &Slot, connector: &Arc<Connector>) -> Result<V
         let words = format!("a transaction is open since {oldest:.0} s: dead rows pile up and locking slows down");
         findings.push(Finding::new(Severity::Warning, "old transaction", words));
     }
+    if let Some(who) = row::get::<Option<String>>(seen, "sitting")? {
+        let words = format!(
+            "a lock that was used in a transaction cannot be had by others until that ends: {who}; commit right after \
+             the call, or look who holds it in pg_stat_activity"
+        );
+        findings.push(Finding::new(Severity::Warning, "open transaction", words));
+    }
+    findings.extend(dead_rows(seen)?);
+    findings.extend(keepalives(seen, connector)?);
     Ok(findings)
+}
+
+/// What slows everything down bit by bit.
+fn dead_rows(seen: &Row) -> Result<Option<Finding>, Failure> {
+    let (dead, live): (i64, i64) = (row::get(seen, "dead_rows")?, row::get(seen, "live_rows")?);
+    if row::get::<String>(seen, "autovacuum")? == "off" {
+        let words =
+            "autovacuum is off: every lock taken leaves dead rows that nobody removes; turn it on, or vacuum often";
+        return Ok(Some(Finding::new(Severity::Warning, "dead rows", words)));
+    }
+    Ok((dead > DEAD_ROWS && dead > live.saturating_mul(2)).then(|| {
+        let words = format!(
+            "{dead} dead rows beside {live} live ones: something keeps autovacuum from removing them, such as an old \
+             transaction, a replication slot or a prepared transaction"
+        );
+        Finding::new(Severity::Warning, "dead rows", words)
+    }))
+}
+
+/// Over a network a client can vanish without a word.
+fn keepalives(seen: &Row, connector: &Connector) -> Result<Option<Finding>, Failure> {
+    if connector.is_pooled() || !row::get::<bool>(seen, "by_network")? {
+        return Ok(None);
+    }
+    let idle: i32 = row::get(seen, "keepalives_idle")?;
+    Ok(Some(if (1..=60).contains(&idle) {
+        Finding::new(Severity::Ok, "keepalives", format!("a client that vanished is looked for after {idle} s"))
+    } else {
+        let severity = if connector.options.by == By::Connection { Severity::Failure } else { Severity::Warning };
+        let words =
+            format!("the server looks for a vanished client after {idle} s only: what lives by its connection stays");
+        Finding::new(severity, "keepalives", words)
+    }))
 }
 
 fn promises(connector: &Connector) -> Finding {

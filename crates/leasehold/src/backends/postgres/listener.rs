@@ -2,8 +2,9 @@
 //! followers, and, where leases live by a connection, the connection they live by.
 
 use std::{
+    os::fd::OwnedFd,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -51,6 +52,8 @@ pub(super) struct Listener {
     followed: watch::Sender<u64>,
     started: AtomicBool,
     task: Mutex<Option<AbortHandle>>,
+    /// The socket of the connection that leases live by, as long as it lives.
+    socket: Mutex<Weak<OwnedFd>>,
 }
 
 impl Listener {
@@ -64,6 +67,7 @@ impl Listener {
             followed: watch::Sender::new(0),
             started: AtomicBool::new(false),
             task: Mutex::new(None),
+            socket: Mutex::default(),
         })
     }
 
@@ -89,6 +93,12 @@ impl Listener {
             State::Up { session, .. } => *session,
             State::Down(_) => None,
         }
+    }
+
+    /// For a child: while it has this open, the connection lives on without us.
+    pub(super) fn lend(&self) -> Option<OwnedFd> {
+        // Open across exec, unlike all that this process opens for itself.
+        rustix::io::dup(&*self.socket.lock().upgrade()?).ok()
     }
 
     /// What happens from now on, to any resource of the namespace.
@@ -149,6 +159,7 @@ impl Listener {
             By::Connection => Some(open_session(&connection, &self.channel).await?),
             By::Ttl => None,
         };
+        *self.socket.lock() = connection.socket.as_ref().map(Arc::downgrade).unwrap_or_default();
         let mut followed = self.followed.subscribe();
         let following = self.follow_events(&connection).await?;
         // Whatever was sent while nobody listened is gone, and so are leases that lived by the last connection. The

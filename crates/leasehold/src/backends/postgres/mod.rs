@@ -10,6 +10,7 @@ pub mod advisory;
 mod columns;
 mod connection;
 mod deaths;
+mod dial;
 mod events;
 mod examine;
 mod failure;
@@ -21,7 +22,7 @@ mod schema;
 mod tls;
 mod work;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use tokio::task::AbortHandle;
@@ -305,6 +306,10 @@ impl Backend for PostgresBackend {
             .error());
         }
         Ok(events::of(names, self.listener.follow().await.map_err(Failure::error)?))
+    }
+
+    fn inheritable(&self) -> Option<OwnedFd> {
+        self.listener.lend()
     }
 
     async fn examine(&self) -> Result<Vec<Finding>> {

@@ -9,6 +9,10 @@ create table leasehold.migration (
   applied_at timestamptz not null default clock_timestamp()
 );
 
+-- The newest migration that was applied.
+create function leasehold.version() returns int
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$ select max(m.version) from leasehold.migration m $$;
+
 -- One row per name. A holder that found nobody else there is kept in the row
 -- itself (the lone entry): then taking and giving back is one update each.
 create /*durability*/ table leasehold.resource (

@@ -21,8 +21,3 @@ begin
   execute format('grant select on leasehold.distributed_locks, leasehold.locks, leasehold.released to %I', p_role);
 end $$;
 revoke all on function leasehold.allow(name) from public;
-
--- The newest migration that was applied.
-create function leasehold.version() returns int
-language sql stable security definer set search_path = pg_catalog, pg_temp as $$ select max(m.version) from leasehold.migration m $$;
-revoke all on function leasehold.version() from public;

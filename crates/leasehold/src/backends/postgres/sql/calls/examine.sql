@@ -1,5 +1,6 @@
 -- What endangers locks on this server, as far as this role may see.
 select current_setting('server_version') as version,
+  current_setting('server_version_num')::int as version_number,
   current_setting('synchronous_commit') as synchronous_commit,
   current_setting('fsync') as fsync,
   current_setting('max_connections')::int as max_connections,
@@ -9,4 +10,17 @@ select current_setting('server_version') as version,
   pg_notification_queue_usage()::float8 as notification_queue,
   (select coalesce(max(extract(epoch from clock_timestamp() - xact_start)), 0)::float8 from pg_stat_activity
     where backend_xmin is not null and pid <> pg_backend_pid()) as oldest_snapshot_s,
+  current_setting('autovacuum') as autovacuum,
+  inet_client_addr() is not null as by_network,
+  current_setting('tcp_keepalives_idle')::int as keepalives_idle,
+  (select coalesce(sum(s.n_dead_tup), 0)::bigint from pg_stat_all_tables s
+    where s.relid in (to_regclass('leasehold.resource'), to_regclass('leasehold.entry'))) as dead_rows,
+  (select coalesce(sum(s.n_live_tup), 0)::bigint from pg_stat_all_tables s
+    where s.relid in (to_regclass('leasehold.resource'), to_regclass('leasehold.entry'))) as live_rows,
+  -- Transactions that keep rows of ours locked, or may: a call takes milliseconds.
+  (select string_agg(format('process %s of %s (%s) since %s s', a.pid, a.usename, coalesce(nullif(a.application_name, ''), '?'),
+      extract(epoch from clock_timestamp() - a.xact_start)::int), ', ' order by a.xact_start)
+    from pg_stat_activity a where a.pid <> pg_backend_pid() and a.xact_start < clock_timestamp() - interval '2 s' and exists (
+      select from pg_locks l where l.pid = a.pid and l.granted and l.mode in ('RowShareLock', 'RowExclusiveLock')
+        and l.relation in (to_regclass('leasehold.resource'), to_regclass('leasehold.entry')))) as sitting,
   (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us

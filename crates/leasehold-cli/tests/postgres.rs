@@ -1,0 +1,400 @@
+//! The command on a Postgres server: init, as on a directory, cut off, killed.
+
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test that cannot go on fails, on real time")]
+
+mod place;
+
+use std::{
+    env, fs,
+    net::TcpListener,
+    os::unix::fs::PermissionsExt,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use leasehold_testkit::{
+    Flow, Proxy,
+    postgres::{Postgres, program},
+};
+use place::{Place, Ran, Running, read_soon, until};
+use rustix::process::Signal;
+
+fn on(place: &Place, url: &str, args: &[&str]) -> Command {
+    let mut command = place.bare(args);
+    command.env("LEASEHOLD_URL", url);
+    for name in ["PGHOST", "PGPORT", "PGUSER", "PGDATABASE", "PGPASSWORD", "PGPASSFILE"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn run(place: &Place, url: &str, args: &[&str]) -> Ran {
+    Ran::of(on(place, url, args))
+}
+
+/// A database of its own on the shared server.
+fn database(server: &Postgres, name: &str) -> String {
+    server.psql(&format!("create database {name}"));
+    server.url_of("postgres", name)
+}
+
+/// The same, with the schema.
+fn prepared(place: &Place, server: &Postgres, name: &str) -> String {
+    let url = database(server, name);
+    run(place, &url, &["init"]).assert_code(0);
+    url
+}
+
+fn psql(url: &str, sql: &str) -> String {
+    let mut command = Command::new(program("psql"));
+    command.args(["-XqAt", "-v", "ON_ERROR_STOP=1", url, "-c", sql]);
+    let ran = Ran::of(command);
+    ran.assert_code(0);
+    ran.stdout.trim_end().to_owned()
+}
+
+/// So many, unless the environment asks for more.
+fn times(variable: &str, usually: usize) -> usize {
+    env::var(variable).map_or(usually, |times| times.parse().unwrap())
+}
+
+#[test]
+fn init_prepares_a_database_once_also_when_two_do_at_once() {
+    let (place, server) = (Place::new(), Postgres::shared());
+    let url = database(&server, "init_twice");
+    let unprepared = run(&place, &url, &["run", "x", "--", "true"]);
+    unprepared.assert_code(78);
+    assert!(unprepared.stderr.contains("leasehold init"), "{unprepared:?}");
+
+    let piped = || {
+        let mut command = on(&place, &url, &["init", "--json", "--expose", "public"]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Running::of(command)
+    };
+    let both = [piped(), piped()].map(Running::finish);
+    let before = both.map(|ran| {
+        ran.assert_code(0);
+        ran.json()["before"].as_i64().unwrap()
+    });
+    assert_eq!(before.iter().filter(|version| **version == 0).count(), 1, "one installs, the other finds it done");
+
+    let again = run(&place, &url, &["init"]);
+    again.assert_code(0);
+    assert!(again.stdout.starts_with("ready already, version "), "{again:?}");
+    run(&place, &url, &["run", "x", "--", "true"]).assert_code(0);
+
+    // Where unqualified callers look, with named arguments.
+    assert_eq!(psql(&url, "select acquire_lock(p_holder_id => 'a', p_lock_name => 'job', p_ttl_seconds => 60)"), "t");
+    let busy = run(&place, &url, &["run", "-n", "job", "--", "true"]);
+    busy.assert_code(75);
+    assert!(busy.stderr.contains("job is held by a"), "{busy:?}");
+    assert_eq!(psql(&url, "select lock_name, holder_id from distributed_locks"), "job|a");
+    assert_eq!(psql(&url, "select release_lock(p_lock_name => 'job', p_holder_id => 'a')"), "t");
+
+    let elsewhere = run(&place, "file:///tmp", &["init"]);
+    elsewhere.assert_code(64);
+    assert!(elsewhere.stderr.contains("needs no preparation"), "{elsewhere:?}");
+}
+
+#[test]
+fn printed_statements_make_the_same_schema_as_init() {
+    let (place, server) = (Place::new(), Postgres::shared());
+    let (made, printed) = (database(&server, "init_made"), database(&server, "init_printed"));
+    run(&place, &made, &["init", "--expose", "public"]).assert_code(0);
+    let statements = run(&place, &printed, &["init", "--expose", "public", "--print-sql"]);
+    statements.assert_code(0);
+    let text = place.path("init.sql");
+    fs::write(&text, &statements.stdout).unwrap();
+    let mut command = Command::new(program("psql"));
+    command.args(["-Xq", "-v", "ON_ERROR_STOP=1", &printed, "-f"]).arg(&text);
+    Ran::of(command).assert_code(0);
+    let dump = |url: &str| {
+        let mut command = Command::new(program("pg_dump"));
+        command.args(["--schema-only", url]);
+        let ran = Ran::of(command);
+        ran.assert_code(0);
+        // A token that differs from dump to dump.
+        let lines: Vec<String> =
+            ran.stdout.lines().filter(|line| !line.contains("restrict ")).map(str::to_owned).collect();
+        lines.join("\n")
+    };
+    assert_eq!(dump(&made), dump(&printed));
+    run(&place, &printed, &["run", "x", "--", "true"]).assert_code(0);
+}
+
+#[test]
+fn an_older_schema_is_updated_and_a_newer_one_refused() {
+    let (place, server) = (Place::new(), Postgres::shared());
+    let url = database(&server, "init_older");
+    let all = run(&place, &url, &["init", "--print-sql"]).stdout;
+    let last = all.rfind("insert into leasehold.migration").unwrap();
+    let before_last = all[..last].rfind("insert into leasehold.migration").unwrap();
+    let end = before_last + all[before_last..].find('\n').unwrap();
+    let text = place.path("older.sql");
+    fs::write(&text, format!("{}\ncommit;\n", &all[..end])).unwrap();
+    let mut command = Command::new(program("psql"));
+    command.args(["-Xq", "-v", "ON_ERROR_STOP=1", &url, "-f"]).arg(&text);
+    Ran::of(command).assert_code(0);
+
+    let older = run(&place, &url, &["run", "x", "--", "true"]);
+    older.assert_code(78);
+    assert!(older.stderr.contains("leasehold init"), "{older:?}");
+    let updated = run(&place, &url, &["init", "--json"]);
+    updated.assert_code(0);
+    let (before, now) = (updated.json()["before"].as_i64().unwrap(), updated.json()["now"].as_i64().unwrap());
+    assert_eq!(before + 1, now);
+    run(&place, &url, &["run", "x", "--", "true"]).assert_code(0);
+
+    psql(&url, "insert into leasehold.migration values (1000)");
+    for args in [&["init"][..], &["run", "x", "--", "true"]] {
+        let newer = run(&place, &url, args);
+        newer.assert_code(78);
+        assert!(newer.stderr.contains("version 1000, newer than"), "{newer:?}");
+        assert_eq!(newer.stderr.lines().count(), 1, "{newer:?}");
+    }
+}
+
+#[test]
+fn run_list_history_watch_evict_and_doctor_work_as_on_a_directory() {
+    let (place, server) = (Place::new(), Postgres::shared());
+    let url = prepared(&place, &server, "as_on_a_directory");
+    let run = |args: &[&str]| run(&place, &url, args);
+    let ran = run(&["run", "hello", "--", "echo", "I hold the lock"]);
+    ran.assert_code(0);
+    assert_eq!(ran.stdout, "I hold the lock\n");
+
+    let (events, said) = (place.path("events"), place.path("said"));
+    let mut watch = on(&place, &url, &["-v", "watch", "--json"]);
+    watch.stdout(fs::File::create(&events).unwrap()).stderr(fs::File::create(&said).unwrap());
+    let _watch = Running::of(watch);
+    until("it watches", || fs::read_to_string(&said).unwrap().contains("watching"));
+
+    let ready = place.path("ready");
+    let script = format!("touch {}; exec sleep 600", ready.display());
+    let mut holder = on(&place, &url, &["run", "--note", "release 4.2", "deploy", "-c", &script]);
+    holder.stderr(Stdio::piped());
+    let holder = Running::of(holder);
+    until("the holder runs", || ready.exists());
+    let busy = run(&["run", "-n", "deploy", "--", "echo", "never"]);
+    busy.assert_code(75);
+    assert!(busy.stderr.contains("deploy is held by") && busy.stderr.contains("release 4.2"), "{busy:?}");
+    let listed = run(&["list"]);
+    assert!(listed.stdout.contains("deploy") && listed.stdout.contains("exclusive"), "{listed:?}");
+    let fence = run(&["inspect", "--json", "deploy"]).json()["fence"].to_string();
+    run(&["evict", "deploy", "--fence", "7", "--yes", "--reason", "stuck"]).assert_code(1);
+    run(&["evict", "deploy", "--fence", &fence, "--yes", "--reason", "stuck"]).assert_code(0);
+    let evicted = holder.finish();
+    evicted.assert_code(121);
+    assert!(evicted.stderr.contains("evicted"), "{evicted:?}");
+
+    let history = run(&["history"]);
+    assert!(history.stdout.contains("hello") && history.stdout.contains("evicted"), "{history:?}");
+    until("both are told", || {
+        let told = fs::read_to_string(&events).unwrap();
+        told.contains("\"acquired\"") && told.contains("\"evicted\"")
+    });
+    let doctor = run(&["doctor"]);
+    assert!(doctor.stdout.contains("reachable") && doctor.stdout.contains("fsync is off"), "{doctor:?}");
+    doctor.assert_code(1);
+    server.psql("create role stranger login");
+    let refused = crate::run(&place, &server.url_of("stranger", "as_on_a_directory"), &["doctor"]);
+    refused.assert_code(1);
+    assert!(refused.stdout.contains("FAIL") && refused.stdout.contains("leasehold.allow('this role')"), "{refused:?}");
+}
+
+#[test]
+fn an_unreachable_server_is_69_and_one_clear_line_in_time_without_the_password() {
+    let place = Place::new();
+    // One that refuses, and one that takes the connection and says nothing.
+    let silent = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    for port in [1, silent.local_addr().unwrap().port()] {
+        for liveness in ["ttl", "connection"] {
+            let url = format!("postgres://me:hunter2@127.0.0.1:{port}/db?liveness={liveness}");
+            let ran = run(&place, &url, &["--connect-timeout", "700ms", "run", "x", "--", "true"]);
+            ran.assert_code(69);
+            assert_eq!(ran.stderr.lines().count(), 1, "{ran:?}");
+            assert!(ran.stderr.contains(&format!("127.0.0.1:{port}")) && !ran.stderr.contains("hunter2"), "{ran:?}");
+            assert!(ran.took < Duration::from_secs(3), "{ran:?}");
+        }
+    }
+}
+
+#[test]
+fn a_password_is_used_and_never_shown_wherever_it_comes_from() {
+    let (place, server) = (Place::new(), Postgres::start());
+    run(&place, &server.url(), &["init"]).assert_code(0);
+    server.psql("create role app login password 's3cret'; select leasehold.allow('app')");
+    let rules = server.psql("show hba_file");
+    let open = fs::read_to_string(&rules).unwrap();
+    fs::write(&rules, format!("host all app 127.0.0.1/32 scram-sha-256\n{open}")).unwrap();
+    server.psql("select pg_reload_conf()");
+
+    let plain = server.url_of("app", "postgres");
+    let inside = plain.replace("app@", "app:s3cret@");
+    let (first_line, passwords) = (place.path("password"), place.path("pgpass"));
+    fs::write(&first_line, "s3cret\n").unwrap();
+    fs::write(&passwords, format!("127.0.0.1:{}:*:app:s3cret\n", server.port())).unwrap();
+    let by_file = format!("{plain}?password_file={}", first_line.display());
+    let by_name = format!("{plain}?password_env=MY_PASSWORD");
+    let ways: [(&str, &str, &str); 5] = [
+        (&inside, "NOTHING", ""),
+        (&plain, "PGPASSWORD", "s3cret"),
+        (&plain, "PGPASSFILE", passwords.to_str().unwrap()),
+        (&by_file, "NOTHING", ""),
+        (&by_name, "MY_PASSWORD", "s3cret"),
+    ];
+    let with = |(url, variable, value): (&str, &str, &str), args: &[&str]| {
+        let mut command = on(&place, url, args);
+        command.env(variable, value);
+        command
+    };
+    // A password file that others can read is refused.
+    fs::set_permissions(&passwords, fs::Permissions::from_mode(0o644)).unwrap();
+    let open_to_all = Ran::of(with(ways[2], &["list"]));
+    open_to_all.assert_code(78);
+    assert!(open_to_all.stderr.contains("chmod 600"), "{open_to_all:?}");
+    fs::set_permissions(&passwords, fs::Permissions::from_mode(0o600)).unwrap();
+
+    for (at, way) in ways.into_iter().enumerate() {
+        let (ready, report) = (place.path(&format!("ready-{at}")), place.path(&format!("environment-{at}")));
+        let script = format!(
+            "tr '\\0' '\\n' < /proc/self/environ > {}; echo $$ > {}; exec sleep 600",
+            report.display(),
+            ready.display()
+        );
+        let mut holder = with(way, &["-vv", "run", "x", "-c", &script]);
+        holder.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let holder = Running::of(holder);
+        read_soon(&ready);
+        for pid in place.processes() {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            assert!(!String::from_utf8_lossy(&line).contains("s3cret"), "ps shows it: {way:?}");
+        }
+        for args in [
+            &["-vv", "list"][..],
+            &["-vv", "inspect", "x"],
+            &["-vv", "--json", "doctor"],
+            &["-vv", "run", "-n", "x", "true"],
+        ] {
+            let ran = Ran::of(with(way, args));
+            assert!(!ran.stdout.contains("s3cret") && !ran.stderr.contains("s3cret"), "{ran:?}");
+            assert!(matches!(ran.code(), 0 | 1 | 75), "{ran:?}");
+        }
+        holder.signal(Signal::TERM);
+        let ran = holder.finish();
+        assert!(!ran.stdout.contains("s3cret") && !ran.stderr.contains("s3cret"), "{ran:?}");
+        until("it is free", || Ran::of(with(way, &["check", "x"])).code() != 0 || place.processes().is_empty());
+    }
+    for url in [plain.as_str(), &plain.replace("app@", "app:wr0ng@")] {
+        let refused = run(&place, url, &["-vv", "list"]);
+        refused.assert_code(77);
+        assert!(refused.stderr.contains("password") && !refused.stderr.contains("wr0ng"), "{refused:?}");
+    }
+}
+
+/// Whether one of these processes can still run: one that exits is listed for a moment, with flag 4.
+fn look(pids: &str, seen: &str) -> String {
+    format!(
+        "for pid in {pids}; do \
+         if read -r _ _ state _ _ _ _ _ flags _ 2> /dev/null < /proc/$pid/stat && [ $((flags & 4)) = 0 ]; \
+         then found=\"$found $pid($state)\"; fi; \
+         done; echo \"alive:$found\" > {seen}"
+    )
+}
+
+/// Cut off from the server, everything under a lock is gone before the next holder's command starts.
+/// `LEASEHOLD_CUTS=1000` for as many.
+#[test]
+fn what_is_cut_off_is_dead_before_the_next_one_starts() {
+    const LANES: usize = 20;
+    let (place, server) = (Place::new(), Postgres::shared());
+    let url = prepared(&place, &server, "cut_off");
+    let cuts = times("LEASEHOLD_CUTS", 10);
+    let mut lost = Duration::MAX;
+    for round in 0..cuts.div_ceil(LANES) {
+        let proxy = Proxy::to(server.port());
+        let through = url.replace(&server.port().to_string(), &proxy.port().to_string());
+        let lanes = LANES.min(cuts - round * LANES);
+        let path = |what: &str, lane: usize| place.path(&format!("{what}-{round}-{lane}"));
+        let holders: Vec<Running> = (0..lanes)
+            .map(|lane| {
+                let name = format!("x{round}-{lane}");
+                let script = format!("sh -c 'echo $$ > {}; exec sleep 600' & wait", path("pid", lane).display());
+                let mut holder = on(&place, &through, &["run", "--ttl", "3s", &name, "-c", &script]);
+                holder.stderr(Stdio::piped());
+                Running::of(holder)
+            })
+            .collect();
+        let waiters: Vec<Running> = (0..lanes)
+            .map(|lane| {
+                let grandchild = read_soon(&path("pid", lane));
+                let script = look(&grandchild, path("seen", lane).to_str().unwrap());
+                Running::of(on(&place, &url, &["run", &format!("x{round}-{lane}"), "-c", &script]))
+            })
+            .collect();
+        let waiting = format!("select count(*) from leasehold.resource where name like 'x{round}-%' and waiting = 1");
+        until("all wait", || psql(&url, &waiting) == lanes.to_string());
+        // A connection that breaks, and one on which nothing arrives any more.
+        if round % 2 == 0 {
+            proxy.cut();
+        } else {
+            proxy.to_server(Flow::Swallow);
+            proxy.to_client(Flow::Swallow);
+        }
+        let cut = Instant::now();
+        for holder in holders {
+            holder.finish().assert_code(121);
+        }
+        for (lane, mut waiter) in waiters.into_iter().enumerate() {
+            assert_eq!(waiter.code(), 0);
+            assert_eq!(read_soon(&path("seen", lane)), "alive:", "round {round}, lane {lane}: two at once");
+        }
+        lost = lost.min(cut.elapsed());
+    }
+    println!("{cuts} cuts, no overlap; a round took {lost:?} at least");
+}
+
+/// The connection that the lease lives by is inherited: the lock passes on when all that was started is gone.
+/// `LEASEHOLD_KILLS=100` for as many.
+#[test]
+fn a_killed_run_in_connection_mode_passes_on_when_all_it_started_is_dead() {
+    const LANES: usize = 10;
+    let (place, server) = (Place::new(), Postgres::shared());
+    let url = format!("{}?liveness=connection", prepared(&place, &server, "killed_run"));
+    let kills = times("LEASEHOLD_KILLS", 10);
+    let mut slowest = Duration::ZERO;
+    for round in 0..kills.div_ceil(LANES) {
+        let lanes = LANES.min(kills - round * LANES);
+        let path = |what: &str, lane: usize| place.path(&format!("{what}-{round}-{lane}"));
+        let holders: Vec<Running> = (0..lanes)
+            .map(|lane| {
+                // The grandchild has nobody to kill it, and goes on for a while.
+                let pids = path("pids", lane);
+                let script = format!("sleep 1 & echo $$ $! > {}; wait; exec sleep 600", pids.display());
+                Running::of(on(&place, &url, &["run", &format!("k{round}-{lane}"), "-c", &script]))
+            })
+            .collect();
+        let waiters: Vec<Running> = (0..lanes)
+            .map(|lane| {
+                let script = look(&read_soon(&path("pids", lane)), path("seen", lane).to_str().unwrap());
+                Running::of(on(&place, &url, &["run", &format!("k{round}-{lane}"), "-c", &script]))
+            })
+            .collect();
+        let plain = url.split('?').next().unwrap();
+        let waiting = format!("select count(*) from leasehold.resource where name like 'k{round}-%' and waiting = 1");
+        until("all wait", || psql(plain, &waiting) == lanes.to_string());
+        let killed = Instant::now();
+        for holder in &holders {
+            holder.signal(Signal::KILL);
+        }
+        for (lane, mut waiter) in waiters.into_iter().enumerate() {
+            assert_eq!(read_soon(&path("seen", lane)), "alive:", "round {round}, lane {lane}: two at once");
+            assert_eq!(waiter.code(), 0);
+        }
+        slowest = slowest.max(killed.elapsed());
+        let ended =
+            format!("select count(*) from leasehold.ended where name like 'k{round}-%' and ending = 'disconnected'");
+        assert_eq!(psql(plain, &ended), lanes.to_string());
+    }
+    println!("{kills} kills, no overlap; the slowest round took {slowest:?}");
+}
