@@ -4,7 +4,7 @@ use std::fs;
 
 use tempfile::TempDir;
 
-use super::{Server, cluster::wait_until, resp};
+use super::{Server, cluster::wait_until, program, resp};
 use crate::{ports, process::Process};
 
 /// A master, a replica, and a sentinel that watches them.
@@ -36,7 +36,7 @@ impl Sentinel {
         );
         fs::write(&file, settings).expect("a file can be written");
         let arguments = [file.display().to_string(), String::from("--sentinel")];
-        let process = Process::start("redis-server", &arguments, &folder.path().join("log"));
+        let process = Process::start(&program(), &arguments, &folder.path().join("log"));
         let sentinel = Self { servers: vec![master, replica], port, _folder: folder, _process: process };
         wait_until("the sentinel knows both", || {
             let known = resp::ask(port, &["SENTINEL", "REPLICAS", "mymaster"]);
