@@ -307,7 +307,7 @@ impl Backend for RedisBackend {
         let followed = self.told.is_followed();
         let stream = self.told.follow(names);
         if !followed {
-            self.connection.subscribe(Channel::Plain(self.keys.events())).await?;
+            self.connection.subscribe(Channel::Plain(self.keys.events()), &self.options).await?;
             self.say_watched().await?;
             self.start(keep_watching(Weak::clone(&self.this)));
         }
