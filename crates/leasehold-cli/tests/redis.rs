@@ -65,6 +65,27 @@ fn an_unreachable_server_is_69_and_one_clear_line_without_the_password() {
     assert!(ran.stderr.contains("127.0.0.1:1") && !ran.stderr.contains("hunter2"), "{ran:?}");
 }
 
+#[test]
+fn what_is_said_of_a_lost_connection_never_shows_the_password() {
+    let (place, server) = (Place::new(), Server::with(&["--save", "", "--requirepass", "hunter2"]));
+    let proxy = Proxy::to(server.port());
+    let url = format!("redis://:hunter2@127.0.0.1:{}?answer_limit=200ms", proxy.port());
+    let ready = place.path("ready");
+    let script = format!("touch {}; sleep 600", ready.display());
+    let mut command = on(&place, &url, &["run", "-vv", "--ttl", "1500ms", "x", "-c", &script]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let running = Running::of(command);
+    until("it runs", || ready.exists());
+    // Asked for and not answered, then out of reach.
+    proxy.to_client(Flow::Swallow);
+    thread::sleep(Duration::from_millis(800));
+    proxy.cut();
+    let ran = running.finish();
+    ran.assert_code(121);
+    assert!(ran.stderr.contains(&format!("127.0.0.1:{}", proxy.port())), "it says what cannot be reached: {ran:?}");
+    assert!(ran.stderr.lines().count() > 1 && !format!("{ran:?}").contains("hunter2"), "{ran:?}");
+}
+
 /// A process, told from a later one with the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Process {

@@ -77,7 +77,7 @@ impl Server {
         arguments.extend(self.settings.iter().cloned());
         self.process = Some(Process::start(&program(), &arguments, &self.folder.path().join("log")));
         for _ in 0..1000 {
-            if resp::ask(self.port, &["PING"]).is_ok_and(|reply| !reply.to_string().contains("LOADING")) {
+            if resp::ask(self.port, None, &["PING"]).is_ok_and(|reply| !reply.to_string().contains("LOADING")) {
                 return;
             }
             thread::sleep(Duration::from_millis(10));
@@ -95,7 +95,9 @@ impl Server {
 
     /// Sends one command on a connection of its own.
     pub fn ask(&self, command: &[&str]) -> Reply {
-        resp::ask(self.port, command).unwrap_or_else(|error| panic!("{command:?} was not answered: {error}"))
+        let words = self.settings.iter().skip_while(|word| *word != "--requirepass");
+        let password = words.skip(1).map(String::as_str).next();
+        resp::ask(self.port, password, command).unwrap_or_else(|error| panic!("{command:?} was not answered: {error}"))
     }
 
     /// Sends one command that must not be refused.
