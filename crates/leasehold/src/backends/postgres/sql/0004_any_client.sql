@@ -102,6 +102,21 @@ begin
   return found;
 end $$;
 
+-- The fence of that holder's live lease, to be kept with what is written, or for guard(); null if it has none.
+create function leasehold.fence_of(p_lock_name text, p_holder_id text) returns bigint
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  mine uuid := leasehold._id_of(p_lock_name, p_holder_id);
+begin
+  return (
+    select r.fence from leasehold.resource r
+    where r.namespace = 'default' and r.name = p_lock_name and r.id = mine and r.expires_at > clock_timestamp()
+    union all
+    select e.fence from leasehold.entry e
+    where e.id = mine and e.namespace = 'default' and e.name = p_lock_name and e.fence is not null
+      and e.expires_at > clock_timestamp());
+end $$;
+
 -- Who holds what, in every mode; those who wait are not in it.
 create view leasehold.distributed_locks as
   select r.name as lock_name, r.holder as holder_id, r.acquired_at, r.expires_at, r.metadata
