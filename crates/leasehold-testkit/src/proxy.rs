@@ -82,6 +82,11 @@ impl Proxy {
         self.shared.close();
     }
 
+    /// Closes new connections at once until [`mend`](Self::mend); those there are stay.
+    pub fn refuse(&self) {
+        self.shared.refuses.store(true, Ordering::SeqCst);
+    }
+
     /// Lets everything pass again.
     pub fn mend(&self) {
         self.shared.refuses.store(false, Ordering::SeqCst);

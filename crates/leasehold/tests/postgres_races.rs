@@ -5,12 +5,14 @@
 use std::{sync::Arc, time::Duration};
 
 use leasehold::{
-    Leasehold,
-    backends::postgres::{PostgresOptions, install},
+    Holder, Leasehold, Resource, Ttl,
+    backend::Backend,
+    backends::postgres::{PostgresBackend, PostgresOptions, install},
     blocking,
     clock::SystemClock,
+    lease::{Claim, LeaseId, LeaseKey, Lifetime, Metadata, Outcome, Patience, Released, Request},
 };
-use leasehold_testkit::postgres::Postgres;
+use leasehold_testkit::{Flow, Proxy, postgres::Postgres};
 use tokio::{runtime::Handle, task::JoinHandle};
 use tokio_postgres::{Client, NoTls};
 
@@ -310,4 +312,45 @@ fn a_grant_by_a_connection_that_died_meanwhile_is_not_believed() {
     let guard = asked.join().unwrap().unwrap();
     assert!(blocking::wait(other.mutex("x").try_acquire()).unwrap().is_none() || guard.check().is_err(), "two believe");
     guard.check().unwrap();
+}
+
+/// Nothing but the end of its connection would end the lease, and nobody knows of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ask_that_is_carried_out_after_its_release_is_given_back() {
+    let server = installed().await;
+    let (first, second) = (Proxy::to(server.port()), Proxy::to(server.port()));
+    let url = format!(
+        "postgres://postgres@127.0.0.1:{},127.0.0.1:{}/postgres?liveness=connection&connections=1",
+        first.port(),
+        second.port()
+    );
+    let limit = Duration::from_secs(10);
+    let options = PostgresOptions::from_url(&url, "late", Arc::new(SystemClock), limit).unwrap();
+    let backend = PostgresBackend::open(options).await.unwrap();
+    let request = |name: &str| Request {
+        key: LeaseKey { resource: Resource::new(name).unwrap(), id: LeaseId::random() },
+        claim: Claim::EXCLUSIVE,
+        ttl: Ttl::DEFAULT,
+        patience: Patience::Queue,
+        lifetime: Lifetime::Attached,
+        holder: Holder::unique(),
+        note: None,
+        metadata: Metadata::new(),
+        fence_floor: None,
+    };
+    let before = request("before");
+    backend.acquire(&before).await.unwrap();
+    backend.release(&before.key, &Outcome::Completed).await.unwrap();
+    // 1. A request is held up. 2. It is given up, and released by another way. 3. It arrives.
+    first.refuse();
+    first.to_server(Flow::Hold);
+    let late = request("late");
+    let error = backend.acquire(&late).await.unwrap_err();
+    assert!(error.outcome_unknown(), "{error}");
+    assert_eq!(backend.release(&late.key, &Outcome::Cancelled).await.unwrap().value, Released::Gone);
+    first.mend();
+    let ended = "select count(*) from leasehold.ended where namespace = 'late' and name = 'late' and fence is not null";
+    until(|| server.psql(ended) == "1");
+    let held = "select count(*) from leasehold.resource where namespace = 'late' and id is not null";
+    assert_eq!(server.psql(held), "0");
 }

@@ -14,6 +14,7 @@ mod dial;
 mod events;
 mod examine;
 mod failure;
+mod late;
 mod listener;
 mod options;
 mod renewals;
@@ -34,6 +35,7 @@ use self::{
     connection::{Call, Connector, Slot},
     deaths::Deaths,
     failure::{Failure, Kind},
+    late::Late,
     listener::Listener,
     options::{By, Durability, Recorded},
     work::{Caller, Work},
@@ -70,7 +72,8 @@ pub struct PostgresBackend {
     listener: Arc<Listener>,
     hints: HintSender,
     deaths: Arc<Deaths>,
-    tasks: [AbortHandle; 2],
+    late: Arc<Late>,
+    tasks: Vec<AbortHandle>,
 }
 
 impl PostgresBackend {
@@ -116,12 +119,18 @@ impl PostgresBackend {
         let aside = Arc::new(Slot::new(Arc::clone(&connector)));
         let deaths = Arc::new(Deaths::default());
         let looking = Arc::clone(&deaths).look(Arc::clone(&aside), caller.clone(), hints.clone());
-        let tasks = [
+        let work = Work::start(Arc::clone(&connector), first, caller.clone(), hints.clone(), Arc::clone(&deaths));
+        let late = Late::new(Arc::clone(&connector.options.clock));
+        let mut tasks = vec![
             connector.runtime.spawn(maintain(Arc::clone(&aside))).abort_handle(),
             connector.runtime.spawn(looking).abort_handle(),
         ];
+        if connector.options.by == By::Connection {
+            let giving_back = Arc::clone(&late).give_back(Arc::clone(&work));
+            tasks.push(connector.runtime.spawn(giving_back).abort_handle());
+        }
         Ok(Self {
-            work: Work::start(Arc::clone(&connector), first, caller.clone(), hints.clone(), Arc::clone(&deaths)),
+            work,
             renewals: Slot::with(Arc::clone(&connector), second),
             aside,
             connector,
@@ -129,6 +138,7 @@ impl PostgresBackend {
             listener,
             hints,
             deaths,
+            late,
             tasks,
         })
     }
@@ -198,7 +208,14 @@ impl Backend for PostgresBackend {
 
     async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
         let session = self.session(request.lifetime).await.map_err(Failure::error)?;
-        let answer = self.work.acquire(request, session).await.map_err(Failure::error)?;
+        let asking = session.map(|_| self.late.asking(&request.key));
+        let answer = self.work.acquire(request, session).await;
+        if let Some(asking) = asking
+            && !answer.as_ref().is_err_and(|failure| failure.kind == Kind::Unanswered)
+        {
+            asking.answered();
+        }
+        let answer = answer.map_err(Failure::error)?;
         // 1. It is asked for in the name of a connection. 2. That connection dies. 3. It is granted, and dead to all.
         if session.is_some() && self.listener.session() != session {
             let words = "the connection that the lease would live by was lost meanwhile";
@@ -212,7 +229,9 @@ impl Backend for PostgresBackend {
     }
 
     async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {
-        self.work.release(key, outcome).await.map_err(Failure::error)
+        let answer = self.work.release(key, outcome).await.map_err(Failure::error)?;
+        self.late.released(key);
+        Ok(answer)
     }
 
     async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
