@@ -146,6 +146,12 @@ impl Postgres {
         format!("postgres://{role}@127.0.0.1:{}/{database}", self.port)
     }
 
+    /// The URL of its database `postgres` by its socket in the file system.
+    pub fn url_by_socket(&self) -> String {
+        let folder = self.place.path().display().to_string().replace('/', "%2F");
+        format!("postgres://postgres@{folder}:{}/postgres", self.port)
+    }
+
     /// Runs SQL as its superuser and gives what psql prints: unaligned, without headings.
     pub fn psql(&self, sql: &str) -> String {
         self.try_psql("postgres", sql).unwrap_or_else(|error| panic!("psql: {error}"))

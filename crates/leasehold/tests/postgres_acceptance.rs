@@ -285,3 +285,21 @@ fn renewals_pass_a_guarded_transaction_of_their_own_lease_also_for_one_that_wait
     guard.check().unwrap();
     blocking::wait(guard.release()).unwrap();
 }
+
+#[test]
+fn a_socket_in_the_file_system_will_do() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let server = runtime.block_on(prepared());
+    for liveness in ["ttl", "connection"] {
+        let url = format!("{}?liveness={liveness}", server.url_by_socket());
+        let (one, two) =
+            (blocking::wait(Leasehold::connect(&url)).unwrap(), blocking::wait(Leasehold::connect(&url)).unwrap());
+        let guard = blocking::wait(one.mutex("by socket").acquire()).unwrap();
+        assert!(blocking::wait(two.mutex("by socket").try_acquire()).unwrap().is_none());
+        let findings = blocking::wait(one.examine()).unwrap();
+        assert!(findings.iter().all(|finding| finding.subject != "keepalives"), "nobody vanishes here: {findings:?}");
+        // What the lease lives by can be inherited.
+        assert_eq!(one.backend().inheritable().is_some(), liveness == "connection");
+        blocking::wait(guard.release()).unwrap();
+    }
+}

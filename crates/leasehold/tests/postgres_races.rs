@@ -18,6 +18,7 @@ use tokio_postgres::{Client, NoTls};
 
 /// Short ways to ask by hand, in the namespace `races`, with an id per label.
 const BY_HAND: &str = r#"
+set local client_min_messages = warning;
 create schema if not exists by_hand;
 create or replace function by_hand.ask(p_name text, p_label text, p_mode "char", p_ttl float, p_try boolean, p_session int default null)
 returns setof leasehold.answer language sql volatile as $$
@@ -40,7 +41,8 @@ $$;
 async fn installed() -> Arc<Postgres> {
     let server = Postgres::shared();
     install_in(&server.url()).await;
-    server.psql(BY_HAND);
+    // Tests of the same server do this one after the other.
+    server.psql(&format!("begin; select pg_advisory_xact_lock(7); {BY_HAND} commit"));
     server
 }
 
@@ -228,7 +230,7 @@ async fn a_guarded_holder_that_waited_before_releases_and_renews_and_nobody_pass
             one(&asker, &sql).await.unwrap()
         };
         ask("first", "x", 30.0).await;
-        assert_eq!(ask("guarded", "x", if ending == "expire" { 0.3 } else { 30.0 }).await, "q");
+        assert_eq!(ask("guarded", "x", if ending == "expire" { 1.0 } else { 30.0 }).await, "q");
         one(&asker, &format!("select by_hand.give('{name}', 'first')")).await.unwrap();
         let fence = server.psql(&format!("select fence from leasehold.entry where name = '{name}'"));
         let wrong = format!("select leasehold.guard('{name}', {fence} + 1, 'races')");
@@ -353,4 +355,20 @@ async fn an_ask_that_is_carried_out_after_its_release_is_given_back() {
     until(|| server.psql(ended) == "1");
     let held = "select count(*) from leasehold.resource where namespace = 'late' and id is not null";
     assert_eq!(server.psql(held), "0");
+}
+
+#[test]
+fn a_release_comes_through_when_a_stranger_lets_go_of_the_row() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let server = runtime.block_on(installed());
+    let locks = blocking::wait(Leasehold::builder().namespace("stranger").connect(&server.url())).unwrap();
+    let guard = blocking::wait(locks.mutex("x").acquire()).unwrap();
+    let stranger = runtime.block_on(client(&server));
+    let lock = "begin; select * from leasehold.resource where namespace = 'stranger' for update";
+    runtime.block_on(stranger.batch_execute(lock)).unwrap();
+    let releasing = std::thread::spawn(move || blocking::wait(guard.release()));
+    // Longer than a call waits for a lock.
+    std::thread::sleep(Duration::from_millis(900));
+    runtime.block_on(stranger.batch_execute("commit")).unwrap();
+    assert_eq!(releasing.join().unwrap().unwrap(), Released::Freed);
 }

@@ -178,6 +178,25 @@ fn a_role_with_the_documented_grants_can_lock_and_nothing_else() {
 }
 
 #[test]
+fn what_is_exposed_needs_no_right_but_on_itself_and_shows_no_dead() {
+    let server = Postgres::start();
+    installed(&server, Some("public"));
+    server.psql(
+        "create role web login; grant execute on function acquire_lock, release_lock, extend_lock, acquire, acquit to web; \
+         grant select on distributed_locks, locks, released to web",
+    );
+    let web = |sql: &str| server.try_psql("web", sql).unwrap();
+    assert_eq!(web("select acquire_lock('a', 'web'); select lock_name from distributed_locks"), "t\na");
+    assert_eq!(web("select acquire('b') is not null; select named from locks"), "t\nb");
+    // That connection has ended.
+    until(|| web("select named, problem from released") == "b|disconnected");
+    assert_eq!(web("select lock_name from distributed_locks"), "a");
+    assert_eq!(web("select count(*) from locks"), "0");
+    assert_eq!(web("select release_lock('a', 'web')"), "t");
+    assert!(server.try_psql("web", "select leasehold.acquire_lock('a', 'web')").is_err(), "nor has it any other");
+}
+
+#[test]
 fn the_connection_pair_lives_with_its_connection_and_records_failures() {
     let server = Postgres::start();
     installed(&server, None);
@@ -335,6 +354,16 @@ fn what_is_recorded_can_be_chosen_and_maintenance_is_bounded() {
         server.psql("select count(*) from leasehold.ended where ending = 'expired' and name like 'gone:%'"),
         "50"
     );
+    // A name that many read at once leaves no more behind than any other.
+    let locks = connect(&server.url());
+    let readers: Vec<_> = (0..3).map(|_| blocking::wait(locks.rwlock("read").read()).unwrap()).collect();
+    for reader in readers {
+        blocking::wait(reader.release()).unwrap();
+    }
+    server.psql("update leasehold.resource set renewed_at = now() - interval '2 days' where name = 'read'");
+    server.psql("select leasehold.maintain(); select leasehold.maintain()");
+    assert_eq!(server.psql("select count(*) from leasehold.resource where name = 'read'"), "0");
+    server.psql("delete from leasehold.ended where name = 'read'");
     assert_eq!(server.psql("select leasehold.maintain('-1 s')").parse::<u32>().unwrap(), 53);
     assert_eq!(server.psql("select count(*) from leasehold.ended"), "0");
 }

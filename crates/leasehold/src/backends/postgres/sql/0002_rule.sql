@@ -42,6 +42,12 @@ language sql volatile as $$
      and pg_try_advisory_xact_lock_shared('leasehold.session'::regclass::oid::int # 1279807556, p_session)
 $$;
 
+-- The same for whoever looks at a view, whatever its rights.
+create function leasehold._lost(p_session int) returns boolean
+language sql volatile security definer set search_path = pg_catalog, pg_temp as $$
+  select leasehold._dead(p_session, nullif(current_setting('leasehold_session.id', true), '')::int)
+$$;
+
 -- Whether a grant may be made: not while a guarded transaction is open (see guard()).
 create function leasehold._pass(p_namespace text, p_name text) returns boolean
 language plpgsql volatile as $$

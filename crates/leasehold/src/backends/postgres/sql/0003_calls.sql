@@ -533,6 +533,11 @@ begin
       where r.id is not null and (r.expires_at <= t or leasehold._dead(r.session, null))
       union all
       select e.namespace, e.name from leasehold.entry e where e.expires_at <= t or leasehold._dead(e.session, null)
+      union all
+      -- The last of many readers leaves without writing the row.
+      select r.namespace, r.name from leasehold.resource r
+      where r.crowd and r.renewed_at < t - interval '1 day'
+        and not exists (select from leasehold.entry e where e.namespace = r.namespace and e.name = r.name)
     ) lapsed order by 1, 2 limit p_most
   loop
     -- One that somebody keeps locked does not keep the others from being tidied up.

@@ -121,9 +121,11 @@ end $$;
 create view leasehold.distributed_locks as
   select r.name as lock_name, r.holder as holder_id, r.acquired_at, r.expires_at, r.metadata
   from leasehold.resource r where r.namespace = 'default' and r.id is not null and r.expires_at > clock_timestamp()
+    and (r.session is null or not leasehold._lost(r.session))
   union all
   select e.name, e.holder, e.acquired_at, e.expires_at, e.metadata
-  from leasehold.entry e where e.namespace = 'default' and e.fence is not null and e.expires_at > clock_timestamp();
+  from leasehold.entry e where e.namespace = 'default' and e.fence is not null and e.expires_at > clock_timestamp()
+    and (e.session is null or not leasehold._lost(e.session));
 
 -- The key of an advisory lock on this name: the first 15 hex digits of the SHA-256 of its UTF-8.
 create function leasehold.advisory_key(name text) returns bigint

@@ -67,7 +67,7 @@ create view leasehold.locks as
     select e.id, e.name, e.session, e.acquired_at from leasehold.entry e
     where e.namespace = 'default' and e.fence is not null
   ) h join leasehold.session s on s.id = h.session
-  where not leasehold._dead(h.session, nullif(current_setting('leasehold_session.id', true), '')::int);
+  where not leasehold._lost(h.session);
 
 -- What was held and ended, and what is left of connections that died.
 create view leasehold.released as
@@ -83,4 +83,4 @@ create view leasehold.released as
     select e.id, e.name, e.session, e.acquired_at from leasehold.entry e
     where e.namespace = 'default' and e.fence is not null
   ) h
-  where leasehold._dead(h.session, nullif(current_setting('leasehold_session.id', true), '')::int);
+  where h.session is not null and leasehold._lost(h.session);
