@@ -260,6 +260,28 @@ async fn asking_again_after_a_lost_reply_gives_the_same_lease() {
 }
 
 #[tokio::test]
+async fn an_acquire_whose_reply_was_dropped_gets_the_lease_it_was_granted() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let url = format!("redis://127.0.0.1:{}?answer_limit=300ms", proxy.port());
+    let locks = Leasehold::connect(&url).await.unwrap();
+    locks.mutex("warm").acquire().await.unwrap().release().await.unwrap();
+    proxy.to_client(Flow::Swallow);
+    let lock = locks.mutex("x");
+    let asking = Handle::current().spawn(async move { lock.acquire().await });
+    while server.ask(&["EXISTS", "leasehold:{default}:lease:x"]).to_string() == "0" {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let fence = server.ask(&["GET", "leasehold:{default}:fence"]).to_string();
+    proxy.mend();
+    let guard = tokio::time::timeout(Duration::from_secs(10), asking).await.expect("it asks again").unwrap().unwrap();
+    assert_eq!(guard.fence().to_string(), fence, "granted once, told twice");
+    guard.release().await.unwrap();
+    let ended = locks.history(&HistoryFilter::new(Names::Exactly(Resource::new("x").unwrap()))).await.unwrap();
+    assert_eq!(ended.len(), 1, "there never was another: {ended:?}");
+}
+
+#[tokio::test]
 async fn a_server_that_is_gone_is_unavailable_and_one_that_is_mute_is_unknown() {
     let mut server = Server::start();
     let proxy = Proxy::to(server.port());
