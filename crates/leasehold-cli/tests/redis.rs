@@ -4,10 +4,21 @@
 
 mod place;
 
-use std::{process::Command, thread, time::Duration};
+use std::{
+    env, fs,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, SystemTime},
+};
 
-use leasehold_testkit::{Proxy, redis::Server};
+use leasehold_testkit::{Flow, Proxy, redis::Server};
 use place::{Place, Ran, Running, read_soon, until};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, PidfdFlags, Signal, pidfd_open},
+};
 
 fn on(place: &Place, url: &str, args: &[&str]) -> Command {
     let mut command = place.bare(args);
@@ -26,7 +37,7 @@ fn run_list_history_and_doctor_work_as_on_a_directory() {
     let ready = place.path("ready");
     let script = format!("touch {}; exec sleep 600", ready.display());
     let mut holder = on(&place, &server.url(), &["run", "--note", "release 4.2", "deploy", "-c", &script]);
-    holder.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+    holder.stdout(Stdio::null()).stderr(Stdio::null());
     let mut holder = holder.spawn().unwrap();
     until("the holder runs", || ready.exists());
     let busy = run(&["run", "-n", "deploy", "--", "echo", "never"]);
@@ -54,32 +65,156 @@ fn an_unreachable_server_is_69_and_one_clear_line_without_the_password() {
     assert!(ran.stderr.contains("127.0.0.1:1") && !ran.stderr.contains("hunter2"), "{ran:?}");
 }
 
+#[test]
+fn what_is_said_of_a_lost_connection_never_shows_the_password() {
+    let (place, server) = (Place::new(), Server::with(&["--save", "", "--requirepass", "hunter2"]));
+    let proxy = Proxy::to(server.port());
+    let url = format!("redis://:hunter2@127.0.0.1:{}?answer_limit=200ms", proxy.port());
+    let ready = place.path("ready");
+    let script = format!("touch {}; sleep 600", ready.display());
+    let mut command = on(&place, &url, &["run", "-vv", "--ttl", "1500ms", "x", "-c", &script]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let running = Running::of(command);
+    until("it runs", || ready.exists());
+    // Asked for and not answered, then out of reach.
+    proxy.to_client(Flow::Swallow);
+    thread::sleep(Duration::from_millis(800));
+    proxy.cut();
+    let ran = running.finish();
+    ran.assert_code(121);
+    assert!(ran.stderr.contains(&format!("127.0.0.1:{}", proxy.port())), "it says what cannot be reached: {ran:?}");
+    assert!(ran.stderr.lines().count() > 1 && !format!("{ran:?}").contains("hunter2"), "{ran:?}");
+}
+
+/// A process, told from a later one with the same number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Process {
+    pid: i32,
+    born: u64,
+}
+
+impl Process {
+    fn of(pid: i32) -> Self {
+        Self::in_line(&fs::read_to_string(format!("/proc/{pid}/stat")).unwrap())
+    }
+
+    fn in_line(stat: &str) -> Self {
+        let after_name = stat.rfind(')').unwrap();
+        let born = stat[after_name..].split(' ').nth(20).unwrap().parse().unwrap();
+        Self { pid: stat.split(' ').next().unwrap().parse().unwrap(), born }
+    }
+
+    /// Becomes readable when it has ended.
+    fn watch(self) -> OwnedFd {
+        pidfd_open(Pid::from_raw(self.pid).unwrap(), PidfdFlags::empty()).unwrap()
+    }
+
+    /// What a shell does to write down how it is, with no program started for it.
+    fn look(self, to: &Path) -> String {
+        let Self { pid, .. } = self;
+        format!(
+            "{{ read -r line < /proc/{pid}/stat && echo \"$line\" && while read -r line; do echo \"$line\"; done \
+             < /proc/{pid}/status; }} > {} 2>/dev/null",
+            to.display()
+        )
+    }
+
+    /// Whether it could execute another instruction when it was looked at: the dead cannot, nor those with KILL pending.
+    fn could_run(self, seen: &str) -> bool {
+        let Some(stat) = seen.lines().next() else { return false };
+        let is_doomed = seen.lines().any(|line| {
+            let mask = line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:"));
+            let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+            mask & (1 << (Signal::KILL.as_raw() - 1)) != 0
+        });
+        let is_dead = stat[stat.rfind(')').unwrap()..].starts_with(") Z");
+        Self::in_line(stat) == self && !is_dead && !is_doomed
+    }
+}
+
+/// A way to the server that can be cut, and the commands that use it.
+struct Lane<'a> {
+    number: usize,
+    place: &'a Place,
+    server: &'a Server,
+    proxy: Proxy,
+}
+
+impl Lane<'_> {
+    fn file(&self, name: &str) -> PathBuf {
+        self.place.path(&format!("{name}-{}", self.number))
+    }
+
+    /// Cuts off a command and its grandchild, neither of which listens to TERM, while another waits for the lock.
+    /// How long the first had been dead when the second began.
+    fn cut_once(&self, time: usize) -> Duration {
+        let run = format!("run {time} of lane {}", self.number);
+        let (pids, began) = (self.file("pids"), self.file("began"));
+        let seen = [self.file("child"), self.file("grandchild")];
+        let name = format!("x{}", self.number);
+        let script = format!(
+            "trap '' TERM; sh -c 'trap \"\" TERM; while :; do sleep .2; done' & echo $$ $! > {}; \
+             while :; do sleep .2; done",
+            pids.display()
+        );
+        let through = format!("redis://127.0.0.1:{}?answer_limit=300ms", self.proxy.port());
+        let times = ["--ttl", "2s", "--kill-after", "400ms"];
+        let mut holder = on(self.place, &through, &[&["run"], &times[..], &[name.as_str(), "-c", &script]].concat());
+        holder.stderr(Stdio::null());
+        let mut holder = Running::of(holder);
+        let family: Vec<Process> = read_soon(&pids).split(' ').map(|pid| Process::of(pid.parse().unwrap())).collect();
+        let ends: Vec<OwnedFd> = family.iter().map(|process| process.watch()).collect();
+        let looks: Vec<String> = family.iter().zip(&seen).map(|(process, to)| process.look(to)).collect();
+        let script = format!(": > {}; {}; exit 0", began.display(), looks.join("; "));
+        let mut next = Running::of(on(self.place, &self.server.url(), &["run", &name, "-c", &script]));
+        let queue = format!("leasehold:{{default}}:order:{name}");
+        until("the next one waits", || self.server.ask(&["ZCARD", &queue]).to_string() == "2");
+
+        // At any phase between two renewals.
+        thread::sleep(Duration::from_millis(u64::try_from(time * 67 % 700).unwrap()));
+        match (time + self.number) % 3 {
+            0 => self.proxy.cut(),
+            1 => self.proxy.to_client(Flow::Swallow),
+            _ => self.proxy.to_server(Flow::Hold),
+        }
+        for end in &ends {
+            let limit = Timespec { tv_sec: 30, tv_nsec: 0 };
+            let ended = poll(&mut [PollFd::new(end, PollFlags::IN)], Some(&limit)).unwrap();
+            assert_eq!(ended, 1, "{run}: it is not stopped");
+        }
+        let dead = SystemTime::now();
+        assert_eq!((holder.code(), next.code()), (121, 0), "{run}");
+        for (process, seen) in family.iter().zip(&seen) {
+            let seen = fs::read_to_string(seen).unwrap();
+            assert!(!process.could_run(&seen), "{run}: two at once: {seen}");
+        }
+        let began_at = fs::metadata(&began).unwrap().modified().unwrap();
+        self.proxy.cut();
+        self.proxy.mend();
+        for file in [&pids, &began, &seen[0], &seen[1]] {
+            fs::remove_file(file).unwrap();
+        }
+        began_at.duration_since(dead).unwrap_or_default()
+    }
+}
+
 /// Cut off from the server, everything under a lock is gone before the next holder's command starts.
+///
+/// `LEASEHOLD_CUTS=1000` takes two minutes, the usual dozen a few seconds.
 #[test]
 fn what_is_cut_off_is_dead_before_the_next_one_starts() {
-    const RUNS: usize = 12;
+    let cuts: usize = env::var("LEASEHOLD_CUTS").map_or(12, |cuts| cuts.parse().unwrap());
+    let lanes = cuts.clamp(1, 25);
     let (place, server) = (Place::new(), Server::start());
-    let proxy = Proxy::to(server.port());
-    let through = format!("redis://127.0.0.1:{}?answer_limit=300ms", proxy.port());
-    let mut holders = Vec::new();
-    let mut waiters = Vec::new();
-    for at in 0..RUNS {
-        let (name, pid) = (format!("x{at}"), place.path(&format!("pid-{at}")));
-        let script = format!("sh -c 'echo $$ > {}; exec sleep 600' & wait", pid.display());
-        holders.push(Running::of(on(&place, &through, &["run", "--ttl", "2s", &name, "-c", &script])));
-        let grandchild = read_soon(&pid);
-        let overlap = place.path(&format!("overlap-{at}"));
-        let state = format!("/proc/{}/status", grandchild.trim());
-        let look = format!("if grep -q '^State:.[RSD]' {state} 2>/dev/null; then touch {}; fi", overlap.display());
-        waiters.push(Running::of(on(&place, &server.url(), &["run", &name, "-c", &look])));
-    }
-    thread::sleep(Duration::from_millis(300));
-    proxy.cut();
-    for holder in holders {
-        holder.finish().assert_code(121);
-    }
-    for (at, waiter) in waiters.into_iter().enumerate() {
-        waiter.finish().assert_code(0);
-        assert!(!place.path(&format!("overlap-{at}")).exists(), "run {at}: two at once");
-    }
+    let mut spare: Vec<Duration> = thread::scope(|scope| {
+        let lane = |number| {
+            let lane = Lane { number, place: &place, server: &server, proxy: Proxy::to(server.port()) };
+            scope.spawn(move || (0..cuts.div_ceil(lanes)).map(|time| lane.cut_once(time + number)).collect::<Vec<_>>())
+        };
+        let working: Vec<_> = (0..lanes).map(lane).collect();
+        working.into_iter().flat_map(|lane| lane.join().unwrap()).collect()
+    });
+    spare.sort_unstable();
+    let (runs, least, median) = (spare.len(), spare[0], spare[spare.len() / 2]);
+    println!("{runs} cuts, no overlap; dead before the next began by {least:?} at least, {median:?} in the median");
 }

@@ -1,46 +1,13 @@
 //! The suite on a Redis cluster of three masters.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU32, Ordering},
-};
+mod redis_places;
 
-use leasehold::{
-    backend::Backend,
-    backends::redis::{RedisBackend, RedisOptions},
-    clock::Clock,
-};
-use leasehold_conformance::{Maker, check};
+use leasehold_conformance::check;
 use leasehold_testkit::redis::Cluster;
-
-/// A namespace of its own is a fresh place.
-struct Namespace {
-    url: String,
-    name: String,
-    clock: Arc<dyn Clock>,
-}
-
-#[async_trait::async_trait]
-impl Maker for Namespace {
-    async fn instance(&self) -> Arc<dyn Backend> {
-        let mut options = RedisOptions::from_url(&self.url, &self.name).expect("a good URL");
-        // The server's own clock wherever a trial does not move it.
-        options.clock = Some(Arc::clone(&self.clock)).filter(|clock| !format!("{clock:?}").contains("SystemClock"));
-        RedisBackend::open(options).await.expect("the cluster runs")
-    }
-
-    fn keeps_to_clock(&self) -> bool {
-        true
-    }
-}
+use redis_places::Namespace;
 
 #[test]
 fn redis_cluster() {
     let cluster = Cluster::start();
-    let made = AtomicU32::new(0);
-    check(async |clock| Namespace {
-        url: cluster.url(),
-        name: format!("trial-{}", made.fetch_add(1, Ordering::Relaxed)),
-        clock,
-    });
+    check(async |clock| Namespace::new(cluster.url(), clock));
 }

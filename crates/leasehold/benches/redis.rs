@@ -73,17 +73,18 @@ async fn raw_pair(connection: &mut MultiplexedConnection, name: &str, at: u64) {
     let _: u64 = FREE.key(name).arg(value).invoke_async(connection).await.expect("the server runs");
 }
 
-/// One measurement: pairs a second, commands a pair, and the server's own time for each.
+/// One measurement: pairs a second, commands a pair, and the time of the processors on each side for each.
 struct Measured {
     rate: f64,
     commands: f64,
     server_micros: f64,
+    client_micros: f64,
 }
 
 async fn measure(peer: &Peer, tasks: u64, server: &Server) -> Measured {
     peer.clone().pair("warm", 0).await;
     server.reset_calls();
-    let cpu_before = cpu(server);
+    let (server_before, client_before) = (cpu(server), own_cpu());
     let done = Arc::new(AtomicU64::new(0));
     let started = SystemClock.now();
     let mut working = JoinSet::new();
@@ -107,7 +108,12 @@ async fn measure(peer: &Peer, tasks: u64, server: &Server) -> Measured {
         _ => server.calls("evalsha") + server.calls("eval") + server.calls("set"),
     };
     let commands = f64::from(u32::try_from(sent).unwrap_or(u32::MAX)) / pairs;
-    Measured { rate: pairs / took, commands, server_micros: (cpu(server) - cpu_before) * 1e6 / pairs }
+    Measured {
+        rate: pairs / took,
+        commands,
+        server_micros: (cpu(server) - server_before) * 1e6 / pairs,
+        client_micros: (own_cpu() - client_before) * 1e6 / pairs,
+    }
 }
 
 /// Seconds that the server has worked.
@@ -141,6 +147,12 @@ async fn drain(waiters: u64, server: &Server) -> (f64, f64) {
     (count / took, f64::from(u32::try_from(server.calls("evalsha")).unwrap_or(u32::MAX)) / count)
 }
 
+/// Seconds that this process has used of the processors.
+fn own_cpu() -> f64 {
+    let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(u64::try_from(used.tv_sec).unwrap_or(0), u32::try_from(used.tv_nsec).unwrap_or(0)).as_secs_f64()
+}
+
 fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.sort_by(f64::total_cmp);
     numbers[numbers.len() / 2]
@@ -163,16 +175,20 @@ async fn main() {
             }
         }
         println!("\nuncontended acquire + release, {tasks} tasks, {rounds} rounds");
-        println!("{:<10} {:>12} {:>10} {:>14} {:>16}", "", "pairs/s", "of raw", "commands/pair", "server us/pair");
+        println!(
+            "{:<10} {:>12} {:>10} {:>14} {:>16} {:>16}",
+            "", "pairs/s", "of raw", "commands/pair", "server us/pair", "client us/pair"
+        );
         for (at, name) in PEERS.iter().enumerate() {
             let ratios = measured[at].iter().zip(&measured[0]).map(|(one, raw)| one.rate / raw.rate).collect();
             let of = |what: fn(&Measured) -> f64| median(measured[at].iter().map(what).collect());
             println!(
-                "{name:<10} {:>12.0} {:>10.2} {:>14.2} {:>16.1}",
+                "{name:<10} {:>12.0} {:>10.2} {:>14.2} {:>16.1} {:>16.1}",
                 of(|one| one.rate),
                 median(ratios),
                 of(|one| one.commands),
                 of(|one| one.server_micros),
+                of(|one| one.client_micros),
             );
         }
     }

@@ -15,8 +15,8 @@
 //! ```
 //!
 //! The same call works in one process (`memory:`), across the processes of one
-//! machine (`file:`) and across machines (`redis://`, `redlock://`). Calls can
-//! be awaited on any executor; without one, there is [`blocking`].
+//! machine (`file:`) and across machines (`postgres://`, `redis://`, `redlock://`).
+//! Calls can be awaited on any executor; without one, there is [`blocking`].
 //!
 //! # What can be locked
 //!

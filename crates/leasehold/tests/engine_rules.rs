@@ -284,6 +284,24 @@ fn a_blocked_runtime_does_not_starve_renewals() {
 }
 
 #[test]
+fn a_shorter_lease_is_renewed_in_time_though_the_keeper_sleeps_for_a_longer_one() {
+    run(async {
+        let bench = Bench::new();
+        // Renewed after 20 minutes; nothing is due before that.
+        let long = bench.locks.mutex("long").ttl(Duration::from_secs(3600)).acquire().await.unwrap();
+        for round in 0..20 {
+            let renewed = bench.faulty.count(Call::Renew);
+            let short = bench.hold().await;
+            bench.clock.advance(TTL / 3 + Duration::from_secs(1));
+            soon("it is renewed", async || bench.faulty.count(Call::Renew) > renewed).await;
+            soon("it is held on", async || short.remaining() == Some(TTL - MARGIN)).await;
+            short.release().await.unwrap_or_else(|error| panic!("round {round}: {error}"));
+        }
+        long.check().unwrap();
+    });
+}
+
+#[test]
 fn many_leases_are_renewed_in_few_calls() {
     run(async {
         let bench = Bench::new();

@@ -862,6 +862,28 @@ fn a_renewal_of_many_tells_which_one_is_in_doubt() {
 }
 
 #[test]
+fn a_latch_that_passes_from_process_to_process_is_waited_for() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let a = open(root.path()).await;
+        let held = request("a");
+        granted(&a, &held).await;
+        // Three in a row, each longer than the looks at who has it are apart.
+        let latch = root.path().join("test/latches/0a");
+        let spawn = || Command::new("flock").arg(&latch).args(["sleep", "1.2"]).spawn().unwrap();
+        let row = [spawn(), spawn(), spawn()];
+        while File::options().write(true).open(&latch)?.try_lock().is_ok() {}
+        let started = SystemClock.now();
+        assert_eq!(a.release(&held.key, &Outcome::Completed).await?.value, Released::Freed);
+        assert!(SystemClock.now().since(started) > Duration::from_secs(2), "it was not their latch");
+        for mut process in row {
+            process.wait()?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn a_latch_held_by_a_stopped_process_is_an_error_that_names_it() {
     run(async {
         let root = tempfile::tempdir()?;

@@ -13,7 +13,11 @@ use leasehold::{
         Claim, Decision, HistoryFilter, LeaseId, LeaseKey, Lifetime, ListFilter, Metadata, Names, Patience, Request,
     },
 };
-use leasehold_testkit::{Flow, Proxy, redis::Server};
+use leasehold_testkit::{
+    Flow, Proxy,
+    redis::{Sentinel, Server},
+};
+use tempfile::TempDir;
 use tokio::runtime::Handle;
 
 async fn refused(url: &str) -> Error {
@@ -123,26 +127,100 @@ async fn doctor_names_what_endangers_locks() {
 }
 
 #[tokio::test]
-async fn a_protected_connection_trusts_whom_it_is_told_to() {
+async fn sentinels_have_a_password_of_their_own() {
+    let sentinel = Sentinel::protected("hunter2", "hunter2-of-sentinels");
     let folder = tempfile::tempdir().unwrap();
-    certificates(folder.path());
-    let file = |name: &str| folder.path().join(name).display().to_string();
-    let (cert, key, ca) = (file("server.crt"), file("server.key"), file("ca.crt"));
-    let tls_port = Proxy::to(1).port().to_string();
-    let settings = ["--save", "", "--tls-port", &tls_port, "--tls-cert-file", &cert, "--tls-key-file", &key];
-    let _server = Server::with(&[&settings[..], &["--tls-ca-cert-file", &ca, "--tls-auth-clients", "no"]].concat());
-    let locks = Leasehold::connect(&format!("rediss://127.0.0.1:{tls_port}?ca={ca}")).await.unwrap();
+    let file = folder.path().join("secret");
+    fs::write(&file, "hunter2-of-sentinels\n").unwrap();
+    let url = |password: &str, query: &str| {
+        format!("redis+sentinel://:{password}@127.0.0.1:{}/mymaster?{query}", sentinel.port())
+    };
+    let given = format!("sentinel_password_file={}", file.display());
+
+    let error = refused(&url("hunter2", "")).await;
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+    assert!(error.to_string().contains("sentinel_password_file="), "it says what to do: {error}");
+    let error = refused(&url("wrong", &given)).await;
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+    assert!(
+        !error.to_string().contains("sentinel_password_file="),
+        "the sentinel knew us, the server did not: {error}"
+    );
+
+    let locks = Leasehold::connect(&url("hunter2", &given)).await.unwrap();
     works(&locks).await;
-    assert_eq!(refused(&format!("rediss://127.0.0.1:{tls_port}")).await.kind(), ErrorKind::Unavailable);
-    assert_eq!(refused(&format!("redis://127.0.0.1:{tls_port}")).await.kind(), ErrorKind::Unavailable);
+    assert!(!format!("{locks:?}").contains("hunter2"));
+    let guard = locks.mutex("x").acquire().await.unwrap();
+    let (before, first) = (sentinel.master(), &sentinel.servers[0]);
+    assert_eq!(first.ask(&["WAIT", "1", "5000"]).to_string(), "1", "the replica has everything");
+    sentinel.fail_over();
+    while sentinel.master() == before {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let next = locks.mutex("y").wait(Duration::from_secs(10)).acquire().await.unwrap();
+    next.release().await.unwrap();
+    guard.check().expect("the replica had it");
+    guard.release().await.unwrap();
 }
 
+/// A server that speaks TLS, and the folder of its certificates.
+struct Protected {
+    folder: TempDir,
+    port: String,
+    _server: Server,
+}
+
+impl Protected {
+    fn start(clients: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        certificates(folder.path());
+        let file = |name: &str| folder.path().join(name).display().to_string();
+        let (cert, key, ca) = (file("server.crt"), file("server.key"), file("ca.crt"));
+        let port = Proxy::to(1).port().to_string();
+        let settings = ["--save", "", "--tls-port", &port, "--tls-cert-file", &cert, "--tls-key-file", &key];
+        let server =
+            Server::with(&[&settings[..], &["--tls-ca-cert-file", &ca, "--tls-auth-clients", clients]].concat());
+        Self { folder, port, _server: server }
+    }
+
+    fn url(&self, files: &[(&str, &str)]) -> String {
+        let named = |(name, file): &(&str, &str)| format!("{name}={}", self.folder.path().join(file).display());
+        let files: Vec<String> = files.iter().map(named).collect();
+        format!("rediss://127.0.0.1:{}?{}", self.port, files.join("&"))
+    }
+}
+
+#[tokio::test]
+async fn a_protected_connection_trusts_whom_it_is_told_to() {
+    let server = Protected::start("no");
+    works(&Leasehold::connect(&server.url(&[("ca", "ca.crt")])).await.unwrap()).await;
+    assert_eq!(refused(&server.url(&[])).await.kind(), ErrorKind::Unavailable);
+    assert_eq!(refused(&format!("redis://127.0.0.1:{}", server.port)).await.kind(), ErrorKind::Unavailable);
+}
+
+#[tokio::test]
+async fn a_server_that_wants_to_know_its_clients_is_shown_a_certificate() {
+    let server = Protected::start("yes");
+    let known = [("ca", "ca.crt"), ("cert", "client.crt"), ("key", "client.key")];
+    works(&Leasehold::connect(&server.url(&known)).await.unwrap()).await;
+    for unknown in [&known[..1], &[known[0], ("cert", "stranger.crt"), ("key", "stranger.key")]] {
+        assert_eq!(refused(&server.url(unknown)).await.kind(), ErrorKind::Unavailable, "{unknown:?}");
+    }
+    let mixed = [known[0], known[1], ("key", "ca.crt")];
+    let error = refused(&server.url(&mixed)).await;
+    assert!(!error.to_string().contains("BEGIN"), "{error}");
+}
+
+/// A root, a server and a client that it vouches for, and a stranger that vouches for itself.
 fn certificates(folder: &Path) {
     let script = "
         openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test-ca -keyout ca.key -out ca.crt
-        openssl req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout server.key -out server.csr
         printf 'subjectAltName=IP:127.0.0.1,DNS:localhost' > ext
-        openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile ext -out server.crt
+        for name in server client; do
+            openssl req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout $name.key -out $name.csr
+            openssl x509 -req -in $name.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile ext -out $name.crt
+        done
+        openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=stranger -keyout stranger.key -out stranger.crt
     ";
     let made = Command::new("sh").args(["-ec", script]).current_dir(folder).output().unwrap();
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
@@ -179,6 +257,28 @@ async fn asking_again_after_a_lost_reply_gives_the_same_lease() {
     assert_eq!(grant.fence.to_string(), fence, "the first ask was granted, the second tells the same");
     let listed = backend.list(&ListFilter::new(Names::All)).await.unwrap();
     assert_eq!(listed.leases.len(), 2);
+}
+
+#[tokio::test]
+async fn an_acquire_whose_reply_was_dropped_gets_the_lease_it_was_granted() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let url = format!("redis://127.0.0.1:{}?answer_limit=300ms", proxy.port());
+    let locks = Leasehold::connect(&url).await.unwrap();
+    locks.mutex("warm").acquire().await.unwrap().release().await.unwrap();
+    proxy.to_client(Flow::Swallow);
+    let lock = locks.mutex("x");
+    let asking = Handle::current().spawn(async move { lock.acquire().await });
+    while server.ask(&["EXISTS", "leasehold:{default}:lease:x"]).to_string() == "0" {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let fence = server.ask(&["GET", "leasehold:{default}:fence"]).to_string();
+    proxy.mend();
+    let guard = tokio::time::timeout(Duration::from_secs(10), asking).await.expect("it asks again").unwrap().unwrap();
+    assert_eq!(guard.fence().to_string(), fence, "granted once, told twice");
+    guard.release().await.unwrap();
+    let ended = locks.history(&HistoryFilter::new(Names::Exactly(Resource::new("x").unwrap()))).await.unwrap();
+    assert_eq!(ended.len(), 1, "there never was another: {ended:?}");
 }
 
 #[tokio::test]

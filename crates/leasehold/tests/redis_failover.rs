@@ -6,7 +6,7 @@ mod shared;
 
 use std::time::Duration;
 
-use leasehold::{Leasehold, Loss};
+use leasehold::{Guard, Leasehold, Loss};
 use leasehold_testkit::redis::{Cluster, Sentinel, Server};
 use shared::{Turns, soon};
 use tokio::time;
@@ -82,6 +82,29 @@ async fn a_replica_of_a_cluster_takes_over_and_is_followed() {
         guard.release().await.unwrap();
     }
     turns.end().await.assert_fences_rise();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_hangs_takes_no_lock_of_another_with_it() {
+    let cluster = Cluster::start();
+    let locks = Leasehold::connect(&cluster.url()).await.unwrap();
+    let mut guards = Vec::new();
+    for at in 0..30 {
+        // All are renewed together, and soon.
+        guards.push(locks.mutex(format!("l{at}")).ttl(Duration::from_millis(2400)).acquire().await.unwrap());
+    }
+    let hung = &cluster.servers[0];
+    let keys = hung.ask(&["KEYS", "*:lease:l*"]).to_string();
+    let is_there = |guard: &Guard| keys.lines().any(|key| key.ends_with(&format!(":lease:{}", guard.resource())));
+    let (there, elsewhere): (Vec<Guard>, Vec<Guard>) = guards.into_iter().partition(is_there);
+    assert!(!there.is_empty() && elsewhere.len() >= 10, "they are spread over all servers");
+
+    hung.signal("STOP");
+    time::sleep(Duration::from_secs(4)).await;
+    hung.signal("CONT");
+    for guard in &elsewhere {
+        guard.check().expect("its own server answers");
+    }
 }
 
 #[tokio::test]

@@ -19,7 +19,8 @@ use leasehold::{
     },
     clock::{Clock, ManualClock, SystemClock},
     lease::{
-        Claim, Decision, LeaseId, LeaseKey, Lifetime, ListFilter, Metadata, Names, Outcome, Patience, Released, Request,
+        Claim, Decision, LeaseId, LeaseKey, LeaseState, Lifetime, ListFilter, Metadata, Names, Outcome, Patience,
+        Released, Renewal, Request, Standing,
     },
 };
 use leasehold_conformance::{Call, Faulty};
@@ -226,6 +227,60 @@ async fn a_waiter_at_the_head_gets_what_another_held_elsewhere() {
     });
     guard.unwrap().release().await.unwrap();
     links[0].heal();
+    nodes.are_left_empty().await;
+}
+
+#[tokio::test]
+async fn nodes_that_come_back_are_given_the_lease_so_that_others_may_fail() {
+    let nodes = Nodes::new(5);
+    let (quorum, links) = nodes.client();
+    links[0].cut();
+    links[4].cut();
+    let held = attempt("x");
+    assert!(is_granted(&quorum, &held).await);
+    assert_eq!(nodes.left().await, [0, 1, 1, 1, 0], "a bare majority");
+    links[0].heal();
+    links[4].heal();
+    let renew = async || {
+        let renewal = Renewal::new(held.key.clone(), held.ttl);
+        quorum.renew(&[renewal]).await.unwrap().value[0]
+    };
+    let Standing::Holding(before) = renew().await else { panic!("a majority holds it") };
+    for _ in 0..200 {
+        if nodes.left().await == [1; 5] {
+            break;
+        }
+        time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(nodes.left().await, [1; 5], "those that came back have it, too");
+
+    links[1].cut();
+    links[3].cut();
+    let Standing::Holding(after) = renew().await else { panic!("a majority holds it still") };
+    assert_eq!(after, before, "the fence is what it was");
+    assert!(!is_granted(&nodes.client().0, &attempt("x")).await);
+    links[1].heal();
+    links[3].heal();
+    assert_eq!(quorum.release(&held.key, &Outcome::Completed).await.unwrap().value, Released::Freed);
+    nodes.are_left_empty().await;
+    let next = attempt("x");
+    let Decision::Granted(grant) = quorum.acquire(&next).await.unwrap().value else { panic!("it is free") };
+    assert!(grant.fence > before.fence);
+}
+
+#[tokio::test]
+async fn what_is_left_of_a_lease_that_a_majority_lost_is_freed() {
+    let nodes = Nodes::new(5);
+    let (quorum, _links) = nodes.client();
+    let held = attempt("x");
+    assert!(is_granted(&quorum, &held).await);
+    for memory in &nodes.memories[1..4] {
+        let page = memory.list(&ListFilter::new(Names::All)).await.unwrap();
+        let LeaseState::Holding { fence, .. } = page.leases[0].state else { panic!("it is held there") };
+        memory.evict(&held.key.resource, fence, "for the test").await.unwrap();
+    }
+    let standing = quorum.renew(&[Renewal::new(held.key.clone(), held.ttl)]).await.unwrap().value[0];
+    assert_eq!(standing, Standing::Gone);
     nodes.are_left_empty().await;
 }
 

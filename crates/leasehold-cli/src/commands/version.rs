@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// What the features of this crate's dependency on the library build in, and the command can use.
-const BACKENDS: [&str; 3] = ["file", "redis", "redlock"];
+const BACKENDS: [&str; 4] = ["file", "postgres", "redis", "redlock"];
 
 /// Prints the version and the backends that were built in.
 pub(crate) fn run(say: &Say) -> Result<u8> {

@@ -5,6 +5,7 @@ use std::{thread, time::Duration};
 use super::Server;
 
 const MASTERS: usize = 3;
+const SLOTS: usize = 16_384;
 
 /// A cluster of three masters, each with one replica.
 #[derive(Debug)]
@@ -39,8 +40,12 @@ impl Cluster {
     fn join(&self) {
         let (masters, replicas) = self.servers.split_at(MASTERS);
         for (at, master) in masters.iter().enumerate() {
-            let (first, last) = (16_384 * at / MASTERS, 16_384 * (at + 1) / MASTERS - 1);
-            master.ask(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &last.to_string()]);
+            let slots = SLOTS * at / MASTERS..SLOTS * (at + 1) / MASTERS;
+            // One by one: Redis 6.2 knows no ranges.
+            let slots: Vec<String> = slots.map(|slot| slot.to_string()).collect();
+            master.command(
+                &[&["CLUSTER", "ADDSLOTS"], &slots.iter().map(String::as_str).collect::<Vec<_>>()[..]].concat(),
+            );
             master.ask(&["CLUSTER", "SET-CONFIG-EPOCH", &(at + 1).to_string()]);
         }
         for server in &self.servers[1..] {
@@ -64,6 +69,35 @@ impl Cluster {
                 |server: &Server| server.ask(&["INFO", "replication"]).to_string().contains("master_link_status:up");
             self.servers.iter().all(ready) && replicas.iter().all(linked)
         });
+    }
+
+    /// The slot of a key.
+    pub fn slot(&self, key: &str) -> u16 {
+        self.servers[0].ask(&["CLUSTER", "KEYSLOT", key]).to_string().parse().expect("a slot")
+    }
+
+    /// Moves a slot from one master to another as `redis-cli --cluster reshard` does, in steps: `between` is run when
+    /// the move is announced, when half of the keys have moved, and when all of them have.
+    pub async fn move_slot(&self, slot: u16, from: &Server, to: &Server, between: impl AsyncFn()) {
+        let slot = slot.to_string();
+        let (source, target) = (from.ask(&["CLUSTER", "MYID"]).to_string(), to.ask(&["CLUSTER", "MYID"]).to_string());
+        to.command(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &source]);
+        from.command(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &target]);
+        between().await;
+        let keys: Vec<String> = {
+            let keys = from.ask(&["CLUSTER", "GETKEYSINSLOT", &slot, "10000"]);
+            keys.parts().iter().map(ToString::to_string).collect()
+        };
+        let port = to.port().to_string();
+        for half in [&keys[..keys.len() / 2], &keys[keys.len() / 2..]] {
+            for key in half {
+                from.command(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
+            }
+            between().await;
+        }
+        for server in [to, from] {
+            server.command(&["CLUSTER", "SETSLOT", &slot, "NODE", &target]);
+        }
     }
 
     /// The URL of some of its servers.

@@ -4,12 +4,17 @@ mod cluster;
 mod resp;
 mod sentinel;
 
-use std::{fs, path::PathBuf, thread, time::Duration};
+use std::{env, fs, path::PathBuf, thread, time::Duration};
 
 use tempfile::TempDir;
 
 pub use self::{cluster::Cluster, resp::Reply, sentinel::Sentinel};
 use crate::{ports, process::Process};
+
+/// The program that every server here runs: `LEASEHOLD_REDIS_SERVER` names another version of it, or Valkey.
+fn program() -> String {
+    env::var("LEASEHOLD_REDIS_SERVER").unwrap_or_else(|_| String::from("redis-server"))
+}
 
 /// A Redis server on a port and in a folder of its own.
 #[derive(Debug)]
@@ -70,9 +75,9 @@ impl Server {
         arguments.push(self.folder.path().display().to_string());
         arguments.extend(["--daemonize", "no", "--loglevel", "notice"].map(str::to_owned));
         arguments.extend(self.settings.iter().cloned());
-        self.process = Some(Process::start("redis-server", &arguments, &self.folder.path().join("log")));
+        self.process = Some(Process::start(&program(), &arguments, &self.folder.path().join("log")));
         for _ in 0..1000 {
-            if resp::ask(self.port, &["PING"]).is_ok_and(|reply| !reply.to_string().contains("LOADING")) {
+            if resp::ask(self.port, None, &["PING"]).is_ok_and(|reply| !reply.to_string().contains("LOADING")) {
                 return;
             }
             thread::sleep(Duration::from_millis(10));
@@ -90,7 +95,17 @@ impl Server {
 
     /// Sends one command on a connection of its own.
     pub fn ask(&self, command: &[&str]) -> Reply {
-        resp::ask(self.port, command).unwrap_or_else(|error| panic!("{command:?} was not answered: {error}"))
+        let words = self.settings.iter().skip_while(|word| *word != "--requirepass");
+        let password = words.skip(1).map(String::as_str).next();
+        resp::ask(self.port, password, command).unwrap_or_else(|error| panic!("{command:?} was not answered: {error}"))
+    }
+
+    /// Sends one command that must not be refused.
+    pub fn command(&self, command: &[&str]) -> Reply {
+        match self.ask(command) {
+            Reply::Error(refusal) => panic!("{command:?} was refused: {refusal}"),
+            reply => reply,
+        }
     }
 
     /// How often each of these was called by clients or scripts since the last reset.

@@ -40,16 +40,26 @@ impl fmt::Display for Reply {
     }
 }
 
-/// Sends one command on a connection of its own.
-pub(super) fn ask(port: u16, command: &[&str]) -> io::Result<Reply> {
+/// Sends one command on a connection of its own, after the password if there is one.
+pub(super) fn ask(port: u16, password: Option<&str>, command: &[&str]) -> io::Result<Reply> {
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-    let mut request = format!("*{}\r\n", command.len()).into_bytes();
-    for word in command {
-        write!(request, "${}\r\n{word}\r\n", word.len())?;
+    let mut requests = Vec::new();
+    if let Some(password) = password {
+        write_command(&mut requests, &["AUTH", password])?;
     }
-    stream.write_all(&request)?;
-    read(&mut BufReader::new(stream))
+    write_command(&mut requests, command)?;
+    stream.write_all(&requests)?;
+    let mut replies = BufReader::new(stream);
+    if password.is_some() {
+        read(&mut replies)?;
+    }
+    read(&mut replies)
+}
+
+fn write_command(to: &mut impl Write, command: &[&str]) -> io::Result<()> {
+    write!(to, "*{}\r\n", command.len())?;
+    command.iter().try_for_each(|word| write!(to, "${}\r\n{word}\r\n", word.len()))
 }
 
 fn read(stream: &mut impl BufRead) -> io::Result<Reply> {

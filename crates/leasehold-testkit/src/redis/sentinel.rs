@@ -1,10 +1,10 @@
 //! A master, a replica, and a sentinel that puts one in the place of the other.
 
-use std::fs;
+use std::{fs, io};
 
 use tempfile::TempDir;
 
-use super::{Server, cluster::wait_until, resp};
+use super::{Reply, Server, cluster::wait_until, program, resp};
 use crate::{ports, process::Process};
 
 /// A master, a replica, and a sentinel that watches them.
@@ -13,6 +13,7 @@ pub struct Sentinel {
     /// The master first, then its replica.
     pub servers: Vec<Server>,
     port: u16,
+    password: Option<String>,
     _folder: TempDir,
     _process: Process,
 }
@@ -20,7 +21,17 @@ pub struct Sentinel {
 impl Sentinel {
     /// Starts them and waits until the sentinel knows the replica.
     pub fn start() -> Self {
-        let plain = ["--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"];
+        Self::with(&[], "", None)
+    }
+
+    /// The same, where the servers ask for one password and the sentinel for another.
+    pub fn protected(password: &str, of_sentinel: &str) -> Self {
+        let more = format!("sentinel auth-pass mymaster {password}\nrequirepass {of_sentinel}\n");
+        Self::with(&["--requirepass", password, "--masterauth", password], &more, Some(of_sentinel))
+    }
+
+    fn with(settings: &[&str], more: &str, password: Option<&str>) -> Self {
+        let plain = [&["--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"], settings].concat();
         let master = Server::with(&plain);
         let (master_port, port) = (master.port().to_string(), ports::free());
         let replica = Server::with(&[&plain[..], &["--replicaof", "127.0.0.1", &master_port]].concat());
@@ -31,18 +42,29 @@ impl Sentinel {
         let file = folder.path().join("sentinel.conf");
         let settings = format!(
             "port {port}\nbind 127.0.0.1\ndir {}\nsentinel monitor mymaster 127.0.0.1 {master_port} 1\n\
-             sentinel down-after-milliseconds mymaster 500\nsentinel failover-timeout mymaster 3000\n",
+             sentinel down-after-milliseconds mymaster 500\nsentinel failover-timeout mymaster 3000\n{more}",
             folder.path().display()
         );
         fs::write(&file, settings).expect("a file can be written");
         let arguments = [file.display().to_string(), String::from("--sentinel")];
-        let process = Process::start("redis-server", &arguments, &folder.path().join("log"));
-        let sentinel = Self { servers: vec![master, replica], port, _folder: folder, _process: process };
+        let process = Process::start(&program(), &arguments, &folder.path().join("log"));
+        let servers = vec![master, replica];
+        let password = password.map(str::to_owned);
+        let sentinel = Self { servers, port, password, _folder: folder, _process: process };
         wait_until("the sentinel knows both", || {
-            let known = resp::ask(port, &["SENTINEL", "REPLICAS", "mymaster"]);
+            let known = sentinel.ask(&["SENTINEL", "REPLICAS", "mymaster"]);
             known.is_ok_and(|known| !known.parts().is_empty())
         });
         sentinel
+    }
+
+    fn ask(&self, command: &[&str]) -> io::Result<Reply> {
+        resp::ask(self.port, self.password.as_deref(), command)
+    }
+
+    /// The port of the sentinel.
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     /// The URL: a sentinel that does not exist first, then the one that does.
@@ -52,14 +74,14 @@ impl Sentinel {
 
     /// The master's port, as the sentinel tells it.
     pub fn master(&self) -> u16 {
-        let told = resp::ask(self.port, &["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster"]).expect("it answers");
+        let told = self.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster"]).expect("it answers");
         told.parts()[1].to_string().parse().expect("a port")
     }
 
     /// Has the replica take the master's place, both alive.
     pub fn fail_over(&self) {
         wait_until("a failover may begin", || {
-            let said = resp::ask(self.port, &["SENTINEL", "FAILOVER", "mymaster"]);
+            let said = self.ask(&["SENTINEL", "FAILOVER", "mymaster"]);
             said.is_ok_and(|said| said.to_string() == "OK")
         });
     }

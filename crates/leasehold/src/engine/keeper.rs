@@ -8,7 +8,7 @@ use std::{
     fmt,
     sync::{
         Arc, OnceLock, Weak,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -44,6 +44,8 @@ pub(crate) struct Keeper {
     shards: Vec<Mutex<Shard>>,
     incarnation: Mutex<Option<Incarnation>>,
     wake: Notify,
+    /// When it wakes by itself, as micros; `NEVER` while it looks.
+    wakes_at: AtomicU64,
     stopped: AtomicBool,
     engine: OnceLock<Weak<Engine>>,
 }
@@ -124,6 +126,7 @@ impl Keeper {
             shards: (0..16).map(|_| Mutex::default()).collect(),
             incarnation: Mutex::new(None),
             wake: Notify::new(),
+            wakes_at: AtomicU64::new(Moment::NEVER.as_micros()),
             stopped: AtomicBool::new(false),
             engine: OnceLock::new(),
         });
@@ -166,11 +169,11 @@ impl Keeper {
         if !shard.tended.contains_key(&id) {
             return false;
         }
-        let earliest = shard.earliest();
         shard.reschedule(id, |tended| tended.settle(renew_at, now));
-        let sooner = shard.earliest() < earliest;
+        let due = shard.earliest();
         drop(shard);
-        if sooner {
+        // Most leases are due after the alarm that is set already: then nobody is woken for them.
+        if due.as_micros() < self.wakes_at.load(Ordering::SeqCst) {
             self.wake.notify_one();
         }
         true
@@ -237,7 +240,11 @@ impl Keeper {
             for chunk in due.chunks(self.renew_batch) {
                 self.runtime.spawn(Arc::clone(&self).renew(chunk.to_vec()));
             }
+            // A lease that comes while we look is either seen, or finds that nothing is set and wakes us once more:
+            // 1. nothing is set  2. we look at its shard  3. it is put there  4. it reads what is set.
+            self.wakes_at.store(Moment::NEVER.as_micros(), Ordering::SeqCst);
             let next = self.next_due();
+            self.wakes_at.store(next.as_micros(), Ordering::SeqCst);
             if next != alarm_for {
                 alarm_for = next;
                 alarm = self.clock.alarm_at(next);

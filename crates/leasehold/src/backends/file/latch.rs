@@ -8,6 +8,7 @@ use std::{
     io,
     os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
+    pin::pin,
     sync::Arc,
     thread,
     time::Duration,
@@ -72,7 +73,7 @@ impl Latches {
         Self { directory, clock, turns: numbers().map(|_| Turn::default()).collect() }
     }
 
-    /// Takes the latch with this number, within two seconds.
+    /// Takes the latch with this number, unless one process keeps it for two seconds.
     ///
     /// # Cancel safety
     /// A dropped call leaves the latch free, at once or as soon as the kernel gives it.
@@ -120,8 +121,19 @@ impl Latches {
     }
 }
 
+/// Waits while the latch passes from process to process: a long queue is not a stuck process.
 async fn bounded(patience: Duration, path: &Path, taking: impl Future<Output = Result<Latch>>) -> Result<Latch> {
-    tokio::time::timeout(patience, taking).await.unwrap_or_else(|_| Err(stuck(path)))
+    let mut taking = pin!(taking);
+    let mut seen = None;
+    loop {
+        if let Ok(taken) = tokio::time::timeout(patience / 2, &mut taking).await {
+            return taken;
+        }
+        let holder = holder_pid(path);
+        if seen.replace(holder) == Some(holder) {
+            return Err(stuck(path));
+        }
+    }
 }
 
 /// A latch file, locked until it is dropped.

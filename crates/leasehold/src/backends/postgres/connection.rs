@@ -42,8 +42,10 @@ macro_rules! calls {
 calls! {
     Greet => "greet.sql",
     Version => "version.sql",
-    Acquire => "acquire.sql",
-    Release => "release.sql",
+    AcquireOne => "acquire_one.sql",
+    AcquireMany => "acquire_many.sql",
+    ReleaseOne => "release_one.sql",
+    ReleaseMany => "release_many.sql",
     Renew => "renew.sql",
     RenewEach => "renew_each.sql",
     SettleDead => "settle_dead.sql",

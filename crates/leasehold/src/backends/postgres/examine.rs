@@ -24,8 +24,8 @@ const CLOCKS_APART: Duration = Duration::from_secs(5);
 /// The first that has all the functions which the schema uses.
 const OLDEST_VERSION: i32 = 130_000;
 
-/// Fewer dead rows are removed by the next vacuum, which comes at 2,000.
-const DEAD_ROWS: i64 = 20_000;
+/// Fewer may come together between two vacuums, a minute apart, while locks are hot.
+const DEAD_ROWS: i64 = 500_000;
 
 /// A snapshot that is held longer keeps dead rows from being removed.
 const OLD_SNAPSHOT: f64 = 600.0;

@@ -162,9 +162,10 @@ impl Listener {
         *self.socket.lock() = connection.socket.as_ref().map(Arc::downgrade).unwrap_or_default();
         let mut followed = self.followed.subscribe();
         let following = self.follow_events(&connection).await?;
-        self.state.send_replace(State::Up { session, following });
-        // Whatever was sent while nobody listened is gone, and so are leases that lived by the last connection.
+        // Whatever was sent while nobody listened is gone, and so are leases that lived by the last connection. The
+        // first time nobody is there yet to hear it.
         self.hints.send(Hint::Missed);
+        self.state.send_replace(State::Up { session, following });
 
         let mut again = interval(FOLLOW_AGAIN);
         again.reset();

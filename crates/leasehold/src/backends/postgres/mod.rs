@@ -7,6 +7,7 @@
 //! grant. Renewals have a connection of their own.
 
 pub mod advisory;
+mod columns;
 mod connection;
 mod deaths;
 mod dial;
@@ -30,13 +31,14 @@ use tokio_postgres::types::Type;
 use uuid::Uuid;
 
 use self::{
+    columns::long,
     connection::{Call, Connector, Slot},
     deaths::Deaths,
     failure::{Failure, Kind},
     late::Late,
     listener::Listener,
     options::{By, Durability, Recorded},
-    work::{Caller, Work, long},
+    work::{Caller, Work},
 };
 pub use self::{
     options::PostgresOptions,

@@ -4,11 +4,12 @@ use tokio_postgres::types::{Json, Type};
 use uuid::Uuid;
 
 use super::{
+    columns::{int, long},
     connection::{Call, Slot},
     deaths::Deaths,
     failure::{Failure, Kind},
     row,
-    work::{Caller, int, long},
+    work::Caller,
 };
 use crate::{
     backend::HintSender,

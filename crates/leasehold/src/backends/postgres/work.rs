@@ -18,14 +18,11 @@ use tokio::{
     sync::{Notify, oneshot},
     time::timeout,
 };
-use tokio_postgres::{
-    Row,
-    types::{Json, Type},
-};
-use uuid::Uuid;
+use tokio_postgres::Row;
 
 use super::{
-    connection::{Call, Connection, Connector, Slot},
+    columns::{Acquires, Releases},
+    connection::{Connection, Connector, Slot},
     deaths::Deaths,
     failure::{Failure, Kind},
     row,
@@ -33,10 +30,7 @@ use super::{
 use crate::{
     Result,
     backend::HintSender,
-    lease::{
-        Answer, Busy, Decision, Incarnation, LeaseKey, Lifetime, Metadata, Moment, Outcome, Patience, Released,
-        Request, Resource, micros,
-    },
+    lease::{Answer, Busy, Decision, Incarnation, LeaseKey, Moment, Outcome, Patience, Released, Request, Resource},
 };
 
 /// So many calls share a statement at most.
@@ -47,7 +41,7 @@ const PATIENCE: Duration = Duration::from_millis(2);
 
 /// So many calls that wait behind one under way are worth a connection of their own at once; fewer
 /// go together when it returns, and cost the server less.
-const WORTH: usize = 4;
+const WORTH: usize = 8;
 
 /// An additional connection without work is closed after this.
 const IDLE: Duration = Duration::from_secs(30);
@@ -257,21 +251,16 @@ impl Work {
         let (releases, acquires): (Vec<Queued>, Vec<Queued>) =
             batch.into_iter().partition(|queued| matches!(queued.item, Item::Release { .. }));
         // Both are sent at once; the server takes them in this order.
-        tokio::join!(
-            self.call_alike(slot, &connection, releases, Call::Release),
-            self.call_alike(slot, &connection, acquires, Call::Acquire),
-        );
+        tokio::join!(self.call_alike(slot, &connection, releases), self.call_alike(slot, &connection, acquires));
     }
 
-    async fn call_alike(&self, slot: &Slot, connection: &Connection, batch: Vec<Queued>, call: Call) {
+    async fn call_alike(&self, slot: &Slot, connection: &Connection, mut batch: Vec<Queued>) {
         if batch.is_empty() {
             return;
         }
-        let answer = match call {
-            Call::Release => self.send_releases(connection, &batch).await,
-            _ => self.send_acquires(connection, &batch).await,
-        };
-        match answer.and_then(|rows| answers(&rows, batch.len())) {
+        // In one order everywhere, so that two calls never wait for each other in a circle.
+        batch.sort_by(|one, other| one.item.resource().as_str().cmp(other.item.resource().as_str()));
+        match self.send(connection, &batch).await.and_then(|rows| answers(&rows, batch.len())) {
             Ok(said) => self.deliver(connection, batch, said),
             Err(failure) => {
                 if failure.kind == Kind::Unanswered {
@@ -279,6 +268,21 @@ impl Work {
                 }
                 self.failed(batch, &failure, connection.greeting.incarnation);
             }
+        }
+    }
+
+    async fn send(&self, connection: &Connection, batch: &[Queued]) -> Result<Vec<Row>, Failure> {
+        let (mut acquires, mut releases) = (Acquires::default(), Releases::default());
+        for queued in batch {
+            match &queued.item {
+                Item::Acquire { request, session, .. } => acquires.push(request, *session),
+                Item::Release { key, outcome, .. } => releases.push(key, outcome),
+            }
+        }
+        if acquires.is_empty() {
+            releases.send(connection, &self.caller).await
+        } else {
+            acquires.send(connection, &self.caller).await
         }
     }
 
@@ -338,120 +342,12 @@ impl Work {
         drop(queue);
         self.wake.notify_one();
     }
-
-    async fn send_acquires(&self, connection: &Connection, batch: &[Queued]) -> Result<Vec<Row>, Failure> {
-        let mut session = None;
-        let mut columns = Acquires::default();
-        for queued in batch {
-            if let Item::Acquire { request, session: by, .. } = &queued.item {
-                session = by.or(session);
-                columns.push(request);
-            }
-        }
-        let caller = &self.caller;
-        let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 16] = [
-            (&caller.namespace, Type::TEXT),
-            (&caller.channel, Type::TEXT),
-            (&session, Type::INT4),
-            (&caller.history, Type::CHAR),
-            (&columns.names, Type::TEXT_ARRAY),
-            (&columns.ids, Type::UUID_ARRAY),
-            (&columns.modes, Type::CHAR_ARRAY),
-            (&columns.units, Type::INT4_ARRAY),
-            (&columns.capacities, Type::INT4_ARRAY),
-            (&columns.ttls, Type::INT8_ARRAY),
-            (&columns.tries, Type::BOOL_ARRAY),
-            (&columns.attached, Type::BOOL_ARRAY),
-            (&columns.holders, Type::TEXT_ARRAY),
-            (&columns.notes, Type::TEXT_ARRAY),
-            (&columns.metadata, Type::JSONB_ARRAY),
-            (&columns.floors, Type::INT8_ARRAY),
-        ];
-        connection.ask(Call::Acquire, &parameters).await
-    }
-
-    async fn send_releases(&self, connection: &Connection, batch: &[Queued]) -> Result<Vec<Row>, Failure> {
-        let (mut names, mut ids, mut endings) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut problems, mut details) = (Vec::new(), Vec::new());
-        for queued in batch {
-            if let Item::Release { key, outcome, .. } = &queued.item {
-                names.push(key.resource.as_str());
-                ids.push(Uuid::from_u128(key.id.as_u128()));
-                endings.push(outcome.ending().as_str());
-                let problem = match outcome {
-                    Outcome::Failed(problem) => Some(problem),
-                    _ => None,
-                };
-                problems.push(problem.map(|problem| storable(&problem.kind)));
-                details.push(problem.map(|problem| storable(&problem.details)));
-            }
-        }
-        let caller = &self.caller;
-        let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 8] = [
-            (&caller.namespace, Type::TEXT),
-            (&caller.channel, Type::TEXT),
-            (&caller.history, Type::CHAR),
-            (&names, Type::TEXT_ARRAY),
-            (&ids, Type::UUID_ARRAY),
-            (&endings, Type::TEXT_ARRAY),
-            (&problems, Type::TEXT_ARRAY),
-            (&details, Type::TEXT_ARRAY),
-        ];
-        connection.ask(Call::Release, &parameters).await
-    }
 }
 
 impl std::fmt::Debug for Work {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Work").field("workers", &self.workers).finish_non_exhaustive()
     }
-}
-
-/// The columns of many acquires.
-#[derive(Default)]
-struct Acquires<'a> {
-    names: Vec<&'a str>,
-    ids: Vec<Uuid>,
-    modes: Vec<i8>,
-    units: Vec<i32>,
-    capacities: Vec<i32>,
-    ttls: Vec<i64>,
-    tries: Vec<bool>,
-    attached: Vec<bool>,
-    holders: Vec<&'a str>,
-    notes: Vec<Option<String>>,
-    metadata: Vec<Json<&'a Metadata>>,
-    floors: Vec<Option<i64>>,
-}
-
-impl<'a> Acquires<'a> {
-    fn push(&mut self, request: &'a Request) {
-        self.names.push(request.key.resource.as_str());
-        self.ids.push(Uuid::from_u128(request.key.id.as_u128()));
-        self.modes.push(row::code(request.claim.mode()));
-        self.units.push(int(request.claim.units()));
-        self.capacities.push(int(request.claim.capacity()));
-        self.ttls.push(long(micros(request.ttl.get())));
-        self.tries.push(request.patience == Patience::Try);
-        self.attached.push(request.lifetime == Lifetime::Attached);
-        self.holders.push(request.holder.as_str());
-        self.notes.push(request.note.as_deref().map(storable));
-        self.metadata.push(Json(&request.metadata));
-        self.floors.push(request.fence_floor.map(|floor| long(floor.get())));
-    }
-}
-
-pub(super) fn int(number: u32) -> i32 {
-    i32::try_from(number).unwrap_or(i32::MAX)
-}
-
-pub(super) fn long(number: u64) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
-}
-
-/// Postgres stores every text but one that holds a NUL.
-fn storable(text: &str) -> String {
-    text.replace('\0', "\u{fffd}")
 }
 
 /// Every element must be answered, or nobody knows what became of it.

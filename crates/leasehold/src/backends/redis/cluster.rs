@@ -8,7 +8,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use redis::{Cmd, ServerErrorKind, Value};
+use redis::{Cmd, RedisError, ServerErrorKind, Value};
 use tokio::{runtime::Handle, task::AbortHandle, time};
 
 use super::{
@@ -121,12 +121,8 @@ impl Cluster {
             };
             let link = self.shared.link(&owner);
             match link.send(command).await {
-                Err(Trouble::Refused(error)) if error.kind() == ServerErrorKind::Moved.into() => {
-                    let Some((host, port)) = error.redirect_node() else { return Err(Trouble::Refused(error)) };
-                    let to = Address { host: host_told(host, &owner), port };
-                    self.shared.map.lock().moved(slot, to);
-                    self.shared.listener.missed();
-                    self.shared.look().await;
+                Err(Trouble::Refused(error)) if failure::is_moved(&error) => {
+                    self.shared.follow(slot, &owner, &error).await;
                     last = Some(Trouble::Refused(error));
                 }
                 Err(Trouble::Refused(error)) if error.kind() == ServerErrorKind::Ask.into() => {
@@ -152,19 +148,30 @@ impl Cluster {
         }))
     }
 
-    /// Subscribes to the partition's channel where its slot is, once.
+    /// Subscribes to the partition's channel where its slot is, once, following it if it moved.
     pub(super) async fn hear(&self, partition: &Partition) -> Result<()> {
-        let owner = {
-            let map = self.shared.map.lock();
-            let owner = map.owner(partition.slot());
-            match (map.heard.get(&partition.number), owner) {
-                (Some(heard), Some(owner)) if heard.owner == owner => return Ok(()),
-                (_, Some(owner)) => owner,
-                // Whoever sends next finds out.
-                (_, None) => return Ok(()),
+        for _ in 0..MOST_MOVES {
+            let owner = {
+                let map = self.shared.map.lock();
+                let owner = map.owner(partition.slot());
+                match (map.heard.get(&partition.number), owner) {
+                    (Some(heard), Some(owner)) if heard.owner == owner => return Ok(()),
+                    (_, Some(owner)) => owner,
+                    // Whoever sends next finds out.
+                    (_, None) => return Ok(()),
+                }
+            };
+            match self.shared.hear_at(partition, &owner).await {
+                Ok(()) => return Ok(()),
+                Err(Trouble::Refused(error)) if failure::is_moved(&error) => {
+                    self.shared.follow(partition.slot(), &owner, &error).await;
+                }
+                Err(Trouble::Refused(error)) => return Err(failure::refused(&owner.to_string(), &error)),
+                Err(Trouble::NotSent(error) | Trouble::Unknown(error)) => return Err(error),
             }
-        };
-        self.shared.hear_at(partition, &owner).await
+        }
+        // A waiter that cannot be told is told by its renewal.
+        Ok(())
     }
 
     /// Any link that is connected.
@@ -216,7 +223,16 @@ impl Shared {
         Arc::clone(map.links.entry(address.clone()).or_insert_with(begin))
     }
 
-    async fn hear_at(&self, partition: &Partition, owner: &Address) -> Result<()> {
+    /// Takes note of where the slot has gone, as its owner until now tells.
+    async fn follow(&self, slot: u16, from: &Address, error: &RedisError) {
+        if let Some((host, port)) = error.redirect_node() {
+            self.map.lock().moved(slot, Address { host: host_told(host, from), port });
+        }
+        self.listener.missed();
+        self.look().await;
+    }
+
+    async fn hear_at(&self, partition: &Partition, owner: &Address) -> Result<(), Trouble> {
         let channel = partition.to(&self.instance);
         let channel = if self.sharded { Channel::Sharded(channel) } else { Channel::Plain(channel) };
         self.link(owner).subscribe(channel).await?;
@@ -270,9 +286,9 @@ impl Shared {
         for heard in gone {
             let owner = self.map.lock().owner(heard.partition.slot());
             if let Some(owner) = owner
-                && let Err(error) = self.hear_at(&heard.partition, &owner).await
+                && let Err(trouble) = self.hear_at(&heard.partition, &owner).await
             {
-                tracing::debug!(%error, %owner, "cannot subscribe yet");
+                tracing::debug!(?trouble, %owner, "cannot subscribe yet");
             }
         }
         if changed {

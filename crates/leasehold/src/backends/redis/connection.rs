@@ -124,11 +124,8 @@ impl Connection {
 
     /// Runs a plain command where the partition lives.
     pub(super) async fn ask(&self, partition: &Partition, command: &Cmd, options: &RedisOptions) -> Result<Value> {
-        match self.send(partition, command).await {
-            Ok(heard) => Ok(heard.value),
-            Err(Trouble::NotSent(error) | Trouble::Unknown(error)) => Err(error),
-            Err(Trouble::Refused(error)) => Err(failure::refused(&options.place(), &error)),
-        }
+        let heard = self.send(partition, command).await.map_err(|trouble| trouble.at(options))?;
+        Ok(heard.value)
     }
 
     /// Sees to it that this instance hears about its leases in the partition.
@@ -141,11 +138,12 @@ impl Connection {
     }
 
     /// Hears, or no longer hears, what everyone is told.
-    pub(super) async fn subscribe(&self, channel: Channel) -> Result<()> {
-        match self {
+    pub(super) async fn subscribe(&self, channel: Channel, options: &RedisOptions) -> Result<()> {
+        let subscribed = match self {
             Self::One(link) => link.subscribe(channel).await,
             Self::Cluster(cluster) => cluster.any_link()?.subscribe(channel).await,
-        }
+        };
+        subscribed.map_err(|trouble| trouble.at(options))
     }
 
     pub(super) async fn unsubscribe(&self, channel: &Channel) {

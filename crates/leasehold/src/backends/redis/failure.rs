@@ -2,6 +2,7 @@
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
+use super::options::Address;
 use crate::Error;
 
 /// The error of a server that answered, but not what was asked for: nothing was changed.
@@ -11,10 +12,12 @@ pub(super) fn refused(place: &str, error: &RedisError) -> Error {
     if is_readonly(error) {
         return Error::permission_denied(message("it is a replica: name the master, or use redis+sentinel://"));
     }
-    match (error.kind(), error.code().unwrap_or_default()) {
-        (ErrorKind::AuthenticationFailed, _) | (_, "NOAUTH" | "WRONGPASS") => Error::permission_denied(message(
+    if is_unknown(error) {
+        return Error::permission_denied(message(
             "give user and password in the URL, or by password_file=, password_env= or REDISCLI_AUTH",
-        )),
+        ));
+    }
+    match (error.kind(), error.code().unwrap_or_default()) {
         (ErrorKind::Server(ServerErrorKind::NoPerm), _) | (_, "NOPERM") => Error::permission_denied(message(
             "allow this user the keys ~leasehold:* and channels &leasehold:*, with +@all -@dangerous",
         )),
@@ -39,6 +42,19 @@ pub(super) fn unreachable(place: &str, error: &RedisError) -> Error {
     Error::unavailable(format!("cannot reach {place}: {}", said(error)))
 }
 
+/// The error of a sentinel.
+pub(super) fn of_sentinel(sentinel: &Address, error: &RedisError) -> Error {
+    let place = format!("the sentinel {sentinel}");
+    if is_unknown(error) {
+        return Error::permission_denied(format!(
+            "{place} refused: {}; sentinels have users of their own: give sentinel_password_file= or \
+             sentinel_password_env=, and sentinel_user= if it has a name",
+            said(error)
+        ));
+    }
+    unreachable(&place, error)
+}
+
 /// The error of a request that was sent and not answered.
 pub(super) fn unanswered(place: &str, why: &str) -> Error {
     Error::unanswered(format!("{place} was asked and did not answer: {why}"))
@@ -56,9 +72,19 @@ pub(super) fn is_refusal(error: &RedisError) -> bool {
     )
 }
 
+/// Whether the server does not know us.
+fn is_unknown(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::AuthenticationFailed || matches!(error.code(), Some("NOAUTH" | "WRONGPASS"))
+}
+
 /// Whether the server does not know the script.
 pub(super) fn is_no_script(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
+}
+
+/// Whether another server has the slot.
+pub(super) fn is_moved(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::Moved)
 }
 
 /// Whether the server is a replica, told by itself or by a script.

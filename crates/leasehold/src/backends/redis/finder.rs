@@ -40,7 +40,12 @@ impl Finder {
 /// Asks one after the other; the first that knows decides.
 async fn ask_sentinels(sentinels: &[Address], master: &str, options: &RedisOptions) -> Result<Address> {
     // Sentinels have users of their own; those of the master mean nothing to them.
-    let options = RedisOptions { user: None, password: None, database: 0, ..options.clone() };
+    let options = RedisOptions {
+        user: options.sentinel_user.clone(),
+        password: options.sentinel_password.clone(),
+        database: 0,
+        ..options.clone()
+    };
     let mut last = None;
     for sentinel in sentinels {
         match ask(sentinel, master, &options).await {
@@ -48,7 +53,7 @@ async fn ask_sentinels(sentinels: &[Address], master: &str, options: &RedisOptio
             Ok(None) => {
                 last = Some(Error::unavailable(format!("the sentinel {sentinel} knows no master {master}")));
             }
-            Err(error) => last = Some(failure::unreachable(&format!("the sentinel {sentinel}"), &error)),
+            Err(error) => last = Some(failure::of_sentinel(sentinel, &error)),
         }
     }
     Err(last.unwrap_or_else(|| Error::unavailable("no sentinel was named")))

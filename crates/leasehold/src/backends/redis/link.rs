@@ -87,6 +87,16 @@ pub(super) enum Trouble {
     Refused(RedisError),
 }
 
+impl Trouble {
+    /// What the user is told.
+    pub(super) fn at(self, options: &RedisOptions) -> Error {
+        match self {
+            Self::NotSent(error) | Self::Unknown(error) => error,
+            Self::Refused(error) => failure::refused(&options.place(), &error),
+        }
+    }
+}
+
 impl Link {
     /// Connects for the first time; from then on it reconnects without end.
     pub(super) async fn open(
@@ -194,7 +204,7 @@ impl Link {
     }
 
     /// Subscribes on this connection and on every later one.
-    pub(super) async fn subscribe(&self, channel: Channel) -> Result<()> {
+    pub(super) async fn subscribe(&self, channel: Channel) -> Result<(), Trouble> {
         {
             let mut channels = self.0.channels.lock();
             if channels.contains(&channel) {
@@ -202,17 +212,21 @@ impl Link {
             }
             channels.push(channel.clone());
         }
-        let live = self.live().await?;
+        let live = self.live().await.map_err(Trouble::NotSent)?;
         let subscribed = client::subscribe(&live.connection, &channel, self.0.options.answer_limit).await;
         subscribed.map_err(|error| {
-            self.0.channels.lock().retain(|known| *known != channel);
-            failure::unreachable(&live.place(), &error)
+            self.0.forget(&channel);
+            if failure::is_refusal(&error) {
+                Trouble::Refused(error)
+            } else {
+                Trouble::NotSent(failure::unreachable(&live.place(), &error))
+            }
         })
     }
 
     /// Subscribes no longer.
     pub(super) async fn unsubscribe(&self, channel: &Channel) {
-        self.0.channels.lock().retain(|known| known != channel);
+        self.0.forget(channel);
         // That of a slot goes when its server does.
         if let Channel::Plain(name) = channel {
             let _best_effort = self.send(redis::cmd("UNSUBSCRIBE").arg(name)).await;
@@ -375,9 +389,17 @@ impl Shared {
         }
         let channels = self.channels.lock().clone();
         for channel in &channels {
-            client::subscribe(&connection, channel, self.options.answer_limit).await.map_err(|error| failed(&error))?;
+            match client::subscribe(&connection, channel, self.options.answer_limit).await {
+                // Its slot is another server's now; the next command about it finds out whose.
+                Err(error) if failure::is_moved(&error) => self.forget(channel),
+                subscribed => subscribed.map_err(|error| failed(&error))?,
+            }
         }
         Ok(Arc::new(Live { connection, server, address, give_up, closed }))
+    }
+
+    fn forget(&self, channel: &Channel) {
+        self.channels.lock().retain(|known| known != channel);
     }
 
     fn why_not(&self) -> Error {

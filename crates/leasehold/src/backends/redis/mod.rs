@@ -21,11 +21,12 @@ mod keys;
 mod link;
 mod listing;
 mod options;
+mod renewing;
 mod reply;
 mod scripts;
+mod upkeep;
 
 use std::{
-    collections::BTreeMap,
     fmt,
     sync::{Arc, Weak},
     time::Duration,
@@ -62,10 +63,6 @@ const HISTORY: usize = 10_000;
 const HISTORY_OF_PARTITION: usize = 1000;
 /// Keys that nobody touches are forgotten by Redis so long after their lease has ended.
 const KEPT: Duration = Duration::from_secs(24 * 3600);
-/// Those who watch say so this often; the word of one who died is forgotten after three times as long.
-const WATCH_EVERY: Duration = Duration::from_secs(10);
-/// How often expired leases that nobody touches are looked for.
-const TIDY_EVERY: Duration = Duration::from_secs(60);
 
 /// Leases kept by a Redis server, a cluster, or whatever server the sentinels name.
 ///
@@ -116,7 +113,7 @@ impl RedisBackend {
             tasks: Mutex::default(),
             this: Weak::clone(this),
         });
-        backend.start(keep_tidy(Weak::clone(&backend.this)));
+        backend.start(upkeep::keep_tidy(Weak::clone(&backend.this)));
         Ok(backend)
     }
 
@@ -140,22 +137,6 @@ impl RedisBackend {
             // Each server lives a life of its own; any break in what we hear begins another.
             Connection::Cluster(_) => Incarnation(self.told.misses()),
         }
-    }
-
-    /// Renews those that stand in one partition.
-    async fn renew_in(&self, partition: &Partition, renewals: &[&Renewal]) -> Result<Answer<Vec<Standing>>> {
-        let resources = renewals.iter().map(|renewal| &renewal.key.resource);
-        let call = scripts::RENEW.call(partition, resources).arg(&self.settings);
-        let call = renewals.iter().fold(call, |call, renewal| call.arg(renewal_argument(renewal)));
-        let answered = match &self.durable {
-            None => self.run(partition, &call).await?,
-            Some(durable) => {
-                let copied = durable.run(&call).await?;
-                copied.check(&self.options.place())?;
-                copied.answered
-            }
-        };
-        Ok(self.answer(reply::standings(&answered.value)?, &answered))
     }
 }
 
@@ -231,37 +212,7 @@ impl Backend for RedisBackend {
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
-        let mut by_partition: BTreeMap<u16, (&Partition, Vec<usize>)> = BTreeMap::new();
-        for (at, renewal) in renewals.iter().enumerate() {
-            let partition = self.keys.of(&renewal.key.resource);
-            by_partition.entry(partition.number).or_insert_with(|| (partition, Vec::new())).1.push(at);
-        }
-        let asking = by_partition.values().map(async |(partition, places)| {
-            let some: Vec<&Renewal> = places.iter().map(|at| &renewals[*at]).collect();
-            self.renew_in(partition, &some).await
-        });
-        let mut standings = vec![Standing::Unknown; renewals.len()];
-        let mut incarnation = None;
-        let mut failed = None;
-        for ((_, places), answer) in by_partition.values().zip(futures_util::future::join_all(asking).await) {
-            match answer {
-                Ok(answer) => {
-                    incarnation = Some(answer.incarnation);
-                    places.iter().zip(answer.value).for_each(|(at, standing)| standings[*at] = standing);
-                }
-                Err(error) => failed = Some(error),
-            }
-        }
-        match (incarnation, failed) {
-            (Some(incarnation), failed) => {
-                if let Some(error) = failed {
-                    tracing::warn!(%error, "some leases were not renewed");
-                }
-                Ok(Answer { value: standings, incarnation })
-            }
-            (None, Some(error)) => Err(error),
-            (None, None) => Ok(Answer { value: standings, incarnation: Incarnation(self.told.misses()) }),
-        }
+        self.renew_all(renewals).await
     }
 
     async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {
@@ -307,27 +258,15 @@ impl Backend for RedisBackend {
         let followed = self.told.is_followed();
         let stream = self.told.follow(names);
         if !followed {
-            self.connection.subscribe(Channel::Plain(self.keys.events())).await?;
+            self.connection.subscribe(Channel::Plain(self.keys.events()), &self.options).await?;
             self.say_watched().await?;
-            self.start(keep_watching(Weak::clone(&self.this)));
+            self.start(upkeep::keep_watching(Weak::clone(&self.this)));
         }
         Ok(stream)
     }
 
     async fn examine(&self) -> Result<Vec<Finding>> {
         self.findings().await
-    }
-}
-
-impl RedisBackend {
-    /// Lets every script know on which channel to tell what happens.
-    async fn say_watched(&self) -> Result<()> {
-        for partition in self.keys.all() {
-            let mut command = redis::cmd("SET");
-            command.arg(partition.watched()).arg(self.keys.events()).arg("EX").arg(WATCH_EVERY.as_secs() * 3);
-            self.connection.ask(partition, &command, &self.options).await?;
-        }
-        Ok(())
     }
 }
 
@@ -344,56 +283,6 @@ fn settings(connection: &Connection, history: Remember) -> String {
         Remember::Nothing => 'o',
     };
     format!("{verb}{history}{kept}")
-}
-
-/// Says that someone watches for as long as anyone does.
-async fn keep_watching(backend: Weak<RedisBackend>) {
-    loop {
-        time::sleep(WATCH_EVERY).await;
-        let Some(backend) = backend.upgrade() else { return };
-        let _not_while_one_begins = backend.watching.lock().await;
-        if !backend.told.is_followed() {
-            backend.connection.unsubscribe(&Channel::Plain(backend.keys.events())).await;
-            return;
-        }
-        if let Err(error) = backend.say_watched().await {
-            tracing::warn!(%error, "events may be missed");
-        }
-    }
-}
-
-/// Looks now and then for leases that expired and that nobody touches, in a partition at random.
-async fn keep_tidy(backend: Weak<RedisBackend>) {
-    loop {
-        let random = Uuid::new_v4();
-        let bytes = random.as_bytes();
-        time::sleep(TIDY_EVERY + TIDY_EVERY * u32::from(bytes[0]) / 255).await;
-        let Some(backend) = backend.upgrade() else { return };
-        let partitions = backend.keys.all();
-        let partition = &partitions[usize::from(bytes[1]) % partitions.len()];
-        if let Err(error) = backend.tidy(partition).await {
-            tracing::debug!(%error, "cannot look for expired leases");
-        }
-    }
-}
-
-/// One renewal, in the columns that `renew.lua` names.
-fn renewal_argument(renewal: &Renewal) -> Vec<u8> {
-    let plain = renewal.fence_floor.is_none() && renewal.downgrade.is_none() && renewal.metadata.is_none();
-    let less = match renewal.downgrade {
-        Some(less) => format!("{} {} {}", less.units(), reply::shape(less.shape()), less.mode()),
-        None => String::from("0 0 - -"),
-    };
-    let metadata = renewal.metadata.as_ref().map(reply::json).unwrap_or_default();
-    format!(
-        "{} {:013} {} {} {less}\n{}\n{metadata}",
-        renewal.key.id,
-        micros(renewal.ttl.get()),
-        if plain { 'p' } else { 'c' },
-        renewal.fence_floor.map_or(0, Fence::get),
-        renewal.key.resource,
-    )
-    .into_bytes()
 }
 
 fn written(problem: &Problem) -> Vec<u8> {

@@ -6,8 +6,8 @@ use crate::{Error, Result, clock::Clock};
 
 /// How long an answer may take, unless the URL says otherwise.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
-const PARAMETERS: &str =
-    "password_file, password_env, answer_limit, history, durability, ca, cert and key (the last three for rediss)";
+const PARAMETERS: &str = "password_file, password_env, answer_limit, history, durability, ca, cert and key (these three \
+    for rediss), sentinel_user, sentinel_password_file and sentinel_password_env (these three for redis+sentinel)";
 
 /// Where the leases are kept and how they are reached.
 #[derive(Clone)]
@@ -21,6 +21,10 @@ pub struct RedisOptions {
     pub user: Option<String>,
     /// Never shown.
     pub password: Option<String>,
+    /// The user of the sentinels' access list: they have users of their own. None by default.
+    pub sentinel_user: Option<String>,
+    /// The password of the sentinels, where they ask for one. Never shown.
+    pub sentinel_password: Option<String>,
     /// The number of the database, 0 by default; a cluster has only that.
     pub database: i64,
     /// How the connection is protected; not at all with `redis:`.
@@ -139,7 +143,8 @@ impl RedisOptions {
     ///
     /// `redis://[user[:password]@]host[:port][/database]`, `redis+sentinel://host,host/master[/database]` and
     /// `redis+cluster://host,host`; with `rediss` the connection is protected. `host` may be left out for
-    /// `localhost`. The password may also come from `password_file=`, `password_env=` or `REDISCLI_AUTH`.
+    /// `localhost`. The password may also come from `password_file=`, `password_env=` or `REDISCLI_AUTH`; that of
+    /// sentinels, which is another, from `sentinel_password_file=` or `sentinel_password_env=`.
     ///
     /// # Errors
     /// `InvalidConfig` when the URL cannot be used; the password is never shown.
@@ -180,6 +185,8 @@ impl RedisOptions {
             topology,
             user: None,
             password: None,
+            sentinel_user: None,
+            sentinel_password: None,
             database: match database {
                 "" => 0,
                 number => number.parse().map_err(|_| invalid("the database is a number, as in redis://host/0"))?,
@@ -198,6 +205,11 @@ impl RedisOptions {
             let value = decoded(value).ok_or_else(|| invalid(&format!("{name} has a bad %XX")))?;
             options.read_parameter(name, &value)?;
         }
+        if let Some(Tls { identity: Some(identity), .. }) = &options.tls
+            && (identity.certificate.is_empty() || identity.key.is_empty())
+        {
+            return Err(invalid("cert= and key= belong together"));
+        }
         if options.password.is_none() {
             options.password = env::var("REDISCLI_AUTH").ok().filter(|password| !password.is_empty());
         }
@@ -215,13 +227,18 @@ impl RedisOptions {
         let invalid =
             |advice: &str| Error::invalid_config(format!("{name}={value} in a redis URL cannot be used: {advice}"));
         match name {
-            "password_file" => {
-                let text = String::from_utf8(read_file(name, value)?)
-                    .map_err(|_| Error::invalid_config(format!("password_file={value} is not text")))?;
-                self.password = Some(text.trim_end_matches(['\r', '\n']).to_owned());
+            "sentinel_user" | "sentinel_password_file" | "sentinel_password_env"
+                if !matches!(self.topology, Topology::Sentinel { .. }) =>
+            {
+                return Err(invalid("it needs redis+sentinel://"));
             }
-            "password_env" => {
-                self.password = Some(env::var(value).map_err(|_| invalid("that variable is not set"))?);
+            "password_file" => self.password = Some(password_in(name, value)?),
+            "sentinel_user" => self.sentinel_user = Some(value.to_owned()),
+            "sentinel_password_file" => self.sentinel_password = Some(password_in(name, value)?),
+            "password_env" | "sentinel_password_env" => {
+                let password = env::var(value).map_err(|_| invalid("that variable is not set"))?;
+                let whose = if name == "password_env" { &mut self.password } else { &mut self.sentinel_password };
+                *whose = Some(password);
             }
             "answer_limit" => {
                 self.answer_limit = duration(value)
@@ -275,6 +292,13 @@ impl RedisOptions {
 
 fn read_file(name: &str, path: &str) -> Result<Vec<u8>> {
     fs::read(path).map_err(|error| Error::invalid_config(format!("{name}={path} cannot be read")).caused_by(error))
+}
+
+/// The text of a file, without the end of its line.
+fn password_in(name: &str, path: &str) -> Result<String> {
+    let text = String::from_utf8(read_file(name, path)?)
+        .map_err(|_| Error::invalid_config(format!("{name}={path} is not text")))?;
+    Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }
 
 fn address(text: &str, default_port: u16) -> Option<Address> {
@@ -388,5 +412,8 @@ mod tests {
         assert_eq!((options.history, options.durability), (Remember::Problems, Durability::Replicas(2)));
         assert!(parse("redis://h?timeout=1").unwrap_err().to_string().contains("answer_limit"));
         assert!(parse("redis://h?ca=/etc/hostname").unwrap_err().to_string().contains("rediss"));
+        assert!(parse("rediss://h?cert=/etc/hostname").unwrap_err().to_string().contains("belong together"));
+        assert_eq!(parse("redis+sentinel://h/m?sentinel_user=me").unwrap().sentinel_user.as_deref(), Some("me"));
+        assert!(parse("redis://h?sentinel_user=me").unwrap_err().to_string().contains("redis+sentinel"));
     }
 }

@@ -1,12 +1,12 @@
 //! What doctor sees: who is there, who votes, whose clock is off, who is listed twice.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use super::Shared;
+use super::{Shared, fan::Fan, nodes::Nodes};
 use crate::{
     Result,
     backend::{Finding, Severity},
-    lease::Brief,
+    lease::{Brief, LeaseId, LeaseKey, Renewal, Resource, Ttl},
 };
 
 /// A clock that is further off costs a round trip on every grant; one that is 9 s off costs the node its vote.
@@ -14,6 +14,7 @@ const CLOCK_OFF: Duration = Duration::from_millis(500);
 
 pub(super) async fn examine(shared: &Shared) -> Result<Vec<Finding>> {
     let nodes = &shared.nodes;
+    get_to_know(nodes).await;
     let answers = nodes.look(|backend| async move { backend.examine().await }).await;
     let there = answers.iter().filter(|(_, answer)| answer.is_ok()).count();
     let (all, majority) = (nodes.len(), nodes.majority());
@@ -59,6 +60,20 @@ pub(super) async fn examine(shared: &Shared) -> Result<Vec<Finding>> {
         }
     }
     Ok(findings)
+}
+
+/// Learns which life of which server each node is, which only answers about leases tell: about one that nobody has.
+async fn get_to_know(nodes: &Nodes) {
+    let id = LeaseId::random();
+    let Ok(resource) = Resource::new(format!("leasehold:doctor:{id}")) else { return };
+    let renewal = Renewal::new(LeaseKey { resource, id }, Ttl::DEFAULT);
+    let mut fan = Fan::new();
+    for (at, node) in nodes.iter().enumerate() {
+        let (node, renewal, limit) = (Arc::clone(node), renewal.clone(), nodes.limit());
+        fan.add(at, async move { node.ask(limit, node.backend.renew(&[renewal])).await });
+    }
+    // Who does not answer is found out by looking.
+    fan.all().await;
 }
 
 fn severity_of(there: usize, majority: usize) -> Severity {

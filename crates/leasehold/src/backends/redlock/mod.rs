@@ -37,6 +37,7 @@ mod options;
 mod pursuit;
 mod release;
 mod renew;
+mod restore;
 mod said;
 mod tag;
 mod url;

@@ -7,13 +7,15 @@ use super::{
     fan::Fan,
     leases::{Phase, Tracked, Turn},
     pursuit::Pursuit,
+    release,
+    restore::{self, Missing},
     said::most_common,
     tag,
     waiting::{self, Placed, Progress},
 };
 use crate::{
     Error, Result,
-    lease::{Fence, Grant, Renewal, Standing},
+    lease::{Fence, Grant, Outcome, Renewal, Standing},
 };
 
 /// What to do about one renewal.
@@ -42,11 +44,13 @@ pub(super) async fn renew(shared: &Arc<Shared>, renewals: Vec<Renewal>) -> Resul
 
     let mut standings = vec![Standing::Unknown; renewals.len()];
     let mut rest = Fan::new();
+    let mut missing = Vec::new();
     for (index, (course, said)) in courses.into_iter().zip(answers).enumerate() {
         let (shared, renewal) = (Arc::clone(shared), renewals[index].clone());
         match course {
             Course::All(tracked) if renewal.fence_floor.is_none() => {
                 standings[index] = merge(&shared, tracked.as_deref(), &said);
+                missing.extend(tracked.and_then(|tracked| look_for_gaps(&shared, &tracked, standings[index], &said)));
             }
             Course::All(tracked) => rest.add(index, async move { raised(&shared, tracked, &said).await }),
             Course::Over(tracked) => {
@@ -58,10 +62,36 @@ pub(super) async fn renew(shared: &Arc<Shared>, renewals: Vec<Renewal>) -> Resul
             }
         }
     }
+    restore::later(shared, missing);
     for (index, standing) in rest.all().await {
         standings[index] = standing;
     }
     Ok(standings)
+}
+
+/// Where a lease that is held is to be put back; what is left of one that is over is freed.
+fn look_for_gaps(
+    shared: &Arc<Shared>,
+    tracked: &Arc<Tracked>,
+    standing: Standing,
+    said: &Standings,
+) -> Option<Missing> {
+    let nodes_where = |is_so: fn(&Standing) -> bool| -> Vec<usize> {
+        said.iter().filter(|(_, standing)| is_so(standing)).map(|(at, _)| *at).collect()
+    };
+    match standing {
+        Standing::Holding(_) => {
+            let at = nodes_where(|standing| matches!(standing, Standing::Gone));
+            (!at.is_empty()).then(|| Missing { tracked: Arc::clone(tracked), at })
+        }
+        Standing::Gone => {
+            for at in nodes_where(|standing| matches!(standing, Standing::Holding(_))) {
+                release::owe(shared, at, &tracked.key, &Outcome::Cancelled, tracked.ttl());
+            }
+            None
+        }
+        Standing::Waiting(_) | Standing::Unknown => None,
+    }
 }
 
 /// Decides for each what to do. Turns are taken in the order of ids, so that two calls never wait for each other.

@@ -45,10 +45,10 @@ create /*durability*/ table leasehold.resource (
   session int,
   channel text,
   primary key (namespace, name),
-  check (id is null or expires_at > acquired_at)
+  check (expires_at > acquired_at)
 ) with (
   fillfactor = 50,
-  autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0
+  autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 50, autovacuum_vacuum_cost_delay = 0
 );
 
 -- Holding and waiting entries beside the lone one, in the order of `seq`.
@@ -74,10 +74,10 @@ create /*durability*/ table leasehold.entry (
   session int,
   channel text,
   primary key (id, namespace, name),
-  check (acquired_at is null or expires_at > acquired_at)
+  check (expires_at > acquired_at)
 ) with (
   fillfactor = 70,
-  autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0
+  autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 50, autovacuum_vacuum_cost_delay = 0
 );
 create index entry_in_order on leasehold.entry (namespace, name, seq);
 

@@ -8,6 +8,12 @@ language sql stable as $$ select (extract(epoch from t) * 1000000)::bigint $$;
 create function leasehold._next_fence(p_last bigint, p_wall bigint, p_floor bigint) returns bigint
 language sql immutable as $$ select greatest(p_last + 1, p_wall, case when p_floor is null then 0 else least(p_floor, p_wall + 10000000) end) $$;
 
+-- When a lease of this length ends: never while its connection lives, if it lives by one.
+create function leasehold._end(t timestamptz, p_attached boolean, p_session int, p_ttl_us bigint) returns timestamptz
+language sql stable as $$
+  select case when p_attached and p_session is not null then 'infinity' else t + p_ttl_us * interval '1 microsecond' end
+$$;
+
 -- l for locks, p for permits, e for elections: Mode::family.
 create function leasehold._family(p_mode "char") returns "char"
 language sql immutable as $$
@@ -313,7 +319,7 @@ begin
           guarded := not passed;
         end if;
         e := row(q.id, r.namespace, r.name, 0, q.mode, q.units, q.capacity, q.holder, q.note, q.metadata, q.ttl_us,
-          case when q.attached and c.session is not null then 'infinity' else t + q.ttl_us * interval '1 microsecond' end,
+          leasehold._end(t, q.attached, c.session, q.ttl_us),
           t, t, null, null, q.floor, case when q.attached then c.session end, c.channel)::leasehold.entry;
         if not guarded and r.waiting = 0
           and r.used + q.units + (case when r.id is null then 0 else r.units end) <= q.capacity then

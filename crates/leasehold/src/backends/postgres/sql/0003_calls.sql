@@ -1,6 +1,6 @@
 -- What the library calls: operations in arrays, so that concurrent calls share
--- a round trip and a commit. Elements are taken in the order of their names, so
--- that two calls never wait for each other in a circle.
+-- a round trip and a commit. Elements are taken in the order of their names (by
+-- their bytes), so that two calls never wait for each other in a circle.
 
 -- Lock calls read what others committed a moment ago; a fixed snapshot would not see it.
 create function leasehold._check_isolation() returns void
@@ -13,77 +13,99 @@ begin
   end if;
 end $$;
 
--- State::acquire. First what needs no queue: a free name is taken by one update of
--- its row, a try that must fail only reads, a reader among readers adds its own row.
-create function leasehold._acquire(c leasehold.caller, q leasehold.ask, out a leasehold.answer)
+-- State::acquire. A free name is taken by one update of its row, whatever else goes by the rule.
+-- Flat parameters: a composite for each call would cost as much as the update.
+create function leasehold._acquire(
+  p_namespace text, p_channel text, p_session int, p_own int, p_history "char", p_watched boolean,
+  p_name text, p_id uuid, p_mode "char", p_units int, p_capacity int, p_ttl_us bigint, p_try boolean, p_attached boolean,
+  p_holder text, p_note text, p_metadata jsonb, p_floor bigint, out a leasehold.answer
+)
 language plpgsql volatile as $$
 declare
   t timestamptz := clock_timestamp();
   wall bigint := leasehold._micros(t);
-  ends timestamptz := case when q.attached and c.session is not null then 'infinity'
-    else t + q.ttl_us * interval '1 microsecond' end;
+begin
+  -- A row that does not match is not locked, so a loser writes nothing; FOR UPDATE does not pass guard().
+  update leasehold.resource x set id = p_id, mode = p_mode, units = p_units, capacity = p_capacity, holder = p_holder,
+    note = p_note, metadata = p_metadata, ttl_us = p_ttl_us, expires_at = leasehold._end(t, p_attached, p_session, p_ttl_us),
+    asked_at = t, renewed_at = t, acquired_at = t, session = case when p_attached then p_session end, channel = p_channel,
+    last_fence = leasehold._next_fence(x.last_fence, wall, p_floor), fence = leasehold._next_fence(x.last_fence, wall, p_floor)
+  where x.ctid = (select y.ctid from leasehold.resource y
+    where y.namespace = p_namespace and y.name = p_name and y.id is null and not y.crowd for update skip locked)
+  returning x.last_fence into a.fence;
+  if not found then
+    a := leasehold._contend(row(p_namespace, p_channel, p_session, p_own, p_history, p_watched),
+      row('a', p_name, p_id, p_mode, p_units, p_capacity, p_ttl_us, p_try, p_attached, p_holder, p_note, p_metadata, p_floor,
+        null, null, null)::leasehold.ask);
+    return;
+  end if;
+  a.verdict := 'g';
+  a.acquired_us := wall;
+  if p_watched then
+    perform leasehold._event(p_namespace, t, p_name, p_holder, p_mode, p_units, p_capacity,
+      jsonb_build_object('event', 'acquired', 'fence', a.fence));
+  end if;
+end $$;
+
+-- State::acquire for a name that was not free: a new one is made, a try that must fail only reads, a reader among
+-- readers adds its own row, all others queue up.
+create function leasehold._contend(c leasehold.caller, q leasehold.ask, out a leasehold.answer)
+language plpgsql volatile as $$
+declare
+  t timestamptz := clock_timestamp();
+  wall bigint := leasehold._micros(t);
+  ends timestamptz := leasehold._end(t, q.attached, c.session, q.ttl_us);
   r leasehold.resource;
   ordinal bigint;
 begin
-  -- A row that does not match is not locked, so a loser writes nothing; FOR UPDATE does not pass guard().
-  update leasehold.resource x set id = q.id, mode = q.mode, units = q.units, capacity = q.capacity, holder = q.holder,
-    note = q.note, metadata = q.metadata, ttl_us = q.ttl_us, expires_at = ends, asked_at = t, renewed_at = t,
-    acquired_at = t, session = case when q.attached then c.session end, channel = c.channel,
-    last_fence = leasehold._next_fence(x.last_fence, wall, q.floor),
-    fence = leasehold._next_fence(x.last_fence, wall, q.floor)
-  where x.ctid = (select y.ctid from leasehold.resource y
-    where y.namespace = c.namespace and y.name = q.name and y.id is null and not y.crowd for update skip locked)
-  returning x.last_fence into a.fence;
+  select * into r from leasehold.resource x where x.namespace = c.namespace and x.name = q.name;
   if not found then
-    select * into r from leasehold.resource x where x.namespace = c.namespace and x.name = q.name;
-    if not found then
-      insert into leasehold.resource (namespace, name, last_fence, fence, id, mode, units, capacity, holder, note, metadata, ttl_us,
-        expires_at, asked_at, renewed_at, acquired_at, session, channel)
-      values (c.namespace, q.name, leasehold._next_fence(0, wall, q.floor), leasehold._next_fence(0, wall, q.floor), q.id, q.mode, q.units, q.capacity, q.holder,
-        q.note, q.metadata, q.ttl_us, ends, t, t, t, case when q.attached then c.session end, c.channel)
-      on conflict do nothing returning last_fence into a.fence;
-    elsif r.id is distinct from q.id then
-      if r.id is not null and not r.crowd and r.expires_at > t and q.try
-        and r.units::bigint + q.units > q.capacity and r.capacity = q.capacity
-        and leasehold._family(r.mode) = leasehold._family(q.mode) and not leasehold._dead(r.session, c.own_session) then
-        a.verdict := 'b';
-        a.waiting := 0;
-        a.holders := jsonb_build_array(jsonb_build_object('holder', r.holder, 'note', r.note, 'mode', leasehold._word(r.mode),
-          'fence', r.fence, 'held_us', greatest(0, wall - leasehold._micros(r.acquired_at))));
-        return;
+    insert into leasehold.resource (namespace, name, last_fence, fence, id, mode, units, capacity, holder, note, metadata, ttl_us,
+      expires_at, asked_at, renewed_at, acquired_at, session, channel)
+    values (c.namespace, q.name, leasehold._next_fence(0, wall, q.floor), leasehold._next_fence(0, wall, q.floor), q.id, q.mode, q.units, q.capacity, q.holder,
+      q.note, q.metadata, q.ttl_us, ends, t, t, t, case when q.attached then c.session end, c.channel)
+    on conflict do nothing returning last_fence into a.fence;
+  elsif r.id is distinct from q.id then
+    if r.id is not null and not r.crowd and r.expires_at > t and q.try
+      and r.units::bigint + q.units > q.capacity and r.capacity = q.capacity
+      and leasehold._family(r.mode) = leasehold._family(q.mode) and not leasehold._dead(r.session, c.own_session) then
+      a.verdict := 'b';
+      a.waiting := 0;
+      a.holders := jsonb_build_array(jsonb_build_object('holder', r.holder, 'note', r.note, 'mode', leasehold._word(r.mode),
+        'fence', r.fence, 'held_us', greatest(0, wall - leasehold._micros(r.acquired_at))));
+      return;
+    end if;
+    if q.try and r.crowd and r.reader_base is null and leasehold._settled(r, t, c.own_session)
+      and (r.waiting > 0 or r.used + q.units + (case when r.id is null then 0 else r.units end) > q.capacity)
+      and not exists (select from leasehold.entry e where e.id = q.id and e.namespace = c.namespace and e.name = q.name)
+      and leasehold._same_shape(r, q) then
+      a.verdict := 'b';
+      a.waiting := r.waiting;
+      a.holders := leasehold._holders(c.namespace, q.name, t);
+      return;
+    end if;
+    -- One that is known may have expired or died: the rule decides.
+    if q.mode = 's' and q.floor is null and r.reader_base is not null and wall - r.last_fence < 100000
+      and not exists (select from leasehold.entry e where e.id = q.id and e.namespace = c.namespace and e.name = q.name) then
+      perform pg_advisory_xact_lock_shared(leasehold._gate(c.namespace, q.name));
+      select * into r from leasehold.resource x where x.namespace = c.namespace and x.name = q.name;
+      ordinal := nextval('leasehold.reader') - r.reader_base;
+      if ordinal is null or ordinal >= 100000 then
+        -- The gate cannot be taken alone from here: another reader may want the same.
+        raise exception 'the readers of this name were overtaken' using errcode = 'LH002';
       end if;
-      if q.try and r.crowd and r.reader_base is null and leasehold._settled(r, t, c.own_session)
-        and (r.waiting > 0 or r.used + q.units + (case when r.id is null then 0 else r.units end) > q.capacity)
-        and not exists (select from leasehold.entry e where e.id = q.id and e.namespace = c.namespace and e.name = q.name)
-        and leasehold._same_shape(r, q) then
-        a.verdict := 'b';
-        a.waiting := r.waiting;
-        a.holders := leasehold._holders(c.namespace, q.name, t);
-        return;
+      insert into leasehold.entry as e (id, namespace, name, mode, units, capacity, holder, note, metadata, ttl_us, expires_at,
+        asked_at, renewed_at, acquired_at, fence, floor, session, channel)
+      values (q.id, c.namespace, q.name, q.mode, q.units, q.capacity, q.holder, q.note, q.metadata, q.ttl_us, ends,
+        t, t, t, r.last_fence + ordinal, q.floor, case when q.attached then c.session end, c.channel)
+      on conflict (id, namespace, name) do update set expires_at = greatest(e.expires_at, excluded.expires_at)
+      returning e.fence, leasehold._micros(e.acquired_at) into a.fence, a.acquired_us;
+      a.verdict := 'g';
+      if c.watched and a.fence = r.last_fence + ordinal then
+        perform leasehold._event(c.namespace, t, q.name, q.holder, q.mode, q.units, q.capacity,
+          jsonb_build_object('event', 'acquired', 'fence', a.fence));
       end if;
-      -- One that is known may have expired or died: the rule decides.
-      if q.mode = 's' and q.floor is null and r.reader_base is not null and wall - r.last_fence < 100000
-        and not exists (select from leasehold.entry e where e.id = q.id and e.namespace = c.namespace and e.name = q.name) then
-        perform pg_advisory_xact_lock_shared(leasehold._gate(c.namespace, q.name));
-        select * into r from leasehold.resource x where x.namespace = c.namespace and x.name = q.name;
-        ordinal := nextval('leasehold.reader') - r.reader_base;
-        if ordinal is null or ordinal >= 100000 then
-          -- The gate cannot be taken alone from here: another reader may want the same.
-          raise exception 'the readers of this name were overtaken' using errcode = 'LH002';
-        end if;
-        insert into leasehold.entry as e (id, namespace, name, mode, units, capacity, holder, note, metadata, ttl_us, expires_at,
-          asked_at, renewed_at, acquired_at, fence, floor, session, channel)
-        values (q.id, c.namespace, q.name, q.mode, q.units, q.capacity, q.holder, q.note, q.metadata, q.ttl_us, ends,
-          t, t, t, r.last_fence + ordinal, q.floor, case when q.attached then c.session end, c.channel)
-        on conflict (id, namespace, name) do update set expires_at = greatest(e.expires_at, excluded.expires_at)
-        returning e.fence, leasehold._micros(e.acquired_at) into a.fence, a.acquired_us;
-        a.verdict := 'g';
-        if c.watched and a.fence = r.last_fence + ordinal then
-          perform leasehold._event(c.namespace, t, q.name, q.holder, q.mode, q.units, q.capacity,
-            jsonb_build_object('event', 'acquired', 'fence', a.fence));
-        end if;
-        return;
-      end if;
+      return;
     end if;
   end if;
   if a.fence is null then
@@ -120,29 +142,44 @@ begin
     limit 1) s on true);
 end $$;
 
--- State::release. A lone holder with nobody waiting, or a reader among readers, is one statement.
-create function leasehold._release(c leasehold.caller, q leasehold.ask, out a leasehold.answer)
+-- State::release. A lone holder with nobody waiting is one update, all else goes by the rule.
+create function leasehold._release(
+  p_namespace text, p_channel text, p_own int, p_history "char", p_watched boolean,
+  p_name text, p_id uuid, p_ending text, p_problem text, p_details text, out a leasehold.answer
+)
+language plpgsql volatile as $$
+declare
+  t timestamptz := clock_timestamp();
+  r leasehold.resource;
+begin
+  update leasehold.resource x set id = null, renewed_at = t
+  where x.namespace = p_namespace and x.name = p_name and x.id = p_id and x.waiting = 0 and x.expires_at > t
+  returning * into r;
+  if not found then
+    a := leasehold._give_back(row(p_namespace, p_channel, null, p_own, p_history, p_watched),
+      row('r', p_name, p_id, null, null, null, null, null, null, null, null, null, null, p_ending, p_problem,
+        p_details)::leasehold.ask);
+    return;
+  end if;
+  a.verdict := 'f';
+  if p_history = 'a' and not p_watched then
+    insert into leasehold.ended values (p_id, r.namespace, r.name, r.mode, r.units, r.capacity, r.holder, r.note, r.metadata,
+      r.fence, r.asked_at, r.acquired_at, t, p_ending, p_problem, p_details, r.session);
+  elsif p_history <> 'o' or p_watched then
+    r.id := p_id;
+    perform leasehold._ended(row(p_namespace, p_channel, null, p_own, p_history, p_watched), leasehold._lone(r), t, p_ending,
+      p_problem, p_details);
+  end if;
+end $$;
+
+-- State::release for what is not alone: a reader among readers removes its own row, all others go by the rule.
+create function leasehold._give_back(c leasehold.caller, q leasehold.ask, out a leasehold.answer)
 language plpgsql volatile as $$
 declare
   t timestamptz := clock_timestamp();
   e leasehold.entry;
   unseen boolean;
 begin
-  if not c.watched and c.history = 'a' then
-    with freed as (
-      update leasehold.resource x set id = null, renewed_at = t
-      where x.namespace = c.namespace and x.name = q.name and x.id = q.id and x.waiting = 0 and x.expires_at > t
-      returning x.*
-    )
-    insert into leasehold.ended
-    select q.id, f.namespace, f.name, f.mode, f.units, f.capacity, f.holder, f.note, f.metadata, f.fence,
-      f.asked_at, f.acquired_at, t, q.ending, q.problem, q.details, f.session
-    from freed f;
-    if found then
-      a.verdict := 'f';
-      return;
-    end if;
-  end if;
   select x.reader_base is not null into unseen from leasehold.resource x where x.namespace = c.namespace and x.name = q.name;
   if not found then
     a.verdict := 'n';
@@ -168,8 +205,45 @@ begin
   a := leasehold._operate(c, q);
 end $$;
 
--- Asks for many leases at once.
--- Answers one row per element, `at` being its place in the arrays.
+-- Asks for one lease.
+create function leasehold.acquire_one(
+  p_namespace text, p_channel text, p_session int, p_history "char",
+  p_name text, p_id uuid, p_mode "char", p_units int, p_capacity int, p_ttl_us bigint, p_try boolean, p_attached boolean,
+  p_holder text, p_note text, p_metadata jsonb, p_floor bigint, out a leasehold.answer
+)
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms' as $$
+begin
+  if current_setting('transaction_isolation') <> 'read committed' then
+    perform leasehold._check_isolation();
+  end if;
+  a := leasehold._acquire(p_namespace, p_channel, p_session, null, p_history, leasehold._watched(p_namespace), p_name, p_id,
+    p_mode, p_units, p_capacity, p_ttl_us, p_try, p_attached, p_holder, p_note, p_metadata, p_floor);
+  if a.verdict = 'q' and a.granted = 0 then
+    -- A place is not a promise: one that is lost in a crash is asked for again.
+    perform set_config('synchronous_commit', 'off', true);
+  end if;
+end $$;
+
+-- Ends one lease or leaves its queue.
+-- One that hands to nobody may commit asynchronously: losing it costs the next holder one ttl and nothing else.
+create function leasehold.release_one(
+  p_namespace text, p_channel text, p_history "char", p_name text, p_id uuid, p_ending text, p_problem text, p_details text,
+  out a leasehold.answer
+)
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms' as $$
+begin
+  if current_setting('transaction_isolation') <> 'read committed' then
+    perform leasehold._check_isolation();
+  end if;
+  a := leasehold._release(p_namespace, p_channel, null, p_history, leasehold._watched(p_namespace), p_name, p_id, p_ending,
+    p_problem, p_details);
+  if coalesce(a.granted, 0) = 0 then
+    perform set_config('synchronous_commit', 'off', true);
+  end if;
+end $$;
+
+-- Asks for many leases at once: one answer for each element, `at` being its place in the arrays.
+-- One by one, which costs less than statements for all of them. The caller has sorted them by name, as bytes.
 create function leasehold.acquire_many(
   p_namespace text, p_channel text, p_session int, p_history "char",
   p_names text[], p_ids uuid[], p_modes "char"[], p_units int[], p_capacities int[], p_ttls_us bigint[], p_tries boolean[],
@@ -177,40 +251,21 @@ create function leasehold.acquire_many(
 ) returns setof leasehold.answer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms' as $$
 declare
-  c leasehold.caller;
-  u record;
-  a leasehold.answer;
+  watched boolean := leasehold._watched(p_namespace);
   lean boolean := true;
+  a leasehold.answer;
 begin
-  if current_setting('transaction_isolation') <> 'read committed' then
-    perform leasehold._check_isolation();
-  end if;
-  c := row(p_namespace, p_channel, p_session, null, p_history, leasehold._watched(p_namespace));
-  if cardinality(p_names) = 1 then
-    a := leasehold._acquire(c, row('a', p_names[1], p_ids[1], p_modes[1], p_units[1], p_capacities[1], p_ttls_us[1], p_tries[1],
-      p_attached[1], p_holders[1], p_notes[1], p_metadata[1], p_floors[1], null, null, null)::leasehold.ask);
-    a.at := 1;
-    if a.verdict = 'q' and a.granted = 0 then
-      -- A place is not a promise: one that is lost in a crash is asked for again.
-      perform set_config('synchronous_commit', 'off', true);
+  perform leasehold._check_isolation();
+  for i in 1..cardinality(p_names) loop
+    -- Readers take only the gate; one that comes with others for its name takes the row before it, as all others do.
+    if p_modes[i] = 's' and p_names[i] in (p_names[i - 1], p_names[i + 1]) then
+      insert into leasehold.resource (namespace, name) values (p_namespace, p_names[i]) on conflict do nothing;
+      perform 1 from leasehold.resource x where x.namespace = p_namespace and x.name = p_names[i] for no key update;
+      perform pg_advisory_xact_lock(leasehold._gate(p_namespace, p_names[i]));
     end if;
-    return next a;
-    return;
-  end if;
-  for u in
-    select *, count(*) over (partition by x.name) > 1 as several from unnest(p_names, p_ids, p_modes, p_units, p_capacities, p_ttls_us, p_tries, p_attached, p_holders, p_notes,
-      p_metadata, p_floors) with ordinality
-      as x(name, id, mode, units, capacity, ttl_us, try, attached, holder, note, metadata, floor, at) order by 1, x.at
-  loop
-    -- Whoever comes twice to a name takes its row and then the gate, as all others do.
-    if u.several then
-      insert into leasehold.resource (namespace, name) values (p_namespace, u.name) on conflict do nothing;
-      perform 1 from leasehold.resource x where x.namespace = p_namespace and x.name = u.name for no key update;
-      perform pg_advisory_xact_lock(leasehold._gate(p_namespace, u.name));
-    end if;
-    a := leasehold._acquire(c, row('a', u.name, u.id, u.mode, u.units, u.capacity, u.ttl_us, u.try, u.attached, u.holder,
-      u.note, u.metadata, u.floor, null, null, null)::leasehold.ask);
-    a.at := u.at;
+    a := leasehold._acquire(p_namespace, p_channel, p_session, null, p_history, watched, p_names[i], p_ids[i], p_modes[i],
+      p_units[i], p_capacities[i], p_ttls_us[i], p_tries[i], p_attached[i], p_holders[i], p_notes[i], p_metadata[i], p_floors[i]);
+    a.at := i;
     lean := lean and a.verdict = 'q' and a.granted = 0;
     return next a;
   end loop;
@@ -219,45 +274,27 @@ begin
   end if;
 end $$;
 
--- Ends many leases or leaves their queues.
--- One that hands to nobody may commit asynchronously: losing it costs the next holder one ttl and nothing else.
+-- Ends many leases or leaves their queues; sorted and answered as in acquire_many.
 create function leasehold.release_many(
   p_namespace text, p_channel text, p_history "char",
   p_names text[], p_ids uuid[], p_endings text[], p_problems text[], p_details text[]
 ) returns setof leasehold.answer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms' as $$
 declare
-  c leasehold.caller;
-  u record;
-  a leasehold.answer;
+  watched boolean := leasehold._watched(p_namespace);
   lean boolean := true;
+  a leasehold.answer;
 begin
-  if current_setting('transaction_isolation') <> 'read committed' then
-    perform leasehold._check_isolation();
-  end if;
-  c := row(p_namespace, p_channel, null, null, p_history, leasehold._watched(p_namespace));
-  if cardinality(p_names) = 1 then
-    a := leasehold._release(c, row('r', p_names[1], p_ids[1], null, null, null, null, null, null, null, null, null, null,
-      p_endings[1], p_problems[1], p_details[1])::leasehold.ask);
-    a.at := 1;
-    if coalesce(a.granted, 0) = 0 then
-      perform set_config('synchronous_commit', 'off', true);
+  perform leasehold._check_isolation();
+  for i in 1..cardinality(p_names) loop
+    -- Readers take only the gate; one that comes with others for its name takes the row before it, as all others do.
+    if p_names[i] in (p_names[i - 1], p_names[i + 1]) then
+      perform 1 from leasehold.resource x where x.namespace = p_namespace and x.name = p_names[i] for no key update;
+      perform pg_advisory_xact_lock(leasehold._gate(p_namespace, p_names[i]));
     end if;
-    return next a;
-    return;
-  end if;
-  for u in
-    select *, count(*) over (partition by x.name) > 1 as several from unnest(p_names, p_ids, p_endings, p_problems, p_details) with ordinality
-      as x(name, id, ending, problem, details, at) order by 1, x.at
-  loop
-    -- Whoever comes twice to a name takes its row and then the gate, as all others do.
-    if u.several then
-      perform 1 from leasehold.resource x where x.namespace = p_namespace and x.name = u.name for no key update;
-      perform pg_advisory_xact_lock(leasehold._gate(p_namespace, u.name));
-    end if;
-    a := leasehold._release(c, row('r', u.name, u.id, null, null, null, null, null, null, null, null, null, null,
-      u.ending, u.problem, u.details)::leasehold.ask);
-    a.at := u.at;
+    a := leasehold._release(p_namespace, p_channel, null, p_history, watched, p_names[i], p_ids[i], p_endings[i], p_problems[i],
+      p_details[i]);
+    a.at := i;
     lean := lean and coalesce(a.granted, 0) = 0;
     return next a;
   end loop;
@@ -319,7 +356,7 @@ begin
   c := row(p_namespace, p_channel, null, null, p_history, leasehold._watched(p_namespace));
   for u in
     select *, count(*) over (partition by x.name) > 1 as several from unnest(p_names, p_ids, p_ttls_us, p_floors, p_modes, p_units, p_capacities, p_metadata) with ordinality
-      as x(name, id, ttl_us, floor, mode, units, capacity, metadata, at) order by 1, x.at
+      as x(name, id, ttl_us, floor, mode, units, capacity, metadata, at) order by x.name collate "C", x.at
   loop
     -- Whoever comes twice to a name takes its row and then the gate, as all others do.
     if u.several then
@@ -361,7 +398,7 @@ begin
   c := row(p_namespace, p_channel, null, null, p_history, leasehold._watched(p_namespace));
   for u in
     select x.name, x.id, x.at::int as at, row_number() over (partition by x.name) = 1 as first
-    from unnest(p_names, p_ids) with ordinality as x(name, id, at) order by 1, 3
+    from unnest(p_names, p_ids) with ordinality as x(name, id, at) order by x.name collate "C", 3
   loop
     hints := null;
     if u.first and (exists (select from leasehold.resource r where r.namespace = p_namespace and r.name = u.name

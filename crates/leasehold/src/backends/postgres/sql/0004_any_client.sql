@@ -5,11 +5,9 @@
 create function leasehold._id_of(p_name text, p_holder text) returns uuid
 language sql immutable as $$ select md5('sql/' || length(p_name) || '/' || p_name || '/' || p_holder)::uuid $$;
 
-create function leasehold._sql_caller() returns leasehold.caller
-language sql stable as $$
-  select row('default', null, null, nullif(current_setting('leasehold_session.id', true), '')::int, 'a',
-    leasehold._watched('default'))::leasehold.caller
-$$;
+-- The session of this very connection, if leases live by it.
+create function leasehold._own_session() returns int
+language sql stable as $$ select nullif(current_setting('leasehold_session.id', true), '')::int $$;
 
 create function leasehold._refuse_shape(p_name text, a leasehold.answer) returns void
 language plpgsql stable as $$
@@ -44,16 +42,17 @@ begin
   if jsonb_typeof(coalesce(p_metadata, '{}')) <> 'object' then
     raise exception 'metadata must be a JSON object' using errcode = '22023';
   end if;
-  a := leasehold._acquire(leasehold._sql_caller(), row('a', p_lock_name, mine, 'x', 2147483647, 2147483647,
-    greatest(1, p_ttl_seconds * 1000000)::bigint, true, false, p_holder_id, null, coalesce(p_metadata, '{}'), null, null, null,
-    null)::leasehold.ask);
+  a := leasehold._acquire('default', null, null, leasehold._own_session(), 'a', leasehold._watched('default'), p_lock_name, mine,
+    'x', 2147483647, 2147483647, greatest(1, p_ttl_seconds * 1000000)::bigint, true, false, p_holder_id, null,
+    coalesce(p_metadata, '{}'), null);
   if a.verdict = 's' then
     perform leasehold._refuse_shape(p_lock_name, a);
   end if;
   if a.verdict <> 'g' then
     return false;
   end if;
-  if a.acquired_us < leasehold._micros(clock_timestamp()) - 1 then
+  -- Counted by the rule: it may have been held before.
+  if a.granted is not null then
     t := clock_timestamp();
     update leasehold.resource r set acquired_at = t, renewed_at = t, expires_at = t + p_ttl_seconds * interval '1 s',
       ttl_us = greatest(1, p_ttl_seconds * 1000000)::bigint, metadata = coalesce(p_metadata, '{}')
@@ -72,8 +71,8 @@ declare
   a leasehold.answer;
 begin
   perform leasehold._check_isolation();
-  a := leasehold._release(leasehold._sql_caller(), row('r', p_lock_name, leasehold._id_of(p_lock_name, p_holder_id), null, null,
-    null, null, null, null, null, null, null, null, 'released', null, null)::leasehold.ask);
+  a := leasehold._release('default', null, leasehold._own_session(), 'a', leasehold._watched('default'), p_lock_name,
+    leasehold._id_of(p_lock_name, p_holder_id), 'released', null, null);
   return a.verdict = 'f';
 end $$;
 
@@ -103,6 +102,21 @@ begin
   return found;
 end $$;
 
+-- The fence of that holder's live lease, to be kept with what is written, or for guard(); null if it has none.
+create function leasehold.fence_of(p_lock_name text, p_holder_id text) returns bigint
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  mine uuid := leasehold._id_of(p_lock_name, p_holder_id);
+begin
+  return (
+    select r.fence from leasehold.resource r
+    where r.namespace = 'default' and r.name = p_lock_name and r.id = mine and r.expires_at > clock_timestamp()
+    union all
+    select e.fence from leasehold.entry e
+    where e.id = mine and e.namespace = 'default' and e.name = p_lock_name and e.fence is not null
+      and e.expires_at > clock_timestamp());
+end $$;
+
 -- Who holds what, in every mode; those who wait are not in it.
 create view leasehold.distributed_locks as
   select r.name as lock_name, r.holder as holder_id, r.acquired_at, r.expires_at, r.metadata
@@ -124,7 +138,7 @@ $$;
 create function leasehold.guard(p_name text, p_fence bigint, p_namespace text default 'default') returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
 declare
-  own int := nullif(current_setting('leasehold_session.id', true), '')::int;
+  own int := leasehold._own_session();
 begin
   perform leasehold._check_isolation();
   -- Shares the key: compatible with the plain update of a renewal or a release, not with the FOR UPDATE of a grant.

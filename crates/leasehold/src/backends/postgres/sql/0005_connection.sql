@@ -5,7 +5,7 @@
 create function leasehold.acquire(x text) returns uuid
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
 declare
-  own int := nullif(current_setting('leasehold_session.id', true), '')::int;
+  own int := leasehold._own_session();
   c leasehold.caller;
   a leasehold.answer;
   made uuid := gen_random_uuid();
@@ -51,8 +51,9 @@ begin
   if not found then
     return false;
   end if;
-  a := leasehold._operate(leasehold._sql_caller(), row('r', named, lock_id, null, null, null, null, null, null, null, null,
-    null, null, case when error_type is null then 'released' else 'failed' end, error_type, error_details)::leasehold.ask);
+  a := leasehold._operate(row('default', null, null, leasehold._own_session(), 'a', leasehold._watched('default')),
+    row('r', named, lock_id, null, null, null, null, null, null, null, null, null, null,
+      case when error_type is null then 'released' else 'failed' end, error_type, error_details)::leasehold.ask);
   return a.verdict = 'f';
 end $$;
 

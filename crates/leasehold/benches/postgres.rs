@@ -1,7 +1,9 @@
-//! Figures: ratios to hand-written SQL in the same run, rounds interleaved, medians told.
+//! Locks on one Postgres server beside SQL written by hand, in interleaved rounds; medians of the ratios are told.
 //!
-//! `cargo test --release --features postgres --test postgres_speed -- --ignored --nocapture --test-threads 1`
-#![cfg(feature = "postgres")]
+//! `cargo bench -p leasehold --features postgres --bench postgres [pairs] [tries] [handoff] [renewals] [size]`, all
+//! but `size` by default. `size` takes as many minutes as `LEASEHOLD_MINUTES` says, 10 if it says nothing. Starts a
+//! private server. Numbers of one machine mean little: look at the ratios of the same run.
+
 #![allow(clippy::unwrap_used, clippy::cast_precision_loss, reason = "a measurement fails by panicking")]
 
 use std::{
@@ -58,6 +60,27 @@ begin
 end $$;
 ";
 
+#[tokio::main(worker_threads = 2)]
+async fn main() {
+    let chosen: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
+    let wanted = |name: &str| chosen.iter().any(|word| word == name) || (chosen.is_empty() && name != "size");
+    if wanted("pairs") {
+        pairs_on_distinct_names().await;
+    }
+    if wanted("tries") {
+        failed_tries_on_a_hot_name().await;
+    }
+    if wanted("handoff") {
+        hand_off_among_32().await;
+    }
+    if wanted("renewals") {
+        a_hundred_thousand_leases_are_renewed().await;
+    }
+    if wanted("size") {
+        tables_stay_small_under_hot_use().await;
+    }
+}
+
 fn options(url: &str) -> PostgresOptions {
     PostgresOptions::from_url(url, "default", Arc::new(SystemClock), Duration::from_secs(10)).unwrap()
 }
@@ -87,26 +110,70 @@ fn median(mut figures: Vec<f64>) -> f64 {
     figures[figures.len() / 2]
 }
 
-/// So many of these per second, done by many tasks for one round.
+/// What one round gave.
+#[derive(Clone, Copy)]
+struct Round {
+    per_second: f64,
+    /// Time of the processors for each, in microseconds: the server's and this process's.
+    server: f64,
+    client: f64,
+}
+
+/// These, done by many tasks for one round.
 async fn rate<F: Future<Output = usize> + Send + 'static>(
+    server: &Postgres,
     tasks: usize,
     task: impl Fn(usize, Arc<AtomicBool>) -> F,
-) -> f64 {
+) -> Round {
     let over = Arc::new(AtomicBool::new(false));
     let mut set = JoinSet::new();
+    let (server_before, client_before) = (cpu_of_server(server), cpu_of("self"));
     let started = SystemClock.now();
     for number in 0..tasks {
         set.spawn(task(number, Arc::clone(&over)));
     }
     tokio::time::sleep(ROUND).await;
     over.store(true, Ordering::SeqCst);
-    let done: usize = set.join_all().await.into_iter().sum();
-    done as f64 / SystemClock.now().since(started).as_secs_f64()
+    let done = set.join_all().await.into_iter().sum::<usize>() as f64;
+    let took = SystemClock.now().since(started).as_secs_f64();
+    Round {
+        per_second: done / took,
+        server: (cpu_of_server(server) - server_before) / done,
+        client: (cpu_of("self") - client_before) / done,
+    }
 }
 
-async fn hand_pairs(clients: &[Arc<Client>]) -> f64 {
+/// Microseconds that a process has worked.
+fn cpu_of(pid: &str) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    // Hundredths of a second: user and system.
+    fields.iter().skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() * 1e4
+}
+
+/// The same of all processes that work for the server now.
+fn cpu_of_server(server: &Postgres) -> f64 {
+    server.psql("select string_agg(pid::text, ' ') from pg_stat_activity").split_whitespace().map(cpu_of).sum()
+}
+
+/// Medians of two things that were measured in turn, and of their ratio.
+fn compare(title: &str, theirs: &[Round], ours: &[Round]) {
+    let of = |rounds: &[Round], figure: fn(&Round) -> f64| median(rounds.iter().map(figure).collect());
+    let ratios: Vec<f64> = ours.iter().zip(theirs).map(|(ours, theirs)| ours.per_second / theirs.per_second).collect();
+    println!("{title}: ratio {:.2} ({ratios:.2?})", median(ratios.clone()));
+    for (whose, rounds) in [("by hand", theirs), ("ours", ours)] {
+        println!(
+            "  {whose:>8} {:>6.0}/s, {:>4.0} us of the server and {:>4.0} us of the client each",
+            of(rounds, |round| round.per_second),
+            of(rounds, |round| round.server),
+            of(rounds, |round| round.client)
+        );
+    }
+}
+
+async fn hand_pairs(server: &Postgres, clients: &[Arc<Client>]) -> Round {
     let clients = clients.to_vec();
-    rate(clients.len(), move |number, over| {
+    rate(server, clients.len(), move |number, over| {
         let client = Arc::clone(&clients[number]);
         async move {
             let take = client.prepare("select * from hand.take($1, $2, '30 s')").await.unwrap();
@@ -124,9 +191,9 @@ async fn hand_pairs(clients: &[Arc<Client>]) -> f64 {
     .await
 }
 
-async fn our_pairs(locks: &Leasehold, tasks: usize) -> f64 {
+async fn our_pairs(server: &Postgres, locks: &Leasehold, tasks: usize) -> Round {
     let locks = locks.clone();
-    rate(tasks, move |number, over| {
+    rate(server, tasks, move |number, over| {
         let locks = locks.clone();
         async move {
             let mut done = 0;
@@ -141,8 +208,6 @@ async fn our_pairs(locks: &Leasehold, tasks: usize) -> f64 {
     .await
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes minutes and wants a quiet machine"]
 async fn pairs_on_distinct_names() {
     let server = server().await;
     for (connections, tasks) in [(1, 1), (8, 8), (8, 64)] {
@@ -153,23 +218,14 @@ async fn pairs_on_distinct_names() {
         let locks = Leasehold::connect(&format!("{}?connections={connections}", server.url())).await.unwrap();
         let (mut hand, mut ours) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
-            hand.push(hand_pairs(&clients).await);
-            ours.push(our_pairs(&locks, tasks).await);
+            hand.push(hand_pairs(&server, &clients).await);
+            ours.push(our_pairs(&server, &locks, tasks).await);
         }
-        let ratios: Vec<f64> = ours.iter().zip(&hand).map(|(ours, hand)| ours / hand).collect();
-        println!(
-            "{connections} connections, {tasks} tasks: by hand {:.0}/s, ours {:.0}/s, ratio {:.2} ({:.2?})",
-            median(hand),
-            median(ours),
-            median(ratios.clone()),
-            ratios
-        );
+        compare(&format!("pairs, {connections} connections, {tasks} tasks"), &hand, &ours);
         locks.close().await.unwrap();
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes minutes and wants a quiet machine"]
 async fn failed_tries_on_a_hot_name() {
     let server = server().await;
     let locks = Leasehold::connect(&format!("{}?connections=8", server.url())).await.unwrap();
@@ -188,7 +244,7 @@ async fn failed_tries_on_a_hot_name() {
         ] {
             let clients = clients.clone();
             figures.push(
-                rate(8, move |number, over| {
+                rate(&server, 8, move |number, over| {
                     let client = Arc::clone(&clients[number]);
                     async move {
                         let take = client.prepare(text).await.unwrap();
@@ -205,7 +261,7 @@ async fn failed_tries_on_a_hot_name() {
         }
         let locks = locks.clone();
         ours.push(
-            rate(8, move |_, over| {
+            rate(&server, 8, move |_, over| {
                 let locks = locks.clone();
                 async move {
                     let mut done = 0;
@@ -219,19 +275,10 @@ async fn failed_tries_on_a_hot_name() {
             .await,
         );
     }
-    let ratio = |figures: &[f64]| median(figures.iter().zip(&hand).map(|(ours, hand)| ours / hand).collect());
-    println!(
-        "failed tries, 8 connections: upsert by hand {:.0}/s, library {:.0}/s ({:.1} times), acquire_lock {:.0}/s ({:.1} times)",
-        median(hand.clone()),
-        median(ours.clone()),
-        ratio(&ours),
-        median(sql.clone()),
-        ratio(&sql)
-    );
+    compare("failed tries by the library, 8 connections", &hand, &ours);
+    compare("failed tries by acquire_lock, 8 connections", &hand, &sql);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes minutes and wants a quiet machine"]
 async fn hand_off_among_32() {
     let server = server().await;
     let locks = Leasehold::connect(&format!("{}?connections=2", server.url())).await.unwrap();
@@ -245,7 +292,7 @@ async fn hand_off_among_32() {
     for _ in 0..3 {
         let waiting = clients.clone();
         loud.push(
-            rate(32, move |number, over| {
+            rate(&server, 32, move |number, over| {
                 let (client, notices) = waiting[number].clone();
                 async move {
                     let mut notices = notices.lock().await;
@@ -270,7 +317,7 @@ async fn hand_off_among_32() {
         let counts: Arc<Vec<AtomicUsize>> = Arc::new((0..32).map(|_| AtomicUsize::new(0)).collect());
         let (locks, counted) = (locks.clone(), Arc::clone(&counts));
         ours.push(
-            rate(32, move |number, over| {
+            rate(&server, 32, move |number, over| {
                 let (locks, counted) = (locks.clone(), Arc::clone(&counted));
                 async move {
                     let mut done = 0;
@@ -288,17 +335,10 @@ async fn hand_off_among_32() {
         let counts: Vec<usize> = counts.iter().map(|count| count.load(Ordering::Relaxed)).collect();
         spreads.push(*counts.iter().max().unwrap() as f64 / *counts.iter().min().unwrap() as f64);
     }
-    let ratios: Vec<f64> = ours.iter().zip(&loud).map(|(ours, loud)| ours / loud).collect();
-    println!(
-        "hand-off among 32: broadcast {:.0}/s over 32 connections, ours {:.0}/s over 4, ratio {:.1} ({ratios:.1?}), spread {spreads:.2?}",
-        median(loud),
-        median(ours),
-        median(ratios.clone())
-    );
+    compare("hand-off among 32, over 4 connections and 32", &loud, &ours);
+    println!("  the luckiest waiter had its turn so many times as often as the unluckiest: {spreads:.2?}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes minutes and wants a quiet machine"]
 async fn a_hundred_thousand_leases_are_renewed() {
     let server = server().await;
     let backend = Arc::new(PostgresBackend::open(options(&server.url())).await.unwrap());
@@ -347,11 +387,9 @@ async fn a_hundred_thousand_leases_are_renewed() {
     println!("hot updates: {}", server.psql("select round(100.0 * n_tup_hot_upd / n_tup_upd, 1) || ' %' from pg_stat_user_tables where relname = 'resource' and schemaname = 'leasehold'"));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes as many minutes as LEASEHOLD_MINUTES says, 2 by default"]
 async fn tables_stay_small_under_hot_use() {
-    let minutes: u64 = std::env::var("LEASEHOLD_MINUTES").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
-    let server = Postgres::start_with(&["fsync=off", "autovacuum_naptime=5s"]);
+    let minutes: u64 = std::env::var("LEASEHOLD_MINUTES").ok().and_then(|text| text.parse().ok()).unwrap_or(10);
+    let server = Postgres::start_with(&["fsync=off"]);
     install(options(&server.url()), None).await.unwrap();
     let locks = Leasehold::connect(&format!("{}?history=problems&connections=2", server.url())).await.unwrap();
     let over = Arc::new(AtomicBool::new(false));
@@ -378,11 +416,12 @@ async fn tables_stay_small_under_hot_use() {
             }
         });
     }
-    let sizes = "select string_agg(relname || ' ' || pg_relation_size(oid) / 1024, ', ' order by relname) from pg_class \
-                 where relnamespace = 'leasehold'::regnamespace and relname in ('resource', 'resource_pkey', 'entry', 'entry_pkey', 'entry_in_order')";
+    let sizes = "select string_agg(format('%s %s+%s (%s dead, %s vacuums)', relname, pg_relation_size(relid) / 1024, \
+                 pg_indexes_size(relid) / 1024, n_dead_tup, autovacuum_count), ', ' order by relname) \
+                 from pg_stat_user_tables where schemaname = 'leasehold' and relname in ('resource', 'entry', 'ended')";
     for step in 0..minutes * 4 {
         tokio::time::sleep(Duration::from_secs(15)).await;
-        println!("after {:>3} s, kB: {}", (step + 1) * 15, server.psql(sizes));
+        println!("after {:>3} s, kB of table and indexes: {}", (step + 1) * 15, server.psql(sizes));
     }
     over.store(true, Ordering::SeqCst);
     tasks.join_all().await;

@@ -1,0 +1,1 @@
+select * from leasehold.release_one($1, $2, $3, $4, $5, $6, $7, $8)

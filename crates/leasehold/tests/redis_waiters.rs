@@ -1,0 +1,129 @@
+//! Who waits on a Redis server: a place that lapsed is over, whoever has not noticed yet.
+#![cfg(feature = "redis")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests, too")]
+
+mod shared;
+
+use std::{sync::Arc, time::Duration};
+
+use leasehold::{
+    Holder, Leasehold, Resource, Ttl,
+    backend::{Backend, Hint},
+    backends::redis::{RedisBackend, RedisOptions},
+    lease::{
+        Claim, Decision, EndedLease, Ending, HistoryFilter, LeaseId, LeaseKey, Lifetime, Metadata, Names, Outcome,
+        Patience, Request,
+    },
+};
+use leasehold_testkit::{Flow, Proxy, redis::Server};
+use shared::soon;
+use tokio::{runtime::Handle, task::JoinSet, time};
+
+async fn open(server: &Server) -> Arc<RedisBackend> {
+    RedisBackend::open(RedisOptions::from_url(&server.url(), "t").unwrap()).await.unwrap()
+}
+
+fn request(name: &str, patience: Patience, ttl: Duration) -> Request {
+    Request {
+        key: LeaseKey { resource: Resource::new(name).unwrap(), id: LeaseId::random() },
+        claim: Claim::EXCLUSIVE,
+        ttl: Ttl::new(ttl).unwrap(),
+        patience,
+        lifetime: Lifetime::Attached,
+        holder: Holder::new(if patience == Patience::Try { "holder" } else { "waiter" }).unwrap(),
+        note: None,
+        metadata: Metadata::new(),
+        fence_floor: None,
+    }
+}
+
+/// A hundred locks are released around the instant at which the place of the one who waits ends. That one can be
+/// reached all the time, so nothing but its end keeps it from being granted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_to_a_lapsed_waiter_is_impossible() {
+    const ROUNDS: u64 = 100;
+    const TTL: Duration = Duration::from_millis(400);
+    let server = Server::start();
+    let (holder, waiter) = (open(&server).await, open(&server).await);
+    let mut hints = waiter.hints();
+    let mut rounds = JoinSet::new();
+    for round in 0..ROUNDS {
+        let (holder, waiter) = (Arc::clone(&holder), Arc::clone(&waiter));
+        rounds.spawn(async move {
+            let name = format!("x{round}");
+            let held = request(&name, Patience::Try, Duration::from_secs(30));
+            assert!(matches!(holder.acquire(&held).await.unwrap().value, Decision::Granted(_)));
+            let place = request(&name, Patience::Queue, TTL);
+            assert!(matches!(waiter.acquire(&place).await.unwrap().value, Decision::Queued(_)));
+            time::sleep(TTL / 2 + Duration::from_millis(4 * round)).await;
+            holder.release(&held.key, &Outcome::Completed).await.unwrap();
+        });
+    }
+    while let Some(round) = rounds.join_next().await {
+        round.unwrap();
+    }
+
+    let filter = HistoryFilter { limit: 1000, ..HistoryFilter::new(Names::All) };
+    let ended = async || -> Vec<EndedLease> {
+        let ended = holder.history(&filter).await.unwrap().into_iter();
+        ended.filter(|ended| ended.holder.as_str() == "waiter").collect()
+    };
+    // Those that were granted expire by themselves, and are found by a listing.
+    soon(async || {
+        holder.list(&leasehold::lease::ListFilter::new(Names::All)).await.unwrap();
+        ended().await.len() == usize::try_from(ROUNDS).unwrap()
+    })
+    .await;
+    let (mut granted, mut lapsed) = (0, 0);
+    for ended in ended().await {
+        let end = ended.asked_at.after(TTL);
+        assert_eq!((ended.ending, ended.ended_at), (Ending::Expired, end), "{ended:?}");
+        match ended.acquired_at {
+            Some(acquired_at) => {
+                assert!(acquired_at < end, "granted after its end: {ended:?}");
+                granted += 1;
+            }
+            None => lapsed += 1,
+        }
+    }
+    println!("{granted} were granted in time, {lapsed} had lapsed");
+    assert!(granted > 0 && lapsed > 0, "both sides of the instant are seen");
+    let mut told = 0;
+    while let Ok(Some(Hint::Granted { .. })) = time::timeout(Duration::from_millis(100), hints.next()).await {
+        told += 1;
+    }
+    assert_eq!(told, granted, "nobody else was told to hold");
+}
+
+/// The one who waits hears nothing for longer than its place lives, and the server does not know that it is away.
+#[tokio::test]
+async fn a_waiter_that_lapsed_unawares_goes_to_the_end_of_the_queue() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let locks = Leasehold::connect(&server.url()).await.unwrap();
+    // What is sent meanwhile is answered late, not given up.
+    let away = format!("redis://127.0.0.1:{}?answer_limit=10s", proxy.port());
+    let away = Leasehold::connect(&away).await.unwrap();
+    let entries = || server.ask(&["ZCARD", "leasehold:{default}:order:x"]).to_string();
+
+    let first = locks.mutex("x").acquire().await.unwrap();
+    let waiter = away.mutex("x").ttl(Duration::from_secs(1)).wait(Duration::from_secs(20));
+    let waiter = Handle::current().spawn(async move { waiter.acquire().await });
+    soon(async || entries() == "2").await;
+    proxy.to_server(Flow::Hold);
+    proxy.to_client(Flow::Hold);
+    time::sleep(Duration::from_millis(1100)).await;
+    first.release().await.unwrap();
+    assert_eq!(entries(), "0", "nobody holds it, and nobody waits any more");
+    let second = locks.mutex("x").try_acquire().await.unwrap().expect("it is free");
+
+    proxy.mend();
+    soon(async || entries() == "2").await;
+    assert!(!waiter.is_finished(), "it asked again and waits behind the one who holds");
+    second.check().unwrap();
+    let fence = second.fence();
+    second.release().await.unwrap();
+    let waiter = time::timeout(Duration::from_secs(5), waiter).await.expect("its turn came").unwrap().unwrap();
+    assert!(waiter.fence() > fence);
+    waiter.release().await.unwrap();
+}
