@@ -528,7 +528,7 @@ begin
   end if;
   -- Leases that ran out or whose connection died, and that nobody asks for.
   for u in
-    select distinct namespace, name from (
+    select namespace, name from (
       select r.namespace, r.name from leasehold.resource r
       where r.id is not null and (r.expires_at <= t or leasehold._dead(r.session, null))
       union all
@@ -538,7 +538,7 @@ begin
       select r.namespace, r.name from leasehold.resource r
       where r.crowd and r.renewed_at < t - interval '1 day'
         and not exists (select from leasehold.entry e where e.namespace = r.namespace and e.name = r.name)
-    ) lapsed order by 1, 2 limit p_most
+    ) lapsed group by 1, 2 order by namespace collate "C", name collate "C" limit p_most
   loop
     -- One that somebody keeps locked does not keep the others from being tidied up.
     perform 1 from leasehold.resource r where r.namespace = u.namespace and r.name = u.name for no key update skip locked;
