@@ -80,6 +80,18 @@ async fn a_slot_moves_while_its_locks_are_held_and_waited_for() {
         waiter.unwrap();
     }
     assert_eq!(to.ask(&["EXISTS", &queue]).to_string(), "0", "nothing is left of it");
+
+    // Away and back again while nobody asks: whoever waits next is told of its turn all the same.
+    cluster.move_slot(slot, to, from, async || ()).await;
+    cluster.move_slot(slot, from, to, async || ()).await;
+    let held = one.mutex("x").wait(Duration::from_secs(10)).acquire().await.unwrap();
+    let lock = two.mutex("x").ttl(Duration::from_secs(60)).wait(Duration::from_secs(60));
+    waiting.spawn(async move { lock.acquire().await.unwrap().release().await.map(drop).unwrap() });
+    soon(async || to.ask(&["ZCARD", &queue]).to_string() == "2").await;
+    held.release().await.unwrap();
+    let told = time::timeout(Duration::from_secs(5), waiting.join_next()).await;
+    told.expect("its turn is told").unwrap().unwrap();
+
     // Those that were told that a slot has gone are still heard on the other slots of that server.
     for locks in [&one, &two] {
         for at in 0..30 {

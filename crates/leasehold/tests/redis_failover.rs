@@ -7,7 +7,7 @@ mod shared;
 use std::time::Duration;
 
 use leasehold::{Guard, Leasehold, Loss};
-use leasehold_testkit::redis::{Cluster, Sentinel, Server};
+use leasehold_testkit::redis::{Cluster, Sentinel};
 use shared::{Turns, soon};
 use tokio::time;
 
@@ -20,7 +20,7 @@ async fn a_master_that_steps_down_is_followed() {
     turns.go_on(20).await;
 
     let before = sentinel.master();
-    replicated(&sentinel.servers[..1]);
+    sentinel.replicated();
     sentinel.fail_over();
     soon(async || sentinel.master() != before).await;
     turns.go_on(20).await;
@@ -37,7 +37,7 @@ async fn a_master_that_dies_is_replaced_and_followed() {
     let guard = locks.mutex("long").ttl(Duration::from_secs(60)).acquire().await.unwrap();
     let turns = Turns::begin(&sentinel.url(), &["a", "b", "c"]).await;
     turns.go_on(20).await;
-    replicated(&sentinel.servers[..1]);
+    sentinel.replicated();
     sentinel.servers[0].kill();
     turns.go_on(20).await;
     guard.check().expect("the replica had it");
@@ -113,7 +113,7 @@ async fn what_a_failover_lost_is_told_by_the_next_renewal() {
     let locks = Leasehold::connect(&sentinel.url()).await.unwrap();
     let (master, replica) = (&sentinel.servers[0], &sentinel.servers[1]);
     locks.mutex("warm").acquire().await.unwrap().release().await.unwrap();
-    replicated(&sentinel.servers[..1]);
+    sentinel.replicated();
     // The replica stands still while the lock is taken, so that it never hears of it.
     replica.signal("STOP");
     let guard = locks.mutex("long").ttl(Duration::from_secs(60)).acquire().await.unwrap();
@@ -131,12 +131,5 @@ async fn what_a_failover_lost_is_told_by_the_next_renewal() {
         assert!(next.fence() > fence);
     } else {
         guard.check().expect("the replica knew it");
-    }
-}
-
-/// Waits until the replica has all that its master has.
-fn replicated(servers: &[Server]) {
-    for server in servers {
-        assert_eq!(server.ask(&["WAIT", "1", "5000"]).to_string(), "1", "the replica has everything");
     }
 }

@@ -78,6 +78,16 @@ impl Sentinel {
         told.parts()[1].to_string().parse().expect("a port")
     }
 
+    /// Waits until the replica has all that the first master has written by now.
+    pub fn replicated(&self) {
+        let offset = |server: &Server, name: &str| -> u64 {
+            let info = server.ask(&["INFO", "replication"]).to_string();
+            info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')?.trim().parse().ok()).unwrap_or(0)
+        };
+        let written = offset(&self.servers[0], "master_repl_offset");
+        wait_until("the replica has everything", || offset(&self.servers[1], "slave_repl_offset") >= written);
+    }
+
     /// Has the replica take the master's place, both alive.
     pub fn fail_over(&self) {
         wait_until("a failover may begin", || {

@@ -150,12 +150,18 @@ impl Cluster {
 
     /// Subscribes to the partition's channel where its slot is, once, following it if it moved.
     pub(super) async fn hear(&self, partition: &Partition) -> Result<()> {
+        let channel = self.shared.channel(partition);
         for _ in 0..MOST_MOVES {
             let owner = {
                 let map = self.shared.map.lock();
                 let owner = map.owner(partition.slot());
                 match (map.heard.get(&partition.number), owner) {
-                    (Some(heard), Some(owner)) if heard.owner == owner => return Ok(()),
+                    // It may have moved away and come back without our noticing more than its going.
+                    (Some(heard), Some(owner))
+                        if heard.owner == owner && map.links.get(&owner).is_some_and(|link| link.hears(&channel)) =>
+                    {
+                        return Ok(());
+                    }
                     (_, Some(owner)) => owner,
                     // Whoever sends next finds out.
                     (_, None) => return Ok(()),
@@ -223,6 +229,12 @@ impl Shared {
         Arc::clone(map.links.entry(address.clone()).or_insert_with(begin))
     }
 
+    /// The channel on which this instance is told about its leases in the partition.
+    fn channel(&self, partition: &Partition) -> Channel {
+        let name = partition.to(&self.instance);
+        if self.sharded { Channel::Sharded(name) } else { Channel::Plain(name) }
+    }
+
     /// Takes note of where the slot has gone, as its owner until now tells.
     async fn follow(&self, slot: u16, from: &Address, error: &RedisError) {
         if let Some((host, port)) = error.redirect_node() {
@@ -233,9 +245,7 @@ impl Shared {
     }
 
     async fn hear_at(&self, partition: &Partition, owner: &Address) -> Result<(), Trouble> {
-        let channel = partition.to(&self.instance);
-        let channel = if self.sharded { Channel::Sharded(channel) } else { Channel::Plain(channel) };
-        self.link(owner).subscribe(channel).await?;
+        self.link(owner).subscribe(self.channel(partition)).await?;
         let heard = HeardAt { partition: partition.clone(), owner: owner.clone() };
         self.map.lock().heard.insert(partition.number, heard);
         Ok(())

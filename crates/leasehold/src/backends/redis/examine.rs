@@ -44,8 +44,8 @@ impl RedisBackend {
                 None => findings.push(server.finding(
                     Severity::Info,
                     "settings",
-                    "this user may not ask for INFO, so that eviction, persistence and replicas are not known; \
-                     allow +info",
+                    "this user may not ask for INFO, so that eviction, persistence and replicas are not known, and \
+                     redlock takes each new connection for a restart; allow +info",
                 )),
             }
         }

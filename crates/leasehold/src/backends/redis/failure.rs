@@ -19,11 +19,11 @@ pub(super) fn refused(place: &str, error: &RedisError) -> Error {
     }
     match (error.kind(), error.code().unwrap_or_default()) {
         (ErrorKind::Server(ServerErrorKind::NoPerm), _) | (_, "NOPERM") => Error::permission_denied(message(
-            "allow this user the keys ~leasehold:* and channels &leasehold:*, with +@all -@dangerous",
+            "allow this user the keys ~leasehold:* and channels &leasehold:*, with +@all -@dangerous +info",
         )),
         _ if said.contains("NOPERM") || said.contains("can't access") || said.contains("no permissions") => {
             Error::permission_denied(message(
-                "allow this user the keys ~leasehold:* and channels &leasehold:*, with +@all -@dangerous",
+                "allow this user the keys ~leasehold:* and channels &leasehold:*, with +@all -@dangerous +info",
             ))
         }
         (_, "OOM") => Error::unavailable(message("it is out of memory: raise maxmemory")),

@@ -52,7 +52,7 @@ struct Shared {
     listener: Arc<dyn Listener>,
     live: watch::Sender<Option<Arc<Live>>>,
     trouble: Mutex<Option<Arc<Error>>>,
-    channels: Mutex<Vec<Channel>>,
+    channels: Arc<Mutex<Vec<Channel>>>,
     keeper: Mutex<Option<AbortHandle>>,
 }
 
@@ -63,6 +63,13 @@ pub(super) enum Channel {
     Plain(String),
     /// Of one slot.
     Sharded(String),
+}
+
+impl Channel {
+    /// Whether it is the channel of a slot, with this name.
+    fn is_of_slot(&self, name: &[u8]) -> bool {
+        matches!(self, Self::Sharded(own) if own.as_bytes() == name)
+    }
 }
 
 /// A connection, and what the server told on connecting.
@@ -130,7 +137,7 @@ impl Link {
             listener,
             live: watch::Sender::new(None),
             trouble: Mutex::new(None),
-            channels: Mutex::new(channels),
+            channels: Arc::new(Mutex::new(channels)),
             keeper: Mutex::new(None),
         }))
     }
@@ -356,17 +363,23 @@ impl Shared {
         let closed = Arc::new(AtomicBool::new(false));
         let pushes = {
             let (listener, give_up, closed) = (Arc::clone(&self.listener), Arc::clone(&give_up), Arc::clone(&closed));
+            let channels = Arc::clone(&self.channels);
             move |push: PushInfo| -> Result<(), ()> {
-                match push.kind {
-                    // The last one: the slot of a channel has moved to another server.
-                    PushKind::Disconnection | PushKind::SUnsubscribe => {
+                match (push.kind, push.data.as_slice()) {
+                    (PushKind::Disconnection, _) => {
                         closed.store(true, Ordering::SeqCst);
                         give_up.notify_one();
                     }
-                    PushKind::Message | PushKind::SMessage => {
-                        if let [Value::BulkString(channel), Value::BulkString(message)] = push.data.as_slice() {
-                            listener.message(channel, message);
-                        }
+                    // Its slot has moved to another server: asking about its leases finds out which.
+                    (PushKind::SUnsubscribe, [Value::BulkString(channel), ..]) => {
+                        channels.lock().retain(|known| !known.is_of_slot(channel));
+                        listener.missed();
+                    }
+                    (
+                        PushKind::Message | PushKind::SMessage,
+                        [Value::BulkString(channel), Value::BulkString(message)],
+                    ) => {
+                        listener.message(channel, message);
                     }
                     _ => {}
                 }

@@ -1,7 +1,8 @@
 //! What happens, as the first node that answers tells it.
 //!
 //! That node tells of a grant when it makes it. Whether a majority follows is
-//! seen in a listing, and so is the fence in the rare case that it was raised.
+//! seen in a listing, and so is the fence in the rare case that it was raised. A
+//! leading node that was away tells of a lease that it is given back as of a grant.
 
 use std::{
     pin::Pin,
