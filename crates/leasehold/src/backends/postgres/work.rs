@@ -41,7 +41,7 @@ const PATIENCE: Duration = Duration::from_millis(2);
 
 /// So many calls that wait behind one under way are worth a connection of their own at once; fewer
 /// go together when it returns, and cost the server less.
-const WORTH: usize = 8;
+const WORTH: usize = 5;
 
 /// An additional connection without work is closed after this.
 const IDLE: Duration = Duration::from_secs(30);
