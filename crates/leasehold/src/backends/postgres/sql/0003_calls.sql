@@ -13,7 +13,7 @@ begin
   end if;
 end $$;
 
--- State::acquire. A free name is taken by one update of its row, whatever else goes by the rule.
+-- State::acquire. A free name is taken by one update of its row; what is neither that nor a try that must fail goes on.
 -- Flat parameters: a composite for each call would cost as much as the update.
 create function leasehold._acquire(
   p_namespace text, p_channel text, p_session int, p_own int, p_history "char", p_watched boolean,
@@ -24,8 +24,22 @@ language plpgsql volatile as $$
 declare
   t timestamptz := clock_timestamp();
   wall bigint := leasehold._micros(t);
+  r leasehold.resource;
 begin
-  -- A row that does not match is not locked, so a loser writes nothing; FOR UPDATE does not pass guard().
+  -- A try that must fail reads one row and writes nothing.
+  if p_try then
+    select * into r from leasehold.resource x where x.namespace = p_namespace and x.name = p_name and x.id is not null;
+    if found and r.id <> p_id and not r.crowd and r.expires_at > t and r.units::bigint + p_units > p_capacity
+      and r.capacity = p_capacity and leasehold._family(r.mode) = leasehold._family(p_mode)
+      and not leasehold._dead(r.session, p_own) then
+      a.verdict := 'b';
+      a.waiting := 0;
+      a.holders := jsonb_build_array(jsonb_build_object('holder', r.holder, 'note', r.note, 'mode', leasehold._word(r.mode),
+        'fence', r.fence, 'held_us', greatest(0, wall - leasehold._micros(r.acquired_at))));
+      return;
+    end if;
+  end if;
+  -- A row that does not match is not locked; FOR UPDATE does not pass guard().
   update leasehold.resource x set id = p_id, mode = p_mode, units = p_units, capacity = p_capacity, holder = p_holder,
     note = p_note, metadata = p_metadata, ttl_us = p_ttl_us, expires_at = leasehold._end(t, p_attached, p_session, p_ttl_us),
     asked_at = t, renewed_at = t, acquired_at = t, session = case when p_attached then p_session end, channel = p_channel,
@@ -47,8 +61,8 @@ begin
   end if;
 end $$;
 
--- State::acquire for a name that was not free: a new one is made, a try that must fail only reads, a reader among
--- readers adds its own row, all others queue up.
+-- State::acquire for a name that was not free: a new one is made, a try that must fail in a crowd only reads, a reader
+-- among readers adds its own row, all others queue up.
 create function leasehold._contend(c leasehold.caller, q leasehold.ask, out a leasehold.answer)
 language plpgsql volatile as $$
 declare
@@ -66,15 +80,6 @@ begin
       q.note, q.metadata, q.ttl_us, ends, t, t, t, case when q.attached then c.session end, c.channel)
     on conflict do nothing returning last_fence into a.fence;
   elsif r.id is distinct from q.id then
-    if r.id is not null and not r.crowd and r.expires_at > t and q.try
-      and r.units::bigint + q.units > q.capacity and r.capacity = q.capacity
-      and leasehold._family(r.mode) = leasehold._family(q.mode) and not leasehold._dead(r.session, c.own_session) then
-      a.verdict := 'b';
-      a.waiting := 0;
-      a.holders := jsonb_build_array(jsonb_build_object('holder', r.holder, 'note', r.note, 'mode', leasehold._word(r.mode),
-        'fence', r.fence, 'held_us', greatest(0, wall - leasehold._micros(r.acquired_at))));
-      return;
-    end if;
     if q.try and r.crowd and r.reader_base is null and leasehold._settled(r, t, c.own_session)
       and (r.waiting > 0 or r.used + q.units + (case when r.id is null then 0 else r.units end) > q.capacity)
       and not exists (select from leasehold.entry e where e.id = q.id and e.namespace = c.namespace and e.name = q.name)

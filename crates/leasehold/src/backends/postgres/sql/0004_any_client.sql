@@ -17,16 +17,9 @@ begin
     using errcode = 'LH003', hint = 'Use one shape, or another name.';
 end $$;
 
--- Takes the lock for so many seconds, or says that another has it. Never waits in a queue.
--- The holder that has it already keeps its fence and gets new times and metadata.
-create function leasehold.acquire_lock(
-  p_lock_name text, p_holder_id text, p_ttl_seconds double precision default 30, p_metadata jsonb default '{}'
-) returns boolean
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
-declare
-  a leasehold.answer;
-  mine uuid := leasehold._id_of(p_lock_name, p_holder_id);
-  t timestamptz;
+-- Says what is wrong with what acquire_lock() was given.
+create function leasehold._refuse_arguments(p_lock_name text, p_holder_id text, p_ttl_seconds double precision) returns void
+language plpgsql stable as $$
 begin
   perform leasehold._check_isolation();
   if p_lock_name is null or p_lock_name = '' or octet_length(p_lock_name) > 512 or p_lock_name ~ '[[:cntrl:]]' then
@@ -39,9 +32,33 @@ begin
     raise exception 'a ttl of % seconds cannot be used', coalesce(p_ttl_seconds::text, 'null')
       using errcode = '22023', hint = 'It must be above 0 and at most 30 days; 10 to 60 seconds suit most work.';
   end if;
-  if jsonb_typeof(coalesce(p_metadata, '{}')) <> 'object' then
-    raise exception 'metadata must be a JSON object' using errcode = '22023';
+  raise exception 'metadata must be a JSON object' using errcode = '22023';
+end $$;
+
+-- Takes the lock for so many seconds, or says that another has it. Never waits in a queue.
+-- The holder that has it already keeps its fence and gets new times and metadata.
+create function leasehold.acquire_lock(
+  p_lock_name text, p_holder_id text, p_ttl_seconds double precision default 30, p_metadata jsonb default '{}'
+) returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
+declare
+  a leasehold.answer;
+  mine uuid;
+  t timestamptz;
+begin
+  -- One expression: each is prepared anew in every transaction, which costs more than the look at the row.
+  if (current_setting('transaction_isolation') = 'read committed' and octet_length(p_lock_name) between 1 and 512
+    and octet_length(p_holder_id) between 1 and 256 and p_lock_name !~ '[[:cntrl:]]' and p_holder_id !~ '[[:cntrl:]]'
+    and p_ttl_seconds > 0 and p_ttl_seconds <= 2592000 and jsonb_typeof(coalesce(p_metadata, '{}')) = 'object') is not true then
+    perform leasehold._refuse_arguments(p_lock_name, p_holder_id, p_ttl_seconds);
   end if;
+  perform 1 from leasehold.resource r
+  where r.namespace = 'default' and r.name = p_lock_name and r.mode = 'x' and r.expires_at > clock_timestamp()
+    and r.id <> leasehold._id_of(p_lock_name, p_holder_id) and r.session is null;
+  if found then
+    return false;
+  end if;
+  mine := leasehold._id_of(p_lock_name, p_holder_id);
   a := leasehold._acquire('default', null, null, leasehold._own_session(), 'a', leasehold._watched('default'), p_lock_name, mine,
     'x', 2147483647, 2147483647, greatest(1, p_ttl_seconds * 1000000)::bigint, true, false, p_holder_id, null,
     coalesce(p_metadata, '{}'), null);
