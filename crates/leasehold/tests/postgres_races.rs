@@ -79,12 +79,14 @@ async fn one(client: &Client, sql: &str) -> Result<String, String> {
 
 /// Starts a statement and waits until it waits for a lock.
 async fn blocked(server: &Postgres, client: &Arc<Client>, sql: &'static str) -> JoinHandle<Result<String, String>> {
+    // Ready before: what waits gives up after 0.4 s.
+    let looking = self::client(server).await;
     let pid = one(client, "select pg_backend_pid()").await.unwrap();
     let asking = Arc::clone(client);
     let task = Handle::current().spawn(async move { one(&asking, sql).await });
     let waits = format!("select count(*) from pg_locks where pid = {pid} and not granted");
     for _ in 0..500 {
-        if task.is_finished() || server.psql(&waits) == "1" {
+        if task.is_finished() || one(&looking, &waits).await.unwrap() == "1" {
             return task;
         }
     }

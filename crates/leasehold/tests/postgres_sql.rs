@@ -246,7 +246,7 @@ fn guard_pins_a_lease_to_a_transaction_without_blocking_renewals() {
     server.psql("create table ledger (entry text)");
     let one = connect(&server.url());
     let two = connect(&server.url());
-    let ttl = Duration::from_millis(600);
+    let ttl = Duration::from_millis(1500);
     let guard = blocking::wait(one.mutex("ledger").ttl(ttl).acquire()).unwrap();
     let fence = guard.fence().get();
     let error = server.try_psql("postgres", "select leasehold.guard('ledger', 7)").unwrap_err();
@@ -255,12 +255,12 @@ fn guard_pins_a_lease_to_a_transaction_without_blocking_renewals() {
     // A guarded transaction stays open for several ttls; renewals go through all the while.
     let mut writer = server.client("postgres");
     writer.args(["-c", &format!(
-        "begin; select leasehold.guard('ledger', {fence}); insert into ledger values ('a'); select pg_sleep(2); commit"
+        "begin; select leasehold.guard('ledger', {fence}); insert into ledger values ('a'); select pg_sleep(4); commit"
     )]);
     let mut writer = writer.stdout(std::process::Stdio::null()).spawn().unwrap();
     let writing = "select count(*) from pg_locks l join pg_class c on c.oid = l.relation where c.relname = 'ledger'";
     until(|| server.psql(writing) == "1");
-    std::thread::sleep(Duration::from_millis(900));
+    std::thread::sleep(Duration::from_secs(2));
     guard.check().unwrap();
     // Released while the transaction is open: nobody else gets it before it ends.
     blocking::wait(guard.release()).unwrap();
@@ -278,19 +278,83 @@ fn a_renewal_goes_through_while_a_sql_caller_sits_in_an_open_transaction_on_anot
     let server = Postgres::start();
     installed(&server, None);
     let locks = connect(&format!("{}?connections=1", server.url()));
-    let guard = blocking::wait(locks.mutex("mine").ttl(Duration::from_millis(600)).acquire()).unwrap();
+    let guard = blocking::wait(locks.mutex("mine").ttl(Duration::from_millis(1500)).acquire()).unwrap();
     let mut stranger = server.client("postgres");
-    stranger.args(["-c", "begin; select leasehold.acquire_lock('theirs', 'a'); select pg_sleep(2); commit"]);
+    stranger.args(["-c", "begin; select leasehold.acquire_lock('theirs', 'a'); select pg_sleep(4); commit"]);
     let mut stranger = stranger.stdout(std::process::Stdio::null()).spawn().unwrap();
-    std::thread::sleep(Duration::from_millis(300));
+    until(|| server.psql("select count(*) from pg_stat_activity where wait_event = 'PgSleep'") == "1");
     assert!(blocking::wait(locks.mutex("theirs").try_acquire()).unwrap().is_none(), "busy, after a short wait");
-    std::thread::sleep(Duration::from_millis(1200));
+    std::thread::sleep(Duration::from_secs(2));
     guard.check().unwrap();
     assert!(stranger.wait().unwrap().success());
     assert_eq!(server.psql("select leasehold.release_lock('theirs', 'a')"), "t");
     let theirs = blocking::wait(locks.mutex("theirs").acquire()).unwrap();
     blocking::wait(theirs.release()).unwrap();
     blocking::wait(guard.release()).unwrap();
+}
+
+#[test]
+fn a_renewal_goes_through_while_places_in_queues_wait_for_a_strangers_transaction() {
+    let server = Postgres::start();
+    installed(&server, None);
+    let locks = connect(&server.url());
+    let names = ["one", "two", "three", "four"];
+    for name in names {
+        server.psql(&format!("select leasehold.acquire_lock('{name}', 'a', 60)"));
+    }
+    let ttl = Duration::from_millis(1500);
+    let guard = blocking::wait(locks.mutex("mine").ttl(ttl).acquire()).unwrap();
+    let waiters = names.map(|name| {
+        let waits = locks.mutex(name).ttl(ttl).wait(Duration::from_secs(30));
+        std::thread::spawn(move || blocking::wait(waits.acquire()).map(drop))
+    });
+    until(|| server.psql("select count(*) from leasehold.entry") == "4");
+    let mut stranger = server.client("postgres");
+    stranger.args([
+        "-c",
+        "begin; select 1 from leasehold.resource where name <> 'mine' for update; select pg_sleep(4); commit",
+    ]);
+    let mut stranger = stranger.stdout(std::process::Stdio::null()).spawn().unwrap();
+    while stranger.try_wait().unwrap().is_none() {
+        guard.check().unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    for name in names {
+        server.psql(&format!("select leasehold.release_lock('{name}', 'a')"));
+    }
+    for waiter in waiters {
+        waiter.join().unwrap().unwrap();
+    }
+    blocking::wait(guard.release()).unwrap();
+}
+
+#[test]
+fn guard_pins_a_permit_too() {
+    let server = Postgres::start();
+    installed(&server, None);
+    let locks = connect(&server.url());
+    let permit = || locks.semaphore("api", 2).wait(Duration::from_secs(30));
+    let (guarded, other) = (blocking::wait(permit().acquire()).unwrap(), blocking::wait(permit().acquire()).unwrap());
+    let waits = permit();
+    let waiter = std::thread::spawn(move || blocking::wait(waits.acquire()).unwrap());
+    until(|| server.psql("select waiting from leasehold.resource where name = 'api'") == "1");
+    let mut writer = server.client("postgres");
+    writer.args([
+        "-c",
+        &format!("begin; select leasehold.guard('api', {}); select pg_sleep(2); commit", guarded.fence().get()),
+    ]);
+    let mut writer = writer.stdout(std::process::Stdio::null()).spawn().unwrap();
+    until(|| server.psql("select count(*) from pg_stat_activity where wait_event = 'PgSleep'") == "1");
+    blocking::wait(guarded.release()).unwrap();
+    let waiting = server.psql(
+        "select waiting from leasehold.resource where name = 'api' and exists (select from pg_stat_activity where wait_event = 'PgSleep')",
+    );
+    assert_eq!(waiting, "1", "the guarded transaction relies on that permit");
+    let next = waiter.join().unwrap();
+    assert!(writer.wait().unwrap().success());
+    for permit in [other, next] {
+        blocking::wait(permit.release()).unwrap();
+    }
 }
 
 #[test]
@@ -384,7 +448,7 @@ fn nobody_is_notified_while_nobody_waits() {
         .unwrap();
     std::io::Write::write_all(listener.stdin.as_mut().unwrap(), b"begin; listen nothing; commit; begin; select 1;\n")
         .unwrap();
-    std::thread::sleep(Duration::from_millis(200));
+    until(|| server.psql("select count(*) from pg_stat_activity where state = 'idle in transaction'") == "1");
     for at in 0..300 {
         let guard = blocking::wait(locks.mutex(format!("free:{at}")).acquire()).unwrap();
         blocking::wait(guard.release()).unwrap();

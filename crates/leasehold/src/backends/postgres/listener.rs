@@ -142,7 +142,10 @@ impl Listener {
             match self.listen().await {
                 Ok(()) => pause = Duration::from_millis(20),
                 Err(failure) => {
-                    self.state.send_replace(State::Down(Some(failure)));
+                    // Leases that lived by a connection which is being left are dead to others.
+                    if let State::Up { .. } = self.state.send_replace(State::Down(Some(failure))) {
+                        self.hints.send(Hint::Missed);
+                    }
                 }
             }
             sleep(pause).await;

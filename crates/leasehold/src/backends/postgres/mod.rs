@@ -216,6 +216,10 @@ impl Backend for PostgresBackend {
             asking.answered();
         }
         let answer = answer.map_err(Failure::error)?;
+        if matches!(answer.value, Decision::Busy(_) | Decision::WrongShape { .. }) {
+            // An earlier ask with this id may still be carried out, and nobody will release it.
+            self.late.released(&request.key);
+        }
         // 1. It is asked for in the name of a connection. 2. That connection dies. 3. It is granted, and dead to all.
         if session.is_some() && self.listener.session() != session {
             let words = "the connection that the lease would live by was lost meanwhile";

@@ -134,7 +134,12 @@ impl PostgresOptions {
             // One of them is the primary; a standby cannot grant.
             own.config.target_session_attrs(TargetSessionAttrs::ReadWrite);
         }
-        own.ssl(ssl.as_deref())?;
+        if own.trust == Trust::Anyone
+            && let Some(roots) = set("PGSSLROOTCERT")
+        {
+            own.trust = Trust::Verified(Some(PathBuf::from(roots)));
+        }
+        own.ssl(ssl.or_else(|| set("PGSSLMODE")).as_deref())?;
         own.fill_in(password)?;
         Ok(own)
     }
@@ -162,7 +167,6 @@ impl PostgresOptions {
     }
 
     fn fill_in(&mut self, password: Option<String>) -> Result<()> {
-        let set = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
         if self.config.get_hosts().is_empty() && self.config.get_hostaddrs().is_empty() {
             let socket = ["/var/run/postgresql", "/tmp"].into_iter().find(|path| PathBuf::from(path).is_dir());
             self.config.host(set("PGHOST").as_deref().or(socket).unwrap_or("localhost"));
@@ -233,6 +237,11 @@ impl PostgresOptions {
 }
 
 /// The password of a line `host:port:database:user:password` if it is about this server.
+/// What the environment says, unless it is empty.
+fn set(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
+}
+
 fn password_for(line: &str, about: [&str; 4]) -> Option<String> {
     let mut fields = vec![String::new()];
     let mut characters = line.chars();

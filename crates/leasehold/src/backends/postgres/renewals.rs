@@ -1,5 +1,6 @@
 //! Renewals: all that hold in one statement, whatever else it is one by one.
 
+use tokio::time::timeout;
 use tokio_postgres::types::{Json, Type};
 use uuid::Uuid;
 
@@ -13,7 +14,7 @@ use super::{
 };
 use crate::{
     backend::HintSender,
-    lease::{Answer, Renewal, Standing, micros},
+    lease::{Answer, Incarnation, Renewal, Standing, micros},
 };
 
 /// So many places in queues are looked after in one statement: each may have to wait for a lock.
@@ -41,47 +42,64 @@ pub(super) async fn renew(
         }
     }
     let left: Vec<usize> = (0..renewals.len()).filter(|at| !answered[*at]).collect();
-    for chunk in left.chunks(EACH_BATCH) {
-        let told = one_by_one(slot, caller, chunk.iter().map(|at| &renewals[*at])).await;
-        let told = match told {
-            // One that is locked leaves the others in the chunk unknown: ask for each alone.
-            Err(failure) if chunk.len() > 1 && matches!(failure.kind, Kind::Locked | Kind::Overtaken) => {
-                for at in chunk {
-                    if let Ok((answers, life)) = one_by_one(slot, caller, std::iter::once(&renewals[*at])).await {
-                        incarnation = Some(life);
-                        for row::Answered { said, hints: told, .. } in answers {
-                            for hint in told {
-                                hints.send(hint);
-                            }
-                            standings[*at] = said.standing();
+    // Those that wait for a stranger's transaction must not keep the answer from those that were renewed.
+    let most = renewals.iter().map(|renewal| renewal.ttl.get()).min().unwrap_or_default() / 6;
+    let mut life = incarnation;
+    let looking = async {
+        for chunk in left.chunks(EACH_BATCH) {
+            match each(slot, caller, renewals, chunk, hints, deaths, &mut standings).await {
+                Ok(told) => life = Some(told),
+                // One that is locked leaves the others in the chunk unknown: ask for each alone.
+                Err(failure) if matches!(failure.kind, Kind::Locked | Kind::Overtaken) => {
+                    for at in chunk.iter().filter(|_| chunk.len() > 1) {
+                        let alone = std::slice::from_ref(at);
+                        if let Ok(told) = each(slot, caller, renewals, alone, hints, deaths, &mut standings).await {
+                            life = Some(told);
                         }
                     }
                 }
-                continue;
-            }
-            Err(failure) if matches!(failure.kind, Kind::Locked | Kind::Overtaken) && incarnation.is_some() => continue,
-            told => told?,
-        };
-        incarnation = Some(told.1);
-        for row::Answered { at, said, hints: told } in told.0 {
-            for hint in told {
-                hints.send(hint);
-            }
-            if let Some(at) = chunk.get(at) {
-                if said.is_bound() {
-                    deaths.fear_for(&renewals[*at].key);
-                }
-                standings[*at] = said.standing();
+                Err(failure) => return Err(failure),
             }
         }
+        Ok(())
+    };
+    match timeout(most, looking).await {
+        Ok(Err(failure)) if incarnation.is_none() => return Err(failure),
+        // What was not heard of stays unknown, and is asked about again.
+        _ => {}
     }
-    match incarnation {
+    match life {
         Some(incarnation) => Ok(Answer { value: standings, incarnation }),
         None => Ok(Answer { value: standings, incarnation: slot.get().await?.greeting.incarnation }),
     }
 }
 
-type Told = (Vec<row::Answered>, crate::lease::Incarnation);
+/// Renews these one by one, in one call; answers which life of the server told it.
+async fn each(
+    slot: &Slot,
+    caller: &Caller,
+    renewals: &[Renewal],
+    chunk: &[usize],
+    hints: &HintSender,
+    deaths: &Deaths,
+    standings: &mut [Standing],
+) -> Result<Incarnation, Failure> {
+    let (answers, incarnation) = one_by_one(slot, caller, chunk.iter().map(|at| &renewals[*at])).await?;
+    for row::Answered { at, said, hints: told } in answers {
+        for hint in told {
+            hints.send(hint);
+        }
+        if let Some(at) = chunk.get(at) {
+            if said.is_bound() {
+                deaths.fear_for(&renewals[*at].key);
+            }
+            standings[*at] = said.standing();
+        }
+    }
+    Ok(incarnation)
+}
+
+type Told = (Vec<row::Answered>, Incarnation);
 
 fn changes_nothing(renewal: &Renewal) -> bool {
     renewal.fence_floor.is_none() && renewal.downgrade.is_none() && renewal.metadata.is_none()

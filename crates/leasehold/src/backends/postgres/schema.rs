@@ -73,7 +73,7 @@ pub fn sql(options: &PostgresOptions, expose: Option<&str>) -> Result<String> {
 pub async fn install(options: PostgresOptions, expose: Option<&str>) -> Result<Installed> {
     let wrappers = expose.map(|target| exposed(&options, target)).transpose()?;
     let connector = Connector::new(options)?;
-    let connection = connector.connect(None).await.map_err(Failure::error)?;
+    let [connection, _] = connector.connect_pair().await.map_err(Failure::error)?;
     install_on(&connection, &connector.options, wrappers.as_deref()).await.map_err(Failure::error)
 }
 

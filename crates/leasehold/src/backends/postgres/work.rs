@@ -41,7 +41,7 @@ const PATIENCE: Duration = Duration::from_millis(2);
 
 /// So many calls that wait behind one under way are worth a connection of their own at once; fewer
 /// go together when it returns, and cost the server less.
-const WORTH: usize = 5;
+const WORTH: usize = 4;
 
 /// An additional connection without work is closed after this.
 const IDLE: Duration = Duration::from_secs(30);
@@ -211,6 +211,8 @@ impl Work {
                     if self.queue.lock().is_empty() { timeout(IDLE, self.wake.notified()).await } else { Ok(()) };
                 self.idle.fetch_sub(1, Ordering::SeqCst);
                 if woken.is_err() && self.queue.lock().is_empty() && self.leave_if_spare() {
+                    // A call that came since the look at the queue took this worker for one under way.
+                    self.wake.notify_one();
                     return;
                 }
                 continue;
@@ -219,8 +221,15 @@ impl Work {
                 self.wake.notify_one();
             }
             let mut call = std::pin::pin!(self.call(&slot, batch));
-            while timeout(PATIENCE, &mut call).await.is_err() {
-                self.call_for_help();
+            let goes_on = loop {
+                match timeout(PATIENCE, &mut call).await {
+                    Ok(goes_on) => break goes_on,
+                    Err(_) => self.call_for_help(),
+                }
+            };
+            if !goes_on {
+                self.wake.notify_one();
+                return;
             }
         }
         self.workers.fetch_sub(1, Ordering::SeqCst);
@@ -243,15 +252,34 @@ impl Work {
         queue.drain(..together).collect()
     }
 
-    async fn call(&self, slot: &Slot, batch: Vec<Queued>) {
+    /// Whether this worker goes on: one that gets no connection leaves its calls to the others, if there are any.
+    async fn call(&self, slot: &Slot, batch: Vec<Queued>) -> bool {
         let connection = match slot.get().await {
             Ok(connection) => connection,
-            Err(failure) => return batch.into_iter().for_each(|queued| queued.item.fail(&failure)),
+            Err(_) if self.leave_if_spare() => {
+                self.push_again(batch);
+                return false;
+            }
+            Err(failure) => {
+                for queued in batch {
+                    queued.item.fail(&failure);
+                }
+                return true;
+            }
         };
         let (releases, acquires): (Vec<Queued>, Vec<Queued>) =
             batch.into_iter().partition(|queued| matches!(queued.item, Item::Release { .. }));
         // Both are sent at once; the server takes them in this order.
         tokio::join!(self.call_alike(slot, &connection, releases), self.call_alike(slot, &connection, acquires));
+        true
+    }
+
+    /// Puts calls that were taken before all that wait.
+    fn push_again(&self, again: Vec<Queued>) {
+        let mut queue = self.queue.lock();
+        for queued in again.into_iter().rev() {
+            queue.push_front(queued);
+        }
     }
 
     async fn call_alike(&self, slot: &Slot, connection: &Connection, mut batch: Vec<Queued>) {
@@ -335,11 +363,7 @@ impl Work {
                 _ => item.fail(failure),
             }
         }
-        let mut queue = self.queue.lock();
-        for queued in again.into_iter().rev() {
-            queue.push_front(queued);
-        }
-        drop(queue);
+        self.push_again(again);
         self.wake.notify_one();
     }
 }

@@ -207,14 +207,15 @@ begin
         where x.namespace = r.namespace and x.name = r.name and x.fence is null order by x.seq
       loop
         exit when r.used + w.units + (case when r.id is null then 0 else r.units end) > w.capacity;
-        if r.used = 0 and r.id is null and not passed then
+        -- A permit that was given back may be one that a guarded transaction relies on.
+        if ((r.used = 0 and r.id is null) or w.mode = 'p') and not passed then
           passed := leasehold._pass(r.namespace, r.name);
           if not passed then
             guarded := true;
-            if w.channel is distinct from c.channel then
-              perform pg_notify(w.channel, 'c ' || r.name);
-            else
+            if w.channel = c.channel then
               a.hints := a.hints || ('c ' || r.name);
+            elsif w.channel is not null then
+              perform pg_notify(w.channel, 'c ' || r.name);
             end if;
             exit;
           end if;
@@ -314,7 +315,7 @@ begin
           a.capacity := e.capacity;
           exit;
         end if;
-        if not guarded and r.waiting = 0 and r.used = 0 and r.id is null and not passed then
+        if not guarded and r.waiting = 0 and ((r.used = 0 and r.id is null) or q.mode = 'p') and not passed then
           passed := leasehold._pass(r.namespace, r.name);
           guarded := not passed;
         end if;

@@ -24,18 +24,17 @@ language plpgsql volatile as $$
 declare
   t timestamptz := clock_timestamp();
   wall bigint := leasehold._micros(t);
-  r leasehold.resource;
 begin
   -- A try that must fail reads one row and writes nothing.
   if p_try then
-    select * into r from leasehold.resource x where x.namespace = p_namespace and x.name = p_name and x.id is not null;
-    if found and r.id <> p_id and not r.crowd and r.expires_at > t and r.units::bigint + p_units > p_capacity
-      and r.capacity = p_capacity and leasehold._family(r.mode) = leasehold._family(p_mode)
-      and not leasehold._dead(r.session, p_own) then
-      a.verdict := 'b';
-      a.waiting := 0;
-      a.holders := jsonb_build_array(jsonb_build_object('holder', r.holder, 'note', r.note, 'mode', leasehold._word(r.mode),
-        'fence', r.fence, 'held_us', greatest(0, wall - leasehold._micros(r.acquired_at))));
+    select 'b', 0, jsonb_build_array(jsonb_build_object('holder', r.holder, 'note', r.note, 'mode', leasehold._word(r.mode),
+      'fence', r.fence, 'held_us', greatest(0, wall - leasehold._micros(r.acquired_at))))
+    into a.verdict, a.waiting, a.holders
+    from leasehold.resource r
+    where r.namespace = p_namespace and r.name = p_name and r.id <> p_id and not r.crowd and r.expires_at > t
+      and r.units::bigint + p_units > p_capacity and r.capacity = p_capacity
+      and leasehold._family(r.mode) = leasehold._family(p_mode) and not leasehold._dead(r.session, p_own);
+    if found then
       return;
     end if;
   end if;
@@ -91,6 +90,7 @@ begin
     end if;
     -- One that is known may have expired or died: the rule decides.
     if q.mode = 's' and q.floor is null and r.reader_base is not null and wall - r.last_fence < 100000
+      and (select s.last_value from leasehold.reader s) - r.reader_base < 90000
       and not exists (select from leasehold.entry e where e.id = q.id and e.namespace = c.namespace and e.name = q.name) then
       perform pg_advisory_xact_lock_shared(leasehold._gate(c.namespace, q.name));
       select * into r from leasehold.resource x where x.namespace = c.namespace and x.name = q.name;
@@ -432,7 +432,7 @@ begin
 end $$;
 
 -- State::records for many resources: those that match, after a name, at most so many names.
--- Live ones only; `rank` is 0 for holders and the place in the queue, from 1, for those who wait.
+-- Live ones only, those who hold before those who wait.
 create function leasehold.list_leases(p_namespace text, p_exactly text, p_prefix text, p_after text, p_limit bigint)
 returns table (name text, holder text, mode "char", units int, capacity int, fence bigint, acquired_us bigint, asked_us bigint,
   renewed_us bigint, ttl_us bigint, expires_us bigint, note text, metadata jsonb, now_us bigint)
@@ -487,12 +487,6 @@ begin
   return leasehold._event_channel(p_namespace);
 end $$;
 
--- No longer.
-create function leasehold.unwatch(p_channel text) returns void
-language sql volatile security definer set search_path = pg_catalog, pg_temp as $$
-  delete from leasehold.watcher w where w.channel = p_channel
-$$;
-
 -- Makes this connection one that leases live by; answers its number.
 create function leasehold.open_session(p_client text) returns int
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
@@ -528,6 +522,9 @@ declare
   removed int;
 begin
   perform leasehold._check_isolation();
+  if p_keep_history < interval '1 day' and not pg_has_role(session_user, current_user, 'member') then
+    raise exception 'history younger than a day is removed by the owner of the schema only' using errcode = '42501';
+  end if;
   if not pg_try_advisory_xact_lock('leasehold.session'::regclass::oid::int # 1279807556, 0) then
     return 0;
   end if;
@@ -547,7 +544,7 @@ begin
   loop
     -- One that somebody keeps locked does not keep the others from being tidied up.
     perform 1 from leasehold.resource r where r.namespace = u.namespace and r.name = u.name for no key update skip locked;
-    continue when not found;
+    continue when not found or not pg_try_advisory_xact_lock(leasehold._gate(u.namespace, u.name));
     perform leasehold._operate(row(u.namespace, null, null, null, 'a', leasehold._watched(u.namespace)),
       row('n', u.name, null, null, null, null, 0, null, null, null, null, null, null, null, null, null)::leasehold.ask);
     done := done + 1;

@@ -35,8 +35,8 @@ begin
   raise exception 'metadata must be a JSON object' using errcode = '22023';
 end $$;
 
--- Takes the lock for so many seconds, or says that another has it. Never waits in a queue.
--- The holder that has it already keeps its fence and gets new times and metadata.
+-- Takes the lock for so many seconds, or says that another has it. Never waits in a queue, and so is always alone in
+-- the row of its name. The holder that has it already keeps its fence and gets new times, be they shorter, and metadata.
 create function leasehold.acquire_lock(
   p_lock_name text, p_holder_id text, p_ttl_seconds double precision default 30, p_metadata jsonb default '{}'
 ) returns boolean
@@ -74,9 +74,6 @@ begin
     update leasehold.resource r set acquired_at = t, renewed_at = t, expires_at = t + p_ttl_seconds * interval '1 s',
       ttl_us = greatest(1, p_ttl_seconds * 1000000)::bigint, metadata = coalesce(p_metadata, '{}')
     where r.namespace = 'default' and r.name = p_lock_name and r.id = mine;
-    update leasehold.entry e set acquired_at = t, renewed_at = t, expires_at = t + p_ttl_seconds * interval '1 s',
-      ttl_us = greatest(1, p_ttl_seconds * 1000000)::bigint, metadata = coalesce(p_metadata, '{}')
-    where e.id = mine and e.namespace = 'default' and e.name = p_lock_name;
   end if;
   return true;
 end $$;
@@ -109,13 +106,6 @@ begin
   update leasehold.resource r set renewed_at = clock_timestamp(), expires_at = clock_timestamp() + length,
     ttl_us = greatest(1, p_additional_seconds * 1000000)::bigint
   where r.namespace = 'default' and r.name = p_lock_name and r.id = mine and r.expires_at > clock_timestamp();
-  if found then
-    return true;
-  end if;
-  update leasehold.entry e set renewed_at = clock_timestamp(), expires_at = clock_timestamp() + length,
-    ttl_us = greatest(1, p_additional_seconds * 1000000)::bigint
-  where e.id = mine and e.namespace = 'default' and e.name = p_lock_name and e.fence is not null
-    and e.expires_at > clock_timestamp();
   return found;
 end $$;
 
@@ -125,13 +115,8 @@ language plpgsql stable security definer set search_path = pg_catalog, pg_temp a
 declare
   mine uuid := leasehold._id_of(p_lock_name, p_holder_id);
 begin
-  return (
-    select r.fence from leasehold.resource r
-    where r.namespace = 'default' and r.name = p_lock_name and r.id = mine and r.expires_at > clock_timestamp()
-    union all
-    select e.fence from leasehold.entry e
-    where e.id = mine and e.namespace = 'default' and e.name = p_lock_name and e.fence is not null
-      and e.expires_at > clock_timestamp());
+  return (select r.fence from leasehold.resource r
+    where r.namespace = 'default' and r.name = p_lock_name and r.id = mine and r.expires_at > clock_timestamp());
 end $$;
 
 -- Who holds what, in every mode; those who wait are not in it.

@@ -6,7 +6,7 @@ revoke all on all tables in schema leasehold from public;
 -- Views call it with the rights of whoever looks; it tells whether a connection ended, and nothing else.
 grant execute on function leasehold._lost(int) to public;
 
--- Lets a role lock and look, and nothing else.
+-- Lets a role lock, look and evict, in every namespace, and nothing else. Functions of later migrations are granted there.
 create function leasehold.allow(p_role name) returns void
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare

@@ -1,4 +1,4 @@
--- What kind of server this is. Answers pid, in_recovery, incarnation, version (null: no schema).
+-- What kind of server this is. Timeline and start are its incarnation.
 select pg_backend_pid() as pid, pg_is_in_recovery() as in_recovery,
   case when pg_is_in_recovery() then 0 else
     ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint end as timeline,
