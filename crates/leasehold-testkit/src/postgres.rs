@@ -297,9 +297,10 @@ fn give(path: &Path) {
     }
 }
 
-/// An initialised data folder, made once on this machine and copied from then on.
+/// An initialised data folder, made once beside what was built and copied from then on.
 fn template() -> PathBuf {
-    let base = std::env::temp_dir().join(format!("leasehold-testkit-{}", geteuid().as_raw()));
+    let exe = std::env::current_exe().unwrap();
+    let base = exe.ancestors().nth(2).unwrap().join("leasehold-testkit");
     fs::create_dir_all(&base).unwrap();
     let latch = File::create(base.join("postgres.latch")).unwrap();
     latch.lock().unwrap();

@@ -39,6 +39,8 @@ fn no_example_is_left_out() {
     let folder = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/examples")).unwrap();
     let mut found: Vec<String> =
         folder.map(|file| file.unwrap().path().file_stem().unwrap().to_string_lossy().into_owned()).collect();
+    // It needs a server: `postgres_advisory` has one.
+    found.retain(|name| name != "advisory_job");
     found.sort_unstable();
     assert_eq!(found, TRIED);
 }

@@ -12,6 +12,16 @@ use leasehold_testkit::postgres::Postgres;
 use tokio::task::JoinSet;
 use tokio_postgres::{Client, NoTls};
 
+#[allow(dead_code, reason = "its main reads the environment, which is not ours here")]
+#[path = "../examples/advisory_job.rs"]
+mod advisory_job;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_example_of_a_unique_job_runs() {
+    let server = Postgres::start();
+    advisory_job::run(&server.url()).await.unwrap();
+}
+
 async fn client(server: &Postgres) -> Client {
     let (client, connection) = tokio_postgres::connect(&server.url(), NoTls).await.unwrap();
     tokio::runtime::Handle::current().spawn(connection);

@@ -117,7 +117,11 @@ pub async fn try_lock_in_as<N: AsRef<str>>(
         transaction.batch_execute("savepoint leasehold_try").await?;
         let rows = transaction.query_typed(text, &[(&keys(names), Type::INT8_ARRAY)]).await?;
         let all = rows.iter().all(|row| row.try_get(0).unwrap_or(false));
-        let end = if all { "release savepoint leasehold_try" } else { "rollback to savepoint leasehold_try" };
+        let end = if all {
+            "release savepoint leasehold_try"
+        } else {
+            "rollback to savepoint leasehold_try; release savepoint leasehold_try"
+        };
         transaction.batch_execute(end).await?;
         Ok(all)
     };

@@ -67,7 +67,7 @@ impl Failure {
         let hint = told.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
         let code = told.code();
         let (kind, advice) = if *code == SqlState::INSUFFICIENT_PRIVILEGE {
-            (Kind::Denied, "; let its owner call leasehold.allow('this role')")
+            (Kind::Denied, "; let the owner of the schema call its function allow('this role')")
         } else if *code == SqlState::INVALID_PASSWORD || *code == SqlState::INVALID_AUTHORIZATION_SPECIFICATION {
             (Kind::Denied, "; check the user, and give the password by password_file=, password_env= or PGPASSFILE")
         } else if [

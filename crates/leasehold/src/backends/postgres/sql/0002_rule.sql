@@ -33,13 +33,16 @@ language sql immutable as $$
   select hashtextextended(p_namespace || '/' || p_name, 0) | (-9223372036854775807 - 1)
 $$;
 
+-- The class of the advisory locks that sessions hold. It differs from schema to schema, as do their sessions' numbers.
+create function leasehold._class() returns int
+language sql stable as $$ select 'leasehold.session'::regclass::oid::int # 1279807556 $$;
+
 -- Presence::Dead: the connection is gone. A probe that gets the connection's own
 -- lock proves it. The session of this very connection is alive, and would get it too.
--- The class of these locks differs from schema to schema, and so do their sessions' numbers.
 create function leasehold._dead(p_session int, p_own int) returns boolean
 language sql volatile as $$
   select p_session is not null and p_session is distinct from p_own
-     and pg_try_advisory_xact_lock_shared('leasehold.session'::regclass::oid::int # 1279807556, p_session)
+     and pg_try_advisory_xact_lock_shared(leasehold._class(), p_session)
 $$;
 
 -- The same for whoever looks at a view, whatever its rights.

@@ -491,7 +491,7 @@ end $$;
 create function leasehold.open_session(p_client text) returns int
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
 declare
-  class int := 'leasehold.session'::regclass::oid::int # 1279807556;
+  class int := leasehold._class();
   opened int;
 begin
   -- A lock of this connection outlives the rollback of what recorded it: it is used again.
@@ -525,7 +525,7 @@ begin
   if p_keep_history < interval '1 day' and not pg_has_role(session_user, current_user, 'member') then
     raise exception 'history younger than a day is removed by the owner of the schema only' using errcode = '42501';
   end if;
-  if not pg_try_advisory_xact_lock('leasehold.session'::regclass::oid::int # 1279807556, 0) then
+  if not pg_try_advisory_xact_lock(leasehold._class(), 0) then
     return 0;
   end if;
   -- Leases that ran out or whose connection died, and that nobody asks for.

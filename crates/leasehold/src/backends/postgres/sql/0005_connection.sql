@@ -15,7 +15,7 @@ begin
     raise exception 'a lock name needs 1 to 512 bytes and no control characters' using errcode = '22023';
   end if;
   if own is null or not exists (select from leasehold.session s where s.id = own and s.pid = pg_backend_pid())
-    or not pg_try_advisory_lock('leasehold.session'::regclass::oid::int # 1279807556, own) then
+    or not pg_try_advisory_lock(leasehold._class(), own) then
     own := leasehold.open_session(session_user || ' ' || coalesce(host(inet_client_addr()), 'local'));
   end if;
   c := row('default', null, own, own, 'a', leasehold._watched('default'));
