@@ -38,6 +38,7 @@ use self::{
     late::Late,
     listener::Listener,
     options::{By, Durability, Recorded},
+    renewals::Renewals,
     work::{Caller, Work},
 };
 pub use self::{
@@ -66,12 +67,11 @@ pub struct PostgresBackend {
     connector: Arc<Connector>,
     caller: Caller,
     work: Arc<Work>,
-    renewals: Slot,
+    renewals: Renewals,
     /// For what is asked now and then.
     aside: Arc<Slot>,
     listener: Arc<Listener>,
     hints: HintSender,
-    deaths: Arc<Deaths>,
     late: Arc<Late>,
     tasks: Vec<AbortHandle>,
 }
@@ -131,13 +131,19 @@ impl PostgresBackend {
         }
         Ok(Self {
             work,
-            renewals: Slot::with(Arc::clone(&connector), second),
+            renewals: Renewals::new(
+                Slot::with(Arc::clone(&connector), second),
+                Arc::clone(&aside),
+                caller.clone(),
+                hints.clone(),
+                Arc::clone(&deaths),
+                connector.runtime.clone(),
+            ),
             aside,
             connector,
             caller,
             listener,
             hints,
-            deaths,
             late,
             tasks,
         })
@@ -229,7 +235,7 @@ impl Backend for PostgresBackend {
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
-        renewals::renew(&self.renewals, &self.caller, renewals, &self.hints, &self.deaths).await.map_err(Failure::error)
+        self.renewals.renew(renewals).await.map_err(Failure::error)
     }
 
     async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {

@@ -1,6 +1,8 @@
-//! Renewals: all that hold in one statement, whatever else it is one by one.
+//! Renewals: all that hold in one statement, whatever else it is one by one and aside.
 
-use tokio::time::timeout;
+use std::sync::Arc;
+
+use tokio::{runtime::Handle, sync::Mutex, time::timeout};
 use tokio_postgres::types::{Json, Type};
 use uuid::Uuid;
 
@@ -20,83 +22,125 @@ use crate::{
 /// So many places in queues are looked after in one statement: each may have to wait for a lock.
 const EACH_BATCH: usize = 100;
 
-pub(super) async fn renew(
-    slot: &Slot,
-    caller: &Caller,
-    renewals: &[Renewal],
-    hints: &HintSender,
-    deaths: &Deaths,
-) -> Result<Answer<Vec<Standing>>, Failure> {
-    let mut standings = vec![Standing::Unknown; renewals.len()];
-    let plain: Vec<usize> = (0..renewals.len()).filter(|at| changes_nothing(&renewals[*at])).collect();
-    let mut answered = vec![false; renewals.len()];
-    let mut incarnation = None;
-    if !plain.is_empty() {
-        let told = together(slot, caller, plain.iter().map(|at| &renewals[*at])).await?;
-        incarnation = Some(told.1);
-        for row::Answered { at, said, .. } in told.0 {
-            if let Some(at) = plain.get(at) {
-                standings[*at] = said.standing();
-                answered[*at] = true;
-            }
-        }
+/// What renews.
+#[derive(Debug)]
+pub(super) struct Renewals {
+    /// For those that hold, whose statement waits for nobody.
+    slot: Slot,
+    aside: Arc<Aside>,
+    turn: Arc<Mutex<()>>,
+    runtime: Handle,
+}
+
+/// What renews that which may have to wait for a lock.
+#[derive(Debug)]
+struct Aside {
+    slot: Arc<Slot>,
+    caller: Caller,
+    hints: HintSender,
+    deaths: Arc<Deaths>,
+}
+
+impl Renewals {
+    /// `slot` is for nothing else.
+    pub(super) fn new(
+        slot: Slot,
+        aside: Arc<Slot>,
+        caller: Caller,
+        hints: HintSender,
+        deaths: Arc<Deaths>,
+        runtime: Handle,
+    ) -> Self {
+        let aside = Arc::new(Aside { slot: aside, caller, hints, deaths });
+        Self { slot, aside, turn: Arc::default(), runtime }
     }
-    let left: Vec<usize> = (0..renewals.len()).filter(|at| !answered[*at]).collect();
-    // Those that wait for a stranger's transaction must not keep the answer from those that were renewed.
-    let most = renewals.iter().map(|renewal| renewal.ttl.get()).min().unwrap_or_default() / 6;
-    let mut life = incarnation;
-    let looking = async {
-        for chunk in left.chunks(EACH_BATCH) {
-            match each(slot, caller, renewals, chunk, hints, deaths, &mut standings).await {
-                Ok(told) => life = Some(told),
-                // One that is locked leaves the others in the chunk unknown: ask for each alone.
-                Err(failure) if matches!(failure.kind, Kind::Locked | Kind::Overtaken) => {
-                    for at in chunk.iter().filter(|_| chunk.len() > 1) {
-                        let alone = std::slice::from_ref(at);
-                        if let Ok(told) = each(slot, caller, renewals, alone, hints, deaths, &mut standings).await {
-                            life = Some(told);
-                        }
+
+    pub(super) async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>, Failure> {
+        let mut standings = vec![Standing::Unknown; renewals.len()];
+        let mut left: Vec<usize> = (0..renewals.len()).collect();
+        let plain: Vec<usize> = left.iter().copied().filter(|at| changes_nothing(&renewals[*at])).collect();
+        let mut incarnation = None;
+        if !plain.is_empty() {
+            let told = together(&self.slot, &self.aside.caller, plain.iter().map(|at| &renewals[*at])).await?;
+            incarnation = Some(told.1);
+            for row::Answered { at, said, .. } in told.0 {
+                if let Some(at) = plain.get(at) {
+                    standings[*at] = said.standing();
+                }
+            }
+            left.retain(|at| standings[*at] == Standing::Unknown);
+        }
+        if !left.is_empty() {
+            // Those that wait for a stranger's transaction must not keep the answer from those that were renewed.
+            let most = renewals.iter().map(|renewal| renewal.ttl.get()).min().unwrap_or_default() / 6;
+            let asked = left.iter().map(|at| renewals[*at].clone()).collect();
+            match timeout(most, self.renew_aside(asked)).await {
+                Ok(Ok((told, life))) => {
+                    incarnation = incarnation.or(life);
+                    for (at, standing) in left.iter().zip(told) {
+                        standings[*at] = standing;
                     }
                 }
-                Err(failure) => return Err(failure),
+                Ok(Err(failure)) if incarnation.is_none() => return Err(failure),
+                // What was not heard of stays unknown, and is asked about again.
+                _ => {}
             }
         }
-        Ok(())
-    };
-    match timeout(most, looking).await {
-        Ok(Err(failure)) if incarnation.is_none() => return Err(failure),
-        // What was not heard of stays unknown, and is asked about again.
-        _ => {}
+        match incarnation {
+            Some(incarnation) => Ok(Answer { value: standings, incarnation }),
+            None => Ok(Answer { value: standings, incarnation: self.slot.get().await?.greeting.incarnation }),
+        }
     }
-    match life {
-        Some(incarnation) => Ok(Answer { value: standings, incarnation }),
-        None => Ok(Answer { value: standings, incarnation: slot.get().await?.greeting.incarnation }),
+
+    /// One at a time and in a task of its own: a statement that waits for a lock goes on when nobody listens for its
+    /// answer any more, and more of them must not pile up behind it.
+    async fn renew_aside(&self, asked: Vec<Renewal>) -> Result<(Vec<Standing>, Option<Incarnation>), Failure> {
+        let turn = Arc::clone(&self.turn).lock_owned().await;
+        let aside = Arc::clone(&self.aside);
+        let task = self.runtime.spawn(async move {
+            let renewed = aside.renew(&asked).await;
+            drop(turn);
+            renewed
+        });
+        task.await.unwrap_or_else(|_| Err(Failure::new(Kind::Unavailable, "the connection to postgres was closed")))
     }
 }
 
-/// Renews these one by one, in one call; answers which life of the server told it.
-async fn each(
-    slot: &Slot,
-    caller: &Caller,
-    renewals: &[Renewal],
-    chunk: &[usize],
-    hints: &HintSender,
-    deaths: &Deaths,
-    standings: &mut [Standing],
-) -> Result<Incarnation, Failure> {
-    let (answers, incarnation) = one_by_one(slot, caller, chunk.iter().map(|at| &renewals[*at])).await?;
-    for row::Answered { at, said, hints: told } in answers {
-        for hint in told {
-            hints.send(hint);
-        }
-        if let Some(at) = chunk.get(at) {
-            if said.is_bound() {
-                deaths.fear_for(&renewals[*at].key);
+impl Aside {
+    async fn renew(&self, asked: &[Renewal]) -> Result<(Vec<Standing>, Option<Incarnation>), Failure> {
+        let mut standings = vec![Standing::Unknown; asked.len()];
+        let mut life = None;
+        for (asked, standings) in asked.chunks(EACH_BATCH).zip(standings.chunks_mut(EACH_BATCH)) {
+            match self.renew_chunk(asked, standings).await {
+                Ok(told) => life = Some(told),
+                Err(failure) if !matches!(failure.kind, Kind::Locked | Kind::Overtaken) => return Err(failure),
+                // One that is locked leaves the others in the chunk unknown: ask for each alone.
+                Err(_) if asked.len() > 1 => {
+                    for (asked, standings) in asked.chunks(1).zip(standings.chunks_mut(1)) {
+                        life = self.renew_chunk(asked, standings).await.ok().or(life);
+                    }
+                }
+                Err(_) => {}
             }
-            standings[*at] = said.standing();
         }
+        Ok((standings, life))
     }
-    Ok(incarnation)
+
+    async fn renew_chunk(&self, asked: &[Renewal], standings: &mut [Standing]) -> Result<Incarnation, Failure> {
+        let (answers, incarnation) = one_by_one(&self.slot, &self.caller, asked.iter()).await?;
+        for row::Answered { at, said, hints } in answers {
+            for hint in hints {
+                self.hints.send(hint);
+            }
+            if let (Some(asked), Some(standing)) = (asked.get(at), standings.get_mut(at)) {
+                if said.is_bound() {
+                    self.deaths.fear_for(&asked.key);
+                }
+                *standing = said.standing();
+            }
+        }
+        Ok(incarnation)
+    }
 }
 
 type Told = (Vec<row::Answered>, Incarnation);
