@@ -872,7 +872,10 @@ fn a_latch_that_passes_from_process_to_process_is_waited_for() {
         let latch = root.path().join("test/latches/0a");
         let spawn = || Command::new("flock").arg(&latch).args(["sleep", "1.2"]).spawn().unwrap();
         let row = [spawn(), spawn(), spawn()];
-        while File::options().write(true).open(&latch)?.try_lock().is_ok() {}
+        let inode = format!(":{} ", fs::metadata(&latch)?.ino());
+        while fs::read_to_string("/proc/locks")?.lines().filter(|line| line.contains(&inode)).count() < row.len() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         let started = SystemClock.now();
         assert_eq!(a.release(&held.key, &Outcome::Completed).await?.value, Released::Freed);
         assert!(SystemClock.now().since(started) > Duration::from_secs(2), "it was not their latch");
