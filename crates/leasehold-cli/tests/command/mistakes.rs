@@ -182,7 +182,7 @@ fn help_and_version_are_answers() {
     }
     let alone = place.run(&[]);
     alone.assert_code(64);
-    for name in ["serve", "top", "bench", "demo", "init"] {
+    for name in ["serve", "top", "bench", "demo"] {
         let help = place.run(&["--help"]).stdout;
         assert!(!help.contains(&format!("  {name} ")), "{name} is not there yet");
     }
