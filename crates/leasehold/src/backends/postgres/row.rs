@@ -117,7 +117,10 @@ pub(super) fn answered(row: &Row) -> Result<Answered, Failure> {
             bound: get::<Option<i32>>(row, "waiting")? == Some(1),
         },
         'b' => Said::Busy(Busy {
-            holders: holders()?.into_iter().map(held_by).collect(),
+            holders: match get::<Option<&str>>(row, "holder")? {
+                Some(_) => vec![only_holder(row)?],
+                None => holders()?.into_iter().map(held_by).collect(),
+            },
             waiting: small(get::<Option<i32>>(row, "waiting")?.unwrap_or_default()),
         }),
         's' => Said::WrongShape(Shape {
@@ -169,6 +172,16 @@ pub(super) fn looked(row: &Row) -> Result<Looked, Failure> {
 
 fn grant(row: &Row) -> Result<Grant, Failure> {
     Ok(Grant { fence: fence(get(row, "fence")?), acquired_at: timestamp(get(row, "acquired_us")?) })
+}
+
+fn only_holder(row: &Row) -> Result<HeldBy, Failure> {
+    Ok(HeldBy {
+        holder: holder(row)?,
+        note: get(row, "note")?,
+        mode: mode(get(row, "mode")?)?,
+        fence: fence(get(row, "fence")?),
+        held_for: length(get(row, "held_us")?),
+    })
 }
 
 fn held_by(holding: Holding) -> HeldBy {

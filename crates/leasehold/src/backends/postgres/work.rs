@@ -130,7 +130,7 @@ impl Work {
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         self.wake.notify_waiters();
-        self.wake.notify_one();
+        self.wake.notify_last();
     }
 
     pub(super) async fn acquire(
@@ -164,7 +164,7 @@ impl Work {
         drop(queue);
         let under_way = self.workers.load(Ordering::SeqCst) > self.idle.load(Ordering::SeqCst);
         if !under_way || alone || waiting >= WORTH {
-            self.wake.notify_one();
+            self.wake.notify_last();
         }
     }
 
@@ -189,7 +189,7 @@ impl Work {
             return;
         }
         if self.idle.load(Ordering::SeqCst) > 0 {
-            self.wake.notify_one();
+            self.wake.notify_last();
         } else if self.workers.load(Ordering::SeqCst) < self.connector.options.connections {
             self.add_worker(Slot::new(Arc::clone(&self.connector)));
         }
@@ -212,13 +212,13 @@ impl Work {
                 self.idle.fetch_sub(1, Ordering::SeqCst);
                 if woken.is_err() && self.queue.lock().is_empty() && self.leave_if_spare() {
                     // A call that came since the look at the queue took this worker for one under way.
-                    self.wake.notify_one();
+                    self.wake.notify_last();
                     return;
                 }
                 continue;
             }
             if self.queue.lock().len() >= WORTH {
-                self.wake.notify_one();
+                self.wake.notify_last();
             }
             let mut call = std::pin::pin!(self.call(&slot, batch));
             let goes_on = loop {
@@ -228,12 +228,12 @@ impl Work {
                 }
             };
             if !goes_on {
-                self.wake.notify_one();
+                self.wake.notify_last();
                 return;
             }
         }
         self.workers.fetch_sub(1, Ordering::SeqCst);
-        self.wake.notify_one();
+        self.wake.notify_last();
     }
 
     fn leave_if_spare(&self) -> bool {
@@ -364,7 +364,7 @@ impl Work {
             }
         }
         self.push_again(again);
-        self.wake.notify_one();
+        self.wake.notify_last();
     }
 }
 

@@ -161,8 +161,11 @@ create type leasehold.answer as (
   acquired_us bigint,
   ahead int,
   ask_again_us bigint,
-  mode "char",        -- s: what is in force
+  mode "char",        -- s: what is in force; b: how the only holder holds
   capacity int,
+  holder text,        -- b: the only holder, which spares building `holders`
+  note text,
+  held_us bigint,
   holders jsonb,      -- b, e: who holds or held
   waiting int,        -- b: how many wait; q: 1 when something ahead lives by a connection
   granted int,        -- how many were granted by settling: such a commit must be durable

@@ -13,7 +13,7 @@ begin
   end if;
 end $$;
 
--- State::acquire. A free name is taken by one update of its row; what is neither that nor a try that must fail goes on.
+-- State::acquire. A free name is taken by one update of its row; what is not that goes on.
 -- Flat parameters: a composite for each call would cost as much as the update.
 create function leasehold._acquire(
   p_namespace text, p_channel text, p_session int, p_own int, p_history "char", p_watched boolean,
@@ -25,19 +25,6 @@ declare
   t timestamptz := clock_timestamp();
   wall bigint := leasehold._micros(t);
 begin
-  -- A try that must fail reads one row and writes nothing.
-  if p_try then
-    select 'b', 0, jsonb_build_array(jsonb_build_object('holder', r.holder, 'note', r.note, 'mode', leasehold._word(r.mode),
-      'fence', r.fence, 'held_us', greatest(0, wall - leasehold._micros(r.acquired_at))))
-    into a.verdict, a.waiting, a.holders
-    from leasehold.resource r
-    where r.namespace = p_namespace and r.name = p_name and r.id <> p_id and not r.crowd and r.expires_at > t
-      and r.units::bigint + p_units > p_capacity and r.capacity = p_capacity
-      and leasehold._family(r.mode) = leasehold._family(p_mode) and not leasehold._dead(r.session, p_own);
-    if found then
-      return;
-    end if;
-  end if;
   -- A row that does not match is not locked; FOR UPDATE does not pass guard().
   update leasehold.resource x set id = p_id, mode = p_mode, units = p_units, capacity = p_capacity, holder = p_holder,
     note = p_note, metadata = p_metadata, ttl_us = p_ttl_us, expires_at = leasehold._end(t, p_attached, p_session, p_ttl_us),
@@ -210,6 +197,12 @@ begin
   a := leasehold._operate(c, q);
 end $$;
 
+-- Who holds a name and is alone there: a try that it keeps from holding reads this one row and writes nothing.
+create view leasehold._lone_holder as
+  select r.namespace, r.name, r.id, r.mode, r.units, r.capacity, r.holder, r.note, r.fence, r.acquired_at
+  from leasehold.resource r
+  where r.id is not null and not r.crowd and r.expires_at > clock_timestamp() and not leasehold._dead(r.session, null);
+
 -- Asks for one lease.
 create function leasehold.acquire_one(
   p_namespace text, p_channel text, p_session int, p_history "char",
@@ -220,6 +213,16 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     perform leasehold._check_isolation();
+  end if;
+  if p_try then
+    select 'b', h.fence, h.mode, h.holder, h.note, leasehold._micros(clock_timestamp()) - leasehold._micros(h.acquired_at)
+    into a.verdict, a.fence, a.mode, a.holder, a.note, a.held_us
+    from leasehold._lone_holder h
+    where h.namespace = p_namespace and h.name = p_name and h.id <> p_id and h.units::bigint + p_units > p_capacity
+      and h.capacity = p_capacity and leasehold._family(h.mode) = leasehold._family(p_mode);
+    if found then
+      return;
+    end if;
   end if;
   a := leasehold._acquire(p_namespace, p_channel, p_session, null, p_history, leasehold._watched(p_namespace), p_name, p_id,
     p_mode, p_units, p_capacity, p_ttl_us, p_try, p_attached, p_holder, p_note, p_metadata, p_floor);
@@ -256,12 +259,35 @@ create function leasehold.acquire_many(
 ) returns setof leasehold.answer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms' as $$
 declare
-  watched boolean := leasehold._watched(p_namespace);
+  watched boolean;
   lean boolean := true;
+  looked text;
+  its_id uuid;
+  its_units int;
+  its_capacity int;
+  busy leasehold.answer;
   a leasehold.answer;
 begin
-  perform leasehold._check_isolation();
+  if current_setting('transaction_isolation') <> 'read committed' then
+    perform leasehold._check_isolation();
+  end if;
   for i in 1..cardinality(p_names) loop
+    if p_tries[i] then
+      -- Tries for one name share the look.
+      if looked is distinct from p_names[i] then
+        select h.name, h.id, h.units, h.capacity, 'b', h.fence, h.mode, h.holder, h.note,
+          leasehold._micros(clock_timestamp()) - leasehold._micros(h.acquired_at)
+        into looked, its_id, its_units, its_capacity, busy.verdict, busy.fence, busy.mode, busy.holder, busy.note, busy.held_us
+        from leasehold._lone_holder h where h.namespace = p_namespace and h.name = p_names[i];
+      end if;
+      if its_id <> p_ids[i] and its_units::bigint + p_units[i] > p_capacities[i] and its_capacity = p_capacities[i]
+        and leasehold._family(busy.mode) = leasehold._family(p_modes[i]) then
+        busy.at := i;
+        return next busy;
+        continue;
+      end if;
+    end if;
+    watched := coalesce(watched, leasehold._watched(p_namespace));
     -- Readers take only the gate; one that comes with others for its name takes the row before it, as all others do.
     if p_modes[i] = 's' and p_names[i] in (p_names[i - 1], p_names[i + 1]) then
       insert into leasehold.resource (namespace, name) values (p_namespace, p_names[i]) on conflict do nothing;
@@ -290,7 +316,9 @@ declare
   lean boolean := true;
   a leasehold.answer;
 begin
-  perform leasehold._check_isolation();
+  if current_setting('transaction_isolation') <> 'read committed' then
+    perform leasehold._check_isolation();
+  end if;
   for i in 1..cardinality(p_names) loop
     -- Readers take only the gate; one that comes with others for its name takes the row before it, as all others do.
     if p_names[i] in (p_names[i - 1], p_names[i + 1]) then

@@ -2,8 +2,9 @@
 -- namespace `default`, contending with the library's. Three functions that answer yes or no.
 
 -- The lease of a holder that has no other id than its label: never that of a library's lease.
+-- Immutable throughout (`text || int` is not), or it would be parsed again in every call instead of inlined.
 create function leasehold._id_of(p_name text, p_holder text) returns uuid
-language sql immutable as $$ select md5('sql/' || length(p_name) || '/' || p_name || '/' || p_holder)::uuid $$;
+language sql immutable as $$ select md5('sql/' || length(p_name)::text || '/' || p_name || '/' || p_holder)::uuid $$;
 
 -- The session of this very connection, if leases live by it.
 create function leasehold._own_session() returns int
