@@ -55,6 +55,8 @@ calls! {
     Watch => "watch.sql",
     OpenSession => "open_session.sql",
     Maintain => "maintain.sql",
+    Worn => "worn.sql",
+    Vacuum => "vacuum.sql",
     Examine => "examine.sql",
     AdvisoryTry => "advisory_try.sql",
     AdvisoryUnlock => "advisory_unlock.sql",

@@ -21,9 +21,10 @@ mod renewals;
 mod row;
 mod schema;
 mod tls;
+mod upkeep;
 mod work;
 
-use std::{fmt, os::fd::OwnedFd, sync::Arc, time::Duration};
+use std::{fmt, os::fd::OwnedFd, sync::Arc};
 
 use async_trait::async_trait;
 use tokio::task::AbortHandle;
@@ -56,9 +57,6 @@ use crate::{
 
 /// A transaction holds the rows of so many leases for some ten milliseconds.
 const RENEW_BATCH: usize = 2000;
-
-/// How often an instance offers to tidy up; one of all instances does it.
-const MAINTAIN_EVERY: Duration = Duration::from_secs(20);
 
 /// Leases kept in a Postgres database.
 ///
@@ -122,7 +120,7 @@ impl PostgresBackend {
         let work = Work::start(Arc::clone(&connector), first, caller.clone(), hints.clone(), Arc::clone(&deaths));
         let late = Late::new(Arc::clone(&connector.options.clock));
         let mut tasks = vec![
-            connector.runtime.spawn(maintain(Arc::clone(&aside))).abort_handle(),
+            connector.runtime.spawn(upkeep::keep_up(Arc::clone(&connector), Arc::clone(&aside))).abort_handle(),
             connector.runtime.spawn(looking).abort_handle(),
         ];
         if connector.options.by == By::Connection {
@@ -159,16 +157,6 @@ impl PostgresBackend {
         match (self.connector.options.by, lifetime) {
             (By::Connection, Lifetime::Attached) => self.listener.ensure().await,
             _ => Ok(None),
-        }
-    }
-}
-
-/// Tidies up now and then; a short-lived process never gets to it.
-async fn maintain(aside: Arc<Slot>) {
-    loop {
-        tokio::time::sleep(MAINTAIN_EVERY).await;
-        if let Err(failure) = aside.ask(Call::Maintain, &[]).await {
-            tracing::debug!(%failure, "could not tidy up");
         }
     }
 }

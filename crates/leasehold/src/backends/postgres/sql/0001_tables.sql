@@ -76,7 +76,7 @@ create /*durability*/ table leasehold.entry (
   primary key (id, namespace, name),
   check (expires_at > acquired_at)
 ) with (
-  fillfactor = 70,
+  fillfactor = 70, vacuum_truncate = off,
   autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 50, autovacuum_vacuum_cost_delay = 0
 );
 create index entry_in_order on leasehold.entry (namespace, name, seq);

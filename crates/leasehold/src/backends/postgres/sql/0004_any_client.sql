@@ -54,8 +54,8 @@ begin
     perform leasehold._refuse_arguments(p_lock_name, p_holder_id, p_ttl_seconds);
   end if;
   perform 1 from leasehold.resource r
-  where r.namespace = 'default' and r.name = p_lock_name and r.mode = 'x' and r.expires_at > clock_timestamp()
-    and r.id <> leasehold._id_of(p_lock_name, p_holder_id) and r.session is null;
+  where r.namespace = 'default' and r.name = p_lock_name and r.mode in ('x', 's') and r.expires_at > clock_timestamp()
+    and r.id <> leasehold._id_of(p_lock_name, p_holder_id) and not leasehold._dead(r.session, leasehold._own_session());
   if found then
     return false;
   end if;

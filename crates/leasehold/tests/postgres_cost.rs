@@ -1,0 +1,117 @@
+//! What locks cost the server, counted: losers write nothing, no helper is parsed again, queues reuse their room.
+#![cfg(feature = "postgres")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{sync::Arc, time::Duration};
+
+use leasehold::{
+    Leasehold,
+    backends::postgres::{PostgresOptions, install},
+    clock::SystemClock,
+};
+use leasehold_testkit::postgres::Postgres;
+use tokio::task::JoinSet;
+
+/// A server on which nothing but the test takes transaction numbers.
+async fn quiet_server(settings: &[&str]) -> Postgres {
+    let server = Postgres::start_with(&[&["fsync=off", "autovacuum=off"], settings].concat());
+    let options = PostgresOptions::from_url(&server.url(), "default", Arc::new(SystemClock), Duration::from_secs(10));
+    install(options.unwrap(), None).await.unwrap();
+    server
+}
+
+/// The next transaction that writes gets this number.
+fn next_writer(server: &Postgres) -> String {
+    server.psql("select pg_snapshot_xmax(pg_current_snapshot())")
+}
+
+/// Many at once, so that they share statements, and one alone.
+async fn try_and_fail(locks: &Leasehold, name: &'static str) {
+    let mut tries = JoinSet::new();
+    for _ in 0..40 {
+        let mutex = locks.mutex(name);
+        tries.spawn(async move { mutex.try_acquire().await.unwrap().is_none() });
+    }
+    assert!(tries.join_all().await.into_iter().all(|failed| failed));
+    assert!(locks.mutex(name).try_acquire().await.unwrap().is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn losers_write_nothing() {
+    let server = quiet_server(&[]).await;
+    let locks = Leasehold::connect(&server.url()).await.unwrap();
+    let bound = Leasehold::connect(&format!("{}?liveness=connection", server.url())).await.unwrap();
+    let _by_ttl = locks.mutex("ttl").acquire().await.unwrap();
+    let _by_connection = bound.mutex("connection").acquire().await.unwrap();
+    let _reader = locks.rwlock("read").read().await.unwrap();
+    let _permits =
+        [locks.semaphore("api", 2).acquire().await.unwrap(), locks.semaphore("api", 2).acquire().await.unwrap()];
+
+    let _before_others = locks.mutex("queue").acquire().await.unwrap();
+    let behind = locks.mutex("queue");
+    let waiting = tokio::spawn(async move { behind.acquire().await.unwrap() });
+    while server.psql("select waiting from leasehold.resource where name = 'queue'") != "1" {
+        tokio::task::yield_now().await;
+    }
+
+    let before = next_writer(&server);
+    for name in ["ttl", "connection", "read", "queue"] {
+        try_and_fail(&locks, name).await;
+        assert_eq!(server.psql(&format!("select leasehold.acquire_lock('{name}', 'psql')")), "f");
+        assert_eq!(next_writer(&server), before, "{name}: a failed try took a transaction number");
+    }
+    assert!(locks.semaphore("api", 2).try_acquire().await.unwrap().is_none());
+    assert_eq!(next_writer(&server), before, "a failed try for a permit took a transaction number");
+    waiting.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_helper_is_parsed_again_in_every_call() {
+    const OFTEN: usize = 300;
+    let server = quiet_server(&["track_functions=all"]).await;
+    let locks = Leasehold::connect(&format!("{}?connections=1", server.url())).await.unwrap();
+    let held = locks.mutex("held").acquire().await.unwrap();
+    for _ in 0..OFTEN {
+        locks.mutex("job").acquire().await.unwrap().release().await.unwrap();
+        assert!(locks.mutex("held").try_acquire().await.unwrap().is_none());
+    }
+    let mut waiting = JoinSet::new();
+    for _ in 0..OFTEN {
+        let mutex = locks.mutex("held");
+        waiting.spawn(async move { mutex.acquire().await.unwrap().release().await.unwrap() });
+    }
+    held.release().await.unwrap();
+    waiting.join_all().await;
+    for call in ["acquire_lock('sql', 'psql')", "extend_lock('sql', 'psql', 60)", "release_lock('sql', 'psql')"] {
+        server.psql(&format!("select leasehold.{call} from generate_series(1, {OFTEN})"));
+    }
+    locks.close().await.unwrap();
+    // Functions in the language sql are counted where they were not inlined: in the few calls before a plan is kept.
+    let called_often = |which: &str| {
+        server.psql(&format!(
+            "select coalesce(string_agg(f.funcname, ' ' order by f.funcname), 'none') from pg_stat_user_functions f \
+             join pg_proc p on p.oid = f.funcid join pg_language l on l.oid = p.prolang \
+             where f.schemaname = 'leasehold' and f.calls >= {OFTEN} / 3 and {which}"
+        ))
+    };
+    assert_eq!(called_often("p.proname in ('acquire_lock', 'acquire_one')"), "acquire_lock acquire_one");
+    assert_eq!(called_often(r"l.lanname = 'sql' and p.proname like '\_%'"), "none");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn queues_reuse_their_room() {
+    let server = quiet_server(&[]).await;
+    let _locks = Leasehold::connect(&server.url()).await.unwrap();
+    server.psql(
+        "insert into leasehold.entry (id, namespace, name, mode, units, capacity, holder, metadata, ttl_us, expires_at, \
+         asked_at, renewed_at) select gen_random_uuid(), 'default', 'past', 'x', 1, 1, 'a', '{}', 1, now(), now(), now() \
+         from generate_series(1, 6000); delete from leasehold.entry",
+    );
+    for _ in 0..240 {
+        if server.psql("select vacuum_count from pg_stat_all_tables where relname = 'entry'") != "0" {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
+    panic!("nobody made room where six thousand had waited");
+}
