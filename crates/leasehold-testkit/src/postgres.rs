@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "to panic is how a test fails")]
 
 use std::{
-    ffi::OsStr,
+    env,
     fs::{self, File},
     io::{self, Write},
     net::{TcpListener, TcpStream},
@@ -299,13 +299,12 @@ fn give(path: &Path) {
 
 /// An initialised data folder, made once beside what was built and copied from then on.
 fn template() -> PathBuf {
-    let exe = std::env::current_exe().unwrap();
+    let exe = env::current_exe().unwrap();
     let base = exe.ancestors().nth(2).unwrap().join("leasehold-testkit");
     fs::create_dir_all(&base).unwrap();
     let latch = File::create(base.join("postgres.latch")).unwrap();
     latch.lock().unwrap();
-    let version = binary("postgres").ancestors().nth(2).and_then(Path::file_name).map_or("any".into(), OsStr::to_owned);
-    let made = base.join(format!("postgres-{}", version.to_string_lossy()));
+    let made = base.join(binary("postgres").display().to_string().replace('/', "-"));
     if !made.join("PG_VERSION").exists() {
         let _half_made = fs::remove_dir_all(&made);
         let place = folder();
@@ -357,7 +356,12 @@ pub fn program(name: &str) -> PathBuf {
     binary(name)
 }
 
+/// `LEASEHOLD_POSTGRES_BIN` names the folder of another version; what it lacks is Debian's.
 fn binary(name: &str) -> PathBuf {
+    let other = env::var_os("LEASEHOLD_POSTGRES_BIN").map(|folder| PathBuf::from(folder).join(name));
+    if let Some(other) = other.filter(|path| path.exists()) {
+        return other;
+    }
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let newest = versions
         .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
