@@ -197,6 +197,24 @@ fn what_is_exposed_needs_no_right_but_on_itself_and_shows_no_dead() {
 }
 
 #[test]
+fn default_privileges_of_a_schema_give_nobody_what_is_exposed_there() {
+    let server = Postgres::start();
+    // As Supabase has it, where `anon` is whoever finds the URL.
+    server.psql(
+        "create role anon login; alter default privileges in schema public grant all on functions to anon; \
+         alter default privileges in schema public grant all on tables to anon",
+    );
+    installed(&server, Some("public"));
+    for denied in ["select acquire_lock('a', 'web')", "select acquire('a')", "select * from distributed_locks"] {
+        let error = server.try_psql("anon", denied).unwrap_err();
+        assert!(error.contains("permission denied"), "{denied}: {error}");
+    }
+    server.psql("grant execute on function acquire_lock to anon");
+    installed(&server, Some("public"));
+    assert_eq!(server.try_psql("anon", "select acquire_lock('a', 'web')").unwrap(), "t", "what was granted is kept");
+}
+
+#[test]
 fn the_connection_pair_lives_with_its_connection_and_records_failures() {
     let server = Postgres::start();
     installed(&server, None);

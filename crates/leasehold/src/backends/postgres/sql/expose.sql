@@ -1,6 +1,8 @@
 -- Wrappers and views in the schema /*target*/ for callers that do not say a schema: psql, PostgREST, Supabase.
 -- They have the owner's rights, so that a caller needs nothing but EXECUTE or SELECT on them:
 --   grant execute on function acquire_lock, release_lock, extend_lock to app;
+-- Nobody has these at first, whatever the schema's default privileges say; what was granted since is kept.
+select set_config('leasehold_expose.first', (to_regclass('/*target*/distributed_locks') is null)::text, true);
 create or replace function /*target*/acquire_lock(
   p_lock_name text, p_holder_id text, p_ttl_seconds double precision default 30, p_metadata jsonb default '{}'
 ) returns boolean language sql volatile security definer set search_path = pg_catalog, pg_temp as
@@ -26,5 +28,24 @@ create or replace view /*target*/distributed_locks as select * from leasehold.di
 create or replace view /*target*/locks as select * from leasehold.locks;
 create or replace view /*target*/released as select * from leasehold.released;
 
-revoke all on function /*target*/acquire_lock(text, text, double precision, jsonb), /*target*/release_lock(text, text),
-  /*target*/extend_lock(text, text, double precision), /*target*/acquire(text), /*target*/acquit(uuid, text, text) from public;
+do $$
+declare
+  granted record;
+begin
+  if current_setting('leasehold_expose.first')::boolean then
+    for granted in
+      select 'function ' || p.oid::regprocedure as what, a.grantee from pg_proc p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
+      where a.grantee <> p.proowner and p.oid in (
+        '/*target*/acquire_lock(text, text, double precision, jsonb)'::regprocedure, '/*target*/release_lock(text, text)'::regprocedure,
+        '/*target*/extend_lock(text, text, double precision)'::regprocedure, '/*target*/acquire(text)'::regprocedure,
+        '/*target*/acquit(uuid, text, text)'::regprocedure)
+      union
+      select c.oid::regclass::text, a.grantee from pg_class c, aclexplode(c.relacl) a
+      where a.grantee <> c.relowner and c.oid in (
+        '/*target*/distributed_locks'::regclass, '/*target*/locks'::regclass, '/*target*/released'::regclass)
+    loop
+      execute format('revoke all on %s from %s', granted.what,
+        case granted.grantee when 0 then 'public' else granted.grantee::regrole::text end);
+    end loop;
+  end if;
+end $$;
