@@ -49,7 +49,8 @@ async fn losers_write_nothing() {
 
     let _before_others = locks.mutex("queue").acquire().await.unwrap();
     let behind = locks.mutex("queue");
-    let waiting = tokio::spawn(async move { behind.acquire().await.unwrap() });
+    let mut waiting = JoinSet::new();
+    waiting.spawn(async move { behind.acquire().await.unwrap() });
     while server.psql("select waiting from leasehold.resource where name = 'queue'") != "1" {
         tokio::task::yield_now().await;
     }
@@ -62,7 +63,6 @@ async fn losers_write_nothing() {
     }
     assert!(locks.semaphore("api", 2).try_acquire().await.unwrap().is_none());
     assert_eq!(next_writer(&server), before, "a failed try for a permit took a transaction number");
-    waiting.abort();
 }
 
 #[tokio::test(flavor = "multi_thread")]
