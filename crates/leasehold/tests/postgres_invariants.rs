@@ -38,7 +38,7 @@ begin
   elsif o < 75 then
     perform leasehold.release_many('many', null, 'a', array[p_name], array[id], array['released'], array[null]::text[], array[null]::text[]);
   elsif o < 88 then
-    perform leasehold.renew_each('many', null, 'a', array[p_name], array[id], array[3000000]::bigint[], array[null]::bigint[],
+    perform leasehold.renew_each('many', null, null, '{}', 'a', array[p_name], array[id], array[3000000]::bigint[], array[null]::bigint[],
       array[case when o = 80 then 's' end]::"char"[], array[case when o = 80 then 1 end], array[case when o = 80 then 2147483647 end],
       array[case when o % 5 = 0 then '{"k": 1}' end]::jsonb[]);
   elsif o < 92 then
@@ -54,7 +54,7 @@ begin
   elsif o = 97 then
     perform leasehold.maintain();
   else
-    perform leasehold.renew_many('many', array[p_name], array[id], array[2000000]::bigint[]);
+    perform leasehold.renew_many('many', '{}', array[p_name], array[id], array[2000000]::bigint[]);
   end if;
 end $$;
 create view by_hand.faults as

@@ -32,7 +32,7 @@ create or replace function by_hand.give(p_name text, p_label text) returns "char
 $$;
 create or replace function by_hand.renew(p_name text, p_label text, p_ttl float, p_metadata jsonb default null, p_mode "char" default null)
 returns setof leasehold.answer language sql volatile as $$
-  select * from leasehold.renew_each('races', null, 'a', array[p_name], array[md5(p_label)::uuid], array[(p_ttl * 1000000)::bigint],
+  select * from leasehold.renew_each('races', null, null, '{}', 'a', array[p_name], array[md5(p_label)::uuid], array[(p_ttl * 1000000)::bigint],
     array[null]::bigint[], array[p_mode], array[case when p_mode is null then null else 1 end],
     array[case when p_mode is null then null else 2147483647 end], array[p_metadata])
 $$;
@@ -193,7 +193,7 @@ async fn a_reader_whose_connection_died_asks_again_and_lives_by_the_new_one() {
     ask("b", second).await;
     let lost = ask("c", first).await;
     one(&asker, &format!("select pg_terminate_backend({pid})")).await.unwrap();
-    while one(&asker, &format!("select leasehold._dead({first}, null)")).await.unwrap() == "f" {}
+    while one(&asker, &format!("select leasehold._dead({first})")).await.unwrap() == "f" {}
     // Soon enough after the last reader to be taken for one among readers.
     let found = ask("c", second).await;
     assert_ne!(lost, found);

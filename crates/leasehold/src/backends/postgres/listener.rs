@@ -42,6 +42,14 @@ enum State {
     Up { session: Option<i32>, following: bool },
 }
 
+/// The connections that leases of this instance live by.
+#[derive(Clone, Debug)]
+pub(super) struct Sessions {
+    pub(super) now: Option<i32>,
+    /// What lived by these is not believed any more; to the server they may be alive yet.
+    pub(super) left: Vec<i32>,
+}
+
 /// The listening end of an instance.
 pub(super) struct Listener {
     connector: Arc<Connector>,
@@ -52,6 +60,7 @@ pub(super) struct Listener {
     followed: watch::Sender<u64>,
     started: AtomicBool,
     task: Mutex<Option<AbortHandle>>,
+    left: Mutex<Vec<i32>>,
     /// The socket of the connection that leases live by, as long as it lives.
     socket: Mutex<Weak<OwnedFd>>,
 }
@@ -67,6 +76,7 @@ impl Listener {
             followed: watch::Sender::new(0),
             started: AtomicBool::new(false),
             task: Mutex::new(None),
+            left: Mutex::default(),
             socket: Mutex::default(),
         })
     }
@@ -92,6 +102,23 @@ impl Listener {
         match &*self.state.borrow() {
             State::Up { session, .. } => *session,
             State::Down(_) => None,
+        }
+    }
+
+    pub(super) fn sessions(&self) -> Sessions {
+        // This order: one that is left in between is in both, and not believed.
+        let now = self.session();
+        Sessions { now, left: self.left.lock().clone() }
+    }
+
+    /// Leaves the connection there was, if there was one.
+    fn leave(&self, failure: Option<Failure>) {
+        if let Some(session) = self.session() {
+            self.left.lock().push(session);
+        }
+        if let State::Up { .. } = self.state.send_replace(State::Down(failure)) {
+            // Leases that lived by it are dead to others, or soon will be.
+            self.hints.send(Hint::Missed);
         }
     }
 
@@ -141,12 +168,7 @@ impl Listener {
         loop {
             match self.listen().await {
                 Ok(()) => pause = Duration::from_millis(20),
-                Err(failure) => {
-                    // Leases that lived by a connection which is being left are dead to others.
-                    if let State::Up { .. } = self.state.send_replace(State::Down(Some(failure))) {
-                        self.hints.send(Hint::Missed);
-                    }
-                }
+                Err(failure) => self.leave(Some(failure)),
             }
             sleep(pause).await;
             pause = (pause * 2).min(Duration::from_secs(1));
@@ -188,8 +210,7 @@ impl Listener {
                 }
             }
         }
-        self.state.send_replace(State::Down(None));
-        self.hints.send(Hint::Missed);
+        self.leave(None);
         Ok(())
     }
 

@@ -66,8 +66,10 @@ pub struct PostgresBackend {
     caller: Caller,
     work: Arc<Work>,
     renewals: Renewals,
-    /// For what is asked now and then.
+    /// For what may have to wait for a lock.
     aside: Arc<Slot>,
+    /// For what may take a while, and which no lease waits for.
+    looks: Arc<Slot>,
     listener: Arc<Listener>,
     hints: HintSender,
     late: Arc<Late>,
@@ -114,13 +116,13 @@ impl PostgresBackend {
             // Before anything is asked for: what is heard while nobody listens is lost.
             listener.ensure().await.map_err(Failure::error)?;
         }
-        let aside = Arc::new(Slot::new(Arc::clone(&connector)));
+        let [aside, looks] = [(), ()].map(|()| Arc::new(Slot::new(Arc::clone(&connector))));
         let deaths = Arc::new(Deaths::default());
         let looking = Arc::clone(&deaths).look(Arc::clone(&aside), caller.clone(), hints.clone());
         let work = Work::start(Arc::clone(&connector), first, caller.clone(), hints.clone(), Arc::clone(&deaths));
         let late = Late::new(Arc::clone(&connector.options.clock));
         let mut tasks = vec![
-            connector.runtime.spawn(upkeep::keep_up(Arc::clone(&connector), Arc::clone(&aside))).abort_handle(),
+            connector.runtime.spawn(upkeep::keep_up(Arc::clone(&looks))).abort_handle(),
             connector.runtime.spawn(looking).abort_handle(),
         ];
         if connector.options.by == By::Connection {
@@ -138,6 +140,7 @@ impl PostgresBackend {
                 connector.runtime.clone(),
             ),
             aside,
+            looks,
             connector,
             caller,
             listener,
@@ -223,7 +226,7 @@ impl Backend for PostgresBackend {
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
-        self.renewals.renew(renewals).await.map_err(Failure::error)
+        self.renewals.renew(renewals, self.listener.sessions()).await.map_err(Failure::error)
     }
 
     async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {
@@ -262,7 +265,7 @@ impl Backend for PostgresBackend {
         let (exactly, prefix) = named(&filter.names);
         let limit = i64::try_from(filter.limit).unwrap_or(i64::MAX);
         let told = self
-            .aside
+            .looks
             .ask(
                 Call::List,
                 &[
@@ -296,7 +299,7 @@ impl Backend for PostgresBackend {
     async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
         let (exactly, prefix) = named(&filter.names);
         let told = self
-            .aside
+            .looks
             .ask(
                 Call::History,
                 &[
@@ -330,7 +333,7 @@ impl Backend for PostgresBackend {
     }
 
     async fn examine(&self) -> Result<Vec<Finding>> {
-        examine::examine(&self.aside, &self.connector).await.map_err(Failure::error)
+        examine::examine(&self.looks, &self.connector).await.map_err(Failure::error)
     }
 }
 

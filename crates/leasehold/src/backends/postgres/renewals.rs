@@ -1,4 +1,5 @@
-//! Renewals: all that hold in one statement, whatever else it is one by one and aside.
+//! Renewals: all that hold in one statement, whatever else it is one by one and aside. What lives by a connection
+//! that the instance has left does not hold any more, whatever the server still believes.
 
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use super::{
     connection::{Call, Slot},
     deaths::Deaths,
     failure::{Failure, Kind},
+    listener::Sessions,
     row,
     work::Caller,
 };
@@ -55,13 +57,18 @@ impl Renewals {
         Self { slot, aside, turn: Arc::default(), runtime }
     }
 
-    pub(super) async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>, Failure> {
+    pub(super) async fn renew(
+        &self,
+        renewals: &[Renewal],
+        sessions: Sessions,
+    ) -> Result<Answer<Vec<Standing>>, Failure> {
         let mut standings = vec![Standing::Unknown; renewals.len()];
         let mut left: Vec<usize> = (0..renewals.len()).collect();
         let plain: Vec<usize> = left.iter().copied().filter(|at| changes_nothing(&renewals[*at])).collect();
         let mut incarnation = None;
         if !plain.is_empty() {
-            let told = together(&self.slot, &self.aside.caller, plain.iter().map(|at| &renewals[*at])).await?;
+            let told =
+                together(&self.slot, &self.aside.caller, &sessions, plain.iter().map(|at| &renewals[*at])).await?;
             incarnation = Some(told.1);
             for row::Answered { at, said, .. } in told.0 {
                 if let Some(at) = plain.get(at) {
@@ -74,7 +81,7 @@ impl Renewals {
             // Those that wait for a stranger's transaction must not keep the answer from those that were renewed.
             let most = renewals.iter().map(|renewal| renewal.ttl.get()).min().unwrap_or_default() / 6;
             let asked = left.iter().map(|at| renewals[*at].clone()).collect();
-            match timeout(most, self.renew_aside(asked)).await {
+            match timeout(most, self.renew_aside(asked, sessions)).await {
                 Ok(Ok((told, life))) => {
                     incarnation = incarnation.or(life);
                     for (at, standing) in left.iter().zip(told) {
@@ -94,11 +101,15 @@ impl Renewals {
 
     /// One at a time and in a task of its own: a statement that waits for a lock goes on when nobody listens for its
     /// answer any more, and more of them must not pile up behind it.
-    async fn renew_aside(&self, asked: Vec<Renewal>) -> Result<(Vec<Standing>, Option<Incarnation>), Failure> {
+    async fn renew_aside(
+        &self,
+        asked: Vec<Renewal>,
+        sessions: Sessions,
+    ) -> Result<(Vec<Standing>, Option<Incarnation>), Failure> {
         let turn = Arc::clone(&self.turn).lock_owned().await;
         let aside = Arc::clone(&self.aside);
         let task = self.runtime.spawn(async move {
-            let renewed = aside.renew(&asked).await;
+            let renewed = aside.renew(&asked, &sessions).await;
             drop(turn);
             renewed
         });
@@ -107,17 +118,21 @@ impl Renewals {
 }
 
 impl Aside {
-    async fn renew(&self, asked: &[Renewal]) -> Result<(Vec<Standing>, Option<Incarnation>), Failure> {
+    async fn renew(
+        &self,
+        asked: &[Renewal],
+        sessions: &Sessions,
+    ) -> Result<(Vec<Standing>, Option<Incarnation>), Failure> {
         let mut standings = vec![Standing::Unknown; asked.len()];
         let mut life = None;
         for (asked, standings) in asked.chunks(EACH_BATCH).zip(standings.chunks_mut(EACH_BATCH)) {
-            match self.renew_chunk(asked, standings).await {
+            match self.renew_chunk(asked, sessions, standings).await {
                 Ok(told) => life = Some(told),
                 Err(failure) if !matches!(failure.kind, Kind::Locked | Kind::Overtaken) => return Err(failure),
                 // One that is locked leaves the others in the chunk unknown: ask for each alone.
                 Err(_) if asked.len() > 1 => {
                     for (asked, standings) in asked.chunks(1).zip(standings.chunks_mut(1)) {
-                        life = self.renew_chunk(asked, standings).await.ok().or(life);
+                        life = self.renew_chunk(asked, sessions, standings).await.ok().or(life);
                     }
                 }
                 Err(_) => {}
@@ -126,8 +141,13 @@ impl Aside {
         Ok((standings, life))
     }
 
-    async fn renew_chunk(&self, asked: &[Renewal], standings: &mut [Standing]) -> Result<Incarnation, Failure> {
-        let (answers, incarnation) = one_by_one(&self.slot, &self.caller, asked.iter()).await?;
+    async fn renew_chunk(
+        &self,
+        asked: &[Renewal],
+        sessions: &Sessions,
+        standings: &mut [Standing],
+    ) -> Result<Incarnation, Failure> {
+        let (answers, incarnation) = one_by_one(&self.slot, &self.caller, sessions, asked.iter()).await?;
         for row::Answered { at, said, hints } in answers {
             for hint in hints {
                 self.hints.send(hint);
@@ -152,6 +172,7 @@ fn changes_nothing(renewal: &Renewal) -> bool {
 async fn together<'a>(
     slot: &Slot,
     caller: &Caller,
+    sessions: &Sessions,
     renewals: impl Iterator<Item = &'a Renewal>,
 ) -> Result<Told, Failure> {
     let (mut names, mut ids, mut ttls) = (Vec::new(), Vec::new(), Vec::new());
@@ -165,6 +186,7 @@ async fn together<'a>(
             Call::Renew,
             &[
                 (&caller.namespace, Type::TEXT),
+                (&sessions.left, Type::INT4_ARRAY),
                 (&names, Type::TEXT_ARRAY),
                 (&ids, Type::UUID_ARRAY),
                 (&ttls, Type::INT8_ARRAY),
@@ -177,6 +199,7 @@ async fn together<'a>(
 async fn one_by_one<'a>(
     slot: &Slot,
     caller: &Caller,
+    sessions: &Sessions,
     renewals: impl Iterator<Item = &'a Renewal>,
 ) -> Result<Told, Failure> {
     let (mut names, mut ids, mut ttls) = (Vec::new(), Vec::new(), Vec::new());
@@ -198,6 +221,8 @@ async fn one_by_one<'a>(
             &[
                 (&caller.namespace, Type::TEXT),
                 (&caller.channel, Type::TEXT),
+                (&sessions.now, Type::INT4),
+                (&sessions.left, Type::INT4_ARRAY),
                 (&caller.history, Type::CHAR),
                 (&names, Type::TEXT_ARRAY),
                 (&ids, Type::UUID_ARRAY),

@@ -145,11 +145,15 @@ pub(super) fn answered(row: &Row) -> Result<Answered, Failure> {
     })
 }
 
-/// A row of `renew_many`: which element, and how it holds.
+/// A row of `renew_many`: which element, and how it holds; without a fence it does not any more.
 pub(super) fn renewed(row: &Row) -> Result<Answered, Failure> {
     let at: i32 = get(row, "at")?;
     let at = usize::try_from(at - 1).map_err(|_| unexpected("an answer to nothing"))?;
-    Ok(Answered { at, said: Said::Holding(grant(row)?), hints: Vec::new() })
+    let said = match get::<Option<i64>>(row, "fence")? {
+        Some(_) => Said::Holding(grant(row)?),
+        None => Said::Nothing(Vec::new()),
+    };
+    Ok(Answered { at, said, hints: Vec::new() })
 }
 
 /// A row of `settle_dead`.

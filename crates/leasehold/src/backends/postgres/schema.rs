@@ -12,10 +12,12 @@ use crate::{Error, Result};
 const MIGRATIONS: &[&str] = &[
     include_str!("sql/0001_tables.sql"),
     include_str!("sql/0002_rule.sql"),
-    include_str!("sql/0003_calls.sql"),
-    include_str!("sql/0004_any_client.sql"),
-    include_str!("sql/0005_connection.sql"),
-    include_str!("sql/0006_rights.sql"),
+    include_str!("sql/0003_acquire_and_release.sql"),
+    include_str!("sql/0004_renew_and_evict.sql"),
+    include_str!("sql/0005_looks_and_upkeep.sql"),
+    include_str!("sql/0006_any_client.sql"),
+    include_str!("sql/0007_connection.sql"),
+    include_str!("sql/0008_rights.sql"),
 ];
 
 const BEGIN: &str = include_str!("sql/begin.sql");

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    connection::{Call, Connector, Slot},
+    connection::{Call, Slot},
     failure::Failure,
     row,
 };
@@ -15,11 +15,14 @@ const PAUSE: Duration = Duration::from_secs(20);
 /// The same while queues are busy: an autovacuum comes once a minute, and until then every wait takes new room.
 const BUSY_PAUSE: Duration = Duration::from_secs(5);
 
-pub(super) async fn keep_up(connector: Arc<Connector>, aside: Arc<Slot>) {
+/// So much is done by one call where there is more to do: the default of `maintain`.
+const MOST: i32 = 1000;
+
+pub(super) async fn keep_up(looks: Arc<Slot>) {
     let mut pause = PAUSE;
     loop {
         tokio::time::sleep(pause).await;
-        pause = match tidy_up(&connector, &aside).await {
+        pause = match tidy_up(&looks).await {
             Ok(true) => BUSY_PAUSE,
             Ok(false) => PAUSE,
             Err(failure) => {
@@ -31,13 +34,11 @@ pub(super) async fn keep_up(connector: Arc<Connector>, aside: Arc<Slot>) {
 }
 
 /// Whether the queues were worn.
-async fn tidy_up(connector: &Arc<Connector>, aside: &Slot) -> Result<bool, Failure> {
-    aside.ask(Call::Maintain, &[]).await?;
-    let told = aside.ask(Call::Worn, &[]).await?;
-    let worn = told.rows.first().map_or(Ok(false), |row| row::get(row, "worn"))?;
+async fn tidy_up(looks: &Slot) -> Result<bool, Failure> {
+    while row::only::<i32>(&looks.ask(Call::Maintain, &[]).await?.rows)? >= MOST {}
+    let worn = row::only(&looks.ask(Call::Worn, &[]).await?.rows)?;
     if worn {
-        // By a connection of its own: renewals do not wait for it.
-        connector.connect(None).await?.ask(Call::Vacuum, &[]).await?;
+        looks.ask(Call::Vacuum, &[]).await?;
     }
     Ok(worn)
 }

@@ -102,7 +102,9 @@ create /*durability*/ table leasehold.ended (
   session int
 );
 create index ended_by_name on leasehold.ended (namespace, name, ended_at);
-create index ended_by_time on leasehold.ended using brin (ended_at) with (autosummarize = on, pages_per_range = 16);
+create index ended_by_time on leasehold.ended (namespace, ended_at);
+-- What the person on call looks for among millions that went well.
+create index ended_badly on leasehold.ended (namespace, ended_at) where ending not in ('released', 'cancelled');
 
 -- Connections that leases live by. Each holds the advisory lock (class, id) as long as it lives.
 create /*durability*/ table leasehold.session (
@@ -116,6 +118,13 @@ create sequence leasehold.session_id as int cycle;
 -- Fences of readers that come at the same time differ by this.
 create sequence leasehold.reader;
 
+-- How far maintain() has looked through the names.
+create /*durability*/ table leasehold.upkeep (
+  namespace text not null,
+  name text not null
+);
+insert into leasehold.upkeep values ('', '');
+
 -- Who follows events, by namespace; nothing is sent while nobody does.
 create /*durability*/ table leasehold.watcher (
   channel text primary key,
@@ -128,7 +137,6 @@ create type leasehold.caller as (
   namespace text,
   channel text,       -- where the caller's instance listens; null for SQL callers
   session int,        -- the connection that attached leases live by; null: their ttl
-  own_session int,    -- the session of this very connection, which need not be probed
   history "char",     -- a all, p problems, o off
   watched boolean     -- whether events are to be told
 );
@@ -168,6 +176,6 @@ create type leasehold.answer as (
   held_us bigint,
   holders jsonb,      -- b, e: who holds or held
   waiting int,        -- b: how many wait; q: 1 when something ahead lives by a connection
-  granted int,        -- how many were granted by settling: such a commit must be durable
+  granted int,        -- how many were granted by settling or asked for again: such a commit must be durable
   hints text[]        -- what the caller's own instance is to be told
 );

@@ -37,19 +37,27 @@ $$;
 create function leasehold._class() returns int
 language sql stable as $$ select 'leasehold.session'::regclass::oid::int # 1279807556 $$;
 
--- Presence::Dead: the connection is gone. A probe that gets the connection's own
--- lock proves it. The session of this very connection is alive, and would get it too.
-create function leasehold._dead(p_session int, p_own int) returns boolean
+-- The session of this very connection, if leases live by it: the one whose lock it holds.
+-- In plpgsql, as all that is called often and cannot be inlined: its plans are kept.
+create function leasehold._own_session() returns int
+language plpgsql stable as $$
+begin
+  return (select l.objid::int from pg_locks l
+    where l.locktype = 'advisory' and l.pid = pg_backend_pid() and l.classid = leasehold._class()::oid and l.objsubid = 2
+      and l.objid > 0 and l.mode = 'ExclusiveLock' and l.granted limit 1);
+end $$;
+
+-- Presence::Dead: the connection is gone. A probe that gets the connection's own lock proves it, unless
+-- it is this very connection's: a connection shares its own locks.
+create function leasehold._dead(p_session int) returns boolean
 language sql volatile as $$
-  select p_session is not null and p_session is distinct from p_own
-     and pg_try_advisory_xact_lock_shared(leasehold._class(), p_session)
+  select p_session is not null and pg_try_advisory_xact_lock_shared(leasehold._class(), p_session)
+     and p_session is distinct from leasehold._own_session()
 $$;
 
 -- The same for whoever looks at a view, whatever its rights.
 create function leasehold._lost(p_session int) returns boolean
-language sql volatile security definer set search_path = pg_catalog, pg_temp as $$
-  select leasehold._dead(p_session, nullif(current_setting('leasehold_session.id', true), '')::int)
-$$;
+language sql volatile security definer set search_path = pg_catalog, pg_temp as $$ select leasehold._dead(p_session) $$;
 
 -- Whether a grant may be made: not while a guarded transaction is open (see guard()).
 create function leasehold._pass(p_namespace text, p_name text) returns boolean
@@ -67,7 +75,6 @@ language sql immutable as $$ select 4611686018427387904 | p_fence $$;
 create function leasehold._event_channel(p_namespace text) returns text
 language sql immutable as $$ select 'lh_events_' || left(md5('leasehold.' || p_namespace), 24) $$;
 
--- In plpgsql, as all that is called often and cannot be inlined: its plans are kept.
 create function leasehold._watched(p_namespace text) returns boolean
 language plpgsql stable as $$
 begin
@@ -141,6 +148,7 @@ declare
   guarded boolean := false;
   passed boolean := false;
   known boolean := false;
+  rebound boolean := false;
   bound boolean;
   granted int := 0;
   line text;
@@ -173,7 +181,7 @@ begin
   for pass in 1..2 loop
     -- Settle: drop what has expired or died. What a guarded transaction pins stays. A lease whose
     -- connection died is gone even if its asker comes by another one: others may have taken it.
-    if r.id is not null and (r.expires_at <= t or leasehold._dead(r.session, c.own_session)) then
+    if r.id is not null and (r.expires_at <= t or leasehold._dead(r.session)) then
       if leasehold._pass(r.namespace, r.name) then
         passed := true;
         perform leasehold._ended(c, leasehold._lone(r), least(r.expires_at, t),
@@ -187,7 +195,7 @@ begin
       for w in
         select * from leasehold.entry x
         where x.namespace = r.namespace and x.name = r.name
-          and (x.expires_at <= t or leasehold._dead(x.session, c.own_session))
+          and (x.expires_at <= t or leasehold._dead(x.session))
         order by x.seq for update skip locked
       loop
         if w.fence is not null and not pg_try_advisory_xact_lock(leasehold._pin(w.fence)) then
@@ -258,6 +266,11 @@ begin
     case q.op
     when 'a', 'n' then
       if known then
+        if q.op = 'a' and e.session is not null and c.session is not null then
+          -- Whoever asks again may come by another connection.
+          rebound := e.session <> c.session;
+          e.session := c.session;
+        end if;
         if t + q.ttl_us * interval '1 microsecond' > e.expires_at then
           e.expires_at := t + q.ttl_us * interval '1 microsecond';
           e.ttl_us := q.ttl_us;
@@ -288,12 +301,13 @@ begin
           r.metadata := e.metadata;
           r.mode := e.mode;
           r.units := e.units;
+          r.session := e.session;
           r.renewed_at := case when e.expires_at = 'infinity' then r.renewed_at else t end;
-        elsif e.expires_at <> 'infinity' or q.metadata is not null or q.mode is not null or q.floor is not null then
-          -- renew_each may have moved the end since it was read.
+        elsif rebound or e.expires_at <> 'infinity' or q.metadata is not null or q.mode is not null or q.floor is not null then
+          -- renew_many may have moved the end since it was read.
           update leasehold.entry x set expires_at = greatest(x.expires_at, e.expires_at),
             ttl_us = case when e.expires_at > x.expires_at then e.ttl_us else x.ttl_us end, metadata = e.metadata, mode = e.mode,
-            units = e.units, fence = e.fence, renewed_at = t
+            units = e.units, fence = e.fence, session = e.session, renewed_at = t
           where x.id = e.id and x.namespace = e.namespace and x.name = e.name;
         end if;
       elsif q.op = 'n' then
@@ -380,7 +394,8 @@ begin
       if not known then
         a.verdict := 'n';
       else
-        a.verdict := case when e.fence is null then 'l' else 'f' end;
+        -- One that a guarded transaction kept past its end was no longer its holder's to release.
+        a.verdict := case when e.fence is null then 'l' when e.expires_at <= t then 'n' else 'f' end;
         if e.seq = 0 then
           r.id := null;
           r.renewed_at := t;
@@ -392,8 +407,8 @@ begin
             r.used := r.used - e.units;
           end if;
         end if;
-        perform leasehold._ended(c, e, t,
-          case when e.fence is null and q.ending = 'released' then 'cancelled' else q.ending end, q.problem, q.details);
+        perform leasehold._ended(c, e, least(e.expires_at, t), case when e.expires_at <= t then 'expired'
+          when e.fence is null and q.ending = 'released' then 'cancelled' else q.ending end, q.problem, q.details);
       end if;
 
     when 'e' then
@@ -476,5 +491,5 @@ begin
     a.holders := leasehold._holders(r.namespace, r.name, t);
     a.waiting := r.waiting;
   end if;
-  a.granted := granted;
+  a.granted := granted + (q.op = 'a' and known)::int;
 end $$;

@@ -1,1 +1,1 @@
-select * from leasehold.renew_many($1, $2, $3, $4)
+select * from leasehold.renew_many($1, $2, $3, $4, $5)

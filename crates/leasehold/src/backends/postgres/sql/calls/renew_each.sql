@@ -1,1 +1,1 @@
-select * from leasehold.renew_each($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+select * from leasehold.renew_each($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)

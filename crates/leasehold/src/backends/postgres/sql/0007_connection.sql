@@ -14,11 +14,10 @@ begin
   if x is null or x = '' or octet_length(x) > 512 or x ~ '[[:cntrl:]]' then
     raise exception 'a lock name needs 1 to 512 bytes and no control characters' using errcode = '22023';
   end if;
-  if own is null or not exists (select from leasehold.session s where s.id = own and s.pid = pg_backend_pid())
-    or not pg_try_advisory_lock(leasehold._class(), own) then
+  if own is null or not exists (select from leasehold.session s where s.id = own and s.pid = pg_backend_pid()) then
     own := leasehold.open_session(session_user || ' ' || coalesce(host(inet_client_addr()), 'local'));
   end if;
-  c := row('default', null, own, own, 'a', leasehold._watched('default'));
+  c := row('default', null, own, 'a', leasehold._watched('default'));
   a := leasehold._operate(c, row('a', x, made, 'x', 2147483647, 2147483647, 30000000, true, true,
     left(session_user || ':' || pg_backend_pid(), 256), null, '{}', null, null, null, null)::leasehold.ask);
   if a.verdict = 's' then
@@ -51,7 +50,7 @@ begin
   if not found then
     return false;
   end if;
-  a := leasehold._operate(row('default', null, null, leasehold._own_session(), 'a', leasehold._watched('default')),
+  a := leasehold._operate(row('default', null, null, 'a', leasehold._watched('default')),
     row('r', named, lock_id, null, null, null, null, null, null, null, null, null, null,
       case when error_type is null then 'released' else 'failed' end, error_type, error_details)::leasehold.ask);
   return a.verdict = 'f';

@@ -6,10 +6,6 @@
 create function leasehold._id_of(p_name text, p_holder text) returns uuid
 language sql immutable as $$ select md5('sql/' || length(p_name)::text || '/' || p_name || '/' || p_holder)::uuid $$;
 
--- The session of this very connection, if leases live by it.
-create function leasehold._own_session() returns int
-language sql stable as $$ select nullif(current_setting('leasehold_session.id', true), '')::int $$;
-
 create function leasehold._refuse_shape(p_name text, a leasehold.answer) returns void
 language plpgsql stable as $$
 begin
@@ -55,13 +51,13 @@ begin
   end if;
   perform 1 from leasehold.resource r
   where r.namespace = 'default' and r.name = p_lock_name and r.mode in ('x', 's') and r.expires_at > clock_timestamp()
-    and r.id <> leasehold._id_of(p_lock_name, p_holder_id) and not leasehold._dead(r.session, leasehold._own_session());
+    and r.id <> leasehold._id_of(p_lock_name, p_holder_id) and not leasehold._dead(r.session);
   if found then
     return false;
   end if;
   mine := leasehold._id_of(p_lock_name, p_holder_id);
-  a := leasehold._acquire('default', null, null, leasehold._own_session(), 'a', leasehold._watched('default'), p_lock_name, mine,
-    'x', 2147483647, 2147483647, greatest(1, p_ttl_seconds * 1000000)::bigint, true, false, p_holder_id, null,
+  a := leasehold._acquire('default', null, null, 'a', leasehold._watched('default'), p_lock_name, mine, 'x',
+    2147483647, 2147483647, greatest(1, p_ttl_seconds * 1000000)::bigint, true, false, p_holder_id, null,
     coalesce(p_metadata, '{}'), null);
   if a.verdict = 's' then
     perform leasehold._refuse_shape(p_lock_name, a);
@@ -86,7 +82,7 @@ declare
   a leasehold.answer;
 begin
   perform leasehold._check_isolation();
-  a := leasehold._release('default', null, leasehold._own_session(), 'a', leasehold._watched('default'), p_lock_name,
+  a := leasehold._release('default', null, 'a', leasehold._watched('default'), p_lock_name,
     leasehold._id_of(p_lock_name, p_holder_id), 'released', null, null);
   return a.verdict = 'f';
 end $$;
@@ -112,7 +108,7 @@ end $$;
 
 -- The fence of that holder's live lease, to be kept with what is written, or for guard(); null if it has none.
 create function leasehold.fence_of(p_lock_name text, p_holder_id text) returns bigint
-language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql stable security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
 declare
   mine uuid := leasehold._id_of(p_lock_name, p_holder_id);
 begin
@@ -140,15 +136,13 @@ $$;
 -- until the transaction ends, even past the lease's end. Renewals go through; a grant to another does not.
 create function leasehold.guard(p_name text, p_fence bigint, p_namespace text default 'default') returns void
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
-declare
-  own int := leasehold._own_session();
 begin
   perform leasehold._check_isolation();
   -- Shares the key: compatible with the plain update of a renewal or a release, not with the FOR UPDATE of a grant.
   perform 1 from leasehold.resource r where r.namespace = p_namespace and r.name = p_name for key share;
   perform 1 from leasehold.resource r
   where r.namespace = p_namespace and r.name = p_name and r.id is not null and r.fence = p_fence
-    and r.expires_at > clock_timestamp() and not leasehold._dead(r.session, own);
+    and r.expires_at > clock_timestamp() and not leasehold._dead(r.session);
   if found then
     return;
   end if;
@@ -156,7 +150,7 @@ begin
   perform pg_advisory_xact_lock_shared(leasehold._pin(p_fence));
   perform 1 from leasehold.entry e
   where e.namespace = p_namespace and e.name = p_name and e.fence = p_fence and e.expires_at > clock_timestamp()
-    and not leasehold._dead(e.session, own);
+    and not leasehold._dead(e.session);
   if not found then
     raise exception '% is not held under fence %', p_name, p_fence
       using errcode = 'LH004', hint = 'The lease ended; roll back and stop the work it protected.';
