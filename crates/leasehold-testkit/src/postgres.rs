@@ -11,12 +11,14 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{Arc, LazyLock, Mutex, PoisonError, Weak, mpsc},
-    thread::{self, sleep},
+    thread,
     time::Duration,
 };
 
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use tempfile::TempDir;
+
+use crate::wait::within;
 
 /// Whom the server runs as when the test is root, which Postgres refuses to run as.
 const USER: &str = "postgres";
@@ -100,7 +102,7 @@ impl Postgres {
                 .status()
                 .is_ok_and(|status| status.success())
         };
-        assert!(wait_until(up), "postgres did not start: {}", self.log());
+        assert!(within(PATIENCE, up), "postgres did not start: {}", self.log());
     }
 
     /// Stops it and waits until it is gone.
@@ -212,14 +214,17 @@ impl Postgres {
         let output = copy.arg("-D").arg(place.path().join("data")).output().unwrap();
         assert!(output.status.success(), "pg_basebackup: {}", String::from_utf8_lossy(&output.stderr));
         let standby = Self::launch(place, &["hot_standby=on", "fsync=off"]);
-        assert!(wait_until(|| self.psql("select count(*) from pg_stat_replication") == "1"), "no standby follows");
+        assert!(
+            within(PATIENCE, || self.psql("select count(*) from pg_stat_replication") == "1"),
+            "no standby follows"
+        );
         standby
     }
 
     /// Makes a standby the primary.
     pub fn promote(&self) {
         self.psql("select pg_promote()");
-        assert!(wait_until(|| self.psql("select pg_is_in_recovery()") == "f"), "it was not promoted");
+        assert!(within(PATIENCE, || self.psql("select pg_is_in_recovery()") == "f"), "it was not promoted");
     }
 
     /// A pooler in front that lends connections for a transaction at a time.
@@ -266,7 +271,7 @@ impl PgBouncer {
         let child = spawn(command).expect("pgbouncer is needed: apt-get install pgbouncer");
         let up = || TcpStream::connect(("127.0.0.1", port)).is_ok();
         let words = || fs::read_to_string(place.path().join("log")).unwrap_or_default();
-        assert!(wait_until(up), "pgbouncer did not start: {}", words());
+        assert!(within(PATIENCE, up), "pgbouncer did not start: {}", words());
         Self { _place: place, port, child }
     }
 
@@ -378,15 +383,4 @@ fn free_port() -> u16 {
 fn send(pid: u32, signal: Signal) {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).unwrap();
     let _gone_already = kill_process(pid, signal);
-}
-
-fn wait_until(ready: impl Fn() -> bool) -> bool {
-    let step = Duration::from_millis(20);
-    for _ in 0..PATIENCE.as_millis() / step.as_millis() {
-        if ready() {
-            return true;
-        }
-        sleep(step);
-    }
-    false
 }

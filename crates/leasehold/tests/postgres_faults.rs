@@ -18,7 +18,10 @@ use leasehold::{
     clock::{Clock, SystemClock},
     lease::{Ending, HistoryFilter, Names},
 };
-use leasehold_testkit::postgres::{Postgres, Stop};
+use leasehold_testkit::{
+    postgres::{Postgres, Stop},
+    until,
+};
 
 const TTL: Duration = Duration::from_secs(6);
 
@@ -73,16 +76,6 @@ fn nothing_is_lost(server: &mut Postgres, fault: impl FnOnce(&mut Postgres)) {
     assert!(next.fence() > fence);
     blocking::wait(next.release()).unwrap();
     assert!(hold_at_last(&one, "x").fence() > fence);
-}
-
-fn until(ready: impl Fn() -> bool) {
-    for _ in 0..1000 {
-        if ready() {
-            return;
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
-    panic!("it did not come to pass within 10 s");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use leasehold::{
     clock::SystemClock,
     lease::{Claim, LeaseId, LeaseKey, Lifetime, Metadata, Outcome, Patience, Released, Request},
 };
-use leasehold_testkit::{Flow, Proxy, postgres::Postgres};
+use leasehold_testkit::{Flow, Proxy, postgres::Postgres, until};
 use tokio::{runtime::Handle, task::JoinHandle};
 use tokio_postgres::{Client, NoTls};
 
@@ -49,16 +49,6 @@ async fn installed() -> Arc<Postgres> {
 async fn install_in(url: &str) -> i32 {
     let options = PostgresOptions::from_url(url, "default", Arc::new(SystemClock), Duration::from_secs(10)).unwrap();
     install(options, None).await.unwrap().now
-}
-
-fn until(is_so: impl Fn() -> bool) {
-    for _ in 0..1000 {
-        if is_so() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    panic!("it did not come to pass");
 }
 
 async fn client(server: &Postgres) -> Arc<Client> {
