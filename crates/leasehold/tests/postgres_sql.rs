@@ -9,7 +9,7 @@ use leasehold::{
     backends::postgres::{Installed, PostgresOptions, install, sql},
     blocking,
     clock::SystemClock,
-    lease::{Ending, HistoryFilter, Names},
+    lease::{Ending, HistoryFilter, Names, Released},
 };
 use leasehold_testkit::{postgres::Postgres, until};
 
@@ -357,6 +357,43 @@ fn guard_pins_a_permit_too() {
     assert!(writer.wait().unwrap().success());
     for permit in [other, next] {
         blocking::wait(permit.release()).unwrap();
+    }
+}
+
+/// Who waits by way of a pooler has no channel, as a SQL caller has none.
+#[test]
+fn a_guarded_lease_can_be_released_also_when_the_next_in_line_cannot_be_told() {
+    let server = Postgres::start();
+    installed(&server, None);
+    let (locks, pooler) = (connect(&server.url()), server.pgbouncer());
+    let far = connect(&pooler.url());
+    for holder in ["library", "psql"] {
+        let mut held = None;
+        if holder == "library" {
+            held = Some(blocking::wait(locks.mutex(holder).acquire()).unwrap());
+        } else {
+            assert_eq!(server.psql("select leasehold.acquire_lock('psql', 'a', 600)"), "t");
+        }
+        let waits = far.mutex(holder).wait(Duration::from_secs(30));
+        let waiter = std::thread::spawn(move || blocking::wait(waits.acquire()).unwrap());
+        let entry =
+            format!("select count(*), count(channel), count(fence) from leasehold.entry where name = '{holder}'");
+        until(|| server.psql(&entry) == "1|0|0");
+        let mut writer = server.client("postgres").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let guards =
+            format!("begin; select leasehold.guard(name, fence) from leasehold.resource where name = '{holder}';\n");
+        writer.stdin.as_mut().unwrap().write_all(guards.as_bytes()).unwrap();
+        let guarded = "select count(*) from pg_stat_activity where state = 'idle in transaction' and query ~ 'guard'";
+        until(|| server.psql(guarded) == "1");
+        match held {
+            Some(guard) => assert_eq!(blocking::wait(guard.release()).unwrap(), Released::Freed),
+            None => assert_eq!(server.psql("select leasehold.release_lock('psql', 'a')"), "t"),
+        }
+        assert_eq!(server.psql(&entry), "1|0|0", "{holder}: it waits until the transaction has ended");
+        writer.stdin.as_mut().unwrap().write_all(b"commit;\n").unwrap();
+        drop(writer.stdin.take());
+        assert!(writer.wait().unwrap().success());
+        blocking::wait(waiter.join().unwrap().release()).unwrap();
     }
 }
 
