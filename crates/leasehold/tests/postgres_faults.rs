@@ -4,7 +4,7 @@
 
 use std::{
     env,
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Write},
     process::{Command, Stdio},
     sync::Arc,
     thread,
@@ -191,6 +191,39 @@ fn defaults_of_role_and_database_do_not_matter() {
     let error =
         server.try_psql("postgres", "set statement_timeout = 0; select leasehold.acquire_lock('x', 'a')").unwrap_err();
     assert!(error.contains("READ COMMITTED"), "{error}");
+}
+
+/// One call takes long, and the connection that others would get is refused: they go by the one there is.
+#[test]
+fn calls_for_which_there_is_no_further_connection_go_by_the_one_there_is() {
+    let server = server_with_schema();
+    // One works, one renews, one listens.
+    server.psql("create role app login connection limit 3; select leasehold.allow('app')");
+    let locks = connect(&server.url_of("app", "postgres"));
+    blocking::wait(hold(&locks, "slow").release()).unwrap();
+    let mut stranger = server.client("postgres").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let lock = b"begin; select name from leasehold.resource where name = 'slow' for update;\n";
+    stranger.stdin.as_mut().unwrap().write_all(lock).unwrap();
+    let mut lines = BufReader::new(stranger.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "slow");
+
+    let ask = |name: String| {
+        let asked = locks.mutex(name).ttl(TTL);
+        thread::spawn(move || blocking::wait(asked.acquire()))
+    };
+    let slow = ask(String::from("slow"));
+    until(|| server.psql("select count(*) from pg_locks where not granted") == "1");
+    let mut others = Vec::new();
+    until(|| {
+        others.push(ask(format!("other:{}", others.len())));
+        server.log().contains("too many connections for role \"app\"")
+    });
+    stranger.stdin.as_mut().unwrap().write_all(b"commit;\n").unwrap();
+    drop(stranger.stdin.take());
+    assert!(stranger.wait().unwrap().success());
+    for asked in others.into_iter().chain([slow]) {
+        blocking::wait(asked.join().unwrap().unwrap().release()).unwrap();
+    }
 }
 
 #[test]
