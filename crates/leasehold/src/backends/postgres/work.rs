@@ -46,6 +46,10 @@ const WORTH: usize = 4;
 /// An additional connection without work is closed after this.
 const IDLE: Duration = Duration::from_secs(30);
 
+/// No further connection is asked for so long after one was refused: a server that is full must not be asked
+/// again with every call.
+const REFUSED: Duration = Duration::from_secs(1);
+
 /// A name that a stranger's transaction had locked goes alone for so long, so that it delays no other.
 const APART: Duration = Duration::from_secs(5);
 
@@ -97,6 +101,8 @@ pub(super) struct Work {
     queue: Mutex<VecDeque<Queued>>,
     apart: Mutex<HashMap<Resource, Moment>>,
     wake: Notify,
+    /// Until then no further connection is asked for.
+    refused: Mutex<Option<Moment>>,
     workers: AtomicUsize,
     idle: AtomicUsize,
     closed: AtomicBool,
@@ -119,6 +125,7 @@ impl Work {
             queue: Mutex::default(),
             apart: Mutex::default(),
             wake: Notify::new(),
+            refused: Mutex::default(),
             workers: AtomicUsize::new(0),
             idle: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
@@ -190,9 +197,13 @@ impl Work {
         }
         if self.idle.load(Ordering::SeqCst) > 0 {
             self.wake.notify_last();
-        } else if self.workers.load(Ordering::SeqCst) < self.connector.options.connections {
+        } else if self.workers.load(Ordering::SeqCst) < self.connector.options.connections && !self.is_refused() {
             self.add_worker(Slot::new(Arc::clone(&self.connector)));
         }
+    }
+
+    fn is_refused(&self) -> bool {
+        self.refused.lock().is_some_and(|until| self.connector.options.clock.now() < until)
     }
 
     /// One worker.
@@ -257,6 +268,7 @@ impl Work {
         let connection = match slot.get().await {
             Ok(connection) => connection,
             Err(_) if self.leave_if_spare() => {
+                *self.refused.lock() = Some(self.connector.options.clock.now().after(REFUSED));
                 self.push_again(batch);
                 return false;
             }
