@@ -222,8 +222,6 @@ impl Work {
                     if self.queue.lock().is_empty() { timeout(IDLE, self.wake.notified()).await } else { Ok(()) };
                 self.idle.fetch_sub(1, Ordering::SeqCst);
                 if woken.is_err() && self.queue.lock().is_empty() && self.leave_if_spare() {
-                    // A call that came since the look at the queue took this worker for one under way.
-                    self.wake.notify_last();
                     return;
                 }
                 continue;
@@ -247,10 +245,15 @@ impl Work {
         self.wake.notify_last();
     }
 
+    /// Leaves, if another worker stays, and lets it look at the queue: a call that came since this one did took it for
+    /// one under way, and woke nobody.
     fn leave_if_spare(&self) -> bool {
-        self.workers
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |workers| (workers > 1).then(|| workers - 1))
-            .is_ok()
+        let one_less = |workers: usize| (workers > 1).then(|| workers - 1);
+        let leaves = self.workers.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less).is_ok();
+        if leaves {
+            self.wake.notify_last();
+        }
+        leaves
     }
 
     /// What waits, up to a batch; one that goes alone goes alone.
@@ -398,4 +401,49 @@ fn answers(rows: &[Row], asked: usize) -> Result<Vec<row::Answered>, Failure> {
 
 fn closed() -> Failure {
     Failure::new(Kind::Unavailable, "the connection to postgres was closed")
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold_testkit::postgres::Postgres;
+    use tokio::task::yield_now;
+
+    use super::*;
+    use crate::{
+        backends::postgres::{PostgresOptions, install},
+        clock::SystemClock,
+        lease::{LeaseId, Outcome},
+    };
+
+    async fn work(server: &Postgres) -> Arc<Work> {
+        let limit = Duration::from_secs(10);
+        let options = PostgresOptions::from_url(&server.url(), "default", Arc::new(SystemClock), limit).unwrap();
+        install(options.clone(), None).await.unwrap();
+        let connector = Connector::new(options).unwrap();
+        let connection = connector.connect(None).await.unwrap();
+        let caller = Caller { namespace: String::from("default"), history: b'a'.cast_signed(), channel: None };
+        Work::start(connector, connection, caller, HintSender::new(), Arc::default())
+    }
+
+    /// 1. A worker that was idle for long finds nothing. 2. A call comes and takes it for one under way. 3. It leaves.
+    #[tokio::test]
+    async fn a_call_that_comes_while_a_spare_worker_leaves_is_taken_by_the_one_that_stays() {
+        let server = Postgres::start();
+        let work = work(&server).await;
+        while work.idle.load(Ordering::SeqCst) == 0 {
+            yield_now().await;
+        }
+        // The one that leaves, as it is after its last look at the queue: neither idle nor gone.
+        work.workers.fetch_add(1, Ordering::SeqCst);
+        let key = LeaseKey { resource: Resource::new("x").unwrap(), id: LeaseId::random() };
+        let calling = work.release(&key, &Outcome::Completed);
+        tokio::pin!(calling);
+        let early = timeout(Duration::from_millis(100), &mut calling).await;
+        assert!(early.is_err(), "the call woke a worker: this is not the moment that is meant");
+        assert!(work.leave_if_spare());
+        let answer = timeout(IDLE / 3, calling).await.expect("the call is taken before the other worker tires, too");
+        assert_eq!(answer.unwrap().value, Released::Gone);
+        assert!(!work.leave_if_spare(), "the last one stays");
+        work.close();
+    }
 }
