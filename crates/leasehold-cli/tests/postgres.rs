@@ -155,6 +155,29 @@ fn an_older_schema_is_updated_and_a_newer_one_refused() {
 }
 
 #[test]
+fn init_works_through_a_pooler_and_leaves_no_setting_on_what_it_was_lent() {
+    let (place, server) = (Place::new(), Postgres::start());
+    let pooler = server.pgbouncer();
+    // What the pooler itself sets for whoever comes does not count.
+    let left = "select pg_backend_pid(), (select count(*) from pg_stat_activity where backend_type = 'client backend'), \
+                string_agg(name, ' ') from pg_settings where source = 'session' and name not in \
+                ('application_name', 'client_encoding', 'DateStyle', 'TimeZone', 'standard_conforming_strings')";
+    let before = psql(&pooler.url(), left);
+    assert!(before.ends_with("|1|"), "one connection, and nothing set on it: {before}");
+    let installed = run(&place, &pooler.url(), &["init", "--json"]);
+    installed.assert_code(0);
+    assert_eq!(installed.json()["before"], 0);
+    assert_eq!(psql(&pooler.url(), left), before, "the same connection, as it was");
+    let again = run(&place, &pooler.url(), &["init"]);
+    again.assert_code(0);
+    assert!(again.stdout.starts_with("ready already, version "), "{again:?}");
+    assert_eq!(psql(&pooler.url(), left), before);
+    for url in [pooler.url(), server.url()] {
+        run(&place, &url, &["run", "x", "--", "true"]).assert_code(0);
+    }
+}
+
+#[test]
 fn run_list_history_watch_evict_and_doctor_work_as_on_a_directory() {
     let (place, server) = (Place::new(), Postgres::shared());
     let url = prepared(&place, &server, "as_on_a_directory");
