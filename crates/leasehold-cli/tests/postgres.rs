@@ -22,8 +22,10 @@ use rustix::process::Signal;
 fn on(place: &Place, url: &str, args: &[&str]) -> Command {
     let mut command = place.bare(args);
     command.env("LEASEHOLD_URL", url);
-    for name in ["PGHOST", "PGPORT", "PGUSER", "PGDATABASE", "PGPASSWORD", "PGPASSFILE"] {
-        command.env_remove(name);
+    for (name, _) in env::vars_os() {
+        if name.to_string_lossy().starts_with("PG") {
+            command.env_remove(name);
+        }
     }
     command
 }
@@ -312,6 +314,57 @@ fn a_password_is_used_and_never_shown_wherever_it_comes_from() {
         let refused = run(&place, url, &["-vv", "list"]);
         refused.assert_code(77);
         assert!(refused.stderr.contains("password") && !refused.stderr.contains("wr0ng"), "{refused:?}");
+    }
+}
+
+/// `PGSSLMODE` and `PGSSLROOTCERT`, as psql takes them; the URL comes first.
+#[test]
+fn encryption_is_as_the_environment_asks_unless_the_url_says_otherwise() {
+    let (place, server) = (Place::new(), Postgres::start_encrypted());
+    let url = server.url().replace("127.0.0.1", "localhost");
+    run(&place, &url, &["init"]).assert_code(0);
+    // Without encryption nobody is let in from now on.
+    let rules = server.psql("show hba_file");
+    let open = fs::read_to_string(&rules).unwrap();
+    fs::write(&rules, open.replace("host ", "hostssl ")).unwrap();
+    server.psql("select pg_reload_conf()");
+    until("it does not let in what is not encrypted", || {
+        run(&place, &format!("{url}?sslmode=disable"), &["list"]).code() == 77
+    });
+
+    let file = |name: &str| server.path(name).display().to_string();
+    let (ca, other) = (file("ca.crt"), file("other.crt"));
+    let list = |query: &str, mode: &str, roots: &str| {
+        let mut command = on(&place, &format!("{url}?{query}"), &["list"]);
+        // An empty variable is as none.
+        command.env("PGSSLMODE", mode).env("PGSSLROOTCERT", roots);
+        Ran::of(command)
+    };
+    let all = format!("sslmode=verify-full&sslrootcert={ca}");
+    for (query, mode, roots) in [
+        ("", "", ""),
+        ("", "prefer", ""),
+        ("", "verify-full", &*ca),
+        ("", "require", &ca),
+        ("", "", &ca),
+        ("sslmode=prefer", "disable", ""),
+        (&all, "disable", &other),
+    ] {
+        let ran = list(query, mode, roots);
+        assert_eq!(ran.code(), 0, "{query:?} {mode:?} {roots:?}: {ran:?}");
+    }
+    for (query, mode, roots, code, word) in [
+        ("", "disable", "", 77, "no encryption"),
+        ("", "require", "", 69, "certificate"),
+        ("", "verify-full", &*other, 69, "certificate"),
+        ("", "", &other, 69, "certificate"),
+        ("sslmode=disable", "verify-full", &ca, 77, "no encryption"),
+        (&all.replace("ca.crt", "other.crt"), "", &ca, 69, "certificate"),
+        ("", "nonsense", "", 78, "sslmode=nonsense"),
+        ("", "", "/nowhere", 78, "sslrootcert=/nowhere"),
+    ] {
+        let ran = list(query, mode, roots);
+        assert!(ran.code() == code && ran.stderr.contains(word), "{query:?} {mode:?} {roots:?}: {ran:?}");
     }
 }
 

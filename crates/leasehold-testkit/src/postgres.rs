@@ -78,6 +78,16 @@ impl Postgres {
         Self::launch(place, settings)
     }
 
+    /// A fresh server that offers encryption. Its certificate is for `localhost` alone and by the authority `ca.crt`,
+    /// not by `other.crt`: see [`path`](Self::path).
+    pub fn start_encrypted() -> Self {
+        let place = folder();
+        copy(&template(), &place.path().join("data"));
+        certify(place.path());
+        let settings = ["fsync=off", "ssl=on", "ssl_cert_file=../server.crt", "ssl_key_file=../server.key"];
+        Self::launch(place, &settings)
+    }
+
     fn launch(place: TempDir, settings: &[&str]) -> Self {
         let settings = SETTINGS.iter().chain(settings).map(|setting| String::from(*setting)).collect();
         let mut server = Self { place, port: free_port(), settings, child: None };
@@ -136,6 +146,11 @@ impl Postgres {
     /// Where it listens.
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// A file of the folder in which it keeps everything, such as `ca.crt`.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.place.path().join(name)
     }
 
     /// The URL of its database `postgres`, as its superuser.
@@ -321,6 +336,19 @@ fn template() -> PathBuf {
         copy(&fresh, &made);
     }
     made
+}
+
+fn certify(place: &Path) {
+    let script = r"set -e
+        openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test-ca -keyout ca.key -out ca.crt
+        openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=other-ca -keyout other.key -out other.crt
+        openssl req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout server.key -out server.csr
+        printf 'subjectAltName=DNS:localhost\n' > ext
+        openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile ext -out server.crt
+        chmod 600 server.key";
+    let made = Command::new("sh").arg("-ec").arg(script).current_dir(place).output().unwrap();
+    assert!(made.status.success(), "openssl: {}", String::from_utf8_lossy(&made.stderr));
+    give(place);
 }
 
 fn copy(from: &Path, to: &Path) {
