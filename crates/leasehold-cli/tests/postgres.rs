@@ -368,6 +368,18 @@ fn encryption_is_as_the_environment_asks_unless_the_url_says_otherwise() {
     }
 }
 
+/// There is nobody in between whom it could protect from.
+#[test]
+fn a_socket_in_the_file_system_needs_no_encryption_whatever_is_asked_for_elsewhere() {
+    let (place, server) = (Place::new(), Postgres::shared());
+    for mode in ["disable", "prefer", "require", "verify-full"] {
+        let mut command = on(&place, &server.url_by_socket(), &["init"]);
+        command.env("PGSSLMODE", mode).env("PGSSLROOTCERT", "/nowhere");
+        let ran = Ran::of(command);
+        assert_eq!(ran.code(), 0, "{mode}: {ran:?}");
+    }
+}
+
 /// Whether one of these processes can still run: one that exits is listed for a moment, with flag 4.
 fn look(pids: &str, seen: &str) -> String {
     format!(

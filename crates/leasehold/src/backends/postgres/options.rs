@@ -139,8 +139,8 @@ impl PostgresOptions {
         {
             own.trust = Trust::Verified(Some(PathBuf::from(roots)));
         }
-        own.ssl(ssl.or_else(|| set("PGSSLMODE")).as_deref())?;
         own.fill_in(password)?;
+        own.ssl(ssl.or_else(|| set("PGSSLMODE")).as_deref())?;
         Ok(own)
     }
 
@@ -161,9 +161,16 @@ impl PostgresOptions {
                 )));
             }
         };
+        // On a socket in the file system nobody is in between, and the server encrypts nothing.
+        let (mode, trust) = if self.is_local() { (SslMode::Disable, Trust::Anyone) } else { (mode, trust) };
         self.config.ssl_mode(mode);
         self.trust = trust;
         Ok(())
+    }
+
+    fn is_local(&self) -> bool {
+        let by_socket = |host: &Host| matches!(host, Host::Unix(_));
+        self.config.get_hostaddrs().is_empty() && self.config.get_hosts().iter().all(by_socket)
     }
 
     fn fill_in(&mut self, password: Option<String>) -> Result<()> {
