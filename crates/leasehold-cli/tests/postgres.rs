@@ -337,7 +337,10 @@ fn encryption_is_as_the_environment_asks_unless_the_url_says_otherwise() {
     let list = |query: &str, mode: &str, roots: &str| {
         let mut command = on(&place, &format!("{url}?{query}"), &["list"]);
         // An empty variable is as none.
-        command.env("PGSSLMODE", mode).env("PGSSLROOTCERT", roots);
+        command.env("PGSSLMODE", mode).env("PGSSLROOTCERT", roots).env_remove("SSL_CERT_FILE");
+        if roots == "system" {
+            command.env("SSL_CERT_FILE", &ca);
+        }
         Ran::of(command)
     };
     let all = format!("sslmode=verify-full&sslrootcert={ca}");
@@ -347,6 +350,7 @@ fn encryption_is_as_the_environment_asks_unless_the_url_says_otherwise() {
         ("", "verify-full", &*ca),
         ("", "require", &ca),
         ("", "", &ca),
+        ("", "verify-full", "system"),
         ("sslmode=prefer", "disable", ""),
         (&all, "disable", &other),
     ] {
