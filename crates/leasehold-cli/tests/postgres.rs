@@ -22,8 +22,10 @@ use rustix::process::Signal;
 fn on(place: &Place, url: &str, args: &[&str]) -> Command {
     let mut command = place.bare(args);
     command.env("LEASEHOLD_URL", url);
-    for name in ["PGHOST", "PGPORT", "PGUSER", "PGDATABASE", "PGPASSWORD", "PGPASSFILE"] {
-        command.env_remove(name);
+    for (name, _) in env::vars_os() {
+        if name.to_string_lossy().starts_with("PG") {
+            command.env_remove(name);
+        }
     }
     command
 }
@@ -151,6 +153,29 @@ fn an_older_schema_is_updated_and_a_newer_one_refused() {
         newer.assert_code(78);
         assert!(newer.stderr.contains("version 1000, newer than"), "{newer:?}");
         assert_eq!(newer.stderr.lines().count(), 1, "{newer:?}");
+    }
+}
+
+#[test]
+fn init_works_through_a_pooler_and_leaves_no_setting_on_what_it_was_lent() {
+    let (place, server) = (Place::new(), Postgres::start());
+    let pooler = server.pgbouncer();
+    // What the pooler itself sets for whoever comes does not count.
+    let left = "select pg_backend_pid(), (select count(*) from pg_stat_activity where backend_type = 'client backend'), \
+                string_agg(name, ' ') from pg_settings where source = 'session' and name not in \
+                ('application_name', 'client_encoding', 'DateStyle', 'TimeZone', 'standard_conforming_strings')";
+    let before = psql(&pooler.url(), left);
+    assert!(before.ends_with("|1|"), "one connection, and nothing set on it: {before}");
+    let installed = run(&place, &pooler.url(), &["init", "--json"]);
+    installed.assert_code(0);
+    assert_eq!(installed.json()["before"], 0);
+    assert_eq!(psql(&pooler.url(), left), before, "the same connection, as it was");
+    let again = run(&place, &pooler.url(), &["init"]);
+    again.assert_code(0);
+    assert!(again.stdout.starts_with("ready already, version "), "{again:?}");
+    assert_eq!(psql(&pooler.url(), left), before);
+    for url in [pooler.url(), server.url()] {
+        run(&place, &url, &["run", "x", "--", "true"]).assert_code(0);
     }
 }
 
@@ -289,6 +314,73 @@ fn a_password_is_used_and_never_shown_wherever_it_comes_from() {
         let refused = run(&place, url, &["-vv", "list"]);
         refused.assert_code(77);
         assert!(refused.stderr.contains("password") && !refused.stderr.contains("wr0ng"), "{refused:?}");
+    }
+}
+
+/// `PGSSLMODE` and `PGSSLROOTCERT`, as psql takes them; the URL comes first.
+#[test]
+fn encryption_is_as_the_environment_asks_unless_the_url_says_otherwise() {
+    let (place, server) = (Place::new(), Postgres::start_encrypted());
+    let url = server.url().replace("127.0.0.1", "localhost");
+    run(&place, &url, &["init"]).assert_code(0);
+    // Without encryption nobody is let in from now on.
+    let rules = server.psql("show hba_file");
+    let open = fs::read_to_string(&rules).unwrap();
+    fs::write(&rules, open.replace("host ", "hostssl ")).unwrap();
+    server.psql("select pg_reload_conf()");
+    until("it does not let in what is not encrypted", || {
+        run(&place, &format!("{url}?sslmode=disable"), &["list"]).code() == 77
+    });
+
+    let file = |name: &str| server.path(name).display().to_string();
+    let (ca, other) = (file("ca.crt"), file("other.crt"));
+    let list = |query: &str, mode: &str, roots: &str| {
+        let mut command = on(&place, &format!("{url}?{query}"), &["list"]);
+        // An empty variable is as none.
+        command.env("PGSSLMODE", mode).env("PGSSLROOTCERT", roots).env_remove("SSL_CERT_FILE");
+        if roots == "system" {
+            command.env("SSL_CERT_FILE", &ca);
+        }
+        Ran::of(command)
+    };
+    let all = format!("sslmode=verify-full&sslrootcert={ca}");
+    for (query, mode, roots) in [
+        ("", "", ""),
+        ("", "prefer", ""),
+        ("", "verify-full", &*ca),
+        ("", "require", &ca),
+        ("", "", &ca),
+        ("", "verify-full", "system"),
+        ("sslmode=prefer", "disable", ""),
+        (&all, "disable", &other),
+    ] {
+        let ran = list(query, mode, roots);
+        assert_eq!(ran.code(), 0, "{query:?} {mode:?} {roots:?}: {ran:?}");
+    }
+    for (query, mode, roots, code, word) in [
+        ("", "disable", "", 77, "no encryption"),
+        ("", "require", "", 69, "certificate"),
+        ("", "verify-full", &*other, 69, "certificate"),
+        ("", "", &other, 69, "certificate"),
+        ("sslmode=disable", "verify-full", &ca, 77, "no encryption"),
+        (&all.replace("ca.crt", "other.crt"), "", &ca, 69, "certificate"),
+        ("", "nonsense", "", 78, "sslmode=nonsense"),
+        ("", "", "/nowhere", 78, "sslrootcert=/nowhere"),
+    ] {
+        let ran = list(query, mode, roots);
+        assert!(ran.code() == code && ran.stderr.contains(word), "{query:?} {mode:?} {roots:?}: {ran:?}");
+    }
+}
+
+/// There is nobody in between whom it could protect from.
+#[test]
+fn a_socket_in_the_file_system_needs_no_encryption_whatever_is_asked_for_elsewhere() {
+    let (place, server) = (Place::new(), Postgres::shared());
+    for mode in ["disable", "prefer", "require", "verify-full"] {
+        let mut command = on(&place, &server.url_by_socket(), &["init"]);
+        command.env("PGSSLMODE", mode).env("PGSSLROOTCERT", "/nowhere");
+        let ran = Ran::of(command);
+        assert_eq!(ran.code(), 0, "{mode}: {ran:?}");
     }
 }
 

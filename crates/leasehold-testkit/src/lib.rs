@@ -10,7 +10,9 @@ pub mod postgres;
 mod process;
 mod proxy;
 pub mod redis;
+mod wait;
 mod witness;
 
 pub use proxy::{Flow, Proxy};
+pub use wait::until;
 pub use witness::{Stay, Witness};

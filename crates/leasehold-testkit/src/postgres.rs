@@ -11,12 +11,14 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{Arc, LazyLock, Mutex, PoisonError, Weak, mpsc},
-    thread::{self, sleep},
+    thread,
     time::Duration,
 };
 
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use tempfile::TempDir;
+
+use crate::wait::within;
 
 /// Whom the server runs as when the test is root, which Postgres refuses to run as.
 const USER: &str = "postgres";
@@ -76,6 +78,16 @@ impl Postgres {
         Self::launch(place, settings)
     }
 
+    /// A fresh server that offers encryption. Its certificate is for `localhost` alone and by the authority `ca.crt`,
+    /// not by `other.crt`: see [`path`](Self::path).
+    pub fn start_encrypted() -> Self {
+        let place = folder();
+        copy(&template(), &place.path().join("data"));
+        certify(place.path());
+        let settings = ["fsync=off", "ssl=on", "ssl_cert_file=../server.crt", "ssl_key_file=../server.key"];
+        Self::launch(place, &settings)
+    }
+
     fn launch(place: TempDir, settings: &[&str]) -> Self {
         let settings = SETTINGS.iter().chain(settings).map(|setting| String::from(*setting)).collect();
         let mut server = Self { place, port: free_port(), settings, child: None };
@@ -100,7 +112,7 @@ impl Postgres {
                 .status()
                 .is_ok_and(|status| status.success())
         };
-        assert!(wait_until(up), "postgres did not start: {}", self.log());
+        assert!(within(PATIENCE, up), "postgres did not start: {}", self.log());
     }
 
     /// Stops it and waits until it is gone.
@@ -134,6 +146,11 @@ impl Postgres {
     /// Where it listens.
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// A file of the folder in which it keeps everything, such as `ca.crt`.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.place.path().join(name)
     }
 
     /// The URL of its database `postgres`, as its superuser.
@@ -212,14 +229,17 @@ impl Postgres {
         let output = copy.arg("-D").arg(place.path().join("data")).output().unwrap();
         assert!(output.status.success(), "pg_basebackup: {}", String::from_utf8_lossy(&output.stderr));
         let standby = Self::launch(place, &["hot_standby=on", "fsync=off"]);
-        assert!(wait_until(|| self.psql("select count(*) from pg_stat_replication") == "1"), "no standby follows");
+        assert!(
+            within(PATIENCE, || self.psql("select count(*) from pg_stat_replication") == "1"),
+            "no standby follows"
+        );
         standby
     }
 
     /// Makes a standby the primary.
     pub fn promote(&self) {
         self.psql("select pg_promote()");
-        assert!(wait_until(|| self.psql("select pg_is_in_recovery()") == "f"), "it was not promoted");
+        assert!(within(PATIENCE, || self.psql("select pg_is_in_recovery()") == "f"), "it was not promoted");
     }
 
     /// A pooler in front that lends connections for a transaction at a time.
@@ -266,7 +286,7 @@ impl PgBouncer {
         let child = spawn(command).expect("pgbouncer is needed: apt-get install pgbouncer");
         let up = || TcpStream::connect(("127.0.0.1", port)).is_ok();
         let words = || fs::read_to_string(place.path().join("log")).unwrap_or_default();
-        assert!(wait_until(up), "pgbouncer did not start: {}", words());
+        assert!(within(PATIENCE, up), "pgbouncer did not start: {}", words());
         Self { _place: place, port, child }
     }
 
@@ -316,6 +336,19 @@ fn template() -> PathBuf {
         copy(&fresh, &made);
     }
     made
+}
+
+fn certify(place: &Path) {
+    let script = r"set -e
+        openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test-ca -keyout ca.key -out ca.crt
+        openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=other-ca -keyout other.key -out other.crt
+        openssl req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout server.key -out server.csr
+        printf 'subjectAltName=DNS:localhost\n' > ext
+        openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile ext -out server.crt
+        chmod 600 server.key";
+    let made = Command::new("sh").arg("-ec").arg(script).current_dir(place).output().unwrap();
+    assert!(made.status.success(), "openssl: {}", String::from_utf8_lossy(&made.stderr));
+    give(place);
 }
 
 fn copy(from: &Path, to: &Path) {
@@ -378,15 +411,4 @@ fn free_port() -> u16 {
 fn send(pid: u32, signal: Signal) {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).unwrap();
     let _gone_already = kill_process(pid, signal);
-}
-
-fn wait_until(ready: impl Fn() -> bool) -> bool {
-    let step = Duration::from_millis(20);
-    for _ in 0..PATIENCE.as_millis() / step.as_millis() {
-        if ready() {
-            return true;
-        }
-        sleep(step);
-    }
-    false
 }

@@ -2,7 +2,7 @@
 #![cfg(feature = "postgres")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::{fs, path::Path, process::Command, sync::Arc, thread, time::Duration};
+use std::{fs, sync::Arc, thread, time::Duration};
 
 use leasehold::{
     Attempt, ErrorKind, Holder, Leasehold, Resource, Ttl,
@@ -188,31 +188,10 @@ fn busy_names_the_holder() {
     }
 }
 
-/// Makes an authority and a certificate of it for `localhost` alone, readable by the server.
-fn certificates(place: &Path) {
-    let script = r"set -e
-        openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test-ca -keyout ca.key -out ca.crt
-        openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=other-ca -keyout other.key -out other.crt
-        openssl req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout server.key -out server.csr
-        printf 'subjectAltName=DNS:localhost\n' > ext
-        openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile ext -out server.crt
-        chmod 600 server.key; chmod 755 .; chown postgres server.key 2> /dev/null || true";
-    let made = Command::new("sh").arg("-ec").arg(script).current_dir(place).output().unwrap();
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-}
-
 #[test]
 fn a_server_that_encrypts_is_verified_as_the_url_asks() {
-    let place = tempfile::tempdir().unwrap();
-    certificates(place.path());
-    let file = |name: &str| place.path().join(name).display().to_string();
-    let settings = [
-        String::from("fsync=off"),
-        String::from("ssl=on"),
-        format!("ssl_cert_file={}", file("server.crt")),
-        format!("ssl_key_file={}", file("server.key")),
-    ];
-    let server = Postgres::start_with(&settings.each_ref().map(String::as_str));
+    let server = Postgres::start_encrypted();
+    let file = |name: &str| server.path(name).display().to_string();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(install(options(&server.url(), "default"), None)).unwrap();
     // Without encryption nobody is let in from now on.

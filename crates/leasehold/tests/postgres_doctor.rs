@@ -11,7 +11,7 @@ use leasehold::{
     blocking,
     clock::{ManualClock, SystemClock},
 };
-use leasehold_testkit::postgres::Postgres;
+use leasehold_testkit::{postgres::Postgres, until};
 use tokio_postgres::NoTls;
 
 fn prepared(settings: &[&str]) -> Postgres {
@@ -25,16 +25,6 @@ fn prepared(settings: &[&str]) -> Postgres {
 
 fn examined(url: &str) -> Vec<Finding> {
     blocking::wait(blocking::wait(Leasehold::connect(url)).unwrap().examine()).unwrap()
-}
-
-fn until(is_so: impl Fn() -> bool) {
-    for _ in 0..1000 {
-        if is_so() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    panic!("it did not come to pass");
 }
 
 /// How bad it is, and in what words; `None` where nothing is said.

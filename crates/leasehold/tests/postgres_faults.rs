@@ -4,7 +4,7 @@
 
 use std::{
     env,
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Write},
     process::{Command, Stdio},
     sync::Arc,
     thread,
@@ -18,7 +18,10 @@ use leasehold::{
     clock::{Clock, SystemClock},
     lease::{Ending, HistoryFilter, Names},
 };
-use leasehold_testkit::postgres::{Postgres, Stop};
+use leasehold_testkit::{
+    postgres::{Postgres, Stop},
+    until,
+};
 
 const TTL: Duration = Duration::from_secs(6);
 
@@ -73,16 +76,6 @@ fn nothing_is_lost(server: &mut Postgres, fault: impl FnOnce(&mut Postgres)) {
     assert!(next.fence() > fence);
     blocking::wait(next.release()).unwrap();
     assert!(hold_at_last(&one, "x").fence() > fence);
-}
-
-fn until(ready: impl Fn() -> bool) {
-    for _ in 0..1000 {
-        if ready() {
-            return;
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
-    panic!("it did not come to pass within 10 s");
 }
 
 #[test]
@@ -198,6 +191,43 @@ fn defaults_of_role_and_database_do_not_matter() {
     let error =
         server.try_psql("postgres", "set statement_timeout = 0; select leasehold.acquire_lock('x', 'a')").unwrap_err();
     assert!(error.contains("READ COMMITTED"), "{error}");
+}
+
+/// One call takes long, and the connection that others would get is refused: they go by the one there is.
+#[test]
+fn calls_for_which_there_is_no_further_connection_go_by_the_one_there_is() {
+    let server = server_with_schema();
+    // One works, one renews, one listens.
+    server.psql("create role app login connection limit 3; select leasehold.allow('app')");
+    let locks = connect(&server.url_of("app", "postgres"));
+    blocking::wait(hold(&locks, "slow").release()).unwrap();
+    let mut stranger = server.client("postgres").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let lock = b"begin; select name from leasehold.resource where name = 'slow' for update;\n";
+    stranger.stdin.as_mut().unwrap().write_all(lock).unwrap();
+    let mut lines = BufReader::new(stranger.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "slow");
+
+    let ask = |name: String| {
+        let asked = locks.mutex(name).ttl(TTL);
+        thread::spawn(move || blocking::wait(asked.acquire()))
+    };
+    let slow = ask(String::from("slow"));
+    until(|| server.psql("select count(*) from pg_locks where not granted") == "1");
+    let (began, mut others) = (SystemClock.now(), Vec::new());
+    let refusals = || server.log().matches("too many connections for role \"app\"").count();
+    until(|| {
+        others.push(ask(format!("other:{}", others.len())));
+        refusals() > 0 && others.len() >= 30
+    });
+    // Not for each call that waits: every try costs a server that is full a process.
+    let (refused, most) = (refusals(), 2 + SystemClock.now().since(began).as_secs());
+    assert!(u64::try_from(refused).unwrap() <= most, "{refused} tries for a connection, {most} at most");
+    stranger.stdin.as_mut().unwrap().write_all(b"commit;\n").unwrap();
+    drop(stranger.stdin.take());
+    assert!(stranger.wait().unwrap().success());
+    for asked in others.into_iter().chain([slow]) {
+        blocking::wait(asked.join().unwrap().unwrap().release()).unwrap();
+    }
 }
 
 #[test]

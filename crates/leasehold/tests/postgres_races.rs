@@ -10,9 +10,9 @@ use leasehold::{
     backends::postgres::{PostgresBackend, PostgresOptions, install},
     blocking,
     clock::SystemClock,
-    lease::{Claim, LeaseId, LeaseKey, Lifetime, Metadata, Outcome, Patience, Released, Request},
+    lease::{Claim, Decision, LeaseId, LeaseKey, Lifetime, Metadata, Outcome, Patience, Released, Request},
 };
-use leasehold_testkit::{Flow, Proxy, postgres::Postgres};
+use leasehold_testkit::{Flow, Proxy, postgres::Postgres, until};
 use tokio::{runtime::Handle, task::JoinHandle};
 use tokio_postgres::{Client, NoTls};
 
@@ -49,16 +49,6 @@ async fn installed() -> Arc<Postgres> {
 async fn install_in(url: &str) -> i32 {
     let options = PostgresOptions::from_url(url, "default", Arc::new(SystemClock), Duration::from_secs(10)).unwrap();
     install(options, None).await.unwrap().now
-}
-
-fn until(is_so: impl Fn() -> bool) {
-    for _ in 0..1000 {
-        if is_so() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    panic!("it did not come to pass");
 }
 
 async fn client(server: &Postgres) -> Arc<Client> {
@@ -318,10 +308,8 @@ fn a_grant_by_a_connection_that_died_meanwhile_is_not_believed() {
     guard.check().unwrap();
 }
 
-/// Nothing but the end of its connection would end the lease, and nobody knows of it.
-#[tokio::test(flavor = "multi_thread")]
-async fn an_ask_that_is_carried_out_after_its_release_is_given_back() {
-    let server = installed().await;
+/// An instance whose leases live by its connection and whose requests go one of two ways; only the first can be bad.
+async fn by_two_ways(server: &Postgres, namespace: &str) -> (Proxy, Proxy, PostgresBackend) {
     let (first, second) = (Proxy::to(server.port()), Proxy::to(server.port()));
     let url = format!(
         "postgres://postgres@127.0.0.1:{},127.0.0.1:{}/postgres?liveness=connection&connections=1",
@@ -329,34 +317,70 @@ async fn an_ask_that_is_carried_out_after_its_release_is_given_back() {
         second.port()
     );
     let limit = Duration::from_secs(10);
-    let options = PostgresOptions::from_url(&url, "late", Arc::new(SystemClock), limit).unwrap();
+    let options = PostgresOptions::from_url(&url, namespace, Arc::new(SystemClock), limit).unwrap();
     let backend = PostgresBackend::open(options).await.unwrap();
-    let request = |name: &str| Request {
+    let before = request("before", Patience::Queue);
+    backend.acquire(&before).await.unwrap();
+    backend.release(&before.key, &Outcome::Completed).await.unwrap();
+    (first, second, backend)
+}
+
+fn request(name: &str, patience: Patience) -> Request {
+    Request {
         key: LeaseKey { resource: Resource::new(name).unwrap(), id: LeaseId::random() },
         claim: Claim::EXCLUSIVE,
         ttl: Ttl::DEFAULT,
-        patience: Patience::Queue,
+        patience,
         lifetime: Lifetime::Attached,
         holder: Holder::unique(),
         note: None,
         metadata: Metadata::new(),
         fence_floor: None,
-    };
-    let before = request("before");
-    backend.acquire(&before).await.unwrap();
-    backend.release(&before.key, &Outcome::Completed).await.unwrap();
+    }
+}
+
+/// A lease of this name was granted and ended, and none is held.
+fn is_given_back(server: &Postgres, namespace: &str, id: LeaseId) {
+    let ended =
+        format!("select count(*) from leasehold.ended where namespace = '{namespace}' and id = '{id}' and fence > 0");
+    until(|| server.psql(&ended) == "1");
+    let held = format!("select count(*) from leasehold.resource where namespace = '{namespace}' and id is not null");
+    assert_eq!(server.psql(&held), "0");
+}
+
+/// Nothing but the end of its connection would end the lease, and nobody knows of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ask_that_is_carried_out_after_its_release_is_given_back() {
+    let server = installed().await;
+    let (first, _second, backend) = by_two_ways(&server, "late").await;
     // 1. A request is held up. 2. It is given up, and released by another way. 3. It arrives.
     first.refuse();
     first.to_server(Flow::Hold);
-    let late = request("late");
+    let late = request("late", Patience::Queue);
     let error = backend.acquire(&late).await.unwrap_err();
     assert!(error.outcome_unknown(), "{error}");
     assert_eq!(backend.release(&late.key, &Outcome::Cancelled).await.unwrap().value, Released::Gone);
     first.mend();
-    let ended = "select count(*) from leasehold.ended where namespace = 'late' and name = 'late' and fence is not null";
-    until(|| server.psql(ended) == "1");
-    let held = "select count(*) from leasehold.resource where namespace = 'late' and id is not null";
-    assert_eq!(server.psql(held), "0");
+    is_given_back(&server, "late", late.key.id);
+}
+
+/// Who is told that a lock is busy releases nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ask_that_is_carried_out_after_it_was_told_busy_is_given_back() {
+    let server = installed().await;
+    let (first, _second, backend) = by_two_ways(&server, "late busy").await;
+    let holder = request("late", Patience::Try);
+    backend.acquire(&holder).await.unwrap();
+    // 1. A request is held up. 2. Asked again by another way, it is busy. 3. It is free. 4. The request arrives.
+    first.refuse();
+    first.to_server(Flow::Hold);
+    let late = request("late", Patience::Try);
+    let error = backend.acquire(&late).await.unwrap_err();
+    assert!(error.outcome_unknown(), "{error}");
+    assert!(matches!(backend.acquire(&late).await.unwrap().value, Decision::Busy(_)));
+    assert_eq!(backend.release(&holder.key, &Outcome::Completed).await.unwrap().value, Released::Freed);
+    first.mend();
+    is_given_back(&server, "late busy", late.key.id);
 }
 
 #[test]

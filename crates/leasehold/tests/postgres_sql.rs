@@ -2,16 +2,16 @@
 #![cfg(feature = "postgres")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::{sync::Arc, time::Duration};
+use std::{io::Write, process::Stdio, sync::Arc, time::Duration};
 
 use leasehold::{
     Error, ErrorKind, Leasehold, Resource,
     backends::postgres::{Installed, PostgresOptions, install, sql},
     blocking,
     clock::SystemClock,
-    lease::{Ending, HistoryFilter, Names},
+    lease::{Ending, HistoryFilter, Names, Released},
 };
-use leasehold_testkit::postgres::Postgres;
+use leasehold_testkit::{postgres::Postgres, until};
 
 fn options(url: &str) -> PostgresOptions {
     PostgresOptions::from_url(url, "default", Arc::new(SystemClock), Duration::from_secs(10)).unwrap()
@@ -32,16 +32,6 @@ fn run<T>(work: impl Future<Output = T>) -> T {
 
 fn connect(url: &str) -> Leasehold {
     blocking::wait(Leasehold::connect(url)).unwrap()
-}
-
-fn until(ready: impl Fn() -> bool) {
-    for _ in 0..1000 {
-        if ready() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    panic!("it did not come to pass within 10 s");
 }
 
 #[test]
@@ -239,13 +229,8 @@ fn the_connection_pair_lives_with_its_connection_and_records_failures() {
     assert!(error.contains("is held by"), "{error}");
     blocking::wait(guard.release()).unwrap();
     // It contends with the library, and the library sees it die.
-    let mut holder = server
-        .client("postgres")
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::null())
-        .spawn()
-        .unwrap();
-    std::io::Write::write_all(holder.stdin.as_mut().unwrap(), b"select leasehold.acquire('job');\n").unwrap();
+    let mut holder = server.client("postgres").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    holder.stdin.as_mut().unwrap().write_all(b"select leasehold.acquire('job');\n").unwrap();
     until(|| server.psql("select count(*) from leasehold.locks where named = 'job'") == "1");
     let waiter = std::thread::spawn(move || {
         let guard = blocking::wait(locks.mutex("job").acquire()).unwrap();
@@ -275,7 +260,7 @@ fn guard_pins_a_lease_to_a_transaction_without_blocking_renewals() {
     writer.args(["-c", &format!(
         "begin; select leasehold.guard('ledger', {fence}); insert into ledger values ('a'); select pg_sleep(4); commit"
     )]);
-    let mut writer = writer.stdout(std::process::Stdio::null()).spawn().unwrap();
+    let mut writer = writer.stdout(Stdio::null()).spawn().unwrap();
     let writing = "select count(*) from pg_locks l join pg_class c on c.oid = l.relation where c.relname = 'ledger'";
     until(|| server.psql(writing) == "1");
     std::thread::sleep(Duration::from_secs(2));
@@ -299,7 +284,7 @@ fn a_renewal_goes_through_while_a_sql_caller_sits_in_an_open_transaction_on_anot
     let guard = blocking::wait(locks.mutex("mine").ttl(Duration::from_millis(1500)).acquire()).unwrap();
     let mut stranger = server.client("postgres");
     stranger.args(["-c", "begin; select leasehold.acquire_lock('theirs', 'a'); select pg_sleep(4); commit"]);
-    let mut stranger = stranger.stdout(std::process::Stdio::null()).spawn().unwrap();
+    let mut stranger = stranger.stdout(Stdio::null()).spawn().unwrap();
     until(|| server.psql("select count(*) from pg_stat_activity where wait_event = 'PgSleep'") == "1");
     assert!(blocking::wait(locks.mutex("theirs").try_acquire()).unwrap().is_none(), "busy, after a short wait");
     std::thread::sleep(Duration::from_secs(2));
@@ -332,7 +317,7 @@ fn a_renewal_goes_through_while_places_in_queues_wait_for_a_strangers_transactio
         "-c",
         "begin; select 1 from leasehold.resource where name <> 'mine' for update; select pg_sleep(4); commit",
     ]);
-    let mut stranger = stranger.stdout(std::process::Stdio::null()).spawn().unwrap();
+    let mut stranger = stranger.stdout(Stdio::null()).spawn().unwrap();
     while stranger.try_wait().unwrap().is_none() {
         guard.check().unwrap();
         std::thread::sleep(Duration::from_millis(20));
@@ -361,7 +346,7 @@ fn guard_pins_a_permit_too() {
         "-c",
         &format!("begin; select leasehold.guard('api', {}); select pg_sleep(2); commit", guarded.fence().get()),
     ]);
-    let mut writer = writer.stdout(std::process::Stdio::null()).spawn().unwrap();
+    let mut writer = writer.stdout(Stdio::null()).spawn().unwrap();
     until(|| server.psql("select count(*) from pg_stat_activity where wait_event = 'PgSleep'") == "1");
     blocking::wait(guarded.release()).unwrap();
     let waiting = server.psql(
@@ -372,6 +357,43 @@ fn guard_pins_a_permit_too() {
     assert!(writer.wait().unwrap().success());
     for permit in [other, next] {
         blocking::wait(permit.release()).unwrap();
+    }
+}
+
+/// Who waits by way of a pooler has no channel, as a SQL caller has none.
+#[test]
+fn a_guarded_lease_can_be_released_also_when_the_next_in_line_cannot_be_told() {
+    let server = Postgres::start();
+    installed(&server, None);
+    let (locks, pooler) = (connect(&server.url()), server.pgbouncer());
+    let far = connect(&pooler.url());
+    for holder in ["library", "psql"] {
+        let mut held = None;
+        if holder == "library" {
+            held = Some(blocking::wait(locks.mutex(holder).acquire()).unwrap());
+        } else {
+            assert_eq!(server.psql("select leasehold.acquire_lock('psql', 'a', 600)"), "t");
+        }
+        let waits = far.mutex(holder).wait(Duration::from_secs(30));
+        let waiter = std::thread::spawn(move || blocking::wait(waits.acquire()).unwrap());
+        let entry =
+            format!("select count(*), count(channel), count(fence) from leasehold.entry where name = '{holder}'");
+        until(|| server.psql(&entry) == "1|0|0");
+        let mut writer = server.client("postgres").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let guards =
+            format!("begin; select leasehold.guard(name, fence) from leasehold.resource where name = '{holder}';\n");
+        writer.stdin.as_mut().unwrap().write_all(guards.as_bytes()).unwrap();
+        let guarded = "select count(*) from pg_stat_activity where state = 'idle in transaction' and query ~ 'guard'";
+        until(|| server.psql(guarded) == "1");
+        match held {
+            Some(guard) => assert_eq!(blocking::wait(guard.release()).unwrap(), Released::Freed),
+            None => assert_eq!(server.psql("select leasehold.release_lock('psql', 'a')"), "t"),
+        }
+        assert_eq!(server.psql(&entry), "1|0|0", "{holder}: it waits until the transaction has ended");
+        writer.stdin.as_mut().unwrap().write_all(b"commit;\n").unwrap();
+        drop(writer.stdin.take());
+        assert!(writer.wait().unwrap().success());
+        blocking::wait(waiter.join().unwrap().release()).unwrap();
     }
 }
 
@@ -458,14 +480,8 @@ fn nobody_is_notified_while_nobody_waits() {
     let locks = connect(&server.url());
     let position = || server.psql("select pg_notification_queue_usage()");
     let before = position();
-    let mut listener = server
-        .client("postgres")
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::null())
-        .spawn()
-        .unwrap();
-    std::io::Write::write_all(listener.stdin.as_mut().unwrap(), b"begin; listen nothing; commit; begin; select 1;\n")
-        .unwrap();
+    let mut listener = server.client("postgres").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    listener.stdin.as_mut().unwrap().write_all(b"begin; listen nothing; commit; begin; select 1;\n").unwrap();
     until(|| server.psql("select count(*) from pg_stat_activity where state = 'idle in transaction'") == "1");
     for at in 0..300 {
         let guard = blocking::wait(locks.mutex(format!("free:{at}")).acquire()).unwrap();

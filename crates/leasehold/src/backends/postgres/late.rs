@@ -102,3 +102,29 @@ impl Drop for Asking<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{clock::ManualClock, lease::Resource};
+
+    fn key() -> LeaseKey {
+        LeaseKey { resource: Resource::new("x").unwrap(), id: LeaseId::random() }
+    }
+
+    #[test]
+    fn what_was_given_up_is_released_once_nobody_wants_it_and_forgotten_when_it_cannot_come_any_more() {
+        let clock = Arc::new(ManualClock::new());
+        let late = Late::new(Arc::<ManualClock>::clone(&clock));
+        let (answered, wanted, unwanted) = (key(), key(), key());
+        late.asking(&answered).answered();
+        drop((late.asking(&wanted), late.asking(&unwanted)));
+        for key in [&answered, &unwanted] {
+            late.released(key);
+        }
+        assert_eq!(late.unwanted(), [unwanted]);
+        clock.advance(LATEST);
+        assert_eq!(late.unwanted(), []);
+        assert!(late.given_up.lock().is_empty(), "a process that lives long does not gather them");
+    }
+}

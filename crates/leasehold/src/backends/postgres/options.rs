@@ -41,6 +41,13 @@ pub(super) enum Trust {
     Verified(Option<PathBuf>),
 }
 
+impl Trust {
+    /// By the authorities in this file, or `system`.
+    fn by(roots: &str) -> Self {
+        Self::Verified((roots != "system").then(|| PathBuf::from(roots)))
+    }
+}
+
 /// Where the leases are kept and how.
 #[derive(Clone, Debug)]
 pub struct PostgresOptions {
@@ -119,7 +126,7 @@ impl PostgresOptions {
                     })?);
                 }
                 "sslmode" => ssl = Some(value),
-                "sslrootcert" => own.trust = Trust::Verified(Some(PathBuf::from(value))),
+                "sslrootcert" => own.trust = Trust::by(&value),
                 _ => left.push(parameter),
             }
         }
@@ -137,10 +144,10 @@ impl PostgresOptions {
         if own.trust == Trust::Anyone
             && let Some(roots) = set("PGSSLROOTCERT")
         {
-            own.trust = Trust::Verified(Some(PathBuf::from(roots)));
+            own.trust = Trust::by(&roots);
         }
-        own.ssl(ssl.or_else(|| set("PGSSLMODE")).as_deref())?;
         own.fill_in(password)?;
+        own.ssl(ssl.or_else(|| set("PGSSLMODE")).as_deref())?;
         Ok(own)
     }
 
@@ -161,9 +168,16 @@ impl PostgresOptions {
                 )));
             }
         };
+        // On a socket in the file system nobody is in between, and the server encrypts nothing.
+        let (mode, trust) = if self.is_local() { (SslMode::Disable, Trust::Anyone) } else { (mode, trust) };
         self.config.ssl_mode(mode);
         self.trust = trust;
         Ok(())
+    }
+
+    fn is_local(&self) -> bool {
+        let by_socket = |host: &Host| matches!(host, Host::Unix(_));
+        self.config.get_hostaddrs().is_empty() && self.config.get_hosts().iter().all(by_socket)
     }
 
     fn fill_in(&mut self, password: Option<String>) -> Result<()> {
@@ -236,12 +250,12 @@ impl PostgresOptions {
     }
 }
 
-/// The password of a line `host:port:database:user:password` if it is about this server.
 /// What the environment says, unless it is empty.
 fn set(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
 }
 
+/// The password of a line `host:port:database:user:password` if it is about this server.
 fn password_for(line: &str, about: [&str; 4]) -> Option<String> {
     let mut fields = vec![String::new()];
     let mut characters = line.chars();

@@ -46,6 +46,10 @@ const WORTH: usize = 4;
 /// An additional connection without work is closed after this.
 const IDLE: Duration = Duration::from_secs(30);
 
+/// No further connection is asked for so long after one was refused: a server that is full must not be asked
+/// again with every call.
+const REFUSED: Duration = Duration::from_secs(1);
+
 /// A name that a stranger's transaction had locked goes alone for so long, so that it delays no other.
 const APART: Duration = Duration::from_secs(5);
 
@@ -97,6 +101,8 @@ pub(super) struct Work {
     queue: Mutex<VecDeque<Queued>>,
     apart: Mutex<HashMap<Resource, Moment>>,
     wake: Notify,
+    /// Until then no further connection is asked for.
+    refused: Mutex<Option<Moment>>,
     workers: AtomicUsize,
     idle: AtomicUsize,
     closed: AtomicBool,
@@ -119,6 +125,7 @@ impl Work {
             queue: Mutex::default(),
             apart: Mutex::default(),
             wake: Notify::new(),
+            refused: Mutex::default(),
             workers: AtomicUsize::new(0),
             idle: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
@@ -190,9 +197,13 @@ impl Work {
         }
         if self.idle.load(Ordering::SeqCst) > 0 {
             self.wake.notify_last();
-        } else if self.workers.load(Ordering::SeqCst) < self.connector.options.connections {
+        } else if self.workers.load(Ordering::SeqCst) < self.connector.options.connections && !self.is_refused() {
             self.add_worker(Slot::new(Arc::clone(&self.connector)));
         }
+    }
+
+    fn is_refused(&self) -> bool {
+        self.refused.lock().is_some_and(|until| self.connector.options.clock.now() < until)
     }
 
     /// One worker.
@@ -211,8 +222,6 @@ impl Work {
                     if self.queue.lock().is_empty() { timeout(IDLE, self.wake.notified()).await } else { Ok(()) };
                 self.idle.fetch_sub(1, Ordering::SeqCst);
                 if woken.is_err() && self.queue.lock().is_empty() && self.leave_if_spare() {
-                    // A call that came since the look at the queue took this worker for one under way.
-                    self.wake.notify_last();
                     return;
                 }
                 continue;
@@ -236,10 +245,15 @@ impl Work {
         self.wake.notify_last();
     }
 
+    /// Leaves, if another worker stays, and lets it look at the queue: a call that came since this one did took it for
+    /// one under way, and woke nobody.
     fn leave_if_spare(&self) -> bool {
-        self.workers
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |workers| (workers > 1).then(|| workers - 1))
-            .is_ok()
+        let one_less = |workers: usize| (workers > 1).then(|| workers - 1);
+        let leaves = self.workers.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less).is_ok();
+        if leaves {
+            self.wake.notify_last();
+        }
+        leaves
     }
 
     /// What waits, up to a batch; one that goes alone goes alone.
@@ -257,6 +271,7 @@ impl Work {
         let connection = match slot.get().await {
             Ok(connection) => connection,
             Err(_) if self.leave_if_spare() => {
+                *self.refused.lock() = Some(self.connector.options.clock.now().after(REFUSED));
                 self.push_again(batch);
                 return false;
             }
@@ -386,4 +401,49 @@ fn answers(rows: &[Row], asked: usize) -> Result<Vec<row::Answered>, Failure> {
 
 fn closed() -> Failure {
     Failure::new(Kind::Unavailable, "the connection to postgres was closed")
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold_testkit::postgres::Postgres;
+    use tokio::task::yield_now;
+
+    use super::*;
+    use crate::{
+        backends::postgres::{PostgresOptions, install},
+        clock::SystemClock,
+        lease::{LeaseId, Outcome},
+    };
+
+    async fn work(server: &Postgres) -> Arc<Work> {
+        let limit = Duration::from_secs(10);
+        let options = PostgresOptions::from_url(&server.url(), "default", Arc::new(SystemClock), limit).unwrap();
+        install(options.clone(), None).await.unwrap();
+        let connector = Connector::new(options).unwrap();
+        let connection = connector.connect(None).await.unwrap();
+        let caller = Caller { namespace: String::from("default"), history: b'a'.cast_signed(), channel: None };
+        Work::start(connector, connection, caller, HintSender::new(), Arc::default())
+    }
+
+    /// 1. A worker that was idle for long finds nothing. 2. A call comes and takes it for one under way. 3. It leaves.
+    #[tokio::test]
+    async fn a_call_that_comes_while_a_spare_worker_leaves_is_taken_by_the_one_that_stays() {
+        let server = Postgres::start();
+        let work = work(&server).await;
+        while work.idle.load(Ordering::SeqCst) == 0 {
+            yield_now().await;
+        }
+        // The one that leaves, as it is after its last look at the queue: neither idle nor gone.
+        work.workers.fetch_add(1, Ordering::SeqCst);
+        let key = LeaseKey { resource: Resource::new("x").unwrap(), id: LeaseId::random() };
+        let calling = work.release(&key, &Outcome::Completed);
+        tokio::pin!(calling);
+        let early = timeout(Duration::from_millis(100), &mut calling).await;
+        assert!(early.is_err(), "the call woke a worker: this is not the moment that is meant");
+        assert!(work.leave_if_spare());
+        let answer = timeout(IDLE / 3, calling).await.expect("the call is taken before the other worker tires, too");
+        assert_eq!(answer.unwrap().value, Released::Gone);
+        assert!(!work.leave_if_spare(), "the last one stays");
+        work.close();
+    }
 }
