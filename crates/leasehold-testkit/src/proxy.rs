@@ -37,7 +37,9 @@ struct Shared {
     to_client: AtomicU8,
     refuses: AtomicBool,
     ended: AtomicBool,
-    streams: Mutex<Vec<TcpStream>>,
+    half: AtomicBool,
+    clients: Mutex<Vec<TcpStream>>,
+    servers: Mutex<Vec<TcpStream>>,
 }
 
 impl Proxy {
@@ -82,6 +84,12 @@ impl Proxy {
         self.shared.close();
     }
 
+    /// Closes every connection towards the clients; to the server they stay open.
+    pub fn cut_clients(&self) {
+        self.shared.half.store(true, Ordering::SeqCst);
+        close(&self.shared.clients);
+    }
+
     /// Closes new connections at once until [`mend`](Self::mend); those there are stay.
     pub fn refuse(&self) {
         self.shared.refuses.store(true, Ordering::SeqCst);
@@ -106,9 +114,8 @@ impl Drop for Proxy {
 
 impl Shared {
     fn close(&self) {
-        for stream in self.streams.lock().drain(..) {
-            let _closed_already = stream.shutdown(Shutdown::Both);
-        }
+        close(&self.clients);
+        close(&self.servers);
     }
 
     fn lead(self: &Arc<Self>, client: &TcpStream, server: u16) {
@@ -117,7 +124,8 @@ impl Shared {
         let copies = (client.try_clone(), client.try_clone(), server.try_clone(), server.try_clone());
         let (Ok(client), Ok(client_too), Ok(server), Ok(server_too)) = copies else { return };
         if let (Ok(one), Ok(other)) = (client.try_clone(), server.try_clone()) {
-            self.streams.lock().extend([one, other]);
+            self.clients.lock().push(one);
+            self.servers.lock().push(other);
         }
         let (up, down) = (Arc::clone(self), Arc::clone(self));
         thread::spawn(move || up.pump(client, server, |shared| &shared.to_server));
@@ -137,6 +145,14 @@ impl Shared {
                 break;
             }
         }
-        let _closed_already = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+        if !self.half.load(Ordering::SeqCst) {
+            let _closed_already = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+        }
+    }
+}
+
+fn close(streams: &Mutex<Vec<TcpStream>>) {
+    for stream in streams.lock().drain(..) {
+        let _closed_already = stream.shutdown(Shutdown::Both);
     }
 }

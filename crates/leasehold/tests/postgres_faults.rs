@@ -19,6 +19,7 @@ use leasehold::{
     lease::{Ending, HistoryFilter, Names},
 };
 use leasehold_testkit::{
+    Flow, Proxy,
     postgres::{Postgres, Stop},
     until,
 };
@@ -279,4 +280,48 @@ fn holder_process() {
     let _guard = blocking::wait(locks.mutex("job").acquire()).unwrap();
     println!("holding");
     thread::sleep(Duration::from_secs(60));
+}
+
+fn by_connection(proxy: &Proxy) -> Leasehold {
+    connect(&format!("postgres://postgres@127.0.0.1:{}/postgres?liveness=connection", proxy.port()))
+}
+
+#[test]
+fn belief_ends_with_the_socket_even_while_the_server_does_not_know() {
+    let server = server_with_schema();
+    let proxy = Proxy::to(server.port());
+    let locks = by_connection(&proxy);
+    let guards = [blocking::wait(locks.mutex("lone").acquire()).unwrap(), {
+        server.psql("select leasehold.acquire_lock('queued', 'psql', 3600)");
+        let waits = locks.mutex("queued");
+        let waiter = thread::spawn(move || blocking::wait(waits.acquire()).unwrap());
+        until(|| server.psql("select waiting from leasehold.resource where name = 'queued'") == "1");
+        server.psql("select leasehold.release_lock('queued', 'psql')");
+        waiter.join().unwrap()
+    }];
+    proxy.cut_clients();
+    until(|| guards.iter().all(|guard| guard.check().is_err()));
+    for name in ["lone", "queued"] {
+        let others = server.psql(&format!("select leasehold.acquire_lock('{name}', 'psql')"));
+        assert_eq!(others, "f", "{name} is not free before the server gives the connection up");
+    }
+    // A new connection is none that the old leases live by.
+    thread::sleep(Duration::from_millis(500));
+    assert!(guards.iter().all(|guard| guard.check().is_err()));
+    drop(proxy);
+    until(|| server.psql("select leasehold.acquire_lock('lone', 'psql')") == "t");
+}
+
+#[test]
+fn belief_ends_before_the_server_gives_a_silent_connection_up() {
+    let server = server_with_schema();
+    let proxy = Proxy::to(server.port());
+    let locks = by_connection(&proxy);
+    let guard = blocking::wait(locks.mutex("job").ttl(Duration::from_secs(3600)).acquire()).unwrap();
+    proxy.to_server(Flow::Swallow);
+    proxy.to_client(Flow::Swallow);
+    let silent = SystemClock.now();
+    until(|| guard.check().is_err());
+    let believed = SystemClock.now().since(silent);
+    assert!(believed < Duration::from_secs(11), "it was believed for {believed:?}, as long as keepalives take");
 }

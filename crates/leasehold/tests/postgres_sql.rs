@@ -306,12 +306,18 @@ fn a_renewal_goes_through_while_places_in_queues_wait_for_a_strangers_transactio
         server.psql(&format!("select leasehold.acquire_lock('{name}', 'a', 60)"));
     }
     let ttl = Duration::from_millis(1500);
-    let guard = blocking::wait(locks.mutex("mine").ttl(ttl).acquire()).unwrap();
+    let lone = blocking::wait(locks.mutex("mine").ttl(ttl).acquire()).unwrap();
+    server.psql("select leasehold.acquire_lock('handed', 'a', 60)");
+    let waits = locks.mutex("handed").ttl(ttl);
+    let handed = std::thread::spawn(move || blocking::wait(waits.acquire()).unwrap());
+    until(|| server.psql("select count(*) from leasehold.entry") == "1");
+    server.psql("select leasehold.release_lock('handed', 'a')");
+    let handed = handed.join().unwrap();
     let waiters = names.map(|name| {
         let waits = locks.mutex(name).ttl(ttl).wait(Duration::from_secs(30));
         std::thread::spawn(move || blocking::wait(waits.acquire()).map(drop))
     });
-    until(|| server.psql("select count(*) from leasehold.entry") == "4");
+    until(|| server.psql("select count(*) from leasehold.entry") == "5");
     let mut stranger = server.client("postgres");
     stranger.args([
         "-c",
@@ -319,7 +325,8 @@ fn a_renewal_goes_through_while_places_in_queues_wait_for_a_strangers_transactio
     ]);
     let mut stranger = stranger.stdout(Stdio::null()).spawn().unwrap();
     while stranger.try_wait().unwrap().is_none() {
-        guard.check().unwrap();
+        lone.check().unwrap();
+        handed.check().unwrap();
         std::thread::sleep(Duration::from_millis(20));
     }
     for name in names {
@@ -328,7 +335,8 @@ fn a_renewal_goes_through_while_places_in_queues_wait_for_a_strangers_transactio
     for waiter in waiters {
         waiter.join().unwrap().unwrap();
     }
-    blocking::wait(guard.release()).unwrap();
+    blocking::wait(lone.release()).unwrap();
+    blocking::wait(handed.release()).unwrap();
 }
 
 #[test]

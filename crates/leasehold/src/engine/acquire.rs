@@ -160,7 +160,9 @@ impl Pursuit {
             fence_floor: None,
         };
         let clocked = self.engine.liveness != Liveness::Process || ask.lifetime == Lifetime::Detached;
-        (request, Kept::new(key, ask, clocked))
+        let by_connection = self.engine.liveness == Liveness::Connection && ask.lifetime == Lifetime::Attached;
+        let longest = if by_connection { Ttl::SILENCE } else { Ttl::MAX };
+        (request, Kept::new(key, ask, clocked, longest))
     }
 
     /// Asks, and asks again with the same id while nobody can say what became of it.

@@ -28,6 +28,7 @@ pub(crate) struct Kept {
     /// Whether a clock ends it; if not, its process or nothing does.
     pub(crate) clocked: bool,
     ttl_micros: AtomicU64,
+    longest: Ttl,
     terms: Mutex<Terms>,
     waiting: Mutex<Waiting>,
     heard: Notify,
@@ -76,13 +77,15 @@ pub(crate) enum News {
 }
 
 impl Kept {
-    pub(crate) fn new(key: LeaseKey, ask: &Ask, clocked: bool) -> Arc<Self> {
+    /// `longest` is the longest belief in one answer, whatever ttl is asked for.
+    pub(crate) fn new(key: LeaseKey, ask: &Ask, clocked: bool, longest: Ttl) -> Arc<Self> {
         Arc::new(Self {
             key,
             holder: ask.holder.clone(),
             note: ask.note.clone(),
             clocked,
             ttl_micros: AtomicU64::new(micros(ask.ttl.get())),
+            longest,
             terms: Mutex::new(Terms { claim: ask.claim, metadata: ask.metadata.clone() }),
             waiting: Mutex::new(Waiting {
                 proved: None,
@@ -101,7 +104,7 @@ impl Kept {
 
     pub(crate) fn ttl(&self) -> Ttl {
         let micros = Duration::from_micros(self.ttl_micros.load(Ordering::SeqCst));
-        Ttl::new(micros).unwrap_or(Ttl::MIN)
+        Ttl::new(micros).unwrap_or(Ttl::MIN).min(self.longest)
     }
 
     pub(crate) fn claim(&self) -> Claim {
@@ -131,6 +134,7 @@ impl Kept {
 
     /// The end of belief in what a request for `ttl`, sent at `sent`, proved.
     pub(crate) fn deadline(&self, sent: Moment, ttl: Ttl) -> Moment {
+        let ttl = ttl.min(self.longest);
         if self.clocked { sent.after(ttl.get().saturating_sub(margin(ttl))) } else { Moment::NEVER }
     }
 
@@ -234,7 +238,7 @@ mod tests {
             backoff: Backoff::new(Duration::from_millis(1), Duration::from_millis(1)),
             max_tries: None,
         };
-        Kept::new(key, &ask, true)
+        Kept::new(key, &ask, true, Ttl::MAX)
     }
 
     fn place(last_fence: u64) -> Place {
