@@ -9,7 +9,7 @@ use leasehold::{
     backends::postgres::{PostgresOptions, install},
     clock::SystemClock,
 };
-use leasehold_testkit::postgres::Postgres;
+use leasehold_testkit::{postgres::Postgres, until};
 use tokio::task::JoinSet;
 
 /// A server on which nothing but the test takes transaction numbers.
@@ -44,6 +44,7 @@ async fn losers_write_nothing() {
     let _by_ttl = locks.mutex("ttl").acquire().await.unwrap();
     let _by_connection = bound.mutex("connection").acquire().await.unwrap();
     let _reader = locks.rwlock("read").read().await.unwrap();
+    let _readers = [locks.rwlock("readers").read().await.unwrap(), locks.rwlock("readers").read().await.unwrap()];
     let _permits =
         [locks.semaphore("api", 2).acquire().await.unwrap(), locks.semaphore("api", 2).acquire().await.unwrap()];
 
@@ -56,7 +57,7 @@ async fn losers_write_nothing() {
     }
 
     let before = next_writer(&server);
-    for name in ["ttl", "connection", "read", "queue"] {
+    for name in ["ttl", "connection", "read", "readers", "queue"] {
         try_and_fail(&locks, name).await;
         assert_eq!(server.psql(&format!("select leasehold.acquire_lock('{name}', 'psql')")), "f");
         assert_eq!(next_writer(&server), before, "{name}: a failed try took a transaction number");
@@ -94,8 +95,59 @@ async fn no_helper_is_parsed_again_in_every_call() {
              where f.schemaname = 'leasehold' and f.calls >= {OFTEN} / 3 and {which}"
         ))
     };
-    assert_eq!(called_often("p.proname in ('acquire_lock', 'acquire_one')"), "acquire_lock acquire_one");
+    // A connection tells what it counted when it ends.
+    until(|| called_often("p.proname in ('acquire_lock', 'acquire_one')") == "acquire_lock acquire_one");
     assert_eq!(called_often(r"l.lanname = 'sql' and p.proname like '\_%'"), "none");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn history_reads_what_it_shows_however_much_there_is() {
+    let server = quiet_server(&[]).await;
+    server.psql(
+        "insert into leasehold.ended (id, namespace, name, mode, units, capacity, holder, metadata, asked_at, ended_at, ending) \
+         select gen_random_uuid(), 'default', 'job:' || n % 1000, 'x', 1, 1, 'a', '{}', now(), now() - n * interval '1 s', \
+         case n when 150000 then 'failed' else 'released' end from generate_series(1, 200000) n; analyze leasehold.ended",
+    );
+    for (which, names, failures) in [
+        ("newest", "null", false),
+        ("failures", "null", true),
+        ("one name", "'job:7'", false),
+        ("its failures", "'job:7'", true),
+    ] {
+        let call = format!("leasehold.list_ended('default', {names}, null, {failures}, null, null, 20)");
+        // The first call of a connection reads the catalog too.
+        let plan =
+            server.psql(&format!("select from {call}; explain (analyze, buffers, costs off) select * from {call}"));
+        let pages: usize = plan
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("Buffers: shared hit="))
+            .and_then(|count| count.split_whitespace().next())
+            .and_then(|count| count.parse().ok())
+            .unwrap_or_else(|| panic!("{plan}"));
+        assert!(pages < 200, "{which}: {pages} pages of some 4,000 were read");
+    }
+}
+
+/// As the library does by itself, after 20 s.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_piled_up_is_removed_whole() {
+    let server = quiet_server(&[]).await;
+    let _locks = Leasehold::connect(&server.url()).await.unwrap();
+    server.psql(
+        "insert into leasehold.ended (id, namespace, name, mode, units, capacity, holder, metadata, asked_at, ended_at, ending) \
+         select gen_random_uuid(), 'space:' || n % 3, 'job', 'x', 1, 1, 'a', '{}', now(), now() - interval '8 days', 'released' \
+         from generate_series(1, 5000) n; \
+         insert into leasehold.resource (namespace, name, renewed_at) \
+         select 'default', 'order:' || n, now() - interval '2 days' from generate_series(1, 25000) n",
+    );
+    let left = "select (select count(*) from leasehold.ended) + (select count(*) from leasehold.resource)";
+    for _ in 0..240 {
+        if server.psql(left) == "0" {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
+    panic!("{} rows of 30,000 are left", server.psql(left));
 }
 
 #[tokio::test(flavor = "multi_thread")]

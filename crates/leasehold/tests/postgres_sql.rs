@@ -243,6 +243,54 @@ fn the_connection_pair_lives_with_its_connection_and_records_failures() {
 }
 
 #[test]
+fn whoever_tidies_up_keeps_what_lives_by_its_own_connection() {
+    let server = Postgres::start();
+    installed(&server, None);
+    let said = server.psql(
+        "select leasehold.acquire('nightly') as lock_id \\gset \n\
+         select leasehold.maintain(); reset all; select leasehold.maintain();\n\
+         select leasehold.acquire_lock('nightly', 'the same'), count(*) from leasehold.locks;\n\
+         select leasehold.acquit(:'lock_id');\n",
+    );
+    assert_eq!(said, "0\n0\nf|1\nt");
+}
+
+#[test]
+fn a_lease_that_guard_kept_past_its_end_is_not_its_holders_to_release() {
+    let server = Postgres::start();
+    installed(&server, None);
+    server.psql("select leasehold.acquire_lock('job', 'a', 0.5)");
+    let mut writer = server.client("postgres");
+    writer.args(["-c", "begin; select leasehold.guard('job', leasehold.fence_of('job', 'a')); select pg_sleep(60)"]);
+    let mut writer = writer.stdout(Stdio::null()).spawn().unwrap();
+    until(|| server.psql("select count(*) from pg_stat_activity where wait_event = 'PgSleep'") == "1");
+    std::thread::sleep(Duration::from_millis(600));
+    assert_eq!(server.psql("select leasehold.acquire_lock('job', 'b')"), "f", "the transaction relies on it");
+    assert_eq!(server.psql("select leasehold.release_lock('job', 'a')"), "f");
+    assert_eq!(server.psql("select string_agg(ending, ' ') from leasehold.ended"), "expired");
+    writer.kill().unwrap();
+    writer.wait().unwrap();
+}
+
+#[test]
+fn calls_for_one_name_in_one_statement_see_each_other() {
+    let server = Postgres::start();
+    installed(&server, None);
+    server.psql("select leasehold.acquire_lock('job', 'a', 60)");
+    // A try, one that waits, a try that sees it wait, and a try by the one that waits.
+    let said = server.psql(
+        "select string_agg(verdict || coalesce(waiting, 0), ' ' order by at) from leasehold.acquire_many(
+           'default', null, null, 'a', array['job', 'job', 'job', 'job'],
+           array[md5('1')::uuid, md5('2')::uuid, md5('3')::uuid, md5('2')::uuid], array['x', 'x', 'x', 'x']::\"char\"[],
+           array[2147483647, 2147483647, 2147483647, 2147483647], array[2147483647, 2147483647, 2147483647, 2147483647],
+           array[30000000, 30000000, 30000000, 30000000]::bigint[], array[true, false, true, true],
+           array[true, true, true, true], array['a', 'b', 'c', 'b'], array[null, null, null, null]::text[],
+           array['{}', '{}', '{}', '{}']::jsonb[], array[null, null, null, null]::bigint[])",
+    );
+    assert_eq!(said, "b0 q0 b1 q0");
+}
+
+#[test]
 fn guard_pins_a_lease_to_a_transaction_without_blocking_renewals() {
     let server = Postgres::start();
     installed(&server, None);
