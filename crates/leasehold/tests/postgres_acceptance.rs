@@ -220,7 +220,7 @@ fn a_server_that_encrypts_is_verified_as_the_url_asks() {
         (&by_name, format!("sslmode=verify-full&{stranger}"), "certificate"),
         (&by_name, format!("sslmode=require&{stranger}&liveness=connection"), "certificate"),
         (&server.url(), format!("sslmode=verify-full&{trusted}"), "certificate"),
-        (&by_name, String::from("sslmode=disable"), "no encryption"),
+        (&by_name, String::from("sslmode=disable"), "no pg_hba.conf entry"),
     ] {
         let error = blocking::wait(Leasehold::connect(&format!("{url}?{query}"))).unwrap_err();
         assert!(error.to_string().contains(word), "{query}: {error}");

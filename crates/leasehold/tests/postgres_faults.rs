@@ -181,8 +181,10 @@ fn through_a_transaction_pooler_ttl_works_and_the_rest_is_refused() {
 fn defaults_of_role_and_database_do_not_matter() {
     let server = server_with_schema();
     server.psql(
-        "alter role postgres set statement_timeout = '50ms'; alter role postgres set idle_session_timeout = '100ms'; \
-         alter database postgres set default_transaction_isolation = 'repeatable read'",
+        "alter role postgres set statement_timeout = '50ms'; \
+         alter database postgres set default_transaction_isolation = 'repeatable read'; \
+         do $$ begin if current_setting('server_version_num')::int >= 140000 then \
+         alter role postgres set idle_session_timeout = '100ms'; end if; end $$",
     );
     let locks = connect(&server.url());
     let guard = hold(&locks, "x");

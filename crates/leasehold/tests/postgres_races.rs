@@ -300,8 +300,9 @@ fn a_grant_by_a_connection_that_died_meanwhile_is_not_believed() {
     let asking = locks.clone();
     let asked = std::thread::spawn(move || blocking::wait(asking.mutex("x").acquire()));
     until(|| server.psql("select count(*) from pg_locks where not granted") != "0");
-    let ended = "select pg_terminate_backend(pid, 5000) from leasehold.session order by id limit 1";
-    assert_eq!(runtime.block_on(one(&stranger, ended)).unwrap(), "t");
+    let pid = server.psql("select pid from leasehold.session order by id limit 1");
+    server.psql(&format!("select pg_terminate_backend({pid})"));
+    until(|| server.psql(&format!("select count(*) from pg_stat_activity where pid = {pid}")) == "0");
     runtime.block_on(stranger.batch_execute("commit")).unwrap();
     let guard = asked.join().unwrap().unwrap();
     assert!(blocking::wait(other.mutex("x").try_acquire()).unwrap().is_none() || guard.check().is_err(), "two believe");
