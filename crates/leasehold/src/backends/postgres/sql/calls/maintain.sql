@@ -1,1 +1,2 @@
+-- Answers how much was done.
 select leasehold.maintain()
