@@ -186,7 +186,7 @@ impl Listener {
         };
         *self.socket.lock() = connection.socket.as_ref().map(Arc::downgrade).unwrap_or_default();
         let mut followed = self.followed.subscribe();
-        let following = self.follow_events(&connection).await?;
+        let following = self.keep_following(&connection).await?;
         // Whatever was sent while nobody listened is gone, and so are leases that lived by the last connection. The
         // first time nobody is there yet to hear it.
         self.hints.send(Hint::Missed);
@@ -201,17 +201,32 @@ impl Listener {
                     None => break,
                 },
                 _asked = followed.changed() => {
-                    let following = self.follow_events(&connection).await?;
+                    let following = self.keep_following(&connection).await?;
                     self.state.send_replace(State::Up { session, following });
                 }
                 _tick = again.tick() => {
-                    let following = self.follow_events(&connection).await?;
+                    let following = self.keep_following(&connection).await?;
                     self.state.send_replace(State::Up { session, following });
                 }
             }
         }
         self.leave(None);
         Ok(())
+    }
+
+    /// Registers as a follower, now or at the next occasion: as long as the connection is open, leases may live by it,
+    /// and events are not worth theirs.
+    async fn keep_following(&self, connection: &Connection) -> Result<bool, Failure> {
+        let told = self.follow_events(connection).await;
+        match told {
+            // Nothing lives by this one, and it may be dead: another is better.
+            Err(failure) if failure.kind == Kind::Unanswered && self.connector.options.by == By::Ttl => Err(failure),
+            Err(failure) if !connection.is_closed() => {
+                tracing::debug!(%failure, "could not register as a follower");
+                Ok(false)
+            }
+            told => told,
+        }
     }
 
     /// Registers as a follower while someone here follows.
