@@ -5,7 +5,8 @@
 use std::{future::poll_fn, sync::Arc, thread, time::Duration};
 
 use leasehold::{
-    Leasehold,
+    Guard, Leasehold,
+    backend::EventStream,
     backends::postgres::{PostgresOptions, install},
     blocking,
     clock::SystemClock,
@@ -101,7 +102,53 @@ fn a_locked_table_of_followers_ends_no_lease_that_lives_by_the_connection() {
     guard.check().unwrap();
     assert_eq!(server.psql("select named from leasehold.locks"), "x", "its connection lives");
     blocking::wait(guard.release()).unwrap();
+    assert_eq!(next(&mut events, Duration::from_secs(5)), "x", "followers hear on");
+}
+
+#[test]
+fn a_connection_made_while_nobody_can_follow_serves_leases_and_later_followers() {
+    let server = server_with_schema();
+    let locks = connect(&format!("{}?liveness=connection", server.url()));
+    let mut events = blocking::wait(locks.watch(Names::All)).unwrap();
+    let before = server.psql("select max(id) from leasehold.session");
+    thread::scope(|scope| {
+        // Others may read who follows, and nobody may begin to.
+        let sitting = scope.spawn(|| {
+            server.psql("begin; lock table leasehold.watcher in share mode; select pg_sleep(5); commit");
+        });
+        until(|| {
+            server.psql(
+                "select count(*) from pg_locks where relation = 'leasehold.watcher'::regclass
+                 and mode = 'ShareLock' and granted",
+            ) == "1"
+        });
+        server.psql("select pg_terminate_backend(pid) from leasehold.session");
+        until(|| server.psql("select max(id) from leasehold.session") != before);
+        let guard = hold_at_last(&locks, "x");
+        assert!(!sitting.is_finished(), "it was granted while the table was locked");
+        sitting.join().unwrap();
+        guard.check().unwrap();
+        // Registering is tried again every three seconds.
+        thread::sleep(Duration::from_secs(6));
+        blocking::wait(guard.release()).unwrap();
+    });
+    assert_eq!(next(&mut events, Duration::from_secs(2)), "x", "followers hear again");
+}
+
+fn hold_at_last(locks: &Leasehold, name: &str) -> Guard {
+    for _ in 0..200 {
+        match blocking::wait(locks.mutex(name).acquire()) {
+            Ok(guard) => return guard,
+            Err(error) => assert!(error.is_retryable(), "{error}"),
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    panic!("{name} was not granted");
+}
+
+/// What the next event is about.
+fn next(events: &mut EventStream, patience: Duration) -> String {
     let next = poll_fn(|context| events.as_mut().poll_next(context));
-    let event = blocking::wait(async { Ok(timeout(Duration::from_secs(5), next).await) }).unwrap();
-    assert_eq!(event.unwrap().unwrap().resource.as_str(), "x", "followers hear on");
+    let event = blocking::wait(async { Ok(timeout(patience, next).await) }).unwrap();
+    event.expect("an event is told").unwrap().resource.to_string()
 }
