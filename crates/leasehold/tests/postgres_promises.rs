@@ -15,7 +15,10 @@ use leasehold::{
         Patience, Renewal, Request,
     },
 };
-use leasehold_testkit::postgres::{Postgres, Stop};
+use leasehold_testkit::{
+    postgres::{Postgres, Stop},
+    until,
+};
 
 const TTL: Duration = Duration::from_secs(6);
 
@@ -44,13 +47,8 @@ create function by_hand.give_many(p_names text[], p_label text) returns text lan
     array(select md5(p_label)::uuid from unnest(p_names)), array(select 'released' from unnest(p_names)),
     array(select null::text from unnest(p_names)), array(select null::text from unnest(p_names)))
 $$;
-create function by_hand.renew_lone(p_name text, p_label text) returns bigint language sql volatile as $$
-  select count(*) from leasehold.renew_many('default', array[p_name], array[md5(p_label)::uuid], array[600000000]::bigint[])
-$$;
-create function by_hand.renew(p_name text, p_label text) returns "char" language sql volatile as $$
-  select verdict from leasehold.renew_each('default', null, 'a', array[p_name], array[md5(p_label)::uuid],
-    array[600000000]::bigint[], array[null]::bigint[], array[null]::"char"[], array[null]::int[], array[null]::int[],
-    array[null]::jsonb[])
+create function by_hand.renew(p_name text, p_label text) returns bigint language sql volatile as $$
+  select count(*) from leasehold.renew_many('default', '{}', array[p_name], array[md5(p_label)::uuid], array[600000000]::bigint[])
 $$;
 "#;
 
@@ -64,16 +62,6 @@ fn server_with_schema(settings: &[&str]) -> Postgres {
     runtime.block_on(install(options(&server.url()), None)).unwrap();
     server.psql(BY_HAND);
     server
-}
-
-fn until(ready: impl Fn() -> bool) {
-    for _ in 0..1000 {
-        if ready() {
-            return;
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
-    panic!("it did not come to pass within 10 s");
 }
 
 /// What a call says, and how the transaction that made it commits.
@@ -160,7 +148,7 @@ fn updates_stay_on_their_page() {
         for name in ["x", "y", "z"] {
             writeln!(
                 script,
-                "select by_hand.ask('{name}', 'a'); select by_hand.renew_lone('{name}', 'a'); select by_hand.give('{name}', 'a');"
+                "select by_hand.ask('{name}', 'a'); select by_hand.renew('{name}', 'a'); select by_hand.give('{name}', 'a');"
             )
             .unwrap();
         }

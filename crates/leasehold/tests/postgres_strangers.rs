@@ -12,7 +12,7 @@ use leasehold::{
     clock::SystemClock,
     lease::{HistoryFilter, ListFilter, Metadata, Names},
 };
-use leasehold_testkit::postgres::Postgres;
+use leasehold_testkit::{postgres::Postgres, until};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
@@ -27,16 +27,6 @@ fn server_with_schema() -> Postgres {
 
 fn connect(url: &str) -> Leasehold {
     blocking::wait(Leasehold::connect(url)).unwrap()
-}
-
-fn until(ready: impl Fn() -> bool) {
-    for _ in 0..1000 {
-        if ready() {
-            return;
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
-    panic!("it did not come to pass within 10 s");
 }
 
 #[test]
