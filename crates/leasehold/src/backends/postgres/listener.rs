@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use tokio::{
     sync::{broadcast, mpsc, watch},
     task::AbortHandle,
-    time::{interval, sleep, timeout},
+    time::{Interval, interval, sleep, timeout},
 };
 use tokio_postgres::{Notification, types::Type};
 
@@ -34,6 +34,9 @@ const EVENTS_KEPT: usize = 1024;
 
 /// A registration as a follower lasts a minute.
 const FOLLOW_AGAIN: Duration = Duration::from_secs(20);
+
+/// One that failed is tried again after this. While it waits for a lock, it keeps grants from being heard.
+const FOLLOW_SOON: Duration = Duration::from_secs(3);
 
 /// How the listener is.
 #[derive(Clone, Debug)]
@@ -186,32 +189,46 @@ impl Listener {
         };
         *self.socket.lock() = connection.socket.as_ref().map(Arc::downgrade).unwrap_or_default();
         let mut followed = self.followed.subscribe();
-        let following = self.follow_events(&connection).await?;
+        let mut again = interval(FOLLOW_AGAIN);
+        again.reset();
+        let following = self.keep_following(&connection, &mut again).await?;
         // Whatever was sent while nobody listened is gone, and so are leases that lived by the last connection. The
         // first time nobody is there yet to hear it.
         self.hints.send(Hint::Missed);
         self.state.send_replace(State::Up { session, following });
 
-        let mut again = interval(FOLLOW_AGAIN);
-        again.reset();
         loop {
             tokio::select! {
                 notice = heard.recv() => match notice {
-                    Some(notice) => self.take(&notice),
+                    Some(notice) => {
+                        self.take(&notice);
+                        continue;
+                    }
                     None => break,
                 },
-                _asked = followed.changed() => {
-                    let following = self.follow_events(&connection).await?;
-                    self.state.send_replace(State::Up { session, following });
-                }
-                _tick = again.tick() => {
-                    let following = self.follow_events(&connection).await?;
-                    self.state.send_replace(State::Up { session, following });
-                }
+                _asked = followed.changed() => {}
+                _tick = again.tick() => {}
             }
+            let following = self.keep_following(&connection, &mut again).await?;
+            self.state.send_replace(State::Up { session, following });
         }
         self.leave(None);
         Ok(())
+    }
+
+    /// Registers as a follower, or does so soon: leases may live by this connection as long as it is open.
+    async fn keep_following(&self, connection: &Connection, again: &mut Interval) -> Result<bool, Failure> {
+        let told = self.follow_events(connection).await;
+        match told {
+            // Nothing lives by this one, and it may be dead: another is better.
+            Err(failure) if failure.kind == Kind::Unanswered && self.connector.options.by == By::Ttl => Err(failure),
+            Err(failure) if !connection.is_closed() => {
+                tracing::debug!(%failure, "could not register as a follower");
+                again.reset_after(FOLLOW_SOON);
+                Ok(false)
+            }
+            told => told,
+        }
     }
 
     /// Registers as a follower while someone here follows.

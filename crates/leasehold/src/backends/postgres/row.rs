@@ -1,8 +1,9 @@
 //! The only decoder of what the server answers.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use serde::Deserialize;
+use serde_json::{Value, value::RawValue};
 use tokio_postgres::{
     Row,
     types::{FromSql, Json},
@@ -299,7 +300,23 @@ fn holder(row: &Row) -> Result<Holder, Failure> {
 }
 
 fn metadata(row: &Row) -> Result<Metadata, Failure> {
-    get::<Json<Metadata>>(row, "metadata").map(|Json(metadata)| metadata)
+    let stored: Option<Json<&RawValue>> = get(row, "metadata")?;
+    Ok(stored.map(|Json(stored)| understood(stored)).unwrap_or_default())
+}
+
+/// Any SQL caller may have stored it, and one must not keep all others from looking: what has no form here, such as a
+/// number beyond a double or deep nesting, is shown as its text.
+fn understood(stored: &RawValue) -> Metadata {
+    let shown = |part: &RawValue| {
+        serde_json::from_str(part.get()).unwrap_or_else(|_no_form| Value::String(part.get().to_owned()))
+    };
+    if let Ok(metadata) = serde_json::from_str(stored.get()) {
+        return metadata;
+    }
+    match serde_json::from_str::<BTreeMap<String, &RawValue>>(stored.get()) {
+        Ok(entries) => entries.into_iter().map(|(key, part)| (key, shown(part))).collect(),
+        Err(_no_object) => Metadata::from_iter([(String::from("metadata"), shown(stored))]),
+    }
 }
 
 fn claim(row: &Row) -> Result<Claim, Failure> {
@@ -378,4 +395,26 @@ fn at<'a, T: FromSql<'a>>(row: &'a Row, column: usize) -> Result<T, Failure> {
 fn unexpected(what: impl Into<String>) -> Failure {
     let what = what.into();
     Failure::new(Kind::Unanswered, format!("postgres answered what this library does not understand: {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn shown(stored: &str) -> Value {
+        Value::Object(understood(&RawValue::from_string(stored.to_owned()).unwrap()))
+    }
+
+    #[test]
+    fn metadata_without_a_form_here_is_shown_as_its_text() {
+        assert_eq!(shown(r#"{"a": 1, "b": [true, null]}"#), json!({"a": 1, "b": [true, null]}));
+        assert_eq!(shown(r#"{"a": 1, "b\n": 1e400, "c": "x"}"#), json!({"a": 1, "b\n": "1e400", "c": "x"}));
+        let deep = "[".repeat(100_000) + &"]".repeat(100_000);
+        assert_eq!(shown(&format!(r#"{{"a": 1, "deep": {deep}}}"#)), json!({"a": 1, "deep": deep}));
+        assert_eq!(shown("[1, 2]"), json!({"metadata": [1, 2]}));
+        assert_eq!(shown("1e400"), json!({"metadata": "1e400"}));
+        assert_eq!(shown("null"), json!({"metadata": null}));
+    }
 }

@@ -78,6 +78,14 @@ impl Item {
         }
     }
 
+    /// The connection that what is asked for would live by.
+    fn session(&self) -> Option<i32> {
+        match self {
+            Self::Acquire { session, .. } => *session,
+            Self::Release { .. } => None,
+        }
+    }
+
     fn fail(self, failure: &Failure) {
         match self {
             Self::Acquire { answer, .. } => drop(answer.send(Err(failure.clone()))),
@@ -126,11 +134,11 @@ impl Work {
             apart: Mutex::default(),
             wake: Notify::new(),
             refused: Mutex::default(),
-            workers: AtomicUsize::new(0),
+            workers: AtomicUsize::new(1),
             idle: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
         });
-        work.add_worker(Slot::with(connector, connection));
+        work.set_to_work(Slot::with(connector, connection));
         work
     }
 
@@ -185,8 +193,8 @@ impl Work {
         apart.contains_key(resource)
     }
 
-    fn add_worker(self: &Arc<Self>, slot: Slot) {
-        self.workers.fetch_add(1, Ordering::SeqCst);
+    /// Starts a worker that is counted already.
+    fn set_to_work(self: &Arc<Self>, slot: Slot) {
         self.connector.runtime.spawn(Arc::clone(self).run(slot));
     }
 
@@ -197,8 +205,8 @@ impl Work {
         }
         if self.idle.load(Ordering::SeqCst) > 0 {
             self.wake.notify_last();
-        } else if self.workers.load(Ordering::SeqCst) < self.connector.options.connections && !self.is_refused() {
-            self.add_worker(Slot::new(Arc::clone(&self.connector)));
+        } else if !self.is_refused() && count_one_more(&self.workers, self.connector.options.connections) {
+            self.set_to_work(Slot::new(Arc::clone(&self.connector)));
         }
     }
 
@@ -256,14 +264,8 @@ impl Work {
         leaves
     }
 
-    /// What waits, up to a batch; one that goes alone goes alone.
     fn take(&self) -> Vec<Queued> {
-        let mut queue = self.queue.lock();
-        if queue.front().is_some_and(|first| first.alone) {
-            return queue.pop_front().into_iter().collect();
-        }
-        let together = queue.iter().take(BATCH).take_while(|queued| !queued.alone).count();
-        queue.drain(..together).collect()
+        take(&mut self.queue.lock())
     }
 
     /// Whether this worker goes on: one that gets no connection leaves its calls to the others, if there are any.
@@ -389,6 +391,29 @@ impl std::fmt::Debug for Work {
     }
 }
 
+/// What waits, up to a batch; one that goes alone goes alone.
+fn take(queue: &mut VecDeque<Queued>) -> Vec<Queued> {
+    if queue.front().is_some_and(|first| first.alone) {
+        return queue.pop_front().into_iter().collect();
+    }
+    // A batch names one session for all that live by one.
+    // 1. An ask waits. 2. The connection it would live by dies, and another takes its place. 3. The next ask comes.
+    // Together, the second would be stored as living by a connection that is dead.
+    let mut named = None;
+    let fits = |queued: &&Queued| {
+        let session = queued.item.session();
+        named = named.or(session);
+        !queued.alone && (session.is_none() || session == named)
+    };
+    let together = queue.iter().take(BATCH).take_while(fits).count();
+    queue.drain(..together).collect()
+}
+
+/// Counts one more if that stays within the limit: in one step, since several look at once.
+fn count_one_more(count: &AtomicUsize, most: usize) -> bool {
+    count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| (now < most).then_some(now + 1)).is_ok()
+}
+
 /// Every element must be answered, or nobody knows what became of it.
 fn answers(rows: &[Row], asked: usize) -> Result<Vec<row::Answered>, Failure> {
     let said = rows.iter().map(row::answered).collect::<Result<Vec<_>, _>>()?;
@@ -405,6 +430,8 @@ fn closed() -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use std::{sync::Barrier, thread};
+
     use leasehold_testkit::postgres::Postgres;
     use tokio::task::yield_now;
 
@@ -412,7 +439,7 @@ mod tests {
     use crate::{
         backends::postgres::{PostgresOptions, install},
         clock::SystemClock,
-        lease::{LeaseId, Outcome},
+        lease::{Claim, Holder, LeaseId, Lifetime, Metadata, Outcome, Ttl},
     };
 
     async fn work(server: &Postgres) -> Arc<Work> {
@@ -445,5 +472,66 @@ mod tests {
         assert_eq!(answer.unwrap().value, Released::Gone);
         assert!(!work.leave_if_spare(), "the last one stays");
         work.close();
+    }
+
+    fn ask(session: Option<i32>) -> Queued {
+        let key = LeaseKey { resource: Resource::new("x").unwrap(), id: LeaseId::from_u128(1) };
+        let request = Request {
+            key,
+            claim: Claim::EXCLUSIVE,
+            ttl: Ttl::MIN,
+            patience: Patience::Queue,
+            lifetime: if session.is_some() { Lifetime::Attached } else { Lifetime::Detached },
+            holder: Holder::new("h").unwrap(),
+            note: None,
+            metadata: Metadata::new(),
+            fence_floor: None,
+        };
+        Queued { item: Item::Acquire { request, session, answer: oneshot::channel().0 }, alone: false, tries: 0 }
+    }
+
+    fn release() -> Queued {
+        let key = LeaseKey { resource: Resource::new("x").unwrap(), id: LeaseId::from_u128(1) };
+        let item = Item::Release { key, outcome: Outcome::Completed, answer: oneshot::channel().0 };
+        Queued { item, alone: false, tries: 0 }
+    }
+
+    fn sessions(batch: &[Queued]) -> Vec<Option<i32>> {
+        batch.iter().map(|queued| queued.item.session()).collect()
+    }
+
+    #[test]
+    fn asks_in_the_name_of_two_connections_do_not_go_together() {
+        let asked = [None, Some(5), None, Some(5), Some(6), None, Some(6), Some(5)];
+        let mut queue: VecDeque<Queued> = asked.into_iter().map(ask).collect();
+        queue.insert(2, release());
+        assert_eq!(sessions(&take(&mut queue)), [None, Some(5), None, None, Some(5)]);
+        assert_eq!(sessions(&take(&mut queue)), [Some(6), None, Some(6)]);
+        assert_eq!(sessions(&take(&mut queue)), [Some(5)]);
+        assert!(take(&mut queue).is_empty());
+    }
+
+    #[test]
+    fn a_batch_has_an_end_and_what_goes_alone_goes_alone() {
+        let mut queue: VecDeque<Queued> = (0..BATCH + 3).map(|_| ask(Some(5))).collect();
+        queue[BATCH + 1].alone = true;
+        assert_eq!([0; 4].map(|_| take(&mut queue).len()), [BATCH, 1, 1, 1]);
+    }
+
+    #[test]
+    fn several_who_count_at_once_stay_within_the_limit() {
+        const AT_ONCE: usize = 4;
+        let start = Barrier::new(AT_ONCE);
+        let counts: Vec<AtomicUsize> = (0..20_000).map(|_| AtomicUsize::new(1)).collect();
+        let counted: usize = thread::scope(|scope| {
+            let count = || {
+                start.wait();
+                counts.iter().filter(|count| count_one_more(count, 2)).count()
+            };
+            let threads = [(); AT_ONCE].map(|()| scope.spawn(count));
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        assert!(counts.iter().all(|count| count.load(Ordering::SeqCst) == 2), "more than there may be");
+        assert_eq!(counted, counts.len());
     }
 }

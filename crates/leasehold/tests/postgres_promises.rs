@@ -1,0 +1,291 @@
+//! What the tables and functions promise to do, and not to do, looked at in a real server.
+#![cfg(feature = "postgres")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{fmt::Write, sync::Arc, thread, time::Duration};
+
+use leasehold::{
+    Error, ErrorKind, Guard, Leasehold, Resource, Ttl,
+    backend::Backend,
+    backends::postgres::{PostgresBackend, PostgresOptions, install},
+    blocking,
+    clock::{Clock, SystemClock},
+    lease::{
+        Claim, Fence, HistoryFilter, Holder, LeaseId, LeaseKey, Lifetime, ListFilter, Metadata, Names, Outcome,
+        Patience, Renewal, Request,
+    },
+};
+use leasehold_testkit::{
+    postgres::{Postgres, Stop},
+    until,
+};
+
+const TTL: Duration = Duration::from_secs(6);
+
+/// Short ways to call what the library calls, with an id per label.
+const BY_HAND: &str = r#"
+create schema by_hand;
+create function by_hand.ask(p_name text, p_label text, p_mode "char" default 'x', p_ttl float default 600) returns "char"
+language sql volatile as $$
+  select verdict from leasehold.acquire_one('default', null, null, 'a', p_name, md5(p_label)::uuid, p_mode,
+    case p_mode when 'x' then 2147483647 else 1 end, 2147483647, (p_ttl * 1000000)::bigint, false, false, p_label, null, '{}', null)
+$$;
+create function by_hand.give(p_name text, p_label text) returns "char" language sql volatile as $$
+  select verdict from leasehold.release_one('default', null, 'a', p_name, md5(p_label)::uuid, 'released', null, null)
+$$;
+create function by_hand.ask_many(p_names text[], p_label text) returns text language sql volatile as $$
+  select string_agg(verdict::text, '' order by at) from leasehold.acquire_many('default', null, null, 'a', p_names,
+    array(select md5(p_label)::uuid from unnest(p_names)), array(select 'x'::"char" from unnest(p_names)),
+    array(select 2147483647 from unnest(p_names)), array(select 2147483647 from unnest(p_names)),
+    array(select 600000000::bigint from unnest(p_names)), array(select false from unnest(p_names)),
+    array(select false from unnest(p_names)), array(select p_label from unnest(p_names)),
+    array(select null::text from unnest(p_names)), array(select '{}'::jsonb from unnest(p_names)),
+    array(select null::bigint from unnest(p_names)))
+$$;
+create function by_hand.give_many(p_names text[], p_label text) returns text language sql volatile as $$
+  select string_agg(verdict::text, '' order by at) from leasehold.release_many('default', null, 'a', p_names,
+    array(select md5(p_label)::uuid from unnest(p_names)), array(select 'released' from unnest(p_names)),
+    array(select null::text from unnest(p_names)), array(select null::text from unnest(p_names)))
+$$;
+create function by_hand.renew(p_name text, p_label text) returns bigint language sql volatile as $$
+  select count(*) from leasehold.renew_many('default', '{}', array[p_name], array[md5(p_label)::uuid], array[600000000]::bigint[])
+$$;
+"#;
+
+fn options(url: &str) -> PostgresOptions {
+    PostgresOptions::from_url(url, "default", Arc::new(SystemClock), Duration::from_secs(10)).unwrap()
+}
+
+fn server_with_schema(settings: &[&str]) -> Postgres {
+    let server = Postgres::start_with(settings);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(install(options(&server.url()), None)).unwrap();
+    server.psql(BY_HAND);
+    server
+}
+
+/// What a call says, and how the transaction that made it commits.
+fn commits(server: &Postgres, call: &str) -> String {
+    let said = server.psql(&format!("begin; select {call}; select current_setting('synchronous_commit'); commit"));
+    said.replace('\n', " ")
+}
+
+#[test]
+fn a_grant_commits_durably_and_what_promises_nothing_need_not() {
+    let server = server_with_schema(&["fsync=off"]);
+    let steps = [
+        ("ask('x', 'a')", "g on", "a name that was not there"),
+        ("ask('x', 'b')", "q off", "a place"),
+        ("give('x', 'a')", "f on", "a hand-off"),
+        ("give('x', 'b')", "f off", "a release to nobody"),
+        ("ask('x', 'a')", "g on", "a free name"),
+        ("ask('x', 'b')", "q off", "a place"),
+        ("give('x', 'b')", "l off", "a place given up"),
+        ("give('x', 'b')", "n off", "what is gone"),
+        // Whoever leaves the queue may make room for the one behind.
+        ("ask('r', 'a', 's')", "g on", "a reader"),
+        ("ask('r', 'b', 's')", "g on", "a reader beside it"),
+        ("ask('r', 'c', 's')", "g on", "a reader among readers"),
+        ("ask('r', 'w')", "q off", "a writer behind readers"),
+        ("ask('r', 'd', 's')", "q off", "a reader behind a writer"),
+        ("give('r', 'a')", "f off", "a reader that leaves others behind"),
+        ("give('r', 'w')", "l on", "a place given up before one that is then granted"),
+        ("give('r', 'd')", "f off", "a reader"),
+        // Whoever comes may find that another's lease is over, and grant to the one before.
+        ("ask('e', 'a', 'x', 0.05)", "g on", "a short lease"),
+        ("ask('e', 'b')", "q off", "a place behind it"),
+        ("pg_sleep(0.1)", " on", "it ends"),
+        ("ask('e', 'c')", "q on", "a place behind one that is granted by this"),
+        ("ask_many(array['m1', 'm2'], 'a')", "gg on", "grants"),
+        ("ask_many(array['m1', 'm2'], 'b')", "qq off", "places"),
+        ("ask_many(array['m1', 'm3'], 'c')", "qg on", "a place and a grant"),
+        ("give_many(array['m1', 'm3'], 'c')", "lf off", "to nobody"),
+        ("ask_many(array['m0'], 'a')", "g on", "a grant"),
+        ("give_many(array['m0', 'm1'], 'a')", "ff on", "to nobody and a hand-off"),
+        ("give_many(array['m1'], 'b')", "f off", "to nobody"),
+    ];
+    for (call, expected, what) in steps {
+        let call = if call.starts_with("pg_") { call.to_owned() } else { format!("by_hand.{call}") };
+        assert_eq!(commits(&server, &call).trim_start(), expected.trim_start(), "{what}: {call}");
+    }
+    let fence = server.psql("select fence from leasehold.resource where name = 'x' and id is not null");
+    assert_eq!(commits(&server, "by_hand.ask('x', 'b')"), "q off");
+    let evict = format!("(leasehold.evict_fence('default', null, 'a', 'x', {fence}, 'test')).verdict");
+    assert_eq!(commits(&server, &evict), "e on", "an eviction that hands on");
+}
+
+#[test]
+fn readers_leave_the_row_that_they_share_as_it_is() {
+    let server = server_with_schema(&["fsync=off"]);
+    server.psql("select by_hand.ask('x', 'one', 's'); select by_hand.ask('x', 'two', 's')");
+    let mut script = String::new();
+    for at in 0..200 {
+        // Not even a lock is written to it.
+        let look = "select ctid, xmin, xmax from leasehold.resource where name = 'x';";
+        writeln!(script, "select by_hand.ask('x', 'r{at}', 's'); {look} select by_hand.give('x', 'r{at}'); {look}")
+            .unwrap();
+    }
+    let started = SystemClock.now();
+    let seen = server.psql(&script);
+    let took = SystemClock.now().since(started);
+    let lines: Vec<&str> = seen.lines().collect();
+    assert!(
+        lines.iter().step_by(4).all(|said| *said == "g") && lines.iter().skip(2).step_by(4).all(|said| *said == "f")
+    );
+    let rows: Vec<&&str> = lines.iter().skip(1).step_by(2).collect();
+    assert_eq!(rows.len(), 400);
+    let changes = rows.windows(2).filter(|two| two[0] != two[1]).count();
+    // Fences keep up with the clock: a reader that comes 100 ms after that was done does it again.
+    let allowed = 2 + 2 * usize::try_from(took.as_millis() / 100).unwrap();
+    assert!(changes <= allowed && allowed < 200, "{changes} changes in {took:?}");
+}
+
+#[test]
+fn updates_stay_on_their_page() {
+    let server = server_with_schema(&["fsync=off"]);
+    let mut script = String::from("select by_hand.ask('r', 'a', 's'); select by_hand.ask('r', 'b', 's');\n");
+    for _ in 0..100 {
+        for name in ["x", "y", "z"] {
+            writeln!(
+                script,
+                "select by_hand.ask('{name}', 'a'); select by_hand.renew('{name}', 'a'); select by_hand.give('{name}', 'a');"
+            )
+            .unwrap();
+        }
+        writeln!(script, "select by_hand.renew('r', 'b');").unwrap();
+    }
+    let said = server.psql(&script);
+    assert_eq!(said.lines().filter(|line| ["g", "f", "1"].contains(line)).count(), 2 + 100 * (3 * 3 + 1), "{said}");
+    let updates = |table: &str| -> [u32; 2] {
+        let counted = server.psql(&format!(
+            "select n_tup_upd || ' ' || n_tup_hot_upd from pg_stat_user_tables where schemaname = 'leasehold' and relname = '{table}'"
+        ));
+        let (all, hot) = counted.split_once(' ').unwrap();
+        [all, hot].map(|number| number.parse().unwrap())
+    };
+    for (table, least) in [("resource", 890), ("entry", 100)] {
+        until(|| updates(table)[0] >= least);
+        let [all, hot] = updates(table);
+        assert!(hot * 100 >= all * 98, "{table}: {hot} of {all} updates stayed on their page");
+    }
+}
+
+#[test]
+fn an_end_before_the_beginning_is_refused_by_the_tables() {
+    let server = server_with_schema(&["fsync=off"]);
+    server.psql("select by_hand.ask('x', 'a'); select by_hand.ask('r', 'a', 's'); select by_hand.ask('r', 'b', 's')");
+    for (table, name) in [("resource", "x"), ("entry", "r")] {
+        for end in ["acquired_at", "acquired_at - interval '1 s'"] {
+            let update =
+                format!("update leasehold.{table} set expires_at = {end} where name = '{name}' and fence is not null");
+            let error = server.try_psql("postgres", &update).unwrap_err();
+            assert!(error.contains("violates check constraint"), "{update}: {error}");
+        }
+        let later = format!(
+            "with later as (update leasehold.{table} set expires_at = acquired_at + interval '1 us'
+               where name = '{name}' and fence is not null returning 1) select count(*) > 0 from later"
+        );
+        assert_eq!(server.psql(&later), "t");
+    }
+}
+
+/// Behind a pooler no setting can be changed: what the database prescribes stays in force.
+#[test]
+fn an_isolation_that_cannot_be_used_is_named_by_every_call_behind_a_pooler() {
+    let server = server_with_schema(&["fsync=off"]);
+    server.psql("alter database postgres set default_transaction_isolation = 'repeatable read'");
+    let pooler = server.pgbouncer();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let backend = PostgresBackend::open(options(&pooler.url())).await.unwrap();
+        let key = LeaseKey { resource: Resource::new("x").unwrap(), id: LeaseId::from_u128(7) };
+        let ttl = Ttl::new(TTL).unwrap();
+        for patience in [Patience::Try, Patience::Queue] {
+            let request = Request {
+                key: key.clone(),
+                claim: Claim::EXCLUSIVE,
+                ttl,
+                patience,
+                lifetime: Lifetime::Attached,
+                holder: Holder::unique(),
+                note: None,
+                metadata: Metadata::new(),
+                fence_floor: None,
+            };
+            is_named("acquire", backend.acquire(&request).await.map(drop));
+        }
+        is_named("renew", backend.renew(&[Renewal::new(key.clone(), ttl)]).await.map(drop));
+        is_named("release", backend.release(&key, &Outcome::Completed).await.map(drop));
+        is_named("evict", backend.evict(&key.resource, Fence::new(7), "test").await.map(drop));
+        assert!(backend.list(&ListFilter::new(Names::All)).await.unwrap().leases.is_empty());
+        assert!(backend.history(&HistoryFilter::new(Names::All)).await.unwrap().is_empty());
+        backend.examine().await.unwrap();
+    });
+    let locks = blocking::wait(Leasehold::connect(&pooler.url())).unwrap();
+    is_named("mutex", blocking::wait(locks.mutex("x").acquire()).map(drop));
+    is_named("try", blocking::wait(locks.mutex("x").try_acquire()).map(drop));
+}
+
+fn is_named(call: &str, told: Result<(), Error>) {
+    let error = told.expect_err(call);
+    assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{call}: {error}");
+    let words = error.to_string();
+    assert!(words.contains("READ COMMITTED") && words.contains("default_transaction_isolation"), "{call}: {words}");
+}
+
+#[test]
+fn a_crash_with_asynchronous_commits_is_told_by_the_next_renewal_and_fences_rise() {
+    // Written to disk as late as can be, so that a crash loses what was just said.
+    let mut server = server_with_schema(&["fsync=off", "wal_writer_delay=10s"]);
+    let url = format!("{}?durability=async", server.url());
+    let locks = blocking::wait(Leasehold::connect(&url)).unwrap();
+    let (mut lost, mut kept) = (0, 0);
+    for round in 0..12 {
+        if lost > 0 && kept > 0 {
+            break;
+        }
+        // A release may be lost as well: the next who asks for that name waits until the lease runs out.
+        let name = format!("x{round}");
+        let guard = hold_at_last(&locks, &name);
+        let fence = guard.fence();
+        if round % 2 == 1 {
+            // Any commit that must be durable makes those before it so.
+            server.psql("create table durable (); drop table durable");
+        }
+        server.stop(Stop::Immediate);
+        server.run();
+        let up = SystemClock.now();
+        let stored = format!(
+            "select count(*) from leasehold.resource where name = '{name}' and id is not null and fence = {fence}"
+        );
+        if server.psql(&stored) == "1" {
+            kept += 1;
+            // Held by what was said after the crash.
+            let promised = SystemClock.now().after(guard.remaining().unwrap());
+            until(|| guard.remaining().is_some_and(|left| SystemClock.now().after(left) > promised.after(TTL / 10)));
+            guard.check().unwrap();
+            blocking::wait(guard.release()).unwrap();
+        } else {
+            lost += 1;
+            until(|| guard.check().is_err());
+            let took = SystemClock.now().since(up);
+            assert!(took < TTL / 3 + Duration::from_secs(1), "the loss was told after {took:?}");
+        }
+        let next = hold_at_last(&locks, &name);
+        assert!(next.fence() > fence, "{} after {fence}", next.fence());
+        blocking::wait(next.release()).unwrap();
+    }
+    assert!(lost > 0 && kept > 0, "{lost} lost, {kept} kept: only one of both was seen");
+}
+
+/// Asks until the way to the server is open again.
+fn hold_at_last(locks: &Leasehold, name: &str) -> Guard {
+    for _ in 0..200 {
+        match blocking::wait(locks.mutex(name).ttl(TTL).acquire()) {
+            Ok(guard) => return guard,
+            Err(error) => assert!(error.is_retryable(), "{error}"),
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    panic!("{name} was not granted after the server came back");
+}

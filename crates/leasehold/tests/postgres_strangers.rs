@@ -1,0 +1,144 @@
+//! What others do to the same database with its own means: it costs the library's users neither their view nor their leases.
+#![cfg(feature = "postgres")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{future::poll_fn, sync::Arc, thread, time::Duration};
+
+use leasehold::{
+    Guard, Leasehold,
+    backend::EventStream,
+    backends::postgres::{PostgresOptions, install},
+    blocking,
+    clock::SystemClock,
+    lease::{HistoryFilter, ListFilter, Metadata, Names},
+};
+use leasehold_testkit::{postgres::Postgres, until};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+fn server_with_schema() -> Postgres {
+    let server = Postgres::start();
+    let options =
+        PostgresOptions::from_url(&server.url(), "default", Arc::new(SystemClock), Duration::from_secs(10)).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(install(options, None)).unwrap();
+    server
+}
+
+fn connect(url: &str) -> Leasehold {
+    blocking::wait(Leasehold::connect(url)).unwrap()
+}
+
+#[test]
+fn metadata_that_has_no_form_here_is_shown_as_text_and_hides_nothing() {
+    let server = server_with_schema();
+    let locks = connect(&server.url());
+    let mine = blocking::wait(locks.mutex("mine").acquire()).unwrap();
+    server.psql(
+        r#"select leasehold.acquire_lock('huge', 'a', 600, '{"n": 1e400, "kept": [1, {"two": null}]}');
+        select leasehold.acquire_lock('deep', 'a', 600, ('{"n": ' || repeat('[', 200) || repeat(']', 200) || ', "kept": 1}')::jsonb);
+        select leasehold.acquire_one('default', null, null, 'a', 'odd', md5('odd')::uuid, 'x', 2147483647, 2147483647, 600000000,
+          true, false, 'a', null, '[1, 2]', null);"#,
+    );
+    let huge = json!({"n": format!("1{}", "0".repeat(400)), "kept": [1, {"two": null}]});
+    let deep = json!({"n": "[".repeat(200) + &"]".repeat(200), "kept": 1});
+    let odd = json!({"metadata": [1, 2]});
+
+    let listed = blocking::wait(locks.list(&ListFilter::new(Names::All))).unwrap().leases;
+    let shown = |name: &str, leases: &[(String, Metadata)]| {
+        let found = leases.iter().find(|(of, _)| of == name).unwrap_or_else(|| panic!("{name} is not shown"));
+        Value::Object(found.1.clone())
+    };
+    let listed: Vec<_> = listed.into_iter().map(|lease| (lease.resource.to_string(), lease.metadata)).collect();
+    let expected = [("huge", &huge), ("deep", &deep), ("odd", &odd), ("mine", &json!({}))];
+    for (name, metadata) in expected {
+        assert_eq!(&shown(name, &listed), metadata, "{name}");
+    }
+
+    server.psql(
+        "select leasehold.release_lock('huge', 'a'); select leasehold.release_lock('deep', 'a');
+        select leasehold.release_one('default', null, 'a', 'odd', md5('odd')::uuid, 'released', null, null)",
+    );
+    blocking::wait(mine.release()).unwrap();
+    let ended = blocking::wait(locks.history(&HistoryFilter::new(Names::All))).unwrap();
+    let ended: Vec<_> = ended.into_iter().map(|lease| (lease.resource.to_string(), lease.metadata)).collect();
+    for (name, metadata) in expected {
+        assert_eq!(&shown(name, &ended), metadata, "{name}");
+    }
+}
+
+#[test]
+fn a_locked_table_of_followers_ends_no_lease_that_lives_by_the_connection() {
+    let server = server_with_schema();
+    let locks = connect(&format!("{}?liveness=connection", server.url()));
+    let guard = blocking::wait(locks.mutex("x").acquire()).unwrap();
+    let mut events = blocking::wait(locks.watch(Names::All)).unwrap();
+    thread::scope(|scope| {
+        let sitting = scope.spawn(|| {
+            server.psql("begin; lock table leasehold.watcher in access exclusive mode; select pg_sleep(3); commit");
+        });
+        until(|| {
+            server.psql(
+                "select count(*) from pg_locks where relation = 'leasehold.watcher'::regclass
+                 and mode = 'AccessExclusiveLock' and granted",
+            ) == "1"
+        });
+        // One more follower makes the instance register again, which the lock keeps it from doing.
+        let _more = blocking::wait(locks.watch(Names::All)).unwrap();
+        until(|| server.log().contains("canceling statement due to lock timeout"));
+        sitting.join().unwrap();
+    });
+    thread::sleep(Duration::from_millis(500));
+    guard.check().unwrap();
+    assert_eq!(server.psql("select named from leasehold.locks"), "x", "its connection lives");
+    blocking::wait(guard.release()).unwrap();
+    assert_eq!(next(&mut events, Duration::from_secs(5)), "x", "followers hear on");
+}
+
+#[test]
+fn a_connection_made_while_nobody_can_follow_serves_leases_and_later_followers() {
+    let server = server_with_schema();
+    let locks = connect(&format!("{}?liveness=connection", server.url()));
+    let mut events = blocking::wait(locks.watch(Names::All)).unwrap();
+    let before = server.psql("select max(id) from leasehold.session");
+    thread::scope(|scope| {
+        // Others may read who follows, and nobody may begin to.
+        let sitting = scope.spawn(|| {
+            server.psql("begin; lock table leasehold.watcher in share mode; select pg_sleep(5); commit");
+        });
+        until(|| {
+            server.psql(
+                "select count(*) from pg_locks where relation = 'leasehold.watcher'::regclass
+                 and mode = 'ShareLock' and granted",
+            ) == "1"
+        });
+        server.psql("select pg_terminate_backend(pid) from leasehold.session");
+        until(|| server.psql("select max(id) from leasehold.session") != before);
+        let guard = hold_at_last(&locks, "x");
+        assert!(!sitting.is_finished(), "it was granted while the table was locked");
+        sitting.join().unwrap();
+        guard.check().unwrap();
+        // Registering is tried again every three seconds.
+        thread::sleep(Duration::from_secs(6));
+        blocking::wait(guard.release()).unwrap();
+    });
+    assert_eq!(next(&mut events, Duration::from_secs(2)), "x", "followers hear again");
+}
+
+fn hold_at_last(locks: &Leasehold, name: &str) -> Guard {
+    for _ in 0..200 {
+        match blocking::wait(locks.mutex(name).acquire()) {
+            Ok(guard) => return guard,
+            Err(error) => assert!(error.is_retryable(), "{error}"),
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    panic!("{name} was not granted");
+}
+
+/// What the next event is about.
+fn next(events: &mut EventStream, patience: Duration) -> String {
+    let next = poll_fn(|context| events.as_mut().poll_next(context));
+    let event = blocking::wait(async { Ok(timeout(patience, next).await) }).unwrap();
+    event.expect("an event is told").unwrap().resource.to_string()
+}
