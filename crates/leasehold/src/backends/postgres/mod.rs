@@ -7,6 +7,7 @@
 //! grant. Renewals have a connection of their own.
 
 pub mod advisory;
+mod batch;
 mod columns;
 mod connection;
 mod deaths;

@@ -21,6 +21,7 @@ use tokio::{
 use tokio_postgres::Row;
 
 use super::{
+    batch::{self, Item, Queued},
     columns::{Acquires, Releases},
     connection::{Connection, Connector, Slot},
     deaths::Deaths,
@@ -32,9 +33,6 @@ use crate::{
     backend::HintSender,
     lease::{Answer, Busy, Decision, Incarnation, LeaseKey, Moment, Outcome, Patience, Released, Request, Resource},
 };
-
-/// So many calls share a statement at most.
-const BATCH: usize = 64;
 
 /// While one call takes longer than this and others wait, another connection is used or opened.
 const PATIENCE: Duration = Duration::from_millis(2);
@@ -63,41 +61,6 @@ pub(super) struct Caller {
     pub(super) history: i8,
     /// Where hints for this instance go; `None` where nobody can listen.
     pub(super) channel: Option<String>,
-}
-
-enum Item {
-    Acquire { request: Request, session: Option<i32>, answer: oneshot::Sender<Result<Answer<Decision>, Failure>> },
-    Release { key: LeaseKey, outcome: Outcome, answer: oneshot::Sender<Result<Answer<Released>, Failure>> },
-}
-
-impl Item {
-    fn resource(&self) -> &Resource {
-        match self {
-            Self::Acquire { request, .. } => &request.key.resource,
-            Self::Release { key, .. } => &key.resource,
-        }
-    }
-
-    /// The connection that what is asked for would live by.
-    fn session(&self) -> Option<i32> {
-        match self {
-            Self::Acquire { session, .. } => *session,
-            Self::Release { .. } => None,
-        }
-    }
-
-    fn fail(self, failure: &Failure) {
-        match self {
-            Self::Acquire { answer, .. } => drop(answer.send(Err(failure.clone()))),
-            Self::Release { answer, .. } => drop(answer.send(Err(failure.clone()))),
-        }
-    }
-}
-
-struct Queued {
-    item: Item,
-    alone: bool,
-    tries: u32,
 }
 
 /// The workers and what they have to do.
@@ -265,7 +228,7 @@ impl Work {
     }
 
     fn take(&self) -> Vec<Queued> {
-        take(&mut self.queue.lock())
+        batch::take(&mut self.queue.lock())
     }
 
     /// Whether this worker goes on: one that gets no connection leaves its calls to the others, if there are any.
@@ -391,24 +354,6 @@ impl std::fmt::Debug for Work {
     }
 }
 
-/// What waits, up to a batch; one that goes alone goes alone.
-fn take(queue: &mut VecDeque<Queued>) -> Vec<Queued> {
-    if queue.front().is_some_and(|first| first.alone) {
-        return queue.pop_front().into_iter().collect();
-    }
-    // A batch names one session for all that live by one.
-    // 1. An ask waits. 2. The connection it would live by dies, and another takes its place. 3. The next ask comes.
-    // Together, the second would be stored as living by a connection that is dead.
-    let mut named = None;
-    let fits = |queued: &&Queued| {
-        let session = queued.item.session();
-        named = named.or(session);
-        !queued.alone && (session.is_none() || session == named)
-    };
-    let together = queue.iter().take(BATCH).take_while(fits).count();
-    queue.drain(..together).collect()
-}
-
 /// Counts one more if that stays within the limit: in one step, since several look at once.
 fn count_one_more(count: &AtomicUsize, most: usize) -> bool {
     count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| (now < most).then_some(now + 1)).is_ok()
@@ -439,7 +384,7 @@ mod tests {
     use crate::{
         backends::postgres::{PostgresOptions, install},
         clock::SystemClock,
-        lease::{Claim, Holder, LeaseId, Lifetime, Metadata, Outcome, Ttl},
+        lease::{LeaseId, Outcome},
     };
 
     async fn work(server: &Postgres) -> Arc<Work> {
@@ -472,50 +417,6 @@ mod tests {
         assert_eq!(answer.unwrap().value, Released::Gone);
         assert!(!work.leave_if_spare(), "the last one stays");
         work.close();
-    }
-
-    fn ask(session: Option<i32>) -> Queued {
-        let key = LeaseKey { resource: Resource::new("x").unwrap(), id: LeaseId::from_u128(1) };
-        let request = Request {
-            key,
-            claim: Claim::EXCLUSIVE,
-            ttl: Ttl::MIN,
-            patience: Patience::Queue,
-            lifetime: if session.is_some() { Lifetime::Attached } else { Lifetime::Detached },
-            holder: Holder::new("h").unwrap(),
-            note: None,
-            metadata: Metadata::new(),
-            fence_floor: None,
-        };
-        Queued { item: Item::Acquire { request, session, answer: oneshot::channel().0 }, alone: false, tries: 0 }
-    }
-
-    fn release() -> Queued {
-        let key = LeaseKey { resource: Resource::new("x").unwrap(), id: LeaseId::from_u128(1) };
-        let item = Item::Release { key, outcome: Outcome::Completed, answer: oneshot::channel().0 };
-        Queued { item, alone: false, tries: 0 }
-    }
-
-    fn sessions(batch: &[Queued]) -> Vec<Option<i32>> {
-        batch.iter().map(|queued| queued.item.session()).collect()
-    }
-
-    #[test]
-    fn asks_in_the_name_of_two_connections_do_not_go_together() {
-        let asked = [None, Some(5), None, Some(5), Some(6), None, Some(6), Some(5)];
-        let mut queue: VecDeque<Queued> = asked.into_iter().map(ask).collect();
-        queue.insert(2, release());
-        assert_eq!(sessions(&take(&mut queue)), [None, Some(5), None, None, Some(5)]);
-        assert_eq!(sessions(&take(&mut queue)), [Some(6), None, Some(6)]);
-        assert_eq!(sessions(&take(&mut queue)), [Some(5)]);
-        assert!(take(&mut queue).is_empty());
-    }
-
-    #[test]
-    fn a_batch_has_an_end_and_what_goes_alone_goes_alone() {
-        let mut queue: VecDeque<Queued> = (0..BATCH + 3).map(|_| ask(Some(5))).collect();
-        queue[BATCH + 1].alone = true;
-        assert_eq!([0; 4].map(|_| take(&mut queue).len()), [BATCH, 1, 1, 1]);
     }
 
     #[test]
