@@ -25,8 +25,8 @@ use leasehold_testkit::postgres::Postgres;
 use tokio::{runtime::Handle, task::JoinSet};
 use tokio_postgres::{Client, NoTls};
 
-const ROUND: Duration = Duration::from_secs(3);
-const ROUNDS: usize = 5;
+const ROUND: Duration = Duration::from_secs(2);
+const ROUNDS: usize = 9;
 
 /// What one would write by hand: an upsert that takes the row when it is free or expired.
 const BY_HAND: &str = "
