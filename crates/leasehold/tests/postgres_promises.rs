@@ -219,7 +219,8 @@ fn an_isolation_that_cannot_be_used_is_named_by_every_call_behind_a_pooler() {
         is_named("evict", backend.evict(&key.resource, Fence::new(7), "test").await.map(drop));
         assert!(backend.list(&ListFilter::new(Names::All)).await.unwrap().leases.is_empty());
         assert!(backend.history(&HistoryFilter::new(Names::All)).await.unwrap().is_empty());
-        backend.examine().await.unwrap();
+        let findings = backend.examine().await.unwrap();
+        assert!(findings.iter().any(|finding| finding.subject == "isolation"), "{findings:?}");
     });
     let locks = blocking::wait(Leasehold::connect(&pooler.url())).unwrap();
     is_named("mutex", blocking::wait(locks.mutex("x").acquire()).map(drop));

@@ -67,6 +67,14 @@ pub(super) async fn examine(slot: &Slot, connector: &Arc<Connector>) -> Result<V
         Finding::new(Severity::Ok, "pooler", "none that shares connections between transactions")
     });
 
+    let isolation: String = row::get(seen, "isolation")?;
+    if isolation != "read committed" {
+        let words = format!(
+            "transactions are {isolation} by default, and behind a pooler that cannot be changed from here: every lock \
+             call is refused; alter the role or the database: set default_transaction_isolation = 'read committed'"
+        );
+        findings.push(Finding::new(Severity::Failure, "isolation", words));
+    }
     let synchronous: String = row::get(seen, "synchronous_commit")?;
     let fsync: String = row::get(seen, "fsync")?;
     findings.push(if fsync == "off" {
@@ -90,7 +98,7 @@ pub(super) async fn examine(slot: &Slot, connector: &Arc<Connector>) -> Result<V
         ));
     }
     let (most, used): (i32, i32) = (row::get(seen, "max_connections")?, row::get(seen, "in_use")?);
-    let wanted = i32::try_from(connector.options.connections).unwrap_or(i32::MAX).saturating_add(3);
+    let wanted = i32::try_from(connector.options.connections).unwrap_or(i32::MAX).saturating_add(4);
     let head_room = most.saturating_sub(used);
     findings.push(Finding::new(
         if head_room < wanted { Severity::Warning } else { Severity::Ok },

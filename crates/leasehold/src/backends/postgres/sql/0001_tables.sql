@@ -118,8 +118,8 @@ create sequence leasehold.session_id as int cycle;
 -- Fences of readers that come at the same time differ by this.
 create sequence leasehold.reader;
 
--- How far maintain() has looked through the names.
-create /*durability*/ table leasehold.upkeep (
+-- How far maintain() has looked through the names: one row, whatever the durability of the others.
+create table leasehold.upkeep (
   namespace text not null,
   name text not null
 );

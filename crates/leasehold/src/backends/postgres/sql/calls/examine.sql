@@ -1,6 +1,7 @@
 -- What endangers locks on this server, as far as this role may see.
 select current_setting('server_version') as version,
   current_setting('server_version_num')::int as version_number,
+  current_setting('transaction_isolation') as isolation,
   current_setting('synchronous_commit') as synchronous_commit,
   current_setting('fsync') as fsync,
   current_setting('max_connections')::int as max_connections,
