@@ -228,6 +228,43 @@ fn run_list_history_watch_evict_and_doctor_work_as_on_a_directory() {
 }
 
 #[test]
+fn a_run_by_connection_has_no_doubt_while_all_is_well_and_no_grace_beyond_belief() {
+    let (place, server) = (Place::new(), Postgres::shared());
+    let url = format!("{}?liveness=connection", prepared(&place, &server, "no_doubt"));
+    let ran = run(&place, &url, &["run", "--ttl", "1m", "well", "--", "sleep", "1"]);
+    ran.assert_code(0);
+    assert_eq!(ran.stderr, "");
+    let refused = run(&place, &url, &["run", "--ttl", "1m", "--kill-after", "9s", "well", "--", "true"]);
+    refused.assert_code(64);
+    assert!(refused.stderr.contains("liveness=connection"), "{refused:?}");
+}
+
+#[test]
+fn who_died_and_was_missed_by_nobody_is_in_history_when_it_is_asked_for() {
+    let (place, server) = (Place::new(), Postgres::shared());
+    let url = format!("{}?liveness=connection", prepared(&place, &server, "missed_by_nobody"));
+    let ready = place.path("ready");
+    let script = format!("touch {}; exec sleep 1", ready.display());
+    let holder = Running::of(on(&place, &url, &["run", "lonely", "-c", &script]));
+    until("it runs", || ready.exists());
+    holder.signal(Signal::KILL);
+    until("history tells", || run(&place, &url, &["history", "lonely"]).stdout.contains("disconnected"));
+    assert!(run(&place, &url, &["history", "--failures"]).stdout.contains("lonely"));
+}
+
+#[test]
+fn a_lease_that_was_released_is_known_to_be_gone() {
+    let (place, server) = (Place::new(), Postgres::shared());
+    let url = prepared(&place, &server, "known_to_be_gone");
+    for _ in 0..5 {
+        let lease = run(&place, &url, &["acquire", "x", "--ttl", "1m"]).stdout.trim().to_owned();
+        run(&place, &url, &["check", "--lease", &lease]).assert_code(0);
+        run(&place, &url, &["release", "--lease", &lease]).assert_code(0);
+        run(&place, &url, &["check", "--lease", &lease]).assert_code(1);
+    }
+}
+
+#[test]
 fn an_unreachable_server_is_69_and_one_clear_line_in_time_without_the_password() {
     let place = Place::new();
     // One that refuses, and one that takes the connection and says nothing.

@@ -25,7 +25,7 @@ use crate::{
     Result,
     lease::{
         Answer, Decision, EndedLease, Event, Evicted, Fence, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names,
-        Outcome, Page, Released, Renewal, Request, Resource, Standing,
+        Outcome, Page, Released, Renewal, Request, Resource, Standing, Ttl,
     },
 };
 
@@ -116,6 +116,18 @@ pub enum Liveness {
     Process,
     /// The server tells that the connection is gone; no clock is involved.
     Connection,
+}
+
+impl Liveness {
+    /// The longest belief in one answer about an attached lease, whatever ttl was asked for.
+    ///
+    /// A server gives up a connection that fell silent after 11 s, and grants to others what lived by it.
+    pub fn longest_ttl(self) -> Ttl {
+        match self {
+            Self::Ttl | Self::Process => Ttl::MAX,
+            Self::Connection => Ttl::SILENCE,
+        }
+    }
 }
 
 /// Something a backend has to say to one of its instances.

@@ -32,6 +32,17 @@ pub struct Limits {
 const LEAD: Duration = Duration::from_millis(100);
 
 impl Limits {
+    /// The same where one answer is believed for no longer than this.
+    pub(crate) fn within(self, longest: Ttl, asked: Option<Duration>) -> Result<Self> {
+        if self.ttl <= longest.get() {
+            return Ok(self);
+        }
+        let kill_after = kill_after(asked, longest).map_err(|failure| {
+            failure.hint("with liveness=connection no answer is believed for longer, whatever --ttl says")
+        })?;
+        Ok(Self { ttl: longest.get(), kill_after, ..self })
+    }
+
     /// How long before the lease may no longer be believed in the child must be dead.
     ///
     /// It takes nothing from the grace, and comes out of the room between grace and renewal.

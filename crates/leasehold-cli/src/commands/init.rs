@@ -33,10 +33,11 @@ pub(crate) async fn run(context: &Context<'_>, args: &InitArgs) -> Result<u8> {
     if context.say.looks().json {
         json::print(json!({"v": 1, "before": installed.before, "now": installed.now}).to_string())?;
     } else {
+        let exposed = args.expose.as_ref().map(|schema| format!(", exposed in {schema}")).unwrap_or_default();
         json::print(match installed.before {
-            0 => format!("installed, version {}", installed.now),
-            before if before == installed.now => format!("ready already, version {before}"),
-            before => format!("updated from version {before} to {}", installed.now),
+            0 => format!("installed, version {}{exposed}", installed.now),
+            before if before == installed.now => format!("ready already, version {before}{exposed}"),
+            before => format!("updated from version {before} to {}{exposed}", installed.now),
         })?;
     }
     Ok(exit::OK)

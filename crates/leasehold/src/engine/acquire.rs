@@ -160,8 +160,10 @@ impl Pursuit {
             fence_floor: None,
         };
         let clocked = self.engine.liveness != Liveness::Process || ask.lifetime == Lifetime::Detached;
-        let by_connection = self.engine.liveness == Liveness::Connection && ask.lifetime == Lifetime::Attached;
-        let longest = if by_connection { Ttl::SILENCE } else { Ttl::MAX };
+        let longest = match ask.lifetime {
+            Lifetime::Attached => self.engine.liveness.longest_ttl(),
+            Lifetime::Detached => Ttl::MAX,
+        };
         (request, Kept::new(key, ask, clocked, longest))
     }
 

@@ -101,8 +101,7 @@ impl Ttl {
     pub const MIN: Self = Self(Duration::from_millis(100));
     /// The longest life: over this, the wish is a lock without expiry.
     pub const MAX: Self = Self(Duration::from_secs(30 * 24 * 3600));
-    /// The longest belief, without an answer, in what lives by a connection: a server gives up one that fell silent after
-    /// 11 s, and grants to others what lived by it.
+    /// How long a connection may be silent and still be believed in.
     pub(crate) const SILENCE: Self = Self(Duration::from_secs(10));
 
     /// Checks the length.

@@ -44,10 +44,13 @@ impl Failure {
             None if error.to_string().contains("invalid configuration") => Self::new(
                 Kind::Denied,
                 format!(
-                    "postgres at {place} wants a password; give one by password_file=, password_env= or PGPASSFILE"
+                    "postgres at {place} wants a password; give one by password_file=, password_env=, PGPASSWORD or PGPASSFILE"
                 ),
             ),
-            None => Self::new(Kind::Unavailable, format!("cannot connect to postgres at {place}: {}", chain(error))),
+            None => Self::new(
+                Kind::Unavailable,
+                format!("cannot connect to postgres at {place}: {}; does it run there?", chain(error)),
+            ),
         }
     }
 
@@ -66,10 +69,15 @@ impl Failure {
         let words = told.message();
         let hint = told.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
         let code = told.code();
-        let (kind, advice) = if *code == SqlState::INSUFFICIENT_PRIVILEGE {
+        let (kind, advice) = if *code == SqlState::INSUFFICIENT_PRIVILEGE && words.contains("for database") {
+            (Kind::Denied, "; connect as the database's owner, or let it `grant create on database` to this role")
+        } else if *code == SqlState::INSUFFICIENT_PRIVILEGE {
             (Kind::Denied, "; let the owner of the schema call its function allow('this role')")
         } else if *code == SqlState::INVALID_PASSWORD || *code == SqlState::INVALID_AUTHORIZATION_SPECIFICATION {
-            (Kind::Denied, "; check the user, and give the password by password_file=, password_env= or PGPASSFILE")
+            (
+                Kind::Denied,
+                "; check the user, and give the password by password_file=, password_env=, PGPASSWORD or PGPASSFILE",
+            )
         } else if [
             SqlState::UNDEFINED_FUNCTION,
             SqlState::UNDEFINED_TABLE,
@@ -88,6 +96,8 @@ impl Failure {
             || code.code() == "LH002"
         {
             (Kind::Overtaken, "")
+        } else if *code == SqlState::TOO_MANY_CONNECTIONS {
+            (Kind::Unavailable, "; raise max_connections, or connect through a pooler: each instance keeps three")
         } else if *code == SqlState::READ_ONLY_SQL_TRANSACTION {
             (Kind::Unavailable, "; this server only reads: connect to the primary")
         } else if matches!(

@@ -1,7 +1,7 @@
 //! Renewals: all that hold in one statement, whatever else it is one by one and aside. What lives by a connection
 //! that the instance has left does not hold any more, whatever the server still believes.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tokio::{runtime::Handle, sync::Mutex, time::timeout};
 use tokio_postgres::types::{Json, Type};
@@ -23,6 +23,9 @@ use crate::{
 
 /// So many places in queues are looked after in one statement: each may have to wait for a lock.
 const EACH_BATCH: usize = 100;
+
+/// Where nobody waits for the answer but those who may have to wait for a lock, they have at least so long.
+const ALONE: Duration = Duration::from_secs(1);
 
 /// What renews.
 #[derive(Debug)]
@@ -80,6 +83,7 @@ impl Renewals {
         if !left.is_empty() {
             // Those that wait for a stranger's transaction must not keep the answer from those that were renewed.
             let most = renewals.iter().map(|renewal| renewal.ttl.get()).min().unwrap_or_default() / 6;
+            let most = if left.len() == renewals.len() { most.max(ALONE) } else { most };
             let asked = left.iter().map(|at| renewals[*at].clone()).collect();
             match timeout(most, self.renew_aside(asked, sessions)).await {
                 Ok(Ok((told, life))) => {

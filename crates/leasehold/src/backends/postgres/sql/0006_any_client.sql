@@ -153,6 +153,6 @@ begin
     and not leasehold._dead(e.session);
   if not found then
     raise exception '% is not held under fence %', p_name, p_fence
-      using errcode = 'LH004', hint = 'The lease ended; roll back and stop the work it protected.';
+      using errcode = 'LH004', hint = format('The lease ended, or it is not in the namespace %s; roll back and stop the work it protected.', p_namespace);
   end if;
 end $$;
