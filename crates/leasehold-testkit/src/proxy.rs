@@ -5,7 +5,7 @@ use std::{
     net::{Shutdown, TcpListener, TcpStream},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU8, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
     },
     thread,
     time::Duration,
@@ -38,6 +38,7 @@ struct Shared {
     refuses: AtomicBool,
     ended: AtomicBool,
     half: AtomicBool,
+    delay_millis: AtomicU64,
     clients: Mutex<Vec<TcpStream>>,
     servers: Mutex<Vec<TcpStream>>,
 }
@@ -76,6 +77,11 @@ impl Proxy {
     /// What becomes of answers.
     pub fn to_client(&self, flow: Flow) {
         self.shared.to_client.store(flow as u8, Ordering::SeqCst);
+    }
+
+    /// Whatever is sent from now on takes so many milliseconds longer, each way.
+    pub fn slow_down(&self, millis: u64) {
+        self.shared.delay_millis.store(millis, Ordering::SeqCst);
     }
 
     /// Closes every connection; new ones are closed at once until [`mend`](Self::mend).
@@ -141,6 +147,7 @@ impl Shared {
             if flow(self).load(Ordering::SeqCst) == Flow::Swallow as u8 {
                 continue;
             }
+            thread::sleep(Duration::from_millis(self.delay_millis.load(Ordering::SeqCst)));
             if to.write_all(&buffer[..count]).is_err() {
                 break;
             }
