@@ -86,7 +86,7 @@ impl Failure {
         ]
         .contains(code)
         {
-            (Kind::Config, "; run `leasehold init`")
+            (Kind::Config, "; run `leasehold init` with this URL, or make the schema that is named")
         } else if *code == SqlState::INVALID_CATALOG_NAME || code.code() == "LH001" {
             (Kind::Config, "")
         } else if *code == SqlState::LOCK_NOT_AVAILABLE {

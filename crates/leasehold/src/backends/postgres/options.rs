@@ -133,7 +133,10 @@ impl PostgresOptions {
         let url = if left.is_empty() { place.to_owned() } else { format!("{place}?{}", left.join("&")) };
         own.config = tokio_postgres::Config::from_str(&url).map_err(|error| {
             let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-            Error::invalid_config(format!("this postgres URL cannot be used: {error} {source}"))
+            Error::invalid_config(format!(
+                "this postgres URL cannot be used: {error} {source}; besides the usual parameters there are schema, \
+                 liveness, durability, history, connections, init, password_file and password_env"
+            ))
         })?;
         own.config.application_name("leasehold").connect_timeout(connect_limit);
         own.config.keepalives_idle(Duration::from_secs(5)).keepalives_interval(Duration::from_secs(2));

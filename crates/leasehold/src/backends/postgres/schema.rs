@@ -149,7 +149,9 @@ pub(super) async fn check(connection: &Connection, options: &PostgresOptions) ->
         None => {
             return Err(Failure::new(
                 Kind::Config,
-                format!("this database has no schema {schema}; run `leasehold init`, or connect with ?init=1"),
+                format!(
+                    "this database has no schema {schema}; run `leasehold init` with this URL, or connect with ?init=1"
+                ),
             ));
         }
     };
@@ -164,7 +166,7 @@ pub(super) async fn check(connection: &Connection, options: &PostgresOptions) ->
         return Err(Failure::new(
             Kind::Config,
             format!(
-                "schema {schema} has version {}, this library needs {}; run `leasehold init`",
+                "schema {schema} has version {}, this library needs {}; run `leasehold init` with this URL",
                 found.version,
                 newest()
             ),

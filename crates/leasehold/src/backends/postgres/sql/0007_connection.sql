@@ -24,7 +24,7 @@ begin
     perform leasehold._refuse_shape(x, a);
   elsif a.verdict <> 'g' then
     raise exception '% is held by %', x, coalesce(a.holders -> 0 ->> 'holder', 'another')
-      using errcode = 'LH005', hint = 'Try again later, or look at the view locks.';
+      using errcode = 'LH005', hint = 'Try again later, or look at the view distributed_locks.';
   end if;
   insert into leasehold.session_lease values (made, x, own);
   return made;
