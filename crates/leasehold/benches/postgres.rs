@@ -31,14 +31,18 @@ const ROUNDS: usize = 9;
 /// What one would write by hand: an upsert that takes the row when it is free or expired.
 const BY_HAND: &str = "
 create schema hand;
-create table hand.lock (name text primary key, fence bigint not null, holder text, expires_at timestamptz not null, meta jsonb)
-  with (fillfactor = 50);
-create function hand.take(n text, h text, ttl interval, out granted boolean, out f bigint, out until timestamptz, out who text)
+create table hand.lock (name text primary key, fence bigint not null, holder text, expires_at timestamptz not null,
+  waiters int not null default 0, meta jsonb) with (fillfactor = 50);
+create function hand.take(n text, h text, ttl interval, m jsonb default null,
+  out granted boolean, out f bigint, out until timestamptz, out who text)
 language plpgsql as $$
+declare
+  now timestamptz := clock_timestamp();
 begin
-  insert into hand.lock as l values (n, 1, h, clock_timestamp() + ttl, null)
-  on conflict (name) do update set fence = l.fence + 1, holder = excluded.holder, expires_at = clock_timestamp() + ttl
-    where l.expires_at <= clock_timestamp()
+  insert into hand.lock as l (name, fence, holder, expires_at, meta) values (n, 1, h, now + ttl, m)
+  on conflict (name) do update set fence = l.fence + 1, holder = excluded.holder, expires_at = clock_timestamp() + ttl,
+    meta = excluded.meta
+    where l.expires_at <= clock_timestamp() and l.waiters = 0
   returning true, l.fence, l.expires_at, l.holder into granted, f, until, who;
   if not found then
     select false, l.fence, l.expires_at, l.holder into granted, f, until, who from hand.lock l where l.name = n;
