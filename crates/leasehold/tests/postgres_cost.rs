@@ -137,17 +137,19 @@ async fn what_piled_up_is_removed_whole() {
         "insert into leasehold.ended (id, namespace, name, mode, units, capacity, holder, metadata, asked_at, ended_at, ending) \
          select gen_random_uuid(), 'space:' || n % 3, 'job', 'x', 1, 1, 'a', '{}', now(), now() - interval '8 days', 'released' \
          from generate_series(1, 5000) n; \
+         insert into leasehold.session select nextval('leasehold.session_id'), 1, now(), 'gone' from generate_series(1, 9000); \
          insert into leasehold.resource (namespace, name, renewed_at) \
          select 'default', 'order:' || n, now() - interval '2 days' from generate_series(1, 25000) n",
     );
-    let left = "select (select count(*) from leasehold.ended) + (select count(*) from leasehold.resource)";
+    let left = "select (select count(*) from leasehold.ended) + (select count(*) from leasehold.resource) \
+                + (select count(*) from leasehold.session)";
     for _ in 0..240 {
         if server.psql(left) == "0" {
             return;
         }
         tokio::time::sleep(Duration::from_millis(250)).await;
     }
-    panic!("{} rows of 30,000 are left", server.psql(left));
+    panic!("{} rows of 39,000 are left", server.psql(left));
 }
 
 #[tokio::test(flavor = "multi_thread")]

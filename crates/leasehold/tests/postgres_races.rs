@@ -193,6 +193,43 @@ async fn a_reader_whose_connection_died_asks_again_and_lives_by_the_new_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_ask_that_comes_late_does_not_move_a_lease_back_to_the_connection_that_was_left() {
+    let server = installed().await;
+    let (old, new, asker) = (client(&server).await, client(&server).await, client(&server).await);
+    let [left, now] = [&old, &new].map(|client| one(client, "select leasehold.open_session('moved')"));
+    let (left, now) = (left.await.unwrap(), now.await.unwrap());
+    let ask = async |name: &str, session: &str| {
+        one(&asker, &format!("select verdict from by_hand.ask('{name}', 'a', 'x', 30, false, {session})"))
+            .await
+            .unwrap()
+    };
+    let session = |table: &str, name: &str| {
+        server.psql(&format!("select session from leasehold.{table} where namespace = 'races' and name = '{name}'"))
+    };
+    assert_eq!(ask("moved", &left).await, "g");
+    assert_eq!(ask("moved", &now).await, "g", "asked again by the connection there is now");
+    assert_eq!(session("resource", "moved"), now);
+    assert_eq!(ask("moved", &left).await, "g", "and what was sent first arrives last");
+    assert_eq!(session("resource", "moved"), now);
+
+    // A place in the queue of a connection that was left.
+    one(&asker, "select verdict from by_hand.ask('queued', 'b', 'x', 30, false)").await.unwrap();
+    assert_eq!(ask("queued", &left).await, "q");
+    let renew = async |session: &str| {
+        let sql = format!(
+            "select count(*) from leasehold.renew_each('races', null, {session}, array[{left}], 'a', array['queued'], \
+             array[md5('a')::uuid], array[30000000]::bigint[], array[null]::bigint[], array[null]::\"char\"[], \
+             array[null]::int[], array[null]::int[], array[null]::jsonb[])"
+        );
+        one(&asker, &sql).await.unwrap()
+    };
+    assert_eq!(renew("null").await, "0", "nothing is said of it while there is no other connection");
+    assert_eq!(session("entry", "queued"), left);
+    assert_eq!(renew(&now).await, "1");
+    assert_eq!(session("entry", "queued"), now);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_end_that_was_promised_is_not_taken_back_by_a_call_that_began_before() {
     let server = installed().await;
     let (first, second) = (client(&server).await, client(&server).await);

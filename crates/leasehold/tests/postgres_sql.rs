@@ -199,8 +199,10 @@ fn default_privileges_of_a_schema_give_nobody_what_is_exposed_there() {
         let error = server.try_psql("anon", denied).unwrap_err();
         assert!(error.contains("permission denied"), "{denied}: {error}");
     }
-    server.psql("grant execute on function acquire_lock to anon");
+    server.psql("grant execute on function acquire_lock to anon; drop function release_lock");
     installed(&server, Some("public"));
+    let error = server.try_psql("anon", "select release_lock('a', 'web')").unwrap_err();
+    assert!(error.contains("permission denied"), "it was made anew: {error}");
     assert_eq!(server.try_psql("anon", "select acquire_lock('a', 'web')").unwrap(), "t", "what was granted is kept");
 }
 

@@ -32,7 +32,7 @@ pub struct Limits {
 const LEAD: Duration = Duration::from_millis(100);
 
 impl Limits {
-    /// The same where one answer is believed for no longer than this.
+    /// The same where one answer is believed for no longer than this. A grace that was asked for here and now must fit.
     pub(crate) fn within(self, longest: Ttl, asked: Option<Duration>) -> Result<Self> {
         if self.ttl <= longest.get() {
             return Ok(self);
@@ -40,7 +40,7 @@ impl Limits {
         let kill_after = kill_after(asked, longest).map_err(|failure| {
             failure.hint("with liveness=connection no answer is believed for longer, whatever --ttl says")
         })?;
-        Ok(Self { ttl: longest.get(), kill_after, ..self })
+        Ok(Self { ttl: longest.get(), kill_after: kill_after.min(self.kill_after), ..self })
     }
 
     /// How long before the lease may no longer be believed in the child must be dead.

@@ -187,6 +187,13 @@ impl Listener {
             By::Connection => Some(open_session(&connection, &self.channel).await?),
             By::Ttl => None,
         };
+        if session.is_some_and(|session| self.left.lock().contains(&session)) {
+            // Numbers come again after a failover that lost some: what lived by the old one must not seem alive.
+            return Err(Failure::new(
+                Kind::Unavailable,
+                "the number of this connection was used before; trying another",
+            ));
+        }
         *self.socket.lock() = connection.socket.as_ref().map(Arc::downgrade).unwrap_or_default();
         let mut followed = self.followed.subscribe();
         let mut again = interval(FOLLOW_AGAIN);
@@ -194,8 +201,8 @@ impl Listener {
         let following = self.keep_following(&connection, &mut again).await?;
         // Whatever was sent while nobody listened is gone, and so are leases that lived by the last connection. The
         // first time nobody is there yet to hear it.
-        self.hints.send(Hint::Missed);
         self.state.send_replace(State::Up { session, following });
+        self.hints.send(Hint::Missed);
 
         loop {
             tokio::select! {

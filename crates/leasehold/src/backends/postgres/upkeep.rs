@@ -18,6 +18,9 @@ const BUSY_PAUSE: Duration = Duration::from_secs(5);
 /// So much is done by one call where there is more to do: the default of `maintain`.
 const MOST: i32 = 1000;
 
+/// Between two such calls, for others.
+const BREATH: Duration = Duration::from_millis(10);
+
 pub(super) async fn keep_up(looks: Arc<Slot>) {
     let mut pause = PAUSE;
     loop {
@@ -35,7 +38,9 @@ pub(super) async fn keep_up(looks: Arc<Slot>) {
 
 /// Whether the queues were worn.
 async fn tidy_up(looks: &Slot) -> Result<bool, Failure> {
-    while row::only::<i32>(&looks.ask(Call::Maintain, &[]).await?.rows)? >= MOST {}
+    while row::only::<i32>(&looks.ask(Call::Maintain, &[]).await?.rows)? >= MOST {
+        tokio::time::sleep(BREATH).await;
+    }
     let worn = row::only(&looks.ask(Call::Worn, &[]).await?.rows)?;
     if worn {
         looks.ask(Call::Vacuum, &[]).await?;

@@ -47,12 +47,20 @@ begin
       and l.objid > 0 and l.mode = 'ExclusiveLock' and l.granted limit 1);
 end $$;
 
+-- Whether this very connection has that session. The number of a process comes again: its lock decides.
+create function leasehold._own(p_session int) returns boolean
+language plpgsql stable as $$
+begin
+  perform 1 from leasehold.session s where s.id = p_session and s.pid = pg_backend_pid();
+  return found and p_session is not distinct from leasehold._own_session();
+end $$;
+
 -- Presence::Dead: the connection is gone. A probe that gets the connection's own lock proves it, unless
 -- it is this very connection's: a connection shares its own locks.
 create function leasehold._dead(p_session int) returns boolean
 language sql volatile as $$
   select p_session is not null and pg_try_advisory_xact_lock_shared(leasehold._class(), p_session)
-     and p_session is distinct from leasehold._own_session()
+     and not leasehold._own(p_session)
 $$;
 
 -- The same for whoever looks at a view, whatever its rights.
@@ -267,9 +275,9 @@ begin
     when 'a', 'n' then
       if known then
         if q.op = 'a' and e.session is not null and c.session is not null then
-          -- Whoever asks again may come by another connection.
-          rebound := e.session <> c.session;
-          e.session := c.session;
+          -- Whoever asks again may come by a newer connection; an ask that comes late names an older one.
+          rebound := c.session > e.session;
+          e.session := greatest(e.session, c.session);
         end if;
         if t + q.ttl_us * interval '1 microsecond' > e.expires_at then
           e.expires_at := t + q.ttl_us * interval '1 microsecond';

@@ -90,11 +90,13 @@ begin
     a := null;
     if p_left <> '{}' and exists (select from leasehold.entry x where x.id = u.id and x.namespace = p_namespace
         and x.name = u.name and x.fence is null and x.session = any (p_left)) then
-      -- A place in the queue goes over to the connection that the caller has now.
+      -- A place in the queue goes over to the connection that the caller has now. While there is none, nothing is said of
+      -- it: it may be granted by the one that was left, and must not be believed.
+      continue when p_session is null;
       perform 1 from leasehold.resource x where x.namespace = p_namespace and x.name = u.name for no key update;
       perform pg_advisory_xact_lock(leasehold._gate(p_namespace, u.name));
-      update leasehold.entry x set session = coalesce(p_session, x.session)
-      where x.id = u.id and x.namespace = p_namespace and x.name = u.name and x.fence is null;
+      update leasehold.entry x set session = p_session
+      where x.id = u.id and x.namespace = p_namespace and x.name = u.name and x.fence is null and x.session = any (p_left);
     end if;
     -- What holds by a connection that the caller has left is no longer its own, though others see it yet.
     if p_left <> '{}' and (exists (select from leasehold.resource x where x.namespace = p_namespace and x.name = u.name

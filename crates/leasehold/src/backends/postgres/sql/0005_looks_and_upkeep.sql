@@ -100,6 +100,9 @@ begin
     return 0;
   end if;
   select * into after from leasehold.upkeep;
+  if not found then
+    insert into leasehold.upkeep values ('', '') returning * into after;
+  end if;
   loop
     select r.namespace, r.name into till from leasehold.resource r
     where (r.namespace, r.name) > (after.namespace, after.name) order by r.namespace, r.name offset 9999 limit 1;
@@ -137,10 +140,16 @@ begin
     limit p_most));
   get diagnostics removed = row_count;
   done := done + removed;
-  delete from leasehold.session s where leasehold._dead(s.id);
-  delete from leasehold.session_lease l where leasehold._dead(l.session);
   delete from leasehold.watcher w where w.until < t;
-  return done;
+  delete from leasehold.session_lease l where l.id = any (array(
+    select x.id from leasehold.session_lease x where leasehold._dead(x.session) limit p_most));
+  get diagnostics removed = row_count;
+  done := done + removed;
+  -- Last: what lives by a session is settled before its row is gone.
+  delete from leasehold.session s where s.id = any (array(
+    select x.id from leasehold.session x where leasehold._dead(x.id) limit p_most));
+  get diagnostics removed = row_count;
+  return done + removed;
 end $$;
 
 -- Settles the names of a range whose leases ran out or whose connection died, and that nobody asks for.
@@ -166,8 +175,8 @@ begin
         and (e.expires_at <= t or leasehold._dead(e.session))
     ) lapsed group by 1, 2 order by namespace collate "C", name collate "C" limit p_most
   loop
-    -- One that somebody keeps locked does not keep the others from being tidied up.
-    perform 1 from leasehold.resource r where r.namespace = u.namespace and r.name = u.name for no key update skip locked;
+    -- One that somebody keeps locked, or a guarded transaction relies on, does not keep the others from being tidied up.
+    perform 1 from leasehold.resource r where r.namespace = u.namespace and r.name = u.name for update skip locked;
     continue when not found or not pg_try_advisory_xact_lock(leasehold._gate(u.namespace, u.name));
     perform leasehold._operate(row(u.namespace, null, null, 'a', leasehold._watched(u.namespace)),
       row('n', u.name, null, null, null, null, 0, null, null, null, null, null, null, null, null, null)::leasehold.ask);
