@@ -62,6 +62,7 @@ pub(super) struct Listener {
     state: watch::Sender<State>,
     followed: watch::Sender<u64>,
     started: AtomicBool,
+    was_up: AtomicBool,
     task: Mutex<Option<AbortHandle>>,
     left: Mutex<Vec<i32>>,
     /// The socket of the connection that leases live by, as long as it lives.
@@ -78,6 +79,7 @@ impl Listener {
             state: watch::Sender::new(State::Down(None)),
             followed: watch::Sender::new(0),
             started: AtomicBool::new(false),
+            was_up: AtomicBool::new(false),
             task: Mutex::new(None),
             left: Mutex::default(),
             socket: Mutex::default(),
@@ -199,10 +201,12 @@ impl Listener {
         let mut again = interval(FOLLOW_AGAIN);
         again.reset();
         let following = self.keep_following(&connection, &mut again).await?;
-        // Whatever was sent while nobody listened is gone, and so are leases that lived by the last connection. The
-        // first time nobody is there yet to hear it.
         self.state.send_replace(State::Up { session, following });
-        self.hints.send(Hint::Missed);
+        if self.was_up.swap(true, Ordering::SeqCst) {
+            // Whatever was sent while nobody listened is gone, and so are leases that lived by the last connection.
+            // Told now that there is another: places in queues go over to it.
+            self.hints.send(Hint::Missed);
+        }
 
         loop {
             tokio::select! {
