@@ -98,7 +98,11 @@ impl<'a> Acquires<'a> {
     }
 
     pub(super) async fn send(&self, connection: &Connection, caller: &Caller) -> Result<Vec<Row>, Failure> {
-        let call = if self.names.values.len() == 1 { Call::AcquireOne } else { Call::AcquireMany };
+        let call = match self.names.values.len() {
+            1 if connection.is_owners() => Call::AcquireOneOwned,
+            1 => Call::AcquireOne,
+            _ => Call::AcquireMany,
+        };
         let parameters = [
             (&caller.namespace as &(dyn ToSql + Sync), Type::TEXT),
             (&caller.channel, Type::TEXT),
@@ -156,7 +160,11 @@ impl<'a> Releases<'a> {
     }
 
     pub(super) async fn send(&self, connection: &Connection, caller: &Caller) -> Result<Vec<Row>, Failure> {
-        let call = if self.names.values.len() == 1 { Call::ReleaseOne } else { Call::ReleaseMany };
+        let call = match self.names.values.len() {
+            1 if connection.is_owners() => Call::ReleaseOneOwned,
+            1 => Call::ReleaseOne,
+            _ => Call::ReleaseMany,
+        };
         let parameters = [
             (&caller.namespace as &(dyn ToSql + Sync), Type::TEXT),
             (&caller.channel, Type::TEXT),

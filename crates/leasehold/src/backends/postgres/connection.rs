@@ -43,8 +43,10 @@ calls! {
     Greet => "greet.sql",
     Version => "version.sql",
     AcquireOne => "acquire_one.sql",
+    AcquireOneOwned => "acquire_one_owned.sql",
     AcquireMany => "acquire_many.sql",
     ReleaseOne => "release_one.sql",
+    ReleaseOneOwned => "release_one_owned.sql",
     ReleaseMany => "release_many.sql",
     Renew => "renew.sql",
     RenewEach => "renew_each.sql",
@@ -89,6 +91,8 @@ pub(super) struct Greeting {
     pub(super) in_recovery: bool,
     pub(super) incarnation: Incarnation,
     pub(super) installed: bool,
+    /// Whether the schema is this role's own.
+    pub(super) owned: bool,
 }
 
 /// One connection.
@@ -270,6 +274,11 @@ impl Connection {
 
     pub(super) fn is_closed(&self) -> bool {
         self.client.is_closed()
+    }
+
+    /// Whether functions may rely on the rights and the settings of this connection.
+    pub(super) fn is_owners(&self) -> bool {
+        self.greeting.owned && !self.connector.is_pooled()
     }
 
     /// Asks and waits for the answer, but not for ever.

@@ -131,6 +131,8 @@ create /*durability*/ table leasehold.watcher (
   namespace text not null,
   until timestamptz not null
 );
+-- Until when anybody follows anything, in microseconds: read in every call, which costs less than a look at the table.
+create sequence leasehold.followed_until;
 
 -- Who asks, and how its calls are recorded: a row of `caller` goes with every operation.
 create type leasehold.caller as (

@@ -2,7 +2,7 @@
 
 -- Microseconds since 1970, as in Timestamp.
 create function leasehold._micros(t timestamptz) returns bigint
-language sql stable as $$ select (extract(epoch from t) * 1000000)::bigint $$;
+language sql stable as $$ select (date_part('epoch', t) * 1000000)::bigint $$;
 
 -- next_fence: above the last one, not below the wall clock, not below a floor within reason.
 create function leasehold._next_fence(p_last bigint, p_wall bigint, p_floor bigint) returns bigint
@@ -67,28 +67,37 @@ $$;
 create function leasehold._lost(p_session int) returns boolean
 language sql volatile security definer set search_path = pg_catalog, pg_temp as $$ select leasehold._dead(p_session) $$;
 
+-- The key that guard() shares and a grant takes alone. Above every advisory_key(), below every _pin().
+create function leasehold._barrier(p_namespace text, p_name text) returns bigint
+language sql immutable as $$
+  select hashtextextended(p_namespace || '/' || p_name, 1) & 1152921504606846975 | 2305843009213693952
+$$;
+
 -- Whether a grant may be made: not while a guarded transaction is open (see guard()).
 create function leasehold._pass(p_namespace text, p_name text) returns boolean
-language plpgsql volatile as $$
-begin
-  perform 1 from leasehold.resource x where x.namespace = p_namespace and x.name = p_name for update skip locked;
-  return found;
-end $$;
+language sql volatile as $$ select pg_try_advisory_xact_lock(leasehold._barrier(p_namespace, p_name)) $$;
 
 -- The key that guard() shares while it relies on a holder beside the lone one.
--- Above every advisory_key(), below zero is the gate's.
+-- Above every _barrier(), below zero is the gate's.
 create function leasehold._pin(p_fence bigint) returns bigint
 language sql immutable as $$ select 4611686018427387904 | p_fence $$;
 
 create function leasehold._event_channel(p_namespace text) returns text
 language sql immutable as $$ select 'lh_events_' || left(md5('leasehold.' || p_namespace), 24) $$;
 
-create function leasehold._watched(p_namespace text) returns boolean
+create function leasehold._followed(p_namespace text) returns boolean
 language plpgsql stable as $$
 begin
   perform 1 from leasehold.watcher w where w.namespace = p_namespace and w.until > clock_timestamp();
   return found;
 end $$;
+
+-- The same, without a look at the table while nobody follows anything.
+create function leasehold._watched(p_namespace text) returns boolean
+language sql volatile as $$
+  select coalesce(pg_sequence_last_value('leasehold.followed_until'), 0) > leasehold._micros(clock_timestamp())
+     and leasehold._followed(p_namespace)
+$$;
 
 -- Tells followers of one thing that happened: a lease::Event as JSON.
 create function leasehold._event(

@@ -25,13 +25,13 @@ declare
   t timestamptz := clock_timestamp();
   wall bigint := leasehold._micros(t);
 begin
-  -- A row that does not match is not locked; FOR UPDATE does not pass guard().
+  -- A row that does not match is not locked.
   update leasehold.resource x set id = p_id, mode = p_mode, units = p_units, capacity = p_capacity, holder = p_holder,
     note = p_note, metadata = p_metadata, ttl_us = p_ttl_us, expires_at = leasehold._end(t, p_attached, p_session, p_ttl_us),
     asked_at = t, renewed_at = t, acquired_at = t, session = case when p_attached then p_session end, channel = p_channel,
     last_fence = leasehold._next_fence(x.last_fence, wall, p_floor), fence = leasehold._next_fence(x.last_fence, wall, p_floor)
-  where x.ctid = (select y.ctid from leasehold.resource y
-    where y.namespace = p_namespace and y.name = p_name and y.id is null and not y.crowd for update skip locked)
+  where x.namespace = p_namespace and x.name = p_name and x.id is null and not x.crowd
+    and leasehold._pass(p_namespace, p_name)
   returning x.last_fence into a.fence;
   if not found then
     a := leasehold._contend(row(p_namespace, p_channel, p_session, p_history, p_watched),
@@ -213,13 +213,14 @@ create view leasehold._lone_holder as
   from leasehold.resource r
   where r.id is not null and not r.crowd and r.expires_at > clock_timestamp() and not leasehold._dead(r.session);
 
--- Asks for one lease.
-create function leasehold.acquire_one(
+-- Asks for one lease, with the rights and the settings of an owner who has settled in (settle_in.sql): to change them for
+-- a call and back costs a tenth of it.
+create function leasehold._acquire_one(
   p_namespace text, p_channel text, p_session int, p_history "char",
   p_name text, p_id uuid, p_mode "char", p_units int, p_capacity int, p_ttl_us bigint, p_try boolean, p_attached boolean,
   p_holder text, p_note text, p_metadata jsonb, p_floor bigint, out a leasehold.answer
 )
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms' as $$
+language plpgsql volatile as $$
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     perform leasehold._check_isolation();
@@ -242,13 +243,25 @@ begin
   end if;
 end $$;
 
--- Ends one lease or leaves its queue.
+-- The same for everybody else.
+create function leasehold.acquire_one(
+  p_namespace text, p_channel text, p_session int, p_history "char",
+  p_name text, p_id uuid, p_mode "char", p_units int, p_capacity int, p_ttl_us bigint, p_try boolean, p_attached boolean,
+  p_holder text, p_note text, p_metadata jsonb, p_floor bigint, out a leasehold.answer
+)
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms' as $$
+begin
+  a := leasehold._acquire_one(p_namespace, p_channel, p_session, p_history, p_name, p_id, p_mode, p_units, p_capacity,
+    p_ttl_us, p_try, p_attached, p_holder, p_note, p_metadata, p_floor);
+end $$;
+
+-- Ends one lease or leaves its queue, for an owner who has settled in.
 -- One that hands to nobody may commit asynchronously: losing it costs the next holder one ttl and nothing else.
-create function leasehold.release_one(
+create function leasehold._release_one(
   p_namespace text, p_channel text, p_history "char", p_name text, p_id uuid, p_ending text, p_problem text, p_details text,
   out a leasehold.answer
 )
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms' as $$
+language plpgsql volatile as $$
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     perform leasehold._check_isolation();
@@ -258,6 +271,16 @@ begin
   if coalesce(a.granted, 0) = 0 then
     perform set_config('synchronous_commit', 'off', true);
   end if;
+end $$;
+
+-- The same for everybody else.
+create function leasehold.release_one(
+  p_namespace text, p_channel text, p_history "char", p_name text, p_id uuid, p_ending text, p_problem text, p_details text,
+  out a leasehold.answer
+)
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms' as $$
+begin
+  a := leasehold._release_one(p_namespace, p_channel, p_history, p_name, p_id, p_ending, p_problem, p_details);
 end $$;
 
 -- Asks for many leases at once: one answer for each element, `at` being its place in the arrays.

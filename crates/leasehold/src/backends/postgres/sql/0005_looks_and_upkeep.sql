@@ -55,9 +55,11 @@ end $$;
 -- Asks to be told of events for a minute; answers the channel to listen to.
 create function leasehold.watch(p_namespace text, p_channel text) returns text
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
+declare
+  ends timestamptz := clock_timestamp() + interval '60 s';
 begin
-  insert into leasehold.watcher values (p_channel, p_namespace, clock_timestamp() + interval '60 s')
-  on conflict (channel) do update set until = excluded.until;
+  insert into leasehold.watcher values (p_channel, p_namespace, ends) on conflict (channel) do update set until = excluded.until;
+  perform setval('leasehold.followed_until', leasehold._micros(ends));
   return leasehold._event_channel(p_namespace);
 end $$;
 

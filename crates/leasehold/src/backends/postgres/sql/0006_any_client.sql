@@ -138,8 +138,7 @@ create function leasehold.guard(p_name text, p_fence bigint, p_namespace text de
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
 begin
   perform leasehold._check_isolation();
-  -- Shares the key: compatible with the plain update of a renewal or a release, not with the FOR UPDATE of a grant.
-  perform 1 from leasehold.resource r where r.namespace = p_namespace and r.name = p_name for key share;
+  perform pg_advisory_xact_lock_shared(leasehold._barrier(p_namespace, p_name));
   perform 1 from leasehold.resource r
   where r.namespace = p_namespace and r.name = p_name and r.id is not null and r.fence = p_fence
     and r.expires_at > clock_timestamp() and not leasehold._dead(r.session);

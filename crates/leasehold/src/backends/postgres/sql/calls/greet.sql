@@ -3,4 +3,5 @@ select pg_backend_pid() as pid, pg_is_in_recovery() as in_recovery,
   case when pg_is_in_recovery() then 0 else
     ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint end as timeline,
   (extract(epoch from pg_postmaster_start_time()) * 1000000)::bigint as started_us,
-  to_regprocedure('leasehold.version()') is not null as installed
+  to_regprocedure('leasehold.version()') is not null as installed,
+  coalesce((select pg_has_role(t.relowner, 'usage') from pg_class t where t.oid = to_regclass('leasehold.resource')), false) as owned

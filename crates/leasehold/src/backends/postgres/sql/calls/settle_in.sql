@@ -6,6 +6,11 @@ set default_transaction_read_only = off;
 set statement_timeout = '4s';
 set idle_in_transaction_session_timeout = '60s';
 set jit = off;
+-- As the functions set them for everybody who does not own them.
+set search_path = pg_catalog, pg_temp;
+set lock_timeout = '400ms';
+-- A table of few names fits on a page or two, which looks cheap to read as a whole; rows are always found by their keys.
+set seq_page_cost = 100;
 set tcp_keepalives_idle = 5;
 set tcp_keepalives_interval = 2;
 set tcp_keepalives_count = 3;
