@@ -16,7 +16,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, oneshot},
-    time::timeout,
+    time::{interval, timeout},
 };
 use tokio_postgres::Row;
 
@@ -179,6 +179,8 @@ impl Work {
 
     /// One worker.
     async fn run(self: Arc<Self>, slot: Slot) {
+        // One timer for all calls: to move it costs less than to set another each time.
+        let mut patience = interval(PATIENCE);
         loop {
             let batch = self.take();
             if batch.is_empty() {
@@ -201,10 +203,12 @@ impl Work {
                 self.wake.notify_last();
             }
             let mut call = std::pin::pin!(self.call(&slot, batch));
+            patience.reset();
             let goes_on = loop {
-                match timeout(PATIENCE, &mut call).await {
-                    Ok(goes_on) => break goes_on,
-                    Err(_) => self.call_for_help(),
+                tokio::select! {
+                    biased;
+                    goes_on = &mut call => break goes_on,
+                    _ = patience.tick() => self.call_for_help(),
                 }
             };
             if !goes_on {

@@ -66,20 +66,15 @@ begin
       q.note, q.metadata, q.ttl_us, ends, t, t, t, case when q.attached then c.session end, c.channel)
     on conflict do nothing returning last_fence into a.fence;
   elsif r.id is distinct from q.id then
-    if q.try and r.crowd and r.reader_base is null and leasehold._settled(r, t)
-      and (r.waiting > 0 or r.used + q.units + (case when r.id is null then 0 else r.units end) > q.capacity)
-      and not exists (select from leasehold.entry e where e.id = q.id and e.namespace = c.namespace and e.name = q.name)
-      and leasehold._same_shape(r, q) then
-      a.verdict := 'b';
-      a.waiting := r.waiting;
-      a.holders := leasehold._holders(c.namespace, q.name, t);
-      return;
-    end if;
     -- Readers that came unseen are not counted in the row.
-    if q.try and q.mode = 'x' and r.reader_base is not null
-      and not exists (select from leasehold.entry e where e.id = q.id and e.namespace = c.namespace and e.name = q.name)
-      and exists (select from leasehold.entry e where e.namespace = c.namespace and e.name = q.name and e.mode = 's'
-        and e.fence is not null and e.expires_at > t and not leasehold._dead(e.session)) then
+    if q.try and (case when r.reader_base is null then
+        r.crowd and leasehold._settled(r, t) and leasehold._same_shape(r, q)
+        and (r.waiting > 0 or r.used + q.units + (case when r.id is null then 0 else r.units end) > q.capacity)
+      else
+        q.mode = 'x' and exists (select from leasehold.entry e where e.namespace = c.namespace and e.name = q.name
+          and e.mode = 's' and e.fence is not null and e.expires_at > t and not leasehold._dead(e.session))
+      end)
+      and not exists (select from leasehold.entry e where e.id = q.id and e.namespace = c.namespace and e.name = q.name) then
       a.verdict := 'b';
       a.waiting := r.waiting;
       a.holders := leasehold._holders(c.namespace, q.name, t);
