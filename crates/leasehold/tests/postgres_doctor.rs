@@ -68,14 +68,18 @@ fn what_endangers_locks_is_found_and_named() {
         })
     };
     let _reads = sits("reader", "begin; select 1");
+    server.psql("select leasehold.acquire_lock('y', 'a')");
+    let guarded = sits("ledger", "begin; select leasehold.guard('y', leasehold.fence_of('y', 'a'))");
     let user = sits("billing", "begin; select leasehold.acquire_lock('x', 'a')");
-    assert_eq!(severity(&examined(&url), "open transaction"), None, "it has not lasted yet");
+    assert_eq!(severity(&examined(&url), "open transaction"), None, "they have not lasted yet");
     let old = "select count(*) from pg_stat_activity where application_name = 'billing' and xact_start < now() - interval '2.1 s'";
     until(|| server.psql(old) == "1");
     let (severity_of_it, words) = about(&examined(&url), "open transaction").unwrap();
     assert_eq!(severity_of_it, Severity::Warning);
-    assert!(words.contains("billing") && !words.contains("reader"), "{words}");
-    runtime.block_on(user.batch_execute("commit")).unwrap();
+    assert!(words.contains("billing") && words.contains("ledger") && !words.contains("reader"), "{words}");
+    for open in [user, guarded] {
+        runtime.block_on(open.batch_execute("commit")).unwrap();
+    }
     assert_eq!(severity(&examined(&url), "open transaction"), None);
 
     // As many connections as there may be.

@@ -318,6 +318,9 @@ fn guard_pins_a_lease_to_a_transaction_without_blocking_renewals() {
     // Released while the transaction is open: nobody else gets it before it ends.
     blocking::wait(guard.release()).unwrap();
     assert!(blocking::wait(two.mutex("ledger").try_acquire()).unwrap().is_none());
+    // As upkeep does with a name that nobody used for a day.
+    server.psql("delete from leasehold.resource where name = 'ledger'");
+    assert!(blocking::wait(two.mutex("ledger").try_acquire()).unwrap().is_none());
     let next = blocking::wait(two.mutex("ledger").acquire()).unwrap();
     assert_eq!(server.psql("select count(*) from ledger"), "1", "what was guarded is committed before the next holds");
     assert!(writer.wait().unwrap().success());

@@ -16,7 +16,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, oneshot},
-    time::{interval, timeout},
+    time::{MissedTickBehavior, interval, timeout},
 };
 use tokio_postgres::Row;
 
@@ -181,6 +181,7 @@ impl Work {
     async fn run(self: Arc<Self>, slot: Slot) {
         // One timer for all calls: to move it costs less than to set another each time.
         let mut patience = interval(PATIENCE);
+        patience.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let batch = self.take();
             if batch.is_empty() {

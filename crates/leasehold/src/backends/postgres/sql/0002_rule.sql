@@ -67,10 +67,11 @@ $$;
 create function leasehold._lost(p_session int) returns boolean
 language sql volatile security definer set search_path = pg_catalog, pg_temp as $$ select leasehold._dead(p_session) $$;
 
--- The key that guard() shares and a grant takes alone. Above every advisory_key(), below every _pin().
+-- The key that guard() shares and a grant takes alone, in this schema. Above every advisory_key(), below every _pin().
 create function leasehold._barrier(p_namespace text, p_name text) returns bigint
-language sql immutable as $$
-  select hashtextextended(p_namespace || '/' || p_name, 1) & 1152921504606846975 | 2305843009213693952
+language sql stable as $$
+  select hashtextextended(p_namespace || '/' || p_name, 'leasehold.resource'::regclass::oid::bigint)
+    & 1152921504606846975 | 2305843009213693952
 $$;
 
 -- Whether a grant may be made: not while a guarded transaction is open (see guard()).

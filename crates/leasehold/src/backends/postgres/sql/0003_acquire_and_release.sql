@@ -62,14 +62,16 @@ begin
   if not found then
     insert into leasehold.resource (namespace, name, last_fence, fence, id, mode, units, capacity, holder, note, metadata, ttl_us,
       expires_at, asked_at, renewed_at, acquired_at, session, channel)
-    values (c.namespace, q.name, leasehold._next_fence(0, wall, q.floor), leasehold._next_fence(0, wall, q.floor), q.id, q.mode, q.units, q.capacity, q.holder,
-      q.note, q.metadata, q.ttl_us, ends, t, t, t, case when q.attached then c.session end, c.channel)
+    select c.namespace, q.name, leasehold._next_fence(0, wall, q.floor), leasehold._next_fence(0, wall, q.floor), q.id, q.mode, q.units, q.capacity, q.holder,
+      q.note, q.metadata, q.ttl_us, ends, t, t, t, case when q.attached then c.session end, c.channel
+    -- A name that nobody used for a day is removed, whatever is guarded.
+    where leasehold._pass(c.namespace, q.name)
     on conflict do nothing returning last_fence into a.fence;
   elsif r.id is distinct from q.id then
     -- Readers that came unseen are not counted in the row.
     if q.try and (case when r.reader_base is null then
-        r.crowd and leasehold._settled(r, t) and leasehold._same_shape(r, q)
-        and (r.waiting > 0 or r.used + q.units + (case when r.id is null then 0 else r.units end) > q.capacity)
+        r.crowd and (r.waiting > 0 or r.used + q.units + (case when r.id is null then 0 else r.units end) > q.capacity)
+        and leasehold._settled(r, t) and leasehold._same_shape(r, q)
       else
         q.mode = 'x' and exists (select from leasehold.entry e where e.namespace = c.namespace and e.name = q.name
           and e.mode = 's' and e.fence is not null and e.expires_at > t and not leasehold._dead(e.session))

@@ -179,7 +179,8 @@ begin
   loop
     -- One that somebody keeps locked, or a guarded transaction relies on, does not keep the others from being tidied up.
     perform 1 from leasehold.resource r where r.namespace = u.namespace and r.name = u.name for update skip locked;
-    continue when not found or not pg_try_advisory_xact_lock(leasehold._gate(u.namespace, u.name));
+    continue when not found or not pg_try_advisory_xact_lock(leasehold._gate(u.namespace, u.name))
+      or not leasehold._pass(u.namespace, u.name);
     perform leasehold._operate(row(u.namespace, null, null, 'a', leasehold._watched(u.namespace)),
       row('n', u.name, null, null, null, null, 0, null, null, null, null, null, null, null, null, null)::leasehold.ask);
     done := done + 1;

@@ -6,9 +6,10 @@ set default_transaction_read_only = off;
 set statement_timeout = '4s';
 set idle_in_transaction_session_timeout = '60s';
 set jit = off;
--- As the functions set them for everybody who does not own them.
+-- As the functions set them for everybody who does not own them; the time also goes for the commit of a hand-off,
+-- which waits for other notifications.
 set search_path = pg_catalog, pg_temp;
-set lock_timeout = '400ms';
+set lock_timeout = '1s';
 -- A table of few names fits on a page or two, which looks cheap to read as a whole; rows are always found by their keys.
 set seq_page_cost = 100;
 set tcp_keepalives_idle = 5;
