@@ -2,6 +2,8 @@
 #![cfg(feature = "postgres")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod shared;
+
 use std::{
     env,
     io::{BufRead, BufReader, Write},
@@ -23,6 +25,7 @@ use leasehold_testkit::{
     postgres::{Postgres, Stop},
     until,
 };
+use shared::hold_at_last;
 
 const TTL: Duration = Duration::from_secs(6);
 
@@ -46,18 +49,6 @@ fn hold(locks: &Leasehold, name: &str) -> Guard {
     blocking::wait(locks.mutex(name).ttl(TTL).acquire()).unwrap()
 }
 
-/// Asks until the way to the server is open again.
-fn hold_at_last(locks: &Leasehold, name: &str) -> Guard {
-    for _ in 0..200 {
-        match blocking::wait(locks.mutex(name).ttl(TTL).acquire()) {
-            Ok(guard) => return guard,
-            Err(error) => assert!(error.is_retryable(), "{error}"),
-        }
-        thread::sleep(Duration::from_millis(50));
-    }
-    panic!("{name} was not granted after the server came back");
-}
-
 /// A lease held through a fault is held on, the waiter is granted after its release, and fences rise.
 fn nothing_is_lost(server: &mut Postgres, fault: impl FnOnce(&mut Postgres)) {
     let (one, two) = (connect(&server.url()), connect(&server.url()));
@@ -76,7 +67,7 @@ fn nothing_is_lost(server: &mut Postgres, fault: impl FnOnce(&mut Postgres)) {
     let next = waiter.join().unwrap();
     assert!(next.fence() > fence);
     blocking::wait(next.release()).unwrap();
-    assert!(hold_at_last(&one, "x").fence() > fence);
+    assert!(hold_at_last(&one, "x", TTL).fence() > fence);
 }
 
 #[test]
@@ -120,11 +111,11 @@ fn unlogged_leases_are_gone_after_a_crash_and_the_next_renewal_says_so() {
         },
     ];
     for fault in faults {
-        let guard = hold_at_last(&locks, "x");
+        let guard = hold_at_last(&locks, "x", TTL);
         let fence = guard.fence();
         fault(&mut server);
         until(|| guard.check().is_err());
-        let next = hold_at_last(&locks, "x");
+        let next = hold_at_last(&locks, "x", TTL);
         assert!(next.fence() > fence);
         blocking::wait(next.release()).unwrap();
     }
@@ -150,10 +141,10 @@ fn an_asynchronous_failover_reports_what_it_lost_and_fences_rise_on() {
     standby.promote();
 
     until(|| lost.check().is_err());
-    assert!(hold_at_last(&locks, "lost").fence() > lost_fence);
+    assert!(hold_at_last(&locks, "lost", TTL).fence() > lost_fence);
     kept.check().unwrap();
     blocking::wait(kept.release()).unwrap();
-    assert!(hold_at_last(&locks, "kept").fence() > kept_fence);
+    assert!(hold_at_last(&locks, "kept", TTL).fence() > kept_fence);
 }
 
 #[test]
@@ -271,7 +262,7 @@ fn a_killed_holder_in_connection_mode_is_succeeded_within_a_second() {
     // The same when the server ends the connection that leases live by.
     server.psql("select count(pg_terminate_backend(pid)) from leasehold.session");
     until(|| guard.check().is_err());
-    blocking::wait(hold_at_last(&locks, "job").release()).unwrap();
+    blocking::wait(hold_at_last(&locks, "job", TTL).release()).unwrap();
 }
 
 /// The process that another test starts, with a URL, and kills; nothing without one.

@@ -2,6 +2,8 @@
 #![cfg(feature = "postgres")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod shared;
+
 use std::{fmt::Write, sync::Arc, thread, time::Duration};
 
 use leasehold::{
@@ -19,6 +21,7 @@ use leasehold_testkit::{
     postgres::{Postgres, Stop},
     until,
 };
+use shared::hold_at_last;
 
 const TTL: Duration = Duration::from_secs(6);
 
@@ -247,7 +250,7 @@ fn a_crash_with_asynchronous_commits_is_told_by_the_next_renewal_and_fences_rise
         }
         // A release may be lost as well: the next who asks for that name waits until the lease runs out.
         let name = format!("x{round}");
-        let guard = hold_at_last(&locks, &name);
+        let guard = hold_at_last(&locks, &name, TTL);
         let fence = guard.fence();
         if round % 2 == 1 {
             // Any commit that must be durable makes those before it so.
@@ -272,21 +275,9 @@ fn a_crash_with_asynchronous_commits_is_told_by_the_next_renewal_and_fences_rise
             let took = SystemClock.now().since(up);
             assert!(took < TTL / 3 + Duration::from_secs(1), "the loss was told after {took:?}");
         }
-        let next = hold_at_last(&locks, &name);
+        let next = hold_at_last(&locks, &name, TTL);
         assert!(next.fence() > fence, "{} after {fence}", next.fence());
         blocking::wait(next.release()).unwrap();
     }
     assert!(lost > 0 && kept > 0, "{lost} lost, {kept} kept: only one of both was seen");
-}
-
-/// Asks until the way to the server is open again.
-fn hold_at_last(locks: &Leasehold, name: &str) -> Guard {
-    for _ in 0..200 {
-        match blocking::wait(locks.mutex(name).ttl(TTL).acquire()) {
-            Ok(guard) => return guard,
-            Err(error) => assert!(error.is_retryable(), "{error}"),
-        }
-        thread::sleep(Duration::from_millis(50));
-    }
-    panic!("{name} was not granted after the server came back");
 }

@@ -141,6 +141,19 @@ fn a_json_object_of_named_arguments_works_as_postgrest_sends_it() {
 }
 
 #[test]
+fn one_that_owned_the_schema_locks_on_with_the_rights_it_is_left() {
+    let server = Postgres::start();
+    installed(&server, None);
+    server.psql("create role app login; select leasehold.allow('app'); grant postgres to app");
+    let locks = connect(&server.url_of("app", "postgres"));
+    blocking::wait(blocking::wait(locks.mutex("x").acquire()).unwrap().release()).unwrap();
+    server.psql("revoke postgres from app");
+    let denied = blocking::wait(locks.mutex("x").acquire()).unwrap_err();
+    assert_eq!(denied.kind(), ErrorKind::PermissionDenied, "{denied}");
+    blocking::wait(blocking::wait(locks.mutex("x").acquire()).unwrap().release()).unwrap();
+}
+
+#[test]
 fn a_role_with_the_documented_grants_can_lock_and_nothing_else() {
     let server = Postgres::start();
     installed(&server, None);
@@ -519,6 +532,16 @@ fn what_is_recorded_can_be_chosen_and_maintenance_is_bounded() {
         server.psql("select count(*) from leasehold.ended where ending = 'expired' and name like 'gone:%'"),
         "50"
     );
+    // So many as are settled at once leave locks for others.
+    server.psql("select leasehold.acquire_lock('late:' || n, 'a', 0.01) from generate_series(1, 600) n");
+    std::thread::sleep(Duration::from_millis(50));
+    let told = server.psql(
+        "begin; select leasehold.maintain();\n\
+         select count(*) < 600 from pg_locks where locktype = 'advisory' and pid = pg_backend_pid(); commit;\n\
+         select leasehold.maintain(); select leasehold.maintain(); select leasehold.maintain();\n\
+         delete from leasehold.ended where name like 'late:%'",
+    );
+    assert_eq!(told, "250\nt\n250\n100\n0");
     // A name that many read at once leaves no more behind than any other.
     let locks = connect(&server.url());
     let readers: Vec<_> = (0..3).map(|_| blocking::wait(locks.rwlock("read").read()).unwrap()).collect();

@@ -1,4 +1,4 @@
-//! Programs that take turns on a few locks, and a witness of who believes to hold what.
+//! What tests of several servers do: programs that take turns on a few locks before a witness, and ways to wait.
 #![allow(dead_code, unreachable_pub, reason = "each test uses its part of it")]
 
 use std::{
@@ -6,10 +6,11 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    thread,
     time::Duration,
 };
 
-use leasehold::Leasehold;
+use leasehold::{Guard, Leasehold, blocking};
 use leasehold_testkit::Witness;
 use tokio::{task::JoinSet, time};
 
@@ -110,6 +111,18 @@ impl Worker {
             let _lost_or_unreachable = guard.release().await;
         }
     }
+}
+
+/// Asks until the way to the server is open again.
+pub fn hold_at_last(locks: &Leasehold, name: &str, ttl: Duration) -> Guard {
+    for _ in 0..200 {
+        match blocking::wait(locks.mutex(name).ttl(ttl).acquire()) {
+            Ok(guard) => return guard,
+            Err(error) => assert!(error.is_retryable(), "{error}"),
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    panic!("{name} was not granted after the server came back");
 }
 
 /// Waits for something that must come soon.

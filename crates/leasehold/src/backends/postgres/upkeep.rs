@@ -15,8 +15,8 @@ const PAUSE: Duration = Duration::from_secs(20);
 /// The same while queues are busy: an autovacuum comes once a minute, and until then every wait takes new room.
 const BUSY_PAUSE: Duration = Duration::from_secs(5);
 
-/// So much is done by one call where there is more to do: the default of `maintain`.
-const MOST: i32 = 1000;
+/// So much or more is done by one call where there is more to do, as `maintain` says.
+const MORE: i32 = 250;
 
 /// Between two such calls, for others.
 const BREATH: Duration = Duration::from_millis(10);
@@ -38,7 +38,7 @@ pub(super) async fn keep_up(looks: Arc<Slot>) {
 
 /// Whether the queues were worn.
 async fn tidy_up(looks: &Slot) -> Result<bool, Failure> {
-    while row::only::<i32>(&looks.ask(Call::Maintain, &[]).await?.rows)? >= MOST {
+    while row::only::<i32>(&looks.ask(Call::Maintain, &[]).await?.rows)? >= MORE {
         tokio::time::sleep(BREATH).await;
     }
     let worn = row::only(&looks.ask(Call::Worn, &[]).await?.rows)?;

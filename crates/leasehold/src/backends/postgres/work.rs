@@ -276,7 +276,8 @@ impl Work {
         match self.send(connection, &batch).await.and_then(|rows| answers(&rows, batch.len())) {
             Ok(said) => self.deliver(connection, batch, said),
             Err(failure) => {
-                if failure.kind == Kind::Unanswered {
+                // What an owner may do is found out when connecting, and may have been taken away since.
+                if failure.kind == Kind::Unanswered || (failure.kind == Kind::Denied && connection.is_owners()) {
                     slot.forget().await;
                 }
                 self.failed(batch, &failure, connection.greeting.incarnation);

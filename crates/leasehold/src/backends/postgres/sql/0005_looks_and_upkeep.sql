@@ -84,7 +84,7 @@ end $$;
 
 -- Bounded work that keeps the tables small; any client may call it at any time, a scheduled job too. It looks at ten thousand
 -- names at a time, from where the last call stopped, until it has changed so many rows or worked for a fifth of a second.
--- Answers how much was done; 0 when another does it just now.
+-- Answers how much was done: 250 or more, and there may be more to do; 0 when another does it just now.
 create function leasehold.maintain(p_keep_history interval default '7 days', p_most int default 1000) returns int
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms' as $$
 declare
@@ -92,6 +92,7 @@ declare
   after leasehold.upkeep;
   till leasehold.upkeep;
   done int := 0;
+  settled int;
   removed int;
 begin
   perform leasehold._check_isolation();
@@ -108,7 +109,9 @@ begin
   loop
     select r.namespace, r.name into till from leasehold.resource r
     where (r.namespace, r.name) > (after.namespace, after.name) order by r.namespace, r.name offset 9999 limit 1;
-    done := done + leasehold._settle_range(after, till, t, p_most);
+    -- Two advisory locks stay for each until the end, and a small server has some three thousand for all.
+    settled := leasehold._settle_range(after, till, t, least(p_most, 250));
+    done := done + settled;
     -- Names that nobody used for a day; a fence ahead of the clock is remembered.
     delete from leasehold.resource r where (r.namespace, r.name) in (
       select x.namespace, x.name from leasehold.resource x
@@ -119,7 +122,7 @@ begin
     get diagnostics removed = row_count;
     done := done + removed;
     -- A range with more to do is come back to.
-    exit when done >= p_most;
+    exit when settled >= 250 or done >= p_most;
     if till.name is null then
       after := row('', '');
       exit;
@@ -178,7 +181,7 @@ begin
     ) lapsed group by 1, 2 order by namespace collate "C", name collate "C" limit p_most
   loop
     -- One that somebody keeps locked, or a guarded transaction relies on, does not keep the others from being tidied up.
-    perform 1 from leasehold.resource r where r.namespace = u.namespace and r.name = u.name for update skip locked;
+    perform 1 from leasehold.resource r where r.namespace = u.namespace and r.name = u.name for no key update skip locked;
     continue when not found or not pg_try_advisory_xact_lock(leasehold._gate(u.namespace, u.name))
       or not leasehold._pass(u.namespace, u.name);
     perform leasehold._operate(row(u.namespace, null, null, 'a', leasehold._watched(u.namespace)),
