@@ -6,7 +6,7 @@ use std::{
     env,
     fs::{self, File},
     io::{self, Write},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -18,7 +18,7 @@ use std::{
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use tempfile::TempDir;
 
-use crate::wait::within;
+use crate::{ports, wait::within};
 
 /// Whom the server runs as when the test is root, which Postgres refuses to run as.
 const USER: &str = "postgres";
@@ -90,7 +90,7 @@ impl Postgres {
 
     fn launch(place: TempDir, settings: &[&str]) -> Self {
         let settings = SETTINGS.iter().chain(settings).map(|setting| String::from(*setting)).collect();
-        let mut server = Self { place, port: free_port(), settings, child: None };
+        let mut server = Self { place, port: ports::free(), settings, child: None };
         server.run();
         server
     }
@@ -269,7 +269,7 @@ pub struct PgBouncer {
 impl PgBouncer {
     fn start(server: &Postgres) -> Self {
         let place = folder();
-        let port = free_port();
+        let port = ports::free();
         let settings = format!(
             "[databases]\npostgres = host=127.0.0.1 port={} dbname=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
              listen_port = {port}\nunix_socket_dir =\nauth_type = any\npool_mode = transaction\ndefault_pool_size = 4\n\
@@ -402,10 +402,6 @@ fn binary(name: &str) -> PathBuf {
         .map(|version| PathBuf::from(format!("/usr/lib/postgresql/{version}/bin/{name}")))
         .filter(|path| path.exists());
     newest.unwrap_or_else(|| PathBuf::from(name))
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }
 
 fn send(pid: u32, signal: Signal) {

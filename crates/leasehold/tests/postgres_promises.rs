@@ -4,10 +4,10 @@
 
 mod shared;
 
-use std::{fmt::Write, sync::Arc, thread, time::Duration};
+use std::{fmt::Write, sync::Arc, time::Duration};
 
 use leasehold::{
-    Error, ErrorKind, Guard, Leasehold, Resource, Ttl,
+    Error, ErrorKind, Leasehold, Resource, Ttl,
     backend::Backend,
     backends::postgres::{PostgresBackend, PostgresOptions, install},
     blocking,

@@ -13,7 +13,7 @@ use leasehold::{
     lease::{Claim, Decision, LeaseId, LeaseKey, Lifetime, Metadata, Outcome, Patience, Released, Request},
 };
 use leasehold_testkit::{Flow, Proxy, postgres::Postgres, until};
-use tokio::{runtime::Handle, task::JoinHandle};
+use tokio::{runtime::Handle, task::JoinHandle, time::timeout};
 use tokio_postgres::{Client, NoTls};
 
 /// Short ways to ask by hand, in the namespace `races`, with an id per label.
@@ -75,12 +75,9 @@ async fn blocked(server: &Postgres, client: &Arc<Client>, sql: &'static str) -> 
     let asking = Arc::clone(client);
     let task = Handle::current().spawn(async move { one(&asking, sql).await });
     let waits = format!("select count(*) from pg_locks where pid = {pid} and not granted");
-    for _ in 0..500 {
-        if task.is_finished() || one(&looking, &waits).await.unwrap() == "1" {
-            return task;
-        }
-    }
-    panic!("{sql} neither ended nor waited");
+    let seen = async { while !task.is_finished() && one(&looking, &waits).await.unwrap() != "1" {} };
+    timeout(Duration::from_secs(10), seen).await.unwrap_or_else(|_| panic!("{sql} neither ended nor waited"));
+    task
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -309,16 +306,34 @@ async fn a_guarded_holder_that_waited_before_releases_and_renews_and_nobody_pass
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tidying_up_goes_on_past_a_name_that_is_locked() {
+async fn tidying_up_goes_on_past_names_that_are_locked_or_guarded() {
     let server = Postgres::start();
     install_in(&server.url()).await;
-    server.psql("select leasehold.acquire_lock('lapsed:' || n, 'a', 0.01) from generate_series(1, 3) n");
+    server.psql("select leasehold.acquire_lock('lapsed:' || n, 'a', 1) from generate_series(1, 4) n");
     let stranger = client(&server).await;
-    stranger.batch_execute("begin; select * from leasehold.resource where name = 'lapsed:1' for update").await.unwrap();
+    stranger
+        .batch_execute(
+            "begin; select * from leasehold.resource where name = 'lapsed:1' for update; \
+             select leasehold.guard(name, fence) from leasehold.resource where name = 'lapsed:2'",
+        )
+        .await
+        .unwrap();
+    until(|| server.psql("select bool_and(expires_at < clock_timestamp()) from leasehold.resource") == "t");
     assert_eq!(server.psql("select leasehold.maintain()"), "2");
-    assert_eq!(server.psql("select count(*) from leasehold.ended"), "2");
+    assert_eq!(server.psql("select string_agg(name, ' ' order by name) from leasehold.ended"), "lapsed:3 lapsed:4");
     stranger.batch_execute("commit").await.unwrap();
-    assert_eq!(server.psql("select leasehold.maintain()"), "1");
+    assert_eq!(server.psql("select leasehold.maintain()"), "2");
+}
+
+/// They start again one day, and a lease must not seem to live by the connection of another.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_number_of_a_connection_that_lives_is_not_given_again() {
+    let server = Postgres::start();
+    install_in(&server.url()).await;
+    let first = client(&server).await;
+    let number = first.query_one("select leasehold.open_session('first')", &[]).await.unwrap().get::<_, i32>(0);
+    server.psql(&format!("select setval('leasehold.session_id', {number}, false)"));
+    assert_eq!(server.psql("select leasehold.open_session('second')"), (number + 1).to_string());
 }
 
 /// The lease would be dead to all others while its asker believes in it.

@@ -2,10 +2,12 @@
 #![cfg(feature = "postgres")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod shared;
+
 use std::{future::poll_fn, sync::Arc, thread, time::Duration};
 
 use leasehold::{
-    Guard, Leasehold,
+    Leasehold,
     backend::EventStream,
     backends::postgres::{PostgresOptions, install},
     blocking,
@@ -14,6 +16,7 @@ use leasehold::{
 };
 use leasehold_testkit::{postgres::Postgres, until};
 use serde_json::{Value, json};
+use shared::hold_at_last;
 use tokio::time::timeout;
 
 fn server_with_schema() -> Postgres {
@@ -114,7 +117,7 @@ fn a_connection_made_while_nobody_can_follow_serves_leases_and_later_followers()
         });
         server.psql("select pg_terminate_backend(pid) from leasehold.session");
         until(|| server.psql("select max(id) from leasehold.session") != before);
-        let guard = hold_at_last(&locks, "x");
+        let guard = hold_at_last(&locks, "x", Duration::from_secs(30));
         assert!(!sitting.is_finished(), "it was granted while the table was locked");
         sitting.join().unwrap();
         guard.check().unwrap();
@@ -123,17 +126,6 @@ fn a_connection_made_while_nobody_can_follow_serves_leases_and_later_followers()
         blocking::wait(guard.release()).unwrap();
     });
     assert_eq!(next(&mut events, Duration::from_secs(2)), "x", "followers hear again");
-}
-
-fn hold_at_last(locks: &Leasehold, name: &str) -> Guard {
-    for _ in 0..200 {
-        match blocking::wait(locks.mutex(name).acquire()) {
-            Ok(guard) => return guard,
-            Err(error) => assert!(error.is_retryable(), "{error}"),
-        }
-        thread::sleep(Duration::from_millis(50));
-    }
-    panic!("{name} was not granted");
 }
 
 /// What the next event is about.
