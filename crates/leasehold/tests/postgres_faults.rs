@@ -225,6 +225,39 @@ fn calls_for_which_there_is_no_further_connection_go_by_the_one_there_is() {
 }
 
 #[test]
+fn a_grant_that_was_told_while_nobody_listened_is_found_on_listening_again() {
+    let server = server_with_schema();
+    server.psql("create role app login; select leasehold.allow('app')");
+    server.psql("select leasehold.acquire_lock(name, 'a', 600) from (values ('x'), ('y')) names(name)");
+    let locks = connect(&format!("{}?connections=1", server.url_of("app", "postgres")));
+    let wait = |name: &str, ttl: Duration| {
+        let waiting = locks.mutex(name).ttl(ttl).wait(Duration::from_secs(60));
+        thread::spawn(move || blocking::wait(waiting.acquire()).unwrap())
+    };
+    // One that asks for itself every 20 s, and one that does so often: the connection for it is made.
+    let [seldom, often] = [wait("x", Duration::from_secs(60)), wait("y", Duration::from_millis(1500))];
+    let of_app = "select count(*) from pg_stat_activity where usename = 'app'";
+    until(|| server.psql(of_app) == "4" && server.psql("select count(*) from leasehold.entry") == "2");
+    let refusals = || server.log().matches("too many connections for role \"app\"").count();
+    server.psql(
+        "alter role app connection limit 1; \
+         select pg_terminate_backend(pid) from pg_stat_activity where usename = 'app' and query like 'listen %'",
+    );
+    until(|| refusals() > 2);
+    server.psql("select leasehold.release_lock('x', 'a')");
+    thread::sleep(Duration::from_secs(2));
+    assert!(!seldom.is_finished(), "it heard of it although nobody listens");
+    let up = SystemClock.now();
+    server.psql("alter role app connection limit -1; select leasehold.release_lock('y', 'a')");
+    let held = seldom.join().unwrap();
+    let took = SystemClock.now().since(up);
+    assert!(took < Duration::from_secs(10), "held after {took:?}");
+    for guard in [held, often.join().unwrap()] {
+        blocking::wait(guard.release()).unwrap();
+    }
+}
+
+#[test]
 fn a_server_that_is_not_there_is_named_without_its_password() {
     let error = blocking::wait(Leasehold::connect("postgres://u:s3cret@127.0.0.1:1/db")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
