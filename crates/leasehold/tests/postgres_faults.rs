@@ -257,6 +257,38 @@ fn a_grant_that_was_told_while_nobody_listened_is_found_on_listening_again() {
     }
 }
 
+/// Who waits in the same instance is told of its grant in the answer to the release.
+#[test]
+fn a_grant_whose_telling_was_lost_with_a_connection_is_asked_for() {
+    let server = server_with_schema();
+    let (first, second) = (Proxy::to(server.port()), Proxy::to(server.port()));
+    let ways = format!("127.0.0.1:{},127.0.0.1:{}", first.port(), second.port());
+    let locks = connect(&format!("postgres://postgres@{ways}/postgres?connections=1"));
+    blocking::wait(hold(&locks, "before").release()).unwrap();
+    let held = hold(&locks, "x");
+    // Only that which listens goes the second way.
+    first.refuse();
+    let listens = "from pg_stat_activity where query like 'listen %'";
+    let pid = server.psql(&format!("select pid {listens}"));
+    server.psql(&format!("select pg_terminate_backend({pid})"));
+    until(|| server.psql(&format!("select count(*) {listens} and pid <> {pid}")) == "1");
+    // Asks by itself every 20 s.
+    let waits = locks.mutex("x").ttl(Duration::from_secs(60)).wait(Duration::from_secs(60));
+    let waiter = thread::spawn(move || blocking::wait(waits.acquire()).unwrap());
+    until(|| server.psql("select count(*) from leasehold.entry") == "1");
+    first.to_client(Flow::Hold);
+    let releasing = thread::spawn(move || blocking::wait(held.release()));
+    until(|| server.psql("select count(*) from leasehold.entry where fence is not null") == "1");
+    let lost = SystemClock.now();
+    first.cut();
+    let guard = waiter.join().unwrap();
+    let took = SystemClock.now().since(lost);
+    assert!(took < Duration::from_secs(10), "held after {took:?}");
+    blocking::wait(guard.release()).unwrap();
+    let error = releasing.join().unwrap().unwrap_err();
+    assert!(error.outcome_unknown(), "{error}");
+}
+
 #[test]
 fn a_server_that_is_not_there_is_named_without_its_password() {
     let error = blocking::wait(Leasehold::connect("postgres://u:s3cret@127.0.0.1:1/db")).unwrap_err();

@@ -143,6 +143,20 @@ fn readers_leave_the_row_that_they_share_as_it_is() {
     assert!(changes <= allowed && allowed < 200, "{changes} changes in {took:?}");
 }
 
+/// A server has locks for some thousands, whoever takes them.
+#[test]
+fn many_holders_who_ran_out_are_dropped_by_a_few_locks() {
+    let server = server_with_schema(&["fsync=off"]);
+    server.psql("select count(by_hand.ask('many', 'r' || n, 's', 1)) from generate_series(1, 200) n");
+    until(|| server.psql("select bool_and(expires_at < clock_timestamp()) from leasehold.entry") == "t");
+    let told = server.psql(
+        "begin; select by_hand.ask('many', 'writer');\n\
+         select count(*) < 20 from pg_locks where locktype = 'advisory' and pid = pg_backend_pid(); commit;\n\
+         select count(*) from leasehold.ended where ending = 'expired'",
+    );
+    assert_eq!(told, "g\nt\n200");
+}
+
 #[test]
 fn updates_stay_on_their_page() {
     let server = server_with_schema(&["fsync=off"]);

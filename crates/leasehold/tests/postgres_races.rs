@@ -13,7 +13,11 @@ use leasehold::{
     lease::{Claim, Decision, LeaseId, LeaseKey, Lifetime, Metadata, Outcome, Patience, Released, Request},
 };
 use leasehold_testkit::{Flow, Proxy, postgres::Postgres, until};
-use tokio::{runtime::Handle, task::JoinHandle, time::timeout};
+use tokio::{
+    runtime::Handle,
+    task::{JoinHandle, JoinSet},
+    time::timeout,
+};
 use tokio_postgres::{Client, NoTls};
 
 /// Short ways to ask by hand, in the namespace `races`, with an id per label.
@@ -303,6 +307,64 @@ async fn a_guarded_holder_that_waited_before_releases_and_renews_and_nobody_pass
             assert!(one(&writer, &guard).await.is_err(), "{ending}: the fence is stale");
         }
     }
+}
+
+/// Grants for one name come one after the other. What the last one has not let go of yet is not a guard.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_free_is_not_busy_and_what_is_busy_is_somebodys_however_many_try() {
+    let server = Postgres::start();
+    install_in(&server.url()).await;
+    server.psql(
+        "create function try(p_name text, p_mode \"char\", p_id uuid, out verdict \"char\", out holder text)
+         language sql as $$ select verdict, coalesce(holder, holders -> 0 ->> 'holder') from leasehold.acquire_one('default',
+           null, null, 'o', p_name, p_id, p_mode, case p_mode when 'p' then 1 else 2147483647 end,
+           case p_mode when 'p' then 1000000 else 2147483647 end, 60000000, true, false, 'me', null, '{}', null) $$",
+    );
+    let mut trying = JoinSet::new();
+    for _ in 0..4 {
+        let client = client(&server).await;
+        trying.spawn(async move {
+            for _ in 0..1000 {
+                let permit = one(&client, "select verdict from try('permits', 'p', gen_random_uuid())").await.unwrap();
+                assert_eq!(permit, "g", "a permit");
+            }
+            for _ in 0..1500 {
+                let id = LeaseId::random();
+                let lock = format!("select verdict::text || coalesce(holder, '') from try('lock', 'x', '{id}')");
+                match one(&client, &lock).await.unwrap().as_str() {
+                    "g" => {
+                        let give = format!(
+                            "select leasehold.release_one('default', null, 'o', 'lock', '{id}', 'released', null, null)"
+                        );
+                        one(&client, &give).await.unwrap();
+                    }
+                    busy => assert_eq!(busy, "bme", "held by nobody"),
+                }
+            }
+        });
+    }
+    trying.join_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_first_in_line_asks_when_a_guarded_transaction_ends() {
+    let server = installed().await;
+    let (writer, asker) = (client(&server).await, client(&server).await);
+    one(&asker, "select verdict from by_hand.ask('line', 'held', 'x', 600, false)").await.unwrap();
+    for label in ["first", "second"] {
+        let ask = format!("select verdict from by_hand.ask('line', '{label}', 'x', 600, false)");
+        assert_eq!(one(&asker, &ask).await.unwrap(), "q");
+    }
+    let guard = "begin; select leasehold.guard(name, fence, namespace) from leasehold.resource where name = 'line'";
+    writer.batch_execute(guard).await.unwrap();
+    assert_eq!(one(&asker, "select by_hand.give('line', 'held')").await.unwrap(), "f");
+    let again = async |label| {
+        let renew = format!("select ask_again_us from by_hand.renew('line', '{label}', 600)");
+        one(&asker, &renew).await.unwrap().parse::<u64>().unwrap()
+    };
+    assert_eq!(again("first").await, 100_000);
+    assert!(again("second").await > 1_000_000, "it is told when its turn comes");
+    writer.batch_execute("commit").await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

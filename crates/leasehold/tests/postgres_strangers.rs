@@ -11,13 +11,14 @@ use leasehold::{
     backend::EventStream,
     backends::postgres::{PostgresOptions, install},
     blocking,
-    clock::SystemClock,
+    clock::{Clock, SystemClock},
     lease::{HistoryFilter, ListFilter, Metadata, Names},
 };
 use leasehold_testkit::{postgres::Postgres, until};
 use serde_json::{Value, json};
 use shared::hold_at_last;
 use tokio::time::timeout;
+use tokio_postgres::NoTls;
 
 fn server_with_schema() -> Postgres {
     let server = Postgres::start();
@@ -126,6 +127,38 @@ fn a_connection_made_while_nobody_can_follow_serves_leases_and_later_followers()
         blocking::wait(guard.release()).unwrap();
     });
     assert_eq!(next(&mut events, Duration::from_secs(2)), "x", "followers hear again");
+}
+
+#[test]
+fn a_name_in_a_strangers_transaction_delays_no_other_however_many_ask_for_it() {
+    let server = server_with_schema();
+    let locks = connect(&server.url());
+    for name in ["stuck", "other"] {
+        blocking::wait(blocking::wait(locks.mutex(name).acquire()).unwrap().release()).unwrap();
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (stranger, connection) = runtime.block_on(tokio_postgres::connect(&server.url(), NoTls)).unwrap();
+    runtime.spawn(connection);
+    let lock = "begin; select * from leasehold.resource where name = 'stuck' for update";
+    runtime.block_on(stranger.batch_execute(lock)).unwrap();
+    let askers: Vec<_> = (0..50)
+        .map(|_| {
+            let asks = locks.mutex("stuck").wait(Duration::from_secs(60));
+            thread::spawn(move || blocking::wait(async { asks.acquire().await?.release().await }).unwrap())
+        })
+        .collect();
+    until(|| server.psql("select count(*) from pg_locks where not granted") != "0");
+    for _ in 0..20 {
+        let began = SystemClock.now();
+        blocking::wait(blocking::wait(locks.mutex("other").acquire()).unwrap().release()).unwrap();
+        let took = SystemClock.now().since(began);
+        assert!(took < Duration::from_secs(1), "the other name took {took:?}");
+        thread::sleep(Duration::from_millis(100));
+    }
+    runtime.block_on(stranger.batch_execute("commit")).unwrap();
+    for asker in askers {
+        asker.join().unwrap();
+    }
 }
 
 /// What the next event is about.

@@ -1,6 +1,6 @@
 //! Calls that wait, and which of them go together.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use tokio::sync::oneshot;
 
@@ -35,6 +35,14 @@ impl Item {
         }
     }
 
+    /// Whether nobody wants any more what it asks for. What was given up must not come after its release.
+    pub(super) fn is_given_up(&self) -> bool {
+        match self {
+            Self::Acquire { answer, .. } => answer.is_closed(),
+            Self::Release { .. } => false,
+        }
+    }
+
     pub(super) fn fail(self, failure: &Failure) {
         match self {
             Self::Acquire { answer, .. } => drop(answer.send(Err(failure.clone()))),
@@ -51,22 +59,80 @@ pub(super) struct Queued {
     pub(super) tries: u32,
 }
 
-/// What waits, up to a batch; one that goes alone goes alone.
-pub(super) fn take(queue: &mut VecDeque<Queued>) -> Vec<Queued> {
-    if queue.front().is_some_and(|first| first.alone) {
-        return queue.pop_front().into_iter().collect();
+/// The calls that wait.
+#[derive(Default)]
+pub(super) struct Line {
+    calls: VecDeque<Queued>,
+    /// Names of which one call goes alone just now. It may take long, and another one for the same would take as long.
+    alone: HashSet<Resource>,
+}
+
+impl Line {
+    pub(super) fn len(&self) -> usize {
+        self.calls.len()
     }
-    // A batch names one session for all that live by one.
-    // 1. An ask waits. 2. The connection it would live by dies, and another takes its place. 3. The next ask comes.
-    // Together, the second would be stored as living by a connection that is dead.
-    let mut named = None;
-    let fits = |queued: &&Queued| {
-        let session = queued.item.session();
-        named = named.or(session);
-        !queued.alone && (session.is_none() || session == named)
-    };
-    let together = queue.iter().take(BATCH).take_while(fits).count();
-    queue.drain(..together).collect()
+
+    pub(super) fn push(&mut self, queued: Queued) {
+        self.calls.push_back(queued);
+    }
+
+    /// Before all that wait.
+    pub(super) fn push_again(&mut self, again: Vec<Queued>) {
+        for queued in again.into_iter().rev() {
+            self.calls.push_front(queued);
+        }
+    }
+
+    /// Whether there is something to take.
+    pub(super) fn is_empty(&self) -> bool {
+        self.calls.iter().all(|queued| self.must_wait(queued))
+    }
+
+    fn must_wait(&self, queued: &Queued) -> bool {
+        queued.alone && self.alone.contains(queued.item.resource())
+    }
+
+    /// What waits, up to a batch; one that goes alone goes alone, and when it has ended [`ended`](Self::ended) is told.
+    pub(super) fn take(&mut self) -> Vec<Queued> {
+        let (mut taken, mut must_wait) = (Vec::new(), Vec::new());
+        // A batch names one session for all that live by one.
+        // 1. An ask waits. 2. The connection it would live by dies, and another takes its place. 3. The next ask comes.
+        // Together, the second would be stored as living by a connection that is dead.
+        let mut named = None;
+        while let Some(queued) = self.calls.pop_front() {
+            let session = queued.item.session();
+            if self.must_wait(&queued) {
+                must_wait.push(queued);
+            } else if queued.alone && taken.is_empty() {
+                self.alone.insert(queued.item.resource().clone());
+                taken.push(queued);
+                break;
+            } else if queued.alone || taken.len() == BATCH || (session.is_some() && session != named.or(session)) {
+                self.calls.push_front(queued);
+                break;
+            } else {
+                named = named.or(session);
+                taken.push(queued);
+            }
+        }
+        self.push_again(must_wait);
+        taken
+    }
+
+    /// The call of this name that went alone has ended.
+    pub(super) fn ended(&mut self, resource: &Resource) {
+        self.alone.remove(resource);
+    }
+
+    /// All asks for this name that would go alone.
+    pub(super) fn take_asks_for(&mut self, resource: &Resource) -> Vec<Queued> {
+        let is_such = |queued: &Queued| {
+            queued.alone && matches!(queued.item, Item::Acquire { .. }) && queued.item.resource() == resource
+        };
+        let (such, others) = self.calls.drain(..).partition(is_such);
+        self.calls = others;
+        VecDeque::into(such)
+    }
 }
 
 #[cfg(test)]
@@ -96,6 +162,10 @@ mod tests {
         Queued { item, alone: false, tries: 0 }
     }
 
+    fn line(calls: impl Iterator<Item = Queued>) -> Line {
+        Line { calls: calls.collect(), alone: HashSet::new() }
+    }
+
     fn sessions(batch: &[Queued]) -> Vec<Option<i32>> {
         batch.iter().map(|queued| queued.item.session()).collect()
     }
@@ -103,18 +173,33 @@ mod tests {
     #[test]
     fn asks_in_the_name_of_two_connections_do_not_go_together() {
         let asked = [None, Some(5), None, Some(5), Some(6), None, Some(6), Some(5)];
-        let mut queue: VecDeque<Queued> = asked.into_iter().map(ask).collect();
-        queue.insert(2, release());
-        assert_eq!(sessions(&take(&mut queue)), [None, Some(5), None, None, Some(5)]);
-        assert_eq!(sessions(&take(&mut queue)), [Some(6), None, Some(6)]);
-        assert_eq!(sessions(&take(&mut queue)), [Some(5)]);
-        assert!(take(&mut queue).is_empty());
+        let mut line = line(asked.into_iter().map(ask));
+        line.calls.insert(2, release());
+        assert_eq!(sessions(&line.take()), [None, Some(5), None, None, Some(5)]);
+        assert_eq!(sessions(&line.take()), [Some(6), None, Some(6)]);
+        assert_eq!(sessions(&line.take()), [Some(5)]);
+        assert!(line.take().is_empty());
     }
 
     #[test]
     fn a_batch_has_an_end_and_what_goes_alone_goes_alone() {
-        let mut queue: VecDeque<Queued> = (0..BATCH + 3).map(|_| ask(Some(5))).collect();
-        queue[BATCH + 1].alone = true;
-        assert_eq!([0; 4].map(|_| take(&mut queue).len()), [BATCH, 1, 1, 1]);
+        let mut line = line((0..BATCH + 3).map(|_| ask(Some(5))));
+        line.calls[BATCH + 1].alone = true;
+        assert_eq!([0; 4].map(|_| line.take().len()), [BATCH, 1, 1, 1]);
+    }
+
+    #[test]
+    fn one_of_a_name_goes_alone_and_others_of_it_wait_and_keep_nobody() {
+        let mut line = line((0..5).map(|_| ask(None)));
+        for at in [0, 1, 4] {
+            line.calls[at].alone = true;
+        }
+        let first = line.take();
+        assert_eq!([first.len(), line.take().len(), line.take().len(), line.len()], [1, 2, 0, 2]);
+        assert!(line.is_empty(), "nothing can be taken");
+        line.ended(first[0].item.resource());
+        assert_eq!([line.take().len(), line.take().len()], [1, 0]);
+        assert_eq!(line.take_asks_for(first[0].item.resource()).len(), 1);
+        assert_eq!(line.len(), 0);
     }
 }

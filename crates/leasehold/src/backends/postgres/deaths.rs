@@ -64,7 +64,8 @@ impl Deaths {
                     (&ids, Type::UUID_ARRAY),
                 ],
             )
-            .await?;
+            .await
+            .inspect_err(|failure| failure.hurry(waiting.iter().map(|(_, resource)| resource), hints))?;
         for seen in told.rows.iter().map(row::looked) {
             let row::Looked { at, waits, hints: told } = seen?;
             for hint in told {

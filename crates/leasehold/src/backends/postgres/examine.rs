@@ -156,15 +156,17 @@ fn keepalives(seen: &Row, connector: &Connector) -> Result<Option<Finding>, Fail
     if connector.is_pooled() || !row::get::<bool>(seen, "by_network")? {
         return Ok(None);
     }
-    let idle: i32 = row::get(seen, "keepalives_idle")?;
-    Ok(Some(if (1..=60).contains(&idle) {
-        Finding::new(Severity::Ok, "keepalives", format!("a client that vanished is looked for after {idle} s"))
-    } else {
-        let severity = if connector.options.by == By::Connection { Severity::Failure } else { Severity::Warning };
-        let words =
-            format!("the server looks for a vanished client after {idle} s only: what lives by its connection stays");
-        Finding::new(severity, "keepalives", words)
-    }))
+    let (idle, unconfirmed): (i32, i32) = (row::get(seen, "keepalives_idle")?, row::get(seen, "unconfirmed_ms")?);
+    if (1..=60).contains(&idle) && (1..=60_000).contains(&unconfirmed) {
+        let words = format!("a client that vanished is looked for after {idle} s");
+        return Ok(Some(Finding::new(Severity::Ok, "keepalives", words)));
+    }
+    let severity = if connector.options.by == By::Connection { Severity::Failure } else { Severity::Warning };
+    let words = format!(
+        "the server looks for a vanished client after {idle} s, and gives up what it does not confirm after {unconfirmed} \
+         ms (0: after many minutes): what lives by its connection stays so long"
+    );
+    Ok(Some(Finding::new(severity, "keepalives", words)))
 }
 
 fn promises(connector: &Connector) -> Finding {

@@ -4,7 +4,11 @@ use std::{error::Error as _, fmt};
 
 use tokio_postgres::error::{DbError, SqlState};
 
-use crate::Error;
+use crate::{
+    Error,
+    backend::{Hint, HintSender},
+    lease::Resource,
+};
 
 /// Why a call failed; one failure may have to be told to many callers.
 #[derive(Clone, Debug)]
@@ -114,6 +118,16 @@ impl Failure {
 }
 
 impl Failure {
+    /// Who of this instance was granted something by a call is told in its answer. Where that is missing, those who wait
+    /// for what it was about ask for themselves.
+    pub(super) fn hurry<'a>(&self, about: impl Iterator<Item = &'a Resource>, hints: &HintSender) {
+        if self.kind == Kind::Unanswered {
+            for resource in about {
+                hints.send(Hint::Changed { resource: resource.clone() });
+            }
+        }
+    }
+
     /// What the caller is told. No `From`: it would be one more way for `?` to convert in every program
     /// that uses this crate, and stop their closures from being inferred.
     pub(super) fn error(self) -> Error {

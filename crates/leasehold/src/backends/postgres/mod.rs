@@ -251,6 +251,7 @@ impl Backend for PostgresBackend {
                 ],
             )
             .await
+            .inspect_err(|failure| failure.hurry([resource].into_iter(), &self.hints))
             .map_err(Failure::error)?;
         let mut answers = told.rows.iter().map(row::answered).collect::<Result<Vec<_>, _>>().map_err(Failure::error)?;
         let Some(answer) = answers.pop() else {

@@ -5,7 +5,7 @@
 //! moment, and leave when there is nothing to do.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::HashMap,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -21,7 +21,7 @@ use tokio::{
 use tokio_postgres::Row;
 
 use super::{
-    batch::{self, Item, Queued},
+    batch::{Item, Line, Queued},
     columns::{Acquires, Releases},
     connection::{Connection, Connector, Slot},
     deaths::Deaths,
@@ -69,7 +69,7 @@ pub(super) struct Work {
     caller: Caller,
     hints: HintSender,
     deaths: Arc<Deaths>,
-    queue: Mutex<VecDeque<Queued>>,
+    queue: Mutex<Line>,
     apart: Mutex<HashMap<Resource, Moment>>,
     wake: Notify,
     /// Until then no further connection is asked for.
@@ -137,7 +137,7 @@ impl Work {
         }
         let alone = self.is_apart(item.resource());
         let mut queue = self.queue.lock();
-        queue.push_back(Queued { item, alone, tries: 0 });
+        queue.push(Queued { item, alone, tries: 0 });
         let waiting = queue.len();
         drop(queue);
         let under_way = self.workers.load(Ordering::SeqCst) > self.idle.load(Ordering::SeqCst);
@@ -183,7 +183,7 @@ impl Work {
         let mut patience = interval(PATIENCE);
         patience.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let batch = self.take();
+            let batch = self.queue.lock().take();
             if batch.is_empty() {
                 if self.closed.load(Ordering::SeqCst) {
                     break;
@@ -232,17 +232,24 @@ impl Work {
         leaves
     }
 
-    fn take(&self) -> Vec<Queued> {
-        batch::take(&mut self.queue.lock())
+    /// Whether this worker goes on.
+    async fn call(&self, slot: &Slot, mut batch: Vec<Queued>) -> bool {
+        let alone = batch.first().filter(|first| first.alone).map(|first| first.item.resource().clone());
+        batch.retain(|queued| !queued.item.is_given_up());
+        let goes_on = batch.is_empty() || self.call_all(slot, batch).await;
+        if let Some(name) = alone {
+            self.queue.lock().ended(&name);
+        }
+        goes_on
     }
 
     /// Whether this worker goes on: one that gets no connection leaves its calls to the others, if there are any.
-    async fn call(&self, slot: &Slot, batch: Vec<Queued>) -> bool {
+    async fn call_all(&self, slot: &Slot, batch: Vec<Queued>) -> bool {
         let connection = match slot.get().await {
             Ok(connection) => connection,
             Err(_) if self.leave_if_spare() => {
                 *self.refused.lock() = Some(self.connector.options.clock.now().after(REFUSED));
-                self.push_again(batch);
+                self.queue.lock().push_again(batch);
                 return false;
             }
             Err(failure) => {
@@ -254,17 +261,9 @@ impl Work {
         };
         let (releases, acquires): (Vec<Queued>, Vec<Queued>) =
             batch.into_iter().partition(|queued| matches!(queued.item, Item::Release { .. }));
-        // Both are sent at once; the server takes them in this order.
+        // Both are sent at once.
         tokio::join!(self.call_alike(slot, &connection, releases), self.call_alike(slot, &connection, acquires));
         true
-    }
-
-    /// Puts calls that were taken before all that wait.
-    fn push_again(&self, again: Vec<Queued>) {
-        let mut queue = self.queue.lock();
-        for queued in again.into_iter().rev() {
-            queue.push_front(queued);
-        }
     }
 
     async fn call_alike(&self, slot: &Slot, connection: &Connection, mut batch: Vec<Queued>) {
@@ -277,10 +276,11 @@ impl Work {
             Ok(said) => self.deliver(connection, batch, said),
             Err(failure) => {
                 // What an owner may do is found out when connecting, and may have been taken away since.
-                if failure.kind == Kind::Unanswered || (failure.kind == Kind::Denied && connection.is_owners()) {
+                let outdated = failure.kind == Kind::Denied && connection.is_owners();
+                if outdated || failure.kind == Kind::Unanswered {
                     slot.forget().await;
                 }
-                self.failed(batch, &failure, connection.greeting.incarnation);
+                self.failed(batch, &failure, outdated, connection.greeting.incarnation);
             }
         }
     }
@@ -324,11 +324,11 @@ impl Work {
 
     /// A statement that failed did nothing. Those that were together are tried each alone: one
     /// of them may be in a stranger's transaction.
-    fn failed(&self, batch: Vec<Queued>, failure: &Failure, incarnation: Incarnation) {
+    fn failed(&self, batch: Vec<Queued>, failure: &Failure, outdated: bool, incarnation: Incarnation) {
+        failure.hurry(batch.iter().map(|queued| queued.item.resource()), &self.hints);
         let several = batch.len() > 1;
-        let until = self.connector.options.clock.now().after(APART);
         let mut again = Vec::new();
-        for Queued { item, tries, .. } in batch {
+        for Queued { item, alone, tries } in batch {
             match failure.kind {
                 Kind::Locked | Kind::Overtaken if several => again.push(Queued { item, alone: true, tries }),
                 Kind::Overtaken if tries < 8 => again.push(Queued { item, alone: true, tries: tries + 1 }),
@@ -336,21 +336,29 @@ impl Work {
                 Kind::Locked if matches!(item, Item::Release { .. }) && tries < RELEASE_TRIES => {
                     again.push(Queued { item, alone: true, tries: tries + 1 });
                 }
-                Kind::Locked => {
-                    self.apart.lock().insert(item.resource().clone(), until);
-                    match item {
-                        Item::Acquire { request, answer, .. } if request.patience == Patience::Try => {
-                            let value = Decision::Busy(Busy::default());
-                            drop(answer.send(Ok(Answer { value, incarnation })));
-                        }
-                        item => item.fail(failure),
-                    }
-                }
+                Kind::Locked => self.locked(item, failure, incarnation),
+                Kind::Denied if outdated && tries == 0 => again.push(Queued { item, alone, tries: 1 }),
                 _ => item.fail(failure),
             }
         }
-        self.push_again(again);
+        self.queue.lock().push_again(again);
         self.wake.notify_last();
+    }
+
+    /// The name goes alone for a while. Others who ask for it would wait as long for the same answer: they have it now.
+    fn locked(&self, item: Item, failure: &Failure, incarnation: Incarnation) {
+        let until = self.connector.options.clock.now().after(APART);
+        self.apart.lock().insert(item.resource().clone(), until);
+        let others = self.queue.lock().take_asks_for(item.resource());
+        for item in others.into_iter().map(|queued| queued.item).chain([item]) {
+            match item {
+                Item::Acquire { request, answer, .. } if request.patience == Patience::Try => {
+                    let value = Decision::Busy(Busy::default());
+                    drop(answer.send(Ok(Answer { value, incarnation })));
+                }
+                item => item.fail(failure),
+            }
+        }
     }
 }
 
@@ -381,7 +389,11 @@ fn closed() -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::Barrier, thread};
+    use std::{
+        sync::Barrier,
+        task::{Context, Waker},
+        thread,
+    };
 
     use leasehold_testkit::postgres::Postgres;
     use tokio::task::yield_now;
@@ -390,7 +402,7 @@ mod tests {
     use crate::{
         backends::postgres::{PostgresOptions, install},
         clock::SystemClock,
-        lease::{LeaseId, Outcome},
+        lease::{Claim, Holder, LeaseId, Lifetime, Metadata, Outcome, Ttl},
     };
 
     async fn work(server: &Postgres) -> Arc<Work> {
@@ -422,6 +434,32 @@ mod tests {
         let answer = timeout(IDLE / 3, calling).await.expect("the call is taken before the other worker tires, too");
         assert_eq!(answer.unwrap().value, Released::Gone);
         assert!(!work.leave_if_spare(), "the last one stays");
+        work.close();
+    }
+
+    /// 1. An ask waits for a worker. 2. It is given up and released. 3. The worker takes both.
+    #[tokio::test]
+    async fn an_ask_that_was_given_up_before_it_was_sent_is_not_carried_out() {
+        let server = Postgres::start();
+        let work = work(&server).await;
+        let ask = |id| Request {
+            key: LeaseKey { resource: Resource::new("x").unwrap(), id },
+            claim: Claim::EXCLUSIVE,
+            ttl: Ttl::DEFAULT,
+            patience: Patience::Try,
+            lifetime: Lifetime::Detached,
+            holder: Holder::unique(),
+            note: None,
+            metadata: Metadata::new(),
+            fence_floor: None,
+        };
+        let given_up = ask(LeaseId::random());
+        let mut asking = Box::pin(work.acquire(&given_up, None));
+        assert!(asking.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        drop(asking);
+        assert_eq!(work.release(&given_up.key, &Outcome::Cancelled).await.unwrap().value, Released::Gone);
+        let next = work.acquire(&ask(LeaseId::random()), None).await.unwrap().value;
+        assert!(matches!(next, Decision::Granted(_)), "{next:?}");
         work.close();
     }
 

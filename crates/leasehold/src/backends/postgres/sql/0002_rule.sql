@@ -74,9 +74,25 @@ language sql stable as $$
     & 1152921504606846975 | 2305843009213693952
 $$;
 
--- Whether a grant may be made: not while a guarded transaction is open (see guard()).
+-- Whether one who has the row of a name may grant it: not while a guarded transaction is open (see guard()).
 create function leasehold._pass(p_namespace text, p_name text) returns boolean
-language sql volatile as $$ select pg_try_advisory_xact_lock(leasehold._barrier(p_namespace, p_name)) $$;
+language sql volatile as $$
+  select pg_try_advisory_xact_lock(leasehold._barrier(p_namespace, p_name))
+      or leasehold._pass_after_grant(leasehold._barrier(p_namespace, p_name))
+$$;
+
+-- The last grant, which has committed and left the row, may have its barrier for a moment yet. Guards share theirs.
+create function leasehold._pass_after_grant(p_barrier bigint) returns boolean
+language plpgsql volatile as $$
+begin
+  for i in 1..20 loop
+    if pg_try_advisory_xact_lock_shared(p_barrier) then
+      return pg_try_advisory_xact_lock(p_barrier);
+    end if;
+    perform pg_sleep(0.001);
+  end loop;
+  return false;
+end $$;
 
 -- The key that guard() shares while it relies on a holder beside the lone one.
 -- Above every _barrier(), below zero is the gate's.
@@ -164,7 +180,7 @@ declare
   t timestamptz;
   wall bigint;
   guarded boolean := false;
-  passed boolean := false;
+  passed boolean;  -- null: not tried yet
   known boolean := false;
   rebound boolean := false;
   bound boolean;
@@ -200,8 +216,8 @@ begin
     -- Settle: drop what has expired or died. What a guarded transaction pins stays. A lease whose
     -- connection died is gone even if its asker comes by another one: others may have taken it.
     if r.id is not null and (r.expires_at <= t or leasehold._dead(r.session)) then
-      if leasehold._pass(r.namespace, r.name) then
-        passed := true;
+      passed := coalesce(passed, leasehold._pass(r.namespace, r.name));
+      if passed then
         perform leasehold._ended(c, leasehold._lone(r), least(r.expires_at, t),
           case when r.expires_at <= t then 'expired' else 'disconnected' end, null, null);
         r.id := null;
@@ -216,9 +232,13 @@ begin
           and (x.expires_at <= t or leasehold._dead(x.session))
         order by x.seq for update skip locked
       loop
-        if w.fence is not null and not pg_try_advisory_xact_lock(leasehold._pin(w.fence)) then
-          guarded := true;
-          continue;
+        if w.fence is not null then
+          passed := coalesce(passed, leasehold._pass(r.namespace, r.name));
+          -- One lock for all of them, unless one may be guarded: there may be more than the server has locks.
+          if not passed and not pg_try_advisory_xact_lock(leasehold._pin(w.fence)) then
+            guarded := true;
+            continue;
+          end if;
         end if;
         delete from leasehold.entry x where x.id = w.id and x.namespace = w.namespace and x.name = w.name;
         perform leasehold._ended(c, w, least(w.expires_at, t),
@@ -237,8 +257,8 @@ begin
       loop
         exit when r.used + w.units + (case when r.id is null then 0 else r.units end) > w.capacity;
         -- A permit that was given back may be one that a guarded transaction relies on.
-        if ((r.used = 0 and r.id is null) or w.mode = 'p') and not passed then
-          passed := leasehold._pass(r.namespace, r.name);
+        if (r.used = 0 and r.id is null) or w.mode = 'p' then
+          passed := coalesce(passed, leasehold._pass(r.namespace, r.name));
           if not passed then
             guarded := true;
             if w.channel = c.channel then
@@ -297,7 +317,7 @@ begin
           e.metadata := coalesce(q.metadata, e.metadata);
           if q.mode is not null and q.units <= e.units and q.capacity = e.capacity
             and leasehold._family(q.mode) = leasehold._family(e.mode) then
-            if q.units < e.units and e.fence is not null and not leasehold._pass(r.namespace, r.name) then
+            if q.units < e.units and e.fence is not null and not coalesce(passed, leasehold._pass(r.namespace, r.name)) then
               -- What it gives up would be granted to others before the transaction ends.
               raise exception 'a guarded transaction relies on all of % until it ends', q.name using errcode = '55P03';
             end if;
@@ -350,8 +370,8 @@ begin
           a.capacity := e.capacity;
           exit;
         end if;
-        if not guarded and r.waiting = 0 and ((r.used = 0 and r.id is null) or q.mode = 'p') and not passed then
-          passed := leasehold._pass(r.namespace, r.name);
+        if not guarded and r.waiting = 0 and ((r.used = 0 and r.id is null) or q.mode = 'p') then
+          passed := coalesce(passed, leasehold._pass(r.namespace, r.name));
           guarded := not passed;
         end if;
         e := row(q.id, r.namespace, r.name, 0, q.mode, q.units, q.capacity, q.holder, q.note, q.metadata, q.ttl_us,
@@ -497,7 +517,8 @@ begin
       if r.id is not null and r.expires_at <> 'infinity' then
         a.ask_again_us := least(a.ask_again_us, leasehold._micros(r.expires_at) - wall);
       end if;
-      if guarded then
+      -- Nobody tells when a guarded transaction ends: the first in line looks.
+      if guarded and a.ahead = 0 then
         a.ask_again_us := 100000;
       end if;
       a.waiting := bound::int;

@@ -31,9 +31,12 @@ begin
     asked_at = t, renewed_at = t, acquired_at = t, session = case when p_attached then p_session end, channel = p_channel,
     last_fence = leasehold._next_fence(x.last_fence, wall, p_floor), fence = leasehold._next_fence(x.last_fence, wall, p_floor)
   where x.namespace = p_namespace and x.name = p_name and x.id is null and not x.crowd
-    and leasehold._pass(p_namespace, p_name)
   returning x.last_fence into a.fence;
-  if not found then
+  if found and not leasehold._pass(p_namespace, p_name) then
+    update leasehold.resource x set id = null where x.namespace = p_namespace and x.name = p_name;
+    a.fence := null;
+  end if;
+  if a.fence is null then
     a := leasehold._contend(row(p_namespace, p_channel, p_session, p_history, p_watched),
       row('a', p_name, p_id, p_mode, p_units, p_capacity, p_ttl_us, p_try, p_attached, p_holder, p_note, p_metadata, p_floor,
         null, null, null)::leasehold.ask);
@@ -62,11 +65,14 @@ begin
   if not found then
     insert into leasehold.resource (namespace, name, last_fence, fence, id, mode, units, capacity, holder, note, metadata, ttl_us,
       expires_at, asked_at, renewed_at, acquired_at, session, channel)
-    select c.namespace, q.name, leasehold._next_fence(0, wall, q.floor), leasehold._next_fence(0, wall, q.floor), q.id, q.mode, q.units, q.capacity, q.holder,
-      q.note, q.metadata, q.ttl_us, ends, t, t, t, case when q.attached then c.session end, c.channel
-    -- A name that nobody used for a day is removed, whatever is guarded.
-    where leasehold._pass(c.namespace, q.name)
+    values (c.namespace, q.name, leasehold._next_fence(0, wall, q.floor), leasehold._next_fence(0, wall, q.floor), q.id, q.mode, q.units,
+      q.capacity, q.holder, q.note, q.metadata, q.ttl_us, ends, t, t, t, case when q.attached then c.session end, c.channel)
     on conflict do nothing returning last_fence into a.fence;
+    -- A name that nobody used for a day was removed, whatever is guarded.
+    if found and not leasehold._pass(c.namespace, q.name) then
+      update leasehold.resource x set id = null where x.namespace = c.namespace and x.name = q.name;
+      a.fence := null;
+    end if;
   elsif r.id is distinct from q.id then
     -- Readers that came unseen are not counted in the row.
     if q.try and (case when r.reader_base is null then

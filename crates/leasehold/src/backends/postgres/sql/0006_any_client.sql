@@ -32,6 +32,16 @@ begin
   raise exception 'metadata must be a JSON object' using errcode = '22023';
 end $$;
 
+-- Lets the first in line ask again: who is before it ends sooner than it was told.
+create function leasehold._hurry(p_namespace text, p_name text) returns void
+language plpgsql volatile as $$
+begin
+  perform pg_notify(e.channel, 'c ' || p_name) from (
+    select x.channel from leasehold.entry x
+    where x.namespace = p_namespace and x.name = p_name and x.fence is null order by x.seq limit 1) e
+  where e.channel is not null;
+end $$;
+
 -- Takes the lock for so many seconds, or says that another has it. Never waits in a queue, and so is always alone in
 -- the row of its name. The holder that has it already keeps its fence and gets new times, be they shorter, and metadata.
 create function leasehold.acquire_lock(
@@ -42,6 +52,7 @@ declare
   a leasehold.answer;
   mine uuid;
   t timestamptz;
+  ended timestamptz;
 begin
   -- One expression: each is prepared anew in every transaction, which costs more than the look at the row.
   if (current_setting('transaction_isolation') = 'read committed' and octet_length(p_lock_name) between 1 and 512
@@ -68,6 +79,11 @@ begin
   -- Counted by the rule: it may have been held before.
   if a.granted is not null then
     t := clock_timestamp();
+    select r.expires_at into ended from leasehold.resource r
+    where r.namespace = 'default' and r.name = p_lock_name and r.id = mine;
+    if t + p_ttl_seconds * interval '1 s' < ended then
+      perform leasehold._hurry('default', p_lock_name);
+    end if;
     update leasehold.resource r set acquired_at = t, renewed_at = t, expires_at = t + p_ttl_seconds * interval '1 s',
       ttl_us = greatest(1, p_ttl_seconds * 1000000)::bigint, metadata = coalesce(p_metadata, '{}')
     where r.namespace = 'default' and r.name = p_lock_name and r.id = mine;
@@ -80,10 +96,16 @@ create function leasehold.release_lock(p_lock_name text, p_holder_id text) retur
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
 declare
   a leasehold.answer;
+  mine uuid := leasehold._id_of(p_lock_name, p_holder_id);
 begin
   perform leasehold._check_isolation();
-  a := leasehold._release('default', null, 'a', leasehold._watched('default'), p_lock_name,
-    leasehold._id_of(p_lock_name, p_holder_id), 'released', null, null);
+  -- What is another's is not locked: the caller's transaction may stay open.
+  perform 1 from leasehold.resource r where r.namespace = 'default' and r.name = p_lock_name and r.id = mine;
+  if not found then
+    return false;
+  end if;
+  a := leasehold._release('default', null, 'a', leasehold._watched('default'), p_lock_name, mine,
+    'released', null, null);
   return a.verdict = 'f';
 end $$;
 
@@ -94,15 +116,25 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 declare
   mine uuid := leasehold._id_of(p_lock_name, p_holder_id);
   length interval := p_additional_seconds * interval '1 s';
+  ended timestamptz;
 begin
   perform leasehold._check_isolation();
   if p_additional_seconds is null or p_additional_seconds <= 0 or p_additional_seconds > 2592000 then
     raise exception 'a lease cannot be extended by % seconds', coalesce(p_additional_seconds::text, 'null')
       using errcode = '22023', hint = 'It must be above 0 and at most 30 days.';
   end if;
+  select r.expires_at into ended from leasehold.resource r
+  where r.namespace = 'default' and r.name = p_lock_name and r.id = mine and r.expires_at > clock_timestamp();
+  if not found then
+    return false;
+  end if;
   update leasehold.resource r set renewed_at = clock_timestamp(), expires_at = clock_timestamp() + length,
     ttl_us = greatest(1, p_additional_seconds * 1000000)::bigint
   where r.namespace = 'default' and r.name = p_lock_name and r.id = mine and r.expires_at > clock_timestamp();
+  if found and clock_timestamp() + length < ended then
+    perform leasehold._hurry('default', p_lock_name);
+    return true;
+  end if;
   return found;
 end $$;
 

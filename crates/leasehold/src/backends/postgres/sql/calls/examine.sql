@@ -14,6 +14,7 @@ select current_setting('server_version') as version,
   current_setting('autovacuum') as autovacuum,
   inet_client_addr() is not null as by_network,
   current_setting('tcp_keepalives_idle')::int as keepalives_idle,
+  current_setting('tcp_user_timeout')::int as unconfirmed_ms,
   (select coalesce(sum(s.n_dead_tup), 0)::bigint from pg_stat_all_tables s
     where s.relid in (to_regclass('leasehold.resource'), to_regclass('leasehold.entry'))) as dead_rows,
   (select coalesce(sum(s.n_live_tup), 0)::bigint from pg_stat_all_tables s

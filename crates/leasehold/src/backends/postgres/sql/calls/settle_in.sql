@@ -1,5 +1,5 @@
 -- What must not depend on the role's or the database's defaults. A client that vanished is
--- noticed within about 11 s by the keepalives.
+-- noticed within about 11 s: by the keepalives, which stop where something is sent to it, or by what it does not confirm.
 set default_transaction_isolation = 'read committed';
 set default_transaction_read_only = off;
 -- Below the limit after which a call is given up: what is given up must not happen later.
@@ -15,3 +15,4 @@ set seq_page_cost = 100;
 set tcp_keepalives_idle = 5;
 set tcp_keepalives_interval = 2;
 set tcp_keepalives_count = 3;
+set tcp_user_timeout = '11s';
