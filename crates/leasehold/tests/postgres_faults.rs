@@ -265,7 +265,8 @@ fn a_grant_whose_telling_was_lost_with_a_connection_is_asked_for() {
     let ways = format!("127.0.0.1:{},127.0.0.1:{}", first.port(), second.port());
     let locks = connect(&format!("postgres://postgres@{ways}/postgres?connections=1"));
     blocking::wait(hold(&locks, "before").release()).unwrap();
-    let held = hold(&locks, "x");
+    let ttl = Duration::from_secs(60);
+    let held = blocking::wait(locks.mutex("x").ttl(ttl).acquire()).unwrap();
     // Only that which listens goes the second way.
     first.refuse();
     let listens = "from pg_stat_activity where query like 'listen %'";
@@ -273,7 +274,7 @@ fn a_grant_whose_telling_was_lost_with_a_connection_is_asked_for() {
     server.psql(&format!("select pg_terminate_backend({pid})"));
     until(|| server.psql(&format!("select count(*) {listens} and pid <> {pid}")) == "1");
     // Asks by itself every 20 s.
-    let waits = locks.mutex("x").ttl(Duration::from_secs(60)).wait(Duration::from_secs(60));
+    let waits = locks.mutex("x").ttl(ttl).wait(Duration::from_secs(60));
     let waiter = thread::spawn(move || blocking::wait(waits.acquire()).unwrap());
     until(|| server.psql("select count(*) from leasehold.entry") == "1");
     first.to_client(Flow::Hold);
