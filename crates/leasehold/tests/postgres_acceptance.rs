@@ -239,7 +239,7 @@ fn renewals_pass_a_guarded_transaction_of_their_own_lease_also_for_one_that_wait
         blocking::wait(builder().connect(&server.url())).unwrap(),
         blocking::wait(builder().connect(&server.url())).unwrap(),
     );
-    let ttl = Duration::from_millis(1500);
+    let ttl = Duration::from_secs(3);
     let first = blocking::wait(one.mutex("x").ttl(ttl).acquire()).unwrap();
     let waiter = {
         let two = two.clone();
@@ -252,7 +252,7 @@ fn renewals_pass_a_guarded_transaction_of_their_own_lease_also_for_one_that_wait
     let guard = waiter.join().unwrap();
     let mut writer = server.client("postgres");
     let sql = format!(
-        "begin; select leasehold.guard('x', {}, 'guarded-renewals'); select pg_sleep(4); commit",
+        "begin; select leasehold.guard('x', {}, 'guarded-renewals'); select pg_sleep(5); commit",
         guard.fence().get()
     );
     let mut writer = writer.args(["-c", &sql]).stdout(std::process::Stdio::null()).spawn().unwrap();

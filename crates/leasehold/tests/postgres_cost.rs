@@ -39,7 +39,9 @@ async fn try_and_fail(locks: &Leasehold, name: &'static str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn losers_write_nothing() {
     let server = quiet_server(&[]).await;
-    let locks = Leasehold::connect(&server.url()).await.unwrap();
+    // No renewal, which writes, comes between.
+    let long = Duration::from_secs(600);
+    let locks = Leasehold::builder().ttl(long).connect(&server.url()).await.unwrap();
     let bound = Leasehold::connect(&format!("{}?liveness=connection", server.url())).await.unwrap();
     let _by_ttl = locks.mutex("ttl").acquire().await.unwrap();
     let _by_connection = bound.mutex("connection").acquire().await.unwrap();

@@ -260,7 +260,7 @@ async fn a_guarded_holder_that_waited_before_releases_and_renews_and_nobody_pass
             one(&asker, &sql).await.unwrap()
         };
         ask("first", "x", 30.0).await;
-        assert_eq!(ask("guarded", "x", if ending == "expire" { 1.0 } else { 30.0 }).await, "q");
+        assert_eq!(ask("guarded", "x", if ending == "expire" { 3.0 } else { 30.0 }).await, "q");
         one(&asker, &format!("select by_hand.give('{name}', 'first')")).await.unwrap();
         let fence = server.psql(&format!("select fence from leasehold.entry where name = '{name}'"));
         let wrong = format!("select leasehold.guard('{name}', {fence} + 1, 'races')");
@@ -371,7 +371,7 @@ async fn only_the_first_in_line_asks_when_a_guarded_transaction_ends() {
 async fn tidying_up_goes_on_past_names_that_are_locked_or_guarded() {
     let server = Postgres::start();
     install_in(&server.url()).await;
-    server.psql("select leasehold.acquire_lock('lapsed:' || n, 'a', 1) from generate_series(1, 4) n");
+    server.psql("select leasehold.acquire_lock('lapsed:' || n, 'a', 3) from generate_series(1, 4) n");
     let stranger = client(&server).await;
     stranger
         .batch_execute(

@@ -2,7 +2,12 @@
 #![cfg(feature = "postgres")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::{io::Write, process::Stdio, sync::Arc, time::Duration};
+use std::{
+    io::Write,
+    process::{Child, Stdio},
+    sync::Arc,
+    time::Duration,
+};
 
 use leasehold::{
     Error, ErrorKind, Leasehold, Resource,
@@ -32,6 +37,20 @@ fn run<T>(work: impl Future<Output = T>) -> T {
 
 fn connect(url: &str) -> Leasehold {
     blocking::wait(Leasehold::connect(url)).unwrap()
+}
+
+/// Somebody's transaction, which stays open until [`commit`].
+fn open_transaction(server: &Postgres, statement: &str) -> Child {
+    let mut writer = server.client("postgres").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    writer.stdin.as_mut().unwrap().write_all(format!("begin; {statement};\n").as_bytes()).unwrap();
+    let open = "select count(*) from pg_stat_activity where state = 'idle in transaction'";
+    until(|| server.psql(open) == "1");
+    writer
+}
+
+fn commit(mut writer: Child) {
+    writer.stdin.take().unwrap().write_all(b"commit;\n").unwrap();
+    assert!(writer.wait().unwrap().success());
 }
 
 #[test]
@@ -303,17 +322,13 @@ fn whoever_tidies_up_keeps_what_lives_by_its_own_connection() {
 fn a_lease_that_guard_kept_past_its_end_is_not_its_holders_to_release() {
     let server = Postgres::start();
     installed(&server, None);
-    server.psql("select leasehold.acquire_lock('job', 'a', 0.5)");
-    let mut writer = server.client("postgres");
-    writer.args(["-c", "begin; select leasehold.guard('job', leasehold.fence_of('job', 'a')); select pg_sleep(60)"]);
-    let mut writer = writer.stdout(Stdio::null()).spawn().unwrap();
-    until(|| server.psql("select count(*) from pg_stat_activity where wait_event = 'PgSleep'") == "1");
-    std::thread::sleep(Duration::from_millis(600));
+    server.psql("select leasehold.acquire_lock('job', 'a', 3)");
+    let writer = open_transaction(&server, "select leasehold.guard('job', leasehold.fence_of('job', 'a'))");
+    until(|| server.psql("select expires_at < clock_timestamp() from leasehold.resource") == "t");
     assert_eq!(server.psql("select leasehold.acquire_lock('job', 'b')"), "f", "the transaction relies on it");
     assert_eq!(server.psql("select leasehold.release_lock('job', 'a')"), "f");
     assert_eq!(server.psql("select string_agg(ending, ' ') from leasehold.ended"), "expired");
-    writer.kill().unwrap();
-    writer.wait().unwrap();
+    commit(writer);
 }
 
 #[test]
@@ -341,21 +356,16 @@ fn guard_pins_a_lease_to_a_transaction_without_blocking_renewals() {
     server.psql("create table ledger (entry text)");
     let one = connect(&server.url());
     let two = connect(&server.url());
-    let ttl = Duration::from_millis(1500);
+    let ttl = Duration::from_secs(3);
     let guard = blocking::wait(one.mutex("ledger").ttl(ttl).acquire()).unwrap();
     let fence = guard.fence().get();
     let error = server.try_psql("postgres", "select leasehold.guard('ledger', 7)").unwrap_err();
     assert!(error.contains("not held under fence 7"), "{error}");
 
-    // A guarded transaction stays open for several ttls; renewals go through all the while.
-    let mut writer = server.client("postgres");
-    writer.args(["-c", &format!(
-        "begin; select leasehold.guard('ledger', {fence}); insert into ledger values ('a'); select pg_sleep(4); commit"
-    )]);
-    let mut writer = writer.stdout(Stdio::null()).spawn().unwrap();
-    let writing = "select count(*) from pg_locks l join pg_class c on c.oid = l.relation where c.relname = 'ledger'";
-    until(|| server.psql(writing) == "1");
-    std::thread::sleep(Duration::from_secs(2));
+    // A guarded transaction stays open for more than a ttl; renewals go through all the while.
+    let statements = format!("select leasehold.guard('ledger', {fence}); insert into ledger values ('a')");
+    let writer = open_transaction(&server, &statements);
+    std::thread::sleep(ttl + ttl / 3);
     guard.check().unwrap();
     // Released while the transaction is open: nobody else gets it before it ends.
     blocking::wait(guard.release()).unwrap();
@@ -363,9 +373,11 @@ fn guard_pins_a_lease_to_a_transaction_without_blocking_renewals() {
     // As upkeep does with a name that nobody used for a day.
     server.psql("delete from leasehold.resource where name = 'ledger'");
     assert!(blocking::wait(two.mutex("ledger").try_acquire()).unwrap().is_none());
-    let next = blocking::wait(two.mutex("ledger").acquire()).unwrap();
-    assert_eq!(server.psql("select count(*) from ledger"), "1", "what was guarded is committed before the next holds");
-    assert!(writer.wait().unwrap().success());
+    let waits = two.mutex("ledger").wait(Duration::from_secs(30));
+    let waiter = std::thread::spawn(move || blocking::wait(waits.acquire()).unwrap());
+    until(|| server.psql("select count(*) from leasehold.entry") == "1");
+    commit(writer);
+    let next = waiter.join().unwrap();
     assert!(next.fence().get() > fence);
     assert!(server.try_psql("postgres", &format!("select leasehold.guard('ledger', {fence})")).is_err(), "stale");
     blocking::wait(next.release()).unwrap();
@@ -376,15 +388,13 @@ fn a_renewal_goes_through_while_a_sql_caller_sits_in_an_open_transaction_on_anot
     let server = Postgres::start();
     installed(&server, None);
     let locks = connect(&format!("{}?connections=1", server.url()));
-    let guard = blocking::wait(locks.mutex("mine").ttl(Duration::from_millis(1500)).acquire()).unwrap();
-    let mut stranger = server.client("postgres");
-    stranger.args(["-c", "begin; select leasehold.acquire_lock('theirs', 'a'); select pg_sleep(4); commit"]);
-    let mut stranger = stranger.stdout(Stdio::null()).spawn().unwrap();
-    until(|| server.psql("select count(*) from pg_stat_activity where wait_event = 'PgSleep'") == "1");
+    let ttl = Duration::from_secs(3);
+    let guard = blocking::wait(locks.mutex("mine").ttl(ttl).acquire()).unwrap();
+    let stranger = open_transaction(&server, "select leasehold.acquire_lock('theirs', 'a')");
     assert!(blocking::wait(locks.mutex("theirs").try_acquire()).unwrap().is_none(), "busy, after a short wait");
-    std::thread::sleep(Duration::from_secs(2));
+    std::thread::sleep(ttl + ttl / 3);
     guard.check().unwrap();
-    assert!(stranger.wait().unwrap().success());
+    commit(stranger);
     assert_eq!(server.psql("select leasehold.release_lock('theirs', 'a')"), "t");
     let theirs = blocking::wait(locks.mutex("theirs").acquire()).unwrap();
     blocking::wait(theirs.release()).unwrap();
@@ -400,7 +410,7 @@ fn a_renewal_goes_through_while_places_in_queues_wait_for_a_strangers_transactio
     for name in names {
         server.psql(&format!("select leasehold.acquire_lock('{name}', 'a', 60)"));
     }
-    let ttl = Duration::from_millis(1500);
+    let ttl = Duration::from_secs(3);
     let lone = blocking::wait(locks.mutex("mine").ttl(ttl).acquire()).unwrap();
     server.psql("select leasehold.acquire_lock('handed', 'a', 60)");
     let waits = locks.mutex("handed").ttl(ttl);
@@ -416,7 +426,7 @@ fn a_renewal_goes_through_while_places_in_queues_wait_for_a_strangers_transactio
     let mut stranger = server.client("postgres");
     stranger.args([
         "-c",
-        "begin; select 1 from leasehold.resource where name <> 'mine' for update; select pg_sleep(4); commit",
+        "begin; select 1 from leasehold.resource where name <> 'mine' for update; select pg_sleep(5); commit",
     ]);
     let mut stranger = stranger.stdout(Stdio::null()).spawn().unwrap();
     while stranger.try_wait().unwrap().is_none() {
@@ -444,20 +454,12 @@ fn guard_pins_a_permit_too() {
     let waits = permit();
     let waiter = std::thread::spawn(move || blocking::wait(waits.acquire()).unwrap());
     until(|| server.psql("select waiting from leasehold.resource where name = 'api'") == "1");
-    let mut writer = server.client("postgres");
-    writer.args([
-        "-c",
-        &format!("begin; select leasehold.guard('api', {}); select pg_sleep(2); commit", guarded.fence().get()),
-    ]);
-    let mut writer = writer.stdout(Stdio::null()).spawn().unwrap();
-    until(|| server.psql("select count(*) from pg_stat_activity where wait_event = 'PgSleep'") == "1");
+    let writer = open_transaction(&server, &format!("select leasehold.guard('api', {})", guarded.fence().get()));
     blocking::wait(guarded.release()).unwrap();
-    let waiting = server.psql(
-        "select waiting from leasehold.resource where name = 'api' and exists (select from pg_stat_activity where wait_event = 'PgSleep')",
-    );
+    let waiting = server.psql("select waiting from leasehold.resource where name = 'api'");
     assert_eq!(waiting, "1", "the guarded transaction relies on that permit");
+    commit(writer);
     let next = waiter.join().unwrap();
-    assert!(writer.wait().unwrap().success());
     for permit in [other, next] {
         blocking::wait(permit.release()).unwrap();
     }
@@ -482,20 +484,14 @@ fn a_guarded_lease_can_be_released_also_when_the_next_in_line_cannot_be_told() {
         let entry =
             format!("select count(*), count(channel), count(fence) from leasehold.entry where name = '{holder}'");
         until(|| server.psql(&entry) == "1|0|0");
-        let mut writer = server.client("postgres").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-        let guards =
-            format!("begin; select leasehold.guard(name, fence) from leasehold.resource where name = '{holder}';\n");
-        writer.stdin.as_mut().unwrap().write_all(guards.as_bytes()).unwrap();
-        let guarded = "select count(*) from pg_stat_activity where state = 'idle in transaction' and query ~ 'guard'";
-        until(|| server.psql(guarded) == "1");
+        let guards = format!("select leasehold.guard(name, fence) from leasehold.resource where name = '{holder}'");
+        let writer = open_transaction(&server, &guards);
         match held {
             Some(guard) => assert_eq!(blocking::wait(guard.release()).unwrap(), Released::Freed),
             None => assert_eq!(server.psql("select leasehold.release_lock('psql', 'a')"), "t"),
         }
         assert_eq!(server.psql(&entry), "1|0|0", "{holder}: it waits until the transaction has ended");
-        writer.stdin.as_mut().unwrap().write_all(b"commit;\n").unwrap();
-        drop(writer.stdin.take());
-        assert!(writer.wait().unwrap().success());
+        commit(writer);
         blocking::wait(waiter.join().unwrap().release()).unwrap();
     }
 }
