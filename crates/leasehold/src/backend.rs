@@ -24,8 +24,8 @@ use tokio::sync::broadcast;
 use crate::{
     Result,
     lease::{
-        Answer, Decision, EndedLease, Event, Evicted, Fence, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names,
-        Outcome, Page, Released, Renewal, Request, Resource, Standing, Ttl,
+        Answer, Decision, EndedLease, Event, Evicted, Fence, HistoryFilter, LeaseId, LeaseKey, ListFilter, Moment,
+        Names, Outcome, Page, Released, Renewal, Request, Resource, Standing, Ttl,
     },
 };
 
@@ -37,6 +37,12 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 
     /// Tells, from now on, what may concern leases asked for through this instance.
     fn hints(&self) -> Hints;
+
+    /// When the connection that attached leases lived by was lost last. What was asked for before that is not held any
+    /// more: others may be granted it, also while this instance can ask nobody.
+    fn severed_at(&self) -> Option<Moment> {
+        None
+    }
 
     /// Asks for a lease once.
     async fn acquire(&self, request: &Request) -> Result<Answer<Decision>>;

@@ -147,6 +147,46 @@ fn an_asynchronous_failover_reports_what_it_lost_and_fences_rise_on() {
     assert!(hold_at_last(&locks, "kept", TTL).fence() > kept_fence);
 }
 
+/// What lives by connections ends with all of them: its holder knows before the next one holds.
+fn ends_with_the_connections(url: &str, server: &mut Postgres, fault: impl FnOnce(&mut Postgres)) {
+    let url = format!("{url}?liveness=connection");
+    let (one, two) = (connect(&url), connect(&url));
+    let guard = hold(&one, "x");
+    let waiter = thread::spawn(move || {
+        let guard = blocking::wait(two.mutex("x").wait(Duration::from_secs(60)).acquire()).unwrap();
+        guard.check().unwrap();
+        guard
+    });
+    until(|| server.psql("select waiting from leasehold.resource where name = 'x'") == "1");
+    fault(server);
+    let next = waiter.join().unwrap();
+    assert!(guard.check().is_err(), "two believe to hold");
+    assert!(next.fence() > guard.fence());
+    blocking::wait(next.release()).unwrap();
+    let ended = blocking::wait(one.history(&HistoryFilter::new(Names::All))).unwrap();
+    assert_eq!(ended.iter().map(|ended| ended.ending).collect::<Vec<_>>(), [Ending::Released, Ending::Disconnected]);
+}
+
+#[test]
+fn a_restart_ends_what_lives_by_connections() {
+    for how in [Stop::Fast, Stop::Immediate] {
+        let mut server = server_with_schema();
+        ends_with_the_connections(&server.url(), &mut server, |server| server.restart(how));
+    }
+}
+
+#[test]
+fn a_failover_ends_what_lives_by_connections() {
+    let mut primary = server_with_schema();
+    let standby = primary.standby();
+    let url = format!("postgres://postgres@127.0.0.1:{},127.0.0.1:{}/postgres", primary.port(), standby.port());
+    ends_with_the_connections(&url, &mut primary, |primary| {
+        until(|| standby.psql("select count(*) from leasehold.entry") == "1");
+        primary.stop(Stop::Immediate);
+        standby.promote();
+    });
+}
+
 #[test]
 fn through_a_transaction_pooler_ttl_works_and_the_rest_is_refused() {
     let server = server_with_schema();

@@ -19,8 +19,8 @@ use leasehold::{
     Error, Fence, Resource, Result,
     backend::{Backend, EventStream, Finding, Guarantees, Hint, Hints},
     lease::{
-        Answer, Decision, EndedLease, Evicted, HistoryFilter, Incarnation, LeaseKey, ListFilter, Names, Outcome, Page,
-        Released, Renewal, Request, Standing,
+        Answer, Decision, EndedLease, Evicted, HistoryFilter, Incarnation, LeaseKey, ListFilter, Moment, Names,
+        Outcome, Page, Released, Renewal, Request, Standing,
     },
 };
 use tokio::time;
@@ -212,6 +212,10 @@ impl Backend for Faulty {
 
     fn hints(&self) -> Hints {
         self.relay.hints()
+    }
+
+    fn severed_at(&self) -> Option<Moment> {
+        self.backend.severed_at()
     }
 
     async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {

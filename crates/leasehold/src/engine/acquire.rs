@@ -211,7 +211,7 @@ impl Pursuit {
         let clock = &self.engine.clock;
         let now = clock.now();
         let deadline = kept.deadline(from, self.ask.ttl);
-        if now >= deadline {
+        if now >= deadline || self.engine.keeper.is_severed(kept, from) {
             self.engine.keeper.forget(kept);
             self.engine.give_back(kept, Outcome::Cancelled);
             return match self.ask.wait {
@@ -221,7 +221,7 @@ impl Pursuit {
         }
         let ends_at = self.ask.max_hold.map_or(Moment::NEVER, |length| now.after(length));
         let waited = now.since(self.started);
-        kept.begin(Hold { grant, waited, validity: Validity::until(deadline, ends_at) });
+        kept.begin(Hold { grant, from, waited, validity: Validity::until(deadline, ends_at) });
         match self.ask.lifetime {
             Lifetime::Attached if !self.engine.keeper.keep(kept, kept.renew_at(from)) => return Turn::Again,
             Lifetime::Attached => {}
@@ -241,10 +241,11 @@ impl Pursuit {
             match kept.news(clock.wall()) {
                 Some(News::Gone) => return Turn::Again,
                 Some(News::Granted { grant, from, pushed }) => {
-                    if !pushed || clock.now() < kept.deadline(from, self.ask.ttl) {
+                    let is_severed = self.engine.keeper.is_severed(kept, from);
+                    if !pushed || (clock.now() < kept.deadline(from, self.ask.ttl) && !is_severed) {
                         return self.believe(kept, grant, from);
                     }
-                    // Nothing was answered for too long to believe a push; a renewal tells.
+                    // Nothing was answered for too long to believe a push, or by this connection; a renewal tells.
                     kept.disregard_hint();
                     self.engine.keeper.hurry(kept.key.id);
                 }

@@ -329,8 +329,27 @@ impl Keeper {
             Hint::Changed { resource } => {
                 self.hurry_where(|kept| kept.hold().is_none() && kept.key.resource == resource);
             }
-            Hint::Missed => self.hurry_where(|_| true),
+            Hint::Missed => {
+                for kept in self.holding() {
+                    self.lose_if_severed(&kept);
+                }
+                self.hurry_where(|_| true);
+            }
         }
+    }
+
+    /// Whether what a request sent at `from` proved ended with the connection it lived by.
+    pub(crate) fn is_severed(&self, kept: &Kept, from: Moment) -> bool {
+        kept.lives_by_connection() && self.backend.severed_at().is_some_and(|at| from <= at)
+    }
+
+    fn lose_if_severed(&self, kept: &Arc<Kept>) -> bool {
+        let Some(hold) = kept.hold().filter(|hold| self.is_severed(kept, hold.from)) else { return false };
+        if hold.validity.lose(Loss::Gone) {
+            telemetry::lost(kept, hold);
+        }
+        self.forget(kept);
+        true
     }
 
     fn find(&self, id: LeaseId) -> Option<Arc<Kept>> {
@@ -411,6 +430,9 @@ impl Keeper {
 
     /// A renewal was not answered: the lease is in doubt until one is, or the deadline comes.
     fn unheard(&self, kept: &Arc<Kept>, error: Option<&Error>) {
+        if self.lose_if_severed(kept) {
+            return;
+        }
         if let Some(hold) = kept.hold() {
             hold.validity.doubt();
             telemetry::renew_failed(kept, hold, self.clock.now(), error);

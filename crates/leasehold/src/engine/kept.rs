@@ -12,7 +12,10 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::{Ask, backoff::Backoff, margin, renew_every, validity::Validity};
-use crate::lease::{Claim, Fence, Grant, Holder, LeaseKey, Metadata, Moment, Place, Renewal, Timestamp, Ttl, micros};
+use crate::{
+    backend::Liveness,
+    lease::{Claim, Fence, Grant, Holder, LeaseKey, Metadata, Moment, Place, Renewal, Timestamp, Ttl, micros},
+};
 
 /// How long a holder that no clock ends may go without asking: an eviction whose hint was lost is found then.
 const HOLDERS_SILENCE: Duration = Duration::from_secs(10);
@@ -49,6 +52,8 @@ struct Terms {
 #[derive(Debug)]
 pub(crate) struct Hold {
     pub(crate) grant: Grant,
+    /// When the request was sent that proved it.
+    pub(crate) from: Moment,
     pub(crate) waited: Duration,
     pub(crate) validity: Validity,
 }
@@ -105,6 +110,11 @@ impl Kept {
     pub(crate) fn ttl(&self) -> Ttl {
         let micros = Duration::from_micros(self.ttl_micros.load(Ordering::SeqCst));
         Ttl::new(micros).unwrap_or(Ttl::MIN).min(self.longest)
+    }
+
+    /// Whether it ends with a connection, whatever ttl was asked for.
+    pub(crate) fn lives_by_connection(&self) -> bool {
+        self.longest == Liveness::Connection.longest_ttl()
     }
 
     pub(crate) fn claim(&self) -> Claim {

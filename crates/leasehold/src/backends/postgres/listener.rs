@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     backend::{Hint, HintSender},
-    lease::Event,
+    lease::{Event, Moment},
 };
 
 /// Events kept for a follower that lags; then it misses the oldest.
@@ -65,6 +65,8 @@ pub(super) struct Listener {
     was_up: AtomicBool,
     task: Mutex<Option<AbortHandle>>,
     left: Mutex<Vec<i32>>,
+    /// When the last of those was left.
+    severed_at: Mutex<Option<Moment>>,
     /// The socket of the connection that leases live by, as long as it lives.
     socket: Mutex<Weak<OwnedFd>>,
 }
@@ -82,6 +84,7 @@ impl Listener {
             was_up: AtomicBool::new(false),
             task: Mutex::new(None),
             left: Mutex::default(),
+            severed_at: Mutex::default(),
             socket: Mutex::default(),
         })
     }
@@ -116,12 +119,19 @@ impl Listener {
         Sessions { now, left: self.left.lock().clone() }
     }
 
+    pub(super) fn severed_at(&self) -> Option<Moment> {
+        *self.severed_at.lock()
+    }
+
     /// Leaves the connection there was, if there was one.
     fn leave(&self, failure: Option<Failure>) {
-        if let Some(session) = self.session() {
-            self.left.lock().push(session);
+        let session = self.session();
+        self.left.lock().extend(session);
+        let before = self.state.send_replace(State::Down(failure));
+        if session.is_some() {
+            *self.severed_at.lock() = Some(self.connector.options.clock.now());
         }
-        if let State::Up { .. } = self.state.send_replace(State::Down(failure)) {
+        if let State::Up { .. } = before {
             // Leases that lived by it are dead to others, or soon will be.
             self.hints.send(Hint::Missed);
         }

@@ -51,8 +51,8 @@ use crate::{
     Result,
     backend::{Backend, EventStream, Finding, Guarantees, HintSender, Hints, Liveness, Reach},
     lease::{
-        Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, LeaseKey, Lifetime, ListFilter, Names, Outcome,
-        Page, Released, Renewal, Request, Resource, Standing,
+        Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, LeaseKey, Lifetime, ListFilter, Moment, Names,
+        Outcome, Page, Released, Renewal, Request, Resource, Standing,
     },
 };
 
@@ -202,6 +202,10 @@ impl Backend for PostgresBackend {
 
     fn hints(&self) -> Hints {
         self.hints.subscribe()
+    }
+
+    fn severed_at(&self) -> Option<Moment> {
+        self.listener.severed_at()
     }
 
     async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
