@@ -29,9 +29,26 @@ pub(crate) fn scrub(text: &str, secret_url: &str) -> String {
     }
     let mut scrubbed = text.replace(secret_url, &safe);
     for secret in secrets(secret_url) {
-        scrubbed = scrubbed.replace(&secret, HIDDEN);
+        scrubbed = without(&scrubbed, &secret);
     }
     scrubbed
+}
+
+/// The text without the secret. Inside a longer word it is none, and to hide it there would tell it.
+fn without(text: &str, secret: &str) -> String {
+    let (mut safe, mut rest) = (String::new(), text);
+    while let Some(at) = rest.find(secret) {
+        let (before, after) = (&rest[..at], &rest[at + secret.len()..]);
+        let joins = |near: Option<char>, edge: Option<char>| {
+            near.is_some_and(char::is_alphanumeric) && edge.is_some_and(char::is_alphanumeric)
+        };
+        let before_it = before.chars().next_back().or_else(|| safe.chars().next_back());
+        let inside = joins(before_it, secret.chars().next()) || joins(after.chars().next(), secret.chars().next_back());
+        safe.push_str(before);
+        safe.push_str(if inside { secret } else { HIDDEN });
+        rest = after;
+    }
+    safe + rest
 }
 
 /// The text with every URL in it made safe, whoever wrote it.
@@ -159,5 +176,12 @@ mod tests {
         let safe = scrub(&message, given);
         assert!(!safe.contains("s3cret") && !safe.contains("t0ken"), "{safe}");
         assert!(safe.contains("postgres://app:***@db/prod"), "{safe}");
+    }
+
+    #[test]
+    fn a_word_that_only_contains_the_password_does_not_tell_it() {
+        let message = "unknown backend; own, (own) and :own@ are not shown";
+        let safe = scrub(message, "postgers://owner:own@db/prod");
+        assert_eq!(safe, "unknown backend; ***, (***) and :***@ are not shown");
     }
 }

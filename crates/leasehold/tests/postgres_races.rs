@@ -350,21 +350,33 @@ async fn what_is_free_is_not_busy_and_what_is_busy_is_somebodys_however_many_try
 async fn only_the_first_in_line_asks_when_a_guarded_transaction_ends() {
     let server = installed().await;
     let (writer, asker) = (client(&server).await, client(&server).await);
-    one(&asker, "select verdict from by_hand.ask('line', 'held', 'x', 600, false)").await.unwrap();
-    for label in ["first", "second"] {
-        let ask = format!("select verdict from by_hand.ask('line', '{label}', 'x', 600, false)");
-        assert_eq!(one(&asker, &ask).await.unwrap(), "q");
+    for (name, ttl) in [("released", 600), ("expired", 3)] {
+        one(&asker, &format!("select verdict from by_hand.ask('{name}', 'held', 'x', {ttl}, false)")).await.unwrap();
+        for label in ["first", "second"] {
+            let ask = format!("select verdict from by_hand.ask('{name}', '{label}', 'x', 600, false)");
+            assert_eq!(one(&asker, &ask).await.unwrap(), "q");
+        }
+        let guard =
+            format!("select leasehold.guard(name, fence, namespace) from leasehold.resource where name = '{name}'");
+        writer.batch_execute(&format!("begin; {guard}")).await.unwrap();
+        if name == "released" {
+            assert_eq!(one(&asker, "select by_hand.give('released', 'held')").await.unwrap(), "f");
+        } else {
+            let over =
+                "select count(*) from leasehold.resource where name = 'expired' and expires_at < clock_timestamp()";
+            until(|| server.psql(over) == "1");
+        }
+        let again = async |label| {
+            // What an asker is told of itself would make it ask at once.
+            let renew = format!(
+                "select coalesce(hints::text, '') || ask_again_us from by_hand.renew('{name}', '{label}', 600)"
+            );
+            one(&asker, &renew).await.unwrap().parse::<u64>().unwrap()
+        };
+        assert_eq!(again("first").await, 100_000, "{name}");
+        assert!(again("second").await >= 1_000_000, "{name}: it is told when its turn comes");
+        writer.batch_execute("commit").await.unwrap();
     }
-    let guard = "begin; select leasehold.guard(name, fence, namespace) from leasehold.resource where name = 'line'";
-    writer.batch_execute(guard).await.unwrap();
-    assert_eq!(one(&asker, "select by_hand.give('line', 'held')").await.unwrap(), "f");
-    let again = async |label| {
-        let renew = format!("select ask_again_us from by_hand.renew('line', '{label}', 600)");
-        one(&asker, &renew).await.unwrap().parse::<u64>().unwrap()
-    };
-    assert_eq!(again("first").await, 100_000);
-    assert!(again("second").await > 1_000_000, "it is told when its turn comes");
-    writer.batch_execute("commit").await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -115,6 +115,19 @@ fn a_release_of_what_is_anothers_locks_nothing() {
          select count(*) from pg_locks where pid = pg_backend_pid() and mode like 'Row%'; commit",
     );
     assert_eq!(locked, "t\nf\n0");
+    // One's own that is not committed yet is waited for.
+    assert_eq!(
+        server.psql("select leasehold.acquire_lock('slow', 'a'); select leasehold.release_lock('slow', 'a')"),
+        "t\nt"
+    );
+    let writer = open_transaction(&server, "select leasehold.acquire_lock('slow', 'a')");
+    let release = "select leasehold.release_lock('slow', 'a')";
+    std::thread::scope(|scope| {
+        let released = scope.spawn(|| server.psql(release));
+        until(|| server.psql("select count(*) from pg_locks where not granted") == "1" || released.is_finished());
+        commit(writer);
+        assert_eq!(released.join().unwrap(), "t");
+    });
 }
 
 #[test]
@@ -245,6 +258,33 @@ fn what_is_exposed_needs_no_right_but_on_itself_and_shows_no_dead() {
     assert_eq!(web("select count(*) from locks"), "0");
     assert_eq!(web("select release_lock('a', 'web')"), "t");
     assert!(server.try_psql("web", "select leasehold.acquire_lock('a', 'web')").is_err(), "nor has it any other");
+}
+
+#[test]
+fn what_is_in_the_way_of_what_is_exposed_is_left_alone() {
+    let server = Postgres::start();
+    installed(&server, Some("public"));
+    installed(&server, Some("public"));
+    // Another schema's, somebody's function, an overload, a table.
+    let refused = |url: String, target| {
+        let error = run(install_at(url, Some(target))).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+        assert!(error.to_string().contains("Rename or drop it"), "{error}");
+    };
+    refused(format!("{}?schema=others", server.url()), "public");
+    assert_eq!(server.psql("select acquire_lock('x', 'a'); select leasehold.acquire_lock('x', 'b')"), "t\nf");
+    for (target, made) in [
+        (
+            "one",
+            "function one.release_lock(p_lock_name text, p_holder_id text) returns boolean language sql as 'select false'",
+        ),
+        ("two", "function two.acquire_lock(text, text, int default 30) returns boolean language sql as 'select true'"),
+        ("three", "table three.locks (name text)"),
+    ] {
+        server.psql(&format!("create schema {target}; create {made}"));
+        refused(server.url(), target);
+    }
+    assert_eq!(server.psql("select one.release_lock('x', 'a')"), "f", "it is what it was");
 }
 
 #[test]

@@ -35,14 +35,6 @@ impl Item {
         }
     }
 
-    /// Whether nobody wants any more what it asks for. What was given up must not come after its release.
-    pub(super) fn is_given_up(&self) -> bool {
-        match self {
-            Self::Acquire { answer, .. } => answer.is_closed(),
-            Self::Release { .. } => false,
-        }
-    }
-
     pub(super) fn fail(self, failure: &Failure) {
         match self {
             Self::Acquire { answer, .. } => drop(answer.send(Err(failure.clone()))),
@@ -57,6 +49,17 @@ pub(super) struct Queued {
     /// It shares its statement with no other.
     pub(super) alone: bool,
     pub(super) tries: u32,
+}
+
+impl Queued {
+    /// Whether it need not be sent: an ask that nobody waits for must not come after its release, and a release that
+    /// was tried before and given up comes again as another.
+    pub(super) fn is_given_up(&self) -> bool {
+        match &self.item {
+            Item::Acquire { answer, .. } => answer.is_closed(),
+            Item::Release { answer, .. } => answer.is_closed() && self.tries > 0,
+        }
+    }
 }
 
 /// The calls that wait.

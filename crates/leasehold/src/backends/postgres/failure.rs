@@ -1,6 +1,6 @@
 //! What an error of the server or the way to it means to the user.
 
-use std::{error::Error as _, fmt};
+use std::{collections::HashSet, error::Error as _, fmt};
 
 use tokio_postgres::error::{DbError, SqlState};
 
@@ -122,7 +122,7 @@ impl Failure {
     /// for what it was about ask for themselves.
     pub(super) fn hurry<'a>(&self, about: impl Iterator<Item = &'a Resource>, hints: &HintSender) {
         if self.kind == Kind::Unanswered {
-            for resource in about {
+            for resource in about.collect::<HashSet<_>>() {
                 hints.send(Hint::Changed { resource: resource.clone() });
             }
         }

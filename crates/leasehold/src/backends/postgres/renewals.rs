@@ -151,9 +151,7 @@ impl Aside {
         sessions: &Sessions,
         standings: &mut [Standing],
     ) -> Result<Incarnation, Failure> {
-        let (answers, incarnation) = one_by_one(&self.slot, &self.caller, sessions, asked.iter())
-            .await
-            .inspect_err(|failure| failure.hurry(asked.iter().map(|renewal| &renewal.key.resource), &self.hints))?;
+        let (answers, incarnation) = one_by_one(&self.slot, &self.caller, sessions, asked.iter()).await?;
         for row::Answered { at, said, hints } in answers {
             for hint in hints {
                 self.hints.send(hint);

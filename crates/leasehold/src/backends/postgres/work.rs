@@ -54,6 +54,9 @@ const APART: Duration = Duration::from_secs(5);
 /// A release that meets a stranger's open transaction is tried so often, each for the functions' lock timeout.
 const RELEASE_TRIES: u32 = 5;
 
+/// A call that is denied is tried again by another connection so often: each may be outdated.
+const DENIED_TRIES: u32 = 8;
+
 /// Who the calls are from.
 #[derive(Clone, Debug)]
 pub(super) struct Caller {
@@ -235,7 +238,7 @@ impl Work {
     /// Whether this worker goes on.
     async fn call(&self, slot: &Slot, mut batch: Vec<Queued>) -> bool {
         let alone = batch.first().filter(|first| first.alone).map(|first| first.item.resource().clone());
-        batch.retain(|queued| !queued.item.is_given_up());
+        batch.retain(|queued| !queued.is_given_up());
         let goes_on = batch.is_empty() || self.call_all(slot, batch).await;
         if let Some(name) = alone {
             self.queue.lock().ended(&name);
@@ -332,12 +335,19 @@ impl Work {
             match failure.kind {
                 Kind::Locked | Kind::Overtaken if several => again.push(Queued { item, alone: true, tries }),
                 Kind::Overtaken if tries < 8 => again.push(Queued { item, alone: true, tries: tries + 1 }),
-                // A release must come through: while it does not, others wait for a lease that nobody wants.
-                Kind::Locked if matches!(item, Item::Release { .. }) && tries < RELEASE_TRIES => {
-                    again.push(Queued { item, alone: true, tries: tries + 1 });
+                Kind::Locked => {
+                    self.set_apart(item.resource(), failure, incarnation);
+                    // A release must come through: while it does not, others wait for a lease that nobody wants.
+                    if matches!(item, Item::Release { .. }) && tries < RELEASE_TRIES {
+                        self.queue.lock().push(Queued { item, alone: true, tries: tries + 1 });
+                    } else {
+                        refuse(item, failure, incarnation);
+                    }
                 }
-                Kind::Locked => self.locked(item, failure, incarnation),
-                Kind::Denied if outdated && tries == 0 => again.push(Queued { item, alone, tries: 1 }),
+                // Each connection that is outdated is left.
+                Kind::Denied if outdated && tries < DENIED_TRIES => {
+                    again.push(Queued { item, alone, tries: tries + 1 });
+                }
                 _ => item.fail(failure),
             }
         }
@@ -345,20 +355,25 @@ impl Work {
         self.wake.notify_last();
     }
 
-    /// The name goes alone for a while. Others who ask for it would wait as long for the same answer: they have it now.
-    fn locked(&self, item: Item, failure: &Failure, incarnation: Incarnation) {
+    /// The name goes alone for a while. Who asks for it would wait as long for the same answer: it has it now.
+    fn set_apart(&self, resource: &Resource, failure: &Failure, incarnation: Incarnation) {
         let until = self.connector.options.clock.now().after(APART);
-        self.apart.lock().insert(item.resource().clone(), until);
-        let others = self.queue.lock().take_asks_for(item.resource());
-        for item in others.into_iter().map(|queued| queued.item).chain([item]) {
-            match item {
-                Item::Acquire { request, answer, .. } if request.patience == Patience::Try => {
-                    let value = Decision::Busy(Busy::default());
-                    drop(answer.send(Ok(Answer { value, incarnation })));
-                }
-                item => item.fail(failure),
-            }
+        self.apart.lock().insert(resource.clone(), until);
+        let asks = self.queue.lock().take_asks_for(resource);
+        for queued in asks {
+            refuse(queued.item, failure, incarnation);
         }
+    }
+}
+
+/// What is locked by a stranger is busy to one who does not wait.
+fn refuse(item: Item, failure: &Failure, incarnation: Incarnation) {
+    match item {
+        Item::Acquire { request, answer, .. } if request.patience == Patience::Try => {
+            let value = Decision::Busy(Busy::default());
+            drop(answer.send(Ok(Answer { value, incarnation })));
+        }
+        item => item.fail(failure),
     }
 }
 

@@ -85,13 +85,8 @@ $$;
 create function leasehold._pass_after_grant(p_barrier bigint) returns boolean
 language plpgsql volatile as $$
 begin
-  for i in 1..20 loop
-    if pg_try_advisory_xact_lock_shared(p_barrier) then
-      return pg_try_advisory_xact_lock(p_barrier);
-    end if;
-    perform pg_sleep(0.001);
-  end loop;
-  return false;
+  perform pg_advisory_xact_lock_shared(p_barrier);
+  return pg_try_advisory_xact_lock(p_barrier);
 end $$;
 
 -- The key that guard() shares while it relies on a holder beside the lone one.
@@ -261,7 +256,10 @@ begin
           passed := coalesce(passed, leasehold._pass(r.namespace, r.name));
           if not passed then
             guarded := true;
-            if w.channel = c.channel then
+            -- Those who wait ask by themselves when a lease runs out; told by their own asks, they would never stop.
+            if q.op in ('a', 'n') and q.id is not null then
+              null;
+            elsif w.channel = c.channel then
               a.hints := a.hints || ('c ' || r.name);
             elsif w.channel is not null then
               perform pg_notify(w.channel, 'c ' || r.name);
@@ -517,9 +515,9 @@ begin
       if r.id is not null and r.expires_at <> 'infinity' then
         a.ask_again_us := least(a.ask_again_us, leasehold._micros(r.expires_at) - wall);
       end if;
-      -- Nobody tells when a guarded transaction ends: the first in line looks.
-      if guarded and a.ahead = 0 then
-        a.ask_again_us := 100000;
+      -- Nobody tells when a guarded transaction ends: the first in line looks, the others hear from it.
+      if guarded then
+        a.ask_again_us := case when a.ahead = 0 then 100000 else greatest(a.ask_again_us, 1000000) end;
       end if;
       a.waiting := bound::int;
       if a.ask_again_us < 1000 then

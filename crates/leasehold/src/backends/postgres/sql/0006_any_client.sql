@@ -100,8 +100,8 @@ declare
 begin
   perform leasehold._check_isolation();
   -- What is another's is not locked: the caller's transaction may stay open.
-  perform 1 from leasehold.resource r where r.namespace = 'default' and r.name = p_lock_name and r.id = mine;
-  if not found then
+  perform 1 from leasehold.resource r where r.namespace = 'default' and r.name = p_lock_name and r.id <> mine;
+  if found then
     return false;
   end if;
   a := leasehold._release('default', null, 'a', leasehold._watched('default'), p_lock_name, mine,
@@ -124,18 +124,18 @@ begin
       using errcode = '22023', hint = 'It must be above 0 and at most 30 days.';
   end if;
   select r.expires_at into ended from leasehold.resource r
-  where r.namespace = 'default' and r.name = p_lock_name and r.id = mine and r.expires_at > clock_timestamp();
+  where r.namespace = 'default' and r.name = p_lock_name and r.id = mine and r.expires_at > clock_timestamp()
+  for no key update;
   if not found then
     return false;
   end if;
   update leasehold.resource r set renewed_at = clock_timestamp(), expires_at = clock_timestamp() + length,
     ttl_us = greatest(1, p_additional_seconds * 1000000)::bigint
-  where r.namespace = 'default' and r.name = p_lock_name and r.id = mine and r.expires_at > clock_timestamp();
-  if found and clock_timestamp() + length < ended then
+  where r.namespace = 'default' and r.name = p_lock_name and r.id = mine;
+  if clock_timestamp() + length < ended then
     perform leasehold._hurry('default', p_lock_name);
-    return true;
   end if;
-  return found;
+  return true;
 end $$;
 
 -- The fence of that holder's live lease, to be kept with what is written, or for guard(); null if it has none.

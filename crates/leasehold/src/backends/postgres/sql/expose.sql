@@ -2,6 +2,25 @@
 -- They have the owner's rights, so that a caller needs nothing but EXECUTE or SELECT on them:
 --   grant execute on function acquire_lock, release_lock, extend_lock to app;
 -- Nobody has these at first, whatever the schema's default privileges say; what was granted since is kept.
+-- What has one of these names there and is not of this schema is left alone, and so is everything else.
+do $$
+declare
+  target oid := quote_ident((parse_ident('/*target*/x'))[1])::regnamespace;
+  other text;
+begin
+  select o.what into other from (
+    select 'function ' || p.oid::regprocedure as what from pg_proc p
+    where p.pronamespace = target and p.proname in ('acquire_lock', 'release_lock', 'extend_lock', 'acquire', 'acquit')
+      and obj_description(p.oid, 'pg_proc') is distinct from 'The same as leasehold.' || p.proname || '.'
+    union all
+    select 'relation ' || c.oid::regclass from pg_class c
+    where c.relnamespace = target and c.relname in ('distributed_locks', 'locks', 'released')
+      and obj_description(c.oid, 'pg_class') is distinct from 'The same as leasehold.' || c.relname || '.') o limit 1;
+  if other is not null then
+    raise exception '% is there already and does not belong to this schema', other
+      using errcode = 'LH001', hint = 'Rename or drop it, or expose the locks in another schema.';
+  end if;
+end $$;
 select set_config('leasehold_expose.known', coalesce(string_agg(known.oid::text, ' '), ''), true) from (
   select to_regprocedure(f)::oid from unnest(array['/*target*/acquire_lock(text, text, double precision, jsonb)',
     '/*target*/release_lock(text, text)', '/*target*/extend_lock(text, text, double precision)', '/*target*/acquire(text)',
@@ -33,6 +52,15 @@ $$ select leasehold.acquit(lock_id, error_type, error_details) $$;
 create or replace view /*target*/distributed_locks as select * from leasehold.distributed_locks;
 create or replace view /*target*/locks as select * from leasehold.locks;
 create or replace view /*target*/released as select * from leasehold.released;
+
+comment on function /*target*/acquire_lock is 'The same as leasehold.acquire_lock.';
+comment on function /*target*/release_lock is 'The same as leasehold.release_lock.';
+comment on function /*target*/extend_lock is 'The same as leasehold.extend_lock.';
+comment on function /*target*/acquire is 'The same as leasehold.acquire.';
+comment on function /*target*/acquit is 'The same as leasehold.acquit.';
+comment on view /*target*/distributed_locks is 'The same as leasehold.distributed_locks.';
+comment on view /*target*/locks is 'The same as leasehold.locks.';
+comment on view /*target*/released is 'The same as leasehold.released.';
 
 do $$
 declare
