@@ -104,7 +104,7 @@
 //!
 //! # Features
 //!
-//! `memory` and `file`, both on by default, `redis` and `redlock`; each backend is one feature.
+//! `memory` and `file`, both on by default, `postgres`, `redis` and `redlock`; each backend is one feature.
 //!
 //! # Further reading
 //!

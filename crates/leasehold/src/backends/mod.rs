@@ -66,7 +66,17 @@ pub(crate) async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Bac
         }
         #[cfg(feature = "redlock")]
         "redlock" => redlock::open(url, options).await,
-        _ => Err(Error::invalid_config(format!("unknown backend scheme {scheme:?}; known here: {}", known_schemes()))),
+        _ => {
+            let families = ["memory", "file", "postgres", "redlock", "redis"];
+            let advice = match families.iter().find(|family| scheme.starts_with(**family)) {
+                Some(feature) => format!("; is the feature `{feature}` of leasehold on?"),
+                None => String::new(),
+            };
+            Err(Error::invalid_config(format!(
+                "unknown backend scheme {scheme:?}; known here: {}{advice}",
+                known_schemes()
+            )))
+        }
     }
 }
 
