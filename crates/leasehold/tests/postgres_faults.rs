@@ -147,23 +147,20 @@ fn an_asynchronous_failover_reports_what_it_lost_and_fences_rise_on() {
     assert!(hold_at_last(&locks, "kept", TTL).fence() > kept_fence);
 }
 
-/// What lives by connections ends with all of them: its holder knows before the next one holds.
-fn ends_with_the_connections(url: &str, server: &mut Postgres, fault: impl FnOnce(&mut Postgres)) {
-    let url = format!("{url}?liveness=connection");
-    let (one, two) = (connect(&url), connect(&url));
+/// What lives by connections ends with all of them: its holder knows before the next one holds, whom it cannot ask.
+fn ends_with_the_connections(ways: [String; 2], server: &mut Postgres, fault: impl FnOnce(&mut Postgres)) {
+    let [one, two] = ways.map(|way| connect(&format!("{way}?liveness=connection")));
     let guard = hold(&one, "x");
-    let waiter = thread::spawn(move || {
-        let guard = blocking::wait(two.mutex("x").wait(Duration::from_secs(60)).acquire()).unwrap();
-        guard.check().unwrap();
-        guard
-    });
+    let waits = two.mutex("x").wait(Duration::from_secs(60));
+    let waiter = thread::spawn(move || blocking::wait(waits.acquire()).unwrap());
     until(|| server.psql("select waiting from leasehold.resource where name = 'x'") == "1");
     fault(server);
     let next = waiter.join().unwrap();
     assert!(guard.check().is_err(), "two believe to hold");
+    next.check().unwrap();
     assert!(next.fence() > guard.fence());
     blocking::wait(next.release()).unwrap();
-    let ended = blocking::wait(one.history(&HistoryFilter::new(Names::All))).unwrap();
+    let ended = blocking::wait(two.history(&HistoryFilter::new(Names::All))).unwrap();
     assert_eq!(ended.iter().map(|ended| ended.ending).collect::<Vec<_>>(), [Ending::Released, Ending::Disconnected]);
 }
 
@@ -171,7 +168,12 @@ fn ends_with_the_connections(url: &str, server: &mut Postgres, fault: impl FnOnc
 fn a_restart_ends_what_lives_by_connections() {
     for how in [Stop::Fast, Stop::Immediate] {
         let mut server = server_with_schema();
-        ends_with_the_connections(&server.url(), &mut server, |server| server.restart(how));
+        let proxy = Proxy::to(server.port());
+        let ways = [format!("postgres://postgres@127.0.0.1:{}/postgres", proxy.port()), server.url()];
+        ends_with_the_connections(ways, &mut server, |server| {
+            proxy.refuse();
+            server.restart(how);
+        });
     }
 }
 
@@ -179,8 +181,10 @@ fn a_restart_ends_what_lives_by_connections() {
 fn a_failover_ends_what_lives_by_connections() {
     let mut primary = server_with_schema();
     let standby = primary.standby();
-    let url = format!("postgres://postgres@127.0.0.1:{},127.0.0.1:{}/postgres", primary.port(), standby.port());
-    ends_with_the_connections(&url, &mut primary, |primary| {
+    let proxy = Proxy::to(primary.port());
+    let both = format!("postgres://postgres@127.0.0.1:{},127.0.0.1:{}/postgres", primary.port(), standby.port());
+    let ways = [format!("postgres://postgres@127.0.0.1:{}/postgres", proxy.port()), both];
+    ends_with_the_connections(ways, &mut primary, |primary| {
         until(|| standby.psql("select count(*) from leasehold.entry") == "1");
         primary.stop(Stop::Immediate);
         standby.promote();

@@ -366,10 +366,13 @@ async fn only_the_first_in_line_asks_when_a_guarded_transaction_ends() {
                 "select count(*) from leasehold.resource where name = 'expired' and expires_at < clock_timestamp()";
             until(|| server.psql(over) == "1");
         }
+        one(&asker, &format!("update leasehold.entry set channel = 'here' where name = '{name}'")).await.unwrap();
         let again = async |label| {
             // What an asker is told of itself would make it ask at once.
             let renew = format!(
-                "select coalesce(hints::text, '') || ask_again_us from by_hand.renew('{name}', '{label}', 600)"
+                "select coalesce(hints::text, '') || ask_again_us from leasehold.renew_each('races', 'here', null, '{{}}', 'a', \
+                 array['{name}'], array[md5('{label}')::uuid], array[600000000], array[null]::bigint[], \
+                 array[null]::\"char\"[], array[null]::int[], array[null]::int[], array[null]::jsonb[])"
             );
             one(&asker, &renew).await.unwrap().parse::<u64>().unwrap()
         };
