@@ -67,11 +67,11 @@ pub(crate) async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Bac
         #[cfg(feature = "redlock")]
         "redlock" => redlock::open(url, options).await,
         _ => {
-            let families = ["memory", "file", "postgres", "redlock", "redis"];
-            let advice = match families.iter().find(|family| scheme.starts_with(**family)) {
-                Some(feature) => format!("; is the feature `{feature}` of leasehold on?"),
-                None => String::new(),
-            };
+            let left_out =
+                SCHEMES.iter().find(|(known, built)| !built && scheme.starts_with(known.trim_end_matches(':')));
+            let advice = left_out.map_or_else(String::new, |(known, _)| {
+                format!("; turn the feature `{}` of leasehold on", known.trim_end_matches(':'))
+            });
             Err(Error::invalid_config(format!(
                 "unknown backend scheme {scheme:?}; known here: {}{advice}",
                 known_schemes()
@@ -80,18 +80,17 @@ pub(crate) async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Bac
     }
 }
 
+/// How the URLs of each backend begin, and whether it is built in.
+const SCHEMES: [(&str, bool); 5] = [
+    ("memory:", cfg!(feature = "memory")),
+    ("file:", cfg!(feature = "file")),
+    ("postgres:", cfg!(feature = "postgres")),
+    ("redis:", cfg!(feature = "redis")),
+    ("redlock:", cfg!(feature = "redlock")),
+];
+
 fn known_schemes() -> String {
-    [
-        ("memory:", cfg!(feature = "memory")),
-        ("file:", cfg!(feature = "file")),
-        ("postgres:", cfg!(feature = "postgres")),
-        ("redis:", cfg!(feature = "redis")),
-        ("redlock:", cfg!(feature = "redlock")),
-    ]
-    .iter()
-    .filter_map(|(scheme, built)| built.then_some(*scheme))
-    .collect::<Vec<_>>()
-    .join(", ")
+    SCHEMES.iter().filter_map(|(scheme, built)| built.then_some(*scheme)).collect::<Vec<_>>().join(", ")
 }
 
 /// Whether every backend can use the namespace, be it as a directory or as part of a key.

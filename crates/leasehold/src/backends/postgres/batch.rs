@@ -86,7 +86,7 @@ impl Line {
         }
     }
 
-    /// Whether there is something to take.
+    /// Whether there is nothing to take.
     pub(super) fn is_empty(&self) -> bool {
         self.calls.iter().all(|queued| self.must_wait(queued))
     }

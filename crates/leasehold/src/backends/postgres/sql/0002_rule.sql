@@ -257,12 +257,12 @@ begin
           if not passed then
             guarded := true;
             -- Those who wait ask by themselves when a lease runs out; told by their own asks, they would never stop.
-            if q.op in ('a', 'n') and q.id is not null then
-              null;
-            elsif w.channel = c.channel then
-              a.hints := a.hints || ('c ' || r.name);
-            elsif w.channel is not null then
-              perform pg_notify(w.channel, 'c ' || r.name);
+            if q.op not in ('a', 'n') or q.id is null then
+              if w.channel = c.channel then
+                a.hints := a.hints || ('c ' || r.name);
+              elsif w.channel is not null then
+                perform pg_notify(w.channel, 'c ' || r.name);
+              end if;
             end if;
             exit;
           end if;

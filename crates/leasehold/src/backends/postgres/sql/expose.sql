@@ -21,13 +21,7 @@ begin
       using errcode = 'LH001', hint = 'Rename or drop it, or expose the locks in another schema.';
   end if;
 end $$;
-select set_config('leasehold_expose.known', coalesce(string_agg(known.oid::text, ' '), ''), true) from (
-  select to_regprocedure(f)::oid from unnest(array['/*target*/acquire_lock(text, text, double precision, jsonb)',
-    '/*target*/release_lock(text, text)', '/*target*/extend_lock(text, text, double precision)', '/*target*/acquire(text)',
-    '/*target*/acquit(uuid, text, text)']) f
-  union all
-  select to_regclass(v)::oid from unnest(array['/*target*/distributed_locks', '/*target*/locks', '/*target*/released']) v
-) known(oid);
+
 create or replace function /*target*/acquire_lock(
   p_lock_name text, p_holder_id text, p_ttl_seconds double precision default 30, p_metadata jsonb default '{}'
 ) returns boolean language sql volatile security definer set search_path = pg_catalog, pg_temp as
@@ -53,6 +47,28 @@ create or replace view /*target*/distributed_locks as select * from leasehold.di
 create or replace view /*target*/locks as select * from leasehold.locks;
 create or replace view /*target*/released as select * from leasehold.released;
 
+-- What was there before has its comment.
+do $$
+declare
+  granted record;
+begin
+  for granted in
+    select 'function ' || p.oid::regprocedure as what, a.grantee
+    from pg_proc p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
+    where a.grantee <> p.proowner and obj_description(p.oid, 'pg_proc') is null and p.oid in (
+      '/*target*/acquire_lock(text, text, double precision, jsonb)'::regprocedure, '/*target*/release_lock(text, text)'::regprocedure,
+      '/*target*/extend_lock(text, text, double precision)'::regprocedure, '/*target*/acquire(text)'::regprocedure,
+      '/*target*/acquit(uuid, text, text)'::regprocedure)
+    union
+    select c.oid::regclass::text, a.grantee from pg_class c, aclexplode(c.relacl) a
+    where a.grantee <> c.relowner and obj_description(c.oid, 'pg_class') is null and c.oid in (
+      '/*target*/distributed_locks'::regclass, '/*target*/locks'::regclass, '/*target*/released'::regclass)
+  loop
+    execute format('revoke all on %s from %s', granted.what,
+      case granted.grantee when 0 then 'public' else granted.grantee::regrole::text end);
+  end loop;
+end $$;
+
 comment on function /*target*/acquire_lock is 'The same as leasehold.acquire_lock.';
 comment on function /*target*/release_lock is 'The same as leasehold.release_lock.';
 comment on function /*target*/extend_lock is 'The same as leasehold.extend_lock.';
@@ -61,25 +77,3 @@ comment on function /*target*/acquit is 'The same as leasehold.acquit.';
 comment on view /*target*/distributed_locks is 'The same as leasehold.distributed_locks.';
 comment on view /*target*/locks is 'The same as leasehold.locks.';
 comment on view /*target*/released is 'The same as leasehold.released.';
-
-do $$
-declare
-  known text[] := string_to_array(current_setting('leasehold_expose.known'), ' ');
-  granted record;
-begin
-  for granted in
-    select 'function ' || p.oid::regprocedure as what, a.grantee
-    from pg_proc p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
-    where a.grantee <> p.proowner and p.oid::text <> all (known) and p.oid in (
-      '/*target*/acquire_lock(text, text, double precision, jsonb)'::regprocedure, '/*target*/release_lock(text, text)'::regprocedure,
-      '/*target*/extend_lock(text, text, double precision)'::regprocedure, '/*target*/acquire(text)'::regprocedure,
-      '/*target*/acquit(uuid, text, text)'::regprocedure)
-    union
-    select c.oid::regclass::text, a.grantee from pg_class c, aclexplode(c.relacl) a
-    where a.grantee <> c.relowner and c.oid::text <> all (known) and c.oid in (
-      '/*target*/distributed_locks'::regclass, '/*target*/locks'::regclass, '/*target*/released'::regclass)
-  loop
-    execute format('revoke all on %s from %s', granted.what,
-      case granted.grantee when 0 then 'public' else granted.grantee::regrole::text end);
-  end loop;
-end $$;
