@@ -24,12 +24,11 @@ static INERT: AtomicI32 = AtomicI32::new(NONE);
 
 /// Makes a forked child close this descriptor, until the [`Registration`] is dropped.
 ///
-/// The child's copy of the number refers to a pipe without a writer from then on: it reads as
-/// empty and refuses to write. The number stays in use, so that an inherited object
-/// that is used or dropped in the child by mistake cannot reach a descriptor that the child
-/// opened since. Closing the number in the child is allowed. The parent's descriptor, its locks and its
-/// place in an epoll instance are untouched, and so are duplicates under other numbers: a
-/// duplicate that is lent to a child on purpose must not be registered.
+/// From then on the child's copy of the number refers to a pipe without a writer, which reads as empty and cannot be
+/// written. The number stays in use, so that an inherited object that is used or dropped in the child by mistake
+/// cannot reach a descriptor that the child opened since. The child may close the number. The parent's descriptor, its
+/// locks and its place in an epoll instance are untouched. So are duplicates under other numbers: do not register a
+/// duplicate that is lent to a child on purpose.
 ///
 /// Fails if the process has no descriptor or no memory left.
 ///
@@ -45,9 +44,29 @@ static INERT: AtomicI32 = AtomicI32::new(NONE);
 ///
 /// # What remains
 ///
-/// A child keeps a copy of the descriptor if another thread forks between opening and registering, or between
-/// 3 and 4. Whoever keeps this order loses little by it: before registering nothing depends on the
-/// descriptor unless its owner is killed beside that child, and after step 2 nothing does.
+/// A child keeps a copy if another thread forks
+///
+/// - between opening and registering. That matters if the owner is killed beside that child. [`forks`](crate::forks)
+///   tells whether to open another; where threads fork without pause, bound the tries:
+///
+///   ```
+///   # use std::{fs::File, io, os::fd::AsFd};
+///   # use leasehold_fork::{close_in_child, forks, watch};
+///   # fn open() -> io::Result<File> { File::open("/dev/null") }
+///   watch()?;
+///   let (registration, file) = loop {
+///       let before = forks();
+///       let file = open()?;
+///       let registration = close_in_child(file.as_fd())?;
+///       if before.is_some() && forks() == before {
+///           break (registration, file);
+///       }
+///   };
+///   # drop((registration, file));
+///   # Ok::<(), io::Error>(())
+///   ```
+///
+/// - between steps 3 and 4, which after step 2 costs the child a number and nobody anything else.
 pub fn close_in_child(descriptor: BorrowedFd<'_>) -> io::Result<Registration> {
     watch()?;
     prepare_inert()?;

@@ -10,7 +10,8 @@
 //!   keeps the generation it was made in can tell, before it takes any lock,
 //!   that it was inherited.
 //! - [`close_in_child`] has the child close a descriptor before `fork` returns
-//!   there. `fork` may return in the parent earlier than that.
+//!   there. `fork` may return in the parent earlier than that. `forks`
+//!   tells whether some child began before the descriptor was registered.
 //!
 //! ```
 //! # #[cfg(unix)] {
@@ -58,7 +59,7 @@ mod watch;
 #[cfg(unix)]
 pub use descriptors::{Registration, close_in_child};
 #[cfg(unix)]
-pub use watch::{generation, watch};
+pub use watch::{forks, generation, watch};
 
 /// Returns 0: on this target no process forks.
 #[cfg(not(unix))]

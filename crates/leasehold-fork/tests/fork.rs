@@ -17,7 +17,7 @@ use std::{
     thread,
 };
 
-use leasehold_fork::{Registration, close_in_child, generation, watch};
+use leasehold_fork::{Registration, close_in_child, forks, generation, watch};
 
 /// More than one chunk of slots.
 const MANY: usize = 100;
@@ -188,6 +188,60 @@ fn a_child_never_loses_a_descriptor_that_has_the_number_of_a_forgotten_one() {
         done.store(true, Ordering::Relaxed);
         assert_eq!(lost, 0, "of {FORKS} children");
     });
+}
+
+// ---- forks beside an opening thread ----
+
+/// More than the highest number in use while these tests run.
+const NUMBERS: usize = 1000;
+
+/// Tells by their inodes which files a forked child has.
+fn inodes_in_child() -> Vec<libc::ino_t> {
+    let (mut reader, writer) = io::pipe().unwrap();
+    let tell = || {
+        let inode = |number: usize| identity(RawFd::try_from(number).ok()?).map(|Identity(_, inode)| inode);
+        let inodes: [libc::ino_t; NUMBERS] = array::from_fn(|number| inode(number).unwrap_or(0));
+        // SAFETY: `inodes` is valid for reading as many bytes.
+        let told = unsafe { libc::write(writer.as_raw_fd(), inodes.as_ptr().cast(), size_of_val(&inodes)) };
+        usize::try_from(told) == Ok(size_of_val(&inodes))
+    };
+    assert!(holds_in_child(tell));
+    drop(writer);
+    let mut bytes = Vec::new();
+    reader.read_to_end(&mut bytes).unwrap();
+    let inodes = bytes.chunks_exact(size_of::<libc::ino_t>());
+    inodes.map(|inode| libc::ino_t::from_ne_bytes(inode.try_into().unwrap())).collect()
+}
+
+#[test]
+fn a_descriptor_that_was_opened_and_registered_between_forks_is_in_no_child() {
+    watch().unwrap();
+    let done = AtomicBool::new(false);
+    let open_many = || {
+        let (mut between_forks, mut beside_forks) = (Vec::new(), Vec::new());
+        while !done.load(Ordering::Relaxed) && between_forks.len() + beside_forks.len() < MANY {
+            let before = forks();
+            // A new pipe never has the inode of a former one, as a new file may have.
+            let (pipe, _writer) = io::pipe().unwrap();
+            let opened = (close_in_child(pipe.as_fd()).unwrap(), pipe);
+            let quiet = before.is_some() && forks() == before;
+            if quiet { between_forks.push(opened) } else { beside_forks.push(opened) }
+        }
+        (between_forks, beside_forks)
+    };
+    for _ in 0..FORKS / 5 {
+        done.store(false, Ordering::Relaxed);
+        thread::scope(|scope| {
+            let opening = scope.spawn(open_many);
+            let in_children: Vec<_> = (0..5).flat_map(|_| inodes_in_child()).collect();
+            done.store(true, Ordering::Relaxed);
+            let (between_forks, _beside_forks) = opening.join().unwrap();
+            for (_registration, pipe) in &between_forks {
+                let Identity(_, inode) = identity(pipe.as_raw_fd()).unwrap();
+                assert!(!in_children.contains(&inode), "a child has it");
+            }
+        });
+    }
 }
 
 // ---- other programs ----
