@@ -222,7 +222,8 @@ fn a_descriptor_that_was_opened_and_registered_between_forks_is_in_no_child() {
         while !done.load(Ordering::Relaxed) && between_forks.len() + beside_forks.len() < MANY {
             let before = forks();
             // A new pipe never has the inode of a former one, as a new file may have.
-            let (pipe, _writer) = io::pipe().unwrap();
+            let (pipe, writer) = io::pipe().unwrap();
+            drop(writer);
             let opened = (close_in_child(pipe.as_fd()).unwrap(), pipe);
             let quiet = before.is_some() && forks() == before;
             if quiet { between_forks.push(opened) } else { beside_forks.push(opened) }
