@@ -91,6 +91,14 @@ pub enum EntryState {
 }
 
 impl EntryState {
+    /// The grant, confirmed or not; `None` while it waits.
+    pub const fn held(&self) -> Option<Held> {
+        match self {
+            Self::Waiting => None,
+            Self::Provisional { held, .. } | Self::Holding(held) => Some(*held),
+        }
+    }
+
     const fn is_waiting(&self) -> bool {
         matches!(self, Self::Waiting)
     }
@@ -452,10 +460,7 @@ impl Entry {
 
     /// The grant of an entry that holds, confirmed or not; `None` while it waits.
     pub const fn held(&self) -> Option<Held> {
-        match self.state {
-            EntryState::Waiting => None,
-            EntryState::Provisional { held, .. } | EntryState::Holding(held) => Some(held),
-        }
+        self.state.held()
     }
 
     fn held_mut(&mut self) -> Option<&mut Held> {
