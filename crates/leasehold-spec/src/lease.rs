@@ -32,7 +32,7 @@ pub struct LeaseSpec {
 }
 
 /// Something that happens.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// A client asks with a new id.
     Acquire(usize),
@@ -159,7 +159,7 @@ impl LeaseSpec {
         }
     }
 
-    fn crash(&self, world: &mut World, at: usize) {
+    fn crash(world: &mut World, at: usize) {
         world.troubles.crashes += 1;
         let client = &mut world.clients[at];
         client.process = Process::Dead;
@@ -208,7 +208,7 @@ impl LeaseSpec {
             }
             Action::Tick { drifts } => world.tick(drifts),
             Action::Sweep => world.settle(&self.rules),
-            Action::Crash(at) => self.crash(world, at),
+            Action::Crash(at) => Self::crash(world, at),
             Action::Stop(at) => {
                 world.troubles.stops += 1;
                 world.clients[at].process = Process::Stopped;

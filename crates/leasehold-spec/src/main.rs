@@ -9,7 +9,7 @@ use leasehold_spec::{
 };
 
 /// How many states of each deep world to generate; all of them would take days and more memory than there is.
-const DEEP: Limit = Limit { states: 60_000_000, time: Duration::from_secs(600) };
+const DEEP: Limit = Limit { states: 20_000_000, time: Duration::from_secs(600) };
 
 fn main() -> ExitCode {
     let deep = env::args().any(|argument| argument == "--deep");

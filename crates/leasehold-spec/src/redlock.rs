@@ -81,7 +81,7 @@ enum Stage {
 }
 
 /// Something that happens.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// A client begins to ask; it does so once.
     Begin(usize),
@@ -108,7 +108,7 @@ impl RedlockSpec {
         }
     }
 
-    fn votes(&self, node: &Node, client: usize, now: Tick) -> bool {
+    fn votes(self, node: &Node, client: usize, now: Tick) -> bool {
         let quarantine = match self.quarantine {
             Quarantine::LongestTtl => LONGEST_TTL,
             Quarantine::AskersTtl => TTLS[client],
@@ -117,7 +117,7 @@ impl RedlockSpec {
         now - node.born >= quarantine
     }
 
-    fn apply(&self, quorum: &mut Quorum, action: Action) -> Option<()> {
+    fn apply(self, quorum: &mut Quorum, action: Action) -> Option<()> {
         let now = quorum.now;
         let at = Operation { now, presence: &|_| Presence::Present };
         match action {
