@@ -167,6 +167,8 @@ impl Client {
                 self.lease = Lease::Asking { id, answered, last_fence, hint };
                 self.consider_hint(rules);
             }
+            // 1. An ask is answered: busy. 2. The same id asks again and is queued. 3. The first answer arrives.
+            (Lease::Asking { id, .. }, Verdict::Busy) if id == about && self.calls > 1 => self.give_up(id),
             (Lease::Asking { id, .. }, Verdict::Gone | Verdict::Busy) if id == about => self.lease = Lease::None,
             (Lease::Held { id, fence, deadline }, Verdict::Holding(same)) if id == about => {
                 if same == fence {
@@ -180,8 +182,8 @@ impl Client {
                 if id == about && explicit && rules.has(Mutation::ExplicitRenewalIgnoresGone) => {}
             // 1. A renewal is answered: waiting. 2. The lease is granted, and the push arrives. 3. The answer arrives.
             (Lease::Held { id, fence, .. }, Verdict::Waiting(newest)) if id == about && newest < fence => {}
-            (Lease::Held { id, .. }, Verdict::Waiting(_)) if id == about => self.give_up(id),
-            (Lease::Held { id, .. }, Verdict::Gone | Verdict::Busy) if id == about => self.lease = Lease::None,
+            (Lease::Held { id, .. }, Verdict::Waiting(_) | Verdict::Busy) if id == about => self.give_up(id),
+            (Lease::Held { id, .. }, Verdict::Gone) if id == about => self.lease = Lease::None,
             (Lease::Lost { id, fence }, Verdict::Holding(same))
                 if id == about && same == fence && in_time && rules.has(Mutation::LateAnswerRevives) =>
             {
