@@ -44,6 +44,7 @@ pub(crate) fn ask(name: &str, claim: Claim) -> Request {
         claim,
         ttl: ttl(LONG),
         patience: Patience::Queue,
+        max_waiters: None,
         lifetime: Lifetime::Attached,
         holder: Holder::new(format!("holder-{}", &id.to_string()[..8])).expect("a good label"),
         note: None,

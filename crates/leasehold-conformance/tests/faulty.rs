@@ -26,6 +26,7 @@ fn ask() -> Request {
         claim: Claim::EXCLUSIVE,
         ttl: Ttl::DEFAULT,
         patience: Patience::Queue,
+        max_waiters: None,
         lifetime: Lifetime::Attached,
         holder: Holder::new("one").unwrap(),
         note: None,

@@ -362,6 +362,7 @@ async fn a_hundred_thousand_leases_are_renewed() {
                     claim: Claim::EXCLUSIVE,
                     ttl: Ttl::new(Duration::from_secs(3600)).unwrap(),
                     patience: Patience::Try,
+                    max_waiters: None,
                     lifetime: Lifetime::Attached,
                     holder: Holder::new("bench").unwrap(),
                     note: None,

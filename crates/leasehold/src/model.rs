@@ -5,6 +5,11 @@
 //! entries into holding ones while their units fit. Every operation is:
 //! settle, apply, settle.
 //!
+//! An entry that lives by its process is handed to another process
+//! *provisionally*: it uses its units at once, and ends after a few seconds
+//! unless that process confirms it. A stopped waiter thus delays the others by
+//! seconds instead of for ever.
+//!
 //! No I/O, no async, no clock: this is the specification. Memory and file run
 //! it; Redis and Postgres port it and are compared with it.
 
@@ -21,6 +26,9 @@ use crate::lease::{
 /// How far ahead of the wall clock an asker may push the fence.
 pub const FENCE_LEAD: Duration = Duration::from_secs(10);
 
+/// How long a process has to confirm what another process handed to it, if its ttl is not shorter.
+pub const CONFIRM_WITHIN: Duration = Duration::from_secs(5);
+
 /// All there is to know about one resource.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct State {
@@ -30,7 +38,7 @@ pub struct State {
     pub last_fence: Fence,
 }
 
-/// A lease: a place in the queue that holds or does not hold yet.
+/// A lease: a position in the queue that holds or does not hold yet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
     /// Chosen by the asker.
@@ -47,7 +55,10 @@ pub struct Entry {
     pub metadata: Metadata,
     /// The length it was given last.
     pub ttl: Ttl,
-    /// When it ends; `NEVER` where its process or connection is its life.
+    /// What ends it if nobody renews it.
+    #[serde(default)]
+    pub expiry: Expiry,
+    /// When its ttl ends; `NEVER` where its presence alone ends it.
     pub expires_at: Moment,
     /// The fence should not be below this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -56,9 +67,41 @@ pub struct Entry {
     pub asked_at: Timestamp,
     /// When it was last asked for or renewed.
     pub renewed_at: Timestamp,
-    /// Set once it holds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub grant: Option<Held>,
+    /// Whether it waits or holds.
+    #[serde(default, rename = "grant", skip_serializing_if = "EntryState::is_waiting")]
+    pub state: EntryState,
+}
+
+/// Whether an entry waits or holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum EntryState {
+    /// Another process handed it over: it uses its units, and ends unless its own process confirms it in time.
+    Provisional {
+        /// The grant to be confirmed.
+        held: Held,
+        /// When it ends without a confirmation.
+        ends_at: Moment,
+    },
+    /// It holds.
+    Holding(Held),
+    /// Its turn has not come.
+    #[default]
+    Waiting,
+}
+
+impl EntryState {
+    /// The grant, confirmed or not; `None` while it waits.
+    pub const fn held(&self) -> Option<Held> {
+        match self {
+            Self::Waiting => None,
+            Self::Provisional { held, .. } | Self::Holding(held) => Some(*held),
+        }
+    }
+
+    const fn is_waiting(&self) -> bool {
+        matches!(self, Self::Waiting)
+    }
 }
 
 /// What an entry has once it holds.
@@ -73,7 +116,9 @@ pub struct Held {
 /// Whether the process behind an entry can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// It can, or the backend cannot know.
+    /// It is the process that performs the operation.
+    Own,
+    /// It is another one that can be reached, or the backend cannot know.
     Present,
     /// Not just now: it is passed over when its turn comes and keeps its place.
     Absent,
@@ -82,37 +127,39 @@ pub enum Presence {
 }
 
 /// What ends an entry that nobody renews.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Expiry {
-    /// Its ttl.
+    /// Its ttl. It is never provisional: a stopped waiter costs the others one ttl at most.
+    #[default]
     ByClock,
-    /// Nothing but its presence.
+    /// The death of its process or connection.
     ByPresence,
 }
 
 /// The inputs that are not the resource's: two clocks and who is there.
 #[derive(Clone, Copy)]
-pub struct Scene<'a> {
+pub struct Context<'a> {
     /// Decides expiry.
     pub now: Moment,
     /// Floors the fence and dates records; decides nothing else.
     pub wall: Timestamp,
-    /// The presence of an entry's process.
+    /// The presence of an entry's process. Within one operation it gives one answer for an entry.
     pub presence: &'a dyn Fn(&Entry) -> Presence,
 }
 
-impl std::fmt::Debug for Scene<'_> {
+impl std::fmt::Debug for Context<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Scene").field("now", &self.now).field("wall", &self.wall).finish_non_exhaustive()
+        f.debug_struct("Context").field("now", &self.now).field("wall", &self.wall).finish_non_exhaustive()
     }
 }
 
 /// What an operation did to others, for hints, history and events.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Effects {
-    /// Entries that began to hold.
-    pub granted: Vec<LeaseId>,
-    /// The entry that took a place in the queue and stays there.
+    /// Entries that began to hold, provisionally or not.
+    pub granted: Vec<Granted>,
+    /// The entry that joined the queue and stays there.
     pub queued: Option<LeaseId>,
     /// Entries that ended.
     pub ended: Vec<Ended>,
@@ -123,6 +170,17 @@ impl Effects {
     pub fn is_empty(&self) -> bool {
         self.granted.is_empty() && self.queued.is_none() && self.ended.is_empty()
     }
+}
+
+/// An entry that began to hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Granted {
+    /// The entry.
+    pub id: LeaseId,
+    /// The number of its grant.
+    pub fence: Fence,
+    /// Whether its process still has to confirm it.
+    pub provisional: bool,
 }
 
 /// An entry that ended, and how.
@@ -141,13 +199,14 @@ pub struct Ended {
 impl Ended {
     /// The line for the resource's history.
     pub fn into_record(self, resource: Resource) -> EndedLease {
+        let held = self.entry.held();
         EndedLease {
             resource,
             holder: self.entry.holder,
             claim: self.entry.claim,
-            fence: self.entry.grant.map(|held| held.fence),
+            fence: held.map(|held| held.fence),
             asked_at: self.entry.asked_at,
-            acquired_at: self.entry.grant.map(|held| held.acquired_at),
+            acquired_at: held.map(|held| held.acquired_at),
             ended_at: self.ended_at,
             ending: self.ending,
             problem: self.problem,
@@ -159,104 +218,98 @@ impl Ended {
 
 impl State {
     /// Drops what has expired or died, then grants from the front while units fit.
-    pub fn settle(&mut self, scene: &Scene<'_>, effects: &mut Effects) {
-        self.settle_for(None, scene, effects);
+    pub fn settle(&mut self, context: &Context<'_>, effects: &mut Effects) {
+        self.settle_for(None, context, effects);
     }
 
-    /// The asker of the current call is present, whatever else is known of it.
-    fn settle_for(&mut self, asker: Option<LeaseId>, scene: &Scene<'_>, effects: &mut Effects) {
-        let presence = |entry: &Entry| {
-            if asker == Some(entry.id) { Presence::Present } else { (scene.presence)(entry) }
+    /// The asker's call has just arrived, so the asker is not absent. It may be dead all the same: a lease id is known
+    /// to whoever was given the handle.
+    fn settle_for(&mut self, asker: Option<LeaseId>, context: &Context<'_>, effects: &mut Effects) {
+        let presence = |entry: &Entry| match (context.presence)(entry) {
+            Presence::Absent if asker == Some(entry.id) => Presence::Present,
+            presence => presence,
         };
-        let mut absent = Vec::new();
         self.entries.retain(|entry| {
-            if entry.expires_at <= scene.now {
-                let ended_at = scene.wall.before(scene.now.since(entry.expires_at));
-                effects.ended.push(ended(entry, ended_at, Ending::Expired, None));
-                return false;
-            }
-            match presence(entry) {
-                Presence::Present => {}
-                Presence::Absent => absent.push(entry.id),
-                Presence::Dead => {
-                    effects.ended.push(ended(entry, scene.wall, Ending::Disconnected, None));
-                    return false;
-                }
-            }
-            true
+            let (ended_at, ending) = if entry.ends_at() <= context.now {
+                (context.wall.before(context.now.since(entry.ends_at())), Ending::Expired)
+            } else if presence(entry) == Presence::Dead {
+                (context.wall, Ending::Disconnected)
+            } else {
+                return true;
+            };
+            effects.ended.push(Ended { entry: entry.clone(), ended_at, ending, problem: None });
+            false
         });
 
         let mut used: u64 = self.holding().map(|(entry, _)| u64::from(entry.claim.units())).sum();
-        for entry in &mut self.entries {
-            if entry.grant.is_some() || absent.contains(&entry.id) {
+        for entry in self.entries.iter_mut().filter(|entry| entry.is_waiting()) {
+            let presence = presence(entry);
+            if presence == Presence::Absent {
                 continue;
             }
             used += u64::from(entry.claim.units());
             if used > u64::from(entry.claim.capacity()) {
                 break;
             }
-            self.last_fence = next_fence(self.last_fence, scene.wall, entry.fence_floor);
-            entry.grant = Some(Held { fence: self.last_fence, acquired_at: scene.wall });
-            effects.granted.push(entry.id);
+            self.last_fence = next_fence(self.last_fence, context.wall, entry.fence_floor);
+            entry.state = entry.hand_over(self.last_fence, presence, context);
+            let provisional = matches!(entry.state, EntryState::Provisional { .. });
+            effects.granted.push(Granted { id: entry.id, fence: self.last_fence, provisional });
         }
     }
 
     /// Asks once: grants, queues, or leaves nothing behind.
-    pub fn acquire(&mut self, request: &Request, expiry: Expiry, scene: &Scene<'_>, effects: &mut Effects) -> Decision {
+    pub fn acquire(
+        &mut self,
+        request: &Request,
+        expiry: Expiry,
+        context: &Context<'_>,
+        effects: &mut Effects,
+    ) -> Decision {
         let id = request.key.id;
-        self.settle_for(Some(id), scene, effects);
+        self.settle_for(Some(id), context, effects);
 
         if let Some(known) = self.find(id) {
-            known.prolong(request.ttl, scene);
+            known.prolong(request.ttl, context);
         } else {
             if let Some(first) = self.entries.first()
                 && first.claim.shape() != request.claim.shape()
             {
                 return Decision::WrongShape { in_force: first.claim.shape() };
             }
-            self.entries.push(Entry {
-                id,
-                claim: request.claim,
-                holder: request.holder.clone(),
-                note: request.note.clone(),
-                metadata: request.metadata.clone(),
-                ttl: request.ttl,
-                expires_at: match expiry {
-                    Expiry::ByClock => scene.now.after(request.ttl.get()),
-                    Expiry::ByPresence => Moment::NEVER,
-                },
-                fence_floor: request.fence_floor,
-                asked_at: scene.wall,
-                renewed_at: scene.wall,
-                grant: None,
-            });
-            self.settle_for(Some(id), scene, effects);
-            if request.patience == Patience::Try && self.find(id).is_some_and(|entry| entry.grant.is_none()) {
-                self.entries.retain(|entry| entry.id != id);
-                return Decision::Busy(self.busy(scene));
+            let entry = Entry::new(request, expiry, context);
+            if (context.presence)(&entry) == Presence::Dead {
+                return Decision::Busy(self.busy(context));
             }
-            if self.find(id).is_some_and(|entry| entry.grant.is_none()) {
+            self.entries.push(entry);
+            self.settle_for(Some(id), context, effects);
+            if self.entries.last().is_some_and(Entry::is_waiting) {
+                let ahead = count(self.waiting()) - 1;
+                if request.patience == Patience::Try || request.max_waiters.is_some_and(|most| ahead > most) {
+                    self.entries.pop();
+                    return Decision::Busy(self.busy(context));
+                }
                 effects.queued = Some(id);
             }
         }
 
-        match self.standing(id, scene) {
+        match self.standing(id, context) {
             Standing::Holding(grant) => Decision::Granted(grant),
             Standing::Waiting(place) => Decision::Queued(place),
-            Standing::Gone | Standing::Unknown => Decision::Busy(self.busy(scene)),
+            Standing::Gone | Standing::Unknown => Decision::Busy(self.busy(context)),
         }
     }
 
-    /// Moves the end to now + ttl, never earlier, and applies what comes along.
-    pub fn renew(&mut self, renewal: &Renewal, scene: &Scene<'_>, effects: &mut Effects) -> Standing {
+    /// Moves the end to now + ttl, never earlier, confirms a provisional hand-off, and applies the other changes.
+    pub fn renew(&mut self, renewal: &Renewal, context: &Context<'_>, effects: &mut Effects) -> Standing {
         let id = renewal.key.id;
-        self.settle_for(Some(id), scene, effects);
-        let fence_limit = fence_limit(self.last_fence, scene.wall);
+        self.settle_for(Some(id), context, effects);
+        let fence_limit = fence_limit(self.last_fence, context.wall);
         let last_fence = self.last_fence;
         let Some(entry) = self.find(id) else {
             return Standing::Gone;
         };
-        entry.prolong(renewal.ttl, scene);
+        entry.prolong(renewal.ttl, context);
         if let Some(metadata) = &renewal.metadata {
             entry.metadata.clone_from(metadata);
         }
@@ -266,25 +319,32 @@ impl State {
         {
             entry.claim = less;
         }
-        if let (Some(floor), Some(held)) = (renewal.fence_floor, &mut entry.grant)
+        if let (Some(floor), Some(held)) = (renewal.fence_floor, entry.held_mut())
             && floor > last_fence
             && floor <= fence_limit
         {
             held.fence = floor;
             self.last_fence = floor;
+            effects.granted.iter_mut().filter(|granted| granted.id == id).for_each(|granted| granted.fence = floor);
         }
-        self.settle_for(Some(id), scene, effects);
-        self.standing(id, scene)
+        self.settle_for(Some(id), context, effects);
+        self.standing(id, context)
     }
 
     /// Ends a lease or leaves the queue.
-    pub fn release(&mut self, id: LeaseId, outcome: &Outcome, scene: &Scene<'_>, effects: &mut Effects) -> Released {
-        self.settle_for(Some(id), scene, effects);
+    pub fn release(
+        &mut self,
+        id: LeaseId,
+        outcome: &Outcome,
+        context: &Context<'_>,
+        effects: &mut Effects,
+    ) -> Released {
+        self.settle_for(Some(id), context, effects);
         let Some(at) = self.entries.iter().position(|entry| entry.id == id) else {
             return Released::Gone;
         };
         let entry = self.entries.remove(at);
-        let held = entry.grant.is_some();
+        let held = !entry.is_waiting();
         let ending = match outcome.ending() {
             Ending::Released if !held => Ending::Cancelled,
             ending => ending,
@@ -293,49 +353,47 @@ impl State {
             Outcome::Failed(problem) => Some(problem.clone()),
             _ => None,
         };
-        effects.ended.push(Ended { entry, ended_at: scene.wall, ending, problem });
-        self.settle(scene, effects);
+        effects.ended.push(Ended { entry, ended_at: context.wall, ending, problem });
+        self.settle(context, effects);
         if held { Released::Freed } else { Released::LeftQueue }
     }
 
     /// Takes the lease with this fence away.
-    pub fn evict(&mut self, expected: Fence, reason: &str, scene: &Scene<'_>, effects: &mut Effects) -> Evicted {
-        self.settle(scene, effects);
-        let holds = |entry: &Entry| entry.grant.is_some_and(|held| held.fence == expected);
+    pub fn evict(&mut self, expected: Fence, reason: &str, context: &Context<'_>, effects: &mut Effects) -> Evicted {
+        self.settle(context, effects);
+        let holds = |entry: &Entry| entry.held().is_some_and(|held| held.fence == expected);
         let Some(at) = self.entries.iter().position(holds) else {
             return Evicted::NoSuchFence { current: self.holding().map(|(_, held)| held.fence).collect() };
         };
         let entry = self.entries.remove(at);
         let holder = entry.holder.clone();
         let problem = Problem { kind: String::from("evicted"), details: reason.to_owned() };
-        effects.ended.push(Ended { entry, ended_at: scene.wall, ending: Ending::Evicted, problem: Some(problem) });
-        self.settle(scene, effects);
+        effects.ended.push(Ended { entry, ended_at: context.wall, ending: Ending::Evicted, problem: Some(problem) });
+        self.settle(context, effects);
         Evicted::Evicted { holder }
     }
 
     /// How a lease stands, without changing anything.
-    pub fn standing(&self, id: LeaseId, scene: &Scene<'_>) -> Standing {
+    pub fn standing(&self, id: LeaseId, context: &Context<'_>) -> Standing {
         let Some(at) = self.entries.iter().position(|entry| entry.id == id) else {
             return Standing::Gone;
         };
-        let ahead = &self.entries[..at];
-        match self.entries[at].grant {
-            Some(held) => Standing::Holding(Grant { fence: held.fence, acquired_at: held.acquired_at }),
-            None => Standing::Waiting(Place {
-                ahead: count(ahead.iter().filter(|entry| entry.grant.is_none())),
-                last_fence: self.last_fence,
-                ask_again_in: ahead
-                    .iter()
-                    .map(|entry| entry.expires_at)
-                    .min()
-                    .filter(|end| *end != Moment::NEVER)
-                    .map(|end| end.since(scene.now)),
-            }),
+        if let Some(held) = self.entries[at].held() {
+            return Standing::Holding(Grant { fence: held.fence, acquired_at: held.acquired_at });
         }
+        // A holder may sit behind: it came later and passed this entry while its process was absent.
+        let (ahead, behind) = self.entries.split_at(at);
+        let in_the_way = ahead.iter().chain(behind.iter().filter(|entry| !entry.is_waiting()));
+        let first_end = in_the_way.map(Entry::ends_at).min().filter(|end| *end != Moment::NEVER);
+        Standing::Waiting(Place {
+            ahead: count(ahead.iter().filter(|entry| entry.is_waiting())),
+            last_fence: self.last_fence,
+            ask_again_in: first_end.map(|end| end.since(context.now)),
+        })
     }
 
     /// Who is in the way of one more.
-    pub fn busy(&self, scene: &Scene<'_>) -> Busy {
+    pub fn busy(&self, context: &Context<'_>) -> Busy {
         let holders = self
             .holding()
             .map(|(entry, held)| HeldBy {
@@ -343,31 +401,35 @@ impl State {
                 note: entry.note.clone(),
                 mode: entry.claim.mode(),
                 fence: held.fence,
-                held_for: scene.wall.since(held.acquired_at),
+                held_for: context.wall.since(held.acquired_at),
             })
             .collect();
-        Busy { holders, waiting: count(self.entries.iter().filter(|entry| entry.grant.is_none())) }
+        Busy { holders, waiting: count(self.waiting()) }
     }
 
     /// The entries as others may see them: holders first, then the queue.
-    pub fn records(&self, resource: &Resource, scene: &Scene<'_>) -> Vec<LeaseRecord> {
-        let waiting = self.entries.iter().filter(|entry| entry.grant.is_none()).zip(0..).map(|(entry, ahead)| {
-            let state = LeaseState::Waiting { ahead, waiting_for: scene.wall.since(entry.asked_at) };
-            entry.record(resource, state, scene)
+    pub fn records(&self, resource: &Resource, context: &Context<'_>) -> Vec<LeaseRecord> {
+        let waiting = self.waiting().zip(0..).map(|(entry, ahead)| {
+            let state = LeaseState::Waiting { ahead, waiting_for: context.wall.since(entry.asked_at) };
+            entry.record(resource, state, context)
         });
         let holding = self.holding().map(|(entry, held)| {
             let state = LeaseState::Holding {
                 fence: held.fence,
                 acquired_at: held.acquired_at,
-                held_for: scene.wall.since(held.acquired_at),
+                held_for: context.wall.since(held.acquired_at),
             };
-            entry.record(resource, state, scene)
+            entry.record(resource, state, context)
         });
         holding.chain(waiting).collect()
     }
 
     fn holding(&self) -> impl Iterator<Item = (&Entry, Held)> {
-        self.entries.iter().filter_map(|entry| entry.grant.map(|held| (entry, held)))
+        self.entries.iter().filter_map(|entry| Some((entry, entry.held()?)))
+    }
+
+    fn waiting(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.iter().filter(|entry| entry.is_waiting())
     }
 
     fn find(&mut self, id: LeaseId) -> Option<&mut Entry> {
@@ -376,34 +438,91 @@ impl State {
 }
 
 impl Entry {
-    /// End = now + ttl, never shorter than the end already given.
-    fn prolong(&mut self, ttl: Ttl, scene: &Scene<'_>) {
-        self.renewed_at = scene.wall;
-        let end = scene.now.after(ttl.get());
+    fn new(request: &Request, expiry: Expiry, context: &Context<'_>) -> Self {
+        Self {
+            id: request.key.id,
+            claim: request.claim,
+            holder: request.holder.clone(),
+            note: request.note.clone(),
+            metadata: request.metadata.clone(),
+            ttl: request.ttl,
+            expiry,
+            expires_at: match expiry {
+                Expiry::ByClock => context.now.after(request.ttl.get()),
+                Expiry::ByPresence => Moment::NEVER,
+            },
+            fence_floor: request.fence_floor,
+            asked_at: context.wall,
+            renewed_at: context.wall,
+            state: EntryState::Waiting,
+        }
+    }
+
+    /// The grant of an entry that holds, confirmed or not; `None` while it waits.
+    pub const fn held(&self) -> Option<Held> {
+        self.state.held()
+    }
+
+    fn held_mut(&mut self) -> Option<&mut Held> {
+        match &mut self.state {
+            EntryState::Waiting => None,
+            EntryState::Provisional { held, .. } | EntryState::Holding(held) => Some(held),
+        }
+    }
+
+    /// Whether its turn has not come.
+    pub const fn is_waiting(&self) -> bool {
+        self.state.is_waiting()
+    }
+
+    /// When a clock ends it if its process does nothing; `NEVER` if only a death does.
+    pub fn ends_at(&self) -> Moment {
+        match self.state {
+            EntryState::Provisional { ends_at, .. } => ends_at.min(self.expires_at),
+            EntryState::Waiting | EntryState::Holding(_) => self.expires_at,
+        }
+    }
+
+    /// What the entry becomes when its turn comes.
+    fn hand_over(&self, fence: Fence, presence: Presence, context: &Context<'_>) -> EntryState {
+        let held = Held { fence, acquired_at: context.wall };
+        match (self.expiry, presence) {
+            (Expiry::ByClock, _) | (Expiry::ByPresence, Presence::Own) => EntryState::Holding(held),
+            (Expiry::ByPresence, _) => {
+                EntryState::Provisional { held, ends_at: context.now.after(self.ttl.get().min(CONFIRM_WITHIN)) }
+            }
+        }
+    }
+
+    /// End = now + ttl, never shorter than the end already given. Its own process thereby confirms a hand-off.
+    fn prolong(&mut self, ttl: Ttl, context: &Context<'_>) {
+        self.renewed_at = context.wall;
+        let end = context.now.after(ttl.get());
         if end > self.expires_at {
             self.expires_at = end;
             self.ttl = ttl;
         }
+        if let EntryState::Provisional { held, .. } = self.state
+            && (context.presence)(self) == Presence::Own
+        {
+            self.state = EntryState::Holding(held);
+        }
     }
 
-    fn record(&self, resource: &Resource, state: LeaseState, scene: &Scene<'_>) -> LeaseRecord {
+    fn record(&self, resource: &Resource, state: LeaseState, context: &Context<'_>) -> LeaseRecord {
         LeaseRecord {
             resource: resource.clone(),
             holder: self.holder.clone(),
             claim: self.claim,
             state,
             asked_at: self.asked_at,
-            renewed_ago: scene.wall.since(self.renewed_at),
+            renewed_ago: context.wall.since(self.renewed_at),
             ttl: self.ttl,
-            expires_in: (self.expires_at != Moment::NEVER).then(|| self.expires_at.since(scene.now)),
+            expires_in: (self.ends_at() != Moment::NEVER).then(|| self.ends_at().since(context.now)),
             note: self.note.clone(),
             metadata: self.metadata.clone(),
         }
     }
-}
-
-fn ended(entry: &Entry, ended_at: Timestamp, ending: Ending, problem: Option<Problem>) -> Ended {
-    Ended { entry: entry.clone(), ended_at, ending, problem }
 }
 
 /// Above the last one, not below the wall clock, not below a floor within reason.

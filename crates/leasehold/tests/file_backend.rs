@@ -64,6 +64,7 @@ fn request(resource: &str) -> Request {
         claim: Claim::EXCLUSIVE,
         ttl: Ttl::DEFAULT,
         patience: Patience::Queue,
+        max_waiters: None,
         lifetime: Lifetime::Attached,
         holder: Holder::unique(),
         note: None,
@@ -471,6 +472,48 @@ fn a_stopped_holder_keeps_its_lock() {
         assert!(waits(&a, &waiter).await);
         holder.signal("-CONT");
         assert!(waits(&a, &waiter).await);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_stopped_waiter_loses_its_turn_to_the_next_when_it_does_not_confirm_it() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let clock = ManualClock::new();
+        let (a, b) = (open_by(root.path(), &clock).await, open_by(root.path(), &clock).await);
+        let (holder, next) = (request("x"), request("x"));
+        granted(&a, &holder).await;
+        let stopped = Process::start("queue", root.path(), "x");
+        stopped.signal("-STOP");
+        assert_eq!(queued(&b, &next).await, 1);
+        assert_eq!(release(&a, &holder).await, Released::Freed);
+        let Standing::Waiting(place) = renewed(&b, &next).await else { panic!("the stopped one has its turn") };
+        clock.advance(place.ask_again_in.expect("the next one learns when to ask"));
+        assert!(holds(&b, &next).await);
+        assert_eq!(endings(&b, "x").await, [Ending::Expired, Ending::Released]);
+        Ok(())
+    });
+}
+
+#[test]
+fn the_handle_of_a_killed_process_is_gone() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let a = open(root.path()).await;
+        for resource in ["renewed", "released"] {
+            let mut holder = Process::start("hold", root.path(), resource);
+            let record: serde_json::Value = serde_json::from_slice(&fs::read(record_of(root.path(), resource))?)?;
+            let id = record["state"]["entries"][0]["id"].as_str().expect("an id").parse()?;
+            let handed_on = Request { key: LeaseKey { resource: name(resource), id }, ..request(resource) };
+            assert!(holds(&a, &handed_on).await, "a handle works while its process lives");
+            holder.kill();
+            match resource {
+                "renewed" => assert_eq!(renewed(&a, &handed_on).await, Standing::Gone),
+                _ => assert_eq!(release(&a, &handed_on).await, Released::Gone),
+            }
+            assert_eq!(endings(&a, resource).await, [Ending::Disconnected]);
+        }
         Ok(())
     });
 }

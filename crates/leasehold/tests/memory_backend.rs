@@ -30,6 +30,7 @@ fn ask(name: &str, patience: Patience) -> Request {
         claim: Claim::EXCLUSIVE,
         ttl: Ttl::DEFAULT,
         patience,
+        max_waiters: None,
         lifetime: Lifetime::Attached,
         holder: Holder::new("worker-1").unwrap(),
         note: None,

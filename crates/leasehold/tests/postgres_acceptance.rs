@@ -38,6 +38,7 @@ fn request(name: &str, ttl: Duration) -> Request {
         claim: Claim::EXCLUSIVE,
         ttl: Ttl::new(ttl).unwrap(),
         patience: Patience::Queue,
+        max_waiters: None,
         lifetime: Lifetime::Attached,
         holder: Holder::unique(),
         note: None,

@@ -223,6 +223,7 @@ fn an_isolation_that_cannot_be_used_is_named_by_every_call_behind_a_pooler() {
                 claim: Claim::EXCLUSIVE,
                 ttl,
                 patience,
+                max_waiters: None,
                 lifetime: Lifetime::Attached,
                 holder: Holder::unique(),
                 note: None,

@@ -461,6 +461,7 @@ fn request(name: &str, patience: Patience) -> Request {
         claim: Claim::EXCLUSIVE,
         ttl: Ttl::DEFAULT,
         patience,
+        max_waiters: None,
         lifetime: Lifetime::Attached,
         holder: Holder::unique(),
         note: None,

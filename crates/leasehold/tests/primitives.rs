@@ -248,6 +248,7 @@ async fn an_observer_is_told_of_a_leader_that_ran_out_with_nobody_to_follow_it()
         claim: Claim::LEADER,
         ttl: Ttl::new(Duration::from_millis(300)).unwrap(),
         patience: Patience::Try,
+        max_waiters: None,
         lifetime: Lifetime::Attached,
         holder: Holder::unique(),
         note: None,

@@ -232,6 +232,7 @@ fn request(name: &str) -> Request {
         claim: Claim::EXCLUSIVE,
         ttl: Ttl::new(Duration::from_secs(30)).unwrap(),
         patience: Patience::Try,
+        max_waiters: None,
         lifetime: Lifetime::Attached,
         holder: Holder::new("alice@web-3").unwrap(),
         note: Some(String::from("nightly")),

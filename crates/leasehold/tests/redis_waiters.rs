@@ -29,6 +29,7 @@ fn request(name: &str, patience: Patience, ttl: Duration) -> Request {
         claim: Claim::EXCLUSIVE,
         ttl: Ttl::new(ttl).unwrap(),
         patience,
+        max_waiters: None,
         lifetime: Lifetime::Attached,
         holder: Holder::new(if patience == Patience::Try { "holder" } else { "waiter" }).unwrap(),
         note: None,

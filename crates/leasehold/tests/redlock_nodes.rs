@@ -71,6 +71,7 @@ fn ask(name: &str, claim: Claim, patience: Patience) -> Request {
         claim,
         ttl: Ttl::DEFAULT,
         patience,
+        max_waiters: None,
         lifetime: Lifetime::Attached,
         holder: Holder::new("worker").unwrap(),
         note: None,

@@ -85,6 +85,7 @@ impl Moves {
             claim: self.claim(name),
             ttl: self.ttl(),
             patience: if self.dice.percent(30) { Patience::Try } else { Patience::Queue },
+            max_waiters: None,
             lifetime: if self.dice.percent(30) { Lifetime::Detached } else { Lifetime::Attached },
             holder: Holder::new(format!("holder-{}", &id.to_string()[..8])).expect("a good label"),
             note: self.dice.percent(30).then(|| format!("note of {id}")),

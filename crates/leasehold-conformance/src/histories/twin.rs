@@ -7,10 +7,10 @@ use leasehold::{
     backend::{Backend, Liveness},
     clock::Clock,
     lease::{
-        Busy, Decision, EndedLease, Evicted, HistoryFilter, LeaseRecord, LeaseState, Lifetime, ListFilter, Moment,
-        Names, Place, Request, Standing, Timestamp,
+        Busy, Decision, EndedLease, Evicted, HistoryFilter, LeaseId, LeaseRecord, LeaseState, Lifetime, ListFilter,
+        Moment, Names, Place, Request, Standing, Timestamp,
     },
-    model::{Effects, Expiry, Presence, Scene, State},
+    model::{Context, Effects, Entry, Expiry, Presence, State},
 };
 
 use super::{
@@ -38,6 +38,8 @@ struct Side {
     fences: BTreeMap<Fence, Fence>,
     /// What each called the newest fence when someone waited.
     newest: Vec<(Fence, Fence)>,
+    /// Which instance asked for each lease.
+    owners: BTreeMap<LeaseId, usize>,
 }
 
 impl<'a> Twin<'a> {
@@ -48,6 +50,7 @@ impl<'a> Twin<'a> {
             ended: Vec::new(),
             fences: BTreeMap::new(),
             newest: Vec::new(),
+            owners: BTreeMap::new(),
         };
         Self { instances, stage, seed, tempo, sides: (0..NAMES).map(side).collect(), steps: Vec::new() }
     }
@@ -57,22 +60,27 @@ impl<'a> Twin<'a> {
         match next {
             Move::Acquire { name, instance, request } => {
                 let expiry = self.expiry(&request);
-                let decision =
-                    self.apply(name, |state, scene, effects| state.acquire(&request, expiry, scene, effects));
+                let Side { state, owners, .. } = &mut self.sides[name];
+                if !state.entries.iter().any(|entry| entry.id == request.key.id) {
+                    owners.insert(request.key.id, instance);
+                }
+                let decision = self
+                    .apply(name, instance, |state, context, effects| state.acquire(&request, expiry, context, effects));
                 let answer = self.told(self.instances[instance].acquire(&request).await).value;
                 self.same_decision(name, &decision, &answer);
                 self.same_listing(name, instance).await;
             }
             Move::Renew { name, instance, renewal } => {
-                let standing = self.apply(name, |state, scene, effects| state.renew(&renewal, scene, effects));
+                let standing =
+                    self.apply(name, instance, |state, context, effects| state.renew(&renewal, context, effects));
                 let answers = self.told(self.instances[instance].renew(&[renewal]).await).value;
                 self.same("how many standings", &1, &answers.len());
                 self.same_standing(name, &standing, &answers[0]);
                 self.same_listing(name, instance).await;
             }
             Move::Release { name, instance, key, outcome } => {
-                let released =
-                    self.apply(name, |state, scene, effects| state.release(key.id, &outcome, scene, effects));
+                let released = self
+                    .apply(name, instance, |state, context, effects| state.release(key.id, &outcome, context, effects));
                 let answer = self.told(self.instances[instance].release(&key, &outcome).await).value;
                 self.same("what a release did", &released, &answer);
                 self.same_listing(name, instance).await;
@@ -114,7 +122,7 @@ impl<'a> Twin<'a> {
 
     async fn evict(&mut self, name: usize, instance: usize, aim: Aim) {
         let holding: Vec<Fence> =
-            self.sides[name].state.entries.iter().filter_map(|entry| Some(entry.grant?.fence)).collect();
+            self.sides[name].state.entries.iter().filter_map(|entry| Some(entry.held()?.fence)).collect();
         let (of_model, of_backend) = match aim {
             Aim::Holder(at) if !holding.is_empty() => {
                 let fence = holding[at % holding.len()];
@@ -122,7 +130,8 @@ impl<'a> Twin<'a> {
             }
             _ => (Fence::new(1), Fence::new(1)),
         };
-        let evicted = self.apply(name, |state, scene, effects| state.evict(of_model, "stuck", scene, effects));
+        let evicted =
+            self.apply(name, instance, |state, context, effects| state.evict(of_model, "stuck", context, effects));
         let resource = self.sides[name].resource.clone();
         let answer = self.told(self.instances[instance].evict(&resource, of_backend, "stuck").await);
         match (&evicted, &answer) {
@@ -137,13 +146,23 @@ impl<'a> Twin<'a> {
         self.same_listing(name, instance).await;
     }
 
-    /// Runs the model on its side of a resource.
-    fn apply<T>(&mut self, name: usize, rule: impl FnOnce(&mut State, &Scene<'_>, &mut Effects) -> T) -> T {
+    /// Runs the model on its side of a resource, as this instance does.
+    fn apply<T>(
+        &mut self,
+        name: usize,
+        instance: usize,
+        rule: impl FnOnce(&mut State, &Context<'_>, &mut Effects) -> T,
+    ) -> T {
         let (now, wall) = self.time();
-        let scene = Scene { now, wall, presence: &|_| Presence::Present };
+        let hands_over_provisionally = self.stage.guarantees.liveness == Liveness::Process;
+        let Side { state, owners, .. } = &mut self.sides[name];
+        let presence = |entry: &Entry| match owners.get(&entry.id) {
+            Some(owner) if *owner != instance && hands_over_provisionally => Presence::Present,
+            _ => Presence::Own,
+        };
         let mut effects = Effects::default();
+        let done = rule(state, &Context { now, wall, presence: &presence }, &mut effects);
         let side = &mut self.sides[name];
-        let done = rule(&mut side.state, &scene, &mut effects);
         let records = effects.ended.into_iter().map(|ended| ended.into_record(side.resource.clone()));
         side.ended.extend(records);
         done
@@ -215,12 +234,13 @@ impl<'a> Twin<'a> {
 
     async fn same_listing(&mut self, name: usize, instance: usize) {
         let resource = self.sides[name].resource.clone();
-        let model = self.apply(name, |state, scene, effects| {
-            state.settle(scene, effects);
-            state.records(&resource, scene)
+        let instance = (instance + 1) % self.instances.len();
+        let model = self.apply(name, instance, |state, context, effects| {
+            state.settle(context, effects);
+            state.records(&resource, context)
         });
         let filter = ListFilter::new(Names::Exactly(resource));
-        let backend = self.told(self.instances[(instance + 1) % self.instances.len()].list(&filter).await).leases;
+        let backend = self.told(self.instances[instance].list(&filter).await).leases;
         self.same("how many are listed", &model.len(), &backend.len());
         for (model, backend) in model.iter().zip(&backend) {
             self.same_record(name, model, backend);

@@ -153,6 +153,7 @@ impl Pursuit {
             claim: ask.claim,
             ttl: ask.ttl,
             patience: if ask.wait == Wait::No { Patience::Try } else { Patience::Queue },
+            max_waiters: None,
             lifetime: ask.lifetime,
             holder: ask.holder.clone(),
             note: ask.note.clone(),
@@ -242,10 +243,12 @@ impl Pursuit {
                 Some(News::Gone) => return Turn::Again,
                 Some(News::Granted { grant, from, pushed }) => {
                     let is_severed = self.engine.keeper.is_severed(kept, from);
-                    if !pushed || (clock.now() < kept.deadline(from, self.ask.ttl) && !is_severed) {
+                    let believable = kept.clocked && clock.now() < kept.deadline(from, self.ask.ttl) && !is_severed;
+                    if !pushed || believable {
                         return self.believe(kept, grant, from);
                     }
-                    // Nothing was answered for too long to believe a push, or by this connection; a renewal tells.
+                    // A renewal tells: where no clock ends the lease, the hand-off is provisional until one confirms
+                    // it; elsewhere nothing was answered for too long to believe a push, or by this connection.
                     kept.disregard_hint();
                     self.engine.keeper.hurry(kept.key.id);
                 }

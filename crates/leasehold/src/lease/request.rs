@@ -16,6 +16,8 @@ pub struct Request {
     pub ttl: Ttl,
     /// Whether to queue when it is busy.
     pub patience: Patience,
+    /// How many waiters it accepts ahead of it; beyond that it is busy at once. `None` accepts any number.
+    pub max_waiters: Option<u32>,
     /// What the lease lives by.
     pub lifetime: Lifetime,
     /// Who asks.

@@ -8,91 +8,113 @@ use leasehold::{
         Claim, Decision, Ending, Evicted, LeaseId, LeaseKey, LeaseState, Lifetime, Metadata, Moment, Outcome, Patience,
         Released, Renewal, Request, Standing, Timestamp,
     },
-    model::{Effects, Entry, Expiry, Presence, Scene, State},
+    model::{Context, Effects, Entry, Expiry, Presence, State},
 };
 
-/// A resource at a desk: askers are letters, time stands still unless told.
-struct Desk {
-    state: State,
-    effects: Effects,
-    now: u64,
-    absent: Vec<char>,
-    dead: Vec<char>,
+/// A resource at a desk: askers are letters, time stands still until `now` is set.
+pub(crate) struct Desk {
+    pub(crate) state: State,
+    pub(crate) effects: Effects,
+    pub(crate) now: u64,
+    pub(crate) absent: Vec<char>,
+    pub(crate) dead: Vec<char>,
+    /// What the leases of new askers live by.
+    pub(crate) expiry: Expiry,
+    /// Whose process performs the operations.
+    pub(crate) performer: char,
 }
 
-const TTL: u64 = 30;
+pub(crate) const TTL: u64 = 30;
 
 impl Desk {
-    fn new() -> Self {
-        Self { state: State::default(), effects: Effects::default(), now: 0, absent: vec![], dead: vec![] }
+    pub(crate) fn new() -> Self {
+        Self {
+            state: State::default(),
+            effects: Effects::default(),
+            now: 0,
+            absent: vec![],
+            dead: vec![],
+            expiry: Expiry::ByClock,
+            performer: '-',
+        }
     }
 
-    fn with<T>(&mut self, rule: impl FnOnce(&mut State, &Scene<'_>, &mut Effects) -> T) -> T {
+    pub(crate) fn with<T>(&mut self, rule: impl FnOnce(&mut State, &Context<'_>, &mut Effects) -> T) -> T {
         let presence = |entry: &Entry| match entry.holder.as_str().chars().next() {
             Some(who) if self.dead.contains(&who) => Presence::Dead,
             Some(who) if self.absent.contains(&who) => Presence::Absent,
+            Some(who) if self.performer == who => Presence::Own,
             _ => Presence::Present,
         };
-        let scene = Scene {
+        let context = Context {
             now: Moment::from_micros(0).after(Duration::from_secs(self.now)),
             wall: Timestamp::from_micros(1_790_000_000_000_000).after(Duration::from_secs(self.now)),
             presence: &presence,
         };
         self.effects = Effects::default();
-        rule(&mut self.state, &scene, &mut self.effects)
+        rule(&mut self.state, &context, &mut self.effects)
     }
 
     fn ask(&mut self, who: char, claim: Claim, patience: Patience) -> Decision {
-        let request = Request {
-            key: key(who),
-            claim,
-            ttl: seconds(TTL),
-            patience,
-            lifetime: Lifetime::Attached,
-            holder: Holder::new(who.to_string()).unwrap(),
-            note: None,
-            metadata: Metadata::new(),
-            fence_floor: None,
-        };
-        self.with(|state, scene, effects| state.acquire(&request, Expiry::ByClock, scene, effects))
+        self.request(&Request { patience, ..request(who, claim) })
     }
 
-    fn queue(&mut self, who: char, claim: Claim) -> Decision {
+    pub(crate) fn request(&mut self, request: &Request) -> Decision {
+        let expiry = self.expiry;
+        self.with(|state, context, effects| state.acquire(request, expiry, context, effects))
+    }
+
+    pub(crate) fn queue(&mut self, who: char, claim: Claim) -> Decision {
         self.ask(who, claim, Patience::Queue)
     }
 
-    fn renew(&mut self, renewal: &Renewal) -> Standing {
-        self.with(|state, scene, effects| state.renew(renewal, scene, effects))
+    pub(crate) fn renew(&mut self, renewal: &Renewal) -> Standing {
+        self.with(|state, context, effects| state.renew(renewal, context, effects))
     }
 
-    fn release(&mut self, who: char) -> Released {
-        self.with(|state, scene, effects| state.release(key(who).id, &Outcome::Completed, scene, effects))
+    pub(crate) fn release(&mut self, who: char) -> Released {
+        self.with(|state, context, effects| state.release(key(who).id, &Outcome::Completed, context, effects))
     }
 
-    fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         self.with(State::settle);
     }
 
     /// Who holds, and after a bar who waits.
-    fn order(&self) -> String {
+    pub(crate) fn order(&self) -> String {
         let letters = |holding: bool| {
-            let of_kind = self.state.entries.iter().filter(move |entry| entry.grant.is_some() == holding);
+            let of_kind = self.state.entries.iter().filter(move |entry| entry.is_waiting() != holding);
             of_kind.map(|entry| entry.holder.as_str()).collect::<String>()
         };
         format!("{}|{}", letters(true), letters(false))
     }
 
-    fn fence_of(&self, who: char) -> Fence {
+    pub(crate) fn fence_of(&self, who: char) -> Fence {
         let entry = self.state.entries.iter().find(|entry| entry.id == key(who).id).unwrap();
-        entry.grant.unwrap().fence
+        entry.held().unwrap().fence
     }
 }
 
-fn key(who: char) -> LeaseKey {
+pub(crate) fn request(who: char, claim: Claim) -> Request {
+    Request {
+        key: key(who),
+        claim,
+        ttl: seconds(TTL),
+        patience: Patience::Queue,
+        max_waiters: None,
+        lifetime: Lifetime::Attached,
+        holder: Holder::new(who.to_string()).unwrap(),
+        note: None,
+        metadata: Metadata::new(),
+        fence_floor: None,
+    }
+}
+
+pub(crate) fn key(who: char) -> LeaseKey {
     LeaseKey { resource: Resource::new("desk").unwrap(), id: LeaseId::from_u128(u128::from(u32::from(who))) }
 }
 
-fn seconds(count: u64) -> Ttl {
+pub(crate) fn seconds(count: u64) -> Ttl {
     Ttl::new(Duration::from_secs(count)).unwrap()
 }
 
@@ -109,7 +131,7 @@ fn a_mutex_is_handed_on_in_the_order_they_came() {
     assert_eq!(desk.order(), "a|bc");
     assert_eq!(desk.release('a'), Released::Freed);
     assert_eq!(desk.order(), "b|c");
-    assert_eq!(desk.effects.granted, [key('b').id]);
+    assert_eq!(desk.effects.granted.iter().map(|granted| granted.id).collect::<Vec<_>>(), [key('b').id]);
 }
 
 #[test]
@@ -195,6 +217,51 @@ fn the_head_is_told_when_the_lease_ahead_runs_out() {
 }
 
 #[test]
+fn a_holder_behind_a_passed_over_waiter_is_counted_among_the_ends_ahead() {
+    let mut desk = Desk::new();
+    for who in ['a', 'b', 'c'] {
+        desk.queue(who, Claim::EXCLUSIVE);
+    }
+    desk.absent = vec!['b'];
+    desk.now = 10;
+    desk.renew(&Renewal::new(key('b'), seconds(TTL)));
+    desk.release('a');
+    assert_eq!(desk.order(), "c|b");
+    let Standing::Waiting(place) = desk.renew(&Renewal::new(key('b'), seconds(TTL))) else { panic!("two mutexes") };
+    assert_eq!((place.ahead, place.ask_again_in), (0, Some(Duration::from_secs(20))));
+}
+
+#[test]
+fn who_accepts_few_waiters_ahead_is_busy_at_once_and_leaves_nothing_behind() {
+    let mut desk = Desk::new();
+    let accepting = |who, most| Request { max_waiters: Some(most), ..request(who, Claim::EXCLUSIVE) };
+    desk.queue('a', Claim::EXCLUSIVE);
+    assert!(matches!(desk.request(&accepting('b', 0)), Decision::Queued(_)), "only a holder is ahead");
+    let Decision::Busy(busy) = desk.request(&accepting('c', 0)) else { panic!("one waits ahead") };
+    assert_eq!((busy.holders.len(), busy.waiting), (1, 1));
+    assert_eq!(desk.order(), "a|b");
+    assert!(matches!(desk.request(&accepting('c', 1)), Decision::Queued(_)));
+    assert!(matches!(desk.request(&accepting('c', 0)), Decision::Queued(_)), "who waits already keeps its position");
+    assert_eq!(desk.order(), "a|bc");
+}
+
+#[test]
+fn the_lease_id_of_a_dead_process_is_worth_nothing() {
+    for expiry in [Expiry::ByClock, Expiry::ByPresence] {
+        let mut desk = Desk { expiry, ..Desk::new() };
+        desk.queue('a', Claim::EXCLUSIVE);
+        desk.dead = vec!['a'];
+        let before = desk.state.clone();
+        assert_eq!(desk.renew(&Renewal::new(key('a'), seconds(TTL))), Standing::Gone);
+        desk.state = before;
+        assert_eq!(desk.release('a'), Released::Gone);
+        assert_eq!(desk.effects.ended[0].ending, Ending::Disconnected);
+        assert!(matches!(desk.queue('a', Claim::EXCLUSIVE), Decision::Busy(_)));
+        assert_eq!(desk.order(), "|");
+    }
+}
+
+#[test]
 fn renewing_never_shortens() {
     let mut desk = Desk::new();
     desk.queue('a', Claim::EXCLUSIVE);
@@ -238,9 +305,9 @@ fn an_eviction_names_the_fence_it_means() {
     desk.queue('b', Claim::EXCLUSIVE);
     let fence = desk.fence_of('a');
     let stale = Fence::new(fence.get() - 1);
-    let refused = desk.with(|state, scene, effects| state.evict(stale, "stuck", scene, effects));
+    let refused = desk.with(|state, context, effects| state.evict(stale, "stuck", context, effects));
     assert_eq!(refused, Evicted::NoSuchFence { current: vec![fence] });
-    desk.with(|state, scene, effects| state.evict(fence, "stuck", scene, effects));
+    desk.with(|state, context, effects| state.evict(fence, "stuck", context, effects));
     assert_eq!(desk.order(), "b|");
     assert_eq!(desk.effects.ended[0].problem.as_ref().unwrap().details, "stuck");
 }
@@ -274,7 +341,7 @@ fn a_listing_shows_holders_first_then_the_queue() {
         desk.queue(who, Claim::LEADER);
     }
     desk.release('a');
-    let records = desk.with(|state, scene, _| state.records(&key('a').resource, scene));
+    let records = desk.with(|state, context, _| state.records(&key('a').resource, context));
     assert!(matches!(records[0].state, LeaseState::Holding { .. }) && records[0].holder.as_str() == "c");
     assert!(matches!(records[1].state, LeaseState::Waiting { ahead: 0, .. }) && records[1].holder.as_str() == "b");
 }

@@ -1,11 +1,14 @@
 //! The rule under random histories, and the rule by example.
 //!
 //! `world` makes histories, `promises` says what must be true after each of
-//! their steps, `examples` reads as the rule's documentation.
+//! their steps (`hand_offs` of provisional ones), `examples` and
+//! `provisional` read as the rule's documentation.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod examples;
+mod hand_offs;
 mod promises;
+mod provisional;
 mod world;
 
 use proptest::{collection::vec, prelude::*};

@@ -5,10 +5,13 @@ use std::collections::BTreeSet;
 use leasehold::{
     Fence,
     lease::{Decision, Ending, Evicted, LeaseId, Moment, Patience, Released, Renewal, Standing, Timestamp},
-    model::{Entry, Expiry, FENCE_LEAD, Presence, State},
+    model::{Entry, EntryState, Expiry, FENCE_LEAD, Granted, Presence, State},
 };
 
-use crate::world::{Asked, Said, Step};
+use crate::{
+    hand_offs,
+    world::{Asked, Said, Step},
+};
 
 pub(crate) fn check(step: &Step) {
     units_fit_and_shapes_agree(&step.after);
@@ -18,7 +21,8 @@ pub(crate) fn check(step: &Step) {
     nobody_overtakes_and_nobody_waits_in_vain(step);
     grants_are_told(step);
     fences_rise(step);
-    hand_off_changes_only_the_grant(step);
+    hand_off_changes_only_the_state(step);
+    hand_offs::check(step);
     answers_say_what_is_so(step);
     asking_twice_changes_nothing(step);
 }
@@ -31,7 +35,7 @@ fn units_fit_and_shapes_agree(state: &State) {
 
 fn nothing_lives_past_its_end(step: &Step) {
     for entry in &step.after.entries {
-        assert!(entry.expires_at > step.now, "an expired entry is still there: {entry:#?}");
+        assert!(end_of(entry) > step.now, "an expired entry is still there: {entry:#?}");
         assert_ne!(step.presence(entry), Presence::Dead, "a dead entry is still there: {entry:#?}");
     }
 }
@@ -45,21 +49,21 @@ fn endings_are_told_and_true(step: &Step) {
 
     for ended in &step.effects.ended {
         let entry = find(&step.before, ended.entry.id).expect("who left was there");
-        let true_ending = if entry.expires_at <= step.now {
-            assert_eq!(ended.ended_at, step.wall.before(step.now.since(entry.expires_at)), "an expiry is dated wrong");
+        let true_ending = if end_of(entry) <= step.now {
+            assert_eq!(ended.ended_at, step.wall.before(step.now.since(end_of(entry))), "an expiry is dated wrong");
             Ending::Expired
         } else if step.presence(entry) == Presence::Dead {
             Ending::Disconnected
         } else {
             match &step.asked {
                 Asked::Evict(fence) => {
-                    assert_eq!(ended.entry.grant.map(|held| held.fence), Some(*fence), "another was evicted");
+                    assert_eq!(ended.entry.held().map(|held| held.fence), Some(*fence), "another was evicted");
                     Ending::Evicted
                 }
                 Asked::Release(key, outcome) => {
                     assert_eq!(key.id, entry.id, "another's lease was released: {step:#?}");
                     match outcome.ending() {
-                        Ending::Released if ended.entry.grant.is_none() => Ending::Cancelled,
+                        Ending::Released if ended.entry.is_waiting() => Ending::Cancelled,
                         ending => ending,
                     }
                 }
@@ -85,10 +89,10 @@ fn the_queue_keeps_its_order(step: &Step) {
 fn nobody_overtakes_and_nobody_waits_in_vain(step: &Step) {
     let mut first_waiting = None;
     for entry in &step.after.entries {
-        if entry.grant.is_some() {
-            let new = step.effects.granted.contains(&entry.id);
+        if !entry.is_waiting() {
+            let new = step.effects.granted.iter().any(|granted| granted.id == entry.id);
             assert!(!new || first_waiting.is_none(), "{:?} overtook {first_waiting:?}: {step:#?}", entry.id);
-        } else if step.presence(entry) == Presence::Present {
+        } else if step.presence(entry) != Presence::Absent {
             first_waiting.get_or_insert(entry.id);
         }
     }
@@ -97,33 +101,34 @@ fn nobody_overtakes_and_nobody_waits_in_vain(step: &Step) {
         assert!(wanted > u64::from(head.claim.capacity()), "the head waits although its units fit: {step:#?}");
     }
     for entry in &step.after.entries {
-        let held_before = stayed(step).any(|was| was.id == entry.id && was.grant.is_some());
-        let may_hold = held_before || step.presence(entry) == Presence::Present;
-        assert!(entry.grant.is_none() || may_hold, "an absent one was granted: {step:#?}");
+        let held_before = stayed(step).any(|was| was.id == entry.id && !was.is_waiting());
+        let may_hold = held_before || step.presence(entry) != Presence::Absent;
+        assert!(entry.is_waiting() || may_hold, "an absent one was granted: {step:#?}");
     }
 }
 
 /// Who began to hold is told, also when the same operation ended it again.
 fn grants_are_told(step: &Step) {
-    let held_before = |id: LeaseId| stayed(step).any(|was| was.id == id && was.grant.is_some());
-    let new = step.after.entries.iter().filter(|entry| entry.grant.is_some() && !held_before(entry.id));
-    let new: BTreeSet<LeaseId> = new.map(|entry| entry.id).collect();
-    let told: BTreeSet<LeaseId> =
-        step.effects.granted.iter().copied().filter(|id| find(&step.after, *id).is_some()).collect();
-    assert_eq!(new, told, "who began to hold and who is told to: {step:#?}");
+    let held_before = |id: LeaseId| stayed(step).any(|was| was.id == id && !was.is_waiting());
+    let new = step.after.entries.iter().filter(|entry| !held_before(entry.id)).filter_map(|entry| {
+        let provisional = matches!(entry.state, EntryState::Provisional { .. });
+        Some(Granted { id: entry.id, fence: entry.held()?.fence, provisional })
+    });
+    let told = step.effects.granted.iter().copied().filter(|granted| find(&step.after, granted.id).is_some());
+    assert_eq!(new.collect::<Vec<_>>(), told.collect::<Vec<_>>(), "who began to hold and who is told to: {step:#?}");
 }
 
 /// Each is the lowest that the rule allows, and so above all before; a floor on renew is stored exactly or not at all.
 fn fences_rise(step: &Step) {
     let raised = match &step.asked {
         Asked::Renew(Renewal { key, fence_floor: Some(floor), .. }) => find(&step.after, key.id)
-            .and_then(|entry| Some((entry.id, entry.grant?.fence)))
+            .and_then(|entry| Some((entry.id, entry.held()?.fence)))
             .filter(|(_, fence)| fence == floor),
         _ => None,
     };
     let mut last = step.before.last_fence;
     for entry in granted(step) {
-        let fence = entry.grant.expect("a granted entry holds").fence;
+        let fence = entry.held().expect("a granted entry holds").fence;
         assert!(fence > step.newest_fence, "fence {fence} is not above {}: {step:#?}", step.newest_fence);
         if raised.is_none() {
             assert_eq!(fence, lowest_fence(last, step.wall, entry.fence_floor), "not the lowest fence: {step:#?}");
@@ -136,8 +141,8 @@ fn fences_rise(step: &Step) {
     assert!(step.after.last_fence >= step.before.last_fence, "the newest fence fell: {step:#?}");
 
     if let Asked::Renew(Renewal { key, fence_floor: Some(floor), .. }) = &step.asked
-        && let Some(held) = find(&step.before, key.id).and_then(|entry| entry.grant)
-        && let Some(now_held) = find(&step.after, key.id).and_then(|entry| entry.grant)
+        && let Some(held) = find(&step.before, key.id).and_then(Entry::held)
+        && let Some(now_held) = find(&step.after, key.id).and_then(Entry::held)
         && step.effects.granted.is_empty()
     {
         let may_rise = *floor > step.before.last_fence && *floor <= lead(step.wall);
@@ -145,19 +150,20 @@ fn fences_rise(step: &Step) {
     }
 }
 
-/// A place and a lease share one life: nothing but the grant tells them apart.
-fn hand_off_changes_only_the_grant(step: &Step) {
+/// A position and a lease share one life: nothing but the state tells them apart.
+fn hand_off_changes_only_the_state(step: &Step) {
     for was in stayed(step) {
         let is = find(&step.after, was.id).expect("it stayed");
-        if let Some(held) = was.grant
+        if let Some(held) = was.held()
             && !matches!(&step.asked, Asked::Renew(Renewal { fence_floor: Some(_), .. }))
         {
-            assert_eq!(is.grant, Some(held), "a grant was changed: {step:#?}");
+            assert_eq!(is.held(), Some(held), "a grant was changed: {step:#?}");
         }
         if step.asker() == Some(was.id) {
             asker_is_prolonged(step, was, is);
         } else {
-            assert_eq!(Entry { grant: None, ..was.clone() }, Entry { grant: None, ..is.clone() }, "{step:#?}");
+            let waiting = |entry: &Entry| Entry { state: EntryState::Waiting, ..entry.clone() };
+            assert_eq!(waiting(was), waiting(is), "{step:#?}");
         }
     }
 }
@@ -171,7 +177,7 @@ fn asker_is_prolonged(step: &Step, was: &Entry, is: &Entry) {
     let end = step.now.after(ttl.get());
     let mut expected = was.clone();
     expected.renewed_at = step.wall;
-    expected.grant = is.grant;
+    expected.state = is.state;
     if end > was.expires_at {
         (expected.expires_at, expected.ttl) = (end, ttl);
     }
@@ -193,11 +199,16 @@ fn answers_say_what_is_so(step: &Step) {
             let entry = find(&step.after, request.key.id);
             match decision {
                 Decision::Granted(grant) => {
-                    assert_eq!(entry.and_then(|entry| entry.grant).map(|held| held.fence), Some(grant.fence));
+                    assert_eq!(entry.and_then(Entry::held).map(|held| held.fence), Some(grant.fence));
                 }
-                Decision::Queued(_) => assert!(entry.is_some_and(|entry| entry.grant.is_none())),
+                Decision::Queued(_) => assert!(entry.is_some_and(Entry::is_waiting)),
                 Decision::Busy(busy) => {
-                    assert_eq!(request.patience, Patience::Try, "one who would wait was sent away: {step:#?}");
+                    let too_many_wait = request.max_waiters.is_some_and(|most| busy.waiting > most);
+                    let is_dead = step.presence_of(request.key.id) == Presence::Dead;
+                    assert!(
+                        request.patience == Patience::Try || too_many_wait || is_dead,
+                        "one who would wait was sent away: {step:#?}"
+                    );
                     assert!(entry.is_none(), "a busy answer left something behind: {step:#?}");
                     assert_eq!(busy.holders.iter().map(|held| held.fence).collect::<Vec<_>>(), fences(&step.after));
                 }
@@ -208,8 +219,12 @@ fn answers_say_what_is_so(step: &Step) {
                 }
             }
             let new = !stayed(step).any(|entry| entry.id == request.key.id);
-            if let (Some(entry), Expiry::ByPresence, true) = (entry, expiry, new) {
-                assert_eq!(entry.expires_at, Moment::NEVER);
+            if let (Some(entry), true) = (entry, new) {
+                assert_eq!(entry.expiry, *expiry);
+                assert_eq!(entry.expires_at == Moment::NEVER, *expiry == Expiry::ByPresence);
+            }
+            if let (Decision::Queued(place), Some(most), true) = (decision, request.max_waiters, new) {
+                assert!(place.ahead <= most, "more wait ahead than it accepts: {step:#?}");
             }
             let queues = new && matches!(decision, Decision::Queued(_));
             assert_eq!(step.effects.queued, queues.then_some(request.key.id), "{step:#?}");
@@ -217,16 +232,17 @@ fn answers_say_what_is_so(step: &Step) {
         (Asked::Renew(renewal), Said::Standing(standing)) => match (find(&step.after, renewal.key.id), standing) {
             (None, Standing::Gone) => only_settled(step),
             (Some(entry), Standing::Holding(grant)) => {
-                assert_eq!(entry.grant.map(|held| held.fence), Some(grant.fence));
+                assert_eq!(entry.held().map(|held| held.fence), Some(grant.fence));
             }
-            (Some(Entry { grant: None, .. }), Standing::Waiting(_)) => {}
+            (Some(entry), Standing::Waiting(_)) if entry.is_waiting() => {}
             _ => panic!("a renewal told something else: {step:#?}"),
         },
         (Asked::Release(key, _), Said::Released(released)) => {
             assert!(find(&step.after, key.id).is_none(), "released and still there: {step:#?}");
-            let left =
-                step.effects.ended.iter().find(|ended| ended.entry.id == key.id && ended.ending != Ending::Expired);
-            let truth = left.map_or(Released::Gone, |ended| match ended.entry.grant {
+            let before_it = [Ending::Expired, Ending::Disconnected];
+            let mut ended = step.effects.ended.iter();
+            let left = ended.find(|ended| ended.entry.id == key.id && !before_it.contains(&ended.ending));
+            let truth = left.map_or(Released::Gone, |ended| match ended.entry.held() {
                 Some(_) => Released::Freed,
                 None => Released::LeftQueue,
             });
@@ -249,8 +265,9 @@ fn place_is_counted(step: &Step) {
         return;
     };
     let ahead: Vec<&Entry> = step.after.entries.iter().take_while(|entry| Some(entry.id) != step.asker()).collect();
-    let first_end = ahead.iter().map(|entry| entry.expires_at).filter(|end| *end != Moment::NEVER).min();
-    assert_eq!(usize::try_from(place.ahead).unwrap(), ahead.iter().filter(|entry| entry.grant.is_none()).count());
+    let holding = step.after.entries.iter().filter(|entry| !entry.is_waiting());
+    let first_end = ahead.iter().copied().chain(holding).map(end_of).filter(|end| *end != Moment::NEVER).min();
+    assert_eq!(usize::try_from(place.ahead).unwrap(), ahead.iter().filter(|entry| entry.is_waiting()).count());
     assert_eq!(place.last_fence, step.after.last_fence);
     assert_eq!(place.ask_again_in, first_end.map(|end| end.since(step.now)));
 }
@@ -271,7 +288,7 @@ fn asking_twice_changes_nothing(step: &Step) {
             assert_eq!(again, step.after, "asked again: {step:#?}");
         }
         // Giving units back may have granted it; the floor then finds something to raise the second time.
-        Asked::Renew(renewal) if step.effects.granted.contains(&renewal.key.id) => {}
+        Asked::Renew(renewal) if step.effects.granted.iter().any(|granted| granted.id == renewal.key.id) => {}
         Asked::Renew(..) => assert_eq!(again, step.after, "renewed again: {step:#?}"),
         Asked::Release(..) => assert_eq!(said, Said::Released(Released::Gone), "released again: {step:#?}"),
         Asked::Evict(_) => assert!(matches!(said, Said::Evicted(Evicted::NoSuchFence { .. })), "{step:#?}"),
@@ -279,17 +296,25 @@ fn asking_twice_changes_nothing(step: &Step) {
     assert!(effects.is_empty(), "asked again, others were moved: {effects:#?} after {step:#?}");
 }
 
+/// When a clock ends an entry.
+fn end_of(entry: &Entry) -> Moment {
+    match entry.state {
+        EntryState::Provisional { ends_at, .. } => ends_at,
+        EntryState::Waiting | EntryState::Holding(_) => entry.expires_at,
+    }
+}
+
 /// Those of before that are still there. An id that expired and is asked for again is not: it came anew.
-fn stayed(step: &Step) -> impl Iterator<Item = &Entry> {
-    let lives = |entry: &&Entry| entry.expires_at > step.now && find(&step.after, entry.id).is_some();
+pub(crate) fn stayed(step: &Step) -> impl Iterator<Item = &Entry> {
+    let lives = |entry: &&Entry| end_of(entry) > step.now && find(&step.after, entry.id).is_some();
     step.before.entries.iter().filter(lives)
 }
 
 fn granted(step: &Step) -> impl Iterator<Item = &Entry> {
     let ended = || step.effects.ended.iter().map(|ended| &ended.entry);
-    step.effects.granted.iter().map(move |id| {
+    step.effects.granted.iter().map(move |granted| {
         let mut entries = step.after.entries.iter().chain(ended());
-        entries.find(|entry| entry.id == *id).expect("who was granted is there, or ended")
+        entries.find(|entry| entry.id == granted.id).expect("who was granted is there, or ended")
     })
 }
 
@@ -302,7 +327,7 @@ fn lead(wall: Timestamp) -> Fence {
     Fence::new(wall.after(FENCE_LEAD).as_micros())
 }
 
-fn find(state: &State, id: LeaseId) -> Option<&Entry> {
+pub(crate) fn find(state: &State, id: LeaseId) -> Option<&Entry> {
     state.entries.iter().find(|entry| entry.id == id)
 }
 
@@ -311,7 +336,7 @@ fn ids(state: &State) -> impl Iterator<Item = LeaseId> {
 }
 
 fn holding(state: &State) -> impl Iterator<Item = Fence> {
-    state.entries.iter().filter_map(|entry| Some(entry.grant?.fence))
+    state.entries.iter().filter_map(|entry| Some(entry.held()?.fence))
 }
 
 fn fences(state: &State) -> Vec<Fence> {
@@ -319,5 +344,5 @@ fn fences(state: &State) -> Vec<Fence> {
 }
 
 fn used(state: &State) -> u64 {
-    state.entries.iter().filter(|entry| entry.grant.is_some()).map(|entry| u64::from(entry.claim.units())).sum()
+    state.entries.iter().filter(|entry| !entry.is_waiting()).map(|entry| u64::from(entry.claim.units())).sum()
 }

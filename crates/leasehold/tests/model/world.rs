@@ -8,21 +8,48 @@ use leasehold::{
         Claim, Decision, Evicted, LeaseId, LeaseKey, Lifetime, Metadata, Moment, Outcome, Patience, Released, Renewal,
         Request, Standing, Timestamp,
     },
-    model::{Effects, Entry, Expiry, Presence, Scene, State},
+    model::{Context, Effects, Entry, Expiry, Presence, State},
 };
 use proptest::prelude::*;
 
 /// Something that happens. Small numbers choose among the few things there are.
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
-    Acquire { who: u8, claim: u8, patience: Patience, expiry: Expiry, ttl: u8, floor: Option<i8> },
-    Renew { who: u8, ttl: u8, downgrade: Option<u8>, floor: Option<i8>, metadata: bool },
-    Release { who: u8, outcome: u8 },
-    Evict { holder: u8, stale: bool },
+    Acquire {
+        who: u8,
+        claim: u8,
+        patience: Patience,
+        max_waiters: Option<u32>,
+        expiry: Expiry,
+        ttl: u8,
+        floor: Option<i8>,
+    },
+    Renew {
+        who: u8,
+        ttl: u8,
+        downgrade: Option<u8>,
+        floor: Option<i8>,
+        metadata: bool,
+    },
+    Release {
+        who: u8,
+        outcome: u8,
+    },
+    Evict {
+        holder: u8,
+        stale: bool,
+    },
     Settle,
-    Pass { seconds: u8 },
-    SetWall { seconds: i8 },
-    Presence { who: u8, presence: Presence },
+    Pass {
+        seconds: u8,
+    },
+    SetWall {
+        seconds: i8,
+    },
+    Presence {
+        who: u8,
+        presence: Presence,
+    },
     ForgetAll,
 }
 
@@ -30,16 +57,19 @@ impl Op {
     pub(crate) fn any() -> impl Strategy<Value = Self> {
         let who = || 0..7u8;
         let floor = || proptest::option::weighted(0.2, -15..15i8);
-        let expiry = prop_oneof![3 => Just(Expiry::ByClock), 1 => Just(Expiry::ByPresence)];
+        let max_waiters = proptest::option::weighted(0.2, 0..3u32);
+        let expiry = prop_oneof![2 => Just(Expiry::ByClock), 1 => Just(Expiry::ByPresence)];
         let patience = prop_oneof![2 => Just(Patience::Queue), 1 => Just(Patience::Try)];
         let presence = prop_oneof![
-            3 => Just(Presence::Present),
+            2 => Just(Presence::Own),
+            2 => Just(Presence::Present),
             2 => Just(Presence::Absent),
             1 => Just(Presence::Dead)
         ];
         prop_oneof![
-            12 => (who(), 0..20u8, patience, expiry, 1..40u8, floor()).prop_map(
-                |(who, claim, patience, expiry, ttl, floor)| Self::Acquire { who, claim, patience, expiry, ttl, floor }),
+            12 => (who(), 0..20u8, patience, max_waiters, expiry, 1..40u8, floor()).prop_map(
+                |(who, claim, patience, max_waiters, expiry, ttl, floor)|
+                    Self::Acquire { who, claim, patience, max_waiters, expiry, ttl, floor }),
             5 => (who(), 1..40u8, proptest::option::weighted(0.4, 0..20u8), floor(), any::<bool>()).prop_map(
                 |(who, ttl, downgrade, floor, metadata)| Self::Renew { who, ttl, downgrade, floor, metadata }),
             6 => (who(), 0..5u8).prop_map(|(who, outcome)| Self::Release { who, outcome }),
@@ -89,7 +119,7 @@ pub(crate) enum Asked {
 }
 
 impl Step {
-    /// The asker of the operation, who is present because it asks.
+    /// The asker of the operation, who is not absent because it asks.
     pub(crate) fn asker(&self) -> Option<LeaseId> {
         match &self.asked {
             Asked::Acquire(request, _) => Some(request.key.id),
@@ -100,32 +130,39 @@ impl Step {
     }
 
     pub(crate) fn presence(&self, entry: &Entry) -> Presence {
-        if self.asker() == Some(entry.id) { Presence::Present } else { self.known_presence(entry) }
+        match self.known_presence(entry) {
+            Presence::Absent if self.asker() == Some(entry.id) => Presence::Present,
+            presence => presence,
+        }
     }
 
     fn known_presence(&self, entry: &Entry) -> Presence {
-        self.presence.get(&entry.id).copied().unwrap_or(Presence::Present)
+        self.presence_of(entry.id)
+    }
+
+    pub(crate) fn presence_of(&self, id: LeaseId) -> Presence {
+        self.presence.get(&id).copied().unwrap_or(Presence::Present)
     }
 
     /// Settles another state, at the same time and in the same company.
     pub(crate) fn settle(&self, state: &mut State) {
         let presence = |entry: &Entry| self.known_presence(entry);
-        let scene = Scene { now: self.now, wall: self.wall, presence: &presence };
-        state.settle(&scene, &mut Effects::default());
+        let context = Context { now: self.now, wall: self.wall, presence: &presence };
+        state.settle(&context, &mut Effects::default());
     }
 
     /// Asks the same of another state, at the same time and in the same company.
     pub(crate) fn ask(&self, state: &mut State) -> (Said, Effects) {
         let presence = |entry: &Entry| self.known_presence(entry);
-        let scene = Scene { now: self.now, wall: self.wall, presence: &presence };
+        let context = Context { now: self.now, wall: self.wall, presence: &presence };
         let mut effects = Effects::default();
         let said = match &self.asked {
-            Asked::Acquire(request, expiry) => Said::Decision(state.acquire(request, *expiry, &scene, &mut effects)),
-            Asked::Renew(renewal) => Said::Standing(state.renew(renewal, &scene, &mut effects)),
-            Asked::Release(key, outcome) => Said::Released(state.release(key.id, outcome, &scene, &mut effects)),
-            Asked::Evict(fence) => Said::Evicted(state.evict(*fence, "stuck", &scene, &mut effects)),
+            Asked::Acquire(request, expiry) => Said::Decision(state.acquire(request, *expiry, &context, &mut effects)),
+            Asked::Renew(renewal) => Said::Standing(state.renew(renewal, &context, &mut effects)),
+            Asked::Release(key, outcome) => Said::Released(state.release(key.id, outcome, &context, &mut effects)),
+            Asked::Evict(fence) => Said::Evicted(state.evict(*fence, "stuck", &context, &mut effects)),
             Asked::Settle => {
-                state.settle(&scene, &mut effects);
+                state.settle(&context, &mut effects);
                 Said::Nothing
             }
         };
@@ -183,12 +220,13 @@ impl World {
 
     fn asked(&mut self, op: &Op) -> Asked {
         match *op {
-            Op::Acquire { who, claim, patience, expiry, ttl, floor } => Asked::Acquire(
+            Op::Acquire { who, claim, patience, max_waiters, expiry, ttl, floor } => Asked::Acquire(
                 Request {
                     key: key(who),
                     claim: self.claim(claim),
                     ttl: seconds(ttl),
                     patience,
+                    max_waiters,
                     lifetime: Lifetime::Attached,
                     holder: Holder::new(format!("worker-{who}")).unwrap(),
                     note: (who % 2 == 0).then(|| format!("note of {who}")),
@@ -265,7 +303,7 @@ impl World {
     }
 
     fn fence_of(&self, holder: u8, stale: bool) -> Fence {
-        let holding: Vec<Fence> = self.state.entries.iter().filter_map(|entry| Some(entry.grant?.fence)).collect();
+        let holding: Vec<Fence> = self.state.entries.iter().filter_map(|entry| Some(entry.held()?.fence)).collect();
         match holding.get(usize::from(holder) % holding.len().max(1)) {
             Some(fence) if !stale => *fence,
             Some(fence) => Fence::new(fence.get() - 1),

@@ -180,6 +180,7 @@ impl Client {
             claim: if self.dice.percent(20) { Claim::SHARED } else { Claim::EXCLUSIVE },
             ttl: Ttl::new(TTL).unwrap(),
             patience: if self.dice.percent(60) { Patience::Try } else { Patience::Queue },
+            max_waiters: None,
             lifetime: Lifetime::Attached,
             holder: self.holder.clone(),
             note: None,

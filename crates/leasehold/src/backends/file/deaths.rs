@@ -153,7 +153,7 @@ pub(super) fn behind_someone_new(before: &Stored, after: &Stored) -> Vec<LeaseId
 /// That is enough: whoever dies together, the first survivor hears of it. And a death wakes one.
 fn needs(stored: &Stored) -> impl Iterator<Item = (LeaseId, BTreeSet<Uuid>)> {
     let mut before = None;
-    let waiting = stored.state.entries.iter().filter(|entry| entry.grant.is_none());
+    let waiting = stored.state.entries.iter().filter(|entry| entry.is_waiting());
     waiting.map(move |entry| {
         let needed = match before.replace(stored.bound_to(entry)) {
             Some(waiter) => waiter.into_iter().collect(),
@@ -164,7 +164,7 @@ fn needs(stored: &Stored) -> impl Iterator<Item = (LeaseId, BTreeSet<Uuid>)> {
 }
 
 fn holders(stored: &Stored) -> impl Iterator<Item = Uuid> {
-    stored.state.entries.iter().filter(|entry| entry.grant.is_some()).filter_map(|entry| stored.bound_to(entry))
+    stored.state.entries.iter().filter(|entry| !entry.is_waiting()).filter_map(|entry| stored.bound_to(entry))
 }
 
 #[cfg(test)]

@@ -42,9 +42,9 @@ impl FileBackend {
     }
 
     async fn settled(&self, resource: &Resource) -> Result<Vec<LeaseRecord>> {
-        self.operate(resource, &[], |state, scene, effects| {
-            state.settle(scene, effects);
-            state.records(resource, scene)
+        self.operate(resource, &[], |state, context, effects| {
+            state.settle(context, effects);
+            state.records(resource, context)
         })
         .await
     }

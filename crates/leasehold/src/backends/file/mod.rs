@@ -45,7 +45,7 @@ use crate::{
         Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, Incarnation, LeaseId, LeaseKey, Lifetime,
         ListFilter, Names, Outcome, Page, Released, Renewal, Request, Resource, Standing,
     },
-    model::{Effects, Expiry, Scene, State},
+    model::{Context, Effects, Expiry, State},
 };
 
 const RENEW_BATCH: usize = 256;
@@ -163,8 +163,8 @@ impl Backend for FileBackend {
             Lifetime::Attached => Expiry::ByPresence,
             Lifetime::Detached => Expiry::ByClock,
         };
-        let rule = |state: &mut State, scene: &Scene<'_>, effects: &mut Effects| {
-            state.acquire(request, expiry, scene, effects)
+        let rule = |state: &mut State, context: &Context<'_>, effects: &mut Effects| {
+            state.acquire(request, expiry, context, effects)
         };
         let decision = self.operate(&request.key.resource, &[request.key.id], rule).await?;
         Ok(self.answer(decision))
@@ -179,8 +179,8 @@ impl Backend for FileBackend {
         let mut refused: Option<Error> = None;
         for (resource, places) in by_resource {
             let ids: Vec<LeaseId> = places.iter().map(|at| renewals[*at].key.id).collect();
-            let renewed = self.operate_for_known(resource, &ids, |state, scene, effects| {
-                places.iter().map(|at| state.renew(&renewals[*at], scene, effects)).collect::<Vec<_>>()
+            let renewed = self.operate_for_known(resource, &ids, |state, context, effects| {
+                places.iter().map(|at| state.renew(&renewals[*at], context, effects)).collect::<Vec<_>>()
             });
             match renewed.await {
                 Ok(told) => places.iter().zip(told).for_each(|(at, standing)| standings[*at] = standing),
@@ -200,8 +200,8 @@ impl Backend for FileBackend {
     }
 
     async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {
-        let rule = |state: &mut State, scene: &Scene<'_>, effects: &mut Effects| {
-            state.release(key.id, outcome, scene, effects)
+        let rule = |state: &mut State, context: &Context<'_>, effects: &mut Effects| {
+            state.release(key.id, outcome, context, effects)
         };
         match self.operate_for_known(&key.resource, &[key.id], rule).await {
             Err(_) if self.is_removed() => Ok(self.answer(Released::Gone)),
@@ -210,7 +210,7 @@ impl Backend for FileBackend {
     }
 
     async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
-        self.operate(resource, &[], |state, scene, effects| state.evict(expected, reason, scene, effects)).await
+        self.operate(resource, &[], |state, context, effects| state.evict(expected, reason, context, effects)).await
     }
 
     async fn list(&self, filter: &ListFilter) -> Result<Page> {

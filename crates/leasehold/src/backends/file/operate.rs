@@ -18,8 +18,8 @@ use super::{
 use crate::{
     Error, Result,
     backend::Hint,
-    lease::{EndedLease, Ending, Event, EventKind, LeaseId, Moment, Resource},
-    model::{Effects, Entry, Presence, Scene, State},
+    lease::{EndedLease, Ending, Event, EventKind, LeaseId, Resource},
+    model::{Context, Effects, Entry, Expiry, Granted, Presence, State},
 };
 
 /// A line to be written to a process.
@@ -43,15 +43,15 @@ impl FileBackend {
         &self,
         resource: &Resource,
         askers: &[LeaseId],
-        rule: impl FnOnce(&mut State, &Scene<'_>, &mut Effects) -> T + Send,
+        rule: impl FnOnce(&mut State, &Context<'_>, &mut Effects) -> T + Send,
     ) -> Result<T> {
         let latch = self.latches.take(latch::number(resource)).await;
         self.refuse_removed().map_err(|error| error.about(resource))?;
         self.finish(latch.map_err(|error| error.about(resource))?, resource, askers, rule)
     }
 
-    /// Runs the rule for leases of ours that were granted before. Once our presence was removed it
-    /// first takes us for dead, as all others do, so that the answer is the one that they would get.
+    /// Runs the rule for leases that were granted before. Once our presence was removed we count as dead here too,
+    /// so that the answer is the one that others would get.
     ///
     /// # Cancel safety
     /// As `operate`.
@@ -59,16 +59,11 @@ impl FileBackend {
         &self,
         resource: &Resource,
         askers: &[LeaseId],
-        rule: impl FnOnce(&mut State, &Scene<'_>, &mut Effects) -> T + Send,
+        rule: impl FnOnce(&mut State, &Context<'_>, &mut Effects) -> T + Send,
     ) -> Result<T> {
         let latch = self.latches.take(latch::number(resource)).await.map_err(|error| error.about(resource))?;
-        let removed = self.is_removed();
-        self.finish(latch, resource, askers, |state, scene, effects| {
-            if removed {
-                state.settle(scene, effects);
-            }
-            rule(state, scene, effects)
-        })
+        self.is_removed();
+        self.finish(latch, resource, askers, rule)
     }
 
     fn finish<T>(
@@ -76,7 +71,7 @@ impl FileBackend {
         latch: Latch,
         resource: &Resource,
         askers: &[LeaseId],
-        rule: impl FnOnce(&mut State, &Scene<'_>, &mut Effects) -> T,
+        rule: impl FnOnce(&mut State, &Context<'_>, &mut Effects) -> T,
     ) -> Result<T> {
         let done = self.perform(&latch, resource, askers, rule)?;
         // Whoever is called wants the latch next.
@@ -123,7 +118,7 @@ impl FileBackend {
         latch: &Latch,
         resource: &Resource,
         askers: &[LeaseId],
-        rule: impl FnOnce(&mut State, &Scene<'_>, &mut Effects) -> T,
+        rule: impl FnOnce(&mut State, &Context<'_>, &mut Effects) -> T,
     ) -> Result<Done<T>> {
         let times = self.times();
         let before = record::load(&self.directory, resource, latch, &times)?;
@@ -154,12 +149,12 @@ impl FileBackend {
         stored: &mut Stored,
         times: &Times<'_>,
         effects: &mut Effects,
-        rule: impl FnOnce(&mut State, &Scene<'_>, &mut Effects) -> T,
+        rule: impl FnOnce(&mut State, &Context<'_>, &mut Effects) -> T,
     ) -> T {
         let Stored { state, presence, .. } = stored;
         let seen = RefCell::new(HashMap::new());
         let look = |entry: &Entry| self.presence_of(entry, presence, &mut seen.borrow_mut());
-        rule(state, &Scene { now: times.now, wall: times.wall, presence: &look }, effects)
+        rule(state, &Context { now: times.now, wall: times.wall, presence: &look }, effects)
     }
 
     /// Each process is looked at once per operation.
@@ -172,7 +167,7 @@ impl FileBackend {
         match record::bound_to(entry, presence) {
             None => Presence::Present,
             Some(id) if id == self.own.id() && self.own.was_removed() => Presence::Dead,
-            Some(id) if id == self.own.id() => Presence::Present,
+            Some(id) if id == self.own.id() => Presence::Own,
             Some(id) => *seen.entry(id).or_insert_with(|| presence::look(&self.directory, id)),
         }
     }
@@ -189,10 +184,8 @@ impl FileBackend {
         let whose = |id: &LeaseId| after.presence.get(id).or_else(|| before.presence.get(id)).copied();
         let mut calls = Vec::new();
         let mut call = |id: &LeaseId, line| calls.extend(whose(id).map(|to| Call { to, line }));
-        for entry in after.state.entries.iter().filter(|entry| effects.granted.contains(&entry.id)) {
-            if let (Some(held), false) = (entry.grant, askers.contains(&entry.id)) {
-                call(&entry.id, Line::Granted(entry.id, held.fence));
-            }
+        for Granted { id, fence, .. } in effects.granted.iter().filter(|granted| !askers.contains(&granted.id)) {
+            call(id, Line::Granted(*id, *fence));
         }
         for ended in effects.ended.iter().filter(|ended| ended.ending == Ending::Evicted) {
             call(&ended.entry.id, Line::Evicted(ended.entry.id));
@@ -213,7 +206,7 @@ impl FileBackend {
 
 /// A lease that lives by its process gains nothing by a renewal, and a date alone is not worth a write.
 fn keep_unrenewed(before: &State, after: &mut State) {
-    for entry in after.entries.iter_mut().filter(|entry| entry.expires_at == Moment::NEVER) {
+    for entry in after.entries.iter_mut().filter(|entry| entry.expiry == Expiry::ByPresence) {
         if let Some(known) = before.entries.iter().find(|known| known.id == entry.id) {
             entry.renewed_at = known.renewed_at;
         }
@@ -229,15 +222,14 @@ fn events(resource: &Resource, after: &Stored, effects: &Effects, times: &Times<
         kind,
     };
     let ended = effects.ended.iter().map(|ended| {
-        let fence = ended.entry.grant.map(|held| held.fence);
+        let fence = ended.entry.held().map(|held| held.fence);
         event(&ended.entry, ended.ended_at, EventKind::Ended { ending: ended.ending, fence })
     });
     let entries = &after.state.entries;
     let find = |id: &LeaseId| entries.iter().find(|entry| entry.id == *id);
     let waiting = effects.queued.iter().filter_map(find).map(|entry| event(entry, times.wall, EventKind::Waiting));
-    let acquired = effects.granted.iter().filter_map(|id| {
-        let entry = find(id)?;
-        Some(event(entry, times.wall, EventKind::Acquired { fence: entry.grant?.fence }))
+    let acquired = effects.granted.iter().filter_map(|Granted { id, fence, .. }| {
+        Some(event(find(id)?, times.wall, EventKind::Acquired { fence: *fence }))
     });
     ended.chain(waiting).chain(acquired).collect()
 }

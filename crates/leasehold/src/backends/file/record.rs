@@ -15,7 +15,7 @@ use super::{directory::Directory, failure::failure, latch::Latch, names, opening
 use crate::{
     Error, Result,
     lease::{Fence, LeaseId, Moment, Resource, Timestamp},
-    model::{Entry, State},
+    model::{Entry, Expiry, State},
 };
 
 const VERSION: u32 = 1;
@@ -72,7 +72,7 @@ impl Stored {
 /// The process whose death ends the entry; `None` where a clock alone decides.
 pub(super) fn bound_to(entry: &Entry, presence: &BTreeMap<LeaseId, Uuid>) -> Option<Uuid> {
     // A detached lease is handed on once it holds; while it waits, someone must be there to take it.
-    let handed_on = entry.expires_at != Moment::NEVER && entry.grant.is_some();
+    let handed_on = entry.expiry == Expiry::ByClock && !entry.is_waiting();
     if handed_on { None } else { presence.get(&entry.id).copied() }
 }
 
@@ -121,6 +121,10 @@ fn decode(bytes: &[u8], path: &Path, times: &Times<'_>) -> Result<(Resource, Sto
         return Err(garbage(path, what));
     }
     let mut state = record.state;
+    // Older programs did not write what an entry lives by, and gave an end only to what a clock ends.
+    for entry in state.entries.iter_mut().filter(|entry| entry.expires_at == Moment::NEVER) {
+        entry.expiry = Expiry::ByPresence;
+    }
     let revived = record.boot != times.boot;
     if revived {
         for entry in &mut state.entries {
@@ -148,7 +152,7 @@ fn impossible(record: &Record) -> Option<&'static str> {
     if state.last_fence >= Fence::MAX {
         return Some("its fence is out of range");
     }
-    if entries.iter().filter_map(|entry| entry.grant).any(|held| held.fence > state.last_fence) {
+    if entries.iter().filter_map(Entry::held).any(|held| held.fence > state.last_fence) {
         return Some("it has a fence above its newest");
     }
     None
@@ -156,7 +160,7 @@ fn impossible(record: &Record) -> Option<&'static str> {
 
 /// Translates an end from the machine's former life: what the wall clock says is left, at most the ttl.
 fn revive(entry: &mut Entry, deadline: Option<Timestamp>, times: &Times<'_>) {
-    if entry.expires_at != Moment::NEVER {
+    if entry.expiry == Expiry::ByClock {
         let left = deadline.map_or(Duration::ZERO, |deadline| deadline.since(times.wall));
         entry.expires_at = times.now.after(left.min(entry.ttl.get()));
     }
@@ -231,7 +235,7 @@ fn write_aside(
     aside: &Path,
     times: &Times<'_>,
 ) -> io::Result<()> {
-    let ends = stored.state.entries.iter().filter(|entry| entry.expires_at != Moment::NEVER);
+    let ends = stored.state.entries.iter().filter(|entry| entry.expiry == Expiry::ByClock);
     let deadlines = ends.map(|entry| (entry.id, times.wall.after(entry.expires_at.since(times.now)))).collect();
     let record = Record {
         v: VERSION,

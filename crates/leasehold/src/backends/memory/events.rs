@@ -3,7 +3,7 @@
 use std::{
     future::Future,
     pin::Pin,
-    task::{Context, Poll, ready},
+    task::{self, Poll, ready},
 };
 
 use futures_core::Stream;
@@ -11,8 +11,8 @@ use tokio::sync::broadcast::{self, error::RecvError};
 
 use crate::{
     backend::EventStream,
-    lease::{Event, EventKind, LeaseId, Names, Resource, Timestamp},
-    model::{Effects, Ended, Entry, Scene, State},
+    lease::{Event, EventKind, Names, Resource, Timestamp},
+    model::{Context, Effects, Ended, Entry, Granted, State},
 };
 
 /// Events kept for a follower that lags; then it misses the oldest.
@@ -27,7 +27,7 @@ impl Events {
     }
 
     /// Tells what an operation did, in the order it happened. Called under the shard's latch.
-    pub(super) fn publish(&self, resource: &Resource, state: &State, effects: &Effects, scene: &Scene<'_>) {
+    pub(super) fn publish(&self, resource: &Resource, state: &State, effects: &Effects, context: &Context<'_>) {
         if effects.is_empty() || self.0.receiver_count() == 0 {
             return;
         }
@@ -35,17 +35,11 @@ impl Events {
             let (holder, claim) = (entry.holder.clone(), entry.claim);
             let _no_follower = self.0.send(Event { at, resource: resource.clone(), holder, claim, kind });
         };
-        let tell_granted = |ids: &[LeaseId]| {
-            for id in ids {
+        let tell_granted = |granted: &[Granted]| {
+            for Granted { id, fence, .. } in granted {
                 let ended = effects.ended.iter().map(|ended| &ended.entry);
-                if let Some((entry, held)) = state
-                    .entries
-                    .iter()
-                    .chain(ended)
-                    .find(|entry| entry.id == *id)
-                    .and_then(|entry| entry.grant.map(|held| (entry, held)))
-                {
-                    tell(entry, held.acquired_at, EventKind::Acquired { fence: held.fence });
+                if let Some(entry) = state.entries.iter().chain(ended).find(|entry| entry.id == *id) {
+                    tell(entry, context.wall, EventKind::Acquired { fence: *fence });
                 }
             }
         };
@@ -53,18 +47,18 @@ impl Events {
         let mut granted = effects.granted.as_slice();
         for Ended { entry, ended_at, ending, .. } in &effects.ended {
             // What was granted and ended by one operation was granted first.
-            if let Some(at) = granted.iter().position(|id| *id == entry.id) {
+            if let Some(at) = granted.iter().position(|granted| granted.id == entry.id) {
                 let (before, rest) = granted.split_at(at + 1);
                 tell_granted(before);
                 granted = rest;
             }
-            let fence = entry.grant.map(|held| held.fence);
+            let fence = entry.held().map(|held| held.fence);
             tell(entry, *ended_at, EventKind::Ended { ending: *ending, fence });
         }
         tell_granted(granted);
         let queued = effects.queued.and_then(|id| state.entries.iter().find(|entry| entry.id == id));
         if let Some(entry) = queued {
-            tell(entry, scene.wall, EventKind::Waiting);
+            tell(entry, context.wall, EventKind::Waiting);
         }
     }
 
@@ -87,7 +81,7 @@ async fn receive(mut events: broadcast::Receiver<Event>) -> Receipt {
 impl Stream for Follower {
     type Item = Event;
 
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Event>> {
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut task::Context<'_>) -> Poll<Option<Event>> {
         loop {
             let (event, events) = ready!(self.next.as_mut().poll(cx));
             self.next = Box::pin(receive(events));

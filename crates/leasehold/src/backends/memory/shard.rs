@@ -6,7 +6,7 @@ use super::events::Events;
 use crate::{
     backend::{Hint, HintSender},
     lease::{EndedLease, Ending, Fence, HistoryFilter, LeaseId, Names, Resource},
-    model::{Effects, Scene, State},
+    model::{Context, Effects, Granted, State},
 };
 
 /// Ended leases kept per shard.
@@ -57,11 +57,8 @@ impl Slot {
 
     /// Tells the instances concerned. The asker learns of its own lease from the answer.
     fn hint(&mut self, asker: Option<LeaseId>, effects: &Effects) {
-        for id in effects.granted.iter().filter(|id| asker != Some(**id)) {
-            let granted = self.state.entries.iter().find(|entry| entry.id == *id).and_then(|entry| entry.grant);
-            if let Some(held) = granted {
-                self.tell(*id, Hint::Granted { id: *id, fence: held.fence });
-            }
+        for &Granted { id, fence, .. } in effects.granted.iter().filter(|granted| asker != Some(granted.id)) {
+            self.tell(id, Hint::Granted { id, fence });
         }
         for ended in &effects.ended {
             let id = ended.entry.id;
@@ -79,7 +76,7 @@ impl Shard {
         &mut self,
         resource: &Resource,
         asker: Option<LeaseId>,
-        scene: &Scene<'_>,
+        context: &Context<'_>,
         events: &Events,
         work: impl FnOnce(&mut Slot, &mut Effects) -> T,
     ) -> T {
@@ -88,7 +85,7 @@ impl Shard {
         let mut effects = Effects::default();
         let done = work(slot, &mut effects);
         slot.hint(asker, &effects);
-        events.publish(resource, &slot.state, &effects, scene);
+        events.publish(resource, &slot.state, &effects, context);
         if slot.state.entries.is_empty() {
             self.fence_floor = fence_floor.max(slot.state.last_fence);
             self.slots.remove(resource);
@@ -101,7 +98,7 @@ impl Shard {
     ///
     /// As many operations as the last sweep had entries to look at pass between
     /// two sweeps, so that each operation pays for one entry.
-    pub(super) fn sweep_now_and_then(&mut self, scene: &Scene<'_>, events: &Events) {
+    pub(super) fn sweep_now_and_then(&mut self, context: &Context<'_>, events: &Events) {
         self.sweep_in -= 1;
         if self.sweep_in > 0 {
             return;
@@ -111,9 +108,9 @@ impl Shard {
         slots.retain(|resource, slot| {
             seen += slot.state.entries.len();
             let mut effects = Effects::default();
-            slot.state.settle(scene, &mut effects);
+            slot.state.settle(context, &mut effects);
             slot.hint(None, &effects);
-            events.publish(resource, &slot.state, &effects, scene);
+            events.publish(resource, &slot.state, &effects, context);
             record(history, resource, effects);
             let wanted = !slot.state.entries.is_empty();
             if !wanted {

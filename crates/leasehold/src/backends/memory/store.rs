@@ -22,7 +22,7 @@ use crate::{
         Decision, EndedLease, Evicted, Fence, HistoryFilter, Incarnation, LeaseKey, LeaseRecord, ListFilter, Moment,
         Names, Outcome, Page, Released, Renewal, Request, Resource, Standing,
     },
-    model::{Effects, Expiry, Presence, Scene, State},
+    model::{Context, Effects, Expiry, Presence, State},
 };
 
 /// So many latches that two tasks on different resources seldom share one.
@@ -79,9 +79,9 @@ impl Store {
 
     pub(super) fn acquire(&self, request: &Request, hints: &HintSender) -> Decision {
         let id = request.key.id;
-        self.enter(&request.key.resource, |shard, scene| {
-            shard.operate(&request.key.resource, Some(id), scene, &self.events, |slot, effects| {
-                let decision = slot.state.acquire(request, Expiry::ByClock, scene, effects);
+        self.enter(&request.key.resource, |shard, context| {
+            shard.operate(&request.key.resource, Some(id), context, &self.events, |slot, effects| {
+                let decision = slot.state.acquire(request, Expiry::ByClock, context, effects);
                 if matches!(decision, Decision::Granted(_) | Decision::Queued(_)) {
                     slot.tell_at(id, hints);
                 }
@@ -91,17 +91,17 @@ impl Store {
     }
 
     pub(super) fn renew(&self, renewal: &Renewal) -> Standing {
-        self.apply(&renewal.key, |state, scene, effects| state.renew(renewal, scene, effects))
+        self.apply(&renewal.key, |state, context, effects| state.renew(renewal, context, effects))
     }
 
     pub(super) fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Released {
-        self.apply(key, |state, scene, effects| state.release(key.id, outcome, scene, effects))
+        self.apply(key, |state, context, effects| state.release(key.id, outcome, context, effects))
     }
 
     pub(super) fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Evicted {
-        self.enter(resource, |shard, scene| {
-            shard.operate(resource, None, scene, &self.events, |slot, effects| {
-                slot.state.evict(expected, reason, scene, effects)
+        self.enter(resource, |shard, context| {
+            shard.operate(resource, None, context, &self.events, |slot, effects| {
+                slot.state.evict(expected, reason, context, effects)
             })
         })
     }
@@ -133,20 +133,20 @@ impl Store {
     }
 
     /// Runs one operation of the model on the resource of a lease.
-    fn apply<T>(&self, key: &LeaseKey, rule: impl FnOnce(&mut State, &Scene<'_>, &mut Effects) -> T) -> T {
-        self.enter(&key.resource, |shard, scene| {
-            shard.operate(&key.resource, Some(key.id), scene, &self.events, |slot, effects| {
-                rule(&mut slot.state, scene, effects)
+    fn apply<T>(&self, key: &LeaseKey, rule: impl FnOnce(&mut State, &Context<'_>, &mut Effects) -> T) -> T {
+        self.enter(&key.resource, |shard, context| {
+            shard.operate(&key.resource, Some(key.id), context, &self.events, |slot, effects| {
+                rule(&mut slot.state, context, effects)
             })
         })
     }
 
     /// Takes the latch, then reads the clocks: operations on a resource see them in the order they happen.
-    fn enter<T>(&self, resource: &Resource, work: impl FnOnce(&mut Shard, &Scene<'_>) -> T) -> T {
+    fn enter<T>(&self, resource: &Resource, work: impl FnOnce(&mut Shard, &Context<'_>) -> T) -> T {
         let mut shard = self.shard(resource).lock();
-        let scene = Scene { now: self.clock.now(), wall: self.clock.wall(), presence: &|_| Presence::Present };
-        let done = work(&mut shard, &scene);
-        shard.sweep_now_and_then(&scene, &self.events);
+        let context = Context { now: self.clock.now(), wall: self.clock.wall(), presence: &|_| Presence::Present };
+        let done = work(&mut shard, &context);
+        shard.sweep_now_and_then(&context, &self.events);
         done
     }
 
@@ -160,10 +160,10 @@ impl Store {
     }
 
     fn records(&self, resource: &Resource) -> Vec<LeaseRecord> {
-        self.enter(resource, |shard, scene| {
-            shard.operate(resource, None, scene, &self.events, |slot, effects| {
-                slot.state.settle(scene, effects);
-                slot.state.records(resource, scene)
+        self.enter(resource, |shard, context| {
+            shard.operate(resource, None, context, &self.events, |slot, effects| {
+                slot.state.settle(context, effects);
+                slot.state.records(resource, context)
             })
         })
     }

@@ -150,6 +150,7 @@ mod tests {
             claim: Claim::EXCLUSIVE,
             ttl: Ttl::MIN,
             patience: Patience::Queue,
+            max_waiters: None,
             lifetime: if session.is_some() { Lifetime::Attached } else { Lifetime::Detached },
             holder: Holder::new("h").unwrap(),
             note: None,

@@ -48,7 +48,7 @@ pub use self::{
     schema::{Installed, install, sql},
 };
 use crate::{
-    Result,
+    Error, Result,
     backend::{Backend, EventStream, Finding, Guarantees, HintSender, Hints, Liveness, Reach},
     lease::{
         Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, LeaseKey, Lifetime, ListFilter, Moment, Names,
@@ -209,6 +209,10 @@ impl Backend for PostgresBackend {
     }
 
     async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
+        if request.max_waiters.is_some() {
+            let words = "postgres cannot bound the queue of a resource yet; leave max_waiters out";
+            return Err(Error::unsupported(words).about(&request.key.resource));
+        }
         let session = self.session(request.lifetime).await.map_err(Failure::error)?;
         let asking = session.map(|_| self.late.asking(&request.key));
         let answer = self.work.acquire(request, session).await;

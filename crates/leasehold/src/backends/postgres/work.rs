@@ -462,6 +462,7 @@ mod tests {
             claim: Claim::EXCLUSIVE,
             ttl: Ttl::DEFAULT,
             patience: Patience::Try,
+            max_waiters: None,
             lifetime: Lifetime::Detached,
             holder: Holder::unique(),
             note: None,

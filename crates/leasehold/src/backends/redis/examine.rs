@@ -83,6 +83,7 @@ impl RedisBackend {
             claim: Claim::SHARED,
             ttl: Ttl::new(Duration::from_secs(5))?,
             patience: Patience::Queue,
+            max_waiters: None,
             lifetime: Lifetime::Attached,
             holder: Holder::new("leasehold doctor")?,
             note: None,

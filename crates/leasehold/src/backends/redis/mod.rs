@@ -178,6 +178,10 @@ impl Backend for RedisBackend {
     }
 
     async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
+        if request.max_waiters.is_some() {
+            let words = "redis cannot bound the queue of a resource yet; leave max_waiters out";
+            return Err(Error::unsupported(words).about(&request.key.resource));
+        }
         let resource = &request.key.resource;
         let partition = self.keys.of(resource);
         if request.patience == Patience::Queue {

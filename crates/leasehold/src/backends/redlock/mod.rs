@@ -165,6 +165,10 @@ impl Backend for Quorum {
     }
 
     async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
+        if request.max_waiters.is_some() {
+            let words = "redlock cannot bound the queue of a resource yet; leave max_waiters out";
+            return Err(Error::unsupported(words).about(&request.key.resource));
+        }
         let decision = acquire::acquire(&self.shared, request).await?;
         Ok(self.answer(decision))
     }
