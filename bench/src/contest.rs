@@ -106,3 +106,34 @@ impl Spread {
         Self { least: at(0), median: at(figures.len() / 2), most: at(figures.len().saturating_sub(1)) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn a_spread_is_the_middle_and_both_ends() {
+        let spread = Spread::of([5.0, 1.0, 9.0, 2.0, 3.0]);
+        assert_eq!([spread.least, spread.median, spread.most].map(f64::to_bits), [1.0, 3.0, 9.0].map(f64::to_bits));
+    }
+
+    #[test]
+    fn every_contender_runs_in_every_round() {
+        let calls = [Cell::new(0), Cell::new(0)];
+        let contenders = [0, 1].map(|index| {
+            let calls = &calls[index];
+            Contender::new("", move |_| {
+                calls.set(calls.get() + 1);
+                Ok(())
+            })
+        });
+        let calls_in = |rounds| {
+            let _standings = compare(Effort { rounds, seconds: 0.0 }, &contenders).unwrap();
+            [calls[0].take(), calls[1].take()]
+        };
+        let (few, many) = (calls_in(2), calls_in(7));
+        assert_eq!([many[0] - few[0], many[1] - few[1]], [5, 5]);
+    }
+}

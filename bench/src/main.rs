@@ -79,12 +79,12 @@ fn main() -> Result<()> {
 
 /// What the figures depend on: the commit, the machine, its load, and the effort.
 fn heading(effort: Effort) -> String {
-    let first_line = |program: &str, arguments: &[&str]| {
+    let output_of = |program: &str, arguments: &[&str]| {
         let output = Command::new(program).args(arguments).output().ok()?;
         String::from_utf8(output.stdout).ok().map(|text| text.trim().to_owned())
     };
-    let commit = first_line("git", &["describe", "--always", "--dirty"]).unwrap_or_default();
-    let kernel = first_line("uname", &["-sr"]).unwrap_or_default();
+    let commit = output_of("git", &["describe", "--always", "--dirty"]).unwrap_or_default();
+    let kernel = output_of("uname", &["-sr"]).unwrap_or_default();
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load = load.split(' ').next().unwrap_or_default();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

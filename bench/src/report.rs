@@ -96,9 +96,7 @@ fn table<const N: usize>(f: &mut fmt::Formatter<'_>, head: [&str; N], rows: &[Ve
         return Ok(());
     }
     let head: Vec<String> = head.map(str::to_owned).into();
-    let width = |column: usize| {
-        rows.iter().chain([&head]).map(|row| row[column].chars().count()).max().unwrap_or(0)
-    };
+    let width = |column: usize| rows.iter().chain([&head]).map(|row| row[column].chars().count()).max().unwrap_or(0);
     let line = |f: &mut fmt::Formatter<'_>, row: &[String]| {
         row.iter().enumerate().try_for_each(|(column, cell)| write!(f, "| {cell:<0$} ", width(column)))?;
         writeln!(f, "|")
@@ -123,5 +121,17 @@ fn short(value: f64) -> String {
         size if size >= 1.0 => format!("{value:.2}"),
         size if size >= 0.1 => format!("{value:.3}"),
         _ => format!("{value:.4}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Bar::{AtLeast, AtMost};
+
+    #[test]
+    fn a_verdict_allows_a_tenth_of_the_bar() {
+        assert_eq!([0.3, 0.28, 0.26].map(|ratio| AtLeast(0.3).verdict(ratio)), ["met", "within 10 %", "missed"]);
+        assert_eq!([8.0, 8.5, 9.0].map(|count| AtMost(8.0).verdict(count)), ["met", "within 10 %", "missed"]);
+        assert_eq!(AtMost(8.0).verdict(f64::NAN), "missed");
     }
 }

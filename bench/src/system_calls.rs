@@ -49,9 +49,25 @@ fn trace(url: &str, pairs: u64) -> Result<BTreeMap<String, f64>> {
     if !outcome.success() {
         return Err(format!("the traced child ended with {outcome}").into());
     }
-    // Lines are `  1234 futex`; the heading, the rules and the total are not calls.
-    let text = fs::read_to_string(summary.path())?;
-    let lines = text.lines().filter_map(|line| line.trim().split_once(' '));
+    Ok(parse(&fs::read_to_string(summary.path())?))
+}
+
+/// Reads lines such as `  1234 futex`; the heading, the rules and the total are not calls.
+fn parse(summary: &str) -> BTreeMap<String, f64> {
+    let lines = summary.lines().filter_map(|line| line.trim().split_once(' '));
     let counted = lines.filter_map(|(count, name)| Some((name.trim().to_owned(), count.parse().ok()?)));
-    Ok(counted.filter(|(name, _)| name != "total").collect())
+    counted.filter(|(name, _)| name != "total").collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_summary_is_its_calls_without_heading_and_total() {
+        let summary = "    calls syscall\n--------- ------------------\n      272 epoll_wait\n     5005 getrandom\n\
+                       --------- ------------------\n     5277 total\n";
+        let expected = [("epoll_wait".to_owned(), 272.0), ("getrandom".to_owned(), 5005.0)];
+        assert_eq!(parse(summary), BTreeMap::from(expected));
+    }
 }
