@@ -60,6 +60,8 @@ pub(crate) struct Standing {
     pub(crate) allocations: f64,
     /// The first contender's rate divided by this one's.
     pub(crate) ratio: Spread,
+    /// The same by processor time, which a busy machine disturbs less.
+    pub(crate) cpu_ratio: Spread,
 }
 
 /// Compares the first contender with the others: one standing for each, in their order.
@@ -77,13 +79,16 @@ pub(crate) fn compare(effort: Effort, contenders: &[Contender<'_>]) -> Result<Ve
     }
     let standing = |index: usize| {
         let of = |figure: fn(&Sample) -> f64| Spread::of(samples[index].iter().map(figure)).median / 1e3;
-        let rates = samples[index].iter().zip(&samples[0]).map(|(theirs, ours)| theirs.nanos / ours.nanos);
+        let ratio = |figure: fn(&Sample) -> f64| {
+            Spread::of(samples[index].iter().zip(&samples[0]).map(|(theirs, ours)| figure(theirs) / figure(ours)))
+        };
         Ok(Standing {
             name: contenders[index].name,
             micros: of(|sample| sample.nanos),
             cpu_micros: of(|sample| sample.cpu_nanos),
             allocations: allocations::of_each(counts[index].min(COUNTED), &contenders[index].operate)?,
-            ratio: Spread::of(rates),
+            ratio: ratio(|sample| sample.nanos),
+            cpu_ratio: ratio(|sample| sample.cpu_nanos),
         })
     };
     (0..contenders.len()).map(standing).collect()

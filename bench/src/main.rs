@@ -66,7 +66,9 @@ fn main() -> Result<()> {
     print!("{text}");
     for scenario in chosen {
         let mut section = Section::new(scenario.name, scenario.title);
-        (scenario.measure)(effort, &mut section)?;
+        if let Err(error) = (scenario.measure)(effort, &mut section) {
+            section.note(format!("Measured no further: {error}"));
+        }
         let section = section.to_string();
         print!("{section}");
         text.push_str(&section);

@@ -37,6 +37,9 @@ impl fmt::Display for Bar {
     }
 }
 
+const CONTENDERS: [&str; 6] =
+    ["", "µs each", "CPU µs each", "allocations each", "leasehold's rate : this rate", "by CPU time"];
+
 /// The figures of one scenario.
 #[derive(Debug)]
 pub(crate) struct Section {
@@ -61,6 +64,7 @@ impl Section {
                 short(standing.cpu_micros),
                 short(standing.allocations),
                 range(standing.ratio),
+                range(standing.cpu_ratio),
             ]);
         }
     }
@@ -85,7 +89,7 @@ impl Section {
 impl fmt::Display for Section {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "\n## {}\n\n{}", self.name, self.title)?;
-        table(f, ["", "µs each", "CPU µs each", "allocations each", "leasehold's rate : this rate"], &self.contenders)?;
+        table(f, CONTENDERS, &self.contenders)?;
         table(f, ["figure", "measured", "bar", ""], &self.figures)?;
         self.notes.iter().try_for_each(|note| writeln!(f, "\n{note}"))
     }

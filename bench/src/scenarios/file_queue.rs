@@ -33,7 +33,7 @@ const MANY: usize = 1_000;
 const PROCESSES: usize = 4;
 const NAME: &str = "hot";
 /// Long enough for the slowest queue: a waiter that gives up would spoil the figures.
-const PATIENCE: Duration = Duration::from_secs(300);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What each waiter of one queue took, in microseconds.
 #[derive(Clone, Copy, Debug)]
@@ -45,21 +45,23 @@ struct Cost {
 }
 
 fn measure(effort: Effort, section: &mut Section) -> Result<()> {
-    let mut rounds: [Vec<[Cost; 2]>; 2] = [Vec::new(), Vec::new()];
-    for _ in 0..effort.rounds {
-        for (run, place) in [in_one_process, in_many_processes].into_iter().zip(&mut rounds) {
-            // A short queue is over before a busy machine evens out: the median of several stands for the round.
-            let short = (0..5).map(|_| run(FEW)).collect::<Result<Vec<_>>>()?;
-            place.push([Cost::median(&short), run(MANY)?]);
-        }
-    }
-    let [one, many] = rounds;
+    let one = rounds(effort, in_one_process)?;
     compare("one process", "to queue", &one, |cost| cost.queue, section);
     compare("one process", "hand-off", &one, |cost| cost.hand_off, section);
     compare("one process", "processor time", &one, |cost| cost.cpu, section);
-    compare("4 processes", "to queue", &many, |cost| cost.queue, section);
-    compare("4 processes", "hand-off", &many, |cost| cost.hand_off, section);
+    let four = rounds(effort, in_four_processes)?;
+    compare("4 processes", "to queue", &four, |cost| cost.queue, section);
+    compare("4 processes", "hand-off", &four, |cost| cost.hand_off, section);
     Ok(())
+}
+
+fn rounds(effort: Effort, run: fn(usize) -> Result<Cost>) -> Result<Vec<[Cost; 2]>> {
+    let round = |_| {
+        // A short queue is over before a busy machine evens out: the median of several stands for the round.
+        let short = (0..5).map(|_| run(FEW)).collect::<Result<Vec<_>>>()?;
+        Ok([Cost::median(&short), run(MANY)?])
+    };
+    (0..effort.rounds).map(round).collect()
 }
 
 fn compare(place: &str, part: &str, rounds: &[[Cost; 2]], figure: fn(&Cost) -> f64, section: &mut Section) {
@@ -77,18 +79,22 @@ fn in_one_process(waiters: usize) -> Result<Cost> {
         let locks = Leasehold::connect(&format!("file://{}", directory.path().display())).await?;
         let holder = locks.mutex(NAME).acquire().await?;
         let watch = Stopwatch::start();
-        let tasks = wait_in_line(&locks, waiters);
-        until_queued(&locks, waiters).await?;
+        let mut tasks = wait_in_line(&locks, waiters);
+        until_queued(&locks, waiters, || match tasks.try_join_next() {
+            Some(waiter) => waiter?.and(Err("a waiter was granted a lock that is held".into())),
+            None => Ok(()),
+        })
+        .await?;
         let queued = watch.nanos();
         holder.release().await?;
-        tasks.join_all().await.into_iter().collect::<Result<()>>()?;
+        all_succeed(tasks).await?;
         let cost = Cost::new(waiters, queued, watch);
         locks.close().await?;
         Ok(cost)
     })
 }
 
-fn in_many_processes(waiters: usize) -> Result<Cost> {
+fn in_four_processes(waiters: usize) -> Result<Cost> {
     let directory = tempfile::tempdir()?;
     let url = format!("file://{}", directory.path().display());
     two_workers()?.block_on(async {
@@ -101,10 +107,10 @@ fn in_many_processes(waiters: usize) -> Result<Cost> {
         }
         let watch = Stopwatch::start();
         crowd.iter_mut().try_for_each(Crowd::queue)?;
-        until_queued(&locks, waiters).await?;
+        until_queued(&locks, waiters, || crowd.iter_mut().try_for_each(Crowd::still_waits)).await?;
         let queued = watch.nanos();
         holder.release().await?;
-        crowd.into_iter().try_for_each(Crowd::finish)?;
+        crowd.iter_mut().try_for_each(Crowd::finish)?;
         let cost = Cost::new(waiters, queued, watch);
         locks.close().await?;
         Ok(cost)
@@ -135,11 +141,20 @@ fn wait_in_line(locks: &Leasehold, waiters: usize) -> JoinSet<Result<()>> {
     tasks
 }
 
-/// Completes when the holder and so many waiters are on record.
-async fn until_queued(locks: &Leasehold, waiters: usize) -> Result<()> {
+/// Fails with the first that fails: the others may then wait for nobody.
+async fn all_succeed(mut tasks: JoinSet<Result<()>>) -> Result<()> {
+    while let Some(waiter) = tasks.join_next().await {
+        waiter??;
+    }
+    Ok(())
+}
+
+/// Completes when the holder and so many waiters are on record; fails when the waiters do.
+async fn until_queued(locks: &Leasehold, waiters: usize, mut still_wait: impl FnMut() -> Result<()>) -> Result<()> {
     // Looks after the same time for each waiter, so that looking costs both sizes alike.
     let pause = Duration::from_micros(10) * u32::try_from(waiters)?;
     while locks.list(&ListFilter::new(Names::All)).await?.leases.len() <= waiters {
+        still_wait()?;
         tokio::time::sleep(pause).await;
     }
     Ok(())
@@ -168,11 +183,25 @@ impl Crowd {
         Ok(self.input.write_all(b"queue\n")?)
     }
 
+    fn still_waits(&mut self) -> Result<()> {
+        match self.child.try_wait()? {
+            Some(status) => Err(format!("a child with waiters ended early with {status}").into()),
+            None => Ok(()),
+        }
+    }
+
     /// Returns when all waiters of the child have held the lock.
-    fn finish(mut self) -> Result<()> {
+    fn finish(&mut self) -> Result<()> {
         self.output.read_to_end(&mut Vec::new())?;
         let status = self.child.wait()?;
         if status.success() { Ok(()) } else { Err(format!("a child with waiters ended with {status}").into()) }
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        // Both fail only for a child that has ended and was waited for.
+        let _ended = self.child.kill().and_then(|()| self.child.wait());
     }
 }
 
@@ -183,6 +212,6 @@ pub(crate) fn child(arguments: &[String]) -> Result<()> {
         let locks = Leasehold::connect(&url).await?;
         println!("ready");
         stdin().read_line(&mut String::new())?;
-        wait_in_line(&locks, waiters).join_all().await.into_iter().collect()
+        all_succeed(wait_in_line(&locks, waiters)).await
     })
 }

@@ -25,13 +25,13 @@ const RENEWED_AFTER: Duration = Duration::from_secs(12);
 fn measure(_effort: Effort, section: &mut Section) -> Result<()> {
     let child = children::command("hold", &[&LOCKS.to_string()])?.spawn()?.wait_with_output()?;
     let text = String::from_utf8(child.stdout)?;
-    let kibibytes: Vec<f64> = text.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
-    let [peak, believed] = kibibytes[..] else {
+    let numbers: Vec<f64> = text.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+    let [peak, held] = numbers[..] else {
         return Err(format!("the child that holds a million locks ended with {}: {text:?}", child.status).into());
     };
     section.figure("peak resident memory", peak / 1024.0, "MiB", Some(Bar::AtMost(1024.0)));
     section.figure("peak resident memory of each lock", peak * 1024.0 / LOCKS as f64, "bytes", None);
-    section.figure("locks still held at the end", believed, "", Some(Bar::AtLeast(LOCKS as f64)));
+    section.figure("locks still held at the end", held, "", Some(Bar::AtLeast(LOCKS as f64)));
     Ok(())
 }
 
