@@ -103,37 +103,56 @@ fn alternate(kind: &str, seconds: f64) -> Result<Round> {
 pub(crate) fn child(arguments: &[String]) -> Result<()> {
     let (kind, directory) = (argument::<String>(arguments, 0)?, argument::<String>(arguments, 1)?);
     let end = now() + argument::<u64>(arguments, 2)? * 1_000_000;
-    let mut holds = Vec::new();
-    let watch = Stopwatch::start();
     if kind == "flock" {
         let file = pairs::open_flock(&Path::new(&directory).join("flock"))?;
+        let mut log = Log::start();
         while now() < end {
             let asked = now();
             file.lock()?;
-            let acquired = now();
-            thread::sleep(HOLD);
-            holds.push((asked, acquired, now()));
+            log.hold(asked);
             file.unlock()?;
             thread::sleep(AWAY);
         }
-    } else {
-        one_thread()?.block_on(async {
-            let locks = Leasehold::connect(&format!("file://{directory}")).await?;
-            while now() < end {
-                let asked = now();
-                let guard = locks.mutex("hot").acquire().await?;
-                let acquired = now();
-                thread::sleep(HOLD);
-                holds.push((asked, acquired, now()));
-                guard.release().await?;
-                thread::sleep(AWAY);
-            }
-            locks.close().await
-        })?;
+        log.print();
+        return Ok(());
     }
-    println!("{:.0}", watch.cpu_nanos());
-    for (asked, acquired, released) in holds {
-        println!("{asked} {acquired} {released}");
+    one_thread()?.block_on(async {
+        let locks = Leasehold::connect(&format!("file://{directory}")).await?;
+        let mut log = Log::start();
+        while now() < end {
+            let asked = now();
+            let guard = locks.mutex("hot").acquire().await?;
+            log.hold(asked);
+            guard.release().await?;
+            thread::sleep(AWAY);
+        }
+        log.print();
+        Ok(locks.close().await?)
+    })
+}
+
+/// What a child has measured since it connected.
+struct Log {
+    watch: Stopwatch,
+    holds: Vec<[u64; 3]>,
+}
+
+impl Log {
+    fn start() -> Self {
+        Self { watch: Stopwatch::start(), holds: Vec::new() }
     }
-    Ok(())
+
+    /// Keeps the lock that was just acquired for a while; the caller releases it next.
+    fn hold(&mut self, asked: u64) {
+        let acquired = now();
+        thread::sleep(HOLD);
+        self.holds.push([asked, acquired, now()]);
+    }
+
+    fn print(&self) {
+        println!("{:.0}", self.watch.cpu_nanos());
+        for [asked, acquired, released] in &self.holds {
+            println!("{asked} {acquired} {released}");
+        }
+    }
 }
