@@ -1,0 +1,80 @@
+//! Hand-off in memory: 16 tasks that want the same name.
+
+use std::sync::Arc;
+
+use leasehold::Leasehold;
+use tokio::{
+    runtime::Runtime,
+    sync::Mutex,
+    task::{JoinSet, yield_now},
+};
+
+use super::{Scenario, two_workers};
+use crate::{
+    Result,
+    contest::{Contender, Effort, compare},
+    report::{Bar, Section},
+};
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "memory-handoff",
+    title: "memory:, hand-off among 16 tasks on one name, on 2 workers. Each critical section yields once, so that \
+            the others queue and every release hands the lock on.",
+    measure,
+};
+
+const TASKS: u64 = 16;
+
+fn measure(effort: Effort, section: &mut Section) -> Result<()> {
+    let runtime = two_workers()?;
+    let locks = runtime.block_on(Leasehold::connect("memory:"))?;
+    let mutex = Arc::new(Mutex::new(()));
+    let standings = compare(
+        effort,
+        &[
+            Contender::new("leasehold", |count| {
+                contend(&runtime, count, |count| {
+                    let locks = locks.clone();
+                    async move {
+                        for _ in 0..count {
+                            let guard = locks.mutex("hot").acquire().await?;
+                            yield_now().await;
+                            guard.release().await?;
+                        }
+                        Ok(())
+                    }
+                })
+            }),
+            Contender::new("tokio mutex", |count| {
+                contend(&runtime, count, |count| {
+                    let mutex = Arc::clone(&mutex);
+                    async move {
+                        for _ in 0..count {
+                            let guard = mutex.lock().await;
+                            yield_now().await;
+                            drop(guard);
+                        }
+                        Ok(())
+                    }
+                })
+            }),
+        ],
+    )?;
+    section.contenders(&standings);
+    section.ratio("rate, beside a tokio mutex", standings[1].ratio, Bar::AtLeast(0.05));
+    Ok(())
+}
+
+/// Divides `count` critical sections among the tasks and waits for all of them.
+fn contend<F>(runtime: &Runtime, count: u64, task: impl Fn(u64) -> F) -> Result<()>
+where
+    F: Future<Output = Result<()>> + Send + 'static,
+{
+    runtime.block_on(async {
+        let mut tasks = JoinSet::new();
+        for number in 0..TASKS {
+            tasks.spawn(task(count / TASKS + u64::from(number < count % TASKS)));
+        }
+        tasks.join_all().await.into_iter().collect()
+    })
+}

@@ -1,0 +1,97 @@
+//! Uncontended pairs in memory: 64 tasks, each on a name of its own.
+
+use std::{collections::HashMap, sync::Arc};
+
+use keyed_lock::r#async::KeyedLock;
+use leasehold::Leasehold;
+use lockable::LockPool;
+use parking_lot::Mutex;
+use tokio::{runtime::Runtime, task::JoinSet};
+
+use super::{Scenario, two_workers};
+use crate::{
+    Result,
+    contest::{Contender, Effort, compare},
+    pairs,
+    report::{Bar, Section},
+};
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "memory-pairs",
+    title: "memory:, uncontended pairs of 64 tasks, each on its own name, on 2 workers.",
+    measure,
+};
+
+const TASKS: u64 = 64;
+
+fn measure(effort: Effort, section: &mut Section) -> Result<()> {
+    let runtime = two_workers()?;
+    let locks = runtime.block_on(Leasehold::connect("memory:"))?;
+    let keyed = Arc::new(KeyedLock::<String>::new());
+    let pool = Arc::new(LockPool::<String>::new());
+    let map = Arc::new(Mutex::new(HashMap::<String, Arc<tokio::sync::Mutex<()>>>::new()));
+    let standings = compare(
+        effort,
+        &[
+            Contender::new("leasehold", |count| {
+                spread(&runtime, count, |name, count| {
+                    let locks = locks.clone();
+                    async move { pairs::on(&locks, &name, count).await }
+                })
+            }),
+            Contender::new("keyed-lock", |count| {
+                spread(&runtime, count, |name, count| {
+                    let keyed = Arc::clone(&keyed);
+                    async move {
+                        for _ in 0..count {
+                            drop(keyed.lock(name.clone()).await);
+                        }
+                        Ok(())
+                    }
+                })
+            }),
+            Contender::new("lockable", |count| {
+                spread(&runtime, count, |name, count| {
+                    let pool = Arc::clone(&pool);
+                    async move {
+                        for _ in 0..count {
+                            drop(pool.async_lock(name.clone()).await);
+                        }
+                        Ok(())
+                    }
+                })
+            }),
+            Contender::new("map of tokio mutexes", |count| {
+                spread(&runtime, count, |name, count| {
+                    let map = Arc::clone(&map);
+                    async move {
+                        for _ in 0..count {
+                            let mutex = Arc::clone(map.lock().entry(name.clone()).or_default());
+                            drop(mutex.lock().await);
+                        }
+                        Ok(())
+                    }
+                })
+            }),
+        ],
+    )?;
+    section.contenders(&standings);
+    section.ratio("rate, beside keyed-lock", standings[1].ratio, Bar::AtLeast(0.3));
+    section.note("The map is never cleaned up; the others forget a name when nobody holds it.");
+    Ok(())
+}
+
+/// Divides `count` pairs among the tasks and waits for all of them.
+fn spread<F>(runtime: &Runtime, count: u64, task: impl Fn(String, u64) -> F) -> Result<()>
+where
+    F: Future<Output = Result<()>> + Send + 'static,
+{
+    runtime.block_on(async {
+        let mut tasks = JoinSet::new();
+        for number in 0..TASKS {
+            let share = count / TASKS + u64::from(number < count % TASKS);
+            tasks.spawn(task(format!("order:{number}"), share));
+        }
+        tasks.join_all().await.into_iter().collect()
+    })
+}

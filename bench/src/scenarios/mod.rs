@@ -1,0 +1,43 @@
+//! The scenarios, and what they share.
+
+mod file_pairs;
+mod memory_cost;
+mod memory_handoff;
+mod memory_pairs;
+
+pub(crate) mod file_handoff;
+pub(crate) mod file_queue;
+pub(crate) mod memory_held;
+
+use tokio::runtime::{Builder, Runtime};
+
+use crate::{Result, contest::Effort, report::Section};
+
+/// One thing to measure.
+#[derive(Debug)]
+pub(crate) struct Scenario {
+    pub(crate) name: &'static str,
+    pub(crate) title: &'static str,
+    pub(crate) measure: fn(Effort, &mut Section) -> Result<()>,
+}
+
+/// All scenarios, in the order in which they run.
+pub(crate) const SCENARIOS: &[Scenario] = &[
+    memory_pairs::SCENARIO,
+    memory_handoff::SCENARIO,
+    memory_cost::SCENARIO,
+    memory_held::SCENARIO,
+    file_pairs::SCENARIO,
+    file_queue::SCENARIO,
+    file_handoff::SCENARIO,
+];
+
+/// A runtime of two workers, as on a small server.
+pub(crate) fn two_workers() -> Result<Runtime> {
+    Ok(Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
+}
+
+/// A runtime on the calling thread.
+pub(crate) fn one_thread() -> Result<Runtime> {
+    Ok(Builder::new_current_thread().enable_all().build()?)
+}
