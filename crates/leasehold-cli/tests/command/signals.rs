@@ -122,10 +122,8 @@ fn what_we_were_started_to_ignore_stays_ignored_for_us_and_the_child() {
     let exe = env!("CARGO_BIN_EXE_leasehold");
     let script =
         format!("trap '' HUP; exec {exe} run x -c 'touch {}; kill -HUP $$; sleep .5; exit 7'", ready.display());
-    let mut command = std::process::Command::new("sh");
-    command.args(["-c", &script]);
-    place.settle(&mut command);
-    command.env("LEASEHOLD_URL", place.url());
+    let mut command = place.command("sh");
+    command.args(["-c", &script]).env("LEASEHOLD_URL", place.url());
     let mut holder = Running::of(command);
     until("it runs", || ready.exists());
     holder.signal(Signal::HUP);

@@ -2,7 +2,6 @@
 
 use std::{
     fs,
-    process::Command,
     time::{Duration, Instant},
 };
 
@@ -11,10 +10,8 @@ use crate::place::{Place, Running, kill, until};
 const EXE: &str = env!("CARGO_BIN_EXE_leasehold");
 
 fn shell(place: &Place, script: &str) -> Running {
-    let mut command = Command::new("sh");
-    command.args(["-c", script]);
-    place.settle(&mut command);
-    command.env("LEASEHOLD_URL", place.url());
+    let mut command = place.command("sh");
+    command.args(["-c", script]).env("LEASEHOLD_URL", place.url());
     Running::of(command)
 }
 
