@@ -20,6 +20,10 @@ use tempfile::TempDir;
 /// No wait of a test takes longer.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
+/// What is done at once takes less, also on a busy machine. What waits for something else takes longer: a minute
+/// where word was lost, 30 s for another's lease to run out.
+pub(crate) const AT_ONCE: Duration = Duration::from_secs(5);
+
 /// The variable by which every process of a test is known.
 const MARK: &str = "LEASEHOLD_TEST_PLACE";
 
