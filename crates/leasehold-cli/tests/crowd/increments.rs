@@ -45,7 +45,8 @@ fn no_increment_is_lost() {
 #[test]
 fn no_two_are_at_it_at_once_though_many_are_killed() {
     const PROCESSES: usize = 16;
-    const RUNNING_FOR: Duration = Duration::from_secs(12);
+    /// So many are killed, and so many get through.
+    const OFTEN: usize = 150;
     let _alone = crate::alone();
     let place = Place::new();
     let (marker, log, violations) = (place.path("marker"), place.path("log"), place.path("violations"));
@@ -76,7 +77,11 @@ fn no_two_are_at_it_at_once_though_many_are_killed() {
     let started = Instant::now();
     let mut seed = 0x2545_f491_4f6c_dd1d_u64;
     let mut kills = 0;
-    while started.elapsed() < RUNNING_FOR {
+    let fences = || -> Vec<u64> {
+        fs::read_to_string(&log).unwrap_or_default().lines().map(|line| line.parse().unwrap()).collect()
+    };
+    while kills < OFTEN || fences().len() < OFTEN {
+        assert!(started.elapsed() < 10 * LIMIT, "{} runs, {kills} kills", fences().len());
         std::thread::sleep(Duration::from_millis(30));
         let runs: Vec<i32> = place.processes().into_iter().filter(|pid| is_run(*pid)).collect();
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -87,11 +92,10 @@ fn no_two_are_at_it_at_once_though_many_are_killed() {
     }
     drop(workers);
     until("the runs end", || !place.processes().iter().any(|pid| is_run(*pid)));
-    let fences: Vec<u64> = fs::read_to_string(&log).unwrap().lines().map(|line| line.parse().unwrap()).collect();
+    let fences = fences();
     let overlaps = fs::read_to_string(&violations).unwrap_or_default();
     assert_eq!(overlaps, "", "two were inside at once");
     assert!(fences.is_sorted_by(|a, b| a < b), "fences rise");
-    assert!(fences.len() > 50 && kills > 50, "{} runs, {kills} kills", fences.len());
     println!("{} runs inside one at a time, {kills} killed", fences.len());
 }
 
