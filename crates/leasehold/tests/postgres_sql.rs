@@ -69,7 +69,7 @@ fn psql_and_the_library_exclude_each_other_both_ways() {
         blocking::wait(guard.release()).unwrap();
 
         assert_eq!(server.psql(&format!("select {acquire_lock}('job', 'psql')")), "t");
-        let error = blocking::wait(locks.mutex("job").wait(Duration::from_millis(200)).acquire()).unwrap_err();
+        let error = blocking::wait(locks.mutex("job").wait(Duration::from_secs(2)).acquire()).unwrap_err();
         assert!(error.to_string().contains("psql"), "the holder is named: {error}");
         assert_eq!(server.psql(&format!("select {release_lock}('job', 'psql')")), "t");
         blocking::wait(blocking::wait(locks.mutex("job").acquire()).unwrap().release()).unwrap();
