@@ -30,8 +30,7 @@ const ON_STAGE: &str = "LEASEHOLD_TEST_SCENE";
 ///
 /// It makes its own place within this one, so that nothing is left of it even if it is killed.
 fn play(place: &Place, scene: &str, variables: &[(&str, &str)]) -> Command {
-    let mut command = Command::new(env::current_exe().unwrap());
-    place.settle(&mut command);
+    let mut command = place.command(env::current_exe().unwrap());
     command.env("TMPDIR", place.path("."));
     command.args(["--exact", scene, "--nocapture", "--test-threads=1"]);
     command.env(ON_STAGE, "1").envs(variables.iter().copied()).stdin(Stdio::null());

@@ -171,13 +171,16 @@ fn busy_names_the_holder() {
         let _reader = blocking::wait(ada.rwlock("r").read()).unwrap();
         let _second = blocking::wait(ada.rwlock("r").read()).unwrap();
         let _permit = blocking::wait(ada.semaphore("s", 1).acquire()).unwrap();
-        let wait = Duration::from_millis(50);
+        // Long enough to hear of the holder on a busy machine: until then, whether it was granted is not known.
+        let wait = Duration::from_secs(3);
+        let (mutex, writer, permit) =
+            (bob.mutex("m").wait(wait), bob.mutex("r").wait(wait), bob.semaphore("s", 1).wait(wait));
         let refused = [
-            blocking::wait(bob.mutex("m").wait(wait).acquire()).unwrap_err(),
-            blocking::wait(bob.mutex("r").wait(wait).acquire()).unwrap_err(),
-            blocking::wait(bob.semaphore("s", 1).wait(wait).acquire()).unwrap_err(),
+            thread::spawn(move || blocking::wait(mutex.acquire()).unwrap_err()),
+            thread::spawn(move || blocking::wait(writer.acquire()).unwrap_err()),
+            thread::spawn(move || blocking::wait(permit.acquire()).unwrap_err()),
         ];
-        for error in refused {
+        for error in refused.map(|refused| refused.join().unwrap()) {
             assert_eq!(error.kind(), ErrorKind::WaitElapsed);
             assert!(error.to_string().contains("ada"), "{liveness}: {error}");
         }

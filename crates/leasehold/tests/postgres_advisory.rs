@@ -8,7 +8,7 @@ use leasehold::{
     ErrorKind,
     backends::postgres::advisory::{self, Advisory, Sharing},
 };
-use leasehold_testkit::postgres::Postgres;
+use leasehold_testkit::{postgres::Postgres, until};
 use tokio::task::JoinSet;
 use tokio_postgres::{Client, NoTls};
 
@@ -31,7 +31,9 @@ async fn client(server: &Postgres) -> Client {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_lock_excludes_other_connections_and_other_tasks() {
     let server = Postgres::start();
-    let (one, two) = (Advisory::connect(&server.url()).await.unwrap(), Advisory::connect(&server.url()).await.unwrap());
+    server.psql("create role waiter login");
+    let one = Advisory::connect(&server.url()).await.unwrap();
+    let two = Advisory::connect(&server.url_of("waiter", "postgres")).await.unwrap();
     let guard = one.try_acquire("job:123").await.unwrap().unwrap();
     assert_eq!(guard.key(), 614_867_089_669_398_140);
     assert!(one.try_acquire("job:123").await.unwrap().is_none(), "one connection is given it once");
@@ -40,13 +42,18 @@ async fn a_session_lock_excludes_other_connections_and_other_tasks() {
     let error = two.acquire("job:123", Duration::from_millis(150)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::WaitElapsed);
 
+    let began = server.psql("select clock_timestamp()");
     let waiting = {
         let two = two.clone();
-        tokio::runtime::Handle::current().spawn(async move { two.acquire("job:123", Duration::from_secs(10)).await })
+        tokio::runtime::Handle::current().spawn(async move { two.acquire("job:123", Duration::from_secs(60)).await })
     };
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    let blocked = server.psql("select count(*) from pg_stat_activity where wait_event_type = 'Lock' or backend_xmin is not null and pid <> pg_backend_pid()");
-    assert_eq!(blocked, "0", "nobody blocks in a statement");
+    // A statement that blocks holds a snapshot, which keeps dead rows: the one who waits asks, and is idle until it
+    // asks again.
+    let idle = format!(
+        "select count(*) from pg_stat_activity where usename = 'waiter' and query_start > '{began}' and state = 'idle'"
+    );
+    until(|| server.psql(&idle) != "0");
+    assert!(!waiting.is_finished(), "it is held");
     assert!(guard.release().await.unwrap());
     let next = waiting.await.unwrap().unwrap();
     next.check().unwrap();
@@ -67,24 +74,12 @@ async fn a_session_lock_is_capped_dropped_and_lost_with_its_connection() {
     for _ in 0..20 {
         let _dropped = tokio::time::timeout(Duration::from_micros(300), few.try_acquire("a")).await;
     }
-    let mut free = false;
-    for _ in 0..200 {
-        free = server.psql("select pg_try_advisory_lock(leasehold_key)::text from (select 1) x, lateral (select ('x0' || left(encode(sha256('a'), 'hex'), 15))::bit(64)::bigint as leasehold_key) k") == "true";
-        if free {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    assert!(free, "a dropped ask left a lock behind");
+    // A dropped ask leaves no lock behind.
+    let take = format!("select pg_try_advisory_lock({})", advisory::key("a"));
+    until(|| server.psql(&take) == "t");
     second.check().unwrap();
     server.psql("select count(pg_terminate_backend(pid)) from pg_stat_activity where application_name = 'leasehold'");
-    for _ in 0..200 {
-        if second.check().is_err() {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    assert!(second.check().is_err());
+    until(|| second.check().is_err());
 }
 
 #[tokio::test(flavor = "multi_thread")]

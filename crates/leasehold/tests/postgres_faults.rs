@@ -161,7 +161,9 @@ fn ends_with_the_connections(ways: [String; 2], server: &mut Postgres, fault: im
     assert!(next.fence() > guard.fence());
     blocking::wait(next.release()).unwrap();
     let ended = blocking::wait(two.history(&HistoryFilter::new(Names::All))).unwrap();
-    assert_eq!(ended.iter().map(|ended| ended.ending).collect::<Vec<_>>(), [Ending::Released, Ending::Disconnected]);
+    // The waiter's place ends with its connection, too, unless it asks again before anybody notices.
+    let held = ended.iter().filter(|ended| ended.fence.is_some());
+    assert_eq!(held.map(|ended| ended.ending).collect::<Vec<_>>(), [Ending::Released, Ending::Disconnected]);
 }
 
 #[test]
@@ -250,7 +252,8 @@ fn calls_for_which_there_is_no_further_connection_go_by_the_one_there_is() {
         thread::spawn(move || blocking::wait(asked.acquire()))
     };
     let slow = ask(String::from("slow"));
-    until(|| server.psql("select count(*) from pg_locks where not granted") == "1");
+    let blocked = "select count(*) from pg_stat_activity where usename = 'app' and wait_event_type = 'Lock'";
+    until(|| server.psql(blocked) == "1");
     let (began, mut others) = (SystemClock.now(), Vec::new());
     let refusals = || server.log().matches("too many connections for role \"app\"").count();
     until(|| {
@@ -314,6 +317,7 @@ fn a_grant_whose_telling_was_lost_with_a_connection_is_asked_for() {
     // Only that which listens goes the second way.
     first.refuse();
     let listens = "from pg_stat_activity where query like 'listen %'";
+    until(|| server.psql(&format!("select count(*) {listens}")) == "1");
     let pid = server.psql(&format!("select pid {listens}"));
     server.psql(&format!("select pg_terminate_backend({pid})"));
     until(|| server.psql(&format!("select count(*) {listens} and pid <> {pid}")) == "1");

@@ -428,7 +428,9 @@ fn a_grant_by_a_connection_that_died_meanwhile_is_not_believed() {
     runtime.block_on(stranger.batch_execute(lock)).unwrap();
     let asking = locks.clone();
     let asked = std::thread::spawn(move || blocking::wait(asking.mutex("x").acquire()));
-    until(|| server.psql("select count(*) from pg_locks where not granted") != "0");
+    let blocked =
+        "select count(*) from pg_stat_activity where application_name = 'leasehold' and wait_event_type = 'Lock'";
+    until(|| server.psql(blocked) != "0");
     let pid = server.psql("select pid from leasehold.session order by id limit 1");
     server.psql(&format!("select pg_terminate_backend({pid})"));
     until(|| server.psql(&format!("select count(*) from pg_stat_activity where pid = {pid}")) == "0");

@@ -39,13 +39,17 @@ fn connect(url: &str) -> Leasehold {
     blocking::wait(Leasehold::connect(url)).unwrap()
 }
 
-/// Somebody's transaction, which stays open until [`commit`].
-fn open_transaction(server: &Postgres, statement: &str) -> Child {
-    let mut writer = server.client("postgres").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-    writer.stdin.as_mut().unwrap().write_all(format!("begin; {statement};\n").as_bytes()).unwrap();
-    let open = "select count(*) from pg_stat_activity where state = 'idle in transaction'";
-    until(|| server.psql(open) == "1");
-    writer
+/// Somebody's transaction, which stays open until [`commit`] once all these statements were run.
+fn open_transaction(server: &Postgres, statements: &str) -> Child {
+    let mut client = server.client("postgres").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    client.stdin.as_mut().unwrap().write_all(format!("begin; {statements};\n").as_bytes()).unwrap();
+    // It is idle in its transaction after each of them.
+    let last = statements.rsplit("; ").next().unwrap();
+    let open = format!(
+        "select count(*) from pg_stat_activity where state = 'idle in transaction' and query = $sql${last};$sql$"
+    );
+    until(|| server.psql(&open) == "1");
+    client
 }
 
 fn commit(mut writer: Child) {
@@ -65,7 +69,7 @@ fn psql_and_the_library_exclude_each_other_both_ways() {
         blocking::wait(guard.release()).unwrap();
 
         assert_eq!(server.psql(&format!("select {acquire_lock}('job', 'psql')")), "t");
-        let error = blocking::wait(locks.mutex("job").wait(Duration::from_millis(200)).acquire()).unwrap_err();
+        let error = blocking::wait(locks.mutex("job").wait(Duration::from_secs(2)).acquire()).unwrap_err();
         assert!(error.to_string().contains("psql"), "the holder is named: {error}");
         assert_eq!(server.psql(&format!("select {release_lock}('job', 'psql')")), "t");
         blocking::wait(blocking::wait(locks.mutex("job").acquire()).unwrap().release()).unwrap();
@@ -124,7 +128,10 @@ fn a_release_of_what_is_anothers_locks_nothing() {
     let release = "select leasehold.release_lock('slow', 'a')";
     std::thread::scope(|scope| {
         let released = scope.spawn(|| server.psql(release));
-        until(|| server.psql("select count(*) from pg_locks where not granted") == "1" || released.is_finished());
+        let blocked = format!(
+            "select count(*) from pg_stat_activity where query = $sql${release}$sql$ and wait_event_type = 'Lock'"
+        );
+        until(|| server.psql(&blocked) == "1" || released.is_finished());
         commit(writer);
         assert_eq!(released.join().unwrap(), "t");
     });
@@ -629,9 +636,7 @@ fn nobody_is_notified_while_nobody_waits() {
     let locks = connect(&server.url());
     let position = || server.psql("select pg_notification_queue_usage()");
     let before = position();
-    let mut listener = server.client("postgres").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-    listener.stdin.as_mut().unwrap().write_all(b"begin; listen nothing; commit; begin; select 1;\n").unwrap();
-    until(|| server.psql("select count(*) from pg_stat_activity where state = 'idle in transaction'") == "1");
+    let mut listener = open_transaction(&server, "listen nothing; commit; begin; select 1");
     for at in 0..300 {
         let guard = blocking::wait(locks.mutex(format!("free:{at}")).acquire()).unwrap();
         blocking::wait(guard.release()).unwrap();

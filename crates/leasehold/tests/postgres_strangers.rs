@@ -147,10 +147,11 @@ fn a_name_in_a_strangers_transaction_delays_no_other_however_many_ask_for_it() {
             thread::spawn(move || blocking::wait(async { asks.acquire().await?.release().await }).unwrap())
         })
         .collect();
-    until(|| server.psql("select count(*) from pg_locks where not granted") != "0");
+    let blocked =
+        "select count(*) from pg_stat_activity where application_name = 'leasehold' and wait_event_type = 'Lock'";
+    until(|| server.psql(blocked) != "0");
     // As long as a call waits for a lock, and more: they came together, and now each would go alone.
     thread::sleep(Duration::from_millis(1500));
-    let blocked = "select count(*) from pg_stat_activity where wait_event_type = 'Lock'";
     for _ in 0..20 {
         blocking::wait(blocking::wait(locks.mutex("other").acquire()).unwrap().release()).unwrap();
         let blocked: u32 = server.psql(blocked).parse().unwrap();

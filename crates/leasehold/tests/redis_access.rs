@@ -316,7 +316,7 @@ async fn a_busy_lock_names_its_holder() {
     let locks = Leasehold::builder().holder(Holder::new("alice@web-3").unwrap()).connect(&server.url()).await.unwrap();
     let _guard = locks.mutex("x").note("nightly").acquire().await.unwrap();
     let others = Leasehold::connect(&server.url()).await.unwrap();
-    let error = others.mutex("x").wait(Duration::from_millis(100)).acquire().await.unwrap_err();
+    let error = others.mutex("x").wait(Duration::from_secs(2)).acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::WaitElapsed);
     assert!(error.to_string().contains("alice@web-3") && error.to_string().contains("nightly"), "{error}");
     assert_eq!(error.holders()[0].holder.as_str(), "alice@web-3");

@@ -1,8 +1,8 @@
 //! A lock that is lost: everything under it is stopped, the code is 121, nothing is released.
 
-use std::{fs, process::Stdio, time::Duration};
+use std::{fs, process::Stdio};
 
-use crate::place::{Place, is_alive, read_soon, until};
+use crate::place::{AT_ONCE, Place, is_alive, read_soon, until};
 
 /// Starts a holder that writes the pids of its command and grandchild, and gives them.
 fn start_family(place: &Place, args: &[&str]) -> (crate::place::Running, i32, i32) {
@@ -47,17 +47,17 @@ fn an_evicted_holder_stops_its_command_and_all_below_it() {
 #[test]
 fn one_that_does_not_listen_to_term_is_killed_after_the_grace() {
     let place = Place::new();
-    let pid = place.path("pid");
-    let script = format!("trap '' TERM; echo $$ > {}; while :; do sleep .05; done", pid.display());
-    let mut command = place.leasehold(&["run", "--kill-after", ".4", "x", "-c", &script]);
+    let (ready, told) = (place.path("ready"), place.path("told"));
+    let script =
+        format!("trap 'touch {}' TERM; touch {}; while :; do sleep .05; done", told.display(), ready.display());
+    let mut command = place.leasehold(&["run", "--kill-after", "2", "x", "-c", &script]);
     command.stderr(Stdio::piped());
     let running = crate::place::Running::of(command);
-    let pid: i32 = read_soon(&pid).parse().unwrap();
+    until("it runs", || ready.exists());
     evict(&place);
-    std::thread::sleep(Duration::from_millis(200));
-    assert!(is_alive(pid), "it has its grace");
     let ran = running.finish();
     ran.assert_code(121);
+    assert!(told.exists(), "it has its grace");
     assert!(ran.stderr.contains("ended by KILL"), "{ran:?}");
     assert!(place.processes().is_empty());
 }
@@ -79,12 +79,14 @@ fn on_lost_can_be_chosen() {
     assert_eq!(fs::read_to_string(&said).unwrap(), "usr1\n");
     fs::remove_file(&ready).unwrap();
 
-    let mut killed = place.start(&["run", "--on-lost", "kill", "x", "-c", &format!("trap '' TERM; {script}")]);
+    // After TERM it would have twenty seconds.
+    let kill = ["run", "--on-lost", "kill", "--ttl", "2m", "--kill-after", "20s", "x", "-c"];
+    let mut killed = place.start(&[&kill[..], &[&format!("trap '' TERM; {script}")]].concat());
     until("it runs", || ready.exists());
     let before = std::time::Instant::now();
     evict(&place);
     assert_eq!(killed.code(), 121);
-    assert!(before.elapsed() < Duration::from_secs(2), "KILL at once");
+    assert!(before.elapsed() < AT_ONCE, "KILL at once");
     fs::remove_file(&ready).unwrap();
 
     let out = place.path("out");

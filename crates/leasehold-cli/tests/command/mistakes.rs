@@ -141,10 +141,9 @@ fn a_backend_that_cannot_be_used_is_69() {
 
     // A full disk: no file may grow.
     place.run(&["run", "x", "true"]).assert_code(0);
-    let mut command = Command::new("sh");
+    let mut command = place.command("sh");
     let exe = env!("CARGO_BIN_EXE_leasehold");
     command.args(["-c", &format!("ulimit -f 0; trap '' XFSZ; exec {exe} run x -- echo never")]);
-    place.settle(&mut command);
     command.env("LEASEHOLD_URL", place.url());
     assert_clear(&Ran::of(command), 69, "free some space");
     place.run(&["run", "x", "true"]).assert_code(0);

@@ -7,7 +7,7 @@ use std::{
 
 use rustix::process::Signal;
 
-use crate::place::{Place, Running, is_alive, read_soon, until};
+use crate::place::{AT_ONCE, Place, Running, is_alive, read_soon, until};
 
 const ENDING: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
 
@@ -23,7 +23,7 @@ fn one_who_waits_leaves_the_queue_at_once() {
         let code = waiter.code();
         let took = sent.elapsed();
         assert_eq!(code, 128 + signal.as_raw());
-        assert!(took < Duration::from_millis(200), "{signal:?} took {took:?}");
+        assert!(took < AT_ONCE, "{signal:?} took {took:?}");
         assert_eq!(place.waiters("x"), 0, "no place is left behind");
     }
 }
@@ -122,10 +122,8 @@ fn what_we_were_started_to_ignore_stays_ignored_for_us_and_the_child() {
     let exe = env!("CARGO_BIN_EXE_leasehold");
     let script =
         format!("trap '' HUP; exec {exe} run x -c 'touch {}; kill -HUP $$; sleep .5; exit 7'", ready.display());
-    let mut command = std::process::Command::new("sh");
-    command.args(["-c", &script]);
-    place.settle(&mut command);
-    command.env("LEASEHOLD_URL", place.url());
+    let mut command = place.command("sh");
+    command.args(["-c", &script]).env("LEASEHOLD_URL", place.url());
     let mut holder = Running::of(command);
     until("it runs", || ready.exists());
     holder.signal(Signal::HUP);

@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io::{Read, Write},
-    process::{Command, Stdio},
+    process::Stdio,
     sync::{Arc, Mutex},
     thread,
 };
@@ -46,9 +46,8 @@ impl Terminal {
 
     /// Starts a command that has this terminal for its own.
     fn start(&self, place: &Place, args: &[&str]) -> Running {
-        let mut command = Command::new("setsid");
+        let mut command = place.command("setsid");
         command.args(["--ctty"]).args(args);
-        place.settle(&mut command);
         command.env("LEASEHOLD_URL", place.url()).env("TERM", "xterm").env("PS1", "$ ");
         let line = || Stdio::from(self.line.try_clone().unwrap());
         command.stdin(line()).stdout(line()).stderr(line());

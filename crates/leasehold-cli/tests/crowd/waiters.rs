@@ -41,25 +41,19 @@ fn those_who_wait_sleep_and_a_hand_over_wakes_one() {
         waiters.extend((0..10).map(|_| place.start(&["run", "x", "-c", &script])));
         until("they wait", || place.waiters("x") == waiters.len());
     }
-    // The threads that opened the directory have gone by then.
-    std::thread::sleep(Duration::from_secs(4));
-
     let cpu = |waiters: &[Running]| -> u64 { waiters.iter().map(|waiter| ticks(waiter.pid())).sum() };
     let woken = |waiters: &[Running]| -> u64 { waiters.iter().map(|waiter| switches(waiter.pid())).sum() };
-    // Each asks once a minute whether word was lost, so that a window may hold some of these; a poller fills them all.
-    let quietest = (0..3)
-        .map(|_| {
-            let before = (cpu(&waiters), woken(&waiters));
-            std::thread::sleep(WATCHED_FOR);
-            let used = Duration::from_millis(10 * cpu(&waiters).saturating_sub(before.0));
-            (used, woken(&waiters).saturating_sub(before.1))
-        })
-        .min()
-        .unwrap();
-    let (used, switched) = quietest;
-    println!("{WAITERS} waiters over {WATCHED_FOR:?}: {used:?} of processor time, {switched} context switches");
-    assert!(used < WATCHED_FOR / 50, "{used:?}");
-    assert!(switched < u64::try_from(WAITERS).unwrap(), "{switched}");
+    // The threads that opened the directory end in the first windows, and each waiter asks once a minute whether word
+    // was lost; a poller fills them all.
+    let quiet = (0..6).any(|_| {
+        let before = (cpu(&waiters), woken(&waiters));
+        std::thread::sleep(WATCHED_FOR);
+        let used = Duration::from_millis(10 * cpu(&waiters).saturating_sub(before.0));
+        let switched = woken(&waiters).saturating_sub(before.1);
+        println!("{WAITERS} waiters over {WATCHED_FOR:?}: {used:?} of processor time, {switched} context switches");
+        used < WATCHED_FOR / 50 && switched < u64::try_from(WAITERS).unwrap()
+    });
+    assert!(quiet, "those who wait do not sleep");
 
     let mut woken_by_each = Vec::new();
     let mut current = holder;

@@ -4,7 +4,7 @@
 
 use std::{
     collections::HashMap,
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fs,
     io::Read,
     path::{Path, PathBuf},
@@ -19,6 +19,10 @@ use tempfile::TempDir;
 
 /// No wait of a test takes longer.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
+
+/// What is done at once takes less, also on a busy machine. What waits for something else takes longer: a minute
+/// where word was lost, 30 s for another's lease to run out.
+pub(crate) const AT_ONCE: Duration = Duration::from_secs(5);
 
 /// The variable by which every process of a test is known.
 const MARK: &str = "LEASEHOLD_TEST_PLACE";
@@ -50,14 +54,18 @@ impl Place {
 
     /// The same, with no backend said.
     pub(crate) fn bare(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
+        let mut command = self.command(env!("CARGO_BIN_EXE_leasehold"));
         command.args(args);
-        self.settle(&mut command);
         command
     }
 
-    /// Makes any command one of this place.
-    pub(crate) fn settle(&self, command: &mut Command) {
+    /// Any program on this place, with every signal at its default.
+    ///
+    /// A process inherits the signals that its parent ignores: INT and QUIT where the tests are a background job of
+    /// a script, HUP under `nohup`. `leasehold` leaves these ignored, as it should, and could not be tested.
+    pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new("env");
+        command.args(["--default-signal", "--"]).arg(program);
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("LEASEHOLD_") {
                 command.env_remove(name);
@@ -72,6 +80,7 @@ impl Place {
             .env_remove("CLICOLOR_FORCE")
             .env("SHELL", "/bin/sh")
             .stdin(Stdio::null());
+        command
     }
 
     /// Runs the command to its end, within the limit.

@@ -115,6 +115,14 @@ impl Server {
         line.and_then(|rest| rest.split(',').next()?.parse().ok()).unwrap_or(0)
     }
 
+    /// How many commands clients of the library have sent since the last reset; all others are called by scripts.
+    pub fn sent(&self) -> u64 {
+        ["evalsha", "eval", "hello", "subscribe", "ssubscribe", "ping", "xrevrange", "zrangebylex", "zrandmember"]
+            .iter()
+            .map(|command| self.calls(command))
+            .sum()
+    }
+
     /// Starts counting anew.
     pub fn reset_calls(&self) {
         self.ask(&["CONFIG", "RESETSTAT"]);

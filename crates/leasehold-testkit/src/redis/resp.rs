@@ -2,8 +2,8 @@
 
 use std::{
     fmt,
-    io::{self, BufRead, BufReader, Write},
-    net::TcpStream,
+    io::{self, BufRead, BufReader, Read, Write},
+    net::{Shutdown, TcpStream},
     time::Duration,
 };
 
@@ -54,7 +54,11 @@ pub(super) fn ask(port: u16, password: Option<&str>, command: &[&str]) -> io::Re
     if password.is_some() {
         read(&mut replies)?;
     }
-    read(&mut replies)
+    let reply = read(&mut replies)?;
+    // The server closes its end once it has forgotten this client, so that nobody counts it afterwards.
+    replies.get_ref().shutdown(Shutdown::Write)?;
+    let _closed_or_reset = replies.read_to_end(&mut Vec::new());
+    Ok(reply)
 }
 
 fn write_command(to: &mut impl Write, command: &[&str]) -> io::Result<()> {
