@@ -1,0 +1,43 @@
+//! A loss is reported in time: `lost` completes soon after the lease ended, whatever else its process does.
+
+use super::{Rules, Violation};
+use crate::{
+    history::History,
+    instant::{Micros, millis},
+};
+
+/// How late a busy machine may make `lost`. Faults that block do so for longer.
+const BOUND: Micros = millis(1500);
+
+pub(super) fn check(history: &History, rules: Rules) -> Vec<Violation> {
+    let late = history.losses.iter().filter(|loss| loss.reported.saturating_sub(loss.due) > BOUND);
+    // A stopped process cannot report.
+    let late = late.filter(|loss| !history.lives[loss.life].stopped_within(loss.due, loss.reported));
+    late.map(|loss| {
+        let millis = |at: Micros| at.saturating_sub(rules.began) / 1000;
+        let what = format!("{}: `lost` came {} ms late", loss.what, (loss.reported - loss.due) / 1000);
+        let slow = if history.lives[loss.life].slow { ", on a slow disk" } else { "" };
+        let label = &history.lives[loss.life].label;
+        let evidence =
+            format!("in {label}{slow}, due at {} ms, reported at {} ms", millis(loss.due), millis(loss.reported));
+        Violation::new("loss", what, vec![evidence])
+    })
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::sample, *};
+    use crate::history::{Loss, Stop};
+
+    #[test]
+    fn a_late_report_is_found_unless_its_process_was_stopped() {
+        let mut history = sample::history(1);
+        history.losses.push(Loss { life: 0, what: String::from("a"), due: 10, reported: 10 + BOUND });
+        assert!(check(&history, sample::RULES).is_empty());
+        history.losses.push(Loss { life: 0, what: String::from("a"), due: 10, reported: 11 + BOUND });
+        assert_eq!(check(&history, sample::RULES).len(), 1);
+        history.lives[0].stops.push(Stop { from: 10, to: 11 });
+        assert!(check(&history, sample::RULES).is_empty());
+    }
+}

@@ -1,0 +1,151 @@
+//! Nobody waits for nothing: while somebody waits for a name, it is granted again within a bound after it is free.
+//!
+//! A name is *served* while a holder works: from its grant until it is about to release, or until it is killed. A
+//! holder that is stopped before its release has returned serves the name too: a stopped process keeps its lock
+//! where the process is the life of a lease. A waiter counts while its process runs. Where a span with a waiter and
+//! without service exceeds one ttl and some slack, something hangs. An ask that failed with an error was answered
+//! and counts as no waiter; the report counts errors by kind.
+
+use super::{Liveness, Rules, Violation};
+use crate::{
+    history::{Ask, History},
+    instant::{Micros, millis},
+    target::TTL,
+};
+
+/// What scheduling and slow disks may add to one ttl.
+const SLACK: Micros = millis(4000);
+
+/// How long a name may go without a grant while somebody waits.
+pub(crate) fn bound() -> Micros {
+    u64::try_from(TTL.as_micros()).unwrap_or(u64::MAX) + SLACK
+}
+
+/// A span, and whether somebody waits or works in it.
+struct Span {
+    from: Micros,
+    to: Micros,
+    waits: bool,
+}
+
+pub(super) fn check(history: &History, rules: Rules) -> Vec<Violation> {
+    let stuck = history.by_name().into_iter().flat_map(|(name, asks)| check_name(history, rules, name, &asks));
+    let failures = history.failures.iter().map(|what| Violation::new("progress", what.clone(), Vec::new()));
+    stuck.chain(failures).collect()
+}
+
+fn check_name(history: &History, rules: Rules, name: &str, asks: &[&Ask]) -> Vec<Violation> {
+    let mut edges = Vec::new();
+    for span in asks.iter().flat_map(|ask| spans(history, rules, ask)).filter(|span| span.from < span.to) {
+        edges.push((span.from, 1_i64, span.waits));
+        edges.push((span.to, -1, span.waits));
+    }
+    edges.sort_unstable();
+    let (mut waiters, mut holders, mut since) = (0, 0, None);
+    let mut violations = Vec::new();
+    for (at, change, waits) in edges {
+        *(if waits { &mut waiters } else { &mut holders }) += change;
+        let stuck = waiters > 0 && holders == 0;
+        match since {
+            None if stuck => since = Some(at),
+            Some(from) if !stuck => {
+                since = None;
+                if at - from > bound() {
+                    violations.push(report(history, rules, name, asks, from, at));
+                }
+            }
+            _ => {}
+        }
+    }
+    violations
+}
+
+/// When an acquisition waited, and when it served its name.
+fn spans(history: &History, rules: Rules, ask: &Ask) -> Vec<Span> {
+    let life = history.life_of(ask);
+    let end = life.killed.unwrap_or(rules.ended).min(rules.ended);
+    let mut spans = Vec::new();
+    if ask.refusal.as_ref().is_none_or(|error| error.starts_with("WaitElapsed")) && !life.slow {
+        let mut from = ask.asked;
+        let until = ask.began.or(ask.gave_up).unwrap_or(end).min(end);
+        for stop in &life.stops {
+            if stop.from < until && stop.to > from {
+                spans.push(Span { from, to: stop.from, waits: true });
+                from = stop.to;
+            }
+        }
+        spans.push(Span { from, to: until, waits: true });
+    }
+    if let Some(began) = ask.began {
+        let to = ask.ending.or(ask.lost).unwrap_or(end).min(end);
+        spans.push(Span { from: began, to, waits: false });
+        if rules.liveness == Liveness::Process {
+            let released = ask.released.unwrap_or(end);
+            let stops = life.stops.iter().filter(|stop| began < stop.to && stop.from < released);
+            spans.extend(stops.map(|stop| Span { from: stop.from, to: stop.to, waits: false }));
+        }
+    }
+    spans
+}
+
+fn report(history: &History, rules: Rules, name: &str, asks: &[&Ask], from: Micros, to: Micros) -> Violation {
+    let seconds = |at: Micros| at.saturating_sub(rules.began) as f64 / 1e6;
+    let what = format!(
+        "{name}: nobody was granted it for {:.1} s, from {:.1} s to {:.1} s, though somebody waited",
+        (to - from) as f64 / 1e6,
+        seconds(from),
+        seconds(to),
+    );
+    let mut evidence = Vec::new();
+    for life in &history.lives {
+        if let Some(killed) = life.killed.filter(|killed| (from.saturating_sub(millis(500))..to).contains(killed)) {
+            evidence.push(format!("{} was killed at {:.1} s", life.label, seconds(killed)));
+        }
+        for stop in life.stops.iter().filter(|stop| stop.from < to && from < stop.to) {
+            let (from, to) = (seconds(stop.from), seconds(stop.to));
+            evidence.push(format!("{} was stopped from {from:.1} s to {to:.1} s", life.label));
+        }
+    }
+    for child in history.children.iter().filter(|(_, child)| child.idle) {
+        let parent = &history.lives[child.1.life];
+        if parent.killed.is_some_and(|killed| killed < to && from < killed + bound() * 2) {
+            evidence.push(format!("{} had forked the idle child {}", parent.label, child.0));
+        }
+    }
+    let last = asks.iter().filter(|ask| ask.began.is_some_and(|began| began <= from)).max_by_key(|ask| ask.began);
+    evidence.extend(last.map(|ask| format!("last holder: {}", ask.describe(rules.began))));
+    let next = asks.iter().filter(|ask| ask.began.is_some_and(|began| began >= to)).min_by_key(|ask| ask.began);
+    evidence.extend(next.map(|ask| format!("next holder: {}", ask.describe(rules.began))));
+    Violation::new("progress", what, evidence)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::sample, *};
+    use crate::history::Stop;
+
+    /// One holder until 1 s, and the next one, who asked meanwhile, from `next`.
+    fn history(next: Micros) -> History {
+        let mut history = sample::history(2);
+        sample::ask(&mut history, 0, "a", 0, 1, 1);
+        sample::hold(&mut history, "a", 1, 0, millis(1000));
+        sample::ask(&mut history, 1, "b", millis(500), 1, 1);
+        sample::hold(&mut history, "b", 2, next, next + 1);
+        history
+    }
+
+    #[test]
+    fn a_free_name_that_nobody_is_granted_is_found() {
+        let late = millis(1001) + bound();
+        assert!(check(&history(late - millis(2)), sample::RULES).is_empty());
+        assert_eq!(check(&history(late), sample::RULES).len(), 1);
+    }
+
+    #[test]
+    fn a_stopped_waiter_does_not_count_as_waiting() {
+        let late = millis(1001) + bound();
+        let mut history = history(late);
+        history.lives[1].stops.push(Stop { from: millis(1100), to: late - 1 });
+        assert!(check(&history, sample::RULES).is_empty());
+    }
+}
