@@ -58,7 +58,7 @@ impl Faults {
         if kinds.is_empty() || now() < self.next_at {
             return Ok(());
         }
-        self.next_at = now() + millis(200) + self.dice.below(millis(800));
+        self.next_at = now() + millis(300) + self.dice.below(millis(1200));
         let (kind, index) = (kinds[self.dice.index(kinds.len())], self.dice.index(fleet.slots.len()));
         self.inject(fleet, kind, index)
     }

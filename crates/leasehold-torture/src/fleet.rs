@@ -81,7 +81,8 @@ impl Fleet {
         let slow = self.slow_slot == Some(index);
         let mut command = if slow { self.under_strace(&label) } else { Command::new(&program) };
         if slow {
-            command.arg(&program);
+            // strace complains there of threads that end while it delays them.
+            command.arg(&program).stderr(Stdio::null());
         }
         command.args(["worker", "--url", &self.url, "--label", &label, "--lanes", &self.lanes.to_string()]);
         command.args(["--seed", &self.dice.below(u64::MAX).to_string(), "--client", &client_name(self.client)]);

@@ -193,7 +193,7 @@ pub(crate) async fn run(shared: &Shared, mut dice: Dice) {
             } else {
                 broken::turn(shared, &mut dice).await;
             }
-            sleep(Duration::from_micros(dice.below(millis(10)))).await;
+            sleep(Duration::from_micros(dice.below(millis(5)))).await;
         }
     };
     // Drops whatever the lane does: asks are cancelled and guards are given back by their drop.
@@ -226,7 +226,7 @@ async fn turn(shared: &Shared, dice: &mut Dice) {
 
 async fn hold(shared: &Shared, dice: &mut Dice, ask: &Ask, guard: Guard) {
     shared.began(ask, guard.fence().get());
-    let mut length = if dice.percent(5) { millis(300) } else { millis(25) };
+    let mut length = if dice.percent(3) { millis(300) } else { millis(8) };
     let fork_idle = shared.fork_idle.lock().take();
     if let Some(idle) = fork_idle {
         shared.fork_child(&guard, idle);

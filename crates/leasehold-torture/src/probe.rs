@@ -1,9 +1,9 @@
 //! What runs beside the lanes of a worker: a lease whose loss is due, a look at the queues, a callback that blocks.
 
-use std::{sync::Arc, thread, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, thread, time::Duration};
 
 use leasehold::{
-    Error, Leasehold,
+    Error, Leasehold, Resource,
     lease::{LeaseState, ListFilter, Names},
 };
 use tokio::time::{sleep, timeout};
@@ -12,7 +12,7 @@ use crate::{
     event::Event,
     instant::{Micros, millis, now},
     lane::Shared,
-    target::TTL,
+    target::{TARGETS, TTL},
 };
 
 /// How long a callback blocks: longer than a loss may take to be reported.
@@ -67,17 +67,26 @@ pub(crate) async fn block_in_callback(shared: &Arc<Shared>, name: &str) -> Resul
 pub(crate) async fn list_leftovers(locks: &Leasehold) -> Vec<String> {
     let until = now() + millis(5000);
     loop {
-        let left = match locks.list(&ListFilter::new(Names::All)).await {
-            Ok(page) => page
-                .leases
-                .iter()
-                .map(|lease| format!("{} by {}: {:?}", lease.resource, lease.holder, lease.state))
-                .collect(),
-            Err(error) => vec![format!("list failed: {error}")],
-        };
+        let left = list_once(locks).await.unwrap_or_else(|error| vec![format!("list failed: {error}")]);
         if left.is_empty() || now() > until {
             return left;
         }
         sleep(Duration::from_millis(50)).await;
     }
+}
+
+/// Lists everything, and each name by itself: a list of all may leave out a resource that cannot be read just now.
+async fn list_once(locks: &Leasehold) -> Result<Vec<String>, Error> {
+    let mut filters = vec![Names::All];
+    for target in TARGETS {
+        filters.push(Names::Exactly(Resource::new(target.name)?));
+    }
+    let mut left = BTreeSet::new();
+    for names in filters {
+        for lease in locks.list(&ListFilter::new(names)).await?.leases {
+            let state = if matches!(lease.state, LeaseState::Waiting { .. }) { "waits" } else { "holds" };
+            left.insert(format!("{} {state} {}", lease.holder, lease.resource));
+        }
+    }
+    Ok(left.into_iter().collect())
 }

@@ -64,7 +64,9 @@ mod sample {
     /// A history with `workers` processes and nothing in it.
     pub(super) fn history(workers: usize) -> History {
         let life = |index| Life { label: format!("w{index}"), ..Life::default() };
-        History { lives: (0..workers).map(life).collect(), ..History::default() }
+        let mut history = History::default();
+        history.lives.extend((0..workers).map(life));
+        history
     }
 
     /// Adds an ask for all of `capacity`, or for a part.
