@@ -73,6 +73,8 @@ pub(crate) struct Role {
 pub(crate) enum Backend {
     Memory,
     File,
+    /// A private Redis server, with a proxy for each worker.
+    Redis,
 }
 
 /// Something that goes wrong.
@@ -88,6 +90,8 @@ pub(crate) enum Fault {
     SlowDisk,
     /// A callback of an election blocks for seconds.
     Callback,
+    /// The way to the server is cut, held back, lossy or slow (server backends only).
+    Network,
 }
 
 /// A client for workers. Each broken one breaks one rule, and names the checker that must catch it.

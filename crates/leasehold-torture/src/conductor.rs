@@ -26,14 +26,14 @@ pub(crate) fn run(plan: &Plan) -> io::Result<Report> {
     let mut dice = Dice::new(plan.seed);
     let mut notes = Vec::new();
     let slow_disk = plan.backend == Backend::File && plan.faults.contains(&Fault::SlowDisk) && has_strace(&mut notes);
+    let began = now();
     let mut fleet = Fleet::start(plan, folder.path().to_owned(), slow_disk, dice.split())?;
     let observer = match plan.backend {
-        Backend::Memory => None,
+        Backend::Memory | Backend::Redis => None,
         Backend::File => Some(Leasehold::connect(&fleet.url).map_err(io::Error::other)?),
     };
     let mut faults = Faults::new(plan.faults.clone(), observer, dice.split());
 
-    let began = now();
     while now() < began + millis(plan.seconds * 1000) {
         fleet.look()?;
         faults.step(&mut fleet)?;
@@ -48,7 +48,7 @@ pub(crate) fn run(plan: &Plan) -> io::Result<Report> {
     }
 
     let liveness = match plan.backend {
-        Backend::Memory => Liveness::Ttl,
+        Backend::Memory | Backend::Redis => Liveness::Ttl,
         Backend::File => Liveness::Process,
     };
     let violations = check::all(&fleet.history, Rules { liveness, began, ended });

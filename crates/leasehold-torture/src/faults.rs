@@ -37,6 +37,7 @@ pub(crate) struct Faults {
 #[derive(Clone, Copy, Debug)]
 enum Pending {
     GoOn(usize),
+    Mend(usize),
     /// Kill this worker as soon as it has forked.
     KillParent(usize, usize),
     KillChild(i32),
@@ -85,6 +86,12 @@ impl Faults {
                 fleet.command(index, "callback");
                 self.count("callback");
             }
+            Fault::Network => {
+                if let Some((what, length)) = fleet.disturb(index, &mut self.dice) {
+                    self.pending.push((now() + length, Pending::Mend(index)));
+                    self.count(what);
+                }
+            }
             Fault::SlowDisk => {}
         }
         Ok(())
@@ -110,8 +117,11 @@ impl Faults {
 
     /// Whether the stopped worker may hold a lease that its log does not show.
     ///
-    /// 1. The worker confirms a grant. 2. SIGSTOP arrives before the worker records it. On a backend where a
-    /// stopped process keeps its leases, the name is rightly blocked, and the log says that the worker waits.
+    /// 1. The worker confirms a grant.
+    /// 2. SIGSTOP arrives before the worker records it.
+    ///
+    /// On a backend where a stopped process keeps its leases, the name is then rightly blocked, though the log says
+    /// that the worker waits. Such a stop is undone.
     fn may_hold_unrecorded(&self, fleet: &Fleet, index: usize) -> bool {
         let Some(observer) = &self.observer else { return false };
         let Ok(page) = observer.list(&ListFilter::new(Names::All)) else { return true };
@@ -125,6 +135,7 @@ impl Faults {
         match pending {
             _ if now() < due => self.pending.push((due, pending)),
             Pending::GoOn(index) => fleet.go_on(index)?,
+            Pending::Mend(index) => fleet.mend(index),
             Pending::KillChild(child) => kill_child(child),
             // The worker was replaced before it forked.
             Pending::KillParent(index, life) if fleet.slots[index].life != life => {}
@@ -150,6 +161,7 @@ impl Faults {
     pub(crate) fn finish(&mut self, fleet: &mut Fleet) -> io::Result<()> {
         for index in 0..fleet.slots.len() {
             fleet.go_on(index)?;
+            fleet.mend(index);
         }
         for (_, pending) in std::mem::take(&mut self.pending) {
             if let Pending::KillChild(child) = pending {

@@ -15,8 +15,9 @@ use crate::{
     args::{Backend, Client, Plan},
     dice::Dice,
     event::Line,
-    history::{History, Life, Stop},
+    history::{History, Life, Span},
     instant::{Micros, millis, now},
+    network::Network,
 };
 
 /// Tasks of each worker process.
@@ -30,7 +31,9 @@ const SLOW_RATE: &str = "delay_enter=2500000:when=15+60";
 pub(crate) struct Fleet {
     pub(crate) slots: Vec<Slot>,
     pub(crate) history: History,
+    /// Leads to the backend without a proxy.
     pub(crate) url: String,
+    network: Option<Network>,
     folder: PathBuf,
     client: Client,
     lanes: u32,
@@ -46,6 +49,7 @@ pub(crate) struct Slot {
     /// Which of [`History::lives`] runs here.
     pub(crate) life: usize,
     stopped_at: Option<Micros>,
+    disturbed_at: Option<Micros>,
 }
 
 /// Reads what was appended to a log since the last look.
@@ -58,13 +62,16 @@ struct LogReader {
 impl Fleet {
     /// Starts the workers. `slow_disk` puts the first one on a slow disk.
     pub(crate) fn start(plan: &Plan, folder: PathBuf, slow_disk: bool, dice: Dice) -> io::Result<Self> {
+        let network = (plan.backend == Backend::Redis).then(Network::start);
         let (url, processes, lanes) = match plan.backend {
             Backend::Memory => (String::from("memory:torture"), 1, plan.workers * LANES),
             Backend::File => (format!("file://{}", folder.join("locks").display()), plan.workers, LANES),
+            Backend::Redis => (network.as_ref().map(Network::url).unwrap_or_default(), plan.workers, LANES),
         };
         let slow_slot = slow_disk.then_some(0);
         let history = History::default();
-        let mut fleet = Self { slots: Vec::new(), history, url, folder, client: plan.client, lanes, slow_slot, dice };
+        let mut fleet =
+            Self { slots: Vec::new(), history, url, network, folder, client: plan.client, lanes, slow_slot, dice };
         for index in 0..processes as usize {
             let slot = fleet.spawn(index)?;
             fleet.slots.push(slot);
@@ -79,17 +86,18 @@ impl Fleet {
         let file = File::options().create(true).append(true).read(true).open(&path)?;
         let program = std::env::current_exe()?;
         let slow = self.slow_slot == Some(index);
+        let url = self.network.as_mut().map_or_else(|| self.url.clone(), |network| network.connect(index));
         let mut command = if slow { self.under_strace(&label) } else { Command::new(&program) };
         if slow {
             // strace complains there of threads that end while it delays them.
             command.arg(&program).stderr(Stdio::null());
         }
-        command.args(["worker", "--url", &self.url, "--label", &label, "--lanes", &self.lanes.to_string()]);
+        command.args(["worker", "--url", &url, "--label", &label, "--lanes", &self.lanes.to_string()]);
         command.args(["--seed", &self.dice.below(u64::MAX).to_string(), "--client", &client_name(self.client)]);
         command.arg("--log").arg(&path).stdin(Stdio::piped()).stdout(Stdio::null());
         let process = command.spawn()?;
         self.history.lives.push(Life { label, slow, ..Life::default() });
-        Ok(Slot { process, log: LogReader { file, rest: Vec::new() }, life, stopped_at: None })
+        Ok(Slot { process, log: LogReader { file, rest: Vec::new() }, life, stopped_at: None, disturbed_at: None })
     }
 
     /// A command that slows the calls of the program that follows. The tracer detaches, so the child is the program.
@@ -152,6 +160,7 @@ impl Fleet {
         slot.process.wait()?;
         self.history.lives[slot.life].killed = Some(at);
         self.end_stop(index);
+        self.mend(index);
         self.read(index)?;
         self.slots[index] = self.spawn(index)?;
         Ok(())
@@ -179,7 +188,25 @@ impl Fleet {
     fn end_stop(&mut self, index: usize) {
         let slot = &mut self.slots[index];
         if let Some(from) = slot.stopped_at.take() {
-            self.history.lives[slot.life].stops.push(Stop { from, to: now() });
+            self.history.lives[slot.life].stops.push(Span { from, to: now() });
+        }
+    }
+
+    /// Disturbs the way of a worker to its server. Returns what was done, and for how long it should last.
+    pub(crate) fn disturb(&mut self, index: usize, dice: &mut Dice) -> Option<(&'static str, Micros)> {
+        let slot = &mut self.slots[index];
+        let connected = self.history.asks.iter().rev().any(|ask| ask.life == slot.life);
+        let network = self.network.as_ref().filter(|_| connected && slot.disturbed_at.is_none())?;
+        slot.disturbed_at = Some(now());
+        Some(network.disturb(index, dice))
+    }
+
+    /// Ends a disturbance.
+    pub(crate) fn mend(&mut self, index: usize) {
+        let slot = &mut self.slots[index];
+        if let (Some(network), Some(from)) = (&self.network, slot.disturbed_at.take()) {
+            network.mend(index);
+            self.history.lives[slot.life].disturbances.push(Span { from, to: now() });
         }
     }
 

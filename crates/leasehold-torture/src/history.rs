@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::{
     event::{Event, Line},
-    instant::Micros,
+    instant::{Micros, seconds},
 };
 
 /// Everything the checkers look at.
@@ -51,16 +51,18 @@ pub(crate) struct Life {
     pub(crate) label: String,
     /// Before the kill was sent.
     pub(crate) killed: Option<Micros>,
-    pub(crate) stops: Vec<Stop>,
+    pub(crate) stops: Vec<Span>,
+    /// When its way to the server was disturbed.
+    pub(crate) disturbances: Vec<Span>,
     /// Its disk is slow on purpose.
     pub(crate) slow: bool,
     pub(crate) idle: bool,
     pub(crate) listed: Option<Vec<String>>,
 }
 
-/// A span in which a process was stopped.
+/// A span of time.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Stop {
+pub(crate) struct Span {
     pub(crate) from: Micros,
     pub(crate) to: Micros,
 }
@@ -100,9 +102,8 @@ pub(crate) enum Answer {
 
 impl History {
     /// Adds one line of the log of a worker.
-    pub(crate) fn add(&mut self, life: usize, line: Line) {
-        let at = line.at;
-        match line.event {
+    pub(crate) fn add(&mut self, life: usize, Line { at, event }: Line) {
+        match event {
             Event::Asked { id, name, units, capacity } => {
                 self.by_id.insert(id.clone(), self.asks.len());
                 self.asks.push(Ask { id, life, name, units, capacity, asked: at, ..Ask::default() });
@@ -175,14 +176,23 @@ impl History {
 impl Life {
     /// Whether the process was stopped at some time in this span.
     pub(crate) fn stopped_within(&self, from: Micros, to: Micros) -> bool {
-        self.stops.iter().any(|stop| stop.from <= to && from <= stop.to)
+        overlaps(&self.stops, from, to)
+    }
+
+    /// Whether the way to the server was disturbed at some time in this span.
+    pub(crate) fn disturbed_within(&self, from: Micros, to: Micros) -> bool {
+        overlaps(&self.disturbances, from, to)
     }
 }
 
+fn overlaps(spans: &[Span], from: Micros, to: Micros) -> bool {
+    spans.iter().any(|span| span.from <= to && from <= span.to)
+}
+
 impl Ask {
-    /// A line for a report, with instants in milliseconds after `zero`.
+    /// A line for a report, with instants in seconds after `zero`.
     pub(crate) fn describe(&self, zero: Micros) -> String {
-        let since = |at: Micros| format!("{:.1}", (i128::from(at) - i128::from(zero)) as f64 / 1000.0);
+        let since = |at: Micros| seconds(at.saturating_sub(zero));
         let or_none = |at: Option<Micros>| at.map_or_else(|| String::from("-"), since);
         format!(
             "{} {} units={} fence={} asked={} began={} believed={} ending={} released={} gave_up={} lost={}",

@@ -1,4 +1,4 @@
-//! The clock that the conductor and all workers share: one machine, one CLOCK_BOOTTIME.
+//! The clock that the conductor and all workers share: one machine, one `CLOCK_BOOTTIME`.
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -14,4 +14,9 @@ pub(crate) fn now() -> Micros {
 /// Microseconds in so many milliseconds.
 pub(crate) const fn millis(count: u64) -> Micros {
     count * 1000
+}
+
+/// A length in seconds, for a report.
+pub(crate) fn seconds(length: Micros) -> String {
+    format!("{}.{:03}", length / 1_000_000, length / 1000 % 1000)
 }

@@ -12,6 +12,7 @@ mod history;
 mod instant;
 mod lane;
 mod leftovers;
+mod network;
 mod probe;
 mod report;
 mod target;

@@ -1,6 +1,9 @@
 //! Runs the torture: the honest client is clean on calm backends, and every broken client is caught by its checker.
 
-use std::process::{Command, Output};
+use std::{
+    process::{Command, Output},
+    thread,
+};
 
 use serde_json::Value;
 
@@ -22,10 +25,15 @@ fn is_clean(backend: &str, faults: &[&str]) {
 }
 
 fn is_caught(client: &str, checker: &str, seconds: u32) {
-    for backend in ["memory", "file"] {
-        let report = run(backend, seconds, client, &[]);
-        assert!(report["found"][checker].as_u64() > Some(0), "{backend}: {checker} must catch {client}: {report:#}");
-    }
+    thread::scope(|scope| {
+        for backend in ["memory", "file"] {
+            scope.spawn(move || {
+                let report = run(backend, seconds, client, &[]);
+                let found = report["found"][checker].as_u64();
+                assert!(found > Some(0), "{backend}: {checker} must catch {client}: {report:#}");
+            });
+        }
+    });
 }
 
 #[test]

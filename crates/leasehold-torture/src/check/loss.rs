@@ -3,7 +3,7 @@
 use super::{Rules, Violation};
 use crate::{
     history::History,
-    instant::{Micros, millis},
+    instant::{Micros, millis, seconds},
 };
 
 /// How late a busy machine may make `lost`. Faults that block do so for longer.
@@ -14,12 +14,11 @@ pub(super) fn check(history: &History, rules: Rules) -> Vec<Violation> {
     // A stopped process cannot report.
     let late = late.filter(|loss| !history.lives[loss.life].stopped_within(loss.due, loss.reported));
     late.map(|loss| {
-        let millis = |at: Micros| at.saturating_sub(rules.began) / 1000;
-        let what = format!("{}: `lost` came {} ms late", loss.what, (loss.reported - loss.due) / 1000);
+        let when = |at: Micros| seconds(at.saturating_sub(rules.began));
+        let what = format!("{}: `lost` came {} s late", loss.what, seconds(loss.reported - loss.due));
         let slow = if history.lives[loss.life].slow { ", on a slow disk" } else { "" };
         let label = &history.lives[loss.life].label;
-        let evidence =
-            format!("in {label}{slow}, due at {} ms, reported at {} ms", millis(loss.due), millis(loss.reported));
+        let evidence = format!("in {label}{slow}, due at {} s, reported at {} s", when(loss.due), when(loss.reported));
         Violation::new("loss", what, vec![evidence])
     })
     .collect()
@@ -28,7 +27,7 @@ pub(super) fn check(history: &History, rules: Rules) -> Vec<Violation> {
 #[cfg(test)]
 mod tests {
     use super::{super::sample, *};
-    use crate::history::{Loss, Stop};
+    use crate::history::{Loss, Span};
 
     #[test]
     fn a_late_report_is_found_unless_its_process_was_stopped() {
@@ -37,7 +36,7 @@ mod tests {
         assert!(check(&history, sample::RULES).is_empty());
         history.losses.push(Loss { life: 0, what: String::from("a"), due: 10, reported: 11 + BOUND });
         assert_eq!(check(&history, sample::RULES).len(), 1);
-        history.lives[0].stops.push(Stop { from: 10, to: 11 });
+        history.lives[0].stops.push(Span { from: 10, to: 11 });
         assert!(check(&history, sample::RULES).is_empty());
     }
 }

@@ -1,7 +1,7 @@
 //! First come, first served: of two waiters that `list` showed in a queue, the one ahead is granted first.
 //!
-//! Fences rise by grant, so they tell the order. A waiter whose process was stopped, killed, or put on a slow disk
-//! may rightly lose its position, and is not compared.
+//! Fences rise by grant, so they tell the order. A waiter whose process was stopped, put on a slow disk, or
+//! cut off from its server may rightly lose its position, and is not compared.
 
 use std::collections::BTreeSet;
 
@@ -28,13 +28,15 @@ pub(super) fn check(history: &History, rules: Rules) -> Vec<Violation> {
 
 fn is_comparable(history: &History, ask: &Ask) -> bool {
     let life = history.life_of(ask);
-    ask.began.is_some_and(|began| !life.slow && !life.stopped_within(ask.asked, began))
+    ask.began.is_some_and(|began| {
+        !life.slow && !life.stopped_within(ask.asked, began) && !life.disturbed_within(ask.asked, began)
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::{super::sample, *};
-    use crate::history::{Queue, Stop};
+    use crate::history::{Queue, Span};
 
     #[test]
     fn a_waiter_that_overtakes_is_found_unless_the_other_was_stopped() {
@@ -46,7 +48,7 @@ mod tests {
         let waiting = vec![String::from("a"), String::from("b")];
         history.queues.push(Queue { name: String::from("lock"), waiting });
         assert_eq!(check(&history, sample::RULES).len(), 1);
-        history.lives[0].stops.push(Stop { from: 3, to: 8 });
+        history.lives[0].stops.push(Span { from: 3, to: 8 });
         assert!(check(&history, sample::RULES).is_empty());
     }
 }

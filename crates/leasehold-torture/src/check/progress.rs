@@ -9,7 +9,7 @@
 use super::{Liveness, Rules, Violation};
 use crate::{
     history::{Ask, History},
-    instant::{Micros, millis},
+    instant::{Micros, millis, seconds},
     target::TTL,
 };
 
@@ -21,8 +21,8 @@ pub(crate) fn bound() -> Micros {
     u64::try_from(TTL.as_micros()).unwrap_or(u64::MAX) + SLACK
 }
 
-/// A span, and whether somebody waits or works in it.
-struct Span {
+/// A span in which an acquisition waits or serves its name.
+struct Stage {
     from: Micros,
     to: Micros,
     waits: bool,
@@ -36,9 +36,9 @@ pub(super) fn check(history: &History, rules: Rules) -> Vec<Violation> {
 
 fn check_name(history: &History, rules: Rules, name: &str, asks: &[&Ask]) -> Vec<Violation> {
     let mut edges = Vec::new();
-    for span in asks.iter().flat_map(|ask| spans(history, rules, ask)).filter(|span| span.from < span.to) {
-        edges.push((span.from, 1_i64, span.waits));
-        edges.push((span.to, -1, span.waits));
+    for stage in asks.iter().flat_map(|ask| stages(history, rules, ask)).filter(|stage| stage.from < stage.to) {
+        edges.push((stage.from, 1_i64, stage.waits));
+        edges.push((stage.to, -1, stage.waits));
     }
     edges.sort_unstable();
     let (mut waiters, mut holders, mut since) = (0, 0, None);
@@ -61,55 +61,54 @@ fn check_name(history: &History, rules: Rules, name: &str, asks: &[&Ask]) -> Vec
 }
 
 /// When an acquisition waited, and when it served its name.
-fn spans(history: &History, rules: Rules, ask: &Ask) -> Vec<Span> {
+fn stages(history: &History, rules: Rules, ask: &Ask) -> Vec<Stage> {
     let life = history.life_of(ask);
     let end = life.killed.unwrap_or(rules.ended).min(rules.ended);
-    let mut spans = Vec::new();
+    let mut stages = Vec::new();
     if ask.refusal.as_ref().is_none_or(|error| error.starts_with("WaitElapsed")) && !life.slow {
         let mut from = ask.asked;
         let until = ask.began.or(ask.gave_up).unwrap_or(end).min(end);
         for stop in &life.stops {
             if stop.from < until && stop.to > from {
-                spans.push(Span { from, to: stop.from, waits: true });
+                stages.push(Stage { from, to: stop.from, waits: true });
                 from = stop.to;
             }
         }
-        spans.push(Span { from, to: until, waits: true });
+        stages.push(Stage { from, to: until, waits: true });
     }
     if let Some(began) = ask.began {
         let to = ask.ending.or(ask.lost).unwrap_or(end).min(end);
-        spans.push(Span { from: began, to, waits: false });
+        stages.push(Stage { from: began, to, waits: false });
         if rules.liveness == Liveness::Process {
             let released = ask.released.unwrap_or(end);
             let stops = life.stops.iter().filter(|stop| began < stop.to && stop.from < released);
-            spans.extend(stops.map(|stop| Span { from: stop.from, to: stop.to, waits: false }));
+            stages.extend(stops.map(|stop| Stage { from: stop.from, to: stop.to, waits: false }));
         }
     }
-    spans
+    stages
 }
 
 fn report(history: &History, rules: Rules, name: &str, asks: &[&Ask], from: Micros, to: Micros) -> Violation {
-    let seconds = |at: Micros| at.saturating_sub(rules.began) as f64 / 1e6;
+    let when = |at: Micros| seconds(at.saturating_sub(rules.began));
     let what = format!(
-        "{name}: nobody was granted it for {:.1} s, from {:.1} s to {:.1} s, though somebody waited",
-        (to - from) as f64 / 1e6,
-        seconds(from),
-        seconds(to),
+        "{name}: nobody was granted it for {} s, from {} s to {} s, though somebody waited",
+        seconds(to - from),
+        when(from),
+        when(to),
     );
     let mut evidence = Vec::new();
     for life in &history.lives {
         if let Some(killed) = life.killed.filter(|killed| (from.saturating_sub(millis(500))..to).contains(killed)) {
-            evidence.push(format!("{} was killed at {:.1} s", life.label, seconds(killed)));
+            evidence.push(format!("{} was killed at {} s", life.label, when(killed)));
         }
         for stop in life.stops.iter().filter(|stop| stop.from < to && from < stop.to) {
-            let (from, to) = (seconds(stop.from), seconds(stop.to));
-            evidence.push(format!("{} was stopped from {from:.1} s to {to:.1} s", life.label));
+            evidence.push(format!("{} was stopped from {} s to {} s", life.label, when(stop.from), when(stop.to)));
         }
     }
-    for child in history.children.iter().filter(|(_, child)| child.idle) {
-        let parent = &history.lives[child.1.life];
+    for (pid, child) in history.children.iter().filter(|(_, child)| child.idle) {
+        let parent = &history.lives[child.life];
         if parent.killed.is_some_and(|killed| killed < to && from < killed + bound() * 2) {
-            evidence.push(format!("{} had forked the idle child {}", parent.label, child.0));
+            evidence.push(format!("{} had forked the idle child {pid}", parent.label));
         }
     }
     let last = asks.iter().filter(|ask| ask.began.is_some_and(|began| began <= from)).max_by_key(|ask| ask.began);
@@ -122,7 +121,7 @@ fn report(history: &History, rules: Rules, name: &str, asks: &[&Ask], from: Micr
 #[cfg(test)]
 mod tests {
     use super::{super::sample, *};
-    use crate::history::Stop;
+    use crate::history::Span;
 
     /// One holder until 1 s, and the next one, who asked meanwhile, from `next`.
     fn history(next: Micros) -> History {
@@ -145,7 +144,7 @@ mod tests {
     fn a_stopped_waiter_does_not_count_as_waiting() {
         let late = millis(1001) + bound();
         let mut history = history(late);
-        history.lives[1].stops.push(Stop { from: millis(1100), to: late - 1 });
+        history.lives[1].stops.push(Span { from: millis(1100), to: late - 1 });
         assert!(check(&history, sample::RULES).is_empty());
     }
 }
