@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, env, fs, io};
 
 use leasehold::{
+    Resource,
     blocking::Leasehold,
     lease::{LeaseState, ListFilter, Names},
 };
@@ -13,6 +14,7 @@ use crate::{
     dice::Dice,
     fleet::Fleet,
     instant::{Micros, millis, now},
+    target::{TARGETS, Target},
 };
 
 /// A stop far longer than the ttl, and longer than a name may go without a grant.
@@ -107,6 +109,7 @@ impl Faults {
         let long = self.dice.percent(30);
         if long && self.may_hold_unrecorded(fleet, index) {
             fleet.go_on(index)?;
+            self.count("stop, undone at once");
             return Ok(());
         }
         let length = if long { LONG_STOP } else { millis(100) + self.dice.below(millis(700)) };
@@ -124,8 +127,14 @@ impl Faults {
     /// that the worker waits. Such a stop is undone.
     fn may_hold_unrecorded(&self, fleet: &Fleet, index: usize) -> bool {
         let Some(observer) = &self.observer else { return false };
-        let Ok(page) = observer.list(&ListFilter::new(Names::All)) else { return true };
-        page.leases.iter().filter(|lease| !matches!(lease.state, LeaseState::Waiting { .. })).any(|lease| {
+        // By name, since a list of all leaves out what cannot be read: a worker may have been stopped in the
+        // middle of an operation, and then nobody can tell what it holds.
+        let list = |target: &Target| {
+            let resource = Resource::new(target.name)?;
+            Ok(observer.list(&ListFilter::new(Names::Exactly(resource)))?.leases)
+        };
+        let Ok(leases) = TARGETS.iter().map(list).collect::<leasehold::Result<Vec<_>>>() else { return true };
+        leases.iter().flatten().filter(|lease| !matches!(lease.state, LeaseState::Waiting { .. })).any(|lease| {
             let ask = fleet.history.ask(lease.holder.as_str());
             ask.is_some_and(|ask| ask.life == fleet.slots[index].life && ask.began.is_none())
         })

@@ -51,7 +51,7 @@ pub(crate) async fn watch_queues(shared: &Shared) {
     }
 }
 
-/// Wins an election whose callback blocks, then withdraws.
+/// Wins an election whose callback blocks, then withdraws. Other faults may keep it from taking part.
 pub(crate) async fn block_in_callback(shared: &Arc<Shared>, name: &str) -> Result<(), Error> {
     let recorder = Arc::clone(shared);
     let block = move |_lease: &leasehold::Lease| {

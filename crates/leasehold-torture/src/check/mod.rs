@@ -75,12 +75,13 @@ mod sample {
         history.add(life, Line { at, event: Event::Asked { id, name, units, capacity } });
     }
 
-    /// Adds a grant that is believed from `from` to `to`, and ends then.
+    /// Adds a grant that is believed from `from` to `to`, and released then.
     pub(super) fn hold(history: &mut History, id: &str, fence: u64, from: u64, to: u64) {
         let life = history.ask(id).expect("it was asked for").life;
         let id = id.to_owned();
         history.add(life, Line { at: from, event: Event::Began { id: id.clone(), fence } });
         history.add(life, Line { at: to, event: Event::Believed { id: id.clone() } });
-        history.add(life, Line { at: to, event: Event::Ending { id } });
+        history.add(life, Line { at: to, event: Event::Ending { id: id.clone() } });
+        history.add(life, Line { at: to, event: Event::Released { id, error: None } });
     }
 }

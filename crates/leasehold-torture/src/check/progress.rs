@@ -80,8 +80,8 @@ fn stages(history: &History, rules: Rules, ask: &Ask) -> Vec<Stage> {
         let to = ask.ending.or(ask.lost).unwrap_or(end).min(end);
         stages.push(Stage { from: began, to, waits: false });
         if rules.liveness == Liveness::Process {
-            let released = ask.released.unwrap_or(end);
-            let stops = life.stops.iter().filter(|stop| began < stop.to && stop.from < released);
+            let released = ask.released.or(ask.lost).unwrap_or(end);
+            let stops = life.stops.iter().filter(|stop| began <= stop.from && stop.from < released);
             stages.extend(stops.map(|stop| Stage { from: stop.from, to: stop.to, waits: false }));
         }
     }
@@ -138,6 +138,21 @@ mod tests {
         let late = millis(1001) + bound();
         assert!(check(&history(late - millis(2)), sample::RULES).is_empty());
         assert_eq!(check(&history(late), sample::RULES).len(), 1);
+    }
+
+    #[test]
+    fn a_stopped_holder_serves_and_a_waiter_that_is_granted_while_it_is_stopped_does_not() {
+        let rules = Rules { liveness: Liveness::Process, ..sample::RULES };
+        let stop = Span { from: millis(1500), to: millis(2501) + bound() };
+        let granted = |at| {
+            let mut history = history(stop.to + 1);
+            sample::ask(&mut history, 0, "c", millis(600), 1, 1);
+            sample::hold(&mut history, "c", 3, at, stop.to);
+            history.lives[0].stops.push(stop);
+            check(&history, rules)
+        };
+        assert!(granted(stop.from).is_empty());
+        assert_eq!(granted(stop.to - 1).len(), 1);
     }
 
     #[test]
