@@ -77,7 +77,9 @@ fn stages(history: &History, rules: Rules, ask: &Ask) -> Vec<Stage> {
         stages.push(Stage { from, to: until, waits: true });
     }
     if let Some(began) = ask.began {
-        let to = ask.ending.or(ask.lost).unwrap_or(end).min(end);
+        // A slow disk rightly delays the release of its own lease.
+        let ending = if life.slow { ask.released } else { ask.ending };
+        let to = ending.or(ask.lost).unwrap_or(end).min(end);
         stages.push(Stage { from: began, to, waits: false });
         if rules.liveness == Liveness::Process {
             let released = ask.released.or(ask.lost).unwrap_or(end);
