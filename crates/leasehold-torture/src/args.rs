@@ -1,0 +1,125 @@
+//! The command line: what to run, and what one worker does.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+/// Takes locks from worker processes under faults, and checks what they believed.
+#[derive(Debug, Parser)]
+#[command(name = "leasehold-torture")]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Starts workers, injects faults, checks, and reports.
+    Run(Plan),
+    /// One worker process.
+    #[command(hide = true)]
+    Worker(Role),
+}
+
+/// What to run.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Plan {
+    /// Where the locks are kept.
+    #[arg(long, value_enum)]
+    pub(crate) backend: Backend,
+    /// How long workers run before they are told to stop.
+    #[arg(long, default_value_t = 60)]
+    pub(crate) seconds: u64,
+    /// How many processes contend. On memory, one process does the work of all.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) workers: u32,
+    /// Decides what workers and faults do.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Which faults to inject; all by default, none if no value follows.
+    #[arg(long, value_enum, value_delimiter = ',', num_args = 0.., default_values_t = Fault::value_variants().to_vec())]
+    pub(crate) faults: Vec<Fault>,
+    /// Which client the workers use; the broken ones must be caught.
+    #[arg(long, value_enum, default_value_t = Client::Ours)]
+    pub(crate) client: Client,
+    /// Prints the report as JSON instead of text.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What one worker process does.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Role {
+    /// The backend's URL.
+    #[arg(long)]
+    pub(crate) url: String,
+    /// The log to append to.
+    #[arg(long)]
+    pub(crate) log: PathBuf,
+    /// Begins the id of every acquisition.
+    #[arg(long)]
+    pub(crate) label: String,
+    #[arg(long)]
+    pub(crate) seed: u64,
+    /// How many tasks take locks.
+    #[arg(long)]
+    pub(crate) lanes: u32,
+    #[arg(long, value_enum)]
+    pub(crate) client: Client,
+}
+
+/// Where the locks are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Backend {
+    Memory,
+    File,
+    /// A private Redis server, with a proxy for each worker.
+    Redis,
+}
+
+/// Something that goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Fault {
+    /// kill -9, and a new worker in its place.
+    Kill,
+    /// SIGSTOP, for shorter and for longer than the ttl.
+    Stop,
+    /// A worker forks: a child idles while its parent is killed, or calls into the inherited instance.
+    Fork,
+    /// Removing and renaming files takes seconds in one worker (file only, needs strace).
+    SlowDisk,
+    /// A callback of an election blocks for seconds.
+    Callback,
+    /// The way to the server is cut, held back, lossy or slow (server backends only).
+    Network,
+}
+
+/// A client for workers. Each broken one breaks one rule, and names the checker that must catch it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Client {
+    Ours,
+    /// Takes no lock at all (overlap).
+    BrokenNoLock,
+    /// Goes on after its lease was lost (overlap).
+    BrokenIgnoresLoss,
+    /// Counts the lease from the receipt of a late answer (overlap).
+    BrokenFromReceipt,
+    /// Releases the lease of another task by its handle (overlap).
+    BrokenForgesRelease,
+    /// Uses the fence of an earlier grant (fences).
+    BrokenOldFence,
+    /// Keeps a lease that it was granted after it cancelled (leaks).
+    BrokenKeepsCancelled,
+    /// Stays in the queue after it cancelled (leaks).
+    BrokenStaysQueued,
+    /// Lets a later ask of its own go first (order).
+    BrokenSwapsTurns,
+    /// Ends its work and never releases (progress).
+    BrokenNeverReleases,
+    /// Learns of a loss seconds late (loss).
+    BrokenLateLoss,
+}
+
+pub(crate) fn parse() -> Command {
+    Args::parse().command
+}

@@ -1,0 +1,82 @@
+//! Fences rise: no two grants of a name share one, and a later grant has a higher one.
+//!
+//! A grant happens between the ask and the return of `acquire`. So one grant is later than another for certain
+//! when it was asked for after the other had returned, and also when two exclusive holders both believed.
+
+use std::collections::HashMap;
+
+use super::{Rules, Violation};
+use crate::history::{Ask, History};
+
+pub(super) fn check(history: &History, rules: Rules) -> Vec<Violation> {
+    history.by_name().values().flat_map(|asks| check_name(rules, asks)).collect()
+}
+
+fn check_name(rules: Rules, asks: &[&Ask]) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    let mut report = |what: &str, one: &Ask, other: &Ask| {
+        let evidence = vec![one.describe(rules.began), other.describe(rules.began)];
+        violations.push(Violation::new("fences", format!("{}: {what}", one.name), evidence));
+    };
+
+    let mut seen: HashMap<u64, &Ask> = HashMap::new();
+    let mut granted: Vec<&Ask> = asks.iter().copied().filter(|ask| ask.began.is_some()).collect();
+    for ask in &granted {
+        if let Some(other) = seen.insert(ask.fence, ask) {
+            report("two grants share a fence", other, ask);
+        }
+    }
+
+    // Asks in order, each compared with the highest fence among grants that had returned before.
+    granted.sort_by_key(|ask| ask.asked);
+    let mut returned = granted.clone();
+    returned.sort_by_key(|ask| ask.began);
+    let mut before = returned.iter().peekable();
+    let mut highest: Option<&Ask> = None;
+    for ask in granted {
+        while let Some(other) = before.next_if(|other| other.began < Some(ask.asked)) {
+            highest = highest.into_iter().chain([*other]).max_by_key(|ask| ask.fence);
+        }
+        if let Some(other) = highest.filter(|other| other.fence > ask.fence) {
+            report("a later grant has a lower fence", other, ask);
+        }
+    }
+
+    let exclusive = returned.into_iter().filter(|ask| ask.units == ask.capacity && ask.believed.is_some());
+    let exclusive: Vec<&Ask> = exclusive.collect();
+    for pair in exclusive.windows(2).filter(|pair| pair[0].fence > pair[1].fence) {
+        report("a later exclusive holder has a lower fence", pair[0], pair[1]);
+    }
+    violations
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::sample, *};
+
+    fn fences(first: u64, second: u64) -> Vec<Violation> {
+        let mut history = sample::history(1);
+        sample::ask(&mut history, 0, "a", 0, 1, 3);
+        sample::hold(&mut history, "a", first, 10, 20);
+        sample::ask(&mut history, 0, "b", 11, 1, 3);
+        sample::hold(&mut history, "b", second, 12, 20);
+        check(&history, sample::RULES)
+    }
+
+    #[test]
+    fn a_fence_that_repeats_or_falls_is_found() {
+        assert!(fences(7, 8).is_empty());
+        assert_eq!(fences(7, 7).len(), 1);
+        assert_eq!(fences(7, 6).len(), 1);
+    }
+
+    #[test]
+    fn exclusive_holders_are_compared_though_they_asked_at_once() {
+        let mut history = sample::history(1);
+        for (id, fence, from) in [("a", 8, 10), ("b", 7, 20)] {
+            sample::ask(&mut history, 0, id, 0, 1, 1);
+            sample::hold(&mut history, id, fence, from, from + 5);
+        }
+        assert_eq!(check(&history, sample::RULES).len(), 1);
+    }
+}

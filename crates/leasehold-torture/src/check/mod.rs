@@ -1,0 +1,87 @@
+//! The checkers: each looks at the history of a run for one kind of violation.
+
+mod fences;
+mod forks;
+mod leaks;
+mod loss;
+mod order;
+mod overlap;
+mod progress;
+
+use serde::Serialize;
+
+use crate::{history::History, instant::Micros};
+
+/// Something that must not happen, and the lines that show it.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Violation {
+    pub(crate) checker: &'static str,
+    pub(crate) what: String,
+    pub(crate) evidence: Vec<String>,
+}
+
+impl Violation {
+    fn new(checker: &'static str, what: String, evidence: Vec<String>) -> Self {
+        Self { checker, what, evidence }
+    }
+}
+
+/// What the backend of the run promises, and when the run was.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    pub(crate) liveness: Liveness,
+    pub(crate) began: Micros,
+    pub(crate) ended: Micros,
+}
+
+/// What ends a lease that nobody releases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Liveness {
+    /// Its ttl.
+    Ttl,
+    /// The death of its process.
+    Process,
+}
+
+/// Runs every checker.
+pub(crate) fn all(history: &History, rules: Rules) -> Vec<Violation> {
+    let checkers =
+        [overlap::check, fences::check, order::check, progress::check, loss::check, leaks::check, forks::check];
+    checkers.iter().flat_map(|check| check(history, rules)).collect()
+}
+
+/// Histories written by hand, for the tests of the checkers.
+#[cfg(test)]
+mod sample {
+    use super::{Liveness, Rules};
+    use crate::{
+        event::{Event, Line},
+        history::{History, Life},
+    };
+
+    pub(super) const RULES: Rules = Rules { liveness: Liveness::Ttl, began: 0, ended: 60_000_000 };
+
+    /// A history with `workers` processes and nothing in it.
+    pub(super) fn history(workers: usize) -> History {
+        let life = |index| Life { label: format!("w{index}"), ..Life::default() };
+        let mut history = History::default();
+        history.lives.extend((0..workers).map(life));
+        history
+    }
+
+    /// Adds an ask for all of `capacity`, or for a part.
+    pub(super) fn ask(history: &mut History, life: usize, id: &str, at: u64, units: u32, capacity: u32) {
+        let (id, name) = (id.to_owned(), String::from("lock"));
+        history.add(life, Line { at, event: Event::Asked { id, name, units, capacity } });
+    }
+
+    /// Adds a grant that is believed from `from` to `to`, and released then.
+    pub(super) fn hold(history: &mut History, id: &str, fence: u64, from: u64, to: u64) {
+        let life = history.ask(id).expect("it was asked for").life;
+        let id = id.to_owned();
+        history.add(life, Line { at: from, event: Event::Began { id: id.clone(), fence } });
+        history.add(life, Line { at: to, event: Event::Believed { id: id.clone() } });
+        history.add(life, Line { at: to, event: Event::Ending { id: id.clone() } });
+        history.add(life, Line { at: to, event: Event::Released { id, error: None } });
+    }
+}

@@ -1,0 +1,54 @@
+//! First come, first served: of two waiters that `list` showed in a queue, the one ahead is granted first.
+//!
+//! Fences rise by grant, so they tell the order. A waiter whose process was stopped, put on a slow disk, or
+//! cut off from its server may rightly lose its position, and is not compared.
+
+use std::collections::BTreeSet;
+
+use super::{Rules, Violation};
+use crate::history::{Ask, History};
+
+pub(super) fn check(history: &History, rules: Rules) -> Vec<Violation> {
+    let mut reported = BTreeSet::new();
+    let mut violations = Vec::new();
+    for queue in &history.queues {
+        let waiting = queue.waiting.iter().filter_map(|id| history.ask(id)).filter(|ask| is_comparable(history, ask));
+        let waiting: Vec<&Ask> = waiting.collect();
+        for pair in waiting.windows(2) {
+            let (ahead, behind) = (pair[0], pair[1]);
+            if ahead.fence > behind.fence && reported.insert((&ahead.id, &behind.id)) {
+                let what = format!("{}: {} was ahead of {}, granted first", queue.name, ahead.id, behind.id);
+                let evidence = vec![ahead.describe(rules.began), behind.describe(rules.began)];
+                violations.push(Violation::new("order", what, evidence));
+            }
+        }
+    }
+    violations
+}
+
+fn is_comparable(history: &History, ask: &Ask) -> bool {
+    let life = history.life_of(ask);
+    ask.began.is_some_and(|began| {
+        !life.slow && !life.stopped_within(ask.asked, began) && !life.disturbed_within(ask.asked, began)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::sample, *};
+    use crate::history::{Queue, Span};
+
+    #[test]
+    fn a_waiter_that_overtakes_is_found_unless_the_other_was_stopped() {
+        let mut history = sample::history(2);
+        for (life, id, fence) in [(0, "a", 9), (1, "b", 8)] {
+            sample::ask(&mut history, life, id, 0, 1, 1);
+            sample::hold(&mut history, id, fence, 10, 20);
+        }
+        let waiting = vec![String::from("a"), String::from("b")];
+        history.queues.push(Queue { name: String::from("lock"), waiting });
+        assert_eq!(check(&history, sample::RULES).len(), 1);
+        history.lives[0].stops.push(Span { from: 3, to: 8 });
+        assert!(check(&history, sample::RULES).is_empty());
+    }
+}

@@ -1,0 +1,120 @@
+//! Belief never exceeds capacity.
+//!
+//! A holder believes from the instant after `acquire` returned until the instant before the last `check` that
+//! passed: both lie inside the true span, so that a reported overlap is one. Further rules:
+//!
+//! - A killed worker's interval ends with its last check. Where the process is the life of a lease, it ends at the
+//!   instant before the kill was sent, unless the worker recorded that it was about to release: a live process,
+//!   running or stopped, holds what it has not released.
+//! - A stopped worker's interval goes on if a check passes after it continues, and ends with the last check otherwise.
+//! - The conductor evicts nobody. An evicted holder believes until it notices, which is documented and not checked.
+
+use super::{Liveness, Rules, Violation};
+use crate::{
+    history::{Ask, History},
+    instant::Micros,
+};
+
+/// A change of who believes.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Edge {
+    at: Micros,
+    /// Ends sort before begins: intervals that touch do not overlap.
+    begins: bool,
+    ask: usize,
+}
+
+pub(super) fn check(history: &History, rules: Rules) -> Vec<Violation> {
+    history.by_name().values().flat_map(|asks| check_name(history, rules, asks)).collect()
+}
+
+fn check_name(history: &History, rules: Rules, asks: &[&Ask]) -> Vec<Violation> {
+    let mut edges = Vec::new();
+    for (index, ask) in asks.iter().enumerate() {
+        if let (Some(from), Some(to)) = (ask.began, believed_until(history, rules, ask))
+            && from < to
+        {
+            edges.push(Edge { at: from, begins: true, ask: index });
+            edges.push(Edge { at: to, begins: false, ask: index });
+        }
+    }
+    edges.sort_unstable();
+    let mut holding: Vec<&Ask> = Vec::new();
+    let mut violations = Vec::new();
+    for edge in edges {
+        let ask = asks[edge.ask];
+        if !edge.begins {
+            holding.retain(|other| other.id != ask.id);
+            continue;
+        }
+        holding.push(ask);
+        let units: u64 = holding.iter().map(|ask| u64::from(ask.units)).sum();
+        if units > u64::from(ask.capacity) {
+            let what = format!("{}: {} believe at once, beyond the capacity", ask.name, holding.len());
+            let evidence = holding.iter().map(|ask| ask.describe(rules.began)).collect();
+            violations.push(Violation::new("overlap", what, evidence));
+        }
+    }
+    violations
+}
+
+fn believed_until(history: &History, rules: Rules, ask: &Ask) -> Option<Micros> {
+    let life = history.life_of(ask);
+    match life.killed {
+        Some(killed) if rules.liveness == Liveness::Process && ask.ending.is_none() && ask.lost.is_none() => {
+            Some(killed)
+        }
+        _ => ask.believed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::sample, *};
+
+    const MUTEX: u32 = u32::MAX;
+
+    fn two_holds(second_from: u64) -> History {
+        let mut history = sample::history(2);
+        sample::ask(&mut history, 0, "a", 0, MUTEX, MUTEX);
+        sample::ask(&mut history, 1, "b", 0, MUTEX, MUTEX);
+        sample::hold(&mut history, "a", 1, 10, 20);
+        sample::hold(&mut history, "b", 2, second_from, 30);
+        history
+    }
+
+    #[test]
+    fn two_believers_of_a_mutex_are_found() {
+        assert_eq!(check(&two_holds(19), sample::RULES).len(), 1);
+        assert!(check(&two_holds(20), sample::RULES).is_empty());
+    }
+
+    #[test]
+    fn readers_share_and_a_writer_does_not() {
+        let mut history = sample::history(1);
+        for (id, units) in [("read 1", 1), ("read 2", 1), ("write", MUTEX)] {
+            sample::ask(&mut history, 0, id, 0, units, MUTEX);
+        }
+        sample::hold(&mut history, "read 1", 1, 10, 20);
+        sample::hold(&mut history, "read 2", 2, 12, 20);
+        assert!(check(&history, sample::RULES).is_empty());
+        sample::hold(&mut history, "write", 3, 15, 16);
+        assert_eq!(check(&history, sample::RULES).len(), 1);
+    }
+
+    #[test]
+    fn where_a_process_is_the_life_a_holder_believes_until_it_is_killed() {
+        let mut history = sample::history(2);
+        sample::ask(&mut history, 0, "a", 0, MUTEX, MUTEX);
+        sample::ask(&mut history, 1, "b", 0, MUTEX, MUTEX);
+        sample::hold(&mut history, "b", 2, 50, 60);
+        history.add(0, line(10, crate::event::Event::Began { id: String::from("a"), fence: 1 }));
+        history.lives[0].killed = Some(55);
+        assert_eq!(check(&history, Rules { liveness: Liveness::Process, ..sample::RULES }).len(), 1);
+        assert!(check(&history, sample::RULES).is_empty());
+    }
+
+    fn line(at: u64, event: crate::event::Event) -> crate::event::Line {
+        crate::event::Line { at, event }
+    }
+}

@@ -1,0 +1,194 @@
+//! What goes wrong, and when: one seeded schedule for the whole run.
+
+use std::{collections::BTreeMap, env, fs, io};
+
+use leasehold::{
+    Resource,
+    blocking::Leasehold,
+    lease::{LeaseState, ListFilter, Names},
+};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::{
+    args::Fault,
+    dice::Dice,
+    fleet::Fleet,
+    instant::{Micros, millis, now},
+    target::{TARGETS, Target},
+};
+
+/// A stop far longer than the ttl, and longer than a name may go without a grant.
+const LONG_STOP: Micros = millis(9000);
+/// How long an idle forked child outlives its parent: longer than a name may go without a grant.
+const CHILD_OUTLIVES: Micros = millis(8000);
+
+/// Injects faults.
+#[derive(Debug)]
+pub(crate) struct Faults {
+    kinds: Vec<Fault>,
+    dice: Dice,
+    next_at: Micros,
+    pending: Vec<(Micros, Pending)>,
+    /// Looks at the locks from outside, where the backend lets another process do so.
+    observer: Option<Leasehold>,
+    /// How many faults of each kind were injected.
+    pub(crate) injected: BTreeMap<&'static str, u64>,
+}
+
+/// What ends a fault.
+#[derive(Clone, Copy, Debug)]
+enum Pending {
+    GoOn(usize),
+    Mend(usize),
+    /// Kill this worker as soon as it has forked.
+    KillParent(usize, usize),
+    KillChild(i32),
+}
+
+impl Faults {
+    pub(crate) fn new(kinds: Vec<Fault>, observer: Option<Leasehold>, dice: Dice) -> Self {
+        let next_at = now() + millis(300);
+        Self { kinds, dice, next_at, pending: Vec::new(), observer, injected: BTreeMap::new() }
+    }
+
+    /// Ends faults whose time has come, and injects the next one.
+    pub(crate) fn step(&mut self, fleet: &mut Fleet) -> io::Result<()> {
+        for (due, pending) in std::mem::take(&mut self.pending) {
+            self.follow_up(fleet, due, pending)?;
+        }
+        // A slow disk is not injected here: strace injects it from the worker's start.
+        let kinds: Vec<_> = self.kinds.iter().copied().filter(|kind| *kind != Fault::SlowDisk).collect();
+        if kinds.is_empty() || now() < self.next_at {
+            return Ok(());
+        }
+        self.next_at = now() + millis(300) + self.dice.below(millis(1200));
+        let (kind, index) = (kinds[self.dice.index(kinds.len())], self.dice.index(fleet.slots.len()));
+        self.inject(fleet, kind, index)
+    }
+
+    fn inject(&mut self, fleet: &mut Fleet, kind: Fault, index: usize) -> io::Result<()> {
+        if fleet.is_stopped(index) || self.is_about_to_be_killed(index) {
+            return Ok(());
+        }
+        match kind {
+            Fault::Kill => {
+                fleet.kill(index)?;
+                self.count("kill");
+            }
+            Fault::Stop => self.stop(fleet, index)?,
+            Fault::Fork if self.dice.percent(50) => {
+                fleet.command(index, "fork idle");
+                self.pending.push((0, Pending::KillParent(index, fleet.slots[index].life)));
+            }
+            Fault::Fork => {
+                fleet.command(index, "fork use");
+                self.count("fork, child calls");
+            }
+            Fault::Callback => {
+                fleet.command(index, "callback");
+                self.count("callback");
+            }
+            Fault::Network => {
+                if let Some((what, length)) = fleet.disturb(index, &mut self.dice) {
+                    self.pending.push((now() + length, Pending::Mend(index)));
+                    self.count(what);
+                }
+            }
+            Fault::SlowDisk => {}
+        }
+        Ok(())
+    }
+
+    /// Stops one worker at a time: two stopped waiters in a row would cost the others twice as long.
+    fn stop(&mut self, fleet: &mut Fleet, index: usize) -> io::Result<()> {
+        let stopped = (0..fleet.slots.len()).any(|index| fleet.is_stopped(index));
+        if stopped || fleet.is_slow(index) {
+            return Ok(());
+        }
+        fleet.stop(index)?;
+        let long = self.dice.percent(30);
+        if long && self.may_hold_unrecorded(fleet, index) {
+            fleet.go_on(index)?;
+            self.count("stop, undone at once");
+            return Ok(());
+        }
+        let length = if long { LONG_STOP } else { millis(100) + self.dice.below(millis(700)) };
+        self.pending.push((now() + length, Pending::GoOn(index)));
+        self.count(if long { "stop, longer than the ttl" } else { "stop, shorter than the ttl" });
+        Ok(())
+    }
+
+    /// Whether the stopped worker may hold a lease that its log does not show.
+    ///
+    /// 1. The worker confirms a grant.
+    /// 2. SIGSTOP arrives before the worker records it.
+    ///
+    /// On a backend where a stopped process keeps its leases, the name is then rightly blocked, though the log says
+    /// that the worker waits. Such a stop is undone.
+    fn may_hold_unrecorded(&self, fleet: &Fleet, index: usize) -> bool {
+        let Some(observer) = &self.observer else { return false };
+        // By name, since a list of all leaves out what cannot be read: a worker may have been stopped in the
+        // middle of an operation, and then nobody can tell what it holds.
+        let list = |target: &Target| {
+            let resource = Resource::new(target.name)?;
+            Ok(observer.list(&ListFilter::new(Names::Exactly(resource)))?.leases)
+        };
+        let Ok(leases) = TARGETS.iter().map(list).collect::<leasehold::Result<Vec<_>>>() else { return true };
+        leases.iter().flatten().filter(|lease| !matches!(lease.state, LeaseState::Waiting { .. })).any(|lease| {
+            let ask = fleet.history.ask(lease.holder.as_str());
+            ask.is_some_and(|ask| ask.life == fleet.slots[index].life && ask.began.is_none())
+        })
+    }
+
+    fn follow_up(&mut self, fleet: &mut Fleet, due: Micros, pending: Pending) -> io::Result<()> {
+        match pending {
+            _ if now() < due => self.pending.push((due, pending)),
+            Pending::GoOn(index) => fleet.go_on(index)?,
+            Pending::Mend(index) => fleet.mend(index),
+            Pending::KillChild(child) => kill_child(child),
+            // The worker was replaced before it forked.
+            Pending::KillParent(index, life) if fleet.slots[index].life != life => {}
+            Pending::KillParent(index, life) => {
+                let mut children = fleet.history.children.iter();
+                let Some((&child, _)) = children.find(|(_, child)| child.life == life && child.idle) else {
+                    self.pending.push((due, pending));
+                    return Ok(());
+                };
+                fleet.kill(index)?;
+                self.pending.push((now() + CHILD_OUTLIVES, Pending::KillChild(child)));
+                self.count("fork, parent killed beside an idle child");
+            }
+        }
+        Ok(())
+    }
+
+    fn is_about_to_be_killed(&self, index: usize) -> bool {
+        self.pending.iter().any(|(_, pending)| matches!(pending, Pending::KillParent(parent, _) if *parent == index))
+    }
+
+    /// Ends every fault that is still going on, and closes the observer.
+    pub(crate) fn finish(&mut self, fleet: &mut Fleet) -> io::Result<()> {
+        for index in 0..fleet.slots.len() {
+            fleet.go_on(index)?;
+            fleet.mend(index);
+        }
+        for (_, pending) in std::mem::take(&mut self.pending) {
+            if let Pending::KillChild(child) = pending {
+                kill_child(child);
+            }
+        }
+        self.observer.take().map_or(Ok(()), |observer| observer.close().map_err(io::Error::other))
+    }
+
+    fn count(&mut self, kind: &'static str) {
+        *self.injected.entry(kind).or_default() += 1;
+    }
+}
+
+/// Kills a forked child, if the process with this id is still one of ours.
+fn kill_child(child: i32) {
+    let ours = env::current_exe().and_then(|program| Ok(fs::read_link(format!("/proc/{child}/exe"))? == program));
+    if let (Ok(true), Some(pid)) = (ours, Pid::from_raw(child)) {
+        let _ended_already = kill_process(pid, Signal::KILL);
+    }
+}

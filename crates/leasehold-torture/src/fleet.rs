@@ -1,0 +1,288 @@
+//! The worker processes: started, signalled, commanded, and read.
+
+use std::{
+    fs::File,
+    io::{self, Read, Write},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+
+use crate::{
+    args::{Backend, Client, Plan},
+    dice::Dice,
+    event::Line,
+    history::{History, Life, Span},
+    instant::{Micros, millis, now},
+    network::Network,
+};
+
+/// Tasks of each worker process.
+const LANES: u32 = 2;
+/// System calls of a slow disk, each delayed now and then for 2 s: longer than a loss may take to be reported.
+const SLOW_CALLS: &str = "unlink,unlinkat,rename,renameat,renameat2";
+const SLOW_RATE: &str = "delay_enter=2000000:when=15+60";
+
+/// All worker processes of a run.
+#[derive(Debug)]
+pub(crate) struct Fleet {
+    pub(crate) slots: Vec<Slot>,
+    pub(crate) history: History,
+    /// Leads to the backend without a proxy.
+    pub(crate) url: String,
+    network: Option<Network>,
+    folder: PathBuf,
+    client: Client,
+    lanes: u32,
+    slow_slot: Option<usize>,
+    dice: Dice,
+}
+
+/// A place in the fleet: when its process is killed, the next one takes it.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    process: Child,
+    log: LogReader,
+    /// Which of [`History::lives`] runs here.
+    pub(crate) life: usize,
+    stopped_at: Option<Micros>,
+    disturbed_at: Option<Micros>,
+}
+
+/// Reads what was appended to a log since the last look.
+#[derive(Debug)]
+struct LogReader {
+    file: File,
+    rest: Vec<u8>,
+}
+
+impl Fleet {
+    /// Starts the workers. `slow_disk` puts the first one on a slow disk.
+    pub(crate) fn start(plan: &Plan, folder: PathBuf, slow_disk: bool, dice: Dice) -> io::Result<Self> {
+        let network = (plan.backend == Backend::Redis).then(Network::start);
+        let (url, processes, lanes) = match plan.backend {
+            Backend::Memory => (String::from("memory:torture"), 1, plan.workers * LANES),
+            Backend::File => (format!("file://{}", folder.join("locks").display()), plan.workers, LANES),
+            Backend::Redis => (network.as_ref().map(Network::url).unwrap_or_default(), plan.workers, LANES),
+        };
+        let slow_slot = slow_disk.then_some(0);
+        let history = History::default();
+        let mut fleet =
+            Self { slots: Vec::new(), history, url, network, folder, client: plan.client, lanes, slow_slot, dice };
+        for index in 0..processes as usize {
+            let slot = fleet.spawn(index)?;
+            fleet.slots.push(slot);
+        }
+        Ok(fleet)
+    }
+
+    fn spawn(&mut self, index: usize) -> io::Result<Slot> {
+        let life = self.history.lives.len();
+        let label = format!("w{index}.{life}");
+        let path = self.folder.join(format!("{label}.ndjson"));
+        let file = File::options().create(true).append(true).read(true).open(&path)?;
+        let program = std::env::current_exe()?;
+        let slow = self.slow_slot == Some(index);
+        let url = self.network.as_mut().map_or_else(|| self.url.clone(), |network| network.connect(index));
+        let mut command = if slow { self.under_strace(&label) } else { Command::new(&program) };
+        if slow {
+            // strace complains there of threads that end while it delays them.
+            command.arg(&program).stderr(Stdio::null());
+        }
+        command.args(["worker", "--url", &url, "--label", &label, "--lanes", &self.lanes.to_string()]);
+        command.args(["--seed", &self.dice.below(u64::MAX).to_string(), "--client", &client_name(self.client)]);
+        command.arg("--log").arg(&path).stdin(Stdio::piped()).stdout(Stdio::null());
+        let process = command.spawn()?;
+        self.history.lives.push(Life { label, slow, ..Life::default() });
+        Ok(Slot { process, log: LogReader { file, rest: Vec::new() }, life, stopped_at: None, disturbed_at: None })
+    }
+
+    /// A command that slows the calls of the program that follows. The tracer detaches, so the child is the program.
+    fn under_strace(&self, label: &str) -> Command {
+        let mut command = Command::new("strace");
+        command.args(["-D", "-f", "-qq", "--seccomp-bpf", "-e", &format!("trace={SLOW_CALLS}")]);
+        command.args(["-e", &format!("inject={SLOW_CALLS}:{SLOW_RATE}"), "-o"]).arg(self.trace_of(label));
+        command
+    }
+
+    fn trace_of(&self, label: &str) -> PathBuf {
+        self.folder.join(format!("{label}.strace"))
+    }
+
+    /// How many system calls strace delayed.
+    pub(crate) fn delayed_calls(&self) -> usize {
+        let slow = self.history.lives.iter().filter(|life| life.slow);
+        let traces = slow.filter_map(|life| std::fs::read_to_string(self.trace_of(&life.label)).ok());
+        traces.map(|trace| trace.matches("(DELAYED)").count()).sum()
+    }
+
+    /// Reads all logs, and reports workers that ended by themselves.
+    pub(crate) fn look(&mut self) -> io::Result<()> {
+        for index in 0..self.slots.len() {
+            self.read(index)?;
+            let slot = &mut self.slots[index];
+            if let Some(status) = slot.process.try_wait()? {
+                self.read(index)?;
+                let life = self.slots[index].life;
+                let label = self.history.lives[life].label.clone();
+                self.history.lives[life].killed = Some(now());
+                self.history.failures.push(format!("worker {label} ended by itself: {status}"));
+                self.slots[index] = self.spawn(index)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, index: usize) -> io::Result<()> {
+        let slot = &mut self.slots[index];
+        for line in slot.log.lines()? {
+            self.history.add(slot.life, line);
+        }
+        Ok(())
+    }
+
+    /// Sends a command line to a worker. One that died gets none.
+    pub(crate) fn command(&mut self, index: usize, command: &str) {
+        if let Some(input) = &mut self.slots[index].process.stdin {
+            let _reported_when_it_is_found_dead = writeln!(input, "{command}");
+        }
+    }
+
+    /// Kills a worker with -9 and starts the next one.
+    pub(crate) fn kill(&mut self, index: usize) -> io::Result<()> {
+        let slot = &mut self.slots[index];
+        // Read before the signal: the process was alive then, and believed what it had not ended.
+        let at = now();
+        slot.process.kill()?;
+        slot.process.wait()?;
+        self.history.lives[slot.life].killed = Some(at);
+        self.end_stop(index);
+        self.mend(index);
+        self.read(index)?;
+        self.slots[index] = self.spawn(index)?;
+        Ok(())
+    }
+
+    /// Stops a worker and waits until it has stopped.
+    pub(crate) fn stop(&mut self, index: usize) -> io::Result<()> {
+        let slot = &mut self.slots[index];
+        slot.stopped_at = Some(now());
+        let pid = pid_of(&slot.process)?;
+        kill_process(pid, Signal::STOP)?;
+        waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)?;
+        self.read(index)
+    }
+
+    /// Lets a stopped worker go on.
+    pub(crate) fn go_on(&mut self, index: usize) -> io::Result<()> {
+        if self.slots[index].stopped_at.is_some() {
+            let _dead_already = kill_process(pid_of(&self.slots[index].process)?, Signal::CONT);
+            self.end_stop(index);
+        }
+        Ok(())
+    }
+
+    fn end_stop(&mut self, index: usize) {
+        let slot = &mut self.slots[index];
+        if let Some(from) = slot.stopped_at.take() {
+            self.history.lives[slot.life].stops.push(Span { from, to: now() });
+        }
+    }
+
+    /// Disturbs the way of a worker to its server. Returns what was done, and for how long it should last.
+    pub(crate) fn disturb(&mut self, index: usize, dice: &mut Dice) -> Option<(&'static str, Micros)> {
+        let slot = &mut self.slots[index];
+        let connected = self.history.asks.iter().rev().any(|ask| ask.life == slot.life);
+        let network = self.network.as_ref().filter(|_| connected && slot.disturbed_at.is_none())?;
+        slot.disturbed_at = Some(now());
+        Some(network.disturb(index, dice))
+    }
+
+    /// Ends a disturbance.
+    pub(crate) fn mend(&mut self, index: usize) {
+        let slot = &mut self.slots[index];
+        if let (Some(network), Some(from)) = (&self.network, slot.disturbed_at.take()) {
+            network.mend(index);
+            self.history.lives[slot.life].disturbances.push(Span { from, to: now() });
+        }
+    }
+
+    pub(crate) fn is_stopped(&self, index: usize) -> bool {
+        self.slots[index].stopped_at.is_some()
+    }
+
+    pub(crate) fn is_slow(&self, index: usize) -> bool {
+        self.history.lives[self.slots[index].life].slow
+    }
+
+    /// Reads until `done` or the limit has passed. Returns whether it was done.
+    pub(crate) fn wait(&mut self, limit: Micros, done: impl Fn(&Life) -> bool) -> io::Result<bool> {
+        let until = now() + limit;
+        loop {
+            self.look()?;
+            let lives = &self.history.lives;
+            if self.slots.iter().all(|slot| done(&lives[slot.life])) {
+                return Ok(true);
+            }
+            if now() > until {
+                return Ok(false);
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Ends all workers; kills those that do not end in time.
+    pub(crate) fn finish(&mut self) -> io::Result<()> {
+        for index in 0..self.slots.len() {
+            self.command(index, "finish");
+        }
+        let until = now() + millis(20_000);
+        for index in 0..self.slots.len() {
+            let slot = &mut self.slots[index];
+            while slot.process.try_wait()?.is_none() {
+                if now() > until {
+                    let label = &self.history.lives[slot.life].label;
+                    self.history.failures.push(format!("worker {label} did not close in time"));
+                    slot.process.kill()?;
+                    slot.process.wait()?;
+                    break;
+                }
+                thread::sleep(Duration::from_millis(10));
+            }
+            self.read(index)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        for slot in &mut self.slots {
+            let _ended_already = slot.process.kill();
+            let _reaped_already = slot.process.wait();
+        }
+    }
+}
+
+impl LogReader {
+    fn lines(&mut self) -> io::Result<Vec<Line>> {
+        self.file.read_to_end(&mut self.rest)?;
+        let Some(end) = self.rest.iter().rposition(|byte| *byte == b'\n') else { return Ok(Vec::new()) };
+        let complete: Vec<u8> = self.rest.drain(..=end).collect();
+        let lines = complete.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+        lines.map(|line| serde_json::from_slice(line).map_err(io::Error::from)).collect()
+    }
+}
+
+fn pid_of(process: &Child) -> io::Result<Pid> {
+    let raw = i32::try_from(process.id()).map_err(io::Error::other)?;
+    Pid::from_raw(raw).ok_or_else(|| io::Error::other("a process id is not zero"))
+}
+
+fn client_name(client: Client) -> String {
+    use clap::ValueEnum;
+    client.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}

@@ -1,0 +1,212 @@
+//! What happened in a run, put together from the logs of all workers and the conductor's own actions.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::{
+    event::{Event, Line},
+    instant::{Micros, seconds},
+};
+
+/// Everything the checkers look at.
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    pub(crate) asks: Vec<Ask>,
+    pub(crate) lives: Vec<Life>,
+    pub(crate) queues: Vec<Queue>,
+    pub(crate) losses: Vec<Loss>,
+    pub(crate) children: BTreeMap<i32, Child>,
+    pub(crate) callbacks: u64,
+    /// What was found after the end: leases that `list` shows, files that nobody owns.
+    pub(crate) leftovers: Vec<String>,
+    /// Workers that ended or did not answer though no fault was injected.
+    pub(crate) failures: Vec<String>,
+    by_id: HashMap<String, usize>,
+}
+
+/// One acquisition.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ask {
+    pub(crate) id: String,
+    /// Which of [`History::lives`] asked.
+    pub(crate) life: usize,
+    pub(crate) name: String,
+    pub(crate) units: u32,
+    pub(crate) capacity: u32,
+    pub(crate) asked: Micros,
+    pub(crate) began: Option<Micros>,
+    pub(crate) fence: u64,
+    /// Before the last check that passed.
+    pub(crate) believed: Option<Micros>,
+    pub(crate) ending: Option<Micros>,
+    pub(crate) released: Option<Micros>,
+    /// When the ask ended without a grant.
+    pub(crate) gave_up: Option<Micros>,
+    pub(crate) lost: Option<Micros>,
+    pub(crate) refusal: Option<String>,
+}
+
+/// One worker process from its start to its end.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Life {
+    pub(crate) label: String,
+    /// Before the kill was sent.
+    pub(crate) killed: Option<Micros>,
+    pub(crate) stops: Vec<Span>,
+    /// When its way to the server was disturbed.
+    pub(crate) disturbances: Vec<Span>,
+    /// Its disk is slow on purpose.
+    pub(crate) slow: bool,
+    pub(crate) idle: bool,
+    pub(crate) listed: Option<Vec<String>>,
+}
+
+/// A span of time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span {
+    pub(crate) from: Micros,
+    pub(crate) to: Micros,
+}
+
+/// Those who waited for a name at one instant, in order.
+#[derive(Clone, Debug)]
+pub(crate) struct Queue {
+    pub(crate) name: String,
+    pub(crate) waiting: Vec<String>,
+}
+
+/// When a loss was due, and when `lost` completed.
+#[derive(Clone, Debug)]
+pub(crate) struct Loss {
+    pub(crate) life: usize,
+    pub(crate) what: String,
+    pub(crate) due: Micros,
+    pub(crate) reported: Micros,
+}
+
+/// A forked child.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Child {
+    pub(crate) life: usize,
+    pub(crate) idle: bool,
+    /// Each call on the inherited instance, and its answer.
+    pub(crate) calls: BTreeMap<String, Answer>,
+}
+
+/// What the library answered in a forked child.
+#[derive(Clone, Debug)]
+pub(crate) enum Answer {
+    Missing,
+    Refused,
+    Other(String),
+}
+
+impl History {
+    /// Adds one line of the log of a worker.
+    pub(crate) fn add(&mut self, life: usize, Line { at, event }: Line) {
+        match event {
+            Event::Asked { id, name, units, capacity } => {
+                self.by_id.insert(id.clone(), self.asks.len());
+                self.asks.push(Ask { id, life, name, units, capacity, asked: at, ..Ask::default() });
+            }
+            Event::Refused { id, error } => self.change(&id, |ask| {
+                ask.gave_up = Some(at);
+                ask.refusal = Some(error);
+            }),
+            Event::Cancelled { id } => self.change(&id, |ask| ask.gave_up = Some(at)),
+            Event::Began { id, fence } => self.change(&id, |ask| {
+                ask.began = Some(at);
+                ask.fence = fence;
+            }),
+            Event::Believed { id } => self.change(&id, |ask| ask.believed = Some(at)),
+            Event::Ending { id } => self.change(&id, |ask| ask.ending = Some(at)),
+            Event::Released { id, .. } => self.change(&id, |ask| ask.released = Some(at)),
+            Event::Lost { id, failed_at } => {
+                self.change(&id, |ask| ask.lost = Some(failed_at));
+                self.losses.push(Loss { life, what: id, due: failed_at, reported: at });
+            }
+            Event::Probe { due } => {
+                let what = format!("the probe of {}", self.lives[life].label);
+                self.losses.push(Loss { life, what, due, reported: at });
+            }
+            Event::Queue { name, waiting } => self.queues.push(Queue { name, waiting }),
+            Event::Callback => self.callbacks += 1,
+            Event::Forked { child, idle } => {
+                let entry = self.children.entry(child).or_default();
+                (entry.life, entry.idle) = (life, idle);
+            }
+            Event::InChild { child, call, answer, refused } => {
+                let answer = match answer {
+                    None => Answer::Missing,
+                    Some(_) if refused => Answer::Refused,
+                    Some(text) => Answer::Other(text),
+                };
+                self.children.entry(child).or_default().calls.insert(call, answer);
+            }
+            Event::Idle => self.lives[life].idle = true,
+            Event::Listed { left } => self.lives[life].listed = Some(left),
+        }
+    }
+
+    fn change(&mut self, id: &str, change: impl FnOnce(&mut Ask)) {
+        if let Some(&index) = self.by_id.get(id) {
+            change(&mut self.asks[index]);
+        }
+    }
+
+    /// The acquisition with this id.
+    pub(crate) fn ask(&self, id: &str) -> Option<&Ask> {
+        self.by_id.get(id).map(|&index| &self.asks[index])
+    }
+
+    /// The names that workers asked for, each with its acquisitions.
+    pub(crate) fn by_name(&self) -> BTreeMap<&str, Vec<&Ask>> {
+        let mut names: BTreeMap<&str, Vec<&Ask>> = BTreeMap::new();
+        for ask in &self.asks {
+            names.entry(&ask.name).or_default().push(ask);
+        }
+        names
+    }
+
+    /// The worker process that made the ask.
+    pub(crate) fn life_of(&self, ask: &Ask) -> &Life {
+        &self.lives[ask.life]
+    }
+}
+
+impl Life {
+    /// Whether the process was stopped at some time in this span.
+    pub(crate) fn stopped_within(&self, from: Micros, to: Micros) -> bool {
+        overlaps(&self.stops, from, to)
+    }
+
+    /// Whether the way to the server was disturbed at some time in this span.
+    pub(crate) fn disturbed_within(&self, from: Micros, to: Micros) -> bool {
+        overlaps(&self.disturbances, from, to)
+    }
+}
+
+fn overlaps(spans: &[Span], from: Micros, to: Micros) -> bool {
+    spans.iter().any(|span| span.from <= to && from <= span.to)
+}
+
+impl Ask {
+    /// A line for a report, with instants in seconds after `zero`.
+    pub(crate) fn describe(&self, zero: Micros) -> String {
+        let since = |at: Micros| seconds(at.saturating_sub(zero));
+        let or_none = |at: Option<Micros>| at.map_or_else(|| String::from("-"), since);
+        format!(
+            "{} {} units={} fence={} asked={} began={} believed={} ending={} released={} gave_up={} lost={}",
+            self.id,
+            self.name,
+            self.units,
+            self.fence,
+            since(self.asked),
+            or_none(self.began),
+            or_none(self.believed),
+            or_none(self.ending),
+            or_none(self.released),
+            or_none(self.gave_up),
+            or_none(self.lost),
+        )
+    }
+}

@@ -1,0 +1,94 @@
+//! One worker process: runs lanes, obeys the conductor's commands on its input, and ends with that input.
+
+use std::{
+    io::{self, BufRead},
+    process,
+    sync::Arc,
+    thread,
+};
+
+use leasehold::Leasehold;
+use tokio::{runtime, sync::mpsc, task::JoinSet};
+
+use crate::{
+    args::Role,
+    dice::Dice,
+    event::{Event, Log},
+    lane::{self, Shared},
+    probe,
+    target::TTL,
+};
+
+/// Runs the worker until the conductor ends it.
+pub(crate) fn run(role: &Role) -> io::Result<()> {
+    let runtime = runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(work(role))
+}
+
+async fn work(role: &Role) -> io::Result<()> {
+    let log = Log::open(&role.log)?;
+    let locks = Leasehold::builder().ttl(TTL).connect(&role.url).await.map_err(io::Error::other)?;
+    let shared = Arc::new(Shared::new(locks, log, role.client, role.label.clone()));
+    let mut tasks = start_tasks(&shared, role);
+    let mut commands = read_commands();
+    while let Some(command) = commands.recv().await {
+        match command.as_str() {
+            "fork idle" => *shared.fork_idle.lock() = Some(true),
+            "fork use" => *shared.fork_idle.lock() = Some(false),
+            "callback" => {
+                let (shared, name) = (Arc::clone(&shared), format!("callback:{}", role.label));
+                tasks.spawn(async move { probe::block_in_callback(&shared, &name).await.unwrap_or_default() });
+            }
+            "settle" => {
+                shared.settle();
+                while tasks.join_next().await.is_some() {}
+                shared.log.write(Event::Idle);
+            }
+            "list" => {
+                let left = probe::list_leftovers(&shared.locks).await;
+                shared.log.write(Event::Listed { left });
+            }
+            "finish" => return shared.locks.close().await.map_err(io::Error::other),
+            other => return Err(io::Error::other(format!("unknown command {other:?}"))),
+        }
+    }
+    Ok(())
+}
+
+fn start_tasks(shared: &Arc<Shared>, role: &Role) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    let mut dice = Dice::new(role.seed);
+    for _ in 0..role.lanes {
+        let (shared, dice) = (Arc::clone(shared), dice.split());
+        tasks.spawn(async move { lane::run(&shared, dice).await });
+    }
+    let queues = Arc::clone(shared);
+    tasks.spawn(async move { probe::watch_queues(&queues).await });
+    let probed = Arc::clone(shared);
+    tasks.spawn(async move { complain(probe::lose_again_and_again(&probed).await) });
+    tasks
+}
+
+/// Ends the worker, which the conductor reports, when something failed that no fault explains.
+fn complain(result: Result<(), leasehold::Error>) {
+    if let Err(error) = result {
+        eprintln!("worker: {error}");
+        process::exit(3);
+    }
+}
+
+/// Reads commands on a thread of its own: a blocked runtime must not keep the worker from seeing its input end.
+fn read_commands() -> mpsc::UnboundedReceiver<String> {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    thread::spawn(move || {
+        for line in io::stdin().lock().lines() {
+            let Ok(line) = line else { break };
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+        // The conductor is gone, and nobody will read the log.
+        process::exit(1);
+    });
+    receiver
+}

@@ -1,0 +1,97 @@
+//! Runs the torture: the honest client is clean on calm backends, and every broken client is caught by its checker.
+
+use std::{
+    process::{Command, Output},
+    thread,
+};
+
+use serde_json::Value;
+
+fn run(backend: &str, seconds: u32, client: &str, faults: &[&str]) -> Value {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold-torture"));
+    command.args(["run", "--json", "--workers", "3", "--backend", backend, "--seconds", &seconds.to_string()]);
+    command.args(["--client", client, "--faults"]).args(faults);
+    let Output { stdout, stderr, .. } = command.output().expect("the conductor can be started");
+    serde_json::from_slice(&stdout).unwrap_or_else(|error| {
+        panic!("{backend} {client}: {error}\n{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr))
+    })
+}
+
+fn is_clean(backend: &str, faults: &[&str]) {
+    let report = run(backend, 8, "ours", faults);
+    assert_eq!(report["violations"], Value::Array(Vec::new()), "{report:#}");
+    assert!(report["acquisitions"].as_u64() > Some(100), "{report:#}");
+    assert!(report["observed_queues"].as_u64() > Some(0), "{report:#}");
+}
+
+fn is_caught(client: &str, checker: &str, seconds: u32) {
+    thread::scope(|scope| {
+        for backend in ["memory", "file"] {
+            scope.spawn(move || {
+                let report = run(backend, seconds, client, &[]);
+                let found = report["found"][checker].as_u64();
+                assert!(found > Some(0), "{backend}: {checker} must catch {client}: {report:#}");
+            });
+        }
+    });
+}
+
+#[test]
+fn the_honest_client_is_clean_on_memory() {
+    is_clean("memory", &["kill"]);
+}
+
+#[test]
+fn the_honest_client_is_clean_on_file() {
+    is_clean("file", &["kill"]);
+}
+
+#[test]
+fn overlap_catches_a_client_that_takes_no_lock() {
+    is_caught("broken-no-lock", "overlap", 1);
+}
+
+#[test]
+fn overlap_catches_a_client_that_goes_on_after_a_loss() {
+    is_caught("broken-ignores-loss", "overlap", 1);
+}
+
+#[test]
+fn overlap_catches_a_client_that_counts_from_receipt() {
+    is_caught("broken-from-receipt", "overlap", 3);
+}
+
+#[test]
+fn overlap_catches_a_client_that_forges_releases() {
+    is_caught("broken-forges-release", "overlap", 2);
+}
+
+#[test]
+fn fences_catch_a_client_that_uses_an_old_fence() {
+    is_caught("broken-old-fence", "fences", 1);
+}
+
+#[test]
+fn leaks_catch_a_client_that_keeps_what_it_cancelled() {
+    is_caught("broken-keeps-cancelled", "leaks", 1);
+}
+
+#[test]
+fn leaks_catch_a_client_that_stays_queued() {
+    is_caught("broken-stays-queued", "leaks", 1);
+}
+
+#[test]
+fn order_catches_a_client_that_swaps_turns() {
+    is_caught("broken-swaps-turns", "order", 3);
+}
+
+#[test]
+fn progress_catches_a_client_that_never_releases() {
+    is_caught("broken-never-releases", "progress", 7);
+}
+
+#[test]
+fn loss_catches_a_client_that_learns_of_it_late() {
+    is_caught("broken-late-loss", "loss", 4);
+}
