@@ -46,7 +46,7 @@ pub enum ErrorKind {
     OutcomeUnknown,
     /// The backend cannot do this.
     Unsupported,
-    /// The `Leasehold` was closed.
+    /// The `Leasehold` was closed, or belongs to the parent of a forked process.
     Closed,
 }
 
@@ -94,6 +94,11 @@ impl Error {
 
     pub(crate) fn closed() -> Self {
         Self::new(ErrorKind::Closed, "this Leasehold was closed; connect again")
+    }
+
+    pub(crate) fn inherited() -> Self {
+        let message = "this Leasehold belongs to the parent of this forked process; connect again in the child";
+        Self::new(ErrorKind::Closed, message)
     }
 
     pub(crate) fn lost(resource: &Resource, backend: &str, fence: Fence, reason: impl fmt::Display) -> Self {
@@ -174,6 +179,11 @@ impl Error {
         )
     }
 
+    /// Whether the backend could not be reached or did not answer.
+    pub(crate) fn is_outage(&self) -> bool {
+        matches!(self.0.kind, ErrorKind::Unavailable | ErrorKind::OutcomeUnknown)
+    }
+
     /// Whether the backend may have done what was asked all the same.
     pub fn outcome_unknown(&self) -> bool {
         self.0.outcome_unknown
@@ -210,7 +220,6 @@ impl fmt::Debug for Error {
 
 impl error::Error for Error {
     fn source(&self) -> Option<&(dyn error::Error + 'static)> {
-        // The message ends with the cause; what caused that follows.
-        self.0.source.as_deref().and_then(error::Error::source)
+        self.0.source.as_deref().map(|source| source as &(dyn error::Error + 'static))
     }
 }

@@ -19,8 +19,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::lease::{
     Busy, Claim, Decision, EndedLease, Ending, Evicted, Fence, Grant, HeldBy, Holder, LeaseId, LeaseRecord, LeaseState,
-    Metadata, Moment, Outcome, Patience, Place, Problem, Released, Renewal, Request, Resource, Standing, Timestamp,
-    Ttl,
+    Metadata, Moment, Outcome, Patience, Problem, QueuePosition, Released, Renewal, Request, Resource, Standing,
+    Timestamp, Ttl,
 };
 
 /// How far ahead of the wall clock an asker may push the fence.
@@ -385,7 +385,7 @@ impl State {
         let (ahead, behind) = self.entries.split_at(at);
         let in_the_way = ahead.iter().chain(behind.iter().filter(|entry| !entry.is_waiting()));
         let first_end = in_the_way.map(Entry::ends_at).min().filter(|end| *end != Moment::NEVER);
-        Standing::Waiting(Place {
+        Standing::Waiting(QueuePosition {
             ahead: count(ahead.iter().filter(|entry| entry.is_waiting())),
             last_fence: self.last_fence,
             ask_again_in: first_end.map(|end| end.since(context.now)),

@@ -3,17 +3,40 @@
 use std::{fmt, time::Duration};
 
 use super::{Fence, Holder, Mode, Shape, Timestamp};
+use crate::backend::Belief;
 
-/// An answer, and which life of the backend gave it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// An answer, which incarnation of the backend gave it, and how long it may be believed.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Answer<T> {
-    /// What was asked for.
+    /// The answer itself.
     pub value: T,
-    /// A change between two answers means that the backend may have forgotten.
+    /// A change between two answers means that the backend may have lost its memory.
     pub incarnation: Incarnation,
+    /// How long the answer may be believed about attached leases.
+    pub belief: Belief,
 }
 
-/// One life of a backend: a restart that may have lost memory begins another.
+impl<T> Answer<T> {
+    /// An answer that is believed for the ttl.
+    pub fn new(value: T, incarnation: Incarnation) -> Self {
+        Self { value, incarnation, belief: Belief::Ttl }
+    }
+
+    /// The same, believed for as long as `belief` says.
+    #[must_use]
+    pub fn believed(mut self, belief: Belief) -> Self {
+        self.belief = belief;
+        self
+    }
+
+    /// The same with another value.
+    pub fn map<U>(self, change: impl FnOnce(T) -> U) -> Answer<U> {
+        Answer { value: change(self.value), incarnation: self.incarnation, belief: self.belief }
+    }
+}
+
+/// One incarnation of a backend: a restart that may have lost memory begins another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Incarnation(pub u64);
 
@@ -22,9 +45,9 @@ pub struct Incarnation(pub u64);
 pub enum Decision {
     /// The lease is held.
     Granted(Grant),
-    /// The request has a place in the queue.
-    Queued(Place),
-    /// Others hold it or were here before; nothing was left behind.
+    /// The request is in the queue.
+    Queued(QueuePosition),
+    /// Others hold it or wait for it; nothing was left behind.
     Busy(Busy),
     /// The resource is in use as something else; nothing was left behind.
     WrongShape {
@@ -33,8 +56,9 @@ pub enum Decision {
     },
 }
 
-/// A lease that holds.
+/// The grant of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Grant {
     /// The number of this grant.
     pub fence: Fence,
@@ -42,39 +66,70 @@ pub struct Grant {
     pub acquired_at: Timestamp,
 }
 
-/// A place in the queue.
+impl Grant {
+    /// A grant with this fence, made at this time.
+    pub const fn new(fence: Fence, acquired_at: Timestamp) -> Self {
+        Self { fence, acquired_at }
+    }
+}
+
+/// A position in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// How many wait before this one.
+#[non_exhaustive]
+pub struct QueuePosition {
+    /// How many waiters are ahead.
     pub ahead: u32,
     /// The resource's newest fence: a hint that is not above it is stale.
     pub last_fence: Fence,
-    /// When the first lease ahead runs out: the time to ask again if nothing was heard.
+    /// The time until the first lease in the way runs out: ask again then if no hint came.
     pub ask_again_in: Option<Duration>,
+}
+
+impl QueuePosition {
+    /// A position behind this many waiters, with the resource's newest fence.
+    pub const fn new(ahead: u32, last_fence: Fence, ask_again_in: Option<Duration>) -> Self {
+        Self { ahead, last_fence, ask_again_in }
+    }
 }
 
 /// Who is in the way.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Busy {
-    /// Those who hold.
+    /// The current holders.
     pub holders: Vec<HeldBy>,
     /// How many wait.
     pub waiting: u32,
 }
 
-/// One of those who hold, and since when.
+impl Busy {
+    /// These holders and this many waiters.
+    pub const fn new(holders: Vec<HeldBy>, waiting: u32) -> Self {
+        Self { holders, waiting }
+    }
+}
+
+/// One of the holders, and how long it has held.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct HeldBy {
-    /// Who.
+    /// The holder's label.
     pub holder: Holder,
-    /// What the holder says about itself.
+    /// The holder's own line for people.
     pub note: Option<String>,
-    /// How.
+    /// Exclusive, shared, permit or leader.
     pub mode: Mode,
     /// The number of the grant.
     pub fence: Fence,
-    /// Since how long, by the backend's clock.
+    /// How long it has been held, by the backend's clock.
     pub held_for: Duration,
+}
+
+impl HeldBy {
+    /// A holder of this grant, without a note.
+    pub const fn new(holder: Holder, mode: Mode, fence: Fence, held_for: Duration) -> Self {
+        Self { holder, note: None, mode, fence, held_for }
+    }
 }
 
 impl fmt::Display for HeldBy {
@@ -87,13 +142,13 @@ impl fmt::Display for HeldBy {
     }
 }
 
-/// Where a lease stands, as told by a renewal.
+/// Where a lease stands, as a renewal finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// It holds, and its end was moved.
     Holding(Grant),
     /// It waits, and its end was moved.
-    Waiting(Place),
+    Waiting(QueuePosition),
     /// The backend does not know it: it ended, or never began.
     Gone,
     /// The backend could not tell for this one.
@@ -105,11 +160,11 @@ pub enum Standing {
 pub enum Released {
     /// A lease that held was ended.
     Freed,
-    /// A place in the queue was given up.
+    /// A queue position was given up.
     LeftQueue,
     /// There was nothing: it had ended before.
     Gone,
-    /// Another guard of a re-entrant lock holds it on; told by guards, never by a backend.
+    /// Another guard of a re-entrant lock still holds it. Guards answer this, backends never do.
     Shared,
 }
 
@@ -118,7 +173,7 @@ pub enum Released {
 pub enum Evicted {
     /// The lease with that fence was taken away.
     Evicted {
-        /// From whom.
+        /// Its former holder.
         holder: Holder,
     },
     /// Nobody holds with that fence; nothing was changed.

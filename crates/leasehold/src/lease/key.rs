@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::Resource;
+use super::{Resource, random::random_bytes};
 use crate::{Error, Result};
 
 /// The random id of one lease, made by the asker. Whoever knows it may release.
@@ -18,7 +18,7 @@ pub struct LeaseId(Uuid);
 impl LeaseId {
     /// A new id from the system's random source.
     pub fn random() -> Self {
-        Self(Uuid::new_v4())
+        Self(uuid::Builder::from_random_bytes(random_bytes()).into_uuid())
     }
 
     /// The id with these 128 bits.
@@ -55,11 +55,19 @@ impl FromStr for LeaseId {
 
 /// One lease on one resource.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct LeaseKey {
     /// What is locked.
     pub resource: Resource,
     /// Which lease on it.
     pub id: LeaseId,
+}
+
+impl LeaseKey {
+    /// The lease with this id on this resource.
+    pub const fn new(resource: Resource, id: LeaseId) -> Self {
+        Self { resource, id }
+    }
 }
 
 /// A lease as text, `lh1_…`: hands a lease from one process to another.

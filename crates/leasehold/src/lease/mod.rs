@@ -2,10 +2,12 @@
 
 mod claim;
 mod fence;
+mod filter;
 mod grant;
 mod holder;
 mod key;
 mod outcome;
+mod random;
 mod record;
 mod request;
 mod resource;
@@ -13,12 +15,14 @@ mod time;
 
 pub use claim::{Claim, Family, Mode, Shape};
 pub use fence::Fence;
+pub use filter::{HistoryFilter, ListFilter, Names, Selection};
 pub(crate) use grant::Brief;
-pub use grant::{Answer, Busy, Decision, Evicted, Grant, HeldBy, Incarnation, Place, Released, Standing};
+pub use grant::{Answer, Busy, Decision, Evicted, Grant, HeldBy, Incarnation, QueuePosition, Released, Standing};
 pub use holder::Holder;
 pub use key::{LeaseHandle, LeaseId, LeaseKey};
 pub use outcome::{Ending, Outcome, Problem};
-pub use record::{EndedLease, Event, EventKind, HistoryFilter, LeaseRecord, LeaseState, ListFilter, Names, Page};
+pub(crate) use random::random_u64;
+pub use record::{EndedLease, Event, EventKind, LeaseRecord, LeaseState, Page};
 pub use request::{Lifetime, Metadata, Patience, Renewal, Request};
 pub use resource::Resource;
 pub(crate) use time::micros;

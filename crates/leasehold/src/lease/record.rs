@@ -6,14 +6,15 @@ use serde::{Deserialize, Serialize};
 
 use super::{Claim, Ending, Fence, Holder, Metadata, Problem, Resource, Timestamp, Ttl};
 
-/// A live lease or a place in the queue, as others may see it: no lease id.
+/// A live lease or a queue position, as others may see it: no lease id.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct LeaseRecord {
     /// What is locked.
     pub resource: Resource,
-    /// Who asked.
+    /// The label of its asker.
     pub holder: Holder,
-    /// How much.
+    /// How many units of the resource.
     pub claim: Claim,
     /// Whether it holds or waits.
     pub state: LeaseState,
@@ -31,6 +32,24 @@ pub struct LeaseRecord {
     pub metadata: Metadata,
 }
 
+impl LeaseRecord {
+    /// A record without times, note and metadata; set what is known.
+    pub fn new(resource: Resource, holder: Holder, claim: Claim, state: LeaseState) -> Self {
+        Self {
+            resource,
+            holder,
+            claim,
+            state,
+            asked_at: Timestamp::default(),
+            renewed_ago: Duration::ZERO,
+            ttl: Ttl::DEFAULT,
+            expires_in: None,
+            note: None,
+            metadata: Metadata::new(),
+        }
+    }
+}
+
 /// Whether a lease holds or waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseState {
@@ -40,26 +59,27 @@ pub enum LeaseState {
         fence: Fence,
         /// When it was granted, by the backend's wall clock.
         acquired_at: Timestamp,
-        /// Since how long.
+        /// How long it has been held.
         held_for: Duration,
     },
     /// It waits.
     Waiting {
-        /// How many wait before it.
+        /// How many waiters are ahead.
         ahead: u32,
-        /// Since how long.
+        /// How long it has waited.
         waiting_for: Duration,
     },
 }
 
 /// A lease, or a wait for one, that ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct EndedLease {
     /// What was locked.
     pub resource: Resource,
-    /// Who asked.
+    /// The label of its asker.
     pub holder: Holder,
-    /// How much.
+    /// How many units of the resource.
     pub claim: Claim,
     /// The number of the grant; `None` for a wait that never held.
     pub fence: Option<Fence>,
@@ -80,100 +100,64 @@ pub struct EndedLease {
     pub metadata: Metadata,
 }
 
-/// Which resources to look at.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Names {
-    /// All of them.
-    #[default]
-    All,
-    /// Those that start so.
-    Prefix(String),
-    /// This one.
-    Exactly(Resource),
-}
-
-impl Names {
-    /// Whether the resource is one of them.
-    pub fn include(&self, resource: &Resource) -> bool {
-        match self {
-            Self::All => true,
-            Self::Prefix(prefix) => resource.as_str().starts_with(prefix.as_str()),
-            Self::Exactly(one) => one == resource,
+impl EndedLease {
+    /// A wait of this holder that ended so; set the rest where it held.
+    pub fn new(resource: Resource, holder: Holder, claim: Claim, ended_at: Timestamp, ending: Ending) -> Self {
+        Self {
+            resource,
+            holder,
+            claim,
+            fence: None,
+            asked_at: ended_at,
+            acquired_at: None,
+            ended_at,
+            ending,
+            problem: None,
+            note: None,
+            metadata: Metadata::new(),
         }
-    }
-}
-
-/// Which live leases to list: by name, then in the order of the queue.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ListFilter {
-    /// Of which resources.
-    pub names: Names,
-    /// At most so many resources.
-    pub limit: usize,
-    /// Only resources after this name: the `next` of the page before.
-    pub after: Option<Resource>,
-}
-
-impl ListFilter {
-    /// The first thousand of these resources.
-    pub fn new(names: Names) -> Self {
-        Self { names, limit: 1000, after: None }
-    }
-}
-
-/// Which ended leases to tell, newest first. The next page is `until` the oldest told.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HistoryFilter {
-    /// Of which resources.
-    pub names: Names,
-    /// Only endings someone may want to look into.
-    pub failures: bool,
-    /// Only those that ended at or after this time.
-    pub since: Option<Timestamp>,
-    /// Only those that ended before this time.
-    pub until: Option<Timestamp>,
-    /// At most so many.
-    pub limit: usize,
-}
-
-impl HistoryFilter {
-    /// The newest hundred of these resources.
-    pub fn new(names: Names) -> Self {
-        Self { names, failures: false, since: None, until: None, limit: 100 }
-    }
-
-    /// Whether this one is wanted.
-    pub fn include(&self, ended: &EndedLease) -> bool {
-        self.names.include(&ended.resource)
-            && (!self.failures || ended.ending.is_failure())
-            && self.since.is_none_or(|since| ended.ended_at >= since)
-            && self.until.is_none_or(|until| ended.ended_at < until)
     }
 }
 
 /// Some of the live leases.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct Page {
     /// What was found.
     pub leases: Vec<LeaseRecord>,
-    /// The last resource told, if more follow: the `after` of the next page.
+    /// The last resource on the page, if more follow: the `after` of the next page.
     pub next: Option<Resource>,
+}
+
+impl Page {
+    /// These leases, and the `after` of the next page if more follow.
+    pub const fn new(leases: Vec<LeaseRecord>, next: Option<Resource>) -> Self {
+        Self { leases, next }
+    }
 }
 
 /// Something that happened to a resource.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Event {
-    /// When, by the backend's wall clock.
+    /// When it happened, by the backend's wall clock.
     pub at: Timestamp,
-    /// To which resource.
+    /// The resource.
     pub resource: Resource,
-    /// Whose lease.
+    /// The label of the lease's asker.
     pub holder: Holder,
-    /// How much of it.
+    /// How many units of the resource.
     pub claim: Claim,
-    /// What.
+    /// What happened.
     #[serde(flatten)]
     pub kind: EventKind,
+}
+
+impl Event {
+    /// What happened to this holder's claim on the resource.
+    pub const fn new(at: Timestamp, resource: Resource, holder: Holder, claim: Claim, kind: EventKind) -> Self {
+        Self { at, resource, holder, claim, kind }
+    }
 }
 
 /// What happened.
@@ -190,7 +174,7 @@ pub enum EventKind {
     },
     /// A lease or a wait ended.
     Ended {
-        /// How.
+        /// How it ended.
         ending: Ending,
         /// The number of the grant; `None` for a wait that never held.
         fence: Option<Fence>,

@@ -5,22 +5,23 @@ use super::{Claim, Fence, Holder, LeaseKey, Ttl};
 /// A JSON object that travels with a lease and is shown to others.
 pub type Metadata = serde_json::Map<String, serde_json::Value>;
 
-/// One ask for a lease. Asking again with the same key is safe.
+/// One request for a lease. Sending it again with the same key is safe.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Request {
     /// The resource, and the id the lease will have.
     pub key: LeaseKey,
-    /// How much of it.
+    /// How many units of the resource.
     pub claim: Claim,
-    /// How long the lease lives without a renewal.
+    /// How long the lease lives without a renewal; 30 s by default.
     pub ttl: Ttl,
-    /// Whether to queue when it is busy.
+    /// Whether to queue when it is busy; by default it does.
     pub patience: Patience,
-    /// How many waiters it accepts ahead of it; beyond that it is busy at once. `None` accepts any number.
+    /// With more waiters than this ahead, the request is busy instead of queued; no limit by default.
     pub max_waiters: Option<u32>,
-    /// What the lease lives by.
+    /// What the lease lives by; its asker by default.
     pub lifetime: Lifetime,
-    /// Who asks.
+    /// The label others see.
     pub holder: Holder,
     /// One line for people.
     pub note: Option<String>,
@@ -30,12 +31,86 @@ pub struct Request {
     pub fence_floor: Option<Fence>,
 }
 
+impl Request {
+    /// A request that queues, for an attached lease of 30 s.
+    pub fn new(key: LeaseKey, claim: Claim, holder: Holder) -> Self {
+        Self {
+            key,
+            claim,
+            ttl: Ttl::DEFAULT,
+            patience: Patience::Queue,
+            max_waiters: None,
+            lifetime: Lifetime::Attached,
+            holder,
+            note: None,
+            metadata: Metadata::new(),
+            fence_floor: None,
+        }
+    }
+
+    /// The same with another ttl.
+    #[must_use]
+    pub fn ttl(mut self, ttl: Ttl) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// The same of another holder.
+    #[must_use]
+    pub fn holder(mut self, holder: Holder) -> Self {
+        self.holder = holder;
+        self
+    }
+
+    /// The same with a note.
+    #[must_use]
+    pub fn note(mut self, note: impl Into<String>) -> Self {
+        self.note = Some(note.into());
+        self
+    }
+
+    /// The same with this metadata.
+    #[must_use]
+    pub fn metadata(mut self, metadata: Metadata) -> Self {
+        self.metadata = metadata;
+        self
+    }
+
+    /// The same with a floor for its fence.
+    #[must_use]
+    pub fn fence_floor(mut self, floor: Fence) -> Self {
+        self.fence_floor = Some(floor);
+        self
+    }
+
+    /// The same, busy instead of queued with more waiters ahead than this.
+    #[must_use]
+    pub fn max_waiters(mut self, most: u32) -> Self {
+        self.max_waiters = Some(most);
+        self
+    }
+
+    /// The same with another patience.
+    #[must_use]
+    pub fn patience(mut self, patience: Patience) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// The same with another lifetime.
+    #[must_use]
+    pub fn lifetime(mut self, lifetime: Lifetime) -> Self {
+        self.lifetime = lifetime;
+        self
+    }
+}
+
 /// What to do when the resource is busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
     /// Leave at once.
     Try,
-    /// Take a place in the queue.
+    /// Join the queue.
     Queue,
 }
 
@@ -51,12 +126,13 @@ pub enum Lifetime {
 
 /// One lease to renew: its end becomes now + ttl, never earlier than it was.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Renewal {
-    /// Which lease.
+    /// The lease.
     pub key: LeaseKey,
     /// How long it lives from now.
     pub ttl: Ttl,
-    /// Raise the fence to exactly this, or leave it: the answer tells which.
+    /// Raise the fence to exactly this, or leave it: the answer shows which.
     pub fence_floor: Option<Fence>,
     /// Keep less: a write lock becomes a read lock, permits are given back.
     pub downgrade: Option<Claim>,
@@ -68,5 +144,33 @@ impl Renewal {
     /// Renews and changes nothing else.
     pub fn new(key: LeaseKey, ttl: Ttl) -> Self {
         Self { key, ttl, fence_floor: None, downgrade: None, metadata: None }
+    }
+
+    /// The same, raising the fence to exactly this.
+    #[must_use]
+    pub fn fence_floor(mut self, floor: Fence) -> Self {
+        self.fence_floor = Some(floor);
+        self
+    }
+
+    /// The same, keeping only this claim.
+    #[must_use]
+    pub fn downgrade(mut self, claim: Claim) -> Self {
+        self.downgrade = Some(claim);
+        self
+    }
+
+    /// The same, replacing the metadata.
+    #[must_use]
+    pub fn metadata(mut self, metadata: Metadata) -> Self {
+        self.metadata = Some(metadata);
+        self
+    }
+
+    /// The same for another ttl.
+    #[must_use]
+    pub fn ttl(mut self, ttl: Ttl) -> Self {
+        self.ttl = ttl;
+        self
     }
 }

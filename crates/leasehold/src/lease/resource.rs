@@ -32,7 +32,19 @@ impl Resource {
     /// # Errors
     /// `InvalidName` when it is empty, too long, or holds a control character.
     pub fn new(name: impl AsRef<str>) -> Result<Self> {
-        let name = name.as_ref();
+        let resource = Self::unchecked(name.as_ref());
+        resource.check()?;
+        Ok(resource)
+    }
+
+    /// A name that `check` has still to pass.
+    pub(crate) fn unchecked(name: &str) -> Self {
+        Self(name.into())
+    }
+
+    /// Fails if the name cannot be used.
+    pub(crate) fn check(&self) -> Result<()> {
+        let name = self.as_str();
         if name.is_empty() {
             return Err(Error::invalid_name("a resource name must not be empty"));
         }
@@ -48,7 +60,7 @@ impl Resource {
                 "a resource name must not hold control characters, this one holds {bad:?}"
             )));
         }
-        Ok(Self(name.into()))
+        Ok(())
     }
 
     /// The name as given.

@@ -101,8 +101,6 @@ impl Ttl {
     pub const MIN: Self = Self(Duration::from_millis(100));
     /// The longest life: over this, the wish is a lock without expiry.
     pub const MAX: Self = Self(Duration::from_secs(30 * 24 * 3600));
-    /// How long a connection may be silent and still be believed in.
-    pub(crate) const SILENCE: Self = Self(Duration::from_secs(10));
 
     /// Checks the length.
     ///

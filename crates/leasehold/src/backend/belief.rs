@@ -1,0 +1,67 @@
+//! How long an answer may be believed.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+/// How long an answer about an attached lease may be believed.
+///
+/// A detached lease is always believed for its ttl.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub enum Belief {
+    /// For the ttl, counted from the instant before the request was sent.
+    #[default]
+    Ttl,
+    /// While this session lives, and for at most its silence limit without another answer.
+    Session(Session),
+    /// Until this process ends: no clock is involved.
+    Process,
+}
+
+impl Belief {
+    /// Whether the session that the answer came by has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        matches!(self, Self::Session(session) if session.has_ended())
+    }
+}
+
+/// A server's session that leases live by, shared by the backend and every lease that depends on it.
+///
+/// A backend attaches the session that was current *before* it sent the
+/// request. Once it calls [`end`](Self::end), no lease that was proved by
+/// that session is believed any more, even while the backend is unreachable.
+#[derive(Clone, Debug)]
+pub struct Session(Arc<State>);
+
+#[derive(Debug)]
+struct State {
+    silence_limit: Duration,
+    ended: AtomicBool,
+}
+
+impl Session {
+    /// A live session that is believed for `silence_limit` after each answer.
+    pub fn new(silence_limit: Duration) -> Self {
+        Self(Arc::new(State { silence_limit, ended: AtomicBool::new(false) }))
+    }
+
+    /// Ends it. Send [`Hint::Missed`](super::Hint::Missed) afterwards, so that `lost()` completes at once.
+    pub fn end(&self) {
+        self.0.ended.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&self) -> bool {
+        self.0.ended.load(Ordering::SeqCst)
+    }
+
+    /// How long an answer is believed without another one.
+    pub fn silence_limit(&self) -> Duration {
+        self.0.silence_limit
+    }
+}

@@ -1,0 +1,127 @@
+//! What an operation of the rule did to others, turned into hints, events and history.
+
+use super::{EventHub, Hint};
+use crate::{
+    lease::{EndedLease, Ending, Event, EventKind, LeaseId, Resource, Timestamp},
+    model::{Context, Effects, Ended, Entry, Granted, State},
+};
+
+/// Who hears of an operation. Each method is called in the order things happened.
+pub trait Audience {
+    /// A hint for the instance that requested this lease.
+    fn hint(&mut self, id: LeaseId, hint: Hint);
+
+    /// Whether anyone watches; without watchers no event is made.
+    fn wants_events(&self) -> bool;
+
+    /// An event for those who watch.
+    fn event(&mut self, event: Event);
+
+    /// The history of a lease that ended.
+    fn ended(&mut self, id: LeaseId, ended: EndedLease);
+}
+
+/// An audience that only collects, for a backend that reports once its write has succeeded.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct News {
+    watched: bool,
+    /// Hints, each for the instance that requested the lease.
+    pub hints: Vec<(LeaseId, Hint)>,
+    /// Events, if anyone watches.
+    pub events: Vec<Event>,
+    /// The history of the leases that ended.
+    pub ended: Vec<(LeaseId, EndedLease)>,
+}
+
+impl News {
+    /// Collects events only if somebody watches this hub.
+    pub fn new(events: &EventHub) -> Self {
+        Self { watched: !events.is_idle(), ..Self::default() }
+    }
+}
+
+impl Audience for News {
+    fn hint(&mut self, id: LeaseId, hint: Hint) {
+        self.hints.push((id, hint));
+    }
+
+    fn wants_events(&self) -> bool {
+        self.watched
+    }
+
+    fn event(&mut self, event: Event) {
+        self.events.push(event);
+    }
+
+    fn ended(&mut self, id: LeaseId, ended: EndedLease) {
+        self.ended.push((id, ended));
+    }
+}
+
+/// Reports what an operation on `resource` did, and empties `effects` for the next one.
+///
+/// `askers` are the leases that the operation was called for: they learn of
+/// their own standing from the answer, so no hint is made for them.
+pub fn publish(
+    resource: &Resource,
+    state: &State,
+    effects: &mut Effects,
+    askers: &[LeaseId],
+    context: &Context<'_>,
+    audience: &mut impl Audience,
+) {
+    for Granted { id, fence, provisional } in effects.granted.iter().copied() {
+        // The asker learns of its own lease from the answer; what ended at once needs no hint.
+        if !askers.contains(&id) && !effects.ended.iter().any(|ended| ended.entry.id == id) {
+            audience.hint(id, Hint::Granted { id, fence, provisional });
+        }
+    }
+    if audience.wants_events() {
+        events(resource, state, effects, context.wall, audience);
+    }
+    effects.granted.clear();
+    effects.queued = None;
+    for ended in effects.ended.drain(..) {
+        let id = ended.entry.id;
+        if ended.ending == Ending::Evicted {
+            audience.hint(id, Hint::Evicted { id });
+        }
+        audience.ended(id, ended.into_record(resource.clone()));
+    }
+}
+
+fn events(resource: &Resource, state: &State, effects: &Effects, wall: Timestamp, audience: &mut impl Audience) {
+    let mut send = |entry: &Entry, at, kind| {
+        audience.event(Event::new(at, resource.clone(), entry.holder.clone(), entry.claim, kind));
+    };
+    let entry_of = |id: LeaseId| {
+        let ended = effects.ended.iter().map(|ended| &ended.entry);
+        state.entries.iter().chain(ended).find(|entry| entry.id == id)
+    };
+    let acquired = |granted: &[Granted], send: &mut dyn FnMut(&Entry, Timestamp, EventKind)| {
+        for Granted { id, fence, .. } in granted {
+            if let Some(entry) = entry_of(*id)
+                && let Some(held) = entry.held()
+            {
+                send(entry, held.acquired_at, EventKind::Acquired { fence: *fence });
+            }
+        }
+    };
+
+    let mut granted = effects.granted.as_slice();
+    for Ended { entry, ended_at, ending, .. } in &effects.ended {
+        // What one operation granted and ended was granted first.
+        if let Some(at) = granted.iter().position(|granted| granted.id == entry.id) {
+            let (before, rest) = granted.split_at(at + 1);
+            acquired(before, &mut send);
+            granted = rest;
+        }
+        let fence = entry.held().map(|held| held.fence);
+        send(entry, *ended_at, EventKind::Ended { ending: *ending, fence });
+    }
+    acquired(granted, &mut send);
+    if let Some(entry) = effects.queued.and_then(|id| state.entries.iter().find(|entry| entry.id == id)) {
+        send(entry, wall, EventKind::Waiting);
+    }
+}

@@ -1,0 +1,99 @@
+//! What a backend promises, as plain data.
+
+use std::time::Duration;
+
+/// What a backend promises.
+///
+/// [`Guarantees::new`] describes a backend that pushes grants, serves waiters
+/// in order, issues fences and forgets its leases when it restarts; each
+/// method changes one line of that.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools, reason = "each is one line of the promises table")]
+#[non_exhaustive]
+pub struct Guarantees {
+    /// The backend in one word: `memory`, `file`, `redis`.
+    pub kind: &'static str,
+    /// Who can contend for one resource.
+    pub reach: Reach,
+    /// What ends the lease of a holder that died.
+    pub liveness: Liveness,
+    /// Waiters are served in the order they came.
+    pub fifo: bool,
+    /// A grant is pushed to its waiter; without this the engine asks at intervals.
+    pub pushes: bool,
+    /// Fences rise over every grant of a resource, as long as the backend keeps its data.
+    pub fences: bool,
+    /// A lease outlives a restart of the backend.
+    pub survives_restart: bool,
+    /// How many renewals go into one call.
+    pub renew_batch: usize,
+    /// The longest an attached lease is believed without another answer, whatever its ttl.
+    pub silence_limit: Option<Duration>,
+}
+
+impl Guarantees {
+    /// The usual promises of a backend of this kind, reach and liveness.
+    pub const fn new(kind: &'static str, reach: Reach, liveness: Liveness) -> Self {
+        Self {
+            kind,
+            reach,
+            liveness,
+            fifo: true,
+            pushes: true,
+            fences: true,
+            survives_restart: false,
+            renew_batch: 256,
+            silence_limit: None,
+        }
+    }
+
+    /// Whether grants are pushed; `true` by default.
+    #[must_use]
+    pub const fn pushes(mut self, pushes: bool) -> Self {
+        self.pushes = pushes;
+        self
+    }
+
+    /// Whether a lease outlives a restart of the backend; `false` by default.
+    #[must_use]
+    pub const fn survives_restart(mut self, survives: bool) -> Self {
+        self.survives_restart = survives;
+        self
+    }
+
+    /// How many renewals go into one call; 256 by default.
+    #[must_use]
+    pub const fn renew_batch(mut self, most: usize) -> Self {
+        self.renew_batch = most;
+        self
+    }
+
+    /// The longest an attached lease is believed without another answer; its ttl by default.
+    #[must_use]
+    pub const fn silence_limit(mut self, limit: Option<Duration>) -> Self {
+        self.silence_limit = limit;
+        self
+    }
+}
+
+/// Who can contend for one resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Tasks of one process.
+    Process,
+    /// Processes of one machine.
+    Machine,
+    /// Machines that reach one server.
+    Network,
+}
+
+/// What ends the lease of a holder that died.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Liveness {
+    /// Its ttl runs out.
+    Ttl,
+    /// The kernel reports that the process is gone; no clock is involved.
+    Process,
+    /// The server reports that the connection is gone; no clock is involved.
+    Connection,
+}

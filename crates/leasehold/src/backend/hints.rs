@@ -1,0 +1,238 @@
+//! Hints: what a backend pushes to one of its instances.
+//!
+//! A hint is delivered on the thread that sends it, so that a grant wakes its
+//! waiter without a hop. Sinks only note and wake; they never call the backend.
+
+use std::{
+    fmt,
+    future::poll_fn,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use parking_lot::RwLock;
+
+use super::queue::{Item, LossyQueue};
+use crate::lease::{Fence, LeaseId, Resource};
+
+/// As many hints wait for a slow reader; then it reads `Missed`.
+const LIMIT: usize = 4096;
+
+/// What a backend pushes to an instance about its leases.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Hint {
+    /// This waiting lease may hold now.
+    Granted {
+        /// The lease.
+        id: LeaseId,
+        /// The fence of the grant.
+        fence: Fence,
+        /// The grant ends within seconds unless a renewal confirms it.
+        provisional: bool,
+    },
+    /// This lease may have been taken away.
+    Evicted {
+        /// The lease.
+        id: LeaseId,
+    },
+    /// Something changed for those who wait for this resource.
+    Changed {
+        /// The resource.
+        resource: Resource,
+    },
+    /// Hints were missed: everything may have changed.
+    Missed,
+}
+
+impl Hint {
+    /// A grant that its waiter may believe.
+    pub const fn granted(id: LeaseId, fence: Fence) -> Self {
+        Self::Granted { id, fence, provisional: false }
+    }
+}
+
+impl From<Item<Hint>> for Hint {
+    fn from(item: Item<Hint>) -> Self {
+        match item {
+            Item::Value(hint) => hint,
+            Item::Missed => Self::Missed,
+        }
+    }
+}
+
+/// The sending end of an instance's hints.
+#[derive(Clone, Default)]
+pub struct HintSender(Arc<Hub>);
+
+#[derive(Default)]
+struct Hub {
+    /// Replaced as a whole, so that no lock is held while a sink runs.
+    sinks: RwLock<Arc<Vec<(u64, Sink)>>>,
+    next: AtomicU64,
+}
+
+#[derive(Clone)]
+enum Sink {
+    Function(Arc<dyn Fn(Hint) + Send + Sync>),
+    Queue(Arc<LossyQueue<Hint>>),
+}
+
+impl HintSender {
+    /// A sender without readers.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Delivers to every reader; without one the hint is dropped.
+    pub fn send(&self, hint: Hint) {
+        let sinks = Arc::clone(&self.0.sinks.read());
+        if let [(_, Sink::Function(deliver))] = sinks.as_slice() {
+            deliver(hint);
+            return;
+        }
+        for (_, sink) in sinks.iter() {
+            match sink {
+                Sink::Function(deliver) => deliver(hint.clone()),
+                Sink::Queue(queue) => queue.push(hint.clone()),
+            }
+        }
+    }
+
+    /// A reader of what is sent from now on.
+    pub fn subscribe(&self) -> Hints {
+        let queue = Arc::new(LossyQueue::new(LIMIT));
+        let id = self.0.add(Sink::Queue(Arc::clone(&queue)));
+        Hints { delivery: HintDelivery { hub: Arc::downgrade(&self.0), id }, queue }
+    }
+}
+
+impl fmt::Debug for HintSender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HintSender").finish_non_exhaustive()
+    }
+}
+
+impl Hub {
+    fn add(&self, sink: Sink) -> u64 {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        Arc::make_mut(&mut *self.sinks.write()).push((id, sink));
+        id
+    }
+}
+
+impl Drop for Hub {
+    fn drop(&mut self) {
+        for (_, sink) in self.sinks.get_mut().iter() {
+            if let Sink::Queue(queue) = sink {
+                queue.close();
+            }
+        }
+    }
+}
+
+/// The reading end of an instance's hints.
+pub struct Hints {
+    delivery: HintDelivery,
+    queue: Arc<LossyQueue<Hint>>,
+}
+
+impl Hints {
+    /// The next hint; `None` when the backend is gone.
+    ///
+    /// # Cancel safety
+    /// A dropped call loses nothing.
+    pub async fn next(&mut self) -> Option<Hint> {
+        poll_fn(|context| self.queue.poll_next(context)).await.map(Hint::from)
+    }
+
+    /// Delivers every hint to `sink`, on the thread that sends it, until the delivery is dropped.
+    ///
+    /// A backend may hold a lock while it sends: `sink` must not call the backend, block or panic.
+    pub fn deliver_to(self, sink: impl Fn(Hint) + Send + Sync + 'static) -> HintDelivery {
+        let sink: Arc<dyn Fn(Hint) + Send + Sync> = Arc::new(sink);
+        let mut delivery = HintDelivery { hub: Weak::new(), id: 0 };
+        if let Some(hub) = self.delivery.hub.upgrade() {
+            delivery = HintDelivery { hub: Arc::downgrade(&hub), id: hub.add(Sink::Function(Arc::clone(&sink))) };
+        }
+        // What was queued before goes first; a hint that arrives meanwhile may be delivered twice.
+        while let Some(item) = self.queue.pop() {
+            sink(item.into());
+        }
+        delivery
+    }
+}
+
+impl fmt::Debug for Hints {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hints").finish_non_exhaustive()
+    }
+}
+
+/// A subscription to hints; it ends when it is dropped.
+pub struct HintDelivery {
+    hub: Weak<Hub>,
+    id: u64,
+}
+
+impl Drop for HintDelivery {
+    fn drop(&mut self) {
+        if let Some(hub) = self.hub.upgrade() {
+            Arc::make_mut(&mut *hub.sinks.write()).retain(|(id, _)| *id != self.id);
+        }
+    }
+}
+
+impl fmt::Debug for HintDelivery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HintDelivery").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    fn granted(fence: u64) -> Hint {
+        Hint::granted(LeaseId::from_u128(7), Fence::new(fence))
+    }
+
+    #[tokio::test]
+    async fn a_slow_reader_reads_that_it_missed_some() {
+        let sender = HintSender::new();
+        let mut hints = sender.subscribe();
+        for fence in 0..=LIMIT as u64 {
+            sender.send(granted(fence));
+        }
+        assert_eq!(hints.next().await, Some(Hint::Missed));
+        assert_eq!(hints.next().await, Some(granted(LIMIT as u64)));
+        drop(sender);
+        assert_eq!(hints.next().await, None);
+    }
+
+    #[test]
+    fn delivery_begins_with_what_was_queued_and_ends_when_dropped() {
+        let sender = HintSender::new();
+        let hints = sender.subscribe();
+        sender.send(granted(1));
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let sink = Arc::clone(&seen);
+        let delivery = hints.deliver_to(move |hint| sink.lock().push((hint, thread::current().id())));
+        let sending = sender.clone();
+        let elsewhere = thread::spawn(move || {
+            sending.send(granted(2));
+            thread::current().id()
+        });
+        let elsewhere = elsewhere.join().unwrap();
+        drop(delivery);
+        sender.send(granted(3));
+        let here = thread::current().id();
+        assert_eq!(*seen.lock(), [(granted(1), here), (granted(2), elsewhere)], "on the thread that sends");
+    }
+}

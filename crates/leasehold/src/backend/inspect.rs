@@ -1,0 +1,60 @@
+//! What operators call: listings, history, events, eviction and diagnosis.
+
+use async_trait::async_trait;
+
+use super::EventStream;
+use crate::{
+    Result,
+    lease::{EndedLease, Evicted, Fence, HistoryFilter, ListFilter, Names, Page, Resource},
+};
+
+/// What operators call on a backend.
+#[async_trait]
+pub trait Inspect {
+    /// Live leases and queue positions: by name, within a name holders first, then the queue in its order.
+    async fn list(&self, filter: &ListFilter) -> Result<Page>;
+
+    /// Ended leases, newest first.
+    async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>>;
+
+    /// Follows what happens to these resources from now on, in any process.
+    async fn watch(&self, names: Names) -> Result<EventStream>;
+
+    /// Takes the lease with this fence away from its holder.
+    async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted>;
+
+    /// Looks for settings and circumstances that endanger locks.
+    async fn examine(&self) -> Result<Vec<Finding>>;
+}
+
+/// One line of doctor's report.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Finding {
+    /// How bad it is.
+    pub severity: Severity,
+    /// The setting or circumstance, in a word or two.
+    pub subject: String,
+    /// What was found, and what to do about it.
+    pub message: String,
+}
+
+impl Finding {
+    /// A line of the report.
+    pub fn new(severity: Severity, subject: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { severity, subject: subject.into(), message: message.into() }
+    }
+}
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// Worth knowing.
+    Info,
+    /// As it should be.
+    Ok,
+    /// May hurt.
+    Warning,
+    /// Will hurt.
+    Failure,
+}

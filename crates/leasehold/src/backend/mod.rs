@@ -1,0 +1,88 @@
+//! The seam: what a backend supplies, and the kit that every backend is built from.
+//!
+//! A backend supplies atomicity, a clock and a wake-up. The rule belongs to
+//! [`model`](crate::model): a backend either runs it under a latch of its own
+//! or ports it, and the conformance suite compares the two.
+//!
+//! Every implementation follows these rules:
+//!
+//! - `Err` means *could not tell*. "No" is a value.
+//! - Each operation on a resource is atomic: settle, apply, settle.
+//! - `acquire` with an id that already holds or waits returns its standing and
+//!   moves its end, so that an unanswered request is settled by sending it again.
+//! - `renew` and `release` go by the lease id, never by the name alone.
+//! - Hints may be lost, doubled, or arrive before the reply they belong to.
+//!   Losing all of them costs latency only: the next renewal says the same.
+//! - A dropped future may or may not have done its work; never half of it.
+//! - One bad record spoils only itself: `renew` answers [`Standing::Unknown`]
+//!   for that lease and goes on.
+//!
+//! Beside the seam is the kit, written once for all backends:
+//! [`Backoff`], [`HintSender`], [`EventHub`], [`Coalescer`], [`publish`]
+//! (effects of the rule as hints, events and history), [`News`] (the same, kept
+//! until a write has succeeded), [`UrlOptions`], and
+//! [`register`], which adds a URL scheme from outside this crate.
+
+mod backoff;
+mod belief;
+mod coalesce;
+mod effects;
+mod events;
+mod guarantees;
+mod hints;
+mod inspect;
+pub(crate) mod options;
+mod queue;
+pub(crate) mod registry;
+
+use std::{fmt, time::Duration};
+
+use async_trait::async_trait;
+
+pub(crate) use self::registry::{Opener, open};
+pub use self::{
+    backoff::Backoff,
+    belief::{Belief, Session},
+    coalesce::Coalescer,
+    effects::{Audience, News, publish},
+    events::{EventHub, EventStream, Missed},
+    guarantees::{Guarantees, Liveness, Reach},
+    hints::{Hint, HintDelivery, HintSender, Hints},
+    inspect::{Finding, Inspect, Severity},
+    options::UrlOptions,
+    registry::{OpenOptions, Opening, register},
+};
+use crate::{
+    Result,
+    lease::{Answer, Decision, LeaseKey, Outcome, Released, Renewal, Request, Standing},
+};
+
+/// What the engine calls: everything a lock needs.
+#[async_trait]
+pub trait Backend: Inspect + fmt::Debug + Send + Sync + 'static {
+    /// What this backend promises; selects the suite's trials and doctor's findings.
+    fn guarantees(&self) -> Guarantees;
+
+    /// Subscribes to hints about leases that were requested through this instance.
+    fn hints(&self) -> Hints;
+
+    /// Requests a lease once.
+    async fn acquire(&self, request: &Request) -> Result<Answer<Decision>>;
+
+    /// Moves the ends of these leases and returns the standing of each, in the same order.
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>>;
+
+    /// Ends a lease or leaves the queue, recording the outcome.
+    async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>>;
+
+    /// A descriptor that a child process may inherit: leases then outlive this process until the child is gone too.
+    #[cfg(unix)]
+    fn inheritable(&self) -> Option<std::os::fd::OwnedFd> {
+        None
+    }
+
+    /// The age of the backend's memory: the time since a restart that may have lost leases, if known.
+    fn age(&self) -> Option<Duration> {
+        None
+    }
+}

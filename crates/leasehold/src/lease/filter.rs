@@ -1,0 +1,147 @@
+//! What people ask to see: which resources, how many, since when.
+
+use std::cmp::Reverse;
+
+use super::{EndedLease, Resource, Timestamp};
+
+/// Which resources to look at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Names {
+    /// All of them.
+    #[default]
+    All,
+    /// Those with this prefix.
+    Prefix(String),
+    /// This one.
+    Exactly(Resource),
+}
+
+impl Names {
+    /// Whether the resource is one of them.
+    pub fn include(&self, resource: &Resource) -> bool {
+        match self {
+            Self::All => true,
+            Self::Prefix(prefix) => resource.as_str().starts_with(prefix.as_str()),
+            Self::Exactly(one) => one == resource,
+        }
+    }
+}
+
+/// Which live leases to list: by name, then in the order of the queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ListFilter {
+    /// The resources to look at.
+    pub names: Names,
+    /// At most this many resources.
+    pub limit: usize,
+    /// Only resources after this name: the `next` of the page before.
+    pub after: Option<Resource>,
+}
+
+impl ListFilter {
+    /// The first thousand of these resources.
+    pub fn new(names: Names) -> Self {
+        Self { names, limit: 1000, after: None }
+    }
+
+    /// The same for at most this many resources.
+    #[must_use]
+    pub fn limit(mut self, limit: usize) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// The same for resources after this one.
+    #[must_use]
+    pub fn after(mut self, resource: Resource) -> Self {
+        self.after = Some(resource);
+        self
+    }
+
+    /// The names of the page, in order, out of all that there are.
+    pub fn select(&self, mut names: Vec<Resource>) -> Selection {
+        names.retain(|name| self.names.include(name) && self.after.as_ref().is_none_or(|after| name > after));
+        names.sort_unstable();
+        let more = names.len() > self.limit;
+        names.truncate(self.limit);
+        Selection { next: names.last().filter(|_| more).cloned(), names }
+    }
+}
+
+/// The resources of one page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Selection {
+    /// Their names, in order.
+    pub names: Vec<Resource>,
+    /// Where the next page begins, if there is one; see [`Page::next`](super::Page::next).
+    pub next: Option<Resource>,
+}
+
+/// Which ended leases to return, newest first. The next page is `until` the oldest returned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HistoryFilter {
+    /// The resources to look at.
+    pub names: Names,
+    /// Only endings someone may want to look into.
+    pub failures: bool,
+    /// Only those that ended at or after this time.
+    pub since: Option<Timestamp>,
+    /// Only those that ended before this time.
+    pub until: Option<Timestamp>,
+    /// At most this many.
+    pub limit: usize,
+}
+
+impl HistoryFilter {
+    /// The newest hundred of these resources.
+    pub fn new(names: Names) -> Self {
+        Self { names, failures: false, since: None, until: None, limit: 100 }
+    }
+
+    /// The same for at most this many leases.
+    #[must_use]
+    pub fn limit(mut self, limit: usize) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// The same, only endings that someone may want to look into if `failures`.
+    #[must_use]
+    pub fn failures(mut self, failures: bool) -> Self {
+        self.failures = failures;
+        self
+    }
+
+    /// The same, only those that ended at or after this time.
+    #[must_use]
+    pub fn since(mut self, since: Timestamp) -> Self {
+        self.since = Some(since);
+        self
+    }
+
+    /// The same, only those that ended before this time.
+    #[must_use]
+    pub fn until(mut self, until: Timestamp) -> Self {
+        self.until = Some(until);
+        self
+    }
+
+    /// Whether this one passes the filter.
+    pub fn include(&self, ended: &EndedLease) -> bool {
+        self.names.include(&ended.resource)
+            && (!self.failures || ended.ending.is_failure())
+            && self.since.is_none_or(|since| ended.ended_at >= since)
+            && self.until.is_none_or(|until| ended.ended_at < until)
+    }
+
+    /// Those that are asked for, newest first; those of one instant stay in their order.
+    pub fn select(&self, mut ended: Vec<EndedLease>) -> Vec<EndedLease> {
+        ended.retain(|ended| self.include(ended));
+        ended.sort_by_key(|ended| Reverse(ended.ended_at));
+        ended.truncate(self.limit);
+        ended
+    }
+}
