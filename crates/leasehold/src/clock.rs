@@ -5,6 +5,7 @@
 //! clock is read for people and to floor the fence, and decides nothing.
 
 use std::{
+    cell::Cell,
     fmt,
     future::Future,
     pin::Pin,
@@ -26,6 +27,10 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
     fn now(&self) -> Moment;
     /// The wall clock.
     fn wall(&self) -> Timestamp;
+    /// Both readings, for about the price of one.
+    fn now_and_wall(&self) -> (Moment, Timestamp) {
+        (self.now(), self.wall())
+    }
     /// Ends at `moment`; may be late by as long as the machine was suspended.
     fn sleep_until(&self, moment: Moment) -> Sleep;
     /// Ends at `moment`, or at once when the machine wakes up if it slept past it.
@@ -47,6 +52,22 @@ impl Clock for SystemClock {
     fn wall(&self) -> Timestamp {
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Timestamp::from_micros(u64::try_from(since_epoch.as_micros()).unwrap_or(u64::MAX))
+    }
+
+    /// Reads the wall clock anew after a millisecond, and counts on from there meanwhile.
+    fn now_and_wall(&self) -> (Moment, Timestamp) {
+        thread_local! {
+            static LAST: Cell<(Moment, Timestamp)> = const { Cell::new((Moment::from_micros(0), Timestamp::from_micros(0))) };
+        }
+        let now = boot_time();
+        let (read_at, wall) = LAST.get();
+        let since = now.since(read_at);
+        if since < Duration::from_millis(1) && now >= read_at {
+            return (now, wall.after(since));
+        }
+        let wall = self.wall();
+        LAST.set((now, wall));
+        (now, wall)
     }
 
     fn sleep_until(&self, moment: Moment) -> Sleep {

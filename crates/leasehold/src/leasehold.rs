@@ -4,8 +4,7 @@ use std::{env, fmt, future::Future, sync::Arc, time::Duration};
 
 use crate::{
     Error, Result,
-    backend::{Backend, EventStream, Finding, Guarantees},
-    backends::{self, OpenOptions},
+    backend::{self, Backend, EventStream, Finding, Guarantees, OpenOptions},
     clock::{Clock, SystemClock},
     engine::{self, Engine, Wait},
     lease::{
@@ -13,12 +12,13 @@ use crate::{
         Renewal, Resource, Standing, Ttl,
     },
     primitives::{All, Election, Mutex, Reentries, RwLock, Semaphore},
+    telemetry::Call,
 };
 
 /// One connection to one backend, cheap to clone, and what can be locked on it.
 ///
-/// Every call can be awaited on any executor: leases are kept on a thread of
-/// their own, which a blocked runtime cannot starve.
+/// Every call can be awaited on any executor: threads of the library renew the
+/// leases and watch their deadlines, which a blocked runtime cannot starve.
 ///
 /// ```
 /// use std::time::Duration;
@@ -78,7 +78,7 @@ impl Leasehold {
     pub async fn global() -> Result<Self> {
         static GLOBAL: tokio::sync::Mutex<Option<Leasehold>> = tokio::sync::Mutex::const_new(None);
         let mut global = GLOBAL.lock().await;
-        if let Some(open) = global.as_ref().filter(|locks| !locks.0.engine.is_closed()) {
+        if let Some(open) = global.as_ref().filter(|locks| locks.0.engine.check_usable().is_ok()) {
             return Ok(open.clone());
         }
         let url = env::var("LEASEHOLD_URL").unwrap_or_else(|_| String::from("file:"));
@@ -97,7 +97,7 @@ impl Leasehold {
         RwLock::new(self, name.as_ref())
     }
 
-    /// A limit of so many permits.
+    /// A limit of `limit` permits.
     pub fn semaphore(&self, name: impl AsRef<str>, limit: u32) -> Semaphore {
         Semaphore::new(self, name.as_ref(), limit)
     }
@@ -112,39 +112,42 @@ impl Leasehold {
         All::new(self, names.into_iter().map(|name| name.as_ref().to_owned()).collect())
     }
 
-    /// Live leases and places in queues.
+    /// Live leases and queue positions.
     pub async fn list(&self, filter: &ListFilter) -> Result<Page> {
         let filter = filter.clone();
-        self.ask(async move |backend| backend.list(&filter).await).await
+        self.ask(Call::Read, async move |backend| backend.list(&filter).await).await
     }
 
     /// Ended leases, newest first.
     pub async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
         let filter = filter.clone();
-        self.ask(async move |backend| backend.history(&filter).await).await
+        self.ask(Call::Read, async move |backend| backend.history(&filter).await).await
     }
 
     /// Follows what happens to these resources, in any process, from now on.
     pub async fn watch(&self, names: Names) -> Result<EventStream> {
-        self.ask(async move |backend| backend.watch(names).await).await
+        self.ask(Call::Watch, async move |backend| backend.watch(names).await).await
     }
 
     /// Takes the lease with this fence away from its holder, who is told and
     /// may go on until it notices: a store that checks the fence refuses it.
     pub async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
         let (resource, reason) = (resource.clone(), reason.to_owned());
-        self.ask(async move |backend| backend.evict(&resource, expected, &reason).await).await
+        let answer =
+            self.ask(Call::Evict, async move |backend| backend.evict(&resource, expected, &reason).await).await;
+        self.0.engine.telemetry.evicted(&answer);
+        answer
     }
 
     /// Looks for settings and circumstances that endanger locks.
     pub async fn examine(&self) -> Result<Vec<Finding>> {
-        self.ask(async move |backend| backend.examine().await).await
+        self.ask(Call::Read, async move |backend| backend.examine().await).await
     }
 
     /// Moves the end of a lease that another process may have got.
     pub async fn renew(&self, handle: &LeaseHandle, ttl: Duration) -> Result<Standing> {
         let renewal = Renewal::new(handle.key().clone(), Ttl::new(ttl)?);
-        let answer = self.ask(async move |backend| backend.renew(&[renewal]).await).await?;
+        let answer = self.ask(Call::Renew, async move |backend| backend.renew(&[renewal]).await).await?;
         Ok(answer.value.first().copied().unwrap_or(Standing::Unknown))
     }
 
@@ -159,7 +162,7 @@ impl Leasehold {
     /// Ends a lease that another process may have got.
     pub async fn release(&self, handle: &LeaseHandle, outcome: Outcome) -> Result<Released> {
         let key = handle.key().clone();
-        let answer = self.ask(async move |backend| backend.release(&key, &outcome).await).await?;
+        let answer = self.ask(Call::Release, async move |backend| backend.release(&key, &outcome).await).await?;
         Ok(answer.value)
     }
 
@@ -178,7 +181,7 @@ impl Leasehold {
         &self.0.settings.holder
     }
 
-    /// Gives back every lease this instance holds; tells how many.
+    /// Gives back every lease this instance holds; returns how many.
     ///
     /// # Errors
     /// The last failure; all the others are given back all the same.
@@ -207,18 +210,23 @@ impl Leasehold {
     }
 
     /// Runs a call to the backend where its connections live.
-    async fn ask<T: Send + 'static, F>(&self, call: impl FnOnce(Arc<dyn Backend>) -> F) -> Result<T>
+    async fn ask<T: Send + 'static, F>(&self, kind: Call, call: impl FnOnce(Arc<dyn Backend>) -> F) -> Result<T>
     where
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        on_runtime(call(Arc::clone(&self.0.engine.backend))).await
+        let engine = &self.0.engine;
+        engine.check_inherited()?;
+        let sent = engine.clock.now();
+        let answer = on_io_thread(call(Arc::clone(&engine.backend))).await;
+        engine.telemetry.answered(kind, &answer, sent, || engine.clock.now());
+        answer
     }
 }
 
-/// Runs a future on the engine's own thread, whatever executor the caller has.
-async fn on_runtime<T: Send + 'static>(call: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
+/// Runs a future on the library's I/O thread, whatever executor the caller has.
+async fn on_io_thread<T: Send + 'static>(call: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
     let lost = |error| Err(Error::unanswered("the backend failed before it answered").caused_by(error));
-    engine::handle()?.spawn(call).await.unwrap_or_else(lost)
+    engine::threads()?.io.spawn(call).await.unwrap_or_else(lost)
 }
 
 impl fmt::Debug for Leasehold {
@@ -287,15 +295,14 @@ impl Builder {
     /// # Errors
     /// As for [`Leasehold::connect`].
     pub async fn connect(self, url: &str) -> Result<Leasehold> {
-        let options = OpenOptions {
-            namespace: self.namespace.clone(),
-            clock: Arc::clone(&self.clock),
-            connect_limit: self.connect_limit,
-        };
+        let mut options = OpenOptions::new();
+        options.namespace.clone_from(&self.namespace);
+        options.clock = Arc::clone(&self.clock);
+        options.connect_limit = self.connect_limit;
         let (url, limit) = (url.to_owned(), self.connect_limit);
-        let opened = on_runtime(async move {
-            // A backend that keeps to the limit by itself says better who did not answer.
-            tokio::time::timeout(limit + limit / 8, backends::open(&url, &options))
+        let opened = on_io_thread(async move {
+            // A backend that keeps to the limit by itself can say who did not answer.
+            tokio::time::timeout(limit.saturating_add(limit / 8), backend::open(&url, &options))
                 .await
                 .unwrap_or_else(|_| Err(Error::unavailable(format!("the backend did not answer within {limit:?}"))))
         });
@@ -306,7 +313,7 @@ impl Builder {
     /// Uses a backend that is open already, one of your own included.
     ///
     /// # Errors
-    /// `Unavailable` when the thread that keeps leases cannot be started.
+    /// `Unavailable` when the library's threads cannot be started.
     pub fn backend(self, backend: Arc<dyn Backend>) -> Result<Leasehold> {
         let settings = Settings { ttl: self.ttl, wait: self.wait, holder: self.holder.unwrap_or_else(Holder::unique) };
         let engine = Engine::new(backend, self.clock)?;

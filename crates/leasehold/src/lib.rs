@@ -96,6 +96,30 @@
 //! # leasehold::blocking::wait(example()).unwrap();
 //! ```
 //!
+//! # Observability
+//!
+//! `tracing` gets a span for each step of a lock, at level `DEBUG`: `acquire lock` and `hold lock` within the
+//! caller's span, `release lock` and `renew lock` (failures, and one success in twenty) within `hold lock`,
+//! `campaign leader` and `lead` for elections. Their targets are `leasehold::acquire`, `::hold`, `::release`,
+//! `::renew` and `::election`. A lost lease is logged as an error, a renewal that fails as a warning; a busy lock
+//! is neither.
+//!
+//! With the feature `metrics`, the `metrics` facade gets these, each with the label `backend`:
+//!
+//! | | labels | |
+//! |---|---|---|
+//! | `leasehold_acquire_total`, `leasehold_acquire_wait_seconds` | `mode`, `outcome` | attempts, and how long they took |
+//! | `leasehold_hold_seconds` | `mode`, `end` | how long leases were held |
+//! | `leasehold_lost_total` | `mode`, `reason` | leases lost while they were held: alert on it |
+//! | `leasehold_renew_total`, `leasehold_renew_slack_seconds` | `mode`, `outcome` of the first | renewals, and the time that was left |
+//! | `leasehold_release_total` | `mode`, `outcome` | releases |
+//! | `leasehold_evict_total` | | evictions by this process |
+//! | `leasehold_locks_held`, `leasehold_waiters` | `mode` | leases held and callers waiting now |
+//! | `leasehold_leader`, `leasehold_leader_transitions_total` | | elections led now, and how often one was won |
+//! | `leasehold_backend_request_seconds` | `op`, `outcome` | how long the backend took to answer |
+//!
+//! The name of a lock is never a label. Without a subscriber and a recorder all this allocates nothing.
+//!
 //! # Errors
 //!
 //! One [`Error`] with a [`kind`](Error::kind) names the resource, the backend,
@@ -105,6 +129,7 @@
 //! # Features
 //!
 //! `memory` and `file`, both on by default, `postgres`, `redis` and `redlock`; each backend is one feature.
+//! `metrics` reports to the facade of that name.
 //!
 //! # Further reading
 //!
@@ -124,11 +149,11 @@ pub mod model;
 mod primitives;
 mod telemetry;
 
-pub use engine::{Guard, Lease, LeaseHealth, Loss};
+pub use engine::{Attempt, Guard, Lease, LeaseHealth, Loss};
 pub use error::{Error, ErrorKind, Result};
 pub use lease::{Fence, Holder, LeaseHandle, Metadata, Outcome, Resource, Ttl};
 pub use leasehold::{Builder, Leasehold};
-pub use primitives::{All, Attempt, Candidate, Detached, Election, Guards, Leader, Mutex, Observer, RwLock, Semaphore};
+pub use primitives::{All, Candidate, Detached, Election, Guards, Leader, Mutex, Observer, RwLock, Semaphore};
 
 /// The long pages, kept with the code they describe.
 #[cfg(doc)]

@@ -1,40 +1,53 @@
-//! Getting a lease: ask once, then wait to be told.
+//! Getting a lease: one request, then waiting for the grant.
 //!
-//! An owned task does the asking. If the caller is gone when the answer comes,
-//! the task gives the lease or the place back, so a dropped future leaves
-//! nothing behind.
+//! An owned task sends the request. A caller that goes away before it has its
+//! guard leaves nothing behind: whatever the request got is given back.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    future::{poll_fn, ready},
+    mem,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
 
 use tokio::sync::oneshot;
+use tracing::{Instrument, Span};
 
 use super::{
     Engine, Guard,
-    backoff::Backoff,
-    kept::{Hold, Kept, News},
-    validity::Validity,
+    local_lease::{self, LocalLease, Next, Refusal},
+    runtime::{self, Task},
 };
 use crate::{
-    Error, ErrorKind, Result,
-    backend::Liveness,
+    Error, Result,
+    backend::Backoff,
     lease::{
-        Brief, Busy, Claim, Decision, Grant, HeldBy, Holder, LeaseId, LeaseKey, LeaseState, Lifetime, ListFilter,
+        Answer, Brief, Busy, Claim, Decision, HeldBy, Holder, LeaseId, LeaseKey, LeaseState, Lifetime, ListFilter,
         Metadata, Moment, Names, Outcome, Patience, Request, Resource, Ttl,
     },
     telemetry,
 };
 
+/// How long a try may take on a backend that does not answer.
+const TRY_LIMIT: Duration = Duration::from_secs(3);
+
+/// How long a request that was given up may take to arrive before what it may have got is given back.
+const GRACE: Duration = Duration::from_secs(1);
+
 /// What a caller wants, before it has an id.
-#[derive(Clone, Debug)]
-pub(crate) struct Ask {
-    pub(crate) resource: Resource,
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AcquireOptions<'a> {
+    pub(crate) resource: &'a Resource,
     pub(crate) claim: Claim,
     pub(crate) ttl: Ttl,
     pub(crate) wait: Wait,
+    pub(crate) max_waiters: Option<u32>,
     pub(crate) lifetime: Lifetime,
-    pub(crate) holder: Holder,
-    pub(crate) note: Option<String>,
-    pub(crate) metadata: Metadata,
+    pub(crate) holder: &'a Holder,
+    pub(crate) note: Option<&'a str>,
+    pub(crate) metadata: &'a Metadata,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) backoff: Backoff,
     pub(crate) max_tries: Option<u32>,
@@ -45,272 +58,382 @@ pub(crate) struct Ask {
 pub(crate) enum Wait {
     /// Not at all: busy is an answer.
     No,
-    /// So long, then it is an error.
+    /// For this long, then it is an error.
     For(Duration),
     /// Until it is granted.
     Forever,
 }
 
-/// What came of it.
+/// What an attempt to get a lease comes to.
+///
+/// Returned by the `try_acquire_or_busy` of each primitive.
 #[derive(Debug)]
-pub(crate) enum Asked {
+pub enum Attempt {
+    /// The lease is held.
     Acquired(Guard),
+    /// Others hold the resource or wait for it.
     Busy(Busy),
-}
-
-/// One caller's way to a lease.
-struct Pursuit {
-    engine: Arc<Engine>,
-    ask: Ask,
-    started: Moment,
-    give_up_at: Moment,
-}
-
-/// How one id fared.
-enum Turn {
-    Over(Result<Asked>),
-    /// The id is spent; another may be tried.
-    Again,
 }
 
 impl Engine {
     /// Asks for a lease and waits as long as the caller is willing to.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves no lease and no place in a queue behind.
-    pub(crate) async fn acquire(self: &Arc<Self>, ask: Ask) -> Result<Asked> {
-        let (caller, answer) = oneshot::channel();
+    /// Dropping the future leaves no lease and no queue position behind.
+    pub(crate) async fn acquire(self: &Arc<Self>, options: AcquireOptions<'_>) -> Result<Attempt> {
+        self.check_usable()?;
         let started = self.clock.now();
-        let give_up_at = match ask.wait {
+        let give_up_at = match options.wait {
             Wait::For(length) => started.after(length),
             Wait::No | Wait::Forever => Moment::NEVER,
         };
-        let pursuit = Pursuit { engine: Arc::clone(self), ask, started, give_up_at };
-        self.run(Box::pin(pursuit.run(caller)));
-        let failed = || Error::unanswered("the backend failed before it answered");
-        answer.await.unwrap_or_else(|_| Err(failed()))
+        let acquiring = self.telemetry.acquiring(&options, &*self.clock, started);
+        let span = acquiring.span();
+        let acquire = Acquire { engine: self, options: &options, started, give_up_at, span };
+        let result = acquire.run().instrument(span.clone()).await;
+        acquiring.end(&result);
+        result
     }
 }
 
-impl Pursuit {
-    async fn run(self, mut caller: oneshot::Sender<Result<Asked>>) {
-        let clock = &self.engine.clock;
+/// One caller's way to a lease.
+struct Acquire<'a> {
+    engine: &'a Arc<Engine>,
+    options: &'a AcquireOptions<'a>,
+    started: Moment,
+    give_up_at: Moment,
+    span: &'a Span,
+}
+
+/// Why waiting for the outcome of a request ended.
+enum Waited {
+    Outcome(local_lease::Outcome),
+    GaveUp,
+    Closed,
+}
+
+impl Acquire<'_> {
+    async fn run(&self) -> Result<Attempt> {
         let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1));
-        let outcome = loop {
-            if self.engine.is_closed() || caller.is_closed() {
-                break Err(Error::closed());
-            }
-            match self.try_one_id(&mut caller).await {
-                Turn::Over(outcome) => break outcome,
-                Turn::Again if clock.now() >= self.give_up_at => break Err(self.wait_elapsed().await),
-                Turn::Again => clock.sleep_until(clock.now().after(backoff.pause())).await,
-            }
-        };
-        if let Err(Ok(Asked::Acquired(guard))) = caller.send(outcome) {
-            guard.abandon(Outcome::Cancelled);
-        }
-    }
-
-    async fn try_one_id(&self, caller: &mut oneshot::Sender<Result<Asked>>) -> Turn {
-        let (request, kept) = self.prepare();
-        self.engine.keeper.expect(&kept);
-        let (sent, decision) = match self.ask_until_answered(&request, caller).await {
-            Ok(answered) => answered,
-            Err(error) => {
-                self.engine.keeper.forget(&kept);
-                if error.outcome_unknown() {
-                    self.engine.give_back(&kept, Outcome::Cancelled);
-                }
-                return Turn::Over(Err(error));
-            }
-        };
-        match decision {
-            Decision::Granted(grant) => self.believe(&kept, grant, sent),
-            Decision::Queued(place) => {
-                kept.answered(sent, &place);
-                let again = self.engine.keeper.ask_again_at(&kept, sent, place.ask_again_in);
-                self.engine.keeper.keep(&kept, again);
-                self.wait_for_turn(&kept, caller).await
-            }
-            Decision::Busy(busy) => {
-                self.engine.keeper.forget(&kept);
-                Turn::Over(Ok(Asked::Busy(busy)))
-            }
-            Decision::WrongShape { in_force } => {
-                self.engine.keeper.forget(&kept);
-                let (resource, asked) = (&self.ask.resource, self.ask.claim.shape());
-                Turn::Over(Err(Error::wrong_shape(resource, self.engine.kind, asked, in_force)))
-            }
-        }
-    }
-
-    /// A new id, as the backend and as our loops see it.
-    fn prepare(&self) -> (Request, Arc<Kept>) {
-        let ask = &self.ask;
-        let key = LeaseKey { resource: ask.resource.clone(), id: LeaseId::random() };
-        let request = Request {
-            key: key.clone(),
-            claim: ask.claim,
-            ttl: ask.ttl,
-            patience: if ask.wait == Wait::No { Patience::Try } else { Patience::Queue },
-            max_waiters: None,
-            lifetime: ask.lifetime,
-            holder: ask.holder.clone(),
-            note: ask.note.clone(),
-            metadata: ask.metadata.clone(),
-            fence_floor: None,
-        };
-        let clocked = self.engine.liveness != Liveness::Process || ask.lifetime == Lifetime::Detached;
-        let longest = match ask.lifetime {
-            Lifetime::Attached => self.engine.liveness.longest_ttl(),
-            Lifetime::Detached => Ttl::MAX,
-        };
-        (request, Kept::new(key, ask, clocked, longest))
-    }
-
-    /// Asks, and asks again with the same id while nobody can say what became of it.
-    async fn ask_until_answered(
-        &self,
-        request: &Request,
-        caller: &oneshot::Sender<Result<Asked>>,
-    ) -> Result<(Moment, Decision)> {
-        let clock = &self.engine.clock;
-        let asking_ends = self.give_up_at.min(clock.now().after(self.ask.ttl.get()));
-        let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
-        let mut maybe_done = false;
+        let mut now = self.started;
+        let mut waited = false;
         loop {
-            let sent = clock.now();
+            match self.try_one_id(now).await {
+                // Whoever has waited goes on waiting while the backend is away: its position ended there, not its wait.
+                Some(Err(error)) if waited && error.is_outage() && self.engine.clock.now() < self.give_up_at => {}
+                Some(result) => return result,
+                None => waited = true,
+            }
+            now = self.engine.clock.now();
+            if now >= self.give_up_at {
+                return Err(self.wait_elapsed(Busy::default()));
+            }
+            self.engine.sleep_until(now.after(backoff.pause()).min(self.give_up_at)).await;
+            self.engine.check_usable()?;
+            now = self.engine.clock.now();
+        }
+    }
+
+    /// Asks under a new id; `None` if that id is spent and another may be tried.
+    async fn try_one_id(&self, now: Moment) -> Option<Result<Attempt>> {
+        let engine = self.engine;
+        let lease = Arc::new(LocalLease::new(self.request(), self.options, engine.pushes));
+        engine.renewer.expect(&lease);
+        let asking = Asking { engine, lease: &lease };
+        self.send_request(&lease, now);
+
+        let at_once = self.poll_outcome(&lease, &Context::from_waker(Waker::noop()));
+        let (waited, busy) = match at_once {
+            Poll::Ready(outcome) => (Waited::Outcome(outcome), Busy::default()),
+            // Boxed, so that the future of a caller that need not wait stays small.
+            Poll::Pending => Box::pin(self.wait_for_outcome(&lease)).await,
+        };
+        match waited {
+            Waited::Outcome(outcome) => {
+                mem::forget(asking);
+                self.conclude(&lease, outcome)
+            }
+            Waited::GaveUp => {
+                asking.leave(Outcome::GaveUp);
+                Some(Err(self.wait_elapsed(busy)))
+            }
+            Waited::Closed => Some(Err(Error::closed())),
+        }
+    }
+
+    /// A request under a new id.
+    fn request(&self) -> Request {
+        let options = self.options;
+        let key = LeaseKey::new(options.resource.clone(), LeaseId::random());
+        let mut request = Request::new(key, options.claim, options.holder.clone());
+        request.ttl = options.ttl;
+        request.patience = if options.wait == Wait::No { Patience::Try } else { Patience::Queue };
+        request.max_waiters = options.max_waiters;
+        request.lifetime = options.lifetime;
+        request.note = options.note.map(str::to_owned);
+        request.metadata.clone_from(options.metadata);
+        request
+    }
+
+    /// Sends the request: at once on this thread if the backend answers at once, otherwise by a task.
+    fn send_request(&self, lease: &Arc<LocalLease>, now: Moment) {
+        let ttl = self.options.ttl.get();
+        let limit = if self.options.wait == Wait::No { TRY_LIMIT.min(ttl) } else { ttl };
+        let until = self.give_up_at.min(now.after(limit));
+        let engine = self.engine;
+        let request = Arc::clone(engine).request(Arc::clone(lease), now, until);
+        let mut task: Task = Box::pin(request.instrument(self.span.clone()));
+        if runtime::poll_here(&engine.threads.io, &mut task).is_pending() {
+            engine.spawn(task);
+        }
+    }
+
+    fn poll_outcome(&self, lease: &Arc<LocalLease>, context: &Context<'_>) -> Poll<local_lease::Outcome> {
+        let now = self.engine.clock.now();
+        lease.poll_outcome(context, self.started, now).map(|(outcome, next)| {
+            self.engine.renewer.follow_up(lease, next, Outcome::Cancelled);
+            outcome
+        })
+    }
+
+    /// Waits for the outcome, and shortly before giving up looks who holds the resource.
+    async fn wait_for_outcome(&self, lease: &Arc<LocalLease>) -> (Waited, Busy) {
+        let engine = self.engine;
+        let _waiting = engine.telemetry.waiting(self.options.claim.mode());
+        let most = self.options.max_tries.filter(|_| !engine.pushes).unwrap_or(u32::MAX);
+        let mut holders = None;
+        let mut give_up = match self.options.wait {
+            Wait::For(length) => self.give_up_at.before((length / 4).min(Duration::from_millis(500))),
+            Wait::No | Wait::Forever => Moment::NEVER,
+        };
+        loop {
+            let outcome = poll_fn(|context| match self.poll_outcome(lease, context) {
+                Poll::Ready(outcome) => Poll::Ready(Waited::Outcome(outcome)),
+                Poll::Pending if lease.tries() >= most => Poll::Ready(Waited::GaveUp),
+                Poll::Pending => Poll::Pending,
+            });
+            let waited = tokio::select! {
+                biased;
+                waited = outcome => waited,
+                () = engine.closed() => Waited::Closed,
+                () = engine.sleep_until(give_up), if give_up != Moment::NEVER => Waited::GaveUp,
+            };
+            let too_early = matches!(waited, Waited::GaveUp) && engine.clock.now() < self.give_up_at;
+            if too_early && holders.is_none() && lease.tries() < most {
+                holders = Some(self.engine.look_for_holders(self.options.resource));
+                give_up = self.give_up_at;
+                continue;
+            }
+            let busy = match (&waited, holders.as_mut()) {
+                (Waited::GaveUp, Some(found)) => found.try_recv().unwrap_or_default(),
+                (Waited::GaveUp, None) => self.find_holders_now().await,
+                _ => Busy::default(),
+            };
+            return (waited, busy);
+        }
+    }
+
+    fn conclude(&self, lease: &Arc<LocalLease>, outcome: local_lease::Outcome) -> Option<Result<Attempt>> {
+        let (engine, options) = (self.engine, self.options);
+        let refusal = match outcome {
+            local_lease::Outcome::Held => {
+                let guard = Guard::new(Arc::clone(engine), Arc::clone(lease));
+                if engine.is_closed() {
+                    guard.abandon(Outcome::Cancelled);
+                    return Some(Err(Error::closed()));
+                }
+                return Some(Ok(Attempt::Acquired(guard)));
+            }
+            local_lease::Outcome::Refused(refusal) => refusal,
+        };
+        match refusal {
+            Refusal::Busy(busy) => Some(Ok(Attempt::Busy(busy))),
+            Refusal::WrongShape(in_force) => {
+                let (resource, asked) = (options.resource, options.claim.shape());
+                Some(Err(Error::wrong_shape(resource, engine.kind, asked, in_force)))
+            }
+            Refusal::Failed(error) => Some(Err(error)),
+            Refusal::TooLate | Refusal::Gone if options.wait == Wait::No => Some(Err(Error::unanswered(format!(
+                "{} on {}: the lease was gone before the answer arrived",
+                options.resource, engine.kind
+            ))
+            .about(options.resource))),
+            Refusal::TooLate | Refusal::Gone => None,
+        }
+    }
+
+    fn wait_elapsed(&self, busy: Busy) -> Error {
+        let waited = self.engine.clock.now().since(self.started);
+        Error::wait_elapsed(self.options.resource, self.engine.kind, Brief(waited), busy)
+    }
+
+    /// Looks who holds the resource, for a caller that has time left.
+    async fn find_holders_now(&self) -> Busy {
+        let limit = self.engine.clock.now().after(Duration::from_secs(1)).min(self.give_up_at);
+        tokio::select! {
+            biased;
+            found = self.engine.look_for_holders(self.options.resource) => found.unwrap_or_default(),
+            () = self.engine.sleep_until(limit) => Busy::default(),
+        }
+    }
+}
+
+/// A request whose outcome nobody has taken; dropping it gives back what it gets.
+struct Asking<'a> {
+    engine: &'a Arc<Engine>,
+    lease: &'a Arc<LocalLease>,
+}
+
+impl Asking<'_> {
+    fn leave(self, outcome: Outcome) {
+        self.give_up(outcome);
+        mem::forget(self);
+    }
+
+    fn give_up(&self, outcome: Outcome) {
+        if !self.engine.is_inherited() {
+            self.engine.renewer.follow_up(self.lease, self.lease.on_caller_left(), outcome);
+        }
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.give_up(Outcome::Cancelled);
+    }
+}
+
+/// An answered request.
+struct Answered {
+    sent: local_lease::Sent,
+    answer: Answer<Decision>,
+    /// An earlier try of the same request was not answered and may still be carried out.
+    tried_before: bool,
+}
+
+type Call<'a> = Pin<Box<dyn Future<Output = Result<Answer<Decision>>> + Send + 'a>>;
+
+impl Engine {
+    /// Sends the request until it is answered, and acts on the answer.
+    async fn request(self: Arc<Self>, lease: Arc<LocalLease>, now: Moment, until: Moment) {
+        let sent = lease.sending(now);
+        let mut call = self.backend.acquire(&lease.request);
+        let first = poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await;
+        if let Poll::Ready(answer @ Ok(_)) = &first {
+            self.telemetry.answered(telemetry::Call::Acquire, answer, now, || self.clock.now());
+        }
+        let call: Call<'_> = match first {
+            // A local backend answers at once: no timer is needed, and hardly any time has passed.
+            Poll::Ready(Ok(answer)) => {
+                drop(call);
+                return self.on_answer(&lease, Answered { sent, answer, tried_before: false }, now);
+            }
+            Poll::Ready(Err(error)) => Box::pin(ready(Err(error))),
+            Poll::Pending => call,
+        };
+        // Boxed, so that the usual task stays small.
+        match Box::pin(self.request_until_answered(&lease, sent, call, until)).await {
+            Ok(answered) => self.on_answer(&lease, answered, self.clock.now()),
+            Err(next) => self.renewer.follow_up(&lease, next, Outcome::Cancelled),
+        }
+    }
+
+    fn on_answer(self: &Arc<Self>, lease: &Arc<LocalLease>, answered: Answered, now: Moment) {
+        let Answered { sent, answer, tried_before } = answered;
+        if let Decision::Queued(position) = &answer.value {
+            telemetry::queued(position);
+        }
+        let refused = matches!(answer.value, Decision::Busy(_) | Decision::WrongShape { .. });
+        let next = lease.on_decision(answer.value, sent, answer.belief, now);
+        self.renewer.follow_up(lease, next, Outcome::Cancelled);
+        if refused && tried_before {
+            self.give_back(lease, Outcome::Cancelled);
+        }
+        self.renewer.answered_by(answer.incarnation);
+    }
+
+    /// Waits for the answer, and sends the request again with the same id while its outcome is unknown.
+    ///
+    /// A request that comes to nothing is failed for its caller; returns what is left to do for it.
+    async fn request_until_answered<'a>(
+        &'a self,
+        lease: &'a LocalLease,
+        mut sent: local_lease::Sent,
+        mut call: Call<'a>,
+        until: Moment,
+    ) -> Result<Answered, Next> {
+        let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
+        let mut tried_before = false;
+        loop {
             let answer = tokio::select! {
                 biased;
-                answer = self.engine.backend.acquire(request) => answer,
-                () = self.engine.closed() => Err(Error::closed().maybe_done()),
-                () = clock.sleep_until(asking_ends) => Err(Error::unanswered(format!(
-                    "{} on {}: the request was not answered in time",
-                    self.ask.resource, self.engine.kind
-                ))),
+                answer = &mut call => answer,
+                () = self.closed() => return Err(self.give_up_request(lease, call, Error::closed()).await),
+                () = self.clock.sleep_until(until) => {
+                    let error = self.unanswered(&lease.key().resource);
+                    return Err(self.give_up_request(lease, call, error).await);
+                }
             };
-            match answer {
-                Ok(answer) => {
-                    self.engine.keeper.answered_by(answer.incarnation);
-                    return Ok((sent, answer.value));
-                }
-                Err(error) => {
-                    maybe_done |= error.outcome_unknown();
-                    let settled = !error.outcome_unknown() || error.kind() == ErrorKind::Closed;
-                    if settled || clock.now() >= asking_ends || caller.is_closed() {
-                        let error = error.about(&self.ask.resource);
-                        return Err(if maybe_done { error.maybe_done() } else { error });
-                    }
-                    clock.sleep_until(clock.now().after(backoff.pause())).await;
-                }
-            }
-        }
-    }
-
-    /// Turns a grant that a request sent at `from` proved into a guard, if it can still be believed.
-    fn believe(&self, kept: &Arc<Kept>, grant: Grant, from: Moment) -> Turn {
-        let clock = &self.engine.clock;
-        let now = clock.now();
-        let deadline = kept.deadline(from, self.ask.ttl);
-        if now >= deadline || self.engine.keeper.is_severed(kept, from) {
-            self.engine.keeper.forget(kept);
-            self.engine.give_back(kept, Outcome::Cancelled);
-            return match self.ask.wait {
-                Wait::No => Turn::Over(Err(self.too_late())),
-                Wait::For(_) | Wait::Forever => Turn::Again,
+            self.telemetry.answered(telemetry::Call::Acquire, &answer, sent.at, || self.clock.now());
+            let error = match answer {
+                Ok(answer) => return Ok(Answered { sent, answer, tried_before }),
+                Err(error) => error,
             };
-        }
-        let ends_at = self.ask.max_hold.map_or(Moment::NEVER, |length| now.after(length));
-        let waited = now.since(self.started);
-        kept.begin(Hold { grant, from, waited, validity: Validity::until(deadline, ends_at) });
-        match self.ask.lifetime {
-            Lifetime::Attached if !self.engine.keeper.keep(kept, kept.renew_at(from)) => return Turn::Again,
-            Lifetime::Attached => {}
-            Lifetime::Detached => self.engine.keeper.forget(kept),
-        }
-        let guard = Guard::new(Arc::clone(&self.engine), Arc::clone(kept));
-        if let Some(hold) = kept.hold() {
-            telemetry::acquired(kept, hold);
-        }
-        Turn::Over(Ok(Asked::Acquired(guard)))
-    }
-
-    async fn wait_for_turn(&self, kept: &Arc<Kept>, caller: &mut oneshot::Sender<Result<Asked>>) -> Turn {
-        let clock = &self.engine.clock;
-        loop {
-            let heard = kept.heard();
-            match kept.news(clock.wall()) {
-                Some(News::Gone) => return Turn::Again,
-                Some(News::Granted { grant, from, pushed }) => {
-                    let is_severed = self.engine.keeper.is_severed(kept, from);
-                    let believable = kept.clocked && clock.now() < kept.deadline(from, self.ask.ttl) && !is_severed;
-                    if !pushed || believable {
-                        return self.believe(kept, grant, from);
-                    }
-                    // A renewal tells: where no clock ends the lease, the hand-off is provisional until one confirms
-                    // it; elsewhere nothing was answered for too long to believe a push, or by this connection.
-                    kept.disregard_hint();
-                    self.engine.keeper.hurry(kept.key.id);
-                }
-                None => {}
+            tried_before |= error.outcome_unknown();
+            let now = self.clock.now();
+            if !error.outcome_unknown() || self.is_closed() || now >= until || lease.caller_left() {
+                let error = if tried_before { error.maybe_done() } else { error };
+                return Err(lease.on_request_failed(error.about(&lease.key().resource)));
             }
-            let tried_enough = self.ask.max_tries.is_some_and(|most| !self.engine.pushes && kept.tries() >= most);
-            if tried_enough {
-                return self.leave(kept, Outcome::GaveUp, self.wait_elapsed()).await;
-            }
-            tokio::select! {
-                biased;
-                () = caller.closed() => return self.leave(kept, Outcome::Cancelled, async { Error::closed() }).await,
-                () = self.engine.closed() => {
-                    return self.leave(kept, Outcome::Cancelled, async { Error::closed() }).await;
-                }
-                () = clock.sleep_until(self.give_up_at), if self.give_up_at != Moment::NEVER => {
-                    return self.leave(kept, Outcome::GaveUp, self.wait_elapsed()).await;
-                }
-                () = heard => {}
-            }
+            self.clock.sleep_until(now.after(backoff.pause()).min(until)).await;
+            sent = lease.sending(self.clock.now());
+            call = self.backend.acquire(&lease.request);
         }
     }
 
-    async fn leave(&self, kept: &Arc<Kept>, outcome: Outcome, error: impl Future<Output = Error>) -> Turn {
-        self.engine.keeper.forget(kept);
-        self.engine.give_back(kept, outcome);
-        Turn::Over(Err(error.await))
-    }
-
-    async fn wait_elapsed(&self) -> Error {
-        let waited = self.engine.clock.now().since(self.started);
-        let busy = self.who_holds().await;
-        Error::wait_elapsed(&self.ask.resource, self.engine.kind, Brief(waited), busy)
-    }
-
-    /// Who holds the resource now, as far as the backend says within a second.
-    async fn who_holds(&self) -> Busy {
-        let filter = ListFilter::new(Names::Exactly(self.ask.resource.clone()));
-        let limit = self.engine.clock.now().after(Duration::from_secs(1));
-        let page = tokio::select! {
+    /// Fails the request for its caller at once, then waits a little for the answer before what it got is given back.
+    ///
+    /// A release that is sent while the request is in flight may overtake it:
+    /// 1. the request is on its way  2. the release arrives by another connection and finds nothing
+    /// 3. the request is carried out, and nobody gives its lease back before the ttl ends it.
+    async fn give_up_request(&self, lease: &LocalLease, call: Call<'_>, error: Error) -> Next {
+        let next = lease.on_request_failed(error.maybe_done().about(&lease.key().resource));
+        tokio::select! {
             biased;
-            page = self.engine.backend.list(&filter) => page.unwrap_or_default(),
-            () = self.engine.clock.sleep_until(limit) => return Busy::default(),
-        };
+            _late = call => {}
+            () = self.clock.sleep_until(self.clock.now().after(GRACE)) => {}
+        }
+        next
+    }
+
+    fn unanswered(&self, resource: &Resource) -> Error {
+        Error::unanswered(format!("{resource} on {}: the request was not answered in time", self.kind))
+    }
+
+    /// Starts to look who holds the resource.
+    pub(crate) fn look_for_holders(self: &Arc<Self>, resource: &Resource) -> oneshot::Receiver<Busy> {
+        let (found, holders) = oneshot::channel();
+        let (engine, resource) = (Arc::clone(self), resource.clone());
+        self.threads.io.spawn(async move {
+            let _caller_left = found.send(engine.holders_of(resource).await);
+        });
+        holders
+    }
+
+    /// Who holds the resource and how many wait; nobody if the backend cannot say.
+    async fn holders_of(&self, resource: Resource) -> Busy {
+        let page = self.backend.list(&ListFilter::new(Names::Exactly(resource))).await.unwrap_or_default();
         let mut busy = Busy::default();
         for record in page.leases {
-            let (mode, holder, note) = (record.claim.mode(), record.holder, record.note);
             match record.state {
                 LeaseState::Holding { fence, held_for, .. } => {
-                    busy.holders.push(HeldBy { holder, note, mode, fence, held_for });
+                    let mut holder = HeldBy::new(record.holder, record.claim.mode(), fence, held_for);
+                    holder.note = record.note;
+                    busy.holders.push(holder);
                 }
                 LeaseState::Waiting { .. } => busy.waiting += 1,
             }
         }
         busy
-    }
-
-    fn too_late(&self) -> Error {
-        Error::unanswered(format!(
-            "{} on {}: the answer took longer than the lease lives",
-            self.ask.resource, self.engine.kind
-        ))
-        .about(&self.ask.resource)
     }
 }

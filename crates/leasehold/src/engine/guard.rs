@@ -1,7 +1,7 @@
-//! What a caller holds: a guard that gives back, and a lease that only looks.
+//! What a caller holds: a guard that releases, and a lease that only looks.
 
 use std::{
-    fmt,
+    fmt, mem,
     ops::Deref,
     sync::{Arc, Weak, atomic::Ordering},
     thread,
@@ -11,7 +11,9 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{
-    Engine, Hold, Kept, renew_every,
+    Engine,
+    local_lease::{Hold, LocalLease},
+    renew_every,
     validity::{LeaseHealth, Loss},
 };
 use crate::{
@@ -20,6 +22,7 @@ use crate::{
         Claim, Family, Fence, Holder, LeaseHandle, Metadata, Mode, Moment, Outcome, Released, Renewal, Resource,
         Standing, Timestamp, Ttl,
     },
+    telemetry::Call,
 };
 
 /// A lease as work done under it sees it: it can look and renew, not release.
@@ -32,23 +35,23 @@ use crate::{
 #[derive(Clone)]
 pub struct Lease {
     engine: Arc<Engine>,
-    kept: Arc<Kept>,
+    local: Arc<LocalLease>,
 }
 
 impl Lease {
     /// What is locked.
     pub fn resource(&self) -> &Resource {
-        &self.kept.key.resource
+        &self.local.key().resource
     }
 
     /// Who holds it: this instance, unless another label was chosen.
     pub fn holder(&self) -> &Holder {
-        &self.kept.holder
+        &self.local.request.holder
     }
 
     /// What the holder says about itself.
     pub fn note(&self) -> Option<&str> {
-        self.kept.note.as_deref()
+        self.local.request.note.as_deref()
     }
 
     /// The number of this grant, above that of every earlier one.
@@ -58,7 +61,7 @@ impl Lease {
 
     /// How it is shared.
     pub fn mode(&self) -> Mode {
-        self.kept.claim().mode()
+        self.local.claim().mode()
     }
 
     /// When it was granted, by a wall clock: for people.
@@ -73,49 +76,60 @@ impl Lease {
 
     /// Its length between two renewals.
     pub fn ttl(&self) -> Duration {
-        self.kept.ttl().get()
+        self.local.ttl().get()
     }
 
     /// What travels with it.
     pub fn metadata(&self) -> Metadata {
-        self.kept.metadata()
+        self.local.metadata()
     }
 
     /// How long it may be believed in without another renewal, margin taken off.
     ///
     /// `None` where no clock ends it: its process is its life.
     pub fn remaining(&self) -> Option<Duration> {
-        let deadline = self.hold().validity.deadline();
+        let deadline = self.local.validity.deadline();
         (deadline != Moment::NEVER).then(|| deadline.since(self.engine.clock.now()))
     }
 
     /// Fails if the lease is no longer held. Cheap: call it before each write.
     ///
     /// # Errors
-    /// `Lost`, with the reason.
+    /// `Lost`, with the reason; `Closed` in a forked child, which holds nothing of its parent's.
     pub fn check(&self) -> Result<()> {
-        match self.hold().validity.check(self.engine.clock.now()) {
+        self.engine.check_inherited()?;
+        match self.local.check(self.engine.clock.now()) {
             Ok(()) => Ok(()),
-            Err(_) => Err(self.lost_error()),
+            Err(next) => {
+                self.engine.renewer.follow_up(&self.local, next, Outcome::Cancelled);
+                Err(self.lost_error())
+            }
         }
     }
 
     /// Held, in doubt, lost or released.
     pub fn health(&self) -> LeaseHealth {
-        self.hold().validity.health(self.engine.clock.now())
+        if self.engine.is_inherited() {
+            return LeaseHealth::Lost;
+        }
+        let _ends_it_if_lost = self.check();
+        self.local.validity.health(self.engine.clock.now())
     }
 
-    /// Ends when the lease is no longer held, at once if it already is not.
+    /// Completes when the lease is no longer held, at once if it already is not.
     ///
     /// # Cancel safety
     /// May be dropped and called again: a loss is never missed.
     pub async fn lost(&self) -> Loss {
-        self.hold().validity.lost().await
+        if self.engine.is_inherited() {
+            return Loss::Gone;
+        }
+        self.local.validity.lost().await
     }
 
     /// Why it is no longer held, if it is not.
     pub fn loss(&self) -> Option<Loss> {
-        self.hold().validity.loss()
+        self.local.validity.loss()
     }
 
     /// Moves the end to now + `ttl`, which is also its length from now on.
@@ -124,7 +138,7 @@ impl Lease {
     /// `Lost` when it is no longer held; a retryable error when nobody can say.
     pub async fn renew(&self, ttl: Duration) -> Result<()> {
         let ttl = Ttl::new(ttl)?;
-        self.change(Renewal::new(self.kept.key.clone(), ttl)).await
+        self.change(Renewal::new(self.local.key().clone(), ttl)).await
     }
 
     /// Replaces the metadata others see.
@@ -132,27 +146,27 @@ impl Lease {
     /// # Errors
     /// As for [`renew`](Self::renew).
     pub async fn set_metadata(&self, metadata: Metadata) -> Result<()> {
-        let mut renewal = self.kept.renewal();
+        let mut renewal = self.local.renewal();
         renewal.metadata = Some(metadata);
         self.change(renewal).await
     }
 
     /// The lease as text, for another process to check, renew or release it.
     pub fn handle(&self) -> LeaseHandle {
-        LeaseHandle::new(self.kept.key.clone())
+        LeaseHandle::new(self.local.key().clone())
     }
 
     async fn change(&self, renewal: Renewal) -> Result<()> {
         self.check()?;
         let (done, answer) = oneshot::channel();
-        let (engine, kept) = (Arc::clone(&self.engine), Arc::clone(&self.kept));
-        self.engine.run(Box::pin(async move {
-            let _caller_left = done.send(renew_once(&engine, &kept, renewal).await);
+        let (engine, local) = (Arc::clone(&self.engine), Arc::clone(&self.local));
+        self.engine.spawn(Box::pin(async move {
+            let _caller_left = done.send(renew_once(&engine, &local, renewal).await);
         }));
         match answer.await {
-            Ok(Ok(true)) => Ok(()),
-            Ok(Ok(false)) | Err(_) => Err(self.lost_error()),
+            Ok(Ok(())) => self.check(),
             Ok(Err(error)) => Err(error),
+            Err(_) => Err(self.lost_error()),
         }
     }
 
@@ -161,8 +175,8 @@ impl Lease {
         Error::lost(self.resource(), self.engine.kind, self.fence(), self.loss().unwrap_or(Loss::Gone))
     }
 
-    fn hold(&self) -> &Hold {
-        self.kept.hold().expect("a Lease is made only of what holds")
+    fn hold(&self) -> Hold {
+        self.local.hold().expect("a Lease is made only of what holds")
     }
 }
 
@@ -177,33 +191,31 @@ impl fmt::Debug for Lease {
     }
 }
 
-/// Sends one renewal; tells whether the lease is still held.
-async fn renew_once(engine: &Arc<Engine>, kept: &Arc<Kept>, renewal: Renewal) -> Result<bool> {
-    let sent = engine.clock.now();
+/// Sends one renewal and has the lease act on the answer, as it does on the renewer's.
+async fn renew_once(engine: &Arc<Engine>, local: &Arc<LocalLease>, renewal: Renewal) -> Result<()> {
+    let now = engine.clock.now();
+    let sent = local.sending(now);
+    let unanswered = || {
+        Error::unanswered(format!("{} on {}: the renewal was not answered", local.key().resource, engine.kind))
+            .about(&local.key().resource)
+    };
     let answer = tokio::select! {
         biased;
-        answer = engine.backend.renew(std::slice::from_ref(&renewal)) => answer?,
-        () = engine.clock.sleep_until(sent.after(renew_every(renewal.ttl))) => return Err(unanswered(engine, kept)),
+        answer = engine.backend.renew(std::slice::from_ref(&renewal)) => answer,
+        () = engine.clock.sleep_until(now.after(renew_every(renewal.ttl))) => Err(unanswered()),
     };
-    let Some(hold) = kept.hold() else { return Ok(false) };
-    match answer.value.first() {
-        Some(Standing::Holding(_)) => {
-            kept.apply(&renewal);
-            let still_ours = hold.validity.extend(engine.clock.now(), kept.deadline(sent, renewal.ttl));
-            engine.keeper.keep(kept, kept.renew_at(sent));
-            Ok(still_ours)
-        }
-        Some(Standing::Gone | Standing::Waiting(_)) => {
-            hold.validity.lose(Loss::Gone);
-            engine.keeper.forget(kept);
-            Ok(false)
-        }
-        Some(Standing::Unknown) | None => Err(unanswered(engine, kept)),
+    let answered_at = engine.clock.now();
+    engine.telemetry.answered(Call::Renew, &answer, now, || answered_at);
+    let answer = answer.inspect_err(|error| engine.telemetry.renew_failed(local, error, now, answered_at))?;
+    let standing = answer.value.first().copied().unwrap_or(Standing::Unknown);
+    engine.telemetry.renewed(local, standing, now, answered_at);
+    if standing == Standing::Unknown {
+        return Err(unanswered());
     }
-}
-
-fn unanswered(engine: &Engine, kept: &Kept) -> Error {
-    Error::unanswered(format!("{} on {}: the renewal was not answered", kept.key.resource, engine.kind))
+    let next = local.on_standing(standing, &renewal, sent, &answer.belief, answered_at);
+    engine.renewer.follow_up(local, next, Outcome::Cancelled);
+    engine.renewer.answered_by(answer.incarnation);
+    Ok(())
 }
 
 /// A lease that is held until it is given back.
@@ -220,9 +232,9 @@ pub struct Guard {
 }
 
 impl Guard {
-    pub(crate) fn new(engine: Arc<Engine>, kept: Arc<Kept>) -> Self {
-        kept.guards.fetch_add(1, Ordering::SeqCst);
-        Self { lease: Some(Lease { engine, kept }), if_dropped: Outcome::Completed }
+    pub(crate) fn new(engine: Arc<Engine>, local: Arc<LocalLease>) -> Self {
+        local.guards.fetch_add(1, Ordering::SeqCst);
+        Self { lease: Some(Lease { engine, local }), if_dropped: Outcome::Completed }
     }
 
     /// Records this if the guard is dropped rather than released.
@@ -252,7 +264,7 @@ impl Guard {
     /// As for [`release`](Self::release).
     pub async fn release_as(mut self, outcome: Outcome) -> Result<Released> {
         match self.lease.take() {
-            Some(lease) if last_guard(&lease.kept) => lease.engine.release(&lease.kept, outcome).await,
+            Some(lease) if last_guard(&lease.local) => lease.engine.release(&lease.local, outcome).await,
             Some(_) => Ok(Released::Shared),
             None => Ok(Released::Gone),
         }
@@ -274,7 +286,7 @@ impl Guard {
     /// re-entrant lock may be writing; otherwise as for [`Lease::renew`].
     pub async fn downgrade(&self) -> Result<()> {
         let lease = self.lease();
-        if lease.kept.guards.load(Ordering::SeqCst) > 1 {
+        if lease.local.guards.load(Ordering::SeqCst) > 1 {
             let words =
                 format!("{} was entered again and may be written to: release that guard first", lease.resource());
             return Err(Error::unsupported(words));
@@ -283,31 +295,37 @@ impl Guard {
             let words = format!("{} is a {}, only a lock can be downgraded", lease.resource(), lease.mode());
             return Err(Error::unsupported(words));
         }
-        let mut renewal = lease.kept.renewal();
+        let mut renewal = lease.local.renewal();
         renewal.downgrade = Some(Claim::SHARED);
         lease.check()?;
-        lease.kept.downgrade(Claim::SHARED);
+        lease.local.downgrade(Claim::SHARED);
         lease.change(renewal).await
     }
 
     /// What a re-entrant lock remembers of this guard's lease.
-    pub(crate) fn shareable(&self) -> Weak<Kept> {
-        Arc::downgrade(&self.lease().kept)
+    pub(crate) fn shareable(&self) -> Weak<LocalLease> {
+        Arc::downgrade(&self.lease().local)
     }
 
     /// Another guard on a lease that some guard still holds.
-    pub(crate) fn join(engine: &Arc<Engine>, kept: &Weak<Kept>) -> Option<Self> {
-        let kept = kept.upgrade()?;
-        kept.guards
+    pub(crate) fn join(engine: &Arc<Engine>, local: &Weak<LocalLease>) -> Option<Self> {
+        let local = local.upgrade()?;
+        local
+            .guards
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |guards| (guards > 0).then_some(guards + 1))
             .ok()?;
-        let lease = Lease { engine: Arc::clone(engine), kept };
+        let lease = Lease { engine: Arc::clone(engine), local };
         Some(Self { lease: Some(lease), if_dropped: Outcome::Completed })
+    }
+
+    /// The lease as the engine sees it.
+    pub(crate) fn local(&self) -> &LocalLease {
+        &self.lease().local
     }
 
     /// How much of the resource it has.
     pub(crate) fn claim(&self) -> Claim {
-        self.lease().kept.claim()
+        self.lease().local.claim()
     }
 
     /// Gives it back in the background.
@@ -321,10 +339,12 @@ impl Guard {
     }
 
     fn give_back(&mut self, outcome: Outcome) {
-        if let Some(lease) = self.lease.take()
-            && last_guard(&lease.kept)
-        {
-            drop(lease.engine.begin_release(&lease.kept, outcome, Engine::hand_over));
+        let Some(lease) = self.lease.take() else { return };
+        if lease.engine.is_inherited() {
+            // The lease is the parent's, and so is everything behind it.
+            mem::forget(lease);
+        } else if last_guard(&lease.local) {
+            lease.engine.release_in_background(&lease.local, outcome);
         }
     }
 }
@@ -354,6 +374,6 @@ impl fmt::Debug for Guard {
     }
 }
 
-fn last_guard(kept: &Kept) -> bool {
-    kept.guards.fetch_sub(1, Ordering::SeqCst) == 1
+fn last_guard(local: &LocalLease) -> bool {
+    local.guards.fetch_sub(1, Ordering::SeqCst) == 1
 }

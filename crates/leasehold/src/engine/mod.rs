@@ -1,18 +1,16 @@
 //! The loops: what a process does to get leases, to keep them, and to know when they are gone.
 
 mod acquire;
-mod backoff;
 mod guard;
-mod keeper;
-mod kept;
+mod local_lease;
 mod release;
+mod renewer;
 mod runtime;
+mod schedule;
 mod validity;
 
 use std::{
-    fmt,
-    future::Future,
-    pin::Pin,
+    fmt, mem,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicUsize, Ordering},
@@ -20,38 +18,41 @@ use std::{
     time::Duration,
 };
 
-use tokio::{runtime::Handle, sync::Notify};
+use tokio::sync::Notify;
 
-use self::keeper::Keeper;
-pub(crate) use self::{
-    acquire::{Ask, Asked, Wait},
-    backoff::Backoff,
-    kept::{Hold, Kept},
-    runtime::handle,
-};
 pub use self::{
+    acquire::Attempt,
     guard::{Guard, Lease},
     validity::{LeaseHealth, Loss},
 };
+pub(crate) use self::{
+    acquire::{AcquireOptions, Wait},
+    local_lease::LocalLease,
+    runtime::threads,
+};
+use self::{
+    renewer::Renewer,
+    runtime::{Task, Threads},
+};
 use crate::{
-    Result,
-    backend::{Backend, Liveness},
+    Error, Result,
+    backend::Backend,
     clock::{Clock, Sleep},
     lease::{Moment, Ttl},
+    telemetry::Telemetry,
 };
-
-/// What an engine runs to its end.
-pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// One instance's loops, shared by its `Leasehold`s, guards and tasks.
 pub(crate) struct Engine {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) kind: &'static str,
-    keeper: Arc<Keeper>,
-    liveness: Liveness,
+    pub(crate) threads: Threads,
+    pub(crate) telemetry: Telemetry,
+    renewer: Arc<Renewer>,
     pushes: bool,
-    runtime: Handle,
+    /// The process that made it: a forked child must not use it.
+    generation: u32,
     tasks: AtomicUsize,
     idle: Notify,
     closed: OnceLock<Moment>,
@@ -60,66 +61,77 @@ pub(crate) struct Engine {
 
 impl Engine {
     pub(crate) fn new(backend: Arc<dyn Backend>, clock: Arc<dyn Clock>) -> Result<Arc<Self>> {
-        let runtime = handle()?.clone();
+        let threads = threads()?.clone();
         let guarantees = backend.guarantees();
-        let keeper = Keeper::start(&runtime, Arc::clone(&backend), Arc::clone(&clock));
-        let engine = Arc::new(Self {
+        let telemetry = Telemetry::new(guarantees.kind);
+        Ok(Arc::new_cyclic(|engine| Self {
             kind: guarantees.kind,
-            liveness: guarantees.liveness,
             pushes: guarantees.pushes,
+            generation: leasehold_fork::generation(),
+            renewer: Renewer::new(
+                engine.clone(),
+                threads.clone(),
+                Arc::clone(&backend),
+                Arc::clone(&clock),
+                guarantees.renew_batch,
+                telemetry.clone(),
+            ),
+            telemetry,
             backend,
             clock,
-            keeper,
-            runtime,
+            threads,
             tasks: AtomicUsize::new(0),
             idle: Notify::new(),
             closed: OnceLock::new(),
             closing: Notify::new(),
-        });
-        engine.keeper.belongs_to(&engine);
-        Ok(engine)
+        }))
     }
 
-    /// Runs a task to its end whatever becomes of the caller.
-    ///
-    /// The first step is taken here and now: on a backend that answers at once
-    /// no thread is woken.
-    pub(crate) fn run(self: &Arc<Self>, task: Task) {
-        runtime::start(&self.runtime, self.counted(task));
-    }
-
-    /// Runs a task without taking any step of it here: the caller must not be held up.
-    pub(crate) fn hand_over(self: &Arc<Self>, task: Task) {
-        self.runtime.spawn(self.counted(task));
-    }
-
-    fn counted(self: &Arc<Self>, task: Task) -> Task {
+    /// Runs a task to its end on the I/O thread, whatever becomes of the caller.
+    pub(crate) fn spawn(self: &Arc<Self>, task: Task) {
         let running = Running::new(Arc::clone(self));
-        Box::pin(async move {
+        self.threads.io.spawn(async move {
             task.await;
             drop(running);
-        })
+        });
     }
 
     /// Sleeps on the engine's own timer, so that any executor may poll it.
     pub(crate) fn sleep_until(&self, moment: Moment) -> Sleep {
-        let _context = self.runtime.enter();
+        let _context = self.threads.io.enter();
         self.clock.sleep_until(moment)
+    }
+
+    /// Fails in a forked child, and once the instance is closed.
+    pub(crate) fn check_usable(&self) -> Result<()> {
+        self.check_inherited()?;
+        if self.is_closed() { Err(Error::closed()) } else { Ok(()) }
+    }
+
+    /// Fails in a forked child, before any lock is taken.
+    pub(crate) fn check_inherited(&self) -> Result<()> {
+        if self.is_inherited() { Err(Error::inherited()) } else { Ok(()) }
+    }
+
+    /// Whether this process is a forked child of the one that made the instance.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.generation != leasehold_fork::generation()
     }
 
     /// Refuses new work, ends what is held, and waits until no task is left.
     pub(crate) async fn close(self: &Arc<Self>) -> Result<()> {
+        self.check_inherited()?;
         let _first = self.closed.set(self.clock.now());
         self.closing.notify_waiters();
         let released = self.release_all().await;
         self.idle().await;
-        // An acquire that was under way may have got its lease after the first look.
+        // An acquire that was in flight may have got its lease after the first look.
         let late = self.release_all().await;
         self.idle().await;
         released.and(late).map(drop)
     }
 
-    /// Ends when no task is left.
+    /// Completes when no task is left.
     async fn idle(&self) {
         loop {
             let idle = self.idle.notified();
@@ -134,12 +146,12 @@ impl Engine {
         self.closed.get().is_some()
     }
 
-    /// Since how long it is closed.
+    /// How long it has been closed.
     fn closed_for(&self, now: Moment) -> Option<Duration> {
         self.closed.get().map(|closed| now.since(*closed))
     }
 
-    /// Ends when the instance is closed.
+    /// Completes when the instance is closed.
     pub(crate) async fn closed(&self) {
         loop {
             let closing = self.closing.notified();
@@ -153,7 +165,12 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        self.keeper.stop();
+        if self.is_inherited() {
+            // The parent's sockets and threads are not this process's to end: they are leaked.
+            mem::forget((Arc::clone(&self.backend), Arc::clone(&self.renewer), self.threads.clone()));
+            return;
+        }
+        self.renewer.stop();
     }
 }
 
@@ -183,8 +200,8 @@ impl Drop for Running {
 
 /// How much earlier than the backend this process stops believing: for clocks
 /// that run at different rates, and for the time it takes to stop.
-pub(crate) fn margin(ttl: Ttl) -> Duration {
-    (ttl.get() / 50).max(Duration::from_millis(50))
+pub(crate) fn margin(believed: Duration) -> Duration {
+    (believed / 50).max(Duration::from_millis(50))
 }
 
 /// How often a lease is renewed: two more chances fit before it ends.

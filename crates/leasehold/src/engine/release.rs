@@ -1,34 +1,53 @@
 //! Giving leases back, again and again until it is done or no longer matters.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::poll_fn, pin::Pin, sync::Arc, task::Poll, time::Duration};
 
 use tokio::sync::oneshot;
+use tracing::Instrument;
 
-use super::{Engine, Kept, Task, backoff::Backoff, validity::Loss};
+use super::{
+    Engine,
+    local_lease::{LocalLease, Next},
+    runtime,
+    validity::Loss,
+};
 use crate::{
     Error, Result,
-    lease::{LeaseKey, Moment, Outcome, Released},
-    telemetry,
+    backend::Backoff,
+    lease::{Answer, LeaseKey, Moment, Outcome, Released, Resource},
+    telemetry::Call,
 };
 
 /// How long one try may take, and how long tries go on once the instance is
 /// closed: long enough for a slow server, short enough for a process that wants to exit.
 const LIMIT: Duration = Duration::from_secs(3);
 
+type Releasing = Pin<Box<dyn Future<Output = Result<Released>> + Send>>;
+
 impl Engine {
     /// Ends the belief, then the lease; waits for the first answer.
-    pub(crate) async fn release(self: &Arc<Self>, kept: &Arc<Kept>, outcome: Outcome) -> Result<Released> {
-        match self.begin_release(kept, outcome, Self::run) {
-            Some(answer) => answer.await.unwrap_or_else(|_| Err(Error::closed())),
-            None => Ok(Released::Gone),
+    pub(crate) async fn release(self: &Arc<Self>, lease: &Arc<LocalLease>, outcome: Outcome) -> Result<Released> {
+        self.check_inherited()?;
+        let Some(mut releasing) = self.begin_release(lease, outcome) else { return Ok(Released::Gone) };
+        match runtime::poll_here(&self.threads.io, &mut releasing) {
+            Poll::Ready(released) => released,
+            Poll::Pending => self.hand_over(releasing).await.unwrap_or_else(|_| Err(Error::closed())),
         }
     }
 
-    /// Ends every lease of this instance at once; tells how many were held.
+    /// The same without waiting for anything: for a guard that is dropped.
+    pub(crate) fn release_in_background(self: &Arc<Self>, lease: &Arc<LocalLease>, outcome: Outcome) {
+        if let Some(releasing) = self.begin_release(lease, outcome) {
+            self.spawn(Box::pin(async move { drop(releasing.await) }));
+        }
+    }
+
+    /// Ends every lease of this instance at once; returns how many were held.
     pub(crate) async fn release_all(self: &Arc<Self>) -> Result<usize> {
-        let held = self.keeper.holding();
-        let begin = |kept| self.begin_release(kept, Outcome::Completed, Self::run);
-        let answers: Vec<_> = held.iter().filter_map(begin).collect();
+        self.check_inherited()?;
+        let begin = |lease| self.begin_release(lease, Outcome::Completed);
+        let releasing: Vec<Releasing> = self.renewer.held().iter().filter_map(begin).collect();
+        let answers: Vec<_> = releasing.into_iter().map(|releasing| self.hand_over(releasing)).collect();
         let (mut released, mut failure) = (0, None);
         for answer in answers {
             match answer.await.unwrap_or_else(|_| Err(Error::closed())) {
@@ -40,64 +59,86 @@ impl Engine {
         failure.map_or(Ok(released), Err)
     }
 
-    /// Ends the belief and begins to end the lease in a task that `run` starts.
-    ///
-    /// `None` when there is nothing to release: it was lost or released before.
-    pub(crate) fn begin_release(
-        self: &Arc<Self>,
-        kept: &Arc<Kept>,
-        outcome: Outcome,
-        run: fn(&Arc<Self>, Task),
-    ) -> Option<oneshot::Receiver<Result<Released>>> {
-        self.keeper.forget(kept);
-        let hold = kept.hold()?;
-        let _lost_unnoticed = hold.validity.check(self.clock.now());
-        if !hold.validity.lose(Loss::Released) {
-            return None;
-        }
-        let (done, answer) = oneshot::channel();
-        let (engine, kept) = (Arc::clone(self), Arc::clone(kept));
-        let task = async move {
-            let first = engine.release_once(&kept.key, &outcome).await;
-            let failed = first.is_err();
-            telemetry::released(&kept, &outcome);
-            let _caller_left = done.send(first);
-            if failed {
-                engine.release_until_done(&kept, &outcome).await;
+    /// Ends the belief. `None` when there is nothing to release: it was lost or released before.
+    fn begin_release(self: &Arc<Self>, lease: &Arc<LocalLease>, outcome: Outcome) -> Option<Releasing> {
+        let now = self.clock.now();
+        match lease.on_release(now) {
+            Next::GiveBack if lease.validity.loss() == Some(Loss::Released) => {
+                self.renewer.follow_up(lease, Next::Forget, Outcome::Completed);
             }
+            next => {
+                self.renewer.follow_up(lease, next, Outcome::Completed);
+                return None;
+            }
+        }
+        let (engine, lease) = (Arc::clone(self), Arc::clone(lease));
+        let span = self.telemetry.releasing(&lease);
+        let within = span.clone();
+        let releasing = async move {
+            let first = engine.release_once(lease.key(), &outcome, now).await;
+            engine.telemetry.released(&span, &lease, &outcome, &first, now);
+            if first.is_err() {
+                engine.give_back(&lease, outcome);
+            }
+            first
         };
-        run(self, Box::pin(task));
-        Some(answer)
+        Some(Box::pin(releasing.instrument(within)))
     }
 
-    /// Gives back in the background what no guard has: the caller need not wait for it.
-    pub(crate) fn give_back(self: &Arc<Self>, kept: &Arc<Kept>, outcome: Outcome) {
-        let (engine, kept) = (Arc::clone(self), Arc::clone(kept));
-        self.run(Box::pin(async move { engine.release_until_done(&kept, &outcome).await }));
+    fn hand_over(self: &Arc<Self>, releasing: Releasing) -> oneshot::Receiver<Result<Released>> {
+        let (done, answer) = oneshot::channel();
+        self.spawn(Box::pin(async move {
+            let _caller_left = done.send(releasing.await);
+        }));
+        answer
     }
 
-    async fn release_once(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Released> {
+    /// Gives back in the background what no guard has: nobody waits for it.
+    pub(crate) fn give_back(self: &Arc<Self>, lease: &Arc<LocalLease>, outcome: Outcome) {
+        let (engine, lease) = (Arc::clone(self), Arc::clone(lease));
+        self.spawn(Box::pin(async move { engine.release_until_done(&lease, &outcome).await }));
+    }
+
+    async fn release_once(&self, key: &LeaseKey, outcome: &Outcome, now: Moment) -> Result<Released> {
+        let mut call = self.backend.release(key, outcome);
+        let first = poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await;
+        let answer = match first {
+            Poll::Ready(answer) => answer,
+            // Boxed, so that the usual task stays small.
+            Poll::Pending => Box::pin(self.answer_in_time(call, &key.resource)).await,
+        };
+        self.telemetry.answered(Call::Release, &answer, now, || self.clock.now());
+        answer.map(|answer| answer.value)
+    }
+
+    async fn answer_in_time(
+        &self,
+        call: impl Future<Output = Result<Answer<Released>>>,
+        resource: &Resource,
+    ) -> Result<Answer<Released>> {
         tokio::select! {
             biased;
-            answer = self.backend.release(key, outcome) => answer.map(|answer| answer.value),
+            answer = call => answer,
             () = self.clock.sleep_until(self.clock.now().after(LIMIT)) => {
-                let words = format!("the release of {} was not answered within {LIMIT:?}", key.resource);
-                Err(Error::unanswered(words).about(&key.resource))
+                let message = format!("the release of {resource} was not answered within {LIMIT:?}");
+                Err(Error::unanswered(message).about(resource))
             }
         }
     }
 
     /// Tries until it is answered, or the lease has ended by itself, or the instance is closed.
-    async fn release_until_done(&self, kept: &Kept, outcome: &Outcome) {
+    async fn release_until_done(&self, lease: &LocalLease, outcome: &Outcome) {
         // A lease that no clock ends would stay for as long as this process lives.
-        let until = if kept.clocked { self.clock.now().after(kept.ttl().get()) } else { Moment::NEVER };
+        let by_clock = lease.ends_by_clock();
+        let until = if by_clock { self.clock.now().after(lease.ttl().get()) } else { Moment::NEVER };
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
         loop {
-            let Err(error) = self.release_once(&kept.key, outcome).await else { return };
+            let sent = self.clock.now();
+            let Err(error) = self.release_once(lease.key(), outcome, sent).await else { return };
             let now = self.clock.now();
-            let refused = kept.clocked && !error.is_retryable();
+            let refused = by_clock && !error.is_retryable();
             if refused || now >= until || self.closed_for(now) >= Some(LIMIT) {
-                tracing::warn!(resource = %kept.key.resource, %error, "could not release");
+                tracing::warn!(target: "leasehold::release", resource = %lease.key().resource, %error, "could not release");
                 return;
             }
             self.clock.sleep_until(now.after(backoff.pause())).await;

@@ -1,37 +1,75 @@
-//! The thread on which leases are kept, whatever the caller's own threads do.
+//! The library's own threads, so that no blocked runtime of a caller can starve a lease.
 //!
-//! A keeper on the caller's runtime would starve whenever a task blocks it.
-//! One thread of our own also lets guards be dropped where no runtime is, and
-//! lets every call be awaited on any executor.
+//! - `leasehold-io` does network I/O and renewals. Disk I/O and users'
+//!   callbacks run on its pool of blocking threads, never on it.
+//! - `leasehold-timer` watches deadlines: it sleeps, compares and wakes, and
+//!   does nothing that could block.
+//!
+//! Threads of our own also let a guard be dropped where no runtime is, and let
+//! every call be awaited on any executor.
 
 use std::{
-    future::pending,
+    future::{Future, pending},
+    pin::Pin,
     sync::{OnceLock, mpsc},
-    task::{Context, Waker},
+    task::{Context, Poll, Waker},
     thread,
     time::Duration,
 };
 
 use tokio::runtime::{Builder, Handle};
 
-use super::Task;
 use crate::{Error, Result};
 
-/// How long a thread that did blocking work stays for more: those who wait for hours should not keep one.
+/// A task of the engine.
+pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// How long a thread that did blocking work stays for more: a process that waits for hours should not keep one.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// The process's one runtime; its thread starts with the first call.
-pub(crate) fn handle() -> Result<&'static Handle> {
-    static HANDLE: OnceLock<Result<Handle, String>> = OnceLock::new();
-    HANDLE
-        .get_or_init(|| launch().map_err(|error| error.to_string()))
-        .as_ref()
-        .map_err(|error| Error::unavailable(format!("cannot start the thread that keeps leases: {error}")))
+/// The two threads of a process.
+#[derive(Clone, Debug)]
+pub(crate) struct Threads {
+    pub(crate) io: Handle,
+    pub(crate) timer: Handle,
 }
 
-fn launch() -> std::io::Result<Handle> {
+/// The threads of one process; a forked child has none of its parent's and starts its own.
+struct PerProcess {
+    threads: OnceLock<(u32, Result<Threads, String>)>,
+    next: OnceLock<&'static PerProcess>,
+}
+
+impl PerProcess {
+    const fn new() -> Self {
+        Self { threads: OnceLock::new(), next: OnceLock::new() }
+    }
+}
+
+/// The process's threads; the first call starts them.
+pub(crate) fn threads() -> Result<&'static Threads> {
+    static FIRST: PerProcess = PerProcess::new();
+    let generation = leasehold_fork::generation();
+    let mut process = &FIRST;
+    loop {
+        let (of, threads) = process.threads.get_or_init(|| (generation, launch().map_err(|error| error.to_string())));
+        if *of == generation {
+            return threads
+                .as_ref()
+                .map_err(|error| Error::unavailable(format!("cannot start the threads that renew leases: {error}")));
+        }
+        process = process.next.get_or_init(|| Box::leak(Box::new(PerProcess::new())));
+    }
+}
+
+fn launch() -> std::io::Result<Threads> {
+    leasehold_fork::watch()?;
+    Ok(Threads { io: launch_thread("leasehold-io")?, timer: launch_thread("leasehold-timer")? })
+}
+
+fn launch_thread(name: &str) -> std::io::Result<Handle> {
     let (started, handle) = mpsc::sync_channel(1);
-    thread::Builder::new().name(String::from("leasehold")).spawn(move || {
+    thread::Builder::new().name(name.to_owned()).spawn(move || {
         let runtime = Builder::new_current_thread().enable_all().thread_keep_alive(IDLE).build();
         match runtime {
             Ok(runtime) => {
@@ -46,13 +84,10 @@ fn launch() -> std::io::Result<Handle> {
     handle.recv().unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()))
 }
 
-/// Takes the first step on the caller's thread, the rest on ours.
-pub(crate) fn start(handle: &Handle, mut task: Task) {
-    let finished = {
-        let _context = handle.enter();
-        task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
-    };
-    if !finished {
-        handle.spawn(task);
-    }
+/// Polls once on the caller's thread: a backend that answers at once costs no hop.
+///
+/// The waker does nothing, so a pending future must be spawned or polled again.
+pub(crate) fn poll_here<T>(io: &Handle, future: &mut Pin<Box<dyn Future<Output = T> + Send>>) -> Poll<T> {
+    let _context = io.enter();
+    future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
 }

@@ -69,12 +69,12 @@ impl fmt::Display for Loss {
     }
 }
 
-/// Belief in one lease. It only ever goes from held to ended.
+/// Belief in one lease. It goes from held to ended, never back.
 #[derive(Debug)]
 pub(crate) struct Validity {
     deadline: AtomicU64,
     /// Where `max_hold` ends it, renewed or not.
-    ends_at: Moment,
+    ends_at: AtomicU64,
     in_doubt: AtomicBool,
     end: OnceLock<Loss>,
     ended: Notify,
@@ -84,49 +84,53 @@ pub(crate) struct Validity {
 const ENDED: u64 = 0;
 
 impl Validity {
-    pub(crate) fn until(deadline: Moment, ends_at: Moment) -> Self {
+    /// Of a lease that is not held yet: no deadline is set.
+    pub(crate) fn new() -> Self {
         Self {
-            deadline: AtomicU64::new(deadline.min(ends_at).as_micros()),
-            ends_at,
+            deadline: AtomicU64::new(Moment::NEVER.as_micros()),
+            ends_at: AtomicU64::new(Moment::NEVER.as_micros()),
             in_doubt: AtomicBool::new(false),
             end: OnceLock::new(),
             ended: Notify::new(),
         }
     }
 
+    /// It is held from now on, until `deadline` unless it is extended, and until `ends_at` in any case.
+    pub(crate) fn begin(&self, deadline: Moment, ends_at: Moment) {
+        self.ends_at.store(ends_at.as_micros(), Ordering::SeqCst);
+        self.deadline.store(deadline.min(ends_at).as_micros(), Ordering::SeqCst);
+        self.in_doubt.store(false, Ordering::SeqCst);
+    }
+
     pub(crate) fn deadline(&self) -> Moment {
         Moment::from_micros(self.deadline.load(Ordering::SeqCst))
     }
 
-    /// Whether it may be believed at `now`; the first to find out otherwise tells all.
-    pub(crate) fn check(&self, now: Moment) -> Result<(), LeaseHealth> {
-        if now >= self.deadline() {
-            self.lose(if now >= self.ends_at { Loss::MaxHold } else { Loss::RenewTimeout });
-        }
-        match self.end.get() {
-            None => Ok(()),
-            Some(Loss::Released) => Err(LeaseHealth::Released),
-            Some(_) => Err(LeaseHealth::Lost),
-        }
+    /// Why a lease whose deadline has passed at `now` is lost.
+    pub(crate) fn reason_at(&self, now: Moment) -> Loss {
+        if now.as_micros() >= self.ends_at.load(Ordering::SeqCst) { Loss::MaxHold } else { Loss::RenewTimeout }
     }
 
+    /// How it stands at `now`, by the deadline alone.
     pub(crate) fn health(&self, now: Moment) -> LeaseHealth {
-        match self.check(now) {
-            Err(ended) => ended,
-            Ok(()) if self.in_doubt.load(Ordering::SeqCst) => LeaseHealth::InDoubt,
-            Ok(()) => LeaseHealth::Held,
+        match self.loss() {
+            Some(Loss::Released) => LeaseHealth::Released,
+            Some(_) => LeaseHealth::Lost,
+            None if now >= self.deadline() => LeaseHealth::Lost,
+            None if self.in_doubt.load(Ordering::SeqCst) => LeaseHealth::InDoubt,
+            None => LeaseHealth::Held,
         }
     }
 
-    /// Moves the deadline on. A reply that comes after the deadline revives nothing.
+    /// Moves the deadline on. A reply that arrives after the deadline revives nothing.
     pub(crate) fn extend(&self, now: Moment, deadline: Moment) -> bool {
-        if self.check(now).is_err() {
-            return false;
-        }
-        self.in_doubt.store(false, Ordering::SeqCst);
+        let ends_at = self.ends_at.load(Ordering::SeqCst);
         let moved = self.deadline.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |current| {
-            (current > now.as_micros()).then_some(current.max(deadline.min(self.ends_at).as_micros()))
+            (current > now.as_micros()).then_some(current.max(deadline.as_micros().min(ends_at)))
         });
+        if moved.is_ok() {
+            self.in_doubt.store(false, Ordering::SeqCst);
+        }
         moved.is_ok()
     }
 
@@ -134,7 +138,7 @@ impl Validity {
         self.in_doubt.store(true, Ordering::SeqCst);
     }
 
-    /// Ends the belief. The first end counts; tells whether it was this one.
+    /// Ends the belief. The first end counts; returns whether it was this one.
     pub(crate) fn lose(&self, loss: Loss) -> bool {
         let first = self.end.set(loss).is_ok();
         if first {
@@ -149,7 +153,7 @@ impl Validity {
         self.end.get().copied()
     }
 
-    /// Ends when the lease is no longer held, at once if it was lost before.
+    /// Completes when the lease is no longer held, at once if it was lost before.
     pub(crate) async fn lost(&self) -> Loss {
         loop {
             let ended = self.ended.notified();
@@ -169,25 +173,32 @@ mod tests {
         Moment::from_micros(micros)
     }
 
+    fn held(deadline: u64, ends_at: Moment) -> Validity {
+        let validity = Validity::new();
+        validity.begin(at(deadline), ends_at);
+        validity
+    }
+
     #[test]
     fn belief_ends_at_the_deadline_without_any_task_running() {
-        let validity = Validity::until(at(100), Moment::NEVER);
-        assert_eq!(validity.check(at(99)), Ok(()));
-        assert_eq!(validity.check(at(100)), Err(LeaseHealth::Lost));
-        assert_eq!(validity.loss(), Some(Loss::RenewTimeout));
+        let validity = held(100, Moment::NEVER);
+        assert_eq!(validity.health(at(99)), LeaseHealth::Held);
+        assert_eq!(validity.health(at(100)), LeaseHealth::Lost);
+        assert_eq!(validity.reason_at(at(100)), Loss::RenewTimeout);
     }
 
     #[test]
     fn a_late_reply_revives_nothing() {
-        let validity = Validity::until(at(100), Moment::NEVER);
+        let validity = held(100, Moment::NEVER);
         assert!(!validity.extend(at(100), at(500)), "the reply came at the deadline");
-        assert_eq!(validity.check(at(101)), Err(LeaseHealth::Lost));
+        validity.lose(Loss::RenewTimeout);
         assert!(!validity.extend(at(50), at(900)), "nor does one that claims to be early");
+        assert_eq!(validity.health(at(50)), LeaseHealth::Lost);
     }
 
     #[test]
     fn a_renewal_never_shortens() {
-        let validity = Validity::until(at(100), Moment::NEVER);
+        let validity = held(100, Moment::NEVER);
         assert!(validity.extend(at(10), at(60)));
         assert_eq!(validity.deadline(), at(100));
         assert!(validity.extend(at(10), at(160)));
@@ -196,16 +207,16 @@ mod tests {
 
     #[test]
     fn no_renewal_moves_the_deadline_past_the_longest_hold() {
-        let validity = Validity::until(at(100), at(150));
+        let validity = held(100, at(150));
         assert!(validity.extend(at(90), at(500)));
-        assert_eq!(validity.check(at(149)), Ok(()));
-        assert_eq!(validity.check(at(150)), Err(LeaseHealth::Lost));
-        assert_eq!(validity.loss(), Some(Loss::MaxHold));
+        assert_eq!(validity.health(at(149)), LeaseHealth::Held);
+        assert_eq!(validity.health(at(150)), LeaseHealth::Lost);
+        assert_eq!(validity.reason_at(at(150)), Loss::MaxHold);
     }
 
     #[test]
     fn doubt_is_cleared_by_the_next_answer() {
-        let validity = Validity::until(at(100), Moment::NEVER);
+        let validity = held(100, Moment::NEVER);
         validity.doubt();
         assert_eq!(validity.health(at(10)), LeaseHealth::InDoubt);
         validity.extend(at(20), at(200));
@@ -214,7 +225,7 @@ mod tests {
 
     #[test]
     fn the_first_end_counts() {
-        let validity = Validity::until(at(100), Moment::NEVER);
+        let validity = held(100, Moment::NEVER);
         assert!(validity.lose(Loss::Released));
         assert!(!validity.lose(Loss::Evicted));
         assert_eq!(validity.health(at(10)), LeaseHealth::Released);

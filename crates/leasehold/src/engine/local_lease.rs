@@ -1,0 +1,725 @@
+//! A lease that this process waits for or holds: the one state machine that owns it.
+//!
+//! Every answer about a lease goes through the transitions here, whether it
+//! comes from the request, a renewal, an explicit `renew`, a hint or the clock.
+//! A transition changes state and wakes; it never calls the backend, so it may
+//! run on any thread, the timer's included. What the engine has to do next is
+//! returned as a [`Next`].
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+
+use super::{
+    acquire::AcquireOptions,
+    margin, renew_every,
+    validity::{Loss, Validity},
+};
+use crate::{
+    Error,
+    backend::{Backoff, Belief},
+    lease::{
+        Busy, Claim, Decision, Fence, Grant, LeaseKey, Lifetime, Metadata, Moment, QueuePosition, Renewal, Request,
+        Shape, Standing, Timestamp, Ttl, micros,
+    },
+    telemetry::HoldReport,
+};
+
+/// How long a holder that no clock ends may go without asking: an eviction whose hint was lost is found then.
+const HOLDER_SILENCE: Duration = Duration::from_secs(10);
+/// The same for a waiter, of whom there may be hundreds: a grant whose hint was lost is found then.
+const WAITER_SILENCE: Duration = Duration::from_secs(60);
+/// The same for the first in line, of whom there is one: nobody else waits until it has had its turn.
+const FIRST_WAITER_SILENCE: Duration = Duration::from_secs(5);
+
+/// A lease that this process waits for or holds.
+#[derive(Debug)]
+pub(crate) struct LocalLease {
+    /// What was asked for. Renewals change the ttl, the claim and the metadata later.
+    pub(crate) request: Request,
+    pushes: bool,
+    max_hold: Option<Duration>,
+    ttl_micros: AtomicU64,
+    /// When the renewer sends the next renewal; `NEVER` while a request or renewal is in flight.
+    renew_at: AtomicU64,
+    /// Guards that share it: more than one only where it is re-entrant.
+    pub(crate) guards: AtomicUsize,
+    /// It ends with a session, whatever the clock says.
+    by_session: AtomicBool,
+    pub(crate) validity: Validity,
+    pub(crate) report: HoldReport,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    phase: Phase,
+    /// Less than was asked for, after a downgrade.
+    claim: Claim,
+    /// What replaced the metadata that was asked for.
+    metadata: Option<Metadata>,
+    /// When the last request or renewal was sent that was answered, and how long that answer is believed.
+    proof: Option<Proof>,
+    /// The newest fence that an answer named: a hint that is not above it is stale.
+    last_fence: Fence,
+    /// A pushed grant. It may arrive before the answer that it belongs to.
+    hint: Option<GrantHint>,
+    /// A hint arrived while a request or renewal was in flight, which may not know of it.
+    renew_again: bool,
+    evicted: bool,
+    /// How many requests and renewals were sent.
+    sent: u64,
+    retry: Option<Backoff>,
+    backoff: Backoff,
+    tries: u32,
+    /// The caller of `acquire`, to be woken.
+    caller: Option<Waker>,
+    caller_left: bool,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// The request is in flight.
+    Asking,
+    Waiting,
+    /// The caller of `acquire` may take it; it did not yet.
+    Granted(Grant, u64),
+    Held(Hold),
+    /// Busy, refused, failed or gone before it held; the caller of `acquire` takes the reason.
+    Refused(Option<Refusal>),
+    /// Lost or released.
+    Ended(Option<Hold>),
+}
+
+/// What a lease has once it holds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hold {
+    pub(crate) grant: Grant,
+    pub(crate) waited: Duration,
+    /// How many requests and renewals were sent before it was granted: their answers may not know of the grant.
+    sent_before: u64,
+}
+
+/// When a request or renewal was sent, and which one it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sent {
+    pub(crate) at: Moment,
+    number: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Proof {
+    sent: Moment,
+    belief: Belief,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct GrantHint {
+    fence: Fence,
+    provisional: bool,
+}
+
+/// Why an acquire under this id came to nothing.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    Busy(Busy),
+    WrongShape(Shape),
+    Failed(Error),
+    /// The position or the grant is gone: another id may be tried.
+    Gone,
+    /// The answer took longer than the lease lives.
+    TooLate,
+}
+
+/// What the engine does after a transition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Next {
+    Nothing,
+    /// `renew_at` or the deadline may have moved earlier: the renewer and the timer look at it.
+    Schedule,
+    /// Nothing is left to renew.
+    Forget,
+    /// The same, and the backend may still know it: release it in the background.
+    GiveBack,
+    /// The same, after a loss that the log and the metrics report.
+    Lost,
+}
+
+/// What the caller of `acquire` has to act on.
+pub(crate) enum Outcome {
+    Held,
+    Refused(Refusal),
+}
+
+impl LocalLease {
+    pub(crate) fn new(request: Request, options: &AcquireOptions<'_>, pushes: bool) -> Self {
+        Self {
+            pushes,
+            max_hold: options.max_hold,
+            ttl_micros: AtomicU64::new(micros(request.ttl.get())),
+            renew_at: AtomicU64::new(Moment::NEVER.as_micros()),
+            guards: AtomicUsize::new(0),
+            by_session: AtomicBool::new(false),
+            validity: Validity::new(),
+            report: HoldReport::default(),
+            state: Mutex::new(State {
+                phase: Phase::Asking,
+                claim: request.claim,
+                metadata: None,
+                proof: None,
+                last_fence: Fence::default(),
+                hint: None,
+                renew_again: false,
+                evicted: false,
+                sent: 0,
+                retry: None,
+                backoff: options.backoff,
+                tries: 0,
+                caller: None,
+                caller_left: false,
+            }),
+            request,
+        }
+    }
+
+    // What it looks like.
+
+    pub(crate) fn key(&self) -> &LeaseKey {
+        &self.request.key
+    }
+
+    pub(crate) fn ttl(&self) -> Ttl {
+        Ttl::new(Duration::from_micros(self.ttl_micros.load(Ordering::Relaxed))).unwrap_or(Ttl::MIN)
+    }
+
+    pub(crate) fn claim(&self) -> Claim {
+        self.state.lock().claim
+    }
+
+    pub(crate) fn metadata(&self) -> Metadata {
+        self.state.lock().metadata.clone().unwrap_or_else(|| self.request.metadata.clone())
+    }
+
+    /// What it got when it was granted; `None` before.
+    pub(crate) fn hold(&self) -> Option<Hold> {
+        match &self.state.lock().phase {
+            Phase::Held(hold) | Phase::Ended(Some(hold)) => Some(*hold),
+            _ => None,
+        }
+    }
+
+    /// Whether the backend ends it by a clock; otherwise it lasts as long as this process.
+    pub(crate) fn ends_by_clock(&self) -> bool {
+        let state = self.state.lock();
+        self.request.lifetime == Lifetime::Detached
+            || !matches!(state.proof, Some(Proof { belief: Belief::Process, .. }))
+    }
+
+    pub(crate) fn renew_at(&self) -> Moment {
+        Moment::from_micros(self.renew_at.load(Ordering::SeqCst))
+    }
+
+    pub(crate) fn is_waiting(&self) -> bool {
+        matches!(self.state.lock().phase, Phase::Waiting)
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        matches!(self.state.lock().phase, Phase::Held(_))
+    }
+
+    // The renewer's side.
+
+    /// A renewal for the renewer to send; `None` if one is in flight or nothing is left to renew.
+    pub(crate) fn begin_renewal(&self) -> Option<Renewal> {
+        let state = self.state.lock();
+        let renewable = matches!(state.phase, Phase::Waiting | Phase::Granted(..) | Phase::Held(_));
+        if !renewable || self.renew_at() == Moment::NEVER {
+            return None;
+        }
+        self.set_renew_at(Moment::NEVER);
+        Some(self.renewal())
+    }
+
+    /// Numbers a request or renewal that is sent at `now`.
+    pub(crate) fn sending(&self, now: Moment) -> Sent {
+        let mut state = self.state.lock();
+        state.sent += 1;
+        Sent { at: now, number: state.sent }
+    }
+
+    /// A renewal that changes nothing else.
+    pub(crate) fn renewal(&self) -> Renewal {
+        Renewal::new(self.request.key.clone(), self.ttl())
+    }
+
+    /// Renews as soon as possible: after what is in flight, or now.
+    pub(crate) fn renew_now(&self, now: Moment) -> Next {
+        let mut state = self.state.lock();
+        self.renew_soon(&mut state, now);
+        Next::Schedule
+    }
+
+    fn renew_soon(&self, state: &mut State, now: Moment) {
+        if self.renew_at() == Moment::NEVER {
+            state.renew_again = true;
+        } else {
+            self.set_renew_at(now);
+        }
+    }
+
+    /// The backend answered the request.
+    pub(crate) fn on_decision(&self, decision: Decision, sent: Sent, belief: Belief, now: Moment) -> Next {
+        let mut state = self.state.lock();
+        if !matches!(state.phase, Phase::Asking) {
+            return Next::Nothing;
+        }
+        let refusal = match decision {
+            Decision::Granted(grant) => {
+                state.proof = Some(Proof { sent: sent.at, belief });
+                return self.grant(state, grant, now);
+            }
+            Decision::Queued(position) => {
+                state.phase = Phase::Waiting;
+                return self.on_position(state, position, sent.at, belief, now);
+            }
+            Decision::Busy(busy) => Refusal::Busy(busy),
+            Decision::WrongShape { in_force } => Refusal::WrongShape(in_force),
+        };
+        self.refuse(state, refusal, Next::Forget)
+    }
+
+    /// The request failed for good.
+    pub(crate) fn on_request_failed(&self, error: Error) -> Next {
+        let state = self.state.lock();
+        if !matches!(state.phase, Phase::Asking) {
+            return Next::Nothing;
+        }
+        let next = if error.outcome_unknown() { Next::GiveBack } else { Next::Forget };
+        self.refuse(state, Refusal::Failed(error), next)
+    }
+
+    /// A renewal found this standing.
+    pub(crate) fn on_standing(
+        &self,
+        standing: Standing,
+        renewal: &Renewal,
+        sent: Sent,
+        belief: &Belief,
+        now: Moment,
+    ) -> Next {
+        let mut state = self.state.lock();
+        let (fence, sent_before) = match &state.phase {
+            Phase::Waiting => return self.on_waiters_standing(state, standing, sent, belief, now),
+            Phase::Granted(grant, sent_before) => (grant.fence, *sent_before),
+            Phase::Held(hold) => (hold.grant.fence, hold.sent_before),
+            Phase::Asking | Phase::Refused(_) | Phase::Ended(_) => return Next::Nothing,
+        };
+        match standing {
+            Standing::Unknown => self.on_unanswered(state, now),
+            // The backend lost its memory and granted the id once more: others may have held it in between.
+            Standing::Holding(grant) if grant.fence != fence => match self.lose(state, Loss::Gone) {
+                Next::Lost => Next::GiveBack,
+                next => next,
+            },
+            Standing::Holding(_) => {
+                self.apply(&mut state, renewal);
+                state.proof = Some(Proof { sent: sent.at, belief: belief.clone() });
+                state.retry = None;
+                let deadline = self.deadline(&state, renewal.ttl);
+                if self.session_ended(&state) {
+                    return self.lose(state, Loss::Gone);
+                }
+                if matches!(state.phase, Phase::Held(_)) && !self.validity.extend(now, deadline) {
+                    // The answer came too late to be believed, and moved its end at the backend all the same.
+                    return match self.lose_by_deadline(state, now) {
+                        Next::Lost => Next::GiveBack,
+                        next => next,
+                    };
+                }
+                let renew_at = self.renew_time(&state, sent.at);
+                self.renewed(&mut state, renew_at, now);
+                Next::Schedule
+            }
+            // 1. A renewal is sent. 2. The backend answers: waiting. 3. It grants, and the push arrives here.
+            // 4. The answer arrives. Only an answer to a renewal that was sent after 3 takes the grant away.
+            Standing::Waiting(_) if sent.number <= sent_before => {
+                self.renewed(&mut state, now, now);
+                Next::Schedule
+            }
+            // The backend made a waiter of a holder: its position is given back too.
+            Standing::Waiting(_) => match self.lose(state, Loss::Gone) {
+                Next::Lost => Next::GiveBack,
+                next => next,
+            },
+            Standing::Gone => {
+                let loss = if state.evicted { Loss::Evicted } else { Loss::Gone };
+                match self.lose(state, loss) {
+                    // The backend has nothing to give back.
+                    Next::GiveBack => Next::Forget,
+                    next => next,
+                }
+            }
+        }
+    }
+
+    fn on_waiters_standing(
+        &self,
+        mut state: Locked<'_>,
+        standing: Standing,
+        sent: Sent,
+        belief: &Belief,
+        now: Moment,
+    ) -> Next {
+        match standing {
+            Standing::Unknown => self.on_unanswered(state, now),
+            Standing::Holding(grant) => {
+                state.proof = Some(Proof { sent: sent.at, belief: belief.clone() });
+                self.grant(state, grant, now)
+            }
+            Standing::Waiting(position) => self.on_position(state, position, sent.at, belief.clone(), now),
+            Standing::Gone => self.refuse(state, Refusal::Gone, Next::Forget),
+        }
+    }
+
+    /// A renewal was not answered: the lease is in doubt until one is, or the deadline comes.
+    pub(crate) fn on_renew_failed(&self, now: Moment) -> Next {
+        let state = self.state.lock();
+        self.on_unanswered(state, now)
+    }
+
+    fn on_unanswered(&self, mut state: Locked<'_>, now: Moment) -> Next {
+        if !matches!(state.phase, Phase::Waiting | Phase::Granted(..) | Phase::Held(_)) {
+            return Next::Nothing;
+        }
+        // A position in a queue moves to the next session; what was held is lost with the last one.
+        if !matches!(state.phase, Phase::Waiting) && self.session_ended(&state) {
+            return self.lose(state, Loss::Gone);
+        }
+        self.validity.doubt();
+        let most = renew_every(self.ttl()) / 3;
+        let pause = state.retry.get_or_insert(Backoff::new(Duration::from_millis(50), most)).pause();
+        self.renewed(&mut state, now.after(pause), now);
+        Next::Schedule
+    }
+
+    /// A push says that it was granted.
+    pub(crate) fn on_grant_hint(&self, fence: Fence, provisional: bool, now: Moment, wall: Timestamp) -> Next {
+        let mut state = self.state.lock();
+        state.hint = Some(GrantHint { fence, provisional });
+        match state.phase {
+            Phase::Waiting => self.take_hint(state, now, wall),
+            _ => Next::Nothing,
+        }
+    }
+
+    /// A push says that it was taken away: a renewal finds out.
+    pub(crate) fn on_evict_hint(&self, now: Moment) -> Next {
+        let mut state = self.state.lock();
+        state.evicted = true;
+        self.renew_soon(&mut state, now);
+        Next::Schedule
+    }
+
+    /// Hints were missed: what lived by a session that ended is lost, the rest is asked about.
+    pub(crate) fn on_missed(&self, now: Moment) -> Next {
+        let mut state = self.state.lock();
+        if matches!(state.phase, Phase::Held(_) | Phase::Granted(..)) && self.session_ended(&state) {
+            return self.lose(state, Loss::Gone);
+        }
+        self.renew_soon(&mut state, now);
+        Next::Schedule
+    }
+
+    /// The timer found that the deadline has passed.
+    pub(crate) fn on_deadline(&self, now: Moment) -> Next {
+        let state = self.state.lock();
+        match state.phase {
+            Phase::Held(_) if now >= self.validity.deadline() => self.lose_by_deadline(state, now),
+            _ => Next::Nothing,
+        }
+    }
+
+    // The acquiring caller's side.
+
+    /// What became of the request; registers the caller to be woken while nothing did.
+    pub(crate) fn poll_outcome(&self, context: &Context<'_>, started: Moment, now: Moment) -> Poll<(Outcome, Next)> {
+        let mut state = self.state.lock();
+        match &mut state.phase {
+            Phase::Granted(grant, sent_before) => {
+                let (grant, sent_before) = (*grant, *sent_before);
+                let deadline = self.deadline(&state, self.ttl());
+                if now >= deadline || self.session_ended(&state) {
+                    state.phase = Phase::Refused(None);
+                    self.set_renew_at(Moment::NEVER);
+                    return Poll::Ready((Outcome::Refused(Refusal::TooLate), Next::GiveBack));
+                }
+                let ends_at = self.max_hold.map_or(Moment::NEVER, |length| now.after(length));
+                self.validity.begin(deadline, ends_at);
+                let by_session = matches!(state.proof, Some(Proof { belief: Belief::Session(_), .. }));
+                self.by_session.store(by_session, Ordering::Relaxed);
+                state.phase = Phase::Held(Hold { grant, waited: now.since(started), sent_before });
+                let next = match self.request.lifetime {
+                    Lifetime::Attached => Next::Schedule,
+                    // Nobody renews it.
+                    Lifetime::Detached => {
+                        self.set_renew_at(Moment::NEVER);
+                        Next::Forget
+                    }
+                };
+                Poll::Ready((Outcome::Held, next))
+            }
+            Phase::Refused(refusal) => {
+                Poll::Ready((Outcome::Refused(refusal.take().unwrap_or(Refusal::Gone)), Next::Nothing))
+            }
+            Phase::Ended(_) | Phase::Held(_) => Poll::Ready((Outcome::Refused(Refusal::Gone), Next::Nothing)),
+            Phase::Asking | Phase::Waiting => {
+                if !state.caller.as_ref().is_some_and(|caller| caller.will_wake(context.waker())) {
+                    state.caller = Some(context.waker().clone());
+                }
+                Poll::Pending
+            }
+        }
+    }
+
+    /// The caller left before it had its guard.
+    ///
+    /// While the request is in flight, the task that sent it cleans up.
+    pub(crate) fn on_caller_left(&self) -> Next {
+        let mut state = self.state.lock();
+        state.caller_left = true;
+        state.caller = None;
+        match state.phase {
+            Phase::Waiting | Phase::Granted(..) => {
+                state.phase = Phase::Refused(None);
+                self.set_renew_at(Moment::NEVER);
+                Next::GiveBack
+            }
+            Phase::Asking | Phase::Held(_) | Phase::Refused(_) | Phase::Ended(_) => Next::Nothing,
+        }
+    }
+
+    /// Whether nobody waits for the request that is in flight.
+    pub(crate) fn caller_left(&self) -> bool {
+        self.state.lock().caller_left
+    }
+
+    /// How often the backend answered that it waits.
+    pub(crate) fn tries(&self) -> u32 {
+        self.state.lock().tries
+    }
+
+    // The guard's side.
+
+    /// The guard is given back: ends the belief. The lease is to be released if that is `GiveBack`.
+    pub(crate) fn on_release(&self, now: Moment) -> Next {
+        let mut state = self.state.lock();
+        let Phase::Held(hold) = state.phase else { return Next::Forget };
+        if self.session_ended(&state) {
+            return self.lose(state, Loss::Gone);
+        }
+        if now >= self.validity.deadline() {
+            return self.lose_by_deadline(state, now);
+        }
+        state.phase = Phase::Ended(Some(hold));
+        self.set_renew_at(Moment::NEVER);
+        drop(state);
+        if self.validity.lose(Loss::Released) { Next::GiveBack } else { Next::Forget }
+    }
+
+    /// Fails if it is not held at `now`; the first to find out ends it.
+    pub(crate) fn check(&self, now: Moment) -> Result<(), Next> {
+        if now >= self.validity.deadline() {
+            return Err(self.on_deadline(now));
+        }
+        if self.by_session.load(Ordering::Relaxed) {
+            let state = self.state.lock();
+            if matches!(state.phase, Phase::Held(_)) && self.session_ended(&state) {
+                return Err(self.lose(state, Loss::Gone));
+            }
+        }
+        Ok(())
+    }
+
+    /// Claims less from now on. What is given up is given up before the backend is asked to.
+    pub(crate) fn downgrade(&self, claim: Claim) {
+        self.state.lock().claim = claim;
+    }
+
+    // Shared steps.
+
+    /// It was granted by an answer or by a push that may be believed.
+    fn grant(&self, mut state: Locked<'_>, grant: Grant, now: Moment) -> Next {
+        if state.caller_left {
+            state.phase = Phase::Refused(None);
+            self.set_renew_at(Moment::NEVER);
+            return Next::GiveBack;
+        }
+        state.phase = Phase::Granted(grant, state.sent);
+        state.retry = None;
+        let from = state.proof.as_ref().map_or(now, |proof| proof.sent);
+        let renew_at = self.renew_time(&state, from);
+        self.renewed(&mut state, renew_at, now);
+        wake(state);
+        Next::Schedule
+    }
+
+    /// It waits, as the request or renewal sent at `sent` found.
+    fn on_position(
+        &self,
+        mut state: Locked<'_>,
+        position: QueuePosition,
+        sent: Moment,
+        belief: Belief,
+        now: Moment,
+    ) -> Next {
+        if state.caller_left {
+            return self.refuse(state, Refusal::Gone, Next::GiveBack);
+        }
+        state.proof = Some(Proof { sent, belief });
+        state.last_fence = state.last_fence.max(position.last_fence);
+        state.tries += 1;
+        state.retry = None;
+        let pause = if self.pushes { position.ask_again_in } else { Some(state.backoff.pause()) };
+        let ask_at = pause.map_or(Moment::NEVER, |pause| now.after(pause.max(Duration::from_millis(1))));
+        let limit = match state.proof {
+            Some(Proof { belief: Belief::Process, .. })
+                if position.ahead == 0 && self.request.lifetime == Lifetime::Attached =>
+            {
+                now.after(FIRST_WAITER_SILENCE)
+            }
+            _ => Moment::NEVER,
+        };
+        let renew_at = ask_at.min(limit).min(self.renew_time(&state, sent));
+        self.renewed(&mut state, renew_at, now);
+        if state.hint.is_some() {
+            return self.take_hint(state, now, Timestamp::default());
+        }
+        if !self.pushes {
+            // The caller counts its tries.
+            wake(state);
+        }
+        Next::Schedule
+    }
+
+    /// Acts on a pushed grant, now that the lease is known to wait.
+    ///
+    /// A push has an unknown age. It counts from the last request that was
+    /// answered, a fence that an answer has named before belongs to the past,
+    /// and a provisional grant is believed only once a renewal that is sent
+    /// after the push finds it held.
+    fn take_hint(&self, mut state: Locked<'_>, now: Moment, wall: Timestamp) -> Next {
+        let Some(hint) = state.hint.take() else { return Next::Nothing };
+        if hint.fence <= state.last_fence {
+            return Next::Schedule;
+        }
+        let believable = now < self.deadline(&state, self.ttl()) && !self.session_ended(&state);
+        if hint.provisional || !believable {
+            self.renew_soon(&mut state, now);
+            return Next::Schedule;
+        }
+        self.grant(state, Grant::new(hint.fence, wall), now)
+    }
+
+    fn refuse(&self, mut state: Locked<'_>, refusal: Refusal, next: Next) -> Next {
+        state.phase = Phase::Refused(Some(refusal));
+        self.set_renew_at(Moment::NEVER);
+        wake(state);
+        next
+    }
+
+    /// Ends the belief in what was held; what was only granted is refused.
+    fn lose(&self, mut state: Locked<'_>, loss: Loss) -> Next {
+        match state.phase {
+            Phase::Held(hold) => {
+                state.phase = Phase::Ended(Some(hold));
+                self.set_renew_at(Moment::NEVER);
+                drop(state);
+                if self.validity.lose(loss) { Next::Lost } else { Next::Forget }
+            }
+            _ => self.refuse(state, Refusal::Gone, Next::GiveBack),
+        }
+    }
+
+    /// The deadline has passed. What ran out ends by itself; what was held for too long has been renewed until now.
+    fn lose_by_deadline(&self, state: Locked<'_>, now: Moment) -> Next {
+        match self.lose(state, self.validity.reason_at(now)) {
+            Next::Lost if self.validity.loss() == Some(Loss::MaxHold) => Next::GiveBack,
+            next => next,
+        }
+    }
+
+    fn session_ended(&self, state: &State) -> bool {
+        self.request.lifetime == Lifetime::Attached
+            && state.proof.as_ref().is_some_and(|proof| proof.belief.has_ended())
+    }
+
+    /// Remembers what a renewal changed at the backend.
+    fn apply(&self, state: &mut State, renewal: &Renewal) {
+        self.ttl_micros.store(micros(renewal.ttl.get()), Ordering::Relaxed);
+        if let Some(metadata) = &renewal.metadata {
+            state.metadata = Some(metadata.clone());
+        }
+    }
+
+    /// Nothing is in flight any more; the next renewal is at `renew_at`, or now if a hint came meanwhile.
+    fn renewed(&self, state: &mut State, renew_at: Moment, now: Moment) {
+        let again = std::mem::take(&mut state.renew_again);
+        self.set_renew_at(if again { now } else { renew_at });
+    }
+
+    fn set_renew_at(&self, moment: Moment) {
+        self.renew_at.store(moment.as_micros(), Ordering::SeqCst);
+    }
+
+    /// The end of belief in what the last answered request proved, asked for with this ttl.
+    fn deadline(&self, state: &State, ttl: Ttl) -> Moment {
+        let Some(proof) = &state.proof else { return Moment::default() };
+        match self.believed_for(&proof.belief, ttl) {
+            Some(length) => proof.sent.after(length.saturating_sub(margin(length))),
+            None => Moment::NEVER,
+        }
+    }
+
+    /// `None` where no clock ends the belief.
+    fn believed_for(&self, belief: &Belief, ttl: Ttl) -> Option<Duration> {
+        match (self.request.lifetime, belief) {
+            (Lifetime::Detached, _) | (_, Belief::Ttl) => Some(ttl.get()),
+            (Lifetime::Attached, Belief::Session(session)) => Some(ttl.get().min(session.silence_limit())),
+            (Lifetime::Attached, Belief::Process) => None,
+        }
+    }
+
+    /// When to renew what was proved at `sent`: after a third of the time it
+    /// is believed, less a part that differs from lease to lease.
+    fn renew_time(&self, state: &State, sent: Moment) -> Moment {
+        let belief = state.proof.as_ref().map_or(&Belief::Ttl, |proof| &proof.belief);
+        let third = renew_every(self.ttl());
+        let every = match self.believed_for(belief, self.ttl()) {
+            Some(length) => length / 3,
+            // Nothing runs out: a renewal only finds what a lost hint did not say. A short ttl asks for it soon.
+            None if matches!(state.phase, Phase::Waiting) && third >= HOLDER_SILENCE => WAITER_SILENCE,
+            None => third.min(HOLDER_SILENCE),
+        };
+        let part = u32::try_from(self.request.key.id.as_u128() & 0xff).unwrap_or(0);
+        sent.after(every.saturating_sub(every / 10 * part / 255))
+    }
+}
+
+type Locked<'a> = parking_lot::MutexGuard<'a, State>;
+
+/// Wakes the caller of `acquire`, after the state is unlocked.
+fn wake(mut state: Locked<'_>) {
+    let caller = state.caller.take();
+    drop(state);
+    if let Some(caller) = caller {
+        caller.wake();
+    }
+}

@@ -1,0 +1,235 @@
+//! The transitions of a lease, one by one: no backend, no thread, no clock.
+
+use super::*;
+use crate::{
+    backend::Session,
+    engine::{LeaseHealth, Wait},
+    lease::{Holder, LeaseId, Resource},
+};
+
+const TTL: Duration = Duration::from_secs(30);
+
+fn at(seconds: u64) -> Moment {
+    Moment::default().after(Duration::from_secs(1000 + seconds))
+}
+
+fn ttl() -> Ttl {
+    Ttl::new(TTL).unwrap()
+}
+
+fn lease(change: impl FnOnce(&mut AcquireOptions<'_>)) -> LocalLease {
+    let (resource, holder, metadata) = (Resource::new("r").unwrap(), Holder::unique(), Metadata::new());
+    let mut options = AcquireOptions {
+        resource: &resource,
+        claim: Claim::EXCLUSIVE,
+        ttl: ttl(),
+        wait: Wait::Forever,
+        max_waiters: None,
+        lifetime: Lifetime::Attached,
+        holder: &holder,
+        note: None,
+        metadata: &metadata,
+        max_hold: None,
+        backoff: Backoff::new(Duration::from_millis(100), Duration::from_secs(10)),
+        max_tries: None,
+    };
+    change(&mut options);
+    let key = LeaseKey::new(resource.clone(), LeaseId::random());
+    let request = Request::new(key, options.claim, holder.clone()).ttl(options.ttl).lifetime(options.lifetime);
+    LocalLease::new(request, &options, true)
+}
+
+fn grant(fence: u64) -> Grant {
+    Grant::new(Fence::new(fence), Timestamp::default())
+}
+
+fn position(last_fence: u64) -> QueuePosition {
+    QueuePosition::new(0, Fence::new(last_fence), None)
+}
+
+fn poll(lease: &LocalLease, now: Moment) -> Poll<(Outcome, Next)> {
+    lease.poll_outcome(&Context::from_waker(Waker::noop()), at(0), now)
+}
+
+fn held(change: impl FnOnce(&mut AcquireOptions<'_>), belief: Belief) -> LocalLease {
+    let lease = lease(change);
+    let sent = lease.sending(at(0));
+    assert_eq!(lease.on_decision(Decision::Granted(grant(7)), sent, belief, at(0)), Next::Schedule);
+    assert!(matches!(poll(&lease, at(0)), Poll::Ready((Outcome::Held, Next::Schedule))));
+    lease
+}
+
+fn waiting() -> LocalLease {
+    let lease = lease(|_| {});
+    let sent = lease.sending(at(0));
+    assert_eq!(lease.on_decision(Decision::Queued(position(7)), sent, Belief::Ttl, at(0)), Next::Schedule);
+    lease
+}
+
+fn stand(lease: &LocalLease, standing: Standing, sent: Sent, now: Moment) -> Next {
+    lease.on_standing(standing, &lease.renewal(), sent, &Belief::Ttl, now)
+}
+
+#[test]
+fn an_answer_to_a_renewal_from_before_the_grant_asks_again_and_a_later_one_ends_it() {
+    let lease = waiting();
+    let before = lease.sending(at(10));
+    assert_eq!(lease.on_grant_hint(Fence::new(8), false, at(11), Timestamp::default()), Next::Schedule);
+    assert!(matches!(poll(&lease, at(11)), Poll::Ready((Outcome::Held, _))));
+    assert_eq!(stand(&lease, Standing::Waiting(position(7)), before, at(12)), Next::Schedule);
+    assert_eq!(lease.renew_at(), at(12), "it is asked again at once");
+    assert_eq!(lease.validity.health(at(12)), LeaseHealth::Held);
+
+    let after = lease.sending(at(12));
+    assert_eq!(stand(&lease, Standing::Waiting(position(8)), after, at(13)), Next::GiveBack);
+    assert_eq!(lease.validity.loss(), Some(Loss::Gone));
+    assert_eq!(lease.renew_at(), Moment::NEVER, "nothing is left to renew");
+    assert!(lease.begin_renewal().is_none());
+}
+
+#[test]
+fn a_provisional_grant_is_only_asked_about() {
+    let lease = waiting();
+    assert_eq!(lease.on_grant_hint(Fence::new(8), true, at(5), Timestamp::default()), Next::Schedule);
+    assert!(poll(&lease, at(5)).is_pending());
+    assert_eq!(lease.renew_at(), at(5));
+    let sent = lease.sending(at(5));
+    assert_eq!(stand(&lease, Standing::Holding(grant(8)), sent, at(6)), Next::Schedule);
+    assert!(matches!(poll(&lease, at(6)), Poll::Ready((Outcome::Held, _))));
+}
+
+#[test]
+fn a_provisional_grant_during_a_renewal_is_asked_about_after_it() {
+    let lease = waiting();
+    assert!(lease.begin_renewal().is_some());
+    let sent = lease.sending(at(5));
+    let _in_flight = lease.on_grant_hint(Fence::new(8), true, at(6), Timestamp::default());
+    assert_eq!(lease.renew_at(), Moment::NEVER, "one renewal at a time");
+    assert_eq!(stand(&lease, Standing::Waiting(position(7)), sent, at(7)), Next::Schedule);
+    assert_eq!(lease.renew_at(), at(7), "the answer may be older than the hint");
+}
+
+#[test]
+fn a_hint_that_is_not_above_the_last_fence_is_stale() {
+    let lease = waiting();
+    assert_eq!(lease.on_grant_hint(Fence::new(7), false, at(5), Timestamp::default()), Next::Schedule);
+    assert!(poll(&lease, at(5)).is_pending());
+}
+
+#[test]
+fn a_pushed_grant_is_believed_from_the_last_answered_request() {
+    let lease = waiting();
+    let _pushed = lease.on_grant_hint(Fence::new(8), false, at(20), Timestamp::default());
+    assert!(matches!(poll(&lease, at(20)), Poll::Ready((Outcome::Held, _))));
+    assert_eq!(lease.validity.deadline(), at(30).before(margin(TTL)));
+
+    let late = waiting();
+    let _pushed = late.on_grant_hint(Fence::new(8), false, at(30), Timestamp::default());
+    assert!(poll(&late, at(30)).is_pending(), "its proof has run out");
+    assert_eq!(late.renew_at(), at(30));
+}
+
+#[test]
+fn the_longest_hold_is_given_back_and_what_ran_out_is_not() {
+    let capped = held(|options| options.max_hold = Some(Duration::from_secs(5)), Belief::Ttl);
+    assert_eq!(capped.on_deadline(at(4)), Next::Nothing);
+    assert_eq!(capped.on_deadline(at(5)), Next::GiveBack);
+    assert_eq!(capped.validity.loss(), Some(Loss::MaxHold));
+
+    let silent = held(|_| {}, Belief::Ttl);
+    assert_eq!(silent.on_deadline(at(30)), Next::Lost);
+    assert_eq!(silent.validity.loss(), Some(Loss::RenewTimeout));
+    assert_eq!(silent.on_deadline(at(31)), Next::Nothing);
+}
+
+/// 1. A renewal is sent. 2. The longest hold is over. 3. The answer, which moved the end, is the first to find out.
+#[test]
+fn the_longest_hold_is_given_back_whoever_finds_that_it_is_over() {
+    let capped = || held(|options| options.max_hold = Some(Duration::from_secs(5)), Belief::Ttl);
+    let finders: [fn(&LocalLease) -> Next; 3] = [
+        |lease| {
+            let sent = lease.sending(at(4));
+            stand(lease, Standing::Holding(grant(7)), sent, at(5))
+        },
+        |lease| lease.on_release(at(5)),
+        |lease| lease.check(at(5)).unwrap_err(),
+    ];
+    for find in finders {
+        let lease = capped();
+        assert_eq!(find(&lease), Next::GiveBack);
+        assert_eq!(lease.validity.loss(), Some(Loss::MaxHold));
+    }
+}
+
+#[test]
+fn what_is_granted_to_a_caller_that_left_is_given_back() {
+    let lease = lease(|_| {});
+    let sent = lease.sending(at(0));
+    assert_eq!(lease.on_caller_left(), Next::Nothing, "the request is in flight");
+    assert_eq!(lease.on_decision(Decision::Granted(grant(7)), sent, Belief::Ttl, at(1)), Next::GiveBack);
+
+    let waiting = waiting();
+    assert_eq!(waiting.on_caller_left(), Next::GiveBack);
+    let sent = waiting.sending(at(2));
+    assert_eq!(stand(&waiting, Standing::Holding(grant(8)), sent, at(2)), Next::Nothing);
+}
+
+#[test]
+fn a_request_that_may_have_been_done_is_given_back_and_another_forgotten() {
+    let unknown = lease(|_| {});
+    assert_eq!(unknown.on_request_failed(Error::unanswered("no answer")), Next::GiveBack);
+    let refused = lease(|_| {});
+    assert_eq!(refused.on_request_failed(Error::unsupported("not here")), Next::Forget);
+}
+
+#[test]
+fn an_eviction_that_was_hinted_is_named_once_it_is_found() {
+    let lease = held(|_| {}, Belief::Ttl);
+    assert_eq!(lease.on_evict_hint(at(1)), Next::Schedule);
+    assert_eq!(lease.validity.health(at(1)), LeaseHealth::Held, "a hint may be wrong");
+    assert_eq!(lease.renew_at(), at(1));
+    let sent = lease.sending(at(1));
+    assert_eq!(stand(&lease, Standing::Gone, sent, at(1)), Next::Lost);
+    assert_eq!(lease.validity.loss(), Some(Loss::Evicted));
+}
+
+#[test]
+fn every_use_notices_the_end_of_a_session() {
+    let by = || {
+        let session = Session::new(TTL);
+        (held(|_| {}, Belief::Session(session.clone())), session)
+    };
+    let uses: [fn(&LocalLease) -> Next; 4] = [
+        |lease| lease.check(at(1)).unwrap_err(),
+        |lease| lease.on_missed(at(1)),
+        |lease| lease.on_renew_failed(at(1)),
+        |lease| lease.on_release(at(1)),
+    ];
+    for notice in uses {
+        let (lease, session) = by();
+        assert!(lease.check(at(1)).is_ok());
+        session.end();
+        assert_eq!(notice(&lease), Next::Lost);
+        assert_eq!(lease.validity.loss(), Some(Loss::Gone));
+    }
+}
+
+#[test]
+fn a_detached_lease_outlives_the_session_it_was_granted_by() {
+    let session = Session::new(Duration::from_secs(5));
+    let lease = lease(|options| options.lifetime = Lifetime::Detached);
+    let sent = lease.sending(at(0));
+    let _granted = lease.on_decision(Decision::Granted(grant(7)), sent, Belief::Session(session.clone()), at(0));
+    assert!(matches!(poll(&lease, at(0)), Poll::Ready((Outcome::Held, Next::Forget))));
+    session.end();
+    assert!(lease.check(at(29)).is_ok());
+    assert!(lease.check(at(30)).is_err());
+}
+
+#[test]
+fn belief_in_a_process_has_no_deadline() {
+    let lease = held(|_| {}, Belief::Process);
+    assert_eq!(lease.validity.deadline(), Moment::NEVER);
+    assert!(!lease.ends_by_clock());
+    assert!(lease.renew_at() <= at(10), "an eviction whose hint was lost is found");
+}

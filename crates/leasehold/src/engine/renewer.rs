@@ -1,0 +1,305 @@
+//! Renews the leases of an instance in batches, takes its hints, and watches its deadlines.
+//!
+//! Queue positions are leases too: the renewal that keeps a position alive also
+//! finds out when it has come to hold, so lost hints cost latency only.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::sync::Notify;
+
+use super::{
+    Engine,
+    local_lease::{LocalLease, Next, Sent},
+    renew_every,
+    runtime::Threads,
+    schedule::Schedule,
+    validity::Loss,
+};
+use crate::{
+    Error,
+    backend::{Backend, Hint, HintDelivery},
+    clock::Clock,
+    lease::{Incarnation, LeaseId, Moment, Outcome, Renewal, Standing},
+    telemetry::{Call, Telemetry},
+};
+
+/// Renewals that are due within this of each other share a call.
+const COALESCE: Duration = Duration::from_secs(1);
+
+/// The renewer of one instance.
+pub(crate) struct Renewer {
+    engine: Weak<Engine>,
+    backend: Arc<dyn Backend>,
+    clock: Arc<dyn Clock>,
+    threads: Threads,
+    renew_batch: usize,
+    telemetry: Telemetry,
+    schedule: Schedule,
+    /// The incarnation of the last answer, once there was one.
+    incarnation: AtomicU64,
+    answered: AtomicBool,
+    renewals: Alarm,
+    deadlines: Alarm,
+    hints: OnceLock<HintDelivery>,
+    stopped: AtomicBool,
+}
+
+/// Lets a loop sleep until a moment, and be woken for an earlier one.
+struct Alarm {
+    wake: Notify,
+    /// When the loop wakes by itself, in microseconds; `NEVER` while it looks.
+    set_for: AtomicU64,
+}
+
+impl Alarm {
+    fn new() -> Self {
+        Self { wake: Notify::new(), set_for: AtomicU64::new(Moment::NEVER.as_micros()) }
+    }
+
+    /// Wakes the loop if it would sleep past `moment`.
+    fn wake_by(&self, moment: Moment) {
+        if moment.as_micros() < self.set_for.load(Ordering::SeqCst) {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Sleeps until what `next` returns, or until woken.
+    async fn sleep(&self, clock: &dyn Clock, next: impl Fn() -> Moment) {
+        // A lease that is scheduled while the loop looks is either seen, or finds no alarm set and wakes the loop:
+        // 1. no alarm is set  2. the loop looks at the bounds  3. the lease lowers one  4. it reads the alarm.
+        self.set_for.store(Moment::NEVER.as_micros(), Ordering::SeqCst);
+        let moment = next();
+        self.set_for.store(moment.as_micros(), Ordering::SeqCst);
+        tokio::select! {
+            () = self.wake.notified() => {}
+            () = clock.alarm_at(moment), if moment != Moment::NEVER => {}
+        }
+    }
+}
+
+impl Renewer {
+    pub(crate) fn new(
+        engine: Weak<Engine>,
+        threads: Threads,
+        backend: Arc<dyn Backend>,
+        clock: Arc<dyn Clock>,
+        renew_batch: usize,
+        telemetry: Telemetry,
+    ) -> Arc<Self> {
+        let hints = backend.hints();
+        let renewer = Arc::new(Self {
+            engine,
+            backend,
+            clock,
+            threads,
+            renew_batch: renew_batch.max(1),
+            telemetry,
+            schedule: Schedule::new(),
+            incarnation: AtomicU64::new(0),
+            answered: AtomicBool::new(false),
+            renewals: Alarm::new(),
+            deadlines: Alarm::new(),
+            hints: OnceLock::new(),
+            stopped: AtomicBool::new(false),
+        });
+        let listener = Arc::downgrade(&renewer);
+        let delivery = hints.deliver_to(move |hint| {
+            if let Some(renewer) = listener.upgrade() {
+                renewer.on_hint(hint);
+            }
+        });
+        let _first = renewer.hints.set(delivery);
+        renewer.threads.io.spawn(renew_when_due(Arc::downgrade(&renewer)));
+        renewer.threads.timer.spawn(watch_deadlines(Arc::downgrade(&renewer)));
+        renewer
+    }
+
+    /// Ends both loops: the instance is gone.
+    pub(crate) fn stop(&self) {
+        self.stopped.store(true, Ordering::SeqCst);
+        self.renewals.wake.notify_one();
+        self.deadlines.wake.notify_one();
+    }
+
+    /// Takes hints about a lease from before its request is sent.
+    pub(crate) fn expect(&self, lease: &Arc<LocalLease>) {
+        self.schedule.insert(lease);
+    }
+
+    /// Does what a transition of the lease asks for; a lease that is given back is released with `outcome`.
+    pub(crate) fn follow_up(&self, lease: &Arc<LocalLease>, next: Next, outcome: Outcome) {
+        match next {
+            Next::Nothing => {}
+            Next::Schedule => {
+                let (renew_at, deadline) = self.schedule.note(lease);
+                self.renewals.wake_by(renew_at);
+                self.deadlines.wake_by(deadline);
+            }
+            Next::Forget => self.schedule.remove(lease.key().id),
+            Next::Lost => {
+                self.schedule.remove(lease.key().id);
+                self.report_loss(lease);
+            }
+            Next::GiveBack => {
+                self.schedule.remove(lease.key().id);
+                let Some(engine) = self.engine.upgrade() else { return };
+                let loss = lease.validity.loss();
+                if loss.is_some() {
+                    self.report_loss(lease);
+                }
+                engine.give_back(lease, if loss == Some(Loss::MaxHold) { Outcome::MaxHold } else { outcome });
+            }
+        }
+    }
+
+    /// Logs and counts a loss, away from the timer's thread: a subscriber may block.
+    fn report_loss(&self, lease: &Arc<LocalLease>) {
+        let (lease, telemetry, clock) = (Arc::clone(lease), self.telemetry.clone(), Arc::clone(&self.clock));
+        self.threads.io.spawn(async move { telemetry.lost(&lease, clock.now()) });
+    }
+
+    /// All leases that hold.
+    pub(crate) fn held(&self) -> Vec<Arc<LocalLease>> {
+        self.schedule.all(LocalLease::is_held)
+    }
+
+    /// An answer came from this incarnation of the backend; another one may have lost its memory.
+    pub(crate) fn answered_by(&self, incarnation: Incarnation) {
+        if self.incarnation.load(Ordering::Relaxed) == incarnation.0 && self.answered.load(Ordering::Relaxed) {
+            return;
+        }
+        let before = self.incarnation.swap(incarnation.0, Ordering::SeqCst);
+        let before = self.answered.swap(true, Ordering::SeqCst).then_some(Incarnation(before));
+        if before.is_some_and(|before| before != incarnation) {
+            tracing::warn!(
+                target: "leasehold::renew",
+                backend = self.backend.guarantees().kind,
+                "the backend was restarted or replaced; verifying every lease"
+            );
+            self.renew_all_now(|_| true);
+        }
+    }
+
+    pub(crate) fn renew_now(&self, lease: &Arc<LocalLease>) {
+        self.follow_up(lease, lease.renew_now(self.clock.now()), Outcome::Cancelled);
+    }
+
+    fn renew_all_now(&self, wanted: impl Fn(&LocalLease) -> bool) {
+        for lease in self.schedule.all(wanted) {
+            self.renew_now(&lease);
+        }
+    }
+
+    /// Called by the backend on any thread: only notes and wakes.
+    fn on_hint(&self, hint: Hint) {
+        let now = self.clock.now();
+        let with = |id: LeaseId, change: &dyn Fn(&LocalLease) -> Next| {
+            if let Some(lease) = self.schedule.find(id) {
+                self.follow_up(&lease, change(&lease), Outcome::Cancelled);
+            }
+        };
+        match hint {
+            Hint::Granted { id, fence, provisional } => {
+                let wall = self.clock.wall();
+                with(id, &|lease| lease.on_grant_hint(fence, provisional, now, wall));
+            }
+            Hint::Evicted { id } => with(id, &|lease| lease.on_evict_hint(now)),
+            Hint::Changed { resource } => {
+                self.renew_all_now(|lease| lease.key().resource == resource && lease.is_waiting());
+            }
+            Hint::Missed => {
+                for lease in self.schedule.all(|_| true) {
+                    self.follow_up(&lease, lease.on_missed(now), Outcome::Cancelled);
+                }
+            }
+        }
+    }
+
+    /// Takes what is to be renewed now or within a moment.
+    fn take_due(&self) -> Vec<(Arc<LocalLease>, Renewal)> {
+        let now = self.clock.now();
+        if self.schedule.next_renewal() > now {
+            return Vec::new();
+        }
+        let due = |lease: &LocalLease| {
+            let soon = COALESCE.min(renew_every(lease.ttl()) / 8);
+            lease.renew_at() <= now.after(soon)
+        };
+        let leases = self.schedule.due_for_renewal(now.after(COALESCE), due).into_iter();
+        leases.filter_map(|lease| lease.begin_renewal().map(|renewal| (lease, renewal))).collect()
+    }
+
+    async fn renew(self: Arc<Self>, chunk: Vec<(Arc<LocalLease>, Renewal)>) {
+        let now = self.clock.now();
+        let mut leases: Vec<(Arc<LocalLease>, Sent)> = Vec::with_capacity(chunk.len());
+        let mut renewals = Vec::with_capacity(chunk.len());
+        for (lease, renewal) in chunk {
+            let sent = lease.sending(now);
+            leases.push((lease, sent));
+            renewals.push(renewal);
+        }
+        let sent_at = now;
+        let patience = renewals.iter().map(|renewal| renew_every(renewal.ttl)).min().unwrap_or_default();
+        let answer = tokio::select! {
+            biased;
+            answer = self.backend.renew(&renewals) => answer,
+            () = self.clock.sleep_until(now.after(patience)) => Err(Error::unanswered("no answer in time")),
+        };
+        let now = self.clock.now();
+        self.telemetry.answered(Call::Renew, &answer, sent_at, || now);
+        match answer {
+            Ok(answer) => {
+                let standings = answer.value.into_iter().chain(std::iter::repeat(Standing::Unknown));
+                for (((lease, sent), renewal), standing) in leases.iter().zip(&renewals).zip(standings) {
+                    self.telemetry.renewed(lease, standing, sent_at, now);
+                    let next = lease.on_standing(standing, renewal, *sent, &answer.belief, now);
+                    self.follow_up(lease, next, Outcome::Cancelled);
+                }
+                self.answered_by(answer.incarnation);
+            }
+            Err(error) => {
+                for (lease, _) in &leases {
+                    self.telemetry.renew_failed(lease, &error, sent_at, now);
+                    self.follow_up(lease, lease.on_renew_failed(now), Outcome::Cancelled);
+                }
+            }
+        }
+    }
+}
+
+/// Runs on the I/O thread until the instance is gone.
+async fn renew_when_due(renewer: Weak<Renewer>) {
+    while let Some(renewer) = renewer.upgrade().filter(|renewer| !renewer.stopped.load(Ordering::SeqCst)) {
+        let mut due = renewer.take_due();
+        while !due.is_empty() {
+            let rest = due.split_off(renewer.renew_batch.min(due.len()));
+            renewer.threads.io.spawn(Arc::clone(&renewer).renew(due));
+            due = rest;
+        }
+        renewer.renewals.sleep(&*renewer.clock, || renewer.schedule.next_renewal()).await;
+    }
+}
+
+/// Runs on the timer's thread until the instance is gone: it sleeps, compares and wakes.
+async fn watch_deadlines(renewer: Weak<Renewer>) {
+    while let Some(renewer) = renewer.upgrade().filter(|renewer| !renewer.stopped.load(Ordering::SeqCst)) {
+        let now = renewer.clock.now();
+        for lease in renewer.schedule.past_deadline(now) {
+            renewer.follow_up(&lease, lease.on_deadline(now), Outcome::Cancelled);
+        }
+        renewer.deadlines.sleep(&*renewer.clock, || renewer.schedule.next_deadline()).await;
+    }
+}
+
+impl fmt::Debug for Renewer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Renewer").field("backend", &self.backend).finish_non_exhaustive()
+    }
+}

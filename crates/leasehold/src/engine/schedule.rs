@@ -1,0 +1,165 @@
+//! The leases of one instance, and when each needs attention next.
+//!
+//! Nothing is sorted. Each shard keeps a lower bound of the next renewal and
+//! of the next deadline; when a bound is reached, the shard is scanned and the
+//! bound set anew. An uncontended lock costs one insertion, two comparisons
+//! and one removal, and a renewal that moves a deadline later wakes nobody.
+
+use std::{
+    collections::HashMap,
+    hash::{BuildHasherDefault, Hasher},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use parking_lot::Mutex;
+
+use super::local_lease::LocalLease;
+use crate::lease::{LeaseId, Moment};
+
+const SHARDS: usize = 16;
+
+/// The leases of one instance.
+#[derive(Debug)]
+pub(super) struct Schedule {
+    shards: [Shard; SHARDS],
+}
+
+#[derive(Debug)]
+struct Shard {
+    leases: Mutex<HashMap<LeaseId, Arc<LocalLease>, BuildHasherDefault<RandomBits>>>,
+    renew_bound: Bound,
+    deadline_bound: Bound,
+}
+
+/// A moment that is not after the first of many.
+#[derive(Debug)]
+struct Bound(AtomicU64);
+
+impl Bound {
+    fn none() -> Self {
+        Self(AtomicU64::new(Moment::NEVER.as_micros()))
+    }
+
+    fn get(&self) -> Moment {
+        Moment::from_micros(self.0.load(Ordering::SeqCst))
+    }
+
+    fn lower_to(&self, moment: Moment) {
+        if moment.as_micros() < self.0.load(Ordering::SeqCst) {
+            self.0.fetch_min(moment.as_micros(), Ordering::SeqCst);
+        }
+    }
+
+    fn clear(&self) {
+        self.0.store(Moment::NEVER.as_micros(), Ordering::SeqCst);
+    }
+}
+
+/// Lease ids are random: their bits are as good as any hash.
+#[derive(Debug, Default)]
+struct RandomBits(u64);
+
+impl Hasher for RandomBits {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.0 ^= u64::from_le_bytes(word);
+        }
+    }
+}
+
+impl Schedule {
+    pub(super) fn new() -> Self {
+        let shard = || Shard { leases: Mutex::default(), renew_bound: Bound::none(), deadline_bound: Bound::none() };
+        Self { shards: std::array::from_fn(|_| shard()) }
+    }
+
+    pub(super) fn insert(&self, lease: &Arc<LocalLease>) {
+        self.shard(lease.key().id).leases.lock().insert(lease.key().id, Arc::clone(lease));
+    }
+
+    pub(super) fn remove(&self, id: LeaseId) {
+        // The lease may be the last of its kind: it is dropped after the lock.
+        let _removed = self.shard(id).leases.lock().remove(&id);
+    }
+
+    pub(super) fn find(&self, id: LeaseId) -> Option<Arc<LocalLease>> {
+        self.shard(id).leases.lock().get(&id).cloned()
+    }
+
+    /// Every lease for which `wanted` holds.
+    pub(super) fn all(&self, wanted: impl Fn(&LocalLease) -> bool) -> Vec<Arc<LocalLease>> {
+        let of_shard =
+            |shard: &Shard| -> Vec<_> { shard.leases.lock().values().filter(|lease| wanted(lease)).cloned().collect() };
+        self.shards.iter().flat_map(of_shard).collect()
+    }
+
+    /// Notes when the lease needs attention; returns its next renewal and its deadline.
+    pub(super) fn note(&self, lease: &LocalLease) -> (Moment, Moment) {
+        let shard = self.shard(lease.key().id);
+        let (renew_at, deadline) = (lease.renew_at(), lease.validity.deadline());
+        shard.renew_bound.lower_to(renew_at);
+        shard.deadline_bound.lower_to(deadline);
+        (renew_at, deadline)
+    }
+
+    pub(super) fn next_renewal(&self) -> Moment {
+        self.shards.iter().map(|shard| shard.renew_bound.get()).min().unwrap_or(Moment::NEVER)
+    }
+
+    pub(super) fn next_deadline(&self) -> Moment {
+        self.shards.iter().map(|shard| shard.deadline_bound.get()).min().unwrap_or(Moment::NEVER)
+    }
+
+    /// The leases that are due, among the shards whose next renewal may come by `soon`.
+    pub(super) fn due_for_renewal(&self, soon: Moment, due: impl Fn(&LocalLease) -> bool) -> Vec<Arc<LocalLease>> {
+        let shards = self.shards.iter().filter(|shard| shard.renew_bound.get() <= soon);
+        shards.flat_map(|shard| shard.scan(&shard.renew_bound, LocalLease::renew_at, &due)).collect()
+    }
+
+    /// The leases whose deadline has passed.
+    pub(super) fn past_deadline(&self, now: Moment) -> Vec<Arc<LocalLease>> {
+        let shards = self.shards.iter().filter(|shard| shard.deadline_bound.get() <= now);
+        let past = |lease: &LocalLease| lease.validity.deadline() <= now;
+        shards.flat_map(|shard| shard.scan(&shard.deadline_bound, |lease| lease.validity.deadline(), past)).collect()
+    }
+
+    fn shard(&self, id: LeaseId) -> &Shard {
+        let at = usize::try_from(id.as_u128() >> 64 & 0xf).unwrap_or(0);
+        &self.shards[at]
+    }
+}
+
+impl Shard {
+    /// Collects what is due and sets the bound anew from the rest.
+    ///
+    /// A lease that changes meanwhile is either seen in its new state, or lowers the bound after it was cleared:
+    /// 1. the bound is cleared  2. the shard is scanned  3. the bound is lowered to what the scan found.
+    fn scan(
+        &self,
+        bound: &Bound,
+        moment: impl Fn(&LocalLease) -> Moment,
+        due: impl Fn(&LocalLease) -> bool,
+    ) -> Vec<Arc<LocalLease>> {
+        bound.clear();
+        let mut found = Vec::new();
+        let mut next = Moment::NEVER;
+        for lease in self.leases.lock().values() {
+            if due(lease) {
+                found.push(Arc::clone(lease));
+            } else {
+                next = next.min(moment(lease));
+            }
+        }
+        bound.lower_to(next);
+        found
+    }
+}
