@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use super::terms::{Terms, conclude, dropped, options, outcome_of};
+use super::lock_options::{LockOptions, conclude, dropped, lock_options, outcome_of};
 use crate::{
     Error, Leasehold, Result,
     engine::{Guard, Lease, Loss, Wait},
@@ -35,16 +35,16 @@ use crate::{
 #[derive(Clone, Debug)]
 #[must_use = "nothing happens until they are acquired"]
 pub struct All {
-    terms: Terms,
+    options: LockOptions,
     names: Vec<String>,
 }
 
 impl All {
     pub(crate) fn new(locks: &Leasehold, names: Vec<String>) -> Self {
-        Self { terms: Terms::new(locks, ""), names }
+        Self { options: LockOptions::new(locks, ""), names }
     }
 
-    options!();
+    lock_options!();
 
     /// Waits for all of them, within one `wait`.
     ///
@@ -52,22 +52,22 @@ impl All {
     /// `WaitElapsed`, naming the lock that was not granted and who holds it; those taken before are given back.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves no lease and no place in a queue behind.
+    /// Dropping the future leaves no lease and no queue position behind.
     pub async fn acquire(&self) -> Result<Guards> {
-        let clock = &self.terms.locks.engine().clock;
+        let clock = &self.options.locks.engine().clock;
         let started = clock.now();
         let mut guards = Guards(Vec::new());
         for name in self.sorted()? {
-            let mut terms = self.terms.clone();
-            terms.name = name.into();
-            if let Wait::For(length) = self.terms.wait
+            let mut options = self.options.clone();
+            options.resource = name;
+            if let Wait::For(length) = self.options.wait
                 && !length.is_zero()
             {
                 // What is left is never nothing: to have waited is not to have refused to.
                 let left = length.saturating_sub(clock.now().since(started));
-                terms.wait = Wait::For(left.max(Duration::from_millis(1)));
+                options.wait = Wait::For(left.max(Duration::from_millis(1)));
             }
-            match terms.acquire(Claim::EXCLUSIVE).await {
+            match options.acquire(Claim::EXCLUSIVE).await {
                 Ok(guard) => guards.0.push(guard),
                 Err(error) => return Err(guards.give_up(error).await),
             }
@@ -83,9 +83,9 @@ impl All {
     pub async fn try_acquire(&self) -> Result<Option<Guards>> {
         let mut guards = Guards(Vec::new());
         for name in self.sorted()? {
-            let mut terms = self.terms.clone();
-            terms.name = name.into();
-            match terms.try_acquire(Claim::EXCLUSIVE).await {
+            let mut options = self.options.clone();
+            options.resource = name;
+            match options.try_acquire(Claim::EXCLUSIVE).await {
                 Ok(Some(guard)) => guards.0.push(guard),
                 Ok(None) => {
                     guards.release().await?;
@@ -110,7 +110,7 @@ impl All {
         let mut guards = self.acquire().await?;
         guards.0 = guards.0.into_iter().map(|guard| guard.if_dropped(dropped())).collect();
         let leases: Vec<Lease> = guards.iter().map(|guard| guard.lease().clone()).collect();
-        let Some(first) = leases.first().cloned() else { return work(leases).await };
+        let Some(first) = leases.first().cloned() else { return Err(nothing_to_lock().into()) };
         let done = tokio::select! {
             biased;
             _loss = guards.lost() => {
@@ -125,8 +125,15 @@ impl All {
     }
 
     fn sorted(&self) -> Result<BTreeSet<Resource>> {
+        if self.names.is_empty() {
+            return Err(nothing_to_lock());
+        }
         self.names.iter().map(Resource::new).collect()
     }
+}
+
+fn nothing_to_lock() -> Error {
+    Error::invalid_config("all() needs at least one name: without any, nothing is locked")
 }
 
 /// Several leases that are held together.
@@ -148,7 +155,7 @@ impl Guards {
         self.0.iter().try_for_each(|guard| guard.check())
     }
 
-    /// Ends when any of them is no longer held, at once if one already is not.
+    /// Completes when any of them is no longer held, at once if one already is not.
     ///
     /// # Cancel safety
     /// May be dropped and called again: a loss is never missed.

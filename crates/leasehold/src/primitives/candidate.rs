@@ -11,16 +11,22 @@ use std::{
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tracing::Instrument;
 
 use super::election::{Election, Leader};
 use crate::{
-    Error, Result,
-    engine::{Backoff, Guard, Lease},
+    Error, ErrorKind, Result,
+    backend::Backoff,
+    engine::{Engine, Guard, Lease},
+    telemetry,
 };
 
-/// A candidate that takes part in the background.
+/// A candidate that takes part in the background, until it is stopped or dropped.
 ///
-/// Dropping it withdraws: it resigns and no longer campaigns.
+/// After a loss it campaigns again. After an error it tries again too, with
+/// growing pauses: a name that was in use as something else, or rights that
+/// were missing, may be mended meanwhile. [`last_error`](Self::last_error) and
+/// the log say why it does not lead.
 #[derive(Debug)]
 #[must_use = "the candidate withdraws as soon as it is dropped"]
 pub struct Candidate {
@@ -36,13 +42,18 @@ struct Seat {
     resign: Notify,
     stopping: AtomicBool,
     stopped: AtomicBool,
-    /// Why it takes part no longer, if it did not want to stop.
-    failure: Mutex<Option<Error>>,
+    /// Why the last campaign failed, until one succeeds.
+    error: Mutex<Option<Arc<Error>>>,
 }
 
 impl Seat {
     fn take(&self, lease: Option<Lease>) {
         *self.lease.lock() = lease;
+        self.changed.notify_waiters();
+    }
+
+    fn fail(&self, error: Option<Error>) {
+        *self.error.lock() = error.map(Arc::new);
         self.changed.notify_waiters();
     }
 
@@ -56,36 +67,49 @@ impl Candidate {
     pub(super) fn start(election: Election) -> Self {
         let seat = Arc::new(Seat::default());
         let task = run_candidate(election.clone(), Arc::clone(&seat));
-        election.terms.locks.engine().hand_over(Box::pin(task));
+        election.options.locks.engine().spawn(Box::pin(task));
         Self { election, seat }
     }
 
     /// Whether this candidate leads; false from the deadline on, whatever the network does.
     pub fn is_leader(&self) -> bool {
-        self.seat.lease.lock().as_ref().is_some_and(|lease| lease.check().is_ok())
+        self.lease().is_some()
     }
 
     /// The lease of its term, while it leads.
     pub fn lease(&self) -> Option<Lease> {
+        if self.election.options.locks.engine().is_inherited() {
+            return None;
+        }
         self.seat.lease.lock().clone().filter(|lease| lease.check().is_ok())
     }
 
-    /// Waits until this candidate leads, and gives the lease of its term.
+    /// Why its last campaign failed; `None` while it waits its turn or leads.
+    pub fn last_error(&self) -> Option<Arc<Error>> {
+        if self.election.options.locks.engine().is_inherited() {
+            return Some(Arc::new(Error::inherited()));
+        }
+        self.seat.error.lock().clone()
+    }
+
+    /// Waits until this candidate leads, and returns the lease of its term.
+    ///
+    /// It waits through errors, since the candidate tries again; see [`last_error`](Self::last_error).
     ///
     /// # Errors
-    /// `Closed` when the instance was closed meanwhile; what makes it
-    /// impossible to take part, such as a name that is in use as something else.
+    /// `Closed` when the instance was closed meanwhile.
     ///
     /// # Cancel safety
-    /// May be dropped and called again: who leads is told at once.
+    /// May be dropped and called again: it completes at once while this candidate leads.
     pub async fn elected(&self) -> Result<Lease> {
+        self.election.options.locks.engine().check_inherited()?;
         loop {
             let changed = self.seat.changed.notified();
             if let Some(lease) = self.lease() {
                 return Ok(lease);
             }
             if self.seat.stopped.load(Ordering::SeqCst) {
-                return Err(self.seat.failure.lock().take().unwrap_or_else(Error::closed));
+                return Err(Error::closed());
             }
             changed.await;
         }
@@ -106,11 +130,12 @@ impl Candidate {
         }
     }
 
-    /// Steps down and takes part no longer. One who only waits gives up its place in the background.
+    /// Steps down and takes part no longer. A candidate that only waits leaves the queue in the background.
     ///
     /// # Errors
-    /// None today; a release that could not be made lapses after the ttl.
+    /// `Closed` in a forked child; a release that could not be made lapses after the ttl.
     pub async fn stop(self) -> Result<()> {
+        self.election.options.locks.engine().check_inherited()?;
         self.seat.stop();
         loop {
             let changed = self.seat.changed.notified();
@@ -124,13 +149,15 @@ impl Candidate {
 
 impl Drop for Candidate {
     fn drop(&mut self) {
-        self.seat.stop();
+        if !self.election.options.locks.engine().is_inherited() {
+            self.seat.stop();
+        }
     }
 }
 
-/// Campaigns and leads in turn until told to stop.
+/// Campaigns and leads in turn until it is stopped or the instance is closed.
 async fn run_candidate(election: Election, seat: Arc<Seat>) {
-    let engine = Arc::clone(election.terms.locks.engine());
+    let engine = Arc::clone(election.options.locks.engine());
     let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
     while !seat.stopping.load(Ordering::SeqCst) {
         let won = tokio::select! {
@@ -140,17 +167,23 @@ async fn run_candidate(election: Election, seat: Arc<Seat>) {
         };
         match won {
             Ok(guard) => {
-                backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
-                lead(&election, &seat, guard).await;
+                backoff.reset();
+                seat.fail(None);
+                let span = telemetry::leading(&election.options.resource, guard.fence().get());
+                lead(&engine, &election, &seat, guard).instrument(span).await;
             }
-            Err(error) if !error.is_retryable() => {
-                *seat.failure.lock() = Some(error);
-                break;
-            }
+            Err(error) if error.kind() == ErrorKind::Closed => break,
             Err(error) => {
-                tracing::warn!(election = election.terms.name, %error, "cannot campaign; trying again");
+                tracing::warn!(
+                    target: "leasehold::election",
+                    election = %election.options.resource,
+                    %error,
+                    "cannot campaign; trying again"
+                );
+                seat.fail(Some(error));
                 tokio::select! {
                     () = seat.resign.notified() => {}
+                    () = engine.closed() => break,
                     () = engine.sleep_until(engine.clock.now().after(backoff.pause())) => {}
                 }
             }
@@ -161,29 +194,42 @@ async fn run_candidate(election: Election, seat: Arc<Seat>) {
 }
 
 /// One term, from winning to losing or resigning.
-async fn lead(election: &Election, seat: &Seat, guard: Guard) {
+///
+/// Callbacks run on a thread where they may block: one that sleeps delays the next campaign of this candidate,
+/// never a renewal or a deadline.
+async fn lead(engine: &Arc<Engine>, election: &Election, seat: &Seat, guard: Guard) {
     seat.take(Some(guard.lease().clone()));
-    if let Some(call) = &election.on_elected {
-        guarded(|| call(guard.lease()));
-    }
+    let lease = guard.lease().clone();
+    let elected = election.on_elected.clone().map(|call| run_callback(engine, move || call(&lease)));
     let resigned = tokio::select! {
         biased;
         _loss = guard.lost() => false,
         () = seat.resign.notified() => true,
-        () = election.terms.locks.engine().closed() => true,
+        () = engine.closed() => true,
     };
     seat.take(None);
-    if let Some(call) = &election.on_lost {
-        guarded(|| call());
+    if let Some(elected) = elected {
+        elected.await;
+    }
+    if let Some(call) = election.on_lost.clone() {
+        run_callback(engine, move || call()).await;
     }
     if resigned && let Err(error) = guard.release().await {
-        tracing::warn!(election = election.terms.name, %error, "could not resign; leadership will lapse");
+        tracing::warn!(
+            target: "leasehold::election",
+            election = %election.options.resource,
+            %error,
+            "could not resign; leadership will lapse"
+        );
     }
 }
 
-/// A callback that panics is the caller's loss alone: the candidate goes on.
-fn guarded(call: impl FnOnce()) {
-    if catch_unwind(AssertUnwindSafe(call)).is_err() {
-        tracing::error!("a callback of an election panicked");
+/// Starts a callback at once; the future completes when it has returned. One that panics is logged.
+fn run_callback<F: FnOnce() + Send + 'static>(engine: &Engine, call: F) -> impl Future<Output = ()> + use<F> {
+    let running = engine.threads.io.spawn_blocking(move || catch_unwind(AssertUnwindSafe(call)).is_err());
+    async move {
+        if running.await.unwrap_or(true) {
+            tracing::error!(target: "leasehold::election", "a callback of an election panicked");
+        }
     }
 }

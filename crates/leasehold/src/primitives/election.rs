@@ -1,15 +1,18 @@
 //! One leader among candidates: how to stand, and how to see who leads.
 
-use std::{env, fmt, sync::Arc, time::Duration};
+use std::{env, fmt, pin::Pin, sync::Arc, time::Duration};
 
-use super::{candidate::Candidate, terms::Terms};
+use tracing::Instrument;
+
+use super::{candidate::Candidate, lock_options::LockOptions};
 use crate::{
     Error, Leasehold, Result,
-    backend::EventStream,
+    backend::{Backoff, EventStream},
     engine::{Guard, Lease, Wait},
     lease::{
         Claim, Fence, Holder, LeaseState, Lifetime, ListFilter, Metadata, Moment, Names, Resource, Timestamp, Ttl,
     },
+    telemetry,
 };
 
 type OnElected = Arc<dyn Fn(&Lease) + Send + Sync>;
@@ -48,7 +51,7 @@ const VALUE: &str = "value";
 #[derive(Clone)]
 #[must_use = "nothing happens until it is started or campaigned in"]
 pub struct Election {
-    pub(super) terms: Terms,
+    pub(super) options: LockOptions,
     value: Option<String>,
     pub(super) on_elected: Option<OnElected>,
     pub(super) on_lost: Option<OnLost>,
@@ -56,30 +59,30 @@ pub struct Election {
 
 impl Election {
     pub(crate) fn new(locks: &Leasehold, name: &str) -> Self {
-        let mut terms = Terms::new(locks, name);
-        terms.ttl = Ttl::ELECTION.get();
-        terms.wait = Wait::Forever;
+        let mut options = LockOptions::new(locks, name);
+        options.ttl = Ttl::ELECTION.get();
+        options.wait = Wait::Forever;
         if let Some(pod) = env::var("POD_NAME").ok().and_then(|name| Holder::new(name).ok()) {
-            terms.holder = pod;
+            options.holder = pod;
         }
-        Self { terms, value: None, on_elected: None, on_lost: None }
+        Self { options, value: None, on_elected: None, on_lost: None }
     }
 
     /// How long leadership outlives a leader that is gone; 10 s by default.
     pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.terms.ttl = ttl;
+        self.options.ttl = ttl;
         self
     }
 
     /// How long [`campaign`](Self::campaign) waits; for ever by default.
     pub fn wait(mut self, wait: Duration) -> Self {
-        self.terms.wait = Wait::For(wait);
+        self.options.wait = Wait::For(wait);
         self
     }
 
     /// The candidate's id; `POD_NAME`, else the instance's holder, by default.
     pub fn id(mut self, id: Holder) -> Self {
-        self.terms.holder = id;
+        self.options.holder = id;
         self
     }
 
@@ -91,23 +94,26 @@ impl Election {
 
     /// One line for people, shown to others; none by default.
     pub fn note(mut self, note: impl Into<String>) -> Self {
-        self.terms.note = Some(note.into());
+        self.options.note = Some(note.into());
         self
     }
 
     /// A JSON object for programs, shown to others; empty by default.
     pub fn metadata(mut self, metadata: Metadata) -> Self {
-        self.terms.metadata = metadata;
+        self.options.metadata = metadata;
         self
     }
 
-    /// Called each time this candidate wins. It must not block.
+    /// Called each time this candidate wins, on a thread where it may block.
     pub fn on_elected(mut self, call: impl Fn(&Lease) + Send + Sync + 'static) -> Self {
         self.on_elected = Some(Arc::new(call));
         self
     }
 
-    /// Called each time this candidate no longer leads, whatever the reason. It must not block.
+    /// Called each time this candidate no longer leads, whatever the reason, on a thread where it may block.
+    ///
+    /// It is called after `on_elected` has returned, which may be long after the loss: [`Lease::lost`] and
+    /// [`Candidate::is_leader`] say so at once.
     pub fn on_lost(mut self, call: impl Fn() + Send + Sync + 'static) -> Self {
         self.on_lost = Some(Arc::new(call));
         self
@@ -118,7 +124,10 @@ impl Election {
     /// # Cancel safety
     /// Dropping the future withdraws the candidate.
     pub async fn campaign(&self) -> Result<Guard> {
-        self.published().acquire(Claim::LEADER).await
+        let span = telemetry::campaigning(&self.options.resource);
+        let guard = self.published().acquire(Claim::LEADER).instrument(span.clone()).await?;
+        span.record("leasehold.election.term", guard.fence().get());
+        Ok(guard)
     }
 
     /// Leads if nobody does and nobody waits; `None` otherwise.
@@ -131,7 +140,7 @@ impl Election {
     /// # Errors
     /// A name, a ttl or a backend that cannot be used; one that goes away later is tried again.
     pub async fn start(self) -> Result<Candidate> {
-        self.published().ask(Claim::LEADER, Wait::Forever, Lifetime::Attached)?;
+        self.published().acquire_options(Claim::LEADER, Wait::Forever, Lifetime::Attached)?;
         self.leader().await?;
         Ok(Candidate::start(self))
     }
@@ -144,13 +153,18 @@ impl Election {
         Ok(self.look().await?.leader)
     }
 
+    fn checked_resource(&self) -> Result<Resource> {
+        self.options.resource.check()?;
+        Ok(self.options.resource.clone())
+    }
+
     async fn look(&self) -> Result<Sight> {
-        let resource = self.terms.resource()?;
-        let page = self.terms.locks.list(&ListFilter::new(Names::Exactly(resource.clone()))).await?;
+        let resource = self.checked_resource()?;
+        let page = self.options.locks.list(&ListFilter::new(Names::Exactly(resource.clone()))).await?;
         let Some(first) = page.leases.into_iter().next() else { return Ok(Sight::default()) };
         let (asked, in_force) = (Claim::LEADER.shape(), first.claim.shape());
         if asked != in_force {
-            return Err(Error::wrong_shape(&resource, self.terms.locks.engine().kind, asked, in_force));
+            return Err(Error::wrong_shape(&resource, self.options.locks.engine().kind, asked, in_force));
         }
         let LeaseState::Holding { fence, acquired_at, held_for } = first.state else { return Ok(Sight::default()) };
         let leader = Leader {
@@ -165,9 +179,17 @@ impl Election {
 
     /// Follows who leads, beginning with who leads now.
     pub async fn observe(&self) -> Result<Observer> {
-        let resource = self.terms.resource()?;
-        let events = self.terms.locks.watch(Names::Exactly(resource)).await?;
-        Ok(Observer { election: self.clone(), events, told: Told::Nothing, look_now: true, look_at: Moment::NEVER })
+        let resource = self.checked_resource()?;
+        let events = self.options.locks.watch(Names::Exactly(resource)).await?;
+        Ok(Observer {
+            election: self.clone(),
+            events,
+            reported: Reported::Nothing,
+            look_now: true,
+            looking: None,
+            look_at: Moment::NEVER,
+            retry: Backoff::new(Duration::from_millis(50), Duration::from_secs(5)),
+        })
     }
 
     /// Takes leadership away from whoever has it; `None` if nobody has.
@@ -176,23 +198,23 @@ impl Election {
     /// Those of [`Leasehold::evict`](crate::Leasehold::evict).
     pub async fn depose(&self, reason: &str) -> Result<Option<Leader>> {
         let Some(leader) = self.leader().await? else { return Ok(None) };
-        let resource: Resource = self.terms.resource()?;
-        self.terms.locks.evict(&resource, leader.fence, reason).await?;
+        let resource = self.checked_resource()?;
+        self.options.locks.evict(&resource, leader.fence, reason).await?;
         Ok(Some(leader))
     }
 
-    fn published(&self) -> Terms {
-        let mut terms = self.terms.clone();
+    fn published(&self) -> LockOptions {
+        let mut options = self.options.clone();
         if let Some(value) = &self.value {
-            terms.metadata.insert(String::from(VALUE), value.as_str().into());
+            options.metadata.insert(String::from(VALUE), value.as_str().into());
         }
-        terms
+        options
     }
 }
 
 impl fmt::Debug for Election {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Election").field("name", &self.terms.name).finish_non_exhaustive()
+        f.debug_struct("Election").field("name", &self.options.resource).finish_non_exhaustive()
     }
 }
 
@@ -207,7 +229,7 @@ pub struct Leader {
     pub fence: Fence,
     /// Since when, by the backend's wall clock.
     pub since: Timestamp,
-    /// Since how long.
+    /// How long it has led.
     pub led_for: Duration,
 }
 
@@ -218,19 +240,25 @@ struct Sight {
     runs_out_in: Option<Duration>,
 }
 
+/// A look at the election that is under way.
+type Looking = Pin<Box<dyn Future<Output = Result<Sight>> + Send>>;
+
 /// Follows who leads.
 pub struct Observer {
     election: Election,
     events: EventStream,
-    told: Told,
-    /// Something happened that was not looked at yet.
+    reported: Reported,
+    /// Something happened since the last look.
     look_now: bool,
-    /// When to look though nothing was heard: nobody may be there to notice that the leader is gone.
+    looking: Option<Looking>,
+    /// When to look though no event came: nobody may be there to notice that the leader is gone, or events were lost.
     look_at: Moment,
+    retry: Backoff,
 }
 
+/// What `next` returned last.
 #[derive(PartialEq, Eq)]
-enum Told {
+enum Reported {
     Nothing,
     Term(Option<Fence>),
 }
@@ -238,46 +266,54 @@ enum Told {
 impl Observer {
     /// The next change: who leads now, or that nobody does. `None` when the backend is gone.
     ///
+    /// After an error it pauses before it looks again, so a loop that only logs errors does not spin.
+    ///
     /// # Cancel safety
     /// May be dropped and called again: a change is never missed.
     pub async fn next(&mut self) -> Option<Result<Option<Leader>>> {
         loop {
             if !self.look_now {
-                self.hear().await?;
+                self.wait_for_change().await?;
                 self.look_now = true;
             }
-            let sight = match self.election.look().await {
-                Ok(sight) => sight,
-                Err(error) => return Some(Err(error)),
-            };
+            // A look that is under way goes on when `next` is dropped: a reader that drops it often still gets its answer.
+            let election = &self.election;
+            let looking = self.looking.get_or_insert_with(|| {
+                let election = election.clone();
+                Box::pin(async move { election.look().await })
+            });
+            let seen = looking.as_mut().await;
+            self.looking = None;
             self.look_now = false;
-            self.look_at = self.next_look(&sight);
-            let term = Told::Term(sight.leader.as_ref().map(|leader| leader.fence));
-            if self.told != term {
-                self.told = term;
+            let now = self.election.options.locks.engine().clock.now();
+            let sight = match seen {
+                Ok(sight) => sight,
+                Err(error) => {
+                    self.look_at = now.after(self.retry.pause().max(Duration::from_millis(50)));
+                    return Some(Err(error));
+                }
+            };
+            self.retry.reset();
+            // Where no clock ends a leader, its death is seen by whoever looks.
+            let pause = sight.runs_out_in.unwrap_or(self.election.options.ttl / 3);
+            self.look_at = now.after(pause.max(Duration::from_millis(50)));
+            let term = sight.leader.as_ref().map(|leader| leader.fence);
+            if self.reported != Reported::Term(term) {
+                self.reported = Reported::Term(term);
                 return Some(Ok(sight.leader));
             }
         }
     }
 
-    /// Ends when something happened or it is time to look; `None` when nothing will happen any more.
-    async fn hear(&mut self) -> Option<()> {
-        let engine = Arc::clone(self.election.terms.locks.engine());
+    /// Completes when something happened, when events were missed, or when it is time to look;
+    /// `None` when the backend is gone.
+    async fn wait_for_change(&mut self) -> Option<()> {
+        let engine = Arc::clone(self.election.options.locks.engine());
         let events = &mut self.events;
         tokio::select! {
-            event = std::future::poll_fn(|context| events.as_mut().poll_next(context)) => event.map(drop),
-            () = engine.sleep_until(self.look_at), if self.look_at != Moment::NEVER => Some(()),
+            event = std::future::poll_fn(|context| events.as_mut().poll_next(context)) => event.map(|_look_again| ()),
+            () = engine.sleep_until(self.look_at) => Some(()),
         }
-    }
-
-    fn next_look(&self, sight: &Sight) -> Moment {
-        if sight.leader.is_none() {
-            return Moment::NEVER;
-        }
-        let now = self.election.terms.locks.engine().clock.now();
-        // Where no clock ends a leader, its death is seen by whoever looks.
-        let pause = sight.runs_out_in.unwrap_or(self.election.terms.ttl / 3);
-        now.after(pause.max(Duration::from_millis(50)))
     }
 }
 

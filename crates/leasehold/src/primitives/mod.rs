@@ -3,22 +3,22 @@
 mod all;
 mod candidate;
 mod election;
+mod lock_options;
 mod mutex;
 mod reentry;
 mod rwlock;
 mod semaphore;
-mod terms;
 
 pub use self::{
     all::{All, Guards},
     candidate::Candidate,
     election::{Election, Leader, Observer},
+    lock_options::Detached,
     mutex::Mutex,
     rwlock::RwLock,
     semaphore::Semaphore,
-    terms::{Attempt, Detached},
 };
 pub(crate) use self::{
+    lock_options::{conclude, outcome_of},
     reentry::Reentries,
-    terms::{conclude, outcome_of},
 };

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use super::terms::{Attempt, Detached, Terms, options};
+use super::lock_options::{Detached, LockOptions, lock_options};
 use crate::{
     Error, Leasehold, Result,
-    engine::{Guard, Lease},
+    engine::{Attempt, Guard, Lease},
     lease::Claim,
 };
 
@@ -46,15 +46,15 @@ use crate::{
 #[derive(Clone, Debug)]
 #[must_use = "nothing happens until it is acquired"]
 pub struct Mutex {
-    terms: Terms,
+    options: LockOptions,
 }
 
 impl Mutex {
     pub(crate) fn new(locks: &Leasehold, name: &str) -> Self {
-        Self { terms: Terms::new(locks, name) }
+        Self { options: LockOptions::new(locks, name) }
     }
 
-    options!();
+    lock_options!();
 
     /// Waits for the lock.
     ///
@@ -62,19 +62,19 @@ impl Mutex {
     /// `WaitElapsed` after `wait`, naming who holds it; `Busy` if `wait` is zero.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves no lease and no place in the queue behind.
+    /// Dropping the future leaves no lease and no queue position behind.
     pub async fn acquire(&self) -> Result<Guard> {
-        self.terms.acquire(Claim::EXCLUSIVE).await
+        self.options.acquire(Claim::EXCLUSIVE).await
     }
 
     /// Takes the lock if it is free and nobody waits; `None` otherwise.
     pub async fn try_acquire(&self) -> Result<Option<Guard>> {
-        self.terms.try_acquire(Claim::EXCLUSIVE).await
+        self.options.try_acquire(Claim::EXCLUSIVE).await
     }
 
     /// The same, also telling who is in the way.
     pub async fn try_acquire_or_busy(&self) -> Result<Attempt> {
-        self.terms.attempt(Claim::EXCLUSIVE).await
+        self.options.attempt(Claim::EXCLUSIVE).await
     }
 
     /// Does the work under the lock, and records it as failed if it fails.
@@ -105,7 +105,7 @@ impl Mutex {
     where
         E: From<Error> + fmt::Display,
     {
-        self.terms.with(Claim::EXCLUSIVE, work).await
+        self.options.with(Claim::EXCLUSIVE, work).await
     }
 
     /// The same if the lock is free; `None`, and no work done, otherwise.
@@ -116,16 +116,16 @@ impl Mutex {
     where
         E: From<Error> + fmt::Display,
     {
-        self.terms.try_with(Claim::EXCLUSIVE, work).await
+        self.options.try_with(Claim::EXCLUSIVE, work).await
     }
 
     /// Gets a lease that lives by its ttl alone, to be handed to another process.
     pub async fn acquire_detached(&self) -> Result<Detached> {
-        self.terms.detached(Claim::EXCLUSIVE).await
+        self.options.detached(Claim::EXCLUSIVE).await
     }
 
     /// The same without waiting; `None` when busy.
     pub async fn try_acquire_detached(&self) -> Result<Option<Detached>> {
-        self.terms.try_detached(Claim::EXCLUSIVE).await
+        self.options.try_detached(Claim::EXCLUSIVE).await
     }
 }

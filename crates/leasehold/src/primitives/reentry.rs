@@ -1,4 +1,4 @@
-//! Who may enter a lock again, because the same holder is in already.
+//! Re-entrant locks: a holder that is in already may enter again.
 
 use std::{
     collections::HashMap,
@@ -7,74 +7,100 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use tokio::sync::oneshot;
 
 use crate::{
     Error, ErrorKind, Result,
-    engine::{Ask, Asked, Engine, Guard, Kept, Wait},
+    engine::{AcquireOptions, Attempt, Engine, Guard, LocalLease, Wait},
     lease::{Brief, Busy, Holder, Moment, Resource},
 };
 
 /// The re-entrant leases of one instance.
 #[derive(Debug, Default)]
-pub(crate) struct Reentries(Mutex<HashMap<(Resource, Holder), Arc<Door>>>);
+pub(crate) struct Reentries(Mutex<HashMap<(Resource, Holder), Arc<EntryGate>>>);
 
-/// One entry at a time; who is in already is let in again.
-type Door = tokio::sync::Mutex<Weak<Kept>>;
+/// Lets one caller of a holder enter at a time; remembers the lease that later ones join.
+type EntryGate = tokio::sync::Mutex<Weak<LocalLease>>;
 
 impl Reentries {
     /// Joins the holder's lease, or gets one.
-    pub(crate) async fn enter(&self, engine: &Arc<Engine>, mut ask: Ask) -> Result<Asked> {
-        let door = self.door(&ask);
-        let give_up = match ask.wait {
+    pub(crate) async fn enter(&self, engine: &Arc<Engine>, mut options: AcquireOptions<'_>) -> Result<Attempt> {
+        let gate = self.gate(&options);
+        let give_up = match options.wait {
             Wait::For(length) => engine.clock.now().after(length),
             Wait::No => engine.clock.now(),
             Wait::Forever => Moment::NEVER,
         };
-        let mut inside = tokio::select! {
-            biased;
-            inside = door.lock() => inside,
-            () = engine.sleep_until(give_up), if give_up != Moment::NEVER => return match ask.wait {
-                Wait::For(length) => {
-                    Err(Error::wait_elapsed(&ask.resource, engine.kind, Brief(length), Busy::default()))
+        let mut inside = if let Ok(inside) = gate.try_lock() {
+            inside
+        } else {
+            // Another task of this holder is entering; by the time this one gives up, it is known who is in the way.
+            let mut holders = engine.look_for_holders(options.resource);
+            tokio::select! {
+                biased;
+                inside = gate.lock() => inside,
+                () = engine.sleep_until(give_up), if give_up != Moment::NEVER => {
+                    return give_up_entering(engine, &options, &mut holders).await;
                 }
-                Wait::No | Wait::Forever => Ok(Asked::Busy(Busy::default())),
-            },
+            }
         };
         if let Some(guard) = Guard::join(engine, &inside)
             && guard.check().is_ok()
         {
-            if guard.claim().shape() != ask.claim.shape() || guard.claim().units() < ask.claim.units() {
+            if guard.claim().shape() != options.claim.shape() || guard.claim().units() < options.claim.units() {
                 return Err(Error::unsupported(format!(
                     "{} is held as {} by this holder and cannot be entered again as {}: release it first",
-                    ask.resource,
+                    options.resource,
                     guard.mode(),
-                    ask.claim.mode()
+                    options.claim.mode()
                 ))
-                .about(&ask.resource));
+                .about(options.resource));
             }
-            match guard.renew(ask.ttl.get()).await {
-                Ok(()) => return Ok(Asked::Acquired(guard)),
+            match guard.renew(options.ttl.get()).await {
+                Ok(()) => return Ok(Attempt::Acquired(guard)),
                 // Lost a moment ago, like one that was lost before: get another.
                 Err(error) if error.kind() == ErrorKind::Lost => drop(guard),
                 Err(error) => return Err(error),
             }
         }
-        if let Wait::For(_) = ask.wait {
-            ask.wait = Wait::For(give_up.since(engine.clock.now()).max(Duration::from_millis(1)));
+        if let Wait::For(_) = options.wait {
+            options.wait = Wait::For(give_up.since(engine.clock.now()).max(Duration::from_millis(1)));
         }
-        let asked = engine.acquire(ask).await?;
-        if let Asked::Acquired(guard) = &asked {
+        let attempt = engine.acquire(options).await?;
+        if let Attempt::Acquired(guard) = &attempt {
             *inside = guard.shareable();
         }
-        Ok(asked)
+        Ok(attempt)
     }
 
-    /// The door of this resource and holder; doors nobody stands at are taken away.
-    fn door(&self, ask: &Ask) -> Arc<Door> {
-        let mut doors = self.0.lock();
-        doors.retain(|_, door| {
-            Arc::strong_count(door) > 1 || door.try_lock().is_ok_and(|inside| inside.strong_count() > 0)
+    /// The gate of this resource and holder; gates that nobody uses are removed.
+    fn gate(&self, options: &AcquireOptions<'_>) -> Arc<EntryGate> {
+        let mut gates = self.0.lock();
+        gates.retain(|_, gate| {
+            Arc::strong_count(gate) > 1 || gate.try_lock().is_ok_and(|inside| inside.strong_count() > 0)
         });
-        Arc::clone(doors.entry((ask.resource.clone(), ask.holder.clone())).or_default())
+        Arc::clone(gates.entry((options.resource.clone(), options.holder.clone())).or_default())
+    }
+}
+
+/// The answer to a caller that gave up while another task of the same holder was entering.
+async fn give_up_entering(
+    engine: &Arc<Engine>,
+    options: &AcquireOptions<'_>,
+    holders: &mut oneshot::Receiver<Busy>,
+) -> Result<Attempt> {
+    match options.wait {
+        Wait::For(length) => {
+            let busy = holders.try_recv().unwrap_or_default();
+            Err(Error::wait_elapsed(options.resource, engine.kind, Brief(length), busy))
+        }
+        Wait::No | Wait::Forever => {
+            let limit = engine.clock.now().after(Duration::from_secs(1));
+            Ok(Attempt::Busy(tokio::select! {
+                biased;
+                busy = holders => busy.unwrap_or_default(),
+                () = engine.sleep_until(limit) => Busy::default(),
+            }))
+        }
     }
 }

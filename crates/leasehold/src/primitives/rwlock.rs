@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use super::terms::{Attempt, Detached, Terms, options};
+use super::lock_options::{Detached, LockOptions, lock_options};
 use crate::{
     Error, Leasehold, Result,
-    engine::{Guard, Lease},
+    engine::{Attempt, Guard, Lease},
     lease::Claim,
 };
 
@@ -37,15 +37,15 @@ use crate::{
 #[derive(Clone, Debug)]
 #[must_use = "nothing happens until it is acquired"]
 pub struct RwLock {
-    terms: Terms,
+    options: LockOptions,
 }
 
 impl RwLock {
     pub(crate) fn new(locks: &Leasehold, name: &str) -> Self {
-        Self { terms: Terms::new(locks, name) }
+        Self { options: LockOptions::new(locks, name) }
     }
 
-    options!();
+    lock_options!();
 
     /// Waits to read.
     ///
@@ -53,9 +53,9 @@ impl RwLock {
     /// `WaitElapsed` after `wait`, naming who holds it.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves no lease and no place in the queue behind.
+    /// Dropping the future leaves no lease and no queue position behind.
     pub async fn read(&self) -> Result<Guard> {
-        self.terms.acquire(Claim::SHARED).await
+        self.options.acquire(Claim::SHARED).await
     }
 
     /// Waits to write.
@@ -64,29 +64,29 @@ impl RwLock {
     /// `WaitElapsed` after `wait`, naming who holds it.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves no lease and no place in the queue behind.
+    /// Dropping the future leaves no lease and no queue position behind.
     pub async fn write(&self) -> Result<Guard> {
-        self.terms.acquire(Claim::EXCLUSIVE).await
+        self.options.acquire(Claim::EXCLUSIVE).await
     }
 
     /// Reads if nobody writes or waits; `None` otherwise.
     pub async fn try_read(&self) -> Result<Option<Guard>> {
-        self.terms.try_acquire(Claim::SHARED).await
+        self.options.try_acquire(Claim::SHARED).await
     }
 
     /// Writes if nobody holds or waits; `None` otherwise.
     pub async fn try_write(&self) -> Result<Option<Guard>> {
-        self.terms.try_acquire(Claim::EXCLUSIVE).await
+        self.options.try_acquire(Claim::EXCLUSIVE).await
     }
 
     /// [`try_read`](Self::try_read), also telling who is in the way.
     pub async fn try_read_or_busy(&self) -> Result<Attempt> {
-        self.terms.attempt(Claim::SHARED).await
+        self.options.attempt(Claim::SHARED).await
     }
 
     /// [`try_write`](Self::try_write), also telling who is in the way.
     pub async fn try_write_or_busy(&self) -> Result<Attempt> {
-        self.terms.attempt(Claim::EXCLUSIVE).await
+        self.options.attempt(Claim::EXCLUSIVE).await
     }
 
     /// Does the work while reading; see [`Mutex::with`](crate::Mutex::with).
@@ -97,7 +97,7 @@ impl RwLock {
     where
         E: From<Error> + fmt::Display,
     {
-        self.terms.with(Claim::SHARED, work).await
+        self.options.with(Claim::SHARED, work).await
     }
 
     /// Does the work while writing; see [`Mutex::with`](crate::Mutex::with).
@@ -108,16 +108,16 @@ impl RwLock {
     where
         E: From<Error> + fmt::Display,
     {
-        self.terms.with(Claim::EXCLUSIVE, work).await
+        self.options.with(Claim::EXCLUSIVE, work).await
     }
 
     /// Gets a read lease that lives by its ttl alone, to be handed to another process.
     pub async fn read_detached(&self) -> Result<Detached> {
-        self.terms.detached(Claim::SHARED).await
+        self.options.detached(Claim::SHARED).await
     }
 
     /// The same without waiting; `None` when busy.
     pub async fn try_read_detached(&self) -> Result<Option<Detached>> {
-        self.terms.try_detached(Claim::SHARED).await
+        self.options.try_detached(Claim::SHARED).await
     }
 }

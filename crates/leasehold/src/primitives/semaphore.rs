@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use super::terms::{Attempt, Detached, Terms, options};
+use super::lock_options::{Detached, LockOptions, lock_options};
 use crate::{
     Error, Leasehold, Result,
-    engine::{Guard, Lease},
+    engine::{Attempt, Guard, Lease},
     lease::Claim,
 };
 
@@ -38,17 +38,17 @@ use crate::{
 #[derive(Clone, Debug)]
 #[must_use = "nothing happens until it is acquired"]
 pub struct Semaphore {
-    terms: Terms,
+    options: LockOptions,
     units: u32,
     limit: u32,
 }
 
 impl Semaphore {
     pub(crate) fn new(locks: &Leasehold, name: &str, limit: u32) -> Self {
-        Self { terms: Terms::new(locks, name), units: 1, limit }
+        Self { options: LockOptions::new(locks, name), units: 1, limit }
     }
 
-    options!();
+    lock_options!();
 
     /// How many permits to take at once; 1 by default.
     pub fn permits(mut self, units: u32) -> Self {
@@ -66,19 +66,19 @@ impl Semaphore {
     /// `WaitElapsed` after `wait`; `ShapeMismatch` if others use another limit.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves no lease and no place in the queue behind.
+    /// Dropping the future leaves no lease and no queue position behind.
     pub async fn acquire(&self) -> Result<Guard> {
-        self.terms.acquire(self.claim()?).await
+        self.options.acquire(self.claim()?).await
     }
 
     /// Takes the permits if they are free and nobody waits; `None` otherwise.
     pub async fn try_acquire(&self) -> Result<Option<Guard>> {
-        self.terms.try_acquire(self.claim()?).await
+        self.options.try_acquire(self.claim()?).await
     }
 
     /// The same, also telling who is in the way.
     pub async fn try_acquire_or_busy(&self) -> Result<Attempt> {
-        self.terms.attempt(self.claim()?).await
+        self.options.attempt(self.claim()?).await
     }
 
     /// Does the work under the permits; see [`Mutex::with`](crate::Mutex::with).
@@ -89,7 +89,7 @@ impl Semaphore {
     where
         E: From<Error> + fmt::Display,
     {
-        self.terms.with(self.claim()?, work).await
+        self.options.with(self.claim()?, work).await
     }
 
     /// The same if the permits are free; `None`, and no work done, otherwise.
@@ -100,16 +100,16 @@ impl Semaphore {
     where
         E: From<Error> + fmt::Display,
     {
-        self.terms.try_with(self.claim()?, work).await
+        self.options.try_with(self.claim()?, work).await
     }
 
     /// Gets permits that live by their ttl alone, to be handed to another process.
     pub async fn acquire_detached(&self) -> Result<Detached> {
-        self.terms.detached(self.claim()?).await
+        self.options.detached(self.claim()?).await
     }
 
     /// The same without waiting; `None` when busy.
     pub async fn try_acquire_detached(&self) -> Result<Option<Detached>> {
-        self.terms.try_detached(self.claim()?).await
+        self.options.try_detached(self.claim()?).await
     }
 }

@@ -1,0 +1,308 @@
+//! The options that every primitive shares, and the calls that use them.
+
+use std::{any::type_name, fmt, time::Duration};
+
+use crate::{
+    Error, Leasehold, Result,
+    backend::Backoff,
+    engine::{AcquireOptions, Attempt, Guard, Lease, Wait},
+    lease::{Busy, Claim, Grant, Holder, LeaseHandle, Lifetime, Metadata, Outcome, Released, Resource, Ttl},
+};
+
+/// A lease that lives by its ttl alone: nobody renews it, no guard gives it back.
+#[derive(Clone, Debug)]
+pub struct Detached {
+    /// What renews, checks and releases it, in this process or another.
+    pub handle: LeaseHandle,
+    /// Its fence, and since when.
+    pub grant: Grant,
+    /// How long it was waited for.
+    pub waited: Duration,
+}
+
+/// A resource, and the options for locking it.
+#[derive(Clone, Debug)]
+pub(crate) struct LockOptions {
+    pub(crate) locks: Leasehold,
+    /// Checked when it is used.
+    pub(crate) resource: Resource,
+    pub(crate) ttl: Duration,
+    pub(crate) wait: Wait,
+    pub(crate) max_waiters: Option<u32>,
+    pub(crate) holder: Holder,
+    pub(crate) note: Option<String>,
+    pub(crate) metadata: Metadata,
+    pub(crate) reentrant: bool,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) backoff: Backoff,
+    pub(crate) max_tries: Option<u32>,
+}
+
+impl LockOptions {
+    /// The defaults: those of the instance, and 100 ms to 10 s between two requests where nothing pushes.
+    pub(crate) fn new(locks: &Leasehold, name: &str) -> Self {
+        let settings = locks.settings();
+        Self {
+            locks: locks.clone(),
+            resource: Resource::unchecked(name),
+            ttl: settings.ttl,
+            wait: settings.wait,
+            max_waiters: None,
+            holder: settings.holder.clone(),
+            note: None,
+            metadata: Metadata::new(),
+            reentrant: false,
+            max_hold: None,
+            backoff: Backoff::new(Duration::from_millis(100), Duration::from_secs(10)),
+            max_tries: None,
+        }
+    }
+
+    /// Checks the options and makes of them what the engine needs.
+    pub(crate) fn acquire_options(&self, claim: Claim, wait: Wait, lifetime: Lifetime) -> Result<AcquireOptions<'_>> {
+        self.resource.check()?;
+        if let Some(note) = &self.note
+            && (note.len() > 1024 || note.chars().any(char::is_control))
+        {
+            return Err(Error::invalid_name("a note is one line of at most 1024 bytes"));
+        }
+        if self.max_hold == Some(Duration::ZERO) {
+            return Err(Error::invalid_config(
+                "max_hold of zero would lose every lease at once; leave it out or raise it",
+            ));
+        }
+        Ok(AcquireOptions {
+            resource: &self.resource,
+            claim,
+            ttl: Ttl::new(self.ttl)?,
+            wait: if wait == Wait::For(Duration::ZERO) { Wait::No } else { wait },
+            max_waiters: self.max_waiters,
+            lifetime,
+            holder: &self.holder,
+            note: self.note.as_deref(),
+            metadata: &self.metadata,
+            max_hold: self.max_hold,
+            backoff: self.backoff,
+            max_tries: self.max_tries,
+        })
+    }
+
+    async fn get(&self, claim: Claim, wait: Wait) -> Result<Attempt> {
+        let options = self.acquire_options(claim, wait, Lifetime::Attached)?;
+        if self.reentrant {
+            // Boxed, so that the future of an ordinary acquire stays small.
+            Box::pin(self.locks.reentries().enter(self.locks.engine(), options)).await
+        } else {
+            self.locks.engine().acquire(options).await
+        }
+    }
+
+    pub(crate) async fn acquire(&self, claim: Claim) -> Result<Guard> {
+        match self.get(claim, self.wait).await? {
+            Attempt::Acquired(guard) => Ok(guard),
+            Attempt::Busy(busy) => Err(Error::busy(&self.resource, self.locks.engine().kind, busy)),
+        }
+    }
+
+    pub(crate) async fn attempt(&self, claim: Claim) -> Result<Attempt> {
+        self.get(claim, Wait::No).await
+    }
+
+    pub(crate) async fn try_acquire(&self, claim: Claim) -> Result<Option<Guard>> {
+        Ok(match self.attempt(claim).await? {
+            Attempt::Acquired(guard) => Some(guard),
+            Attempt::Busy(_) => None,
+        })
+    }
+
+    pub(crate) async fn with<T, E>(&self, claim: Claim, work: impl AsyncFnOnce(Lease) -> Result<T, E>) -> Result<T, E>
+    where
+        E: From<Error> + fmt::Display,
+    {
+        run_under(self.acquire(claim).await?, work).await
+    }
+
+    pub(crate) async fn try_with<T, E>(
+        &self,
+        claim: Claim,
+        work: impl AsyncFnOnce(Lease) -> Result<T, E>,
+    ) -> Result<Option<T>, E>
+    where
+        E: From<Error> + fmt::Display,
+    {
+        match self.try_acquire(claim).await? {
+            Some(guard) => run_under(guard, work).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    pub(crate) async fn detached(&self, claim: Claim) -> Result<Detached> {
+        match self.get_detached(claim, self.wait).await? {
+            Ok(detached) => Ok(detached),
+            Err(busy) => Err(Error::busy(&self.resource, self.locks.engine().kind, busy)),
+        }
+    }
+
+    pub(crate) async fn try_detached(&self, claim: Claim) -> Result<Option<Detached>> {
+        Ok(self.get_detached(claim, Wait::No).await?.ok())
+    }
+
+    async fn get_detached(&self, claim: Claim, wait: Wait) -> Result<Result<Detached, Busy>> {
+        if self.max_hold.is_some() {
+            return Err(Error::invalid_config("max_hold does not apply to detached leases; set ttl"));
+        }
+        let options = self.acquire_options(claim, wait, Lifetime::Detached)?;
+        let ttl = options.ttl;
+        let guard = match self.locks.engine().acquire(options).await? {
+            Attempt::Acquired(guard) => guard,
+            Attempt::Busy(busy) => return Ok(Err(busy)),
+        };
+        // It may have waited for most of its life: the one who gets it gets all of it.
+        guard.renew(ttl.get()).await?;
+        let detached = Detached {
+            handle: guard.handle(),
+            grant: Grant::new(guard.fence(), guard.acquired_at()),
+            waited: guard.waited(),
+        };
+        guard.detach();
+        Ok(Ok(detached))
+    }
+}
+
+/// Does the work while the lease is held; stops it when the lease is not held any more.
+async fn run_under<T, E>(guard: Guard, work: impl AsyncFnOnce(Lease) -> Result<T, E>) -> Result<T, E>
+where
+    E: From<Error> + fmt::Display,
+{
+    let guard = guard.if_dropped(dropped());
+    let lease = guard.lease().clone();
+    let done = tokio::select! {
+        biased;
+        _loss = lease.lost() => return Err(lease.lost_error().into()),
+        done = work(lease.clone()) => done,
+    };
+    let released = guard.release_as(outcome_of(&done)).await;
+    conclude(done, released, &lease)
+}
+
+/// What a caller is told of work that came to its end.
+pub(crate) fn conclude<T, E>(done: Result<T, E>, released: Result<Released>, lease: &Lease) -> Result<T, E>
+where
+    E: From<Error>,
+{
+    match (done, released) {
+        (Ok(_), Ok(Released::Gone)) => Err(lease.lost_error().into()),
+        (Ok(_), Err(error)) => Err(error.into()),
+        // The work's own error counts; one of the release is in the log.
+        (Err(problem), Err(error)) => {
+            tracing::warn!(resource = %lease.resource(), %error, "could not release after a failure");
+            Err(problem)
+        }
+        (done, Ok(_)) => done,
+    }
+}
+
+pub(crate) fn outcome_of<T, E: fmt::Display>(done: &Result<T, E>) -> Outcome {
+    match done {
+        Ok(_) => Outcome::Completed,
+        Err(problem) => Outcome::failed(kind_of::<E>(), problem),
+    }
+}
+
+/// How work ended that was dropped half-way, by a `timeout` or an aborted task.
+pub(crate) fn dropped() -> Outcome {
+    Outcome::failed("cancelled", "the work was dropped before it came to its end")
+}
+
+/// `Error` for `std::io::Error`; a boxed error of any type is just an `error`.
+fn kind_of<E>() -> &'static str {
+    let full = type_name::<E>();
+    if full.contains("dyn ") {
+        return "error";
+    }
+    let path_end = full.find('<').unwrap_or(full.len());
+    full[..path_end].rfind("::").map_or(full, |at| &full[at + 2..])
+}
+
+/// The options every primitive has; `self.options` is where they go.
+macro_rules! lock_options {
+    () => {
+        /// How long the lease lives without a renewal; 30 s unless the `Leasehold` says otherwise.
+        ///
+        /// Renewal is automatic, at a third of this: it bounds how long others
+        /// wait after a crash, not how long the work may take.
+        pub fn ttl(mut self, ttl: std::time::Duration) -> Self {
+            self.options.ttl = ttl;
+            self
+        }
+
+        /// How long to wait; 10 s unless the `Leasehold` says otherwise. Zero does not wait.
+        pub fn wait(mut self, wait: std::time::Duration) -> Self {
+            self.options.wait = $crate::engine::Wait::For(wait);
+            self
+        }
+
+        /// Waits until it is granted.
+        pub fn wait_forever(mut self) -> Self {
+            self.options.wait = $crate::engine::Wait::Forever;
+            self
+        }
+
+        /// The most waiters to accept ahead: with more, it is busy at once; no limit by default.
+        ///
+        /// `memory:` and `file:` have this; other backends refuse it.
+        pub fn max_waiters(mut self, most: u32) -> Self {
+            self.options.max_waiters = Some(most);
+            self
+        }
+
+        /// One line for people, shown to others; none by default.
+        pub fn note(mut self, note: impl Into<String>) -> Self {
+            self.options.note = Some(note.into());
+            self
+        }
+
+        /// A JSON object for programs, shown to others; empty by default.
+        pub fn metadata(mut self, metadata: $crate::lease::Metadata) -> Self {
+            self.options.metadata = metadata;
+            self
+        }
+
+        /// The label others see; the instance's own by default.
+        pub fn holder(mut self, holder: $crate::lease::Holder) -> Self {
+            self.options.holder = holder;
+            self
+        }
+
+        /// Lets this instance's holder enter again; off by default.
+        ///
+        /// Without it two tasks of one process exclude each other. With it they
+        /// share one lease and one fence, each entry moves its end, and it ends
+        /// with the last guard.
+        pub fn reentrant(mut self) -> Self {
+            self.options.reentrant = true;
+            self
+        }
+
+        /// The longest a guard may hold, renewed or not; no limit by default.
+        pub fn max_hold(mut self, max_hold: std::time::Duration) -> Self {
+            self.options.max_hold = Some(max_hold);
+            self
+        }
+
+        /// The pauses between two asks where the backend cannot push; 100 ms to 10 s by default.
+        ///
+        /// Each is a random part of a span that doubles from `first` to `most`.
+        pub fn backoff(mut self, first: std::time::Duration, most: std::time::Duration) -> Self {
+            self.options.backoff = $crate::backend::Backoff::new(first, most);
+            self
+        }
+
+        /// How often to ask where the backend cannot push; until `wait` is over by default.
+        pub fn max_tries(mut self, tries: u32) -> Self {
+            self.options.max_tries = Some(tries);
+            self
+        }
+    };
+}
+pub(crate) use lock_options;
