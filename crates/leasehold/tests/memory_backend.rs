@@ -6,12 +6,12 @@ use std::{sync::Arc, time::Duration};
 
 use leasehold::{
     Fence, Holder, Resource, Ttl,
-    backend::{Backend, Hint, Hints},
+    backend::{Backend, Hint, Hints, Inspect},
     backends::memory::MemoryBackend,
     clock::ManualClock,
     lease::{
-        Claim, Decision, Ending, HistoryFilter, LeaseId, LeaseKey, Lifetime, ListFilter, Metadata, Names, Outcome,
-        Patience, Released, Renewal, Request, Timestamp,
+        Claim, Decision, Ending, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names, Outcome, Patience, Released,
+        Renewal, Request, Timestamp,
     },
 };
 
@@ -25,18 +25,13 @@ fn named(name: &str, namespace: &str) -> MemoryBackend {
 }
 
 fn ask(name: &str, patience: Patience) -> Request {
-    Request {
-        key: LeaseKey { resource: Resource::new(name).unwrap(), id: LeaseId::random() },
-        claim: Claim::EXCLUSIVE,
-        ttl: Ttl::DEFAULT,
-        patience,
-        max_waiters: None,
-        lifetime: Lifetime::Attached,
-        holder: Holder::new("worker-1").unwrap(),
-        note: None,
-        metadata: Metadata::new(),
-        fence_floor: None,
-    }
+    Request::new(
+        LeaseKey::new(Resource::new(name).unwrap(), LeaseId::random()),
+        Claim::EXCLUSIVE,
+        Holder::new("worker-1").unwrap(),
+    )
+    .ttl(Ttl::DEFAULT)
+    .patience(patience)
 }
 
 async fn fence_of(backend: &MemoryBackend, request: &Request) -> Fence {
@@ -47,7 +42,7 @@ async fn fence_of(backend: &MemoryBackend, request: &Request) -> Fence {
 }
 
 async fn live(backend: &MemoryBackend) -> usize {
-    let filter = ListFilter { limit: usize::MAX, ..ListFilter::new(Names::All) };
+    let filter = ListFilter::new(Names::All).limit(usize::MAX);
     backend.list(&filter).await.unwrap().leases.len()
 }
 
@@ -63,8 +58,8 @@ async fn names_that_nobody_uses_cost_nothing() {
         fence_of(&backend, &request).await;
         assert_eq!(backend.release(&request.key, &Outcome::Completed).await.unwrap().value, Released::Freed);
     }
-    assert_eq!(backend.kept(), 0);
-    let filter = HistoryFilter { limit: usize::MAX, ..HistoryFilter::new(Names::All) };
+    assert_eq!(backend.len(), 0);
+    let filter = HistoryFilter::new(Names::All).limit(usize::MAX);
     assert!(backend.history(&filter).await.unwrap().len() <= 64_000);
 }
 
@@ -74,7 +69,7 @@ async fn expired_names_that_nobody_touches_are_swept_by_work_on_others() {
     for at in 0..10_000 {
         fence_of(&backend, &ask(&format!("abandoned:{at}"), Patience::Try)).await;
     }
-    assert_eq!(backend.kept(), 10_000);
+    assert_eq!(backend.len(), 10_000);
     clock.advance(Duration::from_secs(31));
 
     for at in 0..30_000 {
@@ -82,7 +77,7 @@ async fn expired_names_that_nobody_touches_are_swept_by_work_on_others() {
         fence_of(&backend, &request).await;
         backend.release(&request.key, &Outcome::Completed).await.unwrap();
     }
-    assert_eq!(backend.kept(), 0);
+    assert_eq!(backend.len(), 0);
 }
 
 #[tokio::test]
@@ -91,7 +86,7 @@ async fn a_swept_lease_is_recorded_and_its_successor_is_told() {
     let waiter = backend.sibling();
     let mut hints = waiter.hints();
     fence_of(&backend, &ask("report", Patience::Try)).await;
-    let waiting = Request { ttl: Ttl::new(Duration::from_secs(3600)).unwrap(), ..ask("report", Patience::Queue) };
+    let waiting = ask("report", Patience::Queue).ttl(Ttl::new(Duration::from_secs(3600)).unwrap());
     assert!(matches!(waiter.acquire(&waiting).await.unwrap().value, Decision::Queued(_)));
     clock.advance(Duration::from_secs(31));
 
@@ -152,7 +147,7 @@ async fn fences_rise_over_idle_times_and_a_wall_clock_set_back() {
         assert!(fence > last, "round {round}: {fence} came after {last}");
         last = fence;
         backend.release(&request.key, &Outcome::Completed).await.unwrap();
-        assert_eq!(backend.kept(), 0);
+        assert_eq!(backend.len(), 0);
         clock.set_wall(Timestamp::from_micros(1_000_000 * (100 - round)));
     }
 }
@@ -166,7 +161,7 @@ async fn fences_rise_over_the_sweep_of_an_expired_lease() {
     for at in 0..10_000 {
         backend.renew(&[Renewal::new(ask(&format!("other:{at}"), Patience::Try).key, Ttl::DEFAULT)]).await.unwrap();
     }
-    assert_eq!(backend.kept(), 0, "it was swept");
+    assert_eq!(backend.len(), 0, "it was swept");
     assert!(fence_of(&backend, &ask("x", Patience::Try)).await > before);
 }
 

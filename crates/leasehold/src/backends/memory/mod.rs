@@ -4,7 +4,6 @@
 //! backend. Nothing here waits: every operation is done when it is first
 //! polled.
 
-mod events;
 mod shard;
 mod store;
 
@@ -15,7 +14,10 @@ use async_trait::async_trait;
 use self::store::Store;
 use crate::{
     Result,
-    backend::{Backend, EventStream, Finding, Guarantees, HintSender, Hints, Liveness, Reach, Severity},
+    backend::{
+        Backend, EventStream, Finding, Guarantees, HintSender, Hints, Inspect, Liveness, OpenOptions, Opening, Reach,
+        Severity,
+    },
     clock::Clock,
     lease::{
         Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, LeaseKey, ListFilter, Names, Outcome, Page,
@@ -23,36 +25,41 @@ use crate::{
     },
 };
 
-/// One instance on a place in this process's memory.
+/// One instance on a store in this process's memory.
 ///
-/// Leases end with the last instance on their place: nothing outlives it.
+/// Leases end with the last instance on their store: nothing outlives it.
 pub struct MemoryBackend {
     store: Arc<Store>,
     hints: HintSender,
 }
 
 impl MemoryBackend {
-    /// An instance on the place of this name and namespace, shared within the process; "" is the default name.
+    /// An instance on the store of this name and namespace, shared within the process; "" is the default name.
     ///
-    /// The clock is that of the first instance: one place has one time.
+    /// The clock is that of the first instance: one store has one time.
     pub fn named(name: &str, namespace: &str, clock: Arc<dyn Clock>) -> Self {
         Self::on(Store::shared(name, namespace, clock))
     }
 
-    /// An instance on a place nobody else sees.
+    /// An instance on a store that nobody else sees.
     pub fn private(clock: Arc<dyn Clock>) -> Self {
         Self::on(Arc::new(Store::new(clock)))
     }
 
-    /// Another instance on the same place, with hints of its own.
+    /// Another instance on the same store, with hints of its own.
     #[must_use]
     pub fn sibling(&self) -> Self {
         Self::on(Arc::clone(&self.store))
     }
 
-    /// How many names this place keeps anything about: those with a live lease, and expired ones not yet swept.
-    pub fn kept(&self) -> usize {
-        self.store.kept()
+    /// How many names the store has anything about: those with a live lease, and expired ones not yet swept.
+    pub fn len(&self) -> usize {
+        self.store.len()
+    }
+
+    /// Whether the store has nothing about any name.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     fn on(store: Arc<Store>) -> Self {
@@ -60,7 +67,7 @@ impl MemoryBackend {
     }
 
     fn answer<T>(&self, value: T) -> Answer<T> {
-        Answer { value, incarnation: self.store.incarnation() }
+        Answer::new(value, self.store.incarnation())
     }
 }
 
@@ -70,19 +77,17 @@ impl fmt::Debug for MemoryBackend {
     }
 }
 
+/// Opens `memory:` or `memory:NAME`.
+pub(crate) fn open(url: &str, options: &OpenOptions) -> Opening {
+    let name = url.strip_prefix("memory:").unwrap_or_default();
+    let backend = MemoryBackend::named(name, &options.namespace, Arc::clone(&options.clock));
+    Box::pin(async move { Ok(Arc::new(backend) as Arc<dyn Backend>) })
+}
+
 #[async_trait]
 impl Backend for MemoryBackend {
     fn guarantees(&self) -> Guarantees {
-        Guarantees {
-            kind: "memory",
-            reach: Reach::Process,
-            liveness: Liveness::Ttl,
-            fifo: true,
-            pushes: true,
-            fences: true,
-            survives_restart: false,
-            renew_batch: 1024,
-        }
+        Guarantees::new("memory", Reach::Process, Liveness::Ttl).renew_batch(1024)
     }
 
     fn hints(&self) -> Hints {
@@ -101,6 +106,13 @@ impl Backend for MemoryBackend {
         Ok(self.answer(self.store.release(key, outcome)))
     }
 
+    fn age(&self) -> Option<Duration> {
+        Some(self.store.age())
+    }
+}
+
+#[async_trait]
+impl Inspect for MemoryBackend {
     async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
         Ok(self.store.evict(resource, expected, reason))
     }
@@ -135,9 +147,5 @@ impl Backend for MemoryBackend {
                 "leases, queues and history end with the process; fences rise on as long as the wall clock does",
             ),
         ])
-    }
-
-    fn age(&self) -> Option<Duration> {
-        Some(self.store.age())
     }
 }

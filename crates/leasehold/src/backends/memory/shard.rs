@@ -1,96 +1,137 @@
-//! Some of a place's resources, under one latch.
+//! Some of the resources of a store, under one latch.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
-use super::events::Events;
+use hashbrown::{HashTable, hash_table::Entry};
+
 use crate::{
-    backend::{Hint, HintSender},
-    lease::{EndedLease, Ending, Fence, HistoryFilter, LeaseId, Names, Resource},
-    model::{Context, Effects, Granted, State},
+    backend::{Audience, EventHub, Hint, HintSender, publish},
+    lease::{EndedLease, Event, Fence, HistoryFilter, LeaseId, Names, Resource},
+    model::{Context, Effects, State},
 };
 
-/// Ended leases kept per shard.
+/// How many ended leases a shard remembers.
 const HISTORY: usize = 1000;
 
-/// A sweep waits for at least so many operations.
+/// A sweep waits for at least this many operations.
 const SWEEP_AFTER: usize = 64;
 
-/// Some of a place's resources. A resource that nobody wants has no slot.
+/// Some of the resources. A resource without leases has no slot.
 pub(super) struct Shard {
-    slots: HashMap<Resource, Slot>,
+    slots: HashTable<Slot>,
     /// The newest fence among the slots that were removed: new ones start from it,
     /// so that no fence falls and no name has to be remembered.
     fence_floor: Fence,
     history: VecDeque<EndedLease>,
     /// Operations left until the next sweep.
     sweep_in: usize,
+    /// The buffers of a slot that was removed, for the next one.
+    spare: (State, Vec<(LeaseId, HintSender)>),
+    effects: Effects,
 }
 
 impl Default for Shard {
     fn default() -> Self {
-        Self { slots: HashMap::new(), fence_floor: Fence::default(), history: VecDeque::new(), sweep_in: SWEEP_AFTER }
+        Self {
+            slots: HashTable::new(),
+            fence_floor: Fence::default(),
+            history: VecDeque::new(),
+            sweep_in: SWEEP_AFTER,
+            spare: Default::default(),
+            effects: Effects::default(),
+        }
     }
 }
 
-/// One resource, and where to tell the askers of its leases.
+/// One resource, and where hints about its leases go.
 pub(super) struct Slot {
+    resource: Resource,
+    hash: u64,
     pub(super) state: State,
-    told_at: Vec<(LeaseId, HintSender)>,
+    senders: Vec<(LeaseId, HintSender)>,
 }
 
 impl Slot {
-    fn new(fence_floor: Fence) -> Self {
-        Self { state: State { entries: Vec::new(), last_fence: fence_floor }, told_at: Vec::new() }
+    /// Hints about this lease go to the instance that requested it last.
+    pub(super) fn hint_at(&mut self, id: LeaseId, hints: &HintSender) {
+        self.senders.retain(|(known, _)| *known != id);
+        self.senders.push((id, hints.clone()));
     }
+}
 
-    /// Hints about this lease go to the instance that asked for it last.
-    pub(super) fn tell_at(&mut self, id: LeaseId, hints: &HintSender) {
-        self.told_at.retain(|(known, _)| *known != id);
-        self.told_at.push((id, hints.clone()));
+/// Hints that are sent once the latch is free: a waiter that wakes takes it next.
+#[derive(Default)]
+pub(super) struct Hints(Vec<(HintSender, Hint)>);
+
+impl Hints {
+    pub(super) fn send(self) {
+        for (sender, hint) in self.0 {
+            sender.send(hint);
+        }
     }
+}
 
-    fn tell(&self, id: LeaseId, hint: Hint) {
-        if let Some((_, hints)) = self.told_at.iter().find(|(known, _)| *known == id) {
-            hints.send(hint);
+/// Those who hear of an operation on one resource.
+struct Hearers<'a> {
+    senders: &'a mut Vec<(LeaseId, HintSender)>,
+    hints: &'a mut Hints,
+    events: &'a EventHub,
+    history: &'a mut VecDeque<EndedLease>,
+}
+
+impl Audience for Hearers<'_> {
+    fn hint(&mut self, id: LeaseId, hint: Hint) {
+        if let Some((_, sender)) = self.senders.iter().find(|(known, _)| *known == id) {
+            self.hints.0.push((sender.clone(), hint));
         }
     }
 
-    /// Tells the instances concerned. The asker learns of its own lease from the answer.
-    fn hint(&mut self, asker: Option<LeaseId>, effects: &Effects) {
-        for &Granted { id, fence, .. } in effects.granted.iter().filter(|granted| asker != Some(granted.id)) {
-            self.tell(id, Hint::Granted { id, fence });
+    fn wants_events(&self) -> bool {
+        !self.events.is_idle()
+    }
+
+    fn event(&mut self, event: Event) {
+        self.events.send(&event);
+    }
+
+    fn ended(&mut self, id: LeaseId, ended: EndedLease) {
+        self.senders.retain(|(known, _)| *known != id);
+        if self.history.len() == HISTORY {
+            self.history.pop_front();
         }
-        for ended in &effects.ended {
-            let id = ended.entry.id;
-            if ended.ending == Ending::Evicted {
-                self.tell(id, Hint::Evicted { id });
-            }
-            self.told_at.retain(|(known, _)| *known != id);
-        }
+        self.history.push_back(ended);
     }
 }
 
 impl Shard {
-    /// Runs an operation on one resource and tells everyone what it did to others.
+    /// Runs an operation on one resource and reports what it did to others.
     pub(super) fn operate<T>(
         &mut self,
-        resource: &Resource,
-        asker: Option<LeaseId>,
+        (resource, hash): (&Resource, u64),
+        asker: &[LeaseId],
         context: &Context<'_>,
-        events: &Events,
+        events: &EventHub,
+        hints: &mut Hints,
         work: impl FnOnce(&mut Slot, &mut Effects) -> T,
     ) -> T {
-        let fence_floor = self.fence_floor;
-        let slot = self.slots.entry(resource.clone()).or_insert_with(|| Slot::new(fence_floor));
-        let mut effects = Effects::default();
-        let done = work(slot, &mut effects);
-        slot.hint(asker, &effects);
-        events.publish(resource, &slot.state, &effects, context);
-        if slot.state.entries.is_empty() {
-            self.fence_floor = fence_floor.max(slot.state.last_fence);
-            self.slots.remove(resource);
+        let Self { slots, fence_floor, history, spare, effects, .. } = self;
+        let mut found = match slots.entry(hash, |slot| slot.resource == *resource, |slot| slot.hash) {
+            Entry::Occupied(found) => found,
+            Entry::Vacant(place) => {
+                let (mut state, senders) = std::mem::take(spare);
+                state.last_fence = *fence_floor;
+                place.insert(Slot { resource: resource.clone(), hash, state, senders })
+            }
+        };
+        let slot = found.get_mut();
+        let done = work(slot, effects);
+        let Slot { state, senders, .. } = slot;
+        publish(resource, state, effects, asker, context, &mut Hearers { senders, hints, events, history });
+        if state.entries.is_empty() {
+            *fence_floor = (*fence_floor).max(state.last_fence);
+            let (Slot { state, senders, .. }, _) = found.remove();
+            *spare = (state, senders);
         }
-        record(&mut self.history, resource, effects);
         done
     }
 
@@ -98,49 +139,37 @@ impl Shard {
     ///
     /// As many operations as the last sweep had entries to look at pass between
     /// two sweeps, so that each operation pays for one entry.
-    pub(super) fn sweep_now_and_then(&mut self, context: &Context<'_>, events: &Events) {
+    pub(super) fn sweep_now_and_then(&mut self, context: &Context<'_>, events: &EventHub, hints: &mut Hints) {
         self.sweep_in -= 1;
         if self.sweep_in > 0 {
             return;
         }
-        let Self { slots, fence_floor, history, .. } = self;
+        let Self { slots, fence_floor, history, effects, .. } = self;
         let mut seen = 0;
-        slots.retain(|resource, slot| {
-            seen += slot.state.entries.len();
-            let mut effects = Effects::default();
-            slot.state.settle(context, &mut effects);
-            slot.hint(None, &effects);
-            events.publish(resource, &slot.state, &effects, context);
-            record(history, resource, effects);
-            let wanted = !slot.state.entries.is_empty();
-            if !wanted {
-                *fence_floor = (*fence_floor).max(slot.state.last_fence);
+        slots.retain(|Slot { resource, state, senders, .. }| {
+            seen += state.entries.len();
+            state.settle(context, effects);
+            publish(resource, state, effects, &[], context, &mut Hearers { senders, hints, events, history });
+            if state.entries.is_empty() {
+                *fence_floor = (*fence_floor).max(state.last_fence);
             }
-            wanted
+            !state.entries.is_empty()
         });
-        self.slots.shrink_to(self.slots.len() * 4);
+        self.slots.shrink_to(self.slots.len() * 4, |slot| slot.hash);
         self.sweep_in = seen.max(SWEEP_AFTER);
     }
 
-    pub(super) fn kept(&self) -> usize {
-        self.slots.len()
+    pub(super) fn names<'a>(&'a self, wanted: &'a Names) -> impl Iterator<Item = Resource> + 'a {
+        self.slots.iter().map(|slot| &slot.resource).filter(|name| wanted.include(name)).cloned()
     }
 
-    pub(super) fn names<'a>(&'a self, wanted: &'a Names) -> impl Iterator<Item = Resource> + 'a {
-        self.slots.keys().filter(|name| wanted.include(name)).cloned()
+    /// How many resources have a slot: those with a live lease, and expired ones not yet swept.
+    pub(super) fn len(&self) -> usize {
+        self.slots.len()
     }
 
     /// Newest first.
     pub(super) fn ended(&self, filter: &HistoryFilter) -> Vec<EndedLease> {
         self.history.iter().rev().filter(|ended| filter.include(ended)).cloned().collect()
-    }
-}
-
-fn record(history: &mut VecDeque<EndedLease>, resource: &Resource, effects: Effects) {
-    for ended in effects.ended {
-        if history.len() == HISTORY {
-            history.pop_front();
-        }
-        history.push_back(ended.into_record(resource.clone()));
     }
 }
