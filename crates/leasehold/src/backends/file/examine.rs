@@ -1,33 +1,23 @@
-//! What doctor sees: the file system, the rights, leftovers, speed, and records that make no sense.
+//! What doctor reports: the file system, the rights, leftovers, speed, and records that make no sense.
 
-use std::{fs, io::Write as _, os::unix::fs::MetadataExt, path::Path, sync::Arc, time::Duration};
+use std::{fs, io::Write as _, os::unix::fs::MetadataExt, path::Path, time::Duration};
 
 use super::{
-    directory::{Directory, files},
+    directory::files,
     filesystem::{self, Verdict},
     names::{self, FileName},
-    presence::{self, OwnPresence},
-    record::{self, Times},
+    ops::Instance,
+    presence, record,
 };
 use crate::{
     Result,
     backend::{Finding, Severity},
-    clock::Clock,
 };
 
 /// A disk that takes longer for a small file makes every lock slow.
 const SLOW: Duration = Duration::from_millis(20);
 
-/// What is needed for a look at the directory.
-#[derive(Debug)]
-pub(super) struct Examination {
-    pub(super) directory: Arc<Directory>,
-    pub(super) own: Arc<OwnPresence>,
-    pub(super) clock: Arc<dyn Clock>,
-    pub(super) boot: String,
-}
-
-impl Examination {
+impl Instance {
     pub(super) fn findings(&self) -> Result<Vec<Finding>> {
         let mut findings = vec![
             Finding::new(
@@ -42,6 +32,9 @@ impl Examination {
         findings.push(self.leftovers()?);
         findings.push(self.write_latency());
         findings.extend(self.records()?);
+        if self.is_removed() {
+            findings.push(Finding::new(Severity::Failure, "presence", self.own.removal().to_string()));
+        }
         Ok(findings)
     }
 
@@ -68,8 +61,8 @@ impl Examination {
             let world_writable = fs::metadata(directory).is_ok_and(|directory| directory.mode() & 0o1002 == 0o002);
             if world_writable {
                 open_to_all = true;
-                let words = format!("{0} can be emptied by every user; chmod o-w {0}", directory.display());
-                findings.push(Finding::new(Severity::Warning, "permissions", words));
+                let message = format!("{0} can be emptied by every user; chmod o-w {0}", directory.display());
+                findings.push(Finding::new(Severity::Warning, "permissions", message));
             }
         }
         if !open_to_all {
@@ -118,7 +111,7 @@ impl Examination {
     }
 
     fn records(&self) -> Result<Vec<Finding>> {
-        let times = Times { now: self.clock.now(), wall: self.clock.wall(), boot: &self.boot };
+        let times = self.times();
         let mut sound = 0;
         let mut findings = Vec::new();
         for (name, path) in files(&self.directory.records())? {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::failure::failure;
+use super::errors::cannot;
 use crate::{Error, Result};
 
 /// Whether locks on a file system exclude every process that can reach its files.
@@ -42,7 +42,7 @@ pub(super) const fn verdict(magic: u32) -> Verdict {
 
 /// The type number of the file system that holds `path`.
 pub(super) fn magic(path: &Path) -> Result<u32> {
-    let found = rustix::fs::statfs(path).map_err(|error| failure("examine the file system of", path, error.into()))?;
+    let found = rustix::fs::statfs(path).map_err(|error| cannot("examine the file system of", path, error.into()))?;
     // The kernel's field is signed and wider on some machines; the magic is its low 32 bits.
     Ok(u32::try_from(i128::from(found.f_type) & 0xFFFF_FFFF).unwrap_or_default())
 }

@@ -2,63 +2,102 @@
 
 use std::{
     cmp::Reverse,
-    fs,
+    fs::{self, File},
     io::{self, BufRead, BufReader, Write as _},
     os::unix::fs::MetadataExt,
+    sync::Arc,
+    time::Duration,
 };
 
-use super::{
-    directory::Directory,
-    failure::failure,
-    latch::{self, Latch},
-    opening,
-};
+use parking_lot::Mutex;
+
+use super::{directory::Directory, errors::cannot, latch, safe_open};
 use crate::{
     Result,
-    lease::{EndedLease, HistoryFilter},
+    lease::{EndedLease, HistoryFilter, Moment},
 };
 
-/// The newer file becomes the older one at this size, and the older one goes.
-const ROTATED_AT: u64 = 4 << 20;
+/// The newer file becomes the older one at this size, and the older one is removed.
+const ROTATE_AT: u64 = 4 << 20;
+/// A writer looks at its file again after this many bytes of its own, or after this time.
+const LOOK_AFTER_BYTES: usize = 1 << 16;
+const LOOK_AFTER: Duration = Duration::from_secs(1);
 
-/// Records the ended leases. The work is done whether this succeeds or not.
-pub(super) fn record(directory: &Directory, ended: &[EndedLease]) {
-    if ended.is_empty() {
-        return;
-    }
-    if let Err(error) = append(directory, ended).and_then(|size| rotate(directory, size)) {
-        tracing::warn!(%error, "history was not recorded");
-    }
+/// The history of one directory, as one instance writes it.
+#[derive(Debug)]
+pub(super) struct History {
+    directory: Arc<Directory>,
+    open: Mutex<Option<Open>>,
 }
 
-fn append(directory: &Directory, ended: &[EndedLease]) -> Result<u64> {
-    let path = directory.history();
-    let write = || -> io::Result<u64> {
-        let mut file = directory.append(&path)?;
-        for lease in ended {
-            let mut line = serde_json::to_vec(lease)?;
-            line.push(b'\n');
-            // One write per line: lines of two processes never mix.
-            file.write_all(&line)?;
+#[derive(Debug)]
+struct Open {
+    file: File,
+    looked_at: Moment,
+    written: usize,
+}
+
+impl History {
+    pub(super) fn new(directory: Arc<Directory>) -> Self {
+        Self { directory, open: Mutex::default() }
+    }
+
+    /// Records the ended leases. The operation is done whether this succeeds or not.
+    pub(super) fn record(&self, ended: &[EndedLease], now: Moment) {
+        if ended.is_empty() {
+            return;
         }
-        Ok(file.metadata()?.len())
-    };
-    write().map_err(|error| failure("write", &path, error))
+        if let Err(error) = self.append(ended, now) {
+            tracing::warn!(%error, "history was not recorded");
+        }
+    }
+
+    fn append(&self, ended: &[EndedLease], now: Moment) -> Result<()> {
+        let path = self.directory.history();
+        let mut lines = Vec::new();
+        for lease in ended {
+            serde_json::to_writer(&mut lines, lease).map_err(|error| cannot("write", &path, error.into()))?;
+            lines.push(b'\n');
+        }
+        let mut open = self.open.lock();
+        let due = |open: &mut Open| open.written > LOOK_AFTER_BYTES || now.since(open.looked_at) > LOOK_AFTER;
+        if open.as_mut().is_none_or(due) {
+            *open = None;
+            let file = self.current_file()?;
+            *open = Some(Open { file, looked_at: now, written: 0 });
+        }
+        let Some(open) = open.as_mut() else { return Ok(()) };
+        open.written += lines.len();
+        // One write: the lines of two processes never mix.
+        open.file.write_all(&lines).map_err(|error| cannot("write", &path, error))
+    }
+
+    /// The newer file, after it was rotated if it is full.
+    fn current_file(&self) -> Result<File> {
+        let path = self.directory.history();
+        let append = || self.directory.append(&path).map_err(|error| cannot("write", &path, error));
+        let file = append()?;
+        if file.metadata().is_ok_and(|file| file.len() >= ROTATE_AT) {
+            rotate(&self.directory)?;
+            return append();
+        }
+        Ok(file)
+    }
 }
 
-fn rotate(directory: &Directory, size: u64) -> Result<()> {
-    if size < ROTATED_AT {
+fn rotate(directory: &Directory) -> Result<()> {
+    let guard = directory.latch(latch::HISTORY);
+    let lock = safe_open::regular(File::options().read(true).write(true), &guard);
+    let lock = lock.map_err(|error| cannot("open", &guard, error))?;
+    if !latch::try_lock(&lock, &guard)? {
         return Ok(());
     }
-    let Some(_latch) = Latch::try_take(directory, latch::HISTORY)? else {
-        return Ok(());
-    };
-    // Another process may have rotated since; a writer that still has the old file open writes to its end.
+    // Another process may have rotated since. A writer that still has the old file open writes to its end.
     let path = directory.history();
-    if fs::symlink_metadata(&path).is_ok_and(|file| file.len() >= ROTATED_AT) {
-        fs::rename(&path, directory.older_history()).map_err(|error| failure("rotate", &path, error))?;
-    }
-    Ok(())
+    let full = fs::symlink_metadata(&path).is_ok_and(|file| file.len() >= ROTATE_AT);
+    let rotated = if full { fs::rename(&path, directory.older_history()) } else { Ok(()) };
+    let _closing_unlocks = lock.unlock();
+    rotated.map_err(|error| cannot("rotate", &path, error))
 }
 
 /// The ended leases that the filter wants, newest first.
@@ -67,14 +106,14 @@ pub(super) fn read(directory: &Directory, filter: &HistoryFilter) -> Result<Vec<
     let mut seen = None;
     // The newer file first: if it is rotated in between, it is met twice and read once.
     for path in [directory.history(), directory.older_history()] {
-        let file = match opening::regular(fs::File::options().read(true), &path) {
+        let file = match safe_open::regular(File::options().read(true), &path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            Err(error) => return Err(failure("read", &path, error)),
+            Err(error) => return Err(cannot("read", &path, error)),
         };
-        let inode = file.metadata().map_err(|error| failure("read", &path, error))?.ino();
+        let inode = file.metadata().map_err(|error| cannot("read", &path, error))?.ino();
         if seen.replace(inode) != Some(inode) {
-            found.extend(newest_first(file, filter).map_err(|error| failure("read", &path, error))?);
+            found.extend(newest_first(file, filter).map_err(|error| cannot("read", &path, error))?);
         }
     }
     // An expiry is dated when it was due, which may be before the line above it.
@@ -83,7 +122,7 @@ pub(super) fn read(directory: &Directory, filter: &HistoryFilter) -> Result<Vec<
     Ok(found)
 }
 
-fn newest_first(file: fs::File, filter: &HistoryFilter) -> io::Result<Vec<EndedLease>> {
+fn newest_first(file: File, filter: &HistoryFilter) -> io::Result<Vec<EndedLease>> {
     let mut wanted = Vec::new();
     for line in BufReader::new(file).split(b'\n') {
         // A line torn by a full disk or a power loss is passed over.

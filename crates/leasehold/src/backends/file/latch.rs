@@ -1,35 +1,39 @@
 //! Latches: fixed files whose flock makes one operation at a time on a resource.
 //!
-//! A latch file is never renamed or unlinked. It also remembers the newest
-//! fence issued under it, so that no lost record lets a fence fall.
+//! A latch file is never renamed or unlinked, and stays open for the life of
+//! the instance. Threads of one instance exclude each other by a mutex,
+//! processes by flock. The file also remembers the newest fence issued under
+//! it, so that no lost record lets a fence fall. The mutex also guards the
+//! record that this instance last read or wrote under the latch.
 
 use std::{
     fs::{self, File},
-    io,
     os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
-    pin::pin,
     sync::Arc,
     thread,
     time::Duration,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{major, minor};
 use sha2::{Digest, Sha256};
-use tokio::sync::{Mutex, OwnedMutexGuard, oneshot};
 
-use super::{directory::Directory, failure::failure, opening};
+use super::{directory::Directory, errors::cannot, fork_safe::Unshared, record::CachedRecord, safe_open};
 use crate::{
     Error, Result,
-    clock::Clock,
-    lease::{Fence, Moment, Resource},
+    lease::{Fence, Resource},
 };
 
 const LATCHES: u8 = 64;
-/// Operations take far less than a millisecond: who waits so long waits for a stopped process.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Enough for a thread to say that the latch is free after all.
-const LITTLE_PATIENCE: Duration = Duration::from_millis(20);
+/// An operation takes far less than a millisecond: whoever waits this long waits for a stopped process.
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a caller's thread may wait for another thread of this process.
+const BRIEFLY: Duration = Duration::from_micros(200);
+const FIRST_PAUSE: Duration = Duration::from_micros(50);
+const LONGEST_PAUSE: Duration = Duration::from_millis(2);
+/// A larger buffer is given back after use.
+const LARGEST_BUFFER: usize = 1 << 20;
 /// Guards the rotation of history.
 pub(super) const HISTORY: &str = "history";
 /// What a new latch file holds: as many bytes as every later fence, so that writing one needs no space.
@@ -50,84 +54,88 @@ pub(super) fn number(resource: &Resource) -> u8 {
     Sha256::digest(resource.as_str())[0] % LATCHES
 }
 
+/// How long to wait for a latch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// Hardly: for a caller's thread.
+    Briefly,
+    /// Until the latch is free, unless one process keeps it for two seconds: for a thread that may block.
+    Bounded,
+}
+
 /// The latches of one directory, as one instance takes them.
 #[derive(Debug)]
 pub(super) struct Latches {
     directory: Arc<Directory>,
-    clock: Arc<dyn Clock>,
-    turns: Vec<Turn>,
+    slots: Vec<Mutex<Slot>>,
 }
 
-/// Tasks of one instance queue here, so that at most one thread waits for each file.
+/// One latch of this instance.
 #[derive(Debug, Default)]
-struct Turn {
-    queue: Arc<Mutex<()>>,
-    /// Since when a thread waits for the file.
-    waiting: Waiting,
+struct Slot {
+    file: Option<Unshared<File>>,
+    /// Someone waited in vain: a thousand leases that each wait two seconds more would help nobody.
+    stuck: bool,
+    record: Option<CachedRecord>,
+    buffer: Vec<u8>,
 }
-
-type Waiting = Arc<parking_lot::Mutex<Option<Moment>>>;
 
 impl Latches {
-    pub(super) fn new(directory: Arc<Directory>, clock: Arc<dyn Clock>) -> Self {
-        Self { directory, clock, turns: numbers().map(|_| Turn::default()).collect() }
+    pub(super) fn new(directory: Arc<Directory>) -> Self {
+        Self { directory, slots: numbers().map(|_| Mutex::default()).collect() }
     }
 
-    /// Takes the latch with this number, unless one process keeps it for two seconds.
-    ///
-    /// # Cancel safety
-    /// A dropped call leaves the latch free, at once or as soon as the kernel gives it.
-    pub(super) async fn take(&self, number: u8) -> Result<Latch> {
+    /// Takes the latch with this number; `None` when it is not free within [`Wait::Briefly`].
+    pub(super) fn take(&self, number: u8, wait: Wait) -> Result<Option<Latch<'_>>> {
         let path = self.directory.latch(&format!("{number:02x}"));
-        let turn = &self.turns[usize::from(number % LATCHES)];
-        // The uncontended way needs no timer and no other thread.
-        if let Ok(turn_taken) = Arc::clone(&turn.queue).try_lock_owned() {
-            let latch = Latch::open(path.clone(), Some(turn_taken))?;
-            if latch.try_lock()? {
-                return Ok(latch);
-            }
-            return bounded(PATIENCE, &path, self.lock_elsewhere(latch, &turn.waiting)).await;
-        }
-        // Known to be stuck: each of a thousand leases waiting two seconds more would help nobody.
-        let known = turn.waiting.lock().is_some_and(|since| self.clock.now().since(since) > PATIENCE);
-        let patience = if known { LITTLE_PATIENCE } else { PATIENCE };
-        let waited = async {
-            let latch = Latch::open(path.clone(), Some(Arc::clone(&turn.queue).lock_owned().await))?;
-            self.lock_elsewhere(latch, &turn.waiting).await
+        let slot = &self.slots[usize::from(number % LATCHES)];
+        let patience = if wait == Wait::Briefly { BRIEFLY } else { PATIENCE };
+        let Some(mut slot) = slot.try_lock_for(patience) else {
+            return if wait == Wait::Briefly { Ok(None) } else { Err(stuck(&path)) };
         };
-        bounded(patience, &path, waited).await
+        let locked = slot.lock(&path, wait)?;
+        Ok(locked.then_some(Latch { slot, path, locked: true }))
+    }
+}
+
+impl Slot {
+    fn file(&self) -> &File {
+        &self.file.as_ref().expect("a latch is opened before it is used").file
     }
 
-    /// Queues in the kernel, which serves in order, on a thread that nobody has to wait for.
-    async fn lock_elsewhere(&self, latch: Latch, waiting: &Waiting) -> Result<Latch> {
-        if latch.try_lock()? {
-            return Ok(latch);
+    /// Locks the file against other processes; `false` when that would take longer than `wait`.
+    fn lock(&mut self, path: &Path, wait: Wait) -> Result<bool> {
+        if self.file.is_none() {
+            let open = || safe_open::regular(File::options().read(true).write(true), path);
+            self.file = Some(Unshared::open(open).map_err(|error| cannot("open", path, error))?);
         }
-        let (path, waited) = (latch.path.clone(), Arc::clone(waiting));
-        *waiting.lock() = Some(self.clock.now());
-        let (give, taken) = oneshot::channel();
-        let queue = move || {
-            let locked = latch.lock();
-            *waited.lock() = None;
-            // A taker that gave up lets the latch drop here.
-            let _gave_up = give.send(locked.map(|()| latch));
-        };
-        let spawned = thread::Builder::new().name(String::from("leasehold-latch")).spawn(queue);
-        if let Err(error) = spawned {
-            *waiting.lock() = None;
-            return Err(failure("wait for", &path, error));
+        let file = self.file();
+        if try_lock(file, path)? {
+            self.stuck = false;
+            return Ok(true);
         }
-        taken.await.unwrap_or_else(|_| Err(stuck(&path)))
+        if wait == Wait::Briefly {
+            return Ok(false);
+        }
+        let patience = if self.stuck { LONGEST_PAUSE } else { PATIENCE };
+        let waited = lock_within(file, path, patience);
+        self.stuck = waited.is_err();
+        waited.map(|()| true)
     }
 }
 
 /// Waits while the latch passes from process to process: a long queue is not a stuck process.
-async fn bounded(patience: Duration, path: &Path, taking: impl Future<Output = Result<Latch>>) -> Result<Latch> {
-    let mut taking = pin!(taking);
+pub(super) fn lock_within(file: &File, path: &Path, patience: Duration) -> Result<()> {
     let mut seen = None;
     loop {
-        if let Ok(taken) = tokio::time::timeout(patience / 2, &mut taking).await {
-            return taken;
+        let (mut waited, mut pause) = (Duration::ZERO, FIRST_PAUSE);
+        while waited < patience / 2 {
+            if try_lock(file, path)? {
+                return Ok(());
+            }
+            thread::sleep(pause);
+            waited += pause;
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
         let holder = holder_pid(path);
         if seen.replace(holder) == Some(holder) {
@@ -136,50 +144,28 @@ async fn bounded(patience: Duration, path: &Path, taking: impl Future<Output = R
     }
 }
 
-/// A latch file, locked until it is dropped.
-#[derive(Debug)]
-pub(super) struct Latch {
-    file: File,
-    path: PathBuf,
-    _turn: Option<OwnedMutexGuard<()>>,
+/// Locks the file unless another process has it.
+pub(super) fn try_lock(file: &File, path: &Path) -> Result<bool> {
+    match file.try_lock() {
+        Ok(()) => Ok(true),
+        Err(fs::TryLockError::WouldBlock) => Ok(false),
+        Err(fs::TryLockError::Error(error)) => Err(cannot("lock", path, error)),
+    }
 }
 
-impl Latch {
-    /// The latch of this name if nobody has it.
-    pub(super) fn try_take(directory: &Directory, name: &str) -> Result<Option<Self>> {
-        let latch = Self::open(directory.latch(name), None)?;
-        Ok(latch.try_lock()?.then_some(latch))
-    }
+/// A latch that this thread has until it drops it.
+#[derive(Debug)]
+pub(super) struct Latch<'a> {
+    slot: MutexGuard<'a, Slot>,
+    path: PathBuf,
+    locked: bool,
+}
 
-    /// A lock belongs to an open file, so that each taker opens its own.
-    fn open(path: PathBuf, turn: Option<OwnedMutexGuard<()>>) -> Result<Self> {
-        match opening::regular(File::options().read(true).write(true), &path) {
-            Ok(file) => Ok(Self { file, path, _turn: turn }),
-            Err(error) => Err(failure("open", &path, error)),
-        }
-    }
-
-    fn try_lock(&self) -> Result<bool> {
-        match self.file.try_lock() {
-            Ok(()) => Ok(true),
-            Err(fs::TryLockError::WouldBlock) => Ok(false),
-            Err(fs::TryLockError::Error(error)) => Err(failure("lock", &self.path, error)),
-        }
-    }
-
-    fn lock(&self) -> Result<()> {
-        loop {
-            match self.file.lock() {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                locked => return locked.map_err(|error| failure("lock", &self.path, error)),
-            }
-        }
-    }
-
+impl Latch<'_> {
     /// The newest fence issued under this latch.
     pub(super) fn fence(&self) -> Result<Fence> {
         let mut bytes = [0; 32];
-        let length = self.file.read_at(&mut bytes, 0).map_err(|error| failure("read", &self.path, error))?;
+        let length = self.slot.file().read_at(&mut bytes, 0).map_err(|error| cannot("read", &self.path, error))?;
         let text = bytes[..length].trim_ascii();
         // A power loss may leave the file empty or full of zero bytes; the wall clock floors the fence then.
         if text.iter().all(|byte| *byte == 0) {
@@ -194,22 +180,47 @@ impl Latch {
         })
     }
 
-    /// Remembers the newest fence; called before the record that tells it is in place.
-    pub(super) fn raise(&self, fence: Fence) -> Result<()> {
+    /// Stores the newest fence; called before the record that shows it is in place.
+    pub(super) fn raise(&self, fence: Fence, fsync: bool) -> Result<()> {
         let text = format!("{:016}\n", fence.get());
-        self.file.write_all_at(text.as_bytes(), 0).map_err(|error| failure("write", &self.path, error))
+        let file = self.slot.file();
+        let written = file.write_all_at(text.as_bytes(), 0);
+        let written = written.and_then(|()| if fsync { file.sync_data() } else { Ok(()) });
+        written.map_err(|error| cannot("write", &self.path, error))
     }
 
-    /// Forces the fence to the disk.
-    pub(super) fn sync(&self) -> Result<()> {
-        self.file.sync_data().map_err(|error| failure("write", &self.path, error))
+    /// Takes out the record that was used last under this latch.
+    pub(super) fn take_cached(&mut self) -> Option<CachedRecord> {
+        self.slot.record.take()
+    }
+
+    /// Puts a record in for the next operation. Whoever fails half-way puts nothing in.
+    pub(super) fn put_cached(&mut self, record: CachedRecord) {
+        self.slot.record = Some(record);
+    }
+
+    /// A buffer to encode or read a record with, which keeps its memory.
+    pub(super) fn buffer(&mut self) -> &mut Vec<u8> {
+        &mut self.slot.buffer
+    }
+
+    /// Lets other processes in; threads of this instance still wait until the latch is dropped.
+    pub(super) fn unlock(&mut self) {
+        // The file stays open, and a child that is just being started may share it.
+        if std::mem::take(&mut self.locked)
+            && let Err(error) = self.slot.file().unlock()
+        {
+            tracing::error!(latch = %self.path.display(), %error, "cannot unlock a latch");
+        }
     }
 }
 
-impl Drop for Latch {
+impl Drop for Latch<'_> {
     fn drop(&mut self) {
-        // Closing alone would not do while a child that is just being started shares the open file.
-        let _closing_unlocks = self.file.unlock();
+        if self.slot.buffer.capacity() > LARGEST_BUFFER {
+            self.slot.buffer = Vec::new();
+        }
+        self.unlock();
     }
 }
 

@@ -1,32 +1,37 @@
-//! `file:`, one machine: a lease lives as long as its process, kept in a local directory.
+//! `file:`, one machine: a lease lives as long as its process, kept in a local directory. Linux only.
 //!
-//! The model runs under a latch file; records are replaced by rename. Each
+//! The rule runs under a latch file; records are replaced as a whole. Each
 //! instance has one FIFO, which is its presence (the kernel closes it when the
-//! process dies) and its doorbell (others write a line to wake it).
+//! process dies) and takes notifications (others write a line to it).
 //!
 //! Writing to the FIFO of a process that dies at that moment raises `SIGPIPE`,
 //! which Rust programs ignore from their start; a program that restores the
 //! default must not do so while it uses this backend.
 
-mod deaths;
+mod death_watch;
+mod decode;
 mod directory;
-mod doorbell;
+mod encode;
+mod errors;
 mod examine;
-mod failure;
 mod filesystem;
+mod fork_safe;
 mod history;
+mod inspect;
 mod latch;
-mod listing;
+mod layout;
 mod names;
-mod opening;
-mod operate;
+mod neighbours;
+mod notifications;
+mod ops;
 mod options;
 mod presence;
-mod reboot;
 mod record;
+mod recovery;
+mod safe_open;
 mod watchers;
 
-use std::{collections::BTreeMap, fs, os::fd::OwnedFd, path::Path, sync::Arc};
+use std::{collections::BTreeMap, fs, os::fd::OwnedFd, path::Path, sync::Arc, thread};
 
 use async_trait::async_trait;
 use sha2::{Digest, Sha256};
@@ -34,35 +39,38 @@ use tokio::{runtime::Handle, task::AbortHandle};
 
 pub use self::options::FileOptions;
 use self::{
-    deaths::Deaths, directory::Directory, examine::Examination, latch::Latches, presence::OwnPresence,
+    death_watch::DeathWatch,
+    directory::Directory,
+    history::History,
+    latch::{Latches, Wait},
+    notifications::Inbox,
+    ops::{Call, IfRemoved, Instance},
+    presence::OwnPresence,
     watchers::Watchers,
 };
 use crate::{
     Error, Result,
-    backend::{Backend, EventStream, Finding, Guarantees, HintSender, Hints, Liveness, Reach, Severity},
-    clock::Clock,
+    backend::{
+        Backend, Belief, EventStream, Finding, Guarantees, HintSender, Hints, Inspect, Liveness, OpenOptions, Opening,
+        Reach,
+    },
     lease::{
         Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, Incarnation, LeaseId, LeaseKey, Lifetime,
         ListFilter, Names, Outcome, Page, Released, Renewal, Request, Resource, Standing,
     },
-    model::{Context, Effects, Expiry, State},
+    model::Expiry,
 };
 
 const RENEW_BATCH: usize = 256;
+/// The names of the engine's threads begin with this.
+const ENGINE_THREADS: &str = "leasehold-";
 
 /// Leases kept in a local directory.
 ///
 /// Opened inside a tokio runtime with io and time, and used while it runs.
 #[derive(Debug)]
 pub struct FileBackend {
-    directory: Arc<Directory>,
-    latches: Latches,
-    deaths: Deaths,
-    watchers: Arc<Watchers>,
-    own: Arc<OwnPresence>,
-    hints: HintSender,
-    clock: Arc<dyn Clock>,
-    boot: String,
+    instance: Arc<Instance>,
     incarnation: Incarnation,
     runtime: Handle,
     listener: AbortHandle,
@@ -76,49 +84,92 @@ impl FileBackend {
     /// `PermissionDenied` and `Unavailable` when the directory cannot be made or used.
     pub async fn open(options: FileOptions) -> Result<Self> {
         let runtime = Handle::current();
-        let clock = Arc::clone(&options.clock);
-        let (directory, own, boot) = elsewhere(&runtime, move || {
-            let directory = Arc::new(Directory::open(&options)?);
-            let own = Arc::new(OwnPresence::appear(Arc::clone(&directory))?);
-            presence::tidy(&directory, &own)?;
-            Ok((directory, own, boot_id()?))
-        })
-        .await?;
-        let hints = HintSender::new();
-        let watchers = Arc::new(Watchers::new(Arc::clone(&directory), Arc::clone(&own)));
-        let listener = runtime.spawn(doorbell::listen(own.doorbell()?, hints.clone(), Arc::clone(&watchers)));
-        let backend = Self {
-            latches: Latches::new(Arc::clone(&directory), Arc::clone(&clock)),
-            deaths: Deaths::new(Arc::clone(&directory), runtime.clone(), hints.clone()),
-            incarnation: incarnation(&boot),
-            listener: listener.abort_handle(),
-            clock,
-            directory,
-            watchers,
-            own,
-            hints,
-            boot,
+        let opening = runtime.clone();
+        let instance = run_blocking(&runtime, move || open_instance(&options, opening)).await?;
+        let listen = notifications::listen(Arc::clone(&instance.own), Arc::clone(&instance.inbox));
+        Ok(Self {
+            incarnation: incarnation(&instance.boot),
+            listener: runtime.spawn(listen).abort_handle(),
+            instance,
             runtime,
-        };
-        backend.recover().await?;
-        Ok(backend)
+        })
+    }
+
+    /// Runs an operation: on this thread while the directory answers fast, otherwise on one that may block.
+    ///
+    /// `operation` returns `None` if a latch is not free within the wait, and may then be run again.
+    ///
+    /// # Cancel safety
+    /// A dropped call did nothing, or does all of it: what has begun is completed.
+    async fn run<T: Send + 'static>(
+        &self,
+        operation: impl Fn(&Instance, Wait) -> Result<Option<T>> + Send + 'static,
+    ) -> Result<T> {
+        if self.instance.is_fast() && !on_engine_thread()
+            && let Some(done) = operation(&self.instance, Wait::Briefly)?
+        {
+            return Ok(done);
+        }
+        let instance = Arc::clone(&self.instance);
+        let done = run_blocking(&self.runtime, move || operation(&instance, Wait::Bounded)).await?;
+        done.ok_or_else(|| Error::unavailable("a latch of the directory was not free; try again"))
+    }
+
+    /// Runs what may take long on a thread that may block.
+    async fn run_blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Instance) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let instance = Arc::clone(&self.instance);
+        run_blocking(&self.runtime, move || work(&instance)).await
     }
 
     fn answer<T>(&self, value: T) -> Answer<T> {
-        Answer { value, incarnation: self.incarnation }
+        Answer::new(value, self.incarnation).believed(Belief::Process)
     }
 }
 
 impl Drop for FileBackend {
     fn drop(&mut self) {
-        self.listener.abort();
-        // The listener shares it until the runtime gets to drop the task.
-        self.own.vanish();
+        if !self.instance.own.is_inherited() {
+            self.listener.abort();
+            // The listener shares the presence until the runtime gets to drop the task.
+            self.instance.own.vanish();
+        }
     }
 }
 
-/// Does what may take long on a slow or hung disk where nobody else has to wait for it.
-async fn elsewhere<T: Send + 'static>(
+fn open_instance(options: &FileOptions, runtime: Handle) -> Result<Arc<Instance>> {
+    let directory = Arc::new(Directory::open(options)?);
+    let own = Arc::new(OwnPresence::appear(Arc::clone(&directory))?);
+    presence::tidy(&directory, &own)?;
+    let boot = boot_id()?;
+    recovery::recover(&directory, &own, &boot)?;
+    let hints = HintSender::new();
+    let watchers = Arc::new(Watchers::open(Arc::clone(&directory), Arc::clone(&own))?);
+    let inbox = Inbox {
+        hints: hints.clone(),
+        watchers: Arc::clone(&watchers),
+        clock: Arc::clone(&options.clock),
+        runtime: runtime.clone(),
+        provisional: Arc::default(),
+    };
+    Ok(Arc::new(Instance {
+        latches: Latches::new(Arc::clone(&directory)),
+        death_watch: DeathWatch::new(Arc::clone(&directory), runtime, hints),
+        history: History::new(Arc::clone(&directory)),
+        inbox: Arc::new(inbox),
+        clock: Arc::clone(&options.clock),
+        slow: false.into(),
+        directory,
+        watchers,
+        own,
+        boot,
+    }))
+}
+
+/// Runs what may block on the runtime's threads for that; it completes even if the caller goes away.
+async fn run_blocking<T: Send + 'static>(
     runtime: &Handle,
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -126,10 +177,15 @@ async fn elsewhere<T: Send + 'static>(
     done.unwrap_or_else(|error| Err(Error::unavailable("the work on the directory was cut off").caused_by(error)))
 }
 
+/// Whether this is a thread of the engine, on which nothing may wait for a disk.
+fn on_engine_thread() -> bool {
+    thread::current().name().is_some_and(|name| name.starts_with(ENGINE_THREADS))
+}
+
 /// Which life of the machine this is.
 fn boot_id() -> Result<String> {
     let path = Path::new("/proc/sys/kernel/random/boot_id");
-    let id = fs::read_to_string(path).map_err(|error| failure::failure("read", path, error))?;
+    let id = fs::read_to_string(path).map_err(|error| errors::cannot("read", path, error))?;
     Ok(id.trim().to_owned())
 }
 
@@ -138,24 +194,21 @@ fn incarnation(boot: &str) -> Incarnation {
     Incarnation(digest.iter().take(8).fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
 }
 
+/// Opens `file:`, `file:///path` and so on.
+pub(crate) fn open(url: &str, options: &OpenOptions) -> Opening {
+    let options = FileOptions::from_url(url, &options.namespace, Arc::clone(&options.clock));
+    Box::pin(async move { Ok(Arc::new(FileBackend::open(options?).await?) as Arc<dyn Backend>) })
+}
+
 #[async_trait]
 impl Backend for FileBackend {
     fn guarantees(&self) -> Guarantees {
-        Guarantees {
-            kind: "file",
-            reach: Reach::Machine,
-            liveness: Liveness::Process,
-            fifo: true,
-            pushes: true,
-            fences: true,
-            // The place restarts with the machine, and leases end with their processes.
-            survives_restart: false,
-            renew_batch: RENEW_BATCH,
-        }
+        // A restart of the machine ends every process, and with it its leases.
+        Guarantees::new("file", Reach::Machine, Liveness::Process).renew_batch(RENEW_BATCH)
     }
 
     fn hints(&self) -> Hints {
-        self.hints.subscribe()
+        self.instance.inbox.hints.subscribe()
     }
 
     async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
@@ -163,86 +216,99 @@ impl Backend for FileBackend {
             Lifetime::Attached => Expiry::ByPresence,
             Lifetime::Detached => Expiry::ByClock,
         };
-        let rule = |state: &mut State, context: &Context<'_>, effects: &mut Effects| {
-            state.acquire(request, expiry, context, effects)
+        let request = request.clone();
+        let acquire = move |instance: &Instance, wait| {
+            let key = &request.key;
+            let call = Call { resource: &key.resource, askers: &[key.id], wait, if_removed: IfRemoved::Refuse };
+            instance.operate(&call, |state, context, effects| state.acquire(&request, expiry, context, effects))
         };
-        let decision = self.operate(&request.key.resource, &[request.key.id], rule).await?;
-        Ok(self.answer(decision))
+        Ok(self.answer(self.run(acquire).await?))
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
-        let mut by_resource: BTreeMap<&Resource, Vec<usize>> = BTreeMap::new();
-        for (at, renewal) in renewals.iter().enumerate() {
-            by_resource.entry(&renewal.key.resource).or_default().push(at);
-        }
-        let mut standings = vec![Standing::Unknown; renewals.len()];
-        let mut refused: Option<Error> = None;
-        for (resource, places) in by_resource {
-            let ids: Vec<LeaseId> = places.iter().map(|at| renewals[*at].key.id).collect();
-            let renewed = self.operate_for_known(resource, &ids, |state, context, effects| {
-                places.iter().map(|at| state.renew(&renewals[*at], context, effects)).collect::<Vec<_>>()
-            });
-            match renewed.await {
-                Ok(told) => places.iter().zip(told).for_each(|(at, standing)| standings[*at] = standing),
-                // Others take them for dead, so that not even what cannot be read is held.
-                Err(_) if self.is_removed() => places.iter().for_each(|at| standings[*at] = Standing::Gone),
-                Err(error) => refused = Some(error),
-            }
-        }
-        match refused {
-            Some(error) if standings.iter().all(|standing| *standing == Standing::Unknown) => Err(error),
-            Some(error) => {
-                tracing::warn!(%error, "some leases were not renewed");
-                Ok(self.answer(standings))
-            }
-            None => Ok(self.answer(standings)),
-        }
+        let renewals = renewals.to_vec();
+        let standings = self.run(move |instance, wait| renew(instance, &renewals, wait)).await?;
+        Ok(self.answer(standings))
     }
 
     async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {
-        let rule = |state: &mut State, context: &Context<'_>, effects: &mut Effects| {
-            state.release(key.id, outcome, context, effects)
+        let (key, outcome) = (key.clone(), outcome.clone());
+        let release = move |instance: &Instance, wait| {
+            let call =
+                Call { resource: &key.resource, askers: &[key.id], wait, if_removed: IfRemoved::CountAsDead };
+            let released = instance
+                .operate(&call, |state, context, effects| state.release(key.id, &outcome, context, effects));
+            match released {
+                Err(_) if instance.is_removed() => Ok(Some(Released::Gone)),
+                released => released,
+            }
         };
-        match self.operate_for_known(&key.resource, &[key.id], rule).await {
-            Err(_) if self.is_removed() => Ok(self.answer(Released::Gone)),
-            released => released.map(|released| self.answer(released)),
-        }
-    }
-
-    async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
-        self.operate(resource, &[], |state, context, effects| state.evict(expected, reason, context, effects)).await
-    }
-
-    async fn list(&self, filter: &ListFilter) -> Result<Page> {
-        self.refuse_removed()?;
-        self.page(filter).await
-    }
-
-    async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
-        let (directory, filter) = (Arc::clone(&self.directory), filter.clone());
-        elsewhere(&self.runtime, move || history::read(&directory, &filter)).await
-    }
-
-    async fn watch(&self, names: Names) -> Result<EventStream> {
-        // Nobody could tell it anything.
-        self.refuse_removed()?;
-        self.watchers.watch(names)
-    }
-
-    async fn examine(&self) -> Result<Vec<Finding>> {
-        let presence = self.refuse_removed().err().map(|error| error.to_string());
-        let examination = Examination {
-            directory: Arc::clone(&self.directory),
-            own: Arc::clone(&self.own),
-            clock: Arc::clone(&self.clock),
-            boot: self.boot.clone(),
-        };
-        let mut findings = elsewhere(&self.runtime, move || examination.findings()).await?;
-        findings.extend(presence.map(|words| Finding::new(Severity::Failure, "presence", words)));
-        Ok(findings)
+        Ok(self.answer(self.run(release).await?))
     }
 
     fn inheritable(&self) -> Option<OwnedFd> {
-        self.own.lend()
+        self.instance.own.lend()
+    }
+}
+
+/// Renews the leases of one resource after the other; one that cannot be renewed does not stop the others.
+fn renew(instance: &Instance, renewals: &[Renewal], wait: Wait) -> Result<Option<Vec<Standing>>> {
+    let mut by_resource: BTreeMap<&Resource, Vec<usize>> = BTreeMap::new();
+    for (at, renewal) in renewals.iter().enumerate() {
+        by_resource.entry(&renewal.key.resource).or_default().push(at);
+    }
+    let mut standings = vec![Standing::Unknown; renewals.len()];
+    let mut failure: Option<Error> = None;
+    for (resource, places) in by_resource {
+        let askers: Vec<LeaseId> = places.iter().map(|at| renewals[*at].key.id).collect();
+        let call = Call { resource, askers: &askers, wait, if_removed: IfRemoved::CountAsDead };
+        let renewed = instance.operate(&call, |state, context, effects| {
+            places.iter().map(|at| state.renew(&renewals[*at], context, effects)).collect::<Vec<_>>()
+        });
+        match renewed {
+            Ok(None) => return Ok(None),
+            Ok(Some(renewed)) => places.iter().zip(renewed).for_each(|(at, standing)| standings[*at] = standing),
+            // Others take this instance for dead: it does not hold even what cannot be read.
+            Err(_) if instance.is_removed() => places.iter().for_each(|at| standings[*at] = Standing::Gone),
+            Err(error) => failure = Some(error),
+        }
+    }
+    match failure {
+        Some(error) if standings.iter().all(|standing| *standing == Standing::Unknown) => Err(error),
+        Some(error) => {
+            tracing::warn!(%error, "some leases were not renewed");
+            Ok(Some(standings))
+        }
+        None => Ok(Some(standings)),
+    }
+}
+
+#[async_trait]
+impl Inspect for FileBackend {
+    async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
+        let (resource, reason) = (resource.clone(), reason.to_owned());
+        let evict = move |instance: &Instance, wait| {
+            let call = Call { resource: &resource, askers: &[], wait, if_removed: IfRemoved::Refuse };
+            instance.operate(&call, |state, context, effects| state.evict(expected, &reason, context, effects))
+        };
+        self.run(evict).await
+    }
+
+    async fn list(&self, filter: &ListFilter) -> Result<Page> {
+        let filter = filter.clone();
+        self.run_blocking(move |instance| instance.page(&filter)).await
+    }
+
+    async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
+        let filter = filter.clone();
+        self.run_blocking(move |instance| history::read(&instance.directory, &filter)).await
+    }
+
+    async fn watch(&self, names: Names) -> Result<EventStream> {
+        self.run_blocking(move |instance| instance.watch(names)).await
+    }
+
+    async fn examine(&self) -> Result<Vec<Finding>> {
+        self.run_blocking(Instance::findings).await
     }
 }

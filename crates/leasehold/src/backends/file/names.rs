@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use sha2::{Digest, Sha256};
 
-use crate::lease::Resource;
+use crate::{backend::options::percent_decoded, lease::Resource};
 
 /// Longer names are stored under their hash: a file name has at most 255 bytes.
 const LONGEST: usize = 200;
@@ -55,19 +55,6 @@ pub(super) fn read(name: &str) -> FileName {
     resource.filter(|resource| file_name(resource) == name).map_or(FileName::Other, FileName::Of)
 }
 
-/// The bytes that a text with `%XX` in it stands for; `None` where two digits are missing.
-pub(super) fn percent_decoded(text: &str) -> Option<Vec<u8>> {
-    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-    let mut bytes = text.bytes();
-    let mut decoded = Vec::with_capacity(text.len());
-    while let Some(byte) = bytes.next() {
-        decoded.push(match byte {
-            b'%' => digit(bytes.next()?)? << 4 | digit(bytes.next()?)?,
-            plain => plain,
-        });
-    }
-    Some(decoded)
-}
 
 #[cfg(test)]
 mod tests {

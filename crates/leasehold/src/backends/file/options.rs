@@ -1,9 +1,16 @@
-//! Where a `file:` backend lives and how, as said by its URL.
+//! Where a `file:` backend keeps its leases and how, as its URL says.
 
 use std::{env, ffi::OsString, os::unix::ffi::OsStringExt, path::PathBuf, sync::Arc};
 
-use super::names::percent_decoded;
-use crate::{Error, Result, backends::check_namespace, clock::Clock};
+use crate::{
+    Error, Result,
+    backend::{
+        UrlOptions,
+        options::percent_decoded,
+        registry::check_namespace,
+    },
+    clock::Clock,
+};
 
 /// Where the leases are kept and who may reach them.
 #[derive(Clone, Debug)]
@@ -31,40 +38,20 @@ impl FileOptions {
     /// # Errors
     /// `InvalidConfig` when the URL or the namespace cannot be used.
     pub fn from_url(url: &str, namespace: &str, clock: Arc<dyn Clock>) -> Result<Self> {
-        let rest = url
-            .strip_prefix("file:")
-            .ok_or_else(|| Error::invalid_config(format!("{url} is not a file: URL; write file:///path")))?;
-        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let root = match path {
+        let mut url_options = UrlOptions::parse(url)?;
+        if !url.starts_with("file:") {
+            return Err(Error::invalid_config(format!("{url} is not a file: URL; write file:///path")));
+        }
+        let root = match url_options.path() {
             "" | "//" => state_directory(|name| env::var_os(name))?,
             path => absolute(url, path)?,
         };
         check_namespace(namespace)?;
-        let mut options = Self { root, namespace: namespace.to_owned(), mode: None, fsync: false, clock };
-        for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
-            options.set(parameter)?;
-        }
-        Ok(options)
-    }
-
-    fn set(&mut self, parameter: &str) -> Result<()> {
-        let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
-        match name {
-            "mode" => self.mode = Some(file_mode(value)?),
-            "fsync" => {
-                self.fsync = match value {
-                    "1" | "true" => true,
-                    "0" | "false" => false,
-                    _ => return Err(Error::invalid_config(format!("fsync={value} cannot be used: write 0 or 1"))),
-                }
-            }
-            _ => {
-                return Err(Error::invalid_config(format!(
-                    "a file: URL has no parameter {name}; it has mode and fsync"
-                )));
-            }
-        }
-        Ok(())
+        let form = "an octal file mode such as 0600 or 0660, without x bits";
+        let mode = url_options.take_with("mode", form, file_mode)?;
+        let fsync = url_options.take_switch("fsync")?.unwrap_or(false);
+        url_options.finish(&["mode", "fsync"])?;
+        Ok(Self { root, namespace: namespace.to_owned(), mode, fsync, clock })
     }
 }
 
@@ -99,13 +86,8 @@ fn state_directory(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBu
         })
 }
 
-fn file_mode(value: &str) -> Result<u32> {
-    match u32::from_str_radix(value, 8) {
-        Ok(mode) if mode & !0o666 == 0 && mode & 0o600 == 0o600 => Ok(mode),
-        _ => Err(Error::invalid_config(format!(
-            "mode={value} cannot be used: write an octal file mode such as 0600 or 0660, without x bits"
-        ))),
-    }
+fn file_mode(value: &str) -> Option<u32> {
+    u32::from_str_radix(value, 8).ok().filter(|mode| mode & !0o666 == 0 && mode & 0o600 == 0o600)
 }
 
 #[cfg(test)]
@@ -130,7 +112,7 @@ mod tests {
         assert_eq!((options.mode, options.fsync), (Some(0o660), true));
         let error = parse("file:///x?sync=1").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidConfig);
-        assert!(error.to_string().contains("sync") && error.to_string().contains("mode and fsync"), "{error}");
+        assert!(error.to_string().contains("sync") && error.to_string().contains("mode, fsync"), "{error}");
     }
 
     #[test]

@@ -23,91 +23,139 @@ use rustix::{
     fs::{CWD, Mode, OFlags},
     io::{Errno, FdFlags},
 };
+use tokio::net::unix::pipe;
 use uuid::Uuid;
 
 use super::{
     directory::{Directory, files},
-    failure::failure,
-    opening::flags,
+    errors::cannot,
+    fork_safe::Unshared,
+    safe_open::flags,
 };
-use crate::{Result, model::Presence};
+use crate::{Error, Result, model::Presence};
 
-/// Lines up to this length are written to a FIFO as a whole or not at all.
+/// The kernel writes lines up to this length to a FIFO as a whole or not at all.
 const PIPE_BUF: usize = 4096;
 const UNFINISHED: &str = ".new-";
 /// Nobody takes this long between making a FIFO and opening it.
 const ABANDONED: Duration = Duration::from_secs(60);
+/// Room for a burst of events, where the user's limit allows it.
+const WATCHER_PIPE: usize = 1 << 20;
 
 /// The presence of this instance, as long as it lives.
 #[derive(Debug)]
 pub(super) struct OwnPresence {
     id: Uuid,
-    fifo: File,
+    path: PathBuf,
+    /// Which file others must find under the path: device and inode.
+    identity: (u64, u64),
+    fifo: Unshared<pipe::Receiver>,
     directory: Arc<Directory>,
+    generation: u32,
     lent: AtomicBool,
     removed: AtomicBool,
 }
 
+/// Whether others find an instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    Yes,
+    /// Someone removed the FIFO, so others take the instance for dead; there is no way back.
+    Removed {
+        /// This check is the first to find out.
+        first: bool,
+    },
+}
+
 impl OwnPresence {
-    /// Appears in the directory, under a name that no other has or will have.
+    /// Appears in the directory, under a name that no other instance has or will have.
+    ///
+    /// Must be called inside a runtime with I/O.
     pub(super) fn appear(directory: Arc<Directory>) -> Result<Self> {
         let id = Uuid::new_v4();
+        let path = directory.presence(id);
         let unfinished = directory.presences().join(format!("{UNFINISHED}{}", id.simple()));
         let fifo = loop {
-            let appeared = hold(&directory, &unfinished)
-                .and_then(|fifo| fs::rename(&unfinished, directory.presence(id)).map(|()| fifo));
-            match appeared {
+            let held = Unshared::open(|| make_fifo(&directory, &unfinished));
+            match held.and_then(|fifo| fs::rename(&unfinished, &path).map(|()| fifo)) {
                 Ok(fifo) => break fifo,
-                // Someone took it for abandoned: this process was stopped for a minute. Once more.
+                // Another instance took it for abandoned: this process was stopped for a minute. Try again.
                 Err(error) if error.kind() == io::ErrorKind::NotFound && directory.presences().is_dir() => {}
-                Err(error) => return Err(failure("make", &unfinished, error)),
+                Err(error) => return Err(cannot("make", &unfinished, error)),
             }
         };
-        Ok(Self { id, fifo, directory, lent: AtomicBool::new(false), removed: AtomicBool::new(false) })
+        let metadata = fifo.file.metadata().map_err(|error| cannot("read", &path, error))?;
+        let fifo = fifo.try_map(pipe::Receiver::from_file).map_err(|error| cannot("read", &path, error))?;
+        Ok(Self {
+            id,
+            path,
+            identity: (metadata.dev(), metadata.ino()),
+            fifo,
+            directory,
+            generation: leasehold_fork::generation(),
+            lent: AtomicBool::new(false),
+            removed: AtomicBool::new(false),
+        })
     }
 
     pub(super) fn id(&self) -> Uuid {
         self.id
     }
 
-    /// Whether someone removed it, which makes this instance dead to all others; there is no way back.
-    pub(super) fn is_removed(&self) -> bool {
-        let removed = self.was_removed() || self.is_missing();
-        self.removed.store(removed, Ordering::Relaxed);
-        removed
+    /// Looks whether others find this instance. One system call, unless something is wrong.
+    ///
+    /// # Errors
+    /// `Unavailable` while the whole directory is missing: nobody finds anything, and it may come back.
+    pub(super) fn check(&self) -> Result<Found> {
+        if self.removed.load(Ordering::Relaxed) {
+            return Ok(Found::Removed { first: false });
+        }
+        match fs::symlink_metadata(&self.path) {
+            Ok(found) if (found.dev(), found.ino()) == self.identity => return Ok(Found::Yes),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let unlinked = rustix::fs::fstat(&self.fifo.file).is_ok_and(|own| own.st_nlink == 0);
+                if !unlinked && !self.directory.presences().is_dir() {
+                    return Err(cannot("find", &self.path, error));
+                }
+            }
+            Err(error) => return Err(cannot("find", &self.path, error)),
+        }
+        Ok(Found::Removed { first: !self.removed.swap(true, Ordering::Relaxed) })
     }
 
-    /// Whether that was seen already.
+    /// Whether a check found that the FIFO was removed.
     pub(super) fn was_removed(&self) -> bool {
         self.removed.load(Ordering::Relaxed)
     }
 
-    /// Whether others who look for it by its name do not find it.
-    fn is_missing(&self) -> bool {
-        let Ok(own) = self.fifo.metadata() else { return false };
-        match fs::symlink_metadata(self.directory.presence(self.id)) {
-            Ok(found) => (found.dev(), found.ino()) != (own.dev(), own.ino()),
-            // Where the whole directory was moved nobody finds anything, and it may come back.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                own.nlink() == 0 || self.directory.presences().is_dir()
-            }
-            Err(_) => false,
-        }
+    /// Why an instance whose FIFO was removed can do nothing more.
+    pub(super) fn removal(&self) -> Error {
+        Error::unavailable(format!(
+            "the presence of this instance, {}, was removed: other processes take it for dead and may hold what it \
+             held; connect again, and keep rm and cleaners of temporary files away from the directory",
+            self.path.display()
+        ))
     }
 
-    /// The FIFO once more, to read what others write to it.
-    pub(super) fn doorbell(&self) -> Result<File> {
-        self.fifo.try_clone().map_err(|error| failure("open", &self.directory.presence(self.id), error))
+    /// What others write to this instance.
+    pub(super) fn notifications(&self) -> &pipe::Receiver {
+        &self.fifo.file
     }
 
-    /// Room for a burst of events; refused beyond the user's limit, which costs events only.
+    /// How much others can write before the FIFO is full.
+    pub(super) fn capacity(&self) -> usize {
+        rustix::pipe::fcntl_getpipe_size(&self.fifo.file).unwrap_or(PIPE_BUF)
+    }
+
+    /// Makes room for a burst of events; without it more of them are missed.
     pub(super) fn widen(&self) {
-        let _best_effort = rustix::pipe::fcntl_setpipe_size(&self.fifo, 1 << 20);
+        let _where_permitted = rustix::pipe::fcntl_setpipe_size(&self.fifo.file, WATCHER_PIPE);
     }
 
-    /// The FIFO once more, kept open by a child: while the child lives, this presence does.
+    /// A duplicate that a child process inherits: this presence lives while the child does.
     pub(super) fn lend(&self) -> Option<OwnedFd> {
-        let lent = rustix::io::fcntl_dupfd_cloexec(&self.fifo, 3).ok()?;
+        let lent = rustix::io::fcntl_dupfd_cloexec(&self.fifo.file, 3).ok()?;
         rustix::io::fcntl_setfd(&lent, FdFlags::empty()).ok()?;
         self.lent.store(true, Ordering::Relaxed);
         Some(lent)
@@ -120,10 +168,16 @@ impl OwnPresence {
 
     /// Disappears from the directory, which ends what lives by this presence.
     pub(super) fn vanish(&self) {
-        // A child that has it may outlive us and our leases with it; the next process to open tidies up.
-        if !self.lent.load(Ordering::Relaxed) {
-            let _best_effort = fs::remove_file(self.directory.presence(self.id));
+        // A child that was lent the FIFO may outlive this process, and the leases with it; the next instance to open
+        // the directory tidies up. A forked child must not remove what belongs to its parent.
+        if !self.lent.load(Ordering::Relaxed) && !self.is_inherited() {
+            let _best_effort = fs::remove_file(&self.path);
         }
+    }
+
+    /// Whether this process is a forked child of the one that appeared.
+    pub(super) fn is_inherited(&self) -> bool {
+        self.generation != leasehold_fork::generation()
     }
 }
 
@@ -134,14 +188,16 @@ impl Drop for OwnPresence {
 }
 
 /// Makes the FIFO and opens it, before it gets the name by which others look for it.
-fn hold(directory: &Directory, path: &Path) -> io::Result<File> {
+fn make_fifo(directory: &Directory, path: &Path) -> io::Result<File> {
+    // Left by an earlier try, before which another thread forked.
+    let _most_often_none = fs::remove_file(path);
     rustix::fs::mkfifoat(CWD, path, Mode::from_raw_mode(directory.mode()))?;
     let fifo = OpenOptions::new()
         .read(true)
         .write(true)
         .custom_flags(flags(OFlags::NONBLOCK | OFlags::NOFOLLOW))
         .open(path)?;
-    // What is handed over must be what was made: another's file may have been put in its place.
+    // Another user may have put a file in its place.
     let made = fifo.metadata()?;
     if !made.file_type().is_fifo() || made.nlink() != 1 {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "another file was put in its place"));
@@ -150,23 +206,23 @@ fn hold(directory: &Directory, path: &Path) -> io::Result<File> {
     Ok(fifo)
 }
 
-/// Opens another's FIFO in the only way that does not keep it alive.
+/// Opens the FIFO of another instance in the only way that does not keep it alive.
 pub(super) fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).custom_flags(flags(OFlags::NONBLOCK | OFlags::NOFOLLOW)).open(path)
 }
 
-/// Whether nobody is there behind a FIFO.
+/// Whether opening a FIFO failed because its owner is dead.
 pub(super) fn means_dead(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::NXIO | Errno::NOENT))
 }
 
-/// Whether the process with this presence lives.
+/// Looks whether the instance with this presence lives.
 pub(super) fn look(directory: &Directory, id: Uuid) -> Presence {
     let path = directory.presence(id);
     match open(&path) {
         Ok(_) => Presence::Present,
         Err(error) if means_dead(&error) => {
-            // Final names appear only once held and are never used again: dead is for ever.
+            // A FIFO gets its final name once it is held, and no name is used twice: dead is for ever.
             let _tidied = fs::remove_file(&path);
             Presence::Dead
         }
@@ -177,22 +233,36 @@ pub(super) fn look(directory: &Directory, id: Uuid) -> Presence {
     }
 }
 
-/// Writes one line to the process with this presence; a full or dead one misses it.
-pub(super) fn ring(directory: &Directory, id: Uuid, line: &str) {
-    if line.len() > PIPE_BUF {
-        tracing::debug!(bytes = line.len(), "a line too long for a doorbell was left out");
-        return;
-    }
-    let rung = open(&directory.presence(id)).and_then(|mut fifo| fifo.write(line.as_bytes()));
-    if let Err(error) = rung {
-        tracing::debug!(presence = %id, %error, "a doorbell was not heard; the next renewal tells the same");
+/// What became of a line that was written to another instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Delivery {
+    /// Written, or missed by an instance that finds out by itself that it missed lines.
+    Sent,
+    Dead,
+}
+
+/// Writes one line to the instance with this presence.
+pub(super) fn send(directory: &Directory, id: Uuid, line: &[u8]) -> Delivery {
+    debug_assert!(line.len() <= PIPE_BUF, "a longer line would mix with others");
+    match open(&directory.presence(id)).and_then(|mut fifo| fifo.write(line)) {
+        Ok(_) => Delivery::Sent,
+        Err(error) if means_dead(&error) || error.kind() == io::ErrorKind::BrokenPipe => Delivery::Dead,
+        Err(error) => {
+            tracing::debug!(presence = %id, %error, "a notification was not delivered");
+            Delivery::Sent
+        }
     }
 }
 
-/// Removes what dead processes left behind; tells how many files that were.
+/// Whether a line can be written to a FIFO as a whole.
+pub(super) fn fits(line: &[u8]) -> bool {
+    line.len() <= PIPE_BUF
+}
+
+/// Removes the files of dead instances and returns how many there were.
 pub(super) fn tidy(directory: &Directory, own: &OwnPresence) -> Result<usize> {
     let mut removed = 0;
-    let newest = fs::symlink_metadata(directory.presence(own.id)).and_then(|own| own.modified()).ok();
+    let newest = fs::symlink_metadata(&own.path).and_then(|own| own.modified()).ok();
     for (name, path) in files(&directory.presences())? {
         let old = || fs::symlink_metadata(&path).and_then(|file| file.modified()).ok().zip(newest);
         let abandoned = || old().is_some_and(|(made, now)| now.duration_since(made).is_ok_and(|age| age > ABANDONED));
@@ -201,14 +271,9 @@ pub(super) fn tidy(directory: &Directory, own: &OwnPresence) -> Result<usize> {
             removed += usize::from(fs::remove_file(&path).is_ok());
         }
     }
-    let records = files(&directory.records())?.into_iter().filter_map(|(name, path)| {
-        let writer = name.strip_prefix('.')?.split_once('-')?.0;
-        Some((Uuid::try_parse(writer).ok()?, path))
-    });
-    let watchers = files(&directory.watchers())?.into_iter();
-    let watchers = watchers.filter_map(|(name, path)| Some((Uuid::try_parse(&name).ok()?, path)));
-    for (of, path) in records.chain(watchers) {
-        if of != own.id && look(directory, of) == Presence::Dead {
+    for (name, path) in files(&directory.records())? {
+        let writer = name.strip_prefix('.').and_then(|name| Uuid::try_parse(name.split_once('-')?.0).ok());
+        if writer.is_some_and(|writer| writer != own.id && look(directory, writer) == Presence::Dead) {
             removed += usize::from(fs::remove_file(&path).is_ok());
         }
     }

@@ -1,33 +1,49 @@
-//! The record of a resource: read, checked, and replaced as a whole.
+//! The record of a resource: the rule's state and whose each entry is, in one file that is replaced as a whole.
+//!
+//! A record file never changes once it has its name. An instance keeps the
+//! last one open that it read or wrote under a latch: while the name leads to
+//! that same file, its content is known without reading it.
 
 use std::{
-    collections::{BTreeMap, HashSet},
-    fs, io,
+    collections::HashMap,
+    fs::{self, File},
+    io::{self, Read as _, Write as _},
+    os::unix::fs::MetadataExt,
     path::Path,
-    time::Duration,
 };
 
 use rustix::fs::{CWD, RenameFlags};
-use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{directory::Directory, failure::failure, latch::Latch, names, opening};
+use super::{
+    decode,
+    directory::Directory,
+    encode::{self, Line},
+    errors::cannot,
+    latch::Latch,
+    safe_open,
+};
 use crate::{
     Error, Result,
     lease::{Fence, LeaseId, Moment, Resource, Timestamp},
     model::{Entry, Expiry, State},
 };
 
-const VERSION: u32 = 1;
+/// Enough for a record with a few entries.
+const SMALLEST_BUFFER: usize = 4096;
 
-/// What is kept of a resource: the model's state, and whose each entry is.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Stored {
+/// What is stored about a resource.
+#[derive(Debug, Default)]
+pub(super) struct Record {
     pub(super) state: State,
-    pub(super) presence: BTreeMap<LeaseId, Uuid>,
-    /// Its ends were counted by the clock of the machine's former life: to be written anew, or the
-    /// wall clock would go on deciding.
+    /// The instance that requested each entry.
+    pub(super) owners: HashMap<LeaseId, Uuid>,
+    /// The entries as the file has them, in order.
+    pub(super) lines: Vec<Line>,
+    /// The file counts by the clock of the machine's former life and must be written anew.
     pub(super) revived: bool,
+    /// The newest fence of the latch, if this operation has read it.
+    pub(super) latch_fence: Option<Fence>,
 }
 
 /// The clocks of the moment, and which life of the machine they belong to.
@@ -38,229 +54,205 @@ pub(super) struct Times<'a> {
     pub(super) boot: &'a str,
 }
 
-/// The record as it is on disk.
-#[derive(Debug, Serialize, Deserialize)]
-struct Record {
-    v: u32,
-    resource: Resource,
-    /// The steady clock restarts with the machine: its readings count in this life only.
-    boot: String,
-    state: State,
-    presence: BTreeMap<LeaseId, Uuid>,
-    /// The ends of entries that a clock ends, by the wall clock, for the machine's next life.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    deadlines: BTreeMap<LeaseId, Timestamp>,
-}
-
-#[derive(Deserialize)]
-struct Versioned {
-    v: u32,
-}
-
-impl Stored {
-    /// Forgets the presence of entries that are no more.
-    pub(super) fn prune(&mut self) {
-        self.presence.retain(|id, _| self.state.entries.iter().any(|entry| entry.id == *id));
-    }
-
-    /// The process whose death ends the entry; `None` where a clock alone decides.
+impl Record {
+    /// The instance whose death ends the entry; `None` where a clock alone does.
     pub(super) fn bound_to(&self, entry: &Entry) -> Option<Uuid> {
-        bound_to(entry, &self.presence)
+        self.owners.get(&entry.id).copied().filter(|_| is_bound(entry))
     }
 }
 
-/// The process whose death ends the entry; `None` where a clock alone decides.
-pub(super) fn bound_to(entry: &Entry, presence: &BTreeMap<LeaseId, Uuid>) -> Option<Uuid> {
-    // A detached lease is handed on once it holds; while it waits, someone must be there to take it.
-    let handed_on = entry.expiry == Expiry::ByClock && !entry.is_waiting();
-    if handed_on { None } else { presence.get(&entry.id).copied() }
+/// Whether the death of a process ends the entry.
+pub(super) fn is_bound(entry: &Entry) -> bool {
+    // A detached lease needs no process once it holds; while it waits, someone must be there to take it.
+    entry.expiry == Expiry::ByPresence || entry.is_waiting()
 }
 
-/// Reads the resource's record; an absent one is empty. The fence is at least the latch's.
-pub(super) fn load(directory: &Directory, resource: &Resource, latch: &Latch, times: &Times<'_>) -> Result<Stored> {
+/// A record and its open file.
+#[derive(Debug)]
+pub(super) struct CachedRecord {
+    resource: Resource,
+    file: File,
+    record: Record,
+}
+
+/// Returns the record of the resource; an absent one is empty. Its fence is the newest that the resource had.
+pub(super) fn load(
+    directory: &Directory,
+    resource: &Resource,
+    latch: &mut Latch<'_>,
+    times: &Times<'_>,
+) -> Result<(Record, Option<File>)> {
     let path = directory.record(resource);
-    let mut stored = match opening::read(&path) {
-        Ok(bytes) => decode(&bytes, &path, times)?.1,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Stored::default(),
-        Err(error) => return Err(failure("read", &path, error).about(resource)),
+    if let Some(cached) = latch.take_cached()
+        && cached.resource == *resource
+        && is_in_place(&cached.file, &path)
+    {
+        return Ok((cached.record, Some(cached.file)));
+    }
+    let buffer = latch.buffer();
+    let (file, length) = match read_into(buffer, &path) {
+        Ok(read) => read,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let fence = latch.fence()?;
+            let state = State { last_fence: fence, ..State::default() };
+            return Ok((Record { state, latch_fence: Some(fence), ..Record::default() }, None));
+        }
+        Err(error) => return Err(cannot("read", &path, error).about(resource)),
     };
-    stored.state.last_fence = stored.state.last_fence.max(latch.fence()?);
-    Ok(stored)
+    let (_, mut record) = decode::record(&buffer[..length], &path, times)?;
+    if record.revived {
+        // A power loss may have brought an older record back.
+        record.state.last_fence = record.state.last_fence.max(latch.fence()?);
+    }
+    Ok((record, Some(file)))
+}
+
+/// Whether the path leads to the open file. While it is open, no other file can have its inode.
+fn is_in_place(file: &File, path: &Path) -> bool {
+    let identity = |metadata: io::Result<fs::Metadata>| metadata.map(|found| (found.dev(), found.ino())).ok();
+    let found = identity(fs::symlink_metadata(path));
+    found.is_some() && found == identity(file.metadata())
+}
+
+/// Reads a whole file with as few calls as possible; returns its length too.
+fn read_into(buffer: &mut Vec<u8>, path: &Path) -> io::Result<(File, usize)> {
+    let file = safe_open::any(path)?;
+    // What was in the buffer is overwritten.
+    buffer.resize(buffer.len().max(SMALLEST_BUFFER), 0);
+    let mut length = 0;
+    loop {
+        length += (&file).read(&mut buffer[length..])?;
+        if length > safe_open::LARGEST {
+            return Err(safe_open::too_large());
+        }
+        // A read that leaves room has reached the end.
+        if length < buffer.len() {
+            break;
+        }
+        buffer.resize(length * 2, 0);
+    }
+    // A FIFO reads as empty; so does a record that a power loss tore.
+    let file = if length == 0 { safe_open::refuse_irregular(file)? } else { file };
+    Ok((file, length))
+}
+
+/// Keeps the record for the next operation under this latch.
+pub(super) fn keep(latch: &mut Latch<'_>, resource: &Resource, record: Record, file: Option<File>) {
+    if let Some(file) = file {
+        latch.put_cached(CachedRecord { resource: resource.clone(), file, record });
+    }
 }
 
 /// Reads which resource a record is of; `None` when it has just been removed.
 pub(super) fn resource_of(path: &Path, times: &Times<'_>) -> Result<Option<Resource>> {
-    let bytes = match opening::read(path) {
+    let bytes = match safe_open::read(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(failure("read", path, error)),
+        Err(error) => return Err(cannot("read", path, error)),
     };
-    let (resource, _) = decode(&bytes, path, times)?;
+    let (resource, _) = decode::record(&bytes, path, times)?;
     Ok(Some(resource))
 }
 
-/// Whether a record is not even JSON: what a power loss leaves of a file that was not on the disk yet.
-pub(super) fn is_torn(path: &Path) -> bool {
-    opening::read(path).is_ok_and(|bytes| serde_json::from_slice::<serde::de::IgnoredAny>(&bytes).is_err())
+/// Where a record goes, and what its writer has at hand.
+pub(super) struct Target<'a, 'l> {
+    pub(super) directory: &'a Directory,
+    pub(super) resource: &'a Resource,
+    pub(super) latch: &'a mut Latch<'l>,
+    /// A name that no other instance writes to.
+    pub(super) aside: &'a Path,
 }
 
-fn decode(bytes: &[u8], path: &Path, times: &Times<'_>) -> Result<(Resource, Stored)> {
-    let version: Versioned = serde_json::from_slice(bytes).map_err(|error| garbage(path, &error.to_string()))?;
-    if version.v != VERSION {
-        let v = version.v;
-        return Err(Error::unsupported(format!(
-            "the record {} is of version {v}, this program knows {VERSION}; use one version of leasehold",
-            path.display()
-        )));
-    }
-    let record: Record = serde_json::from_slice(bytes).map_err(|error| garbage(path, &error.to_string()))?;
-    if path.file_name() != Some(names::file_name(&record.resource).as_ref()) {
-        return Err(garbage(path, "it is the record of another resource"));
-    }
-    if let Some(what) = impossible(&record) {
-        return Err(garbage(path, what));
-    }
-    let mut state = record.state;
-    // Older programs did not write what an entry lives by, and gave an end only to what a clock ends.
-    for entry in state.entries.iter_mut().filter(|entry| entry.expires_at == Moment::NEVER) {
-        entry.expiry = Expiry::ByPresence;
-    }
-    let revived = record.boot != times.boot;
-    if revived {
-        for entry in &mut state.entries {
-            revive(entry, record.deadlines.get(&entry.id).copied(), times);
-        }
-    }
-    Ok((record.resource, Stored { state, presence: record.presence, revived }))
+/// What an operation changed in a record.
+pub(super) struct Change<'a> {
+    /// The entries whose lines are out of date, sorted.
+    pub(super) entries: &'a [LeaseId],
+    /// Whether the state has a fence that the latch may not know.
+    pub(super) fence_issued: bool,
+    /// Whether there is a file to be replaced.
+    pub(super) replaces: bool,
 }
 
-/// What no version of the rule could have written: someone else did, and one record must not spoil others.
-fn impossible(record: &Record) -> Option<&'static str> {
-    let Record { state, presence, .. } = record;
-    let entries = &state.entries;
-    let mut ids = HashSet::new();
-    if entries.iter().any(|entry| !presence.contains_key(&entry.id)) {
-        return Some("it does not tell whose its entries are");
-    }
-    if !entries.iter().all(|entry| ids.insert(entry.id)) {
-        return Some("it has an entry twice");
-    }
-    if !entries.iter().all(|entry| entry.claim.shape() == entries[0].claim.shape()) {
-        return Some("its entries are of different kinds");
-    }
-    // The latch shared with other records remembers it, and the next one must fit too.
-    if state.last_fence >= Fence::MAX {
-        return Some("its fence is out of range");
-    }
-    if entries.iter().filter_map(Entry::held).any(|held| held.fence > state.last_fence) {
-        return Some("it has a fence above its newest");
-    }
-    None
-}
-
-/// Translates an end from the machine's former life: what the wall clock says is left, at most the ttl.
-fn revive(entry: &mut Entry, deadline: Option<Timestamp>, times: &Times<'_>) {
-    if entry.expiry == Expiry::ByClock {
-        let left = deadline.map_or(Duration::ZERO, |deadline| deadline.since(times.wall));
-        entry.expires_at = times.now.after(left.min(entry.ttl.get()));
-    }
-}
-
-fn garbage(path: &Path, what: &str) -> Error {
-    Error::unavailable(format!(
-        "the record {} cannot be understood ({what}), so nobody knows who holds the lock; make sure that no holder \
-         still runs, then remove the file: fences keep rising",
-        path.display()
-    ))
-}
-
-/// Puts the record in place, or removes it when nothing is left; all or nothing.
+/// Puts the record in place, or removes it when nothing is left; all or nothing. Returns the new file.
 ///
-/// The order makes it safe to die anywhere: a full disk shows when the record
-/// is written aside, and a fence is remembered before anyone can have it.
+/// The file that was replaced may be left at `aside`; [`remove_replaced`] removes it.
+///
+/// The order makes it safe to die anywhere: a full disk shows when the record is written aside, and a fence is stored
+/// before anyone can have it.
 pub(super) fn replace(
-    directory: &Directory,
-    resource: &Resource,
-    stored: Stored,
-    latch: &Latch,
-    aside: &Path,
+    target: Target<'_, '_>,
+    record: &mut Record,
+    change: &Change<'_>,
     times: &Times<'_>,
-) -> Result<()> {
+) -> Result<Option<File>> {
+    let Target { directory, resource, latch, aside } = target;
     let path = directory.record(resource);
-    let newest = stored.state.last_fence;
-    let raise = || {
-        if newest > latch.fence()? {
-            latch.raise(newest)?;
-            if directory.fsync {
-                latch.sync()?;
-            }
+    let newest = record.state.last_fence;
+    let latch_fence = record.latch_fence.take();
+    let raise = |latch: &Latch<'_>| {
+        if change.fence_issued && newest > latch_fence.map_or_else(|| latch.fence(), Ok)? {
+            latch.raise(newest, directory.fsync)?;
         }
         Ok(())
     };
-    if stored.state.entries.is_empty() {
-        raise()?;
+    if record.state.entries.is_empty() {
+        raise(latch)?;
         return match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failure("remove", &path, error)),
-            _ => settle_on_disk(directory, &path),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(cannot("remove", &path, error)),
+            _ => confirm_on_disk(directory, &path).map(|()| None),
         };
     }
-    let replaced = write_aside(directory, resource, stored, aside, times)
-        .map_err(|error| failure("write", aside, error))
-        .and_then(|()| raise())
-        .and_then(|()| put(aside, &path).map_err(|error| failure("replace", &path, error)));
-    if replaced.is_err() {
+    let buffer = latch.buffer();
+    let in_place = encode::record(buffer, record, change.entries, resource, times)
+        .and_then(|()| write_aside(directory, buffer, aside))
+        .map_err(|error| cannot("write", aside, error))
+        .and_then(|file| {
+            raise(latch)?;
+            put(aside, &path, change.replaces).map_err(|error| cannot("replace", &path, error))?;
+            Ok(file)
+        });
+    if in_place.is_err() {
         let _best_effort = fs::remove_file(aside);
     }
-    replaced.and_then(|()| settle_on_disk(directory, &path)).map_err(|error| error.about(resource))
+    let file = in_place.map_err(|error| error.about(resource))?;
+    confirm_on_disk(directory, &path).map_err(|error| error.about(resource))?;
+    Ok(Some(file))
 }
 
-/// Puts a file in the place of another.
+/// Gives a file its name, in the place of the record that may have it.
 ///
-/// By exchange where that is possible: a rename over a file makes ext4 write the new one to the disk at once,
-/// which costs more than all the rest and buys nothing for leases that end with their processes.
-fn put(aside: &Path, path: &Path) -> io::Result<()> {
-    match rustix::fs::renameat_with(CWD, aside, CWD, path, RenameFlags::EXCHANGE) {
-        Ok(()) => {
-            let _tidied_later = fs::remove_file(aside);
-            Ok(())
-        }
-        Err(_) => fs::rename(aside, path),
+/// By exchange where there was one: a rename over a file makes ext4 write the new one to the disk at once,
+/// which costs more than all the rest and gains nothing for leases that end with their processes.
+fn put(aside: &Path, path: &Path, replaces: bool) -> io::Result<()> {
+    if replaces && rustix::fs::renameat_with(CWD, aside, CWD, path, RenameFlags::EXCHANGE).is_ok() {
+        return Ok(());
     }
+    fs::rename(aside, path)
 }
 
-fn write_aside(
-    directory: &Directory,
-    resource: &Resource,
-    stored: Stored,
-    aside: &Path,
-    times: &Times<'_>,
-) -> io::Result<()> {
-    let ends = stored.state.entries.iter().filter(|entry| entry.expiry == Expiry::ByClock);
-    let deadlines = ends.map(|entry| (entry.id, times.wall.after(entry.expires_at.since(times.now)))).collect();
-    let record = Record {
-        v: VERSION,
-        resource: resource.clone(),
-        boot: times.boot.to_owned(),
-        state: stored.state,
-        presence: stored.presence,
-        deadlines,
-    };
-    let mut bytes = serde_json::to_vec(&record)?;
-    bytes.push(b'\n');
-    if bytes.len() > opening::LARGEST {
-        return Err(opening::too_large());
+/// Removes the file that an exchange left behind. Threads of this instance must still be kept from the latch.
+pub(super) fn remove_replaced(aside: &Path) {
+    let _not_left_or_tidied_later = fs::remove_file(aside);
+}
+
+fn write_aside(directory: &Directory, bytes: &[u8], aside: &Path) -> io::Result<File> {
+    if bytes.len() > safe_open::LARGEST {
+        return Err(safe_open::too_large());
     }
     let mut file = directory.create(aside)?;
-    io::Write::write_all(&mut file, &bytes)?;
-    if directory.fsync { file.sync_all() } else { Ok(()) }
+    file.write_all(bytes)?;
+    if directory.fsync {
+        file.sync_all()?;
+    }
+    Ok(file)
 }
 
 /// The change is visible already: when the disk does not confirm it, its fate in a power loss is open.
-fn settle_on_disk(directory: &Directory, path: &Path) -> Result<()> {
+fn confirm_on_disk(directory: &Directory, path: &Path) -> Result<()> {
     if !directory.fsync {
         return Ok(());
     }
-    fs::File::open(directory.records()).and_then(|records| records.sync_all()).map_err(|error| {
+    File::open(directory.records()).and_then(|records| records.sync_all()).map_err(|error| {
         Error::unanswered(format!("the disk did not confirm the change of {}", path.display())).caused_by(error)
     })
 }

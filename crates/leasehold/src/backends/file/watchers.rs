@@ -1,139 +1,163 @@
-//! Those who watch: streams of this process, and processes that said they watch.
+//! Which instances watch events: one file with a line for each, read with one call per operation.
+//!
+//! A line is the id of an instance, or dashes where one has left. Lines have
+//! one length and never move, so that a reader needs no lock.
 
 use std::{
-    fs,
-    pin::Pin,
-    sync::{Arc, Weak},
-    task::{Context, Poll},
+    fs::File,
+    io,
+    os::unix::fs::FileExt,
+    sync::Arc,
 };
 
-use futures_core::Stream;
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::runtime::Handle;
 use uuid::Uuid;
 
 use super::{
-    directory::{Directory, files},
-    doorbell::Line,
-    failure::failure,
-    presence::{self, OwnPresence},
+    directory::Directory,
+    errors::cannot,
+    latch,
+    notifications::Notification,
+    presence::{self, Delivery, OwnPresence},
+    safe_open,
 };
 use crate::{
     Result,
-    backend::EventStream,
+    backend::{EventHub, EventStream},
     lease::{Event, Names},
     model::Presence,
 };
 
-/// As many events wait for a slow reader; it misses those that come after.
-const KEPT: usize = 1024;
+/// An id of 32 digits and a line end.
+const LINE: usize = 33;
+const FREE: [u8; LINE] = *b"--------------------------------\n";
 
-/// The watchers of one directory, as one instance knows and tells them.
+/// The watchers of one directory, and the event streams of this instance.
 #[derive(Debug)]
 pub(super) struct Watchers {
     directory: Arc<Directory>,
     own: Arc<OwnPresence>,
-    streams: Mutex<Streams>,
-}
-
-#[derive(Debug, Default)]
-struct Streams {
-    open: Vec<(u64, Names, mpsc::Sender<Event>)>,
-    opened: u64,
+    file: File,
+    streams: EventHub,
+    /// Where the line of this instance is, while it has one.
+    line: Mutex<Option<u64>>,
 }
 
 impl Watchers {
-    pub(super) fn new(directory: Arc<Directory>, own: Arc<OwnPresence>) -> Self {
-        Self { directory, own, streams: Mutex::default() }
+    pub(super) fn open(directory: Arc<Directory>, own: Arc<OwnPresence>) -> Result<Self> {
+        let path = directory.watchers();
+        let file = safe_open::regular(File::options().read(true).write(true), &path);
+        let file = file.map_err(|error| cannot("open", &path, error))?;
+        Ok(Self { directory, own, file, streams: EventHub::new(), line: Mutex::default() })
     }
 
-    /// A stream of what happens to these from now on, in any process.
-    pub(super) fn watch(self: &Arc<Self>, names: Names) -> Result<EventStream> {
-        let mut streams = self.streams.lock();
-        if streams.open.is_empty() {
-            let path = self.directory.watcher(self.own.id());
-            self.directory.create(&path).map_err(|error| failure("write", &path, error))?;
+    /// A stream of what happens to these resources from now on, in any process. Blocks while the file is locked.
+    pub(super) fn watch(&self, names: Names) -> Result<EventStream> {
+        let mut line = self.line.lock();
+        if line.is_none() {
+            *line = Some(self.join()?);
             self.own.widen();
         }
-        let (sender, receiver) = mpsc::channel(KEPT);
-        streams.opened += 1;
-        let number = streams.opened;
-        streams.open.push((number, names, sender));
-        Ok(Box::pin(Watch { number, receiver, watchers: Arc::downgrade(self) }))
+        Ok(self.streams.watch(names))
     }
 
-    fn leave(&self, number: u64) {
-        let mut streams = self.streams.lock();
-        streams.open.retain(|(open, ..)| *open != number);
-        if streams.open.is_empty() {
-            let _best_effort = fs::remove_file(self.directory.watcher(self.own.id()));
-        }
+    /// Takes the first free line.
+    fn join(&self) -> Result<u64> {
+        let path = self.directory.watchers();
+        // Opened for itself: a lock belongs to an open file, and two threads would share ours.
+        let locked = safe_open::regular(File::options().read(true).write(true), &path);
+        let locked = locked.map_err(|error| cannot("open", &path, error))?;
+        latch::lock_within(&locked, &path, latch::PATIENCE)?;
+        let taken = self.lines().and_then(|lines| {
+            let living = |id: Uuid| id != self.own.id() && presence::look(&self.directory, id) != Presence::Dead;
+            let free = lines.iter().position(|line| !line.is_some_and(living));
+            let at = (free.unwrap_or(lines.len()) * LINE) as u64;
+            self.file.write_all_at(format!("{}\n", self.own.id().simple()).as_bytes(), at).map(|()| at)
+        });
+        let _closing_unlocks = locked.unlock();
+        taken.map_err(|error| cannot("write", &path, error))
     }
 
-    /// Tells everyone who watches, through their doorbells: our own too, so that what we do comes after
-    /// what others did before.
-    pub(super) fn tell(&self, events: Vec<Event>) {
-        if events.is_empty() {
-            return;
+    fn lines(&self) -> io::Result<Vec<Option<Uuid>>> {
+        let mut bytes = vec![0; 16 * LINE];
+        let mut length = 0;
+        loop {
+            length += self.file.read_at(&mut bytes[length..], length as u64)?;
+            if length < bytes.len() {
+                break;
+            }
+            bytes.resize(length * 2, 0);
         }
-        let watching = files(&self.directory.watchers()).unwrap_or_default();
-        let watching = watching.into_iter().filter_map(|(name, path)| Some((Uuid::try_parse(&name).ok()?, path)));
-        let watching: Vec<Uuid> = watching
-            .filter(|(id, path)| {
-                let alive = *id == self.own.id() || presence::look(&self.directory, *id) == Presence::Present;
-                if !alive {
-                    let _tidied = fs::remove_file(path);
-                }
-                alive
-            })
-            .map(|(id, _)| id)
-            .collect();
-        if watching.is_empty() {
-            return;
+        let id = |line: &[u8]| Uuid::try_parse_ascii(line.get(..LINE - 1)?).ok();
+        Ok(bytes[..length].chunks(LINE).map(id).collect())
+    }
+
+    /// The instances that watch.
+    pub(super) fn list(&self) -> Vec<Uuid> {
+        self.lines().unwrap_or_default().into_iter().flatten().collect()
+    }
+
+    /// Sends an event to these instances. Our own gets it by its FIFO too, after what others sent before.
+    pub(super) fn send(&self, event: Event, to: &[Uuid]) {
+        let mut line = Notification::Event(Box::new(event)).to_string().into_bytes();
+        if !presence::fits(&line) {
+            line = Notification::MissedEvent.to_string().into_bytes();
         }
-        for event in events {
-            let line = Line::Event(Box::new(event)).to_string();
-            for id in &watching {
-                presence::ring(&self.directory, *id, &line);
+        for id in to {
+            if presence::send(&self.directory, *id, &line) == Delivery::Dead {
+                self.forget(*id);
             }
         }
     }
 
-    /// Tells the streams of this process.
-    pub(super) fn tell_streams(&self, event: &Event) {
-        for (_, names, stream) in &self.streams.lock().open {
-            if names.include(&event.resource) {
-                let _slow_readers_miss_some = stream.try_send(event.clone());
-            }
+    /// Frees the line of an instance that died, unless someone else is at the file.
+    fn forget(&self, id: Uuid) {
+        let path = self.directory.watchers();
+        let Ok(locked) = safe_open::regular(File::options().read(true).write(true), &path) else { return };
+        if !latch::try_lock(&locked, &path).unwrap_or(false) {
+            return;
+        }
+        if let Some(at) = self.lines().unwrap_or_default().iter().position(|line| *line == Some(id)) {
+            let _tried_again_later = self.file.write_all_at(&FREE, (at * LINE) as u64);
+        }
+        let _closing_unlocks = locked.unlock();
+    }
+
+    /// Hands an event to the streams; the first one that none of them is left for ends the watching.
+    pub(super) fn on_event(self: &Arc<Self>, event: &Event, runtime: &Handle) {
+        if self.streams.is_idle() {
+            let watchers = Arc::clone(self);
+            runtime.spawn_blocking(move || watchers.leave_if_idle());
+        } else {
+            self.streams.send(event);
+        }
+    }
+
+    pub(super) fn on_missed(&self) {
+        self.streams.missed();
+    }
+
+    fn leave_if_idle(&self) {
+        let mut line = self.line.lock();
+        if self.streams.is_idle() {
+            self.leave(line.take());
+        }
+    }
+
+    /// Frees our own line.
+    fn leave(&self, line: Option<u64>) {
+        if let Some(at) = line {
+            let _tidied_later = self.file.write_all_at(&FREE, at);
         }
     }
 }
 
 impl Drop for Watchers {
     fn drop(&mut self) {
-        let _most_watch_nothing = fs::remove_file(self.directory.watcher(self.own.id()));
-    }
-}
-
-/// One stream of events; the process stops watching with the last of them.
-struct Watch {
-    number: u64,
-    receiver: mpsc::Receiver<Event>,
-    watchers: Weak<Watchers>,
-}
-
-impl Stream for Watch {
-    type Item = Event;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Event>> {
-        self.receiver.poll_recv(context)
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        if let Some(watchers) = self.watchers.upgrade() {
-            watchers.leave(self.number);
+        if !self.own.is_inherited() {
+            let line = self.line.get_mut().take();
+            self.leave(line);
         }
     }
 }

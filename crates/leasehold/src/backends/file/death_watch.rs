@@ -1,0 +1,193 @@
+//! Watches the processes that our waiting entries wait for, and sends a hint when one dies.
+//!
+//! An open write end of a FIFO gets an error event when its last reader is
+//! gone, whatever ended it. No polling, and one watch per process watched.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+use tokio::{io::Interest, net::unix::pipe, runtime::Handle, task::AbortHandle};
+use uuid::Uuid;
+
+use super::{
+    directory::Directory,
+    presence::{means_dead, open},
+};
+use crate::{
+    backend::{Hint, HintSender},
+    lease::Resource,
+};
+
+/// The watches of one instance.
+#[derive(Debug)]
+pub(super) struct DeathWatch {
+    directory: Arc<Directory>,
+    runtime: Handle,
+    hints: HintSender,
+    watches: Arc<Mutex<Watches>>,
+}
+
+#[derive(Debug, Default)]
+struct Watches {
+    /// Whose deaths matter to our waiting entries on a resource.
+    by_resource: HashMap<Resource, BTreeSet<Uuid>>,
+    /// The watch on each process, and for which resources.
+    by_process: HashMap<Uuid, Watch>,
+}
+
+#[derive(Debug)]
+struct Watch {
+    resources: HashSet<Resource>,
+    task: AbortHandle,
+}
+
+/// What became of an attempt to watch a process.
+enum Watching {
+    Yes,
+    /// It died since the operation looked, so no event will come.
+    Dead,
+    /// The next operation tries again.
+    Failed,
+}
+
+impl DeathWatch {
+    pub(super) fn new(directory: Arc<Directory>, runtime: Handle, hints: HintSender) -> Self {
+        Self { directory, runtime, hints, watches: Arc::default() }
+    }
+
+    /// Watches these processes for the resource from now on, and no others; returns whether one is dead already.
+    pub(super) fn follow(&self, resource: &Resource, mut wanted: BTreeSet<Uuid>) -> bool {
+        let mut watches = self.watches.lock();
+        if wanted.is_empty() && !watches.by_resource.contains_key(resource) {
+            return false;
+        }
+        let had = watches.by_resource.remove(resource).unwrap_or_default();
+        for no_longer in had.difference(&wanted) {
+            watches.drop_watch(*no_longer, resource);
+        }
+        let mut dead = false;
+        wanted.retain(|id| {
+            had.contains(id)
+                || match self.watch(&mut watches, *id, resource) {
+                    Watching::Yes => true,
+                    Watching::Dead => {
+                        dead = true;
+                        false
+                    }
+                    Watching::Failed => false,
+                }
+        });
+        if !wanted.is_empty() {
+            watches.by_resource.insert(resource.clone(), wanted);
+        }
+        dead
+    }
+
+    fn watch(&self, watches: &mut Watches, id: Uuid, resource: &Resource) -> Watching {
+        if let Some(watch) = watches.by_process.get_mut(&id) {
+            watch.resources.insert(resource.clone());
+            return Watching::Yes;
+        }
+        let _inside = self.runtime.enter();
+        match open(&self.directory.presence(id)).and_then(pipe::Sender::from_file) {
+            Ok(fifo) => {
+                let (watches_of, hints) = (Arc::downgrade(&self.watches), self.hints.clone());
+                let task = self.runtime.spawn(async move {
+                    if fifo.ready(Interest::ERROR).await.is_ok()
+                        && let Some(watches) = watches_of.upgrade()
+                    {
+                        let resources = watches.lock().end_watch(id);
+                        for resource in resources {
+                            hints.send(Hint::Changed { resource });
+                        }
+                    }
+                });
+                let resources = HashSet::from([resource.clone()]);
+                watches.by_process.insert(id, Watch { resources, task: task.abort_handle() });
+                Watching::Yes
+            }
+            Err(error) if means_dead(&error) => Watching::Dead,
+            Err(error) => {
+                tracing::warn!(presence = %id, %error, "cannot watch a process; its death shows at the next renewal");
+                Watching::Failed
+            }
+        }
+    }
+}
+
+impl Drop for DeathWatch {
+    fn drop(&mut self) {
+        self.watches.lock().by_process.drain().for_each(|(_, watch)| watch.task.abort());
+    }
+}
+
+impl Watches {
+    fn drop_watch(&mut self, id: Uuid, resource: &Resource) {
+        let Some(watch) = self.by_process.get_mut(&id) else { return };
+        watch.resources.remove(resource);
+        if watch.resources.is_empty() {
+            watch.task.abort();
+            self.by_process.remove(&id);
+        }
+    }
+
+    /// Forgets a process that died; returns the resources for which it was watched.
+    fn end_watch(&mut self, id: Uuid) -> HashSet<Resource> {
+        let resources = self.by_process.remove(&id).map(|watch| watch.resources).unwrap_or_default();
+        for resource in &resources {
+            if let Some(wanted) = self.by_resource.get_mut(resource) {
+                wanted.remove(&id);
+            }
+        }
+        resources
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path, time::Duration};
+
+    use super::*;
+    use crate::{
+        backends::file::{FileOptions, presence::OwnPresence},
+        clock::SystemClock,
+    };
+
+    fn directory(root: &Path) -> Arc<Directory> {
+        let url = format!("file://{}", root.display());
+        let options = FileOptions::from_url(&url, "test", Arc::new(SystemClock)).unwrap();
+        Arc::new(Directory::open(&options).unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_process_that_could_not_be_watched_is_tried_again() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = directory(root.path());
+        let hints = HintSender::new();
+        let mut received = hints.subscribe();
+        let watch = DeathWatch::new(Arc::clone(&directory), Handle::current(), hints);
+        let resource = Resource::new("x").unwrap();
+        let watched = OwnPresence::appear(Arc::clone(&directory)).unwrap();
+        let path = directory.presence(watched.id());
+        let (aside, wanted) = (root.path().join("aside"), BTreeSet::from([watched.id()]));
+        fs::rename(&path, &aside).unwrap();
+        fs::create_dir(&path).unwrap();
+        assert!(!watch.follow(&resource, wanted.clone()));
+        fs::remove_dir(&path).unwrap();
+        fs::rename(&aside, &path).unwrap();
+        assert!(!watch.follow(&resource, wanted));
+        drop(watched);
+        let hint = tokio::time::timeout(Duration::from_secs(5), received.next()).await;
+        assert_eq!(hint, Ok(Some(Hint::Changed { resource })));
+    }
+
+    #[tokio::test]
+    async fn a_process_that_died_before_it_was_watched_is_reported_at_once() {
+        let root = tempfile::tempdir().unwrap();
+        let watch = DeathWatch::new(directory(root.path()), Handle::current(), HintSender::new());
+        assert!(watch.follow(&Resource::new("x").unwrap(), BTreeSet::from([Uuid::new_v4()])));
+    }
+}

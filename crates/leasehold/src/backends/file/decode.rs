@@ -1,0 +1,138 @@
+//! Decodes a record, refuses what the rule cannot have written, and translates times of the machine's former life.
+
+use std::{
+    collections::{HashMap, HashSet},
+    path::Path,
+    time::Duration,
+};
+
+use serde::Deserialize;
+use uuid::Uuid;
+
+use super::{
+    encode::{Line, VERSION},
+    names,
+    record::{Record, Times},
+    safe_open,
+};
+use crate::{
+    Error, Result,
+    lease::{Fence, Resource, Timestamp},
+    model::{Entry, Expiry, State},
+};
+
+#[derive(Deserialize)]
+struct Version {
+    v: u32,
+    /// The oldest version whose programs may read the record; before this field existed, only its own.
+    oldest_reader: Option<u32>,
+}
+
+#[derive(Deserialize)]
+struct Header {
+    resource: Resource,
+    boot: String,
+    last_fence: Fence,
+    entries: usize,
+}
+
+#[derive(Deserialize)]
+struct EntryLine {
+    owner: Uuid,
+    deadline: Option<Timestamp>,
+    entry: Entry,
+}
+
+/// Decodes the record in `bytes`, which `path` holds, and which resource it is of.
+pub(super) fn record(bytes: &[u8], path: &Path, times: &Times<'_>) -> Result<(Resource, Record)> {
+    let garbage = |what: &str| garbage(path, what);
+    let Some(whole) = bytes.strip_suffix(b"\n") else { return Err(garbage("its end is missing")) };
+    let mut lines = whole.split(|byte| *byte == b'\n');
+    let first = lines.next().unwrap_or_default();
+    let version: Version = serde_json::from_slice(first).map_err(|error| garbage(&error.to_string()))?;
+    if version.oldest_reader.unwrap_or(version.v) > VERSION || version.v < VERSION {
+        return Err(other_version(path, version.v));
+    }
+    let header: Header = serde_json::from_slice(first).map_err(|error| garbage(&error.to_string()))?;
+    if path.file_name() != Some(names::file_name(&header.resource).as_ref()) {
+        return Err(garbage("it is the record of another resource"));
+    }
+
+    let revived = header.boot != times.boot;
+    let mut record = Record { revived, ..Record::default() };
+    record.state.last_fence = header.last_fence;
+    for line in lines {
+        let EntryLine { owner, deadline, mut entry } =
+            serde_json::from_slice(line).map_err(|error| garbage(&error.to_string()))?;
+        if revived {
+            revive(&mut entry, deadline, times);
+        }
+        record.owners.insert(entry.id, owner);
+        record.lines.push(Line::new(&entry, owner, [line, b"\n"].concat()));
+        record.state.entries.push(entry);
+    }
+    if record.state.entries.len() != header.entries {
+        return Err(garbage("it does not have as many entries as it says"));
+    }
+    match impossible(&record.state, &record.owners) {
+        Some(what) => Err(garbage(what)),
+        None => Ok((header.resource, record)),
+    }
+}
+
+/// Whether a record is not even JSON: what a power loss leaves of a file that was not on the disk yet.
+pub(super) fn is_torn(path: &Path) -> bool {
+    let is_json = |line: &[u8]| serde_json::from_slice::<serde::de::IgnoredAny>(line).is_ok();
+    safe_open::read(path).is_ok_and(|bytes| match bytes.strip_suffix(b"\n") {
+        Some(whole) => !whole.split(|byte| *byte == b'\n').all(is_json),
+        None => true,
+    })
+}
+
+/// What the rule cannot have written: one bad record must not spoil the fences of others.
+fn impossible(state: &State, owners: &HashMap<crate::lease::LeaseId, Uuid>) -> Option<&'static str> {
+    let State { entries, last_fence } = state;
+    if owners.len() != entries.len() {
+        return Some("it has an entry twice");
+    }
+    let shapes: HashSet<_> = entries.iter().map(|entry| entry.claim.shape()).collect();
+    if shapes.len() > 1 {
+        return Some("its entries are of different kinds");
+    }
+    // The latch, which other records share, stores the fence, and there must be a next one.
+    if *last_fence >= Fence::MAX {
+        return Some("its fence is out of range");
+    }
+    if entries.iter().filter_map(Entry::held).any(|held| held.fence > *last_fence) {
+        return Some("it has a fence above its newest");
+    }
+    None
+}
+
+/// Translates an end from the machine's former life: what is left by the wall clock, at most the ttl.
+fn revive(entry: &mut Entry, deadline: Option<Timestamp>, times: &Times<'_>) {
+    if entry.expiry == Expiry::ByClock {
+        let left = deadline.map_or(Duration::ZERO, |deadline| deadline.since(times.wall));
+        entry.expires_at = times.now.after(left.min(entry.ttl.get()));
+    }
+}
+
+fn other_version(path: &Path, version: u32) -> Error {
+    let advice = if version > VERSION {
+        "a newer leasehold wrote it; upgrade this program"
+    } else {
+        "an older leasehold wrote it; make sure that no holder still runs, then remove the file"
+    };
+    Error::unsupported(format!(
+        "the record {} is of version {version}, and this program reads version {VERSION}; {advice}",
+        path.display()
+    ))
+}
+
+fn garbage(path: &Path, what: &str) -> Error {
+    Error::unavailable(format!(
+        "the record {} cannot be understood ({what}), so nobody knows who holds the lock; make sure that no holder \
+         still runs, then remove the file: fences keep rising",
+        path.display()
+    ))
+}

@@ -1,0 +1,106 @@
+//! Encodes a record: a header line, then one line of JSON for each entry.
+//!
+//! An operation changes few entries, so the lines of the others are used again.
+
+use std::{io, mem};
+
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::record::{Record, Times, is_bound};
+use crate::{
+    lease::{Fence, LeaseId, Resource, Timestamp},
+    model::{Entry, Expiry},
+};
+
+/// The version of the records that this program writes.
+pub(super) const VERSION: u32 = 2;
+/// The oldest version of leasehold's records whose readers understand them.
+const OLDEST_READER: u32 = 2;
+
+#[derive(Serialize)]
+struct Header<'a> {
+    v: u32,
+    oldest_reader: u32,
+    resource: &'a Resource,
+    /// The steady clock restarts with the machine: its readings count in this life only.
+    boot: &'a str,
+    last_fence: Fence,
+    /// How many lines follow.
+    entries: usize,
+}
+
+#[derive(Serialize)]
+struct EntryLine<'a> {
+    owner: Uuid,
+    /// The end of an entry that a clock ends, by the wall clock, for the machine's next life.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    deadline: Option<Timestamp>,
+    entry: &'a Entry,
+}
+
+/// An entry as a record file has it.
+#[derive(Debug)]
+pub(super) struct Line {
+    pub(super) id: LeaseId,
+    /// The instance whose death ends the entry.
+    pub(super) bound_to: Option<Uuid>,
+    pub(super) waiting: bool,
+    pub(super) text: Vec<u8>,
+}
+
+impl Line {
+    pub(super) fn new(entry: &Entry, owner: Uuid, text: Vec<u8>) -> Self {
+        Self { id: entry.id, bound_to: is_bound(entry).then_some(owner), waiting: entry.is_waiting(), text }
+    }
+
+    fn encode(entry: &Entry, owner: Uuid, times: &Times<'_>) -> io::Result<Self> {
+        let by_clock = entry.expiry == Expiry::ByClock;
+        let deadline = by_clock.then(|| times.wall.after(entry.expires_at.since(times.now)));
+        let mut text = serde_json::to_vec(&EntryLine { owner, deadline, entry })?;
+        text.push(b'\n');
+        Ok(Self::new(entry, owner, text))
+    }
+}
+
+/// Encodes the record and brings its lines up to date.
+///
+/// `changed` are the entries that differ from their lines, sorted. Entries keep their order from one operation to the
+/// next and new ones come last, so that one walk along both finds the line of each.
+pub(super) fn record(
+    buffer: &mut Vec<u8>,
+    record: &mut Record,
+    changed: &[LeaseId],
+    resource: &Resource,
+    times: &Times<'_>,
+) -> io::Result<()> {
+    let entries = &record.state.entries;
+    let header = Header {
+        v: VERSION,
+        oldest_reader: OLDEST_READER,
+        resource,
+        boot: times.boot,
+        last_fence: record.state.last_fence,
+        entries: entries.len(),
+    };
+    buffer.clear();
+    serde_json::to_writer(&mut *buffer, &header)?;
+    buffer.push(b'\n');
+
+    let mut known = mem::take(&mut record.lines).into_iter();
+    let mut lines = Vec::with_capacity(entries.len());
+    for entry in entries {
+        let unchanged = !record.revived && changed.binary_search(&entry.id).is_err();
+        let line = match known.find(|line| line.id == entry.id) {
+            Some(line) if unchanged => line,
+            _ => {
+                let owner = record.owners.get(&entry.id).copied().unwrap_or_default();
+                Line::encode(entry, owner, times)?
+            }
+        };
+        buffer.extend_from_slice(&line.text);
+        lines.push(line);
+    }
+    record.lines = lines;
+    Ok(())
+}

@@ -1,0 +1,87 @@
+//! What operators ask: which resources have a record, who holds and waits on each, and what happens.
+
+use super::{
+    directory::files,
+    latch::Wait,
+    names::{self, FileName},
+    ops::{Call, IfRemoved, Instance},
+    record,
+};
+use crate::{
+    Result,
+    backend::EventStream,
+    lease::{LeaseRecord, ListFilter, Names, Page, Resource},
+};
+
+impl Instance {
+    /// A stream of what happens to these resources from now on.
+    pub(super) fn watch(&self, names: Names) -> Result<EventStream> {
+        if self.is_removed() {
+            // Nobody could send it anything.
+            return Err(self.own.removal());
+        }
+        self.watchers.watch(names)
+    }
+
+    /// One page of live leases. Each resource is settled first, which ends the leases of dead processes.
+    pub(super) fn page(&self, filter: &ListFilter) -> Result<Page> {
+        if self.is_removed() {
+            return Err(self.own.removal());
+        }
+        let mut page = Page::default();
+        let mut listed = 0;
+        let mut last = None;
+        for resource in self.resources(filter)? {
+            if listed >= filter.limit {
+                page.next = last;
+                break;
+            }
+            match self.settled(&resource) {
+                Ok(leases) if leases.is_empty() => {}
+                Ok(leases) => {
+                    page.leases.extend(leases);
+                    listed += 1;
+                    last = Some(resource);
+                }
+                Err(error) if matches!(filter.names, Names::Exactly(_)) => return Err(error),
+                Err(error) => tracing::warn!(%resource, %error, "a resource is missing in the list"),
+            }
+        }
+        Ok(page)
+    }
+
+    fn settled(&self, resource: &Resource) -> Result<Vec<LeaseRecord>> {
+        let call = Call { resource, askers: &[], wait: Wait::Bounded, if_removed: IfRemoved::Refuse };
+        let leases = self.operate(&call, |state, context, effects| {
+            state.settle(context, effects);
+            state.records(resource, context)
+        })?;
+        Ok(leases.unwrap_or_default())
+    }
+
+    /// The names that the filter wants, sorted.
+    fn resources(&self, filter: &ListFilter) -> Result<Vec<Resource>> {
+        let mut found = match &filter.names {
+            Names::Exactly(one) => vec![one.clone()],
+            _ => self.stored_resources()?,
+        };
+        found.retain(|resource| {
+            filter.names.include(resource) && filter.after.as_ref().is_none_or(|after| resource > after)
+        });
+        found.sort();
+        Ok(found)
+    }
+
+    fn stored_resources(&self) -> Result<Vec<Resource>> {
+        let times = self.times();
+        let resource = |(name, path): (String, std::path::PathBuf)| match names::read(&name) {
+            FileName::Of(resource) => Some(resource),
+            FileName::Other => None,
+            FileName::Hashed => record::resource_of(&path, &times).unwrap_or_else(|error| {
+                tracing::warn!(%error, "a resource is missing in the list");
+                None
+            }),
+        };
+        Ok(files(&self.directory.records())?.into_iter().filter_map(resource).collect())
+    }
+}

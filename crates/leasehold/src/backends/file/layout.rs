@@ -1,0 +1,177 @@
+//! Makes a directory as a whole, checks the version of one that is there, and repairs what a power loss tore.
+
+use std::{
+    fs::{self, DirBuilder, File},
+    io::{self, Write as _},
+    os::unix::fs::DirBuilderExt,
+    path::Path,
+    time::Duration,
+};
+
+use uuid::Uuid;
+
+use super::{
+    directory::{Directory, files},
+    errors::cannot,
+    latch, safe_open,
+};
+use crate::{Error, Result};
+
+/// What the format file begins with; the version and the oldest version that may use the directory follow.
+const FORMAT: &str = "leasehold-file";
+const VERSION: u32 = 2;
+const OLDEST_USER: u32 = 2;
+const DIRECTORIES: [&str; 3] = ["latches", "records", "presence"];
+const FILES: [&str; 5] = ["format", "boot", "watchers", "history.ndjson", "history.1.ndjson"];
+const UNFINISHED: &str = ".new-";
+/// Nobody takes this long to make a directory.
+const ABANDONED: Duration = Duration::from_secs(3600);
+
+/// What the format file says.
+#[derive(Debug, PartialEq, Eq)]
+enum Format {
+    /// There is no format file.
+    Absent,
+    /// A power loss left nothing in it.
+    Torn,
+    /// This program may use the directory.
+    Usable,
+    Other(String),
+}
+
+/// Makes the directory if it is not there, and fails unless this program may use it.
+pub(super) fn prepare(directory: &mut Directory, root: &Path) -> Result<()> {
+    if format_of(directory)? == Format::Absent {
+        make_root(directory, root)?;
+        make(directory)?;
+    }
+    tidy_unfinished(directory, root);
+    if format_of(directory)? == Format::Torn && files(directory.path())?.iter().all(|(name, _)| is_ours(name)) {
+        repair(directory)?;
+    }
+    let path = directory.path().display();
+    match format_of(directory)? {
+        Format::Usable => Ok(()),
+        Format::Absent => Err(Error::invalid_config(format!(
+            "{path} holds other files and no leases; choose an empty or a new directory"
+        ))),
+        Format::Torn => Err(Error::unsupported(format!("{path} has an empty format file and files of others"))),
+        Format::Other(format) => Err(Error::unsupported(format!(
+            "{path} is of format {format:?}, and this program uses \"{FORMAT} {VERSION}\"; use one version of \
+             leasehold, or another namespace, or remove the directory once no program uses it"
+        ))),
+    }
+}
+
+fn format_of(directory: &Directory) -> Result<Format> {
+    let path = directory.format();
+    let bytes = match safe_open::read(&path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Format::Absent),
+        Err(error) => return Err(cannot("read", &path, error)),
+    };
+    let text = String::from_utf8_lossy(&bytes).trim_end().to_owned();
+    if text.bytes().all(|byte| byte == 0) {
+        return Ok(Format::Torn);
+    }
+    let mut words = text.split(' ');
+    let named = words.next() == Some(FORMAT);
+    let mut number = || words.next().and_then(|word| word.parse::<u32>().ok());
+    match (number(), number()) {
+        (Some(version), Some(oldest)) if named && version >= VERSION && oldest <= VERSION => Ok(Format::Usable),
+        _ => Ok(Format::Other(text)),
+    }
+}
+
+fn make_root(directory: &Directory, root: &Path) -> Result<()> {
+    if root.is_dir() {
+        return Ok(());
+    }
+    let made = DirBuilder::new().recursive(true).mode(directory.directory_mode()).create(root);
+    made.and_then(|()| directory.open_up(root)).map_err(|error| cannot("make", root, error))
+}
+
+/// Makes the layout aside and renames it, so that it is there as a whole or not at all.
+fn make(directory: &Directory) -> Result<()> {
+    let parent = directory.path().parent().unwrap_or(Path::new("/"));
+    let aside = parent.join(format!("{UNFINISHED}{}", Uuid::new_v4().simple()));
+    let made = fill(directory, &aside).and_then(|()| fs::rename(&aside, directory.path()));
+    // A parent that may not be read cannot be forced to the disk.
+    let _best_effort = sync(parent);
+    if made.is_err() {
+        let _best_effort = fs::remove_dir_all(&aside);
+    }
+    match made {
+        // Another process was faster, or the directory has other files; its format tells which.
+        Err(error) if matches!(error.kind(), io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists) => Ok(()),
+        made => made.map_err(|error| cannot("make", directory.path(), error)),
+    }
+}
+
+fn fill(directory: &Directory, aside: &Path) -> io::Result<()> {
+    DirBuilder::new().mode(directory.directory_mode()).create(aside)?;
+    directory.open_up(aside)?;
+    furnish(directory, aside)?;
+    write_format(directory, &aside.join("format"))?;
+    sync(aside)
+}
+
+/// Makes what is missing of directories, latches and the list of watchers, on the disk too.
+fn furnish(directory: &Directory, path: &Path) -> io::Result<()> {
+    for name in DIRECTORIES {
+        let path = path.join(name);
+        match DirBuilder::new().mode(directory.directory_mode()).create(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            made => made.and_then(|()| directory.open_up(&path))?,
+        }
+    }
+    let latches = latch::file_names().map(|latch| (path.join("latches").join(latch), latch::NO_FENCE));
+    for (path, content) in latches.chain([(path.join("watchers"), "")]) {
+        match directory.create_new(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            // The file must be there after a power loss; what is in it may be lost.
+            made => made?.write_all(content.as_bytes())?,
+        }
+    }
+    DIRECTORIES.iter().try_for_each(|name| sync(&path.join(name)))
+}
+
+fn write_format(directory: &Directory, path: &Path) -> io::Result<()> {
+    let mut file = directory.create(path)?;
+    writeln!(file, "{FORMAT} {VERSION} {OLDEST_USER}")?;
+    file.sync_all()
+}
+
+/// Completes a torn directory; two that do so at once do the same.
+fn repair(directory: &mut Directory) -> Result<()> {
+    tracing::warn!(directory = %directory.path().display(), "the directory was torn when the machine went down; repairing");
+    directory.agree(None)?;
+    let aside = directory.path().join(format!("{UNFINISHED}{}", Uuid::new_v4().simple()));
+    let repaired = furnish(directory, directory.path())
+        .and_then(|()| write_format(directory, &aside))
+        .and_then(|()| fs::rename(&aside, directory.format()))
+        .and_then(|()| sync(directory.path()));
+    repaired.map_err(|error| cannot("repair", directory.path(), error))
+}
+
+/// Removes directories that were being made when their maker died.
+fn tidy_unfinished(directory: &Directory, root: &Path) {
+    let changed = |path: &Path| fs::symlink_metadata(path).and_then(|found| found.modified());
+    let Ok(now) = changed(&directory.presences()) else { return };
+    for (name, path) in files(root).unwrap_or_default() {
+        let unfinished = name.strip_prefix(UNFINISHED).is_some_and(|id| Uuid::try_parse(id).is_ok());
+        let abandoned = || changed(&path).is_ok_and(|made| now.duration_since(made).is_ok_and(|age| age > ABANDONED));
+        if unfinished && abandoned() {
+            let _best_effort = fs::remove_dir_all(&path);
+        }
+    }
+}
+
+fn is_ours(name: &str) -> bool {
+    DIRECTORIES.contains(&name) || FILES.contains(&name) || name.starts_with(UNFINISHED)
+}
+
+/// Forces to the disk which files a directory has.
+fn sync(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
+}

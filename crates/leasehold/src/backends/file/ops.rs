@@ -1,0 +1,343 @@
+//! One operation: under the latch read the record, run the rule, replace the record; then notify.
+
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    fs::File,
+    mem,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use uuid::Uuid;
+
+use super::{
+    death_watch::DeathWatch,
+    directory::Directory,
+    history::History,
+    latch::{self, Latch, Latches, Wait},
+    neighbours,
+    notifications::{Inbox, Notification},
+    presence::{self, Found, OwnPresence},
+    record::{self, Change, Record, Target, Times, is_bound},
+    watchers::Watchers,
+};
+use crate::{
+    Result,
+    backend::{Audience, Hint, publish},
+    clock::Clock,
+    lease::{EndedLease, Event, LeaseId, Resource},
+    model::{Context, Effects, Entry, EntryState, Expiry, Presence, State},
+};
+
+/// A directory whose operations take longer is slow: callers' threads no longer wait for it.
+const SLOW: Duration = Duration::from_millis(2);
+
+/// An instance in a directory: all that its operations need.
+#[derive(Debug)]
+pub(super) struct Instance {
+    pub(super) directory: Arc<Directory>,
+    pub(super) latches: Latches,
+    pub(super) death_watch: DeathWatch,
+    pub(super) watchers: Arc<Watchers>,
+    pub(super) history: History,
+    pub(super) own: Arc<OwnPresence>,
+    pub(super) inbox: Arc<Inbox>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) boot: String,
+    /// Whether the last operation was slow.
+    pub(super) slow: AtomicBool,
+}
+
+/// What an operation is about.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Call<'a> {
+    pub(super) resource: &'a Resource,
+    /// The leases that it is called for.
+    pub(super) askers: &'a [LeaseId],
+    pub(super) wait: Wait,
+    pub(super) if_removed: IfRemoved,
+}
+
+/// What to do once the presence of this instance was removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum IfRemoved {
+    /// Fail: nothing new can be had.
+    Refuse,
+    /// Count as dead here too, so that the answer about a known lease is the one that others would get.
+    CountAsDead,
+}
+
+/// What an operation answers, and what is left to do once other processes are let in: whoever is notified takes the
+/// latch next.
+struct Done<T> {
+    answer: T,
+    notifications: Vec<(Uuid, Notification)>,
+    ended: Vec<EndedLease>,
+    /// The file that was removed or replaced, and its new name if it has one.
+    replaced: Option<(File, Option<PathBuf>)>,
+    /// A process ahead of our waiters died before it could be watched.
+    ask_again: bool,
+}
+
+impl Instance {
+    /// Runs the rule on one resource; `None` when the latch is not free within the wait.
+    pub(super) fn operate<T>(
+        &self,
+        call: &Call<'_>,
+        rule: impl FnOnce(&mut State, &Context<'_>, &mut Effects) -> T,
+    ) -> Result<Option<T>> {
+        let taken = self.latches.take(latch::number(call.resource), call.wait);
+        let Some(mut latch) = taken.map_err(|error| error.about(call.resource))? else { return Ok(None) };
+        let found = self.own.check().map_err(|error| error.about(call.resource))?;
+        let done = match found {
+            Found::Removed { .. } if call.if_removed == IfRemoved::Refuse => {
+                Err(self.own.removal().about(call.resource))
+            }
+            _ => self.perform(&mut latch, call, rule),
+        };
+        latch.unlock();
+        self.announce(found);
+        let Done { answer, notifications, ended, replaced, ask_again } = done?;
+        for (to, notification) in notifications {
+            self.notify(to, notification);
+        }
+        if ask_again {
+            self.notify(self.own.id(), Notification::Changed(call.resource.clone()));
+        }
+        if let Some((_, Some(aside))) = &replaced {
+            record::remove_replaced(aside);
+        }
+        self.history.record(&ended, self.clock.now());
+        Ok(Some(answer))
+    }
+
+    /// Whether operations end soon enough for a caller's thread.
+    pub(super) fn is_fast(&self) -> bool {
+        !self.directory.fsync && !self.slow.load(Ordering::Relaxed)
+    }
+
+    /// Whether our presence was removed.
+    pub(super) fn is_removed(&self) -> bool {
+        self.own.check().is_ok_and(|found| {
+            self.announce(found);
+            found != Found::Yes
+        })
+    }
+
+    /// Has every lease renewed when our presence is first found to be removed.
+    fn announce(&self, found: Found) {
+        if found == (Found::Removed { first: true }) {
+            tracing::error!(error = %self.own.removal(), "every lease of this instance is lost");
+            self.inbox.hints.send(Hint::Missed);
+        }
+    }
+
+    fn notify(&self, to: Uuid, notification: Notification) {
+        if to == self.own.id() {
+            self.inbox.deliver(notification);
+        } else {
+            presence::send(&self.directory, to, notification.to_string().as_bytes());
+        }
+    }
+
+    fn perform<T>(
+        &self,
+        latch: &mut Latch<'_>,
+        call: &Call<'_>,
+        rule: impl FnOnce(&mut State, &Context<'_>, &mut Effects) -> T,
+    ) -> Result<Done<T>> {
+        let Call { resource, askers, .. } = *call;
+        let times = self.times();
+        let (mut record, mut file) = record::load(&self.directory, resource, latch, &times)?;
+        let before = AskersBefore::new(&record.state, askers);
+        let fence_before = record.state.last_fence;
+        let mut effects = Effects::default();
+        let answer = self.run(&mut record, &times, &mut effects, rule);
+
+        let changed = before.changed(&mut record.state, &effects);
+        let mut replaced = None;
+        let neighbours = if effects.granted.is_empty() && effects.ended.is_empty() {
+            Vec::new()
+        } else {
+            neighbours::with_new_neighbours(&record)
+        };
+        if record.revived || !changed.is_empty() || !effects.is_empty() {
+            let aside = self.own.aside(latch::number(resource));
+            let target = Target { directory: &self.directory, resource, latch, aside: &aside };
+            let change = Change {
+                entries: &changed,
+                fence_issued: record.state.last_fence > fence_before,
+                replaces: file.is_some(),
+            };
+            let new = record::replace(target, &mut record, &change, &times)?;
+            let left_aside = new.is_some().then_some(aside);
+            replaced = mem::replace(&mut file, new).map(|old| (old, left_aside));
+            record.revived = false;
+        }
+
+        let (notifications, ended) = self.publish(resource, askers, &mut record, &mut effects, &neighbours, &times);
+        let ask_again = self.death_watch.follow(resource, neighbours::watched_by(self.own.id(), &record));
+        record::keep(latch, resource, record, file);
+        self.slow.store(self.clock.now().since(times.now) > SLOW, Ordering::Relaxed);
+        Ok(Done { answer, notifications, ended, replaced, ask_again })
+    }
+
+    fn run<T>(
+        &self,
+        record: &mut Record,
+        times: &Times<'_>,
+        effects: &mut Effects,
+        rule: impl FnOnce(&mut State, &Context<'_>, &mut Effects) -> T,
+    ) -> T {
+        let Record { state, owners, .. } = record;
+        let seen = RefCell::new(HashMap::new());
+        let look = |entry: &Entry| {
+            if !is_bound(entry) {
+                return Presence::Present;
+            }
+            match owners.get(&entry.id) {
+                Some(owner) if *owner != self.own.id() => {
+                    // Each process is looked at once per operation.
+                    *seen.borrow_mut().entry(*owner).or_insert_with(|| presence::look(&self.directory, *owner))
+                }
+                // An entry without an owner is the one that this operation adds.
+                _ if self.own.was_removed() => Presence::Dead,
+                _ => Presence::Own,
+            }
+        };
+        let answer = rule(state, &Context { now: times.now, wall: times.wall, presence: &look }, effects);
+        if let Some(last) = state.entries.last() {
+            owners.entry(last.id).or_insert(self.own.id());
+        }
+        answer
+    }
+
+    /// Reports what the operation did: events now, notifications and history for later.
+    fn publish(
+        &self,
+        resource: &Resource,
+        askers: &[LeaseId],
+        record: &mut Record,
+        effects: &mut Effects,
+        neighbours: &[LeaseId],
+        times: &Times<'_>,
+    ) -> (Vec<(Uuid, Notification)>, Vec<EndedLease>) {
+        if effects.is_empty() {
+            return Default::default();
+        }
+        let handed_over = effects.granted.iter().any(|granted| granted.provisional);
+        let mut report = Report {
+            owners: &record.owners,
+            watching: self.watchers.list(),
+            watchers: &self.watchers,
+            notifications: Vec::new(),
+            ended: Vec::new(),
+            ended_ids: Vec::new(),
+        };
+        let context = Context { now: times.now, wall: times.wall, presence: &|_| Presence::Present };
+        publish(resource, &record.state, effects, askers, &context, &mut report);
+        let Report { mut notifications, ended, ended_ids, .. } = report;
+        for id in ended_ids {
+            record.owners.remove(&id);
+        }
+
+        let mut notify = |id: &LeaseId, notification| {
+            notifications.extend(record.owners.get(id).map(|owner| (*owner, notification)));
+        };
+        for id in neighbours {
+            // The death watch already follows for our own.
+            if record.owners.get(id) != Some(&self.own.id()) {
+                notify(id, Notification::Changed(resource.clone()));
+            }
+        }
+        if handed_over
+            && let Some(next) = record.state.entries.iter().find(|entry| entry.is_waiting())
+            && let Some(length) = provisional_for(&record.state, times)
+        {
+            notify(&next.id, Notification::Provisional(length, resource.clone()));
+        }
+        (notifications, ended)
+    }
+
+    pub(super) fn times(&self) -> Times<'_> {
+        Times { now: self.clock.now(), wall: self.clock.wall(), boot: &self.boot }
+    }
+}
+
+/// How long the next in line must wait until a provisional grant has ended.
+fn provisional_for(state: &State, times: &Times<'_>) -> Option<Duration> {
+    let ends = state.entries.iter().filter_map(|entry| match entry.state {
+        EntryState::Provisional { ends_at, .. } => Some(ends_at),
+        EntryState::Holding(_) | EntryState::Waiting => None,
+    });
+    // Sent in whole milliseconds, and not to end before the grant does.
+    ends.min().map(|end| end.since(times.now) + Duration::from_millis(1))
+}
+
+/// The entries that an operation is called for, as they were before it.
+struct AskersBefore(Vec<Entry>);
+
+impl AskersBefore {
+    fn new(state: &State, askers: &[LeaseId]) -> Self {
+        let mut ids = askers.to_vec();
+        ids.sort_unstable();
+        let asks = |entry: &&Entry| ids.binary_search(&entry.id).is_ok();
+        Self(state.entries.iter().filter(asks).cloned().collect())
+    }
+
+    /// Which entries the operation changed, sorted: those it is called for, and those it granted or queued.
+    ///
+    /// A lease that lives by its process gains nothing by a renewal, and its date alone is not worth a write.
+    fn changed(self, state: &mut State, effects: &Effects) -> Vec<LeaseId> {
+        let mut changed: Vec<LeaseId> = effects.granted.iter().map(|granted| granted.id).chain(effects.queued).collect();
+        let mut entries = state.entries.iter_mut();
+        for before in self.0 {
+            let Some(after) = entries.find(|entry| entry.id == before.id) else { break };
+            if after.expiry == Expiry::ByPresence {
+                after.renewed_at = before.renewed_at;
+            }
+            if *after != before {
+                changed.push(before.id);
+            }
+        }
+        changed.sort_unstable();
+        changed
+    }
+}
+
+/// Who learns of an operation on one resource.
+struct Report<'a> {
+    owners: &'a HashMap<LeaseId, Uuid>,
+    watching: Vec<Uuid>,
+    watchers: &'a Watchers,
+    notifications: Vec<(Uuid, Notification)>,
+    ended: Vec<EndedLease>,
+    ended_ids: Vec<LeaseId>,
+}
+
+impl Audience for Report<'_> {
+    fn hint(&mut self, id: LeaseId, hint: Hint) {
+        if let (Some(owner), Some(notification)) = (self.owners.get(&id), Notification::from_hint(hint)) {
+            self.notifications.push((*owner, notification));
+        }
+    }
+
+    fn wants_events(&self) -> bool {
+        !self.watching.is_empty()
+    }
+
+    /// Under the latch, so that events of one resource arrive in their order.
+    fn event(&mut self, event: Event) {
+        self.watchers.send(event, &self.watching);
+    }
+
+    fn ended(&mut self, id: LeaseId, ended: EndedLease) {
+        self.ended_ids.push(id);
+        self.ended.push(ended);
+    }
+}

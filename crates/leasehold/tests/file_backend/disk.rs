@@ -1,0 +1,105 @@
+//! Disks and directories that cannot be used.
+
+use super::*;
+
+#[test]
+fn a_full_disk_changes_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(root.path()).output();
+    if !mounted.is_ok_and(|mount| mount.status.success()) {
+        eprintln!("mounting is not permitted here: the full disk was not tried");
+        return;
+    }
+    let tried = std::panic::catch_unwind(|| run(on_a_full_disk(root.path())));
+    assert!(Command::new("umount").arg("-l").arg(root.path()).status().unwrap().success());
+    tried.unwrap();
+}
+
+async fn on_a_full_disk(root: &Path) -> Tried {
+    let (a, b) = (open(root).await, open(root).await);
+    let held = request("x");
+    let before = granted(&a, &held).await;
+    let record = fs::read(record_of(root, "x"))?;
+    let _full = fs::write(root.join("ballast"), vec![0; 2 << 20]).unwrap_err();
+    for busy_or_free in ["x", "y"] {
+        let error = b.acquire(&request(busy_or_free)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.to_string().contains("free some space"), "{error}");
+    }
+    assert_eq!(fs::read(record_of(root, "x"))?, record);
+    assert_eq!(files(root.join("test/records")), ["x.json"], "nothing is left aside");
+    assert!(matches!(renewed(&a, &held).await, Standing::Holding(grant) if grant.fence == before.fence));
+    assert_eq!(release(&a, &held).await, Released::Freed, "a release needs no space");
+    fs::remove_file(root.join("ballast"))?;
+    assert!(granted(&b, &request("x")).await.fence > before.fence);
+    Ok(())
+}
+
+#[test]
+fn a_directory_that_cannot_be_made_or_is_gone_is_an_error_that_names_it() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let file = root.path().join("file");
+        fs::write(&file, "")?;
+        let error = FileBackend::open(options(&file.join("below"), "")).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.to_string().contains("file/below"), "{error}");
+
+        let a = open(root.path()).await;
+        fs::rename(root.path().join("test"), root.path().join("moved"))?;
+        let error = a.acquire(&request("x")).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.to_string().contains("/test/"), "{error}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_read_only_disk_is_a_matter_of_permission() {
+    let root = tempfile::tempdir().unwrap();
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "ro", "tmpfs"]).arg(root.path()).output();
+    if !mounted.is_ok_and(|mount| mount.status.success()) {
+        eprintln!("mounting is not permitted here: the read-only disk was not tried");
+        return;
+    }
+    let path = root.path().to_owned();
+    let tried = std::panic::catch_unwind(|| {
+        run(async {
+            let error = FileBackend::open(options(&path, "")).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+            Ok(())
+        });
+    });
+    assert!(Command::new("umount").arg("-l").arg(root.path()).status().unwrap().success());
+    tried.unwrap();
+}
+
+#[test]
+fn another_format_and_other_files_are_refused() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        drop(open(root.path()).await);
+        fs::write(root.path().join("test/format"), "leasehold-file 3 3\n")?;
+        let error = FileBackend::open(options(root.path(), "")).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("leasehold-file 3"), "{error}");
+
+        let other = tempfile::tempdir()?;
+        fs::create_dir(other.path().join("test"))?;
+        fs::write(other.path().join("test/thesis.tex"), "")?;
+        let error = FileBackend::open(options(other.path(), "")).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+        assert_eq!(files(other.path().to_owned()), ["test"], "nothing is left aside");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_file_system_that_is_not_known_to_be_local_is_refused() {
+    run(async {
+        let error = FileBackend::open(options(Path::new("/proc/leasehold"), "")).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("0x9fa0"), "{error}");
+        Ok(())
+    });
+}

@@ -1,0 +1,79 @@
+//! Latches that others hold.
+
+use super::*;
+
+#[test]
+fn a_latch_that_passes_from_process_to_process_is_waited_for() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let a = open(root.path()).await;
+        let held = request("a");
+        granted(&a, &held).await;
+        // Three in a row, each longer than the looks at who has it are apart.
+        let latch = root.path().join("test/latches/0a");
+        let spawn = || Command::new("flock").arg(&latch).args(["sleep", "1.2"]).spawn().unwrap();
+        let row = [spawn(), spawn(), spawn()];
+        let inode = format!(":{} ", fs::metadata(&latch)?.ino());
+        while fs::read_to_string("/proc/locks")?.lines().filter(|line| line.contains(&inode)).count() < row.len() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let started = SystemClock.now();
+        assert_eq!(a.release(&held.key, &Outcome::Completed).await?.value, Released::Freed);
+        assert!(SystemClock.now().since(started) > Duration::from_secs(2), "it was not their latch");
+        for mut process in row {
+            process.wait()?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_latch_held_by_a_stopped_process_is_an_error_that_names_it() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let a = open(root.path()).await;
+        let held = request("x");
+        granted(&a, &held).await;
+        let mut stopped = Process::start("hold latches", root.path(), "x");
+        stopped.signal("-STOP");
+        let asked = request("x");
+        let started = SystemClock.now();
+        let (error, other) = tokio::join!(a.acquire(&asked), a.acquire(&asked));
+        let took = SystemClock.now().since(started);
+        assert!(took > Duration::from_millis(1500) && took < Duration::from_secs(5), "{took:?}");
+        for error in [error.unwrap_err(), other.unwrap_err()] {
+            assert_eq!(error.kind(), ErrorKind::Unavailable);
+            assert!(error.to_string().contains(&format!("process {}", stopped.pid())), "{error}");
+            assert!(error.to_string().contains("latches/"), "{error}");
+        }
+        let started = SystemClock.now();
+        a.acquire(&asked).await.unwrap_err();
+        assert!(SystemClock.now().since(started) < Duration::from_secs(1), "what is known to be stuck is said at once");
+        stopped.kill();
+        assert!(holds(&a, &held).await, "the abandoned wait does not keep the latch");
+        assert_eq!(renewed(&a, &asked).await, Standing::Gone);
+        Ok(())
+    });
+}
+
+#[test]
+fn an_operation_that_waits_for_a_latch_delays_nothing_else() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let url = format!("file://{}", root.path().display());
+        let locks = leasehold::Leasehold::builder().namespace("test").connect(&url).await?;
+        let memory = leasehold::Leasehold::connect("memory:").await?;
+        let dropped = locks.mutex("dropped").acquire().await?;
+        let stopped = Process::start("hold latches", root.path(), "x");
+        let guard = memory.mutex("y").max_hold(Duration::from_millis(200)).acquire().await?;
+        // One waits on the engine's behalf, one for a caller whose executor has this one thread.
+        drop(dropped);
+        let mutex = locks.mutex("x");
+        tokio::select! {
+            _ = guard.lost() => {}
+            tried = mutex.try_acquire() => panic!("the latch is held: {tried:?}"),
+        }
+        assert!(fs::metadata(format!("/proc/{}", stopped.pid())).is_ok());
+        Ok(())
+    });
+}

@@ -1,0 +1,281 @@
+//! The `file:` backend on a real directory, with real processes that are stopped and killed.
+
+#![cfg(all(feature = "file", target_os = "linux"))]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by its panic")]
+
+use std::{
+    env,
+    fs::{self, File},
+    io::{BufRead, BufReader, Write},
+    os::unix::{
+        fs::{MetadataExt, OpenOptionsExt, PermissionsExt},
+        process::CommandExt,
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use leasehold::{
+    ErrorKind, Fence, Holder, Resource, Ttl,
+    backend::{Backend, Finding, Hint, Hints, Inspect, Liveness, Severity},
+    backends::file::{FileBackend, FileOptions},
+    clock::{Clock, ManualClock, SystemClock},
+    lease::{
+        Claim, Decision, Ending, EventKind, Grant, HistoryFilter, LeaseId, LeaseKey, LeaseState, Lifetime, ListFilter,
+        Metadata, Names, Outcome, Released, Renewal, Request, Standing, Timestamp,
+    },
+};
+
+mod bad_files;
+mod disk;
+mod files;
+mod latches;
+mod notifications;
+mod power_loss;
+mod presence;
+mod processes;
+
+mod users;
+
+type Tried = Result<(), Box<dyn std::error::Error>>;
+
+fn run(test: impl Future<Output = Tried>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async { tokio::time::timeout(Duration::from_secs(30), test).await }).unwrap().unwrap();
+}
+
+fn options(root: &Path, query: &str) -> FileOptions {
+    FileOptions::from_url(&format!("file://{}{query}", root.display()), "test", Arc::new(SystemClock)).unwrap()
+}
+
+async fn open(root: &Path) -> FileBackend {
+    FileBackend::open(options(root, "")).await.unwrap()
+}
+
+async fn open_by(root: &Path, clock: &ManualClock) -> FileBackend {
+    let mut options = options(root, "");
+    options.clock = Arc::new(clock.clone());
+    FileBackend::open(options).await.unwrap()
+}
+
+fn name(text: &str) -> Resource {
+    Resource::new(text).unwrap()
+}
+
+fn request(resource: &str) -> Request {
+    Request::new(LeaseKey::new(name(resource), LeaseId::random()), Claim::EXCLUSIVE, Holder::unique()).ttl(Ttl::DEFAULT)
+}
+
+fn detached(resource: &str) -> Request {
+    request(resource).lifetime(Lifetime::Detached)
+}
+
+async fn granted(backend: &FileBackend, request: &Request) -> Grant {
+    match backend.acquire(request).await.unwrap().value {
+        Decision::Granted(grant) => grant,
+        other => panic!("not granted: {other:?}"),
+    }
+}
+
+/// How many wait ahead.
+async fn queued(backend: &FileBackend, request: &Request) -> u32 {
+    match backend.acquire(request).await.unwrap().value {
+        Decision::Queued(place) => place.ahead,
+        other => panic!("not queued: {other:?}"),
+    }
+}
+
+async fn renewed(backend: &FileBackend, request: &Request) -> Standing {
+    backend.renew(&[Renewal::new(request.key.clone(), request.ttl)]).await.unwrap().value[0]
+}
+
+async fn holds(backend: &FileBackend, request: &Request) -> bool {
+    matches!(renewed(backend, request).await, Standing::Holding(_))
+}
+
+async fn waits(backend: &FileBackend, request: &Request) -> bool {
+    matches!(renewed(backend, request).await, Standing::Waiting(_))
+}
+
+async fn release(backend: &FileBackend, request: &Request) -> Released {
+    backend.release(&request.key, &Outcome::Completed).await.unwrap().value
+}
+
+async fn endings(backend: &FileBackend, resource: &str) -> Vec<Ending> {
+    let filter = HistoryFilter::new(Names::Exactly(name(resource)));
+    backend.history(&filter).await.unwrap().into_iter().map(|ended| ended.ending).collect()
+}
+
+async fn hint(hints: &mut Hints) -> Hint {
+    tokio::time::timeout(Duration::from_secs(5), hints.next()).await.expect("a hint in time").unwrap()
+}
+
+async fn no_hint(hints: &mut Hints) {
+    let quiet = tokio::time::timeout(Duration::from_millis(100), hints.next()).await;
+    assert!(quiet.is_err(), "an unexpected hint: {quiet:?}");
+}
+
+/// Waits for what other threads do.
+async fn until(what: &str, done: impl Fn() -> bool) {
+    for _ in 0..500 {
+        if done() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("not within 5 s: {what}");
+}
+
+fn changed(resource: &str) -> Hint {
+    Hint::Changed { resource: name(resource) }
+}
+
+/// The lines of a record: its header, then its entries.
+fn lines_of(path: &Path) -> Vec<serde_json::Value> {
+    fs::read_to_string(path).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn write_lines(path: &Path, lines: &[serde_json::Value]) {
+    let lines: Vec<String> = lines.iter().map(ToString::to_string).collect();
+    fs::write(path, lines.join("\n") + "\n").unwrap();
+}
+
+fn record_of(root: &Path, resource: &str) -> PathBuf {
+    root.join("test/records").join(format!("{resource}.json"))
+}
+
+fn files(directory: PathBuf) -> Vec<String> {
+    fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
+}
+
+fn failures(findings: &[Finding]) -> Vec<&Finding> {
+    findings.iter().filter(|finding| finding.severity == Severity::Failure).collect()
+}
+
+/// Another process: this test binary, playing the part that `child` is told to.
+struct Process(Child);
+
+impl Process {
+    fn start(part: &str, root: &Path, resource: &str) -> Self {
+        Self::start_by(Command::new(env::current_exe().unwrap()), part, root, resource)
+    }
+
+    /// By another user, who may not be able to walk to where this program is.
+    fn start_as(user: u32, part: &str, root: &Path, resource: &str) -> Self {
+        let mut program = Command::new("/proc/self/exe");
+        program.uid(user).gid(user).current_dir("/");
+        Self::start_by(program, part, root, resource)
+    }
+
+    fn start_by(mut program: Command, part: &str, root: &Path, resource: &str) -> Self {
+        let mut child = program
+            .args(["--exact", "child", "--nocapture"])
+            .env("LEASEHOLD_TEST_PART", part)
+            .env("LEASEHOLD_TEST_ROOT", root)
+            .env("LEASEHOLD_TEST_NAME", resource)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let process = Self(child);
+        assert!(output.lines().map_while(Result::ok).any(|line| line.ends_with("ready")), "{part} was not ready");
+        process
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    fn signal(&self, signal: &str) {
+        assert!(Command::new("kill").args([signal, &self.pid().to_string()]).status().unwrap().success());
+    }
+
+    fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _gone_already = self.0.kill();
+        let _reaped = self.0.wait();
+    }
+}
+
+/// Not a test of its own: the parts that other processes play.
+#[test]
+fn child() {
+    let Ok(part) = env::var("LEASEHOLD_TEST_PART") else { return };
+    let root = PathBuf::from(env::var("LEASEHOLD_TEST_ROOT").unwrap());
+    let resource = env::var("LEASEHOLD_TEST_NAME").unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        if part == "hold latches" {
+            let latches = files(root.join("test/latches")).into_iter();
+            let latches = latches.map(|latch| root.join("test/latches").join(latch));
+            let latches: Vec<File> = latches.map(|latch| File::options().write(true).open(latch).unwrap()).collect();
+            for latch in &latches {
+                latch.lock().unwrap();
+            }
+            ready_for_ever().await;
+        }
+        if part == "wander" {
+            wander(&root, &resource).await;
+            println!("ready");
+            return;
+        }
+        if part == "hold shared by all" {
+            let backend = FileBackend::open(options(&root, "?mode=0666")).await.unwrap();
+            granted(&backend, &request(&resource)).await;
+            ready_for_ever().await;
+        }
+        let backend = open(&root).await;
+        match part.as_str() {
+            "queue until granted" => {
+                let (mut hints, mine) = (backend.hints(), request(&resource));
+                queued(&backend, &mine).await;
+                println!("ready");
+                assert_eq!(hint(&mut hints).await, changed(&resource));
+                assert!(holds(&backend, &mine).await);
+                // Nobody reads what the test harness would print.
+                std::process::exit(0);
+            }
+            "hold" => _ = granted(&backend, &request(&resource)).await,
+            "hold detached" => _ = granted(&backend, &detached(&resource)).await,
+            "queue" => _ = queued(&backend, &request(&resource)).await,
+            "queue shared" => {
+                let mut shared = request(&resource);
+                shared.claim = Claim::SHARED;
+                queued(&backend, &shared).await;
+            }
+            "queue detached" => _ = queued(&backend, &detached(&resource)).await,
+            "lend" => {
+                granted(&backend, &request(&resource)).await;
+                let _lent = backend.inheritable().unwrap();
+                let mut sleeper = Command::new("sleep");
+                let mut sleeper = sleeper.arg("2").stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+                assert_eq!(sleeper.try_wait().unwrap(), None);
+            }
+            other => panic!("no part {other}"),
+        }
+        ready_for_ever().await;
+    });
+}
+
+async fn ready_for_ever() {
+    println!("ready");
+    std::future::pending::<()>().await;
+}
+
+/// Comes and goes; being taken for dead would show as a lease that is gone.
+async fn wander(root: &Path, resource: &str) {
+    for _ in 0..40 {
+        let backend = open(root).await;
+        let request = request(resource);
+        let _either = backend.acquire(&request).await.unwrap();
+        assert_ne!(release(&backend, &request).await, Released::Gone);
+    }
+}

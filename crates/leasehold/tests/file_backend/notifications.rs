@@ -1,0 +1,132 @@
+//! Notifications, events, history and findings.
+
+use super::*;
+
+#[test]
+fn history_is_newest_first_bounded_and_survives_a_torn_line() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let a = open(root.path()).await;
+        let note = "n".repeat(60_000);
+        for round in 0..200 {
+            let held = request(&format!("x{round}")).note(note.clone());
+            granted(&a, &held).await;
+            release(&a, &held).await;
+        }
+        let size = |file: &str| fs::metadata(root.path().join("test").join(file)).unwrap().len();
+        let limit = (4 << 20) + 70_000;
+        assert!(size("history.ndjson") < limit && size("history.1.ndjson") < limit);
+        let newer = root.path().join("test/history.ndjson");
+        let whole = fs::read(&newer)?;
+        fs::write(&newer, &whole[..whole.len() - 10])?;
+        let told = a.history(&HistoryFilter::new(Names::All).limit(90)).await?;
+        assert_eq!(told[0].resource, name("x198"));
+        assert_eq!(told.len(), 90);
+        assert!(told.is_sorted_by_key(|ended| std::cmp::Reverse(ended.ended_at)));
+        Ok(())
+    });
+}
+
+#[test]
+fn a_watcher_sees_what_another_instance_does_until_it_stops() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let (a, b) = (open(root.path()).await, open(root.path()).await);
+        let mut events = b.watch(Names::Prefix(String::from("x"))).await?;
+        let mut next = async || {
+            let event = std::future::poll_fn(|context| events.as_mut().poll_next(context));
+            tokio::time::timeout(Duration::from_secs(5), event).await.expect("an event in time").unwrap().unwrap().kind
+        };
+        let (first, second) = (request("x"), request("x"));
+        let one = granted(&a, &first).await;
+        granted(&a, &request("other")).await;
+        assert_eq!(next().await, EventKind::Acquired { fence: one.fence });
+        queued(&a, &second).await;
+        assert_eq!(next().await, EventKind::Waiting);
+        release(&a, &first).await;
+        assert_eq!(next().await, EventKind::Ended { ending: Ending::Released, fence: Some(one.fence) });
+        assert!(matches!(next().await, EventKind::Acquired { fence } if fence > one.fence));
+        release(&b, &second).await;
+        assert!(matches!(next().await, EventKind::Ended { .. }), "what the watcher does itself is told too");
+        let watchers = || fs::read_to_string(root.path().join("test/watchers")).unwrap();
+        assert!(watchers().contains(|c: char| c.is_ascii_hexdigit()));
+        drop(events);
+        granted(&a, &request("x")).await;
+        until("an event that nobody wants ends the watching", || !watchers().contains(|c: char| c.is_ascii_hexdigit()))
+            .await;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_healthy_directory_gets_a_clean_report() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let a = open(root.path()).await;
+        granted(&a, &request("x")).await;
+        assert_eq!(a.guarantees().liveness, Liveness::Process);
+        let findings = a.examine().await?;
+        assert!(failures(&findings).is_empty(), "{findings:?}");
+        fs::set_permissions(root.path().join("test"), fs::Permissions::from_mode(0o777))?;
+        let findings = a.examine().await?;
+        let warned = |finding: &Finding| finding.severity == Severity::Warning && finding.subject == "permissions";
+        assert!(findings.iter().any(warned), "{findings:?}");
+        Ok(())
+    });
+}
+
+/// Fills the FIFO of an instance that does not get to read, until it refuses lines.
+fn fill_fifo(root: &Path, id: &str) {
+    let fifo = root.join("test/presence").join(id);
+    let mut fifo = File::options().write(true).custom_flags(nonblocking()).open(fifo).unwrap();
+    while fifo.write(b"a line that nobody knows\n").is_ok() {}
+}
+
+/// The flag that keeps a writer from waiting for a reader.
+fn nonblocking() -> i32 {
+    i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap()
+}
+
+#[test]
+fn an_instance_whose_fifo_was_full_finds_out_that_it_missed_lines() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let b = open(root.path()).await;
+        let id = files(root.path().join("test/presence")).remove(0);
+        let a = open(root.path()).await;
+        let mut hints = b.hints();
+        let mut events = b.watch(Names::All).await?;
+        let (first, second) = (request("x"), request("x"));
+        granted(&a, &first).await;
+        queued(&b, &second).await;
+        // From here to the release this thread never gets to read: neither call waits.
+        fill_fifo(root.path(), &id);
+        release(&a, &first).await;
+        assert_eq!(hint(&mut hints).await, Hint::Missed);
+        assert!(holds(&b, &second).await);
+        let mut next = async || std::future::poll_fn(|context| events.as_mut().poll_next(context)).await.unwrap();
+        while next().await.is_ok() {}
+        Ok(())
+    });
+}
+
+#[test]
+fn the_next_in_line_asks_again_when_a_grant_was_not_confirmed() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let clock = ManualClock::new();
+        let (a, c) = (open_by(root.path(), &clock).await, open_by(root.path(), &clock).await);
+        let mut hints = c.hints();
+        let (holder, third) = (request("x"), request("x"));
+        granted(&a, &holder).await;
+        let stopped = Process::start("queue", root.path(), "x");
+        stopped.signal("-STOP");
+        queued(&c, &third).await;
+        release(&a, &holder).await;
+        no_hint(&mut hints).await;
+        clock.advance(Duration::from_secs(6));
+        assert_eq!(hint(&mut hints).await, changed("x"));
+        assert!(holds(&c, &third).await);
+        Ok(())
+    });
+}

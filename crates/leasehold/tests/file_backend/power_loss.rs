@@ -1,0 +1,100 @@
+//! What a power loss and a restart leave behind.
+
+use super::*;
+
+#[test]
+fn after_a_reboot_the_wall_clock_tells_what_is_left() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let clock = ManualClock::new();
+        let a = open_by(root.path(), &clock).await;
+        granted(&a, &detached("x")).await;
+        let path = record_of(root.path(), "x");
+        let mut lines = lines_of(&path);
+        lines[0]["boot"] = "another life".into();
+        lines[1]["entry"]["expires_at"] = 1.into();
+        let write = || {
+            // A record is a new file each time: an instance that has the old one open would not look inside.
+            fs::remove_file(&path).unwrap();
+            write_lines(&path, &lines);
+        };
+        write();
+        let left = async || a.list(&ListFilter::new(Names::All)).await.unwrap().leases[0].expires_in;
+        clock.advance(Duration::from_secs(10));
+        assert_eq!(left().await, Some(Duration::from_secs(20)));
+        clock.set_wall(Timestamp::from_micros(0));
+        clock.advance(Duration::from_secs(5));
+        assert_eq!(left().await, Some(Duration::from_secs(15)), "from then on the steady clock counts");
+        write();
+        clock.set_wall(Timestamp::from_micros(0));
+        assert_eq!(left().await, Some(Ttl::DEFAULT.get()), "never more than the ttl");
+        Ok(())
+    });
+}
+
+#[test]
+fn what_a_power_loss_tore_is_removed_once_and_fences_keep_rising() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let clock = ManualClock::new();
+        let a = open_by(root.path(), &clock).await;
+        let before = granted(&a, &request("x")).await.fence;
+        granted(&a, &detached("y")).await;
+        drop(a);
+        fs::write(record_of(root.path(), "x"), "")?;
+        let b = open_by(root.path(), &clock).await;
+        assert!(b.acquire(&request("x")).await.is_err(), "in the same life of the machine it is garbage");
+        drop(b);
+        fs::write(root.path().join("test/boot"), "another life")?;
+        let c = open_by(root.path(), &clock).await;
+        assert!(granted(&c, &request("x")).await.fence > before);
+        queued(&c, &request("y")).await;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_directory_torn_by_a_power_loss_is_repaired_and_fences_keep_rising() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let clock = ManualClock::new();
+        for torn in [&b""[..], b"\0\0\0\0\0\0\0\0"] {
+            let a = open_by(root.path(), &clock).await;
+            let before = granted(&a, &request("x")).await.fence;
+            drop(a);
+            fs::write(root.path().join("test/format"), torn)?;
+            fs::remove_file(root.path().join("test/watchers"))?;
+            fs::remove_file(root.path().join("test/latches/05"))?;
+            let b = open_by(root.path(), &clock).await;
+            assert_eq!(fs::read(root.path().join("test/format"))?, b"leasehold-file 2 2\n");
+            assert!(root.path().join("test/watchers").is_file() && root.path().join("test/latches/05").is_file());
+            clock.set_wall(Timestamp::from_micros(0));
+            assert!(granted(&b, &request("x")).await.fence > before);
+        }
+        assert!(!files(root.path().join("test")).iter().any(|name| name.starts_with(".new-")));
+        fs::write(root.path().join("test/format"), "")?;
+        fs::write(root.path().join("test/thesis.tex"), "")?;
+        let error = FileBackend::open(options(root.path(), "")).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "it may be another's");
+        Ok(())
+    });
+}
+
+#[test]
+fn directories_whose_maker_died_are_tidied() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let make = |name: &str, age: &str| {
+            let path = root.path().join(name);
+            fs::create_dir_all(path.join("latches")).unwrap();
+            assert!(Command::new("touch").args(["-d", age]).arg(&path).status().unwrap().success());
+            path
+        };
+        let young = make(".new-0b1f8a54c2a14f7e9a3d7e61d0c5b2a1", "10 minutes ago");
+        let old = make(".new-1b1f8a54c2a14f7e9a3d7e61d0c5b2a1", "2 hours ago");
+        let other = make(".new-ideas", "2 hours ago");
+        let _a = open(root.path()).await;
+        assert_eq!([young, old, other].map(|path| path.exists()), [true, false, true]);
+        Ok(())
+    });
+}

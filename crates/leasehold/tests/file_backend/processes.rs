@@ -1,0 +1,246 @@
+//! Processes that hold, wait, stop and die.
+
+use super::*;
+
+#[test]
+fn a_release_rings_the_next_and_nobody_else() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let (a, b, c) = (open(root.path()).await, open(root.path()).await, open(root.path()).await);
+        let (mut to_b, mut to_c) = (b.hints(), c.hints());
+        let (first, second, third, fourth) = (request("x"), request("x"), request("x"), request("x"));
+        granted(&a, &first).await;
+        queued(&b, &second).await;
+        queued(&c, &third).await;
+        queued(&b, &fourth).await;
+        release(&a, &first).await;
+        let Standing::Holding(grant) = renewed(&b, &second).await else { panic!("not handed over") };
+        let provisional = Hint::Granted { id: second.key.id, fence: grant.fence, provisional: true };
+        assert_eq!(hint(&mut to_b).await, provisional);
+        no_hint(&mut to_c).await;
+        release(&b, &second).await;
+        assert!(matches!(hint(&mut to_c).await, Hint::Granted { id, .. } if id == third.key.id));
+        release(&c, &third).await;
+        assert!(matches!(hint(&mut to_b).await, Hint::Granted { id, .. } if id == fourth.key.id));
+        Ok(())
+    });
+}
+
+#[test]
+fn a_killed_holder_wakes_the_waiter_at_once() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let mut holder = Process::start("hold", root.path(), "x");
+        let a = open(root.path()).await;
+        let mut hints = a.hints();
+        let waiter = request("x");
+        queued(&a, &waiter).await;
+        holder.kill();
+        assert_eq!(hint(&mut hints).await, changed("x"));
+        assert!(holds(&a, &waiter).await);
+        assert_eq!(endings(&a, "x").await, [Ending::Disconnected]);
+        assert_eq!(files(root.path().join("test/presence")).len(), 1, "the dead one's presence is tidied");
+        Ok(())
+    });
+}
+
+#[test]
+fn whoever_dies_together_the_first_survivor_hears_of_it() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let mut dying = vec![Process::start("hold", root.path(), "x")];
+        dying.extend((0..3).map(|_| Process::start("queue", root.path(), "x")));
+        let a = open(root.path()).await;
+        let mut hints = a.hints();
+        let waiter = request("x");
+        assert_eq!(queued(&a, &waiter).await, 3);
+        dying.iter_mut().for_each(Process::kill);
+        assert_eq!(hint(&mut hints).await, changed("x"));
+        assert!(holds(&a, &waiter).await);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_waiter_whose_neighbour_leaves_watches_the_next_one_ahead() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let (a, c, d) = (open(root.path()).await, open(root.path()).await, open(root.path()).await);
+        let mut hints = d.hints();
+        let (first, third, fourth) = (request("x"), request("x"), request("x"));
+        granted(&a, &first).await;
+        let mut second = Process::start("queue", root.path(), "x");
+        queued(&c, &third).await;
+        queued(&d, &fourth).await;
+        assert_eq!(release(&c, &third).await, Released::LeftQueue);
+        assert_eq!(hint(&mut hints).await, changed("x"));
+        assert!(waits(&d, &fourth).await);
+        release(&a, &first).await;
+        no_hint(&mut hints).await;
+        second.kill();
+        assert_eq!(hint(&mut hints).await, changed("x"));
+        assert!(holds(&d, &fourth).await);
+        Ok(())
+    });
+}
+
+#[test]
+fn the_first_waiter_hears_of_every_holder_even_of_one_granted_later() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let (a, d) = (open(root.path()).await, open(root.path()).await);
+        let mut hints = d.hints();
+        let writer = request("x");
+        granted(&a, &writer).await;
+        let mut reader = Process::start("queue shared", root.path(), "x");
+        let _other = Process::start("queue shared", root.path(), "x");
+        let waiter = request("x");
+        queued(&d, &waiter).await;
+        release(&a, &writer).await;
+        assert_eq!(hint(&mut hints).await, changed("x"), "the first reader is someone new to watch");
+        assert!(waits(&d, &waiter).await);
+        reader.kill();
+        assert_eq!(hint(&mut hints).await, changed("x"));
+        assert!(waits(&d, &waiter).await, "the other reader still holds");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_stopped_holder_keeps_its_lock() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let holder = Process::start("hold", root.path(), "x");
+        holder.signal("-STOP");
+        let a = open(root.path()).await;
+        let mut hints = a.hints();
+        let waiter = request("x");
+        queued(&a, &waiter).await;
+        no_hint(&mut hints).await;
+        assert!(waits(&a, &waiter).await);
+        holder.signal("-CONT");
+        assert!(waits(&a, &waiter).await);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_stopped_waiter_loses_its_turn_to_the_next_when_it_does_not_confirm_it() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let clock = ManualClock::new();
+        let (a, b) = (open_by(root.path(), &clock).await, open_by(root.path(), &clock).await);
+        let (holder, next) = (request("x"), request("x"));
+        granted(&a, &holder).await;
+        let stopped = Process::start("queue", root.path(), "x");
+        stopped.signal("-STOP");
+        assert_eq!(queued(&b, &next).await, 1);
+        assert_eq!(release(&a, &holder).await, Released::Freed);
+        let Standing::Waiting(place) = renewed(&b, &next).await else { panic!("the stopped one has its turn") };
+        clock.advance(place.ask_again_in.expect("the next one learns when to ask"));
+        assert!(holds(&b, &next).await);
+        assert_eq!(endings(&b, "x").await, [Ending::Expired, Ending::Released]);
+        Ok(())
+    });
+}
+
+#[test]
+fn the_handle_of_a_killed_process_is_gone() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let a = open(root.path()).await;
+        for resource in ["renewed", "released"] {
+            let mut holder = Process::start("hold", root.path(), resource);
+            let lines = lines_of(&record_of(root.path(), resource));
+            let id = lines[1]["entry"]["id"].as_str().expect("an id").parse()?;
+            let mut handed_on = request(resource);
+            handed_on.key.id = id;
+            assert!(holds(&a, &handed_on).await, "a handle works while its process lives");
+            holder.kill();
+            match resource {
+                "renewed" => assert_eq!(renewed(&a, &handed_on).await, Standing::Gone),
+                _ => assert_eq!(release(&a, &handed_on).await, Released::Gone),
+            }
+            assert_eq!(endings(&a, resource).await, [Ending::Disconnected]);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_lent_presence_lives_until_the_child_is_gone() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let mut parent = Process::start("lend", root.path(), "x");
+        let a = open(root.path()).await;
+        let mut hints = a.hints();
+        let waiter = request("x");
+        queued(&a, &waiter).await;
+        parent.kill();
+        no_hint(&mut hints).await;
+        assert!(waits(&a, &waiter).await, "the child still has it");
+        assert_eq!(hint(&mut hints).await, changed("x"));
+        assert!(holds(&a, &waiter).await);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_closed_instance_is_dead_to_others() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let (a, b) = (open(root.path()).await, open(root.path()).await);
+        let mut hints = b.hints();
+        granted(&a, &request("x")).await;
+        let waiter = request("x");
+        queued(&b, &waiter).await;
+        drop(a);
+        assert_eq!(hint(&mut hints).await, changed("x"));
+        assert!(holds(&b, &waiter).await);
+        assert_eq!(files(root.path().join("test/presence")).len(), 1);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_detached_lease_outlives_its_instance_and_ends_by_the_clock() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let clock = ManualClock::new();
+        let (a, b) = (open_by(root.path(), &clock).await, open_by(root.path(), &clock).await);
+        let lease = detached("x");
+        granted(&a, &lease).await;
+        drop(a);
+        let waiter = request("x");
+        let Decision::Queued(place) = b.acquire(&waiter).await?.value else { panic!("the lease was lost") };
+        assert_eq!(place.ask_again_in, Some(Ttl::DEFAULT.get()));
+        clock.advance(Duration::from_secs(20));
+        assert!(holds(&b, &lease).await, "whoever has the id renews");
+        clock.advance(Duration::from_secs(20));
+        assert!(waits(&b, &waiter).await);
+        clock.advance(Duration::from_secs(10));
+        assert!(holds(&b, &waiter).await);
+        assert_eq!(endings(&b, "x").await, [Ending::Expired]);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_detached_lease_survives_the_kill_of_its_asker_and_a_detached_wait_does_not() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let mut holder = Process::start("hold detached", root.path(), "x");
+        let mut waiter = Process::start("queue detached", root.path(), "x");
+        let a = open(root.path()).await;
+        let list = async || a.list(&ListFilter::new(Names::All)).await.unwrap().leases;
+        assert_eq!(list().await.len(), 2);
+        holder.kill();
+        waiter.kill();
+        let left = list().await;
+        assert_eq!(left.len(), 1);
+        assert!(matches!(left[0].state, LeaseState::Holding { .. }));
+        assert!(left[0].expires_in.is_some_and(|left| left <= Ttl::DEFAULT.get()));
+        assert_eq!(endings(&a, "x").await, [Ending::Disconnected]);
+        Ok(())
+    });
+}

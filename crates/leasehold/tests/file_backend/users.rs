@@ -1,0 +1,139 @@
+//! Modes, owners, and users that share a directory.
+
+use super::*;
+
+const NOBODY: u32 = 65534;
+const SOMEBODY: u32 = 65533;
+
+/// Whether other users can be tried here.
+fn is_root() -> bool {
+    let root = fs::metadata("/proc/self").unwrap().uid() == 0;
+    if !root {
+        eprintln!("not run by root: other users were not tried");
+    }
+    root
+}
+
+#[test]
+fn root_gives_what_it_writes_to_the_owner_of_the_directory() {
+    if !is_root() {
+        return;
+    }
+    run(async {
+        let root = tempfile::tempdir()?;
+        let dead = open(root.path()).await;
+        granted(&dead, &request("x")).await;
+        let a = open(root.path()).await;
+        queued(&a, &request("x")).await;
+        drop(dead);
+        let to = format!("{NOBODY}:{NOBODY}");
+        assert!(Command::new("chown").args(["-R", &to]).arg(root.path()).status()?.success());
+        let b = open(root.path()).await;
+        assert_eq!(b.list(&ListFilter::new(Names::All)).await?.leases.len(), 1, "the dead one's record is rewritten");
+        let mut written = vec![record_of(root.path(), "x"), root.path().join("test/history.ndjson")];
+        let presences = root.path().join("test/presence");
+        written.extend(files(presences.clone()).into_iter().map(|presence| presences.join(presence)));
+        assert_eq!(written.len(), 4);
+        for path in written {
+            let file = fs::metadata(&path)?;
+            assert_eq!((file.uid(), file.gid()), (NOBODY, NOBODY), "{}", path.display());
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn two_users_of_one_directory_exclude_and_wake_each_other() {
+    if !is_root() {
+        return;
+    }
+    run(async {
+        let root = tempfile::tempdir()?;
+        fs::set_permissions(root.path(), fs::Permissions::from_mode(0o777))?;
+        drop(FileBackend::open(options(root.path(), "?mode=0666")).await?);
+        let mut first = Process::start_as(NOBODY, "hold", root.path(), "x");
+        let mut second = Process::start_as(SOMEBODY, "queue", root.path(), "x");
+        let a = open(root.path()).await;
+        let mut hints = a.hints();
+        let third = request("x");
+        assert_eq!(queued(&a, &third).await, 1);
+        let holder = async || {
+            let leases = a.list(&ListFilter::new(Names::All)).await.unwrap().leases;
+            leases.into_iter().find(|lease| matches!(lease.state, LeaseState::Holding { .. })).map(|lease| lease.holder)
+        };
+        let before = holder().await;
+        first.kill();
+        let after = holder().await;
+        assert!(before.is_some() && after.is_some() && before != after, "handed from one user to the other");
+        second.kill();
+        assert_eq!(hint(&mut hints).await, changed("x"));
+        assert!(holds(&a, &third).await);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_user_is_woken_by_the_death_of_another_users_process() {
+    if !is_root() {
+        return;
+    }
+    run(async {
+        let root = tempfile::tempdir()?;
+        fs::set_permissions(root.path(), fs::Permissions::from_mode(0o777))?;
+        // Made by the other user, so that root is the guest here.
+        let mut maker = Process::start_as(NOBODY, "hold shared by all", root.path(), "x");
+        assert_eq!(fs::metadata(root.path().join("test"))?.uid(), NOBODY);
+        let mut holder = Process::start("hold", root.path(), "y");
+        let mut waiter = Process::start_as(SOMEBODY, "queue until granted", root.path(), "y");
+        holder.kill();
+        assert!(waiter.0.wait()?.success(), "woken by the death of a process of root");
+        let a = open(root.path()).await;
+        let mut hints = a.hints();
+        let next = request("x");
+        queued(&a, &next).await;
+        maker.kill();
+        assert_eq!(hint(&mut hints).await, changed("x"));
+        assert!(holds(&a, &next).await);
+        Ok(())
+    });
+}
+
+#[test]
+fn the_mode_is_honoured_whatever_the_umask() {
+    run(async {
+        let parent = tempfile::tempdir()?;
+        fs::set_permissions(parent.path(), fs::Permissions::from_mode(0o2750))?;
+        let root = parent.path().join("shared");
+        let mode = |path: &str| fs::metadata(root.join(path)).unwrap().permissions().mode() & 0o7777;
+        let a = FileBackend::open(options(&root, "?mode=0660")).await?;
+        let held = request("x");
+        granted(&a, &held).await;
+        assert_eq!([mode(""), mode("test"), mode("test/records")], [0o2770; 3]);
+        let presence = format!("test/presence/{}", files(root.join("test/presence"))[0]);
+        assert_eq!(["test/records/x.json", "test/latches/00", "test/format", &presence].map(mode), [0o660; 4]);
+        release(&a, &held).await;
+        assert_eq!(mode("test/history.ndjson"), 0o660);
+        assert_eq!(fs::metadata(parent.path())?.permissions().mode() & 0o7777, 0o2750, "what was there stays");
+
+        let private = tempfile::tempdir()?;
+        open(private.path()).await;
+        assert_eq!(fs::metadata(private.path().join("test"))?.permissions().mode() & 0o777, 0o700);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_directory_keeps_its_mode_for_everyone() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let _a = FileBackend::open(options(root.path(), "?mode=0660")).await?;
+        let b = open(root.path()).await;
+        granted(&b, &request("x")).await;
+        assert_eq!(fs::metadata(record_of(root.path(), "x"))?.permissions().mode() & 0o777, 0o660);
+        FileBackend::open(options(root.path(), "?mode=0660")).await?;
+        let error = FileBackend::open(options(root.path(), "?mode=0600")).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+        assert!(error.to_string().contains("0660") && error.to_string().contains("0600"), "{error}");
+        Ok(())
+    });
+}
