@@ -19,7 +19,7 @@ use leasehold::{
     backend::Backend,
     backends::postgres::{PostgresBackend, PostgresOptions, install},
     clock::{Clock, SystemClock},
-    lease::{Claim, Decision, LeaseId, LeaseKey, Lifetime, Metadata, Patience, Renewal, Request, Standing},
+    lease::{Claim, Decision, LeaseId, LeaseKey, Patience, Renewal, Request, Standing},
 };
 use leasehold_testkit::postgres::Postgres;
 use tokio::{runtime::Handle, task::JoinSet};
@@ -350,25 +350,16 @@ async fn a_hundred_thousand_leases_are_renewed() {
     let server = server().await;
     let backend = Arc::new(PostgresBackend::open(options(&server.url())).await.unwrap());
     let keys: Vec<LeaseKey> = (0..100_000)
-        .map(|at| LeaseKey { resource: Resource::new(format!("lease:{at}")).unwrap(), id: LeaseId::random() })
+        .map(|at| LeaseKey::new(Resource::new(format!("lease:{at}")).unwrap(), LeaseId::random()))
         .collect();
     let mut asking = JoinSet::new();
     for some in keys.chunks(100_000 / 64) {
         let (backend, some) = (Arc::clone(&backend), some.to_vec());
         asking.spawn(async move {
             for key in some {
-                let request = Request {
-                    key,
-                    claim: Claim::EXCLUSIVE,
-                    ttl: Ttl::new(Duration::from_secs(3600)).unwrap(),
-                    patience: Patience::Try,
-                    max_waiters: None,
-                    lifetime: Lifetime::Attached,
-                    holder: Holder::new("bench").unwrap(),
-                    note: None,
-                    metadata: Metadata::new(),
-                    fence_floor: None,
-                };
+                let request = Request::new(key, Claim::EXCLUSIVE, Holder::new("bench").unwrap())
+                    .ttl(Ttl::new(Duration::from_secs(3600)).unwrap())
+                    .patience(Patience::Try);
                 assert!(matches!(backend.acquire(&request).await.unwrap().value, Decision::Granted(_)));
             }
         });

@@ -52,7 +52,7 @@ pub(crate) async fn main() -> Result<(), ReportError> {
     assert_eq!(report, "42 orders");
 
     let name = Resource::new("cron:daily-report")?;
-    let newest = locks.history(&HistoryFilter { limit: 2, ..HistoryFilter::new(Names::Exactly(name)) }).await?;
+    let newest = locks.history(&HistoryFilter::new(Names::Exactly(name)).limit(2)).await?;
     for run in &newest {
         let problem = run.problem.as_ref().map(|problem| format!("{}: {}", problem.kind, problem.details));
         println!("{} {} {}", run.resource, run.ending, problem.unwrap_or_default());

@@ -56,8 +56,8 @@ pub(crate) async fn main() -> Result<()> {
     for lease in &held {
         println!("{} runs ({})", lease.resource, lease.note.as_deref().unwrap_or_default());
     }
-    let since = Some(running.acquired_at());
-    let problems = busy.history(&HistoryFilter { failures: true, since, ..HistoryFilter::new(names) }).await?;
+    let filter = HistoryFilter::new(names).failures(true).since(running.acquired_at());
+    let problems = busy.history(&filter).await?;
     for job in &problems {
         let problem = job.problem.as_ref().map(|problem| format!("{}: {}", problem.kind, problem.details));
         println!("{} {}: {}", job.resource, job.ending, problem.unwrap_or_default());

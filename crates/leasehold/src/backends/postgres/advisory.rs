@@ -339,8 +339,8 @@ impl Drop for AdvisoryGuard {
             return;
         }
         let (held, key) = (Arc::clone(&self.held), self.key);
-        if let Ok(runtime) = engine::handle() {
-            runtime.spawn(async move {
+        if let Ok(threads) = engine::threads() {
+            threads.io.spawn(async move {
                 if let Err(error) = held.unlock(key).await {
                     tracing::warn!(%error, "could not unlock; it ends with the connection");
                 }
@@ -357,5 +357,6 @@ impl fmt::Debug for AdvisoryGuard {
 
 /// Runs where the connection lives, to its end, whatever becomes of the caller.
 async fn on_runtime<T: Send + 'static>(work: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
-    engine::handle()?.spawn(work).await.unwrap_or_else(|_| Err(Error::unavailable("the thread that keeps locks ended")))
+    let ended = || Error::unavailable("the thread that keeps locks ended");
+    engine::threads()?.io.spawn(work).await.unwrap_or_else(|_| Err(ended()))
 }

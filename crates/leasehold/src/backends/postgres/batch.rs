@@ -141,27 +141,16 @@ impl Line {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lease::{Claim, Holder, LeaseId, Lifetime, Metadata, Patience, Ttl};
+    use crate::lease::{Claim, Holder, LeaseId, Lifetime, Ttl};
 
     fn ask(session: Option<i32>) -> Queued {
-        let key = LeaseKey { resource: Resource::new("x").unwrap(), id: LeaseId::from_u128(1) };
-        let request = Request {
-            key,
-            claim: Claim::EXCLUSIVE,
-            ttl: Ttl::MIN,
-            patience: Patience::Queue,
-            max_waiters: None,
-            lifetime: if session.is_some() { Lifetime::Attached } else { Lifetime::Detached },
-            holder: Holder::new("h").unwrap(),
-            note: None,
-            metadata: Metadata::new(),
-            fence_floor: None,
-        };
+        let key = LeaseKey::new(Resource::new("x").unwrap(), LeaseId::from_u128(1));
+        let request = Request::new(key, Claim::EXCLUSIVE, Holder::new("h").unwrap()).ttl(Ttl::MIN).lifetime(if session.is_some() { Lifetime::Attached } else { Lifetime::Detached });
         Queued { item: Item::Acquire { request, session, answer: oneshot::channel().0 }, alone: false, tries: 0 }
     }
 
     fn release() -> Queued {
-        let key = LeaseKey { resource: Resource::new("x").unwrap(), id: LeaseId::from_u128(1) };
+        let key = LeaseKey::new(Resource::new("x").unwrap(), LeaseId::from_u128(1));
         let item = Item::Release { key, outcome: Outcome::Completed, answer: oneshot::channel().0 };
         Queued { item, alone: false, tries: 0 }
     }

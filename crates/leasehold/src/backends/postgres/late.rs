@@ -109,7 +109,7 @@ mod tests {
     use crate::{clock::ManualClock, lease::Resource};
 
     fn key() -> LeaseKey {
-        LeaseKey { resource: Resource::new("x").unwrap(), id: LeaseId::random() }
+        LeaseKey::new(Resource::new("x").unwrap(), LeaseId::random())
     }
 
     #[test]

@@ -12,25 +12,23 @@ use std::{
 
 use parking_lot::Mutex;
 use tokio::{
-    sync::{broadcast, mpsc, watch},
+    sync::{mpsc, watch},
     task::AbortHandle,
     time::{Interval, interval, sleep, timeout},
 };
 use tokio_postgres::{Notification, types::Type};
 
 use super::{
+    SILENCE_LIMIT,
     connection::{Call, Connection, Connector},
     failure::{Failure, Kind},
     options::By,
     row,
 };
 use crate::{
-    backend::{Hint, HintSender},
-    lease::{Event, Moment},
+    backend::{Belief, EventHub, EventStream, Hint, HintSender, Session},
+    lease::Names,
 };
-
-/// Events kept for a follower that lags; then it misses the oldest.
-const EVENTS_KEPT: usize = 1024;
 
 /// A registration as a follower lasts a minute.
 const FOLLOW_AGAIN: Duration = Duration::from_secs(20);
@@ -58,15 +56,15 @@ pub(super) struct Listener {
     connector: Arc<Connector>,
     channel: String,
     hints: HintSender,
-    events: broadcast::Sender<Event>,
+    events: EventHub,
     state: watch::Sender<State>,
     followed: watch::Sender<u64>,
     started: AtomicBool,
     was_up: AtomicBool,
     task: Mutex<Option<AbortHandle>>,
     left: Mutex<Vec<i32>>,
-    /// When the last of those was left.
-    severed_at: Mutex<Option<Moment>>,
+    /// The session that leases live by; an ended one while there is none.
+    session: Mutex<Session>,
     /// The socket of the connection that leases live by, as long as it lives.
     socket: Mutex<Weak<OwnedFd>>,
 }
@@ -77,14 +75,14 @@ impl Listener {
             connector,
             channel,
             hints,
-            events: broadcast::Sender::new(EVENTS_KEPT),
+            events: EventHub::new(),
             state: watch::Sender::new(State::Down(None)),
             followed: watch::Sender::new(0),
             started: AtomicBool::new(false),
             was_up: AtomicBool::new(false),
             task: Mutex::new(None),
             left: Mutex::default(),
-            severed_at: Mutex::default(),
+            session: Mutex::new(no_session()),
             socket: Mutex::default(),
         })
     }
@@ -119,8 +117,12 @@ impl Listener {
         Sessions { now, left: self.left.lock().clone() }
     }
 
-    pub(super) fn severed_at(&self) -> Option<Moment> {
-        *self.severed_at.lock()
+    /// How long answers to what is sent from now on may be believed.
+    pub(super) fn belief(&self) -> Belief {
+        match self.connector.options.by {
+            By::Ttl => Belief::Ttl,
+            By::Connection => Belief::Session(self.session.lock().clone()),
+        }
     }
 
     /// Leaves the connection there was, if there was one.
@@ -129,7 +131,7 @@ impl Listener {
         self.left.lock().extend(session);
         let before = self.state.send_replace(State::Down(failure));
         if session.is_some() {
-            *self.severed_at.lock() = Some(self.connector.options.clock.now());
+            self.session.lock().end();
         }
         if let State::Up { .. } = before {
             // Leases that lived by it are dead to others, or soon will be.
@@ -144,8 +146,8 @@ impl Listener {
     }
 
     /// What happens from now on, to any resource of the namespace.
-    pub(super) async fn follow(self: &Arc<Self>) -> Result<broadcast::Receiver<Event>, Failure> {
-        let events = self.events.subscribe();
+    pub(super) async fn follow(self: &Arc<Self>, names: Names) -> Result<EventStream, Failure> {
+        let events = self.events.watch(names);
         self.followed.send_modify(|asked| *asked += 1);
         self.wait_for(|state| match state {
             State::Up { following, .. } => following.then_some(Ok(())),
@@ -211,11 +213,13 @@ impl Listener {
         let mut again = interval(FOLLOW_AGAIN);
         again.reset();
         let following = self.keep_following(&connection, &mut again).await?;
+        *self.session.lock() = Session::new(SILENCE_LIMIT);
         self.state.send_replace(State::Up { session, following });
         if self.was_up.swap(true, Ordering::SeqCst) {
             // Whatever was sent while nobody listened is gone, and so are leases that lived by the last connection.
             // Told now that there is another: places in queues go over to it.
             self.hints.send(Hint::Missed);
+            self.events.missed();
         }
 
         loop {
@@ -254,7 +258,7 @@ impl Listener {
 
     /// Registers as a follower while someone here follows.
     async fn follow_events(&self, connection: &Connection) -> Result<bool, Failure> {
-        if self.events.receiver_count() == 0 {
+        if self.events.is_idle() {
             return Ok(false);
         }
         let namespace = &self.connector.options.namespace;
@@ -270,7 +274,7 @@ impl Listener {
                 self.hints.send(hint);
             }
         } else if let Ok(event) = serde_json::from_str(notice.payload()) {
-            let _no_follower = self.events.send(event);
+            self.events.send(&event);
         }
     }
 }
@@ -279,6 +283,13 @@ impl std::fmt::Debug for Listener {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Listener").field("state", &*self.state.borrow()).finish_non_exhaustive()
     }
+}
+
+/// A session that has ended, for leases to live by while there is no connection.
+fn no_session() -> Session {
+    let session = Session::new(SILENCE_LIMIT);
+    session.end();
+    session
 }
 
 async fn open_session(connection: &Connection, client: &str) -> Result<i32, Failure> {

@@ -12,7 +12,6 @@ mod columns;
 mod connection;
 mod deaths;
 mod dial;
-mod events;
 mod examine;
 mod failure;
 mod late;
@@ -25,7 +24,7 @@ mod tls;
 mod upkeep;
 mod work;
 
-use std::{fmt, os::fd::OwnedFd, sync::Arc};
+use std::{fmt, os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use tokio::task::AbortHandle;
@@ -49,15 +48,20 @@ pub use self::{
 };
 use crate::{
     Error, Result,
-    backend::{Backend, EventStream, Finding, Guarantees, HintSender, Hints, Liveness, Reach},
+    backend::{
+        Backend, EventStream, Finding, Guarantees, HintSender, Hints, Inspect, Liveness, OpenOptions, Opening,
+        Reach,
+    },
     lease::{
-        Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, LeaseKey, Lifetime, ListFilter, Moment, Names,
+        Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, LeaseKey, Lifetime, ListFilter, Names,
         Outcome, Page, Released, Renewal, Request, Resource, Standing,
     },
 };
 
 /// A transaction holds the rows of so many leases for some ten milliseconds.
 const RENEW_BATCH: usize = 2000;
+/// How long a connection may be silent and still be believed: the server gives it up a second later.
+const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Leases kept in a Postgres database.
 ///
@@ -181,31 +185,30 @@ impl fmt::Debug for PostgresBackend {
     }
 }
 
+/// Opens the database that the URL names.
+pub(crate) fn open(url: &str, options: &OpenOptions) -> Opening {
+    let (clock, limit) = (Arc::clone(&options.clock), options.connect_limit);
+    let options = PostgresOptions::from_url(url, &options.namespace, clock, limit);
+    Box::pin(async move { Ok(Arc::new(PostgresBackend::open(options?).await?) as Arc<dyn Backend>) })
+}
+
 #[async_trait]
 impl Backend for PostgresBackend {
     fn guarantees(&self) -> Guarantees {
         let by = self.connector.options.by;
-        Guarantees {
-            kind: "postgres",
-            reach: Reach::Network,
-            liveness: match by {
-                By::Ttl => Liveness::Ttl,
-                By::Connection => Liveness::Connection,
-            },
-            fifo: true,
-            pushes: self.pushes(),
-            fences: true,
-            survives_restart: by == By::Ttl && self.connector.options.durability != Durability::Unlogged,
-            renew_batch: RENEW_BATCH,
-        }
+        let (liveness, silence_limit) = match by {
+            By::Ttl => (Liveness::Ttl, None),
+            By::Connection => (Liveness::Connection, Some(SILENCE_LIMIT)),
+        };
+        Guarantees::new("postgres", Reach::Network, liveness)
+            .pushes(self.pushes())
+            .survives_restart(by == By::Ttl && self.connector.options.durability != Durability::Unlogged)
+            .renew_batch(RENEW_BATCH)
+            .silence_limit(silence_limit)
     }
 
     fn hints(&self) -> Hints {
         self.hints.subscribe()
-    }
-
-    fn severed_at(&self) -> Option<Moment> {
-        self.listener.severed_at()
     }
 
     async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
@@ -214,6 +217,7 @@ impl Backend for PostgresBackend {
             return Err(Error::unsupported(words).about(&request.key.resource));
         }
         let session = self.session(request.lifetime).await.map_err(Failure::error)?;
+        let belief = self.listener.belief();
         let asking = session.map(|_| self.late.asking(&request.key));
         let answer = self.work.acquire(request, session).await;
         if let Some(asking) = asking
@@ -231,11 +235,13 @@ impl Backend for PostgresBackend {
             let words = "the connection that the lease would live by was lost meanwhile";
             return Err(Failure::new(Kind::Unanswered, words).error());
         }
-        Ok(answer)
+        Ok(answer.believed(belief))
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
-        self.renewals.renew(renewals, self.listener.sessions()).await.map_err(Failure::error)
+        let belief = self.listener.belief();
+        let answer = self.renewals.renew(renewals, self.listener.sessions()).await.map_err(Failure::error)?;
+        Ok(answer.believed(belief))
     }
 
     async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {
@@ -244,6 +250,13 @@ impl Backend for PostgresBackend {
         Ok(answer)
     }
 
+    fn inheritable(&self) -> Option<OwnedFd> {
+        self.listener.lend()
+    }
+}
+
+#[async_trait]
+impl Inspect for PostgresBackend {
     async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
         let told = self
             .aside
@@ -339,11 +352,7 @@ impl Backend for PostgresBackend {
             )
             .error());
         }
-        Ok(events::of(names, self.listener.follow().await.map_err(Failure::error)?))
-    }
-
-    fn inheritable(&self) -> Option<OwnedFd> {
-        self.listener.lend()
+        self.listener.follow(names).await.map_err(Failure::error)
     }
 
     async fn examine(&self) -> Result<Vec<Finding>> {

@@ -98,8 +98,8 @@ impl Renewals {
             }
         }
         match incarnation {
-            Some(incarnation) => Ok(Answer { value: standings, incarnation }),
-            None => Ok(Answer { value: standings, incarnation: self.slot.get().await?.greeting.incarnation }),
+            Some(incarnation) => Ok(Answer::new(standings, incarnation)),
+            None => Ok(Answer::new(standings, self.slot.get().await?.greeting.incarnation)),
         }
     }
 

@@ -20,7 +20,7 @@ use crate::{
     backend::Hint,
     lease::{
         Busy, Claim, Decision, EndedLease, Ending, Evicted, Fence, Grant, HeldBy, Holder, Incarnation, LeaseId,
-        LeaseRecord, LeaseState, Metadata, Mode, Place, Problem, Released, Resource, Shape, Standing, Timestamp, Ttl,
+        LeaseRecord, LeaseState, Metadata, Mode, QueuePosition, Problem, Released, Resource, Shape, Standing, Timestamp, Ttl,
     },
 };
 
@@ -38,7 +38,7 @@ pub(super) struct Answered {
 pub(super) enum Said {
     Holding(Grant),
     Waiting {
-        place: Place,
+        place: QueuePosition,
         bound: bool,
     },
     Busy(Busy),
@@ -110,7 +110,7 @@ pub(super) fn answered(row: &Row) -> Result<Answered, Failure> {
     let said = match verdict(get(row, "verdict")?) {
         'g' => Said::Holding(grant(row)?),
         'q' => Said::Waiting {
-            place: Place {
+            place: QueuePosition {
                 ahead: small(get::<i32>(row, "ahead")?),
                 last_fence: fence(get(row, "fence")?),
                 ask_again_in: get::<Option<i64>>(row, "ask_again_us")?.map(length),
@@ -206,7 +206,7 @@ pub(super) fn hint(line: &str) -> Option<Hint> {
     match kind {
         "g" => {
             let (who, number) = rest.split_once(' ')?;
-            Some(Hint::Granted { id: id(who)?, fence: Fence::new(number.parse().ok()?) })
+            Some(Hint::granted(id(who)?, Fence::new(number.parse().ok()?)))
         }
         "e" => Some(Hint::Evicted { id: id(rest)? }),
         "c" => Some(Hint::Changed { resource: Resource::new(rest).ok()? }),

@@ -315,10 +315,10 @@ impl Work {
                     if said.is_bound() {
                         self.deaths.fear_for(&request.key);
                     }
-                    drop(answer.send(said.decision().map(|value| Answer { value, incarnation })));
+                    drop(answer.send(said.decision().map(|value| Answer::new(value, incarnation))));
                 }
                 Some(Item::Release { answer, .. }) => {
-                    drop(answer.send(said.released().map(|value| Answer { value, incarnation })));
+                    drop(answer.send(said.released().map(|value| Answer::new(value, incarnation))));
                 }
                 None => {}
             }
@@ -371,7 +371,7 @@ fn refuse(item: Item, failure: &Failure, incarnation: Incarnation) {
     match item {
         Item::Acquire { request, answer, .. } if request.patience == Patience::Try => {
             let value = Decision::Busy(Busy::default());
-            drop(answer.send(Ok(Answer { value, incarnation })));
+            drop(answer.send(Ok(Answer::new(value, incarnation))));
         }
         item => item.fail(failure),
     }
@@ -417,7 +417,7 @@ mod tests {
     use crate::{
         backends::postgres::{PostgresOptions, install},
         clock::SystemClock,
-        lease::{Claim, Holder, LeaseId, Lifetime, Metadata, Outcome, Ttl},
+        lease::{Claim, Holder, LeaseId, Lifetime, Outcome, Ttl},
     };
 
     async fn work(server: &Postgres) -> Arc<Work> {
@@ -440,7 +440,7 @@ mod tests {
         }
         // The one that leaves, as it is after its last look at the queue: neither idle nor gone.
         work.workers.fetch_add(1, Ordering::SeqCst);
-        let key = LeaseKey { resource: Resource::new("x").unwrap(), id: LeaseId::random() };
+        let key = LeaseKey::new(Resource::new("x").unwrap(), LeaseId::random());
         let calling = work.release(&key, &Outcome::Completed);
         tokio::pin!(calling);
         let early = timeout(Duration::from_millis(100), &mut calling).await;
@@ -457,18 +457,7 @@ mod tests {
     async fn an_ask_that_was_given_up_before_it_was_sent_is_not_carried_out() {
         let server = Postgres::start();
         let work = work(&server).await;
-        let ask = |id| Request {
-            key: LeaseKey { resource: Resource::new("x").unwrap(), id },
-            claim: Claim::EXCLUSIVE,
-            ttl: Ttl::DEFAULT,
-            patience: Patience::Try,
-            max_waiters: None,
-            lifetime: Lifetime::Detached,
-            holder: Holder::unique(),
-            note: None,
-            metadata: Metadata::new(),
-            fence_floor: None,
-        };
+        let ask = |id| Request::new(LeaseKey::new(Resource::new("x").unwrap(), id), Claim::EXCLUSIVE, Holder::unique()).ttl(Ttl::DEFAULT).patience(Patience::Try).lifetime(Lifetime::Detached);
         let given_up = ask(LeaseId::random());
         let mut asking = Box::pin(work.acquire(&given_up, None));
         assert!(asking.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());

@@ -15,7 +15,7 @@ use crate::{
     backend::{Backend, Finding, Severity},
     clock::{Clock, SystemClock},
     lease::{
-        Claim, HistoryFilter, Holder, LeaseId, LeaseKey, Lifetime, ListFilter, Metadata, Names, Outcome, Patience,
+        Claim, HistoryFilter, Holder, LeaseId, LeaseKey, ListFilter, Names, Outcome,
         Renewal, Request, Resource, Ttl,
     },
 };
@@ -77,19 +77,8 @@ impl RedisBackend {
     async fn try_everything(&self) -> Result<()> {
         let id = LeaseId::random();
         let resource = Resource::new(format!("leasehold:doctor:{id}"))?;
-        let key = LeaseKey { resource: resource.clone(), id };
-        let request = Request {
-            key: key.clone(),
-            claim: Claim::SHARED,
-            ttl: Ttl::new(Duration::from_secs(5))?,
-            patience: Patience::Queue,
-            max_waiters: None,
-            lifetime: Lifetime::Attached,
-            holder: Holder::new("leasehold doctor")?,
-            note: None,
-            metadata: Metadata::new(),
-            fence_floor: None,
-        };
+        let key = LeaseKey::new(resource.clone(), id);
+        let request = Request::new(key.clone(), Claim::SHARED, Holder::new("leasehold doctor")?).ttl(Ttl::new(Duration::from_secs(5))?);
         self.acquire(&request).await?;
         self.renew(&[Renewal::new(key.clone(), request.ttl)]).await?;
         let names = Names::Exactly(resource);

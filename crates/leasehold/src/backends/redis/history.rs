@@ -1,7 +1,5 @@
 //! Ended leases: a bounded stream for each partition, read from its end.
 
-use std::cmp::Reverse;
-
 use super::{RedisBackend, keys::Partition, reply};
 use crate::{
     Result,
@@ -22,9 +20,7 @@ impl RedisBackend {
                 }
             }
         }
-        found.sort_by_key(|ended| Reverse(ended.ended_at));
-        found.truncate(filter.limit);
-        Ok(found)
+        Ok(filter.select(found))
     }
 
     /// Adds what one partition remembers, newest first, as far as the filter reaches.

@@ -48,7 +48,7 @@ use self::{
 };
 use crate::{
     Error, Result,
-    backend::{Backend, EventStream, Finding, Guarantees, Hints, Liveness, Reach},
+    backend::{Backend, EventStream, Finding, Guarantees, Hints, Inspect, Liveness, OpenOptions, Opening, Reach},
     lease::{
         Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, Incarnation, LeaseKey, ListFilter, Names, Outcome,
         Page, Patience, Problem, Released, Renewal, Request, Resource, Standing, micros,
@@ -128,7 +128,7 @@ impl RedisBackend {
     }
 
     fn answer<T>(&self, value: T, answered: &Answered) -> Answer<T> {
-        Answer { value, incarnation: self.incarnation(answered) }
+        Answer::new(value, self.incarnation(answered))
     }
 
     fn incarnation(&self, answered: &Answered) -> Incarnation {
@@ -155,17 +155,8 @@ impl Drop for RedisBackend {
 #[async_trait]
 impl Backend for RedisBackend {
     fn guarantees(&self) -> Guarantees {
-        Guarantees {
-            kind: "redis",
-            reach: Reach::Network,
-            liveness: Liveness::Ttl,
-            fifo: true,
-            pushes: true,
-            fences: true,
-            // Only as far as the server persists what it keeps, which it does not promise.
-            survives_restart: false,
-            renew_batch: RENEW_BATCH,
-        }
+        // A lease survives a restart only as far as the server persists it, which it does not promise.
+        Guarantees::new("redis", Reach::Network, Liveness::Ttl).renew_batch(RENEW_BATCH)
     }
 
     fn age(&self) -> Option<Duration> {
@@ -235,7 +226,10 @@ impl Backend for RedisBackend {
         let answered = self.run(partition, &call).await?;
         Ok(self.answer(reply::released(&answered.value)?, &answered))
     }
+}
 
+#[async_trait]
+impl Inspect for RedisBackend {
     async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
         let partition = self.keys.of(resource);
         let problem = written(&Problem { kind: String::from("evicted"), details: reason.to_owned() });
@@ -259,8 +253,8 @@ impl Backend for RedisBackend {
 
     async fn watch(&self, names: Names) -> Result<EventStream> {
         let _one_at_a_time = self.watching.lock().await;
-        let followed = self.told.is_followed();
-        let stream = self.told.follow(names);
+        let followed = !self.told.watchers.is_idle();
+        let stream = self.told.watchers.watch(names);
         if !followed {
             self.connection.subscribe(Channel::Plain(self.keys.events()), &self.options).await?;
             self.say_watched().await?;
@@ -293,15 +287,18 @@ fn written(problem: &Problem) -> Vec<u8> {
     serde_json::to_vec(problem).unwrap_or_default()
 }
 
-/// Opens the place that the URL names.
-pub(super) async fn open(url: &str, options: &super::OpenOptions) -> Result<Arc<dyn Backend>> {
-    let mut chosen = RedisOptions::from_url(url, &options.namespace)?;
+/// Opens the server or servers that the URL names.
+pub(crate) fn open(url: &str, options: &OpenOptions) -> Opening {
+    let chosen = RedisOptions::from_url(url, &options.namespace);
     // A little less than the caller allows, so that the error says what could not be reached.
-    chosen.connect_limit = options.connect_limit * 9 / 10;
-    let limit = chosen.connect_limit;
-    let place = chosen.place();
-    match time::timeout(limit, RedisBackend::open(chosen)).await {
-        Ok(opened) => Ok(opened?),
-        Err(_) => Err(Error::unavailable(format!("{place} did not answer within {limit:?}"))),
-    }
+    let limit = options.connect_limit / 10 * 9;
+    Box::pin(async move {
+        let mut chosen = chosen?;
+        chosen.connect_limit = limit;
+        let place = chosen.place();
+        match time::timeout(limit, RedisBackend::open(chosen)).await {
+            Ok(opened) => Ok(opened? as Arc<dyn Backend>),
+            Err(_) => Err(Error::unavailable(format!("{place} did not answer within {limit:?}"))),
+        }
+    })
 }

@@ -64,10 +64,10 @@ impl RedisBackend {
                 if let Some(error) = failed {
                     tracing::warn!(%error, "some leases were not renewed");
                 }
-                Ok(Answer { value: standings, incarnation })
+                Ok(Answer::new(standings, incarnation))
             }
             (None, Some(error)) => Err(error),
-            (None, None) => Ok(Answer { value: standings, incarnation: Incarnation(self.told.misses()) }),
+            (None, None) => Ok(Answer::new(standings, Incarnation(self.told.misses()))),
         }
     }
 

@@ -10,7 +10,7 @@ use crate::{
     backend::Hint,
     lease::{
         Busy, Claim, Decision, EndedLease, Ending, Event, EventKind, Evicted, Family, Fence, Grant, HeldBy, Holder,
-        LeaseId, LeaseRecord, LeaseState, Metadata, Mode, Place, Problem, Released, Request, Resource, Shape, Standing,
+        LeaseId, LeaseRecord, LeaseState, Metadata, Mode, QueuePosition, Problem, Released, Request, Resource, Shape, Standing,
         Timestamp, Ttl,
     },
 };
@@ -181,7 +181,7 @@ fn standing_of(words: &[&str]) -> Option<Standing> {
             fence: Fence::new(fence.parse().ok()?),
             acquired_at: Timestamp::from_micros(acquired.parse().ok()?),
         })),
-        ["waiting", ahead, last_fence, first_end] => Some(Standing::Waiting(Place {
+        ["waiting", ahead, last_fence, first_end] => Some(Standing::Waiting(QueuePosition {
             ahead: ahead.parse().ok()?,
             last_fence: Fence::new(last_fence.parse().ok()?),
             ask_again_in: match *first_end {
@@ -303,7 +303,7 @@ pub(super) fn push(message: &[u8]) -> Option<Push> {
     let mut words = std::str::from_utf8(message).ok()?.splitn(4, ' ');
     let (what, id) = (words.next()?, words.next()?.parse::<LeaseId>().ok()?);
     let hint = match (what, words.next()) {
-        ("granted", Some(fence)) => Hint::Granted { id, fence: Fence::new(fence.parse().ok()?) },
+        ("granted", Some(fence)) => Hint::granted(id, Fence::new(fence.parse().ok()?)),
         ("evicted", None) => Hint::Evicted { id },
         _ => return None,
     };

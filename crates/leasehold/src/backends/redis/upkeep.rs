@@ -31,7 +31,7 @@ pub(super) async fn keep_watching(backend: Weak<RedisBackend>) {
         time::sleep(WATCH_EVERY).await;
         let Some(backend) = backend.upgrade() else { return };
         let _not_while_one_begins = backend.watching.lock().await;
-        if !backend.told.is_followed() {
+        if backend.told.watchers.is_idle() {
             backend.connection.unsubscribe(&Channel::Plain(backend.keys.events())).await;
             return;
         }

@@ -15,7 +15,7 @@ use futures_core::Stream;
 use super::Shared;
 use crate::{
     Result,
-    backend::EventStream,
+    backend::{EventStream, Missed},
     lease::{Event, Names},
 };
 
@@ -38,9 +38,9 @@ struct Follower {
 }
 
 impl Stream for Follower {
-    type Item = Event;
+    type Item = Result<Event, Missed>;
 
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Event>> {
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let follower = &mut *self;
         let mut index = 0;
         while index < follower.streams.len() {

@@ -66,7 +66,7 @@ pub(super) async fn examine(shared: &Shared) -> Result<Vec<Finding>> {
 async fn get_to_know(nodes: &Nodes) {
     let id = LeaseId::random();
     let Ok(resource) = Resource::new(format!("leasehold:doctor:{id}")) else { return };
-    let renewal = Renewal::new(LeaseKey { resource, id }, Ttl::DEFAULT);
+    let renewal = Renewal::new(LeaseKey::new(resource, id), Ttl::DEFAULT);
     let mut fan = Fan::new();
     for (at, node) in nodes.iter().enumerate() {
         let (node, renewal, limit) = (Arc::clone(node), renewal.clone(), nodes.limit());

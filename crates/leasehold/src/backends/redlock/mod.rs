@@ -53,7 +53,7 @@ pub use self::options::{Member, QuorumOptions};
 use self::{leases::Leases, nodes::Nodes, release::Debts};
 use crate::{
     Error, Result,
-    backend::{Backend, EventStream, Finding, Guarantees, HintSender, Hints, Liveness, Reach},
+    backend::{Backend, EventStream, Finding, Guarantees, HintSender, Hints, Inspect, Liveness, Reach},
     lease::{
         Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, LeaseKey, ListFilter, Names, Outcome, Page,
         Released, Renewal, Request, Resource, Standing,
@@ -121,7 +121,7 @@ impl Quorum {
     }
 
     fn answer<T>(&self, value: T) -> Answer<T> {
-        Answer { value, incarnation: self.shared.nodes.incarnation() }
+        Answer::new(value, self.shared.nodes.incarnation())
     }
 
     /// Runs a call to its end, whatever becomes of the caller.
@@ -148,16 +148,13 @@ impl fmt::Debug for Quorum {
 impl Backend for Quorum {
     fn guarantees(&self) -> Guarantees {
         let of_nodes: Vec<Guarantees> = self.shared.nodes.iter().map(|node| node.backend.guarantees()).collect();
-        Guarantees {
-            kind: "redlock",
-            reach: Reach::Network,
-            liveness: Liveness::Ttl,
-            fifo: false,
-            pushes: of_nodes.iter().all(|node| node.pushes),
-            fences: of_nodes.iter().all(|node| node.fences),
-            survives_restart: of_nodes.iter().all(|node| node.survives_restart),
-            renew_batch: of_nodes.iter().map(|node| node.renew_batch).min().unwrap_or(1),
-        }
+        let mut guarantees = Guarantees::new("redlock", Reach::Network, Liveness::Ttl)
+            .pushes(of_nodes.iter().all(|node| node.pushes))
+            .survives_restart(of_nodes.iter().all(|node| node.survives_restart))
+            .renew_batch(of_nodes.iter().map(|node| node.renew_batch).min().unwrap_or(1));
+        guarantees.fifo = false;
+        guarantees.fences = of_nodes.iter().all(|node| node.fences);
+        guarantees
     }
 
     fn hints(&self) -> Hints {
@@ -184,7 +181,10 @@ impl Backend for Quorum {
         let released = self.run(async move { release::everywhere(&shared, &key, &outcome).await }).await?;
         Ok(self.answer(released))
     }
+}
 
+#[async_trait]
+impl Inspect for Quorum {
     async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
         let (shared, resource, reason) = (Arc::clone(&self.shared), resource.clone(), reason.to_owned());
         self.run(async move { history::evict(&shared, &resource, expected, &reason).await }).await

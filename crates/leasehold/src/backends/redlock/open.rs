@@ -2,7 +2,6 @@
 
 use std::{
     fmt,
-    pin::Pin,
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -18,8 +17,7 @@ use super::{
 };
 use crate::{
     Error, Result,
-    backend::{Backend, EventStream, Finding, Guarantees, HintSender, Hints},
-    backends::{self, OpenOptions},
+    backend::{self, Backend, EventStream, Finding, Guarantees, HintSender, Hints, Inspect, OpenOptions, Opening},
     lease::{
         Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, LeaseKey, ListFilter, Names, Outcome, Page,
         Released, Renewal, Request, Resource, Standing,
@@ -29,18 +27,15 @@ use crate::{
 /// How often a node that could not be reached is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// What opens a backend: a type with a name, since opening a quorum opens backends.
-type Opening<'a> = Pin<Box<dyn Future<Output = Result<Arc<dyn Backend>>> + Send + 'a>>;
-
 /// Opens the quorum a URL names; a minority of its nodes may join later.
-pub(crate) fn open<'a>(url: &'a str, options: &'a OpenOptions) -> Opening<'a> {
-    Box::pin(open_all(url, options))
+pub(crate) fn open(url: &str, options: &OpenOptions) -> Opening {
+    Box::pin(open_all(url.to_owned(), options.clone()))
 }
 
-async fn open_all(url: &str, options: &OpenOptions) -> Result<Arc<dyn Backend>> {
-    let parsed = url::parse(url, QuorumOptions::new().clock(Arc::clone(&options.clock)))?;
-    // Each node has a little less than all of them, so that its failure can still be told.
-    let options = OpenOptions { connect_limit: options.connect_limit * 4 / 5, ..options.clone() };
+async fn open_all(url: String, mut options: OpenOptions) -> Result<Arc<dyn Backend>> {
+    let parsed = url::parse(&url, QuorumOptions::new().clock(Arc::clone(&options.clock)))?;
+    // Each node has a little less than all of them, so that its failure can still be reported.
+    options.connect_limit = options.connect_limit / 5 * 4;
     let mut fan = Fan::new();
     for (at, node) in parsed.nodes.iter().enumerate() {
         let (node, options) = (node.clone(), options.clone());
@@ -64,7 +59,7 @@ async fn open_all(url: &str, options: &OpenOptions) -> Result<Arc<dyn Backend>> 
 
 async fn open_one(node: &Address, options: &OpenOptions) -> Result<Arc<dyn Backend>> {
     let limit = options.connect_limit;
-    match time::timeout(limit, backends::open(&node.url, options)).await {
+    match time::timeout(limit, backend::open(&node.url, options)).await {
         Ok(opened) => opened,
         Err(_) => Err(Error::unavailable(format!("did not answer within {limit:?}"))),
     }
@@ -158,6 +153,13 @@ impl Backend for Late {
         self.backend()?.release(key, outcome).await
     }
 
+    fn age(&self) -> Option<Duration> {
+        self.opened.get()?.age()
+    }
+}
+
+#[async_trait]
+impl Inspect for Late {
     async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
         self.backend()?.evict(resource, expected, reason).await
     }
@@ -176,9 +178,5 @@ impl Backend for Late {
 
     async fn examine(&self) -> Result<Vec<Finding>> {
         self.backend()?.examine().await
-    }
-
-    fn age(&self) -> Option<Duration> {
-        self.opened.get()?.age()
     }
 }

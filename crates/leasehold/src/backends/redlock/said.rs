@@ -2,7 +2,7 @@
 
 use crate::{
     Error, Result,
-    lease::{Busy, Decision, Fence, Grant, Patience, Place, Shape, Standing},
+    lease::{Busy, Decision, Fence, Grant, Patience, QueuePosition, Shape, Standing},
 };
 
 /// What a node said.
@@ -13,7 +13,7 @@ pub(super) enum Said {
     /// It was left alone: it hung a moment ago.
     Unasked,
     Granted(Grant),
-    Queued(Place),
+    Queued(QueuePosition),
     Busy(Busy),
     WrongShape(Shape),
     /// The lease is not there, or no longer.
@@ -58,7 +58,7 @@ pub(super) enum End {
     /// A majority holds, under one fence.
     Granted(Grant),
     /// The gate has a place for it.
-    Queued(Place),
+    Queued(QueuePosition),
     /// The gate is busy and was not asked for a place: the one before it in the list failed meanwhile.
     NoPlace,
     Busy(Busy),

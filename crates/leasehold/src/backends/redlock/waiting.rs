@@ -16,14 +16,14 @@ use super::{
 use crate::{
     Result,
     backend::{Hint, Hints},
-    lease::{Decision, Fence, Grant, LeaseId, Outcome, Patience, Place},
+    lease::{Decision, Fence, Grant, LeaseId, Outcome, Patience, QueuePosition},
 };
 
 /// Where a lease waits.
 #[derive(Debug)]
 pub(super) enum Placed {
     /// In the queue of a node.
-    Queued { place: Place },
+    Queued { place: QueuePosition },
     /// At the head of the queue of a node: it holds there.
     Head { queue: usize, fence: Fence },
     /// Nowhere: the name is in use as something else.
@@ -36,16 +36,16 @@ pub(super) enum Progress {
     /// A majority holds.
     Granted(Grant),
     /// Its turn has not come after all.
-    Waiting(Place),
+    Waiting(QueuePosition),
     /// It stays at the head: others are in the way elsewhere, or cannot be reached.
-    NotYet(Place),
+    NotYet(QueuePosition),
     /// Its place is gone.
     Gone,
 }
 
 /// A place with nobody ahead; the fence it will hold under is above `fence` less one.
-pub(super) fn head_of_queue(fence: Fence) -> Place {
-    Place { ahead: 0, last_fence: Fence::new(fence.get().saturating_sub(1)), ask_again_in: None }
+pub(super) fn head_of_queue(fence: Fence) -> QueuePosition {
+    QueuePosition { ahead: 0, last_fence: Fence::new(fence.get().saturating_sub(1)), ask_again_in: None }
 }
 
 /// Asks one node for a place in its queue, or about the one it has there.
@@ -169,7 +169,7 @@ async fn run(shared: Arc<Shared>, tracked: Arc<Tracked>, mut pause: Option<Durat
             }
             match complete(&shared, &tracked, queue, fence, turn).await {
                 Progress::Granted(grant) => {
-                    shared.hints.send(Hint::Granted { id: tracked.key.id, fence: grant.fence });
+                    shared.hints.send(Hint::granted(tracked.key.id, grant.fence));
                     break;
                 }
                 Progress::NotYet(place) => {
@@ -191,7 +191,7 @@ pub(super) async fn listen(shared: std::sync::Weak<Shared>, at: usize, mut hints
     while let Some(hint) = hints.next().await {
         let Some(shared) = shared.upgrade() else { return };
         match hint {
-            Hint::Granted { id, fence } => granted(&shared, at, id, fence),
+            Hint::Granted { id, fence, .. } => granted(&shared, at, id, fence),
             Hint::Evicted { id } if shared.leases.get(id).is_none() => {}
             hint => shared.hints.send(hint),
         }
