@@ -4,10 +4,10 @@ use std::{future::poll_fn, sync::Arc, time::Duration};
 
 use leasehold::{
     Fence, Holder, Resource, Ttl,
-    backend::{Backend, EventStream, Hint, Hints},
+    backend::{Backend, EventStream, Hint, Hints, Missed},
     lease::{
         Busy, Claim, Decision, EndedLease, Event, Evicted, Grant, HistoryFilter, LeaseId, LeaseKey, LeaseRecord,
-        Lifetime, ListFilter, Metadata, Names, Outcome, Patience, Place, Released, Renewal, Request, Standing,
+        ListFilter, Names, Outcome, Patience, QueuePosition, Released, Renewal, Request, Standing,
     },
 };
 use tokio::{sync::Mutex, time};
@@ -39,23 +39,13 @@ pub(crate) fn permits(units: u32, limit: u32) -> Claim {
 /// An ask under a new id that takes a place in the queue.
 pub(crate) fn ask(name: &str, claim: Claim) -> Request {
     let id = LeaseId::random();
-    Request {
-        key: LeaseKey { resource: resource(name), id },
-        claim,
-        ttl: ttl(LONG),
-        patience: Patience::Queue,
-        max_waiters: None,
-        lifetime: Lifetime::Attached,
-        holder: Holder::new(format!("holder-{}", &id.to_string()[..8])).expect("a good label"),
-        note: None,
-        metadata: Metadata::new(),
-        fence_floor: None,
-    }
+    let holder = Holder::new(format!("holder-{}", &id.to_string()[..8])).expect("a good label");
+    Request::new(LeaseKey::new(resource(name), id), claim, holder).ttl(ttl(LONG))
 }
 
 /// An ask under a new id that leaves at once when it is busy.
 pub(crate) fn attempt(name: &str, claim: Claim) -> Request {
-    Request { patience: Patience::Try, ..ask(name, claim) }
+    ask(name, claim).patience(Patience::Try)
 }
 
 /// A renewal of this ask that changes nothing else.
@@ -87,7 +77,7 @@ impl Instance {
         }
     }
 
-    pub(crate) async fn queued(&self, request: &Request) -> Place {
+    pub(crate) async fn queued(&self, request: &Request) -> QueuePosition {
         match self.acquire(request).await {
             Decision::Queued(place) => place,
             other => panic!("{} should wait for {}: {other:?}", request.holder, request.key.resource),
@@ -163,7 +153,7 @@ impl Instance {
     pub(crate) async fn told_granted(&self, request: &Request) -> Fence {
         loop {
             match self.hint(SOON).await {
-                Some(Hint::Granted { id, fence }) if id == request.key.id => return fence,
+                Some(Hint::Granted { id, fence, .. }) if id == request.key.id => return fence,
                 Some(Hint::Granted { id, .. }) => panic!("told of {id:?}, twice or before its turn"),
                 Some(_) => {}
                 None => panic!("{} was not told that it holds {}", request.holder, request.key.resource),
@@ -195,6 +185,10 @@ pub(crate) struct Watch(EventStream);
 
 impl Watch {
     pub(crate) async fn next(&mut self) -> Event {
+        self.next_or_missed().await.expect("none is missed")
+    }
+
+    pub(crate) async fn next_or_missed(&mut self) -> Result<Event, Missed> {
         let next = poll_fn(|cx| self.0.as_mut().poll_next(cx));
         time::timeout(SOON, next).await.expect("an event should have come").expect("the stream goes on")
     }

@@ -11,7 +11,7 @@ use std::{
 use futures_core::Stream;
 use leasehold::{
     Fence, Resource, Result, Ttl,
-    backend::{Backend, EventStream, Finding, Guarantees, Hint, HintSender, Hints},
+    backend::{Backend, EventStream, Finding, Guarantees, Hint, HintSender, Hints, Inspect, Missed},
     backends::memory::MemoryBackend,
     clock::{Clock, SystemClock},
     lease::{
@@ -44,10 +44,11 @@ enum Flaw {
     HistoryOldestFirst,
     PagesBeginAnew,
     EventsWithoutWaiters,
+    MissesInSilence,
 }
 
 /// Each flaw, and a trial that must notice it.
-const FLAWS: [(Flaw, &str); 18] = [
+const FLAWS: [(Flaw, &str); 19] = [
     (Flaw::GrantsToAll, "never two at a time"),
     (Flaw::TryTakesAPlace, "a try leaves nothing behind"),
     (Flaw::AsksUnderAnotherId, "asking twice with one id"),
@@ -66,6 +67,7 @@ const FLAWS: [(Flaw, &str); 18] = [
     (Flaw::HistoryOldestFirst, "newest first"),
     (Flaw::PagesBeginAnew, "in pages"),
     (Flaw::EventsWithoutWaiters, "a follower sees everything"),
+    (Flaw::MissesInSilence, "misses nothing in silence"),
 ];
 
 #[test]
@@ -108,8 +110,7 @@ struct Broken {
 
 impl Broken {
     fn bend(&self, decision: Decision) -> Decision {
-        let grant =
-            |fence: u64| Decision::Granted(Grant { fence: Fence::new(fence), acquired_at: Timestamp::default() });
+        let grant = |fence: u64| Decision::Granted(Grant::new(Fence::new(fence), Timestamp::default()));
         match (self.flaw, decision) {
             (Flaw::GrantsToAll, Decision::Queued(place)) => grant(place.last_fence.get() + 1),
             (Flaw::FencesStandStill, Decision::Granted(_)) => grant(7),
@@ -153,7 +154,7 @@ impl Backend for Broken {
         if matches!(answer.value, Decision::Granted(_)) {
             self.last.lock().insert(resource, request.key.id);
         }
-        Ok(Answer { value: self.bend(answer.value), ..answer })
+        Ok(answer.map(|decision| self.bend(decision)))
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
@@ -168,7 +169,7 @@ impl Backend for Broken {
         if self.flaw == Flaw::RenewingRevives {
             for standing in &mut answer.value {
                 if *standing == Standing::Gone {
-                    let grant = Grant { fence: Fence::new(7), acquired_at: Timestamp::default() };
+                    let grant = Grant::new(Fence::new(7), Timestamp::default());
                     *standing = Standing::Holding(grant);
                 }
             }
@@ -187,12 +188,15 @@ impl Backend for Broken {
         let answer = self.memory.release(&key, outcome).await?;
         for record in self.memory.list(&ListFilter::new(Names::Exactly(key.resource.clone()))).await?.leases {
             if let LeaseState::Holding { fence, .. } = record.state {
-                self.all_hints.send(Hint::Granted { id: key.id, fence });
+                self.all_hints.send(Hint::granted(key.id, fence));
             }
         }
         Ok(answer)
     }
+}
 
+#[async_trait::async_trait]
+impl Inspect for Broken {
     async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
         match self.memory.evict(resource, expected, reason).await? {
             Evicted::NoSuchFence { current } if self.flaw == Flaw::EvictsWhoeverHolds && !current.is_empty() => {
@@ -224,7 +228,12 @@ impl Backend for Broken {
 
     async fn watch(&self, names: Names) -> Result<EventStream> {
         let events = self.memory.watch(names).await?;
-        Ok(if self.flaw == Flaw::EventsWithoutWaiters { Box::pin(WithoutWaiters(events)) } else { events })
+        let left_out: fn(&Result<Event, Missed>) -> bool = match self.flaw {
+            Flaw::EventsWithoutWaiters => |event| matches!(event, Ok(event) if event.kind == EventKind::Waiting),
+            Flaw::MissesInSilence => |event| event.is_err(),
+            _ => return Ok(events),
+        };
+        Ok(Box::pin(LeavingOut(events, left_out)))
     }
 
     async fn examine(&self) -> Result<Vec<Finding>> {
@@ -232,15 +241,15 @@ impl Backend for Broken {
     }
 }
 
-struct WithoutWaiters(EventStream);
+struct LeavingOut(EventStream, fn(&Result<Event, Missed>) -> bool);
 
-impl Stream for WithoutWaiters {
-    type Item = Event;
+impl Stream for LeavingOut {
+    type Item = Result<Event, Missed>;
 
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Event>> {
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
             let event = ready!(self.0.as_mut().poll_next(cx));
-            if event.as_ref().is_none_or(|event| event.kind != EventKind::Waiting) {
+            if !event.as_ref().is_some_and(self.1) {
                 return Poll::Ready(event);
             }
         }

@@ -9,7 +9,7 @@ use leasehold::{
     backend::{Backend, Hint, Hints},
     backends::memory::MemoryBackend,
     clock::SystemClock,
-    lease::{Claim, Decision, LeaseId, LeaseKey, Lifetime, ListFilter, Metadata, Names, Outcome, Patience, Request},
+    lease::{Claim, Decision, LeaseId, LeaseKey, ListFilter, Names, Outcome, Request},
 };
 use leasehold_conformance::{Call, Faulty, HintFaults, Odds};
 use tokio::time::timeout;
@@ -21,18 +21,12 @@ fn place() -> (Arc<MemoryBackend>, Arc<Faulty>) {
 }
 
 fn ask() -> Request {
-    Request {
-        key: LeaseKey { resource: Resource::new("x").unwrap(), id: LeaseId::random() },
-        claim: Claim::EXCLUSIVE,
-        ttl: Ttl::DEFAULT,
-        patience: Patience::Queue,
-        max_waiters: None,
-        lifetime: Lifetime::Attached,
-        holder: Holder::new("one").unwrap(),
-        note: None,
-        metadata: Metadata::new(),
-        fence_floor: None,
-    }
+    Request::new(
+        LeaseKey::new(Resource::new("x").unwrap(), LeaseId::random()),
+        Claim::EXCLUSIVE,
+        Holder::new("one").unwrap(),
+    )
+    .ttl(Ttl::DEFAULT)
 }
 
 async fn live(backend: &dyn Backend) -> usize {

@@ -1,5 +1,7 @@
 //! The suite on the file backend.
 
+#![cfg(target_os = "linux")]
+
 use std::sync::Arc;
 
 use leasehold::{

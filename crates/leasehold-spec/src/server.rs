@@ -8,10 +8,7 @@ use std::{
 
 use leasehold::{
     Holder, Resource, Ttl,
-    lease::{
-        Claim, Decision, LeaseId, LeaseKey, Lifetime, Metadata, Moment, Outcome, Patience, Renewal, Request, Standing,
-        Timestamp,
-    },
+    lease::{Claim, Decision, LeaseId, LeaseKey, Moment, Outcome, Patience, Renewal, Request, Standing, Timestamp},
     model::{Context, Effects, Entry, EntryState, Expiry, Presence, State},
 };
 
@@ -201,21 +198,12 @@ pub(crate) fn small(id: LeaseId) -> Id {
 
 fn key(id: Id) -> LeaseKey {
     static RESOURCE: LazyLock<Resource> = LazyLock::new(|| Resource::new("r").expect("a good name"));
-    LeaseKey { resource: RESOURCE.clone(), id: lease_id(id) }
+    LeaseKey::new(RESOURCE.clone(), lease_id(id))
 }
 
 fn request(id: Id, terms: &Terms) -> Request {
     static HOLDER: LazyLock<Holder> = LazyLock::new(|| Holder::new("h").expect("a good label"));
-    Request {
-        key: key(id),
-        claim: terms.claim,
-        ttl: ttl(terms),
-        patience: terms.patience,
-        max_waiters: terms.max_waiters,
-        lifetime: Lifetime::Attached,
-        holder: HOLDER.clone(),
-        note: None,
-        metadata: Metadata::new(),
-        fence_floor: None,
-    }
+    let mut request = Request::new(key(id), terms.claim, HOLDER.clone()).ttl(ttl(terms)).patience(terms.patience);
+    request.max_waiters = terms.max_waiters;
+    request
 }

@@ -17,10 +17,10 @@ use std::{
 use async_trait::async_trait;
 use leasehold::{
     Error, Fence, Resource, Result,
-    backend::{Backend, EventStream, Finding, Guarantees, Hint, Hints},
+    backend::{Backend, EventStream, Finding, Guarantees, Hint, Hints, Inspect},
     lease::{
-        Answer, Decision, EndedLease, Evicted, HistoryFilter, Incarnation, LeaseKey, ListFilter, Moment, Names,
-        Outcome, Page, Released, Renewal, Request, Standing,
+        Answer, Decision, EndedLease, Evicted, HistoryFilter, Incarnation, LeaseKey, ListFilter, Names, Outcome, Page,
+        Released, Renewal, Request, Standing,
     },
 };
 use tokio::time;
@@ -193,7 +193,9 @@ impl Faulty {
     {
         let answer = self.pass(call, work).await?;
         let life = self.lives.load(Ordering::SeqCst) << 32;
-        Ok(Answer { incarnation: Incarnation(answer.incarnation.0.wrapping_add(life)), ..answer })
+        let incarnation = Incarnation(answer.incarnation.0.wrapping_add(life));
+        let belief = answer.belief.clone();
+        Ok(Answer::new(answer.value, incarnation).believed(belief))
     }
 }
 
@@ -207,15 +209,12 @@ impl fmt::Debug for Faulty {
 impl Backend for Faulty {
     fn guarantees(&self) -> Guarantees {
         let guarantees = self.backend.guarantees();
-        Guarantees { pushes: guarantees.pushes && !self.mute.load(Ordering::SeqCst), ..guarantees }
+        let pushes = guarantees.pushes && !self.mute.load(Ordering::SeqCst);
+        guarantees.pushes(pushes)
     }
 
     fn hints(&self) -> Hints {
         self.relay.hints()
-    }
-
-    fn severed_at(&self) -> Option<Moment> {
-        self.backend.severed_at()
     }
 
     async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
@@ -230,6 +229,13 @@ impl Backend for Faulty {
         self.answer(Call::Release, || self.backend.release(key, outcome)).await
     }
 
+    fn inheritable(&self) -> Option<OwnedFd> {
+        self.backend.inheritable()
+    }
+}
+
+#[async_trait]
+impl Inspect for Faulty {
     async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
         self.pass(Call::Evict, || self.backend.evict(resource, expected, reason)).await
     }
@@ -248,9 +254,5 @@ impl Backend for Faulty {
 
     async fn examine(&self) -> Result<Vec<Finding>> {
         self.pass(Call::Examine, || self.backend.examine()).await
-    }
-
-    fn inheritable(&self) -> Option<OwnedFd> {
-        self.backend.inheritable()
     }
 }

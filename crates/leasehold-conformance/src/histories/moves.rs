@@ -80,30 +80,22 @@ impl Moves {
             return again;
         }
         let id = self.dice.id();
-        let request = Request {
-            key: LeaseKey { resource: resource(&name_of(self.seed, name)), id },
-            claim: self.claim(name),
-            ttl: self.ttl(),
-            patience: if self.dice.percent(30) { Patience::Try } else { Patience::Queue },
-            max_waiters: None,
-            lifetime: if self.dice.percent(30) { Lifetime::Detached } else { Lifetime::Attached },
-            holder: Holder::new(format!("holder-{}", &id.to_string()[..8])).expect("a good label"),
-            note: self.dice.percent(30).then(|| format!("note of {id}")),
-            metadata: self.metadata(),
-            fence_floor: None,
-        };
+        let holder = Holder::new(format!("holder-{}", &id.to_string()[..8])).expect("a good label");
+        let key = LeaseKey::new(resource(&name_of(self.seed, name)), id);
+        let mut request = Request::new(key, self.claim(name), holder).ttl(self.ttl());
+        request.patience = if self.dice.percent(30) { Patience::Try } else { Patience::Queue };
+        request.lifetime = if self.dice.percent(30) { Lifetime::Detached } else { Lifetime::Attached };
+        request.note = self.dice.percent(30).then(|| format!("note of {id}"));
+        request.metadata = self.metadata();
         self.asked[name].push(request.clone());
         request
     }
 
     fn renewal(&mut self, name: usize, request: Request) -> Renewal {
-        Renewal {
-            key: request.key,
-            ttl: self.ttl(),
-            fence_floor: None,
-            downgrade: self.dice.percent(40).then(|| self.claim(name)),
-            metadata: self.dice.percent(20).then(|| self.metadata()),
-        }
+        let mut renewal = Renewal::new(request.key, self.ttl());
+        renewal.downgrade = self.dice.percent(40).then(|| self.claim(name));
+        renewal.metadata = self.dice.percent(20).then(|| self.metadata());
+        renewal
     }
 
     fn outcome(&mut self) -> Outcome {

@@ -8,7 +8,7 @@ use leasehold::{
     clock::Clock,
     lease::{
         Busy, Decision, EndedLease, Evicted, HistoryFilter, LeaseId, LeaseRecord, LeaseState, Lifetime, ListFilter,
-        Moment, Names, Place, Request, Standing, Timestamp,
+        Moment, Names, QueuePosition, Request, Standing, Timestamp,
     },
     model::{Context, Effects, Entry, Expiry, Presence, State},
 };
@@ -98,8 +98,7 @@ impl<'a> Twin<'a> {
     /// All that ended, ended alike.
     pub(super) async fn end(mut self) {
         for name in 0..self.sides.len() {
-            let filter =
-                HistoryFilter { limit: 1000, ..HistoryFilter::new(Names::Exactly(self.sides[name].resource.clone())) };
+            let filter = HistoryFilter::new(Names::Exactly(self.sides[name].resource.clone())).limit(1000);
             let mut history = self.told(self.instances[0].history(&filter).await);
             let mut expected = std::mem::take(&mut self.sides[name].ended);
             expected.reverse();
@@ -207,7 +206,7 @@ impl<'a> Twin<'a> {
         }
     }
 
-    fn same_place(&mut self, name: usize, model: &Place, backend: &Place) {
+    fn same_place(&mut self, name: usize, model: &QueuePosition, backend: &QueuePosition) {
         self.same("how many are ahead", &model.ahead, &backend.ahead);
         self.sides[name].newest.push((model.last_fence, backend.last_fence));
         self.newest_parts_old_from_new(name);

@@ -42,7 +42,7 @@ pub(super) fn trials() -> Vec<Trial> {
 
 type Attempt<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
-/// Polls so often, waiting to be woken in between, then drops; tells whether it was done before.
+/// Polls so often, waiting to be woken in between, then drops; returns whether it was done before.
 async fn drop_after(polls: usize, attempt: Attempt<'_>) -> bool {
     let mut attempt = attempt;
     let mut left = polls;
@@ -61,15 +61,23 @@ async fn drop_after(polls: usize, attempt: Attempt<'_>) -> bool {
     time::timeout(Duration::from_millis(50), done).await.unwrap_or(false)
 }
 
-/// Drops one attempt after the other, each a poll later, until one is done; at most so many.
-async fn sweep(most: usize, mut begin: impl FnMut() -> Attempt<'static>, mut after: impl AsyncFnMut(usize)) {
+/// Drops one attempt after the other, each a poll later, until one is done or `most` were dropped; returns how many were.
+async fn sweep(most: usize, mut begin: impl FnMut() -> Attempt<'static>, mut after: impl AsyncFnMut(usize)) -> usize {
     for polls in 0..most {
         let done = drop_after(polls, begin()).await;
         after(polls).await;
         if done {
-            return;
+            return polls;
         }
     }
+    most
+}
+
+/// A program on a backend that answers no call at once, so that a caller waits at every one of them.
+async fn slow_locks(stage: &Stage) -> Leasehold {
+    let faulty = Faulty::new(stage.maker.instance().await);
+    faulty.delay(Duration::from_millis(1));
+    locks_on(faulty)
 }
 
 /// Nothing is left on the place, and the instance has nothing left to do.
@@ -79,20 +87,21 @@ async fn nothing_left(locks: &Leasehold, truth: &Leasehold) {
 }
 
 async fn free(stage: Stage, way: Way) {
-    let (one, truth) = (stage.locks().await, stage.locks().await);
+    let (one, truth) = (slow_locks(&stage).await, stage.locks().await);
     let begin = || -> Attempt<'static> {
         let locks = one.clone();
         Box::pin(async move { drop(way.acquire(&locks, "x").await.expect("it is free")) })
     };
-    sweep(20, begin, async |polls| {
+    let dropped = sweep(20, begin, async |polls| {
         soon(&format!("nothing is left after {polls} polls"), async || left(&truth).await == 0).await;
     })
     .await;
+    assert!(dropped >= 2, "it is dropped before its first poll and while it is answered");
     nothing_left(&one, &truth).await;
 }
 
 async fn contended(stage: Stage, way: Way) {
-    let (one, truth) = (stage.locks().await, stage.locks().await);
+    let (one, truth) = (slow_locks(&stage).await, stage.locks().await);
     let held = way.acquire(&truth, "x").await.expect("it is free");
     let begin = || -> Attempt<'static> {
         let locks = one.clone();
@@ -111,14 +120,16 @@ async fn every_call(stage: Stage) {
     let truth = stage.locks().await;
     for call in 0..8 {
         for contended in [false, true] {
-            let one = stage.locks().await;
+            let one = slow_locks(&stage).await;
             let held = if contended { Some(truth.rwlock("x").write().await.expect("free")) } else { None };
             let begin = || attempt(&one, call, contended);
-            sweep(if contended { 3 } else { 12 }, begin, async |polls| {
+            let dropped = sweep(if contended { 3 } else { 12 }, begin, async |polls| {
                 let what = format!("call {call}, contended: {contended}, {polls} polls: nothing is left");
                 soon(&what, async || left(&truth).await == usize::from(contended)).await;
             })
             .await;
+            let waits = if call == ALL && !contended { 3 } else { 1 };
+            assert!(dropped >= waits, "call {call}, contended: {contended}: dropped at {dropped} polls only");
             if let Some(held) = held {
                 held.release().await.expect("an answer");
             }
@@ -126,6 +137,9 @@ async fn every_call(stage: Stage) {
         }
     }
 }
+
+/// The call that gets three leases, one after the other.
+const ALL: usize = 4;
 
 /// One of the calls that get something; all but the last two contend with a lock.
 fn attempt(locks: &Leasehold, call: usize, contended: bool) -> Attempt<'static> {
@@ -136,7 +150,7 @@ fn attempt(locks: &Leasehold, call: usize, contended: bool) -> Attempt<'static> 
             1 => drop(locks.rwlock("x").try_read().await),
             2 => drop(locks.mutex("x").try_acquire_or_busy().await),
             3 => drop(locks.mutex("x").reentrant().acquire().await),
-            4 => drop(locks.all(["a", "x", "z"]).acquire().await),
+            ALL => drop(locks.all(["a", "x", "z"]).acquire().await),
             5 => drop(locks.mutex("x").with(async |lease| lease.check()).await),
             6 => drop(locks.mutex("x").max_hold(SOON).acquire().await),
             _ if contended => {}

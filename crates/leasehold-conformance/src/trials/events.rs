@@ -2,6 +2,7 @@
 
 use leasehold::{
     Holder,
+    backend::Missed,
     lease::{Claim, Ending, Event, EventKind, Names, Outcome},
 };
 
@@ -12,6 +13,7 @@ pub(super) fn trials() -> Vec<Trial> {
     vec![
         Trial::new("a follower sees everything in order", in_order),
         Trial::new("a follower sees only the names it asked for", only_these_names),
+        Trial::new("a follower that reads late misses nothing in silence", late_reader),
     ]
 }
 
@@ -69,4 +71,31 @@ async fn only_these_names(stage: Stage) {
     assert_eq!(exactly.next().await.resource.as_str(), "job:2");
     jobs.nothing().await;
     exactly.nothing().await;
+}
+
+/// Far more happens than anyone keeps for a slow reader.
+async fn late_reader(stage: Stage) {
+    let (one, two) = (stage.instance().await, stage.instance().await);
+    let mut watch = two.watch(Names::Exactly(resource("x"))).await;
+    let grants = 1200;
+    for _ in 1..grants {
+        let request = ask("x", Claim::EXCLUSIVE);
+        one.granted(&request).await;
+        one.free(&request).await;
+    }
+    let last = one.granted(&ask("x", Claim::EXCLUSIVE)).await.fence;
+    let (mut seen, mut missed) = (0, false);
+    loop {
+        match watch.next_or_missed().await {
+            Err(Missed { .. }) => missed = true,
+            Ok(Event { kind: EventKind::Acquired { fence }, .. }) => {
+                seen += 1;
+                if fence == last {
+                    break;
+                }
+            }
+            Ok(_) => {}
+        }
+    }
+    assert!(missed || seen == grants, "{seen} of {grants} grants, and not a word of what was missed");
 }

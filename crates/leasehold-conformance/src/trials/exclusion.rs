@@ -31,7 +31,7 @@ pub(super) fn trials() -> Vec<Trial> {
 
 async fn one_holds(stage: Stage, claim: Claim) {
     let (one, two) = (stage.instance().await, stage.instance().await);
-    let first = Request { note: Some(String::from("nightly run")), ..attempt("x", claim) };
+    let first = attempt("x", claim).note("nightly run");
     let grant = one.granted(&first).await;
     for instance in [&one, &two] {
         let busy = instance.busy(&attempt("x", claim)).await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::{
     Fence,
-    lease::{Claim, Outcome, Renewal, Request, Standing},
+    lease::{Claim, Outcome, Request, Standing},
 };
 
 use super::{Stage, Trial};
@@ -70,18 +70,18 @@ async fn floor_on_acquire(stage: Stage) {
     one.free(&first).await;
 
     let ahead = Fence::new(fence.get() + micros(Duration::from_secs(5)));
-    let second = Request { fence_floor: Some(ahead), ..attempt("x", Claim::EXCLUSIVE) };
+    let second = attempt("x", Claim::EXCLUSIVE).fence_floor(ahead);
     let raised = one.granted(&second).await.fence;
     assert!(raised >= ahead, "{raised} is below the floor {ahead}");
     one.free(&second).await;
 
     let absurd = Fence::new(fence.get() + micros(Duration::from_secs(3600)));
-    let third = Request { fence_floor: Some(absurd), ..attempt("x", Claim::EXCLUSIVE) };
+    let third = attempt("x", Claim::EXCLUSIVE).fence_floor(absurd);
     let clamped = one.granted(&third).await.fence;
     assert!(clamped > raised && clamped < absurd, "a floor an hour ahead was taken: {clamped}");
     one.free(&third).await;
 
-    let low = Request { fence_floor: Some(Fence::new(7)), ..attempt("x", Claim::EXCLUSIVE) };
+    let low = attempt("x", Claim::EXCLUSIVE).fence_floor(Fence::new(7));
     assert!(one.granted(&low).await.fence > clamped, "a low floor lowers nothing");
 }
 
@@ -90,7 +90,7 @@ async fn floor_on_renew(stage: Stage) {
     let (first, second) = (ask("x", Claim::EXCLUSIVE), ask("x", Claim::EXCLUSIVE));
     let fence = one.granted(&first).await.fence;
     two.queued(&second).await;
-    let raise = |request: &Request, to: u64| Renewal { fence_floor: Some(Fence::new(to)), ..renewal(request) };
+    let raise = |request: &Request, to: u64| renewal(request).fence_floor(Fence::new(to));
     let fence_after = async |to: u64| match one.renew(raise(&first, to)).await {
         Standing::Holding(grant) => grant.fence,
         other => panic!("it holds: {other:?}"),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::lease::{Claim, Ending, Lifetime, Renewal, Request, Standing};
+use leasehold::lease::{Claim, Ending, Lifetime, Request, Standing};
 use tokio::time;
 
 use super::{Stage, Trial};
@@ -42,14 +42,14 @@ async fn renewing_the_gone(stage: Stage) {
 /// Detached, so that the end is a matter of the clock on every backend.
 async fn renewing_never_shortens(stage: Stage) {
     let one = stage.instance().await;
-    let request = Request { lifetime: Lifetime::Detached, ..ask("x", Claim::EXCLUSIVE) };
+    let request = ask("x", Claim::EXCLUSIVE).lifetime(Lifetime::Detached);
     one.granted(&request).await;
     let before = expires_in(&one, "x").await;
-    one.renew(Renewal { ttl: ttl(Duration::from_secs(1)), ..renewal(&request) }).await;
+    one.renew(renewal(&request).ttl(ttl(Duration::from_secs(1)))).await;
     assert!(expires_in(&one, "x").await + Duration::from_secs(60) > before, "a short renewal shortened the lease");
-    one.acquire(&Request { ttl: ttl(Duration::from_secs(1)), ..request.clone() }).await;
+    one.acquire(&request.clone().ttl(ttl(Duration::from_secs(1)))).await;
     assert!(expires_in(&one, "x").await + Duration::from_secs(60) > before, "a short ask shortened the lease");
-    one.renew(Renewal { ttl: ttl(request.ttl.get() * 2), ..renewal(&request) }).await;
+    one.renew(renewal(&request).ttl(ttl(request.ttl.get() * 2))).await;
     let after = expires_in(&one, "x").await;
     assert!(after > before && after <= request.ttl.get() * 2, "the end is now + ttl, not added: {after:?}");
 }
@@ -80,14 +80,14 @@ async fn batches(stage: Stage) {
 
 async fn detached_expires(stage: Stage) {
     let (one, two) = (stage.instance().await, stage.instance().await);
-    let abandoned = Request { lifetime: Lifetime::Detached, ttl: ttl(SHORT), ..attempt("x", Claim::EXCLUSIVE) };
+    let abandoned = attempt("x", Claim::EXCLUSIVE).lifetime(Lifetime::Detached).ttl(ttl(SHORT));
     one.granted(&abandoned).await;
     expires(&one, &two, &abandoned).await;
 }
 
 async fn detached_renewed(stage: Stage) {
     let one = stage.instance().await;
-    let request = Request { lifetime: Lifetime::Detached, ttl: ttl(SHORT * 3), ..attempt("x", Claim::EXCLUSIVE) };
+    let request = attempt("x", Claim::EXCLUSIVE).lifetime(Lifetime::Detached).ttl(ttl(SHORT * 3));
     let grant = one.granted(&request).await;
     for _ in 0..5 {
         time::sleep(SHORT).await;
@@ -97,7 +97,7 @@ async fn detached_renewed(stage: Stage) {
 
 async fn attached_expires(stage: Stage) {
     let (one, two) = (stage.instance().await, stage.instance().await);
-    let abandoned = Request { ttl: ttl(SHORT), ..attempt("x", Claim::EXCLUSIVE) };
+    let abandoned = attempt("x", Claim::EXCLUSIVE).ttl(ttl(SHORT));
     one.granted(&abandoned).await;
     expires(&one, &two, &abandoned).await;
 }
@@ -126,7 +126,7 @@ async fn expires(one: &Instance, two: &Instance, abandoned: &Request) {
 async fn place_expires(stage: Stage) {
     let (one, two) = (stage.instance().await, stage.instance().await);
     let holding = ask("x", Claim::EXCLUSIVE);
-    let abandoned = Request { ttl: ttl(SHORT), ..ask("x", Claim::EXCLUSIVE) };
+    let abandoned = ask("x", Claim::EXCLUSIVE).ttl(ttl(SHORT));
     let patient = ask("x", Claim::EXCLUSIVE);
     one.granted(&holding).await;
     one.queued(&abandoned).await;
@@ -144,12 +144,12 @@ async fn place_expires(stage: Stage) {
 async fn ask_again(stage: Stage) {
     let (one, two) = (stage.instance().await, stage.instance().await);
     let minute = Duration::from_secs(60);
-    let holding = Request { lifetime: Lifetime::Detached, ttl: ttl(minute), ..ask("x", Claim::EXCLUSIVE) };
+    let holding = ask("x", Claim::EXCLUSIVE).lifetime(Lifetime::Detached).ttl(ttl(minute));
     one.granted(&holding).await;
     let waiting = ask("x", Claim::EXCLUSIVE);
     let left = two.queued(&waiting).await.ask_again_in.expect("the lease ahead has an end");
     assert!(left <= minute && left + SOON > minute, "the lease ahead ends in a minute, not in {left:?}");
-    one.renew(Renewal { ttl: ttl(minute * 3), ..renewal(&holding) }).await;
+    one.renew(renewal(&holding).ttl(ttl(minute * 3))).await;
     let left = two.queued(&waiting).await.ask_again_in.expect("the lease ahead has an end");
     assert!(left > minute * 2, "the lease ahead was renewed");
 }
@@ -176,7 +176,7 @@ async fn gone_instance(stage: Stage) {
 
 async fn detached_outlives(stage: Stage) {
     let (doomed, two) = (stage.instance().await, stage.instance().await);
-    let request = Request { lifetime: Lifetime::Detached, ..ask("x", Claim::EXCLUSIVE) };
+    let request = ask("x", Claim::EXCLUSIVE).lifetime(Lifetime::Detached);
     let grant = doomed.granted(&request).await;
     drop(doomed);
     assert_eq!(two.holding(&request).await, grant, "whoever has its id goes on with it");
@@ -187,7 +187,7 @@ async fn detached_outlives(stage: Stage) {
 async fn exact_expiry(stage: Stage) {
     let (one, two) = (stage.instance().await, stage.instance().await);
     let length = Duration::from_secs(30);
-    let request = Request { lifetime: Lifetime::Detached, ttl: ttl(length), ..attempt("x", Claim::EXCLUSIVE) };
+    let request = attempt("x", Claim::EXCLUSIVE).lifetime(Lifetime::Detached).ttl(ttl(length));
     let grant = one.granted(&request).await;
     stage.clock.advance(length.saturating_sub(Duration::from_micros(1)));
     two.busy(&attempt("x", Claim::EXCLUSIVE)).await;

@@ -4,10 +4,7 @@ use std::time::Duration;
 
 use leasehold::{
     Holder, Resource,
-    lease::{
-        Claim, EndedLease, Ending, HistoryFilter, LeaseState, Lifetime, ListFilter, Metadata, Names, Outcome, Renewal,
-        Request,
-    },
+    lease::{Claim, EndedLease, Ending, HistoryFilter, LeaseState, Lifetime, ListFilter, Metadata, Names, Outcome},
 };
 
 use super::{Stage, Trial};
@@ -29,8 +26,8 @@ pub(super) fn trials() -> Vec<Trial> {
 
 async fn listing(stage: Stage) {
     let (one, two) = (stage.instance().await, stage.instance().await);
-    let holding = Request { note: Some(String::from("deploy")), ..ask("x", Claim::EXCLUSIVE) };
-    let waiting = Request { lifetime: Lifetime::Detached, ..ask("x", Claim::SHARED) };
+    let holding = ask("x", Claim::EXCLUSIVE).note("deploy");
+    let waiting = ask("x", Claim::SHARED).lifetime(Lifetime::Detached);
     let grant = one.granted(&holding).await;
     one.queued(&waiting).await;
     let records = two.list("x").await;
@@ -78,7 +75,7 @@ async fn listing_pages(stage: Stage) {
     }
     names.sort_unstable();
     let mut told = Vec::new();
-    let mut filter = ListFilter { limit: 10, ..ListFilter::new(Names::Prefix(String::from("page:"))) };
+    let mut filter = ListFilter::new(Names::Prefix(String::from("page:"))).limit(10);
     for size in [10, 10, 5] {
         let page = one.backend.list(&filter).await.expect("a page");
         assert_eq!(page.leases.len(), size);
@@ -136,12 +133,10 @@ async fn any_text(stage: Stage) {
         "emoji": "👩‍🔧",
     });
     let serde_json::Value::Object(metadata) = metadata else { unreachable!("an object was written") };
-    let request = Request {
-        holder: Holder::new("Zoë@build-7:42 ☕ 'x' \"y\"").expect("a good label"),
-        note: Some(String::from("nächtlicher Lauf; it's \"fine\" — 100 %\\o/")),
-        metadata: metadata.clone(),
-        ..ask("x", Claim::EXCLUSIVE)
-    };
+    let request = ask("x", Claim::EXCLUSIVE)
+        .holder(Holder::new("Zoë@build-7:42 ☕ 'x' \"y\"").expect("a good label"))
+        .note("nächtlicher Lauf; it's \"fine\" — 100 %\\o/")
+        .metadata(metadata.clone());
     one.granted(&request).await;
     let record = two.list("x").await.remove(0);
     assert_eq!((&record.holder, &record.note, &record.metadata), (&request.holder, &request.note, &metadata));
@@ -157,13 +152,13 @@ async fn any_text(stage: Stage) {
 async fn metadata_replaced(stage: Stage) {
     let one = stage.instance().await;
     let value = |text: &str| Metadata::from_iter([(String::from("value"), text.into())]);
-    let request = Request { metadata: value("first"), ..ask("x", Claim::LEADER) };
+    let request = ask("x", Claim::LEADER).metadata(value("first"));
     one.granted(&request).await;
-    one.renew(Renewal { metadata: Some(value("second")), ..renewal(&request) }).await;
+    one.renew(renewal(&request).metadata(value("second"))).await;
     assert_eq!(one.list("x").await[0].metadata, value("second"));
     one.standing(&request).await;
     assert_eq!(one.list("x").await[0].metadata, value("second"), "a plain renewal leaves it");
-    one.renew(Renewal { metadata: Some(Metadata::new()), ..renewal(&request) }).await;
+    one.renew(renewal(&request).metadata(Metadata::new())).await;
     assert!(one.list("x").await[0].metadata.is_empty());
 }
 
@@ -215,13 +210,13 @@ async fn history_filters(stage: Stage) {
     assert!(told.is_sorted_by_key(|ended| std::cmp::Reverse(ended.ended_at)), "newest first");
 
     let holders = |told: &[EndedLease]| told.iter().map(|ended| ended.holder.clone()).collect::<Vec<_>>();
-    let newest = tell(HistoryFilter { limit: 2, ..all.clone() }).await;
+    let newest = tell(all.clone().limit(2)).await;
     assert_eq!(holders(&newest), holders(&told[..2]));
-    let next = tell(HistoryFilter { limit: 2, until: Some(newest[1].ended_at), ..all.clone() }).await;
+    let next = tell(all.clone().limit(2).until(newest[1].ended_at)).await;
     assert_eq!(holders(&next), holders(&told[2..4]));
-    let since = tell(HistoryFilter { since: Some(told[2].ended_at), ..all.clone() }).await;
+    let since = tell(all.clone().since(told[2].ended_at)).await;
     assert_eq!(holders(&since), holders(&told[..3]));
-    let failures = tell(HistoryFilter { failures: true, ..all }).await;
+    let failures = tell(all.failures(true)).await;
     assert_eq!(holders(&failures), holders(&told[4..]));
     assert_eq!(one.history("job:a").await.len(), 3);
 }
@@ -229,5 +224,5 @@ async fn history_filters(stage: Stage) {
 async fn examination(stage: Stage) {
     let findings = stage.instance().await.backend.examine().await.expect("an examination");
     assert!(!findings.is_empty());
-    assert!(findings.iter().all(|finding| !finding.subject.is_empty() && !finding.words.is_empty()));
+    assert!(findings.iter().all(|finding| !finding.subject.is_empty() && !finding.message.is_empty()));
 }

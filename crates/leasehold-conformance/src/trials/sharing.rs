@@ -1,6 +1,6 @@
 //! Readers, permits, and names used in two ways.
 
-use leasehold::lease::{Claim, Decision, Renewal, Request, Standing};
+use leasehold::lease::{Claim, Decision, Request, Standing};
 
 use super::{Stage, Trial};
 use crate::instance::{ask, attempt, permits, renewal};
@@ -75,7 +75,7 @@ async fn downgrade(stage: Stage) {
     let grant = one.granted(&writer).await;
     two.queued(&reader).await;
     two.queued(&next).await;
-    let kept = one.renew(Renewal { downgrade: Some(Claim::SHARED), ..renewal(&writer) }).await;
+    let kept = one.renew(renewal(&writer).downgrade(Claim::SHARED)).await;
     assert_eq!(kept, Standing::Holding(grant), "less is held under the same fence");
     two.holding(&reader).await;
     two.queued(&next).await;
@@ -88,9 +88,9 @@ async fn downgrade_is_one_way(stage: Stage) {
     let one = stage.instance().await;
     let reader = ask("x", Claim::SHARED);
     one.granted(&reader).await;
-    one.renew(Renewal { downgrade: Some(Claim::EXCLUSIVE), ..renewal(&reader) }).await;
+    one.renew(renewal(&reader).downgrade(Claim::EXCLUSIVE)).await;
     one.granted(&attempt("x", Claim::SHARED)).await;
-    one.renew(Renewal { downgrade: Some(permits(1, 2)), ..renewal(&reader) }).await;
+    one.renew(renewal(&reader).downgrade(permits(1, 2))).await;
     one.granted(&attempt("x", Claim::SHARED)).await;
     assert!(one.list("x").await.iter().all(|record| record.claim == Claim::SHARED));
 }
@@ -128,9 +128,9 @@ async fn permits_given_back(stage: Stage) {
     let (big, waiting) = (ask("x", permits(3, 3)), ask("x", permits(2, 3)));
     one.granted(&big).await;
     one.queued(&waiting).await;
-    one.renew(Renewal { downgrade: Some(permits(2, 3)), ..renewal(&big) }).await;
+    one.renew(renewal(&big).downgrade(permits(2, 3))).await;
     one.queued(&waiting).await;
-    one.renew(Renewal { downgrade: Some(permits(1, 3)), ..renewal(&big) }).await;
+    one.renew(renewal(&big).downgrade(permits(1, 3))).await;
     one.holding(&waiting).await;
 }
 
