@@ -6,13 +6,13 @@ use std::{fs, sync::Arc, thread, time::Duration};
 
 use leasehold::{
     Attempt, ErrorKind, Holder, Leasehold, Resource, Ttl,
-    backend::{Backend, Hint},
+    backend::{Backend, Hint, Inspect},
     backends::postgres::{PostgresBackend, PostgresOptions, install},
     blocking,
     clock::SystemClock,
     lease::{
-        Claim, Decision, LeaseId, LeaseKey, LeaseState, Lifetime, ListFilter, Metadata, Names, Outcome, Patience,
-        Released, Renewal, Request, Standing,
+        Claim, Decision, LeaseId, LeaseKey, LeaseState, ListFilter, Names, Outcome, Released, Renewal, Request,
+        Standing,
     },
 };
 use leasehold_testkit::{Flow, Proxy, postgres::Postgres};
@@ -33,18 +33,8 @@ async fn backend(url: &str, namespace: &str) -> PostgresBackend {
 }
 
 fn request(name: &str, ttl: Duration) -> Request {
-    Request {
-        key: LeaseKey { resource: Resource::new(name).unwrap(), id: LeaseId::random() },
-        claim: Claim::EXCLUSIVE,
-        ttl: Ttl::new(ttl).unwrap(),
-        patience: Patience::Queue,
-        max_waiters: None,
-        lifetime: Lifetime::Attached,
-        holder: Holder::unique(),
-        note: None,
-        metadata: Metadata::new(),
-        fence_floor: None,
-    }
+    Request::new(LeaseKey::new(Resource::new(name).unwrap(), LeaseId::random()), Claim::EXCLUSIVE, Holder::unique())
+        .ttl(Ttl::new(ttl).unwrap())
 }
 
 async fn soon(what: &str, mut is_so: impl AsyncFnMut() -> bool) {

@@ -29,7 +29,10 @@ fn examined(url: &str) -> Vec<Finding> {
 
 /// How bad it is, and in what words; `None` where nothing is said.
 fn about(findings: &[Finding], subject: &str) -> Option<(Severity, String)> {
-    findings.iter().find(|finding| finding.subject == subject).map(|finding| (finding.severity, finding.words.clone()))
+    findings
+        .iter()
+        .find(|finding| finding.subject == subject)
+        .map(|finding| (finding.severity, finding.message.clone()))
 }
 
 fn severity(findings: &[Finding], subject: &str) -> Option<Severity> {

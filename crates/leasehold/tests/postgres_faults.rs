@@ -206,7 +206,7 @@ fn through_a_transaction_pooler_ttl_works_and_the_rest_is_refused() {
     blocking::wait(guard.release()).unwrap();
     blocking::wait(waiter.join().unwrap().release()).unwrap();
     let findings = blocking::wait(one.examine()).unwrap();
-    assert!(findings.iter().any(|finding| finding.subject == "pooler" && finding.words.contains("cannot be pushed")));
+    assert!(findings.iter().any(|finding| finding.subject == "pooler" && finding.message.contains("cannot be pushed")));
 
     let error = blocking::wait(Leasehold::connect(&format!("{}?liveness=connection", pooler.url()))).unwrap_err();
     assert!(error.kind() == ErrorKind::Unsupported && error.to_string().contains("pooler"), "{error}");

@@ -8,13 +8,12 @@ use std::{fmt::Write, sync::Arc, time::Duration};
 
 use leasehold::{
     Error, ErrorKind, Leasehold, Resource, Ttl,
-    backend::Backend,
+    backend::{Backend, Inspect},
     backends::postgres::{PostgresBackend, PostgresOptions, install},
     blocking,
     clock::{Clock, SystemClock},
     lease::{
-        Claim, Fence, HistoryFilter, Holder, LeaseId, LeaseKey, Lifetime, ListFilter, Metadata, Names, Outcome,
-        Patience, Renewal, Request,
+        Claim, Fence, HistoryFilter, Holder, LeaseId, LeaseKey, ListFilter, Names, Outcome, Patience, Renewal, Request,
     },
 };
 use leasehold_testkit::{
@@ -218,21 +217,10 @@ fn an_isolation_that_cannot_be_used_is_named_by_every_call_behind_a_pooler() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let backend = PostgresBackend::open(options(&pooler.url())).await.unwrap();
-        let key = LeaseKey { resource: Resource::new("x").unwrap(), id: LeaseId::from_u128(7) };
+        let key = LeaseKey::new(Resource::new("x").unwrap(), LeaseId::from_u128(7));
         let ttl = Ttl::new(TTL).unwrap();
         for patience in [Patience::Try, Patience::Queue] {
-            let request = Request {
-                key: key.clone(),
-                claim: Claim::EXCLUSIVE,
-                ttl,
-                patience,
-                max_waiters: None,
-                lifetime: Lifetime::Attached,
-                holder: Holder::unique(),
-                note: None,
-                metadata: Metadata::new(),
-                fence_floor: None,
-            };
+            let request = Request::new(key.clone(), Claim::EXCLUSIVE, Holder::unique()).ttl(ttl).patience(patience);
             is_named("acquire", backend.acquire(&request).await.map(drop));
         }
         is_named("renew", backend.renew(&[Renewal::new(key.clone(), ttl)]).await.map(drop));

@@ -10,7 +10,7 @@ use leasehold::{
     backends::postgres::{PostgresBackend, PostgresOptions, install},
     blocking,
     clock::SystemClock,
-    lease::{Claim, Decision, LeaseId, LeaseKey, Lifetime, Metadata, Outcome, Patience, Released, Request},
+    lease::{Claim, Decision, LeaseId, LeaseKey, Outcome, Patience, Released, Request},
 };
 use leasehold_testkit::{Flow, Proxy, postgres::Postgres, until};
 use tokio::{
@@ -458,18 +458,9 @@ async fn by_two_ways(server: &Postgres, namespace: &str) -> (Proxy, Proxy, Postg
 }
 
 fn request(name: &str, patience: Patience) -> Request {
-    Request {
-        key: LeaseKey { resource: Resource::new(name).unwrap(), id: LeaseId::random() },
-        claim: Claim::EXCLUSIVE,
-        ttl: Ttl::DEFAULT,
-        patience,
-        max_waiters: None,
-        lifetime: Lifetime::Attached,
-        holder: Holder::unique(),
-        note: None,
-        metadata: Metadata::new(),
-        fence_floor: None,
-    }
+    Request::new(LeaseKey::new(Resource::new(name).unwrap(), LeaseId::random()), Claim::EXCLUSIVE, Holder::unique())
+        .ttl(Ttl::DEFAULT)
+        .patience(patience)
 }
 
 /// A lease of this name was granted and ended, and none is held.

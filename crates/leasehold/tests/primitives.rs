@@ -11,12 +11,12 @@ use std::{
 };
 
 use leasehold::{
-    Error, ErrorKind, Holder, Leasehold, Loss, Metadata, Resource, Ttl,
+    Attempt, Error, ErrorKind, Holder, Leasehold, Loss, Resource, Ttl,
     backends::memory::MemoryBackend,
     clock::SystemClock,
     lease::{
-        Claim, EndedLease, Ending, HistoryFilter, LeaseId, LeaseKey, LeaseState, Lifetime, ListFilter, Names, Patience,
-        Released, Request,
+        Claim, EndedLease, Ending, HistoryFilter, LeaseId, LeaseKey, LeaseState, ListFilter, Names, Patience, Released,
+        Request,
     },
 };
 
@@ -243,18 +243,13 @@ async fn an_observer_is_told_of_a_leader_that_ran_out_with_nobody_to_follow_it()
     let mut observer = leader.observe().await.unwrap();
     observer.next().await.unwrap().unwrap();
     // One that leads and is gone without a word: nobody renews, nobody releases, nobody else stands.
-    let request = Request {
-        key: LeaseKey { resource: Resource::new("leader:r").unwrap(), id: LeaseId::random() },
-        claim: Claim::LEADER,
-        ttl: Ttl::new(Duration::from_millis(300)).unwrap(),
-        patience: Patience::Try,
-        max_waiters: None,
-        lifetime: Lifetime::Attached,
-        holder: Holder::unique(),
-        note: None,
-        metadata: Metadata::new(),
-        fence_floor: None,
-    };
+    let request = Request::new(
+        LeaseKey::new(Resource::new("leader:r").unwrap(), LeaseId::random()),
+        Claim::LEADER,
+        Holder::unique(),
+    )
+    .ttl(Ttl::new(Duration::from_millis(300)).unwrap())
+    .patience(Patience::Try);
     locks.backend().acquire(&request).await.unwrap();
     assert!(observer.next().await.unwrap().unwrap().is_some());
     let told = tokio::time::timeout(Duration::from_secs(5), observer.next()).await.expect("it looks again");
@@ -282,4 +277,50 @@ async fn the_wait_of_a_re_entrant_lock_counts_from_the_call() {
     assert_eq!(one.unwrap_err().kind(), ErrorKind::WaitElapsed);
     assert_eq!(two.unwrap_err().kind(), ErrorKind::WaitElapsed);
     other.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn nothing_to_lock_is_refused() {
+    let locks = locks();
+    let none = locks.all(Vec::<String>::new());
+    assert_eq!(none.acquire().await.unwrap_err().kind(), ErrorKind::InvalidConfig);
+    assert_eq!(none.try_acquire().await.unwrap_err().kind(), ErrorKind::InvalidConfig);
+    let worked = none.with(async |_| -> Result<(), Error> { panic!("nothing protects this") }).await;
+    assert_eq!(worked.unwrap_err().kind(), ErrorKind::InvalidConfig);
+}
+
+#[tokio::test]
+async fn a_longest_hold_of_nothing_is_refused() {
+    let locks = locks();
+    let lock = locks.mutex("r").max_hold(Duration::ZERO);
+    assert_eq!(lock.acquire().await.unwrap_err().kind(), ErrorKind::InvalidConfig);
+    assert_eq!(lock.try_acquire().await.unwrap_err().kind(), ErrorKind::InvalidConfig);
+    let all = locks.all(["a", "b"]).max_hold(Duration::ZERO);
+    assert_eq!(all.acquire().await.unwrap_err().kind(), ErrorKind::InvalidConfig);
+}
+
+#[tokio::test]
+async fn connecting_may_take_for_ever() {
+    let locks = Leasehold::builder().connect_limit(Duration::MAX).connect("memory:for-ever").await.unwrap();
+    locks.mutex("r").acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_re_entrant_lock_that_is_busy_names_the_holder() {
+    let locks = locks();
+    let other = locks.mutex("r").holder(Holder::new("other").unwrap()).acquire().await.unwrap();
+    let lock = locks.mutex("r").reentrant();
+    let entering = lock.clone().wait_forever();
+    let mut entering = tokio::task::JoinSet::from_iter([async move { entering.acquire().await }]);
+    while locks.list(&ListFilter::new(Names::All)).await.unwrap().leases.len() < 2 {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    // Another task of this holder waits already: whoever comes now is told whom for.
+    let Attempt::Busy(busy) = lock.try_acquire_or_busy().await.unwrap() else { panic!("another holds it") };
+    assert_eq!(busy.holders[0].holder, *other.holder());
+    assert_eq!(busy.waiting, 1);
+    let error = lock.wait(Duration::from_millis(300)).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WaitElapsed);
+    assert_eq!(error.holders()[0].holder, *other.holder());
+    entering.shutdown().await;
 }

@@ -9,9 +9,7 @@ use leasehold::{
     backend::{Backend, Severity},
     backends::redis::{RedisBackend, RedisOptions},
     clock::{Clock, SystemClock},
-    lease::{
-        Claim, Decision, HistoryFilter, LeaseId, LeaseKey, Lifetime, ListFilter, Metadata, Names, Patience, Request,
-    },
+    lease::{Claim, Decision, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names, Patience, Request},
 };
 use leasehold_testkit::{
     Flow, Proxy,
@@ -95,7 +93,7 @@ async fn a_user_limited_to_the_prefix_can_do_everything() {
     second.await.unwrap().unwrap().release().await.unwrap();
     let findings = locks.examine().await.unwrap();
     let rights = findings.iter().find(|finding| finding.subject == "rights").unwrap();
-    assert_eq!(rights.severity, Severity::Ok, "{}", rights.words);
+    assert_eq!(rights.severity, Severity::Ok, "{}", rights.message);
 
     let error = refused(&format!("redis://nobody:hunter2@127.0.0.1:{}", server.port())).await;
     assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
@@ -119,10 +117,10 @@ async fn doctor_names_what_endangers_locks() {
     let findings = locks.examine().await.unwrap();
     let told = |subject: &str| findings.iter().find(|finding| finding.subject == subject).expect("it is looked at");
     assert_eq!(told("eviction").severity, Severity::Failure);
-    assert!(told("eviction").words.contains("noeviction"));
+    assert!(told("eviction").message.contains("noeviction"));
     assert_eq!(told("persistence").severity, Severity::Warning);
     for subject in ["reachable", "clock offset", "version", "replication", "rights"] {
-        assert_eq!(told(subject).severity, Severity::Ok, "{}", told(subject).words);
+        assert_eq!(told(subject).severity, Severity::Ok, "{}", told(subject).message);
     }
 }
 
@@ -227,18 +225,14 @@ fn certificates(folder: &Path) {
 }
 
 fn request(name: &str) -> Request {
-    Request {
-        key: LeaseKey { resource: Resource::new(name).unwrap(), id: LeaseId::random() },
-        claim: Claim::EXCLUSIVE,
-        ttl: Ttl::new(Duration::from_secs(30)).unwrap(),
-        patience: Patience::Try,
-        max_waiters: None,
-        lifetime: Lifetime::Attached,
-        holder: Holder::new("alice@web-3").unwrap(),
-        note: Some(String::from("nightly")),
-        metadata: Metadata::new(),
-        fence_floor: None,
-    }
+    Request::new(
+        LeaseKey::new(Resource::new(name).unwrap(), LeaseId::random()),
+        Claim::EXCLUSIVE,
+        Holder::new("alice@web-3").unwrap(),
+    )
+    .ttl(Ttl::new(Duration::from_secs(30)).unwrap())
+    .patience(Patience::Try)
+    .note(String::from("nightly"))
 }
 
 #[tokio::test]

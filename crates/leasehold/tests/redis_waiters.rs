@@ -8,12 +8,9 @@ use std::{sync::Arc, time::Duration};
 
 use leasehold::{
     Holder, Leasehold, Resource, Ttl,
-    backend::{Backend, Hint},
+    backend::{Backend, Hint, Inspect},
     backends::redis::{RedisBackend, RedisOptions},
-    lease::{
-        Claim, Decision, EndedLease, Ending, HistoryFilter, LeaseId, LeaseKey, Lifetime, Metadata, Names, Outcome,
-        Patience, Request,
-    },
+    lease::{Claim, Decision, EndedLease, Ending, HistoryFilter, LeaseId, LeaseKey, Names, Outcome, Patience, Request},
 };
 use leasehold_testkit::{Flow, Proxy, redis::Server};
 use shared::soon;
@@ -24,18 +21,13 @@ async fn open(server: &Server) -> Arc<RedisBackend> {
 }
 
 fn request(name: &str, patience: Patience, ttl: Duration) -> Request {
-    Request {
-        key: LeaseKey { resource: Resource::new(name).unwrap(), id: LeaseId::random() },
-        claim: Claim::EXCLUSIVE,
-        ttl: Ttl::new(ttl).unwrap(),
-        patience,
-        max_waiters: None,
-        lifetime: Lifetime::Attached,
-        holder: Holder::new(if patience == Patience::Try { "holder" } else { "waiter" }).unwrap(),
-        note: None,
-        metadata: Metadata::new(),
-        fence_floor: None,
-    }
+    Request::new(
+        LeaseKey::new(Resource::new(name).unwrap(), LeaseId::random()),
+        Claim::EXCLUSIVE,
+        Holder::new(if patience == Patience::Try { "holder" } else { "waiter" }).unwrap(),
+    )
+    .ttl(Ttl::new(ttl).unwrap())
+    .patience(patience)
 }
 
 /// A hundred locks are released around the instant at which the place of the one who waits ends. That one can be
@@ -64,7 +56,7 @@ async fn a_grant_to_a_lapsed_waiter_is_impossible() {
         round.unwrap();
     }
 
-    let filter = HistoryFilter { limit: 1000, ..HistoryFilter::new(Names::All) };
+    let filter = HistoryFilter::new(Names::All).limit(1000);
     let ended = async || -> Vec<EndedLease> {
         let ended = holder.history(&filter).await.unwrap().into_iter();
         ended.filter(|ended| ended.holder.as_str() == "waiter").collect()

@@ -12,15 +12,15 @@ use std::{
 
 use leasehold::{
     ErrorKind, Holder, Leasehold, Resource, Ttl,
-    backend::{Backend, Severity},
+    backend::{Backend, Inspect, Severity},
     backends::{
         memory::MemoryBackend,
         redlock::{Member, Quorum, QuorumOptions},
     },
     clock::{Clock, ManualClock, SystemClock},
     lease::{
-        Claim, Decision, LeaseId, LeaseKey, LeaseState, Lifetime, ListFilter, Metadata, Names, Outcome, Patience,
-        Released, Renewal, Request, Standing,
+        Claim, Decision, LeaseId, LeaseKey, LeaseState, ListFilter, Names, Outcome, Patience, Released, Renewal,
+        Request, Standing,
     },
 };
 use leasehold_conformance::{Call, Faulty};
@@ -66,18 +66,9 @@ impl Nodes {
 }
 
 fn ask(name: &str, claim: Claim, patience: Patience) -> Request {
-    Request {
-        key: LeaseKey { resource: Resource::new(name).unwrap(), id: LeaseId::random() },
-        claim,
-        ttl: Ttl::DEFAULT,
-        patience,
-        max_waiters: None,
-        lifetime: Lifetime::Attached,
-        holder: Holder::new("worker").unwrap(),
-        note: None,
-        metadata: Metadata::new(),
-        fence_floor: None,
-    }
+    Request::new(LeaseKey::new(Resource::new(name).unwrap(), LeaseId::random()), claim, Holder::new("worker").unwrap())
+        .ttl(Ttl::DEFAULT)
+        .patience(patience)
 }
 
 fn attempt(name: &str) -> Request {
@@ -315,7 +306,7 @@ async fn a_node_that_was_restarted_does_not_vote_until_its_leases_are_over() {
     clock.advance(Duration::from_secs(60));
     assert!(is_granted(&quorum, &attempt("x")).await);
 
-    let long = Request { ttl: Ttl::new(Duration::from_secs(61)).unwrap(), ..attempt("y") };
+    let long = attempt("y").ttl(Ttl::new(Duration::from_secs(61)).unwrap());
     assert_eq!(quorum.acquire(&long).await.unwrap_err().kind(), ErrorKind::InvalidConfig);
 }
 

@@ -50,7 +50,7 @@ async fn one_server_at_two_addresses_has_one_vote_and_doctor_says_so() {
     let found: Vec<_> = findings.iter().filter(|finding| finding.subject == "same node twice").collect();
     assert_eq!(found.len(), 1, "{findings:?}");
     assert_eq!(found[0].severity, Severity::Failure);
-    assert!(found[0].words.contains(alias.trim_start_matches("redis://")), "{}", found[0].words);
+    assert!(found[0].message.contains(alias.trim_start_matches("redis://")), "{}", found[0].message);
 
     twice.mutex("x").acquire().await.unwrap().release().await.unwrap();
     servers[1].kill();

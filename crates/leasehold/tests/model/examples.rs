@@ -5,8 +5,8 @@ use std::time::Duration;
 use leasehold::{
     Fence, Holder, Resource, Ttl,
     lease::{
-        Claim, Decision, Ending, Evicted, LeaseId, LeaseKey, LeaseState, Lifetime, Metadata, Moment, Outcome, Patience,
-        Released, Renewal, Request, Standing, Timestamp,
+        Claim, Decision, Ending, Evicted, LeaseId, LeaseKey, LeaseState, Moment, Outcome, Patience, Released, Renewal,
+        Request, Standing, Timestamp,
     },
     model::{Context, Effects, Entry, Expiry, Presence, State},
 };
@@ -56,7 +56,7 @@ impl Desk {
     }
 
     fn ask(&mut self, who: char, claim: Claim, patience: Patience) -> Decision {
-        self.request(&Request { patience, ..request(who, claim) })
+        self.request(&request(who, claim).patience(patience))
     }
 
     pub(crate) fn request(&mut self, request: &Request) -> Decision {
@@ -96,22 +96,11 @@ impl Desk {
 }
 
 pub(crate) fn request(who: char, claim: Claim) -> Request {
-    Request {
-        key: key(who),
-        claim,
-        ttl: seconds(TTL),
-        patience: Patience::Queue,
-        max_waiters: None,
-        lifetime: Lifetime::Attached,
-        holder: Holder::new(who.to_string()).unwrap(),
-        note: None,
-        metadata: Metadata::new(),
-        fence_floor: None,
-    }
+    Request::new(key(who), claim, Holder::new(who.to_string()).unwrap()).ttl(seconds(TTL))
 }
 
 pub(crate) fn key(who: char) -> LeaseKey {
-    LeaseKey { resource: Resource::new("desk").unwrap(), id: LeaseId::from_u128(u128::from(u32::from(who))) }
+    LeaseKey::new(Resource::new("desk").unwrap(), LeaseId::from_u128(u128::from(u32::from(who))))
 }
 
 pub(crate) fn seconds(count: u64) -> Ttl {
@@ -163,7 +152,7 @@ fn a_writer_that_becomes_a_reader_lets_the_readers_behind_it_in() {
         desk.queue(who, claim);
     }
     let fence = desk.fence_of('w');
-    desk.renew(&Renewal { downgrade: Some(Claim::SHARED), ..Renewal::new(key('w'), seconds(TTL)) });
+    desk.renew(&Renewal::new(key('w'), seconds(TTL)).downgrade(Claim::SHARED));
     assert_eq!(desk.order(), "wab|x");
     assert_eq!(desk.fence_of('w'), fence);
 }
@@ -234,7 +223,7 @@ fn a_holder_behind_a_passed_over_waiter_is_counted_among_the_ends_ahead() {
 #[test]
 fn who_accepts_few_waiters_ahead_is_busy_at_once_and_leaves_nothing_behind() {
     let mut desk = Desk::new();
-    let accepting = |who, most| Request { max_waiters: Some(most), ..request(who, Claim::EXCLUSIVE) };
+    let accepting = |who, most| request(who, Claim::EXCLUSIVE).max_waiters(most);
     desk.queue('a', Claim::EXCLUSIVE);
     assert!(matches!(desk.request(&accepting('b', 0)), Decision::Queued(_)), "only a holder is ahead");
     let Decision::Busy(busy) = desk.request(&accepting('c', 0)) else { panic!("one waits ahead") };

@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, time::Duration};
 use leasehold::{
     Fence, Holder, Resource, Ttl,
     lease::{
-        Claim, Decision, Evicted, LeaseId, LeaseKey, Lifetime, Metadata, Moment, Outcome, Patience, Released, Renewal,
-        Request, Standing, Timestamp,
+        Claim, Decision, Evicted, LeaseId, LeaseKey, Metadata, Moment, Outcome, Patience, Released, Renewal, Request,
+        Standing, Timestamp,
     },
     model::{Context, Effects, Entry, Expiry, Presence, State},
 };
@@ -220,28 +220,22 @@ impl World {
 
     fn asked(&mut self, op: &Op) -> Asked {
         match *op {
-            Op::Acquire { who, claim, patience, max_waiters, expiry, ttl, floor } => Asked::Acquire(
-                Request {
-                    key: key(who),
-                    claim: self.claim(claim),
-                    ttl: seconds(ttl),
-                    patience,
-                    max_waiters,
-                    lifetime: Lifetime::Attached,
-                    holder: Holder::new(format!("worker-{who}")).unwrap(),
-                    note: (who % 2 == 0).then(|| format!("note of {who}")),
-                    metadata: Metadata::new(),
-                    fence_floor: floor.map(|offset| self.fence_near(offset)),
-                },
-                expiry,
-            ),
-            Op::Renew { who, ttl, downgrade, floor, metadata } => Asked::Renew(Renewal {
-                key: key(who),
-                ttl: seconds(ttl),
-                fence_floor: floor.map(|offset| self.fence_near(offset)),
-                downgrade: downgrade.map(|claim| self.claim(claim)),
-                metadata: metadata.then(|| Metadata::from_iter([(String::from("ttl"), ttl.into())])),
-            }),
+            Op::Acquire { who, claim, patience, max_waiters, expiry, ttl, floor } => {
+                let holder = Holder::new(format!("worker-{who}")).unwrap();
+                let mut request =
+                    Request::new(key(who), self.claim(claim), holder).ttl(seconds(ttl)).patience(patience);
+                request.max_waiters = max_waiters;
+                request.note = (who % 2 == 0).then(|| format!("note of {who}"));
+                request.fence_floor = floor.map(|offset| self.fence_near(offset));
+                Asked::Acquire(request, expiry)
+            }
+            Op::Renew { who, ttl, downgrade, floor, metadata } => {
+                let mut renewal = Renewal::new(key(who), seconds(ttl));
+                renewal.fence_floor = floor.map(|offset| self.fence_near(offset));
+                renewal.downgrade = downgrade.map(|claim| self.claim(claim));
+                renewal.metadata = metadata.then(|| Metadata::from_iter([(String::from("ttl"), ttl.into())]));
+                Asked::Renew(renewal)
+            }
             Op::Release { who, outcome } => Asked::Release(
                 key(who),
                 match outcome {
@@ -323,7 +317,7 @@ fn families() -> Vec<Vec<Claim>> {
 }
 
 fn key(who: u8) -> LeaseKey {
-    LeaseKey { resource: Resource::new("order:42").unwrap(), id: LeaseId::from_u128(u128::from(who) + 1) }
+    LeaseKey::new(Resource::new("order:42").unwrap(), LeaseId::from_u128(u128::from(who) + 1))
 }
 
 fn seconds(count: u8) -> Ttl {

@@ -11,7 +11,7 @@ use std::{
 use async_trait::async_trait;
 use leasehold::{
     Error, Fence, Resource, Result,
-    backend::{Backend, EventStream, Finding, Guarantees, Hints},
+    backend::{Backend, EventStream, Finding, Guarantees, Hints, Inspect},
     lease::{
         Answer, Decision, EndedLease, Evicted, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names, Outcome, Page,
         Released, Renewal, Request, Standing,
@@ -130,6 +130,13 @@ impl Backend for Link {
         self.pass(async || self.place.backend().release(key, outcome).await).await
     }
 
+    fn age(&self) -> Option<Duration> {
+        self.place.age()
+    }
+}
+
+#[async_trait]
+impl Inspect for Link {
     async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
         self.place.backend().evict(resource, expected, reason).await
     }
@@ -148,9 +155,5 @@ impl Backend for Link {
 
     async fn examine(&self) -> Result<Vec<Finding>> {
         self.place.backend().examine().await
-    }
-
-    fn age(&self) -> Option<Duration> {
-        self.place.age()
     }
 }

@@ -18,7 +18,7 @@ use leasehold::{
     backend::Backend,
     backends::redlock::{Member, Quorum, QuorumOptions},
     clock::Clock,
-    lease::{Claim, Decision, LeaseKey, Lifetime, Metadata, Outcome, Patience, Renewal, Request, Standing},
+    lease::{Claim, Decision, LeaseKey, Outcome, Patience, Renewal, Request, Standing},
 };
 use link::{Dice, Link};
 use place::{Place, SimClock, Variant};
@@ -156,7 +156,7 @@ impl Client {
         match asked.ok()?.value {
             Decision::Granted(grant) => return Some(grant.fence),
             Decision::Queued(_) => {}
-            Decision::Busy(_) | Decision::WrongShape { .. } => return None,
+            _ => return None,
         }
         for _ in 0..8 {
             tokio::time::sleep(self.dice.millis(30)).await;
@@ -164,29 +164,18 @@ impl Client {
             match self.quorum.renew(&[renewal]).await.map(|answer| answer.value[0]) {
                 Ok(Standing::Holding(grant)) => return Some(grant.fence),
                 Ok(Standing::Gone) => return None,
-                Ok(Standing::Waiting(_) | Standing::Unknown) | Err(_) => {}
+                _ => {}
             }
         }
         None
     }
 
     fn request(&mut self) -> Request {
-        let key = LeaseKey {
-            resource: Resource::new(format!("r{}", self.dice.below(RESOURCES))).unwrap(),
-            id: self.dice.id(),
-        };
-        Request {
-            key,
-            claim: if self.dice.percent(20) { Claim::SHARED } else { Claim::EXCLUSIVE },
-            ttl: Ttl::new(TTL).unwrap(),
-            patience: if self.dice.percent(60) { Patience::Try } else { Patience::Queue },
-            max_waiters: None,
-            lifetime: Lifetime::Attached,
-            holder: self.holder.clone(),
-            note: None,
-            metadata: Metadata::new(),
-            fence_floor: None,
-        }
+        let resource = Resource::new(format!("r{}", self.dice.below(RESOURCES))).unwrap();
+        let key = LeaseKey::new(resource, self.dice.id());
+        Request::new(key, if self.dice.percent(20) { Claim::SHARED } else { Claim::EXCLUSIVE }, self.holder.clone())
+            .ttl(Ttl::new(TTL).unwrap())
+            .patience(if self.dice.percent(60) { Patience::Try } else { Patience::Queue })
     }
 }
 

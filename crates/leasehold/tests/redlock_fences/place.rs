@@ -125,7 +125,7 @@ impl Place {
     pub(crate) fn disguise<T>(&self, answer: Answer<T>) -> Answer<T> {
         let hidden = self.variant == Variant::ForgetfulVoter;
         let incarnation = if hidden { Incarnation(std::ptr::from_ref(self).addr() as u64) } else { answer.incarnation };
-        Answer { incarnation, ..answer }
+        Answer::new(answer.value, incarnation)
     }
 
     pub(crate) async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
@@ -139,11 +139,12 @@ impl Place {
     pub(crate) async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
         let [renewal] = renewals else { return self.memory().renew(renewals).await };
         let Some(floor) = renewal.fence_floor else { return self.memory().renew(renewals).await };
-        let stored = Standing::Holding(Grant { fence: floor, acquired_at: self.clock.wall() });
+        let stored = Standing::Holding(Grant::new(floor, self.clock.wall()));
         match self.variant {
             Variant::Sound | Variant::ForgetfulVoter => self.memory().renew(renewals).await,
             Variant::NoWriteBack => {
-                let renewal = Renewal { fence_floor: None, ..renewal.clone() };
+                let mut renewal = renewal.clone();
+                renewal.fence_floor = None;
                 let mut answer = self.memory().renew(&[renewal]).await?;
                 if matches!(answer.value[0], Standing::Holding(_)) {
                     answer.value[0] = stored;

@@ -1,0 +1,161 @@
+//! Rule 6 and `max_hold`: how a guard ends.
+
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use leasehold::{
+    ErrorKind, Loss,
+    backend::Backend,
+    clock::ManualClock,
+    lease::{Ending, HistoryFilter, Names, Released},
+};
+use leasehold_conformance::{Call, Faulty};
+
+use crate::bench::{Bench, TTL, leases, locks, run, soon};
+
+#[test]
+fn a_guard_can_be_dropped_where_no_runtime_is_and_while_the_backend_hangs() {
+    let bench = Bench::new();
+    let guard = leasehold::blocking::wait(bench.locks.mutex("r").ttl(TTL).acquire()).unwrap();
+    let gate = bench.faulty.hold_replies_of(Call::Release);
+    let started = Instant::now();
+    thread::spawn(move || drop(guard)).join().unwrap();
+    assert!(started.elapsed() < Duration::from_secs(2), "the drop waited for the backend");
+    gate.open();
+    run(async {
+        soon("it was released", async || leases(&bench.truth).await == 0).await;
+    });
+}
+
+#[test]
+fn a_drop_while_panicking_is_recorded_as_a_failure() {
+    let bench = Bench::new();
+    let guard = leasehold::blocking::wait(bench.locks.mutex("r").acquire()).unwrap();
+    let panicked = thread::spawn(move || {
+        let _guard = guard;
+        panic!("on purpose");
+    });
+    panicked.join().unwrap_err();
+    run(async {
+        soon("it was released", async || leases(&bench.truth).await == 0).await;
+        let ended = bench.truth.history(&HistoryFilter::new(Names::All)).await.unwrap().remove(0);
+        assert_eq!(ended.ending, Ending::Failed);
+        assert_eq!(ended.problem.unwrap().kind, "panic");
+    });
+}
+
+#[test]
+fn a_release_that_was_not_answered_is_tried_again() {
+    run(async {
+        let bench = Bench::new();
+        let guard = bench.hold().await;
+        bench.faulty.drop_requests(1);
+        assert!(guard.release().await.unwrap_err().is_retryable());
+        soon("the second try freed it", async || {
+            bench.clock.advance(Duration::from_millis(20));
+            leases(&bench.truth).await == 0
+        })
+        .await;
+        let ended = bench.truth.history(&HistoryFilter::new(Names::All)).await.unwrap().remove(0);
+        assert_eq!(ended.ending, Ending::Released, "it did not run out, it was given back");
+    });
+}
+
+#[test]
+fn max_hold_ends_a_guard_that_would_renew_for_ever() {
+    run(async {
+        let bench = Bench::new();
+        let guard = bench.locks.mutex("r").max_hold(Duration::from_secs(60)).acquire().await.unwrap();
+        for second in 1..60 {
+            bench.clock.advance(Duration::from_secs(1));
+            let least = Duration::from_secs(18.min(60 - second));
+            soon("it is renewed in time", async || guard.remaining().unwrap() >= least).await;
+        }
+        guard.check().unwrap();
+        bench.clock.advance(Duration::from_secs(1));
+        assert_eq!(guard.lost().await, Loss::MaxHold);
+        soon("it is free for others", async || bench.free_for_others().await).await;
+        let history = bench.truth.history(&HistoryFilter::new(Names::All)).await.unwrap();
+        assert!(history.iter().any(|ended| ended.ending == Ending::MaxHold), "{history:?}");
+    });
+}
+
+#[test]
+fn a_guard_that_is_released_after_its_longest_hold_was_lost_and_is_given_back() {
+    run(async {
+        let bench = Bench::new();
+        let guard = bench.locks.mutex("r").max_hold(Duration::from_secs(5)).acquire().await.unwrap();
+        bench.clock.advance(Duration::from_secs(5));
+        assert_eq!(guard.release().await.unwrap(), Released::Gone);
+        soon("it is given back", async || leases(&bench.truth).await == 0).await;
+        let ended = bench.truth.history(&HistoryFilter::new(Names::All)).await.unwrap().remove(0);
+        assert_eq!(ended.ending, Ending::MaxHold);
+    });
+}
+
+#[test]
+fn the_longest_hold_is_checked_on_use() {
+    run(async {
+        let bench = Bench::new();
+        let guard = bench.locks.mutex("r").max_hold(Duration::from_secs(5)).acquire().await.unwrap();
+        let _no_renewal = bench.faulty.hold_requests_of(Call::Renew);
+        bench.clock.advance(Duration::from_secs(6));
+        assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
+        assert_eq!(guard.loss(), Some(Loss::MaxHold));
+        let refused = bench.locks.mutex("s").max_hold(TTL).acquire_detached().await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidConfig);
+    });
+}
+
+#[test]
+fn what_is_given_up_by_a_downgrade_is_given_up_before_it_is_asked_for() {
+    run(async {
+        let bench = Bench::new();
+        let guard = bench.locks.rwlock("r").ttl(TTL).write().await.unwrap();
+        bench.faulty.drop_replies_of(Call::Renew, 1);
+        assert!(guard.downgrade().await.unwrap_err().outcome_unknown());
+        assert_eq!(guard.mode(), leasehold::lease::Mode::Shared);
+        let reader = bench.truth.rwlock("r").try_read().await.unwrap().expect("readers are let in");
+        reader.release().await.unwrap();
+        guard.release().await.unwrap();
+
+        let lock = bench.locks.rwlock("r").reentrant();
+        let (outer, inner) = (lock.write().await.unwrap(), lock.write().await.unwrap());
+        assert_eq!(outer.downgrade().await.unwrap_err().kind(), ErrorKind::Unsupported);
+        assert!(bench.truth.rwlock("r").try_read().await.unwrap().is_none(), "the inner guard may be writing");
+        inner.release().await.unwrap();
+        outer.downgrade().await.unwrap();
+    });
+}
+
+#[cfg(feature = "file")]
+#[cfg(feature = "file")]
+#[test]
+fn where_no_clock_ends_a_lease_its_release_is_tried_until_it_is_done() {
+    use leasehold::backends::file::{FileBackend, FileOptions};
+
+    run(async {
+        let folder = tempfile::tempdir().unwrap();
+        let clock = ManualClock::new();
+        let url = format!("file://{}", folder.path().join("locks").display());
+        let options = FileOptions::from_url(&url, "default", Arc::new(clock.clone())).unwrap();
+        let faulty = Faulty::new(Arc::new(FileBackend::open(options).await.unwrap()));
+        let locks = locks(&clock, Arc::clone(&faulty) as Arc<dyn Backend>);
+        let guard = locks.mutex("r").ttl(TTL).acquire().await.unwrap();
+        faulty.cut();
+        guard.release().await.unwrap_err();
+        for _ in 0..20 {
+            clock.advance(TTL);
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        faulty.heal();
+        soon("it was given back", async || {
+            clock.advance(Duration::from_secs(1));
+            leases(&locks).await == 0
+        })
+        .await;
+    });
+}

@@ -1,0 +1,94 @@
+//! What is unknown stays unknown until it is settled, and closing does not wait for it.
+
+use std::{sync::Arc, time::Duration};
+
+use leasehold::{
+    ErrorKind, Leasehold,
+    backends::memory::MemoryBackend,
+    lease::{Ending, HistoryFilter, Names},
+};
+use leasehold_conformance::{Call, Faulty};
+
+use crate::bench::{Bench, TTL, leases, run, soon, ticking};
+
+#[test]
+fn a_lost_reply_and_a_refusal_after_it_leave_nothing_behind() {
+    run(async {
+        let bench = Bench::new();
+        bench.faulty.drop_replies_of(Call::Acquire, 1);
+        let lock = bench.locks.mutex("r").ttl(TTL);
+        let trying = tokio::task::JoinSet::from_iter([async move { lock.try_acquire().await }]);
+        soon("the first ask is done", async || leases(&bench.truth).await == 1).await;
+        bench.faulty.cut();
+        let error = ticking(&bench.clock, Duration::from_millis(20), trying.join_all()).await.remove(0).unwrap_err();
+        assert!(error.outcome_unknown(), "{error:?}");
+        bench.faulty.heal();
+        soon("it was given back", async || {
+            bench.clock.advance(Duration::from_millis(20));
+            leases(&bench.truth).await == 0
+        })
+        .await;
+        let ended = bench.truth.history(&HistoryFilter::new(Names::All)).await.unwrap().remove(0);
+        assert_eq!(ended.ending, Ending::Cancelled, "it did not run out, it was given back");
+    });
+}
+
+#[test]
+fn closing_waits_neither_for_an_ask_nor_for_a_renewal_that_hangs() {
+    run(async {
+        let bench = Bench::new();
+        let guard = bench.hold().await;
+        let _asks = bench.faulty.hold_requests_of(Call::Acquire);
+        let _renewals = bench.faulty.hold_requests_of(Call::Renew);
+        let lock = bench.locks.mutex("other").ttl(TTL).wait_forever();
+        let asking = tokio::task::JoinSet::from_iter([async move { lock.acquire().await }]);
+        let lease = guard.lease().clone();
+        let renewing = tokio::task::JoinSet::from_iter([async move { lease.renew(TTL).await }]);
+        soon("both are sent", async || bench.faulty.count(Call::Acquire) == 2 && bench.faulty.count(Call::Renew) == 1)
+            .await;
+        let closing = tokio::time::timeout(Duration::from_secs(10), bench.locks.close());
+        ticking(&bench.clock, Duration::from_millis(200), closing).await.unwrap().unwrap();
+        assert_eq!(asking.join_all().await.remove(0).unwrap_err().kind(), ErrorKind::Closed);
+        assert!(renewing.join_all().await.remove(0).is_err());
+    });
+}
+
+#[test]
+fn nobody_goes_on_asking_for_a_caller_that_is_gone() {
+    run(async {
+        let locks = {
+            let memory = Arc::new(MemoryBackend::private(Arc::new(leasehold::clock::SystemClock)));
+            let faulty = Faulty::new(memory);
+            // Every grant takes longer to arrive than the lease lives.
+            faulty.delay(Duration::from_millis(70));
+            Leasehold::builder().backend(faulty).unwrap()
+        };
+        let lock = locks.mutex("r").ttl(Duration::from_millis(100)).wait_forever();
+        assert!(tokio::time::timeout(Duration::from_millis(300), lock.acquire()).await.is_err());
+        tokio::time::timeout(Duration::from_secs(5), locks.close()).await.expect("nothing goes on").unwrap();
+    });
+}
+
+/// A release by another connection may overtake the request that it is meant for.
+#[test]
+fn closing_gives_a_request_on_its_way_time_to_arrive_before_it_is_given_back() {
+    run(async {
+        let bench = Bench::new();
+        let gate = bench.faulty.hold_requests_of(Call::Acquire);
+        let lock = bench.locks.mutex("r").ttl(TTL).wait_forever();
+        let asking = tokio::task::JoinSet::from_iter([async move { lock.acquire().await }]);
+        soon("the request is sent", async || bench.faulty.count(Call::Acquire) == 1).await;
+        let locks = bench.locks.clone();
+        let closing = tokio::task::JoinSet::from_iter([async move { locks.close().await }]);
+        assert_eq!(
+            asking.join_all().await.remove(0).unwrap_err().kind(),
+            ErrorKind::Closed,
+            "its caller need not wait"
+        );
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert_eq!(bench.faulty.count(Call::Release), 0, "a release would find nothing");
+        gate.open();
+        closing.join_all().await.remove(0).unwrap();
+        assert_eq!((bench.faulty.count(Call::Release), leases(&bench.truth).await), (1, 0));
+    });
+}

@@ -1,0 +1,167 @@
+//! A backend in front of the memory backend whose answers, hints and events a test decides.
+#![allow(dead_code, reason = "each test uses its part of it")]
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
+
+use async_trait::async_trait;
+use leasehold::{
+    Fence, Resource, Result,
+    backend::{Backend, Belief, EventStream, Finding, Guarantees, Hint, HintSender, Hints, Inspect},
+    backends::memory::MemoryBackend,
+    lease::{
+        Answer, Decision, EndedLease, Evicted, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names, Outcome, Page,
+        Released, Renewal, Request, Standing,
+    },
+};
+use parking_lot::Mutex;
+
+type Answering = Box<dyn Fn(&Renewal, Standing) -> Standing + Send>;
+
+/// Passes calls on, changes the answers to renewals, and sends no hint but those of the test.
+pub(crate) struct Scripted {
+    memory: MemoryBackend,
+    hints: HintSender,
+    belief: Mutex<Belief>,
+    standing: Mutex<Answering>,
+    requested: Mutex<HashMap<Resource, Vec<LeaseId>>>,
+    renewals: AtomicUsize,
+    releases: Mutex<Vec<LeaseId>>,
+    without_events: AtomicBool,
+}
+
+impl Scripted {
+    pub(crate) fn new(memory: MemoryBackend) -> Arc<Self> {
+        Arc::new(Self {
+            memory,
+            hints: HintSender::new(),
+            belief: Mutex::new(Belief::Ttl),
+            standing: Mutex::new(Box::new(|_, standing| standing)),
+            requested: Mutex::default(),
+            renewals: AtomicUsize::new(0),
+            releases: Mutex::default(),
+            without_events: AtomicBool::new(false),
+        })
+    }
+
+    /// Gives this belief to every answer from now on.
+    pub(crate) fn believe(&self, belief: Belief) {
+        *self.belief.lock() = belief;
+    }
+
+    /// Changes what renewals find from now on.
+    pub(crate) fn answer_renewals(&self, change: impl Fn(&Renewal, Standing) -> Standing + Send + 'static) {
+        *self.standing.lock() = Box::new(change);
+    }
+
+    /// Watches from now on report nothing.
+    pub(crate) fn lose_events(&self) {
+        self.without_events.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn send(&self, hint: Hint) {
+        self.hints.send(hint);
+    }
+
+    /// The ids under which this name was asked for, oldest first.
+    pub(crate) fn requested(&self, name: &str) -> Vec<LeaseId> {
+        self.requested.lock().get(&Resource::new(name).unwrap()).cloned().unwrap_or_default()
+    }
+
+    /// How many renewals came, each lease of a batch counted.
+    pub(crate) fn renewals(&self) -> usize {
+        self.renewals.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn released(&self, id: LeaseId) -> bool {
+        self.releases.lock().contains(&id)
+    }
+
+    fn belief(&self) -> Belief {
+        self.belief.lock().clone()
+    }
+}
+
+impl fmt::Debug for Scripted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scripted").finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Backend for Scripted {
+    fn guarantees(&self) -> Guarantees {
+        self.memory.guarantees()
+    }
+
+    fn hints(&self) -> Hints {
+        self.hints.subscribe()
+    }
+
+    async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
+        let belief = self.belief();
+        self.requested.lock().entry(request.key.resource.clone()).or_default().push(request.key.id);
+        Ok(self.memory.acquire(request).await?.believed(belief))
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
+        let belief = self.belief();
+        let answer = self.memory.renew(renewals).await?;
+        self.renewals.fetch_add(renewals.len(), Ordering::SeqCst);
+        let change = self.standing.lock();
+        let change =
+            |found: Vec<Standing>| renewals.iter().zip(found).map(|(renewal, found)| change(renewal, found)).collect();
+        Ok(answer.map(change).believed(belief))
+    }
+
+    async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {
+        self.releases.lock().push(key.id);
+        self.memory.release(key, outcome).await
+    }
+}
+
+#[async_trait]
+impl Inspect for Scripted {
+    async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
+        self.memory.evict(resource, expected, reason).await
+    }
+
+    async fn list(&self, filter: &ListFilter) -> Result<Page> {
+        self.memory.list(filter).await
+    }
+
+    async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
+        self.memory.history(filter).await
+    }
+
+    async fn watch(&self, names: Names) -> Result<EventStream> {
+        if self.without_events.load(Ordering::SeqCst) {
+            return Ok(Box::pin(Silence));
+        }
+        self.memory.watch(names).await
+    }
+
+    async fn examine(&self) -> Result<Vec<Finding>> {
+        self.memory.examine().await
+    }
+}
+
+/// A stream of events that never has one.
+struct Silence;
+
+impl futures_core::Stream for Silence {
+    type Item = Result<leasehold::lease::Event, leasehold::backend::Missed>;
+
+    fn poll_next(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Self::Item>> {
+        std::task::Poll::Pending
+    }
+}
