@@ -33,10 +33,9 @@ const LEAD: Duration = Duration::from_millis(100);
 
 impl Limits {
     /// The same where one answer is believed for no longer than this. A grace that was asked for here and now must fit.
-    pub(crate) fn within(self, longest: Ttl, asked: Option<Duration>) -> Result<Self> {
-        if self.ttl <= longest.get() {
-            return Ok(self);
-        }
+    pub(crate) fn within(self, longest: Option<Duration>, asked: Option<Duration>) -> Result<Self> {
+        let Some(longest) = longest.filter(|longest| self.ttl > *longest) else { return Ok(self) };
+        let longest = Ttl::new(longest)?;
         let kill_after = kill_after(asked, longest).map_err(|failure| {
             failure.hint("with liveness=connection no answer is believed for longer, whatever --ttl says")
         })?;

@@ -55,7 +55,7 @@ pub(crate) fn lock_names(typed: &OsStr) -> Vec<CompletionCandidate> {
         let names = runtime.block_on(async {
             let listing = async {
                 let locks = Leasehold::builder().namespace(&settings.namespace).connect(&settings.url).await.ok()?;
-                let filter = ListFilter { limit: MOST, ..ListFilter::new(Names::Prefix(prefix.to_owned())) };
+                let filter = ListFilter::new(Names::Prefix(prefix.to_owned())).limit(MOST);
                 locks.list(&filter).await.ok()
             };
             tokio::time::timeout(LIMIT, listing).await.ok().flatten()

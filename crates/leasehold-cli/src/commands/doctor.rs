@@ -39,7 +39,7 @@ pub(crate) async fn run(context: &Context<'_>) -> Result<u8> {
         let findings: Vec<_> = findings
             .iter()
             .map(|finding| {
-                let words = redact::scrub(&redact::words(&finding.words), &context.settings.url);
+                let words = redact::scrub(&redact::words(&finding.message), &context.settings.url);
                 json!({"severity": word(finding.severity), "subject": finding.subject, "words": words})
             })
             .collect();
@@ -138,7 +138,7 @@ fn render(context: &Context<'_>, findings: &[Finding], failures: usize, warnings
         } else {
             format!("{word:<5}")
         };
-        let words = redact::scrub(&redact::words(&finding.words), &context.settings.url);
+        let words = redact::scrub(&redact::words(&finding.message), &context.settings.url);
         lines.push(format!("  {mark} {:<18} {}", finding.subject, words.replace(char::is_control, " ")));
     }
     let plural = |count: usize, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });

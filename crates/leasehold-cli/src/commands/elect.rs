@@ -61,7 +61,7 @@ async fn campaign(context: &Context<'_>, args: &ElectArgs, resource: Resource, c
     let mut signals =
         Signals::catch().map_err(|error| Failure::unavailable(format!("cannot catch signals: {error}")))?;
     let locks = context.connect(id).await?;
-    let limits = limits.within(locks.guarantees().liveness.longest_ttl(), args.child.kill_after)?;
+    let limits = limits.within(locks.guarantees().silence_limit, args.child.kill_after)?;
     let outers = Outer::all(&environment);
     if nested::held_outside(&locks, &resource, &outers).await?.is_some() {
         return Err(

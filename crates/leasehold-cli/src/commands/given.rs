@@ -74,7 +74,7 @@ impl Gone {
     /// Asks history and list; a backend that cannot tell leaves the answer empty.
     pub(crate) async fn find_out(locks: &Leasehold, resource: &Resource) -> Self {
         let names = Names::Exactly(resource.clone());
-        let filter = HistoryFilter { limit: 20, ..HistoryFilter::new(names.clone()) };
+        let filter = HistoryFilter::new(names.clone()).limit(20);
         let history = locks.history(&filter).await.unwrap_or_default();
         let page = locks.list(&ListFilter::new(names)).await.unwrap_or_default();
         let holders: Vec<HeldBy> = page
@@ -82,7 +82,9 @@ impl Gone {
             .into_iter()
             .filter_map(|lease| match lease.state {
                 LeaseState::Holding { fence, held_for, .. } => {
-                    Some(HeldBy { mode: lease.claim.mode(), holder: lease.holder, note: lease.note, fence, held_for })
+                    let mut holder = HeldBy::new(lease.holder, lease.claim.mode(), fence, held_for);
+                    holder.note = lease.note;
+                    Some(holder)
                 }
                 LeaseState::Waiting { .. } => None,
             })

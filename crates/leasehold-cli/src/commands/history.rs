@@ -33,13 +33,10 @@ pub(crate) async fn run(context: &Context<'_>, args: &HistoryArgs) -> Result<u8>
         When::Ago(ago) => now.before(ago),
         When::At(time) => time,
     };
-    let filter = HistoryFilter {
-        failures: args.failures,
-        since: args.since.map(at),
-        until: args.until.map(at),
-        limit: if args.event.is_empty() { args.limit } else { LOOKED_THROUGH },
-        ..HistoryFilter::new(names)
-    };
+    let limit = if args.event.is_empty() { args.limit } else { LOOKED_THROUGH };
+    let mut filter = HistoryFilter::new(names).failures(args.failures).limit(limit);
+    filter.since = args.since.map(at);
+    filter.until = args.until.map(at);
     let locks = context.connect(None).await?;
     let mut ended = locks.history(&filter).await?;
     ended.retain(|ended| args.event.is_empty() || args.event.iter().any(|wanted| ended.ending == (*wanted).into()));

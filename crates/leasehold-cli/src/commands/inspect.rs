@@ -32,11 +32,10 @@ pub(crate) async fn run(context: &Context<'_>, args: &InspectArgs) -> Result<u8>
     let names = Names::Exactly(name.clone());
     let page = locks.list(&ListFilter::new(names.clone())).await?;
     let now = SystemClock.wall();
-    let filter = HistoryFilter { limit: 10_000, since: Some(now.before(DAY)), ..HistoryFilter::new(names.clone()) };
+    let filter = HistoryFilter::new(names.clone()).limit(10_000).since(now.before(DAY));
     let history = locks.history(&filter).await?;
     let lock = Lock::group(page.leases).pop().unwrap_or(Lock { name, holders: Vec::new(), waiters: Vec::new() });
-    let was_known = !history.is_empty()
-        || !locks.history(&HistoryFilter { limit: 1, ..HistoryFilter::new(names) }).await?.is_empty();
+    let was_known = !history.is_empty() || !locks.history(&HistoryFilter::new(names).limit(1)).await?.is_empty();
     let day = Day::of(&history, &lock);
     if context.say.looks().json {
         let mut object = lock.to_json();

@@ -105,7 +105,7 @@ async fn render(context: &Context<'_>, args: &ListArgs, locks: &Leasehold, names
 /// The locks that are wanted, in the order that is wanted, and whether there are more.
 async fn collect(args: &ListArgs, locks: &Leasehold, names: &Names) -> Result<(Vec<Lock>, bool)> {
     let mut found = Vec::new();
-    let mut filter = ListFilter { limit: PAGE, ..ListFilter::new(names.clone()) };
+    let mut filter = ListFilter::new(names.clone()).limit(PAGE);
     loop {
         let page = locks.list(&filter).await?;
         found.extend(Lock::group(page.leases).into_iter().filter(|lock| is_wanted(args, lock)));

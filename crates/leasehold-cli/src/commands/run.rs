@@ -111,7 +111,7 @@ async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, report: &mut Report)
         locks = context.connect(plan.ask.holder.clone()) => locks?,
         signal = signals.next_ending() => return Ok(interrupted(report, signal.number(), &signal.to_string())),
     };
-    plan.limits = plan.limits.within(locks.guarantees().liveness.longest_ttl(), plan.args.child.kill_after)?;
+    plan.limits = plan.limits.within(locks.guarantees().silence_limit, plan.args.child.kill_after)?;
     locks.guarantees().kind.clone_into(&mut report.backend);
     report.holder = Some(locks.holder().to_string());
 

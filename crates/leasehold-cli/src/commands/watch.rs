@@ -19,7 +19,11 @@ pub(crate) async fn run(context: &Context<'_>, args: &WatchArgs) -> Result<u8> {
     let names = args.prefix.clone().map_or(Names::All, Names::Prefix);
     let mut events = locks.watch(names).await?;
     context.say.say(Line::detail("watching", "watching; Ctrl-C ends it"));
-    while let Some(event) = poll_fn(|context| events.as_mut().poll_next(context)).await {
+    while let Some(next) = poll_fn(|context| events.as_mut().poll_next(context)).await {
+        let Ok(event) = next else {
+            context.say.say(Line::warning("events were missed; list again"));
+            continue;
+        };
         if !is_wanted(&args.event, &event) {
             continue;
         }

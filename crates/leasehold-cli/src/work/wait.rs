@@ -80,6 +80,8 @@ pub(crate) async fn wait<T>(
     match result {
         Ok(held) => Ok(Waited::Acquired { held, explained: explained.get() }),
         Err(error) if matches!(error.kind(), ErrorKind::Busy | ErrorKind::WaitElapsed) => {
+            // The queue is left in the background, and this process is about to exit.
+            leave(wanted.locks).await;
             Ok(Waited::NotAcquired(error))
         }
         Err(error) => Err(Failure::from(error)),

@@ -160,12 +160,13 @@ fn a_backend_that_cannot_be_used_is_69() {
 #[test]
 fn a_release_that_cannot_be_made_is_told_and_strict_makes_it_an_error() {
     let place = Place::new();
-    let (latches, aside) = (place.path("locks/default/latches"), place.path("aside"));
-    let script = format!("mv {} {}; exit 3", latches.display(), aside.display());
+    let (records, aside) = (place.path("locks/default/records"), place.path("aside"));
+    let script = format!("mv {0} {1}; : > {0}; exit 3", records.display(), aside.display());
     let ran = place.run(&["run", "x", "-c", &script]);
     ran.assert_code(3);
     assert!(ran.stderr.contains("warning: cannot release x"), "{ran:?}");
-    fs::rename(&aside, &latches).unwrap();
+    fs::remove_file(&records).unwrap();
+    fs::rename(&aside, &records).unwrap();
     let strict = place.run(&["run", "--strict-release", "x", "-c", &script]);
     strict.assert_code(69);
     assert_eq!(strict.stderr.lines().count(), 1, "{strict:?}");

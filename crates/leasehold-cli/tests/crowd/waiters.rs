@@ -29,7 +29,7 @@ fn switches(pid: i32) -> u64 {
 }
 
 #[test]
-fn those_who_wait_sleep_and_a_hand_over_wakes_one() {
+fn those_who_wait_sleep_and_a_hand_over_wakes_two() {
     let _alone = crate::alone();
     let place = Place::new();
     let holder = place.hold("x");
@@ -73,5 +73,6 @@ fn those_who_wait_sleep_and_a_hand_over_wakes_one() {
         current = waiters.remove(at);
     }
     println!("waiters woken by each hand-over: {woken_by_each:?}");
-    assert!(woken_by_each.iter().filter(|woken| **woken == 1).count() >= 5, "{woken_by_each:?}");
+    // The next one runs, and the one behind it learns when to ask if the next one should not confirm.
+    assert!(woken_by_each.iter().filter(|woken| **woken <= 2).count() >= 5, "{woken_by_each:?}");
 }
