@@ -122,7 +122,8 @@ impl Blocking {
         }
         // Pending on the caller's thread, so that the call moves to the I/O thread and blocks it there.
         let on_io_thread = || thread::current().name() == Some("leasehold-io");
-        poll_fn(|_| if on_io_thread() { Poll::Ready(self.barrier.block()) } else { Poll::Pending }).await;
+        poll_fn(|_| if on_io_thread() { Poll::Ready(()) } else { Poll::Pending }).await;
+        self.barrier.block();
     }
 }
 

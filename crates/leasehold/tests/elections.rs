@@ -101,12 +101,12 @@ async fn an_observer_pauses_after_a_look_that_failed() {
     let mut observer = locks.election("leader:r").observe().await.unwrap();
     faulty.cut();
     assert_eq!(observer.next().await.unwrap().unwrap_err().kind(), ErrorKind::Unavailable);
-    let looks = faulty.count(Call::List);
+    let so_far = faulty.count(Call::List);
     assert!(time::timeout(Duration::from_millis(100), observer.next()).await.is_err(), "no time has passed");
-    assert_eq!(faulty.count(Call::List), looks);
+    assert_eq!(faulty.count(Call::List), so_far);
     clock.advance(Duration::from_secs(5));
     observer.next().await.unwrap().unwrap_err();
-    assert_eq!(faulty.count(Call::List), looks + 1);
+    assert_eq!(faulty.count(Call::List), so_far + 1);
     faulty.heal();
     clock.advance(Duration::from_secs(10));
     assert_eq!(next(&mut observer).await, None);
@@ -118,7 +118,7 @@ static LOG: Mutex<String> = Mutex::new(String::new());
 #[tokio::test]
 async fn a_candidate_waits_until_its_name_is_no_mutex_any_more() {
     tracing::subscriber::set_global_default(events::Events(|target, fields| {
-        LOG.lock().push_str(&format!("{target}: {fields}\n"));
+        LOG.lock().extend([target, ": ", fields, "\n"]);
     }))
     .unwrap();
     let locks = Leasehold::builder().backend(Arc::new(MemoryBackend::private(Arc::new(SystemClock)))).unwrap();

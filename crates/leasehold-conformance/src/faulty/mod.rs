@@ -9,7 +9,7 @@ use std::{
     os::fd::OwnedFd,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -57,13 +57,21 @@ pub struct Faulty {
     relay: Relay,
     lives: AtomicU64,
     mute: AtomicBool,
+    in_flight: AtomicUsize,
 }
 
 impl Faulty {
     /// In front of this backend.
     pub fn new(backend: Arc<dyn Backend>) -> Arc<Self> {
         let relay = Relay::start(backend.hints());
-        Arc::new(Self { backend, plan: Plan::default(), relay, lives: AtomicU64::new(0), mute: AtomicBool::new(false) })
+        Arc::new(Self {
+            backend,
+            plan: Plan::default(),
+            relay,
+            lives: AtomicU64::new(0),
+            mute: AtomicBool::new(false),
+            in_flight: AtomicUsize::new(0),
+        })
     }
 
     /// Nothing passes any more: no request, no reply of a request under way, no hint.
@@ -159,8 +167,14 @@ impl Faulty {
         self.plan.count(call)
     }
 
+    /// How many calls were begun and neither answered nor dropped.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::SeqCst)
+    }
+
     /// Lets a call pass, or not.
     async fn pass<T, F: Future<Output = Result<T>>>(&self, call: Call, work: impl Fn() -> F) -> Result<T> {
+        let _counted = InFlight::new(&self.in_flight);
         let fate = self.plan.fate(call);
         if let Some(delay) = fate.delay {
             time::sleep(delay).await;
@@ -196,6 +210,22 @@ impl Faulty {
         let incarnation = Incarnation(answer.incarnation.0.wrapping_add(life));
         let belief = answer.belief.clone();
         Ok(Answer::new(answer.value, incarnation).believed(belief))
+    }
+}
+
+/// Counts a call until it is answered or dropped.
+struct InFlight<'a>(&'a AtomicUsize);
+
+impl<'a> InFlight<'a> {
+    fn new(calls: &'a AtomicUsize) -> Self {
+        calls.fetch_add(1, Ordering::SeqCst);
+        Self(calls)
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

@@ -74,10 +74,15 @@ async fn sweep(most: usize, mut begin: impl FnMut() -> Attempt<'static>, mut aft
 }
 
 /// A program on a backend that answers no call at once, so that a caller waits at every one of them.
-async fn slow_locks(stage: &Stage) -> Leasehold {
+async fn slow_locks(stage: &Stage) -> (Arc<Faulty>, Leasehold) {
     let faulty = Faulty::new(stage.maker.instance().await);
     faulty.delay(Duration::from_millis(1));
-    locks_on(faulty)
+    (Arc::clone(&faulty), locks_on(faulty))
+}
+
+/// Waits until no call is in flight: closing earlier may let a release overtake its own request, which costs one ttl.
+async fn all_answered(faulty: &Faulty) {
+    soon("every call is answered", async || faulty.in_flight() == 0).await;
 }
 
 /// Nothing is left on the place, and the instance has nothing left to do.
@@ -87,7 +92,7 @@ async fn nothing_left(locks: &Leasehold, truth: &Leasehold) {
 }
 
 async fn free(stage: Stage, way: Way) {
-    let (one, truth) = (slow_locks(&stage).await, stage.locks().await);
+    let ((faulty, one), truth) = (slow_locks(&stage).await, stage.locks().await);
     let begin = || -> Attempt<'static> {
         let locks = one.clone();
         Box::pin(async move { drop(way.acquire(&locks, "x").await.expect("it is free")) })
@@ -97,11 +102,12 @@ async fn free(stage: Stage, way: Way) {
     })
     .await;
     assert!(dropped >= 2, "it is dropped before its first poll and while it is answered");
+    all_answered(&faulty).await;
     nothing_left(&one, &truth).await;
 }
 
 async fn contended(stage: Stage, way: Way) {
-    let (one, truth) = (slow_locks(&stage).await, stage.locks().await);
+    let ((faulty, one), truth) = (slow_locks(&stage).await, stage.locks().await);
     let held = way.acquire(&truth, "x").await.expect("it is free");
     let begin = || -> Attempt<'static> {
         let locks = one.clone();
@@ -113,6 +119,7 @@ async fn contended(stage: Stage, way: Way) {
     .await;
     held.check().expect("the holder was not disturbed");
     held.release().await.expect("an answer");
+    all_answered(&faulty).await;
     nothing_left(&one, &truth).await;
 }
 
@@ -120,7 +127,7 @@ async fn every_call(stage: Stage) {
     let truth = stage.locks().await;
     for call in 0..8 {
         for contended in [false, true] {
-            let one = slow_locks(&stage).await;
+            let (faulty, one) = slow_locks(&stage).await;
             let held = if contended { Some(truth.rwlock("x").write().await.expect("free")) } else { None };
             let begin = || attempt(&one, call, contended);
             let dropped = sweep(if contended { 3 } else { 12 }, begin, async |polls| {
@@ -133,6 +140,7 @@ async fn every_call(stage: Stage) {
             if let Some(held) = held {
                 held.release().await.expect("an answer");
             }
+            all_answered(&faulty).await;
             nothing_left(&one, &truth).await;
         }
     }
@@ -174,6 +182,7 @@ async fn any_moment(stage: Stage) {
         drop(held);
         soon(&format!("nothing is left after step {step}"), async || left(&truth).await == 0).await;
     }
+    all_answered(&faulty).await;
     nothing_left(&one, &truth).await;
 }
 
@@ -200,6 +209,7 @@ async fn gated(stage: Stage, close: fn(&Faulty) -> Gate) {
         if let Some(held) = held {
             held.release().await.expect("an answer");
         }
+        all_answered(&faulty).await;
         nothing_left(&one, &truth).await;
     }
 }

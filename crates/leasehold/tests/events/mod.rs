@@ -40,6 +40,6 @@ struct Fields(String);
 
 impl Visit for Fields {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.0.push_str(&format!("{}={value:?} ", field.name()));
+        self.0.extend([field.name(), "=", &format!("{value:?}"), " "]);
     }
 }
