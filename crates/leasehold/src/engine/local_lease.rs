@@ -506,6 +506,15 @@ impl LocalLease {
         }
     }
 
+    /// The instance was closed before the caller had its guard; a request that is in flight ends by itself.
+    pub(crate) fn on_closed(&self) -> Next {
+        let state = self.state.lock();
+        match state.phase {
+            Phase::Waiting | Phase::Granted(..) => self.refuse(state, Refusal::Failed(Error::closed()), Next::GiveBack),
+            Phase::Asking | Phase::Held(_) | Phase::Refused(_) | Phase::Ended(_) => Next::Nothing,
+        }
+    }
+
     /// Whether nobody waits for the request that is in flight.
     pub(crate) fn caller_left(&self) -> bool {
         self.state.lock().caller_left

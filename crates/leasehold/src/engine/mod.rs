@@ -123,9 +123,11 @@ impl Engine {
         self.check_inherited()?;
         let _first = self.closed.set(self.clock.now());
         self.closing.notify_waiters();
+        self.renewer.stop_waiting();
         let released = self.release_all().await;
         self.idle().await;
-        // An acquire that was in flight may have got its lease after the first look.
+        // A request that was in flight may have been answered after the first look.
+        self.renewer.stop_waiting();
         let late = self.release_all().await;
         self.idle().await;
         released.and(late).map(drop)

@@ -165,6 +165,13 @@ impl Renewer {
         self.threads.io.spawn(async move { telemetry.lost(&lease, clock.now()) });
     }
 
+    /// Leaves every queue: a caller that waits may not be polled before the process exits.
+    pub(crate) fn stop_waiting(&self) {
+        for lease in self.schedule.all(|_| true) {
+            self.follow_up(&lease, lease.on_closed(), Outcome::Cancelled);
+        }
+    }
+
     /// All leases that hold.
     pub(crate) fn held(&self) -> Vec<Arc<LocalLease>> {
         self.schedule.all(LocalLease::is_held)

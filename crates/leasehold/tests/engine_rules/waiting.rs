@@ -1,6 +1,6 @@
 //! Waiting: how long it takes to give up, what the error names, and rule 9, backoff only where nothing pushes.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::poll_fn, pin::Pin, sync::Arc, task::Poll, time::Duration};
 
 use leasehold::{ErrorKind, backend::Backend};
 use leasehold_conformance::Call;
@@ -47,6 +47,25 @@ fn max_tries_bounds_the_asks_where_nothing_pushes() {
         assert_eq!(error.kind(), ErrorKind::WaitElapsed);
         assert_eq!(error.holders().len(), 1, "{error}");
     });
+}
+
+#[test]
+fn closing_leaves_the_queue_though_nobody_polls_the_waiter() {
+    run(async {
+        let bench = Bench::new();
+        let _holder = bench.truth.mutex("r").acquire().await.unwrap();
+        let lock = bench.locks.mutex("r").ttl(TTL).wait_forever();
+        let mut waiting = Box::pin(lock.acquire());
+        assert!(poll_once(&mut waiting).await.is_pending());
+        soon("it waits", async || leases(&bench.truth).await == 2).await;
+        bench.locks.close().await.unwrap();
+        assert_eq!(leases(&bench.truth).await, 1, "the holder's alone");
+        assert_eq!(waiting.await.unwrap_err().kind(), ErrorKind::Closed);
+    });
+}
+
+async fn poll_once<T>(future: &mut Pin<Box<impl Future<Output = T>>>) -> Poll<T> {
+    poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await
 }
 
 // Patience: giving up takes no longer than was promised.
