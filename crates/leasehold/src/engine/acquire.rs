@@ -203,7 +203,7 @@ impl Acquire<'_> {
         let most = self.options.max_tries.filter(|_| !engine.pushes).unwrap_or(u32::MAX);
         let mut holders = None;
         let mut give_up = match self.options.wait {
-            Wait::For(length) => self.give_up_at.before((length / 4).min(Duration::from_millis(500))),
+            Wait::For(length) => self.give_up_at.before((length / 2).min(Duration::from_secs(1))),
             Wait::No | Wait::Forever => Moment::NEVER,
         };
         loop {

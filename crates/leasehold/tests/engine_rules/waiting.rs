@@ -116,7 +116,7 @@ fn a_wait_that_ends_names_the_holder_when_the_backend_says_in_time() {
         let bench = Bench::new();
         let held = bench.truth.mutex("r").ttl(TTL).acquire().await.unwrap();
         let lock = bench.locks.mutex("r").ttl(TTL).wait(Duration::from_millis(200));
-        // The look begins 50 ms before the end, and a busy machine may be too late with it.
+        // The look begins 100 ms before the end, and a busy machine may be too late with it.
         let named = soon("the error names the holder", async || {
             let error = lock.acquire().await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::WaitElapsed);
