@@ -37,7 +37,7 @@ use self::{hints::Relay, plan::Plan};
 ///
 /// ```
 /// use std::sync::Arc;
-/// use leasehold::{backend::Backend, backends::memory::MemoryBackend, clock::SystemClock, lease::ListFilter};
+/// use leasehold::{backend::Inspect, backends::memory::MemoryBackend, clock::SystemClock, lease::ListFilter};
 /// use leasehold_conformance::{Call, Faulty};
 ///
 /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
