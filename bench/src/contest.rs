@@ -13,7 +13,7 @@ pub(crate) struct Effort {
 /// One way to do the same work.
 pub(crate) struct Contender<'a> {
     pub(crate) name: &'static str,
-    /// Does the work so many times.
+    /// Does the work `count` times.
     pub(crate) operate: Box<dyn Fn(u64) -> Result<()> + 'a>,
 }
 
@@ -28,7 +28,7 @@ impl<'a> Contender<'a> {
         Ok(Sample { nanos: watch.nanos() / count as f64, cpu_nanos: watch.cpu_nanos() / count as f64 })
     }
 
-    /// How many operations take about so many seconds.
+    /// How many operations take about `seconds`.
     fn count_for(&self, seconds: f64) -> Result<u64> {
         let mut count = 64;
         loop {

@@ -9,7 +9,7 @@ use leasehold::Leasehold;
 
 use crate::{Result, children::argument, scenarios::one_thread};
 
-/// Acquires and releases `name` so many times.
+/// Acquires and releases `name` `count` times.
 pub(crate) async fn on(locks: &Leasehold, name: &str, count: u64) -> Result<()> {
     for _ in 0..count {
         locks.mutex(name).acquire().await?.release().await?;
@@ -17,7 +17,7 @@ pub(crate) async fn on(locks: &Leasehold, name: &str, count: u64) -> Result<()> 
     Ok(())
 }
 
-/// Locks and unlocks an open file so many times.
+/// Locks and unlocks an open file `count` times.
 pub(crate) fn on_flock(file: &File, count: u64) -> Result<()> {
     for _ in 0..count {
         file.lock()?;

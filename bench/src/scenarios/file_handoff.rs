@@ -66,7 +66,7 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
     Ok(())
 }
 
-/// Has two processes hand one lock to and fro for about so many seconds.
+/// Has two processes hand one lock to and fro for about `seconds`.
 fn alternate(kind: &str, seconds: f64) -> Result<Round> {
     let directory = tempfile::tempdir()?;
     let path = directory.path().to_str().ok_or("the temporary directory is not UTF-8")?;

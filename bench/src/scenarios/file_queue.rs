@@ -149,7 +149,7 @@ async fn all_succeed(mut tasks: JoinSet<Result<()>>) -> Result<()> {
     Ok(())
 }
 
-/// Completes when the holder and so many waiters are on record; fails when the waiters do.
+/// Completes when the record has the holder and `waiters` waiters; fails if a waiter fails.
 async fn until_queued(locks: &Leasehold, waiters: usize, mut still_wait: impl FnMut() -> Result<()>) -> Result<()> {
     // Looks after the same time for each waiter, so that looking costs both sizes alike.
     let pause = Duration::from_micros(10) * u32::try_from(waiters)?;
@@ -205,7 +205,7 @@ impl Drop for Crowd {
     }
 }
 
-/// Connects, waits for a line, then has so many tasks wait for the lock: `URL WAITERS`.
+/// Connects, waits for a line, then has `WAITERS` tasks wait for the lock: `URL WAITERS`.
 pub(crate) fn child(arguments: &[String]) -> Result<()> {
     let (url, waiters) = (argument::<String>(arguments, 0)?, argument(arguments, 1)?);
     two_workers()?.block_on(async {

@@ -35,7 +35,7 @@ fn measure(_effort: Effort, section: &mut Section) -> Result<()> {
     Ok(())
 }
 
-/// Holds so many locks, then prints the peak in KiB and how many are still held: `COUNT`.
+/// Holds `COUNT` locks, then prints the peak in KiB and how many are still held: `COUNT`.
 pub(crate) fn child(arguments: &[String]) -> Result<()> {
     let count = argument(arguments, 0)?;
     one_thread()?.block_on(async {
