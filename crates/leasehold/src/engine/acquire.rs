@@ -4,11 +4,11 @@
 //! guard leaves nothing behind: whatever the request got is given back.
 
 use std::{
-    future::{poll_fn, ready},
+    future::{self, poll_fn},
     mem,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, Waker},
+    task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
@@ -189,11 +189,16 @@ impl Acquire<'_> {
     }
 
     fn poll_outcome(&self, lease: &Arc<LocalLease>, context: &Context<'_>) -> Poll<local_lease::Outcome> {
-        let now = self.engine.clock.now();
-        lease.poll_outcome(context, self.started, now).map(|(outcome, next)| {
-            self.engine.renewer.follow_up(lease, next, Outcome::Cancelled);
-            outcome
-        })
+        let renewer = &self.engine.renewer;
+        loop {
+            match ready!(lease.poll_outcome(context, self.started, self.engine.clock.now())) {
+                None => renewer.renew_here(lease),
+                Some((outcome, next)) => {
+                    renewer.follow_up(lease, next, Outcome::Cancelled);
+                    return Poll::Ready(outcome);
+                }
+            }
+        }
     }
 
     /// Waits for the outcome, and shortly before giving up looks who holds the resource.
@@ -328,7 +333,7 @@ impl Engine {
                 drop(call);
                 return self.on_answer(&lease, Answered { sent, answer, tried_before: false }, now);
             }
-            Poll::Ready(Err(error)) => Box::pin(ready(Err(error))),
+            Poll::Ready(Err(error)) => Box::pin(future::ready(Err(error))),
             Poll::Pending => call,
         };
         // Boxed, so that the usual task stays small.
