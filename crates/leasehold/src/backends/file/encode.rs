@@ -43,6 +43,8 @@ struct EntryLine<'a> {
 #[derive(Debug)]
 pub(super) struct Line {
     pub(super) id: LeaseId,
+    /// The instance that requested the entry.
+    pub(super) owner: Uuid,
     /// The instance whose death ends the entry.
     pub(super) bound_to: Option<Uuid>,
     pub(super) waiting: bool,
@@ -51,7 +53,7 @@ pub(super) struct Line {
 
 impl Line {
     pub(super) fn new(entry: &Entry, owner: Uuid, text: Vec<u8>) -> Self {
-        Self { id: entry.id, bound_to: is_bound(entry).then_some(owner), waiting: entry.is_waiting(), text }
+        Self { id: entry.id, owner, bound_to: is_bound(entry).then_some(owner), waiting: entry.is_waiting(), text }
     }
 
     fn encode(entry: &Entry, owner: Uuid, times: &Times<'_>) -> io::Result<Self> {

@@ -19,7 +19,7 @@ use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{major, minor};
 use sha2::{Digest, Sha256};
 
-use super::{directory::Directory, errors::cannot, fork_safe::Unshared, record::CachedRecord, safe_open};
+use super::{directory::Directory, errors::cannot, fork_safe::Unshared, record::CachedRecord, record_file::RecordFile, safe_open};
 use crate::{
     Error, Result,
     lease::{Fence, Resource},
@@ -51,7 +51,12 @@ pub(super) fn file_names() -> impl Iterator<Item = String> {
 
 /// Which latch guards the resource.
 pub(super) fn number(resource: &Resource) -> u8 {
-    Sha256::digest(resource.as_str())[0] % LATCHES
+    number_by_hash(Sha256::digest(resource.as_str())[0])
+}
+
+/// Which latch guards the resources whose hash begins with this byte.
+pub(super) fn number_by_hash(first: u8) -> u8 {
+    first % LATCHES
 }
 
 /// How long to wait for a latch.
@@ -94,7 +99,7 @@ impl Latches {
             return if wait == Wait::Briefly { Ok(None) } else { Err(stuck(&path)) };
         };
         let locked = slot.lock(&path, wait)?;
-        Ok(locked.then_some(Latch { slot, path, locked: true }))
+        Ok(locked.then_some(Latch { slot, path, locked: true, out_of_date: None }))
     }
 }
 
@@ -159,6 +164,8 @@ pub(super) struct Latch<'a> {
     slot: MutexGuard<'a, Slot>,
     path: PathBuf,
     locked: bool,
+    /// Closed once other processes are let in.
+    out_of_date: Option<RecordFile>,
 }
 
 impl Latch<'_> {
@@ -197,6 +204,11 @@ impl Latch<'_> {
     /// Puts a record in for the next operation. Whoever fails half-way puts nothing in.
     pub(super) fn put_cached(&mut self, record: CachedRecord) {
         self.slot.record = Some(record);
+    }
+
+    /// Closes a file when the latch is dropped.
+    pub(super) fn close_later(&mut self, file: RecordFile) {
+        self.out_of_date = Some(file);
     }
 
     /// A buffer to encode or read a record with, which keeps its memory.

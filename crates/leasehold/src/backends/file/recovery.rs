@@ -45,7 +45,7 @@ fn remove_torn(directory: &Directory) -> Result<()> {
 }
 
 fn remember(directory: &Directory, own: &OwnPresence, boot: &str) -> Result<()> {
-    let (aside, path) = (own.aside(u8::MAX), directory.boot());
+    let (aside, path) = (own.aside(u64::MAX), directory.boot());
     let written = directory.create(&aside).and_then(|mut file| file.write_all(boot.as_bytes()));
     written.and_then(|()| fs::rename(&aside, &path)).map_err(|error| cannot("write", &path, error))
 }
