@@ -7,7 +7,7 @@
 //! returned as a [`Next`].
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},

@@ -3,6 +3,9 @@
 //! Queue positions are leases too: the renewal that keeps a position alive also
 //! finds out when it has come to hold, so lost hints cost latency only.
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     fmt,
     sync::{

@@ -5,6 +5,9 @@
 //! bound set anew. An uncontended lock costs one insertion, two comparisons
 //! and one removal, and a renewal that moves a deadline later wakes nobody.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},

@@ -51,7 +51,7 @@ fn poll(lease: &LocalLease, now: Moment) -> Poll<(Outcome, Next)> {
     lease.poll_outcome(&Context::from_waker(Waker::noop()), at(0), now)
 }
 
-fn held(change: impl FnOnce(&mut AcquireOptions<'_>), belief: Belief) -> LocalLease {
+pub(in crate::engine) fn held(change: impl FnOnce(&mut AcquireOptions<'_>), belief: Belief) -> LocalLease {
     let lease = lease(change);
     let sent = lease.sending(at(0));
     assert_eq!(lease.on_decision(Decision::Granted(grant(7)), sent, belief, at(0)), Next::Schedule);
