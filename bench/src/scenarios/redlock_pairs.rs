@@ -43,6 +43,7 @@ fn with_one_hung(effort: Effort, healthy: &[u16], section: &mut Section) -> Resu
     for (hung, which) in [(4, "last"), (0, "first")] {
         let servers: [Server; 5] = std::array::from_fn(|_| Server::start());
         let ports = servers.each_ref().map(Server::port);
+        let partial = runtime.block_on(Locks::open(Kind::Leasehold, &ports))?;
         servers[hung].signal("STOP");
         let mut opening = Vec::new();
         for _ in 0..effort.rounds {
@@ -54,7 +55,6 @@ fn with_one_hung(effort: Effort, healthy: &[u16], section: &mut Section) -> Resu
         let what = format!("the {which} node hung: opening");
         section.figure(what, Spread::of(opening).median, "ms", Some(Bar::AtMost(100.0)));
         let whole = runtime.block_on(Locks::open(Kind::Leasehold, healthy))?;
-        let partial = runtime.block_on(Locks::open(Kind::Leasehold, &ports))?;
         for tasks in [64, 1] {
             let contenders =
                 [contender("one hung", &runtime, &partial, tasks), contender("healthy", &runtime, &whole, tasks)];
