@@ -36,7 +36,7 @@ fn lease(change: impl FnOnce(&mut AcquireOptions<'_>)) -> LocalLease {
     change(&mut options);
     let key = LeaseKey::new(resource.clone(), LeaseId::random());
     let request = Request::new(key, options.claim, holder.clone()).ttl(options.ttl).lifetime(options.lifetime);
-    LocalLease::new(request, &options, true)
+    LocalLease::new(request, &options, true, at(0)).0
 }
 
 fn grant(fence: u64) -> Grant {
@@ -51,7 +51,7 @@ fn poll(lease: &LocalLease, now: Moment) -> Poll<(Outcome, Next)> {
     lease.poll_outcome(&Context::from_waker(Waker::noop()), at(0), now).map(|done| done.expect("nothing to confirm"))
 }
 
-fn held(change: impl FnOnce(&mut AcquireOptions<'_>), belief: Belief) -> LocalLease {
+pub(in crate::engine) fn held(change: impl FnOnce(&mut AcquireOptions<'_>), belief: Belief) -> LocalLease {
     let lease = lease(change);
     let sent = lease.sending(at(0));
     assert_eq!(lease.on_decision(Decision::Granted(grant(7)), sent, belief, at(0)), Next::Schedule);
