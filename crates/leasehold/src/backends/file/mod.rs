@@ -159,7 +159,7 @@ fn open_instance(options: &FileOptions, runtime: Handle) -> Result<Arc<Instance>
         provisional: Arc::default(),
     };
     Ok(Arc::new(Instance {
-        latches: Latches::new(Arc::clone(&directory)),
+        latches: Latches::new(&directory),
         death_watch: DeathWatch::new(Arc::clone(&directory), runtime, hints),
         spares: Spares::new(Arc::clone(&own)),
         history: History::new(Arc::clone(&directory)),

@@ -20,7 +20,7 @@ use super::{
     neighbours,
     notifications::{Inbox, Notification},
     presence::{self, Found, OwnPresence},
-    record::{self, Change, Record, Target, Times, is_bound},
+    record::{self, Change, Place, Record, Times, is_bound},
     spares::{Spare, Spares},
     watchers::Watchers,
 };
@@ -151,7 +151,9 @@ impl Instance {
     ) -> Result<Done<T>> {
         let Call { resource, askers, .. } = *call;
         let times = self.times();
-        let (mut record, mut file) = record::load(&self.directory, resource, latch, &times)?;
+        let path = self.directory.record(resource);
+        let mut place = Place { directory: &self.directory, resource, latch, path };
+        let (mut record, mut file) = record::load(&mut place, &times)?;
         let before = AskersBefore::new(&record.state, askers);
         let fence_before = record.state.last_fence;
         let mut effects = Effects::default();
@@ -165,15 +167,14 @@ impl Instance {
             neighbours::with_new_neighbours(&record)
         };
         if record.revived || !changed.is_empty() || !effects.is_empty() {
-            let target = Target { directory: &self.directory, resource, latch, spares: &self.spares };
             let change = Change { entries: &changed, fence_issued: record.state.last_fence > fence_before };
-            left = record::replace(target, &mut record, &mut file, &change, &times)?;
+            left = record::replace(&mut place, &self.spares, &mut record, &mut file, &change, &times)?;
             record.revived = false;
         }
 
         let (notifications, ended) = self.publish(resource, askers, &mut record, &mut effects, &neighbours, &times);
         let ask_again = self.death_watch.follow(resource, neighbours::watched_by(self.own.id(), &record));
-        record::keep(latch, resource, record, file);
+        record::keep(place.latch, resource, record, file);
         self.slow.store(self.clock.now().since(times.now) > SLOW, Ordering::Relaxed);
         Ok(Done { answer, notifications, ended, left, ask_again })
     }

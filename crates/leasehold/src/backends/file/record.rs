@@ -72,27 +72,30 @@ pub(super) struct CachedRecord {
     record: Record,
 }
 
+/// Where a record is, for whoever has its latch.
+pub(super) struct Place<'a, 'l> {
+    pub(super) directory: &'a Directory,
+    pub(super) resource: &'a Resource,
+    pub(super) latch: &'a mut Latch<'l>,
+    pub(super) path: PathBuf,
+}
+
 /// Returns the record of the resource; an absent one is empty. Its fence is the newest that the resource had.
-pub(super) fn load(
-    directory: &Directory,
-    resource: &Resource,
-    latch: &mut Latch<'_>,
-    times: &Times<'_>,
-) -> Result<(Record, Option<RecordFile>)> {
-    let path = directory.record(resource);
-    let cannot_read = |error| cannot("read", &path, error).about(resource);
+pub(super) fn load(place: &mut Place<'_, '_>, times: &Times<'_>) -> Result<(Record, Option<RecordFile>)> {
+    let Place { directory, resource, latch, path } = place;
+    let cannot_read = |error| cannot("read", path, error).about(resource);
     let mut known = Record::default();
-    if let Some(CachedRecord { mut file, record, .. }) = latch.take_cached().filter(|known| known.resource == *resource) {
-        if file.has_name(&path) {
+    if let Some(CachedRecord { mut file, record, .. }) = latch.take_cached().filter(|known| known.resource == **resource) {
+        if file.has_name(path) {
             let Some(bytes) = file.changed().map_err(cannot_read)? else { return Ok((record, Some(file))) };
-            let (_, record) = decode::record(bytes, &path, times, record)?;
+            let (_, record) = decode::record(bytes, path, times, record)?;
             return Ok((with_newest_fence(record, latch)?, Some(file)));
         }
         known = record;
         latch.close_later(file);
     }
     let buffer = latch.buffer();
-    let (file, length) = match RecordFile::read(directory, &path, buffer) {
+    let (file, length) = match RecordFile::read(directory, path, buffer) {
         Ok(read) => read,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let fence = latch.fence()?;
@@ -101,7 +104,7 @@ pub(super) fn load(
         }
         Err(error) => return Err(cannot_read(error)),
     };
-    let (_, record) = decode::record(&buffer[..length], &path, times, known)?;
+    let (_, record) = decode::record(&buffer[..length], path, times, known)?;
     Ok((with_newest_fence(record, latch)?, Some(file)))
 }
 
@@ -131,14 +134,6 @@ pub(super) fn resource_of(path: &Path, _latch: &Latch<'_>, times: &Times<'_>) ->
     Ok(Some(resource))
 }
 
-/// Where a record goes, and what its writer has at hand.
-pub(super) struct Target<'a, 'l> {
-    pub(super) directory: &'a Directory,
-    pub(super) resource: &'a Resource,
-    pub(super) latch: &'a mut Latch<'l>,
-    pub(super) spares: &'a Spares,
-}
-
 /// What an operation changed in a record.
 pub(super) struct Change<'a> {
     /// The entries whose lines are out of date, sorted.
@@ -152,14 +147,14 @@ pub(super) struct Change<'a> {
 /// `file` becomes the new one; returns a file that is left to be removed. The order makes it safe to die anywhere: a
 /// full disk shows when the record is written aside, and a fence is stored before anyone can have it.
 pub(super) fn replace(
-    target: Target<'_, '_>,
+    place: &mut Place<'_, '_>,
+    spares: &Spares,
     record: &mut Record,
     file: &mut Option<RecordFile>,
     change: &Change<'_>,
     times: &Times<'_>,
 ) -> Result<Option<Spare>> {
-    let Target { directory, resource, latch, spares } = target;
-    let path = directory.record(resource);
+    let Place { directory, resource, latch, path } = place;
     let newest = record.state.last_fence;
     let latch_fence = record.latch_fence.take();
     let raise = |latch: &Latch<'_>| {
@@ -170,16 +165,16 @@ pub(super) fn replace(
     };
     let left = if record.state.entries.is_empty() {
         raise(latch)?;
-        let removed = file.take().map_or(Ok(None), |file| remove(&path, file, latch, spares));
-        removed.map_err(|error| cannot("remove", &path, error))?
+        let removed = file.take().map_or(Ok(None), |file| remove(path, file, latch, spares));
+        removed.map_err(|error| cannot("remove", path, error))?
     } else {
         let mut bytes = mem::take(latch.buffer());
         let in_place = encode::record(&mut bytes, record, change.entries, resource, times)
-            .map_err(|error| cannot("write", &path, error))
+            .map_err(|error| cannot("write", path, error))
             .and_then(|()| write_aside(directory, &bytes, spares))
             .and_then(|aside| {
                 raise(latch)?;
-                put(directory, &bytes, aside, &path, file.is_some())
+                put(directory, &bytes, aside, path, file.is_some())
             });
         *latch.buffer() = bytes;
         let (new, name) = in_place.map_err(|error| error.about(resource))?;
@@ -191,7 +186,7 @@ pub(super) fn replace(
             }
         }
     };
-    confirm_on_disk(directory, &path).map_err(|error| error.about(resource))?;
+    confirm_on_disk(directory, path).map_err(|error| error.about(resource))?;
     Ok(left)
 }
 

@@ -32,15 +32,15 @@ pub(super) struct RecordFile {
 impl RecordFile {
     /// Opens and reads a file; returns its length too.
     pub(super) fn read(directory: &Directory, path: &Path, buffer: &mut Vec<u8>) -> io::Result<(Self, usize)> {
-        let options = |write| {
-            let mut options = OpenOptions::new();
-            options.read(true).write(write).custom_flags(safe_open::flags(OFlags::NOFOLLOW | OFlags::NONBLOCK));
-            options
+        let open = |write, flags| {
+            let flags = safe_open::flags(flags | OFlags::NOFOLLOW | OFlags::NONBLOCK);
+            OpenOptions::new().read(true).write(write).custom_flags(flags).open(path)
         };
-        let (file, writable) = match options(true).open(path) {
+        // Who owns the file may read it without a date being written.
+        let (file, writable) = match open(true, OFlags::NOATIME) {
             Ok(file) => (file, true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(error),
-            Err(_) => (options(false).open(path)?, false),
+            Err(_) => (open(false, OFlags::empty())?, false),
         };
         let mut opened = Self::new(directory, file, writable)?;
         let length = read_into(buffer, &opened.file)?;

@@ -22,7 +22,7 @@ pub(super) fn recover(directory: &Arc<Directory>, own: &OwnPresence, boot: &str)
     if is_known(directory, boot) {
         return Ok(());
     }
-    let latches = Latches::new(Arc::clone(directory));
+    let latches = Latches::new(directory);
     // All of them, in order: nobody works on any record meanwhile, and two that recover do not block each other.
     let _until_done =
         latch::numbers().map(|number| latches.take(number, Wait::Bounded)).collect::<Result<Vec<_>>>()?;
