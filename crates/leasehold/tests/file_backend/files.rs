@@ -97,7 +97,7 @@ fn a_file_that_is_written_anew_is_read_anew() {
 }
 
 #[test]
-fn a_few_files_are_left_aside_and_the_next_record_needs_none_of_them() {
+fn a_few_files_are_left_aside_and_whoever_removes_or_replaces_them_changes_no_record() {
     run(async {
         let root = tempfile::tempdir()?;
         let (a, b) = (open(root.path()).await, open(root.path()).await);
@@ -111,8 +111,13 @@ fn a_few_files_are_left_aside_and_the_next_record_needs_none_of_them() {
         }
         let aside = || files(root.path().join("test/records")).into_iter().filter(|name| name.starts_with('.'));
         assert!((1..=4).contains(&aside().count()), "{:?}", aside().collect::<Vec<_>>());
-        for name in aside() {
-            fs::remove_file(root.path().join("test/records").join(name))?;
+        for (name, tampering) in aside().zip([true, false].into_iter().cycle()) {
+            let path = root.path().join("test/records").join(name);
+            let old = fs::read(&path)?;
+            fs::remove_file(&path)?;
+            if tampering {
+                fs::write(&path, old)?;
+            }
         }
         for held in &held {
             let next = request(held.key.resource.as_str());

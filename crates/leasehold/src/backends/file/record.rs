@@ -172,18 +172,22 @@ pub(super) fn replace(
         let in_place = encode::record(&mut bytes, record, change.entries, resource, times)
             .map_err(|error| cannot("write", path, error))
             .and_then(|()| write_aside(directory, &bytes, spares))
-            .and_then(|aside| {
-                raise(latch)?;
-                put(directory, &bytes, aside, path, file.is_some())
+            .and_then(|Spare { file: new, name }| {
+                let put = raise(latch).and_then(|()| put(&name, path, file.is_some()));
+                if put.is_err() {
+                    let _best_effort = fs::remove_file(&name);
+                }
+                put.map(|put| (new, (put == Put::Exchanged).then_some(name)))
             });
         *latch.buffer() = bytes;
         let (new, name) = in_place.map_err(|error| error.about(resource))?;
         match (file.replace(new), name) {
             (Some(file), Some(name)) => spares.keep(Spare { file, name }),
-            (old, _) => {
-                old.into_iter().for_each(|old| latch.close_later(old));
+            (Some(old), None) => {
+                latch.close_later(old);
                 None
             }
+            (None, _) => None,
         }
     };
     confirm_on_disk(directory, path).map_err(|error| error.about(resource))?;
@@ -209,12 +213,13 @@ fn remove(path: &Path, file: RecordFile, latch: &mut Latch<'_>, spares: &Spares)
 /// Writes a record to a file out of use, or to a new one.
 fn write_aside(directory: &Directory, bytes: &[u8], spares: &Spares) -> Result<Spare> {
     let spare = if RecordFile::fits(bytes.len()) { spares.take() } else { None };
-    let (written, name) = match spare {
-        Some(Spare { mut file, name }) => (file.write(directory, bytes).map(|()| file), name),
-        None => {
-            let name = spares.unused_name();
-            (RecordFile::create(directory, &name, bytes), name)
-        }
+    // Whoever removed or replaced it by hand must not get an old record into its place.
+    let spare = spare.filter(|spare| spare.file.has_name(&spare.name));
+    let (written, name) = if let Some(Spare { mut file, name }) = spare {
+        (file.write(directory, bytes).map(|()| file), name)
+    } else {
+        let name = spares.unused_name();
+        (RecordFile::create(directory, &name, bytes), name)
     };
     match written {
         Ok(file) => Ok(Spare { file, name }),
@@ -225,33 +230,23 @@ fn write_aside(directory: &Directory, bytes: &[u8], spares: &Spares) -> Result<S
     }
 }
 
-/// Gives a file the name of the record; returns it, and the name of the file that had that name if it is still there.
+/// How a file got the name of the record.
+#[derive(PartialEq, Eq)]
+enum Put {
+    /// The record's former file has its name now.
+    Exchanged,
+    Renamed,
+}
+
+/// Gives a file the name of the record.
 ///
 /// By exchange where there was one: a rename over a file makes ext4 write the new one to the disk at once,
 /// which costs more than all the rest and gains nothing for leases that end with their processes.
-fn put(
-    directory: &Directory,
-    bytes: &[u8],
-    aside: Spare,
-    path: &Path,
-    replaces: bool,
-) -> Result<(RecordFile, Option<PathBuf>)> {
-    let Spare { mut file, name } = aside;
-    if replaces && rustix::fs::renameat_with(CWD, &name, CWD, path, RenameFlags::EXCHANGE).is_ok() {
-        return Ok((file, Some(name)));
+fn put(aside: &Path, path: &Path, replaces: bool) -> Result<Put> {
+    if replaces && rustix::fs::renameat_with(CWD, aside, CWD, path, RenameFlags::EXCHANGE).is_ok() {
+        return Ok(Put::Exchanged);
     }
-    let mut renamed = fs::rename(&name, path);
-    if renamed.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
-        // Someone removed what lay aside.
-        renamed = RecordFile::create(directory, &name, bytes).and_then(|new| {
-            file = new;
-            fs::rename(&name, path)
-        });
-    }
-    if renamed.is_err() {
-        let _best_effort = fs::remove_file(&name);
-    }
-    renamed.map(|()| (file, None)).map_err(|error| cannot("replace", path, error))
+    fs::rename(aside, path).map(|()| Put::Renamed).map_err(|error| cannot("replace", path, error))
 }
 
 /// The change is visible already: when the disk does not confirm it, its fate in a power loss is open.
