@@ -66,7 +66,7 @@ struct State {
     /// Less than was asked for, after a downgrade.
     claim: Claim,
     /// What replaced the metadata that was asked for.
-    metadata: Option<Metadata>,
+    metadata: Option<Box<Metadata>>,
     /// When the last request or renewal was sent that was answered, and how long that answer is believed.
     proof: Option<Proof>,
     /// The newest fence that an answer named: a hint that is not above it is stale.
@@ -78,8 +78,9 @@ struct State {
     evicted: bool,
     /// How many requests and renewals were sent.
     sent: u64,
-    retry: Option<Backoff>,
-    backoff: Backoff,
+    retry: Option<Box<Backoff>>,
+    /// The pauses between two requests where nothing pushes.
+    backoff: Option<Box<Backoff>>,
     tries: u32,
     /// The caller of `acquire`, to be woken.
     caller: Option<Waker>,
@@ -162,13 +163,14 @@ pub(crate) enum Outcome {
 }
 
 impl LocalLease {
-    pub(crate) fn new(request: Request, options: &AcquireOptions<'_>, pushes: bool) -> Self {
-        Self {
+    /// A lease whose first request is sent at `now`.
+    pub(crate) fn new(request: Request, options: &AcquireOptions<'_>, pushes: bool, now: Moment) -> (Self, Sent) {
+        let lease = Self {
             pushes,
             max_hold: options.max_hold,
             ttl_micros: AtomicU64::new(micros(request.ttl.get())),
             renew_at: AtomicU64::new(Moment::NEVER.as_micros()),
-            guards: AtomicUsize::new(0),
+            guards: AtomicUsize::new(1),
             by_session: AtomicBool::new(false),
             validity: Validity::new(),
             report: HoldReport::default(),
@@ -181,15 +183,16 @@ impl LocalLease {
                 hint: None,
                 renew_again: false,
                 evicted: false,
-                sent: 0,
+                sent: 1,
                 retry: None,
-                backoff: options.backoff,
+                backoff: (!pushes).then(|| Box::new(options.backoff)),
                 tries: 0,
                 caller: None,
                 caller_left: false,
             }),
             request,
-        }
+        };
+        (lease, Sent { at: now, number: 1 })
     }
 
     // What it looks like.
@@ -207,7 +210,7 @@ impl LocalLease {
     }
 
     pub(crate) fn metadata(&self) -> Metadata {
-        self.state.lock().metadata.clone().unwrap_or_else(|| self.request.metadata.clone())
+        self.state.lock().metadata.as_deref().unwrap_or(&self.request.metadata).clone()
     }
 
     /// What it got when it was granted; `None` before.
@@ -246,7 +249,7 @@ impl LocalLease {
         if !renewable || self.renew_at() == Moment::NEVER {
             return None;
         }
-        self.set_renew_at(Moment::NEVER);
+        self.pause_renewals();
         Some(self.renewal())
     }
 
@@ -407,7 +410,7 @@ impl LocalLease {
         }
         self.validity.doubt();
         let most = renew_every(self.ttl()) / 3;
-        let pause = state.retry.get_or_insert(Backoff::new(Duration::from_millis(50), most)).pause();
+        let pause = state.retry.get_or_insert_with(|| Box::new(Backoff::new(Duration::from_millis(50), most))).pause();
         self.renewed(&mut state, now.after(pause), now);
         Next::Schedule
     }
@@ -460,7 +463,7 @@ impl LocalLease {
                 let deadline = self.deadline(&state, self.ttl());
                 if now >= deadline || self.session_ended(&state) {
                     state.phase = Phase::Refused(None);
-                    self.set_renew_at(Moment::NEVER);
+                    self.pause_renewals();
                     return Poll::Ready((Outcome::Refused(Refusal::TooLate), Next::GiveBack));
                 }
                 let ends_at = self.max_hold.map_or(Moment::NEVER, |length| now.after(length));
@@ -472,7 +475,7 @@ impl LocalLease {
                     Lifetime::Attached => Next::Schedule,
                     // Nobody renews it.
                     Lifetime::Detached => {
-                        self.set_renew_at(Moment::NEVER);
+                        self.pause_renewals();
                         Next::Forget
                     }
                 };
@@ -501,7 +504,7 @@ impl LocalLease {
         match state.phase {
             Phase::Waiting | Phase::Granted(..) => {
                 state.phase = Phase::Refused(None);
-                self.set_renew_at(Moment::NEVER);
+                self.pause_renewals();
                 Next::GiveBack
             }
             Phase::Asking | Phase::Held(_) | Phase::Refused(_) | Phase::Ended(_) => Next::Nothing,
@@ -540,7 +543,7 @@ impl LocalLease {
             return self.lose_by_deadline(state, now);
         }
         state.phase = Phase::Ended(Some(hold));
-        self.set_renew_at(Moment::NEVER);
+        self.pause_renewals();
         drop(state);
         if self.validity.lose(Loss::Released) { Next::GiveBack } else { Next::Forget }
     }
@@ -570,7 +573,7 @@ impl LocalLease {
     fn grant(&self, mut state: Locked<'_>, grant: Grant, now: Moment) -> Next {
         if state.caller_left {
             state.phase = Phase::Refused(None);
-            self.set_renew_at(Moment::NEVER);
+            self.pause_renewals();
             return Next::GiveBack;
         }
         state.phase = Phase::Granted(grant, state.sent);
@@ -598,7 +601,7 @@ impl LocalLease {
         state.last_fence = state.last_fence.max(position.last_fence);
         state.tries += 1;
         state.retry = None;
-        let pause = if self.pushes { position.ask_again_in } else { Some(state.backoff.pause()) };
+        let pause = state.backoff.as_mut().map_or(position.ask_again_in, |backoff| Some(backoff.pause()));
         let ask_at = pause.map_or(Moment::NEVER, |pause| now.after(pause.max(Duration::from_millis(1))));
         let limit = match state.proof {
             Some(Proof { belief: Belief::Process, .. })
@@ -641,7 +644,7 @@ impl LocalLease {
 
     fn refuse(&self, mut state: Locked<'_>, refusal: Refusal, next: Next) -> Next {
         state.phase = Phase::Refused(Some(refusal));
-        self.set_renew_at(Moment::NEVER);
+        self.pause_renewals();
         wake(state);
         next
     }
@@ -651,7 +654,7 @@ impl LocalLease {
         match state.phase {
             Phase::Held(hold) => {
                 state.phase = Phase::Ended(Some(hold));
-                self.set_renew_at(Moment::NEVER);
+                self.pause_renewals();
                 drop(state);
                 if self.validity.lose(loss) { Next::Lost } else { Next::Forget }
             }
@@ -676,7 +679,7 @@ impl LocalLease {
     fn apply(&self, state: &mut State, renewal: &Renewal) {
         self.ttl_micros.store(micros(renewal.ttl.get()), Ordering::Relaxed);
         if let Some(metadata) = &renewal.metadata {
-            state.metadata = Some(metadata.clone());
+            state.metadata = Some(Box::new(metadata.clone()));
         }
     }
 
@@ -686,8 +689,14 @@ impl LocalLease {
         self.set_renew_at(if again { now } else { renew_at });
     }
 
+    /// Sequentially consistent, since the renewer compares it with what it reads of the schedule.
     fn set_renew_at(&self, moment: Moment) {
         self.renew_at.store(moment.as_micros(), Ordering::SeqCst);
+    }
+
+    /// Nothing is to be renewed until further notice. A renewer that sees the time before finds that out.
+    fn pause_renewals(&self) {
+        self.renew_at.store(Moment::NEVER.as_micros(), Ordering::Release);
     }
 
     /// The end of belief in what the last answered request proved, asked for with this ttl.

@@ -36,7 +36,7 @@ pub(super) fn lease(change: impl FnOnce(&mut AcquireOptions<'_>)) -> LocalLease 
     change(&mut options);
     let key = LeaseKey::new(resource.clone(), LeaseId::random());
     let request = Request::new(key, options.claim, holder.clone()).ttl(options.ttl).lifetime(options.lifetime);
-    LocalLease::new(request, &options, true)
+    LocalLease::new(request, &options, true, at(0)).0
 }
 
 pub(super) fn grant(fence: u64) -> Grant {
