@@ -16,7 +16,7 @@ use super::{
 };
 
 /// What happens next. Steps that make no sense at their time are left out.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Step {
     Wait(u64),
     /// The request is answered: granted with this fence, queued behind it, or busy.
