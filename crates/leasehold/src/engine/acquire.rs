@@ -4,10 +4,10 @@
 //! guard leaves nothing behind: whatever the request got is given back.
 
 use std::{
-    future::{poll_fn, ready},
+    future::{self, poll_fn},
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, Waker},
+    task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
@@ -215,11 +215,21 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    fn poll_outcome(&self, lease: &Arc<LocalLease>, context: &Context<'_>, now: Moment) -> Poll<local_lease::Outcome> {
-        lease.poll_outcome(context, self.started, now).map(|(outcome, next)| {
-            self.engine.renewer.follow_up(lease, next, Outcome::Cancelled);
-            outcome
-        })
+    fn poll_outcome(
+        &self,
+        lease: &Arc<LocalLease>,
+        context: &Context<'_>,
+        mut now: Moment,
+    ) -> Poll<local_lease::Outcome> {
+        let renewer = &self.engine.renewer;
+        loop {
+            if let Some((outcome, next)) = ready!(lease.poll_outcome(context, self.started, now)) {
+                renewer.follow_up(lease, next, Outcome::Cancelled);
+                return Poll::Ready(outcome);
+            }
+            renewer.renew_here(lease);
+            now = self.engine.clock.now();
+        }
     }
 
     /// Waits for the outcome, and shortly before giving up looks who holds the resource.
@@ -377,7 +387,7 @@ impl Engine {
                 drop(call);
                 return self.on_answer(&lease, Answered { sent, answer, tried_before: false }, now);
             }
-            Poll::Ready(Err(error)) => Box::pin(ready(Err(error))),
+            Poll::Ready(Err(error)) => Box::pin(future::ready(Err(error))),
             Poll::Pending => call,
         };
         // Boxed, so that the usual task stays small.

@@ -41,6 +41,9 @@ const WAITER_SILENCE: Duration = Duration::from_secs(60);
 /// The same for the first in line, of whom there is one: nobody else waits until it has had its turn.
 const FIRST_WAITER_SILENCE: Duration = Duration::from_secs(5);
 
+/// How long the caller of `acquire` has to confirm a provisional grant itself before the renewer does.
+const CALLER_FIRST: Duration = Duration::from_millis(50);
+
 /// A lease that this process waits for or holds.
 #[derive(Debug)]
 pub(crate) struct LocalLease {
@@ -71,7 +74,8 @@ struct State {
     proof: Option<Proof>,
     /// The newest fence that an answer named: a hint that is not above it is stale.
     last_fence: Fence,
-    /// A pushed grant. It may arrive before the answer that it belongs to.
+    /// A pushed grant. It may arrive before the answer that it belongs to; a provisional one stays until a renewal is
+    /// sent to confirm it.
     hint: Option<GrantHint>,
     /// A hint arrived while a request or renewal was in flight, which may not know of it.
     renew_again: bool,
@@ -242,14 +246,15 @@ impl LocalLease {
 
     // The renewer's side.
 
-    /// A renewal for the renewer to send; `None` if one is in flight or nothing is left to renew.
+    /// A renewal to send; `None` if one is in flight or nothing is left to renew.
     pub(crate) fn begin_renewal(&self) -> Option<Renewal> {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
         let renewable = matches!(state.phase, Phase::Waiting | Phase::Granted(..) | Phase::Held(_));
         if !renewable || self.renew_at() == Moment::NEVER {
             return None;
         }
         self.pause_renewals();
+        state.hint = None;
         Some(self.renewal())
     }
 
@@ -455,7 +460,14 @@ impl LocalLease {
     // The acquiring caller's side.
 
     /// What became of the request; registers the caller to be woken while nothing did.
-    pub(crate) fn poll_outcome(&self, context: &Context<'_>, started: Moment, now: Moment) -> Poll<(Outcome, Next)> {
+    ///
+    /// `None` asks the caller to confirm a provisional grant by a renewal, and then to poll again.
+    pub(crate) fn poll_outcome(
+        &self,
+        context: &Context<'_>,
+        started: Moment,
+        now: Moment,
+    ) -> Poll<Option<(Outcome, Next)>> {
         let mut state = self.state.lock();
         match &mut state.phase {
             Phase::Granted(grant, sent_before) => {
@@ -464,7 +476,7 @@ impl LocalLease {
                 if now >= deadline || self.session_ended(&state) {
                     state.phase = Phase::Refused(None);
                     self.pause_renewals();
-                    return Poll::Ready((Outcome::Refused(Refusal::TooLate), Next::GiveBack));
+                    return Poll::Ready(Some((Outcome::Refused(Refusal::TooLate), Next::GiveBack)));
                 }
                 let ends_at = self.max_hold.map_or(Moment::NEVER, |length| now.after(length));
                 self.validity.begin(deadline, ends_at);
@@ -479,13 +491,16 @@ impl LocalLease {
                         Next::Forget
                     }
                 };
-                Poll::Ready((Outcome::Held, next))
+                Poll::Ready(Some((Outcome::Held, next)))
             }
             Phase::Refused(refusal) => {
-                Poll::Ready((Outcome::Refused(refusal.take().unwrap_or(Refusal::Gone)), Next::Nothing))
+                Poll::Ready(Some((Outcome::Refused(refusal.take().unwrap_or(Refusal::Gone)), Next::Nothing)))
             }
-            Phase::Ended(_) | Phase::Held(_) => Poll::Ready((Outcome::Refused(Refusal::Gone), Next::Nothing)),
+            Phase::Ended(_) | Phase::Held(_) => Poll::Ready(Some((Outcome::Refused(Refusal::Gone), Next::Nothing))),
             Phase::Asking | Phase::Waiting => {
+                if matches!(state.phase, Phase::Waiting) && state.hint.is_some() {
+                    return Poll::Ready(None);
+                }
                 if !state.caller.as_ref().is_some_and(|caller| caller.will_wake(context.waker())) {
                     state.caller = Some(context.waker().clone());
                 }
@@ -634,12 +649,24 @@ impl LocalLease {
         if hint.fence <= state.last_fence {
             return Next::Schedule;
         }
+        if hint.provisional && self.confirmed_by_caller(&state) {
+            self.set_renew_at(self.renew_at().min(now.after(CALLER_FIRST)));
+            state.hint = Some(hint);
+            wake(state);
+            return Next::Schedule;
+        }
         let believable = now < self.deadline(&state, self.ttl()) && !self.session_ended(&state);
         if hint.provisional || !believable {
             self.renew_soon(&mut state, now);
             return Next::Schedule;
         }
         self.grant(state, Grant::new(hint.fence, wall), now)
+    }
+
+    /// Whether the caller of `acquire` may confirm a provisional grant: a backend on this machine answers on the
+    /// caller's thread, which spares two changes of thread. What is in flight is answered first.
+    fn confirmed_by_caller(&self, state: &State) -> bool {
+        matches!(state.proof, Some(Proof { belief: Belief::Process, .. })) && self.renew_at() != Moment::NEVER
     }
 
     fn refuse(&self, mut state: Locked<'_>, refusal: Refusal, next: Next) -> Next {

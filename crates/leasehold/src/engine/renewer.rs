@@ -21,7 +21,7 @@ use super::{
     Engine,
     local_lease::{LocalLease, Next, Sent},
     renew_every,
-    runtime::Threads,
+    runtime::{self, Task, Threads},
     schedule::Schedule,
     validity::Loss,
 };
@@ -199,6 +199,15 @@ impl Renewer {
 
     pub(crate) fn renew_now(&self, lease: &Arc<LocalLease>) {
         self.follow_up(lease, lease.renew_now(self.clock.now()), Outcome::Cancelled);
+    }
+
+    /// Renews on this thread if the backend answers at once, otherwise by a task.
+    pub(crate) fn renew_here(self: &Arc<Self>, lease: &Arc<LocalLease>) {
+        let Some(renewal) = lease.begin_renewal() else { return };
+        let mut task: Task = Box::pin(Arc::clone(self).renew(vec![(Arc::clone(lease), renewal)]));
+        if runtime::poll_here(&self.threads.io, &mut task).is_pending() {
+            self.threads.io.spawn(task);
+        }
     }
 
     fn renew_all_now(&self, wanted: impl Fn(&LocalLease) -> bool) {
