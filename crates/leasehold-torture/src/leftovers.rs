@@ -61,6 +61,6 @@ mod tests {
         assert!(presence.contains("/presence/"), "{presence}");
         assert!(record.contains("/records/"), "{record}");
         drop((guard, locks));
-        assert_eq!(find(&url, root.path()).expect("it can be read"), [String::new(); 0]);
+        assert!(find(&url, root.path()).expect("it can be read").is_empty());
     }
 }

@@ -19,11 +19,14 @@ use leasehold::{
     Fence, Holder, Leasehold,
     backends::file::{FileBackend, FileOptions},
     clock::SystemClock,
-    lease::{LeaseState, ListFilter},
+    lease::{LeaseState, ListFilter, Names},
 };
 use leasehold_conformance::{Call, Faulty};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, kill_process, waitid};
-use tokio::time::{sleep, timeout};
+use tokio::{
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 
 const ROOT: &str = "LEASEHOLD_TEST_ROOT";
 /// What must come, comes within this, however busy the machine is.
@@ -90,14 +93,14 @@ async fn soon(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
 
 /// Who waits, in order.
 async fn waiters(locks: &Leasehold) -> Vec<String> {
-    let leases = locks.list(&ListFilter::new(Default::default())).await.unwrap().leases.into_iter();
+    let leases = locks.list(&ListFilter::new(Names::All)).await.unwrap().leases.into_iter();
     let waiting = leases.filter(|lease| matches!(lease.state, LeaseState::Waiting { .. }));
     waiting.map(|lease| lease.holder.as_str().to_owned()).collect()
 }
 
 /// Whether someone with this label holds, confirmed or not.
 async fn holds(locks: &Leasehold, label: &str) -> bool {
-    let leases = locks.list(&ListFilter::new(Default::default())).await.unwrap().leases;
+    let leases = locks.list(&ListFilter::new(Names::All)).await.unwrap().leases;
     leases.iter().any(|lease| lease.holder.as_str() == label && matches!(lease.state, LeaseState::Holding { .. }))
 }
 
@@ -109,12 +112,13 @@ async fn a_process_stopped_before_it_confirms_loses_its_turn_and_does_not_believ
     let mut stopped = Process::start(root.path());
     soon("the other process waits", async || waiters(&locks).await == [STOPPED]).await;
     let next = locks.mutex("x").holder(Holder::new("next").unwrap()).wait(LIMIT * 2);
-    let next = tokio::spawn(async move { next.acquire().await });
+    let mut next = JoinSet::from_iter([async move { next.acquire().await }]);
     soon("both wait", async || waiters(&locks).await == [STOPPED, "next"]).await;
 
     first.release().await.unwrap();
     soon("it is stopped", async || stopped.is_stopped()).await;
-    let next = timeout(LIMIT, next).await.expect("the turn passes on").unwrap().unwrap();
+    let next = timeout(LIMIT, next.join_next()).await.expect("the turn passes on");
+    let next = next.expect("it was spawned").unwrap().unwrap();
 
     kill_process(stopped.pid(), Signal::CONT).unwrap();
     soon("it waits again", async || waiters(&locks).await == [STOPPED]).await;
@@ -132,12 +136,12 @@ async fn child() {
     let locks = Leasehold::builder().backend(Arc::clone(&backend) as _).unwrap();
     let gate = backend.hold_requests_of(Call::Renew);
     let lock = locks.mutex("x").holder(Holder::new(STOPPED).unwrap()).wait(LIMIT * 2);
-    let acquire = tokio::spawn(async move { lock.acquire().await });
+    let mut acquire = JoinSet::from_iter([async move { lock.acquire().await }]);
     soon("it is its turn", async || holds(&locks, STOPPED).await).await;
     soon("it confirms", async || backend.in_flight() > 0).await;
     kill_process(getpid(), Signal::STOP).unwrap();
     gate.open();
-    let guard = acquire.await.unwrap().unwrap();
+    let guard = acquire.join_next().await.expect("it was spawned").unwrap().unwrap();
     println!("fence {}", guard.fence());
     guard.release().await.unwrap();
 }

@@ -7,6 +7,8 @@
 //! returned as a [`Next`].
 
 #[cfg(test)]
+mod any_order;
+#[cfg(test)]
 pub(super) mod tests;
 
 use std::{

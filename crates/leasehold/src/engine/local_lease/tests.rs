@@ -9,7 +9,7 @@ use crate::{
 
 const TTL: Duration = Duration::from_secs(30);
 
-fn at(seconds: u64) -> Moment {
+pub(super) fn at(seconds: u64) -> Moment {
     Moment::default().after(Duration::from_secs(1000 + seconds))
 }
 
@@ -17,7 +17,7 @@ fn ttl() -> Ttl {
     Ttl::new(TTL).unwrap()
 }
 
-fn lease(change: impl FnOnce(&mut AcquireOptions<'_>)) -> LocalLease {
+pub(super) fn lease(change: impl FnOnce(&mut AcquireOptions<'_>)) -> LocalLease {
     let (resource, holder, metadata) = (Resource::new("r").unwrap(), Holder::unique(), Metadata::new());
     let mut options = AcquireOptions {
         resource: &resource,
@@ -39,15 +39,15 @@ fn lease(change: impl FnOnce(&mut AcquireOptions<'_>)) -> LocalLease {
     LocalLease::new(request, &options, true, at(0)).0
 }
 
-fn grant(fence: u64) -> Grant {
+pub(super) fn grant(fence: u64) -> Grant {
     Grant::new(Fence::new(fence), Timestamp::default())
 }
 
-fn position(last_fence: u64) -> QueuePosition {
+pub(super) fn position(last_fence: u64) -> QueuePosition {
     QueuePosition::new(0, Fence::new(last_fence), None)
 }
 
-fn poll(lease: &LocalLease, now: Moment) -> Poll<(Outcome, Next)> {
+pub(super) fn poll(lease: &LocalLease, now: Moment) -> Poll<(Outcome, Next)> {
     lease.poll_outcome(&Context::from_waker(Waker::noop()), at(0), now).map(|done| done.expect("nothing to confirm"))
 }
 
