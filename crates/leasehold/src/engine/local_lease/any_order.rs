@@ -11,7 +11,7 @@ use proptest::{
 };
 
 use super::{
-    tests::{at, grant, lease, poll, position},
+    tests::{at, grant, lease, position},
     *,
 };
 
@@ -79,6 +79,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// A lease, and what those around it know.
 struct Scene {
     lease: LocalLease,
+    belief: Belief,
     now: Moment,
     request: Option<Sent>,
     renewals: VecDeque<(Renewal, Sent)>,
@@ -94,11 +95,12 @@ struct Scene {
 }
 
 impl Scene {
-    fn new() -> Self {
+    fn new(belief: Belief) -> Self {
         let lease = lease(|_| {});
         let request = Some(lease.sending(at(0)));
         Self {
             lease,
+            belief,
             now: at(0),
             request,
             renewals: VecDeque::new(),
@@ -125,7 +127,7 @@ impl Scene {
         if self.known {
             self.proved = Some(sent.at);
         }
-        let next = self.lease.on_decision(decision, sent, Belief::Ttl, self.now);
+        let next = self.lease.on_decision(decision, sent, self.belief.clone(), self.now);
         self.follow(next);
     }
 
@@ -145,7 +147,7 @@ impl Scene {
             Standing::Unknown => {}
             Standing::Holding(_) | Standing::Waiting(_) => self.proved = self.proved.max(Some(sent.at)),
         }
-        let next = self.lease.on_standing(standing, &renewal, sent, &Belief::Ttl, self.now);
+        let next = self.lease.on_standing(standing, &renewal, sent, &self.belief, self.now);
         self.follow(next);
     }
 
@@ -153,7 +155,12 @@ impl Scene {
         if !self.caller {
             return;
         }
-        let Poll::Ready((outcome, next)) = poll(&self.lease, self.now) else { return };
+        let context = Context::from_waker(Waker::noop());
+        let Poll::Ready(done) = self.lease.poll_outcome(&context, at(0), self.now) else { return };
+        let Some((outcome, next)) = done else {
+            let renewal = self.lease.begin_renewal().expect("the caller has something to confirm");
+            return self.renewals.push_back((renewal, self.lease.sending(self.now)));
+        };
         self.caller = false;
         self.guard = matches!(outcome, Outcome::Held);
         self.follow(next);
@@ -244,7 +251,7 @@ impl Scene {
                 assert!(!self.known || ran_out || self.given_back == 1, "it is left at the backend");
             }
         }
-        if matches!(phase, Phase::Held(_)) {
+        if matches!((phase, &self.belief), (Phase::Held(_), Belief::Ttl)) {
             let proved = self.proved.expect("an answer proved it");
             assert!(lease.validity.deadline() < proved.after(lease.ttl().get()), "believed for longer than proved");
         } else {
@@ -256,8 +263,11 @@ impl Scene {
 
 proptest! {
     #[test]
-    fn whatever_comes_in_whatever_order_a_lease_is_looked_after_or_given_back(steps in vec(step(), 0..30)) {
-        let mut scene = Scene::new();
+    fn whatever_comes_in_whatever_order_a_lease_is_looked_after_or_given_back(
+        steps in vec(step(), 0..30),
+        belief in prop_oneof![Just(Belief::Ttl), Just(Belief::Process)],
+    ) {
+        let mut scene = Scene::new(belief);
         for step in steps {
             scene.take(step);
             scene.assert_sound();

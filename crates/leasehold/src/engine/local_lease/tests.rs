@@ -47,7 +47,7 @@ pub(super) fn position(last_fence: u64) -> QueuePosition {
     QueuePosition::new(0, Fence::new(last_fence), None)
 }
 
-pub(super) fn poll(lease: &LocalLease, now: Moment) -> Poll<(Outcome, Next)> {
+fn poll(lease: &LocalLease, now: Moment) -> Poll<(Outcome, Next)> {
     lease.poll_outcome(&Context::from_waker(Waker::noop()), at(0), now).map(|done| done.expect("nothing to confirm"))
 }
 
