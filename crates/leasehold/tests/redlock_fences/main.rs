@@ -74,6 +74,7 @@ async fn trouble(places: Vec<Arc<Place>>, seed: u64) {
 struct Client {
     quorum: Quorum,
     links: Vec<Arc<Link>>,
+    clock: Arc<SimClock>,
     dice: Dice,
     holder: Holder,
     ledger: Arc<Ledger>,
@@ -81,12 +82,10 @@ struct Client {
 
 impl Client {
     fn new(number: u64, links: Vec<Arc<Link>>, clock: Arc<SimClock>, seed: u64, ledger: Arc<Ledger>) -> Self {
-        let member = |(at, link): (usize, &Arc<Link>)| Member::new(format!("node-{at}"), Arc::<Link>::clone(link));
-        let members = links.iter().enumerate().map(member).collect();
-        let options = QuorumOptions::new().longest_ttl(TTL).clock(clock as Arc<dyn Clock>);
         Self {
-            quorum: Quorum::new(members, options).unwrap(),
+            quorum: quorum(&links, &clock),
             links,
+            clock,
             dice: Dice::new(seed),
             holder: Holder::new(format!("client-{number}")).unwrap(),
             ledger,
@@ -95,6 +94,10 @@ impl Client {
 
     async fn run(mut self) {
         loop {
+            if self.dice.percent(2) {
+                // The process is started again, and knows nothing of the fences it saw before.
+                self.quorum = quorum(&self.links, &self.clock);
+            }
             if self.dice.percent(15) {
                 self.cut_some();
             }
@@ -177,6 +180,13 @@ impl Client {
             .ttl(Ttl::new(TTL).unwrap())
             .patience(if self.dice.percent(60) { Patience::Try } else { Patience::Queue })
     }
+}
+
+fn quorum(links: &[Arc<Link>], clock: &Arc<SimClock>) -> Quorum {
+    let member = |(at, link): (usize, &Arc<Link>)| Member::new(format!("node-{at}"), Arc::<Link>::clone(link));
+    let members = links.iter().enumerate().map(member).collect();
+    let clock: Arc<dyn Clock> = Arc::<SimClock>::clone(clock);
+    Quorum::new(members, QuorumOptions::new().longest_ttl(TTL).clock(clock)).unwrap()
 }
 
 /// Two worlds at a time: the machine has two cores.

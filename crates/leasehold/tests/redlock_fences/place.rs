@@ -113,8 +113,9 @@ impl Place {
 
     pub(crate) fn age(&self) -> Option<Duration> {
         let born = self.life.lock().born;
-        let age = if born.is_zero() { Duration::from_secs(86_400) } else { self.clock.elapsed().saturating_sub(born) };
-        (self.variant != Variant::ForgetfulVoter).then_some(age)
+        let hidden = self.variant == Variant::ForgetfulVoter;
+        let long_ago = born.is_zero() || hidden;
+        Some(if long_ago { Duration::from_secs(86_400) } else { self.clock.elapsed().saturating_sub(born) })
     }
 
     pub(crate) fn is_young(&self, quarantine: Duration) -> bool {
