@@ -1,57 +1,31 @@
-//! What an instance does by itself: it says that it watches, and tidies up after those who died.
+//! What an instance does by itself while it watches.
 
-use std::{sync::Weak, time::Duration};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
-use tokio::time;
-use uuid::Uuid;
+use tokio::{sync::Mutex, time};
 
-use super::{RedisBackend, link::Channel};
-use crate::Result;
+use super::ops::Shared;
 
-/// Those who watch say so this often; the word of one who died is forgotten after three times as long.
+/// Those who watch say so this often.
 const WATCH_EVERY: Duration = Duration::from_secs(10);
-/// How often expired leases that nobody touches are looked for.
-const TIDY_EVERY: Duration = Duration::from_secs(60);
-
-impl RedisBackend {
-    /// Lets every script know on which channel to tell what happens.
-    pub(super) async fn say_watched(&self) -> Result<()> {
-        for partition in self.keys.all() {
-            let mut command = redis::cmd("SET");
-            command.arg(partition.watched()).arg(self.keys.events()).arg("EX").arg(WATCH_EVERY.as_secs() * 3);
-            self.connection.ask(partition, &command, &self.options).await?;
-        }
-        Ok(())
-    }
-}
+/// A watcher that died is forgotten after this.
+pub(super) const WATCH_LASTS: Duration = Duration::from_secs(30);
 
 /// Says that someone watches for as long as anyone does.
-pub(super) async fn keep_watching(backend: Weak<RedisBackend>) {
+pub(super) async fn keep_watching(shared: Weak<Shared>, one_at_a_time: Arc<Mutex<()>>) {
     loop {
         time::sleep(WATCH_EVERY).await;
-        let Some(backend) = backend.upgrade() else { return };
-        let _not_while_one_begins = backend.watching.lock().await;
-        if backend.told.watchers.is_idle() {
-            backend.connection.unsubscribe(&Channel::Plain(backend.keys.events())).await;
+        let Some(shared) = shared.upgrade() else { return };
+        let _not_while_one_begins = one_at_a_time.lock().await;
+        if shared.notifications.watchers.is_idle() {
+            shared.router.unsubscribe(&shared.keys.events).await;
             return;
         }
-        if let Err(error) = backend.say_watched().await {
+        if let Err(error) = shared.announce_watcher().await {
             tracing::warn!(%error, "events may be missed");
-        }
-    }
-}
-
-/// Looks now and then for leases that expired and that nobody touches, in a partition at random.
-pub(super) async fn keep_tidy(backend: Weak<RedisBackend>) {
-    loop {
-        let random = Uuid::new_v4();
-        let bytes = random.as_bytes();
-        time::sleep(TIDY_EVERY + TIDY_EVERY * u32::from(bytes[0]) / 255).await;
-        let Some(backend) = backend.upgrade() else { return };
-        let partitions = backend.keys.all();
-        let partition = &partitions[usize::from(bytes[1]) % partitions.len()];
-        if let Err(error) = backend.tidy(partition).await {
-            tracing::debug!(%error, "cannot look for expired leases");
         }
     }
 }

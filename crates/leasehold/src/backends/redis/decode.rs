@@ -1,0 +1,498 @@
+//! The only decoder: what scripts answer, what is pushed, and what the server says about itself.
+
+use std::{collections::HashMap, time::Duration};
+
+use redis::Value;
+use serde::Deserialize;
+
+use super::{connection::Memory, errors};
+use crate::{
+    Error, Result,
+    backend::Hint,
+    lease::{
+        Busy, Claim, Decision, EndedLease, Ending, Event, EventKind, Evicted, Family, Fence, Grant, HeldBy, Holder,
+        LeaseId, LeaseRecord, LeaseState, Metadata, QueuePosition, Released, Resource, Shape, Standing, Timestamp, Ttl,
+    },
+};
+
+/// The holder and the note of a record.
+#[derive(Debug, Deserialize)]
+struct Who {
+    holder: Holder,
+    #[serde(default)]
+    note: Option<String>,
+}
+
+/// A record, taken apart; `head.lua` describes its columns.
+#[derive(Debug)]
+struct Record {
+    ends: Timestamp,
+    renewed: Timestamp,
+    fence: Option<Fence>,
+    asked: Timestamp,
+    acquired: Timestamp,
+    ttl: Ttl,
+    claim: Claim,
+    who: Who,
+    metadata: Metadata,
+}
+
+impl Record {
+    fn read(value: &Value) -> Result<Self> {
+        Self::parse(text(value)?).ok_or_else(|| unexpected("a lease", value))
+    }
+
+    fn parse(record: &str) -> Option<Self> {
+        let number = |from: usize, to: usize| record.get(from - 1..to)?.parse::<u64>().ok();
+        let time = |from: usize| number(from, from + 15).map(Timestamp::from_micros);
+        let mut lines = record.get(192..)?.splitn(2, '\n');
+        Some(Self {
+            ends: time(35)?,
+            renewed: time(52)?,
+            fence: number(69, 84).filter(|fence| *fence != 0).map(Fence::new),
+            asked: time(86)?,
+            acquired: time(103)?,
+            ttl: Ttl::new(Duration::from_micros(number(120, 132)?)).ok()?,
+            claim: claim(record.get(173..174)?, number(163, 172)?, number(151, 160)?)?,
+            who: serde_json::from_str(lines.next()?).ok()?,
+            metadata: serde_json::from_str(lines.next()?).ok()?,
+        })
+    }
+
+    fn held_by(self, now: Timestamp) -> HeldBy {
+        HeldBy {
+            holder: self.who.holder,
+            note: self.who.note,
+            mode: self.claim.mode(),
+            fence: self.fence.unwrap_or_default(),
+            held_for: now.since(self.acquired),
+        }
+    }
+
+    fn listed(self, resource: &Resource, ahead: u32, now: Timestamp) -> LeaseRecord {
+        let state = match self.fence {
+            Some(fence) => {
+                LeaseState::Holding { fence, acquired_at: self.acquired, held_for: now.since(self.acquired) }
+            }
+            None => LeaseState::Waiting { ahead, waiting_for: now.since(self.asked) },
+        };
+        LeaseRecord {
+            resource: resource.clone(),
+            holder: self.who.holder,
+            claim: self.claim,
+            state,
+            asked_at: self.asked,
+            renewed_ago: now.since(self.renewed),
+            ttl: self.ttl,
+            expires_in: Some(self.ends.since(now)),
+            note: self.who.note,
+            metadata: self.metadata,
+        }
+    }
+}
+
+fn claim(mode: &str, units: u64, capacity: u64) -> Option<Claim> {
+    match mode {
+        "x" => Some(Claim::EXCLUSIVE),
+        "s" => Some(Claim::SHARED),
+        "l" => Some(Claim::LEADER),
+        "p" => Claim::permits(u32::try_from(units).ok()?, u32::try_from(capacity).ok()?).ok(),
+        _ => None,
+    }
+}
+
+/// Whether a script did nothing because the memory is another.
+pub(super) fn is_begin(value: &Value) -> bool {
+    matches!(value, Value::BulkString(bytes) if bytes == b"begin")
+}
+
+/// The answer of `begin.lua`.
+pub(super) fn memory(value: &Value, place: &str) -> Result<Memory> {
+    match array(value)? {
+        [word, format] if text(word)? == "other" => Err(errors::other_format(place, text(format)?)),
+        [memory, now] => Ok(Memory::new(text(memory)?.to_owned(), Timestamp::from_micros(number(now)?))),
+        _ => Err(unexpected("a memory", value)),
+    }
+}
+
+/// An answer of a fast script: decided, or left to the full script.
+#[derive(Debug)]
+pub(super) enum Fast<T> {
+    Decided(T),
+    Slow,
+}
+
+/// The answers of `fast_acquire.lua` to this many requests, and whether a sweep is due.
+pub(super) fn fast_decisions(value: &Value, requests: usize) -> Result<(Vec<Result<Fast<Decision>>>, bool)> {
+    let [now, answers @ ..] = array(value)? else { return Err(unexpected("decisions", value)) };
+    let now = Timestamp::from_micros(number(now)?);
+    let read = |answer: &Value| match text(answer)? {
+        "slow" => Ok(Fast::Slow),
+        fence if fence.len() == 16 => {
+            let fence = Fence::new(fence.parse().map_err(|_| unexpected("a fence", answer))?);
+            Ok(Fast::Decided(Decision::Granted(Grant { fence, acquired_at: now })))
+        }
+        _ => Ok(Fast::Decided(Decision::Busy(Busy { holders: vec![Record::read(answer)?.held_by(now)], waiting: 0 }))),
+    };
+    Ok((answers.iter().take(requests).map(read).collect(), answers.len() > requests))
+}
+
+/// The answers of `fast_release.lua`.
+pub(super) fn fast_releases(value: &Value) -> Result<Vec<Result<Fast<Released>>>> {
+    let read = |answer: &Value| match text(answer)? {
+        "slow" => Ok(Fast::Slow),
+        word => Ok(Fast::Decided(released_by(word).ok_or_else(|| unexpected("a release", answer))?)),
+    };
+    Ok(array(value)?.iter().map(read).collect())
+}
+
+/// The answers of `fast_renew.lua`.
+pub(super) fn fast_standings(value: &Value) -> Result<Vec<Fast<Standing>>> {
+    let read = |answer: &Value| match text(answer)? {
+        "slow" => Ok(Fast::Slow),
+        "gone" => Ok(Fast::Decided(Standing::Gone)),
+        columns => {
+            let grant = columns.get(..16).and_then(|fence| {
+                let acquired_at = Timestamp::from_micros(columns.get(34..50)?.parse().ok()?);
+                Some(Grant { fence: Fence::new(fence.parse().ok()?), acquired_at })
+            });
+            Ok(Fast::Decided(Standing::Holding(grant.ok_or_else(|| unexpected("a standing", answer))?)))
+        }
+    };
+    array(value)?.iter().map(read).collect()
+}
+
+/// An answer of `decide.lua`.
+#[derive(Debug)]
+pub(super) struct Decided {
+    pub(super) answer: DecidedAs,
+    /// The name has no queue any more.
+    pub(super) is_plain: bool,
+}
+
+/// What was decided.
+#[derive(Debug)]
+pub(super) enum DecidedAs {
+    Acquire(Decision),
+    Release(Released),
+}
+
+/// The answers of `decide.lua` to this many questions, and whether work is left.
+pub(super) fn decided(value: &Value, questions: usize, place: &str) -> Result<(Vec<Result<Decided>>, bool)> {
+    let answers = array(value)?;
+    let read = |answer: &Value| match answer {
+        Value::Array(parts) => {
+            let is_plain = parts.last().is_some_and(|last| text(last).is_ok_and(|word| word == "plain"));
+            let answer = match parts.as_slice() {
+                [word, ..] if text(word)? == "release" => {
+                    let word = text_at(parts, 1)?;
+                    DecidedAs::Release(released_by(word).ok_or_else(|| unexpected("a release", answer))?)
+                }
+                _ => DecidedAs::Acquire(decision(answer, place)?),
+            };
+            Ok(Decided { answer, is_plain })
+        }
+        _ => Err(unexpected("a decision", answer)),
+    };
+    Ok((answers.iter().take(questions).map(read).collect(), answers.len() > questions))
+}
+
+fn released_by(word: &str) -> Option<Released> {
+    match word {
+        "freed" => Some(Released::Freed),
+        "left" => Some(Released::LeftQueue),
+        "gone" => Some(Released::Gone),
+        _ => None,
+    }
+}
+
+fn decision(value: &Value, place: &str) -> Result<Decision> {
+    let parts = array(value)?;
+    match (text_at(parts, 0)?, parts) {
+        ("busy", [_, now, waiting, holders @ ..]) => {
+            let now = Timestamp::from_micros(number(now)?);
+            let holders = holders.iter().map(|record| Ok(Record::read(record)?.held_by(now))).collect::<Result<_>>()?;
+            Ok(Decision::Busy(Busy { holders, waiting: small(number(waiting)?) }))
+        }
+        ("wrong", [_, in_force]) => {
+            Ok(Decision::WrongShape { in_force: shape(text(in_force)?).ok_or_else(|| unexpected("a shape", value))? })
+        }
+        _ => match standing(value, place)? {
+            Standing::Holding(grant) => Ok(Decision::Granted(grant)),
+            Standing::Waiting(place) => Ok(Decision::Queued(place)),
+            Standing::Gone | Standing::Unknown => Err(unexpected("a decision", value)),
+        },
+    }
+}
+
+fn shape(text: &str) -> Option<Shape> {
+    let (capacity, family) = text.split_at_checked(10)?;
+    let family = match family {
+        "l" => Family::Lock,
+        "p" => Family::Permits,
+        "e" => Family::Election,
+        _ => return None,
+    };
+    Some(Shape { family, capacity: capacity.parse().ok()? })
+}
+
+/// The answers of `renew.lua`: a lease that could not be decided is unknown by itself.
+pub(super) fn standings(value: &Value, place: &str) -> Result<Vec<Standing>> {
+    let read = |answer: &Value| {
+        standing(answer, place).unwrap_or_else(|error| {
+            tracing::warn!(%error, "a lease was not renewed");
+            Standing::Unknown
+        })
+    };
+    Ok(array(value)?.iter().map(read).collect())
+}
+
+fn standing(value: &Value, place: &str) -> Result<Standing> {
+    let words = array(value)?.iter().map(text).collect::<Result<Vec<_>>>()?;
+    failure(&words, place)?;
+    standing_of(&words).ok_or_else(|| unexpected("a standing", value))
+}
+
+/// What a script says about a resource that it could not handle.
+fn failure(words: &[&str], place: &str) -> Result<()> {
+    match words {
+        ["newer"] => {
+            Err(Error::unsupported(format!("{place}: a newer leasehold wrote this lock; upgrade this program")))
+        }
+        ["error", text] => Err(errors::refused_text(place, text)),
+        _ => Ok(()),
+    }
+}
+
+fn standing_of(words: &[&str]) -> Option<Standing> {
+    match words {
+        ["holding", fence, acquired, ..] => Some(Standing::Holding(Grant {
+            fence: Fence::new(fence.parse().ok()?),
+            acquired_at: Timestamp::from_micros(acquired.parse().ok()?),
+        })),
+        ["waiting", ahead, last_fence, first_end] => Some(Standing::Waiting(QueuePosition {
+            ahead: ahead.parse().ok()?,
+            last_fence: Fence::new(last_fence.parse().ok()?),
+            ask_again_in: match *first_end {
+                "" => None,
+                micros => Some(Duration::from_micros(micros.parse().ok()?)),
+            },
+        })),
+        ["gone"] => Some(Standing::Gone),
+        _ => None,
+    }
+}
+
+/// The answer of `evict.lua`.
+pub(super) fn evicted(value: &Value, place: &str) -> Result<Evicted> {
+    let answer = array(value)?.first().ok_or_else(|| unexpected("an eviction", value))?;
+    let parts = array(answer)?;
+    match (text_at(parts, 0)?, parts) {
+        ("evicted", [_, record]) => Ok(Evicted::Evicted { holder: Record::read(record)?.who.holder }),
+        ("none", [_, fences @ ..]) => {
+            let current = fences.iter().map(|fence| number(fence).map(Fence::new)).collect::<Result<_>>()?;
+            Ok(Evicted::NoSuchFence { current })
+        }
+        _ => {
+            failure(&parts.iter().map(text).collect::<Result<Vec<_>>>()?, place)?;
+            Err(unexpected("an eviction", value))
+        }
+    }
+}
+
+/// Entries of one resource.
+pub(super) struct Listed {
+    pub(super) leases: Vec<LeaseRecord>,
+    /// How many entries there were, readable or not.
+    pub(super) count: usize,
+    /// How many wait, up to the last entry here.
+    pub(super) ahead: u32,
+}
+
+/// The answer of `list.lua` about these resources; `ahead` waiters of the first were left out.
+///
+/// What cannot be read is left out: a newer version wrote it.
+pub(super) fn listed(value: &Value, resources: &[Resource], mut ahead: u32) -> Result<Vec<Listed>> {
+    let [now, answers @ ..] = array(value)? else { return Err(unexpected("a listing", value)) };
+    let now = Timestamp::from_micros(number(now)?);
+    let mut listed = Vec::with_capacity(resources.len());
+    for (resource, records) in resources.iter().zip(answers) {
+        let records = array(records)?;
+        let mut leases = Vec::with_capacity(records.len());
+        for record in records.iter().filter_map(|record| Record::read(record).ok()) {
+            let waits = record.fence.is_none();
+            leases.push(record.listed(resource, ahead, now));
+            ahead += u32::from(waits);
+        }
+        listed.push(Listed { leases, count: records.len(), ahead });
+        ahead = 0;
+    }
+    Ok(listed)
+}
+
+/// The answer of `names.lua`: the next cursor, and names.
+pub(super) fn names(value: &Value) -> Result<(u64, Vec<Resource>)> {
+    let [cursor, names @ ..] = array(value)? else { return Err(unexpected("names", value)) };
+    Ok((number(cursor)?, resources(names)?))
+}
+
+/// Names.
+pub(super) fn resources(values: &[Value]) -> Result<Vec<Resource>> {
+    values.iter().map(|name| Resource::new(text(name)?)).collect()
+}
+
+/// One entry of a history stream: leases that ended in one call.
+#[derive(Debug)]
+pub(super) struct Ended {
+    /// Its position in the stream.
+    pub(super) id: String,
+    pub(super) leases: Vec<EndedLease>,
+}
+
+/// A range of a history stream. What cannot be read is left out: a newer version wrote it.
+pub(super) fn history(value: &Value) -> Result<Vec<Ended>> {
+    let read = |entry: &Value| {
+        let [id, fields] = array(entry)? else { return Err(unexpected("a history", entry)) };
+        let id = text(id)?.to_owned();
+        let ended = array(fields)?.chunks_exact(2).rev();
+        Ok(Ended { id, leases: ended.filter_map(|pair| ended_lease(&pair[0], &pair[1])).collect() })
+    };
+    array(value)?.iter().map(read).collect()
+}
+
+fn ended_lease(name: &Value, value: &Value) -> Option<EndedLease> {
+    let (line, record) = text(value).ok()?.split_once('\n')?;
+    let mut words = line.splitn(3, ' ');
+    let (at, ending) = (words.next()?, words.next()?);
+    let record = Record::parse(record)?;
+    Some(EndedLease {
+        resource: Resource::new(text(name).ok()?).ok()?,
+        holder: record.who.holder,
+        claim: record.claim,
+        fence: record.fence,
+        asked_at: record.asked,
+        acquired_at: record.fence.map(|_| record.acquired),
+        ended_at: Timestamp::from_micros(at.parse().ok()?),
+        ending: ending_of(ending)?,
+        problem: words.next().and_then(|problem| serde_json::from_str(problem).ok()),
+        note: record.who.note,
+        metadata: record.metadata,
+    })
+}
+
+fn ending_of(word: &str) -> Option<Ending> {
+    serde_json::from_value(serde_json::Value::from(word)).ok()
+}
+
+/// A hint that was pushed to one instance, and the resource it is about.
+#[derive(Debug)]
+pub(super) struct Push {
+    pub(super) hint: Hint,
+    pub(super) resource: Option<Resource>,
+}
+
+/// What is pushed to one instance, a line for each: `granted ID FENCE NAME`, `evicted ID`.
+pub(super) fn pushes(message: &[u8]) -> Vec<Push> {
+    std::str::from_utf8(message).unwrap_or_default().lines().filter_map(push).collect()
+}
+
+fn push(line: &str) -> Option<Push> {
+    let mut words = line.splitn(4, ' ');
+    let (what, id) = (words.next()?, words.next()?.parse::<LeaseId>().ok()?);
+    let hint = match (what, words.next()) {
+        ("granted", Some(fence)) => Hint::granted(id, Fence::new(fence.parse().ok()?)),
+        ("evicted", None) => Hint::Evicted { id },
+        _ => return None,
+    };
+    Some(Push { hint, resource: words.next().and_then(|name| Resource::new(name).ok()) })
+}
+
+/// What is pushed to those who watch: for each event its kind and time, the name, the record.
+pub(super) fn events(message: &[u8]) -> Vec<Event> {
+    std::str::from_utf8(message).unwrap_or_default().split('\x1e').filter_map(event).collect()
+}
+
+fn event(text: &str) -> Option<Event> {
+    let mut lines = text.splitn(3, '\n');
+    let (what, at) = lines.next()?.split_once(' ')?;
+    let resource = Resource::new(lines.next()?).ok()?;
+    let record = Record::parse(lines.next()?)?;
+    let kind = match what {
+        "waiting" => EventKind::Waiting,
+        "acquired" => EventKind::Acquired { fence: record.fence? },
+        ending => EventKind::Ended { ending: ending_of(ending)?, fence: record.fence },
+    };
+    let at = Timestamp::from_micros(at.parse().ok()?);
+    Some(Event { at, resource, holder: record.who.holder, claim: record.claim, kind })
+}
+
+/// The lines of an INFO answer.
+pub(super) fn info(value: &Value) -> HashMap<String, String> {
+    let values = match value {
+        Value::VerbatimString { text, .. } => text.as_str(),
+        other => text(other).unwrap_or_default(),
+    };
+    values.lines()
+        .filter_map(|line| line.split_once(':'))
+        .map(|(name, value)| (name.to_owned(), value.trim().to_owned()))
+        .collect()
+}
+
+/// The pairs of a map, or of a flat array that stands for one.
+pub(super) fn pairs(value: &Value) -> HashMap<String, String> {
+    let mut values = HashMap::new();
+    let mut add = |name: &Value, value: &Value| {
+        let shown = match value {
+            Value::Int(number) => number.to_string(),
+            other => text(other).unwrap_or_default().to_owned(),
+        };
+        values.insert(text(name).unwrap_or_default().to_owned(), shown);
+    };
+    match value {
+        Value::Map(entries) => entries.iter().for_each(|(name, value)| add(name, value)),
+        Value::Array(flat) => flat.chunks_exact(2).for_each(|pair| add(&pair[0], &pair[1])),
+        _ => {}
+    }
+    values
+}
+
+/// The parts of an array.
+pub(super) fn array(value: &Value) -> Result<&[Value]> {
+    match value {
+        Value::Array(parts) => Ok(parts),
+        Value::Nil => Ok(&[]),
+        other => Err(unexpected("an array", other)),
+    }
+}
+
+/// A text.
+pub(super) fn text(value: &Value) -> Result<&str> {
+    match value {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).map_err(|_| unexpected("a text", value)),
+        Value::SimpleString(text) => Ok(text),
+        Value::Okay => Ok("OK"),
+        other => Err(unexpected("a text", other)),
+    }
+}
+
+/// A whole number, as such or as text.
+pub(super) fn number(value: &Value) -> Result<u64> {
+    match value {
+        Value::Int(number) => u64::try_from(*number).map_err(|_| unexpected("a number", value)),
+        other => text(other)?.parse().map_err(|_| unexpected("a number", other)),
+    }
+}
+
+fn text_at(parts: &[Value], at: usize) -> Result<&str> {
+    parts.get(at).map_or(Ok(""), text)
+}
+
+fn small(number: u64) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+fn unexpected(expected: &str, value: &Value) -> Error {
+    let mut shown = format!("{value:?}");
+    shown.truncate(shown.char_indices().nth(120).map_or(shown.len(), |(at, _)| at));
+    Error::unavailable(format!("redis answered something that is not {expected} ({shown}); is this key ours?"))
+}

@@ -1,0 +1,45 @@
+//! What is pushed to this instance: hints about its leases, events for those who watch.
+
+use std::sync::Arc;
+
+use super::{
+    connection::Listener,
+    decode::{self, Push},
+};
+use crate::backend::{EventHub, Hint, HintSender};
+
+/// Hands pushes to the readers of this instance.
+pub(super) struct Notifications {
+    pub(super) hints: HintSender,
+    pub(super) watchers: EventHub,
+    /// The channel of events.
+    events: String,
+    /// A push does not say whether the grant has its copies: only a renewal does.
+    durable: bool,
+}
+
+impl Notifications {
+    pub(super) fn new(events: String, durable: bool) -> Arc<Self> {
+        Arc::new(Self { hints: HintSender::new(), watchers: EventHub::new(), events, durable })
+    }
+}
+
+impl Listener for Notifications {
+    fn message(&self, channel: &[u8], message: &[u8]) {
+        if channel == self.events.as_bytes() {
+            decode::events(message).iter().for_each(|event| self.watchers.send(event));
+            return;
+        }
+        for Push { hint, resource } in decode::pushes(message) {
+            match (hint, resource) {
+                (Hint::Granted { .. }, Some(resource)) if self.durable => self.hints.send(Hint::Changed { resource }),
+                (hint, _) => self.hints.send(hint),
+            }
+        }
+    }
+
+    fn missed(&self) {
+        self.hints.send(Hint::Missed);
+        self.watchers.missed();
+    }
+}
