@@ -26,6 +26,7 @@
 
 mod acquire;
 mod agreement;
+mod calls;
 mod history;
 mod inspect;
 mod leases;

@@ -9,18 +9,18 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{StreamExt, stream::FuturesUnordered};
 use parking_lot::Mutex;
 use tokio::{runtime::Handle, sync::Notify};
 
 use super::{
+    calls::{Calls, Next, Watchdog},
     node::{Abstention, Node},
     options::{Member, QuorumOptions, Source},
 };
 use crate::{
     Error, Result,
     backend::Backend,
-    clock::{Clock, Sleep},
+    clock::Clock,
     lease::{Answer, Fence, Incarnation, Resource, Timestamp},
     model::FENCE_LEAD,
 };
@@ -43,6 +43,7 @@ pub(super) struct Nodes {
     /// Held while the calls of one round are sent, so that all nodes get the rounds of this process in one order:
     /// otherwise two of them would number concurrent grants differently, and the fences would not agree.
     pub(super) sending: Mutex<()>,
+    pub(super) watchdog: Arc<Watchdog>,
     /// Wakes whoever waits for the outcome of an attempt to open a node.
     pub(super) attempted: Arc<Notify>,
 }
@@ -59,7 +60,8 @@ impl Nodes {
             Arc::new(Node::new(name, backend, clock, options.quarantine(), runtime.clone(), Arc::clone(&attempted)))
         };
         let nodes = members.iter().map(node).collect();
-        Self { nodes, options, highest: AtomicU64::new(0), sending: Mutex::new(()), attempted }
+        let watchdog = Watchdog::new(Arc::clone(&options.clock), runtime.clone());
+        Self { nodes, options, highest: AtomicU64::new(0), sending: Mutex::new(()), watchdog, attempted }
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<Node>> {
@@ -254,32 +256,37 @@ impl Nodes {
     {
         let mut results = Vec::with_capacity(at.len());
         let mut pending = Vec::with_capacity(at.len());
-        let mut calls = FuturesUnordered::new();
+        let mut calls = Calls::new();
         for at in at {
             match self.nodes[at].backend() {
                 Ok(backend) => {
-                    let call = call(at, Arc::clone(backend));
-                    calls.push(async move { (at, call.await) });
+                    calls.push(at, Box::pin(call(at, Arc::clone(backend))));
                     pending.push(at);
                 }
                 Err(error) => results.push((at, Err(error))),
             }
         }
         let asked = pending.len();
-        let mut limits = Limits::new(self.clock(), limit);
-        while !pending.is_empty() {
-            tokio::select! {
-                biased;
-                Some((at, answer)) = calls.next() => {
+        calls.limit(&self.watchdog, limit);
+        let mut is_extended = false;
+        loop {
+            match calls.next(asked).await {
+                Next::Answer(at, answer) => {
                     pending.retain(|other| *other != at);
                     results.push((at, note(&self.nodes[at], answer)));
                 }
-                () = limits.elapsed() => if limits.is_over(asked - pending.len() > asked / 2, self.clock()) {
+                // Nobody waits for a slow minority, but a slow majority gets more time.
+                Next::Elapsed if is_extended || asked - pending.len() > asked / 2 => {
                     results.extend(pending.drain(..).map(|at| (at, Err(self.nodes[at].on_timeout(limit)))));
+                    return results;
                 }
+                Next::Elapsed => {
+                    is_extended = true;
+                    calls.limit(&self.watchdog, limit * 3);
+                }
+                Next::Done => return results,
             }
         }
-        results
     }
 
     /// What was found where, if a majority answered.
@@ -320,31 +327,4 @@ impl Nodes {
 /// The error of a node that is left out because it hangs.
 pub(super) fn hangs() -> Error {
     Error::unanswered("did not answer a moment ago")
-}
-
-/// How long several calls may take: nobody waits for a slow minority, but a slow majority gets more time.
-pub(super) struct Limits {
-    elapsed: Sleep,
-    limit: Duration,
-    is_extended: bool,
-}
-
-impl Limits {
-    pub(super) fn new(clock: &Arc<dyn Clock>, limit: Duration) -> Self {
-        Self { elapsed: clock.sleep_until(clock.now().after(limit)), limit, is_extended: false }
-    }
-
-    pub(super) async fn elapsed(&mut self) {
-        self.elapsed.as_mut().await;
-    }
-
-    /// Whether the calls that are still pending are to be given up; otherwise they get more time.
-    pub(super) fn is_over(&mut self, most_answered: bool, clock: &Arc<dyn Clock>) -> bool {
-        if most_answered || self.is_extended {
-            return true;
-        }
-        self.is_extended = true;
-        self.elapsed = clock.sleep_until(clock.now().after(self.limit * 3));
-        false
-    }
 }

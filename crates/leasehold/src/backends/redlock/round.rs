@@ -4,14 +4,13 @@
 //! lease whose turn has come there; the others are asked without waiting.
 //! While the gate answers, nobody gets past its queue.
 
-use std::{pin::Pin, sync::Arc};
-
-use futures_util::{FutureExt, StreamExt, stream::FuturesUnordered};
+use std::sync::Arc;
 
 use super::{
     Shared,
+    calls::{Calls, Next},
     leases::{Phase, Tracked, Turn},
-    nodes::{self, Limits},
+    nodes,
     release,
     vote::{Cleanup, Entry, RoundEnd, Vote, most_common},
 };
@@ -20,7 +19,7 @@ use crate::{
     lease::{Fence, Grant, Outcome, Patience, Renewal, Request, Standing, Timestamp},
 };
 
-type Call = Pin<Box<dyn Future<Output = (usize, Vote)> + Send>>;
+type Call = dyn Future<Output = Vote> + Send;
 
 /// One round for one lease.
 pub(super) struct Round {
@@ -35,8 +34,8 @@ pub(super) struct Round {
     elsewhere: Option<Arc<Request>>,
     /// Whether a grant dates from this round, so that clocks can be compared by it.
     is_first: bool,
-    calls: FuturesUnordered<Call>,
-    limits: Limits,
+    calls: Calls<Call>,
+    is_extended: bool,
 }
 
 impl Round {
@@ -48,7 +47,7 @@ impl Round {
         if !asked.contains(&gate) {
             asked.push(gate);
         }
-        let _one_order_on_all_nodes = nodes.sending.lock();
+        let one_order_on_all_nodes = nodes.sending.lock();
         let floor = match entry {
             Entry::Ask(_) => nodes.proposal(),
             Entry::Granted(grant) => grant.fence,
@@ -68,23 +67,23 @@ impl Round {
                 Entry::Ask(_) | Entry::Granted(_) | Entry::HandedOver(_) => round.ask(at, Arc::clone(&elsewhere)),
             }
         }
-        // The first poll sends.
-        if let Some(Some((at, vote))) = round.calls.next().now_or_never() {
-            round.on_vote(at, vote);
-        }
+        round.calls.send();
+        drop(one_order_on_all_nodes);
+        round.calls.limit(&nodes.watchdog, nodes.limit());
         round
     }
 
     fn ask(&mut self, at: usize, request: Arc<Request>) {
         let node = Arc::clone(self.shared.nodes.get(at));
         self.votes[at] = Vote::Pending;
-        self.calls.push(Box::pin(async move {
+        let call = Box::pin(async move {
             let answer = match node.backend() {
                 Ok(backend) => node.on_answer(backend.acquire(&request).await),
                 Err(error) => Err(error),
             };
-            (at, Vote::of_decision(answer))
-        }));
+            Vote::of_decision(answer)
+        });
+        self.calls.push(at, call);
     }
 
     fn confirm(&mut self, at: usize, floor: Option<Fence>) {
@@ -92,13 +91,14 @@ impl Round {
         let mut renewal = Renewal::new(self.tracked.key.clone(), self.tracked.ttl());
         renewal.fence_floor = floor;
         self.votes[at] = Vote::Pending;
-        self.calls.push(Box::pin(async move {
+        let call = Box::pin(async move {
             let answer = match node.backend() {
                 Ok(backend) => node.on_answer(backend.renew(std::slice::from_ref(&renewal)).await),
                 Err(error) => Err(error),
             };
-            (at, Vote::of_standings(answer))
-        }));
+            Vote::of_standings(answer)
+        });
+        self.calls.push(at, call);
     }
 
     /// Asks the nodes that were left out after all; `false` when there are none.
@@ -109,7 +109,8 @@ impl Round {
         for at in &left_out {
             self.ask(*at, Arc::clone(&request));
         }
-        self.limits = Limits::new(self.shared.nodes.clock(), self.shared.nodes.limit());
+        self.calls.send();
+        self.calls.limit(&self.shared.nodes.watchdog, self.shared.nodes.limit());
         !left_out.is_empty()
     }
 
@@ -139,8 +140,8 @@ impl Round {
             asked_at: clock.wall(),
             elsewhere: None,
             is_first: false,
-            calls: FuturesUnordered::new(),
-            limits: Limits::new(clock, shared.nodes.limit()),
+            calls: Calls::new(),
+            is_extended: false,
         }
     }
 
@@ -161,34 +162,42 @@ impl Round {
                 Some(Verdict::Majority) => return self.conclude().await,
                 Some(Verdict::End(RoundEnd::Unreachable(_))) if self.ask_left_out() => {}
                 Some(Verdict::End(end)) => return end,
-                None if self.next().await => {}
+                None if self.next(self.missing()).await => {}
                 None => return self.short(),
             }
         }
     }
 
     /// Takes one more answer, or gives up on all that are missing; `false` when none is missing.
-    async fn next(&mut self) -> bool {
-        tokio::select! {
-            biased;
-            answer = self.calls.next() => match answer {
-                Some((at, vote)) => self.on_vote(at, vote),
-                None => return false,
-            },
-            () = self.limits.elapsed() => {
+    ///
+    /// Sleeps until `enough` more have answered.
+    async fn next(&mut self, enough: usize) -> bool {
+        match self.calls.next(enough).await {
+            Next::Answer(at, vote) => self.on_vote(at, vote),
+            // Nobody waits for a slow minority, but a slow majority gets more time.
+            Next::Elapsed if self.is_extended || self.missing() == 0 => {
+                self.calls.clear();
                 let shared = Arc::clone(&self.shared);
-                let is_pending = |vote: &Vote| matches!(vote, Vote::Pending);
-                let answered = self.votes.iter().filter(|vote| !is_pending(vote) && !matches!(vote, Vote::Unasked)).count();
-                if self.limits.is_over(answered >= shared.nodes.majority(), shared.nodes.clock()) {
-                    self.calls.clear();
-                    for at in (0..self.votes.len()).filter(|at| is_pending(&self.votes[*at])).collect::<Vec<_>>() {
+                for at in 0..self.votes.len() {
+                    if matches!(self.votes[at], Vote::Pending) {
                         let error = shared.nodes.get(at).on_timeout(shared.nodes.limit());
                         self.on_vote(at, Vote::Failed(error));
                     }
                 }
             }
+            Next::Elapsed => {
+                self.is_extended = true;
+                self.calls.limit(&self.shared.nodes.watchdog, self.shared.nodes.limit() * 3);
+            }
+            Next::Done => return false,
         }
         true
+    }
+
+    /// How many answers are missing for a majority of answers; little is certain before.
+    fn missing(&self) -> usize {
+        let answered = self.votes.iter().filter(|vote| !matches!(vote, Vote::Pending | Vote::Unasked)).count();
+        self.shared.nodes.majority().saturating_sub(answered)
     }
 
     fn on_vote(&mut self, at: usize, vote: Vote) {
@@ -314,7 +323,7 @@ impl Round {
 
     /// Handles the answers that are still to come.
     pub(super) async fn settle(&mut self, cleanup: Cleanup) {
-        while self.next().await {}
+        while self.next(self.votes.len()).await {}
         match cleanup {
             Cleanup::Join(fence) => self.raise_to(fence).await,
             Cleanup::KeepPosition | Cleanup::GiveBack | Cleanup::End => self.give_back(cleanup).await,
