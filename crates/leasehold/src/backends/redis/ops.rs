@@ -172,7 +172,7 @@ impl Shared {
         let partition = &self.keys.all()[partition];
         let patience: String = requests.iter().map(|request| request.patience).collect();
         let call = Call::new(&scripts::FAST_ACQUIRE, &[&partition.leases], |command| {
-            command.arg(&self.keys.events).arg(&patience);
+            command.arg(&partition.events).arg(&patience);
             for request in &requests {
                 command.arg(request.resource.as_str()).arg(&request.head).arg(&request.tail);
             }
@@ -209,7 +209,7 @@ impl Shared {
     ) -> Vec<Result<Fast<Answer<Released>>>> {
         let partition = &self.keys.all()[partition];
         let call = Call::new(&scripts::FAST_RELEASE, &[&partition.leases, &partition.history], |command| {
-            command.arg(&self.keys.events);
+            command.arg(&partition.events);
             for release in &releases {
                 command.arg(release.resource.as_str()).arg(release.id.to_string());
                 command.arg(format!("{}{}", release.ending, release.problem));
@@ -233,7 +233,7 @@ impl Shared {
     async fn decide(self: Arc<Self>, partition: usize, questions: Vec<Question>) -> Vec<Result<Answer<DecidedAs>>> {
         let partition = &self.keys.all()[partition];
         let (resources, numbers) = numbered(questions.iter().map(Question::resource));
-        let call = Call::on(&scripts::DECIDE, partition, &resources, &self.keys.events, |command| {
+        let call = Call::on(&scripts::DECIDE, partition, &resources, |command| {
             for (question, number) in questions.iter().zip(&numbers) {
                 command.arg(number);
                 match question {
@@ -297,7 +297,7 @@ impl Shared {
             Ok(()) => return Error::unavailable("nothing is missing"),
         };
         let resources = [request.resource.clone()];
-        let call = Call::on(&scripts::DECIDE, partition, &resources, &self.keys.events, |command| {
+        let call = Call::on(&scripts::DECIDE, partition, &resources, |command| {
             let cancelled = Outcome::Cancelled.ending().as_str();
             command.arg(1).arg("r").arg(&request.head[1..]).arg(cancelled).arg("").arg("");
         });
@@ -333,7 +333,7 @@ impl Shared {
         let rest: Vec<usize> = (0..renewals.len()).filter(|at| standings[*at].is_none()).collect();
         if !rest.is_empty() {
             let (resources, numbers) = numbered(rest.iter().map(|at| &renewals[*at].key.resource));
-            let call = Call::on(&scripts::RENEW, partition, &resources, &self.keys.events, |command| {
+            let call = Call::on(&scripts::RENEW, partition, &resources, |command| {
                 for (at, number) in rest.iter().zip(&numbers) {
                     add_renewal(command, *number, &renewals[*at]);
                 }
@@ -372,7 +372,7 @@ impl Shared {
     async fn sweep_once(&self, partition: u16) -> Result<()> {
         let partition = &self.keys.all()[usize::from(partition)];
         let call = Call::new(&scripts::SWEEP, &[&partition.leases, &partition.history], |command| {
-            command.arg(&self.keys.events);
+            command.arg(&partition.events);
         });
         let reply = self.router.run(partition, &call, None).await?;
         let queues = decode::resources(decode::array(&reply.value)?)?;
@@ -392,7 +392,7 @@ impl Shared {
     pub(super) async fn settle_once(&self, partition: &Partition, resources: &[Resource]) -> Result<bool> {
         let mut work_is_left = false;
         for some in resources.chunks(MOST_CALLS) {
-            let call = Call::on(&scripts::LIST, partition, some, &self.keys.events, |command| {
+            let call = Call::on(&scripts::LIST, partition, some, |command| {
                 some.iter().for_each(|_| {
                     command.arg(-1);
                 });

@@ -62,7 +62,7 @@ if #written > 2 then
   call('HSET', KEYS[1], unpack(written))
 end
 if #events > 0 then
-  call('PUBLISH', ARGV[3], table.concat(events, '\30'))
+  call(publish, ARGV[3], table.concat(events, '\30'))
 end
 if not stored[4] or sub(stored[4], 1, 16) <= nows then
   answers[#answers + 1] = 'sweep'

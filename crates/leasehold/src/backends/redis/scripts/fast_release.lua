@@ -45,6 +45,6 @@ if #freed > 0 then
   remember(ended)
 end
 if #events > 0 then
-  call('PUBLISH', ARGV[3], table.concat(events, '\30'))
+  call(publish, ARGV[3], table.concat(events, '\30'))
 end
 return answers
