@@ -22,9 +22,12 @@
 --   capacity(151-160) family(161) units(163-172) mode(174) instance(176-191) \n holder and note as JSON \n metadata
 -- Times are µs; fence and acquired are zeros while it waits.
 local call, sub, format = redis.call, string.sub, string.format
-local publish = sub(ARGV[2], 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH'
 local nows = sub(ARGV[2], 9)
 if nows == '' then
   local time = call('TIME')
   nows = time[1] .. sub('00000' .. time[2], -6)
+end
+
+local function publish(channel, message)
+  return call(sub(ARGV[2], 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH', channel, message)
 end
