@@ -119,7 +119,7 @@ async fn doctor_names_what_endangers_locks() {
     assert_eq!(told("eviction").severity, Severity::Failure);
     assert!(told("eviction").message.contains("noeviction"));
     assert_eq!(told("persistence").severity, Severity::Warning);
-    for subject in ["reachable", "clock offset", "version", "replication", "rights"] {
+    for subject in ["reachable", "clock offset", "version", "memory", "replication", "rights"] {
         assert_eq!(told(subject).severity, Severity::Ok, "{}", told(subject).message);
     }
 }
@@ -246,7 +246,7 @@ async fn asking_again_after_a_lost_reply_gives_the_same_lease() {
     proxy.to_client(Flow::Swallow);
     let error = backend.acquire(&request).await.unwrap_err();
     assert!(error.outcome_unknown(), "it was sent: {error}");
-    let fence = server.ask(&["GET", "leasehold:{t}:fence"]).to_string();
+    let fence = server.ask(&["HGET", "leasehold:{t}:leases", "\tfence"]).to_string();
     proxy.mend();
     let Decision::Granted(grant) = backend.acquire(&request).await.unwrap().value else { panic!("it is ours") };
     assert_eq!(grant.fence.to_string(), fence, "the first ask was granted, the second tells the same");
@@ -264,10 +264,10 @@ async fn an_acquire_whose_reply_was_dropped_gets_the_lease_it_was_granted() {
     proxy.to_client(Flow::Swallow);
     let lock = locks.mutex("x");
     let asking = Handle::current().spawn(async move { lock.acquire().await });
-    while server.ask(&["EXISTS", "leasehold:{default}:lease:x"]).to_string() == "0" {
+    while server.ask(&["HEXISTS", "leasehold:{default}:leases", "x"]).to_string() == "0" {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let fence = server.ask(&["GET", "leasehold:{default}:fence"]).to_string();
+    let fence = server.ask(&["HGET", "leasehold:{default}:leases", "\tfence"]).to_string();
     proxy.mend();
     let guard = tokio::time::timeout(Duration::from_secs(10), asking).await.expect("it asks again").unwrap().unwrap();
     assert_eq!(guard.fence().to_string(), fence, "granted once, told twice");

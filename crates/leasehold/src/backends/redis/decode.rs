@@ -5,7 +5,7 @@ use std::{collections::HashMap, time::Duration};
 use redis::Value;
 use serde::Deserialize;
 
-use super::{connection::Memory, errors};
+use super::{connection::Memory, errors, options::Address};
 use crate::{
     Error, Result,
     backend::Hint,
@@ -424,6 +424,17 @@ fn event(text: &str) -> Option<Event> {
     };
     let at = Timestamp::from_micros(at.parse().ok()?);
     Some(Event { at, resource, holder: record.who.holder, claim: record.claim, kind })
+}
+
+/// The servers in an answer to CLUSTER SLOTS, as far as they know their names.
+pub(super) fn cluster_nodes(value: &Value) -> Vec<Address> {
+    let node = |node: &Value| {
+        let [host, port, ..] = array(node).ok()? else { return None };
+        let host = text(host).ok().filter(|host| !host.is_empty() && *host != "?")?;
+        Some(Address::Tcp { host: host.to_owned(), port: u16::try_from(number(port).ok()?).ok()? })
+    };
+    let ranges = array(value).unwrap_or_default();
+    ranges.iter().flat_map(|range| array(range).unwrap_or_default().iter().skip(2)).filter_map(node).collect()
 }
 
 /// The lines of an INFO answer.

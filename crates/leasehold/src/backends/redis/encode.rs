@@ -1,6 +1,6 @@
 //! Requests, renewals and releases as arguments of the scripts. `head.lua` describes the columns of a record.
 
-use std::fmt::Write;
+use std::{borrow::Cow, fmt::Write};
 
 use serde::Serialize;
 
@@ -38,19 +38,24 @@ impl AcquireArguments {
 #[derive(Debug)]
 pub(super) struct ReleaseArguments {
     pub(super) resource: Resource,
-    pub(super) id: LeaseId,
-    pub(super) ending: &'static str,
-    /// As JSON with a blank before it, or nothing.
-    pub(super) problem: String,
+    /// Form and id: the first columns of the record.
+    pub(super) head: String,
+    /// The ending, and behind a blank the problem as JSON if there is one.
+    pub(super) ending: Cow<'static, str>,
 }
 
 impl ReleaseArguments {
     pub(super) fn new(resource: Resource, id: LeaseId, outcome: &Outcome) -> Self {
-        let problem = match outcome {
-            Outcome::Failed(problem) => format!(" {}", json(problem)),
-            _ => String::new(),
+        let ending = match outcome {
+            Outcome::Failed(problem) => Cow::Owned(format!("{} {}", outcome.ending(), json(problem))),
+            _ => Cow::Borrowed(outcome.ending().as_str()),
         };
-        Self { resource, id, ending: outcome.ending().as_str(), problem }
+        Self { resource, head: format!("1{id}"), ending }
+    }
+
+    /// The ending, and the problem with its blank.
+    pub(super) fn ending_and_problem(&self) -> (&str, &str) {
+        self.ending.split_at(self.ending.find(' ').unwrap_or(self.ending.len()))
     }
 }
 
@@ -102,9 +107,9 @@ pub(super) fn is_plain(renewal: &Renewal) -> bool {
     renewal.fence_floor.is_none() && renewal.downgrade.is_none() && renewal.metadata.is_none()
 }
 
-/// Lease id and ttl, in columns.
+/// Head of the record and ttl, in columns.
 pub(super) fn plain_renewal(renewal: &Renewal) -> String {
-    format!("{} {:013}", renewal.key.id, micros(renewal.ttl.get()))
+    format!("1{} {:013}", renewal.key.id, micros(renewal.ttl.get()))
 }
 
 /// Metadata as it stands in a record.

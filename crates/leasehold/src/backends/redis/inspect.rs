@@ -114,7 +114,7 @@ impl Shared {
         from: usize,
         ahead: u32,
     ) -> Result<Vec<Listed>> {
-        let call = Call::on(&scripts::LIST, partition, resources, &self.keys.events, |command| {
+        let call = Call::on(&scripts::LIST, partition, resources, |command| {
             resources.iter().for_each(|_| {
                 command.arg(from);
             });
@@ -163,7 +163,7 @@ impl Shared {
         let partition = self.keys.of(resource);
         let problem = encode::problem(&Problem { kind: String::from("evicted"), details: reason.to_owned() });
         let resources = [resource.clone()];
-        let call = Call::on(&scripts::EVICT, partition, &resources, &self.keys.events, |command| {
+        let call = Call::on(&scripts::EVICT, partition, &resources, |command| {
             command.arg(format!("{:016}", expected.get())).arg(&problem);
         });
         let reply = self.router.run(partition, &call, None).await?;
@@ -176,7 +176,7 @@ impl Shared {
         let is_first = self.notifications.watchers.is_idle();
         let stream = self.notifications.watchers.watch(names);
         if is_first {
-            self.router.subscribe(&self.keys.events).await?;
+            try_join_all(self.keys.all().iter().map(|partition| self.router.subscribe(&partition.events))).await?;
             self.announce_watcher().await?;
             let keep = upkeep::keep_watching(Arc::downgrade(self), Arc::clone(one_at_a_time));
             tokio::runtime::Handle::current().spawn(keep);
@@ -186,16 +186,13 @@ impl Shared {
 
     /// Lets every script know that somebody watches.
     pub(super) async fn announce_watcher(&self) -> Result<()> {
-        let announce = |partition: &Partition| {
-            let leases = partition.leases.clone();
-            let partition = partition.clone();
-            async move {
-                let call = Call::new(&scripts::WATCH, &[&leases], |command| {
-                    command.arg(upkeep::WATCH_LASTS.as_micros().to_string());
-                });
-                self.router.run(&partition, &call, None).await.map(drop)
-            }
-        };
-        try_join_all(self.keys.all().iter().map(announce)).await.map(drop)
+        try_join_all(self.keys.all().iter().map(|partition| self.announce_in(partition))).await.map(drop)
+    }
+
+    async fn announce_in(&self, partition: &Partition) -> Result<()> {
+        let call = Call::new(&scripts::WATCH, &[&partition.leases], |command| {
+            command.arg(upkeep::WATCH_LASTS.as_micros().to_string());
+        });
+        self.router.run(partition, &call, None).await.map(drop)
     }
 }

@@ -10,8 +10,6 @@ pub(super) const SLOTS: u16 = 16384;
 /// The names of a namespace's keys and channels.
 #[derive(Clone, Debug)]
 pub(super) struct Keys {
-    /// The channel of events. Channels are not a database's, so it carries the number of ours.
-    pub(super) events: String,
     partitions: Vec<Partition>,
 }
 
@@ -26,21 +24,21 @@ pub(super) struct Partition {
     pub(super) leases: String,
     /// The stream of ended leases.
     pub(super) history: String,
+    /// The channel of events. Channels are not a database's, so it carries the number of ours.
+    pub(super) events: String,
     prefix: String,
 }
 
 impl Keys {
     /// Everything in one slot: one server has them all.
     pub(super) fn on_one_server(prefix: &str, namespace: &str, database: i64) -> Self {
-        let partitions = vec![Partition::new(prefix, namespace, 0)];
-        Self { events: format!("{prefix}{{{namespace}}}:events:{database}"), partitions }
+        Self { partitions: vec![Partition::new(prefix, namespace, 0, database)] }
     }
 
     /// Spread over the slots of a cluster.
     pub(super) fn in_cluster(prefix: &str, namespace: &str) -> Self {
-        let partition = |number| Partition::new(prefix, &format!("{namespace}:{number}"), number);
-        let partitions = (0..IN_CLUSTER).map(partition).collect();
-        Self { events: format!("{prefix}{{{namespace}}}:events:0"), partitions }
+        let partition = |number| Partition::new(prefix, &format!("{namespace}:{number}"), number, 0);
+        Self { partitions: (0..IN_CLUSTER).map(partition).collect() }
     }
 
     /// The partition that has this resource.
@@ -58,13 +56,14 @@ impl Keys {
 }
 
 impl Partition {
-    fn new(prefix: &str, tag: &str, number: u16) -> Self {
+    fn new(prefix: &str, tag: &str, number: u16, database: i64) -> Self {
         let prefix = format!("{prefix}{{{tag}}}:");
         Self {
             number,
             slot: crc16(tag.as_bytes()) % SLOTS,
             leases: format!("{prefix}leases"),
             history: format!("{prefix}history"),
+            events: format!("{prefix}events:{database}"),
             prefix,
         }
     }

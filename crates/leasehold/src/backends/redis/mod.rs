@@ -83,7 +83,7 @@ impl RedisBackend {
         };
         let instance = Uuid::new_v4().simple().to_string()[..16].to_owned();
         let is_durable = options.durability != Durability::None;
-        let notifications = Notifications::new(keys.events.clone(), is_durable);
+        let notifications = Notifications::new(&keys, is_durable);
         let router = Router::open(&options, &keys, &instance, Arc::clone(&notifications) as _).await?;
         let durable = Durable::open(&options, &keys).await?;
         let shared = Arc::new(Shared::new(options, keys, router, notifications, durable));

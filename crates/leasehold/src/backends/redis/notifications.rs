@@ -1,10 +1,11 @@
 //! What is pushed to this instance: hints about its leases, events for those who watch.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use super::{
     connection::Listener,
     decode::{self, Push},
+    keys::Keys,
 };
 use crate::backend::{EventHub, Hint, HintSender};
 
@@ -12,21 +13,22 @@ use crate::backend::{EventHub, Hint, HintSender};
 pub(super) struct Notifications {
     pub(super) hints: HintSender,
     pub(super) watchers: EventHub,
-    /// The channel of events.
-    events: String,
+    /// The channels of events.
+    events: HashSet<Vec<u8>>,
     /// A push does not say whether the grant has its copies: only a renewal does.
     durable: bool,
 }
 
 impl Notifications {
-    pub(super) fn new(events: String, durable: bool) -> Arc<Self> {
+    pub(super) fn new(keys: &Keys, durable: bool) -> Arc<Self> {
+        let events = keys.all().iter().map(|partition| partition.events.clone().into_bytes()).collect();
         Arc::new(Self { hints: HintSender::new(), watchers: EventHub::new(), events, durable })
     }
 }
 
 impl Listener for Notifications {
     fn message(&self, channel: &[u8], message: &[u8]) {
-        if channel == self.events.as_bytes() {
+        if self.events.contains(channel) {
             decode::events(message).iter().for_each(|event| self.watchers.send(event));
             return;
         }

@@ -94,14 +94,14 @@ impl Lane {
     /// Asks for a lease: by the fast script unless the name is known to have a queue.
     pub(super) async fn acquire(&self, shared: &Shared, request: AcquireArguments) -> Result<Answer<Decision>> {
         let request = Arc::new(request);
+        if request.patience == 'q' {
+            shared.router.listen_in(shared.keys.of(&request.resource)).await?;
+        }
         if !shared.is_slow(&request.resource) {
             if let Fast::Decided(answer) = self.acquires.call(Arc::clone(&request)).await? {
                 return Ok(answer);
             }
             shared.set_slow(&request.resource, true);
-        }
-        if request.patience == 'q' {
-            shared.router.listen_in(shared.keys.of(&request.resource)).await?;
         }
         let answer = self.questions.call(Question::Acquire(request)).await?;
         match answer.value {
@@ -170,9 +170,10 @@ impl Shared {
         requests: Vec<Arc<AcquireArguments>>,
     ) -> Vec<Result<Fast<Answer<Decision>>>> {
         let partition = &self.keys.all()[partition];
+        let (requests, slow) = each_name_once(requests, |request| &request.resource);
         let patience: String = requests.iter().map(|request| request.patience).collect();
         let call = Call::new(&scripts::FAST_ACQUIRE, &[&partition.leases], |command| {
-            command.arg(&self.keys.events).arg(&patience);
+            command.arg(&partition.events).arg(&patience);
             for request in &requests {
                 command.arg(request.resource.as_str()).arg(&request.head).arg(&request.tail);
             }
@@ -183,7 +184,7 @@ impl Shared {
         };
         let ((decisions, sweep_is_due), reply, copies) = match answered {
             Ok(answered) => answered,
-            Err(error) => return same_for_all(&error, requests.len()),
+            Err(error) => return same_for_all(&error, requests.len() + slow.len()),
         };
         if sweep_is_due {
             self.sweep(partition.number);
@@ -199,7 +200,7 @@ impl Shared {
                 Err(error) => Err(error),
             });
         }
-        answers
+        with_slow(answers, &slow)
     }
 
     async fn release_fast(
@@ -208,23 +209,23 @@ impl Shared {
         releases: Vec<Arc<ReleaseArguments>>,
     ) -> Vec<Result<Fast<Answer<Released>>>> {
         let partition = &self.keys.all()[partition];
+        let (releases, slow) = each_name_once(releases, |release| &release.resource);
         let call = Call::new(&scripts::FAST_RELEASE, &[&partition.leases, &partition.history], |command| {
-            command.arg(&self.keys.events);
+            command.arg(&partition.events);
             for release in &releases {
-                command.arg(release.resource.as_str()).arg(release.id.to_string());
-                command.arg(format!("{}{}", release.ending, release.problem));
+                command.arg(release.resource.as_str()).arg(&release.head).arg(&release.ending);
             }
         });
         let answered = self.router.run(partition, &call, None).await;
         let answered = answered.and_then(|reply| Ok((decode::fast_releases(&reply.value)?, reply)));
         match answered {
-            Err(error) => same_for_all(&error, releases.len()),
+            Err(error) => same_for_all(&error, releases.len() + slow.len()),
             Ok((answers, reply)) => {
                 let with_incarnation = |answer: Fast<Released>| match answer {
                     Fast::Decided(released) => Fast::Decided(Answer::new(released, reply.incarnation)),
                     Fast::Slow => Fast::Slow,
                 };
-                answers.into_iter().map(|answer| answer.map(with_incarnation)).collect()
+                with_slow(answers.into_iter().map(|answer| answer.map(with_incarnation)).collect(), &slow)
             }
         }
     }
@@ -233,7 +234,7 @@ impl Shared {
     async fn decide(self: Arc<Self>, partition: usize, questions: Vec<Question>) -> Vec<Result<Answer<DecidedAs>>> {
         let partition = &self.keys.all()[partition];
         let (resources, numbers) = numbered(questions.iter().map(Question::resource));
-        let call = Call::on(&scripts::DECIDE, partition, &resources, &self.keys.events, |command| {
+        let call = Call::on(&scripts::DECIDE, partition, &resources, |command| {
             for (question, number) in questions.iter().zip(&numbers) {
                 command.arg(number);
                 match question {
@@ -243,7 +244,8 @@ impl Shared {
                         command.arg(request.patience.to_string()).arg(most);
                     }
                     Question::Release(release) => {
-                        command.arg("r").arg(release.id.to_string()).arg(release.ending).arg(&release.problem).arg("");
+                        let (ending, problem) = release.ending_and_problem();
+                        command.arg("r").arg(&release.head[1..]).arg(ending).arg(problem).arg("");
                     }
                 }
             }
@@ -297,7 +299,7 @@ impl Shared {
             Ok(()) => return Error::unavailable("nothing is missing"),
         };
         let resources = [request.resource.clone()];
-        let call = Call::on(&scripts::DECIDE, partition, &resources, &self.keys.events, |command| {
+        let call = Call::on(&scripts::DECIDE, partition, &resources, |command| {
             let cancelled = Outcome::Cancelled.ending().as_str();
             command.arg(1).arg("r").arg(&request.head[1..]).arg(cancelled).arg("").arg("");
         });
@@ -333,7 +335,7 @@ impl Shared {
         let rest: Vec<usize> = (0..renewals.len()).filter(|at| standings[*at].is_none()).collect();
         if !rest.is_empty() {
             let (resources, numbers) = numbered(rest.iter().map(|at| &renewals[*at].key.resource));
-            let call = Call::on(&scripts::RENEW, partition, &resources, &self.keys.events, |command| {
+            let call = Call::on(&scripts::RENEW, partition, &resources, |command| {
                 for (at, number) in rest.iter().zip(&numbers) {
                     add_renewal(command, *number, &renewals[*at]);
                 }
@@ -372,7 +374,7 @@ impl Shared {
     async fn sweep_once(&self, partition: u16) -> Result<()> {
         let partition = &self.keys.all()[usize::from(partition)];
         let call = Call::new(&scripts::SWEEP, &[&partition.leases, &partition.history], |command| {
-            command.arg(&self.keys.events);
+            command.arg(&partition.events);
         });
         let reply = self.router.run(partition, &call, None).await?;
         let queues = decode::resources(decode::array(&reply.value)?)?;
@@ -392,7 +394,7 @@ impl Shared {
     pub(super) async fn settle_once(&self, partition: &Partition, resources: &[Resource]) -> Result<bool> {
         let mut work_is_left = false;
         for some in resources.chunks(MOST_CALLS) {
-            let call = Call::on(&scripts::LIST, partition, some, &self.keys.events, |command| {
+            let call = Call::on(&scripts::LIST, partition, some, |command| {
                 some.iter().for_each(|_| {
                     command.arg(-1);
                 });
@@ -402,6 +404,28 @@ impl Shared {
         }
         Ok(work_is_left)
     }
+}
+
+/// Calls about distinct names, and where those stood that name one again: the fast scripts take a name once.
+fn each_name_once<T>(calls: Vec<Arc<T>>, name: impl Fn(&T) -> &Resource) -> (Vec<Arc<T>>, Vec<usize>) {
+    let mut again = Vec::new();
+    if calls.len() > 1 {
+        let mut names = HashSet::with_capacity(calls.len());
+        again = (0..calls.len()).filter(|at| !names.insert(name(&calls[*at]))).collect();
+    }
+    if again.is_empty() {
+        return (calls, again);
+    }
+    let once = calls.into_iter().enumerate().filter(|(at, _)| !again.contains(at)).map(|(_, call)| call).collect();
+    (once, again)
+}
+
+/// The answers, with those in between that the full script has to decide.
+fn with_slow<T>(mut answers: Vec<Result<Fast<T>>>, slow: &[usize]) -> Vec<Result<Fast<T>>> {
+    for at in slow {
+        answers.insert(*at, Ok(Fast::Slow));
+    }
+    answers
 }
 
 /// Each resource once, and the number of that of each question, from 1.

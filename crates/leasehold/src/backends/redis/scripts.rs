@@ -62,11 +62,10 @@ impl<'a> Call<'a> {
         script: &'static Script,
         partition: &'a Partition,
         resources: &'a [Resource],
-        events: &'a str,
         arguments: impl Fn(&mut Cmd) + Send + Sync + 'a,
     ) -> Self {
         let with_names = move |command: &mut Cmd| {
-            command.arg(events).arg(resources.len());
+            command.arg(&partition.events).arg(resources.len());
             for resource in resources {
                 command.arg(resource.as_str());
             }

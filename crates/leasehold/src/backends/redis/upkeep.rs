@@ -21,7 +21,9 @@ pub(super) async fn keep_watching(shared: Weak<Shared>, one_at_a_time: Arc<Mutex
         let Some(shared) = shared.upgrade() else { return };
         let _not_while_one_begins = one_at_a_time.lock().await;
         if shared.notifications.watchers.is_idle() {
-            shared.router.unsubscribe(&shared.keys.events).await;
+            for partition in shared.keys.all() {
+                shared.router.unsubscribe(&partition.events).await;
+            }
             return;
         }
         if let Err(error) = shared.announce_watcher().await {

@@ -1,7 +1,7 @@
 //! The servers of a cluster, routed to by the client library: it follows slots, failovers and subscriptions.
 
 use std::{
-    collections::HashSet,
+    collections::BTreeSet,
     fmt,
     sync::{
         Arc,
@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 use redis::{
     Cmd, ProtocolVersion, PushInfo, PushKind, RedisError, Value,
@@ -17,20 +18,35 @@ use redis::{
     cluster_async::ClusterConnection,
     cluster_routing::{MultipleNodeRoutingInfo, Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr},
 };
-use tokio::time;
+use tokio::{runtime::Handle, sync::Notify, task::AbortHandle, time};
 
 use super::{
     super::{
         decode, errors,
         keys::{Keys, Partition},
-        options::RedisOptions,
+        options::{Address, RedisOptions},
     },
     Listener, MemoryCell, SendError, dial,
 };
-use crate::{Error, Result};
+use crate::{Error, Result, backend::Backoff};
 
 /// How often the library tries again where a slot has moved or a server is away; every call may be repeated.
 const RETRIES: u32 = 8;
+
+fn builder(servers: &[Address], options: &RedisOptions) -> Result<ClusterClientBuilder, RedisError> {
+    let nodes = servers.iter().map(|server| dial::connection_info(server, options));
+    let builder = ClusterClientBuilder::new(nodes.collect::<Result<Vec<_>, _>>()?)
+        .use_protocol(ProtocolVersion::RESP3)
+        .connection_timeout(options.connect_limit / 2)
+        .response_timeout(options.answer_limit)
+        .retries(RETRIES)
+        .min_retry_wait(5)
+        .max_retry_wait(200);
+    Ok(match &options.tls {
+        None => builder,
+        Some(tls) => builder.certs(dial::certificates(tls)),
+    })
+}
 
 /// A cluster, as one instance sees it.
 pub(in super::super) struct Cluster {
@@ -40,7 +56,8 @@ pub(in super::super) struct Cluster {
     pub(in super::super) is_sharded: bool,
     pub(super) memories: Vec<MemoryCell>,
     instance: String,
-    subscribed: Mutex<HashSet<u16>>,
+    subscriptions: Subscriptions,
+    resubscriber: AbortHandle,
     /// Counts breaks in what was received, and memories that were lost.
     pub(super) breaks: Arc<AtomicU64>,
 }
@@ -55,45 +72,50 @@ impl Cluster {
         let place = options.place();
         let failed = |error: RedisError| errors::unreachable(&place, &error);
         let breaks = Arc::new(AtomicU64::new(0));
-        let counted = Arc::clone(&breaks);
+        let broken = Arc::new(Notify::new());
+        let (counted, noticed, receiver) = (Arc::clone(&breaks), Arc::clone(&broken), Arc::clone(&listener));
         let pushes = move |push: PushInfo| -> Result<(), ()> {
             match (push.kind, push.data.as_slice()) {
-                // A slot has moved, a server went away, or a subscription stands again.
-                (PushKind::Disconnection | PushKind::SUnsubscribe | PushKind::SSubscribe | PushKind::Subscribe, _) => {
+                // A slot has moved, or a server went away.
+                (PushKind::Disconnection | PushKind::SUnsubscribe, _) => {
                     counted.fetch_add(1, Ordering::SeqCst);
-                    listener.missed();
+                    receiver.missed();
+                    noticed.notify_one();
                 }
                 (PushKind::Message | PushKind::SMessage, [Value::BulkString(channel), Value::BulkString(message)]) => {
-                    listener.message(channel, message);
+                    receiver.message(channel, message);
                 }
                 _ => {}
             }
             Ok(())
         };
-        let nodes = options.servers.iter().map(|server| dial::connection_info(server, options));
-        let nodes = nodes.collect::<Result<Vec<_>, _>>().map_err(failed)?;
-        let mut builder = ClusterClientBuilder::new(nodes)
-            .use_protocol(ProtocolVersion::RESP3)
-            .connection_timeout(options.connect_limit / 2)
-            .response_timeout(options.answer_limit)
-            .retries(RETRIES)
-            .min_retry_wait(5)
-            .max_retry_wait(200)
-            .push_sender(pushes);
-        if let Some(tls) = &options.tls {
-            builder = builder.certs(dial::certificates(tls));
-        }
-        let client = builder.build().map_err(failed)?;
-        let mut connection = client.get_async_connection().await.map_err(failed)?;
-        let anywhere = RoutingInfo::SingleNode(SingleNodeRoutingInfo::Random);
-        let hello = connection.route_command(redis::cmd("HELLO"), anywhere).await.map_err(failed)?;
+        let anywhere = || RoutingInfo::SingleNode(SingleNodeRoutingInfo::Random);
+        let seeds = builder(&options.servers, options).and_then(|builder| builder.build()).map_err(failed)?;
+        let mut connection = seeds.get_async_connection().await.map_err(failed)?;
+        // The library looks for servers among those that it was given only: it gets all that there are.
+        let mut slots = redis::cmd("CLUSTER");
+        slots.arg("SLOTS");
+        let slots = connection.route_command(slots, anywhere()).await.map_err(failed)?;
+        let servers: Vec<Address> = options.servers.iter().cloned().chain(decode::cluster_nodes(&slots)).collect();
+        let all = builder(&servers, options).and_then(|builder| builder.push_sender(pushes).build());
+        let mut connection = all.map_err(failed)?.get_async_connection().await.map_err(failed)?;
+        let hello = connection.route_command(redis::cmd("HELLO"), anywhere()).await.map_err(failed)?;
+        let is_sharded = dial::version(&decode::pairs(&hello)) >= (7, 0);
+        let subscriptions = Subscriptions {
+            connection: connection.clone(),
+            options: Arc::clone(options),
+            is_sharded,
+            channels: Arc::default(),
+        };
+        let resubscribing = subscriptions.clone().resubscribe(broken, listener, Arc::clone(&breaks));
         Ok(Self {
             connection,
             options: Arc::clone(options),
-            is_sharded: dial::version(&decode::pairs(&hello)) >= (7, 0),
+            is_sharded,
             memories: keys.all().iter().map(|_| MemoryCell::default()).collect(),
             instance: instance.to_owned(),
-            subscribed: Mutex::default(),
+            subscriptions,
+            resubscriber: Handle::current().spawn(resubscribing).abort_handle(),
             breaks,
         })
     }
@@ -129,26 +151,50 @@ impl Cluster {
 
     /// Subscribes to what this instance is told about its leases in the partition, once.
     pub(super) async fn listen_in(&self, partition: &Partition) -> Result<()> {
-        if self.subscribed.lock().contains(&partition.number) {
-            return Ok(());
-        }
-        let channel = partition.to(&self.instance);
-        let mut connection = self.connection.clone();
-        let subscribed = async {
-            if self.is_sharded { connection.ssubscribe(&channel).await } else { connection.subscribe(&channel).await }
-        };
-        self.subscribed_in_time(subscribed).await?;
-        self.subscribed.lock().insert(partition.number);
-        Ok(())
+        self.subscribe(&partition.to(&self.instance)).await
     }
 
     pub(super) async fn subscribe(&self, channel: &str) -> Result<()> {
-        let mut connection = self.connection.clone();
-        self.subscribed_in_time(connection.subscribe(channel)).await
+        if self.subscriptions.channels.lock().contains(channel) {
+            return Ok(());
+        }
+        self.subscriptions.subscribe(channel).await?;
+        self.subscriptions.channels.lock().insert(channel.to_owned());
+        Ok(())
     }
 
-    async fn subscribed_in_time(&self, subscribing: impl Future<Output = Result<(), RedisError>>) -> Result<()> {
+    pub(super) async fn unsubscribe(&self, channel: &str) {
+        self.subscriptions.channels.lock().remove(channel);
+        let mut connection = self.connection.clone();
+        let _best_effort = match self.is_sharded {
+            true => connection.sunsubscribe(channel).await,
+            false => connection.unsubscribe(channel).await,
+        };
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.resubscriber.abort();
+    }
+}
+
+/// The channels of an instance. A server that gave a slot away ends its subscriptions; the library does not restore them.
+#[derive(Clone)]
+struct Subscriptions {
+    connection: ClusterConnection,
+    options: Arc<RedisOptions>,
+    is_sharded: bool,
+    channels: Arc<Mutex<BTreeSet<String>>>,
+}
+
+impl Subscriptions {
+    async fn subscribe(&self, channel: &str) -> Result<()> {
         let place = self.options.place();
+        let mut connection = self.connection.clone();
+        let subscribing = async {
+            if self.is_sharded { connection.ssubscribe(channel).await } else { connection.subscribe(channel).await }
+        };
         match time::timeout(self.options.answer_limit, subscribing).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(errors::unreachable(&place, &error)),
@@ -156,8 +202,22 @@ impl Cluster {
         }
     }
 
-    pub(super) async fn unsubscribe(&self, channel: &str) {
-        let _best_effort = self.connection.clone().unsubscribe(channel).await;
+    /// Subscribes to all channels again after every break, where their slots are by then.
+    async fn resubscribe(self, broken: Arc<Notify>, listener: Arc<dyn Listener>, breaks: Arc<AtomicU64>) {
+        loop {
+            broken.notified().await;
+            let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
+            loop {
+                let channels: Vec<String> = self.channels.lock().iter().cloned().collect();
+                let again = channels.iter().map(|channel| self.subscribe(channel));
+                if join_all(again).await.iter().all(Result::is_ok) {
+                    break;
+                }
+                time::sleep(backoff.pause()).await;
+            }
+            breaks.fetch_add(1, Ordering::SeqCst);
+            listener.missed();
+        }
     }
 }
 

@@ -18,7 +18,7 @@ if not memory or sub(run_id, 1, 1) ~= '-' and sub(memory, 3, 42) ~= run_id then
   memory = '2 ' .. run_id .. ' ' .. nows
   call('HDEL', KEYS[1], '\tnothing')
   call('HSET', KEYS[1], '\tmemory', memory)
-  call('HSETNX', KEYS[1], '\tsweep', nows .. ' 0')
+  call('HSETNX', KEYS[1], '\tsweep', format('%016.0f 0', nows + 5000000))
   local newest = call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
   call('HSETNX', KEYS[1], '\tended', newest and string.match(newest[1], '^%d+') or '0')
 end

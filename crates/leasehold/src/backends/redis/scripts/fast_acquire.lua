@@ -2,7 +2,8 @@
 --
 -- KEYS    1 leases
 -- ARGV    3 channel of events  4 patience of each request, a letter: t try, q queue
---         then three for each request: name, head of its record (form and id), tail of its record (ttl and the rest)
+--         then three for each request: name, no name twice; head of its record (form and id); tail of its record (ttl and
+--         the rest)
 -- answer  {now, for each request: its fence / 'slow', for the full script to decide / the record of the holder;
 --         'sweep' at the end if that is due}
 --@ head.lua
@@ -16,53 +17,48 @@ if stored[1] ~= ARGV[1] then
   return 'begin'
 end
 local last = stored[2] or ''
-local watched = stored[3] and stored[3] > nows
-local answers, written, events, taken, ends = { nows }, { '\tfence', '' }, {}, {}, {}
+local answers, written, length = { nows }, { '\tfence', '' }, 2
 local renewed, since = ' ' .. nows .. ' ', ' ' .. nows .. ' ' .. nows .. ' '
+local asked, floor, stop
 
 for at = 5, #fields do
-  local name, held = fields[at], stored[at]
-  local head, tail = ARGV[3 * at - 9], ARGV[3 * at - 8]
+  local held, head, tail = stored[at], ARGV[3 * at - 9], ARGV[3 * at - 8]
   local answer = 'slow'
-  if not held and not taken[name] then
-    local ttl, floor = sub(tail, 1, 13), sub(tail, 15, 30)
-    if not ends[ttl] then
-      ends[ttl] = format('%016.0f', nows + ttl)
+  if not held then
+    local ttl_and_floor = sub(tail, 1, 30)
+    if ttl_and_floor ~= asked then
+      asked, floor = ttl_and_floor, sub(tail, 15, 30)
+      stop = format('%016.0f', nows + sub(tail, 1, 13))
     end
-    local fence = nows
+    answer = nows
     if last >= nows then
-      fence = format('%016.0f', last + 1)
+      answer = format('%016.0f', last + 1)
     end
-    if floor > fence then
-      local most = format('%016.0f', nows + 10000000)
-      if floor > most then
-        floor = most
-      end
-      if floor > fence then
-        fence = floor
-      end
+    if floor > answer then
+      answer = format('%016.0f', math.max(answer, math.min(floor, nows + 10000000)))
     end
-    local record = head .. ' ' .. ends[ttl] .. renewed .. fence .. since .. tail
-    written[#written + 1] = name
-    written[#written + 1] = record
-    if watched then
-      events[#events + 1] = 'acquired ' .. nows .. '\n' .. name .. '\n' .. record
-    end
-    taken[name], last, answer = true, fence, fence
-  elseif held and sub(ARGV[4], at - 4, at - 4) == 't' and sub(held, 1, 1) == '1' and sub(held, 35, 50) > nows
+    last = answer
+    written[length + 1] = fields[at]
+    written[length + 2] = head .. ' ' .. stop .. renewed .. answer .. since .. tail
+    length = length + 2
+  elseif sub(ARGV[4], at - 4, at - 4) == 't' and sub(held, 1, 1) == '1' and sub(held, 35, 50) > nows
     and sub(held, 1, 33) ~= head and sub(held, 151, 160) == sub(held, 163, 172)
     and sub(held, 151, 161) == sub(tail, 32, 42) then
     answer = held
   end
-  answers[#answers + 1] = answer
+  answers[at - 3] = answer
 end
 
-if #written > 2 then
+if length > 2 then
   written[2] = last
   call('HSET', KEYS[1], unpack(written))
-end
-if #events > 0 then
-  call('PUBLISH', ARGV[3], table.concat(events, '\30'))
+  if stored[3] and stored[3] > nows then
+    local events = {}
+    for i = 3, length, 2 do
+      events[#events + 1] = 'acquired ' .. nows .. '\n' .. written[i] .. '\n' .. written[i + 1]
+    end
+    publish(ARGV[3], table.concat(events, '\30'))
+  end
 end
 if not stored[4] or sub(stored[4], 1, 16) <= nows then
   answers[#answers + 1] = 'sweep'

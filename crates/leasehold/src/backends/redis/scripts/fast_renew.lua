@@ -1,7 +1,7 @@
 -- Moves the ends of leases of lone holders.
 --
 -- KEYS    1 leases
--- ARGV    then two for each renewal: name, and in columns lease id(1-32) ttl(34-46)
+-- ARGV    then two for each renewal: name, and in columns head of the record(1-33) ttl(35-47)
 -- answer  for each renewal: fence, asked and acquired in columns / 'gone' / 'slow', for the full script to decide
 --@ head.lua
 
@@ -20,21 +20,20 @@ for at = 2, #fields do
   local answer = 'slow'
   if not held then
     answer = 'gone'
+  elseif sub(held, 1, 33) == sub(asked, 1, 33) and sub(held, 35, 50) > nows then
+    local ttl = sub(asked, 35, 47)
+    if not ends[ttl] then
+      ends[ttl] = format('%016.0f', nows + ttl)
+    end
+    written[#written + 1] = fields[at]
+    if ends[ttl] > sub(held, 35, 50) then
+      written[#written + 1] = sub(held, 1, 34) .. ends[ttl] .. ' ' .. nows .. sub(held, 68, 119) .. ttl .. sub(held, 133)
+    else
+      written[#written + 1] = sub(held, 1, 51) .. nows .. sub(held, 68)
+    end
+    answer = sub(held, 69, 118)
   elseif sub(held, 1, 1) == '1' and sub(held, 35, 50) > nows then
     answer = 'gone'
-    if sub(held, 2, 33) == sub(asked, 1, 32) then
-      local ttl = sub(asked, 34, 46)
-      if not ends[ttl] then
-        ends[ttl] = format('%016.0f', nows + ttl)
-      end
-      written[#written + 1] = fields[at]
-      if ends[ttl] > sub(held, 35, 50) then
-        written[#written + 1] = sub(held, 1, 34) .. ends[ttl] .. ' ' .. nows .. sub(held, 68, 119) .. ttl .. sub(held, 133)
-      else
-        written[#written + 1] = sub(held, 1, 51) .. nows .. sub(held, 68)
-      end
-      answer = sub(held, 69, 118)
-    end
   end
   answers[#answers + 1] = answer
 end

@@ -39,7 +39,7 @@ end
 local function notify(instance, message)
   local known = reached[instance]
   if known == nil then
-    local count = call(push == 'S' and 'SPUBLISH' or 'PUBLISH', prefix .. 'to:' .. instance, message)
+    local count = publish(prefix .. 'to:' .. instance, message)
     reached[instance] = count > 0 or push == 'B'
     return reached[instance]
   end
@@ -318,10 +318,10 @@ local function finish(answers)
     remember({ unpack(ended, at, min(#ended, at + 1999)) })
   end
   for instance, message in pairs(mail) do
-    call(push == 'S' and 'SPUBLISH' or 'PUBLISH', prefix .. 'to:' .. instance, message)
+    publish(prefix .. 'to:' .. instance, message)
   end
   if #events > 0 then
-    call('PUBLISH', ARGV[3], table.concat(events, '\30'))
+    publish(ARGV[3], table.concat(events, '\30'))
   end
   if unsettled then
     answers[#answers + 1] = 'unsettled'

@@ -39,6 +39,6 @@ call('HDEL', KEYS[1], '\tnothing', unpack(expired))
 call('HSET', KEYS[1], '\tsweep', format('%016.0f ', nows + pause) .. scanned[1])
 remember(ended)
 if #events > 0 then
-  call('PUBLISH', ARGV[3], table.concat(events, '\30'))
+  publish(ARGV[3], table.concat(events, '\30'))
 end
 return queues
