@@ -149,9 +149,7 @@ async fn ten_thousand_absent_waiters_hold_nobody_up() {
     let before = server.cpu();
     let mut hints = holder.hints();
     holder.release(&held.key, &Outcome::Completed).await.unwrap();
-    let granted = async {
-        while !matches!(hints.next().await, Some(Hint::Granted { id, .. }) if id == last.key.id) {}
-    };
+    let granted = async { while !matches!(hints.next().await, Some(Hint::Granted { id, .. }) if id == last.key.id) {} };
     time::timeout(Duration::from_secs(10), granted).await.expect("those who are gone were passed over");
     holder.release(&last.key, &Outcome::Completed).await.unwrap();
     let again = request("x", Patience::Try, Duration::from_secs(600));

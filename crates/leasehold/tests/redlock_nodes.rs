@@ -337,3 +337,98 @@ async fn a_quorum_needs_an_odd_number_of_different_nodes() {
     assert!(error.to_string().contains("the same server"), "{error}");
     assert!(twice.examine().await.unwrap().iter().any(|finding| finding.severity == Severity::Failure));
 }
+
+/// A try that takes the other nodes for a moment would be in the way of the head of the queue.
+#[tokio::test]
+async fn a_try_of_a_busy_name_asks_the_node_of_the_queue_alone() {
+    let nodes = Nodes::new(5);
+    let held = attempt("x");
+    assert!(is_granted(&nodes.client().0, &held).await);
+    let (trying, links) = nodes.client();
+    assert!(is_granted(&trying, &attempt("y")).await, "a free name");
+    let before: Vec<usize> = links.iter().map(|link| link.count(Call::Acquire)).collect();
+    for _ in 0..10 {
+        assert!(!is_granted(&trying, &attempt("x")).await);
+    }
+    let asked: Vec<usize> = links.iter().zip(before).map(|(link, before)| link.count(Call::Acquire) - before).collect();
+    assert_eq!(asked, [10, 0, 0, 0, 0]);
+
+    let (waiting, links) = nodes.client();
+    for _ in 0..10 {
+        let request = ask("x", Claim::EXCLUSIVE, Patience::Queue);
+        assert!(matches!(waiting.acquire(&request).await.unwrap().value, Decision::Queued(_)));
+    }
+    // One for the agreement, and one for the first request, which knew nothing of the name.
+    assert_eq!(links[4].count(Call::Acquire), 2, "who saw it busy asks the queue first");
+}
+
+#[tokio::test]
+async fn a_node_that_hangs_is_left_alone_until_it_answers_again() {
+    let nodes = Nodes::new(5);
+    let (quorum, links) = nodes.client();
+    assert!(is_granted(&quorum, &attempt("before")).await);
+    let hung = [Call::Acquire, Call::Renew, Call::Release].map(|call| links[1].hold_requests_of(call));
+    let asked = || links[1].count(Call::Acquire) + links[1].count(Call::Release);
+    let before = asked();
+    for round in 0..40 {
+        let request = ask("x", Claim::EXCLUSIVE, Patience::Queue);
+        assert!(is_granted(&quorum, &request).await, "round {round}");
+        assert_eq!(quorum.release(&request.key, &Outcome::Completed).await.unwrap().value, Released::Freed);
+    }
+    // The round that found out; its release and those of the others wait until the node is there again.
+    assert!(asked() - before <= 2, "asked {} times", asked() - before);
+    drop(hung);
+    for _ in 0..500 {
+        let request = ask("x", Claim::EXCLUSIVE, Patience::Queue);
+        assert!(is_granted(&quorum, &request).await);
+        quorum.release(&request.key, &Outcome::Completed).await.unwrap();
+        if asked() - before > 6 {
+            break;
+        }
+        time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(asked() - before > 6, "it takes part again");
+}
+
+/// None of these reports how old its memory is.
+#[tokio::test]
+async fn nodes_of_unknown_age_have_no_vote() {
+    let (quorum, _links) = Nodes::new(3).client_with(QuorumOptions::new());
+    let error = quorum.acquire(&attempt("x")).await.unwrap_err();
+    assert!(error.to_string().contains("ACL SETUSER <user> +info"), "{error}");
+    let findings = quorum.examine().await.unwrap();
+    let unknown = findings.iter().filter(|finding| finding.severity == Severity::Failure).count();
+    assert_eq!(unknown, 3, "{findings:?}");
+}
+
+#[tokio::test]
+async fn clients_that_disagree_on_the_longest_ttl_find_out() {
+    let nodes = Nodes::new(3);
+    let (first, _) = nodes.client();
+    assert!(is_granted(&first, &attempt("x")).await);
+    let minute = || QuorumOptions::new().longest_ttl(Duration::from_secs(60));
+    let (other, _) = nodes.client_with(minute());
+    let error = other.acquire(&attempt("y")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+    assert!(error.to_string().contains("longest_ttl=0ms") && error.to_string().contains("1m00s"), "{error}");
+
+    // What they agree by is nothing that anyone asked for.
+    let page = first.list(&ListFilter::new(Names::All)).await.unwrap();
+    let names: Vec<&str> = page.leases.iter().map(|lease| lease.resource.as_str()).collect();
+    assert_eq!(names, ["x"]);
+}
+
+#[tokio::test]
+async fn a_queue_can_be_bounded() {
+    let nodes = Nodes::new(3);
+    let (quorum, _) = nodes.client();
+    assert!(is_granted(&quorum, &attempt("x")).await);
+    let bounded = || ask("x", Claim::EXCLUSIVE, Patience::Queue).max_waiters(1);
+    assert!(matches!(quorum.acquire(&bounded()).await.unwrap().value, Decision::Queued(_)));
+    let waiting = bounded();
+    assert!(matches!(quorum.acquire(&waiting).await.unwrap().value, Decision::Queued(_)));
+    let Decision::Busy(busy) = quorum.acquire(&bounded()).await.unwrap().value else { panic!("two are ahead") };
+    assert_eq!((busy.holders.len(), busy.waiting), (1, 2));
+    quorum.release(&waiting.key, &Outcome::Cancelled).await.unwrap();
+    assert!(matches!(quorum.acquire(&bounded()).await.unwrap().value, Decision::Queued(_)));
+}
