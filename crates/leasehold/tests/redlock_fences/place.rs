@@ -111,11 +111,11 @@ impl Place {
         self.raised.lock().clear();
     }
 
-    pub(crate) fn age(&self) -> Option<Duration> {
+    pub(crate) fn age(&self) -> Duration {
         let born = self.life.lock().born;
         let hidden = self.variant == Variant::ForgetfulVoter;
         let long_ago = born.is_zero() || hidden;
-        Some(if long_ago { Duration::from_secs(86_400) } else { self.clock.elapsed().saturating_sub(born) })
+        if long_ago { Duration::from_secs(86_400) } else { self.clock.elapsed().saturating_sub(born) }
     }
 
     pub(crate) fn is_young(&self, quarantine: Duration) -> bool {

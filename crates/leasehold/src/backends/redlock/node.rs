@@ -239,8 +239,9 @@ impl Node {
         let Some(age) = self.backend.get().and_then(|backend| backend.age()) else {
             return Some(Abstention::AgeUnknown);
         };
-        if age < self.quarantine {
-            return Some(Abstention::Young(self.quarantine - age));
+        let left = self.quarantine.saturating_sub(age);
+        if !left.is_zero() {
+            return Some(Abstention::Young(left));
         }
         let mut state = self.state.lock();
         // An answer of another incarnation may have come since the age was read.

@@ -36,7 +36,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// All the nodes, in the order they were given.
 #[derive(Debug)]
 pub(super) struct Nodes {
-    nodes: Vec<Arc<Node>>,
+    all: Vec<Arc<Node>>,
     options: QuorumOptions,
     /// The highest fence that was proposed here or granted by a node.
     highest: AtomicU64,
@@ -59,30 +59,30 @@ impl Nodes {
             let (name, clock) = (member.name.clone(), Arc::clone(&options.clock));
             Arc::new(Node::new(name, backend, clock, options.quarantine(), runtime.clone(), Arc::clone(&attempted)))
         };
-        let nodes = members.iter().map(node).collect();
+        let all = members.iter().map(node).collect();
         let watchdog = Watchdog::new(Arc::clone(&options.clock), runtime.clone());
-        Self { nodes, options, highest: AtomicU64::new(0), sending: Mutex::new(()), watchdog, attempted }
+        Self { all, options, highest: AtomicU64::new(0), sending: Mutex::new(()), watchdog, attempted }
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<Node>> {
-        self.nodes.iter()
+        self.all.iter()
     }
 
     /// The backends that could be opened.
     pub(super) fn backends(&self) -> impl Iterator<Item = &Arc<dyn Backend>> {
-        self.nodes.iter().filter_map(|node| node.backend().ok())
+        self.all.iter().filter_map(|node| node.backend().ok())
     }
 
     pub(super) fn get(&self, at: usize) -> &Arc<Node> {
-        &self.nodes[at]
+        &self.all[at]
     }
 
     pub(super) fn len(&self) -> usize {
-        self.nodes.len()
+        self.all.len()
     }
 
     pub(super) fn majority(&self) -> usize {
-        self.nodes.len() / 2 + 1
+        self.all.len() / 2 + 1
     }
 
     pub(super) fn options(&self) -> &QuorumOptions {
@@ -99,29 +99,29 @@ impl Nodes {
 
     /// The first node in the list that answers: the one whose queue is waited in.
     pub(super) fn lead(&self) -> usize {
-        self.nodes.iter().position(|node| node.answers()).unwrap_or(0)
+        self.all.iter().position(|node| node.answers()).unwrap_or(0)
     }
 
     /// The nodes in the order in which they may lead.
     pub(super) fn in_order_of_lead(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.len()).collect();
-        order.sort_by_key(|at| !self.nodes[*at].answers());
+        order.sort_by_key(|at| !self.all[*at].answers());
         order
     }
 
     /// The nodes worth asking: those that hang are left out while enough others are there.
     pub(super) fn awake(&self) -> Vec<usize> {
-        let awake: Vec<usize> = (0..self.len()).filter(|at| !self.nodes[*at].hangs()).collect();
+        let awake: Vec<usize> = (0..self.len()).filter(|at| !self.all[*at].hangs()).collect();
         if awake.len() >= self.majority() { awake } else { (0..self.len()).collect() }
     }
 
     /// Why this node's yes does not count.
     pub(super) fn abstains(&self, at: usize) -> Option<Abstention> {
-        let incarnation = self.nodes[at].incarnation();
-        if incarnation.is_some() && self.nodes[..at].iter().any(|node| node.incarnation() == incarnation) {
+        let incarnation = self.all[at].incarnation();
+        if incarnation.is_some() && self.all[..at].iter().any(|node| node.incarnation() == incarnation) {
             return Some(Abstention::Duplicate);
         }
-        self.nodes[at].abstains()
+        self.all[at].abstains()
     }
 
     /// Whether this node's yes counts.
@@ -135,12 +135,12 @@ impl Nodes {
             let life = node.incarnation().map_or(0, |incarnation| incarnation.0);
             (sum ^ life).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
         };
-        Incarnation(self.nodes.iter().fold(0, mix))
+        Incarnation(self.all.iter().fold(0, mix))
     }
 
     /// The wall clock of the nodes, as far as it was seen: ours, corrected by the middle one of theirs.
     pub(super) fn wall(&self) -> Timestamp {
-        let mut ahead: Vec<i64> = self.nodes.iter().filter_map(|node| node.ahead()).collect();
+        let mut ahead: Vec<i64> = self.all.iter().filter_map(|node| node.ahead()).collect();
         ahead.sort_unstable();
         let middle = ahead.get(ahead.len() / 2).copied().unwrap_or_default();
         Timestamp::from_micros(self.clock().wall().as_micros().saturating_add_signed(middle))
@@ -194,7 +194,7 @@ impl Nodes {
     where
         F: Future<Output = Result<Answer<T>>>,
     {
-        self.each(at, self.limit(), call, |node, answer| node.on_answer(answer)).await
+        self.each(at, self.limit(), call, Node::on_answer).await
     }
 
     /// Asks every node to look something up.
@@ -214,7 +214,7 @@ impl Nodes {
     where
         F: Future<Output = Result<T>>,
     {
-        self.each(at, self.limit().max(LOOK), call, |node, result| node.on_result(result)).await
+        self.each(at, self.limit().max(LOOK), call, Node::on_result).await
     }
 
     /// Asks these nodes at once; those that hang only if fewer than half of them succeed without. Each gets a result
@@ -258,7 +258,7 @@ impl Nodes {
         let mut pending = Vec::with_capacity(at.len());
         let mut calls = Calls::new();
         for at in at {
-            match self.nodes[at].backend() {
+            match self.all[at].backend() {
                 Ok(backend) => {
                     calls.push(at, Box::pin(call(at, Arc::clone(backend))));
                     pending.push(at);
@@ -273,11 +273,11 @@ impl Nodes {
             match calls.next(asked).await {
                 Next::Answer(at, answer) => {
                     pending.retain(|other| *other != at);
-                    results.push((at, note(&self.nodes[at], answer)));
+                    results.push((at, note(&self.all[at], answer)));
                 }
                 // Nobody waits for a slow minority, but a slow majority gets more time.
                 Next::Elapsed if is_extended || asked - pending.len() > asked / 2 => {
-                    results.extend(pending.drain(..).map(|at| (at, Err(self.nodes[at].on_timeout(limit)))));
+                    results.extend(pending.drain(..).map(|at| (at, Err(self.all[at].on_timeout(limit)))));
                     return results;
                 }
                 Next::Elapsed => {
@@ -311,7 +311,7 @@ impl Nodes {
         let mut message =
             format!("{what}: {} of {} nodes are needed and too few can be counted on", self.majority(), self.len());
         let mut separator = ": ";
-        for (at, node) in self.nodes.iter().enumerate() {
+        for (at, node) in self.all.iter().enumerate() {
             let why = match (failures.iter().find(|(failed, _)| *failed == at), self.abstains(at)) {
                 (Some((_, error)), _) => error.to_string(),
                 (None, Some(abstention)) => abstention.to_string(),
