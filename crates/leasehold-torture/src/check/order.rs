@@ -9,6 +9,9 @@ use super::{Rules, Violation};
 use crate::history::{Ask, History};
 
 pub(super) fn check(history: &History, rules: Rules) -> Vec<Violation> {
+    if !rules.fifo {
+        return Vec::new();
+    }
     let mut reported = BTreeSet::new();
     let mut violations = Vec::new();
     for queue in &history.queues {
