@@ -11,8 +11,8 @@ use leasehold::{
     backend::{Backend, Inspect, Severity},
     backends::redis::{RedisBackend, RedisOptions},
     lease::{
-        Claim, Decision, Ending, Evicted, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names, Outcome, Patience, Released,
-        Renewal, Request, Standing,
+        Claim, Decision, Ending, Evicted, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names, Outcome, Patience,
+        Released, Renewal, Request, Standing,
     },
 };
 use leasehold_testkit::redis::Server;
@@ -58,7 +58,10 @@ async fn on_a_full_server_renewals_releases_and_evictions_go_through() {
     let renewal = |request: &Request| Renewal::new(request.key.clone(), Ttl::new(long * 2).unwrap());
     let renewals = [renewal(&held[0].0), renewal(&readers[0]), renewal(&waiter)];
     let standings = backend.renew(&renewals).await.unwrap().value;
-    assert!(matches!(standings[..], [Standing::Holding(_), Standing::Holding(_), Standing::Waiting(_)]), "{standings:?}");
+    assert!(
+        matches!(standings[..], [Standing::Holding(_), Standing::Holding(_), Standing::Waiting(_)]),
+        "{standings:?}"
+    );
     let released = |request: &Request| {
         let (backend, key) = (Arc::clone(&backend), request.key.clone());
         async move { backend.release(&key, &Outcome::Completed).await.unwrap().value }
@@ -81,7 +84,10 @@ async fn on_a_full_server_renewals_releases_and_evictions_go_through() {
     let memory = findings.iter().find(|finding| finding.subject == "memory").unwrap();
     assert_eq!(memory.severity, Severity::Failure, "{}", memory.message);
     server.command(&["CONFIG", "SET", "maxmemory", "0"]);
-    assert!(matches!(backend.acquire(&request("new", Claim::EXCLUSIVE, long)).await.unwrap().value, Decision::Granted(_)));
+    assert!(matches!(
+        backend.acquire(&request("new", Claim::EXCLUSIVE, long)).await.unwrap().value,
+        Decision::Granted(_)
+    ));
 }
 
 #[tokio::test]
@@ -214,7 +220,8 @@ async fn names_that_nobody_asks_about_again_leave_nothing_behind() {
     }
     time::sleep(short).await;
     let mut at = 0;
-    let left = || server.ask(&["HKEYS", LEASES]).parts().iter().filter(|name| !name.to_string().starts_with('\t')).count();
+    let left =
+        || server.ask(&["HKEYS", LEASES]).parts().iter().filter(|name| !name.to_string().starts_with('\t')).count();
     for _ in 0..600 {
         at += 1;
         let next = request(&format!("other:{at}"), Claim::EXCLUSIVE, short);
