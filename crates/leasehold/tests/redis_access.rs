@@ -101,6 +101,20 @@ async fn a_user_limited_to_the_prefix_can_do_everything() {
 }
 
 #[tokio::test]
+async fn the_rights_in_the_guide_are_enough() {
+    let guide = include_str!("../../../docs/redis.md");
+    let line = guide.lines().find(|line| line.starts_with("ACL SETUSER")).unwrap();
+    let server = Server::start();
+    server.command(&line.split(' ').collect::<Vec<_>>());
+    let locks = Leasehold::connect(&format!("redis://locks:secret@127.0.0.1:{}", server.port())).await.unwrap();
+    works(&locks).await;
+    for finding in locks.examine().await.unwrap() {
+        assert!(!matches!(finding.subject.as_str(), "settings"), "{}", finding.message);
+        assert_ne!(finding.severity, Severity::Failure, "{}", finding.message);
+    }
+}
+
+#[tokio::test]
 async fn a_replica_is_refused_with_what_to_do() {
     let master = Server::start();
     let replica = Server::with(&["--save", "", "--replicaof", "127.0.0.1", &master.port().to_string()]);

@@ -10,6 +10,7 @@ use super::{
     encode,
     keys::Partition,
     ops::Shared,
+    record,
     scripts::{self, Call},
     upkeep,
 };
@@ -115,9 +116,9 @@ impl Shared {
         ahead: u32,
     ) -> Result<Vec<Listed>> {
         let call = Call::on(&scripts::LIST, partition, resources, |command| {
-            resources.iter().for_each(|_| {
+            for _ in resources {
                 command.arg(from);
-            });
+            }
         });
         let reply = self.router.run(partition, &call, None).await?;
         decode::listed(&reply.value, resources, ahead)
@@ -141,7 +142,7 @@ impl Shared {
         while found.len() < filter.limit {
             let mut command = redis::cmd("XREVRANGE");
             command.arg(&partition.history).arg(&until).arg("-").arg("COUNT").arg(HISTORY_AT_ONCE);
-            let entries = decode::history(&self.router.ask(partition, command).await?)?;
+            let entries = record::history(&self.router.ask(partition, command).await?)?;
             let Some(oldest) = entries.last() else { break };
             until = format!("({}", oldest.id);
             let count = entries.len();

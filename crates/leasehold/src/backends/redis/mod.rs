@@ -9,6 +9,7 @@
 //!
 //! What Redis forgets is forgotten: see `GUARANTEES.md` about failover.
 
+mod batches;
 mod connection;
 mod decode;
 mod durable;
@@ -20,14 +21,16 @@ mod keys;
 mod notifications;
 mod ops;
 mod options;
+mod record;
+mod renew;
 mod scripts;
 mod upkeep;
 mod url;
 
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use tokio::{runtime::Handle, sync::Mutex, task::JoinSet, time};
+use tokio::{sync::Mutex, time};
 use uuid::Uuid;
 
 pub use self::options::{Address, Credentials, Durability, Identity, RedisOptions, Remember, Tls, Topology};
@@ -50,9 +53,6 @@ use crate::{
 
 /// Renewals in one call: a few milliseconds of the server's time.
 const RENEW_BATCH: usize = 500;
-/// When some partitions have answered, the next answer is waited for at most this part of the limit: leases whose
-/// server answers must not run out because that of another hangs.
-const FOR_LATECOMERS: u32 = 4;
 
 /// Leases kept by a Redis server, a cluster, or whatever server the sentinels name.
 ///
@@ -63,7 +63,6 @@ pub struct RedisBackend {
     lanes: Vec<Lane>,
     /// Names this instance among the receivers of pushes.
     instance: String,
-    runtime: Handle,
     watching: Arc<Mutex<()>>,
 }
 
@@ -88,7 +87,7 @@ impl RedisBackend {
         let durable = Durable::open(&options, &keys).await?;
         let shared = Arc::new(Shared::new(options, keys, router, notifications, durable));
         let lanes = (0..shared.keys.all().len()).map(|partition| Lane::new(&shared, partition)).collect();
-        Ok(Arc::new(Self { shared, lanes, instance, runtime: Handle::current(), watching: Arc::default() }))
+        Ok(Arc::new(Self { shared, lanes, instance, watching: Arc::default() }))
     }
 
     fn lane(&self, resource: &Resource) -> &Lane {
@@ -125,75 +124,15 @@ impl Backend for RedisBackend {
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
         match (self.shared.keys.all(), renewals) {
-            ([_], []) | (_, []) => Ok(Answer::new(Vec::new(), Incarnation::default())),
+            (_, []) => Ok(Answer::new(Vec::new(), Incarnation::default())),
             ([only], _) => self.shared.renew_in(only, renewals).await,
-            _ => self.renew_in_partitions(renewals).await,
+            _ => self.shared.renew_in_partitions(renewals).await,
         }
     }
 
     async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {
         let arguments = ReleaseArguments::new(key.resource.clone(), key.id, outcome);
         self.lane(&key.resource).release(&self.shared, arguments).await
-    }
-}
-
-/// Renewals of one partition, and where they stood in the call.
-#[derive(Default)]
-struct Share {
-    places: Vec<usize>,
-    renewals: Vec<Renewal>,
-}
-
-impl RedisBackend {
-    /// Renews in each partition by itself, so that no lease waits for the server of another.
-    async fn renew_in_partitions(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
-        let mut shares: BTreeMap<u16, Share> = BTreeMap::new();
-        for (at, renewal) in renewals.iter().enumerate() {
-            let share = shares.entry(self.shared.keys.of(&renewal.key.resource).number).or_default();
-            share.places.push(at);
-            share.renewals.push(renewal.clone());
-        }
-        let mut asking = JoinSet::new();
-        for (number, Share { places, renewals }) in shares {
-            let shared = Arc::clone(&self.shared);
-            let ask = async move {
-                let partition = &shared.keys.all()[usize::from(number)];
-                (places, shared.renew_in(partition, &renewals).await)
-            };
-            asking.spawn_on(ask, &self.runtime);
-        }
-        let mut standings = vec![Standing::Unknown; renewals.len()];
-        let (mut incarnation, mut failed) = (None, None);
-        loop {
-            let limit = match incarnation {
-                None => Duration::MAX,
-                Some(_) => self.shared.options.answer_limit / FOR_LATECOMERS,
-            };
-            let Ok(next) = time::timeout(limit, asking.join_next()).await else {
-                failed = Some(Error::unanswered("some servers of the cluster did not answer in time"));
-                break;
-            };
-            match next {
-                Some(Ok((places, Ok(answer)))) => {
-                    incarnation = Some(answer.incarnation);
-                    places.iter().zip(answer.value).for_each(|(at, standing)| standings[*at] = standing);
-                }
-                Some(Ok((_, Err(error)))) => failed = Some(error),
-                Some(Err(_)) => failed = Some(Error::unavailable("the runtime ends")),
-                None => break,
-            }
-        }
-        // Left to run to their limit: a late answer does no harm.
-        asking.detach_all();
-        match (incarnation, failed) {
-            (Some(incarnation), failed) => {
-                if let Some(error) = failed {
-                    tracing::warn!(%error, "some leases were not renewed");
-                }
-                Ok(Answer::new(standings, incarnation))
-            }
-            (None, failed) => Err(failed.unwrap_or_else(|| Error::unavailable("no partition answered"))),
-        }
     }
 }
 

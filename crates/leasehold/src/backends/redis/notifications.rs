@@ -4,8 +4,8 @@ use std::{collections::HashSet, sync::Arc};
 
 use super::{
     connection::Listener,
-    decode::{self, Push},
     keys::Keys,
+    record::{self, Push},
 };
 use crate::backend::{EventHub, Hint, HintSender};
 
@@ -29,10 +29,12 @@ impl Notifications {
 impl Listener for Notifications {
     fn message(&self, channel: &[u8], message: &[u8]) {
         if self.events.contains(channel) {
-            decode::events(message).iter().for_each(|event| self.watchers.send(event));
+            for event in &record::events(message) {
+                self.watchers.send(event);
+            }
             return;
         }
-        for Push { hint, resource } in decode::pushes(message) {
+        for Push { hint, resource } in record::pushes(message) {
             match (hint, resource) {
                 (Hint::Granted { .. }, Some(resource)) if self.durable => self.hints.send(Hint::Changed { resource }),
                 (hint, _) => self.hints.send(hint),

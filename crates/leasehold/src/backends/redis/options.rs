@@ -60,7 +60,7 @@ pub enum Address {
     /// A socket of this machine.
     Unix(PathBuf),
     /// A server that an application already knows how to reach, with credentials, database and TLS.
-    Info(ConnectionInfo),
+    Info(Box<ConnectionInfo>),
 }
 
 impl fmt::Display for Address {
@@ -225,7 +225,7 @@ impl RedisOptions {
         let invalid = |error| Error::invalid_config("this connection info cannot be used").caused_by(error);
         let info = info.into_connection_info().map_err(invalid)?;
         let database = info.redis_settings().db();
-        let mut options = Self::new(vec![Address::Info(info)], Topology::Single, namespace);
+        let mut options = Self::new(vec![Address::Info(Box::new(info))], Topology::Single, namespace);
         options.database = database;
         Ok(options)
     }

@@ -1,13 +1,19 @@
-//! What an instance does by itself while it watches.
+//! What an instance does by itself: it ends what expired unnoticed, and says that it watches.
 
 use std::{
-    sync::{Arc, Weak},
+    sync::{Arc, Weak, atomic::Ordering},
     time::Duration,
 };
 
 use tokio::{sync::Mutex, time};
 
-use super::ops::Shared;
+use super::{
+    decode,
+    keys::Partition,
+    ops::{MOST_CALLS, Shared},
+    scripts::{self, Call},
+};
+use crate::{Result, lease::Resource};
 
 /// Those who watch say so this often.
 const WATCH_EVERY: Duration = Duration::from_secs(10);
@@ -29,5 +35,55 @@ pub(super) async fn keep_watching(shared: Weak<Shared>, one_at_a_time: Arc<Mutex
         if let Err(error) = shared.announce_watcher().await {
             tracing::warn!(%error, "events may be missed");
         }
+    }
+}
+
+impl Shared {
+    /// Ends what has expired and that nobody asks about, in the background.
+    pub(super) fn sweep(self: &Arc<Self>, partition: u16) {
+        if self.sweeping.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let shared = Arc::clone(self);
+        self.runtime.spawn(async move {
+            if let Err(error) = shared.sweep_once(partition).await {
+                tracing::debug!(%error, "cannot look for expired leases");
+            }
+            shared.sweeping.store(false, Ordering::SeqCst);
+        });
+    }
+
+    async fn sweep_once(&self, partition: u16) -> Result<()> {
+        let partition = &self.keys.all()[usize::from(partition)];
+        let call = Call::new(&scripts::SWEEP, &[&partition.leases, &partition.history], |command| {
+            command.arg(&partition.events);
+        });
+        let reply = self.router.run(partition, &call, None).await?;
+        let queues = decode::resources(decode::array(&reply.value)?)?;
+        self.settle_once(partition, &queues).await.map(drop)
+    }
+
+    /// Finishes what one call left undone, in the background.
+    pub(super) fn settle(self: &Arc<Self>, partition: u16, resources: Vec<Resource>) {
+        let shared = Arc::clone(self);
+        self.runtime.spawn(async move {
+            let partition = &shared.keys.all()[usize::from(partition)];
+            while shared.settle_once(partition, &resources).await.unwrap_or(false) {}
+        });
+    }
+
+    /// Settles these resources; returns whether work is left.
+    async fn settle_once(&self, partition: &Partition, resources: &[Resource]) -> Result<bool> {
+        let mut work_is_left = false;
+        for some in resources.chunks(MOST_CALLS) {
+            let call = Call::on(&scripts::LIST, partition, some, |command| {
+                for _ in some {
+                    command.arg(-1);
+                }
+            });
+            let reply = self.router.run(partition, &call, None).await?;
+            work_is_left |= decode::array(&reply.value)?.len() > some.len() + 1;
+        }
+        Ok(work_is_left)
     }
 }

@@ -90,7 +90,7 @@ impl Cluster {
             Ok(())
         };
         let anywhere = || RoutingInfo::SingleNode(SingleNodeRoutingInfo::Random);
-        let seeds = builder(&options.servers, options).and_then(|builder| builder.build()).map_err(failed)?;
+        let seeds = builder(&options.servers, options).and_then(ClusterClientBuilder::build).map_err(failed)?;
         let mut connection = seeds.get_async_connection().await.map_err(failed)?;
         // The library looks for servers among those that it was given only: it gets all that there are.
         let mut slots = redis::cmd("CLUSTER");
@@ -166,10 +166,8 @@ impl Cluster {
     pub(super) async fn unsubscribe(&self, channel: &str) {
         self.subscriptions.channels.lock().remove(channel);
         let mut connection = self.connection.clone();
-        let _best_effort = match self.is_sharded {
-            true => connection.sunsubscribe(channel).await,
-            false => connection.unsubscribe(channel).await,
-        };
+        let _best_effort =
+            if self.is_sharded { connection.sunsubscribe(channel).await } else { connection.unsubscribe(channel).await };
     }
 }
 

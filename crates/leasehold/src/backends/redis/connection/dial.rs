@@ -54,7 +54,7 @@ pub(super) fn connection_info(address: &Address, options: &RedisOptions) -> Resu
         // Its own credentials, database and TLS, by the protocol that carries pushes.
         (Address::Info(info), _) => {
             let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
-            return Ok(info.set_redis_settings(settings));
+            return Ok((*info).set_redis_settings(settings));
         }
     };
     Ok(address.into_connection_info()?.set_redis_settings(identity(options)))

@@ -95,8 +95,8 @@ impl MemoryCell {
     }
 
     /// Remembers another; returns whether one that was known before has been lost.
-    pub(in super::super) fn set(&self, memory: Arc<Memory>) -> bool {
-        let before = self.0.lock().replace(Arc::clone(&memory));
+    pub(in super::super) fn set(&self, memory: &Arc<Memory>) -> bool {
+        let before = self.0.lock().replace(Arc::clone(memory));
         before.is_some_and(|before| before.text != memory.text)
     }
 }

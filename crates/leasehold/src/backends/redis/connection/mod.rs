@@ -342,7 +342,7 @@ impl Shared {
         let begin = memory::begin(&self.partition, live.server.run_id.as_deref(), &settings);
         match live.send(&begin, self.options.answer_limit).await {
             Ok(answer) => {
-                live.memory.set(Arc::new(decode::memory(&answer, &self.options.place())?));
+                live.memory.set(&Arc::new(decode::memory(&answer, &self.options.place())?));
                 Ok(())
             }
             Err(SendError::Refused(_)) => Ok(()),

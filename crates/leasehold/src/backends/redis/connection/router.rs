@@ -178,7 +178,7 @@ impl Router {
         let command = memory::begin(partition, target.run_id(), &self.settings());
         let (value, _) = target.send(command, None, self.options.answer_limit).await?;
         let memory = Arc::new(decode::memory(&value, &self.options.place()).map_err(SendError::NotSent)?);
-        if target.memory().set(Arc::clone(&memory))
+        if target.memory().set(&memory)
             && let Target::Partition(cluster, _) = target
         {
             cluster.breaks.fetch_add(1, Ordering::SeqCst);
@@ -267,7 +267,8 @@ impl Refusals {
             self.from_replica += 1;
             follows = connection.follows_failover() || self.from_replica < 2;
         }
-        if !errors::is_not_ready(refusal) && !(errors::is_readonly(refusal) && follows) {
+        let may_pass = errors::is_not_ready(refusal) || errors::is_readonly(refusal) && follows;
+        if !may_pass {
             return Err(errors::refused(&options.place(), refusal));
         }
         let pause = options.answer_limit / 40;
