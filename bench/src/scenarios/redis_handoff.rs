@@ -13,6 +13,7 @@ use leasehold_testkit::redis::Server;
 use parking_lot::Mutex;
 use redis::{AsyncConnectionConfig, PushInfo, PushKind, Script, Value, aio::MultiplexedConnection};
 use tokio::{
+    runtime::Handle,
     sync::{mpsc, oneshot},
     task::yield_now,
 };
@@ -110,7 +111,7 @@ impl Push {
         connection.subscribe(CHANNEL).await?;
         let waiters = Arc::new(Mutex::new(HashMap::<u64, oneshot::Sender<()>>::new()));
         let waiting = Arc::clone(&waiters);
-        tokio::spawn(async move {
+        Handle::current().spawn(async move {
             while let Some(push) = pushes.recv().await {
                 if push.kind == PushKind::Message
                     && let Some(Value::BulkString(number)) = push.data.get(1)

@@ -5,7 +5,7 @@ use std::{
     net::{Shutdown, TcpListener, TcpStream},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering},
     },
     thread,
     time::Duration,
@@ -33,6 +33,7 @@ pub struct Proxy {
 
 #[derive(Debug, Default)]
 struct Shared {
+    server: AtomicU16,
     to_server: AtomicU8,
     to_client: AtomicU8,
     refuses: AtomicBool,
@@ -49,6 +50,7 @@ impl Proxy {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port can be bound");
         let port = listener.local_addr().expect("it is bound").port();
         let shared = Arc::new(Shared::default());
+        shared.server.store(server, Ordering::SeqCst);
         let accepting = Arc::clone(&shared);
         thread::spawn(move || {
             for client in listener.incoming() {
@@ -57,7 +59,7 @@ impl Proxy {
                 }
                 let Ok(client) = client else { continue };
                 if !accepting.refuses.load(Ordering::SeqCst) {
-                    accepting.lead(&client, server);
+                    accepting.lead(&client);
                 }
             }
         });
@@ -82,6 +84,11 @@ impl Proxy {
     /// Whatever is sent from now on takes so many milliseconds longer, each way.
     pub fn slow_down(&self, millis: u64) {
         self.shared.delay_millis.store(millis, Ordering::SeqCst);
+    }
+
+    /// New connections lead to this port; those there are stay.
+    pub fn lead_to(&self, server: u16) {
+        self.shared.server.store(server, Ordering::SeqCst);
     }
 
     /// Closes every connection; new ones are closed at once until [`mend`](Self::mend).
@@ -124,7 +131,8 @@ impl Shared {
         close(&self.servers);
     }
 
-    fn lead(self: &Arc<Self>, client: &TcpStream, server: u16) {
+    fn lead(self: &Arc<Self>, client: &TcpStream) {
+        let server = self.server.load(Ordering::SeqCst);
         let Ok(server) = TcpStream::connect(("127.0.0.1", server)) else { return };
         let _small_matter = (client.set_nodelay(true), server.set_nodelay(true));
         let copies = (client.try_clone(), client.try_clone(), server.try_clone(), server.try_clone());

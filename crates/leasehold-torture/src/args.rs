@@ -75,6 +75,8 @@ pub(crate) enum Backend {
     File,
     /// A private Redis server, with a proxy for each worker.
     Redis,
+    /// A quorum of three private Redis servers, with a proxy to each for each worker.
+    Redlock,
 }
 
 /// Something that goes wrong.

@@ -29,7 +29,7 @@ pub(crate) fn run(plan: &Plan) -> io::Result<Report> {
     let began = now();
     let mut fleet = Fleet::start(plan, folder.path().to_owned(), slow_disk, dice.split())?;
     let observer = match plan.backend {
-        Backend::Memory | Backend::Redis => None,
+        Backend::Memory | Backend::Redis | Backend::Redlock => None,
         Backend::File => Some(Leasehold::connect(&fleet.url).map_err(io::Error::other)?),
     };
     let mut faults = Faults::new(plan.faults.clone(), observer, dice.split());
@@ -48,10 +48,11 @@ pub(crate) fn run(plan: &Plan) -> io::Result<Report> {
     }
 
     let liveness = match plan.backend {
-        Backend::Memory | Backend::Redis => Liveness::Ttl,
+        Backend::Memory | Backend::Redis | Backend::Redlock => Liveness::Ttl,
         Backend::File => Liveness::Process,
     };
-    let violations = check::all(&fleet.history, Rules { liveness, began, ended });
+    let violations =
+        check::all(&fleet.history, Rules { liveness, fifo: plan.backend != Backend::Redlock, began, ended });
     if slow_disk {
         faults.injected.insert("slow-disk, delayed calls", fleet.delayed_calls() as u64);
     }

@@ -62,11 +62,17 @@ struct LogReader {
 impl Fleet {
     /// Starts the workers. `slow_disk` puts the first one on a slow disk.
     pub(crate) fn start(plan: &Plan, folder: PathBuf, slow_disk: bool, dice: Dice) -> io::Result<Self> {
-        let network = (plan.backend == Backend::Redis).then(Network::start);
+        let network = match plan.backend {
+            Backend::Memory | Backend::File => None,
+            Backend::Redis => Some(Network::start(1)),
+            Backend::Redlock => Some(Network::start(3)),
+        };
         let (url, processes, lanes) = match plan.backend {
             Backend::Memory => (String::from("memory:torture"), 1, plan.workers * LANES),
             Backend::File => (format!("file://{}", folder.join("locks").display()), plan.workers, LANES),
-            Backend::Redis => (network.as_ref().map(Network::url).unwrap_or_default(), plan.workers, LANES),
+            Backend::Redis | Backend::Redlock => {
+                (network.as_ref().map(Network::url).unwrap_or_default(), plan.workers, LANES)
+            }
         };
         let slow_slot = slow_disk.then_some(0);
         let history = History::default();

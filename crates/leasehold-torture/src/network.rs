@@ -1,4 +1,4 @@
-//! The network of a server backend: a private server, and a proxy between it and each worker process.
+//! The network of a server backend: private servers, and a proxy between each of them and each worker process.
 
 use leasehold_testkit::{Flow, Proxy, redis::Server};
 
@@ -7,72 +7,91 @@ use crate::{
     instant::{Micros, millis},
 };
 
-/// A private server and the ways to it.
+/// Private servers and the ways to them.
 #[derive(Debug)]
 pub(crate) struct Network {
-    server: Server,
-    /// One for each place in the fleet.
-    proxies: Vec<Proxy>,
+    servers: Vec<Server>,
+    /// One to each server for each place in the fleet.
+    proxies: Vec<Vec<Proxy>>,
 }
 
 impl Network {
-    /// Starts a server.
-    pub(crate) fn start() -> Self {
-        Self { server: Server::start(), proxies: Vec::new() }
+    /// Starts one server, or those of a quorum.
+    pub(crate) fn start(servers: usize) -> Self {
+        Self { servers: (0..servers).map(|_| Server::start()).collect(), proxies: Vec::new() }
     }
 
-    /// The server's own URL, past every proxy.
+    /// The servers' own URL, past every proxy.
     pub(crate) fn url(&self) -> String {
-        self.server.url()
+        url(self.servers.iter().map(Server::port))
     }
 
-    /// A new way to the server for the next process in this place. The former one is cut.
+    /// New ways to the servers for the next process in this place. The former ones are cut.
     pub(crate) fn connect(&mut self, index: usize) -> String {
-        let proxy = Proxy::to(self.server.port());
-        let url = format!("redis://127.0.0.1:{}", proxy.port());
+        let proxies: Vec<Proxy> = self.servers.iter().map(|server| Proxy::to(server.port())).collect();
+        let url = url(proxies.iter().map(Proxy::port));
         if index < self.proxies.len() {
-            self.proxies[index] = proxy;
+            self.proxies[index] = proxies;
         } else {
-            self.proxies.push(proxy);
+            self.proxies.push(proxies);
         }
         url
     }
 
-    /// Disturbs the way of one worker. Returns what was done, and for how long it should last.
+    /// Disturbs the ways of one worker: to all servers, or to one of several. Returns what was done, and for how long it
+    /// should last.
     pub(crate) fn disturb(&self, index: usize, dice: &mut Dice) -> (&'static str, Micros) {
-        let proxy = &self.proxies[index];
-        let what = match dice.below(6) {
-            0 => {
-                proxy.cut();
-                "network, cut"
-            }
-            1 => {
-                proxy.cut_clients();
-                "network, half-open"
-            }
-            2 => {
-                proxy.to_server(Flow::Hold);
-                "network, requests held back"
-            }
-            3 => {
-                proxy.to_client(Flow::Hold);
-                "network, answers held back"
-            }
-            4 => {
-                proxy.to_client(Flow::Swallow);
-                "network, answers lost"
-            }
-            _ => {
-                proxy.slow_down(20 + dice.below(200));
-                "network, slow"
-            }
-        };
+        let proxies = &self.proxies[index];
+        let disturbed =
+            if dice.percent(30) { &proxies[..] } else { std::slice::from_ref(&proxies[dice.index(proxies.len())]) };
+        let (kind, delay) = (dice.below(6), 20 + dice.below(200));
+        let what = disturbed.iter().map(|proxy| disturb(proxy, kind, delay)).last().unwrap_or("network");
         (what, millis(100) + dice.below(millis(2400)))
     }
 
-    /// Lets everything pass again on the way of one worker.
+    /// Lets everything pass again on the ways of one worker.
     pub(crate) fn mend(&self, index: usize) {
-        self.proxies[index].slow_down(0);
-        self.proxies[index].mend();
+        for proxy in &self.proxies[index] {
+            proxy.slow_down(0);
+            proxy.mend();
+        }
+    }
+}
+
+/// The servers lose nothing here, so that each of a quorum votes at once.
+fn url(ports: impl Iterator<Item = u16>) -> String {
+    let hosts: Vec<String> = ports.map(|port| format!("127.0.0.1:{port}")).collect();
+    match hosts.as_slice() {
+        [host] => format!("redis://{host}"),
+        hosts => format!("redlock://{}?longest_ttl=0", hosts.join(",")),
+    }
+}
+
+fn disturb(proxy: &Proxy, kind: u64, delay: u64) -> &'static str {
+    match kind {
+        0 => {
+            proxy.cut();
+            "network, cut"
+        }
+        1 => {
+            proxy.cut_clients();
+            "network, half-open"
+        }
+        2 => {
+            proxy.to_server(Flow::Hold);
+            "network, requests held back"
+        }
+        3 => {
+            proxy.to_client(Flow::Hold);
+            "network, answers held back"
+        }
+        4 => {
+            proxy.to_client(Flow::Swallow);
+            "network, answers lost"
+        }
+        _ => {
+            proxy.slow_down(delay);
+            "network, slow"
+        }
     }
 }

@@ -101,6 +101,20 @@ async fn a_user_limited_to_the_prefix_can_do_everything() {
 }
 
 #[tokio::test]
+async fn the_rights_in_the_guide_are_enough() {
+    let guide = include_str!("../../../docs/redis.md");
+    let line = guide.lines().find(|line| line.starts_with("ACL SETUSER")).unwrap();
+    let server = Server::start();
+    server.command(&line.split(' ').collect::<Vec<_>>());
+    let locks = Leasehold::connect(&format!("redis://locks:secret@127.0.0.1:{}", server.port())).await.unwrap();
+    works(&locks).await;
+    for finding in locks.examine().await.unwrap() {
+        assert!(!matches!(finding.subject.as_str(), "settings"), "{}", finding.message);
+        assert_ne!(finding.severity, Severity::Failure, "{}", finding.message);
+    }
+}
+
+#[tokio::test]
 async fn a_replica_is_refused_with_what_to_do() {
     let master = Server::start();
     let replica = Server::with(&["--save", "", "--replicaof", "127.0.0.1", &master.port().to_string()]);
@@ -119,7 +133,7 @@ async fn doctor_names_what_endangers_locks() {
     assert_eq!(told("eviction").severity, Severity::Failure);
     assert!(told("eviction").message.contains("noeviction"));
     assert_eq!(told("persistence").severity, Severity::Warning);
-    for subject in ["reachable", "clock offset", "version", "replication", "rights"] {
+    for subject in ["reachable", "clock offset", "version", "memory", "replication", "rights"] {
         assert_eq!(told(subject).severity, Severity::Ok, "{}", told(subject).message);
     }
 }
@@ -246,7 +260,7 @@ async fn asking_again_after_a_lost_reply_gives_the_same_lease() {
     proxy.to_client(Flow::Swallow);
     let error = backend.acquire(&request).await.unwrap_err();
     assert!(error.outcome_unknown(), "it was sent: {error}");
-    let fence = server.ask(&["GET", "leasehold:{t}:fence"]).to_string();
+    let fence = server.ask(&["HGET", "leasehold:{t}:leases", "\tfence"]).to_string();
     proxy.mend();
     let Decision::Granted(grant) = backend.acquire(&request).await.unwrap().value else { panic!("it is ours") };
     assert_eq!(grant.fence.to_string(), fence, "the first ask was granted, the second tells the same");
@@ -264,10 +278,10 @@ async fn an_acquire_whose_reply_was_dropped_gets_the_lease_it_was_granted() {
     proxy.to_client(Flow::Swallow);
     let lock = locks.mutex("x");
     let asking = Handle::current().spawn(async move { lock.acquire().await });
-    while server.ask(&["EXISTS", "leasehold:{default}:lease:x"]).to_string() == "0" {
+    while server.ask(&["HEXISTS", "leasehold:{default}:leases", "x"]).to_string() == "0" {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let fence = server.ask(&["GET", "leasehold:{default}:fence"]).to_string();
+    let fence = server.ask(&["HGET", "leasehold:{default}:leases", "\tfence"]).to_string();
     proxy.mend();
     let guard = tokio::time::timeout(Duration::from_secs(10), asking).await.expect("it asks again").unwrap().unwrap();
     assert_eq!(guard.fence().to_string(), fence, "granted once, told twice");

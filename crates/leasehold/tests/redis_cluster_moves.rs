@@ -13,14 +13,16 @@ use tokio::{sync::mpsc, task::JoinSet, time};
 
 const WAITERS: usize = 8;
 
-/// The master that has a key that ends so, and the key.
-fn find<'a>(cluster: &'a Cluster, ending: &str) -> (&'a Server, String) {
-    let masters = cluster.servers[..3].iter();
-    let mut found = masters.flat_map(|master| {
-        let keys = master.ask(&["KEYS", &format!("*{ending}")]);
-        keys.parts().iter().map(|key| (master, key.to_string())).collect::<Vec<_>>()
-    });
-    found.next().expect("some master has it")
+/// The master that has this name, and the key of its partition.
+fn find<'a>(cluster: &'a Cluster, name: &str) -> (&'a Server, String) {
+    for master in &cluster.servers[..3] {
+        for leases in master.ask(&["KEYS", "*:leases"]).parts().iter().map(ToString::to_string) {
+            if master.ask(&["HEXISTS", &leases, name]).to_string() == "1" {
+                return (master, leases);
+            }
+        }
+    }
+    panic!("no master has {name}");
 }
 
 /// How many instances hear what they are told about this slot; all of them where pushes go to every server.
@@ -40,8 +42,8 @@ async fn a_slot_moves_while_its_locks_are_held_and_waited_for() {
     let held = one.mutex("x").ttl(Duration::from_secs(3)).acquire().await.unwrap();
     let (order, mut served) = mpsc::unbounded_channel();
     let mut waiting = JoinSet::new();
-    let (from, key) = find(&cluster, ":lease:x");
-    let queue = key.replace(":lease:", ":order:");
+    let (from, key) = find(&cluster, "x");
+    let queue = key.replace(":leases", ":order:x");
     for waiter in 0..WAITERS {
         // Long leases: only a push tells them of their turn in time.
         let lock = [&one, &two][waiter % 2].mutex("x").ttl(Duration::from_secs(60)).wait(Duration::from_secs(60));

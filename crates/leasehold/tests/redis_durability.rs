@@ -2,14 +2,17 @@
 #![cfg(feature = "redis")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests, too")]
 
+mod shared;
+
 use std::time::Duration;
 
 use leasehold::{
     ErrorKind, Leasehold,
     lease::{ListFilter, Names},
 };
-use leasehold_testkit::redis::Server;
-use tokio::runtime::Handle;
+use leasehold_testkit::{Proxy, redis::Server};
+use shared::soon;
+use tokio::{runtime::Handle, task::JoinSet};
 
 #[tokio::test]
 async fn a_grant_without_its_copies_is_given_back() {
@@ -31,7 +34,7 @@ async fn a_grant_without_its_copies_is_given_back() {
     let next = next.await.unwrap().unwrap();
     assert!(next.waited() < Duration::from_secs(2), "the push tells it to ask: {:?}", next.waited());
     next.release().await.unwrap();
-    assert_eq!(master.clients(), 3, "the replica, commands and pushes, and what waits for copies");
+    assert_eq!(master.clients(), 4, "the replica, commands and pushes, requests and renewals that wait for copies");
 
     drop(replica);
     let error = locks.mutex("y").acquire().await.unwrap_err();
@@ -55,4 +58,37 @@ async fn what_a_server_cannot_do_is_refused_when_connecting() {
     }
     let error = Leasehold::connect("redis+cluster://127.0.0.1:1?durability=aof").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+}
+
+/// With 40 ms to the replica each wait for copies takes as long: requests share one, and renewals do not stand behind them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_grants_wait_for_their_copies_together() {
+    const TASKS: usize = 64;
+    let master = Server::start();
+    let proxy = Proxy::to(master.port());
+    let plain = ["--save", "", "--repl-diskless-sync-delay", "0"];
+    let replica = Server::with(&[&plain[..], &["--replicaof", "127.0.0.1", &proxy.port().to_string()]].concat());
+    soon(async || replica.ask(&["INFO", "replication"]).to_string().contains("master_link_status:up")).await;
+    proxy.slow_down(20);
+    let locks = Leasehold::builder()
+        .wait(Duration::from_secs(60))
+        .connect(&format!("{}?durability=replicas:1&answer_limit=5s", master.url()))
+        .await
+        .unwrap();
+    let held = locks.mutex("held").ttl(Duration::from_secs(3)).acquire().await.unwrap();
+    master.reset_calls();
+    let mut tasks = JoinSet::new();
+    for task in 0..TASKS {
+        let locks = locks.clone();
+        tasks.spawn(async move {
+            for at in 0..5 {
+                locks.mutex(format!("x{task}:{at}")).acquire().await.unwrap().release().await.unwrap();
+            }
+        });
+    }
+    tasks.join_all().await;
+    let waits = master.calls("wait");
+    println!("{waits} waits for {} grants", 5 * TASKS);
+    assert!(waits <= 60, "{waits} waits for {} grants: they do not go together", 5 * TASKS);
+    held.check().expect("it was renewed all the time");
 }

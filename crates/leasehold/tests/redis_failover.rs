@@ -4,10 +4,13 @@
 
 mod shared;
 
-use std::time::Duration;
+use std::{future::poll_fn, time::Duration};
 
-use leasehold::{Guard, Leasehold, Loss};
-use leasehold_testkit::redis::{Cluster, Sentinel};
+use leasehold::{Guard, Leasehold, Loss, lease::Names};
+use leasehold_testkit::{
+    Proxy,
+    redis::{Cluster, Sentinel, Server},
+};
 use shared::{Turns, soon};
 use tokio::time;
 
@@ -103,8 +106,11 @@ async fn a_master_that_hangs_takes_no_lock_of_another_with_it() {
         guards.push(locks.mutex(format!("l{at}")).ttl(Duration::from_millis(2400)).acquire().await.unwrap());
     }
     let hung = &cluster.servers[0];
-    let keys = hung.ask(&["KEYS", "*:lease:l*"]).to_string();
-    let is_there = |guard: &Guard| keys.lines().any(|key| key.ends_with(&format!(":lease:{}", guard.resource())));
+    let mut names = String::new();
+    for leases in hung.ask(&["KEYS", "*:leases"]).parts() {
+        names += &hung.ask(&["HKEYS", &leases.to_string()]).to_string();
+    }
+    let is_there = |guard: &Guard| names.lines().any(|name| name == guard.resource().as_str());
     let (there, elsewhere): (Vec<Guard>, Vec<Guard>) = guards.into_iter().partition(is_there);
     assert!(!there.is_empty() && elsewhere.len() >= 10, "they are spread over all servers");
 
@@ -140,5 +146,65 @@ async fn what_a_failover_lost_is_told_by_the_next_renewal() {
         assert!(next.fence() > fence);
     } else {
         guard.check().expect("the replica knew it");
+    }
+}
+
+/// One address, the replica promoted and the master demoted, with connections to it left open.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_became_a_replica_is_left_for_the_one_behind_the_same_address() {
+    let master = Server::start();
+    let replica = Server::with(&["--save", "", "--replicaof", "127.0.0.1", &master.port().to_string()]);
+    soon(async || replica.ask(&["INFO", "replication"]).to_string().contains("master_link_status:up")).await;
+    let address = Proxy::to(master.port());
+    let locks = Leasehold::connect(&format!("redis://127.0.0.1:{}", address.port())).await.unwrap();
+    let guard = locks.mutex("long").ttl(Duration::from_secs(3)).acquire().await.unwrap();
+    soon(async || replica.ask(&["HEXISTS", "leasehold:{default}:leases", "long"]).to_string() == "1").await;
+
+    address.lead_to(replica.port());
+    replica.command(&["REPLICAOF", "NO", "ONE"]);
+    master.command(&["REPLICAOF", "127.0.0.1", &replica.port().to_string()]);
+    let next = locks.mutex("next").acquire().await.expect("another connection leads to the new master");
+    next.release().await.unwrap();
+    time::sleep(Duration::from_secs(4)).await;
+    guard.check().expect("it was renewed on the new master");
+    guard.release().await.unwrap();
+
+    // Where a fresh connection leads to a replica as well, that is what is wrong.
+    address.lead_to(master.port());
+    replica.command(&["CLIENT", "KILL", "TYPE", "normal"]);
+    replica.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    let error = locks.mutex("never").try_acquire().await.unwrap_err();
+    assert!(error.to_string().contains("it is a replica"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watcher_of_a_cluster_sees_events_after_any_server_was_replaced() {
+    let mut cluster = Cluster::start();
+    let (locks, watcher) =
+        (Leasehold::connect(&cluster.url()).await.unwrap(), Leasehold::connect(&cluster.url()).await.unwrap());
+    let mut events = watcher.watch(Names::All).await.unwrap();
+    let mut seen = async |locks: &Leasehold, name: String| {
+        locks.mutex(&name).wait(Duration::from_secs(20)).acquire().await.unwrap().release().await.unwrap();
+        let wanted = async {
+            loop {
+                match poll_fn(|context| events.as_mut().poll_next(context)).await.unwrap() {
+                    Ok(event) if event.resource.as_str() == name => return,
+                    _ => {}
+                }
+            }
+        };
+        time::timeout(Duration::from_secs(2), wanted).await.is_ok()
+    };
+    assert!(seen(&locks, String::from("first")).await);
+    for (master, slot) in [(0, 0), (1, 8000), (2, 16_000)] {
+        cluster.servers[master].kill();
+        let replica = cluster.servers[master + 3].port();
+        time::sleep(Duration::from_secs(3)).await;
+        soon(async || cluster.owner(slot) == replica).await;
+        let mut tries = 0;
+        while !seen(&locks, format!("after-{master}-{tries}")).await {
+            tries += 1;
+            assert!(tries < 10, "it is deaf since server {master} was replaced");
+        }
     }
 }

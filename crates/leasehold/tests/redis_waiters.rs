@@ -120,3 +120,42 @@ async fn a_waiter_that_lapsed_unawares_goes_to_the_end_of_the_queue() {
     assert!(waiter.fence() > fence);
     waiter.release().await.unwrap();
 }
+
+/// Ten thousand waiters of a process that is gone: whoever releases, asks or waits is not held up by them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_absent_waiters_hold_nobody_up() {
+    const WAITERS: usize = 10_000;
+    let server = Server::start();
+    let (holder, gone) = (open(&server).await, open(&server).await);
+    let held = request("x", Patience::Try, Duration::from_secs(600));
+    assert!(matches!(holder.acquire(&held).await.unwrap().value, Decision::Granted(_)));
+    let mut waiting = JoinSet::new();
+    for task in 0..50 {
+        let gone = Arc::clone(&gone);
+        waiting.spawn(async move {
+            for _ in (task..WAITERS).step_by(50) {
+                let queued = gone.acquire(&request("x", Patience::Queue, Duration::from_secs(600))).await.unwrap();
+                assert!(matches!(queued.value, Decision::Queued(_)));
+            }
+        });
+    }
+    waiting.join_all().await;
+    let last = request("x", Patience::Queue, Duration::from_secs(600));
+    assert!(matches!(holder.acquire(&last).await.unwrap().value, Decision::Queued(_)));
+    drop(gone);
+    soon(async || server.clients() == 1).await;
+
+    server.reset_calls();
+    let before = server.cpu();
+    let mut hints = holder.hints();
+    holder.release(&held.key, &Outcome::Completed).await.unwrap();
+    let granted = async { while !matches!(hints.next().await, Some(Hint::Granted { id, .. }) if id == last.key.id) {} };
+    time::timeout(Duration::from_secs(10), granted).await.expect("those who are gone were passed over");
+    holder.release(&last.key, &Outcome::Completed).await.unwrap();
+    let again = request("x", Patience::Try, Duration::from_secs(600));
+    assert!(matches!(holder.acquire(&again).await.unwrap().value, Decision::Granted(_)), "and are passed over again");
+    let (calls, took) = (server.calls("evalsha") + server.calls("eval"), server.cpu().saturating_sub(before));
+    println!("{calls} calls took {took:?} of the server");
+    assert!(calls >= 10, "{calls} calls: each passes over some of them only");
+    assert!(took < Duration::from_millis(100), "{took:?} of the server's time in {calls} calls");
+}

@@ -38,18 +38,24 @@ impl Nodes {
 
     /// Another client, with ways of its own that can be cut.
     fn client(&self) -> (Arc<Quorum>, Vec<Arc<Faulty>>) {
+        // These nodes forget nothing: there is nothing to wait for before they vote.
+        self.client_with(QuorumOptions::new().longest_ttl(Duration::ZERO))
+    }
+
+    fn client_with(&self, options: QuorumOptions) -> (Arc<Quorum>, Vec<Arc<Faulty>>) {
         let links: Vec<Arc<Faulty>> =
             self.memories.iter().map(|memory| Faulty::new(Arc::new(memory.sibling()))).collect();
         let member = |(at, link): (usize, &Arc<Faulty>)| Member::new(format!("node-{at}"), Arc::<Faulty>::clone(link));
         let members = links.iter().enumerate().map(member).collect();
-        (Arc::new(Quorum::new(members, QuorumOptions::new()).unwrap()), links)
+        (Arc::new(Quorum::new(members, options).unwrap()), links)
     }
 
-    /// How many leases and places each node has.
+    /// How many leases and positions each node has, besides the one by which all agree on `longest_ttl`.
     async fn left(&self) -> Vec<usize> {
         let mut left = Vec::new();
         for memory in &self.memories {
-            left.push(memory.list(&ListFilter::new(Names::All)).await.unwrap().leases.len());
+            let leases = memory.list(&ListFilter::new(Names::All)).await.unwrap().leases;
+            left.push(leases.iter().filter(|lease| !lease.resource.as_str().starts_with("leasehold:")).count());
         }
         left
     }
@@ -267,7 +273,7 @@ async fn what_is_left_of_a_lease_that_a_majority_lost_is_freed() {
     let held = attempt("x");
     assert!(is_granted(&quorum, &held).await);
     for memory in &nodes.memories[1..4] {
-        let page = memory.list(&ListFilter::new(Names::All)).await.unwrap();
+        let page = memory.list(&ListFilter::new(Names::Exactly(held.key.resource.clone()))).await.unwrap();
         let LeaseState::Holding { fence, .. } = page.leases[0].state else { panic!("it is held there") };
         memory.evict(&held.key.resource, fence, "for the test").await.unwrap();
     }
@@ -300,7 +306,10 @@ async fn a_node_that_was_restarted_does_not_vote_until_its_leases_are_over() {
     let options = QuorumOptions::new().clock(shared).longest_ttl(Duration::from_secs(60));
     let quorum = Quorum::new(nodes, options).unwrap();
     let error = quorum.acquire(&attempt("x")).await.unwrap_err();
-    assert!(error.to_string().contains("node-2 (was started a short time ago and votes in 1m00s)"), "{error}");
+    assert!(
+        error.to_string().contains("node-2 (began with an empty memory a short time ago and votes in 1m00s)"),
+        "{error}"
+    );
     let findings = quorum.examine().await.unwrap();
     assert_eq!(findings.iter().filter(|finding| finding.severity == Severity::Warning).count(), 3, "{findings:?}");
     clock.advance(Duration::from_secs(60));
@@ -327,4 +336,99 @@ async fn a_quorum_needs_an_odd_number_of_different_nodes() {
     let error = twice.acquire(&attempt("x")).await.unwrap_err();
     assert!(error.to_string().contains("the same server"), "{error}");
     assert!(twice.examine().await.unwrap().iter().any(|finding| finding.severity == Severity::Failure));
+}
+
+/// A try that takes the other nodes for a moment would be in the way of the head of the queue.
+#[tokio::test]
+async fn a_try_of_a_busy_name_asks_the_node_of_the_queue_alone() {
+    let nodes = Nodes::new(5);
+    let held = attempt("x");
+    assert!(is_granted(&nodes.client().0, &held).await);
+    let (trying, links) = nodes.client();
+    assert!(is_granted(&trying, &attempt("y")).await, "a free name");
+    let before: Vec<usize> = links.iter().map(|link| link.count(Call::Acquire)).collect();
+    for _ in 0..10 {
+        assert!(!is_granted(&trying, &attempt("x")).await);
+    }
+    let asked: Vec<usize> = links.iter().zip(before).map(|(link, before)| link.count(Call::Acquire) - before).collect();
+    assert_eq!(asked, [10, 0, 0, 0, 0]);
+
+    let (waiting, links) = nodes.client();
+    for _ in 0..10 {
+        let request = ask("x", Claim::EXCLUSIVE, Patience::Queue);
+        assert!(matches!(waiting.acquire(&request).await.unwrap().value, Decision::Queued(_)));
+    }
+    // One for the agreement, and one for the first request, which knew nothing of the name.
+    assert_eq!(links[4].count(Call::Acquire), 2, "who saw it busy asks the queue first");
+}
+
+#[tokio::test]
+async fn a_node_that_hangs_is_left_alone_until_it_answers_again() {
+    let nodes = Nodes::new(5);
+    let (quorum, links) = nodes.client();
+    assert!(is_granted(&quorum, &attempt("before")).await);
+    let hung = [Call::Acquire, Call::Renew, Call::Release].map(|call| links[1].hold_requests_of(call));
+    let asked = || links[1].count(Call::Acquire) + links[1].count(Call::Release);
+    let before = asked();
+    for round in 0..40 {
+        let request = ask("x", Claim::EXCLUSIVE, Patience::Queue);
+        assert!(is_granted(&quorum, &request).await, "round {round}");
+        assert_eq!(quorum.release(&request.key, &Outcome::Completed).await.unwrap().value, Released::Freed);
+    }
+    // The round that found out; its release and those of the others wait until the node is there again.
+    assert!(asked() - before <= 2, "asked {} times", asked() - before);
+    drop(hung);
+    for _ in 0..500 {
+        let request = ask("x", Claim::EXCLUSIVE, Patience::Queue);
+        assert!(is_granted(&quorum, &request).await);
+        quorum.release(&request.key, &Outcome::Completed).await.unwrap();
+        if asked() - before > 6 {
+            break;
+        }
+        time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(asked() - before > 6, "it takes part again");
+}
+
+/// None of these reports how old its memory is.
+#[tokio::test]
+async fn nodes_of_unknown_age_have_no_vote() {
+    let (quorum, _links) = Nodes::new(3).client_with(QuorumOptions::new());
+    let error = quorum.acquire(&attempt("x")).await.unwrap_err();
+    assert!(error.to_string().contains("ACL SETUSER <user> +info"), "{error}");
+    let findings = quorum.examine().await.unwrap();
+    let unknown = findings.iter().filter(|finding| finding.severity == Severity::Failure).count();
+    assert_eq!(unknown, 3, "{findings:?}");
+}
+
+#[tokio::test]
+async fn clients_that_disagree_on_the_longest_ttl_find_out() {
+    let nodes = Nodes::new(3);
+    let (first, _) = nodes.client();
+    assert!(is_granted(&first, &attempt("x")).await);
+    let minute = || QuorumOptions::new().longest_ttl(Duration::from_secs(60));
+    let (other, _) = nodes.client_with(minute());
+    let error = other.acquire(&attempt("y")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+    assert!(error.to_string().contains("longest_ttl=0ms") && error.to_string().contains("1m00s"), "{error}");
+
+    // What they agree by is nothing that anyone asked for.
+    let page = first.list(&ListFilter::new(Names::All)).await.unwrap();
+    let names: Vec<&str> = page.leases.iter().map(|lease| lease.resource.as_str()).collect();
+    assert_eq!(names, ["x"]);
+}
+
+#[tokio::test]
+async fn a_queue_can_be_bounded() {
+    let nodes = Nodes::new(3);
+    let (quorum, _) = nodes.client();
+    assert!(is_granted(&quorum, &attempt("x")).await);
+    let bounded = || ask("x", Claim::EXCLUSIVE, Patience::Queue).max_waiters(1);
+    assert!(matches!(quorum.acquire(&bounded()).await.unwrap().value, Decision::Queued(_)));
+    let waiting = bounded();
+    assert!(matches!(quorum.acquire(&waiting).await.unwrap().value, Decision::Queued(_)));
+    let Decision::Busy(busy) = quorum.acquire(&bounded()).await.unwrap().value else { panic!("two are ahead") };
+    assert_eq!((busy.holders.len(), busy.waiting), (1, 2));
+    quorum.release(&waiting.key, &Outcome::Cancelled).await.unwrap();
+    assert!(matches!(quorum.acquire(&bounded()).await.unwrap().value, Decision::Queued(_)));
 }

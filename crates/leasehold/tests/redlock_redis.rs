@@ -2,8 +2,10 @@
 #![cfg(feature = "redlock")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::time::Duration;
+
 use leasehold::{ErrorKind, Leasehold, backend::Severity};
-use leasehold_testkit::{Proxy, redis::Server};
+use leasehold_testkit::{Proxy, redis::Server, until};
 
 fn url(servers: &[&str], query: &str) -> String {
     let hosts: Vec<&str> = servers.iter().map(|url| url.trim_start_matches("redis://").trim_end_matches('/')).collect();
@@ -27,10 +29,123 @@ async fn a_minority_may_be_away_when_it_is_opened() {
     }
     let refused = Leasehold::connect(&url(&[away[0], away[1], &urls[0]], "")).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unavailable);
+}
 
-    let young = Leasehold::connect(&url(&[&urls[0], &urls[1], &urls[2]], "")).await.unwrap();
-    let error = young.mutex("y").acquire().await.unwrap_err();
-    assert!(error.to_string().contains("votes in"), "{error}");
+#[tokio::test]
+async fn a_hung_node_does_not_hold_up_opening() {
+    let servers: Vec<Server> = (0..3).map(|_| Server::start()).collect();
+    let urls: Vec<String> = servers.iter().map(Server::url).collect();
+    servers[0].signal("STOP");
+    let address = url(&[&urls[0], &urls[1], &urls[2]], "longest_ttl=0&node_limit=5s");
+    // One that waited for the hung node would wait until the limit.
+    let open = Leasehold::builder().connect_limit(Duration::from_secs(60)).connect(&address);
+    let locks = tokio::time::timeout(Duration::from_secs(30), open).await.expect("nobody waits for it").unwrap();
+    let guard = locks.mutex("x").acquire().await.unwrap();
+    servers[0].signal("CONT");
+    until(|| servers[0].calls("evalsha") > 0);
+    guard.release().await.unwrap();
+}
+
+/// Whoever may not ask for a node's run id cannot know that it was started again from an old dump.
+#[tokio::test]
+async fn a_node_that_does_not_allow_info_is_refused() {
+    let servers: Vec<Server> = (0..3).map(|_| Server::start()).collect();
+    for server in &servers {
+        let user = ["ACL", "SETUSER", "locker", "on", "nopass", "~*", "&*", "+@all", "-info"];
+        server.command(&user);
+    }
+    let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
+    let address = format!("redlock://locker:any@{}", hosts.join(","));
+    let error = Leasehold::connect(&address).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+    assert!(error.to_string().contains("ACL SETUSER <user> +info"), "{error}");
+    // Nodes that lose nothing need not be asked.
+    let elsewhere = Leasehold::builder().namespace("elsewhere");
+    elsewhere.connect(&format!("{address}?longest_ttl=0")).await.unwrap();
+}
+
+/// Three servers, the first two behind addresses that can lead elsewhere, and a quorum in which all of them vote.
+struct Quorum {
+    servers: Vec<Server>,
+    addresses: Vec<Proxy>,
+    locks: Leasehold,
+}
+
+impl Quorum {
+    async fn of_voters(dump: bool) -> Self {
+        let settings: &[&str] = if dump { &["--save", "3600 1"] } else { &["--save", "", "--appendonly", "no"] };
+        let servers: Vec<Server> = (0..3).map(|_| Server::with(settings)).collect();
+        let addresses: Vec<Proxy> = servers.iter().map(|server| Proxy::to(server.port())).collect();
+        let urls: Vec<String> = addresses.iter().map(|proxy| format!("redis://127.0.0.1:{}", proxy.port())).collect();
+        // The shortest quarantine is 11 s, however short the ttl.
+        let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
+        let locks = Leasehold::connect(&url(&urls, "longest_ttl=6s&node_limit=5s")).await.unwrap();
+        let quorum = Self { servers, addresses, locks };
+        let error = quorum.try_once().await.unwrap_err();
+        assert!(error.to_string().contains("votes in"), "a fresh server votes at once: {error}");
+        for _ in 0..300 {
+            match quorum.try_once().await {
+                Ok(()) => return quorum,
+                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+            }
+        }
+        panic!("they do not vote: {:?}", quorum.try_once().await);
+    }
+
+    async fn try_once(&self) -> leasehold::Result<()> {
+        let guard = self.locks.mutex("x").ttl(Duration::from_secs(5)).acquire().await?;
+        guard.release().await?;
+        Ok(())
+    }
+
+    /// Two of three have forgotten: a majority of them would grant what the third still holds.
+    async fn is_silent(&self) {
+        // A call under way when the connection broke may fail otherwise.
+        for _ in 0..50 {
+            let error = self.try_once().await.expect_err("nodes that forgot vote");
+            if error.to_string().contains("votes in") {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        panic!("{}", self.try_once().await.unwrap_err());
+    }
+}
+
+#[tokio::test]
+async fn nodes_that_were_flushed_do_not_vote_for_a_while() {
+    let quorum = Quorum::of_voters(false).await;
+    for server in &quorum.servers[..2] {
+        server.command(&["FLUSHALL"]);
+    }
+    quorum.is_silent().await;
+}
+
+#[tokio::test]
+async fn nodes_that_were_restarted_from_an_old_dump_do_not_vote_for_a_while() {
+    let mut quorum = Quorum::of_voters(true).await;
+    for server in &mut quorum.servers[..2] {
+        server.command(&["SAVE"]);
+        server.kill();
+        server.launch();
+    }
+    quorum.is_silent().await;
+}
+
+#[tokio::test]
+async fn replicas_that_were_promoted_do_not_vote_for_a_while() {
+    let quorum = Quorum::of_voters(false).await;
+    let mut promoted = Vec::new();
+    for (server, address) in quorum.servers.iter().zip(&quorum.addresses).take(2) {
+        let replica = Server::with(&["--save", "", "--replicaof", &format!("127.0.0.1 {}", server.port())]);
+        until(|| replica.ask(&["INFO", "replication"]).to_string().contains("master_link_status:up"));
+        replica.command(&["REPLICAOF", "NO", "ONE"]);
+        address.lead_to(replica.port());
+        address.cut();
+        address.mend();
+        promoted.push(replica);
+    }
+    quorum.is_silent().await;
 }
 
 #[tokio::test]

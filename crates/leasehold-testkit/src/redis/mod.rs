@@ -117,7 +117,7 @@ impl Server {
 
     /// How many commands clients of the library have sent since the last reset; all others are called by scripts.
     pub fn sent(&self) -> u64 {
-        ["evalsha", "eval", "hello", "subscribe", "ssubscribe", "ping", "xrevrange", "zrangebylex", "zrandmember"]
+        ["evalsha", "eval", "hello", "subscribe", "ssubscribe", "ping", "xrevrange", "wait"]
             .iter()
             .map(|command| self.calls(command))
             .sum()
@@ -126,6 +126,16 @@ impl Server {
     /// Starts counting anew.
     pub fn reset_calls(&self) {
         self.ask(&["CONFIG", "RESETSTAT"]);
+    }
+
+    /// How much processor time it has used.
+    pub fn cpu(&self) -> Duration {
+        let info = self.ask(&["INFO", "cpu"]).to_string();
+        let used = |name: &str| {
+            let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')?.trim().parse().ok());
+            Duration::from_secs_f64(line.unwrap_or(0.0))
+        };
+        used("used_cpu_user") + used("used_cpu_sys")
     }
 
     /// How many clients are connected, the one that asks left out.

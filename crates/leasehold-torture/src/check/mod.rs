@@ -30,6 +30,8 @@ impl Violation {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
     pub(crate) liveness: Liveness,
+    /// Waiters are served in the order they came.
+    pub(crate) fifo: bool,
     pub(crate) began: Micros,
     pub(crate) ended: Micros,
 }
@@ -59,7 +61,7 @@ mod sample {
         history::{History, Life},
     };
 
-    pub(super) const RULES: Rules = Rules { liveness: Liveness::Ttl, began: 0, ended: 60_000_000 };
+    pub(super) const RULES: Rules = Rules { liveness: Liveness::Ttl, fifo: true, began: 0, ended: 60_000_000 };
 
     /// A history with `workers` processes and nothing in it.
     pub(super) fn history(workers: usize) -> History {

@@ -16,6 +16,9 @@ use crate::{
 };
 
 pub(super) fn check(history: &History, rules: Rules) -> Vec<Violation> {
+    if !rules.fifo {
+        return Vec::new();
+    }
     let mut reported = BTreeSet::new();
     let mut violations = Vec::new();
     for queue in &history.queues {

@@ -36,6 +36,9 @@ built_in! {
     "memory", memory, ["memory"];
     "file" on "linux", file, ["file"];
     "postgres", postgres, ["postgres", "postgresql"];
-    "redis", redis, ["redis", "rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"];
+    "redis", redis, [
+        "redis", "rediss", "redis+unix", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster",
+        "valkey", "valkeys", "valkey+unix", "valkey+sentinel", "valkeys+sentinel", "valkey+cluster", "valkeys+cluster"
+    ];
     "redlock", redlock, ["redlock"];
 }

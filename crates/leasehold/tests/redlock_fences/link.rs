@@ -131,7 +131,7 @@ impl Backend for Link {
     }
 
     fn age(&self) -> Option<Duration> {
-        self.place.age()
+        Some(self.place.age())
     }
 }
 

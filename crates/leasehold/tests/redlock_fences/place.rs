@@ -111,10 +111,11 @@ impl Place {
         self.raised.lock().clear();
     }
 
-    pub(crate) fn age(&self) -> Option<Duration> {
+    pub(crate) fn age(&self) -> Duration {
         let born = self.life.lock().born;
-        let age = if born.is_zero() { Duration::from_secs(86_400) } else { self.clock.elapsed().saturating_sub(born) };
-        (self.variant != Variant::ForgetfulVoter).then_some(age)
+        let hidden = self.variant == Variant::ForgetfulVoter;
+        let long_ago = born.is_zero() || hidden;
+        if long_ago { Duration::from_secs(86_400) } else { self.clock.elapsed().saturating_sub(born) }
     }
 
     pub(crate) fn is_young(&self, quarantine: Duration) -> bool {

@@ -1,23 +1,20 @@
 //! What doctor sees: reach, clock, rights, and settings of each server that can lose a lock.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, fmt::Display, time::Duration};
 
-use redis::Cmd;
+use redis::{Cmd, Value};
 
 use super::{
     RedisBackend, Topology,
-    connection::Connection,
-    link::{Link, Live, Trouble},
-    reply,
+    connection::{Router, SendError},
+    decode,
+    options::RedisOptions,
 };
 use crate::{
-    Error, Result,
+    Result,
     backend::{Backend, Finding, Severity},
     clock::{Clock, SystemClock},
-    lease::{
-        Claim, HistoryFilter, Holder, LeaseId, LeaseKey, ListFilter, Names, Outcome,
-        Renewal, Request, Resource, Ttl,
-    },
+    lease::{Claim, HistoryFilter, Holder, LeaseId, LeaseKey, ListFilter, Names, Outcome, Renewal, Request, Resource, Ttl},
 };
 
 /// Round trips measured.
@@ -29,41 +26,29 @@ const FAR_OFF: Duration = Duration::from_secs(5);
 
 impl RedisBackend {
     pub(super) async fn findings(&self) -> Result<Vec<Finding>> {
-        let mut findings = vec![self.promises()];
-        for link in self.connection.links() {
-            let server = Server::of(&link).await?;
-            findings.push(server.reach(&link).await?);
-            findings.push(server.clock(&link).await?);
-            findings.push(server.version());
-            match server.info(&link).await? {
-                Some(info) => findings.extend([
-                    server.eviction(&info),
-                    server.persistence(&info),
-                    server.replication(&info, &self.options.topology),
-                ]),
-                None => findings.push(server.finding(
-                    Severity::Info,
+        let (router, options) = (&self.shared.router, &*self.shared.options);
+        let mut findings = vec![promises(router)];
+        findings.extend(reach(router, options).await?);
+        findings.extend(clocks(router, options).await?);
+        for (name, info) in ask(router, options, &redis::cmd("INFO")).await? {
+            match info {
+                Some(info) => {
+                    let server = Server { name, info: decode::info(&info) };
+                    findings.extend([server.version(), server.eviction(), server.memory(), server.persistence()]);
+                    findings.extend(server.replication(&options.topology));
+                }
+                None => findings.push(Finding::new(
+                    Severity::Warning,
                     "settings",
-                    "this user may not ask for INFO, so that eviction, persistence and replicas are not known, and \
-                     redlock takes each new connection for a restart; allow +info",
+                    format!(
+                        "{name}: this user may not ask for INFO, so that memory, eviction, persistence and replicas are \
+                         not known, and redlock refuses the server → ACL SETUSER … +info"
+                    ),
                 )),
             }
         }
         findings.push(self.rights().await);
         Ok(findings)
-    }
-
-    fn promises(&self) -> Finding {
-        let how = match &self.connection {
-            Connection::One(_) => "",
-            Connection::Cluster(cluster) if cluster.is_sharded() => "; a cluster with sharded pushes",
-            Connection::Cluster(_) => "; a cluster of a version before 7, whose pushes go to every server",
-        };
-        let words = format!(
-            "machines that reach one server; a lease ends with its ttl by the server's clock; fences: yes, fair \
-             queue: yes, pushed grants: yes, survives failover: no{how}"
-        );
-        Finding::new(Severity::Info, "promises", words)
     }
 
     /// Whether this user may do all that a lock needs.
@@ -78,89 +63,137 @@ impl RedisBackend {
         let id = LeaseId::random();
         let resource = Resource::new(format!("leasehold:doctor:{id}"))?;
         let key = LeaseKey::new(resource.clone(), id);
-        let request = Request::new(key.clone(), Claim::SHARED, Holder::new("leasehold doctor")?).ttl(Ttl::new(Duration::from_secs(5))?);
+        let holder = Holder::new("leasehold doctor")?;
+        let request = Request::new(key.clone(), Claim::SHARED, holder).ttl(Ttl::new(Duration::from_secs(5))?);
         self.acquire(&request).await?;
+        // A second reader takes the resource through the full script.
+        let other = LeaseKey::new(resource.clone(), LeaseId::random());
+        self.acquire(&Request { key: other.clone(), ..request.clone() }).await?;
         self.renew(&[Renewal::new(key.clone(), request.ttl)]).await?;
         let names = Names::Exactly(resource);
-        self.page(&ListFilter::new(names.clone())).await?;
+        self.shared.page(&ListFilter::new(names.clone())).await?;
+        self.release(&other, &Outcome::Cancelled).await?;
         self.release(&key, &Outcome::Cancelled).await?;
-        self.ended(&HistoryFilter::new(names)).await.map(drop)
+        self.shared.ended(&HistoryFilter::new(names)).await.map(drop)
+    }
+}
+
+fn promises(router: &Router) -> Finding {
+    let how = match router.cluster() {
+        None => "",
+        Some(cluster) if cluster.is_sharded => "; a cluster with sharded pushes",
+        Some(_) => "; a cluster of a version before 7, whose pushes go to every server",
+    };
+    let words = format!(
+        "machines that reach one server; a lease ends with its ttl by the server's clock; fences: yes, fair queue: yes, \
+         pushed grants: yes, survives failover: no{how}"
+    );
+    Finding::new(Severity::Info, "promises", words)
+}
+
+async fn reach(router: &Router, options: &RedisOptions) -> Result<Vec<Finding>> {
+    let mut took: HashMap<String, Vec<Duration>> = HashMap::new();
+    for _ in 0..PINGS {
+        let before = SystemClock.now();
+        for (name, _) in ask(router, options, &redis::cmd("PING")).await? {
+            took.entry(name).or_default().push(SystemClock.now().since(before));
+        }
+    }
+    let finding = |(name, mut took): (String, Vec<Duration>)| {
+        took.sort_unstable();
+        let (median, worst) = (took[took.len() / 2], took[took.len() - 1]);
+        let words = format!("{name}: {:.1} ms p50, {:.1} ms p99", millis(median), millis(worst));
+        if median > SLOW {
+            Finding::new(Severity::Warning, "reachable", format!("{words}; each lock waits as long: move closer"))
+        } else {
+            Finding::new(Severity::Ok, "reachable", words)
+        }
+    };
+    Ok(took.into_iter().map(finding).collect())
+}
+
+async fn clocks(router: &Router, options: &RedisOptions) -> Result<Vec<Finding>> {
+    let before = SystemClock.wall();
+    let answers = ask(router, options, &redis::cmd("TIME")).await?;
+    let ours = u64::midpoint(before.as_micros(), SystemClock.wall().as_micros());
+    let mut findings = Vec::new();
+    for (name, answer) in answers {
+        let answer = answer.unwrap_or(Value::Nil);
+        let [seconds, micros] = decode::array(&answer)? else {
+            findings.push(Finding::new(
+                Severity::Failure,
+                "clock offset",
+                format!("{name}: this user may not ask for TIME → ACL SETUSER … +time"),
+            ));
+            continue;
+        };
+        let theirs = decode::number(seconds)? * 1_000_000 + decode::number(micros)?;
+        let offset = Duration::from_micros(theirs.abs_diff(ours));
+        let words = format!("{name}: {:.1} ms from this machine; the server's clock decides", millis(offset));
+        findings.push(Finding::new(if offset > FAR_OFF { Severity::Warning } else { Severity::Ok }, "clock offset", words));
+    }
+    Ok(findings)
+}
+
+/// What each server answers to a plain command; `None` where this user may not ask.
+async fn ask(router: &Router, options: &RedisOptions, command: &Cmd) -> Result<Vec<(String, Option<Value>)>> {
+    let answers = match (router.connection(), router.cluster()) {
+        (Some(connection), _) => {
+            let live = connection.live().await?;
+            let name = live.address.to_string();
+            match live.send(command, options.answer_limit).await {
+                Ok(answer) => Ok(vec![(name, answer)]),
+                Err(SendError::Refused(_)) => return Ok(vec![(name, None)]),
+                Err(error) => Err(error),
+            }
+        }
+        (None, Some(cluster)) => cluster.ask_masters(command.clone()).await,
+        (None, None) => Ok(Vec::new()),
+    };
+    match answers {
+        Ok(answers) => Ok(answers.into_iter().map(|(name, answer)| (name, Some(answer))).collect()),
+        Err(SendError::Refused(_)) => Ok(vec![(options.place(), None)]),
+        Err(error) => Err(error.into_error(options)),
     }
 }
 
 /// One server, as examined.
 struct Server {
     name: String,
-    version: (u32, u32),
+    info: HashMap<String, String>,
 }
 
 impl Server {
-    async fn of(link: &Link) -> Result<Self> {
-        let live = link.live().await?;
-        let Live { address, server, .. } = &*live;
-        Ok(Self { name: address.to_string(), version: server.version })
-    }
-
-    fn finding(&self, severity: Severity, subject: &str, words: impl std::fmt::Display) -> Finding {
+    fn finding(&self, severity: Severity, subject: &str, words: impl Display) -> Finding {
         Finding::new(severity, subject, format!("{}: {words}", self.name))
     }
 
-    async fn reach(&self, link: &Link) -> Result<Finding> {
-        let mut took = Vec::with_capacity(PINGS);
-        for _ in 0..PINGS {
-            let before = SystemClock.now();
-            tell(link, &redis::cmd("PING")).await?;
-            took.push(SystemClock.now().since(before));
-        }
-        took.sort_unstable();
-        let (median, worst) = (took[PINGS / 2], took[PINGS - 1]);
-        let words = format!("{:.1} ms p50, {:.1} ms p99", millis(median), millis(worst));
-        Ok(if median > SLOW {
-            self.finding(Severity::Warning, "reachable", format!("{words}; each lock waits as long: move closer"))
-        } else {
-            self.finding(Severity::Ok, "reachable", words)
-        })
+    fn get(&self, name: &str) -> &str {
+        self.info.get(name).map_or("", String::as_str)
     }
 
-    async fn clock(&self, link: &Link) -> Result<Finding> {
-        let before = SystemClock.wall();
-        let answer = tell(link, &redis::cmd("TIME")).await?.unwrap_or(redis::Value::Nil);
-        let after = SystemClock.wall();
-        let [seconds, micros] = reply::array(&answer)? else {
-            return Ok(self.finding(Severity::Info, "clock offset", "this user may not ask for TIME"));
-        };
-        let theirs = reply::number(seconds)? * 1_000_000 + reply::number(micros)?;
-        let ours = u64::midpoint(before.as_micros(), after.as_micros());
-        let offset = Duration::from_micros(theirs.abs_diff(ours));
-        let words = format!("{:.1} ms from this machine; the server's clock decides", millis(offset));
-        let severity = if offset > FAR_OFF { Severity::Warning } else { Severity::Ok };
-        Ok(self.finding(severity, "clock offset", words))
+    fn number(&self, name: &str) -> u64 {
+        self.get(name).parse().unwrap_or(0)
     }
 
     fn version(&self) -> Finding {
-        let (major, minor) = self.version;
-        if self.version < (6, 2) {
-            let words = format!("Redis {major}.{minor} is too old: use 6.2 or newer");
-            return self.finding(Severity::Failure, "version", words);
+        let version = self.get("redis_version");
+        let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
+        if (parts.next().unwrap_or(0), parts.next().unwrap_or(0)) < (6, 2) {
+            return self.finding(Severity::Failure, "version", format!("Redis {version} is too old: use 6.2 or newer"));
         }
-        self.finding(Severity::Ok, "version", format!("{major}.{minor}"))
+        self.finding(Severity::Ok, "version", version)
     }
 
-    async fn info(&self, link: &Link) -> Result<Option<HashMap<String, String>>> {
-        Ok(tell(link, &redis::cmd("INFO")).await?.map(|told| reply::info(&told)))
-    }
-
-    fn eviction(&self, info: &HashMap<String, String>) -> Finding {
-        let policy = info.get("maxmemory_policy").map_or("noeviction", String::as_str);
-        let limited = info.get("maxmemory").is_some_and(|most| most != "0");
-        match (policy, limited) {
-            ("noeviction", _) => self.finding(Severity::Ok, "eviction", "noeviction"),
-            (policy, true) => self.finding(
+    fn eviction(&self) -> Finding {
+        match (self.get("maxmemory_policy"), self.number("maxmemory")) {
+            ("noeviction" | "", _) => self.finding(Severity::Ok, "eviction", "noeviction"),
+            (policy, 1..) => self.finding(
                 Severity::Failure,
                 "eviction",
-                format!("maxmemory-policy={policy} can delete a held lock → set noeviction or use a server of its own"),
+                format!("maxmemory-policy={policy} can delete held locks → set noeviction or use a server of its own"),
             ),
-            (policy, false) => self.finding(
+            (policy, 0) => self.finding(
                 Severity::Warning,
                 "eviction",
                 format!("maxmemory-policy={policy} will delete held locks once maxmemory is set → set noeviction"),
@@ -168,23 +201,42 @@ impl Server {
         }
     }
 
-    fn persistence(&self, info: &HashMap<String, String>) -> Finding {
-        if info.get("aof_enabled").is_some_and(|on| on == "1") {
+    fn memory(&self) -> Finding {
+        let (used, most) = (self.number("used_memory"), self.number("maxmemory"));
+        let percent = (used * 100).checked_div(most);
+        match percent {
+            None => self.finding(Severity::Ok, "memory", format!("{} MB used, no limit", used >> 20)),
+            Some(100..) => self.finding(
+                Severity::Failure,
+                "memory",
+                "full: leases that are held go on, every new one is refused → raise maxmemory or delete other data",
+            ),
+            Some(percent @ 90..) => self.finding(
+                Severity::Warning,
+                "memory",
+                format!("{percent} % of maxmemory is used; when it is full every new lease is refused → raise maxmemory"),
+            ),
+            Some(percent) => self.finding(Severity::Ok, "memory", format!("{percent} % of maxmemory is used")),
+        }
+    }
+
+    fn persistence(&self) -> Finding {
+        if self.get("aof_enabled") == "1" {
             let words = "append-only file: a restart keeps what was written (all of it with appendfsync always)";
             return self.finding(Severity::Ok, "persistence", words);
         }
-        let words = "no append-only file: a restart forgets locks, holders are told at the next renewal and fences \
-                     rise on → set appendonly yes, or use fences";
+        let words = "no append-only file: a restart forgets locks, holders learn it at the next renewal and fences rise \
+                     on → set appendonly yes, or use fences";
         self.finding(Severity::Warning, "persistence", words)
     }
 
-    fn replication(&self, info: &HashMap<String, String>, topology: &Topology) -> Finding {
-        let role = info.get("role").map_or("master", String::as_str);
-        if role != "master" {
-            let words = "it is a replica and cannot keep locks → name the master, or use redis+sentinel://";
-            return self.finding(Severity::Failure, "replication", words);
+    fn replication(&self, topology: &Topology) -> Vec<Finding> {
+        if !matches!(self.get("role"), "master" | "") {
+            let words = "it is a replica and cannot grant locks → name the master, or use redis+sentinel://";
+            return vec![self.finding(Severity::Failure, "replication", words)];
         }
-        match info.get("connected_slaves").and_then(|count| count.parse::<u32>().ok()).unwrap_or(0) {
+        let count = self.number("connected_slaves");
+        let mut findings = vec![match count {
             0 if *topology == Topology::Single => self.finding(Severity::Ok, "replication", "no replicas: no failover"),
             0 => self.finding(Severity::Warning, "replication", "no replica is connected: nobody can take over"),
             count => self.finding(
@@ -195,16 +247,16 @@ impl Server {
                      durability=replicas:{count}, redlock or Postgres"
                 ),
             ),
+        }];
+        if count > 0 && !self.info.contains_key("min_slaves_good_slaves") {
+            findings.push(self.finding(
+                Severity::Warning,
+                "split brain",
+                "a master that is cut off from its replicas goes on granting while another takes its place → set \
+                 min-replicas-to-write 1 and min-replicas-max-lag below your ttl",
+            ));
         }
-    }
-}
-
-/// The answer to a plain command; `None` where this user may not ask.
-async fn tell(link: &Link, command: &Cmd) -> Result<Option<redis::Value>, Error> {
-    match link.send(command).await {
-        Ok(heard) => Ok(Some(heard.value)),
-        Err(Trouble::NotSent(error) | Trouble::Unknown(error)) => Err(error),
-        Err(Trouble::Refused(_)) => Ok(None),
+        findings
     }
 }
 

@@ -1,15 +1,13 @@
-//! Where a `redis:` backend lives and how, as said by its URL.
+//! Which servers a `redis:` backend uses, and how.
 
-use std::{env, fmt, fs, sync::Arc, time::Duration};
+use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
+use redis::{ConnectionInfo, IntoConnectionInfo};
+
+use super::url;
 use crate::{Error, Result, clock::Clock};
 
-/// How long an answer may take, unless the URL says otherwise.
-const ANSWER_LIMIT: Duration = Duration::from_secs(2);
-const PARAMETERS: &str = "password_file, password_env, answer_limit, history, durability, ca, cert and key (these three \
-    for rediss), sentinel_user, sentinel_password_file and sentinel_password_env (these three for redis+sentinel)";
-
-/// Where the leases are kept and how they are reached.
+/// Which servers have the leases, and how they are reached.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct RedisOptions {
@@ -21,6 +19,8 @@ pub struct RedisOptions {
     pub user: Option<String>,
     /// Never shown.
     pub password: Option<String>,
+    /// Asked for user and password on each new connection, instead of the two above.
+    pub credentials: Option<Credentials>,
     /// The user of the sentinels' access list: they have users of their own. None by default.
     pub sentinel_user: Option<String>,
     /// The password of the sentinels, where they ask for one. Never shown.
@@ -29,6 +29,8 @@ pub struct RedisOptions {
     pub database: i64,
     /// How the connection is protected; not at all with `redis:`.
     pub tls: Option<Tls>,
+    /// Every key and channel begins with this; `leasehold:` by default.
+    pub prefix: String,
     /// Leases of two namespaces never meet.
     pub namespace: String,
     /// How long opening may take; 3 s by default.
@@ -45,21 +47,51 @@ pub struct RedisOptions {
 }
 
 /// One server.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Address {
-    /// Its name or number.
-    pub host: String,
-    /// Its port.
-    pub port: u16,
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Address {
+    /// A port of a machine.
+    Tcp {
+        /// The name or number of the machine.
+        host: String,
+        /// The port.
+        port: u16,
+    },
+    /// A socket of this machine.
+    Unix(PathBuf),
+    /// A server that an application already knows how to reach, with credentials, database and TLS.
+    Info(Box<ConnectionInfo>),
 }
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.host.contains(':') {
-            write!(f, "[{}]:{}", self.host, self.port)
-        } else {
-            write!(f, "{}:{}", self.host, self.port)
+        match self {
+            Self::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Self::Unix(path) => write!(f, "{}", path.display()),
+            Self::Info(info) => write!(f, "{}", info.addr()),
         }
+    }
+}
+
+/// Supplies user and password for each new connection: tokens that expire, secrets that change.
+#[derive(Clone)]
+pub struct Credentials(Arc<dyn Fn() -> (Option<String>, Option<String>) + Send + Sync>);
+
+impl Credentials {
+    /// Calls `current` for user and password; it must not block.
+    pub fn new(current: impl Fn() -> (Option<String>, Option<String>) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(current))
+    }
+
+    pub(super) fn current(&self) -> (Option<String>, Option<String>) {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Credentials(…)")
     }
 }
 
@@ -123,7 +155,7 @@ pub enum Remember {
 pub enum Durability {
     /// Nothing but the server's memory.
     None,
-    /// So many replicas.
+    /// This many replicas.
     Replicas(u32),
     /// The server's append-only file.
     Aof,
@@ -139,281 +171,76 @@ impl fmt::Debug for RedisOptions {
 }
 
 impl RedisOptions {
-    /// What the URL says.
-    ///
-    /// `redis://[user[:password]@]host[:port][/database]`, `redis+sentinel://host,host/master[/database]` and
-    /// `redis+cluster://host,host`; with `rediss` the connection is protected. `host` may be left out for
-    /// `localhost`. The password may also come from `password_file=`, `password_env=` or `REDISCLI_AUTH`; that of
-    /// sentinels, which is another, from `sentinel_password_file=` or `sentinel_password_env=`.
-    ///
-    /// # Errors
-    /// `InvalidConfig` when the URL cannot be used; the password is never shown.
-    pub fn from_url(url: &str, namespace: &str) -> Result<Self> {
-        let invalid = |why: &str| Error::invalid_config(format!("this redis URL cannot be used: {why}"));
-        let (scheme, rest) = url.split_once("://").ok_or_else(|| invalid("write redis://host:port"))?;
-        let (tls, kind) = match scheme.split_once('+').unwrap_or((scheme, "")) {
-            ("redis", kind) => (None, kind),
-            ("rediss", kind) => (Some(Tls::default()), kind),
-            _ => return Err(invalid("its scheme is redis, rediss, redis+sentinel or redis+cluster")),
-        };
-        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-        let (userinfo, hosts) = match authority.rsplit_once('@') {
-            Some((userinfo, hosts)) => (Some(userinfo), hosts),
-            None => (None, authority),
-        };
-        let (topology, database, port) = match kind {
-            "" => (Topology::Single, path, 6379),
-            "cluster" if path.is_empty() || path == "0" => (Topology::Cluster, "", 6379),
-            "cluster" => return Err(invalid("a cluster has no database but 0")),
-            "sentinel" => {
-                let (master, database) = path.split_once('/').unwrap_or((path, ""));
-                if master.is_empty() {
-                    return Err(invalid("name the master: redis+sentinel://host,host/mymaster"));
-                }
-                (Topology::Sentinel { master: decoded(master).ok_or_else(|| invalid("bad %XX"))? }, database, 26379)
-            }
-            _ => return Err(invalid("after the + comes sentinel or cluster")),
-        };
-        let servers = hosts.split(',').map(|host| address(host, port)).collect::<Option<Vec<_>>>();
-        let servers = servers.ok_or_else(|| invalid("a server is written host:port or [ipv6]:port"))?;
-        if topology == Topology::Single && servers.len() > 1 {
-            return Err(invalid("several servers need redis+sentinel://, redis+cluster:// or redlock://"));
-        }
-        let mut options = Self {
+    /// The defaults for these servers.
+    pub(super) fn new(servers: Vec<Address>, topology: Topology, namespace: &str) -> Self {
+        Self {
             servers,
             topology,
             user: None,
             password: None,
+            credentials: None,
             sentinel_user: None,
             sentinel_password: None,
-            database: match database {
-                "" => 0,
-                number => number.parse().map_err(|_| invalid("the database is a number, as in redis://host/0"))?,
-            },
-            tls,
+            database: 0,
+            tls: None,
+            prefix: String::from("leasehold:"),
             namespace: namespace.to_owned(),
             connect_limit: Duration::from_secs(3),
-            answer_limit: ANSWER_LIMIT,
+            answer_limit: Duration::from_secs(2),
             history: Remember::All,
             durability: Durability::None,
             clock: None,
-        };
-        options.read_userinfo(userinfo.unwrap_or_default()).ok_or_else(|| invalid("user or password has a bad %XX"))?;
-        for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
-            let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
-            let value = decoded(value).ok_or_else(|| invalid(&format!("{name} has a bad %XX")))?;
-            options.read_parameter(name, &value)?;
         }
-        if let Some(Tls { identity: Some(identity), .. }) = &options.tls
-            && (identity.certificate.is_empty() || identity.key.is_empty())
-        {
-            return Err(invalid("cert= and key= belong together"));
-        }
-        if options.password.is_none() {
-            options.password = env::var("REDISCLI_AUTH").ok().filter(|password| !password.is_empty());
-        }
+    }
+
+    /// What the URL says.
+    ///
+    /// `redis://[user[:password]@]host[:port][/database]`, `redis+unix:///path/to/socket`,
+    /// `redis+sentinel://host,host/master[/database]` and `redis+cluster://host,host`; with `rediss` the connection is
+    /// protected, and `valkey` may stand for `redis`. `host` may be left out for `localhost`. The password may also
+    /// come from `password_file=`, `password_env=` or `REDISCLI_AUTH`; that of sentinels, which is another, from
+    /// `sentinel_password_file=` or `sentinel_password_env=`.
+    ///
+    /// # Errors
+    /// `InvalidConfig` when the URL cannot be used; the password is never shown.
+    pub fn from_url(url: &str, namespace: &str) -> Result<Self> {
+        url::parse(url, namespace)
+    }
+
+    /// The one server of an existing `redis::Client`, or of anything else that is connection info.
+    ///
+    /// ```no_run
+    /// use leasehold::{Leasehold, backends::redis::{RedisBackend, RedisOptions}};
+    ///
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let client = redis::Client::open("redis://cache")?;
+    /// let options = RedisOptions::from_connection_info(client.get_connection_info().clone(), "shop")?;
+    /// let locks = Leasehold::builder().backend(RedisBackend::open(options).await?);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `InvalidConfig` when it is no connection info.
+    pub fn from_connection_info(info: impl IntoConnectionInfo, namespace: &str) -> Result<Self> {
+        let invalid = |error| Error::invalid_config("this connection info cannot be used").caused_by(error);
+        let info = info.into_connection_info().map_err(invalid)?;
+        let database = info.redis_settings().db();
+        let mut options = Self::new(vec![Address::Info(Box::new(info))], Topology::Single, namespace);
+        options.database = database;
         Ok(options)
     }
 
-    fn read_userinfo(&mut self, userinfo: &str) -> Option<()> {
-        let (user, password) = userinfo.split_once(':').unwrap_or((userinfo, ""));
-        self.user = Some(decoded(user)?).filter(|user| !user.is_empty());
-        self.password = Some(decoded(password)?).filter(|password| !password.is_empty());
-        Some(())
-    }
-
-    fn read_parameter(&mut self, name: &str, value: &str) -> Result<()> {
-        let invalid =
-            |advice: &str| Error::invalid_config(format!("{name}={value} in a redis URL cannot be used: {advice}"));
-        match name {
-            "sentinel_user" | "sentinel_password_file" | "sentinel_password_env"
-                if !matches!(self.topology, Topology::Sentinel { .. }) =>
-            {
-                return Err(invalid("it needs redis+sentinel://"));
-            }
-            "password_file" => self.password = Some(password_in(name, value)?),
-            "sentinel_user" => self.sentinel_user = Some(value.to_owned()),
-            "sentinel_password_file" => self.sentinel_password = Some(password_in(name, value)?),
-            "password_env" | "sentinel_password_env" => {
-                let password = env::var(value).map_err(|_| invalid("that variable is not set"))?;
-                let whose = if name == "password_env" { &mut self.password } else { &mut self.sentinel_password };
-                *whose = Some(password);
-            }
-            "answer_limit" => {
-                self.answer_limit = duration(value)
-                    .filter(|limit| (Duration::from_millis(10)..=Duration::from_secs(600)).contains(limit))
-                    .ok_or_else(|| invalid("write 10ms to 600s, such as 500ms or 2s"))?;
-            }
-            "history" => {
-                self.history = match value {
-                    "all" => Remember::All,
-                    "problems" => Remember::Problems,
-                    "off" => Remember::Nothing,
-                    _ => return Err(invalid("write all, problems or off")),
-                }
-            }
-            "durability" => {
-                self.durability = match (value, value.strip_prefix("replicas:").map(str::parse)) {
-                    ("none", _) => Durability::None,
-                    ("aof", _) => Durability::Aof,
-                    (_, Some(Ok(count @ 1..))) => Durability::Replicas(count),
-                    _ => return Err(invalid("write none, replicas:N or aof")),
-                }
-            }
-            "ca" | "cert" | "key" => {
-                let pem = read_file(name, value)?;
-                let tls = self.tls.as_mut().ok_or_else(|| invalid("it needs rediss://"))?;
-                let identity = || Identity { certificate: Vec::new(), key: Vec::new() };
-                match name {
-                    "ca" => tls.ca = Some(pem),
-                    "cert" => tls.identity.get_or_insert_with(identity).certificate = pem,
-                    _ => tls.identity.get_or_insert_with(identity).key = pem,
-                }
-            }
-            _ => {
-                return Err(Error::invalid_config(format!("a redis URL has no parameter {name}; it has {PARAMETERS}")));
-            }
-        }
-        Ok(())
-    }
-
-    /// The place as shown to people: no user, no password.
+    /// The servers as shown to people: no user, no password.
     pub(super) fn place(&self) -> String {
         let scheme = if self.tls.is_some() { "rediss" } else { "redis" };
         let servers = self.servers.iter().map(Address::to_string).collect::<Vec<_>>().join(",");
         match &self.topology {
+            Topology::Single if matches!(self.servers.as_slice(), [Address::Unix(_)]) => {
+                format!("redis+unix://{servers}")
+            }
             Topology::Single => format!("{scheme}://{servers}"),
             Topology::Sentinel { master } => format!("{scheme}+sentinel://{servers}/{master}"),
             Topology::Cluster => format!("{scheme}+cluster://{servers}"),
         }
-    }
-}
-
-fn read_file(name: &str, path: &str) -> Result<Vec<u8>> {
-    fs::read(path).map_err(|error| Error::invalid_config(format!("{name}={path} cannot be read")).caused_by(error))
-}
-
-/// The text of a file, without the end of its line.
-fn password_in(name: &str, path: &str) -> Result<String> {
-    let text = String::from_utf8(read_file(name, path)?)
-        .map_err(|_| Error::invalid_config(format!("{name}={path} is not text")))?;
-    Ok(text.trim_end_matches(['\r', '\n']).to_owned())
-}
-
-fn address(text: &str, default_port: u16) -> Option<Address> {
-    let (host, port) = match text.strip_prefix('[') {
-        Some(rest) => {
-            let (host, port) = rest.split_once(']')?;
-            (host, port.strip_prefix(':'))
-        }
-        None => match text.split_once(':') {
-            Some((host, port)) => (host, Some(port)),
-            None => (text, None),
-        },
-    };
-    let port = port.map_or(Some(default_port), |port| port.parse().ok())?;
-    let fits = |c: char| c.is_alphanumeric() || ".:-_%".contains(c);
-    if port == 0 || !host.chars().all(fits) {
-        return None;
-    }
-    Some(Address { host: if host.is_empty() { String::from("localhost") } else { host.to_owned() }, port })
-}
-
-fn duration(text: &str) -> Option<Duration> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (count, unit) = text.split_at(digits);
-    let count = count.parse().ok()?;
-    match unit {
-        "ms" => Some(Duration::from_millis(count)),
-        "s" => Some(Duration::from_secs(count)),
-        _ => None,
-    }
-}
-
-fn decoded(text: &str) -> Option<String> {
-    let mut bytes = text.bytes();
-    let mut plain = Vec::with_capacity(text.len());
-    while let Some(byte) = bytes.next() {
-        if byte != b'%' {
-            plain.push(byte);
-            continue;
-        }
-        let digit = |byte: u8| char::from(byte).to_digit(16);
-        let value = digit(bytes.next()?)? * 16 + digit(bytes.next()?)?;
-        plain.push(u8::try_from(value).ok()?);
-    }
-    String::from_utf8(plain).ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ErrorKind;
-
-    fn parse(url: &str) -> Result<RedisOptions> {
-        RedisOptions::from_url(url, "default")
-    }
-
-    fn shown(url: &str) -> String {
-        parse(url).unwrap().place()
-    }
-
-    #[test]
-    fn a_url_names_servers_and_how_they_belong_together() {
-        assert_eq!(shown("redis://"), "redis://localhost:6379");
-        assert_eq!(shown("redis://cache"), "redis://cache:6379");
-        assert_eq!(shown("rediss://[::1]:7000/3"), "rediss://[::1]:7000");
-        assert_eq!(parse("redis://cache/3").unwrap().database, 3);
-        assert_eq!(shown("redis+sentinel://a,b:1/mine"), "redis+sentinel://a:26379,b:1/mine");
-        assert_eq!(parse("redis+sentinel://a/mine/2").unwrap().database, 2);
-        assert_eq!(shown("rediss+cluster://a:1,b:2"), "rediss+cluster://a:1,b:2");
-    }
-
-    #[test]
-    fn a_password_is_read_and_never_shown() {
-        let options = parse("redis://me:p%40ss%2Fw@host").unwrap();
-        assert_eq!((options.user.as_deref(), options.password.as_deref()), (Some("me"), Some("p@ss/w")));
-        assert!(!format!("{options:?}").contains("p@ss"));
-        assert_eq!(parse("redis://:only@host").unwrap().password.as_deref(), Some("only"));
-        for url in [
-            "redis://me:hunter2@host:port",
-            "redis://me:hunter2@a,b",
-            "redis://me:hunter2@host/x",
-            "redis://me:hunter2@host?x=1",
-            "redis+foo://me:hunter2@host",
-            "redis:me:hunter2@host",
-            "redis://me:hunter2%zz@host",
-            "redis+sentinel://me:hunter2@host",
-            "redis+cluster://me:hunter2@host/1",
-            "redis://me:hunter2@host?answer_limit=1",
-        ] {
-            let error = parse(url).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{url}");
-            assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
-        }
-    }
-
-    #[test]
-    fn a_password_comes_from_a_file_without_its_line_end() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("secret");
-        fs::write(&file, "hunter2\n").unwrap();
-        let options = parse(&format!("redis://host?password_file={}", file.display())).unwrap();
-        assert_eq!(options.password.as_deref(), Some("hunter2"));
-        assert!(parse("redis://host?password_file=/nowhere/at/all").unwrap_err().to_string().contains("/nowhere"));
-        assert!(parse("redis://host?password_env=LEASEHOLD_NO_SUCH").unwrap_err().to_string().contains("not set"));
-    }
-
-    #[test]
-    fn parameters_are_read_and_unknown_ones_named() {
-        let options = parse("redis://h?answer_limit=500ms&history=problems&durability=replicas:2").unwrap();
-        assert_eq!(options.answer_limit, Duration::from_millis(500));
-        assert_eq!((options.history, options.durability), (Remember::Problems, Durability::Replicas(2)));
-        assert!(parse("redis://h?timeout=1").unwrap_err().to_string().contains("answer_limit"));
-        assert!(parse("redis://h?ca=/etc/hostname").unwrap_err().to_string().contains("rediss"));
-        assert!(parse("rediss://h?cert=/etc/hostname").unwrap_err().to_string().contains("belong together"));
-        assert_eq!(parse("redis+sentinel://h/m?sentinel_user=me").unwrap().sentinel_user.as_deref(), Some("me"));
-        assert!(parse("redis://h?sentinel_user=me").unwrap_err().to_string().contains("redis+sentinel"));
     }
 }

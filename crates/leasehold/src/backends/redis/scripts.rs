@@ -1,19 +1,18 @@
-//! The scripts, one for each operation, named by the hash of their text.
+//! The scripts, named by the hash of their text, and calls of them.
 
 use std::sync::LazyLock;
 
 use redis::Cmd;
 
 use super::keys::Partition;
-use crate::lease::{Resource, Timestamp};
+use crate::lease::Resource;
 
-/// What every script shares, put in where it says so.
-const RULE: &str = include_str!("scripts/rule.lua");
-const HERE: &str = "--@ rule.lua\n";
-/// Where every script reads the server's clock.
-const CLOCK: &str = "local time = redis.call('TIME')\nlocal nows = time[1] .. string.sub('00000' .. time[2], -6)\n";
-/// What takes its place where time is given.
-const GIVEN: &str = "local nows = table.remove(ARGV)\n";
+/// Parts that several scripts share, included where `--@ name` stands.
+const PARTS: [(&str, &str); 3] = [
+    ("--@ head.lua\n", include_str!("scripts/head.lua")),
+    ("--@ ended.lua\n", include_str!("scripts/ended.lua")),
+    ("--@ rule.lua\n", include_str!("scripts/rule.lua")),
+];
 
 /// A script that a server may or may not know yet.
 #[derive(Debug)]
@@ -22,66 +21,77 @@ pub(super) struct Script {
     sha: String,
 }
 
-/// One call of a script, by its hash; kept so that it can be made again by its text.
-pub(super) struct Call {
-    script: &'static Script,
-    by_hash: Cmd,
-}
-
 impl Script {
     fn new(text: &str) -> Self {
-        let source = text.replacen(HERE, RULE, 1);
+        let source = PARTS.iter().fold(text.to_owned(), |text, (mark, part)| text.replacen(mark, part, 1));
         let sha = redis::Script::new(&source).get_hash().to_owned();
         Self { source, sha }
     }
-
-    /// A call about these resources of a partition.
-    pub(super) fn call<'a>(
-        &'static self,
-        partition: &Partition,
-        resources: impl ExactSizeIterator<Item = &'a Resource>,
-    ) -> Call {
-        let mut by_hash = redis::cmd("EVALSHA");
-        by_hash.arg(&self.sha).arg(Partition::count_keys(resources.len()));
-        partition.add_keys(resources, |key| {
-            by_hash.arg(key);
-        });
-        Call { script: self, by_hash }
-    }
 }
 
-impl Call {
-    /// The same call with one more argument.
-    pub(super) fn arg(mut self, argument: impl AsRef<[u8]>) -> Self {
-        self.by_hash.arg(argument.as_ref());
-        self
+/// Whether a script is called by its hash, or by its text where the server does not know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    Hash,
+    Text,
+}
+
+/// A call of a script, to be made under the memory that the client last read.
+pub(super) struct Call<'a> {
+    script: &'static Script,
+    keys: Vec<&'a str>,
+    queues: Vec<String>,
+    arguments: Arguments<'a>,
+}
+
+/// Adds arguments to a command.
+pub(super) type Arguments<'a> = Box<dyn Fn(&mut Cmd) + Send + Sync + 'a>;
+
+impl<'a> Call<'a> {
+    /// A call with these keys and arguments.
+    pub(super) fn new(
+        script: &'static Script,
+        keys: &[&'a str],
+        arguments: impl Fn(&mut Cmd) + Send + Sync + 'a,
+    ) -> Self {
+        Self { script, keys: keys.to_vec(), queues: Vec::new(), arguments: Box::new(arguments) }
     }
 
-    /// By its hash: short, but the server may have forgotten.
-    pub(super) fn by_hash(&self) -> &Cmd {
-        &self.by_hash
-    }
-
-    /// By its text: the server knows it afterwards.
-    pub(super) fn by_text(&self) -> Cmd {
-        self.by(&self.script.source)
-    }
-
-    /// By its text, with this time instead of the server's.
-    pub(super) fn at(&self, now: Timestamp) -> Cmd {
-        let mut command = self.by(&self.script.source.replacen(CLOCK, GIVEN, 1));
-        command.arg(format!("{:016}", now.as_micros()));
-        command
-    }
-
-    fn by(&self, text: &str) -> Cmd {
-        let mut command = redis::cmd("EVAL");
-        command.arg(text);
-        for argument in self.by_hash.args_iter().skip(2) {
-            if let redis::Arg::Simple(bytes) = argument {
-                command.arg(bytes);
+    /// A call that follows the rule on these resources; `arguments` are those behind their names.
+    pub(super) fn on(
+        script: &'static Script,
+        partition: &'a Partition,
+        resources: &'a [Resource],
+        arguments: impl Fn(&mut Cmd) + Send + Sync + 'a,
+    ) -> Self {
+        let with_names = move |command: &mut Cmd| {
+            command.arg(&partition.events).arg(resources.len());
+            for resource in resources {
+                command.arg(resource.as_str());
             }
+            arguments(command);
+        };
+        let queues = resources.iter().flat_map(|resource| partition.queue(resource)).collect();
+        let keys = vec![partition.leases.as_str(), partition.history.as_str()];
+        Self { script, keys, queues, arguments: Box::new(with_names) }
+    }
+
+    /// The command that makes this call.
+    pub(super) fn command(&self, by: By, memory: &str, settings: &str) -> Cmd {
+        let mut command = match by {
+            By::Hash => redis::cmd("EVALSHA"),
+            By::Text => redis::cmd("EVAL"),
+        };
+        command.arg(if by == By::Hash { &self.script.sha } else { &self.script.source });
+        command.arg(self.keys.len() + self.queues.len());
+        for key in &self.keys {
+            command.arg(*key);
         }
+        for key in &self.queues {
+            command.arg(key);
+        }
+        command.arg(memory).arg(settings);
+        (self.arguments)(&mut command);
         command
     }
 }
@@ -94,11 +104,17 @@ macro_rules! scripts {
 }
 
 scripts! {
-    ACQUIRE = "acquire.lua";
+    BEGIN = "begin.lua";
+    FAST_ACQUIRE = "fast_acquire.lua";
+    FAST_RELEASE = "fast_release.lua";
+    FAST_RENEW = "fast_renew.lua";
+    DECIDE = "decide.lua";
     RENEW = "renew.lua";
-    RELEASE = "release.lua";
     EVICT = "evict.lua";
     LIST = "list.lua";
+    NAMES = "names.lua";
+    SWEEP = "sweep.lua";
+    WATCH = "watch.lua";
 }
 
 #[cfg(test)]
@@ -106,11 +122,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_script_has_the_rule_in_it() {
-        for script in [&ACQUIRE, &RENEW, &RELEASE, &EVICT, &LIST] {
-            assert!(script.source.contains("local function settle(asker)"));
-            assert!(script.source.contains(CLOCK));
-            assert_eq!(script.sha.len(), 40);
+    fn every_script_is_whole() {
+        for script in [&BEGIN, &FAST_ACQUIRE, &FAST_RELEASE, &FAST_RENEW, &NAMES, &SWEEP, &WATCH] {
+            assert!(script.source.contains("local nows") && !script.source.contains("--@"), "{}", script.source);
+        }
+        for script in [&DECIDE, &RENEW, &EVICT, &LIST] {
+            assert!(script.source.contains("local function settle(") && !script.source.contains("--@"));
         }
     }
 }

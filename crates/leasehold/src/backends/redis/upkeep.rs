@@ -1,57 +1,89 @@
-//! What an instance does by itself: it says that it watches, and tidies up after those who died.
+//! What an instance does by itself: it ends what expired unnoticed, and says that it watches.
 
-use std::{sync::Weak, time::Duration};
+use std::{
+    sync::{Arc, Weak, atomic::Ordering},
+    time::Duration,
+};
 
-use tokio::time;
-use uuid::Uuid;
+use tokio::{sync::Mutex, time};
 
-use super::{RedisBackend, link::Channel};
-use crate::Result;
+use super::{
+    decode,
+    keys::Partition,
+    ops::{MOST_CALLS, Shared},
+    scripts::{self, Call},
+};
+use crate::{Result, lease::Resource};
 
-/// Those who watch say so this often; the word of one who died is forgotten after three times as long.
+/// Those who watch say so this often.
 const WATCH_EVERY: Duration = Duration::from_secs(10);
-/// How often expired leases that nobody touches are looked for.
-const TIDY_EVERY: Duration = Duration::from_secs(60);
-
-impl RedisBackend {
-    /// Lets every script know on which channel to tell what happens.
-    pub(super) async fn say_watched(&self) -> Result<()> {
-        for partition in self.keys.all() {
-            let mut command = redis::cmd("SET");
-            command.arg(partition.watched()).arg(self.keys.events()).arg("EX").arg(WATCH_EVERY.as_secs() * 3);
-            self.connection.ask(partition, &command, &self.options).await?;
-        }
-        Ok(())
-    }
-}
+/// A watcher that died is forgotten after this.
+pub(super) const WATCH_LASTS: Duration = Duration::from_secs(30);
 
 /// Says that someone watches for as long as anyone does.
-pub(super) async fn keep_watching(backend: Weak<RedisBackend>) {
+pub(super) async fn keep_watching(shared: Weak<Shared>, one_at_a_time: Arc<Mutex<()>>) {
     loop {
         time::sleep(WATCH_EVERY).await;
-        let Some(backend) = backend.upgrade() else { return };
-        let _not_while_one_begins = backend.watching.lock().await;
-        if backend.told.watchers.is_idle() {
-            backend.connection.unsubscribe(&Channel::Plain(backend.keys.events())).await;
+        let Some(shared) = shared.upgrade() else { return };
+        let _not_while_one_begins = one_at_a_time.lock().await;
+        if shared.notifications.watchers.is_idle() {
+            for partition in shared.keys.all() {
+                shared.router.unsubscribe(&partition.events).await;
+            }
             return;
         }
-        if let Err(error) = backend.say_watched().await {
+        if let Err(error) = shared.announce_watcher().await {
             tracing::warn!(%error, "events may be missed");
         }
     }
 }
 
-/// Looks now and then for leases that expired and that nobody touches, in a partition at random.
-pub(super) async fn keep_tidy(backend: Weak<RedisBackend>) {
-    loop {
-        let random = Uuid::new_v4();
-        let bytes = random.as_bytes();
-        time::sleep(TIDY_EVERY + TIDY_EVERY * u32::from(bytes[0]) / 255).await;
-        let Some(backend) = backend.upgrade() else { return };
-        let partitions = backend.keys.all();
-        let partition = &partitions[usize::from(bytes[1]) % partitions.len()];
-        if let Err(error) = backend.tidy(partition).await {
-            tracing::debug!(%error, "cannot look for expired leases");
+impl Shared {
+    /// Ends what has expired and that nobody asks about, in the background.
+    pub(super) fn sweep(self: &Arc<Self>, partition: u16) {
+        if self.sweeping.swap(true, Ordering::SeqCst) {
+            return;
         }
+        let shared = Arc::clone(self);
+        self.runtime.spawn(async move {
+            if let Err(error) = shared.sweep_once(partition).await {
+                tracing::debug!(%error, "cannot look for expired leases");
+            }
+            shared.sweeping.store(false, Ordering::SeqCst);
+        });
+    }
+
+    async fn sweep_once(&self, partition: u16) -> Result<()> {
+        let partition = &self.keys.all()[usize::from(partition)];
+        let call = Call::new(&scripts::SWEEP, &[&partition.leases, &partition.history], |command| {
+            command.arg(&partition.events);
+        });
+        let reply = self.router.run(partition, &call, None).await?;
+        let queues = decode::resources(decode::array(&reply.value)?)?;
+        self.settle_once(partition, &queues).await.map(drop)
+    }
+
+    /// Finishes what one call left undone, in the background.
+    pub(super) fn settle(self: &Arc<Self>, partition: u16, resources: Vec<Resource>) {
+        let shared = Arc::clone(self);
+        self.runtime.spawn(async move {
+            let partition = &shared.keys.all()[usize::from(partition)];
+            while shared.settle_once(partition, &resources).await.unwrap_or(false) {}
+        });
+    }
+
+    /// Settles these resources; returns whether work is left.
+    async fn settle_once(&self, partition: &Partition, resources: &[Resource]) -> Result<bool> {
+        let mut work_is_left = false;
+        for some in resources.chunks(MOST_CALLS) {
+            let call = Call::on(&scripts::LIST, partition, some, |command| {
+                for _ in some {
+                    command.arg(-1);
+                }
+            });
+            let reply = self.router.run(partition, &call, None).await?;
+            work_is_left |= decode::array(&reply.value)?.len() > some.len() + 1;
+        }
+        Ok(work_is_left)
     }
 }

@@ -1,117 +1,105 @@
-//! Asking for a lease: a round for a new one, a word at the queue for one that waits.
+//! Requesting a lease: a round for a new one, a question at the queue for one that waits.
 
 use std::sync::Arc;
-
-use tokio::sync::oneshot;
 
 use super::{
     Shared,
     leases::{Phase, Tracked, Turn},
-    pursuit::Pursuit,
+    queue::{self, Progress},
     release,
-    said::{End, Entry, Tail},
-    waiting::{self, Placed, Progress},
+    round::Round,
+    vote::{Cleanup, Entry, RoundEnd},
 };
 use crate::{
-    Error, Result,
-    lease::{Decision, Outcome, Patience, Request},
+    Result,
+    lease::{Busy, Decision, Outcome, Patience, Request},
 };
 
-/// Asks for a lease once.
+/// Requests a lease once.
 ///
 /// # Cancel safety
-/// The round is run by a task. If the caller is gone when it ends, the task gives everything back.
+/// If the future is dropped, a task gives everything back.
 pub(super) async fn acquire(shared: &Arc<Shared>, request: &Request) -> Result<Decision> {
     shared.nodes.options().check_ttl(request.ttl, &request.key.resource)?;
-    let (caller, answer) = oneshot::channel();
-    shared.runtime.spawn(run(Arc::clone(shared), request.clone(), caller));
-    match answer.await {
-        Ok(handover) => Handover::accept(handover),
-        Err(_) => Err(Error::unavailable("the runtime that this quorum was made on is gone")),
-    }
-}
-
-async fn run(shared: Arc<Shared>, request: Request, caller: oneshot::Sender<Handover>) {
-    let (tracked, turn) = shared.leases.in_turn(&request).await;
-    let reply = {
-        let (shared, tracked) = (Arc::clone(&shared), Arc::clone(&tracked));
-        move |decision| drop(caller.send(Handover { shared, tracked, decision: Some(decision) }))
-    };
-    match tracked.phase() {
-        Phase::Waiting { queue } => ask_at_queue(&shared, &tracked, queue, turn, reply).await,
-        Phase::Asked | Phase::Holding { .. } | Phase::Ended => {
-            ask_all(&shared, &tracked, request.patience, turn, reply).await;
+    shared.agreement.check(&shared.nodes).await?;
+    let undo = release::Undo::new(shared, &request.key, &Outcome::Cancelled);
+    let (tracked, turn) = shared.leases.in_turn(request).await;
+    let patience = request.patience;
+    let decision = match tracked.phase() {
+        Phase::Waiting { queue } => ask_at_queue(shared, &tracked, queue, turn).await,
+        Phase::New if shared.contention.asks_queue_first(&request.key.resource, patience) => {
+            ask_queue_first(shared, &tracked, patience, turn).await
         }
+        Phase::New | Phase::Holding { .. } | Phase::Ended => ask_all(shared, &tracked, patience, turn).await,
+    };
+    undo.disarm();
+    if let Ok(decision) = &decision {
+        if matches!(decision, Decision::Queued(_)) {
+            tracked.on_queued();
+        }
+        let busy = !matches!(decision, Decision::Granted(_)) || tracked.waited();
+        shared.contention.note(&request.key.resource, patience, busy);
     }
+    decision
 }
 
 /// A round for a lease that is new, or that a majority holds already.
-async fn ask_all(
+async fn ask_all(shared: &Arc<Shared>, tracked: &Arc<Tracked>, patience: Patience, turn: Turn) -> Result<Decision> {
+    let mut round = Round::begin(shared, tracked, shared.nodes.lead(), Entry::Ask(patience));
+    let end = round.decide().await;
+    let gate = round.gate();
+    let (decision, cleanup) = match end {
+        RoundEnd::Granted(grant) => {
+            tracked.enter(Phase::Holding { grant, queue: gate });
+            round.settle_later(turn, Cleanup::Join(grant.fence));
+            return Ok(Decision::Granted(grant));
+        }
+        RoundEnd::Queued(position) => {
+            tracked.enter(Phase::Waiting { queue: gate });
+            (Ok(Decision::Queued(position)), Cleanup::KeepPosition)
+        }
+        RoundEnd::NotQueued | RoundEnd::Short(_) if patience == Patience::Queue => {
+            if let Some(grant) = round.grant_at_gate() {
+                tracked.enter(Phase::Waiting { queue: gate });
+                queue::drive_later(shared, tracked, grant.fence);
+                (Ok(Decision::Queued(queue::head_of_queue(grant.fence))), Cleanup::KeepPosition)
+            } else {
+                round.give_back(Cleanup::GiveBack).await;
+                round.settle(Cleanup::KeepPosition).await;
+                return ask_queue_first(shared, tracked, patience, turn).await;
+            }
+        }
+        RoundEnd::Busy(busy) | RoundEnd::Short(busy) => (Ok(Decision::Busy(busy)), Cleanup::GiveBack),
+        RoundEnd::NotQueued | RoundEnd::Gone => (Ok(Decision::Busy(Busy::default())), Cleanup::GiveBack),
+        RoundEnd::WrongShape(in_force) => (Ok(Decision::WrongShape { in_force }), Cleanup::GiveBack),
+        RoundEnd::Unreachable(error) => (Err(error), Cleanup::GiveBack),
+    };
+    // Waits for the answers that are still to come, at most for the limit: what they grant is in the way of others.
+    round.give_back(cleanup).await;
+    round.settle(cleanup).await;
+    decision
+}
+
+/// A lease that waits is requested again: looks at its position, and completes the quorum if its turn has come.
+async fn ask_at_queue(shared: &Arc<Shared>, tracked: &Arc<Tracked>, queue: usize, turn: Turn) -> Result<Decision> {
+    match queue::ask_at(shared, tracked, queue, Patience::Queue).await {
+        Ok(decision) => go_on(shared, tracked, queue, decision, Patience::Queue, turn).await,
+        Err(_) => ask_queue_first(shared, tracked, Patience::Queue, turn).await,
+    }
+}
+
+/// Asks the first node that answers alone, and the others only if it grants the lease.
+async fn ask_queue_first(
     shared: &Arc<Shared>,
     tracked: &Arc<Tracked>,
     patience: Patience,
     turn: Turn,
-    reply: impl FnOnce(Result<Decision>),
-) {
-    let mut pursuit = Pursuit::begin(shared, tracked, shared.nodes.lead(), Entry::Ask(patience));
-    let end = pursuit.decide().await;
-    let gate = pursuit.gate();
-    let (decision, tail) = match end {
-        End::Granted(grant) => {
-            tracked.enter(Phase::Holding { grant, queue: gate });
-            (Ok(Decision::Granted(grant)), Tail::Keep(grant.fence))
-        }
-        End::Queued(place) => {
-            tracked.enter(Phase::Waiting { queue: gate });
-            (Ok(Decision::Queued(place)), Tail::KeepPlace)
-        }
-        End::Short(_) if patience == Patience::Queue && pursuit.fence_at_gate().is_some() => {
-            let fence = pursuit.fence_at_gate().unwrap_or_default();
-            tracked.enter(Phase::Waiting { queue: gate });
-            waiting::drive_later(shared, tracked, fence);
-            (Ok(Decision::Queued(waiting::head_of_queue(fence))), Tail::KeepPlace)
-        }
-        End::NoPlace | End::Short(_) if patience == Patience::Queue => {
-            pursuit.give_back(Tail::GiveBack).await;
-            pursuit.settle_now(Tail::KeepPlace).await;
-            return ask_for_place(shared, tracked, turn, reply).await;
-        }
-        End::Busy(busy) | End::Short(busy) => (Ok(Decision::Busy(busy)), Tail::GiveBack),
-        End::NoPlace | End::Gone => (Ok(Decision::Busy(crate::lease::Busy::default())), Tail::GiveBack),
-        End::WrongShape(in_force) => (Ok(Decision::WrongShape { in_force }), Tail::GiveBack),
-        End::Unreachable(error) => (Err(error), Tail::GiveBack),
-    };
-    if let Tail::Keep(_) = tail {
-        reply(decision);
-        return pursuit.settle(turn, tail);
-    }
-    // Answers that are still to come are waited for, at most for the limit: what they grant is in the way of others.
-    pursuit.give_back(tail).await;
-    pursuit.settle_now(tail).await;
-    reply(decision);
-}
-
-/// One that waits is asked for again: its place is looked at, and completed if it has come to hold.
-async fn ask_at_queue(
-    shared: &Arc<Shared>,
-    tracked: &Arc<Tracked>,
-    queue: usize,
-    turn: Turn,
-    reply: impl FnOnce(Result<Decision>),
-) {
-    match waiting::place_at(shared, tracked, queue).await {
-        Ok(placed) => go_on(shared, tracked, placed, turn, reply).await,
-        Err(_) => ask_for_place(shared, tracked, turn, reply).await,
-    }
-}
-
-/// Takes a place at the first node that answers.
-async fn ask_for_place(shared: &Arc<Shared>, tracked: &Arc<Tracked>, turn: Turn, reply: impl FnOnce(Result<Decision>)) {
-    match waiting::take_place(shared, tracked).await {
-        Ok(placed) => go_on(shared, tracked, placed, turn, reply).await,
+) -> Result<Decision> {
+    match queue::ask_first(shared, tracked, patience).await {
+        Ok((queue, decision)) => go_on(shared, tracked, queue, decision, patience, turn).await,
         Err(error) => {
             shared.leases.forget(tracked);
-            reply(Err(error));
+            Err(error)
         }
     }
 }
@@ -119,49 +107,54 @@ async fn ask_for_place(shared: &Arc<Shared>, tracked: &Arc<Tracked>, turn: Turn,
 async fn go_on(
     shared: &Arc<Shared>,
     tracked: &Arc<Tracked>,
-    placed: Placed,
+    queue: usize,
+    decision: Decision,
+    patience: Patience,
     turn: Turn,
-    reply: impl FnOnce(Result<Decision>),
-) {
-    let decision = match placed {
-        Placed::Queued { place, .. } => Decision::Queued(place),
-        Placed::Refused(decision) => {
+) -> Result<Decision> {
+    let grant = match decision {
+        Decision::Granted(grant) => grant,
+        Decision::Queued(position) => return Ok(Decision::Queued(position)),
+        refused => {
             shared.leases.forget(tracked);
-            decision
+            return Ok(refused);
         }
-        Placed::Head { queue, fence } => match waiting::complete(shared, tracked, queue, fence, turn).await {
-            Progress::Granted(grant) => Decision::Granted(grant),
-            Progress::Waiting(place) => Decision::Queued(place),
-            Progress::NotYet(place) => {
-                waiting::drive_later(shared, tracked, fence);
-                Decision::Queued(place)
-            }
-            Progress::Gone => Decision::Busy(crate::lease::Busy::default()),
-        },
     };
-    reply(Ok(decision));
-}
-
-/// A decision on its way to the caller. If it does not arrive, nothing is kept.
-struct Handover {
-    shared: Arc<Shared>,
-    tracked: Arc<Tracked>,
-    decision: Option<Result<Decision>>,
-}
-
-impl Handover {
-    fn accept(mut self) -> Result<Decision> {
-        self.decision.take().unwrap_or_else(|| Err(Error::unavailable("no decision was made")))
+    if patience == Patience::Try {
+        return finish_try(shared, tracked, queue, Entry::Granted(grant), turn).await;
     }
-}
-
-impl Drop for Handover {
-    fn drop(&mut self) {
-        if matches!(self.decision, Some(Ok(Decision::Granted(_) | Decision::Queued(_)))) {
-            let (shared, key) = (Arc::clone(&self.shared), self.tracked.key.clone());
-            self.shared.runtime.spawn(async move {
-                let _given_back = release::everywhere(&shared, &key, &Outcome::Cancelled).await;
-            });
+    Ok(match queue::complete(shared, tracked, queue, Entry::Granted(grant), turn).await {
+        Progress::Granted(grant) => Decision::Granted(grant),
+        Progress::Waiting(position) => Decision::Queued(position),
+        Progress::NotYet(position) => {
+            queue::drive_later(shared, tracked, grant.fence);
+            Decision::Queued(position)
         }
-    }
+        Progress::Gone => Decision::Busy(Busy::default()),
+    })
+}
+
+/// A try that the queue's node granted asks the others, and gives everything back if too few follow.
+async fn finish_try(
+    shared: &Arc<Shared>,
+    tracked: &Arc<Tracked>,
+    queue: usize,
+    entry: Entry,
+    turn: Turn,
+) -> Result<Decision> {
+    let mut round = Round::begin(shared, tracked, queue, entry);
+    let decision = match round.decide().await {
+        RoundEnd::Granted(grant) => {
+            tracked.enter(Phase::Holding { grant, queue });
+            round.settle_later(turn, Cleanup::Join(grant.fence));
+            return Ok(Decision::Granted(grant));
+        }
+        RoundEnd::Unreachable(error) => Err(error),
+        RoundEnd::Busy(busy) | RoundEnd::Short(busy) => Ok(Decision::Busy(busy)),
+        RoundEnd::WrongShape(in_force) => Ok(Decision::WrongShape { in_force }),
+        RoundEnd::Queued(_) | RoundEnd::NotQueued | RoundEnd::Gone => Ok(Decision::Busy(Busy::default())),
+    };
+    round.give_back(Cleanup::GiveBack).await;
+    round.settle(Cleanup::GiveBack).await;
+    decision
 }

@@ -1,21 +1,25 @@
-//! One history out of the histories of all nodes, and eviction from all of them.
+//! One history out of the histories of all nodes, and the events of the one that leads.
 //!
-//! A lease that ended is told once, as most nodes tell it. What some nodes held
+//! A lease that ended is shown once, as most nodes have it. What some nodes held
 //! for a moment and was given back, because a round did not get its majority or
 //! its caller was gone, is left out.
 
-use std::{cmp::Reverse, collections::BTreeMap, sync::Arc, time::Duration};
-
-use super::{
-    Shared,
-    fan::Fan,
-    listing::{Mark, sightings},
-    said::most_common,
-    tag::Tag,
+use std::{
+    cmp::Reverse,
+    collections::BTreeMap,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
 };
+
+use futures_core::Stream;
+
+use super::{Shared, agreement, inspect::Mark, leases::Tag, vote::most_common};
 use crate::{
-    Error, Result,
-    lease::{EndedLease, Ending, Evicted, Fence, HistoryFilter, LeaseState, ListFilter, Names, Resource},
+    Result,
+    backend::{EventStream, Missed},
+    lease::{EndedLease, Ending, Event, Fence, HistoryFilter, Names, Resource},
     model::FENCE_LEAD,
 };
 
@@ -33,33 +37,34 @@ pub(super) async fn history(shared: &Shared, filter: &HistoryFilter) -> Result<V
     loop {
         let answers = nodes
             .look(|backend| {
-                let filter = wider.clone();
-                async move { backend.history(&filter).await }
+                let filter = &wider;
+                async move { backend.history(filter).await }
             })
             .await;
         let found = nodes.found("the history on redlock", answers)?;
         let cut_short = found.iter().any(|(_, records)| records.len() >= wider.limit);
-        let mut told = told_once(shared, found);
-        told.retain(|ended| filter.include(ended));
-        told.sort_by_key(|ended| Reverse(ended.ended_at));
-        if told.len() < filter.limit && cut_short && wider.limit < MOST_RECORDS {
+        let mut endings = each_once(shared, found);
+        endings.retain(|ended| filter.include(ended));
+        endings.sort_by_key(|ended| Reverse(ended.ended_at));
+        if endings.len() < filter.limit && cut_short && wider.limit < MOST_RECORDS {
             wider.limit = wider.limit.saturating_mul(4);
             continue;
         }
-        told.truncate(filter.limit);
-        return Ok(told);
+        endings.truncate(filter.limit);
+        return Ok(endings);
     }
 }
 
 /// A node is asked for no more than this.
 const MOST_RECORDS: usize = 100_000;
 
-fn told_once(shared: &Shared, found: Vec<(usize, Vec<EndedLease>)>) -> Vec<EndedLease> {
+fn each_once(shared: &Shared, found: Vec<(usize, Vec<EndedLease>)>) -> Vec<EndedLease> {
     let nodes = &shared.nodes;
     let silent = nodes.len() - found.len();
     let mut seen: BTreeMap<(Resource, Mark), Vec<EndedLease>> = BTreeMap::new();
     for (at, records) in found {
-        for (index, mut ended) in records.into_iter().enumerate() {
+        let shown = records.into_iter().filter(|ended| ended.resource.as_str() != agreement::NAME);
+        for (index, mut ended) in shown.enumerate() {
             let mark = Tag::take(&mut ended.metadata).map_or(Mark::Stray(at, index), Mark::Tag);
             seen.entry((ended.resource.clone(), mark)).or_default().push(ended);
         }
@@ -67,9 +72,9 @@ fn told_once(shared: &Shared, found: Vec<(usize, Vec<EndedLease>)>) -> Vec<Ended
     seen.into_values().filter_map(|records| merged(records, silent, nodes.majority())).collect()
 }
 
-/// What the nodes tell of one lease, in the order of the nodes.
+/// What the nodes have of one lease, in the order of the nodes.
 fn merged(mut records: Vec<EndedLease>, silent: usize, majority: usize) -> Option<EndedLease> {
-    // What held and was cancelled was given back before anyone was told that it held.
+    // What held and was cancelled was given back before anyone learned that it held.
     records.retain(|ended| ended.fence.is_none() || ended.ending != Ending::Cancelled);
     let (held, waited): (Vec<EndedLease>, Vec<EndedLease>) =
         records.into_iter().partition(|ended| ended.fence.is_some());
@@ -90,56 +95,49 @@ fn merged(mut records: Vec<EndedLease>, silent: usize, majority: usize) -> Optio
     waited.into_iter().next()
 }
 
-/// Takes the lease with this fence away wherever it is held, the node whose queue is waited in last.
-pub(super) async fn evict(shared: &Shared, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
-    let nodes = &shared.nodes;
-    let filter = ListFilter::new(Names::Exactly(resource.clone()));
-    let answers = nodes
+/// Follows all nodes and passes on the events of the leading one: each thing happens on several of them.
+///
+/// That node reports a grant when it makes it. Whether a majority follows is seen in a listing, and so is the fence in
+/// the rare case that it was raised. A leading node that was away reports a lease that it is given back as a grant.
+pub(super) async fn watch(shared: &Arc<Shared>, names: Names) -> Result<EventStream> {
+    let answers = shared
+        .nodes
         .look(|backend| {
-            let filter = filter.clone();
-            async move { backend.list(&filter).await }
+            let names = names.clone();
+            async move { backend.watch(names).await }
         })
         .await;
-    let found = nodes.found(&format!("evicting from {resource} on redlock"), answers)?;
-    let lead = found.first().map_or(0, |(at, _)| *at);
-    let silent = nodes.len() - found.len();
-
-    let mut current = Vec::new();
-    for seen in sightings(found).values() {
-        let Some(record) = seen.merged(silent, nodes.majority(), lead) else { continue };
-        let LeaseState::Holding { fence, .. } = record.state else { continue };
-        if fence != expected {
-            current.push(fence);
-            continue;
-        }
-        let evicted = evict_at(shared, resource, &seen.fences(), lead, reason).await;
-        if seen.fences().len() - evicted + silent >= nodes.majority() {
-            return Err(Error::unanswered(format!(
-                "{resource} on redlock: the lease under fence {expected} was evicted on {evicted} of {} nodes only; try again",
-                nodes.len()
-            ))
-            .about(resource));
-        }
-        return Ok(Evicted::Evicted { holder: record.holder });
-    }
-    current.sort_unstable();
-    Ok(Evicted::NoSuchFence { current })
+    let streams = shared.nodes.found("following events on redlock", answers)?;
+    Ok(Box::pin(Follower { shared: Arc::clone(shared), streams }))
 }
 
-/// Evicts under the fence that each node knows; tells how many did.
-async fn evict_at(shared: &Shared, resource: &Resource, fences: &[(usize, Fence)], last: usize, reason: &str) -> usize {
-    let limit = shared.nodes.limit();
-    let call = |at: usize, fence: Fence| {
-        let (node, resource, reason) = (Arc::clone(shared.nodes.get(at)), resource.clone(), reason.to_owned());
-        async move { node.within(limit, node.backend.evict(&resource, fence, &reason)).await }
-    };
-    let mut others = Fan::new();
-    for (at, fence) in fences.iter().filter(|(at, _)| *at != last) {
-        others.add(*at, call(*at, *fence));
+struct Follower {
+    shared: Arc<Shared>,
+    streams: Vec<(usize, EventStream)>,
+}
+
+impl Stream for Follower {
+    type Item = Result<Event, Missed>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let follower = &mut *self;
+        let mut index = 0;
+        while index < follower.streams.len() {
+            let known: Vec<usize> = follower.streams.iter().map(|(at, _)| *at).collect();
+            let nodes = &follower.shared.nodes;
+            let leading = nodes.in_order_of_lead().into_iter().find(|at| known.contains(at));
+            let (at, stream) = &mut follower.streams[index];
+            match stream.as_mut().poll_next(context) {
+                Poll::Ready(Some(event)) if Some(*at) == leading && is_shown(&event) => return Poll::Ready(Some(event)),
+                Poll::Ready(Some(_)) => {}
+                Poll::Ready(None) => drop(follower.streams.remove(index)),
+                Poll::Pending => index += 1,
+            }
+        }
+        if follower.streams.is_empty() { Poll::Ready(None) } else { Poll::Pending }
     }
-    let mut answers = others.all().await;
-    if let Some((at, fence)) = fences.iter().find(|(at, _)| *at == last) {
-        answers.push((*at, call(*at, *fence).await));
-    }
-    answers.into_iter().filter(|(_, answer)| answer.is_ok()).count()
+}
+
+fn is_shown(event: &Result<Event, Missed>) -> bool {
+    event.as_ref().map_or(true, |event| event.resource.as_str() != agreement::NAME)
 }

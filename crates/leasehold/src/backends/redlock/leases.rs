@@ -1,28 +1,28 @@
-//! The leases asked for through this instance, and how far each has come.
+//! The leases requested through this instance, how far each has come, and the tag that marks one on all nodes.
 
-use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
+use std::{collections::HashMap, fmt, sync::Arc};
 
 use parking_lot::Mutex;
+use serde_json::Value;
 use tokio::sync::OwnedMutexGuard;
 
-use super::tag;
 use crate::{
     clock::Clock,
-    lease::{Claim, Fence, Grant, LeaseId, LeaseKey, Moment, Patience, Renewal, Request, Ttl},
+    lease::{Claim, Fence, Grant, LeaseId, LeaseKey, Metadata, Moment, Patience, Renewal, Request, Ttl},
 };
 
-/// A sweep waits for at least so many leases.
+/// The least number of leases that is worth a sweep.
 const SWEEP_AFTER: usize = 64;
 
-/// Keeps other rounds for the same lease out for as long as it lives.
+/// Excludes other rounds for the same lease for as long as it lives.
 pub(super) type Turn = OwnedMutexGuard<()>;
 
 /// How far a lease has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// Nothing was answered yet.
-    Asked,
-    /// It has a place in the queue of this node, or is at the head of it.
+    New,
+    /// It is in the queue of this node, or at the head of it.
     Waiting { queue: usize },
     /// A majority holds it.
     Holding { grant: Grant, queue: usize },
@@ -30,7 +30,7 @@ pub(super) enum Phase {
     Ended,
 }
 
-/// A lease asked for through this instance.
+/// A lease requested through this instance.
 #[derive(Debug)]
 pub(super) struct Tracked {
     pub(super) key: LeaseKey,
@@ -42,25 +42,30 @@ pub(super) struct Tracked {
 struct State {
     request: Request,
     phase: Phase,
+    /// Whether it ever waited behind others: more may wait behind it.
+    waited: bool,
     /// When the caller last asked or renewed.
     touched: Moment,
     /// The fence of a hand-off that nobody looked into yet.
-    hinted: Option<Fence>,
+    handed_over: Option<Fence>,
     /// Whether a task completes its quorum.
-    driven: bool,
+    is_driven: bool,
 }
 
 impl Tracked {
     fn new(request: &Request, now: Moment) -> Self {
+        let mut request = request.clone();
+        Tag::of(request.key.id).put(&mut request.metadata);
         Self {
             key: request.key.clone(),
             turn: Arc::default(),
             state: Mutex::new(State {
-                request: tag::tagged(request),
-                phase: Phase::Asked,
+                request,
+                phase: Phase::New,
+                waited: false,
                 touched: now,
-                hinted: None,
-                driven: false,
+                handed_over: None,
+                is_driven: false,
             }),
         }
     }
@@ -78,6 +83,16 @@ impl Tracked {
         self.state.lock().phase = phase;
     }
 
+    /// Notes that it waits behind others.
+    pub(super) fn on_queued(&self) {
+        self.state.lock().waited = true;
+    }
+
+    /// Whether it ever waited behind others.
+    pub(super) fn waited(&self) -> bool {
+        self.state.lock().waited
+    }
+
     pub(super) fn ttl(&self) -> Ttl {
         self.state.lock().request.ttl
     }
@@ -86,10 +101,15 @@ impl Tracked {
         self.state.lock().request.claim
     }
 
-    /// What to ask a node.
+    /// What to ask a node; only the one that may queue it needs to know how many waiters it accepts.
     pub(super) fn request(&self, patience: Patience, floor: Fence) -> Request {
-        let request = self.state.lock().request.clone();
-        Request { patience, fence_floor: request.fence_floor.max(Some(floor)), ..request }
+        let mut request = self.state.lock().request.clone();
+        request.patience = patience;
+        request.fence_floor = request.fence_floor.max(Some(floor));
+        if patience == Patience::Try {
+            request.max_waiters = None;
+        }
+        request
     }
 
     fn touch(&self, now: Moment, ttl: Ttl) {
@@ -113,28 +133,28 @@ impl Tracked {
         }
     }
 
-    /// Whether its caller has gone without a word.
+    /// Whether its caller has neither asked nor renewed for a whole ttl.
     pub(super) fn is_abandoned(&self, now: Moment) -> bool {
         let state = self.state.lock();
         now > state.touched.after(state.request.ttl.get())
     }
 
-    /// Notes a hand-off; tells whether a task has to be started to look into it.
-    pub(super) fn hint(&self, fence: Fence) -> bool {
+    /// Notes a hand-off; returns whether a task has to be started for it.
+    pub(super) fn on_hand_over(&self, fence: Fence) -> bool {
         let mut state = self.state.lock();
-        state.hinted = Some(fence);
-        !std::mem::replace(&mut state.driven, true)
+        state.handed_over = Some(fence);
+        !std::mem::replace(&mut state.is_driven, true)
     }
 
-    /// What to look into next; the task that is told `None` is the lease's no longer.
-    pub(super) fn next_hint(&self) -> Option<Fence> {
+    /// The next hand-off to look into; on `None` the task that asked must end.
+    pub(super) fn next_hand_over(&self) -> Option<Fence> {
         let mut state = self.state.lock();
-        state.driven = state.hinted.is_some();
-        state.hinted.take()
+        state.is_driven = state.handed_over.is_some();
+        state.handed_over.take()
     }
 }
 
-/// The leases asked for through this instance.
+/// The leases requested through this instance.
 pub(super) struct Leases {
     clock: Arc<dyn Clock>,
     known: Mutex<Known>,
@@ -155,7 +175,7 @@ impl Leases {
         loop {
             let tracked = self.enter(request);
             let turn = tracked.turn().await;
-            // The round before may have ended it and forgotten all about it.
+            // The round before may have ended and forgotten it.
             if self.get(request.key.id).is_some_and(|known| Arc::ptr_eq(&known, &tracked)) {
                 return (tracked, turn);
             }
@@ -176,7 +196,7 @@ impl Leases {
         self.known.lock().leases.get(&id).cloned()
     }
 
-    /// It is over: nothing about it is kept.
+    /// Drops all memory of a lease that is over.
     pub(super) fn forget(&self, tracked: &Tracked) {
         tracked.enter(Phase::Ended);
         let mut known = self.known.lock();
@@ -184,14 +204,10 @@ impl Leases {
             known.leases.remove(&tracked.key.id);
         }
     }
-
-    pub(super) fn len(&self) -> usize {
-        self.known.lock().leases.len()
-    }
 }
 
 impl Known {
-    /// Forgets what was left to lapse, so that it costs nothing for ever.
+    /// Forgets what was left to lapse, so that it does not pile up.
     fn sweep_now_and_then(&mut self, now: Moment) {
         if self.leases.len() >= self.sweep_at {
             self.leases.retain(|_, tracked| !tracked.is_abandoned(now));
@@ -202,29 +218,49 @@ impl Known {
 
 impl fmt::Debug for Leases {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Leases").field("len", &self.len()).finish_non_exhaustive()
+        f.debug_struct("Leases").field("len", &self.known.lock().leases.len()).finish_non_exhaustive()
     }
 }
 
-/// Pauses that double, each a part of the span that differs from lease to lease: two who got in each
-/// other's way part.
-#[derive(Debug)]
-pub(super) struct Pauses {
-    span: Duration,
-    most: Duration,
-    chance: u64,
+/// The mark by which one lease is known on all nodes.
+///
+/// What a node shows of a lease does not contain its id, which is a secret, and
+/// its fence may differ from node to node. So each node stores a one-way mark of
+/// the id with the metadata, which is removed again before anyone sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Tag(String);
+
+impl Tag {
+    const KEY: &'static str = "leasehold.redlock";
+
+    fn of(id: LeaseId) -> Self {
+        // 64 bits out of 122 random ones: nobody gets back to the id.
+        let mix = |bits: u64| {
+            let bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            bits ^ (bits >> 31)
+        };
+        let half = |bits: u128| u64::try_from(bits & u128::from(u64::MAX)).unwrap_or(0);
+        Self(format!("{:016x}", mix(mix(half(id.as_u128() >> 64)) ^ half(id.as_u128()))))
+    }
+
+    /// Removes the mark; `None` where there is none.
+    pub(super) fn take(metadata: &mut Metadata) -> Option<Self> {
+        match metadata.remove(Self::KEY)? {
+            Value::String(tag) => Some(Self(tag)),
+            _ => None,
+        }
+    }
+
+    fn put(self, metadata: &mut Metadata) {
+        metadata.insert(Self::KEY.to_owned(), Value::String(self.0));
+    }
 }
 
-impl Pauses {
-    pub(super) fn new(id: LeaseId, first: Duration, most: Duration) -> Self {
-        Self { span: first.min(most), most, chance: tag::mixed(id) }
+/// The renewal, with the mark where it replaces the metadata.
+pub(super) fn tagged(mut renewal: Renewal) -> Renewal {
+    if let Some(metadata) = &mut renewal.metadata {
+        Tag::of(renewal.key.id).put(metadata);
     }
-
-    pub(super) fn next(&mut self) -> Duration {
-        self.chance = self.chance.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-        let part = u32::try_from(self.chance >> 54).unwrap_or(0) + 1;
-        let pause = self.span * part / 1024;
-        self.span = (self.span * 2).min(self.most);
-        pause
-    }
+    renewal
 }

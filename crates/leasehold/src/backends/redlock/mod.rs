@@ -1,20 +1,22 @@
 //! A majority of independent nodes as one backend: Redlock, fenced.
 //!
-//! A [`Quorum`] asks all its nodes at once and goes by what a majority of them
-//! says. Any backend can be a node.
+//! A [`Quorum`] asks all its nodes at once and follows the majority. Any backend
+//! can be a node.
 //!
 //! # Promise
 //! - A lease is held where a majority of the nodes holds it. A minority may be
 //!   down, slow or cut off; with fewer than a majority every call ends within
 //!   a few times the node limit, with an error that names the nodes.
+//! - Nobody waits for a node that hangs: it is left out until it answers again.
 //! - What was granted by some is given back before a round is reported or
 //!   repeated, also when the caller is gone.
-//! - Fences rise: a grant is told only when a majority has stored exactly its
+//! - Fences rise: a lease is granted only when a majority has stored exactly its
 //!   fence, so that no later grant has the same or a lower one, whatever the
-//!   clocks do, as long as no node forgets. A node that may have forgotten,
-//!   because it was restarted or replaced, has no vote until all leases it may
-//!   have forgotten are over and its own clock has passed their fences.
-//! - Semaphores never admit more than their capacity: see `agree.rs` for why a
+//!   clocks do, as long as no node forgets. A node whose memory is young, because
+//!   it was restarted, flushed or replaced, has no vote until all leases it may
+//!   have forgotten are over and its own clock has passed their fences. A node
+//!   that does not report how old its memory is has none at all.
+//! - Semaphores never admit more than their capacity: see `vote.rs` for why a
 //!   majority alone would.
 //!
 //! # Fairness
@@ -23,37 +25,41 @@
 //! change with it, so none is promised.
 
 mod acquire;
-mod agree;
-mod events;
-mod examine;
-mod fan;
+mod agreement;
+mod calls;
 mod history;
+mod inspect;
 mod leases;
-mod listing;
 mod node;
 mod nodes;
-mod open;
 mod options;
-mod pursuit;
+mod queue;
 mod release;
 mod renew;
-mod restore;
-mod said;
-mod tag;
-mod url;
-mod waiting;
+mod round;
+mod vote;
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    future::pending,
+    pin::Pin,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use async_trait::async_trait;
-use tokio::{runtime::Handle, task::AbortHandle};
+use tokio::{runtime::Handle, task::AbortHandle, time};
 
-pub(crate) use self::open::open;
 pub use self::options::{Member, QuorumOptions};
-use self::{leases::Leases, nodes::Nodes, release::Debts};
+use self::{
+    agreement::Agreement, leases::Leases, node::Abstention, nodes::Nodes, options::Source, queue::Contention,
+    release::PendingReleases,
+};
 use crate::{
     Error, Result,
-    backend::{Backend, EventStream, Finding, Guarantees, HintSender, Hints, Inspect, Liveness, Reach},
+    backend::{
+        Backend, EventStream, Finding, Guarantees, HintSender, Hints, Inspect, Liveness, OpenOptions, Opening, Reach,
+    },
     lease::{
         Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, LeaseKey, ListFilter, Names, Outcome, Page,
         Released, Renewal, Request, Resource, Standing,
@@ -82,7 +88,8 @@ use crate::{
 /// ```
 pub struct Quorum {
     shared: Arc<Shared>,
-    listeners: Vec<AbortHandle>,
+    /// One for each node: opens it and listens to its hints.
+    attendants: Vec<AbortHandle>,
 }
 
 /// What an instance and its tasks share.
@@ -90,7 +97,9 @@ pub struct Quorum {
 struct Shared {
     nodes: Nodes,
     leases: Leases,
-    debts: Vec<Debts>,
+    contention: Contention,
+    agreement: Agreement,
+    pending_releases: Vec<PendingReleases>,
     hints: HintSender,
     runtime: Handle,
 }
@@ -104,20 +113,68 @@ impl Quorum {
         options.check(members.len())?;
         let runtime = Handle::try_current()
             .map_err(|_| Error::invalid_config("a quorum is made on a Tokio runtime, and works on it"))?;
-        let nodes = Nodes::new(members, options);
+        let nodes = Nodes::new(&members, options, &runtime);
         let shared = Arc::new(Shared {
             leases: Leases::new(Arc::clone(nodes.clock())),
-            debts: nodes.iter().map(|_| Debts::default()).collect(),
+            contention: Contention::default(),
+            agreement: Agreement::default(),
+            pending_releases: nodes.iter().map(|_| PendingReleases::default()).collect(),
             hints: HintSender::new(),
             nodes,
             runtime,
         });
-        let listen = |(at, node): (usize, &Arc<node::Node>)| {
-            let listener = waiting::listen(Arc::downgrade(&shared), at, node.backend.hints());
-            shared.runtime.spawn(listener).abort_handle()
+        let attend = |(at, member): (usize, Member)| {
+            let attendant: Pin<Box<dyn Future<Output = ()> + Send>> = match member.source {
+                Source::Backend(backend) => Box::pin(queue::listen(Arc::downgrade(&shared), at, backend.hints())),
+                Source::Url(url, options) => Box::pin(open_and_listen(Arc::downgrade(&shared), at, url, options)),
+            };
+            shared.runtime.spawn(attendant).abort_handle()
         };
-        let listeners = shared.nodes.iter().enumerate().map(listen).collect();
-        Ok(Self { shared, listeners })
+        let attendants = members.into_iter().enumerate().map(attend).collect();
+        Ok(Self { shared, attendants })
+    }
+
+    /// Waits until a majority was opened, and then a moment for the others.
+    async fn opened(&self, limit: Duration) -> Result<()> {
+        let nodes = &self.shared.nodes;
+        let (give_up, mut all_or_most) = (time::sleep(limit), None);
+        tokio::pin!(give_up);
+        loop {
+            let attempted = nodes.attempted.notified();
+            tokio::pin!(attempted);
+            attempted.as_mut().enable();
+            let states: Vec<Option<bool>> = nodes.iter().map(|node| node.was_opened()).collect();
+            let opened = states.iter().filter(|state| **state == Some(true)).count();
+            if states.iter().all(Option::is_some) {
+                return if opened >= nodes.majority() { Ok(()) } else { Err(self.too_few_opened()) };
+            }
+            if opened >= nodes.majority() && all_or_most.is_none() {
+                all_or_most = Some(Box::pin(time::sleep(nodes.limit().min(LONGEST_GRACE))));
+            }
+            tokio::select! {
+                () = attempted => {}
+                () = async { match &mut all_or_most { Some(grace) => grace.await, None => pending().await } } => return Ok(()),
+                () = &mut give_up => return Err(self.too_few_opened()),
+            }
+        }
+    }
+
+    fn too_few_opened(&self) -> Error {
+        let failures = self.shared.nodes.iter().enumerate().filter_map(|(at, node)| Some((at, node.backend().err()?)));
+        Error::unavailable(self.shared.nodes.message("redlock", &failures.collect::<Vec<_>>()))
+    }
+
+    /// Refuses nodes that never could vote, and a `longest_ttl` that others do not share.
+    async fn check(&self) -> Result<()> {
+        let nodes = &self.shared.nodes;
+        self.shared.agreement.check(nodes).await?;
+        let mute = |node: &&Arc<node::Node>| {
+            node.incarnation().is_some() && node.abstains() == Some(Abstention::AgeUnknown)
+        };
+        match nodes.iter().find(mute) {
+            Some(node) => Err(Error::permission_denied(format!("redlock: {} {}", node.name, Abstention::AgeUnknown))),
+            None => Ok(()),
+        }
     }
 
     fn answer<T>(&self, value: T) -> Answer<T> {
@@ -133,7 +190,7 @@ impl Quorum {
 
 impl Drop for Quorum {
     fn drop(&mut self) {
-        self.listeners.iter().for_each(AbortHandle::abort);
+        self.attendants.iter().for_each(AbortHandle::abort);
     }
 }
 
@@ -147,7 +204,7 @@ impl fmt::Debug for Quorum {
 #[async_trait]
 impl Backend for Quorum {
     fn guarantees(&self) -> Guarantees {
-        let of_nodes: Vec<Guarantees> = self.shared.nodes.iter().map(|node| node.backend.guarantees()).collect();
+        let of_nodes: Vec<Guarantees> = self.shared.nodes.backends().map(|backend| backend.guarantees()).collect();
         let mut guarantees = Guarantees::new("redlock", Reach::Network, Liveness::Ttl)
             .pushes(of_nodes.iter().all(|node| node.pushes))
             .survives_restart(of_nodes.iter().all(|node| node.survives_restart))
@@ -162,10 +219,6 @@ impl Backend for Quorum {
     }
 
     async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
-        if request.max_waiters.is_some() {
-            let words = "redlock cannot bound the queue of a resource yet; leave max_waiters out";
-            return Err(Error::unsupported(words).about(&request.key.resource));
-        }
         let decision = acquire::acquire(&self.shared, request).await?;
         Ok(self.answer(decision))
     }
@@ -177,8 +230,7 @@ impl Backend for Quorum {
     }
 
     async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {
-        let (shared, key, outcome) = (Arc::clone(&self.shared), key.clone(), outcome.clone());
-        let released = self.run(async move { release::everywhere(&shared, &key, &outcome).await }).await?;
+        let released = release::everywhere(&self.shared, key, outcome).await?;
         Ok(self.answer(released))
     }
 }
@@ -187,11 +239,11 @@ impl Backend for Quorum {
 impl Inspect for Quorum {
     async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
         let (shared, resource, reason) = (Arc::clone(&self.shared), resource.clone(), reason.to_owned());
-        self.run(async move { history::evict(&shared, &resource, expected, &reason).await }).await
+        self.run(async move { inspect::evict(&shared, &resource, expected, &reason).await }).await
     }
 
     async fn list(&self, filter: &ListFilter) -> Result<Page> {
-        listing::list(&self.shared, filter).await
+        inspect::list(&self.shared, filter).await
     }
 
     async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
@@ -199,10 +251,33 @@ impl Inspect for Quorum {
     }
 
     async fn watch(&self, names: Names) -> Result<EventStream> {
-        events::watch(&self.shared, names).await
+        history::watch(&self.shared, names).await
     }
 
     async fn examine(&self) -> Result<Vec<Finding>> {
-        examine::examine(&self.shared).await
+        inspect::examine(&self.shared).await
     }
+}
+
+/// Opens the quorum that a URL names; a minority of its nodes may join later.
+pub(crate) fn open(url: &str, options: &OpenOptions) -> Opening {
+    let parsed = options::parse(url, options);
+    let limit = options.connect_limit;
+    Box::pin(async move {
+        let (members, options) = parsed?;
+        let quorum = Quorum::new(members, options)?;
+        // A little less than the caller allows, so that the error names the nodes.
+        quorum.opened(limit / 10 * 9).await?;
+        quorum.check().await?;
+        Ok(Arc::new(quorum) as Arc<dyn Backend>)
+    })
+}
+
+/// The longest that opening waits for a minority, so that all who open the same nodes wait in the same queue.
+const LONGEST_GRACE: Duration = Duration::from_millis(50);
+
+async fn open_and_listen(shared: Weak<Shared>, at: usize, url: String, options: OpenOptions) {
+    let Some(node) = shared.upgrade().map(|shared| Arc::clone(shared.nodes.get(at))) else { return };
+    let backend = node.open(&url, &options).await;
+    queue::listen(shared, at, backend.hints()).await;
 }

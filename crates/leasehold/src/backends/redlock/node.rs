@@ -1,130 +1,267 @@
-//! One of the nodes: what it is asked within its limit, and whether its yes counts.
+//! One node: opened once it can be, left alone while it hangs, and counted once its memory is old enough.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    future::Future,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use parking_lot::Mutex;
+use tokio::{runtime::Handle, sync::Notify, time};
 
 use crate::{
     Error, Result,
-    backend::Backend,
+    backend::{self, Backend, Backoff, OpenOptions},
     clock::Clock,
-    lease::{Answer, Grant, Incarnation, Moment, Timestamp},
+    lease::{Answer, Brief, Grant, Incarnation, LeaseId, LeaseKey, Renewal, Resource, Timestamp, Ttl},
 };
 
-/// A node that did not answer in time is left alone for so many limits, while enough others are there.
-const REST: u32 = 20;
+/// The longest pause before a node that cannot be opened, or that hangs, is tried again.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// One of the nodes.
-#[derive(Debug)]
 pub(super) struct Node {
     pub(super) name: String,
-    pub(super) backend: Arc<dyn Backend>,
+    backend: OnceLock<Arc<dyn Backend>>,
     clock: Arc<dyn Clock>,
-    life: Mutex<Life>,
+    quarantine: Duration,
+    runtime: Handle,
+    state: Mutex<State>,
+    /// Wakes whoever waits for the outcome of an attempt to open it.
+    attempted: Arc<Notify>,
 }
 
-/// What is known of a node.
-#[derive(Debug, Default)]
-struct Life {
+#[derive(Debug)]
+struct State {
+    reachability: Reachability,
     incarnation: Option<Incarnation>,
-    heard_at: Moment,
-    restart: Option<Restart>,
+    /// The incarnation whose memory was seen to be old enough.
+    old_enough: Option<Incarnation>,
     /// By how many microseconds its wall clock is ahead of ours.
     ahead: Option<i64>,
-    failed: bool,
-    rests_until: Moment,
 }
 
-/// A change of incarnation that was noticed.
-#[derive(Clone, Copy, Debug)]
-struct Restart {
-    noticed_at: Moment,
-    /// When the life before was heard last: the restart was not before.
-    not_before: Moment,
+/// What the last attempt to reach a node came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Reachability {
+    Answers,
+    /// The last call failed.
+    Fails,
+    /// The last call was not answered in time; a probe is under way.
+    Hangs,
+    /// Not opened yet, with the reason once an attempt has failed.
+    Unopened(Option<String>),
 }
+
+/// Why a node's vote does not count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Abstention {
+    /// It is the same server as one before it in the list.
+    Duplicate,
+    /// Its memory is too young: it counts after this long.
+    Young(Duration),
+    /// It does not report how old its memory is.
+    AgeUnknown,
+}
+
+impl fmt::Display for Abstention {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Duplicate => f.write_str("is the same server as one before it"),
+            Self::Young(left) => {
+                write!(f, "began with an empty memory a short time ago and votes in {}", Brief((*left).max(MILLISECOND)))
+            }
+            Self::AgeUnknown => f.write_str(
+                "does not report how old its memory is; allow INFO to its user: ACL SETUSER <user> +info",
+            ),
+        }
+    }
+}
+
+const MILLISECOND: Duration = Duration::from_millis(1);
 
 impl Node {
-    pub(super) fn new(name: String, backend: Arc<dyn Backend>, clock: Arc<dyn Clock>) -> Self {
-        Self { name, backend, clock, life: Mutex::default() }
+    /// A node that is there already, or that [`open`](Self::open) will reach.
+    pub(super) fn new(
+        name: String,
+        backend: Option<Arc<dyn Backend>>,
+        clock: Arc<dyn Clock>,
+        quarantine: Duration,
+        runtime: Handle,
+        attempted: Arc<Notify>,
+    ) -> Self {
+        let reachability =
+            if backend.is_some() { Reachability::Answers } else { Reachability::Unopened(None) };
+        let state = State { reachability, incarnation: None, old_enough: None, ahead: None };
+        let backend = backend.map_or_else(OnceLock::new, OnceLock::from);
+        Self { name, backend, clock, quarantine, runtime, state: Mutex::new(state), attempted }
     }
 
-    /// Waits for an answer that tells the node's incarnation, within the limit.
+    pub(super) fn backend(&self) -> Result<&Arc<dyn Backend>> {
+        self.backend.get().ok_or_else(|| {
+            let reason = match &self.state.lock().reachability {
+                Reachability::Unopened(Some(reason)) => reason.clone(),
+                _ => String::from("could not be reached yet"),
+            };
+            Error::unavailable(reason)
+        })
+    }
+
+    /// Tries to open it until that succeeds.
+    pub(super) async fn open(&self, url: &str, options: &OpenOptions) -> Arc<dyn Backend> {
+        let mut backoff = Backoff::new(LONGEST_PAUSE / 10, LONGEST_PAUSE);
+        loop {
+            let limit = options.connect_limit;
+            let opened = match time::timeout(limit, backend::open(url, options)).await {
+                Ok(opened) => opened,
+                Err(_) => Err(Error::unavailable(format!("did not answer within {limit:?}"))),
+            };
+            match opened {
+                Ok(backend) => {
+                    let _first = self.backend.set(Arc::clone(&backend));
+                    self.state.lock().reachability = Reachability::Answers;
+                    self.attempted.notify_waiters();
+                    return backend;
+                }
+                Err(error) => {
+                    self.state.lock().reachability = Reachability::Unopened(Some(error.to_string()));
+                    self.attempted.notify_waiters();
+                }
+            }
+            time::sleep(backoff.pause()).await;
+        }
+    }
+
+    /// Whether it was opened; `None` before the first attempt has ended.
+    pub(super) fn was_opened(&self) -> Option<bool> {
+        match &self.state.lock().reachability {
+            Reachability::Unopened(reason) => reason.is_some().then_some(false),
+            _ => Some(true),
+        }
+    }
+
+    /// Waits for one answer, within the limit.
     pub(super) async fn ask<T>(
-        &self,
+        self: &Arc<Self>,
         limit: Duration,
         call: impl Future<Output = Result<Answer<T>>> + Send,
     ) -> Result<T> {
-        let answer = self.within(limit, call).await?;
-        self.heard_from(answer.incarnation);
+        tokio::select! {
+            biased;
+            answer = call => self.on_answer(answer),
+            () = self.clock.sleep_until(self.clock.now().after(limit)) => Err(self.on_timeout(limit)),
+        }
+    }
+
+    /// Notes what an answer says about the node.
+    pub(super) fn on_answer<T>(&self, answer: Result<Answer<T>>) -> Result<T> {
+        let incarnation = answer.as_ref().ok().map(|answer| answer.incarnation);
+        let answer = self.on_result(answer)?;
+        let mut state = self.state.lock();
+        if state.incarnation != incarnation {
+            if state.incarnation.is_some() {
+                tracing::warn!(node = self.name, "lost its memory or was replaced; it does not vote for a while");
+            }
+            state.incarnation = incarnation;
+        }
         Ok(answer.value)
     }
 
-    /// Waits for any other answer, within the limit.
-    pub(super) async fn within<T>(&self, limit: Duration, call: impl Future<Output = Result<T>> + Send) -> Result<T> {
-        let asked_at = self.clock.now();
-        let answer = tokio::select! {
-            biased;
-            answer = call => answer,
-            () = self.clock.sleep_until(asked_at.after(limit)) => {
-                let mut life = self.life.lock();
-                life.failed = true;
-                life.rests_until = self.clock.now().after(limit * REST);
-                return Err(Error::unanswered(format!("no answer within {limit:?}")));
-            }
-        };
-        let mut life = self.life.lock();
-        life.failed = answer.is_err();
-        life.rests_until = Moment::default();
-        drop(life);
-        answer
+    /// Notes whether a call succeeded.
+    pub(super) fn on_result<T>(&self, result: Result<T>) -> Result<T> {
+        let mut state = self.state.lock();
+        if !matches!(state.reachability, Reachability::Unopened(_)) {
+            state.reachability = if result.is_ok() { Reachability::Answers } else { Reachability::Fails };
+        }
+        result
     }
 
-    fn heard_from(&self, incarnation: Incarnation) {
-        let now = self.clock.now();
-        let mut life = self.life.lock();
-        if life.incarnation.is_some_and(|known| known != incarnation) {
-            tracing::warn!(node = self.name, "was restarted or replaced; it does not vote for a while");
-            life.restart = Some(Restart { noticed_at: now, not_before: life.heard_at });
+    /// Leaves the node alone until it answers a probe.
+    pub(super) fn on_timeout(self: &Arc<Self>, limit: Duration) -> Error {
+        let before = std::mem::replace(&mut self.state.lock().reachability, Reachability::Hangs);
+        if before != Reachability::Hangs {
+            self.runtime.spawn(Arc::clone(self).probe());
         }
-        life.incarnation = Some(incarnation);
-        life.heard_at = now;
+        Error::unanswered(format!("no answer within {limit:?}"))
+    }
+
+    /// Asks about a lease that nobody has until that is answered, or until another call was.
+    async fn probe(self: Arc<Self>) {
+        let mut backoff = Backoff::new(LONGEST_PAUSE / 10, LONGEST_PAUSE);
+        while self.hangs() {
+            let Ok(backend) = self.backend() else { return };
+            let Some(renewal) = absent_lease() else { return };
+            if let Ok(answer) = time::timeout(LONGEST_PAUSE, backend.renew(&[renewal])).await {
+                // Whether it succeeded or failed, it no longer hangs.
+                let _noted = self.on_answer(answer);
+                return;
+            }
+            time::sleep(backoff.pause()).await;
+        }
+    }
+
+    /// Whether calls to it are futile: it hangs, or was not opened yet.
+    pub(super) fn hangs(&self) -> bool {
+        matches!(self.state.lock().reachability, Reachability::Hangs | Reachability::Unopened(_))
+    }
+
+    /// Whether the last call succeeded.
+    pub(super) fn answers(&self) -> bool {
+        self.state.lock().reachability == Reachability::Answers
     }
 
     /// Compares clocks by a grant that the node made on being asked at `asked_at`.
     pub(super) fn compare_clocks(&self, grant: &Grant, asked_at: Timestamp) {
         let micros = |time: Timestamp| i64::try_from(time.as_micros()).unwrap_or(i64::MAX);
-        self.life.lock().ahead = Some(micros(grant.acquired_at).saturating_sub(micros(asked_at)));
+        self.state.lock().ahead = Some(micros(grant.acquired_at).saturating_sub(micros(asked_at)));
     }
 
     /// By how many microseconds its wall clock is ahead of ours, as far as was seen.
     pub(super) fn ahead(&self) -> Option<i64> {
-        self.life.lock().ahead
+        self.state.lock().ahead
     }
 
     pub(super) fn incarnation(&self) -> Option<Incarnation> {
-        self.life.lock().incarnation
+        self.state.lock().incarnation
     }
 
-    /// Whether the last call failed.
-    pub(super) fn failed(&self) -> bool {
-        self.life.lock().failed
+    /// Why its yes does not count: a node that may have forgotten a lease or a fence has no vote
+    /// until everything it may have forgotten is over.
+    pub(super) fn abstains(&self) -> Option<Abstention> {
+        if self.quarantine.is_zero() {
+            return None;
+        }
+        let incarnation = self.incarnation();
+        if incarnation.is_some() && self.state.lock().old_enough == incarnation {
+            return None;
+        }
+        let Some(age) = self.backend.get().and_then(|backend| backend.age()) else {
+            return Some(Abstention::AgeUnknown);
+        };
+        let left = self.quarantine.saturating_sub(age);
+        if !left.is_zero() {
+            return Some(Abstention::Young(left));
+        }
+        let mut state = self.state.lock();
+        // An answer of another incarnation may have come since the age was read.
+        if state.incarnation == incarnation {
+            state.old_enough = incarnation;
+        }
+        None
     }
+}
 
-    /// Whether it hung a moment ago.
-    pub(super) fn rests(&self) -> bool {
-        self.life.lock().rests_until > self.clock.now()
-    }
+/// A renewal of a lease that nobody has: every node answers it, and it changes nothing.
+pub(super) fn absent_lease() -> Option<Renewal> {
+    let id = LeaseId::random();
+    let resource = Resource::new(format!("leasehold:probe:{id}")).ok()?;
+    Some(Renewal::new(LeaseKey::new(resource, id), Ttl::DEFAULT))
+}
 
-    /// How long its yes does not count yet: a node that may have forgotten a lease or a fence
-    /// has no vote until everything it may have forgotten is over.
-    pub(super) fn quarantined_for(&self, quarantine: Duration) -> Duration {
-        let now = self.clock.now();
-        let age = self.backend.age();
-        let by_age = age.map_or(Duration::ZERO, |age| quarantine.saturating_sub(age));
-        let Some(restart) = self.life.lock().restart else { return by_age };
-        // An age that reaches back beyond the last answer of the life before is that of the life before.
-        let age_is_of_this_life = age.is_some_and(|age| age <= now.since(restart.not_before));
-        if age_is_of_this_life { by_age } else { quarantine.saturating_sub(now.since(restart.noticed_at)).max(by_age) }
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node").field("name", &self.name).field("state", &*self.state.lock()).finish_non_exhaustive()
     }
 }
 
@@ -135,37 +272,20 @@ mod tests {
 
     const QUARANTINE: Duration = Duration::from_secs(60);
 
-    fn node() -> (Node, ManualClock) {
+    #[tokio::test]
+    async fn a_node_with_a_young_memory_does_not_vote() {
         let clock = ManualClock::new();
         let backend = Arc::new(MemoryBackend::private(Arc::new(clock.clone())));
-        (Node::new(String::from("a"), backend, Arc::new(clock.clone())), clock)
-    }
-
-    #[test]
-    fn a_young_node_does_not_vote() {
-        let (node, clock) = node();
-        assert_eq!(node.quarantined_for(QUARANTINE), QUARANTINE);
+        let node = Node::new(
+            String::from("a"),
+            Some(backend),
+            Arc::new(clock.clone()),
+            QUARANTINE,
+            Handle::current(),
+            Arc::default(),
+        );
+        assert_eq!(node.abstains(), Some(Abstention::Young(QUARANTINE)));
         clock.advance(QUARANTINE);
-        assert_eq!(node.quarantined_for(QUARANTINE), Duration::ZERO);
-    }
-
-    #[test]
-    fn a_change_of_incarnation_counts_more_than_an_age_that_is_out_of_date() {
-        let (node, clock) = node();
-        clock.advance(QUARANTINE * 2);
-        node.heard_from(Incarnation(1));
-        node.heard_from(Incarnation(2));
-        assert_eq!(node.quarantined_for(QUARANTINE), QUARANTINE);
-        clock.advance(QUARANTINE);
-        assert_eq!(node.quarantined_for(QUARANTINE), Duration::ZERO);
-    }
-
-    #[test]
-    fn a_restart_long_ago_that_is_noticed_late_costs_nothing() {
-        let (node, clock) = node();
-        node.heard_from(Incarnation(1));
-        clock.advance(QUARANTINE * 2);
-        node.heard_from(Incarnation(2));
-        assert_eq!(node.quarantined_for(QUARANTINE), Duration::ZERO, "its age is that of the new life");
+        assert_eq!(node.abstains(), None);
     }
 }

@@ -1,17 +1,27 @@
-//! All the nodes: who leads, whose yes counts, what makes a majority.
+//! All the nodes: who leads, whose vote counts, what makes a majority, and which fence to propose.
 
-use std::{fmt::Write as _, sync::Arc, time::Duration};
+use std::{
+    fmt::Write as _,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{runtime::Handle, sync::Notify};
 
 use super::{
-    fan::Fan,
-    node::Node,
-    options::{Member, QuorumOptions},
+    calls::{Calls, Next, Watchdog},
+    node::{Abstention, Node},
+    options::{Member, QuorumOptions, Source},
 };
 use crate::{
     Error, Result,
     backend::Backend,
     clock::Clock,
-    lease::{Brief, Fence, Incarnation, Resource, Timestamp},
+    lease::{Answer, Fence, Incarnation, Resource, Timestamp},
     model::FENCE_LEAD,
 };
 
@@ -26,30 +36,53 @@ const LOOK: Duration = Duration::from_secs(1);
 /// All the nodes, in the order they were given.
 #[derive(Debug)]
 pub(super) struct Nodes {
-    nodes: Vec<Arc<Node>>,
+    all: Vec<Arc<Node>>,
     options: QuorumOptions,
+    /// The highest fence that was proposed here or granted by a node.
+    highest: AtomicU64,
+    /// Held while the calls of one round are sent, so that all nodes get the rounds of this process in one order:
+    /// otherwise two of them would number concurrent grants differently, and the fences would not agree.
+    pub(super) sending: Mutex<()>,
+    pub(super) watchdog: Arc<Watchdog>,
+    /// Wakes whoever waits for the outcome of an attempt to open a node.
+    pub(super) attempted: Arc<Notify>,
 }
 
 impl Nodes {
-    pub(super) fn new(members: Vec<Member>, options: QuorumOptions) -> Self {
-        let node = |Member { name, backend }| Arc::new(Node::new(name, backend, Arc::clone(&options.clock)));
-        Self { nodes: members.into_iter().map(node).collect(), options }
+    pub(super) fn new(members: &[Member], options: QuorumOptions, runtime: &Handle) -> Self {
+        let attempted = Arc::new(Notify::new());
+        let node = |member: &Member| {
+            let backend = match &member.source {
+                Source::Backend(backend) => Some(Arc::clone(backend)),
+                Source::Url(..) => None,
+            };
+            let (name, clock) = (member.name.clone(), Arc::clone(&options.clock));
+            Arc::new(Node::new(name, backend, clock, options.quarantine(), runtime.clone(), Arc::clone(&attempted)))
+        };
+        let all = members.iter().map(node).collect();
+        let watchdog = Watchdog::new(Arc::clone(&options.clock), runtime.clone());
+        Self { all, options, highest: AtomicU64::new(0), sending: Mutex::new(()), watchdog, attempted }
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<Node>> {
-        self.nodes.iter()
+        self.all.iter()
+    }
+
+    /// The backends that could be opened.
+    pub(super) fn backends(&self) -> impl Iterator<Item = &Arc<dyn Backend>> {
+        self.all.iter().filter_map(|node| node.backend().ok())
     }
 
     pub(super) fn get(&self, at: usize) -> &Arc<Node> {
-        &self.nodes[at]
+        &self.all[at]
     }
 
     pub(super) fn len(&self) -> usize {
-        self.nodes.len()
+        self.all.len()
     }
 
     pub(super) fn majority(&self) -> usize {
-        self.nodes.len() / 2 + 1
+        self.all.len() / 2 + 1
     }
 
     pub(super) fn options(&self) -> &QuorumOptions {
@@ -66,57 +99,59 @@ impl Nodes {
 
     /// The first node in the list that answers: the one whose queue is waited in.
     pub(super) fn lead(&self) -> usize {
-        self.nodes.iter().position(|node| !node.failed()).unwrap_or(0)
+        self.all.iter().position(|node| node.answers()).unwrap_or(0)
     }
 
     /// The nodes in the order in which they may lead.
     pub(super) fn in_order_of_lead(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.len()).collect();
-        order.sort_by_key(|at| self.nodes[*at].failed());
+        order.sort_by_key(|at| !self.all[*at].answers());
         order
     }
 
-    /// The nodes worth asking for something new: those that hung a moment ago are left out while enough are there.
+    /// The nodes worth asking: those that hang are left out while enough others are there.
     pub(super) fn awake(&self) -> Vec<usize> {
-        let awake: Vec<usize> = (0..self.len()).filter(|at| !self.nodes[*at].rests()).collect();
+        let awake: Vec<usize> = (0..self.len()).filter(|at| !self.all[*at].hangs()).collect();
         if awake.len() >= self.majority() { awake } else { (0..self.len()).collect() }
     }
 
-    /// How long this node's yes does not count; for ever if it is the same as one before it.
-    pub(super) fn silent_for(&self, at: usize) -> Option<Duration> {
-        let incarnation = self.nodes[at].incarnation();
-        if incarnation.is_some() && self.nodes[..at].iter().any(|node| node.incarnation() == incarnation) {
-            return Some(Duration::MAX);
+    /// Why this node's yes does not count.
+    pub(super) fn abstains(&self, at: usize) -> Option<Abstention> {
+        let incarnation = self.all[at].incarnation();
+        if incarnation.is_some() && self.all[..at].iter().any(|node| node.incarnation() == incarnation) {
+            return Some(Abstention::Duplicate);
         }
-        let left = self.nodes[at].quarantined_for(self.options.quarantine());
-        (!left.is_zero()).then_some(left)
+        self.all[at].abstains()
     }
 
     /// Whether this node's yes counts.
     pub(super) fn votes(&self, at: usize) -> bool {
-        self.silent_for(at).is_none()
+        self.abstains(at).is_none()
     }
 
-    /// The lives of all nodes as one: it changes whenever one of theirs does.
+    /// The incarnations of all nodes as one: it changes whenever one of theirs does.
     pub(super) fn incarnation(&self) -> Incarnation {
         let mix = |sum: u64, node: &Arc<Node>| {
             let life = node.incarnation().map_or(0, |incarnation| incarnation.0);
             (sum ^ life).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
         };
-        Incarnation(self.nodes.iter().fold(0, mix))
+        Incarnation(self.all.iter().fold(0, mix))
     }
 
     /// The wall clock of the nodes, as far as it was seen: ours, corrected by the middle one of theirs.
     pub(super) fn wall(&self) -> Timestamp {
-        let mut ahead: Vec<i64> = self.nodes.iter().filter_map(|node| node.ahead()).collect();
+        let mut ahead: Vec<i64> = self.all.iter().filter_map(|node| node.ahead()).collect();
         ahead.sort_unstable();
         let middle = ahead.get(ahead.len() / 2).copied().unwrap_or_default();
         Timestamp::from_micros(self.clock().wall().as_micros().saturating_add_signed(middle))
     }
 
-    /// A fence that no node in good order has reached by its clock.
+    /// A fence that no node in good order has reached, different from every other proposal of this process.
     pub(super) fn proposal(&self) -> Fence {
-        Fence::new(self.wall().after(LEAD).as_micros())
+        let by_clock = self.wall().after(LEAD).as_micros();
+        let next = |highest: u64| Some(by_clock.max(highest + 1));
+        let before = self.highest.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).unwrap_or_default();
+        Fence::new(by_clock.max(before + 1))
     }
 
     /// A fence from a hand-off, if all nodes are likely to answer with it; otherwise a new proposal.
@@ -125,24 +160,133 @@ impl Nodes {
         if fence > reached_soon { fence } else { self.proposal().max(fence) }
     }
 
+    /// Proposes above this fence from now on, unless the clock of its node has run away.
+    pub(super) fn on_fence(&self, fence: Fence) {
+        let limit = self.wall().after(FENCE_LEAD / 2).as_micros();
+        if fence.get() <= limit {
+            self.highest.fetch_max(fence.get(), Ordering::Relaxed);
+        }
+    }
+
     /// The highest fence that a node whose clock is in good order takes back.
     pub(super) fn fence_limit(&self) -> Fence {
         Fence::new(self.wall().after(FENCE_LEAD).as_micros())
     }
 
+    /// Asks these nodes at once and returns what each answered within the limit.
+    pub(super) async fn ask_each<T, F>(
+        &self,
+        at: impl IntoIterator<Item = usize>,
+        call: impl Fn(Arc<dyn Backend>) -> F,
+    ) -> Vec<(usize, Result<T>)>
+    where
+        F: Future<Output = Result<Answer<T>>>,
+    {
+        self.ask_each_at(at, |_, backend| call(backend)).await
+    }
+
+    /// The same, with a call that depends on the node.
+    pub(super) async fn ask_each_at<T, F>(
+        &self,
+        at: impl IntoIterator<Item = usize>,
+        call: impl Fn(usize, Arc<dyn Backend>) -> F,
+    ) -> Vec<(usize, Result<T>)>
+    where
+        F: Future<Output = Result<Answer<T>>>,
+    {
+        self.each(at, self.limit(), call, Node::on_answer).await
+    }
+
     /// Asks every node to look something up.
     pub(super) async fn look<T, F>(&self, call: impl Fn(Arc<dyn Backend>) -> F) -> Vec<(usize, Result<T>)>
     where
-        T: 'static,
-        F: Future<Output = Result<T>> + Send + 'static,
+        F: Future<Output = Result<T>>,
     {
-        let mut fan = Fan::new();
-        for (at, node) in self.nodes.iter().enumerate() {
-            let limit = if node.rests() { self.limit() } else { self.limit().max(LOOK) };
-            let (node, call) = (Arc::clone(node), call(Arc::clone(&node.backend)));
-            fan.add(at, async move { node.within(limit, call).await });
+        self.look_at(0..self.len(), |_, backend| call(backend)).await
+    }
+
+    /// Asks these nodes for something that is not urgent.
+    pub(super) async fn look_at<T, F>(
+        &self,
+        at: impl IntoIterator<Item = usize>,
+        call: impl Fn(usize, Arc<dyn Backend>) -> F,
+    ) -> Vec<(usize, Result<T>)>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        self.each(at, self.limit().max(LOOK), call, Node::on_result).await
+    }
+
+    /// Asks these nodes at once; those that hang only if fewer than half of them succeed without. Each gets a result
+    /// within the limit, or within four times the limit as long as fewer than half have answered.
+    async fn each<R, T, F>(
+        &self,
+        at: impl IntoIterator<Item = usize>,
+        limit: Duration,
+        call: impl Fn(usize, Arc<dyn Backend>) -> F,
+        note: impl Fn(&Node, R) -> Result<T>,
+    ) -> Vec<(usize, Result<T>)>
+    where
+        F: Future<Output = R>,
+    {
+        let awake = self.awake();
+        let (first, left_out): (Vec<usize>, Vec<usize>) = at.into_iter().partition(|at| awake.contains(at));
+        let asked = first.len() + left_out.len();
+        let mut results = self.wave(first, limit, &call, &note).await;
+        let enough = results.iter().filter(|(_, result)| result.is_ok()).count() > asked / 2;
+        if enough || asked == 1 {
+            results.extend(left_out.into_iter().map(|at| (at, Err(hangs()))));
+        } else {
+            // Those that seemed to hang are needed after all.
+            results.extend(self.wave(left_out, limit, &call, &note).await);
         }
-        fan.all().await
+        results.sort_by_key(|(at, _)| *at);
+        results
+    }
+
+    async fn wave<R, T, F>(
+        &self,
+        at: Vec<usize>,
+        limit: Duration,
+        call: &impl Fn(usize, Arc<dyn Backend>) -> F,
+        note: &impl Fn(&Node, R) -> Result<T>,
+    ) -> Vec<(usize, Result<T>)>
+    where
+        F: Future<Output = R>,
+    {
+        let mut results = Vec::with_capacity(at.len());
+        let mut pending = Vec::with_capacity(at.len());
+        let mut calls = Calls::new();
+        for at in at {
+            match self.all[at].backend() {
+                Ok(backend) => {
+                    calls.push(at, Box::pin(call(at, Arc::clone(backend))));
+                    pending.push(at);
+                }
+                Err(error) => results.push((at, Err(error))),
+            }
+        }
+        let asked = pending.len();
+        calls.limit(&self.watchdog, limit);
+        let mut is_extended = false;
+        loop {
+            match calls.next(asked).await {
+                Next::Answer(at, answer) => {
+                    pending.retain(|other| *other != at);
+                    results.push((at, note(&self.all[at], answer)));
+                }
+                // Nobody waits for a slow minority, but a slow majority gets more time.
+                Next::Elapsed if is_extended || asked - pending.len() > asked / 2 => {
+                    results.extend(pending.drain(..).map(|at| (at, Err(self.all[at].on_timeout(limit)))));
+                    return results;
+                }
+                Next::Elapsed => {
+                    is_extended = true;
+                    calls.limit(&self.watchdog, limit * 3);
+                }
+                Next::Done => return results,
+            }
+        }
     }
 
     /// What was found where, if a majority answered.
@@ -155,30 +299,32 @@ impl Nodes {
                 Err(error) => failures.push((at, error)),
             }
         }
-        if found.len() >= self.majority() { Ok(found) } else { Err(Error::unavailable(self.words(what, &failures))) }
+        if found.len() >= self.majority() { Ok(found) } else { Err(Error::unavailable(self.message(what, &failures))) }
     }
 
-    /// Says which nodes kept a majority from being reached.
+    /// Names the nodes that kept a majority from being reached.
     pub(super) fn too_few(&self, resource: &Resource, failures: &[(usize, Error)]) -> Error {
-        Error::unavailable(self.words(&format!("{resource} on redlock"), failures)).about(resource)
+        Error::unavailable(self.message(&format!("{resource} on redlock"), failures)).about(resource)
     }
 
-    pub(super) fn words(&self, what: &str, failures: &[(usize, Error)]) -> String {
-        let mut words =
+    pub(super) fn message(&self, what: &str, failures: &[(usize, Error)]) -> String {
+        let mut message =
             format!("{what}: {} of {} nodes are needed and too few can be counted on", self.majority(), self.len());
         let mut separator = ": ";
-        for (at, node) in self.nodes.iter().enumerate() {
-            let why = match (failures.iter().find(|(failed, _)| *failed == at), self.silent_for(at)) {
+        for (at, node) in self.all.iter().enumerate() {
+            let why = match (failures.iter().find(|(failed, _)| *failed == at), self.abstains(at)) {
                 (Some((_, error)), _) => error.to_string(),
-                (None, Some(Duration::MAX)) => String::from("is the same server as one before it"),
-                (None, Some(left)) => {
-                    format!("was started a short time ago and votes in {}", Brief(left.max(Duration::from_millis(1))))
-                }
+                (None, Some(abstention)) => abstention.to_string(),
                 (None, None) => continue,
             };
-            let _infallible = write!(words, "{separator}{} ({why})", node.name);
+            let _infallible = write!(message, "{separator}{} ({why})", node.name);
             separator = ", ";
         }
-        words
+        message
     }
+}
+
+/// The error of a node that is left out because it hangs.
+pub(super) fn hangs() -> Error {
+    Error::unanswered("did not answer a moment ago")
 }

@@ -1,10 +1,10 @@
-//! What can be chosen about a quorum.
+//! What can be chosen about a quorum, in code or by its URL.
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     Error, Result,
-    backend::Backend,
+    backend::{Backend, OpenOptions, options::duration},
     clock::{Clock, SystemClock},
     lease::{Resource, Ttl},
     model::FENCE_LEAD,
@@ -14,13 +14,21 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Member {
     pub(super) name: String,
-    pub(super) backend: Arc<dyn Backend>,
+    pub(super) source: Source,
+}
+
+/// Where a member's backend comes from.
+#[derive(Clone, Debug)]
+pub(super) enum Source {
+    Backend(Arc<dyn Backend>),
+    /// Opened in the background, again and again until it can be.
+    Url(String, OpenOptions),
 }
 
 impl Member {
     /// A backend under this name, such as its host and port.
     pub fn new(name: impl Into<String>, backend: Arc<dyn Backend>) -> Self {
-        Self { name: name.into(), backend }
+        Self { name: name.into(), source: Source::Backend(backend) }
     }
 }
 
@@ -34,7 +42,7 @@ pub struct QuorumOptions {
 }
 
 impl QuorumOptions {
-    /// What nothing else is said about.
+    /// The defaults: 50 ms for each node, ttls of up to 60 s, the machine's clocks.
     pub fn new() -> Self {
         Self {
             node_limit: Duration::from_millis(50),
@@ -45,8 +53,8 @@ impl QuorumOptions {
 
     /// How long one node may take to answer; 50 ms by default.
     ///
-    /// Long enough for a healthy node, short against the ttl: one that hangs
-    /// costs this much now and then.
+    /// Long enough for a healthy node, short against the ttl. A node that
+    /// exceeds it is left alone until it answers a probe.
     pub fn node_limit(mut self, limit: Duration) -> Self {
         self.node_limit = limit;
         self
@@ -54,11 +62,11 @@ impl QuorumOptions {
 
     /// The longest ttl that anyone uses on these nodes; 60 s by default.
     ///
-    /// A longer one is refused, and a node that may have lost its memory does
-    /// not vote for so long (at least for 11 s, so that its clock has passed
-    /// every fence it may have forgotten). The default leaves room over the
-    /// 30 s that a lease has by default, and keeps a restarted node out for a
-    /// minute. All who use the nodes must agree on it.
+    /// A longer one is refused, and a node whose memory is younger does not
+    /// vote (nor one younger than 11 s, so that its clock has passed every
+    /// fence it may have forgotten). The default leaves room over the 30 s that
+    /// a lease has by default, and keeps a restarted node out for a minute. All
+    /// who use the nodes must agree on it: who does not is refused.
     ///
     /// Zero lets every node vote at once and refuses no ttl: right only for
     /// nodes that lose nothing when they are restarted.
@@ -98,7 +106,7 @@ impl QuorumOptions {
         .about(resource))
     }
 
-    /// How long a node that may have forgotten does not vote.
+    /// How old a node's memory must be for its vote to count.
     pub(super) fn quarantine(&self) -> Duration {
         /// No fence is further ahead of its node's clock than this, give or take the grants of one instant.
         const FENCES_PASSED: Duration = FENCE_LEAD.saturating_add(Duration::from_secs(1));
@@ -118,5 +126,103 @@ impl fmt::Debug for QuorumOptions {
             .field("node_limit", &self.node_limit)
             .field("longest_ttl", &self.longest_ttl)
             .finish_non_exhaustive()
+    }
+}
+
+/// Reads `redlock://[user:password@]host[:port],host[:port],…[/db][?node_limit=50ms&longest_ttl=60s&tls=1&…]`.
+///
+/// User, password, database and all other parameters are those of each node's own `redis:` URL.
+pub(super) fn parse(url: &str, open: &OpenOptions) -> Result<(Vec<Member>, QuorumOptions)> {
+    let expected = "it reads redlock://host:port,host:port,host:port/0";
+    let invalid = |why: &str| Error::invalid_config(format!("this redlock URL {why}; {expected}"));
+    let rest = url.strip_prefix("redlock://").ok_or_else(|| invalid("names no nodes"))?;
+    let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let (authority, database) = place.split_once('/').unwrap_or((place, ""));
+    let (credentials, hosts) = match authority.rsplit_once('@') {
+        Some((credentials, hosts)) => (format!("{credentials}@"), hosts),
+        None => (String::new(), authority),
+    };
+
+    let mut options = QuorumOptions::new().clock(Arc::clone(&open.clock));
+    let mut scheme = "redis";
+    let mut of_nodes = Vec::new();
+    for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
+        let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+        match name {
+            "node_limit" => options.node_limit = length(name, value)?,
+            "longest_ttl" => options.longest_ttl = length(name, value)?,
+            "tls" if value == "1" => scheme = "rediss",
+            "tls" if value == "0" => scheme = "redis",
+            "tls" => return Err(invalid("has a tls that is neither 0 nor 1")),
+            _ => of_nodes.push(parameter),
+        }
+    }
+    let query = if of_nodes.is_empty() { String::new() } else { format!("?{}", of_nodes.join("&")) };
+    let member = |host: &str| Member {
+        name: host.to_owned(),
+        source: Source::Url(format!("{scheme}://{credentials}{host}/{database}{query}"), open.clone()),
+    };
+    let hosts: Vec<&str> = hosts.split(',').collect();
+    if hosts.iter().any(|host| host.is_empty()) {
+        return Err(invalid("has a node without a host"));
+    }
+    let mut different = hosts.clone();
+    different.sort_unstable();
+    different.dedup();
+    if different.len() < hosts.len() {
+        return Err(invalid("names a node twice, and its votes would count twice"));
+    }
+    options.check(hosts.len())?;
+    Ok((hosts.into_iter().map(member).collect(), options))
+}
+
+fn length(name: &str, text: &str) -> Result<Duration> {
+    let length = if text == "0" { Some(Duration::ZERO) } else { duration(text) };
+    length.ok_or_else(|| Error::invalid_config(format!("{name}={text} cannot be used: write 50ms, 60s or 2m")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn urls(url: &str) -> Vec<String> {
+        let (members, _) = parse(url, &OpenOptions::new()).unwrap();
+        let url = |member: Member| match member.source {
+            Source::Url(url, _) => url,
+            Source::Backend(_) => panic!("a URL names no backend"),
+        };
+        members.into_iter().map(url).collect()
+    }
+
+    #[test]
+    fn each_node_gets_a_url_of_its_own() {
+        assert_eq!(urls("redlock://a,b:7000,[::1]:7001"), ["redis://a/", "redis://b:7000/", "redis://[::1]:7001/"]);
+        assert_eq!(
+            urls("redlock://me:s%40e@a,b,c/2?tls=1&node_limit=20ms&password_env=P"),
+            ["a", "b", "c"].map(|host| format!("rediss://me:s%40e@{host}/2?password_env=P"))
+        );
+    }
+
+    #[test]
+    fn limits_are_read_with_their_units() {
+        let (_, options) = parse("redlock://a,b,c?node_limit=20ms&longest_ttl=2m", &OpenOptions::new()).unwrap();
+        assert_eq!(options.node_limit, Duration::from_millis(20));
+        assert_eq!(options.longest_ttl, Duration::from_secs(120));
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused_without_showing_a_password() {
+        for url in [
+            "redlock://me:secret@a,b",
+            "redlock://me:secret@a,b,a",
+            "redlock://me:secret@a,,b",
+            "redlock:me:secret@a,b,c",
+            "redlock://me:secret@a,b,c?tls=yes",
+            "redlock://me:secret@a,b,c?node_limit=soon",
+            "redlock://me:secret@a,b,c?node_limit=0",
+        ] {
+            let error = parse(url, &OpenOptions::new()).unwrap_err();
+            assert!(!error.to_string().contains("secret"), "{error}");
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Giving leases back on all nodes, the one whose queue is waited in last.
+//! Giving leases back on all nodes: the one whose queue is waited in last, those that hang later.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,31 +6,38 @@ use parking_lot::Mutex;
 
 use super::{
     Shared,
-    fan::Fan,
-    leases::{Pauses, Phase, Tracked},
+    leases::{Phase, Tracked},
 };
 use crate::{
     Error, Result,
+    backend::{Backend, Backoff},
     lease::{LeaseKey, Moment, Outcome, Released, Ttl},
 };
 
 /// Ends a lease, or leaves the queue, on all nodes.
+///
+/// # Cancel safety
+/// If the future is dropped, a task does it again.
 pub(super) async fn everywhere(shared: &Arc<Shared>, key: &LeaseKey, outcome: &Outcome) -> Result<Released> {
+    let undo = Undo::new(shared, key, outcome);
     let tracked = shared.leases.get(key.id);
     let turn = match &tracked {
         Some(tracked) => Some(tracked.turn().await),
         None => None,
     };
-    let last = match tracked.as_ref().map(|tracked| tracked.phase()) {
+    let queue = match tracked.as_ref().map(|tracked| tracked.phase()) {
         Some(Phase::Waiting { queue } | Phase::Holding { queue, .. }) => queue,
         _ => shared.nodes.lead(),
     };
+    // Where nobody waits, the order does not matter, and all at once takes half the time.
+    let others_may_wait = shared.contention.is_busy(&key.resource) || tracked.as_ref().is_none_or(|one| one.waited());
     let all: Vec<usize> = (0..shared.nodes.len()).collect();
-    let answers = in_order(shared, key, outcome, &all, last).await;
+    let answers = at_nodes(shared, key, outcome, &all, others_may_wait.then_some(queue)).await;
     if let Some(tracked) = &tracked {
         shared.leases.forget(tracked);
     }
     drop(turn);
+    undo.disarm();
 
     let (mut freed, mut left, mut failures) = (0, 0, Vec::new());
     for (at, answer) in answers {
@@ -43,12 +50,12 @@ pub(super) async fn everywhere(shared: &Arc<Shared>, key: &LeaseKey, outcome: &O
     }
     let majority = shared.nodes.majority();
     if failures.len() + majority > shared.nodes.len() {
-        let words = shared.nodes.words(&format!("the release of {} on redlock", key.resource), &failures);
-        return Err(Error::unanswered(words).about(&key.resource));
+        let message = shared.nodes.message(&format!("the release of {} on redlock", key.resource), &failures);
+        return Err(Error::unanswered(message).about(&key.resource));
     }
     let ttl = tracked.map_or(Ttl::DEFAULT, |tracked| tracked.ttl());
     for (at, _) in &failures {
-        owe(shared, *at, key, outcome, ttl);
+        later(shared, *at, key, outcome, ttl);
     }
     Ok(match (freed, left) {
         (0, 0) => Released::Gone,
@@ -59,111 +66,135 @@ pub(super) async fn everywhere(shared: &Arc<Shared>, key: &LeaseKey, outcome: &O
 
 /// Gives back what these nodes granted to a lease that goes on without them, or does not go on.
 pub(super) async fn free(shared: &Arc<Shared>, tracked: &Tracked, outcome: &Outcome, at: &[usize], last: usize) {
-    for (at, answer) in in_order(shared, &tracked.key, outcome, at, last).await {
+    if at.is_empty() {
+        return;
+    }
+    for (at, answer) in at_nodes(shared, &tracked.key, outcome, at, Some(last)).await {
         if answer.is_err() {
-            owe(shared, at, &tracked.key, outcome, tracked.ttl());
+            later(shared, at, &tracked.key, outcome, tracked.ttl());
         }
     }
 }
 
-/// Releases at these nodes: at `last` only when all the others are done.
-async fn in_order(
+/// Releases at these nodes; at `last` only when all the others have answered.
+async fn at_nodes(
     shared: &Arc<Shared>,
     key: &LeaseKey,
     outcome: &Outcome,
     at: &[usize],
-    last: usize,
+    last: Option<usize>,
 ) -> Vec<(usize, Result<Released>)> {
-    let limit = shared.nodes.limit();
-    let call = |at: usize| {
-        let (node, key, outcome) = (Arc::clone(shared.nodes.get(at)), key.clone(), outcome.clone());
-        async move { node.ask(limit, node.backend.release(&key, &outcome)).await }
-    };
-    let mut others = Fan::new();
-    for at in at.iter().copied().filter(|at| *at != last) {
-        others.add(at, call(at));
-    }
-    let mut answers = others.all().await;
-    if at.contains(&last) {
-        answers.push((last, call(last).await));
+    let call = |backend: Arc<dyn Backend>| async move { backend.release(key, outcome).await };
+    let is_last = |at: &usize| Some(*at) == last;
+    let (last, others): (Vec<usize>, Vec<usize>) = at.iter().partition(|at| is_last(at));
+    let mut answers = shared.nodes.ask_each(others, call).await;
+    if !last.is_empty() {
+        answers.extend(shared.nodes.ask_each(last, call).await);
     }
     answers
 }
 
-/// A release that a node has not heard of yet.
+/// Releases a lease if it is dropped: the future that would have gone on was dropped.
+pub(super) struct Undo {
+    of: Option<(Arc<Shared>, LeaseKey, Outcome)>,
+}
+
+impl Undo {
+    pub(super) fn new(shared: &Arc<Shared>, key: &LeaseKey, outcome: &Outcome) -> Self {
+        Self { of: Some((Arc::clone(shared), key.clone(), outcome.clone())) }
+    }
+
+    pub(super) fn disarm(mut self) {
+        self.of = None;
+    }
+}
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        if let Some((shared, key, outcome)) = self.of.take() {
+            let runtime = shared.runtime.clone();
+            runtime.spawn(async move { everywhere(&shared, &key, &outcome).await });
+        }
+    }
+}
+
+/// A release that a node has not answered yet.
 #[derive(Debug)]
-struct Debt {
+struct PendingRelease {
     key: LeaseKey,
     outcome: Outcome,
     until: Moment,
 }
 
-/// What is still to be released at one node; one task at a time pays.
+/// What is still to be released at one node; one task at a time does it.
 #[derive(Debug, Default)]
-pub(super) struct Debts(Mutex<Owed>);
+pub(super) struct PendingReleases(Mutex<Pending>);
 
 #[derive(Debug, Default)]
-struct Owed {
-    debts: Vec<Debt>,
-    paying: bool,
+struct Pending {
+    releases: Vec<PendingRelease>,
+    /// Whether a task works on them.
+    is_driven: bool,
 }
 
-impl Debts {
-    fn add(&self, debt: Debt) -> bool {
-        let mut owed = self.0.lock();
-        owed.debts.push(debt);
-        !std::mem::replace(&mut owed.paying, true)
+impl PendingReleases {
+    /// Adds one; returns whether a task has to be started.
+    fn add(&self, release: PendingRelease) -> bool {
+        let mut pending = self.0.lock();
+        pending.releases.push(release);
+        !std::mem::replace(&mut pending.is_driven, true)
     }
 
-    /// The next one that is not over by itself.
-    fn next(&self, now: Moment) -> Option<Debt> {
-        let mut owed = self.0.lock();
-        owed.debts.retain(|debt| debt.until > now);
-        let next = owed.debts.pop();
-        owed.paying = next.is_some();
+    /// The next one whose lease has not lapsed; on `None` the task that asked must end.
+    fn next(&self, now: Moment) -> Option<PendingRelease> {
+        let mut pending = self.0.lock();
+        pending.releases.retain(|release| release.until > now);
+        let next = pending.releases.pop();
+        pending.is_driven = next.is_some();
         next
     }
 
-    fn put_back(&self, debt: Debt) {
-        self.0.lock().debts.push(debt);
+    fn put_back(&self, release: PendingRelease) {
+        self.0.lock().releases.push(release);
     }
 }
 
-/// Releases at a node that did not answer, as soon as it does, unless the lease has lapsed by then.
-pub(super) fn owe(shared: &Arc<Shared>, at: usize, key: &LeaseKey, outcome: &Outcome, ttl: Ttl) {
+/// Releases at a node that did not answer as soon as it does, unless the lease has lapsed by then.
+pub(super) fn later(shared: &Arc<Shared>, at: usize, key: &LeaseKey, outcome: &Outcome, ttl: Ttl) {
     let until = shared.nodes.clock().now().after(ttl.get());
-    if shared.debts[at].add(Debt { key: key.clone(), outcome: outcome.clone(), until }) {
-        shared.runtime.spawn(pay(Arc::clone(shared), at));
+    if shared.pending_releases[at].add(PendingRelease { key: key.clone(), outcome: outcome.clone(), until }) {
+        shared.runtime.spawn(catch_up(Arc::clone(shared), at));
     }
 }
 
-async fn pay(shared: Arc<Shared>, at: usize) {
+async fn catch_up(shared: Arc<Shared>, at: usize) {
     let clock = Arc::clone(shared.nodes.clock());
-    let pauses = |key: &LeaseKey| Pauses::new(key.id, Duration::from_millis(100), Duration::from_secs(2));
-    let mut pause: Option<Pauses> = None;
-    while let Some(debt) = shared.debts[at].next(clock.now()) {
-        let tracked = shared.leases.get(debt.key.id);
+    let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
+    while let Some(release) = shared.pending_releases[at].next(clock.now()) {
+        let tracked = shared.leases.get(release.key.id);
         let turn = match &tracked {
             Some(tracked) => Some(tracked.turn().await),
             None => None,
         };
-        let wanted_there = match tracked.map_or(Phase::Ended, |tracked| tracked.phase()) {
+        let is_wanted_there = match tracked.map_or(Phase::Ended, |tracked| tracked.phase()) {
             Phase::Holding { .. } => true,
             Phase::Waiting { queue } => queue == at,
-            Phase::Asked | Phase::Ended => false,
+            Phase::New | Phase::Ended => false,
         };
-        if wanted_there {
+        if is_wanted_there {
             continue;
         }
-        let node = shared.nodes.get(at);
-        let released = node.ask(shared.nodes.limit(), node.backend.release(&debt.key, &debt.outcome)).await;
+        let call = |backend: Arc<dyn Backend>| {
+            let PendingRelease { key, outcome, .. } = &release;
+            async move { backend.release(key, outcome).await }
+        };
+        let released = shared.nodes.ask_each([at], call).await.iter().all(|(_, answer)| answer.is_ok());
         drop(turn);
-        if released.is_ok() {
-            pause = None;
+        if released {
+            backoff.reset();
         } else {
-            let length = pause.get_or_insert_with(|| pauses(&debt.key)).next();
-            shared.debts[at].put_back(debt);
-            clock.sleep_until(clock.now().after(length)).await;
+            shared.pending_releases[at].put_back(release);
+            clock.sleep_until(clock.now().after(backoff.pause())).await;
         }
     }
 }

@@ -1,21 +1,27 @@
-//! Renewing: everything at every node in one call each, and what the nodes say together.
+//! Renewing: everything at every node in one call each, and what the nodes answer together.
+//!
+//! A lease that is held by a bare majority is lost with the next node that
+//! fails. A node that answers a renewal with "gone" is there again, so it is
+//! asked for the lease like any other, without waiting. It numbers that grant
+//! higher, which changes nothing: the fence is what a majority stored first,
+//! and whoever is granted the resource there later is above both.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, pin::Pin, sync::Arc};
+
+use futures_util::{StreamExt, stream::FuturesUnordered};
 
 use super::{
     Shared,
-    fan::Fan,
-    leases::{Phase, Tracked, Turn},
-    pursuit::Pursuit,
+    leases::{Phase, Tracked, Turn, tagged},
+    queue::{self, Progress},
     release,
-    restore::{self, Missing},
-    said::most_common,
-    tag,
-    waiting::{self, Placed, Progress},
+    round::Round,
+    vote::{Entry, most_common},
 };
 use crate::{
     Error, Result,
-    lease::{Fence, Grant, Outcome, Renewal, Standing},
+    backend::Backend,
+    lease::{Decision, Fence, Grant, Outcome, Patience, Renewal, Standing},
 };
 
 /// What to do about one renewal.
@@ -23,50 +29,84 @@ enum Course {
     /// Renew on all nodes: it holds, or was asked for elsewhere.
     All(Option<Arc<Tracked>>),
     /// Renew at the node in whose queue it waits; no round for it may run meanwhile.
-    Place { tracked: Arc<Tracked>, queue: usize, turn: Turn },
-    /// It is over, whatever some nodes have not heard of yet.
+    AtQueue { tracked: Arc<Tracked>, queue: usize, turn: Turn },
+    /// It is over, even if some nodes still have it.
     Over(Arc<Tracked>),
 }
 
-/// What the nodes said about one lease.
+/// How one lease stands on each node.
 type Standings = Vec<(usize, Standing)>;
 
 pub(super) async fn renew(shared: &Arc<Shared>, renewals: Vec<Renewal>) -> Result<Vec<Standing>> {
     for renewal in &renewals {
         shared.nodes.options().check_ttl(renewal.ttl, &renewal.key.resource)?;
     }
-    let renewals: Vec<Renewal> = renewals.iter().map(tag::tagged_renewal).collect();
+    let renewals: Vec<Renewal> = renewals.into_iter().map(tagged).collect();
     let courses = set_courses(shared, &renewals).await;
     let (answers, failures) = ask_nodes(shared, &renewals, &courses).await;
     if failures.len() + shared.nodes.majority() > shared.nodes.len() {
-        return Err(Error::unanswered(shared.nodes.words("renewing on redlock", &failures)));
+        return Err(Error::unanswered(shared.nodes.message("renewing on redlock", &failures)));
     }
 
     let mut standings = vec![Standing::Unknown; renewals.len()];
-    let mut rest = Fan::new();
+    let mut rest = FuturesUnordered::new();
     let mut missing = Vec::new();
-    for (index, (course, said)) in courses.into_iter().zip(answers).enumerate() {
-        let (shared, renewal) = (Arc::clone(shared), renewals[index].clone());
+    for (index, (course, answers)) in courses.into_iter().zip(answers).enumerate() {
+        let (shared, renewal) = (Arc::clone(shared), &renewals[index]);
         match course {
             Course::All(tracked) if renewal.fence_floor.is_none() => {
-                standings[index] = merge(&shared, tracked.as_deref(), &said);
-                missing.extend(tracked.and_then(|tracked| look_for_gaps(&shared, &tracked, standings[index], &said)));
+                standings[index] = merge(&shared, tracked.as_deref(), &answers);
+                missing.extend(tracked.and_then(|one| look_for_gaps(&shared, &one, standings[index], &answers)));
             }
-            Course::All(tracked) => rest.add(index, async move { raised(&shared, tracked, &said).await }),
+            Course::All(tracked) => {
+                let raise = async move { (index, raised(&shared, tracked, &answers).await) };
+                rest.push(Box::pin(raise) as Rest);
+            }
             Course::Over(tracked) => {
                 shared.leases.forget(&tracked);
                 standings[index] = Standing::Gone;
             }
-            Course::Place { tracked, queue, turn } => {
-                rest.add(index, async move { look_after_place(&shared, &tracked, queue, turn, &said).await });
-            }
+            Course::AtQueue { tracked, queue, turn } => rest.push(Box::pin(async move {
+                (index, look_after_position(&shared, &tracked, queue, turn, &answers).await)
+            })),
         }
     }
-    restore::later(shared, missing);
-    for (index, standing) in rest.all().await {
+    repair_later(shared, missing);
+    while let Some((index, standing)) = rest.next().await {
         standings[index] = standing;
     }
     Ok(standings)
+}
+
+type Rest = Pin<Box<dyn Future<Output = (usize, Standing)> + Send>>;
+
+/// A lease that a majority holds, and the nodes that do not know it.
+struct Missing {
+    tracked: Arc<Tracked>,
+    at: Vec<usize>,
+}
+
+/// Asks for them in the background, one lease after the other: a node that comes back has enough to do.
+fn repair_later(shared: &Arc<Shared>, missing: Vec<Missing>) {
+    if missing.is_empty() {
+        return;
+    }
+    let runtime = shared.runtime.clone();
+    let shared = Arc::clone(shared);
+    runtime.spawn(async move {
+        for Missing { tracked, at } in missing {
+            // A release waits for its turn too, so that nothing is put back behind it.
+            let _turn = tracked.turn().await;
+            let Phase::Holding { grant, .. } = tracked.phase() else { continue };
+            let request = tracked.request(Patience::Try, grant.fence);
+            let acquire = |backend: Arc<dyn Backend>| {
+                let request = &request;
+                async move { backend.acquire(request).await }
+            };
+            // Where it is refused, the next renewal asks again.
+            shared.nodes.ask_each(at, acquire).await;
+        }
+    });
 }
 
 /// Where a lease that is held is to be put back; what is left of one that is over is freed.
@@ -74,10 +114,10 @@ fn look_for_gaps(
     shared: &Arc<Shared>,
     tracked: &Arc<Tracked>,
     standing: Standing,
-    said: &Standings,
+    answers: &Standings,
 ) -> Option<Missing> {
     let nodes_where = |is_so: fn(&Standing) -> bool| -> Vec<usize> {
-        said.iter().filter(|(_, standing)| is_so(standing)).map(|(at, _)| *at).collect()
+        answers.iter().filter(|(_, standing)| is_so(standing)).map(|(at, _)| *at).collect()
     };
     match standing {
         Standing::Holding(_) => {
@@ -86,7 +126,7 @@ fn look_for_gaps(
         }
         Standing::Gone => {
             for at in nodes_where(|standing| matches!(standing, Standing::Holding(_))) {
-                release::owe(shared, at, &tracked.key, &Outcome::Cancelled, tracked.ttl());
+                release::later(shared, at, &tracked.key, &Outcome::Cancelled, tracked.ttl());
             }
             None
         }
@@ -107,11 +147,11 @@ async fn set_courses(shared: &Arc<Shared>, renewals: &[Renewal]) -> Vec<Course> 
             tracked.apply(renewal, now);
         }
         let course = match tracked {
-            Some(tracked) if matches!(tracked.phase(), Phase::Asked | Phase::Waiting { .. }) => {
+            Some(tracked) if matches!(tracked.phase(), Phase::New | Phase::Waiting { .. }) => {
                 let turn = tracked.turn().await;
                 match tracked.phase() {
-                    Phase::Waiting { queue } => Course::Place { tracked, queue, turn },
-                    Phase::Asked | Phase::Ended => Course::Over(tracked),
+                    Phase::Waiting { queue } => Course::AtQueue { tracked, queue, turn },
+                    Phase::New | Phase::Ended => Course::Over(tracked),
                     Phase::Holding { .. } => Course::All(Some(tracked)),
                 }
             }
@@ -129,68 +169,64 @@ async fn ask_nodes(
     renewals: &[Renewal],
     courses: &[Course],
 ) -> (Vec<Standings>, Vec<(usize, Error)>) {
-    let limit = shared.nodes.limit();
-    let mut fan = Fan::new();
-    for (at, node) in shared.nodes.iter().enumerate() {
+    let concerned_at = |at: usize| -> Vec<usize> {
         let concerns = |course: &Course| match course {
             Course::All(_) => true,
-            Course::Place { queue, .. } => *queue == at,
+            Course::AtQueue { queue, .. } => *queue == at,
             Course::Over(_) => false,
         };
-        let indices: Vec<usize> = (0..courses.len()).filter(|index| concerns(&courses[*index])).collect();
-        let batch: Vec<Renewal> = indices.iter().map(|index| renewals[*index].clone()).collect();
-        let node = Arc::clone(node);
-        fan.add(at, async move {
-            if batch.is_empty() {
-                return Ok((indices, Vec::new()));
-            }
-            node.ask(limit, node.backend.renew(&batch)).await.map(|standings| (indices, standings))
-        });
-    }
-    let mut said: Vec<Standings> = courses.iter().map(|_| Vec::new()).collect();
+        (0..courses.len()).filter(|index| concerns(&courses[*index])).collect()
+    };
+    let concerned: Vec<Vec<usize>> = (0..shared.nodes.len()).map(concerned_at).collect();
+    let asked = (0..concerned.len()).filter(|at| !concerned[*at].is_empty());
+    let renew = |at: usize, backend: Arc<dyn Backend>| {
+        let batch: Vec<Renewal> = concerned[at].iter().map(|index| renewals[*index].clone()).collect();
+        async move { backend.renew(&batch).await }
+    };
+    let mut standings: Vec<Standings> = courses.iter().map(|_| Vec::new()).collect();
     let mut failures = Vec::new();
-    for (at, answer) in fan.all().await {
+    for (at, answer) in shared.nodes.ask_each_at(asked, renew).await {
         match answer {
-            Ok((indices, standings)) => {
-                for (index, standing) in indices.into_iter().zip(standings) {
-                    said[index].push((at, standing));
+            Ok(of_node) => {
+                for (index, standing) in concerned[at].iter().zip(of_node) {
+                    standings[*index].push((at, standing));
                 }
             }
             Err(error) => failures.push((at, error)),
         }
     }
-    (said, failures)
+    (standings, failures)
 }
 
-/// What the nodes say together about a lease that is renewed on all of them.
-fn merge(shared: &Shared, tracked: Option<&Tracked>, said: &Standings) -> Standing {
+/// How a lease stands that is renewed on all nodes.
+fn merge(shared: &Shared, tracked: Option<&Tracked>, answers: &Standings) -> Standing {
     let nodes = &shared.nodes;
     let holding = |(at, standing): &(usize, Standing)| match standing {
         Standing::Holding(grant) => Some((*at, *grant)),
         _ => None,
     };
-    let grants: Vec<(usize, Grant)> = said.iter().filter_map(holding).collect();
+    let grants: Vec<(usize, Grant)> = answers.iter().filter_map(holding).collect();
     let votes: Vec<Fence> = grants.iter().filter(|(at, _)| nodes.votes(*at)).map(|(_, grant)| grant.fence).collect();
     if votes.len() >= nodes.majority() {
         let known = tracked.and_then(|tracked| match tracked.phase() {
             Phase::Holding { grant, .. } => Some(grant),
             _ => None,
         });
-        let told = || {
+        let reported = || {
             let fence = most_common(&votes).map(|(fence, _)| fence).unwrap_or_default();
             let acquired_at = grants.first().map(|(_, grant)| grant.acquired_at).unwrap_or_default();
             Grant { fence, acquired_at }
         };
-        return Standing::Holding(known.unwrap_or_else(told));
+        return Standing::Holding(known.unwrap_or_else(reported));
     }
-    let waiting = said.iter().find_map(|(_, standing)| match standing {
+    let waiting = answers.iter().find_map(|(_, standing)| match standing {
         Standing::Waiting(place) => Some(*place),
         _ => None,
     });
     if let (Some(place), None) = (waiting, tracked) {
         return Standing::Waiting(place);
     }
-    let gone = said.iter().filter(|(_, standing)| matches!(standing, Standing::Gone | Standing::Waiting(_))).count();
+    let gone = answers.iter().filter(|(_, standing)| matches!(standing, Standing::Gone | Standing::Waiting(_))).count();
     if gone + nodes.majority() <= nodes.len() {
         return Standing::Unknown;
     }
@@ -201,13 +237,13 @@ fn merge(shared: &Shared, tracked: Option<&Tracked>, said: &Standings) -> Standi
 }
 
 /// The same for one that was renewed with a floor: its fence is made one again where only some took the floor.
-async fn raised(shared: &Arc<Shared>, tracked: Option<Arc<Tracked>>, said: &Standings) -> Standing {
-    let standing = merge(shared, tracked.as_deref(), said);
+async fn raised(shared: &Arc<Shared>, tracked: Option<Arc<Tracked>>, answers: &Standings) -> Standing {
+    let standing = merge(shared, tracked.as_deref(), answers);
     let (Standing::Holding(grant), Some(tracked)) = (standing, tracked) else {
-        return merge(shared, None, said);
+        return merge(shared, None, answers);
     };
     let Phase::Holding { queue, .. } = tracked.phase() else { return standing };
-    match Pursuit::of_holders(shared, &tracked, queue, said).agree().await {
+    match Round::of_holders(shared, &tracked, queue, answers).agree().await {
         Some(fence) => {
             let grant = Grant { fence, ..grant };
             tracked.enter(Phase::Holding { grant, queue });
@@ -217,38 +253,38 @@ async fn raised(shared: &Arc<Shared>, tracked: Option<Arc<Tracked>>, said: &Stan
     }
 }
 
-/// A lease that waits: if it has come to hold where it waits, the quorum is completed before that is told.
-async fn look_after_place(
+/// A lease that waits: if it holds at the node it waits at, completes the quorum first.
+async fn look_after_position(
     shared: &Arc<Shared>,
     tracked: &Arc<Tracked>,
     queue: usize,
     turn: Turn,
-    said: &Standings,
+    answers: &Standings,
 ) -> Standing {
-    let placed = match said.first() {
-        Some((_, Standing::Waiting(place))) => return Standing::Waiting(*place),
+    let (queue, entry) = match answers.first() {
+        Some((_, Standing::Waiting(position))) => return Standing::Waiting(*position),
         Some((_, Standing::Gone)) => {
             shared.leases.forget(tracked);
             return Standing::Gone;
         }
-        Some((_, Standing::Holding(grant))) => Ok(Placed::Head { queue, fence: grant.fence }),
-        Some((_, Standing::Unknown)) | None => waiting::take_place(shared, tracked).await,
-    };
-    match placed {
-        Ok(Placed::Head { queue, fence }) => match waiting::complete(shared, tracked, queue, fence, turn).await {
-            Progress::Granted(grant) => Standing::Holding(grant),
-            Progress::Waiting(place) => Standing::Waiting(place),
-            Progress::NotYet(place) => {
-                waiting::drive_later(shared, tracked, fence);
-                Standing::Waiting(place)
+        Some((_, Standing::Holding(grant))) => (queue, Entry::HandedOver(grant.fence)),
+        Some((_, Standing::Unknown)) | None => match queue::ask_first(shared, tracked, Patience::Queue).await {
+            Ok((queue, Decision::Granted(grant))) => (queue, Entry::Granted(grant)),
+            Ok((_, Decision::Queued(position))) => return Standing::Waiting(position),
+            Ok((_, Decision::Busy(_) | Decision::WrongShape { .. })) => {
+                shared.leases.forget(tracked);
+                return Standing::Gone;
             }
-            Progress::Gone => Standing::Gone,
+            Err(_) => return Standing::Unknown,
         },
-        Ok(Placed::Queued { place }) => Standing::Waiting(place),
-        Ok(Placed::Refused(_)) => {
-            shared.leases.forget(tracked);
-            Standing::Gone
+    };
+    match queue::complete(shared, tracked, queue, entry, turn).await {
+        Progress::Granted(grant) => Standing::Holding(grant),
+        Progress::Waiting(position) => Standing::Waiting(position),
+        Progress::NotYet(position) => {
+            queue::drive_later(shared, tracked, Fence::new(position.last_fence.get() + 1));
+            Standing::Waiting(position)
         }
-        Err(_) => Standing::Unknown,
+        Progress::Gone => Standing::Gone,
     }
 }

@@ -1,29 +1,30 @@
--- Takes the lease with this fence away from its holder. Ports State::evict of model.rs.
+-- Takes the lease with this fence away from its holder. Ports State::evict.
 --
--- KEYS    1 fence  2 index  3 history  4 watched  5 lease  6 entries  7 order  8 ends
--- ARGV    1 settings  2 name  3 expected fence (16 digits)  4 problem as JSON
--- answer  {'evicted', record}  {'none', fence of each holder...}
-
-local time = redis.call('TIME')
-local nows = time[1] .. string.sub('00000' .. time[2], -6)
-local settings = ARGV[1]
-
+-- ARGV    behind the name of the resource: expected fence (16 digits), problem as JSON
+-- answer  {'evicted', record}  {'none', fence of each holder...}  {'newer'}  {'error', text}
+--@ head.lua
+--@ ended.lua
 --@ rule.lua
 
-take(5, ARGV[2])
-settle()
-local current = { 'none' }
-for _, record in ipairs(holders()) do
-  local fence = sub(record, 68, 83)
-  if fence == ARGV[3] then
-    local id = sub(record, 1, 32)
-    finish(id, record, 'evicted', nows, ARGV[4])
-    knock(match(record, '^%d+ %d+ %a+ %a+ %d+ (%S+)', 133), 'evicted ' .. id)
-    settle()
-    put_down()
-    return { 'evicted', record }
+local function evict(r, expected, problem)
+  settle(r)
+  local current = { 'none' }
+  for _, record in ipairs(holders(r, 5000)) do
+    local fence = sub(record, 69, 84)
+    if fence == expected then
+      local id = sub(record, 2, 33)
+      call('HDEL', r.entries, id)
+      call('ZREM', r.order, id)
+      call('ZREM', r.ends, id)
+      remove(r, record, 'evicted', nows, ' ' .. problem)
+      notify(sub(record, 176, 191), 'evicted ' .. id)
+      grant(r)
+      return { 'evicted', record }
+    end
+    current[#current + 1] = fence
   end
-  current[#current + 1] = fence
+  return current
 end
-put_down()
-return current
+
+call('HDEL', KEYS[1], '\tnothing')
+return finish({ try(evict, resource(1), ARGV[6], ARGV[7]) })

@@ -1,30 +1,26 @@
--- Tells the entries of resources, holders first, then the queue. Ports State::records of model.rs.
+-- Reads the entries of resources, holders first, then the queue. Ports State::records.
 --
--- KEYS    1 fence  2 index  3 history  4 watched, then for each resource: lease  entries  order  ends
--- ARGV    1 settings, then the name of each resource
--- answer  {now, then an array of records for each resource}
-
-local time = redis.call('TIME')
-local nows = time[1] .. string.sub('00000' .. time[2], -6)
-local settings = ARGV[1]
-
+-- ARGV    behind the names of the resources, one for each: how many entries to leave out, or -1 to settle only
+-- answer  {now, for each resource an array of at most 1000 records, or {'newer'} or {'error', text}}
+--@ head.lua
+--@ ended.lua
 --@ rule.lua
 
-local answers = { nows }
-for i = 2, #ARGV do
-  local at = 4 * i - 3
-  local record = call('GET', KEYS[at])
-  if record and sub(record, 34, 49) > nows then
-    answers[i] = { record }
-  else
-    take(at, ARGV[i])
-    settle()
-    local records = holders()
-    for _, id in ipairs(call('ZRANGEBYSCORE', order, 0, '+inf')) do
-      records[#records + 1] = call('HGET', entries, id)
-    end
-    put_down()
-    answers[i] = records
+local function list(r, from)
+  if r.lone and sub(r.lone, 35, 50) > nows then
+    return { r.lone }
   end
+  settle(r)
+  if from < 0 or is_empty(r) then
+    return {}
+  end
+  local ids = call('ZRANGE', r.order, from, from + 999)
+  return #ids == 0 and {} or call('HMGET', r.entries, unpack(ids))
 end
-return answers
+
+call('HDEL', KEYS[1], '\tnothing')
+local answers = { nows }
+for at = 1, resources do
+  answers[at + 1] = try(list, resource(at), tonumber(ARGV[4 + resources + at]))
+end
+return finish(answers)

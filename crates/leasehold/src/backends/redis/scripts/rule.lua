@@ -1,219 +1,330 @@
--- The rule on one resource at a time: settle, and what settling needs. Ports State::settle, Entry::prolong,
--- State::standing and State::busy of model.rs. Put into each script where it says so; expects `nows`, the
--- server's time in µs as 16 digits, and `settings`.
+-- The rule on resources of one partition: settle, and what settling needs. Ports State::settle, Entry::prolong,
+-- State::standing and State::busy of model.rs. A resource is read once, and its state written once, by `finish`.
 --
--- KEYS      1 fence  2 index  3 history  4 watched: of the partition; then 4 for each resource:
---           lease  entries  order  ends
--- settings  push verb: P publish, S sharded publish, B publish without knowing who hears it;
---           history: a all, p problems, o off; then how many ended leases to keep
---
--- A resource has one of two forms. Folded: `lease` is the record of the one holder, who takes all there is.
--- Unfolded: `entries` is a hash of id -> record, with `ticket` (last given), `used` (units), `shape` (in force),
--- `fence` (newest of this resource) and `kept` (when Redis may forget it, ms); `order` a sorted set of ids by
--- ticket, less HELD for those that hold; `ends` a sorted set of ids by expiry.
---
--- A record has fixed columns, then the tail that its asker wrote:
---   id(1-32) ends(34-49) renewed(51-66) fence(68-83) asked(85-100) acquired(102-117) ttl(119-131)
---   units capacity family mode floor instance(133-) \n holder and note as JSON \n metadata as JSON
--- Times are µs; fence and acquired are zeros while it waits.
-
-local call, sub, match, format = redis.call, string.sub, string.match, string.format
+-- KEYS  1 leases  2 history, then three for each resource: entries, a hash of id -> record; order, a sorted set of ids
+--       by ticket, less HELD for those that hold; ends, a sorted set of ids by expiry
+-- ARGV  3 channel of events  4 how many resources, then the name of each, then what is asked about them
 local max, min = math.max, math.min
+local NONE = '0000000000000000'
 local HELD = 4503599627370496
 local LEAD = 10000000
-local DAY = 86400000
-local NONE = '0000000000000000'
+-- Expired and absent entries that one call handles, so that none keeps the server busy for long.
+local MOST = 1000
 
 local now = tonumber(nows)
-local verb = sub(settings, 1, 1)
-local follower = call('GET', KEYS[4])
-local prefix = sub(KEYS[1], 1, -6)
-local absent = {}
-local name, lease, entries, order, ends
+local push = sub(ARGV[2], 1, 1)
+local prefix = sub(KEYS[1], 1, -7)
+local resources = tonumber(ARGV[4])
+local stored = call('HMGET', KEYS[1], '\tmemory', '\tfence', '\twatched', unpack(ARGV, 5, 4 + resources))
+if stored[1] ~= ARGV[1] then
+  return 'begin'
+end
+local memory = stored[1]
+local newest = stored[2] or NONE
+local watched = stored[3] and stored[3] > nows
+local loaded, ended, events, reached, mail = {}, {}, {}, {}, {}
+local unsettled = false
 
 local function digits(number)
   return format('%016.0f', number)
 end
 
--- Tells those who watch.
-local function tell(what, at, record)
-  if follower then
-    call('PUBLISH', follower, what .. ' ' .. at .. ' ' .. sub(record, 68, 83) .. '\n' .. name .. '\n' .. record)
+local function tell(what, at, r, record)
+  if watched then
+    events[#events + 1] = what .. ' ' .. at .. '\n' .. r.name .. '\n' .. record
   end
 end
 
--- Tells the instance of an entry; whether it may have heard.
-local function knock(instance, message)
-  if absent[instance] then
-    return false
+-- Pushes to the instance of an entry; whether it may have received that.
+local function notify(instance, message)
+  local known = reached[instance]
+  if known == nil then
+    local count = publish(prefix .. 'to:' .. instance, message)
+    reached[instance] = count > 0 or push == 'B'
+    return reached[instance]
   end
-  local heard = call(verb == 'S' and 'SPUBLISH' or 'PUBLISH', prefix .. 'to:' .. instance, message)
-  if heard == 0 and verb ~= 'B' then
-    absent[instance] = true
-    return false
+  if known then
+    mail[instance] = mail[instance] and mail[instance] .. '\n' .. message or message
   end
-  return true
+  return known
 end
 
-local function reachable(instance)
-  if verb == 'B' then
-    return true
+local function is_present(instance)
+  if reached[instance] == nil then
+    reached[instance] = push == 'B'
+      or tonumber(call('PUBSUB', push == 'S' and 'SHARDNUMSUB' or 'NUMSUB', prefix .. 'to:' .. instance)[2]) > 0
   end
-  local counted = call('PUBSUB', verb == 'S' and 'SHARDNUMSUB' or 'NUMSUB', prefix .. 'to:' .. instance)
-  return tonumber(counted[2]) > 0
+  return reached[instance]
 end
 
-local function remember(record, how, at, problem)
-  local mode = sub(settings, 2, 2)
-  if mode == 'o' or (mode == 'p' and (how == 'released' or how == 'cancelled')) then
-    return
-  end
-  if problem and problem ~= '' then
-    call('XADD', KEYS[3], 'MAXLEN', '~', sub(settings, 3), '*', 'name', name, 'end', how .. ' ' .. at, 'record', record, 'problem', problem)
-  else
-    call('XADD', KEYS[3], 'MAXLEN', '~', sub(settings, 3), '*', 'name', name, 'end', how .. ' ' .. at, 'record', record)
-  end
+local function is_empty(r)
+  return r.used == 0 and r.waiting == 0 and not r.lone
 end
 
--- Sees to it that Redis forgets what nobody touches, long after its end.
-local function keep(until_us, kept)
-  local due = until_us / 1000 + DAY
-  if due > kept then
-    local left = format('%.0f', due + DAY - now / 1000)
-    call('HSET', entries, 'kept', format('%.0f', due + DAY))
-    call('PEXPIRE', entries, left)
-    call('PEXPIRE', order, left)
-    call('PEXPIRE', ends, left)
-  end
+local function reset(r)
+  r.ticket, r.used, r.waiting, r.passed, r.fence, r.shape = 0, 0, 0, 0, NONE, ''
 end
 
--- Takes the resource at this place of KEYS in hand and unfolds it.
-local function take(at, named)
-  name, lease, entries, order, ends = named, KEYS[at], KEYS[at + 1], KEYS[at + 2], KEYS[at + 3]
-  local record = call('GET', lease)
-  if record then
-    local id = sub(record, 1, 32)
-    local units, shape = match(record, '^(%d+) (%d+ %a+)', 133)
-    call('DEL', lease)
-    call('HSET', entries, 'ticket', 1, 'used', units, 'shape', shape, 'fence', sub(record, 68, 83), 'kept', 0, id, record)
-    call('ZADD', order, 1 - HELD, id)
-    call('ZADD', ends, sub(record, 34, 49), id)
-    keep(tonumber(sub(record, 34, 49)), 0)
+-- The resource with this number; `nil` if a newer version wrote it.
+local function resource(at)
+  if loaded[at] then
+    return loaded[at]
   end
-end
-
--- Puts what is left of it down: nothing is kept about a name that nobody wants.
-local function put_down()
-  if call('EXISTS', order) == 0 then
-    call('DEL', entries)
-    call('ZREM', KEYS[2], name)
-  end
-end
-
--- Ends an entry.
-local function finish(id, record, how, at, problem)
-  if sub(record, 68, 83) ~= NONE then
-    call('HINCRBY', entries, 'used', '-' .. match(record, '^%d+', 133))
-  end
-  call('HDEL', entries, id)
-  call('ZREM', order, id)
-  call('ZREM', ends, id)
-  remember(record, how, at, problem)
-  tell(how, at, record)
-end
-
-local function settle(asker)
-  for _, id in ipairs(call('ZRANGEBYSCORE', ends, '-inf', nows)) do
-    local record = call('HGET', entries, id)
-    finish(id, record, 'expired', sub(record, 34, 49))
-  end
-  local state = call('HMGET', entries, 'used', 'shape')
-  if not state[2] then
-    return
-  end
-  local used, capacity = tonumber(state[1]), tonumber(match(state[2], '^%d+'))
-  local passed = 0
-  while used < capacity do
-    local id = call('ZRANGEBYSCORE', order, 0, '+inf', 'LIMIT', passed, 1)[1]
-    if not id then
-      return
-    end
-    local record = call('HGET', entries, id)
-    local units, floor, instance = match(record, '^(%d+) %d+ %a+ %a+ (%d+) (%S+)', 133)
-    if used + units > capacity then
-      if id == asker or reachable(instance) then
-        return
-      end
-      passed = passed + 1
+  local value = stored[3 + at]
+  local r = { name = ARGV[4 + at], entries = KEYS[3 * at], order = KEYS[3 * at + 1], ends = KEYS[3 * at + 2], value = value }
+  reset(r)
+  local ticket, used, waiting, passed, fence, shape =
+    string.match(value or '', '^q1 (%d+) (%d+) (%d+) (%d+) (%d+) (%S+)$')
+  if ticket then
+    if call('EXISTS', r.entries, r.order, r.ends) == 3 then
+      r.ticket, r.used, r.waiting, r.passed = tonumber(ticket), tonumber(used), tonumber(waiting), tonumber(passed)
+      r.fence, r.shape = fence, shape
     else
-      local last = tonumber(call('GET', KEYS[1]) or 0)
-      local fence = digits(max(last + 1, now, min(tonumber(floor), now + LEAD)))
-      if id == asker or knock(instance, 'granted ' .. id .. ' ' .. fence .. ' ' .. name) then
-        record = sub(record, 1, 67) .. fence .. sub(record, 84, 101) .. nows .. sub(record, 118)
-        call('SET', KEYS[1], fence)
-        call('HSET', entries, id, record, 'fence', fence)
-        call('ZINCRBY', order, -HELD, id)
-        used = call('HINCRBY', entries, 'used', units)
-        tell('acquired', nows, record)
-      else
-        passed = passed + 1
-      end
+      -- Redis evicted what the queue knew: the memory of this partition begins now.
+      memory = sub(memory, 1, 43) .. nows
+      call('DEL', r.entries, r.order, r.ends)
     end
+  elseif value and sub(value, 1, 1) == '1' then
+    r.lone = value
+  elseif value then
+    return nil
   end
+  loaded[at] = r
+  return r
 end
 
--- End = now + ttl, never shorter than the end already given.
-local function prolong(id, record, ttl)
-  local later = now + tonumber(ttl)
-  if later > tonumber(sub(record, 34, 49)) then
-    record = sub(record, 1, 33) .. digits(later) .. ' ' .. nows .. sub(record, 67, 118) .. ttl .. sub(record, 132)
-    call('ZADD', ends, digits(later), id)
-    keep(later, tonumber(call('HGET', entries, 'kept')))
+local function remove(r, record, how, at, problem)
+  if sub(record, 69, 84) == NONE then
+    r.waiting = r.waiting - 1
   else
-    record = sub(record, 1, 50) .. nows .. sub(record, 67)
+    r.used = r.used - tonumber(sub(record, 163, 172))
   end
-  call('HSET', entries, id, record)
+  if is_remembered(how) then
+    ended[#ended + 1] = r.name
+    ended[#ended + 1] = at .. ' ' .. how .. problem .. '\n' .. record
+  end
+  tell(how, at, r, record)
+end
+
+-- Gives a lone holder keys of its own, or ends it if it has expired.
+local function unfold(r)
+  local record = r.lone
+  if not record then
+    return
+  end
+  r.lone, r.used = nil, tonumber(sub(record, 163, 172))
+  if sub(record, 35, 50) <= nows then
+    remove(r, record, 'expired', sub(record, 35, 50), '')
+    return
+  end
+  local id = sub(record, 2, 33)
+  r.ticket, r.fence, r.shape = 1, sub(record, 69, 84), sub(record, 151, 161)
+  call('DEL', r.entries, r.order, r.ends)
+  call('HSET', r.entries, id, record)
+  call('ZADD', r.order, 1 - HELD, id)
+  call('ZADD', r.ends, sub(record, 35, 50), id)
+end
+
+local function expire(r)
+  if r.expired or is_empty(r) then
+    return
+  end
+  r.expired = true
+  local ids = call('ZRANGEBYSCORE', r.ends, '-inf', nows, 'LIMIT', 0, MOST)
+  if #ids == 0 then
+    return
+  end
+  unsettled = unsettled or #ids == MOST
+  for i, record in ipairs(call('HMGET', r.entries, unpack(ids))) do
+    remove(r, record, 'expired', sub(record, 35, 50), '')
+  end
+  call('HDEL', r.entries, unpack(ids))
+  call('ZREM', r.order, unpack(ids))
+  call('ZREM', r.ends, unpack(ids))
+end
+
+-- The fence of a record's grant.
+local function next_fence(record)
+  return digits(max(newest + 1, now, min(tonumber(sub(record, 134, 149)), now + LEAD)))
+end
+
+-- The record of an entry that begins to hold.
+local function granted(r, record)
+  newest = next_fence(record)
+  r.fence, r.used = newest, r.used + tonumber(sub(record, 163, 172))
+  record = sub(record, 1, 68) .. newest .. sub(record, 85, 102) .. nows .. sub(record, 119)
+  tell('acquired', nows, r, record)
   return record
 end
 
--- µs until the first end among those ahead of this ticket, or ''.
-local function first_end_ahead(ticket)
-  local at = 0
-  repeat
-    local some = call('ZRANGE', ends, at, at + 15, 'WITHSCORES')
-    for i = 1, #some, 2 do
-      local theirs = tonumber(call('ZSCORE', order, some[i]))
-      if theirs < 0 then
-        theirs = theirs + HELD
+-- Grants from the front while units fit. Waiters whose instance cannot be reached are passed over, and again only
+-- when one of them asks: each call goes on where the last one stopped.
+local function grant(r, asker)
+  local capacity = tonumber(sub(r.shape, 1, 10))
+  local looked, some = 0, 1
+  while r.waiting > 0 and r.used < capacity do
+    if looked >= MOST then
+      unsettled = true
+      return
+    end
+    local found = call('ZRANGEBYSCORE', r.order, '(' .. format('%.0f', r.passed), '+inf', 'WITHSCORES', 'LIMIT', 0, some)
+    local ids = {}
+    for i = 1, #found, 2 do
+      ids[#ids + 1] = found[i]
+    end
+    if #ids == 0 then
+      return
+    end
+    local blocked, records, held = false, {}, {}
+    for i, record in ipairs(call('HMGET', r.entries, unpack(ids))) do
+      local id, instance = ids[i], sub(record, 176, 191)
+      local fits = r.used + tonumber(sub(record, 163, 172)) <= capacity
+      if not fits and (id == asker or is_present(instance)) then
+        blocked = true
+        break
       end
-      if theirs < ticket then
-        return format('%.0f', max(0, tonumber(some[i + 1]) - now))
+      local message = 'granted ' .. id .. ' ' .. next_fence(record) .. ' ' .. r.name
+      if fits and sub(record, 35, 50) > nows and (id == asker or notify(instance, message)) then
+        records[#records + 1] = id
+        records[#records + 1] = granted(r, record)
+        held[#held + 1] = found[2 * i] - HELD
+        held[#held + 1] = id
+        r.waiting = r.waiting - 1
+      else
+        r.passed = tonumber(found[2 * i])
+      end
+      if r.used >= capacity then
+        break
       end
     end
-    at = at + 16
-  until #some == 0
+    if #held > 0 then
+      call('HSET', r.entries, unpack(records))
+      for i = 1, #held, 2 do
+        held[i] = format('%.0f', held[i])
+      end
+      call('ZADD', r.order, unpack(held))
+    end
+    if blocked then
+      return
+    end
+    looked, some = looked + #ids, 100
+  end
+end
+
+-- The record of an entry after settling. Its instance has just asked, so it is not passed over.
+local function settle(r, id)
+  unfold(r)
+  local record = id and not is_empty(r) and call('HGET', r.entries, id)
+  if record and r.passed > 0 and sub(record, 69, 84) == NONE then
+    r.passed = min(r.passed, call('ZSCORE', r.order, id) - 1)
+  end
+  local used, waiting = r.used, r.waiting
+  expire(r)
+  grant(r, id)
+  if record and (r.used ~= used or r.waiting ~= waiting) then
+    record = call('HGET', r.entries, id)
+  end
+  return record and sub(record, 35, 50) > nows and record
+end
+
+-- End = now + ttl, never shorter than the end already given.
+local function prolong(r, id, record, ttl)
+  local later = digits(now + ttl)
+  if later > sub(record, 35, 50) then
+    call('ZADD', r.ends, later, id)
+    return sub(record, 1, 34) .. later .. ' ' .. nows .. sub(record, 68, 119) .. ttl .. sub(record, 133)
+  end
+  return sub(record, 1, 51) .. nows .. sub(record, 68)
+end
+
+-- µs until the first end of those in the way, or ''. One that is not among the first hundred is asked about too early.
+local function first_end(r, ticket)
+  local some = call('ZRANGE', r.ends, 0, 3, 'WITHSCORES')
+  local more = r.waiting > 3 and call('ZRANGE', r.ends, 4, 99, 'WITHSCORES')
+  for _, found in ipairs({ some, more or {} }) do
+    for i = 1, #found, 2 do
+      if tonumber(call('ZSCORE', r.order, found[i])) < ticket or found == more and i == 191 then
+        return format('%.0f', max(0, found[i + 1] - now))
+      end
+    end
+  end
   return ''
 end
 
--- How an entry stands: 'holding', fence, acquired; 'waiting', ahead, last fence, µs until the first end ahead; 'gone'.
-local function standing(id)
-  local state = call('HMGET', entries, id, 'fence')
-  local record = state[1]
+-- How an entry stands: 'holding', fence, acquired; 'waiting', ahead, newest fence, µs until the first end; 'gone'.
+local function standing(r, id, record)
   if not record then
     return { 'gone' }
   end
-  if sub(record, 68, 83) ~= NONE then
-    return { 'holding', sub(record, 68, 83), sub(record, 102, 117) }
+  if sub(record, 69, 84) ~= NONE then
+    return { 'holding', sub(record, 69, 84), sub(record, 103, 118) }
   end
-  local ticket = call('ZSCORE', order, id)
-  local ahead = call('ZCOUNT', order, 0, '(' .. ticket)
-  return { 'waiting', format('%.0f', ahead), state[2], first_end_ahead(tonumber(ticket)) }
+  local ticket = call('ZSCORE', r.order, id)
+  local ahead = call('ZCOUNT', r.order, 0, '(' .. ticket)
+  return { 'waiting', format('%.0f', ahead), r.fence, first_end(r, tonumber(ticket)) }
 end
 
-local function holders()
-  local records = {}
-  for _, id in ipairs(call('ZRANGEBYSCORE', order, '-inf', '(0')) do
-    records[#records + 1] = call('HGET', entries, id)
+-- The records of the first who hold.
+local function holders(r, most)
+  local ids = call('ZRANGEBYSCORE', r.order, '-inf', '(0', 'LIMIT', 0, most)
+  return #ids == 0 and {} or call('HMGET', r.entries, unpack(ids))
+end
+
+-- Answers one question. An error about one resource is its own; one about the server is everyone's.
+local function try(ask, r, ...)
+  if not r then
+    return { 'newer' }
   end
-  return records
+  local done, answer = pcall(ask, r, ...)
+  if done then
+    return answer
+  end
+  local text = type(answer) == 'table' and answer.err or tostring(answer)
+  if string.find(text, 'WRONGTYPE') or string.find(text, 'attempt to') or string.find(text, 'bad argument') then
+    return { 'error', text }
+  end
+  error(answer, 0)
+end
+
+-- Writes what has changed, remembers what ended, and tells those who watch.
+local function finish(answers)
+  local written, gone = {}, {}
+  if newest ~= (stored[2] or NONE) then
+    written = { '\tfence', newest }
+  end
+  if memory ~= stored[1] then
+    written[#written + 1] = '\tmemory'
+    written[#written + 1] = memory
+  end
+  for _, r in pairs(loaded) do
+    local value = r.lone
+    if not value and not is_empty(r) then
+      value = format('q1 %.0f %.0f %.0f %.0f %s %s', r.ticket, r.used, r.waiting, r.passed, r.fence, r.shape)
+    end
+    if not value and r.value then
+      gone[#gone + 1] = r.name
+    elseif value and value ~= r.value then
+      written[#written + 1] = r.name
+      written[#written + 1] = value
+    end
+  end
+  if #gone > 0 then
+    call('HDEL', KEYS[1], unpack(gone))
+  end
+  if #written > 0 then
+    call('HSET', KEYS[1], unpack(written))
+  end
+  for at = 1, #ended, 2000 do
+    remember({ unpack(ended, at, min(#ended, at + 1999)) })
+  end
+  for instance, message in pairs(mail) do
+    publish(prefix .. 'to:' .. instance, message)
+  end
+  if #events > 0 then
+    publish(ARGV[3], table.concat(events, '\30'))
+  end
+  if unsettled then
+    answers[#answers + 1] = 'unsettled'
+  end
+  return answers
 end

@@ -1,17 +1,19 @@
-//! Where the server is: always in the same place, or wherever the sentinels say.
+//! Finding the server: always at one address, or wherever the sentinels say.
 
 use redis::{AsyncConnectionConfig, RedisError, Value};
 
 use super::{
-    client, failure,
-    options::{Address, RedisOptions},
-    reply,
+    super::{
+        decode, errors,
+        options::{Address, RedisOptions, Topology},
+    },
+    dial,
 };
 use crate::{Error, Result};
 
 /// How a server is found each time a connection is made.
 #[derive(Clone, Debug)]
-pub(super) enum Finder {
+pub(in super::super) enum Discovery {
     /// It is always there.
     At(Address),
     /// The sentinels know which server is the master of this name.
@@ -23,8 +25,21 @@ pub(super) enum Finder {
     },
 }
 
-impl Finder {
-    /// Whether a replica is certainly the wrong server.
+impl Discovery {
+    /// How the one server of these options is found.
+    pub(in super::super) fn new(options: &RedisOptions) -> Result<Self> {
+        match &options.topology {
+            Topology::Sentinel { master } => {
+                Ok(Self::Sentinels { sentinels: options.servers.clone(), master: master.clone() })
+            }
+            Topology::Single | Topology::Cluster => {
+                let server = options.servers.first().cloned();
+                Ok(Self::At(server.ok_or_else(|| Error::invalid_config("no server is named"))?))
+            }
+        }
+    }
+
+    /// Whether a replica is certainly the wrong server: the sentinels know a better one.
     pub(super) fn wants_master(&self) -> bool {
         matches!(self, Self::Sentinels { .. })
     }
@@ -43,6 +58,7 @@ async fn ask_sentinels(sentinels: &[Address], master: &str, options: &RedisOptio
     let options = RedisOptions {
         user: options.sentinel_user.clone(),
         password: options.sentinel_password.clone(),
+        credentials: None,
         database: 0,
         ..options.clone()
     };
@@ -53,7 +69,7 @@ async fn ask_sentinels(sentinels: &[Address], master: &str, options: &RedisOptio
             Ok(None) => {
                 last = Some(Error::unavailable(format!("the sentinel {sentinel} knows no master {master}")));
             }
-            Err(error) => last = Some(failure::of_sentinel(sentinel, &error)),
+            Err(error) => last = Some(errors::of_sentinel(sentinel, &error)),
         }
     }
     Err(last.unwrap_or_else(|| Error::unavailable("no sentinel was named")))
@@ -62,12 +78,12 @@ async fn ask_sentinels(sentinels: &[Address], master: &str, options: &RedisOptio
 async fn ask(sentinel: &Address, master: &str, options: &RedisOptions) -> Result<Option<Address>, RedisError> {
     let limit = options.connect_limit / 3;
     let config = AsyncConnectionConfig::new().set_connection_timeout(Some(limit)).set_response_timeout(Some(limit));
-    let sentinel = client::client(sentinel, options)?;
+    let sentinel = dial::client(sentinel, options)?;
     let mut connection = sentinel.get_multiplexed_async_connection_with_config(&config).await?;
     let mut command = redis::cmd("SENTINEL");
     command.arg("GET-MASTER-ADDR-BY-NAME").arg(master);
     let answer = connection.send_packed_command(&command).await.and_then(Value::extract_error)?;
-    let Ok([host, port]) = reply::array(&answer) else { return Ok(None) };
-    let (Ok(host), Ok(port)) = (reply::text(host), reply::number(port)) else { return Ok(None) };
-    Ok(u16::try_from(port).ok().map(|port| Address { host: host.to_owned(), port }))
+    let Ok([host, port]) = decode::array(&answer) else { return Ok(None) };
+    let (Ok(host), Ok(port)) = (decode::text(host), decode::number(port)) else { return Ok(None) };
+    Ok(u16::try_from(port).ok().map(|port| Address::Tcp { host: host.to_owned(), port }))
 }

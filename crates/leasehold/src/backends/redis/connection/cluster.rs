@@ -1,0 +1,226 @@
+//! The servers of a cluster, routed to by the client library: it follows slots, failovers and subscriptions.
+
+use std::{
+    collections::BTreeSet,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use futures_util::future::join_all;
+use parking_lot::Mutex;
+use redis::{
+    Cmd, ProtocolVersion, PushInfo, PushKind, RedisError, Value,
+    cluster::ClusterClientBuilder,
+    cluster_async::ClusterConnection,
+    cluster_routing::{MultipleNodeRoutingInfo, Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr},
+};
+use tokio::{runtime::Handle, sync::Notify, task::AbortHandle, time};
+
+use super::{
+    super::{
+        decode, errors,
+        keys::{Keys, Partition},
+        options::{Address, RedisOptions},
+    },
+    Listener, MemoryCell, SendError, dial,
+};
+use crate::{Error, Result, backend::Backoff};
+
+/// How often the library tries again where a slot has moved or a server is away; every call may be repeated.
+const RETRIES: u32 = 8;
+
+fn builder(servers: &[Address], options: &RedisOptions) -> Result<ClusterClientBuilder, RedisError> {
+    let nodes = servers.iter().map(|server| dial::connection_info(server, options));
+    let builder = ClusterClientBuilder::new(nodes.collect::<Result<Vec<_>, _>>()?)
+        .use_protocol(ProtocolVersion::RESP3)
+        .connection_timeout(options.connect_limit / 2)
+        .response_timeout(options.answer_limit)
+        .retries(RETRIES)
+        .min_retry_wait(5)
+        .max_retry_wait(200);
+    Ok(match &options.tls {
+        None => builder,
+        Some(tls) => builder.certs(dial::certificates(tls)),
+    })
+}
+
+/// A cluster, as one instance sees it.
+pub(in super::super) struct Cluster {
+    connection: ClusterConnection,
+    options: Arc<RedisOptions>,
+    /// Pushes reach only those who subscribed at the server of the slot: it can tell who is absent.
+    pub(in super::super) is_sharded: bool,
+    pub(super) memories: Vec<MemoryCell>,
+    instance: String,
+    subscriptions: Subscriptions,
+    resubscriber: AbortHandle,
+    /// Counts breaks in what was received, and memories that were lost.
+    pub(super) breaks: Arc<AtomicU64>,
+}
+
+impl Cluster {
+    pub(super) async fn open(
+        options: &Arc<RedisOptions>,
+        keys: &Keys,
+        instance: &str,
+        listener: Arc<dyn Listener>,
+    ) -> Result<Self> {
+        let place = options.place();
+        let failed = |error: RedisError| errors::unreachable(&place, &error);
+        let breaks = Arc::new(AtomicU64::new(0));
+        let broken = Arc::new(Notify::new());
+        let (counted, noticed, receiver) = (Arc::clone(&breaks), Arc::clone(&broken), Arc::clone(&listener));
+        let pushes = move |push: PushInfo| -> Result<(), ()> {
+            match (push.kind, push.data.as_slice()) {
+                // A slot has moved, or a server went away.
+                (PushKind::Disconnection | PushKind::SUnsubscribe, _) => {
+                    counted.fetch_add(1, Ordering::SeqCst);
+                    receiver.missed();
+                    noticed.notify_one();
+                }
+                (PushKind::Message | PushKind::SMessage, [Value::BulkString(channel), Value::BulkString(message)]) => {
+                    receiver.message(channel, message);
+                }
+                _ => {}
+            }
+            Ok(())
+        };
+        let anywhere = || RoutingInfo::SingleNode(SingleNodeRoutingInfo::Random);
+        let seeds = builder(&options.servers, options).and_then(ClusterClientBuilder::build).map_err(failed)?;
+        let mut connection = seeds.get_async_connection().await.map_err(failed)?;
+        // The library looks for servers among those that it was given only: it gets all that there are.
+        let mut slots = redis::cmd("CLUSTER");
+        slots.arg("SLOTS");
+        let slots = connection.route_command(slots, anywhere()).await.map_err(failed)?;
+        let servers: Vec<Address> = options.servers.iter().cloned().chain(decode::cluster_nodes(&slots)).collect();
+        let all = builder(&servers, options).and_then(|builder| builder.push_sender(pushes).build());
+        let mut connection = all.map_err(failed)?.get_async_connection().await.map_err(failed)?;
+        let hello = connection.route_command(redis::cmd("HELLO"), anywhere()).await.map_err(failed)?;
+        let is_sharded = dial::version(&decode::pairs(&hello)) >= (7, 0);
+        let subscriptions = Subscriptions {
+            connection: connection.clone(),
+            options: Arc::clone(options),
+            is_sharded,
+            channels: Arc::default(),
+        };
+        let resubscribing = subscriptions.clone().resubscribe(broken, listener, Arc::clone(&breaks));
+        Ok(Self {
+            connection,
+            options: Arc::clone(options),
+            is_sharded,
+            memories: keys.all().iter().map(|_| MemoryCell::default()).collect(),
+            instance: instance.to_owned(),
+            subscriptions,
+            resubscriber: Handle::current().spawn(resubscribing).abort_handle(),
+            breaks,
+        })
+    }
+
+    /// Sends a command to the server that has the partition.
+    pub(super) async fn send(&self, partition: &Partition, command: Cmd) -> Result<Value, SendError> {
+        let route = SingleNodeRoutingInfo::SpecificNode(Route::new(partition.slot, SlotAddr::Master));
+        self.route(command, RoutingInfo::SingleNode(route), self.options.answer_limit).await
+    }
+
+    /// Sends a command to every master; the answers by address.
+    pub(in super::super) async fn ask_masters(&self, command: Cmd) -> Result<Vec<(String, Value)>, SendError> {
+        let route = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
+        match self.route(command, route, self.options.answer_limit * 2).await? {
+            Value::Map(answers) => Ok(answers
+                .into_iter()
+                .map(|(address, value)| (decode::text(&address).unwrap_or_default().to_owned(), value))
+                .collect()),
+            one => Ok(vec![(self.options.place(), one)]),
+        }
+    }
+
+    async fn route(&self, command: Cmd, route: RoutingInfo, limit: Duration) -> Result<Value, SendError> {
+        let place = self.options.place();
+        let mut connection = self.connection.clone();
+        match time::timeout(limit, connection.route_command(command, route)).await {
+            Ok(Ok(value)) => value.extract_error().map_err(SendError::Refused),
+            Ok(Err(error)) if errors::is_refusal(&error) => Err(SendError::Refused(error)),
+            Ok(Err(error)) => Err(SendError::Unknown(errors::unanswered(&place, &error.to_string()))),
+            Err(_) => Err(SendError::Unknown(errors::unanswered(&place, &format!("nothing came within {limit:?}")))),
+        }
+    }
+
+    /// Subscribes to what this instance is told about its leases in the partition, once.
+    pub(super) async fn listen_in(&self, partition: &Partition) -> Result<()> {
+        self.subscribe(&partition.to(&self.instance)).await
+    }
+
+    pub(super) async fn subscribe(&self, channel: &str) -> Result<()> {
+        if self.subscriptions.channels.lock().contains(channel) {
+            return Ok(());
+        }
+        self.subscriptions.subscribe(channel).await?;
+        self.subscriptions.channels.lock().insert(channel.to_owned());
+        Ok(())
+    }
+
+    pub(super) async fn unsubscribe(&self, channel: &str) {
+        self.subscriptions.channels.lock().remove(channel);
+        let mut connection = self.connection.clone();
+        let _best_effort =
+            if self.is_sharded { connection.sunsubscribe(channel).await } else { connection.unsubscribe(channel).await };
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.resubscriber.abort();
+    }
+}
+
+/// The channels of an instance. A server that gave a slot away ends its subscriptions; the library does not restore them.
+#[derive(Clone)]
+struct Subscriptions {
+    connection: ClusterConnection,
+    options: Arc<RedisOptions>,
+    is_sharded: bool,
+    channels: Arc<Mutex<BTreeSet<String>>>,
+}
+
+impl Subscriptions {
+    async fn subscribe(&self, channel: &str) -> Result<()> {
+        let place = self.options.place();
+        let mut connection = self.connection.clone();
+        let subscribing = async {
+            if self.is_sharded { connection.ssubscribe(channel).await } else { connection.subscribe(channel).await }
+        };
+        match time::timeout(self.options.answer_limit, subscribing).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(errors::unreachable(&place, &error)),
+            Err(_) => Err(Error::unavailable(format!("{place} did not confirm a subscription in time"))),
+        }
+    }
+
+    /// Subscribes to all channels again after every break, where their slots are by then.
+    async fn resubscribe(self, broken: Arc<Notify>, listener: Arc<dyn Listener>, breaks: Arc<AtomicU64>) {
+        loop {
+            broken.notified().await;
+            let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
+            loop {
+                let channels: Vec<String> = self.channels.lock().iter().cloned().collect();
+                let again = channels.iter().map(|channel| self.subscribe(channel));
+                if join_all(again).await.iter().all(Result::is_ok) {
+                    break;
+                }
+                time::sleep(backoff.pause()).await;
+            }
+            breaks.fetch_add(1, Ordering::SeqCst);
+            listener.missed();
+        }
+    }
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster").field("at", &self.options.place()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,125 @@
+//! Making a connection: who we are, how it is protected, and what the server says about itself.
+
+use std::{collections::HashMap, time::Duration};
+
+use redis::{
+    Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo, RedisError,
+    TlsCertificates, Value, aio::MultiplexedConnection,
+};
+use tokio::time;
+
+use super::super::{
+    decode, errors,
+    options::{Address, RedisOptions, Tls},
+};
+
+/// What a server says about itself.
+#[derive(Clone, Debug)]
+pub(in super::super) struct ServerFacts {
+    /// Its version: major and minor.
+    pub(in super::super) version: (u32, u32),
+    /// Names this run of the server; unknown where we may not ask for INFO.
+    pub(in super::super) run_id: Option<String>,
+    /// Whether it can be written to.
+    pub(in super::super) is_master: bool,
+}
+
+/// How we introduce ourselves.
+fn identity(options: &RedisOptions) -> RedisConnectionInfo {
+    let mut identity = RedisConnectionInfo::default()
+        .set_protocol(ProtocolVersion::RESP3)
+        .set_db(options.database)
+        .set_lib_name("leasehold", env!("CARGO_PKG_VERSION"));
+    let (user, password) = match &options.credentials {
+        Some(credentials) => credentials.current(),
+        None => (options.user.clone(), options.password.clone()),
+    };
+    if let Some(user) = user {
+        identity = identity.set_username(user);
+    }
+    if let Some(password) = password {
+        identity = identity.set_password(password);
+    }
+    identity
+}
+
+/// How a server is reached.
+pub(super) fn connection_info(address: &Address, options: &RedisOptions) -> Result<ConnectionInfo, RedisError> {
+    let address = match (address.clone(), &options.tls) {
+        (Address::Tcp { host, port }, None) => ConnectionAddr::Tcp(host, port),
+        (Address::Tcp { host, port }, Some(_)) => {
+            ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
+        }
+        (Address::Unix(path), _) => ConnectionAddr::Unix(path),
+        // Its own credentials, database and TLS, by the protocol that carries pushes.
+        (Address::Info(info), _) => {
+            let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
+            return Ok((*info).set_redis_settings(settings));
+        }
+    };
+    Ok(address.into_connection_info()?.set_redis_settings(identity(options)))
+}
+
+/// A client for one server.
+pub(super) fn client(address: &Address, options: &RedisOptions) -> Result<Client, RedisError> {
+    let info = connection_info(address, options)?;
+    match &options.tls {
+        None => Client::open(info),
+        Some(tls) => Client::build_with_tls(info, certificates(tls)),
+    }
+}
+
+/// Whom to trust, and our own certificate.
+pub(super) fn certificates(tls: &Tls) -> TlsCertificates {
+    if rustls::crypto::CryptoProvider::get_default().is_none() {
+        // An application that has chosen a provider keeps it.
+        let _chosen_meanwhile = rustls::crypto::ring::default_provider().install_default();
+    }
+    let client_tls = tls.identity.as_ref().map(|identity| redis::ClientTlsConfig {
+        client_cert: identity.certificate.clone(),
+        client_key: identity.key.clone(),
+    });
+    TlsCertificates { client_tls, root_cert: tls.ca.clone() }
+}
+
+/// Subscribes and waits until the server confirms it.
+pub(super) async fn subscribe(
+    connection: &MultiplexedConnection,
+    channel: &str,
+    limit: Duration,
+) -> Result<(), RedisError> {
+    let mut connection = connection.clone();
+    let mut command = redis::cmd("SUBSCRIBE");
+    command.arg(channel);
+    match time::timeout(limit, connection.send_packed_command(&command)).await {
+        Ok(answer) => answer.and_then(Value::extract_error).map(drop),
+        Err(_) => Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
+    }
+}
+
+/// What the server says about itself.
+pub(super) async fn facts(connection: &MultiplexedConnection) -> Result<ServerFacts, RedisError> {
+    let mut connection = connection.clone();
+    let hello = connection.send_packed_command(&redis::cmd("HELLO")).await.and_then(Value::extract_error)?;
+    let hello = decode::pairs(&hello);
+    let mut info = redis::cmd("INFO");
+    info.arg("server");
+    let info = match connection.send_packed_command(&info).await.and_then(Value::extract_error) {
+        Ok(info) => decode::info(&info),
+        Err(error) if errors::is_refusal(&error) => HashMap::default(),
+        Err(error) => return Err(error),
+    };
+    Ok(ServerFacts {
+        version: version(&hello),
+        run_id: info.get("run_id").filter(|id| id.len() == 40).cloned(),
+        is_master: hello.get("role").is_none_or(|role| role == "master"),
+    })
+}
+
+/// Major and minor version in the answer to HELLO.
+pub(super) fn version(hello: &HashMap<String, String>) -> (u32, u32) {
+    hello.get("version").map_or((0, 0), |version| {
+        let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
+        (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
+    })
+}

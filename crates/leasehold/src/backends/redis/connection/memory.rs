@@ -1,0 +1,102 @@
+//! What a client read of a partition's memory: which one it is, and how old.
+
+use std::{
+    hash::{BuildHasher, BuildHasherDefault, DefaultHasher},
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use redis::Cmd;
+
+use super::super::{
+    keys::Partition,
+    options::{RedisOptions, Remember, Topology},
+    scripts::{self, By, Call},
+};
+use crate::{
+    clock::{Clock, SystemClock},
+    lease::{Incarnation, Moment, Timestamp},
+};
+
+/// Ended leases remembered on one server.
+const HISTORY: usize = 10_000;
+/// Ended leases remembered in each partition of a cluster.
+const HISTORY_OF_PARTITION: usize = 2_000;
+/// Stands for the run id of a server that we may not ask for it.
+const UNKNOWN_RUN_ID: &str = "----------------------------------------";
+
+/// What every script is told: see `head.lua`.
+pub(super) fn settings(options: &RedisOptions, push: char) -> String {
+    let history = match options.history {
+        Remember::All => 'a',
+        Remember::Problems => 'p',
+        Remember::Nothing => 'o',
+    };
+    let kept = if options.topology == Topology::Cluster { HISTORY_OF_PARTITION } else { HISTORY };
+    match &options.clock {
+        None => format!("{push}{history}{kept:06}"),
+        Some(clock) => format!("{push}{history}{kept:06}{:016}", clock.wall().as_micros()),
+    }
+}
+
+/// The command that reads the memory of a partition, or begins it.
+pub(super) fn begin(partition: &Partition, run_id: Option<&str>, settings: &str) -> Cmd {
+    let [fence, index] = partition.of_version_1();
+    let keys = [partition.leases.as_str(), &partition.history, &fence, &index];
+    let call = Call::new(&scripts::BEGIN, &keys, |command| {
+        command.arg(run_id.unwrap_or(UNKNOWN_RUN_ID));
+    });
+    call.command(By::Text, "", settings)
+}
+
+/// The memory of a partition, as the server last described it.
+///
+/// A server that lost what it knew, or may have, begins another; scripts that
+/// are called under an older one do nothing.
+#[derive(Debug)]
+pub(in super::super) struct Memory {
+    /// What the scripts compare: format, run id and when it began.
+    pub(in super::super) text: String,
+    /// Its age when it was read; unknown where the server's run id is.
+    age: Option<Duration>,
+    read_at: Moment,
+}
+
+impl Memory {
+    /// The memory that the server described at this time of its own clock.
+    pub(in super::super) fn new(text: String, server_time: Timestamp) -> Self {
+        let mut words = text.split(' ').skip(1);
+        let knows_run_id = words.next().is_some_and(|run_id| !run_id.starts_with('-'));
+        let began = words.next().and_then(|began| began.parse().ok()).map(Timestamp::from_micros);
+        let age = began.filter(|_| knows_run_id).map(|began| server_time.since(began));
+        Self { text, age, read_at: SystemClock.now() }
+    }
+
+    /// How long ago it began; unknown where the server's run id is.
+    pub(in super::super) fn age(&self) -> Option<Duration> {
+        Some(self.age? + SystemClock.now().since(self.read_at))
+    }
+
+    /// A number that differs from that of every other memory.
+    pub(in super::super) fn incarnation(&self) -> Incarnation {
+        Incarnation(BuildHasherDefault::<DefaultHasher>::default().hash_one(&self.text))
+    }
+}
+
+/// Where the memory of one partition is remembered.
+#[derive(Debug, Default)]
+pub(in super::super) struct MemoryCell(Mutex<Option<Arc<Memory>>>);
+
+impl MemoryCell {
+    /// The memory that was read last.
+    pub(in super::super) fn get(&self) -> Option<Arc<Memory>> {
+        self.0.lock().clone()
+    }
+
+    /// Remembers another; returns whether one that was known before has been lost.
+    pub(in super::super) fn set(&self, memory: &Arc<Memory>) -> bool {
+        let before = self.0.lock().replace(Arc::clone(memory));
+        before.is_some_and(|before| before.text != memory.text)
+    }
+}

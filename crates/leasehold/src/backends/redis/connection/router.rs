@@ -1,0 +1,282 @@
+//! The way to the servers: one connection, or the servers of a cluster; and the memory that each call expects there.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use redis::{Cmd, RedisError, Value};
+use tokio::time;
+
+use super::{
+    super::{
+        decode, errors,
+        keys::{Keys, Partition},
+        options::{Durability, RedisOptions, Topology},
+        scripts::{By, Call},
+    },
+    Connection, Listener, Live, Memory, MemoryCell, SendError,
+    cluster::Cluster,
+    memory,
+};
+use crate::{Error, Result, lease::Incarnation};
+
+/// How often a call begins anew because the server's memory is another.
+const MOST_BEGINNINGS: u32 = 4;
+/// The way to the servers.
+#[derive(Debug)]
+pub(in super::super) struct Router {
+    options: Arc<RedisOptions>,
+    way: Way,
+}
+
+#[derive(Debug)]
+enum Way {
+    /// One server has everything.
+    One(Connection),
+    /// Each server has some partitions.
+    Cluster(Cluster),
+}
+
+/// The answer to a call, and the memory that gave it.
+#[derive(Debug)]
+pub(in super::super) struct Reply {
+    pub(in super::super) value: Value,
+    /// The answer to the command that was sent right behind it, if one was.
+    pub(in super::super) behind: Value,
+    pub(in super::super) incarnation: Incarnation,
+}
+
+/// The server that a call goes to, and the memory it has there.
+enum Target<'a> {
+    One(Arc<Live>),
+    Partition(&'a Cluster, &'a Partition),
+}
+
+impl Target<'_> {
+    fn memory(&self) -> &MemoryCell {
+        match self {
+            Self::One(live) => &live.memory,
+            Self::Partition(cluster, partition) => &cluster.memories[usize::from(partition.number)],
+        }
+    }
+
+    fn run_id(&self) -> Option<&str> {
+        match self {
+            Self::One(live) => live.server.run_id.as_deref(),
+            // Which server answers is the library's to choose.
+            Self::Partition(..) => None,
+        }
+    }
+
+    fn incarnation(&self, memory: &Memory) -> Incarnation {
+        match self {
+            Self::One(_) => memory.incarnation(),
+            // Each server has a memory of its own; any break begins another for the whole.
+            Self::Partition(cluster, _) => Incarnation(cluster.breaks.load(Ordering::SeqCst)),
+        }
+    }
+
+    async fn send(&self, command: Cmd, behind: Option<&Cmd>, limit: Duration) -> Result<(Value, Value), SendError> {
+        match (self, behind) {
+            (Self::One(live), None) => Ok((live.send(&command, limit).await?, Value::Nil)),
+            (Self::One(live), Some(behind)) => live.send_two(&command, behind, limit).await,
+            (Self::Partition(cluster, partition), _) => Ok((cluster.send(partition, command).await?, Value::Nil)),
+        }
+    }
+}
+
+impl Router {
+    /// Connects, and listens for what this instance is told.
+    pub(in super::super) async fn open(
+        options: &Arc<RedisOptions>,
+        keys: &Keys,
+        instance: &str,
+        listener: Arc<dyn Listener>,
+    ) -> Result<Self> {
+        let way = if options.topology == Topology::Cluster {
+            if options.durability != Durability::None {
+                let words = "durability= is not available in a cluster; use one server or sentinels";
+                return Err(Error::unsupported(words));
+            }
+            Way::Cluster(Cluster::open(options, keys, instance, listener).await?)
+        } else {
+            let channels = keys.all().iter().map(|partition| partition.to(instance)).collect();
+            Way::One(Connection::open(options, &keys.all()[0], Some(listener), channels).await?)
+        };
+        Ok(Self { options: Arc::clone(options), way })
+    }
+
+    fn settings(&self) -> String {
+        let push = match &self.way {
+            Way::One(_) => 'P',
+            Way::Cluster(cluster) if cluster.is_sharded => 'S',
+            Way::Cluster(_) => 'B',
+        };
+        memory::settings(&self.options, push)
+    }
+
+    /// A connection of its own for calls that wait for copies, which blocks it.
+    pub(in super::super) async fn open_without_pushes(options: &Arc<RedisOptions>, keys: &Keys) -> Result<Self> {
+        let connection = Connection::open(options, &keys.all()[0], None, Vec::new()).await?;
+        Ok(Self { options: Arc::clone(options), way: Way::One(connection) })
+    }
+
+    /// Runs a script where the partition lives, and sends a command right `behind` it.
+    ///
+    /// A server that forgot the script is given its text, one whose memory is
+    /// another is asked for that; one that is only starting or has become a
+    /// replica did nothing and is asked again, by a new connection.
+    pub(in super::super) async fn run(
+        &self,
+        partition: &Partition,
+        call: &Call<'_>,
+        behind: Option<&Cmd>,
+    ) -> Result<Reply> {
+        let mut refused = Refusals::default();
+        let mut beginnings = 0;
+        let mut by = By::Hash;
+        loop {
+            let target = self.target(partition).await?;
+            let memory = match target.memory().get() {
+                Some(memory) => memory,
+                None => match self.begin(&target, partition).await {
+                    Ok(memory) => memory,
+                    Err(SendError::Refused(refusal)) => {
+                        refused.on(&refusal, &target, self).await?;
+                        continue;
+                    }
+                    Err(error) => return Err(error.into_error(&self.options)),
+                },
+            };
+            let command = call.command(by, &memory.text, &self.settings());
+            match target.send(command, behind, self.limit(behind)).await {
+                Ok((value, _)) if decode::is_begin(&value) => {
+                    beginnings += 1;
+                    if beginnings > MOST_BEGINNINGS {
+                        let place = self.options.place();
+                        return Err(Error::unavailable(format!("{place} forgets what it is given; is it flushed?")));
+                    }
+                    match self.begin(&target, partition).await {
+                        Ok(_) => {}
+                        Err(SendError::Refused(refusal)) => refused.on(&refusal, &target, self).await?,
+                        Err(error) => return Err(error.into_error(&self.options)),
+                    }
+                }
+                Ok((value, behind)) => {
+                    return Ok(Reply { value, behind, incarnation: target.incarnation(&memory) });
+                }
+                Err(SendError::Refused(refusal)) if errors::is_no_script(&refusal) => by = By::Text,
+                Err(SendError::Refused(refusal)) => refused.on(&refusal, &target, self).await?,
+                Err(error) => return Err(error.into_error(&self.options)),
+            }
+        }
+    }
+
+    /// Reads the memory of the partition, or begins it.
+    async fn begin(&self, target: &Target<'_>, partition: &Partition) -> Result<Arc<Memory>, SendError> {
+        let command = memory::begin(partition, target.run_id(), &self.settings());
+        let (value, _) = target.send(command, None, self.options.answer_limit).await?;
+        let memory = Arc::new(decode::memory(&value, &self.options.place()).map_err(SendError::NotSent)?);
+        if target.memory().set(&memory)
+            && let Target::Partition(cluster, _) = target
+        {
+            cluster.breaks.fetch_add(1, Ordering::SeqCst);
+        }
+        Ok(memory)
+    }
+
+    async fn target<'a>(&'a self, partition: &'a Partition) -> Result<Target<'a>> {
+        match &self.way {
+            Way::One(connection) => Ok(Target::One(connection.live().await?)),
+            Way::Cluster(cluster) => Ok(Target::Partition(cluster, partition)),
+        }
+    }
+
+    /// A call that waits for copies may take as long again.
+    fn limit(&self, behind: Option<&Cmd>) -> Duration {
+        self.options.answer_limit * if behind.is_some() { 2 } else { 1 }
+    }
+
+    /// Runs a plain command where the partition lives.
+    pub(in super::super) async fn ask(&self, partition: &Partition, command: Cmd) -> Result<Value> {
+        let target = self.target(partition).await?;
+        let answer = target.send(command, None, self.options.answer_limit).await;
+        Ok(answer.map_err(|error| error.into_error(&self.options))?.0)
+    }
+
+    /// Makes sure that this instance receives what it is told about its leases in the partition.
+    pub(in super::super) async fn listen_in(&self, partition: &Partition) -> Result<()> {
+        match &self.way {
+            // Subscribed on connecting.
+            Way::One(_) => Ok(()),
+            Way::Cluster(cluster) => cluster.listen_in(partition).await,
+        }
+    }
+
+    pub(in super::super) async fn subscribe(&self, channel: &str) -> Result<()> {
+        match &self.way {
+            Way::One(connection) => {
+                connection.subscribe(channel).await.map_err(|error| error.into_error(&self.options))
+            }
+            Way::Cluster(cluster) => cluster.subscribe(channel).await,
+        }
+    }
+
+    pub(in super::super) async fn unsubscribe(&self, channel: &str) {
+        match &self.way {
+            Way::One(connection) => connection.unsubscribe(channel).await,
+            Way::Cluster(cluster) => cluster.unsubscribe(channel).await,
+        }
+    }
+
+    /// The cluster, where there is one.
+    pub(in super::super) fn cluster(&self) -> Option<&Cluster> {
+        match &self.way {
+            Way::One(_) => None,
+            Way::Cluster(cluster) => Some(cluster),
+        }
+    }
+
+    /// The one connection, where there is no cluster.
+    pub(in super::super) fn connection(&self) -> Option<&Connection> {
+        match &self.way {
+            Way::One(connection) => Some(connection),
+            Way::Cluster(_) => None,
+        }
+    }
+}
+
+/// What one call has been refused so far.
+#[derive(Default)]
+struct Refusals {
+    from_replica: u32,
+    waited: Duration,
+}
+
+impl Refusals {
+    /// Waits or reconnects where the call may be made again; otherwise fails with what to do.
+    async fn on(&mut self, refusal: &RedisError, target: &Target<'_>, router: &Router) -> Result<()> {
+        let options = &router.options;
+        let mut follows = matches!(target, Target::Partition(..));
+        if errors::is_readonly(refusal)
+            && let (Target::One(live), Way::One(connection)) = (target, &router.way)
+        {
+            // The address may lead to another server by now: what a new connection says is believed.
+            live.give_up();
+            self.from_replica += 1;
+            follows = connection.follows_failover() || self.from_replica < 2;
+        }
+        let may_pass = errors::is_not_ready(refusal) || errors::is_readonly(refusal) && follows;
+        if !may_pass {
+            return Err(errors::refused(&options.place(), refusal));
+        }
+        let pause = options.answer_limit / 40;
+        self.waited += pause;
+        if self.waited > options.answer_limit * 2 {
+            return Err(errors::unanswered(&options.place(), "it is not ready"));
+        }
+        time::sleep(pause).await;
+        Ok(())
+    }
+}

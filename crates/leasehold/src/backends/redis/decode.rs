@@ -1,0 +1,337 @@
+//! What scripts answer, and what the server says about itself.
+
+use std::{collections::HashMap, time::Duration};
+
+use redis::Value;
+
+use super::{connection::Memory, errors, options::Address, record::Record};
+use crate::{
+    Error, Result,
+    lease::{
+        Busy, Decision, Evicted, Family, Fence, Grant, LeaseRecord, QueuePosition, Released, Resource, Shape, Standing,
+        Timestamp,
+    },
+};
+
+/// Whether a script did nothing because the memory is another.
+pub(super) fn is_begin(value: &Value) -> bool {
+    matches!(value, Value::BulkString(bytes) if bytes == b"begin")
+}
+
+/// The answer of `begin.lua`.
+pub(super) fn memory(value: &Value, place: &str) -> Result<Memory> {
+    match array(value)? {
+        [word, format] if text(word)? == "other" => Err(errors::other_format(place, text(format)?)),
+        [memory, now] => Ok(Memory::new(text(memory)?.to_owned(), Timestamp::from_micros(number(now)?))),
+        _ => Err(unexpected("a memory", value)),
+    }
+}
+
+/// An answer of a fast script: decided, or left to the full script.
+#[derive(Debug)]
+pub(super) enum Fast<T> {
+    Decided(T),
+    Slow,
+}
+
+/// The answers of `fast_acquire.lua` to this many requests, and whether a sweep is due.
+pub(super) fn fast_decisions(value: &Value, requests: usize) -> Result<(Vec<Result<Fast<Decision>>>, bool)> {
+    let [now, answers @ ..] = array(value)? else { return Err(unexpected("decisions", value)) };
+    let now = Timestamp::from_micros(number(now)?);
+    let read = |answer: &Value| match text(answer)? {
+        "slow" => Ok(Fast::Slow),
+        fence if fence.len() == 16 => {
+            let fence = Fence::new(fence.parse().map_err(|_| unexpected("a fence", answer))?);
+            Ok(Fast::Decided(Decision::Granted(Grant { fence, acquired_at: now })))
+        }
+        _ => Ok(Fast::Decided(Decision::Busy(Busy { holders: vec![Record::read(answer)?.held_by(now)], waiting: 0 }))),
+    };
+    Ok((answers.iter().take(requests).map(read).collect(), answers.len() > requests))
+}
+
+/// The answers of `fast_release.lua`.
+pub(super) fn fast_releases(value: &Value) -> Result<Vec<Result<Fast<Released>>>> {
+    let read = |answer: &Value| match text(answer)? {
+        "slow" => Ok(Fast::Slow),
+        word => Ok(Fast::Decided(released_by(word).ok_or_else(|| unexpected("a release", answer))?)),
+    };
+    Ok(array(value)?.iter().map(read).collect())
+}
+
+/// The answers of `fast_renew.lua`.
+pub(super) fn fast_standings(value: &Value) -> Result<Vec<Fast<Standing>>> {
+    let read = |answer: &Value| match text(answer)? {
+        "slow" => Ok(Fast::Slow),
+        "gone" => Ok(Fast::Decided(Standing::Gone)),
+        columns => {
+            let grant = columns.get(..16).and_then(|fence| {
+                let acquired_at = Timestamp::from_micros(columns.get(34..50)?.parse().ok()?);
+                Some(Grant { fence: Fence::new(fence.parse().ok()?), acquired_at })
+            });
+            Ok(Fast::Decided(Standing::Holding(grant.ok_or_else(|| unexpected("a standing", answer))?)))
+        }
+    };
+    array(value)?.iter().map(read).collect()
+}
+
+/// An answer of `decide.lua`.
+#[derive(Debug)]
+pub(super) struct Decided {
+    pub(super) answer: DecidedAs,
+    /// The name has no queue any more.
+    pub(super) is_plain: bool,
+}
+
+/// What was decided.
+#[derive(Debug)]
+pub(super) enum DecidedAs {
+    Acquire(Decision),
+    Release(Released),
+}
+
+/// The answers of `decide.lua` to this many questions, and whether work is left.
+pub(super) fn decided(value: &Value, questions: usize, place: &str) -> Result<(Vec<Result<Decided>>, bool)> {
+    let answers = array(value)?;
+    let read = |answer: &Value| match answer {
+        Value::Array(parts) => {
+            let is_plain = parts.last().is_some_and(|last| text(last).is_ok_and(|word| word == "plain"));
+            let answer = match parts.as_slice() {
+                [word, ..] if text(word)? == "release" => {
+                    let word = text_at(parts, 1)?;
+                    DecidedAs::Release(released_by(word).ok_or_else(|| unexpected("a release", answer))?)
+                }
+                _ => DecidedAs::Acquire(decision(answer, place)?),
+            };
+            Ok(Decided { answer, is_plain })
+        }
+        _ => Err(unexpected("a decision", answer)),
+    };
+    Ok((answers.iter().take(questions).map(read).collect(), answers.len() > questions))
+}
+
+fn released_by(word: &str) -> Option<Released> {
+    match word {
+        "freed" => Some(Released::Freed),
+        "left" => Some(Released::LeftQueue),
+        "gone" => Some(Released::Gone),
+        _ => None,
+    }
+}
+
+fn decision(value: &Value, place: &str) -> Result<Decision> {
+    let parts = array(value)?;
+    match (text_at(parts, 0)?, parts) {
+        ("busy", [_, now, waiting, holders @ ..]) => {
+            let now = Timestamp::from_micros(number(now)?);
+            let holders = holders.iter().map(|record| Ok(Record::read(record)?.held_by(now))).collect::<Result<_>>()?;
+            Ok(Decision::Busy(Busy { holders, waiting: small(number(waiting)?) }))
+        }
+        ("wrong", [_, in_force]) => {
+            Ok(Decision::WrongShape { in_force: shape(text(in_force)?).ok_or_else(|| unexpected("a shape", value))? })
+        }
+        _ => match standing(value, place)? {
+            Standing::Holding(grant) => Ok(Decision::Granted(grant)),
+            Standing::Waiting(place) => Ok(Decision::Queued(place)),
+            Standing::Gone | Standing::Unknown => Err(unexpected("a decision", value)),
+        },
+    }
+}
+
+fn shape(text: &str) -> Option<Shape> {
+    let (capacity, family) = text.split_at_checked(10)?;
+    let family = match family {
+        "l" => Family::Lock,
+        "p" => Family::Permits,
+        "e" => Family::Election,
+        _ => return None,
+    };
+    Some(Shape { family, capacity: capacity.parse().ok()? })
+}
+
+/// The answers of `renew.lua`: a lease that could not be decided is unknown by itself.
+pub(super) fn standings(value: &Value, place: &str) -> Result<Vec<Standing>> {
+    let read = |answer: &Value| {
+        standing(answer, place).unwrap_or_else(|error| {
+            tracing::warn!(%error, "a lease was not renewed");
+            Standing::Unknown
+        })
+    };
+    Ok(array(value)?.iter().map(read).collect())
+}
+
+fn standing(value: &Value, place: &str) -> Result<Standing> {
+    let words = array(value)?.iter().map(text).collect::<Result<Vec<_>>>()?;
+    failure(&words, place)?;
+    standing_of(&words).ok_or_else(|| unexpected("a standing", value))
+}
+
+/// What a script says about a resource that it could not handle.
+fn failure(words: &[&str], place: &str) -> Result<()> {
+    match words {
+        ["newer"] => {
+            Err(Error::unsupported(format!("{place}: a newer leasehold wrote this lock; upgrade this program")))
+        }
+        ["error", text] => Err(errors::refused_text(place, text)),
+        _ => Ok(()),
+    }
+}
+
+fn standing_of(words: &[&str]) -> Option<Standing> {
+    match words {
+        ["holding", fence, acquired, ..] => Some(Standing::Holding(Grant {
+            fence: Fence::new(fence.parse().ok()?),
+            acquired_at: Timestamp::from_micros(acquired.parse().ok()?),
+        })),
+        ["waiting", ahead, last_fence, first_end] => Some(Standing::Waiting(QueuePosition {
+            ahead: ahead.parse().ok()?,
+            last_fence: Fence::new(last_fence.parse().ok()?),
+            ask_again_in: match *first_end {
+                "" => None,
+                micros => Some(Duration::from_micros(micros.parse().ok()?)),
+            },
+        })),
+        ["gone"] => Some(Standing::Gone),
+        _ => None,
+    }
+}
+
+/// The answer of `evict.lua`.
+pub(super) fn evicted(value: &Value, place: &str) -> Result<Evicted> {
+    let answer = array(value)?.first().ok_or_else(|| unexpected("an eviction", value))?;
+    let parts = array(answer)?;
+    match (text_at(parts, 0)?, parts) {
+        ("evicted", [_, record]) => Ok(Evicted::Evicted { holder: Record::read(record)?.into_holder() }),
+        ("none", [_, fences @ ..]) => {
+            let current = fences.iter().map(|fence| number(fence).map(Fence::new)).collect::<Result<_>>()?;
+            Ok(Evicted::NoSuchFence { current })
+        }
+        _ => {
+            failure(&parts.iter().map(text).collect::<Result<Vec<_>>>()?, place)?;
+            Err(unexpected("an eviction", value))
+        }
+    }
+}
+
+/// Entries of one resource.
+pub(super) struct Listed {
+    pub(super) leases: Vec<LeaseRecord>,
+    /// How many entries there were, readable or not.
+    pub(super) count: usize,
+    /// How many wait, up to the last entry here.
+    pub(super) ahead: u32,
+}
+
+/// The answer of `list.lua` about these resources; `ahead` waiters of the first were left out.
+///
+/// What cannot be read is left out: a newer version wrote it.
+pub(super) fn listed(value: &Value, resources: &[Resource], mut ahead: u32) -> Result<Vec<Listed>> {
+    let [now, answers @ ..] = array(value)? else { return Err(unexpected("a listing", value)) };
+    let now = Timestamp::from_micros(number(now)?);
+    let mut listed = Vec::with_capacity(resources.len());
+    for (resource, records) in resources.iter().zip(answers) {
+        let records = array(records)?;
+        let mut leases = Vec::with_capacity(records.len());
+        for record in records.iter().filter_map(|record| Record::read(record).ok()) {
+            let waits = record.fence.is_none();
+            leases.push(record.listed(resource, ahead, now));
+            ahead += u32::from(waits);
+        }
+        listed.push(Listed { leases, count: records.len(), ahead });
+        ahead = 0;
+    }
+    Ok(listed)
+}
+
+/// The answer of `names.lua`: the next cursor, and names.
+pub(super) fn names(value: &Value) -> Result<(u64, Vec<Resource>)> {
+    let [cursor, names @ ..] = array(value)? else { return Err(unexpected("names", value)) };
+    Ok((number(cursor)?, resources(names)?))
+}
+
+/// Names.
+pub(super) fn resources(values: &[Value]) -> Result<Vec<Resource>> {
+    values.iter().map(|name| Resource::new(text(name)?)).collect()
+}
+
+/// The servers in an answer to CLUSTER SLOTS, as far as they know their names.
+pub(super) fn cluster_nodes(value: &Value) -> Vec<Address> {
+    let node = |node: &Value| {
+        let [host, port, ..] = array(node).ok()? else { return None };
+        let host = text(host).ok().filter(|host| !host.is_empty() && *host != "?")?;
+        Some(Address::Tcp { host: host.to_owned(), port: u16::try_from(number(port).ok()?).ok()? })
+    };
+    let ranges = array(value).unwrap_or_default();
+    ranges.iter().flat_map(|range| array(range).unwrap_or_default().iter().skip(2)).filter_map(node).collect()
+}
+
+/// The lines of an INFO answer.
+pub(super) fn info(value: &Value) -> HashMap<String, String> {
+    let values = match value {
+        Value::VerbatimString { text, .. } => text.as_str(),
+        other => text(other).unwrap_or_default(),
+    };
+    values.lines()
+        .filter_map(|line| line.split_once(':'))
+        .map(|(name, value)| (name.to_owned(), value.trim().to_owned()))
+        .collect()
+}
+
+/// The pairs of a map, or of a flat array that stands for one.
+pub(super) fn pairs(value: &Value) -> HashMap<String, String> {
+    let mut values = HashMap::new();
+    let mut add = |name: &Value, value: &Value| {
+        let shown = match value {
+            Value::Int(number) => number.to_string(),
+            other => text(other).unwrap_or_default().to_owned(),
+        };
+        values.insert(text(name).unwrap_or_default().to_owned(), shown);
+    };
+    match value {
+        Value::Map(entries) => entries.iter().for_each(|(name, value)| add(name, value)),
+        Value::Array(flat) => flat.chunks_exact(2).for_each(|pair| add(&pair[0], &pair[1])),
+        _ => {}
+    }
+    values
+}
+
+/// The parts of an array.
+pub(super) fn array(value: &Value) -> Result<&[Value]> {
+    match value {
+        Value::Array(parts) => Ok(parts),
+        Value::Nil => Ok(&[]),
+        other => Err(unexpected("an array", other)),
+    }
+}
+
+/// A text.
+pub(super) fn text(value: &Value) -> Result<&str> {
+    match value {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).map_err(|_| unexpected("a text", value)),
+        Value::SimpleString(text) => Ok(text),
+        Value::Okay => Ok("OK"),
+        other => Err(unexpected("a text", other)),
+    }
+}
+
+/// A whole number, as such or as text.
+pub(super) fn number(value: &Value) -> Result<u64> {
+    match value {
+        Value::Int(number) => u64::try_from(*number).map_err(|_| unexpected("a number", value)),
+        other => text(other)?.parse().map_err(|_| unexpected("a number", other)),
+    }
+}
+
+fn text_at(parts: &[Value], at: usize) -> Result<&str> {
+    parts.get(at).map_or(Ok(""), text)
+}
+
+fn small(number: u64) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+/// The error of an answer that cannot be read.
+pub(super) fn unexpected(expected: &str, value: &Value) -> Error {
+    let mut shown = format!("{value:?}");
+    shown.truncate(shown.char_indices().nth(120).map_or(shown.len(), |(at, _)| at));
+    Error::unavailable(format!("redis answered something that is not {expected} ({shown}); is this key ours?"))
+}

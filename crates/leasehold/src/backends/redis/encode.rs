@@ -1,0 +1,127 @@
+//! Requests, renewals and releases as arguments of the scripts. `head.lua` describes the columns of a record.
+
+use std::{borrow::Cow, fmt::Write};
+
+use serde::Serialize;
+
+use crate::lease::{
+    Claim, Family, Fence, Holder, LeaseId, Metadata, Mode, Outcome, Patience, Problem, Renewal, Request, Resource,
+    micros,
+};
+
+/// A request, as the scripts take it.
+#[derive(Debug)]
+pub(super) struct AcquireArguments {
+    pub(super) resource: Resource,
+    /// Form and id: the first columns of the record.
+    pub(super) head: String,
+    /// What the asker says: the last columns and lines of the record.
+    pub(super) tail: String,
+    /// `t` try, `q` queue.
+    pub(super) patience: char,
+    pub(super) max_waiters: Option<u32>,
+}
+
+impl AcquireArguments {
+    pub(super) fn new(request: &Request, instance: &str) -> Self {
+        Self {
+            resource: request.key.resource.clone(),
+            head: format!("1{}", request.key.id),
+            tail: tail(request, instance),
+            patience: if request.patience == Patience::Try { 't' } else { 'q' },
+            max_waiters: request.max_waiters,
+        }
+    }
+}
+
+/// A release, as the scripts take it.
+#[derive(Debug)]
+pub(super) struct ReleaseArguments {
+    pub(super) resource: Resource,
+    /// Form and id: the first columns of the record.
+    pub(super) head: String,
+    /// The ending, and behind a blank the problem as JSON if there is one.
+    pub(super) ending: Cow<'static, str>,
+}
+
+impl ReleaseArguments {
+    pub(super) fn new(resource: Resource, id: LeaseId, outcome: &Outcome) -> Self {
+        let ending = match outcome {
+            Outcome::Failed(problem) => Cow::Owned(format!("{} {}", outcome.ending(), json(problem))),
+            _ => Cow::Borrowed(outcome.ending().as_str()),
+        };
+        Self { resource, head: format!("1{id}"), ending }
+    }
+
+    /// The ending, and the problem with its blank.
+    pub(super) fn ending_and_problem(&self) -> (&str, &str) {
+        self.ending.split_at(self.ending.find(' ').unwrap_or(self.ending.len()))
+    }
+}
+
+/// The holder and the note of a record.
+#[derive(Serialize)]
+struct Who<'a> {
+    holder: &'a Holder,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<&'a str>,
+}
+
+fn tail(request: &Request, instance: &str) -> String {
+    let who = Who { holder: &request.holder, note: request.note.as_deref() };
+    let mut tail = String::with_capacity(192);
+    let _infallible = write!(
+        tail,
+        "{:013} {:016} {} {instance}\n{}\n",
+        micros(request.ttl.get()),
+        request.fence_floor.map_or(0, Fence::get),
+        claim(request.claim),
+        json(&who),
+    );
+    if request.metadata.is_empty() {
+        tail.push_str("{}");
+    } else {
+        tail.push_str(&metadata(&request.metadata));
+    }
+    tail
+}
+
+/// Capacity and family, units, mode.
+pub(super) fn claim(claim: Claim) -> String {
+    let family = match claim.shape().family {
+        Family::Lock => 'l',
+        Family::Permits => 'p',
+        Family::Election => 'e',
+    };
+    let mode = match claim.mode() {
+        Mode::Exclusive => 'x',
+        Mode::Shared => 's',
+        Mode::Permit => 'p',
+        Mode::Leader => 'l',
+    };
+    format!("{:010}{family} {:010} {mode}", claim.capacity(), claim.units())
+}
+
+/// Whether a renewal changes nothing but the end.
+pub(super) fn is_plain(renewal: &Renewal) -> bool {
+    renewal.fence_floor.is_none() && renewal.downgrade.is_none() && renewal.metadata.is_none()
+}
+
+/// Head of the record and ttl, in columns.
+pub(super) fn plain_renewal(renewal: &Renewal) -> String {
+    format!("1{} {:013}", renewal.key.id, micros(renewal.ttl.get()))
+}
+
+/// Metadata as it stands in a record.
+pub(super) fn metadata(metadata: &Metadata) -> String {
+    serde_json::to_string(metadata).unwrap_or_else(|_| String::from("{}"))
+}
+
+/// A problem as it stands in the history.
+pub(super) fn problem(problem: &Problem) -> String {
+    json(problem)
+}
+
+fn json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default()
+}

@@ -1,0 +1,147 @@
+//! What an error of Redis means to the user.
+
+use redis::{ErrorKind, RedisError, ServerErrorKind};
+
+use super::options::Address;
+use crate::Error;
+
+/// The rights that a user of the server needs.
+const RIGHTS: &str =
+    "allow this user the keys ~leasehold:* and channels &leasehold:*, with +@all -@dangerous +info";
+
+/// The error of a server that answered, but not what was asked for: nothing was changed.
+pub(super) fn refused(place: &str, error: &RedisError) -> Error {
+    let text = text(error);
+    if is_readonly(error) {
+        let advice = "it is a replica: name the master, or use redis+sentinel://";
+        return Error::permission_denied(format!("{place} refused: {text}; {advice}"));
+    }
+    if is_unauthenticated(error) {
+        let advice = "give user and password in the URL, or by password_file=, password_env= or REDISCLI_AUTH";
+        return Error::permission_denied(format!("{place} refused: {text}; {advice}"));
+    }
+    match error.kind() {
+        ErrorKind::Server(ServerErrorKind::NoPerm) => {
+            Error::permission_denied(format!("{place} refused: {text}; {RIGHTS}"))
+        }
+        ErrorKind::RESP3NotSupported => {
+            Error::unsupported(format!("{place} refused: {text}; leasehold needs Redis 6.2 or newer"))
+        }
+        ErrorKind::InvalidClientConfig => Error::invalid_config(format!("{place} refused: {text}; correct the URL")),
+        _ => refused_text(place, &text),
+    }
+}
+
+/// The same for an error that a script caught.
+pub(super) fn refused_text(place: &str, text: &str) -> Error {
+    let message = |advice: &str| format!("{place} refused: {text}; {advice}");
+    if ["NOPERM", "can't access", "no permissions"].iter().any(|word| text.contains(word)) {
+        return Error::permission_denied(message(RIGHTS));
+    }
+    Error::unavailable(if text.contains("OOM") {
+        message("it is out of memory: leases that are held go on, new ones need a higher maxmemory")
+    } else if text.contains("MISCONF") {
+        message("it cannot write to its disk: see its log")
+    } else if text.contains("NOREPLICAS") {
+        message("too few replicas are connected (min-replicas-to-write)")
+    } else {
+        message("look at the server")
+    })
+}
+
+/// The error of a server that could not be reached: nothing was sent.
+pub(super) fn unreachable(place: &str, error: &RedisError) -> Error {
+    if is_refusal(error) {
+        return refused(place, error);
+    }
+    Error::unavailable(format!("cannot reach {place}: {}", text(error)))
+}
+
+/// The error of a sentinel.
+pub(super) fn of_sentinel(sentinel: &Address, error: &RedisError) -> Error {
+    let place = format!("the sentinel {sentinel}");
+    if is_unauthenticated(error) {
+        return Error::permission_denied(format!(
+            "{place} refused: {}; sentinels have users of their own: give sentinel_password_file= or \
+             sentinel_password_env=, and sentinel_user= if it has a name",
+            text(error)
+        ));
+    }
+    unreachable(&place, error)
+}
+
+/// The error of a request that was sent and not answered.
+pub(super) fn unanswered(place: &str, why: &str) -> Error {
+    Error::unanswered(format!("{place} was asked and did not answer: {why}"))
+}
+
+/// The error of a store that another version of leasehold wrote.
+pub(super) fn other_format(place: &str, format: &str) -> Error {
+    Error::unsupported(match format {
+        "1" => format!(
+            "{place} has locks of leasehold 0.1, which this version cannot read: stop every program that uses them and \
+             delete its keys (redis-cli --scan --pattern 'leasehold:*' | xargs redis-cli unlink), or use another namespace"
+        ),
+        newer => format!("{place} has locks of format {newer}, which a newer leasehold wrote: upgrade this program"),
+    })
+}
+
+/// The same error for another caller of the same batch.
+pub(super) fn again(error: &Error) -> Error {
+    let message = error.to_string();
+    match error.kind() {
+        crate::ErrorKind::OutcomeUnknown => Error::unanswered(message),
+        crate::ErrorKind::PermissionDenied => Error::permission_denied(message),
+        crate::ErrorKind::Unsupported => Error::unsupported(message),
+        crate::ErrorKind::InvalidConfig => Error::invalid_config(message),
+        _ => Error::unavailable(message),
+    }
+}
+
+/// Whether the server itself refused.
+pub(super) fn is_refusal(error: &RedisError) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::Server(_)
+            | ErrorKind::Extension
+            | ErrorKind::AuthenticationFailed
+            | ErrorKind::RESP3NotSupported
+            | ErrorKind::InvalidClientConfig
+    )
+}
+
+fn is_unauthenticated(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::AuthenticationFailed || matches!(error.code(), Some("NOAUTH" | "WRONGPASS"))
+}
+
+/// Whether the server does not know the script.
+pub(super) fn is_no_script(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
+}
+
+/// Whether the server is a replica, by its own word or that of a script.
+pub(super) fn is_readonly(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
+        || error.detail().is_some_and(|detail| detail.contains("READONLY"))
+}
+
+/// Whether it will answer later: it is starting, or its cluster is being repaired.
+pub(super) fn is_not_ready(error: &RedisError) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::Server(
+            ServerErrorKind::BusyLoading
+                | ServerErrorKind::MasterDown
+                | ServerErrorKind::ClusterDown
+                | ServerErrorKind::TryAgain
+        )
+    )
+}
+
+fn text(error: &RedisError) -> String {
+    match (error.code(), error.detail()) {
+        (Some(code), Some(detail)) => format!("{code} {detail}"),
+        (_, Some(detail)) => detail.to_owned(),
+        _ => error.to_string(),
+    }
+}

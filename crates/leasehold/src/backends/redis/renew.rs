@@ -1,0 +1,142 @@
+//! Renewing: one call for each partition, and no lease waits for the server of another.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use redis::Cmd;
+use tokio::{task::JoinSet, time};
+
+use super::{
+    batches::numbered,
+    connection::Reply,
+    decode::{self, Fast},
+    encode,
+    keys::Partition,
+    ops::Shared,
+    scripts::{self, Call},
+};
+use crate::{
+    Error, Result,
+    lease::{Answer, Fence, Renewal, Standing, micros},
+};
+
+/// When some partitions have answered, the next answer is waited for at most this part of the limit: leases whose
+/// server answers must not run out because that of another hangs.
+const FOR_LATECOMERS: u32 = 4;
+
+/// Renewals of one partition, and where they stood in the call.
+#[derive(Default)]
+struct Share {
+    places: Vec<usize>,
+    renewals: Vec<Renewal>,
+}
+
+impl Shared {
+    /// Renews in each partition by itself, so that no lease waits for the server of another.
+    pub(super) async fn renew_in_partitions(self: &Arc<Self>, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
+        let mut shares: BTreeMap<u16, Share> = BTreeMap::new();
+        for (at, renewal) in renewals.iter().enumerate() {
+            let share = shares.entry(self.keys.of(&renewal.key.resource).number).or_default();
+            share.places.push(at);
+            share.renewals.push(renewal.clone());
+        }
+        let mut asking = JoinSet::new();
+        for (number, Share { places, renewals }) in shares {
+            let instance = Arc::clone(self);
+            let ask = async move {
+                let partition = &instance.keys.all()[usize::from(number)];
+                (places, instance.renew_in(partition, &renewals).await)
+            };
+            asking.spawn_on(ask, &self.runtime);
+        }
+        let mut standings = vec![Standing::Unknown; renewals.len()];
+        let (mut incarnation, mut failed) = (None, None);
+        loop {
+            let limit = match incarnation {
+                None => Duration::MAX,
+                Some(_) => self.options.answer_limit / FOR_LATECOMERS,
+            };
+            let Ok(next) = time::timeout(limit, asking.join_next()).await else {
+                failed = Some(Error::unanswered("some servers of the cluster did not answer in time"));
+                break;
+            };
+            match next {
+                Some(Ok((places, Ok(answer)))) => {
+                    incarnation = Some(answer.incarnation);
+                    places.iter().zip(answer.value).for_each(|(at, standing)| standings[*at] = standing);
+                }
+                Some(Ok((_, Err(error)))) => failed = Some(error),
+                Some(Err(_)) => failed = Some(Error::unavailable("the runtime ends")),
+                None => break,
+            }
+        }
+        // Left to run to their limit: a late answer does no harm.
+        asking.detach_all();
+        match (incarnation, failed) {
+            (Some(incarnation), failed) => {
+                if let Some(error) = failed {
+                    tracing::warn!(%error, "some leases were not renewed");
+                }
+                Ok(Answer::new(standings, incarnation))
+            }
+            (None, failed) => Err(failed.unwrap_or_else(|| Error::unavailable("no partition answered"))),
+        }
+    }
+
+    /// Renews leases that stand in one partition; each has its own standing.
+    pub(super) async fn renew_in(&self, partition: &Partition, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
+        let is_fast = |renewal: &&Renewal| encode::is_plain(renewal) && !self.is_slow(&renewal.key.resource);
+        let fast: Vec<&Renewal> = renewals.iter().filter(is_fast).collect();
+        let mut standings: Vec<Option<Standing>> = vec![None; renewals.len()];
+        let mut incarnation = None;
+        if !fast.is_empty() {
+            let call = Call::new(&scripts::FAST_RENEW, &[&partition.leases], |command| {
+                for renewal in &fast {
+                    command.arg(renewal.key.resource.as_str()).arg(encode::plain_renewal(renewal));
+                }
+            });
+            let reply = self.run_renewal(partition, &call).await?;
+            let answers = decode::fast_standings(&reply.value)?;
+            let places = (0..renewals.len()).filter(|at| is_fast(&&renewals[*at]));
+            for (at, answer) in places.zip(answers) {
+                match answer {
+                    Fast::Decided(standing) => standings[at] = Some(standing),
+                    Fast::Slow => {}
+                }
+            }
+            incarnation = Some(reply.incarnation);
+        }
+        let rest: Vec<usize> = (0..renewals.len()).filter(|at| standings[*at].is_none()).collect();
+        if !rest.is_empty() {
+            let (resources, numbers) = numbered(rest.iter().map(|at| &renewals[*at].key.resource));
+            let call = Call::on(&scripts::RENEW, partition, &resources, |command| {
+                for (at, number) in rest.iter().zip(&numbers) {
+                    add_renewal(command, *number, &renewals[*at]);
+                }
+            });
+            let reply = self.run_renewal(partition, &call).await?;
+            for (at, standing) in rest.iter().zip(decode::standings(&reply.value, &self.options.place())?) {
+                standings[*at] = Some(standing);
+            }
+            incarnation = Some(reply.incarnation);
+        }
+        let standings = standings.into_iter().map(|standing| standing.unwrap_or(Standing::Unknown)).collect();
+        incarnation.map(|incarnation| Answer::new(standings, incarnation)).ok_or_else(|| Error::unavailable("no renewal"))
+    }
+
+    async fn run_renewal(&self, partition: &Partition, call: &Call<'_>) -> Result<Reply> {
+        match &self.durable {
+            None => self.router.run(partition, call, None).await,
+            Some(durable) => durable.renew(partition, call, &self.options).await,
+        }
+    }
+}
+
+fn add_renewal(command: &mut Cmd, number: usize, renewal: &Renewal) {
+    command
+        .arg(number)
+        .arg(renewal.key.id.to_string())
+        .arg(format!("{:013}", micros(renewal.ttl.get())))
+        .arg(format!("{:016}", renewal.fence_floor.map_or(0, Fence::get)))
+        .arg(renewal.downgrade.map(encode::claim).unwrap_or_default())
+        .arg(renewal.metadata.as_ref().map(encode::metadata).unwrap_or_default());
+}

@@ -1,0 +1,122 @@
+-- Decides requests and releases that are not plain, in their order. Ports State::acquire and State::release.
+--
+-- ARGV    behind the names of the resources, six for each: number of the resource, 'a' acquire or 'r' release, then
+--         acquire: head of the record, tail of the record, 't' try or 'q' queue, most waiters ahead or ''
+--         release: lease id, ending, problem as JSON with a blank before it or '', nothing
+-- answer  for each: {'holding', fence, acquired}  {'waiting', ahead, newest fence, µs until the first end, or ''}
+--         {'busy', now, waiting, record of each holder...}  {'wrong', shape in force}
+--         {'release', 'freed' or 'left' or 'gone'}; 'plain' at the end of one whose name has no queue now
+--         {'newer'} for what a newer version wrote  {'error', text}; at the end 'unsettled' if work is left
+--@ head.lua
+--@ ended.lua
+--@ rule.lua
+
+local function busy(r)
+  return { 'busy', nows, format('%.0f', r.waiting), unpack(holders(r, 100)) }
+end
+
+local function enqueue(r, id, record, ticket)
+  call('HSET', r.entries, id, record)
+  call('ZADD', r.order, format('%.0f', ticket), id)
+  call('ZADD', r.ends, sub(record, 35, 50), id)
+end
+
+local function acquire(r, head, tail, patience, most)
+  local id = sub(head, 2)
+  local record = settle(r, id)
+  if record then
+    record = prolong(r, id, record, sub(tail, 1, 13))
+    call('HSET', r.entries, id, record)
+    return standing(r, id, record)
+  end
+  local shape, units = sub(tail, 32, 42), tonumber(sub(tail, 44, 53))
+  local capacity = tonumber(sub(shape, 1, 10))
+  record = head .. ' ' .. digits(now + sub(tail, 1, 13)) .. ' ' .. nows .. ' ' .. NONE .. ' ' .. nows .. ' ' .. NONE .. ' ' .. tail
+  if is_empty(r) then
+    reset(r)
+    r.lone = granted(r, record)
+    r.used = 0
+    return { 'holding', newest, nows, 'plain' }
+  end
+  if r.shape ~= shape then
+    return { 'wrong', r.shape }
+  end
+  local fits = r.used + units <= capacity
+  if not fits and (patience == 't' or most ~= '' and r.waiting > tonumber(most)) then
+    return busy(r)
+  end
+  r.ticket = r.ticket + 1
+  if fits and r.waiting == 0 then
+    record = granted(r, record)
+    enqueue(r, id, record, r.ticket - HELD)
+    return standing(r, id, record)
+  end
+  r.waiting = r.waiting + 1
+  enqueue(r, id, record, r.ticket)
+  if fits then
+    grant(r, id)
+    record = call('HGET', r.entries, id)
+    if sub(record, 69, 84) ~= NONE then
+      return standing(r, id, record)
+    end
+    if patience == 't' or most ~= '' and r.waiting - 1 > tonumber(most) then
+      r.waiting = r.waiting - 1
+      call('HDEL', r.entries, id)
+      call('ZREM', r.order, id)
+      call('ZREM', r.ends, id)
+      return busy(r)
+    end
+  end
+  tell('waiting', nows, r, record)
+  return standing(r, id, record)
+end
+
+local function release(r, id, how, problem)
+  local record = settle(r, id)
+  if not record then
+    return 'gone'
+  end
+  local held = sub(record, 69, 84) ~= NONE
+  if how == 'released' and not held then
+    how = 'cancelled'
+  end
+  call('HDEL', r.entries, id)
+  call('ZREM', r.order, id)
+  call('ZREM', r.ends, id)
+  remove(r, record, how, nows, problem)
+  grant(r)
+  return held and 'freed' or 'left'
+end
+
+-- Redis checks its memory before the first write of a script only, and never before HDEL. The first write here tells
+-- whether it is full: then requests are refused, and releases go through.
+local full
+for i = 5 + resources, #ARGV, 6 do
+  if ARGV[i + 1] == 'a' then
+    local written = redis.pcall('HSET', KEYS[1], '\tfence', newest)
+    full = type(written) == 'table' and written.err
+    break
+  end
+end
+if full and not string.find(full, 'OOM') then
+  return redis.error_reply(full)
+end
+call('HDEL', KEYS[1], '\tnothing')
+
+local answers = {}
+for i = 5 + resources, #ARGV, 6 do
+  local r = resource(tonumber(ARGV[i]))
+  local answer
+  if ARGV[i + 1] == 'a' and full then
+    answer = { 'error', full }
+  elseif ARGV[i + 1] == 'a' then
+    answer = try(acquire, r, ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5])
+  else
+    answer = try(release, r, ARGV[i + 2], ARGV[i + 3], ARGV[i + 4])
+    if type(answer) == 'string' then
+      answer = { 'release', answer, is_empty(r) and 'plain' or nil }
+    end
+  end
+  answers[#answers + 1] = answer
+end
+return finish(answers)

@@ -1,0 +1,46 @@
+-- Moves the ends of leases of lone holders.
+--
+-- KEYS    1 leases
+-- ARGV    then two for each renewal: name, and in columns head of the record(1-33) ttl(35-47)
+-- answer  for each renewal: fence, asked and acquired in columns / 'gone' / 'slow', for the full script to decide
+--@ head.lua
+
+local fields = { '\tmemory' }
+for i = 3, #ARGV, 2 do
+  fields[#fields + 1] = ARGV[i]
+end
+local stored = call('HMGET', KEYS[1], unpack(fields))
+if stored[1] ~= ARGV[1] then
+  return 'begin'
+end
+local answers, written, ends = {}, {}, {}
+
+for at = 2, #fields do
+  local held, asked = stored[at], ARGV[2 * at]
+  local answer = 'slow'
+  if not held then
+    answer = 'gone'
+  elseif sub(held, 1, 33) == sub(asked, 1, 33) and sub(held, 35, 50) > nows then
+    local ttl = sub(asked, 35, 47)
+    if not ends[ttl] then
+      ends[ttl] = format('%016.0f', nows + ttl)
+    end
+    written[#written + 1] = fields[at]
+    if ends[ttl] > sub(held, 35, 50) then
+      written[#written + 1] = sub(held, 1, 34) .. ends[ttl] .. ' ' .. nows .. sub(held, 68, 119) .. ttl .. sub(held, 133)
+    else
+      written[#written + 1] = sub(held, 1, 51) .. nows .. sub(held, 68)
+    end
+    answer = sub(held, 69, 118)
+  elseif sub(held, 1, 1) == '1' and sub(held, 35, 50) > nows then
+    answer = 'gone'
+  end
+  answers[#answers + 1] = answer
+end
+
+if #written > 0 then
+  -- Redis does not refuse what follows a write that it never refuses: a renewal goes through when memory is full.
+  call('HDEL', KEYS[1], '\tnothing')
+  call('HSET', KEYS[1], unpack(written))
+end
+return answers

@@ -1,0 +1,33 @@
+-- The beginning of every script: the arguments that all share, and the time.
+--
+-- ARGV  1 memory: what the client read of the partition's `\tmemory` last; a script that finds another does nothing
+--         and answers 'begin'
+--       2 settings, in columns: how to push(1): P publish, S sharded publish, B publish without knowing who receives
+--         it; history(2): a all, p problems, o off; how many ended leases to keep(3-8); the time to go by instead of
+--         the server's, for tests(9-24)
+--
+-- `leases` is a hash, a partition's index of its live names. The value of a name begins with its form and format:
+--   1   a lone holder: its record
+--   q1  a queue, with three keys of its own, and its state: last ticket, units used, how many wait, the ticket up to
+--       which waiters were passed over, newest fence, shape
+-- No name holds a control character, so fields that begin with a tab are the partition's own:
+--   memory   format, run id of the server, when this memory began (40 and 16 columns)
+--   fence    the newest fence
+--   watched  until when somebody watches
+--   sweep    when the next sweep is due, and where it goes on
+--   ended    how many leases have ended
+--
+-- A record has fixed columns, then two lines:
+--   1(1) id(2-33) ends(35-50) renewed(52-67) fence(69-84) asked(86-101) acquired(103-118) ttl(120-132) floor(134-149)
+--   capacity(151-160) family(161) units(163-172) mode(174) instance(176-191) \n holder and note as JSON \n metadata
+-- Times are µs; fence and acquired are zeros while it waits.
+local call, sub, format = redis.call, string.sub, string.format
+local nows = sub(ARGV[2], 9)
+if nows == '' then
+  local time = call('TIME')
+  nows = time[1] .. sub('00000' .. time[2], -6)
+end
+
+local function publish(channel, message)
+  return call(sub(ARGV[2], 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH', channel, message)
+end

@@ -1,0 +1,44 @@
+-- Ends lone holders that expired and that nobody asked about, among a bounded number of names.
+--
+-- KEYS    1 leases  2 history
+-- ARGV    3 channel of events
+-- answer  names that have a queue, for the client to settle
+--@ head.lua
+--@ ended.lua
+
+local stored = call('HMGET', KEYS[1], '\tmemory', '\twatched', '\tsweep')
+if stored[1] ~= ARGV[1] then
+  return 'begin'
+end
+if stored[3] and sub(stored[3], 1, 16) > nows then
+  return {}
+end
+local watched = stored[2] and stored[2] > nows
+local scanned = call('HSCAN', KEYS[1], sub(stored[3] or '', 18), 'COUNT', 200)
+local queues, expired, ended, events = {}, {}, {}, {}
+for i = 1, #scanned[2], 2 do
+  local name, held = scanned[2][i], scanned[2][i + 1]
+  local stop = sub(held, 35, 50)
+  if sub(name, 1, 1) ~= '\t' and sub(held, 1, 1) == 'q' then
+    queues[#queues + 1] = name
+  elseif sub(name, 1, 1) ~= '\t' and sub(held, 1, 1) == '1' and stop <= nows then
+    expired[#expired + 1] = name
+    if is_remembered('expired') then
+      ended[#ended + 1] = name
+      ended[#ended + 1] = stop .. ' expired\n' .. held
+    end
+    if watched then
+      events[#events + 1] = 'expired ' .. stop .. '\n' .. name .. '\n' .. held
+    end
+  end
+end
+
+-- Soon again where many have expired; the pause is µs.
+local pause = #expired > 20 and 100000 or 5000000
+call('HDEL', KEYS[1], '\tnothing', unpack(expired))
+call('HSET', KEYS[1], '\tsweep', format('%016.0f ', nows + pause) .. scanned[1])
+remember(ended)
+if #events > 0 then
+  publish(ARGV[3], table.concat(events, '\30'))
+end
+return queues

@@ -1,0 +1,13 @@
+-- Lets every script know that somebody watches.
+--
+-- KEYS    1 leases
+-- ARGV    3 for how long (µs)
+-- answer  {}
+--@ head.lua
+
+if call('HGET', KEYS[1], '\tmemory') ~= ARGV[1] then
+  return 'begin'
+end
+call('HDEL', KEYS[1], '\tnothing')
+call('HSET', KEYS[1], '\twatched', format('%016.0f', nows + ARGV[3]))
+return {}

@@ -1,0 +1,249 @@
+//! Calls to several nodes at once, whose task is woken when enough of them have answered, or when their time is up.
+//!
+//! Answers come in on another thread, shortly after each other: waking the task for each of them would cost more than
+//! the calls themselves. So would a timer for each round, since a new timer wakes the thread that sleeps: one task
+//! watches the time of all of them.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    future::poll_fn,
+    pin::Pin,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, Wake, Waker},
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+
+use crate::{clock::Clock, lease::Moment};
+
+/// Calls under way, each with the index of its node.
+pub(super) struct Calls<F: Future + ?Sized> {
+    pending: Vec<(usize, Pin<Box<F>>)>,
+    answers: Vec<(usize, F::Output)>,
+    signal: Arc<Signal>,
+}
+
+/// What became of calls under way.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Next<T> {
+    /// The node at this index answered.
+    Answer(usize, T),
+    /// The time is up.
+    Elapsed,
+    /// Every answer was taken.
+    Done,
+}
+
+/// Wakes the task when enough calls have made progress, or when their time is up.
+#[derive(Debug, Default)]
+struct Signal {
+    progressed: AtomicUsize,
+    enough: AtomicUsize,
+    is_elapsed: AtomicBool,
+    task: Mutex<Option<Waker>>,
+}
+
+impl Signal {
+    fn wake_task(&self) {
+        if let Some(task) = self.task.lock().take() {
+            task.wake();
+        }
+    }
+}
+
+impl Wake for Signal {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if self.progressed.fetch_add(1, Ordering::SeqCst) + 1 >= self.enough.load(Ordering::SeqCst) {
+            self.wake_task();
+        }
+    }
+}
+
+impl<F: Future + ?Sized> Calls<F>
+where
+    F::Output: Sized,
+{
+    pub(super) fn new() -> Self {
+        Self { pending: Vec::new(), answers: Vec::new(), signal: Arc::default() }
+    }
+
+    pub(super) fn push(&mut self, at: usize, call: Pin<Box<F>>) {
+        self.pending.push((at, call));
+    }
+
+    /// Whether every answer was taken.
+    pub(super) fn is_empty(&self) -> bool {
+        self.pending.is_empty() && self.answers.is_empty()
+    }
+
+    /// Drops the calls that were not answered.
+    pub(super) fn clear(&mut self) {
+        self.pending.clear();
+    }
+
+    /// Sends what was pushed: a call is sent when it is first polled.
+    pub(super) fn send(&mut self) {
+        let waker = Waker::from(Arc::clone(&self.signal));
+        self.poll_all(&mut Context::from_waker(&waker));
+    }
+
+    /// Has `watchdog` end the wait for an answer after a while.
+    pub(super) fn limit(&self, watchdog: &Arc<Watchdog>, length: Duration) {
+        self.signal.is_elapsed.store(false, Ordering::SeqCst);
+        watchdog.watch(&self.signal, length);
+    }
+
+    /// The next answer, taken as soon as `enough` calls have made progress.
+    ///
+    /// # Cancel safety
+    /// A dropped future loses nothing.
+    pub(super) async fn next(&mut self, enough: usize) -> Next<F::Output> {
+        poll_fn(|context| {
+            if let Some((at, answer)) = self.answers.pop() {
+                return Poll::Ready(Next::Answer(at, answer));
+            }
+            if self.pending.is_empty() {
+                return Poll::Ready(Next::Done);
+            }
+            // 1. The task is set, so that what progresses from now on wakes it.
+            // 2. Every call is polled, so that what progressed before is seen. Counting it twice wakes early, no more.
+            *self.signal.task.lock() = Some(context.waker().clone());
+            self.signal.enough.store(enough.clamp(1, self.pending.len()), Ordering::SeqCst);
+            self.signal.progressed.store(0, Ordering::SeqCst);
+            let waker = Waker::from(Arc::clone(&self.signal));
+            self.poll_all(&mut Context::from_waker(&waker));
+            match self.answers.pop() {
+                Some((at, answer)) => Poll::Ready(Next::Answer(at, answer)),
+                None if self.signal.is_elapsed.swap(false, Ordering::SeqCst) => Poll::Ready(Next::Elapsed),
+                None => Poll::Pending,
+            }
+        })
+        .await
+    }
+
+    fn poll_all(&mut self, context: &mut Context<'_>) {
+        let answers = &mut self.answers;
+        self.pending.retain_mut(|(at, call)| match call.as_mut().poll(context) {
+            Poll::Ready(answer) => {
+                answers.push((*at, answer));
+                false
+            }
+            Poll::Pending => true,
+        });
+    }
+}
+
+/// Watches the time of all calls of a quorum, in one task that lives while there are any.
+pub(super) struct Watchdog {
+    clock: Arc<dyn Clock>,
+    runtime: Handle,
+    watched: Mutex<Watched>,
+}
+
+#[derive(Default)]
+struct Watched {
+    /// Those with the same limit end in the order in which they began; others may end a little later than they should.
+    ends: VecDeque<(Moment, Weak<Signal>)>,
+    is_driven: bool,
+}
+
+impl Watchdog {
+    pub(super) fn new(clock: Arc<dyn Clock>, runtime: Handle) -> Arc<Self> {
+        Arc::new(Self { clock, runtime, watched: Mutex::default() })
+    }
+
+    fn watch(self: &Arc<Self>, signal: &Arc<Signal>, length: Duration) {
+        let end = self.clock.now().after(length);
+        let mut watched = self.watched.lock();
+        let at = watched.ends.iter().rposition(|(other, _)| *other <= end).map_or(0, |before| before + 1);
+        watched.ends.insert(at, (end, Arc::downgrade(signal)));
+        let is_first = at == 0 && watched.is_driven;
+        if !std::mem::replace(&mut watched.is_driven, true) || is_first {
+            drop(watched);
+            self.runtime.spawn(Arc::clone(self).run());
+        }
+    }
+
+    async fn run(self: Arc<Self>) {
+        while let Some(next) = self.end_due() {
+            self.clock.sleep_until(next).await;
+        }
+    }
+
+    /// Ends what is due; returns when the next one is. On `None` the task must end.
+    fn end_due(&self) -> Option<Moment> {
+        let now = self.clock.now();
+        let mut watched = self.watched.lock();
+        // Also waits for the end of calls that were answered: starting a task for each of them would cost more.
+        while let Some((end, signal)) = watched.ends.front() {
+            if *end > now {
+                return Some(*end);
+            }
+            if let Some(signal) = signal.upgrade() {
+                signal.is_elapsed.store(true, Ordering::SeqCst);
+                signal.wake_task();
+            }
+            watched.ends.pop_front();
+        }
+        watched.is_driven = false;
+        None
+    }
+}
+
+impl fmt::Debug for Watchdog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watchdog").field("watched", &self.watched.lock().ends.len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::clock::SystemClock;
+
+    type Call = dyn Future<Output = Option<u32>> + Send;
+
+    #[tokio::test]
+    async fn the_task_is_woken_once_enough_have_answered() {
+        let mut calls = Calls::<Call>::new();
+        let mut answers = Vec::new();
+        for at in 0..3 {
+            let (answer, answered) = oneshot::channel();
+            answers.push(answer);
+            calls.push(at, Box::pin(async move { answered.await.ok() }));
+        }
+        calls.send();
+        assert!(!has_answer(&mut calls, 2), "nobody has answered");
+        answers.pop().unwrap().send(2).unwrap();
+        assert!(calls.signal.task.lock().is_some(), "one is not enough");
+        answers.pop().unwrap().send(1).unwrap();
+        assert!(calls.signal.task.lock().is_none(), "two are");
+        let mut seen = vec![calls.next(2).await, calls.next(1).await];
+        seen.sort_by_key(|next| matches!(next, Next::Answer(2, _)));
+        assert_eq!(seen, [Next::Answer(1, Some(1)), Next::Answer(2, Some(2))]);
+        let watchdog = Watchdog::new(Arc::new(SystemClock), Handle::current());
+        calls.limit(&watchdog, Duration::from_millis(10));
+        assert_eq!(calls.next(1).await, Next::Elapsed);
+        answers.pop().unwrap().send(0).unwrap();
+        assert_eq!(calls.next(5).await, Next::Answer(0, Some(0)));
+        assert_eq!(calls.next(1).await, Next::Done);
+    }
+
+    /// Polls once; returns whether there was an answer.
+    fn has_answer(calls: &mut Calls<Call>, enough: usize) -> bool {
+        let mut next = Box::pin(calls.next(enough));
+        next.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+}

@@ -1,0 +1,254 @@
+//! Waiting in one queue, and completing the quorum when the turn has come.
+//!
+//! A lease waits in the queue of one node only: waiting on all of them would
+//! split the votes. When that node lets it in, the others are asked without
+//! waiting. They are free by then, because a release frees that node last.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+
+use super::{
+    Shared,
+    leases::{Phase, Tracked, Turn},
+    release,
+    round::Round,
+    vote::{Cleanup, Entry, RoundEnd},
+};
+use crate::{
+    Result,
+    backend::{Backoff, Hint, Hints},
+    lease::{Decision, Fence, Grant, LeaseId, Outcome, Patience, QueuePosition, Resource},
+};
+
+/// How far a lease whose turn has come got with the other nodes.
+#[derive(Debug)]
+pub(super) enum Progress {
+    /// A majority holds.
+    Granted(Grant),
+    /// Its turn has not come after all.
+    Waiting(QueuePosition),
+    /// It stays at the head: others are in the way elsewhere, or cannot be reached.
+    NotYet(QueuePosition),
+    /// Its position is gone.
+    Gone,
+}
+
+/// The position with nobody ahead of a lease that will hold under at least this fence.
+pub(super) fn head_of_queue(fence: Fence) -> QueuePosition {
+    QueuePosition { ahead: 0, last_fence: Fence::new(fence.get().saturating_sub(1)), ask_again_in: None }
+}
+
+/// Asks one node alone for a lease, or about the position it has there.
+pub(super) async fn ask_at(
+    shared: &Arc<Shared>,
+    tracked: &Tracked,
+    queue: usize,
+    patience: Patience,
+) -> Result<Decision> {
+    let node = shared.nodes.get(queue);
+    let request = tracked.request(patience, shared.nodes.proposal());
+    let decision = node.ask(shared.nodes.limit(), node.backend()?.acquire(&request)).await?;
+    if matches!(decision, Decision::Queued(_) | Decision::Granted(_)) {
+        tracked.enter(Phase::Waiting { queue });
+    }
+    Ok(decision)
+}
+
+/// Asks the first node in the list that answers alone: returns its index and decision.
+pub(super) async fn ask_first(
+    shared: &Arc<Shared>,
+    tracked: &Tracked,
+    patience: Patience,
+) -> Result<(usize, Decision)> {
+    let before = tracked.phase();
+    let mut failures = Vec::new();
+    for queue in shared.nodes.in_order_of_lead() {
+        match ask_at(shared, tracked, queue, patience).await {
+            Ok(decision) => {
+                if let Phase::Waiting { queue: old } = before
+                    && old != queue
+                {
+                    release::later(shared, old, &tracked.key, &Outcome::Cancelled, tracked.ttl());
+                }
+                return Ok((queue, decision));
+            }
+            // What a node cannot do, the others cannot do either.
+            Err(error) if !error.is_retryable() => return Err(error),
+            Err(error) => {
+                if error.outcome_unknown() {
+                    release::later(shared, queue, &tracked.key, &Outcome::Cancelled, tracked.ttl());
+                }
+                failures.push((queue, error));
+            }
+        }
+    }
+    Err(shared.nodes.too_few(&tracked.key.resource, &failures))
+}
+
+/// Asks the other nodes for a lease that holds at the node it waited at.
+pub(super) async fn complete(
+    shared: &Arc<Shared>,
+    tracked: &Arc<Tracked>,
+    queue: usize,
+    entry: Entry,
+    turn: Turn,
+) -> Progress {
+    let mut round = Round::begin(shared, tracked, queue, entry);
+    let end = round.decide().await;
+    let (progress, cleanup) = match end {
+        RoundEnd::Granted(grant) => {
+            tracked.enter(Phase::Holding { grant, queue });
+            round.settle_later(turn, Cleanup::Join(grant.fence));
+            return Progress::Granted(grant);
+        }
+        RoundEnd::Gone => {
+            tracked.enter(Phase::Ended);
+            (Progress::Gone, Cleanup::End)
+        }
+        RoundEnd::Queued(position) => (Progress::Waiting(position), Cleanup::KeepPosition),
+        _ => {
+            let fence = round.grant_at_gate().map(|grant| grant.fence);
+            round.give_back(Cleanup::KeepPosition).await;
+            round.settle(Cleanup::KeepPosition).await;
+            let fence = fence.unwrap_or(match entry {
+                Entry::HandedOver(fence) => fence,
+                Entry::Granted(grant) => grant.fence,
+                Entry::Ask(_) => Fence::default(),
+            });
+            return stay_or_move(shared, tracked, queue, fence).await;
+        }
+    };
+    round.give_back(cleanup).await;
+    round.settle_later(turn, cleanup);
+    progress
+}
+
+/// Stays at the head of a queue, unless a node before it in the list answers again or this one does not:
+/// two who wait at the heads of two queues would be in each other's way for good.
+async fn stay_or_move(shared: &Arc<Shared>, tracked: &Tracked, queue: usize, fence: Fence) -> Progress {
+    if shared.nodes.lead() == queue {
+        return Progress::NotYet(head_of_queue(fence));
+    }
+    match ask_first(shared, tracked, Patience::Queue).await {
+        Ok((_, Decision::Queued(position))) => Progress::Waiting(position),
+        Ok((_, Decision::Granted(grant))) => Progress::NotYet(head_of_queue(grant.fence)),
+        Ok((_, Decision::Busy(_) | Decision::WrongShape { .. })) | Err(_) => Progress::NotYet(head_of_queue(fence)),
+    }
+}
+
+/// Completes the quorum in the background and sends a hint when that is done.
+pub(super) fn drive(shared: &Arc<Shared>, tracked: &Arc<Tracked>, fence: Fence) {
+    if tracked.on_hand_over(fence) {
+        shared.runtime.spawn(run(Arc::clone(shared), Arc::clone(tracked), None));
+    }
+}
+
+/// The same after a pause, because others are in the way.
+pub(super) fn drive_later(shared: &Arc<Shared>, tracked: &Arc<Tracked>, fence: Fence) {
+    if tracked.on_hand_over(fence) {
+        let pause = backoff().pause();
+        shared.runtime.spawn(run(Arc::clone(shared), Arc::clone(tracked), Some(pause)));
+    }
+}
+
+/// Nothing reports when the other nodes become free. Who was in the way by chance is gone after a round trip or two;
+/// who holds there is asked less and less often.
+fn backoff() -> Backoff {
+    Backoff::new(Duration::from_millis(2), Duration::from_millis(250))
+}
+
+async fn run(shared: Arc<Shared>, tracked: Arc<Tracked>, mut pause: Option<Duration>) {
+    let mut backoff = backoff();
+    while let Some(fence) = tracked.next_hand_over() {
+        let mut fence = fence;
+        loop {
+            if let Some(pause) = pause.take() {
+                let clock = shared.nodes.clock();
+                clock.sleep_until(clock.now().after(pause)).await;
+            }
+            let turn = tracked.turn().await;
+            let Phase::Waiting { queue } = tracked.phase() else { break };
+            if tracked.is_abandoned(shared.nodes.clock().now()) {
+                drop(turn);
+                let _lapses = release::everywhere(&shared, &tracked.key, &Outcome::Cancelled).await;
+                break;
+            }
+            match complete(&shared, &tracked, queue, Entry::HandedOver(fence), turn).await {
+                Progress::Granted(grant) => {
+                    shared.hints.send(Hint::granted(tracked.key.id, grant.fence));
+                    break;
+                }
+                Progress::NotYet(position) => {
+                    fence = Fence::new(position.last_fence.get() + 1);
+                    pause = Some(backoff.pause());
+                }
+                Progress::Waiting(_) => break,
+                Progress::Gone => {
+                    shared.hints.send(Hint::Changed { resource: tracked.key.resource.clone() });
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Handles the hints of one node for as long as it sends any.
+pub(super) async fn listen(shared: Weak<Shared>, at: usize, mut hints: Hints) {
+    while let Some(hint) = hints.next().await {
+        let Some(shared) = shared.upgrade() else { return };
+        match hint {
+            Hint::Granted { id, fence, .. } => on_grant(&shared, at, id, fence),
+            Hint::Evicted { id } if shared.leases.get(id).is_none() => {}
+            hint => shared.hints.send(hint),
+        }
+    }
+}
+
+/// A node granted a lease that waits there: the others are asked. Elsewhere, a round is asking it anyway.
+fn on_grant(shared: &Arc<Shared>, at: usize, id: LeaseId, fence: Fence) {
+    if let Some(tracked) = shared.leases.get(id) {
+        match tracked.phase() {
+            Phase::New => drive(shared, &tracked, fence),
+            Phase::Waiting { queue } if queue == at => drive(shared, &tracked, fence),
+            Phase::Waiting { .. } | Phase::Holding { .. } | Phase::Ended => {}
+        }
+    }
+}
+
+/// Which names were last seen busy, so that asking for them does not obstruct their queues.
+///
+/// Asking all nodes at once takes those beside the queue's node for a moment even where that one refuses, and the head
+/// of the queue needs them. So the queue's node is asked alone, first, for a name that was busy, and by a try that knows
+/// nothing of its name: a program that tries is one of many, more often than one that waits.
+#[derive(Debug, Default)]
+pub(super) struct Contention(Mutex<HashMap<Resource, bool>>);
+
+impl Contention {
+    /// More names than this are forgotten together; each costs one round trip then.
+    const MOST_NAMES: usize = 10_000;
+
+    pub(super) fn asks_queue_first(&self, name: &Resource, patience: Patience) -> bool {
+        self.0.lock().get(name).copied().unwrap_or(patience == Patience::Try)
+    }
+
+    pub(super) fn is_busy(&self, name: &Resource) -> bool {
+        self.0.lock().get(name).copied().unwrap_or(false)
+    }
+
+    pub(super) fn note(&self, name: &Resource, patience: Patience, busy: bool) {
+        let mut names = self.0.lock();
+        if let Some(known) = names.get_mut(name) {
+            *known = busy;
+        } else if busy || patience == Patience::Try {
+            if names.len() >= Self::MOST_NAMES {
+                names.clear();
+            }
+            names.insert(name.clone(), busy);
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! One round for one lease: asks all nodes at once and ends as soon as the result is certain.
+//!
+//! One node, the *gate*, is asked to queue the lease, or holds already for a
+//! lease whose turn has come there; the others are asked without waiting.
+//! While the gate answers, nobody gets past its queue.
+
+use std::sync::Arc;
+
+use super::{
+    Shared,
+    calls::{Calls, Next},
+    leases::{Phase, Tracked, Turn},
+    nodes,
+    release,
+    vote::{Cleanup, Entry, RoundEnd, Vote, most_common},
+};
+use crate::{
+    Error,
+    lease::{Fence, Grant, Outcome, Patience, Renewal, Request, Standing, Timestamp},
+};
+
+type Call = dyn Future<Output = Vote> + Send;
+
+/// One round for one lease.
+pub(super) struct Round {
+    pub(super) shared: Arc<Shared>,
+    pub(super) tracked: Arc<Tracked>,
+    pub(super) votes: Vec<Vote>,
+    gate: usize,
+    entry: Entry,
+    asked_to_queue: usize,
+    asked_at: Timestamp,
+    /// What the nodes beside the gate are asked.
+    elsewhere: Option<Arc<Request>>,
+    /// Whether a grant dates from this round, so that clocks can be compared by it.
+    is_first: bool,
+    calls: Calls<Call>,
+    is_extended: bool,
+}
+
+impl Round {
+    pub(super) fn begin(shared: &Arc<Shared>, tracked: &Arc<Tracked>, gate: usize, entry: Entry) -> Self {
+        let mut round = Self::over(shared, tracked, gate, entry);
+        round.is_first = tracked.phase() == Phase::New;
+        let nodes = &shared.nodes;
+        let mut asked = nodes.awake();
+        if !asked.contains(&gate) {
+            asked.push(gate);
+        }
+        let one_order_on_all_nodes = nodes.sending.lock();
+        let floor = match entry {
+            Entry::Ask(_) => nodes.proposal(),
+            Entry::Granted(grant) => grant.fence,
+            Entry::HandedOver(fence) => nodes.proposal_from(fence),
+        };
+        let elsewhere = Arc::new(tracked.request(Patience::Try, floor));
+        round.elsewhere = Some(Arc::clone(&elsewhere));
+        for at in asked {
+            match entry {
+                Entry::Granted(grant) if at == gate => round.votes[at] = Vote::Granted(grant),
+                Entry::HandedOver(fence) if at == gate => {
+                    round.confirm(at, (floor > fence).then_some(floor));
+                }
+                Entry::Ask(patience @ Patience::Queue) if at == gate => {
+                    round.ask(at, Arc::new(tracked.request(patience, floor)));
+                }
+                Entry::Ask(_) | Entry::Granted(_) | Entry::HandedOver(_) => round.ask(at, Arc::clone(&elsewhere)),
+            }
+        }
+        round.calls.send();
+        drop(one_order_on_all_nodes);
+        round.calls.limit(&nodes.watchdog, nodes.limit());
+        round
+    }
+
+    fn ask(&mut self, at: usize, request: Arc<Request>) {
+        let node = Arc::clone(self.shared.nodes.get(at));
+        self.votes[at] = Vote::Pending;
+        let call = Box::pin(async move {
+            let answer = match node.backend() {
+                Ok(backend) => node.on_answer(backend.acquire(&request).await),
+                Err(error) => Err(error),
+            };
+            Vote::of_decision(answer)
+        });
+        self.calls.push(at, call);
+    }
+
+    fn confirm(&mut self, at: usize, floor: Option<Fence>) {
+        let node = Arc::clone(self.shared.nodes.get(at));
+        let mut renewal = Renewal::new(self.tracked.key.clone(), self.tracked.ttl());
+        renewal.fence_floor = floor;
+        self.votes[at] = Vote::Pending;
+        let call = Box::pin(async move {
+            let answer = match node.backend() {
+                Ok(backend) => node.on_answer(backend.renew(std::slice::from_ref(&renewal)).await),
+                Err(error) => Err(error),
+            };
+            Vote::of_standings(answer)
+        });
+        self.calls.push(at, call);
+    }
+
+    /// Asks the nodes that were left out after all; `false` when there are none.
+    fn ask_left_out(&mut self) -> bool {
+        let Some(request) = self.elsewhere.take() else { return false };
+        let left_out: Vec<usize> =
+            (0..self.votes.len()).filter(|at| matches!(self.votes[*at], Vote::Unasked)).collect();
+        for at in &left_out {
+            self.ask(*at, Arc::clone(&request));
+        }
+        self.calls.send();
+        self.calls.limit(&self.shared.nodes.watchdog, self.shared.nodes.limit());
+        !left_out.is_empty()
+    }
+
+    /// A round that is over: how a lease that holds stands on each node.
+    pub(super) fn of_holders(
+        shared: &Arc<Shared>,
+        tracked: &Arc<Tracked>,
+        gate: usize,
+        standings: &[(usize, Standing)],
+    ) -> Self {
+        let mut round = Self::over(shared, tracked, gate, Entry::Ask(Patience::Try));
+        for (at, standing) in standings {
+            round.votes[*at] = Vote::of_standing(Ok(*standing));
+        }
+        round
+    }
+
+    fn over(shared: &Arc<Shared>, tracked: &Arc<Tracked>, gate: usize, entry: Entry) -> Self {
+        let clock = shared.nodes.clock();
+        Self {
+            shared: Arc::clone(shared),
+            tracked: Arc::clone(tracked),
+            votes: shared.nodes.iter().map(|_| Vote::Unasked).collect(),
+            gate,
+            entry,
+            asked_to_queue: gate,
+            asked_at: clock.wall(),
+            elsewhere: None,
+            is_first: false,
+            calls: Calls::new(),
+            is_extended: false,
+        }
+    }
+
+    /// The node whose queue counts; another one than at the beginning if that one failed.
+    pub(super) fn gate(&self) -> usize {
+        self.gate
+    }
+
+    /// The grant at the gate, if it holds there.
+    pub(super) fn grant_at_gate(&self) -> Option<Grant> {
+        self.grant_at(self.gate)
+    }
+
+    /// Takes answers until the end is certain.
+    pub(super) async fn decide(&mut self) -> RoundEnd {
+        loop {
+            match self.verdict() {
+                Some(Verdict::Majority) => return self.conclude().await,
+                Some(Verdict::End(RoundEnd::Unreachable(_))) if self.ask_left_out() => {}
+                Some(Verdict::End(end)) => return end,
+                None if self.next(self.missing()).await => {}
+                None => return self.short(),
+            }
+        }
+    }
+
+    /// Takes one more answer, or gives up on all that are missing; `false` when none is missing.
+    ///
+    /// Sleeps until `enough` more have answered.
+    async fn next(&mut self, enough: usize) -> bool {
+        match self.calls.next(enough).await {
+            Next::Answer(at, vote) => self.on_vote(at, vote),
+            // Nobody waits for a slow minority, but a slow majority gets more time.
+            Next::Elapsed if self.is_extended || self.missing() == 0 => {
+                self.calls.clear();
+                let shared = Arc::clone(&self.shared);
+                for at in 0..self.votes.len() {
+                    if matches!(self.votes[at], Vote::Pending) {
+                        let error = shared.nodes.get(at).on_timeout(shared.nodes.limit());
+                        self.on_vote(at, Vote::Failed(error));
+                    }
+                }
+            }
+            Next::Elapsed => {
+                self.is_extended = true;
+                self.calls.limit(&self.shared.nodes.watchdog, self.shared.nodes.limit() * 3);
+            }
+            Next::Done => return false,
+        }
+        true
+    }
+
+    /// How many answers are missing for a majority of answers; little is certain before.
+    fn missing(&self) -> usize {
+        let answered = self.votes.iter().filter(|vote| !matches!(vote, Vote::Pending | Vote::Unasked)).count();
+        self.shared.nodes.majority().saturating_sub(answered)
+    }
+
+    fn on_vote(&mut self, at: usize, vote: Vote) {
+        let nodes = &self.shared.nodes;
+        if let Vote::Granted(grant) = &vote {
+            nodes.on_fence(grant.fence);
+            if self.is_first || (!matches!(self.entry, Entry::Ask(_)) && at != self.gate) {
+                nodes.get(at).compare_clocks(grant, self.asked_at);
+            }
+        }
+        self.votes[at] = vote;
+        if at == self.gate && matches!(self.votes[at], Vote::Failed(_)) && matches!(self.entry, Entry::Ask(_)) {
+            let answers = |at: &usize| !matches!(self.votes[*at], Vote::Failed(_) | Vote::Unasked);
+            self.gate = nodes.in_order_of_lead().into_iter().find(answers).unwrap_or(self.gate);
+        }
+    }
+
+    /// The end, once no answer that is still missing can change it.
+    fn verdict(&self) -> Option<Verdict> {
+        let nodes = &self.shared.nodes;
+        let end = |end| Some(Verdict::End(end));
+        let countable = |(at, vote): (usize, &Vote)| match vote {
+            Vote::Failed(_) | Vote::Unasked => false,
+            Vote::Pending => true,
+            _ => nodes.votes(at),
+        };
+        if self.votes.iter().enumerate().filter(|vote| countable(*vote)).count() < nodes.majority() {
+            return end(RoundEnd::Unreachable(self.unreachable()));
+        }
+        match &self.votes[self.gate] {
+            Vote::Pending => None,
+            Vote::Queued(position) => end(RoundEnd::Queued(*position)),
+            Vote::Busy(_) if self.queues() && self.gate != self.asked_to_queue => end(RoundEnd::NotQueued),
+            Vote::Busy(busy) => end(RoundEnd::Busy(busy.clone())),
+            Vote::WrongShape(shape) => end(RoundEnd::WrongShape(*shape)),
+            Vote::Gone => end(RoundEnd::Gone),
+            Vote::Unasked | Vote::Failed(_) => end(self.short()),
+            Vote::Granted(_) => {
+                let pending = self.votes.iter().filter(|vote| matches!(vote, Vote::Pending)).count();
+                let fences = self.counted_fences();
+                if fences.len() + pending < nodes.majority() {
+                    return end(self.short());
+                }
+                let (_, agreeing) = most_common(&fences)?;
+                let agree = agreeing >= nodes.majority();
+                let may_still_agree = agreeing + pending >= nodes.majority();
+                (agree || (fences.len() >= nodes.majority() && !may_still_agree)).then_some(Verdict::Majority)
+            }
+        }
+    }
+
+    fn queues(&self) -> bool {
+        matches!(self.entry, Entry::Ask(Patience::Queue))
+    }
+
+    /// The fences of the grants that count.
+    pub(super) fn counted_fences(&self) -> Vec<Fence> {
+        let grants = self.grants();
+        grants.into_iter().filter(|(at, _)| self.shared.nodes.votes(*at)).map(|(_, grant)| grant.fence).collect()
+    }
+
+    /// What was granted where, whether it counts or not.
+    pub(super) fn grants(&self) -> Vec<(usize, Grant)> {
+        (0..self.votes.len()).filter_map(|at| self.grant_at(at).map(|grant| (at, grant))).collect()
+    }
+
+    fn grant_at(&self, at: usize) -> Option<Grant> {
+        match self.votes[at] {
+            Vote::Granted(grant) => Some(grant),
+            _ => None,
+        }
+    }
+
+    /// A majority holds: makes the fence one, counts permits, and only then is it granted.
+    async fn conclude(&mut self) -> RoundEnd {
+        let Some(fence) = self.agree().await else { return self.short() };
+        if !self.is_within_capacity().await {
+            return self.short();
+        }
+        let acquired_at = self.grants().first().map(|(_, grant)| grant.acquired_at).unwrap_or_default();
+        RoundEnd::Granted(Grant { fence, acquired_at })
+    }
+
+    fn short(&self) -> RoundEnd {
+        let busy = self.votes.iter().find_map(|vote| match vote {
+            Vote::Busy(busy) => Some(busy.clone()),
+            _ => None,
+        });
+        RoundEnd::Short(busy.unwrap_or_default())
+    }
+
+    fn unreachable(&self) -> Error {
+        let failure = |(at, vote): (usize, &Vote)| match vote {
+            Vote::Failed(error) => Some((at, Error::unanswered(error.to_string()))),
+            Vote::Unasked => Some((at, nodes::hangs())),
+            _ => None,
+        };
+        let failures: Vec<(usize, Error)> = self.votes.iter().enumerate().filter_map(failure).collect();
+        self.shared.nodes.too_few(&self.tracked.key.resource, &failures)
+    }
+
+    /// Gives back what was granted so far, but for the gate's part if that is kept.
+    pub(super) async fn give_back(&mut self, cleanup: Cleanup) {
+        let kept = matches!(cleanup, Cleanup::KeepPosition).then_some(self.gate);
+        let granted: Vec<usize> = self.grants().into_iter().map(|(at, _)| at).filter(|at| Some(*at) != kept).collect();
+        for at in &granted {
+            self.votes[*at] = Vote::Gone;
+        }
+        release::free(&self.shared, &self.tracked, &Outcome::Cancelled, &granted, self.gate).await;
+    }
+
+    /// Handles the answers that are still to come, in the background, and ends the turn then.
+    pub(super) fn settle_later(mut self, turn: Turn, cleanup: Cleanup) {
+        if self.calls.is_empty() && matches!(cleanup, Cleanup::Join(_) | Cleanup::KeepPosition) {
+            return self.owe(cleanup);
+        }
+        let runtime = self.shared.runtime.clone();
+        runtime.spawn(async move {
+            self.settle(cleanup).await;
+            drop(turn);
+        });
+    }
+
+    /// Handles the answers that are still to come.
+    pub(super) async fn settle(&mut self, cleanup: Cleanup) {
+        while self.next(self.votes.len()).await {}
+        match cleanup {
+            Cleanup::Join(fence) => self.raise_to(fence).await,
+            Cleanup::KeepPosition | Cleanup::GiveBack | Cleanup::End => self.give_back(cleanup).await,
+        }
+        self.owe(cleanup);
+        if matches!(cleanup, Cleanup::GiveBack) {
+            self.shared.leases.forget(&self.tracked);
+        }
+    }
+
+    /// What a node may have granted without answering is given back when it can be reached again.
+    fn owe(&mut self, cleanup: Cleanup) {
+        if matches!(cleanup, Cleanup::Join(_)) {
+            return;
+        }
+        for at in 0..self.votes.len() {
+            if matches!(&self.votes[at], Vote::Failed(error) if error.outcome_unknown())
+                && !(at == self.gate && matches!(cleanup, Cleanup::KeepPosition))
+            {
+                release::later(&self.shared, at, &self.tracked.key, &Outcome::Cancelled, self.tracked.ttl());
+            }
+        }
+    }
+}
+
+enum Verdict {
+    /// Enough hold that it can be concluded.
+    Majority,
+    End(RoundEnd),
+}

@@ -1,0 +1,342 @@
+//! What a Redis server remembers: when its memory is full, when it began, what another version wrote, what is left behind.
+#![cfg(feature = "redis")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests, too")]
+
+mod shared;
+
+use std::{sync::Arc, time::Duration};
+
+use leasehold::{
+    ErrorKind, Holder, Leasehold, Resource, Ttl,
+    backend::{Backend, Inspect, Severity},
+    backends::redis::{RedisBackend, RedisOptions},
+    lease::{
+        Claim, Decision, Ending, Evicted, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names, Outcome, Patience,
+        Released, Renewal, Request, Standing,
+    },
+};
+use leasehold_testkit::redis::Server;
+use shared::soon;
+use tokio::{runtime::Handle, time};
+
+const LEASES: &str = "leasehold:{t}:leases";
+
+async fn open(server: &Server) -> Arc<RedisBackend> {
+    RedisBackend::open(RedisOptions::from_url(&server.url(), "t").unwrap()).await.unwrap()
+}
+
+fn request(name: &str, claim: Claim, ttl: Duration) -> Request {
+    let key = LeaseKey::new(Resource::new(name).unwrap(), LeaseId::random());
+    Request::new(key, claim, Holder::new("holder").unwrap()).ttl(Ttl::new(ttl).unwrap())
+}
+
+/// Leaves the server with far more than it may have.
+fn fill(server: &Server) {
+    server.command(&["SET", "ballast", &"x".repeat(4 << 20)]);
+    server.command(&["CONFIG", "SET", "maxmemory", "2mb"]);
+}
+
+#[tokio::test]
+async fn on_a_full_server_renewals_releases_and_evictions_go_through() {
+    let server = Server::with(&["--save", "", "--maxmemory-policy", "noeviction"]);
+    let backend = open(&server).await;
+    let long = Duration::from_secs(60);
+    let mut held = Vec::new();
+    for name in ["renewed", "released", "evicted", "handed-on"] {
+        let request = request(name, Claim::EXCLUSIVE, long);
+        let Decision::Granted(grant) = backend.acquire(&request).await.unwrap().value else { panic!("it is free") };
+        held.push((request, grant));
+    }
+    let readers = [request("read", Claim::SHARED, long), request("read", Claim::SHARED, long)];
+    for reader in &readers {
+        assert!(matches!(backend.acquire(reader).await.unwrap().value, Decision::Granted(_)));
+    }
+    let waiter = request("handed-on", Claim::EXCLUSIVE, long);
+    assert!(matches!(backend.acquire(&waiter).await.unwrap().value, Decision::Queued(_)));
+    fill(&server);
+
+    let renewal = |request: &Request| Renewal::new(request.key.clone(), Ttl::new(long * 2).unwrap());
+    let renewals = [renewal(&held[0].0), renewal(&readers[0]), renewal(&waiter)];
+    let standings = backend.renew(&renewals).await.unwrap().value;
+    assert!(
+        matches!(standings[..], [Standing::Holding(_), Standing::Holding(_), Standing::Waiting(_)]),
+        "{standings:?}"
+    );
+    let released = |request: &Request| {
+        let (backend, key) = (Arc::clone(&backend), request.key.clone());
+        async move { backend.release(&key, &Outcome::Completed).await.unwrap().value }
+    };
+    assert_eq!(released(&held[1].0).await, Released::Freed);
+    assert_eq!(released(&readers[1]).await, Released::Freed);
+    assert_eq!(released(&held[3].0).await, Released::Freed);
+    assert!(matches!(backend.renew(&renewals[2..]).await.unwrap().value[..], [Standing::Holding(_)]), "handed on");
+    let (evictable, grant) = &held[2];
+    let evicted = backend.evict(&evictable.key.resource, grant.fence, "stuck").await.unwrap();
+    assert!(matches!(evicted, Evicted::Evicted { .. }), "{evicted:?}");
+
+    // New ones are refused, with the reason, whether the name is free or has a queue.
+    for name in ["new", "read"] {
+        let error = backend.acquire(&request(name, Claim::SHARED, long)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(error.to_string().contains("maxmemory"), "{error}");
+    }
+    let findings = backend.examine().await.unwrap();
+    let memory = findings.iter().find(|finding| finding.subject == "memory").unwrap();
+    assert_eq!(memory.severity, Severity::Failure, "{}", memory.message);
+    server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert!(matches!(
+        backend.acquire(&request("new", Claim::EXCLUSIVE, long)).await.unwrap().value,
+        Decision::Granted(_)
+    ));
+}
+
+#[tokio::test]
+async fn a_store_of_version_0_1_is_refused_with_what_to_do() {
+    let server = Server::start();
+    server.command(&["SET", "leasehold:{t}:fence", "1763270000000000"]);
+    server.command(&["ZADD", "leasehold:{t}:index", "0", "x"]);
+    let error = RedisBackend::open(RedisOptions::from_url(&server.url(), "t").unwrap()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(error.to_string().contains("0.1") && error.to_string().contains("namespace"), "{error}");
+
+    server.command(&["FLUSHALL"]);
+    server.command(&["HSET", LEASES, "\tmemory", "3 something that only version 3 can read"]);
+    let error = RedisBackend::open(RedisOptions::from_url(&server.url(), "t").unwrap()).await.unwrap_err();
+    assert!(error.to_string().contains("upgrade"), "{error}");
+}
+
+#[tokio::test]
+async fn a_record_of_a_newer_format_costs_only_itself() {
+    let server = Server::start();
+    let backend = open(&server).await;
+    let mut renewals = Vec::new();
+    for at in 0..10 {
+        let request = request(&format!("x{at}"), Claim::EXCLUSIVE, Duration::from_secs(60));
+        backend.acquire(&request).await.unwrap();
+        renewals.push(Renewal::new(request.key, request.ttl));
+    }
+    server.command(&["HSET", LEASES, "x3", "2 as a later version writes it"]);
+    server.command(&["HSET", LEASES, "x5", "q7 as a later version writes it"]);
+    let standings = backend.renew(&renewals).await.unwrap().value;
+    for (at, standing) in standings.iter().enumerate() {
+        match at {
+            3 | 5 => assert_eq!(*standing, Standing::Unknown, "x{at}"),
+            _ => assert!(matches!(standing, Standing::Holding(_)), "x{at}: {standing:?}"),
+        }
+    }
+    let error = backend.acquire(&request("x3", Claim::EXCLUSIVE, Duration::from_secs(60))).await.unwrap_err();
+    assert!(error.to_string().contains("upgrade"), "{error}");
+    assert_eq!(backend.list(&ListFilter::new(Names::All)).await.unwrap().leases.len(), 8);
+}
+
+/// The age of the memory that a call finds.
+async fn age_seen(backend: &RedisBackend) -> Duration {
+    // The connection may be on its way back.
+    for _ in 0..200 {
+        let asked = backend.acquire(&request("seen", Claim::SHARED, Duration::from_secs(60))).await;
+        match (asked, backend.age()) {
+            (Ok(_), Some(age)) => return age,
+            _ => time::sleep(Duration::from_millis(50)).await,
+        }
+    }
+    panic!("it has no age");
+}
+
+#[tokio::test]
+async fn a_memory_begins_with_a_flush_a_restart_or_a_promotion() {
+    let mut server = Server::with(&["--save", "", "--appendonly", "yes", "--appendfsync", "always"]);
+    let (backend, other) = (open(&server).await, open(&server).await);
+    let lasted = Duration::from_millis(1500);
+    time::sleep(lasted).await;
+    assert!(age_seen(&backend).await >= lasted);
+    let first = backend.acquire(&request("seen", Claim::SHARED, Duration::from_secs(60))).await.unwrap().incarnation;
+
+    server.ask(&["FLUSHALL"]);
+    let flushed = backend.acquire(&request("seen", Claim::SHARED, Duration::from_secs(60))).await.unwrap();
+    assert!(backend.age().unwrap() < lasted, "{:?}", backend.age());
+    assert_ne!(flushed.incarnation, first);
+    // Those who come later learn it, too.
+    assert!(age_seen(&other).await < lasted && open(&server).await.age().unwrap() < lasted);
+
+    // Everything is there after the restart, and yet it may be old.
+    time::sleep(lasted).await;
+    server.kill();
+    server.launch();
+    assert!(age_seen(&backend).await < lasted, "{:?}", backend.age());
+    assert!(age_seen(&other).await < lasted);
+
+    time::sleep(lasted).await;
+    let replica = Server::with(&["--save", "", "--replicaof", "127.0.0.1", &server.port().to_string()]);
+    soon(async || replica.ask(&["INFO", "replication"]).to_string().contains("master_link_status:up")).await;
+    soon(async || replica.ask(&["EXISTS", LEASES]).to_string() == "1").await;
+    replica.command(&["REPLICAOF", "NO", "ONE"]);
+    assert!(open(&replica).await.age().unwrap() < lasted, "another server has taken the place");
+}
+
+#[tokio::test]
+async fn a_memory_begins_when_a_queue_was_evicted() {
+    let server = Server::start();
+    let backend = open(&server).await;
+    let long = Duration::from_secs(60);
+    for _ in 0..2 {
+        assert!(matches!(
+            backend.acquire(&request("q", Claim::SHARED, long)).await.unwrap().value,
+            Decision::Granted(_)
+        ));
+    }
+    let lasted = Duration::from_millis(1200);
+    time::sleep(lasted).await;
+    server.command(&["DEL", "leasehold:{t}:entries:q"]);
+    let next = backend.acquire(&request("q", Claim::EXCLUSIVE, long)).await.unwrap().value;
+    assert!(matches!(next, Decision::Granted(_)), "{next:?}");
+    assert!(age_seen(&backend).await < lasted, "{:?}", backend.age());
+}
+
+#[tokio::test]
+async fn without_info_the_age_is_unknown() {
+    let server = Server::start();
+    let user = ["ACL", "SETUSER", "locks", "on", ">hunter2", "~leasehold:*", "&leasehold:*", "+@all", "-info"];
+    server.command(&user);
+    let url = format!("redis://locks:hunter2@127.0.0.1:{}", server.port());
+    let backend = RedisBackend::open(RedisOptions::from_url(&url, "t").unwrap()).await.unwrap();
+    backend.acquire(&request("x", Claim::EXCLUSIVE, Duration::from_secs(60))).await.unwrap();
+    assert_eq!(backend.age(), None);
+    let findings = backend.examine().await.unwrap();
+    let settings = findings.iter().find(|finding| finding.subject == "settings").unwrap();
+    assert!(settings.message.contains("+info"), "{}", settings.message);
+}
+
+#[tokio::test]
+async fn names_that_nobody_asks_about_again_leave_nothing_behind() {
+    let server = Server::start();
+    let backend = open(&server).await;
+    let short = Duration::from_millis(100);
+    for at in 0..500 {
+        backend.acquire(&request(&format!("job:{at}"), Claim::EXCLUSIVE, short)).await.unwrap();
+    }
+    // Two readers and a waiter: a queue that nobody asks about either.
+    for claim in [Claim::SHARED, Claim::SHARED, Claim::EXCLUSIVE] {
+        backend.acquire(&request("queue", claim, short)).await.unwrap();
+    }
+    time::sleep(short).await;
+    let mut at = 0;
+    let left =
+        || server.ask(&["HKEYS", LEASES]).parts().iter().filter(|name| !name.to_string().starts_with('\t')).count();
+    for _ in 0..600 {
+        at += 1;
+        let next = request(&format!("other:{at}"), Claim::EXCLUSIVE, short);
+        backend.acquire(&next).await.unwrap();
+        backend.release(&next.key, &Outcome::Completed).await.unwrap();
+        if left() == 0 {
+            break;
+        }
+        time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(left(), 0);
+    assert_eq!(server.ask(&["KEYS", "*:entries:*"]).parts().len(), 0);
+    let ended = backend.history(&HistoryFilter::new(Names::All).limit(2000)).await.unwrap();
+    assert_eq!(ended.iter().filter(|ended| ended.ending == Ending::Expired).count(), 503, "each is recorded once");
+}
+
+#[tokio::test]
+async fn history_counts_leases_and_costs_nothing_when_it_is_off() {
+    let server = Server::start();
+    let locks = Leasehold::connect(&format!("{}?history=off", server.url())).await.unwrap();
+    locks.mutex("warm").acquire().await.unwrap().release().await.unwrap();
+    server.reset_calls();
+    for at in 0..20 {
+        locks.mutex(format!("x{at}")).acquire().await.unwrap().release().await.unwrap();
+    }
+    assert_eq!((server.calls("xadd"), server.calls("hincrby")), (0, 0));
+    let inside: u64 = ["time", "hmget", "hset", "hdel"].iter().map(|call| server.calls(call)).sum();
+    assert_eq!(inside - 4 * server.calls("hscan"), 120, "3 to acquire and 3 to release");
+}
+
+#[tokio::test]
+async fn a_watcher_adds_one_call_to_an_acquire_and_one_to_a_release() {
+    let server = Server::start();
+    let (locks, watcher) =
+        (Leasehold::connect(&server.url()).await.unwrap(), Leasehold::connect(&server.url()).await.unwrap());
+    let _events = watcher.watch(Names::All).await.unwrap();
+    locks.mutex("warm").acquire().await.unwrap().release().await.unwrap();
+    server.reset_calls();
+    for at in 0..20 {
+        locks.mutex(format!("x{at}")).acquire().await.unwrap().release().await.unwrap();
+    }
+    assert_eq!(server.calls("publish"), 40);
+    let inside: u64 = ["time", "hmget", "hset", "hdel", "hincrby", "xadd"].iter().map(|call| server.calls(call)).sum();
+    assert!(inside < 8 * 20 + 20, "{inside} calls for 20 pairs");
+}
+
+#[tokio::test]
+async fn a_reader_among_readers_costs_few_calls() {
+    let server = Server::start();
+    let backend = open(&server).await;
+    let reader = || request("x", Claim::SHARED, Duration::from_secs(60));
+    for _ in 0..2 {
+        backend.acquire(&reader()).await.unwrap();
+    }
+    server.reset_calls();
+    for _ in 0..10 {
+        let next = reader();
+        assert!(matches!(backend.acquire(&next).await.unwrap().value, Decision::Granted(_)));
+        assert_eq!(backend.release(&next.key, &Outcome::Completed).await.unwrap().value, Released::Freed);
+    }
+    let calls = ["time", "hmget", "hget", "hset", "hdel", "hincrby", "xadd", "exists", "zadd", "zrem", "zrange"];
+    let calls: u64 = calls.iter().chain(&["zrangebyscore", "zscore", "zcount"]).map(|call| server.calls(call)).sum();
+    println!("{} calls for each pair", calls / 10);
+    assert!(calls / 10 <= 26, "{} calls for each pair", calls / 10);
+}
+
+#[tokio::test]
+async fn events_stay_in_their_database() {
+    let server = Server::start();
+    let (zero, one) = (
+        Leasehold::connect(&format!("{}/0", server.url())).await.unwrap(),
+        Leasehold::connect(&format!("{}/1", server.url())).await.unwrap(),
+    );
+    let mut events = zero.watch(Names::All).await.unwrap();
+    let other = one.watch(Names::All).await.unwrap();
+    one.mutex("elsewhere").acquire().await.unwrap().release().await.unwrap();
+    zero.mutex("here").acquire().await.unwrap().release().await.unwrap();
+    let first = std::future::poll_fn(|context| events.as_mut().poll_next(context));
+    let first = time::timeout(Duration::from_secs(5), first).await.unwrap().unwrap().unwrap();
+    assert_eq!(first.resource.as_str(), "here");
+    drop(other);
+}
+
+#[tokio::test]
+async fn keys_begin_with_the_prefix_and_a_client_may_be_handed_in() {
+    let server = Server::start();
+    let locks = Leasehold::connect(&format!("{}?prefix=app:locks:", server.url())).await.unwrap();
+    let guard = locks.mutex("x").acquire().await.unwrap();
+    let waiting = locks.mutex("x");
+    let waiting = Handle::current().spawn(async move { waiting.acquire().await });
+    soon(async || server.ask(&["KEYS", "*:order:x"]).parts().len() == 1).await;
+    for key in server.ask(&["KEYS", "*"]).parts() {
+        assert!(key.to_string().starts_with("app:locks:{default}:"), "{key}");
+    }
+    guard.release().await.unwrap();
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+
+    let client = redis::Client::open(format!("{}/3", server.url())).unwrap();
+    let options = RedisOptions::from_connection_info(client.get_connection_info().clone(), "t").unwrap();
+    let backend = RedisBackend::open(options).await.unwrap();
+    let asked = request("x", Claim::EXCLUSIVE, Duration::from_secs(60)).patience(Patience::Try);
+    assert!(matches!(backend.acquire(&asked).await.unwrap().value, Decision::Granted(_)));
+    let mut command = redis::cmd("HEXISTS");
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    let there: bool = command.arg(LEASES).arg("x").query_async(&mut connection).await.unwrap();
+    assert!(there, "in the database of that client");
+}
+
+#[tokio::test]
+async fn a_unix_socket_is_a_server_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("redis.sock");
+    let _server = Server::with(&["--save", "", "--unixsocket", &socket.display().to_string()]);
+    for scheme in ["redis+unix", "unix", "valkey+unix"] {
+        let locks = Leasehold::connect(&format!("{scheme}://{}", socket.display())).await.unwrap();
+        locks.mutex("x").acquire().await.unwrap().release().await.unwrap();
+    }
+}
