@@ -8,7 +8,7 @@
 
 use std::{
     env,
-    io::{BufRead, BufReader, Lines},
+    io::{self, BufRead, BufReader, Lines},
     path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, Stdio},
     sync::Arc,
@@ -44,6 +44,7 @@ impl Process {
         let mut child = Command::new(env::current_exe().unwrap())
             .args(["--exact", "child", "--nocapture"])
             .env(ROOT, root)
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -53,6 +54,12 @@ impl Process {
 
     fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
+    }
+
+    /// Lets it go on, and send what it held back.
+    fn proceed(&mut self) {
+        kill_process(self.pid(), Signal::CONT).unwrap();
+        drop(self.child.stdin.take());
     }
 
     fn is_stopped(&self) -> bool {
@@ -120,7 +127,7 @@ async fn a_process_stopped_before_it_confirms_loses_its_turn_and_does_not_believ
     let next = timeout(LIMIT, next.join_next()).await.expect("the turn passes on");
     let next = next.expect("it was spawned").unwrap().unwrap();
 
-    kill_process(stopped.pid(), Signal::CONT).unwrap();
+    stopped.proceed();
     soon("it waits again", async || waiters(&locks).await == [STOPPED]).await;
     next.check().unwrap();
     let fence = next.fence();
@@ -140,6 +147,8 @@ async fn child() {
     soon("it is its turn", async || holds(&locks, STOPPED).await).await;
     soon("it confirms", async || backend.in_flight() > 0).await;
     kill_process(getpid(), Signal::STOP).unwrap();
+    // A thread may run on for a moment before the stop reaches it: nothing is sent before the other process says so.
+    tokio::task::spawn_blocking(|| io::stdin().read_line(&mut String::new())).await.unwrap().unwrap();
     gate.open();
     let guard = acquire.join_next().await.expect("it was spawned").unwrap().unwrap();
     println!("fence {}", guard.fence());

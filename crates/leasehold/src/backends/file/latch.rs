@@ -84,6 +84,8 @@ struct Slot {
     /// Someone waited in vain: a thousand leases that each wait two seconds more would help nobody.
     stuck: bool,
     record: Option<CachedRecord>,
+    /// A record's file from before: processes that take turns put the same few files in place.
+    older: Option<RecordFile>,
     buffer: Vec<u8>,
 }
 
@@ -205,6 +207,15 @@ impl Latch<'_> {
     /// Puts a record in for the next operation. Whoever fails half-way puts nothing in.
     pub(super) fn put_cached(&mut self, record: CachedRecord) {
         self.slot.record = Some(record);
+    }
+
+    /// Keeps a file open that is out of date; returns the one from before.
+    pub(super) fn exchange_older(&mut self, file: RecordFile) -> Option<RecordFile> {
+        if !file.is_reusable() {
+            self.close_later(file);
+            return None;
+        }
+        self.slot.older.replace(file)
     }
 
     /// Closes a file when the latch is dropped.

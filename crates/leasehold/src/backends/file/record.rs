@@ -19,7 +19,7 @@ use super::{
     encode::{self, Line},
     errors::cannot,
     latch::Latch,
-    record_file::RecordFile,
+    record_file::{self, RecordFile},
     safe_open,
     spares::{Spare, Spares},
 };
@@ -86,13 +86,17 @@ pub(super) fn load(place: &mut Place<'_, '_>, times: &Times<'_>) -> Result<(Reco
     let cannot_read = |error| cannot("read", path, error).about(resource);
     let mut known = Record::default();
     if let Some(CachedRecord { mut file, record, .. }) = latch.take_cached().filter(|known| known.resource == **resource) {
-        if file.has_name(path) {
+        let found = record_file::identity(path);
+        if file.is(found) {
             let Some(bytes) = file.changed().map_err(cannot_read)? else { return Ok((record, Some(file))) };
             let (_, record) = decode::record(bytes, path, times, record)?;
             return Ok((with_newest_fence(record, latch)?, Some(file)));
         }
+        if let Some(mut file) = latch.exchange_older(file).filter(|older| older.is(found)) {
+            let (_, record) = decode::record(file.read_again().map_err(cannot_read)?, path, times, record)?;
+            return Ok((with_newest_fence(record, latch)?, Some(file)));
+        }
         known = record;
-        latch.close_later(file);
     }
     let buffer = latch.buffer();
     let (file, length) = match RecordFile::read(directory, path, buffer) {

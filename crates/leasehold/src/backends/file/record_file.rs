@@ -67,7 +67,12 @@ impl RecordFile {
 
     /// Whether the name leads to this file.
     pub(super) fn has_name(&self, path: &Path) -> bool {
-        fs::symlink_metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == self.identity)
+        self.is(identity(path))
+    }
+
+    /// Whether this is the file that [`identity`] found.
+    pub(super) fn is(&self, found: Option<(u64, u64)>) -> bool {
+        found == Some(self.identity)
     }
 
     /// Returns what the file holds if that has changed since it was read or written.
@@ -82,6 +87,12 @@ impl RecordFile {
         }
         self.remember(&bytes[..length]);
         Ok(Some(&self.content))
+    }
+
+    /// Returns what the file holds, which is at most a page.
+    pub(super) fn read_again(&mut self) -> io::Result<&[u8]> {
+        self.changed()?;
+        Ok(&self.content)
     }
 
     /// Whether the next record may be written to it once it is out of use.
@@ -113,6 +124,11 @@ impl RecordFile {
             self.content.extend_from_slice(bytes);
         }
     }
+}
+
+/// Which file the name leads to: device and inode.
+pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
+    fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
 /// Reads a whole file with as few calls as possible; returns its length.
