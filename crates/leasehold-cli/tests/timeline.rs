@@ -266,8 +266,9 @@ fn scene_of_a_healthy_lease() {
         return;
     }
     let stage = Stage::set();
-    let ttl = Duration::from_millis(600);
-    let launch = stage.launch("sleep 2; exit 4");
+    // Long enough that a busy machine renews in time.
+    let ttl = Duration::from_secs(3);
+    let launch = stage.launch("sleep 10; exit 4");
     let mut notices = Vec::new();
     let ended = run(async {
         let guard = stage.first.mutex("x").ttl(ttl).acquire().await.unwrap();
