@@ -7,7 +7,9 @@
 mod allocations;
 mod children;
 mod contest;
+mod crew;
 mod pairs;
+mod redis_locks;
 mod report;
 mod scenarios;
 mod stopwatch;

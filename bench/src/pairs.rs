@@ -1,4 +1,4 @@
-//! Acquires and releases one name again and again from one task, on leasehold and on a bare flock.
+//! Acquires and releases names again and again, from one task or many, on leasehold and on a bare flock.
 
 use std::{
     fs::{File, OpenOptions},
@@ -6,6 +6,7 @@ use std::{
 };
 
 use leasehold::Leasehold;
+use tokio::{runtime::Runtime, task::JoinSet};
 
 use crate::{Result, children::argument, scenarios::one_thread};
 
@@ -15,6 +16,20 @@ pub(crate) async fn on(locks: &Leasehold, name: &str, count: u64) -> Result<()> 
         locks.mutex(name).acquire().await?.release().await?;
     }
     Ok(())
+}
+
+/// Divides `count` operations among `tasks` tasks, each with a number of its own, and waits for all of them.
+pub(crate) fn spread<F>(runtime: &Runtime, tasks: u64, count: u64, task: impl Fn(u64, u64) -> F) -> Result<()>
+where
+    F: Future<Output = Result<()>> + Send + 'static,
+{
+    runtime.block_on(async {
+        let mut running = JoinSet::new();
+        for number in 0..tasks {
+            running.spawn(task(number, count / tasks + u64::from(number < count % tasks)));
+        }
+        running.join_all().await.into_iter().collect()
+    })
 }
 
 /// Locks and unlocks an open file `count` times.

@@ -13,17 +13,14 @@ pub(crate) enum Bar {
 
 impl Bar {
     fn verdict(self, value: f64) -> &'static str {
-        // How far beyond the bar, as a share of it: positive is good.
-        let margin = match self {
-            Self::AtLeast(bar) => value / bar - 1.0,
-            Self::AtMost(bar) => 1.0 - value / bar,
+        let (met, nearly) = match self {
+            Self::AtLeast(bar) => (value >= bar, value >= bar * 0.9),
+            Self::AtMost(bar) => (value <= bar, value <= bar * 1.1),
         };
-        if margin >= 0.0 {
-            "met"
-        } else if margin >= -0.1 {
-            "within 10 %"
-        } else {
-            "missed"
+        match (met, nearly) {
+            (true, _) => "met",
+            (false, true) => "within 10 %",
+            (false, false) => "missed",
         }
     }
 }
@@ -136,6 +133,7 @@ mod tests {
     fn a_verdict_allows_a_tenth_of_the_bar() {
         assert_eq!([0.3, 0.28, 0.26].map(|ratio| AtLeast(0.3).verdict(ratio)), ["met", "within 10 %", "missed"]);
         assert_eq!([8.0, 8.5, 9.0].map(|count| AtMost(8.0).verdict(count)), ["met", "within 10 %", "missed"]);
+        assert_eq!([0.0, 1.0].map(|count| AtMost(0.0).verdict(count)), ["met", "missed"]);
         assert_eq!(AtMost(8.0).verdict(f64::NAN), "missed");
     }
 }

@@ -3,16 +3,13 @@
 use std::sync::Arc;
 
 use leasehold::Leasehold;
-use tokio::{
-    runtime::Runtime,
-    sync::Mutex,
-    task::{JoinSet, yield_now},
-};
+use tokio::{sync::Mutex, task::yield_now};
 
 use super::{Scenario, two_workers};
 use crate::{
     Result,
     contest::{Contender, Effort, compare},
+    pairs,
     report::{Bar, Section},
 };
 
@@ -33,7 +30,7 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
         effort,
         &[
             Contender::new("leasehold", |count| {
-                contend(&runtime, count, |count| {
+                pairs::spread(&runtime, TASKS, count, |_, count| {
                     let locks = locks.clone();
                     async move {
                         for _ in 0..count {
@@ -46,7 +43,7 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
                 })
             }),
             Contender::new("tokio mutex", |count| {
-                contend(&runtime, count, |count| {
+                pairs::spread(&runtime, TASKS, count, |_, count| {
                     let mutex = Arc::clone(&mutex);
                     async move {
                         for _ in 0..count {
@@ -63,18 +60,4 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
     section.contenders(&standings);
     section.ratio("rate, beside a tokio mutex", standings[1].ratio, Bar::AtLeast(0.05));
     Ok(())
-}
-
-/// Divides `count` critical sections among the tasks and waits for all of them.
-fn contend<F>(runtime: &Runtime, count: u64, task: impl Fn(u64) -> F) -> Result<()>
-where
-    F: Future<Output = Result<()>> + Send + 'static,
-{
-    runtime.block_on(async {
-        let mut tasks = JoinSet::new();
-        for number in 0..TASKS {
-            tasks.spawn(task(count / TASKS + u64::from(number < count % TASKS)));
-        }
-        tasks.join_all().await.into_iter().collect()
-    })
 }

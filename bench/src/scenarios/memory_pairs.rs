@@ -6,7 +6,6 @@ use keyed_lock::r#async::KeyedLock;
 use leasehold::Leasehold;
 use lockable::LockPool;
 use parking_lot::Mutex;
-use tokio::{runtime::Runtime, task::JoinSet};
 
 use super::{Scenario, two_workers};
 use crate::{
@@ -34,15 +33,16 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
         effort,
         &[
             Contender::new("leasehold", |count| {
-                spread(&runtime, count, |name, count| {
+                pairs::spread(&runtime, TASKS, count, |number, count| {
                     let locks = locks.clone();
-                    async move { pairs::on(&locks, &name, count).await }
+                    async move { pairs::on(&locks, &format!("order:{number}"), count).await }
                 })
             }),
             Contender::new("keyed-lock", |count| {
-                spread(&runtime, count, |name, count| {
+                pairs::spread(&runtime, TASKS, count, |number, count| {
                     let keyed = Arc::clone(&keyed);
                     async move {
+                        let name = format!("order:{number}");
                         for _ in 0..count {
                             drop(keyed.lock(name.clone()).await);
                         }
@@ -51,9 +51,10 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
                 })
             }),
             Contender::new("lockable", |count| {
-                spread(&runtime, count, |name, count| {
+                pairs::spread(&runtime, TASKS, count, |number, count| {
                     let pool = Arc::clone(&pool);
                     async move {
+                        let name = format!("order:{number}");
                         for _ in 0..count {
                             drop(pool.async_lock(name.clone()).await);
                         }
@@ -62,9 +63,10 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
                 })
             }),
             Contender::new("map of tokio mutexes", |count| {
-                spread(&runtime, count, |name, count| {
+                pairs::spread(&runtime, TASKS, count, |number, count| {
                     let map = Arc::clone(&map);
                     async move {
+                        let name = format!("order:{number}");
                         for _ in 0..count {
                             let mutex = Arc::clone(map.lock().entry(name.clone()).or_default());
                             drop(mutex.lock().await);
@@ -79,19 +81,4 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
     section.ratio("rate, beside keyed-lock", standings[1].ratio, Bar::AtLeast(0.3));
     section.note("The map is never cleaned up; the others forget a name when nobody holds it.");
     Ok(())
-}
-
-/// Divides `count` pairs among the tasks and waits for all of them.
-fn spread<F>(runtime: &Runtime, count: u64, task: impl Fn(String, u64) -> F) -> Result<()>
-where
-    F: Future<Output = Result<()>> + Send + 'static,
-{
-    runtime.block_on(async {
-        let mut tasks = JoinSet::new();
-        for number in 0..TASKS {
-            let share = count / TASKS + u64::from(number < count % TASKS);
-            tasks.spawn(task(format!("order:{number}"), share));
-        }
-        tasks.join_all().await.into_iter().collect()
-    })
 }

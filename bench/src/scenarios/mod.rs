@@ -4,6 +4,13 @@ mod file_pairs;
 mod memory_cost;
 mod memory_handoff;
 mod memory_pairs;
+mod redis_durability;
+mod redis_handoff;
+mod redis_pairs;
+mod redis_readers;
+mod redis_scale;
+mod redlock_pairs;
+mod redlock_tries;
 
 pub(crate) mod file_handoff;
 pub(crate) mod file_queue;
@@ -30,6 +37,13 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     file_pairs::SCENARIO,
     file_queue::SCENARIO,
     file_handoff::SCENARIO,
+    redis_pairs::SCENARIO,
+    redis_handoff::SCENARIO,
+    redis_readers::SCENARIO,
+    redis_scale::SCENARIO,
+    redis_durability::SCENARIO,
+    redlock_pairs::SCENARIO,
+    redlock_tries::SCENARIO,
 ];
 
 /// A runtime of two workers, as on a small server.
