@@ -54,7 +54,7 @@ pub(crate) fn run(plan: &Plan) -> io::Result<Report> {
     let violations =
         check::all(&fleet.history, Rules { liveness, fifo: plan.backend != Backend::Redlock, began, ended });
     if slow_disk {
-        faults.injected.insert("slow disk, delayed calls", fleet.delayed_calls() as u64);
+        faults.injected.insert("slow-disk, delayed calls", fleet.delayed_calls() as u64);
     }
     Ok(Report::new(plan, &fleet.history, faults.injected, notes, violations))
 }

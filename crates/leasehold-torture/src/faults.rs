@@ -26,6 +26,8 @@ const CHILD_OUTLIVES: Micros = millis(8000);
 #[derive(Debug)]
 pub(crate) struct Faults {
     kinds: Vec<Fault>,
+    /// Those of the kinds whose turn has not come since all had theirs.
+    deck: Vec<Fault>,
     dice: Dice,
     next_at: Micros,
     pending: Vec<(Micros, Pending)>,
@@ -48,7 +50,9 @@ enum Pending {
 impl Faults {
     pub(crate) fn new(kinds: Vec<Fault>, observer: Option<Leasehold>, dice: Dice) -> Self {
         let next_at = now() + millis(300);
-        Self { kinds, dice, next_at, pending: Vec::new(), observer, injected: BTreeMap::new() }
+        // A slow disk is not injected here: strace injects it from the worker's start.
+        let kinds = kinds.into_iter().filter(|kind| *kind != Fault::SlowDisk).collect();
+        Self { kinds, deck: Vec::new(), dice, next_at, pending: Vec::new(), observer, injected: BTreeMap::new() }
     }
 
     /// Ends faults whose time has come, and injects the next one.
@@ -56,13 +60,15 @@ impl Faults {
         for (due, pending) in std::mem::take(&mut self.pending) {
             self.follow_up(fleet, due, pending)?;
         }
-        // A slow disk is not injected here: strace injects it from the worker's start.
-        let kinds: Vec<_> = self.kinds.iter().copied().filter(|kind| *kind != Fault::SlowDisk).collect();
-        if kinds.is_empty() || now() < self.next_at {
+        if self.kinds.is_empty() || now() < self.next_at {
             return Ok(());
         }
         self.next_at = now() + millis(300) + self.dice.below(millis(1200));
-        let (kind, index) = (kinds[self.dice.index(kinds.len())], self.dice.index(fleet.slots.len()));
+        if self.deck.is_empty() {
+            self.deck.clone_from(&self.kinds);
+        }
+        let kind = self.deck.swap_remove(self.dice.index(self.deck.len()));
+        let index = self.dice.index(fleet.slots.len());
         self.inject(fleet, kind, index)
     }
 

@@ -70,6 +70,8 @@ pub(crate) struct Span {
 /// Those who waited for a name at one instant, in order.
 #[derive(Clone, Debug)]
 pub(crate) struct Queue {
+    /// Not after that instant.
+    pub(crate) at: Micros,
     pub(crate) name: String,
     pub(crate) waiting: Vec<String>,
 }
@@ -128,7 +130,7 @@ impl History {
                 let what = format!("the probe of {}", self.lives[life].label);
                 self.losses.push(Loss { life, what, due, reported: at });
             }
-            Event::Queue { name, waiting } => self.queues.push(Queue { name, waiting }),
+            Event::Queue { name, waiting } => self.queues.push(Queue { at, name, waiting }),
             Event::Callback => self.callbacks += 1,
             Event::Forked { child, idle } => {
                 let entry = self.children.entry(child).or_default();

@@ -7,7 +7,7 @@ use std::{
     thread,
 };
 
-use leasehold::Leasehold;
+use leasehold::{Leasehold, blocking};
 use tokio::{runtime, sync::mpsc, task::JoinSet};
 
 use crate::{
@@ -65,7 +65,8 @@ fn start_tasks(shared: &Arc<Shared>, role: &Role) -> JoinSet<()> {
     let queues = Arc::clone(shared);
     tasks.spawn(async move { probe::watch_queues(&queues).await });
     let probed = Arc::clone(shared);
-    tasks.spawn(async move { complain(probe::lose_again_and_again(&probed).await) });
+    // On a thread of its own: a disk that becomes slow holds up the thread of the caller who meets it first.
+    tasks.spawn_blocking(move || complain(blocking::wait(probe::lose_again_and_again(&probed))));
     tasks
 }
 

@@ -1,4 +1,4 @@
-//! Runs the torture: the honest client is clean on calm backends, and every broken client is caught by its checker.
+//! Runs the torture: the honest client is clean under every fault, and every broken client is caught by its checker.
 
 use std::{
     process::{Command, Output},
@@ -18,10 +18,15 @@ fn run(backend: &str, seconds: u32, client: &str, faults: &[&str]) -> Value {
 }
 
 fn is_clean(backend: &str, faults: &[&str]) {
-    let report = run(backend, 8, "ours", faults);
+    let report = run(backend, 15, "ours", faults);
     assert_eq!(report["violations"], Value::Array(Vec::new()), "{report:#}");
     assert!(report["acquisitions"].as_u64() > Some(100), "{report:#}");
     assert!(report["observed_queues"].as_u64() > Some(0), "{report:#}");
+    for fault in faults {
+        let injected = report["faults"].as_object().into_iter().flatten();
+        let mut injected = injected.filter(|(_, count)| count.as_u64() > Some(0));
+        assert!(injected.any(|(name, _)| name.starts_with(fault)), "{fault} was not injected: {report:#}");
+    }
 }
 
 fn is_caught(client: &str, checker: &str, seconds: u32) {
@@ -38,12 +43,12 @@ fn is_caught(client: &str, checker: &str, seconds: u32) {
 
 #[test]
 fn the_honest_client_is_clean_on_memory() {
-    is_clean("memory", &["kill"]);
+    is_clean("memory", &["kill", "stop", "fork", "callback"]);
 }
 
 #[test]
 fn the_honest_client_is_clean_on_file() {
-    is_clean("file", &["kill"]);
+    is_clean("file", &["kill", "stop", "fork", "callback", "slow-disk"]);
 }
 
 #[test]

@@ -281,6 +281,10 @@ impl State {
             if (context.presence)(&entry) == Presence::Dead {
                 return Decision::Busy(self.busy(context));
             }
+            if self.entries.is_empty() {
+                // Most resources have one entry, and a million of them should fit in memory.
+                self.entries.reserve_exact(1);
+            }
             self.entries.push(entry);
             self.settle_for(Some(id), context, effects);
             if self.entries.last().is_some_and(Entry::is_waiting) {
@@ -343,8 +347,7 @@ impl State {
         let Some(at) = self.entries.iter().position(|entry| entry.id == id) else {
             return Released::Gone;
         };
-        let entry = self.entries.remove(at);
-        let held = !entry.is_waiting();
+        let held = !self.entries[at].is_waiting();
         let ending = match outcome.ending() {
             Ending::Released if !held => Ending::Cancelled,
             ending => ending,
@@ -353,7 +356,7 @@ impl State {
             Outcome::Failed(problem) => Some(problem.clone()),
             _ => None,
         };
-        effects.ended.push(Ended { entry, ended_at: context.wall, ending, problem });
+        effects.ended.push(Ended { entry: self.entries.remove(at), ended_at: context.wall, ending, problem });
         self.settle(context, effects);
         if held { Released::Freed } else { Released::LeftQueue }
     }

@@ -2,11 +2,18 @@
 //!
 //! Fences rise by grant, so they tell the order. A waiter whose process was stopped, put on a slow disk, or
 //! cut off from its server may rightly lose its position, and is not compared.
+//!
+//! Where a process is the life of a lease, a waiter also loses its turn when it does not confirm it within the ttl,
+//! which a neighbour on a slow disk may prevent: the neighbour keeps the latch for longer. A waiter that was granted
+//! sooner after it was seen in the queue cannot have lost a turn in between.
 
 use std::collections::BTreeSet;
 
-use super::{Rules, Violation};
-use crate::history::{Ask, History};
+use super::{Liveness, Rules, Violation};
+use crate::{
+    history::{Ask, History, Queue},
+    target::TTL,
+};
 
 pub(super) fn check(history: &History, rules: Rules) -> Vec<Violation> {
     if !rules.fifo {
@@ -19,7 +26,10 @@ pub(super) fn check(history: &History, rules: Rules) -> Vec<Violation> {
         let waiting: Vec<&Ask> = waiting.collect();
         for pair in waiting.windows(2) {
             let (ahead, behind) = (pair[0], pair[1]);
-            if ahead.fence > behind.fence && reported.insert((&ahead.id, &behind.id)) {
+            if ahead.fence > behind.fence
+                && kept_its_turn(rules, queue, ahead)
+                && reported.insert((&ahead.id, &behind.id))
+            {
                 let what = format!("{}: {} was ahead of {}, granted first", queue.name, ahead.id, behind.id);
                 let evidence = vec![ahead.describe(rules.began), behind.describe(rules.began)];
                 violations.push(Violation::new("order", what, evidence));
@@ -27,6 +37,11 @@ pub(super) fn check(history: &History, rules: Rules) -> Vec<Violation> {
         }
     }
     violations
+}
+
+fn kept_its_turn(rules: Rules, queue: &Queue, ask: &Ask) -> bool {
+    let ttl = u64::try_from(TTL.as_micros()).unwrap_or(u64::MAX);
+    rules.liveness == Liveness::Ttl || ask.began.is_some_and(|began| began < queue.at + ttl)
 }
 
 fn is_comparable(history: &History, ask: &Ask) -> bool {
@@ -49,9 +64,26 @@ mod tests {
             sample::hold(&mut history, id, fence, 10, 20);
         }
         let waiting = vec![String::from("a"), String::from("b")];
-        history.queues.push(Queue { name: String::from("lock"), waiting });
+        history.queues.push(Queue { at: 5, name: String::from("lock"), waiting });
         assert_eq!(check(&history, sample::RULES).len(), 1);
         history.lives[0].stops.push(Span { from: 3, to: 8 });
         assert!(check(&history, sample::RULES).is_empty());
+    }
+
+    #[test]
+    fn a_waiter_that_had_time_to_lose_its_turn_is_not_compared_where_turns_are_confirmed() {
+        let rules = Rules { liveness: Liveness::Process, ..sample::RULES };
+        let found = |granted: u64| {
+            let mut history = sample::history(2);
+            for (life, id, fence) in [(0, "a", 9), (1, "b", 8)] {
+                sample::ask(&mut history, life, id, 0, 1, 1);
+                sample::hold(&mut history, id, fence, granted, granted + 1);
+            }
+            let waiting = vec![String::from("a"), String::from("b")];
+            history.queues.push(Queue { at: 5, name: String::from("lock"), waiting });
+            check(&history, rules).len()
+        };
+        let ttl = u64::try_from(TTL.as_micros()).expect("it is short");
+        assert_eq!((found(4 + ttl), found(5 + ttl)), (1, 0));
     }
 }

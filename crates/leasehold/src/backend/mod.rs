@@ -75,6 +75,18 @@ pub trait Backend: Inspect + fmt::Debug + Send + Sync + 'static {
     /// Ends a lease or leaves the queue, recording the outcome.
     async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>>;
 
+    /// Requests a lease without waiting for anything; `None` by default, and then [`acquire`](Self::acquire) is called.
+    ///
+    /// For a backend that never waits: it is called on the caller's thread, without a task or a runtime.
+    fn acquire_at_once(&self, _request: &Request) -> Option<Answer<Decision>> {
+        None
+    }
+
+    /// Ends a lease without waiting for anything; `None` by default, and then [`release`](Self::release) is called.
+    fn release_at_once(&self, _key: &LeaseKey, _outcome: &Outcome) -> Option<Answer<Released>> {
+        None
+    }
+
     /// A descriptor that a child process may inherit: leases then outlive this process until the child is gone too.
     #[cfg(unix)]
     fn inheritable(&self) -> Option<std::os::fd::OwnedFd> {

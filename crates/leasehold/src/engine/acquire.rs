@@ -4,11 +4,10 @@
 //! guard leaves nothing behind: whatever the request got is given back.
 
 use std::{
-    future::{poll_fn, ready},
-    mem,
+    future::{self, poll_fn},
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, Waker},
+    task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
@@ -80,17 +79,22 @@ impl Engine {
     ///
     /// # Cancel safety
     /// Dropping the future leaves no lease and no queue position behind.
-    pub(crate) async fn acquire(self: &Arc<Self>, options: AcquireOptions<'_>) -> Result<Attempt> {
+    pub(crate) async fn acquire(self: &Arc<Self>, options: &AcquireOptions<'_>) -> Result<Attempt> {
         self.check_usable()?;
         let started = self.clock.now();
         let give_up_at = match options.wait {
             Wait::For(length) => started.after(length),
             Wait::No | Wait::Forever => Moment::NEVER,
         };
-        let acquiring = self.telemetry.acquiring(&options, &*self.clock, started);
+        let acquiring = self.telemetry.acquiring(options, &*self.clock, started);
         let span = acquiring.span();
-        let acquire = Acquire { engine: self, options: &options, started, give_up_at, span };
-        let result = acquire.run().instrument(span.clone()).await;
+        let acquire = Acquire { engine: self, options, started, give_up_at, span };
+        let result = match span.in_scope(|| acquire.ask(started)) {
+            Asked::Answered(Some(result)) => result,
+            // Boxed, so that the future of a caller that need not wait stays small.
+            Asked::Answered(None) => Box::pin(acquire.try_other_ids().instrument(span.clone())).await,
+            Asked::Pending(asking) => Box::pin(acquire.wait(asking).instrument(span.clone())).await,
+        };
         acquiring.end(&result);
         result
     }
@@ -105,6 +109,14 @@ struct Acquire<'a> {
     span: &'a Span,
 }
 
+/// What became of one request so far.
+enum Asked<'a> {
+    /// What it came to; `None` if its id is spent and another may be tried.
+    Answered(Option<Result<Attempt>>),
+    /// It is in flight, or waits in the queue.
+    Pending(Asking<'a>),
+}
+
 /// Why waiting for the outcome of a request ended.
 enum Waited {
     Outcome(local_lease::Outcome),
@@ -112,52 +124,67 @@ enum Waited {
     Closed,
 }
 
-impl Acquire<'_> {
-    async fn run(&self) -> Result<Attempt> {
+impl<'a> Acquire<'a> {
+    /// Waits for what the first request comes to, and for the next ones.
+    async fn wait(&self, first: Asking<'a>) -> Result<Attempt> {
+        match self.finish(first).await {
+            Some(result) => result,
+            None => self.try_other_ids().await,
+        }
+    }
+
+    /// Asks under new ids, now that the first is spent.
+    async fn try_other_ids(&self) -> Result<Attempt> {
         let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1));
-        let mut now = self.started;
-        let mut waited = false;
         loop {
-            match self.try_one_id(now).await {
-                // Whoever has waited goes on waiting while the backend is away: its position ended there, not its wait.
-                Some(Err(error)) if waited && error.is_outage() && self.engine.clock.now() < self.give_up_at => {}
-                Some(result) => return result,
-                None => waited = true,
-            }
-            now = self.engine.clock.now();
+            let now = self.engine.clock.now();
             if now >= self.give_up_at {
                 return Err(self.wait_elapsed(Busy::default()));
             }
             self.engine.sleep_until(now.after(backoff.pause()).min(self.give_up_at)).await;
             self.engine.check_usable()?;
-            now = self.engine.clock.now();
+            let result = match self.ask(self.engine.clock.now()) {
+                Asked::Answered(result) => result,
+                Asked::Pending(asking) => self.finish(asking).await,
+            };
+            match result {
+                // Whoever has waited goes on waiting while the backend is away: its position ended there, not its wait.
+                Some(Err(error)) if error.is_outage() && self.engine.clock.now() < self.give_up_at => {}
+                Some(result) => return result,
+                None => {}
+            }
         }
     }
 
-    /// Asks under a new id; `None` if that id is spent and another may be tried.
-    async fn try_one_id(&self, now: Moment) -> Option<Result<Attempt>> {
+    /// Asks once under a new id, and takes the answer if there is one at once.
+    fn ask(&self, now: Moment) -> Asked<'a> {
         let engine = self.engine;
-        let lease = Arc::new(LocalLease::new(self.request(), self.options, engine.pushes));
+        let (lease, sent) = LocalLease::new(self.request(), self.options, engine.pushes, now);
+        let lease = Arc::new(lease);
         engine.renewer.expect(&lease);
-        let asking = Asking { engine, lease: &lease };
-        self.send_request(&lease, now);
-
-        let at_once = self.poll_outcome(&lease, &Context::from_waker(Waker::noop()));
-        let (waited, busy) = match at_once {
-            Poll::Ready(outcome) => (Waited::Outcome(outcome), Busy::default()),
-            // Boxed, so that the future of a caller that need not wait stays small.
-            Poll::Pending => Box::pin(self.wait_for_outcome(&lease)).await,
+        let asking = Asking { engine, lease: Some(lease) };
+        // A backend that never waits has taken hardly any time.
+        let now = if engine.request_at_once(asking.lease(), sent) {
+            now
+        } else {
+            self.send_request(asking.lease(), sent);
+            engine.clock.now()
         };
-        match waited {
-            Waited::Outcome(outcome) => {
-                mem::forget(asking);
-                self.conclude(&lease, outcome)
-            }
-            Waited::GaveUp => {
+        match self.poll_outcome(asking.lease(), &Context::from_waker(Waker::noop()), now) {
+            Poll::Ready(outcome) => Asked::Answered(self.conclude(asking.take(), outcome)),
+            Poll::Pending => Asked::Pending(asking),
+        }
+    }
+
+    /// Waits for what a request comes to; `None` if its id is spent and another may be tried.
+    async fn finish(&self, asking: Asking<'a>) -> Option<Result<Attempt>> {
+        match self.wait_for_outcome(asking.lease()).await {
+            (Waited::Outcome(outcome), _) => self.conclude(asking.take(), outcome),
+            (Waited::GaveUp, busy) => {
                 asking.leave(Outcome::GaveUp);
                 Some(Err(self.wait_elapsed(busy)))
             }
-            Waited::Closed => Some(Err(Error::closed())),
+            (Waited::Closed, _) => Some(Err(Error::closed())),
         }
     }
 
@@ -176,24 +203,33 @@ impl Acquire<'_> {
     }
 
     /// Sends the request: at once on this thread if the backend answers at once, otherwise by a task.
-    fn send_request(&self, lease: &Arc<LocalLease>, now: Moment) {
+    fn send_request(&self, lease: &Arc<LocalLease>, sent: local_lease::Sent) {
         let ttl = self.options.ttl.get();
         let limit = if self.options.wait == Wait::No { TRY_LIMIT.min(ttl) } else { ttl };
-        let until = self.give_up_at.min(now.after(limit));
+        let until = self.give_up_at.min(sent.at.after(limit));
         let engine = self.engine;
-        let request = Arc::clone(engine).request(Arc::clone(lease), now, until);
+        let request = Arc::clone(engine).request(Arc::clone(lease), sent, until);
         let mut task: Task = Box::pin(request.instrument(self.span.clone()));
         if runtime::poll_here(&engine.threads.io, &mut task).is_pending() {
             engine.spawn(task);
         }
     }
 
-    fn poll_outcome(&self, lease: &Arc<LocalLease>, context: &Context<'_>) -> Poll<local_lease::Outcome> {
-        let now = self.engine.clock.now();
-        lease.poll_outcome(context, self.started, now).map(|(outcome, next)| {
-            self.engine.renewer.follow_up(lease, next, Outcome::Cancelled);
-            outcome
-        })
+    fn poll_outcome(
+        &self,
+        lease: &Arc<LocalLease>,
+        context: &Context<'_>,
+        mut now: Moment,
+    ) -> Poll<local_lease::Outcome> {
+        let renewer = &self.engine.renewer;
+        loop {
+            if let Some((outcome, next)) = ready!(lease.poll_outcome(context, self.started, now)) {
+                renewer.follow_up(lease, next, Outcome::Cancelled);
+                return Poll::Ready(outcome);
+            }
+            renewer.renew_here(lease);
+            now = self.engine.clock.now();
+        }
     }
 
     /// Waits for the outcome, and shortly before giving up looks who holds the resource.
@@ -207,7 +243,7 @@ impl Acquire<'_> {
             Wait::No | Wait::Forever => Moment::NEVER,
         };
         loop {
-            let outcome = poll_fn(|context| match self.poll_outcome(lease, context) {
+            let outcome = poll_fn(|context| match self.poll_outcome(lease, context, engine.clock.now()) {
                 Poll::Ready(outcome) => Poll::Ready(Waited::Outcome(outcome)),
                 Poll::Pending if lease.tries() >= most => Poll::Ready(Waited::GaveUp),
                 Poll::Pending => Poll::Pending,
@@ -233,11 +269,11 @@ impl Acquire<'_> {
         }
     }
 
-    fn conclude(&self, lease: &Arc<LocalLease>, outcome: local_lease::Outcome) -> Option<Result<Attempt>> {
+    fn conclude(&self, lease: Arc<LocalLease>, outcome: local_lease::Outcome) -> Option<Result<Attempt>> {
         let (engine, options) = (self.engine, self.options);
         let refusal = match outcome {
             local_lease::Outcome::Held => {
-                let guard = Guard::new(Arc::clone(engine), Arc::clone(lease));
+                let guard = Guard::new(Arc::clone(engine), lease);
                 if engine.is_closed() {
                     guard.abandon(Outcome::Cancelled);
                     return Some(Err(Error::closed()));
@@ -281,18 +317,30 @@ impl Acquire<'_> {
 /// A request whose outcome nobody has taken; dropping it gives back what it gets.
 struct Asking<'a> {
     engine: &'a Arc<Engine>,
-    lease: &'a Arc<LocalLease>,
+    /// `None` once the caller has the outcome.
+    lease: Option<Arc<LocalLease>>,
 }
 
 impl Asking<'_> {
-    fn leave(self, outcome: Outcome) {
-        self.give_up(outcome);
-        mem::forget(self);
+    fn lease(&self) -> &Arc<LocalLease> {
+        self.lease.as_ref().expect("a request has its lease until its outcome is taken")
     }
 
-    fn give_up(&self, outcome: Outcome) {
-        if !self.engine.is_inherited() {
-            self.engine.renewer.follow_up(self.lease, self.lease.on_caller_left(), outcome);
+    /// The caller has the outcome.
+    fn take(mut self) -> Arc<LocalLease> {
+        self.lease.take().expect("a request has its lease until its outcome is taken")
+    }
+
+    /// The caller leaves, and that is how its position ends.
+    fn leave(mut self, outcome: Outcome) {
+        self.give_up(outcome);
+    }
+
+    fn give_up(&mut self, outcome: Outcome) {
+        if let Some(lease) = self.lease.take()
+            && !self.engine.is_inherited()
+        {
+            self.engine.renewer.follow_up(&lease, lease.on_caller_left(), outcome);
         }
     }
 }
@@ -314,9 +362,20 @@ struct Answered {
 type Call<'a> = Pin<Box<dyn Future<Output = Result<Answer<Decision>>> + Send + 'a>>;
 
 impl Engine {
+    /// Asks a backend that never waits; whether this is one.
+    fn request_at_once(self: &Arc<Self>, lease: &Arc<LocalLease>, sent: local_lease::Sent) -> bool {
+        let Some(answer) = self.backend.acquire_at_once(&lease.request) else { return false };
+        let answer = Ok(answer);
+        self.telemetry.answered(telemetry::Call::Acquire, &answer, sent.at, || self.clock.now());
+        if let Ok(answer) = answer {
+            self.on_answer(lease, Answered { sent, answer, tried_before: false }, sent.at);
+        }
+        true
+    }
+
     /// Sends the request until it is answered, and acts on the answer.
-    async fn request(self: Arc<Self>, lease: Arc<LocalLease>, now: Moment, until: Moment) {
-        let sent = lease.sending(now);
+    async fn request(self: Arc<Self>, lease: Arc<LocalLease>, sent: local_lease::Sent, until: Moment) {
+        let now = sent.at;
         let mut call = self.backend.acquire(&lease.request);
         let first = poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await;
         if let Poll::Ready(answer @ Ok(_)) = &first {
@@ -328,7 +387,7 @@ impl Engine {
                 drop(call);
                 return self.on_answer(&lease, Answered { sent, answer, tried_before: false }, now);
             }
-            Poll::Ready(Err(error)) => Box::pin(ready(Err(error))),
+            Poll::Ready(Err(error)) => Box::pin(future::ready(Err(error))),
             Poll::Pending => call,
         };
         // Boxed, so that the usual task stays small.

@@ -228,17 +228,18 @@ async fn renew_once(engine: &Arc<Engine>, local: &Arc<LocalLease>, renewal: Rene
 #[must_use = "the lease is given back as soon as the guard is dropped"]
 pub struct Guard {
     lease: Option<Lease>,
-    if_dropped: Outcome,
+    /// What is recorded if it is dropped.
+    if_dropped: fn() -> Outcome,
 }
 
 impl Guard {
+    /// The first guard of a lease.
     pub(crate) fn new(engine: Arc<Engine>, local: Arc<LocalLease>) -> Self {
-        local.guards.fetch_add(1, Ordering::SeqCst);
-        Self { lease: Some(Lease { engine, local }), if_dropped: Outcome::Completed }
+        Self { lease: Some(Lease { engine, local }), if_dropped: || Outcome::Completed }
     }
 
     /// Records this if the guard is dropped rather than released.
-    pub(crate) fn if_dropped(mut self, outcome: Outcome) -> Self {
+    pub(crate) fn if_dropped(mut self, outcome: fn() -> Outcome) -> Self {
         self.if_dropped = outcome;
         self
     }
@@ -315,7 +316,7 @@ impl Guard {
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |guards| (guards > 0).then_some(guards + 1))
             .ok()?;
         let lease = Lease { engine: Arc::clone(engine), local };
-        Some(Self { lease: Some(lease), if_dropped: Outcome::Completed })
+        Some(Self { lease: Some(lease), if_dropped: || Outcome::Completed })
     }
 
     /// The lease as the engine sees it.
@@ -359,10 +360,13 @@ impl Deref for Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
+        if self.lease.is_none() {
+            return;
+        }
         let outcome = if thread::panicking() {
             Outcome::failed("panic", "the thread that held the lease panicked")
         } else {
-            self.if_dropped.clone()
+            (self.if_dropped)()
         };
         self.give_back(outcome);
     }

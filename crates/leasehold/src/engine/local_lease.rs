@@ -7,7 +7,9 @@
 //! returned as a [`Next`].
 
 #[cfg(test)]
-mod tests;
+mod any_order;
+#[cfg(test)]
+pub(super) mod tests;
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
@@ -39,6 +41,9 @@ const WAITER_SILENCE: Duration = Duration::from_secs(60);
 /// The same for the first in line, of whom there is one: nobody else waits until it has had its turn.
 const FIRST_WAITER_SILENCE: Duration = Duration::from_secs(5);
 
+/// How long the caller of `acquire` has to confirm a provisional grant itself before the renewer does.
+const CALLER_FIRST: Duration = Duration::from_millis(50);
+
 /// A lease that this process waits for or holds.
 #[derive(Debug)]
 pub(crate) struct LocalLease {
@@ -64,20 +69,22 @@ struct State {
     /// Less than was asked for, after a downgrade.
     claim: Claim,
     /// What replaced the metadata that was asked for.
-    metadata: Option<Metadata>,
+    metadata: Option<Box<Metadata>>,
     /// When the last request or renewal was sent that was answered, and how long that answer is believed.
     proof: Option<Proof>,
     /// The newest fence that an answer named: a hint that is not above it is stale.
     last_fence: Fence,
-    /// A pushed grant. It may arrive before the answer that it belongs to.
+    /// A pushed grant. It may arrive before the answer that it belongs to; a provisional one stays until a renewal is
+    /// sent to confirm it.
     hint: Option<GrantHint>,
     /// A hint arrived while a request or renewal was in flight, which may not know of it.
     renew_again: bool,
     evicted: bool,
     /// How many requests and renewals were sent.
     sent: u64,
-    retry: Option<Backoff>,
-    backoff: Backoff,
+    retry: Option<Box<Backoff>>,
+    /// The pauses between two requests where nothing pushes.
+    backoff: Option<Box<Backoff>>,
     tries: u32,
     /// The caller of `acquire`, to be woken.
     caller: Option<Waker>,
@@ -160,13 +167,14 @@ pub(crate) enum Outcome {
 }
 
 impl LocalLease {
-    pub(crate) fn new(request: Request, options: &AcquireOptions<'_>, pushes: bool) -> Self {
-        Self {
+    /// A lease whose first request is sent at `now`.
+    pub(crate) fn new(request: Request, options: &AcquireOptions<'_>, pushes: bool, now: Moment) -> (Self, Sent) {
+        let lease = Self {
             pushes,
             max_hold: options.max_hold,
             ttl_micros: AtomicU64::new(micros(request.ttl.get())),
             renew_at: AtomicU64::new(Moment::NEVER.as_micros()),
-            guards: AtomicUsize::new(0),
+            guards: AtomicUsize::new(1),
             by_session: AtomicBool::new(false),
             validity: Validity::new(),
             report: HoldReport::default(),
@@ -179,15 +187,16 @@ impl LocalLease {
                 hint: None,
                 renew_again: false,
                 evicted: false,
-                sent: 0,
+                sent: 1,
                 retry: None,
-                backoff: options.backoff,
+                backoff: (!pushes).then(|| Box::new(options.backoff)),
                 tries: 0,
                 caller: None,
                 caller_left: false,
             }),
             request,
-        }
+        };
+        (lease, Sent { at: now, number: 1 })
     }
 
     // What it looks like.
@@ -205,7 +214,7 @@ impl LocalLease {
     }
 
     pub(crate) fn metadata(&self) -> Metadata {
-        self.state.lock().metadata.clone().unwrap_or_else(|| self.request.metadata.clone())
+        self.state.lock().metadata.as_deref().unwrap_or(&self.request.metadata).clone()
     }
 
     /// What it got when it was granted; `None` before.
@@ -237,14 +246,15 @@ impl LocalLease {
 
     // The renewer's side.
 
-    /// A renewal for the renewer to send; `None` if one is in flight or nothing is left to renew.
+    /// A renewal to send; `None` if one is in flight or nothing is left to renew.
     pub(crate) fn begin_renewal(&self) -> Option<Renewal> {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
         let renewable = matches!(state.phase, Phase::Waiting | Phase::Granted(..) | Phase::Held(_));
         if !renewable || self.renew_at() == Moment::NEVER {
             return None;
         }
-        self.set_renew_at(Moment::NEVER);
+        self.pause_renewals();
+        state.hint = None;
         Some(self.renewal())
     }
 
@@ -405,7 +415,7 @@ impl LocalLease {
         }
         self.validity.doubt();
         let most = renew_every(self.ttl()) / 3;
-        let pause = state.retry.get_or_insert(Backoff::new(Duration::from_millis(50), most)).pause();
+        let pause = state.retry.get_or_insert_with(|| Box::new(Backoff::new(Duration::from_millis(50), most))).pause();
         self.renewed(&mut state, now.after(pause), now);
         Next::Schedule
     }
@@ -450,7 +460,14 @@ impl LocalLease {
     // The acquiring caller's side.
 
     /// What became of the request; registers the caller to be woken while nothing did.
-    pub(crate) fn poll_outcome(&self, context: &Context<'_>, started: Moment, now: Moment) -> Poll<(Outcome, Next)> {
+    ///
+    /// `None` asks the caller to confirm a provisional grant by a renewal, and then to poll again.
+    pub(crate) fn poll_outcome(
+        &self,
+        context: &Context<'_>,
+        started: Moment,
+        now: Moment,
+    ) -> Poll<Option<(Outcome, Next)>> {
         let mut state = self.state.lock();
         match &mut state.phase {
             Phase::Granted(grant, sent_before) => {
@@ -458,8 +475,8 @@ impl LocalLease {
                 let deadline = self.deadline(&state, self.ttl());
                 if now >= deadline || self.session_ended(&state) {
                     state.phase = Phase::Refused(None);
-                    self.set_renew_at(Moment::NEVER);
-                    return Poll::Ready((Outcome::Refused(Refusal::TooLate), Next::GiveBack));
+                    self.pause_renewals();
+                    return Poll::Ready(Some((Outcome::Refused(Refusal::TooLate), Next::GiveBack)));
                 }
                 let ends_at = self.max_hold.map_or(Moment::NEVER, |length| now.after(length));
                 self.validity.begin(deadline, ends_at);
@@ -470,17 +487,20 @@ impl LocalLease {
                     Lifetime::Attached => Next::Schedule,
                     // Nobody renews it.
                     Lifetime::Detached => {
-                        self.set_renew_at(Moment::NEVER);
+                        self.pause_renewals();
                         Next::Forget
                     }
                 };
-                Poll::Ready((Outcome::Held, next))
+                Poll::Ready(Some((Outcome::Held, next)))
             }
             Phase::Refused(refusal) => {
-                Poll::Ready((Outcome::Refused(refusal.take().unwrap_or(Refusal::Gone)), Next::Nothing))
+                Poll::Ready(Some((Outcome::Refused(refusal.take().unwrap_or(Refusal::Gone)), Next::Nothing)))
             }
-            Phase::Ended(_) | Phase::Held(_) => Poll::Ready((Outcome::Refused(Refusal::Gone), Next::Nothing)),
+            Phase::Ended(_) | Phase::Held(_) => Poll::Ready(Some((Outcome::Refused(Refusal::Gone), Next::Nothing))),
             Phase::Asking | Phase::Waiting => {
+                if matches!(state.phase, Phase::Waiting) && state.hint.is_some() {
+                    return Poll::Ready(None);
+                }
                 if !state.caller.as_ref().is_some_and(|caller| caller.will_wake(context.waker())) {
                     state.caller = Some(context.waker().clone());
                 }
@@ -499,7 +519,7 @@ impl LocalLease {
         match state.phase {
             Phase::Waiting | Phase::Granted(..) => {
                 state.phase = Phase::Refused(None);
-                self.set_renew_at(Moment::NEVER);
+                self.pause_renewals();
                 Next::GiveBack
             }
             Phase::Asking | Phase::Held(_) | Phase::Refused(_) | Phase::Ended(_) => Next::Nothing,
@@ -538,7 +558,7 @@ impl LocalLease {
             return self.lose_by_deadline(state, now);
         }
         state.phase = Phase::Ended(Some(hold));
-        self.set_renew_at(Moment::NEVER);
+        self.pause_renewals();
         drop(state);
         if self.validity.lose(Loss::Released) { Next::GiveBack } else { Next::Forget }
     }
@@ -568,7 +588,7 @@ impl LocalLease {
     fn grant(&self, mut state: Locked<'_>, grant: Grant, now: Moment) -> Next {
         if state.caller_left {
             state.phase = Phase::Refused(None);
-            self.set_renew_at(Moment::NEVER);
+            self.pause_renewals();
             return Next::GiveBack;
         }
         state.phase = Phase::Granted(grant, state.sent);
@@ -596,7 +616,7 @@ impl LocalLease {
         state.last_fence = state.last_fence.max(position.last_fence);
         state.tries += 1;
         state.retry = None;
-        let pause = if self.pushes { position.ask_again_in } else { Some(state.backoff.pause()) };
+        let pause = state.backoff.as_mut().map_or(position.ask_again_in, |backoff| Some(backoff.pause()));
         let ask_at = pause.map_or(Moment::NEVER, |pause| now.after(pause.max(Duration::from_millis(1))));
         let limit = match state.proof {
             Some(Proof { belief: Belief::Process, .. })
@@ -629,6 +649,12 @@ impl LocalLease {
         if hint.fence <= state.last_fence {
             return Next::Schedule;
         }
+        if hint.provisional && self.confirmed_by_caller(&state) {
+            self.set_renew_at(self.renew_at().min(now.after(CALLER_FIRST)));
+            state.hint = Some(hint);
+            wake(state);
+            return Next::Schedule;
+        }
         let believable = now < self.deadline(&state, self.ttl()) && !self.session_ended(&state);
         if hint.provisional || !believable {
             self.renew_soon(&mut state, now);
@@ -637,9 +663,15 @@ impl LocalLease {
         self.grant(state, Grant::new(hint.fence, wall), now)
     }
 
+    /// Whether the caller of `acquire` may confirm a provisional grant: a backend on this machine answers on the
+    /// caller's thread, which spares two changes of thread. What is in flight is answered first.
+    fn confirmed_by_caller(&self, state: &State) -> bool {
+        matches!(state.proof, Some(Proof { belief: Belief::Process, .. })) && self.renew_at() != Moment::NEVER
+    }
+
     fn refuse(&self, mut state: Locked<'_>, refusal: Refusal, next: Next) -> Next {
         state.phase = Phase::Refused(Some(refusal));
-        self.set_renew_at(Moment::NEVER);
+        self.pause_renewals();
         wake(state);
         next
     }
@@ -649,7 +681,7 @@ impl LocalLease {
         match state.phase {
             Phase::Held(hold) => {
                 state.phase = Phase::Ended(Some(hold));
-                self.set_renew_at(Moment::NEVER);
+                self.pause_renewals();
                 drop(state);
                 if self.validity.lose(loss) { Next::Lost } else { Next::Forget }
             }
@@ -674,7 +706,7 @@ impl LocalLease {
     fn apply(&self, state: &mut State, renewal: &Renewal) {
         self.ttl_micros.store(micros(renewal.ttl.get()), Ordering::Relaxed);
         if let Some(metadata) = &renewal.metadata {
-            state.metadata = Some(metadata.clone());
+            state.metadata = Some(Box::new(metadata.clone()));
         }
     }
 
@@ -684,8 +716,14 @@ impl LocalLease {
         self.set_renew_at(if again { now } else { renew_at });
     }
 
+    /// Sequentially consistent, since the renewer compares it with what it reads of the schedule.
     fn set_renew_at(&self, moment: Moment) {
         self.renew_at.store(moment.as_micros(), Ordering::SeqCst);
+    }
+
+    /// Nothing is to be renewed until further notice. A renewer that sees the time before finds that out.
+    fn pause_renewals(&self) {
+        self.renew_at.store(Moment::NEVER.as_micros(), Ordering::Release);
     }
 
     /// The end of belief in what the last answered request proved, asked for with this ttl.

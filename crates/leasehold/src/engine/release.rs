@@ -28,7 +28,14 @@ impl Engine {
     /// Ends the belief, then the lease; waits for the first answer.
     pub(crate) async fn release(self: &Arc<Self>, lease: &Arc<LocalLease>, outcome: Outcome) -> Result<Released> {
         self.check_inherited()?;
-        let Some(mut releasing) = self.begin_release(lease, outcome) else { return Ok(Released::Gone) };
+        let now = self.clock.now();
+        if !self.end_belief(lease, now) {
+            return Ok(Released::Gone);
+        }
+        if let Some(released) = self.release_at_once(lease, &outcome, now) {
+            return Ok(released);
+        }
+        let mut releasing = self.releasing(lease, outcome, now);
         match runtime::poll_here(&self.threads.io, &mut releasing) {
             Poll::Ready(released) => released,
             Poll::Pending => self.hand_over(releasing).await.unwrap_or_else(|_| Err(Error::closed())),
@@ -37,7 +44,9 @@ impl Engine {
 
     /// The same without waiting for anything: for a guard that is dropped.
     pub(crate) fn release_in_background(self: &Arc<Self>, lease: &Arc<LocalLease>, outcome: Outcome) {
-        if let Some(releasing) = self.begin_release(lease, outcome) {
+        let now = self.clock.now();
+        if self.end_belief(lease, now) && self.release_at_once(lease, &outcome, now).is_none() {
+            let releasing = self.releasing(lease, outcome, now);
             self.spawn(Box::pin(async move { drop(releasing.await) }));
         }
     }
@@ -45,9 +54,11 @@ impl Engine {
     /// Ends every lease of this instance at once; returns how many were held.
     pub(crate) async fn release_all(self: &Arc<Self>) -> Result<usize> {
         self.check_inherited()?;
-        let begin = |lease| self.begin_release(lease, Outcome::Completed);
-        let releasing: Vec<Releasing> = self.renewer.held().iter().filter_map(begin).collect();
-        let answers: Vec<_> = releasing.into_iter().map(|releasing| self.hand_over(releasing)).collect();
+        let now = self.clock.now();
+        let mut held = self.renewer.held();
+        held.retain(|lease| self.end_belief(lease, now));
+        let hand_over = |lease| self.hand_over(self.releasing(lease, Outcome::Completed, now));
+        let answers: Vec<_> = held.iter().map(hand_over).collect();
         let (mut released, mut failure) = (0, None);
         for answer in answers {
             match answer.await.unwrap_or_else(|_| Err(Error::closed())) {
@@ -59,18 +70,29 @@ impl Engine {
         failure.map_or(Ok(released), Err)
     }
 
-    /// Ends the belief. `None` when there is nothing to release: it was lost or released before.
-    fn begin_release(self: &Arc<Self>, lease: &Arc<LocalLease>, outcome: Outcome) -> Option<Releasing> {
-        let now = self.clock.now();
-        match lease.on_release(now) {
-            Next::GiveBack if lease.validity.loss() == Some(Loss::Released) => {
-                self.renewer.follow_up(lease, Next::Forget, Outcome::Completed);
-            }
-            next => {
-                self.renewer.follow_up(lease, next, Outcome::Completed);
-                return None;
-            }
+    /// Ends the belief; whether there is something to release, which was not lost or released before.
+    fn end_belief(&self, lease: &Arc<LocalLease>, now: Moment) -> bool {
+        let next = lease.on_release(now);
+        if next == Next::GiveBack && lease.validity.loss() == Some(Loss::Released) {
+            self.renewer.follow_up(lease, Next::Forget, Outcome::Completed);
+            return true;
         }
+        self.renewer.follow_up(lease, next, Outcome::Completed);
+        false
+    }
+
+    /// Releases on this thread, if the backend never waits.
+    fn release_at_once(&self, lease: &LocalLease, outcome: &Outcome, now: Moment) -> Option<Released> {
+        let span = self.telemetry.releasing(lease);
+        let _within = span.enter();
+        let answer = Ok(self.backend.release_at_once(lease.key(), outcome)?.value);
+        self.telemetry.answered(Call::Release, &answer, now, || self.clock.now());
+        self.telemetry.released(&span, lease, outcome, &answer, now);
+        answer.ok()
+    }
+
+    /// Releases what is no longer believed, again and again if the first try fails.
+    fn releasing(self: &Arc<Self>, lease: &Arc<LocalLease>, outcome: Outcome, now: Moment) -> Releasing {
         let (engine, lease) = (Arc::clone(self), Arc::clone(lease));
         let span = self.telemetry.releasing(&lease);
         let within = span.clone();
@@ -82,7 +104,7 @@ impl Engine {
             }
             first
         };
-        Some(Box::pin(releasing.instrument(within)))
+        Box::pin(releasing.instrument(within))
     }
 
     fn hand_over(self: &Arc<Self>, releasing: Releasing) -> oneshot::Receiver<Result<Released>> {

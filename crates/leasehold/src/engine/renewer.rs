@@ -3,6 +3,9 @@
 //! Queue positions are leases too: the renewal that keeps a position alive also
 //! finds out when it has come to hold, so lost hints cost latency only.
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     fmt,
     sync::{
@@ -18,7 +21,7 @@ use super::{
     Engine,
     local_lease::{LocalLease, Next, Sent},
     renew_every,
-    runtime::Threads,
+    runtime::{self, Task, Threads},
     schedule::Schedule,
     validity::Loss,
 };
@@ -198,6 +201,15 @@ impl Renewer {
         self.follow_up(lease, lease.renew_now(self.clock.now()), Outcome::Cancelled);
     }
 
+    /// Renews on this thread if the backend answers at once, otherwise by a task.
+    pub(crate) fn renew_here(self: &Arc<Self>, lease: &Arc<LocalLease>) {
+        let Some(renewal) = lease.begin_renewal() else { return };
+        let mut task: Task = Box::pin(Arc::clone(self).renew(vec![(Arc::clone(lease), renewal)]));
+        if runtime::poll_here(&self.threads.io, &mut task).is_pending() {
+            self.threads.io.spawn(task);
+        }
+    }
+
     fn renew_all_now(&self, wanted: impl Fn(&LocalLease) -> bool) {
         for lease in self.schedule.all(wanted) {
             self.renew_now(&lease);
@@ -229,8 +241,8 @@ impl Renewer {
         }
     }
 
-    /// Takes what is to be renewed now or within a moment.
-    fn take_due(&self) -> Vec<(Arc<LocalLease>, Renewal)> {
+    /// Finds what is to be renewed now or within a moment.
+    fn due(&self) -> Vec<Arc<LocalLease>> {
         let now = self.clock.now();
         if self.schedule.next_renewal() > now {
             return Vec::new();
@@ -239,8 +251,7 @@ impl Renewer {
             let soon = COALESCE.min(renew_every(lease.ttl()) / 8);
             lease.renew_at() <= now.after(soon)
         };
-        let leases = self.schedule.due_for_renewal(now.after(COALESCE), due).into_iter();
-        leases.filter_map(|lease| lease.begin_renewal().map(|renewal| (lease, renewal))).collect()
+        self.schedule.due_for_renewal(now.after(COALESCE), due)
     }
 
     async fn renew(self: Arc<Self>, chunk: Vec<(Arc<LocalLease>, Renewal)>) {
@@ -284,11 +295,14 @@ impl Renewer {
 /// Runs on the I/O thread until the instance is gone.
 async fn renew_when_due(renewer: Weak<Renewer>) {
     while let Some(renewer) = renewer.upgrade().filter(|renewer| !renewer.stopped.load(Ordering::SeqCst)) {
-        let mut due = renewer.take_due();
-        while !due.is_empty() {
-            let rest = due.split_off(renewer.renew_batch.min(due.len()));
-            renewer.threads.io.spawn(Arc::clone(&renewer).renew(due));
-            due = rest;
+        for leases in renewer.due().chunks(renewer.renew_batch) {
+            let begin = |lease: &Arc<LocalLease>| lease.begin_renewal().map(|renewal| (Arc::clone(lease), renewal));
+            let renewals: Vec<_> = leases.iter().filter_map(begin).collect();
+            if !renewals.is_empty() {
+                renewer.threads.io.spawn(Arc::clone(&renewer).renew(renewals));
+                // A backend that answers at once is done with one batch before the next one takes memory.
+                tokio::task::yield_now().await;
+            }
         }
         renewer.renewals.sleep(&*renewer.clock, || renewer.schedule.next_renewal()).await;
     }

@@ -5,15 +5,15 @@
 //! bound set anew. An uncontended lock costs one insertion, two comparisons
 //! and one removal, and a renewal that moves a deadline later wakes nobody.
 
-use std::{
-    collections::HashMap,
-    hash::{BuildHasherDefault, Hasher},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+#[cfg(test)]
+mod tests;
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
 
+use hashbrown::HashTable;
 use parking_lot::Mutex;
 
 use super::local_lease::LocalLease;
@@ -29,7 +29,7 @@ pub(super) struct Schedule {
 
 #[derive(Debug)]
 struct Shard {
-    leases: Mutex<HashMap<LeaseId, Arc<LocalLease>, BuildHasherDefault<RandomBits>>>,
+    leases: Mutex<HashTable<Arc<LocalLease>>>,
     renew_bound: Bound,
     deadline_bound: Bound,
 }
@@ -58,22 +58,11 @@ impl Bound {
     }
 }
 
-/// Lease ids are random: their bits are as good as any hash.
-#[derive(Debug, Default)]
-struct RandomBits(u64);
-
-impl Hasher for RandomBits {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for chunk in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.0 ^= u64::from_le_bytes(word);
-        }
-    }
+/// Lease ids are random but for six bits, which this covers with random ones.
+#[allow(clippy::cast_possible_truncation, reason = "half of the bits are enough")]
+fn hash(id: LeaseId) -> u64 {
+    let bits = id.as_u128();
+    (bits ^ bits >> 64) as u64
 }
 
 impl Schedule {
@@ -83,22 +72,27 @@ impl Schedule {
     }
 
     pub(super) fn insert(&self, lease: &Arc<LocalLease>) {
-        self.shard(lease.key().id).leases.lock().insert(lease.key().id, Arc::clone(lease));
+        let id = lease.key().id;
+        self.shard(id).leases.lock().insert_unique(hash(id), Arc::clone(lease), |lease| hash(lease.key().id));
     }
 
     pub(super) fn remove(&self, id: LeaseId) {
-        // The lease may be the last of its kind: it is dropped after the lock.
-        let _removed = self.shard(id).leases.lock().remove(&id);
+        let shard = self.shard(id);
+        // This may be the last reference to the lease: it is dropped after the lock.
+        let _removed = match shard.leases.lock().find_entry(hash(id), |lease| lease.key().id == id) {
+            Ok(found) => Some(found.remove().0),
+            Err(_) => None,
+        };
     }
 
     pub(super) fn find(&self, id: LeaseId) -> Option<Arc<LocalLease>> {
-        self.shard(id).leases.lock().get(&id).cloned()
+        self.shard(id).leases.lock().find(hash(id), |lease| lease.key().id == id).cloned()
     }
 
     /// Every lease for which `wanted` holds.
     pub(super) fn all(&self, wanted: impl Fn(&LocalLease) -> bool) -> Vec<Arc<LocalLease>> {
         let of_shard =
-            |shard: &Shard| -> Vec<_> { shard.leases.lock().values().filter(|lease| wanted(lease)).cloned().collect() };
+            |shard: &Shard| -> Vec<_> { shard.leases.lock().iter().filter(|lease| wanted(lease)).cloned().collect() };
         self.shards.iter().flat_map(of_shard).collect()
     }
 
@@ -152,7 +146,7 @@ impl Shard {
         bound.clear();
         let mut found = Vec::new();
         let mut next = Moment::NEVER;
-        for lease in self.leases.lock().values() {
+        for lease in self.leases.lock().iter() {
             if due(lease) {
                 found.push(Arc::clone(lease));
             } else {

@@ -5,10 +5,7 @@
 
 use std::{
     fmt,
-    sync::{
-        OnceLock,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
 };
 
 use tokio::sync::Notify;
@@ -45,6 +42,27 @@ pub enum Loss {
 }
 
 impl Loss {
+    const fn number(self) -> u8 {
+        match self {
+            Self::RenewTimeout => 1,
+            Self::Evicted => 2,
+            Self::MaxHold => 3,
+            Self::Gone => 4,
+            Self::Released => 5,
+        }
+    }
+
+    const fn from_number(number: u8) -> Option<Self> {
+        match number {
+            1 => Some(Self::RenewTimeout),
+            2 => Some(Self::Evicted),
+            3 => Some(Self::MaxHold),
+            4 => Some(Self::Gone),
+            5 => Some(Self::Released),
+            _ => None,
+        }
+    }
+
     /// The word used in reports.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -76,7 +94,10 @@ pub(crate) struct Validity {
     /// Where `max_hold` ends it, renewed or not.
     ends_at: AtomicU64,
     in_doubt: AtomicBool,
-    end: OnceLock<Loss>,
+    /// The number of its loss; 0 while it has not ended.
+    end: AtomicU8,
+    /// Somebody waits for the end.
+    awaited: AtomicBool,
     ended: Notify,
 }
 
@@ -90,16 +111,17 @@ impl Validity {
             deadline: AtomicU64::new(Moment::NEVER.as_micros()),
             ends_at: AtomicU64::new(Moment::NEVER.as_micros()),
             in_doubt: AtomicBool::new(false),
-            end: OnceLock::new(),
+            end: AtomicU8::new(0),
+            awaited: AtomicBool::new(false),
             ended: Notify::new(),
         }
     }
 
     /// It is held from now on, until `deadline` unless it is extended, and until `ends_at` in any case.
     pub(crate) fn begin(&self, deadline: Moment, ends_at: Moment) {
-        self.ends_at.store(ends_at.as_micros(), Ordering::SeqCst);
+        self.ends_at.store(ends_at.as_micros(), Ordering::Release);
+        self.in_doubt.store(false, Ordering::Release);
         self.deadline.store(deadline.min(ends_at).as_micros(), Ordering::SeqCst);
-        self.in_doubt.store(false, Ordering::SeqCst);
     }
 
     pub(crate) fn deadline(&self) -> Moment {
@@ -140,21 +162,25 @@ impl Validity {
 
     /// Ends the belief. The first end counts; returns whether it was this one.
     pub(crate) fn lose(&self, loss: Loss) -> bool {
-        let first = self.end.set(loss).is_ok();
+        let first = self.end.compare_exchange(0, loss.number(), Ordering::SeqCst, Ordering::SeqCst).is_ok();
         if first {
             self.deadline.store(ENDED, Ordering::SeqCst);
-            self.ended.notify_waiters();
+            // Either this sees that somebody waits, or whoever begins to wait sees the end.
+            if self.awaited.load(Ordering::SeqCst) {
+                self.ended.notify_waiters();
+            }
         }
         first
     }
 
     /// Why it is no longer held, if it is not.
     pub(crate) fn loss(&self) -> Option<Loss> {
-        self.end.get().copied()
+        Loss::from_number(self.end.load(Ordering::SeqCst))
     }
 
     /// Completes when the lease is no longer held, at once if it was lost before.
     pub(crate) async fn lost(&self) -> Loss {
+        self.awaited.store(true, Ordering::SeqCst);
         loop {
             let ended = self.ended.notified();
             if let Some(loss) = self.loss() {

@@ -1,38 +1,44 @@
-//! Random bits from the system's source, read many at a time.
+//! Random bits that nobody can guess, without a system call for each.
 //!
-//! One system call for each lease id would cost more than a lock in memory.
-//! A forked child has a copy of its parent's buffer: it must not use it, or
-//! both would make the same ids.
+//! Each thread has a generator that starts from the system's source, and
+//! starts anew now and then. A forked child has a copy of its parent's
+//! generator: it must not use it, or both would make the same ids.
 
 use std::cell::RefCell;
 
-const BUFFER: usize = 2048;
+use rand::{Rng, SeedableRng, rngs::StdRng};
 
-struct Buffer {
-    bytes: [u8; BUFFER],
-    used: usize,
+/// How many ids one start of a generator makes.
+const IDS: u32 = 4096;
+
+struct Generator {
+    bits: StdRng,
+    left: u32,
     generation: u32,
 }
 
+impl Generator {
+    fn from_system() -> Self {
+        let mut seed = [0; 32];
+        getrandom::fill(&mut seed).expect("the system has a source of random bits");
+        Self { bits: StdRng::from_seed(seed), left: IDS, generation: leasehold_fork::generation() }
+    }
+}
+
 thread_local! {
-    static UNUSED: RefCell<Buffer> =
-        const { RefCell::new(Buffer { bytes: [0; BUFFER], used: BUFFER, generation: 0 }) };
+    static GENERATOR: RefCell<Generator> = RefCell::new(Generator::from_system());
 }
 
 /// Sixteen bytes that nobody can guess and no other process has.
 pub(super) fn random_bytes() -> [u8; 16] {
-    UNUSED.with_borrow_mut(|buffer| {
-        let generation = leasehold_fork::generation();
-        if buffer.used == BUFFER || buffer.generation != generation {
-            getrandom::fill(&mut buffer.bytes).expect("the system has a source of random bits");
-            (buffer.used, buffer.generation) = (0, generation);
+    GENERATOR.with_borrow_mut(|generator| {
+        if generator.left == 0 || generator.generation != leasehold_fork::generation() {
+            *generator = Generator::from_system();
         }
-        let mut taken = [0; 16];
-        taken.copy_from_slice(&buffer.bytes[buffer.used..buffer.used + 16]);
-        // What was handed out must not be found in memory later.
-        buffer.bytes[buffer.used..buffer.used + 16].fill(0);
-        buffer.used += 16;
-        taken
+        generator.left -= 1;
+        let mut bytes = [0; 16];
+        generator.bits.fill_bytes(&mut bytes);
+        bytes
     })
 }
 
@@ -50,8 +56,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_are_alike_over_many_buffers() {
-        let many: HashSet<[u8; 16]> = (0..10_000).map(|_| random_bytes()).collect();
-        assert_eq!(many.len(), 10_000);
+    fn no_two_are_alike_over_several_starts() {
+        let many: HashSet<[u8; 16]> = (0..20_000).map(|_| random_bytes()).collect();
+        assert_eq!(many.len(), 20_000);
     }
 }

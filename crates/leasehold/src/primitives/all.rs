@@ -108,7 +108,7 @@ impl All {
         E: From<Error> + fmt::Display,
     {
         let mut guards = self.acquire().await?;
-        guards.0 = guards.0.into_iter().map(|guard| guard.if_dropped(dropped())).collect();
+        guards.0 = guards.0.into_iter().map(|guard| guard.if_dropped(dropped)).collect();
         let leases: Vec<Lease> = guards.iter().map(|guard| guard.lease().clone()).collect();
         let Some(first) = leases.first().cloned() else { return Err(nothing_to_lock().into()) };
         let done = tokio::select! {

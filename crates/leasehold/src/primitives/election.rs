@@ -63,7 +63,7 @@ impl Election {
         options.ttl = Ttl::ELECTION.get();
         options.wait = Wait::Forever;
         if let Some(pod) = env::var("POD_NAME").ok().and_then(|name| Holder::new(name).ok()) {
-            options.holder = pod;
+            options.holder = Some(pod);
         }
         Self { options, value: None, on_elected: None, on_lost: None }
     }
@@ -82,7 +82,7 @@ impl Election {
 
     /// The candidate's id; `POD_NAME`, else the instance's holder, by default.
     pub fn id(mut self, id: Holder) -> Self {
-        self.options.holder = id;
+        self.options.holder = Some(id);
         self
     }
 

@@ -29,7 +29,8 @@ pub(crate) struct LockOptions {
     pub(crate) ttl: Duration,
     pub(crate) wait: Wait,
     pub(crate) max_waiters: Option<u32>,
-    pub(crate) holder: Holder,
+    /// The label others see; `None` for the instance's own.
+    pub(crate) holder: Option<Holder>,
     pub(crate) note: Option<String>,
     pub(crate) metadata: Metadata,
     pub(crate) reentrant: bool,
@@ -48,7 +49,7 @@ impl LockOptions {
             ttl: settings.ttl,
             wait: settings.wait,
             max_waiters: None,
-            holder: settings.holder.clone(),
+            holder: None,
             note: None,
             metadata: Metadata::new(),
             reentrant: false,
@@ -78,7 +79,7 @@ impl LockOptions {
             wait: if wait == Wait::For(Duration::ZERO) { Wait::No } else { wait },
             max_waiters: self.max_waiters,
             lifetime,
-            holder: &self.holder,
+            holder: self.holder.as_ref().unwrap_or(&self.locks.settings().holder),
             note: self.note.as_deref(),
             metadata: &self.metadata,
             max_hold: self.max_hold,
@@ -93,7 +94,7 @@ impl LockOptions {
             // Boxed, so that the future of an ordinary acquire stays small.
             Box::pin(self.locks.reentries().enter(self.locks.engine(), options)).await
         } else {
-            self.locks.engine().acquire(options).await
+            self.locks.engine().acquire(&options).await
         }
     }
 
@@ -153,7 +154,7 @@ impl LockOptions {
         }
         let options = self.acquire_options(claim, wait, Lifetime::Detached)?;
         let ttl = options.ttl;
-        let guard = match self.locks.engine().acquire(options).await? {
+        let guard = match self.locks.engine().acquire(&options).await? {
             Attempt::Acquired(guard) => guard,
             Attempt::Busy(busy) => return Ok(Err(busy)),
         };
@@ -174,7 +175,7 @@ async fn run_under<T, E>(guard: Guard, work: impl AsyncFnOnce(Lease) -> Result<T
 where
     E: From<Error> + fmt::Display,
 {
-    let guard = guard.if_dropped(dropped());
+    let guard = guard.if_dropped(dropped);
     let lease = guard.lease().clone();
     let done = tokio::select! {
         biased;
@@ -270,7 +271,7 @@ macro_rules! lock_options {
 
         /// The label others see; the instance's own by default.
         pub fn holder(mut self, holder: $crate::lease::Holder) -> Self {
-            self.options.holder = holder;
+            self.options.holder = Some(holder);
             self
         }
 

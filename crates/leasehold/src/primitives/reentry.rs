@@ -66,7 +66,7 @@ impl Reentries {
         if let Wait::For(_) = options.wait {
             options.wait = Wait::For(give_up.since(engine.clock.now()).max(Duration::from_millis(1)));
         }
-        let attempt = engine.acquire(options).await?;
+        let attempt = engine.acquire(&options).await?;
         if let Attempt::Acquired(guard) = &attempt {
             *inside = guard.shareable();
         }

@@ -1,6 +1,6 @@
 //! Rules 12, 13 and 14, and session belief, on a backend whose answers the test decides.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration};
 
 use leasehold::{
     ErrorKind, Fence, Guard, LeaseHealth, Leasehold, Loss,
@@ -96,6 +96,39 @@ fn a_provisional_hint_alone_makes_no_holder() {
         soon("a renewal confirms it", async || waiter.returned().await.is_some()).await;
         assert_eq!(stage.script.renewals(), 2);
         assert_eq!(stage.script.requested("r"), [id]);
+    });
+}
+
+/// A renewal by the renewer would need the clock to move on.
+#[test]
+fn a_caller_confirms_its_grant_itself_where_the_backend_is_on_this_machine() {
+    run(async {
+        let stage = Stage::new();
+        stage.script.believe(Belief::Process);
+        stage.script.answer_renewals(holding);
+        let (mut waiter, id) = stage.wait().await;
+        stage.script.send(granted(id, true));
+        soon("the caller confirms it", async || waiter.returned().await.is_some()).await;
+        assert_eq!(stage.script.renewals(), 1);
+    });
+}
+
+#[test]
+fn the_grant_of_a_caller_that_is_not_polled_is_confirmed_all_the_same() {
+    run(async {
+        let stage = Stage::new();
+        stage.script.believe(Belief::Process);
+        stage.script.answer_renewals(holding);
+        let _held = stage.truth.mutex("r").ttl(TTL * 100).acquire().await.unwrap();
+        let lock = stage.locks.mutex("r").ttl(TTL).wait_forever();
+        let mut waiting = pin!(lock.acquire());
+        assert!(poll_fn(|context| Poll::Ready(waiting.as_mut().poll(context))).await.is_pending());
+        stage.script.send(granted(stage.script.requested("r")[0], true));
+        assert_eq!(stage.script.renewals(), 0, "the caller has a moment");
+        stage.clock.advance(Duration::from_millis(50));
+        stage.renewed(1).await;
+        assert!(waiting.await.is_ok());
+        assert_eq!(stage.script.renewals(), 1);
     });
 }
 

@@ -67,9 +67,85 @@ fn a_free_resource_leaves_no_record_and_its_fence_rises() {
             assert!(fence > newest);
             newest = fence;
             release(&a, &held).await;
-            assert!(files(root.path().join("test/records")).is_empty());
+            assert!(!record_of(root.path(), "x").exists());
             clock.set_wall(Timestamp::from_micros(0));
         }
+        drop(a);
+        assert!(files(root.path().join("test/records")).is_empty(), "nothing is left aside");
+        Ok(())
+    });
+}
+
+/// 1. b reads a file. 2. a takes it out of use. 3. a writes its next record to it, and the name leads there again.
+#[test]
+fn a_file_that_is_written_anew_is_read_anew() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let (a, b) = (open(root.path()).await, open(root.path()).await);
+        let inode = || fs::metadata(record_of(root.path(), "x")).unwrap().ino();
+        let (first, second) = (request("x"), request("x"));
+        granted(&a, &first).await;
+        let holders = async || b.list(&ListFilter::new(Names::All)).await.unwrap().leases;
+        assert_eq!(holders().await[0].holder, first.holder);
+        let before = inode();
+        release(&a, &first).await;
+        granted(&a, &second).await;
+        assert_eq!(inode(), before, "no file is made for each record");
+        assert_eq!(holders().await[0].holder, second.holder);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_few_files_are_left_aside_and_whoever_removes_or_replaces_them_changes_no_record() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let (a, b) = (open(root.path()).await, open(root.path()).await);
+        let names: Vec<String> = (0..20).map(|number| format!("n{number}")).collect();
+        let held: Vec<Request> = names.iter().map(|name| request(name)).collect();
+        for held in &held {
+            granted(&a, held).await;
+        }
+        for held in &held {
+            release(&a, held).await;
+        }
+        let aside = || files(root.path().join("test/records")).into_iter().filter(|name| name.starts_with('.'));
+        assert!((1..=4).contains(&aside().count()), "{:?}", aside().collect::<Vec<_>>());
+        for (name, tampering) in aside().zip([true, false].into_iter().cycle()) {
+            let path = root.path().join("test/records").join(name);
+            let old = fs::read(&path)?;
+            fs::remove_file(&path)?;
+            if tampering {
+                fs::write(&path, old)?;
+            }
+        }
+        for held in &held {
+            let next = request(held.key.resource.as_str());
+            granted(&a, &next).await;
+            queued(&b, held).await;
+            release(&a, &next).await;
+            assert!(holds(&b, held).await);
+        }
+        Ok(())
+    });
+}
+
+/// A power loss may leave one page of a file as it was, so that a longer record would be torn.
+#[test]
+fn a_record_longer_than_a_page_gets_a_new_file() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let (a, b) = (open(root.path()).await, open(root.path()).await);
+        let note = "n".repeat(1000);
+        let inode = || fs::metadata(record_of(root.path(), "x")).unwrap().ino();
+        let mut long = request("x");
+        long.metadata = Metadata::from_iter([(String::from("note"), note.repeat(5).into())]);
+        granted(&a, &long).await;
+        let first = inode();
+        let kept = File::open(record_of(root.path(), "x"))?;
+        queued(&b, &request("x")).await;
+        assert_ne!(inode(), first);
+        assert_eq!(kept.metadata()?.nlink(), 0, "it is removed");
         Ok(())
     });
 }

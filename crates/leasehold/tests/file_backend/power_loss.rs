@@ -53,6 +53,25 @@ fn what_a_power_loss_tore_is_removed_once_and_fences_keep_rising() {
     });
 }
 
+/// 1. A record's file is taken out of use. 2. The record of another resource is written to it and put in its place.
+/// 3. The power fails when the names are on the disk and the content is not.
+#[test]
+fn a_record_that_a_power_loss_left_under_another_name_is_removed() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let clock = ManualClock::new();
+        let a = open_by(root.path(), &clock).await;
+        granted(&a, &detached("y")).await;
+        drop(a);
+        fs::copy(record_of(root.path(), "y"), record_of(root.path(), "x"))?;
+        fs::write(root.path().join("test/boot"), "another life")?;
+        let b = open_by(root.path(), &clock).await;
+        granted(&b, &request("x")).await;
+        queued(&b, &request("y")).await;
+        Ok(())
+    });
+}
+
 #[test]
 fn a_directory_torn_by_a_power_loss_is_repaired_and_fences_keep_rising() {
     run(async {

@@ -2,9 +2,10 @@
 //!
 //! An open write end of a FIFO gets an error event when its last reader is
 //! gone, whatever ended it. No polling, and one watch per process watched.
+//! Whoever waited for a process often does so again: a few watches stay.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet, VecDeque},
     sync::Arc,
 };
 
@@ -21,6 +22,9 @@ use crate::{
     lease::Resource,
 };
 
+/// How many processes stay watched that nothing waits for.
+const IDLE: usize = 4;
+
 /// The watches of one instance.
 #[derive(Debug)]
 pub(super) struct DeathWatch {
@@ -36,6 +40,8 @@ struct Watches {
     by_resource: HashMap<Resource, BTreeSet<Uuid>>,
     /// The watch on each process, and for which resources.
     by_process: HashMap<Uuid, Watch>,
+    /// The processes that are watched for no resource, the longest idle first.
+    idle: VecDeque<Uuid>,
 }
 
 #[derive(Debug)]
@@ -89,6 +95,7 @@ impl DeathWatch {
     fn watch(&self, watches: &mut Watches, id: Uuid, resource: &Resource) -> Watching {
         if let Some(watch) = watches.by_process.get_mut(&id) {
             watch.resources.insert(resource.clone());
+            watches.idle.retain(|idle| *idle != id);
             return Watching::Yes;
         }
         let _inside = self.runtime.enter();
@@ -129,14 +136,19 @@ impl Watches {
         let Some(watch) = self.by_process.get_mut(&id) else { return };
         watch.resources.remove(resource);
         if watch.resources.is_empty() {
+            self.idle.push_back(id);
+        }
+        if self.idle.len() > IDLE
+            && let Some(watch) = self.idle.pop_front().and_then(|id| self.by_process.remove(&id))
+        {
             watch.task.abort();
-            self.by_process.remove(&id);
         }
     }
 
     /// Forgets a process that died; returns the resources for which it was watched.
     fn end_watch(&mut self, id: Uuid) -> HashSet<Resource> {
         let resources = self.by_process.remove(&id).map(|watch| watch.resources).unwrap_or_default();
+        self.idle.retain(|idle| *idle != id);
         for resource in &resources {
             if let Some(wanted) = self.by_resource.get_mut(resource) {
                 wanted.remove(&id);
@@ -189,5 +201,30 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let watch = DeathWatch::new(directory(root.path()), Handle::current(), HintSender::new());
         assert!(watch.follow(&Resource::new("x").unwrap(), BTreeSet::from([Uuid::new_v4()])));
+    }
+
+    #[tokio::test]
+    async fn a_few_processes_stay_watched_that_nothing_waits_for() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = directory(root.path());
+        let hints = HintSender::new();
+        let mut received = hints.subscribe();
+        let watch = DeathWatch::new(Arc::clone(&directory), Handle::current(), hints);
+        let resource = Resource::new("x").unwrap();
+        let mut watched: Vec<_> =
+            (0..=IDLE).map(|_| OwnPresence::appear(Arc::clone(&directory)).unwrap()).collect();
+        for process in &watched {
+            assert!(!watch.follow(&resource, BTreeSet::from([process.id()])));
+        }
+        assert!(!watch.follow(&resource, BTreeSet::new()));
+        assert_eq!(watch.watches.lock().by_process.len(), IDLE, "the one that was idle longest is let go");
+
+        let (needed, idle) = (watched.pop().unwrap(), watched.pop().unwrap());
+        assert!(!watch.follow(&resource, BTreeSet::from([needed.id()])));
+        drop(idle);
+        drop(needed);
+        let hint = tokio::time::timeout(Duration::from_secs(5), received.next()).await;
+        assert_eq!(hint, Ok(Some(Hint::Changed { resource })), "only the death of the one that is waited for");
+        assert_eq!(tokio::time::timeout(Duration::from_millis(50), received.next()).await.ok(), None);
     }
 }

@@ -21,6 +21,9 @@ use crate::{
     model::{Entry, Expiry, State},
 };
 
+/// How many lines of an earlier record are compared with a new one: an operation removes and changes few.
+const NEAR: usize = 4;
+
 #[derive(Deserialize)]
 struct Version {
     v: u32,
@@ -30,6 +33,8 @@ struct Version {
 
 #[derive(Deserialize)]
 struct Header {
+    v: u32,
+    oldest_reader: Option<u32>,
     resource: Resource,
     boot: String,
     last_fence: Fence,
@@ -44,16 +49,14 @@ struct EntryLine {
 }
 
 /// Decodes the record in `bytes`, which `path` holds, and which resource it is of.
-pub(super) fn record(bytes: &[u8], path: &Path, times: &Times<'_>) -> Result<(Resource, Record)> {
+///
+/// `known` is an earlier record of the resource, whose lines need not be decoded again.
+pub(super) fn record(bytes: &[u8], path: &Path, times: &Times<'_>, known: Record) -> Result<(Resource, Record)> {
     let garbage = |what: &str| garbage(path, what);
     let Some(whole) = bytes.strip_suffix(b"\n") else { return Err(garbage("its end is missing")) };
     let mut lines = whole.split(|byte| *byte == b'\n');
     let first = lines.next().unwrap_or_default();
-    let version: Version = serde_json::from_slice(first).map_err(|error| garbage(&error.to_string()))?;
-    if version.oldest_reader.unwrap_or(version.v) > VERSION || version.v < VERSION {
-        return Err(other_version(path, version.v));
-    }
-    let header: Header = serde_json::from_slice(first).map_err(|error| garbage(&error.to_string()))?;
+    let header = header(first, path)?;
     if path.file_name() != Some(names::file_name(&header.resource).as_ref()) {
         return Err(garbage("it is the record of another resource"));
     }
@@ -61,7 +64,17 @@ pub(super) fn record(bytes: &[u8], path: &Path, times: &Times<'_>) -> Result<(Re
     let revived = header.boot != times.boot;
     let mut record = Record { revived, ..Record::default() };
     record.state.last_fence = header.last_fence;
+    let mut known = known.lines.into_iter().zip(known.state.entries).collect::<Vec<_>>().into_iter();
     for line in lines {
+        let same = |(known, _): &(Line, Entry)| known.text.strip_suffix(b"\n") == Some(line);
+        if !revived && let Some(at) = known.as_slice().iter().take(NEAR).position(same)
+            && let Some((line, entry)) = known.nth(at)
+        {
+            record.owners.insert(entry.id, line.owner);
+            record.lines.push(line);
+            record.state.entries.push(entry);
+            continue;
+        }
         let EntryLine { owner, deadline, mut entry } =
             serde_json::from_slice(line).map_err(|error| garbage(&error.to_string()))?;
         if revived {
@@ -80,11 +93,31 @@ pub(super) fn record(bytes: &[u8], path: &Path, times: &Times<'_>) -> Result<(Re
     }
 }
 
-/// Whether a record is not even JSON: what a power loss leaves of a file that was not on the disk yet.
+fn header(line: &[u8], path: &Path) -> Result<Header> {
+    let header = serde_json::from_slice::<Header>(line);
+    let version = match &header {
+        Ok(Header { v, oldest_reader, .. }) => Version { v: *v, oldest_reader: *oldest_reader },
+        Err(_) => serde_json::from_slice(line).map_err(|error| garbage(path, &error.to_string()))?,
+    };
+    if version.oldest_reader.unwrap_or(version.v) > VERSION || version.v < VERSION {
+        return Err(other_version(path, version.v));
+    }
+    header.map_err(|error| garbage(path, &error.to_string()))
+}
+
+/// Whether a record is not even JSON, or of another resource: what a power loss leaves of a file whose content was not
+/// on the disk yet.
 pub(super) fn is_torn(path: &Path) -> bool {
     let is_json = |line: &[u8]| serde_json::from_slice::<serde::de::IgnoredAny>(line).is_ok();
+    let misplaced = |line: &[u8]| {
+        let header = serde_json::from_slice::<Header>(line);
+        header.is_ok_and(|header| path.file_name() != Some(names::file_name(&header.resource).as_ref()))
+    };
     safe_open::read(path).is_ok_and(|bytes| match bytes.strip_suffix(b"\n") {
-        Some(whole) => !whole.split(|byte| *byte == b'\n').all(is_json),
+        Some(whole) => {
+            let mut lines = whole.split(|byte| *byte == b'\n');
+            !lines.clone().all(is_json) || lines.next().is_some_and(misplaced)
+        }
         None => true,
     })
 }

@@ -27,6 +27,8 @@ pub(super) struct Directory {
     path: PathBuf,
     mode: u32,
     owner: Option<Owner>,
+    /// The user that this process runs as.
+    pub(super) user: u32,
     pub(super) fsync: bool,
 }
 
@@ -41,7 +43,8 @@ impl Directory {
     /// Opens the namespace's directory; makes it when it is not there.
     pub(super) fn open(options: &FileOptions) -> Result<Self> {
         let path = options.root.join(&options.namespace);
-        let mut directory = Self { path, mode: options.mode.unwrap_or(MODE), owner: None, fsync: options.fsync };
+        let (mode, user) = (options.mode.unwrap_or(MODE), geteuid().as_raw());
+        let mut directory = Self { path, mode, owner: None, user, fsync: options.fsync };
         // Before anything is made, so that a refused file system stays untouched.
         let there = directory.path.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
         filesystem::refuse_shared(there, filesystem::magic(there)?)?;
@@ -64,9 +67,9 @@ impl Directory {
                 self.mode
             )));
         }
-        let (user, group) = (geteuid(), getegid().as_raw());
+        let group = getegid().as_raw();
         let shared = self.mode & 0o060 != 0 && there.gid() != group;
-        let others = user.is_root() && (there.uid(), there.gid()) != (user.as_raw(), group);
+        let others = self.user == 0 && (there.uid(), there.gid()) != (self.user, group);
         self.owner = (shared || others).then(|| Owner { user: others.then(|| there.uid()), group: there.gid() });
         Ok(())
     }
@@ -98,7 +101,7 @@ impl Directory {
 
     /// Creates an empty file, which must not be there.
     pub(super) fn create_new(&self, path: &Path) -> io::Result<File> {
-        let file = OpenOptions::new().append(true).create_new(true).mode(self.mode).open(path)?;
+        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(self.mode).open(path)?;
         self.hand_over(&file)?;
         Ok(file)
     }
@@ -119,9 +122,9 @@ impl Directory {
         let open = || safe_open::regular(OpenOptions::new().append(true), path);
         match open() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => match self.create_new(path) {
-                // Another process was faster.
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => open(),
-                created => created,
+                // Another process may be faster.
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+                _ => open(),
             },
             opened => opened,
         }

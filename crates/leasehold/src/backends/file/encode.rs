@@ -18,6 +18,9 @@ pub(super) const VERSION: u32 = 2;
 /// The oldest version of leasehold's records whose readers understand them.
 const OLDEST_READER: u32 = 2;
 
+/// Enough for most entries.
+const USUAL_LINE: usize = 512;
+
 #[derive(Serialize)]
 struct Header<'a> {
     v: u32,
@@ -43,6 +46,8 @@ struct EntryLine<'a> {
 #[derive(Debug)]
 pub(super) struct Line {
     pub(super) id: LeaseId,
+    /// The instance that requested the entry.
+    pub(super) owner: Uuid,
     /// The instance whose death ends the entry.
     pub(super) bound_to: Option<Uuid>,
     pub(super) waiting: bool,
@@ -51,13 +56,14 @@ pub(super) struct Line {
 
 impl Line {
     pub(super) fn new(entry: &Entry, owner: Uuid, text: Vec<u8>) -> Self {
-        Self { id: entry.id, bound_to: is_bound(entry).then_some(owner), waiting: entry.is_waiting(), text }
+        Self { id: entry.id, owner, bound_to: is_bound(entry).then_some(owner), waiting: entry.is_waiting(), text }
     }
 
     fn encode(entry: &Entry, owner: Uuid, times: &Times<'_>) -> io::Result<Self> {
         let by_clock = entry.expiry == Expiry::ByClock;
         let deadline = by_clock.then(|| times.wall.after(entry.expires_at.since(times.now)));
-        let mut text = serde_json::to_vec(&EntryLine { owner, deadline, entry })?;
+        let mut text = Vec::with_capacity(USUAL_LINE);
+        serde_json::to_writer(&mut text, &EntryLine { owner, deadline, entry })?;
         text.push(b'\n');
         Ok(Self::new(entry, owner, text))
     }

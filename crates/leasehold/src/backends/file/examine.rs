@@ -5,9 +5,10 @@ use std::{fs, io::Write as _, os::unix::fs::MetadataExt, path::Path, time::Durat
 use super::{
     directory::files,
     filesystem::{self, Verdict},
+    latch,
     names::{self, FileName},
     ops::Instance,
-    presence, record,
+    presence,
 };
 use crate::{
     Result,
@@ -91,7 +92,7 @@ impl Instance {
     }
 
     fn write_latency(&self) -> Finding {
-        let probe = self.own.aside(u8::MAX);
+        let probe = self.own.aside(u64::MAX);
         let started = self.clock.now();
         let written = self.directory.create(&probe).and_then(|mut file| {
             file.write_all(&[b'x'; 512])?;
@@ -115,13 +116,18 @@ impl Instance {
         let mut sound = 0;
         let mut findings = Vec::new();
         for (name, path) in files(&self.directory.records())? {
-            match names::read(&name) {
-                FileName::Other if name.starts_with('.') => {}
-                FileName::Other => findings.push(unknown(&path)),
-                FileName::Of(_) | FileName::Hashed => match record::resource_of(&path, &times) {
-                    Ok(_) => sound += 1,
-                    Err(error) => findings.push(Finding::new(Severity::Failure, "record", error.to_string())),
-                },
+            let latch = match names::read(&name) {
+                FileName::Other if name.starts_with('.') => continue,
+                FileName::Other => {
+                    findings.push(unknown(&path));
+                    continue;
+                }
+                FileName::Of(resource) => latch::number(&resource),
+                FileName::Hashed(first) => latch::number_by_hash(first),
+            };
+            match self.resource_of(&path, latch, &times) {
+                Ok(_) => sound += 1,
+                Err(error) => findings.push(Finding::new(Severity::Failure, "record", error.to_string())),
             }
         }
         if findings.is_empty() {

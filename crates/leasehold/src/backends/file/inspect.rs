@@ -1,11 +1,13 @@
 //! What operators ask: which resources have a record, who holds and waits on each, and what happens.
 
+use std::path::{Path, PathBuf};
+
 use super::{
     directory::files,
-    latch::Wait,
+    latch::{self, Wait},
     names::{self, FileName},
     ops::{Call, IfRemoved, Instance},
-    record,
+    record::{self, Times},
 };
 use crate::{
     Result,
@@ -72,15 +74,23 @@ impl Instance {
         Ok(found)
     }
 
+    /// Reads which resource a record is of; `None` when it has just been removed.
+    pub(super) fn resource_of(&self, path: &Path, latch: u8, times: &Times<'_>) -> Result<Option<Resource>> {
+        let latch = self.latches.take(latch, Wait::Bounded)?;
+        latch.map_or(Ok(None), |latch| record::resource_of(path, &latch, times))
+    }
+
     fn stored_resources(&self) -> Result<Vec<Resource>> {
         let times = self.times();
-        let resource = |(name, path): (String, std::path::PathBuf)| match names::read(&name) {
+        let resource = |(name, path): (String, PathBuf)| match names::read(&name) {
             FileName::Of(resource) => Some(resource),
             FileName::Other => None,
-            FileName::Hashed => record::resource_of(&path, &times).unwrap_or_else(|error| {
-                tracing::warn!(%error, "a resource is missing in the list");
-                None
-            }),
+            FileName::Hashed(first) => {
+                self.resource_of(&path, latch::number_by_hash(first), &times).unwrap_or_else(|error| {
+                    tracing::warn!(%error, "a resource is missing in the list");
+                    None
+                })
+            }
         };
         Ok(files(&self.directory.records())?.into_iter().filter_map(resource).collect())
     }

@@ -10,7 +10,6 @@ use std::{
     fs::{self, File},
     os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
-    sync::Arc,
     thread,
     time::Duration,
 };
@@ -19,7 +18,7 @@ use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{major, minor};
 use sha2::{Digest, Sha256};
 
-use super::{directory::Directory, errors::cannot, fork_safe::Unshared, record::CachedRecord, safe_open};
+use super::{directory::Directory, errors::cannot, fork_safe::Unshared, record::CachedRecord, record_file::RecordFile, safe_open};
 use crate::{
     Error, Result,
     lease::{Fence, Resource},
@@ -46,12 +45,21 @@ pub(super) fn numbers() -> impl Iterator<Item = u8> {
 
 /// The names of all latch files.
 pub(super) fn file_names() -> impl Iterator<Item = String> {
-    numbers().map(|number| format!("{number:02x}")).chain([String::from(HISTORY)])
+    numbers().map(file_name).chain([String::from(HISTORY)])
+}
+
+fn file_name(number: u8) -> String {
+    format!("{number:02x}")
 }
 
 /// Which latch guards the resource.
 pub(super) fn number(resource: &Resource) -> u8 {
-    Sha256::digest(resource.as_str())[0] % LATCHES
+    number_by_hash(Sha256::digest(resource.as_str())[0])
+}
+
+/// Which latch guards the resources whose hash begins with this byte.
+pub(super) fn number_by_hash(first: u8) -> u8 {
+    first % LATCHES
 }
 
 /// How long to wait for a latch.
@@ -66,8 +74,7 @@ pub(super) enum Wait {
 /// The latches of one directory, as one instance takes them.
 #[derive(Debug)]
 pub(super) struct Latches {
-    directory: Arc<Directory>,
-    slots: Vec<Mutex<Slot>>,
+    slots: Vec<(PathBuf, Mutex<Slot>)>,
 }
 
 /// One latch of this instance.
@@ -77,24 +84,25 @@ struct Slot {
     /// Someone waited in vain: a thousand leases that each wait two seconds more would help nobody.
     stuck: bool,
     record: Option<CachedRecord>,
+    /// A record's file from before: processes that take turns put the same few files in place.
+    older: Option<RecordFile>,
     buffer: Vec<u8>,
 }
 
 impl Latches {
-    pub(super) fn new(directory: Arc<Directory>) -> Self {
-        Self { directory, slots: numbers().map(|_| Mutex::default()).collect() }
+    pub(super) fn new(directory: &Directory) -> Self {
+        Self { slots: numbers().map(|number| (directory.latch(&file_name(number)), Mutex::default())).collect() }
     }
 
     /// Takes the latch with this number; `None` when it is not free within [`Wait::Briefly`].
     pub(super) fn take(&self, number: u8, wait: Wait) -> Result<Option<Latch<'_>>> {
-        let path = self.directory.latch(&format!("{number:02x}"));
-        let slot = &self.slots[usize::from(number % LATCHES)];
+        let (path, slot) = &self.slots[usize::from(number % LATCHES)];
         let patience = if wait == Wait::Briefly { BRIEFLY } else { PATIENCE };
         let Some(mut slot) = slot.try_lock_for(patience) else {
-            return if wait == Wait::Briefly { Ok(None) } else { Err(stuck(&path)) };
+            return if wait == Wait::Briefly { Ok(None) } else { Err(stuck(path)) };
         };
-        let locked = slot.lock(&path, wait)?;
-        Ok(locked.then_some(Latch { slot, path, locked: true }))
+        let locked = slot.lock(path, wait)?;
+        Ok(locked.then_some(Latch { slot, path, locked: true, out_of_date: None }))
     }
 }
 
@@ -157,15 +165,17 @@ pub(super) fn try_lock(file: &File, path: &Path) -> Result<bool> {
 #[derive(Debug)]
 pub(super) struct Latch<'a> {
     slot: MutexGuard<'a, Slot>,
-    path: PathBuf,
+    path: &'a Path,
     locked: bool,
+    /// Closed once other processes are let in.
+    out_of_date: Option<RecordFile>,
 }
 
 impl Latch<'_> {
     /// The newest fence issued under this latch.
     pub(super) fn fence(&self) -> Result<Fence> {
         let mut bytes = [0; 32];
-        let length = self.slot.file().read_at(&mut bytes, 0).map_err(|error| cannot("read", &self.path, error))?;
+        let length = self.slot.file().read_at(&mut bytes, 0).map_err(|error| cannot("read", self.path, error))?;
         let text = bytes[..length].trim_ascii();
         // A power loss may leave the file empty or full of zero bytes; the wall clock floors the fence then.
         if text.iter().all(|byte| *byte == 0) {
@@ -186,7 +196,7 @@ impl Latch<'_> {
         let file = self.slot.file();
         let written = file.write_all_at(text.as_bytes(), 0);
         let written = written.and_then(|()| if fsync { file.sync_data() } else { Ok(()) });
-        written.map_err(|error| cannot("write", &self.path, error))
+        written.map_err(|error| cannot("write", self.path, error))
     }
 
     /// Takes out the record that was used last under this latch.
@@ -197,6 +207,20 @@ impl Latch<'_> {
     /// Puts a record in for the next operation. Whoever fails half-way puts nothing in.
     pub(super) fn put_cached(&mut self, record: CachedRecord) {
         self.slot.record = Some(record);
+    }
+
+    /// Keeps a file open that is out of date; returns the one from before.
+    pub(super) fn exchange_older(&mut self, file: RecordFile) -> Option<RecordFile> {
+        if !file.is_reusable() {
+            self.close_later(file);
+            return None;
+        }
+        self.slot.older.replace(file)
+    }
+
+    /// Closes a file when the latch is dropped.
+    pub(super) fn close_later(&mut self, file: RecordFile) {
+        self.out_of_date = Some(file);
     }
 
     /// A buffer to encode or read a record with, which keeps its memory.

@@ -27,8 +27,10 @@ mod ops;
 mod options;
 mod presence;
 mod record;
+mod record_file;
 mod recovery;
 mod safe_open;
+mod spares;
 mod watchers;
 
 use std::{collections::BTreeMap, fs, os::fd::OwnedFd, path::Path, sync::Arc, thread};
@@ -46,6 +48,7 @@ use self::{
     notifications::Inbox,
     ops::{Call, IfRemoved, Instance},
     presence::OwnPresence,
+    spares::Spares,
     watchers::Watchers,
 };
 use crate::{
@@ -133,6 +136,7 @@ impl Drop for FileBackend {
     fn drop(&mut self) {
         if !self.instance.own.is_inherited() {
             self.listener.abort();
+            self.instance.spares.remove_all();
             // The listener shares the presence until the runtime gets to drop the task.
             self.instance.own.vanish();
         }
@@ -155,8 +159,9 @@ fn open_instance(options: &FileOptions, runtime: Handle) -> Result<Arc<Instance>
         provisional: Arc::default(),
     };
     Ok(Arc::new(Instance {
-        latches: Latches::new(Arc::clone(&directory)),
+        latches: Latches::new(&directory),
         death_watch: DeathWatch::new(Arc::clone(&directory), runtime, hints),
+        spares: Spares::new(Arc::clone(&own)),
         history: History::new(Arc::clone(&directory)),
         inbox: Arc::new(inbox),
         clock: Arc::clone(&options.clock),

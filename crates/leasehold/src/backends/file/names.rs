@@ -36,8 +36,8 @@ pub(super) fn file_name(resource: &Resource) -> String {
 pub(super) enum FileName {
     /// The record of this resource.
     Of(Resource),
-    /// The record of a resource whose long name only the record tells.
-    Hashed,
+    /// The record of a resource whose long name only the record tells; its hash begins with this byte.
+    Hashed(u8),
     /// Not a record.
     Other,
 }
@@ -47,8 +47,9 @@ pub(super) fn read(name: &str) -> FileName {
     let Some(encoded) = name.strip_suffix(SUFFIX).filter(|encoded| !encoded.starts_with('.')) else {
         return FileName::Other;
     };
-    if encoded.starts_with('~') {
-        return FileName::Hashed;
+    if let Some(hash) = encoded.strip_prefix('~') {
+        let first = hash.get(..2).and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        return first.map_or(FileName::Other, FileName::Hashed);
     }
     let decoded = percent_decoded(encoded).and_then(|bytes| String::from_utf8(bytes).ok());
     let resource = decoded.and_then(|name| Resource::new(name).ok());
@@ -76,14 +77,17 @@ mod tests {
             assert!(seen.insert(file.clone()), "{file}");
             match read(&file) {
                 FileName::Of(back) => assert_eq!(back, resource),
-                other => assert!(other == FileName::Hashed && name.len() > 200, "{name}: {other:?}"),
+                other => {
+                    let first = Sha256::digest(name)[0];
+                    assert!(other == FileName::Hashed(first) && name.len() > 200, "{name}: {other:?}");
+                }
             }
         }
     }
 
     #[test]
     fn what_no_resource_is_stored_under_is_no_record() {
-        for name in [".new-x", "a", "a%2.json", "a%zz.json", "%61.json", "a b.json", ".json", "%FF.json"] {
+        for name in [".new-x", "a", "a%2.json", "a%zz.json", "%61.json", "a b.json", ".json", "%FF.json", "~x.json"] {
             assert_eq!(read(name), FileName::Other, "{name}");
         }
     }

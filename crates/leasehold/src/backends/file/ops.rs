@@ -3,9 +3,6 @@
 use std::{
     cell::RefCell,
     collections::HashMap,
-    fs::File,
-    mem,
-    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -23,7 +20,8 @@ use super::{
     neighbours,
     notifications::{Inbox, Notification},
     presence::{self, Found, OwnPresence},
-    record::{self, Change, Record, Target, Times, is_bound},
+    record::{self, Change, Place, Record, Times, is_bound},
+    spares::{Spare, Spares},
     watchers::Watchers,
 };
 use crate::{
@@ -42,6 +40,7 @@ const SLOW: Duration = Duration::from_millis(2);
 pub(super) struct Instance {
     pub(super) directory: Arc<Directory>,
     pub(super) latches: Latches,
+    pub(super) spares: Spares,
     pub(super) death_watch: DeathWatch,
     pub(super) watchers: Arc<Watchers>,
     pub(super) history: History,
@@ -78,8 +77,7 @@ struct Done<T> {
     answer: T,
     notifications: Vec<(Uuid, Notification)>,
     ended: Vec<EndedLease>,
-    /// The file that was removed or replaced, and its new name if it has one.
-    replaced: Option<(File, Option<PathBuf>)>,
+    left: Option<Spare>,
     /// A process ahead of our waiters died before it could be watched.
     ask_again: bool,
 }
@@ -102,15 +100,15 @@ impl Instance {
         };
         latch.unlock();
         self.announce(found);
-        let Done { answer, notifications, ended, replaced, ask_again } = done?;
+        let Done { answer, notifications, ended, left, ask_again } = done?;
         for (to, notification) in notifications {
             self.notify(to, notification);
         }
         if ask_again {
             self.notify(self.own.id(), Notification::Changed(call.resource.clone()));
         }
-        if let Some((_, Some(aside))) = &replaced {
-            record::remove_replaced(aside);
+        if let Some(left) = left {
+            left.remove();
         }
         self.history.record(&ended, self.clock.now());
         Ok(Some(answer))
@@ -153,38 +151,32 @@ impl Instance {
     ) -> Result<Done<T>> {
         let Call { resource, askers, .. } = *call;
         let times = self.times();
-        let (mut record, mut file) = record::load(&self.directory, resource, latch, &times)?;
+        let path = self.directory.record(resource);
+        let mut place = Place { directory: &self.directory, resource, latch, path };
+        let (mut record, mut file) = record::load(&mut place, &times)?;
         let before = AskersBefore::new(&record.state, askers);
         let fence_before = record.state.last_fence;
         let mut effects = Effects::default();
         let answer = self.run(&mut record, &times, &mut effects, rule);
 
         let changed = before.changed(&mut record.state, &effects);
-        let mut replaced = None;
+        let mut left = None;
         let neighbours = if effects.granted.is_empty() && effects.ended.is_empty() {
             Vec::new()
         } else {
             neighbours::with_new_neighbours(&record)
         };
         if record.revived || !changed.is_empty() || !effects.is_empty() {
-            let aside = self.own.aside(latch::number(resource));
-            let target = Target { directory: &self.directory, resource, latch, aside: &aside };
-            let change = Change {
-                entries: &changed,
-                fence_issued: record.state.last_fence > fence_before,
-                replaces: file.is_some(),
-            };
-            let new = record::replace(target, &mut record, &change, &times)?;
-            let left_aside = new.is_some().then_some(aside);
-            replaced = mem::replace(&mut file, new).map(|old| (old, left_aside));
+            let change = Change { entries: &changed, fence_issued: record.state.last_fence > fence_before };
+            left = record::replace(&mut place, &self.spares, &mut record, &mut file, &change, &times)?;
             record.revived = false;
         }
 
         let (notifications, ended) = self.publish(resource, askers, &mut record, &mut effects, &neighbours, &times);
         let ask_again = self.death_watch.follow(resource, neighbours::watched_by(self.own.id(), &record));
-        record::keep(latch, resource, record, file);
+        record::keep(place.latch, resource, record, file);
         self.slow.store(self.clock.now().since(times.now) > SLOW, Ordering::Relaxed);
-        Ok(Done { answer, notifications, ended, replaced, ask_again })
+        Ok(Done { answer, notifications, ended, left, ask_again })
     }
 
     fn run<T>(

@@ -162,8 +162,8 @@ impl OwnPresence {
     }
 
     /// A name for a file that this instance writes aside; garbage once the instance is dead.
-    pub(super) fn aside(&self, latch: u8) -> PathBuf {
-        self.directory.records().join(format!(".{}-{latch:02x}", self.id.simple()))
+    pub(super) fn aside(&self, number: u64) -> PathBuf {
+        self.directory.records().join(format!(".{}-{number}", self.id.simple()))
     }
 
     /// Disappears from the directory, which ends what lives by this presence.

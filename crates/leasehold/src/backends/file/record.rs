@@ -1,15 +1,13 @@
 //! The record of a resource: the rule's state and whose each entry is, in one file that is replaced as a whole.
 //!
-//! A record file never changes once it has its name. An instance keeps the
-//! last one open that it read or wrote under a latch: while the name leads to
-//! that same file, its content is known without reading it.
+//! An instance keeps the last record open that it read or wrote under a latch:
+//! while the name leads to that file and it holds the same, nothing is decoded.
 
 use std::{
     collections::HashMap,
     fs::{self, File},
-    io::{self, Read as _, Write as _},
-    os::unix::fs::MetadataExt,
-    path::Path,
+    io, mem,
+    path::{Path, PathBuf},
 };
 
 use rustix::fs::{CWD, RenameFlags};
@@ -21,16 +19,15 @@ use super::{
     encode::{self, Line},
     errors::cannot,
     latch::Latch,
+    record_file::{self, RecordFile},
     safe_open,
+    spares::{Spare, Spares},
 };
 use crate::{
     Error, Result,
     lease::{Fence, LeaseId, Moment, Resource, Timestamp},
     model::{Entry, Expiry, State},
 };
-
-/// Enough for a record with a few entries.
-const SMALLEST_BUFFER: usize = 4096;
 
 /// What is stored about a resource.
 #[derive(Debug, Default)]
@@ -71,96 +68,74 @@ pub(super) fn is_bound(entry: &Entry) -> bool {
 #[derive(Debug)]
 pub(super) struct CachedRecord {
     resource: Resource,
-    file: File,
+    file: RecordFile,
     record: Record,
 }
 
+/// Where a record is, for whoever has its latch.
+pub(super) struct Place<'a, 'l> {
+    pub(super) directory: &'a Directory,
+    pub(super) resource: &'a Resource,
+    pub(super) latch: &'a mut Latch<'l>,
+    pub(super) path: PathBuf,
+}
+
 /// Returns the record of the resource; an absent one is empty. Its fence is the newest that the resource had.
-pub(super) fn load(
-    directory: &Directory,
-    resource: &Resource,
-    latch: &mut Latch<'_>,
-    times: &Times<'_>,
-) -> Result<(Record, Option<File>)> {
-    let path = directory.record(resource);
-    if let Some(cached) = latch.take_cached()
-        && cached.resource == *resource
-        && is_in_place(&cached.file, &path)
-    {
-        return Ok((cached.record, Some(cached.file)));
+pub(super) fn load(place: &mut Place<'_, '_>, times: &Times<'_>) -> Result<(Record, Option<RecordFile>)> {
+    let Place { directory, resource, latch, path } = place;
+    let cannot_read = |error| cannot("read", path, error).about(resource);
+    let mut known = Record::default();
+    if let Some(CachedRecord { mut file, record, .. }) = latch.take_cached().filter(|known| known.resource == **resource) {
+        let found = record_file::identity(path);
+        if file.is(found) {
+            let Some(bytes) = file.changed().map_err(cannot_read)? else { return Ok((record, Some(file))) };
+            let (_, record) = decode::record(bytes, path, times, record)?;
+            return Ok((with_newest_fence(record, latch)?, Some(file)));
+        }
+        if let Some(mut file) = latch.exchange_older(file).filter(|older| older.is(found)) {
+            let (_, record) = decode::record(file.read_again().map_err(cannot_read)?, path, times, record)?;
+            return Ok((with_newest_fence(record, latch)?, Some(file)));
+        }
+        known = record;
     }
     let buffer = latch.buffer();
-    let (file, length) = match read_into(buffer, &path) {
+    let (file, length) = match RecordFile::read(directory, path, buffer) {
         Ok(read) => read,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let fence = latch.fence()?;
             let state = State { last_fence: fence, ..State::default() };
             return Ok((Record { state, latch_fence: Some(fence), ..Record::default() }, None));
         }
-        Err(error) => return Err(cannot("read", &path, error).about(resource)),
+        Err(error) => return Err(cannot_read(error)),
     };
-    let (_, mut record) = decode::record(&buffer[..length], &path, times)?;
+    let (_, record) = decode::record(&buffer[..length], path, times, known)?;
+    Ok((with_newest_fence(record, latch)?, Some(file)))
+}
+
+/// A power loss may have brought an older record back.
+fn with_newest_fence(mut record: Record, latch: &Latch<'_>) -> Result<Record> {
     if record.revived {
-        // A power loss may have brought an older record back.
         record.state.last_fence = record.state.last_fence.max(latch.fence()?);
     }
-    Ok((record, Some(file)))
-}
-
-/// Whether the path leads to the open file. While it is open, no other file can have its inode.
-fn is_in_place(file: &File, path: &Path) -> bool {
-    let identity = |metadata: io::Result<fs::Metadata>| metadata.map(|found| (found.dev(), found.ino())).ok();
-    let found = identity(fs::symlink_metadata(path));
-    found.is_some() && found == identity(file.metadata())
-}
-
-/// Reads a whole file with as few calls as possible; returns its length too.
-fn read_into(buffer: &mut Vec<u8>, path: &Path) -> io::Result<(File, usize)> {
-    let file = safe_open::any(path)?;
-    // What was in the buffer is overwritten.
-    buffer.resize(buffer.len().max(SMALLEST_BUFFER), 0);
-    let mut length = 0;
-    loop {
-        length += (&file).read(&mut buffer[length..])?;
-        if length > safe_open::LARGEST {
-            return Err(safe_open::too_large());
-        }
-        // A read that leaves room has reached the end.
-        if length < buffer.len() {
-            break;
-        }
-        buffer.resize(length * 2, 0);
-    }
-    // A FIFO reads as empty; so does a record that a power loss tore.
-    let file = if length == 0 { safe_open::refuse_irregular(file)? } else { file };
-    Ok((file, length))
+    Ok(record)
 }
 
 /// Keeps the record for the next operation under this latch.
-pub(super) fn keep(latch: &mut Latch<'_>, resource: &Resource, record: Record, file: Option<File>) {
+pub(super) fn keep(latch: &mut Latch<'_>, resource: &Resource, record: Record, file: Option<RecordFile>) {
     if let Some(file) = file {
         latch.put_cached(CachedRecord { resource: resource.clone(), file, record });
     }
 }
 
-/// Reads which resource a record is of; `None` when it has just been removed.
-pub(super) fn resource_of(path: &Path, times: &Times<'_>) -> Result<Option<Resource>> {
+/// Reads which resource a record is of, under its latch; `None` when it has just been removed.
+pub(super) fn resource_of(path: &Path, _latch: &Latch<'_>, times: &Times<'_>) -> Result<Option<Resource>> {
     let bytes = match safe_open::read(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(cannot("read", path, error)),
     };
-    let (resource, _) = decode::record(&bytes, path, times)?;
+    let (resource, _) = decode::record(&bytes, path, times, Record::default())?;
     Ok(Some(resource))
-}
-
-/// Where a record goes, and what its writer has at hand.
-pub(super) struct Target<'a, 'l> {
-    pub(super) directory: &'a Directory,
-    pub(super) resource: &'a Resource,
-    pub(super) latch: &'a mut Latch<'l>,
-    /// A name that no other instance writes to.
-    pub(super) aside: &'a Path,
 }
 
 /// What an operation changed in a record.
@@ -169,24 +144,21 @@ pub(super) struct Change<'a> {
     pub(super) entries: &'a [LeaseId],
     /// Whether the state has a fence that the latch may not know.
     pub(super) fence_issued: bool,
-    /// Whether there is a file to be replaced.
-    pub(super) replaces: bool,
 }
 
-/// Puts the record in place, or removes it when nothing is left; all or nothing. Returns the new file.
+/// Puts the record in place of the file that has it, or removes it when nothing is left; all or nothing.
 ///
-/// The file that was replaced may be left at `aside`; [`remove_replaced`] removes it.
-///
-/// The order makes it safe to die anywhere: a full disk shows when the record is written aside, and a fence is stored
-/// before anyone can have it.
+/// `file` becomes the new one; returns a file that is left to be removed. The order makes it safe to die anywhere: a
+/// full disk shows when the record is written aside, and a fence is stored before anyone can have it.
 pub(super) fn replace(
-    target: Target<'_, '_>,
+    place: &mut Place<'_, '_>,
+    spares: &Spares,
     record: &mut Record,
+    file: &mut Option<RecordFile>,
     change: &Change<'_>,
     times: &Times<'_>,
-) -> Result<Option<File>> {
-    let Target { directory, resource, latch, aside } = target;
-    let path = directory.record(resource);
+) -> Result<Option<Spare>> {
+    let Place { directory, resource, latch, path } = place;
     let newest = record.state.last_fence;
     let latch_fence = record.latch_fence.take();
     let raise = |latch: &Latch<'_>| {
@@ -195,56 +167,90 @@ pub(super) fn replace(
         }
         Ok(())
     };
-    if record.state.entries.is_empty() {
+    let left = if record.state.entries.is_empty() {
         raise(latch)?;
-        return match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(cannot("remove", &path, error)),
-            _ => confirm_on_disk(directory, &path).map(|()| None),
-        };
-    }
-    let buffer = latch.buffer();
-    let in_place = encode::record(buffer, record, change.entries, resource, times)
-        .and_then(|()| write_aside(directory, buffer, aside))
-        .map_err(|error| cannot("write", aside, error))
-        .and_then(|file| {
-            raise(latch)?;
-            put(aside, &path, change.replaces).map_err(|error| cannot("replace", &path, error))?;
-            Ok(file)
-        });
-    if in_place.is_err() {
-        let _best_effort = fs::remove_file(aside);
-    }
-    let file = in_place.map_err(|error| error.about(resource))?;
-    confirm_on_disk(directory, &path).map_err(|error| error.about(resource))?;
-    Ok(Some(file))
+        let removed = file.take().map_or(Ok(None), |file| remove(path, file, latch, spares));
+        removed.map_err(|error| cannot("remove", path, error))?
+    } else {
+        let mut bytes = mem::take(latch.buffer());
+        let in_place = encode::record(&mut bytes, record, change.entries, resource, times)
+            .map_err(|error| cannot("write", path, error))
+            .and_then(|()| write_aside(directory, &bytes, spares))
+            .and_then(|Spare { file: new, name }| {
+                let put = raise(latch).and_then(|()| put(&name, path, file.is_some()));
+                if put.is_err() {
+                    let _best_effort = fs::remove_file(&name);
+                }
+                put.map(|put| (new, (put == Put::Exchanged).then_some(name)))
+            });
+        *latch.buffer() = bytes;
+        let (new, name) = in_place.map_err(|error| error.about(resource))?;
+        match (file.replace(new), name) {
+            (Some(file), Some(name)) => spares.keep(Spare { file, name }),
+            (Some(old), None) => {
+                latch.close_later(old);
+                None
+            }
+            (None, _) => None,
+        }
+    };
+    confirm_on_disk(directory, path).map_err(|error| error.about(resource))?;
+    Ok(left)
 }
 
-/// Gives a file its name, in the place of the record that may have it.
+/// Removes a record; its file is kept for the next one.
+fn remove(path: &Path, file: RecordFile, latch: &mut Latch<'_>, spares: &Spares) -> io::Result<Option<Spare>> {
+    if file.is_reusable() && spares.has_room() {
+        let name = spares.unused_name();
+        if fs::rename(path, &name).is_ok() {
+            return Ok(spares.keep(Spare { file, name }));
+        }
+    }
+    latch.close_later(file);
+    // This needs no space on a full disk.
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(None),
+    }
+}
+
+/// Writes a record to a file out of use, or to a new one.
+fn write_aside(directory: &Directory, bytes: &[u8], spares: &Spares) -> Result<Spare> {
+    let spare = if RecordFile::fits(bytes.len()) { spares.take() } else { None };
+    // Whoever removed or replaced it by hand must not get an old record into its place.
+    let spare = spare.filter(|spare| spare.file.has_name(&spare.name));
+    let (written, name) = if let Some(Spare { mut file, name }) = spare {
+        (file.write(directory, bytes).map(|()| file), name)
+    } else {
+        let name = spares.unused_name();
+        (RecordFile::create(directory, &name, bytes), name)
+    };
+    match written {
+        Ok(file) => Ok(Spare { file, name }),
+        Err(error) => {
+            let _best_effort = fs::remove_file(&name);
+            Err(cannot("write", &name, error))
+        }
+    }
+}
+
+/// How a file got the name of the record.
+#[derive(PartialEq, Eq)]
+enum Put {
+    /// The record's former file has its name now.
+    Exchanged,
+    Renamed,
+}
+
+/// Gives a file the name of the record.
 ///
 /// By exchange where there was one: a rename over a file makes ext4 write the new one to the disk at once,
 /// which costs more than all the rest and gains nothing for leases that end with their processes.
-fn put(aside: &Path, path: &Path, replaces: bool) -> io::Result<()> {
+fn put(aside: &Path, path: &Path, replaces: bool) -> Result<Put> {
     if replaces && rustix::fs::renameat_with(CWD, aside, CWD, path, RenameFlags::EXCHANGE).is_ok() {
-        return Ok(());
+        return Ok(Put::Exchanged);
     }
-    fs::rename(aside, path)
-}
-
-/// Removes the file that an exchange left behind. Threads of this instance must still be kept from the latch.
-pub(super) fn remove_replaced(aside: &Path) {
-    let _not_left_or_tidied_later = fs::remove_file(aside);
-}
-
-fn write_aside(directory: &Directory, bytes: &[u8], aside: &Path) -> io::Result<File> {
-    if bytes.len() > safe_open::LARGEST {
-        return Err(safe_open::too_large());
-    }
-    let mut file = directory.create(aside)?;
-    file.write_all(bytes)?;
-    if directory.fsync {
-        file.sync_all()?;
-    }
-    Ok(file)
+    fs::rename(aside, path).map(|()| Put::Renamed).map_err(|error| cannot("replace", path, error))
 }
 
 /// The change is visible already: when the disk does not confirm it, its fate in a power loss is open.

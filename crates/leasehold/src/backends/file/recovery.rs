@@ -22,7 +22,7 @@ pub(super) fn recover(directory: &Arc<Directory>, own: &OwnPresence, boot: &str)
     if is_known(directory, boot) {
         return Ok(());
     }
-    let latches = Latches::new(Arc::clone(directory));
+    let latches = Latches::new(directory);
     // All of them, in order: nobody works on any record meanwhile, and two that recover do not block each other.
     let _until_done =
         latch::numbers().map(|number| latches.take(number, Wait::Bounded)).collect::<Result<Vec<_>>>()?;
@@ -45,7 +45,7 @@ fn remove_torn(directory: &Directory) -> Result<()> {
 }
 
 fn remember(directory: &Directory, own: &OwnPresence, boot: &str) -> Result<()> {
-    let (aside, path) = (own.aside(u8::MAX), directory.boot());
+    let (aside, path) = (own.aside(u64::MAX), directory.boot());
     let written = directory.create(&aside).and_then(|mut file| file.write_all(boot.as_bytes()));
     written.and_then(|()| fs::rename(&aside, &path)).map_err(|error| cannot("write", &path, error))
 }

@@ -14,20 +14,13 @@ pub(super) const LARGEST: usize = 16 << 20;
 
 /// Opens a regular file; anything else is an error, at once.
 pub(super) fn regular(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    refuse_irregular(options.custom_flags(flags(OFlags::NOFOLLOW | OFlags::NONBLOCK)).open(path)?)
+    let file = options.custom_flags(flags(OFlags::NOFOLLOW | OFlags::NONBLOCK)).open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(irregular()) }
 }
 
-/// Opens whatever has this name for reading, without blocking.
-pub(super) fn any(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).custom_flags(flags(OFlags::NOFOLLOW | OFlags::NONBLOCK)).open(path)
-}
-
-/// Fails unless the file is a regular one.
-pub(super) fn refuse_irregular(file: File) -> io::Result<File> {
-    if file.metadata()?.is_file() {
-        return Ok(file);
-    }
-    Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file; remove it"))
+/// The error for what is not a regular file.
+pub(super) fn irregular() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file; remove it")
 }
 
 /// Reads a whole file.

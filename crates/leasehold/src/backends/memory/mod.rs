@@ -31,6 +31,7 @@ use crate::{
 pub struct MemoryBackend {
     store: Arc<Store>,
     hints: HintSender,
+    instance: u64,
 }
 
 impl MemoryBackend {
@@ -63,11 +64,19 @@ impl MemoryBackend {
     }
 
     fn on(store: Arc<Store>) -> Self {
-        Self { store, hints: HintSender::new() }
+        let hints = HintSender::new();
+        let instance = store.join(hints.clone());
+        Self { store, hints, instance }
     }
 
     fn answer<T>(&self, value: T) -> Answer<T> {
         Answer::new(value, self.store.incarnation())
+    }
+}
+
+impl Drop for MemoryBackend {
+    fn drop(&mut self) {
+        self.store.leave(self.instance);
     }
 }
 
@@ -95,7 +104,7 @@ impl Backend for MemoryBackend {
     }
 
     async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
-        Ok(self.answer(self.store.acquire(request, &self.hints)))
+        Ok(self.answer(self.store.acquire(request, self.instance)))
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
@@ -104,6 +113,14 @@ impl Backend for MemoryBackend {
 
     async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {
         Ok(self.answer(self.store.release(key, outcome)))
+    }
+
+    fn acquire_at_once(&self, request: &Request) -> Option<Answer<Decision>> {
+        Some(self.answer(self.store.acquire(request, self.instance)))
+    }
+
+    fn release_at_once(&self, key: &LeaseKey, outcome: &Outcome) -> Option<Answer<Released>> {
+        Some(self.answer(self.store.release(key, outcome)))
     }
 
     fn age(&self) -> Option<Duration> {

@@ -5,13 +5,13 @@ use std::collections::VecDeque;
 use hashbrown::{HashTable, hash_table::Entry};
 
 use crate::{
-    backend::{Audience, EventHub, Hint, HintSender, publish},
+    backend::{Audience, EventHub, Hint, publish},
     lease::{EndedLease, Event, Fence, HistoryFilter, LeaseId, Names, Resource},
     model::{Context, Effects, State},
 };
 
 /// How many ended leases a shard remembers.
-const HISTORY: usize = 1000;
+const HISTORY: usize = 256;
 
 /// A sweep waits for at least this many operations.
 const SWEEP_AFTER: usize = 64;
@@ -26,7 +26,7 @@ pub(super) struct Shard {
     /// Operations left until the next sweep.
     sweep_in: usize,
     /// The buffers of a slot that was removed, for the next one.
-    spare: (State, Vec<(LeaseId, HintSender)>),
+    spare: (State, Vec<(LeaseId, Instance)>),
     effects: Effects,
 }
 
@@ -43,37 +43,37 @@ impl Default for Shard {
     }
 }
 
-/// One resource, and where hints about its leases go.
+/// The number of an instance on the store.
+pub(super) type Instance = u64;
+
+/// One resource, and which instances asked for its leases.
 pub(super) struct Slot {
     resource: Resource,
     hash: u64,
     pub(super) state: State,
-    senders: Vec<(LeaseId, HintSender)>,
+    askers: Vec<(LeaseId, Instance)>,
 }
 
 impl Slot {
     /// Hints about this lease go to the instance that requested it last.
-    pub(super) fn hint_at(&mut self, id: LeaseId, hints: &HintSender) {
-        self.senders.retain(|(known, _)| *known != id);
-        self.senders.push((id, hints.clone()));
+    pub(super) fn hint_at(&mut self, id: LeaseId, instance: Instance) {
+        if let Some((_, asker)) = self.askers.iter_mut().find(|(known, _)| *known == id) {
+            *asker = instance;
+            return;
+        }
+        if self.askers.is_empty() {
+            self.askers.reserve_exact(1);
+        }
+        self.askers.push((id, instance));
     }
 }
 
 /// Hints that are sent once the latch is free: a waiter that wakes takes it next.
-#[derive(Default)]
-pub(super) struct Hints(Vec<(HintSender, Hint)>);
-
-impl Hints {
-    pub(super) fn send(self) {
-        for (sender, hint) in self.0 {
-            sender.send(hint);
-        }
-    }
-}
+pub(super) type Hints = Vec<(Instance, Hint)>;
 
 /// Those who hear of an operation on one resource.
 struct Hearers<'a> {
-    senders: &'a mut Vec<(LeaseId, HintSender)>,
+    askers: &'a mut Vec<(LeaseId, Instance)>,
     hints: &'a mut Hints,
     events: &'a EventHub,
     history: &'a mut VecDeque<EndedLease>,
@@ -81,8 +81,8 @@ struct Hearers<'a> {
 
 impl Audience for Hearers<'_> {
     fn hint(&mut self, id: LeaseId, hint: Hint) {
-        if let Some((_, sender)) = self.senders.iter().find(|(known, _)| *known == id) {
-            self.hints.0.push((sender.clone(), hint));
+        if let Some((_, instance)) = self.askers.iter().find(|(known, _)| *known == id) {
+            self.hints.push((*instance, hint));
         }
     }
 
@@ -95,7 +95,7 @@ impl Audience for Hearers<'_> {
     }
 
     fn ended(&mut self, id: LeaseId, ended: EndedLease) {
-        self.senders.retain(|(known, _)| *known != id);
+        self.askers.retain(|(known, _)| *known != id);
         if self.history.len() == HISTORY {
             self.history.pop_front();
         }
@@ -118,19 +118,19 @@ impl Shard {
         let mut found = match slots.entry(hash, |slot| slot.resource == *resource, |slot| slot.hash) {
             Entry::Occupied(found) => found,
             Entry::Vacant(place) => {
-                let (mut state, senders) = std::mem::take(spare);
+                let (mut state, askers) = std::mem::take(spare);
                 state.last_fence = *fence_floor;
-                place.insert(Slot { resource: resource.clone(), hash, state, senders })
+                place.insert(Slot { resource: resource.clone(), hash, state, askers })
             }
         };
         let slot = found.get_mut();
         let done = work(slot, effects);
-        let Slot { state, senders, .. } = slot;
-        publish(resource, state, effects, asker, context, &mut Hearers { senders, hints, events, history });
+        let Slot { state, askers, .. } = slot;
+        publish(resource, state, effects, asker, context, &mut Hearers { askers, hints, events, history });
         if state.entries.is_empty() {
             *fence_floor = (*fence_floor).max(state.last_fence);
-            let (Slot { state, senders, .. }, _) = found.remove();
-            *spare = (state, senders);
+            let (Slot { state, askers, .. }, _) = found.remove();
+            *spare = (state, askers);
         }
         done
     }
@@ -146,10 +146,10 @@ impl Shard {
         }
         let Self { slots, fence_floor, history, effects, .. } = self;
         let mut seen = 0;
-        slots.retain(|Slot { resource, state, senders, .. }| {
+        slots.retain(|Slot { resource, state, askers, .. }| {
             seen += state.entries.len();
             state.settle(context, effects);
-            publish(resource, state, effects, &[], context, &mut Hearers { senders, hints, events, history });
+            publish(resource, state, effects, &[], context, &mut Hearers { askers, hints, events, history });
             if state.entries.is_empty() {
                 *fence_floor = (*fence_floor).max(state.last_fence);
             }

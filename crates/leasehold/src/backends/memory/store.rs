@@ -13,7 +13,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::shard::{Hints, Shard, Slot};
+use super::shard::{Hints, Instance, Shard, Slot};
 use crate::{
     backend::{EventHub, EventStream, HintSender},
     clock::Clock,
@@ -33,6 +33,8 @@ pub(super) struct Store {
     spread: RandomState,
     clock: Arc<dyn Clock>,
     events: EventHub,
+    /// Where the hints of each instance go.
+    instances: Mutex<HashMap<Instance, HintSender>>,
     incarnation: Incarnation,
     made_at: Moment,
 }
@@ -46,6 +48,7 @@ impl Store {
             made_at: clock.now(),
             clock,
             events: EventHub::new(),
+            instances: Mutex::default(),
             incarnation: Incarnation(LIVES.fetch_add(1, Ordering::Relaxed)),
         }
     }
@@ -66,6 +69,19 @@ impl Store {
         store
     }
 
+    /// Adds an instance; hints about leases that it asks for are sent here.
+    pub(super) fn join(&self, hints: HintSender) -> Instance {
+        static INSTANCES: AtomicU64 = AtomicU64::new(1);
+        let instance = INSTANCES.fetch_add(1, Ordering::Relaxed);
+        self.instances.lock().insert(instance, hints);
+        instance
+    }
+
+    /// The instance is gone; its leases stay until they expire.
+    pub(super) fn leave(&self, instance: Instance) {
+        self.instances.lock().remove(&instance);
+    }
+
     pub(super) fn incarnation(&self) -> Incarnation {
         self.incarnation
     }
@@ -79,12 +95,12 @@ impl Store {
         self.shards.iter().map(|shard| shard.lock().len()).sum()
     }
 
-    pub(super) fn acquire(&self, request: &Request, hints: &HintSender) -> Decision {
+    pub(super) fn acquire(&self, request: &Request, instance: Instance) -> Decision {
         let id = request.key.id;
         self.enter(&request.key.resource, &[id], |slot, context, effects| {
             let decision = slot.state.acquire(request, Expiry::ByClock, context, effects);
             if matches!(decision, Decision::Granted(_) | Decision::Queued(_)) {
-                slot.hint_at(id, hints);
+                slot.hint_at(id, instance);
             }
             decision
         })
@@ -140,7 +156,12 @@ impl Store {
         let done = shard.operate((resource, hash), askers, &context, &self.events, &mut hints, operation);
         shard.sweep_now_and_then(&context, &self.events, &mut hints);
         drop(shard);
-        hints.send();
+        for (instance, hint) in hints {
+            let sender = self.instances.lock().get(&instance).cloned();
+            if let Some(sender) = sender {
+                sender.send(hint);
+            }
+        }
         done
     }
 

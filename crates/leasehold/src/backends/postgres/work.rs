@@ -77,6 +77,8 @@ pub(super) struct Work {
     wake: Notify,
     /// Until then no further connection is asked for.
     refused: Mutex<Option<Moment>>,
+    /// Workers that wait for a connection: while one does, no further one is asked for.
+    connecting: AtomicUsize,
     workers: AtomicUsize,
     idle: AtomicUsize,
     closed: AtomicBool,
@@ -100,6 +102,7 @@ impl Work {
             apart: Mutex::default(),
             wake: Notify::new(),
             refused: Mutex::default(),
+            connecting: AtomicUsize::new(0),
             workers: AtomicUsize::new(1),
             idle: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
@@ -171,7 +174,9 @@ impl Work {
         }
         if self.idle.load(Ordering::SeqCst) > 0 {
             self.wake.notify_last();
-        } else if !self.is_refused() && count_one_more(&self.workers, self.connector.options.connections) {
+        } else if self.connecting.load(Ordering::SeqCst) == 0
+            && !self.is_refused()
+            && count_one_more(&self.workers, self.connector.options.connections) {
             self.set_to_work(Slot::new(Arc::clone(&self.connector)));
         }
     }
@@ -248,7 +253,10 @@ impl Work {
 
     /// Whether this worker goes on: one that gets no connection leaves its calls to the others, if there are any.
     async fn call_all(&self, slot: &Slot, batch: Vec<Queued>) -> bool {
-        let connection = match slot.get().await {
+        self.connecting.fetch_add(1, Ordering::SeqCst);
+        let connection = slot.get().await;
+        self.connecting.fetch_sub(1, Ordering::SeqCst);
+        let connection = match connection {
             Ok(connection) => connection,
             Err(_) if self.leave_if_spare() => {
                 *self.refused.lock() = Some(self.connector.options.clock.now().after(REFUSED));

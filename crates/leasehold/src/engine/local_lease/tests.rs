@@ -9,7 +9,7 @@ use crate::{
 
 const TTL: Duration = Duration::from_secs(30);
 
-fn at(seconds: u64) -> Moment {
+pub(super) fn at(seconds: u64) -> Moment {
     Moment::default().after(Duration::from_secs(1000 + seconds))
 }
 
@@ -17,7 +17,7 @@ fn ttl() -> Ttl {
     Ttl::new(TTL).unwrap()
 }
 
-fn lease(change: impl FnOnce(&mut AcquireOptions<'_>)) -> LocalLease {
+pub(super) fn lease(change: impl FnOnce(&mut AcquireOptions<'_>)) -> LocalLease {
     let (resource, holder, metadata) = (Resource::new("r").unwrap(), Holder::unique(), Metadata::new());
     let mut options = AcquireOptions {
         resource: &resource,
@@ -36,22 +36,22 @@ fn lease(change: impl FnOnce(&mut AcquireOptions<'_>)) -> LocalLease {
     change(&mut options);
     let key = LeaseKey::new(resource.clone(), LeaseId::random());
     let request = Request::new(key, options.claim, holder.clone()).ttl(options.ttl).lifetime(options.lifetime);
-    LocalLease::new(request, &options, true)
+    LocalLease::new(request, &options, true, at(0)).0
 }
 
-fn grant(fence: u64) -> Grant {
+pub(super) fn grant(fence: u64) -> Grant {
     Grant::new(Fence::new(fence), Timestamp::default())
 }
 
-fn position(last_fence: u64) -> QueuePosition {
+pub(super) fn position(last_fence: u64) -> QueuePosition {
     QueuePosition::new(0, Fence::new(last_fence), None)
 }
 
 fn poll(lease: &LocalLease, now: Moment) -> Poll<(Outcome, Next)> {
-    lease.poll_outcome(&Context::from_waker(Waker::noop()), at(0), now)
+    lease.poll_outcome(&Context::from_waker(Waker::noop()), at(0), now).map(|done| done.expect("nothing to confirm"))
 }
 
-fn held(change: impl FnOnce(&mut AcquireOptions<'_>), belief: Belief) -> LocalLease {
+pub(in crate::engine) fn held(change: impl FnOnce(&mut AcquireOptions<'_>), belief: Belief) -> LocalLease {
     let lease = lease(change);
     let sent = lease.sending(at(0));
     assert_eq!(lease.on_decision(Decision::Granted(grant(7)), sent, belief, at(0)), Next::Schedule);
@@ -60,9 +60,13 @@ fn held(change: impl FnOnce(&mut AcquireOptions<'_>), belief: Belief) -> LocalLe
 }
 
 fn waiting() -> LocalLease {
+    waiting_by(Belief::Ttl)
+}
+
+fn waiting_by(belief: Belief) -> LocalLease {
     let lease = lease(|_| {});
     let sent = lease.sending(at(0));
-    assert_eq!(lease.on_decision(Decision::Queued(position(7)), sent, Belief::Ttl, at(0)), Next::Schedule);
+    assert_eq!(lease.on_decision(Decision::Queued(position(7)), sent, belief, at(0)), Next::Schedule);
     lease
 }
 
@@ -96,6 +100,22 @@ fn a_provisional_grant_is_only_asked_about() {
     let sent = lease.sending(at(5));
     assert_eq!(stand(&lease, Standing::Holding(grant(8)), sent, at(6)), Next::Schedule);
     assert!(matches!(poll(&lease, at(6)), Poll::Ready((Outcome::Held, _))));
+}
+
+#[test]
+fn a_provisional_grant_of_this_machine_is_the_callers_to_confirm_for_a_moment() {
+    let lease = waiting_by(Belief::Process);
+    let poll_once = || lease.poll_outcome(&Context::from_waker(Waker::noop()), at(0), at(1));
+    assert!(poll_once().is_pending());
+    assert_eq!(lease.on_grant_hint(Fence::new(8), true, at(1), Timestamp::default()), Next::Schedule);
+    assert_eq!(lease.renew_at(), at(1).after(CALLER_FIRST), "then the renewer confirms it");
+    assert!(matches!(poll_once(), Poll::Ready(None)));
+    assert!(lease.begin_renewal().is_some());
+    assert!(poll_once().is_pending(), "one renewal confirms it");
+
+    let stale = waiting_by(Belief::Process);
+    assert_eq!(stale.on_grant_hint(Fence::new(7), true, at(1), Timestamp::default()), Next::Schedule);
+    assert!(poll(&stale, at(1)).is_pending());
 }
 
 #[test]

@@ -1,0 +1,150 @@
+//! A record's file: whether it still has what was read, and writing the next record to one that is out of use.
+//!
+//! Only a file that no record's name leads to is written to, and whoever reads
+//! a record has its latch: nobody sees half a record.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Read as _},
+    os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _},
+    path::Path,
+};
+
+use rustix::fs::OFlags;
+
+use super::{directory::Directory, safe_open};
+
+/// A file is written anew within this length: a file system writes a page as a whole, or leaves the old one.
+const PAGE: usize = 4096;
+
+/// An open file, and what was last read from it or written to it.
+#[derive(Debug)]
+pub(super) struct RecordFile {
+    file: File,
+    /// Device and inode.
+    identity: (u64, u64),
+    /// Whether this user alone made it and may write to it.
+    writable: bool,
+    /// Empty if it is longer than a page: such a file is never written anew.
+    content: Vec<u8>,
+}
+
+impl RecordFile {
+    /// Opens and reads a file; returns its length too.
+    pub(super) fn read(directory: &Directory, path: &Path, buffer: &mut Vec<u8>) -> io::Result<(Self, usize)> {
+        let open = |write, flags| {
+            let flags = safe_open::flags(flags | OFlags::NOFOLLOW | OFlags::NONBLOCK);
+            OpenOptions::new().read(true).write(write).custom_flags(flags).open(path)
+        };
+        // Who owns the file may read it without a date being written.
+        let (file, writable) = match open(true, OFlags::NOATIME) {
+            Ok(file) => (file, true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(error),
+            Err(_) => (open(false, OFlags::empty())?, false),
+        };
+        let mut opened = Self::new(directory, file, writable)?;
+        let length = read_into(buffer, &opened.file)?;
+        opened.remember(&buffer[..length]);
+        Ok((opened, length))
+    }
+
+    /// Creates a file with this content, in the place of what has the name.
+    pub(super) fn create(directory: &Directory, path: &Path, bytes: &[u8]) -> io::Result<Self> {
+        let mut created = Self::new(directory, directory.create(path)?, true)?;
+        created.write(directory, bytes)?;
+        Ok(created)
+    }
+
+    fn new(directory: &Directory, file: File, writable: bool) -> io::Result<Self> {
+        let found = file.metadata()?;
+        if !found.is_file() {
+            return Err(safe_open::irregular());
+        }
+        // A file with a second name, or of another user, may be in use elsewhere.
+        let writable = writable && found.nlink() == 1 && found.uid() == directory.user;
+        Ok(Self { file, identity: (found.dev(), found.ino()), writable, content: Vec::new() })
+    }
+
+    /// Whether the name leads to this file.
+    pub(super) fn has_name(&self, path: &Path) -> bool {
+        self.is(identity(path))
+    }
+
+    /// Whether this is the file that [`identity`] found.
+    pub(super) fn is(&self, found: Option<(u64, u64)>) -> bool {
+        found == Some(self.identity)
+    }
+
+    /// Returns what the file holds if that has changed since it was read or written.
+    pub(super) fn changed(&mut self) -> io::Result<Option<&[u8]>> {
+        if self.content.is_empty() {
+            return Ok(None);
+        }
+        let mut bytes = [0; PAGE];
+        let length = self.file.read_at(&mut bytes, 0)?;
+        if bytes[..length] == self.content {
+            return Ok(None);
+        }
+        self.remember(&bytes[..length]);
+        Ok(Some(&self.content))
+    }
+
+    /// Returns what the file holds, which is at most a page.
+    pub(super) fn read_again(&mut self) -> io::Result<&[u8]> {
+        self.changed()?;
+        Ok(&self.content)
+    }
+
+    /// Whether the next record may be written to it once it is out of use.
+    pub(super) fn is_reusable(&self) -> bool {
+        self.writable && !self.content.is_empty()
+    }
+
+    /// Whether a record of this length may be written to a file that is out of use.
+    pub(super) fn fits(length: usize) -> bool {
+        length <= PAGE
+    }
+
+    /// Writes a record to a file that is out of use.
+    pub(super) fn write(&mut self, directory: &Directory, bytes: &[u8]) -> io::Result<()> {
+        if bytes.len() > safe_open::LARGEST {
+            return Err(safe_open::too_large());
+        }
+        self.file.write_all_at(bytes, 0)?;
+        if bytes.len() < self.content.len() {
+            self.file.set_len(bytes.len() as u64)?;
+        }
+        self.remember(bytes);
+        if directory.fsync { self.file.sync_all() } else { Ok(()) }
+    }
+
+    fn remember(&mut self, bytes: &[u8]) {
+        self.content.clear();
+        if bytes.len() <= PAGE {
+            self.content.extend_from_slice(bytes);
+        }
+    }
+}
+
+/// Which file the name leads to: device and inode.
+pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
+    fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
+}
+
+/// Reads a whole file with as few calls as possible; returns its length.
+fn read_into(buffer: &mut Vec<u8>, mut file: &File) -> io::Result<usize> {
+    // What was in the buffer is overwritten.
+    buffer.resize(buffer.len().max(PAGE), 0);
+    let mut length = 0;
+    loop {
+        length += file.read(&mut buffer[length..])?;
+        if length > safe_open::LARGEST {
+            return Err(safe_open::too_large());
+        }
+        // A read that leaves room has reached the end.
+        if length < buffer.len() {
+            return Ok(length);
+        }
+        buffer.resize(length * 2, 0);
+    }
+}

@@ -1,0 +1,276 @@
+//! Answers, hints, clocks and callers in any order: what must hold of a lease after each step.
+//!
+//! A transition holds the lock of the state from its first line to its last, so whatever threads do comes down to an
+//! order of transitions. Random orders stand for random schedules of threads.
+
+use std::collections::VecDeque;
+
+use proptest::{
+    collection::vec,
+    prelude::{Just, Strategy, prop_oneof, proptest},
+};
+
+use super::{
+    tests::{at, grant, lease, position},
+    *,
+};
+
+/// What happens next. Steps that make no sense at their time are left out.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Wait(u64),
+    /// The request is answered: granted with this fence, queued behind it, or busy.
+    Grant(u64),
+    Queue(u64),
+    Refuse,
+    FailRequest,
+    /// The renewer sends what is due.
+    SendRenewal,
+    /// A renewal in flight is answered: there may be two, when a push grants what an earlier one asked for.
+    Answer(Found),
+    FailRenewal,
+    /// The answers to renewals come in another order.
+    Overtake,
+    HintGrant(u64, bool),
+    HintEviction,
+    MissHints,
+    LookAtDeadline,
+    PollCaller,
+    DropCaller,
+    Close,
+    Release,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Found {
+    Holding(u64),
+    Waiting(u64),
+    Gone,
+    Unknown,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let fence = || 1..5_u64;
+    // What ends a lease comes seldom, so that most of them get far.
+    prop_oneof![
+        6 => (1..20_u64).prop_map(Step::Wait),
+        3 => fence().prop_map(Step::Grant),
+        6 => fence().prop_map(Step::Queue),
+        1 => Just(Step::Refuse),
+        1 => Just(Step::FailRequest),
+        6 => Just(Step::SendRenewal),
+        4 => fence().prop_map(|fence| Step::Answer(Found::Holding(fence))),
+        4 => fence().prop_map(|fence| Step::Answer(Found::Waiting(fence))),
+        1 => Just(Step::Answer(Found::Gone)),
+        2 => Just(Step::Answer(Found::Unknown)),
+        2 => Just(Step::FailRenewal),
+        2 => Just(Step::Overtake),
+        6 => (fence(), proptest::bool::ANY).prop_map(|(fence, provisional)| Step::HintGrant(fence, provisional)),
+        2 => Just(Step::HintEviction),
+        2 => Just(Step::MissHints),
+        3 => Just(Step::LookAtDeadline),
+        6 => Just(Step::PollCaller),
+        1 => Just(Step::DropCaller),
+        1 => Just(Step::Close),
+        1 => Just(Step::Release),
+    ]
+}
+
+/// A lease, and what those around it know.
+struct Scene {
+    lease: LocalLease,
+    belief: Belief,
+    now: Moment,
+    request: Option<Sent>,
+    renewals: VecDeque<(Renewal, Sent)>,
+    /// The backend may have an entry of it.
+    known: bool,
+    given_back: u32,
+    /// Fences that an answer or a push named which may be believed.
+    believable: Vec<Fence>,
+    /// When the last request or renewal was sent that was answered.
+    proved: Option<Moment>,
+    caller: bool,
+    guard: bool,
+}
+
+impl Scene {
+    fn new(belief: Belief) -> Self {
+        let lease = lease(|_| {});
+        let request = Some(lease.sending(at(0)));
+        Self {
+            lease,
+            belief,
+            now: at(0),
+            request,
+            renewals: VecDeque::new(),
+            known: true,
+            given_back: 0,
+            believable: Vec::new(),
+            proved: None,
+            caller: true,
+            guard: false,
+        }
+    }
+
+    fn follow(&mut self, next: Next) {
+        self.given_back += u32::from(next == Next::GiveBack);
+    }
+
+    fn decide(&mut self, decision: Decision) {
+        let Some(sent) = self.request.take() else { return };
+        match &decision {
+            Decision::Granted(grant) => self.believable.push(grant.fence),
+            Decision::Queued(_) => {}
+            _ => self.known = false,
+        }
+        if self.known {
+            self.proved = Some(sent.at);
+        }
+        let next = self.lease.on_decision(decision, sent, self.belief.clone(), self.now);
+        self.follow(next);
+    }
+
+    fn answer(&mut self, found: Found) {
+        let Some((renewal, sent)) = self.renewals.pop_front() else { return };
+        let standing = match found {
+            Found::Holding(fence) => {
+                self.believable.push(Fence::new(fence));
+                Standing::Holding(grant(fence))
+            }
+            Found::Waiting(last_fence) => Standing::Waiting(position(last_fence)),
+            Found::Gone => Standing::Gone,
+            Found::Unknown => Standing::Unknown,
+        };
+        match standing {
+            Standing::Gone => self.known = false,
+            Standing::Unknown => {}
+            Standing::Holding(_) | Standing::Waiting(_) => self.proved = self.proved.max(Some(sent.at)),
+        }
+        let next = self.lease.on_standing(standing, &renewal, sent, &self.belief, self.now);
+        self.follow(next);
+    }
+
+    fn poll(&mut self) {
+        if !self.caller {
+            return;
+        }
+        let context = Context::from_waker(Waker::noop());
+        let Poll::Ready(done) = self.lease.poll_outcome(&context, at(0), self.now) else { return };
+        let Some((outcome, next)) = done else {
+            let renewal = self.lease.begin_renewal().expect("the caller has something to confirm");
+            return self.renewals.push_back((renewal, self.lease.sending(self.now)));
+        };
+        self.caller = false;
+        self.guard = matches!(outcome, Outcome::Held);
+        self.follow(next);
+        if self.guard {
+            let fence = self.lease.hold().expect("it is held").grant.fence;
+            assert!(self.believable.contains(&fence), "believed what was only provisional");
+        }
+    }
+
+    fn take(&mut self, step: Step) {
+        let wall = Timestamp::default();
+        match step {
+            Step::Wait(seconds) => self.now = self.now.after(Duration::from_secs(seconds)),
+            Step::Grant(fence) => self.decide(Decision::Granted(grant(fence))),
+            Step::Queue(last_fence) => self.decide(Decision::Queued(position(last_fence))),
+            Step::Refuse => self.decide(Decision::WrongShape { in_force: Claim::EXCLUSIVE.shape() }),
+            Step::FailRequest => {
+                if self.request.take().is_some() {
+                    let next = self.lease.on_request_failed(Error::unanswered("no answer"));
+                    self.follow(next);
+                }
+            }
+            Step::SendRenewal => {
+                if let Some(renewal) = self.lease.begin_renewal() {
+                    self.renewals.push_back((renewal, self.lease.sending(self.now)));
+                }
+            }
+            Step::Answer(found) => self.answer(found),
+            Step::FailRenewal => {
+                if self.renewals.pop_front().is_some() {
+                    let next = self.lease.on_renew_failed(self.now);
+                    self.follow(next);
+                }
+            }
+            Step::Overtake => self.renewals.make_contiguous().reverse(),
+            Step::HintGrant(fence, provisional) => {
+                if !provisional {
+                    self.believable.push(Fence::new(fence));
+                }
+                let next = self.lease.on_grant_hint(Fence::new(fence), provisional, self.now, wall);
+                self.follow(next);
+            }
+            Step::HintEviction => {
+                let next = self.lease.on_evict_hint(self.now);
+                self.follow(next);
+            }
+            Step::MissHints => {
+                let next = self.lease.on_missed(self.now);
+                self.follow(next);
+            }
+            Step::LookAtDeadline => {
+                let next = self.lease.on_deadline(self.now);
+                self.follow(next);
+            }
+            Step::PollCaller => self.poll(),
+            Step::DropCaller => {
+                if std::mem::take(&mut self.caller) {
+                    let next = self.lease.on_caller_left();
+                    self.follow(next);
+                }
+            }
+            Step::Close => {
+                let next = self.lease.on_closed();
+                self.follow(next);
+            }
+            Step::Release => {
+                if std::mem::take(&mut self.guard) {
+                    let next = self.lease.on_release(self.now);
+                    self.follow(next);
+                }
+            }
+        }
+    }
+
+    fn assert_sound(&self) {
+        let lease = &self.lease;
+        let phase = &lease.state.lock().phase;
+        assert!(self.given_back <= 1, "given back twice");
+        match phase {
+            Phase::Asking => assert!(self.request.is_some(), "nobody will answer"),
+            Phase::Waiting | Phase::Granted(..) | Phase::Held(_) => {
+                assert!(!self.renewals.is_empty() || lease.renew_at() != Moment::NEVER, "nobody will ask again");
+                assert_eq!(self.given_back, 0, "given back while it is wanted");
+            }
+            Phase::Refused(_) | Phase::Ended(_) => {
+                assert_eq!(lease.renew_at(), Moment::NEVER, "somebody renews what has ended");
+                let ran_out = lease.validity.loss() == Some(Loss::RenewTimeout);
+                assert!(!self.known || ran_out || self.given_back == 1, "it is left at the backend");
+            }
+        }
+        if matches!((phase, &self.belief), (Phase::Held(_), Belief::Ttl)) {
+            let proved = self.proved.expect("an answer proved it");
+            assert!(lease.validity.deadline() < proved.after(lease.ttl().get()), "believed for longer than proved");
+        } else {
+            assert!(lease.validity.loss().is_some() || lease.validity.deadline() == Moment::NEVER);
+        }
+        assert_eq!(lease.validity.loss().is_some(), matches!(phase, Phase::Ended(_)));
+    }
+}
+
+proptest! {
+    #[test]
+    fn whatever_comes_in_whatever_order_a_lease_is_looked_after_or_given_back(
+        steps in vec(step(), 0..30),
+        belief in prop_oneof![Just(Belief::Ttl), Just(Belief::Process)],
+    ) {
+        let mut scene = Scene::new(belief);
+        for step in steps {
+            scene.take(step);
+            scene.assert_sound();
+        }
+    }
+}
