@@ -111,7 +111,7 @@ pub(crate) fn not_acquired(resource: &Resource, error: &Error, patience: Patienc
     };
     let message = match held_by(error.holders()) {
         Some(holders) => format!("{name} is held by {holders} — {end}"),
-        None => format!("{name} is busy: others wait for it, or use it in an open transaction — {end}"),
+        None => format!("{name} is busy: others wait for it or use it — {end}"),
     };
     Line::new("not_acquired", message)
         .hint(format!("see it: leasehold inspect {}", shell_word(name.as_str())))

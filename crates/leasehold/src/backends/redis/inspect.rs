@@ -18,7 +18,7 @@ use crate::{
     Result,
     backend::EventStream,
     lease::{
-        EndedLease, Ending, Evicted, Fence, HistoryFilter, LeaseRecord, ListFilter, Names, Page, Problem, Resource,
+        EndedLease, Evicted, Fence, HistoryFilter, LeaseRecord, ListFilter, Names, Page, Problem, Resource,
     },
 };
 
@@ -146,11 +146,8 @@ impl Shared {
             let Some(oldest) = entries.last() else { break };
             until = format!("({}", oldest.id);
             let count = entries.len();
-            // Only an expiry is written down later than it was: what stands before another ending ended before it.
-            let is_before = |ended: &EndedLease| {
-                ended.ending != Ending::Expired && filter.since.is_some_and(|since| ended.ended_at < since)
-            };
-            let past = oldest.leases.iter().any(is_before);
+            // What was written down before that time ended before it, too.
+            let past = filter.since.is_some_and(|since| oldest.written_ms < since.as_micros() / 1000);
             let leases = entries.into_iter().flat_map(|entry| entry.leases);
             found.extend(leases.filter(|ended| filter.include(ended)));
             if past || count < HISTORY_AT_ONCE {

@@ -110,6 +110,8 @@ fn claim(mode: &str, units: u64, capacity: u64) -> Option<Claim> {
 pub(super) struct Ended {
     /// Its position in the stream.
     pub(super) id: String,
+    /// When it was written down, in ms: not before they ended.
+    pub(super) written_ms: u64,
     pub(super) leases: Vec<EndedLease>,
 }
 
@@ -118,8 +120,9 @@ pub(super) fn history(value: &Value) -> Result<Vec<Ended>> {
     let read = |entry: &Value| {
         let [id, fields] = array(entry)? else { return Err(unexpected("a history", entry)) };
         let id = text(id)?.to_owned();
+        let written_ms = id.split('-').next().and_then(|ms| ms.parse().ok()).unwrap_or(u64::MAX);
         let ended = array(fields)?.chunks_exact(2).rev();
-        Ok(Ended { id, leases: ended.filter_map(|pair| ended_lease(&pair[0], &pair[1])).collect() })
+        Ok(Ended { id, written_ms, leases: ended.filter_map(|pair| ended_lease(&pair[0], &pair[1])).collect() })
     };
     array(value)?.iter().map(read).collect()
 }

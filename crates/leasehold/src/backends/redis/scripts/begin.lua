@@ -1,7 +1,7 @@
 -- Reads the memory of a partition, and begins another where the server may have lost what it knew: it was started
 -- again or took another's place, or nothing is stored.
 --
--- KEYS    1 leases  2 history  3 and 4 keys that only version 0.1 wrote
+-- KEYS    1 leases  2 and 3 keys that only version 0.1 wrote
 -- ARGV    3 run id of the server, or 40 dashes where the client may not ask for it
 -- answer  {memory, now}, or {'other', what wrote it}
 --@ head.lua
@@ -10,7 +10,7 @@ local memory = call('HGET', KEYS[1], '\tmemory')
 if memory and sub(memory, 1, 2) ~= '2 ' then
   return { 'other', string.match(memory, '^%S+') }
 end
-if not memory and call('EXISTS', KEYS[3], KEYS[4]) > 0 then
+if not memory and call('EXISTS', KEYS[2], KEYS[3]) > 0 then
   return { 'other', '1' }
 end
 local run_id = ARGV[3]
@@ -19,7 +19,5 @@ if not memory or sub(run_id, 1, 1) ~= '-' and sub(memory, 3, 42) ~= run_id then
   call('HDEL', KEYS[1], '\tnothing')
   call('HSET', KEYS[1], '\tmemory', memory)
   call('HSETNX', KEYS[1], '\tsweep', format('%016.0f 0', nows + 5000000))
-  local newest = call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
-  call('HSETNX', KEYS[1], '\tended', newest and string.match(newest[1], '^%d+') or '0')
 end
 return { memory, nows }

@@ -1,10 +1,9 @@
--- Remembers leases that ended: one entry of the stream for all of them, numbered by how many have ended so far, so
--- that trimming counts leases and not calls. `pairs` has the name of each, then its ending and record.
+-- Remembers leases that ended, a few in one entry of the stream, which is trimmed by entries. `pairs` has the name of
+-- each, then its ending and record.
 local function remember(pairs)
-  if #pairs > 0 then
-    local count = call('HINCRBY', KEYS[1], '\tended', #pairs / 2)
-    local oldest = format('%.0f', math.max(0, count - sub(ARGV[2], 3, 8)))
-    call('XADD', KEYS[2], 'MINID', '~', oldest, format('%.0f-0', count), unpack(pairs))
+  for at = 1, #pairs, 16 do
+    local last = math.min(#pairs, at + 15)
+    call('XADD', KEYS[2], 'MAXLEN', '~', sub(ARGV[2], 3, 8) + 0, '*', unpack(pairs, at, last))
   end
 end
 

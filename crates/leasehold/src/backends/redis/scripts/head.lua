@@ -3,7 +3,7 @@
 -- ARGV  1 memory: what the client read of the partition's `\tmemory` last; a script that finds another does nothing
 --         and answers 'begin'
 --       2 settings, in columns: how to push(1): P publish, S sharded publish, B publish without knowing who receives
---         it; history(2): a all, p problems, o off; how many ended leases to keep(3-8); the time to go by instead of
+--         it; history(2): a all, p problems, o off; how many entries of the history to keep(3-8); the time to go by instead of
 --         the server's, for tests(9-24)
 --
 -- `leases` is a hash, a partition's index of its live names. The value of a name begins with its form and format:
@@ -15,7 +15,6 @@
 --   fence    the newest fence
 --   watched  until when somebody watches
 --   sweep    when the next sweep is due, and where it goes on
---   ended    how many leases have ended
 --
 -- A record has fixed columns, then two lines:
 --   1(1) id(2-33) ends(35-50) renewed(52-67) fence(69-84) asked(86-101) acquired(103-118) ttl(120-132) floor(134-149)

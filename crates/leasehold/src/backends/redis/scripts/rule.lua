@@ -314,9 +314,7 @@ local function finish(answers)
   if #written > 0 then
     call('HSET', KEYS[1], unpack(written))
   end
-  for at = 1, #ended, 2000 do
-    remember({ unpack(ended, at, min(#ended, at + 1999)) })
-  end
+  remember(ended)
   for instance, message in pairs(mail) do
     publish(prefix .. 'to:' .. instance, message)
   end
