@@ -37,7 +37,9 @@ fn a_latch_that_passes_from_process_to_process_is_waited_for() {
         };
         assert_eq!(released.value, Released::Freed);
         assert!(waited > 0, "it was not their latch");
-        row.iter_mut().for_each(|process| drop(process.stdin.take()));
+        for process in &mut row {
+            drop(process.stdin.take());
+        }
         for mut process in row {
             process.wait()?;
         }
