@@ -290,7 +290,7 @@ fn scene_of_a_long_stop() {
     }
     let (pid, ticks) = (env::var("PID_FILE").unwrap(), env::var("TICKS").unwrap());
     let stage = Stage::set();
-    let ttl = Duration::from_millis(800);
+    let ttl = Duration::from_secs(3);
     let launch = stage.launch(&format!("echo $$ > {pid}; while :; do printf . >> {ticks}; sleep .005; done"));
     let mut notices = Vec::new();
     let ended = run(async {
@@ -317,9 +317,9 @@ fn stopped_past_its_ttl_the_child_never_runs_another_instruction() {
     running.signal(Signal::TSTP);
     until("both stop", || state_of(running.pid()) == Some('T') && matches!(state_of(child), Some('T' | 'D')));
     // A write that was under way when the signal came is done by then.
-    std::thread::sleep(Duration::from_millis(600));
+    std::thread::sleep(Duration::from_secs(2));
     let before = count();
-    std::thread::sleep(Duration::from_millis(600));
+    std::thread::sleep(Duration::from_secs(2));
     assert_eq!(count(), before);
     running.signal(Signal::CONT);
     assert_played(&running.finish());
