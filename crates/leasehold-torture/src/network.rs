@@ -45,7 +45,10 @@ impl Network {
         let disturbed =
             if dice.percent(30) { &proxies[..] } else { std::slice::from_ref(&proxies[dice.index(proxies.len())]) };
         let (kind, delay) = (dice.below(6), 20 + dice.below(200));
-        let what = disturbed.iter().map(|proxy| disturb(proxy, kind, delay)).last().unwrap_or("network");
+        let mut what = "";
+        for proxy in disturbed {
+            what = disturb(proxy, kind, delay);
+        }
         (what, millis(100) + dice.below(millis(2400)))
     }
 
