@@ -47,7 +47,7 @@ pub(super) async fn acquire(shared: &Arc<Shared>, request: &Request) -> Result<D
 async fn ask_all(shared: &Arc<Shared>, tracked: &Arc<Tracked>, patience: Patience, turn: Turn) -> Result<Decision> {
     let mut round = Round::begin(shared, tracked, shared.nodes.lead(), Entry::Ask(patience));
     let end = round.decide().await;
-    let gate = round.gate();
+    let gate = round.gate;
     let (decision, cleanup) = match end {
         RoundEnd::Granted(grant) => {
             tracked.enter(Phase::Holding { grant, queue: gate });

@@ -27,6 +27,7 @@
 mod acquire;
 mod agreement;
 mod calls;
+mod errors;
 mod history;
 mod inspect;
 mod leases;

@@ -1,7 +1,6 @@
 //! All the nodes: who leads, whose vote counts, what makes a majority, and which fence to propose.
 
 use std::{
-    fmt::Write as _,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -14,14 +13,15 @@ use tokio::{runtime::Handle, sync::Notify};
 
 use super::{
     calls::{Calls, Next, Watchdog},
+    errors,
     node::{Abstention, Node},
     options::{Member, QuorumOptions, Source},
 };
 use crate::{
-    Error, Result,
+    Result,
     backend::Backend,
     clock::Clock,
-    lease::{Answer, Fence, Incarnation, Resource, Timestamp},
+    lease::{Answer, Fence, Incarnation, Timestamp},
     model::FENCE_LEAD,
 };
 
@@ -235,7 +235,7 @@ impl Nodes {
         let mut results = self.wave(first, limit, &call, &note).await;
         let enough = results.iter().filter(|(_, result)| result.is_ok()).count() > asked / 2;
         if enough || asked == 1 {
-            results.extend(left_out.into_iter().map(|at| (at, Err(hangs()))));
+            results.extend(left_out.into_iter().map(|at| (at, Err(errors::hangs()))));
         } else {
             // Those that seemed to hang are needed after all.
             results.extend(self.wave(left_out, limit, &call, &note).await);
@@ -288,43 +288,4 @@ impl Nodes {
             }
         }
     }
-
-    /// What was found where, if a majority answered.
-    pub(super) fn found<T>(&self, what: &str, answers: Vec<(usize, Result<T>)>) -> Result<Vec<(usize, T)>> {
-        let mut found = Vec::new();
-        let mut failures = Vec::new();
-        for (at, answer) in answers {
-            match answer {
-                Ok(answer) => found.push((at, answer)),
-                Err(error) => failures.push((at, error)),
-            }
-        }
-        if found.len() >= self.majority() { Ok(found) } else { Err(Error::unavailable(self.message(what, &failures))) }
-    }
-
-    /// Names the nodes that kept a majority from being reached.
-    pub(super) fn too_few(&self, resource: &Resource, failures: &[(usize, Error)]) -> Error {
-        Error::unavailable(self.message(&format!("{resource} on redlock"), failures)).about(resource)
-    }
-
-    pub(super) fn message(&self, what: &str, failures: &[(usize, Error)]) -> String {
-        let mut message =
-            format!("{what}: {} of {} nodes are needed and too few can be counted on", self.majority(), self.len());
-        let mut separator = ": ";
-        for (at, node) in self.all.iter().enumerate() {
-            let why = match (failures.iter().find(|(failed, _)| *failed == at), self.abstains(at)) {
-                (Some((_, error)), _) => error.to_string(),
-                (None, Some(abstention)) => abstention.to_string(),
-                (None, None) => continue,
-            };
-            let _infallible = write!(message, "{separator}{} ({why})", node.name);
-            separator = ", ";
-        }
-        message
-    }
-}
-
-/// The error of a node that is left out because it hangs.
-pub(super) fn hangs() -> Error {
-    Error::unanswered("did not answer a moment ago")
 }

@@ -6,7 +6,9 @@ use parking_lot::Mutex;
 
 use super::{
     Shared,
-    leases::{Phase, Tracked},
+    leases::{Phase, Tracked, Turn},
+    round::Round,
+    vote::{Cleanup, Vote},
 };
 use crate::{
     Error, Result,
@@ -114,6 +116,57 @@ impl Drop for Undo {
         if let Some((shared, key, outcome)) = self.of.take() {
             let runtime = shared.runtime.clone();
             runtime.spawn(async move { everywhere(&shared, &key, &outcome).await });
+        }
+    }
+}
+
+impl Round {
+    /// Gives back what was granted so far, but for the gate's part if that is kept.
+    pub(super) async fn give_back(&mut self, cleanup: Cleanup) {
+        let kept = matches!(cleanup, Cleanup::KeepPosition).then_some(self.gate);
+        let granted: Vec<usize> = self.grants().into_iter().map(|(at, _)| at).filter(|at| Some(*at) != kept).collect();
+        for at in &granted {
+            self.votes[*at] = Vote::Gone;
+        }
+        free(&self.shared, &self.tracked, &Outcome::Cancelled, &granted, self.gate).await;
+    }
+
+    /// Handles the answers that are still to come, in the background, and ends the turn then.
+    pub(super) fn settle_later(mut self, turn: Turn, cleanup: Cleanup) {
+        if self.calls.is_empty() && matches!(cleanup, Cleanup::Join(_) | Cleanup::KeepPosition) {
+            return self.owe(cleanup);
+        }
+        let runtime = self.shared.runtime.clone();
+        runtime.spawn(async move {
+            self.settle(cleanup).await;
+            drop(turn);
+        });
+    }
+
+    /// Handles the answers that are still to come.
+    pub(super) async fn settle(&mut self, cleanup: Cleanup) {
+        while self.next(self.votes.len()).await {}
+        match cleanup {
+            Cleanup::Join(fence) => self.raise_to(fence).await,
+            Cleanup::KeepPosition | Cleanup::GiveBack | Cleanup::End => self.give_back(cleanup).await,
+        }
+        self.owe(cleanup);
+        if matches!(cleanup, Cleanup::GiveBack) {
+            self.shared.leases.forget(&self.tracked);
+        }
+    }
+
+    /// What a node may have granted without answering is given back when it can be reached again.
+    fn owe(&mut self, cleanup: Cleanup) {
+        if matches!(cleanup, Cleanup::Join(_)) {
+            return;
+        }
+        for at in 0..self.votes.len() {
+            if matches!(&self.votes[at], Vote::Failed(error) if error.outcome_unknown())
+                && !(at == self.gate && matches!(cleanup, Cleanup::KeepPosition))
+            {
+                later(&self.shared, at, &self.tracked.key, &Outcome::Cancelled, self.tracked.ttl());
+            }
         }
     }
 }

@@ -9,14 +9,13 @@ use std::sync::Arc;
 use super::{
     Shared,
     calls::{Calls, Next},
-    leases::{Phase, Tracked, Turn},
-    nodes,
-    release,
-    vote::{Cleanup, Entry, RoundEnd, Vote, most_common},
+    errors,
+    leases::{Phase, Tracked},
+    vote::{Entry, RoundEnd, Vote, most_common},
 };
 use crate::{
     Error,
-    lease::{Fence, Grant, Outcome, Patience, Renewal, Request, Standing, Timestamp},
+    lease::{Fence, Grant, Patience, Renewal, Request, Standing, Timestamp},
 };
 
 type Call = dyn Future<Output = Vote> + Send;
@@ -26,7 +25,8 @@ pub(super) struct Round {
     pub(super) shared: Arc<Shared>,
     pub(super) tracked: Arc<Tracked>,
     pub(super) votes: Vec<Vote>,
-    gate: usize,
+    /// The node whose queue counts; another one than at the beginning if that one failed.
+    pub(super) gate: usize,
     entry: Entry,
     asked_to_queue: usize,
     asked_at: Timestamp,
@@ -34,7 +34,7 @@ pub(super) struct Round {
     elsewhere: Option<Arc<Request>>,
     /// Whether a grant dates from this round, so that clocks can be compared by it.
     is_first: bool,
-    calls: Calls<Call>,
+    pub(super) calls: Calls<Call>,
     is_extended: bool,
 }
 
@@ -145,11 +145,6 @@ impl Round {
         }
     }
 
-    /// The node whose queue counts; another one than at the beginning if that one failed.
-    pub(super) fn gate(&self) -> usize {
-        self.gate
-    }
-
     /// The grant at the gate, if it holds there.
     pub(super) fn grant_at_gate(&self) -> Option<Grant> {
         self.grant_at(self.gate)
@@ -171,7 +166,7 @@ impl Round {
     /// Takes one more answer, or gives up on all that are missing; `false` when none is missing.
     ///
     /// Sleeps until `enough` more have answered.
-    async fn next(&mut self, enough: usize) -> bool {
+    pub(super) async fn next(&mut self, enough: usize) -> bool {
         match self.calls.next(enough).await {
             Next::Answer(at, vote) => self.on_vote(at, vote),
             // Nobody waits for a slow minority, but a slow majority gets more time.
@@ -292,60 +287,11 @@ impl Round {
     fn unreachable(&self) -> Error {
         let failure = |(at, vote): (usize, &Vote)| match vote {
             Vote::Failed(error) => Some((at, Error::unanswered(error.to_string()))),
-            Vote::Unasked => Some((at, nodes::hangs())),
+            Vote::Unasked => Some((at, errors::hangs())),
             _ => None,
         };
         let failures: Vec<(usize, Error)> = self.votes.iter().enumerate().filter_map(failure).collect();
         self.shared.nodes.too_few(&self.tracked.key.resource, &failures)
-    }
-
-    /// Gives back what was granted so far, but for the gate's part if that is kept.
-    pub(super) async fn give_back(&mut self, cleanup: Cleanup) {
-        let kept = matches!(cleanup, Cleanup::KeepPosition).then_some(self.gate);
-        let granted: Vec<usize> = self.grants().into_iter().map(|(at, _)| at).filter(|at| Some(*at) != kept).collect();
-        for at in &granted {
-            self.votes[*at] = Vote::Gone;
-        }
-        release::free(&self.shared, &self.tracked, &Outcome::Cancelled, &granted, self.gate).await;
-    }
-
-    /// Handles the answers that are still to come, in the background, and ends the turn then.
-    pub(super) fn settle_later(mut self, turn: Turn, cleanup: Cleanup) {
-        if self.calls.is_empty() && matches!(cleanup, Cleanup::Join(_) | Cleanup::KeepPosition) {
-            return self.owe(cleanup);
-        }
-        let runtime = self.shared.runtime.clone();
-        runtime.spawn(async move {
-            self.settle(cleanup).await;
-            drop(turn);
-        });
-    }
-
-    /// Handles the answers that are still to come.
-    pub(super) async fn settle(&mut self, cleanup: Cleanup) {
-        while self.next(self.votes.len()).await {}
-        match cleanup {
-            Cleanup::Join(fence) => self.raise_to(fence).await,
-            Cleanup::KeepPosition | Cleanup::GiveBack | Cleanup::End => self.give_back(cleanup).await,
-        }
-        self.owe(cleanup);
-        if matches!(cleanup, Cleanup::GiveBack) {
-            self.shared.leases.forget(&self.tracked);
-        }
-    }
-
-    /// What a node may have granted without answering is given back when it can be reached again.
-    fn owe(&mut self, cleanup: Cleanup) {
-        if matches!(cleanup, Cleanup::Join(_)) {
-            return;
-        }
-        for at in 0..self.votes.len() {
-            if matches!(&self.votes[at], Vote::Failed(error) if error.outcome_unknown())
-                && !(at == self.gate && matches!(cleanup, Cleanup::KeepPosition))
-            {
-                release::later(&self.shared, at, &self.tracked.key, &Outcome::Cancelled, self.tracked.ttl());
-            }
-        }
     }
 }
 
