@@ -6,7 +6,7 @@ mod shared;
 
 use std::time::Duration;
 
-use leasehold::{Guard, Leasehold};
+use leasehold::{Guard, Leasehold, backend::Severity};
 use leasehold_testkit::redis::{Cluster, Reply, Server};
 use shared::{Turns, soon};
 use tokio::{sync::mpsc, task::JoinSet, time};
@@ -103,4 +103,11 @@ async fn a_slot_moves_while_its_locks_are_held_and_waited_for() {
     }
     turns.go_on(30).await;
     turns.end().await.assert_exclusive();
+
+    let findings = one.examine().await.unwrap();
+    let of = |subject: &'static str| findings.iter().filter(move |finding| finding.subject == subject);
+    for subject in ["reachable", "clock offset", "version", "memory"] {
+        assert_eq!(of(subject).count(), 3, "each master is examined: {findings:?}");
+    }
+    assert!(of("rights").all(|finding| finding.severity == Severity::Ok), "{findings:?}");
 }

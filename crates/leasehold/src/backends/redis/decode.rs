@@ -148,15 +148,18 @@ fn shape(text: &str) -> Option<Shape> {
     Some(Shape { family, capacity: capacity.parse().ok()? })
 }
 
-/// The answers of `renew.lua`: a lease that could not be decided is unknown by itself.
-pub(super) fn standings(value: &Value, place: &str) -> Result<Vec<Standing>> {
+/// The answers of `renew.lua` to this many renewals, and whether work is left.
+///
+/// A lease that could not be decided is unknown by itself.
+pub(super) fn standings(value: &Value, renewals: usize, place: &str) -> Result<(Vec<Standing>, bool)> {
+    let answers = array(value)?;
     let read = |answer: &Value| {
         standing(answer, place).unwrap_or_else(|error| {
             tracing::warn!(%error, "a lease was not renewed");
             Standing::Unknown
         })
     };
-    Ok(array(value)?.iter().map(read).collect())
+    Ok((answers.iter().take(renewals).map(read).collect(), answers.len() > renewals))
 }
 
 fn standing(value: &Value, place: &str) -> Result<Standing> {

@@ -83,7 +83,7 @@ impl Shared {
     }
 
     /// Renews leases that stand in one partition; each has its own standing.
-    pub(super) async fn renew_in(&self, partition: &Partition, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
+    pub(super) async fn renew_in(self: &Arc<Self>, partition: &Partition, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
         let is_fast = |renewal: &&Renewal| encode::is_plain(renewal) && !self.is_slow(&renewal.key.resource);
         let fast: Vec<&Renewal> = renewals.iter().filter(is_fast).collect();
         let mut standings: Vec<Option<Standing>> = vec![None; renewals.len()];
@@ -114,8 +114,12 @@ impl Shared {
                 }
             });
             let reply = self.run_renewal(partition, &call).await?;
-            for (at, standing) in rest.iter().zip(decode::standings(&reply.value, &self.options.place())?) {
+            let (decided, work_is_left) = decode::standings(&reply.value, rest.len(), &self.options.place())?;
+            for (at, standing) in rest.iter().zip(decided) {
                 standings[*at] = Some(standing);
+            }
+            if work_is_left {
+                self.settle(partition.number, resources.clone());
             }
             incarnation = Some(reply.incarnation);
         }

@@ -57,7 +57,7 @@ if length > 2 then
     for i = 3, length, 2 do
       events[#events + 1] = 'acquired ' .. nows .. '\n' .. written[i] .. '\n' .. written[i + 1]
     end
-    publish(ARGV[3], table.concat(events, '\30'))
+    call(sub(ARGV[2], 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH', ARGV[3], table.concat(events, '\30'))
   end
 end
 if not stored[4] or sub(stored[4], 1, 16) <= nows then

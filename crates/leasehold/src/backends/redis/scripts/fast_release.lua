@@ -5,7 +5,6 @@
 --         problem as JSON)
 -- answer  for each release: 'freed' / 'gone' / 'slow', for the full script to decide
 --@ head.lua
---@ ended.lua
 
 local fields = { '\tmemory', '\twatched' }
 for i = 4, #ARGV, 3 do
@@ -16,6 +15,7 @@ if stored[1] ~= ARGV[1] then
   return 'begin'
 end
 local answers, freed, ended, events = {}, {}, {}, nil
+local which = sub(ARGV[2], 2, 2)
 if stored[2] and stored[2] > nows then
   events = {}
 end
@@ -29,7 +29,7 @@ for at = 3, #fields do
     local name, how = fields[at], ARGV[3 * at - 3]
     answer = 'freed'
     freed[#freed + 1] = name
-    if is_remembered(how) then
+    if which == 'a' or which == 'p' and how ~= 'released' and how ~= 'cancelled' then
       ended[#ended + 1] = name
       ended[#ended + 1] = nows .. ' ' .. how .. '\n' .. held
     end
@@ -45,8 +45,11 @@ end
 if #freed > 0 then
   call('HDEL', KEYS[1], unpack(freed))
 end
-remember(ended)
+for at = 1, #ended, 16 do
+  local last = math.min(#ended, at + 15)
+  call('XADD', KEYS[2], 'MAXLEN', '~', sub(ARGV[2], 3, 8) + 0, '*', unpack(ended, at, last))
+end
 if events and #events > 0 then
-  publish(ARGV[3], table.concat(events, '\30'))
+  call(sub(ARGV[2], 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH', ARGV[3], table.concat(events, '\30'))
 end
 return answers

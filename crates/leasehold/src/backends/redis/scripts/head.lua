@@ -26,7 +26,3 @@ if nows == '' then
   local time = call('TIME')
   nows = time[1] .. sub('00000' .. time[2], -6)
 end
-
-local function publish(channel, message)
-  return call(sub(ARGV[2], 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH', channel, message)
-end
