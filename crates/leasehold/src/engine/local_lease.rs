@@ -52,7 +52,8 @@ pub(crate) struct LocalLease {
     pushes: bool,
     max_hold: Option<Duration>,
     ttl_micros: AtomicU64,
-    /// When the renewer sends the next renewal; `NEVER` while a request or renewal is in flight.
+    /// When the renewer sends the next renewal; `NEVER` while a request or renewal is in flight, unless a push granted
+    /// the lease meanwhile.
     renew_at: AtomicU64,
     /// Guards that share it: more than one only where it is re-entrant.
     pub(crate) guards: AtomicUsize,
