@@ -97,17 +97,23 @@ impl Cluster {
         slots.arg("SLOTS");
         let slots = connection.route_command(slots, anywhere()).await.map_err(failed)?;
         let servers: Vec<Address> = options.servers.iter().cloned().chain(decode::cluster_nodes(&slots)).collect();
-        let all = builder(&servers, options).and_then(|builder| builder.push_sender(pushes).build());
-        let mut connection = all.map_err(failed)?.get_async_connection().await.map_err(failed)?;
+        let all = || builder(&servers, options);
+        let mut connection =
+            all().and_then(ClusterClientBuilder::build).map_err(failed)?.get_async_connection().await.map_err(failed)?;
+        // A server that gives a slot away ends its subscriptions unasked, which the library takes for the answer to
+        // whatever it waits for there, and every later answer for that of the call before. So subscriptions have
+        // connections of their own.
+        let listening = all().and_then(|builder| builder.push_sender(pushes).build()).map_err(failed)?;
         let hello = connection.route_command(redis::cmd("HELLO"), anywhere()).await.map_err(failed)?;
         let is_sharded = dial::version(&decode::pairs(&hello)) >= (7, 0);
         let subscriptions = Subscriptions {
-            connection: connection.clone(),
+            connection: listening.get_async_connection().await.map_err(failed)?,
             options: Arc::clone(options),
             is_sharded,
             channels: Arc::default(),
+            broken,
         };
-        let resubscribing = subscriptions.clone().resubscribe(broken, listener, Arc::clone(&breaks));
+        let resubscribing = subscriptions.clone().resubscribe(listener, Arc::clone(&breaks));
         Ok(Self {
             connection,
             options: Arc::clone(options),
@@ -165,7 +171,7 @@ impl Cluster {
 
     pub(super) async fn unsubscribe(&self, channel: &str) {
         self.subscriptions.channels.lock().remove(channel);
-        let mut connection = self.connection.clone();
+        let mut connection = self.subscriptions.connection.clone();
         let _best_effort =
             if self.is_sharded { connection.sunsubscribe(channel).await } else { connection.unsubscribe(channel).await };
     }
@@ -184,6 +190,8 @@ struct Subscriptions {
     options: Arc<RedisOptions>,
     is_sharded: bool,
     channels: Arc<Mutex<BTreeSet<String>>>,
+    /// Rung when subscriptions ended that are still wanted.
+    broken: Arc<Notify>,
 }
 
 impl Subscriptions {
@@ -191,7 +199,16 @@ impl Subscriptions {
         let place = self.options.place();
         let mut connection = self.connection.clone();
         let subscribing = async {
-            if self.is_sharded { connection.ssubscribe(channel).await } else { connection.subscribe(channel).await }
+            loop {
+                let mut subscribe = redis::cmd(if self.is_sharded { "SSUBSCRIBE" } else { "SUBSCRIBE" });
+                match subscribe.arg(channel).query_async(&mut connection).await? {
+                    // The end of another subscription was taken for the answer: that one is missing as well.
+                    Value::Push { kind: PushKind::SUnsubscribe | PushKind::Unsubscribe, .. } => {
+                        self.broken.notify_one();
+                    }
+                    _ => return Ok::<_, RedisError>(()),
+                }
+            }
         };
         match time::timeout(self.options.answer_limit, subscribing).await {
             Ok(Ok(())) => Ok(()),
@@ -201,9 +218,9 @@ impl Subscriptions {
     }
 
     /// Subscribes to all channels again after every break, where their slots are by then.
-    async fn resubscribe(self, broken: Arc<Notify>, listener: Arc<dyn Listener>, breaks: Arc<AtomicU64>) {
+    async fn resubscribe(self, listener: Arc<dyn Listener>, breaks: Arc<AtomicU64>) {
         loop {
-            broken.notified().await;
+            self.broken.notified().await;
             let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
             loop {
                 let channels: Vec<String> = self.channels.lock().iter().cloned().collect();
