@@ -6,7 +6,10 @@ use std::{
 };
 
 use leasehold::Leasehold;
-use tokio::{runtime::Runtime, task::JoinSet};
+use tokio::{
+    runtime::Runtime,
+    task::{JoinSet, yield_now},
+};
 
 use crate::{Result, children::argument, scenarios::one_thread};
 
@@ -30,6 +33,16 @@ where
         }
         running.join_all().await.into_iter().collect()
     })
+}
+
+/// Takes turns on `name` with other tasks, `count` times: each lets the others run while it holds.
+pub(crate) async fn in_turns(locks: Leasehold, name: &str, count: u64) -> Result<()> {
+    for _ in 0..count {
+        let guard = locks.mutex(name).acquire().await?;
+        yield_now().await;
+        guard.release().await?;
+    }
+    Ok(())
 }
 
 /// Locks and unlocks an open file `count` times.

@@ -30,17 +30,7 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
         effort,
         &[
             Contender::new("leasehold", |count| {
-                pairs::spread(&runtime, TASKS, count, |_, count| {
-                    let locks = locks.clone();
-                    async move {
-                        for _ in 0..count {
-                            let guard = locks.mutex("hot").acquire().await?;
-                            yield_now().await;
-                            guard.release().await?;
-                        }
-                        Ok(())
-                    }
-                })
+                pairs::spread(&runtime, TASKS, count, |_, count| pairs::in_turns(locks.clone(), "hot", count))
             }),
             Contender::new("tokio mutex", |count| {
                 pairs::spread(&runtime, TASKS, count, |_, count| {

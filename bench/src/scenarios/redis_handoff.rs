@@ -43,17 +43,7 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
             effort,
             &[
                 Contender::new("leasehold", |count| {
-                    pairs::spread(&runtime, waiters, count, |_, count| {
-                        let locks = locks.clone();
-                        async move {
-                            for _ in 0..count {
-                                let guard = locks.mutex("hot").acquire().await?;
-                                yield_now().await;
-                                guard.release().await?;
-                            }
-                            Ok(())
-                        }
-                    })
+                    pairs::spread(&runtime, waiters, count, |_, count| pairs::in_turns(locks.clone(), "hot", count))
                 }),
                 Contender::new("push", |count| {
                     pairs::spread(&runtime, waiters, count, |_, count| {

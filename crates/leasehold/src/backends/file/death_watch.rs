@@ -164,6 +164,7 @@ mod tests {
 
     use super::*;
     use crate::{
+        backend::Hints,
         backends::file::{FileOptions, presence::OwnPresence},
         clock::SystemClock,
     };
@@ -174,13 +175,17 @@ mod tests {
         Arc::new(Directory::open(&options).unwrap())
     }
 
+    /// A watch in the directory, and the hints it sends.
+    fn watching(root: &Path) -> (Arc<Directory>, DeathWatch, Hints) {
+        let (directory, hints) = (directory(root), HintSender::new());
+        let received = hints.subscribe();
+        (Arc::clone(&directory), DeathWatch::new(directory, Handle::current(), hints), received)
+    }
+
     #[tokio::test]
     async fn a_process_that_could_not_be_watched_is_tried_again() {
         let root = tempfile::tempdir().unwrap();
-        let directory = directory(root.path());
-        let hints = HintSender::new();
-        let mut received = hints.subscribe();
-        let watch = DeathWatch::new(Arc::clone(&directory), Handle::current(), hints);
+        let (directory, watch, mut received) = watching(root.path());
         let resource = Resource::new("x").unwrap();
         let watched = OwnPresence::appear(Arc::clone(&directory)).unwrap();
         let path = directory.presence(watched.id());
@@ -206,10 +211,7 @@ mod tests {
     #[tokio::test]
     async fn a_few_processes_stay_watched_that_nothing_waits_for() {
         let root = tempfile::tempdir().unwrap();
-        let directory = directory(root.path());
-        let hints = HintSender::new();
-        let mut received = hints.subscribe();
-        let watch = DeathWatch::new(Arc::clone(&directory), Handle::current(), hints);
+        let (directory, watch, mut received) = watching(root.path());
         let resource = Resource::new("x").unwrap();
         let mut watched: Vec<_> =
             (0..=IDLE).map(|_| OwnPresence::appear(Arc::clone(&directory)).unwrap()).collect();
