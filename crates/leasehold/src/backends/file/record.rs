@@ -198,7 +198,7 @@ pub(super) fn replace(
     Ok(left)
 }
 
-/// Removes a record; its file is kept for the next one.
+/// Removes a record, and keeps its file aside for the next record if there is room.
 fn remove(path: &Path, file: RecordFile, latch: &mut Latch<'_>, spares: &Spares) -> io::Result<Option<Spare>> {
     if file.is_reusable() && spares.has_room() {
         let name = spares.unused_name();

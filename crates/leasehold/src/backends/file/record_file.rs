@@ -133,7 +133,7 @@ pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
 
 /// Reads a whole file with as few calls as possible; returns its length.
 fn read_into(buffer: &mut Vec<u8>, mut file: &File) -> io::Result<usize> {
-    // What was in the buffer is overwritten.
+    // The reads below overwrite the old contents, and the caller looks only at the length they return.
     buffer.resize(buffer.len().max(PAGE), 0);
     let mut length = 0;
     loop {

@@ -77,7 +77,7 @@ pub(super) struct Work {
     wake: Notify,
     /// Until then no further connection is asked for.
     refused: Mutex<Option<Moment>>,
-    /// Workers that wait for a connection: while one does, no further one is asked for.
+    /// Workers that are opening a connection; no other worker is started while there is one.
     connecting: AtomicUsize,
     workers: AtomicUsize,
     idle: AtomicUsize,

@@ -142,7 +142,8 @@ impl Shared {
         answers
     }
 
-    /// Runs a script that grants; where copies are asked for, waits for them and says whether they were made.
+    /// Runs a script that grants leases. With `durability=` it waits for the copies; the second result says whether they
+    /// were made.
     async fn run_durably(&self, partition: &Partition, call: &Call<'_>) -> Result<(Reply, Result<()>)> {
         match &self.durable {
             None => Ok((self.router.run(partition, call, None).await?, Ok(()))),

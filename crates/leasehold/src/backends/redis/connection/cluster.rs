@@ -155,7 +155,7 @@ impl Cluster {
         }
     }
 
-    /// Subscribes to what this instance is told about its leases in the partition, once.
+    /// Subscribes to the channel on which the partition pushes grants to this instance, unless that was done before.
     pub(super) async fn listen_in(&self, partition: &Partition) -> Result<()> {
         self.subscribe(&partition.to(&self.instance)).await
     }

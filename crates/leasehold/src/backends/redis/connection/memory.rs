@@ -26,7 +26,7 @@ const HISTORY_OF_PARTITION: usize = 1_000;
 /// Stands for the run id of a server that we may not ask for it.
 const UNKNOWN_RUN_ID: &str = "----------------------------------------";
 
-/// What every script is told: see `head.lua`.
+/// The second argument of every script, in the columns that `head.lua` lists.
 pub(super) fn settings(options: &RedisOptions, push: char) -> String {
     let history = match options.history {
         Remember::All => 'a',

@@ -87,7 +87,7 @@ impl Target<'_> {
 }
 
 impl Router {
-    /// Connects, and listens for what this instance is told.
+    /// Connects, and subscribes to the pushes for this instance.
     pub(in super::super) async fn open(
         options: &Arc<RedisOptions>,
         keys: &Keys,
@@ -124,9 +124,9 @@ impl Router {
 
     /// Runs a script where the partition lives, and sends a command right `behind` it.
     ///
-    /// A server that forgot the script is given its text, one whose memory is
-    /// another is asked for that; one that is only starting or has become a
-    /// replica did nothing and is asked again, by a new connection.
+    /// Sends the text of the script to a server that has forgotten it, and reads
+    /// the memory anew where it has changed. A server that is still loading or
+    /// has become a replica did nothing: the call is repeated on a new connection.
     pub(in super::super) async fn run(
         &self,
         partition: &Partition,

@@ -1,8 +1,9 @@
 -- Ends leases of lone holders.
 --
 -- KEYS    1 leases  2 history
--- ARGV    3 channel of events, then three for each release: name, no name twice; head of its record (form and id); ending (and behind it the
---         problem as JSON)
+-- ARGV    3 channel of events
+--         then three for each release: name, no name twice; head of its record (form and id); ending, and behind it the
+--         problem as JSON
 -- answer  for each release: 'freed' / 'gone' / 'slow', for the full script to decide
 --@ head.lua
 
