@@ -9,6 +9,7 @@ mod children;
 mod contest;
 mod crew;
 mod pairs;
+mod postgres_locks;
 mod redis_locks;
 mod report;
 mod scenarios;

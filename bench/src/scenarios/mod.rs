@@ -4,6 +4,8 @@ mod file_pairs;
 mod memory_cost;
 mod memory_handoff;
 mod memory_pairs;
+mod postgres_functions;
+mod postgres_library;
 mod redis_durability;
 mod redis_handoff;
 mod redis_pairs;
@@ -37,6 +39,8 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     file_pairs::SCENARIO,
     file_queue::SCENARIO,
     file_handoff::SCENARIO,
+    postgres_functions::SCENARIO,
+    postgres_library::SCENARIO,
     redis_pairs::SCENARIO,
     redis_handoff::SCENARIO,
     redis_readers::SCENARIO,

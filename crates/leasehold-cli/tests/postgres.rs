@@ -125,35 +125,31 @@ fn printed_statements_make_the_same_schema_as_init() {
 }
 
 #[test]
-fn an_older_schema_is_updated_and_a_newer_one_refused() {
+fn a_newer_schema_is_used_as_long_as_it_says_so() {
     let (place, server) = (Place::new(), Postgres::shared());
-    let url = database(&server, "init_older");
-    let all = run(&place, &url, &["init", "--print-sql"]).stdout;
-    let last = all.rfind("insert into leasehold.migration").unwrap();
-    let before_last = all[..last].rfind("insert into leasehold.migration").unwrap();
-    let end = before_last + all[before_last..].find('\n').unwrap();
-    let text = place.path("older.sql");
-    fs::write(&text, format!("{}\ncommit;\n", &all[..end])).unwrap();
-    let mut command = Command::new(program("psql"));
-    command.args(["-Xq", "-v", "ON_ERROR_STOP=1", &url, "-f"]).arg(&text);
-    Ran::of(command).assert_code(0);
-
-    let older = run(&place, &url, &["run", "x", "--", "true"]);
-    older.assert_code(78);
-    assert!(older.stderr.contains("leasehold init"), "{older:?}");
-    let updated = run(&place, &url, &["init", "--json"]);
-    updated.assert_code(0);
-    let (before, now) = (updated.json()["before"].as_i64().unwrap(), updated.json()["now"].as_i64().unwrap());
-    assert_eq!(before + 1, now);
+    let url = prepared(&place, &server, "init_newer");
+    psql(&url, "insert into leasehold.migration values (1000, 1)");
     run(&place, &url, &["run", "x", "--", "true"]).assert_code(0);
-
-    psql(&url, "insert into leasehold.migration values (1000)");
+    let ready = run(&place, &url, &["init"]);
+    assert!(ready.stdout.starts_with("ready already, version 1000"), "{ready:?}");
+    psql(&url, "update leasehold.migration set usable_since = 1000 where version = 1000");
     for args in [&["init"][..], &["run", "x", "--", "true"]] {
         let newer = run(&place, &url, args);
         newer.assert_code(78);
-        assert!(newer.stderr.contains("version 1000, newer than"), "{newer:?}");
+        assert!(newer.stderr.contains("version 1000") && newer.stderr.contains("newer than"), "{newer:?}");
         assert_eq!(newer.stderr.lines().count(), 1, "{newer:?}");
     }
+}
+
+#[test]
+fn what_is_printed_updates_and_removes() {
+    let (place, server) = (Place::new(), Postgres::shared());
+    let url = prepared(&place, &server, "init_removed");
+    let print = |args: &[&str]| run(&place, &url, &[&["init", "--print-sql"], args].concat());
+    psql(&url, &print(&["--from", "1"]).stdout);
+    print(&["--from", "1000"]).assert_code(78);
+    psql(&url, &print(&["--uninstall"]).stdout);
+    assert_eq!(psql(&url, "select to_regnamespace('leasehold') is null"), "t");
 }
 
 #[test]

@@ -244,7 +244,12 @@ impl Postgres {
 
     /// A pooler in front that lends connections for a transaction at a time.
     pub fn pgbouncer(&self) -> PgBouncer {
-        PgBouncer::start(self)
+        self.pgbouncer_with(&[])
+    }
+
+    /// A pooler in front with these settings, such as `pool_mode = session`.
+    pub fn pgbouncer_with(&self, settings: &[&str]) -> PgBouncer {
+        PgBouncer::start(self, settings)
     }
 
     fn data(&self) -> PathBuf {
@@ -258,7 +263,7 @@ impl Drop for Postgres {
     }
 }
 
-/// A private pooler in transaction mode, stopped when dropped.
+/// A private pooler, stopped when dropped.
 #[derive(Debug)]
 pub struct PgBouncer {
     _place: TempDir,
@@ -267,16 +272,16 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
-    fn start(server: &Postgres) -> Self {
+    fn start(server: &Postgres, settings: &[&str]) -> Self {
         let place = folder();
         let port = ports::free();
         let settings = format!(
-            "[databases]\npostgres = host=127.0.0.1 port={} dbname=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
-             listen_port = {port}\nunix_socket_dir =\nauth_type = any\npool_mode = transaction\ndefault_pool_size = 4\n\
-             ignore_startup_parameters = extra_float_digits\n",
-            server.port
+            "[databases]\npostgres = host=127.0.0.1 port={} dbname=postgres user=postgres\n[pgbouncer]\n\
+             listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\npool_mode = transaction\n\
+             default_pool_size = 4\nignore_startup_parameters = extra_float_digits\n{}\n",
+            server.port,
+            settings.join("\n")
         );
-        let settings = settings.replace("dbname=postgres\n", "dbname=postgres user=postgres\n");
         let file = place.path().join("pgbouncer.ini");
         fs::write(&file, settings).unwrap();
         fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leasehold::{
     ErrorKind,
-    backends::postgres::advisory::{self, Advisory, Sharing},
+    backends::postgres::advisory::{self, Advisory, Key, Sharing},
 };
 use leasehold_testkit::{postgres::Postgres, until};
 use tokio::task::JoinSet;
@@ -35,7 +35,7 @@ async fn a_session_lock_excludes_other_connections_and_other_tasks() {
     let one = Advisory::connect(&server.url()).await.unwrap();
     let two = Advisory::connect(&server.url_of("waiter", "postgres")).await.unwrap();
     let guard = one.try_acquire("job:123").await.unwrap().unwrap();
-    assert_eq!(guard.key(), 614_867_089_669_398_140);
+    assert_eq!(guard.key(), Key::Number(614_867_089_669_398_140));
     assert!(one.try_acquire("job:123").await.unwrap().is_none(), "one connection is given it once");
     assert!(two.try_acquire("job:123").await.unwrap().is_none());
     assert_eq!(server.psql("select pg_try_advisory_lock(614867089669398140)"), "f", "anyone can contend by the key");
@@ -127,4 +127,35 @@ async fn transfers_between_accounts_do_not_deadlock_and_keep_the_total() {
     }
     tokio::time::timeout(Duration::from_secs(60), tasks.join_all()).await.expect("no deadlock");
     assert_eq!(server.psql("select sum(balance) from account"), "8000");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn session_locks_are_shared_and_taken_by_the_servers_own_numbers() {
+    let server = Postgres::start();
+    let (one, two) = (Advisory::connect(&server.url()).await.unwrap(), Advisory::connect(&server.url()).await.unwrap());
+    for key in [Key::from("config"), Key::from(4711), Key::from((47, 11))] {
+        let shares = async |advisory: &Advisory| advisory.try_acquire_as(key, Sharing::Shared).await.unwrap();
+        let (first, second, third) =
+            (shares(&one).await.unwrap(), shares(&one).await.unwrap(), shares(&two).await.unwrap());
+        assert!(two.try_acquire(key).await.unwrap().is_none(), "{key:?} is shared by another connection");
+        assert!(one.try_acquire(key).await.unwrap().is_none(), "{key:?} is shared by this one");
+        for guard in [first, third] {
+            assert!(guard.release().await.unwrap());
+        }
+        assert!(two.try_acquire(key).await.unwrap().is_none(), "{key:?} is shared once more");
+        assert!(second.release().await.unwrap());
+        let alone = two.try_acquire(key).await.unwrap().unwrap();
+        assert!(shares(&one).await.is_none());
+        assert!(alone.release().await.unwrap());
+    }
+    let other = client(&server).await;
+    let held = one.try_acquire(4711).await.unwrap().unwrap();
+    let try_it = "select pg_try_advisory_lock(4711), pg_try_advisory_lock(0, 4711)";
+    let row = other.query_one(try_it, &[]).await.unwrap();
+    assert_eq!((row.get(0), row.get(1)), (false, true), "a pair is no number");
+    held.release().await.unwrap();
+    let pair = one.try_acquire((47, 11)).await.unwrap().unwrap();
+    let row = other.query_one("select pg_try_advisory_lock(47, 11)", &[]).await.unwrap();
+    assert!(!row.get::<_, bool>(0));
+    pair.release().await.unwrap();
 }

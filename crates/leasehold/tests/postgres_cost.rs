@@ -98,7 +98,7 @@ async fn no_helper_is_parsed_again_in_every_call() {
         ))
     };
     // A connection tells what it counted when it ends.
-    until(|| called_often("p.proname in ('acquire_lock', '_acquire_one')") == "_acquire_one acquire_lock");
+    until(|| called_often("p.proname in ('acquire_lock', 'acquire_one')") == "acquire_lock acquire_one");
     assert_eq!(called_often(r"l.lanname = 'sql' and p.proname like '\_%'"), "none");
 }
 
@@ -166,7 +166,7 @@ async fn what_piled_up_is_removed_whole() {
          select gen_random_uuid(), 'space:' || n % 3, 'job', 'x', 1, 1, 'a', '{}', now(), now() - interval '8 days', 'released' \
          from generate_series(1, 5000) n; \
          insert into leasehold.session select nextval('leasehold.session_id'), 1, now(), 'gone' from generate_series(1, 9000); \
-         insert into leasehold.resource (namespace, name, renewed_at) \
+         insert into leasehold.resource (namespace, name, freed_at) \
          select 'default', 'order:' || n, now() - interval '2 days' from generate_series(1, 25000) n",
     );
     let left = "select (select count(*) from leasehold.ended) + (select count(*) from leasehold.resource) \

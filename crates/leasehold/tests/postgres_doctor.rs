@@ -46,9 +46,11 @@ fn a_server_in_good_order_has_nothing_against_it() {
     // How far away it is depends on what else the machine does.
     findings.retain(|finding| finding.subject != "reach");
     assert!(findings.iter().all(|finding| finding.severity < Severity::Warning), "{findings:?}");
-    for subject in ["durability", "pooler", "connections", "keepalives"] {
+    for subject in ["durability", "pooler", "connections"] {
         assert_eq!(severity(&findings, subject), Some(Severity::Ok), "{subject}: {findings:?}");
     }
+    let findings = examined(&format!("{}?liveness=connection", server.url()));
+    assert_eq!(severity(&findings, "keepalives"), Some(Severity::Ok), "{findings:?}");
 }
 
 #[test]
@@ -146,4 +148,82 @@ fn a_wall_clock_far_from_ours_is_told() {
     let builder = Leasehold::builder().clock(Arc::new(ManualClock::new()));
     let locks = blocking::wait(builder.connect(&server.url())).unwrap();
     assert_eq!(severity(&blocking::wait(locks.examine()).unwrap(), "clock"), Some(Severity::Warning));
+}
+
+/// Deletes and updates of a published table need rows that can be named.
+#[test]
+fn a_publication_of_all_tables_is_named_and_stops_no_upkeep() {
+    let server = prepared(&["fsync=on", "wal_level=logical"]);
+    assert_eq!(severity(&examined(&server.url()), "publication"), None);
+    server.psql(
+        "create publication everything for all tables;
+         select leasehold.acquire_lock('x', 'a'); select leasehold.release_lock('x', 'a');
+         update leasehold.ended set ended_at = now() - interval '8 days'",
+    );
+    let findings = examined(&server.url());
+    let (severity_of_it, words) = about(&findings, "publication").unwrap();
+    assert!(severity_of_it == Severity::Warning && words.contains("everything"), "{words}");
+    assert_eq!(severity(&findings, "upkeep"), None, "{findings:?}");
+    assert_eq!(server.psql("select count(*) from leasehold.ended"), "0", "it was tidied up");
+}
+
+#[test]
+fn upkeep_that_cannot_work_is_named() {
+    let server = prepared(&["fsync=on"]);
+    server.psql(
+        "create function no() returns trigger language plpgsql as 'begin raise exception $$not here$$; end';
+                 create trigger no before update on leasehold.upkeep for each row execute function no()",
+    );
+    let (severity_of_it, words) = about(&examined(&server.url()), "upkeep").unwrap();
+    assert!(severity_of_it == Severity::Failure && words.contains("not here"), "{words}");
+}
+
+#[test]
+fn a_forgotten_prepared_transaction_is_named() {
+    let server = prepared(&["fsync=on", "max_prepared_transactions=5"]);
+    server.psql(
+        "select leasehold.acquire_lock('x', 'a');
+         begin; select leasehold.guard('x', leasehold.fence_of('x', 'a')); prepare transaction 'forgotten';
+         begin; select 1; prepare transaction 'harmless'",
+    );
+    until(|| server.psql("select bool_and(prepared < now() - interval '2.1 s') from pg_prepared_xacts") == "t");
+    let (severity_of_it, words) = about(&examined(&server.url()), "prepared transaction").unwrap();
+    assert!(
+        severity_of_it == Severity::Failure && words.contains("forgotten") && !words.contains("harmless"),
+        "{words}"
+    );
+    server.psql("commit prepared 'forgotten'; commit prepared 'harmless'");
+    assert_eq!(severity(&examined(&server.url()), "prepared transaction"), None);
+}
+
+#[test]
+fn what_a_role_cannot_see_is_said() {
+    let server = prepared(&["fsync=on"]);
+    server.psql("create role app login; select leasehold.allow('app')");
+    let url = server.url_of("app", "postgres");
+    let (severity_of_it, words) = about(&examined(&url), "visibility").unwrap();
+    assert!(severity_of_it == Severity::Info && words.contains("pg_read_all_stats"), "{words}");
+    server.psql("grant pg_read_all_stats to app");
+    assert_eq!(severity(&examined(&url), "visibility"), None);
+}
+
+#[test]
+fn a_short_statement_timeout_is_told() {
+    let server = prepared(&["fsync=on"]);
+    server.psql("alter role postgres set statement_timeout = '300ms'");
+    assert_eq!(severity(&examined(&server.url()), "statement timeout"), Some(Severity::Warning));
+}
+
+/// A standby does not know who of the primary's connections lives.
+#[test]
+fn a_standby_shows_what_lives_by_connections() {
+    let server = prepared(&["fsync=on"]);
+    let standby = server.standby();
+    let locks = blocking::wait(Leasehold::connect(&format!("{}?liveness=connection", server.url()))).unwrap();
+    let _guard = blocking::wait(locks.mutex("x").acquire()).unwrap();
+    until(|| standby.psql("select count(*) from leasehold.resource where id is not null") == "1");
+    let views = "select (select count(*) from leasehold.locks), (select count(*) from leasehold.distributed_locks),
+                   (select count(*) from leasehold.released)";
+    assert_eq!(server.psql(views), "1|1|0");
+    assert_eq!(standby.psql(views), "1|1|0");
 }

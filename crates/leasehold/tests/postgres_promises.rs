@@ -7,14 +7,10 @@ mod shared;
 use std::{fmt::Write, sync::Arc, time::Duration};
 
 use leasehold::{
-    Error, ErrorKind, Leasehold, Resource, Ttl,
-    backend::{Backend, Inspect},
-    backends::postgres::{PostgresBackend, PostgresOptions, install},
+    Leasehold,
+    backends::postgres::{PostgresOptions, install},
     blocking,
     clock::{Clock, SystemClock},
-    lease::{
-        Claim, Fence, HistoryFilter, Holder, LeaseId, LeaseKey, ListFilter, Names, Outcome, Patience, Renewal, Request,
-    },
 };
 use leasehold_testkit::{
     postgres::{Postgres, Stop},
@@ -187,60 +183,6 @@ fn updates_stay_on_their_page() {
         let [all, hot] = updates(table);
         assert!(hot * 100 >= all * 98, "{table}: {hot} of {all} updates stayed on their page");
     }
-}
-
-#[test]
-fn an_end_before_the_beginning_is_refused_by_the_tables() {
-    let server = server_with_schema(&["fsync=off"]);
-    server.psql("select by_hand.ask('x', 'a'); select by_hand.ask('r', 'a', 's'); select by_hand.ask('r', 'b', 's')");
-    for (table, name) in [("resource", "x"), ("entry", "r")] {
-        for end in ["acquired_at", "acquired_at - interval '1 s'"] {
-            let update =
-                format!("update leasehold.{table} set expires_at = {end} where name = '{name}' and fence is not null");
-            let error = server.try_psql("postgres", &update).unwrap_err();
-            assert!(error.contains("violates check constraint"), "{update}: {error}");
-        }
-        let later = format!(
-            "with later as (update leasehold.{table} set expires_at = acquired_at + interval '1 us'
-               where name = '{name}' and fence is not null returning 1) select count(*) > 0 from later"
-        );
-        assert_eq!(server.psql(&later), "t");
-    }
-}
-
-/// Behind a pooler no setting can be changed: what the database prescribes stays in force.
-#[test]
-fn an_isolation_that_cannot_be_used_is_named_by_every_call_behind_a_pooler() {
-    let server = server_with_schema(&["fsync=off"]);
-    server.psql("alter database postgres set default_transaction_isolation = 'repeatable read'");
-    let pooler = server.pgbouncer();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let backend = PostgresBackend::open(options(&pooler.url())).await.unwrap();
-        let key = LeaseKey::new(Resource::new("x").unwrap(), LeaseId::from_u128(7));
-        let ttl = Ttl::new(TTL).unwrap();
-        for patience in [Patience::Try, Patience::Queue] {
-            let request = Request::new(key.clone(), Claim::EXCLUSIVE, Holder::unique()).ttl(ttl).patience(patience);
-            is_named("acquire", backend.acquire(&request).await.map(drop));
-        }
-        is_named("renew", backend.renew(&[Renewal::new(key.clone(), ttl)]).await.map(drop));
-        is_named("release", backend.release(&key, &Outcome::Completed).await.map(drop));
-        is_named("evict", backend.evict(&key.resource, Fence::new(7), "test").await.map(drop));
-        assert!(backend.list(&ListFilter::new(Names::All)).await.unwrap().leases.is_empty());
-        assert!(backend.history(&HistoryFilter::new(Names::All)).await.unwrap().is_empty());
-        let findings = backend.examine().await.unwrap();
-        assert!(findings.iter().any(|finding| finding.subject == "isolation"), "{findings:?}");
-    });
-    let locks = blocking::wait(Leasehold::connect(&pooler.url())).unwrap();
-    is_named("mutex", blocking::wait(locks.mutex("x").acquire()).map(drop));
-    is_named("try", blocking::wait(locks.mutex("x").try_acquire()).map(drop));
-}
-
-fn is_named(call: &str, told: Result<(), Error>) {
-    let error = told.expect_err(call);
-    assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{call}: {error}");
-    let words = error.to_string();
-    assert!(words.contains("READ COMMITTED") && words.contains("default_transaction_isolation"), "{call}: {words}");
 }
 
 #[test]

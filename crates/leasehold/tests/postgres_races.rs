@@ -493,8 +493,10 @@ async fn an_ask_that_is_carried_out_after_its_release_is_given_back() {
 async fn an_ask_that_is_carried_out_after_it_was_told_busy_is_given_back() {
     let server = installed().await;
     let (first, _second, backend) = by_two_ways(&server, "late busy").await;
-    let holder = request("late", Patience::Try);
-    backend.acquire(&holder).await.unwrap();
+    let limit = Duration::from_secs(10);
+    let options = PostgresOptions::from_url(&server.url(), "late busy", Arc::new(SystemClock), limit).unwrap();
+    let (other, holder) = (PostgresBackend::open(options).await.unwrap(), request("late", Patience::Try));
+    other.acquire(&holder).await.unwrap();
     // 1. A request is held up. 2. Asked again by another way, it is busy. 3. It is free. 4. The request arrives.
     first.refuse();
     first.to_server(Flow::Hold);
@@ -502,7 +504,7 @@ async fn an_ask_that_is_carried_out_after_it_was_told_busy_is_given_back() {
     let error = backend.acquire(&late).await.unwrap_err();
     assert!(error.outcome_unknown(), "{error}");
     assert!(matches!(backend.acquire(&late).await.unwrap().value, Decision::Busy(_)));
-    assert_eq!(backend.release(&holder.key, &Outcome::Completed).await.unwrap().value, Released::Freed);
+    assert_eq!(other.release(&holder.key, &Outcome::Completed).await.unwrap().value, Released::Freed);
     first.mend();
     is_given_back(&server, "late busy", late.key.id);
 }

@@ -111,14 +111,14 @@ fn a_waiter_is_told_when_psql_shortens_what_it_waits_for() {
 }
 
 #[test]
-fn a_release_of_what_is_anothers_locks_nothing() {
+fn a_release_of_what_is_anothers_locks_no_row() {
     let server = Postgres::start();
     installed(&server, None);
     let locked = server.psql(
         "select leasehold.acquire_lock('x', 'a'); begin; select leasehold.release_lock('x', 'b');\n\
-         select count(*) from pg_locks where pid = pg_backend_pid() and mode like 'Row%'; commit",
+         select pg_current_xact_id_if_assigned() is null; commit",
     );
-    assert_eq!(locked, "t\nf\n0");
+    assert_eq!(locked, "t\nf\nt");
     // One's own that is not committed yet is waited for.
     assert_eq!(
         server.psql("select leasehold.acquire_lock('slow', 'a'); select leasehold.release_lock('slow', 'a')"),
@@ -186,7 +186,7 @@ fn the_three_functions_keep_their_words() {
 fn a_json_object_of_named_arguments_works_as_postgrest_sends_it() {
     let server = Postgres::start();
     installed(&server, Some("public"));
-    server.psql("create role web nologin; grant execute on function acquire_lock, release_lock, extend_lock to web");
+    server.psql("create role web nologin; select leasehold.allow('web', 'lock')");
     let call = |name: &str, body: &str, columns: &str, arguments: &str| {
         server.psql(&format!(
             "begin; set local role web; set local search_path = public; \
@@ -211,7 +211,7 @@ fn a_json_object_of_named_arguments_works_as_postgrest_sends_it() {
 }
 
 #[test]
-fn one_that_owned_the_schema_locks_on_with_the_rights_it_is_left() {
+fn a_role_that_loses_the_owners_rights_locks_on_with_its_own() {
     let server = Postgres::start();
     installed(&server, None);
     server.psql("create role app login; select leasehold.allow('app'); grant postgres to app");
@@ -249,11 +249,11 @@ fn a_role_with_the_documented_grants_can_lock_and_nothing_else() {
 }
 
 #[test]
-fn what_is_exposed_needs_no_right_but_on_itself_and_shows_no_dead() {
+fn what_is_exposed_needs_the_right_to_lock_and_shows_no_dead() {
     let server = Postgres::start();
     installed(&server, Some("public"));
     server.psql(
-        "create role web login; grant execute on function acquire_lock, release_lock, extend_lock, acquire, acquit to web; \
+        "create role web login; select leasehold.allow('web', 'lock'); \
          grant select on distributed_locks, locks, released to web",
     );
     let web = |sql: &str| server.try_psql("web", sql).unwrap();
@@ -264,7 +264,11 @@ fn what_is_exposed_needs_no_right_but_on_itself_and_shows_no_dead() {
     assert_eq!(web("select lock_name from distributed_locks"), "a");
     assert_eq!(web("select count(*) from locks"), "0");
     assert_eq!(web("select release_lock('a', 'web')"), "t");
-    assert!(server.try_psql("web", "select leasehold.acquire_lock('a', 'web')").is_err(), "nor has it any other");
+    let fenced = web(
+        "select f ->> 'acquired', f ->> 'holder', f ->> 'fence' = fence_of('c', 'web')::text, guard('c', (f ->> 'fence')::bigint) from acquire_lock_fenced('c', 'web') f",
+    );
+    assert_eq!(fenced, "true|web|t|");
+    assert!(server.try_psql("web", "select leasehold.maintain()").is_err(), "nor has it any other");
 }
 
 #[test]
@@ -307,11 +311,12 @@ fn default_privileges_of_a_schema_give_nobody_what_is_exposed_there() {
         let error = server.try_psql("anon", denied).unwrap_err();
         assert!(error.contains("permission denied"), "{denied}: {error}");
     }
-    server.psql("grant execute on function acquire_lock to anon; drop function release_lock");
+    server.psql("select leasehold.allow('anon', 'lock'); grant select on locks to anon; drop view released");
     installed(&server, Some("public"));
-    let error = server.try_psql("anon", "select release_lock('a', 'web')").unwrap_err();
+    let error = server.try_psql("anon", "select * from released").unwrap_err();
     assert!(error.contains("permission denied"), "it was made anew: {error}");
-    assert_eq!(server.try_psql("anon", "select acquire_lock('a', 'web')").unwrap(), "t", "what was granted is kept");
+    let kept = server.try_psql("anon", "select acquire_lock('a', 'web'), count(*) from locks").unwrap();
+    assert_eq!(kept, "t|0", "what was granted is kept");
 }
 
 #[test]
@@ -562,7 +567,7 @@ fn init_is_idempotent_safe_for_two_at_once_and_refuses_other_versions() {
     server.psql("delete from leasehold.migration where version = (select max(version) from leasehold.migration)");
     let older = blocking::wait(Leasehold::connect(&server.url())).unwrap_err();
     assert!(older.kind() == ErrorKind::InvalidConfig && older.to_string().contains("leasehold init"), "{older}");
-    server.psql("insert into leasehold.migration values (1000)");
+    server.psql("insert into leasehold.migration values (1000, 1000)");
     let newer = blocking::wait(Leasehold::connect(&server.url())).unwrap_err();
     assert!(newer.kind() == ErrorKind::InvalidConfig && newer.to_string().contains("newer"), "{newer}");
 
@@ -597,9 +602,9 @@ fn what_is_recorded_can_be_chosen_and_maintenance_is_bounded() {
     }
     server.psql("select leasehold.acquire_lock('gone:' || n, 'a', 0.01) from generate_series(1, 50) n");
     std::thread::sleep(Duration::from_millis(50));
-    server.psql("update leasehold.resource set renewed_at = now() - interval '2 days' where name not like 'gone:%'");
-    assert_eq!(server.psql("select leasehold.maintain('7 days', 20)").parse::<u32>().unwrap(), 20 + 3);
-    assert_eq!(server.psql("select leasehold.maintain()"), "30");
+    server.psql("update leasehold.resource set freed_at = now() - interval '2 days' where name not like 'gone:%'");
+    assert_eq!(server.psql("select leasehold.maintain('7 days', 20)"), "20");
+    assert_eq!(server.psql("select leasehold.maintain()"), "33", "three idle names and fifty whose holders are gone");
     assert_eq!(
         server.psql("select count(*) from leasehold.ended where ending = 'expired' and name like 'gone:%'"),
         "50"
@@ -620,7 +625,7 @@ fn what_is_recorded_can_be_chosen_and_maintenance_is_bounded() {
     for reader in readers {
         blocking::wait(reader.release()).unwrap();
     }
-    server.psql("update leasehold.resource set renewed_at = now() - interval '2 days' where name = 'read'");
+    server.psql("update leasehold.resource set freed_at = now() - interval '2 days' where name = 'read'");
     server.psql("select leasehold.maintain(); select leasehold.maintain()");
     assert_eq!(server.psql("select count(*) from leasehold.resource where name = 'read'"), "0");
     server.psql("delete from leasehold.ended where name = 'read'");
@@ -647,4 +652,21 @@ fn nobody_is_notified_while_nobody_waits() {
     assert_ne!(position(), "0", "as many notifications would be seen");
     listener.kill().unwrap();
     listener.wait().unwrap();
+}
+
+#[test]
+fn a_sql_caller_can_wait_for_a_while() {
+    let server = Postgres::start();
+    installed(&server, None);
+    server.psql("select leasehold.acquire_lock('x', 'a', 600)");
+    assert_eq!(server.psql("select leasehold.acquire_lock_wait('x', 'b', 30, 0.2)"), "f");
+    let waits = std::thread::scope(|scope| {
+        let waits = scope.spawn(|| server.psql("select leasehold.acquire_lock_wait('x', 'b', 30, 30)"));
+        until(|| server.psql("select count(*) from pg_stat_activity where wait_event = 'PgSleep'") == "1");
+        assert_eq!(server.psql("select leasehold.release_lock('x', 'a')"), "t");
+        waits.join().unwrap()
+    });
+    assert_eq!(waits, "t");
+    let error = server.try_psql("postgres", "select leasehold.acquire_lock_wait('x', 'b', 30, 31)").unwrap_err();
+    assert!(error.contains("0 to 30 seconds"), "{error}");
 }

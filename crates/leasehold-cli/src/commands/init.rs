@@ -26,7 +26,13 @@ pub(crate) async fn run(context: &Context<'_>, args: &InitArgs) -> Result<u8> {
         PostgresOptions::from_url(&settings.url, &settings.namespace, Arc::new(SystemClock), settings.connect_limit)
             .map_err(Failure::from)?;
     if args.print_sql {
-        json::print(postgres::sql(&options, args.expose.as_deref()).map_err(Failure::from)?)?;
+        let expose = args.expose.as_deref();
+        let sql = if args.uninstall {
+            postgres::uninstall_sql(&options, expose)
+        } else {
+            postgres::sql_since(&options, expose, args.from)
+        };
+        json::print(sql.map_err(Failure::from)?)?;
         return Ok(exit::OK);
     }
     let installed = postgres::install(options, args.expose.as_deref()).await.map_err(Failure::from)?;

@@ -1,14 +1,15 @@
 //! What endangers locks on this server, in words.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use tokio_postgres::Row;
 
 use super::{
-    connection::{Call, Connector, Slot},
-    failure::Failure,
-    options::{By, Durability},
-    row,
+    calls::Call,
+    connection::{Connector, Links},
+    decode,
+    errors::Failure,
+    options::{Durability, Life},
 };
 use crate::{
     backend::{Finding, Severity},
@@ -27,57 +28,114 @@ const OLDEST_VERSION: i32 = 130_000;
 /// Fewer may come together between two vacuums, a minute apart, while locks are hot.
 const DEAD_ROWS: i64 = 500_000;
 
-/// A snapshot that is held longer keeps dead rows from being removed.
-const OLD_SNAPSHOT: f64 = 600.0;
+/// A snapshot that is held longer keeps dead rows from being removed: a minute costs several times the room.
+const OLD_SNAPSHOT: f64 = 60.0;
 
-pub(super) async fn examine(slot: &Slot, connector: &Arc<Connector>) -> Result<Vec<Finding>, Failure> {
+/// A call may wait for a lock this long before the server ends it.
+const SHORT_STATEMENTS_MS: i32 = 1000;
+
+pub(super) async fn examine(links: &Links) -> Result<Vec<Finding>, Failure> {
+    let connector = &*links.connector;
     let clock = &connector.options.clock;
-    slot.get().await?;
+    // The first call of a connection prepares its statement.
+    links.ask(Call::Examine, &[]).await?;
     let sent = clock.now();
     let wall = clock.wall();
-    let told = slot.ask(Call::Examine, &[]).await?;
+    let reply = links.ask(Call::Examine, &[]).await?;
     let took = clock.now().since(sent);
-    let Some(seen) = told.rows.first() else { return Ok(Vec::new()) };
+    let Some(seen) = reply.rows.first() else { return Ok(Vec::new()) };
 
     let mut findings = vec![promises(connector)];
-    let version: String = row::get(seen, "version")?;
+    let version: String = decode::get(seen, "version")?;
     let words = format!("server {version}, one round trip takes {took:?}");
     findings.push(Finding::new(if took > SLOW { Severity::Warning } else { Severity::Ok }, "reach", words));
 
-    let theirs = Timestamp::from_micros(row::get::<i64>(seen, "now_us")?.unsigned_abs());
+    let theirs = Timestamp::from_micros(decode::get::<i64>(seen, "now_us")?.unsigned_abs());
     let apart = theirs.since(wall).max(wall.since(theirs));
     findings.push(Finding::new(
         if apart > CLOCKS_APART { Severity::Warning } else { Severity::Info },
         "clock",
         format!("the server's wall clock is {apart:?} from ours; only the server's decides"),
     ));
-    if row::get::<i32>(seen, "version_number")? < OLDEST_VERSION {
+    if decode::get::<i32>(seen, "version_number")? < OLDEST_VERSION {
         let words = format!("server {version} is too old: 13 and newer are supported");
         findings.push(Finding::new(Severity::Failure, "version", words));
     }
 
-    findings.push(if connector.is_pooled() {
+    findings.push(if connector.is_lent() {
         Finding::new(
             Severity::Warning,
             "pooler",
-            "a pooler lends connections for a transaction at a time: grants cannot be pushed, waiting asks at intervals, \
-             liveness=connection and session-level advisory locks do not work; connect to the server itself",
+            "a pooler may lend connections for a transaction at a time: grants cannot be pushed, waiting asks at intervals, \
+             liveness=connection and session-level advisory locks do not work; connect to the server itself, or say \
+             ?pooler=session where the pooler lends them for as long as a client stays",
         )
     } else {
         Finding::new(Severity::Ok, "pooler", "none that shares connections between transactions")
     });
 
-    let isolation: String = row::get(seen, "isolation")?;
+    let isolation: String = decode::get(seen, "isolation")?;
     if isolation != "read committed" {
         let words = format!(
-            "transactions are {isolation} by default, and behind a pooler that cannot be changed from here: every lock \
-             call is refused; alter the role or the database: set default_transaction_isolation = 'read committed'"
+            "transactions are {isolation} by default: lock calls of other SQL clients are refused unless they begin with READ \
+             COMMITTED; alter the role or the database: set default_transaction_isolation = 'read committed'"
         );
-        findings.push(Finding::new(Severity::Failure, "isolation", words));
+        findings.push(Finding::new(Severity::Warning, "isolation", words));
     }
-    let synchronous: String = row::get(seen, "synchronous_commit")?;
-    let fsync: String = row::get(seen, "fsync")?;
-    findings.push(if fsync == "off" {
+    findings.push(durability(seen, connector)?);
+
+    let standbys: i32 = decode::get(seen, "async_standbys")?;
+    if standbys > 0 {
+        findings.push(Finding::new(
+            Severity::Warning,
+            "failover",
+            format!("{standbys} standbys follow asynchronously: a failover to one may forget the last grants"),
+        ));
+    }
+    let (most, used): (i32, i32) = (decode::get(seen, "max_connections")?, decode::get(seen, "in_use")?);
+    let wanted = i32::try_from(connector.options.connections).unwrap_or(i32::MAX).saturating_add(3);
+    let head_room = most.saturating_sub(used);
+    findings.push(Finding::new(
+        if head_room < wanted { Severity::Warning } else { Severity::Ok },
+        "connections",
+        format!("{used} of {most} in use; this instance may want {wanted}"),
+    ));
+    if let Some(limit) = decode::get::<Option<String>>(seen, "idle_session_timeout")?.filter(|limit| limit != "0") {
+        let severity = if connector.options.life == Life::Connection { Severity::Failure } else { Severity::Warning };
+        let words =
+            format!("idle_session_timeout is {limit}: idle connections are cut, and what lives by them with them");
+        findings.push(Finding::new(severity, "idle timeout", words));
+    }
+    let queue: f64 = decode::get(seen, "notification_queue")?;
+    if queue > 0.5 {
+        let words =
+            format!("the notification queue is {:.0} % full: a listener sits in an open transaction", queue * 100.0);
+        findings.push(Finding::new(Severity::Failure, "notifications", words));
+    }
+    let oldest: f64 = decode::get(seen, "oldest_snapshot_s")?;
+    if oldest > OLD_SNAPSHOT {
+        let words = format!("a transaction is open since {oldest:.0} s: dead rows pile up and locking slows down");
+        findings.push(Finding::new(Severity::Warning, "old transaction", words));
+    }
+    if let Some(who) = decode::get::<Option<String>>(seen, "sitting")? {
+        let words = format!(
+            "a lock that was used in a transaction cannot be had by others until that ends: {who}; commit right after \
+             the call, or look who holds it in pg_stat_activity"
+        );
+        findings.push(Finding::new(Severity::Warning, "open transaction", words));
+    }
+    findings.extend(in_the_way(seen)?);
+    findings.extend(upkeep(links).await);
+    findings.extend(dead_rows(seen)?);
+    findings.extend(keepalives(seen, connector)?);
+    Ok(findings)
+}
+
+/// What a crash of the server loses.
+fn durability(seen: &Row, connector: &Connector) -> Result<Finding, Failure> {
+    let synchronous: String = decode::get(seen, "synchronous_commit")?;
+    let fsync: String = decode::get(seen, "fsync")?;
+    Ok(if fsync == "off" {
         Finding::new(
             Severity::Failure,
             "durability",
@@ -87,57 +145,53 @@ pub(super) async fn examine(slot: &Slot, connector: &Arc<Connector>) -> Result<V
         Finding::new(Severity::Warning, "durability", "synchronous_commit is off: a crash may lose the last grants")
     } else {
         Finding::new(Severity::Ok, "durability", format!("synchronous_commit is {synchronous}"))
-    });
+    })
+}
 
-    let standbys: i32 = row::get(seen, "async_standbys")?;
-    if standbys > 0 {
-        findings.push(Finding::new(
-            Severity::Warning,
-            "failover",
-            format!("{standbys} standbys follow asynchronously: a failover to one may forget the last grants"),
-        ));
-    }
-    let (most, used): (i32, i32) = (row::get(seen, "max_connections")?, row::get(seen, "in_use")?);
-    let wanted = i32::try_from(connector.options.connections).unwrap_or(i32::MAX).saturating_add(4);
-    let head_room = most.saturating_sub(used);
-    findings.push(Finding::new(
-        if head_room < wanted { Severity::Warning } else { Severity::Ok },
-        "connections",
-        format!("{used} of {most} in use; this instance may want {wanted}"),
-    ));
-    if let Some(limit) = row::get::<Option<String>>(seen, "idle_session_timeout")?.filter(|limit| limit != "0") {
-        let severity = if connector.options.by == By::Connection { Severity::Failure } else { Severity::Warning };
-        let words =
-            format!("idle_session_timeout is {limit}: idle connections are cut, and what lives by them with them");
-        findings.push(Finding::new(severity, "idle timeout", words));
-    }
-    let queue: f64 = row::get(seen, "notification_queue")?;
-    if queue > 0.5 {
-        let words =
-            format!("the notification queue is {:.0} % full: a listener sits in an open transaction", queue * 100.0);
-        findings.push(Finding::new(Severity::Failure, "notifications", words));
-    }
-    let oldest: f64 = row::get(seen, "oldest_snapshot_s")?;
-    if oldest > OLD_SNAPSHOT {
-        let words = format!("a transaction is open since {oldest:.0} s: dead rows pile up and locking slows down");
-        findings.push(Finding::new(Severity::Warning, "old transaction", words));
-    }
-    if let Some(who) = row::get::<Option<String>>(seen, "sitting")? {
+/// What other features of the server do to locks, and what this role cannot see of it.
+fn in_the_way(seen: &Row) -> Result<Vec<Finding>, Failure> {
+    let mut findings = Vec::new();
+    if let Some(prepared) = decode::get::<Option<String>>(seen, "prepared")? {
         let words = format!(
-            "a lock that was used in a transaction cannot be had by others until that ends: {who}; commit right after \
-             the call, or look who holds it in pg_stat_activity"
+            "a prepared transaction keeps a lock from others until somebody ends it: {prepared}; commit prepared or rollback \
+             prepared"
         );
-        findings.push(Finding::new(Severity::Warning, "open transaction", words));
+        findings.push(Finding::new(Severity::Failure, "prepared transaction", words));
     }
-    findings.extend(dead_rows(seen)?);
-    findings.extend(keepalives(seen, connector)?);
+    if let Some(publications) = decode::get::<Option<String>>(seen, "publications")? {
+        let words = format!(
+            "the tables of the locks are published by {publications}: every lock call is sent to its subscribers, where the \
+             leases mean nothing; publish the schemas that are wanted instead"
+        );
+        findings.push(Finding::new(Severity::Warning, "publication", words));
+    }
+    if !decode::get::<bool>(seen, "sees_all")? {
+        let words = "this role sees only its own transactions: others that keep locks are not shown; `grant \
+                     pg_read_all_stats` to it for the whole picture";
+        findings.push(Finding::new(Severity::Info, "visibility", words));
+    }
+    let limit: i32 = decode::get(seen, "statement_timeout_ms")?;
+    if (1..SHORT_STATEMENTS_MS).contains(&limit) {
+        let words = format!(
+            "statement_timeout is {limit} ms for this role: lock calls that wait for another's transaction are ended by it; \
+             a second or more is enough"
+        );
+        findings.push(Finding::new(Severity::Warning, "statement timeout", words));
+    }
     Ok(findings)
+}
+
+/// Whether the tables can be tidied up.
+async fn upkeep(links: &Links) -> Option<Finding> {
+    let failure = links.look(Call::Maintain, &[]).await.err()?;
+    let words = format!("the tables cannot be tidied up and will grow: {failure}");
+    Some(Finding::new(Severity::Failure, "upkeep", words))
 }
 
 /// What slows everything down bit by bit.
 fn dead_rows(seen: &Row) -> Result<Option<Finding>, Failure> {
-    let (dead, live): (i64, i64) = (row::get(seen, "dead_rows")?, row::get(seen, "live_rows")?);
-    if row::get::<String>(seen, "autovacuum")? == "off" {
+    let (dead, live): (i64, i64) = (decode::get(seen, "dead_rows")?, decode::get(seen, "live_rows")?);
+    if decode::get::<String>(seen, "autovacuum")? == "off" {
         let words =
             "autovacuum is off: every lock taken leaves dead rows that nobody removes; turn it on, or vacuum often";
         return Ok(Some(Finding::new(Severity::Warning, "dead rows", words)));
@@ -151,33 +205,32 @@ fn dead_rows(seen: &Row) -> Result<Option<Finding>, Failure> {
     }))
 }
 
-/// Over a network a client can vanish without a word.
+/// Over a network a client can vanish without a word, and what lives by its connection with it.
 fn keepalives(seen: &Row, connector: &Connector) -> Result<Option<Finding>, Failure> {
-    if connector.is_pooled() || !row::get::<bool>(seen, "by_network")? {
+    if connector.options.life == Life::Ttl || !decode::get::<bool>(seen, "by_network")? {
         return Ok(None);
     }
-    let (idle, unconfirmed): (i32, i32) = (row::get(seen, "keepalives_idle")?, row::get(seen, "unconfirmed_ms")?);
+    let (idle, unconfirmed): (i32, i32) = (decode::get(seen, "keepalives_idle")?, decode::get(seen, "unconfirmed_ms")?);
     if (1..=60).contains(&idle) && (1..=60_000).contains(&unconfirmed) {
         let words = format!("a client that vanished is looked for after {idle} s");
         return Ok(Some(Finding::new(Severity::Ok, "keepalives", words)));
     }
-    let severity = if connector.options.by == By::Connection { Severity::Failure } else { Severity::Warning };
     let words = format!(
         "the server looks for a vanished client after {idle} s, and gives up what it does not confirm after {unconfirmed} \
          ms (0: after many minutes): what lives by its connection stays so long"
     );
-    Ok(Some(Finding::new(severity, "keepalives", words)))
+    Ok(Some(Finding::new(Severity::Failure, "keepalives", words)))
 }
 
 fn promises(connector: &Connector) -> Finding {
-    let words = match connector.options.by {
-        By::Ttl => "a holder that stops renewing keeps its lease for one ttl",
-        By::Connection => "a lease lives as long as its connection, a dead one is recorded as disconnected",
+    let words = match connector.options.life {
+        Life::Ttl => "a holder that stops renewing keeps its lease for one ttl",
+        Life::Connection => "a lease lives as long as its connection, a dead one is recorded as disconnected",
     };
     let kept = match connector.options.durability {
         Durability::Durable => "a crash loses no grant",
-        Durability::Async => "a crash may lose the last grants, which the next renewal tells",
-        Durability::Unlogged => "a crash loses all leases, which the next renewal tells",
+        Durability::Async => "a crash may lose the last grants, as the next renewal finds out",
+        Durability::Unlogged => "a crash loses all leases, as the next renewal finds out",
     };
     Finding::new(Severity::Info, "promises", format!("{words}; queues are fair, fences rise; {kept}"))
 }

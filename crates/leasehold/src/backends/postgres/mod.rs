@@ -7,55 +7,44 @@
 //! grant. Renewals have a connection of their own.
 
 pub mod advisory;
-mod batch;
-mod columns;
+mod calls;
 mod connection;
-mod deaths;
-mod dial;
+mod credentials;
+mod decode;
+mod encode;
+mod errors;
 mod examine;
-mod failure;
-mod late;
-mod listener;
+mod inspect;
+mod liveness;
+mod ops;
 mod options;
-mod renewals;
-mod row;
+mod renew;
 mod schema;
-mod tls;
 mod upkeep;
-mod work;
 
 use std::{fmt, os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use tokio::task::AbortHandle;
-use tokio_postgres::types::Type;
+pub use tokio_postgres::Config;
 use uuid::Uuid;
 
 use self::{
-    columns::long,
-    connection::{Call, Connector, Slot},
-    deaths::Deaths,
-    failure::{Failure, Kind},
-    late::Late,
-    listener::Listener,
-    options::{By, Durability, Recorded},
-    renewals::Renewals,
-    work::{Caller, Work},
+    connection::{Connector, Links, Slot},
+    errors::{Failure, Kind},
+    liveness::{DeathWatch, LateRequests, Listener, Sessions},
+    ops::{Caller, Ops},
+    options::{Durability, History, Life},
+    renew::Renewals,
 };
 pub use self::{
     options::PostgresOptions,
-    schema::{Installed, install, sql},
+    schema::{Installed, install, sql, sql_since, uninstall_sql},
 };
 use crate::{
     Error, Result,
-    backend::{
-        Backend, EventStream, Finding, Guarantees, HintSender, Hints, Inspect, Liveness, OpenOptions, Opening,
-        Reach,
-    },
-    lease::{
-        Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, LeaseKey, Lifetime, ListFilter, Names,
-        Outcome, Page, Released, Renewal, Request, Resource, Standing,
-    },
+    backend::{Backend, Belief, Guarantees, HintSender, Hints, Liveness, OpenOptions, Opening, Reach},
+    lease::{Answer, Decision, LeaseKey, Lifetime, Outcome, Released, Renewal, Request, Standing},
 };
 
 /// A transaction holds the rows of so many leases for some ten milliseconds.
@@ -63,26 +52,23 @@ const RENEW_BATCH: usize = 2000;
 /// How long a connection may be silent and still be believed: the server gives it up a second later.
 const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 
-/// Leases kept in a Postgres database.
+/// Leases stored in a Postgres database.
 ///
 /// Opened inside a tokio runtime with io and time, and used while it runs.
 pub struct PostgresBackend {
-    connector: Arc<Connector>,
+    links: Arc<Links>,
     caller: Caller,
-    work: Arc<Work>,
+    ops: Arc<Ops>,
     renewals: Renewals,
-    /// For what may have to wait for a lock.
-    aside: Arc<Slot>,
-    /// For what may take a while, and which no lease waits for.
-    looks: Arc<Slot>,
-    listener: Arc<Listener>,
+    /// Absent where a pooler lends connections for a transaction at a time.
+    listener: Option<Arc<Listener>>,
     hints: HintSender,
-    late: Arc<Late>,
+    late: Arc<LateRequests>,
     tasks: Vec<AbortHandle>,
 }
 
 impl PostgresBackend {
-    /// Connects, and sees whether the schema is there and what lies in between.
+    /// Connects, and finds out whether the schema is there and what lies in between.
     ///
     /// # Errors
     /// `Unavailable` for a server that cannot be reached or is a standby, `PermissionDenied`,
@@ -90,83 +76,76 @@ impl PostgresBackend {
     /// `liveness=connection` through a pooler that shares connections.
     pub async fn open(options: PostgresOptions) -> Result<Self> {
         let connector = Connector::new(options)?;
-        let [first, second] = connector.connect_pair().await.map_err(Failure::error)?;
-        schema::check(&first, &connector.options).await.map_err(Failure::error)?;
-        let pooled = connector.is_pooled();
-        if pooled && connector.options.by == By::Connection {
-            return Err(Failure::new(
-                Kind::Unsupported,
-                format!(
-                    "liveness=connection does not work through the pooler at {}, which lends connections for a \
-                     transaction at a time; connect to the server itself, or use liveness=ttl",
-                    connector.place
-                ),
-            )
-            .error());
+        let (first, notifications) = connector.connect_to_listen().await.map_err(Failure::error)?;
+        let lent = connector.is_lent();
+        if lent && connector.options.life == Life::Connection {
+            return Err(no_sessions(&connector, "liveness=connection", "use liveness=ttl"));
         }
+        schema::check(&first, &connector.options).await.map_err(Failure::error)?;
         let channel = format!("lh_{}", Uuid::new_v4().simple());
         let caller = Caller {
             namespace: connector.options.namespace.clone(),
-            history: match connector.options.recorded {
-                Recorded::All => b'a',
-                Recorded::Problems => b'p',
-                Recorded::Off => b'o',
+            history: match connector.options.history {
+                History::All => b'a',
+                History::Problems => b'p',
+                History::Off => b'o',
             }
             .cast_signed(),
-            channel: (!pooled).then(|| channel.clone()),
+            channel: (!lent).then(|| channel.clone()),
         };
         let hints = HintSender::new();
-        let listener = Listener::new(Arc::clone(&connector), channel, hints.clone());
-        if !pooled {
-            // Before anything is asked for: what is heard while nobody listens is lost.
+        let (listener, renews) = if lent {
+            (None, Slot::with(Arc::clone(&connector), first))
+        } else {
+            let first = Some((first, notifications));
+            let listener = Listener::new(Arc::clone(&connector), channel, hints.clone(), first);
+            // Before anything is asked for: what is sent while nobody listens is lost.
             listener.ensure().await.map_err(Failure::error)?;
-        }
-        let [aside, looks] = [(), ()].map(|()| Arc::new(Slot::new(Arc::clone(&connector))));
-        let deaths = Arc::new(Deaths::default());
-        let looking = Arc::clone(&deaths).look(Arc::clone(&aside), caller.clone(), hints.clone());
-        let work = Work::start(Arc::clone(&connector), first, caller.clone(), hints.clone(), Arc::clone(&deaths));
-        let late = Late::new(Arc::clone(&connector.options.clock));
+            (Some(listener), Slot::new(Arc::clone(&connector)))
+        };
+        let links = Links::new(&connector, listener.clone(), renews);
+        let deaths = Arc::new(DeathWatch::default());
+        let looking = Arc::clone(&deaths).look(Arc::clone(&links), caller.clone(), hints.clone());
+        let ops = Ops::start(Arc::clone(&links), caller.clone(), hints.clone(), Arc::clone(&deaths));
+        let late = LateRequests::new(Arc::clone(&connector.options.clock));
         let mut tasks = vec![
-            connector.runtime.spawn(upkeep::keep_up(Arc::clone(&looks))).abort_handle(),
+            connector.runtime.spawn(upkeep::keep_up(Arc::clone(&links))).abort_handle(),
             connector.runtime.spawn(looking).abort_handle(),
         ];
-        if connector.options.by == By::Connection {
-            let giving_back = Arc::clone(&late).give_back(Arc::clone(&work));
+        if connector.options.life == Life::Connection {
+            let giving_back = Arc::clone(&late).give_back(Arc::clone(&ops));
             tasks.push(connector.runtime.spawn(giving_back).abort_handle());
         }
-        Ok(Self {
-            work,
-            renewals: Renewals::new(
-                Slot::with(Arc::clone(&connector), second),
-                Arc::clone(&aside),
-                caller.clone(),
-                hints.clone(),
-                Arc::clone(&deaths),
-                connector.runtime.clone(),
-            ),
-            aside,
-            looks,
-            connector,
-            caller,
-            listener,
-            hints,
-            late,
-            tasks,
-        })
-    }
-
-    /// Whether grants can be pushed to this instance.
-    fn pushes(&self) -> bool {
-        !self.connector.is_pooled()
+        let renewals = Renewals::new(Arc::clone(&links), caller.clone(), hints.clone(), deaths);
+        Ok(Self { links, caller, ops, renewals, listener, hints, late, tasks })
     }
 
     /// The connection that a new lease of this instance lives by, if it does.
     async fn session(&self, lifetime: Lifetime) -> Result<Option<i32>, Failure> {
-        match (self.connector.options.by, lifetime) {
-            (By::Connection, Lifetime::Attached) => self.listener.ensure().await,
+        match (self.links.connector.options.life, lifetime, &self.listener) {
+            (Life::Connection, Lifetime::Attached, Some(listener)) => listener.ensure().await,
             _ => Ok(None),
         }
     }
+
+    fn sessions(&self) -> Sessions {
+        self.listener.as_ref().map_or_else(Sessions::default, |listener| listener.sessions())
+    }
+
+    /// How long answers to what is sent from now on may be believed.
+    fn belief(&self) -> Belief {
+        self.listener.as_ref().map_or(Belief::Ttl, |listener| listener.belief())
+    }
+}
+
+/// Why nothing can live by a connection that a pooler lends for a transaction at a time.
+fn no_sessions(connector: &Connector, what: &str, instead: &str) -> Error {
+    let words = format!(
+        "{what} does not work through the pooler at {}, which lends connections for a transaction at a time; connect to the \
+         server itself, or {instead}; where there is no such pooler, connect with ?pooler=none or ?pooler=session",
+        connector.place
+    );
+    Failure::new(Kind::Unsupported, words).error()
 }
 
 impl Drop for PostgresBackend {
@@ -174,14 +153,16 @@ impl Drop for PostgresBackend {
         for task in &self.tasks {
             task.abort();
         }
-        self.listener.close();
-        self.work.close();
+        if let Some(listener) = &self.listener {
+            listener.close();
+        }
+        self.ops.close();
     }
 }
 
 impl fmt::Debug for PostgresBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresBackend").field("place", &self.connector.place).finish_non_exhaustive()
+        f.debug_struct("PostgresBackend").field("place", &self.links.connector.place).finish_non_exhaustive()
     }
 }
 
@@ -195,14 +176,14 @@ pub(crate) fn open(url: &str, options: &OpenOptions) -> Opening {
 #[async_trait]
 impl Backend for PostgresBackend {
     fn guarantees(&self) -> Guarantees {
-        let by = self.connector.options.by;
-        let (liveness, silence_limit) = match by {
-            By::Ttl => (Liveness::Ttl, None),
-            By::Connection => (Liveness::Connection, Some(SILENCE_LIMIT)),
+        let options = &self.links.connector.options;
+        let (liveness, silence_limit) = match options.life {
+            Life::Ttl => (Liveness::Ttl, None),
+            Life::Connection => (Liveness::Connection, Some(SILENCE_LIMIT)),
         };
         Guarantees::new("postgres", Reach::Network, liveness)
-            .pushes(self.pushes())
-            .survives_restart(by == By::Ttl && self.connector.options.durability != Durability::Unlogged)
+            .pushes(self.listener.is_some())
+            .survives_restart(options.life == Life::Ttl && options.durability != Durability::Unlogged)
             .renew_batch(RENEW_BATCH)
             .silence_limit(silence_limit)
     }
@@ -217,9 +198,9 @@ impl Backend for PostgresBackend {
             return Err(Error::unsupported(words).about(&request.key.resource));
         }
         let session = self.session(request.lifetime).await.map_err(Failure::error)?;
-        let belief = self.listener.belief();
+        let belief = self.belief();
         let asking = session.map(|_| self.late.asking(&request.key));
-        let answer = self.work.acquire(request, session).await;
+        let answer = self.ops.acquire(request, session).await;
         if let Some(asking) = asking
             && !answer.as_ref().is_err_and(|failure| failure.kind == Kind::Unanswered)
         {
@@ -231,7 +212,7 @@ impl Backend for PostgresBackend {
             self.late.released(&request.key);
         }
         // 1. It is asked for in the name of a connection. 2. That connection dies. 3. It is granted, and dead to all.
-        if session.is_some() && self.listener.session() != session {
+        if session.is_some() && self.listener.as_ref().and_then(|listener| listener.session()) != session {
             let words = "the connection that the lease would live by was lost meanwhile";
             return Err(Failure::new(Kind::Unanswered, words).error());
         }
@@ -239,131 +220,18 @@ impl Backend for PostgresBackend {
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
-        let belief = self.listener.belief();
-        let answer = self.renewals.renew(renewals, self.listener.sessions()).await.map_err(Failure::error)?;
+        let belief = self.belief();
+        let answer = self.renewals.renew(renewals, self.sessions()).await.map_err(Failure::error)?;
         Ok(answer.believed(belief))
     }
 
     async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {
-        let answer = self.work.release(key, outcome).await.map_err(Failure::error)?;
+        let answer = self.ops.release(key, outcome).await.map_err(Failure::error)?;
         self.late.released(key);
         Ok(answer)
     }
 
     fn inheritable(&self) -> Option<OwnedFd> {
-        self.listener.lend()
-    }
-}
-
-#[async_trait]
-impl Inspect for PostgresBackend {
-    async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
-        let told = self
-            .aside
-            .ask(
-                Call::Evict,
-                &[
-                    (&self.caller.namespace, Type::TEXT),
-                    (&self.caller.channel, Type::TEXT),
-                    (&self.caller.history, Type::CHAR),
-                    (&resource.as_str(), Type::TEXT),
-                    (&long(expected.get()), Type::INT8),
-                    (&reason, Type::TEXT),
-                ],
-            )
-            .await
-            .inspect_err(|failure| failure.hurry([resource].into_iter(), &self.hints))
-            .map_err(Failure::error)?;
-        let mut answers = told.rows.iter().map(row::answered).collect::<Result<Vec<_>, _>>().map_err(Failure::error)?;
-        let Some(answer) = answers.pop() else {
-            return Err(Failure::new(Kind::Unanswered, "postgres did not say what it evicted").error());
-        };
-        for hint in answer.hints {
-            self.hints.send(hint);
-        }
-        answer.said.evicted().map_err(Failure::error)
-    }
-
-    async fn list(&self, filter: &ListFilter) -> Result<Page> {
-        let (exactly, prefix) = named(&filter.names);
-        let limit = i64::try_from(filter.limit).unwrap_or(i64::MAX);
-        let told = self
-            .looks
-            .ask(
-                Call::List,
-                &[
-                    (&self.caller.namespace, Type::TEXT),
-                    (&exactly, Type::TEXT),
-                    (&prefix, Type::TEXT),
-                    (&filter.after.as_ref().map(Resource::as_str), Type::TEXT),
-                    (&limit.saturating_add(1), Type::INT8),
-                ],
-            )
-            .await
-            .map_err(Failure::error)?;
-        let mut leases = row::leases(&told.rows).map_err(Failure::error)?;
-        let mut names = 0;
-        let mut last = None;
-        let kept = leases.iter().position(|lease| {
-            if last != Some(&lease.resource) {
-                names += 1;
-                if names > filter.limit {
-                    return true;
-                }
-                last = Some(&lease.resource);
-            }
-            false
-        });
-        let next = kept.and(last.cloned());
-        leases.truncate(kept.unwrap_or(leases.len()));
-        Ok(Page { leases, next })
-    }
-
-    async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
-        // Leases of the dead that nobody asked for since are not recorded yet.
-        if let Err(failure) = self.looks.ask(Call::Maintain, &[]).await {
-            tracing::debug!(%failure, "could not tidy up");
-        }
-        let (exactly, prefix) = named(&filter.names);
-        let told = self
-            .looks
-            .ask(
-                Call::History,
-                &[
-                    (&self.caller.namespace, Type::TEXT),
-                    (&exactly, Type::TEXT),
-                    (&prefix, Type::TEXT),
-                    (&filter.failures, Type::BOOL),
-                    (&filter.since.map(|time| long(time.as_micros())), Type::INT8),
-                    (&filter.until.map(|time| long(time.as_micros())), Type::INT8),
-                    (&i64::try_from(filter.limit).unwrap_or(i64::MAX), Type::INT8),
-                ],
-            )
-            .await
-            .map_err(Failure::error)?;
-        told.rows.iter().map(row::ended).collect::<Result<_, _>>().map_err(Failure::error)
-    }
-
-    async fn watch(&self, names: Names) -> Result<EventStream> {
-        if !self.pushes() {
-            return Err(Failure::new(
-                Kind::Unsupported,
-                format!("the pooler at {} lets nobody listen; connect to the server itself", self.connector.place),
-            )
-            .error());
-        }
-        self.listener.follow(names).await.map_err(Failure::error)
-    }
-
-    async fn examine(&self) -> Result<Vec<Finding>> {
-        examine::examine(&self.looks, &self.connector).await.map_err(Failure::error)
-    }
-}
-
-fn named(names: &Names) -> (Option<&str>, Option<&str>) {
-    match names {
-        Names::All => (None, None),
-        Names::Prefix(prefix) => (None, Some(prefix)),
-        Names::Exactly(resource) => (Some(resource.as_str()), None),
+        self.listener.as_ref()?.lend()
     }
 }

@@ -1,16 +1,47 @@
-//! Where a `postgres://` backend is and how it is used, as said by its URL and the usual environment.
+//! Where a `postgres://` backend is and how it is used, as its URL and the usual environment say.
 
-use std::{env, fs, os::unix::fs::PermissionsExt, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
+use std::{path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
-use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
+use rustls::ClientConfig;
+use tokio_postgres::{
+    Config,
+    config::{Host, SslMode, TargetSessionAttrs},
+};
 
-use crate::{Error, Result, clock::Clock};
+use super::{
+    connection::Tls,
+    credentials::{Password, set},
+};
+use crate::{Error, Result, backend::UrlOptions, clock::Clock};
 
 /// What a lease lives by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum By {
+pub(super) enum Life {
     Ttl,
     Connection,
+}
+
+/// What lies between this process and the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pooler {
+    /// Each connection finds out whether its server session was started for it.
+    Auto,
+    None,
+    /// One that lends a server connection as long as its client stays.
+    Session,
+    /// One that lends a server connection for a transaction at a time.
+    Transaction,
+}
+
+impl Pooler {
+    /// Whether server connections are lent for a transaction at a time, where the URL says so.
+    pub(super) fn lends(self) -> Option<bool> {
+        match self {
+            Self::Auto => None,
+            Self::None | Self::Session => Some(false),
+            Self::Transaction => Some(true),
+        }
+    }
 }
 
 /// What a grant survives.
@@ -26,7 +57,7 @@ pub(super) enum Durability {
 
 /// Which endings are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Recorded {
+pub(super) enum History {
     All,
     Problems,
     Off,
@@ -41,23 +72,27 @@ pub(super) enum Trust {
     Verified(Option<PathBuf>),
 }
 
-impl Trust {
-    /// By the authorities in this file, or `system`.
-    fn by(roots: &str) -> Self {
-        Self::Verified((roots != "system").then(|| PathBuf::from(roots)))
-    }
+/// The files that prove who we are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Certificate {
+    pub(super) chain: PathBuf,
+    pub(super) key: PathBuf,
 }
 
-/// Where the leases are kept and how.
+/// Where the leases are stored and how.
 #[derive(Clone, Debug)]
 pub struct PostgresOptions {
-    pub(super) config: tokio_postgres::Config,
-    pub(super) trust: Trust,
+    config: Config,
+    password: Password,
+    trust: Trust,
+    certificate: Option<Certificate>,
+    handed_in: Option<Arc<ClientConfig>>,
     pub(super) namespace: String,
     pub(super) schema: String,
-    pub(super) by: By,
+    pub(super) life: Life,
+    pub(super) pooler: Pooler,
     pub(super) durability: Durability,
-    pub(super) recorded: Recorded,
+    pub(super) history: History,
     /// The most connections for acquires and releases.
     pub(super) connections: usize,
     /// Whether a missing schema is made on first connect.
@@ -66,102 +101,140 @@ pub struct PostgresOptions {
     pub(super) clock: Arc<dyn Clock>,
 }
 
+/// Our own parameters; all others are the server's.
+const OWN: [&str; 13] = [
+    "schema", "liveness", "pooler", "durability", "history", "connections", "init", "password_file", "password_env", "sslmode",
+    "sslrootcert", "sslcert", "sslkey",
+];
+
 impl PostgresOptions {
-    /// What the URL says: `postgres://user@host:5432/db?schema=leasehold&liveness=ttl`.
+    /// Reads a URL: `postgres://user@host:5432/db?schema=leasehold&liveness=ttl`.
     ///
     /// Besides the usual parameters of a Postgres URL: `schema`, `liveness=ttl|connection`,
-    /// `durability=durable|async|unlogged`, `history=all|problems|off`, `connections` (8),
-    /// `init=1` to install a missing schema, `password_file`, `password_env`, `sslmode`,
-    /// `sslrootcert`. What is not said comes from `PGHOST` and its kin and from the password file.
+    /// `pooler=auto|none|session|transaction`, `durability=durable|async|unlogged`,
+    /// `history=all|problems|off`, `connections` (8), `init=1` to install a missing schema,
+    /// `password_file`, `password_env`, `sslmode`, `sslrootcert`, `sslcert` and `sslkey`. What the URL
+    /// leaves out comes from `PGHOST` and its kin and from the password file.
     ///
     /// # Errors
     /// `InvalidConfig` when the URL cannot be used; the message never shows a password.
     pub fn from_url(url: &str, namespace: &str, clock: Arc<dyn Clock>, connect_limit: Duration) -> Result<Self> {
         let (place, query) = url.split_once('?').unwrap_or((url, ""));
-        let mut own = Self {
-            config: tokio_postgres::Config::new(),
+        let is_own = |parameter: &&str| OWN.contains(&parameter.split('=').next().unwrap_or_default());
+        let (own, theirs): (Vec<&str>, Vec<&str>) =
+            query.split('&').filter(|parameter| !parameter.is_empty()).partition(is_own);
+        let url = if theirs.is_empty() { place.to_owned() } else { format!("{place}?{}", theirs.join("&")) };
+        let config = Config::from_str(&url).map_err(|error| {
+            let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+            Error::invalid_config(format!(
+                "this postgres URL cannot be used: {error} {source}; besides the usual parameters there are {}",
+                OWN.join(", ")
+            ))
+        })?;
+        let mut options = Self::plain(config, namespace, clock, connect_limit);
+        options.take(UrlOptions::parse(&format!("postgres:?{}", own.join("&")))?)?;
+        Ok(options)
+    }
+
+    /// Uses a configuration that the program has already, with the parameters of [`from_url`](Self::from_url): `liveness=ttl`.
+    ///
+    /// ```
+    /// use std::{sync::Arc, time::Duration};
+    /// use leasehold::{backends::postgres::{Config, PostgresOptions}, clock::SystemClock};
+    ///
+    /// let mut config = Config::new();
+    /// config.host("db.internal").user("app").dbname("shop");
+    /// let options = PostgresOptions::from_config(config, "history=problems", "default", Arc::new(SystemClock), Duration::from_secs(3))?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `InvalidConfig` when a parameter cannot be used.
+    pub fn from_config(
+        config: Config,
+        parameters: &str,
+        namespace: &str,
+        clock: Arc<dyn Clock>,
+        connect_limit: Duration,
+    ) -> Result<Self> {
+        let mut options = Self::plain(config, namespace, clock, connect_limit);
+        let parsed = UrlOptions::parse(&format!("postgres:?{parameters}"))?;
+        options.take(parsed)?;
+        Ok(options)
+    }
+
+    /// Encrypts by this TLS configuration instead of what `sslmode` and its kin say; the default is theirs.
+    #[must_use]
+    pub fn tls_config(mut self, config: Arc<ClientConfig>) -> Self {
+        self.handed_in = Some(config);
+        self
+    }
+
+    fn plain(config: Config, namespace: &str, clock: Arc<dyn Clock>, connect_limit: Duration) -> Self {
+        Self {
+            config,
+            password: Password::Given,
             trust: Trust::Anyone,
+            certificate: None,
+            handed_in: None,
             namespace: namespace.to_owned(),
             schema: String::from("leasehold"),
-            by: By::Ttl,
+            life: Life::Ttl,
+            pooler: Pooler::Auto,
             durability: Durability::Durable,
-            recorded: Recorded::All,
+            history: History::All,
             connections: 8,
             init: false,
             connect_limit,
             clock,
+        }
+    }
+
+    fn take(&mut self, mut url: UrlOptions) -> Result<()> {
+        self.schema = url.take_text("schema").map_or(Ok(String::from("leasehold")), |name| schema(&name))?;
+        take_word(&mut url, "liveness", &[("ttl", Life::Ttl), ("connection", Life::Connection)], &mut self.life)?;
+        let poolers = [
+            ("auto", Pooler::Auto),
+            ("none", Pooler::None),
+            ("session", Pooler::Session),
+            ("transaction", Pooler::Transaction),
+        ];
+        take_word(&mut url, "pooler", &poolers, &mut self.pooler)?;
+        let durabilities =
+            [("durable", Durability::Durable), ("async", Durability::Async), ("unlogged", Durability::Unlogged)];
+        take_word(&mut url, "durability", &durabilities, &mut self.durability)?;
+        let histories = [("all", History::All), ("problems", History::Problems), ("off", History::Off)];
+        take_word(&mut url, "history", &histories, &mut self.history)?;
+        self.init = url.take_switch("init")?.unwrap_or(false);
+        let number = |text: &str| text.parse().ok().filter(|most| (1..=64).contains(most));
+        self.connections = url.take_with("connections", "1 to 64", number)?.unwrap_or(8);
+        self.password = match (url.take_text("password_file"), url.take_text("password_env")) {
+            (Some(path), _) => Password::File(PathBuf::from(path)),
+            (None, Some(name)) => Password::Variable(name),
+            (None, None) if self.config.get_password().is_none() => Password::Usual,
+            (None, None) => Password::Given,
         };
-        let mut left = Vec::new();
-        let mut password = None;
-        let mut ssl = None;
-        for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
-            let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
-            let value = decoded(name, value)?;
-            match name {
-                "schema" => own.schema = schema(&value)?,
-                "liveness" => own.by = one_of(name, &value, &[("ttl", By::Ttl), ("connection", By::Connection)])?,
-                "durability" => {
-                    let known = [
-                        ("durable", Durability::Durable),
-                        ("async", Durability::Async),
-                        ("unlogged", Durability::Unlogged),
-                    ];
-                    own.durability = one_of(name, &value, &known)?;
-                }
-                "history" => {
-                    let known = [("all", Recorded::All), ("problems", Recorded::Problems), ("off", Recorded::Off)];
-                    own.recorded = one_of(name, &value, &known)?;
-                }
-                "init" => own.init = one_of(name, &value, &[("1", true), ("0", false)])?,
-                "connections" => {
-                    own.connections =
-                        value.parse().ok().filter(|most| (1..=64).contains(most)).ok_or_else(|| {
-                            Error::invalid_config(format!("connections={value} cannot be used: 1 to 64"))
-                        })?;
-                }
-                "password_file" => password = Some(first_line(&value)?),
-                "password_env" => {
-                    password = Some(env::var(&value).map_err(|_| {
-                        Error::invalid_config(format!("password_env={value} names a variable that is not set"))
-                    })?);
-                }
-                "sslmode" => ssl = Some(value),
-                "sslrootcert" => own.trust = Trust::by(&value),
-                _ => left.push(parameter),
-            }
-        }
-        let url = if left.is_empty() { place.to_owned() } else { format!("{place}?{}", left.join("&")) };
-        own.config = tokio_postgres::Config::from_str(&url).map_err(|error| {
-            let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-            Error::invalid_config(format!(
-                "this postgres URL cannot be used: {error} {source}; besides the usual parameters there are schema, \
-                 liveness, durability, history, connections, init, password_file and password_env"
-            ))
-        })?;
-        own.config.application_name("leasehold").connect_timeout(connect_limit);
-        own.config.keepalives_idle(Duration::from_secs(5)).keepalives_interval(Duration::from_secs(2));
-        if own.config.get_hosts().len() > 1 && own.config.get_target_session_attrs() == TargetSessionAttrs::Any {
-            // One of them is the primary; a standby cannot grant.
-            own.config.target_session_attrs(TargetSessionAttrs::ReadWrite);
-        }
-        if own.trust == Trust::Anyone
-            && let Some(roots) = set("PGSSLROOTCERT")
-        {
-            own.trust = Trust::by(&roots);
-        }
-        own.fill_in(password)?;
-        own.ssl(ssl.or_else(|| set("PGSSLMODE")).as_deref())?;
-        Ok(own)
+        let roots = url.take_text("sslrootcert").or_else(|| set("PGSSLROOTCERT"));
+        let mode = url.take_text("sslmode").or_else(|| set("PGSSLMODE"));
+        let chain = url.take_text("sslcert").or_else(|| set("PGSSLCERT"));
+        let key = url.take_text("sslkey").or_else(|| set("PGSSLKEY"));
+        url.finish(&OWN)?;
+        self.certificate = match (chain, key) {
+            (Some(chain), Some(key)) => Some(Certificate { chain: chain.into(), key: key.into() }),
+            (None, None) => None,
+            _ => return Err(Error::invalid_config("a client certificate needs both sslcert and sslkey")),
+        };
+        self.fill_in();
+        self.encrypt(mode.as_deref(), roots.as_deref())?;
+        // A password that cannot be read is better known now.
+        self.current_config().map(drop)
     }
 
     /// `require` and above verify the server: encryption to anyone at all protects from nobody who matters.
-    fn ssl(&mut self, mode: Option<&str>) -> Result<()> {
-        let verified = || match &self.trust {
-            Trust::Verified(roots) => Trust::Verified(roots.clone()),
-            Trust::Anyone => Trust::Verified(None),
-        };
+    fn encrypt(&mut self, mode: Option<&str>, roots: Option<&str>) -> Result<()> {
+        let verified = || Trust::Verified(roots.filter(|roots| *roots != "system").map(PathBuf::from));
         let (mode, trust) = match mode {
-            None if self.trust != Trust::Anyone => (SslMode::Require, verified()),
+            None if roots.is_some() => (SslMode::Require, verified()),
             None | Some("prefer" | "allow") => (SslMode::Prefer, Trust::Anyone),
             Some("disable") => (SslMode::Disable, Trust::Anyone),
             Some("require" | "verify-ca" | "verify-full") => (SslMode::Require, verified()),
@@ -172,72 +245,68 @@ impl PostgresOptions {
             }
         };
         // On a socket in the file system nobody is in between, and the server encrypts nothing.
-        let (mode, trust) = if self.is_local() { (SslMode::Disable, Trust::Anyone) } else { (mode, trust) };
+        let by_socket = |host: &Host| matches!(host, Host::Unix(_));
+        let local = self.config.get_hostaddrs().is_empty() && self.config.get_hosts().iter().all(by_socket);
+        let (mode, trust) = if local { (SslMode::Disable, Trust::Anyone) } else { (mode, trust) };
         self.config.ssl_mode(mode);
         self.trust = trust;
         Ok(())
     }
 
-    fn is_local(&self) -> bool {
-        let by_socket = |host: &Host| matches!(host, Host::Unix(_));
-        self.config.get_hostaddrs().is_empty() && self.config.get_hosts().iter().all(by_socket)
-    }
-
-    fn fill_in(&mut self, password: Option<String>) -> Result<()> {
-        if self.config.get_hosts().is_empty() && self.config.get_hostaddrs().is_empty() {
+    fn fill_in(&mut self) {
+        let config = &mut self.config;
+        config.application_name("leasehold").connect_timeout(self.connect_limit);
+        config.keepalives_idle(Duration::from_secs(5)).keepalives_interval(Duration::from_secs(2));
+        if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
             let socket = ["/var/run/postgresql", "/tmp"].into_iter().find(|path| PathBuf::from(path).is_dir());
-            self.config.host(set("PGHOST").as_deref().or(socket).unwrap_or("localhost"));
+            config.host(set("PGHOST").as_deref().or(socket).unwrap_or("localhost"));
         }
-        if self.config.get_ports().is_empty() {
-            let port = set("PGPORT").and_then(|port| port.parse().ok()).unwrap_or(5432);
-            self.config.port(port);
+        if config.get_ports().is_empty() {
+            config.port(set("PGPORT").and_then(|port| port.parse().ok()).unwrap_or(5432));
         }
-        if self.config.get_user().is_none()
+        if config.get_user().is_none()
             && let Some(user) = set("PGUSER").or_else(|| set("USER")).or_else(|| set("LOGNAME"))
         {
-            self.config.user(user);
+            config.user(user);
         }
-        if self.config.get_dbname().is_none()
+        if config.get_dbname().is_none()
             && let Some(database) = set("PGDATABASE")
         {
-            self.config.dbname(database);
+            config.dbname(database);
         }
-        if let Some(password) = password.or_else(|| set("PGPASSWORD").filter(|_| self.config.get_password().is_none()))
-        {
-            self.config.password(password);
+        if config.get_hosts().len() > 1 && config.get_target_session_attrs() == TargetSessionAttrs::Any {
+            // One of them is the primary; a standby cannot grant.
+            config.target_session_attrs(TargetSessionAttrs::ReadWrite);
         }
-        if self.config.get_password().is_none()
-            && let Some(password) = self.look_up_password(set("PGPASSFILE"))?
-        {
-            self.config.password(password);
-        }
-        Ok(())
     }
 
-    /// The password that `PGPASSFILE`, or `~/.pgpass`, has for this server.
-    fn look_up_password(&self, named: Option<String>) -> Result<Option<String>> {
-        let path = match named {
-            Some(path) => PathBuf::from(path),
-            None => match env::var_os("HOME") {
-                Some(home) => PathBuf::from(home).join(".pgpass"),
-                None => return Ok(None),
-            },
-        };
-        let Ok(text) = fs::read_to_string(&path) else { return Ok(None) };
-        if fs::metadata(&path).is_ok_and(|file| file.permissions().mode() & 0o077 != 0) {
-            return Err(Error::invalid_config(format!(
-                "the password file {0} can be read by others; chmod 600 {0}",
-                path.display()
-            )));
+    /// What to connect with, with the password as it is now.
+    pub(super) fn current_config(&self) -> Result<Config> {
+        self.password.put_into(&self.config)
+    }
+
+    pub(super) fn tls(&self) -> Result<Tls> {
+        match &self.handed_in {
+            Some(config) => Ok(Tls::from_config(config)),
+            None => Tls::new(&self.trust, self.certificate.as_ref()),
         }
-        let host = match self.config.get_hosts().first() {
-            Some(Host::Tcp(name)) => name.clone(),
-            _ => String::from("localhost"),
-        };
-        let port = self.config.get_ports().first().copied().unwrap_or(5432).to_string();
-        let user = self.config.get_user().unwrap_or_default();
-        let database = self.config.get_dbname().unwrap_or(user);
-        Ok(text.lines().find_map(|line| password_for(line, [&host, &port, database, user])))
+    }
+
+    /// What the start of a session of our own asks of the server, as its `options`.
+    ///
+    /// A client that vanished is noticed within about 11 s: by the keepalives, which stop where something
+    /// is sent to it, or by what it does not confirm.
+    pub(super) fn start_options(&self) -> String {
+        let keepalives = " -c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 \
+                          -c tcp_user_timeout=11000";
+        let mut options = String::new();
+        if self.life == Life::Connection {
+            options.push_str(keepalives);
+        }
+        if self.durability == Durability::Async {
+            options.push_str(" -c synchronous_commit=off");
+        }
+        options
     }
 
     /// The server in words that hold no secret: `db.internal:5432/locks`.
@@ -245,7 +314,7 @@ impl PostgresOptions {
         let host = match self.config.get_hosts().first() {
             Some(Host::Tcp(name)) => name.clone(),
             Some(Host::Unix(path)) => path.display().to_string(),
-            None => String::from("?"),
+            None => self.config.get_hostaddrs().first().map(ToString::to_string).unwrap_or_default(),
         };
         let port = self.config.get_ports().first().copied().unwrap_or(5432);
         let database = self.config.get_dbname().or(self.config.get_user()).unwrap_or_default();
@@ -253,37 +322,14 @@ impl PostgresOptions {
     }
 }
 
-/// What the environment says, unless it is empty.
-fn set(name: &str) -> Option<String> {
-    env::var(name).ok().filter(|value| !value.is_empty())
-}
-
-/// The password of a line `host:port:database:user:password` if it is about this server.
-fn password_for(line: &str, about: [&str; 4]) -> Option<String> {
-    let mut fields = vec![String::new()];
-    let mut characters = line.chars();
-    while let Some(character) = characters.next() {
-        match character {
-            ':' if fields.len() < 5 => fields.push(String::new()),
-            '\\' => fields.last_mut()?.extend(characters.next()),
-            other => fields.last_mut()?.push(other),
-        }
+/// Takes a parameter that is one of a few words.
+fn take_word<T: Copy>(url: &mut UrlOptions, name: &str, words: &[(&str, T)], into: &mut T) -> Result<()> {
+    let known = words.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ");
+    let meant = |text: &str| words.iter().find(|(word, _)| *word == text).map(|(_, meant)| *meant);
+    if let Some(word) = url.take_with(name, known, meant)? {
+        *into = word;
     }
-    let fits = fields.iter().zip(about).all(|(field, wanted)| field == "*" || field == wanted);
-    if line.starts_with('#') || fields.len() != 5 || !fits { None } else { fields.pop() }
-}
-
-fn first_line(path: &str) -> Result<String> {
-    let text = fs::read_to_string(path)
-        .map_err(|error| Error::invalid_config(format!("the password file {path} cannot be read")).caused_by(error))?;
-    Ok(text.lines().next().unwrap_or_default().to_owned())
-}
-
-fn one_of<T: Copy>(name: &str, value: &str, known: &[(&str, T)]) -> Result<T> {
-    known.iter().find(|(word, _)| *word == value).map(|(_, meant)| *meant).ok_or_else(|| {
-        let words: Vec<&str> = known.iter().map(|(word, _)| *word).collect();
-        Error::invalid_config(format!("{name}={value} cannot be used: {}", words.join(", ")))
-    })
+    Ok(())
 }
 
 /// Schemas are put into SQL text, so they are plain names.
@@ -298,22 +344,6 @@ pub(super) fn schema(name: &str) -> Result<String> {
     )))
 }
 
-fn decoded(name: &str, value: &str) -> Result<String> {
-    let invalid = || Error::invalid_config(format!("the value of {name} has a bad %XX; write a % itself as %25"));
-    let mut bytes = value.bytes();
-    let mut plain = Vec::with_capacity(value.len());
-    while let Some(byte) = bytes.next() {
-        if byte != b'%' {
-            plain.push(byte);
-            continue;
-        }
-        let digits = [bytes.next().ok_or_else(invalid)?, bytes.next().ok_or_else(invalid)?];
-        let digits = std::str::from_utf8(&digits).map_err(|_| invalid())?;
-        plain.push(u8::from_str_radix(digits, 16).map_err(|_| invalid())?);
-    }
-    String::from_utf8(plain).map_err(|_| invalid())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -326,32 +356,24 @@ mod tests {
     #[test]
     fn our_parameters_are_taken_and_the_rest_is_left_to_postgres() {
         let url = "postgres://u:p@h:5433/db?schema=locks&liveness=connection&durability=async&history=problems\
-                   &connections=3&sslmode=disable&options=-c%20x%3Dy";
+                   &pooler=session&connections=3&sslmode=disable&options=-c%20x%3Dy";
         let options = parse(url).unwrap();
-        assert_eq!((options.schema.as_str(), options.by), ("locks", By::Connection));
-        assert_eq!((options.durability, options.recorded), (Durability::Async, Recorded::Problems));
-        assert_eq!((options.connections, options.place().as_str()), (3, "h:5433/db"));
-        assert_eq!(options.config.get_options(), Some("-c x=y"));
+        assert_eq!((options.schema.as_str(), options.life), ("locks", Life::Connection));
+        assert_eq!((options.durability, options.history), (Durability::Async, History::Problems));
+        assert_eq!((options.pooler, options.connections), (Pooler::Session, 3));
+        assert_eq!((options.place().as_str(), options.config.get_options()), ("h:5433/db", Some("-c x=y")));
     }
 
     #[test]
     fn what_cannot_be_used_is_refused_and_no_password_is_shown() {
-        for query in
-            ["schema=a-b", "schema=pg_x", "liveness=x", "durability=", "history=some", "connections=0", "nonsense=1"]
-        {
+        for query in [
+            "schema=a-b", "schema=pg_x", "liveness=x", "durability=", "history=some", "connections=0", "nonsense=1",
+            "pooler=maybe", "sslcert=x", "password_env=NOT_SET_ANYWHERE",
+        ] {
             let error = parse(&format!("postgres://u:s3cret@h/db?{query}")).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{query}");
             assert!(!format!("{error} {error:?}").contains("s3cret"), "{error}");
         }
         assert!(!format!("{:?}", parse("postgres://u:s3cret@h/db").unwrap()).contains("s3cret"));
-    }
-
-    #[test]
-    fn a_password_file_answers_for_its_server_only() {
-        let about = ["h", "5432", "db", "u"];
-        assert_eq!(password_for("h:5432:db:u:p\\:w", about).as_deref(), Some("p:w"));
-        assert_eq!(password_for("*:*:*:u:pw", about).as_deref(), Some("pw"));
-        assert_eq!(password_for("other:*:*:*:pw", about), None);
-        assert_eq!(password_for("# *:*:*:*:pw", about), None);
     }
 }

@@ -1,31 +1,44 @@
-//! The schema: numbered migrations, applied once each, and wrappers where other clients look.
+//! The schema: versions, applied once each, and wrappers where other clients look.
 
 use super::{
-    connection::{Call, Connection, Connector},
-    failure::{Failure, Kind},
+    calls::Call,
+    connection::{Connection, Connector},
+    decode,
+    errors::{Failure, Kind},
     options::{self, Durability, PostgresOptions},
-    row,
 };
 use crate::{Error, Result};
 
-/// In the order they are applied; the number of each is its place, from 1.
-const MIGRATIONS: &[&str] = &[
-    include_str!("sql/0001_tables.sql"),
-    include_str!("sql/0002_rule.sql"),
-    include_str!("sql/0003_acquire_and_release.sql"),
-    include_str!("sql/0004_renew_and_evict.sql"),
-    include_str!("sql/0005_looks_and_upkeep.sql"),
-    include_str!("sql/0006_any_client.sql"),
-    include_str!("sql/0007_connection.sql"),
-    include_str!("sql/0008_rights.sql"),
-];
+/// One version of the schema.
+struct Version {
+    /// Its statements, all of them in one transaction.
+    statements: &'static [&'static str],
+    /// The oldest version that a library may have been written for and still work with this one.
+    usable_since: i32,
+}
 
-const BEGIN: &str = include_str!("sql/begin.sql");
-const EXPOSE: &str = include_str!("sql/expose.sql");
+/// In the order they are applied; the number of each is its place, from 1.
+const VERSIONS: &[Version] = &[Version {
+    statements: &[
+        include_str!("schema/1_tables.sql"),
+        include_str!("schema/2_rule.sql"),
+        include_str!("schema/3_library.sql"),
+        include_str!("schema/4_inspect.sql"),
+        include_str!("schema/5_upkeep.sql"),
+        include_str!("schema/6_any_client.sql"),
+        include_str!("schema/7_connection.sql"),
+        include_str!("schema/8_rights.sql"),
+    ],
+    usable_since: 1,
+}];
+
+const BEGIN: &str = include_str!("schema/begin.sql");
+const EXPOSE: &str = include_str!("schema/expose.sql");
+const UNINSTALL: &str = include_str!("schema/uninstall.sql");
 
 /// The version this library works with.
 fn newest() -> i32 {
-    i32::try_from(MIGRATIONS.len()).unwrap_or(i32::MAX)
+    i32::try_from(VERSIONS.len()).unwrap_or(i32::MAX)
 }
 
 /// The text with this schema in the place of `leasehold`.
@@ -33,9 +46,8 @@ pub(super) fn named(text: &str, schema: &str) -> String {
     if schema == "leasehold" {
         return text.to_owned();
     }
-    ["schema", "exists"].iter().fold(text.replace("leasehold.", &format!("\"{schema}\".")), |text, before| {
-        text.replace(&format!("{before} leasehold"), &format!("{before} \"{schema}\""))
-    })
+    let text = text.replace("leasehold.", &format!("\"{schema}\".")).replace("'leasehold'", &format!("'{schema}'"));
+    text.replace("schema leasehold", &format!("schema \"{schema}\""))
 }
 
 /// What was done to a database.
@@ -48,21 +60,34 @@ pub struct Installed {
     pub now: i32,
 }
 
-/// All statements that [`install`] would run on an empty database, for people who run them themselves.
+/// One statement that does what [`install`] would do to an empty database, for people who run it themselves.
+///
+/// It begins and commits no transaction, so that a migration tool can put it into one.
 ///
 /// # Errors
 /// `InvalidConfig` when `expose` is no plain name.
 pub fn sql(options: &PostgresOptions, expose: Option<&str>) -> Result<String> {
-    let mut text = String::from("begin;\n");
-    text.push_str(&named(BEGIN, &options.schema));
-    for (version, migration) in (1..).zip(MIGRATIONS) {
-        text.push_str(&body(options, version, migration));
+    sql_since(options, expose, 0)
+}
+
+/// The same for a database that has this version already.
+///
+/// # Errors
+/// `InvalidConfig` for a version that this library does not know.
+pub fn sql_since(options: &PostgresOptions, expose: Option<&str>, installed: i32) -> Result<String> {
+    if !(0..=newest()).contains(&installed) {
+        return Err(Error::invalid_config(format!("there is no version {installed}, the newest is {}", newest())));
     }
-    if let Some(target) = expose {
-        text.push_str(&exposed(options, target)?);
-    }
-    text.push_str("commit;\n");
-    Ok(text)
+    statement(options, expose, installed)
+}
+
+/// One statement that removes the schema with all leases and their history, and what [`install`] put into `exposed`.
+///
+/// # Errors
+/// `InvalidConfig` when `exposed` is no plain name.
+pub fn uninstall_sql(options: &PostgresOptions, exposed: Option<&str>) -> Result<String> {
+    let target = exposed.map_or(Ok(String::new()), options::schema)?;
+    Ok(named(UNINSTALL, &options.schema).replace("/*target*/", &target))
 }
 
 /// Brings the schema to the newest version; safe to repeat and for two at once.
@@ -71,121 +96,146 @@ pub fn sql(options: &PostgresOptions, expose: Option<&str>) -> Result<String> {
 /// where unqualified and rpc callers look.
 ///
 /// # Errors
-/// `PermissionDenied` when the role may not create, `InvalidConfig` when the schema is newer than this library.
+/// `PermissionDenied` when the role may not create, `InvalidConfig` when the schema is newer than this library or
+/// others than this role can change it.
 pub async fn install(options: PostgresOptions, expose: Option<&str>) -> Result<Installed> {
-    let wrappers = expose.map(|target| exposed(&options, target)).transpose()?;
+    // What cannot be exposed is refused before anything is asked.
+    statement(&options, expose, newest())?;
     let connector = Connector::new(options)?;
-    let [connection, _] = connector.connect_pair().await.map_err(Failure::error)?;
-    install_on(&connection, &connector.options, wrappers.as_deref()).await.map_err(Failure::error)
+    let connection = connector.connect().await.map_err(Failure::error)?;
+    install_on(&connection, &connector.options, expose).await.map_err(Failure::error)
 }
 
-pub(super) async fn install_on(
+async fn install_on(
     connection: &Connection,
     options: &PostgresOptions,
-    wrappers: Option<&str>,
+    expose: Option<&str>,
 ) -> Result<Installed, Failure> {
-    connection.execute(&format!("begin;\n{}", named(BEGIN, &options.schema))).await?;
-    let outcome = async {
-        let before = version(connection).await?.map_or(0, |found| found.version);
-        if before > newest() {
-            return Err(newer(before));
+    let mut tries = 0;
+    loop {
+        let there = found(connection).await?;
+        let before = there.map_or(0, |found| found.version);
+        if let Some(newer) = there.filter(|there| there.usable_since > newest()) {
+            return Err(newer.refused(options));
         }
-        for (version, migration) in (1..).zip(MIGRATIONS) {
-            if version > before {
-                connection.execute(&body(options, version, migration)).await?;
+        if before >= newest() && expose.is_none() {
+            return Ok(Installed { before, now: before });
+        }
+        let statement = statement(options, expose, before).map_err(|error| Failure::from_error(&error))?;
+        // Nobody waits for an installation, which may take longer than the role's statements usually may.
+        let settings = "set local statement_timeout = 0; set local lock_timeout = 0";
+        let text = format!("begin isolation level read committed read write; {settings};\n{statement}commit");
+        match connection.install(&text).await {
+            Ok(()) => return Ok(Installed { before, now: before.max(newest()) }),
+            // Another has installed meanwhile.
+            Err(failure) if failure.kind == Kind::Overtaken && tries < 3 => tries += 1,
+            Err(failure) => {
+                let _closed = connection.install("rollback").await;
+                return Err(failure);
             }
         }
-        if let Some(wrappers) = wrappers {
-            connection.execute(wrappers).await?;
+        connection.install("rollback").await?;
+    }
+}
+
+/// All that brings a database from one version to the newest, as one statement.
+fn statement(options: &PostgresOptions, expose: Option<&str>, installed: i32) -> Result<String> {
+    let unlogged = if options.durability == Durability::Unlogged { "unlogged" } else { "" };
+    let mut text = String::from("do $leasehold$\ndeclare\n  path text := current_setting('search_path');\n");
+    text.push_str("  bodies text := current_setting('check_function_bodies');\n  there int := 0;\nbegin\n");
+    text.push_str(&named(BEGIN, &options.schema).replace("/*installed*/", &installed.to_string()));
+    for (number, version) in (1..).zip(VERSIONS).filter(|(number, _)| *number > installed) {
+        for statements in version.statements {
+            text.push_str(&named(&statements.replace("/*durability*/", unlogged), &options.schema));
         }
-        Ok(Installed { before, now: newest() })
+        let since = version.usable_since;
+        let record = format!("insert into leasehold.migration (version, usable_since) values ({number}, {since});\n");
+        text.push_str(&named(&record, &options.schema));
     }
-    .await;
-    connection.execute(if outcome.is_ok() { "commit" } else { "rollback" }).await?;
-    outcome
-}
-
-fn body(options: &PostgresOptions, version: i32, migration: &str) -> String {
-    let kind = if options.durability == Durability::Unlogged { "unlogged" } else { "" };
-    let text = migration.replace("/*durability*/", kind);
-    let recorded = format!("{text}\ninsert into leasehold.migration (version) values ({version});\n");
-    named(&recorded, &options.schema)
-}
-
-fn exposed(options: &PostgresOptions, target: &str) -> Result<String> {
-    let target = options::schema(target)?;
-    if target == options.schema {
-        return Err(Error::invalid_config(format!(
-            "{target} is the schema itself; expose it in another, such as public"
-        )));
+    if let Some(target) = expose {
+        let target = options::schema(target)?;
+        if target == options.schema {
+            return Err(Error::invalid_config(format!(
+                "{target} is the schema itself; expose it in another, such as public"
+            )));
+        }
+        text.push_str(&named(EXPOSE, &options.schema).replace("/*target*/", &format!("\"{target}\".")));
     }
-    Ok(named(EXPOSE, &options.schema).replace("/*target*/", &format!("\"{target}\".")))
+    // What surrounds it goes on as it was.
+    text.push_str("perform set_config('search_path', path, true), set_config('check_function_bodies', bodies, true);\n");
+    text.push_str("end $leasehold$;\n");
+    Ok(text)
 }
 
 /// What is installed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found {
     pub(super) version: i32,
+    pub(super) usable_since: i32,
     pub(super) unlogged: bool,
 }
 
-async fn version(connection: &Connection) -> Result<Option<Found>, Failure> {
-    let greeting = row::greeting(&connection.ask(Call::Greet, &[]).await?)?;
+impl Found {
+    fn refused(&self, options: &PostgresOptions) -> Failure {
+        let words = format!(
+            "schema {} has version {}, which works with libraries from version {} on, newer than the {} of this one; \
+             update the library",
+            options.schema,
+            self.version,
+            self.usable_since,
+            newest()
+        );
+        Failure::new(Kind::Config, words)
+    }
+}
+
+async fn found(connection: &Connection) -> Result<Option<Found>, Failure> {
+    let greeting = decode::greeting(&connection.ask(Call::Greet, &[]).await?)?;
     if !greeting.installed {
         return Ok(None);
     }
-    row::found(&connection.ask(Call::Version, &[]).await?)
+    decode::found(&connection.ask(Call::Version, &[]).await?)
 }
 
 /// Refuses a schema that this library cannot work with; installs a missing one when that is wanted.
 pub(super) async fn check(connection: &Connection, options: &PostgresOptions) -> Result<(), Failure> {
     let schema = &options.schema;
-    let found = match version(connection).await? {
-        Some(found) => found,
-        None if options.init => {
-            install_on(connection, options, None).await?;
-            return Ok(());
-        }
-        None => {
-            return Err(Failure::new(
-                Kind::Config,
-                format!(
-                    "this database has no schema {schema}; run `leasehold init` with this URL, or connect with ?init=1"
-                ),
-            ));
-        }
+    let there = if connection.greeting.installed {
+        decode::found(&connection.ask(Call::Version, &[]).await?)?
+    } else {
+        None
     };
-    if found.version > newest() {
-        return Err(newer(found.version));
-    }
-    if found.version < newest() {
+    let Some(there) = there.filter(|there| there.version >= newest() || !options.init) else {
         if options.init {
-            install_on(connection, options, None).await?;
-            return Ok(());
+            return install_on(connection, options, None).await.map(drop);
         }
         return Err(Failure::new(
             Kind::Config,
             format!(
+                "this database has no schema {schema}; run `leasehold init` with this URL, or connect with ?init=1"
+            ),
+        ));
+    };
+    if there.version < newest() {
+        return Err(Failure::new(
+            Kind::Config,
+            format!(
                 "schema {schema} has version {}, this library needs {}; run `leasehold init` with this URL",
-                found.version,
+                there.version,
                 newest()
             ),
         ));
     }
-    if found.unlogged != (options.durability == Durability::Unlogged) {
+    if there.usable_since > newest() {
+        return Err(there.refused(options));
+    }
+    if there.unlogged != (options.durability == Durability::Unlogged) {
         let (is, word) =
-            if found.unlogged { ("unlogged", "?durability=unlogged") } else { ("durable", "no such parameter") };
+            if there.unlogged { ("unlogged", "?durability=unlogged") } else { ("durable", "no such parameter") };
         return Err(Failure::new(
             Kind::Config,
             format!("the tables of schema {schema} are {is}: connect with {word}, or init another with ?schema="),
         ));
     }
     Ok(())
-}
-
-fn newer(version: i32) -> Failure {
-    Failure::new(
-        Kind::Config,
-        format!("the schema has version {version}, newer than the {} of this library; update the library", newest()),
-    )
 }

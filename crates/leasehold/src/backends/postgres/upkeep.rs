@@ -2,34 +2,31 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{
-    connection::{Call, Slot},
-    failure::Failure,
-    row,
-};
+use super::{calls::Call, connection::Links, decode, errors::Failure};
 use crate::Result;
 
-/// How often an instance offers to tidy up; one of all instances does it.
+/// How often an instance asks whether the tables want tidying; the one that finds them so does it.
 const PAUSE: Duration = Duration::from_secs(20);
 
 /// The same while queues are busy: an autovacuum comes once a minute, and until then every wait takes new room.
 const BUSY_PAUSE: Duration = Duration::from_secs(5);
 
-/// So much or more is done by one call where there is more to do, as `maintain` says.
+/// One call does this much or more where there is more to do, as `maintain` says.
 const MORE: i32 = 250;
 
 /// Between two such calls, for others.
 const BREATH: Duration = Duration::from_millis(10);
 
-pub(super) async fn keep_up(looks: Arc<Slot>) {
+pub(super) async fn keep_up(links: Arc<Links>) {
     let mut pause = PAUSE;
     loop {
         tokio::time::sleep(pause).await;
-        pause = match tidy_up(&looks).await {
+        links.close_unused().await;
+        pause = match tidy_up(&links).await {
             Ok(true) => BUSY_PAUSE,
             Ok(false) => PAUSE,
             Err(failure) => {
-                tracing::debug!(%failure, "could not tidy up");
+                tracing::warn!(%failure, "could not tidy up the tables of the locks");
                 PAUSE
             }
         };
@@ -37,13 +34,15 @@ pub(super) async fn keep_up(looks: Arc<Slot>) {
 }
 
 /// Whether the queues were worn.
-async fn tidy_up(looks: &Slot) -> Result<bool, Failure> {
-    while row::only::<i32>(&looks.ask(Call::Maintain, &[]).await?.rows)? >= MORE {
-        tokio::time::sleep(BREATH).await;
+async fn tidy_up(links: &Links) -> Result<bool, Failure> {
+    if decode::only(&links.ask(Call::Due, &[]).await?.rows)? {
+        while decode::only::<i32>(&links.look(Call::Maintain, &[]).await?.rows)? >= MORE {
+            tokio::time::sleep(BREATH).await;
+        }
     }
-    let worn = row::only(&looks.ask(Call::Worn, &[]).await?.rows)?;
+    let worn = decode::only(&links.ask(Call::Worn, &[]).await?.rows)?;
     if worn {
-        looks.ask(Call::Vacuum, &[]).await?;
+        links.look(Call::Vacuum, &[]).await?;
     }
     Ok(worn)
 }

@@ -1,0 +1,130 @@
+//! A private Postgres with leasehold's schema and the classic functions, and clients that call them.
+
+use std::{fs, sync::Arc, time::Duration};
+
+use leasehold::{
+    backends::postgres::{PostgresOptions, install},
+    clock::SystemClock,
+};
+use leasehold_testkit::postgres::Postgres;
+use tokio::runtime::{Handle, Runtime};
+use tokio_postgres::{Client, NoTls, Statement};
+
+use crate::{Result, contest::Contender, pairs};
+
+/// Starts a server; one that is durable waits for the disk.
+pub(crate) fn server(runtime: &Runtime, durable: bool) -> Result<Postgres> {
+    let commit = if durable { "synchronous_commit=on" } else { "synchronous_commit=off" };
+    let server = Postgres::start_with(&["fsync=on", commit]);
+    let limit = Duration::from_secs(10);
+    let options = PostgresOptions::from_url(&server.url(), "default", Arc::new(SystemClock), limit)?;
+    runtime.block_on(install(options, None))?;
+    server.psql(include_str!("classic.sql"));
+    Ok(server)
+}
+
+/// The functions that a client calls for a pair.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Functions {
+    Leasehold,
+    Classic,
+}
+
+impl Functions {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Leasehold => "leasehold",
+            Self::Classic => "classic functions",
+        }
+    }
+
+    fn texts(self) -> [&'static str; 2] {
+        match self {
+            Self::Leasehold => ["select leasehold.acquire_lock($1, $2)", "select leasehold.release_lock($1, $2)"],
+            Self::Classic => ["select classic_acquire($1, $2)", "select classic_release($1, $2)"],
+        }
+    }
+}
+
+/// One connection and its prepared statements.
+struct Caller {
+    client: Client,
+    acquire: Statement,
+    release: Statement,
+}
+
+/// Clients of one kind.
+#[derive(Clone)]
+pub(crate) struct Callers(Arc<Vec<Caller>>);
+
+impl Callers {
+    pub(crate) async fn connect(server: &Postgres, functions: Functions, clients: u64) -> Result<Self> {
+        let mut callers = Vec::new();
+        for _ in 0..clients {
+            let (client, connection) = tokio_postgres::connect(&server.url(), NoTls).await?;
+            Handle::current().spawn(connection);
+            let [acquire, release] = functions.texts();
+            let (acquire, release) = (client.prepare(acquire).await?, client.prepare(release).await?);
+            callers.push(Caller { client, acquire, release });
+        }
+        Ok(Self(Arc::new(callers)))
+    }
+
+    /// Uncontended pairs, each client on its own name.
+    pub(crate) fn pairs<'a>(&'a self, name: &'static str, runtime: &'a Runtime) -> Contender<'a> {
+        let clients = self.0.len() as u64;
+        Contender::new(name, move |count| {
+            pairs::spread(runtime, clients, count, |number, count| {
+                let callers = self.clone();
+                async move { callers.pair(number, count).await }
+            })
+        })
+    }
+
+    /// Attempts on one name that another holds.
+    pub(crate) fn tries<'a>(&'a self, name: &'static str, runtime: &'a Runtime) -> Contender<'a> {
+        let clients = self.0.len() as u64;
+        Contender::new(name, move |count| {
+            pairs::spread(runtime, clients, count, |number, count| {
+                let callers = self.clone();
+                async move { callers.fail(number, count).await }
+            })
+        })
+    }
+
+    async fn pair(&self, number: u64, count: u64) -> Result<()> {
+        let caller = usize::try_from(number).ok().and_then(|at| self.0.get(at)).ok_or("no such client")?;
+        let (name, holder) = (format!("order:{number}"), format!("worker:{number}"));
+        for _ in 0..count {
+            for statement in [&caller.acquire, &caller.release] {
+                if !caller.client.query_one(statement, &[&name, &holder]).await?.get::<_, bool>(0) {
+                    return Err("a lock that nobody else uses was not free".into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn fail(&self, number: u64, count: u64) -> Result<()> {
+        let caller = usize::try_from(number).ok().and_then(|at| self.0.get(at)).ok_or("no such client")?;
+        let holder = format!("worker:{number}");
+        for _ in 0..count {
+            if caller.client.query_one(&caller.acquire, &[&"busy", &holder]).await?.get::<_, bool>(0) {
+                return Err("a lock that another holds was granted".into());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The processor time of all processes that work for the server now, in microseconds.
+pub(crate) fn server_cpu(server: &Postgres) -> f64 {
+    server.psql("select string_agg(pid::text, ' ') from pg_stat_activity").split_whitespace().map(cpu_of).sum()
+}
+
+fn cpu_of(pid: &str) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    // Hundredths of a second: user and system.
+    fields.iter().skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() * 1e4
+}

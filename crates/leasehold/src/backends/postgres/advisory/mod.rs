@@ -1,0 +1,82 @@
+//! Postgres advisory locks, for those who want exactly that.
+//!
+//! *Transaction level*, [`lock_in`]: taken inside your own transaction and
+//! released by its commit or rollback. Losing the lock aborts the work with
+//! it, so this is the one to use where all the data is in the same database.
+//!
+//! *Session level*, [`Advisory`]: held as long as one database connection
+//! lives. No fence, no queue, no holder to look up; a process may learn of the
+//! death of its connection after the server did. A mutex of this crate
+//! promises more.
+//!
+//! Both take names, and the numbers that `pg_advisory_lock` takes: see [`Key`].
+
+mod session;
+mod transaction;
+
+use sha2::{Digest, Sha256};
+pub use tokio_postgres::Transaction;
+
+pub use self::{
+    session::{Advisory, AdvisoryGuard},
+    transaction::{lock_in, lock_in_as, try_lock_in, try_lock_in_as},
+};
+
+/// The key of the lock on this name: the first 15 hex digits of the SHA-256 of its UTF-8.
+///
+/// ```
+/// assert_eq!(leasehold::backends::postgres::advisory::key("job:123"), 614867089669398140);
+/// ```
+pub fn key(name: &str) -> i64 {
+    let digest = Sha256::digest(name);
+    digest.iter().take(8).fold(0_i64, |key, byte| key << 8 | i64::from(*byte)) >> 4 & 0x0fff_ffff_ffff_ffff
+}
+
+/// What the server locks: a number, or a pair of smaller ones. Pairs and numbers never meet.
+///
+/// ```
+/// use leasehold::backends::postgres::advisory::{Key, key};
+///
+/// assert_eq!(Key::from("job:123"), Key::Number(key("job:123")));
+/// assert_eq!(Key::from((4711, 7)), Key::Pair(4711, 7));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Key {
+    /// As in `pg_advisory_lock(bigint)`; that of a name is [`key`].
+    Number(i64),
+    /// As in `pg_advisory_lock(int, int)`.
+    Pair(i32, i32),
+}
+
+impl<N: AsRef<str> + ?Sized> From<&N> for Key {
+    fn from(name: &N) -> Self {
+        Self::Number(key(name.as_ref()))
+    }
+}
+
+impl From<String> for Key {
+    fn from(name: String) -> Self {
+        Self::from(&name)
+    }
+}
+
+impl From<i64> for Key {
+    fn from(number: i64) -> Self {
+        Self::Number(number)
+    }
+}
+
+impl From<(i32, i32)> for Key {
+    fn from((class, object): (i32, i32)) -> Self {
+        Self::Pair(class, object)
+    }
+}
+
+/// How a lock is shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Sharing {
+    /// One at a time.
+    Exclusive,
+    /// With others that share.
+    Shared,
+}

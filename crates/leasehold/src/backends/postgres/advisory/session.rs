@@ -1,0 +1,318 @@
+//! Locks that live as long as one connection of their own.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{sync::Notify, time::timeout};
+use tokio_postgres::types::Type;
+
+use super::{Key, Sharing};
+use crate::{
+    Error, Result,
+    backends::postgres::{
+        calls::Call,
+        connection::{Connection, Connector, Parameter},
+        decode,
+        errors::Failure,
+        no_sessions,
+        options::PostgresOptions,
+    },
+    clock::SystemClock,
+    engine,
+    lease::Brief,
+};
+
+/// Session-level advisory locks on one connection of their own.
+///
+/// # When you lose it
+/// With the connection. [`AdvisoryGuard::check`] tells once this process has noticed.
+#[derive(Clone)]
+pub struct Advisory(Arc<Held>);
+
+struct Held {
+    connection: Connection,
+    /// The server would give a key to one connection as often as it asks: we count. 0 is exclusive.
+    keys: Mutex<HashMap<Key, usize>>,
+    released: Notify,
+    limit: usize,
+}
+
+impl Advisory {
+    /// So many locks are held at once by default: the server has room for some ten thousand in all,
+    /// and without room nobody can do anything.
+    pub const LIMIT: usize = 1000;
+
+    /// How long another process's lock is waited for between two looks, at most. A blocked
+    /// statement would be told sooner, and would keep dead rows from being removed.
+    const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+    /// Connects to the server this `postgres://` URL names.
+    ///
+    /// # Errors
+    /// `Unsupported` through a pooler that shares connections, else as for connecting.
+    pub async fn connect(url: &str) -> Result<Self> {
+        Self::connect_with_limit(url, Self::LIMIT).await
+    }
+
+    /// The same with another cap on how many locks may be held at once.
+    ///
+    /// # Errors
+    /// As for [`connect`](Self::connect).
+    pub async fn connect_with_limit(url: &str, limit: usize) -> Result<Self> {
+        let options = PostgresOptions::from_url(url, "default", Arc::new(SystemClock), Duration::from_secs(3))?;
+        on_runtime(async move {
+            let connector = Connector::new(options)?;
+            let connection = connector.connect().await.map_err(Failure::error)?;
+            if connector.is_lent() {
+                return Err(no_sessions(&connector, "a session-level advisory lock", "lock inside a transaction"));
+            }
+            let held = Held { connection, keys: Mutex::default(), released: Notify::new(), limit };
+            Ok(Self(Arc::new(held)))
+        })
+        .await
+    }
+
+    /// Takes the lock on a name or key if nobody has it.
+    ///
+    /// # Errors
+    /// When the server could not tell, or this instance holds as many locks as it may.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves no lock behind.
+    pub async fn try_acquire(&self, key: impl Into<Key>) -> Result<Option<AdvisoryGuard>> {
+        self.try_acquire_as(key, Sharing::Exclusive).await
+    }
+
+    /// The same, exclusive or shared.
+    ///
+    /// # Errors
+    /// As for [`try_acquire`](Self::try_acquire).
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves no lock behind.
+    pub async fn try_acquire_as(&self, key: impl Into<Key>, sharing: Sharing) -> Result<Option<AdvisoryGuard>> {
+        let (held, key) = (Arc::clone(&self.0), key.into());
+        // A task of its own: whoever drops this future does not leave a lock behind.
+        on_runtime(async move {
+            if !held.reserve(key, sharing)? {
+                return Ok(None);
+            }
+            let guard = AdvisoryGuard { held, key, sharing, over: AtomicBool::new(false) };
+            match guard.held.ask(try_call(key, sharing), key).await {
+                Ok(true) => Ok(Some(guard)),
+                Ok(false) => {
+                    guard.forget();
+                    Ok(None)
+                }
+                // Whether it was taken is not known: the guard's drop unlocks it.
+                Err(error) => Err(error),
+            }
+        })
+        .await
+    }
+
+    /// Takes the lock, waiting for it at most this long. No order among those who wait.
+    ///
+    /// # Errors
+    /// `WaitElapsed` when it was not free in time, else as for [`try_acquire`](Self::try_acquire).
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves no lock behind.
+    pub async fn acquire(&self, key: impl Into<Key>, wait: Duration) -> Result<AdvisoryGuard> {
+        self.acquire_as(key, Sharing::Exclusive, wait).await
+    }
+
+    /// The same, exclusive or shared.
+    ///
+    /// # Errors
+    /// As for [`acquire`](Self::acquire).
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves no lock behind.
+    pub async fn acquire_as(&self, key: impl Into<Key>, sharing: Sharing, wait: Duration) -> Result<AdvisoryGuard> {
+        let (advisory, key) = (self.clone(), key.into());
+        let taken = on_runtime(async move {
+            let taken = timeout(wait, async {
+                let mut pause = Duration::from_millis(2);
+                loop {
+                    let released = advisory.0.released.notified();
+                    if let Some(guard) = advisory.try_acquire_as(key, sharing).await? {
+                        return Ok(guard);
+                    }
+                    let _either = timeout(pause, released).await;
+                    pause = (pause * 2).min(Self::LOOK_EVERY);
+                }
+            });
+            taken.await.map_or(Ok(None), |taken: Result<AdvisoryGuard>| taken.map(Some))
+        });
+        taken.await?.ok_or_else(|| {
+            let words = format!("the advisory lock {key:?} was not free within {}", Brief(wait));
+            match crate::Resource::new(format!("{key:?}")) {
+                Ok(resource) => {
+                    Error::wait_elapsed(&resource, "postgres advisory", Brief(wait), crate::lease::Busy::default())
+                }
+                Err(_) => Error::unavailable(words),
+            }
+        })
+    }
+
+    /// How many locks are held.
+    pub fn held(&self) -> usize {
+        self.0.keys.lock().len()
+    }
+}
+
+impl fmt::Debug for Advisory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Advisory").field("held", &self.held()).finish_non_exhaustive()
+    }
+}
+
+impl Held {
+    /// Whether this instance may ask for it: nobody here has it, or all share it.
+    fn reserve(&self, key: Key, sharing: Sharing) -> Result<bool> {
+        let mut keys = self.keys.lock();
+        match (keys.get_mut(&key), sharing) {
+            (Some(sharers), Sharing::Shared) if *sharers > 0 => {
+                *sharers += 1;
+                return Ok(true);
+            }
+            (Some(_), _) => return Ok(false),
+            (None, _) => {}
+        }
+        if keys.len() >= self.limit {
+            return Err(Error::unavailable(format!(
+                "{} advisory locks are held, as many as may be: release some, or raise the limit",
+                self.limit
+            )));
+        }
+        keys.insert(key, usize::from(sharing == Sharing::Shared));
+        Ok(true)
+    }
+
+    fn free(&self, key: Key) {
+        let mut keys = self.keys.lock();
+        match keys.get_mut(&key) {
+            Some(sharers) if *sharers > 1 => *sharers -= 1,
+            _ => drop(keys.remove(&key)),
+        }
+        drop(keys);
+        self.released.notify_waiters();
+    }
+
+    async fn unlock(&self, key: Key, sharing: Sharing) -> Result<bool> {
+        let unlocked = self.ask(unlock_call(key, sharing), key).await;
+        self.free(key);
+        unlocked
+    }
+
+    async fn ask(&self, call: Call, key: Key) -> Result<bool> {
+        let rows = match &key {
+            Key::Number(number) => self.connection.ask(call, &[(number, Type::INT8)]).await,
+            Key::Pair(class, object) => {
+                let pair: [Parameter<'_>; 2] = [(class, Type::INT4), (object, Type::INT4)];
+                self.connection.ask(call, &pair).await
+            }
+        };
+        rows.and_then(|rows| decode::only(&rows)).map_err(Failure::error)
+    }
+}
+
+fn try_call(key: Key, sharing: Sharing) -> Call {
+    match (key, sharing) {
+        (Key::Number(_), Sharing::Exclusive) => Call::AdvisoryTry,
+        (Key::Number(_), Sharing::Shared) => Call::AdvisoryTryShared,
+        (Key::Pair(..), Sharing::Exclusive) => Call::AdvisoryTryPair,
+        (Key::Pair(..), Sharing::Shared) => Call::AdvisoryTryPairShared,
+    }
+}
+
+fn unlock_call(key: Key, sharing: Sharing) -> Call {
+    match (key, sharing) {
+        (Key::Number(_), Sharing::Exclusive) => Call::AdvisoryUnlock,
+        (Key::Number(_), Sharing::Shared) => Call::AdvisoryUnlockShared,
+        (Key::Pair(..), Sharing::Exclusive) => Call::AdvisoryUnlockPair,
+        (Key::Pair(..), Sharing::Shared) => Call::AdvisoryUnlockPairShared,
+    }
+}
+
+/// A session-level advisory lock; dropping it releases it soon after.
+#[must_use = "the lock is released when the guard is dropped"]
+pub struct AdvisoryGuard {
+    held: Arc<Held>,
+    key: Key,
+    sharing: Sharing,
+    over: AtomicBool,
+}
+
+impl AdvisoryGuard {
+    /// The key under which the server knows it.
+    pub fn key(&self) -> Key {
+        self.key
+    }
+
+    /// Fails once it is known that the connection, and the lock with it, is gone.
+    ///
+    /// # Errors
+    /// `Unavailable` when the connection broke.
+    pub fn check(&self) -> Result<()> {
+        if self.held.connection.is_closed() {
+            return Err(Error::unavailable(
+                "the connection that held this advisory lock broke; stop the work it protects",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Releases it; `false` when the server says that it was not held any more.
+    ///
+    /// # Errors
+    /// When the server could not tell.
+    pub async fn release(self) -> Result<bool> {
+        self.over.store(true, Ordering::SeqCst);
+        let (held, key, sharing) = (Arc::clone(&self.held), self.key, self.sharing);
+        on_runtime(async move { held.unlock(key, sharing).await }).await
+    }
+
+    /// It was never taken.
+    fn forget(self) {
+        self.over.store(true, Ordering::SeqCst);
+        self.held.free(self.key);
+    }
+}
+
+impl Drop for AdvisoryGuard {
+    fn drop(&mut self) {
+        if self.over.load(Ordering::SeqCst) {
+            return;
+        }
+        let (held, key, sharing) = (Arc::clone(&self.held), self.key, self.sharing);
+        if let Ok(threads) = engine::threads() {
+            threads.io.spawn(async move {
+                if let Err(error) = held.unlock(key, sharing).await {
+                    tracing::warn!(%error, "could not unlock; it ends with the connection");
+                }
+            });
+        }
+    }
+}
+
+impl fmt::Debug for AdvisoryGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AdvisoryGuard").field("key", &self.key).finish_non_exhaustive()
+    }
+}
+
+/// Runs where the connection lives, to its end, whatever becomes of the caller.
+async fn on_runtime<T: Send + 'static>(work: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
+    let ended = || Error::unavailable("the thread that keeps locks ended");
+    engine::threads()?.io.spawn(work).await.unwrap_or_else(|_| Err(ended()))
+}

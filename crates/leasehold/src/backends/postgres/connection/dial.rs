@@ -1,0 +1,141 @@
+//! Connects by a socket of our own, so that a child process can inherit the connection that leases live by.
+
+use std::{
+    io,
+    net::IpAddr,
+    os::fd::{AsFd, OwnedFd},
+    path::PathBuf,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use rustix::net::sockopt;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpStream, UnixStream},
+    time::timeout,
+};
+use tokio_postgres::{
+    Client, Config,
+    config::Host,
+    tls::{MakeTlsConnect, TlsConnect},
+};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+/// A socket to the server, of either kind.
+#[derive(Debug)]
+pub(super) enum Link {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl AsyncRead for Link {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_read(cx, buffer),
+            Self::Unix(stream) => Pin::new(stream).poll_read(cx, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Link {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Self::Unix(stream) => Pin::new(stream).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Unix(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}
+
+type Wrapped = <MakeRustlsConnect as MakeTlsConnect<Link>>::TlsConnect;
+
+/// A connection, what moves its messages, and its socket.
+pub(super) struct Dialled {
+    pub(super) client: Client,
+    pub(super) driver: tokio_postgres::Connection<Link, <Wrapped as TlsConnect<Link>>::Stream>,
+    pub(super) socket: OwnedFd,
+}
+
+/// One place the URL names.
+#[derive(Clone, Debug)]
+pub(super) struct Target {
+    /// What its certificate must name; empty for a socket in the file system.
+    name: String,
+    at: At,
+}
+
+#[derive(Clone, Debug)]
+enum At {
+    Name(String, u16),
+    Address(IpAddr, u16),
+    Path(PathBuf),
+}
+
+/// Where the server may be, in the order the URL says.
+pub(super) fn targets(config: &Config) -> Vec<Target> {
+    let (hosts, addresses, ports) = (config.get_hosts(), config.get_hostaddrs(), config.get_ports());
+    (0..hosts.len().max(addresses.len()))
+        .map(|at| {
+            let port = ports.get(at).or(ports.first()).copied().unwrap_or(5432);
+            let name = match hosts.get(at) {
+                Some(Host::Tcp(name)) => name.clone(),
+                _ => String::new(),
+            };
+            let at = match (addresses.get(at), hosts.get(at)) {
+                (Some(address), _) => At::Address(*address, port),
+                (None, Some(Host::Unix(folder))) => At::Path(folder.join(format!(".s.PGSQL.{port}"))),
+                (None, _) => At::Name(name.clone(), port),
+            };
+            Target { name, at }
+        })
+        .collect()
+}
+
+/// Connects to one place within a limit. An error of the socket is no error of the server's.
+pub(super) async fn dial(
+    config: &Config,
+    tls: &MakeRustlsConnect,
+    target: &Target,
+    limit: Duration,
+) -> Result<Result<Dialled, tokio_postgres::Error>, io::Error> {
+    timeout(limit, async {
+        let (link, socket): (Link, OwnedFd) = match &target.at {
+            At::Name(name, port) => over_tcp(TcpStream::connect((name.as_str(), *port)).await?)?,
+            At::Address(address, port) => over_tcp(TcpStream::connect((*address, *port)).await?)?,
+            At::Path(path) => {
+                let stream = UnixStream::connect(path).await?;
+                let socket = stream.as_fd().try_clone_to_owned()?;
+                (Link::Unix(stream), socket)
+            }
+        };
+        let wrapped = MakeTlsConnect::<Link>::make_tls_connect(&mut tls.clone(), &target.name);
+        let wrapped = wrapped.map_err(io::Error::other)?;
+        Ok(config.connect_raw(link, wrapped).await.map(|(client, driver)| Dialled { client, driver, socket }))
+    })
+    .await
+    .unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {limit:?}"))))
+}
+
+fn over_tcp(stream: TcpStream) -> io::Result<(Link, OwnedFd)> {
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(&stream, true)?;
+    sockopt::set_tcp_keepidle(&stream, Duration::from_secs(5))?;
+    sockopt::set_tcp_keepintvl(&stream, Duration::from_secs(2))?;
+    let socket = stream.as_fd().try_clone_to_owned()?;
+    Ok((Link::Tcp(stream), socket))
+}

@@ -1,0 +1,420 @@
+//! The only decoder of what the server answers.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use serde::Deserialize;
+use serde_json::{Value, value::RawValue};
+use tokio_postgres::{
+    Row,
+    types::{FromSql, Json},
+};
+use uuid::Uuid;
+
+use super::{
+    connection::Greeting,
+    errors::{Failure, Kind},
+    schema::Found,
+};
+use crate::{
+    Result,
+    backend::Hint,
+    lease::{
+        Busy, Claim, Decision, EndedLease, Ending, Evicted, Fence, Grant, HeldBy, Holder, Incarnation, LeaseId,
+        LeaseRecord, LeaseState, Metadata, Mode, QueuePosition, Problem, Released, Resource, Shape, Standing, Timestamp, Ttl,
+    },
+};
+
+/// A row of `leasehold.answer`.
+#[derive(Debug)]
+pub(super) struct Answer {
+    /// Which element of the call it is about, from 0.
+    pub(super) at: usize,
+    pub(super) verdict: Verdict,
+    pub(super) hints: Vec<Hint>,
+}
+
+/// What the server decided.
+#[derive(Debug)]
+pub(super) enum Verdict {
+    Holding(Grant),
+    Waiting {
+        place: QueuePosition,
+        bound: bool,
+    },
+    Busy(Busy),
+    WrongShape(Shape),
+    /// No such lease or fence; those that hold.
+    Nothing(Vec<Fence>),
+    Freed,
+    LeftQueue,
+    Evicted(Holder),
+}
+
+impl Verdict {
+    /// Whether it waits behind something that lives by a connection.
+    pub(super) fn is_bound(&self) -> bool {
+        matches!(self, Self::Waiting { bound: true, .. })
+    }
+
+    pub(super) fn decision(self) -> Result<Decision, Failure> {
+        Ok(match self {
+            Self::Holding(grant) => Decision::Granted(grant),
+            Self::Waiting { place, .. } => Decision::Queued(place),
+            Self::Busy(busy) => Decision::Busy(busy),
+            Self::WrongShape(in_force) => Decision::WrongShape { in_force },
+            other => return Err(unexpected(format!("{other:?} to an acquire"))),
+        })
+    }
+
+    pub(super) fn standing(&self) -> Standing {
+        match self {
+            Self::Holding(grant) => Standing::Holding(*grant),
+            Self::Waiting { place, .. } => Standing::Waiting(*place),
+            Self::Nothing(_) => Standing::Gone,
+            _ => Standing::Unknown,
+        }
+    }
+
+    pub(super) fn released(self) -> Result<Released, Failure> {
+        Ok(match self {
+            Self::Freed => Released::Freed,
+            Self::LeftQueue => Released::LeftQueue,
+            Self::Nothing(_) => Released::Gone,
+            other => return Err(unexpected(format!("{other:?} to a release"))),
+        })
+    }
+
+    pub(super) fn evicted(self) -> Result<Evicted, Failure> {
+        Ok(match self {
+            Self::Evicted(holder) => Evicted::Evicted { holder },
+            Self::Nothing(current) => Evicted::NoSuchFence { current },
+            other => return Err(unexpected(format!("{other:?} to an eviction"))),
+        })
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct Holding {
+    holder: Holder,
+    note: Option<String>,
+    mode: Option<Mode>,
+    fence: Option<Fence>,
+    #[serde(default)]
+    held_us: u64,
+}
+
+pub(super) fn answer(row: &Row) -> Result<Answer, Failure> {
+    let holders = || -> Result<Vec<Holding>, Failure> {
+        Ok(get::<Option<Json<Vec<Holding>>>>(row, "holders")?.map(|Json(holders)| holders).unwrap_or_default())
+    };
+    let verdict = match letter(get(row, "verdict")?) {
+        'g' => Verdict::Holding(grant(row)?),
+        'q' => Verdict::Waiting {
+            place: QueuePosition {
+                ahead: small(get::<i32>(row, "ahead")?),
+                last_fence: fence(get(row, "fence")?),
+                ask_again_in: get::<Option<i64>>(row, "ask_again_us")?.map(length),
+            },
+            bound: get::<Option<i32>>(row, "waiting")? == Some(1),
+        },
+        'b' => Verdict::Busy(Busy {
+            holders: match get::<Option<&str>>(row, "holder")? {
+                Some(_) => vec![only_holder(row)?],
+                None => holders()?.into_iter().map(held_by).collect(),
+            },
+            waiting: small(get::<Option<i32>>(row, "waiting")?.unwrap_or_default()),
+        }),
+        's' => Verdict::WrongShape(Shape {
+            family: mode(get(row, "mode")?)?.family(),
+            capacity: small(get::<i32>(row, "capacity")?),
+        }),
+        'n' => Verdict::Nothing(holders()?.into_iter().filter_map(|holding| holding.fence).collect()),
+        'f' => Verdict::Freed,
+        'l' => Verdict::LeftQueue,
+        'e' => match holders()?.into_iter().next() {
+            Some(holding) => Verdict::Evicted(holding.holder),
+            None => return Err(unexpected("an eviction from nobody")),
+        },
+        other => return Err(unexpected(format!("the verdict {other:?}"))),
+    };
+    let lines = get::<Option<Vec<String>>>(row, "hints")?.unwrap_or_default();
+    let at = get::<Option<i32>>(row, "at")?.unwrap_or(1);
+    Ok(Answer {
+        at: usize::try_from(at - 1).map_err(|_| unexpected("an answer to nothing"))?,
+        verdict,
+        hints: lines.iter().filter_map(|line| hint(line)).collect(),
+    })
+}
+
+/// A row of `renew_many`: which element, and how it holds; without a fence it does not any more.
+pub(super) fn renewed(row: &Row) -> Result<Answer, Failure> {
+    let at: i32 = get(row, "at")?;
+    let at = usize::try_from(at - 1).map_err(|_| unexpected("an answer to nothing"))?;
+    let verdict = match get::<Option<i64>>(row, "fence")? {
+        Some(_) => Verdict::Holding(grant(row)?),
+        None => Verdict::Nothing(Vec::new()),
+    };
+    Ok(Answer { at, verdict, hints: Vec::new() })
+}
+
+/// A row of `settle_dead`.
+#[derive(Debug)]
+pub(super) struct Looked {
+    pub(super) at: usize,
+    pub(super) waits: bool,
+    pub(super) hints: Vec<Hint>,
+}
+
+pub(super) fn looked(row: &Row) -> Result<Looked, Failure> {
+    let at: i32 = get(row, "at")?;
+    let lines = get::<Option<Vec<String>>>(row, "hints")?.unwrap_or_default();
+    Ok(Looked {
+        at: usize::try_from(at - 1).map_err(|_| unexpected("an answer to nothing"))?,
+        waits: get(row, "waits")?,
+        hints: lines.iter().filter_map(|line| hint(line)).collect(),
+    })
+}
+
+fn grant(row: &Row) -> Result<Grant, Failure> {
+    Ok(Grant { fence: fence(get(row, "fence")?), acquired_at: timestamp(get(row, "acquired_us")?) })
+}
+
+fn only_holder(row: &Row) -> Result<HeldBy, Failure> {
+    Ok(HeldBy {
+        holder: holder(row)?,
+        note: get(row, "note")?,
+        mode: mode(get(row, "mode")?)?,
+        fence: fence(get(row, "fence")?),
+        held_for: length(get(row, "held_us")?),
+    })
+}
+
+fn held_by(holding: Holding) -> HeldBy {
+    HeldBy {
+        holder: holding.holder,
+        note: holding.note,
+        mode: holding.mode.unwrap_or(Mode::Exclusive),
+        fence: holding.fence.unwrap_or_default(),
+        held_for: Duration::from_micros(holding.held_us),
+    }
+}
+
+/// A line for an instance: `g id fence`, `e id`, `c name`.
+pub(super) fn hint(line: &str) -> Option<Hint> {
+    let (kind, rest) = line.split_once(' ')?;
+    let id = |text: &str| Uuid::try_parse(text).ok().map(|id| LeaseId::from_u128(id.as_u128()));
+    match kind {
+        "g" => {
+            let (who, number) = rest.split_once(' ')?;
+            Some(Hint::granted(id(who)?, Fence::new(number.parse().ok()?)))
+        }
+        "e" => Some(Hint::Evicted { id: id(rest)? }),
+        "c" => Some(Hint::Changed { resource: Resource::new(rest).ok()? }),
+        _ => None,
+    }
+}
+
+/// The rows of `list_leases`, holders first, then the queue, of each name.
+pub(super) fn leases(rows: &[Row]) -> Result<Vec<LeaseRecord>, Failure> {
+    let mut ahead = 0;
+    let mut leases: Vec<LeaseRecord> = Vec::with_capacity(rows.len());
+    for row in rows {
+        let resource = resource(row)?;
+        let now = timestamp(get(row, "now_us")?);
+        let asked_at = timestamp(get(row, "asked_us")?);
+        if leases.last().is_none_or(|last| last.resource != resource) {
+            ahead = 0;
+        }
+        let state = if let Some(number) = get::<Option<i64>>(row, "fence")? {
+            let acquired_at = timestamp(get(row, "acquired_us")?);
+            LeaseState::Holding { fence: fence(number), acquired_at, held_for: now.since(acquired_at) }
+        } else {
+            ahead += 1;
+            LeaseState::Waiting { ahead: ahead - 1, waiting_for: now.since(asked_at) }
+        };
+        leases.push(LeaseRecord {
+            resource,
+            holder: holder(row)?,
+            claim: claim(row)?,
+            state,
+            asked_at,
+            renewed_ago: now.since(timestamp(get(row, "renewed_us")?)),
+            ttl: Ttl::new(length(get(row, "ttl_us")?)).unwrap_or(Ttl::MIN),
+            expires_in: get::<Option<i64>>(row, "expires_us")?.map(|end| timestamp(end).since(now)),
+            note: get(row, "note")?,
+            metadata: metadata(row)?,
+        });
+    }
+    Ok(leases)
+}
+
+/// A row of `list_ended`.
+pub(super) fn ended(row: &Row) -> Result<EndedLease, Failure> {
+    let problem: Option<String> = get(row, "problem")?;
+    let details: Option<String> = get(row, "details")?;
+    Ok(EndedLease {
+        resource: resource(row)?,
+        holder: holder(row)?,
+        claim: claim(row)?,
+        fence: get::<Option<i64>>(row, "fence")?.map(fence),
+        asked_at: timestamp(get(row, "asked_us")?),
+        acquired_at: get::<Option<i64>>(row, "acquired_us")?.map(timestamp),
+        ended_at: timestamp(get(row, "ended_us")?),
+        ending: ending(get(row, "ending")?)?,
+        problem: problem.map(|kind| Problem { kind, details: details.unwrap_or_default() }),
+        note: get(row, "note")?,
+        metadata: metadata(row)?,
+    })
+}
+
+pub(super) fn greeting(rows: &[Row]) -> Result<Greeting, Failure> {
+    let row = rows.first().ok_or_else(|| unexpected("no greeting"))?;
+    let timeline: i64 = get(row, "timeline")?;
+    let started: i64 = get(row, "started_us")?;
+    Ok(Greeting {
+        in_recovery: get(row, "in_recovery")?,
+        incarnation: Incarnation(started.unsigned_abs() ^ timeline.unsigned_abs() << 52),
+        installed: get(row, "installed")?,
+        marker: get(row, "marker")?,
+        usual: get(row, "usual")?,
+    })
+}
+
+pub(super) fn found(rows: &[Row]) -> Result<Option<Found>, Failure> {
+    let row = rows.first().ok_or_else(|| unexpected("no version"))?;
+    let Some(version) = get(row, "version")? else { return Ok(None) };
+    Ok(Some(Found { version, usable_since: get(row, "usable_since")?, unlogged: get(row, "unlogged")? }))
+}
+
+/// The one value of one row.
+pub(super) fn only<'a, T: FromSql<'a>>(rows: &'a [Row]) -> Result<T, Failure> {
+    at(rows.first().ok_or_else(|| unexpected("no row"))?, 0)
+}
+
+fn resource(row: &Row) -> Result<Resource, Failure> {
+    Resource::new(get::<&str>(row, "name")?).map_err(|error| unexpected(error.to_string()))
+}
+
+fn holder(row: &Row) -> Result<Holder, Failure> {
+    Holder::new(get::<&str>(row, "holder")?).map_err(|error| unexpected(error.to_string()))
+}
+
+fn metadata(row: &Row) -> Result<Metadata, Failure> {
+    let stored: Option<Json<&RawValue>> = get(row, "metadata")?;
+    Ok(stored.map(|Json(stored)| understood(stored)).unwrap_or_default())
+}
+
+/// Any SQL caller may have stored it, and one must not keep all others from looking: what has no form here, such as a
+/// number beyond a double or deep nesting, is shown as its text.
+fn understood(stored: &RawValue) -> Metadata {
+    let shown = |part: &RawValue| {
+        serde_json::from_str(part.get()).unwrap_or_else(|_no_form| Value::String(part.get().to_owned()))
+    };
+    if let Ok(metadata) = serde_json::from_str(stored.get()) {
+        return metadata;
+    }
+    match serde_json::from_str::<BTreeMap<String, &RawValue>>(stored.get()) {
+        Ok(entries) => entries.into_iter().map(|(key, part)| (key, shown(part))).collect(),
+        Err(_no_object) => Metadata::from_iter([(String::from("metadata"), shown(stored))]),
+    }
+}
+
+fn claim(row: &Row) -> Result<Claim, Failure> {
+    let (units, capacity) = (small(get::<i32>(row, "units")?), small(get::<i32>(row, "capacity")?));
+    Ok(match mode(get(row, "mode")?)? {
+        Mode::Exclusive => Claim::EXCLUSIVE,
+        Mode::Shared => Claim::SHARED,
+        Mode::Leader => Claim::LEADER,
+        Mode::Permit => Claim::permits(units, capacity).map_err(|error| unexpected(error.to_string()))?,
+    })
+}
+
+/// How a mode is stored.
+pub(super) fn code(mode: Mode) -> i8 {
+    match mode {
+        Mode::Exclusive => b'x',
+        Mode::Shared => b's',
+        Mode::Permit => b'p',
+        Mode::Leader => b'l',
+    }
+    .cast_signed()
+}
+
+fn mode(code: i8) -> Result<Mode, Failure> {
+    [Mode::Exclusive, Mode::Shared, Mode::Permit, Mode::Leader]
+        .into_iter()
+        .find(|mode| self::code(*mode) == code)
+        .ok_or_else(|| unexpected(format!("the mode {code}")))
+}
+
+fn ending(word: &str) -> Result<Ending, Failure> {
+    [
+        Ending::Released,
+        Ending::Failed,
+        Ending::Expired,
+        Ending::Disconnected,
+        Ending::Evicted,
+        Ending::MaxHold,
+        Ending::GaveUp,
+        Ending::Cancelled,
+    ]
+    .into_iter()
+    .find(|ending| ending.as_str() == word)
+    .ok_or_else(|| unexpected(format!("the ending {word:?}")))
+}
+
+fn letter(code: i8) -> char {
+    char::from(code.cast_unsigned())
+}
+
+fn fence(number: i64) -> Fence {
+    Fence::new(number.unsigned_abs())
+}
+
+fn timestamp(micros: i64) -> Timestamp {
+    Timestamp::from_micros(u64::try_from(micros).unwrap_or(0))
+}
+
+fn length(micros: i64) -> Duration {
+    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
+}
+
+fn small(number: i32) -> u32 {
+    u32::try_from(number).unwrap_or(0)
+}
+
+/// The value of a column.
+pub(super) fn get<'a, T: FromSql<'a>>(row: &'a Row, column: &str) -> Result<T, Failure> {
+    row.try_get(column).map_err(|error| unexpected(format!("{column}: {error}")))
+}
+
+fn at<'a, T: FromSql<'a>>(row: &'a Row, column: usize) -> Result<T, Failure> {
+    row.try_get(column).map_err(|error| unexpected(format!("column {column}: {error}")))
+}
+
+fn unexpected(what: impl Into<String>) -> Failure {
+    let what = what.into();
+    Failure::new(Kind::Unanswered, format!("postgres answered what this library does not understand: {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn shown(stored: &str) -> Value {
+        Value::Object(understood(&RawValue::from_string(stored.to_owned()).unwrap()))
+    }
+
+    #[test]
+    fn metadata_without_a_form_here_is_shown_as_its_text() {
+        assert_eq!(shown(r#"{"a": 1, "b": [true, null]}"#), json!({"a": 1, "b": [true, null]}));
+        assert_eq!(shown(r#"{"a": 1, "b\n": 1e400, "c": "x"}"#), json!({"a": 1, "b\n": "1e400", "c": "x"}));
+        let deep = "[".repeat(100_000) + &"]".repeat(100_000);
+        assert_eq!(shown(&format!(r#"{{"a": 1, "deep": {deep}}}"#)), json!({"a": 1, "deep": deep}));
+        assert_eq!(shown("[1, 2]"), json!({"metadata": [1, 2]}));
+        assert_eq!(shown("1e400"), json!({"metadata": "1e400"}));
+        assert_eq!(shown("null"), json!({"metadata": null}));
+    }
+}

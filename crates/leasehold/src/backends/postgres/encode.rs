@@ -1,0 +1,192 @@
+//! The parameters of acquires and releases: plain ones for one call, an array for each for several.
+
+use tokio_postgres::{
+    Row,
+    types::{Json, ToSql, Type},
+};
+use uuid::Uuid;
+
+use super::{
+    calls::Call,
+    connection::{Connection, Parameter},
+    decode,
+    errors::Failure,
+    ops::Caller,
+};
+use crate::{
+    Result,
+    lease::{LeaseKey, Lifetime, Metadata, Outcome, Patience, Request, micros},
+};
+
+/// One parameter for each of several calls.
+struct Column<T> {
+    values: Vec<T>,
+    each: Type,
+    all: Type,
+}
+
+impl<T: ToSql + Sync> Column<T> {
+    fn new(each: Type, all: Type) -> Self {
+        Self { values: Vec::new(), each, all }
+    }
+
+    /// The value itself where there is one call, else all of them.
+    fn parameter(&self) -> Parameter<'_> {
+        match self.values.as_slice() {
+            [only] => (only, self.each.clone()),
+            _ => (&self.values, self.all.clone()),
+        }
+    }
+}
+
+/// The columns of some acquires.
+pub(super) struct Acquires<'a> {
+    session: Option<i32>,
+    names: Column<&'a str>,
+    ids: Column<Uuid>,
+    modes: Column<i8>,
+    units: Column<i32>,
+    capacities: Column<i32>,
+    ttls: Column<i64>,
+    tries: Column<bool>,
+    attached: Column<bool>,
+    holders: Column<&'a str>,
+    notes: Column<Option<String>>,
+    metadata: Column<Json<&'a Metadata>>,
+    floors: Column<Option<i64>>,
+}
+
+impl Default for Acquires<'_> {
+    fn default() -> Self {
+        Self {
+            session: None,
+            names: Column::new(Type::TEXT, Type::TEXT_ARRAY),
+            ids: Column::new(Type::UUID, Type::UUID_ARRAY),
+            modes: Column::new(Type::CHAR, Type::CHAR_ARRAY),
+            units: Column::new(Type::INT4, Type::INT4_ARRAY),
+            capacities: Column::new(Type::INT4, Type::INT4_ARRAY),
+            ttls: Column::new(Type::INT8, Type::INT8_ARRAY),
+            tries: Column::new(Type::BOOL, Type::BOOL_ARRAY),
+            attached: Column::new(Type::BOOL, Type::BOOL_ARRAY),
+            holders: Column::new(Type::TEXT, Type::TEXT_ARRAY),
+            notes: Column::new(Type::TEXT, Type::TEXT_ARRAY),
+            metadata: Column::new(Type::JSONB, Type::JSONB_ARRAY),
+            floors: Column::new(Type::INT8, Type::INT8_ARRAY),
+        }
+    }
+}
+
+impl<'a> Acquires<'a> {
+    /// One more, which lives by this connection if there is one: the same for all that do.
+    pub(super) fn push(&mut self, request: &'a Request, session: Option<i32>) {
+        self.session = session.or(self.session);
+        self.names.values.push(request.key.resource.as_str());
+        self.ids.values.push(Uuid::from_u128(request.key.id.as_u128()));
+        self.modes.values.push(decode::code(request.claim.mode()));
+        self.units.values.push(int(request.claim.units()));
+        self.capacities.values.push(int(request.claim.capacity()));
+        self.ttls.values.push(long(micros(request.ttl.get())));
+        self.tries.values.push(request.patience == Patience::Try);
+        self.attached.values.push(request.lifetime == Lifetime::Attached);
+        self.holders.values.push(request.holder.as_str());
+        self.notes.values.push(request.note.as_deref().map(storable));
+        self.metadata.values.push(Json(&request.metadata));
+        self.floors.values.push(request.fence_floor.map(|floor| long(floor.get())));
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.names.values.is_empty()
+    }
+
+    pub(super) async fn send(&self, connection: &Connection, caller: &Caller) -> Result<Vec<Row>, Failure> {
+        let call = match self.names.values.len() {
+            1 => Call::AcquireOne,
+            _ => Call::AcquireMany,
+        };
+        let parameters = [
+            (&caller.namespace as &(dyn ToSql + Sync), Type::TEXT),
+            (&caller.channel, Type::TEXT),
+            (&self.session, Type::INT4),
+            (&caller.history, Type::CHAR),
+            self.names.parameter(),
+            self.ids.parameter(),
+            self.modes.parameter(),
+            self.units.parameter(),
+            self.capacities.parameter(),
+            self.ttls.parameter(),
+            self.tries.parameter(),
+            self.attached.parameter(),
+            self.holders.parameter(),
+            self.notes.parameter(),
+            self.metadata.parameter(),
+            self.floors.parameter(),
+        ];
+        connection.ask(call, &parameters).await
+    }
+}
+
+/// The columns of some releases.
+pub(super) struct Releases<'a> {
+    names: Column<&'a str>,
+    ids: Column<Uuid>,
+    endings: Column<&'static str>,
+    problems: Column<Option<String>>,
+    details: Column<Option<String>>,
+}
+
+impl Default for Releases<'_> {
+    fn default() -> Self {
+        Self {
+            names: Column::new(Type::TEXT, Type::TEXT_ARRAY),
+            ids: Column::new(Type::UUID, Type::UUID_ARRAY),
+            endings: Column::new(Type::TEXT, Type::TEXT_ARRAY),
+            problems: Column::new(Type::TEXT, Type::TEXT_ARRAY),
+            details: Column::new(Type::TEXT, Type::TEXT_ARRAY),
+        }
+    }
+}
+
+impl<'a> Releases<'a> {
+    pub(super) fn push(&mut self, key: &'a LeaseKey, outcome: &Outcome) {
+        let problem = match outcome {
+            Outcome::Failed(problem) => Some(problem),
+            _ => None,
+        };
+        self.names.values.push(key.resource.as_str());
+        self.ids.values.push(Uuid::from_u128(key.id.as_u128()));
+        self.endings.values.push(outcome.ending().as_str());
+        self.problems.values.push(problem.map(|problem| storable(&problem.kind)));
+        self.details.values.push(problem.map(|problem| storable(&problem.details)));
+    }
+
+    pub(super) async fn send(&self, connection: &Connection, caller: &Caller) -> Result<Vec<Row>, Failure> {
+        let call = match self.names.values.len() {
+            1 => Call::ReleaseOne,
+            _ => Call::ReleaseMany,
+        };
+        let parameters = [
+            (&caller.namespace as &(dyn ToSql + Sync), Type::TEXT),
+            (&caller.channel, Type::TEXT),
+            (&caller.history, Type::CHAR),
+            self.names.parameter(),
+            self.ids.parameter(),
+            self.endings.parameter(),
+            self.problems.parameter(),
+            self.details.parameter(),
+        ];
+        connection.ask(call, &parameters).await
+    }
+}
+
+pub(super) fn int(number: u32) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
+}
+
+pub(super) fn long(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// Postgres stores every text but one that holds a NUL.
+fn storable(text: &str) -> String {
+    text.replace('\0', "\u{fffd}")
+}

@@ -1,0 +1,127 @@
+//! Looking at leases, following and ending them: what operators call.
+
+use async_trait::async_trait;
+use tokio_postgres::types::Type;
+
+use super::{
+    PostgresBackend,
+    calls::Call,
+    decode,
+    encode::long,
+    errors::{Failure, Kind},
+    examine,
+};
+use crate::{
+    Result,
+    backend::{EventStream, Finding, Inspect},
+    lease::{EndedLease, Evicted, Fence, HistoryFilter, ListFilter, Names, Page, Resource},
+};
+
+#[async_trait]
+impl Inspect for PostgresBackend {
+    async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
+        let reply = self
+            .links
+            .ask_aside(
+                Call::Evict,
+                &[
+                    (&self.caller.namespace, Type::TEXT),
+                    (&self.caller.channel, Type::TEXT),
+                    (&self.caller.history, Type::CHAR),
+                    (&resource.as_str(), Type::TEXT),
+                    (&long(expected.get()), Type::INT8),
+                    (&reason, Type::TEXT),
+                ],
+            )
+            .await
+            .inspect_err(|failure| failure.hurry([resource].into_iter(), &self.hints))
+            .map_err(Failure::error)?;
+        let mut answers = reply.rows.iter().map(decode::answer).collect::<Result<Vec<_>, _>>().map_err(Failure::error)?;
+        let Some(answer) = answers.pop() else {
+            return Err(Failure::new(Kind::Unanswered, "postgres did not answer what it evicted").error());
+        };
+        for hint in answer.hints {
+            self.hints.send(hint);
+        }
+        answer.verdict.evicted().map_err(Failure::error)
+    }
+
+    async fn list(&self, filter: &ListFilter) -> Result<Page> {
+        let (exactly, prefix) = named(&filter.names);
+        let limit = i64::try_from(filter.limit).unwrap_or(i64::MAX);
+        let reply = self
+            .links
+            .look(
+                Call::List,
+                &[
+                    (&self.caller.namespace, Type::TEXT),
+                    (&exactly, Type::TEXT),
+                    (&prefix, Type::TEXT),
+                    (&filter.after.as_ref().map(Resource::as_str), Type::TEXT),
+                    (&limit.saturating_add(1), Type::INT8),
+                ],
+            )
+            .await
+            .map_err(Failure::error)?;
+        let mut leases = decode::leases(&reply.rows).map_err(Failure::error)?;
+        let mut names = 0;
+        let mut last = None;
+        let kept = leases.iter().position(|lease| {
+            if last != Some(&lease.resource) {
+                names += 1;
+                if names > filter.limit {
+                    return true;
+                }
+                last = Some(&lease.resource);
+            }
+            false
+        });
+        let next = kept.and(last.cloned());
+        leases.truncate(kept.unwrap_or(leases.len()));
+        Ok(Page { leases, next })
+    }
+
+    async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
+        let (exactly, prefix) = named(&filter.names);
+        let reply = self
+            .links
+            .look(
+                Call::History,
+                &[
+                    (&self.caller.namespace, Type::TEXT),
+                    (&exactly, Type::TEXT),
+                    (&prefix, Type::TEXT),
+                    (&filter.failures, Type::BOOL),
+                    (&filter.since.map(|time| long(time.as_micros())), Type::INT8),
+                    (&filter.until.map(|time| long(time.as_micros())), Type::INT8),
+                    (&i64::try_from(filter.limit).unwrap_or(i64::MAX), Type::INT8),
+                ],
+            )
+            .await
+            .map_err(Failure::error)?;
+        reply.rows.iter().map(decode::ended).collect::<Result<_, _>>().map_err(Failure::error)
+    }
+
+    async fn watch(&self, names: Names) -> Result<EventStream> {
+        let Some(listener) = &self.listener else {
+            let words = format!(
+                "the pooler at {} lets nobody listen; connect to the server itself",
+                self.links.connector.place
+            );
+            return Err(Failure::new(Kind::Unsupported, words).error());
+        };
+        listener.follow(names).await.map_err(Failure::error)
+    }
+
+    async fn examine(&self) -> Result<Vec<Finding>> {
+        examine::examine(&self.links).await.map_err(Failure::error)
+    }
+}
+
+fn named(names: &Names) -> (Option<&str>, Option<&str>) {
+    match names {
+        Names::All => (None, None),
+        Names::Prefix(prefix) => (None, Some(prefix)),
+        Names::Exactly(resource) => (Some(resource.as_str()), None),
+    }
+}

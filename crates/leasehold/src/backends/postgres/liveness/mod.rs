@@ -1,0 +1,11 @@
+//! Whether holders live: notifications, the connection that leases live by, and the death of others' connections.
+
+mod death_watch;
+mod late_requests;
+mod listener;
+
+pub(super) use self::{
+    death_watch::DeathWatch,
+    late_requests::LateRequests,
+    listener::{Listener, Sessions},
+};

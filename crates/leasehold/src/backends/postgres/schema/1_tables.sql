@@ -1,0 +1,213 @@
+-- What is stored. Names, units and fences mean what they mean in model.rs:
+-- `resource` with `entry` is model::State, a row of `entry` is model::Entry.
+--
+-- No index holds a column that a renewal or a release changes, so that both
+-- stay on their page (HOT). Times decide by clock_timestamp() alone.
+
+-- One row for each version that was installed, and the oldest version of the library's schema that still works with it.
+create table leasehold.migration (
+  version int primary key,
+  usable_since int not null,
+  applied_at timestamptz not null default clock_timestamp()
+);
+
+-- The installed version, and the oldest one that a library may have been written for.
+create function leasehold.version(out version int, out usable_since int)
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
+  select m.version, m.usable_since from leasehold.migration m order by m.version desc limit 1
+$$;
+
+-- One row per name. A holder that found nobody else there is kept in the row
+-- itself (the lone entry): then taking and giving back is one update each.
+create /*durability*/ table leasehold.resource (
+  namespace text not null,
+  name text not null,
+  last_fence bigint not null default 0,
+  -- Readers take fences from here on without writing this row; null: they may not.
+  reader_base bigint,
+  -- Whether rows of `entry` may exist for this name.
+  crowd boolean not null default false,
+  -- Exact unless readers may come unseen: units held by entries, and how many wait.
+  used bigint not null default 0,
+  waiting int not null default 0,
+  -- No entry ends before this; entries that live by a connection may end at any time.
+  next_end timestamptz not null default 'infinity',
+  -- When the lone entry was last removed.
+  freed_at timestamptz not null default clock_timestamp(),
+  -- The lone entry; all but the id stay behind when it ends.
+  id uuid,
+  fence bigint,
+  mode "char",
+  units int,
+  capacity int,
+  holder text,
+  note text,
+  metadata jsonb,
+  ttl_us bigint,
+  expires_at timestamptz not null default '-infinity',
+  asked_at timestamptz,
+  renewed_at timestamptz,
+  acquired_at timestamptz,
+  session int,
+  channel text,
+  primary key (namespace, name)
+) with (
+  fillfactor = 50,
+  autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 50, autovacuum_vacuum_cost_delay = 0
+);
+
+-- Holding and waiting entries beside the lone one, in the order of `seq`.
+create /*durability*/ table leasehold.entry (
+  id uuid not null,
+  namespace text not null,
+  name text not null,
+  seq bigint generated always as identity,
+  mode "char" not null,
+  units int not null,
+  capacity int not null,
+  holder text not null,
+  note text,
+  metadata jsonb not null,
+  ttl_us bigint not null,
+  expires_at timestamptz not null,
+  asked_at timestamptz not null,
+  renewed_at timestamptz not null,
+  -- Set once it holds.
+  acquired_at timestamptz,
+  fence bigint,
+  floor bigint,
+  session int,
+  channel text,
+  primary key (id, namespace, name)
+) with (
+  fillfactor = 70, vacuum_truncate = off,
+  autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 50, autovacuum_vacuum_cost_delay = 0
+);
+create index entry_in_order on leasehold.entry (namespace, name, seq);
+
+-- Ended leases.
+create /*durability*/ table leasehold.ended (
+  id uuid not null,
+  namespace text not null,
+  name text not null,
+  mode "char" not null,
+  units int not null,
+  capacity int not null,
+  holder text not null,
+  note text,
+  metadata jsonb not null,
+  fence bigint,
+  asked_at timestamptz not null,
+  acquired_at timestamptz,
+  ended_at timestamptz not null,
+  ending text not null,
+  problem text,
+  details text,
+  session int
+);
+-- A publication FOR ALL TABLES refuses deletes from a table whose rows it cannot name, and a key would cost every release.
+alter table leasehold.ended replica identity full;
+create index ended_by_name on leasehold.ended (namespace, name, ended_at);
+create index ended_by_time on leasehold.ended (namespace, ended_at);
+-- What the person on call looks for among millions that went well.
+create index ended_badly on leasehold.ended (namespace, ended_at) where ending not in ('released', 'cancelled');
+
+-- Connections that leases live by. Each holds the advisory lock (class, id) as long as it lives.
+create /*durability*/ table leasehold.session (
+  id int primary key,
+  pid int not null,
+  opened_at timestamptz not null,
+  client text not null
+);
+create sequence leasehold.session_id as int cycle;
+
+-- Where the lease of an id that acquire() returned is found.
+create /*durability*/ table leasehold.session_lease (
+  id uuid primary key,
+  name text not null,
+  session int not null
+);
+
+-- Fences of readers that come at the same time differ by this.
+create sequence leasehold.reader;
+
+-- How far maintain() has looked through the blocks of `resource`, and when it was last through with them all.
+create table leasehold.upkeep (
+  one boolean primary key default true check (one),
+  block bigint not null default 0,
+  finished_at timestamptz not null default '-infinity'
+);
+insert into leasehold.upkeep default values;
+
+-- Where events of this schema are sent: a name that nobody guesses, which watch() tells to those who may watch.
+create table leasehold.event_channel (channel text primary key);
+insert into leasehold.event_channel values ('lh_events_' || left(replace(gen_random_uuid()::text, '-', ''), 24));
+
+-- Who follows events, by namespace; nothing is sent while nobody does.
+create /*durability*/ table leasehold.watcher (
+  channel text primary key,
+  namespace text not null,
+  until timestamptz not null
+);
+-- Until when anybody follows anything, in microseconds: read in every call, which costs less than a look at the table.
+create sequence leasehold.followed_until;
+
+-- Who asks, and how its calls are recorded: a row of `caller` goes with every operation.
+create type leasehold.caller as (
+  namespace text,
+  channel text,       -- where the caller's instance listens; null for SQL callers
+  session int,        -- the connection that attached leases live by; null: their ttl
+  history "char",     -- a all, p problems, o off
+  watched boolean     -- whether events are sent
+);
+
+-- One operation on one resource: the parameters of acquire, renew, release and evict in model.rs.
+create type leasehold.ask as (
+  op "char",          -- a acquire, n renew, r release, e evict, s settle only
+  name text,
+  id uuid,
+  mode "char",        -- x exclusive, s shared, p permit, l leader; renew: what to keep, or null
+  units int,
+  capacity int,
+  ttl_us bigint,
+  try boolean,
+  attached boolean,
+  holder text,
+  note text,
+  metadata jsonb,     -- renew: the new one, or null
+  floor bigint,       -- evict: the expected fence
+  ending text,
+  problem text,
+  details text
+);
+
+-- What came of it.
+create type leasehold.answer as (
+  at int,
+  verdict "char",     -- g holds, q waits, b busy, s wrong shape, n none, f freed, l left the queue, e evicted
+  fence bigint,       -- g: its fence; q: the resource's newest
+  acquired_us bigint,
+  ahead int,
+  ask_again_us bigint,
+  mode "char",        -- s: what is in force; b: how the only holder holds
+  capacity int,
+  holder text,        -- b: the only holder, which spares building `holders`
+  note text,
+  held_us bigint,
+  holders jsonb,      -- b, e: who holds or held
+  waiting int,        -- b: how many wait; q: 1 when something ahead lives by a connection
+  granted int,        -- how many were granted by settling or asked for again: such a commit must be durable
+  hints text[]        -- for the caller's own instance
+);
+
+-- An operation under way: the resource as it will be stored, and what settling has found so far.
+create type leasehold.step as (
+  r leasehold.resource,
+  e leasehold.entry,  -- the one that the operation is about
+  known boolean,      -- whether it was there before
+  now timestamptz,
+  guarded boolean,    -- whether an open guarded transaction keeps something from being granted
+  passed boolean,     -- whether the barrier was passed; null: not tried yet
+  done boolean,       -- whether a second settling can change nothing
+  a leasehold.answer
+);

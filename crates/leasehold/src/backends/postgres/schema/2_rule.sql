@@ -1,0 +1,614 @@
+-- The rule of model.rs, ported. Nothing here is for others to call.
+
+-- Microseconds since 1970, as in Timestamp.
+create function leasehold._micros(t timestamptz) returns bigint
+language sql stable as $$ select (date_part('epoch', t) * 1000000)::bigint $$;
+
+-- next_fence: above the last one, not below the wall clock, not below a floor within reason.
+create function leasehold._next_fence(p_last bigint, p_wall bigint, p_floor bigint) returns bigint
+language sql immutable as $$ select greatest(p_last + 1, p_wall, case when p_floor is null then 0 else least(p_floor, p_wall + 10000000) end) $$;
+
+-- When a lease of this length ends: never while its connection lives, if it lives by one.
+create function leasehold._end(t timestamptz, p_attached boolean, p_session int, p_ttl_us bigint) returns timestamptz
+language sql stable as $$
+  select case when p_attached and p_session is not null then 'infinity' else t + p_ttl_us * interval '1 microsecond' end
+$$;
+
+-- l for locks, p for permits, e for elections: Mode::family.
+create function leasehold._family(p_mode "char") returns "char"
+language sql immutable as $$
+  select case p_mode when 'x' then 'l'::"char" when 's' then 'l'::"char" when 'l' then 'e'::"char" else 'p'::"char" end
+$$;
+
+-- The mode's word, as in Mode::as_str.
+create function leasehold._word(p_mode "char") returns text
+language sql immutable as $$
+  select case p_mode when 'x' then 'exclusive' when 's' then 'shared' when 'l' then 'leader' else 'permit' end
+$$;
+
+-- The key that readers share and everyone else who leaves the lone entry takes alone.
+-- Its top bit keeps it clear of advisory_key().
+create function leasehold._gate(p_namespace text, p_name text) returns bigint
+language sql immutable as $$
+  select hashtextextended(p_namespace || '/' || p_name, 0) | (-9223372036854775807 - 1)
+$$;
+
+-- The class of the advisory locks that sessions hold. It differs from schema to schema, as do their sessions' numbers.
+create function leasehold._class() returns int
+language sql stable as $$ select 'leasehold.session'::regclass::oid::int # 1279807556 $$;
+
+-- The session of this very connection, if leases live by it: the one whose lock it holds.
+-- In plpgsql, as all that is called often and cannot be inlined: its plans are kept.
+create function leasehold._own_session() returns int
+language plpgsql stable as $$
+begin
+  return (select l.objid::int from pg_locks l
+    where l.locktype = 'advisory' and l.pid = pg_backend_pid() and l.classid = leasehold._class()::oid and l.objsubid = 2
+      and l.objid > 0 and l.mode = 'ExclusiveLock' and l.granted limit 1);
+end $$;
+
+-- Whether this very connection has that session. The number of a process comes again: its lock decides.
+create function leasehold._own(p_session int) returns boolean
+language plpgsql stable as $$
+begin
+  perform 1 from leasehold.session s where s.id = p_session and s.pid = pg_backend_pid();
+  return found and p_session is not distinct from leasehold._own_session();
+end $$;
+
+-- Presence::Dead: the connection is gone. A probe that gets the connection's own lock proves it, unless
+-- it is this very connection's: a connection shares its own locks. A standby does not know the primary's locks.
+create function leasehold._dead(p_session int) returns boolean
+language sql volatile as $$
+  select p_session is not null and not pg_is_in_recovery() and pg_try_advisory_xact_lock_shared(leasehold._class(), p_session)
+     and not leasehold._own(p_session)
+$$;
+
+-- The same for whoever looks at a view, whatever its rights.
+create function leasehold._lost(p_session int) returns boolean
+language sql volatile security definer set search_path = pg_catalog, pg_temp as $$ select leasehold._dead(p_session) $$;
+
+-- The key that guard() shares and a grant takes alone, in this schema. Above every advisory_key(), below every _pin().
+create function leasehold._barrier(p_namespace text, p_name text) returns bigint
+language sql stable as $$
+  select hashtextextended(p_namespace || '/' || p_name, 'leasehold.resource'::regclass::oid::bigint)
+    & 1152921504606846975 | 2305843009213693952
+$$;
+
+-- Whether one who has the row of a name may grant what ends in this transaction: not while a guarded transaction is open
+-- (see guard()), and none may begin before this one has committed.
+create function leasehold._pass(p_namespace text, p_name text) returns boolean
+language sql volatile as $$
+  select pg_try_advisory_xact_lock(leasehold._barrier(p_namespace, p_name))
+      or leasehold._pass_after_grant(leasehold._barrier(p_namespace, p_name))
+$$;
+
+-- The same for what was free before this transaction began: guard() would find it free, so that a look is enough and no
+-- lock stays until commit. One statement may take more names than the server has locks.
+create function leasehold._pass_free(p_namespace text, p_name text, p_freed_at timestamptz) returns boolean
+language sql volatile as $$
+  select case when p_freed_at < transaction_timestamp() and pg_try_advisory_lock(leasehold._barrier(p_namespace, p_name))
+    then pg_advisory_unlock(leasehold._barrier(p_namespace, p_name)) else leasehold._pass(p_namespace, p_name) end
+$$;
+
+-- The last grant, which has committed and left the row, may have its barrier for a moment yet. Guards share theirs.
+create function leasehold._pass_after_grant(p_barrier bigint) returns boolean
+language plpgsql volatile as $$
+begin
+  perform pg_advisory_xact_lock_shared(p_barrier);
+  return pg_try_advisory_xact_lock(p_barrier);
+end $$;
+
+-- The key that guard() shares while it relies on a holder beside the lone one.
+-- Above every _barrier(), below zero is the gate's.
+create function leasehold._pin(p_fence bigint) returns bigint
+language sql immutable as $$ select 4611686018427387904 | p_fence $$;
+
+-- Where events of a namespace are sent.
+create function leasehold._event_channel(p_namespace text) returns text
+language sql stable as $$ select c.channel || left(md5(p_namespace), 24) from leasehold.event_channel c $$;
+
+create function leasehold._followed(p_namespace text) returns boolean
+language plpgsql stable as $$
+begin
+  perform 1 from leasehold.watcher w where w.namespace = p_namespace and w.until > clock_timestamp();
+  return found;
+end $$;
+
+-- The same, without a look at the table while nobody follows anything.
+create function leasehold._watched(p_namespace text) returns boolean
+language sql volatile as $$
+  select coalesce(pg_sequence_last_value('leasehold.followed_until'), 0) > leasehold._micros(clock_timestamp())
+     and leasehold._followed(p_namespace)
+$$;
+
+-- Sends followers one thing that happened: a lease::Event as JSON.
+create function leasehold._event(
+  p_namespace text, p_at timestamptz, p_name text, p_holder text, p_mode "char", p_units int, p_capacity int, p_what jsonb
+) returns void
+language sql volatile as $$
+  select pg_notify(leasehold._event_channel(p_namespace), (jsonb_build_object(
+    'at', leasehold._micros(p_at), 'resource', p_name, 'holder', p_holder, 'claim', jsonb_build_object(
+      'mode', leasehold._word(p_mode), 'units', p_units, 'capacity', p_capacity)) || p_what)::text)
+$$;
+
+-- The lone entry as a row of `entry`.
+create function leasehold._lone(r leasehold.resource) returns leasehold.entry
+language plpgsql immutable as $$
+begin
+  return row(r.id, r.namespace, r.name, 0, r.mode, r.units, r.capacity, r.holder, r.note, r.metadata, r.ttl_us,
+    r.expires_at, r.asked_at, r.renewed_at, r.acquired_at, r.fence, null, r.session, r.channel)::leasehold.entry;
+end $$;
+
+-- Records an ended entry and sends the event: model::Ended::into_record. After the clock went back an end is not before its beginning.
+create function leasehold._ended(
+  c leasehold.caller, e leasehold.entry, p_ended_at timestamptz, p_ending text, p_problem text, p_details text
+) returns void
+language plpgsql volatile as $$
+begin
+  if c.history = 'a' or (c.history = 'p' and p_ending not in ('released', 'cancelled')) then
+    insert into leasehold.ended values (e.id, e.namespace, e.name, e.mode, e.units, e.capacity, e.holder, e.note,
+      e.metadata, e.fence, e.asked_at, e.acquired_at, greatest(p_ended_at, e.acquired_at), p_ending, p_problem, p_details, e.session);
+  end if;
+  if c.watched then
+    perform leasehold._event(e.namespace, p_ended_at, e.name, e.holder, e.mode, e.units, e.capacity,
+      jsonb_build_object('event', 'ended', 'ending', p_ending, 'fence', e.fence));
+  end if;
+end $$;
+
+-- State::busy: those who hold, as JSON, longest first.
+create function leasehold._holders(p_namespace text, p_name text, t timestamptz) returns jsonb
+language plpgsql stable as $$
+begin
+  return (select coalesce(jsonb_agg(jsonb_build_object('holder', h.holder, 'note', h.note, 'mode', leasehold._word(h.mode),
+    'fence', h.fence, 'held_us', greatest(0, leasehold._micros(t) - leasehold._micros(h.acquired_at))) order by h.seq), '[]')
+  from (
+    select 0::bigint as seq, r.holder, r.note, r.mode, r.fence, r.acquired_at
+    from leasehold.resource r where r.namespace = p_namespace and r.name = p_name and r.id is not null
+    union all
+    select e.seq, e.holder, e.note, e.mode, e.fence, e.acquired_at
+    from leasehold.entry e where e.namespace = p_namespace and e.name = p_name and e.fence is not null
+  ) h);
+end $$;
+
+-- Settle, apply, settle: State::{acquire, renew, release, evict} on one resource under its row lock.
+--
+-- q: the operation. The answer's `hints` are for the caller's instance, all
+-- others are notified: `g id fence` for a grant, `e id` for an eviction, `c name`
+-- when a guarded transaction keeps the head of the queue waiting.
+create function leasehold._operate(c leasehold.caller, q leasehold.ask, out a leasehold.answer)
+language plpgsql volatile as $$
+declare
+  before leasehold.resource;
+  r leasehold.resource;
+  s leasehold.step;
+begin
+  -- The row first, then the gate: a statement that had to wait for the row keeps it even if it finds
+  -- nothing to do there. Readers take the gate only.
+  select * into before from leasehold.resource x where x.namespace = c.namespace and x.name = q.name for no key update;
+  if not found then
+    if q.op <> 'a' then
+      a.verdict := 'n';
+      return;
+    end if;
+    insert into leasehold.resource (namespace, name) values (c.namespace, q.name) on conflict do nothing;
+    select * into before from leasehold.resource x where x.namespace = c.namespace and x.name = q.name for no key update;
+    if not found then
+      raise exception 'the row of this name was removed meanwhile' using errcode = 'LH002';
+    end if;
+  end if;
+  r := before;
+  if r.reader_base is not null then
+    -- Readers came and went without a word: count afresh.
+    perform pg_advisory_xact_lock(leasehold._gate(c.namespace, q.name));
+    r.last_fence := r.last_fence + (nextval('leasehold.reader') - r.reader_base);
+    r.reader_base := null;
+    r.next_end := '-infinity';
+  end if;
+  a.granted := 0;
+  s := row(r, null, false, clock_timestamp(), false, null, q.op = 's', a)::leasehold.step;
+  s := leasehold._settle(c, q, s, true);
+  if q.op in ('a', 'n', 'r') then
+    s := leasehold._find(q, s);
+  end if;
+  s := case
+    when q.op = 'a' and not s.known then leasehold._apply_acquire(c, q, s)
+    when q.op in ('a', 'n') then leasehold._apply_renew(c, q, s)
+    when q.op in ('r', 'e') then leasehold._apply_end(c, q, s)
+    else s end;
+  if not s.done then
+    s := leasehold._settle(c, q, s, false);
+  end if;
+  s.r := leasehold._store(s.r, before);
+  a := leasehold._standing(q, s);
+end $$;
+
+-- Drops what has expired or died, then grants from the front while units fit. What a guarded transaction pins stays.
+create function leasehold._settle(c leasehold.caller, q leasehold.ask, s leasehold.step, p_first boolean) returns leasehold.step
+language plpgsql volatile as $$
+declare
+  r leasehold.resource := s.r;
+  w leasehold.entry;
+  a leasehold.answer := s.a;
+begin
+  -- A lease whose connection died is gone even if its asker comes by another one: others may have taken it.
+  if r.id is not null and (r.expires_at <= s.now or leasehold._dead(r.session)) then
+    s.passed := coalesce(s.passed, leasehold._pass(r.namespace, r.name));
+    if s.passed then
+      perform leasehold._ended(c, leasehold._lone(r), least(r.expires_at, s.now),
+        case when r.expires_at <= s.now then 'expired' else 'disconnected' end, null, null);
+      r.id := null;
+      r.freed_at := s.now;
+    else
+      s.guarded := true;
+    end if;
+  end if;
+  if r.crowd and p_first and r.next_end <= s.now then
+    for w in
+      select * from leasehold.entry x
+      where x.namespace = r.namespace and x.name = r.name
+        and (x.expires_at <= s.now or leasehold._dead(x.session))
+      order by x.seq for update skip locked
+    loop
+      if w.fence is not null then
+        s.passed := coalesce(s.passed, leasehold._pass(r.namespace, r.name));
+        -- One lock for all of them, unless one may be guarded: there may be more than the server has locks.
+        if not s.passed and not pg_try_advisory_xact_lock(leasehold._pin(w.fence)) then
+          s.guarded := true;
+          continue;
+        end if;
+      end if;
+      delete from leasehold.entry x where x.id = w.id and x.namespace = w.namespace and x.name = w.name;
+      perform leasehold._ended(c, w, least(w.expires_at, s.now),
+        case when w.expires_at <= s.now then 'expired' else 'disconnected' end, null, null);
+    end loop;
+    select coalesce(sum(x.units) filter (where x.fence is not null), 0), count(*) filter (where x.fence is null),
+      coalesce(min(case when x.session is null then x.expires_at else '-infinity' end), 'infinity')
+    into r.used, r.waiting, r.next_end
+    from leasehold.entry x where x.namespace = r.namespace and x.name = r.name;
+  end if;
+  if r.waiting > 0 then
+    for w in
+      select * from leasehold.entry x
+      where x.namespace = r.namespace and x.name = r.name and x.fence is null order by x.seq
+    loop
+      exit when r.used + w.units + (case when r.id is null then 0 else r.units end) > w.capacity;
+      -- A permit that was given back may be one that a guarded transaction relies on.
+      if (r.used = 0 and r.id is null) or w.mode = 'p' then
+        s.passed := coalesce(s.passed, leasehold._pass(r.namespace, r.name));
+        if not s.passed then
+          s.guarded := true;
+          -- Those who wait ask by themselves when a lease runs out; hints about their own asks would never stop.
+          if q.op not in ('a', 'n') then
+            a.hints := leasehold._hint(c, a.hints, w.channel, 'c ' || r.name);
+          end if;
+          exit;
+        end if;
+      end if;
+      r.last_fence := leasehold._next_fence(r.last_fence, leasehold._micros(s.now), w.floor);
+      r.used := r.used + w.units;
+      r.waiting := r.waiting - 1;
+      a.granted := a.granted + 1;
+      update leasehold.entry x set fence = r.last_fence, acquired_at = s.now
+      where x.id = w.id and x.namespace = w.namespace and x.name = w.name;
+      if w.id is distinct from q.id then
+        a.hints := leasehold._hint(c, a.hints, w.channel, 'g ' || w.id || ' ' || r.last_fence);
+      end if;
+      if c.watched then
+        perform leasehold._event(w.namespace, s.now, w.name, w.holder, w.mode, w.units, w.capacity,
+          jsonb_build_object('event', 'acquired', 'fence', r.last_fence));
+      end if;
+    end loop;
+  end if;
+  s.r := r;
+  s.a := a;
+  return s;
+end $$;
+
+-- Sends a line to the instance that listens there; one for the caller's own instance goes with the answer.
+create function leasehold._hint(c leasehold.caller, p_hints text[], p_channel text, p_line text) returns text[]
+language plpgsql volatile as $$
+begin
+  if p_channel = c.channel then
+    return p_hints || p_line;
+  elsif p_channel is not null then
+    perform pg_notify(p_channel, p_line);
+  end if;
+  return p_hints;
+end $$;
+
+-- Finds the entry that an operation is about.
+create function leasehold._find(q leasehold.ask, s leasehold.step) returns leasehold.step
+language plpgsql volatile as $$
+declare
+  e leasehold.entry;
+begin
+  if (s.r).id = q.id then
+    s.known := true;
+    s.e := leasehold._lone(s.r);
+  elsif (s.r).crowd then
+    select * into e from leasehold.entry x where x.id = q.id and x.namespace = (s.r).namespace and x.name = (s.r).name;
+    s.known := found;
+    s.e := e;
+  end if;
+  return s;
+end $$;
+
+-- State::acquire by one that is not known.
+create function leasehold._apply_acquire(c leasehold.caller, q leasehold.ask, s leasehold.step) returns leasehold.step
+language plpgsql volatile as $$
+declare
+  r leasehold.resource := s.r;
+  e leasehold.entry;
+  a leasehold.answer := s.a;
+begin
+  -- Nothing can be granted by adding one.
+  s.done := true;
+  if r.id is not null then
+    e.mode := r.mode;
+    e.capacity := r.capacity;
+  elsif r.crowd then
+    select x.mode, x.capacity into e.mode, e.capacity from leasehold.entry x
+    where x.namespace = r.namespace and x.name = r.name order by x.seq limit 1;
+    r.crowd := found;
+    if not found then
+      r.used := 0;
+      r.next_end := 'infinity';
+    end if;
+  end if;
+  if e.mode is not null and (e.capacity <> q.capacity or leasehold._family(e.mode) <> leasehold._family(q.mode)) then
+    a.verdict := 's';
+    a.mode := e.mode;
+    a.capacity := e.capacity;
+    s.r := r;
+    s.a := a;
+    return s;
+  end if;
+  if not s.guarded and r.waiting = 0 and ((r.used = 0 and r.id is null) or q.mode = 'p') then
+    s.passed := coalesce(s.passed, leasehold._pass(r.namespace, r.name));
+    s.guarded := not s.passed;
+    -- The barrier may have been waited for.
+    s.now := greatest(s.now, clock_timestamp());
+  end if;
+  e := row(q.id, r.namespace, r.name, 0, q.mode, q.units, q.capacity, q.holder, q.note, q.metadata, q.ttl_us,
+    leasehold._end(s.now, q.attached, c.session, q.ttl_us), s.now, s.now, null, null, q.floor,
+    case when q.attached then c.session end, c.channel)::leasehold.entry;
+  if not s.guarded and r.waiting = 0
+    and r.used + q.units + (case when r.id is null then 0 else r.units end) <= q.capacity then
+    r.last_fence := leasehold._next_fence(r.last_fence, leasehold._micros(s.now), q.floor);
+    e.fence := r.last_fence;
+    e.acquired_at := greatest(s.now, r.freed_at);
+  elsif q.try then
+    a.verdict := 'b';
+  end if;
+  if c.watched and a.verdict is null then
+    perform leasehold._event(e.namespace, s.now, e.name, e.holder, e.mode, e.units, e.capacity, case when e.fence is null
+      then '{"event": "waiting"}' else jsonb_build_object('event', 'acquired', 'fence', e.fence) end);
+  end if;
+  if e.fence is not null and r.id is null and not r.crowd then
+    r := leasehold._as_lone(r, e);
+  elsif a.verdict is null then
+    insert into leasehold.entry (id, namespace, name, mode, units, capacity, holder, note, metadata, ttl_us, expires_at,
+      asked_at, renewed_at, acquired_at, fence, floor, session, channel)
+    values (e.id, e.namespace, e.name, e.mode, e.units, e.capacity, e.holder, e.note, e.metadata, e.ttl_us, e.expires_at,
+      s.now, s.now, e.acquired_at, e.fence, e.floor, e.session, e.channel)
+    returning seq into e.seq;
+    r.crowd := true;
+    r.next_end := least(r.next_end, case when e.session is null then e.expires_at else '-infinity' end);
+    if e.fence is null then
+      r.waiting := r.waiting + 1;
+    else
+      r.used := r.used + e.units;
+      if e.mode = 's' and r.waiting = 0 then
+        r.reader_base := nextval('leasehold.reader');
+      end if;
+    end if;
+  end if;
+  s.r := r;
+  s.e := e;
+  s.a := a;
+  return s;
+end $$;
+
+-- State::renew, and State::acquire by one that is known.
+create function leasehold._apply_renew(c leasehold.caller, q leasehold.ask, s leasehold.step) returns leasehold.step
+language plpgsql volatile as $$
+declare
+  r leasehold.resource := s.r;
+  e leasehold.entry := s.e;
+  a leasehold.answer := s.a;
+  rebound boolean := false;
+begin
+  if not s.known then
+    a.verdict := 'n';
+    s.a := a;
+    return s;
+  end if;
+  if q.op = 'a' and e.session is not null and c.session is not null then
+    -- Whoever asks again may come by a newer connection; an ask that comes late names an older one.
+    rebound := c.session > e.session;
+    e.session := greatest(e.session, c.session);
+  end if;
+  if s.now + q.ttl_us * interval '1 microsecond' > e.expires_at then
+    e.expires_at := s.now + q.ttl_us * interval '1 microsecond';
+    e.ttl_us := q.ttl_us;
+  end if;
+  if q.op = 'n' then
+    e.metadata := coalesce(q.metadata, e.metadata);
+    if q.mode is not null and q.units <= e.units and q.capacity = e.capacity
+      and leasehold._family(q.mode) = leasehold._family(e.mode) then
+      if q.units < e.units and e.fence is not null and not coalesce(s.passed, leasehold._pass(r.namespace, r.name)) then
+        -- What it gives up would be granted to others before the transaction ends.
+        raise exception 'a guarded transaction relies on all of % until it ends', q.name using errcode = '55P03';
+      end if;
+      if e.seq <> 0 and e.fence is not null then
+        r.used := r.used - e.units + q.units;
+      end if;
+      e.mode := q.mode;
+      e.units := q.units;
+    end if;
+    if e.fence is not null and q.floor > r.last_fence
+      and q.floor <= greatest(r.last_fence, leasehold._micros(s.now) + 10000000) then
+      e.fence := q.floor;
+      r.last_fence := q.floor;
+    end if;
+  end if;
+  if e.seq = 0 then
+    e.renewed_at := case when e.expires_at = 'infinity' then e.renewed_at else s.now end;
+    r := leasehold._as_lone(r, e);
+  elsif rebound or e.expires_at <> 'infinity' or q.metadata is not null or q.mode is not null or q.floor is not null then
+    -- renew_many may have moved the end since it was read.
+    update leasehold.entry x set expires_at = greatest(x.expires_at, e.expires_at),
+      ttl_us = case when e.expires_at > x.expires_at then e.ttl_us else x.ttl_us end, metadata = e.metadata, mode = e.mode,
+      units = e.units, fence = e.fence, session = e.session, renewed_at = s.now
+    where x.id = e.id and x.namespace = e.namespace and x.name = e.name;
+  end if;
+  s.r := r;
+  s.e := e;
+  return s;
+end $$;
+
+-- State::release and State::evict.
+create function leasehold._apply_end(c leasehold.caller, q leasehold.ask, s leasehold.step) returns leasehold.step
+language plpgsql volatile as $$
+declare
+  r leasehold.resource := s.r;
+  e leasehold.entry := s.e;
+  a leasehold.answer := s.a;
+  expired boolean;
+begin
+  if q.op = 'e' and r.id is not null and r.fence = q.floor then
+    e := leasehold._lone(r);
+    s.known := true;
+  elsif q.op = 'e' and r.crowd then
+    select * into e from leasehold.entry x where x.namespace = r.namespace and x.name = r.name and x.fence = q.floor;
+    s.known := found;
+  end if;
+  if not s.known then
+    a.verdict := 'n';
+    if q.op = 'e' then
+      a.holders := leasehold._holders(r.namespace, r.name, s.now);
+    end if;
+    s.a := a;
+    return s;
+  end if;
+  if e.seq = 0 then
+    r.id := null;
+    r.freed_at := s.now;
+  else
+    delete from leasehold.entry x where x.id = e.id and x.namespace = e.namespace and x.name = e.name;
+    if e.fence is null then
+      r.waiting := r.waiting - 1;
+    else
+      r.used := r.used - e.units;
+    end if;
+  end if;
+  if q.op = 'r' then
+    -- One that a guarded transaction kept past its end was no longer its holder's to release.
+    expired := e.expires_at <= s.now;
+    a.verdict := case when e.fence is null then 'l' when expired then 'n' else 'f' end;
+    perform leasehold._ended(c, e, least(e.expires_at, s.now), case when expired then 'expired'
+      when e.fence is null and q.ending = 'released' then 'cancelled' else q.ending end, q.problem, q.details);
+  else
+    a.verdict := 'e';
+    a.holders := jsonb_build_array(jsonb_build_object('holder', e.holder));
+    perform leasehold._ended(c, e, s.now, 'evicted', 'evicted', q.details);
+    a.hints := leasehold._hint(c, a.hints, e.channel, 'e ' || e.id);
+  end if;
+  s.r := r;
+  s.e := e;
+  s.a := a;
+  return s;
+end $$;
+
+-- An entry as the lone one of its resource.
+create function leasehold._as_lone(r leasehold.resource, e leasehold.entry) returns leasehold.resource
+language plpgsql immutable as $$
+begin
+  r.id := e.id;
+  r.fence := e.fence;
+  r.mode := e.mode;
+  r.units := e.units;
+  r.capacity := e.capacity;
+  r.holder := e.holder;
+  r.note := e.note;
+  r.metadata := e.metadata;
+  r.ttl_us := e.ttl_us;
+  r.expires_at := e.expires_at;
+  r.asked_at := e.asked_at;
+  r.renewed_at := e.renewed_at;
+  r.acquired_at := e.acquired_at;
+  r.session := e.session;
+  r.channel := e.channel;
+  return r;
+end $$;
+
+-- Writes the resource if it changed, and returns it.
+create function leasehold._store(r leasehold.resource, before leasehold.resource) returns leasehold.resource
+language plpgsql volatile as $$
+begin
+  if r.crowd and r.waiting = 0 and r.reader_base is null and r.used <= 0 then
+    r.crowd := exists (select from leasehold.entry x where x.namespace = r.namespace and x.name = r.name);
+    if not r.crowd then
+      r.used := 0;
+      r.next_end := 'infinity';
+    end if;
+  end if;
+  if r is distinct from before then
+    update leasehold.resource x set last_fence = r.last_fence, reader_base = r.reader_base, crowd = r.crowd, used = r.used,
+      waiting = r.waiting, next_end = r.next_end, freed_at = r.freed_at, id = r.id, fence = r.fence, mode = r.mode,
+      units = r.units, capacity = r.capacity, holder = r.holder, note = r.note, metadata = r.metadata, ttl_us = r.ttl_us,
+      expires_at = r.expires_at, asked_at = r.asked_at, renewed_at = r.renewed_at, acquired_at = r.acquired_at,
+      session = r.session, channel = r.channel
+    where x.namespace = r.namespace and x.name = r.name;
+  end if;
+  return r;
+end $$;
+
+-- State::standing.
+create function leasehold._standing(q leasehold.ask, s leasehold.step) returns leasehold.answer
+language plpgsql volatile as $$
+declare
+  r leasehold.resource := s.r;
+  e leasehold.entry := s.e;
+  a leasehold.answer := s.a;
+  wall bigint := leasehold._micros(s.now);
+  bound boolean;
+begin
+  a.granted := a.granted + (q.op = 'a' and s.known)::int;
+  if a.verdict = 'b' then
+    a.holders := leasehold._holders(r.namespace, r.name, s.now);
+    a.waiting := r.waiting;
+  end if;
+  if q.op not in ('a', 'n') or a.verdict is not null then
+    return a;
+  end if;
+  if e.seq <> 0 and e.fence is null then
+    -- Its own settling may have granted it.
+    select x.fence, x.acquired_at into e.fence, e.acquired_at from leasehold.entry x
+    where x.id = e.id and x.namespace = e.namespace and x.name = e.name;
+  end if;
+  if e.fence is not null then
+    a.verdict := 'g';
+    a.fence := e.fence;
+    a.acquired_us := leasehold._micros(e.acquired_at);
+    return a;
+  end if;
+  a.verdict := 'q';
+  a.fence := r.last_fence;
+  select count(*) filter (where x.fence is null), leasehold._micros(nullif(min(x.expires_at), 'infinity')) - wall,
+    coalesce(bool_or(x.session is not null), false) or (r.id is not null and r.session is not null)
+  into a.ahead, a.ask_again_us, bound
+  from leasehold.entry x where x.namespace = r.namespace and x.name = r.name and x.seq < e.seq;
+  if r.id is not null and r.expires_at <> 'infinity' then
+    a.ask_again_us := least(a.ask_again_us, leasehold._micros(r.expires_at) - wall);
+  end if;
+  -- Nobody says when a guarded transaction ends: the first in line looks, the others learn it from that one.
+  if s.guarded then
+    a.ask_again_us := case when a.ahead = 0 then 100000 else greatest(a.ask_again_us, 1000000) end;
+  end if;
+  a.waiting := bound::int;
+  if a.ask_again_us < 1000 then
+    a.ask_again_us := 1000;
+  end if;
+  return a;
+end $$;

@@ -1,0 +1,520 @@
+-- What the library calls: operations in arrays, so that concurrent calls share
+-- a round trip and a commit. Elements are taken in the order of their names (by
+-- their bytes), so that two calls never wait for each other in a circle.
+
+-- Lock calls read what others committed a moment ago; a fixed snapshot would not see it.
+create function leasehold._check_isolation() returns void
+language plpgsql stable as $$
+begin
+  if current_setting('transaction_isolation') <> 'read committed' then
+    raise exception 'leasehold works in READ COMMITTED transactions only, this one is %',
+      upper(current_setting('transaction_isolation'))
+      using errcode = 'LH001', hint = 'Begin with: BEGIN ISOLATION LEVEL READ COMMITTED, or set default_transaction_isolation.';
+  end if;
+end $$;
+
+-- State::acquire. A free name is taken by one update of its row; what is not that goes on.
+-- Flat parameters: a composite for each call would cost as much as the update.
+create function leasehold._acquire(
+  p_namespace text, p_channel text, p_session int, p_history "char", p_watched boolean,
+  p_name text, p_id uuid, p_mode "char", p_units int, p_capacity int, p_ttl_us bigint, p_try boolean, p_attached boolean,
+  p_holder text, p_note text, p_metadata jsonb, p_floor bigint, out a leasehold.answer
+)
+language plpgsql volatile as $$
+declare
+  t timestamptz := clock_timestamp();
+  began timestamptz := t;
+  freed timestamptz;
+begin
+  -- A row that does not match is not locked.
+  update leasehold.resource x set id = p_id, mode = p_mode, units = p_units, capacity = p_capacity, holder = p_holder,
+    note = p_note, metadata = p_metadata, ttl_us = p_ttl_us, expires_at = leasehold._end(t, p_attached, p_session, p_ttl_us),
+    asked_at = t, renewed_at = t, acquired_at = greatest(t, x.freed_at), session = case when p_attached then p_session end,
+    channel = p_channel, last_fence = leasehold._next_fence(x.last_fence, leasehold._micros(t), p_floor),
+    fence = leasehold._next_fence(x.last_fence, leasehold._micros(t), p_floor)
+  where x.namespace = p_namespace and x.name = p_name and x.id is null and not x.crowd
+  returning x.fence, leasehold._micros(x.acquired_at), x.freed_at into a.fence, a.acquired_us, freed;
+  if not found then
+    insert into leasehold.resource (namespace, name, last_fence, fence, id, mode, units, capacity, holder, note, metadata,
+      ttl_us, expires_at, asked_at, renewed_at, acquired_at, session, channel)
+    select p_namespace, p_name, leasehold._next_fence(0, leasehold._micros(t), p_floor),
+      leasehold._next_fence(0, leasehold._micros(t), p_floor), p_id, p_mode, p_units, p_capacity, p_holder, p_note, p_metadata,
+      p_ttl_us, leasehold._end(t, p_attached, p_session, p_ttl_us), t, t, t, case when p_attached then p_session end, p_channel
+    where not exists (select from leasehold.resource x where x.namespace = p_namespace and x.name = p_name)
+    on conflict do nothing returning fence, leasehold._micros(acquired_at), '-infinity'::timestamptz into a.fence, a.acquired_us, freed;
+  end if;
+  -- A name that nobody used for a day was removed, whatever is guarded.
+  if found and not leasehold._pass_free(p_namespace, p_name, freed) then
+    update leasehold.resource x set id = null where x.namespace = p_namespace and x.name = p_name;
+    a.fence := null;
+  end if;
+  if a.fence is null then
+    a := leasehold._contend(row(p_namespace, p_channel, p_session, p_history, p_watched),
+      row('a', p_name, p_id, p_mode, p_units, p_capacity, p_ttl_us, p_try, p_attached, p_holder, p_note, p_metadata, p_floor,
+        null, null, null)::leasehold.ask);
+    return;
+  end if;
+  -- 1. The clock is read. 2. The write waits for another's transaction. 3. That rolls back: the row is as it was, and the
+  -- lease would have ended before it began.
+  t := clock_timestamp();
+  if t not between began and began + interval '10 ms' then
+    update leasehold.resource x set expires_at = leasehold._end(t, p_attached, p_session, p_ttl_us), asked_at = t,
+      renewed_at = t, acquired_at = greatest(t, x.freed_at)
+    where x.namespace = p_namespace and x.name = p_name
+    returning leasehold._micros(x.acquired_at) into a.acquired_us;
+  end if;
+  a.verdict := 'g';
+  if p_watched then
+    perform leasehold._event(p_namespace, t, p_name, p_holder, p_mode, p_units, p_capacity,
+      jsonb_build_object('event', 'acquired', 'fence', a.fence));
+  end if;
+end $$;
+
+-- State::acquire for a name that was not free: a try that must fail in a crowd only reads, a reader
+-- among readers adds its own row, all others queue up.
+create function leasehold._contend(c leasehold.caller, q leasehold.ask, out a leasehold.answer)
+language plpgsql volatile as $$
+declare
+  t timestamptz := clock_timestamp();
+  r leasehold.resource;
+  ordinal bigint;
+begin
+  select * into r from leasehold.resource x where x.namespace = c.namespace and x.name = q.name;
+  if found and r.id is distinct from q.id then
+    -- Readers that came unseen are not counted in the row.
+    if q.try and (case when r.reader_base is null then
+        r.crowd and (r.waiting > 0 or r.used + q.units + (case when r.id is null then 0 else r.units end) > q.capacity)
+        and leasehold._settled(r, t) and leasehold._same_shape(r, q)
+      else
+        q.mode = 'x' and exists (select from leasehold.entry e where e.namespace = c.namespace and e.name = q.name
+          and e.mode = 's' and e.fence is not null and e.expires_at > t and not leasehold._dead(e.session))
+      end)
+      and not exists (select from leasehold.entry e where e.id = q.id and e.namespace = c.namespace and e.name = q.name) then
+      a.verdict := 'b';
+      a.waiting := r.waiting;
+      a.holders := leasehold._holders(c.namespace, q.name, t);
+      return;
+    end if;
+    -- One that is known may have expired or died: the rule decides.
+    if q.mode = 's' and q.floor is null and r.reader_base is not null and leasehold._micros(t) - r.last_fence < 100000
+      and (select s.last_value from leasehold.reader s) - r.reader_base < 90000
+      and not exists (select from leasehold.entry e where e.id = q.id and e.namespace = c.namespace and e.name = q.name) then
+      perform pg_advisory_xact_lock_shared(leasehold._gate(c.namespace, q.name));
+      select * into r from leasehold.resource x where x.namespace = c.namespace and x.name = q.name;
+      t := clock_timestamp();
+      ordinal := nextval('leasehold.reader') - r.reader_base;
+      if ordinal is null or ordinal >= 100000 then
+        -- The gate cannot be taken alone from here: another reader may want the same.
+        raise exception 'the readers of this name were overtaken' using errcode = 'LH002';
+      end if;
+      insert into leasehold.entry as e (id, namespace, name, mode, units, capacity, holder, note, metadata, ttl_us, expires_at,
+        asked_at, renewed_at, acquired_at, fence, floor, session, channel)
+      values (q.id, c.namespace, q.name, q.mode, q.units, q.capacity, q.holder, q.note, q.metadata, q.ttl_us,
+        leasehold._end(t, q.attached, c.session, q.ttl_us), t, t, t, r.last_fence + ordinal, q.floor,
+        case when q.attached then c.session end, c.channel)
+      on conflict (id, namespace, name) do update set expires_at = greatest(e.expires_at, excluded.expires_at)
+      returning e.fence, leasehold._micros(e.acquired_at) into a.fence, a.acquired_us;
+      a.verdict := 'g';
+      if c.watched and a.fence = r.last_fence + ordinal then
+        perform leasehold._event(c.namespace, t, q.name, q.holder, q.mode, q.units, q.capacity,
+          jsonb_build_object('event', 'acquired', 'fence', a.fence));
+      end if;
+      return;
+    end if;
+  end if;
+  a := leasehold._operate(c, q);
+end $$;
+
+-- Whether settling would change nothing: nobody has expired or died.
+create function leasehold._settled(r leasehold.resource, t timestamptz) returns boolean
+language plpgsql volatile as $$
+begin
+  return (r.id is null or (r.expires_at > t and not leasehold._dead(r.session)))
+     and (r.waiting = 0 or r.id is not null or r.used > 0)
+     and not exists (select from leasehold.entry e where e.namespace = r.namespace and e.name = r.name
+           and (e.expires_at <= t or leasehold._dead(e.session)));
+end $$;
+
+-- Whether the name is in use as what is asked for.
+create function leasehold._same_shape(r leasehold.resource, q leasehold.ask) returns boolean
+language plpgsql stable as $$
+begin
+  return (select coalesce(s.capacity = q.capacity and leasehold._family(s.mode) = leasehold._family(q.mode), true)
+  from (select 1) one left join lateral (
+    select r.mode, r.capacity where r.id is not null
+    union all
+    (select e.mode, e.capacity from leasehold.entry e where e.namespace = r.namespace and e.name = r.name order by e.seq limit 1)
+    limit 1) s on true);
+end $$;
+
+-- State::release. A lone holder with nobody waiting is one update, all else goes by the rule.
+create function leasehold._release(
+  p_namespace text, p_channel text, p_history "char", p_watched boolean,
+  p_name text, p_id uuid, p_ending text, p_problem text, p_details text, out a leasehold.answer
+)
+language plpgsql volatile as $$
+declare
+  t timestamptz := clock_timestamp();
+  r leasehold.resource;
+  expired boolean;
+begin
+  update leasehold.resource x set id = null, freed_at = greatest(t, x.acquired_at)
+  where x.namespace = p_namespace and x.name = p_name and x.id = p_id and x.waiting = 0 and x.expires_at > t
+  returning * into r;
+  if not found then
+    a := leasehold._give_back(row(p_namespace, p_channel, null, p_history, p_watched),
+      row('r', p_name, p_id, null, null, null, null, null, null, null, null, null, null, p_ending, p_problem,
+        p_details)::leasehold.ask);
+    return;
+  end if;
+  -- It may have waited for another's transaction, and ended meanwhile.
+  if clock_timestamp() > t + interval '10 ms' then
+    t := clock_timestamp();
+    update leasehold.resource x set freed_at = greatest(t, x.acquired_at) where x.namespace = p_namespace and x.name = p_name
+    returning x.freed_at into r.freed_at;
+  end if;
+  expired := r.expires_at <= t;
+  a.verdict := case when expired then 'n' else 'f' end;
+  if p_history = 'a' and not p_watched and not expired then
+    insert into leasehold.ended values (p_id, r.namespace, r.name, r.mode, r.units, r.capacity, r.holder, r.note, r.metadata,
+      r.fence, r.asked_at, r.acquired_at, r.freed_at, p_ending, p_problem, p_details, r.session);
+  elsif p_history <> 'o' or p_watched then
+    r.id := p_id;
+    perform leasehold._ended(row(p_namespace, p_channel, null, p_history, p_watched), leasehold._lone(r),
+      case when expired then r.expires_at else r.freed_at end, case when expired then 'expired' else p_ending end, p_problem, p_details);
+  end if;
+end $$;
+
+-- State::release for what is not alone: a reader among readers removes its own row, all others go by the rule.
+create function leasehold._give_back(c leasehold.caller, q leasehold.ask, out a leasehold.answer)
+language plpgsql volatile as $$
+declare
+  e leasehold.entry;
+  unseen boolean;
+begin
+  -- What is another's is not locked: the caller's transaction may stay open.
+  select x.reader_base is not null into unseen from leasehold.resource x
+  where x.namespace = c.namespace and x.name = q.name and (x.crowd or x.id is null or x.id = q.id);
+  if not found then
+    a.verdict := 'n';
+    return;
+  end if;
+  if unseen and exists (select from leasehold.entry x where x.id = q.id and x.namespace = c.namespace and x.name = q.name
+      and x.fence is not null and x.expires_at > clock_timestamp()) then
+    perform pg_advisory_xact_lock_shared(leasehold._gate(c.namespace, q.name));
+    select x.reader_base is not null into unseen from leasehold.resource x where x.namespace = c.namespace and x.name = q.name;
+    if unseen then
+      delete from leasehold.entry x
+      where x.id = q.id and x.namespace = c.namespace and x.name = q.name and x.fence is not null
+        and x.expires_at > clock_timestamp()
+      returning * into e;
+    end if;
+    if e.id is null then
+      raise exception 'the readers of this name were overtaken' using errcode = 'LH002';
+    end if;
+    perform leasehold._ended(c, e, clock_timestamp(), q.ending, q.problem, q.details);
+    a.verdict := 'f';
+    return;
+  end if;
+  a := leasehold._operate(c, q);
+end $$;
+
+-- Who holds a name and is alone there: a try that it keeps from holding reads this one row and writes nothing.
+create view leasehold._lone_holder as
+  select r.namespace, r.name, r.id, r.mode, r.units, r.capacity, r.holder, r.note, r.fence, r.acquired_at
+  from leasehold.resource r
+  where r.id is not null and not r.crowd and r.expires_at > clock_timestamp() and not leasehold._dead(r.session);
+
+-- Asks for one lease.
+create function leasehold.acquire_one(
+  p_namespace text, p_channel text, p_session int, p_history "char",
+  p_name text, p_id uuid, p_mode "char", p_units int, p_capacity int, p_ttl_us bigint, p_try boolean, p_attached boolean,
+  p_holder text, p_note text, p_metadata jsonb, p_floor bigint, out a leasehold.answer
+)
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms'
+set seq_page_cost = 100 as $$
+begin
+  if current_setting('transaction_isolation') <> 'read committed' then
+    perform leasehold._check_isolation();
+  end if;
+  if p_try then
+    select 'b', h.fence, h.mode, h.holder, h.note, leasehold._micros(clock_timestamp()) - leasehold._micros(h.acquired_at)
+    into a.verdict, a.fence, a.mode, a.holder, a.note, a.held_us
+    from leasehold._lone_holder h
+    where h.namespace = p_namespace and h.name = p_name and h.id <> p_id and h.units::bigint + p_units > p_capacity
+      and h.capacity = p_capacity and leasehold._family(h.mode) = leasehold._family(p_mode);
+    if found then
+      return;
+    end if;
+  end if;
+  a := leasehold._acquire(p_namespace, p_channel, p_session, p_history, leasehold._watched(p_namespace), p_name, p_id,
+    p_mode, p_units, p_capacity, p_ttl_us, p_try, p_attached, p_holder, p_note, p_metadata, p_floor);
+  if a.verdict = 'q' and a.granted = 0 then
+    -- A place is not a promise: one that is lost in a crash is asked for again.
+    perform set_config('synchronous_commit', 'off', true);
+  end if;
+end $$;
+
+-- Ends one lease or leaves its queue.
+-- One that hands to nobody may commit asynchronously: losing it costs the next holder one ttl and nothing else.
+create function leasehold.release_one(
+  p_namespace text, p_channel text, p_history "char", p_name text, p_id uuid, p_ending text, p_problem text, p_details text,
+  out a leasehold.answer
+)
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms'
+set seq_page_cost = 100 as $$
+begin
+  if current_setting('transaction_isolation') <> 'read committed' then
+    perform leasehold._check_isolation();
+  end if;
+  a := leasehold._release(p_namespace, p_channel, p_history, leasehold._watched(p_namespace), p_name, p_id, p_ending,
+    p_problem, p_details);
+  if coalesce(a.granted, 0) = 0 then
+    perform set_config('synchronous_commit', 'off', true);
+  end if;
+end $$;
+
+-- Asks for many leases at once: one answer for each element, `at` being its place in the arrays.
+-- One by one, which costs less than statements for all of them. The caller has sorted them by name, as bytes.
+create function leasehold.acquire_many(
+  p_namespace text, p_channel text, p_session int, p_history "char",
+  p_names text[], p_ids uuid[], p_modes "char"[], p_units int[], p_capacities int[], p_ttls_us bigint[], p_tries boolean[],
+  p_attached boolean[], p_holders text[], p_notes text[], p_metadata jsonb[], p_floors bigint[]
+) returns setof leasehold.answer
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms'
+set seq_page_cost = 100 as $$
+declare
+  watched boolean;
+  lean boolean := true;
+  looked text;
+  its_id uuid;
+  its_units int;
+  its_capacity int;
+  busy leasehold.answer;
+  a leasehold.answer;
+begin
+  if current_setting('transaction_isolation') <> 'read committed' then
+    perform leasehold._check_isolation();
+  end if;
+  for i in 1..cardinality(p_names) loop
+    if p_tries[i] then
+      -- Tries for one name share the look.
+      if looked is distinct from p_names[i] then
+        select h.name, h.id, h.units, h.capacity, 'b', h.fence, h.mode, h.holder, h.note,
+          leasehold._micros(clock_timestamp()) - leasehold._micros(h.acquired_at)
+        into looked, its_id, its_units, its_capacity, busy.verdict, busy.fence, busy.mode, busy.holder, busy.note, busy.held_us
+        from leasehold._lone_holder h where h.namespace = p_namespace and h.name = p_names[i];
+      end if;
+      if its_id <> p_ids[i] and its_units::bigint + p_units[i] > p_capacities[i] and its_capacity = p_capacities[i]
+        and leasehold._family(busy.mode) = leasehold._family(p_modes[i]) then
+        busy.at := i;
+        return next busy;
+        continue;
+      end if;
+    end if;
+    watched := coalesce(watched, leasehold._watched(p_namespace));
+    -- Readers take only the gate; one that comes with others for its name takes the row before it, as all others do.
+    if p_modes[i] = 's' and p_names[i] in (p_names[i - 1], p_names[i + 1]) then
+      insert into leasehold.resource (namespace, name) values (p_namespace, p_names[i]) on conflict do nothing;
+      perform 1 from leasehold.resource x where x.namespace = p_namespace and x.name = p_names[i] for no key update;
+      perform pg_advisory_xact_lock(leasehold._gate(p_namespace, p_names[i]));
+    end if;
+    a := leasehold._acquire(p_namespace, p_channel, p_session, p_history, watched, p_names[i], p_ids[i], p_modes[i],
+      p_units[i], p_capacities[i], p_ttls_us[i], p_tries[i], p_attached[i], p_holders[i], p_notes[i], p_metadata[i], p_floors[i]);
+    looked := null;
+    a.at := i;
+    lean := lean and a.verdict = 'q' and a.granted = 0;
+    return next a;
+  end loop;
+  if lean then
+    perform set_config('synchronous_commit', 'off', true);
+  end if;
+end $$;
+
+-- Ends many leases or leaves their queues; sorted and answered as in acquire_many.
+create function leasehold.release_many(
+  p_namespace text, p_channel text, p_history "char",
+  p_names text[], p_ids uuid[], p_endings text[], p_problems text[], p_details text[]
+) returns setof leasehold.answer
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms'
+set seq_page_cost = 100 as $$
+declare
+  watched boolean := leasehold._watched(p_namespace);
+  lean boolean := true;
+  a leasehold.answer;
+begin
+  if current_setting('transaction_isolation') <> 'read committed' then
+    perform leasehold._check_isolation();
+  end if;
+  for i in 1..cardinality(p_names) loop
+    -- Readers take only the gate; one that comes with others for its name takes the row before it, as all others do.
+    if p_names[i] in (p_names[i - 1], p_names[i + 1]) then
+      perform 1 from leasehold.resource x where x.namespace = p_namespace and x.name = p_names[i] for no key update;
+      perform pg_advisory_xact_lock(leasehold._gate(p_namespace, p_names[i]));
+    end if;
+    a := leasehold._release(p_namespace, p_channel, p_history, watched, p_names[i], p_ids[i], p_endings[i], p_problems[i],
+      p_details[i]);
+    a.at := i;
+    lean := lean and coalesce(a.granted, 0) = 0;
+    return next a;
+  end loop;
+  if lean then
+    perform set_config('synchronous_commit', 'off', true);
+  end if;
+end $$;
+
+-- State::renew for leases that hold and change nothing else: end = now + ttl, never earlier.
+-- What lives by a connection needs no new end: it holds while that lives and is none of those that the caller has left,
+-- or else is answered with no fence.
+-- Waits for nobody. Elements that are locked, wait, or are gone are not answered: renew_each tells.
+-- However many names there are, each is looked up by its key.
+create function leasehold.renew_many(p_namespace text, p_left int[], p_names text[], p_ids uuid[], p_ttls_us bigint[])
+returns table (at int, fence bigint, acquired_us bigint)
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
+set jit = off set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+declare
+  moved int;
+  left_over int := cardinality(p_names);
+begin
+  perform leasehold._check_isolation();
+  return query
+    with mine as materialized (
+      select x.ctid as tid, w.ttl_us * interval '1 microsecond' as length, w.ttl_us, w.at::int as at
+      from unnest(p_names, p_ids, p_ttls_us) with ordinality as w(name, id, ttl_us, at) cross join lateral (
+        select y.ctid from leasehold.resource y
+        where y.namespace = p_namespace and y.name = w.name and y.id = w.id and y.expires_at > clock_timestamp()
+          and y.session is null
+        for no key update skip locked) x
+    )
+    update leasehold.resource x set renewed_at = clock_timestamp(),
+      ttl_us = case when clock_timestamp() + m.length > x.expires_at then m.ttl_us else x.ttl_us end,
+      expires_at = greatest(x.expires_at, clock_timestamp() + m.length)
+    from mine m where x.ctid = m.tid
+    returning m.at, x.fence, leasehold._micros(x.acquired_at);
+  get diagnostics moved = row_count;
+  left_over := left_over - moved;
+  if left_over = 0 then
+    return;
+  end if;
+  -- A holder among others is not in anybody's way either.
+  return query
+    with mine as materialized (
+      select x.ctid as tid, w.ttl_us * interval '1 microsecond' as length, w.ttl_us, w.at::int as at
+      from unnest(p_names, p_ids, p_ttls_us) with ordinality as w(name, id, ttl_us, at) cross join lateral (
+        select y.ctid from leasehold.entry y
+        where y.id = w.id and y.namespace = p_namespace and y.name = w.name and y.fence is not null
+          and y.expires_at > clock_timestamp() and y.session is null
+        for no key update skip locked) x
+    )
+    update leasehold.entry x set renewed_at = clock_timestamp(),
+      ttl_us = case when clock_timestamp() + m.length > x.expires_at then m.ttl_us else x.ttl_us end,
+      expires_at = greatest(x.expires_at, clock_timestamp() + m.length)
+    from mine m where x.ctid = m.tid
+    returning m.at, x.fence, leasehold._micros(x.acquired_at);
+  get diagnostics moved = row_count;
+  left_over := left_over - moved;
+  if left_over = 0 then
+    return;
+  end if;
+  return query
+    select w.at::int, case when y.session <> all (p_left) and not leasehold._dead(y.session) then y.fence end,
+      leasehold._micros(y.acquired_at)
+    from unnest(p_names, p_ids) with ordinality as w(name, id, at) cross join lateral (
+      select x.session, x.fence, x.acquired_at from leasehold.resource x
+      where x.namespace = p_namespace and x.name = w.name and x.id = w.id and x.session is not null
+      union all
+      select x.session, x.fence, x.acquired_at from leasehold.entry x
+      where x.id = w.id and x.namespace = p_namespace and x.name = w.name and x.session is not null and x.fence is not null) y;
+end $$;
+
+-- State::renew for whatever it is: one by one, waiting for locks.
+create function leasehold.renew_each(
+  p_namespace text, p_channel text, p_session int, p_left int[], p_history "char",
+  p_names text[], p_ids uuid[], p_ttls_us bigint[], p_floors bigint[], p_modes "char"[], p_units int[], p_capacities int[],
+  p_metadata jsonb[]
+) returns setof leasehold.answer
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms'
+set seq_page_cost = 100 as $$
+declare
+  c leasehold.caller;
+  u record;
+  a leasehold.answer;
+begin
+  perform leasehold._check_isolation();
+  c := row(p_namespace, p_channel, p_session, p_history, leasehold._watched(p_namespace));
+  for u in
+    select *, count(*) over (partition by x.name) > 1 as several from unnest(p_names, p_ids, p_ttls_us, p_floors, p_modes, p_units, p_capacities, p_metadata) with ordinality
+      as x(name, id, ttl_us, floor, mode, units, capacity, metadata, at) order by x.name collate "C", x.at
+  loop
+    -- Whoever comes twice to a name takes its row and then the gate, as all others do.
+    if u.several then
+      perform 1 from leasehold.resource x where x.namespace = p_namespace and x.name = u.name for no key update;
+      perform pg_advisory_xact_lock(leasehold._gate(p_namespace, u.name));
+    end if;
+    a := null;
+    if p_left <> '{}' and exists (select from leasehold.entry x where x.id = u.id and x.namespace = p_namespace
+        and x.name = u.name and x.fence is null and x.session = any (p_left)) then
+      -- A place in the queue goes over to the connection that the caller has now. While there is none, nothing is said of
+      -- it: it may be granted by the one that was left, and must not be believed.
+      continue when p_session is null;
+      perform 1 from leasehold.resource x where x.namespace = p_namespace and x.name = u.name for no key update;
+      perform pg_advisory_xact_lock(leasehold._gate(p_namespace, u.name));
+      update leasehold.entry x set session = p_session
+      where x.id = u.id and x.namespace = p_namespace and x.name = u.name and x.fence is null and x.session = any (p_left);
+    end if;
+    -- What holds by a connection that the caller has left is no longer its own, though others see it yet.
+    if p_left <> '{}' and (exists (select from leasehold.resource x where x.namespace = p_namespace and x.name = u.name
+          and x.id = u.id and x.session = any (p_left))
+        or exists (select from leasehold.entry x where x.id = u.id and x.namespace = p_namespace and x.name = u.name
+          and x.fence is not null and x.session = any (p_left))) then
+      a.verdict := 'n';
+    else
+      a := leasehold._operate(c, row('n', u.name, u.id, u.mode, u.units, u.capacity, u.ttl_us, null, null, null, null,
+        u.metadata, u.floor, null, null, null)::leasehold.ask);
+    end if;
+    a.at := u.at;
+    return next a;
+  end loop;
+end $$;
+
+-- Drops the dead ahead of those who wait: nothing pushes when a connection dies.
+-- Answers for each whether it still waits behind a connection, and what the caller's instance is to be told.
+create function leasehold.settle_dead(p_namespace text, p_channel text, p_history "char", p_names text[], p_ids uuid[])
+returns table (at int, waits boolean, hints text[])
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms'
+set seq_page_cost = 100 as $$
+declare
+  c leasehold.caller;
+  u record;
+begin
+  perform leasehold._check_isolation();
+  c := row(p_namespace, p_channel, null, p_history, leasehold._watched(p_namespace));
+  for u in
+    select x.name, x.id, x.at::int as at, row_number() over (partition by x.name) = 1 as first
+    from unnest(p_names, p_ids) with ordinality as x(name, id, at) order by x.name collate "C", 3
+  loop
+    hints := null;
+    if u.first and (exists (select from leasehold.resource r where r.namespace = p_namespace and r.name = u.name
+          and r.id is not null and leasehold._dead(r.session))
+        or exists (select from leasehold.entry e where e.namespace = p_namespace and e.name = u.name
+          and leasehold._dead(e.session))) then
+      hints := (leasehold._operate(c, row('s', u.name, null, null, null, null, null, null, null, null, null, null, null,
+        null, null, null)::leasehold.ask)).hints;
+    end if;
+    at := u.at;
+    waits := exists (select from leasehold.entry e
+      where e.id = u.id and e.namespace = p_namespace and e.name = u.name and e.fence is null);
+    return next;
+  end loop;
+end $$;
+
+-- State::evict.
+create function leasehold.evict_fence(
+  p_namespace text, p_channel text, p_history "char", p_name text, p_fence bigint, p_reason text
+) returns leasehold.answer
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
+begin
+  perform leasehold._check_isolation();
+  return leasehold._operate(row(p_namespace, p_channel, null, p_history, leasehold._watched(p_namespace)),
+    row('e', p_name, null, null, null, null, null, null, null, null, null, null, p_fence, null, null, p_reason)::leasehold.ask);
+end $$;

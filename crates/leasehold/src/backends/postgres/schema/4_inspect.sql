@@ -1,0 +1,106 @@
+-- Looking at leases and following them.
+
+-- State::records for many resources: those that match, after a name, at most so many names.
+-- Live ones only, those who hold before those who wait.
+create function leasehold.list_leases(p_namespace text, p_exactly text, p_prefix text, p_after text, p_limit bigint)
+returns table (name text, holder text, mode "char", units int, capacity int, fence bigint, acquired_us bigint, asked_us bigint,
+  renewed_us bigint, ttl_us bigint, expires_us bigint, note text, metadata jsonb, now_us bigint)
+language sql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
+  with t as (select clock_timestamp() as now), live as (
+    select r.name, 0::bigint as seq, r.holder, r.mode, r.units, r.capacity, r.fence, r.acquired_at, r.asked_at,
+      r.renewed_at, r.ttl_us, r.expires_at, r.note, r.metadata
+    from leasehold.resource r, t
+    where r.namespace = p_namespace and r.id is not null and r.expires_at > t.now and not leasehold._dead(r.session)
+      and (p_exactly is null or r.name = p_exactly) and (p_prefix is null or starts_with(r.name, p_prefix))
+      and (p_after is null or r.name collate "C" > p_after)
+    union all
+    select e.name, e.seq, e.holder, e.mode, e.units, e.capacity, e.fence, e.acquired_at, e.asked_at,
+      e.renewed_at, e.ttl_us, e.expires_at, e.note, e.metadata
+    from leasehold.entry e, t
+    where e.namespace = p_namespace and e.expires_at > t.now and not leasehold._dead(e.session)
+      and (p_exactly is null or e.name = p_exactly) and (p_prefix is null or starts_with(e.name, p_prefix))
+      and (p_after is null or e.name collate "C" > p_after)
+  ), counted as (
+    select l.*, dense_rank() over (order by l.name collate "C") as place from live l
+  )
+  select l.name, l.holder, l.mode, l.units, l.capacity, l.fence, leasehold._micros(l.acquired_at), leasehold._micros(l.asked_at),
+    leasehold._micros(l.renewed_at), l.ttl_us, leasehold._micros(nullif(l.expires_at, 'infinity')), l.note, l.metadata,
+    leasehold._micros(t.now)
+  from counted l, t where l.place <= p_limit
+  order by l.name collate "C", l.fence is null, l.seq
+$$;
+
+-- Leases that have run out or lost their connection, and that nobody settled yet: history shows them as ended.
+create view leasehold._lapsed as
+  select l.*, case when l.expires_at <= clock_timestamp() then 'expired' else 'disconnected' end as ending
+  from (
+    select r.namespace, r.name, r.mode, r.units, r.capacity, r.holder, r.note, r.metadata, r.fence, r.asked_at, r.acquired_at,
+      r.expires_at, r.session
+    from leasehold.resource r where r.id is not null
+    union all
+    select e.namespace, e.name, e.mode, e.units, e.capacity, e.holder, e.note, e.metadata, e.fence, e.asked_at, e.acquired_at,
+      e.expires_at, e.session
+    from leasehold.entry e
+  ) l where l.expires_at <= clock_timestamp() or leasehold._dead(l.session);
+
+-- Ended leases, newest first: EndedLease. Planned for what is asked: failures and single names have indexes of their own.
+create function leasehold.list_ended(
+  p_namespace text, p_exactly text, p_prefix text, p_failures boolean, p_since_us bigint, p_until_us bigint, p_limit bigint
+) returns table (name text, holder text, mode "char", units int, capacity int, fence bigint, asked_us bigint, acquired_us bigint,
+  ended_us bigint, ending text, problem text, details text, note text, metadata jsonb)
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s'
+set plan_cache_mode = force_custom_plan as $$
+declare
+  since timestamptz := coalesce(to_timestamp(0) + p_since_us * interval '1 microsecond', '-infinity');
+  until timestamptz := coalesce(to_timestamp(0) + p_until_us * interval '1 microsecond', 'infinity');
+begin
+  return query
+    select h.name, h.holder, h.mode, h.units, h.capacity, h.fence, leasehold._micros(h.asked_at), leasehold._micros(h.acquired_at),
+      leasehold._micros(h.ended_at), h.ending, h.problem, h.details, h.note, h.metadata
+    from (
+      (select x.name, x.holder, x.mode, x.units, x.capacity, x.fence, x.asked_at, x.acquired_at, x.ended_at, x.ending, x.problem,
+        x.details, x.note, x.metadata
+      from leasehold.ended x
+      where x.namespace = p_namespace
+        and (p_exactly is null or x.name = p_exactly) and (p_prefix is null or starts_with(x.name, p_prefix))
+        and (not p_failures or x.ending not in ('released', 'cancelled')) and x.ended_at >= since and x.ended_at < until
+      order by x.ended_at desc limit p_limit)
+      union all
+      select l.name, l.holder, l.mode, l.units, l.capacity, l.fence, l.asked_at, l.acquired_at,
+        least(l.expires_at, clock_timestamp()), l.ending, null, null, l.note, l.metadata
+      from leasehold._lapsed l
+      where l.namespace = p_namespace
+        and (p_exactly is null or l.name = p_exactly) and (p_prefix is null or starts_with(l.name, p_prefix))
+        and least(l.expires_at, clock_timestamp()) >= since and least(l.expires_at, clock_timestamp()) < until
+    ) h order by h.ended_at desc limit p_limit;
+end $$;
+
+-- Follows the events of a namespace for a minute; answers the channel to listen to.
+create function leasehold.watch(p_namespace text, p_channel text) returns text
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
+declare
+  ends timestamptz := clock_timestamp() + interval '60 s';
+begin
+  insert into leasehold.watcher values (p_channel, p_namespace, ends) on conflict (channel) do update set until = excluded.until;
+  perform setval('leasehold.followed_until', leasehold._micros(ends));
+  return leasehold._event_channel(p_namespace);
+end $$;
+
+-- Makes this connection one that leases live by; answers its number.
+create function leasehold.open_session(p_client text) returns int
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
+declare
+  -- A lock of this connection outlives the rollback of what recorded it: it is used again.
+  opened int := leasehold._own_session();
+begin
+  if opened is null then
+    -- Numbers come again one day; one whose connection still lives is passed over.
+    loop
+      opened := nextval('leasehold.session_id');
+      exit when pg_try_advisory_lock(leasehold._class(), opened);
+    end loop;
+  end if;
+  insert into leasehold.session values (opened, pg_backend_pid(), clock_timestamp(), p_client)
+  on conflict (id) do update set pid = excluded.pid, opened_at = excluded.opened_at, client = excluded.client;
+  return opened;
+end $$;

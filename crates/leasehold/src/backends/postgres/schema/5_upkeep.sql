@@ -1,0 +1,136 @@
+-- Keeping the tables small.
+
+-- Bounded work that any client may call at any time, a scheduled job too: it looks at `resource` block by block from where
+-- the last call stopped, until it has changed `p_most` rows or worked for a fifth of a second. It does nothing while another
+-- does the same, nor within `p_pause` after the last call that was through with all blocks.
+-- Answers how much was done: 250 or more, and there may be more to do.
+create function leasehold.maintain(
+  p_keep_history interval default '7 days', p_most int default 1000, p_pause interval default '0'
+) returns int
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms' as $$
+declare
+  t timestamptz := clock_timestamp();
+  blocks bigint := pg_relation_size('leasehold.resource') / current_setting('block_size')::int;
+  at leasehold.upkeep;
+  done int := 0;
+  removed int;
+begin
+  perform leasehold._check_isolation();
+  if p_keep_history < interval '1 day' and not pg_has_role(session_user, current_user, 'member') then
+    raise exception 'history younger than a day is removed by the owner of the schema only' using errcode = '42501';
+  end if;
+  select * into at from leasehold.upkeep for update skip locked;
+  if not found or (at.finished_at > t - p_pause and at.finished_at <= t) then
+    return 0;
+  end if;
+  -- One that does not get through with all of them goes on without a rest.
+  at.finished_at := '-infinity';
+  loop
+    -- Two advisory locks stay for each until the end, and a small server has some three thousand for all.
+    done := done + leasehold._sweep(at.block, at.block + 256, t, true, least(p_most - done, 250));
+    exit when done >= least(p_most, 250);
+    at.block := at.block + 256;
+    if at.block >= blocks then
+      at.block := 0;
+      at.finished_at := t;
+      exit;
+    end if;
+    exit when clock_timestamp() > t + interval '200 ms';
+  end loop;
+  update leasehold.upkeep u set block = at.block, finished_at = at.finished_at;
+  with recursive space(namespace) as (
+    (select h.namespace from leasehold.ended h order by h.namespace limit 1)
+    union all
+    select (select h.namespace from leasehold.ended h where h.namespace > s.namespace order by h.namespace limit 1)
+    from space s where s.namespace is not null
+  )
+  delete from leasehold.ended h where h.ctid = any (array(
+    select x.ctid from space s cross join lateral (
+      select y.ctid from leasehold.ended y where y.namespace = s.namespace and y.ended_at < t - p_keep_history
+      order by y.ended_at limit p_most) x
+    limit p_most));
+  get diagnostics removed = row_count;
+  done := done + removed;
+  delete from leasehold.watcher w where w.until < t;
+  delete from leasehold.session_lease l where l.id = any (array(
+    select x.id from leasehold.session_lease x where leasehold._dead(x.session) limit p_most));
+  get diagnostics removed = row_count;
+  done := done + removed;
+  delete from leasehold.session s where s.id = any (array(
+    select x.id from leasehold.session x where leasehold._dead(x.id) limit p_most));
+  get diagnostics removed = row_count;
+  return done + removed;
+end $$;
+
+-- Settles what ran out or lost its connection in some blocks of `resource`, and removes names that nobody used for a day;
+-- a fence ahead of the clock is remembered. Waits for nobody, and looks for dead connections only where `p_probe` says so.
+create function leasehold._sweep(p_from bigint, p_to bigint, t timestamptz, p_probe boolean, p_most int) returns int
+language plpgsql volatile as $$
+declare
+  u record;
+  done int := 0;
+begin
+  for u in
+    select r.namespace, r.name, r.id is null and not r.crowd as idle from leasehold.resource r
+    where r.ctid >= format('(%s,0)', p_from)::tid and r.ctid < format('(%s,0)', p_to)::tid
+      and (case when r.id is null then not r.crowd and r.freed_at < t - interval '1 day' and r.last_fence < leasehold._micros(t)
+          else r.expires_at <= t or p_probe and leasehold._dead(r.session) end
+        -- The last of many readers leaves without writing the row.
+        or r.crowd and (r.freed_at < t - interval '1 day' and not exists (
+            select from leasehold.entry e where e.namespace = r.namespace and e.name = r.name)
+          or exists (select from leasehold.entry e where e.namespace = r.namespace and e.name = r.name
+            and (e.expires_at <= t or p_probe and leasehold._dead(e.session)))))
+    order by r.namespace collate "C", r.name collate "C" limit p_most
+  loop
+    -- One that somebody keeps locked, or a guarded transaction relies on, does not keep the others from being tidied up.
+    perform 1 from leasehold.resource r where r.namespace = u.namespace and r.name = u.name for no key update skip locked;
+    continue when not found;
+    if not u.idle then
+      continue when not pg_try_advisory_xact_lock(leasehold._gate(u.namespace, u.name))
+        or not leasehold._pass(u.namespace, u.name);
+      perform leasehold._operate(row(u.namespace, null, null, leasehold._history(), leasehold._watched(u.namespace)),
+        row('s', u.name, null, null, null, null, null, null, null, null, null, null, null, null, null, null)::leasehold.ask);
+    end if;
+    delete from leasehold.resource r where r.namespace = u.namespace and r.name = u.name and r.id is null and not r.crowd
+      and (u.idle and r.freed_at < t - interval '1 day' or r.expires_at < t - interval '1 day') and r.last_fence < leasehold._micros(t);
+    done := done + 1;
+  end loop;
+  return done;
+end $$;
+
+-- A little of that, for callers of the SQL functions, who may have no instance of the library: one call in 128 looks at a few
+-- blocks, chosen at random so that no two meet. What it removes stays locked until the caller's transaction ends, so it
+-- removes only what nobody used for a day.
+create function leasehold._tidy(t timestamptz) returns void
+language plpgsql volatile as $$
+declare
+  size int := current_setting('block_size')::int;
+  at bigint := floor(random() * (pg_relation_size('leasehold.resource') / size));
+begin
+  perform leasehold._sweep(at, at + 8, t - interval '1 day', false, 50);
+  at := floor(random() * (pg_relation_size('leasehold.ended') / size));
+  delete from leasehold.ended h where h.ctid = any (array(
+    select x.ctid from leasehold.ended x
+    where x.ctid >= format('(%s,0)', at)::tid and x.ctid < format('(%s,0)', at + 2)::tid
+      and x.ended_at < t - interval '7 days' for update skip locked));
+end $$;
+
+-- Which endings SQL callers and upkeep record: a all, p problems, o off. See record().
+create function leasehold._history() returns "char" language sql immutable as $$ select 'a'::"char" $$;
+
+-- Chooses what the functions for any client record: `all`, `problems` or `off`. A constant costs them nothing.
+create function leasehold.record(p_history text) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  if p_history is null or p_history not in ('all', 'problems', 'off') then
+    raise exception 'history can be all, problems or off, not %', coalesce(p_history, 'null') using errcode = '22023';
+  end if;
+  execute format('create or replace function leasehold._history() returns "char" language sql immutable as %L',
+    format('select %L::"char"', left(p_history, 1)));
+end $$;
+
+-- Whether nobody was through with maintain() in the last 20 s.
+create function leasehold.maintain_due() returns boolean
+language sql volatile security definer set search_path = pg_catalog, pg_temp as $$
+  select u.finished_at not between clock_timestamp() - interval '20 s' and clock_timestamp() from leasehold.upkeep u
+$$;

@@ -1,0 +1,331 @@
+-- What any client may call by name, psql and PostgREST included: locks with a ttl, in the
+-- namespace `default`, contending with the library's.
+
+-- The lease of a holder that has no other id than its label: never that of a library's lease.
+-- Immutable throughout (`text || int` is not), or it would be parsed again in every call instead of inlined.
+create function leasehold._id_of(p_name text, p_holder text) returns uuid
+language sql immutable as $$ select md5('sql/' || length(p_name)::text || '/' || p_name || '/' || p_holder)::uuid $$;
+
+create function leasehold._refuse_shape(p_name text, a leasehold.answer) returns void
+language plpgsql stable as $$
+begin
+  raise exception '% is in use as %, asked for as a lock', p_name,
+    case leasehold._family(a.mode) when 'p' then 'a semaphore of ' || a.capacity when 'e' then 'an election' else 'a lock' end
+    using errcode = 'LH003', hint = 'Use one shape, or another name.';
+end $$;
+
+-- Says what is wrong with what acquire_lock() was given.
+create function leasehold._refuse_arguments(p_lock_name text, p_holder_id text, p_ttl_seconds double precision) returns void
+language plpgsql stable as $$
+begin
+  perform leasehold._check_isolation();
+  if p_lock_name is null or p_lock_name = '' or octet_length(p_lock_name) > 512 or p_lock_name ~ '[[:cntrl:]]' then
+    raise exception 'a lock name needs 1 to 512 bytes and no control characters' using errcode = '22023';
+  end if;
+  if p_holder_id is null or p_holder_id = '' or octet_length(p_holder_id) > 256 or p_holder_id ~ '[[:cntrl:]]' then
+    raise exception 'a holder id needs 1 to 256 bytes and no control characters' using errcode = '22023';
+  end if;
+  if p_ttl_seconds is null or p_ttl_seconds <= 0 or p_ttl_seconds > 2592000 then
+    raise exception 'a ttl of % seconds cannot be used', coalesce(p_ttl_seconds::text, 'null')
+      using errcode = '22023', hint = 'It must be above 0 and at most 30 days; 10 to 60 seconds suit most work.';
+  end if;
+  raise exception 'metadata must be a JSON object' using errcode = '22023';
+end $$;
+
+-- Lets the first in line ask again: who is before it ends sooner than the answer to its last ask said.
+create function leasehold._hurry(p_namespace text, p_name text) returns void
+language plpgsql volatile as $$
+begin
+  perform pg_notify(e.channel, 'c ' || p_name) from (
+    select x.channel from leasehold.entry x
+    where x.namespace = p_namespace and x.name = p_name and x.fence is null order by x.seq limit 1) e
+  where e.channel is not null;
+end $$;
+
+-- Takes the lock for so many seconds and answers its fence, or null: another has it. Never waits in a queue, and so is always
+-- alone in the row of its name. A free name is taken by one statement that also looks at what it was given; each further one
+-- costs a call as much as a look at the row.
+create function leasehold._try_lock(p_lock_name text, p_holder_id text, p_ttl_seconds double precision, p_metadata jsonb)
+returns bigint
+language plpgsql volatile as $$
+declare
+  t timestamptz := clock_timestamp();
+  taken bigint;
+  freed timestamptz;
+begin
+  update leasehold.resource x set id = leasehold._id_of(p_lock_name, p_holder_id), mode = 'x', units = 2147483647,
+    capacity = 2147483647, holder = p_holder_id, note = null, metadata = coalesce(p_metadata, '{}'),
+    ttl_us = greatest(1, p_ttl_seconds * 1000000)::bigint, expires_at = t + p_ttl_seconds * interval '1 s',
+    asked_at = t, renewed_at = t, acquired_at = greatest(t, x.freed_at), session = null, channel = null,
+    last_fence = leasehold._next_fence(x.last_fence, leasehold._micros(t), null),
+    fence = leasehold._next_fence(x.last_fence, leasehold._micros(t), null)
+  where x.namespace = 'default' and x.name = p_lock_name and x.id is null and not x.crowd
+    and leasehold._fit(p_lock_name, p_holder_id, p_ttl_seconds, p_metadata) and not leasehold._watched('default')
+  returning x.fence, x.freed_at into taken, freed;
+  if found then
+    if leasehold._pass_free('default', p_lock_name, freed) and clock_timestamp() between t and t + interval '10 ms' then
+      if random() < 0.0078125 then
+        perform leasehold._tidy(t);
+      end if;
+      return taken;
+    end if;
+    -- Guarded, or the row was waited for: the rule decides.
+    update leasehold.resource x set id = null where x.namespace = 'default' and x.name = p_lock_name;
+  end if;
+  return leasehold._contend_lock(p_lock_name, p_holder_id, p_ttl_seconds, p_metadata);
+end $$;
+
+-- Whether acquire_lock() can use what it was given, in this transaction.
+create function leasehold._fit(p_lock_name text, p_holder_id text, p_ttl_seconds double precision, p_metadata jsonb)
+returns boolean language sql stable as $$
+  select current_setting('transaction_isolation') = 'read committed' and octet_length(p_lock_name) between 1 and 512
+    and octet_length(p_holder_id) between 1 and 256 and p_lock_name !~ '[[:cntrl:]]' and p_holder_id !~ '[[:cntrl:]]'
+    and p_ttl_seconds > 0 and p_ttl_seconds <= 2592000 and jsonb_typeof(coalesce(p_metadata, '{}')) = 'object'
+$$;
+
+-- The same for a name that is new or not free. The holder that has it already keeps its fence and gets new times, be they
+-- shorter, and metadata.
+create function leasehold._contend_lock(p_lock_name text, p_holder_id text, p_ttl_seconds double precision, p_metadata jsonb)
+returns bigint
+language plpgsql volatile as $$
+declare
+  a leasehold.answer;
+  mine uuid := leasehold._id_of(p_lock_name, p_holder_id);
+  t timestamptz;
+  ended timestamptz;
+begin
+  if leasehold._fit(p_lock_name, p_holder_id, p_ttl_seconds, p_metadata) is not true then
+    perform leasehold._refuse_arguments(p_lock_name, p_holder_id, p_ttl_seconds);
+  end if;
+  perform 1 from leasehold.resource r
+  where r.namespace = 'default' and r.name = p_lock_name and r.mode in ('x', 's') and r.expires_at > clock_timestamp()
+    and r.id <> mine and not leasehold._dead(r.session);
+  if found then
+    return null;
+  end if;
+  a := leasehold._acquire('default', null, null, leasehold._history(), leasehold._watched('default'), p_lock_name, mine, 'x',
+    2147483647, 2147483647, greatest(1, p_ttl_seconds * 1000000)::bigint, true, false, p_holder_id, null,
+    coalesce(p_metadata, '{}'), null);
+  if a.verdict = 's' then
+    perform leasehold._refuse_shape(p_lock_name, a);
+  end if;
+  if a.verdict <> 'g' then
+    return null;
+  end if;
+  -- Counted by the rule: it may have been held before.
+  if a.granted is not null then
+    t := clock_timestamp();
+    select r.expires_at into ended from leasehold.resource r
+    where r.namespace = 'default' and r.name = p_lock_name and r.id = mine;
+    if t + p_ttl_seconds * interval '1 s' < ended then
+      perform leasehold._hurry('default', p_lock_name);
+    end if;
+    update leasehold.resource r set acquired_at = greatest(t, r.freed_at), renewed_at = t,
+      expires_at = t + p_ttl_seconds * interval '1 s', ttl_us = greatest(1, p_ttl_seconds * 1000000)::bigint,
+      metadata = coalesce(p_metadata, '{}')
+    where r.namespace = 'default' and r.name = p_lock_name and r.id = mine;
+  end if;
+  if random() < 0.0078125 then
+    perform leasehold._tidy(clock_timestamp());
+  end if;
+  return a.fence;
+end $$;
+
+-- Takes the lock for so many seconds: true, or false while another has it.
+create function leasehold.acquire_lock(
+  p_lock_name text, p_holder_id text, p_ttl_seconds double precision default 30, p_metadata jsonb default '{}'
+) returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s'
+set seq_page_cost = 100 as $$
+begin
+  return leasehold._try_lock(p_lock_name, p_holder_id, p_ttl_seconds, p_metadata) is not null;
+end $$;
+
+-- The same, with all there is to know: {"acquired": true, "fence": …, "expires_at": …, "holder": …}, of this holder's lease
+-- or of the one in its way.
+create function leasehold.acquire_lock_fenced(
+  p_lock_name text, p_holder_id text, p_ttl_seconds double precision default 30, p_metadata jsonb default '{}'
+) returns jsonb
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s'
+set seq_page_cost = 100 as $$
+declare
+  taken bigint := leasehold._try_lock(p_lock_name, p_holder_id, p_ttl_seconds, p_metadata);
+begin
+  return jsonb_build_object('acquired', taken is not null) || coalesce((
+    select jsonb_build_object('fence', h.fence, 'holder', h.holder, 'expires_at', nullif(h.expires_at, 'infinity'))
+    from (
+      select r.fence, r.holder, r.expires_at, 0::bigint as seq from leasehold.resource r
+      where r.namespace = 'default' and r.name = p_lock_name and r.id is not null
+      union all
+      select e.fence, e.holder, e.expires_at, e.seq from leasehold.entry e
+      where e.namespace = 'default' and e.name = p_lock_name and e.fence is not null
+      order by seq limit 1) h), '{"fence": null, "holder": null, "expires_at": null}');
+end $$;
+
+-- The same, asking again for so many seconds, 30 at most, with growing pauses. It is not queued: the library's waiters, which
+-- are, come first. Holds a connection and a snapshot meanwhile.
+create function leasehold.acquire_lock_wait(
+  p_lock_name text, p_holder_id text, p_ttl_seconds double precision default 30, p_wait_seconds double precision default 10,
+  p_metadata jsonb default '{}'
+) returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s'
+set seq_page_cost = 100 as $$
+declare
+  pause double precision := 0.01;
+  tries_until timestamptz;
+begin
+  if p_wait_seconds is null or p_wait_seconds < 0 or p_wait_seconds > 30 then
+    raise exception 'a wait of % seconds cannot be used', coalesce(p_wait_seconds::text, 'null')
+      using errcode = '22023', hint = 'It must be 0 to 30 seconds; ask again to wait longer.';
+  end if;
+  tries_until := clock_timestamp() + p_wait_seconds * interval '1 s';
+  loop
+    if leasehold._try_lock(p_lock_name, p_holder_id, p_ttl_seconds, p_metadata) is not null then
+      return true;
+    elsif clock_timestamp() >= tries_until then
+      return false;
+    end if;
+    perform pg_sleep(least(pause * (0.5 + random()), extract(epoch from tries_until - clock_timestamp())));
+    pause := least(pause * 1.5, 0.5);
+  end loop;
+end $$;
+
+-- Gives the lock back: true only if that holder's lease was live and is ended now.
+create function leasehold.release_lock(p_lock_name text, p_holder_id text) returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s'
+set seq_page_cost = 100 as $$
+declare
+  t timestamptz := clock_timestamp();
+  a leasehold.answer;
+begin
+  -- One statement for a lone holder.
+  if leasehold._history() = 'a' then
+    with freed as (
+      update leasehold.resource x set id = null, freed_at = greatest(t, x.acquired_at)
+      where x.namespace = 'default' and x.name = p_lock_name and x.id = leasehold._id_of(p_lock_name, p_holder_id)
+        and x.waiting = 0 and x.expires_at > t and current_setting('transaction_isolation') = 'read committed'
+        and not leasehold._watched('default')
+      returning x.*
+    )
+    insert into leasehold.ended
+    select leasehold._id_of(p_lock_name, p_holder_id), r.namespace, r.name, r.mode, r.units, r.capacity, r.holder, r.note,
+      r.metadata, r.fence, r.asked_at, r.acquired_at, r.freed_at, 'released', null, null, r.session
+    from freed r;
+  else
+    update leasehold.resource x set id = null, freed_at = greatest(t, x.acquired_at)
+    where x.namespace = 'default' and x.name = p_lock_name and x.id = leasehold._id_of(p_lock_name, p_holder_id)
+      and x.waiting = 0 and x.expires_at > t and current_setting('transaction_isolation') = 'read committed'
+      and not leasehold._watched('default');
+  end if;
+  if found then
+    return clock_timestamp() <= t + interval '10 ms' or leasehold._released_late(p_lock_name, p_holder_id);
+  end if;
+  if current_setting('transaction_isolation') <> 'read committed' then
+    perform leasehold._check_isolation();
+  end if;
+  a := leasehold._release('default', null, leasehold._history(), leasehold._watched('default'), p_lock_name,
+    leasehold._id_of(p_lock_name, p_holder_id), 'released', null, null);
+  return a.verdict = 'f';
+end $$;
+
+-- Corrects a release that waited for another's transaction: it ended when that did, or before, if it ran out meanwhile.
+create function leasehold._released_late(p_lock_name text, p_holder_id text) returns boolean
+language plpgsql volatile as $$
+declare
+  t timestamptz := clock_timestamp();
+  r leasehold.resource;
+begin
+  select * into r from leasehold.resource x where x.namespace = 'default' and x.name = p_lock_name;
+  update leasehold.resource x set freed_at = greatest(t, x.acquired_at) where x.namespace = 'default' and x.name = p_lock_name;
+  delete from leasehold.ended h where h.namespace = 'default' and h.name = p_lock_name and h.ended_at = r.freed_at
+    and h.id = leasehold._id_of(p_lock_name, p_holder_id);
+  r.id := leasehold._id_of(p_lock_name, p_holder_id);
+  perform leasehold._ended(row('default', null, null, leasehold._history(), false), leasehold._lone(r),
+    least(r.expires_at, greatest(t, r.acquired_at)), case when r.expires_at <= t then 'expired' else 'released' end, null, null);
+  return r.expires_at > t;
+end $$;
+
+-- Moves the end to so many seconds from now: false if it had ended before or is another's.
+create function leasehold.extend_lock(p_lock_name text, p_holder_id text, p_additional_seconds double precision)
+returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s'
+set seq_page_cost = 100 as $$
+declare
+  mine uuid := leasehold._id_of(p_lock_name, p_holder_id);
+  t timestamptz;
+  ended timestamptz;
+begin
+  if current_setting('transaction_isolation') <> 'read committed' then
+    perform leasehold._check_isolation();
+  end if;
+  if p_additional_seconds is null or p_additional_seconds <= 0 or p_additional_seconds > 2592000 then
+    raise exception 'a lease cannot be extended by % seconds', coalesce(p_additional_seconds::text, 'null')
+      using errcode = '22023', hint = 'It must be above 0 and at most 30 days.';
+  end if;
+  select r.expires_at into ended from leasehold.resource r
+  where r.namespace = 'default' and r.name = p_lock_name and r.id = mine for no key update;
+  -- Read now: the row may have been waited for.
+  t := clock_timestamp();
+  if ended is null or ended <= t then
+    return false;
+  end if;
+  update leasehold.resource r set renewed_at = t, expires_at = t + p_additional_seconds * interval '1 s',
+    ttl_us = greatest(1, p_additional_seconds * 1000000)::bigint
+  where r.namespace = 'default' and r.name = p_lock_name and r.id = mine;
+  if t + p_additional_seconds * interval '1 s' < ended then
+    perform leasehold._hurry('default', p_lock_name);
+  end if;
+  return true;
+end $$;
+
+-- The fence of that holder's live lease, to be stored with what is written, or for guard(); null if it has none.
+-- Volatile: beside acquire_lock() in one statement it sees what that one did.
+create function leasehold.fence_of(p_lock_name text, p_holder_id text) returns bigint
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s'
+set seq_page_cost = 100 as $$
+declare
+  mine uuid := leasehold._id_of(p_lock_name, p_holder_id);
+begin
+  return (select r.fence from leasehold.resource r
+    where r.namespace = 'default' and r.name = p_lock_name and r.id = mine and r.expires_at > clock_timestamp());
+end $$;
+
+-- Who holds what, in every mode; those who wait are not in it.
+create view leasehold.distributed_locks as
+  select r.name as lock_name, r.holder as holder_id, r.acquired_at, r.expires_at, r.metadata
+  from leasehold.resource r where r.namespace = 'default' and r.id is not null and r.expires_at > clock_timestamp()
+    and (r.session is null or not leasehold._lost(r.session))
+  union all
+  select e.name, e.holder, e.acquired_at, e.expires_at, e.metadata
+  from leasehold.entry e where e.namespace = 'default' and e.fence is not null and e.expires_at > clock_timestamp()
+    and (e.session is null or not leasehold._lost(e.session));
+
+-- The key of an advisory lock on this name: the first 15 hex digits of the SHA-256 of its UTF-8.
+create function leasehold.advisory_key(name text) returns bigint
+language sql immutable as $$
+  select ('x0' || left(encode(sha256(convert_to(name, 'UTF8')), 'hex'), 15))::bit(64)::bigint
+$$;
+
+-- Inside the caller's own transaction: raises unless `p_fence` holds `p_name` now, and keeps it so
+-- until the transaction ends, even past the lease's end. Renewals go through; a grant to another does not.
+create function leasehold.guard(p_name text, p_fence bigint, p_namespace text default 'default') returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
+begin
+  perform leasehold._check_isolation();
+  perform pg_advisory_xact_lock_shared(leasehold._barrier(p_namespace, p_name));
+  perform 1 from leasehold.resource r
+  where r.namespace = p_namespace and r.name = p_name and r.id is not null and r.fence = p_fence
+    and r.expires_at > clock_timestamp() and not leasehold._dead(r.session);
+  if found then
+    return;
+  end if;
+  -- Keeps one of several holders from being dropped as expired.
+  perform pg_advisory_xact_lock_shared(leasehold._pin(p_fence));
+  perform 1 from leasehold.entry e
+  where e.namespace = p_namespace and e.name = p_name and e.fence = p_fence and e.expires_at > clock_timestamp()
+    and not leasehold._dead(e.session);
+  if not found then
+    raise exception '% is not held under fence %', p_name, p_fence
+      using errcode = 'LH004', hint = format('The lease ended, or it is not in the namespace %s; roll back and stop the work it protected.', p_namespace);
+  end if;
+end $$;

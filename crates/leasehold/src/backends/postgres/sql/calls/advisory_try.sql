@@ -1,2 +1,0 @@
--- A key. Answers whether this connection has it now.
-select pg_try_advisory_lock($1)

@@ -1,2 +1,0 @@
--- Answers how much was done.
-select leasehold.maintain()

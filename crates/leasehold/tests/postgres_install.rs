@@ -1,0 +1,146 @@
+//! Installing, updating and removing the schema, whoever was there before and whatever surrounds it.
+#![cfg(feature = "postgres")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    process::{Command, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use leasehold::{
+    ErrorKind, Leasehold,
+    backends::postgres::{PostgresOptions, install, sql, uninstall_sql},
+    blocking,
+    clock::SystemClock,
+};
+use leasehold_testkit::postgres::{Postgres, program};
+
+fn options(url: &str) -> PostgresOptions {
+    PostgresOptions::from_url(url, "default", Arc::new(SystemClock), Duration::from_secs(10)).unwrap()
+}
+
+fn init(url: &str, expose: Option<&str>) -> leasehold::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(install(options(url), expose)).map(drop)
+}
+
+#[test]
+fn a_schema_that_others_can_change_is_refused() {
+    let server = Postgres::start();
+    server.psql("create role mallory login; grant create on database postgres to mallory");
+    server.try_psql("mallory", "create schema leasehold; create schema others authorization mallory").unwrap();
+    let error = init(&server.url(), None).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+    assert!(error.to_string().contains("belongs to another role"), "{error}");
+    server.psql("create schema mine; grant create on schema mine to mallory");
+    let error = init(&format!("{}?schema=mine", server.url()), None).unwrap_err();
+    assert!(error.to_string().contains("may create in"), "{error}");
+    server.psql("revoke create on schema mine from mallory");
+    init(&format!("{}?schema=mine", server.url()), None).unwrap();
+    init(&format!("{}?schema=others", server.url_of("mallory", "postgres")), None).unwrap();
+}
+
+#[test]
+fn what_is_printed_is_part_of_the_migration_around_it() {
+    let server = Postgres::start();
+    let printed = sql(&options(&server.url()), Some("public")).unwrap();
+    server.psql(&format!("begin; create table mine (id int); {printed} insert into mine values (1); rollback"));
+    let there = "select to_regclass('mine') is not null, to_regnamespace('leasehold') is not null";
+    assert_eq!(server.psql(there), "f|f", "it was rolled back with what surrounds it");
+    // Settings of the session stay, and one file of statements without a transaction will do.
+    let said =
+        server.psql(&format!("set search_path = public; {printed} show search_path; create table mine (id int)"));
+    assert_eq!((said.as_str(), server.psql(there).as_str()), ("public", "t|t"));
+    blocking::wait(Leasehold::connect(&server.url())).unwrap();
+    server.psql(&uninstall_sql(&options(&server.url()), Some("public")).unwrap());
+    let left = "select to_regnamespace('leasehold') is null, count(*) from pg_proc where pronamespace = 'public'::regnamespace";
+    assert_eq!(server.psql(left), "t|0");
+    assert_eq!(server.psql("select count(*) from mine"), "0", "what is not ours stays");
+}
+
+#[test]
+fn a_short_statement_timeout_does_not_stop_an_installation() {
+    let server = Postgres::start();
+    server.psql("alter role postgres set statement_timeout = '20ms'");
+    init(&server.url(), Some("public")).unwrap();
+}
+
+/// The schema is updated first; what was built before goes on with it, as long as it may.
+#[test]
+fn versions_have_a_window_in_which_both_work() {
+    let server = Postgres::start();
+    init(&server.url(), None).unwrap();
+    let connect = || blocking::wait(Leasehold::connect(&server.url()));
+    server.psql("insert into leasehold.migration values (1000, 1)");
+    let locks = connect().unwrap();
+    blocking::wait(blocking::wait(locks.mutex("x").acquire()).unwrap().release()).unwrap();
+    server.psql("update leasehold.migration set usable_since = 1000 where version = 1000");
+    let newer = connect().unwrap_err();
+    assert!(newer.kind() == ErrorKind::InvalidConfig && newer.to_string().contains("update the library"), "{newer}");
+}
+
+/// Rights are left out, as a restore into another cluster often does; functions are everybody's then.
+#[test]
+fn a_restore_without_rights_opens_nothing_to_strangers() {
+    let server = Postgres::start();
+    init(&server.url(), Some("public")).unwrap();
+    server.psql("create database restored; create role stranger login; create role app login");
+    let address = ["-h", "127.0.0.1", "-U", "postgres", "-p", &server.port().to_string()].map(String::from);
+    let mut dump = Command::new(program("pg_dump"));
+    let mut dump = dump.args(&address).args(["--no-acl", "postgres"]).stdout(Stdio::piped()).spawn().unwrap();
+    let restored = Command::new(program("psql"))
+        .args(&address)
+        .args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "restored"])
+        .stdin(dump.stdout.take().unwrap())
+        .stdout(Stdio::null())
+        .status()
+        .unwrap();
+    assert!(dump.wait().unwrap().success() && restored.success());
+    let ask = |role: &str, call: &str| {
+        let mut psql = Command::new(program("psql"));
+        psql.args(&address[..2]).args(["-U", role, "-p", &address[5], "-X", "-A", "-t", "-d", "restored", "-c", call]);
+        let output = psql.output().unwrap();
+        String::from_utf8_lossy(if output.status.success() { &output.stdout } else { &output.stderr }).trim().to_owned()
+    };
+    for call in
+        ["select acquire_lock('x', 'a')", "select leasehold.acquire_lock('x', 'a')", "select * from distributed_locks"]
+    {
+        assert!(ask("stranger", call).contains("permission denied"), "{call}: {}", ask("stranger", call));
+    }
+    ask("postgres", "select leasehold.allow('app', 'lock')");
+    assert_eq!(ask("app", "select acquire_lock('x', 'a')"), "t");
+}
+
+#[test]
+fn nobody_guesses_where_events_are_sent() {
+    let server = Postgres::start();
+    init(&server.url(), None).unwrap();
+    init(&format!("{}?schema=others", server.url()), None).unwrap();
+    let channel = |schema: &str| server.psql(&format!("select {schema}.watch('default', 'somebody')"));
+    assert_ne!(channel("leasehold"), channel("others"));
+    let guessed = server.psql("select 'lh_events_' || left(md5('leasehold.default'), 24)");
+    assert_ne!(channel("leasehold"), guessed);
+}
+
+#[test]
+fn a_role_is_allowed_to_read_to_lock_or_all() {
+    let server = Postgres::start();
+    init(&server.url(), None).unwrap();
+    server.psql(
+        "create role reads login; create role locks login; select leasehold.allow('reads', 'read');
+         select leasehold.allow('locks', 'lock'); select leasehold.acquire_lock('x', 'a')",
+    );
+    let may = |role: &str, call: &str| server.try_psql(role, &format!("select count(*) from {call}")).is_ok();
+    for (call, reads, locks) in [
+        ("leasehold.distributed_locks", true, true),
+        ("leasehold.list_leases('default', null, null, null, 10)", true, false),
+        ("leasehold.list_ended('default', null, null, false, null, null, 10)", true, false),
+        ("leasehold.release_lock('x', 'nobody')", false, true),
+        ("leasehold.acquire_lock_fenced('x', 'b')", false, true),
+        ("leasehold.evict_fence('default', null, 'a', 'x', 1, '')", false, false),
+        ("leasehold.record('off')", false, false),
+    ] {
+        assert_eq!([may("reads", call), may("locks", call)], [reads, locks], "{call}");
+    }
+}

@@ -1,0 +1,114 @@
+//! Tables stay small and calls stay cheap, also where nobody but SQL callers uses them.
+#![cfg(feature = "postgres")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{sync::Arc, time::Duration};
+
+use leasehold::{
+    backends::postgres::{PostgresOptions, install},
+    clock::SystemClock,
+};
+use leasehold_testkit::{postgres::Postgres, until};
+
+fn installed(settings: &[&str]) -> Postgres {
+    let server = Postgres::start_with(&[&["fsync=off"], settings].concat());
+    let limit = Duration::from_secs(10);
+    let options = PostgresOptions::from_url(&server.url(), "default", Arc::new(SystemClock), limit).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(install(options, None)).unwrap();
+    server
+}
+
+const IDLE: &str = "insert into leasehold.resource (namespace, name, freed_at)
+                    select 'default', 'order:' || n, now() - interval '3 days' from generate_series(1, 2000) n";
+
+#[test]
+fn sql_callers_alone_leave_little_behind() {
+    let server = installed(&[]);
+    server.psql(IDLE);
+    // Crashed holders of unique names, and what they leave in the history.
+    server.psql(
+        "select count(leasehold.acquire_lock('crashed:' || n, 'a')) from generate_series(1, 500) n;
+         update leasehold.resource set expires_at = now() - interval '3 days', last_fence = last_fence - 259200000000
+           where name like 'crashed:%';
+         insert into leasehold.ended (id, namespace, name, mode, units, capacity, holder, metadata, asked_at, ended_at, ending)
+         select gen_random_uuid(), 'default', 'job', 'x', 1, 1, 'a', '{}', now(), now() - interval '8 days', 'released'
+         from generate_series(1, 2000) n",
+    );
+    let left = "select (select count(*) from leasehold.resource where name like 'order:%')
+      + (select count(*) from leasehold.resource where name like 'crashed:%')
+      + (select count(*) from leasehold.ended where name = 'job')";
+    let calls = "select count(leasehold.acquire_lock('live:' || n % 10, 'a')),
+                   count(leasehold.release_lock('live:' || n % 10, 'a')) from generate_series(1, 3000) n";
+    until(|| {
+        server.psql(calls);
+        server.psql(left).parse::<u32>().unwrap() < 100
+    });
+    let expired =
+        server.psql("select count(*) > 300 from leasehold.ended where name like 'crashed:%' and ending = 'expired'");
+    assert_eq!(expired, "t", "what crashed is recorded");
+}
+
+#[test]
+fn upkeep_rests_after_it_was_through() {
+    let server = installed(&[]);
+    let maintain = |pause: &str| server.psql(&format!("select leasehold.maintain('7 days', 1000, '{pause}')"));
+    assert_eq!(maintain("1 h"), "0");
+    server.psql(IDLE);
+    assert_eq!(maintain("1 h"), "0", "it rests");
+    assert_eq!(maintain("0"), "250");
+    // One pass that was not through with all goes on, whatever the pause.
+    assert_eq!(maintain("1 h"), "250");
+}
+
+#[test]
+fn a_statement_takes_more_names_than_the_server_has_locks() {
+    let server = installed(&["max_locks_per_transaction=10", "max_connections=20"]);
+    for holder in ["a", "a"] {
+        let taken = format!(
+            "select count(*) filter (where leasehold.acquire_lock('job:' || n, '{holder}', 600)) from generate_series(1, 20000) n"
+        );
+        assert_eq!(server.psql(&taken), "20000");
+        let given = format!(
+            "select count(*) filter (where leasehold.release_lock('job:' || n, '{holder}')) from generate_series(1, 20000) n"
+        );
+        assert_eq!(server.psql(&given), "20000");
+    }
+}
+
+/// A table that fits on a few pages looks cheap to read as a whole, and plans are kept while it grows.
+#[test]
+fn sql_callers_find_names_by_their_key() {
+    let server = installed(&["autovacuum=off"]);
+    let calls = "do $$ begin for n in 1..50 loop
+        perform leasehold.acquire_lock('job:' || n % 10, 'a'), leasehold.extend_lock('job:' || n % 10, 'a', 60),
+          leasehold.fence_of('job:' || n % 10, 'a'), leasehold.acquire_lock('job:' || n % 10, 'b'),
+          leasehold.release_lock('job:' || n % 10, 'a');
+      end loop; end $$";
+    let scans = || -> Vec<u32> {
+        let counted = "select seq_scan || ' ' || idx_scan from pg_stat_user_tables where schemaname = 'leasehold' and relname = 'resource'";
+        server.psql(counted).split(' ').map(|count| count.parse().unwrap()).collect()
+    };
+    server.psql(calls);
+    server.psql("vacuum analyze leasehold.resource");
+    let before = scans();
+    server.psql(calls);
+    until(|| scans().iter().sum::<u32>() >= before.iter().sum::<u32>() + 200);
+    // The blocks that tidying up looks at are no scan of the table.
+    assert!(scans()[0] <= before[0] + 5, "{before:?}, then {:?}", scans());
+}
+
+#[test]
+fn sql_callers_choose_what_is_recorded() {
+    let server = installed(&[]);
+    let ends = "select leasehold.acquire_lock('x', 'a'); select leasehold.release_lock('x', 'a');
+                select leasehold.acquire('y') as id \\gset\nselect leasehold.acquit(:'id', 'Timeout')";
+    let mut recorded = Vec::new();
+    for choice in ["all", "problems", "off"] {
+        server.psql(&format!("select leasehold.record('{choice}')"));
+        server.psql(ends);
+        recorded.push(server.psql("with ended as (delete from leasehold.ended returning ending) select string_agg(ending, ' ' order by ending) from ended"));
+    }
+    assert_eq!(recorded, ["failed released", "failed", ""]);
+    assert!(server.try_psql("postgres", "select leasehold.record('some')").is_err());
+}
