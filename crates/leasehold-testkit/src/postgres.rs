@@ -79,12 +79,18 @@ impl Postgres {
     }
 
     /// A fresh server that offers encryption. Its certificate is for `localhost` alone and by the authority `ca.crt`,
-    /// not by `other.crt`: see [`path`](Self::path).
+    /// not by `other.crt`: see [`path`](Self::path). Nor need a client prove who it is, but `client.crt` does for `postgres`.
     pub fn start_encrypted() -> Self {
         let place = folder();
         copy(&template(), &place.path().join("data"));
         certify(place.path());
-        let settings = ["fsync=off", "ssl=on", "ssl_cert_file=../server.crt", "ssl_key_file=../server.key"];
+        let settings = [
+            "fsync=off",
+            "ssl=on",
+            "ssl_cert_file=../server.crt",
+            "ssl_key_file=../server.key",
+            "ssl_ca_file=../ca.crt",
+        ];
         Self::launch(place, &settings)
     }
 
@@ -350,6 +356,8 @@ fn certify(place: &Path) {
         openssl req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout server.key -out server.csr
         printf 'subjectAltName=DNS:localhost\n' > ext
         openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile ext -out server.crt
+        openssl req -newkey rsa:2048 -nodes -subj /CN=postgres -keyout client.key -out client.csr
+        openssl x509 -req -in client.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile ext -out client.crt
         chmod 600 server.key";
     let made = Command::new("sh").arg("-ec").arg(script).current_dir(place).output().unwrap();
     assert!(made.status.success(), "openssl: {}", String::from_utf8_lossy(&made.stderr));

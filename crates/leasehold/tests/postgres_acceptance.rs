@@ -282,3 +282,28 @@ fn a_socket_in_the_file_system_will_do() {
         blocking::wait(guard.release()).unwrap();
     }
 }
+
+#[test]
+fn a_client_certificate_lets_in_where_the_server_asks_for_one() {
+    let server = Postgres::start_encrypted();
+    let url = format!(
+        "postgres://postgres@localhost:{}/postgres?init=1&sslrootcert={}",
+        server.port(),
+        server.path("ca.crt").display()
+    );
+    blocking::wait(Leasehold::connect(&url)).unwrap();
+    fs::write(server.path("data/pg_hba.conf"), "local all all trust\nhostssl all all all cert\n").unwrap();
+    let reload = format!("host={} port={} user=postgres", server.path("").display(), server.port());
+    let reloaded = std::process::Command::new(leasehold_testkit::postgres::program("psql"))
+        .args(["-X", "-q", "-d", &reload, "-c", "select pg_reload_conf()"])
+        .status();
+    assert!(reloaded.unwrap().success());
+    leasehold_testkit::until(|| {
+        blocking::wait(Leasehold::connect(&url)).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
+    });
+    let [chain, key] = ["client.crt", "client.key"].map(|file| server.path(file).display().to_string());
+    let locks = blocking::wait(Leasehold::connect(&format!("{url}&sslcert={chain}&sslkey={key}"))).unwrap();
+    blocking::wait(blocking::wait(locks.mutex("x").acquire()).unwrap().release()).unwrap();
+    let error = blocking::wait(Leasehold::connect(&format!("{url}&sslcert={chain}&sslkey={chain}"))).unwrap_err();
+    assert!(error.kind() == ErrorKind::InvalidConfig && error.to_string().contains("sslkey"), "{error}");
+}

@@ -7,11 +7,18 @@ use std::{
 };
 
 use leasehold_testkit::postgres::Postgres;
-use tokio::task::yield_now;
+use tokio::{task::yield_now, time::timeout};
 
-use super::*;
+use super::{
+    worker::{IDLE, count_one_more},
+    *,
+};
 use crate::{
-    backends::postgres::{PostgresOptions, connection::Connector, install},
+    backends::postgres::{
+        PostgresOptions,
+        connection::{Connector, Slot},
+        install,
+    },
     clock::SystemClock,
     lease::{Claim, Holder, LeaseId, Lifetime, Outcome, Ttl},
 };

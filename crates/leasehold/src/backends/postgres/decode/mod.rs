@@ -1,15 +1,17 @@
 //! The only decoder of what the server answers.
 
-use std::{collections::BTreeMap, time::Duration};
+mod records;
+
+use std::time::Duration;
 
 use serde::Deserialize;
-use serde_json::{Value, value::RawValue};
 use tokio_postgres::{
     Row,
     types::{FromSql, Json},
 };
 use uuid::Uuid;
 
+pub(super) use self::records::{ended, leases};
 use super::{
     connection::Greeting,
     errors::{Failure, Kind},
@@ -19,8 +21,8 @@ use crate::{
     Result,
     backend::Hint,
     lease::{
-        Busy, Claim, Decision, EndedLease, Ending, Evicted, Fence, Grant, HeldBy, Holder, Incarnation, LeaseId,
-        LeaseRecord, LeaseState, Metadata, Mode, QueuePosition, Problem, Released, Resource, Shape, Standing, Timestamp, Ttl,
+        Busy, Decision, Evicted, Fence, Grant, HeldBy, Holder, Incarnation, LeaseId, Mode, QueuePosition, Released,
+        Resource, Shape, Standing, Timestamp,
     },
 };
 
@@ -214,59 +216,6 @@ pub(super) fn hint(line: &str) -> Option<Hint> {
     }
 }
 
-/// The rows of `list_leases`, holders first, then the queue, of each name.
-pub(super) fn leases(rows: &[Row]) -> Result<Vec<LeaseRecord>, Failure> {
-    let mut ahead = 0;
-    let mut leases: Vec<LeaseRecord> = Vec::with_capacity(rows.len());
-    for row in rows {
-        let resource = resource(row)?;
-        let now = timestamp(get(row, "now_us")?);
-        let asked_at = timestamp(get(row, "asked_us")?);
-        if leases.last().is_none_or(|last| last.resource != resource) {
-            ahead = 0;
-        }
-        let state = if let Some(number) = get::<Option<i64>>(row, "fence")? {
-            let acquired_at = timestamp(get(row, "acquired_us")?);
-            LeaseState::Holding { fence: fence(number), acquired_at, held_for: now.since(acquired_at) }
-        } else {
-            ahead += 1;
-            LeaseState::Waiting { ahead: ahead - 1, waiting_for: now.since(asked_at) }
-        };
-        leases.push(LeaseRecord {
-            resource,
-            holder: holder(row)?,
-            claim: claim(row)?,
-            state,
-            asked_at,
-            renewed_ago: now.since(timestamp(get(row, "renewed_us")?)),
-            ttl: Ttl::new(length(get(row, "ttl_us")?)).unwrap_or(Ttl::MIN),
-            expires_in: get::<Option<i64>>(row, "expires_us")?.map(|end| timestamp(end).since(now)),
-            note: get(row, "note")?,
-            metadata: metadata(row)?,
-        });
-    }
-    Ok(leases)
-}
-
-/// A row of `list_ended`.
-pub(super) fn ended(row: &Row) -> Result<EndedLease, Failure> {
-    let problem: Option<String> = get(row, "problem")?;
-    let details: Option<String> = get(row, "details")?;
-    Ok(EndedLease {
-        resource: resource(row)?,
-        holder: holder(row)?,
-        claim: claim(row)?,
-        fence: get::<Option<i64>>(row, "fence")?.map(fence),
-        asked_at: timestamp(get(row, "asked_us")?),
-        acquired_at: get::<Option<i64>>(row, "acquired_us")?.map(timestamp),
-        ended_at: timestamp(get(row, "ended_us")?),
-        ending: ending(get(row, "ending")?)?,
-        problem: problem.map(|kind| Problem { kind, details: details.unwrap_or_default() }),
-        note: get(row, "note")?,
-        metadata: metadata(row)?,
-    })
-}
-
 pub(super) fn greeting(rows: &[Row]) -> Result<Greeting, Failure> {
     let row = rows.first().ok_or_else(|| unexpected("no greeting"))?;
     let timeline: i64 = get(row, "timeline")?;
@@ -299,36 +248,6 @@ fn holder(row: &Row) -> Result<Holder, Failure> {
     Holder::new(get::<&str>(row, "holder")?).map_err(|error| unexpected(error.to_string()))
 }
 
-fn metadata(row: &Row) -> Result<Metadata, Failure> {
-    let stored: Option<Json<&RawValue>> = get(row, "metadata")?;
-    Ok(stored.map(|Json(stored)| understood(stored)).unwrap_or_default())
-}
-
-/// Any SQL caller may have stored it, and one must not keep all others from looking: what has no form here, such as a
-/// number beyond a double or deep nesting, is shown as its text.
-fn understood(stored: &RawValue) -> Metadata {
-    let shown = |part: &RawValue| {
-        serde_json::from_str(part.get()).unwrap_or_else(|_no_form| Value::String(part.get().to_owned()))
-    };
-    if let Ok(metadata) = serde_json::from_str(stored.get()) {
-        return metadata;
-    }
-    match serde_json::from_str::<BTreeMap<String, &RawValue>>(stored.get()) {
-        Ok(entries) => entries.into_iter().map(|(key, part)| (key, shown(part))).collect(),
-        Err(_no_object) => Metadata::from_iter([(String::from("metadata"), shown(stored))]),
-    }
-}
-
-fn claim(row: &Row) -> Result<Claim, Failure> {
-    let (units, capacity) = (small(get::<i32>(row, "units")?), small(get::<i32>(row, "capacity")?));
-    Ok(match mode(get(row, "mode")?)? {
-        Mode::Exclusive => Claim::EXCLUSIVE,
-        Mode::Shared => Claim::SHARED,
-        Mode::Leader => Claim::LEADER,
-        Mode::Permit => Claim::permits(units, capacity).map_err(|error| unexpected(error.to_string()))?,
-    })
-}
-
 /// How a mode is stored.
 pub(super) fn code(mode: Mode) -> i8 {
     match mode {
@@ -345,22 +264,6 @@ fn mode(code: i8) -> Result<Mode, Failure> {
         .into_iter()
         .find(|mode| self::code(*mode) == code)
         .ok_or_else(|| unexpected(format!("the mode {code}")))
-}
-
-fn ending(word: &str) -> Result<Ending, Failure> {
-    [
-        Ending::Released,
-        Ending::Failed,
-        Ending::Expired,
-        Ending::Disconnected,
-        Ending::Evicted,
-        Ending::MaxHold,
-        Ending::GaveUp,
-        Ending::Cancelled,
-    ]
-    .into_iter()
-    .find(|ending| ending.as_str() == word)
-    .ok_or_else(|| unexpected(format!("the ending {word:?}")))
 }
 
 fn letter(code: i8) -> char {
@@ -395,26 +298,4 @@ fn at<'a, T: FromSql<'a>>(row: &'a Row, column: usize) -> Result<T, Failure> {
 fn unexpected(what: impl Into<String>) -> Failure {
     let what = what.into();
     Failure::new(Kind::Unanswered, format!("postgres answered what this library does not understand: {what}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn shown(stored: &str) -> Value {
-        Value::Object(understood(&RawValue::from_string(stored.to_owned()).unwrap()))
-    }
-
-    #[test]
-    fn metadata_without_a_form_here_is_shown_as_its_text() {
-        assert_eq!(shown(r#"{"a": 1, "b": [true, null]}"#), json!({"a": 1, "b": [true, null]}));
-        assert_eq!(shown(r#"{"a": 1, "b\n": 1e400, "c": "x"}"#), json!({"a": 1, "b\n": "1e400", "c": "x"}));
-        let deep = "[".repeat(100_000) + &"]".repeat(100_000);
-        assert_eq!(shown(&format!(r#"{{"a": 1, "deep": {deep}}}"#)), json!({"a": 1, "deep": deep}));
-        assert_eq!(shown("[1, 2]"), json!({"metadata": [1, 2]}));
-        assert_eq!(shown("1e400"), json!({"metadata": "1e400"}));
-        assert_eq!(shown("null"), json!({"metadata": null}));
-    }
 }
