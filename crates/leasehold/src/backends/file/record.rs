@@ -127,8 +127,8 @@ pub(super) fn keep(latch: &mut Latch<'_>, resource: &Resource, record: Record, f
     }
 }
 
-/// Reads which resource a record is of, under its latch; `None` when it has just been removed.
-pub(super) fn resource_of(path: &Path, _latch: &Latch<'_>, times: &Times<'_>) -> Result<Option<Resource>> {
+/// Reads which resource a record is of; `None` when it has just been removed.
+pub(super) fn resource_of(path: &Path, times: &Times<'_>) -> Result<Option<Resource>> {
     let bytes = match safe_open::read(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
