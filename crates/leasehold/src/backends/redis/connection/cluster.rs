@@ -199,16 +199,18 @@ impl Subscriptions {
         let place = self.options.place();
         let mut connection = self.connection.clone();
         let subscribing = async {
-            loop {
-                let mut subscribe = redis::cmd(if self.is_sharded { "SSUBSCRIBE" } else { "SUBSCRIBE" });
-                match subscribe.arg(channel).query_async(&mut connection).await? {
-                    // The end of another subscription was taken for the answer: that one is missing as well.
-                    Value::Push { kind: PushKind::SUnsubscribe | PushKind::Unsubscribe, .. } => {
-                        self.broken.notify_one();
-                    }
-                    _ => return Ok::<_, RedisError>(()),
+            // A replica confirms a subscription to its master's channels, and the master does not count it: asking for a
+            // key of the slot makes the library find the master first.
+            let commands: &[&str] = if self.is_sharded { &["EXISTS", "SSUBSCRIBE"] } else { &["SUBSCRIBE"] };
+            for command in commands {
+                // The end of another subscription may be taken for the answer: that one is missing as well.
+                while let Value::Push { kind: PushKind::SUnsubscribe | PushKind::Unsubscribe, .. } =
+                    redis::cmd(command).arg(channel).query_async(&mut connection).await?
+                {
+                    self.broken.notify_one();
                 }
             }
+            Ok::<_, RedisError>(())
         };
         match time::timeout(self.options.answer_limit, subscribing).await {
             Ok(Ok(())) => Ok(()),

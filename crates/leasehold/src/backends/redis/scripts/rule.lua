@@ -35,26 +35,22 @@ local function tell(what, at, r, record)
   end
 end
 
--- Pushes to the instance of an entry; whether it may have received that.
-local function notify(instance, message)
-  local known = reached[instance]
-  if known == nil then
-    local count = publish(prefix .. 'to:' .. instance, message)
-    reached[instance] = count > 0 or push == 'B'
-    return reached[instance]
-  end
-  if known then
-    mail[instance] = mail[instance] and mail[instance] .. '\n' .. message or message
-  end
-  return known
-end
-
 local function is_present(instance)
   if reached[instance] == nil then
     reached[instance] = push == 'B'
       or tonumber(call('PUBSUB', push == 'S' and 'SHARDNUMSUB' or 'NUMSUB', prefix .. 'to:' .. instance)[2]) > 0
   end
   return reached[instance]
+end
+
+-- Pushes to the instance of an entry if it listens here; whether it does. Those who listen to a replica receive what is
+-- published here, too, but are not counted: who is passed over must not learn of a grant, so nothing is sent before.
+local function notify(instance, message)
+  if not is_present(instance) then
+    return false
+  end
+  mail[instance] = mail[instance] and mail[instance] .. '\n' .. message or message
+  return true
 end
 
 local function is_empty(r)
