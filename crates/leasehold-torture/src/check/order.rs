@@ -1,7 +1,7 @@
 //! First come, first served: of two waiters that `list` showed in a queue, the one ahead is granted first.
 //!
 //! Fences rise by grant, so they tell the order. A waiter whose process was stopped, put on a slow disk, or
-//! cut off from its server may rightly lose its position, and is not compared.
+//! cut off from its server, or whose server was replaced, may rightly lose its position, and is not compared.
 //!
 //! Where a process is the life of a lease, a waiter also loses its turn when it does not confirm it within the ttl,
 //! which a neighbour on a slow disk may prevent: the neighbour keeps the latch for longer. A waiter that was granted
@@ -47,7 +47,10 @@ fn kept_its_turn(rules: Rules, queue: &Queue, ask: &Ask) -> bool {
 fn is_comparable(history: &History, ask: &Ask) -> bool {
     let life = history.life_of(ask);
     ask.began.is_some_and(|began| {
-        !life.slow && !life.stopped_within(ask.asked, began) && !life.disturbed_within(ask.asked, began)
+        !life.slow
+            && !life.stopped_within(ask.asked, began)
+            && !life.disturbed_within(ask.asked, began)
+            && !history.failing_over_within(ask.asked, began)
     })
 }
 

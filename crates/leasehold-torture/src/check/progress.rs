@@ -3,8 +3,8 @@
 //! A name is *served* while a holder works: from its grant until it is about to release, or until it is killed. A
 //! holder that is stopped before its release has returned serves the name too: a stopped process keeps its lock
 //! where the process is the life of a lease. A waiter counts while its process runs. Where a span with a waiter and
-//! without service exceeds one ttl and some slack, something hangs. An ask that failed with an error was answered
-//! and counts as no waiter; the report counts errors by kind.
+//! without service exceeds one ttl and some slack, something hangs. While a master
+//! is being replaced nobody expects a grant. An ask that failed with an error was answered and counts as no waiter; the report counts errors by kind.
 
 use super::{Liveness, Rules, Violation};
 use crate::{
@@ -39,6 +39,10 @@ fn check_name(history: &History, rules: Rules, name: &str, asks: &[&Ask]) -> Vec
     for stage in asks.iter().flat_map(|ask| stages(history, rules, ask)).filter(|stage| stage.from < stage.to) {
         edges.push((stage.from, 1_i64, stage.waits));
         edges.push((stage.to, -1, stage.waits));
+    }
+    for failover in &history.failovers {
+        edges.push((failover.span.from, 1, false));
+        edges.push((failover.span.to, -1, false));
     }
     edges.sort_unstable();
     let (mut waiters, mut holders, mut since) = (0, 0, None);
