@@ -168,13 +168,20 @@ impl Shared {
         change: impl Fn(&mut [u8]),
     ) {
         let mut buffer = vec![0; 65_536];
+        let mut has_gap = false;
         while let Ok(count @ 1..) = from.read(&mut buffer) {
             change(&mut buffer[..count]);
             while flow(self).load(Ordering::SeqCst) == Flow::Hold as u8 && !self.ended.load(Ordering::SeqCst) {
                 thread::sleep(Duration::from_millis(2));
             }
             if flow(self).load(Ordering::SeqCst) == Flow::Swallow as u8 {
+                has_gap = true;
                 continue;
+            }
+            if has_gap {
+                // TCP delivers nothing after a gap: whoever reads would take one answer for another.
+                let _closed_already = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+                return;
             }
             thread::sleep(Duration::from_millis(self.delay_millis.load(Ordering::SeqCst)));
             if to.write_all(&buffer[..count]).is_err() {

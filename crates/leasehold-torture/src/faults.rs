@@ -23,6 +23,8 @@ const LONG_STOP: Micros = millis(9000);
 const BETWEEN_FAILOVERS: Micros = millis(8000);
 /// How often a failover is looked at.
 const LOOK_EVERY: Micros = millis(50);
+/// How often somebody looks for a failover that nobody asked for: a busy machine makes servers give up on one another.
+const LOOK_FOR_EVERY: Micros = millis(250);
 /// The name of a cut in the report.
 const CUT: &str = "cut";
 /// How long an idle forked child outlives its parent: longer than a name may go without a grant.
@@ -37,6 +39,7 @@ pub(crate) struct Faults {
     dice: Dice,
     next_at: Micros,
     next_failover: Micros,
+    look_for_failover: Micros,
     /// Cuts connections, as often as possible, instead.
     cuts_only: bool,
     pending: Vec<(Micros, Pending)>,
@@ -67,6 +70,7 @@ impl Faults {
             dice,
             next_at: began + millis(300),
             next_failover: began + millis(2000),
+            look_for_failover: began,
             cuts_only: plan.cuts.is_some(),
             pending: Vec::new(),
             observer,
@@ -83,6 +87,13 @@ impl Faults {
     pub(crate) fn step(&mut self, fleet: &mut Fleet) -> io::Result<()> {
         for (due, pending) in std::mem::take(&mut self.pending) {
             self.follow_up(fleet, due, pending)?;
+        }
+        if now() >= self.look_for_failover {
+            self.look_for_failover = now() + LOOK_FOR_EVERY;
+            if fleet.finds_failover() {
+                self.pending.push((now() + LOOK_EVERY, Pending::Failover));
+                self.count("failover, not asked for");
+            }
         }
         if now() < self.next_at {
             return Ok(());
@@ -105,7 +116,8 @@ impl Faults {
 
     /// Cuts a worker off, if it is not cut off already.
     fn cut(&mut self, fleet: &mut Fleet) {
-        self.next_at = now() + millis(20) + self.dice.below(millis(200));
+        // A worker gets time to connect again, and to take locks before the next cut.
+        self.next_at = now() + millis(50) + self.dice.below(millis(300));
         let index = self.dice.index(fleet.slots.len());
         if let Some(length) = fleet.cut(index, &mut self.dice) {
             self.pending.push((now() + length, Pending::Mend(index)));

@@ -216,6 +216,11 @@ impl Fleet {
         self.network.as_mut()?.fail_over(dice)
     }
 
+    /// Whether the servers have replaced a master though nobody asked for it.
+    pub(crate) fn finds_failover(&mut self) -> bool {
+        self.network.as_mut().is_some_and(Network::finds_failover)
+    }
+
     /// Looks how far a failover has come. Returns whether one is going on.
     pub(crate) fn follow_failover(&mut self) -> io::Result<bool> {
         let Some(network) = &mut self.network else { return Ok(false) };

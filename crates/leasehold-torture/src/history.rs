@@ -84,6 +84,7 @@ pub(crate) struct Queue {
     /// Not after that instant.
     pub(crate) at: Micros,
     pub(crate) name: String,
+    pub(crate) holding: Vec<String>,
     pub(crate) waiting: Vec<String>,
 }
 
@@ -141,7 +142,7 @@ impl History {
                 let what = format!("the probe of {}", self.lives[life].label);
                 self.losses.push(Loss { life, what, due, reported: at });
             }
-            Event::Queue { name, waiting } => self.queues.push(Queue { at, name, waiting }),
+            Event::Queue { name, holding, waiting } => self.queues.push(Queue { at, name, holding, waiting }),
             Event::Callback => self.callbacks += 1,
             Event::Forked { child, idle } => {
                 let entry = self.children.entry(child).or_default();

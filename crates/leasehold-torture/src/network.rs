@@ -8,8 +8,8 @@ use crate::{
     args::Backend,
     dice::Dice,
     history::Failover,
-    instant::{Micros, millis},
-    servers::{Replacement, Servers},
+    instant::{Micros, millis, now},
+    servers::{Pair, Replacement, Servers},
 };
 
 /// Private servers and the ways to them.
@@ -18,6 +18,9 @@ pub(crate) struct Network {
     servers: Servers,
     /// One to each server for each place in the fleet.
     proxies: Vec<Vec<Proxy>>,
+    pairs: Vec<Pair>,
+    /// When every master was the one that we know.
+    seen: Micros,
     /// A master that is being replaced.
     replacement: Option<Replacement>,
 }
@@ -25,7 +28,8 @@ pub(crate) struct Network {
 impl Network {
     /// Starts the servers of a backend that has some.
     pub(crate) fn start(backend: Backend) -> Option<Self> {
-        Some(Self { servers: Servers::start(backend)?, proxies: Vec::new(), replacement: None })
+        let servers = Servers::start(backend)?;
+        Some(Self { pairs: servers.pairs(), servers, proxies: Vec::new(), seen: now(), replacement: None })
     }
 
     /// The servers' own URL, past every proxy.
@@ -85,22 +89,37 @@ impl Network {
 
     /// Begins to replace a master, where there is one and none is being replaced. Returns what was done.
     pub(crate) fn fail_over(&mut self, dice: &mut Dice) -> Option<&'static str> {
-        if self.replacement.is_some() {
+        if self.replacement.is_some() || self.pairs.is_empty() {
             return None;
         }
-        let (what, replacement) = self.servers.replace(dice)?;
+        let pair = self.pairs[dice.index(self.pairs.len())];
+        let (what, replacement) = self.servers.replace(pair, dice)?;
         self.replacement = Some(replacement);
         Some(what)
+    }
+
+    /// Looks for a failover that nobody asked for. Returns whether there is one.
+    pub(crate) fn finds_failover(&mut self) -> bool {
+        if self.replacement.is_some() {
+            return false;
+        }
+        let looked = now();
+        self.replacement = self.servers.replaced_unasked(&self.pairs, self.seen);
+        self.seen = looked;
+        self.replacement.is_some()
     }
 
     /// Looks how far a failover has come. Returns it when it is over.
     pub(crate) fn follow_failover(&mut self) -> io::Result<Option<Failover>> {
         let Some(replacement) = &mut self.replacement else { return Ok(None) };
-        let over = self.servers.follow(replacement)?;
-        if over.is_some() {
-            self.replacement = None;
+        let Some(over) = self.servers.follow(replacement)? else { return Ok(None) };
+        let Pair { master, replica } = replacement.pair;
+        for pair in self.pairs.iter_mut().filter(|pair| pair.master == master) {
+            *pair = Pair { master: replica, replica: master };
         }
-        Ok(over)
+        self.replacement = None;
+        self.seen = now();
+        Ok(Some(over))
     }
 
     /// Whether a master is being replaced.

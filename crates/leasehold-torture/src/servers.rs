@@ -35,11 +35,22 @@ pub(crate) struct Replacement {
     how: How,
     from: Micros,
     asked: Micros,
-    /// The positions of the former master and of its replica.
-    old: usize,
-    new: usize,
+    pub(crate) pair: Pair,
     /// Since when the former master runs again, and until when it may have granted.
     revived: Option<Span>,
+}
+
+/// The positions of a master and of its replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pair {
+    pub(crate) master: usize,
+    pub(crate) replica: usize,
+}
+
+impl Replacement {
+    fn new(how: How, from: Micros, pair: Pair) -> Self {
+        Self { how, from, asked: from, pair, revived: None }
+    }
 }
 
 /// How a master goes.
@@ -51,6 +62,8 @@ enum How {
     Killed,
     /// By SIGSTOP; it continues once it was replaced, and does not know that.
     Stopped,
+    /// The servers replaced it because it did not answer in time on a busy machine.
+    Unasked,
 }
 
 impl Servers {
@@ -100,18 +113,24 @@ impl Servers {
         matches!(self, Self::Alone(servers) if servers.len() > 1)
     }
 
-    /// Begins to replace a master, where there is one to replace. Returns what was done.
-    pub(crate) fn replace(&mut self, dice: &mut Dice) -> Option<(&'static str, Replacement)> {
-        let (old, new) = match self {
-            Self::Alone(_) => return None,
-            Self::Sentinel(sentinel) if sentinel.servers[0].port() == sentinel.master() => (0, 1),
-            Self::Sentinel(_) => (1, 0),
-            Self::Cluster(cluster) => {
-                let shard = dice.index(SHARDS);
-                let pair = (shard, shard + SHARDS);
-                if is_master(&cluster.servers[pair.0]) { pair } else { (pair.1, pair.0) }
-            }
-        };
+    /// Each master beside its replica, as positions, when nothing has been replaced.
+    pub(crate) fn pairs(&self) -> Vec<Pair> {
+        match self {
+            Self::Alone(_) => Vec::new(),
+            Self::Sentinel(_) => vec![Pair { master: 0, replica: 1 }],
+            Self::Cluster(_) => (0..SHARDS).map(|at| Pair { master: at, replica: at + SHARDS }).collect(),
+        }
+    }
+
+    /// A master that the servers have replaced since `seen`, though nobody asked for it.
+    pub(crate) fn replaced_unasked(&self, pairs: &[Pair], seen: Micros) -> Option<Replacement> {
+        let replaced = pairs.iter().find(|pair| is_master(&self.all()[pair.replica]))?;
+        Some(Replacement::new(How::Unasked, seen, *replaced))
+    }
+
+    /// Begins to replace a master. Returns what was done.
+    pub(crate) fn replace(&mut self, pair: Pair, dice: &mut Dice) -> Option<(&'static str, Replacement)> {
+        let Pair { master: old, replica: new } = pair;
         let from = now();
         let (what, how) = match dice.below(3) {
             0 => ("failover, by command", How::Asked),
@@ -125,17 +144,17 @@ impl Servers {
                 servers[old].kill();
                 true
             }
-            (How::Killed | How::Stopped, servers) => {
+            (_, servers) => {
                 servers.all()[old].signal("STOP");
                 true
             }
         };
-        begins.then_some((what, Replacement { how, from, asked: from, old, new, revived: None }))
+        begins.then_some((what, Replacement::new(how, from, pair)))
     }
 
     /// Looks how far the replacement has come; once the former master follows the new one, it is over.
     pub(crate) fn follow(&mut self, replacement: &mut Replacement) -> io::Result<Option<Failover>> {
-        let Replacement { how, from, old, new, .. } = *replacement;
+        let Replacement { how, from, pair: Pair { master: old, replica: new }, .. } = *replacement;
         if now() > from + LIMIT {
             return Err(io::Error::other(format!("the servers did not replace a master: {replacement:?}")));
         }
@@ -160,7 +179,8 @@ impl Servers {
         let forgets = match (how, &*self) {
             // The master of a cluster stops answering until its replica has everything.
             (How::Asked, Self::Cluster(_)) => Vec::new(),
-            (How::Asked, _) => vec![Span { from: before, to: demoted }],
+            (How::Unasked, Self::Cluster(_)) => vec![Span { from: before, to: now() }],
+            (How::Asked | How::Unasked, _) => vec![Span { from: before, to: demoted }],
             (How::Killed, _) => vec![Span { from: before, to: from }],
             // It executes what had been sent to it before it learns that it was replaced.
             (How::Stopped, Self::Cluster(_)) => {
@@ -196,7 +216,7 @@ impl Servers {
                 servers[old].launch();
             }
             (How::Stopped, servers) => servers.all()[old].signal("CONT"),
-            (How::Asked | How::Killed, _) => {}
+            (How::Asked | How::Killed | How::Unasked, _) => {}
         }
         if let Self::Sentinel(sentinel) = self {
             // The sentinel would do so some seconds later.

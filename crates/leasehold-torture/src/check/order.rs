@@ -67,7 +67,7 @@ mod tests {
             sample::hold(&mut history, id, fence, 10, 20);
         }
         let waiting = vec![String::from("a"), String::from("b")];
-        history.queues.push(Queue { at: 5, name: String::from("lock"), waiting });
+        history.queues.push(Queue { at: 5, name: String::from("lock"), holding: Vec::new(), waiting });
         assert_eq!(check(&history, sample::RULES).len(), 1);
         history.lives[0].stops.push(Span { from: 3, to: 8 });
         assert!(check(&history, sample::RULES).is_empty());
@@ -83,7 +83,7 @@ mod tests {
                 sample::hold(&mut history, id, fence, granted, granted + 1);
             }
             let waiting = vec![String::from("a"), String::from("b")];
-            history.queues.push(Queue { at: 5, name: String::from("lock"), waiting });
+            history.queues.push(Queue { at: 5, name: String::from("lock"), holding: Vec::new(), waiting });
             check(&history, rules).len()
         };
         let ttl = u64::try_from(TTL.as_micros()).expect("it is short");

@@ -8,7 +8,7 @@
 
 use super::{Liveness, Rules, Violation};
 use crate::{
-    history::{Ask, History},
+    history::{Ask, History, Queue},
     instant::{Micros, millis, seconds},
     target::TTL,
 };
@@ -116,6 +116,23 @@ fn report(history: &History, rules: Rules, name: &str, asks: &[&Ask], from: Micr
         if parent.killed.is_some_and(|killed| killed < to && from < killed + bound() * 2) {
             evidence.push(format!("{} had forked the idle child {pid}", parent.label));
         }
+    }
+    for life in &history.lives {
+        for cut in life.disturbances.iter().filter(|cut| cut.from < to && from < cut.to) {
+            evidence.push(format!("{} was cut off from {} s to {} s", life.label, when(cut.from), when(cut.to)));
+        }
+    }
+    let mut listed: Vec<&Queue> = history.queues.iter().filter(|queue| queue.name == name).collect();
+    listed.retain(|queue| (from..to).contains(&queue.at));
+    listed.sort_by_key(|queue| queue.at);
+    listed.dedup_by(|one, other| one.holding == other.holding);
+    for queue in listed {
+        evidence.push(format!(
+            "`list` showed at {} s: {:?} held it, {:?} waited",
+            when(queue.at),
+            queue.holding,
+            queue.waiting
+        ));
     }
     let last = asks.iter().filter(|ask| ask.began.is_some_and(|began| began <= from)).max_by_key(|ask| ask.began);
     evidence.extend(last.map(|ask| format!("last holder: {}", ask.describe(rules.began))));
