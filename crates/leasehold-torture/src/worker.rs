@@ -5,19 +5,24 @@ use std::{
     process,
     sync::Arc,
     thread,
+    time::Duration,
 };
 
-use leasehold::{Leasehold, blocking};
-use tokio::{runtime, sync::mpsc, task::JoinSet};
+use leasehold::{ErrorKind, Leasehold, blocking};
+use tokio::{runtime, sync::mpsc, task::JoinSet, time::sleep};
 
 use crate::{
     args::Role,
     dice::Dice,
     event::{Event, Log},
+    instant::{Micros, millis, now},
     lane::{self, Shared},
     probe,
     target::TTL,
 };
+
+/// How long a worker tries to connect.
+const CONNECT_LIMIT: Micros = millis(30_000);
 
 /// Runs the worker until the conductor ends it.
 pub(crate) fn run(role: &Role) -> io::Result<()> {
@@ -27,7 +32,7 @@ pub(crate) fn run(role: &Role) -> io::Result<()> {
 
 async fn work(role: &Role) -> io::Result<()> {
     let log = Log::open(&role.log)?;
-    let locks = Leasehold::builder().ttl(TTL).connect(&role.url).await.map_err(io::Error::other)?;
+    let locks = connect(&role.url).await.map_err(io::Error::other)?;
     let shared = Arc::new(Shared::new(locks, log, role.client, role.label.clone()));
     let mut tasks = start_tasks(&shared, role);
     let mut commands = read_commands();
@@ -53,6 +58,19 @@ async fn work(role: &Role) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Connects, again and again while the servers are replacing one of them.
+async fn connect(url: &str) -> Result<Leasehold, leasehold::Error> {
+    let until = now() + CONNECT_LIMIT;
+    loop {
+        match Leasehold::builder().ttl(TTL).connect(url).await {
+            Err(error) if error.kind() == ErrorKind::Unavailable && now() < until => {
+                sleep(Duration::from_millis(100)).await;
+            }
+            connected => return connected,
+        }
+    }
 }
 
 fn start_tasks(shared: &Arc<Shared>, role: &Role) -> JoinSet<()> {

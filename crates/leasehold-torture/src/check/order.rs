@@ -1,7 +1,7 @@
 //! First come, first served: of two waiters that `list` showed in a queue, the one ahead is granted first.
 //!
 //! Fences rise by grant, so they tell the order. A waiter whose process was stopped, put on a slow disk, or
-//! cut off from its server may rightly lose its position, and is not compared.
+//! cut off from its server, or whose server was replaced, may rightly lose its position, and is not compared.
 //!
 //! Where a process is the life of a lease, a waiter also loses its turn when it does not confirm it within the ttl,
 //! which a neighbour that is stopped or on a slow disk may prevent:
@@ -56,7 +56,10 @@ fn kept_its_turn(rules: Rules, queue: &Queue, ask: &Ask) -> bool {
 fn is_comparable(history: &History, ask: &Ask) -> bool {
     let life = history.life_of(ask);
     ask.began.is_some_and(|began| {
-        !life.slow && !life.stopped_within(ask.asked, began) && !life.disturbed_within(ask.asked, began)
+        !life.slow
+            && !life.stopped_within(ask.asked, began)
+            && !life.disturbed_within(ask.asked, began)
+            && !history.failing_over_within(ask.asked, began)
     })
 }
 
@@ -73,7 +76,7 @@ mod tests {
             sample::hold(&mut history, id, fence, 10, 20);
         }
         let waiting = vec![String::from("a"), String::from("b")];
-        history.queues.push(Queue { at: 5, name: String::from("lock"), waiting });
+        history.queues.push(Queue { at: 5, name: String::from("lock"), holding: Vec::new(), waiting });
         assert_eq!(check(&history, sample::RULES).len(), 1);
         history.lives[0].stops.push(Span { from: 3, to: 8 });
         assert!(check(&history, sample::RULES).is_empty());
@@ -89,7 +92,7 @@ mod tests {
                 sample::hold(&mut history, id, fence, granted, granted + 1);
             }
             let waiting = vec![String::from("a"), String::from("b")];
-            history.queues.push(Queue { at: 5, name: String::from("lock"), waiting });
+            history.queues.push(Queue { at: 5, name: String::from("lock"), holding: Vec::new(), waiting });
             check(&history, rules).len()
         };
         let ttl = u64::try_from(TTL.as_micros()).expect("it is short");

@@ -180,6 +180,10 @@ impl Directory {
         self.path.join("history.ndjson")
     }
 
+    pub(super) fn runs(&self) -> PathBuf {
+        self.path.join("runs.ndjson")
+    }
+
     pub(super) fn older_history(&self) -> PathBuf {
         self.path.join("history.1.ndjson")
     }

@@ -174,17 +174,18 @@ impl Subscriptions {
     async fn subscribe(&self, channel: &str) -> Result<()> {
         let place = self.options.place();
         let subscribing = async {
-            loop {
-                let mut subscribe = redis::cmd(if self.is_sharded { "SSUBSCRIBE" } else { "SUBSCRIBE" });
-                subscribe.arg(channel);
-                match self.link.send(&subscribe).await? {
-                    // The end of another subscription was taken for the answer: that one is missing as well.
-                    Value::Push { kind: PushKind::SUnsubscribe | PushKind::Unsubscribe, .. } => {
-                        self.broken.notify_one();
-                    }
-                    _ => return Ok::<_, RedisError>(()),
+            // A replica confirms a subscription to its master's channels, and the master does not count it: asking for a
+            // key of the slot makes the library find the master first.
+            let commands: &[&str] = if self.is_sharded { &["EXISTS", "SSUBSCRIBE"] } else { &["SUBSCRIBE"] };
+            for command in commands {
+                // The end of another subscription may be taken for the answer: that one is missing as well.
+                while let Value::Push { kind: PushKind::SUnsubscribe | PushKind::Unsubscribe, .. } =
+                    self.link.send(redis::cmd(command).arg(channel)).await?
+                {
+                    self.broken.notify_one();
                 }
             }
+            Ok::<_, RedisError>(())
         };
         match time::timeout(self.options.answer_limit, subscribing).await {
             Ok(Ok(())) => Ok(()),
