@@ -40,6 +40,7 @@ struct Shared {
     ended: AtomicBool,
     half: AtomicBool,
     delay_millis: AtomicU64,
+    renumbered: Mutex<Vec<(u16, u16)>>,
     clients: Mutex<Vec<TcpStream>>,
     servers: Mutex<Vec<TcpStream>>,
 }
@@ -89,6 +90,15 @@ impl Proxy {
     /// New connections lead to this port; those there are stay.
     pub fn lead_to(&self, server: u16) {
         self.shared.server.store(server, Ordering::SeqCst);
+    }
+
+    /// Answers that name one of these ports name the other one instead, for clients that servers send elsewhere.
+    ///
+    /// A port is recognised as RESP writes it, behind a host or as an integer or a text of its own; both have as many
+    /// digits, so that lengths stay right.
+    pub fn renumber(&self, ports: Vec<(u16, u16)>) {
+        assert!(ports.iter().all(|(one, other)| one.to_string().len() == other.to_string().len()), "{ports:?}");
+        *self.shared.renumbered.lock() = ports;
     }
 
     /// Closes every connection; new ones are closed at once until [`mend`](Self::mend).
@@ -142,18 +152,36 @@ impl Shared {
             self.servers.lock().push(other);
         }
         let (up, down) = (Arc::clone(self), Arc::clone(self));
-        thread::spawn(move || up.pump(client, server, |shared| &shared.to_server));
-        thread::spawn(move || down.pump(server_too, client_too, |shared| &shared.to_client));
+        thread::spawn(move || up.pump(client, server, |shared| &shared.to_server, |_| {}));
+        let ports = self.renumbered.lock().clone();
+        thread::spawn(move || {
+            let renumber = |answers: &mut [u8]| ports.iter().for_each(|ports| renumber(answers, *ports));
+            down.pump(server_too, client_too, |shared| &shared.to_client, renumber);
+        });
     }
 
-    fn pump(&self, mut from: TcpStream, mut to: TcpStream, flow: impl Fn(&Self) -> &AtomicU8) {
+    fn pump(
+        &self,
+        mut from: TcpStream,
+        mut to: TcpStream,
+        flow: impl Fn(&Self) -> &AtomicU8,
+        change: impl Fn(&mut [u8]),
+    ) {
         let mut buffer = vec![0; 65_536];
+        let mut has_gap = false;
         while let Ok(count @ 1..) = from.read(&mut buffer) {
+            change(&mut buffer[..count]);
             while flow(self).load(Ordering::SeqCst) == Flow::Hold as u8 && !self.ended.load(Ordering::SeqCst) {
                 thread::sleep(Duration::from_millis(2));
             }
             if flow(self).load(Ordering::SeqCst) == Flow::Swallow as u8 {
+                has_gap = true;
                 continue;
+            }
+            if has_gap {
+                // TCP delivers nothing after a gap: whoever reads would take one answer for another.
+                let _closed_already = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+                return;
             }
             thread::sleep(Duration::from_millis(self.delay_millis.load(Ordering::SeqCst)));
             if to.write_all(&buffer[..count]).is_err() {
@@ -166,8 +194,39 @@ impl Shared {
     }
 }
 
+/// Puts one port in the place of another. An answer that was read in two parts may go unchanged.
+fn renumber(answers: &mut [u8], (port, other): (u16, u16)) {
+    let (port, other) = (format!("{port}\r\n"), format!("{other}\r\n"));
+    let as_text = format!("${}\r\n", port.len() - 2);
+    for at in 1..answers.len() {
+        let (before, rest) = answers.split_at_mut(at);
+        if rest.starts_with(port.as_bytes()) && (before.ends_with(b":") || before.ends_with(as_text.as_bytes())) {
+            rest[..other.len()].copy_from_slice(other.as_bytes());
+        }
+    }
+}
+
 fn close(streams: &Mutex<Vec<TcpStream>>) {
     for stream in streams.lock().drain(..) {
         let _closed_already = stream.shutdown(Shutdown::Both);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_renumbered_where_an_answer_names_them() {
+        let renumbered = |answer: &str| {
+            let mut bytes = answer.as_bytes().to_vec();
+            renumber(&mut bytes, (12345, 54321));
+            String::from_utf8(bytes).expect("it was text")
+        };
+        assert_eq!(renumbered("*2\r\n$9\r\n127.0.0.1\r\n$5\r\n12345\r\n"), "*2\r\n$9\r\n127.0.0.1\r\n$5\r\n54321\r\n");
+        assert_eq!(renumbered("-MOVED 7 127.0.0.1:12345\r\n:12345\r\n"), "-MOVED 7 127.0.0.1:54321\r\n:54321\r\n");
+        for other in ["$16\r\n1763283612345678\r\n", ":123456\r\n", "$6\r\n112345\r\n"] {
+            assert_eq!(renumbered(other), other);
+        }
     }
 }

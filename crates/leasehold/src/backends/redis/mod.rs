@@ -23,6 +23,7 @@ mod ops;
 mod options;
 mod record;
 mod renew;
+mod runs;
 mod scripts;
 mod upkeep;
 mod url;
@@ -47,7 +48,7 @@ use crate::{
     backend::{Backend, EventStream, Finding, Guarantees, Hints, Inspect, Liveness, OpenOptions, Opening, Reach},
     lease::{
         Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, Incarnation, LeaseKey, ListFilter, Names, Outcome,
-        Page, Released, Renewal, Request, Resource, Standing,
+        Page, Released, Renewal, Request, Resource, RunRecord, RunReport, Standing,
     },
 };
 
@@ -104,7 +105,7 @@ impl fmt::Debug for RedisBackend {
 impl Backend for RedisBackend {
     fn guarantees(&self) -> Guarantees {
         // A lease survives a restart only as far as the server persists it, which it does not promise.
-        Guarantees::new("redis", Reach::Network, Liveness::Ttl).renew_batch(RENEW_BATCH)
+        Guarantees::new("redis", Reach::Network, Liveness::Ttl).renew_batch(RENEW_BATCH).records_runs(true)
     }
 
     /// Since when the server remembers what it was given; unknown in a cluster, and where it may not be asked for INFO.
@@ -147,6 +148,14 @@ impl Inspect for RedisBackend {
 
     async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
         self.shared.ended(filter).await
+    }
+
+    async fn record_runs(&self, reports: &[RunReport]) -> Result<()> {
+        self.shared.record_runs(reports).await
+    }
+
+    async fn runs(&self, names: &Names) -> Result<Vec<RunRecord>> {
+        self.shared.runs(names).await
     }
 
     async fn watch(&self, names: Names) -> Result<EventStream> {

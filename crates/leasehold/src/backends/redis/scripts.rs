@@ -114,6 +114,8 @@ scripts! {
     NAMES = "names.lua";
     SWEEP = "sweep.lua";
     WATCH = "watch.lua";
+    RECORD_RUNS = "record_runs.lua";
+    LIST_RUNS = "list_runs.lua";
 }
 
 #[cfg(test)]
@@ -122,7 +124,7 @@ mod tests {
 
     #[test]
     fn every_script_is_whole() {
-        for script in [&BEGIN, &FAST, &FAST_RENEW, &NAMES, &SWEEP, &WATCH] {
+        for script in [&BEGIN, &FAST, &FAST_RENEW, &NAMES, &SWEEP, &WATCH, &RECORD_RUNS, &LIST_RUNS] {
             assert!(script.source.contains("local nows") && !script.source.contains("--@"), "{}", script.source);
         }
         for script in [&DECIDE, &RENEW, &EVICT, &LIST] {

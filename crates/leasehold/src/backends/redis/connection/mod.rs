@@ -5,6 +5,7 @@
 //! every new connection the instance assumes that pushes were missed.
 
 mod cluster;
+mod cluster_link;
 mod dial;
 mod discovery;
 mod drive;

@@ -44,24 +44,20 @@ local function tell(what, at, r, record)
   end
 end
 
--- Pushes to the instance of an entry; whether it may have received that.
-local function notify(instance, message)
-  local known = reached[instance]
-  if known == nil then
-    local count = publish(prefix .. 'to:' .. instance, message)
-    reached[instance] = count > 0 or push == 'B'
-    return reached[instance]
-  end
-  if known then
-    mail[instance] = mail[instance] and mail[instance] .. '\n' .. message or message
-  end
-  return known
-end
-
+-- Whether a push reaches the instance of an entry. Counted before anything is published: what nobody receives here is
+-- still received by those who subscribed at a replica, who would take a grant that is passed on for theirs.
 local function is_present(instance)
   if reached[instance] == nil then
     reached[instance] = push == 'B'
       or tonumber(call('PUBSUB', push == 'S' and 'SHARDNUMSUB' or 'NUMSUB', prefix .. 'to:' .. instance)[2]) > 0
+  end
+  return reached[instance]
+end
+
+-- Pushes to the instance of an entry if that can be reached.
+local function notify(instance, message)
+  if is_present(instance) then
+    mail[instance] = mail[instance] and mail[instance] .. '\n' .. message or message
   end
   return reached[instance]
 end
