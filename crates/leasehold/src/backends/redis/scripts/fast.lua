@@ -202,8 +202,9 @@ end
 if not granted and length > 2 then
   call('HSET', KEYS[1], unpack(written, 3))
 end
-for first = 1, #ended, 64 do
-  call('XADD', KEYS[2], 'MAXLEN', '~', sub(ARGV[2], 3, 8) + 0, '*', unpack(ended, first, math.min(#ended, first + 63)))
+-- Sixteen leases in one entry of the stream, which is trimmed by entries.
+for first = 1, #ended, 32 do
+  call('XADD', KEYS[2], 'MAXLEN', '~', sub(ARGV[2], 3, 8) + 0, '*', unpack(ended, first, math.min(#ended, first + 31)))
 end
 if events and #events > 0 then
   call(sub(ARGV[2], 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH', ARGV[3], table.concat(events, '\30'))
