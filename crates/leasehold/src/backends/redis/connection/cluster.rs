@@ -121,11 +121,15 @@ impl Cluster {
 
     async fn route(&self, command: Cmd, route: RoutingInfo, limit: Duration) -> Result<Value, SendError> {
         let place = self.options.place();
+        let opening = self.link.opening();
         match time::timeout(limit, self.link.route(command, route)).await {
             Ok(Ok(value)) => value.extract_error().map_err(SendError::Refused),
             Ok(Err(error)) if errors::is_refusal(&error) => Err(SendError::Refused(error)),
             Ok(Err(error)) => Err(SendError::Unknown(errors::unanswered(&place, &error.to_string()))),
-            Err(_) => Err(SendError::Unknown(errors::unanswered(&place, &format!("nothing came within {limit:?}")))),
+            Err(_) => {
+                Handle::current().spawn(self.subscriptions.clone().reopen(opening));
+                Err(SendError::Unknown(errors::unanswered(&place, &format!("nothing came within {limit:?}"))))
+            }
         }
     }
 
@@ -171,6 +175,15 @@ struct Subscriptions {
 }
 
 impl Subscriptions {
+    /// Opens both links anew after a command that nobody answered: the library goes on using a connection that a
+    /// network has forgotten, which stays silent for minutes.
+    async fn reopen(self, opening: u64) {
+        let listening = self.link.opening();
+        if self.commands.reopen(opening).await && self.link.reopen(listening).await {
+            self.broken.notify_one();
+        }
+    }
+
     async fn subscribe(&self, channel: &str) -> Result<()> {
         let place = self.options.place();
         let subscribing = async {

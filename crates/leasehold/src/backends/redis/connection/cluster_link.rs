@@ -1,6 +1,12 @@
 //! The client library's connection to a cluster, opened anew when every server that it knows is gone.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use parking_lot::Mutex;
 use redis::{
@@ -36,6 +42,8 @@ pub(super) struct ClusterLink {
     servers: Arc<Mutex<Vec<Address>>>,
     pushes: Option<Pushes>,
     connection: Mutex<ClusterConnection>,
+    /// Counts how often it was opened.
+    openings: AtomicU64,
     reopening: tokio::sync::Mutex<()>,
 }
 
@@ -52,6 +60,7 @@ impl ClusterLink {
             servers: Arc::clone(servers),
             pushes,
             connection: Mutex::new(connection),
+            openings: AtomicU64::new(1),
             reopening: tokio::sync::Mutex::default(),
         })
     }
@@ -64,16 +73,35 @@ impl ClusterLink {
         self.connection.lock().clone()
     }
 
+    /// Which opening of the link is in use.
+    pub(super) fn opening(&self) -> u64 {
+        self.openings.load(Ordering::SeqCst)
+    }
+
+    /// Opens it anew if this opening is still in use, unless somebody else is at it. Returns whether it did.
+    pub(super) async fn reopen(&self, opening: u64) -> bool {
+        let Ok(_alone) = self.reopening.try_lock() else { return false };
+        if self.opening() != opening {
+            return false;
+        }
+        let Ok(connection) = connect(&self.options, &self.servers, self.pushes.as_ref()).await else { return false };
+        *self.connection.lock() = connection;
+        self.openings.fetch_add(1, Ordering::SeqCst);
+        true
+    }
+
     /// Sends a command this way. Where nobody could be reached the next one goes through a new connection.
     pub(super) async fn route(&self, command: Cmd, route: RoutingInfo) -> Result<Value, RedisError> {
+        let opening = self.opening();
         let answered = self.connection().route_command(command, route).await;
-        self.reopened_if_lost(answered).await
+        self.reopened_if_lost(answered, opening).await
     }
 
     /// Sends a command to the server of the key or channel that it names.
     pub(super) async fn send(&self, command: &Cmd) -> Result<Value, RedisError> {
+        let opening = self.opening();
         let answered = command.query_async(&mut self.connection()).await;
-        self.reopened_if_lost(answered).await
+        self.reopened_if_lost(answered, opening).await
     }
 
     /// Asks the cluster which servers it has, replicas included: one of them may be a master tomorrow.
@@ -87,12 +115,9 @@ impl ClusterLink {
         }
     }
 
-    async fn reopened_if_lost(&self, answered: Result<Value, RedisError>) -> Result<Value, RedisError> {
-        if answered.as_ref().is_err_and(nobody_was_reached)
-            && let Ok(_alone) = self.reopening.try_lock()
-            && let Ok(connection) = connect(&self.options, &self.servers, self.pushes.as_ref()).await
-        {
-            *self.connection.lock() = connection;
+    async fn reopened_if_lost(&self, answered: Result<Value, RedisError>, opening: u64) -> Result<Value, RedisError> {
+        if answered.as_ref().is_err_and(nobody_was_reached) {
+            self.reopen(opening).await;
         }
         answered
     }
