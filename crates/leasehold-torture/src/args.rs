@@ -95,7 +95,7 @@ pub(crate) enum Fault {
     Stop,
     /// A worker forks: a child idles while its parent is killed, or calls into the inherited instance.
     Fork,
-    /// Removing and renaming files takes seconds in one worker (file only, needs strace).
+    /// Writing, removing and renaming files takes seconds in one worker (file only, needs strace).
     SlowDisk,
     /// A callback of an election blocks for seconds.
     Callback,

@@ -23,8 +23,8 @@ use crate::{
 /// Tasks of each worker process.
 const LANES: u32 = 2;
 /// System calls of a slow disk, each delayed now and then for 2 s: longer than a loss may take to be reported.
-const SLOW_CALLS: &str = "unlink,unlinkat,rename,renameat,renameat2";
-const SLOW_RATE: &str = "delay_enter=2000000:when=15+60";
+const SLOW_CALLS: &str = "pwrite64,unlink,unlinkat,rename,renameat,renameat2";
+const SLOW_RATE: &str = "delay_enter=2000000:when=40+160";
 
 /// All worker processes of a run.
 #[derive(Debug)]

@@ -83,7 +83,11 @@ fn start_tasks(shared: &Arc<Shared>, role: &Role) -> JoinSet<()> {
     let queues = Arc::clone(shared);
     tasks.spawn(async move { probe::watch_queues(&queues).await });
     let probed = Arc::clone(shared);
-    // On a thread of its own: a disk that becomes slow holds up the thread of the caller who meets it first.
+    // On a thread of its own, since the disk may hold up the threads of this runtime:
+    // 1. operations on the directory were fast, so that the next one runs on the thread of its caller, without a hop
+    // 2. the disk stalls in the middle of it, which nobody can know before: that thread waits, and every task on it
+    // 3. the operation ends and was slow: the following ones run on threads that may block
+    // `lost` is woken in time all the same, but a task that waits for it on the stalled thread does not run.
     tasks.spawn_blocking(move || complain(blocking::wait(probe::lose_again_and_again(&probed))));
     tasks
 }

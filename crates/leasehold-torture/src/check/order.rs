@@ -4,8 +4,17 @@
 //! cut off from its server, or whose server was replaced, may rightly lose its position, and is not compared.
 //!
 //! Where a process is the life of a lease, a waiter also loses its turn when it does not confirm it within the ttl,
-//! which a neighbour on a slow disk may prevent: the neighbour keeps the latch for longer. A waiter that was granted
-//! sooner after it was seen in the queue cannot have lost a turn in between.
+//! which a neighbour that is stopped or on a slow disk may prevent:
+//!
+//! 1. `list` shows that A waits, and B behind it.
+//! 2. The holder releases: A holds provisionally, for one ttl.
+//! 3. A third process takes the latch to queue up, and its write, or the stop of the process, takes 2 s.
+//! 4. A asks for the latch to confirm, and waits.
+//! 5. The third process lets go. Whoever takes the latch next finds that A's turn has ended, and grants B.
+//! 6. A reads that its lease is gone and asks anew, behind B: its fence is above B's.
+//!
+//! Step 2 comes after step 1, and step 6 one ttl after step 2 at the earliest. A waiter that was granted sooner after
+//! it was seen in the queue has therefore not lost a turn in between, and is compared.
 
 use std::collections::BTreeSet;
 

@@ -1,6 +1,6 @@
 //! `file:`, one machine: a lease lives as long as its process, kept in a local directory. Linux only.
 //!
-//! The rule runs under a latch file; records are replaced as a whole. Each
+//! The rule runs under a latch file; records are written as a whole. Each
 //! instance has one FIFO, which is its presence (the kernel closes it when the
 //! process dies) and takes notifications (others write a line to it).
 //!

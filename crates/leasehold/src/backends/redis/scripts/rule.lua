@@ -35,6 +35,8 @@ local function tell(what, at, r, record)
   end
 end
 
+-- Whether a push reaches the instance of an entry. Counted before anything is published: what nobody receives here is
+-- still received by those who subscribed at a replica, who would take a grant that is passed on for theirs.
 local function is_present(instance)
   if reached[instance] == nil then
     reached[instance] = push == 'B'
@@ -43,14 +45,12 @@ local function is_present(instance)
   return reached[instance]
 end
 
--- Pushes to the instance of an entry if it listens here; whether it does. Those who listen to a replica receive what is
--- published here, too, but are not counted: who is passed over must not learn of a grant, so nothing is sent before.
+-- Pushes to the instance of an entry if that can be reached.
 local function notify(instance, message)
-  if not is_present(instance) then
-    return false
+  if is_present(instance) then
+    mail[instance] = mail[instance] and mail[instance] .. '\n' .. message or message
   end
-  mail[instance] = mail[instance] and mail[instance] .. '\n' .. message or message
-  return true
+  return reached[instance]
 end
 
 local function is_empty(r)
