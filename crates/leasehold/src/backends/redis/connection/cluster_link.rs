@@ -42,9 +42,17 @@ pub(super) struct ClusterLink {
     servers: Arc<Mutex<Vec<Address>>>,
     pushes: Option<Pushes>,
     connection: Mutex<ClusterConnection>,
-    /// Counts how often it was opened.
+    /// Counts how often it was opened, and what was answered through it.
     openings: AtomicU64,
+    answers: AtomicU64,
     reopening: tokio::sync::Mutex<()>,
+}
+
+/// Which opening of a link is in use, and how much was answered through it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LinkState {
+    opening: u64,
+    answers: u64,
 }
 
 impl ClusterLink {
@@ -61,6 +69,7 @@ impl ClusterLink {
             pushes,
             connection: Mutex::new(connection),
             openings: AtomicU64::new(1),
+            answers: AtomicU64::new(0),
             reopening: tokio::sync::Mutex::default(),
         })
     }
@@ -73,15 +82,15 @@ impl ClusterLink {
         self.connection.lock().clone()
     }
 
-    /// Which opening of the link is in use.
-    pub(super) fn opening(&self) -> u64 {
-        self.openings.load(Ordering::SeqCst)
+    /// How the link is now, to be compared when a command goes unanswered.
+    pub(super) fn state(&self) -> LinkState {
+        LinkState { opening: self.openings.load(Ordering::SeqCst), answers: self.answers.load(Ordering::SeqCst) }
     }
 
-    /// Opens it anew if this opening is still in use, unless somebody else is at it. Returns whether it did.
-    pub(super) async fn reopen(&self, opening: u64) -> bool {
+    /// Opens it anew if nothing has been answered through it since, unless somebody else is at it. Returns whether it did.
+    pub(super) async fn reopen(&self, since: LinkState) -> bool {
         let Ok(_alone) = self.reopening.try_lock() else { return false };
-        if self.opening() != opening {
+        if self.state() != since {
             return false;
         }
         let Ok(connection) = connect(&self.options, &self.servers, self.pushes.as_ref()).await else { return false };
@@ -92,16 +101,16 @@ impl ClusterLink {
 
     /// Sends a command this way. Where nobody could be reached the next one goes through a new connection.
     pub(super) async fn route(&self, command: Cmd, route: RoutingInfo) -> Result<Value, RedisError> {
-        let opening = self.opening();
+        let before = self.state();
         let answered = self.connection().route_command(command, route).await;
-        self.reopened_if_lost(answered, opening).await
+        self.on_answer(answered, before).await
     }
 
     /// Sends a command to the server of the key or channel that it names.
     pub(super) async fn send(&self, command: &Cmd) -> Result<Value, RedisError> {
-        let opening = self.opening();
+        let before = self.state();
         let answered = command.query_async(&mut self.connection()).await;
-        self.reopened_if_lost(answered, opening).await
+        self.on_answer(answered, before).await
     }
 
     /// Asks the cluster which servers it has, replicas included: one of them may be a master tomorrow.
@@ -115,9 +124,11 @@ impl ClusterLink {
         }
     }
 
-    async fn reopened_if_lost(&self, answered: Result<Value, RedisError>, opening: u64) -> Result<Value, RedisError> {
+    async fn on_answer(&self, answered: Result<Value, RedisError>, before: LinkState) -> Result<Value, RedisError> {
         if answered.as_ref().is_err_and(nobody_was_reached) {
-            self.reopen(opening).await;
+            self.reopen(before).await;
+        } else {
+            self.answers.fetch_add(1, Ordering::SeqCst);
         }
         answered
     }
