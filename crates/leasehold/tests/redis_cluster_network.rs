@@ -20,13 +20,17 @@ async fn connections_that_the_network_forgot_are_made_again() {
     let ways: Vec<Proxy> = cluster.servers.iter().map(|server| Proxy::to(server.port())).collect();
     let ports: Vec<u16> = ways.iter().map(Proxy::port).collect();
     let renumbered: Vec<(u16, u16)> = cluster.servers.iter().map(Server::port).zip(ports.iter().copied()).collect();
-    ways.iter().for_each(|way| way.renumber(renumbered.clone()));
+    for way in &ways {
+        way.renumber(renumbered.clone());
+    }
     let hosts: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
     let url = format!("redis+cluster://{}?answer_limit=500ms", hosts.join(","));
     let locks = Leasehold::builder().wait(Duration::from_secs(2)).connect(&url).await.unwrap();
     locks.mutex("x").acquire().await.unwrap().release().await.unwrap();
 
-    ways.iter().for_each(Proxy::forget);
+    for way in &ways {
+        way.forget();
+    }
     soon(async || locks.mutex("x").acquire().await.is_ok()).await;
 
     // And whoever waits is told again.
