@@ -38,7 +38,7 @@ pub use self::options::{Address, Credentials, Durability, Identity, RedisOptions
 use self::{
     connection::Router,
     durable::Durable,
-    encode::{AcquireArguments, ReleaseArguments},
+    encode::{AcquireArguments, ReleaseArguments, Tails},
     keys::Keys,
     notifications::Notifications,
     ops::{Lane, Shared},
@@ -62,8 +62,7 @@ pub struct RedisBackend {
     shared: Arc<Shared>,
     /// One for each partition.
     lanes: Vec<Lane>,
-    /// Names this instance among the receivers of pushes.
-    instance: String,
+    tails: Tails,
     watching: Arc<Mutex<()>>,
 }
 
@@ -88,7 +87,7 @@ impl RedisBackend {
         let durable = Durable::open(&options, &keys).await?;
         let shared = Arc::new(Shared::new(options, keys, router, notifications, durable));
         let lanes = (0..shared.keys.all().len()).map(|partition| Lane::new(&shared, partition)).collect();
-        Ok(Arc::new(Self { shared, lanes, instance, watching: Arc::default() }))
+        Ok(Arc::new(Self { shared, lanes, tails: Tails::new(instance), watching: Arc::default() }))
     }
 
     fn lane(&self, resource: &Resource) -> &Lane {
@@ -119,7 +118,7 @@ impl Backend for RedisBackend {
     }
 
     async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
-        let arguments = AcquireArguments::new(request, &self.instance);
+        let arguments = AcquireArguments::new(request, &self.tails);
         self.lane(&request.key.resource).acquire(&self.shared, arguments).await
     }
 
