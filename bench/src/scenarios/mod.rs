@@ -4,6 +4,7 @@ mod file_pairs;
 mod memory_cost;
 mod memory_handoff;
 mod memory_pairs;
+mod redis_absent;
 mod redis_durability;
 mod redis_handoff;
 mod redis_pairs;
@@ -42,6 +43,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     redis_readers::SCENARIO,
     redis_scale::SCENARIO,
     redis_durability::SCENARIO,
+    redis_absent::SCENARIO,
     redlock_pairs::SCENARIO,
     redlock_tries::SCENARIO,
 ];

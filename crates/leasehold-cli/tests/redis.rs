@@ -56,22 +56,6 @@ fn run_list_history_and_doctor_work_as_on_a_directory() {
     assert!(doctor.stdout.contains("reachable") && doctor.stdout.contains("noeviction"), "{doctor:?}");
 }
 
-/// Two of three nodes are held by others who do not know of one another: nobody has the lock, and it cannot be had.
-#[test]
-fn a_lock_that_no_majority_holds_is_busy_in_words_of_redlock() {
-    let place = Place::new();
-    let servers: Vec<Server> = (0..3).map(|_| Server::start()).collect();
-    for server in &servers[..2] {
-        Ran::of(on(&place, &server.url(), &["acquire", "--ttl", "10m", "deploy"])).assert_code(0);
-    }
-    let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
-    let url = format!("redlock://{}?longest_ttl=0", hosts.join(","));
-    let busy = Ran::of(on(&place, &url, &["run", "-n", "deploy", "--", "echo", "never"]));
-    busy.assert_code(75);
-    assert!(busy.stderr.contains("deploy is") && busy.stderr.contains("not waiting (-n)"), "{busy:?}");
-    assert!(!busy.stderr.contains("transaction"), "redlock has no transactions: {busy:?}");
-}
-
 #[test]
 fn an_unreachable_server_is_69_and_one_clear_line_without_the_password() {
     let place = Place::new();

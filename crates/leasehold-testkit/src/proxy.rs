@@ -39,6 +39,9 @@ struct Shared {
     refuses: AtomicBool,
     ended: AtomicBool,
     half: AtomicBool,
+    /// Connections made before this one lead nowhere.
+    first: AtomicU64,
+    made: AtomicU64,
     delay_millis: AtomicU64,
     renumbered: Mutex<Vec<(u16, u16)>>,
     clients: Mutex<Vec<TcpStream>>,
@@ -113,6 +116,11 @@ impl Proxy {
         close(&self.shared.clients);
     }
 
+    /// Connections there are lead nowhere from now on, and nobody is told; new ones pass.
+    pub fn forget(&self) {
+        self.shared.first.store(self.shared.made.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+
     /// Closes new connections at once until [`mend`](Self::mend); those there are stay.
     pub fn refuse(&self) {
         self.shared.refuses.store(true, Ordering::SeqCst);
@@ -152,16 +160,18 @@ impl Shared {
             self.servers.lock().push(other);
         }
         let (up, down) = (Arc::clone(self), Arc::clone(self));
-        thread::spawn(move || up.pump(client, server, |shared| &shared.to_server, |_| {}));
+        let number = self.made.fetch_add(1, Ordering::SeqCst);
+        thread::spawn(move || up.pump(number, client, server, |shared| &shared.to_server, |_| {}));
         let ports = self.renumbered.lock().clone();
         thread::spawn(move || {
             let renumber = |answers: &mut [u8]| ports.iter().for_each(|ports| renumber(answers, *ports));
-            down.pump(server_too, client_too, |shared| &shared.to_client, renumber);
+            down.pump(number, server_too, client_too, |shared| &shared.to_client, renumber);
         });
     }
 
     fn pump(
         &self,
+        number: u64,
         mut from: TcpStream,
         mut to: TcpStream,
         flow: impl Fn(&Self) -> &AtomicU8,
@@ -170,6 +180,9 @@ impl Shared {
         let mut buffer = vec![0; 65_536];
         let mut has_gap = false;
         while let Ok(count @ 1..) = from.read(&mut buffer) {
+            if number < self.first.load(Ordering::SeqCst) {
+                continue;
+            }
             change(&mut buffer[..count]);
             while flow(self).load(Ordering::SeqCst) == Flow::Hold as u8 && !self.ended.load(Ordering::SeqCst) {
                 thread::sleep(Duration::from_millis(2));

@@ -54,12 +54,18 @@ pub(crate) fn run(plan: &Plan) -> io::Result<Report> {
         Backend::File => Liveness::Process,
         _ => Liveness::Ttl,
     };
+    let reconnect = match plan.backend {
+        Backend::Memory | Backend::File => 0,
+        // A silent connection is given up after two seconds; in a cluster subscriptions are made anew after that.
+        Backend::Cluster => millis(5000),
+        _ => millis(2500),
+    };
     let violations =
-        check::all(&fleet.history, Rules { liveness, fifo: plan.backend != Backend::Redlock, began, ended });
+        check::all(&fleet.history, Rules { liveness, fifo: plan.backend != Backend::Redlock, reconnect, began, ended });
     if slow_disk {
         faults.injected.insert("slow-disk, delayed calls", fleet.delayed_calls() as u64);
     }
-    Ok(Report::new(plan, &fleet.history, faults.injected, notes, violations))
+    Ok(Report::new(plan, (ended - began) / 1_000_000, &fleet.history, faults.injected, notes, violations))
 }
 
 /// Lets all workers drop what they do, has one list what is left, and ends them.

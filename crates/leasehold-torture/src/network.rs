@@ -44,7 +44,9 @@ impl Network {
         let ways: Vec<u16> = proxies.iter().map(Proxy::port).collect();
         // Where a server or a sentinel names another server, the worker gets there by a proxy, too.
         let renumbered: Vec<(u16, u16)> = ports.into_iter().zip(ways.iter().copied()).collect();
-        proxies.iter().for_each(|proxy| proxy.renumber(renumbered.clone()));
+        for proxy in &proxies {
+            proxy.renumber(renumbered.clone());
+        }
         if index < self.proxies.len() {
             self.proxies[index] = proxies;
         } else {
@@ -74,7 +76,9 @@ impl Network {
         if self.servers.is_quorum() && dice.percent(50) {
             proxies[dice.index(proxies.len())].cut();
         } else {
-            proxies.iter().for_each(Proxy::cut);
+            for proxy in proxies {
+                proxy.cut();
+            }
         }
         if dice.percent(5) { millis(1500) } else { dice.below(millis(150)) }
     }

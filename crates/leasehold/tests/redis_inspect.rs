@@ -32,7 +32,9 @@ impl HeldBack {
         let ways: Vec<Proxy> = cluster.servers.iter().map(|server| Proxy::to(server.port())).collect();
         let ports = cluster.servers.iter().map(Server::port).zip(ways.iter().map(Proxy::port));
         let ports: Vec<(u16, u16)> = ports.collect();
-        ways.iter().for_each(|way| way.renumber(ports.clone()));
+        for way in &ways {
+            way.renumber(ports.clone());
+        }
         Self { cluster, ways }
     }
 
@@ -43,12 +45,16 @@ impl HeldBack {
 
     /// Waits until every partition was asked by this command, though none has answered.
     async fn all_are_asked_at_once(&self, command: &str, question: impl Future<Output = ()> + Send + 'static) {
-        self.cluster.servers.iter().for_each(Server::reset_calls);
-        self.ways.iter().for_each(|way| way.to_client(Flow::Hold));
+        for (server, way) in self.cluster.servers.iter().zip(&self.ways) {
+            server.reset_calls();
+            way.to_client(Flow::Hold);
+        }
         let asking = Handle::current().spawn(question);
         soon(async || self.cluster.servers.iter().map(|server| server.calls(command)).sum::<u64>() >= PARTITIONS).await;
         assert!(!asking.is_finished(), "nobody has answered");
-        self.ways.iter().for_each(Proxy::mend);
+        for way in &self.ways {
+            way.mend();
+        }
         time::timeout(Duration::from_secs(20), asking).await.expect("everybody answers").unwrap();
     }
 }

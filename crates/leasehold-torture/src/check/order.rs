@@ -31,7 +31,8 @@ pub(super) fn check(history: &History, rules: Rules) -> Vec<Violation> {
     let mut reported = BTreeSet::new();
     let mut violations = Vec::new();
     for queue in &history.queues {
-        let waiting = queue.waiting.iter().filter_map(|id| history.ask(id)).filter(|ask| is_comparable(history, ask));
+        let waiting =
+            queue.waiting.iter().filter_map(|id| history.ask(id)).filter(|ask| is_comparable(history, rules, ask));
         let waiting: Vec<&Ask> = waiting.collect();
         for pair in waiting.windows(2) {
             let (ahead, behind) = (pair[0], pair[1]);
@@ -53,13 +54,14 @@ fn kept_its_turn(rules: Rules, queue: &Queue, ask: &Ask) -> bool {
     rules.liveness == Liveness::Ttl || ask.began.is_some_and(|began| began < queue.at + ttl)
 }
 
-fn is_comparable(history: &History, ask: &Ask) -> bool {
+fn is_comparable(history: &History, rules: Rules, ask: &Ask) -> bool {
     let life = history.life_of(ask);
+    let from = ask.asked.saturating_sub(rules.reconnect);
     ask.began.is_some_and(|began| {
         !life.slow
             && !life.stopped_within(ask.asked, began)
-            && !life.disturbed_within(ask.asked, began)
-            && !history.failing_over_within(ask.asked, began)
+            && !life.disturbed_within(from, began)
+            && !history.failing_over_within(from, began)
     })
 }
 

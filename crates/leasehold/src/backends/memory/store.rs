@@ -139,7 +139,9 @@ impl Store {
     pub(super) fn record_runs(&self, reports: &[RunReport]) {
         let now = self.clock.wall();
         let mut runs = self.runs.lock();
-        reports.iter().for_each(|report| runs.add(report.record(now)));
+        for report in reports {
+            runs.add(report.record(now));
+        }
         runs.trim(now);
     }
 

@@ -25,7 +25,7 @@ use super::{
         options::RedisOptions,
     },
     Listener, MemoryCell, SendError,
-    cluster_link::ClusterLink,
+    cluster_link::{ClusterLink, LinkState},
     dial,
 };
 use crate::{Error, Result, backend::Backoff};
@@ -121,11 +121,15 @@ impl Cluster {
 
     async fn route(&self, command: Cmd, route: RoutingInfo, limit: Duration) -> Result<Value, SendError> {
         let place = self.options.place();
+        let before = self.link.state();
         match time::timeout(limit, self.link.route(command, route)).await {
             Ok(Ok(value)) => value.extract_error().map_err(SendError::Refused),
             Ok(Err(error)) if errors::is_refusal(&error) => Err(SendError::Refused(error)),
             Ok(Err(error)) => Err(SendError::Unknown(errors::unanswered(&place, &error.to_string()))),
-            Err(_) => Err(SendError::Unknown(errors::unanswered(&place, &format!("nothing came within {limit:?}")))),
+            Err(_) => {
+                Handle::current().spawn(self.subscriptions.clone().reopen(before));
+                Err(SendError::Unknown(errors::unanswered(&place, &format!("nothing came within {limit:?}"))))
+            }
         }
     }
 
@@ -171,6 +175,15 @@ struct Subscriptions {
 }
 
 impl Subscriptions {
+    /// Opens both links anew if no server has answered since: the library goes on using connections that a network has
+    /// forgotten, which stay silent for minutes. One server that hangs is left to the cluster, for the sake of the others.
+    async fn reopen(self, before: LinkState) {
+        let listening = self.link.state();
+        if self.commands.reopen(before).await && self.link.reopen(listening).await {
+            self.broken.notify_one();
+        }
+    }
+
     async fn subscribe(&self, channel: &str) -> Result<()> {
         let place = self.options.place();
         let subscribing = async {

@@ -1,6 +1,12 @@
 //! The client library's connection to a cluster, opened anew when every server that it knows is gone.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use parking_lot::Mutex;
 use redis::{
@@ -36,7 +42,17 @@ pub(super) struct ClusterLink {
     servers: Arc<Mutex<Vec<Address>>>,
     pushes: Option<Pushes>,
     connection: Mutex<ClusterConnection>,
+    /// Counts how often it was opened, and what was answered through it.
+    openings: AtomicU64,
+    answers: AtomicU64,
     reopening: tokio::sync::Mutex<()>,
+}
+
+/// Which opening of a link is in use, and how much was answered through it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LinkState {
+    opening: u64,
+    answers: u64,
 }
 
 impl ClusterLink {
@@ -52,6 +68,8 @@ impl ClusterLink {
             servers: Arc::clone(servers),
             pushes,
             connection: Mutex::new(connection),
+            openings: AtomicU64::new(1),
+            answers: AtomicU64::new(0),
             reopening: tokio::sync::Mutex::default(),
         })
     }
@@ -64,16 +82,35 @@ impl ClusterLink {
         self.connection.lock().clone()
     }
 
+    /// How the link is now, to be compared when a command goes unanswered.
+    pub(super) fn state(&self) -> LinkState {
+        LinkState { opening: self.openings.load(Ordering::SeqCst), answers: self.answers.load(Ordering::SeqCst) }
+    }
+
+    /// Opens it anew if nothing has been answered through it since, unless somebody else is at it. Returns whether it did.
+    pub(super) async fn reopen(&self, since: LinkState) -> bool {
+        let Ok(_alone) = self.reopening.try_lock() else { return false };
+        if self.state() != since {
+            return false;
+        }
+        let Ok(connection) = connect(&self.options, &self.servers, self.pushes.as_ref()).await else { return false };
+        *self.connection.lock() = connection;
+        self.openings.fetch_add(1, Ordering::SeqCst);
+        true
+    }
+
     /// Sends a command this way. Where nobody could be reached the next one goes through a new connection.
     pub(super) async fn route(&self, command: Cmd, route: RoutingInfo) -> Result<Value, RedisError> {
+        let before = self.state();
         let answered = self.connection().route_command(command, route).await;
-        self.reopened_if_lost(answered).await
+        self.on_answer(answered, before).await
     }
 
     /// Sends a command to the server of the key or channel that it names.
     pub(super) async fn send(&self, command: &Cmd) -> Result<Value, RedisError> {
+        let before = self.state();
         let answered = command.query_async(&mut self.connection()).await;
-        self.reopened_if_lost(answered).await
+        self.on_answer(answered, before).await
     }
 
     /// Asks the cluster which servers it has, replicas included: one of them may be a master tomorrow.
@@ -87,12 +124,11 @@ impl ClusterLink {
         }
     }
 
-    async fn reopened_if_lost(&self, answered: Result<Value, RedisError>) -> Result<Value, RedisError> {
-        if answered.as_ref().is_err_and(nobody_was_reached)
-            && let Ok(_alone) = self.reopening.try_lock()
-            && let Ok(connection) = connect(&self.options, &self.servers, self.pushes.as_ref()).await
-        {
-            *self.connection.lock() = connection;
+    async fn on_answer(&self, answered: Result<Value, RedisError>, before: LinkState) -> Result<Value, RedisError> {
+        if answered.as_ref().is_err_and(nobody_was_reached) {
+            self.reopen(before).await;
+        } else {
+            self.answers.fetch_add(1, Ordering::SeqCst);
         }
         answered
     }
