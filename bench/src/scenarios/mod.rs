@@ -6,6 +6,7 @@ mod memory_handoff;
 mod memory_pairs;
 mod postgres_functions;
 mod postgres_library;
+mod redis_absent;
 mod redis_durability;
 mod redis_handoff;
 mod redis_pairs;
@@ -46,6 +47,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     redis_readers::SCENARIO,
     redis_scale::SCENARIO,
     redis_durability::SCENARIO,
+    redis_absent::SCENARIO,
     redlock_pairs::SCENARIO,
     redlock_tries::SCENARIO,
 ];

@@ -39,7 +39,11 @@ struct Shared {
     refuses: AtomicBool,
     ended: AtomicBool,
     half: AtomicBool,
+    /// Connections made before this one lead nowhere.
+    first: AtomicU64,
+    made: AtomicU64,
     delay_millis: AtomicU64,
+    renumbered: Mutex<Vec<(u16, u16)>>,
     clients: Mutex<Vec<TcpStream>>,
     servers: Mutex<Vec<TcpStream>>,
 }
@@ -91,6 +95,15 @@ impl Proxy {
         self.shared.server.store(server, Ordering::SeqCst);
     }
 
+    /// Answers that name one of these ports name the other one instead, for clients that servers send elsewhere.
+    ///
+    /// A port is recognised as RESP writes it, behind a host or as an integer or a text of its own; both have as many
+    /// digits, so that lengths stay right.
+    pub fn renumber(&self, ports: Vec<(u16, u16)>) {
+        assert!(ports.iter().all(|(one, other)| one.to_string().len() == other.to_string().len()), "{ports:?}");
+        *self.shared.renumbered.lock() = ports;
+    }
+
     /// Closes every connection; new ones are closed at once until [`mend`](Self::mend).
     pub fn cut(&self) {
         self.shared.refuses.store(true, Ordering::SeqCst);
@@ -101,6 +114,11 @@ impl Proxy {
     pub fn cut_clients(&self) {
         self.shared.half.store(true, Ordering::SeqCst);
         close(&self.shared.clients);
+    }
+
+    /// Connections there are lead nowhere from now on, and nobody is told; new ones pass.
+    pub fn forget(&self) {
+        self.shared.first.store(self.shared.made.load(Ordering::SeqCst), Ordering::SeqCst);
     }
 
     /// Closes new connections at once until [`mend`](Self::mend); those there are stay.
@@ -142,18 +160,41 @@ impl Shared {
             self.servers.lock().push(other);
         }
         let (up, down) = (Arc::clone(self), Arc::clone(self));
-        thread::spawn(move || up.pump(client, server, |shared| &shared.to_server));
-        thread::spawn(move || down.pump(server_too, client_too, |shared| &shared.to_client));
+        let number = self.made.fetch_add(1, Ordering::SeqCst);
+        thread::spawn(move || up.pump(number, client, server, |shared| &shared.to_server, |_| {}));
+        let ports = self.renumbered.lock().clone();
+        thread::spawn(move || {
+            let renumber = |answers: &mut [u8]| ports.iter().for_each(|ports| renumber(answers, *ports));
+            down.pump(number, server_too, client_too, |shared| &shared.to_client, renumber);
+        });
     }
 
-    fn pump(&self, mut from: TcpStream, mut to: TcpStream, flow: impl Fn(&Self) -> &AtomicU8) {
+    fn pump(
+        &self,
+        number: u64,
+        mut from: TcpStream,
+        mut to: TcpStream,
+        flow: impl Fn(&Self) -> &AtomicU8,
+        change: impl Fn(&mut [u8]),
+    ) {
         let mut buffer = vec![0; 65_536];
+        let mut has_gap = false;
         while let Ok(count @ 1..) = from.read(&mut buffer) {
+            if number < self.first.load(Ordering::SeqCst) {
+                continue;
+            }
+            change(&mut buffer[..count]);
             while flow(self).load(Ordering::SeqCst) == Flow::Hold as u8 && !self.ended.load(Ordering::SeqCst) {
                 thread::sleep(Duration::from_millis(2));
             }
             if flow(self).load(Ordering::SeqCst) == Flow::Swallow as u8 {
+                has_gap = true;
                 continue;
+            }
+            if has_gap {
+                // TCP delivers nothing after a gap: whoever reads would take one answer for another.
+                let _closed_already = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+                return;
             }
             thread::sleep(Duration::from_millis(self.delay_millis.load(Ordering::SeqCst)));
             if to.write_all(&buffer[..count]).is_err() {
@@ -166,8 +207,39 @@ impl Shared {
     }
 }
 
+/// Puts one port in the place of another. An answer that was read in two parts may go unchanged.
+fn renumber(answers: &mut [u8], (port, other): (u16, u16)) {
+    let (port, other) = (format!("{port}\r\n"), format!("{other}\r\n"));
+    let as_text = format!("${}\r\n", port.len() - 2);
+    for at in 1..answers.len() {
+        let (before, rest) = answers.split_at_mut(at);
+        if rest.starts_with(port.as_bytes()) && (before.ends_with(b":") || before.ends_with(as_text.as_bytes())) {
+            rest[..other.len()].copy_from_slice(other.as_bytes());
+        }
+    }
+}
+
 fn close(streams: &Mutex<Vec<TcpStream>>) {
     for stream in streams.lock().drain(..) {
         let _closed_already = stream.shutdown(Shutdown::Both);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_renumbered_where_an_answer_names_them() {
+        let renumbered = |answer: &str| {
+            let mut bytes = answer.as_bytes().to_vec();
+            renumber(&mut bytes, (12345, 54321));
+            String::from_utf8(bytes).expect("it was text")
+        };
+        assert_eq!(renumbered("*2\r\n$9\r\n127.0.0.1\r\n$5\r\n12345\r\n"), "*2\r\n$9\r\n127.0.0.1\r\n$5\r\n54321\r\n");
+        assert_eq!(renumbered("-MOVED 7 127.0.0.1:12345\r\n:12345\r\n"), "-MOVED 7 127.0.0.1:54321\r\n:54321\r\n");
+        for other in ["$16\r\n1763283612345678\r\n", ":123456\r\n", "$6\r\n112345\r\n"] {
+            assert_eq!(renumbered(other), other);
+        }
     }
 }

@@ -39,6 +39,9 @@ pub(crate) struct Plan {
     /// Which faults to inject; all by default, none if no value follows.
     #[arg(long, value_enum, value_delimiter = ',', num_args = 0.., default_values_t = Fault::value_variants().to_vec())]
     pub(crate) faults: Vec<Fault>,
+    /// Cuts connections so many times and does nothing else, instead of the other faults; the run ends with the last.
+    #[arg(long)]
+    pub(crate) cuts: Option<u64>,
     /// Which client the workers use; the broken ones must be caught.
     #[arg(long, value_enum, default_value_t = Client::Ours)]
     pub(crate) client: Client,
@@ -77,6 +80,10 @@ pub(crate) enum Backend {
     Redis,
     /// A quorum of three private Redis servers, with a proxy to each for each worker.
     Redlock,
+    /// A private master, its replica and a sentinel, with a proxy to each for each worker.
+    Sentinel,
+    /// A private cluster of three masters and their replicas, with a proxy to each for each worker.
+    Cluster,
 }
 
 /// Something that goes wrong.
@@ -88,12 +95,14 @@ pub(crate) enum Fault {
     Stop,
     /// A worker forks: a child idles while its parent is killed, or calls into the inherited instance.
     Fork,
-    /// Removing and renaming files takes seconds in one worker (file only, needs strace).
+    /// Writing, removing and renaming files takes seconds in one worker (file only, needs strace).
     SlowDisk,
     /// A callback of an election blocks for seconds.
     Callback,
     /// The way to the server is cut, held back, lossy or slow (server backends only).
     Network,
+    /// A master is replaced by its replica: by command, or because it is killed or stopped (sentinel and cluster only).
+    Failover,
 }
 
 /// A client for workers. Each broken one breaks one rule, and names the checker that must catch it.

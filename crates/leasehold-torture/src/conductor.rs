@@ -22,6 +22,9 @@ const LIST_LIMIT: Micros = millis(20_000);
 
 /// Runs the plan and reports.
 pub(crate) fn run(plan: &Plan) -> io::Result<Report> {
+    if plan.cuts.is_some() && matches!(plan.backend, Backend::Memory | Backend::File) {
+        return Err(io::Error::other("there are no connections to cut on memory and file"));
+    }
     let folder = tempfile::Builder::new().prefix("leasehold-torture-").tempdir()?;
     let mut dice = Dice::new(plan.seed);
     let mut notes = Vec::new();
@@ -29,12 +32,12 @@ pub(crate) fn run(plan: &Plan) -> io::Result<Report> {
     let began = now();
     let mut fleet = Fleet::start(plan, folder.path().to_owned(), slow_disk, dice.split())?;
     let observer = match plan.backend {
-        Backend::Memory | Backend::Redis | Backend::Redlock => None,
         Backend::File => Some(Leasehold::connect(&fleet.url).map_err(io::Error::other)?),
+        _ => None,
     };
-    let mut faults = Faults::new(plan.faults.clone(), observer, dice.split());
+    let mut faults = Faults::new(plan, observer, dice.split());
 
-    while now() < began + millis(plan.seconds * 1000) {
+    while plan.cuts.map_or_else(|| now() < began + millis(plan.seconds * 1000), |cuts| faults.cuts() < cuts) {
         fleet.look()?;
         faults.step(&mut fleet)?;
         thread::sleep(Duration::from_millis(10));
@@ -48,15 +51,21 @@ pub(crate) fn run(plan: &Plan) -> io::Result<Report> {
     }
 
     let liveness = match plan.backend {
-        Backend::Memory | Backend::Redis | Backend::Redlock => Liveness::Ttl,
         Backend::File => Liveness::Process,
+        _ => Liveness::Ttl,
+    };
+    let reconnect = match plan.backend {
+        Backend::Memory | Backend::File => 0,
+        // A silent connection is given up after two seconds; in a cluster subscriptions are made anew after that.
+        Backend::Cluster => millis(5000),
+        _ => millis(2500),
     };
     let violations =
-        check::all(&fleet.history, Rules { liveness, fifo: plan.backend != Backend::Redlock, began, ended });
+        check::all(&fleet.history, Rules { liveness, fifo: plan.backend != Backend::Redlock, reconnect, began, ended });
     if slow_disk {
         faults.injected.insert("slow-disk, delayed calls", fleet.delayed_calls() as u64);
     }
-    Ok(Report::new(plan, &fleet.history, faults.injected, notes, violations))
+    Ok(Report::new(plan, (ended - began) / 1_000_000, &fleet.history, faults.injected, notes, violations))
 }
 
 /// Lets all workers drop what they do, has one list what is left, and ends them.

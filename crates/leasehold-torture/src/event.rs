@@ -41,8 +41,8 @@ pub(crate) enum Event {
     Lost { id: String, failed_at: Micros },
     /// A lease of another instance in the same process had to end at `due`, and `lost` completed at `at`.
     Probe { due: Micros },
-    /// The order of those who wait for a name, as `list` shows it.
-    Queue { name: String, waiting: Vec<String> },
+    /// Who holds a name, and the order of those who wait for it, as `list` shows it.
+    Queue { name: String, holding: Vec<String>, waiting: Vec<String> },
     /// A callback of an election began to block.
     Callback,
     /// Forked while holding a lease.

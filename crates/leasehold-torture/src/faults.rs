@@ -1,6 +1,6 @@
 //! What goes wrong, and when: one seeded schedule for the whole run.
 
-use std::{collections::BTreeMap, env, fs, io};
+use std::{collections::BTreeMap, env, fs, io, thread, time::Duration};
 
 use leasehold::{
     Resource,
@@ -10,7 +10,7 @@ use leasehold::{
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{
-    args::Fault,
+    args::{Fault, Plan},
     dice::Dice,
     fleet::Fleet,
     instant::{Micros, millis, now},
@@ -19,6 +19,14 @@ use crate::{
 
 /// A stop far longer than the ttl, and longer than a name may go without a grant.
 const LONG_STOP: Micros = millis(9000);
+/// Sentinels begin no second failover within twice their limit of 3 s.
+const BETWEEN_FAILOVERS: Micros = millis(8000);
+/// How often a failover is looked at.
+const LOOK_EVERY: Micros = millis(50);
+/// How often somebody looks for a failover that nobody asked for: a busy machine makes servers give up on one another.
+const LOOK_FOR_EVERY: Micros = millis(250);
+/// The name of a cut in the report.
+const CUT: &str = "cut";
 /// How long an idle forked child outlives its parent: longer than a name may go without a grant.
 const CHILD_OUTLIVES: Micros = millis(8000);
 
@@ -30,6 +38,10 @@ pub(crate) struct Faults {
     deck: Vec<Fault>,
     dice: Dice,
     next_at: Micros,
+    next_failover: Micros,
+    look_for_failover: Micros,
+    /// Cuts connections, as often as possible, instead.
+    cuts_only: bool,
     pending: Vec<(Micros, Pending)>,
     /// Looks at the locks from outside, where the backend lets another process do so.
     observer: Option<Leasehold>,
@@ -45,14 +57,30 @@ enum Pending {
     /// Kill this worker as soon as it has forked.
     KillParent(usize, usize),
     KillChild(i32),
+    Failover,
 }
 
 impl Faults {
-    pub(crate) fn new(kinds: Vec<Fault>, observer: Option<Leasehold>, dice: Dice) -> Self {
-        let next_at = now() + millis(300);
-        // A slow disk is not injected here: strace injects it from the worker's start.
-        let kinds = kinds.into_iter().filter(|kind| *kind != Fault::SlowDisk).collect();
-        Self { kinds, deck: Vec::new(), dice, next_at, pending: Vec::new(), observer, injected: BTreeMap::new() }
+    pub(crate) fn new(plan: &Plan, observer: Option<Leasehold>, dice: Dice) -> Self {
+        let began = now();
+        Self {
+            // A slow disk is not injected here: strace injects it from the worker's start.
+            kinds: plan.faults.iter().copied().filter(|kind| *kind != Fault::SlowDisk).collect(),
+            deck: Vec::new(),
+            dice,
+            next_at: began + millis(300),
+            next_failover: began + millis(2000),
+            look_for_failover: began,
+            cuts_only: plan.cuts.is_some(),
+            pending: Vec::new(),
+            observer,
+            injected: BTreeMap::new(),
+        }
+    }
+
+    /// How often connections were cut, where nothing else is done.
+    pub(crate) fn cuts(&self) -> u64 {
+        self.injected.get(CUT).copied().unwrap_or(0)
     }
 
     /// Ends faults whose time has come, and injects the next one.
@@ -60,7 +88,21 @@ impl Faults {
         for (due, pending) in std::mem::take(&mut self.pending) {
             self.follow_up(fleet, due, pending)?;
         }
-        if self.kinds.is_empty() || now() < self.next_at {
+        if now() >= self.look_for_failover {
+            self.look_for_failover = now() + LOOK_FOR_EVERY;
+            if fleet.finds_failover() {
+                self.pending.push((now() + LOOK_EVERY, Pending::Failover));
+                self.count("failover, not asked for");
+            }
+        }
+        if now() < self.next_at {
+            return Ok(());
+        }
+        if self.cuts_only {
+            self.cut(fleet);
+            return Ok(());
+        }
+        if self.kinds.is_empty() {
             return Ok(());
         }
         self.next_at = now() + millis(300) + self.dice.below(millis(1200));
@@ -70,6 +112,17 @@ impl Faults {
         let kind = self.deck.swap_remove(self.dice.index(self.deck.len()));
         let index = self.dice.index(fleet.slots.len());
         self.inject(fleet, kind, index)
+    }
+
+    /// Cuts a worker off, if it is not cut off already.
+    fn cut(&mut self, fleet: &mut Fleet) {
+        // A worker gets time to connect again, and to take locks before the next cut.
+        self.next_at = now() + millis(50) + self.dice.below(millis(300));
+        let index = self.dice.index(fleet.slots.len());
+        if let Some(length) = fleet.cut(index, &mut self.dice) {
+            self.pending.push((now() + length, Pending::Mend(index)));
+            self.count(CUT);
+        }
     }
 
     fn inject(&mut self, fleet: &mut Fleet, kind: Fault, index: usize) -> io::Result<()> {
@@ -97,6 +150,14 @@ impl Faults {
             Fault::Network => {
                 if let Some((what, length)) = fleet.disturb(index, &mut self.dice) {
                     self.pending.push((now() + length, Pending::Mend(index)));
+                    self.count(what);
+                }
+            }
+            Fault::Failover => {
+                if now() >= self.next_failover
+                    && let Some(what) = fleet.fail_over(&mut self.dice)
+                {
+                    self.pending.push((now() + LOOK_EVERY, Pending::Failover));
                     self.count(what);
                 }
             }
@@ -152,6 +213,8 @@ impl Faults {
             Pending::GoOn(index) => fleet.go_on(index)?,
             Pending::Mend(index) => fleet.mend(index),
             Pending::KillChild(child) => kill_child(child),
+            Pending::Failover if fleet.follow_failover()? => self.pending.push((now() + LOOK_EVERY, pending)),
+            Pending::Failover => self.next_failover = now() + BETWEEN_FAILOVERS,
             // The worker was replaced before it forked.
             Pending::KillParent(index, life) if fleet.slots[index].life != life => {}
             Pending::KillParent(index, life) => {
@@ -177,6 +240,9 @@ impl Faults {
         for index in 0..fleet.slots.len() {
             fleet.go_on(index)?;
             fleet.mend(index);
+        }
+        while fleet.follow_failover()? {
+            thread::sleep(Duration::from_micros(LOOK_EVERY));
         }
         for (_, pending) in std::mem::take(&mut self.pending) {
             if let Pending::KillChild(child) = pending {

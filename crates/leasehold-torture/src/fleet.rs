@@ -23,8 +23,8 @@ use crate::{
 /// Tasks of each worker process.
 const LANES: u32 = 2;
 /// System calls of a slow disk, each delayed now and then for 2 s: longer than a loss may take to be reported.
-const SLOW_CALLS: &str = "unlink,unlinkat,rename,renameat,renameat2";
-const SLOW_RATE: &str = "delay_enter=2000000:when=15+60";
+const SLOW_CALLS: &str = "pwrite64,unlink,unlinkat,rename,renameat,renameat2";
+const SLOW_RATE: &str = "delay_enter=2000000:when=40+160";
 
 /// All worker processes of a run.
 #[derive(Debug)]
@@ -62,15 +62,11 @@ struct LogReader {
 impl Fleet {
     /// Starts the workers. `slow_disk` puts the first one on a slow disk.
     pub(crate) fn start(plan: &Plan, folder: PathBuf, slow_disk: bool, dice: Dice) -> io::Result<Self> {
-        let network = match plan.backend {
-            Backend::Memory | Backend::File => None,
-            Backend::Redis => Some(Network::start(1)),
-            Backend::Redlock => Some(Network::start(3)),
-        };
+        let network = Network::start(plan.backend);
         let (url, processes, lanes) = match plan.backend {
             Backend::Memory => (String::from("memory:torture"), 1, plan.workers * LANES),
             Backend::File => (format!("file://{}", folder.join("locks").display()), plan.workers, LANES),
-            Backend::Redis | Backend::Redlock => {
+            Backend::Redis | Backend::Redlock | Backend::Sentinel | Backend::Cluster => {
                 (network.as_ref().map(Network::url).unwrap_or_default(), plan.workers, LANES)
             }
         };
@@ -205,6 +201,31 @@ impl Fleet {
         let network = self.network.as_ref().filter(|_| connected && slot.disturbed_at.is_none())?;
         slot.disturbed_at = Some(now());
         Some(network.disturb(index, dice))
+    }
+
+    /// Cuts a worker off. Returns for how long it should last.
+    pub(crate) fn cut(&mut self, index: usize, dice: &mut Dice) -> Option<Micros> {
+        let slot = &mut self.slots[index];
+        let network = self.network.as_ref().filter(|_| slot.disturbed_at.is_none())?;
+        slot.disturbed_at = Some(now());
+        Some(network.cut(index, dice))
+    }
+
+    /// Begins to replace a master. Returns what was done.
+    pub(crate) fn fail_over(&mut self, dice: &mut Dice) -> Option<&'static str> {
+        self.network.as_mut()?.fail_over(dice)
+    }
+
+    /// Whether the servers have replaced a master though nobody asked for it.
+    pub(crate) fn finds_failover(&mut self) -> bool {
+        self.network.as_mut().is_some_and(Network::finds_failover)
+    }
+
+    /// Looks how far a failover has come. Returns whether one is going on.
+    pub(crate) fn follow_failover(&mut self) -> io::Result<bool> {
+        let Some(network) = &mut self.network else { return Ok(false) };
+        self.history.failovers.extend(network.follow_failover()?);
+        Ok(network.is_failing_over())
     }
 
     /// Ends a disturbance.

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use crate::{
     event::{Event, Line},
     instant::{Micros, seconds},
+    target::TTL,
 };
 
 /// Everything the checkers look at.
@@ -14,6 +15,7 @@ pub(crate) struct History {
     pub(crate) lives: Vec<Life>,
     pub(crate) queues: Vec<Queue>,
     pub(crate) losses: Vec<Loss>,
+    pub(crate) failovers: Vec<Failover>,
     pub(crate) children: BTreeMap<i32, Child>,
     pub(crate) callbacks: u64,
     /// What was found after the end: leases that `list` shows, files that nobody owns.
@@ -67,12 +69,22 @@ pub(crate) struct Span {
     pub(crate) to: Micros,
 }
 
+/// A master was replaced by its replica.
+#[derive(Clone, Debug)]
+pub(crate) struct Failover {
+    /// From the fault until the former master followed the new one.
+    pub(crate) span: Span,
+    /// What the former master wrote at these times, the new one may not have: Redis copies after it answers.
+    pub(crate) forgets: Vec<Span>,
+}
+
 /// Those who waited for a name at one instant, in order.
 #[derive(Clone, Debug)]
 pub(crate) struct Queue {
     /// Not after that instant.
     pub(crate) at: Micros,
     pub(crate) name: String,
+    pub(crate) holding: Vec<String>,
     pub(crate) waiting: Vec<String>,
 }
 
@@ -130,7 +142,7 @@ impl History {
                 let what = format!("the probe of {}", self.lives[life].label);
                 self.losses.push(Loss { life, what, due, reported: at });
             }
-            Event::Queue { name, waiting } => self.queues.push(Queue { at, name, waiting }),
+            Event::Queue { name, holding, waiting } => self.queues.push(Queue { at, name, holding, waiting }),
             Event::Callback => self.callbacks += 1,
             Event::Forked { child, idle } => {
                 let entry = self.children.entry(child).or_default();
@@ -167,6 +179,32 @@ impl History {
             names.entry(&ask.name).or_default().push(ask);
         }
         names
+    }
+
+    /// Whether one of the two may have been forgotten in a failover when the other was granted.
+    pub(crate) fn one_may_be_forgotten(&self, one: &Ask, other: &Ask) -> bool {
+        self.may_be_forgotten(one, other) || self.may_be_forgotten(other, one)
+    }
+
+    /// Whether the former master granted or renewed this lease too late for the new one to know when it granted the
+    /// other. The holder learns of it within one ttl.
+    fn may_be_forgotten(&self, ask: &Ask, other: &Ask) -> bool {
+        let (Some(began), Some(believed)) = (ask.began, ask.believed) else { return false };
+        let ttl = u64::try_from(TTL.as_micros()).unwrap_or(u64::MAX);
+        // Renewals go at a third of the ttl, with jitter.
+        let is_renewed = believed > began + ttl / 4;
+        let late = |span: &Span| {
+            let granted = ask.asked <= span.to && span.from <= began;
+            let renewed = is_renewed && began <= span.to && span.from <= believed;
+            (granted || renewed) && believed <= span.to + ttl
+        };
+        let granted_after = |failover: &Failover| other.began.is_some_and(|began| began >= failover.span.from);
+        self.failovers.iter().any(|failover| granted_after(failover) && failover.forgets.iter().any(late))
+    }
+
+    /// Whether a master was being replaced at some time in this span.
+    pub(crate) fn failing_over_within(&self, from: Micros, to: Micros) -> bool {
+        self.failovers.iter().any(|failover| failover.span.from <= to && from <= failover.span.to)
     }
 
     /// The worker process that made the ask.

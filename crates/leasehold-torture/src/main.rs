@@ -15,6 +15,7 @@ mod leftovers;
 mod network;
 mod probe;
 mod report;
+mod servers;
 mod target;
 mod worker;
 

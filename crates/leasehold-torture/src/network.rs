@@ -1,41 +1,58 @@
 //! The network of a server backend: private servers, and a proxy between each of them and each worker process.
 
-use leasehold_testkit::{Flow, Proxy, redis::Server};
+use std::io;
+
+use leasehold_testkit::{Flow, Proxy};
 
 use crate::{
+    args::Backend,
     dice::Dice,
-    instant::{Micros, millis},
+    history::Failover,
+    instant::{Micros, millis, now},
+    servers::{Pair, Replacement, Servers},
 };
 
 /// Private servers and the ways to them.
 #[derive(Debug)]
 pub(crate) struct Network {
-    servers: Vec<Server>,
+    servers: Servers,
     /// One to each server for each place in the fleet.
     proxies: Vec<Vec<Proxy>>,
+    pairs: Vec<Pair>,
+    /// When every master was the one that we know.
+    seen: Micros,
+    /// A master that is being replaced.
+    replacement: Option<Replacement>,
 }
 
 impl Network {
-    /// Starts one server, or those of a quorum.
-    pub(crate) fn start(servers: usize) -> Self {
-        Self { servers: (0..servers).map(|_| Server::start()).collect(), proxies: Vec::new() }
+    /// Starts the servers of a backend that has some.
+    pub(crate) fn start(backend: Backend) -> Option<Self> {
+        let servers = Servers::start(backend)?;
+        Some(Self { pairs: servers.pairs(), servers, proxies: Vec::new(), seen: now(), replacement: None })
     }
 
     /// The servers' own URL, past every proxy.
     pub(crate) fn url(&self) -> String {
-        url(self.servers.iter().map(Server::port))
+        self.servers.url(&self.servers.ports())
     }
 
     /// New ways to the servers for the next process in this place. The former ones are cut.
     pub(crate) fn connect(&mut self, index: usize) -> String {
-        let proxies: Vec<Proxy> = self.servers.iter().map(|server| Proxy::to(server.port())).collect();
-        let url = url(proxies.iter().map(Proxy::port));
+        let ports = self.servers.ports();
+        let proxies: Vec<Proxy> = ports.iter().map(|port| Proxy::to(*port)).collect();
+        let ways: Vec<u16> = proxies.iter().map(Proxy::port).collect();
+        // Where a server or a sentinel names another server, the worker gets there by a proxy, too.
+        let renumbered: Vec<(u16, u16)> = ports.into_iter().zip(ways.iter().copied()).collect();
+        for proxy in &proxies {
+            proxy.renumber(renumbered.clone());
+        }
         if index < self.proxies.len() {
             self.proxies[index] = proxies;
         } else {
             self.proxies.push(proxies);
         }
-        url
+        self.servers.url(&ways)
     }
 
     /// Disturbs the ways of one worker: to all servers, or to one of several. Returns what was done, and for how long it
@@ -52,6 +69,20 @@ impl Network {
         (what, millis(100) + dice.below(millis(2400)))
     }
 
+    /// Cuts the ways of one worker, those to all servers or that to one of a quorum. Returns for how long it should last:
+    /// most often for less than the ttl.
+    pub(crate) fn cut(&self, index: usize, dice: &mut Dice) -> Micros {
+        let proxies = &self.proxies[index];
+        if self.servers.is_quorum() && dice.percent(50) {
+            proxies[dice.index(proxies.len())].cut();
+        } else {
+            for proxy in proxies {
+                proxy.cut();
+            }
+        }
+        if dice.percent(5) { millis(1500) } else { dice.below(millis(150)) }
+    }
+
     /// Lets everything pass again on the ways of one worker.
     pub(crate) fn mend(&self, index: usize) {
         for proxy in &self.proxies[index] {
@@ -59,14 +90,45 @@ impl Network {
             proxy.mend();
         }
     }
-}
 
-/// The servers lose nothing here, so that each of a quorum votes at once.
-fn url(ports: impl Iterator<Item = u16>) -> String {
-    let hosts: Vec<String> = ports.map(|port| format!("127.0.0.1:{port}")).collect();
-    match hosts.as_slice() {
-        [host] => format!("redis://{host}"),
-        hosts => format!("redlock://{}?longest_ttl=0", hosts.join(",")),
+    /// Begins to replace a master, where there is one and none is being replaced. Returns what was done.
+    pub(crate) fn fail_over(&mut self, dice: &mut Dice) -> Option<&'static str> {
+        if self.replacement.is_some() || self.pairs.is_empty() {
+            return None;
+        }
+        let pair = self.pairs[dice.index(self.pairs.len())];
+        let (what, replacement) = self.servers.replace(pair, dice)?;
+        self.replacement = Some(replacement);
+        Some(what)
+    }
+
+    /// Looks for a failover that nobody asked for. Returns whether there is one.
+    pub(crate) fn finds_failover(&mut self) -> bool {
+        if self.replacement.is_some() {
+            return false;
+        }
+        let looked = now();
+        self.replacement = self.servers.replaced_unasked(&self.pairs, self.seen);
+        self.seen = looked;
+        self.replacement.is_some()
+    }
+
+    /// Looks how far a failover has come. Returns it when it is over.
+    pub(crate) fn follow_failover(&mut self) -> io::Result<Option<Failover>> {
+        let Some(replacement) = &mut self.replacement else { return Ok(None) };
+        let Some(over) = self.servers.follow(replacement)? else { return Ok(None) };
+        let Pair { master, replica } = replacement.pair;
+        for pair in self.pairs.iter_mut().filter(|pair| pair.master == master) {
+            *pair = Pair { master: replica, replica: master };
+        }
+        self.replacement = None;
+        self.seen = now();
+        Ok(Some(over))
+    }
+
+    /// Whether a master is being replaced.
+    pub(crate) fn is_failing_over(&self) -> bool {
+        self.replacement.is_some()
     }
 }
 

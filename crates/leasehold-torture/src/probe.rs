@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc, thread, time::Duration};
 
 use leasehold::{
     Error, Leasehold, Resource,
-    lease::{LeaseState, ListFilter, Names},
+    lease::{LeaseRecord, LeaseState, ListFilter, Names},
 };
 use tokio::time::{sleep, timeout};
 
@@ -41,11 +41,15 @@ pub(crate) async fn watch_queues(shared: &Shared) {
         let at = now();
         let Ok(page) = shared.locks.list(&ListFilter::new(Names::All)).await else { continue };
         for entries in page.leases.chunk_by(|one, next| one.resource == next.resource) {
-            let waiting = |state: &LeaseState| matches!(state, LeaseState::Waiting { .. });
-            let queue = entries.iter().filter(|entry| waiting(&entry.state));
-            let waiting: Vec<_> = queue.map(|entry| entry.holder.as_str().to_owned()).collect();
+            let waits = |entry: &&LeaseRecord| matches!(entry.state, LeaseState::Waiting { .. });
+            let (waiting, holding): (Vec<_>, Vec<_>) = entries.iter().partition(waits);
+            let labels = |entries: Vec<&LeaseRecord>| {
+                entries.iter().map(|entry| entry.holder.as_str().to_owned()).collect::<Vec<_>>()
+            };
+            let (holding, waiting) = (labels(holding), labels(waiting));
             if waiting.len() > 1 {
-                shared.log.write_at(at, Event::Queue { name: entries[0].resource.as_str().to_owned(), waiting });
+                let name = entries[0].resource.as_str().to_owned();
+                shared.log.write_at(at, Event::Queue { name, holding, waiting });
             }
         }
     }

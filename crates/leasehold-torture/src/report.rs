@@ -38,6 +38,7 @@ pub(crate) struct Report {
 impl Report {
     pub(crate) fn new(
         plan: &Plan,
+        seconds: u64,
         history: &History,
         faults: BTreeMap<&'static str, u64>,
         notes: Vec<String>,
@@ -57,7 +58,7 @@ impl Report {
         Self {
             backend: format!("{:?}", plan.backend).to_lowercase(),
             client: format!("{:?}", plan.client),
-            seconds: plan.seconds,
+            seconds,
             seed: plan.seed,
             processes: history.lives.len(),
             asks: asks.len(),

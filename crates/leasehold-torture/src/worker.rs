@@ -5,19 +5,24 @@ use std::{
     process,
     sync::Arc,
     thread,
+    time::Duration,
 };
 
-use leasehold::{Leasehold, blocking};
-use tokio::{runtime, sync::mpsc, task::JoinSet};
+use leasehold::{ErrorKind, Leasehold, blocking};
+use tokio::{runtime, sync::mpsc, task::JoinSet, time::sleep};
 
 use crate::{
     args::Role,
     dice::Dice,
     event::{Event, Log},
+    instant::{Micros, millis, now},
     lane::{self, Shared},
     probe,
     target::TTL,
 };
+
+/// How long a worker tries to connect.
+const CONNECT_LIMIT: Micros = millis(30_000);
 
 /// Runs the worker until the conductor ends it.
 pub(crate) fn run(role: &Role) -> io::Result<()> {
@@ -27,7 +32,7 @@ pub(crate) fn run(role: &Role) -> io::Result<()> {
 
 async fn work(role: &Role) -> io::Result<()> {
     let log = Log::open(&role.log)?;
-    let locks = Leasehold::builder().ttl(TTL).connect(&role.url).await.map_err(io::Error::other)?;
+    let locks = connect(&role.url).await.map_err(io::Error::other)?;
     let shared = Arc::new(Shared::new(locks, log, role.client, role.label.clone()));
     let mut tasks = start_tasks(&shared, role);
     let mut commands = read_commands();
@@ -55,6 +60,19 @@ async fn work(role: &Role) -> io::Result<()> {
     Ok(())
 }
 
+/// Connects, again and again while the servers are replacing one of them.
+async fn connect(url: &str) -> Result<Leasehold, leasehold::Error> {
+    let until = now() + CONNECT_LIMIT;
+    loop {
+        match Leasehold::builder().ttl(TTL).connect(url).await {
+            Err(error) if error.kind() == ErrorKind::Unavailable && now() < until => {
+                sleep(Duration::from_millis(100)).await;
+            }
+            connected => return connected,
+        }
+    }
+}
+
 fn start_tasks(shared: &Arc<Shared>, role: &Role) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     let mut dice = Dice::new(role.seed);
@@ -65,7 +83,11 @@ fn start_tasks(shared: &Arc<Shared>, role: &Role) -> JoinSet<()> {
     let queues = Arc::clone(shared);
     tasks.spawn(async move { probe::watch_queues(&queues).await });
     let probed = Arc::clone(shared);
-    // On a thread of its own: a disk that becomes slow holds up the thread of the caller who meets it first.
+    // On a thread of its own, since the disk may hold up the threads of this runtime:
+    // 1. operations on the directory were fast, so that the next one runs on the thread of its caller, without a hop
+    // 2. the disk stalls in the middle of it, which nobody can know before: that thread waits, and every task on it
+    // 3. the operation ends and was slow: the following ones run on threads that may block
+    // `lost` is woken in time all the same, but a task that waits for it on the stalled thread does not run.
     tasks.spawn_blocking(move || complain(blocking::wait(probe::lose_again_and_again(&probed))));
     tasks
 }

@@ -8,8 +8,8 @@ use crate::{
     clock::{Clock, SystemClock},
     engine::{self, Engine, Wait},
     lease::{
-        EndedLease, Evicted, Fence, HistoryFilter, Holder, LeaseHandle, ListFilter, Names, Outcome, Page, Released,
-        Renewal, Resource, Standing, Ttl,
+        EndedLease, Evicted, Fence, HistoryFilter, HistoryPage, Holder, LeaseHandle, ListFilter, Names, Outcome, Page,
+        Released, Renewal, Resource, RunRecord, RunReport, Standing, Ttl,
     },
     primitives::{All, Election, Mutex, Reentries, RwLock, Semaphore},
     telemetry::Call,
@@ -122,6 +122,60 @@ impl Leasehold {
     pub async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
         let filter = filter.clone();
         self.ask(Call::Read, async move |backend| backend.history(&filter).await).await
+    }
+
+    /// Ended leases, newest first, and whether the filter's limit left some out.
+    pub async fn history_page(&self, filter: &HistoryFilter) -> Result<HistoryPage> {
+        let limit = filter.limit;
+        let one_more = filter.clone().limit(limit.saturating_add(1));
+        Ok(HistoryPage::new(self.history(&one_more).await?, limit))
+    }
+
+    /// Remembers runs that were skipped because a lock was busy, or that succeeded.
+    ///
+    /// For schedulers: what is reported shows whether a job still runs. Nothing else writes these records; a
+    /// [`try_acquire`](crate::Mutex::try_acquire) that finds the lock busy leaves no trace. Gather reports where many
+    /// runs end at once, so that a process writes at most once a second.
+    ///
+    /// ```
+    /// # #[cfg(feature = "memory")]
+    /// # leasehold::blocking::wait(async {
+    /// use leasehold::{Leasehold, Resource, lease::{Names, RunReport}};
+    ///
+    /// let locks = Leasehold::connect("memory:reports").await?;
+    /// let job = Resource::new("daily-report")?;
+    /// match locks.mutex(&job).try_acquire_or_busy().await? {
+    ///     Ok(guard) => {
+    ///         // The work goes here.
+    ///         guard.release().await?;
+    ///         locks.record_runs(&[RunReport::succeeded(job.clone())]).await?;
+    ///     }
+    ///     Err(busy) => {
+    ///         let holder = busy.holders.first().map(|held| held.holder.clone());
+    ///         locks.record_runs(&[RunReport::skipped(job.clone(), holder)]).await?;
+    ///     }
+    /// }
+    /// let runs = locks.runs(&Names::Exactly(job)).await?;
+    /// assert!(runs[0].last_success.is_some() && runs[0].skips == 0);
+    /// # leasehold::Result::Ok(())
+    /// # })?;
+    /// # leasehold::Result::Ok(())
+    /// ```
+    ///
+    /// # Errors
+    /// `Unsupported` where [`guarantees`](Self::guarantees) does not have `records_runs`.
+    pub async fn record_runs(&self, reports: &[RunReport]) -> Result<()> {
+        let reports = reports.to_vec();
+        self.ask(Call::Read, async move |backend| backend.record_runs(&reports).await).await
+    }
+
+    /// What is remembered about the runs under these locks, by name: for 40 days after the last report.
+    ///
+    /// # Errors
+    /// `Unsupported` where [`guarantees`](Self::guarantees) does not have `records_runs`.
+    pub async fn runs(&self, names: &Names) -> Result<Vec<RunRecord>> {
+        let names = names.clone();
+        self.ask(Call::Read, async move |backend| backend.runs(&names).await).await
     }
 
     /// Follows what happens to these resources, in any process, from now on.

@@ -74,7 +74,7 @@ pub struct Entry {
 
 /// Whether an entry waits or holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, try_from = "Option<GrantFields>")]
 pub enum EntryState {
     /// Another process handed it over: it uses its units, and ends unless its own process confirms it in time.
     Provisional {
@@ -101,6 +101,32 @@ impl EntryState {
 
     const fn is_waiting(&self) -> bool {
         matches!(self, Self::Waiting)
+    }
+}
+
+/// The fields of both kinds of grant: to try one kind after the other would read each of them twice.
+#[derive(Deserialize)]
+struct GrantFields {
+    held: Option<Held>,
+    ends_at: Option<Moment>,
+    fence: Option<Fence>,
+    acquired_at: Option<Timestamp>,
+}
+
+impl TryFrom<Option<GrantFields>> for EntryState {
+    type Error = &'static str;
+
+    fn try_from(fields: Option<GrantFields>) -> Result<Self, Self::Error> {
+        match fields {
+            None => Ok(Self::Waiting),
+            Some(GrantFields { held: Some(held), ends_at: Some(ends_at), .. }) => {
+                Ok(Self::Provisional { held, ends_at })
+            }
+            Some(GrantFields { fence: Some(fence), acquired_at: Some(acquired_at), .. }) => {
+                Ok(Self::Holding(Held { fence, acquired_at }))
+            }
+            Some(_) => Err("a grant lacks its fence or a date"),
+        }
     }
 }
 

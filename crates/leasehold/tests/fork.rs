@@ -19,7 +19,7 @@ use std::{
 use fork::Fork;
 use leasehold::{
     Guard, Leasehold, Result,
-    lease::{HistoryFilter, ListFilter, Names, Outcome, Released},
+    lease::{HistoryFilter, LeaseId, ListFilter, Names, Outcome, Released},
 };
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use tokio::runtime::{Builder, Runtime};
@@ -73,6 +73,7 @@ fn parts() {
         "new connection" => new_connection(&url),
         "idle child" => idle_child(&url),
         "hold" => hold(&url),
+        "ids" => ids(),
         other => panic!("no part {other}"),
     }
 }
@@ -351,4 +352,28 @@ fn a_parent_that_is_killed_beside_an_idle_child_frees_its_lease() {
     kill(child);
     assert!(before.is_none(), "the parent holds it");
     assert!(after.unwrap().is_some(), "the idle child keeps its parent's lease");
+}
+
+// ---- ids ----
+
+/// Two leases with one id would each be renewed and released by the other's process.
+#[test]
+fn a_child_never_draws_the_ids_that_its_parent_draws() {
+    play("ids", "memory:");
+}
+
+fn ids() {
+    // The generator of this thread is seeded before the fork.
+    let before = LeaseId::random();
+    let draw = || [LeaseId::random(), LeaseId::random(), LeaseId::random()].map(|id| id.to_string());
+    let (mut reader, mut writer) = io::pipe().unwrap();
+    let child = fork_child(|| writer.write_all(draw().join(" ").as_bytes()).is_ok());
+    drop(writer);
+    let mut drawn = String::new();
+    reader.read_to_string(&mut drawn).unwrap();
+    assert_eq!(status_of(child, "drawing ids"), 0);
+    assert_eq!(drawn.split(' ').count(), 3, "{drawn}");
+    for id in draw().iter().chain([&before.to_string()]) {
+        assert!(!drawn.contains(id.as_str()), "{id} was drawn twice");
+    }
 }

@@ -62,18 +62,7 @@ async fn a_replica_of_a_cluster_takes_over_and_is_followed() {
     time::sleep(Duration::from_millis(200)).await;
 
     // Slot 0 is with the first server; its replica steps in without a loss.
-    let replica = cluster.servers[3].port();
-    for looks in 0..180 {
-        if cluster.owner(0) == replica {
-            break;
-        }
-        // Servers that do not agree within 5 s give up, and are asked again.
-        if looks % 60 == 0 {
-            cluster.servers[3].ask(&["CLUSTER", "FAILOVER"]);
-        }
-        time::sleep(Duration::from_millis(100)).await;
-    }
-    assert_eq!(cluster.owner(0), replica);
+    promote(&cluster, 3, 0).await;
     turns.go_on(30).await;
     for guard in &guards {
         guard.check().expect("a failover by agreement loses nothing");
@@ -94,6 +83,44 @@ async fn a_replica_of_a_cluster_takes_over_and_is_followed() {
         guard.release().await.unwrap();
     }
     turns.end().await.assert_fences_rise();
+}
+
+/// Has a replica take its master's place by agreement, and waits until it has the slot.
+async fn promote(cluster: &Cluster, replica: usize, slot: u16) {
+    let port = cluster.servers[replica].port();
+    for looks in 0..180 {
+        if cluster.owner(slot) == port {
+            break;
+        }
+        // Servers that do not agree within 5 s give up, and are asked again.
+        if looks % 60 == 0 {
+            cluster.servers[replica].ask(&["CLUSTER", "FAILOVER"]);
+        }
+        time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(cluster.owner(slot), port);
+}
+
+/// A replica confirms subscriptions, too, and its master would take whoever listens there for absent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_listens_to_the_new_master_of_its_slot() {
+    let cluster = Cluster::start();
+    let locks = Leasehold::connect(&cluster.url()).await.unwrap();
+    let long = Duration::from_secs(600);
+    let held = locks.mutex("x").ttl(long).acquire().await.unwrap();
+    let waiter = locks.mutex("x").ttl(long).wait(long);
+    let waiter = tokio::runtime::Handle::current().spawn(async move { waiter.acquire().await });
+    let listens = |server: &Server| !server.ask(&["PUBSUB", "SHARDCHANNELS", "*:to:*"]).parts().is_empty();
+    let is_there = |(_, server): &(usize, &Server)| listens(server);
+    soon(async || cluster.servers.iter().enumerate().any(|server| is_there(&server))).await;
+    let (master, _) = cluster.servers.iter().enumerate().find(is_there).unwrap();
+
+    let slot = [0, 8000, 16_000][master];
+    promote(&cluster, master + 3, slot).await;
+    soon(async || listens(&cluster.servers[master + 3])).await;
+    held.release().await.unwrap();
+    let next = time::timeout(Duration::from_secs(20), waiter).await.expect("it is told at once").unwrap().unwrap();
+    next.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -175,6 +202,48 @@ async fn a_server_that_became_a_replica_is_left_for_the_one_behind_the_same_addr
     replica.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
     let error = locks.mutex("never").try_acquire().await.unwrap_err();
     assert!(error.to_string().contains("it is a replica"), "{error}");
+}
+
+/// What a master publishes reaches those who listen to its replica, too, and it does not count them.
+///
+/// 1. `stays` waits first and listens to the master, which then becomes a replica and leaves the connection open.
+/// 2. The holder releases on the new master: nobody listens there for `stays`, so it is passed over.
+/// 3. `moves` is granted. If `stays` had been told of a grant, both would hold, with one fence.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_that_is_passed_over_learns_of_no_grant_by_way_of_a_replica() {
+    let master = Server::start();
+    let replica = Server::with(&["--save", "", "--replicaof", "127.0.0.1", &master.port().to_string()]);
+    soon(async || replica.ask(&["INFO", "replication"]).to_string().contains("master_link_status:up")).await;
+    let ways: Vec<Proxy> = (0..3).map(|_| Proxy::to(master.port())).collect();
+    let mut clients = Vec::new();
+    for way in &ways {
+        clients.push(Leasehold::connect(&format!("redis://127.0.0.1:{}", way.port())).await.unwrap());
+    }
+    let long = Duration::from_secs(600);
+    let held = clients[0].mutex("x").ttl(long).acquire().await.unwrap();
+    let order = "leasehold:{default}:order:x";
+    let mut waiters = Vec::new();
+    for (at, client) in clients[1..].iter().enumerate() {
+        let waiter = client.mutex("x").ttl(long).wait(long);
+        waiters.push(tokio::runtime::Handle::current().spawn(async move { waiter.acquire().await }));
+        soon(async || replica.ask(&["ZCARD", order]).to_string() == (at + 2).to_string()).await;
+    }
+    let (moves, stays) = (waiters.pop().unwrap(), waiters.pop().unwrap());
+
+    replica.command(&["REPLICAOF", "NO", "ONE"]);
+    master.command(&["REPLICAOF", "127.0.0.1", &replica.port().to_string()]);
+    soon(async || master.ask(&["INFO", "replication"]).to_string().contains("master_link_status:up")).await;
+    for moved in [&ways[0], &ways[2]] {
+        moved.lead_to(replica.port());
+        moved.cut();
+        moved.mend();
+    }
+    soon(async || replica.ask(&["PUBSUB", "CHANNELS", "*:to:*"]).parts().len() == 2).await;
+    held.release().await.unwrap();
+    let moves = time::timeout(Duration::from_secs(20), moves).await.expect("it is next").unwrap().unwrap();
+    let told = time::timeout(Duration::from_secs(1), stays).await;
+    assert!(told.is_err(), "both hold it: {moves:?} and {told:?}");
+    moves.check().unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

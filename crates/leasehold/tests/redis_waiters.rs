@@ -159,3 +159,33 @@ async fn ten_thousand_absent_waiters_hold_nobody_up() {
     assert!(calls >= 10, "{calls} calls: each passes over some of them only");
     assert!(took < Duration::from_millis(100), "{took:?} of the server's time in {calls} calls");
 }
+
+/// A replica repeats every push to those who subscribed there: an instance that was left behind on a server that is no
+/// master any more must not take a grant for its own that the master passes on to the next.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_pushed_to_a_waiter_that_is_passed_over() {
+    let master = Server::start();
+    let replica = Server::with(&["--save", "", "--replicaof", "127.0.0.1", &master.port().to_string()]);
+    soon(async || replica.ask(&["INFO", "replication"]).to_string().contains("master_link_status:up")).await;
+    let proxy = Proxy::to(master.port());
+    let holder = open(&master).await;
+    let url = format!("redis://127.0.0.1:{}", proxy.port());
+    let absent = RedisBackend::open(RedisOptions::from_url(&url, "t").unwrap()).await.unwrap();
+    let held = request("x", Patience::Try, Duration::from_secs(30));
+    assert!(matches!(holder.acquire(&held).await.unwrap().value, Decision::Granted(_)));
+    let place = request("x", Patience::Queue, Duration::from_secs(30));
+    assert!(matches!(absent.acquire(&place).await.unwrap().value, Decision::Queued(_)));
+
+    proxy.cut();
+    soon(async || master.ask(&["PUBSUB", "CHANNELS", "*:to:*"]).parts().len() == 1).await;
+    master.command(&["WAIT", "1", "5000"]);
+    let pushed = replica.calls("publish");
+    holder.release(&held.key, &Outcome::Completed).await.unwrap();
+    let next = request("x", Patience::Try, Duration::from_secs(30));
+    assert!(
+        matches!(holder.acquire(&next).await.unwrap().value, Decision::Granted(_)),
+        "the absent one is passed over"
+    );
+    master.command(&["WAIT", "1", "5000"]);
+    assert_eq!(replica.calls("publish"), pushed);
+}

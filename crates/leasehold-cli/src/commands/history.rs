@@ -11,6 +11,7 @@ use crate::{
     duration::Brief,
     exit::{self, Result},
     json, redact,
+    say::Line,
     table::Table,
     work::{ask, note::short},
 };
@@ -38,8 +39,10 @@ pub(crate) async fn run(context: &Context<'_>, args: &HistoryArgs) -> Result<u8>
     filter.since = args.since.map(at);
     filter.until = args.until.map(at);
     let locks = context.connect(None).await?;
-    let mut ended = locks.history(&filter).await?;
+    let page = locks.history_page(&filter).await?;
+    let mut ended = page.leases;
     ended.retain(|ended| args.event.is_empty() || args.event.iter().any(|wanted| ended.ending == (*wanted).into()));
+    let is_truncated = page.is_truncated || ended.len() > args.limit;
     ended.truncate(args.limit);
     if context.say.looks().json {
         for ended in &ended {
@@ -47,6 +50,9 @@ pub(crate) async fn run(context: &Context<'_>, args: &HistoryArgs) -> Result<u8>
         }
     } else {
         json::write(&render(context, args, &ended, now))?;
+    }
+    if is_truncated {
+        context.say.say(Line::new("truncated", format!("{} shown, more exist: --limit", ended.len())));
     }
     Ok(exit::OK)
 }

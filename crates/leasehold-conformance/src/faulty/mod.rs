@@ -20,7 +20,7 @@ use leasehold::{
     backend::{Backend, EventStream, Finding, Guarantees, Hint, Hints, Inspect},
     lease::{
         Answer, Decision, EndedLease, Evicted, HistoryFilter, Incarnation, LeaseKey, ListFilter, Names, Outcome, Page,
-        Released, Renewal, Request, Standing,
+        Released, Renewal, Request, RunRecord, RunReport, Standing,
     },
 };
 use tokio::time;
@@ -276,6 +276,14 @@ impl Inspect for Faulty {
 
     async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
         self.pass(Call::History, || self.backend.history(filter)).await
+    }
+
+    async fn record_runs(&self, reports: &[RunReport]) -> Result<()> {
+        self.pass(Call::History, || self.backend.record_runs(reports)).await
+    }
+
+    async fn runs(&self, names: &Names) -> Result<Vec<RunRecord>> {
+        self.pass(Call::History, || self.backend.runs(names)).await
     }
 
     async fn watch(&self, names: Names) -> Result<EventStream> {

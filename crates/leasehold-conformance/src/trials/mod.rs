@@ -12,6 +12,7 @@ mod primitives;
 mod program;
 mod queue;
 mod records;
+mod runs;
 mod sharing;
 mod together;
 
@@ -106,6 +107,11 @@ impl Trial {
         Self { uncalled_for, ..self }
     }
 
+    pub(crate) fn if_records_runs(self) -> Self {
+        let uncalled_for = |promised: &Guarantees| (!promised.records_runs).then_some("it does not remember runs");
+        Self { uncalled_for, ..self }
+    }
+
     pub(crate) fn if_death_is_seen(self) -> Self {
         let uncalled_for = |promised: &Guarantees| {
             (promised.liveness == Liveness::Ttl).then_some("it sees no death: the ttl ends a lease")
@@ -140,6 +146,7 @@ pub(crate) fn all() -> Vec<Trial> {
         lifetime::trials(),
         eviction::trials(),
         records::trials(),
+        runs::trials(),
         events::trials(),
         histories::trials(),
         primitives::trials(),

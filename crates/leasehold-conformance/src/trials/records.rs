@@ -1,9 +1,9 @@
 //! What people see: who holds, who waits, and what became of the rest.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use leasehold::{
-    Holder, Resource,
+    Holder, Leasehold, Resource,
     lease::{Claim, EndedLease, Ending, HistoryFilter, LeaseState, Lifetime, ListFilter, Metadata, Names, Outcome},
 };
 
@@ -20,6 +20,7 @@ pub(super) fn trials() -> Vec<Trial> {
         Trial::new("metadata can be replaced", metadata_replaced),
         Trial::new("every ending is recorded", endings),
         Trial::new("history is told newest first and can be searched", history_filters),
+        Trial::new("a page of history says whether more ended", history_pages),
         Trial::new("an examination says something", examination),
     ]
 }
@@ -191,6 +192,21 @@ async fn endings(stage: Stage) {
         one.release_as(&request, outcome).await;
         let ended = two.history("x").await.remove(0);
         assert_eq!((ended.ending, ended.fence, ended.acquired_at), (*ending, None, None));
+    }
+}
+
+async fn history_pages(stage: Stage) {
+    let one = stage.instance().await;
+    for _ in 0..5 {
+        let request = attempt("x", Claim::EXCLUSIVE);
+        one.granted(&request).await;
+        one.backend.release(&request.key, &Outcome::Completed).await.expect("a release");
+    }
+    let locks = Leasehold::builder().backend(Arc::clone(&one.backend)).expect("an instance");
+    for (limit, shown, is_truncated) in [(0, 0, true), (4, 4, true), (5, 5, false), (usize::MAX, 5, false)] {
+        let filter = HistoryFilter::new(Names::All).limit(limit);
+        let page = locks.history_page(&filter).await.expect("a page of history");
+        assert_eq!((page.leases.len(), page.is_truncated), (shown, is_truncated), "at most {limit}");
     }
 }
 

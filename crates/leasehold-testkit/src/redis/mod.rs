@@ -128,6 +128,20 @@ impl Server {
         self.ask(&["CONFIG", "RESETSTAT"]);
     }
 
+    /// Starts to time every call that takes 100 µs or more.
+    pub fn time_calls(&self) {
+        self.command(&["CONFIG", "SET", "slowlog-log-slower-than", "100"]);
+        self.command(&["CONFIG", "SET", "slowlog-max-len", "10000"]);
+        self.command(&["SLOWLOG", "RESET"]);
+    }
+
+    /// The longest call since [`time_calls`](Self::time_calls).
+    pub fn longest_call(&self) -> Duration {
+        let calls = self.ask(&["SLOWLOG", "GET", "10000"]);
+        let micros = |call: &Reply| call.parts().get(2).and_then(|micros| micros.to_string().parse().ok());
+        calls.parts().iter().filter_map(micros).max().map_or(Duration::ZERO, Duration::from_micros)
+    }
+
     /// How much processor time it has used.
     pub fn cpu(&self) -> Duration {
         let info = self.ask(&["INFO", "cpu"]).to_string();

@@ -90,9 +90,11 @@ impl Sentinel {
 
     /// Has the replica take the master's place, both alive.
     pub fn fail_over(&self) {
-        wait_until("a failover may begin", || {
-            let said = self.ask(&["SENTINEL", "FAILOVER", "mymaster"]);
-            said.is_ok_and(|said| said.to_string() == "OK")
-        });
+        wait_until("a failover may begin", || self.begins_failover());
+    }
+
+    /// Asks for the same, and returns whether it begins; the sentinel refuses while it knows no good replica.
+    pub fn begins_failover(&self) -> bool {
+        self.ask(&["SENTINEL", "FAILOVER", "mymaster"]).is_ok_and(|answer| answer.to_string() == "OK")
     }
 }

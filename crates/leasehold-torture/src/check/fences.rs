@@ -1,7 +1,8 @@
 //! Fences rise: no two grants of a name share one, and a later grant has a higher one.
 //!
 //! A grant happens between the ask and the return of `acquire`. So one grant is later than another for certain
-//! when it was asked for after the other had returned, and also when two exclusive holders both believed.
+//! when it was asked for after the other had returned, and also when two exclusive holders both believed, unless one may
+//! have been forgotten in a failover.
 
 use std::collections::HashMap;
 
@@ -9,10 +10,10 @@ use super::{Rules, Violation};
 use crate::history::{Ask, History};
 
 pub(super) fn check(history: &History, rules: Rules) -> Vec<Violation> {
-    history.by_name().values().flat_map(|asks| check_name(rules, asks)).collect()
+    history.by_name().values().flat_map(|asks| check_name(history, rules, asks)).collect()
 }
 
-fn check_name(rules: Rules, asks: &[&Ask]) -> Vec<Violation> {
+fn check_name(history: &History, rules: Rules, asks: &[&Ask]) -> Vec<Violation> {
     let mut violations = Vec::new();
     let mut report = |what: &str, one: &Ask, other: &Ask| {
         let evidence = vec![one.describe(rules.began), other.describe(rules.began)];
@@ -44,8 +45,10 @@ fn check_name(rules: Rules, asks: &[&Ask]) -> Vec<Violation> {
 
     let exclusive = returned.into_iter().filter(|ask| ask.units == ask.capacity && ask.believed.is_some());
     let exclusive: Vec<&Ask> = exclusive.collect();
-    for pair in exclusive.windows(2).filter(|pair| pair[0].fence > pair[1].fence) {
-        report("a later exclusive holder has a lower fence", pair[0], pair[1]);
+    for pair in exclusive.windows(2) {
+        if pair[0].fence > pair[1].fence && !history.one_may_be_forgotten(pair[0], pair[1]) {
+            report("a later exclusive holder has a lower fence", pair[0], pair[1]);
+        }
     }
     violations
 }

@@ -32,6 +32,8 @@ pub(crate) struct Rules {
     pub(crate) liveness: Liveness,
     /// Waiters are served in the order they came.
     pub(crate) fifo: bool,
+    /// How long after a disturbance or a failover a waiter may still be out of reach.
+    pub(crate) reconnect: Micros,
     pub(crate) began: Micros,
     pub(crate) ended: Micros,
 }
@@ -61,7 +63,8 @@ mod sample {
         history::{History, Life},
     };
 
-    pub(super) const RULES: Rules = Rules { liveness: Liveness::Ttl, fifo: true, began: 0, ended: 60_000_000 };
+    pub(super) const RULES: Rules =
+        Rules { liveness: Liveness::Ttl, fifo: true, reconnect: 0, began: 0, ended: 60_000_000 };
 
     /// A history with `workers` processes and nothing in it.
     pub(super) fn history(workers: usize) -> History {

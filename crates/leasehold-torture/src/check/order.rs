@@ -1,11 +1,20 @@
 //! First come, first served: of two waiters that `list` showed in a queue, the one ahead is granted first.
 //!
 //! Fences rise by grant, so they tell the order. A waiter whose process was stopped, put on a slow disk, or
-//! cut off from its server may rightly lose its position, and is not compared.
+//! cut off from its server, or whose server was replaced, may rightly lose its position, and is not compared.
 //!
 //! Where a process is the life of a lease, a waiter also loses its turn when it does not confirm it within the ttl,
-//! which a neighbour on a slow disk may prevent: the neighbour keeps the latch for longer. A waiter that was granted
-//! sooner after it was seen in the queue cannot have lost a turn in between.
+//! which a neighbour that is stopped or on a slow disk may prevent:
+//!
+//! 1. `list` shows that A waits, and B behind it.
+//! 2. The holder releases: A holds provisionally, for one ttl.
+//! 3. A third process takes the latch to queue up, and its write, or the stop of the process, takes 2 s.
+//! 4. A asks for the latch to confirm, and waits.
+//! 5. The third process lets go. Whoever takes the latch next finds that A's turn has ended, and grants B.
+//! 6. A reads that its lease is gone and asks anew, behind B: its fence is above B's.
+//!
+//! Step 2 comes after step 1, and step 6 one ttl after step 2 at the earliest. A waiter that was granted sooner after
+//! it was seen in the queue has therefore not lost a turn in between, and is compared.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +31,8 @@ pub(super) fn check(history: &History, rules: Rules) -> Vec<Violation> {
     let mut reported = BTreeSet::new();
     let mut violations = Vec::new();
     for queue in &history.queues {
-        let waiting = queue.waiting.iter().filter_map(|id| history.ask(id)).filter(|ask| is_comparable(history, ask));
+        let waiting =
+            queue.waiting.iter().filter_map(|id| history.ask(id)).filter(|ask| is_comparable(history, rules, ask));
         let waiting: Vec<&Ask> = waiting.collect();
         for pair in waiting.windows(2) {
             let (ahead, behind) = (pair[0], pair[1]);
@@ -44,10 +54,14 @@ fn kept_its_turn(rules: Rules, queue: &Queue, ask: &Ask) -> bool {
     rules.liveness == Liveness::Ttl || ask.began.is_some_and(|began| began < queue.at + ttl)
 }
 
-fn is_comparable(history: &History, ask: &Ask) -> bool {
+fn is_comparable(history: &History, rules: Rules, ask: &Ask) -> bool {
     let life = history.life_of(ask);
+    let from = ask.asked.saturating_sub(rules.reconnect);
     ask.began.is_some_and(|began| {
-        !life.slow && !life.stopped_within(ask.asked, began) && !life.disturbed_within(ask.asked, began)
+        !life.slow
+            && !life.stopped_within(ask.asked, began)
+            && !life.disturbed_within(from, began)
+            && !history.failing_over_within(from, began)
     })
 }
 
@@ -64,7 +78,7 @@ mod tests {
             sample::hold(&mut history, id, fence, 10, 20);
         }
         let waiting = vec![String::from("a"), String::from("b")];
-        history.queues.push(Queue { at: 5, name: String::from("lock"), waiting });
+        history.queues.push(Queue { at: 5, name: String::from("lock"), holding: Vec::new(), waiting });
         assert_eq!(check(&history, sample::RULES).len(), 1);
         history.lives[0].stops.push(Span { from: 3, to: 8 });
         assert!(check(&history, sample::RULES).is_empty());
@@ -80,7 +94,7 @@ mod tests {
                 sample::hold(&mut history, id, fence, granted, granted + 1);
             }
             let waiting = vec![String::from("a"), String::from("b")];
-            history.queues.push(Queue { at: 5, name: String::from("lock"), waiting });
+            history.queues.push(Queue { at: 5, name: String::from("lock"), holding: Vec::new(), waiting });
             check(&history, rules).len()
         };
         let ttl = u64::try_from(TTL.as_micros()).expect("it is short");

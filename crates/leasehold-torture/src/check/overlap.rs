@@ -7,6 +7,8 @@
 //!   instant before the kill was sent, unless the worker recorded that it was about to release: a live process,
 //!   running or stopped, holds what it has not released.
 //! - A stopped worker's interval goes on if a check passes after it continues, and ends with the last check otherwise.
+//! - A failover may forget what the former master wrote last, which is documented: a holder that may have been forgotten
+//!   does not count beside one whom the new master granted.
 //! - The conductor evicts nobody. An evicted holder believes until it notices, which is documented and not checked.
 
 use super::{Liveness, Rules, Violation};
@@ -48,7 +50,8 @@ fn check_name(history: &History, rules: Rules, asks: &[&Ask]) -> Vec<Violation> 
             continue;
         }
         holding.push(ask);
-        let units: u64 = holding.iter().map(|ask| u64::from(ask.units)).sum();
+        let counted = holding.iter().filter(|other| other.id == ask.id || !history.one_may_be_forgotten(other, ask));
+        let units: u64 = counted.map(|ask| u64::from(ask.units)).sum();
         if units > u64::from(ask.capacity) {
             let what = format!("{}: {} believe at once, beyond the capacity", ask.name, holding.len());
             let evidence = holding.iter().map(|ask| ask.describe(rules.began)).collect();
@@ -71,6 +74,10 @@ fn believed_until(history: &History, rules: Rules, ask: &Ask) -> Option<Micros> 
 #[cfg(test)]
 mod tests {
     use super::{super::sample, *};
+    use crate::{
+        history::{Failover, Span},
+        instant::millis,
+    };
 
     const MUTEX: u32 = u32::MAX;
 
@@ -116,5 +123,25 @@ mod tests {
 
     fn line(at: u64, event: crate::event::Event) -> crate::event::Line {
         crate::event::Line { at, event }
+    }
+
+    #[test]
+    fn only_what_a_failover_may_have_forgotten_is_excused() {
+        // The master was replaced from 10 s to 12 s, and may have kept from its replica what it wrote since 9.5 s.
+        let found = |one: (u64, u64), other: (u64, u64)| {
+            let mut history = sample::history(2);
+            for (life, id, (from, to)) in [(0, "a", one), (1, "b", other)] {
+                sample::ask(&mut history, life, id, millis(from) - 1, 1, 1);
+                sample::hold(&mut history, id, from, millis(from), millis(to));
+            }
+            let span = Span { from: millis(10_000), to: millis(12_000) };
+            let forgets = vec![Span { from: millis(9500), to: millis(10_000) }];
+            history.failovers.push(Failover { span, forgets });
+            check(&history, sample::RULES).len()
+        };
+        assert_eq!(found((9800, 10_500), (10_200, 10_300)), 0, "the new master did not know it");
+        assert_eq!(found((9400, 9700), (9600, 9700)), 1, "nobody had replaced the master");
+        assert_eq!(found((9800, 11_100), (10_200, 10_300)), 1, "its holder must have learned of it within one ttl");
+        assert_eq!(found((10_100, 10_500), (10_200, 10_300)), 1, "the new master granted both");
     }
 }

@@ -3,12 +3,12 @@
 //! A name is *served* while a holder works: from its grant until it is about to release, or until it is killed. A
 //! holder that is stopped before its release has returned serves the name too: a stopped process keeps its lock
 //! where the process is the life of a lease. A waiter counts while its process runs. Where a span with a waiter and
-//! without service exceeds one ttl and some slack, something hangs. An ask that failed with an error was answered
-//! and counts as no waiter; the report counts errors by kind.
+//! without service exceeds one ttl and some slack, something hangs. While a master
+//! is being replaced nobody expects a grant. An ask that failed with an error was answered and counts as no waiter; the report counts errors by kind.
 
 use super::{Liveness, Rules, Violation};
 use crate::{
-    history::{Ask, History},
+    history::{Ask, History, Queue},
     instant::{Micros, millis, seconds},
     target::TTL,
 };
@@ -39,6 +39,10 @@ fn check_name(history: &History, rules: Rules, name: &str, asks: &[&Ask]) -> Vec
     for stage in asks.iter().flat_map(|ask| stages(history, rules, ask)).filter(|stage| stage.from < stage.to) {
         edges.push((stage.from, 1_i64, stage.waits));
         edges.push((stage.to, -1, stage.waits));
+    }
+    for failover in &history.failovers {
+        edges.push((failover.span.from, 1, false));
+        edges.push((failover.span.to, -1, false));
     }
     edges.sort_unstable();
     let (mut waiters, mut holders, mut since) = (0, 0, None);
@@ -112,6 +116,23 @@ fn report(history: &History, rules: Rules, name: &str, asks: &[&Ask], from: Micr
         if parent.killed.is_some_and(|killed| killed < to && from < killed + bound() * 2) {
             evidence.push(format!("{} had forked the idle child {pid}", parent.label));
         }
+    }
+    for life in &history.lives {
+        for cut in life.disturbances.iter().filter(|cut| cut.from < to && from < cut.to) {
+            evidence.push(format!("{} was cut off from {} s to {} s", life.label, when(cut.from), when(cut.to)));
+        }
+    }
+    let mut listed: Vec<&Queue> = history.queues.iter().filter(|queue| queue.name == name).collect();
+    listed.retain(|queue| (from..to).contains(&queue.at));
+    listed.sort_by_key(|queue| queue.at);
+    listed.dedup_by(|one, other| one.holding == other.holding);
+    for queue in listed {
+        evidence.push(format!(
+            "`list` showed at {} s: {:?} held it, {:?} waited",
+            when(queue.at),
+            queue.holding,
+            queue.waiting
+        ));
     }
     let last = asks.iter().filter(|ask| ask.began.is_some_and(|began| began <= from)).max_by_key(|ask| ask.began);
     evidence.extend(last.map(|ask| format!("last holder: {}", ask.describe(rules.began))));

@@ -1,6 +1,13 @@
 //! Sends calls together that arrive while others are in flight.
 
-use std::{collections::VecDeque, fmt, future::Future, pin::Pin, sync::Arc};
+use std::{
+    collections::VecDeque,
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Wake, Waker},
+};
 
 use parking_lot::Mutex;
 use tokio::{runtime::Handle, sync::oneshot};
@@ -9,9 +16,12 @@ use crate::{Error, Result};
 
 /// Gathers calls into batches without ever waiting for a timer.
 ///
-/// A call goes out at once while fewer than `in_flight` batches are on their
-/// way. Otherwise it joins the next batch, which leaves as soon as one of
-/// those is answered.
+/// A call goes out at once when nothing is on its way. Otherwise calls gather
+/// until there are as many as are on their way, or until those are answered:
+/// few callers are hardly delayed, and many form few, full batches.
+///
+/// The caller that completes a batch sends it on its own thread, as far as
+/// `send` gets without waiting; the rest runs on the runtime.
 ///
 /// # Cancel safety
 /// A call that is dropped before its batch leaves is not sent; afterwards its answer is discarded.
@@ -31,7 +41,16 @@ struct Shared<C, A> {
 
 struct State<C, A> {
     waiting: VecDeque<Job<C, A>>,
-    in_flight: usize,
+    batches: usize,
+    /// Calls in those batches.
+    calls: usize,
+}
+
+impl<C, A> State<C, A> {
+    /// Whether as many wait as are on their way.
+    fn is_full(&self, most_calls: usize) -> bool {
+        self.waiting.len() >= self.calls.min(most_calls)
+    }
 }
 
 struct Job<C, A> {
@@ -53,7 +72,7 @@ impl<C: Send + 'static, A: Send + 'static> Coalescer<C, A> {
         F: Future<Output = Vec<Result<A>>> + Send + 'static,
     {
         let send = Box::new(move |calls| Box::pin(send(calls)) as Batch<A>);
-        let state = Mutex::new(State { waiting: VecDeque::new(), in_flight: 0 });
+        let state = Mutex::new(State { waiting: VecDeque::new(), batches: 0, calls: 0 });
         let shared = Shared { send, most_calls: most_calls.max(1), most_batches: in_flight.max(1), state };
         Self { shared: Arc::new(shared), runtime }
     }
@@ -65,7 +84,7 @@ impl<C: Send + 'static, A: Send + 'static> Coalescer<C, A> {
     pub async fn call(&self, call: C) -> Result<A> {
         let (answer, answered) = oneshot::channel();
         if self.shared.enqueue(Job { call, answer }) {
-            self.runtime.spawn(Arc::clone(&self.shared).send_batches());
+            Begun::begin(Box::pin(Arc::clone(&self.shared).send_batches()), &self.runtime);
         }
         answered.await.unwrap_or_else(|_| Err(Error::unanswered("the backend failed before it answered")))
     }
@@ -76,47 +95,103 @@ impl<C, A> Shared<C, A> {
     fn enqueue(&self, job: Job<C, A>) -> bool {
         let mut state = self.state.lock();
         state.waiting.push_back(job);
-        let start = state.in_flight < self.most_batches;
-        state.in_flight += usize::from(start);
+        let start = state.batches < self.most_batches && state.is_full(self.most_calls);
+        state.batches += usize::from(start);
         start
     }
 
     /// Sends one batch after the other until nothing waits.
     async fn send_batches(self: Arc<Self>) {
-        let sending = InFlight(&self);
-        while let Some(jobs) = self.next_batch() {
+        let mut sending = InFlight { shared: &self, calls: 0, ended: false };
+        while let Some(jobs) = self.next_batch(&mut sending) {
             let (calls, answers): (Vec<C>, Vec<_>) = jobs.into_iter().map(|job| (job.call, job.answer)).unzip();
             for (answer, result) in answers.into_iter().zip((self.send)(calls).await) {
                 let _caller_left = answer.send(result);
             }
         }
-        std::mem::forget(sending);
     }
 
-    /// The calls that wait for a batch; `None`, counting this sender out, when there are none.
-    fn next_batch(&self) -> Option<Vec<Job<C, A>>> {
+    /// The calls of the next batch; `None` while too few wait.
+    fn next_batch(&self, sending: &mut InFlight<'_, C, A>) -> Option<Vec<Job<C, A>>> {
         let mut state = self.state.lock();
-        let mut jobs = Vec::new();
-        while jobs.len() < self.most_calls {
+        state.calls -= std::mem::take(&mut sending.calls);
+        let mut jobs = Vec::with_capacity(state.waiting.len().min(self.most_calls));
+        while jobs.len() < self.most_calls && (!jobs.is_empty() || state.is_full(self.most_calls)) {
             let Some(job) = state.waiting.pop_front() else { break };
             if !job.answer.is_closed() {
                 jobs.push(job);
             }
         }
         if jobs.is_empty() {
-            state.in_flight -= 1;
+            // Counted out under the lock that found too few, so that the next call or batch sees to them.
+            state.batches -= 1;
+            sending.ended = true;
             return None;
         }
+        state.calls += jobs.len();
+        sending.calls = jobs.len();
         Some(jobs)
     }
 }
 
-/// Counts a sender out that was dropped or panicked in the middle of a batch.
-struct InFlight<'a, C, A>(&'a Shared<C, A>);
+/// A sender and the calls of its batch; counts both out if it is dropped or panics in the middle of a batch.
+struct InFlight<'a, C, A> {
+    shared: &'a Shared<C, A>,
+    calls: usize,
+    ended: bool,
+}
 
 impl<C, A> Drop for InFlight<'_, C, A> {
     fn drop(&mut self) {
-        self.0.state.lock().in_flight -= 1;
+        if !self.ended {
+            let mut state = self.shared.state.lock();
+            state.batches -= 1;
+            state.calls -= self.calls;
+        }
+    }
+}
+
+type Sending = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// A sender that was polled once, by the caller that started it; the first wake-up moves it to the runtime.
+struct Begun {
+    state: Mutex<BegunState>,
+    runtime: Handle,
+}
+
+enum BegunState {
+    Polling,
+    /// It was woken while it was polled.
+    Woken,
+    Pending(Sending),
+    Moved,
+}
+
+impl Begun {
+    fn begin(mut sending: Sending, runtime: &Handle) {
+        let begun = Arc::new(Self { state: Mutex::new(BegunState::Polling), runtime: runtime.clone() });
+        let waker = Waker::from(Arc::clone(&begun));
+        let _timers_are_the_runtimes = runtime.enter();
+        if sending.as_mut().poll(&mut Context::from_waker(&waker)) == Poll::Ready(()) {
+            return;
+        }
+        let mut state = begun.state.lock();
+        if matches!(*state, BegunState::Woken) {
+            drop(runtime.spawn(sending));
+        } else {
+            *state = BegunState::Pending(sending);
+        }
+    }
+}
+
+impl Wake for Begun {
+    fn wake(self: Arc<Self>) {
+        let mut state = self.state.lock();
+        match std::mem::replace(&mut *state, BegunState::Moved) {
+            BegunState::Polling | BegunState::Woken => *state = BegunState::Woken,
+            BegunState::Pending(sending) => drop(self.runtime.spawn(sending)),
+            BegunState::Moved => {}
+        }
     }
 }
 
@@ -125,7 +200,7 @@ impl<C, A> fmt::Debug for Coalescer<C, A> {
         let state = self.shared.state.lock();
         f.debug_struct("Coalescer")
             .field("waiting", &state.waiting.len())
-            .field("in_flight", &state.in_flight)
+            .field("batches", &state.batches)
             .finish_non_exhaustive()
     }
 }
@@ -161,7 +236,33 @@ mod tests {
         answers.sort_unstable();
         assert_eq!(answers, [0, 10, 20, 30, 40, 50]);
         assert_eq!(*sizes.lock(), [1, 3, 2], "the first goes alone, the rest gather");
-        assert_eq!(coalescer.shared.state.lock().in_flight, 0);
+        assert_eq!(coalescer.shared.state.lock().batches, 0);
+    }
+
+    #[tokio::test]
+    async fn a_second_batch_leaves_when_as_many_wait_as_are_on_their_way() {
+        let (gate, sizes) = (Arc::new(Semaphore::new(0)), Arc::new(Mutex::new(Vec::new())));
+        let (opened, seen) = (Arc::clone(&gate), Arc::clone(&sizes));
+        let coalescer = Coalescer::new(Handle::current(), 8, 3, move |calls: Vec<u32>| {
+            let (gate, sizes) = (Arc::clone(&opened), Arc::clone(&seen));
+            async move {
+                sizes.lock().push(calls.len());
+                gate.acquire().await.unwrap().forget();
+                calls.into_iter().map(Ok).collect()
+            }
+        });
+        let mut calls: Vec<_> = (0..5).map(|call| Box::pin(coalescer.call(call))).collect();
+        for call in &mut calls {
+            // Each is sent on this thread, as far as it gets.
+            assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        }
+        assert_eq!(*sizes.lock(), [1, 1, 2], "the fifth waits: as many batches as may be are on their way");
+        gate.add_permits(10);
+        for (expected, call) in (0..).zip(calls) {
+            assert_eq!(call.await.unwrap(), expected);
+        }
+        assert_eq!(*sizes.lock(), [1, 1, 2, 1]);
+        assert_eq!(coalescer.shared.state.lock().batches, 0);
     }
 
     #[tokio::test]
@@ -170,6 +271,6 @@ mod tests {
         drop(Box::pin(coalescer.call(1)));
         let error = coalescer.call(2).await.unwrap_err();
         assert!(error.outcome_unknown(), "{error:?}");
-        assert_eq!(coalescer.shared.state.lock().in_flight, 0);
+        assert_eq!(coalescer.shared.state.lock().batches, 0);
     }
 }

@@ -25,6 +25,8 @@ pub struct Guarantees {
     pub fences: bool,
     /// A lease outlives a restart of the backend.
     pub survives_restart: bool,
+    /// Skipped and successful runs are remembered; see [`Inspect::record_runs`](super::Inspect::record_runs).
+    pub records_runs: bool,
     /// How many renewals go into one call.
     pub renew_batch: usize,
     /// The longest an attached lease is believed without another answer, whatever its ttl.
@@ -42,6 +44,7 @@ impl Guarantees {
             pushes: true,
             fences: true,
             survives_restart: false,
+            records_runs: false,
             renew_batch: 256,
             silence_limit: None,
         }
@@ -58,6 +61,13 @@ impl Guarantees {
     #[must_use]
     pub const fn survives_restart(mut self, survives: bool) -> Self {
         self.survives_restart = survives;
+        self
+    }
+
+    /// Whether skipped and successful runs are remembered; `false` by default.
+    #[must_use]
+    pub const fn records_runs(mut self, records: bool) -> Self {
+        self.records_runs = records;
         self
     }
 

@@ -4,8 +4,8 @@ use async_trait::async_trait;
 
 use super::EventStream;
 use crate::{
-    Result,
-    lease::{EndedLease, Evicted, Fence, HistoryFilter, ListFilter, Names, Page, Resource},
+    Error, Result,
+    lease::{EndedLease, Evicted, Fence, HistoryFilter, ListFilter, Names, Page, Resource, RunRecord, RunReport},
 };
 
 /// What operators call on a backend.
@@ -25,6 +25,32 @@ pub trait Inspect {
 
     /// Looks for settings and circumstances that endanger locks.
     async fn examine(&self) -> Result<Vec<Finding>>;
+
+    /// Adds to what is remembered about runs that were skipped or succeeded.
+    ///
+    /// A backend that supports it says so in its [`guarantees`](super::Backend::guarantees). It keeps the records of
+    /// about 10,000 names for 40 days after their last report, and drops the oldest first. Callers gather reports, so
+    /// that one process writes at most once a second.
+    ///
+    /// # Errors
+    /// `Unsupported` by default.
+    async fn record_runs(&self, reports: &[RunReport]) -> Result<()> {
+        let _unused = reports;
+        Err(unsupported())
+    }
+
+    /// What is remembered about the runs of these resources, by name.
+    ///
+    /// # Errors
+    /// `Unsupported` by default.
+    async fn runs(&self, names: &Names) -> Result<Vec<RunRecord>> {
+        let _unused = names;
+        Err(unsupported())
+    }
+}
+
+fn unsupported() -> Error {
+    Error::unsupported("this backend does not remember skipped runs")
 }
 
 /// One line of doctor's report.

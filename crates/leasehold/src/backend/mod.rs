@@ -20,7 +20,7 @@
 //! Beside the seam is the kit, written once for all backends:
 //! [`Backoff`], [`HintSender`], [`EventHub`], [`Coalescer`], [`publish`]
 //! (effects of the rule as hints, events and history), [`News`] (the same, kept
-//! until a write has succeeded), [`UrlOptions`], and
+//! until a write has succeeded), [`UrlOptions`], [`RunTable`], and
 //! [`register`], which adds a URL scheme from outside this crate.
 
 mod backoff;
@@ -34,6 +34,7 @@ mod inspect;
 pub(crate) mod options;
 mod queue;
 pub(crate) mod registry;
+mod runs;
 
 use std::{fmt, time::Duration};
 
@@ -51,6 +52,7 @@ pub use self::{
     inspect::{Finding, Inspect, Severity},
     options::UrlOptions,
     registry::{OpenOptions, Opening, register},
+    runs::RunTable,
 };
 use crate::{
     Result,

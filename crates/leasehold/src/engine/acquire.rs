@@ -1,7 +1,8 @@
 //! Getting a lease: one request, then waiting for the grant.
 //!
-//! An owned task sends the request. A caller that goes away before it has its
-//! guard leaves nothing behind: whatever the request got is given back.
+//! The caller polls a task of its own that sends the request. When the caller
+//! goes away before it has its guard, or the answer takes long, the task moves to
+//! the I/O thread. It leaves nothing behind: whatever it got is given back.
 
 use std::{
     future::{self, poll_fn},
@@ -15,9 +16,8 @@ use tokio::sync::oneshot;
 use tracing::{Instrument, Span};
 
 use super::{
-    Engine, Guard,
+    Engine, Guard, Running,
     local_lease::{self, LocalLease, Next, Refusal},
-    runtime::{self, Task},
 };
 use crate::{
     Error, Result,
@@ -178,6 +178,12 @@ impl<'a> Acquire<'a> {
 
     /// Waits for what a request comes to; `None` if its id is spent and another may be tried.
     async fn finish(&self, asking: Asking<'a>) -> Option<Result<Attempt>> {
+        let lease = asking.lease();
+        poll_fn(|context| self.engine.poll_in_flight(lease, context)).await;
+        let now = self.engine.clock.now();
+        if let Poll::Ready(outcome) = self.poll_outcome(lease, &Context::from_waker(Waker::noop()), now) {
+            return self.conclude(asking.take(), outcome);
+        }
         match self.wait_for_outcome(asking.lease()).await {
             (Waited::Outcome(outcome), _) => self.conclude(asking.take(), outcome),
             (Waited::GaveUp, busy) => {
@@ -202,17 +208,14 @@ impl<'a> Acquire<'a> {
         request
     }
 
-    /// Sends the request: at once on this thread if the backend answers at once, otherwise by a task.
+    /// Sends the request on this thread.
     fn send_request(&self, lease: &Arc<LocalLease>, sent: local_lease::Sent) {
         let ttl = self.options.ttl.get();
         let limit = if self.options.wait == Wait::No { TRY_LIMIT.min(ttl) } else { ttl };
         let until = self.give_up_at.min(sent.at.after(limit));
         let engine = self.engine;
-        let request = Arc::clone(engine).request(Arc::clone(lease), sent, until);
-        let mut task: Task = Box::pin(request.instrument(self.span.clone()));
-        if runtime::poll_here(&engine.threads.io, &mut task).is_pending() {
-            engine.spawn(task);
-        }
+        let request = Arc::clone(engine).request(Arc::clone(lease), sent, until, engine.running());
+        engine.begin_by_caller(lease, Box::pin(request.instrument(self.span.clone())), sent.at, self.give_up_at);
     }
 
     fn poll_outcome(
@@ -341,6 +344,7 @@ impl Asking<'_> {
             && !self.engine.is_inherited()
         {
             self.engine.renewer.follow_up(&lease, lease.on_caller_left(), outcome);
+            self.engine.renewer.take_over(&lease);
         }
     }
 }
@@ -374,18 +378,29 @@ impl Engine {
     }
 
     /// Sends the request until it is answered, and acts on the answer.
-    async fn request(self: Arc<Self>, lease: Arc<LocalLease>, sent: local_lease::Sent, until: Moment) {
-        let now = sent.at;
+    ///
+    /// While the caller polls it no timer is needed: it is taken over if it takes long.
+    async fn request(
+        self: Arc<Self>,
+        lease: Arc<LocalLease>,
+        sent: local_lease::Sent,
+        until: Moment,
+        _counted: Running,
+    ) {
         let mut call = self.backend.acquire(&lease.request);
-        let first = poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await;
+        let first = poll_fn(|context| match call.as_mut().poll(context) {
+            Poll::Pending if lease.is_polled_by_caller() => Poll::Pending,
+            first => Poll::Ready(first),
+        });
+        let first = first.await;
         if let Poll::Ready(answer @ Ok(_)) = &first {
-            self.telemetry.answered(telemetry::Call::Acquire, answer, now, || self.clock.now());
+            self.telemetry.answered(telemetry::Call::Acquire, answer, sent.at, || self.clock.now());
         }
         let call: Call<'_> = match first {
-            // A local backend answers at once: no timer is needed, and hardly any time has passed.
             Poll::Ready(Ok(answer)) => {
                 drop(call);
-                return self.on_answer(&lease, Answered { sent, answer, tried_before: false }, now);
+                let answered = Answered { sent, answer, tried_before: false };
+                return self.on_answer(&lease, answered, self.clock.now());
             }
             Poll::Ready(Err(error)) => Box::pin(future::ready(Err(error))),
             Poll::Pending => call,

@@ -12,24 +12,26 @@ mod any_order;
 pub(super) mod tests;
 
 use std::{
+    fmt,
     sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     task::{Context, Poll, Waker},
     time::Duration,
 };
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{
     acquire::AcquireOptions,
     margin, renew_every,
+    runtime::Task,
     validity::{Loss, Validity},
 };
 use crate::{
-    Error,
+    Error, Result,
     backend::{Backoff, Belief},
     lease::{
-        Busy, Claim, Decision, Fence, Grant, LeaseKey, Lifetime, Metadata, Moment, QueuePosition, Renewal, Request,
-        Shape, Standing, Timestamp, Ttl, micros,
+        Busy, Claim, Decision, Fence, Grant, LeaseKey, Lifetime, Metadata, Moment, QueuePosition, Released, Renewal,
+        Request, Shape, Standing, Timestamp, Ttl, micros,
     },
     telemetry::HoldReport,
 };
@@ -44,6 +46,9 @@ const FIRST_WAITER_SILENCE: Duration = Duration::from_secs(5);
 /// How long the caller of `acquire` has to confirm a provisional grant itself before the renewer does.
 const CALLER_FIRST: Duration = Duration::from_millis(50);
 
+/// How long the caller of `acquire` or `release` has for its answer before a task of the I/O thread takes over.
+const TAKE_OVER_AFTER: Duration = Duration::from_secs(1);
+
 /// A lease that this process waits for or holds.
 #[derive(Debug)]
 pub(crate) struct LocalLease {
@@ -55,6 +60,7 @@ pub(crate) struct LocalLease {
     /// When the renewer sends the next renewal; `NEVER` while a request or renewal is in flight, unless a push granted
     /// the lease meanwhile.
     renew_at: AtomicU64,
+    in_flight: InFlight,
     /// Guards that share it: more than one only where it is re-entrant.
     pub(crate) guards: AtomicUsize,
     /// It ends with a session, whatever the clock says.
@@ -90,6 +96,34 @@ struct State {
     /// The caller of `acquire`, to be woken.
     caller: Option<Waker>,
     caller_left: bool,
+    /// What the caller of `release` returns.
+    released: Option<Result<Released>>,
+}
+
+/// A request or release that its caller polls, so that no other thread has to be woken for it.
+///
+/// A caller that goes away, a closed instance, or the renewer after a while moves it to the I/O thread, where it runs
+/// to its end.
+#[derive(Debug)]
+struct InFlight {
+    polled: Mutex<Option<Polled>>,
+    /// Its caller polls it.
+    by_caller: AtomicBool,
+    take_over_at: AtomicU64,
+}
+
+/// Polls a task with the timers and sockets of the I/O thread.
+pub(crate) type PollTask<'a> = &'a dyn Fn(&mut Task, &mut Context<'_>) -> Poll<()>;
+
+struct Polled {
+    task: Task,
+    caller: Waker,
+}
+
+impl fmt::Debug for Polled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Polled")
+    }
 }
 
 #[derive(Debug)]
@@ -175,6 +209,11 @@ impl LocalLease {
             max_hold: options.max_hold,
             ttl_micros: AtomicU64::new(micros(request.ttl.get())),
             renew_at: AtomicU64::new(Moment::NEVER.as_micros()),
+            in_flight: InFlight {
+                polled: Mutex::new(None),
+                by_caller: AtomicBool::new(false),
+                take_over_at: AtomicU64::new(Moment::NEVER.as_micros()),
+            },
             guards: AtomicUsize::new(1),
             by_session: AtomicBool::new(false),
             validity: Validity::new(),
@@ -194,6 +233,7 @@ impl LocalLease {
                 tries: 0,
                 caller: None,
                 caller_left: false,
+                released: None,
             }),
             request,
         };
@@ -233,7 +273,17 @@ impl LocalLease {
             || !matches!(state.proof, Some(Proof { belief: Belief::Process, .. }))
     }
 
-    pub(crate) fn renew_at(&self) -> Moment {
+    /// When the renewer looks at it next.
+    pub(crate) fn due_at(&self) -> Moment {
+        self.renew_at().min(Moment::from_micros(self.in_flight.take_over_at.load(Ordering::SeqCst)))
+    }
+
+    /// When the belief ends, while there is one.
+    pub(crate) fn deadline_to_watch(&self) -> Moment {
+        if self.validity.loss().is_some() { Moment::NEVER } else { self.validity.deadline() }
+    }
+
+    fn renew_at(&self) -> Moment {
         Moment::from_micros(self.renew_at.load(Ordering::SeqCst))
     }
 
@@ -243,6 +293,54 @@ impl LocalLease {
 
     pub(crate) fn is_held(&self) -> bool {
         matches!(self.state.lock().phase, Phase::Held(_))
+    }
+
+    // What is in flight.
+
+    /// Polls a request or release for the first time, by `poll`, and leaves it to its caller to poll it again.
+    ///
+    /// Returns whether it is in flight then: the renewer has to be scheduled to take it over, at `limit` at the latest.
+    pub(crate) fn begin_by_caller(&self, mut task: Task, now: Moment, limit: Moment, poll: PollTask<'_>) -> bool {
+        self.in_flight.by_caller.store(true, Ordering::SeqCst);
+        if poll(&mut task, &mut Context::from_waker(Waker::noop())).is_ready() {
+            self.in_flight.by_caller.store(false, Ordering::SeqCst);
+            return false;
+        }
+        let at = now.after(TAKE_OVER_AFTER.min(renew_every(self.ttl()))).min(limit);
+        self.in_flight.take_over_at.store(at.as_micros(), Ordering::SeqCst);
+        *self.in_flight.polled.lock() = Some(Polled { task, caller: Waker::noop().clone() });
+        true
+    }
+
+    /// Polls what is in flight, by `poll`; ready when it is done or was taken over.
+    pub(crate) fn poll_in_flight(&self, context: &mut Context<'_>, poll: PollTask<'_>) -> Poll<()> {
+        let mut slot = self.in_flight.polled.lock();
+        let Some(polled) = slot.as_mut() else { return Poll::Ready(()) };
+        if poll(&mut polled.task, context).is_pending() {
+            polled.caller.clone_from(context.waker());
+            return Poll::Pending;
+        }
+        let _dropped_after_the_lock = self.take_in_flight(slot);
+        Poll::Ready(())
+    }
+
+    /// Takes what is in flight from its caller; whoever does that runs it to its end.
+    pub(crate) fn take_over(&self) -> Option<Task> {
+        let Polled { task, caller } = self.take_in_flight(self.in_flight.polled.lock())?;
+        caller.wake();
+        Some(task)
+    }
+
+    fn take_in_flight(&self, mut slot: MutexGuard<'_, Option<Polled>>) -> Option<Polled> {
+        let polled = slot.take()?;
+        self.in_flight.by_caller.store(false, Ordering::SeqCst);
+        self.in_flight.take_over_at.store(Moment::NEVER.as_micros(), Ordering::SeqCst);
+        Some(polled)
+    }
+
+    /// Whether the caller polls what is in flight: no timer is needed, since it is taken over if it takes long.
+    pub(crate) fn is_polled_by_caller(&self) -> bool {
+        self.in_flight.by_caller.load(Ordering::SeqCst)
     }
 
     // The renewer's side.
@@ -564,6 +662,23 @@ impl LocalLease {
         if self.validity.lose(Loss::Released) { Next::GiveBack } else { Next::Forget }
     }
 
+    /// The release was answered.
+    pub(crate) fn on_released(&self, released: Result<Released>) {
+        let mut state = self.state.lock();
+        state.released = Some(released);
+        wake(state);
+    }
+
+    /// The answer to the release; registers the caller to be woken while there is none.
+    pub(crate) fn poll_released(&self, context: &Context<'_>) -> Poll<Result<Released>> {
+        let mut state = self.state.lock();
+        if let Some(released) = state.released.take() {
+            return Poll::Ready(released);
+        }
+        state.caller = Some(context.waker().clone());
+        Poll::Pending
+    }
+
     /// Fails if it is not held at `now`; the first to find out ends it.
     pub(crate) fn check(&self, now: Moment) -> Result<(), Next> {
         if now >= self.validity.deadline() {
@@ -761,7 +876,7 @@ impl LocalLease {
     }
 }
 
-type Locked<'a> = parking_lot::MutexGuard<'a, State>;
+type Locked<'a> = MutexGuard<'a, State>;
 
 /// Wakes the caller of `acquire`, after the state is unlocked.
 fn wake(mut state: Locked<'_>) {

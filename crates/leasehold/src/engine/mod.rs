@@ -15,6 +15,7 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicUsize, Ordering},
     },
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -31,6 +32,7 @@ pub(crate) use self::{
     runtime::threads,
 };
 use self::{
+    local_lease::Next,
     renewer::Renewer,
     runtime::{Task, Threads},
 };
@@ -38,7 +40,7 @@ use crate::{
     Error, Result,
     backend::Backend,
     clock::{Clock, Sleep},
-    lease::{Moment, Ttl},
+    lease::{Moment, Outcome, Ttl},
     telemetry::Telemetry,
 };
 
@@ -89,11 +91,16 @@ impl Engine {
 
     /// Runs a task to its end on the I/O thread, whatever becomes of the caller.
     pub(crate) fn spawn(self: &Arc<Self>, task: Task) {
-        let running = Running::new(Arc::clone(self));
+        let running = self.running();
         self.threads.io.spawn(async move {
             task.await;
             drop(running);
         });
+    }
+
+    /// Counts a task that closing waits for.
+    fn running(self: &Arc<Self>) -> Running {
+        Running::new(Arc::clone(self))
     }
 
     /// Sleeps on the engine's own timer, so that any executor may poll it.
@@ -133,9 +140,30 @@ impl Engine {
         released.and(late).map(drop)
     }
 
+    /// Begins a request or release that its caller polls, on the caller's thread. It is taken over at the latest at
+    /// `limit`, and now if the instance was closed meanwhile.
+    ///
+    /// 1. The instance is closed.  2. Closing takes over what it finds.  3. The task is left to its caller, who sees
+    ///    that the instance is closed.
+    fn begin_by_caller(&self, lease: &Arc<LocalLease>, task: Task, now: Moment, limit: Moment) {
+        if !lease.begin_by_caller(task, now, limit, &|task, context| self.threads.poll_here(task, context)) {
+            return;
+        }
+        self.renewer.follow_up(lease, Next::Schedule, Outcome::Cancelled);
+        if self.is_closed() {
+            self.renewer.take_over(lease);
+        }
+    }
+
+    /// Polls what is in flight on the caller's thread; ready when it is done or was taken over.
+    fn poll_in_flight(&self, lease: &LocalLease, context: &mut Context<'_>) -> Poll<()> {
+        lease.poll_in_flight(context, &|task, context| self.threads.poll_here(task, context))
+    }
+
     /// Completes when no task is left.
     async fn idle(&self) {
         loop {
+            self.renewer.take_over_all();
             let idle = self.idle.notified();
             if self.tasks.load(Ordering::SeqCst) == 0 {
                 return;

@@ -1,6 +1,11 @@
 //! Giving leases back, again and again until it is done or no longer matters.
 
-use std::{future::poll_fn, pin::Pin, sync::Arc, task::Poll, time::Duration};
+use std::{
+    future::poll_fn,
+    sync::Arc,
+    task::{Poll, ready},
+    time::Duration,
+};
 
 use tokio::sync::oneshot;
 use tracing::Instrument;
@@ -8,21 +13,18 @@ use tracing::Instrument;
 use super::{
     Engine,
     local_lease::{LocalLease, Next},
-    runtime,
     validity::Loss,
 };
 use crate::{
     Error, Result,
     backend::Backoff,
-    lease::{Answer, LeaseKey, Moment, Outcome, Released, Resource},
+    lease::{Answer, Moment, Outcome, Released, Resource},
     telemetry::Call,
 };
 
 /// How long one try may take, and how long tries go on once the instance is
 /// closed: long enough for a slow server, short enough for a process that wants to exit.
 const LIMIT: Duration = Duration::from_secs(3);
-
-type Releasing = Pin<Box<dyn Future<Output = Result<Released>> + Send>>;
 
 impl Engine {
     /// Ends the belief, then the lease; waits for the first answer.
@@ -35,18 +37,29 @@ impl Engine {
         if let Some(released) = self.release_at_once(lease, &outcome, now) {
             return Ok(released);
         }
-        let mut releasing = self.releasing(lease, outcome, now);
-        match runtime::poll_here(&self.threads.io, &mut releasing) {
-            Poll::Ready(released) => released,
-            Poll::Pending => self.hand_over(releasing).await.unwrap_or_else(|_| Err(Error::closed())),
-        }
+        let (releasing, running) = (self.releasing(lease, outcome, now, true), self.running());
+        let (engine, ending) = (Arc::clone(self), Arc::clone(lease));
+        let task = async move {
+            let released = releasing.await;
+            engine.renewer.follow_up(&ending, Next::Forget, Outcome::Completed);
+            ending.on_released(released);
+            drop(running);
+        };
+        self.begin_by_caller(lease, Box::pin(task), now, Moment::NEVER);
+        let in_flight = InFlight { engine: self, lease };
+        poll_fn(|context| {
+            ready!(self.poll_in_flight(in_flight.lease, context));
+            in_flight.lease.poll_released(context)
+        })
+        .await
     }
 
     /// The same without waiting for anything: for a guard that is dropped.
     pub(crate) fn release_in_background(self: &Arc<Self>, lease: &Arc<LocalLease>, outcome: Outcome) {
         let now = self.clock.now();
         if self.end_belief(lease, now) && self.release_at_once(lease, &outcome, now).is_none() {
-            let releasing = self.releasing(lease, outcome, now);
+            self.renewer.follow_up(lease, Next::Forget, Outcome::Completed);
+            let releasing = self.releasing(lease, outcome, now, false);
             self.spawn(Box::pin(async move { drop(releasing.await) }));
         }
     }
@@ -57,7 +70,10 @@ impl Engine {
         let now = self.clock.now();
         let mut held = self.renewer.held();
         held.retain(|lease| self.end_belief(lease, now));
-        let hand_over = |lease| self.hand_over(self.releasing(lease, Outcome::Completed, now));
+        let hand_over = |lease| {
+            self.renewer.follow_up(lease, Next::Forget, Outcome::Completed);
+            self.hand_over(self.releasing(lease, Outcome::Completed, now, false))
+        };
         let answers: Vec<_> = held.iter().map(hand_over).collect();
         let (mut released, mut failure) = (0, None);
         for answer in answers {
@@ -70,11 +86,11 @@ impl Engine {
         failure.map_or(Ok(released), Err)
     }
 
-    /// Ends the belief; whether there is something to release, which was not lost or released before.
+    /// Ends the belief; whether there is something to release, which was not lost or released before. The renewer is to
+    /// forget it then.
     fn end_belief(&self, lease: &Arc<LocalLease>, now: Moment) -> bool {
         let next = lease.on_release(now);
         if next == Next::GiveBack && lease.validity.loss() == Some(Loss::Released) {
-            self.renewer.follow_up(lease, Next::Forget, Outcome::Completed);
             return true;
         }
         self.renewer.follow_up(lease, next, Outcome::Completed);
@@ -82,32 +98,44 @@ impl Engine {
     }
 
     /// Releases on this thread, if the backend never waits.
-    fn release_at_once(&self, lease: &LocalLease, outcome: &Outcome, now: Moment) -> Option<Released> {
+    fn release_at_once(&self, lease: &Arc<LocalLease>, outcome: &Outcome, now: Moment) -> Option<Released> {
         let span = self.telemetry.releasing(lease);
         let _within = span.enter();
         let answer = Ok(self.backend.release_at_once(lease.key(), outcome)?.value);
+        self.renewer.follow_up(lease, Next::Forget, Outcome::Completed);
         self.telemetry.answered(Call::Release, &answer, now, || self.clock.now());
         self.telemetry.released(&span, lease, outcome, &answer, now);
         answer.ok()
     }
 
     /// Releases what is no longer believed, again and again if the first try fails.
-    fn releasing(self: &Arc<Self>, lease: &Arc<LocalLease>, outcome: Outcome, now: Moment) -> Releasing {
+    ///
+    /// While its caller polls it, if it does, no timer is needed: it is taken over if it takes long.
+    fn releasing(
+        self: &Arc<Self>,
+        lease: &Arc<LocalLease>,
+        outcome: Outcome,
+        now: Moment,
+        by_caller: bool,
+    ) -> impl Future<Output = Result<Released>> + Send + use<> {
         let (engine, lease) = (Arc::clone(self), Arc::clone(lease));
         let span = self.telemetry.releasing(&lease);
         let within = span.clone();
         let releasing = async move {
-            let first = engine.release_once(lease.key(), &outcome, now).await;
+            let first = engine.release_once(&lease, &outcome, now, by_caller).await;
             engine.telemetry.released(&span, &lease, &outcome, &first, now);
             if first.is_err() {
                 engine.give_back(&lease, outcome);
             }
             first
         };
-        Box::pin(releasing.instrument(within))
+        releasing.instrument(within)
     }
 
-    fn hand_over(self: &Arc<Self>, releasing: Releasing) -> oneshot::Receiver<Result<Released>> {
+    fn hand_over(
+        self: &Arc<Self>,
+        releasing: impl Future<Output = Result<Released>> + Send + 'static,
+    ) -> oneshot::Receiver<Result<Released>> {
         let (done, answer) = oneshot::channel();
         self.spawn(Box::pin(async move {
             let _caller_left = done.send(releasing.await);
@@ -121,13 +149,22 @@ impl Engine {
         self.spawn(Box::pin(async move { engine.release_until_done(&lease, &outcome).await }));
     }
 
-    async fn release_once(&self, key: &LeaseKey, outcome: &Outcome, now: Moment) -> Result<Released> {
-        let mut call = self.backend.release(key, outcome);
-        let first = poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await;
-        let answer = match first {
+    async fn release_once(
+        &self,
+        lease: &LocalLease,
+        outcome: &Outcome,
+        now: Moment,
+        by_caller: bool,
+    ) -> Result<Released> {
+        let mut call = self.backend.release(lease.key(), outcome);
+        let first = poll_fn(|context| match call.as_mut().poll(context) {
+            Poll::Pending if by_caller && lease.is_polled_by_caller() => Poll::Pending,
+            first => Poll::Ready(first),
+        });
+        let answer = match first.await {
             Poll::Ready(answer) => answer,
             // Boxed, so that the usual task stays small.
-            Poll::Pending => Box::pin(self.answer_in_time(call, &key.resource)).await,
+            Poll::Pending => Box::pin(self.answer_in_time(call, &lease.key().resource)).await,
         };
         self.telemetry.answered(Call::Release, &answer, now, || self.clock.now());
         answer.map(|answer| answer.value)
@@ -156,7 +193,7 @@ impl Engine {
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
         loop {
             let sent = self.clock.now();
-            let Err(error) = self.release_once(lease.key(), outcome, sent).await else { return };
+            let Err(error) = self.release_once(lease, outcome, sent, false).await else { return };
             let now = self.clock.now();
             let refused = by_clock && !error.is_retryable();
             if refused || now >= until || self.closed_for(now) >= Some(LIMIT) {
@@ -164,6 +201,20 @@ impl Engine {
                 return;
             }
             self.clock.sleep_until(now.after(backoff.pause())).await;
+        }
+    }
+}
+
+/// A release that its caller polls; one that goes away leaves it to the I/O thread.
+struct InFlight<'a> {
+    engine: &'a Arc<Engine>,
+    lease: &'a Arc<LocalLease>,
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        if !self.engine.is_inherited() {
+            self.engine.renewer.take_over(self.lease);
         }
     }
 }

@@ -12,6 +12,7 @@ use std::{
         Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    task::{Context, Waker},
     time::Duration,
 };
 
@@ -21,7 +22,7 @@ use super::{
     Engine,
     local_lease::{LocalLease, Next, Sent},
     renew_every,
-    runtime::{self, Task, Threads},
+    runtime::{Task, Threads},
     schedule::Schedule,
     validity::Loss,
 };
@@ -205,8 +206,22 @@ impl Renewer {
     pub(crate) fn renew_here(self: &Arc<Self>, lease: &Arc<LocalLease>) {
         let Some(renewal) = lease.begin_renewal() else { return };
         let mut task: Task = Box::pin(Arc::clone(self).renew(vec![(Arc::clone(lease), renewal)]));
-        if runtime::poll_here(&self.threads.io, &mut task).is_pending() {
+        if self.threads.poll_here(&mut task, &mut Context::from_waker(Waker::noop())).is_pending() {
             self.threads.io.spawn(task);
+        }
+    }
+
+    /// Moves a request or release that its caller polls to the I/O thread.
+    pub(crate) fn take_over(&self, lease: &LocalLease) {
+        if let Some(task) = lease.take_over() {
+            self.threads.io.spawn(task);
+        }
+    }
+
+    /// Does so with all of them.
+    pub(crate) fn take_over_all(&self) {
+        for lease in self.schedule.all(|_| true) {
+            self.take_over(&lease);
         }
     }
 
@@ -249,7 +264,7 @@ impl Renewer {
         }
         let due = |lease: &LocalLease| {
             let soon = COALESCE.min(renew_every(lease.ttl()) / 8);
-            lease.renew_at() <= now.after(soon)
+            lease.due_at() <= now.after(soon)
         };
         self.schedule.due_for_renewal(now.after(COALESCE), due)
     }
@@ -295,7 +310,11 @@ impl Renewer {
 /// Runs on the I/O thread until the instance is gone.
 async fn renew_when_due(renewer: Weak<Renewer>) {
     while let Some(renewer) = renewer.upgrade().filter(|renewer| !renewer.stopped.load(Ordering::SeqCst)) {
-        for leases in renewer.due().chunks(renewer.renew_batch) {
+        let due = renewer.due();
+        for lease in &due {
+            renewer.take_over(lease);
+        }
+        for leases in due.chunks(renewer.renew_batch) {
             let begin = |lease: &Arc<LocalLease>| lease.begin_renewal().map(|renewal| (Arc::clone(lease), renewal));
             let renewals: Vec<_> = leases.iter().filter_map(begin).collect();
             if !renewals.is_empty() {

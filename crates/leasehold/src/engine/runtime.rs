@@ -12,7 +12,7 @@ use std::{
     future::{Future, pending},
     pin::Pin,
     sync::{OnceLock, mpsc},
-    task::{Context, Poll, Waker},
+    task::{Context, Poll},
     thread,
     time::Duration,
 };
@@ -32,6 +32,14 @@ const IDLE: Duration = Duration::from_secs(1);
 pub(crate) struct Threads {
     pub(crate) io: Handle,
     pub(crate) timer: Handle,
+}
+
+impl Threads {
+    /// Polls on the caller's thread, with the timers and sockets of the I/O thread.
+    pub(crate) fn poll_here(&self, task: &mut Task, context: &mut Context<'_>) -> Poll<()> {
+        let _context = self.io.enter();
+        task.as_mut().poll(context)
+    }
 }
 
 /// The threads of one process; a forked child has none of its parent's and starts its own.
@@ -82,12 +90,4 @@ fn launch_thread(name: &str) -> std::io::Result<Handle> {
         }
     })?;
     handle.recv().unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()))
-}
-
-/// Polls once on the caller's thread: a backend that answers at once costs no hop.
-///
-/// The waker does nothing, so a pending future must be spawned or polled again.
-pub(crate) fn poll_here<T>(io: &Handle, future: &mut Pin<Box<dyn Future<Output = T> + Send>>) -> Poll<T> {
-    let _context = io.enter();
-    future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
 }

@@ -99,7 +99,7 @@ impl Schedule {
     /// Notes when the lease needs attention; returns its next renewal and its deadline.
     pub(super) fn note(&self, lease: &LocalLease) -> (Moment, Moment) {
         let shard = self.shard(lease.key().id);
-        let (renew_at, deadline) = (lease.renew_at(), lease.validity.deadline());
+        let (renew_at, deadline) = (lease.due_at(), lease.deadline_to_watch());
         shard.renew_bound.lower_to(renew_at);
         shard.deadline_bound.lower_to(deadline);
         (renew_at, deadline)
@@ -116,14 +116,14 @@ impl Schedule {
     /// The leases that are due, among the shards whose next renewal may come by `soon`.
     pub(super) fn due_for_renewal(&self, soon: Moment, due: impl Fn(&LocalLease) -> bool) -> Vec<Arc<LocalLease>> {
         let shards = self.shards.iter().filter(|shard| shard.renew_bound.get() <= soon);
-        shards.flat_map(|shard| shard.scan(&shard.renew_bound, LocalLease::renew_at, &due)).collect()
+        shards.flat_map(|shard| shard.scan(&shard.renew_bound, LocalLease::due_at, &due)).collect()
     }
 
     /// The leases whose deadline has passed.
     pub(super) fn past_deadline(&self, now: Moment) -> Vec<Arc<LocalLease>> {
         let shards = self.shards.iter().filter(|shard| shard.deadline_bound.get() <= now);
-        let past = |lease: &LocalLease| lease.validity.deadline() <= now;
-        shards.flat_map(|shard| shard.scan(&shard.deadline_bound, |lease| lease.validity.deadline(), past)).collect()
+        let past = |lease: &LocalLease| lease.deadline_to_watch() <= now;
+        shards.flat_map(|shard| shard.scan(&shard.deadline_bound, LocalLease::deadline_to_watch, past)).collect()
     }
 
     fn shard(&self, id: LeaseId) -> &Shard {

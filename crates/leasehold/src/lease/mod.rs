@@ -11,6 +11,7 @@ mod random;
 mod record;
 mod request;
 mod resource;
+mod runs;
 mod time;
 
 pub use claim::{Claim, Family, Mode, Shape};
@@ -22,8 +23,9 @@ pub use holder::Holder;
 pub use key::{LeaseHandle, LeaseId, LeaseKey};
 pub use outcome::{Ending, Outcome, Problem};
 pub(crate) use random::random_u64;
-pub use record::{EndedLease, Event, EventKind, LeaseRecord, LeaseState, Page};
+pub use record::{EndedLease, Event, EventKind, HistoryPage, LeaseRecord, LeaseState, Page};
 pub use request::{Lifetime, Metadata, Patience, Renewal, Request};
 pub use resource::Resource;
+pub use runs::{RunRecord, RunReport};
 pub(crate) use time::micros;
 pub use time::{Moment, Timestamp, Ttl};

@@ -21,6 +21,7 @@ impl Generator {
     fn from_system() -> Self {
         let mut seed = [0; 32];
         getrandom::fill(&mut seed).expect("the system has a source of random bits");
+        leasehold_fork::watch().expect("the system has memory for a fork handler");
         Self { bits: StdRng::from_seed(seed), left: IDS, generation: leasehold_fork::generation() }
     }
 }

@@ -119,6 +119,25 @@ impl EndedLease {
     }
 }
 
+/// Some of the ended leases, newest first.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct HistoryPage {
+    /// What was found.
+    pub leases: Vec<EndedLease>,
+    /// Whether the limit of the filter left some out.
+    pub is_truncated: bool,
+}
+
+impl HistoryPage {
+    /// At most `limit` of these leases.
+    pub fn new(mut leases: Vec<EndedLease>, limit: usize) -> Self {
+        let is_truncated = leases.len() > limit;
+        leases.truncate(limit);
+        Self { leases, is_truncated }
+    }
+}
+
 /// Some of the live leases.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]

@@ -1,6 +1,11 @@
 //! What is unknown stays unknown until it is settled, and closing does not wait for it.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    future::{Future, poll_fn},
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
 
 use leasehold::{
     ErrorKind, Leasehold,
@@ -66,6 +71,45 @@ fn nobody_goes_on_asking_for_a_caller_that_is_gone() {
         let lock = locks.mutex("r").ttl(Duration::from_millis(100)).wait_forever();
         assert!(tokio::time::timeout(Duration::from_millis(300), lock.acquire()).await.is_err());
         tokio::time::timeout(Duration::from_secs(5), locks.close()).await.expect("nothing goes on").unwrap();
+    });
+}
+
+/// Somebody else's task may keep a caller from being polled.
+#[test]
+fn what_a_caller_asked_for_is_renewed_though_nobody_polls_the_caller() {
+    run(async {
+        let bench = Bench::new();
+        let asks = bench.faulty.hold_requests_of(Call::Acquire);
+        let lock = bench.locks.mutex("r").ttl(TTL);
+        let mut acquiring = Box::pin(lock.acquire());
+        assert!(poll_fn(|context| Poll::Ready(acquiring.as_mut().poll(context))).await.is_pending());
+        drop(asks);
+        soon("it is granted and renewed", async || {
+            bench.clock.advance(Duration::from_millis(200));
+            bench.faulty.count(Call::Renew) > 0
+        })
+        .await;
+        acquiring.await.expect("it was held all the time").release().await.unwrap();
+    });
+}
+
+/// The same for a release.
+#[test]
+fn what_a_caller_releases_is_released_though_nobody_polls_the_caller() {
+    run(async {
+        let bench = Bench::new();
+        let guard = bench.hold().await;
+        let releases = bench.faulty.hold_requests_of(Call::Release);
+        let mut releasing = Box::pin(guard.release());
+        assert!(poll_fn(|context| Poll::Ready(releasing.as_mut().poll(context))).await.is_pending());
+        drop(releases);
+        soon("it is released", async || {
+            bench.clock.advance(Duration::from_millis(200));
+            leases(&bench.truth).await == 0
+        })
+        .await;
+        let ended = bench.truth.history(&HistoryFilter::new(Names::All)).await.unwrap().remove(0);
+        assert_eq!(ended.ending, Ending::Released, "it did not run out");
     });
 }
 

@@ -35,6 +35,28 @@ async fn on_a_full_disk(root: &Path) -> Tried {
     Ok(())
 }
 
+/// The kernel cuts what such a process writes, so that a record written over the one before would be torn.
+#[test]
+fn a_process_that_may_write_short_files_only_tears_no_record() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let a = open(root.path()).await;
+        let (held, mut next) = (request("x"), request("x"));
+        next.metadata = Metadata::from_iter([(String::from("note"), "n".repeat(3000).into())]);
+        granted(&a, &held).await;
+        queued(&a, &next).await;
+        let record = fs::read(record_of(root.path(), "x"))?;
+        assert!((3072..=4096).contains(&record.len()), "it fits into a page and not into the limit");
+        let mut limited = Command::new("sh");
+        // Blocks of 512 or of 1024 bytes, as the shell counts.
+        limited.args(["-c", "ulimit -f 3; trap '' XFSZ; exec \"$0\" \"$@\""]).arg(env::current_exe()?);
+        Process::start_by(limited, "fail to evict", root.path(), "x");
+        assert_eq!(fs::read(record_of(root.path(), "x"))?, record);
+        assert!(holds(&a, &held).await);
+        Ok(())
+    });
+}
+
 #[test]
 fn a_directory_that_cannot_be_made_or_is_gone_is_an_error_that_names_it() {
     run(async {

@@ -130,6 +130,31 @@ fn a_few_files_are_left_aside_and_whoever_removes_or_replaces_them_changes_no_re
     });
 }
 
+#[test]
+fn a_record_that_fits_is_written_over_the_one_before_unless_a_power_loss_must_not_tear_it() {
+    run(async {
+        for (query, in_place) in [("", true), ("?fsync=1", false)] {
+            let root = tempfile::tempdir()?;
+            let open = async || FileBackend::open(options(root.path(), query)).await.unwrap();
+            let (a, b) = (open().await, open().await);
+            let (first, second) = (request("x"), request("x"));
+            let file = || fs::metadata(record_of(root.path(), "x")).map(|file| (file.ino(), file.len())).unwrap();
+            granted(&a, &first).await;
+            queued(&b, &second).await;
+            let longest = file();
+            release(&a, &first).await;
+            assert_eq!(file() == longest, in_place, "handed over");
+            let handed_over = file();
+            assert!(holds(&b, &second).await);
+            assert_eq!(file() == handed_over, in_place, "confirmed");
+            let seen = open().await.list(&ListFilter::new(Names::All)).await?.leases;
+            assert_eq!(seen.iter().map(|lease| &lease.holder).collect::<Vec<_>>(), [&second.holder]);
+            assert!(matches!(seen[0].state, LeaseState::Holding { .. }));
+        }
+        Ok(())
+    });
+}
+
 /// A power loss may leave one page of a file as it was, so that a longer record would be torn.
 #[test]
 fn a_record_longer_than_a_page_gets_a_new_file() {

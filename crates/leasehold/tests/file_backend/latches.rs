@@ -77,6 +77,29 @@ fn a_latch_held_by_a_stopped_process_is_an_error_that_names_it() {
 }
 
 #[test]
+fn a_list_of_all_shows_what_a_stopped_process_keeps_others_from_settling() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let a = open(root.path()).await;
+        let (held, waiting, long) = (request("x"), request("x"), request(&"y".repeat(Resource::MAX_BYTES)));
+        granted(&a, &held).await;
+        queued(&a, &waiting).await;
+        granted(&a, &long).await;
+        let mut stopped = Process::start("hold latches", root.path(), "x");
+        stopped.signal("-STOP");
+        let listed = a.list(&ListFilter::new(Names::All)).await?.leases;
+        assert_eq!(
+            listed.iter().map(|lease| &lease.holder).collect::<Vec<_>>(),
+            [&held.holder, &waiting.holder, &long.holder]
+        );
+        let error = a.list(&ListFilter::new(Names::Exactly(name("x")))).await.unwrap_err();
+        assert!(error.to_string().contains(&format!("process {}", stopped.pid())), "{error}");
+        stopped.kill();
+        Ok(())
+    });
+}
+
+#[test]
 fn an_operation_that_waits_for_a_latch_delays_nothing_else() {
     run(async {
         let root = tempfile::tempdir()?;

@@ -259,6 +259,11 @@ fn child() {
                 let mut sleeper = sleeper.arg("2").stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
                 assert_eq!(sleeper.try_wait().unwrap(), None);
             }
+            "fail to evict" => {
+                let held = backend.list(&ListFilter::new(Names::Exactly(name(&resource)))).await.unwrap().leases;
+                let LeaseState::Holding { fence, .. } = held[0].state else { panic!("nobody holds: {held:?}") };
+                backend.evict(&name(&resource), fence, "a test").await.unwrap_err();
+            }
             other => panic!("no part {other}"),
         }
         ready_for_ever().await;

@@ -1,10 +1,6 @@
 //! Decodes a record, refuses what the rule cannot have written, and translates times of the machine's former life.
 
-use std::{
-    collections::{HashMap, HashSet},
-    path::Path,
-    time::Duration,
-};
+use std::{collections::HashMap, path::Path, time::Duration};
 
 use serde::Deserialize;
 use uuid::Uuid;
@@ -65,7 +61,8 @@ pub(super) fn record(bytes: &[u8], path: &Path, times: &Times<'_>, known: Record
     let mut record = Record { revived, ..Record::default() };
     record.state.last_fence = header.last_fence;
     let mut known = known.lines.into_iter().zip(known.state.entries).collect::<Vec<_>>().into_iter();
-    for line in lines {
+    // Spaces fill the file of a record that was longer.
+    for line in lines.map(<[u8]>::trim_ascii_end) {
         let same = |(known, _): &(Line, Entry)| known.text.strip_suffix(b"\n") == Some(line);
         if !revived && let Some(at) = known.as_slice().iter().take(NEAR).position(same)
             && let Some((line, entry)) = known.nth(at)
@@ -128,8 +125,7 @@ fn impossible(state: &State, owners: &HashMap<crate::lease::LeaseId, Uuid>) -> O
     if owners.len() != entries.len() {
         return Some("it has an entry twice");
     }
-    let shapes: HashSet<_> = entries.iter().map(|entry| entry.claim.shape()).collect();
-    if shapes.len() > 1 {
+    if entries.windows(2).any(|pair| pair[0].claim.shape() != pair[1].claim.shape()) {
         return Some("its entries are of different kinds");
     }
     // The latch, which other records share, stores the fence, and there must be a next one.

@@ -9,11 +9,11 @@ use std::{
 
 use rustix::{
     fs::OFlags,
-    process::{getegid, geteuid},
+    process::{Resource as Limit, getegid, geteuid, getrlimit},
 };
 use uuid::Uuid;
 
-use super::{FileOptions, errors::cannot, filesystem, layout, names, safe_open};
+use super::{FileOptions, errors::cannot, filesystem, layout, names, record_file, safe_open};
 use crate::{Error, Result, lease::Resource};
 
 /// The mode of the files in a new directory.
@@ -30,6 +30,9 @@ pub(super) struct Directory {
     /// The user that this process runs as.
     pub(super) user: u32,
     pub(super) fsync: bool,
+    /// Whether a record may be written over the one before: a disk that loses its power may write half of it, and a
+    /// limit on the length of files may cut it.
+    pub(super) in_place: bool,
 }
 
 /// Whom new files are given to, where the kernel would not do so by itself.
@@ -44,7 +47,9 @@ impl Directory {
     pub(super) fn open(options: &FileOptions) -> Result<Self> {
         let path = options.root.join(&options.namespace);
         let (mode, user) = (options.mode.unwrap_or(MODE), geteuid().as_raw());
-        let mut directory = Self { path, mode, owner: None, user, fsync: options.fsync };
+        let longest = getrlimit(Limit::Fsize).current;
+        let in_place = !options.fsync && longest.is_none_or(|longest| longest >= record_file::PAGE as u64);
+        let mut directory = Self { path, mode, owner: None, user, fsync: options.fsync, in_place };
         // Before anything is made, so that a refused file system stays untouched.
         let there = directory.path.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
         filesystem::refuse_shared(there, filesystem::magic(there)?)?;
@@ -173,6 +178,10 @@ impl Directory {
 
     pub(super) fn history(&self) -> PathBuf {
         self.path.join("history.ndjson")
+    }
+
+    pub(super) fn runs(&self) -> PathBuf {
+        self.path.join("runs.ndjson")
     }
 
     pub(super) fn older_history(&self) -> PathBuf {

@@ -3,16 +3,20 @@
 use std::path::{Path, PathBuf};
 
 use super::{
+    decode,
     directory::files,
+    errors::cannot,
     latch::{self, Wait},
     names::{self, FileName},
     ops::{Call, IfRemoved, Instance},
-    record::{self, Times},
+    record::{self, Record, Times},
+    safe_open,
 };
 use crate::{
-    Result,
+    Error, Result,
     backend::EventStream,
     lease::{LeaseRecord, ListFilter, Names, Page, Resource},
+    model::{Context, Presence},
 };
 
 impl Instance {
@@ -38,15 +42,15 @@ impl Instance {
                 page.next = last;
                 break;
             }
-            match self.settled(&resource) {
-                Ok(leases) if leases.is_empty() => {}
-                Ok(leases) => {
-                    page.leases.extend(leases);
-                    listed += 1;
-                    last = Some(resource);
-                }
+            let leases = match self.settled(&resource) {
                 Err(error) if matches!(filter.names, Names::Exactly(_)) => return Err(error),
-                Err(error) => tracing::warn!(%resource, %error, "a resource is missing in the list"),
+                Err(error) => self.unsettled(&resource, &error),
+                Ok(leases) => leases,
+            };
+            if !leases.is_empty() {
+                page.leases.extend(leases);
+                listed += 1;
+                last = Some(resource);
             }
         }
         Ok(page)
@@ -59,6 +63,21 @@ impl Instance {
             state.records(resource, context)
         })?;
         Ok(leases.unwrap_or_default())
+    }
+
+    /// What the record says of a resource that cannot be settled: while a stopped process has the latch nobody gets
+    /// the lock, and whoever lists all wants to see who stands in the way. Empty if the record cannot be read either.
+    fn unsettled(&self, resource: &Resource, why: &Error) -> Vec<LeaseRecord> {
+        let times = self.times();
+        let path = self.directory.record(resource);
+        let read = safe_open::read(&path).map_err(|error| cannot("read", &path, error));
+        let Ok((_, record)) = read.and_then(|bytes| decode::record(&bytes, &path, &times, Record::default())) else {
+            tracing::warn!(%resource, error = %why, "a resource is missing in the list");
+            return Vec::new();
+        };
+        tracing::warn!(%resource, error = %why, "a resource is listed as its record has it");
+        let context = Context { now: times.now, wall: times.wall, presence: &|_| Presence::Present };
+        record.state.records(resource, &context)
     }
 
     /// The names that the filter wants, sorted.
@@ -76,8 +95,9 @@ impl Instance {
 
     /// Reads which resource a record is of; `None` when it has just been removed.
     pub(super) fn resource_of(&self, path: &Path, latch: u8, times: &Times<'_>) -> Result<Option<Resource>> {
-        let latch = self.latches.take(latch, Wait::Bounded)?;
-        latch.map_or(Ok(None), |latch| record::resource_of(path, &latch, times))
+        // Whoever has a latch for seconds is stopped and changes nothing.
+        let _unless_stuck = self.latches.take(latch, Wait::Bounded);
+        record::resource_of(path, times)
     }
 
     fn stored_resources(&self) -> Result<Vec<Resource>> {

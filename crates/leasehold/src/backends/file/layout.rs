@@ -22,8 +22,8 @@ const FORMAT: &str = "leasehold-file";
 const VERSION: u32 = 2;
 const OLDEST_USER: u32 = 2;
 const DIRECTORIES: [&str; 3] = ["latches", "records", "presence"];
-const FILES: [&str; 5] = ["format", "boot", "watchers", "history.ndjson", "history.1.ndjson"];
-const UNFINISHED: &str = ".new-";
+const FILES: [&str; 6] = ["format", "boot", "watchers", "history.ndjson", "history.1.ndjson", "runs.ndjson"];
+pub(super) const UNFINISHED: &str = ".new-";
 /// Nobody takes this long to make a directory.
 const ABANDONED: Duration = Duration::from_secs(3600);
 

@@ -1,6 +1,6 @@
 //! `file:`, one machine: a lease lives as long as its process, kept in a local directory. Linux only.
 //!
-//! The rule runs under a latch file; records are replaced as a whole. Each
+//! The rule runs under a latch file; records are written as a whole. Each
 //! instance has one FIFO, which is its presence (the kernel closes it when the
 //! process dies) and takes notifications (others write a line to it).
 //!
@@ -29,6 +29,7 @@ mod presence;
 mod record;
 mod record_file;
 mod recovery;
+mod runs;
 mod safe_open;
 mod spares;
 mod watchers;
@@ -59,7 +60,8 @@ use crate::{
     },
     lease::{
         Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, Incarnation, LeaseId, LeaseKey, Lifetime,
-        ListFilter, Names, Outcome, Page, Released, Renewal, Request, Resource, Standing,
+        ListFilter, Names, Outcome, Page, Released, Renewal, Request, Resource, RunRecord, RunReport,
+        Standing,
     },
     model::Expiry,
 };
@@ -209,7 +211,7 @@ pub(crate) fn open(url: &str, options: &OpenOptions) -> Opening {
 impl Backend for FileBackend {
     fn guarantees(&self) -> Guarantees {
         // A restart of the machine ends every process, and with it its leases.
-        Guarantees::new("file", Reach::Machine, Liveness::Process).renew_batch(RENEW_BATCH)
+        Guarantees::new("file", Reach::Machine, Liveness::Process).renew_batch(RENEW_BATCH).records_runs(true)
     }
 
     fn hints(&self) -> Hints {
@@ -302,6 +304,16 @@ impl Inspect for FileBackend {
     async fn list(&self, filter: &ListFilter) -> Result<Page> {
         let filter = filter.clone();
         self.run_blocking(move |instance| instance.page(&filter)).await
+    }
+
+    async fn record_runs(&self, reports: &[RunReport]) -> Result<()> {
+        let reports = reports.to_vec();
+        self.run_blocking(move |instance| runs::record(&instance.directory, &reports, instance.clock.wall())).await
+    }
+
+    async fn runs(&self, names: &Names) -> Result<Vec<RunRecord>> {
+        let names = names.clone();
+        self.run_blocking(move |instance| runs::read(&instance.directory, &names, instance.clock.wall())).await
     }
 
     async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {

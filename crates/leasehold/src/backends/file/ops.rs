@@ -3,6 +3,7 @@
 use std::{
     cell::RefCell,
     collections::HashMap,
+    fs::File,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -34,6 +35,8 @@ use crate::{
 
 /// A directory whose operations take longer is slow: callers' threads no longer wait for it.
 const SLOW: Duration = Duration::from_millis(2);
+/// How many FIFOs stay open until an operation has notified others: a queue may have more than a process may open.
+const OPEN_FIFOS: usize = 4;
 
 /// An instance in a directory: all that its operations need.
 #[derive(Debug)]
@@ -80,6 +83,37 @@ struct Done<T> {
     left: Option<Spare>,
     /// A process ahead of our waiters died before it could be watched.
     ask_again: bool,
+    seen: Seen,
+}
+
+/// The other instances that an operation looked at: each once.
+#[derive(Default)]
+struct Seen {
+    presences: HashMap<Uuid, Presence>,
+    /// The FIFOs of the first ones, who are likely to be notified.
+    fifos: Vec<(Uuid, File)>,
+}
+
+impl Seen {
+    fn look(&mut self, directory: &Directory, id: Uuid) -> Presence {
+        if let Some(presence) = self.presences.get(&id) {
+            return *presence;
+        }
+        let (presence, fifo) = presence::find(directory, id);
+        self.presences.insert(id, presence);
+        if self.fifos.len() < OPEN_FIFOS {
+            self.fifos.extend(fifo.map(|fifo| (id, fifo)));
+        }
+        presence
+    }
+
+    /// Writes a line to another instance.
+    fn send(&self, directory: &Directory, to: Uuid, line: &[u8]) {
+        match self.fifos.iter().find(|(id, _)| *id == to) {
+            Some((_, fifo)) => presence::write(fifo, to, line),
+            None => presence::send(directory, to, line),
+        };
+    }
 }
 
 impl Instance {
@@ -100,12 +134,16 @@ impl Instance {
         };
         latch.unlock();
         self.announce(found);
-        let Done { answer, notifications, ended, left, ask_again } = done?;
+        let Done { answer, notifications, ended, left, ask_again, seen } = done?;
         for (to, notification) in notifications {
-            self.notify(to, notification);
+            if to == self.own.id() {
+                self.inbox.deliver(notification);
+            } else {
+                seen.send(&self.directory, to, notification.to_string().as_bytes());
+            }
         }
         if ask_again {
-            self.notify(self.own.id(), Notification::Changed(call.resource.clone()));
+            self.inbox.deliver(Notification::Changed(call.resource.clone()));
         }
         if let Some(left) = left {
             left.remove();
@@ -135,14 +173,6 @@ impl Instance {
         }
     }
 
-    fn notify(&self, to: Uuid, notification: Notification) {
-        if to == self.own.id() {
-            self.inbox.deliver(notification);
-        } else {
-            presence::send(&self.directory, to, notification.to_string().as_bytes());
-        }
-    }
-
     fn perform<T>(
         &self,
         latch: &mut Latch<'_>,
@@ -157,7 +187,8 @@ impl Instance {
         let before = AskersBefore::new(&record.state, askers);
         let fence_before = record.state.last_fence;
         let mut effects = Effects::default();
-        let answer = self.run(&mut record, &times, &mut effects, rule);
+        let mut seen = Seen::default();
+        let answer = self.run(&mut record, &times, &mut effects, &mut seen, rule);
 
         let changed = before.changed(&mut record.state, &effects);
         let mut left = None;
@@ -176,7 +207,7 @@ impl Instance {
         let ask_again = self.death_watch.follow(resource, neighbours::watched_by(self.own.id(), &record));
         record::keep(place.latch, resource, record, file);
         self.slow.store(self.clock.now().since(times.now) > SLOW, Ordering::Relaxed);
-        Ok(Done { answer, notifications, ended, left, ask_again })
+        Ok(Done { answer, notifications, ended, left, ask_again, seen })
     }
 
     fn run<T>(
@@ -184,19 +215,17 @@ impl Instance {
         record: &mut Record,
         times: &Times<'_>,
         effects: &mut Effects,
+        seen: &mut Seen,
         rule: impl FnOnce(&mut State, &Context<'_>, &mut Effects) -> T,
     ) -> T {
         let Record { state, owners, .. } = record;
-        let seen = RefCell::new(HashMap::new());
+        let seen = RefCell::new(seen);
         let look = |entry: &Entry| {
             if !is_bound(entry) {
                 return Presence::Present;
             }
             match owners.get(&entry.id) {
-                Some(owner) if *owner != self.own.id() => {
-                    // Each process is looked at once per operation.
-                    *seen.borrow_mut().entry(*owner).or_insert_with(|| presence::look(&self.directory, *owner))
-                }
+                Some(owner) if *owner != self.own.id() => seen.borrow_mut().look(&self.directory, *owner),
                 // An entry without an owner is the one that this operation adds.
                 _ if self.own.was_removed() => Presence::Dead,
                 _ => Presence::Own,

@@ -218,17 +218,22 @@ pub(super) fn means_dead(error: &io::Error) -> bool {
 
 /// Looks whether the instance with this presence lives.
 pub(super) fn look(directory: &Directory, id: Uuid) -> Presence {
+    find(directory, id).0
+}
+
+/// Looks whether the instance with this presence lives, and opens its FIFO.
+pub(super) fn find(directory: &Directory, id: Uuid) -> (Presence, Option<File>) {
     let path = directory.presence(id);
     match open(&path) {
-        Ok(_) => Presence::Present,
+        Ok(fifo) => (Presence::Present, Some(fifo)),
         Err(error) if means_dead(&error) => {
             // A FIFO gets its final name once it is held, and no name is used twice: dead is for ever.
             let _tidied = fs::remove_file(&path);
-            Presence::Dead
+            (Presence::Dead, None)
         }
         Err(error) => {
             tracing::warn!(presence = %path.display(), %error, "cannot tell whether a process lives; taken as alive");
-            Presence::Present
+            (Presence::Present, None)
         }
     }
 }
@@ -243,15 +248,24 @@ pub(super) enum Delivery {
 
 /// Writes one line to the instance with this presence.
 pub(super) fn send(directory: &Directory, id: Uuid, line: &[u8]) -> Delivery {
-    debug_assert!(line.len() <= PIPE_BUF, "a longer line would mix with others");
-    match open(&directory.presence(id)).and_then(|mut fifo| fifo.write(line)) {
-        Ok(_) => Delivery::Sent,
-        Err(error) if means_dead(&error) || error.kind() == io::ErrorKind::BrokenPipe => Delivery::Dead,
-        Err(error) => {
-            tracing::debug!(presence = %id, %error, "a notification was not delivered");
-            Delivery::Sent
-        }
+    match open(&directory.presence(id)) {
+        Ok(fifo) => write(&fifo, id, line),
+        Err(error) => undelivered(id, &error),
     }
+}
+
+/// Writes one line to the open FIFO of an instance.
+pub(super) fn write(mut fifo: &File, id: Uuid, line: &[u8]) -> Delivery {
+    debug_assert!(line.len() <= PIPE_BUF, "a longer line would mix with others");
+    fifo.write(line).map_or_else(|error| undelivered(id, &error), |_| Delivery::Sent)
+}
+
+fn undelivered(id: Uuid, error: &io::Error) -> Delivery {
+    if means_dead(error) || error.kind() == io::ErrorKind::BrokenPipe {
+        return Delivery::Dead;
+    }
+    tracing::debug!(presence = %id, %error, "a notification was not delivered");
+    Delivery::Sent
 }
 
 /// Whether a line can be written to a FIFO as a whole.

@@ -1,4 +1,4 @@
-//! The record of a resource: the rule's state and whose each entry is, in one file that is replaced as a whole.
+//! The record of a resource: the rule's state and whose each entry is, in one file that is written as a whole.
 //!
 //! An instance keeps the last record open that it read or wrote under a latch:
 //! while the name leads to that file and it holds the same, nothing is decoded.
@@ -127,8 +127,8 @@ pub(super) fn keep(latch: &mut Latch<'_>, resource: &Resource, record: Record, f
     }
 }
 
-/// Reads which resource a record is of, under its latch; `None` when it has just been removed.
-pub(super) fn resource_of(path: &Path, _latch: &Latch<'_>, times: &Times<'_>) -> Result<Option<Resource>> {
+/// Reads which resource a record is of; `None` when it has just been removed.
+pub(super) fn resource_of(path: &Path, times: &Times<'_>) -> Result<Option<Resource>> {
     let bytes = match safe_open::read(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -146,10 +146,10 @@ pub(super) struct Change<'a> {
     pub(super) fence_issued: bool,
 }
 
-/// Puts the record in place of the file that has it, or removes it when nothing is left; all or nothing.
+/// Puts the record in place of the one before, or removes it when nothing is left; all or nothing.
 ///
 /// `file` becomes the new one; returns a file that is left to be removed. The order makes it safe to die anywhere: a
-/// full disk shows when the record is written aside, and a fence is stored before anyone can have it.
+/// full disk shows before the record changes, and a fence is stored before anyone can have it.
 pub(super) fn replace(
     place: &mut Place<'_, '_>,
     spares: &Spares,
@@ -173,26 +173,32 @@ pub(super) fn replace(
         removed.map_err(|error| cannot("remove", path, error))?
     } else {
         let mut bytes = mem::take(latch.buffer());
-        let in_place = encode::record(&mut bytes, record, change.entries, resource, times)
+        let written = encode::record(&mut bytes, record, change.entries, resource, times)
             .map_err(|error| cannot("write", path, error))
-            .and_then(|()| write_aside(directory, &bytes, spares))
-            .and_then(|Spare { file: new, name }| {
-                let put = raise(latch).and_then(|()| put(&name, path, file.is_some()));
-                if put.is_err() {
-                    let _best_effort = fs::remove_file(&name);
+            .and_then(|()| match file {
+                Some(file) if directory.in_place && file.has_room(bytes.len()) => {
+                    raise(latch)?;
+                    file.write(directory, &bytes).map(|()| None).map_err(|error| cannot("write", path, error))
                 }
-                put.map(|put| (new, (put == Put::Exchanged).then_some(name)))
+                _ => {
+                    let Spare { file: new, name } = write_aside(directory, &bytes, spares)?;
+                    let put = raise(latch).and_then(|()| put(&name, path, file.is_some()));
+                    if put.is_err() {
+                        let _best_effort = fs::remove_file(&name);
+                    }
+                    let put = put?;
+                    match (file.replace(new), put) {
+                        (Some(file), Put::Exchanged) => Ok(spares.keep(Spare { file, name })),
+                        (Some(old), Put::Renamed) => {
+                            latch.close_later(old);
+                            Ok(None)
+                        }
+                        (None, _) => Ok(None),
+                    }
+                }
             });
         *latch.buffer() = bytes;
-        let (new, name) = in_place.map_err(|error| error.about(resource))?;
-        match (file.replace(new), name) {
-            (Some(file), Some(name)) => spares.keep(Spare { file, name }),
-            (Some(old), None) => {
-                latch.close_later(old);
-                None
-            }
-            (None, _) => None,
-        }
+        written.map_err(|error| error.about(resource))?
     };
     confirm_on_disk(directory, path).map_err(|error| error.about(resource))?;
     Ok(left)

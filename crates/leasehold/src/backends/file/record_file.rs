@@ -1,7 +1,10 @@
-//! A record's file: whether it still has what was read, and writing the next record to one that is out of use.
+//! A record's file: whether it still has what was read, and writing the next record to it.
 //!
-//! Only a file that no record's name leads to is written to, and whoever reads
-//! a record has its latch: nobody sees half a record.
+//! A record that fits into its file, within a page, is written over the one
+//! before: the kernel copies a page in one go, so that a process that is
+//! killed has written all of it or nothing. Every other record is written to a
+//! file that no record's name leads to. Whoever reads a record has its latch:
+//! nobody sees half a record.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -15,7 +18,12 @@ use rustix::fs::OFlags;
 use super::{directory::Directory, safe_open};
 
 /// A file is written anew within this length: a file system writes a page as a whole, or leaves the old one.
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
+
+/// What is written at once. It begins where a page of memory begins: the kernel, which copies page by page and between
+/// two of them looks whether the process was killed, has one to copy.
+#[repr(align(4096))]
+struct Page([u8; PAGE]);
 
 /// An open file, and what was last read from it or written to it.
 #[derive(Debug)]
@@ -105,16 +113,27 @@ impl RecordFile {
         length <= PAGE
     }
 
-    /// Writes a record to a file that is out of use.
-    pub(super) fn write(&mut self, directory: &Directory, bytes: &[u8]) -> io::Result<()> {
-        if bytes.len() > safe_open::LARGEST {
+    /// Whether a record of this length may be written over the one in the file.
+    pub(super) fn has_room(&self, length: usize) -> bool {
+        self.is_reusable() && length <= self.content.len()
+    }
+
+    /// Writes a record; spaces fill the rest of a file that is longer, since to cut it would be a second step.
+    pub(super) fn write(&mut self, directory: &Directory, record: &[u8]) -> io::Result<()> {
+        if record.len() > safe_open::LARGEST {
             return Err(safe_open::too_large());
         }
-        self.file.write_all_at(bytes, 0)?;
-        if bytes.len() < self.content.len() {
-            self.file.set_len(bytes.len() as u64)?;
+        if let Some(line_end) = record.len().checked_sub(1).filter(|_| Self::fits(record.len())) {
+            let length = record.len().max(self.content.len());
+            let mut page = Page([b' '; PAGE]);
+            page.0[..line_end].copy_from_slice(&record[..line_end]);
+            page.0[length - 1] = record[line_end];
+            self.file.write_all_at(&page.0[..length], 0)?;
+            self.remember(&page.0[..length]);
+        } else {
+            self.file.write_all_at(record, 0)?;
+            self.remember(record);
         }
-        self.remember(bytes);
         if directory.fsync { self.file.sync_all() } else { Ok(()) }
     }
 

@@ -21,7 +21,7 @@ use crate::{
     clock::Clock,
     lease::{
         Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, LeaseKey, ListFilter, Names, Outcome, Page,
-        Released, Renewal, Request, Resource, Standing,
+        Released, Renewal, Request, Resource, RunRecord, RunReport, Standing,
     },
 };
 
@@ -96,7 +96,7 @@ pub(crate) fn open(url: &str, options: &OpenOptions) -> Opening {
 #[async_trait]
 impl Backend for MemoryBackend {
     fn guarantees(&self) -> Guarantees {
-        Guarantees::new("memory", Reach::Process, Liveness::Ttl).renew_batch(1024)
+        Guarantees::new("memory", Reach::Process, Liveness::Ttl).renew_batch(1024).records_runs(true)
     }
 
     fn hints(&self) -> Hints {
@@ -140,6 +140,15 @@ impl Inspect for MemoryBackend {
 
     async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
         Ok(self.store.history(filter))
+    }
+
+    async fn record_runs(&self, reports: &[RunReport]) -> Result<()> {
+        self.store.record_runs(reports);
+        Ok(())
+    }
+
+    async fn runs(&self, names: &Names) -> Result<Vec<RunRecord>> {
+        Ok(self.store.runs(names))
     }
 
     async fn watch(&self, names: Names) -> Result<EventStream> {

@@ -15,11 +15,11 @@ use parking_lot::Mutex;
 
 use super::shard::{Hints, Instance, Shard, Slot};
 use crate::{
-    backend::{EventHub, EventStream, HintSender},
+    backend::{EventHub, EventStream, HintSender, RunTable},
     clock::Clock,
     lease::{
         Decision, EndedLease, Evicted, Fence, HistoryFilter, Incarnation, LeaseId, LeaseKey, LeaseRecord, ListFilter, Moment,
-        Names, Outcome, Page, Released, Renewal, Request, Resource, Selection, Standing,
+        Names, Outcome, Page, Released, Renewal, Request, Resource, RunRecord, RunReport, Selection, Standing,
     },
     model::{Context, Effects, Expiry, Presence},
 };
@@ -33,6 +33,7 @@ pub(super) struct Store {
     spread: RandomState,
     clock: Arc<dyn Clock>,
     events: EventHub,
+    runs: Mutex<RunTable>,
     /// Where the hints of each instance go.
     instances: Mutex<HashMap<Instance, HintSender>>,
     incarnation: Incarnation,
@@ -48,6 +49,7 @@ impl Store {
             made_at: clock.now(),
             clock,
             events: EventHub::new(),
+            runs: Mutex::default(),
             instances: Mutex::default(),
             incarnation: Incarnation(LIVES.fetch_add(1, Ordering::Relaxed)),
         }
@@ -132,6 +134,19 @@ impl Store {
             Names::All | Names::Prefix(_) => self.shards.iter().flat_map(|shard| shard.lock().ended(filter)).collect(),
         };
         filter.select(found)
+    }
+
+    pub(super) fn record_runs(&self, reports: &[RunReport]) {
+        let now = self.clock.wall();
+        let mut runs = self.runs.lock();
+        for report in reports {
+            runs.add(report.record(now));
+        }
+        runs.trim(now);
+    }
+
+    pub(super) fn runs(&self, names: &Names) -> Vec<RunRecord> {
+        self.runs.lock().select(names, self.clock.wall())
     }
 
     pub(super) fn watch(&self, names: Names) -> EventStream {

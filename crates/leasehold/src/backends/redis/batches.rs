@@ -1,13 +1,12 @@
 //! Batches of requests and releases: one call of a script for each, and an answer for each caller.
 
-use std::{
-    collections::{BTreeMap, HashSet},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
+
+use redis::Cmd;
 
 use super::{
     connection::Reply,
-    decode::{self, Decided, DecidedAs, Fast},
+    decode::{self, Decided, DecidedAs, Fast, FastAnswers},
     encode::{AcquireArguments, ReleaseArguments},
     errors,
     keys::Partition,
@@ -16,76 +15,52 @@ use super::{
 };
 use crate::{
     Error, Result,
-    lease::{Answer, Decision, Outcome, Released, Resource},
+    lease::{Answer, Decision, Outcome, Resource},
 };
 
 impl Shared {
-    /// Grants what is plain.
-    pub(super) async fn acquire_fast(
+    /// Decides what needs no queue.
+    pub(super) async fn decide_fast(
         self: Arc<Self>,
         partition: usize,
-        requests: Vec<Arc<AcquireArguments>>,
-    ) -> Vec<Result<Fast<Answer<Decision>>>> {
+        questions: Vec<Question>,
+    ) -> Vec<Result<Fast<Answer<DecidedAs>>>> {
         let partition = &self.keys.all()[partition];
-        let (requests, slow) = each_name_once(requests, |request| &request.resource);
-        let patience: String = requests.iter().map(|request| request.patience).collect();
-        let call = Call::new(&scripts::FAST_ACQUIRE, &[&partition.leases], |command| {
-            command.arg(&partition.events).arg(&patience);
-            for request in &requests {
-                command.arg(request.resource.as_str()).arg(&request.head).arg(&request.tail);
-            }
+        let batch = FastBatch::of(&questions);
+        let call = Call::new(&scripts::FAST, &[&partition.leases, &partition.history], |command| {
+            command.arg(&partition.events);
+            batch.write(command);
         });
-        let answered = match self.run_durably(partition, &call).await {
-            Ok((reply, copies)) => decode::fast_decisions(&reply.value, requests.len()).map(|read| (read, reply, copies)),
-            Err(error) => Err(error),
+        // Releases alone need no copies.
+        let answered = if batch.requests.is_empty() {
+            self.router.run(partition, &call, None).await.map(|reply| (reply, Ok(())))
+        } else {
+            self.run_durably(partition, &call).await
         };
-        let ((decisions, sweep_is_due), reply, copies) = match answered {
+        let (reply, copies) = match answered {
             Ok(answered) => answered,
-            Err(error) => return same_for_all(&error, requests.len() + slow.len()),
+            Err(error) => return same_for_all(&error, questions.len()),
         };
-        if sweep_is_due {
+        let mut read = match FastAnswers::read(&reply.value) {
+            Ok(read) => read,
+            Err(error) => return same_for_all(&error, questions.len()),
+        };
+        if read.sweep_is_due {
             self.sweep(partition.number);
         }
-        let mut answers = Vec::with_capacity(requests.len());
-        for (request, decision) in requests.iter().zip(decisions) {
-            answers.push(match decision {
-                Ok(Fast::Decided(Decision::Granted(_))) if copies.is_err() => {
+        let mut answers: Vec<_> = questions.iter().map(|_| Ok(Fast::Slow)).collect();
+        for (at, _) in &batch.releases {
+            answers[*at] = read.release().map(|answer| answer.by(reply.incarnation));
+        }
+        for (at, request) in batch.requests.iter().flat_map(|(_, requests)| requests) {
+            answers[*at] = match read.request() {
+                Ok(Fast::Decided(DecidedAs::Acquire(Decision::Granted(_)))) if copies.is_err() => {
                     Err(self.give_back(partition, request, &copies).await)
                 }
-                Ok(Fast::Decided(decision)) => Ok(Fast::Decided(Answer::new(decision, reply.incarnation))),
-                Ok(Fast::Slow) => Ok(Fast::Slow),
-                Err(error) => Err(error),
-            });
+                answer => answer.map(|answer| answer.by(reply.incarnation)),
+            };
         }
-        with_slow(answers, &slow)
-    }
-
-    /// Ends what is plain.
-    pub(super) async fn release_fast(
-        self: Arc<Self>,
-        partition: usize,
-        releases: Vec<Arc<ReleaseArguments>>,
-    ) -> Vec<Result<Fast<Answer<Released>>>> {
-        let partition = &self.keys.all()[partition];
-        let (releases, slow) = each_name_once(releases, |release| &release.resource);
-        let call = Call::new(&scripts::FAST_RELEASE, &[&partition.leases, &partition.history], |command| {
-            command.arg(&partition.events);
-            for release in &releases {
-                command.arg(release.resource.as_str()).arg(&release.head).arg(&release.ending);
-            }
-        });
-        let answered = self.router.run(partition, &call, None).await;
-        let answered = answered.and_then(|reply| Ok((decode::fast_releases(&reply.value)?, reply)));
-        match answered {
-            Err(error) => same_for_all(&error, releases.len() + slow.len()),
-            Ok((answers, reply)) => {
-                let with_incarnation = |answer: Fast<Released>| match answer {
-                    Fast::Decided(done) => Fast::Decided(Answer::new(done, reply.incarnation)),
-                    Fast::Slow => Fast::Slow,
-                };
-                with_slow(answers.into_iter().map(|answer| answer.map(with_incarnation)).collect(), &slow)
-            }
-        }
+        answers
     }
 
     /// Has the full script decide, in the order of the questions.
@@ -98,7 +73,7 @@ impl Shared {
                 match question {
                     Question::Acquire(request) => {
                         let most = request.max_waiters.map(|most| most.to_string()).unwrap_or_default();
-                        command.arg("a").arg(&request.head).arg(&request.tail);
+                        command.arg("a").arg(&request.head).arg(&*request.tail);
                         command.arg(request.patience.to_string()).arg(most);
                     }
                     Question::Release(release) => {
@@ -131,9 +106,7 @@ impl Shared {
                     Err(self.give_back(partition, request, &copies).await)
                 }
                 (Ok(Decided { answer, is_plain }), question) => {
-                    if is_plain {
-                        self.set_slow(question.resource(), false);
-                    }
+                    self.set_slow(question.resource(), !is_plain);
                     Ok(Answer::new(answer, reply.incarnation))
                 }
                 (Err(error), question) => Err(error.about(question.resource())),
@@ -169,26 +142,43 @@ impl Shared {
     }
 }
 
-/// Calls about distinct names, and where those stood that name one again: the fast scripts take a name once.
-fn each_name_once<T>(calls: Vec<Arc<T>>, name: impl Fn(&T) -> &Resource) -> (Vec<Arc<T>>, Vec<usize>) {
-    let mut again = Vec::new();
-    if calls.len() > 1 {
-        let mut names = HashSet::with_capacity(calls.len());
-        again = (0..calls.len()).filter(|at| !names.insert(name(&calls[*at]))).collect();
-    }
-    if again.is_empty() {
-        return (calls, again);
-    }
-    let once = calls.into_iter().enumerate().filter(|(at, _)| !again.contains(at)).map(|(_, call)| call).collect();
-    (once, again)
+/// Questions in the order in which `fast.lua` takes them, each with its place among those that were asked.
+struct FastBatch<'a> {
+    releases: Vec<(usize, &'a ReleaseArguments)>,
+    /// By the tail that they share.
+    requests: Vec<(&'a str, Vec<(usize, &'a AcquireArguments)>)>,
 }
 
-/// The answers, with those in between that the full script has to decide.
-fn with_slow<T>(mut answers: Vec<Result<Fast<T>>>, slow: &[usize]) -> Vec<Result<Fast<T>>> {
-    for at in slow {
-        answers.insert(*at, Ok(Fast::Slow));
+impl<'a> FastBatch<'a> {
+    fn of(questions: &'a [Question]) -> Self {
+        let mut batch = Self { releases: Vec::new(), requests: Vec::new() };
+        for (at, question) in questions.iter().enumerate() {
+            match question {
+                Question::Release(release) => batch.releases.push((at, release)),
+                Question::Acquire(request) => {
+                    match batch.requests.iter_mut().find(|(tail, _)| *tail == &*request.tail) {
+                        Some((_, requests)) => requests.push((at, request)),
+                        None => batch.requests.push((&request.tail, vec![(at, request)])),
+                    }
+                }
+            }
+        }
+        batch
     }
-    answers
+
+    fn write(&self, command: &mut Cmd) {
+        command.arg(self.releases.len());
+        for (_, release) in &self.releases {
+            command.arg(release.resource.as_str()).arg(&*release.head_and_ending());
+        }
+        for (tail, requests) in &self.requests {
+            let patience: String = requests.iter().map(|(_, request)| request.patience).collect();
+            command.arg(*tail).arg(patience);
+            for (_, request) in requests {
+                command.arg(request.resource.as_str()).arg(&request.head);
+            }
+        }
+    }
 }
 
 /// Each resource once, and the number of that of each question, from 1.

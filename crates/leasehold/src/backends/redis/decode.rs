@@ -8,7 +8,7 @@ use super::{connection::Memory, errors, options::Address, record::Record};
 use crate::{
     Error, Result,
     lease::{
-        Busy, Decision, Evicted, Family, Fence, Grant, LeaseRecord, QueuePosition, Released, Resource, Shape, Standing,
+        Answer, Busy, Decision, Evicted, Family, Fence, Grant, Incarnation, LeaseRecord, QueuePosition, Released, Resource, Shape, Standing,
         Timestamp,
     },
 };
@@ -34,28 +34,66 @@ pub(super) enum Fast<T> {
     Slow,
 }
 
-/// The answers of `fast_acquire.lua` to this many requests, and whether a sweep is due.
-pub(super) fn fast_decisions(value: &Value, requests: usize) -> Result<(Vec<Result<Fast<Decision>>>, bool)> {
-    let [now, answers @ ..] = array(value)? else { return Err(unexpected("decisions", value)) };
-    let now = Timestamp::from_micros(number(now)?);
-    let read = |answer: &Value| match text(answer)? {
-        "slow" => Ok(Fast::Slow),
-        fence if fence.len() == 16 => {
-            let fence = Fence::new(fence.parse().map_err(|_| unexpected("a fence", answer))?);
-            Ok(Fast::Decided(Decision::Granted(Grant { fence, acquired_at: now })))
+impl<T> Fast<T> {
+    /// The same, given by this memory.
+    pub(super) fn by(self, incarnation: Incarnation) -> Fast<Answer<T>> {
+        match self {
+            Self::Decided(decided) => Fast::Decided(Answer::new(decided, incarnation)),
+            Self::Slow => Fast::Slow,
         }
-        _ => Ok(Fast::Decided(Decision::Busy(Busy { holders: vec![Record::read(answer)?.held_by(now)], waiting: 0 }))),
-    };
-    Ok((answers.iter().take(requests).map(read).collect(), answers.len() > requests))
+    }
 }
 
-/// The answers of `fast_release.lua`.
-pub(super) fn fast_releases(value: &Value) -> Result<Vec<Result<Fast<Released>>>> {
-    let read = |answer: &Value| match text(answer)? {
-        "slow" => Ok(Fast::Slow),
-        word => Ok(Fast::Decided(released_by(word).ok_or_else(|| unexpected("a release", answer))?)),
-    };
-    Ok(array(value)?.iter().map(read).collect())
+/// The answers of `fast.lua`.
+#[derive(Debug)]
+pub(super) struct FastAnswers<'a> {
+    now: Timestamp,
+    pub(super) sweep_is_due: bool,
+    columns: &'a str,
+    busy: std::slice::Iter<'a, Value>,
+}
+
+impl<'a> FastAnswers<'a> {
+    pub(super) fn read(value: &'a Value) -> Result<Self> {
+        let [columns, busy @ ..] = array(value)? else { return Err(unexpected("decisions", value)) };
+        let mut answers =
+            Self { now: Timestamp::default(), sweep_is_due: false, columns: text(columns)?, busy: busy.iter() };
+        answers.now = Timestamp::from_micros(answers.take(16)?.parse().map_err(|_| unexpected("a time", value))?);
+        answers.sweep_is_due = answers.take(1)? == "s";
+        Ok(answers)
+    }
+
+    /// The answer to the next release; all of them come before the requests.
+    pub(super) fn release(&mut self) -> Result<Fast<DecidedAs>> {
+        match self.take(1)? {
+            "f" => Ok(Fast::Decided(DecidedAs::Release(Released::Freed))),
+            "g" => Ok(Fast::Decided(DecidedAs::Release(Released::Gone))),
+            _ => Ok(Fast::Slow),
+        }
+    }
+
+    /// The answer to the next request.
+    pub(super) fn request(&mut self) -> Result<Fast<DecidedAs>> {
+        let decision = match self.take(16)?.trim_end() {
+            "slow" => return Ok(Fast::Slow),
+            "busy" => {
+                let holder = Record::read(self.busy.next().unwrap_or(&Value::Nil))?.held_by(self.now);
+                Decision::Busy(Busy { holders: vec![holder], waiting: 0 })
+            }
+            fence => {
+                let fence = fence.parse().map_err(|_| unexpected("a fence", &Value::SimpleString(fence.to_owned())))?;
+                Decision::Granted(Grant { fence: Fence::new(fence), acquired_at: self.now })
+            }
+        };
+        Ok(Fast::Decided(DecidedAs::Acquire(decision)))
+    }
+
+    fn take(&mut self, columns: usize) -> Result<&'a str> {
+        let (taken, rest) =
+            self.columns.split_at_checked(columns).ok_or_else(|| unexpected("as many answers", &Value::Nil))?;
+        self.columns = rest;
+        Ok(taken)
+    }
 }
 
 /// The answers of `fast_renew.lua`.
@@ -78,7 +116,7 @@ pub(super) fn fast_standings(value: &Value) -> Result<Vec<Fast<Standing>>> {
 #[derive(Debug)]
 pub(super) struct Decided {
     pub(super) answer: DecidedAs,
-    /// The name has no queue any more.
+    /// Fast scripts can handle the name now.
     pub(super) is_plain: bool,
 }
 
@@ -94,13 +132,15 @@ pub(super) fn decided(value: &Value, questions: usize, place: &str) -> Result<(V
     let answers = array(value)?;
     let read = |answer: &Value| match answer {
         Value::Array(parts) => {
-            let is_plain = parts.last().is_some_and(|last| text(last).is_ok_and(|word| word == "plain"));
-            let answer = match parts.as_slice() {
-                [word, ..] if text(word)? == "release" => {
-                    let word = text_at(parts, 1)?;
-                    DecidedAs::Release(released_by(word).ok_or_else(|| unexpected("a release", answer))?)
+            let (parts, is_plain) = match parts.as_slice() {
+                [parts @ .., last] if text(last).is_ok_and(|word| word == "plain") => (parts, true),
+                parts => (parts, false),
+            };
+            let answer = match parts {
+                [word, released] if text(word)? == "release" => {
+                    DecidedAs::Release(released_by(text(released)?).ok_or_else(|| unexpected("a release", answer))?)
                 }
-                _ => DecidedAs::Acquire(decision(answer, place)?),
+                parts => DecidedAs::Acquire(decision(parts, place)?),
             };
             Ok(Decided { answer, is_plain })
         }
@@ -118,8 +158,8 @@ fn released_by(word: &str) -> Option<Released> {
     }
 }
 
-fn decision(value: &Value, place: &str) -> Result<Decision> {
-    let parts = array(value)?;
+fn decision(parts: &[Value], place: &str) -> Result<Decision> {
+    let unreadable = |what| unexpected(what, &Value::Array(parts.to_vec()));
     match (text_at(parts, 0)?, parts) {
         ("busy", [_, now, waiting, holders @ ..]) => {
             let now = Timestamp::from_micros(number(now)?);
@@ -127,12 +167,12 @@ fn decision(value: &Value, place: &str) -> Result<Decision> {
             Ok(Decision::Busy(Busy { holders, waiting: small(number(waiting)?) }))
         }
         ("wrong", [_, in_force]) => {
-            Ok(Decision::WrongShape { in_force: shape(text(in_force)?).ok_or_else(|| unexpected("a shape", value))? })
+            Ok(Decision::WrongShape { in_force: shape(text(in_force)?).ok_or_else(|| unreadable("a shape"))? })
         }
-        _ => match standing(value, place)? {
+        _ => match standing(parts, place)? {
             Standing::Holding(grant) => Ok(Decision::Granted(grant)),
             Standing::Waiting(place) => Ok(Decision::Queued(place)),
-            Standing::Gone | Standing::Unknown => Err(unexpected("a decision", value)),
+            Standing::Gone | Standing::Unknown => Err(unreadable("a decision")),
         },
     }
 }
@@ -154,7 +194,7 @@ fn shape(text: &str) -> Option<Shape> {
 pub(super) fn standings(value: &Value, renewals: usize, place: &str) -> Result<(Vec<Standing>, bool)> {
     let answers = array(value)?;
     let read = |answer: &Value| {
-        standing(answer, place).unwrap_or_else(|error| {
+        array(answer).and_then(|parts| standing(parts, place)).unwrap_or_else(|error| {
             tracing::warn!(%error, "a lease was not renewed");
             Standing::Unknown
         })
@@ -162,10 +202,10 @@ pub(super) fn standings(value: &Value, renewals: usize, place: &str) -> Result<(
     Ok((answers.iter().take(renewals).map(read).collect(), answers.len() > renewals))
 }
 
-fn standing(value: &Value, place: &str) -> Result<Standing> {
-    let words = array(value)?.iter().map(text).collect::<Result<Vec<_>>>()?;
+fn standing(parts: &[Value], place: &str) -> Result<Standing> {
+    let words = parts.iter().map(text).collect::<Result<Vec<_>>>()?;
     failure(&words, place)?;
-    standing_of(&words).ok_or_else(|| unexpected("a standing", value))
+    standing_of(&words).ok_or_else(|| unexpected("a standing", &Value::Array(parts.to_vec())))
 }
 
 /// What a script says about a resource that it could not handle.

@@ -1,12 +1,13 @@
 //! Requests, renewals and releases as arguments of the scripts. `head.lua` describes the columns of a record.
 
-use std::{borrow::Cow, fmt::Write};
+use std::{borrow::Cow, fmt::Write, sync::Arc};
 
+use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::lease::{
     Claim, Family, Fence, Holder, LeaseId, Metadata, Mode, Outcome, Patience, Problem, Renewal, Request, Resource,
-    micros,
+    Ttl, micros,
 };
 
 /// A request, as the scripts take it.
@@ -16,21 +17,60 @@ pub(super) struct AcquireArguments {
     /// Form and id: the first columns of the record.
     pub(super) head: String,
     /// What the asker says: the last columns and lines of the record.
-    pub(super) tail: String,
+    pub(super) tail: Arc<str>,
     /// `t` try, `q` queue.
     pub(super) patience: char,
     pub(super) max_waiters: Option<u32>,
 }
 
 impl AcquireArguments {
-    pub(super) fn new(request: &Request, instance: &str) -> Self {
+    pub(super) fn new(request: &Request, tails: &Tails) -> Self {
         Self {
             resource: request.key.resource.clone(),
             head: format!("1{}", request.key.id),
-            tail: tail(request, instance),
+            tail: tails.of(request),
             patience: if request.patience == Patience::Try { 't' } else { 'q' },
             max_waiters: request.max_waiters,
         }
+    }
+}
+
+/// Writes the tails of records. Requests that differ in name and id only, as most do, share one.
+#[derive(Debug)]
+pub(super) struct Tails {
+    /// Names this instance among the receivers of pushes.
+    instance: String,
+    last: Mutex<Option<Tail>>,
+}
+
+/// A tail, and the request that it was written for.
+#[derive(Debug)]
+struct Tail {
+    ttl: Ttl,
+    claim: Claim,
+    holder: Holder,
+    text: Arc<str>,
+}
+
+impl Tails {
+    pub(super) fn new(instance: String) -> Self {
+        Self { instance, last: Mutex::new(None) }
+    }
+
+    fn of(&self, request: &Request) -> Arc<str> {
+        if request.fence_floor.is_some() || request.note.is_some() || !request.metadata.is_empty() {
+            return tail(request, &self.instance).into();
+        }
+        let mut last = self.last.lock();
+        if let Some(last) = &*last
+            && (last.ttl, last.claim, &last.holder) == (request.ttl, request.claim, &request.holder)
+        {
+            return Arc::clone(&last.text);
+        }
+        let text: Arc<str> = tail(request, &self.instance).into();
+        let (ttl, claim, holder) = (request.ttl, request.claim, request.holder.clone());
+        *last = Some(Tail { ttl, claim, holder, text: Arc::clone(&text) });
+        text
     }
 }
 
@@ -51,6 +91,15 @@ impl ReleaseArguments {
             _ => Cow::Borrowed(outcome.ending().as_str()),
         };
         Self { resource, head: format!("1{id}"), ending }
+    }
+
+    /// The head, and the ending unless it was just released: what `fast.lua` takes.
+    pub(super) fn head_and_ending(&self) -> Cow<'_, str> {
+        if self.ending == Outcome::Completed.ending().as_str() {
+            Cow::Borrowed(&self.head)
+        } else {
+            Cow::Owned(format!("{}{}", self.head, self.ending))
+        }
     }
 
     /// The ending, and the problem with its blank.

@@ -73,6 +73,11 @@ impl Partition {
         ["entries", "order", "ends"].map(|kind| format!("{}{kind}:{resource}", self.prefix))
     }
 
+    /// The hash of run records, and the set of their names by the time of the last report.
+    pub(super) fn runs(&self) -> [String; 2] {
+        ["runs", "reported"].map(|kind| format!("{}{kind}", self.prefix))
+    }
+
     /// Keys that only version 0.1 wrote.
     pub(super) fn of_version_1(&self) -> [String; 2] {
         ["fence", "index"].map(|kind| format!("{}{kind}", self.prefix))

@@ -23,6 +23,7 @@ mod ops;
 mod options;
 mod record;
 mod renew;
+mod runs;
 mod scripts;
 mod upkeep;
 mod url;
@@ -37,7 +38,7 @@ pub use self::options::{Address, Credentials, Durability, Identity, RedisOptions
 use self::{
     connection::Router,
     durable::Durable,
-    encode::{AcquireArguments, ReleaseArguments},
+    encode::{AcquireArguments, ReleaseArguments, Tails},
     keys::Keys,
     notifications::Notifications,
     ops::{Lane, Shared},
@@ -47,7 +48,7 @@ use crate::{
     backend::{Backend, EventStream, Finding, Guarantees, Hints, Inspect, Liveness, OpenOptions, Opening, Reach},
     lease::{
         Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, Incarnation, LeaseKey, ListFilter, Names, Outcome,
-        Page, Released, Renewal, Request, Resource, Standing,
+        Page, Released, Renewal, Request, Resource, RunRecord, RunReport, Standing,
     },
 };
 
@@ -61,8 +62,7 @@ pub struct RedisBackend {
     shared: Arc<Shared>,
     /// One for each partition.
     lanes: Vec<Lane>,
-    /// Names this instance among the receivers of pushes.
-    instance: String,
+    tails: Tails,
     watching: Arc<Mutex<()>>,
 }
 
@@ -87,7 +87,7 @@ impl RedisBackend {
         let durable = Durable::open(&options, &keys).await?;
         let shared = Arc::new(Shared::new(options, keys, router, notifications, durable));
         let lanes = (0..shared.keys.all().len()).map(|partition| Lane::new(&shared, partition)).collect();
-        Ok(Arc::new(Self { shared, lanes, instance, watching: Arc::default() }))
+        Ok(Arc::new(Self { shared, lanes, tails: Tails::new(instance), watching: Arc::default() }))
     }
 
     fn lane(&self, resource: &Resource) -> &Lane {
@@ -105,7 +105,7 @@ impl fmt::Debug for RedisBackend {
 impl Backend for RedisBackend {
     fn guarantees(&self) -> Guarantees {
         // A lease survives a restart only as far as the server persists it, which it does not promise.
-        Guarantees::new("redis", Reach::Network, Liveness::Ttl).renew_batch(RENEW_BATCH)
+        Guarantees::new("redis", Reach::Network, Liveness::Ttl).renew_batch(RENEW_BATCH).records_runs(true)
     }
 
     /// Since when the server remembers what it was given; unknown in a cluster, and where it may not be asked for INFO.
@@ -118,7 +118,7 @@ impl Backend for RedisBackend {
     }
 
     async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
-        let arguments = AcquireArguments::new(request, &self.instance);
+        let arguments = AcquireArguments::new(request, &self.tails);
         self.lane(&request.key.resource).acquire(&self.shared, arguments).await
     }
 
@@ -148,6 +148,14 @@ impl Inspect for RedisBackend {
 
     async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
         self.shared.ended(filter).await
+    }
+
+    async fn record_runs(&self, reports: &[RunReport]) -> Result<()> {
+        self.shared.record_runs(reports).await
+    }
+
+    async fn runs(&self, names: &Names) -> Result<Vec<RunRecord>> {
+        self.shared.runs(names).await
     }
 
     async fn watch(&self, names: Names) -> Result<EventStream> {

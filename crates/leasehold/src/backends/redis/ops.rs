@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// Calls in one batch, and batches on their way at once.
-pub(super) const MOST_CALLS: usize = 32;
+pub(super) const MOST_CALLS: usize = 64;
 const IN_FLIGHT: usize = 2;
 /// Where each batch waits for copies, as many as there are go together.
 const MOST_DURABLE_CALLS: usize = 256;
@@ -39,19 +39,20 @@ pub(super) struct Shared {
     pub(super) notifications: Arc<Notifications>,
     pub(super) durable: Option<Durable>,
     pub(super) runtime: Handle,
-    /// Names that had a queue when they were last asked about: fast scripts are spared them.
+    /// Names that had a queue when they were last asked about: the fast script is not asked about them.
     slow: Mutex<HashSet<Resource>>,
     pub(super) sweeping: AtomicBool,
 }
 
 /// The calls of one partition, gathered.
 pub(super) struct Lane {
-    acquires: Coalescer<Arc<AcquireArguments>, Fast<Answer<Decision>>>,
-    releases: Coalescer<Arc<ReleaseArguments>, Fast<Answer<Released>>>,
-    questions: Coalescer<Question, Answer<DecidedAs>>,
+    fast: Coalescer<Question, Fast<Answer<DecidedAs>>>,
+    /// Requests whose grants wait for copies, which releases do not.
+    durable: Option<Coalescer<Question, Fast<Answer<DecidedAs>>>>,
+    full: Coalescer<Question, Answer<DecidedAs>>,
 }
 
-/// What the full script is asked.
+/// What a script is asked.
 #[derive(Clone)]
 pub(super) enum Question {
     Acquire(Arc<AcquireArguments>),
@@ -70,54 +71,58 @@ impl Question {
 impl Lane {
     pub(super) fn new(shared: &Arc<Shared>, partition: usize) -> Self {
         let most = if shared.durable.is_some() { MOST_DURABLE_CALLS } else { MOST_CALLS };
-        let runtime = || shared.runtime.clone();
-        let (acquiring, releasing, asking) = (Arc::clone(shared), Arc::clone(shared), Arc::clone(shared));
+        let fast = |most| {
+            let shared = Arc::clone(shared);
+            Coalescer::new(shared.runtime.clone(), most, IN_FLIGHT, move |calls| {
+                Arc::clone(&shared).decide_fast(partition, calls)
+            })
+        };
+        let deciding = Arc::clone(shared);
         Self {
-            acquires: Coalescer::new(runtime(), most, IN_FLIGHT, move |calls| {
-                Arc::clone(&acquiring).acquire_fast(partition, calls)
-            }),
-            releases: Coalescer::new(runtime(), MOST_CALLS, IN_FLIGHT, move |calls| {
-                Arc::clone(&releasing).release_fast(partition, calls)
-            }),
-            questions: Coalescer::new(runtime(), most, IN_FLIGHT, move |calls| {
-                Arc::clone(&asking).decide(partition, calls)
+            fast: fast(MOST_CALLS),
+            durable: shared.durable.as_ref().map(|_| fast(most)),
+            full: Coalescer::new(shared.runtime.clone(), most, IN_FLIGHT, move |calls| {
+                Arc::clone(&deciding).decide(partition, calls)
             }),
         }
     }
 
-    /// Asks for a lease: by the fast script unless the name is known to have a queue.
+    /// Asks for a lease.
     pub(super) async fn acquire(&self, shared: &Shared, request: AcquireArguments) -> Result<Answer<Decision>> {
-        let request = Arc::new(request);
         if request.patience == 'q' {
             shared.router.listen_in(shared.keys.of(&request.resource)).await?;
         }
-        if !shared.is_slow(&request.resource) {
-            if let Fast::Decided(answer) = self.acquires.call(Arc::clone(&request)).await? {
-                return Ok(answer);
-            }
-            shared.set_slow(&request.resource, true);
-        }
-        let answer = self.questions.call(Question::Acquire(request)).await?;
+        let fast = self.durable.as_ref().unwrap_or(&self.fast);
+        let answer = self.ask(shared, fast, Question::Acquire(Arc::new(request))).await?;
         match answer.value {
             DecidedAs::Acquire(decision) => Ok(Answer::new(decision, answer.incarnation)),
             DecidedAs::Release(_) => Err(Error::unanswered("redis answered another question")),
         }
     }
 
-    /// Ends a lease, likewise.
+    /// Ends a lease.
     pub(super) async fn release(&self, shared: &Shared, release: ReleaseArguments) -> Result<Answer<Released>> {
-        let release = Arc::new(release);
-        if !shared.is_slow(&release.resource) {
-            if let Fast::Decided(answer) = self.releases.call(Arc::clone(&release)).await? {
-                return Ok(answer);
-            }
-            shared.set_slow(&release.resource, true);
-        }
-        let answer = self.questions.call(Question::Release(release)).await?;
+        let answer = self.ask(shared, &self.fast, Question::Release(Arc::new(release))).await?;
         match answer.value {
             DecidedAs::Release(released) => Ok(Answer::new(released, answer.incarnation)),
             DecidedAs::Acquire(_) => Err(Error::unanswered("redis answered another question")),
         }
+    }
+
+    /// Asks the fast script, unless the name is known to have a queue, and then the full one.
+    async fn ask(
+        &self,
+        shared: &Shared,
+        fast: &Coalescer<Question, Fast<Answer<DecidedAs>>>,
+        question: Question,
+    ) -> Result<Answer<DecidedAs>> {
+        if !shared.is_slow(question.resource()) {
+            if let Fast::Decided(answer) = fast.call(question.clone()).await? {
+                return Ok(answer);
+            }
+            shared.set_slow(question.resource(), true);
+        }
+        self.full.call(question).await
     }
 }
 
@@ -150,6 +155,9 @@ impl Shared {
         let mut slow = self.slow.lock();
         if !is_slow {
             slow.remove(resource);
+            return;
+        }
+        if slow.contains(resource) {
             return;
         }
         if slow.len() >= MOST_SLOW_NAMES {

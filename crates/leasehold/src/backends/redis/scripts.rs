@@ -105,8 +105,7 @@ macro_rules! scripts {
 
 scripts! {
     BEGIN = "begin.lua";
-    FAST_ACQUIRE = "fast_acquire.lua";
-    FAST_RELEASE = "fast_release.lua";
+    FAST = "fast.lua";
     FAST_RENEW = "fast_renew.lua";
     DECIDE = "decide.lua";
     RENEW = "renew.lua";
@@ -115,6 +114,8 @@ scripts! {
     NAMES = "names.lua";
     SWEEP = "sweep.lua";
     WATCH = "watch.lua";
+    RECORD_RUNS = "record_runs.lua";
+    LIST_RUNS = "list_runs.lua";
 }
 
 #[cfg(test)]
@@ -123,7 +124,7 @@ mod tests {
 
     #[test]
     fn every_script_is_whole() {
-        for script in [&BEGIN, &FAST_ACQUIRE, &FAST_RELEASE, &FAST_RENEW, &NAMES, &SWEEP, &WATCH] {
+        for script in [&BEGIN, &FAST, &FAST_RENEW, &NAMES, &SWEEP, &WATCH, &RECORD_RUNS, &LIST_RUNS] {
             assert!(script.source.contains("local nows") && !script.source.contains("--@"), "{}", script.source);
         }
         for script in [&DECIDE, &RENEW, &EVICT, &LIST] {

@@ -38,6 +38,7 @@ mod queue;
 mod release;
 mod renew;
 mod round;
+mod runs;
 mod vote;
 
 use std::{
@@ -63,7 +64,7 @@ use crate::{
     },
     lease::{
         Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, LeaseKey, ListFilter, Names, Outcome, Page,
-        Released, Renewal, Request, Resource, Standing,
+        Released, Renewal, Request, Resource, RunRecord, RunReport, Standing,
     },
 };
 
@@ -209,6 +210,7 @@ impl Backend for Quorum {
         let mut guarantees = Guarantees::new("redlock", Reach::Network, Liveness::Ttl)
             .pushes(of_nodes.iter().all(|node| node.pushes))
             .survives_restart(of_nodes.iter().all(|node| node.survives_restart))
+            .records_runs(of_nodes.iter().all(|node| node.records_runs))
             .renew_batch(of_nodes.iter().map(|node| node.renew_batch).min().unwrap_or(1));
         guarantees.fifo = false;
         guarantees.fences = of_nodes.iter().all(|node| node.fences);
@@ -249,6 +251,14 @@ impl Inspect for Quorum {
 
     async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
         history::history(&self.shared, filter).await
+    }
+
+    async fn record_runs(&self, reports: &[RunReport]) -> Result<()> {
+        runs::record(&self.shared, reports).await
+    }
+
+    async fn runs(&self, names: &Names) -> Result<Vec<RunRecord>> {
+        runs::read(&self.shared, names).await
     }
 
     async fn watch(&self, names: Names) -> Result<EventStream> {

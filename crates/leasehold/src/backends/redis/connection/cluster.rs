@@ -13,9 +13,7 @@ use std::{
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use redis::{
-    Cmd, ProtocolVersion, PushInfo, PushKind, RedisError, Value,
-    cluster::ClusterClientBuilder,
-    cluster_async::ClusterConnection,
+    Cmd, PushInfo, PushKind, RedisError, Value,
     cluster_routing::{MultipleNodeRoutingInfo, Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr},
 };
 use tokio::{runtime::Handle, sync::Notify, task::AbortHandle, time};
@@ -24,33 +22,17 @@ use super::{
     super::{
         decode, errors,
         keys::{Keys, Partition},
-        options::{Address, RedisOptions},
+        options::RedisOptions,
     },
-    Listener, MemoryCell, SendError, dial,
+    Listener, MemoryCell, SendError,
+    cluster_link::{ClusterLink, LinkState},
+    dial,
 };
 use crate::{Error, Result, backend::Backoff};
 
-/// How often the library tries again where a slot has moved or a server is away; every call may be repeated.
-const RETRIES: u32 = 8;
-
-fn builder(servers: &[Address], options: &RedisOptions) -> Result<ClusterClientBuilder, RedisError> {
-    let nodes = servers.iter().map(|server| dial::connection_info(server, options));
-    let builder = ClusterClientBuilder::new(nodes.collect::<Result<Vec<_>, _>>()?)
-        .use_protocol(ProtocolVersion::RESP3)
-        .connection_timeout(options.connect_limit / 2)
-        .response_timeout(options.answer_limit)
-        .retries(RETRIES)
-        .min_retry_wait(5)
-        .max_retry_wait(200);
-    Ok(match &options.tls {
-        None => builder,
-        Some(tls) => builder.certs(dial::certificates(tls)),
-    })
-}
-
 /// A cluster, as one instance sees it.
 pub(in super::super) struct Cluster {
-    connection: ClusterConnection,
+    link: Arc<ClusterLink>,
     options: Arc<RedisOptions>,
     /// Pushes reach only those who subscribed at the server of the slot: it can tell who is absent.
     pub(in super::super) is_sharded: bool,
@@ -89,25 +71,18 @@ impl Cluster {
             }
             Ok(())
         };
-        let anywhere = || RoutingInfo::SingleNode(SingleNodeRoutingInfo::Random);
-        let seeds = builder(&options.servers, options).and_then(ClusterClientBuilder::build).map_err(failed)?;
-        let mut connection = seeds.get_async_connection().await.map_err(failed)?;
-        // The library looks for servers among those that it was given only: it gets all that there are.
-        let mut slots = redis::cmd("CLUSTER");
-        slots.arg("SLOTS");
-        let slots = connection.route_command(slots, anywhere()).await.map_err(failed)?;
-        let servers: Vec<Address> = options.servers.iter().cloned().chain(decode::cluster_nodes(&slots)).collect();
-        let all = || builder(&servers, options);
-        let mut connection =
-            all().and_then(ClusterClientBuilder::build).map_err(failed)?.get_async_connection().await.map_err(failed)?;
+        let servers = Arc::new(Mutex::new(options.servers.clone()));
+        let link = Arc::new(ClusterLink::open(options, &servers, None).await.map_err(failed)?);
+        link.learn_servers().await;
         // A server that gives a slot away ends its subscriptions unasked, which the library takes for the answer to
         // whatever it waits for there, and every later answer for that of the call before. So subscriptions have
         // connections of their own.
-        let listening = all().and_then(|builder| builder.push_sender(pushes).build()).map_err(failed)?;
-        let hello = connection.route_command(redis::cmd("HELLO"), anywhere()).await.map_err(failed)?;
+        let listening = ClusterLink::open(options, &servers, Some(Arc::new(pushes))).await.map_err(failed)?;
+        let hello = link.route(redis::cmd("HELLO"), ClusterLink::anywhere()).await.map_err(failed)?;
         let is_sharded = dial::version(&decode::pairs(&hello)) >= (7, 0);
         let subscriptions = Subscriptions {
-            connection: listening.get_async_connection().await.map_err(failed)?,
+            link: Arc::new(listening),
+            commands: Arc::clone(&link),
             options: Arc::clone(options),
             is_sharded,
             channels: Arc::default(),
@@ -115,7 +90,7 @@ impl Cluster {
         };
         let resubscribing = subscriptions.clone().resubscribe(listener, Arc::clone(&breaks));
         Ok(Self {
-            connection,
+            link,
             options: Arc::clone(options),
             is_sharded,
             memories: keys.all().iter().map(|_| MemoryCell::default()).collect(),
@@ -146,12 +121,15 @@ impl Cluster {
 
     async fn route(&self, command: Cmd, route: RoutingInfo, limit: Duration) -> Result<Value, SendError> {
         let place = self.options.place();
-        let mut connection = self.connection.clone();
-        match time::timeout(limit, connection.route_command(command, route)).await {
+        let before = self.link.state();
+        match time::timeout(limit, self.link.route(command, route)).await {
             Ok(Ok(value)) => value.extract_error().map_err(SendError::Refused),
             Ok(Err(error)) if errors::is_refusal(&error) => Err(SendError::Refused(error)),
             Ok(Err(error)) => Err(SendError::Unknown(errors::unanswered(&place, &error.to_string()))),
-            Err(_) => Err(SendError::Unknown(errors::unanswered(&place, &format!("nothing came within {limit:?}")))),
+            Err(_) => {
+                Handle::current().spawn(self.subscriptions.clone().reopen(before));
+                Err(SendError::Unknown(errors::unanswered(&place, &format!("nothing came within {limit:?}"))))
+            }
         }
     }
 
@@ -171,7 +149,7 @@ impl Cluster {
 
     pub(super) async fn unsubscribe(&self, channel: &str) {
         self.subscriptions.channels.lock().remove(channel);
-        let mut connection = self.subscriptions.connection.clone();
+        let mut connection = self.subscriptions.link.connection();
         let _best_effort =
             if self.is_sharded { connection.sunsubscribe(channel).await } else { connection.unsubscribe(channel).await };
     }
@@ -186,7 +164,9 @@ impl Drop for Cluster {
 /// The channels of an instance. A server that gave a slot away ends its subscriptions; the library does not restore them.
 #[derive(Clone)]
 struct Subscriptions {
-    connection: ClusterConnection,
+    link: Arc<ClusterLink>,
+    /// Asked which servers there are after a break.
+    commands: Arc<ClusterLink>,
     options: Arc<RedisOptions>,
     is_sharded: bool,
     channels: Arc<Mutex<BTreeSet<String>>>,
@@ -195,24 +175,38 @@ struct Subscriptions {
 }
 
 impl Subscriptions {
+    /// Opens both links anew if no server has answered since: the library goes on using connections that a network has
+    /// forgotten, which stay silent for minutes. One server that hangs is left to the cluster, for the sake of the others.
+    async fn reopen(self, before: LinkState) {
+        let listening = self.link.state();
+        if self.commands.reopen(before).await && self.link.reopen(listening).await {
+            self.broken.notify_one();
+        }
+    }
+
     async fn subscribe(&self, channel: &str) -> Result<()> {
         let place = self.options.place();
-        let mut connection = self.connection.clone();
         let subscribing = async {
-            loop {
-                let mut subscribe = redis::cmd(if self.is_sharded { "SSUBSCRIBE" } else { "SUBSCRIBE" });
-                match subscribe.arg(channel).query_async(&mut connection).await? {
-                    // The end of another subscription was taken for the answer: that one is missing as well.
-                    Value::Push { kind: PushKind::SUnsubscribe | PushKind::Unsubscribe, .. } => {
-                        self.broken.notify_one();
-                    }
-                    _ => return Ok::<_, RedisError>(()),
+            // A replica confirms a subscription to its master's channels, and the master does not count it: asking for a
+            // key of the slot makes the library find the master first.
+            let commands: &[&str] = if self.is_sharded { &["EXISTS", "SSUBSCRIBE"] } else { &["SUBSCRIBE"] };
+            for command in commands {
+                // The end of another subscription may be taken for the answer: that one is missing as well.
+                while let Value::Push { kind: PushKind::SUnsubscribe | PushKind::Unsubscribe, .. } =
+                    self.link.send(redis::cmd(command).arg(channel)).await?
+                {
+                    self.broken.notify_one();
                 }
             }
+            Ok::<_, RedisError>(())
         };
         match time::timeout(self.options.answer_limit, subscribing).await {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(errors::unreachable(&place, &error)),
+            Ok(Err(error)) => {
+                // The link may have been opened anew, without any subscription.
+                self.broken.notify_one();
+                Err(errors::unreachable(&place, &error))
+            }
             Err(_) => Err(Error::unavailable(format!("{place} did not confirm a subscription in time"))),
         }
     }
@@ -221,6 +215,7 @@ impl Subscriptions {
     async fn resubscribe(self, listener: Arc<dyn Listener>, breaks: Arc<AtomicU64>) {
         loop {
             self.broken.notified().await;
+            let _answered = time::timeout(self.options.answer_limit, self.commands.learn_servers()).await;
             let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
             loop {
                 let channels: Vec<String> = self.channels.lock().iter().cloned().collect();

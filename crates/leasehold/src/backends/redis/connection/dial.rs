@@ -2,15 +2,23 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use futures_util::future::select_ok;
 use redis::{
-    Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo, RedisError,
-    TlsCertificates, Value, aio::MultiplexedConnection,
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion,
+    RedisConnectionInfo, RedisError, TlsCertificates, Value, aio::MultiplexedConnection, io::tcp::TcpSettings,
 };
-use tokio::time;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpStream, UnixStream, lookup_host},
+    time,
+};
 
-use super::super::{
-    decode, errors,
-    options::{Address, RedisOptions, Tls},
+use super::{
+    super::{
+        decode, errors,
+        options::{Address, RedisOptions, Tls},
+    },
+    drive::Drive,
 };
 
 /// What a server says about itself.
@@ -57,7 +65,52 @@ pub(super) fn connection_info(address: &Address, options: &RedisOptions) -> Resu
             return Ok((*info).set_redis_settings(settings));
         }
     };
-    Ok(address.into_connection_info()?.set_redis_settings(identity(options)))
+    let info = address.into_connection_info()?.set_tcp_settings(TcpSettings::default().set_nodelay(true));
+    Ok(info.set_redis_settings(identity(options)))
+}
+
+/// Connects. Where nothing encrypts, commands are written by the thread that sends them.
+pub(super) async fn connect(
+    address: &Address,
+    options: &RedisOptions,
+    config: AsyncConnectionConfig,
+) -> Result<(MultiplexedConnection, Option<Drive>), RedisError> {
+    match (address, &options.tls) {
+        (Address::Tcp { host, port }, None) => {
+            let stream = connect_tcp(host, *port).await?;
+            driven(&connection_info(address, options)?, stream, config).await
+        }
+        (Address::Unix(path), _) => {
+            let stream = UnixStream::connect(path).await?;
+            driven(&connection_info(address, options)?, stream, config).await
+        }
+        (Address::Tcp { .. } | Address::Info(_), _) => {
+            let client = client(address, options)?;
+            Ok((client.get_multiplexed_async_connection_with_config(&config).await?, None))
+        }
+    }
+}
+
+/// The first that answers of the addresses that the host has.
+async fn connect_tcp(host: &str, port: u16) -> Result<TcpStream, RedisError> {
+    let addresses = lookup_host((host, port)).await?;
+    let connecting: Vec<_> = addresses.map(|address| Box::pin(TcpStream::connect(address))).collect();
+    if connecting.is_empty() {
+        return Err(std::io::Error::new(std::io::ErrorKind::NotFound, format!("{host} has no address")).into());
+    }
+    let (stream, _others) = select_ok(connecting).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+async fn driven(
+    info: &ConnectionInfo,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    config: AsyncConnectionConfig,
+) -> Result<(MultiplexedConnection, Option<Drive>), RedisError> {
+    let (connection, driver) =
+        MultiplexedConnection::new_with_config(info.redis_settings(), stream, config).await?;
+    Ok((connection, Some(Drive::new(driver))))
 }
 
 /// A client for one server.

@@ -5,8 +5,10 @@
 //! every new connection the instance assumes that pushes were missed.
 
 mod cluster;
+mod cluster_link;
 mod dial;
 mod discovery;
+mod drive;
 mod memory;
 mod router;
 
@@ -33,7 +35,7 @@ pub(super) use self::{
     memory::{Memory, MemoryCell},
     router::{Reply, Router},
 };
-use self::dial::ServerFacts;
+use self::{dial::ServerFacts, drive::Drive};
 use super::{
     decode, errors,
     keys::Partition,
@@ -67,6 +69,8 @@ struct Shared {
 /// An established connection, and what the server said on connecting.
 pub(super) struct Live {
     connection: MultiplexedConnection,
+    /// Where commands are written by the thread that sends them.
+    drive: Option<Drive>,
     pub(super) server: ServerFacts,
     pub(super) address: Address,
     /// The memory that this connection found.
@@ -222,13 +226,20 @@ impl Live {
             self.give_up();
             SendError::Unknown(errors::unanswered(&self.place(), why))
         };
-        match time::timeout(limit, answer).await {
+        let answer = match &self.drive {
+            Some(drive) => match drive.send(limit, answer).await {
+                // It may be half open, so that nothing will ever come again.
+                Err(_) if drive.has_expired() => return Err(unknown(&format!("nothing came within {limit:?}"))),
+                answer => Ok(answer),
+            },
+            None => time::timeout(limit, answer).await,
+        };
+        match answer {
             // Answers that come after the end of a connection may belong to other questions.
             Ok(_) if self.is_closed() => Err(unknown("the connection ended")),
             Ok(Ok(value)) => Ok(value),
             Ok(Err(error)) if errors::is_refusal(&error) => Err(SendError::Refused(error)),
             Ok(Err(error)) => Err(unknown(&error.to_string())),
-            // It may be half open, so that nothing will ever come again.
             Err(_) => Err(unknown(&format!("nothing came within {limit:?}"))),
         }
     }
@@ -319,9 +330,8 @@ impl Shared {
             .set_response_timeout(None)
             .set_pipeline_buffer_size(1024)
             .set_push_sender(pushes);
-        let client = dial::client(&address, &self.options).map_err(|error| failed(&error))?;
-        let connecting = client.get_multiplexed_async_connection_with_config(&config);
-        let connection = connecting.await.map_err(|error| failed(&error))?;
+        let connecting = dial::connect(&address, &self.options, config);
+        let (connection, drive) = connecting.await.map_err(|error| failed(&error))?;
         let server = dial::facts(&connection).await.map_err(|error| failed(&error))?;
         if !server.is_master && self.discovery.wants_master() {
             return Err(Error::unavailable(format!("{place} is a replica and no master yet")));
@@ -331,7 +341,7 @@ impl Shared {
             let subscribed = dial::subscribe(&connection, channel, self.options.answer_limit).await;
             subscribed.map_err(|error| failed(&error))?;
         }
-        let live = Live { connection, server, address, memory: MemoryCell::default(), give_up, closed };
+        let live = Live { connection, drive, server, address, memory: MemoryCell::default(), give_up, closed };
         self.read_memory(&live).await?;
         Ok(Arc::new(live))
     }

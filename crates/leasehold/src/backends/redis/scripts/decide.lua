@@ -5,7 +5,7 @@
 --         release: lease id, ending, problem as JSON with a blank before it or '', nothing
 -- answer  for each: {'holding', fence, acquired}  {'waiting', ahead, newest fence, µs until the first end, or ''}
 --         {'busy', now, waiting, record of each holder...}  {'wrong', shape in force}
---         {'release', 'freed' or 'left' or 'gone'}; 'plain' at the end of one whose name has no queue now
+--         {'release', 'freed' or 'left' or 'gone'}; 'plain' at the end of one whose name fast scripts can handle now
 --         {'newer'} for what a newer version wrote  {'error', text}; at the end 'unsettled' if work is left
 --@ head.lua
 --@ ended.lua
@@ -15,10 +15,10 @@ local function busy(r)
   return { 'busy', nows, format('%.0f', r.waiting), unpack(holders(r, 100)) }
 end
 
-local function enqueue(r, id, record, ticket)
-  call('HSET', r.entries, id, record)
-  call('ZADD', r.order, format('%.0f', ticket), id)
-  call('ZADD', r.ends, sub(record, 35, 50), id)
+local function enqueue(r, id, record, rank)
+  put(r, id, record)
+  r.ranks[id] = rank
+  ends_at(r, id, sub(record, 35, 50))
 end
 
 local function acquire(r, head, tail, patience, most)
@@ -26,17 +26,18 @@ local function acquire(r, head, tail, patience, most)
   local record = settle(r, id)
   if record then
     record = prolong(r, id, record, sub(tail, 1, 13))
-    call('HSET', r.entries, id, record)
+    put(r, id, record)
     return standing(r, id, record)
   end
   local shape, units = sub(tail, 32, 42), tonumber(sub(tail, 44, 53))
   local capacity = tonumber(sub(shape, 1, 10))
-  record = head .. ' ' .. digits(now + sub(tail, 1, 13)) .. ' ' .. nows .. ' ' .. NONE .. ' ' .. nows .. ' ' .. NONE .. ' ' .. tail
+  record = head .. ' ' .. end_of(sub(tail, 1, 13)) .. ' ' .. nows .. ' ' .. NONE .. ' ' .. nows .. ' ' .. NONE .. ' ' .. tail
   if is_empty(r) then
+    call('DEL', r.entries, r.order, r.ends)
     reset(r)
     r.lone = granted(r, record)
     r.used = 0
-    return { 'holding', newest, nows, 'plain' }
+    return { 'holding', newest, nows }
   end
   if r.shape ~= shape then
     return { 'wrong', r.shape }
@@ -45,47 +46,46 @@ local function acquire(r, head, tail, patience, most)
   if not fits and (patience == 't' or most ~= '' and r.waiting > tonumber(most)) then
     return busy(r)
   end
+  -- When it joins, all others are ahead of it.
+  local ahead, first = r.waiting, first_of_all(r)
   r.ticket = r.ticket + 1
-  if fits and r.waiting == 0 then
+  if fits and ahead == 0 then
     record = granted(r, record)
     enqueue(r, id, record, r.ticket - HELD)
     return standing(r, id, record)
   end
-  r.waiting = r.waiting + 1
+  r.waiting, r.queue_changed = ahead + 1, true
   enqueue(r, id, record, r.ticket)
   if fits then
     grant(r, id)
-    record = call('HGET', r.entries, id)
+    record = entry(r, id)
     if sub(record, 69, 84) ~= NONE then
       return standing(r, id, record)
     end
-    if patience == 't' or most ~= '' and r.waiting - 1 > tonumber(most) then
-      r.waiting = r.waiting - 1
-      call('HDEL', r.entries, id)
-      call('ZREM', r.order, id)
-      call('ZREM', r.ends, id)
+    ahead = r.waiting - 1
+    if patience == 't' or most ~= '' and ahead > tonumber(most) then
+      r.waiting = ahead
+      cut(r, id, record)
       return busy(r)
     end
   end
   tell('waiting', nows, r, record)
-  return standing(r, id, record)
+  return { 'waiting', format('%.0f', ahead), r.fence, format('%.0f', max(0, first - now)) }
 end
 
 local function release(r, id, how, problem)
   local record = settle(r, id)
   if not record then
-    return 'gone'
+    return { 'release', 'gone' }
   end
   local held = sub(record, 69, 84) ~= NONE
   if how == 'released' and not held then
     how = 'cancelled'
   end
-  call('HDEL', r.entries, id)
-  call('ZREM', r.order, id)
-  call('ZREM', r.ends, id)
+  cut(r, id, record)
   remove(r, record, how, nows, problem)
   grant(r)
-  return held and 'freed' or 'left'
+  return { 'release', held and 'freed' or 'left' }
 end
 
 -- Redis checks its memory before the first write of a script only, and never before HDEL. The first write here tells
@@ -103,6 +103,19 @@ if full and not string.find(full, 'OOM') then
 end
 call('HDEL', KEYS[1], '\tnothing')
 
+local ids = {}
+for i = 5 + resources, #ARGV, 6 do
+  local some = ids[ARGV[i]] or {}
+  some[#some + 1] = ARGV[i + 1] == 'a' and sub(ARGV[i + 2], 2) or ARGV[i + 2]
+  ids[ARGV[i]] = some
+end
+for at, some in pairs(ids) do
+  local r = resource(tonumber(at))
+  if r then
+    try(read, r, some)
+  end
+end
+
 local answers = {}
 for i = 5 + resources, #ARGV, 6 do
   local r = resource(tonumber(ARGV[i]))
@@ -113,9 +126,9 @@ for i = 5 + resources, #ARGV, 6 do
     answer = try(acquire, r, ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5])
   else
     answer = try(release, r, ARGV[i + 2], ARGV[i + 3], ARGV[i + 4])
-    if type(answer) == 'string' then
-      answer = { 'release', answer, is_empty(r) and 'plain' or nil }
-    end
+  end
+  if r and is_plain(r) then
+    answer[#answer + 1] = 'plain'
   end
   answers[#answers + 1] = answer
 end

@@ -2,8 +2,8 @@
 -- Remembers leases that ended, a few in one entry of the stream, which is trimmed by entries. `pairs` has the name of
 -- each, then its ending and record.
 local function remember(pairs)
-  for at = 1, #pairs, 16 do
-    local last = math.min(#pairs, at + 15)
+  for at = 1, #pairs, 32 do
+    local last = math.min(#pairs, at + 31)
     call('XADD', KEYS[2], 'MAXLEN', '~', sub(ARGV[2], 3, 8) + 0, '*', unpack(pairs, at, last))
   end
 end

@@ -1,4 +1,4 @@
--- Moves the ends of leases of lone holders.
+-- Moves the ends of leases of lone holders, and of those who share a name while nobody waits.
 --
 -- KEYS    1 leases
 -- ARGV    then two for each renewal: name, and in columns head of the record(1-33) ttl(35-47)
@@ -17,7 +17,11 @@ local answers, written, ends = {}, {}, {}
 
 for at = 2, #fields do
   local held, asked = stored[at], ARGV[2 * at]
-  local answer = 'slow'
+  local answer, entries = 'slow', nil
+  if held and sub(held, 1, 2) == 's1' then
+    entries = sub(KEYS[1], 1, -7) .. 'entries:' .. fields[at]
+    held = call('HGET', entries, sub(asked, 2, 33))
+  end
   if not held then
     answer = 'gone'
   elseif sub(held, 1, 33) == sub(asked, 1, 33) and sub(held, 35, 50) > nows then
@@ -25,13 +29,20 @@ for at = 2, #fields do
     if not ends[ttl] then
       ends[ttl] = format('%016.0f', nows + ttl)
     end
-    written[#written + 1] = fields[at]
-    if ends[ttl] > sub(held, 35, 50) then
-      written[#written + 1] = sub(held, 1, 34) .. ends[ttl] .. ' ' .. nows .. sub(held, 68, 119) .. ttl .. sub(held, 133)
-    else
-      written[#written + 1] = sub(held, 1, 51) .. nows .. sub(held, 68)
-    end
     answer = sub(held, 69, 118)
+    if ends[ttl] > sub(held, 35, 50) then
+      held = sub(held, 1, 34) .. ends[ttl] .. ' ' .. nows .. sub(held, 68, 119) .. ttl .. sub(held, 133)
+    else
+      held = sub(held, 1, 51) .. nows .. sub(held, 68)
+    end
+    if entries then
+      -- Redis does not refuse what follows a write that it never refuses: a renewal goes through when memory is full.
+      call('HDEL', KEYS[1], '\tnothing')
+      call('HSET', entries, sub(asked, 2, 33), held)
+    else
+      written[#written + 1] = fields[at]
+      written[#written + 1] = held
+    end
   elseif sub(held, 1, 1) == '1' and sub(held, 35, 50) > nows then
     answer = 'gone'
   end
@@ -39,7 +50,6 @@ for at = 2, #fields do
 end
 
 if #written > 0 then
-  -- Redis does not refuse what follows a write that it never refuses: a renewal goes through when memory is full.
   call('HDEL', KEYS[1], '\tnothing')
   call('HSET', KEYS[1], unpack(written))
 end

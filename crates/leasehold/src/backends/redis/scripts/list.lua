@@ -14,6 +14,7 @@ local function list(r, from)
   if from < 0 or is_empty(r) then
     return {}
   end
+  flush(r)
   local ids = call('ZRANGE', r.order, from, from + 999)
   return #ids == 0 and {} or call('HMGET', r.entries, unpack(ids))
 end

@@ -31,11 +31,11 @@ local function renew(r, id, ttl, floor, less, metadata)
       newest = floor
     end
   end
-  call('HSET', r.entries, id, record)
+  put(r, id, record)
   local waiting = r.waiting
   grant(r, id)
   if r.waiting ~= waiting then
-    record = call('HGET', r.entries, id)
+    record = entry(r, id)
   elseif waiting == 0 and sub(record, 151, 160) == sub(record, 163, 172) then
     -- It has all of it and nobody waits: a lone holder again.
     call('DEL', r.entries, r.order, r.ends)

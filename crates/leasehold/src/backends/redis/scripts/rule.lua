@@ -29,26 +29,23 @@ local function digits(number)
   return format('%016.0f', number)
 end
 
+-- When what begins now with this ttl ends.
+local ends_by_ttl = {}
+local function end_of(ttl)
+  if not ends_by_ttl[ttl] then
+    ends_by_ttl[ttl] = digits(now + ttl)
+  end
+  return ends_by_ttl[ttl]
+end
+
 local function tell(what, at, r, record)
   if watched then
     events[#events + 1] = what .. ' ' .. at .. '\n' .. r.name .. '\n' .. record
   end
 end
 
--- Pushes to the instance of an entry; whether it may have received that.
-local function notify(instance, message)
-  local known = reached[instance]
-  if known == nil then
-    local count = publish(prefix .. 'to:' .. instance, message)
-    reached[instance] = count > 0 or push == 'B'
-    return reached[instance]
-  end
-  if known then
-    mail[instance] = mail[instance] and mail[instance] .. '\n' .. message or message
-  end
-  return known
-end
-
+-- Whether a push reaches the instance of an entry. Counted before anything is published: what nobody receives here is
+-- still received by those who subscribed at a replica, who would take a grant that is passed on for theirs.
 local function is_present(instance)
   if reached[instance] == nil then
     reached[instance] = push == 'B'
@@ -57,12 +54,29 @@ local function is_present(instance)
   return reached[instance]
 end
 
+-- Pushes to the instance of an entry if that can be reached.
+local function notify(instance, message)
+  if is_present(instance) then
+    mail[instance] = mail[instance] and mail[instance] .. '\n' .. message or message
+  end
+  return reached[instance]
+end
+
 local function is_empty(r)
-  return r.used == 0 and r.waiting == 0 and not r.lone
+  return r.used == 0 and r.waiting == 0 and not r.lone and not r.shared
+end
+
+-- Whether fast scripts can handle it: nobody waits, and what is left can be shared.
+local function is_plain(r)
+  return r.waiting == 0 and (r.used == 0 or r.used < tonumber(sub(r.shape, 1, 10)))
 end
 
 local function reset(r)
   r.ticket, r.used, r.waiting, r.passed, r.fence, r.shape = 0, 0, 0, 0, NONE, ''
+  -- What this call knows and has changed: records by id, `false` for those that are gone; and what is to be written.
+  r.known, r.knows_all, r.put, r.ranks, r.stops, r.cuts = {}, true, {}, {}, {}, {}
+  -- `first` is when the first of all entries ends, if this call knows; none ends before `not_before`.
+  r.first, r.not_before, r.head, r.queue_changed = nil, nil, nil, false
 end
 
 -- The resource with this number; `nil` if a newer version wrote it.
@@ -75,15 +89,17 @@ local function resource(at)
   reset(r)
   local ticket, used, waiting, passed, fence, shape =
     string.match(value or '', '^q1 (%d+) (%d+) (%d+) (%d+) (%d+) (%S+)$')
-  if ticket then
-    if call('EXISTS', r.entries, r.order, r.ends) == 3 then
-      r.ticket, r.used, r.waiting, r.passed = tonumber(ticket), tonumber(used), tonumber(waiting), tonumber(passed)
-      r.fence, r.shape = fence, shape
-    else
-      -- Redis evicted what the queue knew: the memory of this partition begins now.
-      memory = sub(memory, 1, 43) .. nows
-      call('DEL', r.entries, r.order, r.ends)
-    end
+  local is_shared = sub(value or '', 1, 2) == 's1'
+  local keys = ticket and 3 or is_shared and 1 or 0
+  if keys > 0 and call('EXISTS', r.entries, unpack({ r.order, r.ends }, 1, keys - 1)) < keys then
+    -- Redis evicted what the queue knew: the memory of this partition begins now.
+    memory = sub(memory, 1, 43) .. nows
+    call('DEL', r.entries, r.order, r.ends)
+  elseif ticket then
+    r.ticket, r.used, r.waiting, r.passed = tonumber(ticket), tonumber(used), tonumber(waiting), tonumber(passed)
+    r.fence, r.shape, r.knows_all = fence, shape, false
+  elseif is_shared then
+    r.shared, r.knows_all = value, false
   elseif value and sub(value, 1, 1) == '1' then
     r.lone = value
   elseif value then
@@ -93,11 +109,113 @@ local function resource(at)
   return r
 end
 
+-- Reads these entries in one call.
+local function read(r, ids)
+  if r.knows_all or r.shared then
+    return
+  end
+  local unknown = {}
+  for _, id in ipairs(ids) do
+    if r.known[id] == nil then
+      unknown[#unknown + 1] = id
+    end
+  end
+  for i, record in ipairs(#unknown > 0 and call('HMGET', r.entries, unpack(unknown)) or {}) do
+    r.known[unknown[i]] = record
+  end
+end
+
+local function entry(r, id)
+  local record = r.known[id]
+  if record == nil and not r.knows_all then
+    record = call('HGET', r.entries, id)
+    r.known[id] = record
+  end
+  return record or nil
+end
+
+local function put(r, id, record)
+  r.known[id], r.put[id] = record, true
+  if r.head and r.head.id == id then
+    r.head = nil
+  end
+end
+
+local function ends_at(r, id, stop)
+  r.stops[id] = stop
+  if r.first and stop < r.first then
+    r.first = stop
+  end
+  if r.not_before and stop < r.not_before then
+    r.not_before = stop
+  end
+end
+
+-- An entry is gone; the caller counts it out.
+local function cut(r, id, record)
+  r.known[id], r.put[id], r.ranks[id], r.stops[id] = false, nil, nil, nil
+  r.cuts[#r.cuts + 1] = id
+  if sub(record, 35, 50) == r.first then
+    r.first = nil
+  end
+  if sub(record, 69, 84) == NONE then
+    r.queue_changed = true
+  end
+  if r.head and r.head.id == id then
+    r.head = nil
+  end
+end
+
+-- Writes what has changed of the entries, and of their order unless that is not needed any more.
+local function flush(r, without_order)
+  if #r.cuts > 0 then
+    call('HDEL', r.entries, unpack(r.cuts))
+    if not without_order then
+      call('ZREM', r.order, unpack(r.cuts))
+      call('ZREM', r.ends, unpack(r.cuts))
+    end
+  end
+  local records, ranks, stops = {}, {}, {}
+  for id in pairs(r.put) do
+    records[#records + 1] = id
+    records[#records + 1] = r.known[id]
+  end
+  for id, rank in pairs(r.ranks) do
+    ranks[#ranks + 1] = format('%.0f', rank)
+    ranks[#ranks + 1] = id
+  end
+  for id, stop in pairs(r.stops) do
+    stops[#stops + 1] = stop
+    stops[#stops + 1] = id
+  end
+  for at = 1, #records, 2000 do
+    call('HSET', r.entries, unpack(records, at, min(#records, at + 1999)))
+  end
+  for at = 1, without_order and 0 or #ranks, 2000 do
+    call('ZADD', r.order, unpack(ranks, at, min(#ranks, at + 1999)))
+  end
+  for at = 1, without_order and 0 or #stops, 2000 do
+    call('ZADD', r.ends, unpack(stops, at, min(#stops, at + 1999)))
+  end
+  r.put, r.ranks, r.stops, r.cuts, r.queue_changed = {}, {}, {}, {}, false
+end
+
+-- When the first of all entries ends.
+local function first_of_all(r)
+  if not r.first then
+    flush(r)
+    local stop = call('ZRANGE', r.ends, 0, 0, 'WITHSCORES')[2]
+    r.first = stop and digits(stop)
+    r.not_before = r.first
+  end
+  return r.first
+end
+
 local function remove(r, record, how, at, problem)
   if sub(record, 69, 84) == NONE then
     r.waiting = r.waiting - 1
   else
-    r.used = r.used - tonumber(sub(record, 163, 172))
+    r.used = r.used - sub(record, 163, 172)
   end
   if is_remembered(how) then
     ended[#ended + 1] = r.name
@@ -106,23 +224,36 @@ local function remove(r, record, how, at, problem)
   tell(how, at, r, record)
 end
 
--- Gives a lone holder keys of its own, or ends it if it has expired.
+-- Gives those who hold it without a queue an order, or ends a lone holder that has expired.
 local function unfold(r)
-  local record = r.lone
-  if not record then
-    return
+  local records = {}
+  if r.shared then
+    local flat = call('HGETALL', r.entries)
+    for i = 2, #flat, 2 do
+      records[#records + 1] = flat[i]
+    end
+    table.sort(records, function(one, other)
+      return sub(one, 69, 84) < sub(other, 69, 84)
+    end)
+    r.fence, r.shape = sub(r.shared, 32, 47), sub(r.shared, 49, 59)
+    call('DEL', r.order, r.ends)
+  elseif r.lone and sub(r.lone, 35, 50) <= nows then
+    r.used = tonumber(sub(r.lone, 163, 172))
+    remove(r, r.lone, 'expired', sub(r.lone, 35, 50), '')
+  elseif r.lone then
+    records = { r.lone }
+    r.fence, r.shape = sub(r.lone, 69, 84), sub(r.lone, 151, 161)
+    call('DEL', r.entries, r.order, r.ends)
+    r.put[sub(r.lone, 2, 33)] = true
   end
-  r.lone, r.used = nil, tonumber(sub(record, 163, 172))
-  if sub(record, 35, 50) <= nows then
-    remove(r, record, 'expired', sub(record, 35, 50), '')
-    return
+  for _, record in ipairs(records) do
+    local id, stop = sub(record, 2, 33), sub(record, 35, 50)
+    r.ticket, r.used, r.known[id] = r.ticket + 1, r.used + sub(record, 163, 172), record
+    r.ranks[id], r.stops[id] = r.ticket - HELD, stop
+    r.first = r.first and r.first < stop and r.first or stop
+    r.not_before, r.knows_all = r.first, true
   end
-  local id = sub(record, 2, 33)
-  r.ticket, r.fence, r.shape = 1, sub(record, 69, 84), sub(record, 151, 161)
-  call('DEL', r.entries, r.order, r.ends)
-  call('HSET', r.entries, id, record)
-  call('ZADD', r.order, 1 - HELD, id)
-  call('ZADD', r.ends, sub(record, 35, 50), id)
+  r.lone, r.shared = nil, nil
 end
 
 local function expire(r)
@@ -130,17 +261,16 @@ local function expire(r)
     return
   end
   r.expired = true
-  local ids = call('ZRANGEBYSCORE', r.ends, '-inf', nows, 'LIMIT', 0, MOST)
-  if #ids == 0 then
+  if first_of_all(r) > nows then
     return
   end
+  flush(r)
+  local ids = call('ZRANGEBYSCORE', r.ends, '-inf', nows, 'LIMIT', 0, MOST)
   unsettled = unsettled or #ids == MOST
   for i, record in ipairs(call('HMGET', r.entries, unpack(ids))) do
     remove(r, record, 'expired', sub(record, 35, 50), '')
+    cut(r, ids[i], record)
   end
-  call('HDEL', r.entries, unpack(ids))
-  call('ZREM', r.order, unpack(ids))
-  call('ZREM', r.ends, unpack(ids))
 end
 
 -- The fence of a record's grant.
@@ -149,9 +279,9 @@ local function next_fence(record)
 end
 
 -- The record of an entry that begins to hold.
-local function granted(r, record)
-  newest = next_fence(record)
-  r.fence, r.used = newest, r.used + tonumber(sub(record, 163, 172))
+local function granted(r, record, fence)
+  newest = fence or next_fence(record)
+  r.fence, r.used = newest, r.used + sub(record, 163, 172)
   record = sub(record, 1, 68) .. newest .. sub(record, 85, 102) .. nows .. sub(record, 119)
   tell('acquired', nows, r, record)
   return record
@@ -163,9 +293,16 @@ local function grant(r, asker)
   local capacity = tonumber(sub(r.shape, 1, 10))
   local looked, some = 0, 1
   while r.waiting > 0 and r.used < capacity do
+    local head = r.head
+    if head and r.used + head.units > capacity and (head.id == asker or is_present(head.instance)) then
+      return
+    end
     if looked >= MOST then
       unsettled = true
       return
+    end
+    if r.queue_changed then
+      flush(r)
     end
     local found = call('ZRANGEBYSCORE', r.order, '(' .. format('%.0f', r.passed), '+inf', 'WITHSCORES', 'LIMIT', 0, some)
     local ids = {}
@@ -175,37 +312,28 @@ local function grant(r, asker)
     if #ids == 0 then
       return
     end
-    local blocked, records, held = false, {}, {}
-    for i, record in ipairs(call('HMGET', r.entries, unpack(ids))) do
-      local id, instance = ids[i], sub(record, 176, 191)
-      local fits = r.used + tonumber(sub(record, 163, 172)) <= capacity
+    read(r, ids)
+    r.head = nil
+    for i, id in ipairs(ids) do
+      local record = entry(r, id)
+      local instance, units = sub(record, 176, 191), tonumber(sub(record, 163, 172))
+      local fits = r.used + units <= capacity
       if not fits and (id == asker or is_present(instance)) then
-        blocked = true
-        break
+        r.head = { id = id, instance = instance, units = units }
+        return
       end
-      local message = 'granted ' .. id .. ' ' .. next_fence(record) .. ' ' .. r.name
-      if fits and sub(record, 35, 50) > nows and (id == asker or notify(instance, message)) then
-        records[#records + 1] = id
-        records[#records + 1] = granted(r, record)
-        held[#held + 1] = found[2 * i] - HELD
-        held[#held + 1] = id
-        r.waiting = r.waiting - 1
+      local fence = fits and next_fence(record)
+      if fits and sub(record, 35, 50) > nows
+        and (id == asker or notify(instance, 'granted ' .. id .. ' ' .. fence .. ' ' .. r.name)) then
+        put(r, id, granted(r, record, fence))
+        r.ranks[id] = found[2 * i] - HELD
+        r.waiting, r.queue_changed = r.waiting - 1, true
       else
         r.passed = tonumber(found[2 * i])
       end
       if r.used >= capacity then
         break
       end
-    end
-    if #held > 0 then
-      call('HSET', r.entries, unpack(records))
-      for i = 1, #held, 2 do
-        held[i] = format('%.0f', held[i])
-      end
-      call('ZADD', r.order, unpack(held))
-    end
-    if blocked then
-      return
     end
     looked, some = looked + #ids, 100
   end
@@ -214,24 +342,25 @@ end
 -- The record of an entry after settling. Its instance has just asked, so it is not passed over.
 local function settle(r, id)
   unfold(r)
-  local record = id and not is_empty(r) and call('HGET', r.entries, id)
+  local record = id and not is_empty(r) and entry(r, id)
   if record and r.passed > 0 and sub(record, 69, 84) == NONE then
-    r.passed = min(r.passed, call('ZSCORE', r.order, id) - 1)
+    r.passed = min(r.passed, (r.ranks[id] or call('ZSCORE', r.order, id)) - 1)
+    r.head = nil
   end
-  local used, waiting = r.used, r.waiting
   expire(r)
   grant(r, id)
-  if record and (r.used ~= used or r.waiting ~= waiting) then
-    record = call('HGET', r.entries, id)
-  end
+  record = record and entry(r, id)
   return record and sub(record, 35, 50) > nows and record
 end
 
 -- End = now + ttl, never shorter than the end already given.
 local function prolong(r, id, record, ttl)
-  local later = digits(now + ttl)
+  local later = end_of(ttl)
   if later > sub(record, 35, 50) then
-    call('ZADD', r.ends, later, id)
+    if sub(record, 35, 50) == r.first then
+      r.first = nil
+    end
+    ends_at(r, id, later)
     return sub(record, 1, 34) .. later .. ' ' .. nows .. sub(record, 68, 119) .. ttl .. sub(record, 133)
   end
   return sub(record, 1, 51) .. nows .. sub(record, 68)
@@ -259,6 +388,7 @@ local function standing(r, id, record)
   if sub(record, 69, 84) ~= NONE then
     return { 'holding', sub(record, 69, 84), sub(record, 103, 118) }
   end
+  flush(r)
   local ticket = call('ZSCORE', r.order, id)
   local ahead = call('ZCOUNT', r.order, 0, '(' .. ticket)
   return { 'waiting', format('%.0f', ahead), r.fence, first_end(r, tonumber(ticket)) }
@@ -266,6 +396,7 @@ end
 
 -- The records of the first who hold.
 local function holders(r, most)
+  flush(r)
   local ids = call('ZRANGEBYSCORE', r.order, '-inf', '(0', 'LIMIT', 0, most)
   return #ids == 0 and {} or call('HMGET', r.entries, unpack(ids))
 end
@@ -297,8 +428,17 @@ local function finish(answers)
     written[#written + 1] = memory
   end
   for _, r in pairs(loaded) do
-    local value = r.lone
-    if not value and not is_empty(r) then
+    local value = r.lone or r.shared
+    if not value and is_empty(r) then
+      if sub(r.value or '1', 1, 1) ~= '1' or #r.cuts > 0 then
+        call('DEL', r.entries, r.order, r.ends)
+      end
+    elseif not value and is_plain(r) then
+      value = format('s1 %010.0f %s %s %s', r.used, r.not_before or first_of_all(r), r.fence, r.shape)
+      call('DEL', r.order, r.ends)
+      flush(r, true)
+    elseif not value then
+      flush(r)
       value = format('q1 %.0f %.0f %.0f %.0f %s %s', r.ticket, r.used, r.waiting, r.passed, r.fence, r.shape)
     end
     if not value and r.value then

@@ -2,7 +2,7 @@
 --
 -- KEYS    1 leases  2 history
 -- ARGV    3 channel of events
--- answer  names that have a queue, for the client to settle
+-- answer  names that have a queue or whose sharers may have expired, for the client to settle
 --@ head.lua
 --@ ended.lua
 
@@ -19,9 +19,10 @@ local queues, expired, ended, events = {}, {}, {}, {}
 for i = 1, #scanned[2], 2 do
   local name, held = scanned[2][i], scanned[2][i + 1]
   local stop = sub(held, 35, 50)
-  if sub(name, 1, 1) ~= '\t' and sub(held, 1, 1) == 'q' then
+  local form = sub(held, 1, 1)
+  if sub(name, 1, 1) ~= '\t' and (form == 'q' or form == 's' and sub(held, 15, 30) <= nows) then
     queues[#queues + 1] = name
-  elseif sub(name, 1, 1) ~= '\t' and sub(held, 1, 1) == '1' and stop <= nows then
+  elseif sub(name, 1, 1) ~= '\t' and form == '1' and stop <= nows then
     expired[#expired + 1] = name
     if is_remembered('expired') then
       ended[#ended + 1] = name

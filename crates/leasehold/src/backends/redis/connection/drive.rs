@@ -1,0 +1,209 @@
+//! Lets the thread that sends a command also write it to the socket, so that no other thread has to be woken for that.
+//!
+//! The library's multiplexed connection is driven by a future that writes what
+//! was sent and hands out the answers. It normally runs as a task. Here it is
+//! polled by a task of the I/O thread when the socket has something to read,
+//! and by whoever sends, right after sending.
+
+use std::{
+    cell::Cell,
+    collections::VecDeque,
+    future::{Future, poll_fn},
+    pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, Wake, Waker},
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{runtime::Handle, sync::Notify, task::AbortHandle, time};
+
+use crate::{
+    clock::{Clock, SystemClock},
+    lease::Moment,
+};
+
+thread_local! {
+    /// What this thread does with the driver's wake-ups.
+    static SENDING: Cell<Sending> = const { Cell::new(Sending::No) };
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sending {
+    No,
+    /// It polls the driver itself once it has sent.
+    Begun,
+    /// It has sent something.
+    Sent,
+}
+
+/// The driver of a connection; the connection ends when it is dropped.
+pub(super) struct Drive {
+    shared: Arc<Shared>,
+    waker: Waker,
+    tasks: [AbortHandle; 2],
+}
+
+type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+struct Shared {
+    /// `None` once the connection has ended.
+    driver: Mutex<Option<Driver>>,
+    /// The driver has to be polled, by whoever has it or gets it next.
+    again: AtomicBool,
+    signal: Arc<Signal>,
+    unanswered: Mutex<Unanswered>,
+    first_sent: Notify,
+    /// An answer did not come in time.
+    expired: AtomicBool,
+}
+
+/// When the answers are due that are waited for, in the order of their commands. One timer watches the first of them,
+/// which spares every command one.
+#[derive(Default)]
+struct Unanswered {
+    due: VecDeque<Moment>,
+    is_watched: bool,
+}
+
+/// Wakes the task that reads, unless the thread polls the driver itself.
+#[derive(Default)]
+struct Signal {
+    reader: Mutex<Option<Waker>>,
+}
+
+impl Wake for Signal {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if SENDING.get() != Sending::No {
+            SENDING.set(Sending::Sent);
+            return;
+        }
+        let reader = self.reader.lock().clone();
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+    }
+}
+
+impl Drive {
+    /// Drives a connection from a new task of this runtime, and from whoever sends by it.
+    pub(super) fn new(driver: impl Future<Output = ()> + Send + 'static) -> Self {
+        let signal = Arc::new(Signal::default());
+        let waker = Waker::from(Arc::clone(&signal));
+        let shared = Arc::new(Shared {
+            driver: Mutex::new(Some(Box::pin(driver))),
+            again: AtomicBool::new(true),
+            signal,
+            unanswered: Mutex::default(),
+            first_sent: Notify::new(),
+            expired: AtomicBool::new(false),
+        });
+        let (reading, its_waker) = (Arc::clone(&shared), waker.clone());
+        let runtime = Handle::current();
+        let reader = runtime.spawn(poll_fn(move |context| {
+            *reading.signal.reader.lock() = Some(context.waker().clone());
+            reading.drive(&its_waker)
+        }));
+        let watchdog = runtime.spawn(Arc::clone(&shared).watch());
+        Self { shared, waker, tasks: [reader.abort_handle(), watchdog.abort_handle()] }
+    }
+
+    /// Whether the connection ended because an answer did not come in time.
+    pub(super) fn has_expired(&self) -> bool {
+        self.shared.expired.load(Ordering::SeqCst)
+    }
+
+    /// Polls a future that sends by the connection, and writes what it has sent. Where the answer does not come within
+    /// the limit, the connection ends.
+    pub(super) async fn send<T>(&self, limit: Duration, sending: impl Future<Output = T>) -> T {
+        let mut sending = pin!(sending);
+        let _until_answered = self.shared.expect_answer(limit);
+        poll_fn(|context| {
+            SENDING.set(Sending::Begun);
+            let polled = sending.as_mut().poll(context);
+            if SENDING.replace(Sending::No) == Sending::Sent {
+                let _ended = self.shared.drive(&self.waker);
+            }
+            polled
+        })
+        .await
+    }
+}
+
+impl Shared {
+    fn expect_answer(&self, limit: Duration) -> Expected<'_> {
+        let due = SystemClock.now().after(limit);
+        let mut unanswered = self.unanswered.lock();
+        unanswered.due.push_back(due);
+        let is_watched = std::mem::replace(&mut unanswered.is_watched, true);
+        drop(unanswered);
+        if !is_watched {
+            self.first_sent.notify_one();
+        }
+        Expected(self)
+    }
+
+    /// Ends the connection when an answer does not come in time.
+    async fn watch(self: Arc<Self>) {
+        loop {
+            let due = {
+                let mut unanswered = self.unanswered.lock();
+                unanswered.is_watched = !unanswered.due.is_empty();
+                unanswered.due.front().copied()
+            };
+            let Some(due) = due else {
+                self.first_sent.notified().await;
+                continue;
+            };
+            let left = due.since(SystemClock.now());
+            if left.is_zero() {
+                self.expired.store(true, Ordering::SeqCst);
+                let _dropped_after_the_lock = self.driver.lock().take();
+                return;
+            }
+            time::sleep(left).await;
+        }
+    }
+
+    /// Polls the driver, on this thread or on the one that polls it right now; ready when the connection has ended.
+    fn drive(&self, waker: &Waker) -> Poll<()> {
+        self.again.store(true, Ordering::SeqCst);
+        // 1. This thread asks for another poll and finds the driver taken.  2. The thread that has it lets go.
+        // 3. It looks whether another poll is asked for, and polls again.
+        while self.again.load(Ordering::SeqCst) {
+            let Some(mut driver) = self.driver.try_lock() else { return Poll::Pending };
+            self.again.store(false, Ordering::SeqCst);
+            let Some(polled) = driver.as_mut() else { return Poll::Ready(()) };
+            if polled.as_mut().poll(&mut Context::from_waker(waker)).is_ready() {
+                let ended = driver.take();
+                drop(driver);
+                drop(ended);
+                return Poll::Ready(());
+            }
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Drive {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+    }
+}
+
+/// An answer that is waited for.
+struct Expected<'a>(&'a Shared);
+
+impl Drop for Expected<'_> {
+    fn drop(&mut self) {
+        // Answers come in the order of their commands.
+        self.0.unanswered.lock().due.pop_front();
+    }
+}

@@ -1,0 +1,97 @@
+//! How the runs of a scheduled job went: how many were skipped, who was in the way, and when one succeeded.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Holder, Resource, Timestamp};
+
+/// How the runs under one lock went, as far as they were reported.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct RunRecord {
+    /// The lock that the runs take.
+    pub resource: Resource,
+    /// How many runs were skipped because the lock was busy.
+    pub skips: u64,
+    /// When a run was last skipped, by the backend's wall clock.
+    pub last_skip: Option<Timestamp>,
+    /// Who held the lock then.
+    pub held_by: Option<Holder>,
+    /// When a run last succeeded, by the backend's wall clock.
+    pub last_success: Option<Timestamp>,
+}
+
+impl RunRecord {
+    /// A record without any run; set what is known.
+    pub const fn new(resource: Resource) -> Self {
+        Self { resource, skips: 0, last_skip: None, held_by: None, last_success: None }
+    }
+
+    /// When the last run was reported.
+    pub fn last_report(&self) -> Option<Timestamp> {
+        self.last_skip.max(self.last_success)
+    }
+
+    /// Adds later reports about the same resource.
+    pub fn add(&mut self, later: Self) {
+        self.skips = self.skips.saturating_add(later.skips);
+        self.take_newest(later);
+    }
+
+    /// Takes over what another copy of the same record knows better.
+    pub fn merge(&mut self, copy: Self) {
+        self.skips = self.skips.max(copy.skips);
+        self.take_newest(copy);
+    }
+
+    fn take_newest(&mut self, other: Self) {
+        if other.last_skip > self.last_skip {
+            (self.last_skip, self.held_by) = (other.last_skip, other.held_by);
+        }
+        self.last_success = self.last_success.max(other.last_success);
+    }
+}
+
+/// Something to remember about the runs under one lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RunReport {
+    /// The lock that the runs take.
+    pub resource: Resource,
+    /// How many runs were skipped since the last report.
+    pub skips: u64,
+    /// Who held the lock when the last of them was skipped, if that is known.
+    pub held_by: Option<Holder>,
+    /// Whether a run succeeded since the last report.
+    pub success: bool,
+}
+
+impl RunReport {
+    /// A run was skipped; `held_by` names who was in the way.
+    pub const fn skipped(resource: Resource, held_by: Option<Holder>) -> Self {
+        Self { resource, skips: 1, held_by, success: false }
+    }
+
+    /// A run succeeded.
+    pub const fn succeeded(resource: Resource) -> Self {
+        Self { resource, skips: 0, held_by: None, success: true }
+    }
+
+    /// The same for so many skipped runs; for reports that were gathered.
+    #[must_use]
+    pub const fn skips(mut self, count: u64) -> Self {
+        self.skips = count;
+        self
+    }
+
+    /// The report as a record of its own, made at `now`.
+    pub fn record(&self, now: Timestamp) -> RunRecord {
+        let skipped = self.skips > 0;
+        RunRecord {
+            resource: self.resource.clone(),
+            skips: self.skips,
+            last_skip: skipped.then_some(now),
+            held_by: self.held_by.clone().filter(|_| skipped),
+            last_success: self.success.then_some(now),
+        }
+    }
+}
