@@ -221,11 +221,12 @@ fn defaults_of_role_and_database_do_not_matter() {
         "alter role postgres set statement_timeout = '2s'; \
          alter database postgres set default_transaction_isolation = 'repeatable read'; \
          do $$ begin if current_setting('server_version_num')::int >= 140000 then \
-         alter role postgres set idle_session_timeout = '100ms'; end if; end $$",
+         alter role postgres set idle_session_timeout = '2s'; end if; end $$",
     );
     let locks = connect(&server.url());
     let guard = hold(&locks, "x");
-    thread::sleep(Duration::from_millis(400));
+    // The session ends a second before the next call, and a second after the last one.
+    thread::sleep(Duration::from_secs(3));
     guard.check().unwrap();
     blocking::wait(guard.release()).unwrap();
     let error =
