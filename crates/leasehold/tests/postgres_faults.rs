@@ -249,7 +249,8 @@ fn calls_for_which_there_is_no_further_connection_go_by_the_one_there_is() {
     assert_eq!(lines.next().unwrap().unwrap(), "slow");
 
     let ask = |name: String| {
-        let asked = locks.mutex(name).ttl(TTL);
+        // A request is given up after the ttl, and it may take a while until a further connection is asked for.
+        let asked = locks.mutex(name).ttl(10 * TTL);
         thread::spawn(move || blocking::wait(asked.acquire()))
     };
     let slow = ask(String::from("slow"));
