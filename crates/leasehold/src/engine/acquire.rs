@@ -179,7 +179,9 @@ impl<'a> Acquire<'a> {
     /// Waits for what a request comes to; `None` if its id is spent and another may be tried.
     async fn finish(&self, asking: Asking<'a>) -> Option<Result<Attempt>> {
         let lease = asking.lease();
-        poll_fn(|context| self.engine.poll_in_flight(lease, context)).await;
+        if let Err(inherited) = poll_fn(|context| self.engine.poll_in_flight(lease, context)).await {
+            return Some(Err(inherited));
+        }
         let now = self.engine.clock.now();
         if let Poll::Ready(outcome) = self.poll_outcome(lease, &Context::from_waker(Waker::noop()), now) {
             return self.conclude(asking.take(), outcome);
@@ -455,7 +457,9 @@ impl Engine {
             };
             tried_before |= error.outcome_unknown();
             let now = self.clock.now();
-            if !error.outcome_unknown() || self.is_closed() || now >= until || lease.caller_left() {
+            // A server that went away with the answer may be back before the wait is over.
+            let may_pass = tried_before && error.is_outage();
+            if !may_pass || self.is_closed() || now >= until || lease.caller_left() {
                 let error = if tried_before { error.maybe_done() } else { error };
                 return Err(lease.on_request_failed(error.about(&lease.key().resource)));
             }

@@ -156,8 +156,11 @@ impl Engine {
     }
 
     /// Polls what is in flight on the caller's thread; ready when it is done or was taken over.
-    fn poll_in_flight(&self, lease: &LocalLease, context: &mut Context<'_>) -> Poll<()> {
-        lease.poll_in_flight(context, &|task, context| self.threads.poll_here(task, context))
+    ///
+    /// A forked child must not: what its parent's caller began would write to the parent's sockets.
+    fn poll_in_flight(&self, lease: &LocalLease, context: &mut Context<'_>) -> Poll<Result<()>> {
+        self.check_inherited()?;
+        lease.poll_in_flight(context, &|task, context| self.threads.poll_here(task, context)).map(Ok)
     }
 
     /// Completes when no task is left.

@@ -48,7 +48,7 @@ impl Engine {
         self.begin_by_caller(lease, Box::pin(task), now, Moment::NEVER);
         let in_flight = InFlight { engine: self, lease };
         poll_fn(|context| {
-            ready!(self.poll_in_flight(in_flight.lease, context));
+            ready!(self.poll_in_flight(in_flight.lease, context))?;
             in_flight.lease.poll_released(context)
         })
         .await
