@@ -12,7 +12,7 @@ use std::{
     pin::{Pin, pin},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, Ordering, fence},
     },
     task::{Context, Poll, Wake, Waker},
     time::Duration,
@@ -61,11 +61,12 @@ struct Shared {
     expired: AtomicBool,
 }
 
-/// When the answers are due that are waited for, in the order of their commands. One timer watches the first of them,
+/// When the answers are due that are waited for, by the number of their commands. One timer watches the first of them,
 /// which spares every command one.
 #[derive(Default)]
 struct Unanswered {
-    due: VecDeque<Moment>,
+    due: VecDeque<(u64, Moment)>,
+    sent: u64,
     is_watched: bool,
 }
 
@@ -124,8 +125,8 @@ impl Drive {
     /// the limit, the connection ends.
     pub(super) async fn send<T>(&self, limit: Duration, sending: impl Future<Output = T>) -> T {
         let mut sending = pin!(sending);
-        let _until_answered = self.shared.expect_answer(limit);
-        poll_fn(|context| {
+        let number = self.shared.expect_answer(limit);
+        let answer = poll_fn(|context| {
             SENDING.set(Sending::Begun);
             let polled = sending.as_mut().poll(context);
             if SENDING.replace(Sending::No) == Sending::Sent {
@@ -133,21 +134,34 @@ impl Drive {
             }
             polled
         })
-        .await
+        .await;
+        self.shared.answered(number);
+        answer
     }
 }
 
 impl Shared {
-    fn expect_answer(&self, limit: Duration) -> Expected<'_> {
+    /// Begins to wait for an answer; returns its number.
+    fn expect_answer(&self, limit: Duration) -> u64 {
         let due = SystemClock.now().after(limit);
         let mut unanswered = self.unanswered.lock();
-        unanswered.due.push_back(due);
+        unanswered.sent += 1;
+        let number = unanswered.sent;
+        unanswered.due.push_back((number, due));
         let is_watched = std::mem::replace(&mut unanswered.is_watched, true);
         drop(unanswered);
         if !is_watched {
             self.first_sent.notify_one();
         }
-        Expected(self)
+        number
+    }
+
+    /// Answers come in the order of their commands: those before were answered as well, even if nobody waited for it.
+    fn answered(&self, number: u64) {
+        let mut unanswered = self.unanswered.lock();
+        while unanswered.due.front().is_some_and(|(earlier, _)| *earlier <= number) {
+            unanswered.due.pop_front();
+        }
     }
 
     /// Ends the connection when an answer does not come in time.
@@ -156,7 +170,7 @@ impl Shared {
             let due = {
                 let mut unanswered = self.unanswered.lock();
                 unanswered.is_watched = !unanswered.due.is_empty();
-                unanswered.due.front().copied()
+                unanswered.due.front().map(|(_, due)| *due)
             };
             let Some(due) = due else {
                 self.first_sent.notified().await;
@@ -175,6 +189,7 @@ impl Shared {
     /// Polls the driver, on this thread or on the one that polls it right now; ready when the connection has ended.
     fn drive(&self, waker: &Waker) -> Poll<()> {
         self.again.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
         // 1. This thread asks for another poll and finds the driver taken.  2. The thread that has it lets go.
         // 3. It looks whether another poll is asked for, and polls again.
         while self.again.load(Ordering::SeqCst) {
@@ -187,6 +202,9 @@ impl Shared {
                 drop(ended);
                 return Poll::Ready(());
             }
+            // A failed `try_lock` orders nothing by itself.
+            drop(driver);
+            fence(Ordering::SeqCst);
         }
         Poll::Pending
     }
@@ -195,15 +213,5 @@ impl Shared {
 impl Drop for Drive {
     fn drop(&mut self) {
         self.tasks.iter().for_each(AbortHandle::abort);
-    }
-}
-
-/// An answer that is waited for.
-struct Expected<'a>(&'a Shared);
-
-impl Drop for Expected<'_> {
-    fn drop(&mut self) {
-        // Answers come in the order of their commands.
-        self.0.unanswered.lock().due.pop_front();
     }
 }
