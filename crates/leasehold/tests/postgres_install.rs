@@ -29,7 +29,14 @@ fn init(url: &str, expose: Option<&str>) -> leasehold::Result<()> {
 fn a_schema_that_others_can_change_is_refused() {
     let server = Postgres::start();
     server.psql("create role mallory login; grant create on database postgres to mallory");
-    server.try_psql("mallory", "create schema leasehold; create schema others authorization mallory").unwrap();
+    server
+        .try_psql(
+            "mallory",
+            "create schema leasehold; create schema others authorization mallory; \
+             create function leasehold.version(out version int, out usable_since int, out unlogged boolean) \
+             language plpgsql as $$ begin raise exception 'ran as %', current_user; end $$",
+        )
+        .unwrap();
     let error = init(&server.url(), None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
     assert!(error.to_string().contains("belongs to another role"), "{error}");
@@ -39,6 +46,14 @@ fn a_schema_that_others_can_change_is_refused() {
     server.psql("revoke create on schema mine from mallory");
     init(&format!("{}?schema=mine", server.url()), None).unwrap();
     init(&format!("{}?schema=others", server.url_of("mallory", "postgres")), None).unwrap();
+}
+
+/// Names that managed services give: not folded, and no identifiers.
+#[test]
+fn a_role_with_capitals_and_signs_installs_into_its_schema() {
+    let server = Postgres::start();
+    server.psql("create role \"Ada@example.com\" login; create schema leasehold authorization \"Ada@example.com\"");
+    init(&server.url_of("Ada%40example.com", "postgres"), None).unwrap();
 }
 
 #[test]
@@ -110,6 +125,8 @@ fn a_restore_without_rights_opens_nothing_to_strangers() {
     }
     ask("postgres", "select leasehold.allow('app', 'lock')");
     assert_eq!(ask("app", "select acquire_lock('x', 'a')"), "t");
+    let evicted = ask("app", "select leasehold.evict_fence('default', 'c', 'a', 'x', 1, 'mine now')");
+    assert!(evicted.contains("permission denied"), "{evicted}");
 }
 
 #[test]

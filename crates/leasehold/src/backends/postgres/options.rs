@@ -163,9 +163,12 @@ impl PostgresOptions {
         Ok(options)
     }
 
-    /// Encrypts by this TLS configuration instead of what `sslmode` and its kin say; the default is theirs.
+    /// Encrypts by this TLS configuration, whatever `sslmode` and its kin say, unless they disable it.
     #[must_use]
     pub fn tls_config(mut self, config: Arc<ClientConfig>) -> Self {
+        if self.config.get_ssl_mode() == SslMode::Prefer {
+            self.config.ssl_mode(SslMode::Require);
+        }
         self.handed_in = Some(config);
         self
     }
@@ -234,7 +237,7 @@ impl PostgresOptions {
     fn encrypt(&mut self, mode: Option<&str>, roots: Option<&str>) -> Result<()> {
         let verified = || Trust::Verified(roots.filter(|roots| *roots != "system").map(PathBuf::from));
         let (mode, trust) = match mode {
-            None if roots.is_some() => (SslMode::Require, verified()),
+            None if roots.is_some() || self.config.get_ssl_mode() == SslMode::Require => (SslMode::Require, verified()),
             None | Some("prefer" | "allow") => (SslMode::Prefer, Trust::Anyone),
             Some("disable") => (SslMode::Disable, Trust::Anyone),
             Some("require" | "verify-ca" | "verify-full") => (SslMode::Require, verified()),

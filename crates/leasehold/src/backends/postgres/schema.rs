@@ -191,7 +191,8 @@ impl Found {
 
 async fn found(connection: &Connection) -> Result<Option<Found>, Failure> {
     let greeting = decode::greeting(&connection.ask(Call::Greet, &[]).await?)?;
-    if !greeting.installed {
+    // Nothing is called that another role can have put there; the installation refuses such a schema.
+    if !greeting.installed || greeting.other_owner.is_some() {
         return Ok(None);
     }
     decode::found(&connection.ask(Call::Version, &[]).await?)

@@ -180,11 +180,17 @@ begin
   end if;
   tries_until := clock_timestamp() + p_wait_seconds * interval '1 s';
   loop
-    if leasehold._try_lock(p_lock_name, p_holder_id, p_ttl_seconds, p_metadata) is not null then
-      return true;
-    elsif clock_timestamp() >= tries_until then
-      return false;
-    end if;
+    -- A try that fails may have granted the lock to a waiter, who would learn of it when this transaction ends: it is undone.
+    begin
+      if leasehold._try_lock(p_lock_name, p_holder_id, p_ttl_seconds, p_metadata) is not null then
+        return true;
+      end if;
+      raise exception using errcode = 'LH006', message = 'busy';
+    exception when sqlstate 'LH006' then
+      if clock_timestamp() >= tries_until then
+        return false;
+      end if;
+    end;
     perform pg_sleep(least(pause * (0.5 + random()), extract(epoch from tries_until - clock_timestamp())));
     pause := least(pause * 1.5, 0.5);
   end loop;

@@ -19,6 +19,9 @@ begin
   if p_what is null or p_what not in ('all', 'lock', 'read') then
     raise exception 'a role can be allowed all, lock or read, not %', coalesce(p_what, 'null') using errcode = '22023';
   end if;
+  -- A restore without rights leaves all functions open to whoever may use the schema.
+  revoke all on all functions in schema leasehold from public;
+  grant execute on function leasehold._lost(int) to public;
   execute format('grant usage on schema leasehold to %I', p_role);
   for f in
     select p.oid::regprocedure from pg_proc p

@@ -2,7 +2,7 @@
 perform pg_advisory_xact_lock(1279807556, 1);
 perform set_config('search_path', 'pg_catalog', true), set_config('check_function_bodies', 'off', true);
 -- Whoever may change a schema could put code there that runs with the rights of those who call it.
-if exists (select from pg_namespace n where n.nspname = 'leasehold' and n.nspowner <> current_user::regrole) then
+if exists (select from pg_namespace n where n.nspname = 'leasehold' and pg_get_userbyid(n.nspowner) <> current_user) then
   raise exception 'the schema leasehold belongs to another role than %', current_user
     using errcode = 'LH001', hint = 'Look who made it: drop it, install as its owner, or choose another with ?schema=.';
 end if;

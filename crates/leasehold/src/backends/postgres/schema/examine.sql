@@ -39,7 +39,7 @@ select current_setting('server_version') as version,
           and l.classid::bigint between 536870912 and 805306367)
       where x.locktype = 'transactionid' and x.pid is null and x.transactionid = p.transaction)) as prepared,
   (select string_agg(distinct t.pubname, ', ') from pg_publication_tables t
-    where format('%I.%I', t.schemaname, t.tablename)::regclass = to_regclass('leasehold.resource')) as publications,
+    where t.schemaname = 'leasehold' and t.tablename = 'resource') as publications,
   pg_has_role('pg_read_all_stats', 'usage') as sees_all,
   (select s.setting::int from pg_settings s where s.name = 'statement_timeout') as statement_timeout_ms,
   (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us
