@@ -140,26 +140,26 @@ impl Leasehold {
     /// ```
     /// # #[cfg(feature = "memory")]
     /// # leasehold::blocking::wait(async {
-    /// use leasehold::{Leasehold, Resource, lease::{Names, RunReport}};
+    /// use leasehold::{Attempt, Leasehold, Resource, lease::{Names, RunReport}};
     ///
     /// let locks = Leasehold::connect("memory:reports").await?;
     /// let job = Resource::new("daily-report")?;
-    /// match locks.mutex(&job).try_acquire_or_busy().await? {
-    ///     Ok(guard) => {
+    /// match locks.mutex(job.as_str()).try_acquire_or_busy().await? {
+    ///     Attempt::Acquired(guard) => {
     ///         // The work goes here.
     ///         guard.release().await?;
     ///         locks.record_runs(&[RunReport::succeeded(job.clone())]).await?;
     ///     }
-    ///     Err(busy) => {
+    ///     Attempt::Busy(busy) => {
     ///         let holder = busy.holders.first().map(|held| held.holder.clone());
     ///         locks.record_runs(&[RunReport::skipped(job.clone(), holder)]).await?;
     ///     }
     /// }
     /// let runs = locks.runs(&Names::Exactly(job)).await?;
     /// assert!(runs[0].last_success.is_some() && runs[0].skips == 0);
-    /// # leasehold::Result::Ok(())
+    /// # Ok::<(), leasehold::Error>(())
     /// # })?;
-    /// # leasehold::Result::Ok(())
+    /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///
     /// # Errors
