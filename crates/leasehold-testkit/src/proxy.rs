@@ -116,7 +116,8 @@ impl Proxy {
         close(&self.shared.clients);
     }
 
-    /// Connections there are lead nowhere from now on, and nobody is told; new ones pass.
+    /// Drops every byte on the open connections without closing them, as a firewall does that lost its state; new
+    /// connections work.
     pub fn forget(&self) {
         self.shared.first.store(self.shared.made.load(Ordering::SeqCst), Ordering::SeqCst);
     }

@@ -39,7 +39,7 @@ pub(crate) struct Plan {
     /// Which faults to inject; all by default, none if no value follows.
     #[arg(long, value_enum, value_delimiter = ',', num_args = 0.., default_values_t = Fault::value_variants().to_vec())]
     pub(crate) faults: Vec<Fault>,
-    /// Cuts connections so many times and does nothing else, instead of the other faults; the run ends with the last.
+    /// Injects this many connection cuts and no other fault; the run ends after the last cut.
     #[arg(long)]
     pub(crate) cuts: Option<u64>,
     /// Which client the workers use; the broken ones must be caught.

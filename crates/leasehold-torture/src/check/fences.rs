@@ -1,8 +1,8 @@
 //! Fences rise: no two grants of a name share one, and a later grant has a higher one.
 //!
-//! A grant happens between the ask and the return of `acquire`. So one grant is later than another for certain
-//! when it was asked for after the other had returned, and also when two exclusive holders both believed, unless one may
-//! have been forgotten in a failover.
+//! A grant happens between the call of `acquire` and its return. Grant B is certainly later than grant A in two cases:
+//! B's `acquire` was called after A's had returned; or both were exclusive holders, who follow one another, and A's
+//! `acquire` returned first. The second case leaves out pairs of which a failover may have lost one grant.
 
 use std::collections::HashMap;
 

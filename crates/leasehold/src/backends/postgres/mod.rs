@@ -99,7 +99,7 @@ impl PostgresBackend {
         } else {
             let first = Some((first, notifications));
             let listener = Listener::new(Arc::clone(&connector), channel, hints.clone(), first);
-            // Before anything is asked for: what is sent while nobody listens is lost.
+            // Listen before the first request: Postgres drops notifications that nobody listens for.
             listener.ensure().await.map_err(Failure::error)?;
             (Some(listener), Slot::new(Arc::clone(&connector)))
         };

@@ -85,7 +85,7 @@ impl Renewals {
                     }
                 }
                 Ok(Err(failure)) if incarnation.is_none() => return Err(failure),
-                // What was not answered stays unknown, and is asked about again.
+                // These leases stay `Unknown`; the next renewal tries them again.
                 _ => {}
             }
         }

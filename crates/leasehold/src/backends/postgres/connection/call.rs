@@ -102,7 +102,7 @@ impl Connection {
         Err(Failure::new(Kind::Unanswered, format!("postgres at {place} did not answer within {limit:?}")))
     }
 
-    /// What was given up should not be carried out later.
+    /// Asks the server to cancel the running statement, so that it does not take effect after its caller gave up.
     fn cancel(&self) {
         let (token, tls) = (self.client.cancel_token(), self.connector.tls.0.clone());
         self.connector.runtime.spawn(async move {

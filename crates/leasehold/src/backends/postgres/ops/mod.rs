@@ -66,7 +66,7 @@ pub(super) struct Ops {
     queue: Mutex<CallQueue>,
     apart: Mutex<HashMap<Resource, Moment>>,
     wake: Notify,
-    /// Until then no further connection is asked for.
+    /// When a worker may try again to open another connection, after the server refused one.
     refused: Mutex<Option<Moment>>,
     /// Workers that are opening a connection; no other worker is started while there is one.
     connecting: AtomicUsize,

@@ -32,8 +32,8 @@ const PATIENCE: Duration = Duration::from_millis(2);
 /// An additional connection without work is closed after this.
 pub(super) const IDLE: Duration = Duration::from_secs(30);
 
-/// No further connection is asked for so long after one was refused: a server that is full must not be asked
-/// again with every call.
+/// The pause between two attempts to open another connection on a server that refused one: a full server should not
+/// see an attempt with every call.
 const REFUSED: Duration = Duration::from_secs(1);
 
 /// One of those who make calls.
