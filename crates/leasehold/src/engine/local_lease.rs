@@ -469,7 +469,12 @@ impl LocalLease {
                 next => next,
             },
             Standing::Gone => {
-                let loss = if state.evicted { Loss::Evicted } else { Loss::Gone };
+                let loss = match state.evicted {
+                    true => Loss::Evicted,
+                    // The deadline came first, though the timer has not yet found that out.
+                    false if now >= self.validity.deadline() => self.validity.reason_at(now),
+                    false => Loss::Gone,
+                };
                 match self.lose(state, loss) {
                     // The backend has nothing to give back.
                     Next::GiveBack => Next::Forget,

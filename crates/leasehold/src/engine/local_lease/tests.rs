@@ -162,6 +162,21 @@ fn the_longest_hold_is_given_back_and_what_ran_out_is_not() {
     assert_eq!(silent.on_deadline(at(31)), Next::Nothing);
 }
 
+/// 1. The process stops for longer than the ttl. 2. The renewal that is overdue finds nothing at the backend, before the
+/// timer wakes.
+#[test]
+fn what_ran_out_is_a_renew_timeout_whoever_finds_out() {
+    let stopped = held(|_| {}, Belief::Ttl);
+    let sent = stopped.sending(at(31));
+    assert_eq!(stand(&stopped, Standing::Gone, sent, at(31)), Next::Lost);
+    assert_eq!(stopped.validity.loss(), Some(Loss::RenewTimeout));
+
+    let forgotten = held(|_| {}, Belief::Ttl);
+    let sent = forgotten.sending(at(10));
+    assert_eq!(stand(&forgotten, Standing::Gone, sent, at(11)), Next::Lost);
+    assert_eq!(forgotten.validity.loss(), Some(Loss::Gone));
+}
+
 /// 1. A renewal is sent. 2. The longest hold is over. 3. The answer, which moved the end, is the first to find out.
 #[test]
 fn the_longest_hold_is_given_back_whoever_finds_that_it_is_over() {
