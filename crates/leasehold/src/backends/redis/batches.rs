@@ -167,16 +167,29 @@ impl<'a> FastBatch<'a> {
     }
 
     fn write(&self, command: &mut Cmd) {
-        command.arg(self.releases.len());
+        let releases = self.releases.iter().map(|(_, release)| &release.resource);
+        let requests = || self.requests.iter().flat_map(|(_, requests)| requests).map(|(_, request)| request);
+        let (names, numbers) = numbered(releases.chain(requests().map(|request| &request.resource)));
+        command.arg(self.releases.len()).arg(numbers.len());
+        if names.len() == numbers.len() {
+            command.arg("");
+        } else {
+            let columns: String = [names.len()].iter().chain(&numbers).map(|number| format!("{number:04}")).collect();
+            command.arg(columns);
+        }
+        command.arg("\tmemory").arg("\tfence").arg("\twatched").arg("\tsweep");
+        for name in &names {
+            command.arg(name.as_str());
+        }
         for (_, release) in &self.releases {
-            command.arg(release.resource.as_str()).arg(&*release.head_and_ending());
+            command.arg(&*release.head_and_ending());
+        }
+        for request in requests() {
+            command.arg(&request.head);
         }
         for (tail, requests) in &self.requests {
             let patience: String = requests.iter().map(|(_, request)| request.patience).collect();
             command.arg(*tail).arg(patience);
-            for (_, request) in requests {
-                command.arg(request.resource.as_str()).arg(&request.head);
-            }
         }
     }
 }

@@ -127,13 +127,13 @@ pub(super) fn history(value: &Value) -> Result<Vec<Ended>> {
     array(value)?.iter().map(read).collect()
 }
 
-fn ended_lease(name: &Value, value: &Value) -> Option<EndedLease> {
-    let (line, record) = text(value).ok()?.split_once('\n')?;
-    let mut words = line.splitn(3, ' ');
+fn ended_lease(ending_and_name: &Value, record: &Value) -> Option<EndedLease> {
+    let (ending, name) = text(ending_and_name).ok()?.split_once('\n')?;
+    let mut words = ending.splitn(3, ' ');
     let (at, ending) = (words.next()?, words.next()?);
-    let record = Record::parse(record)?;
+    let record = Record::parse(text(record).ok()?)?;
     Some(EndedLease {
-        resource: Resource::new(text(name).ok()?).ok()?,
+        resource: Resource::new(name).ok()?,
         holder: record.who.holder,
         claim: record.claim,
         fence: record.fence,

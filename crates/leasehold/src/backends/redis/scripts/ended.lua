@@ -1,6 +1,6 @@
 -- What scripts that end leases share. Not for the fast ones: a function costs time even if it is not called.
--- Remembers leases that ended, a few in one entry of the stream, which is trimmed by entries. `pairs` has the name of
--- each, then its ending and record.
+-- Remembers leases that ended, a few in one entry of the stream, which is trimmed by entries. `pairs` has the ending
+-- and name of each, then its record.
 local function remember(pairs)
   for at = 1, #pairs, 32 do
     local last = math.min(#pairs, at + 31)

@@ -26,5 +26,5 @@ local call, sub, format = redis.call, string.sub, string.format
 local nows = sub(ARGV[2], 9)
 if nows == '' then
   local time = call('TIME')
-  nows = time[1] .. sub('00000' .. time[2], -6)
+  nows = time[1] .. (#time[2] == 6 and time[2] or sub('00000' .. time[2], -6))
 end

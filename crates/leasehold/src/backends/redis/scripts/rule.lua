@@ -218,8 +218,8 @@ local function remove(r, record, how, at, problem)
     r.used = r.used - sub(record, 163, 172)
   end
   if is_remembered(how) then
-    ended[#ended + 1] = r.name
-    ended[#ended + 1] = at .. ' ' .. how .. problem .. '\n' .. record
+    ended[#ended + 1] = at .. ' ' .. how .. problem .. '\n' .. r.name
+    ended[#ended + 1] = record
   end
   tell(how, at, r, record)
 end

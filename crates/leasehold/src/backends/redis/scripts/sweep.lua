@@ -25,8 +25,8 @@ for i = 1, #scanned[2], 2 do
   elseif sub(name, 1, 1) ~= '\t' and form == '1' and stop <= nows then
     expired[#expired + 1] = name
     if is_remembered('expired') then
-      ended[#ended + 1] = name
-      ended[#ended + 1] = stop .. ' expired\n' .. held
+      ended[#ended + 1] = stop .. ' expired\n' .. name
+      ended[#ended + 1] = held
     end
     if watched then
       events[#events + 1] = 'expired ' .. stop .. '\n' .. name .. '\n' .. held
