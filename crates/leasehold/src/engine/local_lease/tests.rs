@@ -162,8 +162,7 @@ fn the_longest_hold_is_given_back_and_what_ran_out_is_not() {
     assert_eq!(silent.on_deadline(at(31)), Next::Nothing);
 }
 
-/// 1. The process stops for longer than the ttl. 2. The renewal that is overdue finds nothing at the backend, before the
-/// timer wakes.
+/// A process that was stopped for longer than the ttl wakes, and its renewal is answered before its timer runs.
 #[test]
 fn what_ran_out_is_a_renew_timeout_whoever_finds_out() {
     let stopped = held(|_| {}, Belief::Ttl);
