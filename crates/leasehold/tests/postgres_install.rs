@@ -48,6 +48,26 @@ fn a_schema_that_others_can_change_is_refused() {
     init(&format!("{}?schema=others", server.url_of("mallory", "postgres")), None).unwrap();
 }
 
+/// Whoever owns a function can change it after it was replaced.
+#[test]
+fn what_another_role_put_where_locks_are_exposed_is_refused() {
+    let server = Postgres::start();
+    server.psql("create role mallory login; create schema api; grant usage, create on schema api to mallory");
+    server
+        .try_psql(
+            "mallory",
+            "create function api.release_lock(p_lock_name text, p_holder_id text) returns boolean \
+             language sql as 'select true'; \
+             comment on function api.release_lock is 'The same as leasehold.release_lock.'",
+        )
+        .unwrap();
+    let error = init(&server.url(), Some("api")).unwrap_err();
+    assert!(error.to_string().contains("release_lock"), "{error}");
+    server.psql("drop function api.release_lock");
+    init(&server.url(), Some("api")).unwrap();
+    init(&server.url(), Some("api")).unwrap();
+}
+
 /// Names that managed services give: not folded, and no identifiers.
 #[test]
 fn a_role_with_capitals_and_signs_installs_into_its_schema() {

@@ -1,7 +1,7 @@
 -- Wrappers and views in the schema /*target*/ for callers that do not say a schema: psql, PostgREST, Supabase.
 -- The functions have the caller's rights: leasehold.allow('app', 'lock') is what a caller needs, and what a dump that
 -- leaves rights out does not restore.
--- What has one of these names there and is not of this schema is left alone, and so is everything else.
+-- What has one of these names there and was not put there by this role is left alone, and so is everything else.
 do $$
 declare
   target oid := quote_ident((parse_ident('/*target*/x'))[1])::regnamespace;
@@ -11,11 +11,13 @@ begin
     select 'function ' || p.oid::regprocedure as what from pg_proc p
     where p.pronamespace = target and p.proname in ('acquire_lock', 'acquire_lock_fenced', 'acquire_lock_wait', 'release_lock',
         'extend_lock', 'fence_of', 'guard', 'acquire', 'acquit')
-      and obj_description(p.oid, 'pg_proc') is distinct from 'The same as leasehold.' || p.proname || '.'
+      and (pg_get_userbyid(p.proowner) <> current_user
+        or obj_description(p.oid, 'pg_proc') is distinct from 'The same as leasehold.' || p.proname || '.')
     union all
     select 'relation ' || c.oid::regclass from pg_class c
     where c.relnamespace = target and c.relname in ('distributed_locks', 'locks', 'released')
-      and obj_description(c.oid, 'pg_class') is distinct from 'The same as leasehold.' || c.relname || '.') o limit 1;
+      and (pg_get_userbyid(c.relowner) <> current_user
+        or obj_description(c.oid, 'pg_class') is distinct from 'The same as leasehold.' || c.relname || '.')) o limit 1;
   if other is not null then
     raise exception '% is there already and does not belong to this schema', other
       using errcode = 'LH001', hint = 'Rename or drop it, or expose the locks in another schema.';
