@@ -1,6 +1,12 @@
 //! Calls on one connection, each with a limit on its answer.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{
+    future::{Future as _, poll_fn},
+    mem,
+    pin::pin,
+    sync::atomic::Ordering,
+    time::Duration,
+};
 
 use tokio::time::timeout;
 use tokio_postgres::{Error, Row, error::SqlState, types::{ToSql, Type}};
@@ -38,9 +44,11 @@ impl Connection {
         parameters: &[Parameter<'_>],
     ) -> Result<Vec<Row>, Failure> {
         let answer = timeout(CALL_LIMIT, async {
+            let was_wrapped = self.wrapped.load(Ordering::SeqCst);
             match self.ask_once(call, parameters).await {
                 // The defaults of this session are not what they were when it was greeted.
-                Err(error) if is_unusual(&error) && !self.wrapped.swap(true, Ordering::SeqCst) => {
+                Err(error) if is_unusual(&error) && !was_wrapped => {
+                    self.wrapped.store(true, Ordering::SeqCst);
                     self.ask_once(call, parameters).await
                 }
                 answer => answer,
@@ -69,14 +77,23 @@ impl Connection {
 
     /// The call in a transaction of its own, where those of this session are not READ COMMITTED or not READ WRITE by default.
     ///
-    /// All three are sent before the first is answered, so that no transaction stays open when the caller leaves.
+    /// The first poll sends all three, so that no transaction stays open when the caller leaves; and nothing else is sent
+    /// between them, which would be part of the transaction.
     async fn in_transaction(&self, call: Call, parameters: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
-        let (begun, rows, ended) = tokio::join!(
-            biased;
-            self.client.batch_execute("begin isolation level read committed read write"),
-            self.client.query_typed(self.connector.text(call), parameters),
-            self.client.batch_execute("commit"),
-        );
+        let mut asking = pin!(async {
+            tokio::join!(
+                biased;
+                self.client.batch_execute("begin isolation level read committed read write"),
+                self.client.query_typed(self.connector.text(call), parameters),
+                self.client.batch_execute("commit"),
+            )
+        });
+        let mut is_sent = false;
+        let (begun, rows, ended) = poll_fn(|context| {
+            let _alone = (!mem::replace(&mut is_sent, true)).then(|| self.sending.lock());
+            asking.as_mut().poll(context)
+        })
+        .await;
         begun?;
         let rows = rows?;
         ended?;

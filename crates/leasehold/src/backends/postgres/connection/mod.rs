@@ -15,6 +15,7 @@ use std::{
     },
 };
 
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     runtime::Handle,
@@ -82,6 +83,8 @@ pub(super) struct Connection {
     driver: AbortHandle,
     /// Whether each call is put into a transaction of its own.
     wrapped: AtomicBool,
+    /// Whoever sends a transaction has it, until all of it is sent.
+    sending: Mutex<()>,
     pub(super) greeting: Greeting,
     /// Its socket, where a child may inherit it.
     pub(super) socket: Option<Arc<OwnedFd>>,
@@ -168,6 +171,7 @@ impl Connector {
             prepared: self.texts.iter().map(|_| OnceCell::new()).collect(),
             driver: reached.driver,
             wrapped: AtomicBool::new(!greeting.usual),
+            sending: Mutex::new(()),
             greeting,
             socket: reached.socket.map(Arc::new),
         })
