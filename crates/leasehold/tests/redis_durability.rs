@@ -14,7 +14,7 @@ use leasehold_testkit::{Proxy, redis::Server};
 use shared::soon;
 use tokio::{runtime::Handle, task::JoinSet};
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_grant_without_its_copies_is_given_back() {
     let master = Server::start();
     let plain = ["--save", "", "--repl-diskless-sync-delay", "0"];
@@ -44,7 +44,7 @@ async fn a_grant_without_its_copies_is_given_back() {
     assert!(left.leases.is_empty(), "it was given back: {left:?}");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_server_cannot_do_is_refused_when_connecting() {
     let server = Server::durable();
     let version = server.ask(&["INFO", "server"]).to_string();

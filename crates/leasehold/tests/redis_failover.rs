@@ -149,7 +149,7 @@ async fn a_master_that_hangs_takes_no_lock_of_another_with_it() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_failover_lost_is_told_by_the_next_renewal() {
     let sentinel = Sentinel::start();
     let locks = Leasehold::connect(&sentinel.url()).await.unwrap();

@@ -131,7 +131,7 @@ async fn a_network_that_swallows_holds_up_or_cuts_lets_nobody_in_twice() {
     direct.end().await.assert_exclusive();
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_waiter_that_cannot_be_reached_is_passed_over_and_keeps_its_place() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());

@@ -469,11 +469,13 @@ impl LocalLease {
                 next => next,
             },
             Standing::Gone => {
-                let loss = match state.evicted {
-                    true => Loss::Evicted,
-                    // The deadline came first, though the timer has not yet found that out.
-                    false if now >= self.validity.deadline() => self.validity.reason_at(now),
-                    false => Loss::Gone,
+                let loss = if state.evicted {
+                    Loss::Evicted
+                } else if now >= self.validity.deadline() {
+                    // The lease ran out before this answer came, though the timer has not found that out yet.
+                    self.validity.reason_at(now)
+                } else {
+                    Loss::Gone
                 };
                 match self.lose(state, loss) {
                     // The backend has nothing to give back.

@@ -1,6 +1,6 @@
 //! Batches of requests and releases: one call of a script for each, and an answer for each caller.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, fmt::Write as _, sync::Arc};
 
 use redis::Cmd;
 
@@ -174,7 +174,10 @@ impl<'a> FastBatch<'a> {
         if names.len() == numbers.len() {
             command.arg("");
         } else {
-            let columns: String = [names.len()].iter().chain(&numbers).map(|number| format!("{number:04}")).collect();
+            let mut columns = format!("{:04}", names.len());
+            for number in &numbers {
+                let _never_fails = write!(columns, "{number:04}");
+            }
             command.arg(columns);
         }
         command.arg("\tmemory").arg("\tfence").arg("\twatched").arg("\tsweep");

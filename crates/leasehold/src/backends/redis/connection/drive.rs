@@ -116,6 +116,11 @@ impl Drive {
         Self { shared, waker, tasks: [reader.abort_handle(), watchdog.abort_handle()] }
     }
 
+    /// Ends the connection: calls that wait for answers fail now.
+    pub(super) fn end(&self) {
+        self.shared.end();
+    }
+
     /// Whether the connection ended because an answer did not come in time.
     pub(super) fn has_expired(&self) -> bool {
         self.shared.expired.load(Ordering::SeqCst)
@@ -179,11 +184,15 @@ impl Shared {
             let left = due.since(SystemClock.now());
             if left.is_zero() {
                 self.expired.store(true, Ordering::SeqCst);
-                let _dropped_after_the_lock = self.driver.lock().take();
+                self.end();
                 return;
             }
             time::sleep(left).await;
         }
+    }
+
+    fn end(&self) {
+        let _dropped_after_the_lock = self.driver.lock().take();
     }
 
     /// Polls the driver, on this thread or on the one that polls it right now; ready when the connection has ended.

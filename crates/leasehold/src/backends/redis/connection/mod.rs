@@ -265,6 +265,9 @@ impl Shared {
         loop {
             live.give_up.notified().await;
             live.closed.store(true, Ordering::SeqCst);
+            if let Some(drive) = &live.drive {
+                drive.end();
+            }
             self.live.send_replace(None);
             live = self.connect_at_last().await;
             *self.last_error.lock() = None;

@@ -23,6 +23,8 @@ use crate::{Error, Result, lease::Incarnation};
 
 /// How often a call begins anew because the server's memory is another.
 const MOST_BEGINNINGS: u32 = 4;
+/// How often a call goes to another connection because one ended before it was sent.
+const MOST_NOT_SENT: u32 = 4;
 /// The way to the servers.
 #[derive(Debug)]
 pub(in super::super) struct Router {
@@ -59,6 +61,10 @@ impl Target<'_> {
             Self::One(live) => &live.memory,
             Self::Partition(cluster, partition) => &cluster.memories[usize::from(partition.number)],
         }
+    }
+
+    fn is_closed(&self) -> bool {
+        matches!(self, Self::One(live) if live.is_closed())
     }
 
     fn run_id(&self) -> Option<&str> {
@@ -133,7 +139,7 @@ impl Router {
         call: &Call<'_>,
         behind: Option<&Cmd>,
     ) -> Result<Reply> {
-        let mut refused = Refusals::default();
+        let mut failed = Failures::default();
         let mut beginnings = 0;
         let mut by = By::Hash;
         loop {
@@ -142,11 +148,10 @@ impl Router {
                 Some(memory) => memory,
                 None => match self.begin(&target, partition).await {
                     Ok(memory) => memory,
-                    Err(SendError::Refused(refusal)) => {
-                        refused.on(&refusal, &target, self).await?;
+                    Err(error) => {
+                        failed.on(error, &target, self).await?;
                         continue;
                     }
-                    Err(error) => return Err(error.into_error(&self.options)),
                 },
             };
             let command = call.command(by, &memory.text, &self.settings());
@@ -157,18 +162,15 @@ impl Router {
                         let place = self.options.place();
                         return Err(Error::unavailable(format!("{place} forgets what it is given; is it flushed?")));
                     }
-                    match self.begin(&target, partition).await {
-                        Ok(_) => {}
-                        Err(SendError::Refused(refusal)) => refused.on(&refusal, &target, self).await?,
-                        Err(error) => return Err(error.into_error(&self.options)),
+                    if let Err(error) = self.begin(&target, partition).await {
+                        failed.on(error, &target, self).await?;
                     }
                 }
                 Ok((value, behind)) => {
                     return Ok(Reply { value, behind, incarnation: target.incarnation(&memory) });
                 }
                 Err(SendError::Refused(refusal)) if errors::is_no_script(&refusal) => by = By::Text,
-                Err(SendError::Refused(refusal)) => refused.on(&refusal, &target, self).await?,
-                Err(error) => return Err(error.into_error(&self.options)),
+                Err(error) => failed.on(error, &target, self).await?,
             }
         }
     }
@@ -247,16 +249,30 @@ impl Router {
     }
 }
 
-/// What one call has been refused so far.
+/// How one call has failed so far.
 #[derive(Default)]
-struct Refusals {
+struct Failures {
     from_replica: u32,
     waited: Duration,
+    not_sent: u32,
 }
 
-impl Refusals {
-    /// Waits or reconnects where the call may be made again; otherwise fails with what to do.
-    async fn on(&mut self, refusal: &RedisError, target: &Target<'_>, router: &Router) -> Result<()> {
+impl Failures {
+    /// Returns if the call may be made again; otherwise fails with what to do.
+    async fn on(&mut self, error: SendError, target: &Target<'_>, router: &Router) -> Result<()> {
+        match error {
+            SendError::Refused(refusal) => self.on_refusal(&refusal, target, router).await,
+            // The connection ended before the call was sent. The next try waits for another connection.
+            SendError::NotSent(_) if target.is_closed() && self.not_sent < MOST_NOT_SENT => {
+                self.not_sent += 1;
+                Ok(())
+            }
+            error => Err(error.into_error(&router.options)),
+        }
+    }
+
+    /// Waits or reconnects where another server may answer, or this one later.
+    async fn on_refusal(&mut self, refusal: &RedisError, target: &Target<'_>, router: &Router) -> Result<()> {
         let options = &router.options;
         let mut follows = matches!(target, Target::Partition(..));
         if errors::is_readonly(refusal)

@@ -22,7 +22,7 @@ if stored[1] ~= ARGV[1] then
   return 'begin'
 end
 -- The value of the name ARGV[n] is values[n - 6].
-local values, shared, others = stored, nil, nil
+local values, shared = stored, nil
 local events = stored[3] and stored[3] > nows and {}
 local sweep = (not stored[4] or sub(stored[4], 1, 16) <= nows) and 's' or '-'
 
