@@ -24,7 +24,7 @@ create schema by_hand;
 create function by_hand.ask(p_name text, p_label text, p_mode "char", p_ttl float, p_try boolean, p_session int)
 returns "char" language sql volatile as $$
   select verdict from leasehold.acquire_many('many', null, p_session, 'a', array[p_name], array[md5(p_label)::uuid], array[p_mode],
-    array[case p_mode when 'x' then 2147483647 else 1 end], array[2147483647], array[(p_ttl * 1000000)::bigint], array[p_try],
+    array[case p_mode when 'x' then 2147483647 else 1 end], array[2147483647], array[(p_ttl * 1000000)::bigint], array[case when p_try then -1 end],
     array[p_session is not null], array[p_label], array[null]::text[], array['{}'::jsonb], array[null]::bigint[])
 $$;
 create function by_hand.step(o int, p_name text, l int) returns void language plpgsql volatile as $$

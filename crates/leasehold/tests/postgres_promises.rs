@@ -26,7 +26,7 @@ create schema by_hand;
 create function by_hand.ask(p_name text, p_label text, p_mode "char" default 'x', p_ttl float default 600) returns "char"
 language sql volatile as $$
   select verdict from leasehold.acquire_one('default', null, null, 'a', p_name, md5(p_label)::uuid, p_mode,
-    case p_mode when 'x' then 2147483647 else 1 end, 2147483647, (p_ttl * 1000000)::bigint, false, false, p_label, null, '{}', null)
+    case p_mode when 'x' then 2147483647 else 1 end, 2147483647, (p_ttl * 1000000)::bigint, null, false, p_label, null, '{}', null)
 $$;
 create function by_hand.give(p_name text, p_label text) returns "char" language sql volatile as $$
   select verdict from leasehold.release_one('default', null, 'a', p_name, md5(p_label)::uuid, 'released', null, null)
@@ -35,7 +35,7 @@ create function by_hand.ask_many(p_names text[], p_label text) returns text lang
   select string_agg(verdict::text, '' order by at) from leasehold.acquire_many('default', null, null, 'a', p_names,
     array(select md5(p_label)::uuid from unnest(p_names)), array(select 'x'::"char" from unnest(p_names)),
     array(select 2147483647 from unnest(p_names)), array(select 2147483647 from unnest(p_names)),
-    array(select 600000000::bigint from unnest(p_names)), array(select false from unnest(p_names)),
+    array(select 600000000::bigint from unnest(p_names)), array(select null::int from unnest(p_names)),
     array(select false from unnest(p_names)), array(select p_label from unnest(p_names)),
     array(select null::text from unnest(p_names)), array(select '{}'::jsonb from unnest(p_names)),
     array(select null::bigint from unnest(p_names)))

@@ -27,7 +27,7 @@ create schema if not exists by_hand;
 create or replace function by_hand.ask(p_name text, p_label text, p_mode "char", p_ttl float, p_try boolean, p_session int default null)
 returns setof leasehold.answer language sql volatile as $$
   select * from leasehold.acquire_many('races', null, p_session, 'a', array[p_name], array[md5(p_label)::uuid], array[p_mode],
-    array[case p_mode when 'x' then 2147483647 else 1 end], array[2147483647], array[(p_ttl * 1000000)::bigint], array[p_try],
+    array[case p_mode when 'x' then 2147483647 else 1 end], array[2147483647], array[(p_ttl * 1000000)::bigint], array[case when p_try then -1 end],
     array[p_session is not null], array[p_label], array[null]::text[], array['{}'::jsonb], array[null]::bigint[])
 $$;
 create or replace function by_hand.give(p_name text, p_label text) returns "char" language sql volatile as $$
@@ -95,7 +95,7 @@ async fn first_asks_for_a_name_do_not_wait_for_each_other_in_a_circle() {
         &second,
         r#"select verdict from leasehold.acquire_many('races', null, null, 'a', array['new', 'new'],
            array[md5('b')::uuid, md5('c')::uuid], array['x', 'x']::"char"[], array[2147483647, 2147483647],
-           array[2147483647, 2147483647], array[30000000, 30000000]::bigint[], array[false, false], array[false, false],
+           array[2147483647, 2147483647], array[30000000, 30000000]::bigint[], array[null, null]::int[], array[false, false],
            array['b', 'c'], array[null, null]::text[], array['{}', '{}']::jsonb[], array[null, null]::bigint[])"#,
     )
     .await;
@@ -318,7 +318,7 @@ async fn what_is_free_is_not_busy_and_what_is_busy_is_somebodys_however_many_try
         "create function try(p_name text, p_mode \"char\", p_id uuid, out verdict \"char\", out holder text)
          language sql as $$ select verdict, coalesce(holder, holders -> 0 ->> 'holder') from leasehold.acquire_one('default',
            null, null, 'o', p_name, p_id, p_mode, case p_mode when 'p' then 1 else 2147483647 end,
-           case p_mode when 'p' then 1000000 else 2147483647 end, 60000000, true, false, 'me', null, '{}', null) $$",
+           case p_mode when 'p' then 1000000 else 2147483647 end, 60000000, -1, false, 'me', null, '{}', null) $$",
     );
     let mut trying = JoinSet::new();
     for _ in 0..4 {

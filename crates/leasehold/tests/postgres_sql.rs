@@ -394,7 +394,7 @@ fn calls_for_one_name_in_one_statement_see_each_other() {
            'default', null, null, 'a', array['job', 'job', 'job', 'job'],
            array[md5('1')::uuid, md5('2')::uuid, md5('3')::uuid, md5('2')::uuid], array['x', 'x', 'x', 'x']::\"char\"[],
            array[2147483647, 2147483647, 2147483647, 2147483647], array[2147483647, 2147483647, 2147483647, 2147483647],
-           array[30000000, 30000000, 30000000, 30000000]::bigint[], array[true, false, true, true],
+           array[30000000, 30000000, 30000000, 30000000]::bigint[], array[-1, null, -1, -1],
            array[true, true, true, true], array['a', 'b', 'c', 'b'], array[null, null, null, null]::text[],
            array['{}', '{}', '{}', '{}']::jsonb[], array[null, null, null, null]::bigint[])",
     );

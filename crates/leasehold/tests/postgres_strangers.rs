@@ -42,7 +42,7 @@ fn metadata_that_has_no_form_here_is_shown_as_text_and_hides_nothing() {
         r#"select leasehold.acquire_lock('huge', 'a', 600, '{"n": 1e400, "kept": [1, {"two": null}]}');
         select leasehold.acquire_lock('deep', 'a', 600, ('{"n": ' || repeat('[', 200) || repeat(']', 200) || ', "kept": 1}')::jsonb);
         select leasehold.acquire_one('default', null, null, 'a', 'odd', md5('odd')::uuid, 'x', 2147483647, 2147483647, 600000000,
-          true, false, 'a', null, '[1, 2]', null);"#,
+          -1, false, 'a', null, '[1, 2]', null);"#,
     );
     let huge = json!({"n": format!("1{}", "0".repeat(400)), "kept": [1, {"two": null}]});
     let deep = json!({"n": "[".repeat(200) + &"]".repeat(200), "kept": 1});

@@ -8,17 +8,11 @@ mod twin;
 
 use std::time::Duration;
 
-use leasehold::{
-    ErrorKind,
-    backend::Backend,
-    clock::{Clock, SystemClock},
-    lease::{Claim, Outcome},
-};
+use leasehold::clock::{Clock, SystemClock};
 
 use self::{moves::Moves, twin::Twin};
 use crate::{
     dice::Dice,
-    instance::attempt,
     trials::{Stage, Trial},
 };
 
@@ -60,31 +54,17 @@ async fn run(stage: Stage, tempo: Tempo) {
     for _ in 0..3 {
         instances.push(stage.maker.instance().await);
     }
-    let bounds_queues = bounds_queues(&*instances[0]).await;
     for count in 0..HISTORIES {
         if count >= FEWEST && SystemClock.now().since(started) > BUDGET {
             println!("{count} histories instead of {HISTORIES}: the place is slow");
             break;
         }
         let seed = first + count;
-        let mut moves = Moves::new(seed, tempo, bounds_queues);
+        let mut moves = Moves::new(seed, tempo);
         let mut twin = Twin::new(&instances, &stage, seed, tempo);
         for _ in 0..LENGTH {
             twin.step(moves.next()).await;
         }
         twin.end().await;
-    }
-}
-
-/// Whether the backend takes requests that limit how many wait.
-async fn bounds_queues(backend: &dyn Backend) -> bool {
-    let request = attempt("history:bounded", Claim::EXCLUSIVE).max_waiters(1);
-    match backend.acquire(&request).await {
-        Ok(_) => backend.release(&request.key, &Outcome::Completed).await.is_ok(),
-        Err(error) if error.kind() == ErrorKind::Unsupported => {
-            println!("histories without max_waiters: {error}");
-            false
-        }
-        Err(error) => panic!("{error}"),
     }
 }

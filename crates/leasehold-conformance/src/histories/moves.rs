@@ -37,17 +37,16 @@ pub(super) struct Moves {
     dice: Dice,
     seed: u64,
     tempo: Tempo,
-    bounds_queues: bool,
     families: Vec<Vec<Claim>>,
     asked: Vec<Vec<Request>>,
 }
 
 impl Moves {
-    pub(super) fn new(seed: u64, tempo: Tempo, bounds_queues: bool) -> Self {
+    pub(super) fn new(seed: u64, tempo: Tempo) -> Self {
         let mut dice = Dice::new(seed);
         let families = (0..NAMES).map(|_| dice.choose(&families()).clone()).collect();
         let asked = (0..NAMES).map(|_| Vec::new()).collect();
-        Self { dice, seed, tempo, bounds_queues, families, asked }
+        Self { dice, seed, tempo, families, asked }
     }
 
     pub(super) fn next(&mut self) -> Move {
@@ -86,7 +85,7 @@ impl Moves {
         let mut request = Request::new(key, self.claim(name), holder).ttl(self.ttl());
         request.patience = if self.dice.percent(30) { Patience::Try } else { Patience::Queue };
         request.lifetime = if self.dice.percent(30) { Lifetime::Detached } else { Lifetime::Attached };
-        request.max_waiters = (self.bounds_queues && self.dice.percent(20)).then(|| self.dice.below(3));
+        request.max_waiters = self.dice.percent(20).then(|| self.dice.below(3));
         request.note = self.dice.percent(30).then(|| format!("note of {id}"));
         request.metadata = self.metadata();
         self.asked[name].push(request.clone());

@@ -250,8 +250,6 @@ macro_rules! lock_options {
         }
 
         /// The most waiters to accept ahead: with more, it is busy at once; no limit by default.
-        ///
-        /// Every backend but Postgres has this; Postgres refuses it.
         pub fn max_waiters(mut self, most: u32) -> Self {
             self.options.max_waiters = Some(most);
             self

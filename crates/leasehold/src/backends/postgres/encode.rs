@@ -48,7 +48,7 @@ pub(super) struct Acquires<'a> {
     units: Column<i32>,
     capacities: Column<i32>,
     ttls: Column<i64>,
-    tries: Column<bool>,
+    most_ahead: Column<Option<i32>>,
     attached: Column<bool>,
     holders: Column<&'a str>,
     notes: Column<Option<String>>,
@@ -66,7 +66,7 @@ impl Default for Acquires<'_> {
             units: Column::new(Type::INT4, Type::INT4_ARRAY),
             capacities: Column::new(Type::INT4, Type::INT4_ARRAY),
             ttls: Column::new(Type::INT8, Type::INT8_ARRAY),
-            tries: Column::new(Type::BOOL, Type::BOOL_ARRAY),
+            most_ahead: Column::new(Type::INT4, Type::INT4_ARRAY),
             attached: Column::new(Type::BOOL, Type::BOOL_ARRAY),
             holders: Column::new(Type::TEXT, Type::TEXT_ARRAY),
             notes: Column::new(Type::TEXT, Type::TEXT_ARRAY),
@@ -86,7 +86,10 @@ impl<'a> Acquires<'a> {
         self.units.values.push(int(request.claim.units()));
         self.capacities.values.push(int(request.claim.capacity()));
         self.ttls.values.push(long(micros(request.ttl.get())));
-        self.tries.values.push(request.patience == Patience::Try);
+        self.most_ahead.values.push(match request.patience {
+            Patience::Try => Some(-1),
+            Patience::Queue => request.max_waiters.map(int),
+        });
         self.attached.values.push(request.lifetime == Lifetime::Attached);
         self.holders.values.push(request.holder.as_str());
         self.notes.values.push(request.note.as_deref().map(storable));
@@ -114,7 +117,7 @@ impl<'a> Acquires<'a> {
             self.units.parameter(),
             self.capacities.parameter(),
             self.ttls.parameter(),
-            self.tries.parameter(),
+            self.most_ahead.parameter(),
             self.attached.parameter(),
             self.holders.parameter(),
             self.notes.parameter(),

@@ -193,10 +193,6 @@ impl Backend for PostgresBackend {
     }
 
     async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
-        if request.max_waiters.is_some() {
-            let words = "postgres cannot bound the queue of a resource yet; leave max_waiters out";
-            return Err(Error::unsupported(words).about(&request.key.resource));
-        }
         let session = self.session(request.lifetime).await.map_err(Failure::error)?;
         let belief = self.belief();
         let asking = session.map(|_| self.late.asking(&request.key));

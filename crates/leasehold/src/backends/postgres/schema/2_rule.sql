@@ -377,7 +377,7 @@ begin
     r.last_fence := leasehold._next_fence(r.last_fence, leasehold._micros(s.now), q.floor);
     e.fence := r.last_fence;
     e.acquired_at := greatest(s.now, r.freed_at);
-  elsif q.try then
+  elsif r.waiting > q.most_ahead then
     a.verdict := 'b';
   end if;
   if c.watched and a.verdict is null then

@@ -17,7 +17,7 @@ end $$;
 -- Flat parameters: a composite for each call would cost as much as the update.
 create function leasehold._acquire(
   p_namespace text, p_channel text, p_session int, p_history "char", p_watched boolean,
-  p_name text, p_id uuid, p_mode "char", p_units int, p_capacity int, p_ttl_us bigint, p_try boolean, p_attached boolean,
+  p_name text, p_id uuid, p_mode "char", p_units int, p_capacity int, p_ttl_us bigint, p_most_ahead int, p_attached boolean,
   p_holder text, p_note text, p_metadata jsonb, p_floor bigint, out a leasehold.answer
 )
 language plpgsql volatile as $$
@@ -50,7 +50,7 @@ begin
   end if;
   if a.fence is null then
     a := leasehold._contend(row(p_namespace, p_channel, p_session, p_history, p_watched),
-      row('a', p_name, p_id, p_mode, p_units, p_capacity, p_ttl_us, p_try, p_attached, p_holder, p_note, p_metadata, p_floor,
+      row('a', p_name, p_id, p_mode, p_units, p_capacity, p_ttl_us, p_most_ahead, p_attached, p_holder, p_note, p_metadata, p_floor,
         null, null, null)::leasehold.ask);
     return;
   end if;
@@ -82,7 +82,7 @@ begin
   select * into r from leasehold.resource x where x.namespace = c.namespace and x.name = q.name;
   if found and r.id is distinct from q.id then
     -- Readers that came unseen are not counted in the row.
-    if q.try and (case when r.reader_base is null then
+    if q.most_ahead < 0 and (case when r.reader_base is null then
         r.crowd and (r.waiting > 0 or r.used + q.units + (case when r.id is null then 0 else r.units end) > q.capacity)
         and leasehold._settled(r, t) and leasehold._same_shape(r, q)
       else
@@ -228,7 +228,7 @@ create view leasehold._lone_holder as
 -- Asks for one lease.
 create function leasehold.acquire_one(
   p_namespace text, p_channel text, p_session int, p_history "char",
-  p_name text, p_id uuid, p_mode "char", p_units int, p_capacity int, p_ttl_us bigint, p_try boolean, p_attached boolean,
+  p_name text, p_id uuid, p_mode "char", p_units int, p_capacity int, p_ttl_us bigint, p_most_ahead int, p_attached boolean,
   p_holder text, p_note text, p_metadata jsonb, p_floor bigint, out a leasehold.answer
 )
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms'
@@ -237,7 +237,7 @@ begin
   if current_setting('transaction_isolation') <> 'read committed' then
     perform leasehold._check_isolation();
   end if;
-  if p_try then
+  if p_most_ahead < 0 then
     select 'b', h.fence, h.mode, h.holder, h.note, leasehold._micros(clock_timestamp()) - leasehold._micros(h.acquired_at)
     into a.verdict, a.fence, a.mode, a.holder, a.note, a.held_us
     from leasehold._lone_holder h
@@ -248,7 +248,7 @@ begin
     end if;
   end if;
   a := leasehold._acquire(p_namespace, p_channel, p_session, p_history, leasehold._watched(p_namespace), p_name, p_id,
-    p_mode, p_units, p_capacity, p_ttl_us, p_try, p_attached, p_holder, p_note, p_metadata, p_floor);
+    p_mode, p_units, p_capacity, p_ttl_us, p_most_ahead, p_attached, p_holder, p_note, p_metadata, p_floor);
   if a.verdict = 'q' and a.granted = 0 then
     -- A place is not a promise: one that is lost in a crash is asked for again.
     perform set_config('synchronous_commit', 'off', true);
@@ -278,7 +278,7 @@ end $$;
 -- One by one, which costs less than statements for all of them. The caller has sorted them by name, as bytes.
 create function leasehold.acquire_many(
   p_namespace text, p_channel text, p_session int, p_history "char",
-  p_names text[], p_ids uuid[], p_modes "char"[], p_units int[], p_capacities int[], p_ttls_us bigint[], p_tries boolean[],
+  p_names text[], p_ids uuid[], p_modes "char"[], p_units int[], p_capacities int[], p_ttls_us bigint[], p_most_ahead int[],
   p_attached boolean[], p_holders text[], p_notes text[], p_metadata jsonb[], p_floors bigint[]
 ) returns setof leasehold.answer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms'
@@ -297,7 +297,7 @@ begin
     perform leasehold._check_isolation();
   end if;
   for i in 1..cardinality(p_names) loop
-    if p_tries[i] then
+    if p_most_ahead[i] < 0 then
       -- Tries for one name share the look.
       if looked is distinct from p_names[i] then
         select h.name, h.id, h.units, h.capacity, 'b', h.fence, h.mode, h.holder, h.note,
@@ -320,7 +320,7 @@ begin
       perform pg_advisory_xact_lock(leasehold._gate(p_namespace, p_names[i]));
     end if;
     a := leasehold._acquire(p_namespace, p_channel, p_session, p_history, watched, p_names[i], p_ids[i], p_modes[i],
-      p_units[i], p_capacities[i], p_ttls_us[i], p_tries[i], p_attached[i], p_holders[i], p_notes[i], p_metadata[i], p_floors[i]);
+      p_units[i], p_capacities[i], p_ttls_us[i], p_most_ahead[i], p_attached[i], p_holders[i], p_notes[i], p_metadata[i], p_floors[i]);
     looked := null;
     a.at := i;
     lean := lean and a.verdict = 'q' and a.granted = 0;

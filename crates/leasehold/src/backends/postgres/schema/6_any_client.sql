@@ -104,7 +104,7 @@ begin
     return null;
   end if;
   a := leasehold._acquire('default', null, null, leasehold._history(), leasehold._watched('default'), p_lock_name, mine, 'x',
-    2147483647, 2147483647, greatest(1, p_ttl_seconds * 1000000)::bigint, true, false, p_holder_id, null,
+    2147483647, 2147483647, greatest(1, p_ttl_seconds * 1000000)::bigint, -1, false, p_holder_id, null,
     coalesce(p_metadata, '{}'), null);
   if a.verdict = 's' then
     perform leasehold._refuse_shape(p_lock_name, a);
