@@ -24,7 +24,7 @@ async fn connections_that_the_network_forgot_are_made_again() {
         way.renumber(renumbered.clone());
     }
     let hosts: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
-    // The limits of answers are the default ones: on a busy machine an answer takes a second.
+    // With the default limit for answers: on a busy machine an answer can take a second.
     let url = format!("redis+cluster://{}", hosts.join(","));
     let locks = Leasehold::builder().wait(Duration::from_secs(5)).connect(&url).await.unwrap();
     locks.mutex("x").acquire().await.unwrap().release().await.unwrap();

@@ -15,7 +15,7 @@ pub(super) const LARGEST: usize = 16 << 20;
 /// Opens a regular file; anything else is an error, at once.
 pub(super) fn regular(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let safe = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    // Who owns the file may read it without a date being written.
+    // The owner of a file may read it without an update of its access time.
     let file = match options.custom_flags(flags(safe | OFlags::NOATIME)).open(path) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => options.custom_flags(flags(safe)).open(path)?,
         opened => opened?,

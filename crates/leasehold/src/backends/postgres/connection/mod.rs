@@ -83,7 +83,7 @@ pub(super) struct Connection {
     driver: AbortHandle,
     /// Whether each call is put into a transaction of its own.
     wrapped: AtomicBool,
-    /// Whoever sends a transaction has it, until all of it is sent.
+    /// Locked while the statements of a transaction are sent, so that no other thread sends between them.
     sending: Mutex<()>,
     pub(super) greeting: Greeting,
     /// Its socket, where a child may inherit it.

@@ -170,7 +170,7 @@ create type leasehold.ask as (
   units int,
   capacity int,
   ttl_us bigint,
-  most_ahead int,     -- waits only behind as many waiters: -1 is a try, null any number
+  most_ahead int,     -- how many may wait ahead of it: -1 for a try, null for any number
   attached boolean,
   holder text,
   note text,

@@ -1,7 +1,7 @@
 -- Wrappers and views in the schema /*target*/ for callers that do not say a schema: psql, PostgREST, Supabase.
 -- The functions have the caller's rights: leasehold.allow('app', 'lock') is what a caller needs, and what a dump that
 -- leaves rights out does not restore.
--- What has one of these names there and was not put there by this role is left alone, and so is everything else.
+-- A function or view with one of these names is replaced only if this role put it there. Everything else is left alone.
 do $$
 declare
   target oid := quote_ident((parse_ident('/*target*/x'))[1])::regnamespace;

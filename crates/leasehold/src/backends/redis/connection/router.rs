@@ -258,7 +258,7 @@ struct Failures {
 }
 
 impl Failures {
-    /// Returns if the call may be made again; otherwise fails with what to do.
+    /// Returns if the call may be made again; fails otherwise, and the error says what to do.
     async fn on(&mut self, error: SendError, target: &Target<'_>, router: &Router) -> Result<()> {
         match error {
             SendError::Refused(refusal) => self.on_refusal(&refusal, target, router).await,

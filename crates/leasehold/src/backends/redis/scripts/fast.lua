@@ -1,6 +1,8 @@
 -- Decides what needs no queue: releases, requests for names that nobody has, requests to share a name while nobody
--- waits for it, and tries where one holder has all of it. A string costs time for each of its bytes, a table for each
--- time that it grows: the answers take the place of the arguments.
+-- waits for it, and tries where one holder has all of it.
+--
+-- Redis hashes every byte of a string that a script makes, and a table costs time whenever it grows. So names are read
+-- straight from the arguments, and the answer to a question takes the place of its head.
 --
 -- KEYS    1 leases  2 history
 -- ARGV    3 channel of events  4 how many releases  5 how many questions: releases, then requests
@@ -193,7 +195,7 @@ if granted then
 end
 local gone = 0
 for i = 1, free do
-  -- Unless it was granted anew.
+  -- A name that this call has granted again stays.
   if not values[freed[i]] then
     gone = gone + 1
     freed[gone] = ARGV[freed[i] + 6]
@@ -217,8 +219,7 @@ if not granted and length > 2 then
 end
 -- Sixteen leases in one entry of the stream, which is trimmed by entries.
 for first = 1, remembered, 32 do
-  local behind = first + 31
-  call('XADD', KEYS[2], 'MAXLEN', '~', sub(ARGV[2], 3, 8) + 0, '*', unpack(ended, first, behind < remembered and behind or remembered))
+  call('XADD', KEYS[2], 'MAXLEN', '~', sub(ARGV[2], 3, 8) + 0, '*', unpack(ended, first, math.min(remembered, first + 31)))
 end
 if events and #events > 0 then
   call(sub(ARGV[2], 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH', ARGV[3], table.concat(events, '\30'))
