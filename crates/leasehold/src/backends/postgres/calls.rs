@@ -35,6 +35,8 @@ calls! {
     Evict => Text::Function("evict_fence", 6),
     List => Text::Function("list_leases", 5),
     History => Text::Function("list_ended", 7),
+    RecordRuns => Text::Function("record_runs", 7),
+    Runs => Text::Function("list_runs", 4),
     Watch => Text::Function("watch", 2),
     OpenSession => Text::Function("open_session", 1),
     Due => Text::Function("maintain_due", 0),

@@ -13,8 +13,10 @@ use super::{
 };
 use crate::{
     Result,
-    backend::{EventStream, Finding, Inspect},
-    lease::{EndedLease, Evicted, Fence, HistoryFilter, ListFilter, Names, Page, Resource},
+    backend::{EventStream, Finding, Inspect, RunTable},
+    lease::{
+        EndedLease, Evicted, Fence, HistoryFilter, Holder, ListFilter, Names, Page, Resource, RunRecord, RunReport, micros,
+    },
 };
 
 #[async_trait]
@@ -100,6 +102,49 @@ impl Inspect for PostgresBackend {
             .await
             .map_err(Failure::error)?;
         reply.rows.iter().map(decode::ended).collect::<Result<_, _>>().map_err(Failure::error)
+    }
+
+    async fn record_runs(&self, reports: &[RunReport]) -> Result<()> {
+        let names: Vec<&str> = reports.iter().map(|report| report.resource.as_str()).collect();
+        let skips: Vec<i64> = reports.iter().map(|report| long(report.skips)).collect();
+        let held_by: Vec<Option<&str>> =
+            reports.iter().map(|report| report.held_by.as_ref().map(Holder::as_str)).collect();
+        let successes: Vec<bool> = reports.iter().map(|report| report.success).collect();
+        let most = i32::try_from(RunTable::MOST_NAMES).unwrap_or(i32::MAX);
+        self.links
+            .ask_aside(
+                Call::RecordRuns,
+                &[
+                    (&self.caller.namespace, Type::TEXT),
+                    (&long(micros(RunTable::KEPT)), Type::INT8),
+                    (&most, Type::INT4),
+                    (&names, Type::TEXT_ARRAY),
+                    (&skips, Type::INT8_ARRAY),
+                    (&held_by, Type::TEXT_ARRAY),
+                    (&successes, Type::BOOL_ARRAY),
+                ],
+            )
+            .await
+            .map(drop)
+            .map_err(Failure::error)
+    }
+
+    async fn runs(&self, names: &Names) -> Result<Vec<RunRecord>> {
+        let (exactly, prefix) = named(names);
+        let reply = self
+            .links
+            .look(
+                Call::Runs,
+                &[
+                    (&self.caller.namespace, Type::TEXT),
+                    (&long(micros(RunTable::KEPT)), Type::INT8),
+                    (&exactly, Type::TEXT),
+                    (&prefix, Type::TEXT),
+                ],
+            )
+            .await
+            .map_err(Failure::error)?;
+        reply.rows.iter().map(decode::run).collect::<Result<_, _>>().map_err(Failure::error)
     }
 
     async fn watch(&self, names: Names) -> Result<EventStream> {

@@ -186,6 +186,7 @@ impl Backend for PostgresBackend {
             .survives_restart(options.life == Life::Ttl && options.durability != Durability::Unlogged)
             .renew_batch(RENEW_BATCH)
             .silence_limit(silence_limit)
+            .records_runs(true)
     }
 
     fn hints(&self) -> Hints {

@@ -11,7 +11,7 @@ use tokio_postgres::{
 };
 use uuid::Uuid;
 
-pub(super) use self::records::{ended, leases};
+pub(super) use self::records::{ended, leases, run};
 use super::{
     connection::Greeting,
     errors::{Failure, Kind},

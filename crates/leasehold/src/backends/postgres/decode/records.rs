@@ -9,7 +9,7 @@ use super::{fence, get, holder, length, mode, resource, small, timestamp, unexpe
 use crate::{
     Result,
     backends::postgres::errors::Failure,
-    lease::{Claim, EndedLease, Ending, LeaseRecord, LeaseState, Metadata, Mode, Problem, Ttl},
+    lease::{Claim, EndedLease, Ending, Holder, LeaseRecord, LeaseState, Metadata, Mode, Problem, RunRecord, Ttl},
 };
 
 /// The rows of `list_leases`, holders first, then the queue, of each name.
@@ -63,6 +63,16 @@ pub(in crate::backends::postgres) fn ended(row: &Row) -> Result<EndedLease, Fail
         note: get(row, "note")?,
         metadata: metadata(row)?,
     })
+}
+
+/// A row of `list_runs`.
+pub(in crate::backends::postgres) fn run(row: &Row) -> Result<RunRecord, Failure> {
+    let mut record = RunRecord::new(resource(row)?);
+    record.skips = u64::try_from(get::<i64>(row, "skips")?).unwrap_or(0);
+    record.last_skip = get::<Option<i64>>(row, "last_skip_us")?.map(timestamp);
+    record.held_by = get::<Option<&str>>(row, "held_by")?.and_then(|holder| Holder::new(holder).ok());
+    record.last_success = get::<Option<i64>>(row, "last_success_us")?.map(timestamp);
+    Ok(record)
 }
 
 fn metadata(row: &Row) -> Result<Metadata, Failure> {

@@ -152,6 +152,19 @@ create /*durability*/ table leasehold.watcher (
 -- Until when anybody follows anything, in microseconds: read in every call, which costs less than a look at the table.
 create sequence leasehold.followed_until;
 
+-- How runs of scheduled jobs went, as far as they were reported: RunRecord.
+create /*durability*/ table leasehold.run (
+  namespace text not null,
+  name text not null collate "C",
+  skips bigint not null,
+  last_skip timestamptz,
+  held_by text,
+  last_success timestamptz,
+  reported_at timestamptz not null,
+  primary key (namespace, name)
+);
+create index run_by_report on leasehold.run (namespace, reported_at, name);
+
 -- Who asks, and how its calls are recorded: a row of `caller` goes with every operation.
 create type leasehold.caller as (
   namespace text,

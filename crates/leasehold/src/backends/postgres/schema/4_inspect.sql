@@ -104,3 +104,38 @@ begin
   on conflict (id) do update set pid = excluded.pid, opened_at = excluded.opened_at, client = excluded.client;
   return opened;
 end $$;
+
+-- Adds reports to the records of runs: RunRecord::add, then RunTable::trim.
+create function leasehold.record_runs(
+  p_namespace text, p_kept_us bigint, p_most int, p_names text[], p_skips bigint[], p_held_by text[], p_successes boolean[]
+) returns void
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
+declare
+  t timestamptz := clock_timestamp();
+begin
+  insert into leasehold.run as r
+  select p_namespace, u.name, sum(u.skips), max(t) filter (where u.skips > 0),
+    (array_agg(u.held_by order by u.at desc) filter (where u.skips > 0))[1], max(t) filter (where u.success), t
+  from unnest(p_names, p_skips, p_held_by, p_successes) with ordinality u(name, skips, held_by, success, at)
+  group by u.name order by u.name collate "C"
+  on conflict (namespace, name) do update set skips = r.skips + excluded.skips,
+    held_by = case when excluded.last_skip is null then r.held_by else excluded.held_by end,
+    last_skip = coalesce(excluded.last_skip, r.last_skip), last_success = coalesce(excluded.last_success, r.last_success),
+    reported_at = excluded.reported_at;
+  delete from leasehold.run r where r.namespace = p_namespace and r.name in (
+    select x.name from leasehold.run x
+    where x.namespace = p_namespace and x.reported_at < t - p_kept_us * interval '1 microsecond'
+    union all
+    (select x.name from leasehold.run x where x.namespace = p_namespace order by x.reported_at desc, x.name desc offset p_most));
+end $$;
+
+-- RunTable::select.
+create function leasehold.list_runs(p_namespace text, p_kept_us bigint, p_exactly text, p_prefix text)
+returns table (name text, skips bigint, last_skip_us bigint, held_by text, last_success_us bigint)
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
+  select r.name, r.skips, leasehold._micros(r.last_skip), r.held_by, leasehold._micros(r.last_success) from leasehold.run r
+  where r.namespace = p_namespace and (p_exactly is null or r.name = p_exactly)
+    and (p_prefix is null or starts_with(r.name, p_prefix))
+    and r.reported_at >= clock_timestamp() - p_kept_us * interval '1 microsecond'
+  order by r.name
+$$;

@@ -13,7 +13,7 @@ language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   lock name[] := '{acquire_lock, acquire_lock_fenced, acquire_lock_wait, release_lock, extend_lock, fence_of, guard, acquire,
     acquit, advisory_key}';
-  read name[] := '{version, list_leases, list_ended, watch}';
+  read name[] := '{version, list_leases, list_ended, list_runs, watch}';
   f regprocedure;
 begin
   if p_what is null or p_what not in ('all', 'lock', 'read') then
