@@ -33,6 +33,18 @@ fn connect(url: &str) -> Leasehold {
     blocking::wait(Leasehold::connect(url)).unwrap()
 }
 
+/// Postgres stores no NUL: in a batch, the one lease with such a text would fail all others.
+#[test]
+fn a_nul_in_metadata_is_replaced_and_fails_nobody() {
+    let server = server_with_schema();
+    let locks = connect(&server.url());
+    let metadata = json!({"said": ["a\0b"]}).as_object().unwrap().clone();
+    let guard = blocking::wait(locks.mutex("odd").metadata(metadata).acquire()).unwrap();
+    let listed = blocking::wait(locks.list(&ListFilter::new(Names::All))).unwrap().leases;
+    assert_eq!(listed[0].metadata.get("said"), Some(&json!(["a\u{fffd}b"])));
+    blocking::wait(guard.release()).unwrap();
+}
+
 #[test]
 fn metadata_that_has_no_form_here_is_shown_as_text_and_hides_nothing() {
     let server = server_with_schema();

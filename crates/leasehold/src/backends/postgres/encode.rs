@@ -1,5 +1,8 @@
 //! The parameters of acquires and releases: plain ones for one call, an array for each for several.
 
+use std::borrow::Cow;
+
+use serde_json::Value;
 use tokio_postgres::{
     Row,
     types::{Json, ToSql, Type},
@@ -52,7 +55,7 @@ pub(super) struct Acquires<'a> {
     attached: Column<bool>,
     holders: Column<&'a str>,
     notes: Column<Option<String>>,
-    metadata: Column<Json<&'a Metadata>>,
+    metadata: Column<Json<Cow<'a, Metadata>>>,
     floors: Column<Option<i64>>,
 }
 
@@ -93,7 +96,7 @@ impl<'a> Acquires<'a> {
         self.attached.values.push(request.lifetime == Lifetime::Attached);
         self.holders.values.push(request.holder.as_str());
         self.notes.values.push(request.note.as_deref().map(storable));
-        self.metadata.values.push(Json(&request.metadata));
+        self.metadata.values.push(Json(storable_metadata(&request.metadata)));
         self.floors.values.push(request.fence_floor.map(|floor| long(floor.get())));
     }
 
@@ -192,4 +195,50 @@ pub(super) fn long(number: u64) -> i64 {
 /// Postgres stores every text but one that holds a NUL.
 fn storable(text: &str) -> String {
     text.replace('\0', "\u{fffd}")
+}
+
+/// The same for every text in metadata: one that cannot be stored would fail all calls of its batch.
+pub(super) fn storable_metadata(metadata: &Metadata) -> Cow<'_, Metadata> {
+    if has_nul(metadata) { Cow::Owned(without_nul(metadata)) } else { Cow::Borrowed(metadata) }
+}
+
+fn has_nul(metadata: &Metadata) -> bool {
+    fn in_value(value: &Value) -> bool {
+        match value {
+            Value::String(text) => text.contains('\0'),
+            Value::Array(values) => values.iter().any(in_value),
+            Value::Object(fields) => has_nul(fields),
+            Value::Null | Value::Bool(_) | Value::Number(_) => false,
+        }
+    }
+    metadata.iter().any(|(name, value)| name.contains('\0') || in_value(value))
+}
+
+fn without_nul(metadata: &Metadata) -> Metadata {
+    fn in_value(value: &Value) -> Value {
+        match value {
+            Value::String(text) => Value::String(storable(text)),
+            Value::Array(values) => values.iter().map(in_value).collect(),
+            Value::Object(fields) => Value::Object(without_nul(fields)),
+            Value::Null | Value::Bool(_) | Value::Number(_) => value.clone(),
+        }
+    }
+    metadata.iter().map(|(name, value)| (storable(name), in_value(value))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn every_text_in_metadata_can_be_stored() {
+        let metadata = |value: Value| value.as_object().unwrap().clone();
+        let plain = metadata(json!({"a": [1, {"b": "c"}], "d": null}));
+        assert!(matches!(storable_metadata(&plain), Cow::Borrowed(_)));
+        let odd = metadata(json!({"a\0": [1, {"b": "c\0"}], "d": "\0"}));
+        let stored = metadata(json!({"a\u{fffd}": [1, {"b": "c\u{fffd}"}], "d": "\u{fffd}"}));
+        assert_eq!(*storable_metadata(&odd), stored);
+    }
 }

@@ -14,7 +14,7 @@ use super::{
     calls::Call,
     connection::{Links, Reply},
     decode,
-    encode::{int, long},
+    encode::{int, long, storable_metadata},
     errors::{Failure, Kind},
     liveness::{DeathWatch, Sessions},
     ops::Caller,
@@ -204,7 +204,7 @@ impl Aside {
             modes.push(renewal.downgrade.map(|claim| decode::code(claim.mode())));
             units.push(renewal.downgrade.map(|claim| int(claim.units())));
             capacities.push(renewal.downgrade.map(|claim| int(claim.capacity())));
-            metadata.push(renewal.metadata.as_ref().map(Json));
+            metadata.push(renewal.metadata.as_ref().map(|metadata| Json(storable_metadata(metadata))));
         }
         let reply = self
             .links
