@@ -47,7 +47,7 @@ begin
   delete from leasehold.ended h where h.ctid = any (array(
     select x.ctid from space s cross join lateral (
       select y.ctid from leasehold.ended y where y.namespace = s.namespace and y.ended_at < t - p_keep_history
-      order by y.ended_at limit p_most) x
+      order by y.ended_at limit p_most for update skip locked) x
     limit p_most));
   get diagnostics removed = row_count;
   done := done + removed;
@@ -98,21 +98,24 @@ begin
   return done;
 end $$;
 
--- A little of that, for callers of the SQL functions, who may have no instance of the library: one call in 128 looks at a few
--- blocks, chosen at random so that no two meet. What it removes stays locked until the caller's transaction ends, so it
--- removes only what nobody used for a day.
+-- A little of that, for callers of the SQL functions, who may have no instance of the library: one call in 128 removes up to
+-- four times as many rows as 128 calls add, so that the tables stay small where each call has a name of its own. It looks
+-- at blocks chosen at random, so that no two calls meet. What it removes stays locked until the caller's transaction ends, so
+-- it removes only what nobody used for a day, and few of those names that take advisory locks to remove.
 create function leasehold._tidy(t timestamptz) returns void
 language plpgsql volatile as $$
 declare
-  size int := current_setting('block_size')::int;
-  at bigint := floor(random() * (pg_relation_size('leasehold.resource') / size));
+  at bigint := floor(random() * (pg_relation_size('leasehold.resource') / current_setting('block_size')::int));
 begin
+  delete from leasehold.resource r where r.ctid = any (array(
+    select x.ctid from leasehold.resource x
+    where x.ctid >= format('(%s,0)', at)::tid and x.ctid < format('(%s,0)', at + 32)::tid and x.id is null and not x.crowd
+      and x.freed_at < t - interval '1 day' and x.last_fence < leasehold._micros(t)
+    limit 512 for update skip locked));
   perform leasehold._sweep(at, at + 8, t - interval '1 day', false, 50);
-  at := floor(random() * (pg_relation_size('leasehold.ended') / size));
   delete from leasehold.ended h where h.ctid = any (array(
-    select x.ctid from leasehold.ended x
-    where x.ctid >= format('(%s,0)', at)::tid and x.ctid < format('(%s,0)', at + 2)::tid
-      and x.ended_at < t - interval '7 days' for update skip locked));
+    select x.ctid from leasehold.ended x where x.namespace = 'default' and x.ended_at < t - interval '7 days'
+    order by x.ended_at limit 512 for update skip locked));
 end $$;
 
 -- Which endings SQL callers and upkeep record: a all, p problems, o off. See record().
