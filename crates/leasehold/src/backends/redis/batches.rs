@@ -191,7 +191,9 @@ impl<'a> FastBatch<'a> {
             command.arg(&request.head);
         }
         for (tail, requests) in &self.requests {
-            let patience: String = requests.iter().map(|(_, request)| request.patience).collect();
+            // The full script counts how many wait ahead.
+            let patience = |request: &AcquireArguments| request.max_waiters.map_or(request.patience, |_| 'b');
+            let patience: String = requests.iter().map(|(_, request)| patience(request)).collect();
             command.arg(*tail).arg(patience);
         }
     }

@@ -80,6 +80,19 @@ impl<'a> FastAnswers<'a> {
                 let holder = Record::read(self.busy.next().unwrap_or(&Value::Nil))?.held_by(self.now);
                 Decision::Busy(Busy { holders: vec![holder], waiting: 0 })
             }
+            "queued" => {
+                let place = self.busy.next().unwrap_or(&Value::Nil);
+                let mut numbers = text(place)?.split(' ').map(str::parse::<u64>);
+                let (Some(Ok(ahead)), Some(Ok(fence)), Some(Ok(end))) = (numbers.next(), numbers.next(), numbers.next())
+                else {
+                    return Err(unexpected("a position", place));
+                };
+                Decision::Queued(QueuePosition {
+                    ahead: small(ahead),
+                    last_fence: Fence::new(fence),
+                    ask_again_in: Some(Duration::from_micros(end)),
+                })
+            }
             fence => {
                 let fence = fence.parse().map_err(|_| unexpected("a fence", &Value::SimpleString(fence.to_owned())))?;
                 Decision::Granted(Grant { fence: Fence::new(fence), acquired_at: self.now })

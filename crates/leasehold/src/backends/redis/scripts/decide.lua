@@ -127,7 +127,7 @@ for i = 5 + resources, #ARGV, 6 do
   else
     answer = try(release, r, ARGV[i + 2], ARGV[i + 3], ARGV[i + 4])
   end
-  if r and is_plain(r) then
+  if r and is_fast(r) then
     answer[#answer + 1] = 'plain'
   end
   answers[#answers + 1] = answer

@@ -24,7 +24,7 @@ if stored[1] ~= ARGV[1] then
   return 'begin'
 end
 -- The value of the name ARGV[n] is values[n - 6].
-local values, shared = stored, nil
+local values, shared, queues = stored, nil, nil
 local events = stored[3] and stored[3] > nows and {}
 local sweep = (not stored[4] or sub(stored[4], 1, 16) <= nows) and 's' or '-'
 
@@ -50,6 +50,33 @@ for at = 5, heads - 6 do
   end
 end
 
+for at = 5, heads - 6 do
+  local value = values[at]
+  if value and byte(value) == 113 then
+    local ticket, used, waiting, not_before, fence, shape =
+      string.match(value, '^q1 (%d+) (%d+) (%d+) 0 (%d+) (%d+) (%S+)$')
+    local prefix, name = sub(KEYS[1], 1, -7), ARGV[at + 6]
+    local entries, order, ends = prefix .. 'entries:' .. name, prefix .. 'order:' .. name, prefix .. 'ends:' .. name
+    if ticket and not_before > nows and call('EXISTS', entries, order, ends) == 3 then
+      local ids, known = {}, {}
+      for i = 1, questions do
+        if at == 4 + (slots == '' and i or sub(slots, 4 * i + 1, 4 * i + 4)) then
+          ids[#ids + 1] = sub(ARGV[heads + i], 2, 33)
+        end
+      end
+      for i, record in ipairs(call('HMGET', entries, unpack(ids))) do
+        known[ids[i]] = record
+      end
+      queues = queues or {}
+      queues[at] = {
+        entries = entries, order = order, ends = ends, known = known, put = {}, ranks = {}, stops = {}, cut = nil,
+        ticket = ticket + 0, used = used, waiting = waiting + 0, not_before = not_before, fence = fence, shape = shape,
+      }
+    end
+  end
+end
+
+local last, granted, busy, mail = stored[2] or '', false, {}, {}
 local ended, remembered, freed, free = {}, 0, {}, 0
 if releases > 0 then
   local which, released = sub(ARGV[2], 2, 2), nows .. ' released\n'
@@ -59,15 +86,46 @@ if releases > 0 then
       head, how = sub(head, 1, 33), sub(head, 34)
     end
     local at = 4 + (slots == '' and i or sub(slots, 4 * i + 1, 4 * i + 4))
-    local s, held = shared and shared[at], values[at]
+    local s, held, q, heir = shared and shared[at], values[at], queues and queues[at], nil
     if s then
       held = s.entries[sub(head, 2)]
+    elseif q and not q.cut then
+      -- Its one holder hands it to the first who waits, if that one takes all of it, too.
+      local capacity = sub(q.shape, 1, 10)
+      held = q.known[sub(head, 2)] or ''
+      if sub(held, 69, 84) > '0000000000000000' and sub(held, 35, 50) > nows and sub(held, 163, 172) == capacity then
+        local first = call('ZRANGEBYSCORE', q.order, '(0', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+        local record = first[1] and call('HGET', q.entries, first[1]) or ''
+        local to = sub(KEYS[1], 1, -7) .. 'to:' .. sub(record, 176, 191)
+        local push = sub(ARGV[2], 1, 1)
+        if sub(record, 35, 50) > nows and sub(record, 163, 172) == capacity
+          and (push == 'B' or tonumber(call('PUBSUB', push == 'S' and 'SHARDNUMSUB' or 'NUMSUB', to)[2]) > 0) then
+          local fence, floor = nows, sub(record, 134, 149)
+          if last >= nows then
+            fence = format('%016.0f', last + 1)
+          end
+          if floor > fence then
+            fence = format('%016.0f', math.max(fence, math.min(floor, nows + 10000000)))
+          end
+          last = fence
+          heir = sub(record, 1, 68) .. fence .. sub(record, 85, 102) .. nows .. sub(record, 119)
+          q.cut, q.waiting, q.fence = sub(head, 2), q.waiting - 1, fence
+          q.known[q.cut] = false
+          q.put[1], q.put[2] = first[1], heir
+          q.ranks[1], q.ranks[2] = format('%.0f', first[2] - 4503599627370496), first[1]
+          mail[#mail + 1], mail[#mail + 2] = to, 'granted ' .. first[1] .. ' ' .. fence .. ' ' .. ARGV[at + 6]
+        end
+      end
     end
-    if not held then
+    if q and not heir then
+      answer = 's'
+    elseif not held then
       answer = 'g'
     elseif sub(held, 1, 33) == head and sub(held, 35, 50) > nows then
       answer = 'f'
-      if s then
+      if heir then
+        answer = 'f'
+      elseif s then
         s.used = s.used - sub(held, 163, 172)
         s.entries[sub(head, 2)] = nil
         s.removed[#s.removed + 1] = sub(head, 2)
@@ -83,6 +141,9 @@ if releases > 0 then
       end
       if events then
         events[#events + 1] = string.match(how or 'released', '^%S+') .. ' ' .. nows .. '\n' .. ARGV[at + 6] .. '\n' .. held
+        if heir then
+          events[#events + 1] = 'acquired ' .. nows .. '\n' .. ARGV[at + 6] .. '\n' .. heir
+        end
       end
     elseif byte(held) == 49 and sub(held, 35, 50) > nows then
       answer = 'g'
@@ -91,7 +152,6 @@ if releases > 0 then
   end
 end
 
-local last, granted, busy = stored[2] or '', false, {}
 local written, length = { '\tfence', '' }, 2
 if questions > releases then
   local i, group, stem, digit = releases, heads + questions + 1, nil, 0
@@ -103,9 +163,31 @@ if questions > releases then
       i = i + 1
       local head, answer = ARGV[heads + i], 'slow            '
       local at = 4 + (slots == '' and i or sub(slots, 4 * i + 1, 4 * i + 4))
-      local s, held = shared and shared[at], values[at]
+      local s, held, q = shared and shared[at], values[at], queues and queues[at]
       local fits = not held
-      if held then
+      if q and sub(patience, request, request) == 'q' and q.shape == sub(tail, 32, 42) and not q.known[sub(head, 2)]
+        and q.used + sub(tail, 44, 53) > tonumber(sub(q.shape, 1, 10)) then
+        local id, put = sub(head, 2), q.put
+        local record = head .. before .. '0000000000000000 ' .. nows .. ' 0000000000000000 ' .. tail
+        -- When the first of all others ends.
+        local ends = call('ZRANGE', q.ends, 0, 1, 'WITHSCORES')
+        local first = ends[1] ~= q.cut and ends[2] or ends[4]
+        for other = 1, #q.stops, 2 do
+          first = math.min(first or q.stops[other], q.stops[other])
+        end
+        if stop < q.not_before then
+          q.not_before = stop
+        end
+        answer = 'queued          '
+        busy[#busy + 1] = format('%.0f %s %.0f', q.waiting, q.fence, first - nows)
+        q.ticket, q.waiting, q.known[id], granted = q.ticket + 1, q.waiting + 1, record, true
+        put[#put + 1], put[#put + 2] = id, record
+        q.ranks[#q.ranks + 1], q.ranks[#q.ranks + 2] = format('%.0f', q.ticket), id
+        q.stops[#q.stops + 1], q.stops[#q.stops + 2] = stop, id
+        if events then
+          events[#events + 1] = 'waiting ' .. nows .. '\n' .. ARGV[at + 6] .. '\n' .. record
+        end
+      elseif held and not q then
         if not s and byte(held) == 49 and sub(held, 35, 50) > nows and sub(held, 151, 161) == sub(tail, 32, 42)
           and sub(held, 1, 33) ~= head then
           local used, units, capacity = tonumber(sub(held, 163, 172)), sub(tail, 44, 53), tonumber(sub(held, 151, 160))
@@ -181,6 +263,19 @@ if shared then
     end
   end
 end
+if queues then
+  for at, q in pairs(queues) do
+    if #q.put > 0 then
+      written[length + 1] = ARGV[at + 6]
+      length = length + 2
+      written[length] = format('q1 %.0f %s %.0f 0 %s %s %s', q.ticket, q.used, q.waiting, q.not_before, q.fence, q.shape)
+      if q.cut and not granted then
+        -- Never refused, and nothing after it is: a lock is handed on when memory is full.
+        call('HDEL', q.entries, q.cut)
+      end
+    end
+  end
+end
 if granted then
   -- Redis checks its memory before the first write of a script only. On a full server the full script refuses the
   -- requests and lets the releases through.
@@ -215,11 +310,31 @@ if shared then
   end
 end
 if not granted and length > 2 then
-  call('HSET', KEYS[1], unpack(written, 3))
+  written[2] = last
+  call('HSET', KEYS[1], unpack(written, last == '' and 3 or 1))
+end
+if queues then
+  for _, q in pairs(queues) do
+    if q.cut then
+      call('HDEL', q.entries, q.cut)
+      call('ZREM', q.order, q.cut)
+      call('ZREM', q.ends, q.cut)
+    end
+    if #q.put > 0 then
+      call('HSET', q.entries, unpack(q.put))
+      call('ZADD', q.order, unpack(q.ranks))
+    end
+    if #q.stops > 0 then
+      call('ZADD', q.ends, unpack(q.stops))
+    end
+  end
 end
 -- Sixteen leases in one entry of the stream, which is trimmed by entries.
 for first = 1, remembered, 32 do
   call('XADD', KEYS[2], 'MAXLEN', '~', sub(ARGV[2], 3, 8) + 0, '*', unpack(ended, first, math.min(remembered, first + 31)))
+end
+for i = 1, #mail, 2 do
+  call(sub(ARGV[2], 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH', mail[i], mail[i + 1])
 end
 if events and #events > 0 then
   call(sub(ARGV[2], 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH', ARGV[3], table.concat(events, '\30'))

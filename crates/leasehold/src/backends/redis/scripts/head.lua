@@ -11,7 +11,7 @@
 --   s1  holders that share it while nobody waits, with a hash of their own, and their state in columns: units used(4-13),
 --       when the first of them ends, or earlier(15-30), newest fence(32-47), shape(49-59)
 --   q1  a queue, with three keys of its own, and its state: last ticket, units used, how many wait, the ticket up to
---       which waiters were passed over, newest fence, shape
+--       which waiters were passed over, before when nobody ends, newest fence, shape
 -- No name holds a control character, so fields that begin with a tab are the partition's own:
 --   memory   format, run id of the server, when this memory began (40 and 16 columns)
 --   fence    the newest fence

@@ -66,9 +66,15 @@ local function is_empty(r)
   return r.used == 0 and r.waiting == 0 and not r.lone and not r.shared
 end
 
--- Whether fast scripts can handle it: nobody waits, and what is left can be shared.
+-- Whether it needs no queue: nobody waits, and what is left can be shared.
 local function is_plain(r)
   return r.waiting == 0 and (r.used == 0 or r.used < tonumber(sub(r.shape, 1, 10)))
+end
+
+-- Whether the fast script can handle it: it needs no queue, or one has all of it and the others wait.
+local function is_fast(r)
+  local capacity = tonumber(sub(r.shape, 1, 10))
+  return is_plain(r) or r.passed == 0 and r.used == capacity and (capacity == 1 or sub(r.shape, 11) ~= 'p')
 end
 
 local function reset(r)
@@ -87,8 +93,8 @@ local function resource(at)
   local value = stored[3 + at]
   local r = { name = ARGV[4 + at], entries = KEYS[3 * at], order = KEYS[3 * at + 1], ends = KEYS[3 * at + 2], value = value }
   reset(r)
-  local ticket, used, waiting, passed, fence, shape =
-    string.match(value or '', '^q1 (%d+) (%d+) (%d+) (%d+) (%d+) (%S+)$')
+  local ticket, used, waiting, passed, not_before, fence, shape =
+    string.match(value or '', '^q1 (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%S+)$')
   local is_shared = sub(value or '', 1, 2) == 's1'
   local keys = ticket and 3 or is_shared and 1 or 0
   if keys > 0 and call('EXISTS', r.entries, unpack({ r.order, r.ends }, 1, keys - 1)) < keys then
@@ -97,7 +103,7 @@ local function resource(at)
     call('DEL', r.entries, r.order, r.ends)
   elseif ticket then
     r.ticket, r.used, r.waiting, r.passed = tonumber(ticket), tonumber(used), tonumber(waiting), tonumber(passed)
-    r.fence, r.shape, r.knows_all = fence, shape, false
+    r.not_before, r.fence, r.shape, r.knows_all = not_before, fence, shape, false
   elseif is_shared then
     r.shared, r.knows_all = value, false
   elseif value and sub(value, 1, 1) == '1' then
@@ -261,7 +267,7 @@ local function expire(r)
     return
   end
   r.expired = true
-  if first_of_all(r) > nows then
+  if r.not_before and r.not_before > nows or first_of_all(r) > nows then
     return
   end
   flush(r)
@@ -271,6 +277,7 @@ local function expire(r)
     remove(r, record, 'expired', sub(record, 35, 50), '')
     cut(r, ids[i], record)
   end
+  r.not_before = nil
 end
 
 -- The fence of a record's grant.
@@ -439,7 +446,8 @@ local function finish(answers)
       flush(r, true)
     elseif not value then
       flush(r)
-      value = format('q1 %.0f %.0f %.0f %.0f %s %s', r.ticket, r.used, r.waiting, r.passed, r.fence, r.shape)
+      local not_before = r.not_before or first_of_all(r)
+      value = format('q1 %.0f %.0f %.0f %.0f %s %s %s', r.ticket, r.used, r.waiting, r.passed, not_before, r.fence, r.shape)
     end
     if not value and r.value then
       gone[#gone + 1] = r.name
