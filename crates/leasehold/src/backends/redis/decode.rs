@@ -50,14 +50,14 @@ pub(super) struct FastAnswers<'a> {
     now: Timestamp,
     pub(super) sweep_is_due: bool,
     columns: &'a str,
-    busy: std::slice::Iter<'a, Value>,
+    texts: std::slice::Iter<'a, Value>,
 }
 
 impl<'a> FastAnswers<'a> {
     pub(super) fn read(value: &'a Value) -> Result<Self> {
-        let [columns, busy @ ..] = array(value)? else { return Err(unexpected("decisions", value)) };
+        let [columns, texts @ ..] = array(value)? else { return Err(unexpected("decisions", value)) };
         let mut answers =
-            Self { now: Timestamp::default(), sweep_is_due: false, columns: text(columns)?, busy: busy.iter() };
+            Self { now: Timestamp::default(), sweep_is_due: false, columns: text(columns)?, texts: texts.iter() };
         answers.now = Timestamp::from_micros(answers.take(16)?.parse().map_err(|_| unexpected("a time", value))?);
         answers.sweep_is_due = answers.take(1)? == "s";
         Ok(answers)
@@ -77,11 +77,11 @@ impl<'a> FastAnswers<'a> {
         let decision = match self.take(16)?.trim_end() {
             "slow" => return Ok(Fast::Slow),
             "busy" => {
-                let holder = Record::read(self.busy.next().unwrap_or(&Value::Nil))?.held_by(self.now);
+                let holder = Record::read(self.texts.next().unwrap_or(&Value::Nil))?.held_by(self.now);
                 Decision::Busy(Busy { holders: vec![holder], waiting: 0 })
             }
             "queued" => {
-                let place = self.busy.next().unwrap_or(&Value::Nil);
+                let place = self.texts.next().unwrap_or(&Value::Nil);
                 let mut numbers = text(place)?.split(' ').map(str::parse::<u64>);
                 let (Some(Ok(ahead)), Some(Ok(fence)), Some(Ok(end))) = (numbers.next(), numbers.next(), numbers.next())
                 else {

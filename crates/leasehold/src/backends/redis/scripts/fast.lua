@@ -1,5 +1,6 @@
--- Decides what needs no queue: releases, requests for names that nobody has, requests to share a name while nobody
--- waits for it, and tries where one holder has all of it.
+-- Decides what is common: releases, requests for names that nobody has, requests to share a name while nobody waits for
+-- it, and tries where one holder has all of it. Where one holder has all of a name and others wait, it also hands the name
+-- on and lets further requests wait.
 --
 -- Redis hashes every byte of a string that a script makes, and a table costs time whenever it grows. So names are read
 -- straight from the arguments, and the answer to a question takes the place of its head.
@@ -11,10 +12,11 @@
 --         then the names; then of each question the head of its record (form and id), and behind that of a release the
 --         ending and the problem as JSON, unless it was just released
 --         then for requests with the same tail of their records: the tail; the patience of each, a letter: t try,
---         q queue
--- answer  {columns, then the record of the holder for each request that is busy}; columns: now(1-16), s if a sweep is
---         due(17), a letter for each release: f freed, g gone, s slow, for the full script to decide; and 16 for each
---         request: its fence, or slow, or busy
+--         q queue, b queue if few enough are ahead, which the full script decides
+-- answer  {columns, then a text for each request that is busy or queued}; columns: now(1-16), s if a sweep is due(17), a
+--         letter for each release: f freed, g gone, s slow, for the full script to decide; and 16 for each request: its
+--         fence, or slow, or busy (its text is the record of the holder), or queued (how many are ahead, the newest
+--         fence, µs until the first end)
 --@ head.lua
 
 local byte, releases, questions, slots = string.byte, ARGV[4] + 0, ARGV[5] + 0, ARGV[6]
@@ -76,7 +78,8 @@ for at = 5, heads - 6 do
   end
 end
 
-local last, granted, busy, mail = stored[2] or '', false, {}, {}
+-- `granted`: requests were, or they wait now. `texts` are those of the answer, `mail` is pushed at the end.
+local last, granted, texts, mail = stored[2] or '', false, {}, {}
 local ended, remembered, freed, free = {}, 0, {}, 0
 if releases > 0 then
   local which, released = sub(ARGV[2], 2, 2), nows .. ' released\n'
@@ -179,7 +182,7 @@ if questions > releases then
           q.not_before = stop
         end
         answer = 'queued          '
-        busy[#busy + 1] = format('%.0f %s %.0f', q.waiting, q.fence, first - nows)
+        texts[#texts + 1] = format('%.0f %s %.0f', q.waiting, q.fence, first - nows)
         q.ticket, q.waiting, q.known[id], granted = q.ticket + 1, q.waiting + 1, record, true
         put[#put + 1], put[#put + 2] = id, record
         q.ranks[#q.ranks + 1], q.ranks[#q.ranks + 2] = format('%.0f', q.ticket), id
@@ -201,7 +204,7 @@ if questions > releases then
             shared[at] = s
           elseif used == capacity and sub(patience, request, request) == 't' then
             answer = 'busy            '
-            busy[#busy + 1] = held
+            texts[#texts + 1] = held
           end
         end
         fits = s and s.first > nows and s.shape == sub(tail, 32, 42) and not s.entries[sub(head, 2)]
@@ -339,4 +342,4 @@ end
 if events and #events > 0 then
   call(sub(ARGV[2], 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH', ARGV[3], table.concat(events, '\30'))
 end
-return { nows .. sweep .. table.concat(ARGV, '', heads + 1, heads + questions), unpack(busy) }
+return { nows .. sweep .. table.concat(ARGV, '', heads + 1, heads + questions), unpack(texts) }
