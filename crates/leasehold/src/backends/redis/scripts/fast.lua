@@ -59,7 +59,8 @@ for at = 5, heads - 6 do
       string.match(value, '^q1 (%d+) (%d+) (%d+) 0 (%d+) (%d+) (%S+)$')
     local prefix, name = sub(KEYS[1], 1, -7), ARGV[at + 6]
     local entries, order, ends = prefix .. 'entries:' .. name, prefix .. 'order:' .. name, prefix .. 'ends:' .. name
-    if ticket and not_before > nows and call('EXISTS', entries, order, ends) == 3 then
+    -- A key that was evicted, or has moved to another server already, is left to the full script.
+    if ticket and not_before > nows and redis.pcall('EXISTS', entries, order, ends) == 3 then
       local ids, known = {}, {}
       for i = 1, questions do
         if at == 4 + (slots == '' and i or sub(slots, 4 * i + 1, 4 * i + 4)) then
@@ -169,7 +170,7 @@ if questions > releases then
       local s, held, q = shared and shared[at], values[at], queues and queues[at]
       local fits = not held
       if q and sub(patience, request, request) == 'q' and q.shape == sub(tail, 32, 42) and not q.known[sub(head, 2)]
-        and q.used + sub(tail, 44, 53) > tonumber(sub(q.shape, 1, 10)) then
+        and q.used + 0 == tonumber(sub(q.shape, 1, 10)) then
         local id, put = sub(head, 2), q.put
         local record = head .. before .. '0000000000000000 ' .. nows .. ' 0000000000000000 ' .. tail
         -- When the first of all others ends.
