@@ -249,7 +249,7 @@ fn calls_for_which_there_is_no_further_connection_go_by_the_one_there_is() {
     assert_eq!(lines.next().unwrap().unwrap(), "slow");
 
     let ask = |name: String| {
-        // A request is given up after the ttl, and it may take a while until a further connection is asked for.
+        // The library gives a request up after its ttl. A long ttl leaves it time to ask the server for another connection.
         let asked = locks.mutex(name).ttl(10 * TTL);
         thread::spawn(move || blocking::wait(asked.acquire()))
     };

@@ -32,36 +32,17 @@ local sweep = (not stored[4] or sub(stored[4], 1, 16) <= nows) and 's' or '-'
 
 for at = 5, heads - 6 do
   local value = values[at]
-  local used = value and byte(value) == 115 and #value == 59 and sub(value, 1, 2) == 's1' and tonumber(sub(value, 4, 13))
-  if used then
-    local ids, entries = {}, {}
-    for i = 1, questions do
-      if at == 4 + (slots == '' and i or sub(slots, 4 * i + 1, 4 * i + 4)) then
-        ids[#ids + 1] = sub(ARGV[heads + i], 2, 33)
-      end
-    end
-    local key = sub(KEYS[1], 1, -7) .. 'entries:' .. ARGV[at + 6]
-    for i, record in ipairs(call('HMGET', key, unpack(ids))) do
-      entries[ids[i]] = record
-    end
-    shared = shared or {}
-    shared[at] = {
-      key = key, entries = entries, added = {}, removed = {},
-      used = used, first = sub(value, 15, 30), fence = sub(value, 32, 47), shape = sub(value, 49, 59),
-    }
-  end
-end
-
-for at = 5, heads - 6 do
-  local value = values[at]
-  if value and byte(value) == 113 then
-    local ticket, used, waiting, not_before, fence, shape =
-      string.match(value, '^q1 (%d+) (%d+) (%d+) 0 (%d+) (%d+) (%S+)$')
+  local form = value and byte(value)
+  if form == 115 or form == 113 then
     local prefix, name = sub(KEYS[1], 1, -7), ARGV[at + 6]
     local entries, order, ends = prefix .. 'entries:' .. name, prefix .. 'order:' .. name, prefix .. 'ends:' .. name
+    local used = #value == 59 and sub(value, 1, 2) == 's1' and tonumber(sub(value, 4, 13))
+    local ticket, taken, waiting, not_before, fence, shape =
+      string.match(value, '^q1 (%d+) (%d+) (%d+) 0 (%d+) (%d+) (%S+)$')
     -- A key that was evicted, or has moved to another server already, is left to the full script.
-    if ticket and not_before > nows and redis.pcall('EXISTS', entries, order, ends) == 3 then
-      local ids, known = {}, {}
+    local is_queue = ticket and not_before > nows and redis.pcall('EXISTS', entries, order, ends) == 3
+    local known, ids = {}, {}
+    if used or is_queue then
       for i = 1, questions do
         if at == 4 + (slots == '' and i or sub(slots, 4 * i + 1, 4 * i + 4)) then
           ids[#ids + 1] = sub(ARGV[heads + i], 2, 33)
@@ -70,10 +51,18 @@ for at = 5, heads - 6 do
       for i, record in ipairs(call('HMGET', entries, unpack(ids))) do
         known[ids[i]] = record
       end
+    end
+    if used then
+      shared = shared or {}
+      shared[at] = {
+        key = entries, entries = known, added = {}, removed = {},
+        used = used, first = sub(value, 15, 30), fence = sub(value, 32, 47), shape = sub(value, 49, 59),
+      }
+    elseif is_queue then
       queues = queues or {}
       queues[at] = {
         entries = entries, order = order, ends = ends, known = known, put = {}, ranks = {}, stops = {}, cut = nil,
-        ticket = ticket + 0, used = used, waiting = waiting + 0, not_before = not_before, fence = fence, shape = shape,
+        ticket = ticket + 0, used = taken, waiting = waiting + 0, not_before = not_before, fence = fence, shape = shape,
       }
     end
   end
@@ -127,13 +116,11 @@ if releases > 0 then
       answer = 'g'
     elseif sub(held, 1, 33) == head and sub(held, 35, 50) > nows then
       answer = 'f'
-      if heir then
-        answer = 'f'
-      elseif s then
+      if s then
         s.used = s.used - sub(held, 163, 172)
         s.entries[sub(head, 2)] = nil
         s.removed[#s.removed + 1] = sub(head, 2)
-      else
+      elseif not heir then
         values[at] = false
         free = free + 1
         freed[free] = at
