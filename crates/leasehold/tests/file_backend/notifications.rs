@@ -1,5 +1,7 @@
 //! Notifications, events, history and findings.
 
+use std::thread;
+
 use super::*;
 
 #[test]
@@ -99,9 +101,15 @@ fn an_instance_whose_fifo_was_full_finds_out_that_it_missed_lines() {
         let (first, second) = (request("x"), request("x"));
         granted(&a, &first).await;
         queued(&b, &second).await;
-        // From here to the release this thread never gets to read: neither call waits.
+        // This thread reads what others write to `b`. It is blocked until another one has released.
         fill_fifo(root.path(), &id);
-        release(&a, &first).await;
+        let releasing = || {
+            run(async {
+                release(&a, &first).await;
+                Ok(())
+            });
+        };
+        thread::scope(|scope| scope.spawn(releasing).join()).unwrap();
         assert_eq!(hint(&mut hints).await, Hint::Missed);
         assert!(holds(&b, &second).await);
         let mut next = async || std::future::poll_fn(|context| events.as_mut().poll_next(context)).await.unwrap();
