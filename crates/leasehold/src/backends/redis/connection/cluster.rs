@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     fmt,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -10,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::join_all;
+use futures_util::future::{Either, join_all, select};
 use parking_lot::Mutex;
 use redis::{
     Cmd, PushInfo, PushKind, RedisError, Value,
@@ -187,18 +188,13 @@ impl Subscriptions {
     async fn subscribe(&self, channel: &str) -> Result<()> {
         let place = self.options.place();
         let subscribing = async {
-            // A replica confirms a subscription to its master's channels, and the master does not count it: asking for a
-            // key of the slot makes the library find the master first.
-            let commands: &[&str] = if self.is_sharded { &["EXISTS", "SSUBSCRIBE"] } else { &["SUBSCRIBE"] };
-            for command in commands {
-                // The end of another subscription may be taken for the answer: that one is missing as well.
-                while let Value::Push { kind: PushKind::SUnsubscribe | PushKind::Unsubscribe, .. } =
-                    self.link.send(redis::cmd(command).arg(channel)).await?
-                {
-                    self.broken.notify_one();
+            loop {
+                let before = self.link.state();
+                match select(pin!(self.subscribe_once(channel)), pin!(self.link.reopened(before))).await {
+                    Either::Left((subscribed, _)) => return subscribed,
+                    Either::Right(_) => {}
                 }
             }
-            Ok::<_, RedisError>(())
         };
         match time::timeout(self.options.answer_limit, subscribing).await {
             Ok(Ok(())) => Ok(()),
@@ -209,6 +205,21 @@ impl Subscriptions {
             }
             Err(_) => Err(Error::unavailable(format!("{place} did not confirm a subscription in time"))),
         }
+    }
+
+    async fn subscribe_once(&self, channel: &str) -> Result<(), RedisError> {
+        // A replica confirms a subscription to its master's channels, and the master does not count it: asking for a key of
+        // the slot makes the library find the master first.
+        let commands: &[&str] = if self.is_sharded { &["EXISTS", "SSUBSCRIBE"] } else { &["SUBSCRIBE"] };
+        for command in commands {
+            // The end of another subscription may be taken for the answer: that one is missing as well.
+            while let Value::Push { kind: PushKind::SUnsubscribe | PushKind::Unsubscribe, .. } =
+                self.link.send(redis::cmd(command).arg(channel)).await?
+            {
+                self.broken.notify_one();
+            }
+        }
+        Ok(())
     }
 
     /// Subscribes to all channels again after every break, where their slots are by then.

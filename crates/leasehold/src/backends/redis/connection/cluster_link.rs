@@ -16,6 +16,8 @@ use redis::{
     cluster_routing::{RoutingInfo, SingleNodeRoutingInfo},
 };
 
+use tokio::sync::watch;
+
 use super::{
     super::{
         decode,
@@ -43,7 +45,7 @@ pub(super) struct ClusterLink {
     pushes: Option<Pushes>,
     connection: Mutex<ClusterConnection>,
     /// Counts how often it was opened, and what was answered through it.
-    openings: AtomicU64,
+    openings: watch::Sender<u64>,
     answers: AtomicU64,
     reopening: tokio::sync::Mutex<()>,
 }
@@ -68,7 +70,7 @@ impl ClusterLink {
             servers: Arc::clone(servers),
             pushes,
             connection: Mutex::new(connection),
-            openings: AtomicU64::new(1),
+            openings: watch::Sender::new(1),
             answers: AtomicU64::new(0),
             reopening: tokio::sync::Mutex::default(),
         })
@@ -84,7 +86,7 @@ impl ClusterLink {
 
     /// How the link is now, to be compared when a command goes unanswered.
     pub(super) fn state(&self) -> LinkState {
-        LinkState { opening: self.openings.load(Ordering::SeqCst), answers: self.answers.load(Ordering::SeqCst) }
+        LinkState { opening: *self.openings.borrow(), answers: self.answers.load(Ordering::SeqCst) }
     }
 
     /// Opens it anew if nothing has been answered through it since, unless somebody else is at it. Returns whether it did.
@@ -95,8 +97,14 @@ impl ClusterLink {
         }
         let Ok(connection) = connect(&self.options, &self.servers, self.pushes.as_ref()).await else { return false };
         *self.connection.lock() = connection;
-        self.openings.fetch_add(1, Ordering::SeqCst);
+        self.openings.send_modify(|openings| *openings += 1);
         true
+    }
+
+    /// Completes when the link is opened anew: what was sent through it before may never be answered.
+    pub(super) async fn reopened(&self, since: LinkState) {
+        let mut openings = self.openings.subscribe();
+        let _the_sender_is_ours = openings.wait_for(|opening| *opening != since.opening).await;
     }
 
     /// Sends a command this way. Where nobody could be reached the next one goes through a new connection.
