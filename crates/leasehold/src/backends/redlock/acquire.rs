@@ -6,7 +6,7 @@ use super::{
     Shared,
     leases::{Phase, Tracked, Turn},
     queue::{self, Progress},
-    release,
+    release, repair,
     round::Round,
     vote::{Cleanup, Entry, RoundEnd},
 };
@@ -51,6 +51,7 @@ async fn ask_all(shared: &Arc<Shared>, tracked: &Arc<Tracked>, patience: Patienc
     let (decision, cleanup) = match end {
         RoundEnd::Granted(grant) => {
             tracked.enter(Phase::Holding { grant, queue: gate });
+            repair::spread_soon(shared, tracked);
             round.settle_later(turn, Cleanup::Join(grant.fence));
             return Ok(Decision::Granted(grant));
         }
@@ -146,6 +147,7 @@ async fn finish_try(
     let decision = match round.decide().await {
         RoundEnd::Granted(grant) => {
             tracked.enter(Phase::Holding { grant, queue });
+            repair::spread_soon(shared, tracked);
             round.settle_later(turn, Cleanup::Join(grant.fence));
             return Ok(Decision::Granted(grant));
         }

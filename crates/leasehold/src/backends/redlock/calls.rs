@@ -46,6 +46,8 @@ struct Signal {
     progressed: AtomicUsize,
     enough: AtomicUsize,
     is_elapsed: AtomicBool,
+    /// When the time is up; the watchdog may still know an earlier end.
+    end: Mutex<Moment>,
     task: Mutex<Option<Waker>>,
 }
 
@@ -152,10 +154,14 @@ pub(super) struct Watchdog {
 
 #[derive(Default)]
 struct Watched {
-    /// Those with the same limit end in the order in which they began; others may end a little later than they should.
-    ends: VecDeque<(Moment, Weak<Signal>)>,
-    is_driven: bool,
+    /// Those with the same limit end in the order in which they began.
+    ends: Vec<(Duration, VecDeque<(Moment, Weak<Signal>)>)>,
+    /// When the task looks again; `None` while there is none.
+    looks_at: Option<Moment>,
 }
+
+/// The time is watched no more closely than this: looking costs time, too.
+const GRAIN: Duration = Duration::from_millis(2);
 
 impl Watchdog {
     pub(super) fn new(clock: Arc<dyn Clock>, runtime: Handle) -> Arc<Self> {
@@ -164,45 +170,56 @@ impl Watchdog {
 
     fn watch(self: &Arc<Self>, signal: &Arc<Signal>, length: Duration) {
         let end = self.clock.now().after(length);
+        *signal.end.lock() = end;
         let mut watched = self.watched.lock();
-        let at = watched.ends.iter().rposition(|(other, _)| *other <= end).map_or(0, |before| before + 1);
-        watched.ends.insert(at, (end, Arc::downgrade(signal)));
-        let is_first = at == 0 && watched.is_driven;
-        if !std::mem::replace(&mut watched.is_driven, true) || is_first {
+        let entry = (end, Arc::downgrade(signal));
+        match watched.ends.iter_mut().find(|(other, _)| *other == length) {
+            Some((_, ends)) => ends.push_back(entry),
+            None => watched.ends.push((length, VecDeque::from([entry]))),
+        }
+        if watched.looks_at.is_none_or(|looks_at| end < looks_at) {
+            watched.looks_at = Some(end);
             drop(watched);
-            self.runtime.spawn(Arc::clone(self).run());
+            self.runtime.spawn(Arc::clone(self).run(end));
         }
     }
 
-    async fn run(self: Arc<Self>) {
-        while let Some(next) = self.end_due() {
+    async fn run(self: Arc<Self>, mut next: Moment) {
+        loop {
             self.clock.sleep_until(next).await;
+            match self.end_due(next) {
+                Some(later) => next = later,
+                None => return,
+            }
         }
     }
 
-    /// Ends what is due; returns when the next one is. On `None` the task must end.
-    fn end_due(&self) -> Option<Moment> {
+    /// Ends what is due; returns when to look again. On `None` the task must end: nothing is left, or another looks earlier.
+    fn end_due(&self, looked_at: Moment) -> Option<Moment> {
         let now = self.clock.now();
         let mut watched = self.watched.lock();
         // Also waits for the end of calls that were answered: starting a task for each of them would cost more.
-        while let Some((end, signal)) = watched.ends.front() {
-            if *end > now {
-                return Some(*end);
+        let due = |ends: &mut VecDeque<(Moment, Weak<Signal>)>| {
+            while let Some((end, signal)) = ends.pop_front_if(|(end, _)| *end <= now) {
+                if let Some(signal) = signal.upgrade().filter(|signal| *signal.end.lock() == end) {
+                    signal.is_elapsed.store(true, Ordering::SeqCst);
+                    signal.wake_task();
+                }
             }
-            if let Some(signal) = signal.upgrade() {
-                signal.is_elapsed.store(true, Ordering::SeqCst);
-                signal.wake_task();
-            }
-            watched.ends.pop_front();
+        };
+        watched.ends.iter_mut().for_each(|(_, ends)| due(ends));
+        if watched.looks_at.is_some_and(|looks_at| looks_at != looked_at) {
+            return None;
         }
-        watched.is_driven = false;
-        None
+        let next = watched.ends.iter().filter_map(|(_, ends)| ends.front()).map(|(end, _)| *end).min();
+        watched.looks_at = next.map(|next| next.max(now.after(GRAIN)));
+        watched.looks_at
     }
 }
 
 impl fmt::Debug for Watchdog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Watchdog").field("watched", &self.watched.lock().ends.len()).finish_non_exhaustive()
+        f.debug_struct("Watchdog").field("limits", &self.watched.lock().ends.len()).finish_non_exhaustive()
     }
 }
 

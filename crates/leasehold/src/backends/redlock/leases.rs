@@ -44,6 +44,8 @@ struct State {
     phase: Phase,
     /// Whether it ever waited behind others: more may wait behind it.
     waited: bool,
+    /// The nodes that were asked for it, one bit for each.
+    asked: u64,
     /// When the caller last asked or renewed.
     touched: Moment,
     /// The fence of a hand-off that nobody looked into yet.
@@ -63,6 +65,7 @@ impl Tracked {
                 request,
                 phase: Phase::New,
                 waited: false,
+                asked: 0,
                 touched: now,
                 handed_over: None,
                 is_driven: false,
@@ -91,6 +94,16 @@ impl Tracked {
     /// Whether it ever waited behind others.
     pub(super) fn waited(&self) -> bool {
         self.state.lock().waited
+    }
+
+    /// Notes that this node is asked for it, and may have it from now on.
+    pub(super) fn on_asked(&self, at: usize) {
+        self.state.lock().asked |= bit(at);
+    }
+
+    /// Whether this node may have it.
+    pub(super) fn was_asked(&self, at: usize) -> bool {
+        self.state.lock().asked & bit(at) != 0
     }
 
     pub(super) fn ttl(&self) -> Ttl {
@@ -152,6 +165,11 @@ impl Tracked {
         state.is_driven = state.handed_over.is_some();
         state.handed_over.take()
     }
+}
+
+/// A node among those that were asked; all beyond the 63rd share a bit, and are taken to have been asked together.
+fn bit(at: usize) -> u64 {
+    1 << at.min(63)
 }
 
 /// The leases requested through this instance.

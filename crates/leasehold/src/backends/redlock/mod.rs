@@ -37,6 +37,7 @@ mod options;
 mod queue;
 mod release;
 mod renew;
+mod repair;
 mod round;
 mod runs;
 mod vote;
@@ -55,7 +56,7 @@ use tokio::{runtime::Handle, task::AbortHandle, time};
 pub use self::options::{Member, QuorumOptions};
 use self::{
     agreement::Agreement, leases::Leases, node::Abstention, nodes::Nodes, options::Source, queue::Contention,
-    release::PendingReleases,
+    release::PendingReleases, repair::NewLeases,
 };
 use crate::{
     Error, Result,
@@ -102,6 +103,7 @@ struct Shared {
     contention: Contention,
     agreement: Agreement,
     pending_releases: Vec<PendingReleases>,
+    new_leases: NewLeases,
     hints: HintSender,
     runtime: Handle,
 }
@@ -121,6 +123,7 @@ impl Quorum {
             contention: Contention::default(),
             agreement: Agreement::default(),
             pending_releases: nodes.iter().map(|_| PendingReleases::default()).collect(),
+            new_leases: NewLeases::default(),
             hints: HintSender::new(),
             nodes,
             runtime,

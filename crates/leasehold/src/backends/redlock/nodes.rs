@@ -115,6 +115,30 @@ impl Nodes {
         if awake.len() >= self.majority() { awake } else { (0..self.len()).collect() }
     }
 
+    /// The nodes to ask first for a new lease: the gate and as many others as make a majority, and those whose last call
+    /// failed, to find out whether they are there again. Few are asked because each yes beyond a majority costs as much
+    /// as one that is needed, and most leases are over before any node fails.
+    pub(super) fn first_choice(&self, gate: usize) -> Vec<usize> {
+        let counted = |at: &usize| self.all[*at].answers() && self.votes(*at);
+        let mut chosen: Vec<usize> = (0..self.len()).filter(|at| *at != gate && counted(at)).collect();
+        if chosen.len() + 1 < self.majority() || !counted(&gate) {
+            let mut awake = self.awake();
+            if !awake.contains(&gate) {
+                awake.push(gate);
+            }
+            return awake;
+        }
+        chosen.truncate(self.majority() - 1);
+        chosen.push(gate);
+        chosen.extend((0..self.len()).filter(|at| !self.all[*at].answers() && !self.all[*at].hangs()));
+        chosen
+    }
+
+    /// How long nodes that were asked first may take before the others are asked, too.
+    pub(super) fn patience(&self) -> Duration {
+        self.limit() / 5
+    }
+
     /// Why this node's yes does not count.
     pub(super) fn abstains(&self, at: usize) -> Option<Abstention> {
         let incarnation = self.all[at].incarnation();

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use super::{
     Shared,
     leases::{Phase, Tracked, Turn},
-    release,
+    release, repair,
     round::Round,
     vote::{Cleanup, Entry, RoundEnd},
 };
@@ -52,6 +52,7 @@ pub(super) async fn ask_at(
 ) -> Result<Decision> {
     let node = shared.nodes.get(queue);
     let request = tracked.request(patience, shared.nodes.proposal());
+    tracked.on_asked(queue);
     let decision = node.ask(shared.nodes.limit(), node.backend()?.acquire(&request)).await?;
     if matches!(decision, Decision::Queued(_) | Decision::Granted(_)) {
         tracked.enter(Phase::Waiting { queue });
@@ -103,6 +104,7 @@ pub(super) async fn complete(
     let (progress, cleanup) = match end {
         RoundEnd::Granted(grant) => {
             tracked.enter(Phase::Holding { grant, queue });
+            repair::spread_soon(shared, tracked);
             round.settle_later(turn, Cleanup::Join(grant.fence));
             return Progress::Granted(grant);
         }

@@ -33,8 +33,9 @@ pub(super) async fn everywhere(shared: &Arc<Shared>, key: &LeaseKey, outcome: &O
     };
     // Where nobody waits, the order does not matter, and all at once takes half the time.
     let others_may_wait = shared.contention.is_busy(&key.resource) || tracked.as_ref().is_none_or(|one| one.waited());
-    let all: Vec<usize> = (0..shared.nodes.len()).collect();
-    let answers = at_nodes(shared, key, outcome, &all, others_may_wait.then_some(queue)).await;
+    let may_have_it = |at: &usize| tracked.as_ref().is_none_or(|tracked| tracked.was_asked(*at));
+    let asked: Vec<usize> = (0..shared.nodes.len()).filter(may_have_it).collect();
+    let answers = at_nodes(shared, key, outcome, &asked, others_may_wait.then_some(queue)).await;
     if let Some(tracked) = &tracked {
         shared.leases.forget(tracked);
     }

@@ -1,10 +1,4 @@
 //! Renewing: everything at every node in one call each, and what the nodes answer together.
-//!
-//! A lease that is held by a bare majority is lost with the next node that
-//! fails. A node that answers a renewal with "gone" is there again, so it is
-//! asked for the lease like any other, without waiting. It numbers that grant
-//! higher, which changes nothing: the fence is what a majority stored first,
-//! and whoever is granted the resource there later is above both.
 
 use std::{collections::BTreeMap, pin::Pin, sync::Arc};
 
@@ -15,6 +9,7 @@ use super::{
     leases::{Phase, Tracked, Turn, tagged},
     queue::{self, Progress},
     release,
+    repair::{self, Missing},
     round::Round,
     vote::{Entry, most_common},
 };
@@ -71,7 +66,7 @@ pub(super) async fn renew(shared: &Arc<Shared>, renewals: Vec<Renewal>) -> Resul
             })),
         }
     }
-    repair_later(shared, missing);
+    repair::give_later(shared, missing);
     while let Some((index, standing)) = rest.next().await {
         standings[index] = standing;
     }
@@ -79,35 +74,6 @@ pub(super) async fn renew(shared: &Arc<Shared>, renewals: Vec<Renewal>) -> Resul
 }
 
 type Rest = Pin<Box<dyn Future<Output = (usize, Standing)> + Send>>;
-
-/// A lease that a majority holds, and the nodes that do not know it.
-struct Missing {
-    tracked: Arc<Tracked>,
-    at: Vec<usize>,
-}
-
-/// Asks for them in the background, one lease after the other: a node that comes back has enough to do.
-fn repair_later(shared: &Arc<Shared>, missing: Vec<Missing>) {
-    if missing.is_empty() {
-        return;
-    }
-    let runtime = shared.runtime.clone();
-    let shared = Arc::clone(shared);
-    runtime.spawn(async move {
-        for Missing { tracked, at } in missing {
-            // A release waits for its turn too, so that nothing is put back behind it.
-            let _turn = tracked.turn().await;
-            let Phase::Holding { grant, .. } = tracked.phase() else { continue };
-            let request = tracked.request(Patience::Try, grant.fence);
-            let acquire = |backend: Arc<dyn Backend>| {
-                let request = &request;
-                async move { backend.acquire(request).await }
-            };
-            // Where it is refused, the next renewal asks again.
-            shared.nodes.ask_each(at, acquire).await;
-        }
-    });
-}
 
 /// Where a lease that is held is to be put back; what is left of one that is over is freed.
 fn look_for_gaps(

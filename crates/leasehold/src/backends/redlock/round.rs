@@ -4,7 +4,7 @@
 //! lease whose turn has come there; the others are asked without waiting.
 //! While the gate answers, nobody gets past its queue.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::{
     Shared,
@@ -35,7 +35,18 @@ pub(super) struct Round {
     /// Whether a grant dates from this round, so that clocks can be compared by it.
     is_first: bool,
     pub(super) calls: Calls<Call>,
-    is_extended: bool,
+    stage: Stage,
+}
+
+/// How long the answers that are missing may still take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Until other nodes are asked as well.
+    First,
+    /// The limit of a node.
+    Limit,
+    /// Longer, because fewer than a majority have answered.
+    Extended,
 }
 
 impl Round {
@@ -43,10 +54,13 @@ impl Round {
         let mut round = Self::over(shared, tracked, gate, entry);
         round.is_first = tracked.phase() == Phase::New;
         let nodes = &shared.nodes;
-        let mut asked = nodes.awake();
-        if !asked.contains(&gate) {
-            asked.push(gate);
-        }
+        let asked = nodes.first_choice(gate);
+        let limit = if asked.len() < nodes.len() {
+            round.stage = Stage::First;
+            nodes.patience()
+        } else {
+            nodes.limit()
+        };
         let one_order_on_all_nodes = nodes.sending.lock();
         let floor = match entry {
             Entry::Ask(_) => nodes.proposal(),
@@ -69,13 +83,14 @@ impl Round {
         }
         round.calls.send();
         drop(one_order_on_all_nodes);
-        round.calls.limit(&nodes.watchdog, nodes.limit());
+        round.calls.limit(&nodes.watchdog, limit);
         round
     }
 
     fn ask(&mut self, at: usize, request: Arc<Request>) {
         let node = Arc::clone(self.shared.nodes.get(at));
         self.votes[at] = Vote::Pending;
+        self.tracked.on_asked(at);
         let call = Box::pin(async move {
             let answer = match node.backend() {
                 Ok(backend) => node.on_answer(backend.acquire(&request).await),
@@ -109,9 +124,15 @@ impl Round {
         for at in &left_out {
             self.ask(*at, Arc::clone(&request));
         }
+        self.replace_failed_gate();
         self.calls.send();
-        self.calls.limit(&self.shared.nodes.watchdog, self.shared.nodes.limit());
+        self.wait_for(Stage::Limit, self.shared.nodes.limit());
         !left_out.is_empty()
+    }
+
+    fn wait_for(&mut self, stage: Stage, limit: Duration) {
+        self.stage = stage;
+        self.calls.limit(&self.shared.nodes.watchdog, limit);
     }
 
     /// A round that is over: how a lease that holds stands on each node.
@@ -141,7 +162,7 @@ impl Round {
             elsewhere: None,
             is_first: false,
             calls: Calls::new(),
-            is_extended: false,
+            stage: Stage::Limit,
         }
     }
 
@@ -155,7 +176,7 @@ impl Round {
         loop {
             match self.verdict() {
                 Some(Verdict::Majority) => return self.conclude().await,
-                Some(Verdict::End(RoundEnd::Unreachable(_))) if self.ask_left_out() => {}
+                Some(Verdict::End(RoundEnd::Unreachable(_) | RoundEnd::Short(_))) if self.ask_left_out() => {}
                 Some(Verdict::End(end)) => return end,
                 None if self.next(self.missing()).await => {}
                 None => return self.short(),
@@ -169,8 +190,14 @@ impl Round {
     pub(super) async fn next(&mut self, enough: usize) -> bool {
         match self.calls.next(enough).await {
             Next::Answer(at, vote) => self.on_vote(at, vote),
+            // One of those that were asked first is slow.
+            Next::Elapsed if self.stage == Stage::First => {
+                if self.missing() == 0 || !self.ask_left_out() {
+                    self.wait_for(Stage::Limit, self.shared.nodes.limit());
+                }
+            }
             // Nobody waits for a slow minority, but a slow majority gets more time.
-            Next::Elapsed if self.is_extended || self.missing() == 0 => {
+            Next::Elapsed if self.stage == Stage::Extended || self.missing() == 0 => {
                 self.calls.clear();
                 let shared = Arc::clone(&self.shared);
                 for at in 0..self.votes.len() {
@@ -180,10 +207,7 @@ impl Round {
                     }
                 }
             }
-            Next::Elapsed => {
-                self.is_extended = true;
-                self.calls.limit(&self.shared.nodes.watchdog, self.shared.nodes.limit() * 3);
-            }
+            Next::Elapsed => self.wait_for(Stage::Extended, self.shared.nodes.limit() * 3),
             Next::Done => return false,
         }
         true
@@ -204,9 +228,16 @@ impl Round {
             }
         }
         self.votes[at] = vote;
-        if at == self.gate && matches!(self.votes[at], Vote::Failed(_)) && matches!(self.entry, Entry::Ask(_)) {
+        if at == self.gate {
+            self.replace_failed_gate();
+        }
+    }
+
+    /// The queue of the next node in the list counts if that of the gate cannot be asked.
+    fn replace_failed_gate(&mut self) {
+        if matches!(self.votes[self.gate], Vote::Failed(_)) && matches!(self.entry, Entry::Ask(_)) {
             let answers = |at: &usize| !matches!(self.votes[*at], Vote::Failed(_) | Vote::Unasked);
-            self.gate = nodes.in_order_of_lead().into_iter().find(answers).unwrap_or(self.gate);
+            self.gate = self.shared.nodes.in_order_of_lead().into_iter().find(answers).unwrap_or(self.gate);
         }
     }
 
