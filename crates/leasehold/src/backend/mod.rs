@@ -31,6 +31,7 @@ mod events;
 mod guarantees;
 mod hints;
 mod inspect;
+mod operation;
 pub(crate) mod options;
 mod queue;
 pub(crate) mod registry;
@@ -40,7 +41,6 @@ use std::{fmt, time::Duration};
 
 use async_trait::async_trait;
 
-pub(crate) use self::registry::{Opener, open};
 pub use self::{
     backoff::Backoff,
     belief::{Belief, Session},
@@ -50,9 +50,14 @@ pub use self::{
     guarantees::{Guarantees, Liveness, Reach},
     hints::{Hint, HintDelivery, HintSender, Hints},
     inspect::{Finding, Inspect, Severity},
+    operation::{Operation, Performed},
     options::UrlOptions,
     registry::{OpenOptions, Opening, register},
     runs::RunTable,
+};
+pub(crate) use self::{
+    operation::perform_each,
+    registry::{Opener, open},
 };
 use crate::{
     Result,
@@ -76,6 +81,13 @@ pub trait Backend: Inspect + fmt::Debug + Send + Sync + 'static {
 
     /// Ends a lease or leaves the queue, recording the outcome.
     async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>>;
+
+    /// Makes several calls at once and returns the answer to each, in the same order; one by one by default.
+    ///
+    /// For a backend that can take many in one round trip.
+    async fn perform(&self, operations: Vec<Operation>) -> Vec<Result<Answer<Performed>>> {
+        perform_each(self, operations).await
+    }
 
     /// Requests a lease without waiting for anything; `None` by default, and then [`acquire`](Self::acquire) is called.
     ///

@@ -45,7 +45,10 @@ use self::{
 };
 use crate::{
     Error, Result,
-    backend::{Backend, EventStream, Finding, Guarantees, Hints, Inspect, Liveness, OpenOptions, Opening, Reach},
+    backend::{
+        self, Backend, EventStream, Finding, Guarantees, Hints, Inspect, Liveness, OpenOptions, Opening, Operation,
+        Performed, Reach,
+    },
     lease::{
         Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, Incarnation, LeaseKey, ListFilter, Names, Outcome,
         Page, Released, Renewal, Request, Resource, RunRecord, RunReport, Standing,
@@ -127,6 +130,13 @@ impl Backend for RedisBackend {
             (_, []) => Ok(Answer::new(Vec::new(), Incarnation::default())),
             ([only], _) => self.shared.renew_in(only, renewals).await,
             _ => self.shared.renew_in_partitions(renewals).await,
+        }
+    }
+
+    async fn perform(&self, operations: Vec<Operation>) -> Vec<Result<Answer<Performed>>> {
+        match self.lanes.as_slice() {
+            [only] => only.perform(&self.shared, operations, &self.tails).await,
+            _ => backend::perform_each(self, operations).await,
         }
     }
 

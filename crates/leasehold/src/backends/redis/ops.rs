@@ -5,6 +5,7 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
@@ -12,14 +13,14 @@ use super::{
     connection::Router,
     decode::{DecidedAs, Fast},
     durable::Durable,
-    encode::{AcquireArguments, ReleaseArguments},
+    encode::{AcquireArguments, ReleaseArguments, Tails},
     keys::Keys,
     notifications::Notifications,
     options::RedisOptions,
 };
 use crate::{
     Error, Result,
-    backend::Coalescer,
+    backend::{Coalescer, Operation, Performed},
     lease::{Answer, Decision, Released, Resource},
 };
 
@@ -123,6 +124,48 @@ impl Lane {
             shared.set_slow(question.resource(), true);
         }
         self.full.call(question).await
+    }
+
+    /// Makes several calls that the caller has gathered: one call of the fast script, and of the full one what is left.
+    pub(super) async fn perform(
+        &self,
+        shared: &Arc<Shared>,
+        operations: Vec<Operation>,
+        tails: &Tails,
+    ) -> Vec<Result<Answer<Performed>>> {
+        let question = |operation| match operation {
+            Operation::Acquire(request) => Question::Acquire(Arc::new(AcquireArguments::new(&request, tails))),
+            Operation::Release(key, outcome) => {
+                Question::Release(Arc::new(ReleaseArguments::new(key.resource, key.id, &outcome)))
+            }
+        };
+        let questions: Vec<Question> = operations.into_iter().map(question).collect();
+        let (mut plain, mut rest): (Vec<usize>, Vec<usize>) =
+            (0..questions.len()).partition(|at| !shared.is_slow(questions[*at].resource()));
+        let mut answers: Vec<Result<Answer<DecidedAs>>> =
+            questions.iter().map(|_| Err(Error::unanswered("redis did not answer this"))).collect();
+        if !plain.is_empty() {
+            let asked = plain.iter().map(|at| questions[*at].clone()).collect();
+            for (at, answer) in plain.drain(..).zip(Arc::clone(shared).decide_fast(0, asked).await) {
+                match answer {
+                    Ok(Fast::Decided(answer)) => answers[at] = Ok(answer),
+                    Ok(Fast::Slow) => {
+                        shared.set_slow(questions[at].resource(), true);
+                        rest.push(at);
+                    }
+                    Err(error) => answers[at] = Err(error),
+                }
+            }
+        }
+        let by_full_script = rest.into_iter().map(async |at| (at, self.full.call(questions[at].clone()).await));
+        for (at, answer) in join_all(by_full_script).await {
+            answers[at] = answer;
+        }
+        let performed = |decided| match decided {
+            DecidedAs::Acquire(decision) => Performed::Acquired(decision),
+            DecidedAs::Release(released) => Performed::Released(released),
+        };
+        answers.into_iter().map(|answer| Ok(answer?.map(performed))).collect()
     }
 }
 

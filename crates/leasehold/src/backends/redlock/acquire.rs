@@ -45,7 +45,15 @@ pub(super) async fn acquire(shared: &Arc<Shared>, request: &Request) -> Result<D
 
 /// A round for a lease that is new, or that a majority holds already.
 async fn ask_all(shared: &Arc<Shared>, tracked: &Arc<Tracked>, patience: Patience, turn: Turn) -> Result<Decision> {
-    let mut round = Round::begin(shared, tracked, shared.nodes.lead(), Entry::Ask(patience));
+    let is_first = tracked.phase() == Phase::New;
+    let first = match shared.batches.acquire(tracked, patience, turn).await {
+        Ok(first) => first,
+        Err(error) => {
+            shared.leases.forget(tracked);
+            return Err(error);
+        }
+    };
+    let (mut round, turn) = Round::after(shared, tracked, patience, first, is_first);
     let end = round.decide().await;
     let gate = round.gate;
     let (decision, cleanup) = match end {

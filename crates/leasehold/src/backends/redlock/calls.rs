@@ -152,10 +152,12 @@ pub(super) struct Watchdog {
     watched: Mutex<Watched>,
 }
 
+type Ends = VecDeque<(Moment, Weak<Signal>)>;
+
 #[derive(Default)]
 struct Watched {
     /// Those with the same limit end in the order in which they began.
-    ends: Vec<(Duration, VecDeque<(Moment, Weak<Signal>)>)>,
+    ends: Vec<(Duration, Ends)>,
     /// When the task looks again; `None` while there is none.
     looks_at: Option<Moment>,
 }
@@ -199,8 +201,9 @@ impl Watchdog {
         let now = self.clock.now();
         let mut watched = self.watched.lock();
         // Also waits for the end of calls that were answered: starting a task for each of them would cost more.
-        let due = |ends: &mut VecDeque<(Moment, Weak<Signal>)>| {
-            while let Some((end, signal)) = ends.pop_front_if(|(end, _)| *end <= now) {
+        let due = |ends: &mut Ends| {
+            let later = ends.partition_point(|(end, _)| *end <= now);
+            for (end, signal) in ends.drain(..later) {
                 if let Some(signal) = signal.upgrade().filter(|signal| *signal.end.lock() == end) {
                     signal.is_elapsed.store(true, Ordering::SeqCst);
                     signal.wake_task();

@@ -249,7 +249,7 @@ pub(super) async fn examine(shared: &Shared) -> Result<Vec<Finding>> {
 }
 
 /// Learns the incarnation of each node, which only answers about leases carry: about one that nobody has.
-async fn get_to_know(nodes: &Nodes) {
+pub(super) async fn get_to_know(nodes: &Nodes) {
     let Some(renewal) = absent_lease() else { return };
     let renewals = std::slice::from_ref(&renewal);
     // Who does not answer is found out by looking.

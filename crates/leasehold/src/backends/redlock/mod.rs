@@ -1,7 +1,8 @@
 //! A majority of independent nodes as one backend: Redlock, fenced.
 //!
-//! A [`Quorum`] asks all its nodes at once and follows the majority. Any backend
-//! can be a node.
+//! A [`Quorum`] asks a majority of its nodes at once, the others where that is
+//! not enough or the lease lasts, and follows the majority. Any backend can be
+//! a node.
 //!
 //! # Promise
 //! - A lease is held where a majority of the nodes holds it. A minority may be
@@ -26,6 +27,7 @@
 
 mod acquire;
 mod agreement;
+mod batches;
 mod calls;
 mod errors;
 mod history;
@@ -55,7 +57,7 @@ use tokio::{runtime::Handle, task::AbortHandle, time};
 
 pub use self::options::{Member, QuorumOptions};
 use self::{
-    agreement::Agreement, leases::Leases, node::Abstention, nodes::Nodes, options::Source, queue::Contention,
+    agreement::Agreement, batches::Batches, leases::Leases, node::Abstention, nodes::Nodes, options::Source, queue::Contention,
     release::PendingReleases, repair::NewLeases,
 };
 use crate::{
@@ -104,6 +106,7 @@ struct Shared {
     agreement: Agreement,
     pending_releases: Vec<PendingReleases>,
     new_leases: NewLeases,
+    batches: Batches,
     hints: HintSender,
     runtime: Handle,
 }
@@ -118,12 +121,13 @@ impl Quorum {
         let runtime = Handle::try_current()
             .map_err(|_| Error::invalid_config("a quorum is made on a Tokio runtime, and works on it"))?;
         let nodes = Nodes::new(&members, options, &runtime);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new_cyclic(|shared: &Weak<Shared>| Shared {
             leases: Leases::new(Arc::clone(nodes.clock())),
             contention: Contention::default(),
             agreement: Agreement::default(),
             pending_releases: nodes.iter().map(|_| PendingReleases::default()).collect(),
             new_leases: NewLeases::default(),
+            batches: Batches::new(Weak::clone(shared), runtime.clone()),
             hints: HintSender::new(),
             nodes,
             runtime,
@@ -172,13 +176,14 @@ impl Quorum {
     /// Refuses nodes that never could vote, and a `longest_ttl` that others do not share.
     async fn check(&self) -> Result<()> {
         let nodes = &self.shared.nodes;
-        self.shared.agreement.check(nodes).await?;
+        inspect::get_to_know(nodes).await;
         let mute = |node: &&Arc<node::Node>| {
             node.incarnation().is_some() && node.abstains() == Some(Abstention::AgeUnknown)
         };
         match nodes.iter().find(mute) {
             Some(node) => Err(Error::permission_denied(format!("redlock: {} {}", node.name, Abstention::AgeUnknown))),
-            None => Ok(()),
+            // Last, because it leaves a lease on the nodes.
+            None => self.shared.agreement.check(nodes).await,
         }
     }
 

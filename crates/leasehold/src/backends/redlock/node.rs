@@ -168,6 +168,11 @@ impl Node {
         Ok(answer.value)
     }
 
+    /// The same for calls that were made together.
+    pub(super) fn on_answers<T>(&self, answers: Vec<Result<Answer<T>>>) -> Vec<Result<T>> {
+        answers.into_iter().map(|answer| self.on_answer(answer)).collect()
+    }
+
     /// Notes whether a call succeeded.
     pub(super) fn on_result<T>(&self, result: Result<T>) -> Result<T> {
         let mut state = self.state.lock();

@@ -134,11 +134,6 @@ impl Nodes {
         chosen
     }
 
-    /// How long nodes that were asked first may take before the others are asked, too.
-    pub(super) fn patience(&self) -> Duration {
-        self.limit() / 5
-    }
-
     /// Why this node's yes does not count.
     pub(super) fn abstains(&self, at: usize) -> Option<Abstention> {
         let incarnation = self.all[at].incarnation();

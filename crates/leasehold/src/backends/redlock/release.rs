@@ -33,9 +33,14 @@ pub(super) async fn everywhere(shared: &Arc<Shared>, key: &LeaseKey, outcome: &O
     };
     // Where nobody waits, the order does not matter, and all at once takes half the time.
     let others_may_wait = shared.contention.is_busy(&key.resource) || tracked.as_ref().is_none_or(|one| one.waited());
-    let may_have_it = |at: &usize| tracked.as_ref().is_none_or(|tracked| tracked.was_asked(*at));
-    let asked: Vec<usize> = (0..shared.nodes.len()).filter(may_have_it).collect();
-    let answers = at_nodes(shared, key, outcome, &asked, others_may_wait.then_some(queue)).await;
+    let answers = match &tracked {
+        Some(tracked) if !others_may_wait => shared.batches.release(tracked, outcome).await,
+        _ => Ok({
+            let may_have_it = |at: &usize| tracked.as_ref().is_none_or(|tracked| tracked.was_asked(*at));
+            let asked: Vec<usize> = (0..shared.nodes.len()).filter(may_have_it).collect();
+            at_nodes(shared, key, outcome, &asked, Some(queue)).await
+        }),
+    };
     if let Some(tracked) = &tracked {
         shared.leases.forget(tracked);
     }
@@ -43,7 +48,7 @@ pub(super) async fn everywhere(shared: &Arc<Shared>, key: &LeaseKey, outcome: &O
     undo.disarm();
 
     let (mut freed, mut left, mut failures) = (0, 0, Vec::new());
-    for (at, answer) in answers {
+    for (at, answer) in answers? {
         match answer {
             Ok(Released::Freed) => freed += 1,
             Ok(Released::LeftQueue) => left += 1,

@@ -17,16 +17,19 @@ use parking_lot::Mutex;
 use super::{
     Shared,
     leases::{Phase, Tracked},
+    renew,
 };
 use crate::{
     backend::Backend,
-    lease::{Moment, Patience},
+    lease::{Moment, Patience, Renewal, Ttl},
 };
 
 /// How long a lease is held before the nodes that were not asked get it: most are over by then.
 const SPREAD_AFTER: Duration = Duration::from_millis(20);
 /// How many leases are put on other nodes at a time: a node that comes back has enough to do.
 const AT_A_TIME: usize = 16;
+/// How many leases are looked after in one call.
+const MOST_RENEWALS: usize = 500;
 
 /// A lease that a majority holds, and the nodes that do not have it.
 pub(super) struct Missing {
@@ -46,18 +49,18 @@ struct New {
 
 impl NewLeases {
     /// Adds one; returns whether a task has to be started.
-    fn add(&self, due: Moment, tracked: Arc<Tracked>) -> bool {
+    fn add(&self, granted: Moment, tracked: Arc<Tracked>) -> bool {
         let mut new = self.0.lock();
-        new.leases.push_back((due, tracked));
+        new.leases.push_back((granted, tracked));
         !std::mem::replace(&mut new.is_driven, true)
     }
 
-    /// Those that are due; on `None` the task that asked must end.
-    fn due(&self, now: Moment) -> Option<Vec<Arc<Tracked>>> {
+    /// Those that are due, and since when; on `None` the task that asked must end.
+    fn due(&self, now: Moment) -> Option<Vec<(Moment, Arc<Tracked>)>> {
         let mut new = self.0.lock();
         new.is_driven = !new.leases.is_empty();
-        let later = new.leases.partition_point(|(due, _)| *due <= now);
-        new.is_driven.then(|| new.leases.drain(..later).map(|(_, tracked)| tracked).collect())
+        let later = new.leases.partition_point(|(granted, _)| granted.after(SPREAD_AFTER) <= now);
+        new.is_driven.then(|| new.leases.drain(..later).collect())
     }
 }
 
@@ -67,22 +70,27 @@ pub(super) fn spread_soon(shared: &Arc<Shared>, tracked: &Arc<Tracked>) {
     if (0..nodes.len()).all(|at| tracked.was_asked(at)) {
         return;
     }
-    if shared.new_leases.add(nodes.clock().now().after(SPREAD_AFTER), Arc::clone(tracked)) {
+    if shared.new_leases.add(nodes.clock().now(), Arc::clone(tracked)) {
         shared.runtime.spawn(spread(Arc::clone(shared)));
     }
 }
 
+/// Renews what is due, which finds the nodes that lack it, but never gives it to them if it was released elsewhere or
+/// evicted meanwhile. No lease lives longer by that: it is renewed for less than is left of it.
 async fn spread(shared: Arc<Shared>) {
     let clock = Arc::clone(shared.nodes.clock());
     while let Some(due) = shared.new_leases.due(clock.now()) {
-        // A node that hangs is given the lease when a renewal finds it there again.
-        let is_missing = |tracked: &Tracked, at: &usize| !tracked.was_asked(*at) && !shared.nodes.get(*at).hangs();
-        let missing = |tracked: Arc<Tracked>| {
-            let at = (0..shared.nodes.len()).filter(|at| is_missing(&tracked, at)).collect();
-            Missing { tracked, at }
+        let now = clock.now();
+        let renewal = |(granted, tracked): &(Moment, Arc<Tracked>)| {
+            let past = now.since(*granted) + shared.nodes.limit();
+            let left = Ttl::new(tracked.ttl().get().checked_sub(past)?).ok()?;
+            matches!(tracked.phase(), Phase::Holding { .. }).then(|| Renewal::new(tracked.key.clone(), left))
         };
-        let held = due.into_iter().filter(|tracked| matches!(tracked.phase(), Phase::Holding { .. }));
-        give(&shared, held.map(missing).collect()).await;
+        let renewals: Vec<Renewal> = due.iter().filter_map(renewal).collect();
+        for batch in renewals.chunks(MOST_RENEWALS) {
+            // What fails here is left to the next renewal.
+            let _standings = renew::renew(&shared, batch.to_vec()).await;
+        }
         clock.sleep_until(clock.now().after(SPREAD_AFTER / 2)).await;
     }
 }
@@ -104,7 +112,9 @@ async fn give_one(shared: &Arc<Shared>, Missing { tracked, at }: Missing) {
     // A release waits for its turn too, so that nothing is put back behind it.
     let _turn = tracked.turn().await;
     let Phase::Holding { grant, .. } = tracked.phase() else { return };
-    at.iter().for_each(|at| tracked.on_asked(*at));
+    for at in &at {
+        tracked.on_asked(*at);
+    }
     let request = tracked.request(Patience::Try, grant.fence);
     let acquire = |backend: Arc<dyn Backend>| {
         let request = &request;

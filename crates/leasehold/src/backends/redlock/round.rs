@@ -1,16 +1,17 @@
-//! One round for one lease: asks all nodes at once and ends as soon as the result is certain.
+//! One round for one lease: asks nodes at once, more where that is not enough, and ends as soon as the result is certain.
 //!
 //! One node, the *gate*, is asked to queue the lease, or holds already for a
 //! lease whose turn has come there; the others are asked without waiting.
 //! While the gate answers, nobody gets past its queue.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use super::{
     Shared,
+    batches::FirstVotes,
     calls::{Calls, Next},
     errors,
-    leases::{Phase, Tracked},
+    leases::{Tracked, Turn},
     vote::{Entry, RoundEnd, Vote, most_common},
 };
 use crate::{
@@ -35,32 +36,35 @@ pub(super) struct Round {
     /// Whether a grant dates from this round, so that clocks can be compared by it.
     is_first: bool,
     pub(super) calls: Calls<Call>,
-    stage: Stage,
-}
-
-/// How long the answers that are missing may still take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// Until other nodes are asked as well.
-    First,
-    /// The limit of a node.
-    Limit,
-    /// Longer, because fewer than a majority have answered.
-    Extended,
+    is_extended: bool,
 }
 
 impl Round {
+    /// A round whose first votes are there; `is_first` if the lease was asked for by no round before.
+    pub(super) fn after(
+        shared: &Arc<Shared>,
+        tracked: &Arc<Tracked>,
+        patience: Patience,
+        first: FirstVotes,
+        is_first: bool,
+    ) -> (Self, Turn) {
+        let mut round = Self::over(shared, tracked, first.gate, Entry::Ask(patience));
+        round.is_first = is_first;
+        round.asked_at = first.asked_at;
+        round.elsewhere = Some(first.elsewhere);
+        for (at, vote) in first.votes.into_iter().enumerate() {
+            round.on_vote(at, vote);
+        }
+        // Again, now that all votes are known.
+        round.replace_failed_gate();
+        (round, first.turn)
+    }
+
+    /// Asks other nodes for a lease that the gate has granted or handed over.
     pub(super) fn begin(shared: &Arc<Shared>, tracked: &Arc<Tracked>, gate: usize, entry: Entry) -> Self {
         let mut round = Self::over(shared, tracked, gate, entry);
-        round.is_first = tracked.phase() == Phase::New;
         let nodes = &shared.nodes;
         let asked = nodes.first_choice(gate);
-        let limit = if asked.len() < nodes.len() {
-            round.stage = Stage::First;
-            nodes.patience()
-        } else {
-            nodes.limit()
-        };
         let one_order_on_all_nodes = nodes.sending.lock();
         let floor = match entry {
             Entry::Ask(_) => nodes.proposal(),
@@ -75,15 +79,12 @@ impl Round {
                 Entry::HandedOver(fence) if at == gate => {
                     round.confirm(at, (floor > fence).then_some(floor));
                 }
-                Entry::Ask(patience @ Patience::Queue) if at == gate => {
-                    round.ask(at, Arc::new(tracked.request(patience, floor)));
-                }
                 Entry::Ask(_) | Entry::Granted(_) | Entry::HandedOver(_) => round.ask(at, Arc::clone(&elsewhere)),
             }
         }
         round.calls.send();
         drop(one_order_on_all_nodes);
-        round.calls.limit(&nodes.watchdog, limit);
+        round.calls.limit(&nodes.watchdog, nodes.limit());
         round
     }
 
@@ -116,9 +117,12 @@ impl Round {
         self.calls.push(at, call);
     }
 
-    /// Asks the nodes that were left out after all; `false` when there are none.
-    fn ask_left_out(&mut self) -> bool {
-        let Some(request) = self.elsewhere.take() else { return false };
+    /// Asks the nodes that were left out after all, to number it like this; `false` when there are none.
+    fn ask_left_out(&mut self, fence: Option<Fence>) -> bool {
+        let Some(mut request) = self.elsewhere.take() else { return false };
+        if fence.is_some() {
+            Arc::make_mut(&mut request).fence_floor = fence;
+        }
         let left_out: Vec<usize> =
             (0..self.votes.len()).filter(|at| matches!(self.votes[*at], Vote::Unasked)).collect();
         for at in &left_out {
@@ -126,13 +130,13 @@ impl Round {
         }
         self.replace_failed_gate();
         self.calls.send();
-        self.wait_for(Stage::Limit, self.shared.nodes.limit());
+        self.calls.limit(&self.shared.nodes.watchdog, self.shared.nodes.limit());
         !left_out.is_empty()
     }
 
-    fn wait_for(&mut self, stage: Stage, limit: Duration) {
-        self.stage = stage;
-        self.calls.limit(&self.shared.nodes.watchdog, limit);
+    /// Whether some nodes have answered and some were not asked.
+    fn others_can_stand_in(&self) -> bool {
+        self.elsewhere.is_some() && self.missing() < self.shared.nodes.majority()
     }
 
     /// A round that is over: how a lease that holds stands on each node.
@@ -162,7 +166,7 @@ impl Round {
             elsewhere: None,
             is_first: false,
             calls: Calls::new(),
-            stage: Stage::Limit,
+            is_extended: false,
         }
     }
 
@@ -175,8 +179,10 @@ impl Round {
     pub(super) async fn decide(&mut self) -> RoundEnd {
         loop {
             match self.verdict() {
+                Some(Verdict::Majority) if !self.agrees() && self.ask_left_out(self.likely_fence()) => {}
                 Some(Verdict::Majority) => return self.conclude().await,
-                Some(Verdict::End(RoundEnd::Unreachable(_) | RoundEnd::Short(_))) if self.ask_left_out() => {}
+                Some(Verdict::End(RoundEnd::Unreachable(_) | RoundEnd::Short(_)))
+                    if self.ask_left_out(self.likely_fence()) => {}
                 Some(Verdict::End(end)) => return end,
                 None if self.next(self.missing()).await => {}
                 None => return self.short(),
@@ -190,14 +196,8 @@ impl Round {
     pub(super) async fn next(&mut self, enough: usize) -> bool {
         match self.calls.next(enough).await {
             Next::Answer(at, vote) => self.on_vote(at, vote),
-            // One of those that were asked first is slow.
-            Next::Elapsed if self.stage == Stage::First => {
-                if self.missing() == 0 || !self.ask_left_out() {
-                    self.wait_for(Stage::Limit, self.shared.nodes.limit());
-                }
-            }
             // Nobody waits for a slow minority, but a slow majority gets more time.
-            Next::Elapsed if self.stage == Stage::Extended || self.missing() == 0 => {
+            Next::Elapsed if self.is_extended || self.missing() == 0 || self.others_can_stand_in() => {
                 self.calls.clear();
                 let shared = Arc::clone(&self.shared);
                 for at in 0..self.votes.len() {
@@ -207,7 +207,10 @@ impl Round {
                     }
                 }
             }
-            Next::Elapsed => self.wait_for(Stage::Extended, self.shared.nodes.limit() * 3),
+            Next::Elapsed => {
+                self.is_extended = true;
+                self.calls.limit(&self.shared.nodes.watchdog, self.shared.nodes.limit() * 3);
+            }
             Next::Done => return false,
         }
         true
@@ -272,6 +275,21 @@ impl Round {
                 let may_still_agree = agreeing + pending >= nodes.majority();
                 (agree || (fences.len() >= nodes.majority() && !may_still_agree)).then_some(Verdict::Majority)
             }
+        }
+    }
+
+    /// Whether a majority answered with the same fence.
+    fn agrees(&self) -> bool {
+        most_common(&self.counted_fences()).is_some_and(|(_, agreeing)| agreeing >= self.shared.nodes.majority())
+    }
+
+    /// The fence that more nodes may agree on: what several answered, or else the highest. Those that were not asked yet
+    /// take part in fewer grants, so that they are likely to store just that; raising it elsewhere would cost more.
+    fn likely_fence(&self) -> Option<Fence> {
+        let fences = self.counted_fences();
+        match most_common(&fences) {
+            Some((_, 1)) => fences.into_iter().max(),
+            most => most.map(|(fence, _)| fence),
         }
     }
 

@@ -1,0 +1,66 @@
+//! Calls that are made together, so that a backend can answer them in one round trip.
+
+use std::{future::poll_fn, pin::Pin, sync::Arc, task::Poll};
+
+use super::Backend;
+use crate::{
+    Result,
+    lease::{Answer, Decision, LeaseKey, Outcome, Released, Request},
+};
+
+/// One of several calls that are made together.
+#[derive(Clone, Debug)]
+pub enum Operation {
+    /// Requests a lease once.
+    Acquire(Arc<Request>),
+    /// Ends a lease or leaves the queue.
+    Release(LeaseKey, Outcome),
+}
+
+/// What an [`Operation`] came to.
+#[derive(Clone, Debug)]
+pub enum Performed {
+    /// The answer to a request.
+    Acquired(Decision),
+    /// The answer to a release.
+    Released(Released),
+}
+
+type Answered = Result<Answer<Performed>>;
+
+/// A call that is under way, or its answer.
+enum Progress<'a> {
+    Calling(Pin<Box<dyn Future<Output = Answered> + Send + 'a>>),
+    Done(Answered),
+}
+
+/// Makes each call by itself, all at the same time.
+pub(crate) async fn perform_each(backend: &(impl Backend + ?Sized), operations: Vec<Operation>) -> Vec<Answered> {
+    let call = |operation: Operation| {
+        Progress::Calling(Box::pin(async move {
+            match operation {
+                Operation::Acquire(request) => Ok(backend.acquire(&request).await?.map(Performed::Acquired)),
+                Operation::Release(key, outcome) => Ok(backend.release(&key, &outcome).await?.map(Performed::Released)),
+            }
+        }))
+    };
+    let mut calls: Vec<Progress<'_>> = operations.into_iter().map(call).collect();
+    poll_fn(|context| {
+        let mut all_done = true;
+        for progress in &mut calls {
+            if let Progress::Calling(call) = progress {
+                match call.as_mut().poll(context) {
+                    Poll::Ready(answer) => *progress = Progress::Done(answer),
+                    Poll::Pending => all_done = false,
+                }
+            }
+        }
+        if all_done { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    let answers = calls.into_iter().filter_map(|progress| match progress {
+        Progress::Done(answer) => Some(answer),
+        Progress::Calling(_) => None,
+    });
+    answers.collect()
+}

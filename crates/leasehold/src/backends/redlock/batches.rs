@@ -1,0 +1,210 @@
+//! First rounds and releases of many leases at once: one call to each node for all of them.
+//!
+//! What arrives while two batches are on their way leaves with the next one.
+//! A fence is proposed when its batch leaves, not before: the longer a proposal
+//! is under way, the more likely is it that other processes make nodes pass it,
+//! some of them and not the others.
+
+use std::sync::{Arc, Weak};
+
+use tokio::runtime::Handle;
+
+use super::{
+    Shared,
+    calls::{Calls, Next},
+    errors,
+    leases::{Tracked, Turn},
+    vote::Vote,
+};
+use crate::{
+    Error, Result,
+    backend::{Coalescer, Operation, Performed},
+    lease::{Outcome, Patience, Released, Request, Timestamp},
+};
+
+const MOST_JOBS: usize = 64;
+const IN_FLIGHT: usize = 2;
+
+/// Gathers first rounds and releases.
+#[derive(Debug)]
+pub(super) struct Batches(Coalescer<Job, Done>);
+
+/// What is to be done about one lease.
+enum Job {
+    /// To ask for it.
+    Acquire(Arc<Tracked>, Patience, Turn),
+    /// To release it wherever it was asked for.
+    Release(Arc<Tracked>, Outcome),
+}
+
+enum Done {
+    Asked(FirstVotes),
+    Released(Vec<(usize, Result<Released>)>),
+}
+
+/// What the nodes that were asked first answered.
+#[derive(Debug)]
+pub(super) struct FirstVotes {
+    pub(super) gate: usize,
+    pub(super) asked_at: Timestamp,
+    /// What the nodes beside the gate were asked.
+    pub(super) elsewhere: Arc<Request>,
+    pub(super) votes: Vec<Vote>,
+    /// Ends with the answers, also if the caller is gone: a release does not overtake the request.
+    pub(super) turn: Turn,
+}
+
+impl Batches {
+    pub(super) fn new(shared: Weak<Shared>, runtime: Handle) -> Self {
+        Self(Coalescer::new(runtime, MOST_JOBS, IN_FLIGHT, move |jobs| {
+            let shared = shared.upgrade();
+            async move {
+                match shared {
+                    Some(shared) => Batch::send(&shared, jobs).finish(&shared).await,
+                    None => Vec::new(),
+                }
+            }
+        }))
+    }
+
+    /// Asks a majority for a lease.
+    pub(super) async fn acquire(&self, tracked: &Arc<Tracked>, patience: Patience, turn: Turn) -> Result<FirstVotes> {
+        match self.0.call(Job::Acquire(Arc::clone(tracked), patience, turn)).await? {
+            Done::Asked(first) => Ok(first),
+            Done::Released(_) => Err(Error::unanswered("the nodes answered another question")),
+        }
+    }
+
+    /// Releases a lease at all nodes that were asked for it, in any order.
+    pub(super) async fn release(
+        &self,
+        tracked: &Arc<Tracked>,
+        outcome: &Outcome,
+    ) -> Result<Vec<(usize, Result<Released>)>> {
+        match self.0.call(Job::Release(Arc::clone(tracked), outcome.clone())).await? {
+            Done::Released(answers) => Ok(answers),
+            Done::Asked(_) => Err(Error::unanswered("the nodes answered another question")),
+        }
+    }
+}
+
+type Call = dyn Future<Output = Vec<Result<Performed>>> + Send;
+
+/// Calls to nodes about several leases.
+struct Batch {
+    done: Vec<Done>,
+    /// For each node, which jobs it was asked about, in the order of its answers.
+    asked: Vec<Vec<usize>>,
+    pending: Vec<usize>,
+    calls: Calls<Call>,
+}
+
+impl Batch {
+    fn send(shared: &Shared, jobs: Vec<Job>) -> Self {
+        let nodes = &shared.nodes;
+        let (gate, awake) = (nodes.lead(), nodes.awake());
+        let chosen = nodes.first_choice(gate);
+        let mut batch = Self {
+            done: Vec::with_capacity(jobs.len()),
+            asked: vec![Vec::new(); nodes.len()],
+            pending: Vec::new(),
+            calls: Calls::new(),
+        };
+        let mut operations: Vec<Vec<Operation>> = nodes.iter().map(|_| Vec::new()).collect();
+        let mut add = |at: usize, job: usize, operation: Operation| {
+            batch.asked[at].push(job);
+            operations[at].push(operation);
+        };
+        let one_order_on_all_nodes = nodes.sending.lock();
+        let asked_at = nodes.clock().wall();
+        for (index, job) in jobs.into_iter().enumerate() {
+            batch.done.push(match job {
+                Job::Acquire(tracked, patience, turn) => {
+                    let floor = nodes.proposal();
+                    let elsewhere = Arc::new(tracked.request(Patience::Try, floor));
+                    let mut votes: Vec<Vote> = nodes.iter().map(|_| Vote::Unasked).collect();
+                    for at in &chosen {
+                        let queues = *at == gate && patience == Patience::Queue;
+                        let request =
+                            if queues { Arc::new(tracked.request(patience, floor)) } else { Arc::clone(&elsewhere) };
+                        tracked.on_asked(*at);
+                        votes[*at] = Vote::Pending;
+                        add(*at, index, Operation::Acquire(request));
+                    }
+                    Done::Asked(FirstVotes { gate, asked_at, elsewhere, votes, turn })
+                }
+                Job::Release(tracked, outcome) => {
+                    let mut answers = Vec::new();
+                    for at in (0..nodes.len()).filter(|at| tracked.was_asked(*at)) {
+                        if awake.contains(&at) {
+                            add(at, index, Operation::Release(tracked.key.clone(), outcome.clone()));
+                        } else {
+                            answers.push((at, Err(errors::hangs())));
+                        }
+                    }
+                    Done::Released(answers)
+                }
+            });
+        }
+        for (at, operations) in operations.into_iter().enumerate().filter(|(_, operations)| !operations.is_empty()) {
+            batch.ask(shared, at, operations);
+        }
+        batch.calls.send();
+        drop(one_order_on_all_nodes);
+        batch
+    }
+
+    fn ask(&mut self, shared: &Shared, at: usize, operations: Vec<Operation>) {
+        let node = Arc::clone(shared.nodes.get(at));
+        self.pending.push(at);
+        let call = async move {
+            match node.backend() {
+                Ok(backend) => node.on_answers(backend.perform(operations).await),
+                Err(error) => operations.iter().map(|_| Err(Error::unavailable(error.to_string()))).collect(),
+            }
+        };
+        self.calls.push(at, Box::pin(call));
+    }
+
+    /// Waits for the answers of all nodes; for a slow minority no longer than the limit.
+    async fn finish(mut self, shared: &Shared) -> Vec<Result<Done>> {
+        let nodes = &shared.nodes;
+        let all = self.pending.len();
+        self.calls.limit(&nodes.watchdog, nodes.limit());
+        let mut is_extended = false;
+        loop {
+            match self.calls.next(self.pending.len()).await {
+                Next::Answer(at, answers) => self.on_answers(at, answers),
+                Next::Elapsed if is_extended || self.pending.len() < all => {
+                    for at in std::mem::take(&mut self.pending) {
+                        let error = nodes.get(at).on_timeout(nodes.limit());
+                        let lost = self.asked[at].iter().map(|_| Err(Error::unanswered(error.to_string()))).collect();
+                        self.on_answers(at, lost);
+                    }
+                    break;
+                }
+                Next::Elapsed => {
+                    is_extended = true;
+                    self.calls.limit(&nodes.watchdog, nodes.limit() * 3);
+                }
+                Next::Done => break,
+            }
+        }
+        self.done.into_iter().map(Ok).collect()
+    }
+
+    fn on_answers(&mut self, at: usize, answers: Vec<Result<Performed>>) {
+        self.pending.retain(|other| *other != at);
+        for (job, answer) in self.asked[at].iter().zip(answers) {
+            match (&mut self.done[*job], answer) {
+                (Done::Asked(first), Ok(Performed::Acquired(decision))) => {
+                    first.votes[at] = Vote::of_decision(Ok(decision));
+                }
+                (Done::Asked(first), Err(error)) => first.votes[at] = Vote::Failed(error),
+                (Done::Released(answers), Ok(Performed::Released(released))) => answers.push((at, Ok(released))),
+                (Done::Released(answers), Err(error)) => answers.push((at, Err(error))),
+                (Done::Asked(_), Ok(Performed::Released(_))) | (Done::Released(_), Ok(Performed::Acquired(_))) => {}
+            }
+        }
+    }
+}
