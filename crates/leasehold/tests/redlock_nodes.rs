@@ -291,6 +291,32 @@ async fn a_lease_is_given_to_more_than_a_majority_once_it_is_held_for_a_while() 
     assert_eq!(nodes.left().await, [0; 5]);
 }
 
+/// A node that is slow to release must not make the lease look lost to the task that gives it to more nodes.
+#[tokio::test]
+async fn a_lease_that_is_being_released_is_not_given_to_more_nodes() {
+    let nodes = Nodes::new(5);
+    let clock = ManualClock::new();
+    let options = QuorumOptions::new().longest_ttl(Duration::ZERO).clock(Arc::new(clock.clone()));
+    let (quorum, links) = nodes.client_with(options);
+    let to_compare_clocks = ask("before", Claim::EXCLUSIVE, Patience::Queue);
+    assert!(is_granted(&quorum, &to_compare_clocks).await);
+    quorum.release(&to_compare_clocks.key, &Outcome::Completed).await.unwrap();
+    let request = ask("x", Claim::EXCLUSIVE, Patience::Queue);
+    assert!(is_granted(&quorum, &request).await);
+    assert_eq!(nodes.left().await, [1, 1, 1, 0, 0]);
+    let slow = links[0].hold_requests_of(Call::Release);
+    let renewed = links[1].count(Call::Renew);
+    let (releasing, key) = (Arc::clone(&quorum), request.key.clone());
+    let release = tokio::spawn(async move { releasing.release(&key, &Outcome::Completed).await });
+    nodes.come_to(&[1, 0, 0, 0, 0]).await;
+    clock.advance(Duration::from_millis(25));
+    time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(links[1].count(Call::Renew), renewed, "the release is under way");
+    drop(slow);
+    assert_eq!(release.await.unwrap().unwrap().value, Released::Freed);
+    nodes.are_left_empty().await;
+}
+
 /// One of those that a new lease is asked of first is refused, cannot be reached, or does not answer.
 #[tokio::test]
 async fn others_stand_in_for_a_node_that_does_not_grant_a_new_lease() {

@@ -78,6 +78,11 @@ impl Tracked {
         Arc::clone(&self.turn).lock_owned().await
     }
 
+    /// Excludes other rounds for this lease; `None` if one is under way.
+    pub(super) fn turn_at_once(&self) -> Option<Turn> {
+        Arc::clone(&self.turn).try_lock_owned().ok()
+    }
+
     pub(super) fn phase(&self) -> Phase {
         self.state.lock().phase
     }

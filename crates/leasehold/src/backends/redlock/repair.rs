@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use super::{
     Shared,
-    leases::{Phase, Tracked},
+    leases::{Phase, Tracked, Turn},
     renew,
 };
 use crate::{
@@ -82,15 +82,20 @@ async fn spread(shared: Arc<Shared>) {
     while let Some(due) = shared.new_leases.due(clock.now()) {
         let now = clock.now();
         let renewal = |(granted, tracked): &(Moment, Arc<Tracked>)| {
+            // A release waits meanwhile: a lease that half of the nodes have released looks like one that is lost.
+            let turn = tracked.turn_at_once()?;
             let past = now.since(*granted) + shared.nodes.limit();
             let left = Ttl::new(tracked.ttl().get().checked_sub(past)?).ok()?;
-            matches!(tracked.phase(), Phase::Holding { .. }).then(|| Renewal::new(tracked.key.clone(), left))
+            let is_held = matches!(tracked.phase(), Phase::Holding { .. });
+            is_held.then(|| (Renewal::new(tracked.key.clone(), left), turn))
         };
-        let renewals: Vec<Renewal> = due.iter().filter_map(renewal).collect();
+        let renewals: Vec<(Renewal, Turn)> = due.iter().filter_map(renewal).collect();
         for batch in renewals.chunks(MOST_RENEWALS) {
+            let batch = batch.iter().map(|(renewal, _)| renewal.clone()).collect();
             // What fails here is left to the next renewal.
-            let _standings = renew::renew(&shared, batch.to_vec()).await;
+            let _standings = renew::renew(&shared, batch).await;
         }
+        drop(renewals);
         clock.sleep_until(clock.now().after(SPREAD_AFTER / 2)).await;
     }
 }
