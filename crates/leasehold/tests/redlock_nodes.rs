@@ -19,8 +19,8 @@ use leasehold::{
     },
     clock::{Clock, ManualClock, SystemClock},
     lease::{
-        Claim, Decision, LeaseId, LeaseKey, LeaseState, ListFilter, Names, Outcome, Patience, Released, Renewal,
-        Request, Standing,
+        Claim, Decision, LeaseId, LeaseKey, LeaseState, Lifetime, ListFilter, Names, Outcome, Patience, Released,
+        Renewal, Request, Standing,
     },
 };
 use leasehold_conformance::{Call, Faulty};
@@ -48,6 +48,18 @@ impl Nodes {
         let member = |(at, link): (usize, &Arc<Faulty>)| Member::new(format!("node-{at}"), Arc::<Faulty>::clone(link));
         let members = links.iter().enumerate().map(member).collect();
         (Arc::new(Quorum::new(members, options).unwrap()), links)
+    }
+
+    /// A client whose clock stands still, so that nothing is held for longer than a moment before it is moved. It asks a
+    /// majority first.
+    async fn client_at_a_standstill(&self) -> (Arc<Quorum>, Vec<Arc<Faulty>>, ManualClock) {
+        let clock = ManualClock::new();
+        let options = QuorumOptions::new().longest_ttl(Duration::ZERO).clock(Arc::new(clock.clone()));
+        let (quorum, links) = self.client_with(options);
+        let to_compare_clocks = ask("before", Claim::EXCLUSIVE, Patience::Queue);
+        assert!(is_granted(&quorum, &to_compare_clocks).await);
+        quorum.release(&to_compare_clocks.key, &Outcome::Completed).await.unwrap();
+        (quorum, links, clock)
     }
 
     /// How many leases and positions each node has, besides the one by which all agree on `longest_ttl`.
@@ -266,16 +278,10 @@ async fn nodes_that_come_back_are_given_the_lease_so_that_others_may_fail() {
     assert!(grant.fence > before.fence);
 }
 
-/// The clock stands still, so that nothing is held for longer than a moment before it is moved.
 #[tokio::test]
 async fn a_lease_is_given_to_more_than_a_majority_once_it_is_held_for_a_while() {
     let nodes = Nodes::new(5);
-    let clock = ManualClock::new();
-    let options = QuorumOptions::new().longest_ttl(Duration::ZERO).clock(Arc::new(clock.clone()));
-    let (quorum, links) = nodes.client_with(options);
-    let to_compare_clocks = ask("before", Claim::EXCLUSIVE, Patience::Queue);
-    assert!(is_granted(&quorum, &to_compare_clocks).await);
-    quorum.release(&to_compare_clocks.key, &Outcome::Completed).await.unwrap();
+    let (quorum, links, clock) = nodes.client_at_a_standstill().await;
     let released_before = links[4].count(Call::Release);
     let short = ask("x", Claim::EXCLUSIVE, Patience::Queue);
     assert!(is_granted(&quorum, &short).await);
@@ -295,26 +301,80 @@ async fn a_lease_is_given_to_more_than_a_majority_once_it_is_held_for_a_while() 
 #[tokio::test]
 async fn a_lease_that_is_being_released_is_not_given_to_more_nodes() {
     let nodes = Nodes::new(5);
-    let clock = ManualClock::new();
-    let options = QuorumOptions::new().longest_ttl(Duration::ZERO).clock(Arc::new(clock.clone()));
-    let (quorum, links) = nodes.client_with(options);
-    let to_compare_clocks = ask("before", Claim::EXCLUSIVE, Patience::Queue);
-    assert!(is_granted(&quorum, &to_compare_clocks).await);
-    quorum.release(&to_compare_clocks.key, &Outcome::Completed).await.unwrap();
+    let (quorum, links, clock) = nodes.client_at_a_standstill().await;
     let request = ask("x", Claim::EXCLUSIVE, Patience::Queue);
     assert!(is_granted(&quorum, &request).await);
     assert_eq!(nodes.left().await, [1, 1, 1, 0, 0]);
     let slow = links[0].hold_requests_of(Call::Release);
     let renewed = links[1].count(Call::Renew);
     let (releasing, key) = (Arc::clone(&quorum), request.key.clone());
-    let release = tokio::spawn(async move { releasing.release(&key, &Outcome::Completed).await });
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move { releasing.release(&key, &Outcome::Completed).await });
     nodes.come_to(&[1, 0, 0, 0, 0]).await;
     clock.advance(Duration::from_millis(25));
     time::sleep(Duration::from_millis(50)).await;
     assert_eq!(links[1].count(Call::Renew), renewed, "the release is under way");
     drop(slow);
-    assert_eq!(release.await.unwrap().unwrap().value, Released::Freed);
+    assert_eq!(tasks.join_next().await.unwrap().unwrap().unwrap().value, Released::Freed);
     nodes.are_left_empty().await;
+}
+
+#[tokio::test]
+async fn a_node_that_fails_right_after_a_grant_does_not_cost_the_lease() {
+    let nodes = Nodes::new(5);
+    let (quorum, links, _clock) = nodes.client_at_a_standstill().await;
+    let request = ask("x", Claim::EXCLUSIVE, Patience::Queue);
+    assert!(is_granted(&quorum, &request).await);
+    assert_eq!(nodes.left().await, [1, 1, 1, 0, 0]);
+    links[0].cut();
+    let renewal = Renewal::new(request.key.clone(), request.ttl);
+    let held = time::timeout(Duration::from_secs(5), async {
+        while !matches!(quorum.renew(std::slice::from_ref(&renewal)).await.unwrap().value[0], Standing::Holding(_)) {
+            time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    held.await.expect("four of five nodes can hold it");
+    assert_eq!(nodes.left().await, [1; 5]);
+}
+
+#[tokio::test]
+async fn what_is_given_to_more_nodes_after_someone_else_released_it_is_taken_back() {
+    let nodes = Nodes::new(5);
+    let (quorum, links, clock) = nodes.client_at_a_standstill().await;
+    let request = ask("x", Claim::EXCLUSIVE, Patience::Queue);
+    assert!(is_granted(&quorum, &request).await);
+    let slow = [3, 4].map(|at| links[at].hold_requests_of(Call::Acquire));
+    let asked = links[3].count(Call::Acquire);
+    clock.advance(Duration::from_millis(25));
+    while links[3].count(Call::Acquire) == asked {
+        time::sleep(Duration::from_millis(5)).await;
+    }
+    let other = nodes.client().0;
+    assert_eq!(other.release(&request.key, &Outcome::Completed).await.unwrap().value, Released::Freed);
+    drop(slow);
+    time::sleep(Duration::from_millis(100)).await;
+    nodes.are_left_empty().await;
+}
+
+#[tokio::test]
+async fn a_lease_that_nobody_renews_is_asked_of_every_node_at_once() {
+    let nodes = Nodes::new(5);
+    let (quorum, ..) = nodes.client_at_a_standstill().await;
+    assert!(is_granted(&quorum, &attempt("x").lifetime(Lifetime::Detached)).await);
+    assert_eq!(nodes.left().await, [1; 5]);
+}
+
+#[tokio::test]
+async fn a_refused_round_does_not_wait_for_a_node_that_hangs() {
+    let nodes = Nodes::new(3);
+    let (quorum, links) = nodes.client();
+    let _hung = [Call::Acquire, Call::Renew, Call::Release, Call::List].map(|call| links[2].hold_requests_of(call));
+    assert!(is_granted(&quorum, &ask("before", Claim::EXCLUSIVE, Patience::Queue)).await);
+    let stray = attempt("x");
+    assert!(matches!(nodes.memories[1].acquire(&stray).await.unwrap().value, Decision::Granted(_)));
+    let asked = links[2].count(Call::Acquire);
+    assert!(!is_granted(&quorum, &attempt("x")).await);
+    assert_eq!(links[2].count(Call::Acquire), asked);
 }
 
 /// One of those that a new lease is asked of first is refused, cannot be reached, or does not answer.

@@ -50,6 +50,8 @@ async fn ask_all(shared: &Arc<Shared>, tracked: &Arc<Tracked>, patience: Patienc
         Ok(first) => first,
         Err(error) => {
             shared.leases.forget(tracked);
+            // Some nodes may have granted it before the batch failed.
+            release::everywhere_later(Arc::clone(shared), tracked.key.clone(), Outcome::Cancelled);
             return Err(error);
         }
     };

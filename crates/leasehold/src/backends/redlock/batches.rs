@@ -104,6 +104,7 @@ impl Batch {
         let nodes = &shared.nodes;
         let (gate, awake) = (nodes.lead(), nodes.awake());
         let chosen = nodes.first_choice(gate);
+        let all = nodes.awake_and(gate);
         let mut batch = Self {
             done: Vec::with_capacity(jobs.len()),
             asked: vec![Vec::new(); nodes.len()],
@@ -123,7 +124,8 @@ impl Batch {
                     let floor = nodes.proposal();
                     let elsewhere = Arc::new(tracked.request(Patience::Try, floor));
                     let mut votes: Vec<Vote> = nodes.iter().map(|_| Vote::Unasked).collect();
-                    for at in &chosen {
+                    // Nobody may be there to give a detached one to more nodes later.
+                    for at in if tracked.is_detached() { &all } else { &chosen } {
                         let queues = *at == gate && patience == Patience::Queue;
                         let request =
                             if queues { Arc::new(tracked.request(patience, floor)) } else { Arc::clone(&elsewhere) };
@@ -135,7 +137,7 @@ impl Batch {
                 }
                 Job::Release(tracked, outcome) => {
                     let mut answers = Vec::new();
-                    for at in (0..nodes.len()).filter(|at| tracked.was_asked(*at)) {
+                    for at in (0..nodes.len()).filter(|at| tracked.may_be_at(*at)) {
                         if awake.contains(&at) {
                             add(at, index, Operation::Release(tracked.key.clone(), outcome.clone()));
                         } else {
@@ -159,23 +161,28 @@ impl Batch {
         self.pending.push(at);
         let call = async move {
             match node.backend() {
-                Ok(backend) => node.on_answers(backend.perform(operations).await),
+                Ok(backend) => {
+                    let asked = operations.len();
+                    let mut answers = node.on_answers(backend.perform(operations).await);
+                    answers.resize_with(asked, || Err(Error::unanswered("the node left a call unanswered")));
+                    answers
+                }
                 Err(error) => operations.iter().map(|_| Err(Error::unavailable(error.to_string()))).collect(),
             }
         };
         self.calls.push(at, Box::pin(call));
     }
 
-    /// Waits for the answers of all nodes; for a slow minority no longer than the limit.
+    /// Waits for the answers of all nodes; no longer than the limit for those that others can stand in for.
     async fn finish(mut self, shared: &Shared) -> Vec<Result<Done>> {
         let nodes = &shared.nodes;
-        let all = self.pending.len();
         self.calls.limit(&nodes.watchdog, nodes.limit());
         let mut is_extended = false;
         loop {
-            match self.calls.next(self.pending.len()).await {
+            // One that hangs must not hide the progress of the others for longer than the limit.
+            match self.calls.next(if is_extended { 1 } else { self.pending.len() }).await {
                 Next::Answer(at, answers) => self.on_answers(at, answers),
-                Next::Elapsed if is_extended || self.pending.len() < all => {
+                Next::Elapsed if is_extended || nodes.suffice_without(&self.pending) => {
                     for at in std::mem::take(&mut self.pending) {
                         let error = nodes.get(at).on_timeout(nodes.limit());
                         let lost = self.asked[at].iter().map(|_| Err(Error::unanswered(error.to_string()))).collect();

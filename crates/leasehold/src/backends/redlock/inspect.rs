@@ -20,7 +20,7 @@ use super::{
 use crate::{
     Error, Result,
     backend::{Backend, Finding, Severity},
-    lease::{Brief, Evicted, Fence, LeaseRecord, LeaseState, ListFilter, Names, Page, Resource},
+    lease::{Brief, Claim, Evicted, Fence, LeaseRecord, LeaseState, ListFilter, Names, Page, Resource, Shape},
 };
 
 /// What tells one lease from another on all nodes.
@@ -86,9 +86,13 @@ pub(super) fn sightings(found: Vec<(usize, Page)>) -> BTreeMap<(Resource, Mark),
 }
 
 /// How many units of a resource are held at least by someone, wherever that is.
-pub(super) fn units_taken(found: Vec<(usize, Page)>) -> u64 {
-    let most_units =
-        |seen: &Sightings| seen.holding().map(|(_, _, record)| record.claim.units()).max().unwrap_or_default();
+///
+/// What is left of another shape has no majority: no node that stores this shape stores another one.
+pub(super) fn units_taken(found: Vec<(usize, Page)>, shape: Shape) -> u64 {
+    let most_units = |seen: &Sightings| {
+        let claims = seen.holding().map(|(_, _, record)| record.claim).filter(|claim| claim.shape() == shape);
+        claims.map(Claim::units).max().unwrap_or_default()
+    };
     sightings(found).values().map(|seen| u64::from(most_units(seen))).sum()
 }
 

@@ -8,7 +8,7 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::{
     clock::Clock,
-    lease::{Claim, Fence, Grant, LeaseId, LeaseKey, Metadata, Moment, Patience, Renewal, Request, Ttl},
+    lease::{Claim, Fence, Grant, LeaseId, LeaseKey, Lifetime, Metadata, Moment, Patience, Renewal, Request, Ttl},
 };
 
 /// The least number of leases that is worth a sweep.
@@ -44,8 +44,8 @@ struct State {
     phase: Phase,
     /// Whether it ever waited behind others: more may wait behind it.
     waited: bool,
-    /// The nodes that were asked for it, one bit for each.
-    asked: u64,
+    /// The nodes that may have it, one bit for each.
+    may_be_at: u64,
     /// When the caller last asked or renewed.
     touched: Moment,
     /// The fence of a hand-off that nobody looked into yet.
@@ -65,7 +65,7 @@ impl Tracked {
                 request,
                 phase: Phase::New,
                 waited: false,
-                asked: 0,
+                may_be_at: 0,
                 touched: now,
                 handed_over: None,
                 is_driven: false,
@@ -101,14 +101,19 @@ impl Tracked {
         self.state.lock().waited
     }
 
-    /// Notes that this node is asked for it, and may have it from now on.
+    /// Notes that this node is asked for it or has it already.
     pub(super) fn on_asked(&self, at: usize) {
-        self.state.lock().asked |= bit(at);
+        self.state.lock().may_be_at |= bit(at);
     }
 
     /// Whether this node may have it.
-    pub(super) fn was_asked(&self, at: usize) -> bool {
-        self.state.lock().asked & bit(at) != 0
+    pub(super) fn may_be_at(&self, at: usize) -> bool {
+        self.state.lock().may_be_at & bit(at) != 0
+    }
+
+    /// Whether no process renews it.
+    pub(super) fn is_detached(&self) -> bool {
+        self.state.lock().request.lifetime == Lifetime::Detached
     }
 
     pub(super) fn ttl(&self) -> Ttl {
@@ -172,7 +177,7 @@ impl Tracked {
     }
 }
 
-/// A node among those that were asked; all beyond the 63rd share a bit, and are taken to have been asked together.
+/// The bit of a node; all beyond the 63rd share one, so that all of them may have it if one was asked.
 fn bit(at: usize) -> u64 {
     1 << at.min(63)
 }

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     Result,
-    backend::Backend,
+    backend::{Backend, Operation},
     clock::Clock,
     lease::{Answer, Fence, Incarnation, Timestamp},
     model::FENCE_LEAD,
@@ -115,6 +115,15 @@ impl Nodes {
         if awake.len() >= self.majority() { awake } else { (0..self.len()).collect() }
     }
 
+    /// The same, and the gate.
+    pub(super) fn awake_and(&self, gate: usize) -> Vec<usize> {
+        let mut awake = self.awake();
+        if !awake.contains(&gate) {
+            awake.push(gate);
+        }
+        awake
+    }
+
     /// The nodes to ask first for a new lease: the gate and as many others as make a majority, and those whose last call
     /// failed, to find out whether they are there again. Few are asked because each yes beyond a majority costs as much
     /// as one that is needed, and most leases are over before any node fails.
@@ -122,16 +131,18 @@ impl Nodes {
         let counted = |at: &usize| self.all[*at].answers() && self.votes(*at);
         let mut chosen: Vec<usize> = (0..self.len()).filter(|at| *at != gate && counted(at)).collect();
         if chosen.len() + 1 < self.majority() || !counted(&gate) {
-            let mut awake = self.awake();
-            if !awake.contains(&gate) {
-                awake.push(gate);
-            }
-            return awake;
+            return self.awake_and(gate);
         }
         chosen.truncate(self.majority() - 1);
         chosen.push(gate);
         chosen.extend((0..self.len()).filter(|at| !self.all[*at].answers() && !self.all[*at].hangs()));
         chosen
+    }
+
+    /// Whether a majority answers without these nodes.
+    pub(super) fn suffice_without(&self, pending: &[usize]) -> bool {
+        let others = (0..self.len()).filter(|at| !pending.contains(at) && !self.all[*at].hangs());
+        others.count() >= self.majority()
     }
 
     /// Why this node's yes does not count.
@@ -214,6 +225,13 @@ impl Nodes {
         F: Future<Output = Result<Answer<T>>>,
     {
         self.each(at, self.limit(), call, Node::on_answer).await
+    }
+
+    /// Makes these calls, several at each node, and notes which nodes answer.
+    pub(super) async fn perform_each(&self, operations: &[Vec<Operation>]) {
+        let asked = (0..operations.len()).filter(|at| !operations[*at].is_empty());
+        let perform = |at: usize, backend: Arc<dyn Backend>| async move { backend.perform(operations[at].clone()).await };
+        self.each(asked, self.limit(), perform, |node, answers| Ok(node.on_answers(answers))).await;
     }
 
     /// Asks every node to look something up.

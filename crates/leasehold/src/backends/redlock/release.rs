@@ -36,7 +36,7 @@ pub(super) async fn everywhere(shared: &Arc<Shared>, key: &LeaseKey, outcome: &O
     let answers = match &tracked {
         Some(tracked) if !others_may_wait => shared.batches.release(tracked, outcome).await,
         _ => Ok({
-            let may_have_it = |at: &usize| tracked.as_ref().is_none_or(|tracked| tracked.was_asked(*at));
+            let may_have_it = |at: &usize| tracked.as_ref().is_none_or(|tracked| tracked.may_be_at(*at));
             let asked: Vec<usize> = (0..shared.nodes.len()).filter(may_have_it).collect();
             at_nodes(shared, key, outcome, &asked, Some(queue)).await
         }),
@@ -120,10 +120,15 @@ impl Undo {
 impl Drop for Undo {
     fn drop(&mut self) {
         if let Some((shared, key, outcome)) = self.of.take() {
-            let runtime = shared.runtime.clone();
-            runtime.spawn(async move { everywhere(&shared, &key, &outcome).await });
+            everywhere_later(shared, key, outcome);
         }
     }
+}
+
+/// Ends a lease, or leaves the queue, on all nodes, in the background.
+pub(super) fn everywhere_later(shared: Arc<Shared>, key: LeaseKey, outcome: Outcome) {
+    let runtime = shared.runtime.clone();
+    runtime.spawn(async move { everywhere(&shared, &key, &outcome).await });
 }
 
 impl Round {

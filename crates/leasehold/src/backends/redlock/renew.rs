@@ -16,7 +16,7 @@ use super::{
 use crate::{
     Error, Result,
     backend::Backend,
-    lease::{Decision, Fence, Grant, Outcome, Patience, Renewal, Standing},
+    lease::{Decision, Fence, Grant, Moment, Outcome, Patience, Renewal, Standing},
 };
 
 /// What to do about one renewal.
@@ -33,6 +33,36 @@ enum Course {
 type Standings = Vec<(usize, Standing)>;
 
 pub(super) async fn renew(shared: &Arc<Shared>, renewals: Vec<Renewal>) -> Result<Vec<Standing>> {
+    let (standings, gaps) = renew_everywhere(shared, renewals).await?;
+    let mut missing = Vec::new();
+    for gap in gaps {
+        match gap {
+            Gap::Missing(one) => missing.push(one),
+            Gap::Left(tracked, at) => {
+                for at in at {
+                    release::later(shared, at, &tracked.key, &Outcome::Cancelled, tracked.ttl());
+                }
+            }
+        }
+    }
+    repair::give_later(shared, missing);
+    Ok(standings)
+}
+
+/// Finds out how leases stand that were just given to more nodes.
+pub(super) async fn confirm(shared: &Arc<Shared>, renewals: Vec<Renewal>) -> Result<Vec<Standing>> {
+    Ok(renew_everywhere(shared, renewals).await?.0)
+}
+
+/// Nodes that have a lease and should not, or should have it and do not.
+enum Gap {
+    Missing(Missing),
+    /// What is left of a lease that is over.
+    Left(Arc<Tracked>, Vec<usize>),
+}
+
+async fn renew_everywhere(shared: &Arc<Shared>, renewals: Vec<Renewal>) -> Result<(Vec<Standing>, Vec<Gap>)> {
+    let since = shared.nodes.clock().now();
     for renewal in &renewals {
         shared.nodes.options().check_ttl(renewal.ttl, &renewal.key.resource)?;
     }
@@ -45,13 +75,13 @@ pub(super) async fn renew(shared: &Arc<Shared>, renewals: Vec<Renewal>) -> Resul
 
     let mut standings = vec![Standing::Unknown; renewals.len()];
     let mut rest = FuturesUnordered::new();
-    let mut missing = Vec::new();
+    let mut gaps = Vec::new();
     for (index, (course, answers)) in courses.into_iter().zip(answers).enumerate() {
         let (shared, renewal) = (Arc::clone(shared), &renewals[index]);
         match course {
             Course::All(tracked) if renewal.fence_floor.is_none() => {
                 standings[index] = merge(&shared, tracked.as_deref(), &answers);
-                missing.extend(tracked.and_then(|one| look_for_gaps(&shared, &one, standings[index], &answers)));
+                gaps.extend(tracked.and_then(|tracked| gap(&shared, tracked, standings[index], &answers, since)));
             }
             Course::All(tracked) => {
                 let raise = async move { (index, raised(&shared, tracked, &answers).await) };
@@ -66,38 +96,35 @@ pub(super) async fn renew(shared: &Arc<Shared>, renewals: Vec<Renewal>) -> Resul
             })),
         }
     }
-    repair::give_later(shared, missing);
     while let Some((index, standing)) = rest.next().await {
         standings[index] = standing;
     }
-    Ok(standings)
+    Ok((standings, gaps))
 }
 
 type Rest = Pin<Box<dyn Future<Output = (usize, Standing)> + Send>>;
 
-/// Where a lease that is held is to be put back; what is left of one that is over is freed.
-fn look_for_gaps(
-    shared: &Arc<Shared>,
-    tracked: &Arc<Tracked>,
-    standing: Standing,
-    answers: &Standings,
-) -> Option<Missing> {
-    let nodes_where = |is_so: fn(&Standing) -> bool| -> Vec<usize> {
-        answers.iter().filter(|(_, standing)| is_so(standing)).map(|(at, _)| *at).collect()
-    };
-    match standing {
-        Standing::Holding(_) => {
-            let at = nodes_where(|standing| matches!(standing, Standing::Gone));
-            (!at.is_empty()).then(|| Missing { tracked: Arc::clone(tracked), at })
-        }
-        Standing::Gone => {
-            for at in nodes_where(|standing| matches!(standing, Standing::Holding(_))) {
-                release::later(shared, at, &tracked.key, &Outcome::Cancelled, tracked.ttl());
+fn gap(shared: &Shared, tracked: Arc<Tracked>, standing: Standing, answers: &Standings, since: Moment) -> Option<Gap> {
+    let nodes = &shared.nodes;
+    let (mut holding, mut gone) = (Vec::new(), Vec::new());
+    for (at, standing) in answers {
+        match standing {
+            Standing::Holding(_) => {
+                tracked.on_asked(*at);
+                holding.push(*at);
             }
-            None
+            Standing::Gone => gone.push(*at),
+            Standing::Waiting(_) | Standing::Unknown => {}
         }
-        Standing::Waiting(_) | Standing::Unknown => None,
     }
+    let is_held = match standing {
+        Standing::Holding(_) => true,
+        // A majority granted it, and those that do not answer have it still: whoever else is granted it needs one of them.
+        Standing::Unknown => holding.len() + nodes.len() - answers.len() >= nodes.majority(),
+        Standing::Gone => return (!holding.is_empty()).then_some(Gap::Left(tracked, holding)),
+        Standing::Waiting(_) => false,
+    };
+    (is_held && !gone.is_empty()).then_some(Gap::Missing(Missing { tracked, at: gone, since }))
 }
 
 /// Decides for each what to do. Turns are taken in the order of ids, so that two calls never wait for each other.

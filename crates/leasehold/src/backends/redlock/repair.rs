@@ -2,42 +2,43 @@
 //!
 //! A lease that is held by a bare majority is lost with the next node that
 //! fails. Two things leave one at that: a new lease asks a majority first, and
-//! a node may have been away or have forgotten it. Those that are held for more
-//! than a moment are put on the nodes that were not asked, and a node that
-//! answers a renewal with "gone" is there again, so it is asked like any other,
-//! without waiting. It numbers that grant higher, which changes nothing: the
-//! fence is what a majority stored first, and whoever is granted the resource
-//! there later is above both.
+//! a node may have been away or have forgotten it. So a lease that has been held
+//! for a moment is given to the nodes that were not asked, and one that a node
+//! no longer knows is given back to it. The node numbers that grant higher,
+//! which changes nothing: the fence is what a majority stored first, and whoever
+//! is granted the resource there later is above both.
+//!
+//! Someone else may release or evict the lease meanwhile. So it is renewed once
+//! it was given: if a majority no longer has it, what was given is taken back.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use futures_util::{StreamExt, stream};
 use parking_lot::Mutex;
 
 use super::{
     Shared,
-    leases::{Phase, Tracked, Turn},
-    renew,
+    leases::{Phase, Tracked},
+    release, renew,
 };
 use crate::{
-    backend::Backend,
-    lease::{Moment, Patience, Renewal, Ttl},
+    backend::Operation,
+    lease::{Moment, Outcome, Patience, Renewal, Standing, Ttl},
 };
 
 /// How long a lease is held before the nodes that were not asked get it: most are over by then.
 const SPREAD_AFTER: Duration = Duration::from_millis(20);
-/// How many leases are put on other nodes at a time: a node that comes back has enough to do.
-const AT_A_TIME: usize = 16;
-/// How many leases are looked after in one call.
-const MOST_RENEWALS: usize = 500;
+/// How many leases are given to other nodes in one call.
+const MOST_LEASES: usize = 64;
 
 /// A lease that a majority holds, and the nodes that do not have it.
 pub(super) struct Missing {
     pub(super) tracked: Arc<Tracked>,
     pub(super) at: Vec<usize>,
+    /// When a majority was last asked for it.
+    pub(super) since: Moment,
 }
 
-/// Leases that were granted a moment ago by a majority, in that order; one task at a time looks after them.
+/// Leases that a majority granted a moment ago, in that order; one task at a time looks after them.
 #[derive(Debug, Default)]
 pub(super) struct NewLeases(Mutex<New>);
 
@@ -67,7 +68,7 @@ impl NewLeases {
 /// Gives a new lease to the nodes that were not asked, if it is held for more than a moment.
 pub(super) fn spread_soon(shared: &Arc<Shared>, tracked: &Arc<Tracked>) {
     let nodes = &shared.nodes;
-    if (0..nodes.len()).all(|at| tracked.was_asked(at)) {
+    if (0..nodes.len()).all(|at| tracked.may_be_at(at)) {
         return;
     }
     if shared.new_leases.add(nodes.clock().now(), Arc::clone(tracked)) {
@@ -75,27 +76,14 @@ pub(super) fn spread_soon(shared: &Arc<Shared>, tracked: &Arc<Tracked>) {
     }
 }
 
-/// Renews what is due, which finds the nodes that lack it, but never gives it to them if it was released elsewhere or
-/// evicted meanwhile. No lease lives longer by that: it is renewed for less than is left of it.
 async fn spread(shared: Arc<Shared>) {
     let clock = Arc::clone(shared.nodes.clock());
     while let Some(due) = shared.new_leases.due(clock.now()) {
-        let now = clock.now();
-        let renewal = |(granted, tracked): &(Moment, Arc<Tracked>)| {
-            // A release waits meanwhile: a lease that half of the nodes have released looks like one that is lost.
-            let turn = tracked.turn_at_once()?;
-            let past = now.since(*granted) + shared.nodes.limit();
-            let left = Ttl::new(tracked.ttl().get().checked_sub(past)?).ok()?;
-            let is_held = matches!(tracked.phase(), Phase::Holding { .. });
-            is_held.then(|| (Renewal::new(tracked.key.clone(), left), turn))
-        };
-        let renewals: Vec<(Renewal, Turn)> = due.iter().filter_map(renewal).collect();
-        for batch in renewals.chunks(MOST_RENEWALS) {
-            let batch = batch.iter().map(|(renewal, _)| renewal.clone()).collect();
-            // What fails here is left to the next renewal.
-            let _standings = renew::renew(&shared, batch).await;
-        }
-        drop(renewals);
+        let missing = due.into_iter().map(|(since, tracked)| {
+            let at = (0..shared.nodes.len()).filter(|at| !tracked.may_be_at(*at)).collect();
+            Missing { tracked, at, since }
+        });
+        give(&shared, missing.collect()).await;
         clock.sleep_until(clock.now().after(SPREAD_AFTER / 2)).await;
     }
 }
@@ -109,22 +97,45 @@ pub(super) fn give_later(shared: &Arc<Shared>, missing: Vec<Missing>) {
     }
 }
 
+/// Gives leases to nodes that lack them. Where that fails, the next renewal tries again.
 async fn give(shared: &Arc<Shared>, missing: Vec<Missing>) {
-    stream::iter(missing).for_each_concurrent(AT_A_TIME, |missing| give_one(shared, missing)).await;
+    for some in missing.chunks(MOST_LEASES) {
+        give_some(shared, some).await;
+    }
 }
 
-async fn give_one(shared: &Arc<Shared>, Missing { tracked, at }: Missing) {
-    // A release waits for its turn too, so that nothing is put back behind it.
-    let _turn = tracked.turn().await;
-    let Phase::Holding { grant, .. } = tracked.phase() else { return };
-    for at in &at {
-        tracked.on_asked(*at);
+async fn give_some(shared: &Arc<Shared>, missing: &[Missing]) {
+    let nodes = &shared.nodes;
+    let mut operations: Vec<Vec<Operation>> = nodes.iter().map(|_| Vec::new()).collect();
+    let (mut given, mut renewals, mut turns) = (Vec::new(), Vec::new(), Vec::new());
+    for one in missing {
+        let tracked = &one.tracked;
+        // A release waits for its turn too: a lease that some nodes have released already looks like one that is lost.
+        let Some(turn) = tracked.turn_at_once() else { continue };
+        let Phase::Holding { grant, .. } = tracked.phase() else { continue };
+        // Renewed for less than is left of it, no lease lives longer.
+        let past = nodes.clock().now().since(one.since) + nodes.limit() * 2;
+        let Some(left) = tracked.ttl().get().checked_sub(past).and_then(|left| Ttl::new(left).ok()) else { continue };
+        let request = Arc::new(tracked.request(Patience::Try, grant.fence));
+        for at in &one.at {
+            tracked.on_asked(*at);
+            operations[*at].push(Operation::Acquire(Arc::clone(&request)));
+        }
+        renewals.push(Renewal::new(tracked.key.clone(), left));
+        given.push(one);
+        turns.push(turn);
     }
-    let request = tracked.request(Patience::Try, grant.fence);
-    let acquire = |backend: Arc<dyn Backend>| {
-        let request = &request;
-        async move { backend.acquire(request).await }
-    };
-    // Where it is refused, the next renewal asks again.
-    shared.nodes.ask_each(at, acquire).await;
+    if given.is_empty() {
+        return;
+    }
+    nodes.perform_each(&operations).await;
+    // What cannot be told now is left to the next renewal.
+    let standings = renew::confirm(shared, renewals).await.unwrap_or_default();
+    for (Missing { tracked, at, .. }, standing) in given.into_iter().zip(standings) {
+        if standing == Standing::Gone {
+            for at in at {
+                release::later(shared, *at, &tracked.key, &Outcome::Cancelled, tracked.ttl());
+            }
+        }
+    }
 }

@@ -64,7 +64,7 @@ impl Round {
     pub(super) fn begin(shared: &Arc<Shared>, tracked: &Arc<Tracked>, gate: usize, entry: Entry) -> Self {
         let mut round = Self::over(shared, tracked, gate, entry);
         let nodes = &shared.nodes;
-        let asked = nodes.first_choice(gate);
+        let asked = if tracked.is_detached() { nodes.awake_and(gate) } else { nodes.first_choice(gate) };
         let one_order_on_all_nodes = nodes.sending.lock();
         let floor = match entry {
             Entry::Ask(_) => nodes.proposal(),
@@ -117,26 +117,38 @@ impl Round {
         self.calls.push(at, call);
     }
 
-    /// Asks the nodes that were left out after all, to number it like this; `false` when there are none.
-    fn ask_left_out(&mut self, fence: Option<Fence>) -> bool {
-        let Some(mut request) = self.elsewhere.take() else { return false };
-        if fence.is_some() {
-            Arc::make_mut(&mut request).fence_floor = fence;
+    /// Asks nodes that were left out after all; `false` when there are none.
+    fn ask_left_out(&mut self, left_out: &[usize]) -> bool {
+        if left_out.is_empty() {
+            return false;
         }
-        let left_out: Vec<usize> =
-            (0..self.votes.len()).filter(|at| matches!(self.votes[*at], Vote::Unasked)).collect();
-        for at in &left_out {
+        let Some(mut request) = self.elsewhere.clone() else { return false };
+        if let Some(fence) = self.likely_fence() {
+            Arc::make_mut(&mut request).fence_floor = Some(fence);
+        }
+        self.asked_at = self.shared.nodes.clock().wall();
+        for at in left_out {
             self.ask(*at, Arc::clone(&request));
         }
         self.replace_failed_gate();
         self.calls.send();
         self.calls.limit(&self.shared.nodes.watchdog, self.shared.nodes.limit());
-        !left_out.is_empty()
+        true
     }
 
-    /// Whether some nodes have answered and some were not asked.
-    fn others_can_stand_in(&self) -> bool {
-        self.elsewhere.is_some() && self.missing() < self.shared.nodes.majority()
+    /// The nodes whose vote is this, or is not there yet.
+    fn nodes_where(&self, is_so: fn(&Vote) -> bool) -> Vec<usize> {
+        (0..self.votes.len()).filter(|at| is_so(&self.votes[*at])).collect()
+    }
+
+    /// The nodes that were left out, whether they hang or not.
+    fn left_out(&self) -> Vec<usize> {
+        self.nodes_where(|vote| matches!(vote, Vote::Unasked))
+    }
+
+    /// The nodes that were left out and are likely to answer.
+    fn left_out_awake(&self) -> Vec<usize> {
+        self.left_out().into_iter().filter(|at| !self.shared.nodes.get(*at).hangs()).collect()
     }
 
     /// A round that is over: how a lease that holds stands on each node.
@@ -179,10 +191,10 @@ impl Round {
     pub(super) async fn decide(&mut self) -> RoundEnd {
         loop {
             match self.verdict() {
-                Some(Verdict::Majority) if !self.agrees() && self.ask_left_out(self.likely_fence()) => {}
+                Some(Verdict::Majority) if !self.agrees() && self.ask_left_out(&self.left_out_awake()) => {}
                 Some(Verdict::Majority) => return self.conclude().await,
-                Some(Verdict::End(RoundEnd::Unreachable(_) | RoundEnd::Short(_)))
-                    if self.ask_left_out(self.likely_fence()) => {}
+                Some(Verdict::End(RoundEnd::Short(_))) if self.ask_left_out(&self.left_out_awake()) => {}
+                Some(Verdict::End(RoundEnd::Unreachable(_))) if self.ask_left_out(&self.left_out()) => {}
                 Some(Verdict::End(end)) => return end,
                 None if self.next(self.missing()).await => {}
                 None => return self.short(),
@@ -197,14 +209,12 @@ impl Round {
         match self.calls.next(enough).await {
             Next::Answer(at, vote) => self.on_vote(at, vote),
             // Nobody waits for a slow minority, but a slow majority gets more time.
-            Next::Elapsed if self.is_extended || self.missing() == 0 || self.others_can_stand_in() => {
+            Next::Elapsed if self.is_extended || self.missing() == 0 || self.can_do_without_pending() => {
                 self.calls.clear();
                 let shared = Arc::clone(&self.shared);
-                for at in 0..self.votes.len() {
-                    if matches!(self.votes[at], Vote::Pending) {
-                        let error = shared.nodes.get(at).on_timeout(shared.nodes.limit());
-                        self.on_vote(at, Vote::Failed(error));
-                    }
+                for at in self.pending() {
+                    let error = shared.nodes.get(at).on_timeout(shared.nodes.limit());
+                    self.on_vote(at, Vote::Failed(error));
                 }
             }
             Next::Elapsed => {
@@ -214,6 +224,15 @@ impl Round {
             Next::Done => return false,
         }
         true
+    }
+
+    fn pending(&self) -> Vec<usize> {
+        self.nodes_where(|vote| matches!(vote, Vote::Pending))
+    }
+
+    /// Whether those that have answered and those that were left out are enough.
+    fn can_do_without_pending(&self) -> bool {
+        self.shared.nodes.suffice_without(&self.pending())
     }
 
     /// How many answers are missing for a majority of answers; little is certain before.

@@ -22,7 +22,7 @@ const PROPOSALS: u64 = 3;
 pub(super) enum Vote {
     /// Nothing yet.
     Pending,
-    /// It was left out, because it hangs.
+    /// It was left out: others are enough, or it hangs.
     Unasked,
     Granted(Grant),
     Queued(QueuePosition),
@@ -180,6 +180,6 @@ impl Round {
             .filter(|(at, _)| nodes.votes(*at))
             .filter_map(|(at, page)| Some((at, page.ok()?)))
             .collect();
-        seen.len() >= nodes.majority() && inspect::units_taken(seen) <= u64::from(claim.capacity())
+        seen.len() >= nodes.majority() && inspect::units_taken(seen, claim.shape()) <= u64::from(claim.capacity())
     }
 }
