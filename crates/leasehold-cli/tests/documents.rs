@@ -1,0 +1,100 @@
+//! The commands of the README and of the guides, run as printed.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    env, fs,
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+const README: &str = include_str!("../../../README.md");
+const MIGRATING: &str = include_str!("../../../docs/migrating.md");
+
+/// The text of each fenced block in this language.
+fn blocks(document: &'static str, language: &str) -> Vec<&'static str> {
+    let fence = format!("```{language}\n");
+    document.split(fence.as_str()).skip(1).filter_map(|rest| rest.split("```").next()).collect()
+}
+
+/// The commands of each console block, without their output.
+fn console(document: &'static str) -> Vec<Vec<&'static str>> {
+    let commands = |block: &'static str| block.lines().filter_map(|line| line.strip_prefix("$ ")).collect();
+    blocks(document, "console").into_iter().map(commands).collect()
+}
+
+/// The commands in the last column of each table, from top to bottom.
+fn last_column(document: &'static str) -> Vec<&'static str> {
+    let cell = |row: &'static str| row.strip_suffix("` |")?.rsplit_once("| `").map(|(_, command)| command);
+    document.lines().filter_map(cell).filter(|command| !command.contains("\"$0\"")).collect()
+}
+
+/// A command as it is run here: the long hold is shortened, and there is no such lease to evict.
+fn as_run(command: &str) -> String {
+    let command = command.replace("--min-hold 45s", "--min-hold 50ms");
+    let command = command.split(" #").next().unwrap_or_default();
+    if command.contains(" evict ") { format!("{command} || test $? -eq 1") } else { command.to_owned() }
+}
+
+/// A folder with every script that the documents speak of; each has nothing to do.
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for word in [README, MIGRATING].iter().flat_map(|document| document.split_whitespace()) {
+        if let Some(name) = word.strip_prefix("./") {
+            script(folder.path(), name.trim_end_matches(|c: char| !c.is_alphanumeric()), "#!/bin/sh\nexit 0\n");
+        }
+    }
+    folder
+}
+
+fn script(folder: &Path, name: &str, text: &str) {
+    let path = folder.join(name);
+    fs::write(&path, text).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// Runs commands one after the other until one fails, and returns what they print.
+fn run(folder: &Path, commands: &str) -> String {
+    let binary = Path::new(env!("CARGO_BIN_EXE_leasehold")).parent().unwrap();
+    let output = Command::new("sh")
+        .args(["-e", "-c", commands])
+        .current_dir(folder)
+        .env("PATH", format!("{}:{}", binary.display(), env::var("PATH").unwrap()))
+        .env("XDG_STATE_HOME", folder)
+        .env_remove("LEASEHOLD_URL")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{commands}\n{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn every_command_of_the_readme_does_what_it_says() {
+    let folder = folder();
+    let mut ran = 0;
+    for block in console(README) {
+        // Building and installing is the other half of CI's work.
+        let is_ours = |line: &&&str| line.contains("leasehold ") && !line.starts_with("cargo ");
+        let ours: Vec<String> = block.iter().filter(is_ours).map(|command| as_run(command)).collect();
+        ran += ours.len();
+        run(folder.path(), &ours.join("\n"));
+    }
+    assert!(ran >= 14, "only {ran} commands were found in the README");
+}
+
+#[test]
+fn the_script_that_locks_itself_runs_once_under_its_lock() {
+    let folder = folder();
+    script(folder.path(), "report.sh", "#!/bin/sh\necho \"under $LEASEHOLD_LOCK\"\n");
+    let text = blocks(README, "sh").remove(0);
+    script(folder.path(), "itself.sh", text);
+    assert_eq!(run(folder.path(), "./itself.sh"), "under nightly-report\n");
+}
+
+#[test]
+fn every_replacement_for_another_command_works() {
+    let commands = last_column(MIGRATING);
+    assert!(commands.len() >= 12, "only {} commands were found", commands.len());
+    run(folder().path(), &commands.join("\n"));
+}
