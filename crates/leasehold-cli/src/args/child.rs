@@ -3,10 +3,12 @@
 use std::{ffi::OsString, time::Duration};
 
 use clap::ValueHint;
+use leasehold::Ttl;
 
 use crate::{
-    child::{KillMode, OnLost},
+    child::{KillMode, Limits, OnLost, Stragglers, limits},
     duration,
+    exit::{Failure, Result},
 };
 
 /// The command to run, and what becomes of it when the lock goes.
@@ -21,7 +23,8 @@ pub(crate) struct ChildArgs {
     /// When the lock is lost: terminate, kill, signal:NAME or continue
     #[arg(help_heading = "Command", long, value_name = "WHAT", default_value = "terminate")]
     pub(crate) on_lost: OnLost,
-    /// Time between TERM and KILL [default: 5s, or a quarter of a shorter ttl]
+    /// Time between TERM and KILL; if given, TERM to leasehold has KILL follow too [default: 5s, or a quarter of a
+    /// shorter ttl]
     #[arg(help_heading = "Command", long, value_name = "D", value_parser = duration::parse)]
     pub(crate) kill_after: Option<Duration>,
     /// Whom to signal: group or process
@@ -34,7 +37,34 @@ pub(crate) struct ChildArgs {
         default_value = "group"
     )]
     pub(crate) kill_mode: KillMode,
+    /// Processes that outlive the command: stop (TERM, then KILL), wait (the lock is kept until they end) or leave
+    /// (they run on without the lock) [default: stop]
+    #[arg(help_heading = "Command", long, value_enum, hide_possible_values = true, value_name = "WHAT")]
+    pub(crate) stragglers: Option<Stragglers>,
     /// Files only: the lock may pass on while descendants of a killed run still live
     #[arg(help_heading = "Command", long)]
     pub(crate) no_inherit: bool,
+}
+
+impl ChildArgs {
+    /// How long the command may go on under a lease of this length, and whom to signal.
+    pub(crate) fn limits(&self, ttl: Ttl, usual_grace: Option<Duration>) -> Result<Limits> {
+        let stragglers = match (self.kill_mode, self.stragglers) {
+            (KillMode::Group, choice) => choice.unwrap_or(Stragglers::Stop),
+            (KillMode::Process, None | Some(Stragglers::Leave)) => Stragglers::Leave,
+            (KillMode::Process, Some(_)) => {
+                return Err(Failure::usage("--kill-mode process leaves what outlives the command alone")
+                    .hint("leave out --stragglers, or --kill-mode"));
+            }
+        };
+        Ok(Limits {
+            ttl: ttl.get(),
+            kill_after: limits::kill_after(self.kill_after.or(usual_grace), ttl)?,
+            kill_mode: self.kill_mode,
+            on_lost: self.on_lost,
+            max_hold: None,
+            kill_on_term: self.kill_after.is_some(),
+            stragglers,
+        })
+    }
 }

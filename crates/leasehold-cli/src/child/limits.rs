@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::Ttl;
 
-use super::{KillMode, OnLost};
+use super::{KillMode, OnLost, Stragglers};
 use crate::{
     duration::Brief,
     exit::{Failure, Result},
@@ -26,6 +26,10 @@ pub struct Limits {
     pub on_lost: OnLost,
     /// When to stop the child though the lease is fine.
     pub max_hold: Option<Duration>,
+    /// Whether the first TERM to us starts the grace, and not only the second.
+    pub kill_on_term: bool,
+    /// What to do with processes that outlive the child. With [`KillMode::Process`] they are always left.
+    pub stragglers: Stragglers,
 }
 
 /// How much earlier than it must be the child is stopped, where there is room: timers of a busy machine ring late.
@@ -119,6 +123,8 @@ mod tests {
                 kill_mode: KillMode::Group,
                 on_lost: OnLost::Terminate,
                 max_hold: None,
+                kill_on_term: false,
+                stragglers: Stragglers::Stop,
             };
             assert_eq!(limits.lead(), Duration::from_millis(lead), "{millis} {grace}");
         }

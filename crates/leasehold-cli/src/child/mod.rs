@@ -15,8 +15,9 @@ mod timeline;
 
 pub use self::{
     ended::{Cause, Ended, Notice, Status},
+    group::Straggler,
     limits::Limits,
-    policy::{KillMode, OnLost},
+    policy::{KillMode, OnLost, Stragglers},
     signals::Signals,
     spawn::Launch,
     supervise::supervise,

@@ -1,4 +1,4 @@
-//! Whom to signal, and what to do with a child whose lease is lost.
+//! Whom to signal, and what to do with a child whose lease is lost and with what a child leaves behind.
 
 use std::str::FromStr;
 
@@ -13,6 +13,17 @@ pub enum KillMode {
     Group,
     /// The command's process alone
     Process,
+}
+
+/// What to do with processes of the command's group that outlive it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Stragglers {
+    /// TERM, then KILL
+    Stop,
+    /// Keep the lock until they end
+    Wait,
+    /// Let them run without the lock
+    Leave,
 }
 
 /// What to do with the command when the lock is lost.

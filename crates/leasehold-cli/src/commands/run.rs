@@ -11,7 +11,7 @@ use leasehold::{
 use super::Context;
 use crate::{
     args::RunArgs,
-    child::{Launch, Limits, OnLost, Signals, limits},
+    child::{Launch, Limits, OnLost, Signals},
     duration::Brief,
     exit::{self, Failure, Result},
     json,
@@ -81,13 +81,7 @@ fn plan<'a>(context: &Context<'_>, args: &'a RunArgs) -> Result<Plan<'a>> {
     let others = args.also.iter().map(|name| ask::resource(name)).collect::<Result<BTreeSet<Resource>>>()?;
     let command = context.command(&args.child, "run")?;
     let ttl = ask::ttl(args.ttl, context.settings.ttl, Ttl::DEFAULT)?;
-    let limits = Limits {
-        ttl: ttl.get(),
-        kill_after: limits::kill_after(args.child.kill_after.or(context.settings.kill_after), ttl)?,
-        kill_mode: args.child.kill_mode,
-        on_lost: args.child.on_lost,
-        max_hold: args.max_hold,
-    };
+    let limits = Limits { max_hold: args.max_hold, ..args.child.limits(ttl, context.settings.kill_after)? };
     let ask = Ask {
         all: others.into_iter().chain([resource.clone()]).collect(),
         resource,
