@@ -31,6 +31,7 @@ pub fn main() -> ExitCode {
     if let Some((orders, command)) = shim::Orders::from_args(&args) {
         return shim::become_command(&orders, command);
     }
+    commands::keep::detach();
     commands::completions::answer_shell();
     report_bugs();
     let cli = match Cli::try_parse_from(&args) {

@@ -11,6 +11,7 @@ mod given;
 mod history;
 mod init;
 mod inspect;
+pub(crate) mod keep;
 mod list;
 mod lock;
 mod man;

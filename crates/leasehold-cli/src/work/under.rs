@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// How long the last answer of the backend may take.
-const RELEASE_LIMIT: Duration = Duration::from_secs(5);
+pub(crate) const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 
 /// How many processes a line names.
 const NAMED: usize = 5;
