@@ -1,7 +1,6 @@
 //! The command `leasehold`, as a library so that its parts can be tested.
 
 mod args;
-pub mod child;
 mod commands;
 mod config;
 mod duration;
@@ -16,10 +15,10 @@ mod work;
 use std::{env, ffi::OsString, process::ExitCode};
 
 use clap::{CommandFactory, Parser, error::ErrorKind};
+use leasehold_supervise::shim;
 
 use self::{
     args::Cli,
-    child::shim,
     exit::Failure,
     say::Say,
     settings::{Looks, environment},

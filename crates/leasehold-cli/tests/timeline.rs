@@ -18,10 +18,10 @@ use std::{
 };
 
 use leasehold::{Lease, Leasehold, Loss, backends::memory::MemoryBackend, clock::SystemClock};
-use leasehold_cli::child::{
+use leasehold_conformance::Faulty;
+use leasehold_supervise::{
     Cause, Ended, KillMode, Launch, Limits, Notice, OnLost, Signals, Status, Stragglers, supervise,
 };
-use leasehold_conformance::Faulty;
 use rustix::process::Signal;
 
 use crate::place::{Place, Ran, Running, is_alive, read_soon, state_of, until};

@@ -2,11 +2,14 @@
 
 use std::{ffi::OsString, time::Duration};
 
-use clap::ValueHint;
+use clap::{
+    ValueHint,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
 use leasehold::Ttl;
+use leasehold_supervise::{KillMode, Limits, OnLost, Stragglers, kill_after};
 
 use crate::{
-    child::{KillMode, Limits, OnLost, Stragglers, limits},
     duration,
     exit::{Failure, Result},
 };
@@ -31,7 +34,7 @@ pub(crate) struct ChildArgs {
     #[arg(
         help_heading = "Command",
         long,
-        value_enum,
+        value_parser = PossibleValuesParser::new(["group", "process"]).try_map(|mode| mode.parse::<KillMode>()),
         hide_possible_values = true,
         value_name = "WHOM",
         default_value = "group"
@@ -39,7 +42,13 @@ pub(crate) struct ChildArgs {
     pub(crate) kill_mode: KillMode,
     /// Processes that outlive the command: stop (TERM, then KILL), wait (the lock is kept until they end) or leave
     /// (they run on without the lock) [default: stop]
-    #[arg(help_heading = "Command", long, value_enum, hide_possible_values = true, value_name = "WHAT")]
+    #[arg(
+        help_heading = "Command",
+        long,
+        value_parser = PossibleValuesParser::new(["stop", "wait", "leave"]).try_map(|what| what.parse::<Stragglers>()),
+        hide_possible_values = true,
+        value_name = "WHAT"
+    )]
     pub(crate) stragglers: Option<Stragglers>,
     /// Files only: the lock may pass on while descendants of a killed run still live
     #[arg(help_heading = "Command", long)]
@@ -59,12 +68,19 @@ impl ChildArgs {
         };
         Ok(Limits {
             ttl: ttl.get(),
-            kill_after: limits::kill_after(self.kill_after.or(usual_grace), ttl)?,
+            kill_after: kill_after(self.kill_after.or(usual_grace), ttl.get())?,
             kill_mode: self.kill_mode,
             on_lost: self.on_lost,
             max_hold: None,
             kill_on_term: self.kill_after.is_some(),
             stragglers,
+        })
+    }
+
+    /// The same where one answer of the backend is believed for no longer than this.
+    pub(crate) fn within(&self, limits: Limits, longest: Option<Duration>) -> Result<Limits> {
+        limits.within(longest, self.kill_after).map_err(|error| {
+            Failure::from(error).hint("with liveness=connection no answer is believed for longer, whatever --ttl says")
         })
     }
 }

@@ -4,8 +4,9 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::ValueHint;
 use clap_complete::engine::ArgValueCompleter;
+use leasehold_supervise::OnLost;
 
-use crate::{child::OnLost, commands, duration};
+use crate::{commands, duration};
 
 /// How much is asked for, and how patiently.
 #[derive(Debug, clap::Args)]

@@ -3,6 +3,7 @@
 use std::{ffi::OsString, fs, io::Write, os::unix::fs::OpenOptionsExt, path::Path, time::Duration};
 
 use leasehold::{Detached, Error, Fence, LeaseHandle, Leasehold, Outcome, Ttl, lease::Timestamp};
+use leasehold_supervise::{Signals, kill_after};
 use serde_json::json;
 
 use super::{
@@ -11,7 +12,6 @@ use super::{
 };
 use crate::{
     args::AcquireArgs,
-    child::{Signals, limits},
     duration::{Measured, millis},
     exit::{self, Failure, Result},
     json,
@@ -88,7 +88,7 @@ impl Request<'_> {
 
     /// A lease that this process keeps for another.
     async fn keep(&self, keeper: Keeper, signals: &mut Signals) -> Result<u8> {
-        let grace = limits::kill_after(None, self.ask.ttl)?;
+        let grace = kill_after(None, self.ask.ttl.get())?;
         let waited = tokio::select! {
             biased;
             waited = wait::wait(self.wanted(), self.ask.acquire(self.locks), signals, self.context.say) => waited?,

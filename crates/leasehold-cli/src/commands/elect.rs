@@ -6,12 +6,12 @@ use leasehold::{
     Election, Guard, Leader, Leasehold, Resource, Ttl,
     clock::{Clock, SystemClock},
 };
+use leasehold_supervise::{Launch, Limits, Signals};
 use serde_json::{Value, json};
 
 use super::{Context, clock_face};
 use crate::{
     args::ElectArgs,
-    child::{Launch, Limits, Signals},
     duration::{Brief, millis},
     exit::{self, Failure, Result},
     json,
@@ -55,7 +55,7 @@ async fn campaign(context: &Context<'_>, args: &ElectArgs, resource: Resource, c
     let mut signals =
         Signals::catch().map_err(|error| Failure::unavailable(format!("cannot catch signals: {error}")))?;
     let locks = context.connect(id).await?;
-    let limits = limits.within(locks.guarantees().silence_limit, args.child.kill_after)?;
+    let limits = args.child.within(limits, locks.guarantees().silence_limit)?;
     let outers = Outer::all(&environment);
     if nested::held_outside(&locks, &resource, &outers).await?.is_some() {
         return Err(

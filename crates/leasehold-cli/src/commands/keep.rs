@@ -21,6 +21,7 @@ use leasehold::{
     clock::{Clock, SystemClock},
     lease::{Ending, HistoryFilter, Names},
 };
+use leasehold_supervise::{Caught, OnLost, Signal, Signals};
 use rustix::{
     io::Errno,
     pipe::{PipeFlags, pipe_with},
@@ -35,7 +36,6 @@ use tokio::{
 use super::Context;
 use crate::{
     args::AcquireArgs,
-    child::{OnLost, Signals, signal::Signal, signals},
     exit::{self, Failure, Result},
     work::under::RELEASE_LIMIT,
 };
@@ -64,13 +64,13 @@ pub(crate) async fn launch(context: &Context<'_>, args: &AcquireArgs, signals: &
                 }
             }
             caught = signals.next() => match (caught, pid) {
-                (signals::Caught::Signal(signal), Some(pid)) if signals::is_ending(signal) => {
-                    let _ended_meanwhile = process::kill_process(pid, signal.raw());
+                (Caught::Signal(signal), Some(pid)) if signal.is_ending() => {
+                    let _ended_meanwhile = process::kill_process(pid, signal.into());
                 }
-                (signals::Caught::Signal(Signal::TSTP), _) => {
+                (Caught::Signal(Signal::TSTP), _) => {
                     let _always_possible = process::kill_process(process::getpid(), process::Signal::STOP);
                 }
-                (signals::Caught::Child, _) => {
+                (Caught::Child, _) => {
                     if let Some(status) = keeper.try_wait().map_err(failed)? {
                         return Ok(code_of(status));
                     }
@@ -204,7 +204,7 @@ impl Kept {
             OnLost::Continue => None,
         };
         if let Some(signal) = signal {
-            let _ended_meanwhile = pidfd_send_signal(self.process.get_ref(), signal.raw());
+            let _ended_meanwhile = pidfd_send_signal(self.process.get_ref(), signal.into());
         }
         tokio::select! {
             biased;

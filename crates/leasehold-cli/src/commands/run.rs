@@ -7,11 +7,11 @@ use leasehold::{
     clock::{Clock, SystemClock},
     lease::{ListFilter, Names, Standing},
 };
+use leasehold_supervise::{Launch, Limits, OnLost, Signals};
 
 use super::Context;
 use crate::{
     args::RunArgs,
-    child::{Launch, Limits, OnLost, Signals},
     duration::Brief,
     exit::{self, Failure, Result},
     json,
@@ -105,7 +105,7 @@ async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, report: &mut Report)
         locks = context.connect(plan.ask.holder.clone()) => locks?,
         signal = signals.next_ending() => return Ok(interrupted(report, signal.number(), &signal.to_string())),
     };
-    plan.limits = plan.limits.within(locks.guarantees().silence_limit, plan.args.child.kill_after)?;
+    plan.limits = plan.args.child.within(plan.limits, locks.guarantees().silence_limit)?;
     locks.guarantees().kind.clone_into(&mut report.backend);
     report.holder = Some(locks.holder().to_string());
 

@@ -7,10 +7,12 @@ use leasehold::{
     clock::{Clock, SystemClock},
     lease::{Moment, Released},
 };
+use leasehold_supervise::{
+    Cause, Ended, Launch, Limits, Notice, Signals, Status, Straggler, Stragglers, signal_name, supervise,
+};
 
 use super::report;
 use crate::{
-    child::{Cause, Ended, Launch, Limits, Notice, Signals, Status, Straggler, Stragglers, shim, signal, supervise},
     duration::{Brief, Measured},
     exit::{self, Failure},
     say::{Line, Say},
@@ -167,7 +169,7 @@ impl Work {
         let command = self.launch.name();
         let how = match ended.status {
             Status::Exited(code) => format!("ended with code {code}"),
-            Status::Killed(number) => format!("ended by {}", signal::name(number)),
+            Status::Killed(number) => format!("ended by {}", signal_name(number)),
         };
         let of_child = match ended.status {
             Status::Exited(code) => code,
@@ -179,7 +181,7 @@ impl Work {
                 (exit::LOST, report::Outcome::Lost, Some(loss.as_str().to_owned()))
             }
             (Some(error), ..) => {
-                let code = shim::exit_code(error.raw_os_error().unwrap_or(0));
+                let code = exit::of_exec(error);
                 let words = format!("cannot run {command}: {}", bare(error));
                 say.say(Line::new("exec_failed", words).at(Level::Quiet));
                 (code, report::Outcome::ExecFailed, Some(bare(error)))
@@ -282,7 +284,7 @@ fn outcome_of(done: &Done) -> Outcome {
             Outcome::failed("exit_code", format!("exit code {code}"))
         }
         (_, Some(Ended { status: Status::Killed(number), .. })) => {
-            Outcome::failed("signal", format!("signal {}", signal::name(*number)))
+            Outcome::failed("signal", format!("signal {}", signal_name(*number)))
         }
     }
 }

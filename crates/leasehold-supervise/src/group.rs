@@ -10,7 +10,7 @@ use rustix::{
     process::{self, Pid},
 };
 
-use super::{KillMode, signal::Signal};
+use crate::{KillMode, signal::Signal};
 
 /// Sends the signal to the child, or to its whole group.
 pub(crate) fn send(mode: KillMode, pid: Pid, signal: Signal) {
@@ -175,8 +175,13 @@ mod tests {
     }
 
     #[test]
-    fn we_are_a_member_of_our_own_group() {
-        let own = process::getpid().as_raw_pid();
-        assert!(members(process::getpgrp()).iter().any(|member| member.pid == own));
+    fn a_group_is_empty_once_its_last_member_has_ended() {
+        use std::os::unix::process::CommandExt;
+        let mut child = std::process::Command::new("sleep").arg("5").process_group(0).spawn().unwrap();
+        let group = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+        assert_eq!(members(group).len(), 1);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(members(group), []);
     }
 }

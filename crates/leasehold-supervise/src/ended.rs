@@ -4,7 +4,7 @@ use std::{io, time::Duration};
 
 use leasehold::Loss;
 
-use super::{Stragglers, group::Straggler, signal::Signal};
+use crate::{Stragglers, group::Straggler, signal::Signal};
 
 /// Why a child was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

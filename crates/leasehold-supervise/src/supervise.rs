@@ -19,19 +19,20 @@ use leasehold::{
 };
 use rustix::process::{self, Pid, WaitOptions, WaitStatus};
 
-use super::{
+use crate::{
     KillMode, Limits, Stragglers,
     ended::{Cause, Ended, Notice, Status},
     group::{self, Straggler},
     signal::Signal,
-    signals::{Caught, Signals, is_ending},
+    signals::{Caught, Signals},
     spawn::{self, Launch, Spawned},
     suspend::Suspended,
     terminal::Terminal,
     timeline::{LOOK, Stage},
 };
-use crate::exit;
 
+/// The exit code of a child whose own nobody knows (`EX_SOFTWARE`).
+const SOFTWARE: u8 = 70;
 /// Two interrupts within this time mean it.
 const TWICE: Duration = Duration::from_secs(2);
 /// One TERM may come twice in a moment: a service manager sends it to every process, and an outer `run` passes it on.
@@ -148,7 +149,7 @@ impl Supervisor<'_> {
                 Err(_no_child) => {
                     self.nobody_left = true;
                     // Only if somebody else in this process buried it, who alone knows how it ended.
-                    self.status.get_or_insert(Status::Exited(exit::SOFTWARE));
+                    self.status.get_or_insert(Status::Exited(SOFTWARE));
                     return;
                 }
             };
@@ -223,7 +224,7 @@ impl Supervisor<'_> {
             self.resume().await;
         } else {
             self.signal(signal);
-            if is_ending(signal) {
+            if signal.is_ending() {
                 self.interrupted.get_or_insert(signal);
                 self.count_interrupt(signal);
             }

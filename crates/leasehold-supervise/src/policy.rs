@@ -2,27 +2,25 @@
 
 use std::str::FromStr;
 
-use clap::ValueEnum;
-
-use super::signal::Signal;
+use crate::signal::Signal;
 
 /// Whom to signal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KillMode {
-    /// The command and everything in its process group
+    /// The command and everything in its process group.
     Group,
-    /// The command's process alone
+    /// The command's process alone.
     Process,
 }
 
 /// What to do with processes of the command's group that outlive it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stragglers {
-    /// TERM, then KILL
+    /// TERM, then KILL.
     Stop,
-    /// Keep the lock until they end
+    /// Keep the lock until they end.
     Wait,
-    /// Let them run without the lock
+    /// Let them run without the lock.
     Leave,
 }
 
@@ -37,6 +35,31 @@ pub enum OnLost {
     Signal(Signal),
     /// Nothing but a warning.
     Continue,
+}
+
+impl FromStr for KillMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "group" => Ok(Self::Group),
+            "process" => Ok(Self::Process),
+            _ => Err(String::from("write group or process")),
+        }
+    }
+}
+
+impl FromStr for Stragglers {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "stop" => Ok(Self::Stop),
+            "wait" => Ok(Self::Wait),
+            "leave" => Ok(Self::Leave),
+            _ => Err(String::from("write stop, wait or leave")),
+        }
+    }
 }
 
 impl FromStr for OnLost {

@@ -8,7 +8,7 @@ use leasehold::{
     lease::Moment,
 };
 
-use super::{
+use crate::{
     KillMode, OnLost,
     ended::{Cause, Notice},
     group,
