@@ -1,8 +1,11 @@
 //! Exit codes, and the failure that carries one together with words for people.
 
-use std::fmt;
+use std::{fmt, io};
 
 use leasehold::{Error, ErrorKind};
+use leasehold_supervise::NoRoom;
+
+use crate::duration::Brief;
 
 /// All went well.
 pub(crate) const OK: u8 = 0;
@@ -32,6 +35,11 @@ pub(crate) const NOT_FOUND: u8 = 127;
 /// The code of a death by signal, as shells tell it.
 pub(crate) fn of_signal(number: i32) -> u8 {
     u8::try_from(128 + number).unwrap_or(u8::MAX)
+}
+
+/// The code of a command that could not be run, as shells tell it.
+pub(crate) fn of_exec(error: &io::Error) -> u8 {
+    if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE }
 }
 
 /// `Result` with a [`Failure`].
@@ -92,6 +100,21 @@ impl From<Error> for Failure {
             _ => (SOFTWARE, "bug"),
         };
         Self { code, kind, message: error.to_string(), hint: None }
+    }
+}
+
+impl From<NoRoom> for Failure {
+    fn from(error: NoRoom) -> Self {
+        let NoRoom { grace, ttl, smallest_ttl } = error;
+        let message = match grace {
+            Some(grace) => format!(
+                "--kill-after {} does not fit into a ttl of {}: it must end well before the lease does",
+                Brief(grace),
+                Brief(ttl)
+            ),
+            None => format!("--ttl {} is too short to stop a command before it ends", Brief(ttl)),
+        };
+        Self::usage(message).hint(format!("use --ttl {} or more", Brief(smallest_ttl)))
     }
 }
 

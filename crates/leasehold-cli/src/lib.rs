@@ -1,7 +1,6 @@
 //! The command `leasehold`, as a library so that its parts can be tested.
 
 mod args;
-pub mod child;
 mod commands;
 mod config;
 mod duration;
@@ -16,10 +15,10 @@ mod work;
 use std::{env, ffi::OsString, process::ExitCode};
 
 use clap::{CommandFactory, Parser, error::ErrorKind};
+use leasehold_supervise::shim;
 
 use self::{
     args::Cli,
-    child::shim,
     exit::Failure,
     say::Say,
     settings::{Looks, environment},
@@ -31,6 +30,7 @@ pub fn main() -> ExitCode {
     if let Some((orders, command)) = shim::Orders::from_args(&args) {
         return shim::become_command(&orders, command);
     }
+    commands::keep::detach();
     commands::completions::answer_shell();
     report_bugs();
     let cli = match Cli::try_parse_from(&args) {

@@ -125,6 +125,20 @@ fn printed_statements_make_the_same_schema_as_init() {
 }
 
 #[test]
+fn a_lease_tied_to_a_process_ends_with_it() {
+    let (place, server) = (Place::new(), Postgres::shared());
+    let url = prepared(&place, &server, "tied");
+    for liveness in ["ttl", "connection"] {
+        let url = format!("{url}?liveness={liveness}");
+        let mut running = place.tied(&url, "--ttl 10m", "exec sleep 999");
+        run(&place, &url, &["run", "-n", "x", "--", "true"]).assert_code(75);
+        running.signal(Signal::KILL);
+        running.wait();
+        run(&place, &url, &["run", "-w", "20s", "x", "--", "true"]).assert_code(0);
+    }
+}
+
+#[test]
 fn a_newer_schema_is_used_as_long_as_it_says_so() {
     let (place, server) = (Place::new(), Postgres::shared());
     let url = prepared(&place, &server, "init_newer");

@@ -86,6 +86,46 @@ fn what_is_said_of_a_lost_connection_never_shows_the_password() {
     assert!(ran.stderr.lines().count() > 1 && !format!("{ran:?}").contains("hunter2"), "{ran:?}");
 }
 
+#[test]
+fn a_lease_tied_to_a_process_is_renewed_and_ends_with_it() {
+    let (place, server) = (Place::new(), Server::start());
+    let mut running = place.tied(&server.url(), "--ttl 3s", "exec sleep 999");
+    thread::sleep(Duration::from_secs(4));
+    let busy = Ran::of(on(&place, &server.url(), &["run", "-n", "x", "--", "true"]));
+    busy.assert_code(75);
+    assert!(busy.stderr.contains("(sh)"), "it says whose it is: {busy:?}");
+    running.signal(Signal::KILL);
+    running.wait();
+
+    let mut running = place.tied(&server.url(), "--ttl 10m", "exec sleep 999");
+    running.signal(Signal::KILL);
+    running.wait();
+    Ran::of(on(&place, &server.url(), &["run", "-w", "20s", "x", "--", "true"])).assert_code(0);
+}
+
+#[test]
+fn a_script_that_releases_its_lease_goes_on_though_no_history_is_kept() {
+    let (place, server) = (Place::new(), Server::start());
+    let exe = env!("CARGO_BIN_EXE_leasehold");
+    // Long enough for the renewal that finds the lease gone.
+    let rest = format!("{exe} release --lease \"$lease\"; sleep 3; exit 5");
+    for history in ["all", "problems", "off"] {
+        let url = format!("{}?history={history}", server.url());
+        place.tied(&url, "--ttl 3s", &rest).finish().assert_code(5);
+    }
+}
+
+#[test]
+fn a_process_is_told_before_a_lease_that_cannot_be_renewed_ends() {
+    let (place, server) = (Place::new(), Server::start());
+    let proxy = Proxy::to(server.port());
+    let url = format!("redis://127.0.0.1:{}?answer_limit=300ms", proxy.port());
+    let running = place.tied(&url, "--ttl 3s", "exec sleep 999");
+    proxy.cut();
+    let ran = running.finish();
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ran.status), Some(15), "{ran:?}");
+}
+
 /// A process, told from a later one with the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Process {

@@ -18,8 +18,10 @@ use std::{
 };
 
 use leasehold::{Lease, Leasehold, Loss, backends::memory::MemoryBackend, clock::SystemClock};
-use leasehold_cli::child::{Cause, Ended, KillMode, Launch, Limits, Notice, OnLost, Signals, Status, supervise};
 use leasehold_conformance::Faulty;
+use leasehold_supervise::{
+    Cause, Ended, KillMode, Launch, Limits, Notice, OnLost, Signals, Status, Stragglers, supervise,
+};
 use rustix::process::Signal;
 
 use crate::place::{Place, Ran, Running, is_alive, read_soon, state_of, until};
@@ -99,7 +101,15 @@ fn can_run(pid: i32) -> bool {
 }
 
 fn limits(ttl: Duration, kill_after: Duration) -> Limits {
-    Limits { ttl, kill_after, kill_mode: KillMode::Group, on_lost: OnLost::Terminate, max_hold: None }
+    Limits {
+        ttl,
+        kill_after,
+        kill_mode: KillMode::Group,
+        on_lost: OnLost::Terminate,
+        max_hold: None,
+        kill_on_term: false,
+        stragglers: Stragglers::Stop,
+    }
 }
 
 async fn watch_over(launch: &Launch, lease: &Lease, limits: Limits, notices: &mut Vec<Notice>) -> Ended {

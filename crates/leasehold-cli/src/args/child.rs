@@ -2,11 +2,16 @@
 
 use std::{ffi::OsString, time::Duration};
 
-use clap::ValueHint;
+use clap::{
+    ValueHint,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
+use leasehold::Ttl;
+use leasehold_supervise::{KillMode, Limits, OnLost, Stragglers, kill_after};
 
 use crate::{
-    child::{KillMode, OnLost},
     duration,
+    exit::{Failure, Result},
 };
 
 /// The command to run, and what becomes of it when the lock goes.
@@ -21,20 +26,61 @@ pub(crate) struct ChildArgs {
     /// When the lock is lost: terminate, kill, signal:NAME or continue
     #[arg(help_heading = "Command", long, value_name = "WHAT", default_value = "terminate")]
     pub(crate) on_lost: OnLost,
-    /// Time between TERM and KILL [default: 5s, or a quarter of a shorter ttl]
+    /// Time between TERM and KILL; if given, TERM to leasehold has KILL follow too [default: 5s, or a quarter of a
+    /// shorter ttl]
     #[arg(help_heading = "Command", long, value_name = "D", value_parser = duration::parse)]
     pub(crate) kill_after: Option<Duration>,
     /// Whom to signal: group or process
     #[arg(
         help_heading = "Command",
         long,
-        value_enum,
+        value_parser = PossibleValuesParser::new(["group", "process"]).try_map(|mode| mode.parse::<KillMode>()),
         hide_possible_values = true,
         value_name = "WHOM",
         default_value = "group"
     )]
     pub(crate) kill_mode: KillMode,
+    /// Processes that outlive the command: stop (TERM, then KILL), wait (the lock is kept until they end) or leave
+    /// (they run on without the lock) [default: stop]
+    #[arg(
+        help_heading = "Command",
+        long,
+        value_parser = PossibleValuesParser::new(["stop", "wait", "leave"]).try_map(|what| what.parse::<Stragglers>()),
+        hide_possible_values = true,
+        value_name = "WHAT"
+    )]
+    pub(crate) stragglers: Option<Stragglers>,
     /// Files only: the lock may pass on while descendants of a killed run still live
     #[arg(help_heading = "Command", long)]
     pub(crate) no_inherit: bool,
+}
+
+impl ChildArgs {
+    /// How long the command may go on under a lease of this length, and whom to signal.
+    pub(crate) fn limits(&self, ttl: Ttl, usual_grace: Option<Duration>) -> Result<Limits> {
+        let stragglers = match (self.kill_mode, self.stragglers) {
+            (KillMode::Group, choice) => choice.unwrap_or(Stragglers::Stop),
+            (KillMode::Process, None | Some(Stragglers::Leave)) => Stragglers::Leave,
+            (KillMode::Process, Some(_)) => {
+                return Err(Failure::usage("--kill-mode process leaves what outlives the command alone")
+                    .hint("leave out --stragglers, or --kill-mode"));
+            }
+        };
+        Ok(Limits {
+            ttl: ttl.get(),
+            kill_after: kill_after(self.kill_after.or(usual_grace), ttl.get())?,
+            kill_mode: self.kill_mode,
+            on_lost: self.on_lost,
+            max_hold: None,
+            kill_on_term: self.kill_after.is_some(),
+            stragglers,
+        })
+    }
+
+    /// The same where one answer of the backend is believed for no longer than this.
+    pub(crate) fn within(&self, limits: Limits, longest: Option<Duration>) -> Result<Limits> {
+        limits.within(longest, self.kill_after).map_err(|error| {
+            Failure::from(error).hint("with liveness=connection no answer is believed for longer, whatever --ttl says")
+        })
+    }
 }

@@ -4,6 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::ValueHint;
 use clap_complete::engine::ArgValueCompleter;
+use leasehold_supervise::OnLost;
 
 use crate::{commands, duration};
 
@@ -43,16 +44,27 @@ pub(crate) struct ShownArgs {
 
 /// Take a lease without a process to hold it, and print its handle.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Nobody renews such a lease: it ends after --ttl unless `renew` or `release` comes first.\n\n\
-                        Example:\n  lease=$(leasehold acquire deploy:prod -w 10m --ttl 15m --note \"release 4.2\")\n  \
+#[command(after_help = "Nobody renews such a lease: it ends after --ttl unless `renew` or `release` comes first.\n\
+                        With --while-pid a background process renews it until that process ends, even by kill -9.\n\n\
+                        Examples:\n  lease=$(leasehold acquire nightly --while-pid $$)   # until this script ends, or until:\n  \
+                        leasehold release --lease \"$lease\"\n\n  lease=$(leasehold acquire deploy:prod -w 10m --ttl 15m --note \"release 4.2\")\n  \
                         leasehold check --lease \"$lease\" && ./deploy\n  leasehold release --lease \"$lease\"")]
 pub(crate) struct AcquireArgs {
     /// The lock
     #[arg(value_name = "NAME", add = ArgValueCompleter::new(commands::completions::lock_names))]
     pub(crate) name: String,
-    /// How long the lease lives (required: nobody renews it)
+    /// How long the lease lives (required: nobody renews it) [default with --while-pid: 30s]
     #[arg(long, value_name = "D", value_parser = duration::parse)]
     pub(crate) ttl: Option<Duration>,
+    /// Keep the lease until this process ends: a background process renews it, and releases it then
+    #[arg(long, value_name = "PID", group = "process", value_parser = clap::value_parser!(i32).range(1..))]
+    pub(crate) while_pid: Option<i32>,
+    /// The same for the process that this open pidfd refers to
+    #[arg(long, value_name = "N", group = "process")]
+    pub(crate) while_fd: Option<u32>,
+    /// With --while-pid, when the lock is lost: terminate, kill, signal:NAME or continue; the process gets one signal
+    #[arg(long, value_name = "WHAT", default_value = "terminate", requires = "process")]
+    pub(crate) on_lost: OnLost,
     /// Mutex or write lock (the default)
     #[arg(short = 'x', long)]
     pub(crate) exclusive: bool,

@@ -1,14 +1,17 @@
-//! `leasehold acquire`: a lease without a process to hold it.
+//! `leasehold acquire`: a lease without a process to hold it, or kept for another process.
 
-use std::{fs, io::Write, os::unix::fs::OpenOptionsExt, path::Path};
+use std::{ffi::OsString, fs, io::Write, os::unix::fs::OpenOptionsExt, path::Path, time::Duration};
 
-use leasehold::{Detached, Leasehold, Outcome, Ttl};
+use leasehold::{Detached, Error, Fence, LeaseHandle, Leasehold, Outcome, Ttl, lease::Timestamp};
+use leasehold_supervise::{Signals, kill_after};
 use serde_json::json;
 
-use super::Context;
+use super::{
+    Context,
+    keep::{self, Keeper},
+};
 use crate::{
     args::AcquireArgs,
-    child::Signals,
     duration::{Measured, millis},
     exit::{self, Failure, Result},
     json,
@@ -25,91 +28,169 @@ use crate::{
 /// Takes the lease and prints its handle, and nothing else.
 pub(crate) async fn run(context: &Context<'_>, args: &AcquireArgs) -> Result<u8> {
     let ask = plan(args)?;
-    let say = context.say;
     let mut signals =
         Signals::catch().map_err(|error| Failure::unavailable(format!("cannot catch signals: {error}")))?;
+    let keeper = Keeper::of_this_process()?;
+    if keeper.is_none() && is_tied(args) {
+        return keep::launch(context, args, &mut signals).await;
+    }
     let locks = context.connect(ask.holder.clone()).await?;
     if ask.patience != Patience::Try {
         nested::refuse(&locks, &ask.resource, &Outer::all(&environment)).await?;
     }
-    let wanted = Wanted { locks: &locks, resource: &ask.resource, patience: ask.patience };
-    match wait::wait(wanted, ask.acquire_detached(&locks), &mut signals, say).await? {
-        Waited::Acquired { held, explained } => {
-            let words =
-                format!("acquired {} after {} (fence {})", ask.resource, Measured(held.waited), held.grant.fence);
-            say.say(if explained { Line::new("acquired", words) } else { Line::detail("acquired", words) });
-            hand_over(context, args, &ask, &locks, &held).await
+    let request = Request { context, args, ask: &ask, locks: &locks };
+    match keeper {
+        Some(keeper) => request.keep(keeper, &mut signals).await,
+        None => request.detached(&mut signals).await,
+    }
+}
+
+/// Whether the lease lives as long as some process.
+fn is_tied(args: &AcquireArgs) -> bool {
+    args.while_pid.is_some() || args.while_fd.is_some()
+}
+
+/// A lease that was granted.
+struct Taken {
+    handle: LeaseHandle,
+    fence: Fence,
+    waited: Duration,
+    acquired_at: Timestamp,
+}
+
+/// What was typed, and where to ask for it.
+struct Request<'a> {
+    context: &'a Context<'a>,
+    args: &'a AcquireArgs,
+    ask: &'a Ask,
+    locks: &'a Leasehold,
+}
+
+impl Request<'_> {
+    fn wanted(&self) -> Wanted<'_> {
+        Wanted { locks: self.locks, resource: &self.ask.resource, patience: self.ask.patience }
+    }
+
+    /// A lease that ends by itself.
+    async fn detached(&self, signals: &mut Signals) -> Result<u8> {
+        let waited =
+            wait::wait(self.wanted(), self.ask.acquire_detached(self.locks), signals, self.context.say).await?;
+        match waited {
+            Waited::Acquired { held, explained } => {
+                let Detached { handle, grant, waited, .. } = held;
+                let taken = Taken { handle, fence: grant.fence, waited, acquired_at: grant.acquired_at };
+                self.hand_over(&taken, explained).await
+            }
+            Waited::NotAcquired(error) => Ok(self.not_acquired(&error)),
+            Waited::Interrupted(signal) => Ok(exit::of_signal(signal.number())),
         }
-        Waited::NotAcquired(error) => {
-            let line = wait::not_acquired(&ask.resource, &error, ask.patience);
-            let is_fine = args.conflict_exit_code == exit::OK && !say.looks().is_terminal;
-            say.say(if is_fine { line.at(Level::Verbose) } else { line });
-            Ok(args.conflict_exit_code)
+    }
+
+    /// A lease that this process keeps for another.
+    async fn keep(&self, keeper: Keeper, signals: &mut Signals) -> Result<u8> {
+        let grace = kill_after(None, self.ask.ttl.get())?;
+        let waited = tokio::select! {
+            biased;
+            waited = wait::wait(self.wanted(), self.ask.acquire(self.locks), signals, self.context.say) => waited?,
+            () = keeper.nobody_wants_it() => {
+                wait::leave(self.locks).await;
+                return Ok(self.args.conflict_exit_code);
+            }
+        };
+        let (guard, explained) = match waited {
+            Waited::Acquired { mut held, explained } => match held.pop() {
+                Some(guard) => (guard, explained),
+                None => return Ok(exit::SOFTWARE),
+            },
+            Waited::NotAcquired(error) => return Ok(self.not_acquired(&error)),
+            Waited::Interrupted(signal) => return Ok(exit::of_signal(signal.number())),
+        };
+        let taken = Taken {
+            handle: guard.lease().handle(),
+            fence: guard.fence(),
+            waited: guard.waited(),
+            acquired_at: guard.acquired_at(),
+        };
+        self.hand_over(&taken, explained).await?;
+        // Whoever started us may be gone: then nobody waits for the word, and the process decides.
+        match keeper.handed_over() {
+            Ok(kept) => Ok(kept.keep(self.locks, guard, self.args.on_lost, grace).await),
+            Err(error) => {
+                let _lapses_by_itself = guard.release_as(Outcome::Cancelled).await;
+                Err(Failure::unavailable(format!("cannot go to the background: {error}")))
+            }
         }
-        Waited::Interrupted(signal) => Ok(exit::of_signal(signal.number())),
+    }
+
+    fn not_acquired(&self, error: &Error) -> u8 {
+        let say = self.context.say;
+        let line = wait::not_acquired(&self.ask.resource, error, self.ask.patience);
+        let is_fine = self.args.conflict_exit_code == exit::OK && !say.looks().is_terminal;
+        say.say(if is_fine { line.at(Level::Verbose) } else { line });
+        self.args.conflict_exit_code
+    }
+
+    /// Gives the handle to whoever asked; a lease that nobody could name would only be in the way.
+    async fn hand_over(&self, taken: &Taken, explained: bool) -> Result<u8> {
+        let Self { context, args, ask, locks } = self;
+        let words = format!("acquired {} after {} (fence {})", ask.resource, Measured(taken.waited), taken.fence);
+        context.say.say(if explained { Line::new("acquired", words) } else { Line::detail("acquired", words) });
+        let handle = taken.handle.to_string();
+        let written = match &args.lease_file {
+            Some(path) => write_file(path, &handle),
+            None => Ok(()),
+        };
+        let written = written.and_then(|()| {
+            if context.say.looks().json {
+                json::print(
+                    json!({
+                        "v": 1,
+                        "lock": ask.resource.as_str(),
+                        "mode": ask.claim.mode().as_str(),
+                        "units": json::permits(ask.claim.mode(), ask.claim.units()),
+                        "lease": args.lease_file.is_none().then_some(&handle),
+                        "holder": locks.holder().as_str(),
+                        "fence": taken.fence.get(),
+                        "waited_ms": millis(taken.waited),
+                        "ttl_ms": millis(ask.ttl.get()),
+                        "acquired_at": json::time(taken.acquired_at),
+                        "backend": locks.guarantees().kind,
+                    })
+                    .to_string(),
+                )
+            } else if args.lease_file.is_none() {
+                json::print(&handle)
+            } else {
+                Ok(())
+            }
+        });
+        let Err(failure) = written else { return Ok(exit::OK) };
+        let released = locks.release(&taken.handle, Outcome::Cancelled).await;
+        let what = if released.is_ok() { "so it was released" } else { "and it lapses by itself" };
+        let why = if failure.message.is_empty() { "nobody reads standard output" } else { &failure.message };
+        Err(Failure::unavailable(format!("the lease on {} could not be handed over, {what}: {why}", ask.resource)))
     }
 }
 
 fn plan(args: &AcquireArgs) -> Result<Ask> {
     let resource = ask::resource(&args.name)?;
-    let Some(ttl) = args.ttl else {
-        return Err(Failure::usage("acquire needs --ttl: nobody renews such a lease, so it must end by itself")
-            .hint("--ttl 15m, with `leasehold renew` for more; or `leasehold run`, which renews by itself"));
-    };
+    if args.ttl.is_none() && !is_tied(args) {
+        return Err(Failure::usage("acquire needs --ttl: nobody renews such a lease, so it must end by itself").hint(
+            "--while-pid $$ ties it to a script and renews it; `leasehold run` does so for a command; or --ttl 15m",
+        ));
+    }
+    let named = args.while_pid.and_then(|pid| fs::read_to_string(format!("/proc/{pid}/comm")).ok());
+    let process: Vec<OsString> = named.map(|name| name.trim_end().into()).into_iter().collect();
     Ok(Ask {
         all: [resource.clone()].into(),
         resource,
         claim: ask::claim(args.shared, &args.ask)?,
-        ttl: ask::ttl(Some(ttl), None, Ttl::DEFAULT)?,
+        ttl: ask::ttl(args.ttl, None, Ttl::DEFAULT)?,
         patience: Patience::of(&args.ask),
         holder: note::holder("--holder", args.holder.as_deref())?,
-        note: note::note(args.note.as_deref(), &[], false)?,
+        note: note::note(args.note.as_deref(), &process, false)?,
         metadata: note::metadata(&args.meta)?,
     })
-}
-
-/// Gives the handle to whoever asked; a lease that nobody could name would only be in the way.
-async fn hand_over(
-    context: &Context<'_>,
-    args: &AcquireArgs,
-    ask: &Ask,
-    locks: &Leasehold,
-    held: &Detached,
-) -> Result<u8> {
-    let handle = held.handle.to_string();
-    let written = match &args.lease_file {
-        Some(path) => write_file(path, &handle),
-        None => Ok(()),
-    };
-    let written = written.and_then(|()| {
-        if context.say.looks().json {
-            json::print(
-                json!({
-                    "v": 1,
-                    "lock": ask.resource.as_str(),
-                    "mode": ask.claim.mode().as_str(),
-                    "units": json::permits(ask.claim.mode(), ask.claim.units()),
-                    "lease": args.lease_file.is_none().then_some(&handle),
-                    "holder": locks.holder().as_str(),
-                    "fence": held.grant.fence.get(),
-                    "waited_ms": millis(held.waited),
-                    "ttl_ms": millis(ask.ttl.get()),
-                    "acquired_at": json::time(held.grant.acquired_at),
-                    "backend": locks.guarantees().kind,
-                })
-                .to_string(),
-            )
-        } else if args.lease_file.is_none() {
-            json::print(&handle)
-        } else {
-            Ok(())
-        }
-    });
-    let Err(failure) = written else { return Ok(exit::OK) };
-    let released = locks.release(&held.handle, Outcome::Cancelled).await;
-    let what = if released.is_ok() { "so it was released" } else { "and it lapses by itself" };
-    let why = if failure.message.is_empty() { "nobody reads standard output" } else { &failure.message };
-    Err(Failure::unavailable(format!("the lease on {} could not be handed over, {what}: {why}", ask.resource)))
 }
 
 /// Writes the handle to a file that only its owner can read, all of it or nothing.

@@ -6,12 +6,12 @@ use leasehold::{
     Election, Guard, Leader, Leasehold, Resource, Ttl,
     clock::{Clock, SystemClock},
 };
+use leasehold_supervise::{Launch, Limits, Signals};
 use serde_json::{Value, json};
 
 use super::{Context, clock_face};
 use crate::{
     args::ElectArgs,
-    child::{Launch, Limits, Signals, limits},
     duration::{Brief, millis},
     exit::{self, Failure, Result},
     json,
@@ -47,13 +47,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &ElectArgs) -> Result<u8> {
 /// Campaigns and leads in turn, until the command ends well or somebody wants us to end.
 async fn campaign(context: &Context<'_>, args: &ElectArgs, resource: Resource, command: Vec<OsString>) -> Result<u8> {
     let ttl = ask::ttl(args.ttl, context.settings.ttl, Ttl::ELECTION)?;
-    let limits = Limits {
-        ttl: ttl.get(),
-        kill_after: limits::kill_after(args.child.kill_after.or(context.settings.kill_after), ttl)?,
-        kill_mode: args.child.kill_mode,
-        on_lost: args.child.on_lost,
-        max_hold: None,
-    };
+    let limits = args.child.limits(ttl, context.settings.kill_after)?;
     let id = note::holder("--id", args.id.as_deref())?;
     let shown = note::note(args.note.as_deref(), &command, args.show_args)?;
     let metadata = note::metadata(&args.meta)?;
@@ -61,7 +55,7 @@ async fn campaign(context: &Context<'_>, args: &ElectArgs, resource: Resource, c
     let mut signals =
         Signals::catch().map_err(|error| Failure::unavailable(format!("cannot catch signals: {error}")))?;
     let locks = context.connect(id).await?;
-    let limits = limits.within(locks.guarantees().silence_limit, args.child.kill_after)?;
+    let limits = args.child.within(limits, locks.guarantees().silence_limit)?;
     let outers = Outer::all(&environment);
     if nested::held_outside(&locks, &resource, &outers).await?.is_some() {
         return Err(

@@ -11,6 +11,7 @@ mod given;
 mod history;
 mod init;
 mod inspect;
+pub(crate) mod keep;
 mod list;
 mod lock;
 mod man;
@@ -26,7 +27,6 @@ use leasehold::{Holder, Leasehold};
 
 use crate::{
     args::{ChildArgs, Cli, Command},
-    child::spawn,
     exit::{Failure, Result},
     redact,
     say::{Line, Say},
@@ -122,7 +122,7 @@ impl Context<'_> {
     /// The command to run, as words.
     pub(crate) fn command(&self, child: &ChildArgs, verb: &str) -> Result<Vec<OsString>> {
         if let Some(string) = &child.shell {
-            return Ok(spawn::shell(string.clone()));
+            return Ok(shell(string.clone()));
         }
         let Some(first) = child.command.first() else {
             return Err(Failure::usage(format!("{verb} needs a command to run"))
@@ -136,4 +136,10 @@ impl Context<'_> {
         }
         Ok(child.command.clone())
     }
+}
+
+/// The shell that runs a `-c` string.
+fn shell(string: OsString) -> Vec<OsString> {
+    let shell = environment("SHELL").filter(|shell| !shell.is_empty()).unwrap_or_else(|| "/bin/sh".into());
+    vec![shell, "-c".into(), string]
 }

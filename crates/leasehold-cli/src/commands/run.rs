@@ -7,11 +7,11 @@ use leasehold::{
     clock::{Clock, SystemClock},
     lease::{ListFilter, Names, Standing},
 };
+use leasehold_supervise::{Launch, Limits, OnLost, Signals};
 
 use super::Context;
 use crate::{
     args::RunArgs,
-    child::{Launch, Limits, OnLost, Signals, limits},
     duration::Brief,
     exit::{self, Failure, Result},
     json,
@@ -81,13 +81,7 @@ fn plan<'a>(context: &Context<'_>, args: &'a RunArgs) -> Result<Plan<'a>> {
     let others = args.also.iter().map(|name| ask::resource(name)).collect::<Result<BTreeSet<Resource>>>()?;
     let command = context.command(&args.child, "run")?;
     let ttl = ask::ttl(args.ttl, context.settings.ttl, Ttl::DEFAULT)?;
-    let limits = Limits {
-        ttl: ttl.get(),
-        kill_after: limits::kill_after(args.child.kill_after.or(context.settings.kill_after), ttl)?,
-        kill_mode: args.child.kill_mode,
-        on_lost: args.child.on_lost,
-        max_hold: args.max_hold,
-    };
+    let limits = Limits { max_hold: args.max_hold, ..args.child.limits(ttl, context.settings.kill_after)? };
     let ask = Ask {
         all: others.into_iter().chain([resource.clone()]).collect(),
         resource,
@@ -111,7 +105,7 @@ async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, report: &mut Report)
         locks = context.connect(plan.ask.holder.clone()) => locks?,
         signal = signals.next_ending() => return Ok(interrupted(report, signal.number(), &signal.to_string())),
     };
-    plan.limits = plan.limits.within(locks.guarantees().silence_limit, plan.args.child.kill_after)?;
+    plan.limits = plan.args.child.within(plan.limits, locks.guarantees().silence_limit)?;
     locks.guarantees().kind.clone_into(&mut report.backend);
     report.holder = Some(locks.holder().to_string());
 

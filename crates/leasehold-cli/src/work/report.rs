@@ -8,10 +8,10 @@ use std::{
 };
 
 use leasehold::lease::Timestamp;
+use leasehold_supervise::{Ended, Status, signal_name};
 use serde_json::{Value, json};
 
 use crate::{
-    child::{Ended, Status, signal},
     duration::millis,
     exit::{Failure, Result},
     json,
@@ -111,7 +111,7 @@ impl Report {
 pub(crate) fn child(ended: &Ended) -> Value {
     let (code, signal) = match ended.status {
         Status::Exited(code) => (Some(code), None),
-        Status::Killed(number) => (None, Some(signal::name(number))),
+        Status::Killed(number) => (None, Some(signal_name(number))),
     };
     json!({"pid": ended.pid, "exit_code": code, "signal": signal})
 }

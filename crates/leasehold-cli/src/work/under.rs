@@ -7,10 +7,12 @@ use leasehold::{
     clock::{Clock, SystemClock},
     lease::{Moment, Released},
 };
+use leasehold_supervise::{
+    Cause, Ended, Launch, Limits, Notice, Signals, Status, Straggler, Stragglers, signal_name, supervise,
+};
 
 use super::report;
 use crate::{
-    child::{Cause, Ended, Launch, Limits, Notice, Signals, Status, shim, signal, supervise},
     duration::{Brief, Measured},
     exit::{self, Failure},
     say::{Line, Say},
@@ -18,7 +20,10 @@ use crate::{
 };
 
 /// How long the last answer of the backend may take.
-const RELEASE_LIMIT: Duration = Duration::from_secs(5);
+pub(crate) const RELEASE_LIMIT: Duration = Duration::from_secs(5);
+
+/// How many processes a line names.
+const NAMED: usize = 5;
 
 /// The command and the rules it runs by.
 #[derive(Debug)]
@@ -120,9 +125,9 @@ impl Work {
                     Brief(grace.unwrap_or_default())
                 ),
             ),
-            Notice::Stopping { cause: Cause::Interrupt, grace, .. } => Line::new(
+            Notice::Stopping { cause: Cause::Interrupt, signal, grace } => Line::new(
                 "interrupted",
-                format!("interrupted twice: KILL for {command} in {}", Brief(grace.unwrap_or_default())),
+                format!("{signal} passed on to {command}; KILL follows in {}", Brief(grace.unwrap_or_default())),
             ),
             Notice::GoesOn { loss } => Line::lost(format!(
                 "{}: {}. {command} goes on without the lock (--on-lost continue)",
@@ -131,10 +136,29 @@ impl Work {
             ))
             .with("lock", lock(0))
             .with("reason", loss.as_str()),
-            Notice::Stragglers { grace } => Line::detail(
-                "stragglers",
-                format!("{command} ended and left processes behind: TERM, then KILL in {}", Brief(grace)),
-            ),
+            Notice::Stragglers { left, choice } => {
+                let names = listed(&left);
+                let words = match choice {
+                    Stragglers::Stop => format!(
+                        "{command} ended and left {names} running: TERM, then KILL in {}",
+                        Brief(self.limits.kill_after)
+                    ),
+                    Stragglers::Wait if left.len() == 1 => {
+                        format!("{command} ended; the lock is kept until {names} ends (--stragglers wait)")
+                    }
+                    Stragglers::Wait => {
+                        format!("{command} ended; the lock is kept until {names} end (--stragglers wait)")
+                    }
+                    Stragglers::Leave if left.len() == 1 => {
+                        format!("{command} ended; {names} goes on without the lock (--stragglers leave)")
+                    }
+                    Stragglers::Leave => {
+                        format!("{command} ended; {names} go on without the lock (--stragglers leave)")
+                    }
+                };
+                Line::new("stragglers", words)
+                    .with("pids", left.iter().map(|straggler| straggler.pid).collect::<Vec<_>>())
+            }
             Notice::Overdue => Line::warning(format!(
                 "{command} or what it started does not die of KILL; the lock is kept until it does"
             )),
@@ -145,7 +169,7 @@ impl Work {
         let command = self.launch.name();
         let how = match ended.status {
             Status::Exited(code) => format!("ended with code {code}"),
-            Status::Killed(number) => format!("ended by {}", signal::name(number)),
+            Status::Killed(number) => format!("ended by {}", signal_name(number)),
         };
         let of_child = match ended.status {
             Status::Exited(code) => code,
@@ -157,7 +181,7 @@ impl Work {
                 (exit::LOST, report::Outcome::Lost, Some(loss.as_str().to_owned()))
             }
             (Some(error), ..) => {
-                let code = shim::exit_code(error.raw_os_error().unwrap_or(0));
+                let code = exit::of_exec(error);
                 let words = format!("cannot run {command}: {}", bare(error));
                 say.say(Line::new("exec_failed", words).at(Level::Quiet));
                 (code, report::Outcome::ExecFailed, Some(bare(error)))
@@ -260,9 +284,18 @@ fn outcome_of(done: &Done) -> Outcome {
             Outcome::failed("exit_code", format!("exit code {code}"))
         }
         (_, Some(Ended { status: Status::Killed(number), .. })) => {
-            Outcome::failed("signal", format!("signal {}", signal::name(*number)))
+            Outcome::failed("signal", format!("signal {}", signal_name(*number)))
         }
     }
+}
+
+/// `sleep (4121), sh (4122)`, and how many more.
+fn listed(processes: &[Straggler]) -> String {
+    let named: Vec<String> =
+        processes.iter().take(NAMED).map(|process| format!("{} ({})", process.name, process.pid)).collect();
+    let rest = processes.len() - named.len();
+    let more = if rest == 0 { String::new() } else { format!(" and {rest} more") };
+    named.join(", ") + &more
 }
 
 fn words_of(loss: Loss) -> &'static str {

@@ -11,10 +11,10 @@ use leasehold::{
     clock::{Clock, SystemClock},
     lease::{HeldBy, LeaseRecord, LeaseState, ListFilter, Moment, Names},
 };
+use leasehold_supervise::{Signal, Signals};
 
 use super::{ask::Patience, note::short};
 use crate::{
-    child::{Signals, signal::Signal},
     duration::{Brief, Measured, millis},
     exit::{Failure, Result},
     json,

@@ -71,15 +71,42 @@ fn a_grandchild_gets_the_signal_too() {
 #[test]
 fn a_second_interrupt_means_it() {
     let place = Place::new();
-    let ready = place.path("ready");
-    let script = format!("trap '' INT TERM; touch {}; while :; do sleep .02; done", ready.display());
-    let mut holder = place.start(&["run", "--kill-after", ".3", "x", "-c", &script]);
-    until("it runs", || ready.exists());
+    let mut holder = start_stubborn(&place, &["--kill-after", ".3"]);
     holder.signal(Signal::INT);
     std::thread::sleep(Duration::from_millis(600));
     assert!(!holder.has_ended(), "one interrupt is the child's own business");
     holder.signal(Signal::INT);
     assert_eq!(holder.code(), 137);
+    assert!(place.processes().is_empty());
+}
+
+/// Starts a command that ignores INT and TERM.
+fn start_stubborn(place: &Place, args: &[&str]) -> Running {
+    let ready = place.path("ready");
+    let script = format!("trap '' INT TERM; touch {}; while :; do sleep .02; done", ready.display());
+    let holder = place.start(&[&["run"], args, &["x", "-c", &script]].concat());
+    until("it runs", || ready.exists());
+    holder
+}
+
+#[test]
+fn with_kill_after_one_term_is_enough_for_a_command_that_ignores_it() {
+    let place = Place::new();
+    let mut holder = start_stubborn(&place, &["--kill-after", ".3"]);
+    holder.signal(Signal::TERM);
+    assert_eq!(holder.code(), 137);
+    assert!(place.processes().is_empty());
+}
+
+#[test]
+fn a_second_term_starts_the_grace_in_any_case() {
+    let place = Place::new();
+    let mut holder = start_stubborn(&place, &["--ttl", "1s"]);
+    holder.signal(Signal::TERM);
+    std::thread::sleep(Duration::from_millis(700));
+    assert!(!holder.has_ended(), "one TERM is the child's own business");
+    holder.signal(Signal::TERM);
+    assert_eq!(holder.code(), 137, "killed a quarter of the ttl later");
     assert!(place.processes().is_empty());
 }
 

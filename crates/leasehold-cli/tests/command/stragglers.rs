@@ -1,18 +1,80 @@
 //! What a command leaves behind when it ends.
 
-use std::{fs, time::Duration};
+use std::{fs, process::Stdio, thread, time::Duration};
 
-use crate::place::{Place, is_alive, read_soon};
+use crate::place::{Place, Running, is_alive, read_soon, until};
+
+/// A command that starts a `sleep` in the background, tells its pid, and ends.
+fn leaves_a_sleep(place: &Place, length: &str) -> String {
+    format!("sleep {length} > /dev/null 2>&1 & echo $! > {}", place.path("pid").display())
+}
 
 #[test]
-fn what_stays_in_the_group_is_stopped_before_the_release() {
+fn what_stays_in_the_group_is_stopped_before_the_release_and_named() {
     let place = Place::new();
-    let pid = place.path("pid");
-    let ran =
-        place.run(&["run", "-v", "x", "-c", &format!("sleep 999 > /dev/null 2>&1 & echo $! > {}", pid.display())]);
+    let ran = place.run(&["run", "x", "-c", &leaves_a_sleep(&place, "999")]);
     ran.assert_code(0);
-    assert!(!is_alive(read_soon(&pid).parse().unwrap()));
-    assert!(ran.stderr.contains("left processes behind"), "{ran:?}");
+    let pid = read_soon(&place.path("pid"));
+    assert!(!is_alive(pid.parse().unwrap()));
+    assert_eq!(ran.stderr, format!("leasehold: /bin/sh ended and left sleep ({pid}) running: TERM, then KILL in 5s\n"));
+}
+
+#[test]
+fn the_lock_is_kept_until_those_who_are_waited_for_have_ended() {
+    let place = Place::new();
+    let go = place.path("go");
+    let script = format!(
+        "(echo > {}; while ! test -e {}; do sleep .01; done) > /dev/null 2>&1 & exit 3",
+        place.path("ready").display(),
+        go.display()
+    );
+    let mut command = place.leasehold(&["run", "--stragglers", "wait", "x", "-c", &script]);
+    command.stderr(Stdio::piped());
+    let mut running = Running::of(command);
+    read_soon(&place.path("ready"));
+    thread::sleep(Duration::from_millis(500));
+    assert!(!running.has_ended(), "the lock is kept");
+    place.run(&["run", "-n", "x", "--", "true"]).assert_code(75);
+    fs::write(go, "").unwrap();
+    let ran = running.finish();
+    ran.assert_code(3);
+    assert!(ran.stderr.contains("the lock is kept until sh (") && ran.stderr.lines().count() == 1, "{ran:?}");
+}
+
+#[test]
+fn those_who_are_waited_for_are_stopped_when_the_lock_is_lost() {
+    let place = Place::new();
+    let shell = place.path("shell");
+    let script = format!("echo $$ > {}; {}", shell.display(), leaves_a_sleep(&place, "999"));
+    let running = place.start(&["run", "--stragglers", "wait", "x", "-c", &script]);
+    let pid: i32 = read_soon(&place.path("pid")).parse().unwrap();
+    until("the shell is gone", || !is_alive(read_soon(&shell).parse().unwrap()));
+    let fence = place.fence("x");
+    place.run(&["evict", "x", "--fence", &fence, "--reason", "host gone", "--yes"]).assert_code(0);
+    running.finish().assert_code(121);
+    assert!(!is_alive(pid));
+}
+
+#[test]
+fn those_who_are_left_run_on_without_the_lock() {
+    let place = Place::new();
+    let ran = place.run(&["run", "--stragglers", "leave", "x", "-c", &leaves_a_sleep(&place, "999")]);
+    ran.assert_code(0);
+    let pid = read_soon(&place.path("pid"));
+    assert!(is_alive(pid.parse().unwrap()));
+    assert!(ran.stderr.contains(&format!("sleep ({pid}) goes on without the lock")), "{ran:?}");
+    place.run(&["run", "-n", "x", "--", "true"]).assert_code(0);
+}
+
+#[test]
+fn kill_mode_process_leaves_no_choice() {
+    let place = Place::new();
+    for choice in ["stop", "wait"] {
+        let ran = place.run(&["run", "--kill-mode", "process", "--stragglers", choice, "x", "--", "true"]);
+        ran.assert_code(64);
+        assert!(ran.stderr.contains("--kill-mode process"), "{ran:?}");
+    }
+    place.run(&["run", "--kill-mode", "process", "--stragglers", "leave", "x", "--", "true"]).assert_code(0);
 }
 
 #[test]

@@ -103,6 +103,23 @@ impl Place {
         running
     }
 
+    /// Starts a script on any backend that takes `x` for itself as told, then does the rest; comes back when it has it.
+    pub(crate) fn tied(&self, url: &str, acquire: &str, rest: &str) -> Running {
+        let exe = env!("CARGO_BIN_EXE_leasehold");
+        let lease = self.path("lease");
+        let text = format!(
+            "lease=$({exe} acquire x --while-pid $$ {acquire}) || exit 9; echo \"$lease\" > {}; {rest}",
+            lease.display()
+        );
+        let mut command = self.command("sh");
+        command.args(["-c", &text]).env("LEASEHOLD_URL", url);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let running = Running::of(command);
+        assert!(read_soon(&lease).starts_with("lh1_"));
+        fs::remove_file(lease).unwrap();
+        running
+    }
+
     /// The one lock of this name as JSON.
     pub(crate) fn inspect(&self, name: &str) -> Value {
         let ran = self.run(&["inspect", "--json", name]);

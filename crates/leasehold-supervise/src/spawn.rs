@@ -1,7 +1,6 @@
 //! Starts the child: its own process group, bound to our life, in the foreground if we were.
 
 use std::{
-    env,
     ffi::OsString,
     io,
     os::{
@@ -16,7 +15,7 @@ use rustix::{
     process::Pid,
 };
 
-use super::{shim::Orders, terminal::Terminal};
+use crate::{shim::Orders, terminal::Terminal};
 
 /// A command to start.
 #[derive(Debug, Default)]
@@ -33,7 +32,7 @@ pub struct Launch {
 
 impl Launch {
     /// The program as people call it.
-    pub(crate) fn name(&self) -> String {
+    pub fn name(&self) -> String {
         self.command.first().map(|program| program.to_string_lossy().into_owned()).unwrap_or_default()
     }
 }
@@ -75,12 +74,6 @@ impl Spawned {
             _ => None,
         }
     }
-}
-
-/// The shell that runs a `-c` string.
-pub(crate) fn shell(string: OsString) -> Vec<OsString> {
-    let shell = env::var_os("SHELL").filter(|shell| !shell.is_empty()).unwrap_or_else(|| "/bin/sh".into());
-    vec![shell, "-c".into(), string]
 }
 
 /// Whether the child should have the terminal from the start: somebody types to it and reads from it.

@@ -1,14 +1,8 @@
 //! How long a child may go on: the times between TERM, KILL and the end of the lease.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
-use leasehold::Ttl;
-
-use super::{KillMode, OnLost};
-use crate::{
-    duration::Brief,
-    exit::{Failure, Result},
-};
+use crate::{KillMode, OnLost, Stragglers};
 
 /// The longest time between TERM and KILL unless it is chosen.
 const USUAL_GRACE: Duration = Duration::from_secs(5);
@@ -26,6 +20,10 @@ pub struct Limits {
     pub on_lost: OnLost,
     /// When to stop the child though the lease is fine.
     pub max_hold: Option<Duration>,
+    /// Whether the first TERM to us starts the grace, and not only the second.
+    pub kill_on_term: bool,
+    /// What to do with processes that outlive the child. With [`KillMode::Process`] they are always left.
+    pub stragglers: Stragglers,
 }
 
 /// How much earlier than it must be the child is stopped, where there is room: timers of a busy machine ring late.
@@ -33,13 +31,13 @@ const LEAD: Duration = Duration::from_millis(100);
 
 impl Limits {
     /// The same where one answer is believed for no longer than this. A grace that was asked for here and now must fit.
-    pub(crate) fn within(self, longest: Option<Duration>, asked: Option<Duration>) -> Result<Self> {
+    ///
+    /// # Errors
+    /// When there is no room for the grace.
+    pub fn within(self, longest: Option<Duration>, asked: Option<Duration>) -> Result<Self, NoRoom> {
         let Some(longest) = longest.filter(|longest| self.ttl > *longest) else { return Ok(self) };
-        let longest = Ttl::new(longest)?;
-        let kill_after = kill_after(asked, longest).map_err(|failure| {
-            failure.hint("with liveness=connection no answer is believed for longer, whatever --ttl says")
-        })?;
-        Ok(Self { ttl: longest.get(), kill_after: kill_after.min(self.kill_after), ..self })
+        let kill_after = kill_after(asked, longest)?.min(self.kill_after);
+        Ok(Self { ttl: longest, kill_after, ..self })
     }
 
     /// How long before the lease may no longer be believed in the child must be dead.
@@ -56,27 +54,45 @@ fn margin(ttl: Duration) -> Duration {
     (ttl / 50).max(Duration::from_millis(50))
 }
 
+/// A lease that is too short to stop a command before it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoRoom {
+    /// The time between TERM and KILL that was asked for, if it was.
+    pub grace: Option<Duration>,
+    /// The length of the lease.
+    pub ttl: Duration,
+    /// The shortest that would do.
+    pub smallest_ttl: Duration,
+}
+
+impl fmt::Display for NoRoom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { grace, ttl, smallest_ttl } = self;
+        match grace {
+            Some(grace) => write!(f, "{grace:?} between TERM and KILL do not fit into a ttl of {ttl:?}")?,
+            None => write!(f, "a ttl of {ttl:?} is too short to stop a command before it ends")?,
+        }
+        write!(f, "; use {smallest_ttl:?} or more")
+    }
+}
+
+impl std::error::Error for NoRoom {}
+
 /// The time between TERM and KILL: as asked for, else 5 s or a quarter of the ttl.
 ///
 /// Together with the margin it must fit into a third of the ttl, so that a
 /// healthy renewal always comes before TERM would.
-pub(crate) fn kill_after(asked: Option<Duration>, ttl: Ttl) -> Result<Duration> {
-    let ttl = ttl.get();
+///
+/// # Errors
+/// When it does not fit.
+pub fn kill_after(asked: Option<Duration>, ttl: Duration) -> Result<Duration, NoRoom> {
     let room = (ttl / 3).checked_sub(margin(ttl));
-    let fits = |grace: Duration| room.is_some_and(|room| grace <= room);
-    match asked {
-        Some(grace) if fits(grace) => Ok(grace),
-        Some(grace) => Err(Failure::usage(format!(
-            "--kill-after {} does not fit into a ttl of {}: it must end well before the lease does",
-            Brief(grace),
-            Brief(ttl)
-        ))
-        .hint(format!("use --ttl {} or more", Brief(smallest_ttl(grace))))),
-        None => room.map(|room| room.min(USUAL_GRACE).min(ttl / 4)).ok_or_else(|| {
-            Failure::usage(format!("--ttl {} is too short to stop a command before it ends", Brief(ttl)))
-                .hint(format!("use --ttl {} or more", Brief(smallest_ttl(Duration::ZERO))))
-        }),
-    }
+    let usual = || room.map(|room| room.min(USUAL_GRACE).min(ttl / 4));
+    let grace = match asked {
+        Some(grace) => room.filter(|room| grace <= *room).and(Some(grace)),
+        None => usual(),
+    };
+    grace.ok_or_else(|| NoRoom { grace: asked, ttl, smallest_ttl: smallest_ttl(asked.unwrap_or_default()) })
 }
 
 /// The shortest ttl with room for this grace, rounded up to what reads well.
@@ -94,8 +110,8 @@ fn smallest_ttl(grace: Duration) -> Duration {
 mod tests {
     use super::*;
 
-    fn ttl(millis: u64) -> Ttl {
-        Ttl::new(Duration::from_millis(millis)).unwrap()
+    fn ttl(millis: u64) -> Duration {
+        Duration::from_millis(millis)
     }
 
     #[test]
@@ -105,9 +121,9 @@ mod tests {
         for millis in (150..3000).chain([60_000, 2_592_000_000]) {
             let ttl = ttl(millis);
             let grace = kill_after(None, ttl).unwrap();
-            assert!(grace + margin(ttl.get()) <= ttl.get() / 3, "{millis}");
+            assert!(grace + margin(ttl) <= ttl / 3, "{millis}");
         }
-        assert!(kill_after(None, ttl(149)).unwrap_err().hint.unwrap().contains("--ttl 150ms"));
+        assert_eq!(kill_after(None, ttl(149)).unwrap_err().smallest_ttl, ttl(150));
     }
 
     #[test]
@@ -119,6 +135,8 @@ mod tests {
                 kill_mode: KillMode::Group,
                 on_lost: OnLost::Terminate,
                 max_hold: None,
+                kill_on_term: false,
+                stragglers: Stragglers::Stop,
             };
             assert_eq!(limits.lead(), Duration::from_millis(lead), "{millis} {grace}");
         }
@@ -128,14 +146,13 @@ mod tests {
     fn a_grace_that_does_not_fit_is_told_the_smallest_ttl_that_works() {
         for millis in [0, 1, 10, 77, 500, 1000, 5000, 5001, 30_000, 3_600_000] {
             let grace = Duration::from_millis(millis);
-            let smallest = Ttl::new(smallest_ttl(grace)).unwrap();
+            let smallest = smallest_ttl(grace);
             assert_eq!(kill_after(Some(grace), smallest).unwrap(), grace);
-            let step = Duration::from_millis(if smallest.get() < Duration::from_secs(1) { 2 } else { 1001 });
-            let smaller = Ttl::new(smallest.get().checked_sub(step).unwrap()).unwrap();
+            let step = Duration::from_millis(if smallest < Duration::from_secs(1) { 2 } else { 1001 });
+            let smaller = smallest.checked_sub(step).unwrap();
             assert!(kill_after(Some(grace), smaller).is_err(), "{millis} fits into {smaller:?} too");
         }
         let refusal = kill_after(Some(Duration::from_secs(10)), ttl(30_000)).unwrap_err();
-        assert_eq!(refusal.code, 64);
-        assert_eq!(refusal.hint.as_deref(), Some("use --ttl 32s or more"));
+        assert_eq!(refusal.smallest_ttl, Duration::from_secs(32));
     }
 }

@@ -10,7 +10,7 @@ use rustix::{
     process::{self, Pid},
 };
 
-use super::{KillMode, signal::Signal};
+use crate::{KillMode, signal::Signal};
 
 /// Sends the signal to the child, or to its whole group.
 pub(crate) fn send(mode: KillMode, pid: Pid, signal: Signal) {
@@ -20,13 +20,26 @@ pub(crate) fn send(mode: KillMode, pid: Pid, signal: Signal) {
     };
 }
 
-/// Whether anybody in the group still runs; the dead that nobody has buried do not count.
-pub(crate) fn is_alive(group: Pid) -> bool {
+/// A process that outlives the command that started it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Straggler {
+    /// Its process id.
+    pub pid: i32,
+    /// Its name, as `ps -o comm` shows it.
+    pub name: String,
+}
+
+/// Whoever in the group still runs; the dead that nobody has buried do not count.
+pub(crate) fn members(group: Pid) -> Vec<Straggler> {
     if process::test_kill_process_group(group) == Err(Errno::SRCH) {
-        return false;
+        return Vec::new();
     }
-    let is_one = |process: &Process| process.group == group.as_raw_pid() && process.runs;
-    descendants().iter().any(is_one) || processes().iter().any(is_one)
+    let among = |processes: Vec<Process>| -> Vec<Straggler> {
+        let members = processes.into_iter().filter(|process| process.group == group.as_raw_pid() && process.runs);
+        members.map(|process| Straggler { pid: process.pid, name: process.name }).collect()
+    };
+    let found = among(descendants());
+    if found.is_empty() { among(processes()) } else { found }
 }
 
 /// Everybody who descends from us and still runs, in no order.
@@ -97,6 +110,7 @@ pub(crate) fn is_orphaned() -> bool {
 #[derive(Debug)]
 struct Process {
     pid: i32,
+    name: String,
     parent: i32,
     group: i32,
     session: i32,
@@ -114,11 +128,13 @@ fn processes() -> Vec<Process> {
 /// `pid (name) state ppid pgrp session …`; the name may hold spaces and parentheses.
 fn parse(stat: &str) -> Option<Process> {
     let (pid, rest) = stat.split_once(' ')?;
-    let mut fields = rest.get(rest.rfind(')')? + 1..)?.split_ascii_whitespace();
+    let end = rest.rfind(')')?;
+    let mut fields = rest[end + 1..].split_ascii_whitespace();
     let state = fields.next()?;
     let mut number = || fields.next()?.parse().ok();
     Some(Process {
         pid: pid.parse().ok()?,
+        name: rest[..end].trim_start_matches('(').to_owned(),
         parent: number()?,
         group: number()?,
         session: number()?,
@@ -133,6 +149,7 @@ mod tests {
     #[test]
     fn a_line_of_the_process_table_is_read_whatever_the_name() {
         let process = parse("42 (a) b (c) S 7 8 9 0 -1 4194560 0").unwrap();
+        assert_eq!(process.name, "a) b (c");
         assert_eq!((process.pid, process.parent, process.group, process.session), (42, 7, 8, 9));
         assert!(process.runs && !parse("42 (x) Z 7 8 9").unwrap().runs);
         assert!(parse("").is_none() && parse("42 (x").is_none());
@@ -158,7 +175,13 @@ mod tests {
     }
 
     #[test]
-    fn our_own_group_is_alive() {
-        assert!(is_alive(process::getpgrp()));
+    fn a_group_is_empty_once_its_last_member_has_ended() {
+        use std::os::unix::process::CommandExt;
+        let mut child = std::process::Command::new("sleep").arg("5").process_group(0).spawn().unwrap();
+        let group = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+        assert_eq!(members(group).len(), 1);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(members(group), []);
     }
 }

@@ -4,7 +4,7 @@ use std::{io, time::Duration};
 
 use leasehold::Loss;
 
-use super::signal::Signal;
+use crate::{Stragglers, group::Straggler, signal::Signal};
 
 /// Why a child was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub enum Cause {
     Lost(Loss),
     /// It was held as long as it may be.
     MaxHold,
-    /// Interrupted twice.
+    /// Interrupted twice, or once where that is enough.
     Interrupt,
 }
 
@@ -42,7 +42,7 @@ pub struct Ended {
 }
 
 /// Something the one at the terminal may want to know.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// The child runs.
     Started {
@@ -70,10 +70,12 @@ pub enum Notice {
         /// Why it was lost.
         loss: Loss,
     },
-    /// Processes of the child's group outlive it and are being stopped.
+    /// Processes of the child's group outlive it.
     Stragglers {
-        /// When KILL follows.
-        grace: Duration,
+        /// Which.
+        left: Vec<Straggler>,
+        /// What is done with them.
+        choice: Stragglers,
     },
     /// Killed, and yet there: the kernel is busy with it.
     Overdue,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold::{ErrorKind, Lease, Loss};
 use rustix::process::{self, WaitOptions};
 
-use super::{OnLost, group, signal::Signal, supervise::Supervisor};
+use crate::{OnLost, group, signal::Signal, supervise::Supervisor};
 
 /// How long a child may take to stop when asked; then it is made to.
 const STOP_LIMIT: Duration = Duration::from_millis(200);

@@ -19,21 +19,26 @@ use leasehold::{
 };
 use rustix::process::{self, Pid, WaitOptions, WaitStatus};
 
-use super::{
-    KillMode, Limits,
+use crate::{
+    KillMode, Limits, Stragglers,
     ended::{Cause, Ended, Notice, Status},
-    group,
+    group::{self, Straggler},
     signal::Signal,
-    signals::{Caught, Signals, is_ending},
+    signals::{Caught, Signals},
     spawn::{self, Launch, Spawned},
     suspend::Suspended,
     terminal::Terminal,
     timeline::{LOOK, Stage},
 };
-use crate::exit;
 
+/// The exit code of a child whose own nobody knows (`EX_SOFTWARE`).
+const SOFTWARE: u8 = 70;
 /// Two interrupts within this time mean it.
 const TWICE: Duration = Duration::from_secs(2);
+/// One TERM may come twice in a moment: a service manager sends it to every process, and an outer `run` passes it on.
+const ECHO: Duration = Duration::from_millis(50);
+/// Whoever ends so soon after the child is no straggler.
+const LINGER: Duration = Duration::from_millis(100);
 
 /// Runs the command under the leases, and comes back when it and its group are gone.
 ///
@@ -67,6 +72,8 @@ pub async fn supervise(
         swallow_stop: false,
         suspended: None,
         asked_escaped: false,
+        ended_at: None,
+        awaits_stragglers: false,
         nobody_left: false,
         child,
         leases,
@@ -93,6 +100,8 @@ pub(super) struct Supervisor<'a> {
     pub(super) cause: Option<Cause>,
     pub(super) in_doubt: bool,
     pub(super) look: Duration,
+    pub(super) awaits_stragglers: bool,
+    ended_at: Option<Moment>,
     interrupted: Option<Signal>,
     last_interrupt: Option<Moment>,
     asked_escaped: bool,
@@ -140,7 +149,7 @@ impl Supervisor<'_> {
                 Err(_no_child) => {
                     self.nobody_left = true;
                     // Only if somebody else in this process buried it, who alone knows how it ended.
-                    self.status.get_or_insert(Status::Exited(exit::SOFTWARE));
+                    self.status.get_or_insert(Status::Exited(SOFTWARE));
                     return;
                 }
             };
@@ -171,11 +180,9 @@ impl Supervisor<'_> {
         }
         // Under a lost lease nobody may go on, whichever group it moved to.
         let is_lost = matches!(self.cause, Some(Cause::Lost(_))) && !self.goes_on();
-        if group::is_alive(self.child.pid) {
-            if self.stage == Stage::Running {
-                self.stop_stragglers();
-            }
-            return false;
+        let left = group::members(self.child.pid);
+        if !left.is_empty() {
+            return self.stage == Stage::Running && self.see_to(left);
         }
         if is_lost && !self.asked_escaped {
             self.asked_escaped = true;
@@ -184,6 +191,22 @@ impl Supervisor<'_> {
             }
         }
         !is_lost
+    }
+
+    /// Does what was chosen with those who outlive the child; tells whether they may go on without the lock.
+    fn see_to(&mut self, left: Vec<Straggler>) -> bool {
+        let now = SystemClock.now();
+        let choice = self.limits.stragglers;
+        if self.awaits_stragglers || now.since(*self.ended_at.get_or_insert(now)) < LINGER {
+            return false;
+        }
+        (self.tell)(Notice::Stragglers { left, choice });
+        match choice {
+            Stragglers::Stop => self.stop_stragglers(),
+            Stragglers::Wait => self.awaits_stragglers = true,
+            Stragglers::Leave => {}
+        }
+        choice == Stragglers::Leave
     }
 
     /// Sends a signal to the child or its group, as chosen.
@@ -201,7 +224,7 @@ impl Supervisor<'_> {
             self.resume().await;
         } else {
             self.signal(signal);
-            if is_ending(signal) {
+            if signal.is_ending() {
                 self.interrupted.get_or_insert(signal);
                 self.count_interrupt(signal);
             }
@@ -209,12 +232,13 @@ impl Supervisor<'_> {
     }
 
     fn count_interrupt(&mut self, signal: Signal) {
-        let now = SystemClock.now();
-        if signal != Signal::INT {
+        if signal != Signal::INT && signal != Signal::TERM {
             return;
         }
-        let is_second = self.last_interrupt.replace(now).is_some_and(|last| now.since(last) <= TWICE);
-        if is_second && self.stage == Stage::Running {
+        let now = SystemClock.now();
+        let is_second = self.last_interrupt.replace(now).is_some_and(|last| (ECHO..=TWICE).contains(&now.since(last)));
+        let is_enough = is_second || (signal == Signal::TERM && self.limits.kill_on_term);
+        if is_enough && self.stage == Stage::Running {
             let grace = self.limits.kill_after;
             self.cause.get_or_insert(Cause::Interrupt);
             (self.tell)(Notice::Stopping { cause: Cause::Interrupt, signal, grace: Some(grace) });

@@ -10,7 +10,7 @@ use std::{
 use rustix::process;
 use tokio::signal::unix::{self, SignalKind};
 
-use super::signal::Signal;
+use crate::signal::Signal;
 
 /// Everything that is caught while a child runs or a lock is waited for.
 const CAUGHT: [process::Signal; 9] = [
@@ -27,7 +27,7 @@ const CAUGHT: [process::Signal; 9] = [
 
 /// What arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Caught {
+pub enum Caught {
     /// A signal for us.
     Signal(Signal),
     /// A child ended or stopped.
@@ -58,7 +58,7 @@ impl Signals {
     ///
     /// # Cancel safety
     /// A dropped call loses nothing.
-    pub(crate) async fn next(&mut self) -> Caught {
+    pub async fn next(&mut self) -> Caught {
         poll_fn(|context| self.poll_next(context)).await
     }
 
@@ -66,10 +66,10 @@ impl Signals {
     ///
     /// # Cancel safety
     /// A dropped call loses nothing.
-    pub(crate) async fn next_ending(&mut self) -> Signal {
+    pub async fn next_ending(&mut self) -> Signal {
         loop {
             match self.next().await {
-                Caught::Signal(signal) if is_ending(signal) => return signal,
+                Caught::Signal(signal) if signal.is_ending() => return signal,
                 Caught::Signal(Signal::TSTP) => {
                     let _always_possible = process::kill_process(process::getpid(), process::Signal::STOP);
                 }
@@ -89,11 +89,6 @@ impl Signals {
             _ => Poll::Pending,
         }
     }
-}
-
-/// Whether the signal asks a process to end.
-pub(crate) fn is_ending(signal: Signal) -> bool {
-    [process::Signal::INT, process::Signal::TERM, process::Signal::HUP, process::Signal::QUIT].contains(&signal.raw())
 }
 
 /// The signals we were started to ignore, as the kernel's bit mask.

@@ -66,8 +66,19 @@ impl Signal {
         self.0.as_raw()
     }
 
+    /// Whether it asks a process to end: INT, TERM, HUP, QUIT.
+    pub fn is_ending(self) -> bool {
+        [process::Signal::INT, process::Signal::TERM, process::Signal::HUP, process::Signal::QUIT].contains(&self.0)
+    }
+
     pub(crate) fn raw(self) -> process::Signal {
         self.0
+    }
+}
+
+impl From<Signal> for process::Signal {
+    fn from(signal: Signal) -> Self {
+        signal.0
     }
 }
 
@@ -79,7 +90,7 @@ impl From<process::Signal> for Signal {
 
 impl fmt::Display for Signal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&name(self.number()))
+        f.write_str(&signal_name(self.number()))
     }
 }
 
@@ -103,7 +114,7 @@ impl FromStr for Signal {
 }
 
 /// The name of a signal that may have none: `TERM`, `64`.
-pub(crate) fn name(number: i32) -> String {
+pub fn signal_name(number: i32) -> String {
     NAMES
         .iter()
         .find(|(_, signal)| signal.as_raw() == number)
@@ -120,6 +131,6 @@ mod tests {
             assert_eq!(text.parse(), Ok(Signal::TERM), "{text}");
         }
         assert!("NOPE".parse::<Signal>().is_err() && "0".parse::<Signal>().is_err());
-        assert_eq!((name(9), name(34)), (String::from("KILL"), String::from("34")));
+        assert_eq!((signal_name(9), signal_name(34)), (String::from("KILL"), String::from("34")));
     }
 }

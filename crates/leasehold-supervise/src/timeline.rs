@@ -8,7 +8,7 @@ use leasehold::{
     lease::Moment,
 };
 
-use super::{
+use crate::{
     KillMode, OnLost,
     ended::{Cause, Notice},
     group,
@@ -18,6 +18,8 @@ use super::{
 
 /// How often to look for those who outlive the child, at first and later.
 pub(super) const LOOK: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(50)];
+/// How often to look for those who are waited for; the kernel tells of most ends.
+const LOOK_FOR_STRAGGLERS: Duration = Duration::from_secs(1);
 /// How long the dead may take to be dead before somebody is told.
 const OVERDUE: Duration = Duration::from_secs(5);
 
@@ -37,7 +39,7 @@ impl Supervisor<'_> {
     pub(super) fn keep_time(&mut self) {
         let now = SystemClock.now();
         // One that is stopped gets no grace: it would have to run to use it.
-        if self.stage == Stage::Running && self.status.is_none() && self.suspended.is_none() {
+        if self.stage == Stage::Running && self.is_at_work() && self.suspended.is_none() {
             self.warn_if_in_doubt();
             let grace = self.grace_before_deadline();
             if let (Some(grace), Some(left)) = (grace, self.time_left())
@@ -92,7 +94,7 @@ impl Supervisor<'_> {
     /// When something is due next; `None` while only a signal or a loss can change anything.
     pub(super) fn next_wake(&mut self) -> Option<Moment> {
         let now = SystemClock.now();
-        if self.status.is_some() || matches!(self.stage, Stage::Killed { .. }) {
+        if !self.is_at_work() || matches!(self.stage, Stage::Killed { .. }) {
             let pause = self.look;
             self.look = (self.look * 2).min(LOOK[1]);
             return Some(now.after(pause));
@@ -106,7 +108,8 @@ impl Supervisor<'_> {
         let grace = self.grace_before_deadline();
         let ask = self.time_left().and_then(|left| Some(after(left, grace?)));
         let most = self.limits.max_hold.map(|most| self.started.after(most));
-        doubt.into_iter().chain(ask).chain(most).min()
+        let look = self.awaits_stragglers.then(|| now.after(LOOK_FOR_STRAGGLERS));
+        doubt.into_iter().chain(ask).chain(most).chain(look).min()
     }
 
     /// A lease is gone for certain.
@@ -118,7 +121,7 @@ impl Supervisor<'_> {
                 self.cause = Some(cause);
                 (self.tell)(Notice::GoesOn { loss });
             }
-            OnLost::Terminate | OnLost::Signal(_) if !time_is_up && self.status.is_none() => {
+            OnLost::Terminate | OnLost::Signal(_) if !time_is_up && self.is_at_work() => {
                 self.stop(cause, self.limits.kill_after);
             }
             _ => self.lose_now(loss),
@@ -167,9 +170,13 @@ impl Supervisor<'_> {
         }
     }
 
+    /// Whether the child runs, or others do whom we wait for.
+    fn is_at_work(&self) -> bool {
+        self.status.is_none() || self.awaits_stragglers
+    }
+
     /// Asks those to end who outlive the child in its group.
     pub(super) fn stop_stragglers(&mut self) {
-        (self.tell)(Notice::Stragglers { grace: self.limits.kill_after });
         self.signal(Signal::TERM);
         self.signal(Signal::CONT);
         self.stage = Stage::Stopping { kill_at: SystemClock.now().after(self.limits.kill_after) };

@@ -13,21 +13,23 @@ use std::{
 
 use rustix::process;
 
-use super::terminal::Terminal;
-use crate::exit;
+use crate::terminal::Terminal;
+
+/// The exit code of a shim that cannot do its work (`EX_SOFTWARE`).
+const SOFTWARE: u8 = 70;
 
 /// The first argument that makes this program the shim.
-pub(crate) const SHIM: &str = "__shim";
+pub const SHIM: &str = "__shim";
 
 /// What the shim is told by its parent.
 #[derive(Debug)]
-pub(crate) struct Orders {
+pub struct Orders {
     /// The parent's process id: if it is another one by now, the parent died.
-    pub(crate) parent: u32,
+    pub parent: u32,
     /// The parent's number for the pipe that takes the error of exec.
-    pub(crate) errors: i32,
+    pub errors: i32,
     /// Whether to take the terminal.
-    pub(crate) foreground: bool,
+    pub foreground: bool,
 }
 
 impl Orders {
@@ -42,7 +44,7 @@ impl Orders {
     }
 
     /// The orders, and the command that follows them; `None` if these arguments are none of ours.
-    pub(crate) fn from_args(args: &[OsString]) -> Option<(Self, &[OsString])> {
+    pub fn from_args(args: &[OsString]) -> Option<(Self, &[OsString])> {
         let [_, shim, parent, errors, ground, command @ ..] = args else {
             return None;
         };
@@ -57,11 +59,11 @@ impl Orders {
 }
 
 /// Follows the orders, then becomes the command; comes back only if that failed.
-pub(crate) fn become_command(orders: &Orders, command: &[OsString]) -> ExitCode {
+pub fn become_command(orders: &Orders, command: &[OsString]) -> ExitCode {
     // The order matters: first ask for the signal, then look whether the parent is still there.
     let bound = process::set_parent_process_death_signal(Some(process::Signal::KILL));
     if bound.is_err() || parent_id() != orders.parent {
-        return ExitCode::from(exit::SOFTWARE);
+        return ExitCode::from(SOFTWARE);
     }
     // Opened through /proc rather than inherited: this one closes by itself on exec.
     let errors = File::options().write(true).open(format!("/proc/{}/fd/{}", orders.parent, orders.errors));
@@ -81,6 +83,6 @@ pub(crate) fn become_command(orders: &Orders, command: &[OsString]) -> ExitCode 
 }
 
 /// The shell's convention: 127 if there is no such command, 126 if it cannot be run.
-pub(crate) fn exit_code(errno: i32) -> u8 {
-    if errno == rustix::io::Errno::NOENT.raw_os_error() { exit::NOT_FOUND } else { exit::NOT_EXECUTABLE }
+fn exit_code(errno: i32) -> u8 {
+    if errno == rustix::io::Errno::NOENT.raw_os_error() { 127 } else { 126 }
 }

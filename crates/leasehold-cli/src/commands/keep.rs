@@ -1,0 +1,249 @@
+//! `leasehold acquire --while-pid`: a lease that lives as long as another process.
+//!
+//! The command starts itself once more. The copy, the keeper, asks for the
+//! lock, prints the handle and stays in the background; the command passes
+//! signals on to it until then, and ends.
+
+use std::{
+    env,
+    fs::{self, File},
+    io::{self, Write},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::process::{CommandExt, ExitStatusExt, parent_id},
+    },
+    process::{Command, ExitStatus},
+    time::Duration,
+};
+
+use leasehold::{
+    Guard, Lease, Leasehold, Loss,
+    clock::{Clock, SystemClock},
+    lease::{Ending, HistoryFilter, Names},
+};
+use leasehold_supervise::{Caught, OnLost, Signal, Signals};
+use rustix::{
+    io::Errno,
+    pipe::{PipeFlags, pipe_with},
+    process::{self, Pid, PidfdFlags, pidfd_open, pidfd_send_signal},
+    stdio::{dup2_stderr, dup2_stdin, dup2_stdout},
+};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    net::unix::pipe::Receiver,
+};
+
+use super::Context;
+use crate::{
+    args::AcquireArgs,
+    exit::{self, Failure, Result},
+    work::under::RELEASE_LIMIT,
+};
+
+/// The variable that makes this program the keeper: the process id of the one who started it, and the number of its
+/// pipe.
+const KEEPER: &str = "LEASEHOLD_KEEPER";
+
+/// Starts the keeper and waits until it has handed the lease over, or has given up.
+pub(crate) async fn launch(context: &Context<'_>, args: &AcquireArgs, signals: &mut Signals) -> Result<u8> {
+    let process = watched(args)?;
+    let failed = |error: io::Error| Failure::unavailable(format!("cannot start the background process: {error}"));
+    let (done, done_in) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("leasehold").args(context.args.iter().skip(1)).stdin(process);
+    command.env(KEEPER, format!("{} {}", std::process::id(), done_in.as_raw_fd()));
+    let mut keeper = command.spawn().map_err(failed)?;
+    let pid = i32::try_from(keeper.id()).ok().and_then(Pid::from_raw);
+    let done = Receiver::from_owned_fd(done).map_err(failed)?;
+    loop {
+        tokio::select! {
+            biased;
+            _ready = done.readable() => {
+                if matches!(done.try_read(&mut [0]), Ok(1)) {
+                    return Ok(exit::OK);
+                }
+            }
+            caught = signals.next() => match (caught, pid) {
+                (Caught::Signal(signal), Some(pid)) if signal.is_ending() => {
+                    let _ended_meanwhile = process::kill_process(pid, signal.into());
+                }
+                (Caught::Signal(Signal::TSTP), _) => {
+                    let _always_possible = process::kill_process(process::getpid(), process::Signal::STOP);
+                }
+                (Caught::Child, _) => {
+                    if let Some(status) = keeper.try_wait().map_err(failed)? {
+                        return Ok(code_of(status));
+                    }
+                }
+                _ => {}
+            },
+        }
+    }
+}
+
+fn code_of(status: ExitStatus) -> u8 {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => u8::try_from(code).unwrap_or(exit::SOFTWARE),
+        (None, signal) => exit::of_signal(signal.unwrap_or_default()),
+    }
+}
+
+/// The process that the lease is tied to. An open pidfd stays with it, whoever gets its number later.
+fn watched(args: &AcquireArgs) -> Result<OwnedFd> {
+    let pid = match (args.while_pid, args.while_fd) {
+        (_, Some(fd)) => pid_of(fd)?,
+        (pid, None) => pid.unwrap_or_default(),
+    };
+    let none = || Failure::usage(format!("there is no process {pid}")).hint("in a script: --while-pid $$");
+    let process = match Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+        Some(Ok(process)) => process,
+        None | Some(Err(Errno::SRCH)) => return Err(none()),
+        Some(Err(error)) => return Err(Failure::unavailable(format!("cannot watch process {pid}: {error}"))),
+    };
+    match args.while_fd {
+        // It had this number before and after we opened it, so that it is the same process.
+        Some(fd) if pid_of(fd)? != pid => Err(none()),
+        _ => Ok(process),
+    }
+}
+
+/// The process that a pidfd of ours refers to; -1 if it has ended.
+fn pid_of(fd: u32) -> Result<i32> {
+    let told = fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap_or_default();
+    told.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse().ok()).ok_or_else(|| {
+        Failure::usage(format!("--while-fd {fd}: this is no open pidfd"))
+            .hint("open one with pidfd_open(2) and let it be inherited; or use --while-pid")
+    })
+}
+
+/// Leaves the session and what was inherited behind, if this process is the keeper.
+///
+/// Only to be called before anything is opened. Whatever a script has open besides its standard streams would stay
+/// open as long as the keeper lives.
+pub(crate) fn detach() {
+    if env::var_os(KEEPER).is_none() {
+        return;
+    }
+    let _leads_a_session_already = process::setsid();
+    let names = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let numbers: Vec<i32> = names.filter_map(|name| name.to_str()?.parse().ok()).collect();
+    for number in numbers.into_iter().filter(|number| *number > 2) {
+        let _was_of_the_directory = nix::unistd::close(number);
+    }
+}
+
+/// The background process, before the lease is handed over.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    process: AsyncFd<OwnedFd>,
+    launcher: AsyncFd<OwnedFd>,
+    done: File,
+}
+
+impl Keeper {
+    /// The keeper that this process is, if it is one.
+    pub(crate) fn of_this_process() -> Result<Option<Self>> {
+        let Some(told) = env::var(KEEPER).ok() else { return Ok(None) };
+        let gone = || Failure::unavailable(format!("{KEEPER} is not meant to be set by hand"));
+        let (launcher, pipe) = told.split_once(' ').ok_or_else(gone)?;
+        let pid = launcher.parse().ok().and_then(Pid::from_raw).ok_or_else(gone)?;
+        let open = || -> io::Result<Self> {
+            let launcher = watch(pidfd_open(pid, PidfdFlags::empty())?)?;
+            let done = File::options().write(true).open(format!("/proc/{pid}/fd/{pipe}"))?;
+            let process = watch(rustix::io::fcntl_dupfd_cloexec(io::stdin(), 3)?)?;
+            Ok(Self { process, launcher, done })
+        };
+        let keeper = open().map_err(|error| Failure::unavailable(format!("cannot keep a lease: {error}")))?;
+        // The number is still our parent's, so that it was when we opened it.
+        if i32::try_from(parent_id()) == Ok(pid.as_raw_pid()) { Ok(Some(keeper)) } else { Err(gone()) }
+    }
+
+    /// Completes when the process has ended, or the one who started us, which wanted the lease.
+    pub(crate) async fn nobody_wants_it(&self) {
+        tokio::select! {
+            _ended = self.process.readable() => {}
+            _ended = self.launcher.readable() => {}
+        }
+    }
+
+    /// Tells the one who started us that the lease is handed over, and lets go of what we share with it.
+    pub(crate) fn handed_over(mut self) -> io::Result<Kept> {
+        self.done.write_all(&[1])?;
+        let null = File::options().read(true).write(true).open("/dev/null")?;
+        dup2_stdin(&null)?;
+        dup2_stdout(&null)?;
+        dup2_stderr(&null)?;
+        Ok(Kept { process: self.process })
+    }
+}
+
+/// A lease that is kept for a process.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    process: AsyncFd<OwnedFd>,
+}
+
+impl Kept {
+    /// Keeps the lease until the process ends, then releases it. A process whose lease is lost gets a signal, `grace`
+    /// before the end of a lease that cannot be renewed.
+    pub(crate) async fn keep(self, locks: &Leasehold, guard: Guard, on_lost: OnLost, grace: Duration) -> u8 {
+        let lease = guard.lease().clone();
+        let loss = tokio::select! {
+            biased;
+            _ended = self.process.readable() => return give_back(guard).await,
+            loss = lease.lost() => Some(loss),
+            () = close_to_its_end(&lease, grace) => None,
+        };
+        if loss == Some(Loss::Gone) && was_released(locks, &lease).await {
+            return exit::OK;
+        }
+        let signal = match on_lost {
+            OnLost::Terminate => Some(Signal::TERM),
+            OnLost::Kill => Some(Signal::KILL),
+            OnLost::Signal(signal) => Some(signal),
+            OnLost::Continue => None,
+        };
+        if let Some(signal) = signal {
+            let _ended_meanwhile = pidfd_send_signal(self.process.get_ref(), signal.into());
+        }
+        tokio::select! {
+            biased;
+            _loss = lease.lost() => exit::LOST,
+            _ended = self.process.readable() => give_back(guard).await,
+        }
+    }
+}
+
+async fn give_back(guard: Guard) -> u8 {
+    let _lapses_by_itself = tokio::time::timeout(RELEASE_LIMIT, guard.release()).await;
+    exit::OK
+}
+
+/// Completes when no renewal has come and so much is left; never for a lease without a deadline.
+async fn close_to_its_end(lease: &Lease, grace: Duration) {
+    while let Some(left) = lease.remaining() {
+        if left <= grace {
+            return;
+        }
+        SystemClock.sleep_until(SystemClock.now().after(left.saturating_sub(grace))).await;
+    }
+    std::future::pending::<()>().await;
+}
+
+/// Whether somebody released a lease that is gone, by its handle.
+///
+/// History tells. A backend that records no releases has forgotten the lease only if its memory is younger.
+async fn was_released(locks: &Leasehold, lease: &Lease) -> bool {
+    let filter = HistoryFilter::new(Names::Exactly(lease.resource().clone())).limit(100);
+    let Ok(history) = locks.history(&filter).await else { return false };
+    if let Some(ended) = history.iter().find(|ended| ended.fence == Some(lease.fence())) {
+        return matches!(ended.ending, Ending::Released | Ending::Failed | Ending::Cancelled);
+    }
+    let held = SystemClock.wall().since(lease.acquired_at());
+    locks.backend().age().is_none_or(|age| age > held)
+}
+
+fn watch(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    #[allow(deprecated, reason = "an OwnedFd keeps the promise that the unsafe successor asks for")]
+    AsyncFd::with_interest(pidfd, Interest::READABLE)
+}
