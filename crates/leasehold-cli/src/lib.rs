@@ -10,6 +10,7 @@ mod json;
 mod redact;
 mod say;
 mod settings;
+mod shell;
 mod table;
 mod work;
 

@@ -12,7 +12,7 @@ use crate::{
     args::{Color, Global},
     config::Config,
     exit::{Failure, Result},
-    redact,
+    redact, shell,
 };
 
 /// Where environment variables come from, so that tests can bring their own.
@@ -40,6 +40,8 @@ pub(crate) struct Settings {
     pub(crate) kill_after: Option<Duration>,
     /// What a child needs in its environment to reach the same locks.
     pub(crate) for_child: Vec<(&'static str, OsString)>,
+    /// The flags among what was typed that say where locks live, safe to print and to paste.
+    flags: String,
 }
 
 impl std::fmt::Debug for Settings {
@@ -83,8 +85,14 @@ impl Settings {
             ttl: config.defaults.ttl.map(|length| length.0),
             kill_after: config.defaults.kill_after.map(|length| length.0),
             for_child: for_child(global),
+            flags: place_flags(global),
             profile: (!is_url).then_some(place),
         })
+    }
+
+    /// A command line for people to paste that means the same place as the one they typed.
+    pub(crate) fn command(&self, words: &str) -> String {
+        format!("leasehold {}{words}", self.flags)
     }
 
     /// The URL as anybody may see it.
@@ -104,6 +112,16 @@ fn for_child(global: &Global) -> Vec<(&'static str, OsString)> {
     let namespace = global.namespace.as_ref().map(|namespace| ("LEASEHOLD_NAMESPACE", OsString::from(namespace)));
     let config = global.config.as_ref().map(|path| ("LEASEHOLD_CONFIG", absolute(path)));
     url.into_iter().chain(namespace).chain(config).collect()
+}
+
+/// `-b redis://cache --namespace billing `, as typed; what the environment says stays true where it is pasted.
+fn place_flags(global: &Global) -> String {
+    let config = global.config.as_ref().map(|path| ("--config", path.to_string_lossy().into_owned()));
+    let backend = global.backend.as_ref().map(|url| ("-b", redact::url(url)));
+    let namespace = global.namespace.as_ref().map(|namespace| ("--namespace", namespace.clone()));
+    let flags = config.into_iter().chain(backend).chain(namespace);
+    let words: Vec<String> = flags.map(|(flag, value)| format!("{flag} {} ", shell::word(&value))).collect();
+    words.concat()
 }
 
 fn text(env: Environment<'_>, name: &str) -> Result<Option<String>> {

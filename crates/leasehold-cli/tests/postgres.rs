@@ -66,7 +66,9 @@ fn init_prepares_a_database_once_also_when_two_do_at_once() {
     let url = database(&server, "init_twice");
     let unprepared = run(&place, &url, &["run", "x", "--", "true"]);
     unprepared.assert_code(78);
-    assert!(unprepared.stderr.contains("leasehold init"), "{unprepared:?}");
+    assert!(unprepared.stderr.ends_with("leasehold:   leasehold init\n"), "{unprepared:?}");
+    let by_flag = Ran::of(place.bare(&["-b", &url, "run", "x", "--", "true"]));
+    assert!(by_flag.stderr.contains(&format!("leasehold:   leasehold -b {url} init\n")), "{by_flag:?}");
 
     let piped = || {
         let mut command = on(&place, &url, &["init", "--json", "--expose", "public"]);

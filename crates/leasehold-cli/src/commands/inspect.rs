@@ -20,7 +20,8 @@ use crate::{
     exit::{self, Result},
     json,
     say::Line,
-    work::{ask, note::short, wait::shell_word},
+    shell,
+    work::{ask, note::short},
 };
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -81,14 +82,12 @@ fn render(context: &Context<'_>, locks: &Leasehold, lock: &Lock, day: &Day, now:
         lines.push(format!("  {label:<9} {}. {who}   {}{note}", at + 1, Brief(waiting_for)));
     }
     lines.push(format!("  {:<9} {}", "last 24h", day.words(now)));
-    let name = shell_word(lock.name.as_str());
-    lines.push(format!(
-        "  {:<9} leasehold history {name}{}",
-        "next",
-        if day.has_failures() { " --failures" } else { "" }
-    ));
+    let name = shell::operand(lock.name.as_str());
+    let only = if day.has_failures() { "--failures " } else { "" };
+    lines.push(format!("  {:<9} {}", "next", context.settings.command(&format!("history {only}{name}"))));
     if let Some(fence) = lock.fence() {
-        lines.push(format!("  {:<9} leasehold evict {name} --fence {fence} --reason \"…\"", ""));
+        let evict = format!("evict --fence {fence} --reason \"…\" {name}");
+        lines.push(format!("  {:<9} {}", "", context.settings.command(&evict)));
     }
     let text: Vec<String> = lines.iter().map(|line| crate::redact::words(line)).collect();
     format!("{}\n", text.join("\n"))

@@ -27,7 +27,7 @@ use leasehold::{Holder, Leasehold};
 use crate::{
     args::{ChildArgs, Cli, Command},
     child::spawn,
-    exit::{Failure, Result},
+    exit::{self, Failure, Result},
     redact,
     say::{Line, Say},
     settings::{Settings, environment},
@@ -101,7 +101,7 @@ impl Context<'_> {
             Some(holder) => builder.holder(holder),
             None => builder,
         };
-        let locks = builder.connect(&settings.url).await.map_err(Failure::from)?;
+        let locks = builder.connect(&settings.url).await.map_err(|error| self.cannot_open(error))?;
         self.say.say(Line::debug(format!(
             "connected to {} in namespace {} as {}",
             settings.shown_url(),
@@ -109,6 +109,13 @@ impl Context<'_> {
             locks.holder()
         )));
         Ok(locks)
+    }
+
+    /// Why the backend cannot be used; a database that is not ready gets the command that makes it so.
+    fn cannot_open(&self, error: leasehold::Error) -> Failure {
+        let failure = Failure::from(error);
+        let lacks_schema = failure.code == exit::CONFIG && failure.message.contains("`leasehold init`");
+        if lacks_schema { failure.hint(self.settings.command("init")) } else { failure }
     }
 
     fn without_secrets(&self, failure: Failure) -> Failure {

@@ -131,7 +131,7 @@ async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, report: &mut Report)
         }
         Waited::NotAcquired(error) => {
             let code = plan.args.conflict_exit_code;
-            let line = wait::not_acquired(&plan.ask.resource, &error, plan.ask.patience);
+            let line = wait::not_acquired(&plan.ask.resource, &error, plan.ask.patience, &context.settings);
             // `-E 0` says that this is fine, and cron mails whatever is said.
             let is_fine = code == exit::OK && !say.looks().is_terminal;
             say.say(if is_fine { line.at(Level::Verbose) } else { line });

@@ -19,7 +19,8 @@ use crate::{
     exit::{Failure, Result},
     json,
     say::{Line, Say},
-    settings::Level,
+    settings::{Level, Settings},
+    shell,
 };
 
 /// A wait that takes longer explains itself.
@@ -103,14 +104,14 @@ pub(crate) fn acquired(lease: &Lease, explained: bool) -> Line {
 }
 
 /// Why the lock was not acquired, and what to type next.
-pub(crate) fn not_acquired(resource: &Resource, error: &Error, patience: Patience) -> Line {
+pub(crate) fn not_acquired(resource: &Resource, error: &Error, patience: Patience, settings: &Settings) -> Line {
     let name = error.resource().unwrap_or(resource);
     let end = match patience {
         Patience::For(wait) => format!("gave up after {} (-w)", Brief(wait)),
         _ => String::from("not waiting (-n)"),
     };
     Line::new("not_acquired", format!("{} — {end}", busy(name, error.holders())))
-        .hint(format!("see it: leasehold inspect {}", shell_word(name.as_str())))
+        .hint(format!("see it: {}", settings.command(&format!("inspect {}", shell::operand(name.as_str())))))
         .with("lock", name.as_str())
         .with("holders", error.holders().iter().map(json::held_by).collect::<Vec<_>>())
 }
@@ -130,16 +131,6 @@ pub(crate) fn held_by(holders: &[HeldBy]) -> Option<String> {
     let note = first.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
     let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
     Some(format!("{}{note} for {}{more}", short(first.holder.as_str()), Brief(first.held_for)))
-}
-
-/// The name as it can be typed into a shell.
-pub(crate) fn shell_word(name: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+=,".contains(c);
-    if !name.starts_with('-') && name.chars().all(is_plain) {
-        return name.to_owned();
-    }
-    let quoted = format!("'{}'", name.replace('\'', r"'\''"));
-    if name.starts_with('-') { format!("-- {quoted}") } else { quoted }
 }
 
 /// Explains the wait now and then; never ends. Nobody is asked while nobody listens.
@@ -197,13 +188,6 @@ fn explanation(wanted: Wanted<'_>, leases: &[LeaseRecord], since: Duration) -> L
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_can_be_typed_into_a_shell() {
-        for (name, word) in [("a:b/c-1", "a:b/c-1"), ("a b", "'a b'"), ("it's", r"'it'\''s'"), ("-x", "-- '-x'")] {
-            assert_eq!(shell_word(name), word);
-        }
-    }
 
     #[test]
     fn a_busy_lock_without_a_holder_is_described_in_words_of_every_backend() {

@@ -91,7 +91,7 @@ fn inspect_tells_all_about_one_lock() {
         &format!("fence     {fence}\n"),
         "waiting   1. ",
         "last 24h  2 acquired",
-        &format!("leasehold evict x --fence {fence} --reason"),
+        &format!("leasehold evict --fence {fence} --reason \"…\" x\n"),
     ] {
         assert!(held.contains(words), "{words}: {held}");
     }
