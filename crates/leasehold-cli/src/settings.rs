@@ -32,8 +32,8 @@ pub(crate) struct Settings {
     pub(crate) profile: Option<String>,
     /// The key prefix that separates applications on one backend.
     pub(crate) namespace: String,
-    /// How long to try to reach the backend.
-    pub(crate) connect_limit: Duration,
+    /// How long to try to reach the backend, if that was said.
+    pub(crate) connect_limit: Option<Duration>,
     /// `ttl` of the config file.
     pub(crate) ttl: Option<Duration>,
     /// `kill_after` of the config file.

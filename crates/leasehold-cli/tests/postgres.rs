@@ -282,6 +282,26 @@ fn an_unreachable_server_is_69_and_one_clear_line_in_time_without_the_password()
 }
 
 #[test]
+fn a_database_that_comes_late_is_waited_for() {
+    let (place, server) = (Place::new(), Postgres::shared());
+    database(&server, "comes_late");
+    let proxy = Proxy::to(server.port());
+    let url = format!("postgres://postgres@127.0.0.1:{}/comes_late", proxy.port());
+    for args in [&["init"][..], &["run", "x", "--", "echo", "got it"]] {
+        proxy.refuse();
+        let said = place.path("said");
+        let mut command = on(&place, &url, &[&["--connect-timeout", "1m"], args].concat());
+        command.stdout(Stdio::piped()).stderr(fs::File::create(&said).unwrap());
+        let running = Running::of(command);
+        until("it says what it waits for", || fs::read_to_string(&said).unwrap().contains("waiting for postgres://"));
+        proxy.mend();
+        let ran = running.finish();
+        ran.assert_code(0);
+        assert!(!ran.stdout.is_empty(), "{ran:?}");
+    }
+}
+
+#[test]
 fn a_password_is_used_and_never_shown_wherever_it_comes_from() {
     let (place, server) = (Place::new(), Postgres::start());
     run(&place, &server.url(), &["init"]).assert_code(0);

@@ -59,10 +59,59 @@ fn run_list_history_and_doctor_work_as_on_a_directory() {
 #[test]
 fn an_unreachable_server_is_69_and_one_clear_line_without_the_password() {
     let place = Place::new();
-    let ran = Ran::of(on(&place, "redis://me:hunter2@127.0.0.1:1", &["run", "x", "--", "true"]));
+    let url = "redis://me:hunter2@127.0.0.1:1";
+    let ran = Ran::of(on(&place, url, &["--connect-timeout", "300ms", "run", "x", "--", "true"]));
     ran.assert_code(69);
+    assert!(ran.took >= Duration::from_millis(300) && ran.stderr.contains("tried for 300ms"), "{ran:?}");
     assert_eq!(ran.stderr.lines().count(), 1, "{ran:?}");
     assert!(ran.stderr.contains("127.0.0.1:1") && !ran.stderr.contains("hunter2"), "{ran:?}");
+}
+
+#[test]
+fn a_server_that_comes_late_is_waited_for() {
+    let (place, mut server) = (Place::new(), Server::start());
+    server.kill();
+    let out = place.path("out");
+    for args in [&["run", "x", "--", "echo", "got it"][..], &["acquire", "y", "--ttl", "1m"], &["list"]] {
+        let mut command = on(&place, &server.url(), &[&["--connect-timeout", "1m"], args].concat());
+        command.stdout(Stdio::piped()).stderr(fs::File::create(&out).unwrap());
+        let running = Running::of(command);
+        until("it says what it waits for", || fs::read_to_string(&out).unwrap().contains("waiting for redis://"));
+        server.launch();
+        let ran = running.finish();
+        ran.assert_code(0);
+        assert!(!ran.stdout.is_empty(), "{ran:?}");
+        let said = fs::read_to_string(&out).unwrap();
+        assert!(
+            said.lines().count() == 1 && said.contains("onnection refused") && said.contains("giving up in"),
+            "{said}"
+        );
+        server.kill();
+    }
+    // The patience for the lock is the patience for its server, and a signal ends it.
+    let ran = Ran::of(on(&place, &server.url(), &["run", "-w", "300ms", "x", "--", "true"]));
+    ran.assert_code(69);
+    assert!(ran.stderr.contains("tried for 300ms"), "{ran:?}");
+    for args in [&["run", "x", "--", "true"][..], &["acquire", "x", "--ttl", "1m"], &["elect", "x", "--", "true"]] {
+        let mut command = on(&place, &server.url(), &[&["--connect-timeout", "1m"], args].concat());
+        command.stderr(fs::File::create(&out).unwrap());
+        let mut running = Running::of(command);
+        until("it waits", || fs::read_to_string(&out).unwrap().contains("waiting for redis://"));
+        running.signal(Signal::TERM);
+        assert_eq!(running.code(), 143);
+    }
+}
+
+#[test]
+fn redlock_nodes_that_do_not_vote_yet_are_waited_for() {
+    let (place, servers) = (Place::new(), [Server::start(), Server::start(), Server::start()]);
+    let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
+    let url = format!("redlock://{}/0?longest_ttl=3s", hosts.join(","));
+    let ran =
+        Ran::of(on(&place, &url, &["--connect-timeout", "1m", "run", "--ttl", "2s", "x", "--", "echo", "got it"]));
+    ran.assert_code(0);
+    assert_eq!(ran.stdout, "got it\n");
+    assert!(ran.stderr.lines().count() <= 1, "{ran:?}");
 }
 
 #[test]

@@ -82,9 +82,9 @@ pub(crate) struct Global {
         help_heading = "Global options"
     )]
     pub(crate) color: Color,
-    /// How long to try to reach the backend
-    #[arg(long, value_parser = duration::parse, default_value = "3s", value_name = "D", global = true, help_heading = "Global options")]
-    pub(crate) connect_timeout: Duration,
+    /// How long to try to reach the backend, and no longer than -w [default: 10s; 3s with -n]
+    #[arg(long, value_parser = duration::parse, value_name = "D", global = true, help_heading = "Global options")]
+    pub(crate) connect_timeout: Option<Duration>,
 }
 
 /// When to use colours.

@@ -2,7 +2,10 @@
 
 use std::{fs, io::Write, os::unix::fs::OpenOptionsExt, path::Path};
 
-use leasehold::{Detached, Leasehold, Outcome, Ttl};
+use leasehold::{
+    Detached, Leasehold, Outcome, Ttl,
+    clock::{Clock, SystemClock},
+};
 use serde_json::json;
 
 use super::Context;
@@ -28,12 +31,17 @@ pub(crate) async fn run(context: &Context<'_>, args: &AcquireArgs) -> Result<u8>
     let say = context.say;
     let mut signals =
         Signals::catch().map_err(|error| Failure::unavailable(format!("cannot catch signals: {error}")))?;
-    let locks = context.connect(ask.holder.clone()).await?;
+    let start = context.start(ask.patience);
+    let locks = tokio::select! {
+        biased;
+        locks = context.open(ask.holder.clone(), &start) => locks?,
+        signal = signals.next_ending() => return Ok(exit::of_signal(signal.number())),
+    };
     if ask.patience != Patience::Try {
         nested::refuse(&locks, &ask.resource, &Outer::all(&environment)).await?;
     }
-    let wanted = Wanted { locks: &locks, resource: &ask.resource, patience: ask.patience };
-    match wait::wait(wanted, ask.acquire_detached(&locks), &mut signals, say).await? {
+    let wanted = Wanted { locks: &locks, resource: &ask.resource, patience: ask.patience, start: &start };
+    match wait::wait(wanted, async || ask.acquire_detached(&locks).await, &mut signals, say).await? {
         Waited::Acquired { held, explained } => {
             let words =
                 format!("acquired {} after {} (fence {})", ask.resource, Measured(held.waited), held.grant.fence);
@@ -62,6 +70,7 @@ fn plan(args: &AcquireArgs) -> Result<Ask> {
         claim: ask::claim(args.shared, &args.ask)?,
         ttl: ask::ttl(Some(ttl), None, Ttl::DEFAULT)?,
         patience: Patience::of(&args.ask),
+        began: SystemClock.now(),
         holder: note::holder("--holder", args.holder.as_deref())?,
         note: note::note(args.note.as_deref(), &[], false)?,
         metadata: note::metadata(&args.meta)?,

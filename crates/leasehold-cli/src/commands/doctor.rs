@@ -16,6 +16,7 @@ use crate::{
     duration::{Brief, Measured},
     exit::{self, Result},
     json, redact,
+    work::start::Start,
 };
 
 /// Round trips that are measured.
@@ -25,7 +26,7 @@ const PROBE: &str = "leasehold-doctor-probe";
 
 /// Prints what was found; exit 1 if something will hurt.
 pub(crate) async fn run(context: &Context<'_>) -> Result<u8> {
-    let connected = context.connect(None).await;
+    let connected = context.open(None, &Start::once(&context.settings, context.say)).await;
     let (findings, kind) = match connected {
         Ok(locks) => (examine(context, &locks).await, Some(locks.guarantees().kind)),
         Err(failure) if failure.code == exit::UNAVAILABLE || failure.code == exit::NO_PERMISSION => {

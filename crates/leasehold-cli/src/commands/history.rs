@@ -38,7 +38,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &HistoryArgs) -> Result<u8>
     let mut filter = HistoryFilter::new(names).failures(args.failures).limit(limit);
     filter.since = args.since.map(at);
     filter.until = args.until.map(at);
-    let locks = context.connect(None).await?;
+    let locks = context.connect().await?;
     let page = locks.history_page(&filter).await?;
     let mut ended = page.leases;
     ended.retain(|ended| args.event.is_empty() || args.event.iter().any(|wanted| ended.ending == (*wanted).into()));

@@ -1,6 +1,6 @@
 //! `leasehold init`: makes a database ready, or prints how.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use leasehold::{
     backends::postgres::{self, PostgresOptions},
@@ -13,6 +13,7 @@ use crate::{
     args::InitArgs,
     exit::{self, Failure, Result},
     json,
+    work::ask::Patience,
 };
 
 /// Installs or updates the schema; a database that is ready stays as it is.
@@ -22,20 +23,20 @@ pub(crate) async fn run(context: &Context<'_>, args: &InitArgs) -> Result<u8> {
         return Err(Failure::usage(format!("{} needs no preparation", settings.shown_url()))
             .hint("init is for databases: leasehold init --backend postgres://user@host/db"));
     }
-    let options =
-        PostgresOptions::from_url(&settings.url, &settings.namespace, Arc::new(SystemClock), settings.connect_limit)
-            .map_err(Failure::from)?;
+    let options = |limit| PostgresOptions::from_url(&settings.url, &settings.namespace, Arc::new(SystemClock), limit);
     if args.print_sql {
         let expose = args.expose.as_deref();
         let sql = if args.uninstall {
-            postgres::uninstall_sql(&options, expose)
+            postgres::uninstall_sql(&options(Duration::ZERO)?, expose)
         } else {
-            postgres::sql_since(&options, expose, args.from)
+            postgres::sql_since(&options(Duration::ZERO)?, expose, args.from)
         };
         json::print(sql.map_err(Failure::from)?)?;
         return Ok(exit::OK);
     }
-    let installed = postgres::install(options, args.expose.as_deref()).await.map_err(Failure::from)?;
+    let start = context.start(Patience::Forever);
+    let installed = start.retry(async |limit| postgres::install(options(limit)?, args.expose.as_deref()).await);
+    let installed = installed.await.map_err(|error| start.failure(error))?;
     if context.say.looks().json {
         json::print(json!({"v": 1, "before": installed.before, "now": installed.now}).to_string())?;
     } else {

@@ -29,7 +29,7 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Prints what is known of the lock; exit 1 if nothing is.
 pub(crate) async fn run(context: &Context<'_>, args: &InspectArgs) -> Result<u8> {
     let name = ask::resource(&args.name)?;
-    let locks = context.connect(None).await?;
+    let locks = context.connect().await?;
     let names = Names::Exactly(name.clone());
     let page = locks.list(&ListFilter::new(names.clone())).await?;
     let now = SystemClock.wall();

@@ -30,7 +30,7 @@ const PAGE: usize = 1000;
 
 /// Prints the list, once or as it changes.
 pub(crate) async fn run(context: &Context<'_>, args: &ListArgs) -> Result<u8> {
-    let locks = context.connect(None).await?;
+    let locks = context.connect().await?;
     let names = args.prefix.clone().map_or(Names::All, Names::Prefix);
     if !args.watch {
         json::write(&render(context, args, &locks, &names).await?)?;

@@ -31,6 +31,7 @@ use crate::{
     redact,
     say::{Line, Say},
     settings::{Settings, environment},
+    work::{ask::Patience, start::Start},
 };
 
 /// Does what was typed; tells the exit code.
@@ -89,19 +90,32 @@ pub(crate) struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// Opens the backend.
-    pub(crate) async fn connect(&self, holder: Option<Holder>) -> Result<Leasehold> {
+    /// The start of a command that waits so long for its lock.
+    pub(crate) fn start(&self, patience: Patience) -> Start<'_> {
+        Start::new(&self.settings, patience, self.say)
+    }
+
+    /// Opens the backend for a command that takes no lock.
+    pub(crate) async fn connect(&self) -> Result<Leasehold> {
+        self.open(None, &self.start(Patience::Forever)).await
+    }
+
+    /// Opens the backend; a server that is not there yet is tried again for a while.
+    pub(crate) async fn open(&self, holder: Option<Holder>, start: &Start<'_>) -> Result<Leasehold> {
         let settings = &self.settings;
         if settings.url.starts_with("memory:") {
             return Err(Failure::config("memory: lives in one process, so that no second command could see its locks")
                 .hint("use file:, which needs nothing installed, or the library"));
         }
-        let builder = Leasehold::builder().namespace(&settings.namespace).connect_limit(settings.connect_limit);
-        let builder = match holder {
-            Some(holder) => builder.holder(holder),
-            None => builder,
-        };
-        let locks = builder.connect(&settings.url).await.map_err(|error| self.cannot_open(error))?;
+        let connected = start.retry(async |limit| {
+            let builder = Leasehold::builder().namespace(&settings.namespace).connect_limit(limit);
+            let builder = match &holder {
+                Some(holder) => builder.holder(holder.clone()),
+                None => builder,
+            };
+            builder.connect(&settings.url).await
+        });
+        let locks = connected.await.map_err(|error| self.cannot_open(error, start))?;
         self.say.say(Line::debug(format!(
             "connected to {} in namespace {} as {}",
             settings.shown_url(),
@@ -112,8 +126,8 @@ impl Context<'_> {
     }
 
     /// Why the backend cannot be used; a database that is not ready gets the command that makes it so.
-    fn cannot_open(&self, error: leasehold::Error) -> Failure {
-        let failure = Failure::from(error);
+    fn cannot_open(&self, error: leasehold::Error, start: &Start<'_>) -> Failure {
+        let failure = start.failure(error);
         let lacks_schema = failure.code == exit::CONFIG && failure.message.contains("`leasehold init`");
         if lacks_schema { failure.hint(self.settings.command("init")) } else { failure }
     }

@@ -94,6 +94,7 @@ fn plan<'a>(context: &Context<'_>, args: &'a RunArgs) -> Result<Plan<'a>> {
         claim: ask::claim(args.shared, &args.ask)?,
         ttl,
         patience: Patience::of(&args.ask),
+        began: SystemClock.now(),
         holder: note::holder("--holder", args.shown.holder.as_deref())?,
         note: note::note(args.shown.note.as_deref(), &command, args.shown.show_args)?,
         metadata: note::metadata(&args.shown.meta)?,
@@ -106,9 +107,10 @@ async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, report: &mut Report)
     let say = context.say;
     let mut signals =
         Signals::catch().map_err(|error| Failure::unavailable(format!("cannot catch signals: {error}")))?;
+    let start = context.start(plan.ask.patience);
     let locks = tokio::select! {
         biased;
-        locks = context.connect(plan.ask.holder.clone()) => locks?,
+        locks = context.open(plan.ask.holder.clone(), &start) => locks?,
         signal = signals.next_ending() => return Ok(interrupted(report, signal.number(), &signal.to_string())),
     };
     plan.limits = plan.limits.within(locks.guarantees().silence_limit, plan.args.child.kill_after)?;
@@ -118,9 +120,9 @@ async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, report: &mut Report)
     let outers = Outer::all(&environment);
     leave_out_outer_locks(&locks, &mut plan, &outers, report).await?;
 
-    let wanted = Wanted { locks: &locks, resource: &plan.ask.resource, patience: plan.ask.patience };
+    let wanted = Wanted { locks: &locks, resource: &plan.ask.resource, patience: plan.ask.patience, start: &start };
     let started = SystemClock.now();
-    let result = wait::wait(wanted, plan.ask.acquire(&locks), &mut signals, say).await;
+    let result = wait::wait(wanted, async || plan.ask.acquire(&locks).await, &mut signals, say).await;
     report.waited = SystemClock.now().since(started);
     let guards = match result? {
         Waited::Acquired { held, explained } => {
@@ -244,7 +246,7 @@ async fn check_outer_lease(locks: &Leasehold, resource: &Resource) -> Result<()>
 
 /// Tells what would happen; asks who holds the lock and changes nothing.
 async fn dry_run(context: &Context<'_>, plan: &Plan<'_>) -> Result<u8> {
-    let locks = context.connect(plan.ask.holder.clone()).await?;
+    let locks = context.open(plan.ask.holder.clone(), &context.start(plan.ask.patience)).await?;
     let page = locks.list(&ListFilter::new(Names::Exactly(plan.ask.resource.clone()))).await?;
     let names: Vec<&str> = plan.ask.all.iter().map(Resource::as_str).collect();
     let command: Vec<_> = plan.command.iter().map(|word| word.to_string_lossy()).collect();

@@ -1,10 +1,6 @@
 //! Waiting for a lock: interruptible, and explained to whoever sits at the terminal.
 
-use std::{
-    cell::Cell,
-    future::{Future, pending},
-    time::Duration,
-};
+use std::{cell::Cell, future::pending, time::Duration};
 
 use leasehold::{
     Error, ErrorKind, Lease, Leasehold, Resource,
@@ -12,11 +8,11 @@ use leasehold::{
     lease::{HeldBy, LeaseRecord, LeaseState, ListFilter, Moment, Names},
 };
 
-use super::{ask::Patience, note::short};
+use super::{ask::Patience, note::short, start::Start};
 use crate::{
     child::{Signals, signal::Signal},
     duration::{Brief, Measured, millis},
-    exit::{Failure, Result},
+    exit::Result,
     json,
     say::{Line, Say},
     settings::{Level, Settings},
@@ -57,12 +53,14 @@ pub(crate) struct Wanted<'a> {
     pub(crate) resource: &'a Resource,
     /// How long.
     pub(crate) patience: Patience,
+    /// When the command began: a server that goes away so early is tried again.
+    pub(crate) start: &'a Start<'a>,
 }
 
 /// Waits for the lock until it is granted, the patience ends, or a signal comes.
 pub(crate) async fn wait<T>(
     wanted: Wanted<'_>,
-    acquire: impl Future<Output = leasehold::Result<T>>,
+    mut acquire: impl AsyncFnMut() -> leasehold::Result<T>,
     signals: &mut Signals,
     say: &Say,
 ) -> Result<Waited<T>> {
@@ -70,7 +68,7 @@ pub(crate) async fn wait<T>(
     let explained = Cell::new(false);
     let result = tokio::select! {
         biased;
-        result = acquire => result,
+        result = wanted.start.retry(async |_| acquire().await) => result,
         signal = signals.next_ending() => {
             leave(wanted.locks).await;
             say.say(Line::detail("interrupted", format!("left the queue for {} on {signal}", wanted.resource)));
@@ -85,7 +83,7 @@ pub(crate) async fn wait<T>(
             leave(wanted.locks).await;
             Ok(Waited::NotAcquired(error))
         }
-        Err(error) => Err(Failure::from(error)),
+        Err(error) => Err(wanted.start.failure(error)),
     }
 }
 
@@ -145,6 +143,9 @@ async fn explain(wanted: Wanted<'_>, started: Moment, explained: &Cell<bool>, sa
     loop {
         tokio::time::sleep(pause).await;
         pause = if pause == UNEXPLAINED { FIRST_REFRESH } else { (pause * 2).min(LAST_REFRESH) };
+        if wanted.start.is_away() {
+            continue;
+        }
         let filter = ListFilter::new(Names::Exactly(wanted.resource.clone()));
         if let Ok(page) = wanted.locks.list(&filter).await {
             say.say(explanation(wanted, &page.leases, SystemClock.now().since(started)));
