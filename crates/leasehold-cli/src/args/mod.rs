@@ -22,7 +22,7 @@ pub(crate) use self::{
         CompletionsArgs, EventArg, EvictArgs, HistoryArgs, InspectArgs, ListArgs, ManArgs, SortBy, VersionArgs,
         WatchArgs, When,
     },
-    run::RunArgs,
+    run::{IN_A_SCRIPT, RunArgs},
 };
 use crate::duration;
 
@@ -167,6 +167,20 @@ pub(crate) mod tests {
         assert_eq!(command_of(&["run", "x", "-n", "ls", "-n"]), ["ls", "-n"]);
         assert_eq!(command_of(&["run", "x", "ls", "--help"]), ["ls", "--help"]);
         assert_eq!(command_of(&["run", "x", "ls", "-c", "y"]), ["ls", "-c", "y"]);
+    }
+
+    #[test]
+    fn every_spelling_of_a_flock_flag_is_known() {
+        for (args, exclusive, nonblock, wait) in [
+            (&["run", "-en", "x", "true"][..], true, true, None),
+            (&["run", "-e", "--timeout", "3", "x", "true"], true, false, Some(3)),
+            (&["run", "--nb", "x", "true"], false, true, None),
+            (&["run", "-xw", "3", "x", "true"], true, false, Some(3)),
+        ] {
+            let Command::Run(run) = parse(args).command else { panic!("not run") };
+            assert_eq!((run.exclusive, run.ask.nonblock), (exclusive, nonblock), "{args:?}");
+            assert_eq!(run.ask.wait, wait.map(Duration::from_secs), "{args:?}");
+        }
     }
 
     #[test]

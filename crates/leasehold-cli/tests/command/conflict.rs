@@ -19,7 +19,9 @@ fn a_busy_lock_gives_75_and_names_its_holder() {
     );
     assert!(lines[0].contains(&format!(":{} (", holder.pid())) && lines[0].contains(") for "), "{ran:?}");
     assert_eq!(lines[1], "leasehold:   see it: leasehold inspect hello");
-    place.run(&["run", "-w", "0", "hello", "--", "echo", "never"]).assert_code(75);
+    for args in [&["-w", "0"][..], &["-en"], &["-e", "--nb"], &["--timeout", "0"]] {
+        place.run(&[&["run"], args, &["hello", "--", "echo", "never"]].concat()).assert_code(75);
+    }
 }
 
 /// The command after "see it: ", run by a shell that knows the binary by its name.
