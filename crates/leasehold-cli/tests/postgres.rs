@@ -282,6 +282,15 @@ fn an_unreachable_server_is_69_and_one_clear_line_in_time_without_the_password()
 }
 
 #[test]
+fn a_server_without_tls_is_told_from_one_that_is_away() {
+    let (place, server) = (Place::new(), Postgres::shared());
+    let url = format!("{}?sslmode=require", server.url());
+    let ran = run(&place, &url, &["list"]);
+    ran.assert_code(78);
+    assert!(ran.stderr.contains("speaks no TLS") && !ran.stderr.contains("does it run there"), "{ran:?}");
+}
+
+#[test]
 fn a_database_that_comes_late_is_waited_for() {
     let (place, server) = (Place::new(), Postgres::shared());
     database(&server, "comes_late");

@@ -6,6 +6,8 @@ mod place;
 
 use std::{
     env, fs,
+    io::Write,
+    net::TcpListener,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -112,6 +114,43 @@ fn redlock_nodes_that_do_not_vote_yet_are_waited_for() {
     ran.assert_code(0);
     assert_eq!(ran.stdout, "got it\n");
     assert!(ran.stderr.lines().count() <= 1, "{ran:?}");
+}
+
+#[test]
+fn a_server_of_another_kind_is_told_from_a_redis() {
+    let place = Place::new();
+    let web = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let url = format!("redis://127.0.0.1:{}", web.local_addr().unwrap().port());
+    let _answers = thread::spawn(move || {
+        for client in web.incoming() {
+            let _client_left = client.unwrap().write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        }
+    });
+    let ran = Ran::of(on(&place, &url, &["list"]));
+    ran.assert_code(78);
+    assert!(ran.stderr.contains("not as a Redis server does") && !ran.stderr.contains("arse error"), "{ran:?}");
+}
+
+#[test]
+fn a_command_that_goes_on_without_its_lock_is_told_once() {
+    let (place, server) = (Place::new(), Server::start());
+    let run = |args: &[&str]| Ran::of(on(&place, &server.url(), args));
+    let (ready, go) = (place.path("ready"), place.path("go"));
+    let script = format!("touch {}; until [ -e {} ]; do sleep .05; done", ready.display(), go.display());
+    let args = ["run", "--on-lost", "continue", "--ttl", "600ms", "x", "-c", &script];
+    let mut command = on(&place, &server.url(), &args);
+    let said = place.path("said");
+    command.stderr(fs::File::create(&said).unwrap());
+    let mut running = Running::of(command);
+    until("it runs", || ready.exists());
+    let fence = run(&["inspect", "--json", "x"]).json()["fence"].to_string();
+    run(&["evict", "x", "--fence", &fence, "--reason", "test", "--yes"]).assert_code(0);
+    until("it is told", || fs::read_to_string(&said).unwrap().contains("LOST x"));
+    thread::sleep(Duration::from_millis(800));
+    fs::write(go, "").unwrap();
+    assert_eq!(running.code(), 121);
+    let said = fs::read_to_string(said).unwrap();
+    assert!(!said.contains("cannot renew"), "{said}");
 }
 
 #[test]

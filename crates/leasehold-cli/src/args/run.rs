@@ -59,8 +59,8 @@ pub(crate) struct RunArgs {
     /// A release that could not be made is an error (69)
     #[arg(long)]
     pub(crate) strict_release: bool,
-    /// Write the outcome to this file as JSON
-    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    /// Write the outcome to this file as JSON, or to standard output for -
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath, allow_hyphen_values = true)]
     pub(crate) report: Option<PathBuf>,
     /// Show what would happen, and do nothing
     #[arg(long)]

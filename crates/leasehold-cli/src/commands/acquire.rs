@@ -38,7 +38,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &AcquireArgs) -> Result<u8>
         signal = signals.next_ending() => return Ok(exit::of_signal(signal.number())),
     };
     if ask.patience != Patience::Try {
-        nested::refuse(&locks, &ask.resource, &Outer::all(&environment)).await?;
+        nested::refuse(&locks, &ask, &Outer::all(&environment)).await?;
     }
     let wanted = Wanted { locks: &locks, resource: &ask.resource, patience: ask.patience, start: &start };
     match wait::wait(wanted, async || ask.acquire_detached(&locks).await, &mut signals, say).await? {

@@ -148,6 +148,7 @@ fn work(
         min_hold: Duration::ZERO,
         inherit: !args.child.no_inherit,
         place: context.settings.shown_url(),
+        runs_until_asked: true,
     }
 }
 

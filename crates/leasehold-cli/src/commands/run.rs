@@ -34,6 +34,8 @@ struct Plan<'a> {
     command: Vec<OsString>,
     ask: Ask,
     limits: Limits,
+    /// The ancestor beside which the lock is shared, if waiting for it could never end.
+    beside: Option<Outer>,
 }
 
 /// Runs the command under the lock; the exit code is its own unless something went wrong.
@@ -85,6 +87,12 @@ fn plan<'a>(context: &Context<'_>, args: &'a RunArgs) -> Result<Plan<'a>> {
         let words = format!("run needs a command: {} is taken for a lock's name, not for a descriptor", args.name);
         return Err(Failure::usage(words).hint(IN_A_SCRIPT));
     }
+    if let (Some(least), Some(most)) = (args.min_hold, args.max_hold)
+        && least > most
+    {
+        let words = format!("--min-hold {} is longer than --max-hold {}", Brief(least), Brief(most));
+        return Err(Failure::usage(words));
+    }
     let resource = ask::resource(&args.name)?;
     let others = args.also.iter().map(|name| ask::resource(name)).collect::<Result<BTreeSet<Resource>>>()?;
     let command = context.command(&args.child, "run")?;
@@ -107,7 +115,7 @@ fn plan<'a>(context: &Context<'_>, args: &'a RunArgs) -> Result<Plan<'a>> {
         note: note::note(args.shown.note.as_deref(), &command, args.shown.show_args)?,
         metadata: note::metadata(&args.shown.meta)?,
     };
-    Ok(Plan { args, command, ask, limits })
+    Ok(Plan { args, command, ask, limits, beside: None })
 }
 
 /// Waits, runs and gives back; what came of it goes into the report.
@@ -140,6 +148,9 @@ async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, report: &mut Report)
             named_first(held, &plan.ask.resource)
         }
         Waited::NotAcquired(error) => {
+            if let Some(outer) = &plan.beside {
+                return Err(nested::would_never_end(&plan.ask.resource, outer));
+            }
             let code = plan.args.conflict_exit_code;
             let line = wait::not_acquired(&plan.ask.resource, &error, plan.ask.patience, &context.settings);
             // `-E 0` says that this is fine, and cron mails whatever is said.
@@ -178,6 +189,7 @@ fn work(context: &Context<'_>, plan: &Plan<'_>, guards: &[Guard], outers: &[Oute
         min_hold: plan.args.min_hold.unwrap_or_default(),
         inherit: !plan.args.child.no_inherit,
         place: context.settings.shown_url(),
+        runs_until_asked: false,
     }
 }
 
@@ -219,6 +231,13 @@ async fn leave_out_outer_locks(
 ) -> Result<()> {
     for resource in plan.ask.all.clone() {
         let Some(outer) = nested::held_outside(locks, &resource, outers).await? else { continue };
+        if !plan.args.reentrant && nested::can_share(plan.ask.claim, &outer) {
+            if plan.ask.patience == Patience::Forever {
+                plan.ask.patience = Patience::Try;
+                plan.beside = Some(outer);
+            }
+            continue;
+        }
         if !plan.args.reentrant {
             return Err(nested::would_never_end(&resource, &outer));
         }

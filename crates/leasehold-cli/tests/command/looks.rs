@@ -125,6 +125,19 @@ fn history_can_be_asked_for_what_matters() {
 }
 
 #[test]
+fn a_place_in_the_queue_that_was_lost_is_no_failure() {
+    let place = Place::new();
+    let _holder = place.hold("x");
+    let waiter = place.start(&["run", "--holder", "w", "x", "--", "true"]);
+    until("it waits", || place.waiters("x") == 1);
+    waiter.signal(Signal::KILL);
+    drop(waiter);
+    until("history tells", || place.run(&["history", "x"]).stdout.contains("disconnected"));
+    let failures = place.run(&["history", "--failures", "x"]);
+    assert!(!failures.stdout.contains("disconnected"), "{failures:?}");
+}
+
+#[test]
 fn watch_tells_what_happens_as_it_happens() {
     let place = Place::new();
     let (all, some) = (place.path("all"), place.path("some"));
