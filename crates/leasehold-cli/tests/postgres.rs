@@ -291,6 +291,22 @@ fn a_server_without_tls_is_told_from_one_that_is_away() {
 }
 
 #[test]
+fn the_way_to_the_server_does_not_count_as_a_difference_of_clocks() {
+    let (place, server) = (Place::new(), Postgres::shared());
+    prepared(&place, &server, "far_away");
+    let proxy = Proxy::to(server.port());
+    let url = format!("postgres://postgres@127.0.0.1:{}/far_away", proxy.port());
+    proxy.slow_down(300);
+    let mut command = on(&place, &url, &["--connect-timeout", "20s", "doctor"]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let doctor = Running::of(command).finish_within(Duration::from_secs(90));
+    let words = doctor.stdout.split("wall clock is ").nth(1).unwrap_or_else(|| panic!("{doctor:?}"));
+    let apart: f64 = words.split(" ms").next().unwrap().parse().unwrap();
+    assert!(apart < 250.0, "{doctor:?}");
+    assert!(doctor.stdout.contains("warn  reach "), "{doctor:?}");
+}
+
+#[test]
 fn a_database_that_comes_late_is_waited_for() {
     let (place, server) = (Place::new(), Postgres::shared());
     database(&server, "comes_late");

@@ -55,7 +55,28 @@ fn run_list_history_and_doctor_work_as_on_a_directory() {
     history.assert_code(0);
     assert!(history.stdout.contains("hello"), "{history:?}");
     let doctor = run(&["doctor"]);
-    assert!(doctor.stdout.contains("reachable") && doctor.stdout.contains("noeviction"), "{doctor:?}");
+    assert!(doctor.stdout.contains("noeviction"), "{doctor:?}");
+    assert_eq!(doctor.stdout.matches("reachable").count(), 1, "{doctor:?}");
+    assert!(!run(&["history"]).stdout.contains("doctor"), "doctor leaves no trace");
+}
+
+#[test]
+fn doctor_names_each_node_of_a_quorum_once() {
+    let (place, servers) = (Place::new(), [Server::start(), Server::start(), Server::start()]);
+    let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
+    let url = format!("redlock://{}/0?longest_ttl=0", hosts.join(","));
+    let doctor = Ran::of(on(&place, &url, &["doctor", "--json"])).json();
+    let findings = doctor["findings"].as_array().unwrap();
+    for host in &hosts {
+        assert!(findings.iter().all(|finding| !finding["subject"].as_str().unwrap().contains(host)), "{doctor}");
+        let words = |finding: &&serde_json::Value| finding["words"].as_str().unwrap().matches(host).count() == 1;
+        let of_node = findings.iter().filter(|finding| finding["subject"] == "reachable").find(words);
+        assert!(of_node.is_some(), "{doctor}");
+        assert!(
+            findings.iter().all(|finding| finding["words"].as_str().unwrap().matches(host).count() <= 1),
+            "{doctor}"
+        );
+    }
 }
 
 #[test]
