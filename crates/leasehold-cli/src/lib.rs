@@ -9,12 +9,16 @@ mod json;
 mod redact;
 mod say;
 mod settings;
+mod shell;
 mod table;
 mod work;
 
 use std::{env, ffi::OsString, process::ExitCode};
 
-use clap::{CommandFactory, Parser, error::ErrorKind};
+use clap::{
+    CommandFactory, Parser,
+    error::{ContextKind, ContextValue, ErrorKind},
+};
 use leasehold_supervise::shim;
 
 use self::{
@@ -63,7 +67,14 @@ fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
     });
     let message = paragraphs.next().unwrap_or_default();
     let message = message.strip_prefix("error: ").unwrap_or(&message).to_owned();
-    let tip = paragraphs.find_map(|paragraph| paragraph.strip_prefix("tip: ").map(str::to_owned));
+    let tip = paragraphs.find_map(|paragraph| tip(&paragraph));
+    let invalid = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(word)) if error.kind() == ErrorKind::UnknownArgument => word.as_str(),
+        _ => "",
+    };
+    let is_number = invalid.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    let tip =
+        if is_number { Some(String::from("numbers and lengths of time have no sign: write 5s, not -5s")) } else { tip };
     let help = match args
         .get(1)
         .and_then(|word| word.to_str())
@@ -78,6 +89,12 @@ fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
     let looks = Looks { json, ..Looks::plain() };
     Say::new(looks).fail(&failure);
     failure.code
+}
+
+/// The advice in a paragraph of clap's; "use '-- --flag'" is none, since what follows `--` is the command.
+fn tip(paragraph: &str) -> Option<String> {
+    let mut tips = paragraph.split("tip: ").map(str::trim).filter(|tip| !tip.is_empty());
+    tips.find(|tip| !tip.starts_with("to pass '")).filter(|_| paragraph.starts_with("tip: ")).map(str::to_owned)
 }
 
 /// A panic of ours is told in one line and has its own exit code.

@@ -8,11 +8,13 @@ use std::{
     time::Duration,
 };
 
+use leasehold::backends::file::DefaultPlace;
+
 use crate::{
     args::{Color, Global},
     config::Config,
     exit::{Failure, Result},
-    redact,
+    redact, shell,
 };
 
 /// Where environment variables come from, so that tests can bring their own.
@@ -32,14 +34,16 @@ pub(crate) struct Settings {
     pub(crate) profile: Option<String>,
     /// The key prefix that separates applications on one backend.
     pub(crate) namespace: String,
-    /// How long to try to reach the backend.
-    pub(crate) connect_limit: Duration,
+    /// How long to try to reach the backend, if that was said.
+    pub(crate) connect_limit: Option<Duration>,
     /// `ttl` of the config file.
     pub(crate) ttl: Option<Duration>,
     /// `kill_after` of the config file.
     pub(crate) kill_after: Option<Duration>,
     /// What a child needs in its environment to reach the same locks.
     pub(crate) for_child: Vec<(&'static str, OsString)>,
+    /// The flags among what was typed that say where locks live, safe to print and to paste.
+    flags: String,
 }
 
 impl std::fmt::Debug for Settings {
@@ -83,13 +87,57 @@ impl Settings {
             ttl: config.defaults.ttl.map(|length| length.0),
             kill_after: config.defaults.kill_after.map(|length| length.0),
             for_child: for_child(global),
+            flags: place_flags(global),
             profile: (!is_url).then_some(place),
         })
+    }
+
+    /// Where `file:` leads, if that is what the URL says and nothing more.
+    pub(crate) fn default_place(&self) -> Option<leasehold::Result<DefaultPlace>> {
+        let path = self.url.strip_prefix("file:")?.split('?').next()?;
+        matches!(path, "" | "//").then(DefaultPlace::find)
+    }
+
+    /// Who else can see the locks, where it is fewer than one would think.
+    pub(crate) fn reach(&self) -> Option<OwnReach> {
+        match self.default_place()? {
+            Ok(DefaultPlace::User(path)) => Some(OwnReach::of(path)),
+            _ => None,
+        }
+    }
+
+    /// A command line for people to paste that means the same place as the one they typed.
+    pub(crate) fn command(&self, words: &str) -> String {
+        format!("leasehold {}{words}", self.flags)
     }
 
     /// The URL as anybody may see it.
     pub(crate) fn shown_url(&self) -> String {
         redact::url(&self.url)
+    }
+}
+
+/// A place of locks that only this user sees, because nobody made one for the machine.
+#[derive(Clone, Debug)]
+pub(crate) struct OwnReach {
+    path: PathBuf,
+    /// `this user only`, in a container `this container only`.
+    pub(crate) words: &'static str,
+}
+
+impl OwnReach {
+    fn of(path: PathBuf) -> Self {
+        let in_container = ["/.dockerenv", "/run/.containerenv"].iter().any(|mark| Path::new(mark).exists());
+        Self { path, words: if in_container { "this container only" } else { "this user only" } }
+    }
+
+    /// The same, with the directory and what to do about it.
+    pub(crate) fn sentence(&self) -> String {
+        format!(
+            "locks are in {}: {}; one place for the whole machine: sudo leasehold init file:",
+            self.path.display(),
+            self.words
+        )
     }
 }
 
@@ -104,6 +152,16 @@ fn for_child(global: &Global) -> Vec<(&'static str, OsString)> {
     let namespace = global.namespace.as_ref().map(|namespace| ("LEASEHOLD_NAMESPACE", OsString::from(namespace)));
     let config = global.config.as_ref().map(|path| ("LEASEHOLD_CONFIG", absolute(path)));
     url.into_iter().chain(namespace).chain(config).collect()
+}
+
+/// `-b redis://cache --namespace billing `, as typed; what the environment says stays true where it is pasted.
+fn place_flags(global: &Global) -> String {
+    let config = global.config.as_ref().map(|path| ("--config", path.to_string_lossy().into_owned()));
+    let backend = global.backend.as_ref().map(|url| ("-b", redact::url(url)));
+    let namespace = global.namespace.as_ref().map(|namespace| ("--namespace", namespace.clone()));
+    let flags = config.into_iter().chain(backend).chain(namespace);
+    let words: Vec<String> = flags.map(|(flag, value)| format!("{flag} {} ", shell::word(&value))).collect();
+    words.concat()
 }
 
 fn text(env: Environment<'_>, name: &str) -> Result<Option<String>> {

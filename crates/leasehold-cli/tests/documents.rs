@@ -61,6 +61,7 @@ fn run(folder: &Path, commands: &str) -> String {
         .current_dir(folder)
         .env("PATH", format!("{}:{}", binary.display(), env::var("PATH").unwrap()))
         .env("XDG_STATE_HOME", folder)
+        .env("LEASEHOLD_MACHINE_DIR", folder.join("machine"))
         .env_remove("LEASEHOLD_URL")
         .stdin(Stdio::null())
         .output()

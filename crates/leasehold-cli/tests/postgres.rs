@@ -66,7 +66,9 @@ fn init_prepares_a_database_once_also_when_two_do_at_once() {
     let url = database(&server, "init_twice");
     let unprepared = run(&place, &url, &["run", "x", "--", "true"]);
     unprepared.assert_code(78);
-    assert!(unprepared.stderr.contains("leasehold init"), "{unprepared:?}");
+    assert!(unprepared.stderr.ends_with("leasehold:   leasehold init\n"), "{unprepared:?}");
+    let by_flag = Ran::of(place.bare(&["-b", &url, "run", "x", "--", "true"]));
+    assert!(by_flag.stderr.contains(&format!("leasehold:   leasehold -b {url} init\n")), "{by_flag:?}");
 
     let piped = || {
         let mut command = on(&place, &url, &["init", "--json", "--expose", "public"]);
@@ -290,6 +292,51 @@ fn an_unreachable_server_is_69_and_one_clear_line_in_time_without_the_password()
             assert!(ran.stderr.contains(&format!("127.0.0.1:{port}")) && !ran.stderr.contains("hunter2"), "{ran:?}");
             assert!(ran.took < Duration::from_secs(3), "{ran:?}");
         }
+    }
+}
+
+#[test]
+fn a_server_without_tls_is_told_from_one_that_is_away() {
+    let (place, server) = (Place::new(), Postgres::shared());
+    let url = format!("{}?sslmode=require", server.url());
+    let ran = run(&place, &url, &["list"]);
+    ran.assert_code(78);
+    assert!(ran.stderr.contains("speaks no TLS") && !ran.stderr.contains("does it run there"), "{ran:?}");
+}
+
+#[test]
+fn the_way_to_the_server_does_not_count_as_a_difference_of_clocks() {
+    let (place, server) = (Place::new(), Postgres::shared());
+    prepared(&place, &server, "far_away");
+    let proxy = Proxy::to(server.port());
+    let url = format!("postgres://postgres@127.0.0.1:{}/far_away", proxy.port());
+    proxy.slow_down(300);
+    let mut command = on(&place, &url, &["--connect-timeout", "20s", "doctor"]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let doctor = Running::of(command).finish_within(Duration::from_secs(90));
+    let words = doctor.stdout.split("wall clock is ").nth(1).unwrap_or_else(|| panic!("{doctor:?}"));
+    let apart: f64 = words.split(" ms").next().unwrap().parse().unwrap();
+    assert!(apart < 250.0, "{doctor:?}");
+    assert!(doctor.stdout.contains("warn  reach "), "{doctor:?}");
+}
+
+#[test]
+fn a_database_that_comes_late_is_waited_for() {
+    let (place, server) = (Place::new(), Postgres::shared());
+    database(&server, "comes_late");
+    let proxy = Proxy::to(server.port());
+    let url = format!("postgres://postgres@127.0.0.1:{}/comes_late", proxy.port());
+    for args in [&["init"][..], &["run", "x", "--", "echo", "got it"]] {
+        proxy.refuse();
+        let said = place.path("said");
+        let mut command = on(&place, &url, &[&["--connect-timeout", "1m"], args].concat());
+        command.stdout(Stdio::piped()).stderr(fs::File::create(&said).unwrap());
+        let running = Running::of(command);
+        until("it says what it waits for", || fs::read_to_string(&said).unwrap().contains("waiting for postgres://"));
+        proxy.mend();
+        let ran = running.finish();
+        ran.assert_code(0);
+        assert!(!ran.stdout.is_empty(), "{ran:?}");
     }
 }
 

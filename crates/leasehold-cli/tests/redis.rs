@@ -6,6 +6,8 @@ mod place;
 
 use std::{
     env, fs,
+    io::Write,
+    net::TcpListener,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -53,16 +55,134 @@ fn run_list_history_and_doctor_work_as_on_a_directory() {
     history.assert_code(0);
     assert!(history.stdout.contains("hello"), "{history:?}");
     let doctor = run(&["doctor"]);
-    assert!(doctor.stdout.contains("reachable") && doctor.stdout.contains("noeviction"), "{doctor:?}");
+    assert!(doctor.stdout.contains("noeviction"), "{doctor:?}");
+    assert_eq!(doctor.stdout.matches("reachable").count(), 1, "{doctor:?}");
+    assert!(!run(&["history"]).stdout.contains("doctor"), "doctor leaves no trace");
+}
+
+#[test]
+fn init_tries_the_rights_and_makes_nothing() {
+    let (place, server) = (Place::new(), Server::start());
+    let ready = Ran::of(on(&place, &server.url(), &["init"]));
+    ready.assert_code(0);
+    assert!(ready.stdout.contains("needs nothing made"), "{ready:?}");
+    server.ask(&["ACL", "SETUSER", "weak", "on", ">w", "~leasehold:*", "&*", "+@all", "-hset", "-hdel"]);
+    let refused = Ran::of(on(&place, &format!("redis://weak:w@127.0.0.1:{}", server.port()), &["init"]));
+    refused.assert_code(77);
+}
+
+#[test]
+fn doctor_names_each_node_of_a_quorum_once() {
+    let (place, servers) = (Place::new(), [Server::start(), Server::start(), Server::start()]);
+    let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
+    let url = format!("redlock://{}/0?longest_ttl=0", hosts.join(","));
+    let doctor = Ran::of(on(&place, &url, &["doctor", "--json"])).json();
+    let findings = doctor["findings"].as_array().unwrap();
+    for host in &hosts {
+        assert!(findings.iter().all(|finding| !finding["subject"].as_str().unwrap().contains(host)), "{doctor}");
+        let words = |finding: &&serde_json::Value| finding["words"].as_str().unwrap().matches(host).count() == 1;
+        let of_node = findings.iter().filter(|finding| finding["subject"] == "reachable").find(words);
+        assert!(of_node.is_some(), "{doctor}");
+        assert!(
+            findings.iter().all(|finding| finding["words"].as_str().unwrap().matches(host).count() <= 1),
+            "{doctor}"
+        );
+    }
 }
 
 #[test]
 fn an_unreachable_server_is_69_and_one_clear_line_without_the_password() {
     let place = Place::new();
-    let ran = Ran::of(on(&place, "redis://me:hunter2@127.0.0.1:1", &["run", "x", "--", "true"]));
+    let url = "redis://me:hunter2@127.0.0.1:1";
+    let ran = Ran::of(on(&place, url, &["--connect-timeout", "300ms", "run", "x", "--", "true"]));
     ran.assert_code(69);
+    assert!(ran.took >= Duration::from_millis(300) && ran.stderr.contains("tried for 300ms"), "{ran:?}");
     assert_eq!(ran.stderr.lines().count(), 1, "{ran:?}");
     assert!(ran.stderr.contains("127.0.0.1:1") && !ran.stderr.contains("hunter2"), "{ran:?}");
+}
+
+#[test]
+fn a_server_that_comes_late_is_waited_for() {
+    let (place, mut server) = (Place::new(), Server::start());
+    server.kill();
+    let out = place.path("out");
+    for args in [&["run", "x", "--", "echo", "got it"][..], &["acquire", "y", "--ttl", "1m"], &["list"]] {
+        let mut command = on(&place, &server.url(), &[&["--connect-timeout", "1m"], args].concat());
+        command.stdout(Stdio::piped()).stderr(fs::File::create(&out).unwrap());
+        let running = Running::of(command);
+        until("it says what it waits for", || fs::read_to_string(&out).unwrap().contains("waiting for redis://"));
+        server.launch();
+        let ran = running.finish();
+        ran.assert_code(0);
+        assert!(!ran.stdout.is_empty(), "{ran:?}");
+        let said = fs::read_to_string(&out).unwrap();
+        assert!(
+            said.lines().count() == 1 && said.contains("onnection refused") && said.contains("giving up in"),
+            "{said}"
+        );
+        server.kill();
+    }
+    // The patience for the lock is the patience for its server, and a signal ends it.
+    let ran = Ran::of(on(&place, &server.url(), &["run", "-w", "300ms", "x", "--", "true"]));
+    ran.assert_code(69);
+    assert!(ran.stderr.contains("tried for 300ms"), "{ran:?}");
+    for args in [&["run", "x", "--", "true"][..], &["acquire", "x", "--ttl", "1m"], &["elect", "x", "--", "true"]] {
+        let mut command = on(&place, &server.url(), &[&["--connect-timeout", "1m"], args].concat());
+        command.stderr(fs::File::create(&out).unwrap());
+        let mut running = Running::of(command);
+        until("it waits", || fs::read_to_string(&out).unwrap().contains("waiting for redis://"));
+        running.signal(Signal::TERM);
+        assert_eq!(running.code(), 143);
+    }
+}
+
+#[test]
+fn redlock_nodes_that_do_not_vote_yet_are_waited_for() {
+    let (place, servers) = (Place::new(), [Server::start(), Server::start(), Server::start()]);
+    let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
+    let url = format!("redlock://{}/0?longest_ttl=3s", hosts.join(","));
+    let ran =
+        Ran::of(on(&place, &url, &["--connect-timeout", "1m", "run", "--ttl", "2s", "x", "--", "echo", "got it"]));
+    ran.assert_code(0);
+    assert_eq!(ran.stdout, "got it\n");
+    assert!(ran.stderr.lines().count() <= 1, "{ran:?}");
+}
+
+#[test]
+fn a_server_of_another_kind_is_told_from_a_redis() {
+    let place = Place::new();
+    let web = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let url = format!("redis://127.0.0.1:{}", web.local_addr().unwrap().port());
+    let _answers = thread::spawn(move || {
+        for client in web.incoming() {
+            let _client_left = client.unwrap().write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        }
+    });
+    let ran = Ran::of(on(&place, &url, &["list"]));
+    ran.assert_code(78);
+    assert!(ran.stderr.contains("not as a Redis server does") && !ran.stderr.contains("arse error"), "{ran:?}");
+}
+
+#[test]
+fn a_command_that_goes_on_without_its_lock_is_told_once() {
+    let (place, server) = (Place::new(), Server::start());
+    let run = |args: &[&str]| Ran::of(on(&place, &server.url(), args));
+    let (ready, go) = (place.path("ready"), place.path("go"));
+    let script = format!("touch {}; until [ -e {} ]; do sleep .05; done", ready.display(), go.display());
+    let args = ["run", "--on-lost", "continue", "--ttl", "600ms", "x", "-c", &script];
+    let mut command = on(&place, &server.url(), &args);
+    let said = place.path("said");
+    command.stderr(fs::File::create(&said).unwrap());
+    let mut running = Running::of(command);
+    until("it runs", || ready.exists());
+    let fence = run(&["inspect", "--json", "x"]).json()["fence"].to_string();
+    run(&["evict", "x", "--fence", &fence, "--reason", "test", "--yes"]).assert_code(0);
+    until("it is told", || fs::read_to_string(&said).unwrap().contains("LOST x"));
+    thread::sleep(Duration::from_millis(800));
+    fs::write(go, "").unwrap();
+    assert_eq!(running.code(), 121);
+    let said = fs::read_to_string(said).unwrap();
+    assert!(!said.contains("cannot renew"), "{said}");
 }
 
 #[test]

@@ -18,10 +18,10 @@ pub(crate) struct AskArgs {
     #[arg(long, value_name = "K", requires = "limit", default_value_t = 1)]
     pub(crate) permits: u32,
     /// Do not wait: fail at once if it is busy
-    #[arg(short, long)]
+    #[arg(short, long, alias = "nb")]
     pub(crate) nonblock: bool,
     /// Give up after this long; 0 is the same as -n [default: wait for ever]
-    #[arg(short, long, value_name = "D", value_parser = duration::parse, conflicts_with = "nonblock")]
+    #[arg(short, long, alias = "timeout", value_name = "D", value_parser = duration::parse, conflicts_with = "nonblock")]
     pub(crate) wait: Option<Duration>,
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct AcquireArgs {
     #[arg(long, value_name = "WHAT", default_value = "terminate", requires = "process")]
     pub(crate) on_lost: OnLost,
     /// Mutex or write lock (the default)
-    #[arg(short = 'x', long)]
+    #[arg(short = 'x', long, short_alias = 'e')]
     pub(crate) exclusive: bool,
     /// Read lock: shared among readers
     #[arg(short, long, conflicts_with = "exclusive")]

@@ -22,7 +22,7 @@ pub(crate) use self::{
         CompletionsArgs, EventArg, EvictArgs, HistoryArgs, InspectArgs, ListArgs, ManArgs, SortBy, VersionArgs,
         WatchArgs, When,
     },
-    run::RunArgs,
+    run::{IN_A_SCRIPT, RunArgs},
 };
 use crate::duration;
 
@@ -82,9 +82,9 @@ pub(crate) struct Global {
         help_heading = "Global options"
     )]
     pub(crate) color: Color,
-    /// How long to try to reach the backend
-    #[arg(long, value_parser = duration::parse, default_value = "3s", value_name = "D", global = true, help_heading = "Global options")]
-    pub(crate) connect_timeout: Duration,
+    /// How long to try to reach the backend, and no longer than -w [default: 10s; 3s with -n]
+    #[arg(long, value_parser = duration::parse, value_name = "D", global = true, help_heading = "Global options")]
+    pub(crate) connect_timeout: Option<Duration>,
 }
 
 /// When to use colours.
@@ -126,7 +126,7 @@ pub(crate) enum Command {
     Evict(EvictArgs),
     /// Look for settings and circumstances that endanger locks
     Doctor,
-    /// Make a database ready for locks
+    /// Make a place ready for locks
     Init(InitArgs),
     /// Print the script that makes a shell complete commands, flags and live lock names
     Completions(CompletionsArgs),
@@ -167,6 +167,20 @@ pub(crate) mod tests {
         assert_eq!(command_of(&["run", "x", "-n", "ls", "-n"]), ["ls", "-n"]);
         assert_eq!(command_of(&["run", "x", "ls", "--help"]), ["ls", "--help"]);
         assert_eq!(command_of(&["run", "x", "ls", "-c", "y"]), ["ls", "-c", "y"]);
+    }
+
+    #[test]
+    fn every_spelling_of_a_flock_flag_is_known() {
+        for (args, exclusive, nonblock, wait) in [
+            (&["run", "-en", "x", "true"][..], true, true, None),
+            (&["run", "-e", "--timeout", "3", "x", "true"], true, false, Some(3)),
+            (&["run", "--nb", "x", "true"], false, true, None),
+            (&["run", "-xw", "3", "x", "true"], true, false, Some(3)),
+        ] {
+            let Command::Run(run) = parse(args).command else { panic!("not run") };
+            assert_eq!((run.exclusive, run.ask.nonblock), (exclusive, nonblock), "{args:?}");
+            assert_eq!(run.ask.wait, wait.map(Duration::from_secs), "{args:?}");
+        }
     }
 
     #[test]

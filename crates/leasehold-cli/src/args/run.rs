@@ -6,7 +6,7 @@ use clap::ValueHint;
 use clap_complete::engine::ArgValueCompleter;
 
 use super::{AskArgs, ChildArgs, ShownArgs};
-use crate::{commands, duration};
+use crate::{commands, duration, exit::Failure};
 
 /// Run a command while holding a lock.
 #[derive(Debug, clap::Args)]
@@ -30,7 +30,7 @@ pub(crate) struct RunArgs {
     pub(crate) child: ChildArgs,
 
     /// Mutex or write lock (the default)
-    #[arg(short = 'x', long)]
+    #[arg(short = 'x', long, short_alias = 'e')]
     pub(crate) exclusive: bool,
     /// Read lock: shared among readers
     #[arg(short, long, conflicts_with = "exclusive")]
@@ -60,10 +60,46 @@ pub(crate) struct RunArgs {
     /// A release that could not be made is an error (69)
     #[arg(long)]
     pub(crate) strict_release: bool,
-    /// Write the outcome to this file as JSON
-    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    /// Write the outcome to this file as JSON, or to standard output for -
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath, allow_hyphen_values = true)]
     pub(crate) report: Option<PathBuf>,
     /// Show what would happen, and do nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
+    #[command(flatten)]
+    pub(crate) flock: FlockArgs,
 }
+
+/// Flags of flock(1) that have no meaning here; known so that they can be explained.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct FlockArgs {
+    #[arg(short = 'u', long, hide = true)]
+    unlock: bool,
+    #[arg(short = 'o', long, hide = true)]
+    close: bool,
+    #[arg(short = 'F', long, hide = true)]
+    no_fork: bool,
+}
+
+impl FlockArgs {
+    /// Why one of them cannot be used, and what to write instead.
+    pub(crate) fn refusal(self) -> Option<Failure> {
+        if self.unlock {
+            return Some(Failure::usage("run has no -u: a lock is not tied to a file descriptor").hint(IN_A_SCRIPT));
+        }
+        if self.close {
+            return Some(Failure::usage("run has no -o: nothing that the command leaves behind keeps the lock").hint(
+                "leave -o out: such processes are stopped when the command ends; \
+                     with --kill-mode process they run on without the lock",
+            ));
+        }
+        self.no_fork.then(|| {
+            Failure::usage("run has no -F: it stays beside the command to renew the lock and to stop it in time")
+                .hint("leave -F out: signals, the terminal and the exit code are passed on")
+        })
+    }
+}
+
+/// What replaces `exec 9>file; flock 9` in a script.
+pub(crate) const IN_A_SCRIPT: &str =
+    "in a script: lease=$(leasehold acquire NAME --while-pid $$); …; leasehold release --lease \"$lease\"";

@@ -2,7 +2,11 @@
 
 use std::{ffi::OsString, fs, io::Write, os::unix::fs::OpenOptionsExt, path::Path, time::Duration};
 
-use leasehold::{Detached, Error, Fence, LeaseHandle, Leasehold, Outcome, Ttl, lease::Timestamp};
+use leasehold::{
+    Detached, Error, Fence, LeaseHandle, Leasehold, Outcome, Ttl,
+    clock::{Clock, SystemClock},
+    lease::Timestamp,
+};
 use leasehold_supervise::{Signals, kill_after};
 use serde_json::json;
 
@@ -21,6 +25,7 @@ use crate::{
         ask::{self, Ask, Patience},
         nested::{self, Outer},
         note,
+        start::Start,
         wait::{self, Waited, Wanted},
     },
 };
@@ -34,11 +39,16 @@ pub(crate) async fn run(context: &Context<'_>, args: &AcquireArgs) -> Result<u8>
     if keeper.is_none() && is_tied(args) {
         return keep::launch(context, args, &mut signals).await;
     }
-    let locks = context.connect(ask.holder.clone()).await?;
+    let start = context.start(ask.patience);
+    let locks = tokio::select! {
+        biased;
+        locks = context.open(ask.holder.clone(), &start) => locks?,
+        signal = signals.next_ending() => return Ok(exit::of_signal(signal.number())),
+    };
     if ask.patience != Patience::Try {
-        nested::refuse(&locks, &ask.resource, &Outer::all(&environment)).await?;
+        nested::refuse(&locks, &ask, &Outer::all(&environment)).await?;
     }
-    let request = Request { context, args, ask: &ask, locks: &locks };
+    let request = Request { context, args, ask: &ask, locks: &locks, start: &start };
     match keeper {
         Some(keeper) => request.keep(keeper, &mut signals).await,
         None => request.detached(&mut signals).await,
@@ -64,17 +74,19 @@ struct Request<'a> {
     args: &'a AcquireArgs,
     ask: &'a Ask,
     locks: &'a Leasehold,
+    start: &'a Start<'a>,
 }
 
 impl Request<'_> {
     fn wanted(&self) -> Wanted<'_> {
-        Wanted { locks: self.locks, resource: &self.ask.resource, patience: self.ask.patience }
+        Wanted { locks: self.locks, resource: &self.ask.resource, patience: self.ask.patience, start: self.start }
     }
 
     /// A lease that ends by itself.
     async fn detached(&self, signals: &mut Signals) -> Result<u8> {
         let waited =
-            wait::wait(self.wanted(), self.ask.acquire_detached(self.locks), signals, self.context.say).await?;
+            wait::wait(self.wanted(), async || self.ask.acquire_detached(self.locks).await, signals, self.context.say)
+                .await?;
         match waited {
             Waited::Acquired { held, explained } => {
                 let Detached { handle, grant, waited, .. } = held;
@@ -91,7 +103,7 @@ impl Request<'_> {
         let grace = kill_after(None, self.ask.ttl.get())?;
         let waited = tokio::select! {
             biased;
-            waited = wait::wait(self.wanted(), self.ask.acquire(self.locks), signals, self.context.say) => waited?,
+            waited = wait::wait(self.wanted(), async || self.ask.acquire(self.locks).await, signals, self.context.say) => waited?,
             () = keeper.nobody_wants_it() => {
                 wait::leave(self.locks).await;
                 return Ok(self.args.conflict_exit_code);
@@ -124,7 +136,7 @@ impl Request<'_> {
 
     fn not_acquired(&self, error: &Error) -> u8 {
         let say = self.context.say;
-        let line = wait::not_acquired(&self.ask.resource, error, self.ask.patience);
+        let line = wait::not_acquired(&self.ask.resource, error, self.ask.patience, &self.context.settings);
         let is_fine = self.args.conflict_exit_code == exit::OK && !say.looks().is_terminal;
         say.say(if is_fine { line.at(Level::Verbose) } else { line });
         self.args.conflict_exit_code
@@ -132,7 +144,7 @@ impl Request<'_> {
 
     /// Gives the handle to whoever asked; a lease that nobody could name would only be in the way.
     async fn hand_over(&self, taken: &Taken, explained: bool) -> Result<u8> {
-        let Self { context, args, ask, locks } = self;
+        let Self { context, args, ask, locks, .. } = self;
         let words = format!("acquired {} after {} (fence {})", ask.resource, Measured(taken.waited), taken.fence);
         context.say.say(if explained { Line::new("acquired", words) } else { Line::detail("acquired", words) });
         let handle = taken.handle.to_string();
@@ -187,6 +199,7 @@ fn plan(args: &AcquireArgs) -> Result<Ask> {
         claim: ask::claim(args.shared, &args.ask)?,
         ttl: ask::ttl(args.ttl, None, Ttl::DEFAULT)?,
         patience: Patience::of(&args.ask),
+        began: SystemClock.now(),
         holder: note::holder("--holder", args.holder.as_deref())?,
         note: note::note(args.note.as_deref(), &process, false)?,
         metadata: note::metadata(&args.meta)?,

@@ -15,7 +15,7 @@ use crate::{
 pub(crate) async fn run(context: &Context<'_>, args: &LeaseArgs) -> Result<u8> {
     let handle = given::lease(args)?;
     let resource = handle.key().resource.clone();
-    let locks = context.connect(None).await?;
+    let locks = context.connect().await?;
     let (fence, gone) = match locks.check(&handle).await? {
         Standing::Holding(grant) => (Some(grant.fence.get()), None),
         Standing::Unknown => return Err(Failure::unavailable(format!("{resource}: nobody could tell"))),

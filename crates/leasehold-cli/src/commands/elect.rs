@@ -32,7 +32,7 @@ use crate::{
 pub(crate) async fn run(context: &Context<'_>, args: &ElectArgs) -> Result<u8> {
     let resource = ask::resource(&args.name)?;
     if args.observe || args.leader || args.resign {
-        let locks = context.connect(None).await?;
+        let locks = context.connect().await?;
         let election = locks.election(resource.as_str());
         return match (args.observe, args.leader) {
             (true, _) => observe(context, &resource, &election).await,
@@ -54,7 +54,12 @@ async fn campaign(context: &Context<'_>, args: &ElectArgs, resource: Resource, c
     let say = context.say;
     let mut signals =
         Signals::catch().map_err(|error| Failure::unavailable(format!("cannot catch signals: {error}")))?;
-    let locks = context.connect(id).await?;
+    let start = context.start(Patience::Forever);
+    let locks = tokio::select! {
+        biased;
+        locks = context.open(id, &start) => locks?,
+        signal = signals.next_ending() => return Ok(exit::of_signal(signal.number())),
+    };
     let limits = args.child.within(limits, locks.guarantees().silence_limit)?;
     let outers = Outer::all(&environment);
     if nested::held_outside(&locks, &resource, &outers).await?.is_some() {
@@ -72,10 +77,10 @@ async fn campaign(context: &Context<'_>, args: &ElectArgs, resource: Resource, c
     if let Some(note) = shown {
         election = election.note(note);
     }
-    let wanted = Wanted { locks: &locks, resource: &resource, patience: Patience::Forever };
+    let wanted = Wanted { locks: &locks, resource: &resource, patience: Patience::Forever, start: &start };
     let mut pause = args.backoff.first;
     loop {
-        let why = match wait::wait(wanted, election.campaign(), &mut signals, say).await {
+        let why = match wait::wait(wanted, async || election.campaign().await, &mut signals, say).await {
             Ok(Waited::Acquired { held: guard, explained }) => {
                 say.say(wait::acquired(guard.lease(), explained));
                 let who = short(guard.holder().as_str()).to_owned();
@@ -137,6 +142,7 @@ fn work(
         min_hold: Duration::ZERO,
         inherit: !args.child.no_inherit,
         place: context.settings.shown_url(),
+        runs_until_asked: true,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use leasehold::{
     clock::{Clock, SystemClock},
-    lease::{EndedLease, HistoryFilter, Names, Timestamp},
+    lease::{EndedLease, Ending, HistoryFilter, Names, Timestamp},
 };
 
 use super::{Context, clock_face};
@@ -34,14 +34,19 @@ pub(crate) async fn run(context: &Context<'_>, args: &HistoryArgs) -> Result<u8>
         When::Ago(ago) => now.before(ago),
         When::At(time) => time,
     };
-    let limit = if args.event.is_empty() { args.limit } else { LOOKED_THROUGH };
+    let is_wanted = |ended: &EndedLease| {
+        let is_kind = args.event.is_empty() || args.event.iter().any(|wanted| ended.ending == (*wanted).into());
+        is_kind && !(args.failures && was_resumed(ended))
+    };
+    let takes_all = args.event.is_empty() && !args.failures;
+    let limit = if takes_all { args.limit } else { LOOKED_THROUGH };
     let mut filter = HistoryFilter::new(names).failures(args.failures).limit(limit);
     filter.since = args.since.map(at);
     filter.until = args.until.map(at);
-    let locks = context.connect(None).await?;
+    let locks = context.connect().await?;
     let page = locks.history_page(&filter).await?;
     let mut ended = page.leases;
-    ended.retain(|ended| args.event.is_empty() || args.event.iter().any(|wanted| ended.ending == (*wanted).into()));
+    ended.retain(is_wanted);
     let is_truncated = page.is_truncated || ended.len() > args.limit;
     ended.truncate(args.limit);
     if context.say.looks().json {
@@ -55,6 +60,11 @@ pub(crate) async fn run(context: &Context<'_>, args: &HistoryArgs) -> Result<u8>
         context.say.say(Line::new("truncated", format!("{} shown, more exist: --limit", ended.len())));
     }
     Ok(exit::OK)
+}
+
+/// Whether only a place in the queue was lost: who still wants the lock has asked again, and who died held nothing.
+fn was_resumed(ended: &EndedLease) -> bool {
+    ended.acquired_at.is_none() && matches!(ended.ending, Ending::Expired | Ending::Disconnected)
 }
 
 fn render(context: &Context<'_>, args: &HistoryArgs, ended: &[EndedLease], now: Timestamp) -> String {

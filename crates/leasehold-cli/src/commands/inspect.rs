@@ -20,7 +20,8 @@ use crate::{
     exit::{self, Result},
     json,
     say::Line,
-    work::{ask, note::short, wait::shell_word},
+    shell,
+    work::{ask, note::short},
 };
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -28,7 +29,7 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Prints what is known of the lock; exit 1 if nothing is.
 pub(crate) async fn run(context: &Context<'_>, args: &InspectArgs) -> Result<u8> {
     let name = ask::resource(&args.name)?;
-    let locks = context.connect(None).await?;
+    let locks = context.connect().await?;
     let names = Names::Exactly(name.clone());
     let page = locks.list(&ListFilter::new(names.clone())).await?;
     let now = SystemClock.wall();
@@ -51,10 +52,11 @@ pub(crate) async fn run(context: &Context<'_>, args: &InspectArgs) -> Result<u8>
         json::write(&render(context, &locks, &lock, &day, now))?;
     }
     if !was_known && lock.holders.is_empty() && lock.waiters.is_empty() {
-        context.say.say(Line::new(
-            "unknown",
-            format!("nobody holds {} and nobody did in living memory ({})", lock.name, context.settings.shown_url()),
-        ));
+        let url = context.settings.shown_url();
+        let place = context.settings.reach().map_or(url.clone(), |reach| format!("{url}, {}", reach.words));
+        context
+            .say
+            .say(Line::new("unknown", format!("nobody holds {} and nobody did in living memory ({place})", lock.name)));
         return Ok(exit::NO);
     }
     Ok(exit::OK)
@@ -81,14 +83,13 @@ fn render(context: &Context<'_>, locks: &Leasehold, lock: &Lock, day: &Day, now:
         lines.push(format!("  {label:<9} {}. {who}   {}{note}", at + 1, Brief(waiting_for)));
     }
     lines.push(format!("  {:<9} {}", "last 24h", day.words(now)));
-    let name = shell_word(lock.name.as_str());
-    lines.push(format!(
-        "  {:<9} leasehold history {name}{}",
-        "next",
-        if day.has_failures() { " --failures" } else { "" }
-    ));
+    lines.extend(context.settings.reach().map(|reach| format!("  {:<9} {}", "seen by", reach.words)));
+    let name = shell::operand(lock.name.as_str());
+    let only = if day.has_failures() { "--failures " } else { "" };
+    lines.push(format!("  {:<9} {}", "next", context.settings.command(&format!("history {only}{name}"))));
     if let Some(fence) = lock.fence() {
-        lines.push(format!("  {:<9} leasehold evict {name} --fence {fence} --reason \"…\"", ""));
+        let evict = format!("evict --fence {fence} --reason \"…\" {name}");
+        lines.push(format!("  {:<9} {}", "", context.settings.command(&evict)));
     }
     let text: Vec<String> = lines.iter().map(|line| crate::redact::words(line)).collect();
     format!("{}\n", text.join("\n"))

@@ -23,14 +23,15 @@ mod watch;
 
 use std::ffi::OsString;
 
-use leasehold::{Holder, Leasehold};
+use leasehold::{Holder, Leasehold, backends::file::DefaultPlace};
 
 use crate::{
-    args::{ChildArgs, Cli, Command},
-    exit::{Failure, Result},
+    args::{ChildArgs, Cli, Command, Global},
+    exit::{self, Failure, Result},
     redact,
     say::{Line, Say},
     settings::{Settings, environment},
+    work::{ask::Patience, start::Start},
 };
 
 /// Does what was typed; tells the exit code.
@@ -48,7 +49,14 @@ fn dispatch(cli: &Cli, args: &[OsString], say: &Say) -> Result<u8> {
         Command::Version(_) => return version::run(say),
         _ => {}
     }
-    let settings = Settings::resolve(&cli.global, &environment)?;
+    let global = match &cli.command {
+        Command::Init(init) if init.place.is_some() && cli.global.backend.is_some() => {
+            return Err(Failure::usage("init takes its place once: after -b, or alone"));
+        }
+        Command::Init(init) if init.place.is_some() => &Global { backend: init.place.clone(), ..cli.global.clone() },
+        _ => &cli.global,
+    };
+    let settings = Settings::resolve(global, &environment)?;
     let context = Context { settings, say, args };
     // One thread, and it is the main one: a child's parent-death signal follows the thread that started it.
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -89,19 +97,35 @@ pub(crate) struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// Opens the backend.
-    pub(crate) async fn connect(&self, holder: Option<Holder>) -> Result<Leasehold> {
+    /// The start of a command that waits so long for its lock.
+    pub(crate) fn start(&self, patience: Patience) -> Start<'_> {
+        Start::new(&self.settings, patience, self.say)
+    }
+
+    /// Opens the backend for a command that takes no lock.
+    pub(crate) async fn connect(&self) -> Result<Leasehold> {
+        self.open(None, &self.start(Patience::Forever)).await
+    }
+
+    /// Opens the backend; a server that is not there yet is tried again for a while.
+    pub(crate) async fn open(&self, holder: Option<Holder>, start: &Start<'_>) -> Result<Leasehold> {
         let settings = &self.settings;
         if settings.url.starts_with("memory:") {
             return Err(Failure::config("memory: lives in one process, so that no second command could see its locks")
                 .hint("use file:, which needs nothing installed, or the library"));
         }
-        let builder = Leasehold::builder().namespace(&settings.namespace).connect_limit(settings.connect_limit);
-        let builder = match holder {
-            Some(holder) => builder.holder(holder),
-            None => builder,
-        };
-        let locks = builder.connect(&settings.url).await.map_err(Failure::from)?;
+        let connected = start.retry(async |limit| {
+            let builder = Leasehold::builder().namespace(&settings.namespace).connect_limit(limit);
+            let builder = match &holder {
+                Some(holder) => builder.holder(holder.clone()),
+                None => builder,
+            };
+            builder.connect(&settings.url).await
+        });
+        let locks = connected.await.map_err(|error| self.cannot_open(error, start))?;
+        if let Some(reach) = settings.reach() {
+            self.say.say(Line::detail("place", reach.sentence()));
+        }
         self.say.say(Line::debug(format!(
             "connected to {} in namespace {} as {}",
             settings.shown_url(),
@@ -109,6 +133,22 @@ impl Context<'_> {
             locks.holder()
         )));
         Ok(locks)
+    }
+
+    /// Why the backend cannot be used; a database that is not ready gets the command that makes it so.
+    fn cannot_open(&self, error: leasehold::Error, start: &Start<'_>) -> Failure {
+        let failure = start.failure(error);
+        let lacks_schema = failure.code == exit::CONFIG && failure.message.contains("`leasehold init`");
+        if lacks_schema {
+            return failure.hint(self.settings.command("init"));
+        }
+        match self.settings.default_place() {
+            Some(Ok(DefaultPlace::Machine(path))) if failure.code == exit::NO_PERMISSION => failure.hint(format!(
+                "let this user use {0}, which is for the whole machine (ls -ld {0}), or name another place: -b file:///path",
+                path.display()
+            )),
+            _ => failure,
+        }
     }
 
     fn without_secrets(&self, failure: Failure) -> Failure {

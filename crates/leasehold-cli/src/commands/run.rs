@@ -11,7 +11,7 @@ use leasehold_supervise::{Launch, Limits, OnLost, Signals};
 
 use super::Context;
 use crate::{
-    args::RunArgs,
+    args::{IN_A_SCRIPT, RunArgs},
     duration::Brief,
     exit::{self, Failure, Result},
     json,
@@ -34,6 +34,8 @@ struct Plan<'a> {
     command: Vec<OsString>,
     ask: Ask,
     limits: Limits,
+    /// The ancestor beside which the lock is shared, if waiting for it could never end.
+    beside: Option<Outer>,
 }
 
 /// Runs the command under the lock; the exit code is its own unless something went wrong.
@@ -77,6 +79,20 @@ pub(crate) async fn run(context: &Context<'_>, args: &RunArgs) -> Result<u8> {
 }
 
 fn plan<'a>(context: &Context<'_>, args: &'a RunArgs) -> Result<Plan<'a>> {
+    if let Some(refusal) = args.flock.refusal() {
+        return Err(refusal);
+    }
+    let is_descriptor = args.name.parse::<u16>().is_ok() && args.child.command.is_empty() && args.child.shell.is_none();
+    if is_descriptor {
+        let words = format!("run needs a command: {} is taken for a lock's name, not for a descriptor", args.name);
+        return Err(Failure::usage(words).hint(IN_A_SCRIPT));
+    }
+    if let (Some(least), Some(most)) = (args.min_hold, args.max_hold)
+        && least > most
+    {
+        let words = format!("--min-hold {} is longer than --max-hold {}", Brief(least), Brief(most));
+        return Err(Failure::usage(words));
+    }
     let resource = ask::resource(&args.name)?;
     let others = args.also.iter().map(|name| ask::resource(name)).collect::<Result<BTreeSet<Resource>>>()?;
     let command = context.command(&args.child, "run")?;
@@ -88,11 +104,12 @@ fn plan<'a>(context: &Context<'_>, args: &'a RunArgs) -> Result<Plan<'a>> {
         claim: ask::claim(args.shared, &args.ask)?,
         ttl,
         patience: Patience::of(&args.ask),
+        began: SystemClock.now(),
         holder: note::holder("--holder", args.shown.holder.as_deref())?,
         note: note::note(args.shown.note.as_deref(), &command, args.shown.show_args)?,
         metadata: note::metadata(&args.shown.meta)?,
     };
-    Ok(Plan { args, command, ask, limits })
+    Ok(Plan { args, command, ask, limits, beside: None })
 }
 
 /// Waits, runs and gives back; what came of it goes into the report.
@@ -100,9 +117,10 @@ async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, report: &mut Report)
     let say = context.say;
     let mut signals =
         Signals::catch().map_err(|error| Failure::unavailable(format!("cannot catch signals: {error}")))?;
+    let start = context.start(plan.ask.patience);
     let locks = tokio::select! {
         biased;
-        locks = context.connect(plan.ask.holder.clone()) => locks?,
+        locks = context.open(plan.ask.holder.clone(), &start) => locks?,
         signal = signals.next_ending() => return Ok(interrupted(report, signal.number(), &signal.to_string())),
     };
     plan.limits = plan.args.child.within(plan.limits, locks.guarantees().silence_limit)?;
@@ -112,9 +130,9 @@ async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, report: &mut Report)
     let outers = Outer::all(&environment);
     leave_out_outer_locks(&locks, &mut plan, &outers, report).await?;
 
-    let wanted = Wanted { locks: &locks, resource: &plan.ask.resource, patience: plan.ask.patience };
+    let wanted = Wanted { locks: &locks, resource: &plan.ask.resource, patience: plan.ask.patience, start: &start };
     let started = SystemClock.now();
-    let result = wait::wait(wanted, plan.ask.acquire(&locks), &mut signals, say).await;
+    let result = wait::wait(wanted, async || plan.ask.acquire(&locks).await, &mut signals, say).await;
     report.waited = SystemClock.now().since(started);
     let guards = match result? {
         Waited::Acquired { held, explained } => {
@@ -124,8 +142,11 @@ async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, report: &mut Report)
             named_first(held, &plan.ask.resource)
         }
         Waited::NotAcquired(error) => {
+            if let Some(outer) = &plan.beside {
+                return Err(nested::would_never_end(&plan.ask.resource, outer));
+            }
             let code = plan.args.conflict_exit_code;
-            let line = wait::not_acquired(&plan.ask.resource, &error, plan.ask.patience);
+            let line = wait::not_acquired(&plan.ask.resource, &error, plan.ask.patience, &context.settings);
             // `-E 0` says that this is fine, and cron mails whatever is said.
             let is_fine = code == exit::OK && !say.looks().is_terminal;
             say.say(if is_fine { line.at(Level::Verbose) } else { line });
@@ -162,6 +183,7 @@ fn work(context: &Context<'_>, plan: &Plan<'_>, guards: &[Guard], outers: &[Oute
         min_hold: plan.args.min_hold.unwrap_or_default(),
         inherit: !plan.args.child.no_inherit,
         place: context.settings.shown_url(),
+        runs_until_asked: false,
     }
 }
 
@@ -203,6 +225,13 @@ async fn leave_out_outer_locks(
 ) -> Result<()> {
     for resource in plan.ask.all.clone() {
         let Some(outer) = nested::held_outside(locks, &resource, outers).await? else { continue };
+        if !plan.args.reentrant && nested::can_share(plan.ask.claim, &outer) {
+            if plan.ask.patience == Patience::Forever {
+                plan.ask.patience = Patience::Try;
+                plan.beside = Some(outer);
+            }
+            continue;
+        }
         if !plan.args.reentrant {
             return Err(nested::would_never_end(&resource, &outer));
         }
@@ -238,7 +267,7 @@ async fn check_outer_lease(locks: &Leasehold, resource: &Resource) -> Result<()>
 
 /// Tells what would happen; asks who holds the lock and changes nothing.
 async fn dry_run(context: &Context<'_>, plan: &Plan<'_>) -> Result<u8> {
-    let locks = context.connect(plan.ask.holder.clone()).await?;
+    let locks = context.open(plan.ask.holder.clone(), &context.start(plan.ask.patience)).await?;
     let page = locks.list(&ListFilter::new(Names::Exactly(plan.ask.resource.clone()))).await?;
     let names: Vec<&str> = plan.ask.all.iter().map(Resource::as_str).collect();
     let command: Vec<_> = plan.command.iter().map(|word| word.to_string_lossy()).collect();

@@ -15,7 +15,7 @@ use crate::{
 
 /// Prints events until it is interrupted.
 pub(crate) async fn run(context: &Context<'_>, args: &WatchArgs) -> Result<u8> {
-    let locks = context.connect(None).await?;
+    let locks = context.connect().await?;
     let names = args.prefix.clone().map_or(Names::All, Names::Prefix);
     let mut events = locks.watch(names).await?;
     context.say.say(Line::detail("watching", "watching; Ctrl-C ends it"));

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 use leasehold::{
     Guard, Holder, Leasehold, Metadata, Resource, Ttl,
     clock::{Clock, SystemClock},
-    lease::{Claim, Mode},
+    lease::{Claim, Mode, Moment},
 };
 
 use crate::{
@@ -26,6 +26,8 @@ pub(crate) struct Ask {
     pub(crate) ttl: Ttl,
     /// How long to wait.
     pub(crate) patience: Patience,
+    /// Since when: the time in which the server was not there counts.
+    pub(crate) began: Moment,
     /// Who asks, if chosen.
     pub(crate) holder: Option<Holder>,
     /// One line for people.
@@ -100,15 +102,9 @@ impl Ask {
     /// # Cancel safety
     /// Dropping the future leaves no lease and no place in a queue behind.
     pub(crate) async fn acquire(&self, locks: &Leasehold) -> leasehold::Result<Vec<Guard>> {
-        let started = SystemClock.now();
         let mut guards = Vec::new();
         for resource in &self.all {
-            let wait = match self.patience {
-                Patience::Try => Some(Duration::ZERO),
-                Patience::For(wait) => Some(wait.saturating_sub(SystemClock.now().since(started))),
-                Patience::Forever => None,
-            };
-            match self.acquire_one(locks, resource, wait).await {
+            match self.acquire_one(locks, resource, self.wait_left()).await {
                 Ok(guard) => guards.push(guard),
                 Err(error) => {
                     while let Some(guard) = guards.pop() {
@@ -137,16 +133,21 @@ impl Ask {
         }
     }
 
+    /// How long to go on waiting; `None` is for ever.
+    fn wait_left(&self) -> Option<Duration> {
+        match self.patience {
+            Patience::Try => Some(Duration::ZERO),
+            Patience::For(wait) => Some(wait.saturating_sub(SystemClock.now().since(self.began))),
+            Patience::Forever => None,
+        }
+    }
+
     /// Gets a lease that lives by its ttl alone.
     ///
     /// # Cancel safety
     /// Dropping the future leaves no lease and no place in a queue behind.
     pub(crate) async fn acquire_detached(&self, locks: &Leasehold) -> leasehold::Result<leasehold::Detached> {
-        let wait = match self.patience {
-            Patience::Try => Some(Duration::ZERO),
-            Patience::For(wait) => Some(wait),
-            Patience::Forever => None,
-        };
+        let wait = self.wait_left();
         let name = self.resource.as_str();
         match self.claim.mode() {
             Mode::Shared => prepared!(self, wait, locks.rwlock(name)).read_detached().await,

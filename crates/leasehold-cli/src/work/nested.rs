@@ -2,10 +2,11 @@
 
 use leasehold::{
     Fence, Lease, Leasehold, Resource,
-    lease::{LeaseState, ListFilter, Names},
+    lease::{Claim, LeaseState, ListFilter, Mode, Names},
 };
 use serde_json::{Value, json};
 
+use super::ask::{Ask, Patience};
 use crate::{
     exit::{Failure, Result},
     settings::Environment,
@@ -80,12 +81,19 @@ pub(crate) async fn held_outside(locks: &Leasehold, resource: &Resource, outers:
     Ok(namesakes.into_iter().find(|outer| held.contains(&outer.fence)).cloned())
 }
 
-/// Refuses a lock that our ancestors hold.
-pub(crate) async fn refuse(locks: &Leasehold, resource: &Resource, outers: &[Outer]) -> Result<()> {
-    match held_outside(locks, resource, outers).await? {
-        Some(outer) => Err(would_never_end(resource, &outer)),
+/// Refuses a lock that our ancestors hold, unless the wait for it ends.
+pub(crate) async fn refuse(locks: &Leasehold, ask: &Ask, outers: &[Outer]) -> Result<()> {
+    match held_outside(locks, &ask.resource, outers).await? {
+        Some(outer) if can_share(ask.claim, &outer) && ask.patience != Patience::Forever => Ok(()),
+        Some(outer) => Err(would_never_end(&ask.resource, &outer)),
         None => Ok(()),
     }
+}
+
+/// Whether one who asks so gets the lock beside an ancestor that shares it, at once or never: a writer that waits
+/// for the ancestor would have its turn first.
+pub(crate) fn can_share(claim: Claim, outer: &Outer) -> bool {
+    claim.mode() == Mode::Shared && outer.mode == Mode::Shared.as_str()
 }
 
 /// Why a lock that our ancestors hold is refused.

@@ -123,7 +123,7 @@ pub(crate) struct ReportFile(PathBuf);
 impl ReportFile {
     /// Makes sure that the file can be written.
     pub(crate) fn prepare(path: &Path) -> Result<Self> {
-        if !is_special(path) {
+        if path.as_os_str() != "-" && !is_special(path) {
             let opened = fs::File::options().append(true).create(true).open(path);
             opened.map_err(|error| Failure::usage(format!("--report: cannot write {}: {error}", path.display())))?;
         }
@@ -133,6 +133,9 @@ impl ReportFile {
     /// Writes the record: a reader sees the whole of it or the one before.
     pub(crate) fn write(&self, report: &Report) -> Result<()> {
         let line = format!("{}\n", report.to_json());
+        if self.0.as_os_str() == "-" {
+            return json::write(&line);
+        }
         let directly =
             || fs::File::options().write(true).open(&self.0).and_then(|mut file| file.write_all(line.as_bytes()));
         let written = if is_special(&self.0) { directly() } else { self.replace(&line).or_else(|_| directly()) };

@@ -38,6 +38,8 @@ pub(crate) struct Work {
     pub(crate) inherit: bool,
     /// The backend, as anybody may see it.
     pub(crate) place: String,
+    /// Whether a command that ends because we were asked to end has done its work: a leader has, a job has not.
+    pub(crate) runs_until_asked: bool,
 }
 
 /// What came of it.
@@ -77,7 +79,7 @@ impl Work {
             return done;
         }
         self.keep_for_min_hold(&leases, acquired, signals).await;
-        let outcome = outcome_of(&done);
+        let outcome = self.outcome_of(&done);
         self.release(guards, outcome, &mut done, say).await;
         done.held = SystemClock.now().since(acquired);
         done
@@ -90,7 +92,13 @@ impl Work {
         signals: &mut Signals,
         say: &Say,
     ) -> std::io::Result<Ended> {
-        let mut tell = |notice| say.say(self.words(notice, leases));
+        let mut tell = |notice| {
+            // A lease that is gone is no longer in doubt, though its command may go on.
+            let is_known = matches!(notice, Notice::InDoubt { lease, .. } if leases[lease].loss().is_some());
+            if !is_known {
+                say.say(self.words(notice, leases));
+            }
+        };
         supervise(&self.launch, leases, self.limits, inherit, signals, &mut tell).await
     }
 
@@ -250,6 +258,22 @@ impl Work {
         }
     }
 
+    /// How history shall remember it.
+    fn outcome_of(&self, done: &Done) -> Outcome {
+        match (done.outcome, &done.ended) {
+            (report::Outcome::MaxHold, _) => Outcome::MaxHold,
+            (report::Outcome::ExecFailed, _) => Outcome::failed("exec_failed", done.reason.clone().unwrap_or_default()),
+            (report::Outcome::Interrupted, _) if self.runs_until_asked => Outcome::Completed,
+            (_, Some(Ended { status: Status::Exited(0), .. }) | None) => Outcome::Completed,
+            (_, Some(Ended { status: Status::Exited(code), .. })) => {
+                Outcome::failed("exit_code", format!("exit code {code}"))
+            }
+            (_, Some(Ended { status: Status::Killed(number), .. })) => {
+                Outcome::failed("signal", format!("signal {}", signal_name(*number)))
+            }
+        }
+    }
+
     fn found_gone(&self, lease: &Lease, done: &mut Done, say: &Say) {
         let loss = lease.loss().unwrap_or(Loss::Gone);
         let name = lease.resource();
@@ -272,21 +296,6 @@ fn not_released(name: &str, left: Option<Duration>, why: &str, done: &mut Done, 
     let words = format!("cannot release {name} ({why}); {lapse}");
     say.say(Line::warning(words.clone()));
     done.unreleased = Some(Failure::unavailable(words));
-}
-
-/// How history shall remember it.
-fn outcome_of(done: &Done) -> Outcome {
-    match (done.outcome, &done.ended) {
-        (report::Outcome::MaxHold, _) => Outcome::MaxHold,
-        (report::Outcome::ExecFailed, _) => Outcome::failed("exec_failed", done.reason.clone().unwrap_or_default()),
-        (_, Some(Ended { status: Status::Exited(0), .. }) | None) => Outcome::Completed,
-        (_, Some(Ended { status: Status::Exited(code), .. })) => {
-            Outcome::failed("exit_code", format!("exit code {code}"))
-        }
-        (_, Some(Ended { status: Status::Killed(number), .. })) => {
-            Outcome::failed("signal", format!("signal {}", signal_name(*number)))
-        }
-    }
 }
 
 /// `sleep (4121), sh (4122)`, and how many more.

@@ -1,10 +1,6 @@
 //! Waiting for a lock: interruptible, and explained to whoever sits at the terminal.
 
-use std::{
-    cell::Cell,
-    future::{Future, pending},
-    time::Duration,
-};
+use std::{cell::Cell, future::pending, time::Duration};
 
 use leasehold::{
     Error, ErrorKind, Lease, Leasehold, Resource,
@@ -13,13 +9,14 @@ use leasehold::{
 };
 use leasehold_supervise::{Signal, Signals};
 
-use super::{ask::Patience, note::short};
+use super::{ask::Patience, note::short, start::Start};
 use crate::{
     duration::{Brief, Measured, millis},
-    exit::{Failure, Result},
+    exit::Result,
     json,
     say::{Line, Say},
-    settings::Level,
+    settings::{Level, Settings},
+    shell,
 };
 
 /// A wait that takes longer explains itself.
@@ -56,12 +53,14 @@ pub(crate) struct Wanted<'a> {
     pub(crate) resource: &'a Resource,
     /// How long.
     pub(crate) patience: Patience,
+    /// When the command began: a server that goes away so early is tried again.
+    pub(crate) start: &'a Start<'a>,
 }
 
 /// Waits for the lock until it is granted, the patience ends, or a signal comes.
 pub(crate) async fn wait<T>(
     wanted: Wanted<'_>,
-    acquire: impl Future<Output = leasehold::Result<T>>,
+    mut acquire: impl AsyncFnMut() -> leasehold::Result<T>,
     signals: &mut Signals,
     say: &Say,
 ) -> Result<Waited<T>> {
@@ -69,7 +68,7 @@ pub(crate) async fn wait<T>(
     let explained = Cell::new(false);
     let result = tokio::select! {
         biased;
-        result = acquire => result,
+        result = wanted.start.retry(async |_| acquire().await) => result,
         signal = signals.next_ending() => {
             leave(wanted.locks).await;
             say.say(Line::detail("interrupted", format!("left the queue for {} on {signal}", wanted.resource)));
@@ -84,7 +83,7 @@ pub(crate) async fn wait<T>(
             leave(wanted.locks).await;
             Ok(Waited::NotAcquired(error))
         }
-        Err(error) => Err(Failure::from(error)),
+        Err(error) => Err(wanted.start.failure(error)),
     }
 }
 
@@ -103,14 +102,14 @@ pub(crate) fn acquired(lease: &Lease, explained: bool) -> Line {
 }
 
 /// Why the lock was not acquired, and what to type next.
-pub(crate) fn not_acquired(resource: &Resource, error: &Error, patience: Patience) -> Line {
+pub(crate) fn not_acquired(resource: &Resource, error: &Error, patience: Patience, settings: &Settings) -> Line {
     let name = error.resource().unwrap_or(resource);
     let end = match patience {
         Patience::For(wait) => format!("gave up after {} (-w)", Brief(wait)),
         _ => String::from("not waiting (-n)"),
     };
     Line::new("not_acquired", format!("{} — {end}", busy(name, error.holders())))
-        .hint(format!("see it: leasehold inspect {}", shell_word(name.as_str())))
+        .hint(format!("see it: {}", settings.command(&format!("inspect {}", shell::operand(name.as_str())))))
         .with("lock", name.as_str())
         .with("holders", error.holders().iter().map(json::held_by).collect::<Vec<_>>())
 }
@@ -132,16 +131,6 @@ pub(crate) fn held_by(holders: &[HeldBy]) -> Option<String> {
     Some(format!("{}{note} for {}{more}", short(first.holder.as_str()), Brief(first.held_for)))
 }
 
-/// The name as it can be typed into a shell.
-pub(crate) fn shell_word(name: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+=,".contains(c);
-    if !name.starts_with('-') && name.chars().all(is_plain) {
-        return name.to_owned();
-    }
-    let quoted = format!("'{}'", name.replace('\'', r"'\''"));
-    if name.starts_with('-') { format!("-- {quoted}") } else { quoted }
-}
-
 /// Explains the wait now and then; never ends. Nobody is asked while nobody listens.
 async fn explain(wanted: Wanted<'_>, started: Moment, explained: &Cell<bool>, say: &Say) {
     let looks = say.looks();
@@ -154,6 +143,9 @@ async fn explain(wanted: Wanted<'_>, started: Moment, explained: &Cell<bool>, sa
     loop {
         tokio::time::sleep(pause).await;
         pause = if pause == UNEXPLAINED { FIRST_REFRESH } else { (pause * 2).min(LAST_REFRESH) };
+        if wanted.start.is_away() {
+            continue;
+        }
         let filter = ListFilter::new(Names::Exactly(wanted.resource.clone()));
         if let Ok(page) = wanted.locks.list(&filter).await {
             say.say(explanation(wanted, &page.leases, SystemClock.now().since(started)));
@@ -197,13 +189,6 @@ fn explanation(wanted: Wanted<'_>, leases: &[LeaseRecord], since: Duration) -> L
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_can_be_typed_into_a_shell() {
-        for (name, word) in [("a:b/c-1", "a:b/c-1"), ("a b", "'a b'"), ("it's", r"'it'\''s'"), ("-x", "-- '-x'")] {
-            assert_eq!(shell_word(name), word);
-        }
-    }
 
     #[test]
     fn a_busy_lock_without_a_holder_is_described_in_words_of_every_backend() {

@@ -2,7 +2,7 @@
 
 use std::{fs, time::Duration};
 
-use crate::place::{AT_ONCE, Place, Running, until};
+use crate::place::{AT_ONCE, Place, Ran, Running, until};
 
 #[test]
 fn a_busy_lock_gives_75_and_names_its_holder() {
@@ -19,7 +19,46 @@ fn a_busy_lock_gives_75_and_names_its_holder() {
     );
     assert!(lines[0].contains(&format!(":{} (", holder.pid())) && lines[0].contains(") for "), "{ran:?}");
     assert_eq!(lines[1], "leasehold:   see it: leasehold inspect hello");
-    place.run(&["run", "-w", "0", "hello", "--", "echo", "never"]).assert_code(75);
+    for args in [&["-w", "0"][..], &["-en"], &["-e", "--nb"], &["--timeout", "0"]] {
+        place.run(&[&["run"], args, &["hello", "--", "echo", "never"]].concat()).assert_code(75);
+    }
+}
+
+/// The command after "see it: ", run by a shell that knows the binary by its name.
+fn paste(place: &Place, stderr: &str) -> Ran {
+    let hint = stderr.lines().find_map(|line| line.split_once("see it: ")).unwrap().1;
+    let mut command = place.command("sh");
+    let exe = std::path::Path::new(env!("CARGO_BIN_EXE_leasehold"));
+    command.args(["-c", hint]).env("PATH", format!("{}:/usr/bin:/bin", exe.parent().unwrap().display()));
+    Ran::of(command)
+}
+
+#[test]
+fn a_hint_means_the_place_that_was_asked() {
+    let place = Place::new();
+    let url = format!("{}?fsync=1&mode=0600", place.url());
+    let config = place.path("my config.toml");
+    fs::write(&config, format!("[backend.prod]\nurl = \"{url}\"\n")).unwrap();
+    let config = config.to_str().unwrap();
+    for flags in
+        [&["-b", &url, "--namespace", "billing"][..], &["--config", config, "-b", "prod", "--namespace", "billing"]]
+    {
+        let ready = place.path("ready");
+        let script = format!("touch {}; exec sleep 600", ready.display());
+        let _holder = Running::of(place.bare(&[flags, &["run", "it's", "-c", &script]].concat()));
+        until("the holder runs", || ready.exists());
+        fs::remove_file(ready).unwrap();
+        for ask in [&["run", "-n", "it's", "true"][..], &["acquire", "-w", ".1", "--ttl", "1m", "it's"]] {
+            let busy = Ran::of(place.bare(&[flags, ask].concat()));
+            busy.assert_code(75);
+            let seen = paste(&place, &busy.stderr);
+            seen.assert_code(0);
+            assert!(seen.stdout.contains("HELD"), "{seen:?}");
+            for line in seen.stdout.lines().filter(|line| line.contains("leasehold ")) {
+                assert!(line.contains("--namespace billing") && line.contains("-b "), "{line}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -36,6 +36,11 @@ fn one_leads_and_another_takes_over() {
     assert!(fence(&second) > fence(&first));
     b.signal(Signal::TERM);
     b.wait();
+    assert_eq!(
+        place.run(&["history", "--failures", "--no-headers"]).stdout,
+        "",
+        "a leader that is stopped has not failed"
+    );
     let none = place.run(&["elect", "boss", "--leader"]);
     none.assert_code(1);
     assert_eq!(none.stderr, "leasehold: nobody leads boss\n");

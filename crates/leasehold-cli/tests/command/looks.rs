@@ -91,7 +91,7 @@ fn inspect_tells_all_about_one_lock() {
         &format!("fence     {fence}\n"),
         "waiting   1. ",
         "last 24h  2 acquired",
-        &format!("leasehold evict x --fence {fence} --reason"),
+        &format!("leasehold evict --fence {fence} --reason \"…\" x\n"),
     ] {
         assert!(held.contains(words), "{words}: {held}");
     }
@@ -122,6 +122,19 @@ fn history_can_be_asked_for_what_matters() {
     assert_eq!(events(&["--since", "2026-01-01", "--until", "2099-01-01T00:00:00Z"]).len(), 5);
     let text = place.run(&["history", "a", "--failures"]).stdout;
     assert!(text.starts_with("ENDED ") && text.contains("exit code 1"), "{text}");
+}
+
+#[test]
+fn a_place_in_the_queue_that_was_lost_is_no_failure() {
+    let place = Place::new();
+    let _holder = place.hold("x");
+    let waiter = place.start(&["run", "--holder", "w", "x", "--", "true"]);
+    until("it waits", || place.waiters("x") == 1);
+    waiter.signal(Signal::KILL);
+    drop(waiter);
+    until("history tells", || place.run(&["history", "x"]).stdout.contains("disconnected"));
+    let failures = place.run(&["history", "--failures", "x"]);
+    assert!(!failures.stdout.contains("disconnected"), "{failures:?}");
 }
 
 #[test]

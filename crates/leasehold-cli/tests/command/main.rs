@@ -12,6 +12,7 @@ mod kept;
 mod leases;
 mod looks;
 mod lost;
+mod machine;
 mod mistakes;
 mod nested;
 mod output;

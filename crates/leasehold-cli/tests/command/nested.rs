@@ -1,6 +1,6 @@
 //! Locks inside locks: the same one is refused at once, another is fine.
 
-use crate::place::{AT_ONCE, Place};
+use crate::place::{AT_ONCE, Place, until};
 
 const EXE: &str = env!("CARGO_BIN_EXE_leasehold");
 
@@ -16,8 +16,29 @@ fn the_same_lock_again_is_refused_instead_of_waiting_for_ever() {
     // Two levels down, and as one of several.
     place.run(&["run", "x", "--", EXE, "run", "y", "--", EXE, "run", "x", "--", "true"]).assert_code(64);
     place.run(&["run", "x", "--", EXE, "run", "a", "--also", "x", "--", "true"]).assert_code(64);
-    place.run(&["run", "-s", "x", "--", EXE, "run", "-s", "x", "--", "true"]).assert_code(64);
+    place.run(&["run", "-s", "x", "--", EXE, "run", "x", "--", "true"]).assert_code(64);
+    place.run(&["run", "x", "--", EXE, "run", "-s", "x", "--", "true"]).assert_code(64);
     place.run(&["run", "-j", "2", "s", "--", EXE, "run", "-j", "2", "s", "--", "true"]).assert_code(64);
+}
+
+#[test]
+fn readers_share_with_the_run_that_started_them_unless_a_writer_waits() {
+    let place = Place::new();
+    place.run(&["run", "-s", "x", "--", EXE, "run", "-s", "x", "--", "true"]).assert_code(0);
+    place.run(&["run", "-s", "x", "--", EXE, "acquire", "-s", "-w", "5", "x", "--ttl", "1m"]).assert_code(0);
+
+    let (go, reading) = (place.path("go"), place.path("reading"));
+    let inner = format!(
+        "touch {}; until [ -e {} ]; do sleep .01; done; exec {EXE} run -s y -- true",
+        reading.display(),
+        go.display()
+    );
+    let mut reader = place.start(&["run", "-s", "y", "-c", &inner]);
+    until("the first reads", || reading.exists());
+    let _writer = place.start(&["run", "y", "--", "true"]);
+    until("a writer waits", || place.waiters("y") == 1);
+    std::fs::write(go, "").unwrap();
+    assert_eq!(reader.code(), 64, "waiting behind the writer would never end");
 }
 
 #[test]

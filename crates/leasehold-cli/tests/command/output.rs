@@ -16,6 +16,17 @@ fn every_byte() -> Vec<u8> {
 }
 
 #[test]
+fn a_report_to_a_dash_is_printed() {
+    let place = Place::new();
+    let mut command = place.leasehold(&["run", "--report", "-", "x", "--", "true"]);
+    command.current_dir(place.path("."));
+    let ran = Ran::of(command);
+    ran.assert_code(0);
+    assert_eq!(ran.json()["outcome"], "completed");
+    assert!(!place.path("-").exists());
+}
+
+#[test]
 fn standard_output_is_the_childs_byte_for_byte() {
     let place = Place::new();
     let file = place.path("bytes");

@@ -40,13 +40,14 @@ fn no_form_of_url_shows_its_password() {
             // Doctor tells of a server that is away as of any other finding.
             let code = if command == ["doctor"] && code == 69 { 1 } else { code };
             for json in [&[][..], &["--json"]] {
-                let flags = ["-vv", "-b", url];
-                let by_flag = Ran::of(place.bare(&[&flags, json, command].concat()));
-                let mut by_env = place.bare(&[&["-vv"], json, command].concat());
-                by_env.env("LEASEHOLD_URL", url);
-                let by_env = Ran::of(by_env);
-                let by_profile =
-                    Ran::of(place.bare(&[&["-vv", "--config", config.to_str().unwrap()], json, command].concat()));
+                let run = |flags: &[&str], variables: &[(&str, &str)]| {
+                    let mut run = place.bare(&[&["-vv", "--connect-timeout", "10ms"], flags, json, command].concat());
+                    run.envs(variables.iter().copied());
+                    Ran::of(run)
+                };
+                let by_flag = run(&["-b", url], &[]);
+                let by_env = run(&[], &[("LEASEHOLD_URL", url)]);
+                let by_profile = run(&["--config", config.to_str().unwrap()], &[]);
                 for ran in [by_flag, by_env, by_profile] {
                     ran.assert_code(code);
                     assert!(!ran.stdout.contains("s3cret") && !ran.stderr.contains("s3cret"), "{url}: {ran:?}");

@@ -7,6 +7,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use super::grant::Brief;
 use crate::{Error, Result};
 
 /// A reading of one machine's steady clock, in microseconds; it decides expiry.
@@ -109,7 +110,8 @@ impl Ttl {
     pub fn new(length: Duration) -> Result<Self> {
         if length < Self::MIN.0 || length > Self::MAX.0 {
             return Err(Error::invalid_config(format!(
-                "ttl {length:?} is out of range: 100ms to 30 days (renewal is automatic, so 10s to 60s suits most work)"
+                "ttl {} is out of range: 100ms to 30 days (renewal is automatic, so 10s to 60s suits most work)",
+                Brief(length)
             )));
         }
         Ok(Self(length))

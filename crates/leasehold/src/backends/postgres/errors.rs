@@ -58,6 +58,13 @@ impl Failure {
                     "postgres at {place} wants a password; give one by password_file=, password_env=, PGPASSWORD or PGPASSFILE"
                 ),
             ),
+            None if chain(error).contains("server does not support TLS") => Self::new(
+                Kind::Config,
+                format!(
+                    "postgres at {place} speaks no TLS and sslmode asks for it; turn `ssl` on there, or write sslmode=prefer \
+                     where the network can be trusted"
+                ),
+            ),
             None => Self::new(
                 Kind::Unavailable,
                 format!("cannot connect to postgres at {place}: {}; does it run there?", chain(error)),

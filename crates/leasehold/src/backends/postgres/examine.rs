@@ -43,19 +43,24 @@ pub(super) async fn examine(links: &Links) -> Result<Vec<Finding>, Failure> {
     let wall = clock.wall();
     let reply = links.ask(Call::Examine, &[]).await?;
     let took = clock.now().since(sent);
+    // The server read its clock about half a round trip after the call was sent.
+    let ours = Timestamp::from_micros(u64::midpoint(wall.as_micros(), clock.wall().as_micros()));
     let Some(seen) = reply.rows.first() else { return Ok(Vec::new()) };
 
     let mut findings = vec![promises(connector)];
     let version: String = decode::get(seen, "version")?;
-    let words = format!("server {version}, one round trip takes {took:?}");
-    findings.push(Finding::new(if took > SLOW { Severity::Warning } else { Severity::Ok }, "reach", words));
+    findings.push(Finding::new(Severity::Ok, "server", format!("Postgres {version}")));
+    if took > SLOW {
+        let words = format!("one round trip takes {:.0} ms: every lock waits as long; move closer", millis(took));
+        findings.push(Finding::new(Severity::Warning, "reach", words));
+    }
 
     let theirs = Timestamp::from_micros(decode::get::<i64>(seen, "now_us")?.unsigned_abs());
-    let apart = theirs.since(wall).max(wall.since(theirs));
+    let apart = theirs.since(ours).max(ours.since(theirs));
     findings.push(Finding::new(
         if apart > CLOCKS_APART { Severity::Warning } else { Severity::Info },
         "clock",
-        format!("the server's wall clock is {apart:?} from ours; only the server's decides"),
+        format!("the server's wall clock is {:.1} ms from ours; only the server's decides", millis(apart)),
     ));
     if decode::get::<i32>(seen, "version_number")? < OLDEST_VERSION {
         let words = format!("server {version} is too old: 13 and newer are supported");
@@ -129,6 +134,10 @@ pub(super) async fn examine(links: &Links) -> Result<Vec<Finding>, Failure> {
     findings.extend(dead_rows(seen)?);
     findings.extend(keepalives(seen, connector)?);
     Ok(findings)
+}
+
+fn millis(length: Duration) -> f64 {
+    length.as_secs_f64() * 1000.0
 }
 
 /// What a crash of the server loses.

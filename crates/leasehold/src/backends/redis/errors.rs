@@ -54,6 +54,9 @@ pub(super) fn unreachable(place: &str, error: &RedisError) -> Error {
     if is_refusal(error) {
         return refused(place, error);
     }
+    if error.kind() == ErrorKind::Parse {
+        return Error::invalid_config(format!("{place} answers, but not as a Redis server does; check host and port"));
+    }
     Error::unavailable(format!("cannot reach {place}: {}", text(error)))
 }
 

@@ -8,7 +8,7 @@ use super::{
     RedisBackend, Topology,
     connection::{Router, SendError},
     decode,
-    options::RedisOptions,
+    options::{RedisOptions, Remember},
 };
 use crate::{
     Result,
@@ -60,20 +60,23 @@ impl RedisBackend {
     }
 
     async fn try_everything(&self) -> Result<()> {
+        // What only doctor asked for is not worth a line in the history.
+        let options = RedisOptions { history: Remember::Nothing, ..(*self.shared.options).clone() };
+        let probe = Self::open(options).await?;
         let id = LeaseId::random();
         let resource = Resource::new(format!("leasehold:doctor:{id}"))?;
         let key = LeaseKey::new(resource.clone(), id);
         let holder = Holder::new("leasehold doctor")?;
         let request = Request::new(key.clone(), Claim::SHARED, holder).ttl(Ttl::new(Duration::from_secs(5))?);
-        self.acquire(&request).await?;
+        probe.acquire(&request).await?;
         // A second reader takes the resource through the full script.
         let other = LeaseKey::new(resource.clone(), LeaseId::random());
-        self.acquire(&Request { key: other.clone(), ..request.clone() }).await?;
-        self.renew(&[Renewal::new(key.clone(), request.ttl)]).await?;
+        probe.acquire(&Request { key: other.clone(), ..request.clone() }).await?;
+        probe.renew(&[Renewal::new(key.clone(), request.ttl)]).await?;
         let names = Names::Exactly(resource);
         self.shared.page(&ListFilter::new(names.clone())).await?;
-        self.release(&other, &Outcome::Cancelled).await?;
-        self.release(&key, &Outcome::Cancelled).await?;
+        probe.release(&other, &Outcome::Cancelled).await?;
+        probe.release(&key, &Outcome::Cancelled).await?;
         self.shared.ended(&HistoryFilter::new(names)).await.map(drop)
     }
 }

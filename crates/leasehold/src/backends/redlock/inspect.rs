@@ -241,15 +241,23 @@ pub(super) async fn examine(shared: &Shared) -> Result<Vec<Finding>> {
         }
         findings.extend(nodes.get(at).ahead().and_then(|micros| clock_finding(name, micros)));
         match answer {
-            Ok(of_node) => findings.extend(
-                of_node
-                    .into_iter()
-                    .map(|finding| Finding { subject: format!("{name}: {}", finding.subject), ..finding }),
-            ),
+            Ok(of_node) => {
+                // What one node promises is not what a majority does.
+                let of_node = of_node.into_iter().filter(|finding| finding.subject != "promises");
+                findings.extend(of_node.map(|finding| named(name, finding)));
+            }
             Err(error) => findings.push(Finding::new(Severity::Warning, "node", format!("{name}: {error}"))),
         }
     }
     Ok(findings)
+}
+
+/// The finding with the name of its node.
+fn named(name: &str, finding: Finding) -> Finding {
+    if finding.message.starts_with(name) {
+        return finding;
+    }
+    Finding { message: format!("{name}: {}", finding.message), ..finding }
 }
 
 /// Learns the incarnation of each node, which only answers about leases carry: about one that nobody has.

@@ -1,0 +1,132 @@
+//! The start of a command whose server may not be there yet: it is tried again for a while.
+
+use std::{cell::RefCell, future::pending, time::Duration};
+
+use leasehold::{
+    ErrorKind,
+    backend::Backoff,
+    clock::{Clock, SystemClock},
+    lease::Moment,
+};
+
+use super::ask::Patience;
+use crate::{
+    duration::Brief,
+    exit::{self, Failure},
+    say::{Line, Say},
+    settings::Settings,
+};
+
+/// How long a command that can wait tries to reach its server, unless told otherwise.
+const USUALLY: Duration = Duration::from_secs(10);
+/// The same for one that does not want to wait.
+const BRIEFLY: Duration = Duration::from_secs(3);
+/// A start that takes longer explains itself.
+const UNEXPLAINED: Duration = Duration::from_secs(2);
+
+/// When a command began, and how long its server may stay away.
+#[derive(Debug)]
+pub(crate) struct Start<'a> {
+    place: String,
+    /// Whether a server that is away is tried again; a directory does not come back by itself.
+    retries: bool,
+    began: Moment,
+    limit: Duration,
+    say: &'a Say,
+    explained: RefCell<Explained>,
+}
+
+#[derive(Debug, Default)]
+struct Explained {
+    last_error: Option<String>,
+    done: bool,
+}
+
+impl<'a> Start<'a> {
+    /// A start now, by a command that waits so long for its lock.
+    pub(crate) fn new(settings: &Settings, patience: Patience, say: &'a Say) -> Self {
+        let limit = match patience {
+            Patience::Try => settings.connect_limit.unwrap_or(BRIEFLY),
+            Patience::For(wait) => settings.connect_limit.unwrap_or(USUALLY).min(wait),
+            Patience::Forever => settings.connect_limit.unwrap_or(USUALLY),
+        };
+        Self {
+            place: settings.shown_url(),
+            retries: !settings.url.starts_with("file:"),
+            began: SystemClock.now(),
+            limit,
+            say,
+            explained: RefCell::default(),
+        }
+    }
+
+    /// A start that tells at once whether the server is there.
+    pub(crate) fn once(settings: &Settings, say: &'a Say) -> Self {
+        Self { retries: false, ..Self::new(settings, Patience::Try, say) }
+    }
+
+    /// How long the server may still stay away.
+    fn left(&self) -> Duration {
+        self.limit.saturating_sub(SystemClock.now().since(self.began))
+    }
+
+    /// Whether the server was away when it was last asked, and is tried again.
+    pub(crate) fn is_away(&self) -> bool {
+        self.explained.borrow().last_error.is_some() && !self.left().is_zero()
+    }
+
+    /// Why the start failed, and for how long it was tried.
+    pub(crate) fn failure(&self, error: leasehold::Error) -> Failure {
+        let mut failure = Failure::from(error);
+        if failure.code == exit::UNAVAILABLE && self.explained.borrow().last_error.is_some() {
+            let tried = format!("; tried for {} (--connect-timeout)", Brief(self.limit));
+            failure.message.push_str(&tried);
+        }
+        failure
+    }
+
+    /// Tries until the server answers or the time is over; the attempt is told how long it may take.
+    ///
+    /// # Cancel safety
+    /// As the attempt.
+    pub(crate) async fn retry<T>(
+        &self,
+        mut attempt: impl AsyncFnMut(Duration) -> leasehold::Result<T>,
+    ) -> leasehold::Result<T> {
+        let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(1));
+        let tries = async {
+            loop {
+                let result = attempt(self.left().max(Duration::from_millis(1))).await;
+                let Err(error) = &result else { return result };
+                if !self.retries || error.kind() != ErrorKind::Unavailable || self.left().is_zero() {
+                    return result;
+                }
+                self.explained.borrow_mut().last_error = Some(error.to_string());
+                tokio::time::sleep(backoff.pause().min(self.left())).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            result = tries => result,
+            () = self.explain() => unreachable!("it explains until it is dropped"),
+        }
+    }
+
+    /// Says once what is waited for; never ends.
+    async fn explain(&self) {
+        SystemClock.sleep_until(self.began.after(UNEXPLAINED)).await;
+        self.tell();
+        pending::<()>().await;
+    }
+
+    fn tell(&self) {
+        let mut explained = self.explained.borrow_mut();
+        if explained.done || !self.retries || self.left().is_zero() {
+            return;
+        }
+        explained.done = true;
+        let why = explained.last_error.as_deref().unwrap_or("no answer yet");
+        let words = format!("waiting for {} ({why}); giving up in {}", self.place, Brief(self.left()));
+        self.say.say(Line::new("connecting", words));
+    }
+}
