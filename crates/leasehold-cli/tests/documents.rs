@@ -39,10 +39,9 @@ fn as_run(command: &str) -> String {
 /// A folder with every script that the documents speak of; each has nothing to do.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    for word in [README, MIGRATING].iter().flat_map(|document| document.split_whitespace()) {
-        if let Some(name) = word.strip_prefix("./") {
-            script(folder.path(), name.trim_end_matches(|c: char| !c.is_alphanumeric()), "#!/bin/sh\nexit 0\n");
-        }
+    for rest in [README, MIGRATING].iter().flat_map(|document| document.split("./").skip(1)) {
+        let name = rest.split(|c: char| !c.is_alphanumeric() && !"._-".contains(c)).next().unwrap();
+        script(folder.path(), name.trim_end_matches('.'), "#!/bin/sh\nexit 0\n");
     }
     folder
 }
