@@ -9,10 +9,11 @@ fn a_latch_that_passes_from_process_to_process_is_waited_for() {
         let a = open(root.path()).await;
         let held = request("a");
         granted(&a, &held).await;
-        // Three in a row, each longer than the looks at who has it are apart.
+        // Together they have it for longer than anyone waits for one process, and each for much less than the looks at who
+        // has it are apart.
         let latch = root.path().join("test/latches/0a");
         let spawn = || Command::new("flock").arg(&latch).arg("cat").stdin(Stdio::piped()).spawn().unwrap();
-        let mut row = [spawn(), spawn(), spawn()];
+        let mut row: Vec<Child> = (0..10).map(|_| spawn()).collect();
         let inode = format!(":{} ", fs::metadata(&latch)?.ino());
         let locks = || {
             let all = fs::read_to_string("/proc/locks").unwrap();
@@ -25,7 +26,7 @@ fn a_latch_that_passes_from_process_to_process_is_waited_for() {
         let mut waited = 0;
         // Whoever has it gives it up; which of those that wait is next is up to the kernel.
         let released = loop {
-            match tokio::time::timeout(Duration::from_millis(1200), release.as_mut()).await {
+            match tokio::time::timeout(Duration::from_millis(300), release.as_mut()).await {
                 Ok(released) => break released?,
                 Err(_) => waited += 1,
             }

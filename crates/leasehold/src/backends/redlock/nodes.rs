@@ -41,7 +41,7 @@ pub(super) struct Nodes {
     /// The highest fence that was proposed here or granted by a node.
     highest: AtomicU64,
     /// Held while the calls of one round are sent, so that all nodes get the rounds of this process in one order:
-    /// otherwise two of them would number concurrent grants differently, and the fences would not agree.
+    /// otherwise two of them could number the grants of one name differently, and the fences would not agree.
     pub(super) sending: Mutex<()>,
     pub(super) watchdog: Arc<Watchdog>,
     /// Wakes whoever waits for the outcome of an attempt to open a node.

@@ -31,6 +31,11 @@ use super::{
 };
 use crate::{Error, Result, backend::Backoff};
 
+/// How many have subscribed at the master: a script that names a key runs nowhere else.
+const COUNT_AT_MASTER: &str = "return redis.call('PUBSUB', 'SHARDNUMSUB', KEYS[1])[2]";
+/// How long the library may take to learn which server has a slot.
+const UNTIL_SLOTS_ARE_KNOWN: Duration = Duration::from_millis(20);
+
 /// A cluster, as one instance sees it.
 pub(in super::super) struct Cluster {
     link: Arc<ClusterLink>,
@@ -208,18 +213,30 @@ impl Subscriptions {
     }
 
     async fn subscribe_once(&self, channel: &str) -> Result<(), RedisError> {
-        // A replica confirms a subscription to its master's channels, and the master does not count it: asking for a key of
-        // the slot makes the library find the master first.
-        let commands: &[&str] = if self.is_sharded { &["EXISTS", "SSUBSCRIBE"] } else { &["SUBSCRIBE"] };
-        for command in commands {
-            // The end of another subscription may be taken for the answer: that one is missing as well.
-            while let Value::Push { kind: PushKind::SUnsubscribe | PushKind::Unsubscribe, .. } =
-                self.link.send(redis::cmd(command).arg(channel)).await?
-            {
-                self.broken.notify_one();
+        if !self.is_sharded {
+            return self.ask(redis::cmd("SUBSCRIBE").arg(channel)).await.map(drop);
+        }
+        loop {
+            // Asking for a key of the slot makes the library look for its master.
+            self.ask(redis::cmd("EXISTS").arg(channel)).await?;
+            self.ask(redis::cmd("SSUBSCRIBE").arg(channel)).await?;
+            // A replica confirms a subscription, too, and its master does not count it.
+            let counted = self.ask(redis::cmd("EVAL").arg(COUNT_AT_MASTER).arg(1).arg(channel)).await?;
+            if counted != Value::Int(0) {
+                return Ok(());
+            }
+            time::sleep(UNTIL_SLOTS_ARE_KNOWN).await;
+        }
+    }
+
+    async fn ask(&self, command: &Cmd) -> Result<Value, RedisError> {
+        loop {
+            match self.link.send(command).await? {
+                // The end of another subscription was taken for the answer: that one is missing as well.
+                Value::Push { kind: PushKind::SUnsubscribe | PushKind::Unsubscribe, .. } => self.broken.notify_one(),
+                answer => return Ok(answer),
             }
         }
-        Ok(())
     }
 
     /// Subscribes to all channels again after every break, where their slots are by then.

@@ -34,10 +34,11 @@ local function acquire(r, head, tail, patience, most)
   record = head .. ' ' .. end_of(sub(tail, 1, 13)) .. ' ' .. nows .. ' ' .. NONE .. ' ' .. nows .. ' ' .. NONE .. ' ' .. tail
   if is_empty(r) then
     call('DEL', r.entries, r.order, r.ends)
+    outlive(r.fence)
     reset(r)
     r.lone = granted(r, record)
     r.used = 0
-    return { 'holding', newest, nows }
+    return { 'holding', r.fence, nows }
   end
   if r.shape ~= shape then
     return { 'wrong', r.shape }
@@ -93,7 +94,7 @@ end
 local full
 for i = 5 + resources, #ARGV, 6 do
   if ARGV[i + 1] == 'a' then
-    local written = redis.pcall('HSET', KEYS[1], '\tfence', newest)
+    local written = redis.pcall('HSET', KEYS[1], '\tfence', highest)
     full = type(written) == 'table' and written.err
     break
   end

@@ -68,8 +68,16 @@ for at = 5, heads - 6 do
   end
 end
 
--- `granted`: requests were, or they wait now. `texts` are those of the answer, `mail` is pushed at the end.
-local last, granted, texts, mail = stored[2] or '', false, {}, {}
+-- `highest`: the highest fence of a lease that has ended. `granted`: requests were, or they wait now. `texts` are those of
+-- the answer, `mail` is pushed at the end.
+local highest, granted, texts, mail = stored[2] or '', false, {}, {}
+local function next_fence(above, floor)
+  local fence = above >= nows and format('%016.0f', above + 1) or nows
+  if floor > fence then
+    fence = format('%016.0f', math.max(fence, math.min(floor, nows + 10000000)))
+  end
+  return fence
+end
 local ended, remembered, freed, free = {}, 0, {}, 0
 if releases > 0 then
   local which, released = sub(ARGV[2], 2, 2), nows .. ' released\n'
@@ -93,14 +101,7 @@ if releases > 0 then
         local push = sub(ARGV[2], 1, 1)
         if sub(record, 35, 50) > nows and sub(record, 163, 172) == capacity
           and (push == 'B' or tonumber(call('PUBSUB', push == 'S' and 'SHARDNUMSUB' or 'NUMSUB', to)[2]) > 0) then
-          local fence, floor = nows, sub(record, 134, 149)
-          if last >= nows then
-            fence = format('%016.0f', last + 1)
-          end
-          if floor > fence then
-            fence = format('%016.0f', math.max(fence, math.min(floor, nows + 10000000)))
-          end
-          last = fence
+          local fence = next_fence(q.fence > highest and q.fence or highest, sub(record, 134, 149))
           heir = sub(record, 1, 68) .. fence .. sub(record, 85, 102) .. nows .. sub(record, 119)
           q.cut, q.waiting, q.fence = sub(head, 2), q.waiting - 1, fence
           q.known[q.cut] = false
@@ -116,6 +117,9 @@ if releases > 0 then
       answer = 'g'
     elseif sub(held, 1, 33) == head and sub(held, 35, 50) > nows then
       answer = 'f'
+      if sub(held, 69, 84) > highest then
+        highest = sub(held, 69, 84)
+      end
       if s then
         s.used = s.used - sub(held, 163, 172)
         s.entries[sub(head, 2)] = nil
@@ -145,10 +149,11 @@ end
 
 local written, length = { '\tfence', '' }, 2
 if questions > releases then
-  local i, group, stem, digit = releases, heads + questions + 1, nil, 0
+  local i, group = releases, heads + questions + 1
   while ARGV[group] do
     local tail, patience = ARGV[group], ARGV[group + 1]
     local stop, floor = format('%016.0f', nows + sub(tail, 1, 13)), sub(tail, 15, 30)
+    local fence = next_fence(highest, floor)
     local before, behind = ' ' .. stop .. ' ' .. nows .. ' ', ' ' .. nows .. ' ' .. nows .. ' ' .. tail
     for request = 1, #patience do
       i = i + 1
@@ -182,10 +187,12 @@ if questions > releases then
         if not s and byte(held) == 49 and sub(held, 35, 50) > nows and sub(held, 151, 161) == sub(tail, 32, 42)
           and sub(held, 1, 33) ~= head then
           local used, units, capacity = tonumber(sub(held, 163, 172)), sub(tail, 44, 53), tonumber(sub(held, 151, 160))
-          if used + units <= capacity then
+          local key = sub(KEYS[1], 1, -7) .. 'entries:' .. ARGV[at + 6]
+          -- A key that is on its way to another server cannot be written: that is left to the full script.
+          if used + units <= capacity and redis.pcall('EXISTS', key) == 0 then
             local id = sub(held, 2, 33)
             s = {
-              key = sub(KEYS[1], 1, -7) .. 'entries:' .. ARGV[at + 6], entries = { [id] = held }, added = { id, held },
+              key = key, entries = { [id] = held }, added = { id, held },
               removed = {}, used = used, first = sub(held, 35, 50), fence = sub(held, 69, 84), shape = sub(held, 151, 161),
             }
             shared = shared or {}
@@ -199,24 +206,8 @@ if questions > releases then
           and s.used + sub(tail, 44, 53) <= tonumber(sub(s.shape, 1, 10))
       end
       if fits then
-        if digit == 9 then
-          stem = nil
-        end
-        if stem then
-          digit = digit + 1
-        else
-          local first = nows
-          if last >= nows then
-            first = format('%016.0f', last + 1)
-          end
-          stem, digit = sub(first, 1, 15), sub(first, 16) + 0
-        end
-        answer = stem .. sub('0123456789', digit + 1, digit + 1)
-        if floor > answer then
-          answer = format('%016.0f', math.max(answer, math.min(floor, nows + 10000000)))
-          stem = nil
-        end
-        last, granted = answer, true
+        answer = held and next_fence(s.fence > highest and s.fence or highest, floor) or fence
+        granted = true
         local record = head .. before .. answer .. behind
         if held then
           local added, id = s.added, sub(head, 2)
@@ -270,8 +261,8 @@ end
 if granted then
   -- Redis checks its memory before the first write of a script only. On a full server the full script refuses the
   -- requests and lets the releases through.
-  written[2] = last
-  local done = redis.pcall('HSET', KEYS[1], unpack(written))
+  written[2] = highest
+  local done = redis.pcall('HSET', KEYS[1], unpack(written, highest == '' and 3 or 1))
   if type(done) == 'table' and done.err then
     if not string.find(done.err, 'OOM') then
       return redis.error_reply(done.err)
@@ -300,9 +291,9 @@ if shared then
     end
   end
 end
-if not granted and length > 2 then
-  written[2] = last
-  call('HSET', KEYS[1], unpack(written, last == '' and 3 or 1))
+if not granted and (length > 2 or highest ~= (stored[2] or '')) then
+  written[2] = highest
+  call('HSET', KEYS[1], unpack(written, highest == '' and 3 or 1))
 end
 if queues then
   for _, q in pairs(queues) do

@@ -14,7 +14,7 @@
 --       which waiters were passed over, before when nobody ends, newest fence, shape
 -- No name holds a control character, so fields that begin with a tab are the partition's own:
 --   memory   format, run id of the server, when this memory began (40 and 16 columns)
---   fence    the newest fence
+--   fence    the highest fence of a lease that has ended: the fences of those that hold are in their own values
 --   watched  until when somebody watches
 --   sweep    when the next sweep is due, and where it goes on
 --

@@ -27,9 +27,6 @@ local function renew(r, id, ttl, floor, less, metadata)
   if held and floor > r.fence and tonumber(floor) <= max(now + LEAD, tonumber(r.fence)) then
     record = sub(record, 1, 68) .. floor .. sub(record, 85)
     r.fence = floor
-    if floor > newest then
-      newest = floor
-    end
   end
   put(r, id, record)
   local waiting = r.waiting

@@ -20,13 +20,20 @@ if stored[1] ~= ARGV[1] then
   return 'begin'
 end
 local memory = stored[1]
-local newest = stored[2] or NONE
+local highest = stored[2] or NONE
 local watched = stored[3] and stored[3] > nows
 local loaded, ended, events, reached, mail = {}, {}, {}, {}, {}
 local unsettled = false
 
 local function digits(number)
   return format('%016.0f', number)
+end
+
+-- A lease with this fence has ended.
+local function outlive(fence)
+  if fence > highest then
+    highest = fence
+  end
 end
 
 -- When what begins now with this ttl ends.
@@ -100,6 +107,7 @@ local function resource(at)
   if keys > 0 and call('EXISTS', r.entries, unpack({ r.order, r.ends }, 1, keys - 1)) < keys then
     -- Redis evicted what the queue knew: the memory of this partition begins now.
     memory = sub(memory, 1, 43) .. nows
+    outlive(fence or sub(value, 32, 47))
     call('DEL', r.entries, r.order, r.ends)
   elseif ticket then
     r.ticket, r.used, r.waiting, r.passed = tonumber(ticket), tonumber(used), tonumber(waiting), tonumber(passed)
@@ -222,6 +230,7 @@ local function remove(r, record, how, at, problem)
     r.waiting = r.waiting - 1
   else
     r.used = r.used - sub(record, 163, 172)
+    outlive(sub(record, 69, 84))
   end
   if is_remembered(how) then
     ended[#ended + 1] = at .. ' ' .. how .. problem .. '\n' .. r.name
@@ -280,16 +289,15 @@ local function expire(r)
   r.not_before = nil
 end
 
--- The fence of a record's grant.
-local function next_fence(record)
-  return digits(max(newest + 1, now, min(tonumber(sub(record, 134, 149)), now + LEAD)))
+-- The fence of a record's grant: above those of its name that hold, and above those that have ended.
+local function next_fence(r, record)
+  return digits(max(highest + 1, r.fence + 1, now, min(tonumber(sub(record, 134, 149)), now + LEAD)))
 end
 
 -- The record of an entry that begins to hold.
 local function granted(r, record, fence)
-  newest = fence or next_fence(record)
-  r.fence, r.used = newest, r.used + sub(record, 163, 172)
-  record = sub(record, 1, 68) .. newest .. sub(record, 85, 102) .. nows .. sub(record, 119)
+  r.fence, r.used = fence or next_fence(r, record), r.used + sub(record, 163, 172)
+  record = sub(record, 1, 68) .. r.fence .. sub(record, 85, 102) .. nows .. sub(record, 119)
   tell('acquired', nows, r, record)
   return record
 end
@@ -329,7 +337,7 @@ local function grant(r, asker)
         r.head = { id = id, instance = instance, units = units }
         return
       end
-      local fence = fits and next_fence(record)
+      local fence = fits and next_fence(r, record)
       if fits and sub(record, 35, 50) > nows
         and (id == asker or notify(instance, 'granted ' .. id .. ' ' .. fence .. ' ' .. r.name)) then
         put(r, id, granted(r, record, fence))
@@ -427,9 +435,6 @@ end
 -- Writes what has changed, remembers what ended, and tells those who watch.
 local function finish(answers)
   local written, gone = {}, {}
-  if newest ~= (stored[2] or NONE) then
-    written = { '\tfence', newest }
-  end
   if memory ~= stored[1] then
     written[#written + 1] = '\tmemory'
     written[#written + 1] = memory
@@ -450,11 +455,17 @@ local function finish(answers)
       value = format('q1 %.0f %.0f %.0f %.0f %s %s %s', r.ticket, r.used, r.waiting, r.passed, not_before, r.fence, r.shape)
     end
     if not value and r.value then
+      -- Also where the record that had it was lost.
+      outlive(r.fence)
       gone[#gone + 1] = r.name
     elseif value and value ~= r.value then
       written[#written + 1] = r.name
       written[#written + 1] = value
     end
+  end
+  if highest ~= (stored[2] or NONE) then
+    written[#written + 1] = '\tfence'
+    written[#written + 1] = highest
   end
   if #gone > 0 then
     call('HDEL', KEYS[1], unpack(gone))

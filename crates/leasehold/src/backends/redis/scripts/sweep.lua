@@ -6,7 +6,7 @@
 --@ head.lua
 --@ ended.lua
 
-local stored = call('HMGET', KEYS[1], '\tmemory', '\twatched', '\tsweep')
+local stored = call('HMGET', KEYS[1], '\tmemory', '\twatched', '\tsweep', '\tfence')
 if stored[1] ~= ARGV[1] then
   return 'begin'
 end
@@ -16,6 +16,7 @@ end
 local watched = stored[2] and stored[2] > nows
 local scanned = call('HSCAN', KEYS[1], sub(stored[3] or '', 18), 'COUNT', 200)
 local queues, expired, ended, events = {}, {}, {}, {}
+local highest = stored[4] or ''
 for i = 1, #scanned[2], 2 do
   local name, held = scanned[2][i], scanned[2][i + 1]
   local stop = sub(held, 35, 50)
@@ -24,6 +25,9 @@ for i = 1, #scanned[2], 2 do
     queues[#queues + 1] = name
   elseif sub(name, 1, 1) ~= '\t' and form == '1' and stop <= nows then
     expired[#expired + 1] = name
+    if sub(held, 69, 84) > highest then
+      highest = sub(held, 69, 84)
+    end
     if is_remembered('expired') then
       ended[#ended + 1] = stop .. ' expired\n' .. name
       ended[#ended + 1] = held
@@ -38,6 +42,9 @@ end
 local pause = #expired > 20 and 100000 or 5000000
 call('HDEL', KEYS[1], '\tnothing', unpack(expired))
 call('HSET', KEYS[1], '\tsweep', format('%016.0f ', nows + pause) .. scanned[1])
+if highest ~= (stored[4] or '') then
+  call('HSET', KEYS[1], '\tfence', highest)
+end
 remember(ended)
 if #events > 0 then
   publish(ARGV[3], table.concat(events, '\30'))
