@@ -15,7 +15,6 @@ mod work;
 use std::{env, ffi::OsString, process::ExitCode};
 
 use clap::{CommandFactory, Parser, error::ErrorKind};
-use leasehold_supervise::shim;
 
 use self::{
     args::Cli,
@@ -27,8 +26,8 @@ use self::{
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     let args: Vec<OsString> = env::args_os().collect();
-    if let Some((orders, command)) = shim::Orders::from_args(&args) {
-        return shim::become_command(&orders, command);
+    if let Some(code) = work::supervisor::run(&args) {
+        return code;
     }
     commands::keep::detach();
     commands::completions::answer_shell();
@@ -82,7 +81,7 @@ fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
 
 /// A panic of ours is told in one line and has its own exit code.
 ///
-/// Ending at once is the safe side: the kernel kills the child with us.
+/// Ending at once is the safe side: the supervisor kills the command then.
 fn report_bugs() {
     std::panic::set_hook(Box::new(|panic| {
         let say = Say::new(Looks::plain());

@@ -5,5 +5,6 @@ pub(crate) mod environment;
 pub(crate) mod nested;
 pub(crate) mod note;
 pub(crate) mod report;
+pub(crate) mod supervisor;
 pub(crate) mod under;
 pub(crate) mod wait;
