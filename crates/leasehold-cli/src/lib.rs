@@ -19,7 +19,6 @@ use clap::{
     CommandFactory, Parser,
     error::{ContextKind, ContextValue, ErrorKind},
 };
-use leasehold_supervise::shim;
 
 use self::{
     args::Cli,
@@ -31,8 +30,8 @@ use self::{
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     let args: Vec<OsString> = env::args_os().collect();
-    if let Some((orders, command)) = shim::Orders::from_args(&args) {
-        return shim::become_command(&orders, command);
+    if let Some(code) = work::supervisor::run(&args) {
+        return code;
     }
     commands::keep::detach();
     commands::completions::answer_shell();
@@ -99,7 +98,7 @@ fn tip(paragraph: &str) -> Option<String> {
 
 /// A panic of ours is told in one line and has its own exit code.
 ///
-/// Ending at once is the safe side: the kernel kills the child with us.
+/// Ending at once is the safe side: the supervisor kills the command then.
 fn report_bugs() {
     std::panic::set_hook(Box::new(|panic| {
         let say = Say::new(Looks::plain());

@@ -16,7 +16,7 @@ use leasehold_testkit::{
     Flow, Proxy,
     postgres::{Postgres, program},
 };
-use place::{Place, Ran, Running, read_soon, until};
+use place::{Place, Ran, Running, is_alive, read_soon, until};
 use rustix::process::Signal;
 
 fn on(place: &Place, url: &str, args: &[&str]) -> Command {
@@ -124,6 +124,25 @@ fn printed_statements_make_the_same_schema_as_init() {
     };
     assert_eq!(dump(&made), dump(&printed));
     run(&place, &printed, &["run", "x", "--", "true"]).assert_code(0);
+}
+
+#[test]
+fn nothing_outlives_a_run_that_is_killed() {
+    let (place, server) = (Place::new(), Postgres::shared());
+    let url = prepared(&place, &server, "killed_family");
+    for liveness in ["ttl", "connection"] {
+        let pids = place.path(liveness);
+        let script = format!("sh -c 'trap \"\" TERM; exec sleep 999' & echo $$ $! > {}; wait", pids.display());
+        let url = format!("{url}?liveness={liveness}");
+        let mut command = on(&place, &url, &["run", "--ttl", "10m", liveness, "-c", &script]);
+        command.stderr(Stdio::piped());
+        let running = Running::of(command);
+        let family: Vec<i32> = read_soon(&pids).split(' ').map(|pid| pid.parse().unwrap()).collect();
+        running.signal(Signal::KILL);
+        // The supervisor is the last to close our standard error.
+        running.finish();
+        assert!(!family.iter().any(|pid| is_alive(*pid)), "{liveness}");
+    }
 }
 
 #[test]

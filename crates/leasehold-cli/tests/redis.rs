@@ -16,10 +16,10 @@ use std::{
 };
 
 use leasehold_testkit::{Flow, Proxy, redis::Server};
-use place::{Place, Ran, Running, read_soon, until};
+use place::{Place, Ran, Running, is_alive, kill, parent_of, read_soon, until};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    process::{Pid, PidfdFlags, Signal, pidfd_open},
+    process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open},
 };
 
 fn on(place: &Place, url: &str, args: &[&str]) -> Command {
@@ -244,6 +244,61 @@ fn a_process_is_told_before_a_lease_that_cannot_be_renewed_ends() {
     proxy.cut();
     let ran = running.finish();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ran.status), Some(15), "{ran:?}");
+}
+
+/// Starts a family that does not listen to TERM; gives the pids of the command and of its grandchild.
+fn start_family(place: &Place, url: &str, args: &[&str]) -> (Running, Vec<i32>) {
+    let pids = place.path("pids");
+    let script = format!(
+        "trap '' TERM; sh -c 'trap \"\" TERM; while :; do sleep .1; done' & echo $$ $! > {}; while :; do sleep .1; done",
+        pids.display()
+    );
+    let mut command = on(place, url, &[&["run"], args, &["x", "-c", &script]].concat());
+    command.stdout(Stdio::null()).stderr(Stdio::piped());
+    let running = Running::of(command);
+    let family = read_soon(&pids).split(' ').map(|pid| pid.parse().unwrap()).collect();
+    (running, family)
+}
+
+#[test]
+fn nothing_outlives_a_run_that_is_killed() {
+    let (place, server) = (Place::new(), Server::start());
+    let (running, family) = start_family(&place, &server.url(), &["--ttl", "10m"]);
+    running.signal(Signal::KILL);
+    // The supervisor is the last to close our standard error.
+    running.finish();
+    assert!(!family.iter().any(|pid| is_alive(*pid)), "long before the lease ends");
+}
+
+#[test]
+fn a_command_whose_run_is_stopped_is_dead_before_its_lease_ends() {
+    let (place, server) = (Place::new(), Server::start());
+    let (running, family) = start_family(&place, &server.url(), &["--ttl", "3s", "--kill-after", "500ms"]);
+    let mut next = on(&place, &server.url(), &["run", "x", "-c"]);
+    let alive = family.iter().map(|pid| format!("kill -0 {pid} 2>/dev/null && exit 1")).collect::<Vec<_>>().join("; ");
+    next.arg(format!("{alive}; exit 0"));
+    let mut next = Running::of(next);
+    let queue = "leasehold:{default}:order:x";
+    until("the next one waits", || server.ask(&["ZCARD", queue]).to_string() == "2");
+    running.signal(Signal::STOP);
+    assert_eq!(next.code(), 0, "the family was dead when the lock passed on");
+    running.signal(Signal::CONT);
+    let ran = running.finish();
+    ran.assert_code(121);
+    assert!(ran.stderr.contains("leasehold hangs or is stopped: stopping /bin/sh"), "{ran:?}");
+}
+
+#[test]
+fn a_command_dies_with_both_who_watch_over_it() {
+    let (place, server) = (Place::new(), Server::start());
+    let (running, family) = start_family(&place, &server.url(), &[]);
+    let supervisor = parent_of(family[0]);
+    // Neither can act on the death of the other while it is stopped.
+    kill_process(Pid::from_raw(supervisor).unwrap(), Signal::STOP).unwrap();
+    running.signal(Signal::STOP);
+    running.signal(Signal::KILL);
+    kill(supervisor);
+    until("the command is dead", || !is_alive(family[0]));
 }
 
 /// A process, told from a later one with the same number.

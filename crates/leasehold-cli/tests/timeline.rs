@@ -69,7 +69,7 @@ impl Stage {
         Launch {
             command: ["sh", "-c", script].map(Into::into).to_vec(),
             env: vec![self.place.mark()],
-            shim: Some(env!("CARGO_BIN_EXE_leasehold").into()),
+            supervisor: [env!("CARGO_BIN_EXE_leasehold"), "__supervise", "text"].map(Into::into).to_vec(),
             ..Launch::default()
         }
     }
@@ -178,6 +178,7 @@ fn name_of(notice: &Notice) -> &'static str {
         Notice::GoesOn { .. } => "goes on",
         Notice::Stragglers { .. } => "stragglers",
         Notice::Overdue => "overdue",
+        _ => "of the supervisor",
     }
 }
 

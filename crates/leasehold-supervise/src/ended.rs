@@ -1,8 +1,9 @@
 //! How a child ended, and what there was to tell on the way.
 
-use std::{io, time::Duration};
+use std::time::Duration;
 
 use leasehold::Loss;
+use rustix::process::WaitStatus;
 
 use crate::{Stragglers, group::Straggler, signal::Signal};
 
@@ -26,8 +27,17 @@ pub enum Status {
     Killed(i32),
 }
 
+impl Status {
+    /// What the kernel tells of a process that ended; `None` if it was only stopped.
+    pub(crate) fn of(status: WaitStatus) -> Option<Self> {
+        let code = status.exit_status().map(|code| Self::Exited(u8::try_from(code & 0xff).unwrap_or(u8::MAX)));
+        code.or_else(|| status.terminating_signal().map(Self::Killed))
+    }
+}
+
 /// How it all ended.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Ended {
     /// The child's process id.
     pub pid: i32,
@@ -37,12 +47,11 @@ pub struct Ended {
     pub cause: Option<Cause>,
     /// The first signal that asked us to end.
     pub interrupted: Option<Signal>,
-    /// Why the command could not even be run.
-    pub exec_error: Option<io::Error>,
 }
 
 /// Something the one at the terminal may want to know.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Notice {
     /// The child runs.
     Started {
@@ -79,4 +88,17 @@ pub enum Notice {
     },
     /// Killed, and yet there: the kernel is busy with it.
     Overdue,
+    /// The supervisor was killed: the child and all it started are being killed.
+    SupervisorGone,
+    /// Told by the supervisor: the process that holds the lease is gone, and the child and all it started are being
+    /// killed.
+    HolderGone,
+    /// Told by the supervisor: the process that holds the lease gives no orders, and the child is being stopped before
+    /// the lease ends.
+    HolderHangs,
+    /// Processes that we may not signal run on.
+    Denied {
+        /// Which.
+        left: Vec<Straggler>,
+    },
 }

@@ -38,25 +38,76 @@ pub(crate) fn members(group: Pid) -> Vec<Straggler> {
         let members = processes.into_iter().filter(|process| process.group == group.as_raw_pid() && process.runs);
         members.map(|process| Straggler { pid: process.pid, name: process.name }).collect()
     };
-    let found = among(descendants());
+    let found = among(descendants(process::getpid()));
     if found.is_empty() { among(processes()) } else { found }
 }
 
-/// Everybody who descends from us and still runs, in no order.
-///
-/// Someone born or orphaned meanwhile may be missing: whoever wants them all looks again until none is left.
-pub(crate) fn living_descendants() -> Vec<Pid> {
-    let living = descendants().into_iter().filter(|process| process.runs);
-    living.filter_map(|process| Pid::from_raw(process.pid)).collect()
+/// Sends TERM to everybody who descends from this process.
+pub(crate) fn ask_descendants(root: Pid) {
+    for process in living_descendants(root) {
+        if let Some(pid) = Pid::from_raw(process.pid) {
+            send(KillMode::Process, pid, Signal::TERM);
+        }
+    }
 }
 
-fn descendants() -> Vec<Process> {
-    let own = process::getpid().as_raw_pid();
+/// Kills everybody who descends from this process; returns those whom we may not signal.
+///
+/// Someone born or orphaned meanwhile may be missed: whoever wants them all dead calls again until none is left.
+pub(crate) fn kill_descendants(root: Pid) -> Vec<Straggler> {
+    living_descendants(root).filter_map(|process| kill_named(process.pid, process.name)).collect()
+}
+
+/// Kills whoever is in the group; returns those whom we may not signal.
+pub(crate) fn kill_members(group: Pid) -> Vec<Straggler> {
+    members(group).into_iter().filter_map(|member| kill_named(member.pid, member.name)).collect()
+}
+
+/// Kills a process; returns it if we may not.
+pub(crate) fn kill_one(pid: Pid) -> Option<Straggler> {
+    let process = look_at(pid.as_raw_pid())?;
+    kill_named(process.pid, process.name)
+}
+
+fn kill_named(pid: i32, name: String) -> Option<Straggler> {
+    let killed = process::kill_process(Pid::from_raw(pid)?, process::Signal::KILL);
+    (killed == Err(Errno::PERM)).then_some(Straggler { pid, name })
+}
+
+/// Whether a process is stopped, runs, or is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// It runs, or could.
+    Running,
+    /// It waits for CONT.
+    Stopped,
+    /// It has ended.
+    Gone,
+}
+
+/// How a process is.
+pub(crate) fn state(pid: Pid) -> State {
+    match look_at(pid.as_raw_pid()) {
+        Some(process) if process.is_stopped => State::Stopped,
+        Some(process) if process.runs => State::Running,
+        _ => State::Gone,
+    }
+}
+
+fn look_at(pid: i32) -> Option<Process> {
+    parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+fn living_descendants(root: Pid) -> impl Iterator<Item = Process> {
+    descendants(root).into_iter().filter(|process| process.runs)
+}
+
+fn descendants(root: Pid) -> Vec<Process> {
     let mut found = Vec::new();
-    let Some(mut unseen) = children(own) else { return descendants_among(processes()) };
+    let Some(mut unseen) = children(root.as_raw_pid()) else { return descendants_among(root, processes()) };
     while let Some(pid) = unseen.pop() {
         unseen.extend(children(pid).unwrap_or_default());
-        found.extend(fs::read_to_string(format!("/proc/{pid}/stat")).ok().and_then(|stat| parse(&stat)));
+        found.extend(look_at(pid));
     }
     found
 }
@@ -72,8 +123,8 @@ fn children(pid: i32) -> Option<Vec<i32>> {
 }
 
 /// The same from the whole process table: slower, and known to every kernel.
-fn descendants_among(processes: Vec<Process>) -> Vec<Process> {
-    let mut family = HashSet::from([process::getpid().as_raw_pid()]);
+fn descendants_among(root: Pid, processes: Vec<Process>) -> Vec<Process> {
+    let mut family = HashSet::from([root.as_raw_pid()]);
     let mut rest = processes;
     let mut found = Vec::new();
     loop {
@@ -115,6 +166,7 @@ struct Process {
     group: i32,
     session: i32,
     runs: bool,
+    is_stopped: bool,
 }
 
 fn processes() -> Vec<Process> {
@@ -139,6 +191,7 @@ fn parse(stat: &str) -> Option<Process> {
         group: number()?,
         session: number()?,
         runs: !matches!(state, "Z" | "X" | "x"),
+        is_stopped: matches!(state, "T" | "t"),
     })
 }
 
@@ -163,11 +216,12 @@ mod tests {
             let grandchildren = found.iter().filter(|process| process.parent == pid).map(|process| process.pid);
             grandchildren.chain(found.iter().any(|process| process.pid == pid).then_some(pid)).collect()
         };
-        while family(descendants()).len() < 2 {
+        let own = process::getpid();
+        while family(descendants(own)).len() < 2 {
             std::thread::yield_now();
         }
-        let quick = family(descendants());
-        assert_eq!(quick, family(descendants_among(processes())));
+        let quick = family(descendants(own));
+        assert_eq!(quick, family(descendants_among(own, processes())));
         for pid in quick {
             send(KillMode::Process, Pid::from_raw(pid).unwrap(), Signal::KILL);
         }

@@ -27,7 +27,7 @@ pub struct Limits {
 }
 
 /// How much earlier than it must be the child is stopped, where there is room: timers of a busy machine ring late.
-const LEAD: Duration = Duration::from_millis(100);
+pub(crate) const LEAD: Duration = Duration::from_millis(100);
 
 impl Limits {
     /// The same where one answer is believed for no longer than this. A grace that was asked for here and now must fit.

@@ -17,22 +17,21 @@ use leasehold::{
     clock::{Clock, SystemClock},
     lease::Moment,
 };
-use rustix::process::{self, Pid, WaitOptions, WaitStatus};
+use rustix::process::{self, Pid, WaitOptions};
 
 use crate::{
     KillMode, Limits, Stragglers,
     ended::{Cause, Ended, Notice, Status},
-    group::{self, Straggler},
+    group::{self, State, Straggler},
+    helper::{Helper, Launch, wants_terminal},
+    messages::{Order, Report},
     signal::Signal,
     signals::{Caught, Signals},
-    spawn::{self, Launch, Spawned},
     suspend::Suspended,
     terminal::Terminal,
-    timeline::{LOOK, Stage},
+    timeline::{LOOK, Stage, first_orders},
 };
 
-/// The exit code of a child whose own nobody knows (`EX_SOFTWARE`).
-const SOFTWARE: u8 = 70;
 /// Two interrupts within this time mean it.
 const TWICE: Duration = Duration::from_secs(2);
 /// One TERM may come twice in a moment: a service manager sends it to every process, and an outer `run` passes it on.
@@ -46,7 +45,7 @@ const LINGER: Duration = Duration::from_millis(100);
 /// child and all it starts.
 ///
 /// # Errors
-/// When no process can be started at all.
+/// When the command cannot be run.
 pub async fn supervise(
     launch: &Launch,
     leases: &[Lease],
@@ -55,12 +54,15 @@ pub async fn supervise(
     signals: &mut Signals,
     tell: &mut dyn FnMut(Notice),
 ) -> io::Result<Ended> {
-    // Whoever loses its parent becomes our child, so that we know when all are gone.
+    // If the supervisor is killed, whoever it watched over becomes our child.
     process::set_child_subreaper(Some(process::getpid()))?;
     let terminal = Terminal::controlling();
-    let child = spawn::spawn(launch, spawn::wants_terminal(terminal.as_ref()), inherit)?;
-    tell(Notice::Started { pid: child.pid.as_raw_pid() });
-    let watch = Supervisor {
+    let mut helper = Helper::start(launch, &limits, wants_terminal(terminal.as_ref()), inherit)?;
+    let orders = first_orders(leases, &limits);
+    helper.order(orders);
+    let child = helper.started().await?;
+    tell(Notice::Started { pid: child.as_raw_pid() });
+    let watch = Watch {
         started: SystemClock.now(),
         stage: Stage::Running,
         status: None,
@@ -75,6 +77,10 @@ pub async fn supervise(
         ended_at: None,
         awaits_stragglers: false,
         nobody_left: false,
+        is_orphan: false,
+        denied: Vec::new(),
+        orders,
+        helper,
         child,
         leases,
         limits,
@@ -86,8 +92,14 @@ pub async fn supervise(
 
 /// One child being watched.
 #[allow(clippy::struct_excessive_bools, reason = "each remembers one thing that has happened")]
-pub(super) struct Supervisor<'a> {
-    pub(super) child: Spawned,
+pub(super) struct Watch<'a> {
+    pub(super) helper: Helper,
+    pub(super) child: Pid,
+    /// The last orders that the supervisor was given.
+    pub(super) orders: Order,
+    /// Whether the supervisor is gone, which left the family to us.
+    pub(super) is_orphan: bool,
+    pub(super) denied: Vec<Straggler>,
     pub(super) leases: &'a [Lease],
     pub(super) limits: Limits,
     pub(super) terminal: Option<Terminal>,
@@ -108,19 +120,21 @@ pub(super) struct Supervisor<'a> {
     nobody_left: bool,
 }
 
-impl Supervisor<'_> {
+impl Watch<'_> {
     async fn run(mut self, signals: &mut Signals) -> Ended {
         loop {
             self.reap();
             if let Some(status) = self.status
                 && self.is_over()
             {
+                self.helper.order(Order::Dismiss);
                 self.take_terminal_back();
-                let exec_error = self.child.exec_error();
-                let pid = self.child.pid.as_raw_pid();
-                return Ended { pid, status, cause: self.cause, interrupted: self.interrupted, exec_error };
+                let pid = self.child.as_raw_pid();
+                let cause = self.cause.or_else(|| self.found_lost());
+                return Ended { pid, status, cause, interrupted: self.interrupted };
             }
             self.keep_time();
+            self.give_orders();
             let wake = self.next_wake();
             let leases = self.leases;
             // A loss stays told: once it is known, only the clock is left to watch.
@@ -128,6 +142,7 @@ impl Supervisor<'_> {
             tokio::select! {
                 biased;
                 loss = first_lost(leases), if may_be_lost => self.lose(loss),
+                () = self.helper.wait_for_report() => {}
                 caught = signals.next() => {
                     if let Caught::Signal(signal) = caught {
                         self.take(signal).await;
@@ -138,39 +153,51 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Buries the dead and notices the stopped.
+    /// Hears what the supervisor reports, and buries the dead.
     fn reap(&mut self) {
-        let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
+        while let Some(report) = self.helper.next_report() {
+            match report {
+                Report::Stopped(number) => self.heard_of_stop(number),
+                Report::Ended(status) => self.status = Some(status),
+                Report::Alone => self.nobody_left = true,
+                Report::Asked => self.asked_meanwhile(),
+                Report::Started(_) | Report::Failed(_) => {}
+            }
+        }
+        if self.helper.is_gone() && !self.is_orphan {
+            self.is_orphan = true;
+            self.take_over();
+        }
         loop {
-            let (pid, status) = match process::wait(options) {
-                Ok(Some(changed)) => changed,
+            match process::wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, status))) if pid == self.child => self.status = Status::of(status).or(self.status),
+                Ok(Some(_)) => {}
                 Ok(None) => return,
-                // Whoever is orphaned becomes our child: without a child there is nobody.
+                // Whoever the supervisor left behind is our child: without a child there is nobody.
                 Err(_no_child) => {
-                    self.nobody_left = true;
-                    // Only if somebody else in this process buried it, who alone knows how it ended.
-                    self.status.get_or_insert(Status::Exited(SOFTWARE));
+                    if self.is_orphan {
+                        self.nobody_left = true;
+                        self.status.get_or_insert(Status::Killed(Signal::KILL.number()));
+                    }
                     return;
                 }
-            };
-            if pid != self.child.pid {
-                continue;
-            }
-            if let Some(signal) = status.stopping_signal().and_then(Signal::from_number) {
-                self.child_stopped(signal);
-            } else {
-                self.note_end(status);
             }
         }
     }
 
-    pub(super) fn note_end(&mut self, status: WaitStatus) {
-        let code = status.exit_status().map(|code| Status::Exited(u8::try_from(code & 0xff).unwrap_or(u8::MAX)));
-        self.status = code.or_else(|| status.terminating_signal().map(Status::Killed)).or(self.status);
+    /// The child was stopped, unless that is over by now or was our own wish.
+    fn heard_of_stop(&mut self, number: i32) {
+        if self.suspended.is_none()
+            && group::state(self.child) == State::Stopped
+            && let Some(signal) = Signal::from_number(number)
+        {
+            self.child_stopped(signal);
+        }
     }
 
-    pub(super) fn has_ended(&self) -> bool {
-        self.status.is_some()
+    /// How a lease was lost while we could not look.
+    fn found_lost(&self) -> Option<Cause> {
+        self.leases.iter().find_map(Lease::loss).map(Cause::Lost)
     }
 
     /// Whether nobody is left who could still do the work.
@@ -180,17 +207,15 @@ impl Supervisor<'_> {
         }
         // Under a lost lease nobody may go on, whichever group it moved to.
         let is_lost = matches!(self.cause, Some(Cause::Lost(_))) && !self.goes_on();
-        let left = group::members(self.child.pid);
+        let left = group::members(self.child);
         if !left.is_empty() {
             return self.stage == Stage::Running && self.see_to(left);
         }
         if is_lost && !self.asked_escaped {
             self.asked_escaped = true;
-            for pid in group::living_descendants() {
-                group::send(KillMode::Process, pid, Signal::TERM);
-            }
+            group::ask_descendants(self.helper.pid);
         }
-        !is_lost
+        !is_lost && !self.is_orphan
     }
 
     /// Does what was chosen with those who outlive the child; tells whether they may go on without the lock.
@@ -213,7 +238,7 @@ impl Supervisor<'_> {
     pub(super) fn signal(&self, signal: Signal) {
         // A process that was buried must not be signalled: its number may be another's by now.
         if self.limits.kill_mode == KillMode::Group || self.status.is_none() {
-            group::send(self.limits.kill_mode, self.child.pid, signal);
+            group::send(self.limits.kill_mode, self.child, signal);
         }
     }
 
@@ -248,15 +273,11 @@ impl Supervisor<'_> {
 
     fn take_terminal_back(&self) {
         if let Some(terminal) = &self.terminal
-            && terminal.take_from(self.child.pid)
+            && terminal.take_from(self.child)
             && matches!(self.status, Some(Status::Killed(_)))
         {
             terminal.restore_modes();
         }
-    }
-
-    pub(super) fn pid(&self) -> Pid {
-        self.child.pid
     }
 }
 

@@ -3,9 +3,14 @@
 use std::time::Duration;
 
 use leasehold::{ErrorKind, Lease, Loss};
-use rustix::process::{self, WaitOptions};
+use rustix::process;
 
-use crate::{OnLost, group, signal::Signal, supervise::Supervisor};
+use crate::{
+    OnLost,
+    group::{self, State},
+    signal::Signal,
+    supervise::Watch,
+};
 
 /// How long a child may take to stop when asked; then it is made to.
 const STOP_LIMIT: Duration = Duration::from_millis(200);
@@ -20,7 +25,7 @@ pub(super) struct Suspended {
     had_terminal: bool,
 }
 
-impl Supervisor<'_> {
+impl Watch<'_> {
     /// Somebody wants us to stop: the child first, or it would run on with nobody to watch its lease.
     pub(super) async fn stop_asked(&mut self) {
         if self.swallow_stop {
@@ -29,16 +34,11 @@ impl Supervisor<'_> {
         }
         self.signal(Signal::TSTP);
         let mut waited = Duration::ZERO;
-        while waited < STOP_LIMIT && !self.has_ended() {
-            match process::waitpid(Some(self.pid()), WaitOptions::NOHANG | WaitOptions::UNTRACED) {
-                Ok(Some((_, status))) if status.stopped() => break,
-                Ok(Some((_, status))) => self.note_end(status),
-                _ => {}
-            }
+        while waited < STOP_LIMIT && group::state(self.child) == State::Running {
             tokio::time::sleep(STOP_LOOK).await;
             waited += STOP_LOOK;
         }
-        if !self.has_ended() {
+        if group::state(self.child) != State::Gone {
             self.signal(Signal::STOP);
             self.stop_ourselves();
         }
@@ -51,7 +51,7 @@ impl Supervisor<'_> {
         let Some(terminal) = &self.terminal else { return };
         if by_terminal && terminal.is_ours() {
             // It asks for the terminal, and we have it to give.
-            terminal.give_to(self.pid());
+            terminal.give_to(self.child);
             self.signal(Signal::CONT);
         } else if by_terminal || signal == Signal::TSTP {
             if group::is_orphaned() {
@@ -69,8 +69,9 @@ impl Supervisor<'_> {
     ///
     /// Going on after this call proves nothing: another thread may take the signal, and this one runs a moment longer.
     fn stop_ourselves(&mut self) {
-        let had_terminal = self.terminal.as_ref().is_some_and(|terminal| terminal.take_from(self.pid()));
+        let had_terminal = self.terminal.as_ref().is_some_and(|terminal| terminal.take_from(self.child));
         self.suspended = Some(Suspended { had_terminal });
+        self.give_orders();
         let _always_possible = process::kill_process(process::getpid(), process::Signal::STOP);
     }
 
@@ -87,7 +88,7 @@ impl Supervisor<'_> {
         if let (Some(terminal), Some(Suspended { had_terminal: true })) = (&self.terminal, self.suspended)
             && terminal.is_ours()
         {
-            terminal.give_to(self.pid());
+            terminal.give_to(self.child);
         }
         self.signal(Signal::CONT);
     }

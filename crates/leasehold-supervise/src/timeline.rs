@@ -8,12 +8,16 @@ use leasehold::{
     lease::Moment,
 };
 
+use rustix::process;
+
 use crate::{
-    KillMode, OnLost,
+    KillMode, Limits, OnLost,
     ended::{Cause, Notice},
     group,
+    limits::LEAD,
+    messages::Order,
     signal::Signal,
-    supervise::Supervisor,
+    supervise::Watch,
 };
 
 /// How often to look for those who outlive the child, at first and later.
@@ -34,7 +38,7 @@ pub(super) enum Stage {
     Killed { overdue_at: Moment },
 }
 
-impl Supervisor<'_> {
+impl Watch<'_> {
     /// Does what is due by the clock.
     pub(super) fn keep_time(&mut self) {
         let now = SystemClock.now();
@@ -83,7 +87,41 @@ impl Supervisor<'_> {
     }
 
     fn remaining(&self) -> Option<Duration> {
-        self.leases.iter().filter_map(Lease::remaining).min()
+        shortest(self.leases)
+    }
+
+    /// Tells the supervisor when to act should we hang, if that has changed.
+    pub(super) fn give_orders(&mut self) {
+        let orders = match (self.stage, first_orders(self.leases, &self.limits)) {
+            // One that is stopped would have to run to use its grace.
+            (Stage::Running, Order::Deadlines { kill_at, .. }) if self.suspended.is_some() => {
+                Order::Deadlines { ask_at: Moment::NEVER, kill_at }
+            }
+            (Stage::Running, orders) => orders,
+            (Stage::Stopping { kill_at }, _) => Order::Deadlines { ask_at: Moment::NEVER, kill_at },
+            (Stage::Killed { .. }, _) => Order::Deadlines { ask_at: Moment::NEVER, kill_at: Moment::from_micros(0) },
+        };
+        if differ(orders, self.orders) {
+            self.orders = orders;
+            self.helper.order(orders);
+        }
+    }
+
+    /// The supervisor asked the child to end while we gave no orders.
+    pub(super) fn asked_meanwhile(&mut self) {
+        if self.stage == Stage::Running {
+            let (cause, signal) = (Cause::Lost(Loss::RenewTimeout), self.signal_for_loss());
+            let grace = self.time_left().unwrap_or_default().min(self.limits.kill_after);
+            self.cause = Some(cause);
+            (self.tell)(Notice::Stopping { cause, signal, grace: Some(grace) });
+            self.stage = Stage::Stopping { kill_at: SystemClock.now().after(grace) };
+        }
+    }
+
+    /// The supervisor was killed, and the child with it; the others are ours to kill.
+    pub(super) fn take_over(&mut self) {
+        (self.tell)(Notice::SupervisorGone);
+        self.kill();
     }
 
     /// How long the child may go on unless a renewal comes.
@@ -109,7 +147,9 @@ impl Supervisor<'_> {
         let ask = self.time_left().and_then(|left| Some(after(left, grace?)));
         let most = self.limits.max_hold.map(|most| self.started.after(most));
         let look = self.awaits_stragglers.then(|| now.after(LOOK_FOR_STRAGGLERS));
-        doubt.into_iter().chain(ask).chain(most).chain(look).min()
+        // The supervisor is told of each renewal well before it would act on the one before.
+        let orders = self.remaining().map(|_| now.after(self.limits.ttl / 6));
+        doubt.into_iter().chain(ask).chain(most).chain(look).chain(orders).min()
     }
 
     /// A lease is gone for certain.
@@ -139,10 +179,7 @@ impl Supervisor<'_> {
 
     /// Asks the child to end, and sees to it after the grace.
     fn stop(&mut self, cause: Cause, grace: Duration) {
-        let signal = match (cause, self.limits.on_lost) {
-            (Cause::Lost(_), OnLost::Signal(signal)) => signal,
-            _ => Signal::TERM,
-        };
+        let signal = if matches!(cause, Cause::Lost(_)) { self.signal_for_loss() } else { Signal::TERM };
         self.cause = Some(cause);
         (self.tell)(Notice::Stopping { cause, signal, grace: Some(grace) });
         self.signal(signal);
@@ -154,6 +191,13 @@ impl Supervisor<'_> {
         };
     }
 
+    fn signal_for_loss(&self) -> Signal {
+        match self.limits.on_lost {
+            OnLost::Signal(signal) => signal,
+            _ => Signal::TERM,
+        }
+    }
+
     fn kill(&mut self) {
         self.stage = Stage::Killed { overdue_at: SystemClock.now().after(OVERDUE) };
         self.look = LOOK[0];
@@ -163,9 +207,20 @@ impl Supervisor<'_> {
     /// Kills who is left; someone may have been born since.
     fn signal_again(&mut self) {
         self.signal(Signal::KILL);
-        if matches!(self.cause, Some(Cause::Lost(_))) && self.limits.kill_mode == KillMode::Group {
-            for pid in group::living_descendants() {
-                group::send(KillMode::Process, pid, Signal::KILL);
+        if self.limits.kill_mode == KillMode::Process {
+            return;
+        }
+        let denied = if self.is_orphan {
+            group::kill_descendants(process::getpid())
+        } else if matches!(self.cause, Some(Cause::Lost(_))) {
+            group::kill_descendants(self.helper.pid)
+        } else {
+            group::kill_members(self.child)
+        };
+        if denied != self.denied {
+            self.denied.clone_from(&denied);
+            if !denied.is_empty() {
+                (self.tell)(Notice::Denied { left: denied });
             }
         }
     }
@@ -185,5 +240,37 @@ impl Supervisor<'_> {
     /// Whether the lease is lost and the child goes on all the same, as wished.
     pub(super) fn goes_on(&self) -> bool {
         self.limits.on_lost == OnLost::Continue && self.cause.is_some()
+    }
+}
+
+fn shortest(leases: &[Lease]) -> Option<Duration> {
+    leases.iter().filter_map(Lease::remaining).min()
+}
+
+/// When the supervisor acts by itself unless it hears of a renewal.
+///
+/// A moment later than we would, so that it acts only if we do not.
+pub(super) fn first_orders(leases: &[Lease], limits: &Limits) -> Order {
+    let end = match shortest(leases) {
+        Some(left) if limits.on_lost != OnLost::Continue => SystemClock.now().after(left),
+        _ => Moment::NEVER,
+    };
+    let ask_at = match limits.on_lost {
+        OnLost::Terminate | OnLost::Signal(_) if end != Moment::NEVER => {
+            end.before((limits.lead() + limits.kill_after).saturating_sub(LEAD))
+        }
+        _ => Moment::NEVER,
+    };
+    Order::Deadlines { ask_at, kill_at: end }
+}
+
+/// Whether orders differ by more than what reading the clock twice does.
+fn differ(one: Order, other: Order) -> bool {
+    match (one, other) {
+        (Order::Deadlines { ask_at, kill_at }, Order::Deadlines { ask_at: asked_at, kill_at: killed_at }) => {
+            let far = |a: Moment, b: Moment| a.since(b).max(b.since(a)) > Duration::from_millis(5);
+            far(ask_at, asked_at) || far(kill_at, killed_at)
+        }
+        _ => true,
     }
 }

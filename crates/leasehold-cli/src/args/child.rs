@@ -50,7 +50,7 @@ pub(crate) struct ChildArgs {
         value_name = "WHAT"
     )]
     pub(crate) stragglers: Option<Stragglers>,
-    /// Files only: the lock may pass on while descendants of a killed run still live
+    /// Files only: the lock may pass on the moment this process is killed, while the command is still being killed
     #[arg(help_heading = "Command", long)]
     pub(crate) no_inherit: bool,
 }

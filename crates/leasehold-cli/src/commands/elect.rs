@@ -23,6 +23,7 @@ use crate::{
         nested::{self, Outer},
         note::{self, short},
         report::Outcome,
+        supervisor,
         under::{Done, Work},
         wait::{self, Waited, Wanted},
     },
@@ -136,6 +137,7 @@ fn work(
         launch: Launch {
             command,
             env: variables(&leases, locks.guarantees().kind, outers, &context.settings.for_child),
+            supervisor: supervisor::program(context.say.looks()),
             ..Launch::default()
         },
         limits,

@@ -58,7 +58,6 @@ fn dispatch(cli: &Cli, args: &[OsString], say: &Say) -> Result<u8> {
     };
     let settings = Settings::resolve(global, &environment)?;
     let context = Context { settings, say, args };
-    // One thread, and it is the main one: a child's parent-death signal follows the thread that started it.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

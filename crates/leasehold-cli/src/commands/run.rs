@@ -23,6 +23,7 @@ use crate::{
         nested::{self, Outer},
         note,
         report::{self, Outcome, Report, ReportFile},
+        supervisor,
         under::{Done, Work},
         wait::{self, Waited, Wanted},
     },
@@ -177,6 +178,7 @@ fn work(context: &Context<'_>, plan: &Plan<'_>, guards: &[Guard], outers: &[Oute
         launch: Launch {
             command: plan.command.clone(),
             env: variables(&leases, locks.guarantees().kind, outers, &context.settings.for_child),
+            supervisor: supervisor::program(context.say.looks()),
             ..Launch::default()
         },
         limits: plan.limits,

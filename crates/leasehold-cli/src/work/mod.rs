@@ -6,5 +6,6 @@ pub(crate) mod nested;
 pub(crate) mod note;
 pub(crate) mod report;
 pub(crate) mod start;
+pub(crate) mod supervisor;
 pub(crate) mod under;
 pub(crate) mod wait;

@@ -11,7 +11,7 @@ use leasehold_supervise::{
     Cause, Ended, Launch, Limits, Notice, Signals, Status, Straggler, Stragglers, signal_name, supervise,
 };
 
-use super::report;
+use super::{report, supervisor};
 use crate::{
     duration::{Brief, Measured},
     exit::{self, Failure},
@@ -170,6 +170,7 @@ impl Work {
             Notice::Overdue => Line::warning(format!(
                 "{command} or what it started does not die of KILL; the lock is kept until it does"
             )),
+            other => supervisor::words(&other, &command).unwrap_or_else(|| Line::debug(format!("{other:?}"))),
         }
     }
 
@@ -183,19 +184,13 @@ impl Work {
             Status::Exited(code) => code,
             Status::Killed(number) => exit::of_signal(number),
         };
-        let (exit_code, outcome, reason) = match (&ended.exec_error, ended.cause, ended.interrupted) {
-            (_, Some(Cause::Lost(loss)), _) => {
+        let (exit_code, outcome, reason) = match (ended.cause, ended.interrupted) {
+            (Some(Cause::Lost(loss)), _) => {
                 say.say(Line::new("ended", format!("{command} {how}. The lock was not ours to release.")));
                 (exit::LOST, report::Outcome::Lost, Some(loss.as_str().to_owned()))
             }
-            (Some(error), ..) => {
-                let code = exit::of_exec(error);
-                let words = format!("cannot run {command}: {}", bare(error));
-                say.say(Line::new("exec_failed", words).at(Level::Quiet));
-                (code, report::Outcome::ExecFailed, Some(bare(error)))
-            }
-            (None, Some(Cause::MaxHold), _) => (exit::MAX_HOLD, report::Outcome::MaxHold, None),
-            (None, _, Some(signal)) => (of_child, report::Outcome::Interrupted, Some(signal.to_string())),
+            (Some(Cause::MaxHold), _) => (exit::MAX_HOLD, report::Outcome::MaxHold, None),
+            (_, Some(signal)) => (of_child, report::Outcome::Interrupted, Some(signal.to_string())),
             _ => (of_child, report::Outcome::Completed, None),
         };
         say.say(Line::debug(format!("{command} {how}")));
@@ -203,12 +198,12 @@ impl Work {
         Done { exit_code, outcome, reason, ended: Some(ended), held, unreleased: None }
     }
 
-    /// No process at all could be started.
+    /// The command could not be run.
     async fn not_started(self, error: &std::io::Error, guards: Vec<Guard>, acquired: Moment, say: &Say) -> Done {
-        let words = format!("cannot start {}: {}", self.launch.name(), bare(error));
+        let words = format!("cannot run {}: {}", self.launch.name(), bare(error));
         say.say(Line::new("exec_failed", words).at(Level::Quiet));
         let mut done = Done {
-            exit_code: exit::NOT_EXECUTABLE,
+            exit_code: exit::of_exec(error),
             outcome: report::Outcome::ExecFailed,
             reason: Some(bare(error)),
             ended: None,
@@ -299,7 +294,7 @@ fn not_released(name: &str, left: Option<Duration>, why: &str, done: &mut Done, 
 }
 
 /// `sleep (4121), sh (4122)`, and how many more.
-fn listed(processes: &[Straggler]) -> String {
+pub(crate) fn listed(processes: &[Straggler]) -> String {
     let named: Vec<String> =
         processes.iter().take(NAMED).map(|process| format!("{} ({})", process.name, process.pid)).collect();
     let rest = processes.len() - named.len();

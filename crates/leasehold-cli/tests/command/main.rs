@@ -23,4 +23,5 @@ mod settings;
 mod signals;
 mod stop_and_go;
 mod stragglers;
+mod supervisor;
 mod terminal;

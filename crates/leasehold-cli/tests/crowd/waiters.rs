@@ -4,7 +4,7 @@ use std::{fs, time::Duration};
 
 use rustix::process::Signal;
 
-use crate::place::{Place, Running, read_soon, until};
+use crate::place::{Place, Running, parent_of, read_soon, until};
 
 const WAITERS: usize = 200;
 const WATCHED_FOR: Duration = Duration::from_secs(5);
@@ -67,9 +67,8 @@ fn those_who_wait_sleep_and_a_hand_over_wakes_two() {
         woken_by_each.push(after);
         let lines = read_soon(&turn);
         let child = lines.lines().last().unwrap().to_owned();
-        let stat = fs::read_to_string(format!("/proc/{child}/stat")).unwrap();
-        let parent: i32 = stat[stat.rfind(')').unwrap() + 2..].split(' ').nth(1).unwrap().parse().unwrap();
-        let at = waiters.iter().position(|waiter| waiter.pid() == parent).unwrap();
+        let run = parent_of(parent_of(child.parse().unwrap()));
+        let at = waiters.iter().position(|waiter| waiter.pid() == run).unwrap();
         current = waiters.remove(at);
     }
     println!("waiters woken by each hand-over: {woken_by_each:?}");

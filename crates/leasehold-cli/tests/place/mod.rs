@@ -310,6 +310,12 @@ pub(crate) fn state_of(pid: i32) -> Option<char> {
     stat.get(stat.rfind(')')? + 2..)?.chars().next()
 }
 
+/// The parent of a process.
+pub(crate) fn parent_of(pid: i32) -> i32 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    stat[stat.rfind(')').unwrap() + 2..].split(' ').nth(1).unwrap().parse().unwrap()
+}
+
 pub(crate) fn kill(pid: i32) {
     let _gone = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
 }

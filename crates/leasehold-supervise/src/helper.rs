@@ -1,0 +1,160 @@
+//! The supervisor process as its parent sees it: started, told of deadlines, listened to.
+
+use std::{
+    ffi::OsString,
+    io::{self, Write},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::{net::UnixStream as StdStream, process::CommandExt},
+    },
+    process::Command,
+};
+
+use rustix::{
+    io::{FdFlags, fcntl_setfd},
+    process::Pid,
+};
+use tokio::net::UnixStream;
+
+use crate::{
+    Limits, OnLost, Signal, Supervisor,
+    messages::{Inbox, Order, Report},
+    terminal::Terminal,
+};
+
+/// A command to start.
+#[derive(Debug, Default)]
+pub struct Launch {
+    /// The program and its arguments; not empty.
+    pub command: Vec<OsString>,
+    /// Variables that override what is inherited.
+    pub env: Vec<(OsString, OsString)>,
+    /// Variables that the child must not inherit.
+    pub without: Vec<&'static str>,
+    /// The program that becomes the [`Supervisor`], and its first arguments; not empty. Those that
+    /// [`Supervisor::from_args`] takes are added.
+    pub supervisor: Vec<OsString>,
+}
+
+impl Launch {
+    /// The program as people call it.
+    pub fn name(&self) -> String {
+        self.command.first().map(|program| program.to_string_lossy().into_owned()).unwrap_or_default()
+    }
+}
+
+/// The supervisor process.
+#[derive(Debug)]
+pub(crate) struct Helper {
+    /// Its process id.
+    pub(crate) pid: Pid,
+    reports: UnixStream,
+    /// The same socket: the runtime's half refuses to write until the runtime has looked at it.
+    orders: StdStream,
+    inbox: Inbox,
+    is_gone: bool,
+}
+
+impl Helper {
+    /// Starts the supervisor, which starts the command. What is in `inherit` stays open in both and in all the
+    /// command starts, and is closed here.
+    pub(crate) fn start(
+        launch: &Launch,
+        limits: &Limits,
+        foreground: bool,
+        inherit: Option<OwnedFd>,
+    ) -> io::Result<Self> {
+        let (ours, theirs) = StdStream::pair()?;
+        fcntl_setfd(&theirs, FdFlags::empty())?;
+        let supervisor = Supervisor {
+            socket: theirs.as_raw_fd(),
+            foreground,
+            kill_mode: limits.kill_mode,
+            ask: match limits.on_lost {
+                OnLost::Terminate => Some(Signal::TERM),
+                OnLost::Signal(signal) => Some(signal),
+                OnLost::Kill | OnLost::Continue => None,
+            },
+            command: launch.command.clone(),
+        };
+        let (program, first) = launch.supervisor.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+        let mut command = Command::new(program);
+        // A group of its own: what is meant for ours, or for the command's, does not reach it.
+        command.arg0("leasehold").args(first).args(supervisor.to_args()).process_group(0);
+        for name in &launch.without {
+            command.env_remove(name);
+        }
+        command.envs(launch.env.iter().map(|(name, value)| (name, value)));
+        let child = command.spawn()?;
+        drop((theirs, inherit));
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
+        ours.set_nonblocking(true)?;
+        let orders = ours.try_clone()?;
+        Ok(Self { pid, reports: UnixStream::from_std(ours)?, orders, inbox: Inbox::default(), is_gone: false })
+    }
+
+    /// Completes when the command runs, with its process id.
+    ///
+    /// # Errors
+    /// When it cannot be run.
+    pub(crate) async fn started(&mut self) -> io::Result<Pid> {
+        loop {
+            self.wait_for_report().await;
+            match self.next_report() {
+                Some(Report::Started(pid)) => return Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidData.into()),
+                Some(Report::Failed(error)) => return Err(io::Error::from_raw_os_error(error)),
+                _ if self.is_gone => return Err(io::Error::other("its supervisor was killed")),
+                _ => {}
+            }
+        }
+    }
+
+    /// Gives an order, if the supervisor has room for it; one that hangs is not waited for.
+    pub(crate) fn order(&self, order: Order) {
+        let _hangs_or_is_gone = (&self.orders).write_all(&order.encode());
+    }
+
+    /// Completes when a report may have come; never once the supervisor is gone.
+    ///
+    /// # Cancel safety
+    /// A dropped call loses nothing.
+    pub(crate) async fn wait_for_report(&self) {
+        if self.is_gone {
+            return std::future::pending().await;
+        }
+        let _broken_is_found_by_reading = self.reports.readable().await;
+    }
+
+    /// The next report that has come.
+    pub(crate) fn next_report(&mut self) -> Option<Report> {
+        loop {
+            if let Some(message) = self.inbox.next() {
+                return Report::decode(message);
+            }
+            let mut buffer = [0; 512];
+            match self.reports.try_read(&mut buffer) {
+                Ok(0) => self.is_gone = true,
+                Ok(read) => {
+                    self.inbox.add(&buffer[..read]);
+                    continue;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_broken) => self.is_gone = true,
+            }
+            return None;
+        }
+    }
+
+    /// Whether the supervisor has ended: nobody is there to hear an order.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.is_gone
+    }
+}
+
+/// Whether the child should have the terminal from the start: somebody types to it and reads from it.
+///
+/// In a pipeline the terminal stays with the pipeline until the child asks for it, or a pager at its end would be stopped.
+pub(crate) fn wants_terminal(terminal: Option<&Terminal>) -> bool {
+    use std::io::IsTerminal;
+    io::stdin().is_terminal() && io::stdout().is_terminal() && terminal.is_some_and(Terminal::is_ours)
+}

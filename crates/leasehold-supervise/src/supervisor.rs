@@ -1,0 +1,343 @@
+//! The small process between us and the command: its parent, and the subreaper of all it starts.
+//!
+//! It ends the command and all it started when the process that holds the
+//! lease is gone, and stops them in time when that process hangs or is stopped.
+//! It is this program, started once more; it has one thread and talks to no
+//! backend.
+
+use std::{
+    ffi::OsString,
+    io::{self, Read, Write},
+    os::{
+        fd::{OwnedFd, RawFd},
+        unix::{net::UnixStream, process::CommandExt},
+    },
+    process::{Command, ExitCode},
+    time::Duration,
+};
+
+use leasehold::{
+    clock::{Clock, SystemClock},
+    lease::Moment,
+};
+use nix::sys::{
+    signal::{SigSet, SigmaskHow, Signal as Number},
+    signalfd::{SfdFlags, SignalFd},
+};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{self, Pid, WaitOptions},
+    time::{
+        Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec as TimerSpec, timerfd_create,
+        timerfd_settime,
+    },
+};
+
+use crate::{
+    KillMode, Notice, Signal, Status,
+    group::{self, Straggler},
+    messages::{Inbox, Order, Report},
+    raw,
+    terminal::Terminal,
+    timeline::LOOK,
+};
+
+/// How often to look for those whom we may not signal.
+const LOOK_FOR_DENIED: Duration = Duration::from_secs(1);
+/// The exit code of a supervisor that cannot do its work (`EX_SOFTWARE`).
+const SOFTWARE: u8 = 70;
+
+/// What a supervisor is told when it is started.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Supervisor {
+    /// The number of its end of the socket.
+    pub(crate) socket: RawFd,
+    /// Whether the command gets the terminal.
+    pub(crate) foreground: bool,
+    /// Whom to signal.
+    pub(crate) kill_mode: KillMode,
+    /// What asks the command to end; `None` where it is only killed.
+    pub(crate) ask: Option<Signal>,
+    /// The command and its arguments.
+    pub(crate) command: Vec<OsString>,
+}
+
+impl Supervisor {
+    pub(crate) fn to_args(&self) -> Vec<OsString> {
+        let mut args: Vec<OsString> = vec![
+            self.socket.to_string().into(),
+            if self.foreground { "fg" } else { "bg" }.into(),
+            if self.kill_mode == KillMode::Group { "group" } else { "process" }.into(),
+            self.ask.map_or(0, Signal::number).to_string().into(),
+        ];
+        args.extend(self.command.iter().cloned());
+        args
+    }
+
+    /// The supervisor that these arguments ask for: what follows [`Launch::supervisor`](crate::Launch::supervisor).
+    pub fn from_args(args: &[OsString]) -> Option<Self> {
+        let [socket, ground, mode, ask, command @ ..] = args else { return None };
+        let number = |text: &OsString| text.to_str()?.parse::<i32>().ok();
+        if command.is_empty() {
+            return None;
+        }
+        Some(Self {
+            socket: number(socket)?,
+            foreground: ground == "fg",
+            kill_mode: mode.to_str()?.parse().ok()?,
+            ask: Signal::from_number(number(ask)?),
+            command: command.to_vec(),
+        })
+    }
+
+    /// Starts the command and watches over it, until it is told that the work is over or nobody is left.
+    ///
+    /// To be called first thing in `main`: no other thread may exist, and nothing may have been opened.
+    pub fn run(self, tell: &mut dyn FnMut(Notice)) -> ExitCode {
+        match Family::start(&self, tell) {
+            Ok(Some(family)) => {
+                family.watch();
+                ExitCode::SUCCESS
+            }
+            Ok(None) => ExitCode::SUCCESS,
+            Err(_nobody_to_tell) => ExitCode::from(SOFTWARE),
+        }
+    }
+}
+
+/// Starts the command in a group of its own, bound to our life.
+fn spawn(supervisor: &Supervisor, mask: SigSet) -> io::Result<Pid> {
+    let mut command = Command::new(&supervisor.command[0]);
+    command.args(&supervisor.command[1..]).process_group(0);
+    let terminal = supervisor.foreground.then(Terminal::controlling).flatten();
+    let own = process::getpid();
+    raw::before_exec(&mut command, move || {
+        // The order matters: first ask for the signal, then look whether the parent is still there.
+        process::set_parent_process_death_signal(Some(process::Signal::KILL))?;
+        if process::getppid() != Some(own) {
+            return Err(rustix::io::Errno::SRCH.into());
+        }
+        if let Some(terminal) = &terminal {
+            terminal.give_to(process::getpgrp());
+        }
+        Ok(mask.thread_set_mask()?)
+    });
+    let child = command.spawn()?;
+    i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// The command and all it started, seen from the supervisor.
+struct Family<'a> {
+    supervisor: &'a Supervisor,
+    tell: &'a mut dyn FnMut(Notice),
+    socket: UnixStream,
+    inbox: Inbox,
+    ends: SignalFd,
+    timer: OwnedFd,
+    child: Pid,
+    has_ended: bool,
+    alone: bool,
+    /// Whether the one who started us is gone.
+    is_orphan: bool,
+    ask_at: Moment,
+    kill_at: Moment,
+    look: Duration,
+    denied: Vec<Straggler>,
+}
+
+/// What to do after the orders were read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    Watch,
+    Leave,
+}
+
+impl<'a> Family<'a> {
+    /// Starts the command; `None` if it cannot be run, which is reported.
+    fn start(supervisor: &'a Supervisor, tell: &'a mut dyn FnMut(Notice)) -> io::Result<Option<Self>> {
+        let socket = UnixStream::from(raw::inherited(supervisor.socket)?);
+        socket.set_nonblocking(true)?;
+        // Nothing but KILL and STOP reaches us: a key or a service manager means the command.
+        let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
+        let ends =
+            SignalFd::with_flags(&SigSet::from(Number::SIGCHLD), SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+        let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
+        process::set_child_subreaper(Some(process::getpid()))?;
+        let child = match spawn(supervisor, mask) {
+            Ok(child) => child,
+            Err(error) => {
+                let report = Report::Failed(error.raw_os_error().unwrap_or_default());
+                (&socket).write_all(&report.encode())?;
+                return Ok(None);
+            }
+        };
+        let family = Self {
+            supervisor,
+            tell,
+            socket,
+            inbox: Inbox::default(),
+            ends,
+            timer,
+            child,
+            has_ended: false,
+            alone: false,
+            is_orphan: false,
+            ask_at: Moment::NEVER,
+            kill_at: Moment::NEVER,
+            look: LOOK[0],
+            denied: Vec::new(),
+        };
+        family.report(Report::Started(child.as_raw_pid()));
+        Ok(Some(family))
+    }
+
+    fn watch(mut self) {
+        loop {
+            self.reap();
+            if self.take_orders() == Next::Leave {
+                return;
+            }
+            let is_over = self.has_ended && (self.alone || self.supervisor.kill_mode == KillMode::Process);
+            if is_over && self.is_orphan {
+                return;
+            }
+            let now = SystemClock.now();
+            let must_die = !is_over && (self.is_orphan || now >= self.kill_at);
+            if must_die {
+                self.kill();
+            } else if !is_over && now >= self.ask_at {
+                self.ask();
+            }
+            if self.wait(must_die).is_err() {
+                // Without a way to wait we could only spin; the command dies with us.
+                return;
+            }
+        }
+    }
+
+    /// Waits for orders, for the end of somebody, and for the next deadline.
+    fn wait(&mut self, must_die: bool) -> rustix::io::Result<()> {
+        let next = self.ask_at.min(self.kill_at);
+        let wake = if must_die || next == Moment::NEVER { 0 } else { next.as_micros().max(1) };
+        let once = Itimerspec {
+            it_interval: TimerSpec { tv_sec: 0, tv_nsec: 0 },
+            it_value: TimerSpec {
+                tv_sec: i64::try_from(wake / 1_000_000).unwrap_or(i64::MAX),
+                tv_nsec: i64::try_from(wake % 1_000_000).unwrap_or(0) * 1000,
+            },
+        };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &once)?;
+        let pause = must_die.then(|| {
+            let pause = if self.denied.is_empty() { self.look } else { LOOK_FOR_DENIED };
+            self.look = (self.look * 2).min(LOOK[1]);
+            Timespec { tv_sec: i64::try_from(pause.as_secs()).unwrap_or(1), tv_nsec: pause.subsec_nanos().into() }
+        });
+        let mut sources = vec![PollFd::new(&self.ends, PollFlags::IN), PollFd::new(&self.timer, PollFlags::IN)];
+        if !self.is_orphan {
+            sources.push(PollFd::new(&self.socket, PollFlags::IN));
+        }
+        match poll(&mut sources, pause.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Buries the dead, and reports what became of the command.
+    fn reap(&mut self) {
+        while let Ok(Some(_)) = self.ends.read_signal() {}
+        loop {
+            match process::wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+                Ok(Some((pid, status))) if pid == self.child => {
+                    if let Some(signal) = status.stopping_signal() {
+                        self.report(Report::Stopped(signal));
+                    } else if let Some(status) = Status::of(status) {
+                        self.has_ended = true;
+                        self.report(Report::Ended(status));
+                    }
+                }
+                Ok(Some(_)) => {}
+                Ok(None) => return,
+                // Whoever is orphaned becomes our child: without a child there is nobody.
+                Err(_no_child) => {
+                    if !self.alone {
+                        self.alone = true;
+                        self.report(Report::Alone);
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    fn take_orders(&mut self) -> Next {
+        let mut buffer = [0; 512];
+        while !self.is_orphan {
+            match (&self.socket).read(&mut buffer) {
+                Ok(0) => self.is_orphan = true,
+                Ok(read) => self.inbox.add(&buffer[..read]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_broken) => self.is_orphan = true,
+            }
+        }
+        while let Some(message) = self.inbox.next() {
+            match Order::decode(message) {
+                Some(Order::Deadlines { ask_at, kill_at }) => (self.ask_at, self.kill_at) = (ask_at, kill_at),
+                Some(Order::Dismiss) => return Next::Leave,
+                None => {}
+            }
+        }
+        if self.is_orphan && self.kill_at != Moment::from_micros(0) {
+            self.kill_at = Moment::from_micros(0);
+            self.kill();
+            (self.tell)(Notice::HolderGone);
+        }
+        Next::Watch
+    }
+
+    /// Asks the command to end, since no orders came in time.
+    fn ask(&mut self) {
+        self.ask_at = Moment::NEVER;
+        if let Some(signal) = self.supervisor.ask {
+            group::send(self.supervisor.kill_mode, self.child, signal);
+            group::send(self.supervisor.kill_mode, self.child, Signal::CONT);
+        }
+        self.report(Report::Asked);
+        (self.tell)(Notice::HolderHangs);
+    }
+
+    /// Kills who is left; someone may have been born since.
+    fn kill(&mut self) {
+        let denied = match self.supervisor.kill_mode {
+            KillMode::Group => group::kill_descendants(process::getpid()),
+            KillMode::Process if self.has_ended => Vec::new(),
+            KillMode::Process => group::kill_one(self.child).into_iter().collect(),
+        };
+        if denied != self.denied {
+            self.denied.clone_from(&denied);
+            if !denied.is_empty() {
+                (self.tell)(Notice::Denied { left: denied });
+            }
+        }
+    }
+
+    /// Tells the one who started us; one that does not listen is not waited for.
+    fn report(&self, report: Report) {
+        let _not_heard = (&self.socket).write_all(&report.encode());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_supervisor_finds_its_orders_in_its_arguments() {
+        for (kill_mode, ask) in [(KillMode::Group, Some(Signal::TERM)), (KillMode::Process, None)] {
+            let command = ["sh", "-c", "exit 3"].map(OsString::from).to_vec();
+            let supervisor = Supervisor { socket: 7, foreground: true, kill_mode, ask, command };
+            assert_eq!(Supervisor::from_args(&supervisor.to_args()).as_ref(), Some(&supervisor));
+            assert_eq!(Supervisor::from_args(&supervisor.to_args()[..4]), None, "no command");
+        }
+    }
+}
