@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+use leasehold::backends::file::DefaultPlace;
+
 use crate::{
     args::{Color, Global},
     config::Config,
@@ -90,6 +92,20 @@ impl Settings {
         })
     }
 
+    /// Where `file:` leads, if that is what the URL says and nothing more.
+    pub(crate) fn default_place(&self) -> Option<leasehold::Result<DefaultPlace>> {
+        let path = self.url.strip_prefix("file:")?.split('?').next()?;
+        matches!(path, "" | "//").then(DefaultPlace::find)
+    }
+
+    /// Who else can see the locks, where it is fewer than one would think.
+    pub(crate) fn reach(&self) -> Option<OwnReach> {
+        match self.default_place()? {
+            Ok(DefaultPlace::User(path)) => Some(OwnReach::of(path)),
+            _ => None,
+        }
+    }
+
     /// A command line for people to paste that means the same place as the one they typed.
     pub(crate) fn command(&self, words: &str) -> String {
         format!("leasehold {}{words}", self.flags)
@@ -98,6 +114,30 @@ impl Settings {
     /// The URL as anybody may see it.
     pub(crate) fn shown_url(&self) -> String {
         redact::url(&self.url)
+    }
+}
+
+/// A place of locks that only this user sees, because nobody made one for the machine.
+#[derive(Clone, Debug)]
+pub(crate) struct OwnReach {
+    path: PathBuf,
+    /// `this user only`, in a container `this container only`.
+    pub(crate) words: &'static str,
+}
+
+impl OwnReach {
+    fn of(path: PathBuf) -> Self {
+        let in_container = ["/.dockerenv", "/run/.containerenv"].iter().any(|mark| Path::new(mark).exists());
+        Self { path, words: if in_container { "this container only" } else { "this user only" } }
+    }
+
+    /// The same, with the directory and what to do about it.
+    pub(crate) fn sentence(&self) -> String {
+        format!(
+            "locks are in {}: {}; one place for the whole machine: sudo leasehold init file:",
+            self.path.display(),
+            self.words
+        )
     }
 }
 

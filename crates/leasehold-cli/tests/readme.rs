@@ -56,6 +56,7 @@ fn every_command_does_what_it_says() {
             .current_dir(folder.path())
             .env("PATH", &path)
             .env("XDG_STATE_HOME", folder.path())
+            .env("LEASEHOLD_MACHINE_DIR", folder.path().join("machine"))
             .env_remove("LEASEHOLD_URL")
             .stdin(Stdio::null())
             .output()

@@ -61,6 +61,17 @@ fn run_list_history_and_doctor_work_as_on_a_directory() {
 }
 
 #[test]
+fn init_tries_the_rights_and_makes_nothing() {
+    let (place, server) = (Place::new(), Server::start());
+    let ready = Ran::of(on(&place, &server.url(), &["init"]));
+    ready.assert_code(0);
+    assert!(ready.stdout.contains("needs nothing made"), "{ready:?}");
+    server.ask(&["ACL", "SETUSER", "weak", "on", ">w", "~leasehold:*", "&*", "+@all", "-hset", "-hdel"]);
+    let refused = Ran::of(on(&place, &format!("redis://weak:w@127.0.0.1:{}", server.port()), &["init"]));
+    refused.assert_code(77);
+}
+
+#[test]
 fn doctor_names_each_node_of_a_quorum_once() {
     let (place, servers) = (Place::new(), [Server::start(), Server::start(), Server::start()]);
     let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();

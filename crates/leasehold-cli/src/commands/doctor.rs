@@ -70,6 +70,14 @@ async fn examine(context: &Context<'_>, locks: &Leasehold) -> Vec<Finding> {
     if reached.severity == Severity::Failure || findings.iter().all(|finding| finding.subject != reached.subject) {
         findings.insert(0, reached);
     }
+    match (context.settings.reach(), context.settings.default_place()) {
+        (Some(reach), _) => findings.push(Finding::new(Severity::Warning, "place", reach.sentence())),
+        (None, Some(Ok(place))) => {
+            let words = format!("{}, for the whole machine", place.path().display());
+            findings.push(Finding::new(Severity::Ok, "place", words));
+        }
+        _ => {}
+    }
     findings.push(promises(&locks.guarantees()));
     findings
 }

@@ -1,11 +1,23 @@
-//! `leasehold init`: makes a database ready, or prints how.
+//! `leasehold init`: makes a place ready, whatever kind it is.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    fs::{self, DirBuilder, Permissions},
+    io,
+    os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
 
 use leasehold::{
-    backends::postgres::{self, PostgresOptions},
+    backend::Severity,
+    backends::{
+        file::{DefaultPlace, FileBackend, FileOptions},
+        postgres::{self, PostgresOptions},
+    },
     clock::SystemClock,
 };
+use nix::unistd::Group;
 use serde_json::json;
 
 use super::Context;
@@ -16,13 +28,46 @@ use crate::{
     work::ask::Patience,
 };
 
-/// Installs or updates the schema; a database that is ready stays as it is.
+/// Makes what is missing; a place that is ready stays as it is.
 pub(crate) async fn run(context: &Context<'_>, args: &InitArgs) -> Result<u8> {
-    let settings = &context.settings;
-    if !["postgres:", "postgresql:"].iter().any(|scheme| settings.url.starts_with(scheme)) {
-        return Err(Failure::usage(format!("{} needs no preparation", settings.shown_url()))
-            .hint("init is for databases: leasehold init --backend postgres://user@host/db"));
+    let url = context.settings.url.as_str();
+    let is_postgres = ["postgres:", "postgresql:"].iter().any(|scheme| url.starts_with(scheme));
+    if !is_postgres && (args.print_sql || args.expose.is_some()) {
+        return Err(Failure::usage("--print-sql and --expose are for postgres:"));
     }
+    let is_default_file = context.settings.default_place().is_some();
+    if !is_default_file && args.group.is_some() {
+        return Err(Failure::usage("--group is for file: without a path")
+            .hint("for a directory of your own: chgrp and chmod g+rwxs it, and put ?mode=0660 into the URL"));
+    }
+    if is_postgres {
+        return database(context, args).await;
+    }
+    if is_default_file {
+        return default_directory(context, args.group.as_deref()).await;
+    }
+    let locks = context.connect().await?;
+    for finding in locks.examine().await? {
+        if finding.subject == "rights" && finding.severity == Severity::Failure {
+            let message = finding.message;
+            return Err(Failure { code: exit::NO_PERMISSION, kind: "permission_denied", message, hint: None });
+        }
+    }
+    say_ready(context, &format!("ready: {} needs nothing made", context.settings.shown_url()))
+}
+
+fn say_ready(context: &Context<'_>, words: &str) -> Result<u8> {
+    if context.say.looks().json {
+        json::print(json!({"v": 1, "before": null, "now": null}).to_string())?;
+    } else {
+        json::print(words)?;
+    }
+    Ok(exit::OK)
+}
+
+/// Installs or updates the schema.
+async fn database(context: &Context<'_>, args: &InitArgs) -> Result<u8> {
+    let settings = &context.settings;
     let options = |limit| PostgresOptions::from_url(&settings.url, &settings.namespace, Arc::new(SystemClock), limit);
     if args.print_sql {
         let expose = args.expose.as_deref();
@@ -48,4 +93,92 @@ pub(crate) async fn run(context: &Context<'_>, args: &InitArgs) -> Result<u8> {
         })?;
     }
     Ok(exit::OK)
+}
+
+/// Makes the directory of the machine; without the right to, and with no group asked for, the one of this user.
+async fn default_directory(context: &Context<'_>, group: Option<&str>) -> Result<u8> {
+    let machine = DefaultPlace::of_machine();
+    let access = Access::of(group)?;
+    match make_shared(&machine, &access) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => access.check(&machine)?,
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && group.is_none() => {}
+        Err(error) => {
+            let (code, kind) = match error.kind() {
+                io::ErrorKind::PermissionDenied => (exit::NO_PERMISSION, "permission_denied"),
+                _ => (exit::UNAVAILABLE, "unavailable"),
+            };
+            let message = format!("cannot make {}: {error}", machine.display());
+            return Err(Failure { code, kind, message, hint: Some(String::from("sudo leasehold init file: …")) });
+        }
+    }
+    let settings = &context.settings;
+    let options = FileOptions::from_url(&settings.url, &settings.namespace, Arc::new(SystemClock))?;
+    FileBackend::open(options).await?;
+    match settings.reach() {
+        Some(reach) => say_ready(context, &format!("ready; {}", reach.sentence())),
+        None => say_ready(context, &format!("ready: {}, {}", machine.display(), Access::found(&machine))),
+    }
+}
+
+/// Who may use the machine's directory.
+enum Access {
+    Everybody,
+    Group(Group),
+}
+
+impl Access {
+    fn of(group: Option<&str>) -> Result<Self> {
+        let Some(name) = group else { return Ok(Self::Everybody) };
+        let found = Group::from_name(name).map_err(|error| Failure::unavailable(format!("--group {name}: {error}")))?;
+        found.map(Self::Group).ok_or_else(|| Failure::usage(format!("--group: there is no group {name}")))
+    }
+
+    /// Whoever may write to it may make namespaces; nobody removes those of others from a directory for everybody.
+    fn mode(&self) -> u32 {
+        match self {
+            Self::Everybody => 0o1777,
+            Self::Group(_) => 0o2770,
+        }
+    }
+
+    /// Fails if the directory is there for a group other than the one asked for.
+    fn check(&self, directory: &Path) -> Result<()> {
+        let Self::Group(group) = self else { return Ok(()) };
+        let cannot_look = |error| Failure::unavailable(format!("cannot look at {}: {error}", directory.display()));
+        let there = fs::metadata(directory).map_err(cannot_look)?;
+        if there.gid() == group.gid.as_raw() && there.mode() & 0o077 == 0o070 {
+            return Ok(());
+        }
+        let path = directory.display();
+        Err(Failure::config(format!("{path} is there already, {}; not changed", Self::found(directory)))
+            .hint(format!("when no lock is held: remove {path} and repeat")))
+    }
+
+    /// Who may use a directory that is there, in words.
+    fn found(directory: &Path) -> String {
+        let Ok(there) = fs::metadata(directory) else { return String::from("which cannot be looked at") };
+        match there.mode() & 0o077 {
+            others if others & 0o006 == 0o006 => String::from("for every user of this machine; --group limits it"),
+            others if others & 0o060 == 0o060 => {
+                let name = Group::from_gid(there.gid().into()).ok().flatten().map(|group| group.name);
+                format!("for the group {}", name.unwrap_or_else(|| there.gid().to_string()))
+            }
+            _ => format!("for its owner {} only", there.uid()),
+        }
+    }
+}
+
+/// Makes the directory, closed to others until it is as it should be.
+fn make_shared(directory: &Path, access: &Access) -> io::Result<()> {
+    DirBuilder::new().mode(0o700).create(directory)?;
+    let opened = || {
+        if let Access::Group(group) = access {
+            chown(directory, None, Some(group.gid.as_raw()))?;
+        }
+        fs::set_permissions(directory, Permissions::from_mode(access.mode()))
+    };
+    opened().inspect_err(|_| {
+        let _best_effort = fs::remove_dir(directory);
+    })
 }

@@ -52,10 +52,11 @@ pub(crate) async fn run(context: &Context<'_>, args: &InspectArgs) -> Result<u8>
         json::write(&render(context, &locks, &lock, &day, now))?;
     }
     if !was_known && lock.holders.is_empty() && lock.waiters.is_empty() {
-        context.say.say(Line::new(
-            "unknown",
-            format!("nobody holds {} and nobody did in living memory ({})", lock.name, context.settings.shown_url()),
-        ));
+        let url = context.settings.shown_url();
+        let place = context.settings.reach().map_or(url.clone(), |reach| format!("{url}, {}", reach.words));
+        context
+            .say
+            .say(Line::new("unknown", format!("nobody holds {} and nobody did in living memory ({place})", lock.name)));
         return Ok(exit::NO);
     }
     Ok(exit::OK)
@@ -82,6 +83,7 @@ fn render(context: &Context<'_>, locks: &Leasehold, lock: &Lock, day: &Day, now:
         lines.push(format!("  {label:<9} {}. {who}   {}{note}", at + 1, Brief(waiting_for)));
     }
     lines.push(format!("  {:<9} {}", "last 24h", day.words(now)));
+    lines.extend(context.settings.reach().map(|reach| format!("  {:<9} {}", "seen by", reach.words)));
     let name = shell::operand(lock.name.as_str());
     let only = if day.has_failures() { "--failures " } else { "" };
     lines.push(format!("  {:<9} {}", "next", context.settings.command(&format!("history {only}{name}"))));

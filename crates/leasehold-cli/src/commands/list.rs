@@ -93,7 +93,10 @@ async fn render(context: &Context<'_>, args: &ListArgs, locks: &Leasehold, names
     if !args.no_headers {
         let count = found.len();
         let locks_word = if count == 1 { "lock" } else { "locks" };
-        let place = settings.profile.as_ref().map_or_else(|| kind.to_owned(), |profile| format!("{kind} ({profile})"));
+        let mut place = kind.to_owned();
+        for remark in settings.profile.iter().map(String::as_str).chain(settings.reach().map(|reach| reach.words)) {
+            let _infallible = write!(place, " ({remark})");
+        }
         let more = if truncated { " (more exist: --limit)" } else { "" };
         let namespace = &settings.namespace;
         let _infallible =

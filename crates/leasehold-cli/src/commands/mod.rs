@@ -22,10 +22,10 @@ mod watch;
 
 use std::ffi::OsString;
 
-use leasehold::{Holder, Leasehold};
+use leasehold::{Holder, Leasehold, backends::file::DefaultPlace};
 
 use crate::{
-    args::{ChildArgs, Cli, Command},
+    args::{ChildArgs, Cli, Command, Global},
     child::spawn,
     exit::{self, Failure, Result},
     redact,
@@ -49,7 +49,14 @@ fn dispatch(cli: &Cli, args: &[OsString], say: &Say) -> Result<u8> {
         Command::Version(_) => return version::run(say),
         _ => {}
     }
-    let settings = Settings::resolve(&cli.global, &environment)?;
+    let global = match &cli.command {
+        Command::Init(init) if init.place.is_some() && cli.global.backend.is_some() => {
+            return Err(Failure::usage("init takes its place once: after -b, or alone"));
+        }
+        Command::Init(init) if init.place.is_some() => &Global { backend: init.place.clone(), ..cli.global.clone() },
+        _ => &cli.global,
+    };
+    let settings = Settings::resolve(global, &environment)?;
     let context = Context { settings, say, args };
     // One thread, and it is the main one: a child's parent-death signal follows the thread that started it.
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -116,6 +123,9 @@ impl Context<'_> {
             builder.connect(&settings.url).await
         });
         let locks = connected.await.map_err(|error| self.cannot_open(error, start))?;
+        if let Some(reach) = settings.reach() {
+            self.say.say(Line::detail("place", reach.sentence()));
+        }
         self.say.say(Line::debug(format!(
             "connected to {} in namespace {} as {}",
             settings.shown_url(),
@@ -129,7 +139,16 @@ impl Context<'_> {
     fn cannot_open(&self, error: leasehold::Error, start: &Start<'_>) -> Failure {
         let failure = start.failure(error);
         let lacks_schema = failure.code == exit::CONFIG && failure.message.contains("`leasehold init`");
-        if lacks_schema { failure.hint(self.settings.command("init")) } else { failure }
+        if lacks_schema {
+            return failure.hint(self.settings.command("init"));
+        }
+        match self.settings.default_place() {
+            Some(Ok(DefaultPlace::Machine(path))) if failure.code == exit::NO_PERMISSION => failure.hint(format!(
+                "let this user use {0}, which is for the whole machine (ls -ld {0}), or name another place: -b file:///path",
+                path.display()
+            )),
+            _ => failure,
+        }
     }
 
     fn without_secrets(&self, failure: Failure) -> Failure {

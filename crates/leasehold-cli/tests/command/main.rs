@@ -11,6 +11,7 @@ mod exit_codes;
 mod leases;
 mod looks;
 mod lost;
+mod machine;
 mod mistakes;
 mod nested;
 mod output;

@@ -276,4 +276,5 @@ fn init_fits_its_schema() {
         ran.assert_code(0);
         assert_eq!(check_lines("init", &ran.stdout), 1);
     }
+    assert_eq!(check_lines("init", &place.run(&["init", "--json"]).stdout), 1);
 }

@@ -74,6 +74,7 @@ impl Place {
         command
             .env(MARK, self.dir.path())
             .env("HOME", self.path("home"))
+            .env("LEASEHOLD_MACHINE_DIR", self.path("machine"))
             .env_remove("XDG_CONFIG_HOME")
             .env_remove("XDG_STATE_HOME")
             .env_remove("NO_COLOR")

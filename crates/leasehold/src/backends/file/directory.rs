@@ -16,8 +16,6 @@ use uuid::Uuid;
 use super::{FileOptions, errors::cannot, filesystem, layout, names, record_file, safe_open};
 use crate::{Error, Result, lease::Resource};
 
-/// The mode of the files in a new directory.
-const MODE: u32 = 0o600;
 /// What every umask leaves.
 const OWNERS: u32 = 0o600;
 
@@ -46,7 +44,7 @@ impl Directory {
     /// Opens the namespace's directory; makes it when it is not there.
     pub(super) fn open(options: &FileOptions) -> Result<Self> {
         let path = options.root.join(&options.namespace);
-        let (mode, user) = (options.mode.unwrap_or(MODE), geteuid().as_raw());
+        let (mode, user) = (options.mode.unwrap_or(options.usual_mode), geteuid().as_raw());
         let longest = getrlimit(Limit::Fsize).current;
         let in_place = !options.fsync && longest.is_none_or(|longest| longest >= record_file::PAGE as u64);
         let mut directory = Self { path, mode, owner: None, user, fsync: options.fsync, in_place };

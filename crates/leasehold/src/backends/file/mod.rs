@@ -10,6 +10,7 @@
 
 mod death_watch;
 mod decode;
+mod default_place;
 mod directory;
 mod encode;
 mod errors;
@@ -40,7 +41,7 @@ use async_trait::async_trait;
 use sha2::{Digest, Sha256};
 use tokio::{runtime::Handle, task::AbortHandle};
 
-pub use self::options::FileOptions;
+pub use self::{default_place::DefaultPlace, options::FileOptions};
 use self::{
     death_watch::DeathWatch,
     directory::Directory,
@@ -204,7 +205,38 @@ fn incarnation(boot: &str) -> Incarnation {
 /// Opens `file:`, `file:///path` and so on.
 pub(crate) fn open(url: &str, options: &OpenOptions) -> Opening {
     let options = FileOptions::from_url(url, &options.namespace, Arc::clone(&options.clock));
-    Box::pin(async move { Ok(Arc::new(FileBackend::open(options?).await?) as Arc<dyn Backend>) })
+    Box::pin(async move {
+        let options = options?;
+        refuse_while_former_is_used(&options).await?;
+        Ok(Arc::new(FileBackend::open(options).await?) as Arc<dyn Backend>)
+    })
+}
+
+/// Fails while leases of this user live where `file:` led before the machine had a directory: a lock in two places
+/// is none.
+async fn refuse_while_former_is_used(options: &FileOptions) -> Result<()> {
+    let Some(root) = options.former.clone() else { return Ok(()) };
+    let has_records = |former: &FileOptions| {
+        let records = former.root.join(&former.namespace).join("records");
+        fs::read_dir(records).is_ok_and(|mut files| files.next().is_some())
+    };
+    let former = FileOptions { root, former: None, mode: None, ..options.clone() };
+    if !has_records(&former) {
+        return Ok(());
+    }
+    let place = former.root.display().to_string();
+    let page = FileBackend::open(former).await?.list(&ListFilter::new(Names::All)).await?;
+    let mut live: Vec<String> = page.leases.iter().map(|lease| lease.resource.to_string()).collect();
+    live.dedup();
+    if live.is_empty() {
+        return Ok(());
+    }
+    Err(Error::unavailable(format!(
+        "file: leads to {} now, and this user has live leases in {place}, where it led before: {}; wait until they end, \
+         or name the old place: file://{place}",
+        options.root.display(),
+        live.join(", ")
+    )))
 }
 
 #[async_trait]

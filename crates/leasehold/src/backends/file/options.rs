@@ -1,7 +1,8 @@
 //! Where a `file:` backend keeps its leases and how, as its URL says.
 
-use std::{env, ffi::OsString, os::unix::ffi::OsStringExt, path::PathBuf, sync::Arc};
+use std::{ffi::OsString, os::unix::ffi::OsStringExt, path::PathBuf, sync::Arc};
 
+use super::DefaultPlace;
 use crate::{
     Error, Result,
     backend::{
@@ -19,7 +20,8 @@ pub struct FileOptions {
     pub root: PathBuf,
     /// The sub-directory in use: leases of two namespaces never meet.
     pub namespace: String,
-    /// The mode of files in a new directory, `0o600` by default; directories get the matching x bits.
+    /// The mode of files in a new directory; directories get the matching x bits. `0o600` by default, and in the
+    /// machine's directory what that one allows.
     ///
     /// A directory that is there keeps its mode for everyone; to ask for another is an error.
     pub mode: Option<u32>,
@@ -27,31 +29,41 @@ pub struct FileOptions {
     pub fsync: bool,
     /// Where time comes from.
     pub clock: Arc<dyn Clock>,
+    /// Where this user's leases were before the machine had a directory.
+    pub(super) former: Option<PathBuf>,
+    /// The mode of files in a new directory, if `mode` does not say.
+    pub(super) usual_mode: u32,
 }
+
+/// The mode of the files in a new directory of a user.
+const MODE: u32 = 0o600;
 
 impl FileOptions {
     /// What the URL says: `file:`, `file:///path`, `file:/path?mode=0660&fsync=1`.
     ///
-    /// Without a path the state directory of the user is meant:
-    /// `$XDG_STATE_HOME/leasehold`, else `$HOME/.local/state/leasehold`.
+    /// Without a path it means `/var/lib/leasehold` where that is there; else the state directory of the user,
+    /// `$XDG_STATE_HOME/leasehold` or `$HOME/.local/state/leasehold`. See [`DefaultPlace`].
     ///
     /// # Errors
-    /// `InvalidConfig` when the URL or the namespace cannot be used.
+    /// `InvalidConfig` when the URL or the namespace cannot be used, and as [`DefaultPlace::find`].
     pub fn from_url(url: &str, namespace: &str, clock: Arc<dyn Clock>) -> Result<Self> {
         let mut url_options = UrlOptions::parse(url)?;
         if !url.starts_with("file:") {
             return Err(Error::invalid_config(format!("{url} is not a file: URL; write file:///path")));
         }
-        let root = match url_options.path() {
-            "" | "//" => state_directory(|name| env::var_os(name))?,
-            path => absolute(url, path)?,
+        let (root, former, usual_mode) = match url_options.path() {
+            "" | "//" => {
+                let place = DefaultPlace::find()?;
+                (place.path().to_owned(), place.former(), place.mode())
+            }
+            path => (absolute(url, path)?, None, MODE),
         };
         check_namespace(namespace)?;
         let form = "an octal file mode such as 0600 or 0660, without x bits";
         let mode = url_options.take_with("mode", form, file_mode)?;
         let fsync = url_options.take_switch("fsync")?.unwrap_or(false);
         url_options.finish(&["mode", "fsync"])?;
-        Ok(Self { root, namespace: namespace.to_owned(), mode, fsync, clock })
+        Ok(Self { root, namespace: namespace.to_owned(), mode, fsync, clock, former, usual_mode })
     }
 }
 
@@ -74,16 +86,6 @@ fn absolute(url: &str, path: &str) -> Result<PathBuf> {
         .filter(|bytes| !bytes.contains(&0))
         .ok_or_else(|| Error::invalid_config(format!("the path of {url} has a bad %XX; write a % itself as %25")))?;
     Ok(PathBuf::from(OsString::from_vec(decoded)))
-}
-
-fn state_directory(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf> {
-    let given = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    given("XDG_STATE_HOME")
-        .or_else(|| given("HOME").map(|home| home.join(".local/state")))
-        .map(|state| state.join("leasehold"))
-        .ok_or_else(|| {
-            Error::invalid_config("file: needs $XDG_STATE_HOME or $HOME, and neither is set; write file:///path")
-        })
 }
 
 fn file_mode(value: &str) -> Option<u32> {
@@ -126,15 +128,5 @@ mod tests {
         for namespace in ["", ".", "..", ".new", "a/b", "ä", &"x".repeat(65)] {
             assert!(FileOptions::from_url("file:///x", namespace, Arc::new(SystemClock)).is_err(), "{namespace}");
         }
-    }
-
-    #[test]
-    fn the_state_directory_is_found_or_asked_for() {
-        let with = |set: &'static str, value: &'static str| {
-            state_directory(move |name| (name == set).then(|| OsString::from(value)))
-        };
-        assert_eq!(with("XDG_STATE_HOME", "/s").unwrap(), PathBuf::from("/s/leasehold"));
-        assert_eq!(with("HOME", "/h").unwrap(), PathBuf::from("/h/.local/state/leasehold"));
-        assert!(with("HOME", "relative").unwrap_err().to_string().contains("file:///path"));
     }
 }

@@ -1,0 +1,149 @@
+//! Where `file:` leads: to one place for the machine, or to the user's own and then it says so.
+
+use std::{
+    fs,
+    os::unix::{
+        fs::{MetadataExt, PermissionsExt},
+        process::CommandExt,
+    },
+    process::Command,
+};
+
+use crate::place::{Place, Ran, Running, until};
+
+/// A place that other users can enter, with a home for each.
+fn open_place() -> Place {
+    let place = Place::new();
+    fs::set_permissions(place.path("."), fs::Permissions::from_mode(0o755)).unwrap();
+    place
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// The command as another user, where the tests may become one.
+fn as_user(place: &Place, id: u32, args: &[&str]) -> Command {
+    let mut command = place.bare(args);
+    if is_root() {
+        let home = place.path(&format!("home-{id}"));
+        fs::create_dir_all(&home).unwrap();
+        std::os::unix::fs::chown(&home, Some(id), Some(id)).unwrap();
+        command.env("HOME", home).uid(id).gid(id);
+    }
+    command
+}
+
+/// Starts a holder on `file:` and waits until its command runs.
+fn hold(place: &Place, name: &str) -> Running {
+    let ready = place.path(&format!("held-{name}"));
+    let script = format!("touch {}; exec sleep 600", ready.display());
+    let running = Running::of(place.bare(&["run", name, "-c", &script]));
+    until("the holder runs", || ready.exists());
+    running
+}
+
+#[test]
+fn all_users_of_a_machine_meet_in_the_place_that_was_made_for_it() {
+    let place = open_place();
+    let made = Ran::of(place.bare(&["init", "file:"]));
+    made.assert_code(0);
+    assert!(made.stdout.contains("machine, for every user of this machine"), "{made:?}");
+    let again = Ran::of(place.bare(&["init"]));
+    again.assert_code(0);
+    assert_eq!(again.stdout, made.stdout);
+    let _holder = hold(&place, "x");
+    let busy = Ran::of(as_user(&place, 65534, &["run", "-n", "x", "--", "true"]));
+    busy.assert_code(75);
+    Ran::of(as_user(&place, 65534, &["--namespace", "other", "run", "y", "--", "true"])).assert_code(0);
+    Ran::of(place.bare(&["--namespace", "other", "run", "y", "--", "true"])).assert_code(0);
+    assert!(!place.path("home/.local").exists() && !place.path("home-65534/.local").exists());
+    let doctor = Ran::of(place.bare(&["doctor"]));
+    assert!(doctor.stdout.contains("for the whole machine") && !doctor.stdout.contains("only"), "{doctor:?}");
+}
+
+#[test]
+fn a_place_of_the_machine_that_may_not_be_used_is_not_replaced_by_another() {
+    if !is_root() {
+        return;
+    }
+    let place = open_place();
+    let made = Ran::of(place.bare(&["init", "file:", "--group", "nogroup"]));
+    made.assert_code(0);
+    assert!(made.stdout.contains("for the group nogroup"), "{made:?}");
+    let machine = fs::metadata(place.path("machine")).unwrap();
+    assert_eq!((machine.mode() & 0o7777, machine.gid()), (0o2770, 65534));
+    Ran::of(as_user(&place, 65534, &["run", "x", "--", "true"])).assert_code(0);
+    Ran::of(place.bare(&["run", "x", "--", "true"])).assert_code(0);
+    Ran::of(as_user(&place, 65534, &["--namespace", "n", "run", "x", "--", "true"])).assert_code(0);
+
+    let stranger = Ran::of(as_user(&place, 65533, &["run", "x", "--", "true"]));
+    stranger.assert_code(77);
+    assert!(stranger.stderr.contains("which is for the whole machine"), "{stranger:?}");
+    assert!(!place.path("home-65533/.local").exists());
+    let other = Ran::of(place.bare(&["init", "file:", "--group", "daemon"]));
+    other.assert_code(78);
+    assert!(other.stderr.contains("is there already, for the group nogroup"), "{other:?}");
+    let refused = Ran::of(as_user(&place, 65533, &["init", "file:", "--group", "nogroup"]));
+    refused.assert_code(77);
+}
+
+#[test]
+fn a_place_of_one_user_says_so() {
+    let place = Place::new();
+    let says =
+        |ran: &Ran| ["this user only", "this container only"].iter().any(|words| format!("{ran:?}").contains(words));
+    let _holder = hold(&place, "x");
+    for args in
+        [&["list"][..], &["inspect", "x"], &["inspect", "unknown"], &["doctor"], &["run", "-v", "y", "--", "true"]]
+    {
+        let ran = Ran::of(place.bare(args));
+        assert!(says(&ran), "{ran:?}");
+    }
+    let quiet = Ran::of(place.bare(&["run", "y", "--", "true"]));
+    assert_eq!(quiet.stderr, "");
+    // One who chose a directory knows.
+    let chosen = place.run(&["list"]);
+    assert!(!says(&chosen), "{chosen:?}");
+    if is_root() {
+        let place = open_place();
+        let own = Ran::of(as_user(&place, 65534, &["init"]));
+        own.assert_code(0);
+        assert!(says(&own) && own.stdout.contains("sudo leasehold init file:"), "{own:?}");
+    }
+}
+
+#[test]
+fn leases_in_the_place_of_the_user_keep_the_one_of_the_machine_closed() {
+    let place = Place::new();
+    let holder = hold(&place, "x");
+    Ran::of(place.bare(&["init", "file:"])).assert_code(0);
+    let closed = Ran::of(place.bare(&["run", "y", "--", "true"]));
+    closed.assert_code(69);
+    assert!(closed.stderr.contains("home/.local/state/leasehold, where it led before: x;"), "{closed:?}");
+    drop(holder);
+    until("the holder's lease is gone", || Ran::of(place.bare(&["run", "y", "--", "true"])).code() == 0);
+    assert!(place.path("machine/default/records").is_dir());
+}
+
+#[test]
+fn without_a_home_and_a_place_of_the_machine_the_error_says_how_to_make_one() {
+    let place = Place::new();
+    let mut command = place.bare(&["run", "x", "--", "true"]);
+    command.env_remove("HOME");
+    let ran = Ran::of(command);
+    ran.assert_code(78);
+    assert!(ran.stderr.contains("sudo leasehold init file:"), "{ran:?}");
+}
+
+#[test]
+fn init_succeeds_on_a_directory_too() {
+    let place = Place::new();
+    let made = place.run(&["init"]);
+    made.assert_code(0);
+    assert!(made.stdout.contains("ready"), "{made:?}");
+    assert!(place.path("locks/default/records").is_dir());
+    for args in [&["init", "--group", "daemon"][..], &["init", "--print-sql"], &["-b", "file:", "init", "file:"]] {
+        place.run(args).assert_code(64);
+    }
+}

@@ -1,0 +1,112 @@
+//! Where `file:` without a path leads: to the machine's directory where an operator made one, else to the user's own.
+
+use std::{
+    env,
+    ffi::OsString,
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use super::errors::cannot;
+use crate::{Error, Result};
+
+/// The directory of the machine.
+const MACHINE: &str = "/var/lib/leasehold";
+
+/// Where `file:` without a path leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DefaultPlace {
+    /// One directory for the users of this machine; `leasehold init file:` makes it.
+    Machine(PathBuf),
+    /// The user's own directory: nobody made one for the machine.
+    User(PathBuf),
+}
+
+impl DefaultPlace {
+    /// The directory that an operator can make for the machine: `/var/lib/leasehold`.
+    ///
+    /// Packagers and tests name another one in `$LEASEHOLD_MACHINE_DIR`.
+    pub fn of_machine() -> PathBuf {
+        let named = env::var_os("LEASEHOLD_MACHINE_DIR").map(PathBuf::from);
+        named.filter(|path| path.is_absolute()).unwrap_or_else(|| PathBuf::from(MACHINE))
+    }
+
+    /// Finds out where `file:` leads now. A directory of the machine that cannot be used is not replaced by another.
+    ///
+    /// # Errors
+    /// `PermissionDenied` when the machine's directory cannot be looked at, `InvalidConfig` when there is none and
+    /// the user has no home.
+    pub fn find() -> Result<Self> {
+        Self::choose(Self::of_machine(), own(|name| env::var_os(name)))
+    }
+
+    fn choose(machine: PathBuf, own: Option<PathBuf>) -> Result<Self> {
+        match fs::symlink_metadata(&machine) {
+            Ok(_) => Ok(Self::Machine(machine)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => own.map(Self::User).ok_or_else(|| {
+                Error::invalid_config(format!(
+                    "file: has no place here: there is no {}, and $HOME is not set; make one for this machine with \
+                     `sudo leasehold init file:`, or write file:///path",
+                    machine.display()
+                ))
+            }),
+            Err(error) => Err(cannot("look at", &machine, error)),
+        }
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::Machine(path) | Self::User(path) => path,
+        }
+    }
+
+    /// Where this user's leases were before the machine had a directory.
+    pub(super) fn former(&self) -> Option<PathBuf> {
+        match self {
+            Self::Machine(_) => own(|name| env::var_os(name)),
+            Self::User(_) => None,
+        }
+    }
+
+    /// The mode of files in a namespace that is made here: whoever may write to the machine's directory may use it.
+    pub(super) fn mode(&self) -> u32 {
+        let Self::Machine(path) = self else { return 0o600 };
+        let mode = fs::metadata(path).map_or(0, |found| found.mode());
+        [0o666, 0o660].into_iter().find(|shared| mode & shared == *shared).unwrap_or(0o600)
+    }
+}
+
+/// The user's state directory.
+fn own(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let given = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let state = given("XDG_STATE_HOME").or_else(|| given("HOME").map(|home| home.join(".local/state")))?;
+    Some(state.join("leasehold"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_directory_is_found() {
+        let with = |set: &'static str, value: &'static str| own(move |name| (name == set).then(|| OsString::from(value)));
+        assert_eq!(with("XDG_STATE_HOME", "/s"), Some(PathBuf::from("/s/leasehold")));
+        assert_eq!(with("HOME", "/h"), Some(PathBuf::from("/h/.local/state/leasehold")));
+        assert_eq!(with("HOME", "relative"), None);
+    }
+
+    #[test]
+    fn the_machines_directory_comes_first_and_its_lack_is_explained() {
+        let machine = tempfile::tempdir().unwrap();
+        let own = PathBuf::from("/h/leasehold");
+        let found = DefaultPlace::choose(machine.path().to_owned(), Some(own.clone())).unwrap();
+        assert_eq!((found.path(), found.mode()), (machine.path(), 0o600));
+        let absent = machine.path().join("absent");
+        assert_eq!(DefaultPlace::choose(absent.clone(), Some(own.clone())).unwrap(), DefaultPlace::User(own));
+        let error = DefaultPlace::choose(absent, None).unwrap_err();
+        assert!(error.to_string().contains("sudo leasehold init file:"), "{error}");
+    }
+}
