@@ -6,6 +6,7 @@ mod commands;
 mod config;
 mod duration;
 mod exit;
+mod help;
 mod json;
 mod redact;
 mod say;
@@ -50,7 +51,11 @@ pub fn main() -> ExitCode {
 /// Help and version are answers; everything else is a usage error, in one line.
 fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
     match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+        ErrorKind::DisplayHelp => {
+            let _reader_left = help::of_command(args).as_ref().unwrap_or(error).print();
+            return exit::OK;
+        }
+        ErrorKind::DisplayVersion => {
             let _reader_left = error.print();
             return exit::OK;
         }
@@ -67,7 +72,7 @@ fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
     });
     let message = paragraphs.next().unwrap_or_default();
     let message = message.strip_prefix("error: ").unwrap_or(&message).to_owned();
-    let tip = paragraphs.find_map(|paragraph| tip(&paragraph));
+    let tip = paragraphs.find_map(|paragraph| tip(&paragraph)).or_else(|| help::similar_command(error));
     let invalid = match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(word)) if error.kind() == ErrorKind::UnknownArgument => word.as_str(),
         _ => "",

@@ -304,6 +304,14 @@ pub(crate) struct ManArgs {
     pub(crate) out: Option<PathBuf>,
 }
 
+/// Print the JSON Schema of a machine output.
+#[derive(Debug, clap::Args)]
+pub(crate) struct SchemaArgs {
+    /// Which: a command, `report` (of `run --report`), or `event` (what `run --json` says) [default: list them]
+    #[arg(value_name = "NAME")]
+    pub(crate) name: Option<String>,
+}
+
 /// Print the version.
 #[derive(Debug, clap::Args)]
 pub(crate) struct VersionArgs {}

@@ -19,8 +19,8 @@ pub(crate) use self::{
     init::InitArgs,
     lease::{AcquireArgs, AskArgs, LeaseArgs, RenewArgs, ShownArgs},
     look::{
-        CompletionsArgs, EventArg, EvictArgs, HistoryArgs, InspectArgs, ListArgs, ManArgs, SortBy, VersionArgs,
-        WatchArgs, When,
+        CompletionsArgs, EventArg, EvictArgs, HistoryArgs, InspectArgs, ListArgs, ManArgs, SchemaArgs, Shell, SortBy,
+        VersionArgs, WatchArgs, When,
     },
     run::{IN_A_SCRIPT, RunArgs},
 };
@@ -33,7 +33,6 @@ use crate::duration;
     version,
     about = "Run something in exactly one place at a time.",
     subcommand_required = true,
-    disable_help_subcommand = true,
     max_term_width = 110,
     after_help = "Examples:\n  leasehold run nightly-report -- ./report.sh      a second copy waits its turn\n  \
                   leasehold run -n nightly-report -- ./report.sh   …or steps aside (exit 75)\n  \
@@ -132,6 +131,8 @@ pub(crate) enum Command {
     Completions(CompletionsArgs),
     /// Print the manual page
     Man(ManArgs),
+    /// Print the JSON Schema of a machine output
+    Schema(SchemaArgs),
     /// Print the version
     Version(VersionArgs),
 }

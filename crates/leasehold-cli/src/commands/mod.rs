@@ -17,6 +17,7 @@ mod man;
 mod release;
 mod renew;
 mod run;
+mod schema;
 mod version;
 mod watch;
 
@@ -46,6 +47,7 @@ fn dispatch(cli: &Cli, args: &[OsString], say: &Say) -> Result<u8> {
     match &cli.command {
         Command::Completions(completions) => return completions::run(completions),
         Command::Man(man) => return man::run(man),
+        Command::Schema(schema) => return schema::run(schema),
         Command::Version(_) => return version::run(say),
         _ => {}
     }
@@ -78,7 +80,9 @@ fn dispatch(cli: &Cli, args: &[OsString], say: &Say) -> Result<u8> {
             Command::Evict(args) => evict::run(&context, args).await,
             Command::Doctor => doctor::run(&context).await,
             Command::Init(args) => init::run(&context, args).await,
-            Command::Completions(_) | Command::Man(_) | Command::Version(_) => unreachable!("answered above"),
+            Command::Completions(_) | Command::Man(_) | Command::Schema(_) | Command::Version(_) => {
+                unreachable!("answered above")
+            }
         }
     });
     runtime.shutdown_background();
