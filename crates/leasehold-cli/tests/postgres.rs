@@ -128,6 +128,8 @@ fn a_newer_schema_is_used_as_long_as_it_says_so() {
     let url = prepared(&place, &server, "init_newer");
     psql(&url, "insert into leasehold.migration values (1000, 1)");
     run(&place, &url, &["run", "x", "--", "true"]).assert_code(0);
+    run(&place, &url, &["check", "x", "--succeeded-within", "1h"]).assert_code(0);
+    run(&place, &url, &["check", "y", "--succeeded-within", "1h"]).assert_code(1);
     let ready = run(&place, &url, &["init"]);
     assert!(ready.stdout.starts_with("ready already, version 1000"), "{ready:?}");
     psql(&url, "update leasehold.migration set usable_since = 1000 where version = 1000");

@@ -51,6 +51,8 @@ fn run_list_history_and_doctor_work_as_on_a_directory() {
     holder.kill().unwrap();
     holder.wait().unwrap();
 
+    run(&["check", "hello", "--succeeded-within", "1h"]).assert_code(0);
+    assert!(run(&["history", "--skipped"]).stdout.contains("deploy  1 "), "the skipped run is remembered");
     let history = run(&["history"]);
     history.assert_code(0);
     assert!(history.stdout.contains("hello"), "{history:?}");

@@ -166,6 +166,9 @@ pub(crate) struct HistoryArgs {
     /// Only what someone may want to look into
     #[arg(long)]
     pub(crate) failures: bool,
+    /// Instead: how often each job was skipped because its lock was busy, and when it last succeeded
+    #[arg(long, conflicts_with_all = ["since", "until", "event", "failures"])]
+    pub(crate) skipped: bool,
     /// At most so many, the newest
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub(crate) limit: usize,

@@ -17,7 +17,7 @@ pub(crate) use self::{
     child::ChildArgs,
     elect::ElectArgs,
     init::InitArgs,
-    lease::{AcquireArgs, AskArgs, LeaseArgs, RenewArgs, ShownArgs},
+    lease::{AcquireArgs, AskArgs, CheckArgs, LeaseArgs, RenewArgs, ShownArgs},
     look::{
         CompletionsArgs, EventArg, EvictArgs, HistoryArgs, InspectArgs, ListArgs, ManArgs, SchemaArgs, Shell, SortBy,
         VersionArgs, WatchArgs, When,
@@ -110,8 +110,8 @@ pub(crate) enum Command {
     Renew(RenewArgs),
     /// Give a lease taken by `acquire` back
     Release(LeaseArgs),
-    /// Tell whether a lease is still held: exit 0 if so, 1 if not
-    Check(LeaseArgs),
+    /// Tell whether a lease is still held, or a job succeeded lately: exit 0 if so, 1 if not
+    Check(CheckArgs),
     /// Show held locks and who waits for them
     #[command(visible_alias = "ls")]
     List(ListArgs),

@@ -49,6 +49,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &AcquireArgs) -> Result<u8>
             hand_over(context, args, &ask, &locks, &held).await
         }
         Waited::NotAcquired(error) => {
+            wait::leave(&locks).await;
             let line = wait::not_acquired(&ask.resource, &error, ask.patience, &context.settings);
             let is_fine = args.conflict_exit_code == exit::OK && !say.looks().is_terminal;
             say.say(if is_fine { line.at(Level::Verbose) } else { line });

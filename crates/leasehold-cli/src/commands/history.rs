@@ -1,5 +1,7 @@
 //! `leasehold history`: how past leases and waits ended.
 
+use std::cmp::Reverse;
+
 use leasehold::{
     clock::{Clock, SystemClock},
     lease::{EndedLease, Ending, HistoryFilter, Names, Timestamp},
@@ -13,10 +15,11 @@ use crate::{
     json, redact,
     say::Line,
     table::Table,
-    work::{ask, note::short},
+    work::{ask, note::short, runs},
 };
 
 const HEADER: [&str; 8] = ["ENDED", "NAME", "EVENT", "HOLDER", "WAITED", "HELD", "FENCE", "DETAILS"];
+const SKIPPED_HEADER: [&str; 5] = ["NAME", "SKIPPED", "LAST SKIP", "HELD BY", "LAST SUCCESS"];
 /// As many are looked through when only some endings are wanted.
 const LOOKED_THROUGH: usize = 100_000;
 
@@ -29,6 +32,9 @@ pub(crate) async fn run(context: &Context<'_>, args: &HistoryArgs) -> Result<u8>
             None => Names::Exactly(ask::resource(name)?),
         },
     };
+    if args.skipped {
+        return skipped(context, args, &names).await;
+    }
     let now = SystemClock.wall();
     let at = |when: When| match when {
         When::Ago(ago) => now.before(ago),
@@ -65,6 +71,35 @@ pub(crate) async fn run(context: &Context<'_>, args: &HistoryArgs) -> Result<u8>
 /// Whether only a place in the queue was lost: who still wants the lock has asked again, and who died held nothing.
 fn was_resumed(ended: &EndedLease) -> bool {
     ended.acquired_at.is_none() && matches!(ended.ending, Ending::Expired | Ending::Disconnected)
+}
+
+/// Prints how often each job was skipped, those skipped last first.
+async fn skipped(context: &Context<'_>, args: &HistoryArgs, names: &Names) -> Result<u8> {
+    let locks = context.connect().await?;
+    let mut records = locks.runs(names).await?;
+    records.retain(|record| record.skips > 0);
+    records.sort_by_key(|record| Reverse(record.last_skip));
+    records.truncate(args.limit);
+    if context.say.looks().json {
+        for record in &records {
+            json::print(runs::to_json(record, None).to_string())?;
+        }
+        return Ok(exit::OK);
+    }
+    let now = SystemClock.wall();
+    let mut table = Table::new((!args.no_headers && !records.is_empty()).then_some(&SKIPPED_HEADER));
+    for record in &records {
+        let ago = |at: Option<Timestamp>| at.map_or_else(String::new, |at| format!("{} ago", Brief(now.since(at))));
+        table.row(vec![
+            record.resource.to_string(),
+            record.skips.to_string(),
+            ago(record.last_skip),
+            record.held_by.as_ref().map(|holder| short(holder.as_str()).to_owned()).unwrap_or_default(),
+            ago(record.last_success),
+        ]);
+    }
+    json::write(&table.render(context.say.looks().color_out))?;
+    Ok(exit::OK)
 }
 
 fn render(context: &Context<'_>, args: &HistoryArgs, ended: &[EndedLease], now: Timestamp) -> String {

@@ -23,6 +23,7 @@ use crate::{
         nested::{self, Outer},
         note,
         report::{self, Outcome, Report, ReportFile},
+        runs,
         under::{Done, Work},
         wait::{self, Waited, Wanted},
     },
@@ -148,6 +149,8 @@ async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, report: &mut Report)
             named_first(held, &plan.ask.resource)
         }
         Waited::NotAcquired(error) => {
+            runs::skipped(&locks, &plan.ask.resource, &error).await;
+            wait::leave(&locks).await;
             if let Some(outer) = &plan.beside {
                 return Err(nested::would_never_end(&plan.ask.resource, outer));
             }
@@ -174,6 +177,9 @@ async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, report: &mut Report)
         )));
     }
     let done = work(context, &plan, &guards, &outers, &locks).run(&locks, guards, &mut signals, say).await;
+    if done.outcome == Outcome::Completed && done.exit_code == exit::OK {
+        runs::succeeded(&locks, &plan.ask.resource).await;
+    }
     finish(&plan, done, report)
 }
 

@@ -13,9 +13,9 @@ macro_rules! schemas {
 }
 
 /// Each name with its schema: those of commands, `report` of `run --report`, `event` of what is said with `--json`.
-const SCHEMAS: [(&str, &str); 15] = schemas![
+const SCHEMAS: [(&str, &str); 16] = schemas![
     "acquire", "check", "doctor", "event", "evict", "history", "init", "inspect", "leader", "list", "release", "renew",
-    "report", "version", "watch"
+    "report", "runs", "version", "watch"
 ];
 
 /// Prints the schema, or the names of all.

@@ -5,6 +5,7 @@ pub(crate) mod environment;
 pub(crate) mod nested;
 pub(crate) mod note;
 pub(crate) mod report;
+pub(crate) mod runs;
 pub(crate) mod start;
 pub(crate) mod under;
 pub(crate) mod wait;

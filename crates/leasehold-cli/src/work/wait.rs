@@ -38,7 +38,7 @@ pub(crate) enum Waited<T> {
         /// Whether somebody was told that it takes a while, and now wants to know that it is over.
         explained: bool,
     },
-    /// Busy, or not in time.
+    /// Busy, or not in time. The queue is left in the background: [`leave`] before the process exits.
     NotAcquired(Error),
     /// Somebody wants us to end; the queue was left.
     Interrupted(Signal),
@@ -79,8 +79,6 @@ pub(crate) async fn wait<T>(
     match result {
         Ok(held) => Ok(Waited::Acquired { held, explained: explained.get() }),
         Err(error) if matches!(error.kind(), ErrorKind::Busy | ErrorKind::WaitElapsed) => {
-            // The queue is left in the background, and this process is about to exit.
-            leave(wanted.locks).await;
             Ok(Waited::NotAcquired(error))
         }
         Err(error) => Err(wanted.start.failure(error)),

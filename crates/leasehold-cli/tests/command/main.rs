@@ -20,6 +20,7 @@ mod schemas;
 mod secrets;
 mod settings;
 mod signals;
+mod skips;
 mod stop_and_go;
 mod stragglers;
 mod terminal;
