@@ -14,7 +14,7 @@ use crate::{
     exit::{self, Result},
     json, redact,
     say::Line,
-    table::Table,
+    table::{self, Table},
     work::{ask, note::short, runs},
 };
 
@@ -61,11 +61,19 @@ pub(crate) async fn run(context: &Context<'_>, args: &HistoryArgs) -> Result<u8>
         }
     } else {
         json::write(&render(context, args, &ended, now))?;
+        say_if_empty(context, ended.is_empty());
     }
     if is_truncated {
         context.say.say(Line::new("truncated", format!("{} shown, more exist: --limit", ended.len())));
     }
     Ok(exit::OK)
+}
+
+/// Nothing printed could also mean that nothing was looked for.
+fn say_if_empty(context: &Context<'_>, is_empty: bool) {
+    if is_empty {
+        context.say.say(Line::new("empty", "nothing in the history"));
+    }
 }
 
 /// Whether only a place in the queue was lost: who still wants the lock has asked again, and who died held nothing.
@@ -98,18 +106,17 @@ async fn skipped(context: &Context<'_>, args: &HistoryArgs, names: &Names) -> Re
             ago(record.last_success),
         ]);
     }
-    json::write(&table.render(context.say.looks().color_out))?;
+    say_if_empty(context, records.is_empty());
+    json::write(&table.render(context.say.looks().color_out, table::terminal_width()))?;
     Ok(exit::OK)
 }
 
 fn render(context: &Context<'_>, args: &HistoryArgs, ended: &[EndedLease], now: Timestamp) -> String {
     let mut table = Table::new((!args.no_headers && !ended.is_empty()).then_some(&HEADER));
     for ended in ended {
-        let details = match (&ended.problem, &ended.note) {
-            (Some(problem), _) => problem.details.clone(),
-            (None, Some(note)) => format!("\"{note}\""),
-            (None, None) => String::new(),
-        };
+        let problem = ended.problem.as_ref().map(|problem| problem.details.clone());
+        let note = ended.note.as_ref().map(|note| format!("\"{note}\""));
+        let details = problem.into_iter().chain(note).collect::<Vec<_>>().join("  ");
         let waited = ended.acquired_at.unwrap_or(ended.ended_at).since(ended.asked_at);
         let held = ended.acquired_at.map(|acquired| Brief(ended.ended_at.since(acquired)).to_string());
         table.row(vec![
@@ -123,5 +130,5 @@ fn render(context: &Context<'_>, args: &HistoryArgs, ended: &[EndedLease], now: 
             redact::words(&details),
         ]);
     }
-    table.render(context.say.looks().color_out)
+    table.render(context.say.looks().color_out, table::terminal_width())
 }
