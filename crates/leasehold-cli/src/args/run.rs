@@ -1,6 +1,6 @@
 //! `leasehold run`
 
-use std::{path::PathBuf, time::Duration};
+use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::ValueHint;
 use clap_complete::engine::ArgValueCompleter;
@@ -62,11 +62,25 @@ pub(crate) struct RunArgs {
     /// Write the outcome to this file as JSON, or to standard output for -
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath, allow_hyphen_values = true)]
     pub(crate) report: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) hooks: HookArgs,
     /// Show what would happen, and do nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
     #[command(flatten)]
     pub(crate) flock: FlockArgs,
+}
+
+/// What to run when something else than success came of it.
+#[derive(Debug, clap::Args)]
+pub(crate) struct HookArgs {
+    /// Run this through the shell if the command failed or the lock was lost, for 30s at most; the report is on its
+    /// standard input
+    #[arg(help_heading = "Hooks", long, value_name = "STRING", value_hint = ValueHint::CommandString)]
+    pub(crate) on_failure: Option<OsString>,
+    /// The same if the lock was not acquired
+    #[arg(help_heading = "Hooks", long, value_name = "STRING", value_hint = ValueHint::CommandString)]
+    pub(crate) on_skip: Option<OsString>,
 }
 
 /// Flags of flock(1) that have no meaning here; known so that they can be explained.

@@ -20,6 +20,7 @@ use crate::{
     work::{
         ask::{self, Ask, Patience},
         environment::variables,
+        hooks,
         nested::{self, Outer},
         note,
         report::{self, Outcome, Report, ReportFile},
@@ -76,6 +77,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &RunArgs) -> Result<u8> {
     {
         context.say.say(Line::warning(failure.message));
     }
+    hooks::run(&args.hooks, &report, context.say).await;
     result
 }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod ask;
 pub(crate) mod environment;
+pub(crate) mod hooks;
 pub(crate) mod nested;
 pub(crate) mod note;
 pub(crate) mod report;

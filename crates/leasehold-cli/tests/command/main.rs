@@ -8,6 +8,7 @@ mod place;
 mod conflict;
 mod elect;
 mod exit_codes;
+mod hooks;
 mod leases;
 mod looks;
 mod lost;
