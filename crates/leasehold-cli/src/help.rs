@@ -10,8 +10,8 @@ use clap::{
 use crate::args::Cli;
 
 /// All that is said about global options below the help of one command.
-const GLOBAL_OPTIONS: &str = "Global options: -b URL|PROFILE, --namespace NS, --config PATH, --json, -q, -v, --color WHEN, \
-                              --connect-timeout D (see: leasehold --help)";
+const GLOBAL_OPTIONS: &str = "Global options: -b URL|PROFILE, --namespace NS, --config PATH, --json, --log-format FORMAT, \
+                              -q, -v, --color WHEN, --connect-timeout D (see: leasehold --help)";
 
 /// The help that was asked for, with the global options in one line; `None` if it is that of the whole program.
 pub(crate) fn of_command(args: &[OsString]) -> Option<clap::Error> {

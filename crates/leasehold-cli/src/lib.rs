@@ -23,7 +23,7 @@ use clap::{
 };
 
 use self::{
-    args::Cli,
+    args::{Cli, LogFormat},
     child::shim,
     exit::Failure,
     say::Say,
@@ -91,7 +91,8 @@ fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
     let failure = Failure::usage(message).hint(tip.unwrap_or(help));
     let json =
         args.iter().any(|word| word == "--json") || environment("LEASEHOLD_JSON").is_some_and(|value| value != "0");
-    let looks = Looks { json, ..Looks::plain() };
+    let log = if json { LogFormat::Json } else { LogFormat::Text };
+    let looks = Looks { json, log, ..Looks::plain() };
     Say::new(looks).fail(&failure);
     failure.code
 }

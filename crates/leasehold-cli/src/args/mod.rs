@@ -64,6 +64,16 @@ pub(crate) struct Global {
     /// Machine output [env: LEASEHOLD_JSON=1]
     #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) json: bool,
+    /// How standard error is written: text, logfmt or json [default: text; json with --json]
+    #[arg(
+        long,
+        value_enum,
+        hide_possible_values = true,
+        value_name = "FORMAT",
+        global = true,
+        help_heading = "Global options"
+    )]
+    pub(crate) log_format: Option<LogFormat>,
     /// Errors only [env: LEASEHOLD_LOG=quiet]
     #[arg(short, long, global = true, help_heading = "Global options", conflicts_with = "verbose")]
     pub(crate) quiet: bool,
@@ -84,6 +94,17 @@ pub(crate) struct Global {
     /// How long to try to reach the backend, and no longer than -w [default: 10s; 3s with -n]
     #[arg(long, value_parser = duration::parse, value_name = "D", global = true, help_heading = "Global options")]
     pub(crate) connect_timeout: Option<Duration>,
+}
+
+/// How standard error is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people.
+    Text,
+    /// `key=value` pairs.
+    Logfmt,
+    /// An object in each line.
+    Json,
 }
 
 /// When to use colours.
