@@ -62,6 +62,9 @@ pub(crate) struct RunArgs {
     /// Write the outcome to this file as JSON, or to standard output for -
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath, allow_hyphen_values = true)]
     pub(crate) report: Option<PathBuf>,
+    /// Add to the metrics in DIR/leasehold.prom, for the textfile collector of node_exporter
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) metrics_textfile: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) hooks: HookArgs,
     /// Show what would happen, and do nothing

@@ -21,6 +21,7 @@ use crate::{
         ask::{self, Ask, Patience},
         environment::variables,
         hooks,
+        metrics::TextFile,
         nested::{self, Outer},
         note,
         report::{self, Outcome, Report, ReportFile},
@@ -47,6 +48,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &RunArgs) -> Result<u8> {
         return dry_run(context, &plan).await;
     }
     let file = args.report.as_deref().map(ReportFile::prepare).transpose()?;
+    let metrics = args.metrics_textfile.as_deref().map(TextFile::prepare).transpose()?;
     let mut report = Report {
         lock: plan.ask.resource.to_string(),
         mode: plan.ask.claim.mode().as_str(),
@@ -75,6 +77,9 @@ pub(crate) async fn run(context: &Context<'_>, args: &RunArgs) -> Result<u8> {
     if let Some(file) = file
         && let Err(failure) = file.write(&report)
     {
+        context.say.say(Line::warning(failure.message));
+    }
+    if let Some(Err(failure)) = metrics.map(|metrics| metrics.add(&report, &context.settings.namespace)) {
         context.say.say(Line::warning(failure.message));
     }
     hooks::run(&args.hooks, &report, context.say).await;

@@ -3,6 +3,7 @@
 pub(crate) mod ask;
 pub(crate) mod environment;
 pub(crate) mod hooks;
+pub(crate) mod metrics;
 pub(crate) mod nested;
 pub(crate) mod note;
 pub(crate) mod report;

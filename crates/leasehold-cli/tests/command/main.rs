@@ -13,6 +13,7 @@ mod leases;
 mod looks;
 mod lost;
 mod machine;
+mod metrics;
 mod mistakes;
 mod nested;
 mod output;
