@@ -44,8 +44,12 @@ pub(crate) async fn run(context: &Context<'_>, args: &HistoryArgs) -> Result<u8>
         let is_kind = args.event.is_empty() || args.event.iter().any(|wanted| ended.ending == (*wanted).into());
         is_kind && !(args.failures && was_resumed(ended))
     };
-    let takes_all = args.event.is_empty() && !args.failures;
-    let limit = if takes_all { args.limit } else { LOOKED_THROUGH };
+    let limit = match (args.event.is_empty(), args.failures) {
+        (true, false) => args.limit,
+        // A few of them are left out.
+        (true, true) => args.limit.saturating_mul(10).min(LOOKED_THROUGH),
+        (false, _) => LOOKED_THROUGH,
+    };
     let mut filter = HistoryFilter::new(names).failures(args.failures).limit(limit);
     filter.since = args.since.map(at);
     filter.until = args.until.map(at);
