@@ -22,7 +22,7 @@ pub(crate) use self::{
         CompletionsArgs, EventArg, EvictArgs, HistoryArgs, InspectArgs, ListArgs, ManArgs, SchemaArgs, Shell, SortBy,
         VersionArgs, WatchArgs, When,
     },
-    run::{HookArgs, IN_A_SCRIPT, RunArgs},
+    run::{HookArgs, RunArgs, in_a_script},
 };
 use crate::duration;
 

@@ -6,7 +6,7 @@ use clap::ValueHint;
 use clap_complete::engine::ArgValueCompleter;
 
 use super::{AskArgs, ChildArgs, ShownArgs};
-use crate::{commands, duration, exit::Failure};
+use crate::{commands, duration, exit::Failure, settings::Settings};
 
 /// Run a command while holding a lock.
 #[derive(Debug, clap::Args)]
@@ -99,9 +99,10 @@ pub(crate) struct FlockArgs {
 
 impl FlockArgs {
     /// Why one of them cannot be used, and what to write instead.
-    pub(crate) fn refusal(self) -> Option<Failure> {
+    pub(crate) fn refusal(self, settings: &Settings) -> Option<Failure> {
         if self.unlock {
-            return Some(Failure::usage("run has no -u: a lock is not tied to a file descriptor").hint(IN_A_SCRIPT));
+            let words = "run has no -u: a lock is not tied to a file descriptor";
+            return Some(Failure::usage(words).hint(in_a_script(settings)));
         }
         if self.close {
             return Some(Failure::usage("run has no -o: nothing that the command leaves behind keeps the lock").hint(
@@ -117,5 +118,7 @@ impl FlockArgs {
 }
 
 /// What replaces `exec 9>file; flock 9` in a script.
-pub(crate) const IN_A_SCRIPT: &str =
-    "in a script: lease=$(leasehold acquire NAME --while-pid $$); …; leasehold release --lease \"$lease\"";
+pub(crate) fn in_a_script(settings: &Settings) -> String {
+    let acquire = settings.command("acquire NAME --while-pid $$");
+    format!("in a script: lease=$({acquire}); …; {}", settings.command("release --lease \"$lease\""))
+}

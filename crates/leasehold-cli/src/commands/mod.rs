@@ -169,8 +169,11 @@ impl Context<'_> {
             return Ok(spawn::shell(string.clone()));
         }
         let Some(first) = child.command.first() else {
-            return Err(Failure::usage(format!("{verb} needs a command to run"))
-                .hint(format!("leasehold {verb} NAME -- COMMAND…   or   leasehold {verb} NAME -c 'SHELL STRING'")));
+            return Err(Failure::usage(format!("{verb} needs a command to run")).hint(format!(
+                "{}   or   {}",
+                self.settings.command(&format!("{verb} NAME -- COMMAND…")),
+                self.settings.command(&format!("{verb} NAME -c 'SHELL STRING'"))
+            )));
         };
         let before = self.args.len().checked_sub(child.command.len() + 1).and_then(|at| self.args.get(at));
         if first.as_encoded_bytes().starts_with(b"-") && before.is_none_or(|word| word != "--") {

@@ -10,7 +10,7 @@ use leasehold::{
 
 use super::Context;
 use crate::{
-    args::{IN_A_SCRIPT, RunArgs},
+    args::{RunArgs, in_a_script},
     child::{Launch, Limits, OnLost, Signals, limits},
     duration::Brief,
     exit::{self, Failure, Result},
@@ -87,13 +87,13 @@ pub(crate) async fn run(context: &Context<'_>, args: &RunArgs) -> Result<u8> {
 }
 
 fn plan<'a>(context: &Context<'_>, args: &'a RunArgs) -> Result<Plan<'a>> {
-    if let Some(refusal) = args.flock.refusal() {
+    if let Some(refusal) = args.flock.refusal(&context.settings) {
         return Err(refusal);
     }
     let is_descriptor = args.name.parse::<u16>().is_ok() && args.child.command.is_empty() && args.child.shell.is_none();
     if is_descriptor {
         let words = format!("run needs a command: {} is taken for a lock's name, not for a descriptor", args.name);
-        return Err(Failure::usage(words).hint(IN_A_SCRIPT));
+        return Err(Failure::usage(words).hint(in_a_script(&context.settings)));
     }
     if let (Some(least), Some(most)) = (args.min_hold, args.max_hold)
         && least > most
