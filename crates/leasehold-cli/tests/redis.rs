@@ -139,6 +139,18 @@ fn a_server_that_comes_late_is_waited_for() {
 }
 
 #[test]
+fn one_who_waits_for_a_lock_is_not_told_to_wait_for_the_server() {
+    let (place, server) = (Place::new(), Server::start());
+    let ready = place.path("ready");
+    let script = format!("touch {}; exec sleep 600", ready.display());
+    let _holder = Running::of(on(&place, &server.url(), &["run", "x", "-c", &script]));
+    until("the holder runs", || ready.exists());
+    let ran = Ran::of(on(&place, &server.url(), &["run", "-w", "3s", "x", "--", "true"]));
+    ran.assert_code(75);
+    assert!(ran.stderr.contains("waiting for x") && !ran.stderr.contains("waiting for redis"), "{ran:?}");
+}
+
+#[test]
 fn redlock_nodes_that_do_not_vote_yet_are_waited_for() {
     let (place, servers) = (Place::new(), [Server::start(), Server::start(), Server::start()]);
     let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
