@@ -5,6 +5,7 @@ mod commands;
 mod config;
 mod duration;
 mod exit;
+mod help;
 mod json;
 mod redact;
 mod say;
@@ -21,7 +22,7 @@ use clap::{
 };
 
 use self::{
-    args::Cli,
+    args::{Cli, LogFormat},
     exit::Failure,
     say::Say,
     settings::{Looks, environment},
@@ -49,7 +50,11 @@ pub fn main() -> ExitCode {
 /// Help and version are answers; everything else is a usage error, in one line.
 fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
     match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+        ErrorKind::DisplayHelp => {
+            let _reader_left = help::of_command(args).as_ref().unwrap_or(error).print();
+            return exit::OK;
+        }
+        ErrorKind::DisplayVersion => {
             let _reader_left = error.print();
             return exit::OK;
         }
@@ -66,7 +71,7 @@ fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
     });
     let message = paragraphs.next().unwrap_or_default();
     let message = message.strip_prefix("error: ").unwrap_or(&message).to_owned();
-    let tip = paragraphs.find_map(|paragraph| tip(&paragraph));
+    let tip = paragraphs.find_map(|paragraph| tip(&paragraph)).or_else(|| help::similar_command(error));
     let invalid = match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(word)) if error.kind() == ErrorKind::UnknownArgument => word.as_str(),
         _ => "",
@@ -85,7 +90,8 @@ fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
     let failure = Failure::usage(message).hint(tip.unwrap_or(help));
     let json =
         args.iter().any(|word| word == "--json") || environment("LEASEHOLD_JSON").is_some_and(|value| value != "0");
-    let looks = Looks { json, ..Looks::plain() };
+    let log = if json { LogFormat::Json } else { LogFormat::Text };
+    let looks = Looks { json, log, ..Looks::plain() };
     Say::new(looks).fail(&failure);
     failure.code
 }

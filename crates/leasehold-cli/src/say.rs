@@ -7,6 +7,7 @@ use std::{
     io::{self, Write},
     sync::{
         Mutex,
+        atomic::{AtomicBool, Ordering},
         mpsc::{self, Sender},
     },
     thread,
@@ -19,6 +20,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Map, Value, json};
 
 use crate::{
+    args::LogFormat,
     exit::Failure,
     json, redact,
     settings::{Level, Looks},
@@ -28,6 +30,9 @@ use crate::{
 const ALWAYS_FITS: usize = 4096;
 /// How long a slow reader may keep us from exiting.
 const LAST_WORDS: Duration = Duration::from_millis(200);
+
+/// Goes back to the beginning of the line and empties it.
+const ERASE: &str = "\r\x1b[K";
 
 /// Something to say.
 #[derive(Debug)]
@@ -66,6 +71,11 @@ impl Line {
         Self { mark: Some(("LOST ", AnsiColor::Red.on_default().bold())), ..Self::new("lost", message) }
     }
 
+    /// The words alone.
+    pub(crate) fn words(self) -> String {
+        self.message
+    }
+
     /// The same, with what to type next.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
@@ -91,12 +101,14 @@ pub(crate) struct Say {
     looks: Looks,
     /// The thread that writes for a slow reader, once there is one.
     slow: Mutex<Option<Sender<Vec<u8>>>>,
+    /// Whether the last line on the screen is one that is drawn over again.
+    is_live: AtomicBool,
 }
 
 impl Say {
     /// Says things as wished.
     pub(crate) fn new(looks: Looks) -> Self {
-        Self { looks, slow: Mutex::new(None) }
+        Self { looks, slow: Mutex::new(None), is_live: AtomicBool::new(false) }
     }
 
     /// How output looks.
@@ -108,7 +120,7 @@ impl Say {
     pub(crate) fn say(&self, line: Line) {
         // Programs hear of every step; people of what matters.
         let heard = match self.looks.level {
-            Level::Normal if self.looks.json => Level::Verbose,
+            Level::Normal if self.looks.log == LogFormat::Json => Level::Verbose,
             level => level,
         };
         if line.level <= heard {
@@ -128,8 +140,27 @@ impl Say {
     }
 
     fn write(&self, line: Line) {
-        let text = if self.looks.json { as_json(line) } else { self.as_text(&line) };
+        let text = match self.looks.log {
+            LogFormat::Text => self.as_text(&line),
+            LogFormat::Logfmt => as_logfmt(line),
+            LogFormat::Json => format!("{}\n", as_json(line)),
+        };
+        let text = if self.is_live.swap(false, Ordering::Relaxed) { format!("{ERASE}{text}") } else { text };
         self.emit(text.into_bytes());
+    }
+
+    /// Whether somebody sits at a terminal where a line can be drawn over again.
+    pub(crate) fn has_screen(&self) -> bool {
+        let looks = self.looks;
+        looks.is_terminal && looks.log == LogFormat::Text && looks.level > Level::Quiet && screen_width().is_some()
+    }
+
+    /// Shows how things are, in the place of what was last shown so; the next line that is said takes its place.
+    pub(crate) fn show(&self, words: &str) {
+        let Some(width) = screen_width() else { return };
+        let line: String = format!("leasehold: {}", one_line(words)).chars().take(width.saturating_sub(1)).collect();
+        self.is_live.store(true, Ordering::Relaxed);
+        self.emit(format!("{ERASE}{line}").into_bytes());
     }
 
     fn as_text(&self, line: &Line) -> String {
@@ -154,6 +185,9 @@ impl Say {
 
     /// Gives a slow reader a last moment.
     pub(crate) fn finish(&self) {
+        if self.is_live.swap(false, Ordering::Relaxed) {
+            self.emit(ERASE.as_bytes().to_vec());
+        }
         let Some(writer) = self.slow.lock().ok().and_then(|mut slow| slow.take()) else { return };
         drop(writer);
         thread::sleep(LAST_WORDS);
@@ -179,7 +213,34 @@ fn has_room() -> bool {
     poll(&mut fds, Some(&now)).map_or(true, |ready| ready > 0)
 }
 
-fn as_json(line: Line) -> String {
+/// How many columns the terminal has; `None` where lines cannot be drawn over again.
+fn screen_width() -> Option<usize> {
+    let can_erase = std::env::var_os("TERM").is_some_and(|term| !term.is_empty() && term != "dumb");
+    let size = rustix::termios::tcgetwinsize(io::stderr()).ok().filter(|_| can_erase)?;
+    // Some terminals do not know their size.
+    Some(if size.ws_col == 0 { usize::MAX } else { size.ws_col.into() })
+}
+
+/// `at=… event=waiting message="waiting for x" lock=x`; lists are for JSON.
+fn as_logfmt(line: Line) -> String {
+    let Value::Object(mut fields) = as_json(line) else { return String::new() };
+    let first =
+        ["at", "event", "message", "hint"].map(|key| (String::from(key), fields.remove(key).unwrap_or_default()));
+    fields.remove("v");
+    let pairs = first.into_iter().chain(fields).filter_map(|(key, value)| {
+        let text = match value {
+            Value::String(text) => text,
+            Value::Number(_) | Value::Bool(_) => value.to_string(),
+            Value::Null | Value::Array(_) | Value::Object(_) => return None,
+        };
+        let is_plain = !text.is_empty() && !text.contains(|c: char| c.is_whitespace() || "\"=\\".contains(c));
+        let quoted = || format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""));
+        Some(format!("{key}={}", if is_plain { text.clone() } else { quoted() }))
+    });
+    format!("{}\n", pairs.collect::<Vec<_>>().join(" "))
+}
+
+fn as_json(line: Line) -> Value {
     let mut object = json!({
         "v": 1,
         "event": line.event,
@@ -190,7 +251,7 @@ fn as_json(line: Line) -> String {
     if let Value::Object(object) = &mut object {
         object.extend(line.fields);
     }
-    format!("{object}\n")
+    object
 }
 
 /// Names and notes come from anywhere: one line stays one line, and URLs keep their secrets.

@@ -11,7 +11,7 @@ use std::{
 use leasehold::backends::file::DefaultPlace;
 
 use crate::{
-    args::{Color, Global},
+    args::{Color, Global, LogFormat},
     config::Config,
     exit::{Failure, Result},
     redact, shell,
@@ -196,6 +196,8 @@ pub(crate) enum Level {
 pub(crate) struct Looks {
     /// Machine output.
     pub(crate) json: bool,
+    /// How standard error is written.
+    pub(crate) log: LogFormat,
     /// How much is said.
     pub(crate) level: Level,
     /// Colours on standard output.
@@ -209,7 +211,14 @@ pub(crate) struct Looks {
 impl Looks {
     /// Text without colours, for when nothing is known yet.
     pub(crate) fn plain() -> Self {
-        Self { json: false, level: Level::Normal, color_out: false, color_err: false, is_terminal: false }
+        Self {
+            json: false,
+            log: LogFormat::Text,
+            level: Level::Normal,
+            color_out: false,
+            color_err: false,
+            is_terminal: false,
+        }
     }
 
     /// Puts flags and environment together; nothing here can fail before it can be told.
@@ -222,8 +231,10 @@ impl Looks {
             (false, _) => Level::Debug,
         };
         let stderr = std::io::stderr().is_terminal();
+        let json = global.json || json_by_env;
         Self {
-            json: global.json || json_by_env,
+            json,
+            log: global.log_format.unwrap_or(if json { LogFormat::Json } else { LogFormat::Text }),
             level,
             color_out: wants_color(global.color, env, std::io::stdout().is_terminal()),
             color_err: wants_color(global.color, env, stderr),

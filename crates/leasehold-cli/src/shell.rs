@@ -1,4 +1,8 @@
-//! Words as they can be typed into a shell.
+//! Words as they can be typed into a shell, and words that a shell runs.
+
+use std::ffi::OsString;
+
+use crate::settings::environment;
 
 /// The word, in quotes where the shell would read it otherwise.
 pub(crate) fn word(text: &str) -> String {
@@ -12,6 +16,12 @@ pub(crate) fn word(text: &str) -> String {
 /// The last word of a command line, which is no flag whatever it looks like.
 pub(crate) fn operand(text: &str) -> String {
     if text.starts_with('-') { format!("-- {}", word(text)) } else { word(text) }
+}
+
+/// The words that run a string through the user's shell.
+pub(crate) fn words(string: OsString) -> Vec<OsString> {
+    let shell = environment("SHELL").unwrap_or_else(|| "/bin/sh".into());
+    vec![shell, "-c".into(), string]
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Columns for people.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, io::IsTerminal};
 
 use clap::builder::styling::Style;
 
@@ -22,8 +22,8 @@ impl Table {
         self.rows.push(row.into_iter().map(|cell| cell.replace(char::is_control, " ")).collect());
     }
 
-    /// The table as text; column names in bold if colours are wanted.
-    pub(crate) fn render(&self, colors: bool) -> String {
+    /// The table as text; column names in bold if colours are wanted, lines cut where the terminal ends.
+    pub(crate) fn render(&self, colors: bool, most: Option<usize>) -> String {
         let header: Option<Vec<String>> =
             self.header.as_ref().map(|names| names.iter().copied().map(String::from).collect());
         let lines: Vec<&Vec<String>> = header.iter().chain(&self.rows).collect();
@@ -37,12 +37,27 @@ impl Table {
             let cells: Vec<String> =
                 line.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}", width = *width)).collect();
             let line = cells.join("  ");
-            let line = line.trim_end();
+            let line = cut(line.trim_end(), most);
             let bold = if colors && at == 0 && header.is_some() { Style::new().bold() } else { Style::new() };
             let _infallible = writeln!(text, "{bold}{line}{bold:#}");
         }
         text
     }
+}
+
+/// The line as far as it fits.
+fn cut(line: &str, most: Option<usize>) -> String {
+    match most {
+        Some(most) if line.chars().count() > most => line.chars().take(most.saturating_sub(1)).chain(['…']).collect(),
+        _ => line.to_owned(),
+    }
+}
+
+/// How many columns standard output has, if it is a terminal.
+pub(crate) fn terminal_width() -> Option<usize> {
+    let stdout = std::io::stdout();
+    let size = stdout.is_terminal().then(|| rustix::termios::tcgetwinsize(&stdout).ok()).flatten()?;
+    (size.ws_col > 0).then(|| size.ws_col.into())
 }
 
 #[cfg(test)]
@@ -54,7 +69,8 @@ mod tests {
         let mut table = Table::new(Some(&["NAME", "N"]));
         table.row(vec!["a".into(), "10".into()]);
         table.row(vec!["ünï\ncode".into(), String::new()]);
-        assert_eq!(table.render(false), "NAME      N\na         10\nünï code\n");
-        assert_eq!(Table::new(None).render(true), "");
+        assert_eq!(table.render(false, None), "NAME      N\na         10\nünï code\n");
+        assert_eq!(table.render(false, Some(6)), "NAME …\na    …\nünï c…\n");
+        assert_eq!(Table::new(None).render(true, None), "");
     }
 }

@@ -51,6 +51,8 @@ fn run_list_history_and_doctor_work_as_on_a_directory() {
     holder.kill().unwrap();
     holder.wait().unwrap();
 
+    run(&["check", "hello", "--succeeded-within", "1h"]).assert_code(0);
+    assert!(run(&["history", "--skipped"]).stdout.contains("deploy  1 "), "the skipped run is remembered");
     let history = run(&["history"]);
     history.assert_code(0);
     assert!(history.stdout.contains("hello"), "{history:?}");
@@ -134,6 +136,18 @@ fn a_server_that_comes_late_is_waited_for() {
         running.signal(Signal::TERM);
         assert_eq!(running.code(), 143);
     }
+}
+
+#[test]
+fn one_who_waits_for_a_lock_is_not_told_to_wait_for_the_server() {
+    let (place, server) = (Place::new(), Server::start());
+    let ready = place.path("ready");
+    let script = format!("touch {}; exec sleep 600", ready.display());
+    let _holder = Running::of(on(&place, &server.url(), &["run", "x", "-c", &script]));
+    until("the holder runs", || ready.exists());
+    let ran = Ran::of(on(&place, &server.url(), &["run", "-w", "3s", "x", "--", "true"]));
+    ran.assert_code(75);
+    assert!(ran.stderr.contains("waiting for x") && !ran.stderr.contains("waiting for redis"), "{ran:?}");
 }
 
 #[test]

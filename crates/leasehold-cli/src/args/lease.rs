@@ -101,6 +101,25 @@ pub(crate) struct LeaseArgs {
     pub(crate) lease_file: Option<PathBuf>,
 }
 
+/// Tell whether a lease is still held, or whether a job succeeded lately.
+#[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "leasehold check [--lease HANDLE | --lease-file PATH]\n       leasehold check <NAME> --succeeded-within <D>",
+    after_help = "Exit 0 if so, 1 if not.\n\n\
+                  Examples:\n  leasehold check --lease \"$lease\" && ./deploy\n  \
+                  leasehold check nightly-report --succeeded-within 26h     for monitoring"
+)]
+pub(crate) struct CheckArgs {
+    /// The lock under which the job runs
+    #[arg(value_name = "NAME", requires = "succeeded_within", conflicts_with_all = ["lease", "lease_file"], add = ArgValueCompleter::new(commands::completions::lock_names))]
+    pub(crate) name: Option<String>,
+    /// Whether a `run` of the job ended with exit code 0 so lately
+    #[arg(long, value_name = "D", requires = "name", value_parser = duration::parse)]
+    pub(crate) succeeded_within: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) lease: LeaseArgs,
+}
+
 /// Give a lease taken by `acquire` more time.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RenewArgs {

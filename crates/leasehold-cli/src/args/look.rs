@@ -166,6 +166,9 @@ pub(crate) struct HistoryArgs {
     /// Only what someone may want to look into
     #[arg(long)]
     pub(crate) failures: bool,
+    /// Instead: how often each job was skipped because its lock was busy, and when it last succeeded
+    #[arg(long, conflicts_with_all = ["since", "until", "event", "failures"])]
+    pub(crate) skipped: bool,
     /// At most so many, the newest
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub(crate) limit: usize,
@@ -302,6 +305,14 @@ pub(crate) struct ManArgs {
     /// Write all pages to this directory
     #[arg(long, value_name = "DIR", conflicts_with = "page", value_hint = ValueHint::DirPath)]
     pub(crate) out: Option<PathBuf>,
+}
+
+/// Print the JSON Schema of a machine output.
+#[derive(Debug, clap::Args)]
+pub(crate) struct SchemaArgs {
+    /// Which: a command, `report` (of `run --report`), or `event` (what `run --json` says) [default: list them]
+    #[arg(value_name = "NAME")]
+    pub(crate) name: Option<String>,
 }
 
 /// Print the version.

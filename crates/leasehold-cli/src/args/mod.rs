@@ -17,12 +17,12 @@ pub(crate) use self::{
     child::ChildArgs,
     elect::ElectArgs,
     init::InitArgs,
-    lease::{AcquireArgs, AskArgs, LeaseArgs, RenewArgs, ShownArgs},
+    lease::{AcquireArgs, AskArgs, CheckArgs, LeaseArgs, RenewArgs, ShownArgs},
     look::{
-        CompletionsArgs, EventArg, EvictArgs, HistoryArgs, InspectArgs, ListArgs, ManArgs, SortBy, VersionArgs,
-        WatchArgs, When,
+        CompletionsArgs, EventArg, EvictArgs, HistoryArgs, InspectArgs, ListArgs, ManArgs, SchemaArgs, Shell, SortBy,
+        VersionArgs, WatchArgs, When,
     },
-    run::{IN_A_SCRIPT, RunArgs},
+    run::{HookArgs, RunArgs, in_a_script},
 };
 use crate::duration;
 
@@ -33,7 +33,6 @@ use crate::duration;
     version,
     about = "Run something in exactly one place at a time.",
     subcommand_required = true,
-    disable_help_subcommand = true,
     max_term_width = 110,
     after_help = "Examples:\n  leasehold run nightly-report -- ./report.sh      a second copy waits its turn\n  \
                   leasehold run -n nightly-report -- ./report.sh   …or steps aside (exit 75)\n  \
@@ -65,6 +64,16 @@ pub(crate) struct Global {
     /// Machine output [env: LEASEHOLD_JSON=1]
     #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) json: bool,
+    /// How standard error is written: text, logfmt or json [default: text; json with --json]
+    #[arg(
+        long,
+        value_enum,
+        hide_possible_values = true,
+        value_name = "FORMAT",
+        global = true,
+        help_heading = "Global options"
+    )]
+    pub(crate) log_format: Option<LogFormat>,
     /// Errors only [env: LEASEHOLD_LOG=quiet]
     #[arg(short, long, global = true, help_heading = "Global options", conflicts_with = "verbose")]
     pub(crate) quiet: bool,
@@ -85,6 +94,17 @@ pub(crate) struct Global {
     /// How long to try to reach the backend, and no longer than -w [default: 10s; 3s with -n]
     #[arg(long, value_parser = duration::parse, value_name = "D", global = true, help_heading = "Global options")]
     pub(crate) connect_timeout: Option<Duration>,
+}
+
+/// How standard error is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people.
+    Text,
+    /// `key=value` pairs.
+    Logfmt,
+    /// An object in each line.
+    Json,
 }
 
 /// When to use colours.
@@ -111,8 +131,8 @@ pub(crate) enum Command {
     Renew(RenewArgs),
     /// Give a lease taken by `acquire` back
     Release(LeaseArgs),
-    /// Tell whether a lease is still held: exit 0 if so, 1 if not
-    Check(LeaseArgs),
+    /// Tell whether a lease is still held, or a job succeeded lately: exit 0 if so, 1 if not
+    Check(CheckArgs),
     /// Show held locks and who waits for them
     #[command(visible_alias = "ls")]
     List(ListArgs),
@@ -132,6 +152,8 @@ pub(crate) enum Command {
     Completions(CompletionsArgs),
     /// Print the manual page
     Man(ManArgs),
+    /// Print the JSON Schema of a machine output
+    Schema(SchemaArgs),
     /// Print the version
     Version(VersionArgs),
 }

@@ -1,12 +1,12 @@
 //! `leasehold run`
 
-use std::{path::PathBuf, time::Duration};
+use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::ValueHint;
 use clap_complete::engine::ArgValueCompleter;
 
 use super::{AskArgs, ChildArgs, ShownArgs};
-use crate::{commands, duration, exit::Failure};
+use crate::{commands, duration, exit::Failure, settings::Settings};
 
 /// Run a command while holding a lock.
 #[derive(Debug, clap::Args)]
@@ -63,11 +63,28 @@ pub(crate) struct RunArgs {
     /// Write the outcome to this file as JSON, or to standard output for -
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath, allow_hyphen_values = true)]
     pub(crate) report: Option<PathBuf>,
+    /// Add to the metrics in DIR/leasehold.prom, for the textfile collector of node_exporter
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) metrics_textfile: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) hooks: HookArgs,
     /// Show what would happen, and do nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
     #[command(flatten)]
     pub(crate) flock: FlockArgs,
+}
+
+/// What to run when something else than success came of it.
+#[derive(Debug, clap::Args)]
+pub(crate) struct HookArgs {
+    /// Run this through the shell if the command failed or the lock was lost, for 30s at most; the report is on its
+    /// standard input
+    #[arg(help_heading = "Hooks", long, value_name = "STRING", value_hint = ValueHint::CommandString)]
+    pub(crate) on_failure: Option<OsString>,
+    /// The same if the lock was not acquired
+    #[arg(help_heading = "Hooks", long, value_name = "STRING", value_hint = ValueHint::CommandString)]
+    pub(crate) on_skip: Option<OsString>,
 }
 
 /// Flags of flock(1) that have no meaning here; known so that they can be explained.
@@ -83,14 +100,15 @@ pub(crate) struct FlockArgs {
 
 impl FlockArgs {
     /// Why one of them cannot be used, and what to write instead.
-    pub(crate) fn refusal(self) -> Option<Failure> {
+    pub(crate) fn refusal(self, settings: &Settings) -> Option<Failure> {
         if self.unlock {
-            return Some(Failure::usage("run has no -u: a lock is not tied to a file descriptor").hint(IN_A_SCRIPT));
+            let words = "run has no -u: a lock is not tied to a file descriptor";
+            return Some(Failure::usage(words).hint(in_a_script(settings)));
         }
         if self.close {
             return Some(Failure::usage("run has no -o: nothing that the command leaves behind keeps the lock").hint(
                 "leave -o out: such processes are stopped when the command ends; \
-                     with --kill-mode process they run on without the lock",
+                     with --stragglers leave they run on without the lock",
             ));
         }
         self.no_fork.then(|| {
@@ -101,5 +119,7 @@ impl FlockArgs {
 }
 
 /// What replaces `exec 9>file; flock 9` in a script.
-pub(crate) const IN_A_SCRIPT: &str =
-    "in a script: lease=$(leasehold acquire NAME --while-pid $$); …; leasehold release --lease \"$lease\"";
+pub(crate) fn in_a_script(settings: &Settings) -> String {
+    let acquire = settings.command("acquire NAME --while-pid $$");
+    format!("in a script: lease=$({acquire}); …; {}", settings.command("release --lease \"$lease\""))
+}

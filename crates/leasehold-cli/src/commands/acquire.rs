@@ -93,7 +93,7 @@ impl Request<'_> {
                 let taken = Taken { handle, fence: grant.fence, waited, acquired_at: grant.acquired_at };
                 self.hand_over(&taken, explained).await
             }
-            Waited::NotAcquired(error) => Ok(self.not_acquired(&error)),
+            Waited::NotAcquired(error) => Ok(self.not_acquired(&error).await),
             Waited::Interrupted(signal) => Ok(exit::of_signal(signal.number())),
         }
     }
@@ -114,7 +114,7 @@ impl Request<'_> {
                 Some(guard) => (guard, explained),
                 None => return Ok(exit::SOFTWARE),
             },
-            Waited::NotAcquired(error) => return Ok(self.not_acquired(&error)),
+            Waited::NotAcquired(error) => return Ok(self.not_acquired(&error).await),
             Waited::Interrupted(signal) => return Ok(exit::of_signal(signal.number())),
         };
         let taken = Taken {
@@ -134,7 +134,8 @@ impl Request<'_> {
         }
     }
 
-    fn not_acquired(&self, error: &Error) -> u8 {
+    async fn not_acquired(&self, error: &Error) -> u8 {
+        wait::leave(self.locks).await;
         let say = self.context.say;
         let line = wait::not_acquired(&self.ask.resource, error, self.ask.patience, &self.context.settings);
         let is_fine = self.args.conflict_exit_code == exit::OK && !say.looks().is_terminal;

@@ -1,18 +1,53 @@
-//! `leasehold check`: whether a lease that was handed to us is still held.
+//! `leasehold check`: whether a lease that was handed to us is still held, or a job succeeded lately.
 
-use leasehold::lease::Standing;
+use std::time::Duration;
+
+use leasehold::{
+    clock::{Clock, SystemClock},
+    lease::{Names, RunRecord, Standing},
+};
 use serde_json::json;
 
 use super::{Context, given};
 use crate::{
-    args::LeaseArgs,
+    args::{CheckArgs, LeaseArgs},
+    duration::Brief,
     exit::{self, Failure, Result},
     json,
     say::Line,
+    work::{ask, runs},
 };
 
-/// Exit 0 if it is held, 1 if not.
-pub(crate) async fn run(context: &Context<'_>, args: &LeaseArgs) -> Result<u8> {
+/// Exit 0 if it is so, 1 if not.
+pub(crate) async fn run(context: &Context<'_>, args: &CheckArgs) -> Result<u8> {
+    match (&args.name, args.succeeded_within) {
+        (Some(name), Some(within)) => succeeded(context, name, within).await,
+        _ => held(context, &args.lease).await,
+    }
+}
+
+/// Whether a run under this lock succeeded so lately.
+async fn succeeded(context: &Context<'_>, name: &str, within: Duration) -> Result<u8> {
+    let resource = ask::resource(name)?;
+    let locks = context.connect().await?;
+    let found = locks.runs(&Names::Exactly(resource.clone())).await?.pop();
+    let record = found.unwrap_or_else(|| RunRecord::new(resource));
+    let now = SystemClock.wall();
+    let is_recent = record.last_success.is_some_and(|at| now.since(at) <= within);
+    if context.say.looks().json {
+        json::print(runs::to_json(&record, Some(is_recent)).to_string())?;
+    }
+    let words = runs::words(&record, now);
+    if is_recent {
+        context.say.say(Line::detail("succeeded", format!("{name}: {words}")));
+        return Ok(exit::OK);
+    }
+    let limit = Brief(within);
+    context.say.say(Line::new("not_succeeded", format!("{name} has not succeeded within {limit}: {words}")));
+    Ok(exit::NO)
+}
+
+async fn held(context: &Context<'_>, args: &LeaseArgs) -> Result<u8> {
     let handle = given::lease(args)?;
     let resource = handle.key().resource.clone();
     let locks = context.connect().await?;

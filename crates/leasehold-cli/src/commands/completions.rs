@@ -10,7 +10,7 @@ use leasehold::{
 };
 
 use crate::{
-    args::{Cli, CompletionsArgs, Global},
+    args::{Cli, CompletionsArgs, Global, Shell},
     exit::{self, Failure, Result},
     json,
     settings::{Settings, environment},
@@ -23,8 +23,15 @@ const LIMIT: Duration = Duration::from_millis(500);
 /// More names than this help nobody.
 const MOST: usize = 200;
 
+/// The script of bash, whose words are not ours.
+const BASH: &str = include_str!("completions.bash");
+
 /// Prints the script.
 pub(crate) fn run(args: &CompletionsArgs) -> Result<u8> {
+    if args.shell == Shell::Bash {
+        json::write(BASH)?;
+        return Ok(exit::OK);
+    }
     let shells = Shells::builtins();
     let shell = shells
         .completer(args.shell.as_str())

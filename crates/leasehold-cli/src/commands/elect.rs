@@ -38,7 +38,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &ElectArgs) -> Result<u8> {
         return match (args.observe, args.leader) {
             (true, _) => observe(context, &resource, &election).await,
             (_, true) => show_leader(context, &resource, &election).await,
-            _ => resign(context, &resource, &election).await,
+            _ => resign(context, &resource, &election, &note::operator(&locks, &environment)).await,
         };
     }
     let command = context.command(&args.child, "elect")?;
@@ -182,8 +182,8 @@ async fn show_leader(context: &Context<'_>, resource: &Resource, election: &Elec
     Ok(if leader.is_some() { exit::OK } else { exit::NO })
 }
 
-async fn resign(context: &Context<'_>, resource: &Resource, election: &Election) -> Result<u8> {
-    let deposed = election.depose("asked to step down by `leasehold elect --resign`").await?;
+async fn resign(context: &Context<'_>, resource: &Resource, election: &Election, by: &str) -> Result<u8> {
+    let deposed = election.depose(&format!("asked to step down by `leasehold elect --resign` (by {by})")).await?;
     if context.say.looks().json {
         json::print(as_json(resource, deposed.as_ref()).to_string())?;
     }

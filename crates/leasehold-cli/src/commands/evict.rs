@@ -15,8 +15,11 @@ use crate::{
     exit::{self, Failure, Result},
     json,
     say::Line,
-    settings::Level,
-    work::{ask, note::short},
+    settings::{Level, environment},
+    work::{
+        ask,
+        note::{self, short},
+    },
 };
 
 /// Evicts the lease with the given fence; exit 1 and nothing changed if there is none.
@@ -48,13 +51,14 @@ pub(crate) async fn run(context: &Context<'_>, args: &EvictArgs) -> Result<u8> {
         let who = short(holder.holder.as_str());
         confirm(context, &name, &format!("{name} is held by {who}{note} for {held}, {waiting} waiting"))?;
     }
-    match locks.evict(&name, fence, args.reason.trim()).await? {
+    let by = note::operator(&locks, &environment);
+    match locks.evict(&name, fence, &format!("{} (by {by})", args.reason.trim())).await? {
         Evicted::Evicted { holder } => {
             if context.say.looks().json {
                 json::print(
                     json!({
                         "v": 1, "lock": name.as_str(), "evicted": true, "fence": args.fence,
-                        "holder": holder.as_str(), "reason": args.reason.trim(), "current_fences": [],
+                        "holder": holder.as_str(), "reason": args.reason.trim(), "by": by, "current_fences": [],
                     })
                     .to_string(),
                 )?;
@@ -81,7 +85,7 @@ fn no_such_fence(context: &Context<'_>, name: &Resource, args: &EvictArgs, curre
         json::print(
             json!({
                 "v": 1, "lock": name.as_str(), "evicted": false, "fence": args.fence,
-                "holder": null, "reason": args.reason.trim(),
+                "holder": null, "reason": args.reason.trim(), "by": null,
                 "current_fences": current.iter().map(|fence| fence.get()).collect::<Vec<_>>(),
             })
             .to_string(),

@@ -6,9 +6,9 @@ use clap::builder::styling::{AnsiColor, Style};
 use leasehold::{
     Leasehold,
     clock::{Clock, SystemClock},
-    lease::{EndedLease, Ending, HistoryFilter, LeaseRecord, LeaseState, ListFilter, Names, Timestamp},
+    lease::{EndedLease, Ending, HistoryFilter, LeaseRecord, LeaseState, ListFilter, Names, RunRecord, Timestamp},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
     Context, clock_face,
@@ -21,7 +21,7 @@ use crate::{
     json,
     say::Line,
     shell,
-    work::{ask, note::short},
+    work::{ask, note::short, runs},
 };
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -35,8 +35,10 @@ pub(crate) async fn run(context: &Context<'_>, args: &InspectArgs) -> Result<u8>
     let now = SystemClock.wall();
     let filter = HistoryFilter::new(names.clone()).limit(10_000).since(now.before(DAY));
     let history = locks.history(&filter).await?;
+    let runs = if locks.guarantees().records_runs { locks.runs(&names).await?.pop() } else { None };
     let lock = Lock::group(page.leases).pop().unwrap_or(Lock { name, holders: Vec::new(), waiters: Vec::new() });
-    let was_known = !history.is_empty() || !locks.history(&HistoryFilter::new(names).limit(1)).await?.is_empty();
+    let was_known =
+        !history.is_empty() || runs.is_some() || !locks.history(&HistoryFilter::new(names).limit(1)).await?.is_empty();
     let day = Day::of(&history, &lock);
     if context.say.looks().json {
         let mut object = lock.to_json();
@@ -46,10 +48,11 @@ pub(crate) async fn run(context: &Context<'_>, args: &InspectArgs) -> Result<u8>
             object.insert("backend".into(), locks.guarantees().kind.into());
             object.insert("namespace".into(), context.settings.namespace.as_str().into());
             object.insert("last_24h".into(), day.to_json());
+            object.insert("runs".into(), runs.as_ref().map(runs_json).into());
         }
         json::print(object.to_string())?;
     } else if was_known || !lock.holders.is_empty() || !lock.waiters.is_empty() {
-        json::write(&render(context, &locks, &lock, &day, now))?;
+        json::write(&render(context, &locks, &lock, &day, runs.as_ref(), now))?;
     }
     if !was_known && lock.holders.is_empty() && lock.waiters.is_empty() {
         let url = context.settings.shown_url();
@@ -62,7 +65,23 @@ pub(crate) async fn run(context: &Context<'_>, args: &InspectArgs) -> Result<u8>
     Ok(exit::OK)
 }
 
-fn render(context: &Context<'_>, locks: &Leasehold, lock: &Lock, day: &Day, now: Timestamp) -> String {
+fn runs_json(record: &RunRecord) -> Value {
+    json!({
+        "skips": record.skips,
+        "last_skip": record.last_skip.map(json::time),
+        "held_by": record.held_by.as_ref().map(leasehold::Holder::as_str),
+        "last_success": record.last_success.map(json::time),
+    })
+}
+
+fn render(
+    context: &Context<'_>,
+    locks: &Leasehold,
+    lock: &Lock,
+    day: &Day,
+    runs: Option<&RunRecord>,
+    now: Timestamp,
+) -> String {
     let state = if lock.holders.is_empty() { "FREE" } else { "HELD" };
     let mut title = format!("{}   {}   {state}", lock.name, lock.mode_words());
     if context.say.looks().color_out {
@@ -83,6 +102,7 @@ fn render(context: &Context<'_>, locks: &Leasehold, lock: &Lock, day: &Day, now:
         lines.push(format!("  {label:<9} {}. {who}   {}{note}", at + 1, Brief(waiting_for)));
     }
     lines.push(format!("  {:<9} {}", "last 24h", day.words(now)));
+    lines.extend(runs.map(|runs| format!("  {:<9} {}", "runs", runs::words(runs, now))));
     lines.extend(context.settings.reach().map(|reach| format!("  {:<9} {}", "seen by", reach.words)));
     let name = shell::operand(lock.name.as_str());
     let only = if day.has_failures() { "--failures " } else { "" };
@@ -114,7 +134,7 @@ fn holder_lines(holder: &LeaseRecord, locks: &Leasehold, now: Timestamp) -> Vec<
         format!("  {:<9} {fence}", "fence"),
     ];
     if !holder.metadata.is_empty() {
-        lines.push(format!("  {:<9} {}", "meta", serde_json::Value::Object(holder.metadata.clone())));
+        lines.push(format!("  {:<9} {}", "meta", Value::Object(holder.metadata.clone())));
     }
     lines
 }
@@ -181,7 +201,7 @@ impl Day {
         parts.join(" · ")
     }
 
-    fn to_json(&self) -> serde_json::Value {
+    fn to_json(&self) -> Value {
         json!({
             "acquired": self.acquired,
             "p95_wait_ms": self.p95_wait.map(millis),

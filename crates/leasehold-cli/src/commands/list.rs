@@ -16,11 +16,11 @@ use crate::{
     args::{ListArgs, SortBy},
     duration::Brief,
     exit::{self, Result},
-    json,
-    table::Table,
+    json, redact,
+    table::{self, Table},
 };
 
-const HEADER: [&str; 7] = ["NAME", "MODE", "HOLDER", "HELD", "EXPIRES", "WAITING", "FENCE"];
+const HEADER: [&str; 8] = ["NAME", "MODE", "HOLDER", "HELD", "EXPIRES", "WAITING", "FENCE", "NOTE"];
 /// How often a live list is drawn anew: its times move even when nothing happens.
 const REDRAW: Duration = Duration::from_secs(1);
 /// Events that come in a burst are shown together.
@@ -87,9 +87,10 @@ async fn render(context: &Context<'_>, args: &ListArgs, locks: &Leasehold, names
             if lock.holders.is_empty() { String::new() } else { expiry_words(lock.expires_in(), locks) },
             lock.waiting_words(),
             lock.fence().map(|fence| fence.to_string()).unwrap_or_default(),
+            redact::words(lock.holders.first().and_then(|holder| holder.note.as_deref()).unwrap_or_default()),
         ]);
     }
-    let mut text = table.render(context.say.looks().color_out);
+    let mut text = table.render(context.say.looks().color_out, table::terminal_width());
     if !args.no_headers {
         let count = found.len();
         let locks_word = if count == 1 { "lock" } else { "locks" };

@@ -18,6 +18,7 @@ mod man;
 mod release;
 mod renew;
 mod run;
+mod schema;
 mod version;
 mod watch;
 
@@ -31,6 +32,7 @@ use crate::{
     redact,
     say::{Line, Say},
     settings::{Settings, environment},
+    shell,
     work::{ask::Patience, start::Start},
 };
 
@@ -46,6 +48,7 @@ fn dispatch(cli: &Cli, args: &[OsString], say: &Say) -> Result<u8> {
     match &cli.command {
         Command::Completions(completions) => return completions::run(completions),
         Command::Man(man) => return man::run(man),
+        Command::Schema(schema) => return schema::run(schema),
         Command::Version(_) => return version::run(say),
         _ => {}
     }
@@ -77,7 +80,9 @@ fn dispatch(cli: &Cli, args: &[OsString], say: &Say) -> Result<u8> {
             Command::Evict(args) => evict::run(&context, args).await,
             Command::Doctor => doctor::run(&context).await,
             Command::Init(args) => init::run(&context, args).await,
-            Command::Completions(_) | Command::Man(_) | Command::Version(_) => unreachable!("answered above"),
+            Command::Completions(_) | Command::Man(_) | Command::Schema(_) | Command::Version(_) => {
+                unreachable!("answered above")
+            }
         }
     });
     runtime.shutdown_background();
@@ -161,11 +166,14 @@ impl Context<'_> {
     /// The command to run, as words.
     pub(crate) fn command(&self, child: &ChildArgs, verb: &str) -> Result<Vec<OsString>> {
         if let Some(string) = &child.shell {
-            return Ok(shell(string.clone()));
+            return Ok(shell::words(string.clone()));
         }
         let Some(first) = child.command.first() else {
-            return Err(Failure::usage(format!("{verb} needs a command to run"))
-                .hint(format!("leasehold {verb} NAME -- COMMAND…   or   leasehold {verb} NAME -c 'SHELL STRING'")));
+            return Err(Failure::usage(format!("{verb} needs a command to run")).hint(format!(
+                "{}   or   {}",
+                self.settings.command(&format!("{verb} NAME -- COMMAND…")),
+                self.settings.command(&format!("{verb} NAME -c 'SHELL STRING'"))
+            )));
         };
         let before = self.args.len().checked_sub(child.command.len() + 1).and_then(|at| self.args.get(at));
         if first.as_encoded_bytes().starts_with(b"-") && before.is_none_or(|word| word != "--") {
@@ -175,10 +183,4 @@ impl Context<'_> {
         }
         Ok(child.command.clone())
     }
-}
-
-/// The shell that runs a `-c` string.
-fn shell(string: OsString) -> Vec<OsString> {
-    let shell = environment("SHELL").filter(|shell| !shell.is_empty()).unwrap_or_else(|| "/bin/sh".into());
-    vec![shell, "-c".into(), string]
 }

@@ -11,7 +11,7 @@ use leasehold_supervise::{Launch, Limits, OnLost, Signals};
 
 use super::Context;
 use crate::{
-    args::{IN_A_SCRIPT, RunArgs},
+    args::{RunArgs, in_a_script},
     duration::Brief,
     exit::{self, Failure, Result},
     json,
@@ -20,10 +20,12 @@ use crate::{
     work::{
         ask::{self, Ask, Patience},
         environment::variables,
+        hooks,
+        metrics::TextFile,
         nested::{self, Outer},
         note,
         report::{self, Outcome, Report, ReportFile},
-        supervisor,
+        runs, supervisor,
         under::{Done, Work},
         wait::{self, Waited, Wanted},
     },
@@ -46,6 +48,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &RunArgs) -> Result<u8> {
         return dry_run(context, &plan).await;
     }
     let file = args.report.as_deref().map(ReportFile::prepare).transpose()?;
+    let metrics = args.metrics_textfile.as_deref().map(TextFile::prepare).transpose()?;
     let mut report = Report {
         lock: plan.ask.resource.to_string(),
         mode: plan.ask.claim.mode().as_str(),
@@ -76,17 +79,21 @@ pub(crate) async fn run(context: &Context<'_>, args: &RunArgs) -> Result<u8> {
     {
         context.say.say(Line::warning(failure.message));
     }
+    if let Some(Err(failure)) = metrics.map(|metrics| metrics.add(&report, &context.settings.namespace)) {
+        context.say.say(Line::warning(failure.message));
+    }
+    hooks::run(&args.hooks, &report, context.say).await;
     result
 }
 
 fn plan<'a>(context: &Context<'_>, args: &'a RunArgs) -> Result<Plan<'a>> {
-    if let Some(refusal) = args.flock.refusal() {
+    if let Some(refusal) = args.flock.refusal(&context.settings) {
         return Err(refusal);
     }
     let is_descriptor = args.name.parse::<u16>().is_ok() && args.child.command.is_empty() && args.child.shell.is_none();
     if is_descriptor {
         let words = format!("run needs a command: {} is taken for a lock's name, not for a descriptor", args.name);
-        return Err(Failure::usage(words).hint(IN_A_SCRIPT));
+        return Err(Failure::usage(words).hint(in_a_script(&context.settings)));
     }
     if let (Some(least), Some(most)) = (args.min_hold, args.max_hold)
         && least > most
@@ -143,6 +150,8 @@ async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, report: &mut Report)
             named_first(held, &plan.ask.resource)
         }
         Waited::NotAcquired(error) => {
+            runs::skipped(&locks, &plan.ask.resource, &error).await;
+            wait::leave(&locks).await;
             if let Some(outer) = &plan.beside {
                 return Err(nested::would_never_end(&plan.ask.resource, outer));
             }
@@ -169,6 +178,9 @@ async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, report: &mut Report)
         )));
     }
     let done = work(context, &plan, &guards, &outers, &locks).run(&locks, guards, &mut signals, say).await;
+    if done.outcome == Outcome::Completed && done.exit_code == exit::OK {
+        runs::succeeded(&locks, &plan.ask.resource).await;
+    }
     finish(&plan, done, report)
 }
 

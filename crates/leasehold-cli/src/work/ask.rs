@@ -137,7 +137,10 @@ impl Ask {
     fn wait_left(&self) -> Option<Duration> {
         match self.patience {
             Patience::Try => Some(Duration::ZERO),
-            Patience::For(wait) => Some(wait.saturating_sub(SystemClock.now().since(self.began))),
+            // Never nothing: who gives up has waited, and the history says so.
+            Patience::For(wait) => {
+                Some(wait.saturating_sub(SystemClock.now().since(self.began)).max(Duration::from_millis(1)))
+            }
             Patience::Forever => None,
         }
     }

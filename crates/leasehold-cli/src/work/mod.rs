@@ -2,9 +2,12 @@
 
 pub(crate) mod ask;
 pub(crate) mod environment;
+pub(crate) mod hooks;
+pub(crate) mod metrics;
 pub(crate) mod nested;
 pub(crate) mod note;
 pub(crate) mod report;
+pub(crate) mod runs;
 pub(crate) mod start;
 pub(crate) mod supervisor;
 pub(crate) mod under;

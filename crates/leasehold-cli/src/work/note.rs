@@ -2,10 +2,13 @@
 
 use std::ffi::OsString;
 
-use leasehold::{Holder, Metadata};
+use leasehold::{Holder, Leasehold, Metadata};
 use serde_json::Value;
 
-use crate::exit::{Failure, Result};
+use crate::{
+    exit::{Failure, Result},
+    settings::Environment,
+};
 
 /// A longer note is cut when it is made of a command line; one that was typed is refused.
 const LONGEST: usize = 200;
@@ -48,6 +51,20 @@ pub(crate) fn metadata(given: &[String]) -> Result<Metadata> {
         }
     }
     Ok(metadata)
+}
+
+/// Who types, for the history: `alice@web-3`, as whom if by sudo, and from where if over ssh.
+pub(crate) fn operator(locks: &Leasehold, env: Environment<'_>) -> String {
+    let text = |name| env(name).and_then(|value| value.into_string().ok());
+    let label = short(locks.holder().as_str());
+    let account = label.rsplit_once(':').map_or(label, |(account, _pid)| account);
+    let who = match (text("SUDO_USER"), account.split_once('@')) {
+        (Some(user), Some((run_as, host))) => format!("{user}@{host} as {run_as}"),
+        _ => account.to_owned(),
+    };
+    let address = text("SSH_CONNECTION").and_then(|ends| ends.split(' ').next().map(str::to_owned));
+    let from = address.map(|address| format!(" from {address}")).unwrap_or_default();
+    format!("{who}{from}").replace(char::is_control, " ")
 }
 
 /// The holder as people read it: a label we made up loses its random tail.

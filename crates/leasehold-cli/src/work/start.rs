@@ -39,6 +39,8 @@ pub(crate) struct Start<'a> {
 #[derive(Debug, Default)]
 struct Explained {
     last_error: Option<String>,
+    /// The server has answered: who waits now waits for the lock.
+    answered: bool,
     done: bool,
 }
 
@@ -97,7 +99,12 @@ impl<'a> Start<'a> {
         let tries = async {
             loop {
                 let result = attempt(self.left().max(Duration::from_millis(1))).await;
-                let Err(error) = &result else { return result };
+                let Err(error) = &result else {
+                    let mut explained = self.explained.borrow_mut();
+                    (explained.answered, explained.last_error) = (true, None);
+                    drop(explained);
+                    return result;
+                };
                 if !self.retries || error.kind() != ErrorKind::Unavailable || self.left().is_zero() {
                     return result;
                 }
@@ -121,7 +128,8 @@ impl<'a> Start<'a> {
 
     fn tell(&self) {
         let mut explained = self.explained.borrow_mut();
-        if explained.done || !self.retries || self.left().is_zero() {
+        let waits_for_lock = explained.answered && explained.last_error.is_none();
+        if waits_for_lock || explained.done || !self.retries || self.left().is_zero() {
             return;
         }
         explained.done = true;

@@ -21,10 +21,10 @@ use crate::{
 
 /// A wait that takes longer explains itself.
 const UNEXPLAINED: Duration = Duration::from_secs(2);
-/// When the first explanation is refreshed; each next one takes twice as long.
-const FIRST_REFRESH: Duration = Duration::from_secs(30);
-/// The longest time between two.
-const LAST_REFRESH: Duration = Duration::from_secs(600);
+/// The longest time between two lines; each takes twice as long as the one before.
+const LONGEST_PAUSE: Duration = Duration::from_secs(600);
+/// The longest time that an answer is shown to somebody at a terminal.
+const LONGEST_UNASKED: Duration = Duration::from_secs(30);
 /// How long leaving the queue may take.
 const LEAVE_LIMIT: Duration = Duration::from_millis(150);
 
@@ -38,7 +38,7 @@ pub(crate) enum Waited<T> {
         /// Whether somebody was told that it takes a while, and now wants to know that it is over.
         explained: bool,
     },
-    /// Busy, or not in time.
+    /// Busy, or not in time. The queue is left in the background: [`leave`] before the process exits.
     NotAcquired(Error),
     /// Somebody wants us to end; the queue was left.
     Interrupted(Signal),
@@ -79,8 +79,6 @@ pub(crate) async fn wait<T>(
     match result {
         Ok(held) => Ok(Waited::Acquired { held, explained: explained.get() }),
         Err(error) if matches!(error.kind(), ErrorKind::Busy | ErrorKind::WaitElapsed) => {
-            // The queue is left in the background, and this process is about to exit.
-            leave(wanted.locks).await;
             Ok(Waited::NotAcquired(error))
         }
         Err(error) => Err(wanted.start.failure(error)),
@@ -131,30 +129,49 @@ pub(crate) fn held_by(holders: &[HeldBy]) -> Option<String> {
     Some(format!("{}{note} for {}{more}", short(first.holder.as_str()), Brief(first.held_for)))
 }
 
-/// Explains the wait now and then; never ends. Nobody is asked while nobody listens.
+/// Explains the wait; never ends. Where somebody sits at a terminal one line is drawn over again, elsewhere lines come
+/// at growing intervals.
 async fn explain(wanted: Wanted<'_>, started: Moment, explained: &Cell<bool>, say: &Say) {
-    let looks = say.looks();
-    let someone_listens =
-        looks.json || looks.level >= Level::Verbose || (looks.is_terminal && looks.level > Level::Quiet);
-    if wanted.patience == Patience::Try || !someone_listens {
+    if wanted.patience == Patience::Try || say.looks().level == Level::Quiet {
         return pending().await;
     }
+    tokio::time::sleep(UNEXPLAINED).await;
     let mut pause = UNEXPLAINED;
     loop {
-        tokio::time::sleep(pause).await;
-        pause = if pause == UNEXPLAINED { FIRST_REFRESH } else { (pause * 2).min(LAST_REFRESH) };
-        if wanted.start.is_away() {
-            continue;
-        }
+        let asked = SystemClock.now();
         let filter = ListFilter::new(Names::Exactly(wanted.resource.clone()));
-        if let Ok(page) = wanted.locks.list(&filter).await {
-            say.say(explanation(wanted, &page.leases, SystemClock.now().since(started)));
-            explained.set(true);
+        let answer = if wanted.start.is_away() { None } else { wanted.locks.list(&filter).await.ok() };
+        explained.set(explained.get() || answer.is_some());
+        match answer {
+            Some(page) if say.has_screen() => {
+                show_for(pause.min(LONGEST_UNASKED), wanted, &page.leases, [started, asked], say).await;
+            }
+            answer => {
+                if let Some(page) = answer {
+                    say.say(explanation(wanted, &page.leases, asked.since(started), Duration::ZERO));
+                }
+                tokio::time::sleep(pause).await;
+            }
         }
+        pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 
-fn explanation(wanted: Wanted<'_>, leases: &[LeaseRecord], since: Duration) -> Line {
+/// Shows the same answer for a while, with its times going on, so that the backend is not asked every second.
+async fn show_for(pause: Duration, wanted: Wanted<'_>, leases: &[LeaseRecord], times: [Moment; 2], say: &Say) {
+    let [started, asked] = times;
+    loop {
+        let now = SystemClock.now();
+        say.show(&explanation(wanted, leases, now.since(started), now.since(asked)).words());
+        if now.since(asked) >= pause {
+            return;
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+/// Why we wait since so long, by an answer of this age.
+fn explanation(wanted: Wanted<'_>, leases: &[LeaseRecord], since: Duration, age: Duration) -> Line {
     let holders: Vec<&LeaseRecord> =
         leases.iter().filter(|lease| matches!(lease.state, LeaseState::Holding { .. })).collect();
     let own = wanted.locks.holder();
@@ -164,13 +181,15 @@ fn explanation(wanted: Wanted<'_>, leases: &[LeaseRecord], since: Duration) -> L
     });
     let held = holders.split_first().map(|(first, rest)| {
         let note = first.note.as_ref().map(|note| format!(" \"{note}\"")).unwrap_or_default();
-        let age = match first.state {
-            LeaseState::Holding { held_for, .. } => format!(" for {}", Brief(held_for)),
+        let duration = match first.state {
+            LeaseState::Holding { held_for, .. } => format!(" for {}", Brief(held_for + age)),
             LeaseState::Waiting { .. } => String::new(),
         };
-        let renewed = first.expires_in.map(|_| format!(", renewed {} ago", Brief(first.renewed_ago)));
+        // Whether it was renewed since is not known.
+        let renewed = first.expires_in.filter(|_| age < Duration::from_secs(1));
+        let renewed = renewed.map(|_| format!(", renewed {} ago", Brief(first.renewed_ago)));
         let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
-        format!(" — held by {}{note}{age}{}{more}", short(first.holder.as_str()), renewed.unwrap_or_default())
+        format!(" — held by {}{note}{duration}{}{more}", short(first.holder.as_str()), renewed.unwrap_or_default())
     });
     let place = ahead.filter(|ahead| *ahead > 0).map(|ahead| format!("; {ahead} ahead of you"));
     let end = match wanted.patience {

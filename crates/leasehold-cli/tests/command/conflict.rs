@@ -94,6 +94,27 @@ fn patience_ends_when_it_was_told_to() {
 }
 
 #[test]
+fn a_wait_off_a_terminal_says_what_it_waits_for() {
+    let place = Place::new();
+    let _holder = place.hold("x");
+    for (format, begins) in [("text", "leasehold: waiting for x — held by "), ("logfmt", "at=")] {
+        let ran = place.run(&["run", "--log-format", format, "-w", "2500ms", "x", "--", "true"]);
+        ran.assert_code(75);
+        let waiting: Vec<&str> = ran.stderr.lines().filter(|line| line.contains("waiting for x")).collect();
+        assert!(waiting.len() == 1 && waiting[0].starts_with(begins), "{ran:?}");
+    }
+    let logfmt = place.run(&["run", "--log-format", "logfmt", "-n", "x", "--", "true"]);
+    let line = logfmt.stderr.lines().next().unwrap();
+    assert!(
+        line.contains(" event=not_acquired ") && line.contains(" message=\"x is held by ") && line.contains(" lock=x"),
+        "{line}"
+    );
+    let json = place.run(&["run", "--log-format", "json", "-n", "x", "--", "true"]);
+    let events: Vec<serde_json::Value> = json.stderr.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(events.iter().any(|event| event["event"] == "not_acquired"), "{json:?}");
+}
+
+#[test]
 fn one_who_waits_gets_it_when_it_is_free() {
     let place = Place::new();
     let mut holder = place.hold("x");

@@ -4,7 +4,7 @@ use std::{fs, process::Stdio};
 
 use rustix::process::Signal;
 
-use crate::place::{Place, Running, until};
+use crate::place::{Place, Ran, Running, until};
 
 #[test]
 fn a_list_shows_who_holds_and_who_waits() {
@@ -29,7 +29,8 @@ fn a_list_shows_who_holds_and_who_waits() {
         .lines()
         .map(|line| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect())
         .collect();
-    assert_eq!(lines[0], ["NAME", "MODE", "HOLDER", "HELD", "EXPIRES", "WAITING", "FENCE"]);
+    assert_eq!(lines[0], ["NAME", "MODE", "HOLDER", "HELD", "EXPIRES", "WAITING", "FENCE", "NOTE"]);
+    assert_eq!(lines[4][7], "/bin/sh", "{list:?}");
     assert_eq!(lines[1][..3], ["catalog", "shared ×2", "web-1, web-2"], "{list:?}");
     assert_eq!((lines[1][4], lines[1][5]), ("with process", "0"));
     assert_eq!(lines[2][..3], ["deploy", "exclusive", "ci-7"]);
@@ -121,7 +122,10 @@ fn history_can_be_asked_for_what_matters() {
     assert_eq!(events(&["--until", "1h"]).len(), 0);
     assert_eq!(events(&["--since", "2026-01-01", "--until", "2099-01-01T00:00:00Z"]).len(), 5);
     let text = place.run(&["history", "a", "--failures"]).stdout;
-    assert!(text.starts_with("ENDED ") && text.contains("exit code 1"), "{text}");
+    assert!(text.starts_with("ENDED ") && text.contains("exit code 1  \"/bin/sh\""), "{text}");
+    let none = place.run(&["history", "other"]);
+    none.assert_code(0);
+    assert_eq!((none.stdout.as_str(), none.stderr.as_str()), ("", "leasehold: nothing in the history\n"));
 }
 
 #[test]
@@ -179,10 +183,13 @@ fn evict_takes_away_what_was_looked_at_and_nothing_else() {
     assert!(unconfirmed.stderr.contains("--yes"), "{unconfirmed:?}");
     assert_eq!(place.holders("x"), 1);
     assert!(!holder.has_ended());
-    place.run(&["evict", "x", "--fence", &fence, "--reason", "host gone", "--yes"]).assert_code(0);
+    let mut command = place.leasehold(&["evict", "x", "--fence", &fence, "--reason", "host gone", "--yes"]);
+    command.env("SUDO_USER", "alice").env("SSH_CONNECTION", "10.0.0.7 5022 10.0.0.1 22");
+    Ran::of(command).assert_code(0);
     assert_eq!(holder.code(), 121);
     let history = place.run(&["history", "x"]).stdout;
-    assert!(history.contains("evicted") && history.contains("host gone"), "{history}");
+    assert!(history.contains("evicted") && history.contains("host gone (by alice@"), "{history}");
+    assert!(history.contains(" from 10.0.0.7)"), "{history}");
 }
 
 #[test]

@@ -94,6 +94,10 @@ fn usage_errors_are_told_in_a_line_and_change_nothing() {
         assert_clear(&ran, 64, words);
     }
     assert!(!place.path("locks").exists(), "nothing was made");
+    for args in [&["run", "-u", "9"][..], &["run", "9"], &["run", "x"]] {
+        let ran = Ran::of(place.bare(&[&["-b", "file:///x y", "--namespace", "n"], args].concat()));
+        assert_eq!(ran.stderr.matches("leasehold -b 'file:///x y' --namespace n ").count(), 2, "{ran:?}");
+    }
 }
 
 #[test]

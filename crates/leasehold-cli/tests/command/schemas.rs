@@ -154,6 +154,9 @@ fn commands_that_look_fit_their_schemas() {
         assert_eq!(check_lines("inspect", &place.run(&["inspect", "--json", name]).stdout), 1);
     }
     assert_eq!(check_lines("history", &place.run(&["history", "--json"]).stdout), 2);
+    for runs in [&["history", "--skipped", "--json"][..], &["check", "held", "--succeeded-within", "1h", "--json"]] {
+        assert!(check_lines("runs", &place.run(runs).stdout) <= 1);
+    }
     assert_eq!(check_lines("doctor", &place.run(&["doctor", "--json"]).stdout), 1);
     assert_eq!(check_lines("version", &place.run(&["version", "--json"]).stdout), 1);
     let wrong = place.run(&["evict", "--json", "held", "--fence", "1", "--reason", "r", "--yes"]);

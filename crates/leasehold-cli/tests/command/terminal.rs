@@ -151,9 +151,12 @@ fn a_wait_explains_itself() {
     terminal.sees("leasehold: waiting for migrate — held by ");
     terminal.sees(&format!(":{} \"/bin/sh\" for ", holder.pid()));
     terminal.sees("; giving up in 9m5");
+    let drawn = |terminal: &Terminal| terminal.text().matches("\r\x1b[Kleasehold: waiting for migrate").count();
+    until("the line is drawn again", || drawn(&terminal) >= 2);
+    assert!(!terminal.text().contains('\n'), "{:?}", terminal.text());
     drop(holder);
     assert_eq!(waiter.code(), 0);
-    terminal.sees("leasehold: acquired migrate after ");
+    terminal.sees("\r\x1b[Kleasehold: acquired migrate after ");
     terminal.sees("(fence ");
 }
 

@@ -1,0 +1,35 @@
+//! `leasehold schema`: the JSON Schema of each machine output.
+
+use crate::{
+    args::SchemaArgs,
+    exit::{self, Failure, Result},
+    json,
+};
+
+macro_rules! schemas {
+    ($($name:literal),+) => {
+        [$(($name, include_str!(concat!("../../schemas/", $name, ".schema.json")))),+]
+    };
+}
+
+/// Each name with its schema: those of commands, `report` of `run --report`, `event` of what is said with `--json`.
+const SCHEMAS: [(&str, &str); 16] = schemas![
+    "acquire", "check", "doctor", "event", "evict", "history", "init", "inspect", "leader", "list", "release", "renew",
+    "report", "runs", "version", "watch"
+];
+
+/// Prints the schema, or the names of all.
+pub(crate) fn run(args: &SchemaArgs) -> Result<u8> {
+    let names: Vec<&str> = SCHEMAS.iter().map(|(name, _)| *name).collect();
+    match &args.name {
+        None => json::print(names.join("\n"))?,
+        Some(wanted) => {
+            let found = SCHEMAS.iter().find(|(name, _)| name == wanted);
+            let (_, schema) = found.ok_or_else(|| {
+                Failure::usage(format!("there is no schema {wanted}")).hint(format!("there are: {}", names.join(", ")))
+            })?;
+            json::write(schema)?;
+        }
+    }
+    Ok(exit::OK)
+}

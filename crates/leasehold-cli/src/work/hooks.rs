@@ -1,0 +1,89 @@
+//! Commands that are told how a run ended: bounded in time, and without a say in the exit code.
+
+use std::{
+    ffi::OsStr,
+    io::{self, Write},
+    os::{fd::AsFd, unix::process::CommandExt},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use leasehold::clock::{Clock, SystemClock};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use super::report::{Outcome, Report};
+use crate::{
+    args::HookArgs,
+    duration::Brief,
+    say::{Line, Say},
+    shell,
+};
+
+/// A hook that takes longer is killed.
+const LIMIT: Duration = Duration::from_secs(30);
+/// How often to look whether it has ended.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Runs the hook for such an end, if there is one, with the report on its standard input.
+pub(crate) async fn run(hooks: &HookArgs, report: &Report, say: &Say) {
+    let (flag, command) = match report.outcome {
+        Outcome::NotAcquired => ("--on-skip", &hooks.on_skip),
+        Outcome::Interrupted => return,
+        Outcome::Completed if report.exit_code == 0 => return,
+        _ => ("--on-failure", &hooks.on_failure),
+    };
+    let Some(command) = command else { return };
+    if let Err(words) = run_within(LIMIT, command, &format!("{}\n", report.to_json())).await {
+        say.say(Line::warning(format!("{flag}: {words}")));
+    }
+}
+
+async fn run_within(limit: Duration, command: &OsStr, input: &str) -> Result<(), String> {
+    let cannot_run = |error: io::Error| format!("cannot run it: {error}");
+    let mut hook = start(command).map_err(cannot_run)?;
+    if let Some(mut stdin) = hook.stdin.take() {
+        // A report fits into the pipe; a hook need not read it.
+        let _not_read = stdin.write_all(input.as_bytes());
+    }
+    let end = SystemClock.now().after(limit);
+    loop {
+        match hook.try_wait().map_err(cannot_run)? {
+            Some(status) if status.success() => return Ok(()),
+            Some(status) => return Err(format!("ended with {status}")),
+            None if SystemClock.now() >= end => {
+                kill(&mut hook);
+                return Err(format!("killed, since it took longer than {}", Brief(limit)));
+            }
+            None => tokio::time::sleep(LOOK).await,
+        }
+    }
+}
+
+/// Its output goes to standard error: standard output is the command's.
+fn start(command: &OsStr) -> io::Result<Child> {
+    let words = shell::words(command.to_owned());
+    let stderr = io::stderr().as_fd().try_clone_to_owned()?;
+    let mut hook = Command::new(&words[0]);
+    hook.args(&words[1..]).stdin(Stdio::piped()).stdout(stderr).process_group(0).spawn()
+}
+
+fn kill(hook: &mut Child) {
+    let group = i32::try_from(hook.id()).ok().and_then(Pid::from_raw);
+    if let Some(group) = group {
+        let _gone = kill_process_group(group, Signal::KILL);
+    }
+    let _buried = hook.wait();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_hook_is_bounded_and_its_end_is_told() {
+        let run = async |command: &str| run_within(Duration::from_millis(300), OsStr::new(command), "{}\n").await;
+        assert_eq!(run("read -r report; [ \"$report\" = {} ]").await, Ok(()));
+        assert!(run("exit 3").await.unwrap_err().contains("exit status: 3"));
+        assert!(run("sleep 600 & sleep 600").await.unwrap_err().contains("took longer than 300ms"));
+    }
+}

@@ -1,0 +1,57 @@
+//! What is remembered of runs: how often one was skipped, who was in the way, and when one succeeded.
+
+use std::time::Duration;
+
+use leasehold::{
+    Error, Leasehold, Resource,
+    lease::{RunRecord, RunReport, Timestamp},
+};
+use serde_json::{Value, json};
+
+use super::note::short;
+use crate::{duration::Brief, json};
+
+/// Nobody waits longer for the sake of a counter.
+const LIMIT: Duration = Duration::from_millis(150);
+
+/// Remembers that a run was skipped because the lock was busy.
+pub(crate) async fn skipped(locks: &Leasehold, resource: &Resource, busy: &Error) {
+    let holder = busy.holders().first().map(|held| held.holder.clone());
+    record(locks, RunReport::skipped(resource.clone(), holder)).await;
+}
+
+/// Remembers that a run succeeded.
+pub(crate) async fn succeeded(locks: &Leasehold, resource: &Resource) {
+    record(locks, RunReport::succeeded(resource.clone())).await;
+}
+
+async fn record(locks: &Leasehold, report: RunReport) {
+    if locks.guarantees().records_runs {
+        let _one_less_is_counted = tokio::time::timeout(LIMIT, locks.record_runs(&[report])).await;
+    }
+}
+
+/// `skipped 12 times, last 5m ago (held by web-3); last success 3h ago`
+pub(crate) fn words(record: &RunRecord, now: Timestamp) -> String {
+    let success = match record.last_success {
+        Some(at) => format!("last success {} ago", Brief(now.since(at))),
+        None => String::from("no success known"),
+    };
+    let Some(last_skip) = record.last_skip else { return success };
+    let times = if record.skips == 1 { "once" } else { &format!("{} times", record.skips) };
+    let holder = record.held_by.as_ref().map(|holder| format!(" (held by {})", short(holder.as_str())));
+    format!("skipped {times}, last {} ago{}; {success}", Brief(now.since(last_skip)), holder.unwrap_or_default())
+}
+
+/// The record for programs; whether the last success is recent enough, if that was asked.
+pub(crate) fn to_json(record: &RunRecord, succeeded_within: Option<bool>) -> Value {
+    json!({
+        "v": 1,
+        "lock": record.resource.as_str(),
+        "skips": record.skips,
+        "last_skip": record.last_skip.map(json::time),
+        "held_by": record.held_by.as_ref().map(leasehold::Holder::as_str),
+        "last_success": record.last_success.map(json::time),
+        "succeeded_within": succeeded_within,
+    })
+}

@@ -1,0 +1,69 @@
+//! Metrics in a file, added up over runs.
+
+use std::fs;
+
+use crate::place::{Place, Running};
+
+/// The number of this series.
+fn number(text: &str, series: &str) -> f64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(series)).unwrap_or_else(|| panic!("{series}: {text}"));
+    line.trim().parse().unwrap()
+}
+
+#[test]
+fn runs_add_up_also_when_several_end_at_once() {
+    let place = Place::new();
+    let folder = place.path("metrics");
+    fs::create_dir(&folder).unwrap();
+    let folder = folder.to_str().unwrap();
+    let flags = ["run", "--metrics-textfile", folder];
+    let mut readers: Vec<Running> =
+        (0..6).map(|_| place.start(&[&flags[..], &["-s", "x", "--", "true"]].concat())).collect();
+    for reader in &mut readers {
+        assert_eq!(reader.code(), 0);
+    }
+    place.run(&[&flags[..], &["--max-hold", ".1", "x", "--", "sleep", "600"]].concat()).assert_code(124);
+    let holder = place.hold("x");
+    for wait in ["0", ".05"] {
+        place.run(&[&flags[..], &["-w", wait, "x", "--", "true"]].concat()).assert_code(75);
+    }
+    drop(holder);
+    let exe = env!("CARGO_BIN_EXE_leasehold");
+    place.run(&[&flags[..], &["x", "--", exe, "release"]].concat()).assert_code(121);
+
+    let text = fs::read_to_string(place.path("metrics/leasehold.prom")).unwrap();
+    let shared = "backend=\"file\",namespace=\"default\",mode=\"shared\"";
+    let exclusive = shared.replace("shared", "exclusive");
+    for (series, wanted) in [
+        (format!("leasehold_acquire_total{{{shared},outcome=\"acquired\"}}"), 6.0),
+        (format!("leasehold_acquire_total{{{exclusive},outcome=\"acquired\"}}"), 2.0),
+        (format!("leasehold_acquire_total{{{exclusive},outcome=\"busy\"}}"), 1.0),
+        (format!("leasehold_acquire_total{{{exclusive},outcome=\"gave_up\"}}"), 1.0),
+        (format!("leasehold_acquire_wait_seconds_count{{{shared},outcome=\"acquired\"}}"), 6.0),
+        (format!("leasehold_hold_seconds_bucket{{{shared},end=\"released\",le=\"+Inf\"}}"), 6.0),
+        (format!("leasehold_hold_seconds_count{{{exclusive},end=\"max_hold\"}}"), 1.0),
+    ] {
+        assert!((number(&text, &series) - wanted).abs() < f64::EPSILON, "{series}: {text}");
+    }
+    assert!(text.contains("leasehold_lost_total{"), "{text}");
+    let names: Vec<&str> =
+        text.lines().filter(|line| !line.starts_with('#')).map(|line| line.split(' ').next().unwrap()).collect();
+    let mut distinct = names.clone();
+    distinct.sort_unstable();
+    distinct.dedup();
+    assert_eq!(names.len(), distinct.len(), "each series once: {text}");
+    let left: Vec<String> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.contains(".tmp"))
+        .collect();
+    assert_eq!(left, [""; 0]);
+}
+
+#[test]
+fn a_folder_that_is_not_there_is_refused_before_any_work() {
+    let place = Place::new();
+    let ran = place.run(&["run", "--metrics-textfile", "/nonexistent", "x", "--", "echo", "never"]);
+    ran.assert_code(64);
+    assert_eq!(ran.stdout, "");
+}
