@@ -121,14 +121,14 @@ impl Settings {
 #[derive(Clone, Debug)]
 pub(crate) struct OwnReach {
     path: PathBuf,
-    /// `this user only`, in a container `this container only`.
+    /// `this user only`, and in a container that it is one.
     pub(crate) words: &'static str,
 }
 
 impl OwnReach {
     fn of(path: PathBuf) -> Self {
         let in_container = ["/.dockerenv", "/run/.containerenv"].iter().any(|mark| Path::new(mark).exists());
-        Self { path, words: if in_container { "this container only" } else { "this user only" } }
+        Self { path, words: if in_container { "this user only, in this container" } else { "this user only" } }
     }
 
     /// The same, with the directory and what to do about it.

@@ -62,7 +62,13 @@ impl Instance {
             let world_writable = fs::metadata(directory).is_ok_and(|directory| directory.mode() & 0o1002 == 0o002);
             if world_writable {
                 open_to_all = true;
-                let message = format!("{0} can be emptied by every user; chmod o-w {0}", directory.display());
+                let is_meant = self.directory.mode() & 0o006 != 0;
+                let advice = if is_meant {
+                    String::from("share it with a group instead: remove it, then sudo leasehold init file: --group NAME")
+                } else {
+                    format!("chmod o-w {}", directory.display())
+                };
+                let message = format!("{} can be emptied by every user; {advice}", directory.display());
                 findings.push(Finding::new(Severity::Warning, "permissions", message));
             }
         }
