@@ -2,7 +2,8 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    fs,
+    fs, thread,
+    time::Duration,
 };
 
 use rustix::{
@@ -11,6 +12,10 @@ use rustix::{
 };
 
 use crate::{KillMode, signal::Signal};
+
+/// How often to look whether who was killed is dead, and the time between two looks.
+const TRIES: u32 = 200;
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// Sends the signal to the child, or to its whole group.
 pub(crate) fn send(mode: KillMode, pid: Pid, signal: Signal) {
@@ -58,6 +63,19 @@ pub(crate) fn kill_descendants(root: Pid) -> Vec<Straggler> {
     living_descendants(root).filter_map(|process| kill_named(process.pid, process.name)).collect()
 }
 
+/// Kills everybody who descends from us, and comes back when they are dead, or when it cannot.
+pub(crate) fn end_descendants() {
+    for _ in 0..TRIES {
+        let own = process::getpid();
+        if living_descendants(own).next().is_none() {
+            return;
+        }
+        kill_descendants(own);
+        while let Ok(Some(_)) = process::wait(process::WaitOptions::NOHANG) {}
+        thread::sleep(PAUSE);
+    }
+}
+
 /// Kills whoever is in the group; returns those whom we may not signal.
 pub(crate) fn kill_members(group: Pid) -> Vec<Straggler> {
     members(group).into_iter().filter_map(|member| kill_named(member.pid, member.name)).collect()
@@ -95,7 +113,9 @@ pub(crate) fn state(pid: Pid) -> State {
 }
 
 fn look_at(pid: i32) -> Option<Process> {
-    parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    // The kernel cuts names wherever their length ends, in the middle of a character, too.
+    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    parse(&String::from_utf8_lossy(&stat))
 }
 
 fn living_descendants(root: Pid) -> impl Iterator<Item = Process> {
@@ -171,10 +191,7 @@ struct Process {
 
 fn processes() -> Vec<Process> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries
-        .filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with(|c: char| c.is_ascii_digit())))
-        .filter_map(|entry| parse(&fs::read_to_string(entry.path().join("stat")).ok()?))
-        .collect()
+    entries.filter_map(|entry| look_at(entry.file_name().to_str()?.parse().ok()?)).collect()
 }
 
 /// `pid (name) state ppid pgrp session …`; the name may hold spaces and parentheses.
@@ -184,13 +201,16 @@ fn parse(stat: &str) -> Option<Process> {
     let mut fields = rest[end + 1..].split_ascii_whitespace();
     let state = fields.next()?;
     let mut number = || fields.next()?.parse().ok();
+    let (parent, group, session) = (number()?, number()?, number()?);
+    // A process whose first thread has ended looks dead while others run on.
+    let threads: u32 = fields.nth(13).and_then(|threads| threads.parse().ok()).unwrap_or(1);
     Some(Process {
         pid: pid.parse().ok()?,
         name: rest[..end].trim_start_matches('(').to_owned(),
-        parent: number()?,
-        group: number()?,
-        session: number()?,
-        runs: !matches!(state, "Z" | "X" | "x"),
+        parent,
+        group,
+        session,
+        runs: !matches!(state, "Z" | "X" | "x") || threads > 1,
         is_stopped: matches!(state, "T" | "t"),
     })
 }
@@ -205,6 +225,8 @@ mod tests {
         assert_eq!(process.name, "a) b (c");
         assert_eq!((process.pid, process.parent, process.group, process.session), (42, 7, 8, 9));
         assert!(process.runs && !parse("42 (x) Z 7 8 9").unwrap().runs);
+        let with_threads = |count| format!("42 (x) Z 7 8 9 0 -1 4 0 0 0 0 0 0 0 0 20 0 {count} 0");
+        assert!(parse(&with_threads(2)).unwrap().runs && !parse(&with_threads(1)).unwrap().runs);
         assert!(parse("").is_none() && parse("42 (x").is_none());
     }
 
@@ -218,7 +240,7 @@ mod tests {
         };
         let own = process::getpid();
         while family(descendants(own)).len() < 2 {
-            std::thread::yield_now();
+            thread::yield_now();
         }
         let quick = family(descendants(own));
         assert_eq!(quick, family(descendants_among(own, processes())));
@@ -226,6 +248,22 @@ mod tests {
             send(KillMode::Process, Pid::from_raw(pid).unwrap(), Signal::KILL);
         }
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_process_is_found_whatever_bytes_its_name_has() {
+        use std::os::unix::{ffi::OsStrExt, process::CommandExt};
+        let folder = std::env::temp_dir().join(format!("leasehold-supervise-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let program = folder.join(std::ffi::OsStr::from_bytes(b"sl\xffeep"));
+        std::os::unix::fs::symlink("/bin/sleep", &program).unwrap();
+        let mut child = std::process::Command::new(&program).arg("5").process_group(0).spawn().unwrap();
+        let group = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+        let found = members(group);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(found.len(), 1);
     }
 
     #[test]

@@ -57,10 +57,21 @@ pub async fn supervise(
     // If the supervisor is killed, whoever it watched over becomes our child.
     process::set_child_subreaper(Some(process::getpid()))?;
     let terminal = Terminal::controlling();
-    let mut helper = Helper::start(launch, &limits, wants_terminal(terminal.as_ref()), inherit)?;
+    let is_foreground = wants_terminal(terminal.as_ref());
+    let mut helper = Helper::start(launch, &limits, is_foreground, inherit)?;
     let orders = first_orders(leases, &limits);
     helper.order(orders);
-    let child = helper.started().await?;
+    let child = match helper.started().await {
+        Ok(child) => child,
+        Err(error) => {
+            // The command may have run already, if it was the supervisor that failed.
+            group::end_descendants();
+            if let Some(terminal) = terminal.filter(|_| is_foreground) {
+                terminal.give_to(process::getpgrp());
+            }
+            return Err(error);
+        }
+    };
     tell(Notice::Started { pid: child.as_raw_pid() });
     let watch = Watch {
         started: SystemClock.now(),

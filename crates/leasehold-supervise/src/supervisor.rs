@@ -208,7 +208,7 @@ impl<'a> Family<'a> {
             } else if !is_over && now >= self.ask_at {
                 self.ask();
             }
-            if self.wait(must_die).is_err() {
+            if self.wait(must_die, is_over).is_err() {
                 // Without a way to wait we could only spin; the command dies with us.
                 return;
             }
@@ -216,9 +216,9 @@ impl<'a> Family<'a> {
     }
 
     /// Waits for orders, for the end of somebody, and for the next deadline.
-    fn wait(&mut self, must_die: bool) -> rustix::io::Result<()> {
+    fn wait(&mut self, must_die: bool, is_over: bool) -> rustix::io::Result<()> {
         let next = self.ask_at.min(self.kill_at);
-        let wake = if must_die || next == Moment::NEVER { 0 } else { next.as_micros().max(1) };
+        let wake = if must_die || is_over || next == Moment::NEVER { 0 } else { next.as_micros().max(1) };
         let once = Itimerspec {
             it_interval: TimerSpec { tv_sec: 0, tv_nsec: 0 },
             it_value: TimerSpec {

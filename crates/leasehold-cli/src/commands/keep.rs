@@ -40,6 +40,9 @@ use crate::{
     work::under::RELEASE_LIMIT,
 };
 
+/// How long to look whether a lease was released, before its process learns that it is lost.
+const HISTORY_LIMIT: Duration = Duration::from_millis(500);
+
 /// The variable that makes this program the keeper: the process id of the one who started it, and the number of its
 /// pipe.
 const KEEPER: &str = "LEASEHOLD_KEEPER";
@@ -95,7 +98,7 @@ fn watched(args: &AcquireArgs) -> Result<OwnedFd> {
         (pid, None) => pid.unwrap_or_default(),
     };
     let none = || Failure::usage(format!("there is no process {pid}")).hint("in a script: --while-pid $$");
-    let process = match Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+    let process = match Pid::from_raw(pid.max(0)).map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
         Some(Ok(process)) => process,
         None | Some(Err(Errno::SRCH)) => return Err(none()),
         Some(Err(error)) => return Err(Failure::unavailable(format!("cannot watch process {pid}: {error}"))),
@@ -168,8 +171,8 @@ impl Keeper {
 
     /// Tells the one who started us that the lease is handed over, and lets go of what we share with it.
     pub(crate) fn handed_over(mut self) -> io::Result<Kept> {
-        self.done.write_all(&[1])?;
         let null = File::options().read(true).write(true).open("/dev/null")?;
+        self.done.write_all(&[1])?;
         dup2_stdin(&null)?;
         dup2_stdout(&null)?;
         dup2_stderr(&null)?;
@@ -235,7 +238,7 @@ async fn close_to_its_end(lease: &Lease, grace: Duration) {
 /// History tells. A backend that records no releases has forgotten the lease only if its memory is younger.
 async fn was_released(locks: &Leasehold, lease: &Lease) -> bool {
     let filter = HistoryFilter::new(Names::Exactly(lease.resource().clone())).limit(100);
-    let Ok(history) = locks.history(&filter).await else { return false };
+    let Ok(Ok(history)) = tokio::time::timeout(HISTORY_LIMIT, locks.history(&filter)).await else { return false };
     if let Some(ended) = history.iter().find(|ended| ended.fence == Some(lease.fence())) {
         return matches!(ended.ending, Ending::Released | Ending::Failed | Ending::Cancelled);
     }

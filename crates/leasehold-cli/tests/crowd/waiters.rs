@@ -37,8 +37,8 @@ fn those_who_wait_sleep_and_a_hand_over_wakes_two() {
     let script = format!("echo $$ >> {}; exec sleep 600", turn.display());
     let mut waiters: Vec<Running> = Vec::with_capacity(WAITERS);
     while waiters.len() < WAITERS {
-        // A few at a time: what is measured is the waiting, not the rush.
-        waiters.extend((0..10).map(|_| place.start(&["run", "x", "-c", &script])));
+        // A few at a time and quiet: what is measured is the waiting, not the rush, nor lines that explain it.
+        waiters.extend((0..10).map(|_| place.start(&["run", "-q", "x", "-c", &script])));
         until("they wait", || place.waiters("x") == waiters.len());
     }
     let cpu = |waiters: &[Running]| -> u64 { waiters.iter().map(|waiter| ticks(waiter.pid())).sum() };
