@@ -4,9 +4,9 @@
 use std::{
     collections::BTreeMap,
     fmt::Write as _,
-    fs::{self, File},
+    fs::{self, File, Permissions},
     io,
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
     thread,
     time::Duration,
@@ -48,10 +48,17 @@ impl TextFile {
     pub(crate) fn add(&self, report: &Report, namespace: &str) -> Result<()> {
         let add = || -> io::Result<()> {
             let guard = self.lock()?;
-            let mut numbers = Numbers::parse(&fs::read_to_string(&self.0).unwrap_or_default());
+            let before = match regular(&self.0).and_then(|()| fs::read_to_string(&self.0)) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+                read => read?,
+            };
+            let mut numbers = Numbers::parse(&before);
             numbers.add_run(report, namespace);
             let aside = self.0.with_extension(format!("{}.tmp", std::process::id()));
-            let mut file = File::options().write(true).create(true).truncate(true).mode(0o644).open(&aside)?;
+            // Of a run that was killed, or a link that somebody laid there: never written through.
+            let _most_often_none = fs::remove_file(&aside);
+            let mut file = File::options().write(true).create_new(true).open(&aside)?;
+            file.set_permissions(Permissions::from_mode(0o644))?;
             let written = io::Write::write_all(&mut file, numbers.render().as_bytes())
                 .and_then(|()| fs::rename(&aside, &self.0))
                 .inspect_err(|_| {
@@ -66,7 +73,7 @@ impl TextFile {
     fn lock(&self) -> io::Result<File> {
         let path = self.0.with_extension("lock");
         let made = File::options().write(true).create_new(true).mode(0o644).open(&path);
-        let file = made.or_else(|_there_already| File::open(&path))?;
+        let file = made.or_else(|_there_already| regular(&path).and_then(|()| File::open(&path)))?;
         for _ in 0..TRIES.0 {
             match file.try_lock() {
                 Ok(()) => return Ok(file),
@@ -76,6 +83,14 @@ impl TextFile {
         }
         Err(io::Error::new(io::ErrorKind::TimedOut, "another run writes to it"))
     }
+}
+
+/// Fails for what is no file: nobody waits for the other end of a FIFO.
+fn regular(path: &Path) -> io::Result<()> {
+    if fs::symlink_metadata(path)?.is_file() {
+        return Ok(());
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file; remove it"))
 }
 
 /// Numbers by series: the name, then the labels without `le`, then `le` by its size.
@@ -127,6 +142,7 @@ impl Numbers {
     }
 
     fn add_run(&mut self, report: &Report, namespace: &str) {
+        let namespace = namespace.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n");
         let common = format!("backend=\"{}\",namespace=\"{namespace}\",mode=\"{}\"", report.backend, report.mode);
         let outcome = match (report.outcome, report.reason.as_deref()) {
             (Outcome::NotAcquired, Some("busy")) => "busy",

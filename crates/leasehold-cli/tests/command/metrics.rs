@@ -67,3 +67,22 @@ fn a_folder_that_is_not_there_is_refused_before_any_work() {
     ran.assert_code(64);
     assert_eq!(ran.stdout, "");
 }
+
+#[test]
+fn what_is_no_file_of_ours_is_left_as_it_is() {
+    let place = Place::new();
+    let folder = place.path("metrics");
+    fs::create_dir(&folder).unwrap();
+    let (file, run) =
+        (folder.join("leasehold.prom"), ["run", "--metrics-textfile", folder.to_str().unwrap(), "x", "--", "true"]);
+    fs::write(&file, b"leasehold_lost_total{} 7\n\xff\n").unwrap();
+    let ran = place.run(&run);
+    ran.assert_code(0);
+    assert!(ran.stderr.contains("leasehold.prom"), "{ran:?}");
+    assert_eq!(fs::read(&file).unwrap(), b"leasehold_lost_total{} 7\n\xff\n");
+    fs::remove_file(&file).unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, &file, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
+    let ran = place.run(&run);
+    ran.assert_code(0);
+    assert!(ran.stderr.contains("not a regular file"), "{ran:?}");
+}

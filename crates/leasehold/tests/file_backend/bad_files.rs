@@ -123,6 +123,25 @@ fn a_record_is_of_bounded_size() {
 }
 
 #[test]
+fn a_link_in_the_place_of_a_directory_is_refused() {
+    run(async {
+        let (root, elsewhere) = (tempfile::tempdir()?, tempfile::tempdir()?);
+        drop(open(root.path()).await);
+        for part in ["records", "latches", "presence"] {
+            let path = root.path().join("test").join(part);
+            fs::rename(&path, root.path().join("aside"))?;
+            std::os::unix::fs::symlink(elsewhere.path(), &path)?;
+            let error = FileBackend::open(options(root.path(), "")).await.unwrap_err();
+            assert!(error.to_string().contains("not a directory"), "{error}");
+            fs::remove_file(&path)?;
+            fs::rename(root.path().join("aside"), &path)?;
+        }
+        assert_eq!(fs::read_dir(elsewhere.path())?.count(), 0, "nothing was written there");
+        Ok(())
+    });
+}
+
+#[test]
 fn nothing_is_written_or_read_through_a_link() {
     run(async {
         let root = tempfile::tempdir()?;

@@ -53,7 +53,19 @@ impl Directory {
         filesystem::refuse_shared(there, filesystem::magic(there)?)?;
         layout::prepare(&mut directory, &options.root)?;
         directory.agree(options.mode)?;
+        directory.refuse_links()?;
         Ok(directory)
+    }
+
+    /// Another user of the directory may have laid a link to where only we may write.
+    fn refuse_links(&self) -> Result<()> {
+        for part in [self.records(), self.presences(), self.path.join("latches")] {
+            if fs::symlink_metadata(&part).is_ok_and(|found| !found.is_dir()) {
+                let error = io::Error::new(io::ErrorKind::InvalidData, "it is not a directory; remove it");
+                return Err(cannot("use", &part, error));
+            }
+        }
+        Ok(())
     }
 
     /// Takes the mode and the owner from what is there, so that all users of the directory agree on them.

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, BufRead, BufReader, Write as _},
+    io::{self, BufRead, BufReader, Read as _, Write as _},
 };
 
 use uuid::Uuid;
@@ -44,7 +44,7 @@ pub(super) fn read(directory: &Directory, names: &Names, now: Timestamp) -> Resu
 fn table(directory: &Directory, now: Timestamp) -> io::Result<RunTable> {
     let mut table = RunTable::default();
     let file = safe_open::regular(File::options().read(true), &directory.runs())?;
-    for line in BufReader::new(file).split(b'\n') {
+    for line in BufReader::new(file.take(safe_open::LARGEST as u64)).split(b'\n') {
         // A line torn by a full disk or a power loss is passed over.
         if let Ok(record) = serde_json::from_slice::<RunRecord>(&line?) {
             table.add(record);
