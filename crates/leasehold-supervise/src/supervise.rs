@@ -13,7 +13,7 @@ use std::{
 };
 
 use leasehold::{
-    Lease, Loss,
+    ErrorKind, Lease, Loss,
     clock::{Clock, SystemClock},
     lease::Moment,
 };
@@ -206,9 +206,12 @@ impl Watch<'_> {
         }
     }
 
-    /// How a lease was lost while we could not look.
+    /// How a lease was lost while we could not look: after a long stop we may hear of the end of the command, whom the
+    /// supervisor killed in time, before the loss itself is known.
     fn found_lost(&self) -> Option<Cause> {
-        self.leases.iter().find_map(Lease::loss).map(Cause::Lost)
+        let is_past = |lease: &Lease| lease.check().is_err_and(|error| error.kind() == ErrorKind::Lost);
+        let lost = |lease: &Lease| lease.loss().or_else(|| is_past(lease).then_some(Loss::RenewTimeout));
+        self.leases.iter().find_map(lost).map(Cause::Lost)
     }
 
     /// Whether nobody is left who could still do the work.
