@@ -40,7 +40,7 @@ pub(crate) struct ChildArgs {
         default_value = "group"
     )]
     pub(crate) kill_mode: KillMode,
-    /// Processes that outlive the command: stop (TERM, then KILL), wait (the lock is kept until they end) or leave
+    /// Processes that outlive the command: stop (TERM, then KILL), wait (keep the lock until they end) or leave
     /// (they run on without the lock) [default: stop]
     #[arg(
         help_heading = "Command",

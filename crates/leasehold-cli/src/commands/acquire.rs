@@ -68,7 +68,7 @@ struct Taken {
     acquired_at: Timestamp,
 }
 
-/// What was typed, and where to ask for it.
+/// The arguments of the command, and the backend that it asks.
 struct Request<'a> {
     context: &'a Context<'a>,
     args: &'a AcquireArgs,

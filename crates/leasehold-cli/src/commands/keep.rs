@@ -169,7 +169,7 @@ impl Keeper {
         }
     }
 
-    /// Tells the one who started us that the lease is handed over, and lets go of what we share with it.
+    /// Reports to the parent process that the caller has the lease, and closes the descriptors shared with it.
     pub(crate) fn handed_over(mut self) -> io::Result<Kept> {
         let null = File::options().read(true).write(true).open("/dev/null")?;
         self.done.write_all(&[1])?;
@@ -180,7 +180,7 @@ impl Keeper {
     }
 }
 
-/// A lease that is kept for a process.
+/// The background process after it has handed the lease over.
 #[derive(Debug)]
 pub(crate) struct Kept {
     process: AsyncFd<OwnedFd>,
