@@ -50,6 +50,11 @@ pub(crate) fn run(plan: &Plan) -> io::Result<Report> {
         fleet.history.leftovers.extend(left);
     }
 
+    if slow_disk {
+        fleet.history.delays = fleet.delays();
+        faults.injected.insert("slow-disk, delayed calls", fleet.history.delays.len() as u64);
+    }
+
     let liveness = match plan.backend {
         Backend::File => Liveness::Process,
         _ => Liveness::Ttl,
@@ -62,9 +67,6 @@ pub(crate) fn run(plan: &Plan) -> io::Result<Report> {
     };
     let violations =
         check::all(&fleet.history, Rules { liveness, fifo: plan.backend != Backend::Redlock, reconnect, began, ended });
-    if slow_disk {
-        faults.injected.insert("slow-disk, delayed calls", fleet.delayed_calls() as u64);
-    }
     Ok(Report::new(plan, (ended - began) / 1_000_000, &fleet.history, faults.injected, notes, violations))
 }
 

@@ -16,15 +16,17 @@ use crate::{
     dice::Dice,
     event::Line,
     history::{History, Life, Span},
-    instant::{Micros, millis, now},
+    instant::{Micros, from_wall_clock, millis, now},
     network::Network,
 };
 
 /// Tasks of each worker process.
 const LANES: u32 = 2;
-/// System calls of a slow disk, each delayed now and then for 2 s: longer than a loss may take to be reported.
+/// System calls of a slow disk, each delayed now and then.
 const SLOW_CALLS: &str = "pwrite64,unlink,unlinkat,rename,renameat,renameat2";
-const SLOW_RATE: &str = "delay_enter=2000000:when=40+160";
+const SLOW_RATE: &str = "when=40+160";
+/// How long a delay lasts: longer than a loss may take to be reported.
+const DELAY: Micros = millis(2000);
 
 /// All worker processes of a run.
 #[derive(Debug)]
@@ -105,8 +107,9 @@ impl Fleet {
     /// A command that slows the calls of the program that follows. The tracer detaches, so the child is the program.
     fn under_strace(&self, label: &str) -> Command {
         let mut command = Command::new("strace");
-        command.args(["-D", "-f", "-qq", "--seccomp-bpf", "-e", &format!("trace={SLOW_CALLS}")]);
-        command.args(["-e", &format!("inject={SLOW_CALLS}:{SLOW_RATE}"), "-o"]).arg(self.trace_of(label));
+        command.args(["-D", "-f", "-qq", "-ttt", "--seccomp-bpf", "-e", &format!("trace={SLOW_CALLS}")]);
+        let delays = format!("inject={SLOW_CALLS}:delay_enter={DELAY}:{SLOW_RATE}");
+        command.args(["-e", &delays, "-o"]).arg(self.trace_of(label));
         command
     }
 
@@ -114,11 +117,11 @@ impl Fleet {
         self.folder.join(format!("{label}.strace"))
     }
 
-    /// How many system calls strace delayed.
-    pub(crate) fn delayed_calls(&self) -> usize {
+    /// When strace delayed system calls.
+    pub(crate) fn delays(&self) -> Vec<Span> {
         let slow = self.history.lives.iter().filter(|life| life.slow);
         let traces = slow.filter_map(|life| std::fs::read_to_string(self.trace_of(&life.label)).ok());
-        traces.map(|trace| trace.matches("(DELAYED)").count()).sum()
+        traces.flat_map(|trace| trace.lines().filter_map(delay).collect::<Vec<_>>()).collect()
     }
 
     /// Reads all logs, and reports workers that ended by themselves.
@@ -304,6 +307,17 @@ impl LogReader {
     }
 }
 
+/// The delay that a line of strace shows: `4121 1763320000.250000 pwrite64(…) = 512 (DELAYED)`.
+fn delay(line: &str) -> Option<Span> {
+    let mut words = line.split_ascii_whitespace().skip(1);
+    let (seconds, micros) = words.next()?.split_once('.')?;
+    let shown = seconds.parse::<Micros>().ok()? * 1_000_000 + micros.parse::<Micros>().ok()?;
+    let at = from_wall_clock(shown);
+    // A line has the time at which the call began, unless it shows the rest of an earlier one.
+    let from = if line.contains(" resumed>") { at.saturating_sub(DELAY) } else { at };
+    line.ends_with("(DELAYED)").then_some(Span { from, to: from + DELAY })
+}
+
 fn pid_of(process: &Child) -> io::Result<Pid> {
     let raw = i32::try_from(process.id()).map_err(io::Error::other)?;
     Pid::from_raw(raw).ok_or_else(|| io::Error::other("a process id is not zero"))
@@ -312,4 +326,25 @@ fn pid_of(process: &Child) -> io::Result<Pid> {
 fn client_name(client: Client) -> String {
     use clap::ValueEnum;
     client.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::time::{ClockId, clock_gettime};
+
+    use super::*;
+
+    #[test]
+    fn delays_are_found_in_what_strace_writes() {
+        let lengths = |line: &str| delay(line).map(|Span { from, to }| to - from);
+        assert_eq!(lengths("4121 1763320000.250000 pwrite64(3, \"x\", 1, 1) = 1 (DELAYED)"), Some(DELAY));
+        assert_eq!(lengths("4121 1763320000.250000 pwrite64(3, \"x\", 1, 1) = 1"), None);
+        let at = |seconds: u64, text: &str| {
+            let wall = clock_gettime(ClockId::Realtime).tv_sec + 100;
+            let line = format!("1 {}.000000 {text} (DELAYED)", u64::try_from(wall).unwrap() + seconds);
+            delay(&line).unwrap().from
+        };
+        let (whole, resumed) = (at(0, "unlink(\"x\") = 0"), at(2, "<... unlink resumed>) = 0"));
+        assert!(whole.abs_diff(resumed) < millis(1100), "both began at the same time: {whole} {resumed}");
+    }
 }

@@ -16,6 +16,8 @@ pub(crate) struct History {
     pub(crate) queues: Vec<Queue>,
     pub(crate) losses: Vec<Loss>,
     pub(crate) failovers: Vec<Failover>,
+    /// When a slow disk held a worker up.
+    pub(crate) delays: Vec<Span>,
     pub(crate) children: BTreeMap<i32, Child>,
     pub(crate) callbacks: u64,
     /// What was found after the end: leases that `list` shows, files that nobody owns.

@@ -7,7 +7,16 @@ pub(crate) type Micros = u64;
 
 /// Reads the clock without the library under test.
 pub(crate) fn now() -> Micros {
-    let time = clock_gettime(ClockId::Boottime);
+    read(ClockId::Boottime)
+}
+
+/// The instant at which the wall clock showed this many microseconds since 1970, unless it was set meanwhile.
+pub(crate) fn from_wall_clock(shown: Micros) -> Micros {
+    (now() + shown).saturating_sub(read(ClockId::Realtime))
+}
+
+fn read(clock: ClockId) -> Micros {
+    let time = clock_gettime(clock);
     u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0) / 1000
 }
 

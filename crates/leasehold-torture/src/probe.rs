@@ -17,6 +17,8 @@ use crate::{
 
 /// How long a callback blocks: longer than a loss may take to be reported.
 const CALLBACK: Duration = Duration::from_secs(4);
+/// How long releases may take that a slow disk delays several times in a row.
+const RELEASE_LIMIT: Micros = millis(15_000);
 /// How long a probe's lease may be held.
 const MAX_HOLD: Micros = millis(300);
 
@@ -69,7 +71,7 @@ pub(crate) async fn block_in_callback(shared: &Arc<Shared>, name: &str) -> Resul
 
 /// What `list` shows, once nothing is left or the limit has passed.
 pub(crate) async fn list_leftovers(locks: &Leasehold) -> Vec<String> {
-    let until = now() + millis(5000);
+    let until = now() + RELEASE_LIMIT;
     loop {
         let left = list_once(locks).await.unwrap_or_else(|error| vec![format!("list failed: {error}")]);
         if left.is_empty() || now() > until {
