@@ -7,6 +7,7 @@ mod place;
 
 mod increments;
 mod killed;
+mod once_each;
 mod waiters;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,0 +1,72 @@
+//! Two hundred runs that wait for one lock, on each backend: each gets its turn once, in order.
+
+use std::{fs, process::Command};
+
+use leasehold_testkit::{postgres::Postgres, redis::Server};
+use serde_json::Value;
+
+use crate::place::{Place, Ran, Running, until};
+
+const RUNS: usize = 200;
+
+#[test]
+fn on_a_directory() {
+    let place = Place::new();
+    each_runs_once(&place, &place.url());
+}
+
+#[test]
+fn on_redis() {
+    let server = Server::start();
+    each_runs_once(&Place::new(), &server.url());
+}
+
+#[test]
+fn on_postgres() {
+    // Each waiter has a connection of its own.
+    let server = Postgres::start_with(&["fsync=off", "max_connections=300"]);
+    let place = Place::new();
+    Ran::of(on(&place, &server.url(), &["init"])).assert_code(0);
+    each_runs_once(&place, &server.url());
+}
+
+fn on(place: &Place, url: &str, args: &[&str]) -> Command {
+    let mut command = place.bare(args);
+    command.env("LEASEHOLD_URL", url);
+    command
+}
+
+fn each_runs_once(place: &Place, url: &str) {
+    let _alone = crate::alone();
+    let turns = place.path("turns");
+    let go = place.path("go");
+    let gate = format!("until [ -e {} ]; do sleep 0.1; done", go.display());
+    let mut holder = Running::of(on(place, url, &["run", "-q", "x", "-c", &gate]));
+    let listed = |state: &str| -> usize {
+        let ran = Ran::of(on(place, url, &["inspect", "--json", "x"]));
+        serde_json::from_str::<Value>(&ran.stdout).unwrap()[state].as_array().map_or(0, Vec::len)
+    };
+    until("the lock is held", || listed("holders") == 1);
+    let mut runs: Vec<Running> = Vec::with_capacity(RUNS);
+    while runs.len() < RUNS {
+        // A few at a time: the start of each takes processor time.
+        for number in runs.len()..runs.len() + 10 {
+            let script = format!("echo {number} $LEASEHOLD_FENCE >> {}", turns.display());
+            runs.push(Running::of(on(place, url, &["run", "-q", "x", "-c", &script])));
+        }
+        until("they wait", || listed("waiters") == runs.len());
+    }
+    fs::write(&go, "").unwrap();
+    assert_eq!(holder.code(), 0);
+    assert!(runs.iter_mut().all(|run| run.code() == 0));
+    let turns = fs::read_to_string(&turns).unwrap();
+    let turns: Vec<(usize, u64)> = turns
+        .lines()
+        .map(|line| line.split_once(' ').map(|(run, fence)| (run.parse().unwrap(), fence.parse().unwrap())).unwrap())
+        .collect();
+    assert!(turns.iter().map(|(_, fence)| fence).is_sorted_by(|one, next| one < next), "fences rise: {turns:?}");
+    assert!(turns.iter().map(|(run, _)| run / 10).is_sorted(), "those who came first run first: {turns:?}");
+    let mut ran: Vec<usize> = turns.iter().map(|(run, _)| *run).collect();
+    ran.sort_unstable();
+    assert_eq!(ran, (0..RUNS).collect::<Vec<_>>(), "each ran once");
+}
