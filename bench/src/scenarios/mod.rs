@@ -14,6 +14,7 @@ mod redis_readers;
 mod redis_scale;
 mod redlock_pairs;
 mod redlock_tries;
+mod start_up;
 
 pub(crate) mod file_handoff;
 pub(crate) mod file_queue;
@@ -50,6 +51,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     redis_absent::SCENARIO,
     redlock_pairs::SCENARIO,
     redlock_tries::SCENARIO,
+    start_up::SCENARIO,
 ];
 
 /// A runtime of two workers, as on a small server.

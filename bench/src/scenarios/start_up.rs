@@ -1,0 +1,69 @@
+//! One short command under a lock, from start to end, beside flock(1).
+
+use std::{
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use leasehold_testkit::redis;
+
+use super::{Scenario, two_workers};
+use crate::{
+    Result,
+    contest::{Effort, Spread},
+    postgres_locks,
+    report::{Bar, Section},
+    stopwatch::Stopwatch,
+};
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "start-up",
+    title: "`leasehold run NAME -- true` from start to end, supervisor included, beside `flock FILE true`.",
+    measure,
+};
+
+fn measure(effort: Effort, section: &mut Section) -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let postgres = postgres_locks::server(&two_workers()?, true)?;
+    let redis = redis::Server::start();
+    let urls = [format!("file://{}", directory.path().join("locks").display()), postgres.url(), redis.url()];
+    let mut flock = Command::new("flock");
+    flock.arg(directory.path().join("flock")).arg("true");
+    let mut contenders = vec![flock];
+    for url in &urls {
+        let mut leasehold = Command::new(std::env::current_exe()?.with_file_name("leasehold"));
+        leasehold.args(["run", "-q", "start-up", "--", "true"]).env("LEASEHOLD_URL", url);
+        contenders.push(leasehold);
+    }
+    let mut rounds = vec![Vec::new(); contenders.len()];
+    for round in 0..effort.rounds {
+        for turn in 0..contenders.len() {
+            let index = (round + turn) % contenders.len();
+            rounds[index].push(millis_of_a_run(&mut contenders[index], effort.seconds)?);
+        }
+    }
+    let bars = [("file:", Bar::AtMost(3.5)), ("postgres:", Bar::AtMost(8.0)), ("redis:", Bar::AtMost(8.0))];
+    let flock = rounds.remove(0);
+    section.figure("flock".to_owned(), Spread::of(flock.iter().copied()).median, "ms", None);
+    for ((backend, bar), rounds) in bars.into_iter().zip(rounds) {
+        section.figure(format!("leasehold on {backend}"), Spread::of(rounds.iter().copied()).median, "ms", None);
+        let ratios = rounds.iter().zip(&flock).map(|(ours, theirs)| ours / theirs);
+        section.ratio(format!("time, leasehold on {backend} : flock"), Spread::of(ratios), bar);
+    }
+    Ok(())
+}
+
+/// Runs the command again and again for about `seconds`; the median time in milliseconds.
+fn millis_of_a_run(command: &mut Command, seconds: f64) -> Result<f64> {
+    let mut times = Vec::new();
+    let round = Stopwatch::start();
+    while round.nanos() < Duration::from_secs_f64(seconds).as_nanos() as f64 {
+        let run = Stopwatch::start();
+        let status = command.stdin(Stdio::null()).status()?;
+        if !status.success() {
+            return Err(format!("{command:?} ended with {status}").into());
+        }
+        times.push(run.nanos() / 1e6);
+    }
+    Ok(Spread::of(times).median)
+}
