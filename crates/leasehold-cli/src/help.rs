@@ -3,11 +3,14 @@
 use std::ffi::OsString;
 
 use clap::{
-    CommandFactory,
+    CommandFactory, ValueEnum,
     error::{ContextKind, ContextValue, ErrorKind},
 };
 
-use crate::args::Cli;
+use crate::{
+    args::{Cli, LogFormat},
+    exit::Failure,
+};
 
 /// All that is said about global options below the help of one command.
 const GLOBAL_OPTIONS: &str = "Global options: -b URL|PROFILE, --namespace NS, --config PATH, --json, --log-format FORMAT, \
@@ -34,6 +37,29 @@ pub(crate) fn similar_command(error: &clap::Error) -> Option<String> {
     (error.kind() == ErrorKind::InvalidSubcommand).then(|| format!("a similar command exists: '{nearest}'"))
 }
 
+/// Whether a `run` was given its command in the place of the name: `leasehold run -- echo hi`.
+pub(crate) fn lacks_name(args: &[OsString]) -> bool {
+    let is_flag = |word: &OsString| word.to_string_lossy().starts_with('-');
+    let Some(run) = args.iter().position(|word| !is_flag(word) && word == "run").filter(|at| *at > 0) else {
+        return false;
+    };
+    let first = args[run + 1..].iter().position(|word| !is_flag(word) || word == "--").map(|at| run + 1 + at);
+    // A name that begins with a hyphen may well follow `--`.
+    first.is_some_and(|at| args[at] == "--" && args.get(at + 1).is_some_and(|word| !is_flag(word)))
+}
+
+/// What to do about it.
+pub(crate) fn name_first() -> Failure {
+    Failure::usage("run needs the name of a lock before `--`").hint("leasehold run NAME -- COMMAND…")
+}
+
+/// The format of lines that a command line asks for which cannot be parsed as a whole.
+pub(crate) fn log_format(args: &[OsString]) -> Option<LogFormat> {
+    let mut words = args.iter().filter_map(|word| word.to_str()).take_while(|word| *word != "--");
+    let value = words.find_map(|word| word.strip_prefix("--log-format"))?;
+    LogFormat::from_str(value.strip_prefix('=').or_else(|| words.next())?, false).ok()
+}
+
 /// How many letters must be added, dropped, replaced, or swapped with their neighbour.
 fn slips(typed: &str, meant: &str) -> usize {
     let (typed, meant): (Vec<char>, Vec<char>) = (typed.chars().collect(), meant.chars().collect());
@@ -56,6 +82,32 @@ fn slips(typed: &str, meant: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn words(line: &str) -> Vec<OsString> {
+        line.split(' ').map(OsString::from).collect()
+    }
+
+    #[test]
+    fn a_run_without_a_name_is_told_from_one_with_it() {
+        for (line, lacks) in [
+            ("leasehold run -- echo hi", true),
+            ("leasehold -q run -n -- echo hi", true),
+            ("leasehold run x -- echo hi", false),
+            ("leasehold run -w 5 x -- echo hi", false),
+            ("leasehold run -- -odd-name echo", false),
+            ("leasehold acquire -- x", false),
+        ] {
+            assert_eq!(lacks_name(&words(line)), lacks, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_log_format_is_found_in_a_line_with_mistakes() {
+        let found = |line: &str| log_format(&words(line));
+        assert_eq!(found("leasehold --log-format json run --bogus"), Some(LogFormat::Json));
+        assert_eq!(found("leasehold run --log-format=text --bogus"), Some(LogFormat::Text));
+        assert_eq!(found("leasehold run x -- --log-format json"), None);
+    }
 
     #[test]
     fn slips_are_counted() {

@@ -38,6 +38,10 @@ pub fn main() -> ExitCode {
     commands::completions::answer_shell();
     report_bugs();
     let cli = match Cli::try_parse_from(&args) {
+        Ok(cli) if help::lacks_name(&args) => {
+            Say::new(Looks::resolve(&cli.global, &environment)).fail(&help::name_first());
+            return ExitCode::from(exit::USAGE);
+        }
         Ok(cli) => cli,
         Err(error) => return ExitCode::from(refuse(&error, &args)),
     };
@@ -84,13 +88,17 @@ fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
         .and_then(|word| word.to_str())
         .filter(|word| Cli::command().find_subcommand(word).is_some())
     {
+        Some("release" | "renew") if !invalid.is_empty() && !invalid.starts_with('-') => String::from(
+            "a lease goes by its handle: --lease HANDLE, as `leasehold acquire` printed it; `leasehold evict NAME` takes a \
+             lock away from whoever holds it",
+        ),
         Some(command) => format!("see: leasehold {command} --help"),
         None => String::from("see: leasehold --help"),
     };
     let failure = Failure::usage(message).hint(tip.unwrap_or(help));
     let json =
         args.iter().any(|word| word == "--json") || environment("LEASEHOLD_JSON").is_some_and(|value| value != "0");
-    let log = if json { LogFormat::Json } else { LogFormat::Text };
+    let log = help::log_format(args).unwrap_or(if json { LogFormat::Json } else { LogFormat::Text });
     let looks = Looks { json, log, ..Looks::plain() };
     Say::new(looks).fail(&failure);
     failure.code

@@ -18,7 +18,7 @@ pub(crate) struct AskArgs {
     #[arg(long, value_name = "K", requires = "limit", default_value_t = 1)]
     pub(crate) permits: u32,
     /// Do not wait: fail at once if it is busy
-    #[arg(short, long, alias = "nb")]
+    #[arg(short, long, aliases = ["nb", "nowait", "no-wait"])]
     pub(crate) nonblock: bool,
     /// Give up after this long; 0 is the same as -n [default: wait for ever]
     #[arg(short, long, alias = "timeout", value_name = "D", value_parser = duration::parse, conflicts_with = "nonblock")]

@@ -46,7 +46,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &InitArgs) -> Result<u8> {
     if is_default_file {
         return default_directory(context, args.group.as_deref()).await;
     }
-    let locks = context.connect().await?;
+    let locks = context.connect_patiently().await?;
     for finding in locks.examine().await? {
         if finding.subject == "rights" && finding.severity == Severity::Failure {
             let message = finding.message;

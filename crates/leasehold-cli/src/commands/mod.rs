@@ -108,6 +108,11 @@ impl Context<'_> {
 
     /// Opens the backend for a command that takes no lock.
     pub(crate) async fn connect(&self) -> Result<Leasehold> {
+        self.open(None, &self.start(Patience::Try)).await
+    }
+
+    /// The same for what should not fail because a server starts again just now.
+    pub(crate) async fn connect_patiently(&self) -> Result<Leasehold> {
         self.open(None, &self.start(Patience::Forever)).await
     }
 

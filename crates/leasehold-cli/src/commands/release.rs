@@ -15,7 +15,7 @@ use crate::{
 pub(crate) async fn run(context: &Context<'_>, args: &LeaseArgs) -> Result<u8> {
     let handle = given::lease(args)?;
     let resource = handle.key().resource.clone();
-    let locks = context.connect().await?;
+    let locks = context.connect_patiently().await?;
     let gone = match locks.release(&handle, Outcome::Completed).await? {
         Released::Gone => Some(given::Gone::find_out(&locks, &resource).await),
         Released::Freed | Released::LeftQueue | Released::Shared => None,

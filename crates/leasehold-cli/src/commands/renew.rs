@@ -17,7 +17,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &RenewArgs) -> Result<u8> {
     let handle = given::lease(&args.lease)?;
     let ttl = Ttl::new(args.ttl).map_err(|error| Failure::by_flag("--ttl", error))?;
     let resource = handle.key().resource.clone();
-    let locks = context.connect().await?;
+    let locks = context.connect_patiently().await?;
     let (fence, gone) = match locks.renew(&handle, ttl.get()).await? {
         Standing::Holding(grant) => (Some(grant.fence.get()), None),
         Standing::Unknown => return Err(Failure::unavailable(format!("{resource}: the renewal was not answered"))),

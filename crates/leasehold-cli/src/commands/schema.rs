@@ -26,7 +26,14 @@ pub(crate) fn run(args: &SchemaArgs) -> Result<u8> {
         Some(wanted) => {
             let found = SCHEMAS.iter().find(|(name, _)| name == wanted);
             let (_, schema) = found.ok_or_else(|| {
-                Failure::usage(format!("there is no schema {wanted}")).hint(format!("there are: {}", names.join(", ")))
+                let hint = match wanted.as_str() {
+                    "run" | "elect" => String::from(
+                        "`leasehold schema report` is that of run --report, `leasehold schema event` that of each line \
+                         on standard error with --json",
+                    ),
+                    _ => format!("there are: {}", names.join(", ")),
+                };
+                Failure::usage(format!("there is no schema {wanted}")).hint(hint)
             })?;
             json::write(schema)?;
         }

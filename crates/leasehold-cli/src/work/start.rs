@@ -32,6 +32,8 @@ pub(crate) struct Start<'a> {
     retries: bool,
     began: Moment,
     limit: Duration,
+    /// The flag that set the limit, or could.
+    flag: &'static str,
     say: &'a Say,
     explained: RefCell<Explained>,
 }
@@ -47,16 +49,18 @@ struct Explained {
 impl<'a> Start<'a> {
     /// A start now, by a command that waits so long for its lock.
     pub(crate) fn new(settings: &Settings, patience: Patience, say: &'a Say) -> Self {
-        let limit = match patience {
-            Patience::Try => settings.connect_limit.unwrap_or(BRIEFLY),
-            Patience::For(wait) => settings.connect_limit.unwrap_or(USUALLY).min(wait),
-            Patience::Forever => settings.connect_limit.unwrap_or(USUALLY),
+        let usually = if patience == Patience::Try { BRIEFLY } else { USUALLY };
+        let limit = settings.connect_limit.unwrap_or(usually);
+        let (limit, flag) = match patience {
+            Patience::For(wait) if wait < limit => (wait, "--wait"),
+            _ => (limit, "--connect-timeout"),
         };
         Self {
             place: settings.shown_url(),
             retries: !settings.url.starts_with("file:"),
             began: SystemClock.now(),
             limit,
+            flag,
             say,
             explained: RefCell::default(),
         }
@@ -81,7 +85,7 @@ impl<'a> Start<'a> {
     pub(crate) fn failure(&self, error: leasehold::Error) -> Failure {
         let mut failure = Failure::from(error);
         if failure.code == exit::UNAVAILABLE && self.explained.borrow().last_error.is_some() {
-            let tried = format!("; tried for {} (--connect-timeout)", Brief(self.limit));
+            let tried = format!("; tried for {} ({})", Brief(self.limit), self.flag);
             failure.message.push_str(&tried);
         }
         failure

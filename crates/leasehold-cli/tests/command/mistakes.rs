@@ -27,6 +27,8 @@ fn usage_errors_are_told_in_a_line_and_change_nothing() {
         (&["run"][..], "<NAME>"),
         (&["run", "x"], "run needs a command"),
         (&["run", "x", "--"], "run needs a command"),
+        (&["run", "--", "echo", "hi"], "the name of a lock before `--`"),
+        (&["release", "x"], "`leasehold evict NAME`"),
         (&["run", "x", "-c", "true", "true"], "cannot be used with"),
         (&["run", "x", "--frobnicate"], "no option --frobnicate"),
         (&["run", "--frobnicate", "x", "true"], "--frobnicate"),

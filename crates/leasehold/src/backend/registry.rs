@@ -70,7 +70,7 @@ pub fn register(scheme: &'static str, open: fn(&str, &OpenOptions) -> Opening) -
 /// Opens the backend that a URL names.
 pub(crate) async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Backend>> {
     check_namespace(&options.namespace)?;
-    let Some((scheme, _)) = url.split_once(':') else {
+    let Some((scheme, rest)) = url.split_once(':') else {
         return Err(Error::invalid_config(format!(
             "a backend URL begins with its scheme, such as {}; this one has none",
             known_schemes()
@@ -84,7 +84,10 @@ pub(crate) async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Bac
     if let Some(open) = open {
         return open(url, options).await;
     }
-    let advice = built_in.map_or_else(String::new, |left_out| match left_out.only_on {
+    let is_address = rest.bytes().take_while(u8::is_ascii_digit).count() > 0;
+    let no_scheme =
+        || if is_address { format!("; a server goes by its kind: redis://{scheme}:…") } else { String::new() };
+    let advice = built_in.map_or_else(no_scheme, |left_out| match left_out.only_on {
         Some(system) if system != std::env::consts::OS => format!("; {scheme}: runs on {system} only"),
         _ => format!("; turn the feature `{}` of leasehold on", left_out.feature),
     });
