@@ -24,7 +24,7 @@ fn on_redis() {
 #[test]
 fn on_postgres() {
     // Each waiter has a connection of its own.
-    let server = Postgres::start_with(&["fsync=off", "max_connections=300"]);
+    let server = Postgres::start_with(&["fsync=off", "max_connections=250"]);
     let place = Place::new();
     Ran::of(on(&place, &server.url(), &["init"])).assert_code(0);
     each_runs_once(&place, &server.url());

@@ -61,7 +61,8 @@ impl Connection {
         let text = self.connector.text(call);
         let values: Vec<&(dyn ToSql + Sync)> = parameters.iter().map(|(value, _)| *value).collect();
         let asks = async {
-            if self.connector.is_lent() {
+            // To prepare takes a round trip of its own, which pays from the second time on.
+            if self.connector.is_lent() || !self.asked[call as usize].swap(true, Ordering::Relaxed) {
                 return self.client.query_typed(text, parameters).await;
             }
             let types: Vec<Type> = parameters.iter().map(|(_, kind)| kind.clone()).collect();

@@ -79,6 +79,8 @@ pub(super) struct Greeting {
 pub(super) struct Connection {
     client: Client,
     connector: Arc<Connector>,
+    /// Whether each call was made before.
+    asked: Vec<AtomicBool>,
     prepared: Vec<OnceCell<Statement>>,
     driver: AbortHandle,
     /// Whether each call is put into a transaction of its own.
@@ -168,6 +170,7 @@ impl Connector {
         Ok(Connection {
             client: reached.client,
             connector: Arc::clone(self),
+            asked: self.texts.iter().map(|_| AtomicBool::new(false)).collect(),
             prepared: self.texts.iter().map(|_| OnceCell::new()).collect(),
             driver: reached.driver,
             wrapped: AtomicBool::new(!greeting.usual),
