@@ -29,7 +29,7 @@ use crate::{
 /// # Errors
 /// Those of the future.
 pub fn wait<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
-    crate::engine::threads()?.io.block_on(future)
+    crate::threads::of_process()?.io.block_on(future)
 }
 
 /// [`crate::Leasehold`], blocking.

@@ -4,15 +4,15 @@ use std::{env, fmt, future::Future, sync::Arc, time::Duration};
 
 use crate::{
     Error, Result,
-    backend::{self, Backend, EventStream, Finding, Guarantees, OpenOptions},
+    backend::{Backend, EventStream, Finding, Guarantees, OpenOptions},
+    backends,
     clock::{Clock, SystemClock},
-    engine::{self, Engine, Wait},
+    engine::{Engine, Reentries, Wait, telemetry::Call},
     lease::{
         EndedLease, Evicted, Fence, HistoryFilter, HistoryPage, Holder, LeaseHandle, ListFilter, Names, Outcome, Page,
         Released, Renewal, Resource, RunRecord, RunReport, Standing, Ttl,
     },
-    primitives::{All, Election, Mutex, Reentries, RwLock, Semaphore},
-    telemetry::Call,
+    threads,
 };
 
 /// One connection to one backend, cheap to clone, and what can be locked on it.
@@ -85,31 +85,6 @@ impl Leasehold {
         let namespace = env::var("LEASEHOLD_NAMESPACE").unwrap_or_else(|_| String::from("default"));
         let locks = Self::builder().namespace(namespace).connect(&url).await?;
         Ok(global.insert(locks).clone())
-    }
-
-    /// A lock for one holder at a time.
-    pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
-        Mutex::new(self, name.as_ref())
-    }
-
-    /// A lock for many readers or one writer.
-    pub fn rwlock(&self, name: impl AsRef<str>) -> RwLock {
-        RwLock::new(self, name.as_ref())
-    }
-
-    /// A limit of `limit` permits.
-    pub fn semaphore(&self, name: impl AsRef<str>, limit: u32) -> Semaphore {
-        Semaphore::new(self, name.as_ref(), limit)
-    }
-
-    /// An election of one leader.
-    pub fn election(&self, name: impl AsRef<str>) -> Election {
-        Election::new(self, name.as_ref())
-    }
-
-    /// Several mutexes, all or nothing.
-    pub fn all<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> All {
-        All::new(self, names.into_iter().map(|name| name.as_ref().to_owned()).collect())
     }
 
     /// Live leases and queue positions.
@@ -280,7 +255,7 @@ impl Leasehold {
 /// Runs a future on the library's I/O thread, whatever executor the caller has.
 async fn on_io_thread<T: Send + 'static>(call: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
     let lost = |error| Err(Error::unanswered("the backend failed before it answered").caused_by(error));
-    engine::threads()?.io.spawn(call).await.unwrap_or_else(lost)
+    threads::of_process()?.io.spawn(call).await.unwrap_or_else(lost)
 }
 
 impl fmt::Debug for Leasehold {
@@ -356,7 +331,7 @@ impl Builder {
         let (url, limit) = (url.to_owned(), self.connect_limit);
         let opened = on_io_thread(async move {
             // A backend that keeps to the limit by itself can say who did not answer.
-            tokio::time::timeout(limit.saturating_add(limit / 8), backend::open(&url, &options))
+            tokio::time::timeout(limit.saturating_add(limit / 8), backends::open(&url, &options))
                 .await
                 .unwrap_or_else(|_| Err(Error::unavailable(format!("the backend did not answer within {limit:?}"))))
         });

@@ -142,16 +142,17 @@ pub mod backends;
 pub mod blocking;
 pub mod clock;
 mod engine;
-mod error;
 pub mod lease;
 mod leasehold;
 pub mod model;
 mod primitives;
-mod telemetry;
+mod threads;
 
 pub use engine::{Attempt, Guard, Lease, LeaseHealth, Loss};
-pub use error::{Error, ErrorKind, Result};
-pub use lease::{Fence, Holder, LeaseHandle, Metadata, Outcome, Resource, Ttl};
+pub use lease::{
+    Fence, Holder, LeaseHandle, Metadata, Outcome, Resource, Ttl,
+    error::{Error, ErrorKind, Result},
+};
 pub use leasehold::{Builder, Leasehold};
 pub use primitives::{All, Candidate, Detached, Election, Guards, Leader, Mutex, Observer, RwLock, Semaphore};
 

@@ -7,7 +7,7 @@
 //!
 //! ```
 //! # async fn example() -> leasehold::Result<()> {
-//! leasehold::backend::register("cas", cas_backend::open)?;
+//! leasehold::backends::register("cas", cas_backend::open)?;
 //! let locks = leasehold::Leasehold::connect("cas:jobs").await?;
 //! let guard = locks.mutex("order:42").acquire().await?;
 //! guard.release().await?;
@@ -38,7 +38,7 @@ use crate::bucket::Bucket;
 
 /// Opens `cas:BUCKET`; `?history=N` remembers N ended leases of each resource instead of 100.
 ///
-/// Give it to [`leasehold::backend::register`].
+/// Give it to [`leasehold::backends::register`].
 pub fn open(url: &str, options: &OpenOptions) -> Opening {
     let opened = UrlOptions::parse(url).and_then(|mut url| {
         let history = url.take("history", "a number of ended leases")?.unwrap_or(100);

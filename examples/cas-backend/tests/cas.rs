@@ -7,7 +7,8 @@ use std::sync::{
 
 use leasehold::{
     ErrorKind, Leasehold,
-    backend::{self, Backend, OpenOptions},
+    backend::{Backend, OpenOptions},
+    backends,
     clock::Clock,
     lease::{HistoryFilter, Names},
 };
@@ -47,7 +48,7 @@ fn it_passes_the_suite() {
 
 #[tokio::test]
 async fn it_joins_by_url() -> leasehold::Result<()> {
-    backend::register("cas", cas_backend::open)?;
+    backends::register("cas", cas_backend::open)?;
     let first = Leasehold::connect("cas:bucket").await?;
     let second = Leasehold::connect("cas:bucket?history=3").await?;
 

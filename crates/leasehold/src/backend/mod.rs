@@ -24,17 +24,16 @@
 //! [`register`], which adds a URL scheme from outside this crate.
 
 mod backoff;
-mod belief;
 mod coalesce;
 mod effects;
 mod events;
 mod guarantees;
 mod hints;
 mod inspect;
+mod opening;
 mod operation;
 pub(crate) mod options;
 mod queue;
-pub(crate) mod registry;
 mod runs;
 
 use std::{fmt, time::Duration};
@@ -43,22 +42,22 @@ use async_trait::async_trait;
 
 pub use self::{
     backoff::Backoff,
-    belief::{Belief, Session},
     coalesce::Coalescer,
     effects::{Audience, News, publish},
     events::{EventHub, EventStream, Missed},
     guarantees::{Guarantees, Liveness, Reach},
     hints::{Hint, HintDelivery, HintSender, Hints},
     inspect::{Finding, Inspect, Severity},
+    opening::{OpenOptions, Opening},
     operation::{Operation, Performed},
     options::UrlOptions,
-    registry::{OpenOptions, Opening, register},
     runs::RunTable,
 };
 pub(crate) use self::{
+    opening::{Opener, check_namespace},
     operation::perform_each,
-    registry::{Opener, open},
 };
+pub use crate::lease::{Belief, Session};
 use crate::{
     Result,
     lease::{Answer, Decision, LeaseKey, Outcome, Released, Renewal, Request, Standing},

@@ -1,5 +1,9 @@
 //! The backends, one folder each, and the URL schemes that name them.
 
+mod registry;
+
+pub(crate) use self::registry::open;
+pub use self::registry::register;
 use crate::backend::Opener;
 
 /// A backend of this crate: the feature that builds it, and its URL schemes.

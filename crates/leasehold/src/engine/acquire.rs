@@ -18,6 +18,7 @@ use tracing::{Instrument, Span};
 use super::{
     Engine, Guard, Running,
     local_lease::{self, LocalLease, Next, Refusal},
+    telemetry,
 };
 use crate::{
     Error, Result,
@@ -26,7 +27,6 @@ use crate::{
         Answer, Brief, Busy, Claim, Decision, HeldBy, Holder, LeaseId, LeaseKey, LeaseState, Lifetime, ListFilter,
         Metadata, Moment, Names, Outcome, Patience, Request, Resource, Ttl,
     },
-    telemetry,
 };
 
 /// How long a try may take on a backend that does not answer.

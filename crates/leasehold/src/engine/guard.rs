@@ -14,6 +14,7 @@ use super::{
     Engine,
     local_lease::{Hold, LocalLease},
     renew_every,
+    telemetry::Call,
     validity::{LeaseHealth, Loss},
 };
 use crate::{
@@ -22,7 +23,6 @@ use crate::{
         Claim, Family, Fence, Holder, LeaseHandle, Metadata, Mode, Moment, Outcome, Released, Renewal, Resource,
         Standing, Timestamp, Ttl,
     },
-    telemetry::Call,
 };
 
 /// A lease as work done under it sees it: it can look and renew, not release.

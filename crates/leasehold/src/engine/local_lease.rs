@@ -23,7 +23,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::{
     acquire::AcquireOptions,
     margin, renew_every,
-    runtime::Task,
+    telemetry::HoldReport,
     validity::{Loss, Validity},
 };
 use crate::{
@@ -33,7 +33,7 @@ use crate::{
         Busy, Claim, Decision, Fence, Grant, LeaseKey, Lifetime, Metadata, Moment, QueuePosition, Released, Renewal,
         Request, Shape, Standing, Timestamp, Ttl, micros,
     },
-    telemetry::HoldReport,
+    threads::Task,
 };
 
 /// How long a holder that no clock ends may go without asking: an eviction whose hint was lost is found then.

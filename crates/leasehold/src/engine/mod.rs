@@ -3,10 +3,11 @@
 mod acquire;
 mod guard;
 mod local_lease;
+mod reentry;
 mod release;
 mod renewer;
-mod runtime;
 mod schedule;
+pub(crate) mod telemetry;
 mod validity;
 
 use std::{
@@ -29,19 +30,15 @@ pub use self::{
 pub(crate) use self::{
     acquire::{AcquireOptions, Wait},
     local_lease::LocalLease,
-    runtime::threads,
+    reentry::Reentries,
 };
-use self::{
-    local_lease::Next,
-    renewer::Renewer,
-    runtime::{Task, Threads},
-};
+use self::{local_lease::Next, renewer::Renewer, telemetry::Telemetry};
 use crate::{
     Error, Result,
     backend::Backend,
     clock::{Clock, Sleep},
     lease::{Moment, Outcome, Ttl},
-    telemetry::Telemetry,
+    threads::{self, Task, Threads},
 };
 
 /// One instance's loops, shared by its `Leasehold`s, guards and tasks.
@@ -63,7 +60,7 @@ pub(crate) struct Engine {
 
 impl Engine {
     pub(crate) fn new(backend: Arc<dyn Backend>, clock: Arc<dyn Clock>) -> Result<Arc<Self>> {
-        let threads = threads()?.clone();
+        let threads = threads::of_process()?.clone();
         let guarantees = backend.guarantees();
         let telemetry = Telemetry::new(guarantees.kind);
         Ok(Arc::new_cyclic(|engine| Self {

@@ -13,13 +13,13 @@ use tracing::Instrument;
 use super::{
     Engine,
     local_lease::{LocalLease, Next},
+    telemetry::Call,
     validity::Loss,
 };
 use crate::{
     Error, Result,
     backend::Backoff,
     lease::{Answer, Moment, Outcome, Released, Resource},
-    telemetry::Call,
 };
 
 /// How long one try may take, and how long tries go on once the instance is

@@ -22,8 +22,8 @@ use super::{
     Engine,
     local_lease::{LocalLease, Next, Sent},
     renew_every,
-    runtime::{Task, Threads},
     schedule::Schedule,
+    telemetry::{Call, Telemetry},
     validity::Loss,
 };
 use crate::{
@@ -31,7 +31,7 @@ use crate::{
     backend::{Backend, Hint, HintDelivery},
     clock::Clock,
     lease::{Incarnation, LeaseId, Moment, Outcome, Renewal, Standing},
-    telemetry::{Call, Telemetry},
+    threads::{Task, Threads},
 };
 
 /// Renewals that are due within this of each other share a call.

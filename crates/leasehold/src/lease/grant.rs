@@ -2,8 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use super::{Fence, Holder, Mode, Shape, Timestamp};
-use crate::backend::Belief;
+use super::{Belief, Fence, Holder, Mode, Shape, Timestamp};
 
 /// An answer, which incarnation of the backend gave it, and how long it may be believed.
 #[derive(Clone, Debug)]

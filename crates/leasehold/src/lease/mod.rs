@@ -1,6 +1,8 @@
 //! The nouns: plain data that every layer shares. No behaviour beyond validation.
 
+mod belief;
 mod claim;
+pub(crate) mod error;
 mod fence;
 mod filter;
 mod grant;
@@ -14,6 +16,7 @@ mod resource;
 mod runs;
 mod time;
 
+pub use belief::{Belief, Session};
 pub use claim::{Claim, Family, Mode, Shape};
 pub use fence::Fence;
 pub use filter::{HistoryFilter, ListFilter, Names, Selection};

@@ -16,6 +16,13 @@ use crate::{
     lease::{Claim, Outcome, Released, Resource},
 };
 
+impl Leasehold {
+    /// Several mutexes, all or nothing.
+    pub fn all<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> All {
+        All::new(self, names.into_iter().map(|name| name.as_ref().to_owned()).collect())
+    }
+}
+
 /// Several mutexes, taken all or none, in an order that cannot deadlock.
 ///
 /// They are taken one after the other, sorted by name, so two callers who want

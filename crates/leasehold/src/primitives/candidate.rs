@@ -17,8 +17,7 @@ use super::election::{Election, Leader};
 use crate::{
     Error, ErrorKind, Result,
     backend::Backoff,
-    engine::{Engine, Guard, Lease},
-    telemetry,
+    engine::{Engine, Guard, Lease, telemetry},
 };
 
 /// A candidate that takes part in the background, until it is stopped or dropped.

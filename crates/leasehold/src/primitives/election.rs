@@ -8,12 +8,18 @@ use super::{candidate::Candidate, lock_options::LockOptions};
 use crate::{
     Error, Leasehold, Result,
     backend::{Backoff, EventStream},
-    engine::{Guard, Lease, Wait},
+    engine::{Guard, Lease, Wait, telemetry},
     lease::{
         Claim, Fence, Holder, LeaseState, Lifetime, ListFilter, Metadata, Moment, Names, Resource, Timestamp, Ttl,
     },
-    telemetry,
 };
+
+impl Leasehold {
+    /// An election of one leader.
+    pub fn election(&self, name: impl AsRef<str>) -> Election {
+        Election::new(self, name.as_ref())
+    }
+}
 
 type OnElected = Arc<dyn Fn(&Lease) + Send + Sync>;
 type OnLost = Arc<dyn Fn() + Send + Sync>;

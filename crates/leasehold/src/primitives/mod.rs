@@ -5,10 +5,10 @@ mod candidate;
 mod election;
 mod lock_options;
 mod mutex;
-mod reentry;
 mod rwlock;
 mod semaphore;
 
+pub(crate) use self::lock_options::{conclude, outcome_of};
 pub use self::{
     all::{All, Guards},
     candidate::Candidate,
@@ -17,8 +17,4 @@ pub use self::{
     mutex::Mutex,
     rwlock::RwLock,
     semaphore::Semaphore,
-};
-pub(crate) use self::{
-    lock_options::{conclude, outcome_of},
-    reentry::Reentries,
 };

@@ -9,6 +9,13 @@ use crate::{
     lease::Claim,
 };
 
+impl Leasehold {
+    /// A lock for one holder at a time.
+    pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
+        Mutex::new(self, name.as_ref())
+    }
+}
+
 /// A lock that one holder has at a time, on every machine that shares the backend.
 ///
 /// A mutex *is* the write side of [`RwLock`](crate::RwLock): `mutex(x)` and

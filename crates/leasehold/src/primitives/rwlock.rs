@@ -9,6 +9,13 @@ use crate::{
     lease::Claim,
 };
 
+impl Leasehold {
+    /// A lock for many readers or one writer.
+    pub fn rwlock(&self, name: impl AsRef<str>) -> RwLock {
+        RwLock::new(self, name.as_ref())
+    }
+}
+
 /// A lock that many readers or one writer have at a time.
 ///
 /// # Fairness

@@ -9,6 +9,13 @@ use crate::{
     lease::Claim,
 };
 
+impl Leasehold {
+    /// A limit of `limit` permits.
+    pub fn semaphore(&self, name: impl AsRef<str>, limit: u32) -> Semaphore {
+        Semaphore::new(self, name.as_ref(), limit)
+    }
+}
+
 /// A limit on how many work at once, each permit with a lease of its own.
 ///
 /// All who use one name must agree on its limit: two deploys that disagree

@@ -8,7 +8,7 @@ use crate::{
     backend::{
         UrlOptions,
         options::percent_decoded,
-        registry::check_namespace,
+        check_namespace,
     },
     clock::Clock,
 };

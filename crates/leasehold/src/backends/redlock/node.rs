@@ -12,7 +12,8 @@ use tokio::{runtime::Handle, sync::Notify, time};
 
 use crate::{
     Error, Result,
-    backend::{self, Backend, Backoff, OpenOptions},
+    backend::{Backend, Backoff, OpenOptions},
+    backends,
     clock::Clock,
     lease::{Answer, Brief, Grant, Incarnation, LeaseId, LeaseKey, Renewal, Resource, Timestamp, Ttl},
 };
@@ -113,7 +114,7 @@ impl Node {
         let mut backoff = Backoff::new(LONGEST_PAUSE / 10, LONGEST_PAUSE);
         loop {
             let limit = options.connect_limit;
-            let opened = match time::timeout(limit, backend::open(url, options)).await {
+            let opened = match time::timeout(limit, backends::open(url, options)).await {
                 Ok(opened) => opened,
                 Err(_) => Err(Error::unavailable(format!("did not answer within {limit:?}"))),
             };

@@ -26,8 +26,8 @@ use crate::{
         options::PostgresOptions,
     },
     clock::SystemClock,
-    engine,
     lease::Brief,
+    threads,
 };
 
 /// Session-level advisory locks on one connection of their own.
@@ -295,7 +295,7 @@ impl Drop for AdvisoryGuard {
             return;
         }
         let (held, key, sharing) = (Arc::clone(&self.held), self.key, self.sharing);
-        if let Ok(threads) = engine::threads() {
+        if let Ok(threads) = threads::of_process() {
             threads.io.spawn(async move {
                 if let Err(error) = held.unlock(key, sharing).await {
                     tracing::warn!(%error, "could not unlock; it ends with the connection");
@@ -314,5 +314,5 @@ impl fmt::Debug for AdvisoryGuard {
 /// Runs where the connection lives, to its end, whatever becomes of the caller.
 async fn on_runtime<T: Send + 'static>(work: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
     let ended = || Error::unavailable("the thread that keeps locks ended");
-    engine::threads()?.io.spawn(work).await.unwrap_or_else(|_| Err(ended()))
+    threads::of_process()?.io.spawn(work).await.unwrap_or_else(|_| Err(ended()))
 }

@@ -55,7 +55,7 @@ impl PerProcess {
 }
 
 /// The process's threads; the first call starts them.
-pub(crate) fn threads() -> Result<&'static Threads> {
+pub(crate) fn of_process() -> Result<&'static Threads> {
     static FIRST: PerProcess = PerProcess::new();
     let generation = leasehold_fork::generation();
     let mut process = &FIRST;

@@ -50,7 +50,7 @@ impl Session {
         Self(Arc::new(State { silence_limit, ended: AtomicBool::new(false) }))
     }
 
-    /// Ends it. Send [`Hint::Missed`](super::Hint::Missed) afterwards, so that `lost()` completes at once.
+    /// Ends it. Send [`Hint::Missed`](crate::backend::Hint::Missed) afterwards, so that `lost()` completes at once.
     pub fn end(&self) {
         self.0.ended.store(true, Ordering::SeqCst);
     }

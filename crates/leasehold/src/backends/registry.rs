@@ -1,50 +1,16 @@
 //! URL schemes and the backends they open, built in or registered from outside.
 
-use std::{collections::BTreeMap, fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc};
 
 use parking_lot::RwLock;
 
-use super::Backend;
-use crate::{Error, Result, backends, clock::Clock, clock::SystemClock};
-
-/// A backend that is being opened.
-pub type Opening = Pin<Box<dyn Future<Output = Result<Arc<dyn Backend>>> + Send>>;
-
-/// Opens the backend that a URL names.
-pub(crate) type Opener = fn(&str, &OpenOptions) -> Opening;
+use super::BUILT_IN;
+use crate::{
+    Error, Result,
+    backend::{Backend, OpenOptions, Opener, Opening, check_namespace},
+};
 
 static REGISTERED: RwLock<BTreeMap<&'static str, Opener>> = RwLock::new(BTreeMap::new());
-
-/// What opening a backend needs, whichever it is.
-#[derive(Clone)]
-#[non_exhaustive]
-pub struct OpenOptions {
-    /// Separates applications on one backend.
-    pub namespace: String,
-    /// Where time comes from.
-    pub clock: Arc<dyn Clock>,
-    /// How long opening may take.
-    pub connect_limit: Duration,
-}
-
-impl OpenOptions {
-    /// The defaults: namespace `default`, the machine's clocks, 3 s.
-    pub fn new() -> Self {
-        Self { namespace: String::from("default"), clock: Arc::new(SystemClock), connect_limit: Duration::from_secs(3) }
-    }
-}
-
-impl Default for OpenOptions {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl fmt::Debug for OpenOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OpenOptions").field("namespace", &self.namespace).finish_non_exhaustive()
-    }
-}
 
 /// Adds a URL scheme, so that `Leasehold::connect("scheme:…")` opens a backend from outside this crate.
 ///
@@ -56,7 +22,7 @@ pub fn register(scheme: &'static str, open: fn(&str, &OpenOptions) -> Opening) -
         return Err(Error::invalid_config(format!("{scheme:?} is no URL scheme: write a-z 0-9 + . -, a letter first")));
     }
     let taken = || Error::invalid_config(format!("the URL scheme {scheme}: is taken"));
-    if backends::BUILT_IN.iter().any(|built_in| built_in.schemes.contains(&scheme)) {
+    if BUILT_IN.iter().any(|built_in| built_in.schemes.contains(&scheme)) {
         return Err(taken());
     }
     let mut registered = REGISTERED.write();
@@ -76,7 +42,7 @@ pub(crate) async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Bac
             known_schemes()
         )));
     };
-    let built_in = backends::BUILT_IN.iter().find(|built_in| built_in.schemes.contains(&scheme));
+    let built_in = BUILT_IN.iter().find(|built_in| built_in.schemes.contains(&scheme));
     let open = match built_in {
         Some(built_in) => built_in.open,
         None => REGISTERED.read().get(scheme).copied(),
@@ -95,20 +61,8 @@ pub(crate) async fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Bac
 }
 
 fn known_schemes() -> String {
-    let built_in = backends::BUILT_IN.iter().filter(|built_in| built_in.open.is_some());
+    let built_in = BUILT_IN.iter().filter(|built_in| built_in.open.is_some());
     let mut known: Vec<String> = built_in.map(|built_in| format!("{}:", built_in.schemes[0])).collect();
     known.extend(REGISTERED.read().keys().map(|scheme| format!("{scheme}:")));
     known.join(", ")
-}
-
-/// Checks that every backend can use the namespace, as a directory and as part of a key.
-pub(crate) fn check_namespace(namespace: &str) -> Result<()> {
-    // A leading dot would be `.`, `..`, or look like a directory that is only being made.
-    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-    if namespace.is_empty() || namespace.len() > 64 || namespace.starts_with('.') || !namespace.chars().all(fits) {
-        return Err(Error::invalid_config(format!(
-            "namespace {namespace:?} does not fit: 1 to 64 of A-Z a-z 0-9 . _ -, not beginning with a dot"
-        )));
-    }
-    Ok(())
 }

@@ -9,9 +9,9 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use super::{AcquireOptions, Attempt, Engine, Guard, LocalLease, Wait};
 use crate::{
     Error, ErrorKind, Result,
-    engine::{AcquireOptions, Attempt, Engine, Guard, LocalLease, Wait},
     lease::{Brief, Busy, Holder, Moment, Resource},
 };
 

@@ -2,7 +2,7 @@
 
 use std::{error, fmt};
 
-use crate::lease::{Busy, Fence, HeldBy, Resource, Shape};
+use super::{Busy, Fence, HeldBy, Resource, Shape};
 
 /// `Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,55 @@
+//! What opening a backend takes, whichever it is.
+
+use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
+
+use super::Backend;
+use crate::{Error, Result, clock::Clock, clock::SystemClock};
+
+/// A backend that is being opened.
+pub type Opening = Pin<Box<dyn Future<Output = Result<Arc<dyn Backend>>> + Send>>;
+
+/// Opens the backend that a URL names.
+pub(crate) type Opener = fn(&str, &OpenOptions) -> Opening;
+
+/// What opening a backend needs, whichever it is.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct OpenOptions {
+    /// Separates applications on one backend.
+    pub namespace: String,
+    /// Where time comes from.
+    pub clock: Arc<dyn Clock>,
+    /// How long opening may take.
+    pub connect_limit: Duration,
+}
+
+impl OpenOptions {
+    /// The defaults: namespace `default`, the machine's clocks, 3 s.
+    pub fn new() -> Self {
+        Self { namespace: String::from("default"), clock: Arc::new(SystemClock), connect_limit: Duration::from_secs(3) }
+    }
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for OpenOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpenOptions").field("namespace", &self.namespace).finish_non_exhaustive()
+    }
+}
+
+/// Checks that every backend can use the namespace, as a directory and as part of a key.
+pub(crate) fn check_namespace(namespace: &str) -> Result<()> {
+    // A leading dot would be `.`, `..`, or look like a directory that is only being made.
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    if namespace.is_empty() || namespace.len() > 64 || namespace.starts_with('.') || !namespace.chars().all(fits) {
+        return Err(Error::invalid_config(format!(
+            "namespace {namespace:?} does not fit: 1 to 64 of A-Z a-z 0-9 . _ -, not beginning with a dot"
+        )));
+    }
+    Ok(())
+}
