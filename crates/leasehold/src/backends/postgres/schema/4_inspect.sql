@@ -112,21 +112,27 @@ create function leasehold.record_runs(
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
 declare
   t timestamptz := clock_timestamp();
+  is_larger boolean;
 begin
-  insert into leasehold.run as r
-  select p_namespace, u.name, sum(u.skips), max(t) filter (where u.skips > 0),
-    (array_agg(u.held_by order by u.at desc) filter (where u.skips > 0))[1], max(t) filter (where u.success), t
-  from unnest(p_names, p_skips, p_held_by, p_successes) with ordinality u(name, skips, held_by, success, at)
-  group by u.name order by u.name collate "C"
-  on conflict (namespace, name) do update set skips = r.skips + excluded.skips,
-    held_by = case when excluded.last_skip is null then r.held_by else excluded.held_by end,
-    last_skip = coalesce(excluded.last_skip, r.last_skip), last_success = coalesce(excluded.last_success, r.last_success),
-    reported_at = excluded.reported_at;
-  delete from leasehold.run r where r.namespace = p_namespace and r.name in (
-    select x.name from leasehold.run x
-    where x.namespace = p_namespace and x.reported_at < t - p_kept_us * interval '1 microsecond'
-    union all
-    (select x.name from leasehold.run x where x.namespace = p_namespace order by x.reported_at desc, x.name desc offset p_most));
+  with recorded as (
+    insert into leasehold.run as r
+    select p_namespace, u.name, sum(u.skips), max(t) filter (where u.skips > 0),
+      (array_agg(u.held_by order by u.at desc) filter (where u.skips > 0))[1], max(t) filter (where u.success), t
+    from unnest(p_names, p_skips, p_held_by, p_successes) with ordinality u(name, skips, held_by, success, at)
+    group by u.name order by u.name collate "C"
+    on conflict (namespace, name) do update set skips = r.skips + excluded.skips,
+      held_by = case when excluded.last_skip is null then r.held_by else excluded.held_by end,
+      last_skip = coalesce(excluded.last_skip, r.last_skip), last_success = coalesce(excluded.last_success, r.last_success),
+      reported_at = excluded.reported_at
+    returning r.xmax = 0 as is_new)
+  select bool_or(x.is_new) into is_larger from recorded x;
+  if is_larger then
+    delete from leasehold.run r where r.namespace = p_namespace and r.name in (
+      select x.name from leasehold.run x
+      where x.namespace = p_namespace and x.reported_at < t - p_kept_us * interval '1 microsecond'
+      union all
+      (select x.name from leasehold.run x where x.namespace = p_namespace order by x.reported_at desc, x.name desc offset p_most));
+  end if;
   -- A crash may cost a count or two; nobody waits for the disk.
   perform set_config('synchronous_commit', 'off', true);
 end $$;
