@@ -22,7 +22,7 @@ use rustix::process::{self, Pid, WaitOptions};
 use crate::{
     KillMode, Limits, Stragglers,
     ended::{Cause, Ended, Notice, Status},
-    group::{self, State, Straggler},
+    group::{self, Process, State, Straggler},
     helper::{Helper, Launch, wants_terminal},
     messages::{Order, Report},
     signal::Signal,
@@ -84,7 +84,8 @@ pub async fn supervise(
         look: LOOK[0],
         swallow_stop: false,
         suspended: None,
-        asked_escaped: false,
+        asked_others: false,
+        number_is_free: false,
         ended_at: None,
         awaits_stragglers: false,
         nobody_left: false,
@@ -99,6 +100,12 @@ pub async fn supervise(
         tell,
     };
     Ok(watch.run(signals).await)
+}
+
+/// What a watch acts on, besides reports and the clock.
+enum Event {
+    Lost(Loss),
+    Signal(Signal),
 }
 
 /// One child being watched.
@@ -127,8 +134,9 @@ pub(super) struct Watch<'a> {
     ended_at: Option<Moment>,
     interrupted: Option<Signal>,
     last_interrupt: Option<Moment>,
-    asked_escaped: bool,
+    asked_others: bool,
     nobody_left: bool,
+    number_is_free: bool,
 }
 
 impl Watch<'_> {
@@ -150,16 +158,22 @@ impl Watch<'_> {
             let leases = self.leases;
             // A loss stays told: once it is known, only the clock is left to watch.
             let may_be_lost = !matches!(self.cause, Some(Cause::Lost(_)));
-            tokio::select! {
+            let event = tokio::select! {
                 biased;
-                loss = first_lost(leases), if may_be_lost => self.lose(loss),
-                () = self.helper.wait_for_report() => {}
-                caught = signals.next() => {
-                    if let Caught::Signal(signal) = caught {
-                        self.take(signal).await;
-                    }
-                }
-                () = sleep_until(wake) => {}
+                loss = first_lost(leases), if may_be_lost => Some(Event::Lost(loss)),
+                () = self.helper.wait_for_report() => None,
+                caught = signals.next() => match caught {
+                    Caught::Signal(signal) => Some(Event::Signal(signal)),
+                    Caught::Child => None,
+                },
+                () = sleep_until(wake) => None,
+            };
+            // We may have been stopped for long: a child that was buried meanwhile must not be signalled.
+            self.reap();
+            match event {
+                Some(Event::Lost(loss)) => self.lose(loss),
+                Some(Event::Signal(signal)) => self.take(signal).await,
+                None => {}
             }
         }
     }
@@ -219,29 +233,56 @@ impl Watch<'_> {
         if self.limits.kill_mode == KillMode::Process || self.nobody_left {
             return true;
         }
-        // Under a lost lease nobody may go on, whichever group it moved to.
-        let is_lost = matches!(self.cause, Some(Cause::Lost(_))) && !self.goes_on();
-        let left = group::members(self.child);
-        if !left.is_empty() {
-            return self.stage == Stage::Running && self.see_to(left);
+        let left = self.left();
+        if left.is_empty() {
+            // A daemon may go on, but under a lost lease nobody may: the supervisor says when it is alone.
+            return !self.is_lost() && !self.is_orphan;
         }
-        if is_lost && !self.asked_escaped {
-            self.asked_escaped = true;
-            group::ask_descendants(self.helper.pid);
+        if self.stage == Stage::Running {
+            return self.see_to(left);
         }
-        !is_lost && !self.is_orphan
+        if !std::mem::replace(&mut self.asked_others, true) {
+            self.send_others(&left, Signal::TERM);
+        }
+        false
+    }
+
+    /// Whether nobody may go on, since the lease is lost.
+    pub(super) fn is_lost(&self) -> bool {
+        matches!(self.cause, Some(Cause::Lost(_))) && !self.goes_on()
+    }
+
+    /// Those of the family who run and may not go on without the lock: all of them if it is lost or their supervisor
+    /// was killed, else those who have not left our session.
+    pub(super) fn left(&self) -> Vec<Process> {
+        if self.is_lost() || self.is_orphan {
+            group::living(self.root())
+        } else {
+            group::living_in_session(self.root())
+        }
+    }
+
+    /// Whose descendants the family are.
+    fn root(&self) -> Pid {
+        if self.is_orphan { process::getpid() } else { self.helper.pid }
+    }
+
+    /// Sends a signal to those who are in other groups than the child's.
+    fn send_others(&self, left: &[Process], signal: Signal) {
+        group::send_each(left.iter().filter(|process| process.group != self.child.as_raw_pid()), signal);
     }
 
     /// Does what was chosen with those who outlive the child; tells whether they may go on without the lock.
-    fn see_to(&mut self, left: Vec<Straggler>) -> bool {
+    fn see_to(&mut self, left: Vec<Process>) -> bool {
         let now = SystemClock.now();
         let choice = self.limits.stragglers;
         if self.awaits_stragglers || now.since(*self.ended_at.get_or_insert(now)) < LINGER {
             return false;
         }
-        (self.tell)(Notice::Stragglers { left, choice });
+        (self.tell)(Notice::Stragglers { left: left.into_iter().map(Straggler::from).collect(), choice });
         match choice {
-            Stragglers::Stop => self.stop_stragglers(),
+            // The next look asks those outside of the group.
+            Stragglers::Stop => self.stop_group(),
             Stragglers::Wait => self.awaits_stragglers = true,
             Stragglers::Leave => {}
         }
@@ -249,10 +290,28 @@ impl Watch<'_> {
     }
 
     /// Sends a signal to the child or its group, as chosen.
-    pub(super) fn signal(&self, signal: Signal) {
-        // A process that was buried must not be signalled: its number may be another's by now.
-        if self.limits.kill_mode == KillMode::Group || self.status.is_none() {
+    pub(super) fn signal(&mut self, signal: Signal) {
+        if self.has_number() {
             group::send(self.limits.kill_mode, self.child, signal);
+        }
+    }
+
+    /// Whether the number of the child, or of its group, is still theirs: once the child was buried and nobody is left
+    /// in its group, it may become another's.
+    fn has_number(&mut self) -> bool {
+        if self.status.is_some() && !self.number_is_free {
+            let is_member = |process: &Process| process.group == self.child.as_raw_pid();
+            self.number_is_free = self.limits.kill_mode == KillMode::Process
+                || !group::living_in_session(self.root()).iter().any(is_member);
+        }
+        !self.number_is_free
+    }
+
+    /// Passes a signal on to the child's group, and to those in other groups once the child has ended.
+    fn pass_on(&mut self, signal: Signal) {
+        self.signal(signal);
+        if self.status.is_some() && self.limits.kill_mode == KillMode::Group {
+            self.send_others(&self.left(), signal);
         }
     }
 
@@ -262,7 +321,7 @@ impl Watch<'_> {
         } else if signal == Signal::CONT {
             self.resume().await;
         } else {
-            self.signal(signal);
+            self.pass_on(signal);
             if signal.is_ending() {
                 self.interrupted.get_or_insert(signal);
                 self.count_interrupt(signal);

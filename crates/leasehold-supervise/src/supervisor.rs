@@ -298,9 +298,16 @@ impl<'a> Family<'a> {
     /// Asks the command to end, since no orders came in time.
     fn ask(&mut self) {
         self.ask_at = Moment::NEVER;
-        if let Some(signal) = self.supervisor.ask {
-            group::send(self.supervisor.kill_mode, self.child, signal);
-            group::send(self.supervisor.kill_mode, self.child, Signal::CONT);
+        match self.supervisor.ask {
+            // The number of a child that was buried, or of its group, may be another's by now.
+            Some(signal) if self.has_ended => {
+                group::send_each(&group::living_in_session(process::getpid()), signal);
+            }
+            Some(signal) => {
+                group::send(self.supervisor.kill_mode, self.child, signal);
+                group::send(self.supervisor.kill_mode, self.child, Signal::CONT);
+            }
+            None => {}
         }
         self.report(Report::Asked);
         (self.tell)(Notice::HolderHangs);
@@ -309,9 +316,9 @@ impl<'a> Family<'a> {
     /// Kills who is left; someone may have been born since.
     fn kill(&mut self) {
         let denied = match self.supervisor.kill_mode {
-            KillMode::Group => group::kill_descendants(process::getpid()),
+            KillMode::Group => group::kill_each(group::living(process::getpid())),
             KillMode::Process if self.has_ended => Vec::new(),
-            KillMode::Process => group::kill_one(self.child).into_iter().collect(),
+            KillMode::Process => group::kill_child(self.child).into_iter().collect(),
         };
         if denied != self.denied {
             self.denied.clone_from(&denied);

@@ -84,7 +84,7 @@ impl Watch<'_> {
         self.suspended = None;
     }
 
-    fn let_go_on(&self) {
+    fn let_go_on(&mut self) {
         if let (Some(terminal), Some(Suspended { had_terminal: true })) = (&self.terminal, self.suspended)
             && terminal.is_ours()
         {

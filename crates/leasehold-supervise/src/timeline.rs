@@ -8,8 +8,6 @@ use leasehold::{
     lease::Moment,
 };
 
-use rustix::process;
-
 use crate::{
     KillMode, Limits, OnLost,
     ended::{Cause, Notice},
@@ -210,13 +208,7 @@ impl Watch<'_> {
         if self.limits.kill_mode == KillMode::Process {
             return;
         }
-        let denied = if self.is_orphan {
-            group::kill_descendants(process::getpid())
-        } else if matches!(self.cause, Some(Cause::Lost(_))) {
-            group::kill_descendants(self.helper.pid)
-        } else {
-            group::kill_members(self.child)
-        };
+        let denied = group::kill_each(self.left());
         if denied != self.denied {
             self.denied.clone_from(&denied);
             if !denied.is_empty() {
@@ -231,7 +223,7 @@ impl Watch<'_> {
     }
 
     /// Asks those to end who outlive the child in its group.
-    pub(super) fn stop_stragglers(&mut self) {
+    pub(super) fn stop_group(&mut self) {
         self.signal(Signal::TERM);
         self.signal(Signal::CONT);
         self.stage = Stage::Stopping { kill_at: SystemClock.now().after(self.limits.kill_after) };

@@ -2,6 +2,8 @@
 
 use std::{fs, process::Stdio, thread, time::Duration};
 
+use rustix::process::Signal;
+
 use crate::place::{Place, Running, is_alive, read_soon, until};
 
 /// A command that starts a `sleep` in the background, tells its pid, and ends.
@@ -75,6 +77,62 @@ fn kill_mode_process_leaves_no_choice() {
         assert!(ran.stderr.contains("--kill-mode process"), "{ran:?}");
     }
     place.run(&["run", "--kill-mode", "process", "--stragglers", "leave", "x", "--", "true"]).assert_code(0);
+}
+
+/// A command that starts a process in a group of its own, then does the rest.
+fn starts_a_group(place: &Place, rest: &str) -> String {
+    let pid = place.path("pid");
+    let worker = format!("sh -c \"echo \\$\\$ > {0}; exec sleep 999\"", pid.display());
+    format!(
+        "bash -c 'set -m; {worker} > /dev/null 2>&1 & while ! test -s {0}; do sleep .01; done'; {rest}",
+        pid.display()
+    )
+}
+
+#[test]
+fn a_group_of_its_own_is_stopped_too_however_the_command_ends() {
+    let place = Place::new();
+    let (pid, max_hold) = (place.path("pid"), ["--max-hold", "1s", "--ttl", "10m"]);
+    for (args, rest, signal, code) in [
+        (&[][..], "exit 3", None, 3),
+        (&[], "exec sleep 999", Some(Signal::TERM), 143),
+        (&max_hold, "exec sleep 999", None, 124),
+    ] {
+        let holder = place.start(&[&["run"], args, &["x", "-c", &starts_a_group(&place, rest)]].concat());
+        let worker: i32 = read_soon(&pid).parse().unwrap();
+        if let Some(signal) = signal {
+            holder.signal(signal);
+        }
+        holder.finish().assert_code(code);
+        assert!(!is_alive(worker), "{rest} {signal:?}");
+        fs::remove_file(&pid).unwrap();
+    }
+}
+
+#[test]
+fn a_group_of_its_own_is_waited_for_and_gets_the_signals_that_come_meanwhile() {
+    let place = Place::new();
+    let shell = place.path("shell");
+    let script = format!("echo $$ > {}; {}", shell.display(), starts_a_group(&place, "exit 3"));
+    let mut command = place.leasehold(&["run", "--stragglers", "wait", "x", "-c", &script]);
+    command.stderr(Stdio::piped());
+    let mut running = Running::of(command);
+    let worker: i32 = read_soon(&place.path("pid")).parse().unwrap();
+    until("the shell is gone", || !is_alive(read_soon(&shell).parse().unwrap()));
+    thread::sleep(Duration::from_millis(500));
+    assert!(is_alive(worker) && !running.has_ended(), "the lock is kept");
+    running.signal(Signal::TERM);
+    let ran = running.finish();
+    ran.assert_code(3);
+    assert!(!is_alive(worker) && ran.stderr.contains(&format!("until sleep ({worker}) ends")), "{ran:?}");
+}
+
+#[test]
+fn a_group_of_its_own_is_left_alone_if_asked() {
+    let place = Place::new();
+    let ran = place.run(&["run", "--stragglers", "leave", "x", "-c", &starts_a_group(&place, "exit 0")]);
+    ran.assert_code(0);
+    assert!(is_alive(read_soon(&place.path("pid")).parse().unwrap()), "{ran:?}");
 }
 
 #[test]
