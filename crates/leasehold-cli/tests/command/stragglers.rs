@@ -1,10 +1,15 @@
 //! What a command leaves behind when it ends.
 
-use std::{fs, process::Stdio, thread, time::Duration};
+use std::{
+    fs,
+    process::{Command, Stdio},
+    thread,
+    time::Duration,
+};
 
 use rustix::process::Signal;
 
-use crate::place::{Place, Running, is_alive, read_soon, until};
+use crate::place::{Place, Ran, Running, is_alive, read_soon, until};
 
 /// A command that starts a `sleep` in the background, tells its pid, and ends.
 fn leaves_a_sleep(place: &Place, length: &str) -> String {
@@ -196,4 +201,33 @@ fn with_kill_mode_process_they_are_left_alone() {
     place.run(&["run", "--kill-mode", "process", "x", "-c", &script]).assert_code(0);
     assert!(is_alive(read_soon(&pid).parse().unwrap()));
     place.run(&["run", "-n", "x", "--", "true"]).assert_code(0);
+}
+
+/// Only root can choose the number of a process, in a namespace of its own: for others there is nothing to see here.
+#[test]
+fn another_process_with_the_number_of_the_command_gets_no_signal() {
+    let place = Place::new();
+    let (exe, shell, pid) = (env!("CARGO_BIN_EXE_leasehold"), place.path("shell"), place.path("pid"));
+    let script = place.path("script");
+    fs::write(&script, format!("echo $$ > {}; {}", shell.display(), starts_a_group(&place, "exit 3"))).unwrap();
+    let scene = format!(
+        "set -m; {exe} run --stragglers wait x sh {} & run=$!
+         while ! test -s {}; do sleep .01; done; command=$(cat {})
+         while test -e /proc/$command; do sleep .01; done
+         while test \"$other\" != $command; do
+             echo $((command - 1)) > /proc/sys/kernel/ns_last_pid; sleep 999 & other=$!
+         done
+         kill $run; wait $run; echo $?; kill -0 $other && echo alive",
+        script.display(),
+        pid.display(),
+        shell.display()
+    );
+    let namespace = ["--pid", "--fork", "--kill-child", "--mount-proc"];
+    if !Command::new("unshare").args(namespace).arg("true").status().is_ok_and(|status| status.success()) {
+        return;
+    }
+    let mut command = place.command("unshare");
+    command.args(namespace).args(["bash", "-c", &scene]).env("LEASEHOLD_URL", place.url());
+    let ran = Ran::of(command);
+    assert_eq!(ran.stdout, "3\nalive\n", "{ran:?}");
 }
