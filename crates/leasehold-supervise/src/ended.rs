@@ -79,7 +79,7 @@ pub enum Notice {
         /// Why it was lost.
         loss: Loss,
     },
-    /// Processes of the child's group outlive it.
+    /// Processes that the child started outlive it.
     Stragglers {
         /// Which.
         left: Vec<Straggler>,

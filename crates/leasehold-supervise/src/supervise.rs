@@ -1,7 +1,7 @@
 //! Watches over a child and the leases it runs under, until the child is gone.
 //!
 //! The lease is never given back here: whoever called does that, once this has
-//! told that the child and its group are dead.
+//! told that the child and what it started are dead.
 
 use std::{
     future::{pending, poll_fn},
@@ -39,7 +39,8 @@ const ECHO: Duration = Duration::from_millis(50);
 /// Whoever ends so soon after the child is no straggler.
 const LINGER: Duration = Duration::from_millis(100);
 
-/// Runs the command under the leases, and comes back when it and its group are gone.
+/// Runs the command under the leases, and comes back when it and what it started are gone. Daemons, which have left
+/// our session, may go on unless a lease is lost.
 ///
 /// Without leases nothing can be lost. What is in `inherit` stays open in the
 /// child and all it starts.
