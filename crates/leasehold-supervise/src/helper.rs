@@ -10,6 +10,7 @@ use std::{
     process::Command,
 };
 
+use leasehold::{Loss, lease::Moment};
 use rustix::{
     io::{FdFlags, fcntl_setfd},
     process::Pid,
@@ -17,7 +18,7 @@ use rustix::{
 use tokio::net::UnixStream;
 
 use crate::{
-    Limits, OnLost, Signal, Supervisor,
+    Limits, NotStarted, OnLost, Signal, Supervisor,
     messages::{Inbox, Order, Report},
     terminal::Terminal,
 };
@@ -61,6 +62,7 @@ impl Helper {
     pub(crate) fn start(
         launch: &Launch,
         limits: &Limits,
+        orders: Order,
         foreground: bool,
         inherit: Option<OwnedFd>,
     ) -> io::Result<Self> {
@@ -74,6 +76,10 @@ impl Helper {
                 OnLost::Terminate => Some(Signal::TERM),
                 OnLost::Signal(signal) => Some(signal),
                 OnLost::Kill | OnLost::Continue => None,
+            },
+            start_by: match orders {
+                Order::Deadlines { kill_at, .. } => kill_at,
+                Order::Dismiss => Moment::NEVER,
             },
             command: launch.command.clone(),
         };
@@ -96,14 +102,17 @@ impl Helper {
     /// Completes when the command runs, with its process id.
     ///
     /// # Errors
-    /// When it cannot be run.
-    pub(crate) async fn started(&mut self) -> io::Result<Pid> {
+    /// When it cannot be run, or the lease has ended.
+    pub(crate) async fn started(&mut self) -> Result<Pid, NotStarted> {
         loop {
             self.wait_for_report().await;
             match self.next_report() {
-                Some(Report::Started(pid)) => return Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidData.into()),
-                Some(Report::Failed(error)) => return Err(io::Error::from_raw_os_error(error)),
-                _ if self.is_gone => return Err(io::Error::other("its supervisor was killed")),
+                Some(Report::Started(pid)) => {
+                    return Pid::from_raw(pid).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData).into());
+                }
+                Some(Report::Failed(error)) => return Err(io::Error::from_raw_os_error(error).into()),
+                Some(Report::Late) => return Err(NotStarted::Lost(Loss::RenewTimeout)),
+                _ if self.is_gone => return Err(io::Error::other("its supervisor was killed").into()),
                 _ => {}
             }
         }

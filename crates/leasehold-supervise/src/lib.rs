@@ -72,7 +72,7 @@ mod terminal;
 mod timeline;
 
 pub use self::{
-    ended::{Cause, Ended, Notice, Status},
+    ended::{Cause, Ended, NotStarted, Notice, Status},
     group::Straggler,
     helper::Launch,
     limits::{Limits, NoRoom, kill_after},

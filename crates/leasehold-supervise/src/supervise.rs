@@ -21,7 +21,7 @@ use rustix::process::{self, Pid, WaitOptions};
 
 use crate::{
     KillMode, Limits, Stragglers,
-    ended::{Cause, Ended, Notice, Status},
+    ended::{Cause, Ended, NotStarted, Notice, Status},
     group::{self, Process, State, Straggler},
     helper::{Helper, Launch, wants_terminal},
     messages::{Order, Report},
@@ -46,7 +46,7 @@ const LINGER: Duration = Duration::from_millis(100);
 /// child and all it starts.
 ///
 /// # Errors
-/// When the command cannot be run.
+/// When a lease is lost before the command is started, or the command cannot be run.
 pub async fn supervise(
     launch: &Launch,
     leases: &[Lease],
@@ -54,13 +54,16 @@ pub async fn supervise(
     inherit: Option<OwnedFd>,
     signals: &mut Signals,
     tell: &mut dyn FnMut(Notice),
-) -> io::Result<Ended> {
+) -> Result<Ended, NotStarted> {
     // If the supervisor is killed, whoever it watched over becomes our child.
-    process::set_child_subreaper(Some(process::getpid()))?;
+    process::set_child_subreaper(Some(process::getpid())).map_err(io::Error::from)?;
     let terminal = Terminal::controlling();
     let is_foreground = wants_terminal(terminal.as_ref());
-    let mut helper = Helper::start(launch, &limits, is_foreground, inherit)?;
     let orders = first_orders(leases, &limits);
+    if let Some(loss) = lost_one(leases) {
+        return Err(NotStarted::Lost(loss));
+    }
+    let mut helper = Helper::start(launch, &limits, orders, is_foreground, inherit)?;
     helper.order(orders);
     let child = match helper.started().await {
         Ok(child) => child,
@@ -187,7 +190,7 @@ impl Watch<'_> {
                 Report::Ended(status) => self.status = Some(status),
                 Report::Alone => self.nobody_left = true,
                 Report::Asked => self.asked_meanwhile(),
-                Report::Started(_) | Report::Failed(_) => {}
+                Report::Started(_) | Report::Failed(_) | Report::Late => {}
             }
         }
         if self.helper.is_gone() && !self.is_orphan {
@@ -224,9 +227,7 @@ impl Watch<'_> {
     /// How a lease was lost while we could not look: after a long stop we may hear of the end of the command, whom the
     /// supervisor killed in time, before the loss itself is known.
     fn found_lost(&self) -> Option<Cause> {
-        let is_past = |lease: &Lease| lease.check().is_err_and(|error| error.kind() == ErrorKind::Lost);
-        let lost = |lease: &Lease| lease.loss().or_else(|| is_past(lease).then_some(Loss::RenewTimeout));
-        self.leases.iter().find_map(lost).map(Cause::Lost)
+        lost_one(self.leases).map(Cause::Lost)
     }
 
     /// Whether nobody is left who could still do the work.
@@ -353,6 +354,12 @@ impl Watch<'_> {
             terminal.restore_modes();
         }
     }
+}
+
+/// Why the first lease that is lost by now was lost.
+fn lost_one(leases: &[Lease]) -> Option<Loss> {
+    let is_past = |lease: &Lease| lease.check().is_err_and(|error| error.kind() == ErrorKind::Lost);
+    leases.iter().find_map(|lease| lease.loss().or_else(|| is_past(lease).then_some(Loss::RenewTimeout)))
 }
 
 async fn sleep_until(moment: Option<Moment>) {

@@ -33,7 +33,7 @@ pub(crate) fn run(args: &[OsString]) -> Option<ExitCode> {
     let Some(supervisor) = Supervisor::from_args(rest) else { return Some(ExitCode::from(exit::USAGE)) };
     let level = if style == "quiet" { Level::Quiet } else { Level::Normal };
     let say = Say::new(Looks { json: style == "json", level, ..Looks::plain() });
-    let command = rest.get(4).map(|program| program.to_string_lossy().into_owned()).unwrap_or_default();
+    let command = supervisor.name();
     let code = supervisor.run(&mut |notice| {
         if let Some(line) = words(&notice, &command) {
             say.say(line);

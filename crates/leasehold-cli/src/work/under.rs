@@ -8,7 +8,7 @@ use leasehold::{
     lease::{Moment, Released},
 };
 use leasehold_supervise::{
-    Cause, Ended, Launch, Limits, Notice, Signals, Status, Straggler, Stragglers, signal_name, supervise,
+    Cause, Ended, Launch, Limits, NotStarted, Notice, Signals, Status, Straggler, Stragglers, signal_name, supervise,
 };
 
 use super::{report, supervisor};
@@ -69,7 +69,8 @@ impl Work {
         let inherit = self.inherit.then(|| locks.backend().inheritable()).flatten();
         let ended = match self.supervise(&leases, inherit, signals, say).await {
             Ok(ended) => ended,
-            Err(error) => return self.not_started(&error, guards, acquired, say).await,
+            Err(NotStarted::Lost(loss)) => return self.lost_before(loss, &leases, acquired, say),
+            Err(NotStarted::Failed(error)) => return self.not_started(&error, guards, acquired, say).await,
         };
         let mut done = self.judge(ended, acquired, say);
         if done.outcome == report::Outcome::Lost {
@@ -91,7 +92,7 @@ impl Work {
         inherit: Option<OwnedFd>,
         signals: &mut Signals,
         say: &Say,
-    ) -> std::io::Result<Ended> {
+    ) -> Result<Ended, NotStarted> {
         let mut tell = |notice| {
             // A lease that is gone is no longer in doubt, though its command may go on.
             let is_known = matches!(notice, Notice::InDoubt { lease, .. } if leases[lease].loss().is_some());
@@ -196,6 +197,25 @@ impl Work {
         say.say(Line::debug(format!("{command} {how}")));
         let held = SystemClock.now().since(acquired);
         Done { exit_code, outcome, reason, ended: Some(ended), held, unreleased: None }
+    }
+
+    /// A lease was lost before the command was started.
+    fn lost_before(&self, loss: Loss, leases: &[Lease], acquired: Moment, say: &Say) -> Done {
+        let which = leases.iter().find(|lease| lease.check().is_err()).or(leases.first());
+        let name = which.map(|lease| lease.resource().to_string()).unwrap_or_default();
+        say.say(
+            Line::lost(format!("{name}: {}. {} was not started", words_of(loss), self.launch.name()))
+                .with("lock", name.as_str())
+                .with("reason", loss.as_str()),
+        );
+        Done {
+            exit_code: exit::LOST,
+            outcome: report::Outcome::Lost,
+            reason: Some(loss.as_str().to_owned()),
+            ended: None,
+            held: SystemClock.now().since(acquired),
+            unreleased: None,
+        }
     }
 
     /// The command could not be run.
