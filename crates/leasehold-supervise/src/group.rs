@@ -201,7 +201,7 @@ pub(crate) struct Process {
     pub(crate) group: i32,
     session: i32,
     runs: bool,
-    is_stopped: bool,
+    pub(crate) is_stopped: bool,
 }
 
 impl From<Process> for Straggler {

@@ -30,7 +30,7 @@ pub(crate) enum Report {
     Failed(i32),
     /// The command was not started: the lease had ended.
     Late,
-    /// The command was stopped by this signal.
+    /// The command, or after its end somebody whom it left behind, was stopped by this signal.
     Stopped(i32),
     /// The command ended.
     Ended(Status),

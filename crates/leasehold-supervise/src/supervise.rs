@@ -214,10 +214,10 @@ impl Watch<'_> {
         }
     }
 
-    /// The child was stopped, unless that is over by now or was our own wish.
+    /// Somebody was stopped, unless that is over by now or was our own wish.
     fn heard_of_stop(&mut self, number: i32) {
         if self.suspended.is_none()
-            && group::state(self.child) == State::Stopped
+            && self.state() == State::Stopped
             && let Some(signal) = Signal::from_number(number)
         {
             self.child_stopped(signal);
@@ -285,7 +285,11 @@ impl Watch<'_> {
         match choice {
             // The next look asks those outside of the group.
             Stragglers::Stop => self.stop_group(),
-            Stragglers::Wait => self.awaits_stragglers = true,
+            Stragglers::Wait => {
+                self.awaits_stragglers = true;
+                // Ctrl-C and Ctrl-Z are for us now: nobody may be left in the child's group.
+                self.take_terminal_back();
+            }
             Stragglers::Leave => {}
         }
         choice == Stragglers::Leave

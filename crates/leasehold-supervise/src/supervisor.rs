@@ -260,15 +260,17 @@ impl<'a> Family<'a> {
         while let Ok(Some(_)) = self.ends.read_signal() {}
         loop {
             match process::wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
-                Ok(Some((pid, status))) if pid == self.child => {
-                    if let Some(signal) = status.stopping_signal() {
-                        self.report(Report::Stopped(signal));
-                    } else if let Some(status) = Status::of(status) {
-                        self.has_ended = true;
-                        self.report(Report::Ended(status));
+                Ok(Some((pid, status))) => {
+                    let is_child = pid == self.child && !self.has_ended;
+                    match (status.stopping_signal(), Status::of(status)) {
+                        (Some(signal), _) if is_child || self.has_ended => self.report(Report::Stopped(signal)),
+                        (None, Some(status)) if is_child => {
+                            self.has_ended = true;
+                            self.report(Report::Ended(status));
+                        }
+                        _ => {}
                     }
                 }
-                Ok(Some(_)) => {}
                 Ok(None) => return,
                 // Whoever is orphaned becomes our child: without a child there is nobody.
                 Err(_no_child) => {
