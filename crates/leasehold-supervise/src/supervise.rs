@@ -147,10 +147,11 @@ impl Watch<'_> {
     async fn run(mut self, signals: &mut Signals) -> Ended {
         loop {
             self.reap();
+            // One that was not dismissed would kill whoever may go on.
             if let Some(status) = self.status
                 && self.is_over()
+                && self.helper.order(Order::Dismiss)
             {
-                self.helper.order(Order::Dismiss);
                 self.take_terminal_back();
                 let pid = self.child.as_raw_pid();
                 let cause = self.cause.or_else(|| self.found_lost());

@@ -36,6 +36,20 @@ pub(super) enum Stage {
     Killed { overdue_at: Moment },
 }
 
+impl Stage {
+    /// When the supervisor should act from now on, if it would act so while the child runs as it should.
+    fn orders(self, at_work: Order, is_suspended: bool) -> Order {
+        let Order::Deadlines { ask_at, kill_at: end } = at_work else { return at_work };
+        match self {
+            // One that is stopped would have to run to use its grace.
+            Self::Running if is_suspended => Order::Deadlines { ask_at: Moment::NEVER, kill_at: end },
+            Self::Running => Order::Deadlines { ask_at, kill_at: end },
+            Self::Stopping { kill_at } => Order::Deadlines { ask_at: Moment::NEVER, kill_at: kill_at.min(end) },
+            Self::Killed { .. } => Order::Deadlines { ask_at: Moment::NEVER, kill_at: Moment::from_micros(0) },
+        }
+    }
+}
+
 impl Watch<'_> {
     /// Does what is due by the clock.
     pub(super) fn keep_time(&mut self) {
@@ -90,18 +104,9 @@ impl Watch<'_> {
 
     /// Tells the supervisor when to act should we hang, if that has changed.
     pub(super) fn give_orders(&mut self) {
-        let orders = match (self.stage, first_orders(self.leases, &self.limits)) {
-            // One that is stopped would have to run to use its grace.
-            (Stage::Running, Order::Deadlines { kill_at, .. }) if self.suspended.is_some() => {
-                Order::Deadlines { ask_at: Moment::NEVER, kill_at }
-            }
-            (Stage::Running, orders) => orders,
-            (Stage::Stopping { kill_at }, _) => Order::Deadlines { ask_at: Moment::NEVER, kill_at },
-            (Stage::Killed { .. }, _) => Order::Deadlines { ask_at: Moment::NEVER, kill_at: Moment::from_micros(0) },
-        };
-        if differ(orders, self.orders) {
+        let orders = self.stage.orders(first_orders(self.leases, &self.limits), self.suspended.is_some());
+        if differ(orders, self.orders) && self.helper.order(orders) {
             self.orders = orders;
-            self.helper.order(orders);
         }
     }
 
@@ -264,5 +269,21 @@ fn differ(one: Order, other: Order) -> bool {
             far(ask_at, asked_at) || far(kill_at, killed_at)
         }
         _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grace_never_outlasts_the_lease() {
+        let at = Moment::from_micros;
+        let orders = |stage: Stage| stage.orders(Order::Deadlines { ask_at: at(5), kill_at: at(10) }, false);
+        for (kill_at, expected) in [(7, 7), (10, 10), (12, 10)] {
+            let expected = Order::Deadlines { ask_at: Moment::NEVER, kill_at: at(expected) };
+            assert_eq!(orders(Stage::Stopping { kill_at: at(kill_at) }), expected);
+        }
+        assert_eq!(orders(Stage::Running), Order::Deadlines { ask_at: at(5), kill_at: at(10) });
     }
 }
