@@ -369,7 +369,8 @@ fn lost_one(leases: &[Lease]) -> Option<Loss> {
 
 async fn sleep_until(moment: Option<Moment>) {
     match moment {
-        Some(moment) => SystemClock.sleep_until(moment).await,
+        // A machine that wakes up past it must not sleep on.
+        Some(moment) => SystemClock.alarm_at(moment).await,
         None => pending().await,
     }
 }

@@ -242,7 +242,7 @@ impl Work {
         }
         let Some(lease) = leases.first() else { return };
         tokio::select! {
-            () = SystemClock.sleep_until(until) => {}
+            () = SystemClock.alarm_at(until) => {}
             _signal = signals.next_ending() => {}
             _loss = lease.lost() => {}
         }
