@@ -305,7 +305,7 @@ impl Watch<'_> {
 
     /// Whether the number of the child, or of its group, is still theirs: once the child was buried and nobody is left
     /// in its group, it may become another's.
-    fn has_number(&mut self) -> bool {
+    pub(super) fn has_number(&mut self) -> bool {
         if self.status.is_some() && !self.number_is_free {
             let is_member = |process: &Process| process.group == self.child.as_raw_pid();
             self.number_is_free = self.limits.kill_mode == KillMode::Process

@@ -100,7 +100,8 @@ impl Watch<'_> {
     }
 
     fn let_go_on(&mut self) {
-        if let (Some(terminal), Some(Suspended { had_terminal: true })) = (&self.terminal, self.suspended)
+        if self.has_number()
+            && let (Some(terminal), Some(Suspended { had_terminal: true })) = (&self.terminal, self.suspended)
             && terminal.is_ours()
         {
             terminal.give_to(self.child);
