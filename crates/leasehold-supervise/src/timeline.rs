@@ -245,20 +245,27 @@ fn shortest(leases: &[Lease]) -> Option<Duration> {
 }
 
 /// When the supervisor acts by itself unless it hears of a renewal.
-///
-/// A moment later than we would, so that it acts only if we do not.
 pub(super) fn first_orders(leases: &[Lease], limits: &Limits) -> Order {
-    let end = match shortest(leases) {
-        Some(left) if limits.on_lost != OnLost::Continue => SystemClock.now().after(left),
-        _ => Moment::NEVER,
-    };
-    let ask_at = match limits.on_lost {
-        OnLost::Terminate | OnLost::Signal(_) if end != Moment::NEVER => {
-            end.before((limits.lead() + limits.kill_after).saturating_sub(LEAD))
+    match shortest(leases) {
+        Some(left) => orders_before(SystemClock.now().after(left), limits),
+        None => Order::Deadlines { ask_at: Moment::NEVER, kill_at: Moment::NEVER },
+    }
+}
+
+/// What the supervisor should do before a lease ends.
+///
+/// It asks a moment later than we would, so that it asks only if we do not. It kills when we would: on a busy machine
+/// its timer rings late, too, and to be killed twice makes no difference.
+fn orders_before(end: Moment, limits: &Limits) -> Order {
+    match limits.on_lost {
+        OnLost::Terminate | OnLost::Signal(_) => {
+            let kill_at = end.before(limits.lead());
+            let later = LEAD.min(limits.kill_after / 2);
+            Order::Deadlines { ask_at: kill_at.before(limits.kill_after).after(later), kill_at }
         }
-        _ => Moment::NEVER,
-    };
-    Order::Deadlines { ask_at, kill_at: end }
+        OnLost::Kill => Order::Deadlines { ask_at: Moment::NEVER, kill_at: end },
+        OnLost::Continue => Order::Deadlines { ask_at: Moment::NEVER, kill_at: Moment::NEVER },
+    }
 }
 
 /// Whether orders differ by more than what reading the clock twice does.
@@ -275,6 +282,24 @@ fn differ(one: Order, other: Order) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_supervisor_kills_as_early_as_we_would_and_asks_a_little_later() {
+        let at = |millis: u64| Moment::from_micros(millis * 1000);
+        for (kill_after, ask_at) in [(5000, 25_000), (60, 29_870), (0, 29_900)] {
+            let limits = Limits {
+                ttl: Duration::from_secs(30),
+                kill_after: Duration::from_millis(kill_after),
+                kill_mode: KillMode::Group,
+                on_lost: OnLost::Terminate,
+                max_hold: None,
+                kill_on_term: false,
+                stragglers: crate::Stragglers::Stop,
+            };
+            let expected = Order::Deadlines { ask_at: at(ask_at), kill_at: at(29_900) };
+            assert_eq!(orders_before(at(30_000), &limits), expected, "{kill_after}");
+        }
+    }
 
     #[test]
     fn a_grace_never_outlasts_the_lease() {
