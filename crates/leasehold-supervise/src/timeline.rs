@@ -104,7 +104,10 @@ impl Watch<'_> {
 
     /// Tells the supervisor when to act should we hang, if that has changed.
     pub(super) fn give_orders(&mut self) {
-        let orders = self.stage.orders(first_orders(self.leases, &self.limits), self.suspended.is_some());
+        // A command that is being stopped has its grace though one of its leases was taken away.
+        let counts = |lease: &&Lease| self.stage == Stage::Running || lease.loss().is_none();
+        let at_work = first_orders(self.leases.iter().filter(counts), &self.limits);
+        let orders = self.stage.orders(at_work, self.suspended.is_some());
         if differ(orders, self.orders) && self.helper.order(orders) {
             self.orders = orders;
         }
@@ -240,12 +243,12 @@ impl Watch<'_> {
     }
 }
 
-fn shortest(leases: &[Lease]) -> Option<Duration> {
-    leases.iter().filter_map(Lease::remaining).min()
+fn shortest<'a>(leases: impl IntoIterator<Item = &'a Lease>) -> Option<Duration> {
+    leases.into_iter().filter_map(Lease::remaining).min()
 }
 
 /// When the supervisor acts by itself unless it hears of a renewal.
-pub(super) fn first_orders(leases: &[Lease], limits: &Limits) -> Order {
+pub(super) fn first_orders<'a>(leases: impl IntoIterator<Item = &'a Lease>, limits: &Limits) -> Order {
     match shortest(leases) {
         Some(left) => orders_before(SystemClock.now().after(left), limits),
         None => Order::Deadlines { ask_at: Moment::NEVER, kill_at: Moment::NEVER },
