@@ -336,3 +336,46 @@ fn bare(error: &std::io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or(&text).to_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use leasehold_supervise::{KillMode, OnLost};
+
+    use super::*;
+    use crate::settings::Looks;
+
+    #[tokio::test]
+    async fn a_command_whose_lock_is_lost_before_its_start_counts_as_lost() {
+        let locks = Leasehold::connect("memory:").await.unwrap();
+        let guard = locks.mutex("lost-before-the-start").acquire().await.unwrap();
+        locks.evict(guard.resource(), guard.fence(), "too late").await.unwrap();
+        guard.lease().lost().await;
+        let folder = tempfile::tempdir().unwrap();
+        let ran = folder.path().join("ran");
+        let work = Work {
+            launch: Launch {
+                command: vec!["true".into()],
+                supervisor: vec!["sh".into(), "-c".into(), "touch \"$0\"".into(), ran.clone().into()],
+                ..Launch::default()
+            },
+            limits: Limits {
+                ttl: guard.ttl(),
+                kill_after: Duration::from_secs(1),
+                kill_mode: KillMode::Group,
+                on_lost: OnLost::Terminate,
+                max_hold: None,
+                kill_on_term: false,
+                stragglers: Stragglers::Stop,
+            },
+            min_hold: Duration::ZERO,
+            inherit: false,
+            place: String::from("memory:"),
+            runs_until_asked: false,
+        };
+        let mut signals = Signals::catch().unwrap();
+        let done = work.run(&locks, vec![guard], &mut signals, &Say::new(Looks::plain())).await;
+        assert_eq!((done.exit_code, done.outcome), (exit::LOST, report::Outcome::Lost));
+        assert!(done.ended.is_none() && done.reason.as_deref() == Some("evicted"), "{done:?}");
+        assert!(!ran.exists(), "nothing was started");
+    }
+}
