@@ -15,8 +15,8 @@ use std::{
 };
 
 use leasehold_testkit::{postgres::Postgres, redis::Server};
-use place::{Place, Ran, Running, is_alive, kill, parent_of, read_soon, until};
-use rustix::process::{Pid, Signal, kill_process};
+use place::{Place, Ran, Running, is_alive, kill, parent_of, read_soon, state_of, until};
+use rustix::process::Signal;
 
 /// What happens to those who watch over the family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,14 +124,16 @@ impl Lane<'_> {
             Fate::SupervisorKilled => kill(supervisor),
             Fate::RunStopped => holder.signal(Signal::STOP),
             Fate::BothKilled => {
-                // Neither can act on the death of the other while it is stopped.
-                kill_process(Pid::from_raw(supervisor).unwrap(), Signal::STOP).unwrap();
+                // A run that is stopped cannot act on the death of its supervisor. The other way round the kernel would
+                // wake the supervisor, whose group is orphaned when its run dies.
                 holder.signal(Signal::STOP);
-                holder.signal(Signal::KILL);
+                until("the run is stopped", || state_of(holder.pid()) == Some('T'));
                 kill(supervisor);
+                holder.signal(Signal::KILL);
                 until("the command is dead", || !is_alive(family[0]));
                 if self.life == Life::Process {
                     thread::sleep(Duration::from_millis(100));
+                    assert!(family[1..].iter().all(|pid| is_alive(*pid)), "nobody is left to kill them");
                     assert!(!self.file("seen").exists(), "those who live on keep the lock");
                     family[1..].iter().copied().for_each(kill);
                 }
