@@ -16,10 +16,10 @@ use std::{
 };
 
 use leasehold_testkit::{Flow, Proxy, redis::Server};
-use place::{Place, Ran, Running, is_alive, kill, parent_of, read_soon, until};
+use place::{Place, Ran, Running, is_alive, read_soon, until};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open},
+    process::{Pid, PidfdFlags, Signal, pidfd_open},
 };
 
 fn on(place: &Place, url: &str, args: &[&str]) -> Command {
@@ -300,19 +300,6 @@ fn a_command_whose_run_is_stopped_is_dead_before_its_lease_ends() {
     let ran = running.finish();
     ran.assert_code(121);
     assert!(ran.stderr.contains("leasehold hangs or is stopped: stopping /bin/sh"), "{ran:?}");
-}
-
-#[test]
-fn a_command_dies_with_both_who_watch_over_it() {
-    let (place, server) = (Place::new(), Server::start());
-    let (running, family) = start_family(&place, &server.url(), &[]);
-    let supervisor = parent_of(family[0]);
-    // Neither can act on the death of the other while it is stopped.
-    kill_process(Pid::from_raw(supervisor).unwrap(), Signal::STOP).unwrap();
-    running.signal(Signal::STOP);
-    running.signal(Signal::KILL);
-    kill(supervisor);
-    until("the command is dead", || !is_alive(family[0]));
 }
 
 /// A process, told from a later one with the same number.

@@ -20,7 +20,7 @@ use std::{
 use leasehold::{Lease, Leasehold, Loss, backends::memory::MemoryBackend, clock::SystemClock};
 use leasehold_conformance::Faulty;
 use leasehold_supervise::{
-    Cause, Ended, KillMode, Launch, Limits, Notice, OnLost, Signals, Status, Stragglers, supervise,
+    Cause, Ended, KillMode, Launch, Limits, NotStarted, Notice, OnLost, Signals, Status, Stragglers, supervise,
 };
 use rustix::process::Signal;
 
@@ -292,6 +292,42 @@ fn scene_of_a_healthy_lease() {
 #[test]
 fn a_healthy_lease_outlives_many_ttls_in_silence() {
     assert_played(&Ran::of(play(&Place::new(), "scene_of_a_healthy_lease", &[])));
+}
+
+/// Fails unless the command is not started, since the lease was lost so.
+async fn is_not_started(launch: &Launch, lease: &Lease, ran: &Path, loss: Loss) {
+    let mut signals = Signals::catch().unwrap();
+    let (leases, limits) = ([lease.clone()], limits(lease.ttl(), Duration::from_millis(100)));
+    let result = supervise(launch, &leases, limits, None, &mut signals, &mut |_notice| ()).await;
+    assert!(matches!(result, Err(NotStarted::Lost(found)) if found == loss) && !ran.exists(), "{result:?}");
+}
+
+#[test]
+fn scene_of_a_loss_before_the_start() {
+    if !is_on_stage() {
+        return;
+    }
+    let stage = Stage::set();
+    let ran = stage.place.path("ran");
+    let mut launch = stage.launch(&format!("touch {}", ran.display()));
+    run(async {
+        let guard = stage.first.mutex("x").acquire().await.unwrap();
+        stage.second.evict(guard.resource(), guard.fence(), "too late").await.unwrap();
+        guard.lease().lost().await;
+        is_not_started(&launch, guard.lease(), &ran, Loss::Evicted).await;
+        let guard = stage.first.mutex("x").ttl(Duration::from_millis(800)).acquire().await.unwrap();
+        stage.connection.cut();
+        // The supervisor takes longer to start than the lease lasts.
+        launch.supervisor.splice(0..0, ["sh", "-c", "sleep 1; exec \"$0\" \"$@\""].map(Into::into));
+        is_not_started(&launch, guard.lease(), &ran, Loss::RenewTimeout).await;
+        std::mem::forget(guard);
+    });
+}
+
+#[test]
+fn a_command_is_not_started_under_a_lease_that_is_lost() {
+    let place = Place::new();
+    assert_played(&Ran::of(play(&place, "scene_of_a_loss_before_the_start", &[])));
 }
 
 #[test]

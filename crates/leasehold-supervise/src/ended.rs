@@ -1,6 +1,6 @@
 //! How a child ended, and what there was to tell on the way.
 
-use std::time::Duration;
+use std::{error::Error, fmt, io, time::Duration};
 
 use leasehold::Loss;
 use rustix::process::WaitStatus;
@@ -32,6 +32,39 @@ impl Status {
     pub(crate) fn of(status: WaitStatus) -> Option<Self> {
         let code = status.exit_status().map(|code| Self::Exited(u8::try_from(code & 0xff).unwrap_or(u8::MAX)));
         code.or_else(|| status.terminating_signal().map(Self::Killed))
+    }
+}
+
+/// Why a command was not started.
+#[derive(Debug)]
+pub enum NotStarted {
+    /// A lease was lost before the start.
+    Lost(Loss),
+    /// The command, or its supervisor, cannot be run.
+    Failed(io::Error),
+}
+
+impl fmt::Display for NotStarted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lost(loss) => write!(f, "not started: the lease was lost ({})", loss.as_str()),
+            Self::Failed(error) => write!(f, "not started: {error}"),
+        }
+    }
+}
+
+impl Error for NotStarted {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Lost(_) => None,
+            Self::Failed(error) => Some(error),
+        }
+    }
+}
+
+impl From<io::Error> for NotStarted {
+    fn from(error: io::Error) -> Self {
+        Self::Failed(error)
     }
 }
 
@@ -79,7 +112,7 @@ pub enum Notice {
         /// Why it was lost.
         loss: Loss,
     },
-    /// Processes of the child's group outlive it.
+    /// Processes that the child started outlive it.
     Stragglers {
         /// Which.
         left: Vec<Straggler>,

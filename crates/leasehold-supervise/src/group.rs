@@ -16,6 +16,8 @@ use crate::{KillMode, signal::Signal};
 /// How often to look whether who was killed is dead, and the time between two looks.
 const TRIES: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(10);
+/// How often at most to look for descendants while some of them end.
+const LOOKS: u32 = 10;
 
 /// Sends the signal to the child, or to its whole group.
 pub(crate) fn send(mode: KillMode, pid: Pid, signal: Signal) {
@@ -34,62 +36,54 @@ pub struct Straggler {
     pub name: String,
 }
 
-/// Whoever in the group still runs; the dead that nobody has buried do not count.
-pub(crate) fn members(group: Pid) -> Vec<Straggler> {
-    if process::test_kill_process_group(group) == Err(Errno::SRCH) {
-        return Vec::new();
-    }
-    let among = |processes: Vec<Process>| -> Vec<Straggler> {
-        let members = processes.into_iter().filter(|process| process.group == group.as_raw_pid() && process.runs);
-        members.map(|process| Straggler { pid: process.pid, name: process.name }).collect()
-    };
-    let found = among(descendants(process::getpid()));
-    if found.is_empty() { among(processes()) } else { found }
-}
-
-/// Sends TERM to everybody who descends from this process.
-pub(crate) fn ask_descendants(root: Pid) {
-    for process in living_descendants(root) {
-        if let Some(pid) = Pid::from_raw(process.pid) {
-            send(KillMode::Process, pid, Signal::TERM);
-        }
-    }
-}
-
-/// Kills everybody who descends from this process; returns those whom we may not signal.
+/// Whoever descends from `root` and runs; the dead that nobody has buried do not count.
 ///
-/// Someone born or orphaned meanwhile may be missed: whoever wants them all dead calls again until none is left.
-pub(crate) fn kill_descendants(root: Pid) -> Vec<Straggler> {
-    living_descendants(root).filter_map(|process| kill_named(process.pid, process.name)).collect()
+/// Someone born meanwhile may be missed: whoever wants them all dead calls again until none is left.
+pub(crate) fn living(root: Pid) -> Vec<Process> {
+    descendants(root).into_iter().filter(|process| process.runs).collect()
+}
+
+/// Whoever in [`living`] has not left our session, as a daemon does: the group of the child, and groups of their own
+/// (`timeout`, `set -m`).
+pub(crate) fn living_in_session(root: Pid) -> Vec<Process> {
+    let session = look_at(process::getpid().as_raw_pid()).map(|own| own.session);
+    living(root).into_iter().filter(|process| Some(process.session) == session).collect()
+}
+
+/// Sends the signal to each of these.
+pub(crate) fn send_each<'a>(processes: impl IntoIterator<Item = &'a Process>, signal: Signal) {
+    for pid in processes.into_iter().filter_map(|process| Pid::from_raw(process.pid)) {
+        send(KillMode::Process, pid, signal);
+    }
+}
+
+/// Kills each of these; returns those whom we may not signal.
+pub(crate) fn kill_each(processes: Vec<Process>) -> Vec<Straggler> {
+    processes.into_iter().filter_map(kill_one).collect()
 }
 
 /// Kills everybody who descends from us, and comes back when they are dead, or when it cannot.
 pub(crate) fn end_descendants() {
     for _ in 0..TRIES {
         let own = process::getpid();
-        if living_descendants(own).next().is_none() {
+        let left = living(own);
+        if left.is_empty() {
             return;
         }
-        kill_descendants(own);
+        kill_each(left);
         while let Ok(Some(_)) = process::wait(process::WaitOptions::NOHANG) {}
         thread::sleep(PAUSE);
     }
 }
 
-/// Kills whoever is in the group; returns those whom we may not signal.
-pub(crate) fn kill_members(group: Pid) -> Vec<Straggler> {
-    members(group).into_iter().filter_map(|member| kill_named(member.pid, member.name)).collect()
+/// Kills the child; returns it if we may not.
+pub(crate) fn kill_child(pid: Pid) -> Option<Straggler> {
+    look_at(pid.as_raw_pid()).and_then(kill_one)
 }
 
-/// Kills a process; returns it if we may not.
-pub(crate) fn kill_one(pid: Pid) -> Option<Straggler> {
-    let process = look_at(pid.as_raw_pid())?;
-    kill_named(process.pid, process.name)
-}
-
-fn kill_named(pid: i32, name: String) -> Option<Straggler> {
-    let killed = process::kill_process(Pid::from_raw(pid)?, process::Signal::KILL);
-    (killed == Err(Errno::PERM)).then_some(Straggler { pid, name })
+fn kill_one(process: Process) -> Option<Straggler> {
+    let killed = process::kill_process(Pid::from_raw(process.pid)?, process::Signal::KILL);
+    (killed == Err(Errno::PERM)).then(|| process.into())
 }
 
 /// Whether a process is stopped, runs, or is gone.
@@ -118,16 +112,37 @@ fn look_at(pid: i32) -> Option<Process> {
     parse(&String::from_utf8_lossy(&stat))
 }
 
-fn living_descendants(root: Pid) -> impl Iterator<Item = Process> {
-    descendants(root).into_iter().filter(|process| process.runs)
+/// Everybody who descends from `root`, as long as nobody ends while we look:
+///
+/// 1. We read that A is a child of `root`.
+/// 2. A ends, and its child B becomes a child of `root`.
+/// 3. We read the children of A: there are none, and B is missed.
+///
+/// So we look again, unless A was dead before the last look.
+fn descendants(root: Pid) -> Vec<Process> {
+    let mut dead = HashSet::new();
+    let mut found = Vec::new();
+    for _ in 0..LOOKS {
+        let died_before = dead.len();
+        found = descendants_now(root, &mut dead);
+        if dead.len() == died_before {
+            break;
+        }
+    }
+    found
 }
 
-fn descendants(root: Pid) -> Vec<Process> {
+/// What one look finds; adds whoever had ended by the end of it to the dead.
+fn descendants_now(root: Pid, dead: &mut HashSet<i32>) -> Vec<Process> {
     let mut found = Vec::new();
     let Some(mut unseen) = children(root.as_raw_pid()) else { return descendants_among(root, processes()) };
     while let Some(pid) = unseen.pop() {
         unseen.extend(children(pid).unwrap_or_default());
-        found.extend(look_at(pid));
+        let process = look_at(pid);
+        if !process.as_ref().is_some_and(|process| process.runs) {
+            dead.insert(pid);
+        }
+        found.extend(process);
     }
     found
 }
@@ -179,14 +194,20 @@ pub(crate) fn is_orphaned() -> bool {
 
 /// One line of the process table.
 #[derive(Debug)]
-struct Process {
+pub(crate) struct Process {
     pid: i32,
     name: String,
     parent: i32,
-    group: i32,
+    pub(crate) group: i32,
     session: i32,
     runs: bool,
-    is_stopped: bool,
+    pub(crate) is_stopped: bool,
+}
+
+impl From<Process> for Straggler {
+    fn from(process: Process) -> Self {
+        Self { pid: process.pid, name: process.name }
+    }
 }
 
 fn processes() -> Vec<Process> {
@@ -252,28 +273,40 @@ mod tests {
 
     #[test]
     fn a_process_is_found_whatever_bytes_its_name_has() {
-        use std::os::unix::{ffi::OsStrExt, process::CommandExt};
+        use std::os::unix::ffi::OsStrExt;
         let folder = std::env::temp_dir().join(format!("leasehold-supervise-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let program = folder.join(std::ffi::OsStr::from_bytes(b"sl\xffeep"));
         std::os::unix::fs::symlink("/bin/sleep", &program).unwrap();
-        let mut child = std::process::Command::new(&program).arg("5").process_group(0).spawn().unwrap();
-        let group = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
-        let found = members(group);
+        let mut child = std::process::Command::new(&program).arg("5").spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let is_found = living(process::getpid()).iter().any(|process| process.pid == pid);
         child.kill().unwrap();
         child.wait().unwrap();
         fs::remove_dir_all(&folder).unwrap();
-        assert_eq!(found.len(), 1);
+        assert!(is_found);
     }
 
     #[test]
-    fn a_group_is_empty_once_its_last_member_has_ended() {
+    fn a_group_of_its_own_stays_in_the_session_and_a_daemon_leaves_it() {
         use std::os::unix::process::CommandExt;
-        let mut child = std::process::Command::new("sleep").arg("5").process_group(0).spawn().unwrap();
-        let group = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
-        assert_eq!(members(group).len(), 1);
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert_eq!(members(group), []);
+        let mut group = std::process::Command::new("sleep").arg("5").process_group(0).spawn().unwrap();
+        let mut daemon = std::process::Command::new("setsid").args(["sleep", "5"]).spawn().unwrap();
+        let (in_group, away) = (i32::try_from(group.id()).unwrap(), i32::try_from(daemon.id()).unwrap());
+        let own = process::getpid();
+        let has = |found: Vec<Process>, pid: i32| found.iter().any(|process| process.pid == pid);
+        while has(living_in_session(own), away) {
+            thread::yield_now();
+        }
+        assert!(has(living_in_session(own), in_group) && has(living(own), in_group) && has(living(own), away));
+        for child in [&mut group, &mut daemon] {
+            child.kill().unwrap();
+        }
+        while has(living(own), in_group) || has(living(own), away) {
+            thread::yield_now();
+        }
+        for child in [&mut group, &mut daemon] {
+            child.wait().unwrap();
+        }
     }
 }

@@ -10,6 +10,7 @@ use std::{
     process::Command,
 };
 
+use leasehold::{Loss, lease::Moment};
 use rustix::{
     io::{FdFlags, fcntl_setfd},
     process::Pid,
@@ -17,7 +18,7 @@ use rustix::{
 use tokio::net::UnixStream;
 
 use crate::{
-    Limits, OnLost, Signal, Supervisor,
+    Limits, NotStarted, OnLost, Signal, Supervisor,
     messages::{Inbox, Order, Report},
     terminal::Terminal,
 };
@@ -61,6 +62,7 @@ impl Helper {
     pub(crate) fn start(
         launch: &Launch,
         limits: &Limits,
+        orders: Order,
         foreground: bool,
         inherit: Option<OwnedFd>,
     ) -> io::Result<Self> {
@@ -74,6 +76,10 @@ impl Helper {
                 OnLost::Terminate => Some(Signal::TERM),
                 OnLost::Signal(signal) => Some(signal),
                 OnLost::Kill | OnLost::Continue => None,
+            },
+            start_by: match orders {
+                Order::Deadlines { kill_at, .. } => kill_at,
+                Order::Dismiss => Moment::NEVER,
             },
             command: launch.command.clone(),
         };
@@ -96,22 +102,25 @@ impl Helper {
     /// Completes when the command runs, with its process id.
     ///
     /// # Errors
-    /// When it cannot be run.
-    pub(crate) async fn started(&mut self) -> io::Result<Pid> {
+    /// When it cannot be run, or the lease has ended.
+    pub(crate) async fn started(&mut self) -> Result<Pid, NotStarted> {
         loop {
             self.wait_for_report().await;
             match self.next_report() {
-                Some(Report::Started(pid)) => return Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidData.into()),
-                Some(Report::Failed(error)) => return Err(io::Error::from_raw_os_error(error)),
-                _ if self.is_gone => return Err(io::Error::other("its supervisor was killed")),
+                Some(Report::Started(pid)) => {
+                    return Pid::from_raw(pid).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData).into());
+                }
+                Some(Report::Failed(error)) => return Err(io::Error::from_raw_os_error(error).into()),
+                Some(Report::Late) => return Err(NotStarted::Lost(Loss::RenewTimeout)),
+                _ if self.is_gone => return Err(io::Error::other("its supervisor was killed").into()),
                 _ => {}
             }
         }
     }
 
-    /// Gives an order, if the supervisor has room for it; one that hangs is not waited for.
-    pub(crate) fn order(&self, order: Order) {
-        let _hangs_or_is_gone = (&self.orders).write_all(&order.encode());
+    /// Gives an order. Returns whether there was room for it: a supervisor that hangs is not waited for.
+    pub(crate) fn order(&self, order: Order) -> bool {
+        give(&self.orders, order)
     }
 
     /// Completes when a report may have come; never once the supervisor is gone.
@@ -151,10 +160,42 @@ impl Helper {
     }
 }
 
+/// Writes an order, whole or not at all; one that is gone needs none.
+fn give(mut orders: &StdStream, order: Order) -> bool {
+    !orders.write_all(&order.encode()).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+}
+
 /// Whether the child should have the terminal from the start: somebody types to it and reads from it.
 ///
 /// In a pipeline the terminal stays with the pipeline until the child asks for it, or a pager at its end would be stopped.
 pub(crate) fn wants_terminal(terminal: Option<&Terminal>) -> bool {
     use std::io::IsTerminal;
     io::stdin().is_terminal() && io::stdout().is_terminal() && terminal.is_some_and(Terminal::is_ours)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn an_order_that_finds_no_room_is_not_called_given() {
+        let (ours, mut theirs) = StdStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let mut given = 0;
+        while give(&ours, Order::Dismiss) {
+            given += 1;
+            assert!(given < 100_000, "it never fills");
+        }
+        let mut orders = vec![0; given * crate::messages::LENGTH];
+        theirs.read_exact(&mut orders).unwrap();
+        let last = Order::Deadlines { ask_at: Moment::NEVER, kill_at: Moment::NEVER };
+        assert!(given > 0 && give(&ours, last));
+        let mut order = [0; crate::messages::LENGTH];
+        theirs.read_exact(&mut order).unwrap();
+        assert_eq!(Order::decode(order), Some(last), "no part of what found no room is in between");
+        drop(theirs);
+        assert!(give(&ours, Order::Dismiss), "nobody is left to give it to");
+    }
 }

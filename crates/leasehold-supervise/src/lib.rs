@@ -2,8 +2,8 @@
 //!
 //! [`supervise`] starts a command in a process group of its own, gives it the
 //! terminal if it should have it, passes signals on, and stops it when a lease
-//! is lost or cannot be renewed in time. It returns when the command and its
-//! group are gone; the caller then releases the leases.
+//! is lost or cannot be renewed in time. It returns when the command and what it
+//! started are gone, save daemons; the caller then releases the leases.
 //!
 //! The command is started by a [`Supervisor`], a small process between the
 //! caller and the command: the caller's program started once more, with the
@@ -72,7 +72,7 @@ mod terminal;
 mod timeline;
 
 pub use self::{
-    ended::{Cause, Ended, Notice, Status},
+    ended::{Cause, Ended, NotStarted, Notice, Status},
     group::Straggler,
     helper::Launch,
     limits::{Limits, NoRoom, kill_after},

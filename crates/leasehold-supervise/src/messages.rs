@@ -28,7 +28,9 @@ pub(crate) enum Report {
     Started(i32),
     /// The command could not be run: the number of the error.
     Failed(i32),
-    /// The command was stopped by this signal.
+    /// The command was not started: the lease had ended.
+    Late,
+    /// The command, or after its end somebody whom it left behind, was stopped by this signal.
     Stopped(i32),
     /// The command ended.
     Ended(Status),
@@ -67,6 +69,7 @@ impl Report {
             Self::Ended(Status::Killed(signal)) => frame(5, number(signal), 0),
             Self::Alone => frame(6, 0, 0),
             Self::Asked => frame(7, 0, 0),
+            Self::Late => frame(8, 0, 0),
         }
     }
 
@@ -81,6 +84,7 @@ impl Report {
             5 => number.map(|signal| Self::Ended(Status::Killed(signal))),
             6 => Some(Self::Alone),
             7 => Some(Self::Asked),
+            8 => Some(Self::Late),
             _ => None,
         }
     }
@@ -149,6 +153,7 @@ mod tests {
             Report::Ended(Status::Killed(9)),
             Report::Alone,
             Report::Asked,
+            Report::Late,
         ] {
             assert_eq!(Report::decode(report.encode()), Some(report));
         }

@@ -13,7 +13,7 @@ pub enum KillMode {
     Process,
 }
 
-/// What to do with processes of the command's group that outlive it.
+/// What to do with processes that outlive the command and have not left its session, as daemons do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stragglers {
     /// TERM, then KILL.

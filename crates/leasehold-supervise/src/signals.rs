@@ -7,7 +7,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use rustix::process;
+use rustix::process::{self, WaitOptions};
 use tokio::signal::unix::{self, SignalKind};
 
 use crate::signal::Signal;
@@ -64,6 +64,8 @@ impl Signals {
 
     /// The next signal that asks us to end. Ctrl-Z stops us on the way; others are dropped.
     ///
+    /// Buries every child that ends meanwhile: daemons of a command that ran before became ours.
+    ///
     /// # Cancel safety
     /// A dropped call loses nothing.
     pub async fn next_ending(&mut self) -> Signal {
@@ -73,7 +75,8 @@ impl Signals {
                 Caught::Signal(Signal::TSTP) => {
                     let _always_possible = process::kill_process(process::getpid(), process::Signal::STOP);
                 }
-                _ => {}
+                Caught::Child => while let Ok(Some(_)) = process::wait(WaitOptions::NOHANG) {},
+                Caught::Signal(_) => {}
             }
         }
     }

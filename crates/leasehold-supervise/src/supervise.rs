@@ -1,7 +1,7 @@
 //! Watches over a child and the leases it runs under, until the child is gone.
 //!
 //! The lease is never given back here: whoever called does that, once this has
-//! told that the child and its group are dead.
+//! told that the child and what it started are dead.
 
 use std::{
     future::{pending, poll_fn},
@@ -21,8 +21,8 @@ use rustix::process::{self, Pid, WaitOptions};
 
 use crate::{
     KillMode, Limits, Stragglers,
-    ended::{Cause, Ended, Notice, Status},
-    group::{self, State, Straggler},
+    ended::{Cause, Ended, NotStarted, Notice, Status},
+    group::{self, Process, State, Straggler},
     helper::{Helper, Launch, wants_terminal},
     messages::{Order, Report},
     signal::Signal,
@@ -39,13 +39,14 @@ const ECHO: Duration = Duration::from_millis(50);
 /// Whoever ends so soon after the child is no straggler.
 const LINGER: Duration = Duration::from_millis(100);
 
-/// Runs the command under the leases, and comes back when it and its group are gone.
+/// Runs the command under the leases, and comes back when it and what it started are gone. Daemons, which have left
+/// our session, may go on unless a lease is lost.
 ///
 /// Without leases nothing can be lost. What is in `inherit` stays open in the
 /// child and all it starts.
 ///
 /// # Errors
-/// When the command cannot be run.
+/// When a lease is lost before the command is started, or the command cannot be run.
 pub async fn supervise(
     launch: &Launch,
     leases: &[Lease],
@@ -53,13 +54,16 @@ pub async fn supervise(
     inherit: Option<OwnedFd>,
     signals: &mut Signals,
     tell: &mut dyn FnMut(Notice),
-) -> io::Result<Ended> {
+) -> Result<Ended, NotStarted> {
     // If the supervisor is killed, whoever it watched over becomes our child.
-    process::set_child_subreaper(Some(process::getpid()))?;
+    process::set_child_subreaper(Some(process::getpid())).map_err(io::Error::from)?;
     let terminal = Terminal::controlling();
     let is_foreground = wants_terminal(terminal.as_ref());
-    let mut helper = Helper::start(launch, &limits, is_foreground, inherit)?;
     let orders = first_orders(leases, &limits);
+    if let Some(loss) = lost_one(leases) {
+        return Err(NotStarted::Lost(loss));
+    }
+    let mut helper = Helper::start(launch, &limits, orders, is_foreground, inherit)?;
     helper.order(orders);
     let child = match helper.started().await {
         Ok(child) => child,
@@ -84,7 +88,8 @@ pub async fn supervise(
         look: LOOK[0],
         swallow_stop: false,
         suspended: None,
-        asked_escaped: false,
+        asked_others: false,
+        number_is_free: false,
         ended_at: None,
         awaits_stragglers: false,
         nobody_left: false,
@@ -99,6 +104,12 @@ pub async fn supervise(
         tell,
     };
     Ok(watch.run(signals).await)
+}
+
+/// What a watch acts on, besides reports and the clock.
+enum Event {
+    Lost(Loss),
+    Signal(Signal),
 }
 
 /// One child being watched.
@@ -127,18 +138,20 @@ pub(super) struct Watch<'a> {
     ended_at: Option<Moment>,
     interrupted: Option<Signal>,
     last_interrupt: Option<Moment>,
-    asked_escaped: bool,
+    asked_others: bool,
     nobody_left: bool,
+    number_is_free: bool,
 }
 
 impl Watch<'_> {
     async fn run(mut self, signals: &mut Signals) -> Ended {
         loop {
             self.reap();
+            // One that was not dismissed would kill whoever may go on.
             if let Some(status) = self.status
                 && self.is_over()
+                && self.helper.order(Order::Dismiss)
             {
-                self.helper.order(Order::Dismiss);
                 self.take_terminal_back();
                 let pid = self.child.as_raw_pid();
                 let cause = self.cause.or_else(|| self.found_lost());
@@ -150,16 +163,22 @@ impl Watch<'_> {
             let leases = self.leases;
             // A loss stays told: once it is known, only the clock is left to watch.
             let may_be_lost = !matches!(self.cause, Some(Cause::Lost(_)));
-            tokio::select! {
+            let event = tokio::select! {
                 biased;
-                loss = first_lost(leases), if may_be_lost => self.lose(loss),
-                () = self.helper.wait_for_report() => {}
-                caught = signals.next() => {
-                    if let Caught::Signal(signal) = caught {
-                        self.take(signal).await;
-                    }
-                }
-                () = sleep_until(wake) => {}
+                loss = first_lost(leases), if may_be_lost => Some(Event::Lost(loss)),
+                () = self.helper.wait_for_report() => None,
+                caught = signals.next() => match caught {
+                    Caught::Signal(signal) => Some(Event::Signal(signal)),
+                    Caught::Child => None,
+                },
+                () = sleep_until(wake) => None,
+            };
+            // We may have been stopped for long: a child that was buried meanwhile must not be signalled.
+            self.reap();
+            match event {
+                Some(Event::Lost(loss)) => self.lose(loss),
+                Some(Event::Signal(signal)) => self.take(signal).await,
+                None => {}
             }
         }
     }
@@ -172,7 +191,7 @@ impl Watch<'_> {
                 Report::Ended(status) => self.status = Some(status),
                 Report::Alone => self.nobody_left = true,
                 Report::Asked => self.asked_meanwhile(),
-                Report::Started(_) | Report::Failed(_) => {}
+                Report::Started(_) | Report::Failed(_) | Report::Late => {}
             }
         }
         if self.helper.is_gone() && !self.is_orphan {
@@ -196,10 +215,10 @@ impl Watch<'_> {
         }
     }
 
-    /// The child was stopped, unless that is over by now or was our own wish.
+    /// Somebody was stopped, unless that is over by now or was our own wish.
     fn heard_of_stop(&mut self, number: i32) {
         if self.suspended.is_none()
-            && group::state(self.child) == State::Stopped
+            && self.state() == State::Stopped
             && let Some(signal) = Signal::from_number(number)
         {
             self.child_stopped(signal);
@@ -209,9 +228,7 @@ impl Watch<'_> {
     /// How a lease was lost while we could not look: after a long stop we may hear of the end of the command, whom the
     /// supervisor killed in time, before the loss itself is known.
     fn found_lost(&self) -> Option<Cause> {
-        let is_past = |lease: &Lease| lease.check().is_err_and(|error| error.kind() == ErrorKind::Lost);
-        let lost = |lease: &Lease| lease.loss().or_else(|| is_past(lease).then_some(Loss::RenewTimeout));
-        self.leases.iter().find_map(lost).map(Cause::Lost)
+        lost_one(self.leases).map(Cause::Lost)
     }
 
     /// Whether nobody is left who could still do the work.
@@ -219,40 +236,89 @@ impl Watch<'_> {
         if self.limits.kill_mode == KillMode::Process || self.nobody_left {
             return true;
         }
-        // Under a lost lease nobody may go on, whichever group it moved to.
-        let is_lost = matches!(self.cause, Some(Cause::Lost(_))) && !self.goes_on();
-        let left = group::members(self.child);
-        if !left.is_empty() {
-            return self.stage == Stage::Running && self.see_to(left);
+        let left = self.left();
+        if left.is_empty() {
+            // A daemon may go on, but under a lost lease nobody may: the supervisor says when it is alone.
+            return !self.is_lost() && !self.is_orphan;
         }
-        if is_lost && !self.asked_escaped {
-            self.asked_escaped = true;
-            group::ask_descendants(self.helper.pid);
+        if self.stage == Stage::Running {
+            return self.see_to(left);
         }
-        !is_lost && !self.is_orphan
+        if !std::mem::replace(&mut self.asked_others, true) {
+            self.send_others(&left, Signal::TERM);
+        }
+        false
+    }
+
+    /// Whether nobody may go on, since the lease is lost.
+    pub(super) fn is_lost(&self) -> bool {
+        matches!(self.cause, Some(Cause::Lost(_))) && !self.goes_on()
+    }
+
+    /// Those of the family who run and may not go on without the lock: all of them if it is lost or their supervisor
+    /// was killed, else those who have not left our session.
+    pub(super) fn left(&self) -> Vec<Process> {
+        if self.is_lost() || self.is_orphan {
+            group::living(self.root())
+        } else {
+            group::living_in_session(self.root())
+        }
+    }
+
+    /// Whose descendants the family are.
+    fn root(&self) -> Pid {
+        if self.is_orphan { process::getpid() } else { self.helper.pid }
+    }
+
+    /// Sends a signal to those who are in other groups than the child's.
+    fn send_others(&self, left: &[Process], signal: Signal) {
+        group::send_each(left.iter().filter(|process| process.group != self.child.as_raw_pid()), signal);
     }
 
     /// Does what was chosen with those who outlive the child; tells whether they may go on without the lock.
-    fn see_to(&mut self, left: Vec<Straggler>) -> bool {
+    fn see_to(&mut self, left: Vec<Process>) -> bool {
         let now = SystemClock.now();
         let choice = self.limits.stragglers;
         if self.awaits_stragglers || now.since(*self.ended_at.get_or_insert(now)) < LINGER {
             return false;
         }
-        (self.tell)(Notice::Stragglers { left, choice });
+        (self.tell)(Notice::Stragglers { left: left.into_iter().map(Straggler::from).collect(), choice });
         match choice {
-            Stragglers::Stop => self.stop_stragglers(),
-            Stragglers::Wait => self.awaits_stragglers = true,
+            // The next look asks those outside of the group.
+            Stragglers::Stop => self.stop_group(),
+            Stragglers::Wait => {
+                self.awaits_stragglers = true;
+                // Ctrl-C and Ctrl-Z are for us now: nobody may be left in the child's group.
+                self.take_terminal_back();
+            }
             Stragglers::Leave => {}
         }
         choice == Stragglers::Leave
     }
 
     /// Sends a signal to the child or its group, as chosen.
-    pub(super) fn signal(&self, signal: Signal) {
-        // A process that was buried must not be signalled: its number may be another's by now.
-        if self.limits.kill_mode == KillMode::Group || self.status.is_none() {
+    pub(super) fn signal(&mut self, signal: Signal) {
+        if self.has_number() {
             group::send(self.limits.kill_mode, self.child, signal);
+        }
+    }
+
+    /// Whether the number of the child, or of its group, is still theirs: once the child was buried and nobody is left
+    /// in its group, it may become another's.
+    pub(super) fn has_number(&mut self) -> bool {
+        if self.status.is_some() && !self.number_is_free {
+            let is_member = |process: &Process| process.group == self.child.as_raw_pid();
+            self.number_is_free = self.limits.kill_mode == KillMode::Process
+                || !group::living_in_session(self.root()).iter().any(is_member);
+        }
+        !self.number_is_free
+    }
+
+    /// Passes a signal on to the child's group, and to those in other groups once the child has ended.
+    fn pass_on(&mut self, signal: Signal) {
+        self.signal(signal);
+        if self.status.is_some() && self.limits.kill_mode == KillMode::Group {
+            self.send_others(&self.left(), signal);
         }
     }
 
@@ -262,7 +328,7 @@ impl Watch<'_> {
         } else if signal == Signal::CONT {
             self.resume().await;
         } else {
-            self.signal(signal);
+            self.pass_on(signal);
             if signal.is_ending() {
                 self.interrupted.get_or_insert(signal);
                 self.count_interrupt(signal);
@@ -295,9 +361,16 @@ impl Watch<'_> {
     }
 }
 
+/// Why the first lease that is lost by now was lost.
+fn lost_one(leases: &[Lease]) -> Option<Loss> {
+    let is_past = |lease: &Lease| lease.check().is_err_and(|error| error.kind() == ErrorKind::Lost);
+    leases.iter().find_map(|lease| lease.loss().or_else(|| is_past(lease).then_some(Loss::RenewTimeout)))
+}
+
 async fn sleep_until(moment: Option<Moment>) {
     match moment {
-        Some(moment) => SystemClock.sleep_until(moment).await,
+        // A machine that wakes up past it must not sleep on.
+        Some(moment) => SystemClock.alarm_at(moment).await,
         None => pending().await,
     }
 }

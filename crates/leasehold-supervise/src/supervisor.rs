@@ -58,6 +58,8 @@ pub struct Supervisor {
     pub(crate) kill_mode: KillMode,
     /// What asks the command to end; `None` where it is only killed.
     pub(crate) ask: Option<Signal>,
+    /// When the lease ends: from then on the command is not started.
+    pub(crate) start_by: Moment,
     /// The command and its arguments.
     pub(crate) command: Vec<OsString>,
 }
@@ -69,6 +71,7 @@ impl Supervisor {
             if self.foreground { "fg" } else { "bg" }.into(),
             if self.kill_mode == KillMode::Group { "group" } else { "process" }.into(),
             self.ask.map_or(0, Signal::number).to_string().into(),
+            self.start_by.as_micros().to_string().into(),
         ];
         args.extend(self.command.iter().cloned());
         args
@@ -76,7 +79,7 @@ impl Supervisor {
 
     /// The supervisor that these arguments ask for: what follows [`Launch::supervisor`](crate::Launch::supervisor).
     pub fn from_args(args: &[OsString]) -> Option<Self> {
-        let [socket, ground, mode, ask, command @ ..] = args else { return None };
+        let [socket, ground, mode, ask, start_by, command @ ..] = args else { return None };
         let number = |text: &OsString| text.to_str()?.parse::<i32>().ok();
         if command.is_empty() {
             return None;
@@ -86,8 +89,14 @@ impl Supervisor {
             foreground: ground == "fg",
             kill_mode: mode.to_str()?.parse().ok()?,
             ask: Signal::from_number(number(ask)?),
+            start_by: Moment::from_micros(start_by.to_str()?.parse().ok()?),
             command: command.to_vec(),
         })
+    }
+
+    /// The program it runs, as people call it.
+    pub fn name(&self) -> String {
+        self.command.first().map(|program| program.to_string_lossy().into_owned()).unwrap_or_default()
     }
 
     /// Starts the command and watches over it, until it is told that the work is over or nobody is left.
@@ -153,7 +162,7 @@ enum Next {
 }
 
 impl<'a> Family<'a> {
-    /// Starts the command; `None` if it cannot be run, which is reported.
+    /// Starts the command; `None` if it cannot be run or comes too late, which is reported.
     fn start(supervisor: &'a Supervisor, tell: &'a mut dyn FnMut(Notice)) -> io::Result<Option<Self>> {
         let socket = UnixStream::from(raw::inherited(supervisor.socket)?);
         socket.set_nonblocking(true)?;
@@ -163,6 +172,10 @@ impl<'a> Family<'a> {
             SignalFd::with_flags(&SigSet::from(Number::SIGCHLD), SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
         let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
         process::set_child_subreaper(Some(process::getpid()))?;
+        if SystemClock.now() >= supervisor.start_by {
+            (&socket).write_all(&Report::Late.encode())?;
+            return Ok(None);
+        }
         let child = match spawn(supervisor, mask) {
             Ok(child) => child,
             Err(error) => {
@@ -247,15 +260,17 @@ impl<'a> Family<'a> {
         while let Ok(Some(_)) = self.ends.read_signal() {}
         loop {
             match process::wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
-                Ok(Some((pid, status))) if pid == self.child => {
-                    if let Some(signal) = status.stopping_signal() {
-                        self.report(Report::Stopped(signal));
-                    } else if let Some(status) = Status::of(status) {
-                        self.has_ended = true;
-                        self.report(Report::Ended(status));
+                Ok(Some((pid, status))) => {
+                    let is_child = pid == self.child && !self.has_ended;
+                    match (status.stopping_signal(), Status::of(status)) {
+                        (Some(signal), _) if is_child || self.has_ended => self.report(Report::Stopped(signal)),
+                        (None, Some(status)) if is_child => {
+                            self.has_ended = true;
+                            self.report(Report::Ended(status));
+                        }
+                        _ => {}
                     }
                 }
-                Ok(Some(_)) => {}
                 Ok(None) => return,
                 // Whoever is orphaned becomes our child: without a child there is nobody.
                 Err(_no_child) => {
@@ -298,9 +313,16 @@ impl<'a> Family<'a> {
     /// Asks the command to end, since no orders came in time.
     fn ask(&mut self) {
         self.ask_at = Moment::NEVER;
-        if let Some(signal) = self.supervisor.ask {
-            group::send(self.supervisor.kill_mode, self.child, signal);
-            group::send(self.supervisor.kill_mode, self.child, Signal::CONT);
+        match self.supervisor.ask {
+            // The number of a child that was buried, or of its group, may be another's by now.
+            Some(signal) if self.has_ended => {
+                group::send_each(&group::living_in_session(process::getpid()), signal);
+            }
+            Some(signal) => {
+                group::send(self.supervisor.kill_mode, self.child, signal);
+                group::send(self.supervisor.kill_mode, self.child, Signal::CONT);
+            }
+            None => {}
         }
         self.report(Report::Asked);
         (self.tell)(Notice::HolderHangs);
@@ -309,9 +331,9 @@ impl<'a> Family<'a> {
     /// Kills who is left; someone may have been born since.
     fn kill(&mut self) {
         let denied = match self.supervisor.kill_mode {
-            KillMode::Group => group::kill_descendants(process::getpid()),
+            KillMode::Group => group::kill_each(group::living(process::getpid())),
             KillMode::Process if self.has_ended => Vec::new(),
-            KillMode::Process => group::kill_one(self.child).into_iter().collect(),
+            KillMode::Process => group::kill_child(self.child).into_iter().collect(),
         };
         if denied != self.denied {
             self.denied.clone_from(&denied);
@@ -335,9 +357,10 @@ mod tests {
     fn a_supervisor_finds_its_orders_in_its_arguments() {
         for (kill_mode, ask) in [(KillMode::Group, Some(Signal::TERM)), (KillMode::Process, None)] {
             let command = ["sh", "-c", "exit 3"].map(OsString::from).to_vec();
-            let supervisor = Supervisor { socket: 7, foreground: true, kill_mode, ask, command };
+            let start_by = Moment::from_micros(99);
+            let supervisor = Supervisor { socket: 7, foreground: true, kill_mode, ask, start_by, command };
             assert_eq!(Supervisor::from_args(&supervisor.to_args()).as_ref(), Some(&supervisor));
-            assert_eq!(Supervisor::from_args(&supervisor.to_args()[..4]), None, "no command");
+            assert_eq!(Supervisor::from_args(&supervisor.to_args()[..5]), None, "no command");
         }
     }
 }

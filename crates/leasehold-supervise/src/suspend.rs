@@ -34,13 +34,28 @@ impl Watch<'_> {
         }
         self.signal(Signal::TSTP);
         let mut waited = Duration::ZERO;
-        while waited < STOP_LIMIT && group::state(self.child) == State::Running {
+        while waited < STOP_LIMIT && self.state() == State::Running {
             tokio::time::sleep(STOP_LOOK).await;
             waited += STOP_LOOK;
         }
-        if group::state(self.child) != State::Gone {
+        if self.state() != State::Gone {
             self.signal(Signal::STOP);
             self.stop_ourselves();
+        }
+    }
+
+    /// How the child is, or those in its group whom we wait for: stopped as soon as one of them is.
+    pub(super) fn state(&self) -> State {
+        if self.status.is_none() {
+            return group::state(self.child);
+        }
+        let left = if self.awaits_stragglers { self.left() } else { Vec::new() };
+        if left.iter().any(|process| process.is_stopped && process.group == self.child.as_raw_pid()) {
+            State::Stopped
+        } else if left.is_empty() {
+            State::Gone
+        } else {
+            State::Running
         }
     }
 
@@ -84,8 +99,9 @@ impl Watch<'_> {
         self.suspended = None;
     }
 
-    fn let_go_on(&self) {
-        if let (Some(terminal), Some(Suspended { had_terminal: true })) = (&self.terminal, self.suspended)
+    fn let_go_on(&mut self) {
+        if self.has_number()
+            && let (Some(terminal), Some(Suspended { had_terminal: true })) = (&self.terminal, self.suspended)
             && terminal.is_ours()
         {
             terminal.give_to(self.child);

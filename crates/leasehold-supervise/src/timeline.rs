@@ -8,8 +8,6 @@ use leasehold::{
     lease::Moment,
 };
 
-use rustix::process;
-
 use crate::{
     KillMode, Limits, OnLost,
     ended::{Cause, Notice},
@@ -36,6 +34,20 @@ pub(super) enum Stage {
     Stopping { kill_at: Moment },
     /// It was killed, and may take a moment to be dead.
     Killed { overdue_at: Moment },
+}
+
+impl Stage {
+    /// When the supervisor should act from now on, if it would act so while the child runs as it should.
+    fn orders(self, at_work: Order, is_suspended: bool) -> Order {
+        let Order::Deadlines { ask_at, kill_at: end } = at_work else { return at_work };
+        match self {
+            // One that is stopped would have to run to use its grace.
+            Self::Running if is_suspended => Order::Deadlines { ask_at: Moment::NEVER, kill_at: end },
+            Self::Running => Order::Deadlines { ask_at, kill_at: end },
+            Self::Stopping { kill_at } => Order::Deadlines { ask_at: Moment::NEVER, kill_at: kill_at.min(end) },
+            Self::Killed { .. } => Order::Deadlines { ask_at: Moment::NEVER, kill_at: Moment::from_micros(0) },
+        }
+    }
 }
 
 impl Watch<'_> {
@@ -92,18 +104,12 @@ impl Watch<'_> {
 
     /// Tells the supervisor when to act should we hang, if that has changed.
     pub(super) fn give_orders(&mut self) {
-        let orders = match (self.stage, first_orders(self.leases, &self.limits)) {
-            // One that is stopped would have to run to use its grace.
-            (Stage::Running, Order::Deadlines { kill_at, .. }) if self.suspended.is_some() => {
-                Order::Deadlines { ask_at: Moment::NEVER, kill_at }
-            }
-            (Stage::Running, orders) => orders,
-            (Stage::Stopping { kill_at }, _) => Order::Deadlines { ask_at: Moment::NEVER, kill_at },
-            (Stage::Killed { .. }, _) => Order::Deadlines { ask_at: Moment::NEVER, kill_at: Moment::from_micros(0) },
-        };
-        if differ(orders, self.orders) {
+        // A command that is being stopped has its grace though one of its leases was taken away.
+        let counts = |lease: &&Lease| self.stage == Stage::Running || lease.loss().is_none();
+        let at_work = first_orders(self.leases.iter().filter(counts), &self.limits);
+        let orders = self.stage.orders(at_work, self.suspended.is_some());
+        if differ(orders, self.orders) && self.helper.order(orders) {
             self.orders = orders;
-            self.helper.order(orders);
         }
     }
 
@@ -210,13 +216,7 @@ impl Watch<'_> {
         if self.limits.kill_mode == KillMode::Process {
             return;
         }
-        let denied = if self.is_orphan {
-            group::kill_descendants(process::getpid())
-        } else if matches!(self.cause, Some(Cause::Lost(_))) {
-            group::kill_descendants(self.helper.pid)
-        } else {
-            group::kill_members(self.child)
-        };
+        let denied = group::kill_each(self.left());
         if denied != self.denied {
             self.denied.clone_from(&denied);
             if !denied.is_empty() {
@@ -231,7 +231,7 @@ impl Watch<'_> {
     }
 
     /// Asks those to end who outlive the child in its group.
-    pub(super) fn stop_stragglers(&mut self) {
+    pub(super) fn stop_group(&mut self) {
         self.signal(Signal::TERM);
         self.signal(Signal::CONT);
         self.stage = Stage::Stopping { kill_at: SystemClock.now().after(self.limits.kill_after) };
@@ -243,25 +243,32 @@ impl Watch<'_> {
     }
 }
 
-fn shortest(leases: &[Lease]) -> Option<Duration> {
-    leases.iter().filter_map(Lease::remaining).min()
+fn shortest<'a>(leases: impl IntoIterator<Item = &'a Lease>) -> Option<Duration> {
+    leases.into_iter().filter_map(Lease::remaining).min()
 }
 
 /// When the supervisor acts by itself unless it hears of a renewal.
+pub(super) fn first_orders<'a>(leases: impl IntoIterator<Item = &'a Lease>, limits: &Limits) -> Order {
+    match shortest(leases) {
+        Some(left) => orders_before(SystemClock.now().after(left), limits),
+        None => Order::Deadlines { ask_at: Moment::NEVER, kill_at: Moment::NEVER },
+    }
+}
+
+/// What the supervisor should do before a lease ends.
 ///
-/// A moment later than we would, so that it acts only if we do not.
-pub(super) fn first_orders(leases: &[Lease], limits: &Limits) -> Order {
-    let end = match shortest(leases) {
-        Some(left) if limits.on_lost != OnLost::Continue => SystemClock.now().after(left),
-        _ => Moment::NEVER,
-    };
-    let ask_at = match limits.on_lost {
-        OnLost::Terminate | OnLost::Signal(_) if end != Moment::NEVER => {
-            end.before((limits.lead() + limits.kill_after).saturating_sub(LEAD))
+/// It asks a moment later than we would, so that it asks only if we do not. It kills when we would: on a busy machine
+/// its timer rings late, too, and to be killed twice makes no difference.
+fn orders_before(end: Moment, limits: &Limits) -> Order {
+    match limits.on_lost {
+        OnLost::Terminate | OnLost::Signal(_) => {
+            let kill_at = end.before(limits.lead());
+            let later = LEAD.min(limits.kill_after / 2);
+            Order::Deadlines { ask_at: kill_at.before(limits.kill_after).after(later), kill_at }
         }
-        _ => Moment::NEVER,
-    };
-    Order::Deadlines { ask_at, kill_at: end }
+        OnLost::Kill => Order::Deadlines { ask_at: Moment::NEVER, kill_at: end },
+        OnLost::Continue => Order::Deadlines { ask_at: Moment::NEVER, kill_at: Moment::NEVER },
+    }
 }
 
 /// Whether orders differ by more than what reading the clock twice does.
@@ -272,5 +279,39 @@ fn differ(one: Order, other: Order) -> bool {
             far(ask_at, asked_at) || far(kill_at, killed_at)
         }
         _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_supervisor_kills_as_early_as_we_would_and_asks_a_little_later() {
+        let at = |millis: u64| Moment::from_micros(millis * 1000);
+        for (kill_after, ask_at) in [(5000, 25_000), (60, 29_870), (0, 29_900)] {
+            let limits = Limits {
+                ttl: Duration::from_secs(30),
+                kill_after: Duration::from_millis(kill_after),
+                kill_mode: KillMode::Group,
+                on_lost: OnLost::Terminate,
+                max_hold: None,
+                kill_on_term: false,
+                stragglers: crate::Stragglers::Stop,
+            };
+            let expected = Order::Deadlines { ask_at: at(ask_at), kill_at: at(29_900) };
+            assert_eq!(orders_before(at(30_000), &limits), expected, "{kill_after}");
+        }
+    }
+
+    #[test]
+    fn a_grace_never_outlasts_the_lease() {
+        let at = Moment::from_micros;
+        let orders = |stage: Stage| stage.orders(Order::Deadlines { ask_at: at(5), kill_at: at(10) }, false);
+        for (kill_at, expected) in [(7, 7), (10, 10), (12, 10)] {
+            let expected = Order::Deadlines { ask_at: Moment::NEVER, kill_at: at(expected) };
+            assert_eq!(orders(Stage::Stopping { kill_at: at(kill_at) }), expected);
+        }
+        assert_eq!(orders(Stage::Running), Order::Deadlines { ask_at: at(5), kill_at: at(10) });
     }
 }

@@ -228,7 +228,7 @@ async fn close_to_its_end(lease: &Lease, grace: Duration) {
         if left <= grace {
             return;
         }
-        SystemClock.sleep_until(SystemClock.now().after(left.saturating_sub(grace))).await;
+        SystemClock.alarm_at(SystemClock.now().after(left.saturating_sub(grace))).await;
     }
     std::future::pending::<()>().await;
 }

@@ -65,7 +65,9 @@ pub(crate) async fn run(context: &Context<'_>, args: &RunArgs) -> Result<u8> {
         acquired_at: None,
         ended_at: SystemClock.wall(),
     };
-    let result = attempt(context, plan, &mut report).await;
+    let mut signals =
+        Signals::catch().map_err(|error| Failure::unavailable(format!("cannot catch signals: {error}")))?;
+    let result = attempt(context, plan, &mut signals, &mut report).await;
     report.ended_at = SystemClock.wall();
     report.exit_code = match &result {
         Ok(code) => *code,
@@ -82,7 +84,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &RunArgs) -> Result<u8> {
     if let Some(Err(failure)) = metrics.map(|metrics| metrics.add(&report, &context.settings.namespace)) {
         context.say.say(Line::warning(failure.message));
     }
-    hooks::run(&args.hooks, &report, context.say).await;
+    hooks::run(&args.hooks, &report, &mut signals, context.say).await;
     result
 }
 
@@ -121,10 +123,8 @@ fn plan<'a>(context: &Context<'_>, args: &'a RunArgs) -> Result<Plan<'a>> {
 }
 
 /// Waits, runs and gives back; what came of it goes into the report.
-async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, report: &mut Report) -> Result<u8> {
+async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, signals: &mut Signals, report: &mut Report) -> Result<u8> {
     let say = context.say;
-    let mut signals =
-        Signals::catch().map_err(|error| Failure::unavailable(format!("cannot catch signals: {error}")))?;
     let start = context.start(plan.ask.patience);
     let locks = tokio::select! {
         biased;
@@ -140,7 +140,7 @@ async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, report: &mut Report)
 
     let wanted = Wanted { locks: &locks, resource: &plan.ask.resource, patience: plan.ask.patience, start: &start };
     let started = SystemClock.now();
-    let result = wait::wait(wanted, async || plan.ask.acquire(&locks).await, &mut signals, say).await;
+    let result = wait::wait(wanted, async || plan.ask.acquire(&locks).await, signals, say).await;
     report.waited = SystemClock.now().since(started);
     let guards = match result? {
         Waited::Acquired { held, explained } => {
@@ -177,7 +177,7 @@ async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, report: &mut Report)
             plan.ask.resource
         )));
     }
-    let done = work(context, &plan, &guards, &outers, &locks).run(&locks, guards, &mut signals, say).await;
+    let done = work(context, &plan, &guards, &outers, &locks).run(&locks, guards, signals, say).await;
     if done.outcome == Outcome::Completed && done.exit_code == exit::OK {
         runs::succeeded(&locks, &plan.ask.resource).await;
     }

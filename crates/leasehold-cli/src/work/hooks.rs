@@ -9,6 +9,7 @@ use std::{
 };
 
 use leasehold::clock::{Clock, SystemClock};
+use leasehold_supervise::{Caught, Signals};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::report::{Outcome, Report};
@@ -25,7 +26,9 @@ const LIMIT: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(10);
 
 /// Runs the hook for such an end, if there is one, with the report on its standard input.
-pub(crate) async fn run(hooks: &HookArgs, report: &Report, say: &Say) {
+///
+/// A signal that asks us to end ends the hook at once.
+pub(crate) async fn run(hooks: &HookArgs, report: &Report, signals: &mut Signals, say: &Say) {
     let (flag, command) = match report.outcome {
         Outcome::NotAcquired => ("--on-skip", &hooks.on_skip),
         Outcome::Interrupted => return,
@@ -33,12 +36,12 @@ pub(crate) async fn run(hooks: &HookArgs, report: &Report, say: &Say) {
         _ => ("--on-failure", &hooks.on_failure),
     };
     let Some(command) = command else { return };
-    if let Err(words) = run_within(LIMIT, command, &format!("{}\n", report.to_json())).await {
+    if let Err(words) = run_within(LIMIT, command, &format!("{}\n", report.to_json()), signals).await {
         say.say(Line::warning(format!("{flag}: {words}")));
     }
 }
 
-async fn run_within(limit: Duration, command: &OsStr, input: &str) -> Result<(), String> {
+async fn run_within(limit: Duration, command: &OsStr, input: &str, signals: &mut Signals) -> Result<(), String> {
     let cannot_run = |error: io::Error| format!("cannot run it: {error}");
     let mut hook = start(command).map_err(cannot_run)?;
     if let Some(mut stdin) = hook.stdin.take() {
@@ -54,7 +57,14 @@ async fn run_within(limit: Duration, command: &OsStr, input: &str) -> Result<(),
                 kill(&mut hook);
                 return Err(format!("killed, since it took longer than {}", Brief(limit)));
             }
-            None => tokio::time::sleep(LOOK).await,
+            None => {}
+        }
+        tokio::select! {
+            () = tokio::time::sleep(LOOK) => {}
+            caught = signals.next() => if let Caught::Signal(signal) = caught && signal.is_ending() {
+                kill(&mut hook);
+                return Err(format!("killed on {signal}"));
+            },
         }
     }
 }
@@ -81,7 +91,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_hook_is_bounded_and_its_end_is_told() {
-        let run = async |command: &str| run_within(Duration::from_millis(300), OsStr::new(command), "{}\n").await;
+        let run = async |command: &str| {
+            let mut signals = Signals::catch().unwrap();
+            run_within(Duration::from_millis(300), OsStr::new(command), "{}\n", &mut signals).await
+        };
         assert_eq!(run("read -r report; [ \"$report\" = {} ]").await, Ok(()));
         assert!(run("exit 3").await.unwrap_err().contains("exit status: 3"));
         assert!(run("sleep 600 & sleep 600").await.unwrap_err().contains("took longer than 300ms"));

@@ -3,12 +3,18 @@
 use std::{
     fs,
     io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use leasehold::lease::Timestamp;
 use leasehold_supervise::{Ended, Status, signal_name};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::OFlags,
+    io::Errno,
+};
 use serde_json::{Value, json};
 
 use crate::{
@@ -16,6 +22,9 @@ use crate::{
     exit::{Failure, Result},
     json,
 };
+
+/// How long the reader of a pipe may take to make room for the record.
+const READER_LIMIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// What came of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,8 +145,7 @@ impl ReportFile {
         if self.0.as_os_str() == "-" {
             return json::write(&line);
         }
-        let directly =
-            || fs::File::options().write(true).open(&self.0).and_then(|mut file| file.write_all(line.as_bytes()));
+        let directly = || write_at_once(&self.0, &line);
         let written = if is_special(&self.0) { directly() } else { self.replace(&line).or_else(|_| directly()) };
         written.map_err(|error| Failure::usage(format!("--report: cannot write {}: {error}", self.0.display())))
     }
@@ -151,6 +159,19 @@ impl ReportFile {
             let _nothing_to_remove = fs::remove_file(&aside);
         })
     }
+}
+
+/// Writes to the file as it is, and does not wait for the reader of a pipe for long.
+fn write_at_once(path: &Path, line: &str) -> io::Result<()> {
+    let open = fs::File::options().write(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path);
+    let mut file = open.map_err(|error| match error.raw_os_error() {
+        Some(number) if number == Errno::NXIO.raw_os_error() => io::Error::other("nobody reads it"),
+        _ => error,
+    })?;
+    if poll(&mut [PollFd::new(&file, PollFlags::OUT)], Some(&READER_LIMIT))? == 0 {
+        return Err(io::Error::other("its reader does not read"));
+    }
+    file.write_all(line.as_bytes())
 }
 
 /// A pipe or a device is written to as it is.

@@ -6,6 +6,7 @@ use leasehold_supervise::{Notice, Supervisor};
 
 use super::under::listed;
 use crate::{
+    args::LogFormat,
     exit,
     say::{Line, Say},
     settings::{Level, Looks},
@@ -16,12 +17,33 @@ const SUPERVISE: &str = "__supervise";
 
 /// This program and the arguments that make it a supervisor that looks like us.
 pub(crate) fn program(looks: Looks) -> Vec<OsString> {
-    let style = match looks.level {
-        Level::Quiet => "quiet",
-        _ if looks.json => "json",
-        _ => "text",
+    ["/proc/self/exe", SUPERVISE, &style(looks)].map(OsString::from).to_vec()
+}
+
+/// How lines on standard error look, in words for the supervisor: `logfmt`, `text,quiet`, `text,color`.
+fn style(looks: Looks) -> String {
+    let log = match looks.log {
+        LogFormat::Text => "text",
+        LogFormat::Logfmt => "logfmt",
+        LogFormat::Json => "json",
     };
-    ["/proc/self/exe", SUPERVISE, style].map(OsString::from).to_vec()
+    let quiet = if looks.level == Level::Quiet { ",quiet" } else { "" };
+    let color = if looks.color_err { ",color" } else { "" };
+    format!("{log}{quiet}{color}")
+}
+
+fn looks(style: &str) -> Looks {
+    let has = |word: &str| style.split(',').any(|found| found == word);
+    Looks {
+        log: match style {
+            _ if has("json") => LogFormat::Json,
+            _ if has("logfmt") => LogFormat::Logfmt,
+            _ => LogFormat::Text,
+        },
+        level: if has("quiet") { Level::Quiet } else { Level::Normal },
+        color_err: has("color"),
+        ..Looks::plain()
+    }
 }
 
 /// Does a supervisor's work, if these arguments ask for it.
@@ -31,9 +53,8 @@ pub(crate) fn run(args: &[OsString]) -> Option<ExitCode> {
         return None;
     }
     let Some(supervisor) = Supervisor::from_args(rest) else { return Some(ExitCode::from(exit::USAGE)) };
-    let level = if style == "quiet" { Level::Quiet } else { Level::Normal };
-    let say = Say::new(Looks { json: style == "json", level, ..Looks::plain() });
-    let command = rest.get(4).map(|program| program.to_string_lossy().into_owned()).unwrap_or_default();
+    let say = Say::new(looks(&style.to_string_lossy()));
+    let command = supervisor.name();
     let code = supervisor.run(&mut |notice| {
         if let Some(line) = words(&notice, &command) {
             say.say(line);

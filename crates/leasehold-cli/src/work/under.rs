@@ -8,7 +8,7 @@ use leasehold::{
     lease::{Moment, Released},
 };
 use leasehold_supervise::{
-    Cause, Ended, Launch, Limits, Notice, Signals, Status, Straggler, Stragglers, signal_name, supervise,
+    Cause, Ended, Launch, Limits, NotStarted, Notice, Signals, Status, Straggler, Stragglers, signal_name, supervise,
 };
 
 use super::{report, supervisor};
@@ -69,7 +69,8 @@ impl Work {
         let inherit = self.inherit.then(|| locks.backend().inheritable()).flatten();
         let ended = match self.supervise(&leases, inherit, signals, say).await {
             Ok(ended) => ended,
-            Err(error) => return self.not_started(&error, guards, acquired, say).await,
+            Err(NotStarted::Lost(loss)) => return self.lost_before(loss, &leases, acquired, say),
+            Err(NotStarted::Failed(error)) => return self.not_started(&error, guards, acquired, say).await,
         };
         let mut done = self.judge(ended, acquired, say);
         if done.outcome == report::Outcome::Lost {
@@ -91,7 +92,7 @@ impl Work {
         inherit: Option<OwnedFd>,
         signals: &mut Signals,
         say: &Say,
-    ) -> std::io::Result<Ended> {
+    ) -> Result<Ended, NotStarted> {
         let mut tell = |notice| {
             // A lease that is gone is no longer in doubt, though its command may go on.
             let is_known = matches!(notice, Notice::InDoubt { lease, .. } if leases[lease].loss().is_some());
@@ -198,6 +199,25 @@ impl Work {
         Done { exit_code, outcome, reason, ended: Some(ended), held, unreleased: None }
     }
 
+    /// A lease was lost before the command was started.
+    fn lost_before(&self, loss: Loss, leases: &[Lease], acquired: Moment, say: &Say) -> Done {
+        let which = leases.iter().find(|lease| lease.check().is_err()).or(leases.first());
+        let name = which.map(|lease| lease.resource().to_string()).unwrap_or_default();
+        say.say(
+            Line::lost(format!("{name}: {}. {} was not started", words_of(loss), self.launch.name()))
+                .with("lock", name.as_str())
+                .with("reason", loss.as_str()),
+        );
+        Done {
+            exit_code: exit::LOST,
+            outcome: report::Outcome::Lost,
+            reason: Some(loss.as_str().to_owned()),
+            ended: None,
+            held: SystemClock.now().since(acquired),
+            unreleased: None,
+        }
+    }
+
     /// The command could not be run.
     async fn not_started(self, error: &std::io::Error, guards: Vec<Guard>, acquired: Moment, say: &Say) -> Done {
         let words = format!("cannot run {}: {}", self.launch.name(), bare(error));
@@ -222,7 +242,7 @@ impl Work {
         }
         let Some(lease) = leases.first() else { return };
         tokio::select! {
-            () = SystemClock.sleep_until(until) => {}
+            () = SystemClock.alarm_at(until) => {}
             _signal = signals.next_ending() => {}
             _loss = lease.lost() => {}
         }
@@ -315,4 +335,47 @@ fn words_of(loss: Loss) -> &'static str {
 fn bare(error: &std::io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or(&text).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold_supervise::{KillMode, OnLost};
+
+    use super::*;
+    use crate::settings::Looks;
+
+    #[tokio::test]
+    async fn a_command_whose_lock_is_lost_before_its_start_counts_as_lost() {
+        let locks = Leasehold::connect("memory:").await.unwrap();
+        let guard = locks.mutex("lost-before-the-start").acquire().await.unwrap();
+        locks.evict(guard.resource(), guard.fence(), "too late").await.unwrap();
+        guard.lease().lost().await;
+        let folder = tempfile::tempdir().unwrap();
+        let ran = folder.path().join("ran");
+        let work = Work {
+            launch: Launch {
+                command: vec!["true".into()],
+                supervisor: vec!["sh".into(), "-c".into(), "touch \"$0\"".into(), ran.clone().into()],
+                ..Launch::default()
+            },
+            limits: Limits {
+                ttl: guard.ttl(),
+                kill_after: Duration::from_secs(1),
+                kill_mode: KillMode::Group,
+                on_lost: OnLost::Terminate,
+                max_hold: None,
+                kill_on_term: false,
+                stragglers: Stragglers::Stop,
+            },
+            min_hold: Duration::ZERO,
+            inherit: false,
+            place: String::from("memory:"),
+            runs_until_asked: false,
+        };
+        let mut signals = Signals::catch().unwrap();
+        let done = work.run(&locks, vec![guard], &mut signals, &Say::new(Looks::plain())).await;
+        assert_eq!((done.exit_code, done.outcome), (exit::LOST, report::Outcome::Lost));
+        assert!(done.ended.is_none() && done.reason.as_deref() == Some("evicted"), "{done:?}");
+        assert!(!ran.exists(), "nothing was started");
+    }
 }

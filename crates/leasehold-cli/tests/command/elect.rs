@@ -4,7 +4,7 @@ use std::{fs, process::Stdio};
 
 use rustix::process::Signal;
 
-use crate::place::{Place, Running, read_soon, until};
+use crate::place::{Place, Running, parent_of, read_soon, state_of, until};
 
 fn candidate(place: &Place, id: &str, args: &[&str], script: &str) -> Running {
     place.start(&[&["elect", "boss", "--id", id], args, &["-c", script]].concat())
@@ -44,6 +44,25 @@ fn one_leads_and_another_takes_over() {
     let none = place.run(&["elect", "boss", "--leader"]);
     none.assert_code(1);
     assert_eq!(none.stderr, "leasehold: nobody leads boss\n");
+}
+
+#[test]
+fn one_who_follows_buries_what_its_command_left_behind() {
+    let place = Place::new();
+    let (pid, go) = (place.path("pid"), place.path("go"));
+    let daemon = format!("echo $$ > {}; while ! test -e {}; do sleep .01; done", pid.display(), go.display());
+    let script = format!("setsid sh -c '{daemon}' & while ! test -e {0}.go; do sleep .01; done; exit 1", pid.display());
+    let a = candidate(&place, "a", &["--backoff", "10ms..10ms"], &script);
+    let daemon: i32 = read_soon(&pid).parse().unwrap();
+    let _b = candidate(&place, "b", &[], "exec sleep 600");
+    until("b waits", || place.waiters("boss") == 1);
+    fs::write(place.path("pid.go"), "").unwrap();
+    until("a follows", || leader(&place).as_deref() == Some("b") && place.waiters("boss") == 1);
+    until("the daemon is a's", || parent_of(daemon) == a.pid());
+    fs::write(go, "").unwrap();
+    until("the daemon is buried", || state_of(daemon).is_none());
+    let children = || fs::read_to_string(format!("/proc/{0}/task/{0}/children", a.pid())).unwrap();
+    until("and its supervisor", || children().is_empty());
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::place::Place;
+use crate::place::{Place, until};
 
 #[test]
 fn every_exit_code_of_the_child_passes() {
@@ -96,4 +96,20 @@ fn how_the_work_ended_is_in_the_history() {
         .collect();
     let told: Vec<(&str, &str)> = told.iter().map(|(event, details)| (event.as_str(), details.as_str())).collect();
     assert_eq!(told, [("failed", "\"signal KILL\""), ("failed", "\"exit code 3\""), ("released", "null")]);
+}
+
+/// Nobody can suspend the machine for a test: that the alarm is set on the clock that runs meanwhile is all there is.
+#[test]
+fn a_suspended_machine_does_not_prolong_max_hold() {
+    let place = Place::new();
+    let running = place.start(&["run", "--max-hold", "1h", "x", "--", "sleep", "600"]);
+    let is_alarm = |info: &str| {
+        let after = |key: &str| info.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default();
+        let left = after("it_value: (").split(',').next().and_then(|seconds| seconds.parse::<u64>().ok());
+        after("clockid: ") == "7" && left.is_some_and(|left| (1800..3600).contains(&left))
+    };
+    until("an alarm on CLOCK_BOOTTIME is set", || {
+        let infos = fs::read_dir(format!("/proc/{}/fdinfo", running.pid())).unwrap().flatten();
+        infos.filter_map(|entry| fs::read_to_string(entry.path()).ok()).any(|info| is_alarm(&info))
+    });
 }

@@ -1,10 +1,11 @@
 //! Commands that are told how a run ended.
 
-use std::fs;
+use std::{fs, process::Stdio};
 
+use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::place::Place;
+use crate::place::{Place, Running, is_alive, read_soon};
 
 #[test]
 fn a_failure_and_a_skip_run_their_hooks_and_nothing_else_does() {
@@ -43,4 +44,20 @@ fn what_a_hook_prints_stays_out_of_standard_output() {
     let ran = place.run(&["run", "--on-failure", "echo told", "x", "-c", "echo mine; exit 1"]);
     ran.assert_code(1);
     assert_eq!((ran.stdout.as_str(), ran.stderr.as_str()), ("mine\n", "told\n"));
+}
+
+#[test]
+fn a_signal_that_asks_us_to_end_ends_a_hook_and_what_it_started() {
+    let place = Place::new();
+    let pids = place.path("pids");
+    let hook = format!("sleep 999 & echo $$ $! > {}; wait", pids.display());
+    let mut command = place.leasehold(&["run", "--on-failure", &hook, "x", "--", "false"]);
+    command.stderr(Stdio::piped());
+    let running = Running::of(command);
+    let pids = read_soon(&pids);
+    running.signal(Signal::TERM);
+    let ran = running.finish();
+    ran.assert_code(1);
+    assert!(ran.stderr.contains("warning: --on-failure: killed on TERM"), "{ran:?}");
+    assert!(!pids.split(' ').any(|pid| is_alive(pid.parse().unwrap())), "{pids}");
 }

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{Read, Write},
+    io::{BufRead, BufReader, Read, Write},
     process::{Command, Stdio},
     thread,
     time::Duration,
@@ -13,6 +13,23 @@ use crate::place::{Place, Ran, Running, until};
 /// All bytes there are, no newline at the end.
 fn every_byte() -> Vec<u8> {
     (0..=255).cycle().take(100_000).collect()
+}
+
+#[test]
+fn a_report_to_a_pipe_waits_for_no_reader() {
+    let place = Place::new();
+    let pipe = place.path("pipe");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
+    let args = ["run", "--report", pipe.to_str().unwrap(), "x", "--", "true"];
+    let ran = place.run(&args);
+    ran.assert_code(0);
+    assert!(ran.stderr.contains("pipe: nobody reads it"), "{ran:?}");
+    // Open for both, a pipe never waits for the other end.
+    let reader = fs::File::options().read(true).write(true).open(&pipe).unwrap();
+    place.run(&args).assert_code(0);
+    let mut line = String::new();
+    BufReader::new(reader).read_line(&mut line).unwrap();
+    assert!(line.contains("\"outcome\":\"completed\""), "{line}");
 }
 
 #[test]

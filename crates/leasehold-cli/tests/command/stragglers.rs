@@ -1,8 +1,15 @@
 //! What a command leaves behind when it ends.
 
-use std::{fs, process::Stdio, thread, time::Duration};
+use std::{
+    fs,
+    process::{Command, Stdio},
+    thread,
+    time::Duration,
+};
 
-use crate::place::{Place, Running, is_alive, read_soon, until};
+use rustix::process::Signal;
+
+use crate::place::{Place, Ran, Running, is_alive, read_soon, until};
 
 /// A command that starts a `sleep` in the background, tells its pid, and ends.
 fn leaves_a_sleep(place: &Place, length: &str) -> String {
@@ -77,6 +84,62 @@ fn kill_mode_process_leaves_no_choice() {
     place.run(&["run", "--kill-mode", "process", "--stragglers", "leave", "x", "--", "true"]).assert_code(0);
 }
 
+/// A command that starts a process in a group of its own, then does the rest.
+fn starts_a_group(place: &Place, rest: &str) -> String {
+    let pid = place.path("pid");
+    let worker = format!("sh -c \"echo \\$\\$ > {0}; exec sleep 999\"", pid.display());
+    format!(
+        "bash -c 'set -m; {worker} > /dev/null 2>&1 & while ! test -s {0}; do sleep .01; done'; {rest}",
+        pid.display()
+    )
+}
+
+#[test]
+fn a_group_of_its_own_is_stopped_too_however_the_command_ends() {
+    let place = Place::new();
+    let (pid, max_hold) = (place.path("pid"), ["--max-hold", "1s", "--ttl", "10m"]);
+    for (args, rest, signal, code) in [
+        (&[][..], "exit 3", None, 3),
+        (&[], "exec sleep 999", Some(Signal::TERM), 143),
+        (&max_hold, "exec sleep 999", None, 124),
+    ] {
+        let holder = place.start(&[&["run"], args, &["x", "-c", &starts_a_group(&place, rest)]].concat());
+        let worker: i32 = read_soon(&pid).parse().unwrap();
+        if let Some(signal) = signal {
+            holder.signal(signal);
+        }
+        holder.finish().assert_code(code);
+        assert!(!is_alive(worker), "{rest} {signal:?}");
+        fs::remove_file(&pid).unwrap();
+    }
+}
+
+#[test]
+fn a_group_of_its_own_is_waited_for_and_gets_the_signals_that_come_meanwhile() {
+    let place = Place::new();
+    let shell = place.path("shell");
+    let script = format!("echo $$ > {}; {}", shell.display(), starts_a_group(&place, "exit 3"));
+    let mut command = place.leasehold(&["run", "--stragglers", "wait", "x", "-c", &script]);
+    command.stderr(Stdio::piped());
+    let mut running = Running::of(command);
+    let worker: i32 = read_soon(&place.path("pid")).parse().unwrap();
+    until("the shell is gone", || !is_alive(read_soon(&shell).parse().unwrap()));
+    thread::sleep(Duration::from_millis(500));
+    assert!(is_alive(worker) && !running.has_ended(), "the lock is kept");
+    running.signal(Signal::TERM);
+    let ran = running.finish();
+    ran.assert_code(3);
+    assert!(!is_alive(worker) && ran.stderr.contains(&format!("until sleep ({worker}) ends")), "{ran:?}");
+}
+
+#[test]
+fn a_group_of_its_own_is_left_alone_if_asked() {
+    let place = Place::new();
+    let ran = place.run(&["run", "--stragglers", "leave", "x", "-c", &starts_a_group(&place, "exit 0")]);
+    ran.assert_code(0);
+    assert!(is_alive(read_soon(&place.path("pid")).parse().unwrap()), "{ran:?}");
+}
+
 #[test]
 fn a_stubborn_one_is_killed_after_the_grace() {
     let place = Place::new();
@@ -138,4 +201,33 @@ fn with_kill_mode_process_they_are_left_alone() {
     place.run(&["run", "--kill-mode", "process", "x", "-c", &script]).assert_code(0);
     assert!(is_alive(read_soon(&pid).parse().unwrap()));
     place.run(&["run", "-n", "x", "--", "true"]).assert_code(0);
+}
+
+/// Only root can choose the number of a process, in a namespace of its own: for others there is nothing to see here.
+#[test]
+fn another_process_with_the_number_of_the_command_gets_no_signal() {
+    let place = Place::new();
+    let (exe, shell, pid) = (env!("CARGO_BIN_EXE_leasehold"), place.path("shell"), place.path("pid"));
+    let script = place.path("script");
+    fs::write(&script, format!("echo $$ > {}; {}", shell.display(), starts_a_group(&place, "exit 3"))).unwrap();
+    let scene = format!(
+        "set -m; {exe} run --stragglers wait x sh {} & run=$!
+         while ! test -s {}; do sleep .01; done; command=$(cat {})
+         while test -e /proc/$command; do sleep .01; done
+         while test \"$other\" != $command; do
+             echo $((command - 1)) > /proc/sys/kernel/ns_last_pid; sleep 999 & other=$!
+         done
+         kill $run; wait $run; echo $?; kill -0 $other && echo alive",
+        script.display(),
+        pid.display(),
+        shell.display()
+    );
+    let namespace = ["--pid", "--fork", "--kill-child", "--mount-proc"];
+    if !Command::new("unshare").args(namespace).arg("true").status().is_ok_and(|status| status.success()) {
+        return;
+    }
+    let mut command = place.command("unshare");
+    command.args(namespace).args(["bash", "-c", &scene]).env("LEASEHOLD_URL", place.url());
+    let ran = Ran::of(command);
+    assert_eq!(ran.stdout, "3\nalive\n", "{ran:?}");
 }

@@ -56,6 +56,26 @@ fn nothing_outlives_a_run_that_is_killed() {
 }
 
 #[test]
+fn the_supervisor_writes_its_lines_as_the_run_would() {
+    let place = Place::new();
+    for (args, begins) in [
+        (&["--log-format", "json"][..], "{\"at\":"),
+        (&["--json"], "{\"at\":"),
+        (&["--log-format", "logfmt"], "at="),
+        (&["--color", "always"], "leasehold: \u{1b}[33mwarning: \u{1b}[0mleasehold was killed"),
+        (&["--quiet"], ""),
+    ] {
+        let (running, _family) = start(&place, args);
+        running.signal(Signal::KILL);
+        let ran = running.finish();
+        let last = ran.stderr.lines().last().unwrap_or_default();
+        assert!(last.starts_with(begins) && last.is_empty() == begins.is_empty(), "{args:?}: {ran:?}");
+        fs::remove_file(place.path("pids")).unwrap();
+        fs::remove_file(place.path("away")).unwrap();
+    }
+}
+
+#[test]
 fn a_run_whose_supervisor_is_killed_stops_everything() {
     let place = Place::new();
     let (running, family) = start(&place, &[]);

@@ -13,7 +13,7 @@ use rustix::{
     termios::{LocalModes, tcgetattr},
 };
 
-use crate::place::{Place, Running, until};
+use crate::place::{Place, Running, read_soon, state_of, until};
 
 const EXE: &str = env!("CARGO_BIN_EXE_leasehold");
 
@@ -116,6 +116,44 @@ fn ctrl_z_stops_the_job_and_fg_continues_it() {
     terminal.type_in("fg\r");
     terminal.type_in("two\r");
     terminal.sees("[two]");
+    terminal.wipe();
+    terminal.type_in("echo code=$?; exit\r");
+    terminal.sees("code=0");
+    shell.wait();
+}
+
+#[test]
+fn ctrl_z_stops_those_who_are_waited_for_and_fg_continues_them() {
+    let (place, terminal) = (Place::new(), Terminal::new());
+    let (pid, go) = (place.path("pid"), place.path("go"));
+    let mut shell = terminal.start(&place, &["bash", "--norc", "--noprofile", "--noediting", "-i"]);
+    terminal.sees("$ ");
+    let worker = format!("echo $$ > {}; while ! test -e {}; do sleep .05; done", pid.display(), go.display());
+    terminal.type_in(&format!("{EXE} run --stragglers wait x -- sh -c 'sh -c \"${{0}}\" &' '{worker}'\r"));
+    terminal.sees("the lock is kept until sh (");
+    let worker: i32 = read_soon(&pid).parse().unwrap();
+    for _ in 0..2 {
+        terminal.wipe();
+        terminal.type_in("\x1a");
+        terminal.sees("Stopped");
+        terminal.sees("$ ");
+        // Or waiting in the kernel for a child of its own that was stopped on its way to exec.
+        until("it is stopped", || matches!(state_of(worker), Some('T' | 'D')));
+        terminal.wipe();
+        terminal.type_in("fg\r");
+        terminal.sees("run --stragglers");
+        until("it goes on", || !matches!(state_of(worker), Some('T')));
+    }
+    std::fs::write(go, "").unwrap();
+    terminal.wipe();
+    terminal.type_in("echo code=$?\r");
+    terminal.sees("code=0");
+    terminal.wipe();
+    let reads = "sleep .5; read line < /dev/tty; echo \"<$line>\"";
+    terminal.type_in(&format!("{EXE} run --stragglers wait x -- sh -c 'sh -c \"${{0}}\" &' '{reads}'\r"));
+    terminal.sees("the lock is kept until");
+    terminal.type_in("hello\r");
+    terminal.sees("<hello>");
     terminal.wipe();
     terminal.type_in("echo code=$?; exit\r");
     terminal.sees("code=0");
