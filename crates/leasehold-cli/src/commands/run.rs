@@ -61,6 +61,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &RunArgs) -> Result<u8> {
         held: None,
         ttl: plan.ask.ttl.get(),
         child: None,
+        released: None,
         exit_code: exit::OK,
         acquired_at: None,
         ended_at: SystemClock.wall(),
@@ -206,6 +207,7 @@ fn finish(plan: &Plan<'_>, done: Done, report: &mut Report) -> Result<u8> {
     report.reason = done.reason;
     report.held = Some(done.held);
     report.child = done.ended.as_ref().map(report::child);
+    report.released = (done.outcome != Outcome::Lost).then_some(done.unreleased.is_none());
     match done.unreleased {
         Some(failure) if plan.args.strict_release => {
             report.outcome = Outcome::BackendError;

@@ -21,11 +21,13 @@ const BUCKETS: [f64; 21] = [
     1000.0, 2500.0, 3600.0,
 ];
 /// Each metric with its type and meaning, in the order in which they are written.
-const METRICS: [(&str, &str, &str); 5] = [
+const METRICS: [(&str, &str, &str); 7] = [
     ("leasehold_acquire_total", "counter", "Attempts to acquire a lock, by what came of them."),
     ("leasehold_acquire_wait_seconds", "histogram", "Time from the request to the grant or its end."),
     ("leasehold_hold_seconds", "histogram", "Time for which a lock was held."),
     ("leasehold_lost_total", "counter", "Locks that were lost before their command had ended."),
+    ("leasehold_release_total", "counter", "Releases after a command, by what came of them."),
+    ("leasehold_child_kill_total", "counter", "Commands that were stopped, by the signal that ended them."),
     ("leasehold_build_info", "gauge", "The version that wrote this file last."),
 ];
 /// How often, and how long between, another run's writing is waited for.
@@ -166,6 +168,20 @@ impl Numbers {
         if report.outcome == Outcome::Lost {
             let reason = report.reason.as_deref().unwrap_or("unknown");
             self.add("leasehold_lost_total", &format!("{common},reason=\"{reason}\""), Bound::None, 1.0);
+        }
+        if let Some(released) = report.released {
+            let outcome = if released { "ok" } else { "failed" };
+            self.add("leasehold_release_total", &format!("{common},outcome=\"{outcome}\""), Bound::None, 1.0);
+        }
+        let cause = match report.outcome {
+            Outcome::Lost => Some("lost"),
+            Outcome::MaxHold => Some("max_hold"),
+            _ => None,
+        };
+        let killed_by = report.child.as_ref().and_then(|child| child["signal"].as_str());
+        if let (Some(cause), Some(signal)) = (cause, killed_by) {
+            let labels = format!("{common},signal=\"{signal}\",cause=\"{cause}\"");
+            self.add("leasehold_child_kill_total", &labels, Bound::None, 1.0);
         }
         self.0.retain(|(name, ..), _| name != "leasehold_build_info");
         let version = concat!("version=\"", env!("CARGO_PKG_VERSION"), "\"");

@@ -85,6 +85,8 @@ pub(crate) struct Report {
     pub(crate) ttl: Duration,
     /// The child, if there was one.
     pub(crate) child: Option<Value>,
+    /// Whether the lock was given back, if that was tried.
+    pub(crate) released: Option<bool>,
     /// Our exit code.
     pub(crate) exit_code: u8,
     /// When the lock was granted.

@@ -42,6 +42,8 @@ fn runs_add_up_also_when_several_end_at_once() {
         (format!("leasehold_acquire_wait_seconds_count{{{shared},outcome=\"acquired\"}}"), 6.0),
         (format!("leasehold_hold_seconds_bucket{{{shared},end=\"released\",le=\"+Inf\"}}"), 6.0),
         (format!("leasehold_hold_seconds_count{{{exclusive},end=\"max_hold\"}}"), 1.0),
+        (format!("leasehold_release_total{{{shared},outcome=\"ok\"}}"), 6.0),
+        (format!("leasehold_child_kill_total{{{exclusive},signal=\"TERM\",cause=\"max_hold\"}}"), 1.0),
     ] {
         assert!((number(&text, &series) - wanted).abs() < f64::EPSILON, "{series}: {text}");
     }
