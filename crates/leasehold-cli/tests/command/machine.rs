@@ -119,10 +119,26 @@ fn leases_in_the_place_of_the_user_keep_the_one_of_the_machine_closed() {
     Ran::of(place.bare(&["init", "file:"])).assert_code(0);
     let closed = Ran::of(place.bare(&["run", "y", "--", "true"]));
     closed.assert_code(69);
-    assert!(closed.stderr.contains("home/.local/state/leasehold, where it led before: x;"), "{closed:?}");
+    assert!(closed.stderr.contains("home/.local/state/leasehold, where it led before: process "), "{closed:?}");
+    assert!(closed.stderr.contains("lock x;"), "{closed:?}");
     drop(holder);
     until("the holder's lease is gone", || Ran::of(place.bare(&["run", "y", "--", "true"])).code() == 0);
     assert!(place.path("machine/default/records").is_dir());
+}
+
+#[test]
+fn a_process_without_leases_in_the_place_of_the_user_keeps_the_one_of_the_machine_closed() {
+    let place = Place::new();
+    let idle = Running::of(place.bare(&["watch"]));
+    let presence = place.path("home/.local/state/leasehold/default/presence");
+    let has_name = |file: fs::DirEntry| !file.file_name().to_string_lossy().starts_with('.');
+    until("it is there", || fs::read_dir(&presence).is_ok_and(|files| files.flatten().any(has_name)));
+    Ran::of(place.bare(&["init", "file:"])).assert_code(0);
+    let closed = Ran::of(place.bare(&["run", "y", "--", "true"]));
+    closed.assert_code(69);
+    assert!(closed.stderr.contains(&format!("where it led before: process {};", idle.pid())), "{closed:?}");
+    drop(idle);
+    Ran::of(place.bare(&["run", "y", "--", "true"])).assert_code(0);
 }
 
 #[test]

@@ -36,7 +36,7 @@ mod notifications;
 mod power_loss;
 mod presence;
 mod processes;
-
+mod user_place;
 mod users;
 
 type Tried = Result<(), Box<dyn std::error::Error>>;
@@ -226,6 +226,9 @@ fn child() {
             wander(&root, &resource).await;
             println!("ready");
             return;
+        }
+        if part == "take again in the user's place" {
+            user_place::take_again().await;
         }
         if part == "hold shared by all" {
             let backend = FileBackend::open(options(&root, "?mode=0666")).await.unwrap();

@@ -71,6 +71,14 @@ impl DefaultPlace {
         }
     }
 
+    /// The machine's directory, if it was not there.
+    pub(super) fn awaited(&self) -> Option<PathBuf> {
+        match self {
+            Self::Machine(_) => None,
+            Self::User(_) => Some(Self::of_machine()),
+        }
+    }
+
     /// The mode of files in a namespace that is made here: whoever may write to the machine's directory may use it.
     pub(super) fn mode(&self) -> u32 {
         let Self::Machine(path) = self else { return 0o600 };

@@ -13,7 +13,7 @@ use rustix::{
 };
 use uuid::Uuid;
 
-use super::{FileOptions, errors::cannot, filesystem, layout, names, record_file, safe_open};
+use super::{DefaultPlace, FileOptions, errors::cannot, filesystem, layout, names, record_file, safe_open};
 use crate::{Error, Result, lease::Resource};
 
 /// What every umask leaves.
@@ -44,7 +44,8 @@ impl Directory {
     /// Opens the namespace's directory; makes it when it is not there.
     pub(super) fn open(options: &FileOptions) -> Result<Self> {
         let path = options.root.join(&options.namespace);
-        let (mode, user) = (options.mode.unwrap_or(options.usual_mode), geteuid().as_raw());
+        let usual = || options.place.as_ref().map_or(OWNERS, DefaultPlace::mode);
+        let (mode, user) = (options.mode.unwrap_or_else(usual), geteuid().as_raw());
         let longest = getrlimit(Limit::Fsize).current;
         let in_place = !options.fsync && longest.is_none_or(|longest| longest >= record_file::PAGE as u64);
         let mut directory = Self { path, mode, owner: None, user, fsync: options.fsync, in_place };
