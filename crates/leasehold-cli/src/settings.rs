@@ -134,7 +134,7 @@ impl OwnReach {
     /// The same, with the directory and what to do about it.
     pub(crate) fn sentence(&self) -> String {
         format!(
-            "locks are in {}: {}; one place for the whole machine: sudo leasehold init file:",
+            "locks are in {}: {}; one place for several users: sudo leasehold init file: --group NAME",
             self.path.display(),
             self.words
         )

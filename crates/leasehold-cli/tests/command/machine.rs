@@ -46,7 +46,7 @@ fn hold(place: &Place, name: &str) -> Running {
 #[test]
 fn all_users_of_a_machine_meet_in_the_place_that_was_made_for_it() {
     let place = open_place();
-    let made = Ran::of(place.bare(&["init", "file:"]));
+    let made = Ran::of(place.bare(&["init", "file:", "--everybody"]));
     made.assert_code(0);
     assert!(made.stdout.contains("machine, for every user of this machine"), "{made:?}");
     let again = Ran::of(place.bare(&["init"]));
@@ -60,6 +60,37 @@ fn all_users_of_a_machine_meet_in_the_place_that_was_made_for_it() {
     assert!(!place.path("home/.local").exists() && !place.path("home-65534/.local").exists());
     let doctor = Ran::of(place.bare(&["doctor"]));
     assert!(doctor.stdout.contains("for the whole machine") && !doctor.stdout.contains("only"), "{doctor:?}");
+}
+
+#[test]
+fn init_says_for_whom_the_place_of_the_machine_is() {
+    let place = open_place();
+    let asked = Ran::of(place.bare(&["init", "file:"]));
+    asked.assert_code(64);
+    assert!(asked.stderr.contains("--group NAME") && asked.stderr.contains("--everybody"), "{asked:?}");
+    assert!(!place.path("machine").exists() && !place.path("home/.local").exists());
+    Ran::of(place.bare(&["init", "file:", "--everybody", "--group", "nogroup"])).assert_code(64);
+    Ran::of(place.bare(&["init", "file:", "--everybody"])).assert_code(0);
+    Ran::of(place.bare(&["init", "file:", "--everybody"])).assert_code(0);
+    let other = Ran::of(place.bare(&["init", "file:", "--group", "nogroup"]));
+    other.assert_code(78);
+    assert!(other.stderr.contains("for every user of this machine; not changed"), "{other:?}");
+}
+
+#[test]
+fn a_lock_taken_while_init_runs_does_not_make_the_place_of_the_machine_private() {
+    let place = open_place();
+    // Rights are set three seconds after the directory is made.
+    let mut slow = place.command("strace");
+    slow.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=chmod,fchmodat", "-e"])
+        .args(["inject=chmod,fchmodat:delay_enter=3s:when=1", env!("CARGO_BIN_EXE_leasehold"), "init", "file:", "--everybody"]);
+    let init = Running::of(slow);
+    let is_made = |file: fs::DirEntry| file.file_name().to_string_lossy().contains("machine");
+    until("init has made it", || fs::read_dir(place.path(".")).unwrap().flatten().any(is_made));
+    Ran::of(place.bare(&["run", "x", "--", "true"])).assert_code(0);
+    init.finish().assert_code(0);
+    let format = fs::metadata(place.path("machine/default/format")).unwrap();
+    assert_eq!(format.mode() & 0o777, 0o666, "every user may use it");
 }
 
 #[test]
@@ -116,7 +147,7 @@ fn a_place_of_one_user_says_so() {
 fn leases_in_the_place_of_the_user_keep_the_one_of_the_machine_closed() {
     let place = Place::new();
     let holder = hold(&place, "x");
-    Ran::of(place.bare(&["init", "file:"])).assert_code(0);
+    Ran::of(place.bare(&["init", "file:", "--everybody"])).assert_code(0);
     let closed = Ran::of(place.bare(&["run", "y", "--", "true"]));
     closed.assert_code(69);
     assert!(closed.stderr.contains("home/.local/state/leasehold, where it led before: process "), "{closed:?}");
@@ -133,7 +164,7 @@ fn a_process_without_leases_in_the_place_of_the_user_keeps_the_one_of_the_machin
     let presence = place.path("home/.local/state/leasehold/default/presence");
     let has_name = |file: fs::DirEntry| !file.file_name().to_string_lossy().starts_with('.');
     until("it is there", || fs::read_dir(&presence).is_ok_and(|files| files.flatten().any(has_name)));
-    Ran::of(place.bare(&["init", "file:"])).assert_code(0);
+    Ran::of(place.bare(&["init", "file:", "--everybody"])).assert_code(0);
     let closed = Ran::of(place.bare(&["run", "y", "--", "true"]));
     closed.assert_code(69);
     assert!(closed.stderr.contains(&format!("where it led before: process {};", idle.pid())), "{closed:?}");
@@ -158,7 +189,7 @@ fn init_succeeds_on_a_directory_too() {
     made.assert_code(0);
     assert!(made.stdout.contains("ready"), "{made:?}");
     assert!(place.path("locks/default/records").is_dir());
-    for args in [&["init", "--group", "daemon"][..], &["init", "--print-sql"], &["-b", "file:", "init", "file:"]] {
+    for args in [&["init", "--group", "daemon"][..], &["init", "--everybody"], &["init", "--print-sql"], &["-b", "file:", "init", "file:"]] {
         place.run(args).assert_code(64);
     }
 }

@@ -48,7 +48,7 @@ impl DefaultPlace {
             Err(error) if error.kind() == io::ErrorKind::NotFound => own.map(Self::User).ok_or_else(|| {
                 Error::invalid_config(format!(
                     "file: has no place here: there is no {}, and $HOME is not set; make one for this machine with \
-                     `sudo leasehold init file:`, or write file:///path",
+                     `sudo leasehold init file: --group NAME`, or write file:///path",
                     machine.display()
                 ))
             }),
