@@ -32,6 +32,7 @@ mod bad_files;
 mod disk;
 mod files;
 mod latches;
+mod line_files;
 mod notifications;
 mod power_loss;
 mod presence;

@@ -133,19 +133,6 @@ impl Directory {
         file.set_permissions(Permissions::from_mode(self.mode))
     }
 
-    /// Opens a file at its end; creates it when it is not there.
-    pub(super) fn append(&self, path: &Path) -> io::Result<File> {
-        let open = || safe_open::regular(OpenOptions::new().append(true), path);
-        match open() {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => match self.create_new(path) {
-                // Another process may be faster.
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-                _ => open(),
-            },
-            opened => opened,
-        }
-    }
-
     pub(super) fn path(&self) -> &Path {
         &self.path
     }

@@ -22,6 +22,7 @@ mod history;
 mod inspect;
 mod latch;
 mod layout;
+mod line_file;
 mod names;
 mod neighbours;
 mod notifications;
