@@ -179,7 +179,7 @@ async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, report: &mut Report)
     }
     let done = work(context, &plan, &guards, &outers, &locks).run(&locks, guards, &mut signals, say).await;
     if done.outcome == Outcome::Completed && done.exit_code == exit::OK {
-        runs::succeeded(&locks, &plan.ask.resource).await;
+        runs::succeeded(&locks, &plan.ask.resource, say).await;
     }
     finish(&plan, done, report)
 }

@@ -82,8 +82,13 @@ fn a_lock_taken_while_init_runs_does_not_make_the_place_of_the_machine_private()
     let place = open_place();
     // Rights are set three seconds after the directory is made.
     let mut slow = place.command("strace");
-    slow.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=chmod,fchmodat", "-e"])
-        .args(["inject=chmod,fchmodat:delay_enter=3s:when=1", env!("CARGO_BIN_EXE_leasehold"), "init", "file:", "--everybody"]);
+    slow.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=chmod,fchmodat", "-e"]).args([
+        "inject=chmod,fchmodat:delay_enter=3s:when=1",
+        env!("CARGO_BIN_EXE_leasehold"),
+        "init",
+        "file:",
+        "--everybody",
+    ]);
     let init = Running::of(slow);
     let is_made = |file: fs::DirEntry| file.file_name().to_string_lossy().contains("machine");
     until("init has made it", || fs::read_dir(place.path(".")).unwrap().flatten().any(is_made));
@@ -189,7 +194,12 @@ fn init_succeeds_on_a_directory_too() {
     made.assert_code(0);
     assert!(made.stdout.contains("ready"), "{made:?}");
     assert!(place.path("locks/default/records").is_dir());
-    for args in [&["init", "--group", "daemon"][..], &["init", "--everybody"], &["init", "--print-sql"], &["-b", "file:", "init", "file:"]] {
+    for args in [
+        &["init", "--group", "daemon"][..],
+        &["init", "--everybody"],
+        &["init", "--print-sql"],
+        &["-b", "file:", "init", "file:"],
+    ] {
         place.run(args).assert_code(64);
     }
 }
