@@ -133,11 +133,11 @@ impl Access {
         Ok(Some(Self::Group(group)))
     }
 
-    /// Whoever may write to it may make namespaces; nobody removes those of others from a directory for everybody.
+    /// Whoever may write to it may make namespaces; nobody removes or replaces those of others.
     fn mode(&self) -> u32 {
         match self {
             Self::Everybody => 0o1777,
-            Self::Group(_) => 0o2770,
+            Self::Group(_) => 0o3770,
         }
     }
 

@@ -108,7 +108,7 @@ fn a_place_of_the_machine_that_may_not_be_used_is_not_replaced_by_another() {
     made.assert_code(0);
     assert!(made.stdout.contains("for the group nogroup"), "{made:?}");
     let machine = fs::metadata(place.path("machine")).unwrap();
-    assert_eq!((machine.mode() & 0o7777, machine.gid()), (0o2770, 65534));
+    assert_eq!((machine.mode() & 0o7777, machine.gid()), (0o3770, 65534));
     Ran::of(as_user(&place, 65534, &["run", "x", "--", "true"])).assert_code(0);
     Ran::of(place.bare(&["run", "x", "--", "true"])).assert_code(0);
     Ran::of(as_user(&place, 65534, &["--namespace", "n", "run", "x", "--", "true"])).assert_code(0);

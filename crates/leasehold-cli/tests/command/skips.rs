@@ -56,14 +56,14 @@ fn slow_run(place: &Place, name: &str, slow: &[&str]) -> Command {
 fn no_success_is_lost_while_another_process_folds_the_records() {
     let place = Place::new();
     place.run(&["run", "other", "--", "true"]).assert_code(0);
-    let records = place.path("locks/default/runs.ndjson");
+    let records = place.path("locks/default/logs/runs.ndjson");
     let line = fs::read(&records).unwrap();
     fs::write(&records, line.repeat((8 << 20) / line.len())).unwrap();
     let folding = Running::of(slow_run(&place, "folder", &["inject=rename:delay_enter=1s"]));
     let is_folded = |file: fs::DirEntry| {
         file.file_name().to_string_lossy().starts_with(".new-") && file.metadata().is_ok_and(|file| file.len() > 0)
     };
-    until("it has read them", || fs::read_dir(place.path("locks/default")).unwrap().flatten().any(is_folded));
+    until("it has read them", || fs::read_dir(place.path("locks/default/logs")).unwrap().flatten().any(is_folded));
     place.run(&["run", "job", "--", "true"]).assert_code(0);
     folding.finish().assert_code(0);
     for job in ["other", "folder", "job"] {
@@ -75,7 +75,7 @@ fn no_success_is_lost_while_another_process_folds_the_records() {
 fn a_success_is_recorded_on_a_slow_disk_too() {
     let place = Place::new();
     place.run(&["run", "other", "--", "true"]).assert_code(0);
-    let records = place.path("locks/default/runs.ndjson");
+    let records = place.path("locks/default/logs/runs.ndjson");
     let slow = ["inject=write:delay_enter=500ms", "-P", records.to_str().unwrap()];
     Ran::of(slow_run(&place, "job", &slow)).assert_code(0);
     place.run(&["check", "job", "--succeeded-within", "26h"]).assert_code(0);
@@ -85,7 +85,7 @@ fn a_success_is_recorded_on_a_slow_disk_too() {
 fn a_success_that_cannot_be_recorded_is_told() {
     let place = Place::new();
     place.run(&["init"]).assert_code(0);
-    fs::create_dir(place.path("locks/default/runs.ndjson")).unwrap();
+    fs::create_dir(place.path("locks/default/logs/runs.ndjson")).unwrap();
     let ran = place.run(&["run", "job", "--", "true"]);
     ran.assert_code(0);
     assert!(ran.stderr.contains("the success of job was not recorded"), "{ran:?}");

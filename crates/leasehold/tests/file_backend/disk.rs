@@ -101,10 +101,10 @@ fn another_format_and_other_files_are_refused() {
     run(async {
         let root = tempfile::tempdir()?;
         drop(open(root.path()).await);
-        fs::write(root.path().join("test/format"), "leasehold-file 3 3\n")?;
+        fs::write(root.path().join("test/format"), "leasehold-file 4 4\n")?;
         let error = FileBackend::open(options(root.path(), "")).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
-        assert!(error.to_string().contains("leasehold-file 3"), "{error}");
+        assert!(error.to_string().contains("leasehold-file 4"), "{error}");
 
         let other = tempfile::tempdir()?;
         fs::create_dir(other.path().join("test"))?;

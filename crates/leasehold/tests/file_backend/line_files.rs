@@ -39,8 +39,8 @@ fn a_torn_line_does_not_swallow_the_next_one() {
         let a = open(root.path()).await;
         a.record_runs(&[success("x")]).await?;
         pass(&a, "x").await;
-        append(&path(root.path(), "runs.ndjson"), b"{\"resource\":\"torn");
-        append(&path(root.path(), "history.ndjson"), b"{\"resource\":\"torn");
+        append(&path(root.path(), "logs/runs.ndjson"), b"{\"resource\":\"torn");
+        append(&path(root.path(), "logs/history.ndjson"), b"{\"resource\":\"torn");
         let b = open(root.path()).await;
         b.record_runs(&[success("y")]).await?;
         pass(&b, "y").await;
@@ -56,7 +56,7 @@ fn only_the_end_of_a_huge_history_is_read() {
         let root = tempfile::tempdir()?;
         let a = open(root.path()).await;
         pass(&a, "x").await;
-        let path = path(root.path(), "history.ndjson");
+        let path = path(root.path(), "logs/history.ndjson");
         let line = fs::read(&path)?;
         File::options().write(true).open(&path)?.set_len(20 << 20)?;
         append(&path, b"\n");

@@ -153,7 +153,7 @@ fn open_instance(options: &FileOptions, runtime: Handle) -> Result<Arc<Instance>
     let own = Arc::new(OwnPresence::appear(Arc::clone(&directory))?);
     presence::tidy(&directory, &own)?;
     let boot = boot_id()?;
-    recovery::recover(&directory, &own, &boot)?;
+    recovery::recover(&directory, &boot)?;
     let hints = HintSender::new();
     let watchers = Arc::new(Watchers::open(Arc::clone(&directory), Arc::clone(&own))?);
     let inbox = Inbox {
