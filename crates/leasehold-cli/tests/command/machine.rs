@@ -125,6 +125,20 @@ fn a_place_of_the_machine_that_may_not_be_used_is_not_replaced_by_another() {
 }
 
 #[test]
+fn a_place_of_the_machine_that_its_owner_made_by_its_path_is_refused_with_what_to_do() {
+    if !is_root() {
+        return;
+    }
+    let place = open_place();
+    let machine = format!("file://{}", place.path("machine").display());
+    Ran::of(place.bare(&["-b", &machine, "run", "x", "--", "true"])).assert_code(0);
+    let stranger = Ran::of(as_user(&place, 65534, &["run", "x", "--", "true"]));
+    stranger.assert_code(77);
+    assert!(stranger.stderr.contains("only its owner may use it"), "{stranger:?}");
+    assert!(stranger.stderr.contains("sudo leasehold init file: --group NAME"), "{stranger:?}");
+}
+
+#[test]
 fn a_place_of_one_user_says_so() {
     let place = Place::new();
     let says = |ran: &Ran| format!("{ran:?}").contains("this user only");

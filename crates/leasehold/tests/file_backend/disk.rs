@@ -125,3 +125,18 @@ fn a_file_system_that_is_not_known_to_be_local_is_refused() {
         Ok(())
     });
 }
+
+#[test]
+fn a_missing_parent_is_named_and_not_made() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let missing = root.path().join("not-mounted");
+        let error = FileBackend::open(options(&missing.join("deep/locks"), "")).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+        assert!(error.to_string().starts_with(&format!("{} does not exist", missing.display())), "{error}");
+        assert!(!missing.exists());
+        drop(open(&missing).await);
+        assert!(missing.join("test").is_dir());
+        Ok(())
+    });
+}

@@ -49,7 +49,7 @@ impl Directory {
         // Before anything is made, so that a refused file system stays untouched.
         let there = directory.path.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
         filesystem::refuse_shared(there, filesystem::magic(there)?)?;
-        layout::prepare(&mut directory, &options.root)?;
+        layout::prepare(&mut directory, options)?;
         directory.agree(options.mode)?;
         directory.refuse_links()?;
         Ok(directory)

@@ -8,10 +8,11 @@ use std::{
     time::Duration,
 };
 
-use rustix::fs::OFlags;
+use rustix::{fs::OFlags, io::Errno};
 use uuid::Uuid;
 
 use super::{
+    DefaultPlace, FileOptions,
     directory::{Directory, files},
     errors::cannot,
     latch, safe_open,
@@ -46,9 +47,10 @@ enum Format {
 }
 
 /// Makes the directory if it is not there, and fails unless this program may use it.
-pub(super) fn prepare(directory: &mut Directory, root: &Path) -> Result<()> {
+pub(super) fn prepare(directory: &mut Directory, options: &FileOptions) -> Result<()> {
+    let root = &options.root;
     if format_of(directory)? == Format::Absent {
-        make_root(directory, root)?;
+        make_root(directory, root, options.place.as_ref())?;
         make(directory)?;
     }
     tidy_unfinished(directory, root);
@@ -89,13 +91,34 @@ fn format_of(directory: &Directory) -> Result<Format> {
     }
 }
 
-fn make_root(directory: &Directory, root: &Path) -> Result<()> {
+/// Makes the root: the user's own with its parents, the one of a URL alone, since a missing parent may be a mistyped
+/// path or a disk that is not mounted, and the machine's never, which is for `init` to do.
+fn make_root(directory: &Directory, root: &Path, place: Option<&DefaultPlace>) -> Result<()> {
     if root.is_dir() {
         return Ok(());
     }
-    let made = DirBuilder::new().recursive(true).mode(directory.directory_mode()).create(root);
+    let is_missing = |path: &&Path| matches!(path.try_exists(), Ok(false));
+    match place {
+        Some(DefaultPlace::Machine(_)) => return Err(cannot("use", root, Errno::NOENT.into())),
+        Some(DefaultPlace::User(_)) => {}
+        None => {
+            if let Some(missing) = root.ancestors().skip(1).take_while(is_missing).last() {
+                return Err(Error::invalid_config(format!(
+                    "{} does not exist, and the file backend makes only the last directory of {}; make the others, or \
+                     correct the URL",
+                    missing.display(),
+                    root.display()
+                )));
+            }
+        }
+    }
+    let made = DirBuilder::new().recursive(place.is_some()).mode(directory.directory_mode()).create(root);
     let mode = directory.directory_mode() | if directory.is_shared() { STICKY } else { 0 };
-    made.and_then(|()| set_mode(root, mode)).map_err(|error| cannot("make", root, error))
+    match made.and_then(|()| set_mode(root, mode)) {
+        // Another process was faster.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && root.is_dir() => Ok(()),
+        made => made.map_err(|error| cannot("make", root, error)),
+    }
 }
 
 /// Makes the layout aside and renames it, so that it is there as a whole or not at all.
