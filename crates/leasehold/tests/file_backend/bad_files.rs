@@ -189,7 +189,7 @@ fn nothing_is_written_or_read_through_a_link() {
 }
 
 /// For what might block the thread itself, where no timer of a runtime could tell.
-fn within_ten_seconds(work: impl FnOnce() + Send + 'static) {
+pub(super) fn within_ten_seconds(work: impl FnOnce() + Send + 'static) {
     let (done, heard) = std::sync::mpsc::channel();
     let worker = std::thread::spawn(move || {
         work();

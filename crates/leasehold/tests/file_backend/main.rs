@@ -6,13 +6,13 @@
 use std::{
     env,
     fs::{self, File},
-    io::{BufRead, BufReader, Write},
+    io::{BufRead, BufReader, Read as _, Write},
     os::unix::{
         fs::{MetadataExt, OpenOptionsExt, PermissionsExt},
         process::CommandExt,
     },
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStdout, Command, Stdio},
     sync::Arc,
     time::Duration,
 };
@@ -31,6 +31,7 @@ use leasehold::{
 mod bad_files;
 mod disk;
 mod files;
+mod hostile;
 mod latches;
 mod line_files;
 mod notifications;
@@ -170,7 +171,17 @@ impl Process {
         Self::start_by(program, part, root, resource)
     }
 
-    fn start_by(mut program: Command, part: &str, root: &Path, resource: &str) -> Self {
+    fn start_by(program: Command, part: &str, root: &Path, resource: &str) -> Self {
+        Self::start_with_output(program, part, root, resource).0
+    }
+
+    /// The same, with what it prints once it is ready.
+    fn start_with_output(
+        mut program: Command,
+        part: &str,
+        root: &Path,
+        resource: &str,
+    ) -> (Self, BufReader<ChildStdout>) {
         let mut child = program
             .args(["--exact", "child", "--nocapture"])
             .env("LEASEHOLD_TEST_PART", part)
@@ -179,10 +190,11 @@ impl Process {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
+        let mut output = BufReader::new(child.stdout.take().unwrap());
         let process = Self(child);
-        assert!(output.lines().map_while(Result::ok).any(|line| line.ends_with("ready")), "{part} was not ready");
-        process
+        let ready = output.by_ref().lines().map_while(Result::ok).any(|line| line.ends_with("ready"));
+        assert!(ready, "{part} was not ready");
+        (process, output)
     }
 
     fn pid(&self) -> u32 {
@@ -230,6 +242,12 @@ fn child() {
         }
         if part == "take again in the user's place" {
             user_place::take_again().await;
+        }
+        if part == "plant for ever" {
+            hostile::plant_for_ever(&root);
+        }
+        if part == "go on" {
+            hostile::go_on(&root).await;
         }
         if part == "hold shared by all" {
             let backend = FileBackend::open(options(&root, "?mode=0666")).await.unwrap();
