@@ -97,8 +97,8 @@ impl DefaultPlace {
 
 /// Whether the directory was made for one user, who is another.
 fn is_private_to_another(directory: &Metadata) -> bool {
-    let user = geteuid();
-    directory.mode() & 0o077 == 0 && directory.uid() != user.as_raw() && !user.is_root()
+    let (user, of_others) = (geteuid(), directory.mode() & 0o077);
+    of_others == 0 && directory.uid() != user.as_raw() && !user.is_root()
 }
 
 /// The user's state directory.

@@ -112,12 +112,12 @@ fn make_root(directory: &Directory, root: &Path, place: Option<&DefaultPlace>) -
             }
         }
     }
-    let made = DirBuilder::new().recursive(place.is_some()).mode(directory.directory_mode()).create(root);
     let mode = directory.directory_mode() | if directory.is_shared() { STICKY } else { 0 };
-    match made.and_then(|()| set_mode(root, mode)) {
+    let created = DirBuilder::new().recursive(place.is_some()).mode(mode).create(root);
+    match created.and_then(|()| set_mode(root, mode)) {
         // Another process was faster.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && root.is_dir() => Ok(()),
-        made => made.map_err(|error| cannot("make", root, error)),
+        created => created.map_err(|error| cannot("make", root, error)),
     }
 }
 
