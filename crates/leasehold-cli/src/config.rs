@@ -112,7 +112,7 @@ impl Config {
         self.backend.get(name).ok_or_else(|| {
             if self.path.as_os_str().is_empty() {
                 return Failure::config(format!("'{name}' is no URL, and there is no config file with profiles"))
-                    .hint("a URL has a colon: -b file:///var/lib/leasehold");
+                    .hint("a URL has a colon: -b file: or -b redis://host");
             }
             let known: Vec<&str> = self.backend.keys().map(String::as_str).collect();
             let known = if known.is_empty() { String::from("none") } else { known.join(", ") };

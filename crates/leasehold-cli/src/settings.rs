@@ -134,7 +134,7 @@ impl OwnReach {
     /// The same, with the directory and what to do about it.
     pub(crate) fn sentence(&self) -> String {
         format!(
-            "locks are in {}: {}; one place for the whole machine: sudo leasehold init file:",
+            "locks are in {}: {}; one place for several users: sudo leasehold init file: --group NAME",
             self.path.display(),
             self.words
         )
@@ -302,6 +302,8 @@ mod tests {
         let failure = resolve(&["-b", "prod"], &[("XDG_CONFIG_HOME", "/nonexistent")]).unwrap_err();
         assert_eq!(failure.code, 78);
         assert!(failure.message.contains("prod"), "{}", failure.message);
+        // By that path it would be made for one user, and file: would lead all others there.
+        assert!(!failure.hint.unwrap_or_default().contains("/var/lib/leasehold"));
         assert_eq!(resolve(&["--config", "/nonexistent.toml"], &[]).unwrap_err().code, 78);
     }
 }

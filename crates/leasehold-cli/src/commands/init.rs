@@ -18,6 +18,7 @@ use leasehold::{
     clock::SystemClock,
 };
 use nix::unistd::Group;
+use rustix::fs::{AtFlags, CWD, RenameFlags, renameat_with};
 use serde_json::json;
 
 use super::Context;
@@ -36,15 +37,15 @@ pub(crate) async fn run(context: &Context<'_>, args: &InitArgs) -> Result<u8> {
         return Err(Failure::usage("--print-sql and --expose are for postgres:"));
     }
     let is_default_file = context.settings.default_place().is_some();
-    if !is_default_file && args.group.is_some() {
-        return Err(Failure::usage("--group is for file: without a path")
+    if !is_default_file && (args.group.is_some() || args.everybody) {
+        return Err(Failure::usage("--group and --everybody are for file: without a path")
             .hint("for a directory of your own: chgrp and chmod g+rwxs it, and put ?mode=0660 into the URL"));
     }
     if is_postgres {
         return database(context, args).await;
     }
     if is_default_file {
-        return default_directory(context, args.group.as_deref()).await;
+        return default_directory(context, args).await;
     }
     let locks = context.connect_patiently().await?;
     for finding in locks.examine().await? {
@@ -95,22 +96,19 @@ async fn database(context: &Context<'_>, args: &InitArgs) -> Result<u8> {
     Ok(exit::OK)
 }
 
-/// Makes the directory of the machine; without the right to, and with no group asked for, the one of this user.
-async fn default_directory(context: &Context<'_>, group: Option<&str>) -> Result<u8> {
+/// Makes the directory of the machine; without the right to, and if nobody is named to share it, the one of this user.
+async fn default_directory(context: &Context<'_>, args: &InitArgs) -> Result<u8> {
     let machine = DefaultPlace::of_machine();
-    let access = Access::of(group)?;
-    match make_shared(&machine, &access) {
-        Ok(()) => {}
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => access.check(&machine)?,
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && group.is_none() => {}
-        Err(error) => {
-            let (code, kind) = match error.kind() {
-                io::ErrorKind::PermissionDenied => (exit::NO_PERMISSION, "permission_denied"),
-                _ => (exit::UNAVAILABLE, "unavailable"),
-            };
-            let message = format!("cannot make {}: {error}", machine.display());
-            return Err(Failure { code, kind, message, hint: Some(String::from("sudo leasehold init file: …")) });
+    match Access::of(args)? {
+        Some(access) => make_or_check(&machine, &access)?,
+        None if fs::symlink_metadata(&machine).is_err() && may_make(&machine) => {
+            return Err(Failure::usage(format!(
+                "init file: would make {}, which users share; name them with --group NAME or --everybody",
+                machine.display()
+            ))
+            .hint("whoever shares it can evict and disturb the jobs of the others, so a group is the better choice"));
         }
+        None => {}
     }
     let settings = &context.settings;
     let options = FileOptions::from_url(&settings.url, &settings.namespace, Arc::new(SystemClock))?;
@@ -128,26 +126,30 @@ enum Access {
 }
 
 impl Access {
-    fn of(group: Option<&str>) -> Result<Self> {
-        let Some(name) = group else { return Ok(Self::Everybody) };
+    fn of(args: &InitArgs) -> Result<Option<Self>> {
+        let Some(name) = &args.group else { return Ok(args.everybody.then_some(Self::Everybody)) };
         let found = Group::from_name(name).map_err(|error| Failure::unavailable(format!("--group {name}: {error}")))?;
-        found.map(Self::Group).ok_or_else(|| Failure::usage(format!("--group: there is no group {name}")))
+        let group = found.ok_or_else(|| Failure::usage(format!("--group: there is no group {name}")))?;
+        Ok(Some(Self::Group(group)))
     }
 
-    /// Whoever may write to it may make namespaces; nobody removes those of others from a directory for everybody.
+    /// Whoever may write to it may make namespaces; nobody removes or replaces those of others.
     fn mode(&self) -> u32 {
         match self {
             Self::Everybody => 0o1777,
-            Self::Group(_) => 0o2770,
+            Self::Group(_) => 0o3770,
         }
     }
 
-    /// Fails if the directory is there for a group other than the one asked for.
+    /// Fails if the directory is there for others than these.
     fn check(&self, directory: &Path) -> Result<()> {
-        let Self::Group(group) = self else { return Ok(()) };
         let cannot_look = |error| Failure::unavailable(format!("cannot look at {}: {error}", directory.display()));
         let there = fs::metadata(directory).map_err(cannot_look)?;
-        if there.gid() == group.gid.as_raw() && there.mode() & 0o077 == 0o070 {
+        let is_theirs = match self {
+            Self::Everybody => there.mode() & 0o007 == 0o007,
+            Self::Group(group) => there.gid() == group.gid.as_raw() && there.mode() & 0o077 == 0o070,
+        };
+        if is_theirs {
             return Ok(());
         }
         let path = directory.display();
@@ -159,7 +161,7 @@ impl Access {
     fn found(directory: &Path) -> String {
         let Ok(there) = fs::metadata(directory) else { return String::from("which cannot be looked at") };
         match there.mode() & 0o077 {
-            others if others & 0o006 == 0o006 => String::from("for every user of this machine; --group limits it"),
+            others if others & 0o006 == 0o006 => String::from("for every user of this machine"),
             others if others & 0o060 == 0o060 => {
                 let name = Group::from_gid(there.gid().into()).ok().flatten().map(|group| group.name);
                 format!("for the group {}", name.unwrap_or_else(|| there.gid().to_string()))
@@ -169,16 +171,41 @@ impl Access {
     }
 }
 
-/// Makes the directory, closed to others until it is as it should be.
-fn make_shared(directory: &Path, access: &Access) -> io::Result<()> {
-    DirBuilder::new().mode(0o700).create(directory)?;
-    let opened = || {
-        if let Access::Group(group) = access {
-            chown(directory, None, Some(group.gid.as_raw()))?;
-        }
-        fs::set_permissions(directory, Permissions::from_mode(access.mode()))
+fn make_or_check(machine: &Path, access: &Access) -> Result<()> {
+    let Err(error) = make_shared(machine, access) else { return Ok(()) };
+    let (code, kind) = match error.kind() {
+        io::ErrorKind::AlreadyExists => return access.check(machine),
+        io::ErrorKind::PermissionDenied => (exit::NO_PERMISSION, "permission_denied"),
+        _ => (exit::UNAVAILABLE, "unavailable"),
     };
-    opened().inspect_err(|_| {
-        let _best_effort = fs::remove_dir(directory);
+    let message = format!("cannot make {}: {error}", machine.display());
+    Err(Failure { code, kind, message, hint: Some(String::from("repeat it with sudo")) })
+}
+
+/// Whether this user has the right to make the directory.
+fn may_make(directory: &Path) -> bool {
+    let parent = directory.parent().unwrap_or(directory);
+    let right = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
+    rustix::fs::accessat(CWD, parent, right, AtFlags::EACCESS).is_ok()
+}
+
+/// Makes the directory aside and renames it: whoever found it before it has its mode would make a private namespace.
+fn make_shared(directory: &Path, access: &Access) -> io::Result<()> {
+    if fs::symlink_metadata(directory).is_ok() {
+        return Err(io::ErrorKind::AlreadyExists.into());
+    }
+    let name = directory.file_name().unwrap_or_default().to_string_lossy();
+    let aside = directory.with_file_name(format!(".{name}-{}", std::process::id()));
+    let _left_by_a_killed_one = fs::remove_dir(&aside);
+    DirBuilder::new().mode(0o700).create(&aside)?;
+    let made = || {
+        if let Access::Group(group) = access {
+            chown(&aside, None, Some(group.gid.as_raw()))?;
+        }
+        fs::set_permissions(&aside, Permissions::from_mode(access.mode()))?;
+        Ok(renameat_with(CWD, &aside, CWD, directory, RenameFlags::NOREPLACE)?)
+    };
+    made().inspect_err(|_| {
+        let _best_effort = fs::remove_dir(&aside);
     })
 }

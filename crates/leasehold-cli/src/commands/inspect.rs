@@ -1,10 +1,15 @@
 //! `leasehold inspect`: one lock, its holders, its queue, its last day.
 
-use std::time::Duration;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use clap::builder::styling::{AnsiColor, Style};
 use leasehold::{
     Leasehold,
+    backend::Liveness,
     clock::{Clock, SystemClock},
     lease::{EndedLease, Ending, HistoryFilter, LeaseRecord, LeaseState, ListFilter, Names, RunRecord, Timestamp},
 };
@@ -133,10 +138,34 @@ fn holder_lines(holder: &LeaseRecord, locks: &Leasehold, now: Timestamp) -> Vec<
         format!("  {:<9} {since}     {life}", "since"),
         format!("  {:<9} {fence}", "fence"),
     ];
+    if locks.guarantees().liveness == Liveness::Process {
+        lines.extend(keepers(holder.holder.as_str()).map(|words| format!("  {:<9} {words}", "process")));
+    }
     if !holder.metadata.is_empty() {
         lines.push(format!("  {:<9} {}", "meta", Value::Object(holder.metadata.clone())));
     }
     lines
+}
+
+/// Which processes keep a lock whose own process is gone: those that it started.
+fn keepers(holder: &str) -> Option<String> {
+    let pid: u32 = holder.rsplit(':').nth(1)?.parse().ok()?;
+    if Path::new(&format!("/proc/{pid}")).exists() {
+        return None;
+    }
+    let mark = format!("LEASEHOLD_HOLDER={holder}");
+    let started_by_it = |process: &PathBuf| {
+        let environment = fs::read(process.join("environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
+    };
+    let named = |process: PathBuf| {
+        let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+        Some(format!("{} {}", process.file_name()?.to_str()?, name.trim_end().replace(char::is_control, " ")))
+    };
+    let processes = fs::read_dir("/proc").ok()?.flatten().map(|entry| entry.path());
+    let found: Vec<String> = processes.filter(started_by_it).filter_map(named).collect();
+    let keepers = if found.is_empty() { String::from("what it started") } else { found.join(", ") };
+    Some(format!("{pid} is gone; the lock is kept by {keepers}"))
 }
 
 /// The note, which may come from any client and stays on its line.

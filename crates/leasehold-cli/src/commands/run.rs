@@ -180,7 +180,7 @@ async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, signals: &mut Signal
     }
     let done = work(context, &plan, &guards, &outers, &locks).run(&locks, guards, signals, say).await;
     if done.outcome == Outcome::Completed && done.exit_code == exit::OK {
-        runs::succeeded(&locks, &plan.ask.resource).await;
+        runs::succeeded(&locks, &plan.ask.resource, say).await;
     }
     finish(&plan, done, report)
 }

@@ -9,25 +9,39 @@ use leasehold::{
 use serde_json::{Value, json};
 
 use super::note::short;
-use crate::{duration::Brief, json};
+use crate::{
+    duration::Brief,
+    json,
+    say::{Line, Say},
+};
 
 /// Nobody waits longer for the sake of a counter.
-const LIMIT: Duration = Duration::from_millis(150);
+const SKIP_LIMIT: Duration = Duration::from_millis(150);
+/// Monitoring raises an alarm for a success that it does not learn of.
+const SUCCESS_LIMIT: Duration = Duration::from_secs(2);
 
 /// Remembers that a run was skipped because the lock was busy.
 pub(crate) async fn skipped(locks: &Leasehold, resource: &Resource, busy: &Error) {
     let holder = busy.holders().first().map(|held| held.holder.clone());
-    record(locks, RunReport::skipped(resource.clone(), holder)).await;
+    let _one_less_is_counted = record(locks, RunReport::skipped(resource.clone(), holder), SKIP_LIMIT).await;
 }
 
-/// Remembers that a run succeeded.
-pub(crate) async fn succeeded(locks: &Leasehold, resource: &Resource) {
-    record(locks, RunReport::succeeded(resource.clone())).await;
+/// Remembers that a run succeeded, or says that this is not remembered.
+pub(crate) async fn succeeded(locks: &Leasehold, resource: &Resource, say: &Say) {
+    if let Err(why) = record(locks, RunReport::succeeded(resource.clone()), SUCCESS_LIMIT).await {
+        let what =
+            format!("the success of {resource} was not recorded, and check --succeeded-within does not know of it");
+        say.say(Line::warning(format!("{what}: {why}")));
+    }
 }
 
-async fn record(locks: &Leasehold, report: RunReport) {
-    if locks.guarantees().records_runs {
-        let _one_less_is_counted = tokio::time::timeout(LIMIT, locks.record_runs(&[report])).await;
+async fn record(locks: &Leasehold, report: RunReport, limit: Duration) -> Result<(), String> {
+    if !locks.guarantees().records_runs {
+        return Ok(());
+    }
+    match tokio::time::timeout(limit, locks.record_runs(&[report])).await {
+        Ok(recorded) => recorded.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("no answer within {}", Brief(limit))),
     }
 }
 

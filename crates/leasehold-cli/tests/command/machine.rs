@@ -46,7 +46,7 @@ fn hold(place: &Place, name: &str) -> Running {
 #[test]
 fn all_users_of_a_machine_meet_in_the_place_that_was_made_for_it() {
     let place = open_place();
-    let made = Ran::of(place.bare(&["init", "file:"]));
+    let made = Ran::of(place.bare(&["init", "file:", "--everybody"]));
     made.assert_code(0);
     assert!(made.stdout.contains("machine, for every user of this machine"), "{made:?}");
     let again = Ran::of(place.bare(&["init"]));
@@ -63,6 +63,42 @@ fn all_users_of_a_machine_meet_in_the_place_that_was_made_for_it() {
 }
 
 #[test]
+fn init_says_for_whom_the_place_of_the_machine_is() {
+    let place = open_place();
+    let asked = Ran::of(place.bare(&["init", "file:"]));
+    asked.assert_code(64);
+    assert!(asked.stderr.contains("--group NAME") && asked.stderr.contains("--everybody"), "{asked:?}");
+    assert!(!place.path("machine").exists() && !place.path("home/.local").exists());
+    Ran::of(place.bare(&["init", "file:", "--everybody", "--group", "nogroup"])).assert_code(64);
+    Ran::of(place.bare(&["init", "file:", "--everybody"])).assert_code(0);
+    Ran::of(place.bare(&["init", "file:", "--everybody"])).assert_code(0);
+    let other = Ran::of(place.bare(&["init", "file:", "--group", "nogroup"]));
+    other.assert_code(78);
+    assert!(other.stderr.contains("for every user of this machine; not changed"), "{other:?}");
+}
+
+#[test]
+fn a_lock_taken_while_init_runs_does_not_make_the_place_of_the_machine_private() {
+    let place = open_place();
+    // Rights are set three seconds after the directory is made.
+    let mut slow = place.command("strace");
+    slow.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=chmod,fchmodat", "-e"]).args([
+        "inject=chmod,fchmodat:delay_enter=3s:when=1",
+        env!("CARGO_BIN_EXE_leasehold"),
+        "init",
+        "file:",
+        "--everybody",
+    ]);
+    let init = Running::of(slow);
+    let is_made = |file: fs::DirEntry| file.file_name().to_string_lossy().contains("machine");
+    until("init has made it", || fs::read_dir(place.path(".")).unwrap().flatten().any(is_made));
+    Ran::of(place.bare(&["run", "x", "--", "true"])).assert_code(0);
+    init.finish().assert_code(0);
+    let format = fs::metadata(place.path("machine/default/format")).unwrap();
+    assert_eq!(format.mode() & 0o777, 0o666, "every user may use it");
+}
+
+#[test]
 fn a_place_of_the_machine_that_may_not_be_used_is_not_replaced_by_another() {
     if !is_root() {
         return;
@@ -72,7 +108,7 @@ fn a_place_of_the_machine_that_may_not_be_used_is_not_replaced_by_another() {
     made.assert_code(0);
     assert!(made.stdout.contains("for the group nogroup"), "{made:?}");
     let machine = fs::metadata(place.path("machine")).unwrap();
-    assert_eq!((machine.mode() & 0o7777, machine.gid()), (0o2770, 65534));
+    assert_eq!((machine.mode() & 0o7777, machine.gid()), (0o3770, 65534));
     Ran::of(as_user(&place, 65534, &["run", "x", "--", "true"])).assert_code(0);
     Ran::of(place.bare(&["run", "x", "--", "true"])).assert_code(0);
     Ran::of(as_user(&place, 65534, &["--namespace", "n", "run", "x", "--", "true"])).assert_code(0);
@@ -86,6 +122,20 @@ fn a_place_of_the_machine_that_may_not_be_used_is_not_replaced_by_another() {
     assert!(other.stderr.contains("is there already, for the group nogroup"), "{other:?}");
     let refused = Ran::of(as_user(&place, 65533, &["init", "file:", "--group", "nogroup"]));
     refused.assert_code(77);
+}
+
+#[test]
+fn a_place_of_the_machine_that_its_owner_made_by_its_path_is_refused_with_what_to_do() {
+    if !is_root() {
+        return;
+    }
+    let place = open_place();
+    let machine = format!("file://{}", place.path("machine").display());
+    Ran::of(place.bare(&["-b", &machine, "run", "x", "--", "true"])).assert_code(0);
+    let stranger = Ran::of(as_user(&place, 65534, &["run", "x", "--", "true"]));
+    stranger.assert_code(77);
+    assert!(stranger.stderr.contains("only its owner may use it"), "{stranger:?}");
+    assert!(stranger.stderr.contains("sudo leasehold init file: --group NAME"), "{stranger:?}");
 }
 
 #[test]
@@ -116,13 +166,29 @@ fn a_place_of_one_user_says_so() {
 fn leases_in_the_place_of_the_user_keep_the_one_of_the_machine_closed() {
     let place = Place::new();
     let holder = hold(&place, "x");
-    Ran::of(place.bare(&["init", "file:"])).assert_code(0);
+    Ran::of(place.bare(&["init", "file:", "--everybody"])).assert_code(0);
     let closed = Ran::of(place.bare(&["run", "y", "--", "true"]));
     closed.assert_code(69);
-    assert!(closed.stderr.contains("home/.local/state/leasehold, where it led before: x;"), "{closed:?}");
+    assert!(closed.stderr.contains("home/.local/state/leasehold, where it led before: process "), "{closed:?}");
+    assert!(closed.stderr.contains("lock x;"), "{closed:?}");
     drop(holder);
     until("the holder's lease is gone", || Ran::of(place.bare(&["run", "y", "--", "true"])).code() == 0);
     assert!(place.path("machine/default/records").is_dir());
+}
+
+#[test]
+fn a_process_without_leases_in_the_place_of_the_user_keeps_the_one_of_the_machine_closed() {
+    let place = Place::new();
+    let idle = Running::of(place.bare(&["watch"]));
+    let presence = place.path("home/.local/state/leasehold/default/presence");
+    let has_name = |file: fs::DirEntry| !file.file_name().to_string_lossy().starts_with('.');
+    until("it is there", || fs::read_dir(&presence).is_ok_and(|files| files.flatten().any(has_name)));
+    Ran::of(place.bare(&["init", "file:", "--everybody"])).assert_code(0);
+    let closed = Ran::of(place.bare(&["run", "y", "--", "true"]));
+    closed.assert_code(69);
+    assert!(closed.stderr.contains(&format!("where it led before: process {};", idle.pid())), "{closed:?}");
+    drop(idle);
+    Ran::of(place.bare(&["run", "y", "--", "true"])).assert_code(0);
 }
 
 #[test]
@@ -142,7 +208,12 @@ fn init_succeeds_on_a_directory_too() {
     made.assert_code(0);
     assert!(made.stdout.contains("ready"), "{made:?}");
     assert!(place.path("locks/default/records").is_dir());
-    for args in [&["init", "--group", "daemon"][..], &["init", "--print-sql"], &["-b", "file:", "init", "file:"]] {
+    for args in [
+        &["init", "--group", "daemon"][..],
+        &["init", "--everybody"],
+        &["init", "--print-sql"],
+        &["-b", "file:", "init", "file:"],
+    ] {
         place.run(args).assert_code(64);
     }
 }

@@ -8,7 +8,9 @@ use std::{
     time::Duration,
 };
 
-use crate::place::{Place, Ran, Running, until};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::place::{Place, Ran, Running, is_alive, parent_of, read_soon, until};
 
 /// All bytes there are, no newline at the end.
 fn every_byte() -> Vec<u8> {
@@ -222,4 +224,25 @@ fn the_child_gets_no_descriptors_but_its_own() {
     assert_eq!(open(&["--no-inherit"]), [""; 0]);
     let inherited = open(&[]);
     assert!(inherited.len() == 1 && inherited[0].contains("/presence/"), "{inherited:?}");
+}
+
+#[test]
+fn a_lock_whose_process_is_gone_names_those_that_keep_it() {
+    let place = Place::new();
+    let pids = place.path("pids");
+    let script = format!("sleep 600 & echo $$ $! > {}; wait", pids.display());
+    let mut run = place.start(&["run", "x", "-c", &script]);
+    let text = read_soon(&pids);
+    let (command, left) = text.split_once(' ').unwrap();
+    let holder = run.pid();
+    assert!(!place.run(&["inspect", "x"]).stdout.contains("is gone"));
+    // Stopped, the run cannot end what is left when its supervisor is killed.
+    let supervisor = Pid::from_raw(parent_of(command.parse().unwrap())).unwrap();
+    run.signal(Signal::STOP);
+    kill_process(supervisor, Signal::KILL).unwrap();
+    run.signal(Signal::KILL);
+    run.wait();
+    until("the command is gone", || !is_alive(command.parse().unwrap()));
+    let shown = place.run(&["inspect", "x"]).stdout;
+    assert!(shown.contains(&format!("{holder} is gone; the lock is kept by {left} sleep\n")), "{shown}");
 }

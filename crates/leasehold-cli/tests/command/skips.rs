@@ -1,6 +1,8 @@
 //! Skipped and successful runs, remembered for those who look after jobs.
 
-use crate::place::Place;
+use std::{fs, process::Command};
+
+use crate::place::{Place, Ran, Running, until};
 
 #[test]
 fn skips_and_successes_are_counted_and_shown() {
@@ -40,4 +42,51 @@ fn a_success_that_is_too_old_or_never_came_is_told() {
     assert_eq!(old.json()["succeeded_within"], false);
     place.run(&["check", "job"]).assert_code(64);
     place.run(&["check", "--succeeded-within", "1h"]).assert_code(64);
+}
+
+/// A run some of whose system calls are slow.
+fn slow_run(place: &Place, name: &str, slow: &[&str]) -> Command {
+    let mut run = place.command("strace");
+    run.args(["-f", "-qq", "-o", "/dev/null", "-e"]).args(slow);
+    run.args([env!("CARGO_BIN_EXE_leasehold"), "run", name, "--", "true"]).env("LEASEHOLD_URL", place.url());
+    run
+}
+
+#[test]
+fn no_success_is_lost_while_another_process_folds_the_records() {
+    let place = Place::new();
+    place.run(&["run", "other", "--", "true"]).assert_code(0);
+    let records = place.path("locks/default/logs/runs.ndjson");
+    let line = fs::read(&records).unwrap();
+    fs::write(&records, line.repeat((8 << 20) / line.len())).unwrap();
+    let folding = Running::of(slow_run(&place, "folder", &["inject=rename:delay_enter=1s"]));
+    let is_folded = |file: fs::DirEntry| {
+        file.file_name().to_string_lossy().starts_with(".new-") && file.metadata().is_ok_and(|file| file.len() > 0)
+    };
+    until("it has read them", || fs::read_dir(place.path("locks/default/logs")).unwrap().flatten().any(is_folded));
+    place.run(&["run", "job", "--", "true"]).assert_code(0);
+    folding.finish().assert_code(0);
+    for job in ["other", "folder", "job"] {
+        place.run(&["check", job, "--succeeded-within", "26h"]).assert_code(0);
+    }
+}
+
+#[test]
+fn a_success_is_recorded_on_a_slow_disk_too() {
+    let place = Place::new();
+    place.run(&["run", "other", "--", "true"]).assert_code(0);
+    let records = place.path("locks/default/logs/runs.ndjson");
+    let slow = ["inject=write:delay_enter=500ms", "-P", records.to_str().unwrap()];
+    Ran::of(slow_run(&place, "job", &slow)).assert_code(0);
+    place.run(&["check", "job", "--succeeded-within", "26h"]).assert_code(0);
+}
+
+#[test]
+fn a_success_that_cannot_be_recorded_is_told() {
+    let place = Place::new();
+    place.run(&["init"]).assert_code(0);
+    fs::create_dir(place.path("locks/default/logs/runs.ndjson")).unwrap();
+    let ran = place.run(&["run", "job", "--", "true"]);
+    ran.assert_code(0);
+    assert!(ran.stderr.contains("the success of job was not recorded"), "{ran:?}");
 }

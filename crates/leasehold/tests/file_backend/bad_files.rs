@@ -160,7 +160,7 @@ fn nothing_is_written_or_read_through_a_link() {
         lay(&format!("records/.{id}-1a"));
         granted(&a, &held).await;
         unharmed();
-        lay("history.ndjson");
+        lay("logs/history.ndjson");
         release(&a, &held).await;
         unharmed();
         assert!(a.history(&HistoryFilter::new(Names::All)).await.is_err());
@@ -189,7 +189,7 @@ fn nothing_is_written_or_read_through_a_link() {
 }
 
 /// For what might block the thread itself, where no timer of a runtime could tell.
-fn within_ten_seconds(work: impl FnOnce() + Send + 'static) {
+pub(super) fn within_ten_seconds(work: impl FnOnce() + Send + 'static) {
     let (done, heard) = std::sync::mpsc::channel();
     let worker = std::thread::spawn(move || {
         work();
@@ -209,7 +209,7 @@ fn what_is_no_file_is_refused_at_once() {
             let held = request("order:42");
             granted(&a, &held).await;
             let hashed = format!("records/~{}.json", "0".repeat(64));
-            for name in ["records/x.json", &hashed, "history.ndjson", "boot", "latches/1a", "watchers", "format"] {
+            for name in ["records/x.json", &hashed, "logs/history.ndjson", "boot", "latches/1a", "watchers", "format"] {
                 let path = root.path().join("test").join(name);
                 let _if_there = fs::remove_file(&path);
                 assert!(Command::new("mkfifo").arg(&path).status()?.success());

@@ -101,10 +101,10 @@ fn another_format_and_other_files_are_refused() {
     run(async {
         let root = tempfile::tempdir()?;
         drop(open(root.path()).await);
-        fs::write(root.path().join("test/format"), "leasehold-file 3 3\n")?;
+        fs::write(root.path().join("test/format"), "leasehold-file 4 4\n")?;
         let error = FileBackend::open(options(root.path(), "")).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
-        assert!(error.to_string().contains("leasehold-file 3"), "{error}");
+        assert!(error.to_string().contains("leasehold-file 4"), "{error}");
 
         let other = tempfile::tempdir()?;
         fs::create_dir(other.path().join("test"))?;
@@ -122,6 +122,21 @@ fn a_file_system_that_is_not_known_to_be_local_is_refused() {
         let error = FileBackend::open(options(Path::new("/proc/leasehold"), "")).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.to_string().contains("0x9fa0"), "{error}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_missing_parent_is_named_and_not_made() {
+    run(async {
+        let root = tempfile::tempdir()?;
+        let missing = root.path().join("not-mounted");
+        let error = FileBackend::open(options(&missing.join("deep/locks"), "")).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+        assert!(error.to_string().starts_with(&format!("{} does not exist", missing.display())), "{error}");
+        assert!(!missing.exists());
+        drop(open(&missing).await);
+        assert!(missing.join("test").is_dir());
         Ok(())
     });
 }

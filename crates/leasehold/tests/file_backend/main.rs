@@ -6,13 +6,13 @@
 use std::{
     env,
     fs::{self, File},
-    io::{BufRead, BufReader, Write},
+    io::{BufRead, BufReader, Read as _, Write},
     os::unix::{
         fs::{MetadataExt, OpenOptionsExt, PermissionsExt},
         process::CommandExt,
     },
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStdout, Command, Stdio},
     sync::Arc,
     time::Duration,
 };
@@ -31,12 +31,14 @@ use leasehold::{
 mod bad_files;
 mod disk;
 mod files;
+mod hostile;
 mod latches;
+mod line_files;
 mod notifications;
 mod power_loss;
 mod presence;
 mod processes;
-
+mod user_place;
 mod users;
 
 type Tried = Result<(), Box<dyn std::error::Error>>;
@@ -169,7 +171,17 @@ impl Process {
         Self::start_by(program, part, root, resource)
     }
 
-    fn start_by(mut program: Command, part: &str, root: &Path, resource: &str) -> Self {
+    fn start_by(program: Command, part: &str, root: &Path, resource: &str) -> Self {
+        Self::start_with_output(program, part, root, resource).0
+    }
+
+    /// The same, with what it prints once it is ready.
+    fn start_with_output(
+        mut program: Command,
+        part: &str,
+        root: &Path,
+        resource: &str,
+    ) -> (Self, BufReader<ChildStdout>) {
         let mut child = program
             .args(["--exact", "child", "--nocapture"])
             .env("LEASEHOLD_TEST_PART", part)
@@ -178,10 +190,11 @@ impl Process {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
+        let mut output = BufReader::new(child.stdout.take().unwrap());
         let process = Self(child);
-        assert!(output.lines().map_while(Result::ok).any(|line| line.ends_with("ready")), "{part} was not ready");
-        process
+        let ready = output.by_ref().lines().map_while(Result::ok).any(|line| line.ends_with("ready"));
+        assert!(ready, "{part} was not ready");
+        (process, output)
     }
 
     fn pid(&self) -> u32 {
@@ -226,6 +239,15 @@ fn child() {
             wander(&root, &resource).await;
             println!("ready");
             return;
+        }
+        if part == "take again in the user's place" {
+            user_place::take_again().await;
+        }
+        if part == "plant for ever" {
+            hostile::plant_for_ever(&root);
+        }
+        if part == "go on" {
+            hostile::go_on(&root).await;
         }
         if part == "hold shared by all" {
             let backend = FileBackend::open(options(&root, "?mode=0666")).await.unwrap();

@@ -17,8 +17,8 @@ fn history_is_newest_first_bounded_and_survives_a_torn_line() {
         }
         let size = |file: &str| fs::metadata(root.path().join("test").join(file)).unwrap().len();
         let limit = (4 << 20) + 70_000;
-        assert!(size("history.ndjson") < limit && size("history.1.ndjson") < limit);
-        let newer = root.path().join("test/history.ndjson");
+        assert!(size("logs/history.ndjson") < limit && size("logs/history.1.ndjson") < limit);
+        let newer = root.path().join("test/logs/history.ndjson");
         let whole = fs::read(&newer)?;
         fs::write(&newer, &whole[..whole.len() - 10])?;
         let told = a.history(&HistoryFilter::new(Names::All).limit(90)).await?;

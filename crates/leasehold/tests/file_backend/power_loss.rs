@@ -85,7 +85,7 @@ fn a_directory_torn_by_a_power_loss_is_repaired_and_fences_keep_rising() {
             fs::remove_file(root.path().join("test/watchers"))?;
             fs::remove_file(root.path().join("test/latches/05"))?;
             let b = open_by(root.path(), &clock).await;
-            assert_eq!(fs::read(root.path().join("test/format"))?, b"leasehold-file 2 2\n");
+            assert_eq!(fs::read(root.path().join("test/format"))?, b"leasehold-file 3 3\n");
             assert!(root.path().join("test/watchers").is_file() && root.path().join("test/latches/05").is_file());
             clock.set_wall(Timestamp::from_micros(0));
             assert!(granted(&b, &request("x")).await.fence > before);

@@ -30,7 +30,7 @@ fn root_gives_what_it_writes_to_the_owner_of_the_directory() {
         assert!(Command::new("chown").args(["-R", &to]).arg(root.path()).status()?.success());
         let b = open(root.path()).await;
         assert_eq!(b.list(&ListFilter::new(Names::All)).await?.leases.len(), 1, "the dead one's record is rewritten");
-        let mut written = vec![record_of(root.path(), "x"), root.path().join("test/history.ndjson")];
+        let mut written = vec![record_of(root.path(), "x"), root.path().join("test/logs/history.ndjson")];
         let presences = root.path().join("test/presence");
         written.extend(files(presences.clone()).into_iter().map(|presence| presences.join(presence)));
         assert_eq!(written.len(), 4);
@@ -108,11 +108,11 @@ fn the_mode_is_honoured_whatever_the_umask() {
         let a = FileBackend::open(options(&root, "?mode=0660")).await?;
         let held = request("x");
         granted(&a, &held).await;
-        assert_eq!([mode(""), mode("test"), mode("test/records")], [0o2770; 3]);
+        assert_eq!(["", "test", "test/latches", "test/records"].map(mode), [0o3770, 0o2750, 0o2750, 0o2770]);
         let presence = format!("test/presence/{}", files(root.join("test/presence"))[0]);
         assert_eq!(["test/records/x.json", "test/latches/00", "test/format", &presence].map(mode), [0o660; 4]);
         release(&a, &held).await;
-        assert_eq!(mode("test/history.ndjson"), 0o660);
+        assert_eq!(mode("test/logs/history.ndjson"), 0o660);
         assert_eq!(fs::metadata(parent.path())?.permissions().mode() & 0o7777, 0o2750, "what was there stays");
 
         let private = tempfile::tempdir()?;
@@ -134,6 +134,35 @@ fn a_directory_keeps_its_mode_for_everyone() {
         let error = FileBackend::open(options(root.path(), "?mode=0600")).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidConfig);
         assert!(error.to_string().contains("0660") && error.to_string().contains("0600"), "{error}");
+        Ok(())
+    });
+}
+
+/// What another member of the group can do by hand.
+fn as_member(root: &Path, script: &str) -> bool {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script]).current_dir(root).uid(SOMEBODY).gid(NOBODY);
+    shell.stderr(Stdio::null()).status().unwrap().success()
+}
+
+#[test]
+fn a_member_of_the_group_cannot_replace_the_directories_or_remove_a_latch() {
+    if !is_root() {
+        return;
+    }
+    run(async {
+        let parent = tempfile::tempdir()?;
+        fs::set_permissions(parent.path(), fs::Permissions::from_mode(0o2755))?;
+        std::os::unix::fs::chown(parent.path(), None, Some(NOBODY))?;
+        let root = parent.path().join("shared");
+        let a = FileBackend::open(options(&root, "?mode=0660")).await?;
+        for part in ["records", "presence", "logs", "latches", "format", "boot", "watchers", "latches/1a"] {
+            assert!(!as_member(&root, &format!("mv test/{part} stolen")), "{part} was moved");
+            assert!(!as_member(&root, &format!("ln -sfT /tmp test/{part}")), "{part} was replaced");
+        }
+        assert!(!as_member(&root, "mv test stolen") && !as_member(&root, "rmdir test"));
+        assert!(as_member(&root, "touch test/records/x.json test/logs/x && rm test/records/x.json test/logs/x"));
+        granted(&a, &request("x")).await;
         Ok(())
     });
 }

@@ -3,10 +3,13 @@
 use std::{
     env,
     ffi::OsString,
-    fs, io,
+    fs::{self, Metadata},
+    io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
+
+use rustix::process::geteuid;
 
 use super::errors::cannot;
 use crate::{Error, Result};
@@ -36,7 +39,7 @@ impl DefaultPlace {
     /// Finds out where `file:` leads now. A directory of the machine that cannot be used is not replaced by another.
     ///
     /// # Errors
-    /// `PermissionDenied` when the machine's directory cannot be looked at, `InvalidConfig` when there is none and
+    /// `PermissionDenied` when the machine's directory cannot be looked at or is private to another user, `InvalidConfig` when there is none and
     /// the user has no home.
     pub fn find() -> Result<Self> {
         Self::choose(Self::of_machine(), own(|name| env::var_os(name)))
@@ -44,11 +47,16 @@ impl DefaultPlace {
 
     fn choose(machine: PathBuf, own: Option<PathBuf>) -> Result<Self> {
         match fs::symlink_metadata(&machine) {
+            Ok(found) if is_private_to_another(&found) => Err(Error::permission_denied(format!(
+                "{0} is where file: leads, and only its owner may use it; if no lock is held there: sudo mv {0} {0}.old \
+                 && sudo leasehold init file: --group NAME, or name another place: file:///path",
+                machine.display()
+            ))),
             Ok(_) => Ok(Self::Machine(machine)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => own.map(Self::User).ok_or_else(|| {
                 Error::invalid_config(format!(
                     "file: has no place here: there is no {}, and $HOME is not set; make one for this machine with \
-                     `sudo leasehold init file:`, or write file:///path",
+                     `sudo leasehold init file: --group NAME`, or write file:///path",
                     machine.display()
                 ))
             }),
@@ -71,12 +79,26 @@ impl DefaultPlace {
         }
     }
 
+    /// The machine's directory, if it was not there.
+    pub(super) fn awaited(&self) -> Option<PathBuf> {
+        match self {
+            Self::Machine(_) => None,
+            Self::User(_) => Some(Self::of_machine()),
+        }
+    }
+
     /// The mode of files in a namespace that is made here: whoever may write to the machine's directory may use it.
     pub(super) fn mode(&self) -> u32 {
         let Self::Machine(path) = self else { return 0o600 };
         let mode = fs::metadata(path).map_or(0, |found| found.mode());
         [0o666, 0o660].into_iter().find(|shared| mode & shared == *shared).unwrap_or(0o600)
     }
+}
+
+/// Whether the directory was made for one user, who is another.
+fn is_private_to_another(directory: &Metadata) -> bool {
+    let (user, of_others) = (geteuid(), directory.mode() & 0o077);
+    of_others == 0 && directory.uid() != user.as_raw() && !user.is_root()
 }
 
 /// The user's state directory.

@@ -7,13 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::{
-    fs::OFlags,
-    process::{Resource as Limit, getegid, geteuid, getrlimit},
-};
+use rustix::process::{Resource as Limit, getegid, geteuid, getrlimit};
 use uuid::Uuid;
 
-use super::{FileOptions, errors::cannot, filesystem, layout, names, record_file, safe_open};
+use super::{DefaultPlace, FileOptions, errors::cannot, filesystem, layout, names, record_file};
 use crate::{Error, Result, lease::Resource};
 
 /// What every umask leaves.
@@ -44,22 +41,23 @@ impl Directory {
     /// Opens the namespace's directory; makes it when it is not there.
     pub(super) fn open(options: &FileOptions) -> Result<Self> {
         let path = options.root.join(&options.namespace);
-        let (mode, user) = (options.mode.unwrap_or(options.usual_mode), geteuid().as_raw());
+        let usual = || options.place.as_ref().map_or(OWNERS, DefaultPlace::mode);
+        let (mode, user) = (options.mode.unwrap_or_else(usual), geteuid().as_raw());
         let longest = getrlimit(Limit::Fsize).current;
         let in_place = !options.fsync && longest.is_none_or(|longest| longest >= record_file::PAGE as u64);
         let mut directory = Self { path, mode, owner: None, user, fsync: options.fsync, in_place };
         // Before anything is made, so that a refused file system stays untouched.
         let there = directory.path.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
         filesystem::refuse_shared(there, filesystem::magic(there)?)?;
-        layout::prepare(&mut directory, &options.root)?;
+        layout::prepare(&mut directory, options)?;
         directory.agree(options.mode)?;
         directory.refuse_links()?;
         Ok(directory)
     }
 
-    /// Another user of the directory may have laid a link to where only we may write.
+    /// Whoever made the directory may have laid a link to where only we may write; no other user can.
     fn refuse_links(&self) -> Result<()> {
-        for part in [self.records(), self.presences(), self.path.join("latches")] {
+        for part in [self.path.clone(), self.records(), self.presences(), self.logs(), self.path.join("latches")] {
             if fs::symlink_metadata(&part).is_ok_and(|found| !found.is_dir()) {
                 let error = io::Error::new(io::ErrorKind::InvalidData, "it is not a directory; remove it");
                 return Err(cannot("use", &part, error));
@@ -89,17 +87,14 @@ impl Directory {
         Ok(())
     }
 
-    /// Sets the mode whatever the umask says; a group handed down by the parent stays.
-    pub(super) fn open_up(&self, directory: &Path) -> io::Result<()> {
-        let flags = safe_open::flags(OFlags::NOFOLLOW | OFlags::DIRECTORY);
-        let directory = OpenOptions::new().read(true).custom_flags(flags).open(directory)?;
-        let handed_down = directory.metadata()?.mode() & 0o2000;
-        directory.set_permissions(Permissions::from_mode(self.directory_mode() | handed_down))
-    }
-
     /// Who may read may also enter.
     pub(super) fn directory_mode(&self) -> u32 {
         self.mode | (self.mode & 0o444) >> 2
+    }
+
+    /// Whether other users may write to it.
+    pub(super) fn is_shared(&self) -> bool {
+        self.mode & 0o022 != 0
     }
 
     /// Creates an empty file, in the place of what has the name, with the right mode whatever the umask says.
@@ -130,19 +125,6 @@ impl Directory {
             return Ok(());
         }
         file.set_permissions(Permissions::from_mode(self.mode))
-    }
-
-    /// Opens a file at its end; creates it when it is not there.
-    pub(super) fn append(&self, path: &Path) -> io::Result<File> {
-        let open = || safe_open::regular(OpenOptions::new().append(true), path);
-        match open() {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => match self.create_new(path) {
-                // Another process may be faster.
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-                _ => open(),
-            },
-            opened => opened,
-        }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -186,16 +168,20 @@ impl Directory {
         self.path.join("watchers")
     }
 
+    fn logs(&self) -> PathBuf {
+        self.path.join("logs")
+    }
+
     pub(super) fn history(&self) -> PathBuf {
-        self.path.join("history.ndjson")
+        self.logs().join("history.ndjson")
     }
 
     pub(super) fn runs(&self) -> PathBuf {
-        self.path.join("runs.ndjson")
+        self.logs().join("runs.ndjson")
     }
 
     pub(super) fn older_history(&self) -> PathBuf {
-        self.path.join("history.1.ndjson")
+        self.logs().join("history.1.ndjson")
     }
 }
 

@@ -12,8 +12,8 @@ pub(super) fn cannot(doing: &str, path: &Path, error: io::Error) -> Error {
     let message = |advice: &str| format!("the file backend could not {doing} {}; {advice}", path.display());
     match errno {
         Some(Errno::ACCESS | Errno::PERM) => Error::permission_denied(message(
-            "give this user access to the directory, name another one (file:///path), or make one for all users: sudo \
-             leasehold init file:",
+            "give this user access to the directory, name another one (file:///path), or make one that users \
+             share: sudo leasehold init file: --group NAME",
         )),
         Some(Errno::ROFS) => Error::permission_denied(message("choose a directory that can be written to")),
         Some(Errno::LOOP) => {

@@ -58,7 +58,8 @@ impl Instance {
     fn permissions(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
         let mut open_to_all = false;
-        for directory in self.directory.path().ancestors().take(2) {
+        let records = self.directory.records();
+        for directory in records.ancestors().take(3) {
             let world_writable = fs::metadata(directory).is_ok_and(|directory| directory.mode() & 0o1002 == 0o002);
             if world_writable {
                 open_to_all = true;

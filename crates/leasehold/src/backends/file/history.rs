@@ -3,7 +3,7 @@
 use std::{
     cmp::Reverse,
     fs::{self, File},
-    io::{self, BufRead, BufReader, Write as _},
+    io,
     os::unix::fs::MetadataExt,
     sync::Arc,
     time::Duration,
@@ -11,7 +11,13 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{directory::Directory, errors::cannot, latch, safe_open};
+use super::{
+    directory::Directory,
+    errors::cannot,
+    latch,
+    line_file::{LineFile, lines},
+    safe_open,
+};
 use crate::{
     Result,
     lease::{EndedLease, HistoryFilter, Moment},
@@ -32,7 +38,7 @@ pub(super) struct History {
 
 #[derive(Debug)]
 struct Open {
-    file: File,
+    file: LineFile,
     looked_at: Moment,
     written: usize,
 }
@@ -59,29 +65,29 @@ impl History {
             serde_json::to_writer(&mut lines, lease).map_err(|error| cannot("write", &path, error.into()))?;
             lines.push(b'\n');
         }
-        let mut open = self.open.lock();
-        let due = |open: &mut Open| open.written > LOOK_AFTER_BYTES || now.since(open.looked_at) > LOOK_AFTER;
-        if open.as_mut().is_none_or(due) {
-            *open = None;
-            let file = self.current_file()?;
-            *open = Some(Open { file, looked_at: now, written: 0 });
-        }
-        let Some(open) = open.as_mut() else { return Ok(()) };
+        let mut slot = self.open.lock();
+        let is_due = |open: &Open| open.written > LOOK_AFTER_BYTES || now.since(open.looked_at) > LOOK_AFTER;
+        // A file whose write fails is opened anew, which finds out whether it is torn.
+        let mut open = match slot.take().filter(|open| !is_due(open)) {
+            Some(open) => open,
+            None => Open { file: self.current_file()?, looked_at: now, written: 0 },
+        };
         open.written += lines.len();
-        // One write: the lines of two processes never mix.
-        open.file.write_all(&lines).map_err(|error| cannot("write", &path, error))
+        open.file.append(&lines).map_err(|error| cannot("write", &path, error))?;
+        *slot = Some(open);
+        Ok(())
     }
 
     /// The newer file, after it was rotated if it is full.
-    fn current_file(&self) -> Result<File> {
+    fn current_file(&self) -> Result<LineFile> {
         let path = self.directory.history();
-        let append = || self.directory.append(&path).map_err(|error| cannot("write", &path, error));
-        let file = append()?;
-        if file.metadata().is_ok_and(|file| file.len() >= ROTATE_AT) {
+        let open = || LineFile::open(&self.directory, &path).map_err(|error| cannot("write", &path, error));
+        let opened = open()?;
+        if opened.file.metadata().is_ok_and(|file| file.len() >= ROTATE_AT) {
             rotate(&self.directory)?;
-            return append();
+            return open();
         }
-        Ok(file)
+        Ok(opened)
     }
 }
 
@@ -111,9 +117,9 @@ pub(super) fn read(directory: &Directory, filter: &HistoryFilter) -> Result<Vec<
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(cannot("read", &path, error)),
         };
-        let inode = file.metadata().map_err(|error| cannot("read", &path, error))?.ino();
-        if seen.replace(inode) != Some(inode) {
-            found.extend(newest_first(file, filter).map_err(|error| cannot("read", &path, error))?);
+        let there = file.metadata().map_err(|error| cannot("read", &path, error))?;
+        if seen.replace(there.ino()) != Some(there.ino()) {
+            found.extend(newest_first(&file, there.len(), filter).map_err(|error| cannot("read", &path, error))?);
         }
     }
     // An expiry is dated when it was due, which may be before the line above it.
@@ -122,9 +128,9 @@ pub(super) fn read(directory: &Directory, filter: &HistoryFilter) -> Result<Vec<
     Ok(found)
 }
 
-fn newest_first(file: File, filter: &HistoryFilter) -> io::Result<Vec<EndedLease>> {
+fn newest_first(file: &File, length: u64, filter: &HistoryFilter) -> io::Result<Vec<EndedLease>> {
     let mut wanted = Vec::new();
-    for line in BufReader::new(file).split(b'\n') {
+    for line in lines(file, 0..length)? {
         // A line torn by a full disk or a power loss is passed over.
         if let Ok(ended) = serde_json::from_slice::<EndedLease>(&line?)
             && filter.include(&ended)

@@ -1,16 +1,18 @@
 //! Makes a directory as a whole, checks the version of one that is there, and repairs what a power loss tore.
 
 use std::{
-    fs::{self, DirBuilder, File},
+    fs::{self, DirBuilder, File, OpenOptions, Permissions},
     io::{self, Write as _},
-    os::unix::fs::DirBuilderExt,
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     path::Path,
     time::Duration,
 };
 
+use rustix::{fs::OFlags, io::Errno};
 use uuid::Uuid;
 
 use super::{
+    DefaultPlace, FileOptions,
     directory::{Directory, files},
     errors::cannot,
     latch, safe_open,
@@ -19,11 +21,16 @@ use crate::{Error, Result};
 
 /// What the format file begins with; the version and the oldest version that may use the directory follow.
 const FORMAT: &str = "leasehold-file";
-const VERSION: u32 = 2;
-const OLDEST_USER: u32 = 2;
-const DIRECTORIES: [&str; 3] = ["latches", "records", "presence"];
-const FILES: [&str; 6] = ["format", "boot", "watchers", "history.ndjson", "history.1.ndjson", "runs.ndjson"];
+const VERSION: u32 = 3;
+const OLDEST_USER: u32 = 3;
+/// Where every user of the directory makes, renames and removes files.
+const WORKPLACES: [&str; 3] = ["records", "presence", "logs"];
+const LATCHES: &str = "latches";
+const FILES: [&str; 3] = ["format", "boot", "watchers"];
 pub(super) const UNFINISHED: &str = ".new-";
+const OTHERS_WRITE: u32 = 0o022;
+/// Nobody but the owner removes or renames what is in a directory of this mode.
+const STICKY: u32 = 0o1000;
 /// Nobody takes this long to make a directory.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
@@ -40,9 +47,10 @@ enum Format {
 }
 
 /// Makes the directory if it is not there, and fails unless this program may use it.
-pub(super) fn prepare(directory: &mut Directory, root: &Path) -> Result<()> {
+pub(super) fn prepare(directory: &mut Directory, options: &FileOptions) -> Result<()> {
+    let root = &options.root;
     if format_of(directory)? == Format::Absent {
-        make_root(directory, root)?;
+        make_root(directory, root, options.place.as_ref())?;
         make(directory)?;
     }
     tidy_unfinished(directory, root);
@@ -83,12 +91,34 @@ fn format_of(directory: &Directory) -> Result<Format> {
     }
 }
 
-fn make_root(directory: &Directory, root: &Path) -> Result<()> {
+/// Makes the root: the user's own with its parents, the one of a URL alone, since a missing parent may be a mistyped
+/// path or a disk that is not mounted, and the machine's never, which is for `init` to do.
+fn make_root(directory: &Directory, root: &Path, place: Option<&DefaultPlace>) -> Result<()> {
     if root.is_dir() {
         return Ok(());
     }
-    let made = DirBuilder::new().recursive(true).mode(directory.directory_mode()).create(root);
-    made.and_then(|()| directory.open_up(root)).map_err(|error| cannot("make", root, error))
+    let is_missing = |path: &&Path| matches!(path.try_exists(), Ok(false));
+    match place {
+        Some(DefaultPlace::Machine(_)) => return Err(cannot("use", root, Errno::NOENT.into())),
+        Some(DefaultPlace::User(_)) => {}
+        None => {
+            if let Some(missing) = root.ancestors().skip(1).take_while(is_missing).last() {
+                return Err(Error::invalid_config(format!(
+                    "{} does not exist, and the file backend makes only the last directory of {}; make the others, or \
+                     correct the URL",
+                    missing.display(),
+                    root.display()
+                )));
+            }
+        }
+    }
+    let mode = directory.directory_mode() | if directory.is_shared() { STICKY } else { 0 };
+    let created = DirBuilder::new().recursive(place.is_some()).mode(mode).create(root);
+    match created.and_then(|()| set_mode(root, mode)) {
+        // Another process was faster.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && root.is_dir() => Ok(()),
+        created => created.map_err(|error| cannot("make", root, error)),
+    }
 }
 
 /// Makes the layout aside and renames it, so that it is there as a whole or not at all.
@@ -109,31 +139,43 @@ fn make(directory: &Directory) -> Result<()> {
 }
 
 fn fill(directory: &Directory, aside: &Path) -> io::Result<()> {
-    DirBuilder::new().mode(directory.directory_mode()).create(aside)?;
-    directory.open_up(aside)?;
+    DirBuilder::new().mode(0o700).create(aside)?;
     furnish(directory, aside)?;
     write_format(directory, &aside.join("format"))?;
+    set_mode(aside, directory.directory_mode() & !OTHERS_WRITE)?;
     sync(aside)
 }
 
-/// Makes what is missing of directories, latches and the list of watchers, on the disk too.
+/// Makes what is missing of directories, latches and the files of one kind, on the disk too.
+///
+/// Other users may neither put a link in the place of a directory nor remove a latch, whose lock would then exclude
+/// nobody: only the owner makes and renames files outside of the workplaces.
 fn furnish(directory: &Directory, path: &Path) -> io::Result<()> {
-    for name in DIRECTORIES {
+    let open = directory.directory_mode();
+    for (name, mode) in WORKPLACES.map(|name| (name, open)).into_iter().chain([(LATCHES, open & !OTHERS_WRITE)]) {
         let path = path.join(name);
-        match DirBuilder::new().mode(directory.directory_mode()).create(&path) {
+        match DirBuilder::new().mode(mode).create(&path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            made => made.and_then(|()| directory.open_up(&path))?,
+            made => made.and_then(|()| set_mode(&path, mode))?,
         }
     }
-    let latches = latch::file_names().map(|latch| (path.join("latches").join(latch), latch::NO_FENCE));
-    for (path, content) in latches.chain([(path.join("watchers"), "")]) {
+    let latches = latch::file_names().map(|latch| (path.join(LATCHES).join(latch), latch::NO_FENCE));
+    for (path, content) in latches.chain([(path.join("watchers"), ""), (path.join("boot"), "")]) {
         match directory.create_new(&path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             // The file must be there after a power loss; what is in it may be lost.
             made => made?.write_all(content.as_bytes())?,
         }
     }
-    DIRECTORIES.iter().try_for_each(|name| sync(&path.join(name)))
+    WORKPLACES.iter().chain([&LATCHES]).try_for_each(|name| sync(&path.join(name)))
+}
+
+/// Sets the mode whatever the umask says; a group handed down by the parent stays.
+fn set_mode(directory: &Path, mode: u32) -> io::Result<()> {
+    let flags = safe_open::flags(OFlags::NOFOLLOW | OFlags::DIRECTORY);
+    let directory = OpenOptions::new().read(true).custom_flags(flags).open(directory)?;
+    let handed_down = directory.metadata()?.mode() & 0o2000;
+    directory.set_permissions(Permissions::from_mode(mode | handed_down))
 }
 
 fn write_format(directory: &Directory, path: &Path) -> io::Result<()> {
@@ -168,7 +210,7 @@ fn tidy_unfinished(directory: &Directory, root: &Path) {
 }
 
 fn is_ours(name: &str) -> bool {
-    DIRECTORIES.contains(&name) || FILES.contains(&name) || name.starts_with(UNFINISHED)
+    WORKPLACES.contains(&name) || name == LATCHES || FILES.contains(&name) || name.starts_with(UNFINISHED)
 }
 
 /// Forces to the disk which files a directory has.

@@ -17,10 +17,12 @@ mod errors;
 mod examine;
 mod filesystem;
 mod fork_safe;
+mod former;
 mod history;
 mod inspect;
 mod latch;
 mod layout;
+mod line_file;
 mod names;
 mod neighbours;
 mod notifications;
@@ -151,7 +153,7 @@ fn open_instance(options: &FileOptions, runtime: Handle) -> Result<Arc<Instance>
     let own = Arc::new(OwnPresence::appear(Arc::clone(&directory))?);
     presence::tidy(&directory, &own)?;
     let boot = boot_id()?;
-    recovery::recover(&directory, &own, &boot)?;
+    recovery::recover(&directory, &boot)?;
     let hints = HintSender::new();
     let watchers = Arc::new(Watchers::open(Arc::clone(&directory), Arc::clone(&own))?);
     let inbox = Inbox {
@@ -168,6 +170,7 @@ fn open_instance(options: &FileOptions, runtime: Handle) -> Result<Arc<Instance>
         history: History::new(Arc::clone(&directory)),
         inbox: Arc::new(inbox),
         clock: Arc::clone(&options.clock),
+        machine: options.place.as_ref().and_then(DefaultPlace::awaited),
         slow: false.into(),
         directory,
         watchers,
@@ -206,37 +209,11 @@ fn incarnation(boot: &str) -> Incarnation {
 pub(crate) fn open(url: &str, options: &OpenOptions) -> Opening {
     let options = FileOptions::from_url(url, &options.namespace, Arc::clone(&options.clock));
     Box::pin(async move {
-        let options = options?;
-        refuse_while_former_is_used(&options).await?;
+        let (options, runtime) = (options?, Handle::current());
+        let checked = options.clone();
+        run_blocking(&runtime, move || former::refuse_while_used(&checked, &boot_id()?)).await?;
         Ok(Arc::new(FileBackend::open(options).await?) as Arc<dyn Backend>)
     })
-}
-
-/// Fails while leases of this user live where `file:` led before the machine had a directory: a lock in two places
-/// is none.
-async fn refuse_while_former_is_used(options: &FileOptions) -> Result<()> {
-    let Some(root) = options.former.clone() else { return Ok(()) };
-    let has_records = |former: &FileOptions| {
-        let records = former.root.join(&former.namespace).join("records");
-        fs::read_dir(records).is_ok_and(|mut files| files.next().is_some())
-    };
-    let former = FileOptions { root, former: None, mode: None, ..options.clone() };
-    if !has_records(&former) {
-        return Ok(());
-    }
-    let place = former.root.display().to_string();
-    let page = FileBackend::open(former).await?.list(&ListFilter::new(Names::All)).await?;
-    let mut live: Vec<String> = page.leases.iter().map(|lease| lease.resource.to_string()).collect();
-    live.dedup();
-    if live.is_empty() {
-        return Ok(());
-    }
-    Err(Error::unavailable(format!(
-        "file: leads to {} now, and this user has live leases in {place}, where it led before: {}; wait until they end, \
-         or name the old place: file://{place}",
-        options.root.display(),
-        live.join(", ")
-    )))
 }
 
 #[async_trait]
@@ -257,6 +234,7 @@ impl Backend for FileBackend {
         };
         let request = request.clone();
         let acquire = move |instance: &Instance, wait| {
+            former::refuse_if_machine_has_place(instance.machine.as_deref())?;
             let key = &request.key;
             let call = Call { resource: &key.resource, askers: &[key.id], wait, if_removed: IfRemoved::Refuse };
             instance.operate(&call, |state, context, effects| state.acquire(&request, expiry, context, effects))

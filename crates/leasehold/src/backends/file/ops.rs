@@ -4,6 +4,7 @@ use std::{
     cell::RefCell,
     collections::HashMap,
     fs::File,
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -51,6 +52,8 @@ pub(super) struct Instance {
     pub(super) inbox: Arc<Inbox>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) boot: String,
+    /// The directory that the machine lacked when `file:` led this instance to the user's own.
+    pub(super) machine: Option<PathBuf>,
     /// Whether the last operation was slow.
     pub(super) slow: AtomicBool,
 }

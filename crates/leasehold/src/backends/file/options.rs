@@ -29,14 +29,9 @@ pub struct FileOptions {
     pub fsync: bool,
     /// Where time comes from.
     pub clock: Arc<dyn Clock>,
-    /// Where this user's leases were before the machine had a directory.
-    pub(super) former: Option<PathBuf>,
-    /// The mode of files in a new directory, if `mode` does not say.
-    pub(super) usual_mode: u32,
+    /// What the root is, if the URL has no path.
+    pub(super) place: Option<DefaultPlace>,
 }
-
-/// The mode of the files in a new directory of a user.
-const MODE: u32 = 0o600;
 
 impl FileOptions {
     /// What the URL says: `file:`, `file:///path`, `file:/path?mode=0660&fsync=1`.
@@ -51,19 +46,19 @@ impl FileOptions {
         if !url.starts_with("file:") {
             return Err(Error::invalid_config(format!("{url} is not a file: URL; write file:///path")));
         }
-        let (root, former, usual_mode) = match url_options.path() {
+        let (root, place) = match url_options.path() {
             "" | "//" => {
                 let place = DefaultPlace::find()?;
-                (place.path().to_owned(), place.former(), place.mode())
+                (place.path().to_owned(), Some(place))
             }
-            path => (absolute(url, path)?, None, MODE),
+            path => (absolute(url, path)?, None),
         };
         check_namespace(namespace)?;
         let form = "an octal file mode such as 0600 or 0660, without x bits";
         let mode = url_options.take_with("mode", form, file_mode)?;
         let fsync = url_options.take_switch("fsync")?.unwrap_or(false);
         url_options.finish(&["mode", "fsync"])?;
-        Ok(Self { root, namespace: namespace.to_owned(), mode, fsync, clock, former, usual_mode })
+        Ok(Self { root, namespace: namespace.to_owned(), mode, fsync, clock, place })
     }
 }
 

@@ -238,6 +238,17 @@ pub(super) fn find(directory: &Directory, id: Uuid) -> (Presence, Option<File>) 
     }
 }
 
+/// The processes of this user that have the FIFO open, as far as they can be seen.
+pub(super) fn processes(path: &Path) -> Vec<u32> {
+    let Ok(path) = fs::canonicalize(path) else { return Vec::new() };
+    let has_it_open = |pid: &u32| {
+        let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        open.into_iter().any(|open| fs::read_link(open.path()).is_ok_and(|to| to == path))
+    };
+    let running = files(Path::new("/proc")).unwrap_or_default();
+    running.into_iter().filter_map(|(name, _)| name.parse().ok()).filter(has_it_open).collect()
+}
+
 /// What became of a line that was written to another instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Delivery {

@@ -1,13 +1,16 @@
 //! The first look at a directory after the machine has restarted.
 
-use std::{fs, io::Write as _, sync::Arc};
+use std::{
+    fs::{self, File},
+    os::unix::fs::FileExt as _,
+    sync::Arc,
+};
 
 use super::{
     decode,
     directory::{Directory, files},
     errors::cannot,
     latch::{self, Latches, Wait},
-    presence::OwnPresence,
     safe_open,
 };
 use crate::Result;
@@ -18,7 +21,7 @@ use crate::Result;
 /// leave empty ones. No process that had a lease on them is alive; to ask a
 /// person to look at each would only keep locks from being used. In the same
 /// life nothing tears a record, and garbage stays an error.
-pub(super) fn recover(directory: &Arc<Directory>, own: &OwnPresence, boot: &str) -> Result<()> {
+pub(super) fn recover(directory: &Arc<Directory>, boot: &str) -> Result<()> {
     if is_known(directory, boot) {
         return Ok(());
     }
@@ -27,7 +30,7 @@ pub(super) fn recover(directory: &Arc<Directory>, own: &OwnPresence, boot: &str)
     let _until_done =
         latch::numbers().map(|number| latches.take(number, Wait::Bounded)).collect::<Result<Vec<_>>>()?;
     remove_torn(directory)?;
-    remember(directory, own, boot)
+    remember(directory, boot)
 }
 
 fn is_known(directory: &Directory, boot: &str) -> bool {
@@ -44,8 +47,11 @@ fn remove_torn(directory: &Directory) -> Result<()> {
     Ok(())
 }
 
-fn remember(directory: &Directory, own: &OwnPresence, boot: &str) -> Result<()> {
-    let (aside, path) = (own.aside(u64::MAX), directory.boot());
-    let written = directory.create(&aside).and_then(|mut file| file.write_all(boot.as_bytes()));
-    written.and_then(|()| fs::rename(&aside, &path)).map_err(|error| cannot("write", &path, error))
+/// In place, since all ids have one length: half of one is unknown, and the next to open the directory recovers again.
+fn remember(directory: &Directory, boot: &str) -> Result<()> {
+    let path = directory.boot();
+    let opened = safe_open::regular(File::options().write(true), &path).or_else(|_| directory.create(&path));
+    let written = opened
+        .and_then(|file| file.set_len(boot.len() as u64).and_then(|()| file.write_all_at(boot.as_bytes(), 0)));
+    written.map_err(|error| cannot("write", &path, error))
 }

@@ -2,12 +2,21 @@
 
 use std::{
     fs::{self, File},
-    io::{self, BufRead, BufReader, Read as _, Write as _},
+    io::{self, Write as _},
+    ops::Range,
+    os::unix::fs::MetadataExt as _,
+    path::Path,
 };
 
 use uuid::Uuid;
 
-use super::{directory::Directory, errors::cannot, latch, layout, safe_open};
+use super::{
+    directory::Directory,
+    errors::cannot,
+    latch, layout,
+    line_file::{self, LineFile},
+    record_file, safe_open,
+};
 use crate::{
     Result,
     backend::RunTable,
@@ -20,13 +29,21 @@ const FOLD_AT: u64 = 8 << 20;
 /// Appends the reports.
 pub(super) fn record(directory: &Directory, reports: &[RunReport], now: Timestamp) -> Result<()> {
     let path = directory.runs();
+    let append = |reports: &[RunReport]| {
+        let lines = lines(reports.iter().map(|report| report.record(now)))?;
+        let mut runs = LineFile::open(directory, &path)?;
+        runs.append(&lines)?;
+        runs.file.metadata()
+    };
     let failed = |error| cannot("write", &path, error);
-    let lines = lines(reports.iter().map(|report| report.record(now))).map_err(failed)?;
-    let mut file = directory.append(&path).map_err(failed)?;
-    // One write: the lines of two processes never mix.
-    file.write_all(&lines).map_err(failed)?;
-    if file.metadata().is_ok_and(|file| file.len() >= FOLD_AT) {
+    let file = append(reports).map_err(failed)?;
+    if file.len() >= FOLD_AT {
         fold(directory, now)?;
+    }
+    // Whoever folds copies what it finds in the old file after the rename, and may have looked before our write.
+    let successes: Vec<RunReport> = reports.iter().filter(|report| report.success).cloned().collect();
+    if !successes.is_empty() && record_file::identity(&path) != Some((file.dev(), file.ino())) {
+        append(&successes).map_err(failed)?;
     }
     Ok(())
 }
@@ -44,14 +61,20 @@ pub(super) fn read(directory: &Directory, names: &Names, now: Timestamp) -> Resu
 fn table(directory: &Directory, now: Timestamp) -> io::Result<RunTable> {
     let mut table = RunTable::default();
     let file = safe_open::regular(File::options().read(true), &directory.runs())?;
-    for line in BufReader::new(file.take(safe_open::LARGEST as u64)).split(b'\n') {
+    add(&mut table, &file, 0..file.metadata()?.len())?;
+    table.trim(now);
+    Ok(table)
+}
+
+/// Adds the records in a part of the file.
+fn add(table: &mut RunTable, file: &File, part: Range<u64>) -> io::Result<()> {
+    for line in line_file::lines(file, part)? {
         // A line torn by a full disk or a power loss is passed over.
         if let Ok(record) = serde_json::from_slice::<RunRecord>(&line?) {
             table.add(record);
         }
     }
-    table.trim(now);
-    Ok(table)
+    Ok(())
 }
 
 fn lines(records: impl Iterator<Item = RunRecord>) -> io::Result<Vec<u8>> {
@@ -63,7 +86,7 @@ fn lines(records: impl Iterator<Item = RunRecord>) -> io::Result<Vec<u8>> {
     Ok(lines)
 }
 
-/// Replaces the file by one with a line for each name. Reports that are appended meanwhile may be lost: they are counters.
+/// Replaces the file by one with a line for each name. A skip that is reported meanwhile may be lost, a success is not.
 fn fold(directory: &Directory, now: Timestamp) -> Result<()> {
     let guard = directory.latch(latch::HISTORY);
     let lock = safe_open::regular(File::options().read(true).write(true), &guard);
@@ -83,8 +106,14 @@ fn fold(directory: &Directory, now: Timestamp) -> Result<()> {
     folded.map_err(|error| cannot("replace", &path, error))
 }
 
-fn replace(directory: &Directory, aside: &std::path::Path, now: Timestamp) -> io::Result<()> {
-    let lines = lines(table(directory, now)?.into_records())?;
-    directory.create(aside)?.write_all(&lines)?;
-    fs::rename(aside, directory.runs())
+fn replace(directory: &Directory, aside: &Path, now: Timestamp) -> io::Result<()> {
+    let old = safe_open::regular(File::options().read(true), &directory.runs())?;
+    let length = old.metadata()?.len();
+    let (mut table, mut late) = (RunTable::default(), RunTable::default());
+    add(&mut table, &old, 0..length)?;
+    table.trim(now);
+    directory.create(aside)?.write_all(&lines(table.into_records())?)?;
+    fs::rename(aside, directory.runs())?;
+    add(&mut late, &old, length..old.metadata()?.len())?;
+    LineFile::open(directory, &directory.runs())?.append(&lines(late.into_records())?)
 }

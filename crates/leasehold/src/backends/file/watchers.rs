@@ -31,6 +31,8 @@ use crate::{
 
 /// An id of 32 digits and a line end.
 const LINE: usize = 33;
+/// The most that is read: room for more instances than a machine runs.
+const LARGEST: usize = 1 << 20;
 const FREE: [u8; LINE] = *b"--------------------------------\n";
 
 /// The watchers of one directory, and the event streams of this instance.
@@ -84,7 +86,7 @@ impl Watchers {
         let mut length = 0;
         loop {
             length += self.file.read_at(&mut bytes[length..], length as u64)?;
-            if length < bytes.len() {
+            if length < bytes.len() || length >= LARGEST {
                 break;
             }
             bytes.resize(length * 2, 0);

@@ -1,0 +1,78 @@
+//! Whether the user's own place, where `file:` led before the machine had a directory, is still in use.
+//!
+//! A lock in two places is none. So an instance in the user's place takes nothing new once the machine's directory is
+//! there, and the machine's directory stays closed to the user while such an instance lives. No interleaving gets
+//! past both: an instance appears before it looks for the machine's directory, and the directory is there before
+//! anyone looks for instances.
+
+use std::{collections::HashSet, fs, path::Path};
+
+use uuid::Uuid;
+
+use super::{
+    DefaultPlace, FileOptions, decode,
+    directory::files,
+    presence,
+    record::{Record, Times, is_bound},
+    safe_open,
+};
+use crate::{Error, Result, model::Entry};
+
+/// The most processes that an error names.
+const NAMED: usize = 8;
+
+/// Fails while processes or leases of this user live where `file:` led before the machine had a directory.
+pub(super) fn refuse_while_used(options: &FileOptions, boot: &str) -> Result<()> {
+    let Some(former) = options.place.as_ref().and_then(DefaultPlace::former) else { return Ok(()) };
+    let directory = former.join(&options.namespace);
+    let presences = files(&directory.join("presence")).unwrap_or_default();
+    let alive = |path: &Path| presence::open(path).map_or_else(|error| !presence::means_dead(&error), |_| true);
+    let living = presences.into_iter().filter_map(|(name, path)| Some((Uuid::try_parse(&name).ok()?, path)));
+    let living: Vec<_> = living.filter(|(_, path)| alive(path)).collect();
+    let times = Times { now: options.clock.now(), wall: options.clock.wall(), boot };
+    let leases = live_leases(&directory, &living.iter().map(|(id, _)| *id).collect(), &times);
+    if living.is_empty() && leases.is_empty() {
+        return Ok(());
+    }
+    let processes = living.iter().flat_map(|(_, path)| presence::processes(path)).take(NAMED);
+    let processes = processes.map(|pid| format!("process {pid}"));
+    let found: Vec<String> = processes.chain(leases.into_iter().map(|lease| format!("lock {lease}"))).collect();
+    Err(Error::unavailable(format!(
+        "file: leads to {} now, and this user still uses {place}, where it led before: {}; restart the process or wait \
+         until it ends, or name the old place: file://{place}",
+        options.root.display(),
+        if found.is_empty() { String::from("a process") } else { found.join(", ") },
+        place = former.display(),
+    )))
+}
+
+/// Fails once the machine has a directory: this instance is in the user's place, and others meet there.
+pub(super) fn refuse_if_machine_has_place(machine: Option<&Path>) -> Result<()> {
+    match machine {
+        Some(machine) if fs::symlink_metadata(machine).is_ok() => Err(Error::invalid_config(format!(
+            "file: leads to {} now, and this process still uses the user's own place, where it led when the process \
+             started; restart the process",
+            machine.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// The resources with a lease that a living instance or the clock keeps. Reads only: an instance of our own would
+/// look like one in use.
+fn live_leases(directory: &Path, living: &HashSet<Uuid>, times: &Times<'_>) -> Vec<String> {
+    let mut found = Vec::new();
+    for (_, path) in files(&directory.join("records")).unwrap_or_default() {
+        let Ok(bytes) = safe_open::read(&path) else { continue };
+        let Ok((resource, record)) = decode::record(&bytes, &path, times, Record::default()) else { continue };
+        let is_live = |entry: &Entry| match record.bound_to(entry) {
+            Some(owner) => living.contains(&owner),
+            None => !is_bound(entry) && entry.expires_at > times.now,
+        };
+        if record.state.entries.iter().any(is_live) {
+            found.push(resource.to_string());
+        }
+    }
+    found.sort();
+    found
+}

@@ -1,0 +1,56 @@
+//! Files of lines that several processes append to.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _},
+    ops::Range,
+    os::unix::fs::FileExt as _,
+    path::Path,
+};
+
+use super::{directory::Directory, safe_open};
+
+/// A file that lines are appended to.
+#[derive(Debug)]
+pub(super) struct LineFile {
+    pub(super) file: File,
+    /// A full disk or a power loss has left a line without its end, which must not swallow the next one.
+    torn: bool,
+}
+
+impl LineFile {
+    /// Opens the file; creates it when it is not there.
+    pub(super) fn open(directory: &Directory, path: &Path) -> io::Result<Self> {
+        let open = || safe_open::regular(OpenOptions::new().read(true).append(true), path);
+        let file = match open() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => match directory.create_new(path) {
+                // Another process may be faster.
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                _ => open(),
+            },
+            opened => opened,
+        }?;
+        let mut last = [b'\n'];
+        if let Some(at) = file.metadata()?.len().checked_sub(1) {
+            file.read_at(&mut last, at)?;
+        }
+        Ok(Self { file, torn: last != [b'\n'] })
+    }
+
+    /// Appends lines with one write, so that those of two processes never mix.
+    pub(super) fn append(&mut self, lines: &[u8]) -> io::Result<()> {
+        if std::mem::take(&mut self.torn) {
+            return self.file.write_all(&[b"\n", lines].concat());
+        }
+        self.file.write_all(lines)
+    }
+}
+
+/// The lines of a part of a file; of one that someone made huge, only the last ones.
+pub(super) fn lines(mut file: &File, part: Range<u64>) -> io::Result<impl Iterator<Item = io::Result<Vec<u8>>>> {
+    let start = part.start.max(part.end.saturating_sub(safe_open::LARGEST as u64));
+    file.seek(SeekFrom::Start(start))?;
+    let lines = BufReader::new(file.take(part.end.saturating_sub(start))).split(b'\n');
+    // The first one may have lost its beginning.
+    Ok(lines.skip(usize::from(start > part.start)))
+}
