@@ -24,6 +24,7 @@ macro_rules! calls {
 
 calls! {
     Greet => Text::Query(include_str!("schema/greet.sql")),
+    OtherOwner => Text::Query(include_str!("schema/other_owner.sql")),
     Version => Text::Query(include_str!("schema/version.sql")),
     AcquireOne => Text::Function("acquire_one", 16),
     AcquireMany => Text::Function("acquire_many", 16),

@@ -192,7 +192,7 @@ impl Found {
 async fn found(connection: &Connection) -> Result<Option<Found>, Failure> {
     let greeting = decode::greeting(&connection.ask(Call::Greet, &[]).await?)?;
     // Nothing is called that another role can have put there; the installation refuses such a schema.
-    if !greeting.installed || greeting.other_owner.is_some() {
+    if !greeting.installed || !connection.ask(Call::OtherOwner, &[]).await?.is_empty() {
         return Ok(None);
     }
     decode::found(&connection.ask(Call::Version, &[]).await?)

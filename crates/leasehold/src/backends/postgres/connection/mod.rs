@@ -66,8 +66,6 @@ pub(super) struct Greeting {
     pub(super) in_recovery: bool,
     pub(super) incarnation: Incarnation,
     pub(super) installed: bool,
-    /// Whom the schema belongs to, if that is not this role.
-    pub(super) other_owner: Option<String>,
     /// What the start of this server session was marked with.
     pub(super) marker: Option<String>,
     /// Whether transactions are READ COMMITTED and READ WRITE unless they say otherwise.

@@ -224,7 +224,6 @@ pub(super) fn greeting(rows: &[Row]) -> Result<Greeting, Failure> {
         in_recovery: get(row, "in_recovery")?,
         incarnation: Incarnation(started.unsigned_abs() ^ timeline.unsigned_abs() << 52),
         installed: get(row, "installed")?,
-        other_owner: get(row, "other_owner")?,
         marker: get(row, "marker")?,
         usual: get(row, "usual")?,
     })

@@ -4,8 +4,6 @@ select pg_is_in_recovery() as in_recovery,
     ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint end as timeline,
   (extract(epoch from pg_postmaster_start_time()) * 1000000)::bigint as started_us,
   to_regprocedure('leasehold.version()') is not null as installed,
-  (select pg_get_userbyid(n.nspowner)::text from pg_namespace n
-    where n.nspname = 'leasehold' and pg_get_userbyid(n.nspowner) <> current_user) as other_owner,
   -- Set by the start of this very connection, unless it is one that a pooler has for many.
   current_setting('leasehold_client.connection', true) as marker,
   current_setting('transaction_isolation') = 'read committed' and current_setting('transaction_read_only') = 'off' as usual
