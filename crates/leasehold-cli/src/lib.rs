@@ -38,7 +38,7 @@ pub fn main() -> ExitCode {
     commands::completions::answer_shell();
     report_bugs();
     let cli = match Cli::try_parse_from(&args) {
-        Ok(cli) if help::lacks_name(&args) => {
+        Ok(cli) if matches!(cli.command, args::Command::Run(_)) && help::lacks_name(&args) => {
             Say::new(Looks::resolve(&cli.global, &environment)).fail(&help::name_first());
             return ExitCode::from(exit::USAGE);
         }

@@ -81,7 +81,7 @@ impl Lane<'_> {
             away.display(),
             pids.display(),
         );
-        let times = ["--ttl", "2s", "--kill-after", "400ms"];
+        let times = ["--ttl", "4s", "--kill-after", "800ms"];
         let holder =
             Running::of(self.leasehold(&[&["run"], &times[..], &[self.name().as_str(), "-c", &script]].concat()));
         let family: Vec<i32> = read_soon(&pids).split(' ').map(|pid| pid.parse().unwrap()).collect();

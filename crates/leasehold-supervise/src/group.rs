@@ -118,33 +118,36 @@ fn look_at(pid: i32) -> Option<Process> {
 /// 2. A ends, and its child B becomes a child of `root`.
 /// 3. We read the children of A: there are none, and B is missed.
 ///
-/// So we look again, unless A was dead before the last look.
+/// So we look again, unless A was a zombie before the last look. One that was buried meanwhile may have hidden its
+/// sibling from the kernel's list, too.
 fn descendants(root: Pid) -> Vec<Process> {
-    let mut dead = HashSet::new();
+    let mut zombies = HashSet::new();
     let mut found = Vec::new();
     for _ in 0..LOOKS {
-        let died_before = dead.len();
-        found = descendants_now(root, &mut dead);
-        if dead.len() == died_before {
+        let (seen, is_steady) = descendants_now(root, &mut zombies);
+        found = seen;
+        if is_steady {
             break;
         }
     }
     found
 }
 
-/// What one look finds; adds whoever had ended by the end of it to the dead.
-fn descendants_now(root: Pid, dead: &mut HashSet<i32>) -> Vec<Process> {
-    let mut found = Vec::new();
-    let Some(mut unseen) = children(root.as_raw_pid()) else { return descendants_among(root, processes()) };
+/// What one look finds, and whether nobody ended meanwhile, save the zombies that were known before.
+fn descendants_now(root: Pid, zombies: &mut HashSet<i32>) -> (Vec<Process>, bool) {
+    let (mut found, mut is_steady) = (Vec::new(), true);
+    let Some(mut unseen) = children(root.as_raw_pid()) else { return (descendants_among(root, processes()), true) };
     while let Some(pid) = unseen.pop() {
         unseen.extend(children(pid).unwrap_or_default());
-        let process = look_at(pid);
-        if !process.as_ref().is_some_and(|process| process.runs) {
-            dead.insert(pid);
+        match look_at(pid) {
+            Some(process) => {
+                is_steady &= process.runs || !zombies.insert(pid);
+                found.push(process);
+            }
+            None => is_steady = false,
         }
-        found.extend(process);
     }
-    found
+    (found, is_steady)
 }
 
 /// The children of a process; `None` if it is gone, or on kernels that do not tell.

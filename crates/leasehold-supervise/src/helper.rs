@@ -66,8 +66,12 @@ impl Helper {
         foreground: bool,
         inherit: Option<OwnedFd>,
     ) -> io::Result<Self> {
+        // All that can fail comes before the start: after it, the command may run.
         let (ours, theirs) = StdStream::pair()?;
         fcntl_setfd(&theirs, FdFlags::empty())?;
+        ours.set_nonblocking(true)?;
+        let orders_to_it = ours.try_clone()?;
+        let reports = UnixStream::from_std(ours)?;
         let supervisor = Supervisor {
             socket: theirs.as_raw_fd(),
             foreground,
@@ -94,9 +98,7 @@ impl Helper {
         let child = command.spawn()?;
         drop((theirs, inherit));
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
-        ours.set_nonblocking(true)?;
-        let orders = ours.try_clone()?;
-        Ok(Self { pid, reports: UnixStream::from_std(ours)?, orders, inbox: Inbox::default(), is_gone: false })
+        Ok(Self { pid, reports, orders: orders_to_it, inbox: Inbox::default(), is_gone: false })
     }
 
     /// Completes when the command runs, with its process id.
@@ -118,7 +120,7 @@ impl Helper {
         }
     }
 
-    /// Gives an order. Returns whether there was room for it: a supervisor that hangs is not waited for.
+    /// Gives an order. Returns whether the supervisor can read it: it is there, and there was room.
     pub(crate) fn order(&self, order: Order) -> bool {
         give(&self.orders, order)
     }
@@ -160,9 +162,9 @@ impl Helper {
     }
 }
 
-/// Writes an order, whole or not at all; one that is gone needs none.
+/// Writes an order, whole or not at all.
 fn give(mut orders: &StdStream, order: Order) -> bool {
-    !orders.write_all(&order.encode()).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    orders.write_all(&order.encode()).is_ok()
 }
 
 /// Whether the child should have the terminal from the start: somebody types to it and reads from it.
@@ -196,6 +198,6 @@ mod tests {
         theirs.read_exact(&mut order).unwrap();
         assert_eq!(Order::decode(order), Some(last), "no part of what found no room is in between");
         drop(theirs);
-        assert!(give(&ours, Order::Dismiss), "nobody is left to give it to");
+        assert!(!give(&ours, Order::Dismiss), "nobody is left to give it to");
     }
 }

@@ -62,21 +62,44 @@ impl Signals {
         poll_fn(|context| self.poll_next(context)).await
     }
 
-    /// The next signal that asks us to end. Ctrl-Z stops us on the way; others are dropped.
+    /// The next signal that asks us to end, or to stop (`TSTP`, from Ctrl-Z); drops all others.
     ///
     /// Buries every child that ends meanwhile: daemons of a command that ran before became ours.
     ///
     /// # Cancel safety
     /// A dropped call loses nothing.
-    pub async fn next_ending(&mut self) -> Signal {
+    pub async fn next_request(&mut self) -> Signal {
         loop {
             match self.next().await {
-                Caught::Signal(signal) if signal.is_ending() => return signal,
-                Caught::Signal(Signal::TSTP) => {
-                    let _always_possible = process::kill_process(process::getpid(), process::Signal::STOP);
-                }
+                Caught::Signal(signal) if signal.is_ending() || signal == Signal::TSTP => return signal,
                 Caught::Child => while let Ok(Some(_)) = process::wait(WaitOptions::NOHANG) {},
                 Caught::Signal(_) => {}
+            }
+        }
+    }
+
+    /// The next signal that asks us to end. Ctrl-Z stops us on the way; drops all others.
+    ///
+    /// # Cancel safety
+    /// A dropped call loses nothing.
+    pub async fn next_ending(&mut self) -> Signal {
+        loop {
+            match self.next_request().await {
+                Signal::TSTP => stop_ourselves(),
+                signal => return signal,
+            }
+        }
+    }
+
+    /// Stops this process, and completes when it goes on: with the signal that asked us to end meanwhile, if one did.
+    pub async fn stop(&mut self) -> Option<Signal> {
+        stop_ourselves();
+        // Another thread may take the signal, and this one runs a moment longer.
+        loop {
+            match self.next().await {
+                Caught::Signal(Signal::CONT) => return None,
+                Caught::Signal(signal) if signal.is_ending() => return Some(signal),
+                _ => {}
             }
         }
     }
@@ -92,6 +115,10 @@ impl Signals {
             _ => Poll::Pending,
         }
     }
+}
+
+fn stop_ourselves() {
+    let _always_possible = process::kill_process(process::getpid(), process::Signal::STOP);
 }
 
 /// The signals we were started to ignore, as the kernel's bit mask.

@@ -20,7 +20,7 @@ use leasehold::{
 use rustix::process::{self, Pid, WaitOptions};
 
 use crate::{
-    KillMode, Limits, Stragglers,
+    KillMode, Limits, OnLost, Stragglers,
     ended::{Cause, Ended, NotStarted, Notice, Status},
     group::{self, Process, State, Straggler},
     helper::{Helper, Launch, wants_terminal},
@@ -147,10 +147,11 @@ impl Watch<'_> {
     async fn run(mut self, signals: &mut Signals) -> Ended {
         loop {
             self.reap();
-            // One that was not dismissed would kill whoever may go on.
+            // A supervisor that was not dismissed would kill whoever may go on. One that was killed while we looked has
+            // left its children to us: the next look finds them.
             if let Some(status) = self.status
                 && self.is_over()
-                && self.helper.order(Order::Dismiss)
+                && (self.is_orphan || self.helper.order(Order::Dismiss))
             {
                 self.take_terminal_back();
                 let pid = self.child.as_raw_pid();
@@ -162,7 +163,8 @@ impl Watch<'_> {
             let wake = self.next_wake();
             let leases = self.leases;
             // A loss stays told: once it is known, only the clock is left to watch.
-            let may_be_lost = !matches!(self.cause, Some(Cause::Lost(_)));
+            let goes_on = self.limits.on_lost == OnLost::Continue && self.stage != Stage::Running;
+            let may_be_lost = !goes_on && !matches!(self.cause, Some(Cause::Lost(_)));
             let event = tokio::select! {
                 biased;
                 loss = first_lost(leases), if may_be_lost => Some(Event::Lost(loss)),
@@ -244,7 +246,7 @@ impl Watch<'_> {
         if self.stage == Stage::Running {
             return self.see_to(left);
         }
-        if !std::mem::replace(&mut self.asked_others, true) {
+        if !self.asked_others {
             self.send_others(&left, Signal::TERM);
         }
         false
@@ -270,9 +272,14 @@ impl Watch<'_> {
         if self.is_orphan { process::getpid() } else { self.helper.pid }
     }
 
-    /// Sends a signal to those who are in other groups than the child's.
-    fn send_others(&self, left: &[Process], signal: Signal) {
-        group::send_each(left.iter().filter(|process| process.group != self.child.as_raw_pid()), signal);
+    /// Sends a signal to those who are in other groups than the child's. One that ends them also wakes who is stopped.
+    fn send_others(&mut self, left: &[Process], signal: Signal) {
+        let others = || left.iter().filter(|process| process.group != self.child.as_raw_pid());
+        group::send_each(others(), signal);
+        if signal.is_ending() {
+            group::send_each(others(), Signal::CONT);
+            self.asked_others = true;
+        }
     }
 
     /// Does what was chosen with those who outlive the child; tells whether they may go on without the lock.
@@ -318,7 +325,8 @@ impl Watch<'_> {
     fn pass_on(&mut self, signal: Signal) {
         self.signal(signal);
         if self.status.is_some() && self.limits.kill_mode == KillMode::Group {
-            self.send_others(&self.left(), signal);
+            let left = self.left();
+            self.send_others(&left, signal);
         }
     }
 

@@ -316,7 +316,9 @@ impl<'a> Family<'a> {
         match self.supervisor.ask {
             // The number of a child that was buried, or of its group, may be another's by now.
             Some(signal) if self.has_ended => {
-                group::send_each(&group::living_in_session(process::getpid()), signal);
+                let left = group::living_in_session(process::getpid());
+                group::send_each(&left, signal);
+                group::send_each(&left, Signal::CONT);
             }
             Some(signal) => {
                 group::send(self.supervisor.kill_mode, self.child, signal);

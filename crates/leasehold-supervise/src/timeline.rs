@@ -55,7 +55,7 @@ impl Watch<'_> {
     pub(super) fn keep_time(&mut self) {
         let now = SystemClock.now();
         // One that is stopped gets no grace: it would have to run to use it.
-        if self.stage == Stage::Running && self.is_at_work() && self.suspended.is_none() {
+        if self.stage == Stage::Running && self.is_at_work() && self.suspended.is_none() && !self.has_loss() {
             self.warn_if_in_doubt();
             let grace = self.grace_before_deadline();
             if let (Some(grace), Some(left)) = (grace, self.time_left())
@@ -102,8 +102,16 @@ impl Watch<'_> {
         shortest(self.leases)
     }
 
+    /// Whether a lease was lost or taken away a moment ago, which is yet to be acted upon: with its own grace.
+    fn has_loss(&self) -> bool {
+        !matches!(self.cause, Some(Cause::Lost(_))) && self.leases.iter().any(|lease| lease.loss().is_some())
+    }
+
     /// Tells the supervisor when to act should we hang, if that has changed.
     pub(super) fn give_orders(&mut self) {
+        if self.stage == Stage::Running && self.has_loss() {
+            return;
+        }
         // A command that is being stopped has its grace though one of its leases was taken away.
         let counts = |lease: &&Lease| self.stage == Stage::Running || lease.loss().is_none();
         let at_work = first_orders(self.leases.iter().filter(counts), &self.limits);
@@ -154,7 +162,14 @@ impl Watch<'_> {
         let most = self.limits.max_hold.map(|most| self.started.after(most));
         let look = self.awaits_stragglers.then(|| now.after(LOOK_FOR_STRAGGLERS));
         // The supervisor is told of each renewal well before it would act on the one before.
-        let orders = self.remaining().map(|_| now.after(self.limits.ttl / 6));
+        let orders = self.remaining().map(|left| {
+            let before_it_acts = left.saturating_sub(2 * LEAD);
+            now.after(if before_it_acts.is_zero() {
+                self.limits.ttl / 6
+            } else {
+                before_it_acts.min(self.limits.ttl / 6)
+            })
+        });
         doubt.into_iter().chain(ask).chain(most).chain(look).chain(orders).min()
     }
 

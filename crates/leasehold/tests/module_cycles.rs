@@ -27,6 +27,8 @@ impl Paths {
             Some("crate") => &[],
             Some("self") => &self.module[..],
             Some("super") => &self.module[..self.module.len().saturating_sub(ups)],
+            // In the root, the names of modules need nothing before them.
+            Some(_) if self.module.is_empty() => return self.found.push(path.to_vec()),
             _ => return,
         };
         let rest = path[ups.max(1)..].iter();
@@ -102,6 +104,7 @@ fn graph(crate_name: &str) -> Graph {
         .flat_map(|root| root.found.iter().filter(|path| path.len() > 1))
         .map(|path| (path[path.len() - 1].clone(), path[0].clone()))
         .collect();
+    assert!(crate_name != "leasehold" || exports.get("Mutex").is_some_and(|module| module == "primitives"));
     let modules: BTreeSet<String> = paths.iter().filter_map(|paths| paths.module.first().cloned()).collect();
     let mut graph = Graph::new();
     for Paths { module, found } in &mut paths {

@@ -91,7 +91,7 @@ pub(crate) struct Global {
         help_heading = "Global options"
     )]
     pub(crate) color: Color,
-    /// How long to try to reach the backend, and no longer than -w [default: 10s; 3s with -n]
+    /// How long to try to reach the backend, and no longer than -w [default: 10s; 3s with -n and for a look]
     #[arg(long, value_parser = duration::parse, value_name = "D", global = true, help_heading = "Global options")]
     pub(crate) connect_timeout: Option<Duration>,
 }

@@ -33,7 +33,7 @@ use crate::{
 pub(crate) async fn run(context: &Context<'_>, args: &ElectArgs) -> Result<u8> {
     let resource = ask::resource(&args.name)?;
     if args.observe || args.leader || args.resign {
-        let locks = context.connect().await?;
+        let locks = context.connect_patiently().await?;
         let election = locks.election(resource.as_str());
         return match (args.observe, args.leader) {
             (true, _) => observe(context, &resource, &election).await,

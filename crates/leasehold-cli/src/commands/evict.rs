@@ -28,7 +28,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &EvictArgs) -> Result<u8> {
     if args.reason.trim().is_empty() || args.reason.chars().any(char::is_control) {
         return Err(Failure::usage("--reason: say why, in one line; it is kept in the history"));
     }
-    let locks = context.connect().await?;
+    let locks = context.connect_patiently().await?;
     let page = locks.list(&ListFilter::new(Names::Exactly(name.clone()))).await?;
     let lock = Lock::group(page.leases).pop();
     let fence = Fence::new(args.fence);

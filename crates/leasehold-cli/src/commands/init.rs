@@ -18,7 +18,10 @@ use leasehold::{
     clock::SystemClock,
 };
 use nix::unistd::Group;
-use rustix::fs::{AtFlags, CWD, RenameFlags, renameat_with};
+use rustix::{
+    fs::{AtFlags, CWD, RenameFlags, renameat_with},
+    io::Errno,
+};
 use serde_json::json;
 
 use super::Context;
@@ -39,7 +42,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &InitArgs) -> Result<u8> {
     let is_default_file = context.settings.default_place().is_some();
     if !is_default_file && (args.group.is_some() || args.everybody) {
         return Err(Failure::usage("--group and --everybody are for file: without a path")
-            .hint("for a directory of your own: chgrp and chmod g+rwxs it, and put ?mode=0660 into the URL"));
+            .hint("for a directory of your own: chgrp and chmod g+rwxs,+t it, and put ?mode=0660 into the URL"));
     }
     if is_postgres {
         return database(context, args).await;
@@ -149,6 +152,11 @@ impl Access {
             Self::Everybody => there.mode() & 0o007 == 0o007,
             Self::Group(group) => there.gid() == group.gid.as_raw() && there.mode() & 0o077 == 0o070,
         };
+        if is_theirs && there.mode() & 0o1000 == 0 {
+            let path = directory.display();
+            return Err(Failure::config(format!("{path} lets those who share it replace what others made there"))
+                .hint(format!("sudo chmod +t {path}")));
+        }
         if is_theirs {
             return Ok(());
         }
@@ -173,13 +181,14 @@ impl Access {
 
 fn make_or_check(machine: &Path, access: &Access) -> Result<()> {
     let Err(error) = make_shared(machine, access) else { return Ok(()) };
-    let (code, kind) = match error.kind() {
+    let (code, kind, hint) = match error.kind() {
         io::ErrorKind::AlreadyExists => return access.check(machine),
-        io::ErrorKind::PermissionDenied => (exit::NO_PERMISSION, "permission_denied"),
-        _ => (exit::UNAVAILABLE, "unavailable"),
+        io::ErrorKind::PermissionDenied => {
+            (exit::NO_PERMISSION, "permission_denied", Some(String::from("repeat it with sudo")))
+        }
+        _ => (exit::UNAVAILABLE, "unavailable", None),
     };
-    let message = format!("cannot make {}: {error}", machine.display());
-    Err(Failure { code, kind, message, hint: Some(String::from("repeat it with sudo")) })
+    Err(Failure { code, kind, message: format!("cannot make {}: {error}", machine.display()), hint })
 }
 
 /// Whether this user has the right to make the directory.
@@ -203,7 +212,11 @@ fn make_shared(directory: &Path, access: &Access) -> io::Result<()> {
             chown(&aside, None, Some(group.gid.as_raw()))?;
         }
         fs::set_permissions(&aside, Permissions::from_mode(access.mode()))?;
-        Ok(renameat_with(CWD, &aside, CWD, directory, RenameFlags::NOREPLACE)?)
+        match renameat_with(CWD, &aside, CWD, directory, RenameFlags::NOREPLACE) {
+            // A file system without this flag; a directory that is in use is not empty, and is not replaced.
+            Err(Errno::INVAL) => fs::rename(&aside, directory),
+            renamed => Ok(renamed?),
+        }
     };
     made().inspect_err(|_| {
         let _best_effort = fs::remove_dir(&aside);

@@ -45,7 +45,10 @@ const ENVIRONMENT_OF_CHILD: &str = "A command under a lock finds LEASEHOLD_HELD=
     LEASEHOLD_MODE, LEASEHOLD_FENCE, LEASEHOLD_HOLDER, LEASEHOLD_LEASE (secret: it can release), LEASEHOLD_TTL_MS and \
     LEASEHOLD_BACKEND.";
 const FILES: [(&str, &str); 4] = [
-    ("/var/lib/leasehold", "the locks of file: for the whole machine, once `leasehold init file:` has made it"),
+    (
+        "/var/lib/leasehold",
+        "the locks of file: for the whole machine, once `leasehold init file: --group NAME` has made it",
+    ),
     ("$XDG_STATE_HOME/leasehold, ~/.local/state/leasehold", "the locks of file: for one user, before that"),
     ("$XDG_CONFIG_HOME/leasehold/config.toml, ~/.config/leasehold/config.toml", "the user's config file"),
     ("/etc/leasehold/config.toml", "the config file, if the user has none"),

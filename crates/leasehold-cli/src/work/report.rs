@@ -13,7 +13,7 @@ use leasehold_supervise::{Ended, Status, signal_name};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::OFlags,
-    io::Errno,
+    io::{Errno, retry_on_intr},
 };
 use serde_json::{Value, json};
 
@@ -170,7 +170,7 @@ fn write_at_once(path: &Path, line: &str) -> io::Result<()> {
         Some(number) if number == Errno::NXIO.raw_os_error() => io::Error::other("nobody reads it"),
         _ => error,
     })?;
-    if poll(&mut [PollFd::new(&file, PollFlags::OUT)], Some(&READER_LIMIT))? == 0 {
+    if retry_on_intr(|| poll(&mut [PollFd::new(&file, PollFlags::OUT)], Some(&READER_LIMIT)))? == 0 {
         return Err(io::Error::other("its reader does not read"));
     }
     file.write_all(line.as_bytes())

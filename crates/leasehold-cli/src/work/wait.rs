@@ -25,8 +25,12 @@ const UNEXPLAINED: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 /// The longest time that an answer is shown to somebody at a terminal.
 const LONGEST_UNASKED: Duration = Duration::from_secs(30);
-/// How long leaving the queue may take.
+/// How long leaving the queue may take before we exit.
 const LEAVE_LIMIT: Duration = Duration::from_millis(150);
+/// The same before we stop: who is stopped in a queue holds up the others.
+const LEAVE_BEFORE_STOP_LIMIT: Duration = Duration::from_secs(2);
+/// How often to look whether the queue is left.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// How a wait ended.
 #[derive(Debug)]
@@ -57,7 +61,9 @@ pub(crate) struct Wanted<'a> {
     pub(crate) start: &'a Start<'a>,
 }
 
-/// Waits for the lock until it is granted, the patience ends, or a signal comes.
+/// Waits for the lock until it is granted, the patience ends, or a signal asks us to end.
+///
+/// On Ctrl-Z we leave the queue and stop, and go to its end when we go on.
 pub(crate) async fn wait<T>(
     wanted: Wanted<'_>,
     mut acquire: impl AsyncFnMut() -> leasehold::Result<T>,
@@ -66,15 +72,22 @@ pub(crate) async fn wait<T>(
 ) -> Result<Waited<T>> {
     let started = SystemClock.now();
     let explained = Cell::new(false);
-    let result = tokio::select! {
-        biased;
-        result = wanted.start.retry(async |_| acquire().await) => result,
-        signal = signals.next_ending() => {
+    let result = loop {
+        let mut asked = tokio::select! {
+            biased;
+            result = wanted.start.retry(async |_| acquire().await) => break result,
+            signal = signals.next_request() => Some(signal),
+            () = explain(wanted, started, &explained, say) => unreachable!("it explains until it is dropped"),
+        };
+        if asked == Some(Signal::TSTP) {
+            leave_before_stop(wanted).await;
+            asked = signals.stop().await;
+        }
+        if let Some(signal) = asked {
             leave(wanted.locks).await;
             say.say(Line::detail("interrupted", format!("left the queue for {} on {signal}", wanted.resource)));
             return Ok(Waited::Interrupted(signal));
         }
-        () = explain(wanted, started, &explained, say) => unreachable!("it explains until it is dropped"),
     };
     match result {
         Ok(held) => Ok(Waited::Acquired { held, explained: explained.get() }),
@@ -88,6 +101,21 @@ pub(crate) async fn wait<T>(
 /// Lets what was asked for be taken back before we exit.
 pub(crate) async fn leave(locks: &Leasehold) {
     let _lapses_by_itself = tokio::time::timeout(LEAVE_LIMIT, locks.close()).await;
+}
+
+/// Comes back when we are no longer in the queue, or the limit has passed: the server may be away.
+async fn leave_before_stop(wanted: Wanted<'_>) {
+    let filter = ListFilter::new(Names::Exactly(wanted.resource.clone()));
+    let is_there = async || {
+        let page = wanted.locks.list(&filter).await;
+        page.is_ok_and(|page| page.leases.iter().any(|lease| lease.holder == *wanted.locks.holder()))
+    };
+    let leaving = async {
+        while is_there().await {
+            tokio::time::sleep(LOOK).await;
+        }
+    };
+    let _loses_its_turn_by_itself = tokio::time::timeout(LEAVE_BEFORE_STOP_LIMIT, leaving).await;
 }
 
 /// That the lock is held now; `-v` tells it always, others hear it after a wait that was explained.

@@ -47,7 +47,7 @@ fn a_success_that_is_too_old_or_never_came_is_told() {
 /// A run some of whose system calls are slow.
 fn slow_run(place: &Place, name: &str, slow: &[&str]) -> Command {
     let mut run = place.command("strace");
-    run.args(["-f", "-qq", "-o", "/dev/null", "-e"]).args(slow);
+    run.args(["-f", "-qq", "--seccomp-bpf", "-o", "/dev/null", "-e"]).args(slow);
     run.args([env!("CARGO_BIN_EXE_leasehold"), "run", name, "--", "true"]).env("LEASEHOLD_URL", place.url());
     run
 }
@@ -57,9 +57,11 @@ fn no_success_is_lost_while_another_process_folds_the_records() {
     let place = Place::new();
     place.run(&["run", "other", "--", "true"]).assert_code(0);
     let records = place.path("locks/default/logs/runs.ndjson");
-    let line = fs::read(&records).unwrap();
-    fs::write(&records, line.repeat((8 << 20) / line.len())).unwrap();
-    let folding = Running::of(slow_run(&place, "folder", &["inject=rename:delay_enter=1s"]));
+    // Few lines, which are soon read.
+    let line = fs::read_to_string(&records).unwrap().trim_end().to_owned() + &" ".repeat(100_000) + "\n";
+    fs::write(&records, line.repeat((8 << 20) / line.len() + 1)).unwrap();
+    let slow = ["trace=rename", "-e", "inject=rename:delay_enter=700ms"];
+    let folding = Running::of(slow_run(&place, "folder", &slow));
     let is_folded = |file: fs::DirEntry| {
         file.file_name().to_string_lossy().starts_with(".new-") && file.metadata().is_ok_and(|file| file.len() > 0)
     };
@@ -76,7 +78,7 @@ fn a_success_is_recorded_on_a_slow_disk_too() {
     let place = Place::new();
     place.run(&["run", "other", "--", "true"]).assert_code(0);
     let records = place.path("locks/default/logs/runs.ndjson");
-    let slow = ["inject=write:delay_enter=500ms", "-P", records.to_str().unwrap()];
+    let slow = ["trace=write", "-e", "inject=write:delay_enter=500ms", "-P", records.to_str().unwrap()];
     Ran::of(slow_run(&place, "job", &slow)).assert_code(0);
     place.run(&["check", "job", "--succeeded-within", "26h"]).assert_code(0);
 }

@@ -97,7 +97,7 @@ fn starts_a_group(place: &Place, rest: &str) -> String {
 #[test]
 fn a_group_of_its_own_is_stopped_too_however_the_command_ends() {
     let place = Place::new();
-    let (pid, max_hold) = (place.path("pid"), ["--max-hold", "1s", "--ttl", "10m"]);
+    let (pid, max_hold) = (place.path("pid"), ["--max-hold", "5s", "--ttl", "10m"]);
     for (args, rest, signal, code) in [
         (&[][..], "exit 3", None, 3),
         (&[], "exec sleep 999", Some(Signal::TERM), 143),
@@ -120,16 +120,16 @@ fn a_group_of_its_own_is_waited_for_and_gets_the_signals_that_come_meanwhile() {
     let shell = place.path("shell");
     let script = format!("echo $$ > {}; {}", shell.display(), starts_a_group(&place, "exit 3"));
     let mut command = place.leasehold(&["run", "--stragglers", "wait", "x", "-c", &script]);
-    command.stderr(Stdio::piped());
+    let said = place.path("said");
+    command.stderr(fs::File::create(&said).unwrap());
     let mut running = Running::of(command);
     let worker: i32 = read_soon(&place.path("pid")).parse().unwrap();
-    until("the shell is gone", || !is_alive(read_soon(&shell).parse().unwrap()));
-    thread::sleep(Duration::from_millis(500));
+    let words = format!("until sleep ({worker}) ends");
+    until("it says that it waits", || fs::read_to_string(&said).unwrap().contains(&words));
     assert!(is_alive(worker) && !running.has_ended(), "the lock is kept");
     running.signal(Signal::TERM);
-    let ran = running.finish();
-    ran.assert_code(3);
-    assert!(!is_alive(worker) && ran.stderr.contains(&format!("until sleep ({worker}) ends")), "{ran:?}");
+    assert_eq!(running.code(), 3);
+    assert!(!is_alive(worker));
 }
 
 #[test]

@@ -20,8 +20,8 @@
 //! Beside the seam is the kit, written once for all backends:
 //! [`Backoff`], [`HintSender`], [`EventHub`], [`Coalescer`], [`publish`]
 //! (effects of the rule as hints, events and history), [`News`] (the same, kept
-//! until a write has succeeded), [`UrlOptions`], [`RunTable`], and
-//! [`register`], which adds a URL scheme from outside this crate.
+//! until a write has succeeded), [`UrlOptions`] and [`RunTable`].
+//! [`backends::register`](crate::backends::register) adds a URL scheme from outside this crate.
 
 mod backoff;
 mod coalesce;

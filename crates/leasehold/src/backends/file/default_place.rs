@@ -21,7 +21,7 @@ const MACHINE: &str = "/var/lib/leasehold";
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DefaultPlace {
-    /// One directory for the users of this machine; `leasehold init file:` makes it.
+    /// One directory for the users of this machine; `leasehold init file: --group NAME` makes it.
     Machine(PathBuf),
     /// The user's own directory: nobody made one for the machine.
     User(PathBuf),

@@ -3,14 +3,17 @@
 use std::{
     fs::{self, File, OpenOptions, Permissions},
     io,
-    os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown},
+    os::{fd::AsRawFd, unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown}},
     path::{Path, PathBuf},
 };
 
-use rustix::process::{Resource as Limit, getegid, geteuid, getrlimit};
+use rustix::{
+    fs::OFlags,
+    process::{Resource as Limit, getegid, geteuid, getrlimit},
+};
 use uuid::Uuid;
 
-use super::{DefaultPlace, FileOptions, errors::cannot, filesystem, layout, names, record_file};
+use super::{DefaultPlace, FileOptions, errors::cannot, filesystem, layout, names, record_file, safe_open};
 use crate::{Error, Result, lease::Resource};
 
 /// What every umask leaves.
@@ -111,7 +114,19 @@ impl Directory {
 
     /// Creates an empty file, which must not be there.
     pub(super) fn create_new(&self, path: &Path) -> io::Result<File> {
-        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(self.mode).open(path)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(self.mode);
+        let file = match self.owner {
+            // What root makes here becomes another user's. That user may have put a link in the place of a directory.
+            Some(Owner { user: Some(_), .. }) => {
+                let flags = safe_open::flags(OFlags::NOFOLLOW | OFlags::DIRECTORY);
+                let parent = path.parent().unwrap_or(path);
+                let parent = OpenOptions::new().read(true).custom_flags(flags).open(parent)?;
+                let name = path.file_name().unwrap_or_default();
+                options.open(Path::new("/proc/self/fd").join(parent.as_raw_fd().to_string()).join(name))?
+            }
+            _ => options.open(path)?,
+        };
         self.hand_over(&file)?;
         Ok(file)
     }

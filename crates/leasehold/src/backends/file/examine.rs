@@ -59,13 +59,23 @@ impl Instance {
         let mut findings = Vec::new();
         let mut open_to_all = false;
         let records = self.directory.records();
+        for directory in records.ancestors().skip(1).take(2) {
+            let others_replace =
+                fs::metadata(directory).is_ok_and(|found| found.mode() & 0o022 != 0 && found.mode() & 0o1000 == 0);
+            if others_replace && self.directory.mode() & 0o006 == 0 {
+                let place = directory.display();
+                let message = format!("whoever shares {place} can replace what others made there; chmod +t {place}");
+                findings.push(Finding::new(Severity::Warning, "permissions", message));
+            }
+        }
         for directory in records.ancestors().take(3) {
             let world_writable = fs::metadata(directory).is_ok_and(|directory| directory.mode() & 0o1002 == 0o002);
             if world_writable {
                 open_to_all = true;
                 let is_meant = self.directory.mode() & 0o006 != 0;
                 let advice = if is_meant {
-                    String::from("share it with a group instead: remove it, then sudo leasehold init file: --group NAME")
+                    let root = records.ancestors().nth(2).unwrap_or(&records).display();
+                    format!("to share it with a group instead, when no lock is held: remove {root} and make it for a group")
                 } else {
                     format!("chmod o-w {}", directory.display())
                 };

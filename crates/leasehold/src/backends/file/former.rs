@@ -5,13 +5,14 @@
 //! past both: an instance appears before it looks for the machine's directory, and the directory is there before
 //! anyone looks for instances.
 
-use std::{collections::HashSet, fs, path::Path};
+use std::{collections::HashSet, fs, io, path::Path};
 
 use uuid::Uuid;
 
 use super::{
     DefaultPlace, FileOptions, decode,
     directory::files,
+    errors::cannot,
     presence,
     record::{Record, Times, is_bound},
     safe_open,
@@ -25,12 +26,15 @@ const NAMED: usize = 8;
 pub(super) fn refuse_while_used(options: &FileOptions, boot: &str) -> Result<()> {
     let Some(former) = options.place.as_ref().and_then(DefaultPlace::former) else { return Ok(()) };
     let directory = former.join(&options.namespace);
-    let presences = files(&directory.join("presence")).unwrap_or_default();
+    if fs::symlink_metadata(&directory).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+        return Ok(());
+    }
+    let presences = files(&directory.join("presence"))?;
     let alive = |path: &Path| presence::open(path).map_or_else(|error| !presence::means_dead(&error), |_| true);
     let living = presences.into_iter().filter_map(|(name, path)| Some((Uuid::try_parse(&name).ok()?, path)));
     let living: Vec<_> = living.filter(|(_, path)| alive(path)).collect();
     let times = Times { now: options.clock.now(), wall: options.clock.wall(), boot };
-    let leases = live_leases(&directory, &living.iter().map(|(id, _)| *id).collect(), &times);
+    let leases = live_leases(&directory, &living.iter().map(|(id, _)| *id).collect(), &times)?;
     if living.is_empty() && leases.is_empty() {
         return Ok(());
     }
@@ -60,11 +64,14 @@ pub(super) fn refuse_if_machine_has_place(machine: Option<&Path>) -> Result<()> 
 
 /// The resources with a lease that a living instance or the clock keeps. Reads only: an instance of our own would
 /// look like one in use.
-fn live_leases(directory: &Path, living: &HashSet<Uuid>, times: &Times<'_>) -> Vec<String> {
+fn live_leases(directory: &Path, living: &HashSet<Uuid>, times: &Times<'_>) -> Result<Vec<String>> {
     let mut found = Vec::new();
-    for (_, path) in files(&directory.join("records")).unwrap_or_default() {
-        let Ok(bytes) = safe_open::read(&path) else { continue };
-        let Ok((resource, record)) = decode::record(&bytes, &path, times, Record::default()) else { continue };
+    for (_, path) in files(&directory.join("records"))? {
+        let bytes = match safe_open::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            read => read.map_err(|error| cannot("read", &path, error))?,
+        };
+        let (resource, record) = decode::record(&bytes, &path, times, Record::default())?;
         let is_live = |entry: &Entry| match record.bound_to(entry) {
             Some(owner) => living.contains(&owner),
             None => !is_bound(entry) && entry.expires_at > times.now,
@@ -74,5 +81,5 @@ fn live_leases(directory: &Path, living: &HashSet<Uuid>, times: &Times<'_>) -> V
         }
     }
     found.sort();
-    found
+    Ok(found)
 }

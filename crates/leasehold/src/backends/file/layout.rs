@@ -64,10 +64,17 @@ pub(super) fn prepare(directory: &mut Directory, options: &FileOptions) -> Resul
             "{path} holds other files and no leases; choose an empty or a new directory"
         ))),
         Format::Torn => Err(Error::unsupported(format!("{path} has an empty format file and files of others"))),
-        Format::Other(format) => Err(Error::unsupported(format!(
-            "{path} is of format {format:?}, and this program uses \"{FORMAT} {VERSION}\"; use one version of \
-             leasehold, or another namespace, or remove the directory once no program uses it"
-        ))),
+        Format::Other(format) => {
+            let again = match options.place {
+                Some(DefaultPlace::Machine(_)) => ", then: sudo leasehold init file: --group NAME",
+                _ => "",
+            };
+            Err(Error::unsupported(format!(
+                "{path} is of format {format:?}, and this program uses \"{FORMAT} {VERSION}\"; use one version of \
+                 leasehold, or another namespace, or remove the directory, with its history, once no program uses \
+                 it{again}"
+            )))
+        }
     }
 }
 

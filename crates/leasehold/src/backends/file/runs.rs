@@ -37,8 +37,11 @@ pub(super) fn record(directory: &Directory, reports: &[RunReport], now: Timestam
     };
     let failed = |error| cannot("write", &path, error);
     let file = append(reports).map_err(failed)?;
-    if file.len() >= FOLD_AT {
-        fold(directory, now)?;
+    if file.len() >= FOLD_AT
+        && let Err(error) = fold(directory, now)
+    {
+        // The reports are written; the next ones try again.
+        tracing::warn!(%error, "the records of runs could not be folded");
     }
     // Whoever folds copies what it finds in the old file after the rename, and may have looked before our write.
     let successes: Vec<RunReport> = reports.iter().filter(|report| report.success).cloned().collect();

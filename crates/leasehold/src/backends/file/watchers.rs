@@ -4,6 +4,7 @@
 //! one length and never move, so that a reader needs no lock.
 
 use std::{
+    collections::HashSet,
     fs::File,
     io,
     os::unix::fs::FileExt,
@@ -31,8 +32,8 @@ use crate::{
 
 /// An id of 32 digits and a line end.
 const LINE: usize = 33;
-/// The most that is read: room for more instances than a machine runs.
-const LARGEST: usize = 1 << 20;
+/// The most that is read: room for more instances than watch on one machine.
+const LARGEST: usize = 4096 * LINE;
 const FREE: [u8; LINE] = *b"--------------------------------\n";
 
 /// The watchers of one directory, and the event streams of this instance.
@@ -75,6 +76,9 @@ impl Watchers {
             let living = |id: Uuid| id != self.own.id() && presence::look(&self.directory, id) != Presence::Dead;
             let free = lines.iter().position(|line| !line.is_some_and(living));
             let at = (free.unwrap_or(lines.len()) * LINE) as u64;
+            if at >= LARGEST as u64 {
+                return Err(io::Error::other("too many processes watch"));
+            }
             self.file.write_all_at(format!("{}\n", self.own.id().simple()).as_bytes(), at).map(|()| at)
         });
         let _closing_unlocks = locked.unlock();
@@ -89,7 +93,7 @@ impl Watchers {
             if length < bytes.len() || length >= LARGEST {
                 break;
             }
-            bytes.resize(length * 2, 0);
+            bytes.resize((length * 2).min(LARGEST), 0);
         }
         let id = |line: &[u8]| Uuid::try_parse_ascii(line.get(..LINE - 1)?).ok();
         Ok(bytes[..length].chunks(LINE).map(id).collect())
@@ -106,22 +110,24 @@ impl Watchers {
         if !presence::fits(&line) {
             line = Notification::MissedEvent.to_string().into_bytes();
         }
-        for id in to {
-            if presence::send(&self.directory, *id, &line) == Delivery::Dead {
-                self.forget(*id);
-            }
+        let is_dead = |id: &Uuid| presence::send(&self.directory, *id, &line) == Delivery::Dead;
+        let dead: HashSet<Uuid> = to.iter().copied().filter(is_dead).collect();
+        if !dead.is_empty() {
+            self.forget(&dead);
         }
     }
 
-    /// Frees the line of an instance that died, unless someone else is at the file.
-    fn forget(&self, id: Uuid) {
+    /// Frees the lines of instances that died, unless someone else is at the file.
+    fn forget(&self, dead: &HashSet<Uuid>) {
         let path = self.directory.watchers();
         let Ok(locked) = safe_open::regular(File::options().read(true).write(true), &path) else { return };
         if !latch::try_lock(&locked, &path).unwrap_or(false) {
             return;
         }
-        if let Some(at) = self.lines().unwrap_or_default().iter().position(|line| *line == Some(id)) {
-            let _tried_again_later = self.file.write_all_at(&FREE, (at * LINE) as u64);
+        for (at, line) in self.lines().unwrap_or_default().iter().enumerate() {
+            if line.is_some_and(|id| dead.contains(&id)) {
+                let _tried_again_later = self.file.write_all_at(&FREE, (at * LINE) as u64);
+            }
         }
         let _closing_unlocks = locked.unlock();
     }

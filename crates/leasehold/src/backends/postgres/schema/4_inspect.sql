@@ -105,7 +105,7 @@ begin
   return opened;
 end $$;
 
--- Adds reports to the records of runs: RunRecord::add, then RunTable::trim.
+-- Adds reports to the records of runs: RunRecord::add, and where a name was added RunTable::trim.
 create function leasehold.record_runs(
   p_namespace text, p_kept_us bigint, p_most int, p_names text[], p_skips bigint[], p_held_by text[], p_successes boolean[]
 ) returns void
