@@ -37,8 +37,8 @@ const SHORT_STATEMENTS_MS: i32 = 1000;
 pub(super) async fn examine(links: &Links) -> Result<Vec<Finding>, Failure> {
     let connector = &*links.connector;
     let clock = &connector.options.clock;
-    // The first call of a connection prepares its statement.
-    links.ask(Call::Examine, &[]).await?;
+    // The connection must be there, and not yet prepare the statement, which takes another round trip.
+    links.main().await?;
     let sent = clock.now();
     let wall = clock.wall();
     let reply = links.ask(Call::Examine, &[]).await?;
