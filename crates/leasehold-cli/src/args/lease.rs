@@ -46,8 +46,8 @@ pub(crate) struct ShownArgs {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Nobody renews such a lease: it ends after --ttl unless `renew` or `release` comes first.\n\
                         With --while-pid a background process renews it until that process ends, even by kill -9.\n\n\
-                        Examples:\n  lease=$(leasehold acquire nightly --while-pid $$)   # until this script ends, or until:\n  \
-                        leasehold release --lease \"$lease\"\n\n  lease=$(leasehold acquire deploy:prod -w 10m --ttl 15m --note \"release 4.2\")\n  \
+                        Examples:\n  lease=$(leasehold acquire nightly --while-pid $$) || exit   # until this script ends, or until:\n  \
+                        leasehold release --lease \"$lease\"\n\n  lease=$(leasehold acquire deploy:prod -w 10m --ttl 15m --note \"release 4.2\") || exit\n  \
                         leasehold check --lease \"$lease\" && ./deploy\n  leasehold release --lease \"$lease\"")]
 pub(crate) struct AcquireArgs {
     /// The lock

@@ -12,9 +12,9 @@ use crate::{commands, duration, exit::Failure, settings::Settings};
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "leasehold run [OPTIONS] <NAME> [--] <COMMAND> [ARG]…\n       leasehold run [OPTIONS] <NAME> -c <SHELL STRING>",
-    after_help = "The lock is given back only when the command and what it started are gone, save daemons: what outlives\n\
-                  the command is stopped and named, unless --stragglers says otherwise.\n\
-                  If the lease cannot be renewed they are stopped before it ends, if it is taken away at once; exit 121.\n\n\
+    after_help = "The lock is given back only when the command and what it started are gone. Daemons, which left the\n\
+                  session, may run on; whatever else outlives the command is stopped and named (see --stragglers).\n\
+                  If the lease cannot be renewed, they are stopped before it ends; if it is taken away, at once. Both exit 121.\n\n\
                   Examples:\n  leasehold run backup -- ./backup.sh             wait for the lock, for as long as it takes\n  \
                   leasehold run -n -E 0 mail -- ./mail.sh         cron on many hosts: one of them runs it\n  \
                   leasehold run -w 10m --ttl 15s deploy -- make   wait ten minutes at most\n  \

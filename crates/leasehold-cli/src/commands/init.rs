@@ -132,7 +132,11 @@ impl Access {
     fn of(args: &InitArgs) -> Result<Option<Self>> {
         let Some(name) = &args.group else { return Ok(args.everybody.then_some(Self::Everybody)) };
         let found = Group::from_name(name).map_err(|error| Failure::unavailable(format!("--group {name}: {error}")))?;
-        let group = found.ok_or_else(|| Failure::usage(format!("--group: there is no group {name}")))?;
+        let group = found.ok_or_else(|| {
+            Failure::usage(format!("--group: there is no group {name}")).hint(format!(
+                "make it: sudo groupadd {name}; add users: sudo usermod -aG {name} USER, who log in again"
+            ))
+        })?;
         Ok(Some(Self::Group(group)))
     }
 

@@ -62,9 +62,10 @@ pub(crate) async fn run(context: &Context<'_>, args: &InspectArgs) -> Result<u8>
     if !was_known && lock.holders.is_empty() && lock.waiters.is_empty() {
         let url = context.settings.shown_url();
         let place = context.settings.reach().map_or(url.clone(), |reach| format!("{url}, {}", reach.words));
-        context
-            .say
-            .say(Line::new("unknown", format!("nobody holds {} and nobody did in living memory ({place})", lock.name)));
+        context.say.say(Line::new(
+            "unknown",
+            format!("nobody holds {}, and the history has nothing of it ({place})", lock.name),
+        ));
         return Ok(exit::NO);
     }
     Ok(exit::OK)
