@@ -98,6 +98,28 @@ fn a_user_is_woken_by_the_death_of_another_users_process() {
     });
 }
 
+/// What root makes in another user's namespace becomes that user's, and that user may lay a link after root has opened it.
+#[test]
+fn root_makes_nothing_through_a_link_of_the_one_who_owns_the_namespace() {
+    if !is_root() {
+        return;
+    }
+    run(async {
+        let (root, precious) = (tempfile::tempdir()?, tempfile::tempdir()?);
+        fs::set_permissions(root.path(), fs::Permissions::from_mode(0o1777))?;
+        let mut maker = Process::start_as(NOBODY, "hold", root.path(), "y");
+        maker.kill();
+        let locks = open(root.path()).await;
+        let records = root.path().join("test/records");
+        fs::remove_dir_all(&records)?;
+        std::os::unix::fs::symlink(precious.path(), &records)?;
+        let refused = locks.acquire(&request("daemon")).await;
+        assert!(refused.is_err(), "{refused:?}");
+        assert_eq!(files(precious.path().to_owned()), [""; 0]);
+        Ok(())
+    });
+}
+
 #[test]
 fn the_mode_is_honoured_whatever_the_umask() {
     run(async {
