@@ -25,7 +25,9 @@ async fn a_minority_may_be_away_when_it_is_opened() {
         let guard = locks.mutex("x").acquire().await.unwrap();
         assert!(guard.fence() > last);
         last = guard.fence();
-        guard.release().await.unwrap();
+        // A release may go unanswered, and is then made again in the background.
+        let released = guard.release().await;
+        assert!(released.as_ref().err().is_none_or(leasehold::Error::outcome_unknown), "{released:?}");
     }
     let refused = Leasehold::connect(&url(&[away[0], away[1], &urls[0]], "")).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unavailable);
