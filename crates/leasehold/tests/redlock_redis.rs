@@ -22,18 +22,10 @@ async fn a_minority_may_be_away_when_it_is_opened() {
     let locks = Leasehold::connect(&url(&five, "longest_ttl=0&node_limit=5s")).await.unwrap();
     let mut last = leasehold::Fence::default();
     for _ in 0..20 {
-        // All three must answer: one that is late is asked again.
-        let guard = loop {
-            match locks.mutex("x").acquire().await {
-                Err(error) if error.kind() == ErrorKind::Unavailable => {}
-                answered => break answered.unwrap(),
-            }
-        };
+        let guard = locks.mutex("x").acquire().await.unwrap();
         assert!(guard.fence() > last);
         last = guard.fence();
-        // A release may go unanswered, and is then made again in the background.
-        let released = guard.release().await;
-        assert!(released.as_ref().err().is_none_or(leasehold::Error::outcome_unknown), "{released:?}");
+        guard.release().await.unwrap();
     }
     let refused = Leasehold::connect(&url(&[away[0], away[1], &urls[0]], "")).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unavailable);
