@@ -10,7 +10,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::{runtime::Handle, sync::oneshot};
+use tokio::{runtime::Handle, sync::oneshot, task::unconstrained};
 
 use crate::{Error, Result};
 
@@ -172,7 +172,9 @@ impl Begun {
         let begun = Arc::new(Self { state: Mutex::new(BegunState::Polling), runtime: runtime.clone() });
         let waker = Waker::from(Arc::clone(&begun));
         let _timers_are_the_runtimes = runtime.enter();
-        if sending.as_mut().poll(&mut Context::from_waker(&waker)) == Poll::Ready(()) {
+        // A caller that has spent its cooperative budget may never come back to the batch, on which other calls wait.
+        let mut first = unconstrained(&mut sending);
+        if Pin::new(&mut first).poll(&mut Context::from_waker(&waker)) == Poll::Ready(()) {
             return;
         }
         let mut state = begun.state.lock();

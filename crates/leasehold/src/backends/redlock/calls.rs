@@ -18,13 +18,19 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::runtime::Handle;
+use tokio::{
+    runtime::Handle,
+    task::{Unconstrained, unconstrained},
+};
 
 use crate::{clock::Clock, lease::Moment};
 
 /// Calls under way, each with the index of its node.
+///
+/// They ignore tokio's cooperative budget: once that is spent, tokio wakes all of them by one call of the waker that they
+/// share, which would count as the progress of one.
 pub(super) struct Calls<F: Future + ?Sized> {
-    pending: Vec<(usize, Pin<Box<F>>)>,
+    pending: Vec<(usize, Unconstrained<Pin<Box<F>>>)>,
     answers: Vec<(usize, F::Output)>,
     signal: Arc<Signal>,
 }
@@ -80,7 +86,7 @@ where
     }
 
     pub(super) fn push(&mut self, at: usize, call: Pin<Box<F>>) {
-        self.pending.push((at, call));
+        self.pending.push((at, unconstrained(call)));
     }
 
     /// Whether every answer was taken.
@@ -135,7 +141,7 @@ where
 
     fn poll_all(&mut self, context: &mut Context<'_>) {
         let answers = &mut self.answers;
-        self.pending.retain_mut(|(at, call)| match call.as_mut().poll(context) {
+        self.pending.retain_mut(|(at, call)| match Pin::new(call).poll(context) {
             Poll::Ready(answer) => {
                 answers.push((*at, answer));
                 false
@@ -228,7 +234,7 @@ impl fmt::Debug for Watchdog {
 
 #[cfg(test)]
 mod tests {
-    use tokio::sync::oneshot;
+    use tokio::{sync::oneshot, task::coop};
 
     use super::*;
     use crate::clock::SystemClock;
@@ -259,6 +265,29 @@ mod tests {
         answers.pop().unwrap().send(0).unwrap();
         assert_eq!(calls.next(5).await, Next::Answer(0, Some(0)));
         assert_eq!(calls.next(1).await, Next::Done);
+    }
+
+    #[tokio::test]
+    async fn answers_are_seen_by_a_task_that_has_spent_its_budget() {
+        let mut calls = Calls::<Call>::new();
+        let mut answers = Vec::new();
+        for at in 0..3 {
+            let (answer, answered) = oneshot::channel();
+            answers.push(answer);
+            calls.push(at, Box::pin(async move { answered.await.ok() }));
+        }
+        calls.send();
+        for answer in answers {
+            answer.send(0).unwrap();
+        }
+        let task = Handle::current().spawn(async move {
+            while coop::has_budget_remaining() {
+                coop::consume_budget().await;
+            }
+            calls.next(3).await
+        });
+        let next = tokio::time::timeout(Duration::from_secs(10), task).await;
+        assert!(matches!(next, Ok(Ok(Next::Answer(..)))), "{next:?}");
     }
 
     /// Polls once; returns whether there was an answer.
