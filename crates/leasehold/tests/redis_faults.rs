@@ -4,9 +4,17 @@
 
 mod shared;
 
-use std::time::Duration;
+use std::{
+    future::{Future, poll_fn},
+    pin::pin,
+    task::Poll,
+    time::Duration,
+};
 
-use leasehold::{Leasehold, Loss};
+use leasehold::{
+    Leasehold, Loss,
+    lease::{ListFilter, Names},
+};
 use leasehold_testkit::{Flow, Proxy, redis::Server};
 use shared::{Turns, soon};
 use tokio::{runtime::Handle, time};
@@ -160,4 +168,35 @@ async fn a_waiter_that_cannot_be_reached_is_passed_over_and_keeps_its_place() {
     let one = time::timeout(Duration::from_secs(5), one).await.expect("it kept its place").unwrap().unwrap();
     assert!(one.fence() > passed_to, "under a higher fence");
     one.release().await.unwrap();
+}
+
+/// A caller that leaves may miss the answer: that it did not see one does not mean that none came.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_was_dropped_ends_a_connection_only_if_the_server_is_silent() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let locks = Leasehold::connect(&format!("redis://127.0.0.1:{}", proxy.port())).await.unwrap();
+    let drop_a_call = async || {
+        let filter = ListFilter::new(Names::All);
+        let mut list = pin!(locks.backend().list(&filter));
+        let first_poll = poll_fn(|context| Poll::Ready(list.as_mut().poll(context).is_pending()));
+        assert!(first_poll.await, "it was answered before it could be dropped");
+    };
+    let connections = || {
+        let clients = server.ask(&["CLIENT", "LIST"]).to_string();
+        let ours = clients.lines().filter(|line| line.contains("resp=3"));
+        ours.filter_map(|line| line.split(' ').next()).map(str::to_owned).collect::<Vec<String>>()
+    };
+    let first = connections();
+    assert!(!first.is_empty());
+
+    server.reset_calls();
+    drop_a_call().await;
+    soon(async || server.calls("ping") > 0).await;
+    time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(connections(), first, "a server that answers keeps its clients");
+
+    proxy.forget();
+    drop_a_call().await;
+    soon(async || connections().iter().any(|one| !first.contains(one))).await;
 }

@@ -1,6 +1,6 @@
 //! Making a connection: who we are, how it is protected, and what the server says about itself.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use futures_util::future::select_ok;
 use redis::{
@@ -10,6 +10,7 @@ use redis::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpStream, UnixStream, lookup_host},
+    sync::Notify,
     time,
 };
 
@@ -69,20 +70,22 @@ pub(super) fn connection_info(address: &Address, options: &RedisOptions) -> Resu
     Ok(info.set_redis_settings(identity(options)))
 }
 
-/// Connects. Where nothing encrypts, commands are written by the thread that sends them.
+/// Connects. Where nothing encrypts, commands are written by the thread that sends them, and `give_up` is notified if the
+/// server falls silent.
 pub(super) async fn connect(
     address: &Address,
     options: &RedisOptions,
     config: AsyncConnectionConfig,
+    give_up: &Arc<Notify>,
 ) -> Result<(MultiplexedConnection, Option<Drive>), RedisError> {
     match (address, &options.tls) {
         (Address::Tcp { host, port }, None) => {
             let stream = connect_tcp(host, *port).await?;
-            driven(&connection_info(address, options)?, stream, config).await
+            driven(&connection_info(address, options)?, stream, config, give_up).await
         }
         (Address::Unix(path), _) => {
             let stream = UnixStream::connect(path).await?;
-            driven(&connection_info(address, options)?, stream, config).await
+            driven(&connection_info(address, options)?, stream, config, give_up).await
         }
         (Address::Tcp { .. } | Address::Info(_), _) => {
             let client = client(address, options)?;
@@ -107,10 +110,12 @@ async fn driven(
     info: &ConnectionInfo,
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     config: AsyncConnectionConfig,
+    give_up: &Arc<Notify>,
 ) -> Result<(MultiplexedConnection, Option<Drive>), RedisError> {
     let (connection, driver) =
         MultiplexedConnection::new_with_config(info.redis_settings(), stream, config).await?;
-    Ok((connection, Some(Drive::new(driver))))
+    let drive = Drive::new(connection.clone(), driver, Arc::clone(give_up));
+    Ok((connection, Some(drive)))
 }
 
 /// A client for one server.

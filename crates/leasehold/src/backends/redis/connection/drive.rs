@@ -19,7 +19,13 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::{runtime::Handle, sync::Notify, task::AbortHandle, time};
+use redis::aio::MultiplexedConnection;
+use tokio::{
+    runtime::Handle,
+    sync::Notify,
+    task::{AbortHandle, unconstrained},
+    time,
+};
 
 use crate::{
     clock::{Clock, SystemClock},
@@ -61,13 +67,38 @@ struct Shared {
     expired: AtomicBool,
 }
 
-/// When the answers are due that are waited for, by the number of their commands. One timer watches the first of them,
-/// which spares every command one.
+/// The commands that are not known to be answered. One timer watches the first of them, which spares every command one.
 #[derive(Default)]
 struct Unanswered {
-    due: VecDeque<(u64, Moment)>,
+    commands: VecDeque<Sent>,
     sent: u64,
     is_watched: bool,
+}
+
+/// A command that is not known to be answered.
+struct Sent {
+    number: u64,
+    limit: Duration,
+    due: Moment,
+    /// Nobody waits for the answer any more, so that it may have come unnoticed.
+    is_abandoned: bool,
+}
+
+/// A command whose answer is waited for.
+struct Expected<'a> {
+    shared: &'a Shared,
+    number: u64,
+    is_answered: bool,
+}
+
+impl Drop for Expected<'_> {
+    fn drop(&mut self) {
+        if self.is_answered {
+            self.shared.answered(self.number);
+        } else {
+            self.shared.abandoned(self.number);
+        }
+    }
 }
 
 /// Wakes the task that reads, unless the thread polls the driver itself.
@@ -94,8 +125,13 @@ impl Wake for Signal {
 }
 
 impl Drive {
-    /// Drives a connection from a new task of this runtime, and from whoever sends by it.
-    pub(super) fn new(driver: impl Future<Output = ()> + Send + 'static) -> Self {
+    /// Drives a connection from a new task of this runtime, and from whoever sends by it. If an answer does not come in
+    /// time, it ends the connection and notifies `give_up`.
+    pub(super) fn new(
+        connection: MultiplexedConnection,
+        driver: impl Future<Output = ()> + Send + 'static,
+        give_up: Arc<Notify>,
+    ) -> Self {
         let signal = Arc::new(Signal::default());
         let waker = Waker::from(Arc::clone(&signal));
         let shared = Arc::new(Shared {
@@ -112,7 +148,7 @@ impl Drive {
             *reading.signal.reader.lock() = Some(context.waker().clone());
             reading.drive(&its_waker)
         }));
-        let watchdog = runtime.spawn(Arc::clone(&shared).watch());
+        let watchdog = runtime.spawn(Arc::clone(&shared).watch(connection, give_up));
         Self { shared, waker, tasks: [reader.abort_handle(), watchdog.abort_handle()] }
     }
 
@@ -131,28 +167,30 @@ impl Drive {
     pub(super) async fn send<T>(&self, limit: Duration, sending: impl Future<Output = T>) -> T {
         let mut sending = pin!(sending);
         let number = self.shared.expect_answer(limit);
-        let answer = poll_fn(|context| {
+        let mut expected = Expected { shared: &self.shared, number, is_answered: false };
+        let polled = poll_fn(|context| {
             SENDING.set(Sending::Begun);
             let polled = sending.as_mut().poll(context);
             if SENDING.replace(Sending::No) == Sending::Sent {
                 let _ended = self.shared.drive(&self.waker);
             }
             polled
-        })
-        .await;
-        self.shared.answered(number);
+        });
+        // A task that has spent its cooperative budget would leave the command unwritten until it yields.
+        let answer = unconstrained(polled).await;
+        expected.is_answered = true;
         answer
     }
 }
 
 impl Shared {
-    /// Begins to wait for an answer; returns its number.
+    /// Begins to wait for an answer; returns the number of its command.
     fn expect_answer(&self, limit: Duration) -> u64 {
         let due = SystemClock.now().after(limit);
         let mut unanswered = self.unanswered.lock();
         unanswered.sent += 1;
         let number = unanswered.sent;
-        unanswered.due.push_back((number, due));
+        unanswered.commands.push_back(Sent { number, limit, due, is_abandoned: false });
         let is_watched = std::mem::replace(&mut unanswered.is_watched, true);
         drop(unanswered);
         if !is_watched {
@@ -164,31 +202,61 @@ impl Shared {
     /// Answers come in the order of their commands: those before were answered as well, even if nobody waited for it.
     fn answered(&self, number: u64) {
         let mut unanswered = self.unanswered.lock();
-        while unanswered.due.front().is_some_and(|(earlier, _)| *earlier <= number) {
-            unanswered.due.pop_front();
+        while unanswered.commands.front().is_some_and(|earlier| earlier.number <= number) {
+            unanswered.commands.pop_front();
+        }
+    }
+
+    fn abandoned(&self, number: u64) {
+        let mut unanswered = self.unanswered.lock();
+        if let Some(sent) = unanswered.commands.iter_mut().find(|sent| sent.number == number) {
+            sent.is_abandoned = true;
         }
     }
 
     /// Ends the connection when an answer does not come in time.
-    async fn watch(self: Arc<Self>) {
+    async fn watch(self: Arc<Self>, connection: MultiplexedConnection, give_up: Arc<Notify>) {
         loop {
             let due = {
                 let mut unanswered = self.unanswered.lock();
-                unanswered.is_watched = !unanswered.due.is_empty();
-                unanswered.due.front().map(|(_, due)| *due)
+                unanswered.is_watched = !unanswered.commands.is_empty();
+                unanswered.commands.front().map(|sent| sent.due)
             };
             let Some(due) = due else {
                 self.first_sent.notified().await;
                 continue;
             };
             let left = due.since(SystemClock.now());
-            if left.is_zero() {
+            if !left.is_zero() {
+                time::sleep(left).await;
+            } else if let Some(limit) = self.take_abandoned() {
+                self.ping(connection.clone(), limit);
+            } else {
                 self.expired.store(true, Ordering::SeqCst);
                 self.end();
+                give_up.notify_one();
                 return;
             }
-            time::sleep(left).await;
         }
+    }
+
+    /// Forgets the first commands as far as nobody waits for their answers; returns the limit of the last of them.
+    fn take_abandoned(&self) -> Option<Duration> {
+        let mut unanswered = self.unanswered.lock();
+        let mut limit = None;
+        while unanswered.commands.front().is_some_and(|first| first.is_abandoned) {
+            limit = unanswered.commands.pop_front().map(|first| first.limit);
+        }
+        limit
+    }
+
+    /// Finds out whether the server still answers.
+    fn ping(self: &Arc<Self>, mut connection: MultiplexedConnection, limit: Duration) {
+        let (shared, number) = (Arc::clone(self), self.expect_answer(limit));
+        Handle::current().spawn(async move {
+            let _refused_is_an_answer_too = connection.send_packed_command(&redis::cmd("PING")).await;
+            shared.answered(number);
+        });
     }
 
     fn end(&self) {

@@ -333,7 +333,7 @@ impl Shared {
             .set_response_timeout(None)
             .set_pipeline_buffer_size(1024)
             .set_push_sender(pushes);
-        let connecting = dial::connect(&address, &self.options, config);
+        let connecting = dial::connect(&address, &self.options, config, &give_up);
         let (connection, drive) = connecting.await.map_err(|error| failed(&error))?;
         let server = dial::facts(&connection).await.map_err(|error| failed(&error))?;
         if !server.is_master && self.discovery.wants_master() {
