@@ -22,11 +22,6 @@ use rustix::process::Signal;
 fn on(place: &Place, url: &str, args: &[&str]) -> Command {
     let mut command = place.bare(args);
     command.env("LEASEHOLD_URL", url);
-    for (name, _) in env::vars_os() {
-        if name.to_string_lossy().starts_with("PG") {
-            command.env_remove(name);
-        }
-    }
     command
 }
 
@@ -604,4 +599,11 @@ fn a_killed_run_in_connection_mode_passes_on_when_all_it_started_is_dead() {
         assert_eq!(psql(plain, &ended), lanes.to_string());
     }
     println!("{kills} kills, no overlap; the slowest round took {slowest:?}");
+}
+
+#[test]
+fn one_who_waits_leaves_the_queue_while_it_is_stopped() {
+    let server = Postgres::shared();
+    let url = prepared(&Place::new(), &server, "stopped_waiter");
+    Place::on(&url).assert_a_stopped_waiter_leaves_the_queue();
 }

@@ -24,7 +24,7 @@ use rustix::{
 
 fn on(place: &Place, url: &str, args: &[&str]) -> Command {
     let mut command = place.bare(args);
-    command.env("LEASEHOLD_URL", url).env_remove("REDISCLI_AUTH");
+    command.env("LEASEHOLD_URL", url);
     command
 }
 
@@ -433,4 +433,10 @@ fn what_is_cut_off_is_dead_before_the_next_one_starts() {
     spare.sort_unstable();
     let (runs, least, median) = (spare.len(), spare[0], spare[spare.len() / 2]);
     println!("{runs} cuts, no overlap; dead before the next began by {least:?} at least, {median:?} in the median");
+}
+
+#[test]
+fn one_who_waits_leaves_the_queue_while_it_is_stopped() {
+    let server = Server::start();
+    Place::on(&server.url()).assert_a_stopped_waiter_leaves_the_queue();
 }

@@ -73,15 +73,5 @@ fn a_child_whose_lease_is_gone_never_runs_another_instruction() {
 
 #[test]
 fn one_who_waits_leaves_the_queue_while_it_is_stopped() {
-    let place = Place::new();
-    let holder = place.hold("x");
-    let mut waiter = place.start(&["run", "x", "--", "true"]);
-    until("it waits", || place.waiters("x") == 1);
-    waiter.signal(Signal::TSTP);
-    until("it stops", || state_of(waiter.pid()) == Some('T'));
-    assert_eq!(place.waiters("x"), 0, "nobody waits behind one that is stopped");
-    waiter.signal(Signal::CONT);
-    until("it waits again", || place.waiters("x") == 1);
-    drop(holder);
-    assert_eq!(waiter.code(), 0);
+    Place::new().assert_a_stopped_waiter_leaves_the_queue();
 }

@@ -1,4 +1,4 @@
-//! A private directory of locks, the command run on it, and nothing left behind.
+//! A private directory for one test, the command run on its locks, and nothing left behind.
 
 #![allow(dead_code, reason = "shared by test binaries that each use a part")]
 
@@ -27,14 +27,24 @@ pub(crate) const AT_ONCE: Duration = Duration::from_secs(5);
 /// The variable by which every process of a test is known.
 const MARK: &str = "LEASEHOLD_TEST_PLACE";
 
-/// A private directory of locks. Dropping it ends every process that was started on it.
+/// A private directory. Dropping it ends every process that was started on it.
 pub(crate) struct Place {
     dir: TempDir,
+    /// The backend, if it is not a directory in here.
+    server: Option<String>,
 }
 
 impl Place {
+    /// With its locks in a directory of its own.
     pub(crate) fn new() -> Self {
-        Self { dir: tempfile::Builder::new().prefix("leasehold-cli-").tempdir().unwrap() }
+        Self { dir: tempfile::Builder::new().prefix("leasehold-cli-").tempdir().unwrap(), server: None }
+    }
+
+    /// With its locks on a server.
+    pub(crate) fn on(url: &str) -> Self {
+        let mut place = Self::new();
+        place.server = Some(url.to_owned());
+        place
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -42,7 +52,7 @@ impl Place {
     }
 
     pub(crate) fn url(&self) -> String {
-        format!("file://{}", self.path("locks").display())
+        self.server.clone().unwrap_or_else(|| format!("file://{}", self.path("locks").display()))
     }
 
     /// The command with these arguments, on this place, without any setting of the one who runs the tests.
@@ -67,7 +77,7 @@ impl Place {
         let mut command = Command::new("env");
         command.args(["--default-signal", "--"]).arg(program);
         for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("LEASEHOLD_") {
+            if ["LEASEHOLD_", "PG", "REDIS"].iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
                 command.env_remove(name);
             }
         }
@@ -119,6 +129,20 @@ impl Place {
         assert!(read_soon(&lease).starts_with("lh1_"));
         fs::remove_file(lease).unwrap();
         running
+    }
+
+    /// One who waits leaves the queue while it is stopped, so that nobody waits behind it.
+    pub(crate) fn assert_a_stopped_waiter_leaves_the_queue(&self) {
+        let mut holder = self.hold("x");
+        let mut waiter = self.start(&["run", "x", "--", "true"]);
+        until("it waits", || self.waiters("x") == 1);
+        waiter.signal(Signal::TSTP);
+        until("it stops", || state_of(waiter.pid()) == Some('T'));
+        assert_eq!(self.waiters("x"), 0, "nobody waits behind one that is stopped");
+        waiter.signal(Signal::CONT);
+        until("it waits again", || self.waiters("x") == 1);
+        holder.signal(Signal::TERM);
+        assert_eq!((holder.code(), waiter.code()), (143, 0));
     }
 
     /// The one lock of this name as JSON.
