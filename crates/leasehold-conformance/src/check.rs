@@ -12,8 +12,9 @@ use tokio::{
 };
 
 use crate::{
-    maker::Maker,
-    trials::{self, Stage, Time, Trial},
+    fixture::Fixture,
+    trial::{Time, Trial, TrialContext},
+    trials,
 };
 
 /// A trial that takes longer hangs.
@@ -23,13 +24,13 @@ const LIMIT: Duration = Duration::from_secs(120);
 ///
 /// `make` is called once per trial and gives a fresh, empty place; one that
 /// cannot go by the given clock ignores it and says so in
-/// [`Maker::keeps_to_clock`]. Prints a line per trial, also for those that are
+/// [`Fixture::keeps_to_clock`]. Prints a line per trial, also for those that are
 /// not called for. `LEASEHOLD_TRIALS` runs only the trials whose name holds
 /// that text, `LEASEHOLD_SEED` repeats a random history.
 ///
 /// # Panics
 /// At the end, naming all trials that failed.
-pub fn check<M: Maker>(make: impl AsyncFn(Arc<dyn Clock>) -> M) {
+pub fn check<M: Fixture>(make: impl AsyncFn(Arc<dyn Clock>) -> M) {
     let wanted = env::var("LEASEHOLD_TRIALS").unwrap_or_default();
     let failed = failures(&wanted, make);
     assert!(failed.is_empty(), "{} trials failed: {}", failed.len(), failed.join(", "));
@@ -38,7 +39,7 @@ pub fn check<M: Maker>(make: impl AsyncFn(Arc<dyn Clock>) -> M) {
 /// Runs the trials whose name holds this text and names those that failed.
 ///
 /// For those who want to know that a trial does fail: try it on a backend that is broken on purpose.
-pub fn failures<M: Maker>(wanted: &str, make: impl AsyncFn(Arc<dyn Clock>) -> M) -> Vec<String> {
+pub fn failures<M: Fixture>(wanted: &str, make: impl AsyncFn(Arc<dyn Clock>) -> M) -> Vec<String> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -62,12 +63,12 @@ pub fn failures<M: Maker>(wanted: &str, make: impl AsyncFn(Arc<dyn Clock>) -> M)
             }
             let started = SystemClock.now();
             let clock = ManualClock::new();
-            let maker: Arc<dyn Maker> = match trial.time {
+            let fixture: Arc<dyn Fixture> = match trial.time {
                 Time::Real => Arc::new(make(Arc::new(SystemClock)).await),
                 Time::Manual => Arc::new(make(Arc::new(clock.clone())).await),
             };
-            let stage = Stage { maker, guarantees: guarantees.clone(), clock };
-            let outcome = run(&trial, stage).await;
+            let context = TrialContext { fixture, guarantees: guarantees.clone(), clock };
+            let outcome = run(&trial, context).await;
             let took = SystemClock.now().since(started).as_millis();
             match outcome {
                 Ok(()) => println!("ok: {} ({took} ms)", trial.name),
@@ -90,10 +91,10 @@ fn uncalled_for(trial: &Trial, guarantees: &Guarantees, keeps_to_clock: bool) ->
 }
 
 /// In a task of its own, so that a panic fails this trial only.
-async fn run(trial: &Trial, stage: Stage) -> Result<(), String> {
+async fn run(trial: &Trial, context: TrialContext) -> Result<(), String> {
     let mut tasks = JoinSet::new();
     let local = LocalSet::new();
-    tasks.spawn_local_on((trial.run)(stage), &local);
+    tasks.spawn_local_on((trial.run)(context), &local);
     match local.run_until(time::timeout(LIMIT, tasks.join_next())).await {
         Ok(Some(Ok(()))) => Ok(()),
         Ok(Some(Err(error))) => Err(error.try_into_panic().map_or_else(|error| error.to_string(), words)),

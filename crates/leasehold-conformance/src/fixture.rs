@@ -7,7 +7,7 @@ use leasehold::backend::Backend;
 
 /// A fresh, empty place, and instances on it.
 #[async_trait]
-pub trait Maker: Send + Sync + 'static {
+pub trait Fixture: Send + Sync + 'static {
     /// Another instance on the same place, as another process would open it.
     async fn instance(&self) -> Arc<dyn Backend>;
 

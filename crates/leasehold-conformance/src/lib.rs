@@ -5,12 +5,12 @@
 //! ```no_run
 //! use std::sync::Arc;
 //! use leasehold::{backend::Backend, backends::memory::MemoryBackend};
-//! use leasehold_conformance::{Maker, check};
+//! use leasehold_conformance::{Fixture, check};
 //!
 //! struct Memory(MemoryBackend);
 //!
 //! #[async_trait::async_trait]
-//! impl Maker for Memory {
+//! impl Fixture for Memory {
 //!     async fn instance(&self) -> Arc<dyn Backend> {
 //!         Arc::new(self.0.sibling())
 //!     }
@@ -37,11 +37,12 @@
 mod check;
 mod dice;
 mod faulty;
+mod fixture;
 mod histories;
 mod instance;
-mod maker;
+mod trial;
 mod trials;
 
 pub use check::{check, failures};
 pub use faulty::{Call, Faulty, Gate, HintFaults, Odds};
-pub use maker::Maker;
+pub use fixture::Fixture;

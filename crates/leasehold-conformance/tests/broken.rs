@@ -20,7 +20,7 @@ use leasehold::{
         Timestamp,
     },
 };
-use leasehold_conformance::{Maker, failures};
+use leasehold_conformance::{Fixture, failures};
 use parking_lot::Mutex;
 
 /// What is wrong with it.
@@ -91,7 +91,7 @@ struct Place {
 }
 
 #[async_trait::async_trait]
-impl Maker for Place {
+impl Fixture for Place {
     async fn instance(&self) -> Arc<dyn Backend> {
         let (flaw, last, silent) = (self.flaw, Arc::clone(&self.last), HintSender::new());
         let all_hints = self.all_hints.clone();

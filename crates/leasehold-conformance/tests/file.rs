@@ -9,7 +9,7 @@ use leasehold::{
     backends::file::{FileBackend, FileOptions},
     clock::Clock,
 };
-use leasehold_conformance::{Maker, check};
+use leasehold_conformance::{Fixture, check};
 use tempfile::TempDir;
 
 struct Files {
@@ -18,7 +18,7 @@ struct Files {
 }
 
 #[async_trait::async_trait]
-impl Maker for Files {
+impl Fixture for Files {
     async fn instance(&self) -> Arc<dyn Backend> {
         let url = format!("file://{}", self.root.path().display());
         let options = FileOptions::from_url(&url, "suite", Arc::clone(&self.clock)).expect("a good URL");

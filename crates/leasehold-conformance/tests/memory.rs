@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use leasehold::{backend::Backend, backends::memory::MemoryBackend};
-use leasehold_conformance::{Maker, check};
+use leasehold_conformance::{Fixture, check};
 
 struct Memory(MemoryBackend);
 
 #[async_trait::async_trait]
-impl Maker for Memory {
+impl Fixture for Memory {
     async fn instance(&self) -> Arc<dyn Backend> {
         Arc::new(self.0.sibling())
     }

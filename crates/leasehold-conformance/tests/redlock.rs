@@ -10,7 +10,7 @@ use leasehold::{
     },
     clock::Clock,
 };
-use leasehold_conformance::{Maker, check};
+use leasehold_conformance::{Fixture, check};
 
 struct Nodes {
     nodes: Vec<MemoryBackend>,
@@ -18,7 +18,7 @@ struct Nodes {
 }
 
 #[async_trait::async_trait]
-impl Maker for Nodes {
+impl Fixture for Nodes {
     async fn instance(&self) -> Arc<dyn Backend> {
         let member = |(at, node): (usize, &MemoryBackend)| Member::new(format!("node-{at}"), Arc::new(node.sibling()));
         // These nodes live as long as the trial does: there is nothing to wait for before they vote.

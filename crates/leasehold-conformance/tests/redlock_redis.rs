@@ -8,7 +8,7 @@ use leasehold::{
     backend::Backend,
     backends::redlock::{Member, Quorum, QuorumOptions},
 };
-use leasehold_conformance::{Maker, check};
+use leasehold_conformance::{Fixture, check};
 use leasehold_testkit::redis::Server;
 use redis_places::Namespace;
 
@@ -19,7 +19,7 @@ struct OnAll {
 }
 
 #[async_trait::async_trait]
-impl Maker for OnAll {
+impl Fixture for OnAll {
     async fn instance(&self) -> Arc<dyn Backend> {
         let mut members = Vec::new();
         for url in &self.urls {

@@ -18,7 +18,6 @@ use tokio::{
 
 use crate::{
     args::Client,
-    broken,
     dice::Dice,
     event::{Event, Log},
     instant::{Micros, millis, now},
@@ -65,6 +64,12 @@ impl Shared {
         *self.settling.borrow()
     }
 
+    /// Completes when every task of the worker is to end.
+    pub(crate) async fn settled(&self) {
+        let mut settling = self.settling.subscribe();
+        let _worker_ended = settling.wait_for(|settling| *settling).await.is_err();
+    }
+
     /// Makes every task of the worker end.
     pub(crate) fn settle(&self) {
         self.settling.send_replace(true);
@@ -83,12 +88,12 @@ impl Shared {
         let (name, holder) = (ask.target.name, Holder::new(&ask.id)?);
         match ask.target.mode {
             Mode::Mutex => self.locks.mutex(name).holder(holder).wait(WAIT).acquire().await,
-            Mode::Read => self.locks.rwlock(name).holder(holder).wait(WAIT).read().await,
-            Mode::Write => self.locks.rwlock(name).holder(holder).wait(WAIT).write().await,
+            Mode::Read => self.locks.read(name).holder(holder).wait(WAIT).acquire().await,
+            Mode::Write => self.locks.write(name).holder(holder).wait(WAIT).acquire().await,
             Mode::Permits(count) => {
                 self.locks.semaphore(name, LIMIT).permits(count).holder(holder).wait(WAIT).acquire().await
             }
-            Mode::Leader => self.locks.election(name).id(holder).ttl(TTL).wait(WAIT).campaign().await,
+            Mode::Leader => self.locks.election(name).holder(holder).ttl(TTL).wait(WAIT).campaign().await,
         }
     }
 
@@ -97,10 +102,10 @@ impl Shared {
         let (name, holder) = (ask.target.name, Holder::new(&ask.id)?);
         match ask.target.mode {
             Mode::Mutex => self.locks.mutex(name).holder(holder).try_acquire().await,
-            Mode::Read => self.locks.rwlock(name).holder(holder).try_read().await,
-            Mode::Write => self.locks.rwlock(name).holder(holder).try_write().await,
+            Mode::Read => self.locks.read(name).holder(holder).try_acquire().await,
+            Mode::Write => self.locks.write(name).holder(holder).try_acquire().await,
             Mode::Permits(count) => self.locks.semaphore(name, LIMIT).permits(count).holder(holder).try_acquire().await,
-            Mode::Leader => self.locks.election(name).id(holder).ttl(TTL).try_campaign().await,
+            Mode::Leader => self.locks.election(name).holder(holder).ttl(TTL).try_campaign().await,
         }
     }
 
@@ -183,28 +188,8 @@ pub(crate) struct Ask {
     pub(crate) target: Target,
 }
 
-/// Takes locks until the worker settles.
-pub(crate) async fn run(shared: &Shared, mut dice: Dice) {
-    let mut settling = shared.settling.subscribe();
-    let turns = async {
-        loop {
-            if shared.client == Client::Ours {
-                turn(shared, &mut dice).await;
-            } else {
-                broken::turn(shared, &mut dice).await;
-            }
-            sleep(Duration::from_micros(dice.below(millis(5)))).await;
-        }
-    };
-    // Drops whatever the lane does: asks are cancelled and guards are given back by their drop.
-    tokio::select! {
-        () = turns => {}
-        _changed = settling.wait_for(|settling| *settling) => {}
-    }
-}
-
 /// One acquisition by an honest client: a wait, a try, or a wait that is cancelled.
-async fn turn(shared: &Shared, dice: &mut Dice) {
+pub(crate) async fn turn(shared: &Shared, dice: &mut Dice) {
     let ask = shared.ask(TARGETS[dice.index(TARGETS.len())]);
     let answer = match dice.below(100) {
         0..15 => shared.try_acquire(&ask).await,

@@ -12,7 +12,8 @@ use leasehold::{ErrorKind, Leasehold, blocking};
 use tokio::{runtime, sync::mpsc, task::JoinSet, time::sleep};
 
 use crate::{
-    args::Role,
+    args::{Client, Role},
+    broken,
     dice::Dice,
     event::{Event, Log},
     instant::{Micros, millis, now},
@@ -78,7 +79,7 @@ fn start_tasks(shared: &Arc<Shared>, role: &Role) -> JoinSet<()> {
     let mut dice = Dice::new(role.seed);
     for _ in 0..role.lanes {
         let (shared, dice) = (Arc::clone(shared), dice.split());
-        tasks.spawn(async move { lane::run(&shared, dice).await });
+        tasks.spawn(async move { take_turns(&shared, dice).await });
     }
     let queues = Arc::clone(shared);
     tasks.spawn(async move { probe::watch_queues(&queues).await });
@@ -114,4 +115,23 @@ fn read_commands() -> mpsc::UnboundedReceiver<String> {
         process::exit(1);
     });
     receiver
+}
+
+/// Takes locks until the worker settles.
+async fn take_turns(shared: &Shared, mut dice: Dice) {
+    let turns = async {
+        loop {
+            if shared.client == Client::Ours {
+                lane::turn(shared, &mut dice).await;
+            } else {
+                broken::turn(shared, &mut dice).await;
+            }
+            sleep(Duration::from_micros(dice.below(millis(5)))).await;
+        }
+    };
+    // Drops whatever the task does: requests are cancelled, and guards release their leases.
+    tokio::select! {
+        () = turns => {}
+        () = shared.settled() => {}
+    }
 }

@@ -13,7 +13,7 @@ use leasehold::clock::{Clock, SystemClock};
 use self::{moves::Moves, twin::Twin};
 use crate::{
     dice::Dice,
-    trials::{Stage, Trial},
+    trial::{Trial, TrialContext},
 };
 
 /// So many histories, of so many moves each.
@@ -40,19 +40,19 @@ enum Tempo {
     Moving,
 }
 
-async fn still(stage: Stage) {
-    run(stage, Tempo::Still).await;
+async fn still(context: TrialContext) {
+    run(context, Tempo::Still).await;
 }
 
-async fn moving(stage: Stage) {
-    run(stage, Tempo::Moving).await;
+async fn moving(context: TrialContext) {
+    run(context, Tempo::Moving).await;
 }
 
-async fn run(stage: Stage, tempo: Tempo) {
+async fn run(context: TrialContext, tempo: Tempo) {
     let (first, started) = (Dice::seed(), SystemClock.now());
     let mut instances = Vec::new();
     for _ in 0..3 {
-        instances.push(stage.maker.instance().await);
+        instances.push(context.fixture.instance().await);
     }
     for count in 0..HISTORIES {
         if count >= FEWEST && SystemClock.now().since(started) > BUDGET {
@@ -61,7 +61,7 @@ async fn run(stage: Stage, tempo: Tempo) {
         }
         let seed = first + count;
         let mut moves = Moves::new(seed, tempo);
-        let mut twin = Twin::new(&instances, &stage, seed, tempo);
+        let mut twin = Twin::new(&instances, &context, seed, tempo);
         for _ in 0..LENGTH {
             twin.step(moves.next()).await;
         }

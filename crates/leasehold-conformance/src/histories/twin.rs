@@ -17,12 +17,12 @@ use super::{
     Tempo,
     moves::{Aim, Move, NAMES, name_of},
 };
-use crate::{instance::resource, trials::Stage};
+use crate::{instance::resource, trial::TrialContext};
 
 /// The backend and the model, side by side.
 pub(super) struct Twin<'a> {
     instances: &'a [Arc<dyn Backend>],
-    stage: &'a Stage,
+    context: &'a TrialContext,
     seed: u64,
     tempo: Tempo,
     sides: Vec<Side>,
@@ -43,7 +43,7 @@ struct Side {
 }
 
 impl<'a> Twin<'a> {
-    pub(super) fn new(instances: &'a [Arc<dyn Backend>], stage: &'a Stage, seed: u64, tempo: Tempo) -> Self {
+    pub(super) fn new(instances: &'a [Arc<dyn Backend>], context: &'a TrialContext, seed: u64, tempo: Tempo) -> Self {
         let side = |name: u32| Side {
             resource: resource(&name_of(seed, name as usize)),
             state: State::default(),
@@ -52,7 +52,7 @@ impl<'a> Twin<'a> {
             newest: Vec::new(),
             owners: BTreeMap::new(),
         };
-        Self { instances, stage, seed, tempo, sides: (0..NAMES).map(side).collect(), steps: Vec::new() }
+        Self { instances, context, seed, tempo, sides: (0..NAMES).map(side).collect(), steps: Vec::new() }
     }
 
     pub(super) async fn step(&mut self, next: Move) {
@@ -87,7 +87,7 @@ impl<'a> Twin<'a> {
             }
             Move::Evict { name, instance, aim } => self.evict(name, instance, aim).await,
             Move::Pass(length) => {
-                self.stage.clock.advance(length);
+                self.context.clock.advance(length);
                 for name in 0..self.sides.len() {
                     self.same_listing(name, 0).await;
                 }
@@ -153,7 +153,7 @@ impl<'a> Twin<'a> {
         rule: impl FnOnce(&mut State, &Context<'_>, &mut Effects) -> T,
     ) -> T {
         let (now, wall) = self.time();
-        let hands_over_provisionally = self.stage.guarantees.liveness == Liveness::Process;
+        let hands_over_provisionally = self.context.guarantees.liveness == Liveness::Process;
         let Side { state, owners, .. } = &mut self.sides[name];
         let presence = |entry: &Entry| match owners.get(&entry.id) {
             Some(owner) if *owner != instance && hands_over_provisionally => Presence::Present,
@@ -170,7 +170,7 @@ impl<'a> Twin<'a> {
     /// The backend's own clock where it is known, else one that passes with the steps.
     fn time(&self) -> (Moment, Timestamp) {
         match self.tempo {
-            Tempo::Moving => (self.stage.clock.now(), self.stage.clock.wall()),
+            Tempo::Moving => (self.context.clock.now(), self.context.clock.wall()),
             Tempo::Still => {
                 let steps = Duration::from_micros(10) * u32::try_from(self.steps.len()).expect("few steps");
                 (Moment::from_micros(1_000_000).after(steps), Timestamp::from_micros(1_000_000).after(steps))
@@ -179,7 +179,7 @@ impl<'a> Twin<'a> {
     }
 
     fn expiry(&self, request: &Request) -> Expiry {
-        match (self.stage.guarantees.liveness, request.lifetime) {
+        match (self.context.guarantees.liveness, request.lifetime) {
             (Liveness::Ttl, _) | (_, Lifetime::Detached) => Expiry::ByClock,
             (Liveness::Process | Liveness::Connection, Lifetime::Attached) => Expiry::ByPresence,
         }

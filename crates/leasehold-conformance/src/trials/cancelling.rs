@@ -12,7 +12,7 @@ use leasehold::{Error, Leasehold, backend::Backend};
 use tokio::{task::JoinSet, time};
 
 use super::{
-    Stage, Trial,
+    Trial, TrialContext,
     program::{Way, left, locks_on, soon, waiting},
 };
 use crate::{
@@ -89,8 +89,8 @@ async fn sweep(
 }
 
 /// A program on a backend that answers no call at once, so that a caller waits at every one of them.
-async fn slow_locks(stage: &Stage) -> (Arc<Faulty>, Leasehold) {
-    let faulty = Faulty::new(stage.maker.instance().await);
+async fn slow_locks(context: &TrialContext) -> (Arc<Faulty>, Leasehold) {
+    let faulty = Faulty::new(context.fixture.instance().await);
     faulty.delay(Duration::from_millis(1));
     (Arc::clone(&faulty), locks_on(faulty))
 }
@@ -106,8 +106,8 @@ async fn nothing_left(locks: &Leasehold, truth: &Leasehold) {
     time::timeout(SOON, locks.close()).await.expect("no task is left").expect("an answer");
 }
 
-async fn free(stage: Stage, way: Way) {
-    let ((faulty, one), truth) = (slow_locks(&stage).await, stage.locks().await);
+async fn free(context: TrialContext, way: Way) {
+    let ((faulty, one), truth) = (slow_locks(&context).await, context.locks().await);
     let begin = || -> Attempt<'static> {
         let locks = one.clone();
         Box::pin(async move { drop(way.acquire(&locks, "x").await.expect("it is free")) })
@@ -121,8 +121,8 @@ async fn free(stage: Stage, way: Way) {
     nothing_left(&one, &truth).await;
 }
 
-async fn contended(stage: Stage, way: Way) {
-    let ((faulty, one), truth) = (slow_locks(&stage).await, stage.locks().await);
+async fn contended(context: TrialContext, way: Way) {
+    let ((faulty, one), truth) = (slow_locks(&context).await, context.locks().await);
     let held = way.acquire(&truth, "x").await.expect("it is free");
     let begin = || -> Attempt<'static> {
         let locks = one.clone();
@@ -138,12 +138,12 @@ async fn contended(stage: Stage, way: Way) {
     nothing_left(&one, &truth).await;
 }
 
-async fn every_call(stage: Stage) {
-    let truth = stage.locks().await;
+async fn every_call(context: TrialContext) {
+    let truth = context.locks().await;
     for call in 0..8 {
         for contended in [false, true] {
-            let (faulty, one) = slow_locks(&stage).await;
-            let held = if contended { Some(truth.rwlock("x").write().await.expect("free")) } else { None };
+            let (faulty, one) = slow_locks(&context).await;
+            let held = if contended { Some(truth.write("x").acquire().await.expect("free")) } else { None };
             let begin = || attempt(&one, call, contended);
             let least = if call == ALL && !contended { 3 } else { 1 };
             sweep(least, if contended { 3 } else { 12 }, begin, async |polls| {
@@ -168,10 +168,10 @@ fn attempt(locks: &Leasehold, call: usize, contended: bool) -> Attempt<'static> 
     let locks = locks.clone();
     Box::pin(async move {
         match call {
-            0 => drop(locks.rwlock("x").read().await),
-            1 => drop(locks.rwlock("x").try_read().await),
+            0 => drop(locks.read("x").acquire().await),
+            1 => drop(locks.read("x").try_acquire().await),
             2 => drop(locks.mutex("x").try_acquire_or_busy().await),
-            3 => drop(locks.mutex("x").reentrant().acquire().await),
+            3 => drop(locks.mutex("x").shared_by_holder().acquire().await),
             ALL => drop(locks.all(["a", "x", "z"]).acquire().await),
             5 => drop(locks.mutex("x").with(async |lease| lease.check()).await),
             6 => drop(locks.mutex("x").max_hold(SOON).acquire().await),
@@ -182,9 +182,9 @@ fn attempt(locks: &Leasehold, call: usize, contended: bool) -> Attempt<'static> 
 }
 
 /// Each call takes two milliseconds; the caller goes a little later each time.
-async fn any_moment(stage: Stage) {
-    let truth = stage.locks().await;
-    let faulty = Faulty::new(stage.maker.instance().await);
+async fn any_moment(context: TrialContext) {
+    let truth = context.locks().await;
+    let faulty = Faulty::new(context.fixture.instance().await);
     faulty.delay(Duration::from_millis(2));
     let one = locks_on(Arc::clone(&faulty) as Arc<dyn Backend>);
     for step in 0..20 {
@@ -200,20 +200,20 @@ async fn any_moment(stage: Stage) {
     nothing_left(&one, &truth).await;
 }
 
-async fn request_under_way(stage: Stage) {
-    gated(stage, |faulty| faulty.hold_requests_of(Call::Acquire)).await;
+async fn request_under_way(context: TrialContext) {
+    gated(context, |faulty| faulty.hold_requests_of(Call::Acquire)).await;
 }
 
-async fn reply_under_way(stage: Stage) {
-    gated(stage, |faulty| faulty.hold_replies_of(Call::Acquire)).await;
+async fn reply_under_way(context: TrialContext) {
+    gated(context, |faulty| faulty.hold_replies_of(Call::Acquire)).await;
 }
 
 /// Free and contended: the call is dropped before the gate opens.
-async fn gated(stage: Stage, close: fn(&Faulty) -> Gate) {
-    let truth = stage.locks().await;
+async fn gated(context: TrialContext, close: fn(&Faulty) -> Gate) {
+    let truth = context.locks().await;
     for contended in [false, true] {
         let held = if contended { Some(truth.mutex("x").acquire().await.expect("free")) } else { None };
-        let faulty = Faulty::new(stage.maker.instance().await);
+        let faulty = Faulty::new(context.fixture.instance().await);
         let one = locks_on(Arc::clone(&faulty) as Arc<dyn Backend>);
         let gate = close(&faulty);
         let mutex = one.mutex("x");
@@ -229,8 +229,8 @@ async fn gated(stage: Stage, close: fn(&Faulty) -> Gate) {
 }
 
 /// The holder releases while the waiter goes: the lease is given on or given back, never stuck.
-async fn hand_off(stage: Stage) {
-    let (one, two) = (stage.locks().await, stage.locks().await);
+async fn hand_off(context: TrialContext) {
+    let (one, two) = (context.locks().await, context.locks().await);
     for round in 0..30 {
         let held = one.mutex("x").acquire().await.expect("nothing is left of the round before");
         let locks = two.clone();
@@ -247,8 +247,8 @@ async fn hand_off(stage: Stage) {
     nothing_left(&two, &one).await;
 }
 
-async fn some_of_several(stage: Stage) {
-    let (one, truth) = (stage.locks().await, stage.locks().await);
+async fn some_of_several(context: TrialContext) {
+    let (one, truth) = (context.locks().await, context.locks().await);
     let held = truth.mutex("b").acquire().await.expect("it is free");
     let (locks, mut taking) = (one.clone(), JoinSet::new());
     taking.spawn(async move { locks.all(["a", "b", "c"]).acquire().await.map(drop) });
@@ -259,8 +259,8 @@ async fn some_of_several(stage: Stage) {
     nothing_left(&one, &truth).await;
 }
 
-async fn work(stage: Stage) {
-    let (one, truth) = (stage.locks().await, stage.locks().await);
+async fn work(context: TrialContext) {
+    let (one, truth) = (context.locks().await, context.locks().await);
     let (locks, mut working) = (one.clone(), JoinSet::new());
     working.spawn(async move {
         let for_ever = async |_| -> Result<(), Error> { std::future::pending().await };
@@ -271,14 +271,14 @@ async fn work(stage: Stage) {
     nothing_left(&one, &truth).await;
 }
 
-async fn release(stage: Stage) {
-    let (one, truth) = (stage.locks().await, stage.locks().await);
+async fn release(context: TrialContext) {
+    let (one, truth) = (context.locks().await, context.locks().await);
     for polls in 1..4 {
         let guard = one.mutex("x").acquire().await.expect("it is free");
         drop_after(polls, Box::pin(async move { drop(guard.release().await) })).await;
         soon("it is released", async || left(&truth).await == 0).await;
     }
-    let guard = one.rwlock("x").write().await.expect("it is free");
+    let guard = one.write("x").acquire().await.expect("it is free");
     drop_after(1, Box::pin(async { drop(guard.downgrade().await) })).await;
     drop_after(1, Box::pin(async { drop(guard.renew(SOON).await) })).await;
     guard.check().expect("a dropped renewal loses nothing");

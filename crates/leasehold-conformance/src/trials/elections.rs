@@ -9,7 +9,7 @@ use leasehold::{Candidate, Holder, Leader, Leasehold, Observer};
 use tokio::time;
 
 use super::{
-    Stage, Trial,
+    Trial, TrialContext,
     program::{history, left, soon, waiting},
 };
 use crate::instance::SOON;
@@ -29,15 +29,15 @@ fn named(name: &str) -> Holder {
 }
 
 async fn stand(locks: &Leasehold, name: &str) -> Candidate {
-    locks.election("seat").id(named(name)).value(format!("{name}.example:80")).start().await.expect("a seat")
+    locks.election("seat").holder(named(name)).value(format!("{name}.example:80")).start().await.expect("a seat")
 }
 
 async fn leads(candidate: &Candidate) {
     soon("the candidate leads", async || candidate.is_leader()).await;
 }
 
-async fn one_leads(stage: Stage) {
-    let (one, two) = (stage.locks().await, stage.locks().await);
+async fn one_leads(context: TrialContext) {
+    let (one, two) = (context.locks().await, context.locks().await);
     assert_eq!(one.election("seat").leader().await.expect("an answer"), None);
     let first = stand(&one, "ada").await;
     leads(&first).await;
@@ -56,12 +56,12 @@ async fn one_leads(stage: Stage) {
     soon("nobody is left", async || left(&one).await == 0).await;
 }
 
-async fn resigning(stage: Stage) {
-    let (one, two) = (stage.locks().await, stage.locks().await);
+async fn resigning(context: TrialContext) {
+    let (one, two) = (context.locks().await, context.locks().await);
     let (won, lost) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (on_won, on_lost) = (Arc::clone(&won), Arc::clone(&lost));
     let count = |counter: &Arc<AtomicUsize>| counter.load(Ordering::SeqCst);
-    let election = one.election("seat").id(named("ada"));
+    let election = one.election("seat").holder(named("ada"));
     let one_more = |counter: &AtomicUsize| {
         counter.fetch_add(1, Ordering::SeqCst);
     };
@@ -85,8 +85,8 @@ async fn resigning(stage: Stage) {
     soon("nobody is left", async || left(&one).await == 0).await;
 }
 
-async fn deposed(stage: Stage) {
-    let (one, two) = (stage.locks().await, stage.locks().await);
+async fn deposed(context: TrialContext) {
+    let (one, two) = (context.locks().await, context.locks().await);
     let first = stand(&one, "ada").await;
     leads(&first).await;
     let term = first.lease().expect("it leads");
@@ -108,22 +108,22 @@ async fn next(observer: &mut Observer) -> Option<Leader> {
     change.expect("the stream goes on").expect("an answer")
 }
 
-async fn observing(stage: Stage) {
-    let (one, two) = (stage.locks().await, stage.locks().await);
+async fn observing(context: TrialContext) {
+    let (one, two) = (context.locks().await, context.locks().await);
     let mut observer = two.election("seat").observe().await.expect("a seat");
     assert_eq!(next(&mut observer).await, None, "nobody leads yet");
-    let first = one.election("seat").id(named("ada")).campaign().await.expect("it is free");
+    let first = one.election("seat").holder(named("ada")).campaign().await.expect("it is free");
     assert_eq!(next(&mut observer).await.map(|leader| leader.holder), Some(named("ada")));
     first.release().await.expect("an answer");
     assert_eq!(next(&mut observer).await, None, "nobody leads");
-    let second = two.election("seat").id(named("bob")).campaign().await.expect("it is free");
+    let second = two.election("seat").holder(named("bob")).campaign().await.expect("it is free");
     let leader = next(&mut observer).await.expect("someone leads");
     assert_eq!((leader.holder, leader.fence), (named("bob"), second.fence()));
     second.release().await.expect("an answer");
 }
 
-async fn campaigning(stage: Stage) {
-    let (one, two) = (stage.locks().await, stage.locks().await);
+async fn campaigning(context: TrialContext) {
+    let (one, two) = (context.locks().await, context.locks().await);
     let leader = one.election("seat").campaign().await.expect("it is free");
     assert!(two.election("seat").try_campaign().await.expect("an answer").is_none());
     let waited = two.election("seat").wait(std::time::Duration::from_millis(50)).campaign().await;

@@ -6,7 +6,7 @@ use leasehold::{
     lease::{Claim, Ending, Event, EventKind, Names, Outcome},
 };
 
-use super::{Stage, Trial};
+use super::{Trial, TrialContext};
 use crate::instance::{Watch, ask, attempt, resource};
 
 pub(super) fn trials() -> Vec<Trial> {
@@ -17,8 +17,8 @@ pub(super) fn trials() -> Vec<Trial> {
     ]
 }
 
-async fn in_order(stage: Stage) {
-    let (one, two, three) = (stage.instance().await, stage.instance().await, stage.instance().await);
+async fn in_order(context: TrialContext) {
+    let (one, two, three) = (context.instance().await, context.instance().await, context.instance().await);
     let mut watches = [three.watch(Names::All).await, one.watch(Names::Exactly(resource("x"))).await];
     let (first, second, third) = (ask("x", Claim::EXCLUSIVE), ask("x", Claim::EXCLUSIVE), ask("x", Claim::EXCLUSIVE));
     let fence = one.granted(&first).await.fence;
@@ -57,8 +57,8 @@ async fn expect(watch: &mut Watch, holder: &Holder, kind: &EventKind) -> Event {
     event
 }
 
-async fn only_these_names(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn only_these_names(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     one.granted(&ask("job:0", Claim::EXCLUSIVE)).await;
     let mut jobs = two.watch(Names::Prefix(String::from("job:"))).await;
     let mut exactly = two.watch(Names::Exactly(resource("job:2"))).await;
@@ -74,8 +74,8 @@ async fn only_these_names(stage: Stage) {
 }
 
 /// Far more happens than anyone keeps for a slow reader.
-async fn late_reader(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn late_reader(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let mut watch = two.watch(Names::Exactly(resource("x"))).await;
     let grants = 1200;
     for _ in 1..grants {

@@ -5,7 +5,7 @@ use leasehold::{
     lease::{Claim, Ending, Evicted, Standing},
 };
 
-use super::{Stage, Trial};
+use super::{Trial, TrialContext};
 use crate::instance::{ask, permits};
 
 pub(super) fn trials() -> Vec<Trial> {
@@ -17,8 +17,8 @@ pub(super) fn trials() -> Vec<Trial> {
     ]
 }
 
-async fn stale_fence(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn stale_fence(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     assert_eq!(one.evict("x", Fence::new(7), "nobody").await, Evicted::NoSuchFence { current: vec![] });
     let first = ask("x", Claim::EXCLUSIVE);
     let old = one.granted(&first).await.fence;
@@ -30,8 +30,8 @@ async fn stale_fence(stage: Stage) {
     assert_eq!(one.holding(&second).await, grant);
 }
 
-async fn handed_on(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn handed_on(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let (first, second) = (ask("x", Claim::EXCLUSIVE), ask("x", Claim::EXCLUSIVE));
     let fence = one.granted(&first).await.fence;
     one.queued(&second).await;
@@ -44,8 +44,8 @@ async fn handed_on(stage: Stage) {
     assert_eq!(history[0].problem.as_ref().map(|problem| problem.details.as_str()), Some("stuck since Tuesday"));
 }
 
-async fn one_of_many(stage: Stage) {
-    let one = stage.instance().await;
+async fn one_of_many(context: TrialContext) {
+    let one = context.instance().await;
     let requests = [ask("x", permits(1, 3)), ask("x", permits(1, 3)), ask("x", permits(1, 3))];
     let mut fences = Vec::new();
     for request in &requests {
@@ -57,8 +57,8 @@ async fn one_of_many(stage: Stage) {
     one.holding(&requests[2]).await;
 }
 
-async fn told(stage: Stage) {
-    let (one, two, operator) = (stage.instance().await, stage.instance().await, stage.instance().await);
+async fn told(context: TrialContext) {
+    let (one, two, operator) = (context.instance().await, context.instance().await, context.instance().await);
     let (first, second) = (ask("x", Claim::EXCLUSIVE), ask("x", Claim::EXCLUSIVE));
     let fence = one.granted(&first).await.fence;
     two.queued(&second).await;

@@ -11,7 +11,7 @@ use std::{
 use leasehold::lease::{Claim, Decision, LeaseState, Released, Request, Standing};
 use tokio::{sync::Barrier, task::JoinSet, time};
 
-use super::{Stage, Trial};
+use super::{Trial, TrialContext};
 use crate::instance::{Instance, ask, attempt};
 
 pub(super) fn trials() -> Vec<Trial> {
@@ -29,8 +29,8 @@ pub(super) fn trials() -> Vec<Trial> {
     .collect()
 }
 
-async fn one_holds(stage: Stage, claim: Claim) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn one_holds(context: TrialContext, claim: Claim) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let first = attempt("x", claim).note("nightly run");
     let grant = one.granted(&first).await;
     for instance in [&one, &two] {
@@ -45,10 +45,10 @@ async fn one_holds(stage: Stage, claim: Claim) {
 }
 
 /// Eight askers on three instances; whoever holds must be alone.
-async fn contention(stage: Stage, claim: Claim) {
+async fn contention(context: TrialContext, claim: Claim) {
     const ASKERS: usize = 8;
     const ROUNDS: usize = 8;
-    let instances = [stage.instance().await, stage.instance().await, stage.instance().await];
+    let instances = [context.instance().await, context.instance().await, context.instance().await];
     let inside = Arc::new(AtomicUsize::new(0));
     let together = Arc::new(Barrier::new(ASKERS));
     let mut askers = JoinSet::new();
@@ -82,8 +82,8 @@ async fn hold(instance: &Instance, request: &Request) {
     }
 }
 
-async fn same_id(stage: Stage, claim: Claim) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn same_id(context: TrialContext, claim: Claim) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let first = ask("x", claim);
     let grant = one.granted(&first).await;
     for instance in [&one, &two, &one] {
@@ -101,8 +101,8 @@ async fn same_id(stage: Stage, claim: Claim) {
     assert!(one.list("x").await.is_empty(), "one release ends it, however often it was asked for");
 }
 
-async fn try_is_modest(stage: Stage, claim: Claim) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn try_is_modest(context: TrialContext, claim: Claim) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let (first, second) = (ask("x", claim), ask("x", claim));
     one.granted(&first).await;
     for _ in 0..3 {
@@ -117,8 +117,8 @@ async fn try_is_modest(stage: Stage, claim: Claim) {
     two.holding(&second).await;
 }
 
-async fn foreign_release(stage: Stage, claim: Claim) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn foreign_release(context: TrialContext, claim: Claim) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let (first, second, stranger) = (ask("x", claim), ask("x", claim), ask("x", claim));
     let grant = one.granted(&first).await;
     two.queued(&second).await;
@@ -132,8 +132,8 @@ async fn foreign_release(stage: Stage, claim: Claim) {
     two.holding(&second).await;
 }
 
-async fn other_instance(stage: Stage, claim: Claim) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn other_instance(context: TrialContext, claim: Claim) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let request = ask("x", claim);
     let grant = one.granted(&request).await;
     assert_eq!(two.holding(&request).await, grant);
@@ -141,8 +141,8 @@ async fn other_instance(stage: Stage, claim: Claim) {
     assert_eq!(one.standing(&request).await, Standing::Gone);
 }
 
-async fn names_apart(stage: Stage) {
-    let one = stage.instance().await;
+async fn names_apart(context: TrialContext) {
+    let one = context.instance().await;
     let names = ["x", "X", "x ", "x:", "x:1", "xx", "х", "x%", "x*", "../x", "x/y", "{x}", "x'y\"z", "x\\y", "."];
     for name in names {
         one.granted(&attempt(name, Claim::EXCLUSIVE)).await;

@@ -7,7 +7,7 @@ use leasehold::{
     lease::{Claim, Outcome, Request, Standing},
 };
 
-use super::{Stage, Trial};
+use super::{Trial, TrialContext};
 use crate::instance::{ask, attempt, permits, renewal};
 
 pub(super) fn trials() -> Vec<Trial> {
@@ -21,8 +21,8 @@ pub(super) fn trials() -> Vec<Trial> {
     ]
 }
 
-async fn a_thousand_grants(stage: Stage) {
-    let instances = [stage.instance().await, stage.instance().await, stage.instance().await];
+async fn a_thousand_grants(context: TrialContext) {
+    let instances = [context.instance().await, context.instance().await, context.instance().await];
     let mut last = Fence::default();
     for round in 0..1000 {
         let instance = &instances[round % instances.len()];
@@ -34,8 +34,8 @@ async fn a_thousand_grants(stage: Stage) {
     }
 }
 
-async fn every_ending(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn every_ending(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let outcomes = [Outcome::Completed, Outcome::failed("Timeout", "no answer"), Outcome::MaxHold];
     let mut last = Fence::default();
     for outcome in &outcomes {
@@ -53,8 +53,8 @@ async fn every_ending(stage: Stage) {
     assert!(two.holding(&next).await.fence > fence, "also when it is handed on");
 }
 
-async fn shared_fences(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn shared_fences(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let mut last = Fence::default();
     for at in 0..10 {
         let fence = [&one, &two][at % 2].granted(&attempt("x", permits(1, 10))).await.fence;
@@ -63,8 +63,8 @@ async fn shared_fences(stage: Stage) {
     }
 }
 
-async fn floor_on_acquire(stage: Stage) {
-    let one = stage.instance().await;
+async fn floor_on_acquire(context: TrialContext) {
+    let one = context.instance().await;
     let first = attempt("x", Claim::EXCLUSIVE);
     let fence = one.granted(&first).await.fence;
     one.free(&first).await;
@@ -85,8 +85,8 @@ async fn floor_on_acquire(stage: Stage) {
     assert!(one.granted(&low).await.fence > clamped, "a low floor lowers nothing");
 }
 
-async fn floor_on_renew(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn floor_on_renew(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let (first, second) = (ask("x", Claim::EXCLUSIVE), ask("x", Claim::EXCLUSIVE));
     let fence = one.granted(&first).await.fence;
     two.queued(&second).await;
@@ -109,8 +109,8 @@ async fn floor_on_renew(stage: Stage) {
     assert!(two.holding(&second).await.fence.get() > higher, "the next grant is above what was stored");
 }
 
-async fn exact_in_json(stage: Stage) {
-    let one = stage.instance().await;
+async fn exact_in_json(context: TrialContext) {
+    let one = context.instance().await;
     let fence = one.granted(&attempt("x", Claim::EXCLUSIVE)).await.fence;
     assert!(fence <= Fence::MAX, "{fence} would be rounded by a JSON reader");
 }

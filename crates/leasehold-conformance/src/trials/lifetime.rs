@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold::lease::{Claim, Ending, Lifetime, Request, Standing};
 use tokio::time;
 
-use super::{Stage, Trial};
+use super::{Trial, TrialContext};
 use crate::instance::{Instance, SOON, ask, attempt, renewal, ttl};
 
 /// Short enough to wait for, long enough that a busy machine does not outlast it by accident.
@@ -27,8 +27,8 @@ pub(super) fn trials() -> Vec<Trial> {
     ]
 }
 
-async fn renewing_the_gone(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn renewing_the_gone(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let request = ask("x", Claim::EXCLUSIVE);
     assert_eq!(one.standing(&request).await, Standing::Gone, "never asked for");
     one.granted(&request).await;
@@ -40,8 +40,8 @@ async fn renewing_the_gone(stage: Stage) {
 }
 
 /// Detached, so that the end is a matter of the clock on every backend.
-async fn renewing_never_shortens(stage: Stage) {
-    let one = stage.instance().await;
+async fn renewing_never_shortens(context: TrialContext) {
+    let one = context.instance().await;
     let request = ask("x", Claim::EXCLUSIVE).lifetime(Lifetime::Detached);
     one.granted(&request).await;
     let before = expires_in(&one, "x").await;
@@ -54,8 +54,8 @@ async fn renewing_never_shortens(stage: Stage) {
     assert!(after > before && after <= request.ttl.get() * 2, "the end is now + ttl, not added: {after:?}");
 }
 
-async fn batches(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn batches(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let held: Vec<Request> = (0..20).map(|at| attempt(&format!("x{at}"), Claim::EXCLUSIVE)).collect();
     let mut renewals = Vec::new();
     let mut expected = Vec::new();
@@ -78,15 +78,15 @@ async fn batches(stage: Stage) {
     assert!(one.renew_all(&[]).await.is_empty());
 }
 
-async fn detached_expires(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn detached_expires(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let abandoned = attempt("x", Claim::EXCLUSIVE).lifetime(Lifetime::Detached).ttl(ttl(SHORT));
     one.granted(&abandoned).await;
     expires(&one, &two, &abandoned).await;
 }
 
-async fn detached_renewed(stage: Stage) {
-    let one = stage.instance().await;
+async fn detached_renewed(context: TrialContext) {
+    let one = context.instance().await;
     let request = attempt("x", Claim::EXCLUSIVE).lifetime(Lifetime::Detached).ttl(ttl(SHORT * 3));
     let grant = one.granted(&request).await;
     for _ in 0..5 {
@@ -95,8 +95,8 @@ async fn detached_renewed(stage: Stage) {
     }
 }
 
-async fn attached_expires(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn attached_expires(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let abandoned = attempt("x", Claim::EXCLUSIVE).ttl(ttl(SHORT));
     one.granted(&abandoned).await;
     expires(&one, &two, &abandoned).await;
@@ -123,8 +123,8 @@ async fn expires(one: &Instance, two: &Instance, abandoned: &Request) {
     assert!(lived + Duration::from_millis(50) >= SHORT, "it was cut short: {lived:?}");
 }
 
-async fn place_expires(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn place_expires(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let holding = ask("x", Claim::EXCLUSIVE);
     let abandoned = ask("x", Claim::EXCLUSIVE).ttl(ttl(SHORT));
     let patient = ask("x", Claim::EXCLUSIVE);
@@ -141,8 +141,8 @@ async fn place_expires(stage: Stage) {
     two.holding(&patient).await;
 }
 
-async fn ask_again(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn ask_again(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let minute = Duration::from_secs(60);
     let holding = ask("x", Claim::EXCLUSIVE).lifetime(Lifetime::Detached).ttl(ttl(minute));
     one.granted(&holding).await;
@@ -155,8 +155,8 @@ async fn ask_again(stage: Stage) {
 }
 
 /// What it held is handed on, what it waited for is left, both recorded; nobody waits for a ttl.
-async fn gone_instance(stage: Stage) {
-    let (doomed, two) = (stage.instance().await, stage.instance().await);
+async fn gone_instance(context: TrialContext) {
+    let (doomed, two) = (context.instance().await, context.instance().await);
     let (held, waiting) = (ask("x", Claim::EXCLUSIVE), ask("x", Claim::EXCLUSIVE));
     let next = ask("x", Claim::EXCLUSIVE);
     doomed.granted(&held).await;
@@ -174,8 +174,8 @@ async fn gone_instance(stage: Stage) {
     assert!(history.iter().all(|ended| ended.ending == Ending::Disconnected), "{history:?}");
 }
 
-async fn detached_outlives(stage: Stage) {
-    let (doomed, two) = (stage.instance().await, stage.instance().await);
+async fn detached_outlives(context: TrialContext) {
+    let (doomed, two) = (context.instance().await, context.instance().await);
     let request = ask("x", Claim::EXCLUSIVE).lifetime(Lifetime::Detached);
     let grant = doomed.granted(&request).await;
     drop(doomed);
@@ -184,14 +184,14 @@ async fn detached_outlives(stage: Stage) {
     two.free(&request).await;
 }
 
-async fn exact_expiry(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn exact_expiry(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let length = Duration::from_secs(30);
     let request = attempt("x", Claim::EXCLUSIVE).lifetime(Lifetime::Detached).ttl(ttl(length));
     let grant = one.granted(&request).await;
-    stage.clock.advance(length.saturating_sub(Duration::from_micros(1)));
+    context.clock.advance(length.saturating_sub(Duration::from_micros(1)));
     two.busy(&attempt("x", Claim::EXCLUSIVE)).await;
-    stage.clock.advance(Duration::from_micros(1));
+    context.clock.advance(Duration::from_micros(1));
     assert_eq!(one.standing(&request).await, Standing::Gone);
     two.granted(&attempt("x", Claim::EXCLUSIVE)).await;
     assert_eq!(one.history("x").await[0].ended_at, grant.acquired_at.after(length));

@@ -16,7 +16,7 @@ use leasehold::{
 use tokio::{task::JoinSet, time};
 
 use super::{
-    Stage, Trial,
+    Trial, TrialContext,
     program::{left, locks_on, soon, waiting},
 };
 use crate::{
@@ -39,15 +39,15 @@ pub(super) fn trials() -> Vec<Trial> {
 }
 
 /// A program behind faults.
-async fn faulty(stage: &Stage) -> (Arc<Faulty>, Leasehold) {
-    let faulty = Faulty::new(stage.maker.instance().await);
+async fn faulty(context: &TrialContext) -> (Arc<Faulty>, Leasehold) {
+    let faulty = Faulty::new(context.fixture.instance().await);
     let locks = locks_on(Arc::clone(&faulty) as Arc<dyn Backend>);
     (faulty, locks)
 }
 
-async fn lost_hints(stage: Stage) {
-    let truth = stage.locks().await;
-    let (faulty, one) = faulty(&stage).await;
+async fn lost_hints(context: TrialContext) {
+    let truth = context.locks().await;
+    let (faulty, one) = faulty(&context).await;
     faulty.drop_hints(true);
     let held = truth.mutex("x").acquire().await.expect("it is free");
     let (locks, mut waiter) = (one.clone(), JoinSet::new());
@@ -61,9 +61,9 @@ async fn lost_hints(stage: Stage) {
     assert_eq!(guard.release().await.expect("an answer"), Released::Freed);
 }
 
-async fn odd_hints(stage: Stage) {
-    let (faulty, one) = faulty(&stage).await;
-    let two = stage.locks().await;
+async fn odd_hints(context: TrialContext) {
+    let (faulty, one) = faulty(&context).await;
+    let two = context.locks().await;
     faulty.hint_faults(HintFaults { double: true, delay: Duration::from_millis(5), ..HintFaults::default() });
     let inside = Arc::new(AtomicUsize::new(0));
     let mut tasks = JoinSet::new();
@@ -83,9 +83,9 @@ async fn odd_hints(stage: Stage) {
     soon("nothing is left", async || left(&two).await == 0).await;
 }
 
-async fn lost_reply(stage: Stage) {
-    let truth = stage.locks().await;
-    let (faulty, one) = faulty(&stage).await;
+async fn lost_reply(context: TrialContext) {
+    let truth = context.locks().await;
+    let (faulty, one) = faulty(&context).await;
     faulty.drop_replies_of(Call::Acquire, 2);
     let guard = one.mutex("x").acquire().await.expect("asking again tells");
     assert_eq!(faulty.count(Call::Acquire), 3);
@@ -105,18 +105,18 @@ async fn lost_reply(stage: Stage) {
     assert_eq!(guard.release().await.expect("an answer"), Released::Freed);
 }
 
-async fn lost_request(stage: Stage) {
-    let truth = stage.locks().await;
-    let (faulty, one) = faulty(&stage).await;
+async fn lost_request(context: TrialContext) {
+    let truth = context.locks().await;
+    let (faulty, one) = faulty(&context).await;
     faulty.drop_requests_of(Call::Acquire, 2);
     let guard = one.mutex("x").acquire().await.expect("it is asked again");
     assert_eq!(left(&truth).await, 1);
     guard.release().await.expect("an answer");
 }
 
-async fn doubled_request(stage: Stage) {
-    let truth = stage.locks().await;
-    let (faulty, one) = faulty(&stage).await;
+async fn doubled_request(context: TrialContext) {
+    let truth = context.locks().await;
+    let (faulty, one) = faulty(&context).await;
     faulty.double_requests_of(Call::Acquire, 1);
     let guard = one.mutex("x").acquire().await.expect("it is free");
     assert_eq!(left(&truth).await, 1);
@@ -124,9 +124,9 @@ async fn doubled_request(stage: Stage) {
     assert_eq!(left(&truth).await, 0);
 }
 
-async fn lost_release(stage: Stage) {
-    let truth = stage.locks().await;
-    let (faulty, one) = faulty(&stage).await;
+async fn lost_release(context: TrialContext) {
+    let truth = context.locks().await;
+    let (faulty, one) = faulty(&context).await;
     let guard = one.mutex("x").acquire().await.expect("it is free");
     faulty.drop_requests_of(Call::Release, 1);
     let error = guard.release().await.expect_err("nobody can say");
@@ -147,9 +147,9 @@ async fn lost_release(stage: Stage) {
     assert_eq!(next.release().await.expect("an answer"), Released::Freed);
 }
 
-async fn short_cut(stage: Stage) {
-    let truth = stage.locks().await;
-    let (faulty, one) = faulty(&stage).await;
+async fn short_cut(context: TrialContext) {
+    let truth = context.locks().await;
+    let (faulty, one) = faulty(&context).await;
     let guard = one.mutex("x").ttl(Duration::from_secs(3)).acquire().await.expect("it is free");
     let held = truth.mutex("y").acquire().await.expect("it is free");
     let (locks, mut waiter) = (one.clone(), JoinSet::new());
@@ -169,15 +169,15 @@ async fn short_cut(stage: Stage) {
 }
 
 /// Two programs behind random faults take turns; calls may fail, but nobody is in with another.
-async fn chance(stage: Stage) {
-    let truth = stage.locks().await;
+async fn chance(context: TrialContext) {
+    let truth = context.locks().await;
     let seed = Dice::seed();
     let odds = Odds { drop_request: 8, drop_reply: 8, double: 8, delay: Duration::from_millis(4) };
     let inside = Arc::new(AtomicUsize::new(0));
     let mut tasks = JoinSet::new();
     let mut programs = Vec::new();
     for at in 0..2 {
-        let (faulty, locks) = faulty(&stage).await;
+        let (faulty, locks) = faulty(&context).await;
         faulty.by_chance(seed + at, odds);
         faulty.hint_faults(HintFaults { drop: at == 1, double: true, ..HintFaults::default() });
         programs.push((faulty, locks));

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::{task::JoinSet, time};
 
 use super::{
-    Stage, Trial,
+    Trial, TrialContext,
     program::{Way, history, left, soon, waiting},
 };
 use crate::instance::{SOON, resource};
@@ -26,7 +26,7 @@ pub(super) fn trials() -> Vec<Trial> {
             Trial::new("program: permits are weighed and limits must agree", semaphore),
             Trial::new("program: work under a lock is recorded as it ended", work),
             Trial::new("program: work stops when its lease is taken away", work_stops),
-            Trial::new("program: a holder enters a re-entrant lock again", reentrant),
+            Trial::new("program: callers of one instance can share a lease", shared_by_holder),
             Trial::new("program: a guard is not held longer than it may be", max_hold),
             Trial::new("program: a detached lease is handed on by its handle", detached),
             Trial::new("program: the metadata of a lease can be changed", metadata),
@@ -37,8 +37,8 @@ pub(super) fn trials() -> Vec<Trial> {
     .collect()
 }
 
-async fn locked_and_released(stage: Stage, way: Way) {
-    let (one, two) = (stage.locks().await, stage.locks().await);
+async fn locked_and_released(context: TrialContext, way: Way) {
+    let (one, two) = (context.locks().await, context.locks().await);
     let mut last = Fence::default();
     for locks in [&one, &two, &one] {
         let guard = way.acquire(locks, "x").await.expect("it is free");
@@ -53,8 +53,8 @@ async fn locked_and_released(stage: Stage, way: Way) {
     assert_eq!(left(&one).await, 0);
 }
 
-async fn in_order(stage: Stage, way: Way) {
-    let instances = [stage.locks().await, stage.locks().await, stage.locks().await];
+async fn in_order(context: TrialContext, way: Way) {
+    let instances = [context.locks().await, context.locks().await, context.locks().await];
     let holding = way.acquire(&instances[0], "x").await.expect("it is free");
     let served = Arc::new(Mutex::new(Vec::new()));
     let mut waiters = JoinSet::new();
@@ -73,8 +73,8 @@ async fn in_order(stage: Stage, way: Way) {
     assert!(served.is_sorted(), "order and fences: {served:?}");
 }
 
-async fn gives_up(stage: Stage, way: Way) {
-    let (one, two) = (stage.locks().await, stage.locks().await);
+async fn gives_up(context: TrialContext, way: Way) {
+    let (one, two) = (context.locks().await, context.locks().await);
     let guard = way.acquire(&one, "x").await.expect("it is free");
     // Half of the wait is for finding out who holds it, which takes a busy server a while.
     let error = way.acquire_within(&two, "x", Duration::from_secs(1)).await.expect_err("it is held");
@@ -89,38 +89,38 @@ async fn gives_up(stage: Stage, way: Way) {
     guard.release().await.expect("an answer");
 }
 
-async fn dropped(stage: Stage, way: Way) {
-    let (one, two) = (stage.locks().await, stage.locks().await);
+async fn dropped(context: TrialContext, way: Way) {
+    let (one, two) = (context.locks().await, context.locks().await);
     drop(way.acquire(&one, "x").await.expect("it is free"));
     way.acquire(&two, "x").await.expect("it is given back").release().await.expect("an answer");
     recorded(&two, 2, Ending::Released).await;
 }
 
-async fn readers_and_writer(stage: Stage) {
-    let (one, two) = (stage.locks().await, stage.locks().await);
-    let readers = [one.rwlock("x").read().await.expect("free"), two.rwlock("x").read().await.expect("shared")];
-    assert!(two.rwlock("x").try_write().await.expect("an answer").is_none());
+async fn readers_and_writer(context: TrialContext) {
+    let (one, two) = (context.locks().await, context.locks().await);
+    let readers = [one.read("x").acquire().await.expect("free"), two.read("x").acquire().await.expect("shared")];
+    assert!(two.write("x").try_acquire().await.expect("an answer").is_none());
     assert!(one.mutex("x").try_acquire().await.expect("an answer").is_none(), "a mutex is the write side");
     for reader in readers {
         reader.release().await.expect("an answer");
     }
-    let writer = one.rwlock("x").write().await.expect("free");
+    let writer = one.write("x").acquire().await.expect("free");
     let fence = writer.fence();
-    assert!(two.rwlock("x").try_read().await.expect("an answer").is_none());
-    let late = two.rwlock("x");
-    let readers_to_be = JoinSet::from_iter([async move { late.read().await }]);
+    assert!(two.read("x").try_acquire().await.expect("an answer").is_none());
+    let late = two.read("x");
+    let readers_to_be = JoinSet::from_iter([async move { late.acquire().await }]);
     soon("the reader waits", async || waiting(&one, "x").await == 1).await;
     writer.downgrade().await.expect("writers may read");
     let reader =
         time::timeout(SOON, readers_to_be.join_all()).await.expect("it is let in").remove(0).expect("it reads");
     assert_eq!(writer.fence(), fence);
-    assert!(two.rwlock("x").try_write().await.expect("an answer").is_none(), "both still read");
+    assert!(two.write("x").try_acquire().await.expect("an answer").is_none(), "both still read");
     writer.release().await.expect("an answer");
     reader.release().await.expect("an answer");
 }
 
-async fn semaphore(stage: Stage) {
-    let (one, two) = (stage.locks().await, stage.locks().await);
+async fn semaphore(context: TrialContext) {
+    let (one, two) = (context.locks().await, context.locks().await);
     let take = async |locks: &Leasehold, permits| locks.semaphore("x", 5).permits(permits).try_acquire().await;
     let three = take(&one, 3).await.expect("an answer").expect("five are free");
     let two_more = take(&two, 2).await.expect("an answer").expect("two are free");
@@ -135,8 +135,8 @@ async fn semaphore(stage: Stage) {
     soon("all is given back", async || left(&one).await == 0).await;
 }
 
-async fn work(stage: Stage) {
-    let (one, two) = (stage.locks().await, stage.locks().await);
+async fn work(context: TrialContext) {
+    let (one, two) = (context.locks().await, context.locks().await);
     let done = one.mutex("x").with(async |lease| lease.check().map(|()| lease.fence())).await;
     let fence = done.expect("the work is done");
     assert_eq!(left(&two).await, 0);
@@ -156,10 +156,10 @@ async fn work(stage: Stage) {
     assert_eq!(two.mutex("x").try_with(async |_| Ok::<_, Error>(7)).await.expect("an answer"), Some(7));
 }
 
-async fn work_stops(stage: Stage) {
-    let (one, operator) = (stage.locks().await, stage.locks().await);
+async fn work_stops(context: TrialContext) {
+    let (one, operator) = (context.locks().await, context.locks().await);
     // Renewed every ten seconds: a push comes before, and where nothing pushes a renewal tells.
-    let soon_enough = Duration::from_secs(if stage.guarantees.pushes { 5 } else { 15 });
+    let soon_enough = Duration::from_secs(if context.guarantees.pushes { 5 } else { 15 });
     let mutex = one.mutex("x").ttl(Duration::from_secs(30));
     let working = mutex.with(async |lease| {
         operator.evict(&resource("x"), lease.fence(), "stuck").await?;
@@ -170,13 +170,13 @@ async fn work_stops(stage: Stage) {
     recorded(&one, 1, Ending::Evicted).await;
 }
 
-async fn reentrant(stage: Stage) {
-    let (one, two) = (stage.locks().await, stage.locks().await);
-    let outer = one.mutex("x").reentrant().acquire().await.expect("it is free");
-    let middle = one.mutex("x").reentrant().acquire().await.expect("the same holder");
+async fn shared_by_holder(context: TrialContext) {
+    let (one, two) = (context.locks().await, context.locks().await);
+    let outer = one.mutex("x").shared_by_holder().acquire().await.expect("it is free");
+    let middle = one.mutex("x").shared_by_holder().acquire().await.expect("the same holder");
     assert_eq!(middle.fence(), outer.fence(), "one lease, one fence");
     assert_eq!(left(&two).await, 1);
-    assert!(two.mutex("x").reentrant().try_acquire().await.expect("an answer").is_none(), "another holder");
+    assert!(two.mutex("x").shared_by_holder().try_acquire().await.expect("an answer").is_none(), "another holder");
     assert!(one.mutex("x").try_acquire().await.expect("an answer").is_none(), "not without saying so");
     assert_eq!(outer.release().await.expect("an answer"), Released::Shared);
     middle.check().expect("the last guard holds");
@@ -194,8 +194,8 @@ async fn recorded(locks: &Leasehold, leases: usize, last: Ending) {
     .await;
 }
 
-async fn max_hold(stage: Stage) {
-    let (one, two) = (stage.locks().await, stage.locks().await);
+async fn max_hold(context: TrialContext) {
+    let (one, two) = (context.locks().await, context.locks().await);
     let guard = one.mutex("x").max_hold(Duration::from_millis(200)).acquire().await.expect("it is free");
     guard.check().expect("it is held");
     let next = time::timeout(SOON, two.mutex("x").wait_forever().acquire()).await.expect("it ends").expect("free");
@@ -208,8 +208,8 @@ async fn max_hold(stage: Stage) {
     next.release().await.expect("an answer");
 }
 
-async fn detached(stage: Stage) {
-    let (one, two) = (stage.locks().await, stage.locks().await);
+async fn detached(context: TrialContext) {
+    let (one, two) = (context.locks().await, context.locks().await);
     let detached = one.mutex("x").acquire_detached().await.expect("it is free");
     assert!(two.mutex("x").try_acquire_detached().await.expect("an answer").is_none());
     let handle = detached.handle.to_string().parse().expect("a handle is text");
@@ -224,8 +224,8 @@ async fn detached(stage: Stage) {
     assert_eq!(two.check(&handle).await.expect("an answer"), Standing::Gone);
 }
 
-async fn metadata(stage: Stage) {
-    let (one, two) = (stage.locks().await, stage.locks().await);
+async fn metadata(context: TrialContext) {
+    let (one, two) = (context.locks().await, context.locks().await);
     let value = |text: &str| Metadata::from_iter([(String::from("step"), text.into())]);
     let guard: Guard = one.mutex("x").note("nightly").metadata(value("copy")).acquire().await.expect("free");
     let seen = async || two.list(&ListFilter::new(Names::All)).await.expect("a list").leases;

@@ -9,19 +9,19 @@ use leasehold::{
 };
 use tokio::time;
 
-use super::{Stage, Trial};
+use super::{Trial, TrialContext};
 use crate::instance::{SOON, resource};
 
-impl Stage {
+impl TrialContext {
     /// A program's own instance on the place.
     pub(crate) async fn locks(&self) -> Leasehold {
-        locks_on(self.maker.instance().await)
+        locks_on(self.fixture.instance().await)
     }
 }
 
 /// A program on this backend.
 pub(crate) fn locks_on(backend: Arc<dyn Backend>) -> Leasehold {
-    Leasehold::builder().wait(SOON).backend(backend).expect("an engine")
+    Leasehold::builder().wait(SOON).open(backend).expect("an engine")
 }
 
 /// The three ways to have something alone.
@@ -34,13 +34,13 @@ pub(crate) enum Way {
 
 impl Way {
     /// The same trial in each way.
-    pub(crate) fn each<F>(name: &str, run: fn(Stage, Self) -> F) -> Vec<Trial>
+    pub(crate) fn each<F>(name: &str, run: fn(TrialContext, Self) -> F) -> Vec<Trial>
     where
         F: Future<Output = ()> + 'static,
     {
         let ways = [("mutex", Self::Mutex), ("write lock", Self::WriteLock), ("semaphore of 1", Self::Semaphore)];
         ways.into_iter()
-            .map(|(word, way)| Trial::of(format!("{name} [{word}]"), move |stage| run(stage, way)))
+            .map(|(word, way)| Trial::of(format!("{name} [{word}]"), move |context| run(context, way)))
             .collect()
     }
 
@@ -51,7 +51,7 @@ impl Way {
     pub(crate) async fn acquire_within(self, locks: &Leasehold, name: &str, wait: Duration) -> Result<Guard> {
         match self {
             Self::Mutex => locks.mutex(name).wait(wait).acquire().await,
-            Self::WriteLock => locks.rwlock(name).wait(wait).write().await,
+            Self::WriteLock => locks.write(name).wait(wait).acquire().await,
             Self::Semaphore => locks.semaphore(name, 1).wait(wait).acquire().await,
         }
     }
@@ -59,7 +59,7 @@ impl Way {
     pub(crate) async fn try_acquire(self, locks: &Leasehold, name: &str) -> Result<Option<Guard>> {
         match self {
             Self::Mutex => locks.mutex(name).try_acquire().await,
-            Self::WriteLock => locks.rwlock(name).try_write().await,
+            Self::WriteLock => locks.write(name).try_acquire().await,
             Self::Semaphore => locks.semaphore(name, 1).try_acquire().await,
         }
     }

@@ -7,7 +7,7 @@ use leasehold::{
     lease::{Claim, LeaseId, Released, Request, Standing},
 };
 
-use super::{Stage, Trial};
+use super::{Trial, TrialContext};
 use crate::instance::{Instance, MOMENT, ask};
 
 pub(super) fn trials() -> Vec<Trial> {
@@ -23,9 +23,9 @@ pub(super) fn trials() -> Vec<Trial> {
     trials
 }
 
-async fn fifty_waiters(stage: Stage, claim: Claim) {
+async fn fifty_waiters(context: TrialContext, claim: Claim) {
     const WAITERS: usize = 50;
-    let instances = [stage.instance().await, stage.instance().await, stage.instance().await];
+    let instances = [context.instance().await, context.instance().await, context.instance().await];
     let at = |waiter: usize| &instances[waiter * 7 % instances.len()];
     let first = ask("x", claim);
     let mut last_fence = at(0).granted(&first).await.fence;
@@ -53,8 +53,8 @@ async fn fifty_waiters(stage: Stage, claim: Claim) {
     assert!(instances[0].list("x").await.is_empty());
 }
 
-async fn places_are_counted(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn places_are_counted(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let holding = ask("x", Claim::EXCLUSIVE);
     let fence = one.granted(&holding).await.fence;
     let waiting: Vec<Request> = (0..4).map(|_| ask("x", Claim::EXCLUSIVE)).collect();
@@ -69,8 +69,8 @@ async fn places_are_counted(stage: Stage) {
     }
 }
 
-async fn leaving_the_middle(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn leaving_the_middle(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let requests: Vec<Request> = (0..4).map(|_| ask("x", Claim::EXCLUSIVE)).collect();
     let [first, second, third, fourth] = requests.as_slice() else { unreachable!("four were made") };
     one.granted(first).await;
@@ -85,8 +85,8 @@ async fn leaving_the_middle(stage: Stage) {
     two.holding(fourth).await;
 }
 
-async fn renewing_a_place(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn renewing_a_place(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let (first, second) = (ask("x", Claim::EXCLUSIVE), ask("x", Claim::EXCLUSIVE));
     one.granted(&first).await;
     two.queued(&second).await;
@@ -97,8 +97,8 @@ async fn renewing_a_place(stage: Stage) {
 }
 
 /// Hand-offs in quick succession: at each hint, the one told does hold. Hints to others are not sent.
-async fn hints_tell_the_truth(stage: Stage) {
-    let instances = [stage.instance().await, stage.instance().await];
+async fn hints_tell_the_truth(context: TrialContext) {
+    let instances = [context.instance().await, context.instance().await];
     let requests: Vec<Request> = (0..20).map(|_| ask("x", Claim::SHARED)).collect();
     let writer = ask("x", Claim::EXCLUSIVE);
     instances[0].granted(&writer).await;

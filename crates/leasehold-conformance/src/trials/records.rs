@@ -7,7 +7,7 @@ use leasehold::{
     lease::{Claim, EndedLease, Ending, HistoryFilter, LeaseState, Lifetime, ListFilter, Metadata, Names, Outcome},
 };
 
-use super::{Stage, Trial};
+use super::{Trial, TrialContext};
 use crate::instance::{LONG, SOON, ask, attempt, renewal};
 
 pub(super) fn trials() -> Vec<Trial> {
@@ -25,8 +25,8 @@ pub(super) fn trials() -> Vec<Trial> {
     ]
 }
 
-async fn listing(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn listing(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let holding = ask("x", Claim::EXCLUSIVE).note("deploy");
     let waiting = ask("x", Claim::SHARED).lifetime(Lifetime::Detached);
     let grant = one.granted(&holding).await;
@@ -45,8 +45,8 @@ async fn listing(stage: Stage) {
     assert!(expires_in <= LONG && expires_in + SOON > LONG);
 }
 
-async fn listing_order(stage: Stage) {
-    let one = stage.instance().await;
+async fn listing_order(context: TrialContext) {
+    let one = context.instance().await;
     let names = ["b", "a", "c"];
     for name in names {
         one.granted(&ask(name, Claim::SHARED)).await;
@@ -68,8 +68,8 @@ async fn listing_order(stage: Stage) {
     assert_eq!(page.next, None);
 }
 
-async fn listing_pages(stage: Stage) {
-    let one = stage.instance().await;
+async fn listing_pages(context: TrialContext) {
+    let one = context.instance().await;
     let mut names: Vec<String> = (0..25).map(|at| format!("page:{at}")).collect();
     for name in names.iter().map(String::as_str).chain(["other", "pag", "page"]) {
         one.granted(&attempt(name, Claim::EXCLUSIVE)).await;
@@ -87,8 +87,8 @@ async fn listing_pages(stage: Stage) {
     assert_eq!(told, names);
 }
 
-async fn any_name(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn any_name(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let long = "n".repeat(Resource::MAX_BYTES);
     let long_unicode = "ü".repeat(Resource::MAX_BYTES / 2);
     let names = [
@@ -124,8 +124,8 @@ async fn any_name(stage: Stage) {
     assert!(one.backend.list(&ListFilter::new(Names::All)).await.expect("a listing").leases.is_empty());
 }
 
-async fn any_text(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn any_text(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let metadata = serde_json::json!({
         "job": "Rechnung №7 – „geprüft“",
         "nested": {"list": [1, 2.5, -3, true, null, "x\n\t\"y\"\\"], "empty": {}},
@@ -150,8 +150,8 @@ async fn any_text(stage: Stage) {
     assert_eq!(ended.problem.map(Outcome::Failed), Some(outcome));
 }
 
-async fn metadata_replaced(stage: Stage) {
-    let one = stage.instance().await;
+async fn metadata_replaced(context: TrialContext) {
+    let one = context.instance().await;
     let value = |text: &str| Metadata::from_iter([(String::from("value"), text.into())]);
     let request = ask("x", Claim::LEADER).metadata(value("first"));
     one.granted(&request).await;
@@ -163,8 +163,8 @@ async fn metadata_replaced(stage: Stage) {
     assert!(one.list("x").await[0].metadata.is_empty());
 }
 
-async fn endings(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn endings(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let held = [
         (Outcome::Completed, Ending::Released),
         (Outcome::failed("Timeout", "no answer"), Ending::Failed),
@@ -195,14 +195,14 @@ async fn endings(stage: Stage) {
     }
 }
 
-async fn history_pages(stage: Stage) {
-    let one = stage.instance().await;
+async fn history_pages(context: TrialContext) {
+    let one = context.instance().await;
     for _ in 0..5 {
         let request = attempt("x", Claim::EXCLUSIVE);
         one.granted(&request).await;
         one.backend.release(&request.key, &Outcome::Completed).await.expect("a release");
     }
-    let locks = Leasehold::builder().backend(Arc::clone(&one.backend)).expect("an instance");
+    let locks = Leasehold::builder().open(Arc::clone(&one.backend)).expect("an instance");
     for (limit, shown, is_truncated) in [(0, 0, true), (4, 4, true), (5, 5, false), (usize::MAX, 5, false)] {
         let filter = HistoryFilter::new(Names::All).limit(limit);
         let page = locks.history_page(&filter).await.expect("a page of history");
@@ -210,8 +210,8 @@ async fn history_pages(stage: Stage) {
     }
 }
 
-async fn history_filters(stage: Stage) {
-    let one = stage.instance().await;
+async fn history_filters(context: TrialContext) {
+    let one = context.instance().await;
     for at in 0..6 {
         let request = ask(if at % 2 == 0 { "job:a" } else { "job:b" }, Claim::EXCLUSIVE);
         one.granted(&request).await;
@@ -237,8 +237,8 @@ async fn history_filters(stage: Stage) {
     assert_eq!(one.history("job:a").await.len(), 3);
 }
 
-async fn examination(stage: Stage) {
-    let findings = stage.instance().await.backend.examine().await.expect("an examination");
+async fn examination(context: TrialContext) {
+    let findings = context.instance().await.backend.examine().await.expect("an examination");
     assert!(!findings.is_empty());
     assert!(findings.iter().all(|finding| !finding.subject.is_empty() && !finding.message.is_empty()));
 }

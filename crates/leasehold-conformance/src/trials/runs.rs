@@ -8,7 +8,7 @@ use leasehold::{
     lease::{Names, RunRecord, RunReport, Timestamp},
 };
 
-use super::{Stage, Trial};
+use super::{Trial, TrialContext};
 use crate::instance::{Instance, resource};
 
 /// A cluster spreads its names over this many parts, each with a bound of its own, rounded up.
@@ -49,8 +49,8 @@ impl Instance {
     }
 }
 
-async fn counted(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn counted(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     assert_eq!(one.runs_of("job").await, None);
     one.report(&[skipped("job", "first")]).await;
     let runs = two.runs_of("job").await.expect("another instance sees it");
@@ -72,8 +72,8 @@ async fn counted(stage: Stage) {
     assert_eq!((other.skips, other.held_by, other.last_success), (1, None, None));
 }
 
-async fn found_by_name(stage: Stage) {
-    let one = stage.instance().await;
+async fn found_by_name(context: TrialContext) {
+    let one = context.instance().await;
     let reports = ["b:2", "a", "b:1", "c"].map(|name| skipped(name, "x"));
     one.report(&reports).await;
     let names = async |names| -> Vec<String> {
@@ -85,17 +85,17 @@ async fn found_by_name(stage: Stage) {
     assert!(names(Names::Exactly(resource("d"))).await.is_empty());
 }
 
-async fn bounded(stage: Stage) {
-    let one = stage.instance().await;
+async fn bounded(context: TrialContext) {
+    let one = context.instance().await;
     let name = |at: usize| format!("job:{at:05}");
-    let count = RunTable::MOST_NAMES + 1000;
+    let count = RunTable::MAX_NAMES + 1000;
     let all: Vec<RunReport> = (0..count).map(|at| skipped(&name(at), "x")).collect();
     for some in all.chunks(1000) {
         one.report(some).await;
     }
     let runs = one.runs(Names::All).await;
-    assert!(runs.len() <= RunTable::MOST_NAMES + PARTS, "{} names are remembered", runs.len());
-    assert!(runs.len() >= RunTable::MOST_NAMES * 9 / 10, "only {} names are remembered", runs.len());
+    assert!(runs.len() <= RunTable::MAX_NAMES + PARTS, "{} names are remembered", runs.len());
+    assert!(runs.len() >= RunTable::MAX_NAMES * 9 / 10, "only {} names are remembered", runs.len());
     let is_there = |at: usize| {
         let wanted: Resource = resource(&name(at));
         runs.binary_search_by(|runs| runs.resource.cmp(&wanted)).is_ok()
@@ -105,14 +105,14 @@ async fn bounded(stage: Stage) {
     assert!(oldest < 500, "{oldest} of the oldest thousand are remembered");
 }
 
-async fn kept_for_forty_days(stage: Stage) {
-    let one = stage.instance().await;
+async fn kept_for_forty_days(context: TrialContext) {
+    let one = context.instance().await;
     one.report(&[skipped("old", "x"), skipped("used", "x")]).await;
     let began: Option<Timestamp> = one.runs_of("old").await.and_then(|runs| runs.last_skip);
-    stage.clock.advance(RunTable::KEPT.saturating_sub(Duration::from_secs(1)));
+    context.clock.advance(RunTable::KEPT.saturating_sub(Duration::from_secs(1)));
     one.report(&[RunReport::succeeded(resource("used"))]).await;
     assert_eq!(one.runs_of("old").await.and_then(|runs| runs.last_skip), began, "it is not old enough");
-    stage.clock.advance(Duration::from_secs(1));
+    context.clock.advance(Duration::from_secs(1));
     assert_eq!(one.runs_of("old").await, None);
     one.report(&[RunReport::succeeded(resource("new"))]).await;
     let names: Vec<Resource> = one.runs(Names::All).await.into_iter().map(|runs| runs.resource).collect();

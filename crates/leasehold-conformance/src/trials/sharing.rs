@@ -2,7 +2,7 @@
 
 use leasehold::lease::{Claim, Decision, Request, Standing};
 
-use super::{Stage, Trial};
+use super::{Trial, TrialContext};
 use crate::instance::{ask, attempt, permits, renewal};
 
 pub(super) fn trials() -> Vec<Trial> {
@@ -20,8 +20,8 @@ pub(super) fn trials() -> Vec<Trial> {
     ]
 }
 
-async fn readers_share(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn readers_share(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let readers: Vec<Request> = (0..5).map(|_| attempt("x", Claim::SHARED)).collect();
     for (at, reader) in readers.iter().enumerate() {
         [&one, &two][at % 2].granted(reader).await;
@@ -37,8 +37,8 @@ async fn readers_share(stage: Stage) {
     one.busy(&attempt("x", Claim::SHARED)).await;
 }
 
-async fn writers_do_not_starve(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn writers_do_not_starve(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let (early, writer, late) = (ask("x", Claim::SHARED), ask("x", Claim::EXCLUSIVE), ask("x", Claim::SHARED));
     one.granted(&early).await;
     two.queued(&writer).await;
@@ -51,8 +51,8 @@ async fn writers_do_not_starve(stage: Stage) {
     one.holding(&late).await;
 }
 
-async fn readers_get_in_together(stage: Stage) {
-    let one = stage.instance().await;
+async fn readers_get_in_together(context: TrialContext) {
+    let one = context.instance().await;
     let writer = ask("x", Claim::EXCLUSIVE);
     one.granted(&writer).await;
     let readers: Vec<Request> = (0..3).map(|_| ask("x", Claim::SHARED)).collect();
@@ -69,8 +69,8 @@ async fn readers_get_in_together(stage: Stage) {
     one.queued(&last).await;
 }
 
-async fn downgrade(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn downgrade(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let (writer, reader, next) = (ask("x", Claim::EXCLUSIVE), ask("x", Claim::SHARED), ask("x", Claim::EXCLUSIVE));
     let grant = one.granted(&writer).await;
     two.queued(&reader).await;
@@ -84,8 +84,8 @@ async fn downgrade(stage: Stage) {
     two.holding(&next).await;
 }
 
-async fn downgrade_is_one_way(stage: Stage) {
-    let one = stage.instance().await;
+async fn downgrade_is_one_way(context: TrialContext) {
+    let one = context.instance().await;
     let reader = ask("x", Claim::SHARED);
     one.granted(&reader).await;
     one.renew(renewal(&reader).downgrade(Claim::EXCLUSIVE)).await;
@@ -95,8 +95,8 @@ async fn downgrade_is_one_way(stage: Stage) {
     assert!(one.list("x").await.iter().all(|record| record.claim == Claim::SHARED));
 }
 
-async fn permits_are_weighed(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn permits_are_weighed(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let (three, two_more) = (attempt("x", permits(3, 5)), attempt("x", permits(2, 5)));
     one.granted(&three).await;
     one.busy(&attempt("x", permits(3, 5))).await;
@@ -110,8 +110,8 @@ async fn permits_are_weighed(stage: Stage) {
     two.busy(&attempt("x", permits(1, 5))).await;
 }
 
-async fn big_claims_do_not_starve(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn big_claims_do_not_starve(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let (small, big, late) = (ask("x", permits(1, 3)), ask("x", permits(3, 3)), ask("x", permits(1, 3)));
     one.granted(&small).await;
     two.queued(&big).await;
@@ -123,8 +123,8 @@ async fn big_claims_do_not_starve(stage: Stage) {
     one.holding(&late).await;
 }
 
-async fn permits_given_back(stage: Stage) {
-    let one = stage.instance().await;
+async fn permits_given_back(context: TrialContext) {
+    let one = context.instance().await;
     let (big, waiting) = (ask("x", permits(3, 3)), ask("x", permits(2, 3)));
     one.granted(&big).await;
     one.queued(&waiting).await;
@@ -134,8 +134,8 @@ async fn permits_given_back(stage: Stage) {
     one.holding(&waiting).await;
 }
 
-async fn wrong_shape(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn wrong_shape(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     let claims = [Claim::EXCLUSIVE, permits(1, 3), permits(1, 5), Claim::LEADER];
     for (at, in_use) in claims.into_iter().enumerate() {
         let name = format!("x{at}");
@@ -151,8 +151,8 @@ async fn wrong_shape(stage: Stage) {
     }
 }
 
-async fn free_names_have_no_shape(stage: Stage) {
-    let (one, two) = (stage.instance().await, stage.instance().await);
+async fn free_names_have_no_shape(context: TrialContext) {
+    let (one, two) = (context.instance().await, context.instance().await);
     for claim in [Claim::EXCLUSIVE, permits(1, 3), Claim::LEADER, permits(2, 5), Claim::SHARED] {
         let request = attempt("x", claim);
         one.granted(&request).await;

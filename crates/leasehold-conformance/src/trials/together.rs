@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tokio::{task::JoinSet, time};
 
 use super::{
-    Stage, Trial,
+    Trial, TrialContext,
     program::{history, left, soon, waiting},
 };
 use crate::instance::SOON;
@@ -23,8 +23,8 @@ pub(super) fn trials() -> Vec<Trial> {
 }
 
 /// Eight tasks move money between two accounts, each in its own order; none is made or lost.
-async fn no_deadlock(stage: Stage) {
-    let instances = [stage.locks().await, stage.locks().await];
+async fn no_deadlock(context: TrialContext) {
+    let instances = [context.locks().await, context.locks().await];
     let accounts = Arc::new(Mutex::new([100_i32, 100]));
     let mut tasks = JoinSet::new();
     for at in 0..8 {
@@ -46,8 +46,8 @@ async fn no_deadlock(stage: Stage) {
     assert_eq!(left(&instances[0]).await, 0);
 }
 
-async fn all_or_nothing(stage: Stage) {
-    let (one, two) = (stage.locks().await, stage.locks().await);
+async fn all_or_nothing(context: TrialContext) {
+    let (one, two) = (context.locks().await, context.locks().await);
     let held = one.mutex("b").acquire().await.expect("it is free");
     assert!(two.all(["a", "b", "c"]).try_acquire().await.expect("an answer").is_none());
     assert_eq!(left(&one).await, 1, "what was taken first is given back");
@@ -61,8 +61,8 @@ async fn all_or_nothing(stage: Stage) {
     all.release().await.expect("an answer");
 }
 
-async fn release_all(stage: Stage) {
-    let (one, two) = (stage.locks().await, stage.locks().await);
+async fn release_all(context: TrialContext) {
+    let (one, two) = (context.locks().await, context.locks().await);
     let mut guards = Vec::new();
     for at in 0..10 {
         guards.push(one.mutex(format!("x{at}")).acquire().await.expect("it is free"));
@@ -77,8 +77,8 @@ async fn release_all(stage: Stage) {
     assert!(one.mutex("x0").try_acquire().await.expect("an answer").is_some(), "the program goes on");
 }
 
-async fn close(stage: Stage) {
-    let (one, two) = (stage.locks().await, stage.locks().await);
+async fn close(context: TrialContext) {
+    let (one, two) = (context.locks().await, context.locks().await);
     let held = one.mutex("x").acquire().await.expect("it is free");
     let foreign = two.mutex("y").acquire().await.expect("it is free");
     let (locks, mut tasks) = (one.clone(), JoinSet::new());
@@ -95,8 +95,8 @@ async fn close(stage: Stage) {
     foreign.release().await.expect("an answer");
 }
 
-async fn close_one(stage: Stage) {
-    let (one, two) = (stage.locks().await, stage.locks().await);
+async fn close_one(context: TrialContext) {
+    let (one, two) = (context.locks().await, context.locks().await);
     let (mine, theirs) = (one.mutex("x").acquire().await.expect("free"), two.mutex("y").acquire().await.expect("free"));
     one.close().await.expect("an answer");
     theirs.check().expect("it is held");

@@ -13,7 +13,7 @@ use leasehold::{
     backends::postgres::{PostgresBackend, PostgresOptions},
     clock::SystemClock,
 };
-use leasehold_conformance::Maker;
+use leasehold_conformance::Fixture;
 use leasehold_testkit::postgres::Postgres;
 
 /// A private server with the schema, and how to connect to it.
@@ -42,7 +42,7 @@ pub(crate) struct Place {
 }
 
 #[async_trait::async_trait]
-impl Maker for Place {
+impl Fixture for Place {
     async fn instance(&self) -> Arc<dyn Backend> {
         let limit = Duration::from_secs(10);
         let options = PostgresOptions::from_url(&self.url, &self.namespace, Arc::new(SystemClock), limit);

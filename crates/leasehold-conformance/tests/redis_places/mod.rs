@@ -11,7 +11,7 @@ use leasehold::{
     backends::redis::{RedisBackend, RedisOptions},
     clock::Clock,
 };
-use leasehold_conformance::Maker;
+use leasehold_conformance::Fixture;
 
 /// A namespace that nobody else uses.
 pub(crate) struct Namespace {
@@ -42,7 +42,7 @@ impl Namespace {
 }
 
 #[async_trait::async_trait]
-impl Maker for Namespace {
+impl Fixture for Namespace {
     async fn instance(&self) -> Arc<dyn Backend> {
         self.open().await
     }
