@@ -7,11 +7,12 @@ mod duration;
 mod exit;
 mod help;
 mod json;
+mod output;
 mod redact;
-mod say;
 mod settings;
 mod shell;
 mod table;
+mod variables;
 mod work;
 
 use std::{env, ffi::OsString, process::ExitCode};
@@ -24,8 +25,9 @@ use clap::{
 use self::{
     args::{Cli, LogFormat},
     exit::Failure,
-    say::Say,
-    settings::{Looks, environment},
+    output::Output,
+    settings::Looks,
+    variables::environment,
 };
 
 /// Runs the command line of this process.
@@ -39,15 +41,15 @@ pub fn main() -> ExitCode {
     report_bugs();
     let cli = match Cli::try_parse_from(&args) {
         Ok(cli) if matches!(cli.command, args::Command::Run(_)) && help::lacks_name(&args) => {
-            Say::new(Looks::resolve(&cli.global, &environment)).fail(&help::name_first());
+            Output::new(Looks::resolve(&cli.global, &environment)).fail(&help::name_first());
             return ExitCode::from(exit::USAGE);
         }
         Ok(cli) => cli,
         Err(error) => return ExitCode::from(refuse(&error, &args)),
     };
-    let say = Say::new(Looks::resolve(&cli.global, &environment));
-    let code = commands::run(&cli, &args, &say);
-    say.finish();
+    let output = Output::new(Looks::resolve(&cli.global, &environment));
+    let code = commands::run(&cli, &args, &output);
+    output.finish();
     ExitCode::from(code)
 }
 
@@ -100,7 +102,7 @@ fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
         args.iter().any(|word| word == "--json") || environment("LEASEHOLD_JSON").is_some_and(|value| value != "0");
     let log = help::log_format(args).unwrap_or(if json { LogFormat::Json } else { LogFormat::Text });
     let looks = Looks { json, log, ..Looks::plain() };
-    Say::new(looks).fail(&failure);
+    Output::new(looks).fail(&failure);
     failure.code
 }
 
@@ -115,14 +117,14 @@ fn tip(paragraph: &str) -> Option<String> {
 /// Ending at once is the safe side: the supervisor kills the command then.
 fn report_bugs() {
     std::panic::set_hook(Box::new(|panic| {
-        let say = Say::new(Looks::plain());
+        let output = Output::new(Looks::plain());
         let failure = Failure {
             code: exit::SOFTWARE,
             kind: "bug",
             message: format!("this is a bug: {panic}"),
             hint: Some(String::from("please report it, with what you typed")),
         };
-        say.fail(&failure);
+        output.fail(&failure);
         std::process::exit(exit::SOFTWARE.into());
     }));
 }

@@ -1,4 +1,4 @@
-//! What we say, on standard error: one clear line, or one JSON object, and never in the way of the work.
+//! What the command prints to standard error: one clear line, or one JSON object, and never in the way of the work.
 //!
 //! A reader that is gone or slow must not end or delay us: the one who watches
 //! over a lease cannot wait for somebody to press Ctrl-Q.
@@ -97,7 +97,7 @@ impl Line {
 
 /// Says things.
 #[derive(Debug)]
-pub(crate) struct Say {
+pub(crate) struct Output {
     looks: Looks,
     /// The thread that writes for a slow reader, once there is one.
     slow: Mutex<Option<Sender<Vec<u8>>>>,
@@ -105,7 +105,7 @@ pub(crate) struct Say {
     is_live: AtomicBool,
 }
 
-impl Say {
+impl Output {
     /// Says things as wished.
     pub(crate) fn new(looks: Looks) -> Self {
         Self { looks, slow: Mutex::new(None), is_live: AtomicBool::new(false) }
@@ -117,7 +117,7 @@ impl Say {
     }
 
     /// Says a line, if somebody wants to hear it.
-    pub(crate) fn say(&self, line: Line) {
+    pub(crate) fn print(&self, line: Line) {
         // Programs hear of every step; people of what matters.
         let heard = match self.looks.level {
             Level::Normal if self.looks.log == LogFormat::Json => Level::Verbose,

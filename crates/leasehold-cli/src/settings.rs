@@ -1,7 +1,6 @@
-//! What flags, environment, profile and defaults come to, in that order of precedence.
+//! Resolves flags, environment, profile and defaults, in this order, into `Settings` and `Looks`.
 
 use std::{
-    env,
     ffi::OsString,
     io::IsTerminal,
     path::{Path, PathBuf},
@@ -15,15 +14,8 @@ use crate::{
     config::Config,
     exit::{Failure, Result},
     redact, shell,
+    variables::Environment,
 };
-
-/// Where environment variables come from, so that tests can bring their own.
-pub(crate) type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
-
-/// The variable of this process's environment; an empty one counts as absent.
-pub(crate) fn environment(name: &str) -> Option<OsString> {
-    env::var_os(name).filter(|value| !value.is_empty())
-}
 
 /// Where locks live and how to get there.
 #[derive(Clone)]

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use crate::settings::environment;
+use crate::variables::environment;
 
 /// The word, in quotes where the shell would read it otherwise.
 pub(crate) fn word(text: &str) -> String {

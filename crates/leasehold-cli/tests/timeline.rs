@@ -59,9 +59,9 @@ struct Stage {
 impl Stage {
     fn set() -> Self {
         let memory = MemoryBackend::private(Arc::new(SystemClock));
-        let second = Leasehold::builder().backend(Arc::new(memory.sibling())).unwrap();
+        let second = Leasehold::builder().open(Arc::new(memory.sibling())).unwrap();
         let connection = Faulty::new(Arc::new(memory));
-        let first = Leasehold::builder().backend(Arc::clone(&connection) as _).unwrap();
+        let first = Leasehold::builder().open(Arc::clone(&connection) as _).unwrap();
         Self { place: Place::new(), connection, first, second }
     }
 

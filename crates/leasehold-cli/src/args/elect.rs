@@ -1,11 +1,9 @@
-//! `leasehold elect`
+//! The arguments of `leasehold elect`.
 
 use std::time::Duration;
 
-use clap_complete::engine::ArgValueCompleter;
-
 use super::ChildArgs;
-use crate::{commands, duration};
+use crate::duration;
 
 /// Run a command only while leader, or follow who leads.
 #[derive(Debug, clap::Args)]
@@ -19,7 +17,7 @@ use crate::{commands, duration};
 #[allow(clippy::struct_excessive_bools, reason = "flags are flags")]
 pub(crate) struct ElectArgs {
     /// The election
-    #[arg(value_name = "NAME", add = ArgValueCompleter::new(commands::completions::lock_names))]
+    #[arg(value_name = "NAME")]
     pub(crate) name: String,
     #[command(flatten)]
     pub(crate) child: ChildArgs,

@@ -1,19 +1,18 @@
-//! The commands that look, and `evict`.
+//! The arguments of the commands that show or evict leases.
 
-use std::{path::PathBuf, str::FromStr, time::Duration};
+use std::{str::FromStr, time::Duration};
 
-use clap::{ValueEnum, ValueHint};
-use clap_complete::engine::ArgValueCompleter;
+use clap::ValueEnum;
 use leasehold::lease::{Ending, Mode, Timestamp};
 
-use crate::{commands, duration};
+use crate::duration;
 
 /// Show held locks and who waits for them.
 #[derive(Clone, Debug, clap::Args)]
 #[allow(clippy::struct_excessive_bools, reason = "flags are flags")]
 pub(crate) struct ListArgs {
     /// Only locks whose names start so
-    #[arg(value_name = "PREFIX", add = ArgValueCompleter::new(commands::completions::lock_names))]
+    #[arg(value_name = "PREFIX")]
     pub(crate) prefix: Option<String>,
     /// Only locks that are held
     #[arg(long)]
@@ -85,7 +84,7 @@ pub(crate) enum SortBy {
 #[derive(Debug, clap::Args)]
 pub(crate) struct InspectArgs {
     /// The lock
-    #[arg(value_name = "NAME", add = ArgValueCompleter::new(commands::completions::lock_names))]
+    #[arg(value_name = "NAME")]
     pub(crate) name: String,
 }
 
@@ -93,7 +92,7 @@ pub(crate) struct InspectArgs {
 #[derive(Debug, clap::Args)]
 pub(crate) struct WatchArgs {
     /// Only locks whose names start so
-    #[arg(value_name = "PREFIX", add = ArgValueCompleter::new(commands::completions::lock_names))]
+    #[arg(value_name = "PREFIX")]
     pub(crate) prefix: Option<String>,
     /// Only these events: waiting, acquired, ended, or how it ended (as in `history`); may be repeated
     #[arg(long, value_enum, hide_possible_values = true, value_delimiter = ',')]
@@ -152,7 +151,7 @@ impl EventArg {
 #[derive(Debug, clap::Args)]
 pub(crate) struct HistoryArgs {
     /// Only this lock; with a trailing * those whose names start so
-    #[arg(value_name = "NAME", add = ArgValueCompleter::new(commands::completions::lock_names))]
+    #[arg(value_name = "NAME")]
     pub(crate) name: Option<String>,
     /// Only what ended since: 2h (ago), 2026-11-15, 2026-11-15T02:00:00Z
     #[arg(long, value_name = "WHEN")]
@@ -248,7 +247,7 @@ impl FromStr for When {
                         The holder is told and stops its work, but may still be at it for a moment.")]
 pub(crate) struct EvictArgs {
     /// The lock
-    #[arg(value_name = "NAME", add = ArgValueCompleter::new(commands::completions::lock_names))]
+    #[arg(value_name = "NAME")]
     pub(crate) name: String,
     /// The fence of the lease to take away
     #[arg(long, value_name = "N")]
@@ -260,61 +259,3 @@ pub(crate) struct EvictArgs {
     #[arg(short, long)]
     pub(crate) yes: bool,
 }
-
-/// Print the script that makes a shell complete commands, flags and live lock names.
-#[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  source <(leasehold completions bash)\n  \
-                        source <(leasehold completions zsh)\n  leasehold completions fish | source")]
-pub(crate) struct CompletionsArgs {
-    /// The shell: bash, zsh, fish or elvish
-    #[arg(value_enum, hide_possible_values = true)]
-    pub(crate) shell: Shell,
-}
-
-/// The shells that can be helped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Shell {
-    /// GNU Bourne-again shell
-    Bash,
-    /// Z shell
-    Zsh,
-    /// Friendly interactive shell
-    Fish,
-    /// Elvish
-    Elvish,
-}
-
-impl Shell {
-    /// Its name.
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Bash => "bash",
-            Self::Zsh => "zsh",
-            Self::Fish => "fish",
-            Self::Elvish => "elvish",
-        }
-    }
-}
-
-/// Print the manual page.
-#[derive(Debug, clap::Args)]
-pub(crate) struct ManArgs {
-    /// The page of this command
-    #[arg(value_name = "COMMAND")]
-    pub(crate) page: Option<String>,
-    /// Write all pages to this directory
-    #[arg(long, value_name = "DIR", conflicts_with = "page", value_hint = ValueHint::DirPath)]
-    pub(crate) out: Option<PathBuf>,
-}
-
-/// Print the JSON Schema of a machine output.
-#[derive(Debug, clap::Args)]
-pub(crate) struct SchemaArgs {
-    /// Which: a command, `report` (of `run --report`), or `event` (what `run --json` says) [default: list them]
-    #[arg(value_name = "NAME")]
-    pub(crate) name: Option<String>,
-}
-
-/// Print the version.
-#[derive(Debug, clap::Args)]
-pub(crate) struct VersionArgs {}

@@ -1,12 +1,11 @@
-//! `leasehold acquire`, `renew`, `release` and `check`, and how a lease is asked for.
+//! The arguments of `acquire`, `renew`, `release` and `check`, and how a lease is asked for.
 
 use std::{path::PathBuf, time::Duration};
 
 use clap::ValueHint;
-use clap_complete::engine::ArgValueCompleter;
 use leasehold_supervise::OnLost;
 
-use crate::{commands, duration};
+use crate::duration;
 
 /// How much is asked for, and how patiently.
 #[derive(Debug, clap::Args)]
@@ -51,7 +50,7 @@ pub(crate) struct ShownArgs {
                         leasehold check --lease \"$lease\" && ./deploy\n  leasehold release --lease \"$lease\"")]
 pub(crate) struct AcquireArgs {
     /// The lock
-    #[arg(value_name = "NAME", add = ArgValueCompleter::new(commands::completions::lock_names))]
+    #[arg(value_name = "NAME")]
     pub(crate) name: String,
     /// How long the lease lives (required: nobody renews it) [default with --while-pid: 30s]
     #[arg(long, value_name = "D", value_parser = duration::parse)]
@@ -111,7 +110,7 @@ pub(crate) struct LeaseArgs {
 )]
 pub(crate) struct CheckArgs {
     /// The lock under which the job runs
-    #[arg(value_name = "NAME", requires = "succeeded_within", conflicts_with_all = ["lease", "lease_file"], add = ArgValueCompleter::new(commands::completions::lock_names))]
+    #[arg(value_name = "NAME", requires = "succeeded_within", conflicts_with_all = ["lease", "lease_file"])]
     pub(crate) name: Option<String>,
     /// Whether a `run` of the job ended with exit code 0 so lately
     #[arg(long, value_name = "D", requires = "name", value_parser = duration::parse)]

@@ -5,8 +5,9 @@
 mod child;
 mod elect;
 mod init;
+mod inspect;
 mod lease;
-mod look;
+mod meta;
 mod run;
 
 use std::{path::PathBuf, time::Duration};
@@ -17,12 +18,10 @@ pub(crate) use self::{
     child::ChildArgs,
     elect::ElectArgs,
     init::InitArgs,
+    inspect::{EventArg, EvictArgs, HistoryArgs, InspectArgs, ListArgs, SortBy, WatchArgs, When},
     lease::{AcquireArgs, AskArgs, CheckArgs, LeaseArgs, RenewArgs, ShownArgs},
-    look::{
-        CompletionsArgs, EventArg, EvictArgs, HistoryArgs, InspectArgs, ListArgs, ManArgs, SchemaArgs, Shell, SortBy,
-        VersionArgs, WatchArgs, When,
-    },
-    run::{HookArgs, RunArgs, in_a_script},
+    meta::{CompletionsArgs, ManArgs, SchemaArgs, Shell, VersionArgs},
+    run::{FlockArgs, HookArgs, RunArgs},
 };
 use crate::duration;
 

@@ -1,12 +1,11 @@
-//! `leasehold run`
+//! The arguments of `leasehold run`, with its hooks and flags of flock(1).
 
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::ValueHint;
-use clap_complete::engine::ArgValueCompleter;
 
 use super::{AskArgs, ChildArgs, ShownArgs};
-use crate::{commands, duration, exit::Failure, settings::Settings};
+use crate::duration;
 
 /// Run a command while holding a lock.
 #[derive(Debug, clap::Args)]
@@ -24,7 +23,7 @@ use crate::{commands, duration, exit::Failure, settings::Settings};
 #[allow(clippy::struct_excessive_bools, reason = "flags are flags")]
 pub(crate) struct RunArgs {
     /// The lock
-    #[arg(value_name = "NAME", add = ArgValueCompleter::new(commands::completions::lock_names))]
+    #[arg(value_name = "NAME")]
     pub(crate) name: String,
     #[command(flatten)]
     pub(crate) child: ChildArgs,
@@ -44,7 +43,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "D", value_parser = duration::parse)]
     pub(crate) ttl: Option<Duration>,
     /// One more lock, all or nothing; may be repeated
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["shared", "limit"], add = ArgValueCompleter::new(commands::completions::lock_names))]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["shared", "limit"])]
     pub(crate) also: Vec<String>,
     /// Keep the lock at least this long
     #[arg(long, value_name = "D", value_parser = duration::parse)]
@@ -91,35 +90,9 @@ pub(crate) struct HookArgs {
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct FlockArgs {
     #[arg(short = 'u', long, hide = true)]
-    unlock: bool,
+    pub(crate) unlock: bool,
     #[arg(short = 'o', long, hide = true)]
-    close: bool,
+    pub(crate) close: bool,
     #[arg(short = 'F', long, hide = true)]
-    no_fork: bool,
-}
-
-impl FlockArgs {
-    /// Why one of them cannot be used, and what to write instead.
-    pub(crate) fn refusal(self, settings: &Settings) -> Option<Failure> {
-        if self.unlock {
-            let words = "run has no -u: a lock is not tied to a file descriptor";
-            return Some(Failure::usage(words).hint(in_a_script(settings)));
-        }
-        if self.close {
-            return Some(Failure::usage("run has no -o: nothing that the command leaves behind keeps the lock").hint(
-                "leave -o out: such processes are stopped when the command ends; \
-                     with --stragglers leave they run on without the lock",
-            ));
-        }
-        self.no_fork.then(|| {
-            Failure::usage("run has no -F: it stays beside the command to renew the lock and to stop it in time")
-                .hint("leave -F out: signals, the terminal and the exit code are passed on")
-        })
-    }
-}
-
-/// What replaces `exec 9>file; flock 9` in a script.
-pub(crate) fn in_a_script(settings: &Settings) -> String {
-    let acquire = settings.command("acquire NAME --while-pid $$");
-    format!("in a script: lease=$({acquire}); …; {}", settings.command("release --lease \"$lease\""))
+    pub(crate) no_fork: bool,
 }

@@ -19,13 +19,14 @@ use crate::{
     duration::{Measured, millis},
     exit::{self, Failure, Result},
     json,
-    say::Line,
-    settings::{Level, environment},
+    output::Line,
+    settings::Level,
+    variables::environment,
     work::{
         ask::{self, Ask, Patience},
+        connect_retry::Start,
         nested::{self, Outer},
         note,
-        start::Start,
         wait::{self, Waited, Wanted},
     },
 };
@@ -84,9 +85,13 @@ impl Request<'_> {
 
     /// A lease that ends by itself.
     async fn detached(&self, signals: &mut Signals) -> Result<u8> {
-        let waited =
-            wait::wait(self.wanted(), async || self.ask.acquire_detached(self.locks).await, signals, self.context.say)
-                .await?;
+        let waited = wait::wait(
+            self.wanted(),
+            async || self.ask.acquire_detached(self.locks).await,
+            signals,
+            self.context.output,
+        )
+        .await?;
         match waited {
             Waited::Acquired { held, explained } => {
                 let Detached { handle, grant, waited, .. } = held;
@@ -103,7 +108,7 @@ impl Request<'_> {
         let grace = kill_after(None, self.ask.ttl.get())?;
         let waited = tokio::select! {
             biased;
-            waited = wait::wait(self.wanted(), async || self.ask.acquire(self.locks).await, signals, self.context.say) => waited?,
+            waited = wait::wait(self.wanted(), async || self.ask.acquire(self.locks).await, signals, self.context.output) => waited?,
             () = keeper.nobody_wants_it() => {
                 wait::leave(self.locks).await;
                 return Ok(self.args.conflict_exit_code);
@@ -136,10 +141,10 @@ impl Request<'_> {
 
     async fn not_acquired(&self, error: &Error) -> u8 {
         wait::leave(self.locks).await;
-        let say = self.context.say;
+        let output = self.context.output;
         let line = wait::not_acquired(&self.ask.resource, error, self.ask.patience, &self.context.settings);
-        let is_fine = self.args.conflict_exit_code == exit::OK && !say.looks().is_terminal;
-        say.say(if is_fine { line.at(Level::Verbose) } else { line });
+        let is_fine = self.args.conflict_exit_code == exit::OK && !output.looks().is_terminal;
+        output.print(if is_fine { line.at(Level::Verbose) } else { line });
         self.args.conflict_exit_code
     }
 
@@ -147,14 +152,14 @@ impl Request<'_> {
     async fn hand_over(&self, taken: &Taken, explained: bool) -> Result<u8> {
         let Self { context, args, ask, locks, .. } = self;
         let words = format!("acquired {} after {} (fence {})", ask.resource, Measured(taken.waited), taken.fence);
-        context.say.say(if explained { Line::new("acquired", words) } else { Line::detail("acquired", words) });
+        context.output.print(if explained { Line::new("acquired", words) } else { Line::detail("acquired", words) });
         let handle = taken.handle.to_string();
         let written = match &args.lease_file {
             Some(path) => write_file(path, &handle),
             None => Ok(()),
         };
         let written = written.and_then(|()| {
-            if context.say.looks().json {
+            if context.output.looks().json {
                 json::print(
                     json!({
                         "v": 1,

@@ -8,13 +8,13 @@ use leasehold::{
 };
 use serde_json::json;
 
-use super::{Context, given};
+use super::{Context, lease_arg};
 use crate::{
     args::{CheckArgs, LeaseArgs},
     duration::Brief,
     exit::{self, Failure, Result},
     json,
-    say::Line,
+    output::Line,
     work::{ask, runs},
 };
 
@@ -34,50 +34,30 @@ async fn succeeded(context: &Context<'_>, name: &str, within: Duration) -> Resul
     let record = found.unwrap_or_else(|| RunRecord::new(resource));
     let now = SystemClock.wall();
     let is_recent = record.last_success.is_some_and(|at| now.since(at) <= within);
-    if context.say.looks().json {
+    if context.output.looks().json {
         json::print(runs::to_json(&record, Some(is_recent)).to_string())?;
     }
     let words = runs::words(&record, now);
     if is_recent {
-        context.say.say(Line::detail("succeeded", format!("{name}: {words}")));
+        context.output.print(Line::detail("succeeded", format!("{name}: {words}")));
         return Ok(exit::OK);
     }
     let limit = Brief(within);
-    context.say.say(Line::new("not_succeeded", format!("{name} has not succeeded within {limit}: {words}")));
+    context.output.print(Line::new("not_succeeded", format!("{name} has not succeeded within {limit}: {words}")));
     Ok(exit::NO)
 }
 
 async fn held(context: &Context<'_>, args: &LeaseArgs) -> Result<u8> {
-    let handle = given::lease(args)?;
+    let handle = lease_arg::lease(args)?;
     let resource = handle.key().resource.clone();
     let locks = context.connect().await?;
     let (fence, gone) = match locks.check(&handle).await? {
         Standing::Holding(grant) => (Some(grant.fence.get()), None),
         Standing::Unknown => return Err(Failure::unavailable(format!("{resource}: nobody could tell"))),
-        Standing::Waiting(_) | Standing::Gone => (None, Some(given::Gone::find_out(&locks, &resource).await)),
+        Standing::Waiting(_) | Standing::Gone => (None, Some(lease_arg::Gone::find_out(&locks, &resource).await)),
     };
-    if context.say.looks().json {
-        json::print(
-            json!({
-                "v": 1,
-                "lock": resource.as_str(),
-                "held": fence.is_some(),
-                "fence": fence,
-                "ended_at": gone.as_ref().and_then(given::Gone::ended_at),
-                "ending": gone.as_ref().and_then(given::Gone::ending),
-                "holders": gone.as_ref().map(given::Gone::holders),
-            })
-            .to_string(),
-        )?;
-    }
-    match gone {
-        None => {
-            context.say.say(Line::detail("held", format!("{resource} is held under this lease")));
-            Ok(exit::OK)
-        }
-        Some(gone) => {
-            context.say.say(Line::new("gone", format!("{resource} is not held under this lease: {}", gone.words())));
-            Ok(exit::NO)
-        }
-    }
+    let fields = json!({"held": fence.is_some(), "fence": fence});
+    let held = Line::detail("held", format!("{resource} is held under this lease"));
+    let gone = gone.map(|gone| (format!("{resource} is not held under this lease"), gone));
+    lease_arg::report(context, &resource, fields, held, gone)
 }

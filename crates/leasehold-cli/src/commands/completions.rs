@@ -2,8 +2,12 @@
 
 use std::{env, ffi::OsStr, time::Duration};
 
-use clap::{CommandFactory, Parser};
-use clap_complete::{CompleteEnv, engine::CompletionCandidate, env::Shells};
+use clap::{Arg, CommandFactory, Parser};
+use clap_complete::{
+    CompleteEnv,
+    engine::{ArgValueCompleter, CompletionCandidate},
+    env::Shells,
+};
 use leasehold::{
     Leasehold,
     lease::{ListFilter, Names},
@@ -13,7 +17,8 @@ use crate::{
     args::{Cli, CompletionsArgs, Global, Shell},
     exit::{self, Failure, Result},
     json,
-    settings::{Settings, environment},
+    settings::Settings,
+    variables::environment,
 };
 
 /// The variable by which a shell asks; one of our own, so that nothing else turns it on.
@@ -46,8 +51,19 @@ pub(crate) fn run(args: &CompletionsArgs) -> Result<u8> {
 /// If a shell asks what could be typed next, answers and exits.
 pub(crate) fn answer_shell() {
     if environment(VARIABLE).is_some() {
-        CompleteEnv::with_factory(Cli::command).var(VARIABLE).bin("leasehold").complete();
+        CompleteEnv::with_factory(command_with_lock_names).var(VARIABLE).bin("leasehold").complete();
     }
+}
+
+/// The command line, in which names of locks can be completed.
+fn command_with_lock_names() -> clap::Command {
+    let is_lock = |arg: &Arg| {
+        let names = arg.get_value_names().unwrap_or_default();
+        let is_name = names.iter().any(|name| ["NAME", "PREFIX"].contains(&name.as_str()));
+        is_name && (arg.is_positional() || arg.get_id() == "also")
+    };
+    let completed = |arg: Arg| if is_lock(&arg) { arg.add(ArgValueCompleter::new(lock_names)) } else { arg };
+    Cli::command().mut_subcommands(|command| command.mut_args(completed))
 }
 
 /// The names of live locks that begin so; none if the backend cannot be asked in time.

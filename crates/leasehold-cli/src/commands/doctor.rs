@@ -16,7 +16,7 @@ use crate::{
     duration::{Brief, Measured},
     exit::{self, Result},
     json, redact,
-    work::start::Start,
+    work::connect_retry::Start,
 };
 
 /// Round trips that are measured, unless they take too long.
@@ -28,7 +28,7 @@ const PROBE: &str = "leasehold-doctor-probe";
 
 /// Prints what was found; exit 1 if something will hurt.
 pub(crate) async fn run(context: &Context<'_>) -> Result<u8> {
-    let connected = context.open(None, &Start::once(&context.settings, context.say)).await;
+    let connected = context.open(None, &Start::once(&context.settings, context.output)).await;
     let (findings, kind) = match connected {
         Ok(locks) => (examine(context, &locks).await, Some(locks.guarantees().kind)),
         Err(failure) if failure.code == exit::UNAVAILABLE || failure.code == exit::NO_PERMISSION => {
@@ -38,7 +38,7 @@ pub(crate) async fn run(context: &Context<'_>) -> Result<u8> {
     };
     let count = |severity: Severity| findings.iter().filter(|finding| finding.severity == severity).count();
     let (failures, warnings) = (count(Severity::Failure), count(Severity::Warning));
-    if context.say.looks().json {
+    if context.output.looks().json {
         let findings: Vec<_> = findings
             .iter()
             .map(|finding| {
@@ -148,7 +148,7 @@ fn render(context: &Context<'_>, findings: &[Finding], failures: usize, warnings
             Severity::Failure => AnsiColor::Red,
         };
         let word = word(finding.severity);
-        let mark = if context.say.looks().color_out {
+        let mark = if context.output.looks().color_out {
             let style = color.on_default();
             format!("{style}{word:<5}{style:#}")
         } else {

@@ -9,22 +9,22 @@ use leasehold::{
 use leasehold_supervise::{Launch, Limits, Signals};
 use serde_json::{Value, json};
 
-use super::{Context, clock_face};
+use super::{Context, time_format};
 use crate::{
     args::ElectArgs,
     duration::{Brief, millis},
     exit::{self, Failure, Result},
     json,
-    say::Line,
-    settings::environment,
+    output::Line,
+    variables::environment,
     work::{
         ask::{self, Patience},
         environment::variables,
         nested::{self, Outer},
         note::{self, short},
         report::Outcome,
+        run_under_lease::{Done, Work},
         supervisor,
-        under::{Done, Work},
         wait::{self, Waited, Wanted},
     },
 };
@@ -52,7 +52,7 @@ async fn campaign(context: &Context<'_>, args: &ElectArgs, resource: Resource, c
     let id = note::holder("--id", args.id.as_deref())?;
     let shown = note::note(args.note.as_deref(), &command, args.show_args)?;
     let metadata = note::metadata(&args.meta)?;
-    let say = context.say;
+    let output = context.output;
     let mut signals =
         Signals::catch().map_err(|error| Failure::unavailable(format!("cannot catch signals: {error}")))?;
     let start = context.start(Patience::Forever);
@@ -70,7 +70,7 @@ async fn campaign(context: &Context<'_>, args: &ElectArgs, resource: Resource, c
     }
     let mut election = locks.election(resource.as_str()).ttl(ttl.get()).metadata(metadata);
     if args.id.is_some() {
-        election = election.id(locks.holder().clone());
+        election = election.holder(locks.holder().clone());
     }
     if let Some(value) = &args.value {
         election = election.value(value);
@@ -81,12 +81,12 @@ async fn campaign(context: &Context<'_>, args: &ElectArgs, resource: Resource, c
     let wanted = Wanted { locks: &locks, resource: &resource, patience: Patience::Forever, start: &start };
     let mut pause = args.backoff.first;
     loop {
-        let why = match wait::wait(wanted, async || election.campaign().await, &mut signals, say).await {
+        let why = match wait::wait(wanted, async || election.campaign().await, &mut signals, output).await {
             Ok(Waited::Acquired { held: guard, explained }) => {
-                say.say(wait::acquired(guard.lease(), explained));
+                output.print(wait::acquired(guard.lease(), explained));
                 let who = short(guard.holder().as_str()).to_owned();
                 let work = work(context, args, &guard, &outers, limits, command.clone(), &locks);
-                let done = work.run(&locks, vec![guard], &mut signals, say).await;
+                let done = work.run(&locks, vec![guard], &mut signals, output).await;
                 if let Some(code) = final_code(args, &done) {
                     return Ok(code);
                 }
@@ -100,7 +100,7 @@ async fn campaign(context: &Context<'_>, args: &ElectArgs, resource: Resource, c
             Err(failure) if failure.code == exit::UNAVAILABLE && !args.once => failure.message,
             Err(failure) => return Err(failure),
         };
-        say.say(Line::new("backoff", format!("{why}; campaigning again in {}", Brief(pause))));
+        output.print(Line::new("backoff", format!("{why}; campaigning again in {}", Brief(pause))));
         tokio::select! {
             biased;
             signal = signals.next_ending() => {
@@ -137,7 +137,7 @@ fn work(
         launch: Launch {
             command,
             env: variables(&leases, locks.guarantees().kind, outers, &context.settings.for_child),
-            supervisor: supervisor::program(context.say.looks()),
+            supervisor: supervisor::program(context.output.looks()),
             ..Launch::default()
         },
         limits,
@@ -152,10 +152,10 @@ async fn observe(context: &Context<'_>, resource: &Resource, election: &Election
     let mut observer = election.observe().await?;
     while let Some(change) = observer.next().await {
         let leader = change?;
-        let line = if context.say.looks().json {
+        let line = if context.output.looks().json {
             as_json(resource, leader.as_ref()).to_string()
         } else {
-            let at = clock_face::exact(SystemClock.wall());
+            let at = time_format::exact(SystemClock.wall());
             match &leader {
                 Some(leader) => format!("{at}  {}", words(leader)),
                 None => format!("{at}  no leader"),
@@ -171,28 +171,28 @@ async fn observe(context: &Context<'_>, resource: &Resource, election: &Election
 
 async fn show_leader(context: &Context<'_>, resource: &Resource, election: &Election) -> Result<u8> {
     let leader = election.leader().await?;
-    if context.say.looks().json {
+    if context.output.looks().json {
         json::print(as_json(resource, leader.as_ref()).to_string())?;
     } else if let Some(leader) = &leader {
         json::print(words(leader))?;
     }
     if leader.is_none() {
-        context.say.say(Line::new("no_leader", format!("nobody leads {resource}")));
+        context.output.print(Line::new("no_leader", format!("nobody leads {resource}")));
     }
     Ok(if leader.is_some() { exit::OK } else { exit::NO })
 }
 
 async fn resign(context: &Context<'_>, resource: &Resource, election: &Election, by: &str) -> Result<u8> {
     let deposed = election.depose(&format!("asked to step down by `leasehold elect --resign` (by {by})")).await?;
-    if context.say.looks().json {
+    if context.output.looks().json {
         json::print(as_json(resource, deposed.as_ref()).to_string())?;
     }
     let Some(leader) = deposed else {
-        context.say.say(Line::new("no_leader", format!("nobody leads {resource}")));
+        context.output.print(Line::new("no_leader", format!("nobody leads {resource}")));
         return Ok(exit::NO);
     };
     let who = short(leader.holder.as_str());
-    context.say.say(Line::new("resigned", format!("{who} was told to step down from {resource}")));
+    context.output.print(Line::new("resigned", format!("{who} was told to step down from {resource}")));
     Ok(exit::OK)
 }
 

@@ -14,8 +14,9 @@ use crate::{
     duration::Brief,
     exit::{self, Failure, Result},
     json,
-    say::Line,
-    settings::{Level, environment},
+    output::Line,
+    settings::Level,
+    variables::environment,
     work::{
         ask,
         note::{self, short},
@@ -54,7 +55,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &EvictArgs) -> Result<u8> {
     let by = note::operator(&locks, &environment);
     match locks.evict(&name, fence, &format!("{} (by {by})", args.reason.trim())).await? {
         Evicted::Evicted { holder } => {
-            if context.say.looks().json {
+            if context.output.looks().json {
                 json::print(
                     json!({
                         "v": 1, "lock": name.as_str(), "evicted": true, "fence": args.fence,
@@ -65,7 +66,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &EvictArgs) -> Result<u8> {
             }
             let who = short(holder.as_str());
             let words = format!("evicted {name} from {who}; it is told, and may be at it for a moment still");
-            context.say.say(Line::new("evicted", words));
+            context.output.print(Line::new("evicted", words));
             Ok(exit::OK)
         }
         Evicted::NoSuchFence { current } => no_such_fence(context, &name, args, &current),
@@ -81,7 +82,7 @@ fn fences(lock: &Lock) -> Vec<Fence> {
 }
 
 fn no_such_fence(context: &Context<'_>, name: &Resource, args: &EvictArgs, current: &[Fence]) -> Result<u8> {
-    if context.say.looks().json {
+    if context.output.looks().json {
         json::print(
             json!({
                 "v": 1, "lock": name.as_str(), "evicted": false, "fence": args.fence,
@@ -97,7 +98,7 @@ fn no_such_fence(context: &Context<'_>, name: &Resource, args: &EvictArgs, curre
         held => format!("it is held under fence {} now", held.join(", ")),
     };
     let words = format!("nobody holds {name} under fence {}: {now}; nothing was changed", args.fence);
-    context.say.say(Line::new("no_such_fence", words));
+    context.output.print(Line::new("no_such_fence", words));
     Ok(exit::NO)
 }
 
@@ -107,7 +108,7 @@ fn confirm(context: &Context<'_>, name: &Resource, situation: &str) -> Result<()
         return Err(Failure::usage("evict asks for confirmation, and there is no terminal to ask on")
             .hint("add --yes if you are sure"));
     }
-    context.say.say(Line::new("confirm", situation).at(Level::Quiet));
+    context.output.print(Line::new("confirm", situation).at(Level::Quiet));
     let mut stderr = io::stderr();
     let _asked =
         write!(stderr, "leasehold: type the name of the lock to evict its holder: ").and_then(|()| stderr.flush());

@@ -7,13 +7,14 @@ use leasehold::{
     lease::{EndedLease, Ending, HistoryFilter, Names, Timestamp},
 };
 
-use super::{Context, clock_face};
+use super::{Context, time_format};
 use crate::{
     args::{HistoryArgs, When},
     duration::Brief,
     exit::{self, Result},
-    json, redact,
-    say::Line,
+    json,
+    output::Line,
+    redact,
     table::{self, Table},
     work::{ask, note::short, runs},
 };
@@ -59,7 +60,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &HistoryArgs) -> Result<u8>
     ended.retain(is_wanted);
     let is_truncated = page.is_truncated || ended.len() > args.limit;
     ended.truncate(args.limit);
-    if context.say.looks().json {
+    if context.output.looks().json {
         for ended in &ended {
             json::print(json::ended(ended).to_string())?;
         }
@@ -68,7 +69,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &HistoryArgs) -> Result<u8>
         say_if_empty(context, ended.is_empty());
     }
     if is_truncated {
-        context.say.say(Line::new("truncated", format!("{} shown, more exist: --limit", ended.len())));
+        context.output.print(Line::new("truncated", format!("{} shown, more exist: --limit", ended.len())));
     }
     Ok(exit::OK)
 }
@@ -76,7 +77,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &HistoryArgs) -> Result<u8>
 /// Nothing printed could also mean that nothing was looked for.
 fn say_if_empty(context: &Context<'_>, is_empty: bool) {
     if is_empty {
-        context.say.say(Line::new("empty", "nothing in the history"));
+        context.output.print(Line::new("empty", "nothing in the history"));
     }
 }
 
@@ -92,7 +93,7 @@ async fn skipped(context: &Context<'_>, args: &HistoryArgs, names: &Names) -> Re
     records.retain(|record| record.skips > 0);
     records.sort_by_key(|record| Reverse(record.last_skip));
     records.truncate(args.limit);
-    if context.say.looks().json {
+    if context.output.looks().json {
         for record in &records {
             json::print(runs::to_json(record, None).to_string())?;
         }
@@ -111,7 +112,7 @@ async fn skipped(context: &Context<'_>, args: &HistoryArgs, names: &Names) -> Re
         ]);
     }
     say_if_empty(context, records.is_empty());
-    json::write(&table.render(context.say.looks().color_out, table::terminal_width()))?;
+    json::write(&table.render(context.output.looks().color_out, table::terminal_width()))?;
     Ok(exit::OK)
 }
 
@@ -124,7 +125,7 @@ fn render(context: &Context<'_>, args: &HistoryArgs, ended: &[EndedLease], now: 
         let waited = ended.acquired_at.unwrap_or(ended.ended_at).since(ended.asked_at);
         let held = ended.acquired_at.map(|acquired| Brief(ended.ended_at.since(acquired)).to_string());
         table.row(vec![
-            clock_face::time_of_day(ended.ended_at, now),
+            time_format::time_of_day(ended.ended_at, now),
             ended.resource.to_string(),
             ended.ending.to_string(),
             short(ended.holder.as_str()).to_owned(),
@@ -134,5 +135,5 @@ fn render(context: &Context<'_>, args: &HistoryArgs, ended: &[EndedLease], now: 
             redact::words(&details),
         ]);
     }
-    table.render(context.say.looks().color_out, table::terminal_width())
+    table.render(context.output.looks().color_out, table::terminal_width())
 }

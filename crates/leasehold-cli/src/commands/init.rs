@@ -61,7 +61,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &InitArgs) -> Result<u8> {
 }
 
 fn say_ready(context: &Context<'_>, words: &str) -> Result<u8> {
-    if context.say.looks().json {
+    if context.output.looks().json {
         json::print(json!({"v": 1, "before": null, "now": null}).to_string())?;
     } else {
         json::print(words)?;
@@ -86,7 +86,7 @@ async fn database(context: &Context<'_>, args: &InitArgs) -> Result<u8> {
     let start = context.start(Patience::Forever);
     let installed = start.retry(async |limit| postgres::install(options(limit)?, args.expose.as_deref()).await);
     let installed = installed.await.map_err(|error| start.failure(error))?;
-    if context.say.looks().json {
+    if context.output.looks().json {
         json::print(json!({"v": 1, "before": installed.before, "now": installed.now}).to_string())?;
     } else {
         let exposed = args.expose.as_ref().map(|schema| format!(", exposed in {schema}")).unwrap_or_default();

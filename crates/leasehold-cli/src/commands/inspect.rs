@@ -16,15 +16,16 @@ use leasehold::{
 use serde_json::{Value, json};
 
 use super::{
-    Context, clock_face,
+    Context,
     lock::{Lock, expiry_words},
+    time_format,
 };
 use crate::{
     args::InspectArgs,
     duration::{Brief, Measured, millis},
     exit::{self, Result},
     json,
-    say::Line,
+    output::Line,
     shell,
     work::{ask, note::short, runs},
 };
@@ -45,7 +46,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &InspectArgs) -> Result<u8>
     let was_known =
         !history.is_empty() || runs.is_some() || !locks.history(&HistoryFilter::new(names).limit(1)).await?.is_empty();
     let day = Day::of(&history, &lock);
-    if context.say.looks().json {
+    if context.output.looks().json {
         let mut object = lock.to_json();
         if let Some(object) = object.as_object_mut() {
             object.insert("v".into(), 1.into());
@@ -62,7 +63,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &InspectArgs) -> Result<u8>
     if !was_known && lock.holders.is_empty() && lock.waiters.is_empty() {
         let url = context.settings.shown_url();
         let place = context.settings.reach().map_or(url.clone(), |reach| format!("{url}, {}", reach.words));
-        context.say.say(Line::new(
+        context.output.print(Line::new(
             "unknown",
             format!("nobody holds {}, and the history has nothing of it ({place})", lock.name),
         ));
@@ -90,7 +91,7 @@ fn render(
 ) -> String {
     let state = if lock.holders.is_empty() { "FREE" } else { "HELD" };
     let mut title = format!("{}   {}   {state}", lock.name, lock.mode_words());
-    if context.say.looks().color_out {
+    if context.output.looks().color_out {
         let (bold, color) =
             (Style::new().bold(), if lock.holders.is_empty() { AnsiColor::Green } else { AnsiColor::Yellow });
         let color = color.on_default();
@@ -124,7 +125,7 @@ fn render(
 fn holder_lines(holder: &LeaseRecord, locks: &Leasehold, now: Timestamp) -> Vec<String> {
     let LeaseState::Holding { fence, acquired_at, held_for } = holder.state else { return Vec::new() };
     let note = quoted(holder);
-    let since = format!("{} ({})", clock_face::time_of_day(acquired_at, now), Brief(held_for));
+    let since = format!("{} ({})", time_format::time_of_day(acquired_at, now), Brief(held_for));
     let life = match holder.expires_in {
         Some(_) => format!(
             "renewed {} ago     expires {}     ttl {}",

@@ -37,7 +37,7 @@ use super::Context;
 use crate::{
     args::AcquireArgs,
     exit::{self, Failure, Result},
-    work::under::RELEASE_LIMIT,
+    work::run_under_lease::RELEASE_LIMIT,
 };
 
 /// How long to look whether a lease was released, before its process learns that it is lost.

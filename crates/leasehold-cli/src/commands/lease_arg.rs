@@ -1,4 +1,4 @@
-//! A lease that was handed to us, and what became of one that is gone.
+//! The lease that a command is given, and what became of one that is gone.
 
 use std::{
     fs,
@@ -12,14 +12,16 @@ use leasehold::{
     clock::{Clock, SystemClock},
     lease::{EndedLease, Ending, HeldBy, HistoryFilter, LeaseState, ListFilter, Names},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use super::Context;
 use crate::{
     args::LeaseArgs,
     duration::Brief,
-    exit::{Failure, Result},
+    exit::{self, Failure, Result},
     json,
-    settings::environment,
+    output::Line,
+    variables::environment,
     work::wait::held_by,
 };
 
@@ -100,7 +102,7 @@ impl Gone {
                     Ending::Expired => "lapsed",
                     Ending::Evicted => "evicted",
                     Ending::Disconnected => "ended with its process",
-                    Ending::MaxHold => "held as long as it may be, until",
+                    Ending::MaxHold => "reached its max_hold",
                     _ => "released",
                 };
                 format!("{verb} {} ago", Brief(SystemClock.wall().since(ended.ended_at)))
@@ -114,17 +116,43 @@ impl Gone {
     }
 
     /// The same for programs.
-    pub(crate) fn ended_at(&self) -> Option<String> {
-        self.ended.as_ref().map(|ended| json::time(ended.ended_at))
+    fn fields(&self) -> Value {
+        json!({
+            "ended_at": self.ended.as_ref().map(|ended| json::time(ended.ended_at)),
+            "ending": self.ended.as_ref().map(|ended| ended.ending.as_str()),
+            "holders": self.holders.iter().map(json::held_by).collect::<Vec<Value>>(),
+        })
     }
+}
 
-    /// How it ended.
-    pub(crate) fn ending(&self) -> Option<&'static str> {
-        self.ended.as_ref().map(|ended| ended.ending.as_str())
+/// Reports on the lease of a command: `held`, or what became of it behind what could not be done. Exit 1 if it is gone.
+pub(crate) fn report(
+    context: &Context<'_>,
+    resource: &Resource,
+    fields: Value,
+    held: Line,
+    gone: Option<(String, Gone)>,
+) -> Result<u8> {
+    if context.output.looks().json {
+        let ended = gone
+            .as_ref()
+            .map_or_else(|| json!({"ended_at": null, "ending": null, "holders": null}), |(_, gone)| gone.fields());
+        let mut object = json!({"v": 1, "lock": resource.as_str()});
+        for fields in [fields, ended] {
+            if let (Value::Object(object), Value::Object(fields)) = (&mut object, fields) {
+                object.extend(fields);
+            }
+        }
+        json::print(object.to_string())?;
     }
-
-    /// Who holds the lock now.
-    pub(crate) fn holders(&self) -> Vec<Value> {
-        self.holders.iter().map(json::held_by).collect()
+    match gone {
+        None => {
+            context.output.print(held);
+            Ok(exit::OK)
+        }
+        Some((failed, gone)) => {
+            context.output.print(Line::new("gone", format!("{failed}: {}", gone.words())));
+            Ok(exit::NO)
+        }
     }
 }

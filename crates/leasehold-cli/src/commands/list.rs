@@ -37,7 +37,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &ListArgs) -> Result<u8> {
         return Ok(exit::OK);
     }
     let mut events = locks.watch(names.clone()).await?;
-    let on_screen = std::io::stdout().is_terminal() && !context.say.looks().json;
+    let on_screen = std::io::stdout().is_terminal() && !context.output.looks().json;
     loop {
         let text = render(context, args, &locks, &names).await?;
         json::write(&if on_screen { format!("\x1b[H\x1b[2J{text}") } else { text })?;
@@ -65,7 +65,7 @@ async fn render(context: &Context<'_>, args: &ListArgs, locks: &Leasehold, names
     let waiting: usize = found.iter().map(|lock| lock.waiters.len()).sum();
     let settings = &context.settings;
     let kind = locks.guarantees().kind;
-    if context.say.looks().json {
+    if context.output.looks().json {
         let object = json!({
             "v": 1,
             "locks": found.iter().map(Lock::to_json).collect::<Vec<_>>(),
@@ -90,7 +90,7 @@ async fn render(context: &Context<'_>, args: &ListArgs, locks: &Leasehold, names
             redact::words(lock.holders.first().and_then(|holder| holder.note.as_deref()).unwrap_or_default()),
         ]);
     }
-    let mut text = table.render(context.say.looks().color_out, table::terminal_width());
+    let mut text = table.render(context.output.looks().color_out, table::terminal_width());
     if !args.no_headers {
         let count = found.len();
         let locks_word = if count == 1 { "lock" } else { "locks" };

@@ -2,23 +2,23 @@
 
 mod acquire;
 mod check;
-mod clock_face;
 pub(crate) mod completions;
 mod doctor;
 mod elect;
 mod evict;
-mod given;
 mod history;
 mod init;
 mod inspect;
+mod json_schema;
 pub(crate) mod keep;
+mod lease_arg;
 mod list;
 mod lock;
 mod man;
 mod release;
 mod renew;
 mod run;
-mod schema;
+mod time_format;
 mod version;
 mod watch;
 
@@ -29,27 +29,28 @@ use leasehold::{Holder, Leasehold, backends::file::DefaultPlace};
 use crate::{
     args::{ChildArgs, Cli, Command, Global},
     exit::{self, Failure, Result},
+    output::{Line, Output},
     redact,
-    say::{Line, Say},
-    settings::{Settings, environment},
+    settings::Settings,
     shell,
-    work::{ask::Patience, start::Start},
+    variables::environment,
+    work::{ask::Patience, connect_retry::Start},
 };
 
 /// Does what was typed; tells the exit code.
-pub(crate) fn run(cli: &Cli, args: &[OsString], say: &Say) -> u8 {
-    dispatch(cli, args, say).unwrap_or_else(|failure| {
-        say.fail(&failure);
+pub(crate) fn run(cli: &Cli, args: &[OsString], output: &Output) -> u8 {
+    dispatch(cli, args, output).unwrap_or_else(|failure| {
+        output.fail(&failure);
         failure.code
     })
 }
 
-fn dispatch(cli: &Cli, args: &[OsString], say: &Say) -> Result<u8> {
+fn dispatch(cli: &Cli, args: &[OsString], output: &Output) -> Result<u8> {
     match &cli.command {
         Command::Completions(completions) => return completions::run(completions),
         Command::Man(man) => return man::run(man),
-        Command::Schema(schema) => return schema::run(schema),
-        Command::Version(_) => return version::run(say),
+        Command::Schema(schema) => return json_schema::run(schema),
+        Command::Version(_) => return version::run(output),
         _ => {}
     }
     let global = match &cli.command {
@@ -60,7 +61,7 @@ fn dispatch(cli: &Cli, args: &[OsString], say: &Say) -> Result<u8> {
         _ => &cli.global,
     };
     let settings = Settings::resolve(global, &environment)?;
-    let context = Context { settings, say, args };
+    let context = Context { settings, output, args };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -95,7 +96,7 @@ pub(crate) struct Context<'a> {
     /// Where locks live.
     pub(crate) settings: Settings,
     /// How to say things.
-    pub(crate) say: &'a Say,
+    pub(crate) output: &'a Output,
     /// What was typed.
     pub(crate) args: &'a [OsString],
 }
@@ -103,7 +104,7 @@ pub(crate) struct Context<'a> {
 impl Context<'_> {
     /// The start of a command that waits so long for its lock.
     pub(crate) fn start(&self, patience: Patience) -> Start<'_> {
-        Start::new(&self.settings, patience, self.say)
+        Start::new(&self.settings, patience, self.output)
     }
 
     /// Opens the backend for a command that takes no lock.
@@ -133,9 +134,9 @@ impl Context<'_> {
         });
         let locks = connected.await.map_err(|error| self.cannot_open(error, start))?;
         if let Some(reach) = settings.reach() {
-            self.say.say(Line::detail("place", reach.sentence()));
+            self.output.print(Line::detail("place", reach.sentence()));
         }
-        self.say.say(Line::debug(format!(
+        self.output.print(Line::debug(format!(
             "connected to {} in namespace {} as {}",
             settings.shown_url(),
             settings.namespace,

@@ -11,12 +11,13 @@ use leasehold_supervise::{Launch, Limits, OnLost, Signals};
 
 use super::Context;
 use crate::{
-    args::{RunArgs, in_a_script},
+    args::{FlockArgs, RunArgs},
     duration::Brief,
     exit::{self, Failure, Result},
     json,
-    say::Line,
-    settings::{Level, environment},
+    output::Line,
+    settings::{Level, Settings},
+    variables::environment,
     work::{
         ask::{self, Ask, Patience},
         environment::variables,
@@ -25,8 +26,8 @@ use crate::{
         nested::{self, Outer},
         note,
         report::{self, Outcome, Report, ReportFile},
+        run_under_lease::{Done, Work},
         runs, supervisor,
-        under::{Done, Work},
         wait::{self, Waited, Wanted},
     },
 };
@@ -80,17 +81,17 @@ pub(crate) async fn run(context: &Context<'_>, args: &RunArgs) -> Result<u8> {
     if let Some(file) = file
         && let Err(failure) = file.write(&report)
     {
-        context.say.say(Line::warning(failure.message));
+        context.output.print(Line::warning(failure.message));
     }
     if let Some(Err(failure)) = metrics.map(|metrics| metrics.add(&report, &context.settings.namespace)) {
-        context.say.say(Line::warning(failure.message));
+        context.output.print(Line::warning(failure.message));
     }
-    hooks::run(&args.hooks, &report, &mut signals, context.say).await;
+    hooks::run(&args.hooks, &report, &mut signals, context.output).await;
     result
 }
 
 fn plan<'a>(context: &Context<'_>, args: &'a RunArgs) -> Result<Plan<'a>> {
-    if let Some(refusal) = args.flock.refusal(&context.settings) {
+    if let Some(refusal) = refusal(args.flock, &context.settings) {
         return Err(refusal);
     }
     let is_descriptor = args.name.parse::<u16>().is_ok() && args.child.command.is_empty() && args.child.shell.is_none();
@@ -125,7 +126,7 @@ fn plan<'a>(context: &Context<'_>, args: &'a RunArgs) -> Result<Plan<'a>> {
 
 /// Waits, runs and gives back; what came of it goes into the report.
 async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, signals: &mut Signals, report: &mut Report) -> Result<u8> {
-    let say = context.say;
+    let output = context.output;
     let start = context.start(plan.ask.patience);
     let locks = tokio::select! {
         biased;
@@ -141,12 +142,12 @@ async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, signals: &mut Signal
 
     let wanted = Wanted { locks: &locks, resource: &plan.ask.resource, patience: plan.ask.patience, start: &start };
     let started = SystemClock.now();
-    let result = wait::wait(wanted, async || plan.ask.acquire(&locks).await, signals, say).await;
+    let result = wait::wait(wanted, async || plan.ask.acquire(&locks).await, signals, output).await;
     report.waited = SystemClock.now().since(started);
     let guards = match result? {
         Waited::Acquired { held, explained } => {
             for guard in &held {
-                say.say(wait::acquired(guard.lease(), explained));
+                output.print(wait::acquired(guard.lease(), explained));
             }
             named_first(held, &plan.ask.resource)
         }
@@ -159,8 +160,8 @@ async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, signals: &mut Signal
             let code = plan.args.conflict_exit_code;
             let line = wait::not_acquired(&plan.ask.resource, &error, plan.ask.patience, &context.settings);
             // `-E 0` says that this is fine, and cron mails whatever is said.
-            let is_fine = code == exit::OK && !say.looks().is_terminal;
-            say.say(if is_fine { line.at(Level::Verbose) } else { line });
+            let is_fine = code == exit::OK && !output.looks().is_terminal;
+            output.print(if is_fine { line.at(Level::Verbose) } else { line });
             report.outcome = Outcome::NotAcquired;
             report.reason =
                 Some(String::from(if plan.ask.patience == Patience::Try { "busy" } else { "wait_elapsed" }));
@@ -173,14 +174,14 @@ async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, signals: &mut Signal
         report.acquired_at = Some(guard.acquired_at());
     }
     if plan.limits.on_lost == OnLost::Continue {
-        say.say(Line::warning(format!(
+        output.print(Line::warning(format!(
             "--on-lost continue: if {} is lost, the command goes on without it",
             plan.ask.resource
         )));
     }
-    let done = work(context, &plan, &guards, &outers, &locks).run(&locks, guards, signals, say).await;
+    let done = work(context, &plan, &guards, &outers, &locks).run(&locks, guards, signals, output).await;
     if done.outcome == Outcome::Completed && done.exit_code == exit::OK {
-        runs::succeeded(&locks, &plan.ask.resource, say).await;
+        runs::succeeded(&locks, &plan.ask.resource, output).await;
     }
     finish(&plan, done, report)
 }
@@ -191,7 +192,7 @@ fn work(context: &Context<'_>, plan: &Plan<'_>, guards: &[Guard], outers: &[Oute
         launch: Launch {
             command: plan.command.clone(),
             env: variables(&leases, locks.guarantees().kind, outers, &context.settings.for_child),
-            supervisor: supervisor::program(context.say.looks()),
+            supervisor: supervisor::program(context.output.looks()),
             ..Launch::default()
         },
         limits: plan.limits,
@@ -292,7 +293,7 @@ async fn dry_run(context: &Context<'_>, plan: &Plan<'_>) -> Result<u8> {
         Patience::For(wait) => format!("waiting at most {}", Brief(wait)),
         Patience::Forever => String::from("waiting for as long as it takes"),
     };
-    context.say.say(
+    context.output.print(
         Line::new(
             "dry_run",
             format!(
@@ -319,4 +320,28 @@ async fn dry_run(context: &Context<'_>, plan: &Plan<'_>) -> Result<u8> {
         .at(Level::Quiet),
     );
     Ok(exit::OK)
+}
+
+/// Why a flag of flock(1) cannot be used, and what to write instead.
+fn refusal(flock: FlockArgs, settings: &Settings) -> Option<Failure> {
+    if flock.unlock {
+        let words = "run has no -u: a lock is not tied to a file descriptor";
+        return Some(Failure::usage(words).hint(in_a_script(settings)));
+    }
+    if flock.close {
+        return Some(Failure::usage("run has no -o: nothing that the command leaves behind keeps the lock").hint(
+            "leave -o out: such processes are stopped when the command ends; \
+                 with --stragglers leave they run on without the lock",
+        ));
+    }
+    flock.no_fork.then(|| {
+        Failure::usage("run has no -F: it stays beside the command to renew the lock and to stop it in time")
+            .hint("leave -F out: signals, the terminal and the exit code are passed on")
+    })
+}
+
+/// What replaces `exec 9>file; flock 9` in a script.
+fn in_a_script(settings: &Settings) -> String {
+    let acquire = settings.command("acquire NAME --while-pid $$");
+    format!("in a script: lease=$({acquire}); …; {}", settings.command("release --lease \"$lease\""))
 }

@@ -1,21 +1,21 @@
 //! `leasehold version`
 
+use leasehold::backends;
 use serde_json::json;
 
 use crate::{
     exit::{self, Result},
     json,
-    say::Say,
+    output::Output,
 };
 
-/// What the features of this crate's dependency on the library build in, and the command can use.
-const BACKENDS: [&str; 4] = ["file", "postgres", "redis", "redlock"];
-
 /// Prints the version and the backends that were built in.
-pub(crate) fn run(say: &Say) -> Result<u8> {
+pub(crate) fn run(output: &Output) -> Result<u8> {
     let version = env!("CARGO_PKG_VERSION");
-    if say.looks().json {
-        json::print(json!({"v": 1, "version": version, "backends": BACKENDS}).to_string())?;
+    if output.looks().json {
+        // A command is a process of its own, which shares no memory with others.
+        let backends: Vec<&str> = backends::built_in().filter(|name| *name != "memory").collect();
+        json::print(json!({"v": 1, "version": version, "backends": backends}).to_string())?;
     } else {
         json::print(format!("leasehold {version}"))?;
     }

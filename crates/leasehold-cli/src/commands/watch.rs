@@ -4,12 +4,12 @@ use std::future::poll_fn;
 
 use leasehold::lease::{Event, EventKind, Names};
 
-use super::{Context, clock_face};
+use super::{Context, time_format};
 use crate::{
     args::{EventArg, WatchArgs},
     exit::{self, Failure, Result},
     json,
-    say::Line,
+    output::Line,
     work::note::short,
 };
 
@@ -18,16 +18,16 @@ pub(crate) async fn run(context: &Context<'_>, args: &WatchArgs) -> Result<u8> {
     let locks = context.connect().await?;
     let names = args.prefix.clone().map_or(Names::All, Names::Prefix);
     let mut events = locks.watch(names).await?;
-    context.say.say(Line::detail("watching", "watching; Ctrl-C ends it"));
+    context.output.print(Line::detail("watching", "watching; Ctrl-C ends it"));
     while let Some(next) = poll_fn(|context| events.as_mut().poll_next(context)).await {
         let Ok(event) = next else {
-            context.say.say(Line::warning("events were missed; list again"));
+            context.output.print(Line::warning("events were missed; list again"));
             continue;
         };
         if !is_wanted(&args.event, &event) {
             continue;
         }
-        let line = if context.say.looks().json { json::event(&event).to_string() } else { words(&event) };
+        let line = if context.output.looks().json { json::event(&event).to_string() } else { words(&event) };
         match json::print(line) {
             Err(failure) if failure.code == exit::OK => return Ok(exit::OK),
             printed => printed?,
@@ -58,7 +58,7 @@ fn words(event: &Event) -> String {
     };
     format!(
         "{}  {:<12}  {}  {}  {}{fence}",
-        clock_face::exact(event.at),
+        time_format::exact(event.at),
         name_of(event),
         event.resource,
         event.claim.mode(),

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use leasehold::{
-    Guard, Holder, Leasehold, Metadata, Resource, Ttl,
+    Guard, Holder, Leasehold, Lock, Metadata, Resource, Ttl,
     clock::{Clock, SystemClock},
     lease::{Claim, Mode, Moment},
 };
@@ -82,20 +82,6 @@ pub(crate) fn claim(shared: bool, args: &AskArgs) -> Result<Claim> {
     }
 }
 
-/// The same options for primitives that share no type.
-macro_rules! prepared {
-    ($ask:expr, $wait:expr, $primitive:expr) => {{
-        let mut primitive = $primitive.ttl($ask.ttl.get()).metadata($ask.metadata.clone());
-        if let Some(note) = &$ask.note {
-            primitive = primitive.note(note);
-        }
-        match $wait {
-            Some(wait) => primitive.wait(wait),
-            None => primitive.wait_forever(),
-        }
-    }};
-}
-
 impl Ask {
     /// Gets all of them or none.
     ///
@@ -104,7 +90,7 @@ impl Ask {
     pub(crate) async fn acquire(&self, locks: &Leasehold) -> leasehold::Result<Vec<Guard>> {
         let mut guards = Vec::new();
         for resource in &self.all {
-            match self.acquire_one(locks, resource, self.wait_left()).await {
+            match self.lock(locks, resource).acquire().await {
                 Ok(guard) => guards.push(guard),
                 Err(error) => {
                     while let Some(guard) = guards.pop() {
@@ -117,19 +103,20 @@ impl Ask {
         Ok(guards)
     }
 
-    async fn acquire_one(
-        &self,
-        locks: &Leasehold,
-        name: &Resource,
-        wait: Option<Duration>,
-    ) -> leasehold::Result<Guard> {
-        match self.claim.mode() {
-            Mode::Shared => prepared!(self, wait, locks.rwlock(name.as_str())).read().await,
-            Mode::Permit => {
-                let semaphore = locks.semaphore(name.as_str(), self.claim.capacity()).permits(self.claim.units());
-                prepared!(self, wait, semaphore).acquire().await
-            }
-            _ => prepared!(self, wait, locks.mutex(name.as_str())).acquire().await,
+    /// The lock of this name with what was asked for, and what is left of the wait.
+    fn lock(&self, locks: &Leasehold, name: &Resource) -> Lock {
+        let lock = match self.claim.mode() {
+            Mode::Shared => locks.read(name.as_str()),
+            Mode::Permit => locks.semaphore(name.as_str(), self.claim.capacity()).permits(self.claim.units()),
+            _ => locks.mutex(name.as_str()),
+        };
+        let mut lock = lock.ttl(self.ttl.get()).metadata(self.metadata.clone());
+        if let Some(note) = &self.note {
+            lock = lock.note(note);
+        }
+        match self.wait_left() {
+            Some(wait) => lock.wait(wait),
+            None => lock.wait_forever(),
         }
     }
 
@@ -150,15 +137,6 @@ impl Ask {
     /// # Cancel safety
     /// Dropping the future leaves no lease and no place in a queue behind.
     pub(crate) async fn acquire_detached(&self, locks: &Leasehold) -> leasehold::Result<leasehold::Detached> {
-        let wait = self.wait_left();
-        let name = self.resource.as_str();
-        match self.claim.mode() {
-            Mode::Shared => prepared!(self, wait, locks.rwlock(name)).read_detached().await,
-            Mode::Permit => {
-                let semaphore = locks.semaphore(name, self.claim.capacity()).permits(self.claim.units());
-                prepared!(self, wait, semaphore).acquire_detached().await
-            }
-            _ => prepared!(self, wait, locks.mutex(name)).acquire_detached().await,
-        }
+        self.lock(locks, &self.resource).acquire_detached().await
     }
 }

@@ -1,4 +1,4 @@
-//! The start of a command whose server may not be there yet: it is tried again for a while.
+//! Retries reaching a server that is away when a command starts.
 
 use std::{cell::RefCell, future::pending, time::Duration};
 
@@ -13,7 +13,7 @@ use super::ask::Patience;
 use crate::{
     duration::Brief,
     exit::{self, Failure},
-    say::{Line, Say},
+    output::{Line, Output},
     settings::Settings,
 };
 
@@ -34,7 +34,7 @@ pub(crate) struct Start<'a> {
     limit: Duration,
     /// The flag that set the limit, or could.
     flag: &'static str,
-    say: &'a Say,
+    output: &'a Output,
     explained: RefCell<Explained>,
 }
 
@@ -48,7 +48,7 @@ struct Explained {
 
 impl<'a> Start<'a> {
     /// A start now, by a command that waits so long for its lock.
-    pub(crate) fn new(settings: &Settings, patience: Patience, say: &'a Say) -> Self {
+    pub(crate) fn new(settings: &Settings, patience: Patience, output: &'a Output) -> Self {
         let usually = if patience == Patience::Try { BRIEFLY } else { USUALLY };
         let limit = settings.connect_limit.unwrap_or(usually);
         let (limit, flag) = match patience {
@@ -61,14 +61,14 @@ impl<'a> Start<'a> {
             began: SystemClock.now(),
             limit,
             flag,
-            say,
+            output,
             explained: RefCell::default(),
         }
     }
 
     /// A start that tells at once whether the server is there.
-    pub(crate) fn once(settings: &Settings, say: &'a Say) -> Self {
-        Self { retries: false, ..Self::new(settings, Patience::Try, say) }
+    pub(crate) fn once(settings: &Settings, output: &'a Output) -> Self {
+        Self { retries: false, ..Self::new(settings, Patience::Try, output) }
     }
 
     /// How long the server may still stay away.
@@ -139,6 +139,6 @@ impl<'a> Start<'a> {
         explained.done = true;
         let why = explained.last_error.as_deref().unwrap_or("no answer yet");
         let words = format!("waiting for {} ({why}); giving up in {}", self.place, Brief(self.left()));
-        self.say.say(Line::new("connecting", words));
+        self.output.print(Line::new("connecting", words));
     }
 }

@@ -16,7 +16,7 @@ use super::report::{Outcome, Report};
 use crate::{
     args::HookArgs,
     duration::Brief,
-    say::{Line, Say},
+    output::{Line, Output},
     shell,
 };
 
@@ -28,7 +28,7 @@ const LOOK: Duration = Duration::from_millis(10);
 /// Runs the hook for such an end, if there is one, with the report on its standard input.
 ///
 /// A signal that asks us to end ends the hook at once.
-pub(crate) async fn run(hooks: &HookArgs, report: &Report, signals: &mut Signals, say: &Say) {
+pub(crate) async fn run(hooks: &HookArgs, report: &Report, signals: &mut Signals, output: &Output) {
     let (flag, command) = match report.outcome {
         Outcome::NotAcquired => ("--on-skip", &hooks.on_skip),
         Outcome::Interrupted => return,
@@ -37,7 +37,7 @@ pub(crate) async fn run(hooks: &HookArgs, report: &Report, signals: &mut Signals
     };
     let Some(command) = command else { return };
     if let Err(words) = run_within(LIMIT, command, &format!("{}\n", report.to_json()), signals).await {
-        say.say(Line::warning(format!("{flag}: {words}")));
+        output.print(Line::warning(format!("{flag}: {words}")));
     }
 }
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::ask::{Ask, Patience};
 use crate::{
     exit::{Failure, Result},
-    settings::Environment,
+    variables::Environment,
 };
 
 /// A lock under which we were started.

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{
     exit::{Failure, Result},
-    settings::Environment,
+    variables::Environment,
 };
 
 /// A longer note is cut when it is made of a command line; one that was typed is refused.

@@ -1,4 +1,4 @@
-//! A command run under leases that are already held: words for what happens, then the release.
+//! Runs a command under leases that are held, reports what happens, and releases them.
 
 use std::{os::fd::OwnedFd, time::Duration};
 
@@ -15,7 +15,7 @@ use super::{report, supervisor};
 use crate::{
     duration::{Brief, Measured},
     exit::{self, Failure},
-    say::{Line, Say},
+    output::{Line, Output},
     settings::Level,
 };
 
@@ -63,16 +63,22 @@ impl Work {
     /// Runs the command under these guards and gives them back, unless they were lost.
     ///
     /// The first guard is the lock that was named first.
-    pub(crate) async fn run(self, locks: &Leasehold, guards: Vec<Guard>, signals: &mut Signals, say: &Say) -> Done {
+    pub(crate) async fn run(
+        self,
+        locks: &Leasehold,
+        guards: Vec<Guard>,
+        signals: &mut Signals,
+        output: &Output,
+    ) -> Done {
         let acquired = SystemClock.now();
         let leases: Vec<Lease> = guards.iter().map(|guard| guard.lease().clone()).collect();
         let inherit = self.inherit.then(|| locks.backend().inheritable()).flatten();
-        let ended = match self.supervise(&leases, inherit, signals, say).await {
+        let ended = match self.supervise(&leases, inherit, signals, output).await {
             Ok(ended) => ended,
-            Err(NotStarted::Lost(loss)) => return self.lost_before(loss, &leases, acquired, say),
-            Err(NotStarted::Failed(error)) => return self.not_started(&error, guards, acquired, say).await,
+            Err(NotStarted::Lost(loss)) => return self.lost_before(loss, &leases, acquired, output),
+            Err(NotStarted::Failed(error)) => return self.not_started(&error, guards, acquired, output).await,
         };
-        let mut done = self.judge(ended, acquired, say);
+        let mut done = self.judge(ended, acquired, output);
         if done.outcome == report::Outcome::Lost {
             // A lease that is gone has nothing to give back. One that was only close to its end is let go in the
             // background: the command is dead, and nobody shall wait for us.
@@ -81,7 +87,7 @@ impl Work {
         }
         self.keep_for_min_hold(&leases, acquired, signals).await;
         let outcome = self.outcome_of(&done);
-        self.release(guards, outcome, &mut done, say).await;
+        self.release(guards, outcome, &mut done, output).await;
         done.held = SystemClock.now().since(acquired);
         done
     }
@@ -91,13 +97,13 @@ impl Work {
         leases: &[Lease],
         inherit: Option<OwnedFd>,
         signals: &mut Signals,
-        say: &Say,
+        output: &Output,
     ) -> Result<Ended, NotStarted> {
         let mut tell = |notice| {
             // A lease that is gone is no longer in doubt, though its command may go on.
             let is_known = matches!(notice, Notice::InDoubt { lease, .. } if leases[lease].loss().is_some());
             if !is_known {
-                say.say(self.words(notice, leases));
+                output.print(self.words(notice, leases));
             }
         };
         supervise(&self.launch, leases, self.limits, inherit, signals, &mut tell).await
@@ -175,7 +181,7 @@ impl Work {
         }
     }
 
-    fn judge(&self, ended: Ended, acquired: Moment, say: &Say) -> Done {
+    fn judge(&self, ended: Ended, acquired: Moment, output: &Output) -> Done {
         let command = self.launch.name();
         let how = match ended.status {
             Status::Exited(code) => format!("ended with code {code}"),
@@ -187,23 +193,23 @@ impl Work {
         };
         let (exit_code, outcome, reason) = match (ended.cause, ended.interrupted) {
             (Some(Cause::Lost(loss)), _) => {
-                say.say(Line::new("ended", format!("{command} {how}. The lock was not ours to release.")));
+                output.print(Line::new("ended", format!("{command} {how}. The lock was not ours to release.")));
                 (exit::LOST, report::Outcome::Lost, Some(loss.as_str().to_owned()))
             }
             (Some(Cause::MaxHold), _) => (exit::MAX_HOLD, report::Outcome::MaxHold, None),
             (_, Some(signal)) => (of_child, report::Outcome::Interrupted, Some(signal.to_string())),
             _ => (of_child, report::Outcome::Completed, None),
         };
-        say.say(Line::debug(format!("{command} {how}")));
+        output.print(Line::debug(format!("{command} {how}")));
         let held = SystemClock.now().since(acquired);
         Done { exit_code, outcome, reason, ended: Some(ended), held, unreleased: None }
     }
 
     /// A lease was lost before the command was started.
-    fn lost_before(&self, loss: Loss, leases: &[Lease], acquired: Moment, say: &Say) -> Done {
+    fn lost_before(&self, loss: Loss, leases: &[Lease], acquired: Moment, output: &Output) -> Done {
         let which = leases.iter().find(|lease| lease.check().is_err()).or(leases.first());
         let name = which.map(|lease| lease.resource().to_string()).unwrap_or_default();
-        say.say(
+        output.print(
             Line::lost(format!("{name}: {}. {} was not started", words_of(loss), self.launch.name()))
                 .with("lock", name.as_str())
                 .with("reason", loss.as_str()),
@@ -219,9 +225,9 @@ impl Work {
     }
 
     /// The command could not be run.
-    async fn not_started(self, error: &std::io::Error, guards: Vec<Guard>, acquired: Moment, say: &Say) -> Done {
+    async fn not_started(self, error: &std::io::Error, guards: Vec<Guard>, acquired: Moment, output: &Output) -> Done {
         let words = format!("cannot run {}: {}", self.launch.name(), bare(error));
-        say.say(Line::new("exec_failed", words).at(Level::Quiet));
+        output.print(Line::new("exec_failed", words).at(Level::Quiet));
         let mut done = Done {
             exit_code: exit::of_exec(error),
             outcome: report::Outcome::ExecFailed,
@@ -230,7 +236,7 @@ impl Work {
             held: SystemClock.now().since(acquired),
             unreleased: None,
         };
-        self.release(guards, Outcome::failed("exec_failed", bare(error)), &mut done, say).await;
+        self.release(guards, Outcome::failed("exec_failed", bare(error)), &mut done, output).await;
         done
     }
 
@@ -249,7 +255,7 @@ impl Work {
     }
 
     /// Gives the leases back, the last taken first, and tells what was found.
-    async fn release(&self, guards: Vec<Guard>, outcome: Outcome, done: &mut Done, say: &Say) {
+    async fn release(&self, guards: Vec<Guard>, outcome: Outcome, done: &mut Done, output: &Output) {
         for guard in guards.into_iter().rev() {
             let lease = guard.lease().clone();
             let name = lease.resource().to_string();
@@ -259,16 +265,16 @@ impl Work {
             let released = tokio::time::timeout(RELEASE_LIMIT, guard.release_as(outcome.clone())).await;
             match released {
                 Ok(Ok(Released::Gone)) if lost_after.is_some() && !self.min_hold.is_zero() => {
-                    say.say(Line::warning(format!("{name} was lost after {} ended", self.launch.name())));
+                    output.print(Line::warning(format!("{name} was lost after {} ended", self.launch.name())));
                 }
-                Ok(Ok(Released::Gone)) => self.found_gone(&lease, done, say),
-                Ok(Err(error)) if error.kind() == ErrorKind::Lost => self.found_gone(&lease, done, say),
-                Ok(Ok(_)) => say.say(
+                Ok(Ok(Released::Gone)) => self.found_gone(&lease, done, output),
+                Ok(Err(error)) if error.kind() == ErrorKind::Lost => self.found_gone(&lease, done, output),
+                Ok(Ok(_)) => output.print(
                     Line::detail("released", format!("released {name} after {}", Measured(done.held)))
                         .with("lock", name.as_str()),
                 ),
-                Ok(Err(error)) => not_released(&name, left, &error.to_string(), done, say),
-                Err(_elapsed) => not_released(&name, left, "no answer", done, say),
+                Ok(Err(error)) => not_released(&name, left, &error.to_string(), done, output),
+                Err(_elapsed) => not_released(&name, left, "no answer", done, output),
             }
         }
     }
@@ -289,10 +295,10 @@ impl Work {
         }
     }
 
-    fn found_gone(&self, lease: &Lease, done: &mut Done, say: &Say) {
+    fn found_gone(&self, lease: &Lease, done: &mut Done, output: &Output) {
         let loss = lease.loss().unwrap_or(Loss::Gone);
         let name = lease.resource();
-        say.say(
+        output.print(
             Line::lost(format!("{name}: {} before {} had ended", words_of(loss), self.launch.name()))
                 .with("lock", name.as_str())
                 .with("reason", loss.as_str()),
@@ -303,13 +309,13 @@ impl Work {
     }
 }
 
-fn not_released(name: &str, left: Option<Duration>, why: &str, done: &mut Done, say: &Say) {
+fn not_released(name: &str, left: Option<Duration>, why: &str, done: &mut Done, output: &Output) {
     let lapse = match left {
         Some(left) => format!("the lease will lapse in {}", Brief(left)),
         None => String::from("it ends with this process"),
     };
     let words = format!("cannot release {name} ({why}); {lapse}");
-    say.say(Line::warning(words.clone()));
+    output.print(Line::warning(words.clone()));
     done.unreleased = Some(Failure::unavailable(words));
 }
 
@@ -373,7 +379,7 @@ mod tests {
             runs_until_asked: false,
         };
         let mut signals = Signals::catch().unwrap();
-        let done = work.run(&locks, vec![guard], &mut signals, &Say::new(Looks::plain())).await;
+        let done = work.run(&locks, vec![guard], &mut signals, &Output::new(Looks::plain())).await;
         assert_eq!((done.exit_code, done.outcome), (exit::LOST, report::Outcome::Lost));
         assert!(done.ended.is_none() && done.reason.as_deref() == Some("evicted"), "{done:?}");
         assert!(!ran.exists(), "nothing was started");

@@ -12,7 +12,7 @@ use super::note::short;
 use crate::{
     duration::Brief,
     json,
-    say::{Line, Say},
+    output::{Line, Output},
 };
 
 /// Nobody waits longer for the sake of a counter.
@@ -27,11 +27,11 @@ pub(crate) async fn skipped(locks: &Leasehold, resource: &Resource, busy: &Error
 }
 
 /// Remembers that a run succeeded, or says that this is not remembered.
-pub(crate) async fn succeeded(locks: &Leasehold, resource: &Resource, say: &Say) {
+pub(crate) async fn succeeded(locks: &Leasehold, resource: &Resource, output: &Output) {
     if let Err(why) = record(locks, RunReport::succeeded(resource.clone()), SUCCESS_LIMIT).await {
         let what =
             format!("the success of {resource} was not recorded, and check --succeeded-within does not know of it");
-        say.say(Line::warning(format!("{what}: {why}")));
+        output.print(Line::warning(format!("{what}: {why}")));
     }
 }
 

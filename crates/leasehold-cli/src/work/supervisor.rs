@@ -4,11 +4,11 @@ use std::{ffi::OsString, process::ExitCode};
 
 use leasehold_supervise::{Notice, Supervisor};
 
-use super::under::listed;
+use super::run_under_lease::listed;
 use crate::{
     args::LogFormat,
     exit,
-    say::{Line, Say},
+    output::{Line, Output},
     settings::{Level, Looks},
 };
 
@@ -53,14 +53,14 @@ pub(crate) fn run(args: &[OsString]) -> Option<ExitCode> {
         return None;
     }
     let Some(supervisor) = Supervisor::from_args(rest) else { return Some(ExitCode::from(exit::USAGE)) };
-    let say = Say::new(looks(&style.to_string_lossy()));
+    let output = Output::new(looks(&style.to_string_lossy()));
     let command = supervisor.name();
     let code = supervisor.run(&mut |notice| {
         if let Some(line) = words(&notice, &command) {
-            say.say(line);
+            output.print(line);
         }
     });
-    say.finish();
+    output.finish();
     Some(code)
 }
 

@@ -9,12 +9,12 @@ use leasehold::{
 };
 use leasehold_supervise::{Signal, Signals};
 
-use super::{ask::Patience, note::short, start::Start};
+use super::{ask::Patience, connect_retry::Start, note::short};
 use crate::{
     duration::{Brief, Measured, millis},
     exit::Result,
     json,
-    say::{Line, Say},
+    output::{Line, Output},
     settings::{Level, Settings},
     shell,
 };
@@ -68,7 +68,7 @@ pub(crate) async fn wait<T>(
     wanted: Wanted<'_>,
     mut acquire: impl AsyncFnMut() -> leasehold::Result<T>,
     signals: &mut Signals,
-    say: &Say,
+    output: &Output,
 ) -> Result<Waited<T>> {
     let started = SystemClock.now();
     let explained = Cell::new(false);
@@ -77,7 +77,7 @@ pub(crate) async fn wait<T>(
             biased;
             result = wanted.start.retry(async |_| acquire().await) => break result,
             signal = signals.next_request() => Some(signal),
-            () = explain(wanted, started, &explained, say) => unreachable!("it explains until it is dropped"),
+            () = explain(wanted, started, &explained, output) => unreachable!("it explains until it is dropped"),
         };
         if asked == Some(Signal::TSTP) {
             leave_before_stop(wanted).await;
@@ -85,7 +85,7 @@ pub(crate) async fn wait<T>(
         }
         if let Some(signal) = asked {
             leave(wanted.locks).await;
-            say.say(Line::detail("interrupted", format!("left the queue for {} on {signal}", wanted.resource)));
+            output.print(Line::detail("interrupted", format!("left the queue for {} on {signal}", wanted.resource)));
             return Ok(Waited::Interrupted(signal));
         }
     };
@@ -159,8 +159,8 @@ pub(crate) fn held_by(holders: &[HeldBy]) -> Option<String> {
 
 /// Explains the wait; never ends. Where somebody sits at a terminal one line is drawn over again, elsewhere lines come
 /// at growing intervals.
-async fn explain(wanted: Wanted<'_>, started: Moment, explained: &Cell<bool>, say: &Say) {
-    if wanted.patience == Patience::Try || say.looks().level == Level::Quiet {
+async fn explain(wanted: Wanted<'_>, started: Moment, explained: &Cell<bool>, output: &Output) {
+    if wanted.patience == Patience::Try || output.looks().level == Level::Quiet {
         return pending().await;
     }
     tokio::time::sleep(UNEXPLAINED).await;
@@ -171,12 +171,12 @@ async fn explain(wanted: Wanted<'_>, started: Moment, explained: &Cell<bool>, sa
         let answer = if wanted.start.is_away() { None } else { wanted.locks.list(&filter).await.ok() };
         explained.set(explained.get() || answer.is_some());
         match answer {
-            Some(page) if say.has_screen() => {
-                show_for(pause.min(LONGEST_UNASKED), wanted, &page.leases, [started, asked], say).await;
+            Some(page) if output.has_screen() => {
+                show_for(pause.min(LONGEST_UNASKED), wanted, &page.leases, [started, asked], output).await;
             }
             answer => {
                 if let Some(page) = answer {
-                    say.say(explanation(wanted, &page.leases, asked.since(started), Duration::ZERO));
+                    output.print(explanation(wanted, &page.leases, asked.since(started), Duration::ZERO));
                 }
                 tokio::time::sleep(pause).await;
             }
@@ -186,11 +186,11 @@ async fn explain(wanted: Wanted<'_>, started: Moment, explained: &Cell<bool>, sa
 }
 
 /// Shows the same answer for a while, with its times going on, so that the backend is not asked every second.
-async fn show_for(pause: Duration, wanted: Wanted<'_>, leases: &[LeaseRecord], times: [Moment; 2], say: &Say) {
+async fn show_for(pause: Duration, wanted: Wanted<'_>, leases: &[LeaseRecord], times: [Moment; 2], output: &Output) {
     let [started, asked] = times;
     loop {
         let now = SystemClock.now();
-        say.show(&explanation(wanted, leases, now.since(started), now.since(asked)).words());
+        output.show(&explanation(wanted, leases, now.since(started), now.since(asked)).words());
         if now.since(asked) >= pause {
             return;
         }
