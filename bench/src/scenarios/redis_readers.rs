@@ -32,12 +32,12 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
                 pairs::spread(&runtime, TASKS, count, |task, count| {
                     let locks = locks.clone();
                     async move {
-                        let lock = locks.rwlock("config");
+                        let (read, write) = (locks.read("config"), locks.write("config"));
                         for number in 0..count {
                             // Writers come one by one, not all 64 at once.
                             let writes = (number + task) % LOCKS_FOR_ONE_WRITE == 0;
-                            let guard = if writes { lock.write().await? } else { lock.read().await? };
-                            guard.release().await?;
+                            let lock = if writes { &write } else { &read };
+                            lock.acquire().await?.release().await?;
                         }
                         Ok(())
                     }

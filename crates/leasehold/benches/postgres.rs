@@ -408,7 +408,7 @@ async fn tables_stay_small_under_hot_use() {
                         .await
                         .map(drop)
                         .unwrap(),
-                    1 => locks.rwlock("config").read().await.unwrap().release().await.map(drop).unwrap(),
+                    1 => locks.read("config").acquire().await.unwrap().release().await.map(drop).unwrap(),
                     2 => locks.semaphore("api", 3).acquire().await.unwrap().release().await.map(drop).unwrap(),
                     _ => locks.mutex(format!("job:{task}")).acquire().await.unwrap().release().await.map(drop).unwrap(),
                 }

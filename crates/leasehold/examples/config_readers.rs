@@ -46,10 +46,10 @@ pub(crate) async fn main() -> Result<()> {
 
     let mut readers = JoinSet::new();
     for _reader in 0..8 {
-        let (lock, config) = (locks.rwlock("lock:config:gateway"), Arc::clone(&config));
+        let (lock, config) = (locks.read("lock:config:gateway"), Arc::clone(&config));
         readers.spawn(async move {
             for _time in 0..20 {
-                let reading = lock.read().await?;
+                let reading = lock.acquire().await?;
                 let [routes, limits] = config.versions();
                 assert_eq!(routes, limits, "a reader saw half an update");
                 reading.release().await?;
@@ -57,19 +57,19 @@ pub(crate) async fn main() -> Result<()> {
             Ok(())
         });
     }
-    let lock = locks.rwlock("lock:config:gateway");
+    let (read, write) = (locks.read("lock:config:gateway"), locks.write("lock:config:gateway"));
     for version in 1..=10 {
-        lock.write_with(async |lease| config.write(version, &lease).await).await?;
+        write.with(async |lease| config.write(version, &lease).await).await?;
     }
     readers.join_all().await.into_iter().collect::<Result<()>>()?;
     println!("8 readers and 10 updates: whole versions only, the last is {:?}", config.versions());
 
-    let guard = lock.write().await?;
+    let guard = write.acquire().await?;
     config.write(11, &guard).await?;
     guard.downgrade().await?;
     assert_eq!(guard.mode(), Mode::Shared);
-    let beside = lock.try_read().await?.expect("readers come in");
-    assert!(lock.try_write().await?.is_none(), "writers do not");
+    let beside = read.try_acquire().await?.expect("readers come in");
+    assert!(write.try_acquire().await?.is_none(), "writers do not");
     println!("version 11 is read by its writer and by others at once");
     beside.release().await?;
     guard.release().await?;

@@ -20,7 +20,7 @@ async fn take_part(url: &str, name: &'static str, news: &UnboundedSender<News>) 
     let (elected, lost) = (news.clone(), news.clone());
     let election = Leasehold::connect(url).await?.election("leader:scheduler");
     election
-        .id(Holder::new(name)?)
+        .holder(Holder::new(name)?)
         .value(format!("http://{name}:8080"))
         .on_elected(move |_lease| drop(elected.send(News::Elected(name))))
         .on_lost(move || drop(lost.send(News::SteppedDown(name))))

@@ -16,9 +16,9 @@
 use std::{fmt, future::Future, ops::Deref, time::Duration};
 
 use crate::{
-    Error, Lease, Result,
-    lease::{EndedLease, HistoryFilter, Holder, ListFilter, Metadata, Outcome, Page, Released},
-    primitives::{conclude, outcome_of},
+    Detached, Error, Lease, Result,
+    lease::{EndedLease, HistoryFilter, ListFilter, Outcome, Page, Released},
+    primitives::{conclude, lock_options, outcome_of, sharing_option},
 };
 
 /// Runs a future of this crate to its end on the calling thread.
@@ -37,7 +37,7 @@ pub fn wait<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
 pub struct Leasehold(crate::Leasehold);
 
 impl Leasehold {
-    /// Opens the backend that the URL names.
+    /// Connects to the backend of this URL.
     pub fn connect(url: &str) -> Result<Self> {
         wait(crate::Leasehold::connect(url)).map(Self)
     }
@@ -48,17 +48,22 @@ impl Leasehold {
     }
 
     /// A lock for one holder at a time.
-    pub fn mutex(&self, name: impl AsRef<str>) -> Blocking<crate::Mutex> {
+    pub fn mutex(&self, name: impl AsRef<str>) -> Blocking<crate::Lock> {
         Blocking(self.0.mutex(name))
     }
 
-    /// A lock for many readers or one writer.
-    pub fn rwlock(&self, name: impl AsRef<str>) -> Blocking<crate::RwLock> {
-        Blocking(self.0.rwlock(name))
+    /// The read side of a read-write lock.
+    pub fn read(&self, name: impl AsRef<str>) -> Blocking<crate::Lock> {
+        Blocking(self.0.read(name))
     }
 
-    /// A limit of so many permits.
-    pub fn semaphore(&self, name: impl AsRef<str>, limit: u32) -> Blocking<crate::Semaphore> {
+    /// The write side of a read-write lock.
+    pub fn write(&self, name: impl AsRef<str>) -> Blocking<crate::Lock> {
+        Blocking(self.0.write(name))
+    }
+
+    /// Permits of a semaphore.
+    pub fn semaphore(&self, name: impl AsRef<str>, limit: u32) -> Blocking<crate::Lock> {
         Blocking(self.0.semaphore(name, limit))
     }
 
@@ -72,7 +77,7 @@ impl Leasehold {
         Blocking(self.0.election(name))
     }
 
-    /// Live leases and places in queues.
+    /// Live leases and queue positions.
     pub fn list(&self, filter: &ListFilter) -> Result<Page> {
         wait(self.0.list(filter))
     }
@@ -82,12 +87,12 @@ impl Leasehold {
         wait(self.0.history(filter))
     }
 
-    /// Gives back every lease this instance holds; tells how many.
+    /// Releases every lease that this instance holds; returns how many.
     pub fn release_all(&self) -> Result<usize> {
         wait(self.0.release_all())
     }
 
-    /// Ends waits and leases and waits until nothing is left to do.
+    /// Shuts down gracefully: ends every wait, releases every lease, and returns when nothing is left to do.
     pub fn close(&self) -> Result<()> {
         wait(self.0.close())
     }
@@ -99,9 +104,9 @@ impl From<crate::Leasehold> for Leasehold {
     }
 }
 
-/// A primitive whose verbs block the calling thread.
+/// A lock or an election whose calls block the calling thread.
 ///
-/// `Blocking::from` makes one of any primitive, with the options it already has.
+/// `Blocking::from` makes one of any lock or election, with the options it already has.
 #[derive(Clone, Debug)]
 #[must_use = "nothing happens until it is acquired"]
 pub struct Blocking<P>(P);
@@ -112,70 +117,30 @@ impl<P> From<P> for Blocking<P> {
     }
 }
 
-/// The options of the primitive itself, passed on.
-macro_rules! pass_options {
-    ($($primitive:ident),*) => {$(
-        impl Blocking<crate::$primitive> {
-            /// How long the lease lives without a renewal.
-            pub fn ttl(self, ttl: Duration) -> Self {
-                Self(self.0.ttl(ttl))
-            }
+impl Blocking<crate::Lock> {
+    lock_options!(self => self.0.options);
+    sharing_option!(self => self.0.options);
 
-            /// How long to wait. Zero does not wait.
-            pub fn wait(self, wait: Duration) -> Self {
-                Self(self.0.wait(wait))
-            }
+    /// How many permits of a semaphore to take at once; 1 by default.
+    pub fn permits(self, permits: u32) -> Self {
+        Self(self.0.permits(permits))
+    }
 
-            /// Waits until it is granted.
-            pub fn wait_forever(self) -> Self {
-                Self(self.0.wait_forever())
-            }
-
-            /// One line for people, shown to others.
-            pub fn note(self, note: impl Into<String>) -> Self {
-                Self(self.0.note(note))
-            }
-
-            /// A JSON object for programs, shown to others.
-            pub fn metadata(self, metadata: Metadata) -> Self {
-                Self(self.0.metadata(metadata))
-            }
-
-            /// The label others see.
-            pub fn holder(self, holder: Holder) -> Self {
-                Self(self.0.holder(holder))
-            }
-
-            /// Lets this instance's holder enter again.
-            pub fn reentrant(self) -> Self {
-                Self(self.0.reentrant())
-            }
-
-            /// The longest a guard may hold, renewed or not.
-            pub fn max_hold(self, max_hold: Duration) -> Self {
-                Self(self.0.max_hold(max_hold))
-            }
-        }
-    )*};
-}
-pass_options!(Mutex, RwLock, Semaphore, All);
-
-impl Blocking<crate::Mutex> {
     /// Waits for the lock.
     pub fn acquire(&self) -> Result<Guard> {
         wait(self.0.acquire()).map(Guard)
     }
 
-    /// Takes the lock if it is free and nobody waits; `None` otherwise.
+    /// Takes the lock if it is free and nobody waits for it; returns `None` otherwise.
     pub fn try_acquire(&self) -> Result<Option<Guard>> {
         Ok(wait(self.0.try_acquire())?.map(Guard))
     }
 
-    /// Does the work under the lock, and records it as failed if it fails.
+    /// Runs `work` under the lock. If `work` fails, the failure is recorded in the lock's history.
     ///
     /// # Errors
-    /// The work's own error, or one of this crate turned into it; `Lost` when
-    /// the lock was lost although the work came to its end.
+    /// The error of `work`, or one of this crate converted to it; `Lost` if
+    /// the lock was lost although `work` succeeded.
     pub fn with<T, E>(&self, work: impl FnOnce(&Guard) -> Result<T, E>) -> Result<T, E>
     where
         E: From<Error> + fmt::Display,
@@ -183,7 +148,7 @@ impl Blocking<crate::Mutex> {
         run_under(self.acquire()?, work)
     }
 
-    /// The same if the lock is free; `None`, and no work done, otherwise.
+    /// The same if the lock is free. Otherwise it returns `None` without running `work`.
     ///
     /// # Errors
     /// As for [`with`](Self::with).
@@ -192,6 +157,16 @@ impl Blocking<crate::Mutex> {
         E: From<Error> + fmt::Display,
     {
         self.try_acquire()?.map(|guard| run_under(guard, work)).transpose()
+    }
+
+    /// Waits for a lease that no guard releases and nobody renews, to be handed to another process.
+    pub fn acquire_detached(&self) -> Result<Detached> {
+        wait(self.0.acquire_detached())
+    }
+
+    /// The same without waiting; returns `None` if the lock is busy.
+    pub fn try_acquire_detached(&self) -> Result<Option<Detached>> {
+        wait(self.0.try_acquire_detached())
     }
 }
 
@@ -206,57 +181,10 @@ where
     conclude(done, released, &lease)
 }
 
-impl Blocking<crate::RwLock> {
-    /// Waits to read.
-    pub fn read(&self) -> Result<Guard> {
-        wait(self.0.read()).map(Guard)
-    }
-
-    /// Waits to write.
-    pub fn write(&self) -> Result<Guard> {
-        wait(self.0.write()).map(Guard)
-    }
-
-    /// Reads if nobody writes or waits; `None` otherwise.
-    pub fn try_read(&self) -> Result<Option<Guard>> {
-        Ok(wait(self.0.try_read())?.map(Guard))
-    }
-
-    /// Writes if nobody holds or waits; `None` otherwise.
-    pub fn try_write(&self) -> Result<Option<Guard>> {
-        Ok(wait(self.0.try_write())?.map(Guard))
-    }
-}
-
-impl Blocking<crate::Semaphore> {
-    /// How many permits to take at once; 1 by default.
-    pub fn permits(self, units: u32) -> Self {
-        Self(self.0.permits(units))
-    }
-
-    /// Waits for the permits.
-    pub fn acquire(&self) -> Result<Guard> {
-        wait(self.0.acquire()).map(Guard)
-    }
-
-    /// Takes the permits if they are free and nobody waits; `None` otherwise.
-    pub fn try_acquire(&self) -> Result<Option<Guard>> {
-        Ok(wait(self.0.try_acquire())?.map(Guard))
-    }
-
-    /// Does the work under the permits; see the mutex's `with`.
-    ///
-    /// # Errors
-    /// The work's own error, or one of this crate turned into it.
-    pub fn with<T, E>(&self, work: impl FnOnce(&Guard) -> Result<T, E>) -> Result<T, E>
-    where
-        E: From<Error> + fmt::Display,
-    {
-        run_under(self.acquire()?, work)
-    }
-}
-
 impl Blocking<crate::All> {
+    lock_options!(self => self.0.options);
+    sharing_option!(self => self.0.options);
+
     /// Waits for all of them, within one `wait`.
     pub fn acquire(&self) -> Result<Guards> {
         wait(self.0.acquire()).map(Guards)
@@ -269,9 +197,21 @@ impl Blocking<crate::All> {
 }
 
 impl Blocking<crate::Election> {
+    lock_options!(self => self.0.options);
+
+    /// What the leader publishes, such as its address; nothing by default.
+    pub fn value(self, value: impl Into<String>) -> Self {
+        Self(self.0.value(value))
+    }
+
     /// Waits to lead, once. Releasing the guard resigns.
     pub fn campaign(&self) -> Result<Guard> {
         wait(self.0.campaign()).map(Guard)
+    }
+
+    /// Leads if nobody does and nobody waits; returns `None` otherwise.
+    pub fn try_campaign(&self) -> Result<Option<Guard>> {
+        Ok(wait(self.0.try_campaign())?.map(Guard))
     }
 
     /// Who leads now.

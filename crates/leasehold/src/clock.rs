@@ -1,4 +1,4 @@
-//! The only reader of time.
+//! The clocks: no other module reads the time.
 //!
 //! Deadlines use a clock that runs on while the machine sleeps: a laptop that
 //! was shut for an hour must not wake up believing in its lease. The wall
@@ -31,9 +31,9 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
     fn now_and_wall(&self) -> (Moment, Timestamp) {
         (self.now(), self.wall())
     }
-    /// Ends at `moment`; may be late by as long as the machine was suspended.
+    /// Completes at `moment`; may be late by as long as the machine was suspended.
     fn sleep_until(&self, moment: Moment) -> Sleep;
-    /// Ends at `moment`, or at once when the machine wakes up if it slept past it.
+    /// Completes at `moment`, or when the machine resumes if it was suspended past that.
     fn alarm_at(&self, moment: Moment) -> Sleep {
         self.sleep_until(moment)
     }
@@ -162,7 +162,7 @@ impl ManualClock {
         Self(Arc::new(ManualTime { hands: Mutex::new(hands), moved: Notify::new() }))
     }
 
-    /// Moves both hands on and wakes the sleepers whose moment has come.
+    /// Advances both clocks and wakes the sleepers whose moment has come.
     pub fn advance(&self, length: Duration) {
         let mut hands = self.0.hands.lock();
         hands.now = hands.now.after(length);

@@ -41,7 +41,7 @@ struct Instance {
     reentries: Reentries,
 }
 
-/// What primitives begin with.
+/// The defaults of locks.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) ttl: Duration,
@@ -50,7 +50,8 @@ pub(crate) struct Settings {
 }
 
 impl Leasehold {
-    /// Opens the backend that the URL names: `file:`, `file:///var/lib/locks`, `memory:`, `memory:NAME`.
+    /// Connects to the backend of this URL: `memory:`, `file:`, `redis://HOST`, `postgres://HOST/DATABASE` and
+    /// [others](crate::backends).
     ///
     /// # Errors
     /// `InvalidConfig` for a URL that cannot be used, `Unavailable` or
@@ -62,7 +63,7 @@ impl Leasehold {
     /// Chooses namespace, holder and defaults before connecting.
     pub fn builder() -> Builder {
         Builder {
-            namespace: String::from("default"),
+            namespace: None,
             holder: None,
             ttl: Ttl::DEFAULT.get(),
             wait: Wait::For(Duration::from_secs(10)),
@@ -106,10 +107,10 @@ impl Leasehold {
         Ok(HistoryPage::new(self.history(&one_more).await?, limit))
     }
 
-    /// Remembers runs that were skipped because a lock was busy, or that succeeded.
+    /// Records runs that were skipped because a lock was busy, or that succeeded.
     ///
-    /// For schedulers: what is reported shows whether a job still runs. Nothing else writes these records; a
-    /// [`try_acquire`](crate::Mutex::try_acquire) that finds the lock busy leaves no trace. Gather reports where many
+    /// For schedulers: these records show whether a job still runs. Nothing else writes them; a
+    /// [`try_acquire`](crate::Lock::try_acquire) that finds the lock busy leaves no trace. Gather reports where many
     /// runs end at once, so that a process writes at most once a second.
     ///
     /// ```
@@ -144,7 +145,7 @@ impl Leasehold {
         self.ask(Call::Read, async move |backend| backend.record_runs(&reports).await).await
     }
 
-    /// What is remembered about the runs under these locks, by name: for 40 days after the last report.
+    /// The records of runs under these locks, sorted by name. A record is deleted 40 days after its last report.
     ///
     /// # Errors
     /// `Unsupported` where [`guarantees`](Self::guarantees) does not have `records_runs`.
@@ -153,13 +154,14 @@ impl Leasehold {
         self.ask(Call::Read, async move |backend| backend.runs(&names).await).await
     }
 
-    /// Follows what happens to these resources, in any process, from now on.
+    /// Streams the events of these resources, in any process, from now on.
     pub async fn watch(&self, names: Names) -> Result<EventStream> {
         self.ask(Call::Watch, async move |backend| backend.watch(names).await).await
     }
 
-    /// Takes the lease with this fence away from its holder, who is told and
-    /// may go on until it notices: a store that checks the fence refuses it.
+    /// Takes the lease with this fence away from its holder.
+    ///
+    /// The holder is notified, and may go on until it notices: a store that checks the fence refuses its writes.
     pub async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
         let (resource, reason) = (resource.clone(), reason.to_owned());
         let answer =
@@ -168,34 +170,33 @@ impl Leasehold {
         answer
     }
 
-    /// Looks for settings and circumstances that endanger locks.
+    /// Checks the backend for settings and conditions that endanger locks.
     pub async fn examine(&self) -> Result<Vec<Finding>> {
         self.ask(Call::Read, async move |backend| backend.examine().await).await
     }
 
-    /// Moves the end of a lease that another process may have got.
+    /// Renews a lease by its handle, also one that another process acquired.
     pub async fn renew(&self, handle: &LeaseHandle, ttl: Duration) -> Result<Standing> {
         let renewal = Renewal::new(handle.key().clone(), Ttl::new(ttl)?);
         let answer = self.ask(Call::Renew, async move |backend| backend.renew(&[renewal]).await).await?;
         Ok(answer.value.first().copied().unwrap_or(Standing::Unknown))
     }
 
-    /// How a lease stands that another process may have got.
+    /// Returns how the lease of a handle stands, also one that another process acquired.
     ///
-    /// It asks with the shortest of renewals, which never shortens: in the last
-    /// 100 ms of its life a lease is prolonged to as much.
+    /// It is the shortest of renewals, which never shortens a lease: one that has less than 100 ms left gets 100 ms.
     pub async fn check(&self, handle: &LeaseHandle) -> Result<Standing> {
         self.renew(handle, Ttl::MIN.get()).await
     }
 
-    /// Ends a lease that another process may have got.
+    /// Releases a lease by its handle, also one that another process acquired.
     pub async fn release(&self, handle: &LeaseHandle, outcome: Outcome) -> Result<Released> {
         let key = handle.key().clone();
         let answer = self.ask(Call::Release, async move |backend| backend.release(&key, &outcome).await).await?;
         Ok(answer.value)
     }
 
-    /// What the backend promises.
+    /// What the backend guarantees.
     pub fn guarantees(&self) -> Guarantees {
         self.0.engine.backend.guarantees()
     }
@@ -205,23 +206,23 @@ impl Leasehold {
         &self.0.engine.backend
     }
 
-    /// The label others see.
+    /// The name of the holder that others see.
     pub fn holder(&self) -> &Holder {
         &self.0.settings.holder
     }
 
-    /// Gives back every lease this instance holds; returns how many.
+    /// Releases every lease that this instance holds; returns how many.
     ///
     /// # Errors
-    /// The last failure; all the others are given back all the same.
+    /// The last failure; the other leases are released all the same.
     pub async fn release_all(&self) -> Result<usize> {
         self.0.engine.release_all().await
     }
 
-    /// Ends waits and leases and waits until nothing is left to do: the graceful shutdown.
+    /// Shuts down gracefully: ends every wait, releases every lease, and completes when nothing is left to do.
     ///
     /// # Errors
-    /// A lease that could not be given back; it will lapse.
+    /// A lease that could not be released; it expires.
     pub async fn close(&self) -> Result<()> {
         self.0.engine.close().await
     }
@@ -244,7 +245,7 @@ impl Leasehold {
         F: Future<Output = Result<T>> + Send + 'static,
     {
         let engine = &self.0.engine;
-        engine.check_inherited()?;
+        engine.check_not_inherited()?;
         let sent = engine.clock.now();
         let answer = on_io_thread(call(Arc::clone(&engine.backend))).await;
         engine.telemetry.answered(kind, &answer, sent, || engine.clock.now());
@@ -268,7 +269,7 @@ impl fmt::Debug for Leasehold {
 #[derive(Clone)]
 #[must_use = "nothing happens until it connects"]
 pub struct Builder {
-    namespace: String,
+    namespace: Option<String>,
     holder: Option<Holder>,
     ttl: Duration,
     wait: Wait,
@@ -279,11 +280,11 @@ pub struct Builder {
 impl Builder {
     /// Separates applications on one backend; `default` by default.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
-        self.namespace = namespace.into();
+        self.namespace = Some(namespace.into());
         self
     }
 
-    /// The label others see; unique for each instance by default.
+    /// The name of the holder that others see; unique for each instance by default.
     pub fn holder(mut self, holder: Holder) -> Self {
         self.holder = Some(holder);
         self
@@ -295,13 +296,13 @@ impl Builder {
         self
     }
 
-    /// How long to wait where nothing else is said; 10 s by default.
+    /// How long locks wait unless they choose otherwise; 10 s by default.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = Wait::For(wait);
         self
     }
 
-    /// Waits for ever where nothing else is said.
+    /// Lets locks wait without end unless they choose otherwise.
     pub fn wait_forever(mut self) -> Self {
         self.wait = Wait::Forever;
         self
@@ -313,19 +314,21 @@ impl Builder {
         self
     }
 
-    /// Where time comes from; the machine's clocks by default.
+    /// The clock to use; the machine's own by default.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
         self
     }
 
-    /// Opens the backend that the URL names.
+    /// Connects to the backend of this URL.
     ///
     /// # Errors
     /// As for [`Leasehold::connect`].
     pub async fn connect(self, url: &str) -> Result<Leasehold> {
         let mut options = OpenOptions::new();
-        options.namespace.clone_from(&self.namespace);
+        if let Some(namespace) = &self.namespace {
+            options.namespace.clone_from(namespace);
+        }
         options.clock = Arc::clone(&self.clock);
         options.connect_limit = self.connect_limit;
         let (url, limit) = (url.to_owned(), self.connect_limit);
@@ -336,14 +339,24 @@ impl Builder {
                 .unwrap_or_else(|_| Err(Error::unavailable(format!("the backend did not answer within {limit:?}"))))
         });
         let backend = opened.await?;
-        self.backend(backend)
+        self.on(backend)
     }
 
-    /// Uses a backend that is open already, one of your own included.
+    /// Opens an instance on a backend that is connected already, one of your own included.
     ///
     /// # Errors
-    /// `Unavailable` when the library's threads cannot be started.
-    pub fn backend(self, backend: Arc<dyn Backend>) -> Result<Leasehold> {
+    /// `InvalidConfig` if a namespace is set: that of the backend counts; `Unavailable` if the library's threads cannot
+    /// be started.
+    pub fn open(self, backend: Arc<dyn Backend>) -> Result<Leasehold> {
+        if self.namespace.is_some() {
+            return Err(Error::invalid_config(
+                "the backend is connected already: set the namespace in its own options",
+            ));
+        }
+        self.on(backend)
+    }
+
+    fn on(self, backend: Arc<dyn Backend>) -> Result<Leasehold> {
         let settings = Settings { ttl: self.ttl, wait: self.wait, holder: self.holder.unwrap_or_else(Holder::unique) };
         let engine = Engine::new(backend, self.clock)?;
         Ok(Leasehold(Arc::new(Instance { engine, settings, reentries: Reentries::default() })))

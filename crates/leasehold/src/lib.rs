@@ -23,27 +23,27 @@
 //! | | |
 //! |---|---|
 //! | [`Leasehold::mutex`] | one holder at a time |
-//! | [`Leasehold::rwlock`] | many readers or one writer; a mutex is its write side |
-//! | [`Leasehold::semaphore`] | at most N at a time, weighted |
+//! | [`Leasehold::read`], [`Leasehold::write`] | many readers or one writer; a mutex is the write side |
+//! | [`Leasehold::semaphore`] | at most N permits at a time |
 //! | [`Leasehold::election`] | one leader, with callbacks and a published value |
 //! | [`Leasehold::all`] | several mutexes, all or nothing, without deadlock |
 //!
-//! All of them wait in one fair queue per resource and are handed on without
-//! polling: the next in line holds before the releaser has its answer.
+//! Each resource has one queue, first come, first served. A release hands the
+//! lock to the next waiter directly: nobody polls.
 //!
 //! # How a lease lives
 //!
-//! What you hold is a *lease*: it lives for its `ttl` (30 s) and is renewed by
-//! itself every third of it, until you release the [`Guard`]. If the process
-//! dies, the lease ends by itself and the next in line gets it: after the ttl,
-//! or on `file:` at once, because the kernel tells.
+//! What you hold is a *lease*: it lasts for its `ttl` (30 s by default) and is
+//! renewed automatically after each third of that, until you release the
+//! [`Guard`]. If the process dies, the lease ends and the next in line gets it:
+//! after the ttl, or at once on `file:`, where the kernel reports the death.
 //!
 //! A lease can be lost: the process was stopped for a minute, the backend was
 //! away for too long, an operator evicted it. Then
 //!
-//! - [`check`](Lease::check) fails, right on use, whatever tasks have run;
-//! - [`lost`](Lease::lost) ends, before a ttl backend can grant it to another;
-//! - [`with`](Mutex::with) drops the work it runs;
+//! - [`check`](Lease::check) fails from the deadline on, even if no task has run since;
+//! - [`lost`](Lease::lost) completes, before a backend with a ttl can grant the lease to another holder;
+//! - [`with`](Lock::with) drops the work it runs;
 //! - the [`fence`](Lease::fence), a number that rises with every grant, lets
 //!   your own store refuse the writer that woke up too late.
 //!
@@ -123,8 +123,8 @@
 //! # Errors
 //!
 //! One [`Error`] with a [`kind`](Error::kind) names the resource, the backend,
-//! who holds it and what to do. That a lock is busy is a value wherever the
-//! caller asked whether it is.
+//! who holds it and what to do. `Err` means that a call could not be carried
+//! out: those that ask whether a lock is free return the answer as a value.
 //!
 //! # Features
 //!
@@ -154,7 +154,7 @@ pub use lease::{
     error::{Error, ErrorKind, Result},
 };
 pub use leasehold::{Builder, Leasehold};
-pub use primitives::{All, Candidate, Detached, Election, Guards, Leader, Mutex, Observer, RwLock, Semaphore};
+pub use primitives::{All, Candidate, Detached, Election, Guards, Leader, Lock, Observer};
 
 /// The long pages, kept with the code they describe.
 #[cfg(doc)]

@@ -146,9 +146,9 @@ pub enum Presence {
     Own,
     /// It is another one that can be reached, or the backend cannot know.
     Present,
-    /// Not just now: it is passed over when its turn comes and keeps its place.
+    /// Out of reach for now: it is skipped when its turn comes and keeps its queue position.
     Absent,
-    /// Never again: the kernel or the server says so.
+    /// Dead, as the kernel or the server reports.
     Dead,
 }
 
@@ -163,7 +163,7 @@ pub enum Expiry {
     ByPresence,
 }
 
-/// The inputs that are not the resource's: two clocks and who is there.
+/// The surroundings of an operation: both clocks, and whether the process of an entry can be reached.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
     /// Decides expiry.
@@ -216,7 +216,7 @@ pub struct Ended {
     pub entry: Entry,
     /// When it ended.
     pub ended_at: Timestamp,
-    /// How.
+    /// How it ended.
     pub ending: Ending,
     /// What went wrong, or the reason of an eviction.
     pub problem: Option<Problem>,
@@ -421,7 +421,7 @@ impl State {
         })
     }
 
-    /// Who is in the way of one more.
+    /// Who holds the resource, and how many wait.
     pub fn busy(&self, context: &Context<'_>) -> Busy {
         let holders = self
             .holding()

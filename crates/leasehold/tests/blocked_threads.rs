@@ -93,7 +93,7 @@ fn memory() -> MemoryBackend {
 }
 
 fn locks(backend: Arc<dyn Backend>) -> Leasehold {
-    Leasehold::builder().backend(backend).unwrap()
+    Leasehold::builder().open(backend).unwrap()
 }
 
 /// A lease that nobody can renew: it must be lost at its deadline.

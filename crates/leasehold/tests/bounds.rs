@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::{
     All, Attempt, Builder, Candidate, Detached, Election, Error, ErrorKind, Guard, Guards, Leader, Lease, LeaseHealth,
-    Leasehold, Loss, Mutex, Observer, RwLock, Semaphore,
+    Leasehold, Lock, Loss, Observer,
     backend::{
         Backend, Backoff, Belief, Coalescer, EventHub, EventStream, Finding, Guarantees, Hint, HintDelivery,
         HintSender, Hints, Missed, OpenOptions, Session, UrlOptions,
@@ -42,9 +42,7 @@ assert_send_and_sync!(
     LeaseHealth,
     Leasehold,
     Loss,
-    Mutex,
-    RwLock,
-    Semaphore,
+    Lock,
 );
 assert_send_and_sync!(
     Backoff, Belief, Box<dyn Backend>, Coalescer<u8, u8>, EventHub, Finding, Guarantees, Hint, HintDelivery,
@@ -80,7 +78,7 @@ assert_send_and_sync!(
     Ttl,
 );
 assert_send_and_sync!(ManualClock, SystemClock, model::State, model::Entry, model::Effects);
-assert_send_and_sync!(blocking::Leasehold, blocking::Guard, blocking::Guards, blocking::Blocking<Mutex>);
+assert_send_and_sync!(blocking::Leasehold, blocking::Guard, blocking::Guards, blocking::Blocking<Lock>);
 
 // A stream has one reader: it can be sent, not shared.
 const _: () = send::<Observer>();
@@ -99,7 +97,7 @@ async fn the_future_of_every_call_can_be_sent_to_another_thread() -> leasehold::
     drop(assert_send(guard.lost()));
     assert_send(guard.release()).await?;
     drop(assert_send(locks.mutex("m").try_acquire()).await?);
-    assert_send(locks.rwlock("w").write()).await?.release().await?;
+    assert_send(locks.write("w").acquire()).await?.release().await?;
     assert_send(locks.semaphore("s", 2).acquire()).await?.release().await?;
     assert_send(locks.all(["a", "b"]).acquire()).await?.release().await?;
     let election = locks.election("e");

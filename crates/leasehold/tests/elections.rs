@@ -31,7 +31,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 const MANY: usize = 1100;
 
 fn locks(clock: &ManualClock, backend: Arc<dyn Backend>) -> Leasehold {
-    Leasehold::builder().clock(Arc::new(clock.clone())).backend(backend).unwrap()
+    Leasehold::builder().clock(Arc::new(clock.clone())).open(backend).unwrap()
 }
 
 async fn next(observer: &mut Observer) -> Option<Leader> {
@@ -121,7 +121,7 @@ async fn a_candidate_waits_until_its_name_is_no_mutex_any_more() {
         LOG.lock().extend([target, ": ", fields, "\n"]);
     }))
     .unwrap();
-    let locks = Leasehold::builder().backend(Arc::new(MemoryBackend::private(Arc::new(SystemClock)))).unwrap();
+    let locks = Leasehold::builder().open(Arc::new(MemoryBackend::private(Arc::new(SystemClock)))).unwrap();
     let (taken, mutex) = mpsc::channel::<Guard>();
     let (other, first) = (locks.clone(), Mutex::new(Some(taken)));
     let deposing = locks.election("r");

@@ -152,7 +152,7 @@ const CALLS: &[Call] = &[
         runtime.block_on(locks.mutex("held").wait_forever().acquire()).map(drop)
     }),
     ("try_acquire", |runtime, locks, _| runtime.block_on(locks.mutex("free").try_acquire()).map(drop)),
-    ("read", |runtime, locks, _| runtime.block_on(locks.rwlock("free").read()).map(drop)),
+    ("read", |runtime, locks, _| runtime.block_on(locks.read("free").acquire()).map(drop)),
     ("acquire of a permit", |runtime, locks, _| runtime.block_on(locks.semaphore("permits", 2).acquire()).map(drop)),
     ("acquire of two", |runtime, locks, _| runtime.block_on(locks.all(["free", "more"]).acquire()).map(drop)),
     ("start of an election", |runtime, locks, _| runtime.block_on(locks.election("leader").start()).map(drop)),

@@ -166,8 +166,8 @@ fn busy_names_the_holder() {
         };
         let (ada, bob) = (connect("ada"), connect("bob"));
         let _mutex = blocking::wait(ada.mutex("m").note("release 4.2").acquire()).unwrap();
-        let _reader = blocking::wait(ada.rwlock("r").read()).unwrap();
-        let _second = blocking::wait(ada.rwlock("r").read()).unwrap();
+        let _reader = blocking::wait(ada.read("r").acquire()).unwrap();
+        let _second = blocking::wait(ada.read("r").acquire()).unwrap();
         let _permit = blocking::wait(ada.semaphore("s", 1).acquire()).unwrap();
         // Long enough to hear of the holder on a busy machine: until then, whether it was granted is not known.
         let wait = Duration::from_secs(3);

@@ -45,8 +45,8 @@ async fn losers_write_nothing() {
     let bound = Leasehold::connect(&format!("{}?liveness=connection", server.url())).await.unwrap();
     let _by_ttl = locks.mutex("ttl").acquire().await.unwrap();
     let _by_connection = bound.mutex("connection").acquire().await.unwrap();
-    let _reader = locks.rwlock("read").read().await.unwrap();
-    let _readers = [locks.rwlock("readers").read().await.unwrap(), locks.rwlock("readers").read().await.unwrap()];
+    let _reader = locks.read("read").acquire().await.unwrap();
+    let _readers = [locks.read("readers").acquire().await.unwrap(), locks.read("readers").acquire().await.unwrap()];
     let _permits =
         [locks.semaphore("api", 2).acquire().await.unwrap(), locks.semaphore("api", 2).acquire().await.unwrap()];
 

@@ -621,7 +621,7 @@ fn what_is_recorded_can_be_chosen_and_maintenance_is_bounded() {
     assert_eq!(told, "250\nt\n250\n100\n0");
     // A name that many read at once leaves no more behind than any other.
     let locks = connect(&server.url());
-    let readers: Vec<_> = (0..3).map(|_| blocking::wait(locks.rwlock("read").read()).unwrap()).collect();
+    let readers: Vec<_> = (0..3).map(|_| blocking::wait(locks.read("read").acquire()).unwrap()).collect();
     for reader in readers {
         blocking::wait(reader.release()).unwrap();
     }

@@ -22,7 +22,7 @@ use leasehold::{
 
 fn locks() -> Leasehold {
     let backend = MemoryBackend::private(Arc::new(SystemClock));
-    Leasehold::builder().backend(Arc::new(backend)).unwrap()
+    Leasehold::builder().open(Arc::new(backend)).unwrap()
 }
 
 /// The newest ending, once there is one: background releases take a moment.
@@ -194,7 +194,7 @@ async fn closing_ends_waits_and_leases_and_refuses_new_ones() {
 #[tokio::test]
 async fn a_re_entrant_lock_ends_with_its_last_guard() {
     let locks = locks();
-    let lock = locks.mutex("r").reentrant();
+    let lock = locks.mutex("r").shared_by_holder();
     let outer = lock.acquire().await.unwrap();
     let inner = lock.acquire().await.unwrap();
     assert_eq!(outer.fence(), inner.fence());
@@ -203,8 +203,8 @@ async fn a_re_entrant_lock_ends_with_its_last_guard() {
     assert!(locks.mutex("r").try_acquire().await.unwrap().is_none());
     outer.check().unwrap();
     assert_eq!(outer.release().await.unwrap(), Released::Freed);
-    let reading = locks.rwlock("r").reentrant().read().await.unwrap();
-    let error = locks.rwlock("r").reentrant().write().await.unwrap_err();
+    let reading = locks.read("r").shared_by_holder().acquire().await.unwrap();
+    let error = locks.write("r").shared_by_holder().acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "an upgrade would wait for itself");
     reading.release().await.unwrap();
 }
@@ -271,7 +271,7 @@ async fn an_election_cannot_be_held_under_a_mutexs_name() {
 async fn the_wait_of_a_re_entrant_lock_counts_from_the_call() {
     let locks = locks();
     let other = locks.mutex("r").acquire().await.unwrap();
-    let lock = locks.mutex("r").reentrant().wait(Duration::from_millis(400));
+    let lock = locks.mutex("r").shared_by_holder().wait(Duration::from_millis(400));
     let both = async { tokio::join!(lock.acquire(), lock.acquire()) };
     let (one, two) = tokio::time::timeout(Duration::from_millis(790), both).await.expect("not twice the wait");
     assert_eq!(one.unwrap_err().kind(), ErrorKind::WaitElapsed);
@@ -309,7 +309,7 @@ async fn connecting_may_take_for_ever() {
 async fn a_re_entrant_lock_that_is_busy_names_the_holder() {
     let locks = locks();
     let other = locks.mutex("r").holder(Holder::new("other").unwrap()).acquire().await.unwrap();
-    let lock = locks.mutex("r").reentrant();
+    let lock = locks.mutex("r").shared_by_holder();
     let entering = lock.clone().wait_forever();
     let mut entering = tokio::task::JoinSet::from_iter([async move { entering.acquire().await }]);
     while locks.list(&ListFilter::new(Names::All)).await.unwrap().leases.len() < 2 {

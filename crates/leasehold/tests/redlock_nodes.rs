@@ -138,7 +138,7 @@ async fn with_three_of_five_down_every_call_ends_soon_and_names_them() {
     links[1].cut();
     links[2].cut();
     let hung = [Call::Acquire, Call::Renew, Call::Release, Call::List].map(|call| links[4].hold_requests_of(call));
-    let locks = Leasehold::builder().backend(Arc::<Quorum>::clone(&quorum)).unwrap();
+    let locks = Leasehold::builder().open(Arc::<Quorum>::clone(&quorum)).unwrap();
     let bounded = time::timeout(Duration::from_secs(5), async {
         for wait in [Duration::ZERO, Duration::from_secs(60)] {
             let error = locks.mutex("x").wait(wait).acquire().await.unwrap_err();
@@ -169,7 +169,7 @@ async fn sixteen_waiters_each_get_their_turn_with_few_failed_rounds() {
     let mut waiters = JoinSet::new();
     let turns = Arc::new(AtomicUsize::new(0));
     for waiter in 0..WAITERS {
-        let locks = Leasehold::builder().backend(Arc::<Quorum>::clone(&clients[waiter % clients.len()].0)).unwrap();
+        let locks = Leasehold::builder().open(Arc::<Quorum>::clone(&clients[waiter % clients.len()].0)).unwrap();
         let turns = Arc::clone(&turns);
         waiters.spawn(async move {
             for _ in 0..TURNS {
@@ -235,7 +235,7 @@ async fn a_waiter_at_the_head_gets_what_another_held_elsewhere() {
     links[0].cut();
     let held = attempt("x");
     assert!(is_granted(&holder, &held).await);
-    let locks = Leasehold::builder().backend(nodes.client().0).unwrap();
+    let locks = Leasehold::builder().open(nodes.client().0).unwrap();
     let mutex = locks.mutex("x").wait(Duration::from_secs(20));
     let (guard, ()) = tokio::join!(mutex.acquire(), async {
         time::sleep(Duration::from_millis(200)).await;

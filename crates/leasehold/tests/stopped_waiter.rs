@@ -114,7 +114,7 @@ async fn holds(locks: &Leasehold, label: &str) -> bool {
 #[tokio::test]
 async fn a_process_stopped_before_it_confirms_loses_its_turn_and_does_not_believe_when_it_continues() {
     let root = tempfile::tempdir().unwrap();
-    let locks = Leasehold::builder().backend(open(root.path()).await).unwrap();
+    let locks = Leasehold::builder().open(open(root.path()).await).unwrap();
     let first = locks.mutex("x").acquire().await.unwrap();
     let mut stopped = Process::start(root.path());
     soon("the other process waits", async || waiters(&locks).await == [STOPPED]).await;
@@ -140,7 +140,7 @@ async fn a_process_stopped_before_it_confirms_loses_its_turn_and_does_not_believ
 async fn child() {
     let Some(root) = env::var_os(ROOT).map(PathBuf::from) else { return };
     let backend = open(&root).await;
-    let locks = Leasehold::builder().backend(Arc::clone(&backend) as _).unwrap();
+    let locks = Leasehold::builder().open(Arc::clone(&backend) as _).unwrap();
     let gate = backend.hold_requests_of(Call::Renew);
     let lock = locks.mutex("x").holder(Holder::new(STOPPED).unwrap()).wait(LIMIT * 2);
     let mut acquire = JoinSet::from_iter([async move { lock.acquire().await }]);

@@ -35,7 +35,7 @@ static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 /// An instance on a store of its own that can be made to fail.
 fn locks() -> (Leasehold, Arc<Faulty>) {
     let faulty = Faulty::new(Arc::new(MemoryBackend::private(Arc::new(SystemClock))));
-    (Leasehold::builder().backend(faulty.clone()).unwrap(), faulty)
+    (Leasehold::builder().open(faulty.clone()).unwrap(), faulty)
 }
 
 async fn until(what: &str, condition: impl Fn() -> bool) {
@@ -311,7 +311,7 @@ async fn everything_is_counted_once_and_without_names() {
     held.renew(Duration::from_secs(30)).await.unwrap_err();
     assert_eq!(metrics.total("leasehold_renew_total", &[exclusive, ("outcome", "failed")]), 1.0);
     assert_eq!(metrics.observed("leasehold_backend_request_seconds", &[("op", "renew"), ("outcome", "error")]), 1);
-    let shaky = locks.rwlock("shaky").ttl(Duration::from_secs(3)).read().await.unwrap();
+    let shaky = locks.read("shaky").ttl(Duration::from_secs(3)).acquire().await.unwrap();
     faulty.drop_requests_of(Call::Renew, 1);
     metrics.until("leasehold_renew_total", &[("mode", "shared"), ("outcome", "retried")], 1.0).await;
     shaky.release().await.unwrap();
@@ -323,12 +323,12 @@ async fn everything_is_counted_once_and_without_names() {
     assert_eq!(metrics.total("leasehold_release_total", &[exclusive, ("outcome", "ok")]), 2.0);
     assert_eq!(metrics.observed("leasehold_hold_seconds", &[exclusive, ("end", "released")]), 2);
     assert_eq!(metrics.total("leasehold_locks_held", &[exclusive]), 0.0);
-    let reader = locks.rwlock("counted").read().await.unwrap();
+    let reader = locks.read("counted").acquire().await.unwrap();
     faulty.drop_requests_of(Call::Release, 1);
     let unknown: Error = reader.release().await.unwrap_err();
     assert!(unknown.outcome_unknown());
     assert_eq!(metrics.total("leasehold_release_total", &[("mode", "shared"), ("outcome", "failed")]), 1.0);
-    let taken = locks.rwlock("taken").read().await.unwrap();
+    let taken = locks.read("taken").acquire().await.unwrap();
     faulty.drop_hints(true);
     locks.evict(taken.resource(), taken.fence(), "its hint is lost").await.unwrap();
     taken.release().await.unwrap();

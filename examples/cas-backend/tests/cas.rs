@@ -12,7 +12,7 @@ use leasehold::{
     clock::Clock,
     lease::{HistoryFilter, Names},
 };
-use leasehold_conformance::{Maker, check};
+use leasehold_conformance::{Fixture, check};
 
 /// A bucket that lives as long as this instance on it.
 struct Place {
@@ -31,7 +31,7 @@ async fn place(clock: Arc<dyn Clock>) -> Place {
 }
 
 #[async_trait::async_trait]
-impl Maker for Place {
+impl Fixture for Place {
     async fn instance(&self) -> Arc<dyn Backend> {
         cas_backend::open(&self.url, &self.options).await.expect("the bucket is there")
     }

@@ -16,12 +16,12 @@ use crate::{Error, Result};
 
 /// Gathers calls into batches without ever waiting for a timer.
 ///
-/// A call goes out at once when nothing is on its way. Otherwise calls gather
-/// until there are as many as are on their way, or until those are answered:
-/// few callers are hardly delayed, and many form few, full batches.
+/// A call is sent at once if none is in flight. Otherwise calls wait until as
+/// many wait as are in flight, or until those are answered: few callers are
+/// hardly delayed, and many form few, full batches.
 ///
-/// The caller that completes a batch sends it on its own thread, as far as
-/// `send` gets without waiting; the rest runs on the runtime.
+/// The caller that completes a batch polls `send` once on its own thread; if it
+/// is pending, the runtime finishes it.
 ///
 /// # Cancel safety
 /// A call that is dropped before its batch leaves is not sent; afterwards its answer is discarded.

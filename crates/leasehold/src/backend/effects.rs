@@ -1,4 +1,4 @@
-//! What an operation of the rule did to others, turned into hints, events and history.
+//! Turns the effects of an operation on the model into hints, events and history.
 
 use super::{EventHub, Hint};
 use crate::{
@@ -6,7 +6,7 @@ use crate::{
     model::{Context, Effects, Ended, Entry, Granted, State},
 };
 
-/// Who hears of an operation. Each method is called in the order things happened.
+/// Receives the effects of an operation, in the order in which they happened.
 pub trait Audience {
     /// A hint for the instance that requested this lease.
     fn hint(&mut self, id: LeaseId, hint: Hint);

@@ -29,7 +29,7 @@ pub struct Guarantees {
     pub records_runs: bool,
     /// How many renewals go into one call.
     pub renew_batch: usize,
-    /// The longest an attached lease is believed without another answer, whatever its ttl.
+    /// How long an attached lease is valid after the last answer, even if its ttl is longer.
     pub silence_limit: Option<Duration>,
 }
 
@@ -78,7 +78,7 @@ impl Guarantees {
         self
     }
 
-    /// The longest an attached lease is believed without another answer; its ttl by default.
+    /// Sets how long an attached lease is valid after the last answer; its ttl by default.
     #[must_use]
     pub const fn silence_limit(mut self, limit: Option<Duration>) -> Self {
         self.silence_limit = limit;

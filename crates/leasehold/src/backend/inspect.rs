@@ -53,7 +53,7 @@ fn unsupported() -> Error {
     Error::unsupported("this backend does not remember skipped runs")
 }
 
-/// One line of doctor's report.
+/// One result of a check of the backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
@@ -66,7 +66,7 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// A line of the report.
+    /// A result with these parts.
     pub fn new(severity: Severity, subject: impl Into<String>, message: impl Into<String>) -> Self {
         Self { severity, subject: subject.into(), message: message.into() }
     }
@@ -75,12 +75,12 @@ impl Finding {
 /// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// Worth knowing.
+    /// Good to know.
     Info,
-    /// As it should be.
+    /// The check passed.
     Ok,
-    /// May hurt.
+    /// It may endanger locks.
     Warning,
-    /// Will hurt.
+    /// It endangers locks, or keeps them from working.
     Failure,
 }

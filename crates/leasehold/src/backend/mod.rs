@@ -1,8 +1,8 @@
-//! The seam: what a backend supplies, and the kit that every backend is built from.
+//! The [`Backend`] trait, and what helps to implement it.
 //!
-//! A backend supplies atomicity, a clock and a wake-up. The rule belongs to
-//! [`model`](crate::model): a backend either runs it under a latch of its own
-//! or ports it, and the conformance suite compares the two.
+//! A backend supplies atomicity, a clock and a wake-up. The locking algorithm is
+//! in [`model`](crate::model): a backend either runs that under a latch of its
+//! own or ports it, and the conformance suite compares the two.
 //!
 //! Every implementation follows these rules:
 //!
@@ -14,10 +14,10 @@
 //! - Hints may be lost, doubled, or arrive before the reply they belong to.
 //!   Losing all of them costs latency only: the next renewal says the same.
 //! - A dropped future may or may not have done its work; never half of it.
-//! - One bad record spoils only itself: `renew` answers [`Standing::Unknown`]
-//!   for that lease and goes on.
+//! - A corrupt record affects only its own lease: `renew` answers
+//!   [`Standing::Unknown`] for that one and goes on.
 //!
-//! Beside the seam is the kit, written once for all backends:
+//! What helps is written once for all backends:
 //! [`Backoff`], [`HintSender`], [`EventHub`], [`Coalescer`], [`publish`]
 //! (effects of the rule as hints, events and history), [`News`] (the same, kept
 //! until a write has succeeded), [`UrlOptions`] and [`RunTable`].
@@ -88,14 +88,16 @@ pub trait Backend: Inspect + fmt::Debug + Send + Sync + 'static {
         perform_each(self, operations).await
     }
 
-    /// Requests a lease without waiting for anything; `None` by default, and then [`acquire`](Self::acquire) is called.
+    /// Requests a lease without waiting. If this returns `None`, as it does by default, [`acquire`](Self::acquire) is
+    /// called.
     ///
     /// For a backend that never waits: it is called on the caller's thread, without a task or a runtime.
     fn acquire_at_once(&self, _request: &Request) -> Option<Answer<Decision>> {
         None
     }
 
-    /// Ends a lease without waiting for anything; `None` by default, and then [`release`](Self::release) is called.
+    /// Releases a lease without waiting. If this returns `None`, as it does by default, [`release`](Self::release) is
+    /// called.
     fn release_at_once(&self, _key: &LeaseKey, _outcome: &Outcome) -> Option<Answer<Released>> {
         None
     }

@@ -12,7 +12,7 @@ pub struct RunTable {
 
 impl RunTable {
     /// How many names have a record at most.
-    pub const MOST_NAMES: usize = 10_000;
+    pub const MAX_NAMES: usize = 10_000;
     /// How long a name without a report keeps its record.
     pub const KEPT: Duration = Duration::from_secs(40 * 24 * 60 * 60);
 
@@ -27,7 +27,7 @@ impl RunTable {
     /// Drops what is too old at `now`, then the oldest while there are too many.
     pub fn trim(&mut self, now: Timestamp) {
         self.records.retain(|_, record| is_kept(record, now));
-        let excess = self.records.len().saturating_sub(Self::MOST_NAMES);
+        let excess = self.records.len().saturating_sub(Self::MAX_NAMES);
         if excess > 0 {
             let by_age = |record: &RunRecord| (record.last_report(), record.resource.clone());
             let mut oldest: Vec<(Option<Timestamp>, Resource)> = self.records.values().map(by_age).collect();

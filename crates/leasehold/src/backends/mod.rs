@@ -16,6 +16,11 @@ pub(crate) struct BuiltIn {
     pub(crate) open: Option<Opener>,
 }
 
+/// The names of the backends that are built in, such as `redis`.
+pub fn built_in() -> impl Iterator<Item = &'static str> {
+    BUILT_IN.iter().filter(|built_in| built_in.open.is_some()).map(|built_in| built_in.feature)
+}
+
 /// One line for each backend: its feature, the operating system that it needs, its module, its URL schemes.
 macro_rules! built_in {
     ($($feature:literal $(on $system:literal)?, $module:ident, [$($scheme:literal),+];)+) => {

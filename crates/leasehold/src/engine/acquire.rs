@@ -1,8 +1,8 @@
 //! Getting a lease: one request, then waiting for the grant.
 //!
-//! The caller polls a task of its own that sends the request. When the caller
-//! goes away before it has its guard, or the answer takes long, the task moves to
-//! the I/O thread. It leaves nothing behind: whatever it got is given back.
+//! The caller polls a task of its own that sends the request. If the caller drops
+//! the future, or the answer is slow, the task moves to the I/O thread. If the
+//! caller is gone by then, whatever the request was granted is given back.
 
 use std::{
     future::{self, poll_fn},
@@ -32,7 +32,7 @@ use crate::{
 /// How long a try may take on a backend that does not answer.
 const TRY_LIMIT: Duration = Duration::from_secs(3);
 
-/// How long a request that was given up may take to arrive before what it may have got is given back.
+/// How long to wait for the answer to an abandoned request before releasing what it may have been granted.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// What a caller wants, before it has an id.
@@ -111,7 +111,7 @@ struct Acquire<'a> {
 
 /// What became of one request so far.
 enum Asked<'a> {
-    /// What it came to; `None` if its id is spent and another may be tried.
+    /// What it came to; `None` if its lease id can no longer be used and another may be tried.
     Answered(Option<Result<Attempt>>),
     /// It is in flight, or waits in the queue.
     Pending(Asking<'a>),
@@ -119,7 +119,7 @@ enum Asked<'a> {
 
 /// Why waiting for the outcome of a request ended.
 enum Waited {
-    Outcome(local_lease::Outcome),
+    Outcome(local_lease::AcquireResult),
     GaveUp,
     Closed,
 }
@@ -133,7 +133,7 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    /// Asks under new ids, now that the first is spent.
+    /// Asks under new ids, now that the first can no longer be used.
     async fn try_other_ids(&self) -> Result<Attempt> {
         let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1));
         loop {
@@ -161,7 +161,7 @@ impl<'a> Acquire<'a> {
         let engine = self.engine;
         let (lease, sent) = LocalLease::new(self.request(), self.options, engine.pushes, now);
         let lease = Arc::new(lease);
-        engine.renewer.expect(&lease);
+        engine.renewer.register(&lease);
         let asking = Asking { engine, lease: Some(lease) };
         // A backend that never waits has taken hardly any time.
         let now = if engine.request_at_once(asking.lease(), sent) {
@@ -176,7 +176,7 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    /// Waits for what a request comes to; `None` if its id is spent and another may be tried.
+    /// Waits for what a request comes to; `None` if its lease id can no longer be used and another may be tried.
     async fn finish(&self, asking: Asking<'a>) -> Option<Result<Attempt>> {
         let lease = asking.lease();
         if let Err(inherited) = poll_fn(|context| self.engine.poll_in_flight(lease, context)).await {
@@ -225,7 +225,7 @@ impl<'a> Acquire<'a> {
         lease: &Arc<LocalLease>,
         context: &Context<'_>,
         mut now: Moment,
-    ) -> Poll<local_lease::Outcome> {
+    ) -> Poll<local_lease::AcquireResult> {
         let renewer = &self.engine.renewer;
         loop {
             if let Some((outcome, next)) = ready!(lease.poll_outcome(context, self.started, now)) {
@@ -237,11 +237,11 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    /// Waits for the outcome, and shortly before giving up looks who holds the resource.
+    /// Waits for the outcome, and looks up who holds the resource shortly before giving up.
     async fn wait_for_outcome(&self, lease: &Arc<LocalLease>) -> (Waited, Busy) {
         let engine = self.engine;
         let _waiting = engine.telemetry.waiting(self.options.claim.mode());
-        let most = self.options.max_tries.filter(|_| !engine.pushes).unwrap_or(u32::MAX);
+        let max_tries = self.options.max_tries.filter(|_| !engine.pushes).unwrap_or(u32::MAX);
         let mut holders = None;
         let mut give_up = match self.options.wait {
             Wait::For(length) => self.give_up_at.before((length / 2).min(Duration::from_secs(1))),
@@ -250,7 +250,7 @@ impl<'a> Acquire<'a> {
         loop {
             let outcome = poll_fn(|context| match self.poll_outcome(lease, context, engine.clock.now()) {
                 Poll::Ready(outcome) => Poll::Ready(Waited::Outcome(outcome)),
-                Poll::Pending if lease.tries() >= most => Poll::Ready(Waited::GaveUp),
+                Poll::Pending if lease.tries() >= max_tries => Poll::Ready(Waited::GaveUp),
                 Poll::Pending => Poll::Pending,
             });
             let waited = tokio::select! {
@@ -259,8 +259,8 @@ impl<'a> Acquire<'a> {
                 () = engine.closed() => Waited::Closed,
                 () = engine.sleep_until(give_up), if give_up != Moment::NEVER => Waited::GaveUp,
             };
-            let too_early = matches!(waited, Waited::GaveUp) && engine.clock.now() < self.give_up_at;
-            if too_early && holders.is_none() && lease.tries() < most {
+            let time_is_left = matches!(waited, Waited::GaveUp) && engine.clock.now() < self.give_up_at;
+            if time_is_left && holders.is_none() && lease.tries() < max_tries {
                 holders = Some(self.engine.look_for_holders(self.options.resource));
                 give_up = self.give_up_at;
                 continue;
@@ -274,10 +274,10 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    fn conclude(&self, lease: Arc<LocalLease>, outcome: local_lease::Outcome) -> Option<Result<Attempt>> {
+    fn conclude(&self, lease: Arc<LocalLease>, outcome: local_lease::AcquireResult) -> Option<Result<Attempt>> {
         let (engine, options) = (self.engine, self.options);
         let refusal = match outcome {
-            local_lease::Outcome::Held => {
+            local_lease::AcquireResult::Held => {
                 let guard = Guard::new(Arc::clone(engine), lease);
                 if engine.is_closed() {
                     guard.abandon(Outcome::Cancelled);
@@ -285,7 +285,7 @@ impl<'a> Acquire<'a> {
                 }
                 return Some(Ok(Attempt::Acquired(guard)));
             }
-            local_lease::Outcome::Refused(refusal) => refusal,
+            local_lease::AcquireResult::Refused(refusal) => refusal,
         };
         match refusal {
             Refusal::Busy(busy) => Some(Ok(Attempt::Busy(busy))),
@@ -308,7 +308,7 @@ impl<'a> Acquire<'a> {
         Error::wait_elapsed(self.options.resource, self.engine.kind, Brief(waited), busy)
     }
 
-    /// Looks who holds the resource, for a caller that has time left.
+    /// Looks up who holds the resource, for a caller that has time left.
     async fn find_holders_now(&self) -> Busy {
         let limit = self.engine.clock.now().after(Duration::from_secs(1)).min(self.give_up_at);
         tokio::select! {
@@ -362,19 +362,19 @@ struct Answered {
     sent: local_lease::Sent,
     answer: Answer<Decision>,
     /// An earlier try of the same request was not answered and may still be carried out.
-    tried_before: bool,
+    earlier_try_may_run: bool,
 }
 
 type Call<'a> = Pin<Box<dyn Future<Output = Result<Answer<Decision>>> + Send + 'a>>;
 
 impl Engine {
-    /// Asks a backend that never waits; whether this is one.
+    /// Sends the request to a backend that answers at once; returns whether this is one.
     fn request_at_once(self: &Arc<Self>, lease: &Arc<LocalLease>, sent: local_lease::Sent) -> bool {
         let Some(answer) = self.backend.acquire_at_once(&lease.request) else { return false };
         let answer = Ok(answer);
         self.telemetry.answered(telemetry::Call::Acquire, &answer, sent.at, || self.clock.now());
         if let Ok(answer) = answer {
-            self.on_answer(lease, Answered { sent, answer, tried_before: false }, sent.at);
+            self.on_answer(lease, Answered { sent, answer, earlier_try_may_run: false }, sent.at);
         }
         true
     }
@@ -401,7 +401,7 @@ impl Engine {
         let call: Call<'_> = match first {
             Poll::Ready(Ok(answer)) => {
                 drop(call);
-                let answered = Answered { sent, answer, tried_before: false };
+                let answered = Answered { sent, answer, earlier_try_may_run: false };
                 return self.on_answer(&lease, answered, self.clock.now());
             }
             Poll::Ready(Err(error)) => Box::pin(future::ready(Err(error))),
@@ -415,14 +415,14 @@ impl Engine {
     }
 
     fn on_answer(self: &Arc<Self>, lease: &Arc<LocalLease>, answered: Answered, now: Moment) {
-        let Answered { sent, answer, tried_before } = answered;
+        let Answered { sent, answer, earlier_try_may_run } = answered;
         if let Decision::Queued(position) = &answer.value {
             telemetry::queued(position);
         }
         let refused = matches!(answer.value, Decision::Busy(_) | Decision::WrongShape { .. });
         let next = lease.on_decision(answer.value, sent, answer.belief, now);
         self.renewer.follow_up(lease, next, Outcome::Cancelled);
-        if refused && tried_before {
+        if refused && earlier_try_may_run {
             self.give_back(lease, Outcome::Cancelled);
         }
         self.renewer.answered_by(answer.incarnation);
@@ -430,7 +430,7 @@ impl Engine {
 
     /// Waits for the answer, and sends the request again with the same id while its outcome is unknown.
     ///
-    /// A request that comes to nothing is failed for its caller; returns what is left to do for it.
+    /// If that fails, the caller of `acquire` gets the error, and what is left to do is returned.
     async fn request_until_answered<'a>(
         &'a self,
         lease: &'a LocalLease,
@@ -439,7 +439,7 @@ impl Engine {
         until: Moment,
     ) -> Result<Answered, Next> {
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
-        let mut tried_before = false;
+        let mut earlier_try_may_run = false;
         loop {
             let answer = tokio::select! {
                 biased;
@@ -452,15 +452,15 @@ impl Engine {
             };
             self.telemetry.answered(telemetry::Call::Acquire, &answer, sent.at, || self.clock.now());
             let error = match answer {
-                Ok(answer) => return Ok(Answered { sent, answer, tried_before }),
+                Ok(answer) => return Ok(Answered { sent, answer, earlier_try_may_run }),
                 Err(error) => error,
             };
-            tried_before |= error.outcome_unknown();
+            earlier_try_may_run |= error.outcome_unknown();
             let now = self.clock.now();
             // A server that went away with the answer may be back before the wait is over.
-            let may_pass = tried_before && error.is_outage();
+            let may_pass = earlier_try_may_run && error.is_outage();
             if !may_pass || self.is_closed() || now >= until || lease.caller_left() {
-                let error = if tried_before { error.maybe_done() } else { error };
+                let error = if earlier_try_may_run { error.maybe_done() } else { error };
                 return Err(lease.on_request_failed(error.about(&lease.key().resource)));
             }
             self.clock.sleep_until(now.after(backoff.pause()).min(until)).await;

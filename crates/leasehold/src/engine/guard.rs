@@ -25,13 +25,13 @@ use crate::{
     },
 };
 
-/// A lease as work done under it sees it: it can look and renew, not release.
+/// A lease as the work done under it sees it: it can be checked and renewed, but not released.
 ///
 /// # When you lose it
-/// The lease is renewed by itself. When that fails until its deadline, or the
-/// backend says it is gone, [`check`](Self::check) fails and
-/// [`lost`](Self::lost) ends, both *before* a ttl backend can grant it to
-/// another. Send [`fence`](Self::fence) along with each write for the rest.
+/// The lease is renewed automatically. If no renewal succeeds until its deadline, or the
+/// backend says that it is gone, [`check`](Self::check) fails and
+/// [`lost`](Self::lost) completes, both *before* a backend with a ttl can grant it to
+/// another holder. For the rest, send [`fence`](Self::fence) along with each write.
 #[derive(Clone)]
 pub struct Lease {
     engine: Arc<Engine>,
@@ -74,7 +74,7 @@ impl Lease {
         self.hold().waited
     }
 
-    /// Its length between two renewals.
+    /// How long it lives without a renewal.
     pub fn ttl(&self) -> Duration {
         self.local.ttl().get()
     }
@@ -84,9 +84,9 @@ impl Lease {
         self.local.metadata()
     }
 
-    /// How long it may be believed in without another renewal, margin taken off.
+    /// How long the lease is valid without another renewal, less the safety margin.
     ///
-    /// `None` where no clock ends it: its process is its life.
+    /// `None` if it lasts as long as its process, as on `file:`.
     pub fn remaining(&self) -> Option<Duration> {
         let deadline = self.local.validity.deadline();
         (deadline != Moment::NEVER).then(|| deadline.since(self.engine.clock.now()))
@@ -97,7 +97,7 @@ impl Lease {
     /// # Errors
     /// `Lost`, with the reason; `Closed` in a forked child, which holds nothing of its parent's.
     pub fn check(&self) -> Result<()> {
-        self.engine.check_inherited()?;
+        self.engine.check_not_inherited()?;
         match self.local.check(self.engine.clock.now()) {
             Ok(()) => Ok(()),
             Err(next) => {
@@ -116,7 +116,7 @@ impl Lease {
         self.local.validity.health(self.engine.clock.now())
     }
 
-    /// Completes when the lease is no longer held, at once if it already is not.
+    /// Completes when the lease is no longer held, immediately if it already is not.
     ///
     /// # Cancel safety
     /// May be dropped and called again: a loss is never missed.
@@ -171,7 +171,7 @@ impl Lease {
     }
 
     pub(crate) fn lost_error(&self) -> Error {
-        // Only the backend knows of a loss that was not told here.
+        // A loss without a recorded reason was found at the backend.
         Error::lost(self.resource(), self.engine.kind, self.fence(), self.loss().unwrap_or(Loss::Gone))
     }
 
@@ -222,9 +222,9 @@ async fn renew_once(engine: &Arc<Engine>, local: &Arc<LocalLease>, renewal: Rene
 ///
 /// It is renewed by itself until then; see [`Lease`] for what it tells.
 ///
-/// Dropping it gives it back too, in the background and so *not at once*, with
-/// nobody to hear of a failure: [`release`](Self::release) is the better way.
-/// A drop while the thread panics records the failure.
+/// Dropping the guard releases the lease in the background: *not at once*, and nobody
+/// learns of a failure. Prefer [`release`](Self::release). If the guard is dropped by a
+/// panic, the work is recorded as failed.
 #[must_use = "the lease is given back as soon as the guard is dropped"]
 pub struct Guard {
     lease: Option<Lease>,
@@ -244,17 +244,17 @@ impl Guard {
         self
     }
 
-    /// Gives the lease back: the work is done.
+    /// Releases the lease: the work is done.
     ///
-    /// Tells [`Released::Gone`] if it had been lost before, so that the work
+    /// Returns [`Released::Gone`] if the lease had been lost before, so that the work
     /// may not have been protected to its end.
     ///
     /// # Errors
-    /// When nobody can say whether it was released; it is tried again in the
-    /// background, until it is or the lease has lapsed by itself.
+    /// The backend did not confirm the release. It is tried again in the
+    /// background, until it succeeds or the lease expires.
     ///
     /// # Cancel safety
-    /// Once polled, it is given back even if the future is dropped.
+    /// Once polled, the lease is released even if the future is dropped.
     pub async fn release(self) -> Result<Released> {
         self.release_as(Outcome::Completed).await
     }

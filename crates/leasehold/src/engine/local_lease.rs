@@ -36,11 +36,11 @@ use crate::{
     threads::Task,
 };
 
-/// How long a holder that no clock ends may go without asking: an eviction whose hint was lost is found then.
+/// The longest time between renewals of a held lease that no clock ends: an eviction whose hint was lost is found then.
 const HOLDER_SILENCE: Duration = Duration::from_secs(10);
-/// The same for a waiter, of whom there may be hundreds: a grant whose hint was lost is found then.
+/// The same for a waiter, of which there may be hundreds: a grant whose hint was lost is found then.
 const WAITER_SILENCE: Duration = Duration::from_secs(60);
-/// The same for the first in line, of whom there is one: nobody else waits until it has had its turn.
+/// The same for the first waiter, on which all behind it depend.
 const FIRST_WAITER_SILENCE: Duration = Duration::from_secs(5);
 
 /// How long the caller of `acquire` has to confirm a provisional grant itself before the renewer does.
@@ -93,7 +93,7 @@ struct State {
     /// The pauses between two requests where nothing pushes.
     backoff: Option<Box<Backoff>>,
     tries: u32,
-    /// The caller of `acquire`, to be woken.
+    /// Whoever awaits `acquire` or `release`.
     caller: Option<Waker>,
     caller_left: bool,
     /// What the caller of `release` returns.
@@ -131,7 +131,7 @@ enum Phase {
     /// The request is in flight.
     Asking,
     Waiting,
-    /// The caller of `acquire` may take it; it did not yet.
+    /// Granted, and not picked up by the caller of `acquire` yet.
     Granted(Grant, u64),
     Held(Hold),
     /// Busy, refused, failed or gone before it held; the caller of `acquire` takes the reason.
@@ -187,16 +187,16 @@ pub(crate) enum Next {
     Nothing,
     /// `renew_at` or the deadline may have moved earlier: the renewer and the timer look at it.
     Schedule,
-    /// Nothing is left to renew.
+    /// Stop renewing it.
     Forget,
-    /// The same, and the backend may still know it: release it in the background.
+    /// Stop renewing it, and release it in the background: the backend may still know it.
     GiveBack,
-    /// The same, after a loss that the log and the metrics report.
+    /// Stop renewing it, and report the loss to the log and the metrics.
     Lost,
 }
 
 /// What the caller of `acquire` has to act on.
-pub(crate) enum Outcome {
+pub(crate) enum AcquireResult {
     Held,
     Refused(Refusal),
 }
@@ -369,14 +369,14 @@ impl LocalLease {
         Renewal::new(self.request.key.clone(), self.ttl())
     }
 
-    /// Renews as soon as possible: after what is in flight, or now.
-    pub(crate) fn renew_now(&self, now: Moment) -> Next {
+    /// Makes a renewal due now, or right after the one in flight.
+    pub(crate) fn request_renewal(&self, now: Moment) -> Next {
         let mut state = self.state.lock();
-        self.renew_soon(&mut state, now);
+        self.request_renewal_locked(&mut state, now);
         Next::Schedule
     }
 
-    fn renew_soon(&self, state: &mut State, now: Moment) {
+    fn request_renewal_locked(&self, state: &mut State, now: Moment) {
         if self.renew_at() == Moment::NEVER {
             state.renew_again = true;
         } else {
@@ -515,7 +515,7 @@ impl LocalLease {
         if !matches!(state.phase, Phase::Waiting | Phase::Granted(..) | Phase::Held(_)) {
             return Next::Nothing;
         }
-        // A position in a queue moves to the next session; what was held is lost with the last one.
+        // A queue position survives the end of a session; a lease that was held is lost with it.
         if !matches!(state.phase, Phase::Waiting) && self.session_ended(&state) {
             return self.lose(state, Loss::Gone);
         }
@@ -540,7 +540,7 @@ impl LocalLease {
     pub(crate) fn on_evict_hint(&self, now: Moment) -> Next {
         let mut state = self.state.lock();
         state.evicted = true;
-        self.renew_soon(&mut state, now);
+        self.request_renewal_locked(&mut state, now);
         Next::Schedule
     }
 
@@ -550,7 +550,7 @@ impl LocalLease {
         if matches!(state.phase, Phase::Held(_) | Phase::Granted(..)) && self.session_ended(&state) {
             return self.lose(state, Loss::Gone);
         }
-        self.renew_soon(&mut state, now);
+        self.request_renewal_locked(&mut state, now);
         Next::Schedule
     }
 
@@ -565,7 +565,7 @@ impl LocalLease {
 
     // The acquiring caller's side.
 
-    /// What became of the request; registers the caller to be woken while nothing did.
+    /// The outcome of the request; while there is none, registers the caller to be woken.
     ///
     /// `None` asks the caller to confirm a provisional grant by a renewal, and then to poll again.
     pub(crate) fn poll_outcome(
@@ -573,7 +573,7 @@ impl LocalLease {
         context: &Context<'_>,
         started: Moment,
         now: Moment,
-    ) -> Poll<Option<(Outcome, Next)>> {
+    ) -> Poll<Option<(AcquireResult, Next)>> {
         let mut state = self.state.lock();
         match &mut state.phase {
             Phase::Granted(grant, sent_before) => {
@@ -582,7 +582,7 @@ impl LocalLease {
                 if now >= deadline || self.session_ended(&state) {
                     state.phase = Phase::Refused(None);
                     self.pause_renewals();
-                    return Poll::Ready(Some((Outcome::Refused(Refusal::TooLate), Next::GiveBack)));
+                    return Poll::Ready(Some((AcquireResult::Refused(Refusal::TooLate), Next::GiveBack)));
                 }
                 let ends_at = self.max_hold.map_or(Moment::NEVER, |length| now.after(length));
                 self.validity.begin(deadline, ends_at);
@@ -597,12 +597,14 @@ impl LocalLease {
                         Next::Forget
                     }
                 };
-                Poll::Ready(Some((Outcome::Held, next)))
+                Poll::Ready(Some((AcquireResult::Held, next)))
             }
             Phase::Refused(refusal) => {
-                Poll::Ready(Some((Outcome::Refused(refusal.take().unwrap_or(Refusal::Gone)), Next::Nothing)))
+                Poll::Ready(Some((AcquireResult::Refused(refusal.take().unwrap_or(Refusal::Gone)), Next::Nothing)))
             }
-            Phase::Ended(_) | Phase::Held(_) => Poll::Ready(Some((Outcome::Refused(Refusal::Gone), Next::Nothing))),
+            Phase::Ended(_) | Phase::Held(_) => {
+                Poll::Ready(Some((AcquireResult::Refused(Refusal::Gone), Next::Nothing)))
+            }
             Phase::Asking | Phase::Waiting => {
                 if matches!(state.phase, Phase::Waiting) && state.hint.is_some() {
                     return Poll::Ready(None);
@@ -646,7 +648,7 @@ impl LocalLease {
         self.state.lock().caller_left
     }
 
-    /// How often the backend answered that it waits.
+    /// How many answers said that it still waits.
     pub(crate) fn tries(&self) -> u32 {
         self.state.lock().tries
     }
@@ -700,7 +702,7 @@ impl LocalLease {
         Ok(())
     }
 
-    /// Claims less from now on. What is given up is given up before the backend is asked to.
+    /// Claims less from now on: before the backend is asked to, so that nobody relies on more than is held.
     pub(crate) fn downgrade(&self, claim: Claim) {
         self.state.lock().claim = claim;
     }
@@ -780,7 +782,7 @@ impl LocalLease {
         }
         let believable = now < self.deadline(&state, self.ttl()) && !self.session_ended(&state);
         if hint.provisional || !believable {
-            self.renew_soon(&mut state, now);
+            self.request_renewal_locked(&mut state, now);
             return Next::Schedule;
         }
         self.grant(state, Grant::new(hint.fence, wall), now)
@@ -812,7 +814,8 @@ impl LocalLease {
         }
     }
 
-    /// The deadline has passed. What ran out ends by itself; what was held for too long has been renewed until now.
+    /// The deadline has passed. A lease that ran out expires at the backend, too; one that reached its `max_hold` was
+    /// renewed until now and has to be released.
     fn lose_by_deadline(&self, state: Locked<'_>, now: Moment) -> Next {
         match self.lose(state, self.validity.reason_at(now)) {
             Next::Lost if self.validity.loss() == Some(Loss::MaxHold) => Next::GiveBack,
@@ -844,12 +847,12 @@ impl LocalLease {
         self.renew_at.store(moment.as_micros(), Ordering::SeqCst);
     }
 
-    /// Nothing is to be renewed until further notice. A renewer that sees the time before finds that out.
+    /// Stops renewals. A renewer that still reads the former time learns it from `begin_renewal`.
     fn pause_renewals(&self) {
         self.renew_at.store(Moment::NEVER.as_micros(), Ordering::Release);
     }
 
-    /// The end of belief in what the last answered request proved, asked for with this ttl.
+    /// Until when the last answered request lets us believe in the lease, if it was for this ttl.
     fn deadline(&self, state: &State, ttl: Ttl) -> Moment {
         let Some(proof) = &state.proof else { return Moment::default() };
         match self.believed_for(&proof.belief, ttl) {
@@ -868,13 +871,13 @@ impl LocalLease {
     }
 
     /// When to renew what was proved at `sent`: after a third of the time it
-    /// is believed, less a part that differs from lease to lease.
+    /// is believed, less up to a tenth that differs from lease to lease.
     fn renew_time(&self, state: &State, sent: Moment) -> Moment {
         let belief = state.proof.as_ref().map_or(&Belief::Ttl, |proof| &proof.belief);
         let third = renew_every(self.ttl());
         let every = match self.believed_for(belief, self.ttl()) {
             Some(length) => length / 3,
-            // Nothing runs out: a renewal only finds what a lost hint did not say. A short ttl asks for it soon.
+            // Nothing expires here: renewals only make up for lost hints. A short ttl asks for that sooner.
             None if matches!(state.phase, Phase::Waiting) && third >= HOLDER_SILENCE => WAITER_SILENCE,
             None => third.min(HOLDER_SILENCE),
         };
@@ -885,7 +888,7 @@ impl LocalLease {
 
 type Locked<'a> = MutexGuard<'a, State>;
 
-/// Wakes the caller of `acquire`, after the state is unlocked.
+/// Wakes whoever awaits `acquire` or `release`, after the state is unlocked.
 fn wake(mut state: Locked<'_>) {
     let caller = state.caller.take();
     drop(state);

@@ -50,7 +50,7 @@ pub(crate) struct Engine {
     pub(crate) telemetry: Telemetry,
     renewer: Arc<Renewer>,
     pushes: bool,
-    /// The process that made it: a forked child must not use it.
+    /// How often the process had forked when it was made: a forked child must not use it.
     generation: u32,
     tasks: AtomicUsize,
     idle: Notify,
@@ -108,12 +108,12 @@ impl Engine {
 
     /// Fails in a forked child, and once the instance is closed.
     pub(crate) fn check_usable(&self) -> Result<()> {
-        self.check_inherited()?;
+        self.check_not_inherited()?;
         if self.is_closed() { Err(Error::closed()) } else { Ok(()) }
     }
 
-    /// Fails in a forked child, before any lock is taken.
-    pub(crate) fn check_inherited(&self) -> Result<()> {
+    /// Fails in a forked child; takes no lock.
+    pub(crate) fn check_not_inherited(&self) -> Result<()> {
         if self.is_inherited() { Err(Error::inherited()) } else { Ok(()) }
     }
 
@@ -124,7 +124,7 @@ impl Engine {
 
     /// Refuses new work, ends what is held, and waits until no task is left.
     pub(crate) async fn close(self: &Arc<Self>) -> Result<()> {
-        self.check_inherited()?;
+        self.check_not_inherited()?;
         let _first = self.closed.set(self.clock.now());
         self.closing.notify_waiters();
         self.renewer.stop_waiting();
@@ -156,7 +156,7 @@ impl Engine {
     ///
     /// A forked child must not: what its parent's caller began would write to the parent's sockets.
     fn poll_in_flight(&self, lease: &LocalLease, context: &mut Context<'_>) -> Poll<Result<()>> {
-        self.check_inherited()?;
+        self.check_not_inherited()?;
         lease.poll_in_flight(context, &|task, context| self.threads.poll_here(task, context)).map(Ok)
     }
 
@@ -228,7 +228,7 @@ impl Drop for Running {
     }
 }
 
-/// How much earlier than the backend this process stops believing: for clocks
+/// How long before the backend's expiry this process stops relying on a lease: for clocks
 /// that run at different rates, and for the time it takes to stop.
 pub(crate) fn margin(believed: Duration) -> Duration {
     (believed / 50).max(Duration::from_millis(50))

@@ -29,7 +29,7 @@ const LIMIT: Duration = Duration::from_secs(3);
 impl Engine {
     /// Ends the belief, then the lease; waits for the first answer.
     pub(crate) async fn release(self: &Arc<Self>, lease: &Arc<LocalLease>, outcome: Outcome) -> Result<Released> {
-        self.check_inherited()?;
+        self.check_not_inherited()?;
         let now = self.clock.now();
         if !self.end_belief(lease, now) {
             return Ok(Released::Gone);
@@ -64,9 +64,9 @@ impl Engine {
         }
     }
 
-    /// Ends every lease of this instance at once; returns how many were held.
+    /// Releases all leases of this instance together; returns how many the backend freed.
     pub(crate) async fn release_all(self: &Arc<Self>) -> Result<usize> {
-        self.check_inherited()?;
+        self.check_not_inherited()?;
         let now = self.clock.now();
         let mut held = self.renewer.held();
         held.retain(|lease| self.end_belief(lease, now));
@@ -86,8 +86,8 @@ impl Engine {
         failure.map_or(Ok(released), Err)
     }
 
-    /// Ends the belief; whether there is something to release, which was not lost or released before. The renewer is to
-    /// forget it then.
+    /// Ends the belief. Returns whether the lease has to be released, because it was neither lost nor released before;
+    /// the caller has the renewer forget it then.
     fn end_belief(&self, lease: &Arc<LocalLease>, now: Moment) -> bool {
         let next = lease.on_release(now);
         if next == Next::GiveBack && lease.validity.loss() == Some(Loss::Released) {
@@ -110,7 +110,7 @@ impl Engine {
 
     /// Releases what is no longer believed, again and again if the first try fails.
     ///
-    /// While its caller polls it, if it does, no timer is needed: it is taken over if it takes long.
+    /// With `by_caller` it sets no timer: the renewer moves it to the I/O thread if it is slow.
     fn releasing(
         self: &Arc<Self>,
         lease: &Arc<LocalLease>,
@@ -143,7 +143,7 @@ impl Engine {
         answer
     }
 
-    /// Gives back in the background what no guard has: nobody waits for it.
+    /// Releases in the background, until that is answered or no longer matters; nobody awaits it.
     pub(crate) fn give_back(self: &Arc<Self>, lease: &Arc<LocalLease>, outcome: Outcome) {
         let (engine, lease) = (Arc::clone(self), Arc::clone(lease));
         self.spawn(Box::pin(async move { engine.release_until_done(&lease, &outcome).await }));
@@ -205,7 +205,7 @@ impl Engine {
     }
 }
 
-/// A release that its caller polls; one that goes away leaves it to the I/O thread.
+/// A release that its caller polls; if the caller drops it, the I/O thread finishes it.
 struct InFlight<'a> {
     engine: &'a Arc<Engine>,
     lease: &'a Arc<LocalLease>,

@@ -132,8 +132,8 @@ impl Renewer {
         self.deadlines.wake.notify_one();
     }
 
-    /// Takes hints about a lease from before its request is sent.
-    pub(crate) fn expect(&self, lease: &Arc<LocalLease>) {
+    /// Registers a lease before its request is sent, so that no hint about it is missed.
+    pub(crate) fn register(&self, lease: &Arc<LocalLease>) {
         self.schedule.insert(lease);
     }
 
@@ -198,8 +198,8 @@ impl Renewer {
         }
     }
 
-    pub(crate) fn renew_now(&self, lease: &Arc<LocalLease>) {
-        self.follow_up(lease, lease.renew_now(self.clock.now()), Outcome::Cancelled);
+    pub(crate) fn request_renewal(&self, lease: &Arc<LocalLease>) {
+        self.follow_up(lease, lease.request_renewal(self.clock.now()), Outcome::Cancelled);
     }
 
     /// Renews on this thread if the backend answers at once, otherwise by a task.
@@ -227,7 +227,7 @@ impl Renewer {
 
     fn renew_all_now(&self, wanted: impl Fn(&LocalLease) -> bool) {
         for lease in self.schedule.all(wanted) {
-            self.renew_now(&lease);
+            self.request_renewal(&lease);
         }
     }
 

@@ -34,7 +34,7 @@ struct Shard {
     deadline_bound: Bound,
 }
 
-/// A moment that is not after the first of many.
+/// A lower bound: never later than the first moment of a shard.
 #[derive(Debug)]
 struct Bound(AtomicU64);
 
@@ -58,7 +58,7 @@ impl Bound {
     }
 }
 
-/// Lease ids are random but for six bits, which this covers with random ones.
+/// Six bits of a lease id are fixed: the random half is mixed over them.
 #[allow(clippy::cast_possible_truncation, reason = "half of the bits are enough")]
 fn hash(id: LeaseId) -> u64 {
     let bits = id.as_u128();

@@ -33,7 +33,7 @@ pub enum Loss {
     RenewTimeout,
     /// An operator took it away.
     Evicted,
-    /// It was held as long as it may be.
+    /// It reached its `max_hold`.
     MaxHold,
     /// The backend no longer knows it: it expired there, or the backend forgot.
     Gone,
@@ -80,7 +80,7 @@ impl fmt::Display for Loss {
         f.write_str(match self {
             Self::RenewTimeout => "it could not be renewed in time",
             Self::Evicted => "an operator evicted it",
-            Self::MaxHold => "it was held as long as it may be",
+            Self::MaxHold => "it reached its max_hold",
             Self::Gone => "the backend no longer knows it",
             Self::Released => "it was released",
         })
@@ -133,7 +133,7 @@ impl Validity {
         if now.as_micros() >= self.ends_at.load(Ordering::SeqCst) { Loss::MaxHold } else { Loss::RenewTimeout }
     }
 
-    /// How it stands at `now`, by the deadline alone.
+    /// How it stands at `now`, as far as is known without a look at the session.
     pub(crate) fn health(&self, now: Moment) -> LeaseHealth {
         match self.loss() {
             Some(Loss::Released) => LeaseHealth::Released,

@@ -30,11 +30,11 @@ impl Belief {
     }
 }
 
-/// A server's session that leases live by, shared by the backend and every lease that depends on it.
+/// A session of a server that leases end with, shared by the backend and those leases.
 ///
 /// A backend attaches the session that was current *before* it sent the
-/// request. Once it calls [`end`](Self::end), no lease that was proved by
-/// that session is believed any more, even while the backend is unreachable.
+/// request. Once it calls [`end`](Self::end), every lease that was confirmed in
+/// that session is lost, even while the backend is unreachable.
 #[derive(Clone, Debug)]
 pub struct Session(Arc<State>);
 

@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// What is asked for: so many units of a capacity.
+/// How many units of a resource's capacity a lease takes.
 ///
-/// The constructors are the primitives; no claim asks for more than there is.
+/// Each constructor stands for one primitive. A claim never exceeds the capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "Unchecked")]
 pub struct Claim {
@@ -46,7 +46,7 @@ impl Claim {
         Ok(Self { mode: Mode::Permit, units, capacity: limit })
     }
 
-    /// The label.
+    /// The primitive that it stands for.
     pub const fn mode(self) -> Mode {
         self.mode
     }

@@ -9,8 +9,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why something could not be done, in words a user can act on.
 ///
-/// `Err` means *could not*; that a lock is busy or a lease already gone is
-/// told by a value wherever the caller asked whether it is.
+/// `Err` means that a call could not be carried out. Calls that ask whether a
+/// lock is free or a lease is held return the answer as a value.
 pub struct Error(Box<Report>);
 
 struct Report {
@@ -32,7 +32,7 @@ pub enum ErrorKind {
     Busy,
     /// The lease is no longer held.
     Lost,
-    /// The resource is in use as something else.
+    /// The resource is in use as another kind of lock, or with another limit.
     ShapeMismatch,
     /// The backend refused the credentials or the rights.
     PermissionDenied,
@@ -42,7 +42,7 @@ pub enum ErrorKind {
     InvalidConfig,
     /// The backend cannot be reached or used.
     Unavailable,
-    /// The backend was asked and did not say what it did.
+    /// The request was sent and not answered: it may have been carried out.
     OutcomeUnknown,
     /// The backend cannot do this.
     Unsupported,
@@ -77,7 +77,7 @@ impl Error {
         Self::new(ErrorKind::Unavailable, message)
     }
 
-    /// A backend that was asked and did not say what it did.
+    /// A request that was sent and not answered: it may have been carried out.
     pub fn unanswered(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::OutcomeUnknown, message)
     }
@@ -131,21 +131,21 @@ impl Error {
         .about(resource)
     }
 
-    /// The same, saying which resource it is about.
+    /// Adds the resource that it is about.
     #[must_use]
     pub fn about(mut self, resource: &Resource) -> Self {
         self.0.resource = Some(resource.clone());
         self
     }
 
-    /// The same, with the error that caused it.
+    /// Adds the error that caused it.
     #[must_use]
     pub fn caused_by(mut self, source: impl Into<Box<dyn error::Error + Send + Sync>>) -> Self {
         self.0.source = Some(source.into());
         self
     }
 
-    /// The same, for a request that may have been done by an earlier try.
+    /// Marks it as one of a request that an earlier try may have carried out.
     pub(crate) fn maybe_done(mut self) -> Self {
         self.0.outcome_unknown = true;
         self
@@ -184,7 +184,7 @@ impl Error {
         matches!(self.0.kind, ErrorKind::Unavailable | ErrorKind::OutcomeUnknown)
     }
 
-    /// Whether the backend may have done what was asked all the same.
+    /// Returns whether the request may have been carried out despite the error.
     pub fn outcome_unknown(&self) -> bool {
         self.0.outcome_unknown
     }

@@ -45,21 +45,21 @@ impl ListFilter {
         Self { names, limit: 1000, after: None }
     }
 
-    /// The same for at most this many resources.
+    /// Sets how many resources to return at most.
     #[must_use]
     pub fn limit(mut self, limit: usize) -> Self {
         self.limit = limit;
         self
     }
 
-    /// The same for resources after this one.
+    /// Leaves out the resources up to this one.
     #[must_use]
     pub fn after(mut self, resource: Resource) -> Self {
         self.after = Some(resource);
         self
     }
 
-    /// The names of the page, in order, out of all that there are.
+    /// Selects the names of this page from all names, and sorts them.
     pub fn select(&self, mut names: Vec<Resource>) -> Selection {
         names.retain(|name| self.names.include(name) && self.after.as_ref().is_none_or(|after| name > after));
         names.sort_unstable();
@@ -79,13 +79,13 @@ pub struct Selection {
     pub next: Option<Resource>,
 }
 
-/// Which ended leases to return, newest first. The next page is `until` the oldest returned.
+/// Which ended leases to return, newest first. For the next page, set `until` to the end of the oldest that was returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HistoryFilter {
     /// The resources to look at.
     pub names: Names,
-    /// Only endings someone may want to look into.
+    /// Only failures.
     pub failures: bool,
     /// Only those that ended at or after this time.
     pub since: Option<Timestamp>,
@@ -101,28 +101,28 @@ impl HistoryFilter {
         Self { names, failures: false, since: None, until: None, limit: 100 }
     }
 
-    /// The same for at most this many leases.
+    /// Sets how many leases to return at most.
     #[must_use]
     pub fn limit(mut self, limit: usize) -> Self {
         self.limit = limit;
         self
     }
 
-    /// The same, only endings that someone may want to look into if `failures`.
+    /// Sets whether to return failures only.
     #[must_use]
     pub fn failures(mut self, failures: bool) -> Self {
         self.failures = failures;
         self
     }
 
-    /// The same, only those that ended at or after this time.
+    /// Leaves out those that ended before this time.
     #[must_use]
     pub fn since(mut self, since: Timestamp) -> Self {
         self.since = Some(since);
         self
     }
 
-    /// The same, only those that ended before this time.
+    /// Leaves out those that ended at or after this time.
     #[must_use]
     pub fn until(mut self, until: Timestamp) -> Self {
         self.until = Some(until);
@@ -137,7 +137,7 @@ impl HistoryFilter {
             && self.until.is_none_or(|until| ended.ended_at < until)
     }
 
-    /// Those that are asked for, newest first; those of one instant stay in their order.
+    /// Selects the leases to return, newest first; those that ended at the same time stay in their order.
     pub fn select(&self, mut ended: Vec<EndedLease>) -> Vec<EndedLease> {
         ended.retain(|ended| self.include(ended));
         ended.sort_by_key(|ended| Reverse(ended.ended_at));

@@ -22,14 +22,14 @@ impl<T> Answer<T> {
         Self { value, incarnation, belief: Belief::Ttl }
     }
 
-    /// The same, believed for as long as `belief` says.
+    /// Sets how long it may be believed.
     #[must_use]
     pub fn believed(mut self, belief: Belief) -> Self {
         self.belief = belief;
         self
     }
 
-    /// The same with another value.
+    /// Replaces the value.
     pub fn map<U>(self, change: impl FnOnce(T) -> U) -> Answer<U> {
         Answer { value: change(self.value), incarnation: self.incarnation, belief: self.belief }
     }

@@ -8,7 +8,7 @@ use crate::{Error, Result};
 
 /// Who holds or waits, as others see it: `user@host:pid:random` unless chosen.
 ///
-/// A holder is a label for people. What may release or renew is the lease id.
+/// A holder is a label for people. To renew or release a lease takes its id.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Holder(Arc<str>);

@@ -8,9 +8,9 @@ use uuid::Uuid;
 use super::{Resource, random::random_bytes};
 use crate::{Error, Result};
 
-/// The random id of one lease, made by the asker. Whoever knows it may release.
+/// The random id of one lease, chosen by the client that requests it. Anyone who knows it can renew and release the lease.
 ///
-/// An id lives once: a lease that is gone is asked for again under a new one.
+/// Ids are not reused: a lease that is gone is requested again under a new one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct LeaseId(Uuid);

@@ -1,4 +1,4 @@
-//! The nouns: plain data that every layer shares. No behaviour beyond validation.
+//! Data types that users and backends share, with no behaviour beyond validation.
 
 mod belief;
 mod claim;

@@ -27,7 +27,7 @@ pub enum Outcome {
     Completed,
     /// The work failed.
     Failed(Problem),
-    /// The guard was held as long as it may be.
+    /// The guard reached its `max_hold`.
     MaxHold,
     /// The wait ran out before the lease was granted.
     GaveUp,
@@ -68,7 +68,7 @@ pub enum Ending {
     Disconnected,
     /// Taken away by an operator.
     Evicted,
-    /// Held as long as it may be.
+    /// It reached its `max_hold`.
     MaxHold,
     /// The wait ran out.
     GaveUp,
@@ -91,7 +91,7 @@ impl Ending {
         }
     }
 
-    /// Whether someone may want to look into it: all but released and cancelled.
+    /// Returns whether it is a failure: all but released and cancelled are.
     pub const fn is_failure(self) -> bool {
         !matches!(self, Self::Released | Self::Cancelled)
     }

@@ -12,23 +12,23 @@ use super::{Claim, Ending, Fence, Holder, Metadata, Problem, Resource, Timestamp
 pub struct LeaseRecord {
     /// What is locked.
     pub resource: Resource,
-    /// The label of its asker.
+    /// Who holds it or waits for it.
     pub holder: Holder,
     /// How many units of the resource.
     pub claim: Claim,
     /// Whether it holds or waits.
     pub state: LeaseState,
-    /// When it was asked for, by the backend's wall clock.
+    /// When it was requested, by the backend's wall clock.
     pub asked_at: Timestamp,
-    /// How long ago it was last asked for or renewed.
+    /// How long ago it was last requested or renewed.
     pub renewed_ago: Duration,
-    /// Its length.
+    /// How long it lives without a renewal.
     pub ttl: Ttl,
-    /// When it ends without a renewal; `None` where it lives as long as its process or connection.
+    /// When it ends without a renewal; `None` if it lasts as long as its process or connection.
     pub expires_in: Option<Duration>,
     /// One line for people.
     pub note: Option<String>,
-    /// More for programs.
+    /// A JSON object for programs.
     pub metadata: Metadata,
 }
 
@@ -77,7 +77,7 @@ pub enum LeaseState {
 pub struct EndedLease {
     /// What was locked.
     pub resource: Resource,
-    /// The label of its asker.
+    /// Who holds it or waits for it.
     pub holder: Holder,
     /// How many units of the resource.
     pub claim: Claim,
@@ -95,13 +95,13 @@ pub struct EndedLease {
     pub problem: Option<Problem>,
     /// One line for people.
     pub note: Option<String>,
-    /// More for programs.
+    /// A JSON object for programs.
     #[serde(default)]
     pub metadata: Metadata,
 }
 
 impl EndedLease {
-    /// A wait of this holder that ended so; set the rest where it held.
+    /// The record of a wait that ended without a grant; for a lease that was held, set the other fields.
     pub fn new(resource: Resource, holder: Holder, claim: Claim, ended_at: Timestamp, ending: Ending) -> Self {
         Self {
             resource,

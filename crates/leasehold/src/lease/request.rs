@@ -19,13 +19,13 @@ pub struct Request {
     pub patience: Patience,
     /// With more waiters than this ahead, the request is busy instead of queued; no limit by default.
     pub max_waiters: Option<u32>,
-    /// What the lease lives by; its asker by default.
+    /// What the lease ends with; by default with its process.
     pub lifetime: Lifetime,
-    /// The label others see.
+    /// The name of the holder that others see.
     pub holder: Holder,
     /// One line for people.
     pub note: Option<String>,
-    /// More for programs.
+    /// A JSON object for programs.
     pub metadata: Metadata,
     /// The fence should not be below this (clamped to 10 s ahead of the backend's wall clock).
     pub fence_floor: Option<Fence>,
@@ -48,56 +48,56 @@ impl Request {
         }
     }
 
-    /// The same with another ttl.
+    /// Sets the ttl.
     #[must_use]
     pub fn ttl(mut self, ttl: Ttl) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// The same of another holder.
+    /// Sets the holder.
     #[must_use]
     pub fn holder(mut self, holder: Holder) -> Self {
         self.holder = holder;
         self
     }
 
-    /// The same with a note.
+    /// Sets the note.
     #[must_use]
     pub fn note(mut self, note: impl Into<String>) -> Self {
         self.note = Some(note.into());
         self
     }
 
-    /// The same with this metadata.
+    /// Sets the metadata.
     #[must_use]
     pub fn metadata(mut self, metadata: Metadata) -> Self {
         self.metadata = metadata;
         self
     }
 
-    /// The same with a floor for its fence.
+    /// Sets the floor of its fence.
     #[must_use]
     pub fn fence_floor(mut self, floor: Fence) -> Self {
         self.fence_floor = Some(floor);
         self
     }
 
-    /// The same, busy instead of queued with more waiters ahead than this.
+    /// Makes it busy instead of queued if more waiters than this are ahead.
     #[must_use]
     pub fn max_waiters(mut self, most: u32) -> Self {
         self.max_waiters = Some(most);
         self
     }
 
-    /// The same with another patience.
+    /// Sets whether it queues.
     #[must_use]
     pub fn patience(mut self, patience: Patience) -> Self {
         self.patience = patience;
         self
     }
 
-    /// The same with another lifetime.
+    /// Sets what the lease ends with.
     #[must_use]
     pub fn lifetime(mut self, lifetime: Lifetime) -> Self {
         self.lifetime = lifetime;
@@ -114,13 +114,13 @@ pub enum Patience {
     Queue,
 }
 
-/// What a lease lives by, where the backend can see its asker.
+/// What a lease ends with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lifetime {
-    /// The asker: where a backend sees processes or connections die, the lease
-    /// ends with them; elsewhere with its ttl.
+    /// With the process that acquired it, on backends that see processes or
+    /// connections die; elsewhere with its ttl.
     Attached,
-    /// The ttl alone, on every backend: the asker may exit and hand the lease on.
+    /// With its ttl, on every backend: the process may exit and hand the lease on.
     Detached,
 }
 
@@ -146,28 +146,28 @@ impl Renewal {
         Self { key, ttl, fence_floor: None, downgrade: None, metadata: None }
     }
 
-    /// The same, raising the fence to exactly this.
+    /// Raises the fence to exactly this.
     #[must_use]
     pub fn fence_floor(mut self, floor: Fence) -> Self {
         self.fence_floor = Some(floor);
         self
     }
 
-    /// The same, keeping only this claim.
+    /// Keeps only this claim.
     #[must_use]
     pub fn downgrade(mut self, claim: Claim) -> Self {
         self.downgrade = Some(claim);
         self
     }
 
-    /// The same, replacing the metadata.
+    /// Replaces the metadata.
     #[must_use]
     pub fn metadata(mut self, metadata: Metadata) -> Self {
         self.metadata = Some(metadata);
         self
     }
 
-    /// The same for another ttl.
+    /// Sets the ttl.
     #[must_use]
     pub fn ttl(mut self, ttl: Ttl) -> Self {
         self.ttl = ttl;

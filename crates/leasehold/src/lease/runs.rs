@@ -37,7 +37,7 @@ impl RunRecord {
         self.take_newest(later);
     }
 
-    /// Takes over what another copy of the same record knows better.
+    /// Merges another copy of the same record: the newer values count.
     pub fn merge(&mut self, copy: Self) {
         self.skips = self.skips.max(copy.skips);
         self.take_newest(copy);
@@ -76,7 +76,7 @@ impl RunReport {
         Self { resource, skips: 0, held_by: None, success: true }
     }
 
-    /// The same for so many skipped runs; for reports that were gathered.
+    /// Sets how many runs were skipped, for several reports in one.
     #[must_use]
     pub const fn skips(mut self, count: u64) -> Self {
         self.skips = count;

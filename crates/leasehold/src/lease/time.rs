@@ -12,7 +12,7 @@ use crate::{Error, Result};
 
 /// A reading of one machine's steady clock, in microseconds; it decides expiry.
 ///
-/// It means nothing on another machine and is never compared with one of those.
+/// It can be compared only with moments of the same machine since the same boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Moment(u64);
@@ -94,13 +94,13 @@ impl Timestamp {
 pub struct Ttl(Duration);
 
 impl Ttl {
-    /// What a mutex gets when nothing else is said: 30 s.
+    /// The default of locks: 30 s.
     pub const DEFAULT: Self = Self(Duration::from_secs(30));
-    /// What an election gets when nothing else is said: 10 s.
+    /// The default of elections: 10 s.
     pub const ELECTION: Self = Self(Duration::from_secs(10));
-    /// The shortest life: under this, the safety margin would leave nothing.
+    /// The shortest: with less, the safety margin would leave nothing.
     pub const MIN: Self = Self(Duration::from_millis(100));
-    /// The longest life: over this, the wish is a lock without expiry.
+    /// The longest: 30 days.
     pub const MAX: Self = Self(Duration::from_secs(30 * 24 * 3600));
 
     /// Checks the length.

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use super::lock_options::{LockOptions, conclude, dropped, lock_options, outcome_of};
+use super::lock_options::{LockOptions, conclude, dropped, lock_options, outcome_of, sharing_option};
 use crate::{
     Error, Leasehold, Result,
     engine::{Guard, Lease, Loss, Wait},
@@ -42,7 +42,7 @@ impl Leasehold {
 #[derive(Clone, Debug)]
 #[must_use = "nothing happens until they are acquired"]
 pub struct All {
-    options: LockOptions,
+    pub(crate) options: LockOptions,
     names: Vec<String>,
 }
 
@@ -51,7 +51,8 @@ impl All {
         Self { options: LockOptions::new(locks, ""), names }
     }
 
-    lock_options!();
+    lock_options!(self => self.options);
+    sharing_option!(self => self.options);
 
     /// Waits for all of them, within one `wait`.
     ///
@@ -95,21 +96,24 @@ impl All {
             match options.try_acquire(Claim::EXCLUSIVE).await {
                 Ok(Some(guard)) => guards.0.push(guard),
                 Ok(None) => {
-                    guards.release().await?;
+                    guards.undo().await;
                     return Ok(None);
                 }
                 Err(error) => return Err(guards.give_up(error).await),
             }
         }
-        Ok(Some(guards))
+        match guards.check() {
+            Ok(()) => Ok(Some(guards)),
+            Err(error) => Err(guards.give_up(error).await),
+        }
     }
 
-    /// Does the work under all of them, and records it as failed if it fails.
+    /// Runs `work` while all of them are held. If `work` fails, the failure is recorded in their history.
     ///
-    /// The leases are those of the names, sorted. See [`Mutex::with`](crate::Mutex::with).
+    /// `work` gets the leases sorted by name. See [`Lock::with`](crate::Lock::with).
     ///
     /// # Errors
-    /// The work's own error, or one of this crate turned into it.
+    /// The error of `work`, or one of this crate converted to it.
     pub async fn with<T, E>(&self, work: impl AsyncFnOnce(Vec<Lease>) -> Result<T, E>) -> Result<T, E>
     where
         E: From<Error> + fmt::Display,
@@ -162,7 +166,7 @@ impl Guards {
         self.0.iter().try_for_each(|guard| guard.check())
     }
 
-    /// Completes when any of them is no longer held, at once if one already is not.
+    /// Completes when one of them is no longer held, immediately if one already is not.
     ///
     /// # Cancel safety
     /// May be dropped and called again: a loss is never missed.
@@ -181,17 +185,17 @@ impl Guards {
         .await
     }
 
-    /// Gives all of them back, the last taken first.
+    /// Releases all of them, the last taken first.
     ///
-    /// Tells [`Released::Gone`] if one of them had been lost before.
+    /// Returns [`Released::Gone`] if one of them had been lost before.
     ///
     /// # Errors
-    /// The first failure; the others are given back all the same.
+    /// The first failure; the others are released all the same.
     pub async fn release(self) -> Result<Released> {
         self.release_as(Outcome::Completed).await
     }
 
-    /// Gives all of them back and records how the work ended.
+    /// Releases all of them and records how the work ended.
     ///
     /// # Errors
     /// As for [`release`](Self::release).
@@ -207,11 +211,16 @@ impl Guards {
         failure.map_or(Ok(told), Err)
     }
 
-    /// Gives back what was taken before something failed; that failure is what the caller wants to know.
+    /// Releases what was taken before something failed; that failure is what the caller wants to know.
     async fn give_up(self, error: Error) -> Error {
-        if let Err(also) = self.release_as(Outcome::Cancelled).await {
-            tracing::warn!(error = %also, "could not give back what was taken before");
-        }
+        self.undo().await;
         error
+    }
+
+    /// Releases what was taken in vain. What cannot be released now is tried again in the background.
+    async fn undo(self) {
+        if let Err(error) = self.release_as(Outcome::Cancelled).await {
+            tracing::warn!(%error, "could not release what was taken before");
+        }
     }
 }

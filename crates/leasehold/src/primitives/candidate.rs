@@ -22,10 +22,9 @@ use crate::{
 
 /// A candidate that takes part in the background, until it is stopped or dropped.
 ///
-/// After a loss it campaigns again. After an error it tries again too, with
-/// growing pauses: a name that was in use as something else, or rights that
-/// were missing, may be mended meanwhile. [`last_error`](Self::last_error) and
-/// the log say why it does not lead.
+/// After a loss it campaigns again. After an error it tries again, too, with
+/// growing pauses, because the cause may be removed meanwhile.
+/// [`last_error`](Self::last_error) and the log say why it does not lead.
 #[derive(Debug)]
 #[must_use = "the candidate withdraws as soon as it is dropped"]
 pub struct Candidate {
@@ -70,7 +69,7 @@ impl Candidate {
         Self { election, seat }
     }
 
-    /// Whether this candidate leads; false from the deadline on, whatever the network does.
+    /// Returns whether this candidate leads; false from the deadline on, even without a network.
     pub fn is_leader(&self) -> bool {
         self.lease().is_some()
     }
@@ -101,7 +100,7 @@ impl Candidate {
     /// # Cancel safety
     /// May be dropped and called again: it completes at once while this candidate leads.
     pub async fn elected(&self) -> Result<Lease> {
-        self.election.options.locks.engine().check_inherited()?;
+        self.election.options.locks.engine().check_not_inherited()?;
         loop {
             let changed = self.seat.changed.notified();
             if let Some(lease) = self.lease() {
@@ -129,12 +128,12 @@ impl Candidate {
         }
     }
 
-    /// Steps down and takes part no longer. A candidate that only waits leaves the queue in the background.
+    /// Steps down and stops campaigning. A candidate that only waits leaves the queue in the background.
     ///
     /// # Errors
-    /// `Closed` in a forked child; a release that could not be made lapses after the ttl.
+    /// `Closed` in a forked child.
     pub async fn stop(self) -> Result<()> {
-        self.election.options.locks.engine().check_inherited()?;
+        self.election.options.locks.engine().check_not_inherited()?;
         self.seat.stop();
         loop {
             let changed = self.seat.changed.notified();

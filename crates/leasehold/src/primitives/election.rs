@@ -4,14 +4,15 @@ use std::{env, fmt, pin::Pin, sync::Arc, time::Duration};
 
 use tracing::Instrument;
 
-use super::{candidate::Candidate, lock_options::LockOptions};
+use super::{
+    candidate::Candidate,
+    lock_options::{LockOptions, lock_options},
+};
 use crate::{
     Error, Leasehold, Result,
     backend::{Backoff, EventStream},
     engine::{Guard, Lease, Wait, telemetry},
-    lease::{
-        Claim, Fence, Holder, LeaseState, Lifetime, ListFilter, Metadata, Moment, Names, Resource, Timestamp, Ttl,
-    },
+    lease::{Claim, Fence, Holder, LeaseState, Lifetime, ListFilter, Moment, Names, Resource, Timestamp, Ttl},
 };
 
 impl Leasehold {
@@ -57,7 +58,7 @@ const VALUE: &str = "value";
 #[derive(Clone)]
 #[must_use = "nothing happens until it is started or campaigned in"]
 pub struct Election {
-    pub(super) options: LockOptions,
+    pub(crate) options: LockOptions,
     value: Option<String>,
     pub(super) on_elected: Option<OnElected>,
     pub(super) on_lost: Option<OnLost>,
@@ -74,39 +75,11 @@ impl Election {
         Self { options, value: None, on_elected: None, on_lost: None }
     }
 
-    /// How long leadership outlives a leader that is gone; 10 s by default.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.options.ttl = ttl;
-        self
-    }
-
-    /// How long [`campaign`](Self::campaign) waits; for ever by default.
-    pub fn wait(mut self, wait: Duration) -> Self {
-        self.options.wait = Wait::For(wait);
-        self
-    }
-
-    /// The candidate's id; `POD_NAME`, else the instance's holder, by default.
-    pub fn id(mut self, id: Holder) -> Self {
-        self.options.holder = Some(id);
-        self
-    }
+    lock_options!(self => self.options);
 
     /// What the leader publishes, such as its address; nothing by default.
     pub fn value(mut self, value: impl Into<String>) -> Self {
         self.value = Some(value.into());
-        self
-    }
-
-    /// One line for people, shown to others; none by default.
-    pub fn note(mut self, note: impl Into<String>) -> Self {
-        self.options.note = Some(note.into());
-        self
-    }
-
-    /// A JSON object for programs, shown to others; empty by default.
-    pub fn metadata(mut self, metadata: Metadata) -> Self {
-        self.options.metadata = metadata;
         self
     }
 
@@ -125,7 +98,7 @@ impl Election {
         self
     }
 
-    /// Waits to lead, once. Releasing the guard resigns.
+    /// Waits to be elected, once. Releasing the guard resigns.
     ///
     /// # Cancel safety
     /// Dropping the future withdraws the candidate.
@@ -141,10 +114,10 @@ impl Election {
         self.published().try_acquire(Claim::LEADER).await
     }
 
-    /// Takes part in the background, again after each loss, until stopped.
+    /// Campaigns in the background, again after each loss, until stopped.
     ///
     /// # Errors
-    /// A name, a ttl or a backend that cannot be used; one that goes away later is tried again.
+    /// A name, a ttl or a backend that cannot be used. What fails later is tried again.
     pub async fn start(self) -> Result<Candidate> {
         self.published().acquire_options(Claim::LEADER, Wait::Forever, Lifetime::Attached)?;
         self.leader().await?;
@@ -154,7 +127,7 @@ impl Election {
     /// Who leads now.
     ///
     /// # Errors
-    /// `ShapeMismatch` when the name is in use as something else.
+    /// `ShapeMismatch` if the name is in use as another kind of lock.
     pub async fn leader(&self) -> Result<Option<Leader>> {
         Ok(self.look().await?.leader)
     }
@@ -226,6 +199,7 @@ impl fmt::Debug for Election {
 
 /// Who leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Leader {
     /// The candidate.
     pub holder: Holder,

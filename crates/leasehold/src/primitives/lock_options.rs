@@ -9,14 +9,15 @@ use crate::{
     lease::{Busy, Claim, Grant, Holder, LeaseHandle, Lifetime, Metadata, Outcome, Released, Resource, Ttl},
 };
 
-/// A lease that lives by its ttl alone: nobody renews it, no guard gives it back.
+/// A lease that nobody renews and no guard releases: it ends with its ttl.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Detached {
-    /// What renews, checks and releases it, in this process or another.
+    /// What it is renewed, checked and released by, in this process or another.
     pub handle: LeaseHandle,
-    /// Its fence, and since when.
+    /// Its fence, and when it was granted.
     pub grant: Grant,
-    /// How long it was waited for.
+    /// How long the caller waited for it.
     pub waited: Duration,
 }
 
@@ -33,7 +34,7 @@ pub(crate) struct LockOptions {
     pub(crate) holder: Option<Holder>,
     pub(crate) note: Option<String>,
     pub(crate) metadata: Metadata,
-    pub(crate) reentrant: bool,
+    pub(crate) shared_by_holder: bool,
     pub(crate) max_hold: Option<Duration>,
     pub(crate) backoff: Backoff,
     pub(crate) max_tries: Option<u32>,
@@ -52,7 +53,7 @@ impl LockOptions {
             holder: None,
             note: None,
             metadata: Metadata::new(),
-            reentrant: false,
+            shared_by_holder: false,
             max_hold: None,
             backoff: Backoff::new(Duration::from_millis(100), Duration::from_secs(10)),
             max_tries: None,
@@ -90,7 +91,7 @@ impl LockOptions {
 
     async fn get(&self, claim: Claim, wait: Wait) -> Result<Attempt> {
         let options = self.acquire_options(claim, wait, Lifetime::Attached)?;
-        if self.reentrant {
+        if self.shared_by_holder {
             // Boxed, so that the future of an ordinary acquire stays small.
             Box::pin(self.locks.reentries().enter(self.locks.engine(), options)).await
         } else {
@@ -225,83 +226,93 @@ fn kind_of<E>() -> &'static str {
     full[..path_end].rfind("::").map_or(full, |at| &full[at + 2..])
 }
 
-/// The options every primitive has; `self.options` is where they go.
+/// The options that every primitive has, as methods; `$options` is where they are stored.
 macro_rules! lock_options {
-    () => {
-        /// How long the lease lives without a renewal; 30 s unless the `Leasehold` says otherwise.
+    ($self:ident => $options:expr) => {
+        /// How long the lease lives without a renewal: 30 s, or what [`Builder::ttl`](crate::Builder::ttl) says; 10 s for
+        /// an election.
         ///
-        /// Renewal is automatic, at a third of this: it bounds how long others
+        /// The lease is renewed automatically after each third of this. It limits how long others
         /// wait after a crash, not how long the work may take.
-        pub fn ttl(mut self, ttl: std::time::Duration) -> Self {
-            self.options.ttl = ttl;
-            self
+        pub fn ttl(mut $self, ttl: std::time::Duration) -> Self {
+            $options.ttl = ttl;
+            $self
         }
 
-        /// How long to wait; 10 s unless the `Leasehold` says otherwise. Zero does not wait.
-        pub fn wait(mut self, wait: std::time::Duration) -> Self {
-            self.options.wait = $crate::engine::Wait::For(wait);
-            self
+        /// How long to wait: 10 s, or what [`Builder::wait`](crate::Builder::wait) says; without end for an election.
+        /// Zero does not wait.
+        pub fn wait(mut $self, wait: std::time::Duration) -> Self {
+            $options.wait = $crate::engine::Wait::For(wait);
+            $self
         }
 
-        /// Waits until it is granted.
-        pub fn wait_forever(mut self) -> Self {
-            self.options.wait = $crate::engine::Wait::Forever;
-            self
+        /// Waits until the lock is granted.
+        pub fn wait_forever(mut $self) -> Self {
+            $options.wait = $crate::engine::Wait::Forever;
+            $self
         }
 
-        /// The most waiters to accept ahead: with more, it is busy at once; no limit by default.
-        pub fn max_waiters(mut self, most: u32) -> Self {
-            self.options.max_waiters = Some(most);
-            self
+        /// Fails with `Busy` instead of queueing if more than `most` waiters are ahead; no limit by default.
+        pub fn max_waiters(mut $self, most: u32) -> Self {
+            $options.max_waiters = Some(most);
+            $self
         }
 
         /// One line for people, shown to others; none by default.
-        pub fn note(mut self, note: impl Into<String>) -> Self {
-            self.options.note = Some(note.into());
-            self
+        pub fn note(mut $self, note: impl Into<String>) -> Self {
+            $options.note = Some(note.into());
+            $self
         }
 
         /// A JSON object for programs, shown to others; empty by default.
-        pub fn metadata(mut self, metadata: $crate::lease::Metadata) -> Self {
-            self.options.metadata = metadata;
-            self
+        pub fn metadata(mut $self, metadata: $crate::lease::Metadata) -> Self {
+            $options.metadata = metadata;
+            $self
         }
 
-        /// The label others see; the instance's own by default.
-        pub fn holder(mut self, holder: $crate::lease::Holder) -> Self {
-            self.options.holder = Some(holder);
-            self
+        /// The name of the holder that others see; that of the [`Leasehold`](crate::Leasehold) by default, and
+        /// `POD_NAME` for an election where that is set.
+        pub fn holder(mut $self, holder: $crate::lease::Holder) -> Self {
+            $options.holder = Some(holder);
+            $self
         }
 
-        /// Lets this instance's holder enter again; off by default.
+        /// How long a guard may hold the lease at most, however often it is renewed; no limit by default.
+        pub fn max_hold(mut $self, max_hold: std::time::Duration) -> Self {
+            $options.max_hold = Some(max_hold);
+            $self
+        }
+
+        /// The pauses between two requests where the backend cannot notify; 100 ms to 10 s by default.
         ///
-        /// Without it two tasks of one process exclude each other. With it they
-        /// share one lease and one fence, each entry moves its end, and it ends
-        /// with the last guard.
-        pub fn reentrant(mut self) -> Self {
-            self.options.reentrant = true;
-            self
+        /// Each is a random part of a range that doubles from `first` to `most`.
+        pub fn backoff(mut $self, first: std::time::Duration, most: std::time::Duration) -> Self {
+            $options.backoff = $crate::backend::Backoff::new(first, most);
+            $self
         }
 
-        /// The longest a guard may hold, renewed or not; no limit by default.
-        pub fn max_hold(mut self, max_hold: std::time::Duration) -> Self {
-            self.options.max_hold = Some(max_hold);
-            self
-        }
-
-        /// The pauses between two asks where the backend cannot push; 100 ms to 10 s by default.
-        ///
-        /// Each is a random part of a span that doubles from `first` to `most`.
-        pub fn backoff(mut self, first: std::time::Duration, most: std::time::Duration) -> Self {
-            self.options.backoff = $crate::backend::Backoff::new(first, most);
-            self
-        }
-
-        /// How often to ask where the backend cannot push; until `wait` is over by default.
-        pub fn max_tries(mut self, tries: u32) -> Self {
-            self.options.max_tries = Some(tries);
-            self
+        /// How many requests to make where the backend cannot notify; as many as fit into `wait` by default.
+        pub fn max_tries(mut $self, tries: u32) -> Self {
+            $options.max_tries = Some(tries);
+            $self
         }
     };
 }
 pub(crate) use lock_options;
+
+/// The option of those that can be held by several callers together.
+macro_rules! sharing_option {
+    ($self:ident => $options:expr) => {
+        /// Shares one lease among all callers of this [`Leasehold`](crate::Leasehold) that have the same holder and set
+        /// this option; off by default.
+        ///
+        /// Without it two tasks of one process exclude each other. With it they
+        /// have one lease and one fence, each entry renews it, and it ends
+        /// with the last guard.
+        pub fn shared_by_holder(mut $self) -> Self {
+            $options.shared_by_holder = true;
+            $self
+        }
+    };
+}
+pub(crate) use sharing_option;

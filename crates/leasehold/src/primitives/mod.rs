@@ -1,20 +1,16 @@
-//! The meanings: what a claim on units is good for.
+//! What users lock with: locks, several locks at once, elections.
 
 mod all;
 mod candidate;
 mod election;
+mod lock;
 mod lock_options;
-mod mutex;
-mod rwlock;
-mod semaphore;
 
-pub(crate) use self::lock_options::{conclude, outcome_of};
+pub(crate) use self::lock_options::{conclude, lock_options, outcome_of, sharing_option};
 pub use self::{
     all::{All, Guards},
     candidate::Candidate,
     election::{Election, Leader, Observer},
+    lock::Lock,
     lock_options::Detached,
-    mutex::Mutex,
-    rwlock::RwLock,
-    semaphore::Semaphore,
 };

@@ -50,7 +50,7 @@ impl Bench {
 }
 
 pub(crate) fn locks(clock: &ManualClock, backend: Arc<dyn Backend>) -> Leasehold {
-    Leasehold::builder().clock(Arc::new(clock.clone())).backend(backend).unwrap()
+    Leasehold::builder().clock(Arc::new(clock.clone())).open(backend).unwrap()
 }
 
 pub(crate) async fn leases(locks: &Leasehold) -> usize {

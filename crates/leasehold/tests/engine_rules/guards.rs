@@ -114,18 +114,18 @@ fn the_longest_hold_is_checked_on_use() {
 fn what_is_given_up_by_a_downgrade_is_given_up_before_it_is_asked_for() {
     run(async {
         let bench = Bench::new();
-        let guard = bench.locks.rwlock("r").ttl(TTL).write().await.unwrap();
+        let guard = bench.locks.write("r").ttl(TTL).acquire().await.unwrap();
         bench.faulty.drop_replies_of(Call::Renew, 1);
         assert!(guard.downgrade().await.unwrap_err().outcome_unknown());
         assert_eq!(guard.mode(), leasehold::lease::Mode::Shared);
-        let reader = bench.truth.rwlock("r").try_read().await.unwrap().expect("readers are let in");
+        let reader = bench.truth.read("r").try_acquire().await.unwrap().expect("readers are let in");
         reader.release().await.unwrap();
         guard.release().await.unwrap();
 
-        let lock = bench.locks.rwlock("r").reentrant();
-        let (outer, inner) = (lock.write().await.unwrap(), lock.write().await.unwrap());
+        let lock = bench.locks.write("r").shared_by_holder();
+        let (outer, inner) = (lock.acquire().await.unwrap(), lock.acquire().await.unwrap());
         assert_eq!(outer.downgrade().await.unwrap_err().kind(), ErrorKind::Unsupported);
-        assert!(bench.truth.rwlock("r").try_read().await.unwrap().is_none(), "the inner guard may be writing");
+        assert!(bench.truth.read("r").try_acquire().await.unwrap().is_none(), "the inner guard may be writing");
         inner.release().await.unwrap();
         outer.downgrade().await.unwrap();
     });

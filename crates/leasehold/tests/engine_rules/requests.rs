@@ -66,7 +66,7 @@ fn nobody_goes_on_asking_for_a_caller_that_is_gone() {
             let faulty = Faulty::new(memory);
             // Every grant takes longer to arrive than the lease lives.
             faulty.delay(Duration::from_millis(70));
-            Leasehold::builder().backend(faulty).unwrap()
+            Leasehold::builder().open(faulty).unwrap()
         };
         let lock = locks.mutex("r").ttl(Duration::from_millis(100)).wait_forever();
         assert!(tokio::time::timeout(Duration::from_millis(300), lock.acquire()).await.is_err());

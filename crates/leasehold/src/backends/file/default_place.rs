@@ -36,7 +36,8 @@ impl DefaultPlace {
         named.filter(|path| path.is_absolute()).unwrap_or_else(|| PathBuf::from(MACHINE))
     }
 
-    /// Finds out where `file:` leads now. A directory of the machine that cannot be used is not replaced by another.
+    /// Returns the directory that `file:` uses now. If there is a machine-wide one that cannot be used, it fails instead
+    /// of falling back to that of the user.
     ///
     /// # Errors
     /// `PermissionDenied` when the machine's directory cannot be looked at or is private to another user, `InvalidConfig` when there is none and

@@ -20,10 +20,10 @@ pub struct FileOptions {
     pub root: PathBuf,
     /// The sub-directory in use: leases of two namespaces never meet.
     pub namespace: String,
-    /// The mode of files in a new directory; directories get the matching x bits. `0o600` by default, and in the
-    /// machine's directory what that one allows.
+    /// The mode of files in a new directory; directories get the matching x bits. `0o600` by default, and that
+    /// of the directory in the machine-wide one.
     ///
-    /// A directory that is there keeps its mode for everyone; to ask for another is an error.
+    /// A directory that exists keeps its mode; asking for another one is an error.
     pub mode: Option<u32>,
     /// Whether each change is forced to the disk before it is answered; off by default.
     pub fsync: bool,

@@ -53,12 +53,12 @@ impl MemoryBackend {
         Self::on(Arc::clone(&self.store))
     }
 
-    /// How many names the store has anything about: those with a live lease, and expired ones not yet swept.
+    /// How many names the store has, with those that expired and were not removed yet.
     pub fn len(&self) -> usize {
         self.store.len()
     }
 
-    /// Whether the store has nothing about any name.
+    /// Returns whether the store has no name.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -134,8 +134,7 @@ impl Failure {
 }
 
 impl Failure {
-    /// The answer to a call names who of this instance it granted something. Where the answer is missing, those who wait
-    /// for what it was about ask for themselves.
+    /// The answer that was lost may have carried grants for waiters of this instance: makes them ask again.
     pub(super) fn hurry<'a>(&self, about: impl Iterator<Item = &'a Resource>, hints: &HintSender) {
         if self.kind == Kind::Unanswered {
             for resource in about.collect::<HashSet<_>>() {

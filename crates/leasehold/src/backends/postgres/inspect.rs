@@ -110,7 +110,7 @@ impl Inspect for PostgresBackend {
         let held_by: Vec<Option<&str>> =
             reports.iter().map(|report| report.held_by.as_ref().map(Holder::as_str)).collect();
         let successes: Vec<bool> = reports.iter().map(|report| report.success).collect();
-        let most = i32::try_from(RunTable::MOST_NAMES).unwrap_or(i32::MAX);
+        let most = i32::try_from(RunTable::MAX_NAMES).unwrap_or(i32::MAX);
         self.links
             .ask_aside(
                 Call::RecordRuns,

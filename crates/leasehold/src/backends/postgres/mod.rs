@@ -68,7 +68,7 @@ pub struct PostgresBackend {
 }
 
 impl PostgresBackend {
-    /// Connects, and finds out whether the schema is there and what lies in between.
+    /// Connects, checks the version of the schema and detects poolers.
     ///
     /// # Errors
     /// `Unavailable` for a server that cannot be reached or is a standby, `PermissionDenied`,

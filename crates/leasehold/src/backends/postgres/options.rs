@@ -163,7 +163,7 @@ impl PostgresOptions {
         Ok(options)
     }
 
-    /// Encrypts by this TLS configuration, whatever `sslmode` and its kin say, unless they disable it.
+    /// Uses this TLS configuration instead of the `ssl…` parameters, unless `sslmode=disable` says that there is none.
     #[must_use]
     pub fn tls_config(mut self, config: Arc<ClientConfig>) -> Self {
         if self.config.get_ssl_mode() == SslMode::Prefer {

@@ -1,5 +1,5 @@
-//! Renewals: all that hold in one statement, whatever else it is one by one and aside. What lives by a connection
-//! that the instance has left does not hold any more, whatever the server still believes.
+//! Renews held leases in one statement, and everything else one by one in a task of its own. A lease that ends with a
+//! connection which the instance has left counts as lost, even if the server still has it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,7 +27,7 @@ use crate::{
 /// So many places in queues are looked after in one statement: each may have to wait for a lock.
 const EACH_BATCH: usize = 100;
 
-/// Where nobody waits for the answer but those who may have to wait for a lock, they have at least so long.
+/// The least time for renewals that may have to wait for a lock, where nothing else waits for their answer.
 const ALONE: Duration = Duration::from_secs(1);
 
 /// What renews.
@@ -38,7 +38,7 @@ pub(super) struct Renewals {
     runtime: Handle,
 }
 
-/// What renews that which may have to wait for a lock.
+/// Renews what may have to wait for a lock.
 #[derive(Debug)]
 struct Aside {
     links: Arc<Links>,

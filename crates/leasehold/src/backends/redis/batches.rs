@@ -19,7 +19,7 @@ use crate::{
 };
 
 impl Shared {
-    /// Decides what needs no queue.
+    /// Asks the fast script; what it cannot decide comes back as [`Fast::Slow`].
     pub(super) async fn decide_fast(
         self: Arc<Self>,
         partition: usize,
@@ -50,14 +50,14 @@ impl Shared {
         }
         let mut answers: Vec<_> = questions.iter().map(|_| Ok(Fast::Slow)).collect();
         for (at, _) in &batch.releases {
-            answers[*at] = read.release().map(|answer| answer.by(reply.incarnation));
+            answers[*at] = read.release().map(|answer| answer.with_incarnation(reply.incarnation));
         }
         for (at, request) in batch.requests.iter().flat_map(|(_, requests)| requests) {
-            answers[*at] = match read.request() {
-                Ok(Fast::Decided(DecidedAs::Acquire(Decision::Granted(_)))) if copies.is_err() => {
-                    Err(self.give_back(partition, request, &copies).await)
+            answers[*at] = match (read.request(), &copies) {
+                (Ok(Fast::Decided(DecidedAs::Acquire(Decision::Granted(_)))), Err(missing)) => {
+                    Err(self.give_back(partition, request, missing).await)
                 }
-                answer => answer.map(|answer| answer.by(reply.incarnation)),
+                (answer, _) => answer.map(|answer| answer.with_incarnation(reply.incarnation)),
             };
         }
         answers
@@ -67,7 +67,7 @@ impl Shared {
     pub(super) async fn decide(self: Arc<Self>, partition: usize, questions: Vec<Question>) -> Vec<Result<Answer<DecidedAs>>> {
         let partition = &self.keys.all()[partition];
         let (resources, numbers) = numbered(questions.iter().map(Question::resource));
-        let call = Call::on(&scripts::DECIDE, partition, &resources, |command| {
+        let call = Call::for_resources(&scripts::DECIDE, partition, &resources, |command| {
             for (question, number) in questions.iter().zip(&numbers) {
                 command.arg(number);
                 match question {
@@ -99,17 +99,17 @@ impl Shared {
         }
         let mut answers = Vec::with_capacity(questions.len());
         for (question, decided) in questions.iter().zip(decisions) {
-            answers.push(match (decided, question) {
-                (Ok(Decided { answer: DecidedAs::Acquire(Decision::Granted(_)), .. }), Question::Acquire(request))
-                    if copies.is_err() =>
-                {
-                    Err(self.give_back(partition, request, &copies).await)
-                }
-                (Ok(Decided { answer, is_plain }), question) => {
-                    self.set_slow(question.resource(), !is_plain);
+            answers.push(match (decided, question, &copies) {
+                (
+                    Ok(Decided { answer: DecidedAs::Acquire(Decision::Granted(_)), .. }),
+                    Question::Acquire(request),
+                    Err(missing),
+                ) => Err(self.give_back(partition, request, missing).await),
+                (Ok(Decided { answer, fast_can_handle }), question, _) => {
+                    self.set_slow(question.resource(), !fast_can_handle);
                     Ok(Answer::new(answer, reply.incarnation))
                 }
-                (Err(error), question) => Err(error.about(question.resource())),
+                (Err(error), question, _) => Err(error.about(question.resource())),
             });
         }
         answers
@@ -124,14 +124,11 @@ impl Shared {
         }
     }
 
-    /// Ends a lease whose copies are missing; the error that its asker gets.
-    async fn give_back(&self, partition: &Partition, request: &AcquireArguments, copies: &Result<()>) -> Error {
-        let missing = match copies {
-            Err(missing) => errors::again(missing).about(&request.resource),
-            Ok(()) => return Error::unavailable("nothing is missing"),
-        };
+    /// Ends a lease whose copies are missing; returns the error for its caller.
+    async fn give_back(&self, partition: &Partition, request: &AcquireArguments, missing: &Error) -> Error {
+        let missing = Error::unavailable(format!("{missing}; the grant was given back")).about(&request.resource);
         let resources = [request.resource.clone()];
-        let call = Call::on(&scripts::DECIDE, partition, &resources, |command| {
+        let call = Call::for_resources(&scripts::DECIDE, partition, &resources, |command| {
             let cancelled = Outcome::Cancelled.ending().as_str();
             command.arg(1).arg("r").arg(&request.head[1..]).arg(cancelled).arg("").arg("");
         });
@@ -199,7 +196,7 @@ impl<'a> FastBatch<'a> {
     }
 }
 
-/// Each resource once, and the number of that of each question, from 1.
+/// The distinct resources, and for each question the number of its resource, from 1.
 pub(super) fn numbered<'a>(resources: impl Iterator<Item = &'a Resource>) -> (Vec<Resource>, Vec<usize>) {
     let mut known: BTreeMap<&Resource, usize> = BTreeMap::new();
     let mut distinct = Vec::new();
@@ -214,5 +211,5 @@ pub(super) fn numbered<'a>(resources: impl Iterator<Item = &'a Resource>) -> (Ve
 }
 
 fn same_for_all<T>(error: &Error, calls: usize) -> Vec<Result<T>> {
-    (0..calls).map(|_| Err(errors::again(error))).collect()
+    (0..calls).map(|_| Err(errors::copy_of(error))).collect()
 }

@@ -13,8 +13,8 @@ use crate::{
     },
 };
 
-/// Whether a script did nothing because the memory is another.
-pub(super) fn is_begin(value: &Value) -> bool {
+/// Whether a script did nothing because the server is not in the epoch that the client knows.
+pub(super) fn is_other_epoch(value: &Value) -> bool {
     matches!(value, Value::BulkString(bytes) if bytes == b"begin")
 }
 
@@ -35,8 +35,8 @@ pub(super) enum Fast<T> {
 }
 
 impl<T> Fast<T> {
-    /// The same, given by this memory.
-    pub(super) fn by(self, incarnation: Incarnation) -> Fast<Answer<T>> {
+    /// Adds which incarnation of the server answered.
+    pub(super) fn with_incarnation(self, incarnation: Incarnation) -> Fast<Answer<T>> {
         match self {
             Self::Decided(decided) => Fast::Decided(Answer::new(decided, incarnation)),
             Self::Slow => Fast::Slow,
@@ -88,7 +88,7 @@ impl<'a> FastAnswers<'a> {
                     return Err(unexpected("a position", place));
                 };
                 Decision::Queued(QueuePosition {
-                    ahead: small(ahead),
+                    ahead: saturating_u32(ahead),
                     last_fence: Fence::new(fence),
                     ask_again_in: Some(Duration::from_micros(end)),
                 })
@@ -103,7 +103,7 @@ impl<'a> FastAnswers<'a> {
 
     fn take(&mut self, columns: usize) -> Result<&'a str> {
         let (taken, rest) =
-            self.columns.split_at_checked(columns).ok_or_else(|| unexpected("as many answers", &Value::Nil))?;
+            self.columns.split_at_checked(columns).ok_or_else(|| unexpected("more answers", &Value::Nil))?;
         self.columns = rest;
         Ok(taken)
     }
@@ -129,8 +129,8 @@ pub(super) fn fast_standings(value: &Value) -> Result<Vec<Fast<Standing>>> {
 #[derive(Debug)]
 pub(super) struct Decided {
     pub(super) answer: DecidedAs,
-    /// Fast scripts can handle the name now.
-    pub(super) is_plain: bool,
+    /// Whether the fast scripts can handle the name from now on.
+    pub(super) fast_can_handle: bool,
 }
 
 /// What was decided.
@@ -145,7 +145,7 @@ pub(super) fn decided(value: &Value, questions: usize, place: &str) -> Result<(V
     let answers = array(value)?;
     let read = |answer: &Value| match answer {
         Value::Array(parts) => {
-            let (parts, is_plain) = match parts.as_slice() {
+            let (parts, fast_can_handle) = match parts.as_slice() {
                 [parts @ .., last] if text(last).is_ok_and(|word| word == "plain") => (parts, true),
                 parts => (parts, false),
             };
@@ -155,7 +155,7 @@ pub(super) fn decided(value: &Value, questions: usize, place: &str) -> Result<(V
                 }
                 parts => DecidedAs::Acquire(decision(parts, place)?),
             };
-            Ok(Decided { answer, is_plain })
+            Ok(Decided { answer, fast_can_handle })
         }
         _ => Err(unexpected("a decision", answer)),
     };
@@ -177,7 +177,7 @@ fn decision(parts: &[Value], place: &str) -> Result<Decision> {
         ("busy", [_, now, waiting, holders @ ..]) => {
             let now = Timestamp::from_micros(number(now)?);
             let holders = holders.iter().map(|record| Ok(Record::read(record)?.held_by(now))).collect::<Result<_>>()?;
-            Ok(Decision::Busy(Busy { holders, waiting: small(number(waiting)?) }))
+            Ok(Decision::Busy(Busy { holders, waiting: saturating_u32(number(waiting)?) }))
         }
         ("wrong", [_, in_force]) => {
             Ok(Decision::WrongShape { in_force: shape(text(in_force)?).ok_or_else(|| unreadable("a shape"))? })
@@ -203,7 +203,7 @@ fn shape(text: &str) -> Option<Shape> {
 
 /// The answers of `renew.lua` to this many renewals, and whether work is left.
 ///
-/// A lease that could not be decided is unknown by itself.
+/// A lease that could not be decided is `Unknown`; the others are not affected.
 pub(super) fn standings(value: &Value, renewals: usize, place: &str) -> Result<(Vec<Standing>, bool)> {
     let answers = array(value)?;
     let read = |answer: &Value| {
@@ -304,7 +304,6 @@ pub(super) fn names(value: &Value) -> Result<(u64, Vec<Resource>)> {
     Ok((number(cursor)?, resources(names)?))
 }
 
-/// Names.
 pub(super) fn resources(values: &[Value]) -> Result<Vec<Resource>> {
     values.iter().map(|name| Resource::new(text(name)?)).collect()
 }
@@ -350,7 +349,6 @@ pub(super) fn pairs(value: &Value) -> HashMap<String, String> {
     values
 }
 
-/// The parts of an array.
 pub(super) fn array(value: &Value) -> Result<&[Value]> {
     match value {
         Value::Array(parts) => Ok(parts),
@@ -359,7 +357,6 @@ pub(super) fn array(value: &Value) -> Result<&[Value]> {
     }
 }
 
-/// A text.
 pub(super) fn text(value: &Value) -> Result<&str> {
     match value {
         Value::BulkString(bytes) => std::str::from_utf8(bytes).map_err(|_| unexpected("a text", value)),
@@ -381,7 +378,7 @@ fn text_at(parts: &[Value], at: usize) -> Result<&str> {
     parts.get(at).map_or(Ok(""), text)
 }
 
-fn small(number: u64) -> u32 {
+fn saturating_u32(number: u64) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
@@ -389,5 +386,5 @@ fn small(number: u64) -> u32 {
 pub(super) fn unexpected(expected: &str, value: &Value) -> Error {
     let mut shown = format!("{value:?}");
     shown.truncate(shown.char_indices().nth(120).map_or(shown.len(), |(at, _)| at));
-    Error::unavailable(format!("redis answered something that is not {expected} ({shown}); is this key ours?"))
+    Error::unavailable(format!("redis answered {shown} instead of {expected}: does another program use these keys?"))
 }

@@ -70,17 +70,17 @@ impl Durable {
         let missing = match self.durability {
             Durability::None => return Ok(()),
             Durability::Replicas(wanted) => {
-                let have = decode::number(&reply.behind).unwrap_or(0);
+                let have = decode::number(&reply.followup).unwrap_or(0);
                 (have < u64::from(wanted)).then(|| format!("{have} of {wanted} replicas have a copy"))
             }
             Durability::Aof => {
-                let written = decode::array(&reply.behind).ok().and_then(|counts| decode::number(counts.first()?).ok());
+                let written = decode::array(&reply.followup).ok().and_then(|counts| decode::number(counts.first()?).ok());
                 (written.unwrap_or(0) == 0).then(|| String::from("it is not in the append-only file"))
             }
         };
         missing.map_or(Ok(()), |missing| {
             let place = options.place();
-            Err(Error::unavailable(format!("{place} did not make the grant durable: {missing}; it was given back")))
+            Err(Error::unavailable(format!("{place} has no durable copy: {missing}")))
         })
     }
 }

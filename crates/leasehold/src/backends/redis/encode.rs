@@ -80,7 +80,7 @@ pub(super) struct ReleaseArguments {
     pub(super) resource: Resource,
     /// Form and id: the first columns of the record.
     pub(super) head: String,
-    /// The ending, and behind a blank the problem as JSON if there is one.
+    /// The ending, then after a space the problem as JSON if there is one.
     pub(super) ending: Cow<'static, str>,
 }
 
@@ -93,7 +93,7 @@ impl ReleaseArguments {
         Self { resource, head: format!("1{id}"), ending }
     }
 
-    /// The head, and the ending unless it was just released: what `fast.lua` takes.
+    /// The head, and the ending unless that is `released`: what `fast.lua` takes.
     pub(super) fn head_and_ending(&self) -> Cow<'_, str> {
         if self.ending == Outcome::Completed.ending().as_str() {
             Cow::Borrowed(&self.head)
@@ -102,7 +102,7 @@ impl ReleaseArguments {
         }
     }
 
-    /// The ending, and the problem with its blank.
+    /// The ending, and the problem with the space before it.
     pub(super) fn ending_and_problem(&self) -> (&str, &str) {
         self.ending.split_at(self.ending.find(' ').unwrap_or(self.ending.len()))
     }
@@ -152,7 +152,7 @@ pub(super) fn claim(claim: Claim) -> String {
 }
 
 /// Whether a renewal changes nothing but the end.
-pub(super) fn is_plain(renewal: &Renewal) -> bool {
+pub(super) fn only_moves_end(renewal: &Renewal) -> bool {
     renewal.fence_floor.is_none() && renewal.downgrade.is_none() && renewal.metadata.is_none()
 }
 

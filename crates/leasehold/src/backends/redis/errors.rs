@@ -90,7 +90,7 @@ pub(super) fn other_format(place: &str, format: &str) -> Error {
 }
 
 /// The same error for another caller of the same batch.
-pub(super) fn again(error: &Error) -> Error {
+pub(super) fn copy_of(error: &Error) -> Error {
     let message = error.to_string();
     match error.kind() {
         crate::ErrorKind::OutcomeUnknown => Error::unanswered(message),

@@ -14,7 +14,10 @@ use crate::{
     Result,
     backend::{Backend, Finding, Severity},
     clock::{Clock, SystemClock},
-    lease::{Claim, HistoryFilter, Holder, LeaseId, LeaseKey, ListFilter, Names, Outcome, Renewal, Request, Resource, Ttl},
+    lease::{
+        Claim, HistoryFilter, Holder, LeaseId, LeaseKey, ListFilter, Names, Outcome, Patience, Renewal, Request, Resource,
+        Ttl,
+    },
 };
 
 /// Round trips measured.
@@ -69,9 +72,10 @@ impl RedisBackend {
         let holder = Holder::new("leasehold doctor")?;
         let request = Request::new(key.clone(), Claim::SHARED, holder).ttl(Ttl::new(Duration::from_secs(5))?);
         probe.acquire(&request).await?;
-        // A second reader takes the resource through the full script.
+        // A waiter that accepts none ahead of it goes through the full script, which counts them.
         let other = LeaseKey::new(resource.clone(), LeaseId::random());
-        probe.acquire(&Request { key: other.clone(), ..request.clone() }).await?;
+        let waiter = Request::new(other.clone(), Claim::EXCLUSIVE, request.holder.clone()).ttl(request.ttl);
+        probe.acquire(&waiter.patience(Patience::Queue).max_waiters(0)).await?;
         probe.renew(&[Renewal::new(key.clone(), request.ttl)]).await?;
         let names = Names::Exactly(resource);
         self.shared.page(&ListFilter::new(names.clone())).await?;
@@ -105,7 +109,7 @@ async fn reach(router: &Router, options: &RedisOptions) -> Result<Vec<Finding>> 
     let finding = |(name, mut took): (String, Vec<Duration>)| {
         took.sort_unstable();
         let (median, worst) = (took[took.len() / 2], took[took.len() - 1]);
-        let words = format!("{name}: {:.1} ms p50, {:.1} ms p99", millis(median), millis(worst));
+        let words = format!("{name}: {:.1} ms median, {:.1} ms at most", millis(median), millis(worst));
         if median > SLOW {
             Finding::new(Severity::Warning, "reachable", format!("{words}; each lock waits as long: move closer"))
         } else {

@@ -115,7 +115,7 @@ impl Shared {
         from: usize,
         ahead: u32,
     ) -> Result<Vec<Listed>> {
-        let call = Call::on(&scripts::LIST, partition, resources, |command| {
+        let call = Call::for_resources(&scripts::LIST, partition, resources, |command| {
             for _ in resources {
                 command.arg(from);
             }
@@ -161,7 +161,7 @@ impl Shared {
         let partition = self.keys.of(resource);
         let problem = encode::problem(&Problem { kind: String::from("evicted"), details: reason.to_owned() });
         let resources = [resource.clone()];
-        let call = Call::on(&scripts::EVICT, partition, &resources, |command| {
+        let call = Call::for_resources(&scripts::EVICT, partition, &resources, |command| {
             command.arg(format!("{:016}", expected.get())).arg(&problem);
         });
         let reply = self.router.run(partition, &call, None).await?;

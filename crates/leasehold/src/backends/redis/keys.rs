@@ -24,7 +24,7 @@ pub(super) struct Partition {
     pub(super) leases: String,
     /// The stream of ended leases.
     pub(super) history: String,
-    /// The channel of events. Channels are not a database's, so it carries the number of ours.
+    /// The channel of events. Channels are shared by all databases of a server, so its name has the number of ours.
     pub(super) events: String,
     prefix: String,
 }

@@ -1,10 +1,10 @@
 //! `redis:`, machines that reach one server: scripts port the rule, the server's clock decides.
 //!
-//! One connection for each instance carries its commands and, by RESP3, its
-//! pushes. Plain requests, those for names that nobody has, go to a fast
-//! script, many in one call; whatever has a queue is decided by a full one. A
-//! release hands the lock to the next in line and pushes to that one's process
-//! only. Works with Redis 6.2 or newer and with Valkey, alone, behind
+//! One connection for each instance carries its commands and, over RESP3, its
+//! pushes; in a cluster a second set of connections carries the pushes. Common
+//! requests go to a fast script, many in one call; what it answers `slow` to is
+//! decided by a full one. A release hands the lock to the next in line and
+//! notifies the process of that one only. Works with Redis 6.2 or newer and with Valkey, alone, behind
 //! sentinels or as a cluster.
 //!
 //! What Redis forgets is forgotten: see `GUARANTEES.md` about failover.
@@ -111,7 +111,7 @@ impl Backend for RedisBackend {
         Guarantees::new("redis", Reach::Network, Liveness::Ttl).renew_batch(RENEW_BATCH).records_runs(true)
     }
 
-    /// Since when the server remembers what it was given; unknown in a cluster, and where it may not be asked for INFO.
+    /// How long the server has kept its data; unknown in a cluster, and where this user may not call INFO.
     fn age(&self) -> Option<Duration> {
         self.shared.router.connection()?.current()?.memory.get()?.age()
     }

@@ -24,13 +24,14 @@ use crate::{
     lease::{Answer, Decision, Released, Resource},
 };
 
-/// Calls in one batch, and batches on their way at once.
-pub(super) const MOST_CALLS: usize = 64;
+/// Calls in one batch.
+pub(super) const MAX_CALLS: usize = 64;
+/// Batches in flight at once.
 const IN_FLIGHT: usize = 2;
-/// Where each batch waits for copies, as many as there are go together.
-const MOST_DURABLE_CALLS: usize = 256;
-/// Names remembered as not plain.
-const MOST_SLOW_NAMES: usize = 4096;
+/// Calls in one batch that waits for copies: more, so that they share one wait.
+const MAX_DURABLE_CALLS: usize = 256;
+/// Names that are remembered as slow.
+const MAX_SLOW_NAMES: usize = 4096;
 
 /// What every call of an instance needs.
 pub(super) struct Shared {
@@ -40,7 +41,7 @@ pub(super) struct Shared {
     pub(super) notifications: Arc<Notifications>,
     pub(super) durable: Option<Durable>,
     pub(super) runtime: Handle,
-    /// Names that had a queue when they were last asked about: the fast script is not asked about them.
+    /// Names that the fast script last answered `slow` for: they go straight to the full script.
     slow: Mutex<HashSet<Resource>>,
     pub(super) sweeping: AtomicBool,
 }
@@ -71,7 +72,7 @@ impl Question {
 
 impl Lane {
     pub(super) fn new(shared: &Arc<Shared>, partition: usize) -> Self {
-        let most = if shared.durable.is_some() { MOST_DURABLE_CALLS } else { MOST_CALLS };
+        let most = if shared.durable.is_some() { MAX_DURABLE_CALLS } else { MAX_CALLS };
         let fast = |most| {
             let shared = Arc::clone(shared);
             Coalescer::new(shared.runtime.clone(), most, IN_FLIGHT, move |calls| {
@@ -80,7 +81,7 @@ impl Lane {
         };
         let deciding = Arc::clone(shared);
         Self {
-            fast: fast(MOST_CALLS),
+            fast: fast(MAX_CALLS),
             durable: shared.durable.as_ref().map(|_| fast(most)),
             full: Coalescer::new(shared.runtime.clone(), most, IN_FLIGHT, move |calls| {
                 Arc::clone(&deciding).decide(partition, calls)
@@ -203,7 +204,7 @@ impl Shared {
         if slow.contains(resource) {
             return;
         }
-        if slow.len() >= MOST_SLOW_NAMES {
+        if slow.len() >= MAX_SLOW_NAMES {
             slow.clear();
         }
         slow.insert(resource.clone());

@@ -39,7 +39,7 @@ pub struct RedisOptions {
     pub answer_limit: Duration,
     /// Which ended leases are remembered; all by default.
     pub history: Remember,
-    /// What must have a copy of a grant before it is believed; nothing but the server by default.
+    /// Where a grant must be stored before it counts; in the server's memory by default.
     pub durability: Durability,
     /// Decides instead of the server's clock: for tests that move time.
     #[doc(hidden)]
@@ -144,20 +144,20 @@ impl fmt::Debug for Identity {
 pub enum Remember {
     /// All.
     All,
-    /// Those that someone may want to look into.
+    /// Failures: all but `released` and `cancelled`.
     Problems,
     /// None.
     Nothing,
 }
 
-/// What must have a copy of a grant before it is believed.
+/// Where a grant must be stored before it counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// Nothing but the server's memory.
+    /// In the server's memory.
     None,
-    /// This many replicas.
+    /// On this many replicas.
     Replicas(u32),
-    /// The server's append-only file.
+    /// In the server's append-only file.
     Aof,
 }
 
@@ -215,7 +215,7 @@ impl RedisOptions {
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
     /// let client = redis::Client::open("redis://cache")?;
     /// let options = RedisOptions::from_connection_info(client.get_connection_info().clone(), "shop")?;
-    /// let locks = Leasehold::builder().backend(RedisBackend::open(options).await?);
+    /// let locks = Leasehold::builder().open(RedisBackend::open(options).await?);
     /// # Ok(()) }
     /// ```
     ///

@@ -105,7 +105,7 @@ fn claim(mode: &str, units: u64, capacity: u64) -> Option<Claim> {
     }
 }
 
-/// One entry of a history stream: leases that ended in one call.
+/// One entry of a history stream: up to 16 leases that ended in one call.
 #[derive(Debug)]
 pub(super) struct Ended {
     /// Its position in the stream.

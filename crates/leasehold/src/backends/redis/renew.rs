@@ -19,9 +19,9 @@ use crate::{
     lease::{Answer, Fence, Renewal, Standing, micros},
 };
 
-/// When some partitions have answered, the next answer is waited for at most this part of the limit: leases whose
-/// server answers must not run out because that of another hangs.
-const FOR_LATECOMERS: u32 = 4;
+/// Once a partition has answered, each further answer is waited for at most the limit divided by this: leases must not
+/// run out because the server of others hangs.
+const LATE_ANSWER_DIVISOR: u32 = 4;
 
 /// Renewals of one partition, and where they stood in the call.
 #[derive(Default)]
@@ -53,7 +53,7 @@ impl Shared {
         loop {
             let limit = match incarnation {
                 None => Duration::MAX,
-                Some(_) => self.options.answer_limit / FOR_LATECOMERS,
+                Some(_) => self.options.answer_limit / LATE_ANSWER_DIVISOR,
             };
             let Ok(next) = time::timeout(limit, asking.join_next()).await else {
                 failed = Some(Error::unanswered("some servers of the cluster did not answer in time"));
@@ -84,7 +84,7 @@ impl Shared {
 
     /// Renews leases that stand in one partition; each has its own standing.
     pub(super) async fn renew_in(self: &Arc<Self>, partition: &Partition, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
-        let is_fast = |renewal: &&Renewal| encode::is_plain(renewal) && !self.is_slow(&renewal.key.resource);
+        let is_fast = |renewal: &&Renewal| encode::only_moves_end(renewal) && !self.is_slow(&renewal.key.resource);
         let fast: Vec<&Renewal> = renewals.iter().filter(is_fast).collect();
         let mut standings: Vec<Option<Standing>> = vec![None; renewals.len()];
         let mut incarnation = None;
@@ -108,7 +108,7 @@ impl Shared {
         let rest: Vec<usize> = (0..renewals.len()).filter(|at| standings[*at].is_none()).collect();
         if !rest.is_empty() {
             let (resources, numbers) = numbered(rest.iter().map(|at| &renewals[*at].key.resource));
-            let call = Call::on(&scripts::RENEW, partition, &resources, |command| {
+            let call = Call::for_resources(&scripts::RENEW, partition, &resources, |command| {
                 for (at, number) in rest.iter().zip(&numbers) {
                     add_renewal(command, *number, &renewals[*at]);
                 }

@@ -35,7 +35,7 @@ impl Shared {
 
     async fn record_runs_in(&self, partition: &Partition, reports: &[&RunReport]) -> Result<()> {
         let keys = partition.runs();
-        let most = RunTable::MOST_NAMES.div_ceil(self.keys.all().len());
+        let most = RunTable::MAX_NAMES.div_ceil(self.keys.all().len());
         let call = Call::new(&scripts::RECORD_RUNS, &keys.each_ref().map(String::as_str), |command| {
             command.arg(kept()).arg(most);
             for report in reports {

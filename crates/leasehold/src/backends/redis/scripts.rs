@@ -58,7 +58,7 @@ impl<'a> Call<'a> {
     }
 
     /// A call that follows the rule on these resources; `arguments` are those behind their names.
-    pub(super) fn on(
+    pub(super) fn for_resources(
         script: &'static Script,
         partition: &'a Partition,
         resources: &'a [Resource],

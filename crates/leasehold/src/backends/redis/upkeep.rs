@@ -10,7 +10,7 @@ use tokio::{sync::Mutex, time};
 use super::{
     decode,
     keys::Partition,
-    ops::{MOST_CALLS, Shared},
+    ops::{MAX_CALLS, Shared},
     scripts::{self, Call},
 };
 use crate::{Result, lease::Resource};
@@ -75,8 +75,8 @@ impl Shared {
     /// Settles these resources; returns whether work is left.
     async fn settle_once(&self, partition: &Partition, resources: &[Resource]) -> Result<bool> {
         let mut work_is_left = false;
-        for some in resources.chunks(MOST_CALLS) {
-            let call = Call::on(&scripts::LIST, partition, some, |command| {
+        for some in resources.chunks(MAX_CALLS) {
+            let call = Call::for_resources(&scripts::LIST, partition, some, |command| {
                 for _ in some {
                     command.arg(-1);
                 }

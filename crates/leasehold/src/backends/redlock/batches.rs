@@ -22,7 +22,7 @@ use crate::{
     lease::{Outcome, Patience, Released, Request, Timestamp},
 };
 
-const MOST_JOBS: usize = 64;
+const MAX_JOBS: usize = 64;
 const IN_FLIGHT: usize = 2;
 
 /// Gathers first rounds and releases.
@@ -56,7 +56,7 @@ pub(super) struct FirstVotes {
 
 impl Batches {
     pub(super) fn new(shared: Weak<Shared>, runtime: Handle) -> Self {
-        Self(Coalescer::new(runtime, MOST_JOBS, IN_FLIGHT, move |jobs| {
+        Self(Coalescer::new(runtime, MAX_JOBS, IN_FLIGHT, move |jobs| {
             let shared = shared.upgrade();
             async move {
                 match shared {

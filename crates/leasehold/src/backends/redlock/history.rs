@@ -46,7 +46,7 @@ pub(super) async fn history(shared: &Shared, filter: &HistoryFilter) -> Result<V
         let mut endings = each_once(shared, found);
         endings.retain(|ended| filter.include(ended));
         endings.sort_by_key(|ended| Reverse(ended.ended_at));
-        if endings.len() < filter.limit && cut_short && wider.limit < MOST_RECORDS {
+        if endings.len() < filter.limit && cut_short && wider.limit < MAX_RECORDS {
             wider.limit = wider.limit.saturating_mul(4);
             continue;
         }
@@ -56,7 +56,7 @@ pub(super) async fn history(shared: &Shared, filter: &HistoryFilter) -> Result<V
 }
 
 /// A node is asked for no more than this.
-const MOST_RECORDS: usize = 100_000;
+const MAX_RECORDS: usize = 100_000;
 
 fn each_once(shared: &Shared, found: Vec<(usize, Vec<EndedLease>)>) -> Vec<EndedLease> {
     let nodes = &shared.nodes;

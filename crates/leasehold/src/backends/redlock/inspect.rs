@@ -87,7 +87,7 @@ pub(super) fn sightings(found: Vec<(usize, Page)>) -> BTreeMap<(Resource, Mark),
 
 /// How many units of a resource are held at least by someone, wherever that is.
 ///
-/// What is left of another shape has no majority: no node that stores this shape stores another one.
+/// Entries of another shape cannot have a majority, since a node stores one shape for a name.
 pub(super) fn units_taken(found: Vec<(usize, Page)>, shape: Shape) -> u64 {
     let most_units = |seen: &Sightings| {
         let claims = seen.holding().map(|(_, _, record)| record.claim).filter(|claim| claim.shape() == shape);

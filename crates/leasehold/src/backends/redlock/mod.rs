@@ -1,16 +1,16 @@
 //! A majority of independent nodes as one backend: Redlock, fenced.
 //!
-//! A [`Quorum`] asks a majority of its nodes at once, the others where that is
-//! not enough or the lease lasts, and follows the majority. Any backend can be
-//! a node.
+//! A [`Quorum`] asks a majority of its nodes for a lease, and the others if that
+//! is not enough or once the lease has been held for a while; the majority
+//! decides. Any backend can be a node.
 //!
 //! # Promise
 //! - A lease is held where a majority of the nodes holds it. A minority may be
 //!   down, slow or cut off; with fewer than a majority every call ends within
 //!   a few times the node limit, with an error that names the nodes.
 //! - Nobody waits for a node that hangs: it is left out until it answers again.
-//! - What was granted by some is given back before a round is reported or
-//!   repeated, also when the caller is gone.
+//! - What some nodes granted in a round that failed is released before the round
+//!   is reported or repeated, even if the caller is gone.
 //! - Fences rise: a lease is granted only when a majority has stored exactly its
 //!   fence, so that no later grant has the same or a lower one, whatever the
 //!   clocks do, as long as no node forgets. A node whose memory is young, because
@@ -86,7 +86,7 @@ use crate::{
 /// let options = QuorumOptions::new().longest_ttl(std::time::Duration::ZERO);
 /// let quorum = Quorum::new(["a", "b", "c"].map(node).to_vec(), options)?;
 ///
-/// let locks = Leasehold::builder().backend(Arc::new(quorum))?;
+/// let locks = Leasehold::builder().open(Arc::new(quorum))?;
 /// locks.mutex("order:42").acquire().await?.release().await?;
 /// # Ok(()) }
 /// # leasehold::blocking::wait(example()).unwrap();

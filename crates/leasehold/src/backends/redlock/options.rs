@@ -62,11 +62,12 @@ impl QuorumOptions {
 
     /// The longest ttl that anyone uses on these nodes; 60 s by default.
     ///
-    /// A longer one is refused, and a node whose memory is younger does not
-    /// vote (nor one younger than 11 s, so that its clock has passed every
-    /// fence it may have forgotten). The default leaves room over the 30 s that
-    /// a lease has by default, and keeps a restarted node out for a minute. All
-    /// who use the nodes must agree on it: who does not is refused.
+    /// Longer ttls are refused. A node that lost its memory less than this ago
+    /// does not vote (nor one that did so less than 11 s ago, so that its clock
+    /// has passed every fence it may have forgotten). The default leaves room
+    /// over the default ttl of 30 s, and keeps a restarted node out for a
+    /// minute. All clients of the nodes must use the same value: those with
+    /// another one are refused.
     ///
     /// Zero lets every node vote at once and refuses no ttl: right only for
     /// nodes that lose nothing when they are restarted.

@@ -226,13 +226,13 @@ fn on_grant(shared: &Arc<Shared>, at: usize, id: LeaseId, fence: Fence) {
 ///
 /// Asking all nodes at once takes those beside the queue's node for a moment even where that one refuses, and the head
 /// of the queue needs them. So the queue's node is asked alone, first, for a name that was busy, and by a try that knows
-/// nothing of its name: a program that tries is one of many, more often than one that waits.
+/// nothing of its name: callers that try usually compete with others.
 #[derive(Debug, Default)]
 pub(super) struct Contention(Mutex<HashMap<Resource, bool>>);
 
 impl Contention {
     /// More names than this are forgotten together; each costs one round trip then.
-    const MOST_NAMES: usize = 10_000;
+    const MAX_NAMES: usize = 10_000;
 
     pub(super) fn asks_queue_first(&self, name: &Resource, patience: Patience) -> bool {
         self.0.lock().get(name).copied().unwrap_or(patience == Patience::Try)
@@ -247,7 +247,7 @@ impl Contention {
         if let Some(known) = names.get_mut(name) {
             *known = busy;
         } else if busy || patience == Patience::Try {
-            if names.len() >= Self::MOST_NAMES {
+            if names.len() >= Self::MAX_NAMES {
                 names.clear();
             }
             names.insert(name.clone(), busy);

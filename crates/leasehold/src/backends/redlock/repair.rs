@@ -28,7 +28,7 @@ use crate::{
 /// How long a lease is held before the nodes that were not asked get it: most are over by then.
 const SPREAD_AFTER: Duration = Duration::from_millis(20);
 /// How many leases are given to other nodes in one call.
-const MOST_LEASES: usize = 64;
+const MAX_LEASES: usize = 64;
 
 /// A lease that a majority holds, and the nodes that do not have it.
 pub(super) struct Missing {
@@ -99,7 +99,7 @@ pub(super) fn give_later(shared: &Arc<Shared>, missing: Vec<Missing>) {
 
 /// Gives leases to nodes that lack them. Where that fails, the next renewal tries again.
 async fn give(shared: &Arc<Shared>, missing: Vec<Missing>) {
-    for some in missing.chunks(MOST_LEASES) {
+    for some in missing.chunks(MAX_LEASES) {
         give_some(shared, some).await;
     }
 }

@@ -162,7 +162,7 @@ impl Scene {
             return self.renewals.push_back((renewal, self.lease.sending(self.now)));
         };
         self.caller = false;
-        self.guard = matches!(outcome, Outcome::Held);
+        self.guard = matches!(outcome, AcquireResult::Held);
         self.follow(next);
         if self.guard {
             let fence = self.lease.hold().expect("it is held").grant.fence;

@@ -47,7 +47,7 @@ pub(super) fn position(last_fence: u64) -> QueuePosition {
     QueuePosition::new(0, Fence::new(last_fence), None)
 }
 
-fn poll(lease: &LocalLease, now: Moment) -> Poll<(Outcome, Next)> {
+fn poll(lease: &LocalLease, now: Moment) -> Poll<(AcquireResult, Next)> {
     lease.poll_outcome(&Context::from_waker(Waker::noop()), at(0), now).map(|done| done.expect("nothing to confirm"))
 }
 
@@ -55,7 +55,7 @@ pub(in crate::engine) fn held(change: impl FnOnce(&mut AcquireOptions<'_>), beli
     let lease = lease(change);
     let sent = lease.sending(at(0));
     assert_eq!(lease.on_decision(Decision::Granted(grant(7)), sent, belief, at(0)), Next::Schedule);
-    assert!(matches!(poll(&lease, at(0)), Poll::Ready((Outcome::Held, Next::Schedule))));
+    assert!(matches!(poll(&lease, at(0)), Poll::Ready((AcquireResult::Held, Next::Schedule))));
     lease
 }
 
@@ -79,7 +79,7 @@ fn an_answer_to_a_renewal_from_before_the_grant_asks_again_and_a_later_one_ends_
     let lease = waiting();
     let before = lease.sending(at(10));
     assert_eq!(lease.on_grant_hint(Fence::new(8), false, at(11), Timestamp::default()), Next::Schedule);
-    assert!(matches!(poll(&lease, at(11)), Poll::Ready((Outcome::Held, _))));
+    assert!(matches!(poll(&lease, at(11)), Poll::Ready((AcquireResult::Held, _))));
     assert_eq!(stand(&lease, Standing::Waiting(position(7)), before, at(12)), Next::Schedule);
     assert_eq!(lease.renew_at(), at(12), "it is asked again at once");
     assert_eq!(lease.validity.health(at(12)), LeaseHealth::Held);
@@ -99,7 +99,7 @@ fn a_provisional_grant_is_only_asked_about() {
     assert_eq!(lease.renew_at(), at(5));
     let sent = lease.sending(at(5));
     assert_eq!(stand(&lease, Standing::Holding(grant(8)), sent, at(6)), Next::Schedule);
-    assert!(matches!(poll(&lease, at(6)), Poll::Ready((Outcome::Held, _))));
+    assert!(matches!(poll(&lease, at(6)), Poll::Ready((AcquireResult::Held, _))));
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn a_hint_that_is_not_above_the_last_fence_is_stale() {
 fn a_pushed_grant_is_believed_from_the_last_answered_request() {
     let lease = waiting();
     let _pushed = lease.on_grant_hint(Fence::new(8), false, at(20), Timestamp::default());
-    assert!(matches!(poll(&lease, at(20)), Poll::Ready((Outcome::Held, _))));
+    assert!(matches!(poll(&lease, at(20)), Poll::Ready((AcquireResult::Held, _))));
     assert_eq!(lease.validity.deadline(), at(30).before(margin(TTL)));
 
     let late = waiting();
@@ -254,7 +254,7 @@ fn a_detached_lease_outlives_the_session_it_was_granted_by() {
     let lease = lease(|options| options.lifetime = Lifetime::Detached);
     let sent = lease.sending(at(0));
     let _granted = lease.on_decision(Decision::Granted(grant(7)), sent, Belief::Session(session.clone()), at(0));
-    assert!(matches!(poll(&lease, at(0)), Poll::Ready((Outcome::Held, Next::Forget))));
+    assert!(matches!(poll(&lease, at(0)), Poll::Ready((AcquireResult::Held, Next::Forget))));
     session.end();
     assert!(lease.check(at(29)).is_ok());
     assert!(lease.check(at(30)).is_err());

@@ -23,7 +23,7 @@ use crate::{
     lease::{Evicted, Mode, Moment, Outcome, QueuePosition, Released, Resource, Standing},
 };
 
-/// One in so many renewals that succeed gets a span.
+/// One successful renewal in this many gets a span.
 const RENEWALS_PER_SPAN: u32 = 20;
 
 /// The reports of one instance.
@@ -169,7 +169,7 @@ impl Telemetry {
             reason = loss.as_str(),
             "lost"
         );
-        // Whoever sets a limit expects it to end leases: that is not a failure to be called out for.
+        // Whoever sets a limit expects it to end leases: that is not worth an alert.
         if loss != Loss::MaxHold {
             self.meters.count(Series::Lost, &[mode(lease), loss.as_str()]);
         }
@@ -199,18 +199,20 @@ impl Telemetry {
         answer: &Result<Released>,
         held_until: Moment,
     ) {
-        tracing::debug!(
-            target: "leasehold::release",
-            backend = self.backend,
-            resource = %lease.key().resource,
-            ending = outcome.ending().as_str(),
-            "released"
-        );
+        let ending = outcome.ending().as_str();
         let outcome = match answer {
             Ok(Released::Gone) => "not_holder",
             Ok(_) => "ok",
             Err(_) => "failed",
         };
+        tracing::debug!(
+            target: "leasehold::release",
+            backend = self.backend,
+            resource = %lease.key().resource,
+            ending,
+            outcome,
+            "release answered"
+        );
         span.record("leasehold.lock.outcome", outcome);
         self.meters.count(Series::Release, &[mode(lease), outcome]);
         self.hold_ended(lease, Loss::Released, held_until);

@@ -32,7 +32,7 @@ pub fn key(name: &str) -> i64 {
     digest.iter().take(8).fold(0_i64, |key, byte| key << 8 | i64::from(*byte)) >> 4 & 0x0fff_ffff_ffff_ffff
 }
 
-/// What the server locks: a number, or a pair of smaller ones. Pairs and numbers never meet.
+/// What the server locks: a number, or a pair of smaller ones. Pairs and numbers never conflict.
 ///
 /// ```
 /// use leasehold::backends::postgres::advisory::{Key, key};

@@ -33,7 +33,7 @@ use crate::{
 /// Session-level advisory locks on one connection of their own.
 ///
 /// # When you lose it
-/// With the connection. [`AdvisoryGuard::check`] tells once this process has noticed.
+/// The locks are lost with the connection. [`AdvisoryGuard::check`] fails once this process has noticed.
 #[derive(Clone)]
 pub struct Advisory(Arc<Held>);
 
@@ -46,8 +46,8 @@ struct Held {
 }
 
 impl Advisory {
-    /// So many locks are held at once by default: the server has room for some ten thousand in all,
-    /// and without room nobody can do anything.
+    /// How many locks are held at once by default: the server has room for some ten thousand in all, and when
+    /// that is used up every statement that needs a lock fails.
     pub const LIMIT: usize = 1000;
 
     /// How long another process's lock is waited for between two looks, at most. A blocked
@@ -62,7 +62,7 @@ impl Advisory {
         Self::connect_with_limit(url, Self::LIMIT).await
     }
 
-    /// The same with another cap on how many locks may be held at once.
+    /// Connects, with another limit on how many locks may be held at once.
     ///
     /// # Errors
     /// As for [`connect`](Self::connect).
@@ -91,7 +91,7 @@ impl Advisory {
         self.try_acquire_as(key, Sharing::Exclusive).await
     }
 
-    /// The same, exclusive or shared.
+    /// Like the call without `_as`, exclusive or shared.
     ///
     /// # Errors
     /// As for [`try_acquire`](Self::try_acquire).
@@ -130,7 +130,7 @@ impl Advisory {
         self.acquire_as(key, Sharing::Exclusive, wait).await
     }
 
-    /// The same, exclusive or shared.
+    /// Like the call without `_as`, exclusive or shared.
     ///
     /// # Errors
     /// As for [`acquire`](Self::acquire).

@@ -12,7 +12,7 @@ use crate::{
 
 /// Locks these names or keys until the transaction ends, waiting for each.
 ///
-/// They are taken in one order whoever asks, so that two who lock the
+/// They are locked in a fixed order, so that two transactions which lock the
 /// same two accounts do not wait for each other. While it waits, the statement
 /// holds the transaction's snapshot: set a `lock_timeout` where waits may be long.
 ///
@@ -22,7 +22,7 @@ pub async fn lock_in<K: Into<Key>>(transaction: &Transaction<'_>, keys: impl Int
     lock_in_as(transaction, keys, Sharing::Exclusive).await
 }
 
-/// The same, exclusive or shared.
+/// Like the call without `_as`, exclusive or shared.
 ///
 /// # Errors
 /// As for [`lock_in`].
@@ -51,7 +51,7 @@ pub async fn try_lock_in<K: Into<Key>>(
     try_lock_in_as(transaction, keys, Sharing::Exclusive).await
 }
 
-/// The same, exclusive or shared.
+/// Like the call without `_as`, exclusive or shared.
 ///
 /// # Errors
 /// As for [`lock_in`].

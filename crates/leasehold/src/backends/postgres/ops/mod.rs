@@ -177,7 +177,7 @@ impl Ops {
         self.wake.notify_last();
     }
 
-    /// The name goes alone for a while. Who asks for it would wait as long for the same answer: it has it now.
+    /// Isolates this name for a while, and fails its queued acquires now: they would wait as long for the same answer.
     fn set_apart(&self, resource: &Resource, failure: &Failure, incarnation: Incarnation) {
         let until = self.links.connector.options.clock.now().after(APART);
         self.apart.lock().insert(resource.clone(), until);

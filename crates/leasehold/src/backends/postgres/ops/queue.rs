@@ -59,8 +59,8 @@ pub(super) struct Queued {
 }
 
 impl Queued {
-    /// Whether it need not be sent: an ask that nobody waits for must not come after its release, and a release that
-    /// was tried before and given up comes again as another.
+    /// Returns whether it must not be sent: its caller dropped the acquire, or it is a release that was tried before and
+    /// that nobody awaits.
     pub(super) fn is_given_up(&self) -> bool {
         match &self.item {
             Item::Acquire { answer, .. } => answer.is_closed(),
@@ -102,7 +102,7 @@ impl CallQueue {
         queued.alone && self.alone.contains(queued.item.resource())
     }
 
-    /// What waits, up to a batch; one that goes alone goes alone, and when it has ended [`ended`](Self::ended) is called.
+    /// Takes up to a batch of what waits. An isolated job is taken by itself; [`ended`](Self::ended) is called after it.
     pub(super) fn take(&mut self) -> Vec<Queued> {
         let (mut taken, mut must_wait) = (Vec::new(), Vec::new());
         // A batch names one session for all that live by one.

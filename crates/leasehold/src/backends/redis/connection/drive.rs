@@ -67,7 +67,8 @@ struct Shared {
     expired: AtomicBool,
 }
 
-/// The commands that are not known to be answered. One timer watches the first of them, which spares every command one.
+/// The commands that are not known to be answered. One timer watches the first of them, so that
+/// commands need none of their own.
 #[derive(Default)]
 struct Unanswered {
     commands: VecDeque<Sent>,

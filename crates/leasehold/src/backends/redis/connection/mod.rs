@@ -137,7 +137,7 @@ impl Connection {
         let is_open = |live: &Option<Arc<Live>>| live.as_ref().is_some_and(|live| !live.is_closed());
         let waited = time::timeout(self.0.options.answer_limit, lives.wait_for(is_open)).await;
         let live = waited.ok().and_then(|live| live.ok()?.clone());
-        live.ok_or_else(|| self.0.why_not())
+        live.ok_or_else(|| self.0.not_connected_error())
     }
 
     /// The established connection, if there is one just now.
@@ -269,7 +269,7 @@ impl Shared {
                 drive.end();
             }
             self.live.send_replace(None);
-            live = self.connect_at_last().await;
+            live = self.connect_with_retries().await;
             *self.last_error.lock() = None;
             self.live.send_replace(Some(Arc::clone(&live)));
             if let Some(listener) = &self.listener {
@@ -279,7 +279,7 @@ impl Shared {
     }
 
     /// Tries until it is connected: short pauses at first, so that a dropped connection costs little.
-    async fn connect_at_last(&self) -> Arc<Live> {
+    async fn connect_with_retries(&self) -> Arc<Live> {
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
         loop {
             match self.connect().await {
@@ -367,9 +367,9 @@ impl Shared {
         self.channels.lock().retain(|known| known != channel);
     }
 
-    fn why_not(&self) -> Error {
+    fn not_connected_error(&self) -> Error {
         match &*self.last_error.lock() {
-            Some(error) => errors::again(error),
+            Some(error) => errors::copy_of(error),
             None => Error::unavailable(format!("{} is not connected", self.options.place())),
         }
     }

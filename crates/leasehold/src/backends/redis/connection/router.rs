@@ -1,4 +1,4 @@
-//! The way to the servers: one connection, or the servers of a cluster; and the memory that each call expects there.
+//! The route to the servers: one connection, or the servers of a cluster; and the memory that each call expects there.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -22,18 +22,18 @@ use super::{
 use crate::{Error, Result, lease::Incarnation};
 
 /// How often a call begins anew because the server's memory is another.
-const MOST_BEGINNINGS: u32 = 4;
+const MAX_BEGINNINGS: u32 = 4;
 /// How often a call goes to another connection because one ended before it was sent.
-const MOST_NOT_SENT: u32 = 4;
-/// The way to the servers.
+const MAX_NOT_SENT: u32 = 4;
+/// The route to the servers.
 #[derive(Debug)]
 pub(in super::super) struct Router {
     options: Arc<RedisOptions>,
-    way: Way,
+    route: Route,
 }
 
 #[derive(Debug)]
-enum Way {
+enum Route {
     /// One server has everything.
     One(Connection),
     /// Each server has some partitions.
@@ -44,8 +44,8 @@ enum Way {
 #[derive(Debug)]
 pub(in super::super) struct Reply {
     pub(in super::super) value: Value,
-    /// The answer to the command that was sent right behind it, if one was.
-    pub(in super::super) behind: Value,
+    /// The reply to the command that was sent right after it, or `Nil`.
+    pub(in super::super) followup: Value,
     pub(in super::super) incarnation: Incarnation,
 }
 
@@ -83,10 +83,10 @@ impl Target<'_> {
         }
     }
 
-    async fn send(&self, command: Cmd, behind: Option<&Cmd>, limit: Duration) -> Result<(Value, Value), SendError> {
-        match (self, behind) {
+    async fn send(&self, command: Cmd, followup: Option<&Cmd>, limit: Duration) -> Result<(Value, Value), SendError> {
+        match (self, followup) {
             (Self::One(live), None) => Ok((live.send(&command, limit).await?, Value::Nil)),
-            (Self::One(live), Some(behind)) => live.send_two(&command, behind, limit).await,
+            (Self::One(live), Some(followup)) => live.send_two(&command, followup, limit).await,
             (Self::Partition(cluster, partition), _) => Ok((cluster.send(partition, command).await?, Value::Nil)),
         }
     }
@@ -100,24 +100,24 @@ impl Router {
         instance: &str,
         listener: Arc<dyn Listener>,
     ) -> Result<Self> {
-        let way = if options.topology == Topology::Cluster {
+        let route = if options.topology == Topology::Cluster {
             if options.durability != Durability::None {
                 let words = "durability= is not available in a cluster; use one server or sentinels";
                 return Err(Error::unsupported(words));
             }
-            Way::Cluster(Cluster::open(options, keys, instance, listener).await?)
+            Route::Cluster(Cluster::open(options, keys, instance, listener).await?)
         } else {
             let channels = keys.all().iter().map(|partition| partition.to(instance)).collect();
-            Way::One(Connection::open(options, &keys.all()[0], Some(listener), channels).await?)
+            Route::One(Connection::open(options, &keys.all()[0], Some(listener), channels).await?)
         };
-        Ok(Self { options: Arc::clone(options), way })
+        Ok(Self { options: Arc::clone(options), route })
     }
 
     fn settings(&self) -> String {
-        let push = match &self.way {
-            Way::One(_) => 'P',
-            Way::Cluster(cluster) if cluster.is_sharded => 'S',
-            Way::Cluster(_) => 'B',
+        let push = match &self.route {
+            Route::One(_) => 'P',
+            Route::Cluster(cluster) if cluster.is_sharded => 'S',
+            Route::Cluster(_) => 'B',
         };
         memory::settings(&self.options, push)
     }
@@ -125,10 +125,10 @@ impl Router {
     /// A connection of its own for calls that wait for copies, which blocks it.
     pub(in super::super) async fn open_without_pushes(options: &Arc<RedisOptions>, keys: &Keys) -> Result<Self> {
         let connection = Connection::open(options, &keys.all()[0], None, Vec::new()).await?;
-        Ok(Self { options: Arc::clone(options), way: Way::One(connection) })
+        Ok(Self { options: Arc::clone(options), route: Route::One(connection) })
     }
 
-    /// Runs a script where the partition lives, and sends a command right `behind` it.
+    /// Runs a script where the partition lives, and sends the command `followup` right behind it.
     ///
     /// Sends the text of the script to a server that has forgotten it, and reads
     /// the memory anew where it has changed. A server that is still loading or
@@ -137,7 +137,7 @@ impl Router {
         &self,
         partition: &Partition,
         call: &Call<'_>,
-        behind: Option<&Cmd>,
+        followup: Option<&Cmd>,
     ) -> Result<Reply> {
         let mut failed = Failures::default();
         let mut beginnings = 0;
@@ -149,28 +149,28 @@ impl Router {
                 None => match self.begin(&target, partition).await {
                     Ok(memory) => memory,
                     Err(error) => {
-                        failed.on(error, &target, self).await?;
+                        failed.retry_or_fail(error, &target, self).await?;
                         continue;
                     }
                 },
             };
             let command = call.command(by, &memory.text, &self.settings());
-            match target.send(command, behind, self.limit(behind)).await {
-                Ok((value, _)) if decode::is_begin(&value) => {
+            match target.send(command, followup, self.limit(followup)).await {
+                Ok((value, _)) if decode::is_other_epoch(&value) => {
                     beginnings += 1;
-                    if beginnings > MOST_BEGINNINGS {
+                    if beginnings > MAX_BEGINNINGS {
                         let place = self.options.place();
                         return Err(Error::unavailable(format!("{place} forgets what it is given; is it flushed?")));
                     }
                     if let Err(error) = self.begin(&target, partition).await {
-                        failed.on(error, &target, self).await?;
+                        failed.retry_or_fail(error, &target, self).await?;
                     }
                 }
-                Ok((value, behind)) => {
-                    return Ok(Reply { value, behind, incarnation: target.incarnation(&memory) });
+                Ok((value, followup)) => {
+                    return Ok(Reply { value, followup, incarnation: target.incarnation(&memory) });
                 }
                 Err(SendError::Refused(refusal)) if errors::is_no_script(&refusal) => by = By::Text,
-                Err(error) => failed.on(error, &target, self).await?,
+                Err(error) => failed.retry_or_fail(error, &target, self).await?,
             }
         }
     }
@@ -189,18 +189,18 @@ impl Router {
     }
 
     async fn target<'a>(&'a self, partition: &'a Partition) -> Result<Target<'a>> {
-        match &self.way {
-            Way::One(connection) => Ok(Target::One(connection.live().await?)),
-            Way::Cluster(cluster) => Ok(Target::Partition(cluster, partition)),
+        match &self.route {
+            Route::One(connection) => Ok(Target::One(connection.live().await?)),
+            Route::Cluster(cluster) => Ok(Target::Partition(cluster, partition)),
         }
     }
 
     /// A call that waits for copies may take as long again.
-    fn limit(&self, behind: Option<&Cmd>) -> Duration {
-        self.options.answer_limit * if behind.is_some() { 2 } else { 1 }
+    fn limit(&self, followup: Option<&Cmd>) -> Duration {
+        self.options.answer_limit * if followup.is_some() { 2 } else { 1 }
     }
 
-    /// Runs a plain command where the partition lives.
+    /// Runs a command that is no script, where the partition lives.
     pub(in super::super) async fn ask(&self, partition: &Partition, command: Cmd) -> Result<Value> {
         let target = self.target(partition).await?;
         let answer = target.send(command, None, self.options.answer_limit).await;
@@ -209,42 +209,42 @@ impl Router {
 
     /// Makes sure that this instance receives what it is told about its leases in the partition.
     pub(in super::super) async fn listen_in(&self, partition: &Partition) -> Result<()> {
-        match &self.way {
+        match &self.route {
             // Subscribed on connecting.
-            Way::One(_) => Ok(()),
-            Way::Cluster(cluster) => cluster.listen_in(partition).await,
+            Route::One(_) => Ok(()),
+            Route::Cluster(cluster) => cluster.listen_in(partition).await,
         }
     }
 
     pub(in super::super) async fn subscribe(&self, channel: &str) -> Result<()> {
-        match &self.way {
-            Way::One(connection) => {
+        match &self.route {
+            Route::One(connection) => {
                 connection.subscribe(channel).await.map_err(|error| error.into_error(&self.options))
             }
-            Way::Cluster(cluster) => cluster.subscribe(channel).await,
+            Route::Cluster(cluster) => cluster.subscribe(channel).await,
         }
     }
 
     pub(in super::super) async fn unsubscribe(&self, channel: &str) {
-        match &self.way {
-            Way::One(connection) => connection.unsubscribe(channel).await,
-            Way::Cluster(cluster) => cluster.unsubscribe(channel).await,
+        match &self.route {
+            Route::One(connection) => connection.unsubscribe(channel).await,
+            Route::Cluster(cluster) => cluster.unsubscribe(channel).await,
         }
     }
 
     /// The cluster, where there is one.
     pub(in super::super) fn cluster(&self) -> Option<&Cluster> {
-        match &self.way {
-            Way::One(_) => None,
-            Way::Cluster(cluster) => Some(cluster),
+        match &self.route {
+            Route::One(_) => None,
+            Route::Cluster(cluster) => Some(cluster),
         }
     }
 
     /// The one connection, where there is no cluster.
     pub(in super::super) fn connection(&self) -> Option<&Connection> {
-        match &self.way {
-            Way::One(connection) => Some(connection),
-            Way::Cluster(_) => None,
+        match &self.route {
+            Route::One(connection) => Some(connection),
+            Route::Cluster(_) => None,
         }
     }
 }
@@ -259,11 +259,11 @@ struct Failures {
 
 impl Failures {
     /// Returns if the call may be made again; fails otherwise, and the error says what to do.
-    async fn on(&mut self, error: SendError, target: &Target<'_>, router: &Router) -> Result<()> {
+    async fn retry_or_fail(&mut self, error: SendError, target: &Target<'_>, router: &Router) -> Result<()> {
         match error {
             SendError::Refused(refusal) => self.on_refusal(&refusal, target, router).await,
             // The connection ended before the call was sent. The next try waits for another connection.
-            SendError::NotSent(_) if target.is_closed() && self.not_sent < MOST_NOT_SENT => {
+            SendError::NotSent(_) if target.is_closed() && self.not_sent < MAX_NOT_SENT => {
                 self.not_sent += 1;
                 Ok(())
             }
@@ -276,7 +276,7 @@ impl Failures {
         let options = &router.options;
         let mut follows = matches!(target, Target::Partition(..));
         if errors::is_readonly(refusal)
-            && let (Target::One(live), Way::One(connection)) = (target, &router.way)
+            && let (Target::One(live), Route::One(connection)) = (target, &router.route)
         {
             // The address may lead to another server by now: what a new connection says is believed.
             live.give_up();

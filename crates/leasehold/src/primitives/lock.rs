@@ -1,0 +1,222 @@
+//! One lock: a mutex, one side of a read-write lock, or permits of a semaphore.
+
+use std::fmt;
+
+use super::lock_options::{Detached, LockOptions, lock_options, sharing_option};
+use crate::{
+    Error, Leasehold, Result,
+    engine::{Attempt, Guard, Lease},
+    lease::Claim,
+};
+
+impl Leasehold {
+    /// A lock for one holder at a time; [`write`](Self::write) is another name for it.
+    ///
+    /// ```
+    /// # use leasehold::Leasehold;
+    /// # async fn example() -> leasehold::Result<()> {
+    /// let locks = Leasehold::connect("memory:").await?;
+    ///
+    /// let guard = locks.mutex("order:42").acquire().await?;
+    /// // … charge the card, sending guard.fence() along …
+    /// guard.release().await?;
+    ///
+    /// if let Some(guard) = locks.mutex("cron:daily-cleanup").try_acquire().await? {
+    ///     // … nobody else is doing it …
+    ///     guard.release().await?;
+    /// }
+    /// # Ok(()) }
+    /// # leasehold::blocking::wait(example()).unwrap();
+    /// ```
+    pub fn mutex(&self, name: impl AsRef<str>) -> Lock {
+        Lock::new(self, name.as_ref(), Kind::Exclusive)
+    }
+
+    /// The read side of a read-write lock: many readers at a time, and no writer.
+    ///
+    /// A writer that waits holds up later readers, so that nobody starves. Readers that follow each other in the queue
+    /// are let in together.
+    ///
+    /// ```
+    /// # use leasehold::Leasehold;
+    /// # async fn example() -> leasehold::Result<()> {
+    /// let locks = Leasehold::connect("memory:").await?;
+    ///
+    /// let reader = locks.read("config").acquire().await?;
+    /// let another = locks.read("config").acquire().await?;
+    /// # reader.release().await?;
+    /// # another.release().await?;
+    ///
+    /// let writer = locks.write("config").acquire().await?;
+    /// // … write …
+    /// writer.downgrade().await?; // a read lock from now on: others can read, too
+    /// writer.release().await?;
+    /// # Ok(()) }
+    /// # leasehold::blocking::wait(example()).unwrap();
+    /// ```
+    pub fn read(&self, name: impl AsRef<str>) -> Lock {
+        Lock::new(self, name.as_ref(), Kind::Shared)
+    }
+
+    /// The write side of a read-write lock: one writer at a time, and no reader.
+    ///
+    /// This is the same lock as [`mutex`](Self::mutex) of that name.
+    pub fn write(&self, name: impl AsRef<str>) -> Lock {
+        Lock::new(self, name.as_ref(), Kind::Exclusive)
+    }
+
+    /// One of `limit` permits, or as many as [`Lock::permits`] says. Each holder has a lease of its own.
+    ///
+    /// All who use one name must agree on its limit: whoever uses another one gets an error that names both.
+    ///
+    /// ```
+    /// # use leasehold::Leasehold;
+    /// # async fn example() -> leasehold::Result<()> {
+    /// let locks = Leasehold::connect("memory:").await?;
+    ///
+    /// // at most 10 calls to the external API, from all machines together
+    /// let permit = locks.semaphore("api:external", 10).acquire().await?;
+    /// // … call it …
+    /// permit.release().await?;
+    ///
+    /// // a heavy job takes four permits at once
+    /// let permits = locks.semaphore("gpu", 8).permits(4).acquire().await?;
+    /// # permits.release().await?;
+    /// # Ok(()) }
+    /// # leasehold::blocking::wait(example()).unwrap();
+    /// ```
+    pub fn semaphore(&self, name: impl AsRef<str>, limit: u32) -> Lock {
+        Lock::new(self, name.as_ref(), Kind::Permits { limit })
+    }
+}
+
+/// A mutex, one side of a read-write lock, or permits of a semaphore, on every machine that shares the backend.
+///
+/// [`Leasehold::mutex`], [`read`](Leasehold::read), [`write`](Leasehold::write) and
+/// [`semaphore`](Leasehold::semaphore) make one.
+///
+/// # Promise
+/// At any time at most as many guards are valid as the lock allows, as long as
+/// the rates of clocks differ by less than the safety margin (2 % of the ttl).
+/// Fences rise with every grant.
+///
+/// # Fairness
+/// First come, first served; [`try_acquire`](Self::try_acquire) does not overtake those who wait, and a request for
+/// many permits is not overtaken by requests for few.
+///
+/// # When to use something else
+/// If you protect one row of one database, a row lock or a unique key is simpler.
+#[derive(Clone, Debug)]
+#[must_use = "nothing happens until it is acquired"]
+pub struct Lock {
+    pub(crate) options: LockOptions,
+    kind: Kind,
+    permits: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Exclusive,
+    Shared,
+    Permits { limit: u32 },
+}
+
+impl Lock {
+    fn new(locks: &Leasehold, name: &str, kind: Kind) -> Self {
+        Self { options: LockOptions::new(locks, name), kind, permits: None }
+    }
+
+    lock_options!(self => self.options);
+    sharing_option!(self => self.options);
+
+    /// How many permits of a semaphore to take at once; 1 by default.
+    pub fn permits(mut self, permits: u32) -> Self {
+        self.permits = Some(permits);
+        self
+    }
+
+    fn claim(&self) -> Result<Claim> {
+        match self.kind {
+            Kind::Permits { limit } => Claim::permits(self.permits.unwrap_or(1), limit),
+            Kind::Exclusive | Kind::Shared if self.permits.is_some() => {
+                Err(Error::invalid_config("only a semaphore has permits: use semaphore(name, limit)"))
+            }
+            Kind::Exclusive => Ok(Claim::EXCLUSIVE),
+            Kind::Shared => Ok(Claim::SHARED),
+        }
+    }
+
+    /// Waits for the lock.
+    ///
+    /// # Errors
+    /// `WaitElapsed` after `wait`, naming who holds it; `Busy` if `wait` is zero; `ShapeMismatch` if the name is in use
+    /// for another kind of lock, or for a semaphore with another limit.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves no lease and no queue position behind.
+    pub async fn acquire(&self) -> Result<Guard> {
+        self.options.acquire(self.claim()?).await
+    }
+
+    /// Takes the lock if it is free and nobody waits for it; returns `None` otherwise.
+    pub async fn try_acquire(&self) -> Result<Option<Guard>> {
+        self.options.try_acquire(self.claim()?).await
+    }
+
+    /// Like [`try_acquire`](Self::try_acquire), but returns who holds the lock if it is busy.
+    pub async fn try_acquire_or_busy(&self) -> Result<Attempt> {
+        self.options.attempt(self.claim()?).await
+    }
+
+    /// Runs `work` under the lock. If `work` fails, the failure is recorded in the lock's history.
+    ///
+    /// # When the lock is lost
+    /// The future of `work` is dropped at its next await point and the call fails with
+    /// `Lost`, before a backend with a ttl can grant the lock to another holder.
+    ///
+    /// # Errors
+    /// The error of `work`, or one of this crate converted to it.
+    ///
+    /// ```
+    /// # use leasehold::Leasehold;
+    /// # async fn example() -> leasehold::Result<()> {
+    /// # let locks = Leasehold::connect("memory:").await?;
+    /// let report = locks
+    ///     .mutex("daily-report")
+    ///     .with(async |lease| {
+    ///         lease.check()?; // before each write
+    ///         Ok::<_, leasehold::Error>("42 orders")
+    ///     })
+    ///     .await?;
+    /// assert_eq!(report, "42 orders");
+    /// # Ok(()) }
+    /// # leasehold::blocking::wait(example()).unwrap();
+    /// ```
+    pub async fn with<T, E>(&self, work: impl AsyncFnOnce(Lease) -> Result<T, E>) -> Result<T, E>
+    where
+        E: From<Error> + fmt::Display,
+    {
+        self.options.with(self.claim()?, work).await
+    }
+
+    /// Like [`with`](Self::with) if the lock is free. Otherwise it returns `None` without running `work`.
+    ///
+    /// # Errors
+    /// As for [`with`](Self::with).
+    pub async fn try_with<T, E>(&self, work: impl AsyncFnOnce(Lease) -> Result<T, E>) -> Result<Option<T>, E>
+    where
+        E: From<Error> + fmt::Display,
+    {
+        self.options.try_with(self.claim()?, work).await
+    }
+
+    /// Waits for a lease that no guard releases and nobody renews, to be handed to another process.
+    pub async fn acquire_detached(&self) -> Result<Detached> {
+        self.options.detached(self.claim()?).await
+    }
+
+    /// Like [`acquire_detached`](Self::acquire_detached) without waiting; returns `None` if the lock is busy.
+    pub async fn try_acquire_detached(&self) -> Result<Option<Detached>> {
+        self.options.try_detached(self.claim()?).await
+    }
+}

@@ -1,0 +1,100 @@
+//! A backend is a folder: CONTRIBUTING lists every place that one touches, and no other place names it.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Where the code of the product, its tests kit and its manifests are; each test may name the backends that it tests.
+const LOOKED_AT: [&str; 4] = ["crates", "bench", "examples", ".ci"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The features of the library that are backends.
+fn backends() -> Vec<String> {
+    let manifest = fs::read_to_string(root().join("crates/leasehold/Cargo.toml")).unwrap();
+    let all = manifest.lines().find_map(|line| line.strip_prefix("all-backends = [")).unwrap();
+    all.trim_end_matches(']').split(", ").map(|name| name.trim_matches('"').to_owned()).collect()
+}
+
+fn files_below(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap().flatten() {
+        let path = entry.path();
+        let name = entry.file_name();
+        if path.is_dir() {
+            if !["target", "tests", "benches", "examples"].iter().any(|skipped| name == *skipped) {
+                files_below(&path, found);
+            }
+        } else if path.extension().is_some_and(|kind| kind == "rs" || kind == "toml") || name == "run" {
+            found.push(path);
+        }
+    }
+}
+
+/// Whether a line builds a backend in, or reaches into its module.
+fn names(line: &str, backend: &str) -> bool {
+    let is_comment = line.trim_start().starts_with("//");
+    let in_code = [format!("feature = \"{backend}\""), format!("backends::{backend}"), format!("mod {backend};")];
+    let in_manifest = line.starts_with("leasehold = ") && line.contains(&format!("\"{backend}\""));
+    !is_comment && (in_manifest || in_code.iter().any(|way| line.contains(way.as_str())))
+}
+
+#[test]
+fn adding_a_backend_touches_the_places_that_contributing_lists() {
+    let (root, backends) = (root(), backends());
+    assert!(backends.len() >= 5, "{backends:?}");
+    let mut files = Vec::new();
+    for folder in LOOKED_AT {
+        files_below(&root.join(folder), &mut files);
+    }
+    assert!(files.len() > 200, "only {} files were found", files.len());
+    let mut elsewhere = Vec::new();
+    for file in files {
+        let path = file.strip_prefix(&root).unwrap().to_string_lossy().into_owned();
+        let text = fs::read_to_string(&file).unwrap();
+        for backend in &backends {
+            let own = [
+                format!("crates/leasehold/src/backends/{backend}/"),
+                String::from("crates/leasehold/src/backends/mod.rs"),
+                String::from("crates/leasehold/Cargo.toml"),
+                String::from("crates/leasehold-testkit/"),
+            ];
+            // What measures one backend, and what only one of them has.
+            let exceptions = [
+                ("bench/", backend.as_str()),
+                ("crates/leasehold-cli/src/settings.rs", "file"),
+                ("crates/leasehold-cli/src/commands/mod.rs", "file"),
+                ("crates/leasehold/src/backends/redlock/", "memory"),
+            ];
+            let is_own = own.iter().any(|place| path.starts_with(place.as_str()));
+            let is_exception = exceptions.iter().any(|(place, of)| path.starts_with(place) && of == backend);
+            if !is_own && !is_exception && text.lines().any(|line| names(line, backend)) {
+                elsewhere.push(format!("{path} names {backend}"));
+            }
+        }
+    }
+    assert!(elsewhere.is_empty(), "{elsewhere:#?}");
+
+    let contributing = fs::read_to_string(root.join("CONTRIBUTING.md")).unwrap();
+    let list =
+        contributing.split("## Adding a backend").nth(1).unwrap().split("A backend needs no place").next().unwrap();
+    let places = list.lines().filter(|line| line.starts_with(|c: char| c.is_ascii_digit())).count();
+    assert!((1..=6).contains(&places), "{places} places are listed");
+    for place in
+        ["backends/NAME/", "backends/mod.rs", "leasehold/Cargo.toml", "conformance/tests/NAME.rs", "testkit/src/NAME"]
+    {
+        assert!(list.contains(place), "CONTRIBUTING does not list {place}");
+    }
+    for backend in &backends {
+        let suite = root.join("crates/leasehold-conformance/tests");
+        let is_tested = fs::read_dir(&suite)
+            .unwrap()
+            .flatten()
+            .any(|entry| entry.file_name().to_string_lossy().contains(backend.as_str()));
+        assert!(is_tested, "{backend} has no test in {}", suite.display());
+    }
+}
