@@ -104,7 +104,7 @@ fn graph(crate_name: &str) -> Graph {
         .flat_map(|root| root.found.iter().filter(|path| path.len() > 1))
         .map(|path| (path[path.len() - 1].clone(), path[0].clone()))
         .collect();
-    assert!(crate_name != "leasehold" || exports.get("Mutex").is_some_and(|module| module == "primitives"));
+    assert!(crate_name != "leasehold" || exports.get("Lock").is_some_and(|module| module == "primitives"));
     let modules: BTreeSet<String> = paths.iter().filter_map(|paths| paths.module.first().cloned()).collect();
     let mut graph = Graph::new();
     for Paths { module, found } in &mut paths {

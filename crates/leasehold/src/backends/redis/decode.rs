@@ -4,7 +4,7 @@ use std::{collections::HashMap, time::Duration};
 
 use redis::Value;
 
-use super::{connection::Memory, errors, options::Address, record::Record};
+use super::{connection::Epoch, errors, options::Address, record::Record};
 use crate::{
     Error, Result,
     lease::{
@@ -19,11 +19,11 @@ pub(super) fn is_other_epoch(value: &Value) -> bool {
 }
 
 /// The answer of `begin.lua`.
-pub(super) fn memory(value: &Value, place: &str) -> Result<Memory> {
+pub(super) fn epoch(value: &Value, place: &str) -> Result<Epoch> {
     match array(value)? {
         [word, format] if text(word)? == "other" => Err(errors::other_format(place, text(format)?)),
-        [memory, now] => Ok(Memory::new(text(memory)?.to_owned(), Timestamp::from_micros(number(now)?))),
-        _ => Err(unexpected("a memory", value)),
+        [epoch, now] => Ok(Epoch::new(text(epoch)?.to_owned(), Timestamp::from_micros(number(now)?))),
+        _ => Err(unexpected("an epoch", value)),
     }
 }
 

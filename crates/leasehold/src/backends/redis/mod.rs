@@ -113,7 +113,7 @@ impl Backend for RedisBackend {
 
     /// How long the server has kept its data; unknown in a cluster, and where this user may not call INFO.
     fn age(&self) -> Option<Duration> {
-        self.shared.router.connection()?.current()?.memory.get()?.age()
+        self.shared.router.connection()?.current()?.epoch.get()?.age()
     }
 
     fn hints(&self) -> Hints {

@@ -36,7 +36,7 @@ pub(super) enum By {
     Text,
 }
 
-/// A call of a script, to be made under the memory that the client last read.
+/// A call of a script, to be made in the epoch that the client last read.
 pub(super) struct Call<'a> {
     script: &'static Script,
     keys: Vec<&'a str>,
@@ -77,7 +77,7 @@ impl<'a> Call<'a> {
     }
 
     /// The command that makes this call.
-    pub(super) fn command(&self, by: By, memory: &str, settings: &str) -> Cmd {
+    pub(super) fn command(&self, by: By, epoch: &str, settings: &str) -> Cmd {
         let mut command = match by {
             By::Hash => redis::cmd("EVALSHA"),
             By::Text => redis::cmd("EVAL"),
@@ -90,7 +90,7 @@ impl<'a> Call<'a> {
         for key in &self.queues {
             command.arg(key);
         }
-        command.arg(memory).arg(settings);
+        command.arg(epoch).arg(settings);
         (self.arguments)(&mut command);
         command
     }

@@ -25,7 +25,7 @@ use super::{
         keys::{Keys, Partition},
         options::RedisOptions,
     },
-    Listener, MemoryCell, SendError,
+    Listener, EpochCell, SendError,
     cluster_link::{ClusterLink, LinkState},
     dial,
 };
@@ -42,7 +42,7 @@ pub(in super::super) struct Cluster {
     options: Arc<RedisOptions>,
     /// Pushes reach only those who subscribed at the server of the slot: it can tell who is absent.
     pub(in super::super) is_sharded: bool,
-    pub(super) memories: Vec<MemoryCell>,
+    pub(super) memories: Vec<EpochCell>,
     instance: String,
     subscriptions: Subscriptions,
     resubscriber: AbortHandle,
@@ -99,7 +99,7 @@ impl Cluster {
             link,
             options: Arc::clone(options),
             is_sharded,
-            memories: keys.all().iter().map(|_| MemoryCell::default()).collect(),
+            memories: keys.all().iter().map(|_| EpochCell::default()).collect(),
             instance: instance.to_owned(),
             subscriptions,
             resubscriber: Handle::current().spawn(resubscribing).abort_handle(),

@@ -9,7 +9,7 @@ mod cluster_link;
 mod dial;
 mod discovery;
 mod drive;
-mod memory;
+mod epoch;
 mod router;
 
 use std::{
@@ -32,7 +32,7 @@ use tokio::{
 
 pub(super) use self::{
     discovery::Discovery,
-    memory::{Memory, MemoryCell},
+    epoch::{Epoch, EpochCell},
     router::{Reply, Router},
 };
 use self::{dial::ServerFacts, drive::Drive};
@@ -57,7 +57,7 @@ pub(super) struct Connection(Arc<Shared>);
 struct Shared {
     discovery: Discovery,
     options: Arc<RedisOptions>,
-    /// The one partition of the server, whose memory is read on connecting.
+    /// The one partition of the server, whose epoch is read on connecting.
     partition: Partition,
     listener: Option<Arc<dyn Listener>>,
     live: watch::Sender<Option<Arc<Live>>>,
@@ -73,8 +73,8 @@ pub(super) struct Live {
     drive: Option<Drive>,
     pub(super) server: ServerFacts,
     pub(super) address: Address,
-    /// The memory that this connection found.
-    pub(super) memory: MemoryCell,
+    /// The epoch that this connection found.
+    pub(super) epoch: EpochCell,
     /// Ends the connection: it is broken, or the server is no longer the right one.
     give_up: Arc<Notify>,
     closed: Arc<AtomicBool>,
@@ -344,18 +344,18 @@ impl Shared {
             let subscribed = dial::subscribe(&connection, channel, self.options.answer_limit).await;
             subscribed.map_err(|error| failed(&error))?;
         }
-        let live = Live { connection, drive, server, address, memory: MemoryCell::default(), give_up, closed };
-        self.read_memory(&live).await?;
+        let live = Live { connection, drive, server, address, epoch: EpochCell::default(), give_up, closed };
+        self.read_epoch(&live).await?;
         Ok(Arc::new(live))
     }
 
-    /// Finds out which memory the server has. What it refuses is left to the first call to report.
-    async fn read_memory(&self, live: &Live) -> Result<()> {
-        let settings = memory::settings(&self.options, 'P');
-        let begin = memory::begin(&self.partition, live.server.run_id.as_deref(), &settings);
+    /// Finds out which epoch the server is in. What it refuses is left to the first call to report.
+    async fn read_epoch(&self, live: &Live) -> Result<()> {
+        let settings = epoch::settings(&self.options, 'P');
+        let begin = epoch::begin(&self.partition, live.server.run_id.as_deref(), &settings);
         match live.send(&begin, self.options.answer_limit).await {
             Ok(answer) => {
-                live.memory.set(&Arc::new(decode::memory(&answer, &self.options.place())?));
+                live.epoch.set(&Arc::new(decode::epoch(&answer, &self.options.place())?));
                 Ok(())
             }
             Err(SendError::Refused(_)) => Ok(()),

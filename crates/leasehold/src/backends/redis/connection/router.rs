@@ -1,4 +1,4 @@
-//! The route to the servers: one connection, or the servers of a cluster; and the memory that each call expects there.
+//! The route to the servers: one connection, or the servers of a cluster; and the epoch that each call expects there.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -15,13 +15,13 @@ use super::{
         options::{Durability, RedisOptions, Topology},
         scripts::{By, Call},
     },
-    Connection, Listener, Live, Memory, MemoryCell, SendError,
+    Connection, Listener, Live, Epoch, EpochCell, SendError,
     cluster::Cluster,
-    memory,
+    epoch,
 };
 use crate::{Error, Result, lease::Incarnation};
 
-/// How often a call begins anew because the server's memory is another.
+/// How often a call begins anew because the server is in another epoch.
 const MAX_BEGINNINGS: u32 = 4;
 /// How often a call goes to another connection because one ended before it was sent.
 const MAX_NOT_SENT: u32 = 4;
@@ -40,7 +40,7 @@ enum Route {
     Cluster(Cluster),
 }
 
-/// The answer to a call, and the memory that gave it.
+/// The answer to a call, and the epoch in which it was given.
 #[derive(Debug)]
 pub(in super::super) struct Reply {
     pub(in super::super) value: Value,
@@ -49,16 +49,16 @@ pub(in super::super) struct Reply {
     pub(in super::super) incarnation: Incarnation,
 }
 
-/// The server that a call goes to, and the memory it has there.
+/// The server that a call goes to, and the epoch that it is in there.
 enum Target<'a> {
     One(Arc<Live>),
     Partition(&'a Cluster, &'a Partition),
 }
 
 impl Target<'_> {
-    fn memory(&self) -> &MemoryCell {
+    fn epoch(&self) -> &EpochCell {
         match self {
-            Self::One(live) => &live.memory,
+            Self::One(live) => &live.epoch,
             Self::Partition(cluster, partition) => &cluster.memories[usize::from(partition.number)],
         }
     }
@@ -75,10 +75,10 @@ impl Target<'_> {
         }
     }
 
-    fn incarnation(&self, memory: &Memory) -> Incarnation {
+    fn incarnation(&self, epoch: &Epoch) -> Incarnation {
         match self {
-            Self::One(_) => memory.incarnation(),
-            // Each server has a memory of its own; any break begins another for the whole.
+            Self::One(_) => epoch.incarnation(),
+            // Each server has an epoch of its own; any break begins another for the whole.
             Self::Partition(cluster, _) => Incarnation(cluster.breaks.load(Ordering::SeqCst)),
         }
     }
@@ -119,7 +119,7 @@ impl Router {
             Route::Cluster(cluster) if cluster.is_sharded => 'S',
             Route::Cluster(_) => 'B',
         };
-        memory::settings(&self.options, push)
+        epoch::settings(&self.options, push)
     }
 
     /// A connection of its own for calls that wait for copies, which blocks it.
@@ -131,7 +131,7 @@ impl Router {
     /// Runs a script where the partition lives, and sends the command `followup` right behind it.
     ///
     /// Sends the text of the script to a server that has forgotten it, and reads
-    /// the memory anew where it has changed. A server that is still loading or
+    /// the epoch anew where it has changed. A server that is still loading or
     /// has become a replica did nothing: the call is repeated on a new connection.
     pub(in super::super) async fn run(
         &self,
@@ -144,17 +144,17 @@ impl Router {
         let mut by = By::Hash;
         loop {
             let target = self.target(partition).await?;
-            let memory = match target.memory().get() {
-                Some(memory) => memory,
+            let epoch = match target.epoch().get() {
+                Some(epoch) => epoch,
                 None => match self.begin(&target, partition).await {
-                    Ok(memory) => memory,
+                    Ok(epoch) => epoch,
                     Err(error) => {
                         failed.retry_or_fail(error, &target, self).await?;
                         continue;
                     }
                 },
             };
-            let command = call.command(by, &memory.text, &self.settings());
+            let command = call.command(by, &epoch.text, &self.settings());
             match target.send(command, followup, self.limit(followup)).await {
                 Ok((value, _)) if decode::is_other_epoch(&value) => {
                     beginnings += 1;
@@ -167,7 +167,7 @@ impl Router {
                     }
                 }
                 Ok((value, followup)) => {
-                    return Ok(Reply { value, followup, incarnation: target.incarnation(&memory) });
+                    return Ok(Reply { value, followup, incarnation: target.incarnation(&epoch) });
                 }
                 Err(SendError::Refused(refusal)) if errors::is_no_script(&refusal) => by = By::Text,
                 Err(error) => failed.retry_or_fail(error, &target, self).await?,
@@ -175,17 +175,17 @@ impl Router {
         }
     }
 
-    /// Reads the memory of the partition, or begins it.
-    async fn begin(&self, target: &Target<'_>, partition: &Partition) -> Result<Arc<Memory>, SendError> {
-        let command = memory::begin(partition, target.run_id(), &self.settings());
+    /// Reads the epoch of the partition, or begins one.
+    async fn begin(&self, target: &Target<'_>, partition: &Partition) -> Result<Arc<Epoch>, SendError> {
+        let command = epoch::begin(partition, target.run_id(), &self.settings());
         let (value, _) = target.send(command, None, self.options.answer_limit).await?;
-        let memory = Arc::new(decode::memory(&value, &self.options.place()).map_err(SendError::NotSent)?);
-        if target.memory().set(&memory)
+        let epoch = Arc::new(decode::epoch(&value, &self.options.place()).map_err(SendError::NotSent)?);
+        if target.epoch().set(&epoch)
             && let Target::Partition(cluster, _) = target
         {
             cluster.breaks.fetch_add(1, Ordering::SeqCst);
         }
-        Ok(memory)
+        Ok(epoch)
     }
 
     async fn target<'a>(&'a self, partition: &'a Partition) -> Result<Target<'a>> {

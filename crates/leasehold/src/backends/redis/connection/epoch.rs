@@ -1,4 +1,6 @@
-//! What a client read of a partition's memory: which one it is, and how old.
+//! The epoch of a partition: one life of what a server remembers, and how long it has lasted.
+//!
+//! A restart that may have lost leases, a promotion or a flush begins another one.
 
 use std::{
     hash::{BuildHasher, BuildHasherDefault, DefaultHasher},
@@ -40,7 +42,7 @@ pub(super) fn settings(options: &RedisOptions, push: char) -> String {
     }
 }
 
-/// The command that reads the memory of a partition, or begins it.
+/// The command that reads the epoch of a partition, or begins one.
 pub(super) fn begin(partition: &Partition, run_id: Option<&str>, settings: &str) -> Cmd {
     let [fence, index] = partition.of_version_1();
     let keys = [partition.leases.as_str(), &fence, &index];
@@ -50,12 +52,12 @@ pub(super) fn begin(partition: &Partition, run_id: Option<&str>, settings: &str)
     call.command(By::Text, "", settings)
 }
 
-/// The memory of a partition, as the server last described it.
+/// The epoch of a partition, as the server last described it.
 ///
 /// A server that lost what it knew, or may have, begins another; scripts that
 /// are called under an older one do nothing.
 #[derive(Debug)]
-pub(in super::super) struct Memory {
+pub(in super::super) struct Epoch {
     /// What the scripts compare: format, run id and when it began.
     pub(in super::super) text: String,
     /// Its age when it was read; unknown where the server's run id is.
@@ -63,8 +65,8 @@ pub(in super::super) struct Memory {
     read_at: Moment,
 }
 
-impl Memory {
-    /// The memory that the server described at this time of its own clock.
+impl Epoch {
+    /// The epoch that the server described at this time of its own clock.
     pub(in super::super) fn new(text: String, server_time: Timestamp) -> Self {
         let mut words = text.split(' ').skip(1);
         let knows_run_id = words.next().is_some_and(|run_id| !run_id.starts_with('-'));
@@ -78,25 +80,25 @@ impl Memory {
         Some(self.age? + SystemClock.now().since(self.read_at))
     }
 
-    /// A number that differs from that of every other memory.
+    /// A number that differs from that of every other epoch.
     pub(in super::super) fn incarnation(&self) -> Incarnation {
         Incarnation(BuildHasherDefault::<DefaultHasher>::default().hash_one(&self.text))
     }
 }
 
-/// Where the memory of one partition is remembered.
+/// The epoch of one partition that was read last.
 #[derive(Debug, Default)]
-pub(in super::super) struct MemoryCell(Mutex<Option<Arc<Memory>>>);
+pub(in super::super) struct EpochCell(Mutex<Option<Arc<Epoch>>>);
 
-impl MemoryCell {
-    /// The memory that was read last.
-    pub(in super::super) fn get(&self) -> Option<Arc<Memory>> {
+impl EpochCell {
+    /// The epoch that was read last.
+    pub(in super::super) fn get(&self) -> Option<Arc<Epoch>> {
         self.0.lock().clone()
     }
 
     /// Remembers another; returns whether one that was known before has been lost.
-    pub(in super::super) fn set(&self, memory: &Arc<Memory>) -> bool {
-        let before = self.0.lock().replace(Arc::clone(memory));
-        before.is_some_and(|before| before.text != memory.text)
+    pub(in super::super) fn set(&self, epoch: &Arc<Epoch>) -> bool {
+        let before = self.0.lock().replace(Arc::clone(epoch));
+        before.is_some_and(|before| before.text != epoch.text)
     }
 }
