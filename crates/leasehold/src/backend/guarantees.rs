@@ -88,6 +88,7 @@ impl Guarantees {
 
 /// Who can contend for one resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Reach {
     /// Tasks of one process.
     Process,

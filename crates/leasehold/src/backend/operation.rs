@@ -10,6 +10,7 @@ use crate::{
 
 /// One of several calls that are made together.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Operation {
     /// Requests a lease once.
     Acquire(Arc<Request>),
@@ -19,6 +20,7 @@ pub enum Operation {
 
 /// What an [`Operation`] came to.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Performed {
     /// The answer to a request.
     Acquired(Decision),

@@ -14,6 +14,7 @@ use crate::lease::Moment;
 
 /// How a lease stands in the eyes of its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum LeaseHealth {
     /// Held, and renewed in time.
     Held,

@@ -98,6 +98,7 @@ const LOCK_CAPACITY: u32 = i32::MAX.unsigned_abs();
 /// How a lease shares its resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum Mode {
     /// Alone: a mutex or a write lock.
     Exclusive,
@@ -139,6 +140,7 @@ impl fmt::Display for Mode {
 /// The kind of resource: what may contend with what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum Family {
     /// Mutexes, read locks and write locks: one lock.
     Lock,
@@ -150,6 +152,7 @@ pub enum Family {
 
 /// What all live leases of a resource agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Shape {
     /// The kind of resource.
     pub family: Family,

@@ -6,11 +6,19 @@ use serde::{Deserialize, Serialize};
 
 /// What went wrong in the work done under a lease.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Problem {
     /// The kind of error, such as its type.
     pub kind: String,
     /// The error in words.
     pub details: String,
+}
+
+impl Problem {
+    /// A problem of this kind.
+    pub fn new(kind: impl Into<String>, details: impl Into<String>) -> Self {
+        Self { kind: kind.into(), details: details.into() }
+    }
 }
 
 impl fmt::Display for Problem {

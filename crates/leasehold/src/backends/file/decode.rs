@@ -165,3 +165,6 @@ fn garbage(path: &Path, what: &str) -> Error {
         path.display()
     ))
 }
+
+#[cfg(test)]
+mod fuzz;

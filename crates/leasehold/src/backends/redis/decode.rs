@@ -388,3 +388,6 @@ pub(super) fn unexpected(expected: &str, value: &Value) -> Error {
     shown.truncate(shown.char_indices().nth(120).map_or(shown.len(), |(at, _)| at));
     Error::unavailable(format!("redis answered {shown} instead of {expected}: does another program use these keys?"))
 }
+
+#[cfg(test)]
+mod fuzz;

@@ -97,6 +97,7 @@ impl fmt::Debug for Credentials {
 
 /// How the servers belong together.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Topology {
     /// One server.
     Single,
@@ -111,6 +112,7 @@ pub enum Topology {
 
 /// How the connection is protected.
 #[derive(Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Tls {
     /// Whom to trust, as PEM; the machine's own list by default.
     pub ca: Option<Vec<u8>>,
@@ -120,11 +122,19 @@ pub struct Tls {
 
 /// Our certificate and key, as PEM.
 #[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Identity {
     /// The certificate.
     pub certificate: Vec<u8>,
     /// Never shown.
     pub key: Vec<u8>,
+}
+
+impl Identity {
+    /// A certificate and its key, as PEM.
+    pub fn new(certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+        Self { certificate: certificate.into(), key: key.into() }
+    }
 }
 
 impl fmt::Debug for Tls {
@@ -141,6 +151,7 @@ impl fmt::Debug for Identity {
 
 /// Which ended leases are remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Remember {
     /// All.
     All,
@@ -152,6 +163,7 @@ pub enum Remember {
 
 /// Where a grant must be stored before it counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Durability {
     /// In the server's memory.
     None,
