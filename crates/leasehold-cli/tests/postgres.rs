@@ -556,7 +556,7 @@ fn what_is_cut_off_is_dead_before_the_next_one_starts() {
     println!("{cuts} cuts, no overlap; a round took {lost:?} at least");
 }
 
-/// The connection that the lease lives by is inherited: the lock passes on when all that was started is gone.
+/// The connection that the lease ends with is inherited: the lock passes on when all that was started is gone.
 /// `LEASEHOLD_KILLS=100` for as many.
 #[test]
 fn a_killed_run_in_connection_mode_passes_on_when_all_it_started_is_dead() {

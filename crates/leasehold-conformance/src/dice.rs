@@ -32,7 +32,7 @@ impl Dice {
         u32::try_from(self.next() % u64::from(limit)).expect("a remainder is below its divisor")
     }
 
-    /// True in so many of a hundred cases.
+    /// True in this many of a hundred cases.
     pub(crate) fn percent(&mut self, chance: u32) -> bool {
         self.below(100) < chance
     }

@@ -1,4 +1,4 @@
-//! The suite on Postgres, where leases live by their ttl.
+//! The suite on Postgres, where leases end with their ttl.
 
 use leasehold_conformance::check;
 

@@ -1,4 +1,4 @@
-//! The suite on Postgres, where leases live by their connection.
+//! The suite on Postgres, where leases end with their connection.
 
 use leasehold_conformance::check;
 

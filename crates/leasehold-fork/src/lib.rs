@@ -1,7 +1,7 @@
 //! Notices that a process forked, and keeps chosen descriptors out of the child.
 //!
 //! A forked child starts with copies of its parent's memory and descriptors,
-//! but without its parent's threads. Whatever lives by an open descriptor (a
+//! but without its parent's threads. Whatever ends with an open descriptor (a
 //! FIFO with a reader, a locked file, a connection) would live on in a child
 //! that knows nothing of it, and a lock that some thread of the parent held
 //! stays locked in the child for ever. So this crate does two things:

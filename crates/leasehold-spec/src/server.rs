@@ -15,7 +15,7 @@ use leasehold::{
 /// A lease id, small enough to read in a trace: the client and which of its attempts.
 pub type Id = u8;
 
-/// So many attempts of a client have ids of their own.
+/// How many attempts of a client have ids of their own.
 const ATTEMPTS: u8 = 8;
 
 /// The id of a client's attempt.
@@ -46,7 +46,7 @@ pub enum Verdict {
 pub struct Terms {
     /// How much of the resource each client asks for.
     pub claim: Claim,
-    /// What leases live by.
+    /// What leases end with.
     pub expiry: Expiry,
     /// The ttl, in ticks of a second.
     pub ttl: u8,

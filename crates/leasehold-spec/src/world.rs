@@ -253,7 +253,7 @@ impl World {
     }
 
     /// Pushes what an operation did to others, and checks what shows in a step only.
-    fn note(&mut self, asker: Id, effects: &Effects) {
+    fn note(&mut self, caller: Id, effects: &Effects) {
         let mut broken = None;
         for granted in &effects.granted {
             let fence = granted.fence.get();
@@ -261,13 +261,13 @@ impl World {
                 broken = Some(Broken::FenceFell);
             }
             self.past.fence = self.past.fence.max(fence);
-            if small(granted.id) != asker {
+            if small(granted.id) != caller {
                 self.network.insert(Message::Granted(small(granted.id), fence));
             }
         }
         for ended in &effects.ended {
             let by_release = matches!(ended.ending, Ending::Released | Ending::Cancelled);
-            if by_release && small(ended.entry.id) != asker {
+            if by_release && small(ended.entry.id) != caller {
                 broken = Some(Broken::EndedAnother);
             }
         }

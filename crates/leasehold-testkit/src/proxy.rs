@@ -85,7 +85,7 @@ impl Proxy {
         self.shared.to_client.store(flow as u8, Ordering::SeqCst);
     }
 
-    /// Whatever is sent from now on takes so many milliseconds longer, each way.
+    /// Whatever is sent from now on takes this many milliseconds longer, each way.
     pub fn slow_down(&self, millis: u64) {
         self.shared.delay_millis.store(millis, Ordering::SeqCst);
     }

@@ -20,7 +20,7 @@ fn read(clock: ClockId) -> Micros {
     u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0) / 1000
 }
 
-/// Microseconds in so many milliseconds.
+/// Milliseconds as microseconds.
 pub(crate) const fn millis(count: u64) -> Micros {
     count * 1000
 }

@@ -5,7 +5,7 @@
 //! entries into holding ones while their units fit. Every operation is:
 //! settle, apply, settle.
 //!
-//! An entry that lives by its process is handed to another process
+//! An entry that ends with its process is handed to another process
 //! *provisionally*: it uses its units at once, and ends after a few seconds
 //! unless that process confirms it. A stopped waiter thus delays the others by
 //! seconds instead of for ever.
@@ -23,7 +23,7 @@ use crate::lease::{
     Timestamp, Ttl,
 };
 
-/// How far ahead of the wall clock an asker may push the fence.
+/// How far ahead of the wall clock an client may push the fence.
 pub const FENCE_LEAD: Duration = Duration::from_secs(10);
 
 /// How long a process has to confirm what another process handed to it, if its ttl is not shorter.
@@ -41,7 +41,7 @@ pub struct State {
 /// A lease: a position in the queue that holds or does not hold yet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
-    /// Chosen by the asker.
+    /// Chosen by the client.
     pub id: LeaseId,
     /// How much it asks for.
     pub claim: Claim,
@@ -248,11 +248,11 @@ impl State {
         self.settle_for(None, context, effects);
     }
 
-    /// The asker's call has just arrived, so the asker is not absent. It may be dead all the same: a lease id is known
+    /// The client's call has just arrived, so the client is not absent. It may be dead all the same: a lease id is known
     /// to whoever was given the handle.
-    fn settle_for(&mut self, asker: Option<LeaseId>, context: &Context<'_>, effects: &mut Effects) {
+    fn settle_for(&mut self, caller: Option<LeaseId>, context: &Context<'_>, effects: &mut Effects) {
         let presence = |entry: &Entry| match (context.presence)(entry) {
-            Presence::Absent if asker == Some(entry.id) => Presence::Present,
+            Presence::Absent if caller == Some(entry.id) => Presence::Present,
             presence => presence,
         };
         self.entries.retain(|entry| {
@@ -560,7 +560,7 @@ fn next_fence(last: Fence, wall: Timestamp, floor: Option<Fence>) -> Fence {
     Fence::new((last.get() + 1).max(wall.as_micros()).max(floor))
 }
 
-/// The highest fence that an asker may write back.
+/// The highest fence that an client may write back.
 fn fence_limit(last: Fence, wall: Timestamp) -> Fence {
     Fence::new(last.get().max(wall.as_micros())).max(Fence::new(wall.after(FENCE_LEAD).as_micros()))
 }

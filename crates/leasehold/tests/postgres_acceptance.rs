@@ -76,7 +76,7 @@ async fn asking_again_after_a_dropped_reply_returns_the_same_lease() {
         let held = truth.list(&all).await.unwrap().leases;
         let [lease] = held.as_slice() else { panic!("{held:?}") };
         let LeaseState::Holding { fence, .. } = lease.state else { panic!("{lease:?}") };
-        // By another way, as after a reconnection. What lives by a connection must be asked for by the same instance.
+        // By another way, as after a reconnection. What ends with a connection must be asked for by the same instance.
         let again = if liveness == "ttl" {
             truth.acquire(&asked).await.unwrap().value
         } else {
@@ -279,7 +279,7 @@ fn a_socket_in_the_file_system_will_do() {
         assert!(blocking::wait(two.mutex("by socket").try_acquire()).unwrap().is_none());
         let findings = blocking::wait(one.examine()).unwrap();
         assert!(findings.iter().all(|finding| finding.subject != "keepalives"), "nobody vanishes here: {findings:?}");
-        // What the lease lives by can be inherited.
+        // What the lease ends with can be inherited.
         assert_eq!(one.backend().inheritable().is_some(), liveness == "connection");
         blocking::wait(guard.release()).unwrap();
     }

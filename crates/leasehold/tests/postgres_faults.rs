@@ -147,7 +147,7 @@ fn an_asynchronous_failover_reports_what_it_lost_and_fences_rise_on() {
     assert!(hold_at_last(&locks, "kept", TTL).fence() > kept_fence);
 }
 
-/// What lives by connections ends with all of them: its holder knows before the next one holds, whom it cannot ask.
+/// What ends with connections ends with all of them: its holder knows before the next one holds, whom it cannot ask.
 fn ends_with_the_connections(ways: [String; 2], server: &mut Postgres, fault: impl FnOnce(&mut Postgres)) {
     let [one, two] = ways.map(|way| connect(&format!("{way}?liveness=connection")));
     let guard = hold(&one, "x");
@@ -366,7 +366,7 @@ fn a_killed_holder_in_connection_mode_is_succeeded_within_a_second() {
     let filter = HistoryFilter::new(Names::Exactly(Resource::new("job").unwrap()));
     assert_eq!(blocking::wait(locks.history(&filter)).unwrap()[0].ending, Ending::Disconnected);
 
-    // The same when the server ends the connection that leases live by.
+    // The same when the server ends the connection that leases end with.
     server.psql("select count(pg_terminate_backend(pid)) from leasehold.session");
     until(|| guard.check().is_err());
     blocking::wait(hold_at_last(&locks, "job", TTL).release()).unwrap();
@@ -405,7 +405,7 @@ fn belief_ends_with_the_socket_even_while_the_server_does_not_know() {
         let others = server.psql(&format!("select leasehold.acquire_lock('{name}', 'psql')"));
         assert_eq!(others, "f", "{name} is not free before the server gives the connection up");
     }
-    // A new connection is none that the old leases live by.
+    // A new connection is none that the old leases end with.
     thread::sleep(Duration::from_millis(500));
     assert!(guards.iter().all(|guard| guard.check().is_err()));
     drop(proxy);

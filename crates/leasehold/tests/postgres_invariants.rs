@@ -116,7 +116,7 @@ async fn what_is_stored_is_consistent_whatever_many_callers_do_at_once() {
             steps
         });
     }
-    // Connections that leases live by come and go.
+    // Connections that leases end with come and go.
     let (dying, gone) = (Arc::clone(&server), Arc::clone(&over));
     let deaths = Handle::current().spawn(async move {
         while !gone.load(Ordering::SeqCst) {

@@ -135,16 +135,16 @@ async fn a_connection_that_leases_live_by_is_in_nobodys_way() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refused_acquire_leaves_no_lock_of_the_connection_behind() {
     let server = installed().await;
-    let (holder, asker) = (client(&server).await, client(&server).await);
+    let (holder, caller) = (client(&server).await, client(&server).await);
     one(&holder, "select leasehold.acquire('refused')").await.unwrap();
     for _ in 0..20 {
-        assert!(one(&asker, "select leasehold.acquire('refused')").await.unwrap_err().contains("is held by"));
-        asker.batch_execute("begin; select leasehold.acquire('given up'); rollback").await.unwrap();
+        assert!(one(&caller, "select leasehold.acquire('refused')").await.unwrap_err().contains("is held by"));
+        caller.batch_execute("begin; select leasehold.acquire('given up'); rollback").await.unwrap();
     }
     let kept = "select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()";
-    assert_eq!(one(&asker, kept).await.unwrap(), "1", "one for the connection, however often it asked");
-    // It is the one that its leases live by.
-    one(&asker, "select leasehold.acquire('kept')").await.unwrap();
+    assert_eq!(one(&caller, kept).await.unwrap(), "1", "one for the connection, however often it asked");
+    // It is the one that its leases end with.
+    one(&caller, "select leasehold.acquire('kept')").await.unwrap();
     assert!(one(&holder, "select leasehold.acquire('kept')").await.unwrap_err().contains("is held by"));
 }
 
@@ -171,11 +171,11 @@ async fn a_reader_among_readers_that_has_expired_is_gone_to_its_release_and_new_
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_whose_connection_died_asks_again_and_lives_by_the_new_one() {
     let server = installed().await;
-    let (old, new, asker) = (client(&server).await, client(&server).await, client(&server).await);
+    let (old, new, caller) = (client(&server).await, client(&server).await, client(&server).await);
     let first: i32 = one(&old, "select leasehold.open_session('old')").await.unwrap().parse().unwrap();
     let second: i32 = one(&new, "select leasehold.open_session('new')").await.unwrap().parse().unwrap();
     let ask = async |label: &str, session: i32| {
-        one(&asker, &format!("select fence from by_hand.ask('bound', '{label}', 's', 30, true, {session})"))
+        one(&caller, &format!("select fence from by_hand.ask('bound', '{label}', 's', 30, true, {session})"))
             .await
             .unwrap()
     };
@@ -183,8 +183,8 @@ async fn a_reader_whose_connection_died_asks_again_and_lives_by_the_new_one() {
     ask("a", second).await;
     ask("b", second).await;
     let lost = ask("c", first).await;
-    one(&asker, &format!("select pg_terminate_backend({pid})")).await.unwrap();
-    while one(&asker, &format!("select leasehold._dead({first})")).await.unwrap() == "f" {}
+    one(&caller, &format!("select pg_terminate_backend({pid})")).await.unwrap();
+    while one(&caller, &format!("select leasehold._dead({first})")).await.unwrap() == "f" {}
     // Soon enough after the last reader to be taken for one among readers.
     let found = ask("c", second).await;
     assert_ne!(lost, found);
@@ -196,11 +196,11 @@ async fn a_reader_whose_connection_died_asks_again_and_lives_by_the_new_one() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_ask_that_comes_late_does_not_move_a_lease_back_to_the_connection_that_was_left() {
     let server = installed().await;
-    let (old, new, asker) = (client(&server).await, client(&server).await, client(&server).await);
+    let (old, new, caller) = (client(&server).await, client(&server).await, client(&server).await);
     let [left, now] = [&old, &new].map(|client| one(client, "select leasehold.open_session('moved')"));
     let (left, now) = (left.await.unwrap(), now.await.unwrap());
     let ask = async |name: &str, session: &str| {
-        one(&asker, &format!("select verdict from by_hand.ask('{name}', 'a', 'x', 30, false, {session})"))
+        one(&caller, &format!("select verdict from by_hand.ask('{name}', 'a', 'x', 30, false, {session})"))
             .await
             .unwrap()
     };
@@ -214,7 +214,7 @@ async fn an_ask_that_comes_late_does_not_move_a_lease_back_to_the_connection_tha
     assert_eq!(session("resource", "moved"), now);
 
     // A place in the queue of a connection that was left.
-    one(&asker, "select verdict from by_hand.ask('queued', 'b', 'x', 30, false)").await.unwrap();
+    one(&caller, "select verdict from by_hand.ask('queued', 'b', 'x', 30, false)").await.unwrap();
     assert_eq!(ask("queued", &left).await, "q");
     let renew = async |session: &str| {
         let sql = format!(
@@ -222,7 +222,7 @@ async fn an_ask_that_comes_late_does_not_move_a_lease_back_to_the_connection_tha
              array[md5('a')::uuid], array[30000000]::bigint[], array[null]::bigint[], array[null]::\"char\"[], \
              array[null]::int[], array[null]::int[], array[null]::jsonb[])"
         );
-        one(&asker, &sql).await.unwrap()
+        one(&caller, &sql).await.unwrap()
     };
     assert_eq!(renew("null").await, "0", "nothing is said of it while there is no other connection");
     assert_eq!(session("entry", "queued"), left);
@@ -252,16 +252,16 @@ async fn an_end_that_was_promised_is_not_taken_back_by_a_call_that_began_before(
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guarded_holder_that_waited_before_releases_and_renews_and_nobody_passes() {
     let server = installed().await;
-    let (holder, writer, asker) = (client(&server).await, client(&server).await, client(&server).await);
+    let (holder, writer, caller) = (client(&server).await, client(&server).await, client(&server).await);
     for ending in ["give", "evict", "expire", "downgrade"] {
         let name = format!("guarded {ending}");
         let ask = async |label: &str, mode: &str, ttl: f64| {
             let sql = format!("select verdict from by_hand.ask('{name}', '{label}', '{mode}', {ttl}, false)");
-            one(&asker, &sql).await.unwrap()
+            one(&caller, &sql).await.unwrap()
         };
         ask("first", "x", 30.0).await;
         assert_eq!(ask("guarded", "x", if ending == "expire" { 3.0 } else { 30.0 }).await, "q");
-        one(&asker, &format!("select by_hand.give('{name}', 'first')")).await.unwrap();
+        one(&caller, &format!("select by_hand.give('{name}', 'first')")).await.unwrap();
         let fence = server.psql(&format!("select fence from leasehold.entry where name = '{name}'"));
         let wrong = format!("select leasehold.guard('{name}', {fence} + 1, 'races')");
         assert!(one(&writer, &wrong).await.unwrap_err().contains("is not held under fence"));
@@ -296,13 +296,13 @@ async fn a_guarded_holder_that_waited_before_releases_and_renews_and_nobody_pass
             }
         }
         let next = format!("select verdict from by_hand.renew('{name}', 'next', 30)");
-        assert_eq!(one(&asker, &next).await.unwrap(), "q", "{ending}: nobody passes a guarded transaction");
+        assert_eq!(one(&caller, &next).await.unwrap(), "q", "{ending}: nobody passes a guarded transaction");
         writer.batch_execute("commit").await.unwrap();
         if ending == "downgrade" {
             let less = format!("select verdict from by_hand.renew('{name}', 'guarded', 30, null, 's')");
             assert_eq!(one(&holder, &less).await.unwrap(), "g");
         }
-        assert_eq!(one(&asker, &next).await.unwrap(), "g", "{ending}: it passed on when the transaction ended");
+        assert_eq!(one(&caller, &next).await.unwrap(), "g", "{ending}: it passed on when the transaction ended");
         if ending != "downgrade" {
             assert!(one(&writer, &guard).await.is_err(), "{ending}: the fence is stale");
         }
@@ -349,32 +349,32 @@ async fn what_is_free_is_not_busy_and_what_is_busy_is_somebodys_however_many_try
 #[tokio::test(flavor = "multi_thread")]
 async fn only_the_first_in_line_asks_when_a_guarded_transaction_ends() {
     let server = installed().await;
-    let (writer, asker) = (client(&server).await, client(&server).await);
+    let (writer, caller) = (client(&server).await, client(&server).await);
     for (name, ttl) in [("released", 600), ("expired", 3)] {
-        one(&asker, &format!("select verdict from by_hand.ask('{name}', 'held', 'x', {ttl}, false)")).await.unwrap();
+        one(&caller, &format!("select verdict from by_hand.ask('{name}', 'held', 'x', {ttl}, false)")).await.unwrap();
         for label in ["first", "second"] {
             let ask = format!("select verdict from by_hand.ask('{name}', '{label}', 'x', 600, false)");
-            assert_eq!(one(&asker, &ask).await.unwrap(), "q");
+            assert_eq!(one(&caller, &ask).await.unwrap(), "q");
         }
         let guard =
             format!("select leasehold.guard(name, fence, namespace) from leasehold.resource where name = '{name}'");
         writer.batch_execute(&format!("begin; {guard}")).await.unwrap();
         if name == "released" {
-            assert_eq!(one(&asker, "select by_hand.give('released', 'held')").await.unwrap(), "f");
+            assert_eq!(one(&caller, "select by_hand.give('released', 'held')").await.unwrap(), "f");
         } else {
             let over =
                 "select count(*) from leasehold.resource where name = 'expired' and expires_at < clock_timestamp()";
             until(|| server.psql(over) == "1");
         }
-        one(&asker, &format!("update leasehold.entry set channel = 'here' where name = '{name}'")).await.unwrap();
+        one(&caller, &format!("update leasehold.entry set channel = 'here' where name = '{name}'")).await.unwrap();
         let again = async |label| {
-            // What an asker is told of itself would make it ask at once.
+            // What an client is told of itself would make it ask at once.
             let renew = format!(
                 "select coalesce(hints::text, '') || ask_again_us from leasehold.renew_each('races', 'here', null, '{{}}', 'a', \
                  array['{name}'], array[md5('{label}')::uuid], array[600000000], array[null]::bigint[], \
                  array[null]::\"char\"[], array[null]::int[], array[null]::int[], array[null]::jsonb[])"
             );
-            one(&asker, &renew).await.unwrap().parse::<u64>().unwrap()
+            one(&caller, &renew).await.unwrap().parse::<u64>().unwrap()
         };
         assert_eq!(again("first").await, 100_000, "{name}");
         assert!(again("second").await >= 1_000_000, "{name}: it is told when its turn comes");
@@ -402,7 +402,7 @@ async fn tidying_up_goes_on_past_names_that_are_locked_or_guarded() {
     assert_eq!(server.psql("select leasehold.maintain()"), "2");
 }
 
-/// They start again one day, and a lease must not seem to live by the connection of another.
+/// They start again one day, and a lease must not seem to end with the connection of another.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_number_of_a_connection_that_lives_is_not_given_again() {
     let server = Postgres::start();
@@ -413,7 +413,7 @@ async fn the_number_of_a_connection_that_lives_is_not_given_again() {
     assert_eq!(server.psql("select leasehold.open_session('second')"), (number + 1).to_string());
 }
 
-/// The lease would be dead to all others while its asker believes in it.
+/// The lease would be dead to all others while its client believes in it.
 #[test]
 fn a_grant_by_a_connection_that_died_meanwhile_is_not_believed() {
     let server = Postgres::start();
@@ -440,7 +440,7 @@ fn a_grant_by_a_connection_that_died_meanwhile_is_not_believed() {
     guard.check().unwrap();
 }
 
-/// An instance whose leases live by its connection and whose requests go one of two ways; only the first can be bad.
+/// An instance whose leases end with its connection and whose requests go one of two ways; only the first can be bad.
 async fn by_two_ways(server: &Postgres, namespace: &str) -> (Proxy, Proxy, PostgresBackend) {
     let (first, second) = (Proxy::to(server.port()), Proxy::to(server.port()));
     let url = format!(

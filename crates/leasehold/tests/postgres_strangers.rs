@@ -153,7 +153,7 @@ fn a_name_in_a_strangers_transaction_delays_no_other_however_many_ask_for_it() {
     runtime.spawn(connection);
     let lock = "begin; select * from leasehold.resource where name = 'stuck' for update";
     runtime.block_on(stranger.batch_execute(lock)).unwrap();
-    let askers: Vec<_> = (0..50)
+    let callers: Vec<_> = (0..50)
         .map(|_| {
             let asks = locks.mutex("stuck").wait(Duration::from_secs(60));
             thread::spawn(move || blocking::wait(async { asks.acquire().await?.release().await }).unwrap())
@@ -171,8 +171,8 @@ fn a_name_in_a_strangers_transaction_delays_no_other_however_many_ask_for_it() {
         assert!(blocked <= 3, "{blocked} of 8 connections are blocked");
     }
     runtime.block_on(stranger.batch_execute("commit")).unwrap();
-    for asker in askers {
-        asker.join().unwrap();
+    for caller in callers {
+        caller.join().unwrap();
     }
 }
 

@@ -411,7 +411,7 @@ async fn what_is_left_of_a_lease_that_a_majority_lost_is_freed() {
     nodes.are_left_empty().await;
 }
 
-/// Each of three askers reaches another pair of three nodes: each pair has room for two.
+/// Each of three clients reaches another pair of three nodes: each pair has room for two.
 #[tokio::test]
 async fn a_semaphore_admits_no_more_than_it_has() {
     let nodes = Nodes::new(3);

@@ -32,7 +32,7 @@ pub(crate) struct ListArgs {
     /// The order: age, waiters, name or expiry
     #[arg(long, value_enum, hide_possible_values = true, default_value = "name")]
     pub(crate) sort: SortBy,
-    /// At most so many locks
+    /// At most this many locks
     #[arg(long, value_name = "N", default_value_t = 1000)]
     pub(crate) limit: usize,
     /// No line of column names, no line of totals
@@ -168,7 +168,7 @@ pub(crate) struct HistoryArgs {
     /// Instead: how often each job was skipped because its lock was busy, and when it last succeeded
     #[arg(long, conflicts_with_all = ["since", "until", "event", "failures"])]
     pub(crate) skipped: bool,
-    /// At most so many, the newest
+    /// At most this many, the newest
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub(crate) limit: usize,
     /// No line of column names

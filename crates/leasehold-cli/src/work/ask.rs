@@ -132,7 +132,7 @@ impl Ask {
         }
     }
 
-    /// Gets a lease that lives by its ttl alone.
+    /// Gets a lease that ends with its ttl.
     ///
     /// # Cancel safety
     /// Dropping the future leaves no lease and no place in a queue behind.

@@ -16,7 +16,7 @@ use crate::{
     trial::{Trial, TrialContext},
 };
 
-/// So many histories, of so many moves each.
+/// How many histories are run, and how many moves each has.
 const HISTORIES: u64 = 300;
 const LENGTH: usize = 60;
 

@@ -44,18 +44,18 @@ async fn one_holds(context: TrialContext, claim: Claim) {
     two.granted(&attempt("x", claim)).await;
 }
 
-/// Eight askers on three instances; whoever holds must be alone.
+/// Eight callers on three instances: whoever holds must be alone.
 async fn contention(context: TrialContext, claim: Claim) {
     const ASKERS: usize = 8;
     const ROUNDS: usize = 8;
     let instances = [context.instance().await, context.instance().await, context.instance().await];
     let inside = Arc::new(AtomicUsize::new(0));
     let together = Arc::new(Barrier::new(ASKERS));
-    let mut askers = JoinSet::new();
+    let mut callers = JoinSet::new();
     for at in 0..ASKERS {
         let (instance, inside) = (Arc::clone(&instances[at % instances.len()]), Arc::clone(&inside));
         let together = Arc::clone(&together);
-        askers.spawn(async move {
+        callers.spawn(async move {
             for _ in 0..ROUNDS {
                 together.wait().await;
                 let request = ask("x", claim);
@@ -67,7 +67,7 @@ async fn contention(context: TrialContext, claim: Claim) {
             }
         });
     }
-    askers.join_all().await;
+    callers.join_all().await;
     assert!(instances[0].list("x").await.is_empty(), "all were released");
 }
 

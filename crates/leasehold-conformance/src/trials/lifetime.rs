@@ -102,7 +102,7 @@ async fn attached_expires(context: TrialContext) {
     expires(&one, &two, &abandoned).await;
 }
 
-/// The next asker gets it, not before its end and soon after; history says how it ended.
+/// The next client gets it, not before its end and soon after; history says how it ended.
 async fn expires(one: &Instance, two: &Instance, abandoned: &Request) {
     let next = ask("x", Claim::EXCLUSIVE);
     let place = two.queued(&next).await;

@@ -215,7 +215,7 @@ async fn detached(context: TrialContext) {
     let handle = detached.handle.to_string().parse().expect("a handle is text");
     one.close().await.expect("nothing is left to do");
     let Standing::Holding(grant) = two.check(&handle).await.expect("an answer") else {
-        panic!("it outlives its asker")
+        panic!("it outlives the caller that acquired it")
     };
     assert_eq!(grant.fence, detached.grant.fence);
     two.renew(&handle, Duration::from_secs(60)).await.expect("an answer");

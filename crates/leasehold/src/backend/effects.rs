@@ -61,19 +61,19 @@ impl Audience for News {
 
 /// Reports what an operation on `resource` did, and empties `effects` for the next one.
 ///
-/// `askers` are the leases that the operation was called for: they learn of
+/// `callers` are the leases that the operation was called for: they learn of
 /// their own standing from the answer, so no hint is made for them.
 pub fn publish(
     resource: &Resource,
     state: &State,
     effects: &mut Effects,
-    askers: &[LeaseId],
+    callers: &[LeaseId],
     context: &Context<'_>,
     audience: &mut impl Audience,
 ) {
     for Granted { id, fence, provisional } in effects.granted.iter().copied() {
-        // The asker learns of its own lease from the answer; what ended at once needs no hint.
-        if !askers.contains(&id) && !effects.ended.iter().any(|ended| ended.entry.id == id) {
+        // The client learns of its own lease from the answer; what ended at once needs no hint.
+        if !callers.contains(&id) && !effects.ended.iter().any(|ended| ended.entry.id == id) {
             audience.hint(id, Hint::Granted { id, fence, provisional });
         }
     }

@@ -334,7 +334,7 @@ impl Guard {
         self.give_back(outcome);
     }
 
-    /// Leaves the lease to live by its ttl alone.
+    /// Leaves the lease to its ttl.
     pub(crate) fn detach(mut self) -> Option<Lease> {
         self.lease.take()
     }

@@ -163,7 +163,7 @@ pub struct Event {
     pub at: Timestamp,
     /// The resource.
     pub resource: Resource,
-    /// The label of the lease's asker.
+    /// Who holds the lease or waits for it.
     pub holder: Holder,
     /// How many units of the resource.
     pub claim: Claim,

@@ -21,7 +21,7 @@ impl Moment {
     /// Later than every other moment: a lease that no clock ends.
     pub const NEVER: Self = Self(u64::MAX);
 
-    /// A moment so many microseconds after the clock's start.
+    /// The moment this many microseconds after the clock's start.
     pub const fn from_micros(micros: u64) -> Self {
         Self(micros)
     }
@@ -55,7 +55,7 @@ impl Moment {
 pub struct Timestamp(u64);
 
 impl Timestamp {
-    /// So many microseconds after 1970.
+    /// The time this many microseconds after 1970.
     pub const fn from_micros(micros: u64) -> Self {
         Self(micros)
     }

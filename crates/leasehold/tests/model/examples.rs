@@ -11,14 +11,14 @@ use leasehold::{
     model::{Context, Effects, Entry, Expiry, Presence, State},
 };
 
-/// A resource at a desk: askers are letters, time stands still until `now` is set.
+/// A resource at a desk: clients are letters, time stands still until `now` is set.
 pub(crate) struct Desk {
     pub(crate) state: State,
     pub(crate) effects: Effects,
     pub(crate) now: u64,
     pub(crate) absent: Vec<char>,
     pub(crate) dead: Vec<char>,
-    /// What the leases of new askers live by.
+    /// What the leases of new clients end with.
     pub(crate) expiry: Expiry,
     /// Whose process performs the operations.
     pub(crate) performer: char,

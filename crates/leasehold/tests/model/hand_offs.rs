@@ -21,7 +21,7 @@ pub(crate) fn check(step: &Step) {
     its_own_process_is_never_left_in_doubt(step);
 }
 
-/// Only an entry that lives by another process needs a confirmation, and has the shorter of its ttl and five seconds.
+/// Only an entry that ends with another process needs a confirmation, and has the shorter of its ttl and five seconds.
 fn a_new_hold_is_provisional_where_it_must_be(step: &Step, entry: &Entry) {
     let confirmed = entry.expiry == Expiry::ByClock || step.presence(entry) == Presence::Own;
     match entry.state {

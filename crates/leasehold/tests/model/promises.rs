@@ -75,13 +75,13 @@ fn endings_are_told_and_true(step: &Step) {
     }
 }
 
-/// Also for the absent: they keep their place. Only an asker may come, and only at the end.
+/// Also for the absent: they keep their place. Only an client may come, and only at the end.
 fn the_queue_keeps_its_order(step: &Step) {
     let stayed: Vec<LeaseId> = stayed(step).map(|entry| entry.id).collect();
     let mut there: Vec<LeaseId> = ids(&step.after).collect();
     if there.last().is_some_and(|last| !stayed.contains(last)) {
         assert!(matches!(step.asked, Asked::Acquire(..)), "someone came without asking: {step:#?}");
-        assert_eq!(there.pop(), step.asker());
+        assert_eq!(there.pop(), step.caller());
     }
     assert_eq!(there, stayed, "places were exchanged: {step:#?}");
 }
@@ -159,7 +159,7 @@ fn hand_off_changes_only_the_state(step: &Step) {
         {
             assert_eq!(is.held(), Some(held), "a grant was changed: {step:#?}");
         }
-        if step.asker() == Some(was.id) {
+        if step.caller() == Some(was.id) {
             asker_is_prolonged(step, was, is);
         } else {
             let waiting = |entry: &Entry| Entry { state: EntryState::Waiting, ..entry.clone() };
@@ -264,7 +264,7 @@ fn place_is_counted(step: &Step) {
     let (Said::Decision(Decision::Queued(place)) | Said::Standing(Standing::Waiting(place))) = &step.said else {
         return;
     };
-    let ahead: Vec<&Entry> = step.after.entries.iter().take_while(|entry| Some(entry.id) != step.asker()).collect();
+    let ahead: Vec<&Entry> = step.after.entries.iter().take_while(|entry| Some(entry.id) != step.caller()).collect();
     let holding = step.after.entries.iter().filter(|entry| !entry.is_waiting());
     let first_end = ahead.iter().copied().chain(holding).map(end_of).filter(|end| *end != Moment::NEVER).min();
     assert_eq!(usize::try_from(place.ahead).unwrap(), ahead.iter().filter(|entry| entry.is_waiting()).count());

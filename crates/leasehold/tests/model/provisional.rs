@@ -9,7 +9,7 @@ use leasehold::{
 
 use crate::examples::{Desk, TTL, key, request, seconds};
 
-/// `a` holds, `b` and `c` wait; each lives by its process.
+/// `a` holds, `b` and `c` wait; each ends with its process.
 fn queue_of_processes() -> Desk {
     let mut desk = Desk { expiry: Expiry::ByPresence, ..Desk::new() };
     for who in ['a', 'b', 'c'] {
@@ -18,7 +18,7 @@ fn queue_of_processes() -> Desk {
     desk
 }
 
-/// Lets the process of this asker perform what follows.
+/// Lets the process of this client perform what follows.
 fn by(desk: &mut Desk, performer: char) -> &mut Desk {
     desk.performer = performer;
     desk

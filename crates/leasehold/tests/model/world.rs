@@ -1,4 +1,4 @@
-//! Makes histories: a resource, some askers, two clocks, and what may happen to them.
+//! Makes histories: a resource, some clients, two clocks, and what may happen to them.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -119,8 +119,8 @@ pub(crate) enum Asked {
 }
 
 impl Step {
-    /// The asker of the operation, who is not absent because it asks.
-    pub(crate) fn asker(&self) -> Option<LeaseId> {
+    /// The client of the operation, who is not absent because it asks.
+    pub(crate) fn caller(&self) -> Option<LeaseId> {
         match &self.asked {
             Asked::Acquire(request, _) => Some(request.key.id),
             Asked::Renew(renewal) => Some(renewal.key.id),
@@ -131,7 +131,7 @@ impl Step {
 
     pub(crate) fn presence(&self, entry: &Entry) -> Presence {
         match self.known_presence(entry) {
-            Presence::Absent if self.asker() == Some(entry.id) => Presence::Present,
+            Presence::Absent if self.caller() == Some(entry.id) => Presence::Present,
             presence => presence,
         }
     }

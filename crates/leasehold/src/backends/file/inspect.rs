@@ -57,7 +57,7 @@ impl Instance {
     }
 
     fn settled(&self, resource: &Resource) -> Result<Vec<LeaseRecord>> {
-        let call = Call { resource, askers: &[], wait: Wait::Bounded, if_removed: IfRemoved::Refuse };
+        let call = Call { resource, callers: &[], wait: Wait::Bounded, if_removed: IfRemoved::Refuse };
         let leases = self.operate(&call, |state, context, effects| {
             state.settle(context, effects);
             state.records(resource, context)

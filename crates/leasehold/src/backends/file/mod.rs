@@ -236,7 +236,7 @@ impl Backend for FileBackend {
         let acquire = move |instance: &Instance, wait| {
             former::refuse_if_machine_has_place(instance.machine.as_deref())?;
             let key = &request.key;
-            let call = Call { resource: &key.resource, askers: &[key.id], wait, if_removed: IfRemoved::Refuse };
+            let call = Call { resource: &key.resource, callers: &[key.id], wait, if_removed: IfRemoved::Refuse };
             instance.operate(&call, |state, context, effects| state.acquire(&request, expiry, context, effects))
         };
         Ok(self.answer(self.run(acquire).await?))
@@ -252,7 +252,7 @@ impl Backend for FileBackend {
         let (key, outcome) = (key.clone(), outcome.clone());
         let release = move |instance: &Instance, wait| {
             let call =
-                Call { resource: &key.resource, askers: &[key.id], wait, if_removed: IfRemoved::CountAsDead };
+                Call { resource: &key.resource, callers: &[key.id], wait, if_removed: IfRemoved::CountAsDead };
             let released = instance
                 .operate(&call, |state, context, effects| state.release(key.id, &outcome, context, effects));
             match released {
@@ -277,8 +277,8 @@ fn renew(instance: &Instance, renewals: &[Renewal], wait: Wait) -> Result<Option
     let mut standings = vec![Standing::Unknown; renewals.len()];
     let mut failure: Option<Error> = None;
     for (resource, places) in by_resource {
-        let askers: Vec<LeaseId> = places.iter().map(|at| renewals[*at].key.id).collect();
-        let call = Call { resource, askers: &askers, wait, if_removed: IfRemoved::CountAsDead };
+        let callers: Vec<LeaseId> = places.iter().map(|at| renewals[*at].key.id).collect();
+        let call = Call { resource, callers: &callers, wait, if_removed: IfRemoved::CountAsDead };
         let renewed = instance.operate(&call, |state, context, effects| {
             places.iter().map(|at| state.renew(&renewals[*at], context, effects)).collect::<Vec<_>>()
         });
@@ -305,7 +305,7 @@ impl Inspect for FileBackend {
     async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
         let (resource, reason) = (resource.clone(), reason.to_owned());
         let evict = move |instance: &Instance, wait| {
-            let call = Call { resource: &resource, askers: &[], wait, if_removed: IfRemoved::Refuse };
+            let call = Call { resource: &resource, callers: &[], wait, if_removed: IfRemoved::Refuse };
             instance.operate(&call, |state, context, effects| state.evict(expected, &reason, context, effects))
         };
         self.run(evict).await

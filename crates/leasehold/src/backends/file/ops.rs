@@ -63,7 +63,7 @@ pub(super) struct Instance {
 pub(super) struct Call<'a> {
     pub(super) resource: &'a Resource,
     /// The leases that it is called for.
-    pub(super) askers: &'a [LeaseId],
+    pub(super) callers: &'a [LeaseId],
     pub(super) wait: Wait,
     pub(super) if_removed: IfRemoved,
 }
@@ -182,12 +182,12 @@ impl Instance {
         call: &Call<'_>,
         rule: impl FnOnce(&mut State, &Context<'_>, &mut Effects) -> T,
     ) -> Result<Done<T>> {
-        let Call { resource, askers, .. } = *call;
+        let Call { resource, callers, .. } = *call;
         let times = self.times();
         let path = self.directory.record(resource);
         let mut place = Place { directory: &self.directory, resource, latch, path };
         let (mut record, mut file) = record::load(&mut place, &times)?;
-        let before = AskersBefore::new(&record.state, askers);
+        let before = CallersBefore::new(&record.state, callers);
         let fence_before = record.state.last_fence;
         let mut effects = Effects::default();
         let mut seen = Seen::default();
@@ -206,7 +206,7 @@ impl Instance {
             record.revived = false;
         }
 
-        let (notifications, ended) = self.publish(resource, askers, &mut record, &mut effects, &neighbours, &times);
+        let (notifications, ended) = self.publish(resource, callers, &mut record, &mut effects, &neighbours, &times);
         let ask_again = self.death_watch.follow(resource, neighbours::watched_by(self.own.id(), &record));
         record::keep(place.latch, resource, record, file);
         self.slow.store(self.clock.now().since(times.now) > SLOW, Ordering::Relaxed);
@@ -245,7 +245,7 @@ impl Instance {
     fn publish(
         &self,
         resource: &Resource,
-        askers: &[LeaseId],
+        callers: &[LeaseId],
         record: &mut Record,
         effects: &mut Effects,
         neighbours: &[LeaseId],
@@ -264,7 +264,7 @@ impl Instance {
             ended_ids: Vec::new(),
         };
         let context = Context { now: times.now, wall: times.wall, presence: &|_| Presence::Present };
-        publish(resource, &record.state, effects, askers, &context, &mut report);
+        publish(resource, &record.state, effects, callers, &context, &mut report);
         let Report { mut notifications, ended, ended_ids, .. } = report;
         for id in ended_ids {
             record.owners.remove(&id);
@@ -304,11 +304,11 @@ fn provisional_for(state: &State, times: &Times<'_>) -> Option<Duration> {
 }
 
 /// The entries that an operation is called for, as they were before it.
-struct AskersBefore(Vec<Entry>);
+struct CallersBefore(Vec<Entry>);
 
-impl AskersBefore {
-    fn new(state: &State, askers: &[LeaseId]) -> Self {
-        let mut ids = askers.to_vec();
+impl CallersBefore {
+    fn new(state: &State, callers: &[LeaseId]) -> Self {
+        let mut ids = callers.to_vec();
         ids.sort_unstable();
         let asks = |entry: &&Entry| ids.binary_search(&entry.id).is_ok();
         Self(state.entries.iter().filter(asks).cloned().collect())
@@ -316,7 +316,7 @@ impl AskersBefore {
 
     /// Which entries the operation changed, sorted: those it is called for, and those it granted or queued.
     ///
-    /// A lease that lives by its process gains nothing by a renewal, and its date alone is not worth a write.
+    /// A lease that ends with its process gains nothing by a renewal, and its date alone is not worth a write.
     fn changed(self, state: &mut State, effects: &Effects) -> Vec<LeaseId> {
         let mut changed: Vec<LeaseId> = effects.granted.iter().map(|granted| granted.id).chain(effects.queued).collect();
         let mut entries = state.entries.iter_mut();

@@ -166,7 +166,7 @@ impl OwnPresence {
         self.directory.records().join(format!(".{}-{number}", self.id.simple()))
     }
 
-    /// Disappears from the directory, which ends what lives by this presence.
+    /// Disappears from the directory, which ends the leases of this presence.
     pub(super) fn vanish(&self) {
         // A child that was lent the FIFO may outlive this process, and the leases with it; the next instance to open
         // the directory tidies up. A forked child must not remove what belongs to its parent.

@@ -51,20 +51,20 @@ pub(super) struct Slot {
     resource: Resource,
     hash: u64,
     pub(super) state: State,
-    askers: Vec<(LeaseId, Instance)>,
+    callers: Vec<(LeaseId, Instance)>,
 }
 
 impl Slot {
     /// Hints about this lease go to the instance that requested it last.
     pub(super) fn hint_at(&mut self, id: LeaseId, instance: Instance) {
-        if let Some((_, asker)) = self.askers.iter_mut().find(|(known, _)| *known == id) {
-            *asker = instance;
+        if let Some((_, caller)) = self.callers.iter_mut().find(|(known, _)| *known == id) {
+            *caller = instance;
             return;
         }
-        if self.askers.is_empty() {
-            self.askers.reserve_exact(1);
+        if self.callers.is_empty() {
+            self.callers.reserve_exact(1);
         }
-        self.askers.push((id, instance));
+        self.callers.push((id, instance));
     }
 }
 
@@ -73,7 +73,7 @@ pub(super) type Hints = Vec<(Instance, Hint)>;
 
 /// Those who hear of an operation on one resource.
 struct Hearers<'a> {
-    askers: &'a mut Vec<(LeaseId, Instance)>,
+    callers: &'a mut Vec<(LeaseId, Instance)>,
     hints: &'a mut Hints,
     events: &'a EventHub,
     history: &'a mut VecDeque<EndedLease>,
@@ -81,7 +81,7 @@ struct Hearers<'a> {
 
 impl Audience for Hearers<'_> {
     fn hint(&mut self, id: LeaseId, hint: Hint) {
-        if let Some((_, instance)) = self.askers.iter().find(|(known, _)| *known == id) {
+        if let Some((_, instance)) = self.callers.iter().find(|(known, _)| *known == id) {
             self.hints.push((*instance, hint));
         }
     }
@@ -95,7 +95,7 @@ impl Audience for Hearers<'_> {
     }
 
     fn ended(&mut self, id: LeaseId, ended: EndedLease) {
-        self.askers.retain(|(known, _)| *known != id);
+        self.callers.retain(|(known, _)| *known != id);
         if self.history.len() == HISTORY {
             self.history.pop_front();
         }
@@ -108,7 +108,7 @@ impl Shard {
     pub(super) fn operate<T>(
         &mut self,
         (resource, hash): (&Resource, u64),
-        asker: &[LeaseId],
+        caller: &[LeaseId],
         context: &Context<'_>,
         events: &EventHub,
         hints: &mut Hints,
@@ -118,19 +118,19 @@ impl Shard {
         let mut found = match slots.entry(hash, |slot| slot.resource == *resource, |slot| slot.hash) {
             Entry::Occupied(found) => found,
             Entry::Vacant(place) => {
-                let (mut state, askers) = std::mem::take(spare);
+                let (mut state, callers) = std::mem::take(spare);
                 state.last_fence = *fence_floor;
-                place.insert(Slot { resource: resource.clone(), hash, state, askers })
+                place.insert(Slot { resource: resource.clone(), hash, state, callers })
             }
         };
         let slot = found.get_mut();
         let done = work(slot, effects);
-        let Slot { state, askers, .. } = slot;
-        publish(resource, state, effects, asker, context, &mut Hearers { askers, hints, events, history });
+        let Slot { state, callers, .. } = slot;
+        publish(resource, state, effects, caller, context, &mut Hearers { callers, hints, events, history });
         if state.entries.is_empty() {
             *fence_floor = (*fence_floor).max(state.last_fence);
-            let (Slot { state, askers, .. }, _) = found.remove();
-            *spare = (state, askers);
+            let (Slot { state, callers, .. }, _) = found.remove();
+            *spare = (state, callers);
         }
         done
     }
@@ -146,10 +146,10 @@ impl Shard {
         }
         let Self { slots, fence_floor, history, effects, .. } = self;
         let mut seen = 0;
-        slots.retain(|Slot { resource, state, askers, .. }| {
+        slots.retain(|Slot { resource, state, callers, .. }| {
             seen += state.entries.len();
             state.settle(context, effects);
-            publish(resource, state, effects, &[], context, &mut Hearers { askers, hints, events, history });
+            publish(resource, state, effects, &[], context, &mut Hearers { callers, hints, events, history });
             if state.entries.is_empty() {
                 *fence_floor = (*fence_floor).max(state.last_fence);
             }

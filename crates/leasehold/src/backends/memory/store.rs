@@ -159,7 +159,7 @@ impl Store {
     fn enter<T>(
         &self,
         resource: &Resource,
-        askers: &[LeaseId],
+        callers: &[LeaseId],
         work: impl FnOnce(&mut Slot, &Context<'_>, &mut Effects) -> T,
     ) -> T {
         let mut hints = Hints::default();
@@ -168,7 +168,7 @@ impl Store {
         let (now, wall) = self.clock.now_and_wall();
         let context = Context { now, wall, presence: &|_| Presence::Present };
         let operation = |slot: &mut Slot, effects: &mut Effects| work(slot, &context, effects);
-        let done = shard.operate((resource, hash), askers, &context, &self.events, &mut hints, operation);
+        let done = shard.operate((resource, hash), callers, &context, &self.events, &mut hints, operation);
         shard.sweep_now_and_then(&context, &self.events, &mut hints);
         drop(shard);
         for (instance, hint) in hints {

@@ -78,7 +78,7 @@ impl Default for Acquires<'_> {
 }
 
 impl<'a> Acquires<'a> {
-    /// One more, which lives by this connection if there is one: the same for all that do.
+    /// One more, which ends with this connection if there is one: the same for all that do.
     pub(super) fn push(&mut self, request: &'a Request, session: Option<i32>) {
         self.session = session.or(self.session);
         self.names.values.push(request.key.resource.as_str());

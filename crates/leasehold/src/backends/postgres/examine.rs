@@ -108,7 +108,7 @@ pub(super) async fn examine(links: &Links) -> Result<Vec<Finding>, Failure> {
     if let Some(limit) = decode::get::<Option<String>>(seen, "idle_session_timeout")?.filter(|limit| limit != "0") {
         let severity = if connector.options.life == Life::Connection { Severity::Failure } else { Severity::Warning };
         let words =
-            format!("idle_session_timeout is {limit}: idle connections are cut, and what lives by them with them");
+            format!("idle_session_timeout is {limit}: idle connections are cut, and leases that end with them are lost");
         findings.push(Finding::new(severity, "idle timeout", words));
     }
     let queue: f64 = decode::get(seen, "notification_queue")?;
@@ -214,7 +214,7 @@ fn dead_rows(seen: &Row) -> Result<Option<Finding>, Failure> {
     }))
 }
 
-/// Over a network a client can vanish without a word, and what lives by its connection with it.
+/// Over a network a client can vanish without a word, and the leases that end with its connection.
 fn keepalives(seen: &Row, connector: &Connector) -> Result<Option<Finding>, Failure> {
     if connector.options.life == Life::Ttl || !decode::get::<bool>(seen, "by_network")? {
         return Ok(None);
@@ -226,7 +226,7 @@ fn keepalives(seen: &Row, connector: &Connector) -> Result<Option<Finding>, Fail
     }
     let words = format!(
         "the server looks for a vanished client after {idle} s, and gives up what it does not confirm after {unconfirmed} \
-         ms (0: after many minutes): what lives by its connection stays so long"
+         ms (0: after many minutes): leases that end with its connection stay that long"
     );
     Ok(Some(Finding::new(Severity::Failure, "keepalives", words)))
 }

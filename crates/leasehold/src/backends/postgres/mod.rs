@@ -47,7 +47,7 @@ use crate::{
     lease::{Answer, Decision, LeaseKey, Lifetime, Outcome, Released, Renewal, Request, Standing},
 };
 
-/// A transaction holds the rows of so many leases for some ten milliseconds.
+/// A transaction holds the rows of this many leases for some ten milliseconds.
 const RENEW_BATCH: usize = 2000;
 /// How long a connection may be silent and still be believed: the server gives it up a second later.
 const SILENCE_LIMIT: Duration = Duration::from_secs(10);
@@ -120,7 +120,7 @@ impl PostgresBackend {
         Ok(Self { links, caller, ops, renewals, listener, hints, late, tasks })
     }
 
-    /// The connection that a new lease of this instance lives by, if it does.
+    /// The connection that a new lease of this instance ends with, if it does.
     async fn session(&self, lifetime: Lifetime) -> Result<Option<i32>, Failure> {
         match (self.links.connector.options.life, lifetime, &self.listener) {
             (Life::Connection, Lifetime::Attached, Some(listener)) => listener.ensure().await,
@@ -138,7 +138,7 @@ impl PostgresBackend {
     }
 }
 
-/// Why nothing can live by a connection that a pooler lends for a transaction at a time.
+/// Why nothing can end with a connection that a pooler lends for a transaction at a time.
 fn no_sessions(connector: &Connector, what: &str, instead: &str) -> Error {
     let words = format!(
         "{what} does not work through the pooler at {}, which lends connections for a transaction at a time; connect to the \
@@ -210,7 +210,7 @@ impl Backend for PostgresBackend {
         }
         // 1. It is asked for in the name of a connection. 2. That connection dies. 3. It is granted, and dead to all.
         if session.is_some() && self.listener.as_ref().and_then(|listener| listener.session()) != session {
-            let words = "the connection that the lease would live by was lost meanwhile";
+            let words = "the connection that the lease would end with was lost meanwhile";
             return Err(Failure::new(Kind::Unanswered, words).error());
         }
         Ok(answer.believed(belief))

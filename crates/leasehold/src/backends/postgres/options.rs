@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{Error, Result, backend::UrlOptions, clock::Clock};
 
-/// What a lease lives by.
+/// What a lease ends with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Life {
     Ttl,

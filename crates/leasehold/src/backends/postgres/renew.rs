@@ -24,7 +24,7 @@ use crate::{
     lease::{Answer, Incarnation, Renewal, Standing, micros},
 };
 
-/// So many places in queues are looked after in one statement: each may have to wait for a lock.
+/// How many queue positions are renewed in one statement: each may have to wait for a lock.
 const EACH_BATCH: usize = 100;
 
 /// The least time for renewals that may have to wait for a lock, where nothing else waits for their answer.

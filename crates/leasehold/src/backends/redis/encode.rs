@@ -16,7 +16,7 @@ pub(super) struct AcquireArguments {
     pub(super) resource: Resource,
     /// Form and id: the first columns of the record.
     pub(super) head: String,
-    /// What the asker says: the last columns and lines of the record.
+    /// What the client says: the last columns and lines of the record.
     pub(super) tail: Arc<str>,
     /// `t` try, `q` queue.
     pub(super) patience: char,

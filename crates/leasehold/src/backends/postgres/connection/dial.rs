@@ -1,4 +1,4 @@
-//! Connects by a socket of our own, so that a child process can inherit the connection that leases live by.
+//! Connects by a socket of our own, so that a child process can inherit the connection that leases end with.
 
 use std::{
     io,

@@ -16,7 +16,7 @@ use crate::{
 pub(in crate::backends::postgres) struct Links {
     pub(in crate::backends::postgres) connector: Arc<Connector>,
     listener: Option<Arc<Listener>>,
-    /// Renews where the listening connection cannot: there is none, or leases live by it.
+    /// Renews where the listening connection cannot: there is none, or leases end with it.
     renews: Slot,
     /// For what may have to wait for a lock.
     aside: Slot,

@@ -53,7 +53,7 @@ pub(super) enum Verdict {
 }
 
 impl Verdict {
-    /// Whether it waits behind something that lives by a connection.
+    /// Whether it waits behind something that ends with a connection.
     pub(super) fn is_bound(&self) -> bool {
         matches!(self, Self::Waiting { bound: true, .. })
     }

@@ -24,7 +24,7 @@ pub(in crate::backends::postgres) struct DeathWatch {
 }
 
 impl DeathWatch {
-    /// This lease waits behind someone who lives by a connection.
+    /// This lease waits behind someone who ends with a connection.
     pub(in crate::backends::postgres) fn add(&self, key: &LeaseKey) {
         self.waiting.lock().insert(key.id, key.resource.clone());
         self.wake.notify_one();

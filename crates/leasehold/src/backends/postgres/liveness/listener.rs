@@ -1,5 +1,5 @@
 //! The connection that listens: grants and evictions for this instance, events for
-//! followers, and, where leases live by a connection, the connection they live by.
+//! followers, and, where leases end with a connection, the connection they end with.
 
 use std::{
     os::fd::OwnedFd,
@@ -44,7 +44,7 @@ enum State {
     Up { connection: Arc<Connection>, session: Option<i32>, following: bool },
 }
 
-/// The connections that leases of this instance live by.
+/// The connections that leases of this instance end with.
 #[derive(Clone, Debug, Default)]
 pub(in crate::backends::postgres) struct Sessions {
     pub(in crate::backends::postgres) now: Option<i32>,
@@ -66,9 +66,9 @@ pub(in crate::backends::postgres) struct Listener {
     /// What the instance was opened with, for the first time it listens.
     first: Mutex<Option<(Connection, Notifications)>>,
     left: Mutex<Vec<i32>>,
-    /// The session that leases live by; an ended one while there is none.
+    /// The session that leases end with; an ended one while there is none.
     session: Mutex<Session>,
-    /// The socket of the connection that leases live by, as long as it lives.
+    /// The socket of the connection that leases end with, as long as it lives.
     socket: Mutex<Weak<OwnedFd>>,
 }
 
@@ -123,7 +123,7 @@ impl Listener {
         .await
     }
 
-    /// The connection that leases live by just now, if there is one.
+    /// The connection that leases end with just now, if there is one.
     pub(in crate::backends::postgres) fn session(&self) -> Option<i32> {
         match &*self.state.borrow() {
             State::Up { session, .. } => *session,
@@ -265,10 +265,10 @@ impl Listener {
         Ok(())
     }
 
-    /// Registers as a follower, or does so soon: leases may live by this connection as long as it is open.
+    /// Registers as a follower, or does so soon: leases may end with this connection as long as it is open.
     async fn keep_following(&self, connection: &Connection, again: &mut Interval) -> Result<bool, Failure> {
         match self.follow_events(connection).await {
-            // Nothing lives by this one, and it may be dead: another is better.
+            // Nothing ends with this one, and it may be dead: another is better.
             Err(failure) if failure.kind == Kind::Unanswered && self.connector.options.life == Life::Ttl => Err(failure),
             Err(failure) if !connection.is_closed() => {
                 tracing::debug!(%failure, "could not register as a follower");
@@ -308,7 +308,7 @@ impl std::fmt::Debug for Listener {
     }
 }
 
-/// A session that has ended, for leases to live by while there is no connection.
+/// A session that has ended, for leases to end with while there is no connection.
 fn no_session() -> Session {
     let session = Session::new(SILENCE_LIMIT);
     session.end();

@@ -1,4 +1,4 @@
-//! Whether holders live: notifications, the connection that leases live by, and the death of others' connections.
+//! Whether holders live: notifications, the connection that leases end with, and the death of others' connections.
 
 mod death_watch;
 mod late_requests;

@@ -38,7 +38,7 @@ use crate::{
     },
 };
 
-/// So many calls that wait behind one under way are worth a connection of their own at once; fewer
+/// This many calls that wait behind one under way are worth a connection of their own at once; fewer
 /// go together when it returns, and cost the server less.
 const WORTH: usize = 4;
 

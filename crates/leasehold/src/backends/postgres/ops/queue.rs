@@ -10,7 +10,7 @@ use crate::{
     lease::{Answer, Decision, LeaseId, LeaseKey, Outcome, Released, Request, Resource},
 };
 
-/// So many calls share a statement at most.
+/// How many calls share a statement at most.
 const BATCH: usize = 64;
 
 /// An acquire or a release, and where its answer goes.
@@ -34,7 +34,7 @@ impl Item {
         }
     }
 
-    /// The connection that what is asked for would live by.
+    /// The connection that the lease would end with.
     fn session(&self) -> Option<i32> {
         match self {
             Self::Acquire { session, .. } => *session,
@@ -105,9 +105,9 @@ impl CallQueue {
     /// Takes up to a batch of what waits. An isolated job is taken by itself; [`ended`](Self::ended) is called after it.
     pub(super) fn take(&mut self) -> Vec<Queued> {
         let (mut taken, mut must_wait) = (Vec::new(), Vec::new());
-        // A batch names one session for all that live by one.
-        // 1. An ask waits. 2. The connection it would live by dies, and another takes its place. 3. The next ask comes.
-        // Together, the second would be stored as living by a connection that is dead.
+        // A batch names one session for all that end with one.
+        // 1. A request waits. 2. The connection it would end with dies, and another takes its place. 3. The next request comes.
+        // Together, the second would be stored as ending with a connection that is dead.
         let mut named = None;
         while let Some(queued) = self.calls.pop_front() {
             let session = queued.item.session();
