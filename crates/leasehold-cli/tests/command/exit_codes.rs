@@ -77,7 +77,7 @@ fn a_command_held_too_long_is_stopped_with_124() {
         "trap '' TERM; sleep 600 & wait; wait",
     ]);
     stubborn.assert_code(124);
-    assert!(place.processes().is_empty());
+    place.assert_deserted();
     let history = place.run(&["history", "x", "--json"]);
     assert!(history.stdout.lines().all(|line| line.contains("\"event\":\"max_hold\"")), "{history:?}");
 }

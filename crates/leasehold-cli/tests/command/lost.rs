@@ -59,7 +59,7 @@ fn one_that_does_not_listen_to_term_is_killed_after_the_grace() {
     ran.assert_code(121);
     assert!(told.exists(), "it has its grace");
     assert!(ran.stderr.contains("ended by KILL"), "{ran:?}");
-    assert!(place.processes().is_empty());
+    place.assert_deserted();
 }
 
 #[test]

@@ -48,7 +48,7 @@ fn signals_reach_the_child_which_is_dead_before_the_lock_is_free() {
         assert_eq!(next.code(), 0, "the child was dead when the lock passed on, after {signal:?}");
         fs::remove_file(pid).unwrap();
     }
-    assert!(place.processes().is_empty(), "no orphan");
+    place.assert_deserted();
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn a_grandchild_gets_the_signal_too() {
         holder.signal(signal);
         assert_eq!(holder.code(), 128 + signal.as_raw());
         assert!(!is_alive(grandchild), "{signal:?}");
-        assert!(place.processes().is_empty(), "{signal:?}");
+        place.assert_deserted();
         fs::remove_file(pid).unwrap();
     }
 }
@@ -77,7 +77,7 @@ fn a_second_interrupt_means_it() {
     assert!(!holder.has_ended(), "one interrupt is the child's own business");
     holder.signal(Signal::INT);
     assert_eq!(holder.code(), 137);
-    assert!(place.processes().is_empty());
+    place.assert_deserted();
 }
 
 /// Starts a command that ignores INT and TERM.
@@ -95,7 +95,7 @@ fn with_kill_after_one_term_is_enough_for_a_command_that_ignores_it() {
     let mut holder = start_stubborn(&place, &["--kill-after", ".3"]);
     holder.signal(Signal::TERM);
     assert_eq!(holder.code(), 137);
-    assert!(place.processes().is_empty());
+    place.assert_deserted();
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn a_second_term_starts_the_grace_in_any_case() {
     assert!(!holder.has_ended(), "one TERM is the child's own business");
     holder.signal(Signal::TERM);
     assert_eq!(holder.code(), 137, "killed a quarter of the ttl later");
-    assert!(place.processes().is_empty());
+    place.assert_deserted();
 }
 
 #[test]

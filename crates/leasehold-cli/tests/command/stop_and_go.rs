@@ -68,7 +68,7 @@ fn a_child_whose_lease_is_gone_never_runs_another_instruction() {
     holder.signal(Signal::CONT);
     assert_eq!(holder.code(), 121);
     assert_eq!(count(&ticks), before);
-    assert!(place.processes().is_empty());
+    place.assert_deserted();
 }
 
 #[test]

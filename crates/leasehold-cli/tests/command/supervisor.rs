@@ -85,7 +85,8 @@ fn a_run_whose_supervisor_is_killed_stops_everything() {
     let ran = running.finish();
     ran.assert_code(137);
     assert!(ran.stderr.contains("the supervisor of /bin/sh was killed"), "{ran:?}");
-    assert!(all_dead(&family) && place.processes().is_empty());
+    assert!(all_dead(&family));
+    place.assert_deserted();
     assert_eq!(place.holders("x"), 0, "released");
 }
 

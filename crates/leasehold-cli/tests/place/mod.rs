@@ -188,6 +188,22 @@ impl Place {
     }
 }
 
+impl Place {
+    /// Fails if anything that was started here still runs.
+    ///
+    /// A supervisor that was dismissed is on its way out, and may be a moment later than the one who dismissed it.
+    #[track_caller]
+    pub(crate) fn assert_deserted(&self) {
+        let is_supervisor = |pid: &i32| {
+            let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            words.starts_with(b"leasehold\0") || words.is_empty()
+        };
+        let others: Vec<i32> = self.processes().into_iter().filter(|pid| !is_supervisor(pid)).collect();
+        assert!(others.is_empty(), "{others:?} still run");
+        until("the supervisor leaves", || self.processes().is_empty());
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
         for _ in 0..100 {
