@@ -12,7 +12,7 @@ use crate::{Stragglers, group::Straggler, signal::Signal};
 pub enum Cause {
     /// A lease was lost, or could not be renewed in time.
     Lost(Loss),
-    /// It was held as long as it may be.
+    /// It was held for `max_hold`.
     MaxHold,
     /// Interrupted twice, or once where that is enough.
     Interrupt,

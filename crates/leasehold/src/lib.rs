@@ -128,7 +128,8 @@
 //!
 //! # Features
 //!
-//! `memory` and `file`, both on by default, `postgres`, `redis` and `redlock`; each backend is one feature.
+//! `memory` and `file`, both on by default, `postgres`, `redis` and `redlock`; each backend is one feature,
+//! and `all-backends` is all of them.
 //! `metrics` reports to the facade of that name.
 //!
 //! # Further reading

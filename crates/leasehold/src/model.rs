@@ -23,7 +23,7 @@ use crate::lease::{
     Timestamp, Ttl,
 };
 
-/// How far ahead of the wall clock an client may push the fence.
+/// How far ahead of the wall clock a client may push the fence.
 pub const FENCE_LEAD: Duration = Duration::from_secs(10);
 
 /// How long a process has to confirm what another process handed to it, if its ttl is not shorter.
@@ -560,7 +560,7 @@ fn next_fence(last: Fence, wall: Timestamp, floor: Option<Fence>) -> Fence {
     Fence::new((last.get() + 1).max(wall.as_micros()).max(floor))
 }
 
-/// The highest fence that an client may write back.
+/// The highest fence that a client may write back.
 fn fence_limit(last: Fence, wall: Timestamp) -> Fence {
     Fence::new(last.get().max(wall.as_micros())).max(Fence::new(wall.after(FENCE_LEAD).as_micros()))
 }

@@ -35,12 +35,44 @@ fn files_below(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Whether a line builds a backend in, or reaches into its module.
-fn names(line: &str, backend: &str) -> bool {
-    let is_comment = line.trim_start().starts_with("//");
-    let in_code = [format!("feature = \"{backend}\""), format!("backends::{backend}")];
-    let in_manifest = line.starts_with("leasehold = ") && line.contains(&format!("\"{backend}\""));
-    !is_comment && (in_manifest || in_code.iter().any(|way| line.contains(way.as_str())))
+/// Whether a file builds a backend in, or reaches into its module, alone or in a group of imports.
+fn names(path: &str, text: &str, backend: &str) -> bool {
+    let code = |line: &&str| !line.trim_start().starts_with("//");
+    if text.lines().filter(code).any(|line| line.contains(&format!("feature = \"{backend}\""))) {
+        return true;
+    }
+    let is_word = |text: &str| text.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| word == backend);
+    if path.starts_with(".ci/") {
+        return is_word(text);
+    }
+    let is_manifest = path.ends_with(".toml");
+    if is_manifest {
+        return text.lines().any(|line| line.starts_with("leasehold = ") && is_word(line));
+    }
+    let code: Vec<&str> = text.lines().filter(code).collect();
+    let code = code.join(" ");
+    code.match_indices("backends::").any(|(at, start)| {
+        let rest = &code[at + start.len()..];
+        match rest.strip_prefix('{') {
+            Some(group) => first_level(group).any(|word| word == backend),
+            None => rest.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next() == Some(backend),
+        }
+    })
+}
+
+/// The first words of the parts of a group of imports, up to its end.
+fn first_level(group: &str) -> impl Iterator<Item = &str> {
+    let mut depth = 0_i32;
+    let end = group.find(|c: char| {
+        depth += i32::from(c == '{') - i32::from(c == '}');
+        depth < 0
+    });
+    let mut depth = 0_i32;
+    let parts = group[..end.unwrap_or(group.len())].split(move |c: char| {
+        depth += i32::from(c == '{') - i32::from(c == '}');
+        c == ',' && depth == 0
+    });
+    parts.filter_map(|part| part.trim().split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next())
 }
 
 #[test]
@@ -70,11 +102,13 @@ fn adding_a_backend_touches_the_places_that_contributing_lists() {
                 ("crates/leasehold-conformance/Cargo.toml", "memory"),
                 ("crates/leasehold-cli/src/settings.rs", "file"),
                 ("crates/leasehold-cli/src/commands/mod.rs", "file"),
+                ("crates/leasehold-cli/src/commands/init.rs", "file"),
+                ("crates/leasehold-cli/src/commands/init.rs", "postgres"),
                 ("crates/leasehold/src/backends/redlock/", "memory"),
             ];
             let is_own = own.iter().any(|place| path.starts_with(place.as_str()));
             let is_exception = exceptions.iter().any(|(place, of)| path.starts_with(place) && of == backend);
-            if !is_own && !is_exception && text.lines().any(|line| names(line, backend)) {
+            if !is_own && !is_exception && names(&path, &text, backend) {
                 elsewhere.push(format!("{path} names {backend}"));
             }
         }
@@ -92,11 +126,21 @@ fn adding_a_backend_touches_the_places_that_contributing_lists() {
         assert!(list.contains(place), "CONTRIBUTING does not list {place}");
     }
     for backend in &backends {
-        let suite = root.join("crates/leasehold-conformance/tests");
-        let is_tested = fs::read_dir(&suite)
-            .unwrap()
-            .flatten()
-            .any(|entry| entry.file_name().to_string_lossy().contains(backend.as_str()));
-        assert!(is_tested, "{backend} has no test in {}", suite.display());
+        let suite = root.join(format!("crates/leasehold-conformance/tests/{backend}.rs"));
+        assert!(suite.exists(), "{backend} has no {}", suite.display());
     }
+}
+
+#[test]
+fn a_backend_that_is_named_elsewhere_is_found() {
+    for text in [
+        "use leasehold::backends::redis::RedisBackend;",
+        "use leasehold::{backends::{file::{A, B},\n    redis::C}, Lock};",
+        "#[cfg(feature = \"redis\")]",
+    ] {
+        assert!(names("crates/x/src/lib.rs", text, "redis"), "{text}");
+    }
+    assert!(!names("crates/x/src/lib.rs", "use leasehold::backends::{file::{redis}, memory};", "redis"));
+    assert!(names("crates/x/Cargo.toml", "leasehold = { features = [\"file\", \"redis\"] }", "redis"));
+    assert!(names(".ci/run", "for features in memory redis; do", "redis"));
 }

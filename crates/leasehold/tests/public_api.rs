@@ -85,6 +85,10 @@ impl Api {
     fn add_type(&mut self, kind: &str, name: &str, generics: &syn::Generics, attributes: &[Attribute]) {
         let closed = if has(attributes, "non_exhaustive") { "#[non_exhaustive] " } else { "" };
         self.add(format!("{name}: {closed}{kind} {name}{}", text(generics)));
+        let derived = attributes.iter().filter(|attribute| attribute.path().is_ident("derive"));
+        for traits in derived.map(|attribute| text(&attribute.meta)) {
+            self.add(format!("{name}: {traits}"));
+        }
         self.types.insert(name.to_owned());
     }
 

@@ -184,7 +184,7 @@ async fn a_call_that_was_dropped_ends_a_connection_only_if_the_server_is_silent(
     };
     let connections = || {
         let clients = server.ask(&["CLIENT", "LIST"]).to_string();
-        let ours = clients.lines().filter(|line| line.contains("resp=3"));
+        let ours = clients.lines().filter(|line| line.contains("addr=") && !line.contains("cmd=client"));
         ours.filter_map(|line| line.split(' ').next()).map(str::to_owned).collect::<Vec<String>>()
     };
     let first = connections();

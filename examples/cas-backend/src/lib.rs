@@ -71,7 +71,7 @@ impl CasBackend {
     async fn operate<T>(
         &self,
         resource: &Resource,
-        askers: &[LeaseId],
+        callers: &[LeaseId],
         rule: impl Fn(&mut State, &Context<'_>, &mut Effects) -> T,
     ) -> Result<T> {
         loop {
@@ -84,7 +84,7 @@ impl CasBackend {
                 let context = Context { now, wall, presence: &|_| Presence::Present };
                 let mut effects = Effects::default();
                 let answer = rule(&mut record.state, &context, &mut effects);
-                publish(resource, &record.state, &mut effects, askers, &context, &mut news);
+                publish(resource, &record.state, &mut effects, callers, &context, &mut news);
                 answer
             };
             record.history.extend(news.ended.iter().map(|(_, ended)| ended.clone()));

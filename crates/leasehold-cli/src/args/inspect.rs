@@ -118,7 +118,7 @@ pub(crate) enum EventArg {
     Disconnected,
     /// Ended: taken away by an operator
     Evicted,
-    /// Ended: held as long as it may be
+    /// Ended: reached its max_hold
     #[value(name = "max_hold")]
     MaxHold,
     /// Ended: the wait ran out
@@ -189,7 +189,7 @@ pub(crate) enum EndingArg {
     Disconnected,
     /// Taken away by an operator
     Evicted,
-    /// Held as long as it may be
+    /// Reached its max_hold
     #[value(name = "max_hold")]
     MaxHold,
     /// The wait ran out

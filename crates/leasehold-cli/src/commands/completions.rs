@@ -63,7 +63,11 @@ fn command_with_lock_names() -> clap::Command {
         is_name && (arg.is_positional() || arg.get_id() == "also")
     };
     let completed = |arg: Arg| if is_lock(&arg) { arg.add(ArgValueCompleter::new(lock_names)) } else { arg };
-    Cli::command().mut_subcommands(|command| command.mut_args(completed))
+    // The names that `schema` takes are those of outputs.
+    Cli::command().mut_subcommands(|command| match command.get_name() {
+        "schema" => command,
+        _ => command.mut_args(completed),
+    })
 }
 
 /// The names of live locks that begin so; none if the backend cannot be asked in time.

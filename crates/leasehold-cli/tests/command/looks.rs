@@ -197,7 +197,7 @@ fn doctor_tells_what_is_well_and_what_is_not() {
     let place = Place::new();
     let ran = place.run(&["doctor"]);
     ran.assert_code(0);
-    for words in ["ok    reachable ", "p50, ", "fences: yes · fair queue: yes", "0 failures, "] {
+    for words in ["ok    reachable ", " median, ", "fences: yes · fair queue: yes", "0 failures, "] {
         assert!(ran.stdout.contains(words), "{words}: {ran:?}");
     }
     place.run(&["acquire", "x", "--ttl", "1m"]).assert_code(0);

@@ -33,6 +33,7 @@ fn live_lock_names_complete() {
     assert_eq!(completed(&place, &["run", "-n", "dep"]), ["deploy:prod"]);
     assert!(completed(&place, &["evict", ""]).contains(&String::from("nightly-report")));
     assert_eq!(completed(&place, &["--namespace", "other", "inspect", "ni"]), [""; 0]);
+    assert_eq!(completed(&place, &["schema", "ni"]), [""; 0], "these are names of outputs");
     assert!(completed(&place, &["his"]).contains(&String::from("history")));
     assert!(completed(&place, &["run", "--kill-m"]).contains(&String::from("--kill-mode")));
 }

@@ -46,13 +46,13 @@ async fn one_holds(context: TrialContext, claim: Claim) {
 
 /// Eight callers on three instances: whoever holds must be alone.
 async fn contention(context: TrialContext, claim: Claim) {
-    const ASKERS: usize = 8;
+    const CALLERS: usize = 8;
     const ROUNDS: usize = 8;
     let instances = [context.instance().await, context.instance().await, context.instance().await];
     let inside = Arc::new(AtomicUsize::new(0));
-    let together = Arc::new(Barrier::new(ASKERS));
+    let together = Arc::new(Barrier::new(CALLERS));
     let mut callers = JoinSet::new();
-    for at in 0..ASKERS {
+    for at in 0..CALLERS {
         let (instance, inside) = (Arc::clone(&instances[at % instances.len()]), Arc::clone(&inside));
         let together = Arc::clone(&together);
         callers.spawn(async move {

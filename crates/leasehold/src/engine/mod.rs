@@ -50,7 +50,7 @@ pub(crate) struct Engine {
     pub(crate) telemetry: Telemetry,
     renewer: Arc<Renewer>,
     pushes: bool,
-    /// How often the process had forked when it was made: a forked child must not use it.
+    /// The fork generation that it was made in: a forked child has a higher one, and must not use it.
     generation: u32,
     tasks: AtomicUsize,
     idle: Notify,

@@ -160,6 +160,13 @@ pub struct Shape {
     pub capacity: u32,
 }
 
+impl Shape {
+    /// The shape of claims of this kind on this capacity.
+    pub const fn new(family: Family, capacity: u32) -> Self {
+        Self { family, capacity }
+    }
+}
+
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.family {

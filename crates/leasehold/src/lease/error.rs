@@ -9,8 +9,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why something could not be done, in words a user can act on.
 ///
-/// `Err` means that a call could not be carried out. Calls that ask whether a
-/// lock is free or a lease is held return the answer as a value.
+/// `Err` means that a call could not be carried out, or from `check` that a lease
+/// is lost. Calls that ask whether a lock is free return the answer as a value.
 pub struct Error(Box<Report>);
 
 struct Report {

@@ -77,7 +77,7 @@ pub enum LeaseState {
 pub struct EndedLease {
     /// What was locked.
     pub resource: Resource,
-    /// Who holds it or waits for it.
+    /// Who held it or waited for it.
     pub holder: Holder,
     /// How many units of the resource.
     pub claim: Claim,

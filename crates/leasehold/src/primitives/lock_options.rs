@@ -252,7 +252,8 @@ macro_rules! lock_options {
             $self
         }
 
-        /// Fails with `Busy` instead of queueing if more than `most` waiters are ahead; no limit by default.
+        /// Fails with `Busy` instead of queueing if more than `most` waiters are ahead; no limit by default. A candidate
+        /// that was started asks again after a pause.
         pub fn max_waiters(mut $self, most: u32) -> Self {
             $options.max_waiters = Some(most);
             $self
@@ -303,12 +304,12 @@ pub(crate) use lock_options;
 /// The option of those that can be held by several callers together.
 macro_rules! sharing_option {
     ($self:ident => $options:expr) => {
-        /// Shares one lease among all callers of this [`Leasehold`](crate::Leasehold) that have the same holder and set
-        /// this option; off by default.
+        /// Shares one lease of a name among all callers of this [`Leasehold`](crate::Leasehold) that have the same holder
+        /// and set this option; off by default.
         ///
         /// Without it two tasks of one process exclude each other. With it they
         /// have one lease and one fence, each entry renews it, and it ends
-        /// with the last guard.
+        /// with the last guard. A caller that wants more than is held, to write while another reads, gets `Unsupported`.
         pub fn shared_by_holder(mut $self) -> Self {
             $options.shared_by_holder = true;
             $self

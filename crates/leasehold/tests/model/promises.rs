@@ -75,7 +75,7 @@ fn endings_are_told_and_true(step: &Step) {
     }
 }
 
-/// Also for the absent: they keep their place. Only an client may come, and only at the end.
+/// Also for the absent: they keep their place. Only a client may come, and only at the end.
 fn the_queue_keeps_its_order(step: &Step) {
     let stayed: Vec<LeaseId> = stayed(step).map(|entry| entry.id).collect();
     let mut there: Vec<LeaseId> = ids(&step.after).collect();
@@ -160,7 +160,7 @@ fn hand_off_changes_only_the_state(step: &Step) {
             assert_eq!(is.held(), Some(held), "a grant was changed: {step:#?}");
         }
         if step.caller() == Some(was.id) {
-            asker_is_prolonged(step, was, is);
+            caller_is_prolonged(step, was, is);
         } else {
             let waiting = |entry: &Entry| Entry { state: EntryState::Waiting, ..entry.clone() };
             assert_eq!(waiting(was), waiting(is), "{step:#?}");
@@ -168,7 +168,7 @@ fn hand_off_changes_only_the_state(step: &Step) {
     }
 }
 
-fn asker_is_prolonged(step: &Step, was: &Entry, is: &Entry) {
+fn caller_is_prolonged(step: &Step, was: &Entry, is: &Entry) {
     let (ttl, renewal) = match &step.asked {
         Asked::Acquire(request, _) => (request.ttl, None),
         Asked::Renew(renewal) => (renewal.ttl, Some(renewal)),

@@ -213,8 +213,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let (directory, watch, mut received) = watching(root.path());
         let resource = Resource::new("x").unwrap();
-        let mut watched: Vec<_> =
-            (0..=IDLE).map(|_| OwnPresence::appear(Arc::clone(&directory)).unwrap()).collect();
+        let mut watched: Vec<_> = (0..=IDLE).map(|_| OwnPresence::appear(Arc::clone(&directory)).unwrap()).collect();
         for process in &watched {
             assert!(!watch.follow(&resource, BTreeSet::from([process.id()])));
         }

@@ -64,7 +64,8 @@ pub(super) fn record(bytes: &[u8], path: &Path, times: &Times<'_>, known: Record
     // Spaces fill the file of a record that was longer.
     for line in lines.map(<[u8]>::trim_ascii_end) {
         let same = |(known, _): &(Line, Entry)| known.text.strip_suffix(b"\n") == Some(line);
-        if !revived && let Some(at) = known.as_slice().iter().take(NEAR).position(same)
+        if !revived
+            && let Some(at) = known.as_slice().iter().take(NEAR).position(same)
             && let Some((line, entry)) = known.nth(at)
         {
             record.owners.insert(entry.id, line.owner);

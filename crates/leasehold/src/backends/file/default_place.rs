@@ -115,7 +115,8 @@ mod tests {
 
     #[test]
     fn the_state_directory_is_found() {
-        let with = |set: &'static str, value: &'static str| own(move |name| (name == set).then(|| OsString::from(value)));
+        let with =
+            |set: &'static str, value: &'static str| own(move |name| (name == set).then(|| OsString::from(value)));
         assert_eq!(with("XDG_STATE_HOME", "/s"), Some(PathBuf::from("/s/leasehold")));
         assert_eq!(with("HOME", "/h"), Some(PathBuf::from("/h/.local/state/leasehold")));
         assert_eq!(with("HOME", "relative"), None);

@@ -3,7 +3,10 @@
 use std::{
     fs::{self, File, OpenOptions, Permissions},
     io,
-    os::{fd::AsRawFd, unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown}},
+    os::{
+        fd::AsRawFd,
+        unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown},
+    },
     path::{Path, PathBuf},
 };
 

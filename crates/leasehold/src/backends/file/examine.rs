@@ -75,7 +75,9 @@ impl Instance {
                 let is_meant = self.directory.mode() & 0o006 != 0;
                 let advice = if is_meant {
                     let root = records.ancestors().nth(2).unwrap_or(&records).display();
-                    format!("to share it with a group instead, when no lock is held: remove {root} and make it for a group")
+                    format!(
+                        "to share it with a group instead, when no lock is held: remove {root} and make it for a group"
+                    )
                 } else {
                     format!("chmod o-w {}", directory.display())
                 };

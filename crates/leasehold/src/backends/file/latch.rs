@@ -18,7 +18,9 @@ use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{major, minor};
 use sha2::{Digest, Sha256};
 
-use super::{directory::Directory, errors::cannot, fork_safe::Unshared, record::CachedRecord, record_file::RecordFile, safe_open};
+use super::{
+    directory::Directory, errors::cannot, fork_safe::Unshared, record::CachedRecord, record_file::RecordFile, safe_open,
+};
 use crate::{
     Error, Result,
     lease::{Fence, Resource},

@@ -43,7 +43,6 @@ use async_trait::async_trait;
 use sha2::{Digest, Sha256};
 use tokio::{runtime::Handle, task::AbortHandle};
 
-pub use self::{default_place::DefaultPlace, options::FileOptions};
 use self::{
     death_watch::DeathWatch,
     directory::Directory,
@@ -55,6 +54,7 @@ use self::{
     spares::Spares,
     watchers::Watchers,
 };
+pub use self::{default_place::DefaultPlace, options::FileOptions};
 use crate::{
     Error, Result,
     backend::{
@@ -63,8 +63,7 @@ use crate::{
     },
     lease::{
         Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, Incarnation, LeaseId, LeaseKey, Lifetime,
-        ListFilter, Names, Outcome, Page, Released, Renewal, Request, Resource, RunRecord, RunReport,
-        Standing,
+        ListFilter, Names, Outcome, Page, Released, Renewal, Request, Resource, RunRecord, RunReport, Standing,
     },
     model::Expiry,
 };
@@ -113,7 +112,8 @@ impl FileBackend {
         &self,
         operation: impl Fn(&Instance, Wait) -> Result<Option<T>> + Send + 'static,
     ) -> Result<T> {
-        if self.instance.is_fast() && !on_engine_thread()
+        if self.instance.is_fast()
+            && !on_engine_thread()
             && let Some(done) = operation(&self.instance, Wait::Briefly)?
         {
             return Ok(done);
@@ -251,10 +251,9 @@ impl Backend for FileBackend {
     async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {
         let (key, outcome) = (key.clone(), outcome.clone());
         let release = move |instance: &Instance, wait| {
-            let call =
-                Call { resource: &key.resource, callers: &[key.id], wait, if_removed: IfRemoved::CountAsDead };
-            let released = instance
-                .operate(&call, |state, context, effects| state.release(key.id, &outcome, context, effects));
+            let call = Call { resource: &key.resource, callers: &[key.id], wait, if_removed: IfRemoved::CountAsDead };
+            let released =
+                instance.operate(&call, |state, context, effects| state.release(key.id, &outcome, context, effects));
             match released {
                 Err(_) if instance.is_removed() => Ok(Some(Released::Gone)),
                 released => released,

@@ -56,7 +56,6 @@ pub(super) fn read(name: &str) -> FileName {
     resource.filter(|resource| file_name(resource) == name).map_or(FileName::Other, FileName::Of)
 }
 
-
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;

@@ -318,7 +318,8 @@ impl CallersBefore {
     ///
     /// A lease that ends with its process gains nothing by a renewal, and its date alone is not worth a write.
     fn changed(self, state: &mut State, effects: &Effects) -> Vec<LeaseId> {
-        let mut changed: Vec<LeaseId> = effects.granted.iter().map(|granted| granted.id).chain(effects.queued).collect();
+        let mut changed: Vec<LeaseId> =
+            effects.granted.iter().map(|granted| granted.id).chain(effects.queued).collect();
         let mut entries = state.entries.iter_mut();
         for before in self.0 {
             let Some(after) = entries.find(|entry| entry.id == before.id) else { break };

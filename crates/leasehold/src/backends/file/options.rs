@@ -5,11 +5,7 @@ use std::{ffi::OsString, os::unix::ffi::OsStringExt, path::PathBuf, sync::Arc};
 use super::DefaultPlace;
 use crate::{
     Error, Result,
-    backend::{
-        UrlOptions,
-        options::percent_decoded,
-        check_namespace,
-    },
+    backend::{UrlOptions, check_namespace, options::percent_decoded},
     clock::Clock,
 };
 

@@ -85,7 +85,9 @@ pub(super) fn load(place: &mut Place<'_, '_>, times: &Times<'_>) -> Result<(Reco
     let Place { directory, resource, latch, path } = place;
     let cannot_read = |error| cannot("read", path, error).about(resource);
     let mut known = Record::default();
-    if let Some(CachedRecord { mut file, record, .. }) = latch.take_cached().filter(|known| known.resource == **resource) {
+    if let Some(CachedRecord { mut file, record, .. }) =
+        latch.take_cached().filter(|known| known.resource == **resource)
+    {
         let found = record_file::identity(path);
         if file.is(found) {
             let Some(bytes) = file.changed().map_err(cannot_read)? else { return Ok((record, Some(file))) };

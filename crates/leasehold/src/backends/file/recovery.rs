@@ -27,8 +27,7 @@ pub(super) fn recover(directory: &Arc<Directory>, boot: &str) -> Result<()> {
     }
     let latches = Latches::new(directory);
     // All of them, in order: nobody works on any record meanwhile, and two that recover do not block each other.
-    let _until_done =
-        latch::numbers().map(|number| latches.take(number, Wait::Bounded)).collect::<Result<Vec<_>>>()?;
+    let _until_done = latch::numbers().map(|number| latches.take(number, Wait::Bounded)).collect::<Result<Vec<_>>>()?;
     remove_torn(directory)?;
     remember(directory, boot)
 }
@@ -51,7 +50,7 @@ fn remove_torn(directory: &Directory) -> Result<()> {
 fn remember(directory: &Directory, boot: &str) -> Result<()> {
     let path = directory.boot();
     let opened = safe_open::regular(File::options().write(true), &path).or_else(|_| directory.create(&path));
-    let written = opened
-        .and_then(|file| file.set_len(boot.len() as u64).and_then(|()| file.write_all_at(boot.as_bytes(), 0)));
+    let written =
+        opened.and_then(|file| file.set_len(boot.len() as u64).and_then(|()| file.write_all_at(boot.as_bytes(), 0)));
     written.map_err(|error| cannot("write", &path, error))
 }

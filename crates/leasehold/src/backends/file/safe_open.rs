@@ -17,7 +17,9 @@ pub(super) fn regular(options: &mut OpenOptions, path: &Path) -> io::Result<File
     let safe = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     // The owner of a file may read it without an update of its access time.
     let file = match options.custom_flags(flags(safe | OFlags::NOATIME)).open(path) {
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => options.custom_flags(flags(safe)).open(path)?,
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            options.custom_flags(flags(safe)).open(path)?
+        }
         opened => opened?,
     };
     if file.metadata()?.is_file() { Ok(file) } else { Err(irregular()) }

@@ -3,13 +3,7 @@
 //! A line is the id of an instance, or dashes where one has left. Lines have
 //! one length and never move, so that a reader needs no lock.
 
-use std::{
-    collections::HashSet,
-    fs::File,
-    io,
-    os::unix::fs::FileExt,
-    sync::Arc,
-};
+use std::{collections::HashSet, fs::File, io, os::unix::fs::FileExt, sync::Arc};
 
 use parking_lot::Mutex;
 use tokio::runtime::Handle;

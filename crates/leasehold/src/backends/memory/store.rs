@@ -18,8 +18,8 @@ use crate::{
     backend::{EventHub, EventStream, HintSender, RunTable},
     clock::Clock,
     lease::{
-        Decision, EndedLease, Evicted, Fence, HistoryFilter, Incarnation, LeaseId, LeaseKey, LeaseRecord, ListFilter, Moment,
-        Names, Outcome, Page, Released, Renewal, Request, Resource, RunRecord, RunReport, Selection, Standing,
+        Decision, EndedLease, Evicted, Fence, HistoryFilter, Incarnation, LeaseId, LeaseKey, LeaseRecord, ListFilter,
+        Moment, Names, Outcome, Page, Released, Renewal, Request, Resource, RunRecord, RunReport, Selection, Standing,
     },
     model::{Context, Effects, Expiry, Presence},
 };

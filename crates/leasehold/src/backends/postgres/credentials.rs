@@ -1,6 +1,10 @@
 //! Passwords: where they come from, read again for every connection so that a changed one is used.
 
-use std::{env, fs, os::unix::fs::PermissionsExt, path::{Path, PathBuf}};
+use std::{
+    env, fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
 
 use tokio_postgres::{Config, config::Host};
 
@@ -23,17 +27,18 @@ pub(super) enum Password {
 impl Password {
     /// The configuration with the password as it is now.
     pub(super) fn put_into(&self, config: &Config) -> Result<Config> {
-        let password = match self {
-            Self::Given => None,
-            Self::File(path) => Some(first_line(path)?),
-            Self::Variable(name) => Some(env::var(name).map_err(|_| {
-                Error::invalid_config(format!("password_env={name} names a variable that is not set"))
-            })?),
-            Self::Usual => match set("PGPASSWORD") {
-                Some(password) => Some(password),
-                None => look_up(config, set("PGPASSFILE"))?,
-            },
-        };
+        let password =
+            match self {
+                Self::Given => None,
+                Self::File(path) => Some(first_line(path)?),
+                Self::Variable(name) => Some(env::var(name).map_err(|_| {
+                    Error::invalid_config(format!("password_env={name} names a variable that is not set"))
+                })?),
+                Self::Usual => match set("PGPASSWORD") {
+                    Some(password) => Some(password),
+                    None => look_up(config, set("PGPASSFILE"))?,
+                },
+            };
         let mut config = config.clone();
         if let Some(password) = password {
             config.password(password);
@@ -89,8 +94,7 @@ fn password_for(line: &str, about: [&str; 4]) -> Option<String> {
 }
 
 fn first_line(path: &Path) -> Result<String> {
-    let text = fs::read_to_string(path)
-        .map_err(|error| {
+    let text = fs::read_to_string(path).map_err(|error| {
         Error::invalid_config(format!("the password file {} cannot be read", path.display())).caused_by(error)
     })?;
     Ok(text.lines().next().unwrap_or_default().to_owned())

@@ -115,7 +115,10 @@ impl Failure {
         {
             (Kind::Overtaken, "")
         } else if *code == SqlState::TOO_MANY_CONNECTIONS {
-            (Kind::Unavailable, "; raise max_connections, or connect through a pooler: each instance has one, and more while it is busy")
+            (
+                Kind::Unavailable,
+                "; raise max_connections, or connect through a pooler: each instance has one, and more while it is busy",
+            )
         } else if *code == SqlState::QUERY_CANCELED {
             (Kind::Unavailable, "; a statement_timeout of this role or database is too short for lock calls")
         } else if *code == SqlState::READ_ONLY_SQL_TRANSACTION {

@@ -107,8 +107,9 @@ pub(super) async fn examine(links: &Links) -> Result<Vec<Finding>, Failure> {
     ));
     if let Some(limit) = decode::get::<Option<String>>(seen, "idle_session_timeout")?.filter(|limit| limit != "0") {
         let severity = if connector.options.life == Life::Connection { Severity::Failure } else { Severity::Warning };
-        let words =
-            format!("idle_session_timeout is {limit}: idle connections are cut, and leases that end with them are lost");
+        let words = format!(
+            "idle_session_timeout is {limit}: idle connections are cut, and leases that end with them are lost"
+        );
         findings.push(Finding::new(severity, "idle timeout", words));
     }
     let queue: f64 = decode::get(seen, "notification_queue")?;

@@ -15,7 +15,8 @@ use crate::{
     Result,
     backend::{EventStream, Finding, Inspect, RunTable},
     lease::{
-        EndedLease, Evicted, Fence, HistoryFilter, Holder, ListFilter, Names, Page, Resource, RunRecord, RunReport, micros,
+        EndedLease, Evicted, Fence, HistoryFilter, Holder, ListFilter, Names, Page, Resource, RunRecord, RunReport,
+        micros,
     },
 };
 
@@ -38,7 +39,8 @@ impl Inspect for PostgresBackend {
             .await
             .inspect_err(|failure| failure.hurry([resource].into_iter(), &self.hints))
             .map_err(Failure::error)?;
-        let mut answers = reply.rows.iter().map(decode::answer).collect::<Result<Vec<_>, _>>().map_err(Failure::error)?;
+        let mut answers =
+            reply.rows.iter().map(decode::answer).collect::<Result<Vec<_>, _>>().map_err(Failure::error)?;
         let Some(answer) = answers.pop() else {
             return Err(Failure::new(Kind::Unanswered, "postgres did not answer what it evicted").error());
         };

@@ -103,8 +103,19 @@ pub struct PostgresOptions {
 
 /// Our own parameters; all others are the server's.
 const OWN: [&str; 13] = [
-    "schema", "liveness", "pooler", "durability", "history", "connections", "init", "password_file", "password_env", "sslmode",
-    "sslrootcert", "sslcert", "sslkey",
+    "schema",
+    "liveness",
+    "pooler",
+    "durability",
+    "history",
+    "connections",
+    "init",
+    "password_file",
+    "password_env",
+    "sslmode",
+    "sslrootcert",
+    "sslcert",
+    "sslkey",
 ];
 
 impl PostgresOptions {
@@ -370,8 +381,16 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_refused_and_no_password_is_shown() {
         for query in [
-            "schema=a-b", "schema=pg_x", "liveness=x", "durability=", "history=some", "connections=0", "nonsense=1",
-            "pooler=maybe", "sslcert=x", "password_env=NOT_SET_ANYWHERE",
+            "schema=a-b",
+            "schema=pg_x",
+            "liveness=x",
+            "durability=",
+            "history=some",
+            "connections=0",
+            "nonsense=1",
+            "pooler=maybe",
+            "sslcert=x",
+            "password_env=NOT_SET_ANYWHERE",
         ] {
             let error = parse(&format!("postgres://u:s3cret@h/db?{query}")).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{query}");

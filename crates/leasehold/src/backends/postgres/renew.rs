@@ -1,4 +1,4 @@
-//! Renews held leases in one statement, and everything else one by one in a task of its own. A lease that ends with a
+//! Renews held leases in one statement, and everything else in a task of its own. A lease that ends with a
 //! connection which the instance has left counts as lost, even if the server still has it.
 
 use std::{sync::Arc, time::Duration};
@@ -24,7 +24,7 @@ use crate::{
     lease::{Answer, Incarnation, Renewal, Standing, micros},
 };
 
-/// How many queue positions are renewed in one statement: each may have to wait for a lock.
+/// How many entries that may have to wait for a lock are renewed in one statement.
 const EACH_BATCH: usize = 100;
 
 /// The least time for renewals that may have to wait for a lock, where nothing else waits for their answer.

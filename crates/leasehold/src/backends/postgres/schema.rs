@@ -162,7 +162,9 @@ fn statement(options: &PostgresOptions, expose: Option<&str>, installed: i32) ->
         text.push_str(&named(EXPOSE, &options.schema).replace("/*target*/", &format!("\"{target}\".")));
     }
     // What surrounds it goes on as it was.
-    text.push_str("perform set_config('search_path', path, true), set_config('check_function_bodies', bodies, true);\n");
+    text.push_str(
+        "perform set_config('search_path', path, true), set_config('check_function_bodies', bodies, true);\n",
+    );
     text.push_str("end $leasehold$;\n");
     Ok(text)
 }
@@ -201,11 +203,8 @@ async fn found(connection: &Connection) -> Result<Option<Found>, Failure> {
 /// Refuses a schema that this library cannot work with; installs a missing one when that is wanted.
 pub(super) async fn check(connection: &Connection, options: &PostgresOptions) -> Result<(), Failure> {
     let schema = &options.schema;
-    let there = if connection.greeting.installed {
-        decode::found(&connection.ask(Call::Version, &[]).await?)?
-    } else {
-        None
-    };
+    let there =
+        if connection.greeting.installed { decode::found(&connection.ask(Call::Version, &[]).await?)? } else { None };
     let Some(there) = there.filter(|there| there.version >= newest() || !options.init) else {
         if options.init {
             return install_on(connection, options, None).await.map(drop);

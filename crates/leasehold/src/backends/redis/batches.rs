@@ -64,7 +64,11 @@ impl Shared {
     }
 
     /// Has the full script decide, in the order of the questions.
-    pub(super) async fn decide(self: Arc<Self>, partition: usize, questions: Vec<Question>) -> Vec<Result<Answer<DecidedAs>>> {
+    pub(super) async fn decide(
+        self: Arc<Self>,
+        partition: usize,
+        questions: Vec<Question>,
+    ) -> Vec<Result<Answer<DecidedAs>>> {
         let partition = &self.keys.all()[partition];
         let (resources, numbers) = numbered(questions.iter().map(Question::resource));
         let call = Call::for_resources(&scripts::DECIDE, partition, &resources, |command| {

@@ -8,8 +8,8 @@ use super::{connection::Epoch, errors, options::Address, record::Record};
 use crate::{
     Error, Result,
     lease::{
-        Answer, Busy, Decision, Evicted, Family, Fence, Grant, Incarnation, LeaseRecord, QueuePosition, Released, Resource, Shape, Standing,
-        Timestamp,
+        Answer, Busy, Decision, Evicted, Family, Fence, Grant, Incarnation, LeaseRecord, QueuePosition, Released,
+        Resource, Shape, Standing, Timestamp,
     },
 };
 
@@ -83,7 +83,8 @@ impl<'a> FastAnswers<'a> {
             "queued" => {
                 let place = self.texts.next().unwrap_or(&Value::Nil);
                 let mut numbers = text(place)?.split(' ').map(str::parse::<u64>);
-                let (Some(Ok(ahead)), Some(Ok(fence)), Some(Ok(end))) = (numbers.next(), numbers.next(), numbers.next())
+                let (Some(Ok(ahead)), Some(Ok(fence)), Some(Ok(end))) =
+                    (numbers.next(), numbers.next(), numbers.next())
                 else {
                     return Err(unexpected("a position", place));
                 };
@@ -325,7 +326,8 @@ pub(super) fn info(value: &Value) -> HashMap<String, String> {
         Value::VerbatimString { text, .. } => text.as_str(),
         other => text(other).unwrap_or_default(),
     };
-    values.lines()
+    values
+        .lines()
         .filter_map(|line| line.split_once(':'))
         .map(|(name, value)| (name.to_owned(), value.trim().to_owned()))
         .collect()

@@ -74,7 +74,8 @@ impl Durable {
                 (have < u64::from(wanted)).then(|| format!("{have} of {wanted} replicas have a copy"))
             }
             Durability::Aof => {
-                let written = decode::array(&reply.followup).ok().and_then(|counts| decode::number(counts.first()?).ok());
+                let written =
+                    decode::array(&reply.followup).ok().and_then(|counts| decode::number(counts.first()?).ok());
                 (written.unwrap_or(0) == 0).then(|| String::from("it is not in the append-only file"))
             }
         };

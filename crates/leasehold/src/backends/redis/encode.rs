@@ -6,8 +6,8 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::lease::{
-    Claim, Family, Fence, Holder, LeaseId, Metadata, Mode, Outcome, Patience, Problem, Renewal, Request, Resource,
-    Ttl, micros,
+    Claim, Family, Fence, Holder, LeaseId, Metadata, Mode, Outcome, Patience, Problem, Renewal, Request, Resource, Ttl,
+    micros,
 };
 
 /// A request, as the scripts take it.

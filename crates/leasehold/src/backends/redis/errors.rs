@@ -6,8 +6,7 @@ use super::options::Address;
 use crate::Error;
 
 /// The rights that a user of the server needs.
-const RIGHTS: &str =
-    "allow this user the keys ~leasehold:* and channels &leasehold:*, with +@all -@dangerous +info";
+const RIGHTS: &str = "allow this user the keys ~leasehold:* and channels &leasehold:*, with +@all -@dangerous +info";
 
 /// The error of a server that answered, but not what was asked for: nothing was changed.
 pub(super) fn refused(place: &str, error: &RedisError) -> Error {

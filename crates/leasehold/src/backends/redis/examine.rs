@@ -15,8 +15,8 @@ use crate::{
     backend::{Backend, Finding, Severity},
     clock::{Clock, SystemClock},
     lease::{
-        Claim, HistoryFilter, Holder, LeaseId, LeaseKey, ListFilter, Names, Outcome, Patience, Renewal, Request, Resource,
-        Ttl,
+        Claim, HistoryFilter, Holder, LeaseId, LeaseKey, ListFilter, Names, Outcome, Patience, Renewal, Request,
+        Resource, Ttl,
     },
 };
 
@@ -137,7 +137,11 @@ async fn clocks(router: &Router, options: &RedisOptions) -> Result<Vec<Finding>>
         let theirs = decode::number(seconds)? * 1_000_000 + decode::number(micros)?;
         let offset = Duration::from_micros(theirs.abs_diff(ours));
         let words = format!("{name}: {:.1} ms from this machine; the server's clock decides", millis(offset));
-        findings.push(Finding::new(if offset > FAR_OFF { Severity::Warning } else { Severity::Ok }, "clock offset", words));
+        findings.push(Finding::new(
+            if offset > FAR_OFF { Severity::Warning } else { Severity::Ok },
+            "clock offset",
+            words,
+        ));
     }
     Ok(findings)
 }
@@ -221,7 +225,9 @@ impl Server {
             Some(percent @ 90..) => self.finding(
                 Severity::Warning,
                 "memory",
-                format!("{percent} % of maxmemory is used; when it is full every new lease is refused → raise maxmemory"),
+                format!(
+                    "{percent} % of maxmemory is used; when it is full every new lease is refused → raise maxmemory"
+                ),
             ),
             Some(percent) => self.finding(Severity::Ok, "memory", format!("{percent} % of maxmemory is used")),
         }

@@ -17,9 +17,7 @@ use super::{
 use crate::{
     Result,
     backend::EventStream,
-    lease::{
-        EndedLease, Evicted, Fence, HistoryFilter, LeaseRecord, ListFilter, Names, Page, Problem, Resource,
-    },
+    lease::{EndedLease, Evicted, Fence, HistoryFilter, LeaseRecord, ListFilter, Names, Page, Problem, Resource},
 };
 
 /// Resources asked about in one call, so that none keeps the server busy for long.

@@ -83,7 +83,11 @@ impl Shared {
     }
 
     /// Renews leases that stand in one partition; each has its own standing.
-    pub(super) async fn renew_in(self: &Arc<Self>, partition: &Partition, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
+    pub(super) async fn renew_in(
+        self: &Arc<Self>,
+        partition: &Partition,
+        renewals: &[Renewal],
+    ) -> Result<Answer<Vec<Standing>>> {
         let is_fast = |renewal: &&Renewal| encode::only_moves_end(renewal) && !self.is_slow(&renewal.key.resource);
         let fast: Vec<&Renewal> = renewals.iter().filter(is_fast).collect();
         let mut standings: Vec<Option<Standing>> = vec![None; renewals.len()];
@@ -124,7 +128,9 @@ impl Shared {
             incarnation = Some(reply.incarnation);
         }
         let standings = standings.into_iter().map(|standing| standing.unwrap_or(Standing::Unknown)).collect();
-        incarnation.map(|incarnation| Answer::new(standings, incarnation)).ok_or_else(|| Error::unavailable("no renewal"))
+        incarnation
+            .map(|incarnation| Answer::new(standings, incarnation))
+            .ok_or_else(|| Error::unavailable("no renewal"))
     }
 
     async fn run_renewal(&self, partition: &Partition, call: &Call<'_>) -> Result<Reply> {

@@ -14,9 +14,7 @@ use super::nodes::Nodes;
 use crate::{
     Error, Result,
     backend::Backend,
-    lease::{
-        Brief, Claim, Decision, Holder, LeaseId, LeaseKey, Lifetime, Moment, Patience, Request, Resource, Ttl,
-    },
+    lease::{Brief, Claim, Decision, Holder, LeaseId, LeaseKey, Lifetime, Moment, Patience, Request, Resource, Ttl},
 };
 
 /// The name of the semaphore; nobody sees it in lists of a quorum.

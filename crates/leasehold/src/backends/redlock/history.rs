@@ -128,7 +128,9 @@ impl Stream for Follower {
             let leading = nodes.in_order_of_lead().into_iter().find(|at| known.contains(at));
             let (at, stream) = &mut follower.streams[index];
             match stream.as_mut().poll_next(context) {
-                Poll::Ready(Some(event)) if Some(*at) == leading && is_shown(&event) => return Poll::Ready(Some(event)),
+                Poll::Ready(Some(event)) if Some(*at) == leading && is_shown(&event) => {
+                    return Poll::Ready(Some(event));
+                }
                 Poll::Ready(Some(_)) => {}
                 Poll::Ready(None) => drop(follower.streams.remove(index)),
                 Poll::Pending => index += 1,

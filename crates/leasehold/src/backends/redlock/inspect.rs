@@ -98,9 +98,7 @@ pub(super) fn units_taken(found: Vec<(usize, Page)>, shape: Shape) -> u64 {
 
 pub(super) async fn list(shared: &Shared, filter: &ListFilter) -> Result<Page> {
     let nodes = &shared.nodes;
-    let answers = nodes
-        .look(|backend| async move { backend.list(filter).await })
-        .await;
+    let answers = nodes.look(|backend| async move { backend.list(filter).await }).await;
     let found = nodes.found("listing on redlock", answers)?;
     let lead = found.first().map_or(0, |(at, _)| *at);
     let silent = nodes.len() - found.len();

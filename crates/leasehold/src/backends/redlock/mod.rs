@@ -57,8 +57,8 @@ use tokio::{runtime::Handle, task::AbortHandle, time};
 
 pub use self::options::{Member, QuorumOptions};
 use self::{
-    agreement::Agreement, batches::Batches, leases::Leases, node::Abstention, nodes::Nodes, options::Source, queue::Contention,
-    release::PendingReleases, repair::NewLeases,
+    agreement::Agreement, batches::Batches, leases::Leases, node::Abstention, nodes::Nodes, options::Source,
+    queue::Contention, release::PendingReleases, repair::NewLeases,
 };
 use crate::{
     Error, Result,
@@ -177,9 +177,8 @@ impl Quorum {
     async fn check(&self) -> Result<()> {
         let nodes = &self.shared.nodes;
         inspect::get_to_know(nodes).await;
-        let mute = |node: &&Arc<node::Node>| {
-            node.incarnation().is_some() && node.abstains() == Some(Abstention::AgeUnknown)
-        };
+        let mute =
+            |node: &&Arc<node::Node>| node.incarnation().is_some() && node.abstains() == Some(Abstention::AgeUnknown);
         match nodes.iter().find(mute) {
             Some(node) => Err(Error::permission_denied(format!("redlock: {} {}", node.name, Abstention::AgeUnknown))),
             // Last, because it leaves a lease on the nodes.

@@ -71,11 +71,15 @@ impl fmt::Display for Abstention {
         match self {
             Self::Duplicate => f.write_str("is the same server as one before it"),
             Self::Young(left) => {
-                write!(f, "began with an empty memory a short time ago and votes in {}", Brief((*left).max(MILLISECOND)))
+                write!(
+                    f,
+                    "began with an empty memory a short time ago and votes in {}",
+                    Brief((*left).max(MILLISECOND))
+                )
             }
-            Self::AgeUnknown => f.write_str(
-                "does not report how old its memory is; allow INFO to its user: ACL SETUSER <user> +info",
-            ),
+            Self::AgeUnknown => {
+                f.write_str("does not report how old its memory is; allow INFO to its user: ACL SETUSER <user> +info")
+            }
         }
     }
 }
@@ -92,8 +96,7 @@ impl Node {
         runtime: Handle,
         attempted: Arc<Notify>,
     ) -> Self {
-        let reachability =
-            if backend.is_some() { Reachability::Answers } else { Reachability::Unopened(None) };
+        let reachability = if backend.is_some() { Reachability::Answers } else { Reachability::Unopened(None) };
         let state = State { reachability, incarnation: None, old_enough: None, ahead: None };
         let backend = backend.map_or_else(OnceLock::new, OnceLock::from);
         Self { name, backend, clock, quarantine, runtime, state: Mutex::new(state), attempted }

@@ -230,7 +230,8 @@ impl Nodes {
     /// Makes these calls, several at each node, and notes which nodes answer.
     pub(super) async fn perform_each(&self, operations: &[Vec<Operation>]) {
         let asked = (0..operations.len()).filter(|at| !operations[*at].is_empty());
-        let perform = |at: usize, backend: Arc<dyn Backend>| async move { backend.perform(operations[at].clone()).await };
+        let perform =
+            |at: usize, backend: Arc<dyn Backend>| async move { backend.perform(operations[at].clone()).await };
         self.each(asked, self.limit(), perform, |node, answers| Ok(node.on_answers(answers))).await;
     }
 

@@ -158,7 +158,7 @@ impl Round {
     ///
     /// A majority of nodes that each keep to the capacity is not enough: with a
     /// capacity of 2 on 3 nodes, three clients could each get another pair of
-    /// them. So an client that has its majority looks at a majority once more and
+    /// them. So a client that has its majority looks at a majority once more and
     /// steps back if too much is taken. Of several who together exceed the
     /// capacity, the one that looks last sees all the others, since each had its
     /// majority before it looked. Claims of which no two fit on one node need no look.

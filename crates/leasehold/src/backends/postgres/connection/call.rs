@@ -9,7 +9,11 @@ use std::{
 };
 
 use tokio::time::timeout;
-use tokio_postgres::{Error, Row, error::SqlState, types::{ToSql, Type}};
+use tokio_postgres::{
+    Error, Row,
+    error::SqlState,
+    types::{ToSql, Type},
+};
 
 use super::{Connection, Parameter};
 use crate::{

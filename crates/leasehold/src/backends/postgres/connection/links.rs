@@ -45,13 +45,20 @@ impl Links {
     }
 
     /// The same for what may wait for a lock, while no lease is held but these.
-    pub(in crate::backends::postgres) async fn main_for(&self, about: &[LeaseId]) -> Option<Result<Arc<Connection>, Failure>> {
+    pub(in crate::backends::postgres) async fn main_for(
+        &self,
+        about: &[LeaseId],
+    ) -> Option<Result<Arc<Connection>, Failure>> {
         let free = self.held.lock().iter().all(|id| about.contains(id));
         if free { Some(self.main().await) } else { None }
     }
 
     /// Asks what waits for nobody.
-    pub(in crate::backends::postgres) async fn ask(&self, call: Call, parameters: &[Parameter<'_>]) -> Result<Reply, Failure> {
+    pub(in crate::backends::postgres) async fn ask(
+        &self,
+        call: Call,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Reply, Failure> {
         Reply::from(&*self.main().await?, call, parameters).await
     }
 
@@ -68,7 +75,11 @@ impl Links {
     }
 
     /// Asks what may take a while.
-    pub(in crate::backends::postgres) async fn look(&self, call: Call, parameters: &[Parameter<'_>]) -> Result<Reply, Failure> {
+    pub(in crate::backends::postgres) async fn look(
+        &self,
+        call: Call,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Reply, Failure> {
         match self.main_for(&[]).await {
             Some(main) => Reply::from(&*main?, call, parameters).await,
             None => self.looks.ask(call, parameters).await,

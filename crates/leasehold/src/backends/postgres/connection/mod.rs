@@ -9,10 +9,7 @@ mod tls;
 use std::{
     future::poll_fn,
     os::fd::OwnedFd,
-    sync::{
-        Arc, OnceLock,
-        atomic::AtomicBool,
-    },
+    sync::{Arc, OnceLock, atomic::AtomicBool},
 };
 
 use parking_lot::Mutex;

@@ -31,7 +31,12 @@ impl DeathWatch {
     }
 
     /// Looks for the dead as long as somebody waits for them.
-    pub(in crate::backends::postgres) async fn look(self: Arc<Self>, links: Arc<Links>, caller: Caller, hints: HintSender) {
+    pub(in crate::backends::postgres) async fn look(
+        self: Arc<Self>,
+        links: Arc<Links>,
+        caller: Caller,
+        hints: HintSender,
+    ) {
         loop {
             if self.waiting.lock().is_empty() {
                 self.wake.notified().await;

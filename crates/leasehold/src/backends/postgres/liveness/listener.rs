@@ -269,7 +269,9 @@ impl Listener {
     async fn keep_following(&self, connection: &Connection, again: &mut Interval) -> Result<bool, Failure> {
         match self.follow_events(connection).await {
             // Nothing ends with this one, and it may be dead: another is better.
-            Err(failure) if failure.kind == Kind::Unanswered && self.connector.options.life == Life::Ttl => Err(failure),
+            Err(failure) if failure.kind == Kind::Unanswered && self.connector.options.life == Life::Ttl => {
+                Err(failure)
+            }
             Err(failure) if !connection.is_closed() => {
                 tracing::debug!(%failure, "could not register as a follower");
                 again.reset_after(FOLLOW_SOON);

@@ -19,9 +19,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::{
-    sync::{Notify, oneshot},
-};
+use tokio::sync::{Notify, oneshot};
 
 use self::queue::{CallQueue, Item, Queued};
 use super::{
@@ -32,10 +30,7 @@ use super::{
 use crate::{
     Result,
     backend::HintSender,
-    lease::{
-        Answer, Busy, Decision, Incarnation, LeaseKey, Moment, Outcome, Patience, Released, Request,
-        Resource,
-    },
+    lease::{Answer, Busy, Decision, Incarnation, LeaseKey, Moment, Outcome, Patience, Released, Request, Resource},
 };
 
 /// This many calls that wait behind one under way are worth a connection of their own at once; fewer
@@ -76,12 +71,7 @@ pub(super) struct Ops {
 }
 
 impl Ops {
-    pub(super) fn start(
-        links: Arc<Links>,
-        caller: Caller,
-        hints: HintSender,
-        deaths: Arc<DeathWatch>,
-    ) -> Arc<Self> {
+    pub(super) fn start(links: Arc<Links>, caller: Caller, hints: HintSender, deaths: Arc<DeathWatch>) -> Arc<Self> {
         let ops = Arc::new(Self {
             links,
             caller,
@@ -208,4 +198,3 @@ impl std::fmt::Debug for Ops {
 fn closed() -> Failure {
     Failure::new(Kind::Unavailable, "the connection to postgres was closed")
 }
-

@@ -152,7 +152,9 @@ mod tests {
 
     fn ask(session: Option<i32>) -> Queued {
         let key = LeaseKey::new(Resource::new("x").unwrap(), LeaseId::from_u128(1));
-        let request = Request::new(key, Claim::EXCLUSIVE, Holder::new("h").unwrap()).ttl(Ttl::MIN).lifetime(if session.is_some() { Lifetime::Attached } else { Lifetime::Detached });
+        let request = Request::new(key, Claim::EXCLUSIVE, Holder::new("h").unwrap())
+            .ttl(Ttl::MIN)
+            .lifetime(if session.is_some() { Lifetime::Attached } else { Lifetime::Detached });
         Queued { item: Item::Acquire { request, session, answer: oneshot::channel().0 }, alone: false, tries: 0 }
     }
 

@@ -61,7 +61,12 @@ async fn a_call_that_comes_while_a_spare_worker_leaves_is_taken_by_the_one_that_
 async fn an_ask_that_was_given_up_before_it_was_sent_is_not_carried_out() {
     let server = Postgres::start();
     let ops = start(&server).await;
-    let ask = |id| Request::new(LeaseKey::new(Resource::new("x").unwrap(), id), Claim::EXCLUSIVE, Holder::unique()).ttl(Ttl::DEFAULT).patience(Patience::Try).lifetime(Lifetime::Detached);
+    let ask = |id| {
+        Request::new(LeaseKey::new(Resource::new("x").unwrap(), id), Claim::EXCLUSIVE, Holder::unique())
+            .ttl(Ttl::DEFAULT)
+            .patience(Patience::Try)
+            .lifetime(Lifetime::Detached)
+    };
     let given_up = ask(LeaseId::random());
     let mut asking = Box::pin(ops.acquire(&given_up, None));
     assert!(asking.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());

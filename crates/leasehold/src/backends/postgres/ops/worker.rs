@@ -60,7 +60,8 @@ impl Ops {
             self.wake.notify_last();
         } else if self.connecting.load(Ordering::SeqCst) == 0
             && !self.is_refused()
-            && count_one_more(&self.workers, self.links.connector.options.connections) {
+            && count_one_more(&self.workers, self.links.connector.options.connections)
+        {
             self.set_to_work(false);
         }
     }

@@ -25,7 +25,7 @@ use super::{
         keys::{Keys, Partition},
         options::RedisOptions,
     },
-    Listener, EpochCell, SendError,
+    EpochCell, Listener, SendError,
     cluster_link::{ClusterLink, LinkState},
     dial,
 };
@@ -156,8 +156,11 @@ impl Cluster {
     pub(super) async fn unsubscribe(&self, channel: &str) {
         self.subscriptions.channels.lock().remove(channel);
         let mut connection = self.subscriptions.link.connection();
-        let _best_effort =
-            if self.is_sharded { connection.sunsubscribe(channel).await } else { connection.unsubscribe(channel).await };
+        let _best_effort = if self.is_sharded {
+            connection.sunsubscribe(channel).await
+        } else {
+            connection.unsubscribe(channel).await
+        };
     }
 }
 

@@ -151,8 +151,7 @@ async fn connect(
     servers: &Mutex<Vec<Address>>,
     pushes: Option<&Pushes>,
 ) -> Result<ClusterConnection, RedisError> {
-    let nodes: Result<Vec<_>, _> =
-        servers.lock().iter().map(|server| dial::connection_info(server, options)).collect();
+    let nodes: Result<Vec<_>, _> = servers.lock().iter().map(|server| dial::connection_info(server, options)).collect();
     let mut builder = ClusterClientBuilder::new(nodes?)
         .use_protocol(ProtocolVersion::RESP3)
         .connection_timeout(options.connect_limit / 2)

@@ -112,8 +112,7 @@ async fn driven(
     config: AsyncConnectionConfig,
     give_up: &Arc<Notify>,
 ) -> Result<(MultiplexedConnection, Option<Drive>), RedisError> {
-    let (connection, driver) =
-        MultiplexedConnection::new_with_config(info.redis_settings(), stream, config).await?;
+    let (connection, driver) = MultiplexedConnection::new_with_config(info.redis_settings(), stream, config).await?;
     let drive = Drive::new(connection.clone(), driver, Arc::clone(give_up));
     Ok((connection, Some(drive)))
 }

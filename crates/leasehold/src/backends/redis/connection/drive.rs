@@ -253,10 +253,13 @@ impl Shared {
 
     /// Finds out whether the server still answers.
     fn ping(self: &Arc<Self>, mut connection: MultiplexedConnection, limit: Duration) {
-        let (shared, number) = (Arc::clone(self), self.expect_answer(limit));
+        // It must not keep the driver, or a connection that is dropped meanwhile would stay with it.
+        let (shared, number) = (Arc::downgrade(self), self.expect_answer(limit));
         Handle::current().spawn(async move {
             let _refused_is_an_answer_too = connection.send_packed_command(&redis::cmd("PING")).await;
-            shared.answered(number);
+            if let Some(shared) = shared.upgrade() {
+                shared.answered(number);
+            }
         });
     }
 

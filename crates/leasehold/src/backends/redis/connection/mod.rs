@@ -30,12 +30,12 @@ use tokio::{
     time,
 };
 
+use self::{dial::ServerFacts, drive::Drive};
 pub(super) use self::{
     discovery::Discovery,
     epoch::{Epoch, EpochCell},
     router::{Reply, Router},
 };
-use self::{dial::ServerFacts, drive::Drive};
 use super::{
     decode, errors,
     keys::Partition,
@@ -205,7 +205,12 @@ impl Live {
     }
 
     /// Sends two commands, the second right behind the first.
-    pub(super) async fn send_two(&self, first: &Cmd, second: &Cmd, limit: Duration) -> Result<(Value, Value), SendError> {
+    pub(super) async fn send_two(
+        &self,
+        first: &Cmd,
+        second: &Cmd,
+        limit: Duration,
+    ) -> Result<(Value, Value), SendError> {
         let mut both = Pipeline::new();
         both.add_command(first.clone()).add_command(second.clone());
         let mut connection = self.connection.clone();

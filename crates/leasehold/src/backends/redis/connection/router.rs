@@ -15,7 +15,7 @@ use super::{
         options::{Durability, RedisOptions, Topology},
         scripts::{By, Call},
     },
-    Connection, Listener, Live, Epoch, EpochCell, SendError,
+    Connection, Epoch, EpochCell, Listener, Live, SendError,
     cluster::Cluster,
     epoch,
 };

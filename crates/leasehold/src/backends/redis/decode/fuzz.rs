@@ -4,15 +4,38 @@
 
 use proptest::{collection::vec, prelude::*};
 
-use super::*;
+use super::{super::record, *};
+
+/// A record with its columns in place, as `head.lua` describes them.
+fn whole() -> impl Strategy<Value = String> {
+    let times = prop::array::uniform4(0..10_000_000_000_000_000_u64);
+    (times, any::<u128>(), "[01s]", "[xslpq]", 0..10_000_000_000_000_u64, any::<u32>(), any::<u32>()).prop_map(
+        |([ends, renewed, fence, asked], id, form, mode, ttl, units, capacity)| {
+            let columns = format!(
+                "{form}{id:032x} {ends:016} {renewed:016} {fence:016} {asked:016} {asked:016} {ttl:013} {:16} {capacity:010}m {units:010} {mode}",
+                ""
+            );
+            format!("{columns:192}{{\"holder\":\"h\",\"note\":\"n\"}}\n{{\"k\":1}}")
+        },
+    )
+}
 
 /// Texts as the scripts answer them, whole and damaged, and any others.
 fn bytes() -> impl Strategy<Value = Vec<u8>> {
+    let words =
+        "holding|waiting|wrong|release|plain|newer|error|none|busy|queued|gone|slow|freed|left|evicted|begin|g|q|b";
     prop_oneof![
-        "(granted|queued|busy|freed|left|gone|slow|shape|evicted|begin)?".prop_map(String::into_bytes),
-        "[0-9 ]{0,140}".prop_map(String::into_bytes),
-        "[01s][0-9a-f]{0,32}( [0-9]{13,16}){0,6}.{0,60}".prop_map(String::into_bytes),
-        vec(any::<u8>(), 0..200),
+        3 => words.prop_map(String::into_bytes),
+        1 => "[0-9 ]{0,140}".prop_map(String::into_bytes),
+        3 => whole().prop_map(String::into_bytes),
+        2 => (whole(), any::<prop::sample::Index>(), any::<u8>()).prop_map(|(record, at, byte)| {
+            let mut bytes = record.into_bytes();
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+            bytes
+        }),
+        1 => (whole(), any::<prop::sample::Index>()).prop_map(|(record, at)| record[..at.index(record.len())].into()),
+        1 => vec(any::<u8>(), 0..200),
     ]
 }
 
@@ -41,6 +64,19 @@ proptest! {
         drop((epoch(&value, "redis"), fast_standings(&value), decided(&value, asked, "redis")));
         drop((standings(&value, asked, "redis"), evicted(&value, "redis"), listed(&value, &names, ahead)));
         drop((super::names(&value), cluster_nodes(&value), info(&value), pairs(&value), number(&value)));
-        drop(Record::read(&value));
+        drop(record::history(&value));
+    }
+
+    #[test]
+    fn no_message_panics(message in bytes()) {
+        drop((record::pushes(&message), record::events(&message)));
+    }
+
+    #[test]
+    fn a_whole_record_is_read(record in whole().prop_filter("a known mode", |record| &record[173..174] != "q")) {
+        // Only what no rule can have written is refused: a ttl or permits out of range.
+        let (ttl, is_permit) = (record[119..132].parse::<u64>().unwrap_or(0), &record[173..174] == "p");
+        let is_possible = (100_000..=2_592_000_000_000).contains(&ttl) && !is_permit;
+        prop_assert!(Record::read(&Value::BulkString(record.into_bytes())).is_ok() || !is_possible);
     }
 }
