@@ -16,7 +16,7 @@ use leasehold_testkit::{
     Flow, Proxy,
     postgres::{Postgres, program},
 };
-use place::{Place, Ran, Running, is_alive, read_soon, until};
+use place::{Place, Ran, Running, is_alive, on_any_backend, read_soon, until};
 use rustix::process::Signal;
 
 fn on(place: &Place, url: &str, args: &[&str]) -> Command {
@@ -602,8 +602,8 @@ fn a_killed_run_in_connection_mode_passes_on_when_all_it_started_is_dead() {
 }
 
 #[test]
-fn one_who_waits_leaves_the_queue_while_it_is_stopped() {
+fn what_is_alike_on_every_backend_is_so_here() {
     let server = Postgres::shared();
-    let url = prepared(&Place::new(), &server, "stopped_waiter");
-    Place::on(&url).assert_a_stopped_waiter_leaves_the_queue();
+    let url = prepared(&Place::new(), &server, "alike");
+    on_any_backend::everything(&Place::on(&url));
 }

@@ -16,7 +16,7 @@ use std::{
 };
 
 use leasehold_testkit::{Flow, Proxy, redis::Server};
-use place::{Place, Ran, Running, is_alive, read_soon, until};
+use place::{Place, Ran, Running, is_alive, on_any_backend, read_soon, until};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{Pid, PidfdFlags, Signal, pidfd_open},
@@ -436,7 +436,7 @@ fn what_is_cut_off_is_dead_before_the_next_one_starts() {
 }
 
 #[test]
-fn one_who_waits_leaves_the_queue_while_it_is_stopped() {
+fn what_is_alike_on_every_backend_is_so_here() {
     let server = Server::start();
-    Place::on(&server.url()).assert_a_stopped_waiter_leaves_the_queue();
+    on_any_backend::everything(&Place::on(&server.url()));
 }

@@ -45,8 +45,7 @@ fn names(path: &str, text: &str, backend: &str) -> bool {
     if path.starts_with(".ci/") {
         return is_word(text);
     }
-    let is_manifest = path.ends_with(".toml");
-    if is_manifest {
+    if path.ends_with("Cargo.toml") {
         return text.lines().any(|line| line.starts_with("leasehold = ") && is_word(line));
     }
     let code: Vec<&str> = text.lines().filter(code).collect();

@@ -1,41 +1,14 @@
 //! Commands that are told how a run ended.
 
-use std::{fs, process::Stdio};
+use std::process::Stdio;
 
 use rustix::process::Signal;
-use serde_json::Value;
 
-use crate::place::{Place, Running, is_alive, read_soon};
+use crate::place::{Place, Running, is_alive, on_any_backend, read_soon};
 
 #[test]
 fn a_failure_and_a_skip_run_their_hooks_and_nothing_else_does() {
-    let place = Place::new();
-    let (failed, skipped) = (place.path("failed"), place.path("skipped"));
-    let (on_failure, on_skip) = (format!("cat > {}", failed.display()), format!("cat > {}; exit 9", skipped.display()));
-    let run = |args: &[&str]| {
-        let hooks = ["run", "--on-failure", &on_failure, "--on-skip", &on_skip];
-        place.run(&[&hooks, args].concat())
-    };
-    let report = |path: &std::path::Path| -> Value {
-        let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        fs::remove_file(path).unwrap();
-        serde_json::from_str(&text).unwrap()
-    };
-    run(&["x", "--", "true"]).assert_code(0);
-    assert!(!failed.exists() && !skipped.exists());
-
-    run(&["x", "-c", "exit 3"]).assert_code(3);
-    let told = report(&failed);
-    assert_eq!((&told["lock"], &told["exit_code"], &told["outcome"]), (&"x".into(), &3.into(), &"completed".into()));
-    run(&["--max-hold", ".1", "x", "--", "sleep", "600"]).assert_code(124);
-    assert_eq!(report(&failed)["outcome"], "max_hold");
-
-    let _holder = place.hold("x");
-    let busy = run(&["-n", "x", "--", "true"]);
-    busy.assert_code(75);
-    assert!(busy.stderr.contains("warning: --on-skip: ended with exit status: 9"), "{busy:?}");
-    assert_eq!(report(&skipped)["outcome"], "not_acquired");
-    assert!(!failed.exists());
+    on_any_backend::a_failure_and_a_skip_run_their_hooks(&Place::new());
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "shared by test binaries that each use a part")]
 
+pub(crate) mod on_any_backend;
+
 use std::{
     collections::HashMap,
     ffi::{OsStr, OsString},
@@ -129,20 +131,6 @@ impl Place {
         assert!(read_soon(&lease).starts_with("lh1_"));
         fs::remove_file(lease).unwrap();
         running
-    }
-
-    /// One who waits leaves the queue while it is stopped, so that nobody waits behind it.
-    pub(crate) fn assert_a_stopped_waiter_leaves_the_queue(&self) {
-        let mut holder = self.hold("x");
-        let mut waiter = self.start(&["run", "x", "--", "true"]);
-        until("it waits", || self.waiters("x") == 1);
-        waiter.signal(Signal::TSTP);
-        until("it stops", || state_of(waiter.pid()) == Some('T'));
-        assert_eq!(self.waiters("x"), 0, "nobody waits behind one that is stopped");
-        waiter.signal(Signal::CONT);
-        until("it waits again", || self.waiters("x") == 1);
-        holder.signal(Signal::TERM);
-        assert_eq!((holder.code(), waiter.code()), (143, 0));
     }
 
     /// The one lock of this name as JSON.
