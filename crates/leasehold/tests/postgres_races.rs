@@ -383,7 +383,7 @@ async fn only_the_first_in_line_asks_when_a_guarded_transaction_ends() {
         }
         one(&caller, &format!("update leasehold.entry set channel = 'here' where name = '{name}'")).await.unwrap();
         let again = async |label| {
-            // What a client is told of itself would make it ask at once.
+            // A hint about the client's own lease would make it ask again at once.
             let renew = format!(
                 "select coalesce(hints::text, '') || ask_again_us from leasehold.renew_each('races', 'here', null, '{{}}', 'a', \
                  array['{name}'], array[md5('{label}')::uuid], array[600000000], array[null]::bigint[], \

@@ -324,3 +324,16 @@ async fn a_re_entrant_lock_that_is_busy_names_the_holder() {
     assert_eq!(error.holders()[0].holder, *other.holder());
     entering.shutdown().await;
 }
+
+#[tokio::test]
+async fn options_that_would_be_ignored_are_refused() {
+    let locks = Leasehold::connect("memory:refused").await.unwrap();
+    for lock in [locks.mutex("x"), locks.read("x"), locks.write("x")] {
+        let error = lock.permits(1).acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+    }
+    let backend = Arc::clone(locks.backend());
+    let error = Leasehold::builder().namespace("mine").open(Arc::clone(&backend)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+    Leasehold::builder().open(backend).unwrap();
+}

@@ -1,4 +1,4 @@
-//! The arguments of `acquire`, `renew`, `release` and `check`, and how a lease is asked for.
+//! The arguments of `acquire`, `renew`, `release` and `check`, and those by which `acquire` and `run` request a lease.
 
 use std::{path::PathBuf, time::Duration};
 

@@ -103,7 +103,7 @@ impl Ask {
         Ok(guards)
     }
 
-    /// The lock of this name with what was asked for, and what is left of the wait.
+    /// Makes the lock of this name, with the options from the command line and the rest of the wait.
     fn lock(&self, locks: &Leasehold, name: &Resource) -> Lock {
         let lock = match self.claim.mode() {
             Mode::Shared => locks.read(name.as_str()),

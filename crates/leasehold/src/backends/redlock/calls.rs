@@ -241,16 +241,21 @@ mod tests {
 
     type Call = dyn Future<Output = Option<u32>> + Send;
 
-    #[tokio::test]
-    async fn the_task_is_woken_once_enough_have_answered() {
-        let mut calls = Calls::<Call>::new();
-        let mut answers = Vec::new();
+    /// Three calls that were sent, and what answers each of them.
+    fn three_calls() -> (Calls<Call>, Vec<oneshot::Sender<u32>>) {
+        let (mut calls, mut answers) = (Calls::<Call>::new(), Vec::new());
         for at in 0..3 {
             let (answer, answered) = oneshot::channel();
             answers.push(answer);
             calls.push(at, Box::pin(async move { answered.await.ok() }));
         }
         calls.send();
+        (calls, answers)
+    }
+
+    #[tokio::test]
+    async fn the_task_is_woken_once_enough_have_answered() {
+        let (mut calls, mut answers) = three_calls();
         assert!(!has_answer(&mut calls, 2), "nobody has answered");
         answers.pop().unwrap().send(2).unwrap();
         assert!(calls.signal.task.lock().is_some(), "one is not enough");
@@ -269,14 +274,7 @@ mod tests {
 
     #[tokio::test]
     async fn answers_are_seen_by_a_task_that_has_spent_its_budget() {
-        let mut calls = Calls::<Call>::new();
-        let mut answers = Vec::new();
-        for at in 0..3 {
-            let (answer, answered) = oneshot::channel();
-            answers.push(answer);
-            calls.push(at, Box::pin(async move { answered.await.ok() }));
-        }
-        calls.send();
+        let (mut calls, answers) = three_calls();
         for answer in answers {
             answer.send(0).unwrap();
         }

@@ -21,7 +21,7 @@ use crate::{
     lease::{Incarnation, Moment, Timestamp},
 };
 
-/// Entries of the history that are kept on one server; each holds 1 to 16 ended leases.
+/// How many history entries one server keeps; an entry holds 1 to 16 ended leases.
 const HISTORY: usize = 10_000;
 /// The same in each partition of a cluster.
 const HISTORY_OF_PARTITION: usize = 1_000;
