@@ -54,6 +54,8 @@
 #[cfg(unix)]
 mod descriptors;
 #[cfg(unix)]
+mod slots;
+#[cfg(unix)]
 mod watch;
 
 #[cfg(unix)]

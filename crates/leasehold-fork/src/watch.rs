@@ -5,7 +5,7 @@ use std::{
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
 };
 
-use crate::descriptors;
+use crate::slots;
 
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 static WATCHING: AtomicBool = AtomicBool::new(false);
@@ -69,5 +69,5 @@ extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
     // Other threads may have been forking too; they do not exist here.
     ENDED.store(BEGUN.load(Ordering::SeqCst), Ordering::SeqCst);
-    descriptors::disconnect_all();
+    slots::disconnect_all();
 }
