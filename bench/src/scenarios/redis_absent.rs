@@ -5,9 +5,9 @@ use std::{sync::Arc, time::Duration};
 use futures_util::future::try_join_all;
 use leasehold::{
     Holder, Resource, Ttl,
-    backend::{Backend, Hint},
+    backend::{Backend, Hint, Patience, Request},
     backends::redis::{RedisBackend, RedisOptions},
-    lease::{Claim, LeaseId, LeaseKey, Outcome, Patience, Request},
+    lease::{Claim, LeaseId, LeaseKey, Outcome},
 };
 use leasehold_testkit::{redis::Server, until};
 use tokio::time;

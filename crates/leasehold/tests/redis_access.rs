@@ -6,10 +6,10 @@ use std::{fs, path::Path, process::Command, sync::Arc, time::Duration};
 
 use leasehold::{
     Error, ErrorKind, Holder, Leasehold, Resource, Ttl,
-    backend::{Backend, Severity},
+    backend::{Backend, Decision, Patience, Request, Severity},
     backends::redis::{RedisBackend, RedisOptions},
     clock::{Clock, SystemClock},
-    lease::{Claim, Decision, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names, Patience, Request},
+    lease::{Claim, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names},
 };
 use leasehold_testkit::{
     Flow, Proxy,

@@ -8,11 +8,10 @@ use std::{sync::Arc, time::Duration};
 
 use leasehold::{
     ErrorKind, Holder, Leasehold, Resource, Ttl,
-    backend::{Backend, Inspect, Severity},
+    backend::{Backend, Decision, Inspect, Patience, Renewal, Request, Severity},
     backends::redis::{RedisBackend, RedisOptions},
     lease::{
-        Claim, Decision, Ending, Evicted, Fence, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names, Outcome,
-        Patience, Released, Renewal, Request, Standing,
+        Claim, Ending, Evicted, Fence, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names, Outcome, Released, Standing,
     },
 };
 use leasehold_testkit::redis::Server;

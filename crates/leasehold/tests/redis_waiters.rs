@@ -8,9 +8,9 @@ use std::{sync::Arc, time::Duration};
 
 use leasehold::{
     Holder, Leasehold, Resource, Ttl,
-    backend::{Backend, Hint, Inspect},
+    backend::{Backend, Decision, Hint, Inspect, Patience, Request},
     backends::redis::{RedisBackend, RedisOptions},
-    lease::{Claim, Decision, EndedLease, Ending, HistoryFilter, LeaseId, LeaseKey, Names, Outcome, Patience, Request},
+    lease::{Claim, EndedLease, Ending, HistoryFilter, LeaseId, LeaseKey, Names, Outcome},
 };
 use leasehold_testkit::{Flow, Proxy, redis::Server};
 use shared::soon;

@@ -12,16 +12,13 @@ use std::{
 
 use leasehold::{
     ErrorKind, Holder, Leasehold, Resource, Ttl,
-    backend::{Backend, Inspect, Severity},
+    backend::{Backend, Decision, Inspect, Lifetime, Patience, Renewal, Request, Severity},
     backends::{
         memory::MemoryBackend,
         redlock::{Member, Quorum, QuorumOptions},
     },
     clock::{Clock, ManualClock, SystemClock},
-    lease::{
-        Claim, Decision, LeaseId, LeaseKey, LeaseState, Lifetime, ListFilter, Names, Outcome, Patience, Released,
-        Renewal, Request, Standing,
-    },
+    lease::{Claim, LeaseId, LeaseKey, LeaseState, ListFilter, Names, Outcome, Released, Standing},
 };
 use leasehold_conformance::{Call, Faulty};
 use tokio::{task::JoinSet, time};

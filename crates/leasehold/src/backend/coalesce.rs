@@ -1,9 +1,10 @@
 //! Sends calls together that arrive while others are in flight.
 
 use std::{
+    cell::RefCell,
     collections::VecDeque,
     fmt,
-    future::Future,
+    future::{Future, poll_fn},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, Wake, Waker},
@@ -18,10 +19,11 @@ use crate::{Error, Result};
 ///
 /// A call is sent at once if none is in flight. Otherwise calls wait until as
 /// many wait as are in flight, or until those are answered: few callers are
-/// hardly delayed, and many form few, full batches.
+/// hardly delayed, and many form few, full batches. Callers that are answered
+/// together are first given the chance to call again, where that needs no timer.
 ///
 /// The caller that completes a batch polls `send` once on its own thread; if it
-/// is pending, the runtime finishes it.
+/// is pending, the thread that brings the answers continues it, or the runtime.
 ///
 /// # Cancel safety
 /// A call that is dropped before its batch leaves is not sent; afterwards its answer is discarded.
@@ -105,8 +107,12 @@ impl<C, A> Shared<C, A> {
         let mut sending = InFlight { shared: &self, calls: 0, ended: false };
         while let Some(jobs) = self.next_batch(&mut sending) {
             let (calls, answers): (Vec<C>, Vec<_>) = jobs.into_iter().map(|job| (job.call, job.answer)).unzip();
+            let is_small = (2..=SMALL_BATCH).contains(&calls.len());
             for (answer, result) in answers.into_iter().zip((self.send)(calls).await) {
                 let _caller_left = answer.send(result);
+            }
+            if is_small {
+                let_callers_run().await;
             }
         }
     }
@@ -153,7 +159,90 @@ impl<C, A> Drop for InFlight<'_, C, A> {
 
 type Sending = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A sender that was polled once, by the caller that started it; the first wake-up moves it to the runtime.
+/// How often a sender that is woken while it is polled is polled again before the runtime gets it.
+const MOST_POLLS: usize = 8;
+/// The callers of a batch of at most this many calls are let run before the next batch. Larger ones gain less from that than
+/// from a server that is busy meanwhile.
+const SMALL_BATCH: usize = 16;
+/// How many batches a thread continues before it goes on with its own work.
+const MOST_CONTINUED: usize = 16;
+
+thread_local! {
+    /// The senders that were woken on this thread and are polled on it next; `None` where nothing will poll them.
+    static WOKEN_HERE: RefCell<Option<VecDeque<Arc<Begun>>>> = const { RefCell::new(None) };
+    /// The senders that let the callers run that they have answered; `None` where nothing will wake them.
+    static RESTING: RefCell<Option<Vec<Waker>>> = const { RefCell::new(None) };
+}
+
+/// Completes when callers that were answered could make their next calls, which then form one batch. Completes at once
+/// unless the answers came within [`rest_here`].
+async fn let_callers_run() {
+    let mut is_resting = false;
+    poll_fn(|context| {
+        let rest = |resting: &mut Option<Vec<Waker>>| {
+            resting.as_mut().map(|resting| resting.push(context.waker().clone())).is_some()
+        };
+        if !is_resting && RESTING.with_borrow_mut(rest) {
+            is_resting = true;
+            return Poll::Pending;
+        }
+        Poll::Ready(())
+    })
+    .await;
+}
+
+/// As [`continue_here`], and returns what wakes the senders that have answered several callers: whoever reads on the
+/// runtime of these callers lets them run, then wakes the senders.
+#[allow(
+    dead_code,
+    reason = "for backends that are driven by the runtimes of callers, of which not every build has one"
+)]
+pub(crate) fn rest_here<T>(work: impl FnOnce() -> T) -> (T, Vec<Waker>) {
+    /// Wakes all at once after a panic.
+    struct Wakes;
+
+    impl Drop for Wakes {
+        fn drop(&mut self) {
+            RESTING.take().into_iter().flatten().for_each(Waker::wake);
+        }
+    }
+
+    RESTING.set(Some(Vec::new()));
+    let _after_a_panic = Wakes;
+    let done = continue_here(work);
+    (done, RESTING.take().unwrap_or_default())
+}
+
+/// Does `work`, then continues the batches that it woke, on this thread.
+///
+/// Whoever reads the answers of a server calls this, so that no other thread has to be woken to hand them out. Within
+/// `work` it does nothing more: a batch is continued when all that led to its answer has returned and let go of its locks.
+pub(crate) fn continue_here<T>(work: impl FnOnce() -> T) -> T {
+    if WOKEN_HERE.with_borrow(Option::is_some) {
+        return work();
+    }
+    WOKEN_HERE.set(Some(VecDeque::new()));
+    let _left_to_the_runtime = LeaveToRuntime;
+    let done = work();
+    for _ in 0..MOST_CONTINUED {
+        let Some(begun) = WOKEN_HERE.with_borrow_mut(|woken| woken.as_mut()?.pop_front()) else { break };
+        begun.poll();
+    }
+    done
+}
+
+/// Hands over what is left to poll: one thread continues a few batches only, and none after a panic.
+struct LeaveToRuntime;
+
+impl Drop for LeaveToRuntime {
+    fn drop(&mut self) {
+        for begun in WOKEN_HERE.take().unwrap_or_default() {
+            begun.move_to_runtime();
+        }
+    }
+}
+
+/// A sender that is polled by the thread that starts it or brings its answers; any other wake-up moves it to the runtime.
 struct Begun {
     state: Mutex<BegunState>,
     runtime: Handle,
@@ -164,24 +253,46 @@ enum BegunState {
     /// It was woken while it was polled.
     Woken,
     Pending(Sending),
-    Moved,
+    /// The thread that woke it will poll it.
+    Scheduled(Sending),
+    /// It has ended, or belongs to the runtime.
+    Gone,
 }
 
 impl Begun {
-    fn begin(mut sending: Sending, runtime: &Handle) {
-        let begun = Arc::new(Self { state: Mutex::new(BegunState::Polling), runtime: runtime.clone() });
-        let waker = Waker::from(Arc::clone(&begun));
-        let _timers_are_the_runtimes = runtime.enter();
-        // A caller that has spent its cooperative budget may never come back to the batch, on which other calls wait.
-        let mut first = unconstrained(&mut sending);
-        if Pin::new(&mut first).poll(&mut Context::from_waker(&waker)) == Poll::Ready(()) {
+    fn begin(sending: Sending, runtime: &Handle) {
+        let state = Mutex::new(BegunState::Scheduled(sending));
+        Arc::new(Self { state, runtime: runtime.clone() }).poll();
+    }
+
+    fn poll(self: &Arc<Self>) {
+        let BegunState::Scheduled(mut sending) = std::mem::replace(&mut *self.state.lock(), BegunState::Polling) else {
             return;
+        };
+        let waker = Waker::from(Arc::clone(self));
+        let _timers_are_the_runtimes = self.runtime.enter();
+        for _ in 0..MOST_POLLS {
+            // A caller that has spent its cooperative budget may never come back to the batch, on which other calls wait.
+            let mut unlimited = unconstrained(&mut sending);
+            let polled = Pin::new(&mut unlimited).poll(&mut Context::from_waker(&waker));
+            let mut state = self.state.lock();
+            if polled.is_ready() {
+                *state = BegunState::Gone;
+                return;
+            }
+            if !matches!(*state, BegunState::Woken) {
+                *state = BegunState::Pending(sending);
+                return;
+            }
+            *state = BegunState::Polling;
         }
-        let mut state = begun.state.lock();
-        if matches!(*state, BegunState::Woken) {
-            drop(runtime.spawn(sending));
-        } else {
-            *state = BegunState::Pending(sending);
+        *self.state.lock() = BegunState::Gone;
+        drop(self.runtime.spawn(sending));
+    }
+
+    fn move_to_runtime(&self) {
+        if let BegunState::Scheduled(sending) = std::mem::replace(&mut *self.state.lock(), BegunState::Gone) {
+            drop(self.runtime.spawn(sending));
         }
     }
 }
@@ -189,10 +300,19 @@ impl Begun {
 impl Wake for Begun {
     fn wake(self: Arc<Self>) {
         let mut state = self.state.lock();
-        match std::mem::replace(&mut *state, BegunState::Moved) {
+        match std::mem::replace(&mut *state, BegunState::Gone) {
             BegunState::Polling | BegunState::Woken => *state = BegunState::Woken,
-            BegunState::Pending(sending) => drop(self.runtime.spawn(sending)),
-            BegunState::Moved => {}
+            BegunState::Pending(sending) => {
+                *state = BegunState::Scheduled(sending);
+                drop(state);
+                let is_polled_here = WOKEN_HERE
+                    .with_borrow_mut(|woken| woken.as_mut().map(|woken| woken.push_back(Arc::clone(&self))).is_some());
+                if !is_polled_here {
+                    self.move_to_runtime();
+                }
+            }
+            scheduled @ BegunState::Scheduled(_) => *state = scheduled,
+            BegunState::Gone => {}
         }
     }
 }
@@ -264,6 +384,42 @@ mod tests {
             assert_eq!(call.await.unwrap(), expected);
         }
         assert_eq!(*sizes.lock(), [1, 1, 2, 1]);
+        assert_eq!(coalescer.shared.state.lock().batches, 0);
+    }
+
+    #[tokio::test]
+    async fn callers_that_are_answered_together_form_the_next_batch_together() {
+        let (gate, sizes) = (Arc::new(Semaphore::new(0)), Arc::new(Mutex::new(Vec::new())));
+        let (opened, seen) = (Arc::clone(&gate), Arc::clone(&sizes));
+        let coalescer = Coalescer::new(Handle::current(), 8, 2, move |calls: Vec<u32>| {
+            let (gate, sizes) = (Arc::clone(&opened), Arc::clone(&seen));
+            async move {
+                sizes.lock().push(calls.len());
+                gate.acquire().await.unwrap().forget();
+                calls.into_iter().map(Ok).collect()
+            }
+        });
+        let call = |number| {
+            let mut call = Box::pin(coalescer.call(number));
+            assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            call
+        };
+        let mut calls: Vec<_> = (0..4).map(call).collect();
+        assert_eq!(*sizes.lock(), [1, 1], "two batches are on their way, two calls wait");
+        let ((), resting) = rest_here(|| gate.add_permits(2));
+        assert!(resting.is_empty(), "each answered one caller");
+        assert_eq!(*sizes.lock(), [1, 1, 2]);
+        let ((), resting) = rest_here(|| gate.add_permits(1));
+        assert_eq!(resting.len(), 1, "it answered two callers, and lets them run");
+        calls.extend([4].map(call));
+        assert_eq!(*sizes.lock(), [1, 1, 2], "the first that calls again does not go alone");
+        calls.extend([5].map(call));
+        continue_here(|| resting.into_iter().for_each(Waker::wake));
+        gate.add_permits(10);
+        for (expected, call) in (0..).zip(calls) {
+            assert_eq!(call.await.unwrap(), expected);
+        }
+        assert_eq!(*sizes.lock(), [1, 1, 2, 2]);
         assert_eq!(coalescer.shared.state.lock().batches, 0);
     }
 

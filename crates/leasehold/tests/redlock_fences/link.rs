@@ -11,10 +11,9 @@ use std::{
 use async_trait::async_trait;
 use leasehold::{
     Error, Fence, Resource, Result,
-    backend::{Backend, EventStream, Finding, Guarantees, Hints, Inspect},
+    backend::{Answer, Backend, Decision, EventStream, Finding, Guarantees, Hints, Inspect, Renewal, Request},
     lease::{
-        Answer, Decision, EndedLease, Evicted, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names, Outcome, Page,
-        Released, Renewal, Request, Standing,
+        EndedLease, Evicted, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names, Outcome, Page, Released, Standing,
     },
 };
 use parking_lot::Mutex;

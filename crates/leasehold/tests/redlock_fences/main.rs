@@ -15,10 +15,10 @@ use std::{sync::Arc, thread, time::Duration};
 
 use leasehold::{
     Fence, Holder, Resource, Ttl,
-    backend::Backend,
+    backend::{Backend, Decision, Patience, Renewal, Request},
     backends::redlock::{Member, Quorum, QuorumOptions},
     clock::Clock,
-    lease::{Claim, Decision, LeaseKey, Outcome, Patience, Renewal, Request, Standing},
+    lease::{Claim, LeaseKey, Outcome, Standing},
 };
 use link::{Dice, Link};
 use place::{Place, SimClock, Variant};

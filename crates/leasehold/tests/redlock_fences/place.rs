@@ -11,10 +11,10 @@ use std::{
 
 use leasehold::{
     Fence, Resource, Result,
-    backend::{Backend, Hint, HintSender},
+    backend::{Answer, Backend, Decision, Hint, HintSender, Incarnation, Renewal, Request},
     backends::memory::MemoryBackend,
     clock::{Clock, Sleep},
-    lease::{Answer, Decision, Grant, Incarnation, Moment, Renewal, Request, Standing, Timestamp},
+    lease::{Grant, Moment, Standing, Timestamp},
 };
 use parking_lot::Mutex;
 use tokio::time::Instant;

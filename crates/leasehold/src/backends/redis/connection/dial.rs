@@ -2,24 +2,18 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use futures_util::future::select_ok;
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion,
     RedisConnectionInfo, RedisError, TlsCertificates, Value, aio::MultiplexedConnection, io::tcp::TcpSettings,
 };
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::{TcpStream, UnixStream, lookup_host},
-    sync::Notify,
-    time,
-};
+use tokio::{sync::Notify, time};
 
 use super::{
     super::{
         decode, errors,
         options::{Address, RedisOptions, Tls},
     },
-    drive::Drive,
+    drive::{self, Drive},
 };
 
 /// What a server says about itself.
@@ -78,43 +72,14 @@ pub(super) async fn connect(
     config: AsyncConnectionConfig,
     give_up: &Arc<Notify>,
 ) -> Result<(MultiplexedConnection, Option<Drive>), RedisError> {
-    match (address, &options.tls) {
-        (Address::Tcp { host, port }, None) => {
-            let stream = connect_tcp(host, *port).await?;
-            driven(&connection_info(address, options)?, stream, config, give_up).await
-        }
-        (Address::Unix(path), _) => {
-            let stream = UnixStream::connect(path).await?;
-            driven(&connection_info(address, options)?, stream, config, give_up).await
-        }
-        (Address::Tcp { .. } | Address::Info(_), _) => {
-            let client = client(address, options)?;
-            Ok((client.get_multiplexed_async_connection_with_config(&config).await?, None))
+    if options.tls.is_none() || matches!(address, Address::Unix(_)) {
+        let info = connection_info(address, options)?;
+        if let Some((connection, drive)) = drive::connect(address, &info, &config, give_up).await? {
+            return Ok((connection, Some(drive)));
         }
     }
-}
-
-/// The first that answers of the addresses that the host has.
-async fn connect_tcp(host: &str, port: u16) -> Result<TcpStream, RedisError> {
-    let addresses = lookup_host((host, port)).await?;
-    let connecting: Vec<_> = addresses.map(|address| Box::pin(TcpStream::connect(address))).collect();
-    if connecting.is_empty() {
-        return Err(std::io::Error::new(std::io::ErrorKind::NotFound, format!("{host} has no address")).into());
-    }
-    let (stream, _others) = select_ok(connecting).await?;
-    stream.set_nodelay(true)?;
-    Ok(stream)
-}
-
-async fn driven(
-    info: &ConnectionInfo,
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    config: AsyncConnectionConfig,
-    give_up: &Arc<Notify>,
-) -> Result<(MultiplexedConnection, Option<Drive>), RedisError> {
-    let (connection, driver) = MultiplexedConnection::new_with_config(info.redis_settings(), stream, config).await?;
-    let drive = Drive::new(connection.clone(), driver, Arc::clone(give_up));
-    Ok((connection, Some(drive)))
+    let client = client(address, options)?;
+    Ok((client.get_multiplexed_async_connection_with_config(&config).await?, None))
 }
 
 /// A client for one server.

@@ -2,16 +2,17 @@
 //!
 //! The library's multiplexed connection is driven by a future that writes what
 //! was sent and hands out the answers. It normally runs as a task. Here it is
-//! polled by a task of the I/O thread when the socket has something to read,
-//! and by whoever sends, right after sending.
+//! polled by whoever sends, right after sending, and by whoever reads the
+//! socket (`socket.rs`): a task of the caller's runtime, or of the I/O thread.
 
 use std::{
     cell::Cell,
     collections::VecDeque,
     future::{Future, poll_fn},
+    os::fd::OwnedFd,
     pin::{Pin, pin},
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering, fence},
     },
     task::{Context, Poll, Wake, Waker},
@@ -19,18 +20,30 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, ConnectionInfo, RedisError, aio::MultiplexedConnection};
 use tokio::{
+    io::unix::AsyncFd,
     runtime::Handle,
     sync::Notify,
-    task::{AbortHandle, unconstrained},
+    task::{AbortHandle, unconstrained, yield_now},
     time,
 };
 
+use super::{
+    super::options::Address,
+    socket::{Reader, Socket, Stream},
+};
 use crate::{
+    backend::coalesce::{continue_here, rest_here},
     clock::{Clock, SystemClock},
     lease::Moment,
+    threads::callers_runtime,
 };
+
+/// A runtime that reads is looked after this often: if it did nothing meanwhile, the I/O thread reads again.
+const LOOK: Duration = Duration::from_millis(5);
+/// A runtime that always finds something to read does something else after this many turns.
+const TURNS: u32 = 32;
 
 thread_local! {
     /// What this thread does with the driver's wake-ups.
@@ -49,18 +62,24 @@ enum Sending {
 /// The driver of a connection; the connection ends when it is dropped.
 pub(super) struct Drive {
     shared: Arc<Shared>,
-    waker: Waker,
-    tasks: [AbortHandle; 2],
+    tasks: [AbortHandle; 3],
 }
 
 type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 struct Shared {
+    /// Of the process that connected.
+    generation: u32,
     /// `None` once the connection has ended.
     driver: Mutex<Option<Driver>>,
     /// The driver has to be polled, by whoever has it or gets it next.
     again: AtomicBool,
+    socket: Arc<Socket>,
     signal: Arc<Signal>,
+    /// Passes on to `signal` what wakes the driver.
+    waker: Waker,
+    /// A caller's runtime began to read.
+    lent: Notify,
     unanswered: Mutex<Unanswered>,
     first_sent: Notify,
     /// An answer did not come in time.
@@ -108,6 +127,53 @@ struct Signal {
     reader: Mutex<Option<Waker>>,
 }
 
+/// A task on the runtime of a caller that reads the socket.
+struct Reading {
+    shared: Weak<Shared>,
+    reader: Arc<Reader>,
+    generation: u32,
+}
+
+impl Reading {
+    /// Reads whenever there is something to read, until the connection ends.
+    async fn run(&self, readable: AsyncFd<Arc<OwnedFd>>) {
+        for turn in 1_u32.. {
+            let Ok(mut ready) = readable.readable().await else { return };
+            ready.clear_ready();
+            self.reader.count_turn();
+            if turn.is_multiple_of(TURNS) {
+                yield_now().await;
+            }
+            let Some(shared) = self.shared.upgrade() else { return };
+            let (driven, resting) = rest_here(|| shared.drive());
+            drop(shared);
+            if driven.is_ready() {
+                return;
+            }
+            if self.reader.rest(resting) {
+                // Behind the tasks of the callers that were just woken.
+                yield_now().await;
+                self.reader.count_turn();
+                self.reader.wake_resting();
+            }
+        }
+    }
+}
+
+impl Drop for Reading {
+    /// Also when the runtime is dropped: the I/O thread reads from then on.
+    fn drop(&mut self) {
+        if self.generation != leasehold_fork::generation() {
+            return;
+        }
+        if let Some(shared) = self.shared.upgrade() {
+            shared.socket.forget(&self.reader);
+            shared.waker.wake_by_ref();
+        }
+        self.reader.wake_resting();
+    }
+}
+
 impl Wake for Signal {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
@@ -125,32 +191,51 @@ impl Wake for Signal {
     }
 }
 
+/// Connects. `None` for an address that only the client library can connect to.
+pub(super) async fn connect(
+    address: &Address,
+    info: &ConnectionInfo,
+    config: &AsyncConnectionConfig,
+    give_up: &Arc<Notify>,
+) -> Result<Option<(MultiplexedConnection, Drive)>, RedisError> {
+    let Some(socket) = Socket::connect(address).await? else { return Ok(None) };
+    let (settings, stream) = (info.redis_settings(), Stream::new(&socket));
+    let (connection, driver) = MultiplexedConnection::new_with_config(settings, stream, config.clone()).await?;
+    let drive = Drive::new(connection.clone(), driver, socket, Arc::clone(give_up));
+    Ok(Some((connection, drive)))
+}
+
 impl Drive {
     /// Drives a connection from a new task of this runtime, and from whoever sends by it. If an answer does not come in
     /// time, it ends the connection and notifies `give_up`.
-    pub(super) fn new(
+    fn new(
         connection: MultiplexedConnection,
         driver: impl Future<Output = ()> + Send + 'static,
+        socket: Arc<Socket>,
         give_up: Arc<Notify>,
     ) -> Self {
         let signal = Arc::new(Signal::default());
-        let waker = Waker::from(Arc::clone(&signal));
         let shared = Arc::new(Shared {
+            generation: leasehold_fork::generation(),
             driver: Mutex::new(Some(Box::pin(driver))),
             again: AtomicBool::new(true),
+            socket,
+            waker: Waker::from(Arc::clone(&signal)),
             signal,
+            lent: Notify::new(),
             unanswered: Mutex::default(),
             first_sent: Notify::new(),
             expired: AtomicBool::new(false),
         });
-        let (reading, its_waker) = (Arc::clone(&shared), waker.clone());
         let runtime = Handle::current();
+        let reading = Arc::clone(&shared);
         let reader = runtime.spawn(poll_fn(move |context| {
             *reading.signal.reader.lock() = Some(context.waker().clone());
-            reading.drive(&its_waker)
+            reading.read()
         }));
         let watchdog = runtime.spawn(Arc::clone(&shared).watch(connection, give_up));
-        Self { shared, waker, tasks: [reader.abort_handle(), watchdog.abort_handle()] }
+        let lender = runtime.spawn(Arc::clone(&shared).look_after_readers());
+        Self { shared, tasks: [reader.abort_handle(), watchdog.abort_handle(), lender.abort_handle()] }
     }
 
     /// Ends the connection: calls that wait for answers fail now.
@@ -173,7 +258,8 @@ impl Drive {
             SENDING.set(Sending::Begun);
             let polled = sending.as_mut().poll(context);
             if SENDING.replace(Sending::No) == Sending::Sent {
-                let _ended = self.shared.drive(&self.waker);
+                self.shared.read_by_caller();
+                let _ended = self.shared.drive();
             }
             polled
         });
@@ -267,8 +353,56 @@ impl Shared {
         let _dropped_after_the_lock = self.driver.lock().take();
     }
 
+    /// Lets the runtime of the caller that sends read the answers.
+    fn read_by_caller(self: &Arc<Self>) {
+        let Some(runtime) = callers_runtime() else { return };
+        let start = |reader: &Arc<Reader>, readable| {
+            let (shared, reader) = (Arc::downgrade(self), Arc::clone(reader));
+            let reading = Reading { shared, reader, generation: self.generation };
+            // A spent cooperative budget would leave the driver to be woken by this runtime alone.
+            runtime.spawn(unconstrained(async move { reading.run(readable).await })).abort_handle()
+        };
+        if self.socket.read_by(&runtime, start) {
+            self.lent.notify_one();
+        }
+    }
+
+    /// Has the I/O thread read again once a runtime no longer sends and reads: it is done, it is blocked, or the server is
+    /// far away.
+    async fn look_after_readers(self: Arc<Self>) {
+        loop {
+            self.lent.notified().await;
+            let mut seen = None;
+            while let Some(reader) = self.socket.reader()
+                && seen.as_ref().is_none_or(|seen| reader.has_gone_on_since(seen))
+            {
+                seen = Some(reader.activity());
+                time::sleep(LOOK).await;
+            }
+            let Some(reader) = self.socket.take_back() else { continue };
+            reader.wake_resting();
+            let received = self.socket.received();
+            if self.read().is_ready() {
+                return;
+            }
+            if self.socket.received() != received {
+                // Something had come, and the runtime did not read it.
+                reader.is_late();
+            }
+        }
+    }
+
+    /// Reads what has come, and hands out the answers on this thread; ready when the connection has ended.
+    fn read(&self) -> Poll<()> {
+        continue_here(|| self.drive())
+    }
+
     /// Polls the driver, on this thread or on the one that polls it right now; ready when the connection has ended.
-    fn drive(&self, waker: &Waker) -> Poll<()> {
+    fn drive(&self) -> Poll<()> {
+        if self.generation != leasehold_fork::generation() {
+            // The runtime of a caller lives on in a forked child, where nobody may read what is the parent's.
+            return Poll::Pending;
+        }
         self.again.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         // 1. This thread asks for another poll and finds the driver taken.  2. The thread that has it lets go.
@@ -277,7 +411,7 @@ impl Shared {
             let Some(mut driver) = self.driver.try_lock() else { return Poll::Pending };
             self.again.store(false, Ordering::SeqCst);
             let Some(polled) = driver.as_mut() else { return Poll::Ready(()) };
-            if polled.as_mut().poll(&mut Context::from_waker(waker)).is_ready() {
+            if polled.as_mut().poll(&mut Context::from_waker(&self.waker)).is_ready() {
                 let ended = driver.take();
                 drop(driver);
                 drop(ended);
@@ -294,5 +428,6 @@ impl Shared {
 impl Drop for Drive {
     fn drop(&mut self) {
         self.tasks.iter().for_each(AbortHandle::abort);
+        self.shared.socket.dismiss_readers();
     }
 }

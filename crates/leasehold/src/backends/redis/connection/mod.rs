@@ -8,9 +8,12 @@ mod cluster;
 mod cluster_link;
 mod dial;
 mod discovery;
+#[cfg_attr(not(target_os = "linux"), path = "drive_elsewhere.rs")]
 mod drive;
 mod epoch;
 mod router;
+#[cfg(target_os = "linux")]
+mod socket;
 
 use std::{
     fmt,

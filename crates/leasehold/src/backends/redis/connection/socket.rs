@@ -1,0 +1,421 @@
+//! A socket that is read where answers are waited for: by the runtime of a caller, or by the I/O thread.
+//!
+//! An answer that the I/O thread reads wakes that thread, then a thread of the
+//! caller's runtime, and often a second one: more than the call itself costs.
+//! So the runtime that sends reads the answers, too, as long as it does so
+//! promptly. Each reader watches the socket through an epoll instance of its
+//! own, and the socket reports to one of them at a time.
+
+use std::{
+    collections::VecDeque,
+    io,
+    os::fd::{AsFd, OwnedFd},
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    task::{Context, Poll, Waker, ready},
+    time::Duration,
+};
+
+use futures_util::future::select_ok;
+use leasehold_fork::{Registration, close_in_child};
+use parking_lot::Mutex;
+use rustix::{
+    event::epoll::{self, CreateFlags, EventData, EventFlags},
+    io::Errno,
+    net::{RecvFlags, SendFlags, Shutdown},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, Interest, ReadBuf, unix::AsyncFd},
+    net::{TcpStream, UnixStream, lookup_host},
+    runtime::{Handle, Id},
+    task::AbortHandle,
+};
+
+use super::super::options::Address;
+use crate::{
+    backend::coalesce::continue_here,
+    clock::{Clock, SystemClock},
+    lease::Moment,
+};
+
+/// How long a runtime that left answers unread is not asked to read again.
+const REST: Duration = Duration::from_secs(1);
+/// The most that is read at once.
+const READ: usize = 16 * 1024;
+/// How often is read before other work has a turn.
+const MOST_READS: u32 = 64;
+
+/// A socket, and who reads it.
+#[derive(Debug)]
+pub(super) struct Socket {
+    // Fields drop in this order: a forked child must not close a number that is another's by then.
+    _closed_in_child: [Registration; 2],
+    by_io_thread: AsyncFd<Arc<OwnedFd>>,
+    fd: OwnedFd,
+    /// How often something was received.
+    received: AtomicU64,
+    choice: Mutex<Choice>,
+    is_output_blocked: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Choice {
+    /// The runtime that reads; `None` while the I/O thread does.
+    reader: Option<Arc<Reader>>,
+    /// Every runtime that ever read and still exists.
+    known: Vec<Arc<Reader>>,
+}
+
+/// A runtime of a caller, which can read the socket.
+#[derive(Debug)]
+pub(super) struct Reader {
+    // Dropped before the descriptor.
+    _closed_in_child: Registration,
+    runtime: Id,
+    watched: Arc<OwnedFd>,
+    /// How often its task has run.
+    turns: AtomicU64,
+    /// How often something was sent from this runtime while it read.
+    sends: AtomicU64,
+    /// Wake the senders of batches that let the callers run that they have answered.
+    resting: Mutex<Vec<Waker>>,
+    rests_until: Mutex<Moment>,
+    task: Mutex<Option<AbortHandle>>,
+}
+
+impl Socket {
+    /// Connects; must be called on the I/O thread's runtime, which reads the socket at first. `None` for an address that
+    /// only the client library can connect to.
+    pub(super) async fn connect(address: &Address) -> io::Result<Option<Arc<Self>>> {
+        let connected: OwnedFd = match address {
+            Address::Tcp { host, port } => connect_tcp(host, *port).await?.into_std()?.into(),
+            Address::Unix(path) => UnixStream::connect(path).await?.into_std()?.into(),
+            Address::Info(_) => return Ok(None),
+        };
+        Self::new(connected).map(Some)
+    }
+
+    fn new(fd: OwnedFd) -> io::Result<Arc<Self>> {
+        let watched = Arc::new(watch(&fd, EventFlags::IN)?);
+        let closed_in_child = [close_in_child(fd.as_fd())?, close_in_child(watched.as_fd())?];
+        Ok(Arc::new(Self {
+            _closed_in_child: closed_in_child,
+            by_io_thread: register(watched)?,
+            fd,
+            received: AtomicU64::new(0),
+            choice: Mutex::default(),
+            is_output_blocked: AtomicBool::new(false),
+        }))
+    }
+
+    /// Pending until the socket reports to the I/O thread, which wakes the driver.
+    fn poll_io_thread(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.by_io_thread.poll_read_ready(context))?.clear_ready();
+        Poll::Ready(Ok(()))
+    }
+
+    /// Lets the caller's runtime read, unless another one does. Returns whether it was the I/O thread that read before.
+    ///
+    /// The caller polls the driver afterwards, since nothing reports what is there already.
+    /// For a runtime that is not known yet, `start` begins a task that drives the connection when the descriptor is readable.
+    pub(super) fn read_by(
+        &self,
+        runtime: &Handle,
+        start: impl FnOnce(&Arc<Reader>, AsyncFd<Arc<OwnedFd>>) -> AbortHandle,
+    ) -> bool {
+        let known = {
+            let choice = self.choice.lock();
+            if let Some(reader) = &choice.reader {
+                if reader.runtime == runtime.id() {
+                    reader.sends.fetch_add(1, Ordering::Relaxed);
+                }
+                return false;
+            }
+            choice.known.iter().find(|reader| reader.runtime == runtime.id()).cloned()
+        };
+        let Some(reader) = known.or_else(|| self.introduce(runtime, start)) else { return false };
+        if !reader.rests_until.lock().since(SystemClock.now()).is_zero() {
+            return false;
+        }
+        let mut choice = self.choice.lock();
+        // The runtime may have ended meanwhile, or another one began to read.
+        let is_known = choice.known.iter().any(|known| Arc::ptr_eq(known, &reader));
+        if choice.reader.is_some() || !is_known || self.report_to(&reader.watched, EventFlags::IN).is_err() {
+            return false;
+        }
+        reader.sends.fetch_add(1, Ordering::Relaxed);
+        choice.reader = Some(reader);
+        self.report_to_io_thread(&choice);
+        true
+    }
+
+    /// Begins a task on a runtime that has not read before. It may end at once, on a runtime that is shut down, and is
+    /// then forgotten within this call: no lock is held.
+    fn introduce(
+        &self,
+        runtime: &Handle,
+        start: impl FnOnce(&Arc<Reader>, AsyncFd<Arc<OwnedFd>>) -> AbortHandle,
+    ) -> Option<Arc<Reader>> {
+        if !can_read(runtime) {
+            return None;
+        }
+        let watched = Arc::new(watch(&self.fd, EventFlags::empty()).ok()?);
+        let reader = Arc::new(Reader {
+            _closed_in_child: close_in_child(watched.as_fd()).ok()?,
+            runtime: runtime.id(),
+            watched: Arc::clone(&watched),
+            turns: AtomicU64::new(0),
+            sends: AtomicU64::new(0),
+            resting: Mutex::default(),
+            rests_until: Mutex::default(),
+            task: Mutex::default(),
+        });
+        let readable = register_on(runtime, watched)?;
+        {
+            let mut choice = self.choice.lock();
+            if let Some(other) = choice.known.iter().find(|known| known.runtime == runtime.id()) {
+                return Some(Arc::clone(other));
+            }
+            choice.known.push(Arc::clone(&reader));
+        }
+        let task = start(&reader, readable);
+        *reader.task.lock() = Some(task);
+        Some(reader)
+    }
+
+    /// The runtime that reads, if it is not the I/O thread's.
+    pub(super) fn reader(&self) -> Option<Arc<Reader>> {
+        self.choice.lock().reader.clone()
+    }
+
+    /// Lets the I/O thread read; returns the runtime that read before.
+    ///
+    /// The caller polls the driver afterwards, since nothing reports what is there already.
+    pub(super) fn take_back(&self) -> Option<Arc<Reader>> {
+        let mut choice = self.choice.lock();
+        let reader = choice.reader.take()?;
+        let _closed = self.report_to(&reader.watched, EventFlags::empty());
+        self.report_to_io_thread(&choice);
+        Some(reader)
+    }
+
+    /// Forgets a runtime that ends. The caller wakes the driver afterwards, as after [`Self::take_back`].
+    pub(super) fn forget(&self, reader: &Arc<Reader>) {
+        let mut choice = self.choice.lock();
+        choice.known.retain(|known| !Arc::ptr_eq(known, reader));
+        if choice.reader.take_if(|current| Arc::ptr_eq(current, reader)).is_some() {
+            self.report_to_io_thread(&choice);
+        }
+    }
+
+    /// How often something was received.
+    pub(super) fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
+    /// Ends the tasks of all runtimes that can read.
+    pub(super) fn dismiss_readers(&self) {
+        for reader in &self.choice.lock().known {
+            reader.task.lock().as_ref().map(AbortHandle::abort);
+        }
+    }
+
+    fn report_to_io_thread(&self, choice: &Choice) {
+        let mut events = EventFlags::empty();
+        events.set(EventFlags::IN, choice.reader.is_none());
+        events.set(EventFlags::OUT, self.is_output_blocked.load(Ordering::SeqCst));
+        let _never_fails_for_what_was_added = self.report_to(self.by_io_thread.get_ref(), events);
+    }
+
+    /// Reports these events from now on. What is there already is not reported if an earlier report was never collected.
+    fn report_to(&self, watched: &OwnedFd, events: EventFlags) -> rustix::io::Result<()> {
+        epoll::modify(watched, &self.fd, EventData::new_u64(0), events)
+    }
+
+    /// Has the I/O thread continue a write that did not fit; returns whether this is new.
+    fn set_output_blocked(&self, is_blocked: bool) -> bool {
+        let is_new = self.is_output_blocked.swap(is_blocked, Ordering::SeqCst) != is_blocked;
+        if is_new {
+            self.report_to_io_thread(&self.choice.lock());
+        }
+        is_new
+    }
+}
+
+/// The first that answers of the addresses that the host has.
+async fn connect_tcp(host: &str, port: u16) -> io::Result<TcpStream> {
+    let addresses = lookup_host((host, port)).await?;
+    let connecting: Vec<_> = addresses.map(|address| Box::pin(TcpStream::connect(address))).collect();
+    if connecting.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address")));
+    }
+    let (stream, _others) = select_ok(connecting).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+/// An epoll instance with nothing but this socket in it.
+fn watch(fd: &OwnedFd, events: EventFlags) -> io::Result<OwnedFd> {
+    let watched = epoll::create(CreateFlags::CLOEXEC)?;
+    epoll::add(&watched, fd, EventData::new_u64(0), events)?;
+    Ok(watched)
+}
+
+/// Registers the descriptor with the runtime that is entered.
+#[expect(
+    deprecated,
+    reason = "its successor is unsafe, for descriptors that somebody else may close: this one is owned"
+)]
+fn register(watched: Arc<OwnedFd>) -> io::Result<AsyncFd<Arc<OwnedFd>>> {
+    AsyncFd::with_interest(watched, Interest::READABLE)
+}
+
+/// Runtimes without I/O, the last few of them. The only way to find out is a panic.
+static WITHOUT_IO: Mutex<VecDeque<Id>> = Mutex::new(VecDeque::new());
+const MOST_WITHOUT_IO: usize = 64;
+
+/// Whether the runtime is not known to be without I/O. A program that aborts on panics cannot find out.
+fn can_read(runtime: &Handle) -> bool {
+    cfg!(panic = "unwind") && !WITHOUT_IO.lock().contains(&runtime.id())
+}
+
+/// Registers the descriptor with the runtime; `None` for a runtime that has no I/O, or ends.
+fn register_on(runtime: &Handle, watched: Arc<OwnedFd>) -> Option<AsyncFd<Arc<OwnedFd>>> {
+    let _context = runtime.enter();
+    match catch_unwind(AssertUnwindSafe(|| register(watched))) {
+        Ok(registered) => registered.ok(),
+        Err(_without_io) => {
+            let mut without_io = WITHOUT_IO.lock();
+            without_io.push_front(runtime.id());
+            without_io.truncate(MOST_WITHOUT_IO);
+            None
+        }
+    }
+}
+
+/// What a runtime that reads has done.
+pub(super) struct Activity {
+    runtime: Id,
+    turns: u64,
+    sends: u64,
+}
+
+impl Reader {
+    pub(super) fn activity(&self) -> Activity {
+        let (turns, sends) = (self.turns.load(Ordering::Relaxed), self.sends.load(Ordering::Relaxed));
+        Activity { runtime: self.runtime, turns, sends }
+    }
+
+    /// Whether it has both read and sent, or another runtime reads.
+    pub(super) fn has_gone_on_since(&self, seen: &Activity) -> bool {
+        let now = self.activity();
+        now.runtime != seen.runtime || now.turns != seen.turns && now.sends != seen.sends
+    }
+
+    /// It left something unread, and is not asked to read for a while.
+    pub(super) fn is_late(&self) {
+        *self.rests_until.lock() = SystemClock.now().after(REST);
+    }
+
+    pub(super) fn count_turn(&self) {
+        self.turns.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Takes what is to be woken later; returns whether there is anything.
+    pub(super) fn rest(&self, mut wakers: Vec<Waker>) -> bool {
+        let mut resting = self.resting.lock();
+        resting.append(&mut wakers);
+        !resting.is_empty()
+    }
+
+    /// Wakes the senders that rest, here or on the I/O thread if this runtime is late.
+    pub(super) fn wake_resting(&self) {
+        let resting = std::mem::take(&mut *self.resting.lock());
+        continue_here(|| resting.into_iter().for_each(Waker::wake));
+    }
+}
+
+/// The two directions of the socket, for the driver of the connection.
+///
+/// What is pending is woken by the I/O thread, unless another runtime reads: its task polls the driver.
+#[derive(Debug)]
+pub(super) struct Stream {
+    socket: Arc<Socket>,
+    /// Reads since there was nothing to read.
+    reads: u32,
+}
+
+impl Stream {
+    pub(super) fn new(socket: &Arc<Socket>) -> Self {
+        Self { socket: Arc::clone(socket), reads: 0 }
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let room = buffer.remaining().min(READ);
+        self.reads += 1;
+        if self.reads > MOST_READS {
+            // The I/O thread goes on, and does other things in between.
+            self.reads = 0;
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        loop {
+            match rustix::net::recv(&self.socket.fd, buffer.initialize_unfilled_to(room), RecvFlags::empty()) {
+                Ok((received, _)) => {
+                    self.socket.received.fetch_add(1, Ordering::Relaxed);
+                    buffer.advance(received);
+                    return Poll::Ready(Ok(()));
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    self.reads = 0;
+                    ready!(self.socket.poll_io_thread(context))?;
+                }
+                Err(error) => return Poll::Ready(Err(error.into())),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        loop {
+            match rustix::net::send(&self.socket.fd, bytes, SendFlags::NOSIGNAL) {
+                Ok(sent) => {
+                    self.socket.set_output_blocked(false);
+                    return Poll::Ready(Ok(sent));
+                }
+                Err(Errno::INTR) => {}
+                // Tried once more after the change: what came before it is not reported.
+                Err(Errno::AGAIN) if self.socket.set_output_blocked(true) => {}
+                Err(Errno::AGAIN) => ready!(self.socket.poll_io_thread(context))?,
+                Err(error) => return Poll::Ready(Err(error.into())),
+            }
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(rustix::net::shutdown(&self.socket.fd, Shutdown::Write).map_err(io::Error::from))
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // The descriptor may stay open for a while, in calls that still know the connection.
+        let _closed_by_the_server = rustix::net::shutdown(&self.socket.fd, Shutdown::Both);
+    }
+}

@@ -1,0 +1,173 @@
+//! One instance used from several runtimes, of which some are blocked, end, or have no I/O of their own.
+#![cfg(feature = "redis")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{sync::mpsc, thread, time::Duration};
+
+use leasehold::{
+    Leasehold,
+    clock::{Clock, SystemClock},
+};
+use leasehold_testkit::redis::Server;
+use tokio::{
+    runtime::{Builder, Runtime},
+    task::JoinSet,
+};
+
+/// How long a call may take beside a runtime that does not read: far less than that runtime is blocked.
+const SOON: Duration = Duration::from_secs(1);
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+async fn pair(locks: &Leasehold, name: &str) {
+    locks.mutex(name).acquire().await.unwrap().release().await.unwrap();
+}
+
+/// Asserts that calls go on at once.
+async fn assert_goes_on(locks: &Leasehold, name: &str) {
+    for _ in 0..20 {
+        let began = SystemClock.now();
+        pair(locks, name).await;
+        let took = SystemClock.now().since(began);
+        assert!(took < SOON, "a pair took {took:?}");
+    }
+}
+
+#[test]
+fn a_runtime_that_blocks_after_a_call_does_not_hold_up_callers_elsewhere() {
+    let server = Server::start();
+    let here = runtime();
+    let locks = here.block_on(Leasehold::connect(&server.url())).unwrap();
+    let (blocked, is_blocked) = mpsc::channel();
+    let there = thread::spawn({
+        let locks = locks.clone();
+        move || {
+            runtime().block_on(async {
+                pair(&locks, "there").await;
+                blocked.send(()).unwrap();
+                thread::sleep(4 * SOON);
+                pair(&locks, "there").await;
+            });
+        }
+    });
+    is_blocked.recv().unwrap();
+    here.block_on(assert_goes_on(&locks, "here"));
+    there.join().unwrap();
+    here.block_on(locks.close()).unwrap();
+}
+
+#[test]
+fn a_runtime_that_blocks_among_several_calls_does_not_hold_up_callers_elsewhere() {
+    let server = Server::start();
+    let here = runtime();
+    let locks = here.block_on(Leasehold::connect(&server.url())).unwrap();
+    let (blocked, is_blocked) = mpsc::channel();
+    let there = thread::spawn({
+        let locks = locks.clone();
+        move || {
+            let one = |task: usize| {
+                let (locks, blocked) = (locks.clone(), blocked.clone());
+                async move {
+                    for turn in 0..100 {
+                        let guard = locks.mutex(format!("there-{task}")).acquire().await.unwrap();
+                        if (task, turn) == (0, 50) {
+                            // The others were answered with it, and their next calls wait for it.
+                            blocked.send(()).unwrap();
+                            thread::sleep(4 * SOON);
+                        }
+                        guard.release().await.unwrap();
+                    }
+                }
+            };
+            runtime().block_on(async {
+                let mut tasks: JoinSet<()> = (0..8).map(one).collect();
+                while let Some(ended) = tasks.join_next().await {
+                    ended.unwrap();
+                }
+            });
+        }
+    });
+    is_blocked.recv().unwrap();
+    here.block_on(assert_goes_on(&locks, "here"));
+    there.join().unwrap();
+    here.block_on(locks.close()).unwrap();
+}
+
+#[test]
+fn a_runtime_that_ends_after_a_call_leaves_the_connection_to_others() {
+    let server = Server::start();
+    let here = runtime();
+    let locks = here.block_on(Leasehold::connect(&server.url())).unwrap();
+    for turn in 0..10 {
+        let there = runtime();
+        there.block_on(pair(&locks, "there"));
+        let name = format!("left-{turn}");
+        let guard = there.block_on(locks.mutex(&name).acquire()).unwrap();
+        drop(there);
+        here.block_on(async {
+            assert_goes_on(&locks, "here").await;
+            guard.release().await.unwrap();
+        });
+    }
+    here.block_on(locks.close()).unwrap();
+}
+
+#[test]
+fn a_runtime_that_is_shut_down_beside_calls_ends_and_leaves_the_connection_to_others() {
+    let server = Server::start();
+    let here = runtime();
+    let locks = here.block_on(Leasehold::connect(&server.url())).unwrap();
+    let there = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let (begun, has_begun) = mpsc::channel();
+    let (busy, handle) = (locks.clone(), there.handle().clone());
+    // It keeps the sockets of the runtime open while the runtime no longer takes tasks.
+    there.spawn(async move {
+        begun.send(()).unwrap();
+        thread::sleep(SOON);
+    });
+    has_begun.recv().unwrap();
+    let calling = there.spawn_blocking(move || {
+        for _ in 0..50 {
+            handle.block_on(pair(&busy, "there"));
+            thread::sleep(SOON / 50);
+        }
+    });
+    there.shutdown_background();
+    here.block_on(assert_goes_on(&locks, "here"));
+    here.block_on(calling).unwrap();
+    here.block_on(assert_goes_on(&locks, "here"));
+    here.block_on(locks.close()).unwrap();
+}
+
+#[test]
+fn a_runtime_without_io_can_call_too() {
+    let server = Server::start();
+    let without_io = Builder::new_current_thread().enable_time().build().unwrap();
+    without_io.block_on(async {
+        let locks = Leasehold::connect(&server.url()).await.unwrap();
+        assert_goes_on(&locks, "here").await;
+        locks.close().await.unwrap();
+    });
+}
+
+#[test]
+fn a_grant_reaches_a_waiter_whose_runtime_only_waits() {
+    let server = Server::start();
+    let (here, there) = (runtime(), runtime());
+    let holds = here.block_on(Leasehold::connect(&server.url())).unwrap();
+    let waits = there.block_on(Leasehold::connect(&server.url())).unwrap();
+    let guard = here.block_on(holds.mutex("handed-on").acquire()).unwrap();
+    let waiting = thread::spawn(move || {
+        let granted = there.block_on(waits.mutex("handed-on").wait(20 * SOON).acquire()).unwrap();
+        there.block_on(granted.release()).unwrap();
+        SystemClock.now()
+    });
+    // Long enough for the waiter's runtime to have given up reading.
+    thread::sleep(SOON / 5);
+    let released = SystemClock.now();
+    here.block_on(guard.release()).unwrap();
+    let took = waiting.join().unwrap().since(released);
+    assert!(took < SOON, "granted after {took:?}");
+}
