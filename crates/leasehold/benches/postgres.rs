@@ -16,10 +16,10 @@ use std::{
 
 use leasehold::{
     Holder, Leasehold, Resource, Ttl,
-    backend::Backend,
+    backend::{Backend, Decision, Patience, Renewal, Request},
     backends::postgres::{PostgresBackend, PostgresOptions, install},
     clock::{Clock, SystemClock},
-    lease::{Claim, Decision, LeaseId, LeaseKey, Patience, Renewal, Request, Standing},
+    lease::{Claim, LeaseId, LeaseKey, Standing},
 };
 use leasehold_testkit::postgres::Postgres;
 use tokio::{runtime::Handle, task::JoinSet};

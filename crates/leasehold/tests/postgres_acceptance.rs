@@ -6,14 +6,11 @@ use std::{fs, sync::Arc, thread, time::Duration};
 
 use leasehold::{
     Attempt, ErrorKind, Holder, Leasehold, Resource, Ttl,
-    backend::{Backend, Hint, Inspect},
+    backend::{Backend, Decision, Hint, Inspect, Renewal, Request},
     backends::postgres::{PostgresBackend, PostgresOptions, install},
     blocking,
     clock::SystemClock,
-    lease::{
-        Claim, Decision, LeaseId, LeaseKey, LeaseState, ListFilter, Names, Outcome, Released, Renewal, Request,
-        Standing,
-    },
+    lease::{Claim, LeaseId, LeaseKey, LeaseState, ListFilter, Names, Outcome, Released, Standing},
 };
 use leasehold_testkit::{Flow, Proxy, postgres::Postgres};
 

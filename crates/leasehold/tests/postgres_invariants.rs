@@ -54,7 +54,7 @@ begin
   elsif o = 97 then
     perform leasehold.maintain();
   else
-    perform leasehold.renew_many('many', '{}', array[p_name], array[id], array[2000000]::bigint[]);
+    perform leasehold.renew_many('many', null, '{}', array[p_name], array[id], array[2000000]::bigint[]);
   end if;
 end $$;
 create view by_hand.faults as

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
+    env,
     future::poll_fn,
     sync::{
         Arc,
@@ -14,12 +15,12 @@ use std::{
 use leasehold::{
     ErrorKind, Leasehold,
     backends::postgres::{PostgresOptions, install},
-    clock::SystemClock,
+    clock::{Clock, SystemClock},
     lease::{ListFilter, Names},
 };
 use leasehold_testkit::postgres::{PgBouncer, Postgres};
 use tokio::{runtime::Handle, task::JoinSet};
-use tokio_postgres::{AsyncMessage, NoTls, SimpleQueryMessage};
+use tokio_postgres::{AsyncMessage, Client, NoTls, SimpleQueryMessage};
 
 /// What an application may rely on in a session: nobody else changed its settings, listens there, or holds locks.
 const SESSION: &str = "select concat_ws(' ', current_setting('search_path'), current_setting('statement_timeout'),
@@ -38,7 +39,11 @@ async fn prepared() -> Postgres {
     server
 }
 
-/// More clients than the pooler has connections for, each busy all the time until `over`.
+/// A client that is connected again gets a session that another had, where the pooler lends them for longer.
+const CALLS_OF_A_CONNECTION: u32 = 20;
+
+/// Clients of the pooler, each busy all the time until `over`; more than it has connections for, if it lends them for a
+/// transaction at a time.
 struct Application {
     clients: JoinSet<u32>,
     over: Arc<AtomicBool>,
@@ -50,17 +55,14 @@ impl Application {
         let (over, notified) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
         let mut clients = JoinSet::new();
         for _ in 0..12 {
-            let (client, mut connection) = tokio_postgres::connect(&pooler.url(), NoTls).await.unwrap();
-            let count = Arc::clone(&notified);
-            Handle::current().spawn(async move {
-                while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
-                    count.fetch_add(u32::from(matches!(message, AsyncMessage::Notification(_))), Ordering::SeqCst);
-                }
-            });
-            let over = Arc::clone(&over);
+            let mut client = connect(pooler.url(), &notified).await;
+            let (url, over, notified) = (pooler.url(), Arc::clone(&over), Arc::clone(&notified));
             clients.spawn(async move {
                 let mut calls = 0;
                 while !over.load(Ordering::SeqCst) {
+                    if calls % CALLS_OF_A_CONNECTION == 0 {
+                        client = connect(url.clone(), &notified).await;
+                    }
                     client.simple_query("select count(*) from app").await.unwrap();
                     let found = client.simple_query(SESSION).await.unwrap();
                     let rows = found.iter().filter_map(|message| match message {
@@ -86,10 +88,29 @@ impl Application {
     }
 }
 
+/// A client of the application; counts what it is notified of.
+async fn connect(url: String, notified: &Arc<AtomicU32>) -> Client {
+    let (client, mut connection) = tokio_postgres::connect(&url, NoTls).await.unwrap();
+    let count = Arc::clone(notified);
+    Handle::current().spawn(async move {
+        while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
+            count.fetch_add(u32::from(matches!(message, AsyncMessage::Notification(_))), Ordering::SeqCst);
+        }
+    });
+    client
+}
+
+/// Locks and waits beside a busy application, 60 times; `LEASEHOLD_SECONDS=300` for as long.
 async fn beside_an_application(server: &Postgres, pooler: &PgBouncer, parameters: &str) {
     let application = Application::start(pooler).await;
     let near = Leasehold::connect(&server.url()).await.unwrap();
-    for at in 0..60 {
+    let (begun, least) =
+        (SystemClock.now(), env::var("LEASEHOLD_SECONDS").map_or(0, |seconds| seconds.parse().unwrap()));
+    for at in 0.. {
+        if at >= 60 && SystemClock.now().since(begun) >= Duration::from_secs(least) {
+            println!("{at} rounds behind the pooler");
+            break;
+        }
         let far = Leasehold::connect(&format!("{}{parameters}", pooler.url())).await.unwrap();
         far.list(&ListFilter::new(Names::All)).await.unwrap();
         let guard = near.mutex("x").acquire().await.unwrap();
@@ -109,6 +130,16 @@ async fn beside_an_application(server: &Postgres, pooler: &PgBouncer, parameters
 async fn a_busy_pool_is_shared_without_a_trace() {
     let server = prepared().await;
     beside_an_application(&server, &server.pgbouncer(), "").await;
+}
+
+/// Sessions that this library used, and some that leases ended with, are lent to the application afterwards.
+#[tokio::test(flavor = "multi_thread")]
+async fn lent_sessions_are_given_back_without_a_trace() {
+    let server = prepared().await;
+    let pooler = server.pgbouncer_with(&["pool_mode = session", "default_pool_size = 40"]);
+    for parameters in ["?pooler=session", "?pooler=session&liveness=connection"] {
+        beside_an_application(&server, &pooler, parameters).await;
+    }
 }
 
 /// The pooler lets `options` pass unread, as many do.

@@ -46,7 +46,7 @@ create function by_hand.give_many(p_names text[], p_label text) returns text lan
     array(select null::text from unnest(p_names)), array(select null::text from unnest(p_names)))
 $$;
 create function by_hand.renew(p_name text, p_label text) returns bigint language sql volatile as $$
-  select count(*) from leasehold.renew_many('default', '{}', array[p_name], array[md5(p_label)::uuid], array[600000000]::bigint[])
+  select count(*) from leasehold.renew_many('default', null, '{}', array[p_name], array[md5(p_label)::uuid], array[600000000]::bigint[])
 $$;
 create function by_hand.lapse(p_name text) returns boolean language sql volatile as $$
   update leasehold.resource set expires_at = acquired_at + interval '1 us' where name = p_name returning true

@@ -6,11 +6,11 @@ use std::{sync::Arc, time::Duration};
 
 use leasehold::{
     Holder, Leasehold, Resource, Result, Ttl,
-    backend::Backend,
+    backend::{Backend, Decision, Patience, Request},
     backends::postgres::{PostgresBackend, PostgresOptions, install},
     blocking,
     clock::SystemClock,
-    lease::{Claim, Decision, LeaseId, LeaseKey, Outcome, Patience, Released, Request},
+    lease::{Claim, LeaseId, LeaseKey, Outcome, Released},
 };
 use leasehold_testkit::{Flow, Proxy, postgres::Postgres, until};
 use tokio::{

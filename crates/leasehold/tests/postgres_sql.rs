@@ -138,6 +138,26 @@ fn a_release_of_what_is_anothers_locks_no_row() {
 }
 
 #[test]
+fn holders_have_one_id_and_nothing_else_in_common() {
+    let server = Postgres::start();
+    installed(&server, None);
+    // What acquire_lock() calls once it has found the name free, while another holder was quicker.
+    let too_late = "select verdict from leasehold._acquire('default', 'sql', null, 'a', false, 'x', leasehold._sql_id(), 'x', \
+                    2147483647, 2147483647, 60000000, -1, false, 'b', null, '{}', null)";
+    let others = "select leasehold.acquire_lock('x', 'b'), leasehold.release_lock('x', 'b'), \
+                  leasehold.extend_lock('x', 'b', 5), leasehold.fence_of('x', 'b') is null";
+    assert_eq!(server.psql("select leasehold.acquire_lock('x', 'a')"), "t");
+    assert_eq!(server.psql(&format!("{others}; {too_late}")), "f|f|f|t\nb");
+    let locks = connect(&server.url());
+    let waiter = std::thread::spawn(move || blocking::wait(locks.mutex("x").acquire()).unwrap());
+    until(|| server.psql("select waiting from leasehold.resource where name = 'x'") == "1");
+    assert_eq!(server.psql(&format!("{others}; {too_late}")), "f|f|f|t\nb");
+    assert_eq!(server.psql("select leasehold.release_lock('x', 'a')"), "t");
+    blocking::wait(waiter.join().unwrap().release()).unwrap();
+    assert_eq!(server.psql("select leasehold.acquire_lock('x', 'b'), leasehold.release_lock('x', 'a')"), "t|f");
+}
+
+#[test]
 fn the_three_functions_keep_their_words() {
     let server = Postgres::start();
     installed(&server, Some("public"));

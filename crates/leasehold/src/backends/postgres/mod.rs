@@ -14,6 +14,7 @@ mod decode;
 mod encode;
 mod errors;
 mod examine;
+mod fence_check;
 mod inspect;
 mod liveness;
 mod ops;
@@ -38,6 +39,7 @@ use self::{
     renew::Renewals,
 };
 pub use self::{
+    fence_check::FenceCheck,
     options::PostgresOptions,
     schema::{Installed, install, sql, sql_since, uninstall_sql},
 };

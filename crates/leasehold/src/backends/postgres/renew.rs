@@ -178,6 +178,7 @@ impl Aside {
                 Call::RenewMany,
                 &[
                     (&self.caller.namespace, Type::TEXT),
+                    (&self.caller.channel, Type::TEXT),
                     (&sessions.left, Type::INT4_ARRAY),
                     (&names, Type::TEXT_ARRAY),
                     (&ids, Type::UUID_ARRAY),

@@ -201,14 +201,15 @@ fn held_by(holding: Holding) -> HeldBy {
     }
 }
 
-/// A line for an instance: `g id fence`, `e id`, `c name`.
+/// A line for an instance: `g id fence`, `p id fence`, `e id`, `c name`.
 pub(super) fn hint(line: &str) -> Option<Hint> {
     let (kind, rest) = line.split_once(' ')?;
     let id = |text: &str| Uuid::try_parse(text).ok().map(|id| LeaseId::from_u128(id.as_u128()));
     match kind {
-        "g" => {
+        "g" | "p" => {
             let (who, number) = rest.split_once(' ')?;
-            Some(Hint::granted(id(who)?, Fence::new(number.parse().ok()?)))
+            let fence = Fence::new(number.parse().ok()?);
+            Some(Hint::Granted { id: id(who)?, fence, provisional: kind == "p" })
         }
         "e" => Some(Hint::Evicted { id: id(rest)? }),
         "c" => Some(Hint::Changed { resource: Resource::new(rest).ok()? }),

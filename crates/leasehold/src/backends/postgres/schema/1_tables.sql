@@ -78,6 +78,8 @@ create /*durability*/ table leasehold.entry (
   floor bigint,
   session int,
   channel text,
+  -- Handed over by another instance: ends at expires_at unless its own instance confirms it.
+  provisional boolean not null default false,
   primary key (id, namespace, name)
 ) with (
   fillfactor = 70, vacuum_truncate = off,
@@ -168,7 +170,7 @@ create index run_by_report on leasehold.run (namespace, reported_at, name);
 -- Who asks, and how its calls are recorded: a row of `caller` goes with every operation.
 create type leasehold.caller as (
   namespace text,
-  channel text,       -- where the caller's instance listens; null for SQL callers
+  channel text,       -- where the caller's instance listens; `sql` for acquire_lock(), null for others who do not listen
   session int,        -- the connection that attached leases live by; null: their ttl
   history "char",     -- a all, p problems, o off
   watched boolean     -- whether events are sent

@@ -114,12 +114,14 @@ begin
   return found;
 end $$;
 
--- The same, without a look at the table while nobody follows anything.
-create function leasehold._watched(p_namespace text) returns boolean
+-- The same, without a look at the table while nobody follows anything at this time, in microseconds.
+create function leasehold._watched(p_namespace text, p_wall bigint) returns boolean
 language sql volatile as $$
-  select coalesce(pg_sequence_last_value('leasehold.followed_until'), 0) > leasehold._micros(clock_timestamp())
-     and leasehold._followed(p_namespace)
+  select coalesce(pg_sequence_last_value('leasehold.followed_until'), 0) > p_wall and leasehold._followed(p_namespace)
 $$;
+
+create function leasehold._watched(p_namespace text) returns boolean
+language sql volatile as $$ select leasehold._watched(p_namespace, leasehold._micros(clock_timestamp())) $$;
 
 -- Sends followers one thing that happened: a lease::Event as JSON.
 create function leasehold._event(
@@ -136,7 +138,7 @@ create function leasehold._lone(r leasehold.resource) returns leasehold.entry
 language plpgsql immutable as $$
 begin
   return row(r.id, r.namespace, r.name, 0, r.mode, r.units, r.capacity, r.holder, r.note, r.metadata, r.ttl_us,
-    r.expires_at, r.asked_at, r.renewed_at, r.acquired_at, r.fence, null, r.session, r.channel)::leasehold.entry;
+    r.expires_at, r.asked_at, r.renewed_at, r.acquired_at, r.fence, null, r.session, r.channel, false)::leasehold.entry;
 end $$;
 
 -- Records an ended entry and sends the event: model::Ended::into_record. After the clock went back an end is not before its beginning.
@@ -173,8 +175,8 @@ end $$;
 -- Settle, apply, settle: State::{acquire, renew, release, evict} on one resource under its row lock.
 --
 -- q: the operation. The answer's `hints` are for the caller's instance, all
--- others are notified: `g id fence` for a grant, `e id` for an eviction, `c name`
--- when a guarded transaction keeps the head of the queue waiting.
+-- others are notified: `g id fence` for a grant, `p id fence` for a provisional one,
+-- `e id` for an eviction, `c name` when a guarded transaction keeps the head of the queue waiting.
 create function leasehold._operate(c leasehold.caller, q leasehold.ask, out a leasehold.answer)
 language plpgsql volatile as $$
 declare
@@ -288,10 +290,14 @@ begin
       r.used := r.used + w.units;
       r.waiting := r.waiting - 1;
       a.granted := a.granted + 1;
-      update leasehold.entry x set fence = r.last_fence, acquired_at = s.now
+      -- Entry::hand_over.
+      w.provisional := w.session is not null and w.channel is distinct from c.channel;
+      update leasehold.entry x set fence = r.last_fence, acquired_at = s.now, provisional = w.provisional,
+        expires_at = case when w.provisional then s.now + least(w.ttl_us, 5000000) * interval '1 microsecond' else x.expires_at end
       where x.id = w.id and x.namespace = w.namespace and x.name = w.name;
       if w.id is distinct from q.id then
-        a.hints := leasehold._hint(c, a.hints, w.channel, 'g ' || w.id || ' ' || r.last_fence);
+        a.hints := leasehold._hint(c, a.hints, w.channel,
+          case when w.provisional then 'p ' else 'g ' end || w.id || ' ' || r.last_fence);
       end if;
       if c.watched then
         perform leasehold._event(w.namespace, s.now, w.name, w.holder, w.mode, w.units, w.capacity,
@@ -310,7 +316,7 @@ language plpgsql volatile as $$
 begin
   if p_channel = c.channel then
     return p_hints || p_line;
-  elsif p_channel is not null then
+  elsif p_channel <> 'sql' then
     perform pg_notify(p_channel, p_line);
   end if;
   return p_hints;
@@ -322,7 +328,8 @@ language plpgsql volatile as $$
 declare
   e leasehold.entry;
 begin
-  if (s.r).id = q.id then
+  -- Leases of acquire_lock() share their id.
+  if (s.r).id = q.id and (q.holder is null or q.holder = (s.r).holder or q.id <> leasehold._sql_id()) then
     s.known := true;
     s.e := leasehold._lone(s.r);
   elsif (s.r).crowd then
@@ -371,7 +378,7 @@ begin
   end if;
   e := row(q.id, r.namespace, r.name, 0, q.mode, q.units, q.capacity, q.holder, q.note, q.metadata, q.ttl_us,
     leasehold._end(s.now, q.attached, c.session, q.ttl_us), s.now, s.now, null, null, q.floor,
-    case when q.attached then c.session end, c.channel)::leasehold.entry;
+    case when q.attached then c.session end, c.channel, false)::leasehold.entry;
   if not s.guarded and r.waiting = 0
     and r.used + q.units + (case when r.id is null then 0 else r.units end) <= q.capacity then
     r.last_fence := leasehold._next_fence(r.last_fence, leasehold._micros(s.now), q.floor);
@@ -416,7 +423,7 @@ declare
   r leasehold.resource := s.r;
   e leasehold.entry := s.e;
   a leasehold.answer := s.a;
-  rebound boolean := false;
+  moved boolean := false;
 begin
   if not s.known then
     a.verdict := 'n';
@@ -425,10 +432,17 @@ begin
   end if;
   if q.op = 'a' and e.session is not null and c.session is not null then
     -- Whoever asks again may come by a newer connection; an ask that comes late names an older one.
-    rebound := c.session > e.session;
+    moved := c.session > e.session;
     e.session := greatest(e.session, c.session);
   end if;
-  if s.now + q.ttl_us * interval '1 microsecond' > e.expires_at then
+  if e.provisional then
+    -- Its own instance confirms it; nothing else moves its end.
+    e.provisional := e.channel is distinct from c.channel;
+    if not e.provisional then
+      e.expires_at := 'infinity';
+      moved := true;
+    end if;
+  elsif s.now + q.ttl_us * interval '1 microsecond' > e.expires_at then
     e.expires_at := s.now + q.ttl_us * interval '1 microsecond';
     e.ttl_us := q.ttl_us;
   end if;
@@ -455,11 +469,11 @@ begin
   if e.seq = 0 then
     e.renewed_at := case when e.expires_at = 'infinity' then e.renewed_at else s.now end;
     r := leasehold._as_lone(r, e);
-  elsif rebound or e.expires_at <> 'infinity' or q.metadata is not null or q.mode is not null or q.floor is not null then
+  elsif moved or e.expires_at <> 'infinity' or q.metadata is not null or q.mode is not null or q.floor is not null then
     -- renew_many may have moved the end since it was read.
     update leasehold.entry x set expires_at = greatest(x.expires_at, e.expires_at),
       ttl_us = case when e.expires_at > x.expires_at then e.ttl_us else x.ttl_us end, metadata = e.metadata, mode = e.mode,
-      units = e.units, fence = e.fence, session = e.session, renewed_at = s.now
+      units = e.units, fence = e.fence, session = e.session, provisional = x.provisional and e.provisional, renewed_at = s.now
     where x.id = e.id and x.namespace = e.namespace and x.name = e.name;
   end if;
   s.r := r;

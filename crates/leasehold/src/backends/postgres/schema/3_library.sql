@@ -368,8 +368,9 @@ end $$;
 -- or else is answered with no fence.
 -- Waits for nobody. Elements that are locked, wait, or are gone are not answered: renew_each tells.
 -- However many names there are, each is looked up by its key.
-create function leasehold.renew_many(p_namespace text, p_left int[], p_names text[], p_ids uuid[], p_ttls_us bigint[])
-returns table (at int, fence bigint, acquired_us bigint)
+create function leasehold.renew_many(
+  p_namespace text, p_channel text, p_left int[], p_names text[], p_ids uuid[], p_ttls_us bigint[]
+) returns table (at int, fence bigint, acquired_us bigint)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
 set jit = off set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
 declare
@@ -416,6 +417,16 @@ begin
   if left_over = 0 then
     return;
   end if;
+  -- Its own instance confirms what another one handed to it: Entry::prolong.
+  with mine as materialized (
+    select x.ctid as tid from unnest(p_names, p_ids) as w(name, id) cross join lateral (
+      select y.ctid from leasehold.entry y
+      where y.id = w.id and y.namespace = p_namespace and y.name = w.name and y.provisional and y.channel = p_channel
+        and y.session <> all (p_left) and y.expires_at > clock_timestamp()
+      for no key update skip locked) x
+  )
+  update leasehold.entry x set provisional = false, expires_at = 'infinity', renewed_at = clock_timestamp()
+  from mine m where x.ctid = m.tid;
   return query
     select w.at::int, case when y.session <> all (p_left) and not leasehold._dead(y.session) then y.fence end,
       leasehold._micros(y.acquired_at)
@@ -424,7 +435,8 @@ begin
       where x.namespace = p_namespace and x.name = w.name and x.id = w.id and x.session is not null
       union all
       select x.session, x.fence, x.acquired_at from leasehold.entry x
-      where x.id = w.id and x.namespace = p_namespace and x.name = w.name and x.session is not null and x.fence is not null) y;
+      where x.id = w.id and x.namespace = p_namespace and x.name = w.name and x.session is not null and x.fence is not null
+        and not x.provisional) y;
 end $$;
 
 -- State::renew for whatever it is: one by one, waiting for locks.
@@ -477,7 +489,7 @@ begin
   end loop;
 end $$;
 
--- Drops the dead ahead of those who wait: nothing pushes when a connection dies.
+-- Drops the dead ahead of those who wait, and what was not confirmed in time: nothing pushes when a connection dies.
 -- Answers for each whether it still waits behind a connection, and what the caller's instance is to be told.
 create function leasehold.settle_dead(p_namespace text, p_channel text, p_history "char", p_names text[], p_ids uuid[])
 returns table (at int, waits boolean, hints text[])
@@ -497,7 +509,7 @@ begin
     if u.first and (exists (select from leasehold.resource r where r.namespace = p_namespace and r.name = u.name
           and r.id is not null and leasehold._dead(r.session))
         or exists (select from leasehold.entry e where e.namespace = p_namespace and e.name = u.name
-          and leasehold._dead(e.session))) then
+          and (leasehold._dead(e.session) or e.provisional and e.expires_at <= clock_timestamp()))) then
       hints := (leasehold._operate(c, row('s', u.name, null, null, null, null, null, null, null, null, null, null, null,
         null, null, null)::leasehold.ask)).hints;
     end if;

@@ -1,10 +1,10 @@
 -- What any client may call by name, psql and PostgREST included: locks with a ttl, in the
 -- namespace `default`, contending with the library's.
 
--- The lease of a holder that has no other id than its label: never that of a library's lease.
--- Immutable throughout (`text || int` is not), or it would be parsed again in every call instead of inlined.
-create function leasehold._id_of(p_name text, p_holder text) returns uuid
-language sql immutable as $$ select md5('sql/' || length(p_name)::text || '/' || p_name || '/' || p_holder)::uuid $$;
+-- The id of every lease that acquire_lock() grants: its holder tells it from others. To make one of name and holder would cost
+-- a call as much as all its other checks.
+create function leasehold._sql_id() returns uuid
+language sql immutable as $$ select '6c656173-6568-6f6c-6420-2073716c2020'::uuid $$;
 
 create function leasehold._refuse_shape(p_name text, a leasehold.answer) returns void
 language plpgsql stable as $$
@@ -42,103 +42,93 @@ begin
   where e.channel is not null;
 end $$;
 
--- Takes the lock for so many seconds and answers its fence, or null: another has it. Never waits in a queue, and so is always
--- alone in the row of its name. A free name is taken by one statement that also looks at what it was given; each further one
--- costs a call as much as a look at the row.
-create function leasehold._try_lock(p_lock_name text, p_holder_id text, p_ttl_seconds double precision, p_metadata jsonb)
-returns bigint
-language plpgsql volatile as $$
+-- Whether acquire_lock() can use what it was given, in this transaction.
+create function leasehold._fit(p_holder_id text, p_ttl_seconds double precision, p_metadata jsonb)
+returns boolean language sql stable as $$
+  select octet_length(p_holder_id) between 1 and 256 and p_holder_id !~ '[[:cntrl:]]' and p_ttl_seconds > 0
+    and p_ttl_seconds <= 2592000 and jsonb_typeof(coalesce(p_metadata, '{}')) = 'object'
+    and current_setting('transaction_isolation') = 'read committed'
+$$;
+
+-- Takes the lock for so many seconds: true, or false while another has it. Never waits in a queue, and so is always alone in
+-- the row of its name. A free name is taken by one statement that also looks at what it was given; each further one costs a
+-- call as much as a look at the row. `sql` as its channel says that the last lease was one of these, too: its mode, units,
+-- capacity, note and session stay as they are.
+create function leasehold.acquire_lock(
+  p_lock_name text, p_holder_id text, p_ttl_seconds double precision default 30, p_metadata jsonb default '{}'
+) returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s'
+set seq_page_cost = 100 as $$
 declare
   t timestamptz := clock_timestamp();
-  taken bigint;
-  freed timestamptz;
+  wall bigint := leasehold._micros(t);
 begin
-  update leasehold.resource x set id = leasehold._id_of(p_lock_name, p_holder_id), mode = 'x', units = 2147483647,
-    capacity = 2147483647, holder = p_holder_id, note = null, metadata = coalesce(p_metadata, '{}'),
-    ttl_us = greatest(1, p_ttl_seconds * 1000000)::bigint, expires_at = t + p_ttl_seconds * interval '1 s',
-    asked_at = t, renewed_at = t, acquired_at = greatest(t, x.freed_at), session = null, channel = null,
-    last_fence = leasehold._next_fence(x.last_fence, leasehold._micros(t), null),
-    fence = leasehold._next_fence(x.last_fence, leasehold._micros(t), null)
-  where x.namespace = 'default' and x.name = p_lock_name and x.id is null and not x.crowd
-    and leasehold._fit(p_lock_name, p_holder_id, p_ttl_seconds, p_metadata) and not leasehold._watched('default')
-  returning x.fence, x.freed_at into taken, freed;
-  if found then
-    if leasehold._pass_free('default', p_lock_name, freed) and clock_timestamp() between t and t + interval '10 ms' then
-      if random() < 0.0078125 then
-        perform leasehold._tidy(t);
-      end if;
-      return taken;
-    end if;
-    -- Guarded, or the row was waited for: the rule decides.
+  update leasehold.resource x set id = leasehold._sql_id(), holder = p_holder_id, metadata = coalesce(p_metadata, '{}'),
+    ttl_us = greatest(1, p_ttl_seconds * 1000000)::bigint, expires_at = t + p_ttl_seconds * interval '1 s', asked_at = t,
+    renewed_at = t, acquired_at = greatest(t, x.freed_at), last_fence = greatest(x.last_fence + 1, wall),
+    fence = greatest(x.last_fence + 1, wall)
+  where x.namespace = 'default' and x.name = p_lock_name and x.id is null and x.channel = 'sql'
+    -- One condition, so that it is tried in this order, and for a row that is free.
+    and case when x.crowd then false else leasehold._fit(p_holder_id, p_ttl_seconds, p_metadata)
+      and not leasehold._watched('default', wall)
+      -- _pass(): what was free before this transaction began needs no lock that stays until commit.
+      and x.freed_at < transaction_timestamp() and pg_try_advisory_lock(leasehold._barrier('default', p_lock_name))
+      and pg_advisory_unlock(leasehold._barrier('default', p_lock_name)) end;
+  if found and random() >= 0.0078125 and clock_timestamp() between t and t + interval '10 ms' then
+    return true;
+  elsif found then
+    -- The row was waited for, so that the rule decides with new times; or it is time to tidy up.
     update leasehold.resource x set id = null where x.namespace = 'default' and x.name = p_lock_name;
+    perform leasehold._tidy(t);
   end if;
   return leasehold._contend_lock(p_lock_name, p_holder_id, p_ttl_seconds, p_metadata);
 end $$;
 
--- Whether acquire_lock() can use what it was given, in this transaction.
-create function leasehold._fit(p_lock_name text, p_holder_id text, p_ttl_seconds double precision, p_metadata jsonb)
-returns boolean language sql stable as $$
-  select current_setting('transaction_isolation') = 'read committed' and octet_length(p_lock_name) between 1 and 512
-    and octet_length(p_holder_id) between 1 and 256 and p_lock_name !~ '[[:cntrl:]]' and p_holder_id !~ '[[:cntrl:]]'
-    and p_ttl_seconds > 0 and p_ttl_seconds <= 2592000 and jsonb_typeof(coalesce(p_metadata, '{}')) = 'object'
-$$;
-
 -- The same for a name that is new or not free. The holder that has it already keeps its fence and gets new times, be they
 -- shorter, and metadata.
 create function leasehold._contend_lock(p_lock_name text, p_holder_id text, p_ttl_seconds double precision, p_metadata jsonb)
-returns bigint
+returns boolean
 language plpgsql volatile as $$
 declare
   a leasehold.answer;
-  mine uuid := leasehold._id_of(p_lock_name, p_holder_id);
-  t timestamptz;
+  t timestamptz := clock_timestamp();
   ended timestamptz;
 begin
-  if leasehold._fit(p_lock_name, p_holder_id, p_ttl_seconds, p_metadata) is not true then
+  if (octet_length(p_lock_name) between 1 and 512 and p_lock_name !~ '[[:cntrl:]]'
+      and leasehold._fit(p_holder_id, p_ttl_seconds, p_metadata)) is not true then
     perform leasehold._refuse_arguments(p_lock_name, p_holder_id, p_ttl_seconds);
   end if;
   perform 1 from leasehold.resource r
-  where r.namespace = 'default' and r.name = p_lock_name and r.mode in ('x', 's') and r.expires_at > clock_timestamp()
-    and r.id <> mine and not leasehold._dead(r.session);
+  where r.namespace = 'default' and r.name = p_lock_name and r.mode in ('x', 's') and r.expires_at > t
+    and r.id is not null and (r.id <> leasehold._sql_id() or r.holder <> p_holder_id) and not leasehold._dead(r.session);
   if found then
-    return null;
+    return false;
   end if;
-  a := leasehold._acquire('default', null, null, leasehold._history(), leasehold._watched('default'), p_lock_name, mine, 'x',
-    2147483647, 2147483647, greatest(1, p_ttl_seconds * 1000000)::bigint, -1, false, p_holder_id, null,
+  a := leasehold._acquire('default', 'sql', null, leasehold._history(), leasehold._watched('default'), p_lock_name,
+    leasehold._sql_id(), 'x', 2147483647, 2147483647, greatest(1, p_ttl_seconds * 1000000)::bigint, -1, false, p_holder_id, null,
     coalesce(p_metadata, '{}'), null);
   if a.verdict = 's' then
     perform leasehold._refuse_shape(p_lock_name, a);
   end if;
   if a.verdict <> 'g' then
-    return null;
+    return false;
   end if;
   -- Counted by the rule: it may have been held before.
   if a.granted is not null then
     t := clock_timestamp();
-    select r.expires_at into ended from leasehold.resource r
-    where r.namespace = 'default' and r.name = p_lock_name and r.id = mine;
+    select r.expires_at into ended from leasehold.resource r where r.namespace = 'default' and r.name = p_lock_name;
     if t + p_ttl_seconds * interval '1 s' < ended then
       perform leasehold._hurry('default', p_lock_name);
     end if;
     update leasehold.resource r set acquired_at = greatest(t, r.freed_at), renewed_at = t,
       expires_at = t + p_ttl_seconds * interval '1 s', ttl_us = greatest(1, p_ttl_seconds * 1000000)::bigint,
       metadata = coalesce(p_metadata, '{}')
-    where r.namespace = 'default' and r.name = p_lock_name and r.id = mine;
+    where r.namespace = 'default' and r.name = p_lock_name;
   end if;
   if random() < 0.0078125 then
     perform leasehold._tidy(clock_timestamp());
   end if;
-  return a.fence;
-end $$;
-
--- Takes the lock for so many seconds: true, or false while another has it.
-create function leasehold.acquire_lock(
-  p_lock_name text, p_holder_id text, p_ttl_seconds double precision default 30, p_metadata jsonb default '{}'
-) returns boolean
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s'
-set seq_page_cost = 100 as $$
-begin
-  return leasehold._try_lock(p_lock_name, p_holder_id, p_ttl_seconds, p_metadata) is not null;
+  return true;
 end $$;
 
 -- The same, with all there is to know: {"acquired": true, "fence": …, "expires_at": …, "holder": …}, of this holder's lease
@@ -149,9 +139,9 @@ create function leasehold.acquire_lock_fenced(
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s'
 set seq_page_cost = 100 as $$
 declare
-  taken bigint := leasehold._try_lock(p_lock_name, p_holder_id, p_ttl_seconds, p_metadata);
+  taken boolean := leasehold.acquire_lock(p_lock_name, p_holder_id, p_ttl_seconds, p_metadata);
 begin
-  return jsonb_build_object('acquired', taken is not null) || coalesce((
+  return jsonb_build_object('acquired', taken) || coalesce((
     select jsonb_build_object('fence', h.fence, 'holder', h.holder, 'expires_at', nullif(h.expires_at, 'infinity'))
     from (
       select r.fence, r.holder, r.expires_at, 0::bigint as seq from leasehold.resource r
@@ -182,7 +172,7 @@ begin
   loop
     -- A try that fails may have granted the lock to a waiter, who would learn of it when this transaction ends: it is undone.
     begin
-      if leasehold._try_lock(p_lock_name, p_holder_id, p_ttl_seconds, p_metadata) is not null then
+      if leasehold.acquire_lock(p_lock_name, p_holder_id, p_ttl_seconds, p_metadata) then
         return true;
       end if;
       raise exception using errcode = 'LH006', message = 'busy';
@@ -202,52 +192,49 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 set seq_page_cost = 100 as $$
 declare
   t timestamptz := clock_timestamp();
-  a leasehold.answer;
+  its_metadata jsonb;
+  its_fence bigint;
+  began timestamptz;
+  freed timestamptz;
+  held uuid;
 begin
   -- One statement for a lone holder.
-  if leasehold._history() = 'a' then
-    with freed as (
-      update leasehold.resource x set id = null, freed_at = greatest(t, x.acquired_at)
-      where x.namespace = 'default' and x.name = p_lock_name and x.id = leasehold._id_of(p_lock_name, p_holder_id)
-        and x.waiting = 0 and x.expires_at > t and current_setting('transaction_isolation') = 'read committed'
-        and not leasehold._watched('default')
-      returning x.*
-    )
-    insert into leasehold.ended
-    select leasehold._id_of(p_lock_name, p_holder_id), r.namespace, r.name, r.mode, r.units, r.capacity, r.holder, r.note,
-      r.metadata, r.fence, r.asked_at, r.acquired_at, r.freed_at, 'released', null, null, r.session
-    from freed r;
-  else
-    update leasehold.resource x set id = null, freed_at = greatest(t, x.acquired_at)
-    where x.namespace = 'default' and x.name = p_lock_name and x.id = leasehold._id_of(p_lock_name, p_holder_id)
-      and x.waiting = 0 and x.expires_at > t and current_setting('transaction_isolation') = 'read committed'
-      and not leasehold._watched('default');
+  update leasehold.resource x set id = null, freed_at = greatest(t, x.acquired_at)
+  where x.namespace = 'default' and x.name = p_lock_name and x.id = leasehold._sql_id() and x.holder = p_holder_id
+    and x.expires_at > t and case when x.waiting > 0 then false
+      else current_setting('transaction_isolation') = 'read committed' and not leasehold._watched('default', leasehold._micros(t)) end
+  returning x.metadata, x.fence, x.acquired_at, x.freed_at into its_metadata, its_fence, began, freed;
+  if found and clock_timestamp() <= t + interval '10 ms' then
+    if leasehold._history() = 'a' then
+      insert into leasehold.ended values (leasehold._sql_id(), 'default', p_lock_name, 'x', 2147483647, 2147483647, p_holder_id,
+        null, its_metadata, its_fence, began, began, freed, 'released');
+    end if;
+    return true;
+  elsif found then
+    return leasehold._released_late(p_lock_name);
   end if;
-  if found then
-    return clock_timestamp() <= t + interval '10 ms' or leasehold._released_late(p_lock_name, p_holder_id);
-  end if;
-  if current_setting('transaction_isolation') <> 'read committed' then
-    perform leasehold._check_isolation();
-  end if;
-  a := leasehold._release('default', null, leasehold._history(), leasehold._watched('default'), p_lock_name,
-    leasehold._id_of(p_lock_name, p_holder_id), 'released', null, null);
-  return a.verdict = 'f';
+  perform leasehold._check_isolation();
+  -- One's own that is not committed yet is waited for. Once the row is locked, no other holder gets the same id there.
+  select r.id into held from leasehold.resource r
+  where r.namespace = 'default' and r.name = p_lock_name
+    and (r.id is null or r.id = leasehold._sql_id() and r.holder = p_holder_id)
+  for no key update;
+  return held is not null and (leasehold._release('default', null, leasehold._history(), leasehold._watched('default'), p_lock_name,
+    leasehold._sql_id(), 'released', null, null)).verdict = 'f';
 end $$;
 
--- Corrects a release that waited for another's transaction: it ended when that did, or before, if it ran out meanwhile.
-create function leasehold._released_late(p_lock_name text, p_holder_id text) returns boolean
+-- Goes on with a release that waited for another's transaction: it ends when that did, or did before, if it ran out meanwhile.
+create function leasehold._released_late(p_lock_name text) returns boolean
 language plpgsql volatile as $$
 declare
   t timestamptz := clock_timestamp();
   r leasehold.resource;
 begin
-  select * into r from leasehold.resource x where x.namespace = 'default' and x.name = p_lock_name;
-  update leasehold.resource x set freed_at = greatest(t, x.acquired_at) where x.namespace = 'default' and x.name = p_lock_name;
-  delete from leasehold.ended h where h.namespace = 'default' and h.name = p_lock_name and h.ended_at = r.freed_at
-    and h.id = leasehold._id_of(p_lock_name, p_holder_id);
-  r.id := leasehold._id_of(p_lock_name, p_holder_id);
+  update leasehold.resource x set freed_at = greatest(t, x.acquired_at) where x.namespace = 'default' and x.name = p_lock_name
+  returning * into r;
+  r.id := leasehold._sql_id();
   perform leasehold._ended(row('default', null, null, leasehold._history(), false), leasehold._lone(r),
-    least(r.expires_at, greatest(t, r.acquired_at)), case when r.expires_at <= t then 'expired' else 'released' end, null, null);
+    least(r.expires_at, r.freed_at), case when r.expires_at <= t then 'expired' else 'released' end, null, null);
   return r.expires_at > t;
 end $$;
 
@@ -257,7 +244,6 @@ returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s'
 set seq_page_cost = 100 as $$
 declare
-  mine uuid := leasehold._id_of(p_lock_name, p_holder_id);
   t timestamptz;
   ended timestamptz;
 begin
@@ -269,7 +255,8 @@ begin
       using errcode = '22023', hint = 'It must be above 0 and at most 30 days.';
   end if;
   select r.expires_at into ended from leasehold.resource r
-  where r.namespace = 'default' and r.name = p_lock_name and r.id = mine for no key update;
+  where r.namespace = 'default' and r.name = p_lock_name and r.id = leasehold._sql_id() and r.holder = p_holder_id
+  for no key update;
   -- Read now: the row may have been waited for.
   t := clock_timestamp();
   if ended is null or ended <= t then
@@ -277,7 +264,7 @@ begin
   end if;
   update leasehold.resource r set renewed_at = t, expires_at = t + p_additional_seconds * interval '1 s',
     ttl_us = greatest(1, p_additional_seconds * 1000000)::bigint
-  where r.namespace = 'default' and r.name = p_lock_name and r.id = mine;
+  where r.namespace = 'default' and r.name = p_lock_name;
   if t + p_additional_seconds * interval '1 s' < ended then
     perform leasehold._hurry('default', p_lock_name);
   end if;
@@ -289,11 +276,10 @@ end $$;
 create function leasehold.fence_of(p_lock_name text, p_holder_id text) returns bigint
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s'
 set seq_page_cost = 100 as $$
-declare
-  mine uuid := leasehold._id_of(p_lock_name, p_holder_id);
 begin
   return (select r.fence from leasehold.resource r
-    where r.namespace = 'default' and r.name = p_lock_name and r.id = mine and r.expires_at > clock_timestamp());
+    where r.namespace = 'default' and r.name = p_lock_name and r.id = leasehold._sql_id() and r.holder = p_holder_id
+      and r.expires_at > clock_timestamp());
 end $$;
 
 -- Who holds what, in every mode; those who wait are not in it.

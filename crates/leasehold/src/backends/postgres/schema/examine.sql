@@ -41,5 +41,4 @@ select current_setting('server_version') as version,
   (select string_agg(distinct t.pubname, ', ') from pg_publication_tables t
     where t.schemaname = 'leasehold' and t.tablename = 'resource') as publications,
   pg_has_role('pg_read_all_stats', 'usage') as sees_all,
-  (select s.setting::int from pg_settings s where s.name = 'statement_timeout') as statement_timeout_ms,
-  (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us
+  (select s.setting::int from pg_settings s where s.name = 'statement_timeout') as statement_timeout_ms

@@ -1,0 +1,95 @@
+//! `leasehold.guard` in the caller's own transaction.
+
+use tokio_postgres::{Transaction, types::Type};
+
+use super::{connection::Parameter, encode::long, errors::Failure, options, schema};
+use crate::{Error, Fence, Resource, Result};
+
+/// The code of the error that `leasehold.guard` raises.
+const NOT_HELD: &str = "LH004";
+
+/// Checks a fence in a transaction of yours, and keeps the lock from others until it ends.
+///
+/// Where the data is in the same database as the locks, no write comes too late: the check fails if the lease is not
+/// held under this fence now, and until the transaction ends nobody else is granted the lock, even if the lease runs
+/// out meanwhile. Renewals go on.
+///
+/// ```no_run
+/// # use leasehold::{Guard, backends::postgres::FenceCheck};
+/// # async fn pay(guard: &Guard, client: &mut tokio_postgres::Client) -> std::result::Result<(), Box<dyn std::error::Error>> {
+/// let transaction = client.transaction().await?;
+/// FenceCheck::new(guard.resource(), guard.fence()).run(&transaction).await?;
+/// transaction.execute("update invoice set paid = true where id = 42", &[]).await?;
+/// transaction.commit().await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "it checks nothing until it is run"]
+pub struct FenceCheck {
+    resource: Resource,
+    fence: Fence,
+    namespace: String,
+    schema: String,
+}
+
+impl FenceCheck {
+    /// Checks that this resource is held under this fence, in the namespace `default` of the schema `leasehold`.
+    pub fn new(resource: &Resource, fence: Fence) -> Self {
+        let (namespace, schema) = (String::from("default"), String::from("leasehold"));
+        Self { resource: resource.clone(), fence, namespace, schema }
+    }
+
+    /// The namespace of the lease; `default` unless it is chosen.
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.namespace = namespace.into();
+        self
+    }
+
+    /// The schema of the locks; `leasehold` unless it is chosen.
+    pub fn schema(mut self, schema: impl Into<String>) -> Self {
+        self.schema = schema.into();
+        self
+    }
+
+    /// Checks the fence in a transaction of tokio-postgres.
+    ///
+    /// # Errors
+    /// `Lost` if the lease is not held under this fence; otherwise what the server said. The transaction cannot go on
+    /// after that.
+    pub async fn run(&self, transaction: &Transaction<'_>) -> Result<()> {
+        let (name, fence) = (self.resource.as_str(), long(self.fence.get()));
+        let parameters: [Parameter<'_>; 3] = [(&name, Type::TEXT), (&fence, Type::INT8), (&self.namespace, Type::TEXT)];
+        match transaction.query_typed(&self.statement()?, &parameters).await {
+            Ok(_) => Ok(()),
+            Err(error) if error.code().is_some_and(|code| code.code() == NOT_HELD) => Err(self.lost()),
+            Err(error) => Err(Failure::calling("this transaction", &error).error()),
+        }
+    }
+
+    /// Checks the fence in a transaction of sqlx: `check.run_sqlx(&mut *transaction)`.
+    ///
+    /// # Errors
+    /// As for [`run`](Self::run).
+    #[cfg(feature = "sqlx")]
+    pub async fn run_sqlx(&self, transaction: &mut sqlx::PgConnection) -> Result<()> {
+        let text = self.statement()?;
+        let query = sqlx::query(&text).bind(self.resource.as_str()).bind(long(self.fence.get())).bind(&self.namespace);
+        let Err(error) = query.execute(transaction).await else { return Ok(()) };
+        match error.as_database_error() {
+            Some(refused) if refused.code().is_some_and(|code| code == NOT_HELD) => Err(self.lost()),
+            Some(_) => Err(Error::unavailable(format!("postgres says in this transaction: {error}"))),
+            None => {
+                Err(Error::unanswered(format!("postgres was asked in this transaction and did not answer: {error}")))
+            }
+        }
+    }
+
+    fn statement(&self) -> Result<String> {
+        Ok(schema::named("select leasehold.guard($1, $2, $3)", &options::schema(&self.schema)?))
+    }
+
+    fn lost(&self) -> Error {
+        Error::lost(&self.resource, "postgres", self.fence, "the database does not have it under this fence")
+    }
+}

@@ -1,0 +1,77 @@
+//! Fences checked in the user's own transaction, through tokio-postgres and sqlx.
+#![cfg(feature = "sqlx")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{sync::Arc, time::Duration};
+
+use leasehold::{
+    ErrorKind, Guard, Leasehold,
+    backends::postgres::{FenceCheck, PostgresOptions, install},
+    clock::SystemClock,
+};
+use leasehold_testkit::postgres::Postgres;
+use sqlx::{Connection, PgConnection};
+use tokio::runtime::Handle;
+use tokio_postgres::{Client, NoTls};
+
+/// The driver that a transaction is begun with.
+enum Driver {
+    Tokio(Client),
+    Sqlx(PgConnection),
+}
+
+impl Driver {
+    async fn both(url: &str) -> [Self; 2] {
+        let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
+        Handle::current().spawn(connection);
+        [Self::Tokio(client), Self::Sqlx(PgConnection::connect(url).await.unwrap())]
+    }
+
+    /// Checks the fence in a transaction, does the work in it, and commits.
+    async fn checked(&mut self, check: &FenceCheck, work: impl AsyncFnOnce()) -> leasehold::Result<()> {
+        match self {
+            Self::Tokio(client) => {
+                let transaction = client.transaction().await.unwrap();
+                check.run(&transaction).await?;
+                work().await;
+                transaction.commit().await.unwrap();
+            }
+            Self::Sqlx(connection) => {
+                let mut transaction = connection.begin().await.unwrap();
+                check.run_sqlx(&mut transaction).await?;
+                work().await;
+                transaction.commit().await.unwrap();
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check(guard: &Guard, namespace: &str) -> FenceCheck {
+    FenceCheck::new(guard.resource(), guard.fence()).namespace(namespace).schema("locks")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checked_fence_keeps_the_lock_until_the_transaction_ends_and_a_lost_one_is_refused() {
+    let server = Postgres::start();
+    let url = format!("{}?schema=locks", server.url());
+    let clock = Arc::new(SystemClock);
+    install(PostgresOptions::from_url(&url, "jobs", clock, Duration::from_secs(10)).unwrap(), None).await.unwrap();
+    let locks = Leasehold::builder().namespace("jobs").connect(&url).await.unwrap();
+    for mut driver in Driver::both(&server.url()).await {
+        let first = locks.mutex("invoice:42").acquire().await.unwrap();
+        let its_check = check(&first, "jobs");
+        let elsewhere = check(&first, "default");
+        let work = async || {
+            first.release().await.unwrap();
+            assert!(locks.mutex("invoice:42").try_acquire().await.unwrap().is_none(), "the transaction relies on it");
+        };
+        driver.checked(&its_check, work).await.unwrap();
+        let second = locks.mutex("invoice:42").acquire().await.unwrap();
+        for stale in [its_check, elsewhere] {
+            let refused = driver.checked(&stale, async || panic!("it goes on")).await.unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Lost, "{refused}");
+        }
+        second.release().await.unwrap();
+    }
+}
