@@ -21,7 +21,7 @@ use crate::lease::{Moment, Timestamp};
 /// A future that ends when a moment is reached.
 pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Where time comes from. [`SystemClock`] outside tests.
+/// A source of time: [`SystemClock`], except in tests.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// The steady clock, running through suspend.
     fn now(&self) -> Moment;
@@ -128,7 +128,7 @@ async fn alarm(_left: Duration) -> std::io::Result<()> {
     Err(std::io::ErrorKind::Unsupported.into())
 }
 
-/// A clock that moves only when told to, for tests.
+/// A clock for tests, which stands still until it is advanced.
 ///
 /// ```
 /// use std::time::Duration;

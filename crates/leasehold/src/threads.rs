@@ -9,6 +9,7 @@
 //! every call be awaited on any executor.
 
 use std::{
+    cell::RefCell,
     future::{Future, pending},
     pin::Pin,
     sync::{OnceLock, mpsc},
@@ -24,7 +25,7 @@ use crate::{Error, Result};
 /// A task of the engine.
 pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// How long a thread that did blocking work stays for more: a process that waits for hours should not keep one.
+/// How long an idle blocking thread stays: a process that waits for hours should not keep one.
 const IDLE: Duration = Duration::from_secs(1);
 
 /// The two threads of a process.
@@ -34,12 +35,37 @@ pub(crate) struct Threads {
     pub(crate) timer: Handle,
 }
 
+thread_local! {
+    /// The runtime of the caller whose thread polls a task of the engine just now.
+    static CALLERS_RUNTIME: RefCell<Option<Handle>> = const { RefCell::new(None) };
+}
+
 impl Threads {
     /// Polls on the caller's thread, with the timers and sockets of the I/O thread.
     pub(crate) fn poll_here(&self, task: &mut Task, context: &mut Context<'_>) -> Poll<()> {
+        let caller = Handle::try_current().ok().filter(|caller| caller.id() != self.io.id());
+        let _restored = Restore(CALLERS_RUNTIME.replace(caller));
         let _context = self.io.enter();
         task.as_mut().poll(context)
     }
+}
+
+/// Puts back which runtime the caller had before.
+struct Restore(Option<Handle>);
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        CALLERS_RUNTIME.set(self.0.take());
+    }
+}
+
+/// The runtime of the caller whose call this thread polls; `None` on the library's own threads and without a runtime.
+#[allow(
+    dead_code,
+    reason = "for backends that are driven by the runtimes of callers, of which not every build has one"
+)]
+pub(crate) fn callers_runtime() -> Option<Handle> {
+    CALLERS_RUNTIME.with_borrow(Clone::clone)
 }
 
 /// The threads of one process; a forked child has none of its parent's and starts its own.

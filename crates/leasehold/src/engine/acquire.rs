@@ -35,7 +35,7 @@ const TRY_LIMIT: Duration = Duration::from_secs(3);
 /// How long to wait for the answer to an abandoned request before releasing what it may have been granted.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// What a caller wants, before it has an id.
+/// What a caller asks for, before the lease has an id.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AcquireOptions<'a> {
     pub(crate) resource: &'a Resource,
@@ -55,15 +55,15 @@ pub(crate) struct AcquireOptions<'a> {
 /// How long to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// Not at all: busy is an answer.
+    /// Do not wait: a busy resource is an answer.
     No,
-    /// For this long, then it is an error.
+    /// Wait this long, then fail.
     For(Duration),
-    /// Until it is granted.
+    /// Wait until the lease is granted.
     Forever,
 }
 
-/// What an attempt to get a lease comes to.
+/// The result of an attempt to get a lease.
 ///
 /// Returned by the `try_acquire_or_busy` of each primitive.
 #[derive(Debug)]
@@ -75,7 +75,7 @@ pub enum Attempt {
 }
 
 impl Engine {
-    /// Asks for a lease and waits as long as the caller is willing to.
+    /// Requests a lease and waits for it as long as the options say.
     ///
     /// # Cancel safety
     /// Dropping the future leaves no lease and no queue position behind.
@@ -100,7 +100,7 @@ impl Engine {
     }
 }
 
-/// One caller's way to a lease.
+/// One call of `acquire`.
 struct Acquire<'a> {
     engine: &'a Arc<Engine>,
     options: &'a AcquireOptions<'a>,
@@ -109,12 +109,12 @@ struct Acquire<'a> {
     span: &'a Span,
 }
 
-/// What became of one request so far.
+/// The result of one request so far.
 enum Asked<'a> {
-    /// What it came to; `None` if its lease id can no longer be used and another may be tried.
+    /// The result; `None` if the lease id can no longer be used and another may be tried.
     Answered(Option<Result<Attempt>>),
-    /// It is in flight, or waits in the queue.
-    Pending(Asking<'a>),
+    /// The request is in flight, or waits in the queue.
+    Pending(UnclaimedRequest<'a>),
 }
 
 /// Why waiting for the outcome of a request ended.
@@ -125,15 +125,15 @@ enum Waited {
 }
 
 impl<'a> Acquire<'a> {
-    /// Waits for what the first request comes to, and for the next ones.
-    async fn wait(&self, first: Asking<'a>) -> Result<Attempt> {
+    /// Waits for the result of the first request, and of later ones under new ids.
+    async fn wait(&self, first: UnclaimedRequest<'a>) -> Result<Attempt> {
         match self.finish(first).await {
             Some(result) => result,
             None => self.try_other_ids().await,
         }
     }
 
-    /// Asks under new ids, now that the first can no longer be used.
+    /// Sends requests under new ids, since the first can no longer be used.
     async fn try_other_ids(&self) -> Result<Attempt> {
         let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1));
         loop {
@@ -148,7 +148,7 @@ impl<'a> Acquire<'a> {
                 Asked::Pending(asking) => self.finish(asking).await,
             };
             match result {
-                // Whoever has waited goes on waiting while the backend is away: its position ended there, not its wait.
+                // The queue position is lost, but the caller's wait is not over: try again until the backend is back.
                 Some(Err(error)) if error.is_outage() && self.engine.clock.now() < self.give_up_at => {}
                 Some(result) => return result,
                 None => {}
@@ -156,14 +156,14 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    /// Asks once under a new id, and takes the answer if there is one at once.
+    /// Sends one request under a new id, and takes the answer if it comes at once.
     fn ask(&self, now: Moment) -> Asked<'a> {
         let engine = self.engine;
         let (lease, sent) = LocalLease::new(self.request(), self.options, engine.pushes, now);
         let lease = Arc::new(lease);
         engine.renewer.register(&lease);
-        let asking = Asking { engine, lease: Some(lease) };
-        // A backend that never waits has taken hardly any time.
+        let asking = UnclaimedRequest { engine, lease: Some(lease) };
+        // A backend that answers at once has taken hardly any time.
         let now = if engine.request_at_once(asking.lease(), sent) {
             now
         } else {
@@ -176,8 +176,8 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    /// Waits for what a request comes to; `None` if its lease id can no longer be used and another may be tried.
-    async fn finish(&self, asking: Asking<'a>) -> Option<Result<Attempt>> {
+    /// Waits for the result of a request; `None` if its lease id can no longer be used and another may be tried.
+    async fn finish(&self, asking: UnclaimedRequest<'a>) -> Option<Result<Attempt>> {
         let lease = asking.lease();
         if let Err(inherited) = poll_fn(|context| self.engine.poll_in_flight(lease, context)).await {
             return Some(Err(inherited));
@@ -319,24 +319,24 @@ impl<'a> Acquire<'a> {
     }
 }
 
-/// A request whose outcome nobody has taken; dropping it gives back what it gets.
-struct Asking<'a> {
+/// A request whose result the caller has not taken yet; dropping it gives back what was granted.
+struct UnclaimedRequest<'a> {
     engine: &'a Arc<Engine>,
-    /// `None` once the caller has the outcome.
+    /// `None` once the caller has taken the result.
     lease: Option<Arc<LocalLease>>,
 }
 
-impl Asking<'_> {
+impl UnclaimedRequest<'_> {
     fn lease(&self) -> &Arc<LocalLease> {
         self.lease.as_ref().expect("a request has its lease until its outcome is taken")
     }
 
-    /// The caller has the outcome.
+    /// The caller takes the result.
     fn take(mut self) -> Arc<LocalLease> {
         self.lease.take().expect("a request has its lease until its outcome is taken")
     }
 
-    /// The caller leaves, and that is how its position ends.
+    /// The caller leaves the queue; history records this outcome.
     fn leave(mut self, outcome: Outcome) {
         self.give_up(outcome);
     }
@@ -351,37 +351,37 @@ impl Asking<'_> {
     }
 }
 
-impl Drop for Asking<'_> {
+impl Drop for UnclaimedRequest<'_> {
     fn drop(&mut self) {
         self.give_up(Outcome::Cancelled);
     }
 }
 
-/// An answered request.
-struct Answered {
+/// The answer to a request.
+struct AnsweredRequest {
     sent: local_lease::Sent,
     answer: Answer<Decision>,
     /// An earlier try of the same request was not answered and may still be carried out.
     earlier_try_may_run: bool,
 }
 
-type Call<'a> = Pin<Box<dyn Future<Output = Result<Answer<Decision>>> + Send + 'a>>;
+type AcquireCall<'a> = Pin<Box<dyn Future<Output = Result<Answer<Decision>>> + Send + 'a>>;
 
 impl Engine {
     /// Sends the request to a backend that answers at once; returns whether this is one.
     fn request_at_once(self: &Arc<Self>, lease: &Arc<LocalLease>, sent: local_lease::Sent) -> bool {
         let Some(answer) = self.backend.acquire_at_once(&lease.request) else { return false };
         let answer = Ok(answer);
-        self.telemetry.answered(telemetry::Call::Acquire, &answer, sent.at, || self.clock.now());
+        self.telemetry.answered(telemetry::CallKind::Acquire, &answer, sent.at, || self.clock.now());
         if let Ok(answer) = answer {
-            self.on_answer(lease, Answered { sent, answer, earlier_try_may_run: false }, sent.at);
+            self.on_answer(lease, AnsweredRequest { sent, answer, earlier_try_may_run: false }, sent.at);
         }
         true
     }
 
     /// Sends the request until it is answered, and acts on the answer.
     ///
-    /// While the caller polls it no timer is needed: it is taken over if it takes long.
+    /// While the caller polls it, it needs no timer: the renewer takes over a request that is slow.
     async fn request(
         self: Arc<Self>,
         lease: Arc<LocalLease>,
@@ -396,12 +396,12 @@ impl Engine {
         });
         let first = first.await;
         if let Poll::Ready(answer @ Ok(_)) = &first {
-            self.telemetry.answered(telemetry::Call::Acquire, answer, sent.at, || self.clock.now());
+            self.telemetry.answered(telemetry::CallKind::Acquire, answer, sent.at, || self.clock.now());
         }
-        let call: Call<'_> = match first {
+        let call: AcquireCall<'_> = match first {
             Poll::Ready(Ok(answer)) => {
                 drop(call);
-                let answered = Answered { sent, answer, earlier_try_may_run: false };
+                let answered = AnsweredRequest { sent, answer, earlier_try_may_run: false };
                 return self.on_answer(&lease, answered, self.clock.now());
             }
             Poll::Ready(Err(error)) => Box::pin(future::ready(Err(error))),
@@ -414,8 +414,8 @@ impl Engine {
         }
     }
 
-    fn on_answer(self: &Arc<Self>, lease: &Arc<LocalLease>, answered: Answered, now: Moment) {
-        let Answered { sent, answer, earlier_try_may_run } = answered;
+    fn on_answer(self: &Arc<Self>, lease: &Arc<LocalLease>, answered: AnsweredRequest, now: Moment) {
+        let AnsweredRequest { sent, answer, earlier_try_may_run } = answered;
         if let Decision::Queued(position) = &answer.value {
             telemetry::queued(position);
         }
@@ -435,9 +435,9 @@ impl Engine {
         &'a self,
         lease: &'a LocalLease,
         mut sent: local_lease::Sent,
-        mut call: Call<'a>,
+        mut call: AcquireCall<'a>,
         until: Moment,
-    ) -> Result<Answered, Next> {
+    ) -> Result<AnsweredRequest, Next> {
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
         let mut earlier_try_may_run = false;
         loop {
@@ -450,9 +450,9 @@ impl Engine {
                     return Err(self.give_up_request(lease, call, error).await);
                 }
             };
-            self.telemetry.answered(telemetry::Call::Acquire, &answer, sent.at, || self.clock.now());
+            self.telemetry.answered(telemetry::CallKind::Acquire, &answer, sent.at, || self.clock.now());
             let error = match answer {
-                Ok(answer) => return Ok(Answered { sent, answer, earlier_try_may_run }),
+                Ok(answer) => return Ok(AnsweredRequest { sent, answer, earlier_try_may_run }),
                 Err(error) => error,
             };
             earlier_try_may_run |= error.outcome_unknown();
@@ -474,7 +474,7 @@ impl Engine {
     /// A release that is sent while the request is in flight may overtake it:
     /// 1. the request is on its way  2. the release arrives by another connection and finds nothing
     /// 3. the request is carried out, and nobody gives its lease back before the ttl ends it.
-    async fn give_up_request(&self, lease: &LocalLease, call: Call<'_>, error: Error) -> Next {
+    async fn give_up_request(&self, lease: &LocalLease, call: AcquireCall<'_>, error: Error) -> Next {
         let next = lease.on_request_failed(error.maybe_done().about(&lease.key().resource));
         tokio::select! {
             biased;
@@ -488,7 +488,7 @@ impl Engine {
         Error::unanswered(format!("{resource} on {}: the request was not answered in time", self.kind))
     }
 
-    /// Starts to look who holds the resource.
+    /// Starts to look up who holds the resource.
     pub(crate) fn look_for_holders(self: &Arc<Self>, resource: &Resource) -> oneshot::Receiver<Busy> {
         let (found, holders) = oneshot::channel();
         let (engine, resource) = (Arc::clone(self), resource.clone());

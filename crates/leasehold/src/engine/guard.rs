@@ -1,4 +1,4 @@
-//! What a caller holds: a guard that releases, and a lease that only looks.
+//! What a caller gets: a guard, which releases the lease, and a view of the lease, which does not.
 
 use std::{
     fmt, mem,
@@ -14,7 +14,7 @@ use super::{
     Engine,
     local_lease::{Hold, LocalLease},
     renew_every,
-    telemetry::Call,
+    telemetry::CallKind,
     validity::{LeaseHealth, Loss},
 };
 use crate::{
@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-/// A lease as the work done under it sees it: it can be checked and renewed, but not released.
+/// A view of a lease for the work under it, which can check and renew the lease but not release it.
 ///
 /// # When you lose it
 /// The lease is renewed automatically. If no renewal succeeds until its deadline, or the
@@ -49,17 +49,17 @@ impl Lease {
         &self.local.request.holder
     }
 
-    /// What the holder says about itself.
+    /// The holder's line for people.
     pub fn note(&self) -> Option<&str> {
         self.local.request.note.as_deref()
     }
 
-    /// The number of this grant, above that of every earlier one.
+    /// The fence of the grant, above that of every earlier grant.
     pub fn fence(&self) -> Fence {
         self.hold().grant.fence
     }
 
-    /// How it is shared.
+    /// Exclusive, shared, permit or leader.
     pub fn mode(&self) -> Mode {
         self.local.claim().mode()
     }
@@ -69,7 +69,7 @@ impl Lease {
         self.hold().grant.acquired_at
     }
 
-    /// How long it was waited for.
+    /// How long the caller waited for it.
     pub fn waited(&self) -> Duration {
         self.hold().waited
     }
@@ -79,7 +79,7 @@ impl Lease {
         self.local.ttl().get()
     }
 
-    /// What travels with it.
+    /// The JSON object for programs that others see.
     pub fn metadata(&self) -> Metadata {
         self.local.metadata()
     }
@@ -89,7 +89,9 @@ impl Lease {
     /// `None` if it lasts as long as its process, as on `file:`.
     pub fn remaining(&self) -> Option<Duration> {
         let deadline = self.local.validity.deadline();
-        (deadline != Moment::NEVER).then(|| deadline.since(self.engine.clock.now()))
+        let left = (deadline != Moment::NEVER).then(|| deadline.since(self.engine.clock.now()));
+        // The loss is known a moment before the deadline is set back.
+        if self.local.validity.loss().is_some() { Some(Duration::ZERO) } else { left }
     }
 
     /// Fails if the lease is no longer held. Cheap: call it before each write.
@@ -127,7 +129,7 @@ impl Lease {
         self.local.validity.lost().await
     }
 
-    /// Why it is no longer held, if it is not.
+    /// Why the lease was lost; `None` while it is held.
     pub fn loss(&self) -> Option<Loss> {
         self.local.validity.loss()
     }
@@ -135,7 +137,7 @@ impl Lease {
     /// Moves the end to now + `ttl`, which is also its length from now on.
     ///
     /// # Errors
-    /// `Lost` when it is no longer held; a retryable error when nobody can say.
+    /// `Lost` if the lease is no longer held; a retryable error if the backend cannot tell.
     pub async fn renew(&self, ttl: Duration) -> Result<()> {
         let ttl = Ttl::new(ttl)?;
         self.change(Renewal::new(self.local.key().clone(), ttl)).await
@@ -151,9 +153,9 @@ impl Lease {
         self.change(renewal).await
     }
 
-    /// The lease as text, for another process to check, renew or release it.
+    /// The lease as text, with which another process can find, renew or release it.
     pub fn handle(&self) -> LeaseHandle {
-        LeaseHandle::new(self.local.key().clone())
+        LeaseHandle::new(self.local.key().clone(), self.fence())
     }
 
     async fn change(&self, renewal: Renewal) -> Result<()> {
@@ -191,7 +193,7 @@ impl fmt::Debug for Lease {
     }
 }
 
-/// Sends one renewal and has the lease act on the answer, as it does on the renewer's.
+/// Sends one renewal. The lease acts on its answer as on those of the renewer.
 async fn renew_once(engine: &Arc<Engine>, local: &Arc<LocalLease>, renewal: Renewal) -> Result<()> {
     let now = engine.clock.now();
     let sent = local.sending(now);
@@ -205,7 +207,7 @@ async fn renew_once(engine: &Arc<Engine>, local: &Arc<LocalLease>, renewal: Rene
         () = engine.clock.sleep_until(now.after(renew_every(renewal.ttl))) => Err(unanswered()),
     };
     let answered_at = engine.clock.now();
-    engine.telemetry.answered(Call::Renew, &answer, now, || answered_at);
+    engine.telemetry.answered(CallKind::Renew, &answer, now, || answered_at);
     let answer = answer.inspect_err(|error| engine.telemetry.renew_failed(local, error, now, answered_at))?;
     let standing = answer.value.first().copied().unwrap_or(Standing::Unknown);
     engine.telemetry.renewed(local, standing, now, answered_at);
@@ -218,9 +220,9 @@ async fn renew_once(engine: &Arc<Engine>, local: &Arc<LocalLease>, renewal: Rene
     Ok(())
 }
 
-/// A lease that is held until it is given back.
+/// A lease that is held until the guard is released or dropped.
 ///
-/// It is renewed by itself until then; see [`Lease`] for what it tells.
+/// It is renewed automatically until then; [`Lease`] has its other methods.
 ///
 /// Dropping the guard releases the lease in the background: *not at once*, and nobody
 /// learns of a failure. Prefer [`release`](Self::release). If the guard is dropped by a
@@ -228,7 +230,7 @@ async fn renew_once(engine: &Arc<Engine>, local: &Arc<LocalLease>, renewal: Rene
 #[must_use = "the lease is given back as soon as the guard is dropped"]
 pub struct Guard {
     lease: Option<Lease>,
-    /// What is recorded if it is dropped.
+    /// The outcome to record if the guard is dropped.
     if_dropped: fn() -> Outcome,
 }
 
@@ -259,7 +261,7 @@ impl Guard {
         self.release_as(Outcome::Completed).await
     }
 
-    /// Gives the lease back and records how the work ended.
+    /// Releases the lease and records how the work ended.
     ///
     /// # Errors
     /// As for [`release`](Self::release).
@@ -271,7 +273,7 @@ impl Guard {
         }
     }
 
-    /// A view of the lease that can be given to the work.
+    /// A view of the lease, to be passed to the work.
     #[allow(clippy::missing_panics_doc, reason = "only giving it back, which takes the guard, removes the lease")]
     pub fn lease(&self) -> &Lease {
         self.lease.as_ref().expect("a guard has its lease until it is given back")
@@ -324,12 +326,12 @@ impl Guard {
         &self.lease().local
     }
 
-    /// How much of the resource it has.
+    /// How many units of the resource the lease takes.
     pub(crate) fn claim(&self) -> Claim {
         self.lease().local.claim()
     }
 
-    /// Gives it back in the background.
+    /// Releases the lease in the background.
     pub(crate) fn abandon(mut self, outcome: Outcome) {
         self.give_back(outcome);
     }

@@ -9,20 +9,20 @@
 #[cfg(test)]
 mod any_order;
 #[cfg(test)]
+mod any_schedule;
+#[cfg(test)]
 pub(super) mod tests;
 
 use std::{
     fmt,
-    sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     task::{Context, Poll, Waker},
     time::Duration,
 };
 
-use parking_lot::{Mutex, MutexGuard};
-
 use super::{
     acquire::AcquireOptions,
     margin, renew_every,
+    sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering},
     telemetry::HoldReport,
     validity::{Loss, Validity},
 };
@@ -52,7 +52,7 @@ const TAKE_OVER_AFTER: Duration = Duration::from_secs(1);
 /// A lease that this process waits for or holds.
 #[derive(Debug)]
 pub(crate) struct LocalLease {
-    /// What was asked for. Renewals change the ttl, the claim and the metadata later.
+    /// The request. Renewals may have changed the ttl, the claim and the metadata since.
     pub(crate) request: Request,
     pushes: bool,
     max_hold: Option<Duration>,
@@ -60,22 +60,22 @@ pub(crate) struct LocalLease {
     /// When the renewer sends the next renewal; `NEVER` while a request or renewal is in flight, unless a push granted
     /// the lease meanwhile.
     renew_at: AtomicU64,
-    in_flight: InFlight,
-    /// Guards that share it: more than one only where it is re-entrant.
+    in_flight: CallerPolled,
+    /// How many guards share the lease; more than one only if it is re-entrant.
     pub(crate) guards: AtomicUsize,
-    /// It ends with a session, whatever the clock says.
+    /// Whether the lease ends with a session, whatever the clock says.
     by_session: AtomicBool,
     pub(crate) validity: Validity,
     pub(crate) report: HoldReport,
-    state: Mutex<State>,
+    state: Mutex<LocalState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct LocalState {
     phase: Phase,
-    /// Less than was asked for, after a downgrade.
+    /// The claim; smaller than that of the request after a downgrade.
     claim: Claim,
-    /// What replaced the metadata that was asked for.
+    /// The metadata that replaced that of the request.
     metadata: Option<Box<Metadata>>,
     /// When the last request or renewal was sent that was answered, and how long that answer is believed.
     proof: Option<Proof>,
@@ -93,21 +93,21 @@ struct State {
     /// The pauses between two requests where nothing pushes.
     backoff: Option<Box<Backoff>>,
     tries: u32,
-    /// Whoever awaits `acquire` or `release`.
+    /// The waker of the caller that awaits `acquire` or `release`.
     caller: Option<Waker>,
     caller_left: bool,
-    /// What the caller of `release` returns.
+    /// The answer to the release, for the caller that awaits it.
     released: Option<Result<Released>>,
 }
 
 /// A request or release that its caller polls, so that no other thread has to be woken for it.
 ///
-/// A caller that goes away, a closed instance, or the renewer after a while moves it to the I/O thread, where it runs
-/// to its end.
+/// It moves to the I/O thread, and runs to its end there, if the caller goes away, the instance is closed, or the
+/// answer is slow.
 #[derive(Debug)]
-struct InFlight {
+struct CallerPolled {
     polled: Mutex<Option<Polled>>,
-    /// Its caller polls it.
+    /// Whether the caller polls it.
     by_caller: AtomicBool,
     take_over_at: AtomicU64,
 }
@@ -131,7 +131,7 @@ enum Phase {
     /// The request is in flight.
     Asking,
     Waiting,
-    /// Granted, and not picked up by the caller of `acquire` yet.
+    /// Granted; the caller of `acquire` has not taken it yet.
     Granted(Grant, u64),
     Held(Hold),
     /// Busy, refused, failed or gone before it held; the caller of `acquire` takes the reason.
@@ -168,7 +168,7 @@ struct GrantHint {
     provisional: bool,
 }
 
-/// Why an acquire under this id came to nothing.
+/// Why a request was not granted.
 #[derive(Debug)]
 pub(crate) enum Refusal {
     Busy(Busy),
@@ -209,7 +209,7 @@ impl LocalLease {
             max_hold: options.max_hold,
             ttl_micros: AtomicU64::new(micros(request.ttl.get())),
             renew_at: AtomicU64::new(Moment::NEVER.as_micros()),
-            in_flight: InFlight {
+            in_flight: CallerPolled {
                 polled: Mutex::new(None),
                 by_caller: AtomicBool::new(false),
                 take_over_at: AtomicU64::new(Moment::NEVER.as_micros()),
@@ -218,7 +218,7 @@ impl LocalLease {
             by_session: AtomicBool::new(false),
             validity: Validity::new(),
             report: HoldReport::default(),
-            state: Mutex::new(State {
+            state: Mutex::new(LocalState {
                 phase: Phase::Asking,
                 claim: request.claim,
                 metadata: None,
@@ -240,7 +240,7 @@ impl LocalLease {
         (lease, Sent { at: now, number: 1 })
     }
 
-    // What it looks like.
+    // Getters.
 
     pub(crate) fn key(&self) -> &LeaseKey {
         &self.request.key
@@ -258,7 +258,7 @@ impl LocalLease {
         self.state.lock().metadata.as_deref().unwrap_or(&self.request.metadata).clone()
     }
 
-    /// What it got when it was granted; `None` before.
+    /// The grant, once the caller has taken it.
     pub(crate) fn hold(&self) -> Option<Hold> {
         match &self.state.lock().phase {
             Phase::Held(hold) | Phase::Ended(Some(hold)) => Some(*hold),
@@ -266,7 +266,7 @@ impl LocalLease {
         }
     }
 
-    /// Whether the backend ends it by a clock; otherwise it lasts as long as this process.
+    /// Returns whether the backend ends it by a clock; otherwise it lasts as long as this process.
     pub(crate) fn ends_by_clock(&self) -> bool {
         let state = self.state.lock();
         self.request.lifetime == Lifetime::Detached
@@ -295,7 +295,7 @@ impl LocalLease {
         matches!(self.state.lock().phase, Phase::Held(_))
     }
 
-    // What is in flight.
+    // The request or release that its caller polls.
 
     /// Polls a request or release for the first time, by `poll`, and leaves it to its caller to poll it again.
     ///
@@ -312,7 +312,7 @@ impl LocalLease {
         true
     }
 
-    /// Polls what is in flight, by `poll`; ready when it is done or was taken over.
+    /// Polls it again, by `poll`; ready when it is done or was taken over.
     pub(crate) fn poll_in_flight(&self, context: &mut Context<'_>, poll: PollTask<'_>) -> Poll<()> {
         let mut slot = self.in_flight.polled.lock();
         let Some(polled) = slot.as_mut() else { return Poll::Ready(()) };
@@ -324,7 +324,7 @@ impl LocalLease {
         Poll::Ready(())
     }
 
-    /// Takes what is in flight from its caller; whoever does that runs it to its end.
+    /// Takes it away from its caller. Whoever takes it must run it to its end.
     pub(crate) fn take_over(&self) -> Option<Task> {
         let Polled { task, caller } = self.take_in_flight(self.in_flight.polled.lock())?;
         caller.wake();
@@ -338,7 +338,7 @@ impl LocalLease {
         Some(polled)
     }
 
-    /// Whether the caller polls what is in flight: no timer is needed, since it is taken over if it takes long.
+    /// Returns whether the caller polls what is in flight: no timer is needed, since it is taken over if it takes long.
     pub(crate) fn is_polled_by_caller(&self) -> bool {
         self.in_flight.by_caller.load(Ordering::SeqCst)
     }
@@ -376,7 +376,7 @@ impl LocalLease {
         Next::Schedule
     }
 
-    fn request_renewal_locked(&self, state: &mut State, now: Moment) {
+    fn request_renewal_locked(&self, state: &mut LocalState, now: Moment) {
         if self.renew_at() == Moment::NEVER {
             state.renew_again = true;
         } else {
@@ -526,7 +526,7 @@ impl LocalLease {
         Next::Schedule
     }
 
-    /// A push says that it was granted.
+    /// A push says that the lease was granted.
     pub(crate) fn on_grant_hint(&self, fence: Fence, provisional: bool, now: Moment, wall: Timestamp) -> Next {
         let mut state = self.state.lock();
         state.hint = Some(GrantHint { fence, provisional });
@@ -536,7 +536,7 @@ impl LocalLease {
         }
     }
 
-    /// A push says that it was taken away: a renewal finds out.
+    /// A push says that the lease was taken away; a renewal finds out.
     pub(crate) fn on_evict_hint(&self, now: Moment) -> Next {
         let mut state = self.state.lock();
         state.evicted = true;
@@ -544,7 +544,7 @@ impl LocalLease {
         Next::Schedule
     }
 
-    /// Hints were missed: what lived by a session that ended is lost, the rest is asked about.
+    /// Hints were missed. A lease whose session ended is lost; any other is renewed to find out.
     pub(crate) fn on_missed(&self, now: Moment) -> Next {
         let mut state = self.state.lock();
         if matches!(state.phase, Phase::Held(_) | Phase::Granted(..)) && self.session_ended(&state) {
@@ -643,19 +643,19 @@ impl LocalLease {
         }
     }
 
-    /// Whether nobody waits for the request that is in flight.
+    /// Returns whether nobody waits for the request that is in flight.
     pub(crate) fn caller_left(&self) -> bool {
         self.state.lock().caller_left
     }
 
-    /// How many answers said that it still waits.
+    /// How many answers said that the lease still waits.
     pub(crate) fn tries(&self) -> u32 {
         self.state.lock().tries
     }
 
     // The guard's side.
 
-    /// The guard is given back: ends the belief. The lease is to be released if that is `GiveBack`.
+    /// The guard is released: ends the belief. If this returns `GiveBack`, the lease has to be released at the backend.
     pub(crate) fn on_release(&self, now: Moment) -> Next {
         let mut state = self.state.lock();
         let Phase::Held(hold) = state.phase else { return Next::Forget };
@@ -688,9 +688,10 @@ impl LocalLease {
         Poll::Pending
     }
 
-    /// Fails if it is not held at `now`; the first to find out ends it.
+    /// Fails if the lease is not held at `now`, and ends the belief if nothing has done so before.
     pub(crate) fn check(&self, now: Moment) -> Result<(), Next> {
-        if now >= self.validity.deadline() {
+        // The end of a belief sets the reason first, then the deadline; once `lost` has completed, this must fail.
+        if now >= self.validity.deadline() || self.validity.loss().is_some() {
             return Err(self.on_deadline(now));
         }
         if self.by_session.load(Ordering::Relaxed) {
@@ -702,14 +703,14 @@ impl LocalLease {
         Ok(())
     }
 
-    /// Claims less from now on: before the backend is asked to, so that nobody relies on more than is held.
+    /// Reduces the claim, before the backend is asked to: nobody must rely on more than is held.
     pub(crate) fn downgrade(&self, claim: Claim) {
         self.state.lock().claim = claim;
     }
 
     // Shared steps.
 
-    /// It was granted by an answer or by a push that may be believed.
+    /// The lease was granted, by an answer or by a push that can be believed.
     fn grant(&self, mut state: Locked<'_>, grant: Grant, now: Moment) -> Next {
         if state.caller_left {
             state.phase = Phase::Refused(None);
@@ -725,7 +726,7 @@ impl LocalLease {
         Next::Schedule
     }
 
-    /// It waits, as the request or renewal sent at `sent` found.
+    /// The request or renewal that was sent at `sent` found the lease waiting.
     fn on_position(
         &self,
         mut state: Locked<'_>,
@@ -788,9 +789,11 @@ impl LocalLease {
         self.grant(state, Grant::new(hint.fence, wall), now)
     }
 
-    /// Whether the caller of `acquire` may confirm a provisional grant: a backend on this machine answers on the
-    /// caller's thread, which spares two changes of thread. What is in flight is answered first.
-    fn confirmed_by_caller(&self, state: &State) -> bool {
+    /// Returns whether the caller of `acquire` may confirm a provisional grant.
+    ///
+    /// A backend on this machine answers on the caller's thread, which saves two changes of thread. While a request or
+    /// a renewal is in flight, its answer comes first.
+    fn confirmed_by_caller(&self, state: &LocalState) -> bool {
         matches!(state.proof, Some(Proof { belief: Belief::Process, .. })) && self.renew_at() != Moment::NEVER
     }
 
@@ -823,13 +826,13 @@ impl LocalLease {
         }
     }
 
-    fn session_ended(&self, state: &State) -> bool {
+    fn session_ended(&self, state: &LocalState) -> bool {
         self.request.lifetime == Lifetime::Attached
             && state.proof.as_ref().is_some_and(|proof| proof.belief.has_ended())
     }
 
     /// Remembers what a renewal changed at the backend.
-    fn apply(&self, state: &mut State, renewal: &Renewal) {
+    fn apply(&self, state: &mut LocalState, renewal: &Renewal) {
         self.ttl_micros.store(micros(renewal.ttl.get()), Ordering::Relaxed);
         if let Some(metadata) = &renewal.metadata {
             state.metadata = Some(Box::new(metadata.clone()));
@@ -837,7 +840,7 @@ impl LocalLease {
     }
 
     /// Nothing is in flight any more; the next renewal is at `renew_at`, or now if a hint came meanwhile.
-    fn renewed(&self, state: &mut State, renew_at: Moment, now: Moment) {
+    fn renewed(&self, state: &mut LocalState, renew_at: Moment, now: Moment) {
         let again = std::mem::take(&mut state.renew_again);
         self.set_renew_at(if again { now } else { renew_at });
     }
@@ -853,7 +856,7 @@ impl LocalLease {
     }
 
     /// Until when the last answered request lets us believe in the lease, if it was for this ttl.
-    fn deadline(&self, state: &State, ttl: Ttl) -> Moment {
+    fn deadline(&self, state: &LocalState, ttl: Ttl) -> Moment {
         let Some(proof) = &state.proof else { return Moment::default() };
         match self.believed_for(&proof.belief, ttl) {
             Some(length) => proof.sent.after(length.saturating_sub(margin(length))),
@@ -872,7 +875,7 @@ impl LocalLease {
 
     /// When to renew what was proved at `sent`: after a third of the time it
     /// is believed, less up to a tenth that differs from lease to lease.
-    fn renew_time(&self, state: &State, sent: Moment) -> Moment {
+    fn renew_time(&self, state: &LocalState, sent: Moment) -> Moment {
         let belief = state.proof.as_ref().map_or(&Belief::Ttl, |proof| &proof.belief);
         let third = renew_every(self.ttl());
         let every = match self.believed_for(belief, self.ttl()) {
@@ -886,7 +889,7 @@ impl LocalLease {
     }
 }
 
-type Locked<'a> = MutexGuard<'a, State>;
+type Locked<'a> = MutexGuard<'a, LocalState>;
 
 /// Wakes whoever awaits `acquire` or `release`, after the state is unlocked.
 fn wake(mut state: Locked<'_>) {

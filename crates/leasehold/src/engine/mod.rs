@@ -1,4 +1,4 @@
-//! The loops: what a process does to get leases, to keep them, and to know when they are gone.
+//! The engine: acquires leases for a process, renews them, and finds out when they are lost.
 
 mod acquire;
 mod guard;
@@ -7,6 +7,7 @@ mod reentry;
 mod release;
 mod renewer;
 mod schedule;
+mod sync;
 pub(crate) mod telemetry;
 mod validity;
 
@@ -35,13 +36,13 @@ pub(crate) use self::{
 use self::{local_lease::Next, renewer::Renewer, telemetry::Telemetry};
 use crate::{
     Error, Result,
-    backend::Backend,
+    backend::{Backend, coalesce::continue_here},
     clock::{Clock, Sleep},
     lease::{Moment, Outcome, Ttl},
     threads::{self, Task, Threads},
 };
 
-/// One instance's loops, shared by its `Leasehold`s, guards and tasks.
+/// The engine of one instance, shared by its `Leasehold`s, guards and tasks.
 pub(crate) struct Engine {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) clock: Arc<dyn Clock>,
@@ -50,7 +51,7 @@ pub(crate) struct Engine {
     pub(crate) telemetry: Telemetry,
     renewer: Arc<Renewer>,
     pushes: bool,
-    /// The fork generation that it was made in: a forked child has a higher one, and must not use it.
+    /// The fork generation that the instance was made in; a forked child has a higher one and must not use it.
     generation: u32,
     tasks: AtomicUsize,
     idle: Notify,
@@ -117,12 +118,12 @@ impl Engine {
         if self.is_inherited() { Err(Error::inherited()) } else { Ok(()) }
     }
 
-    /// Whether this process is a forked child of the one that made the instance.
+    /// Returns whether this process is a forked child of the one that made the instance.
     pub(crate) fn is_inherited(&self) -> bool {
         self.generation != leasehold_fork::generation()
     }
 
-    /// Refuses new work, ends what is held, and waits until no task is left.
+    /// Refuses new work, releases every lease, and waits until no task is left.
     pub(crate) async fn close(self: &Arc<Self>) -> Result<()> {
         self.check_not_inherited()?;
         let _first = self.closed.set(self.clock.now());
@@ -143,7 +144,8 @@ impl Engine {
     /// 1. The instance is closed.  2. Closing takes over what it finds.  3. The task is left to its caller, who sees
     ///    that the instance is closed.
     fn begin_by_caller(&self, lease: &Arc<LocalLease>, task: Task, now: Moment, limit: Moment) {
-        if !lease.begin_by_caller(task, now, limit, &|task, context| self.threads.poll_here(task, context)) {
+        let poll = |task: &mut Task, context: &mut Context<'_>| self.threads.poll_here(task, context);
+        if !continue_here(|| lease.begin_by_caller(task, now, limit, &poll)) {
             return;
         }
         self.renewer.follow_up(lease, Next::Schedule, Outcome::Cancelled);
@@ -154,10 +156,11 @@ impl Engine {
 
     /// Polls what is in flight on the caller's thread; ready when it is done or was taken over.
     ///
-    /// A forked child must not: what its parent's caller began would write to the parent's sockets.
+    /// Fails in a forked child: polling what the parent began would write to the parent's sockets.
     fn poll_in_flight(&self, lease: &LocalLease, context: &mut Context<'_>) -> Poll<Result<()>> {
         self.check_not_inherited()?;
-        lease.poll_in_flight(context, &|task, context| self.threads.poll_here(task, context)).map(Ok)
+        let poll = |task: &mut Task, context: &mut Context<'_>| self.threads.poll_here(task, context);
+        continue_here(|| lease.poll_in_flight(context, &poll)).map(Ok)
     }
 
     /// Completes when no task is left.
@@ -176,7 +179,7 @@ impl Engine {
         self.closed.get().is_some()
     }
 
-    /// How long it has been closed.
+    /// How long the instance has been closed; `None` while it is open.
     fn closed_for(&self, now: Moment) -> Option<Duration> {
         self.closed.get().map(|closed| now.since(*closed))
     }

@@ -1,4 +1,4 @@
-//! Re-entrant locks: a holder that is in already may enter again.
+//! Re-entrant locks: callers with the same holder share one lease.
 
 use std::{
     collections::HashMap,
@@ -23,7 +23,7 @@ pub(crate) struct Reentries(Mutex<HashMap<(Resource, Holder), Arc<EntryGate>>>);
 type EntryGate = tokio::sync::Mutex<Weak<LocalLease>>;
 
 impl Reentries {
-    /// Joins the holder's lease, or gets one.
+    /// Joins the lease of this holder, or acquires one.
     pub(crate) async fn enter(&self, engine: &Arc<Engine>, mut options: AcquireOptions<'_>) -> Result<Attempt> {
         let gate = self.gate(&options);
         let give_up = match options.wait {
@@ -58,7 +58,7 @@ impl Reentries {
             }
             match guard.renew(options.ttl.get()).await {
                 Ok(()) => return Ok(Attempt::Acquired(guard)),
-                // Lost a moment ago, like one that was lost before: get another.
+                // The lease was lost just now: acquire another one.
                 Err(error) if error.kind() == ErrorKind::Lost => drop(guard),
                 Err(error) => return Err(error),
             }

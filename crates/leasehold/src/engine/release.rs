@@ -1,4 +1,4 @@
-//! Giving leases back, again and again until it is done or no longer matters.
+//! Releases leases, and tries again until the backend has answered or the lease has ended by itself.
 
 use std::{
     future::poll_fn,
@@ -13,7 +13,7 @@ use tracing::Instrument;
 use super::{
     Engine,
     local_lease::{LocalLease, Next},
-    telemetry::Call,
+    telemetry::CallKind,
     validity::Loss,
 };
 use crate::{
@@ -46,7 +46,7 @@ impl Engine {
             drop(running);
         };
         self.begin_by_caller(lease, Box::pin(task), now, Moment::NEVER);
-        let in_flight = InFlight { engine: self, lease };
+        let in_flight = PolledRelease { engine: self, lease };
         poll_fn(|context| {
             ready!(self.poll_in_flight(in_flight.lease, context))?;
             in_flight.lease.poll_released(context)
@@ -54,7 +54,7 @@ impl Engine {
         .await
     }
 
-    /// The same without waiting for anything: for a guard that is dropped.
+    /// Does the same without waiting for an answer, for a guard that is dropped.
     pub(crate) fn release_in_background(self: &Arc<Self>, lease: &Arc<LocalLease>, outcome: Outcome) {
         let now = self.clock.now();
         if self.end_belief(lease, now) && self.release_at_once(lease, &outcome, now).is_none() {
@@ -103,12 +103,12 @@ impl Engine {
         let _within = span.enter();
         let answer = Ok(self.backend.release_at_once(lease.key(), outcome)?.value);
         self.renewer.follow_up(lease, Next::Forget, Outcome::Completed);
-        self.telemetry.answered(Call::Release, &answer, now, || self.clock.now());
+        self.telemetry.answered(CallKind::Release, &answer, now, || self.clock.now());
         self.telemetry.released(&span, lease, outcome, &answer, now);
         answer.ok()
     }
 
-    /// Releases what is no longer believed, again and again if the first try fails.
+    /// Releases a lease whose belief has ended, and tries again if that fails.
     ///
     /// With `by_caller` it sets no timer: the renewer moves it to the I/O thread if it is slow.
     fn releasing(
@@ -143,7 +143,7 @@ impl Engine {
         answer
     }
 
-    /// Releases in the background, until that is answered or no longer matters; nobody awaits it.
+    /// Releases in the background, where nobody awaits the answer.
     pub(crate) fn give_back(self: &Arc<Self>, lease: &Arc<LocalLease>, outcome: Outcome) {
         let (engine, lease) = (Arc::clone(self), Arc::clone(lease));
         self.spawn(Box::pin(async move { engine.release_until_done(&lease, &outcome).await }));
@@ -166,7 +166,7 @@ impl Engine {
             // Boxed, so that the usual task stays small.
             Poll::Pending => Box::pin(self.answer_in_time(call, &lease.key().resource)).await,
         };
-        self.telemetry.answered(Call::Release, &answer, now, || self.clock.now());
+        self.telemetry.answered(CallKind::Release, &answer, now, || self.clock.now());
         answer.map(|answer| answer.value)
     }
 
@@ -197,7 +197,7 @@ impl Engine {
             let now = self.clock.now();
             let refused = by_clock && !error.is_retryable();
             if refused || now >= until || self.closed_for(now) >= Some(LIMIT) {
-                tracing::warn!(target: "leasehold::release", resource = %lease.key().resource, %error, "could not release");
+                tracing::warn!(target: "leasehold::release", resource = %lease.key().resource, error = format_args!("{error:#}"), "could not release");
                 return;
             }
             self.clock.sleep_until(now.after(backoff.pause())).await;
@@ -206,12 +206,12 @@ impl Engine {
 }
 
 /// A release that its caller polls; if the caller drops it, the I/O thread finishes it.
-struct InFlight<'a> {
+struct PolledRelease<'a> {
     engine: &'a Arc<Engine>,
     lease: &'a Arc<LocalLease>,
 }
 
-impl Drop for InFlight<'_> {
+impl Drop for PolledRelease<'_> {
     fn drop(&mut self) {
         if !self.engine.is_inherited() {
             self.engine.renewer.take_over(self.lease);

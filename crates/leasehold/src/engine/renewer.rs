@@ -23,7 +23,7 @@ use super::{
     local_lease::{LocalLease, Next, Sent},
     renew_every,
     schedule::Schedule,
-    telemetry::{Call, Telemetry},
+    telemetry::{CallKind, Telemetry},
     validity::Loss,
 };
 use crate::{
@@ -46,7 +46,7 @@ pub(crate) struct Renewer {
     renew_batch: usize,
     telemetry: Telemetry,
     schedule: Schedule,
-    /// The incarnation of the last answer, once there was one.
+    /// The incarnation of the last answer, if there was one.
     incarnation: AtomicU64,
     answered: AtomicBool,
     renewals: Alarm,
@@ -181,7 +181,7 @@ impl Renewer {
         self.schedule.all(LocalLease::is_held)
     }
 
-    /// An answer came from this incarnation of the backend; another one may have lost its memory.
+    /// An answer came from this incarnation. If the last one came from another, the backend may have lost its leases.
     pub(crate) fn answered_by(&self, incarnation: Incarnation) {
         if self.incarnation.load(Ordering::Relaxed) == incarnation.0 && self.answered.load(Ordering::Relaxed) {
             return;
@@ -218,7 +218,7 @@ impl Renewer {
         }
     }
 
-    /// Does so with all of them.
+    /// Moves all of them to the I/O thread.
     pub(crate) fn take_over_all(&self) {
         for lease in self.schedule.all(|_| true) {
             self.take_over(&lease);
@@ -256,7 +256,7 @@ impl Renewer {
         }
     }
 
-    /// Finds what is to be renewed now or within a moment.
+    /// Finds the leases to renew now or very soon.
     fn due(&self) -> Vec<Arc<LocalLease>> {
         let now = self.clock.now();
         if self.schedule.next_renewal() > now {
@@ -286,7 +286,7 @@ impl Renewer {
             () = self.clock.sleep_until(now.after(patience)) => Err(Error::unanswered("no answer in time")),
         };
         let now = self.clock.now();
-        self.telemetry.answered(Call::Renew, &answer, sent_at, || now);
+        self.telemetry.answered(CallKind::Renew, &answer, sent_at, || now);
         match answer {
             Ok(answer) => {
                 let standings = answer.value.into_iter().chain(std::iter::repeat(Standing::Unknown));

@@ -8,15 +8,14 @@
 #[cfg(test)]
 mod tests;
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::Arc;
 
 use hashbrown::HashTable;
-use parking_lot::Mutex;
 
-use super::local_lease::LocalLease;
+use super::{
+    local_lease::LocalLease,
+    sync::{AtomicU64, Mutex, Ordering},
+};
 use crate::lease::{LeaseId, Moment};
 
 const SHARDS: usize = 16;

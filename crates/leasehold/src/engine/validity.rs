@@ -1,18 +1,16 @@
-//! Whether a lease may still be believed in: an atomic deadline and the clock.
+//! Whether a lease is still valid: an atomic deadline, compared with the clock.
 //!
 //! The answer is computed when it is asked for, so it is right even if no task
 //! has run since: after a stopped process, a blocked runtime, a suspended machine.
 
-use std::{
-    fmt,
-    sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
-};
+use std::fmt;
 
 use tokio::sync::Notify;
 
+use super::sync::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use crate::lease::Moment;
 
-/// How a lease stands in the eyes of its process.
+/// The state of a lease, as its process sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LeaseHealth {
@@ -92,12 +90,12 @@ impl fmt::Display for Loss {
 #[derive(Debug)]
 pub(crate) struct Validity {
     deadline: AtomicU64,
-    /// Where `max_hold` ends it, renewed or not.
+    /// When `max_hold` ends it, renewed or not.
     ends_at: AtomicU64,
     in_doubt: AtomicBool,
     /// The number of its loss; 0 while it has not ended.
     end: AtomicU8,
-    /// Somebody waits for the end.
+    /// Whether anyone has called `lost`.
     awaited: AtomicBool,
     ended: Notify,
 }
@@ -106,7 +104,7 @@ pub(crate) struct Validity {
 const ENDED: u64 = 0;
 
 impl Validity {
-    /// Of a lease that is not held yet: no deadline is set.
+    /// The validity of a lease that is not held yet: no deadline is set.
     pub(crate) fn new() -> Self {
         Self {
             deadline: AtomicU64::new(Moment::NEVER.as_micros()),
@@ -118,7 +116,7 @@ impl Validity {
         }
     }
 
-    /// It is held from now on, until `deadline` unless it is extended, and until `ends_at` in any case.
+    /// The lease is held from now on: until `deadline`, which renewals extend, and never beyond `ends_at`.
     pub(crate) fn begin(&self, deadline: Moment, ends_at: Moment) {
         self.ends_at.store(ends_at.as_micros(), Ordering::Release);
         self.in_doubt.store(false, Ordering::Release);
@@ -134,7 +132,7 @@ impl Validity {
         if now.as_micros() >= self.ends_at.load(Ordering::SeqCst) { Loss::MaxHold } else { Loss::RenewTimeout }
     }
 
-    /// How it stands at `now`, as far as is known without a look at the session.
+    /// The health at `now`, as far as it is known without the session.
     pub(crate) fn health(&self, now: Moment) -> LeaseHealth {
         match self.loss() {
             Some(Loss::Released) => LeaseHealth::Released,
@@ -166,7 +164,7 @@ impl Validity {
         let first = self.end.compare_exchange(0, loss.number(), Ordering::SeqCst, Ordering::SeqCst).is_ok();
         if first {
             self.deadline.store(ENDED, Ordering::SeqCst);
-            // Either this sees that somebody waits, or whoever begins to wait sees the end.
+            // Either this sees `awaited`, or a caller of `lost` that sets it later sees the end.
             if self.awaited.load(Ordering::SeqCst) {
                 self.ended.notify_waiters();
             }
@@ -174,7 +172,7 @@ impl Validity {
         first
     }
 
-    /// Why it is no longer held, if it is not.
+    /// Why the lease was lost; `None` while it is held.
     pub(crate) fn loss(&self) -> Option<Loss> {
         Loss::from_number(self.end.load(Ordering::SeqCst))
     }

@@ -50,7 +50,7 @@ impl Acquiring<'_> {
         &self.span
     }
 
-    /// It came to its end.
+    /// The call has ended.
     pub(crate) fn end(mut self, result: &Result<Attempt>) {
         self.ended = true;
         let waited = || self.clock.now().since(self.started);

@@ -63,7 +63,7 @@ impl Telemetry {
         }
     }
 
-    /// What was held ended; the first call counts.
+    /// The hold has ended; the first call counts.
     pub(super) fn hold_ended(&self, lease: &LocalLease, loss: Loss, now: Moment) {
         let end = match loss {
             Loss::Released => "released",

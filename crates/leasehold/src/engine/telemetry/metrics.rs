@@ -20,12 +20,12 @@ const MODES: Dimension = Dimension { label: "mode", values: &["exclusive", "shar
 struct Description {
     series: Series,
     name: &'static str,
-    kind: Kind,
+    kind: MetricKind,
     dimensions: &'static [Dimension],
     help: &'static str,
 }
 
-enum Kind {
+enum MetricKind {
     Counter,
     Gauge,
     Seconds,
@@ -44,21 +44,21 @@ static SERIES: &[Description] = &[
     Description {
         series: Series::Acquire,
         name: "leasehold_acquire_total",
-        kind: Kind::Counter,
+        kind: MetricKind::Counter,
         dimensions: &[MODES, ACQUIRE_OUTCOMES],
         help: "Attempts to get a lease.",
     },
     Description {
         series: Series::AcquireWait,
         name: "leasehold_acquire_wait_seconds",
-        kind: Kind::Seconds,
+        kind: MetricKind::Seconds,
         dimensions: &[MODES, ACQUIRE_OUTCOMES],
         help: "Time from the request to its outcome.",
     },
     Description {
         series: Series::Hold,
         name: "leasehold_hold_seconds",
-        kind: Kind::Seconds,
+        kind: MetricKind::Seconds,
         dimensions: &[
             MODES,
             Dimension { label: "end", values: &["released", "lost", "expired", "evicted", "max_hold"] },
@@ -68,70 +68,70 @@ static SERIES: &[Description] = &[
     Description {
         series: Series::Lost,
         name: "leasehold_lost_total",
-        kind: Kind::Counter,
+        kind: MetricKind::Counter,
         dimensions: &[MODES, Dimension { label: "reason", values: &["renew_timeout", "evicted", "gone"] }],
         help: "Leases that were lost while they were held.",
     },
     Description {
         series: Series::Renew,
         name: "leasehold_renew_total",
-        kind: Kind::Counter,
+        kind: MetricKind::Counter,
         dimensions: &[MODES, Dimension { label: "outcome", values: &["ok", "retried", "failed"] }],
         help: "Renewals of leases that are held; retried are those that succeeded after a failure.",
     },
     Description {
         series: Series::RenewSlack,
         name: "leasehold_renew_slack_seconds",
-        kind: Kind::Seconds,
+        kind: MetricKind::Seconds,
         dimensions: &[MODES],
         help: "Time that was left when a renewal was answered.",
     },
     Description {
         series: Series::Release,
         name: "leasehold_release_total",
-        kind: Kind::Counter,
+        kind: MetricKind::Counter,
         dimensions: &[MODES, Dimension { label: "outcome", values: &["ok", "not_holder", "failed"] }],
         help: "Releases of leases.",
     },
     Description {
         series: Series::Evict,
         name: "leasehold_evict_total",
-        kind: Kind::Counter,
+        kind: MetricKind::Counter,
         dimensions: &[],
         help: "Leases that this process took away from their holders.",
     },
     Description {
         series: Series::Held,
         name: "leasehold_locks_held",
-        kind: Kind::Gauge,
+        kind: MetricKind::Gauge,
         dimensions: &[MODES],
         help: "Leases that this process holds.",
     },
     Description {
         series: Series::Waiters,
         name: "leasehold_waiters",
-        kind: Kind::Gauge,
+        kind: MetricKind::Gauge,
         dimensions: &[MODES],
         help: "Callers in this process that wait for a lease.",
     },
     Description {
         series: Series::Leader,
         name: "leasehold_leader",
-        kind: Kind::Gauge,
+        kind: MetricKind::Gauge,
         dimensions: &[],
         help: "Elections that this process leads.",
     },
     Description {
         series: Series::LeaderTransitions,
         name: "leasehold_leader_transitions_total",
-        kind: Kind::Counter,
+        kind: MetricKind::Counter,
         dimensions: &[],
         help: "How often this process became a leader.",
     },
     Description {
         series: Series::Request,
         name: "leasehold_backend_request_seconds",
-        kind: Kind::Seconds,
+        kind: MetricKind::Seconds,
         dimensions: &[
             Dimension { label: "op", values: &["acquire", "renew", "release", "read", "watch", "evict"] },
             Dimension { label: "outcome", values: &["ok", "error"] },
@@ -162,9 +162,9 @@ impl Description {
     fn describe(&self, recorder: &dyn Recorder) {
         let (name, help) = (KeyName::from_const_str(self.name), self.help.into());
         match self.kind {
-            Kind::Counter => recorder.describe_counter(name, None, help),
-            Kind::Gauge => recorder.describe_gauge(name, None, help),
-            Kind::Seconds => recorder.describe_histogram(name, Some(Unit::Seconds), help),
+            MetricKind::Counter => recorder.describe_counter(name, None, help),
+            MetricKind::Gauge => recorder.describe_gauge(name, None, help),
+            MetricKind::Seconds => recorder.describe_histogram(name, Some(Unit::Seconds), help),
         }
     }
 }

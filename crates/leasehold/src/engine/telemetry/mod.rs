@@ -53,7 +53,7 @@ enum Series {
 
 /// A kind of call to the backend.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Call {
+pub(crate) enum CallKind {
     Acquire,
     Renew,
     Release,
@@ -62,7 +62,7 @@ pub(crate) enum Call {
     Evict,
 }
 
-impl Call {
+impl CallKind {
     const fn as_str(self) -> &'static str {
         match self {
             Self::Acquire => "acquire",
@@ -81,7 +81,7 @@ impl Telemetry {
     }
 
     /// The backend answered a call that was sent at `sent`, or failed to.
-    pub(crate) fn answered<T>(&self, call: Call, answer: &Result<T>, sent: Moment, now: impl FnOnce() -> Moment) {
+    pub(crate) fn answered<T>(&self, call: CallKind, answer: &Result<T>, sent: Moment, now: impl FnOnce() -> Moment) {
         if metrics::ENABLED {
             let outcome = if answer.is_ok() { "ok" } else { "error" };
             self.meters.observe(Series::Request, &[call.as_str(), outcome], now().since(sent));
@@ -125,14 +125,14 @@ impl Telemetry {
                 parent: lease.report.span(),
                 resource = %lease.key().resource,
                 left_ms = left(lease, now).map(millis),
-                %error,
+                error = format_args!("{error:#}"),
                 "cannot renew"
             );
         }
         self.renewal_ended(lease, "failed", sent, now);
     }
 
-    /// Counts the renewal of what is held. Its span is made now that it is known to be worth one.
+    /// Counts the renewal of a held lease, and makes its span if it is worth one.
     fn renewal_ended(&self, lease: &LocalLease, outcome: &'static str, sent: Moment, now: Moment) {
         static RENEWALS: AtomicU32 = AtomicU32::new(0);
         let spans = tracing::enabled!(target: "leasehold::renew", Level::DEBUG);
@@ -169,7 +169,7 @@ impl Telemetry {
             reason = loss.as_str(),
             "lost"
         );
-        // Whoever sets a limit expects it to end leases: that is not worth an alert.
+        // Reaching `max_hold` is expected, and no reason for an alert.
         if loss != Loss::MaxHold {
             self.meters.count(Series::Lost, &[mode(lease), loss.as_str()]);
         }

@@ -1,0 +1,240 @@
+//! Threads that meet at one lease, in many of the orders in which they can: what must hold whoever comes first.
+//!
+//! `any_order` tries orders of whole transitions. Here threads also switch within them, at each use of an atomic or a
+//! lock, which is where `check`, `lost` and the schedule read without the lock of the state.
+
+use std::{
+    future::poll_fn,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering::SeqCst},
+    },
+};
+
+use shuttle::{future::block_on, thread};
+
+use super::{
+    tests::{at, grant, held, lease, position},
+    *,
+};
+use crate::engine::{
+    schedule::Schedule,
+    sync::{explore, step},
+};
+
+const SCHEDULES: usize = 3_000;
+/// How long one answer is believed: the ttl of 30 s less its margin.
+const BELIEVED: Duration = Duration::from_millis(29_400);
+
+/// A lease, a clock that its threads share, and what they found.
+struct Scene {
+    lease: LocalLease,
+    /// Seconds, as `at` counts them.
+    now: AtomicU64,
+    /// When the newest renewal was sent that was answered.
+    proved: AtomicU64,
+    /// How often a transition ended the belief or gave the lease back.
+    ends: AtomicU32,
+    /// A renewal that was sent before the threads began.
+    in_flight: Option<(Renewal, Sent)>,
+}
+
+impl Scene {
+    fn new(lease: LocalLease, in_flight: Option<(Renewal, Sent)>) -> Arc<Self> {
+        let (now, proved, ends) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU32::new(0));
+        Arc::new(Self { lease, now, proved, ends, in_flight })
+    }
+
+    fn now(&self) -> Moment {
+        step();
+        at(self.now.load(SeqCst))
+    }
+
+    fn follow(&self, next: Next) {
+        if matches!(next, Next::Lost | Next::GiveBack) {
+            self.ends.fetch_add(1, SeqCst);
+        }
+    }
+
+    /// Sends a renewal, if one is due, which is answered so.
+    fn renew(&self, standing: Standing) {
+        let Some(renewal) = self.lease.begin_renewal() else { return };
+        let seconds = self.now.load(SeqCst);
+        let sent = self.lease.sending(at(seconds));
+        let now = self.now();
+        if matches!(standing, Standing::Holding(_)) {
+            self.proved.fetch_max(seconds, SeqCst);
+        }
+        self.follow(self.lease.on_standing(standing, &renewal, sent, &Belief::Ttl, now));
+    }
+
+    fn check(&self) -> bool {
+        let now = self.now();
+        match self.lease.check(now) {
+            Ok(()) => {
+                assert!(now < at(self.proved.load(SeqCst)).after(BELIEVED), "believed for longer than proved");
+                true
+            }
+            Err(next) => {
+                self.follow(next);
+                false
+            }
+        }
+    }
+
+    /// After all threads: it is either looked after, or ended once.
+    fn assert_sound(&self) {
+        let (loss, ends) = (self.lease.validity.loss(), self.ends.load(SeqCst));
+        if loss.is_some() {
+            assert_eq!((ends, self.lease.renew_at()), (1, Moment::NEVER), "{loss:?}: ended once, and not renewed");
+            assert!(self.lease.check(at(0)).is_err(), "nothing revives it");
+        } else {
+            assert_eq!(ends, 0, "given back while it is held");
+            assert_ne!(self.lease.renew_at(), Moment::NEVER, "nobody will ask again");
+        }
+    }
+}
+
+/// Runs each as a thread, and waits for all of them.
+fn together(scene: &Arc<Scene>, threads: &[fn(&Scene)]) {
+    let running: Vec<_> = threads
+        .iter()
+        .map(|&work| {
+            let scene = Arc::clone(scene);
+            thread::spawn(move || work(&scene))
+        })
+        .collect();
+    for thread in running {
+        thread.join().expect("its assertions hold");
+    }
+}
+
+fn held_scene() -> Arc<Scene> {
+    Scene::new(held(|_| {}, Belief::Ttl), None)
+}
+
+/// The clock passes the deadline, and the timer looks at it.
+fn let_time_pass(scene: &Scene) {
+    for seconds in [15, 29, 30, 60] {
+        scene.now.store(seconds, SeqCst);
+        let now = scene.now();
+        scene.follow(scene.lease.on_deadline(now));
+    }
+}
+
+fn see_the_loss(scene: &Scene) {
+    block_on(scene.lease.validity.lost());
+    assert!(!scene.check(), "a lease that is lost is not held");
+}
+
+#[test]
+fn an_answer_meets_the_deadline() {
+    explore(SCHEDULES, || {
+        let scene = held_scene();
+        let renew = |scene: &Scene| scene.renew(Standing::Holding(grant(7)));
+        let check = |scene: &Scene| while scene.check() {};
+        together(&scene, &[let_time_pass, renew, check, see_the_loss]);
+        scene.assert_sound();
+    });
+}
+
+#[test]
+fn an_answer_meets_the_release() {
+    explore(SCHEDULES, || {
+        let scene = held_scene();
+        let renew = |scene: &Scene| scene.renew(Standing::Holding(grant(7)));
+        let release = |scene: &Scene| {
+            let now = scene.now();
+            scene.follow(scene.lease.on_release(now));
+            assert!(!scene.check(), "it was given back");
+        };
+        together(&scene, &[renew, release, see_the_loss]);
+        scene.assert_sound();
+    });
+}
+
+#[test]
+fn an_eviction_meets_renewals_and_the_release() {
+    explore(SCHEDULES, || {
+        let scene = held_scene();
+        let evict = |scene: &Scene| {
+            let now = scene.now();
+            scene.follow(scene.lease.on_evict_hint(now));
+            scene.renew(Standing::Gone);
+        };
+        let renew = |scene: &Scene| scene.renew(Standing::Holding(grant(7)));
+        let release = |scene: &Scene| {
+            let now = scene.now();
+            scene.follow(scene.lease.on_release(now));
+        };
+        together(&scene, &[evict, renew, release, see_the_loss]);
+        scene.assert_sound();
+    });
+}
+
+#[test]
+fn a_pushed_grant_meets_an_older_answer_and_wakes_the_caller() {
+    explore(SCHEDULES, || {
+        let lease = lease(|_| {});
+        let sent = lease.sending(at(0));
+        assert_scheduled(lease.on_decision(Decision::Queued(position(7)), sent, Belief::Ttl, at(0)));
+        let renewal = lease.begin_renewal().expect("it is renewed");
+        let sent = lease.sending(at(0));
+        let scene = Scene::new(lease, Some((renewal, sent)));
+        let push = |scene: &Scene| {
+            let now = scene.now();
+            scene.follow(scene.lease.on_grant_hint(Fence::new(8), false, now, Timestamp::default()));
+        };
+        let answer = |scene: &Scene| {
+            let (renewal, sent) = scene.in_flight.as_ref().expect("a renewal is in flight");
+            let (standing, now) = (Standing::Waiting(position(7)), scene.now());
+            scene.follow(scene.lease.on_standing(standing, renewal, *sent, &Belief::Ttl, now));
+        };
+        let call = |scene: &Scene| {
+            let poll = |context: &mut Context<'_>| scene.lease.poll_outcome(context, at(0), scene.now());
+            let held = matches!(block_on(poll_fn(poll)), Some((AcquireResult::Held, Next::Schedule)));
+            assert!(held && scene.check(), "the push granted it");
+        };
+        together(&scene, &[push, answer, call]);
+        scene.assert_sound();
+    });
+}
+
+fn assert_scheduled(next: Next) {
+    assert_eq!(next, Next::Schedule);
+}
+
+#[test]
+fn a_renewal_that_becomes_due_meets_the_scan_of_the_schedule() {
+    explore(SCHEDULES, || {
+        let lease = Arc::new(held(|_| {}, Belief::Ttl));
+        let schedule = Arc::new(Schedule::new());
+        schedule.insert(&lease);
+        schedule.note(&lease);
+        let hinting = {
+            let (lease, schedule) = (Arc::clone(&lease), Arc::clone(&schedule));
+            thread::spawn(move || {
+                assert_scheduled(lease.on_evict_hint(at(1)));
+                schedule.note(&lease);
+            })
+        };
+        let found = schedule.due_for_renewal(at(20), |lease| lease.due_at() <= at(1));
+        hinting.join().expect("it does not fail");
+        assert!(!found.is_empty() || schedule.next_renewal() <= at(1), "nobody will renew it");
+    });
+}
+
+/// The test of the tests: a check that compares the deadline alone may pass after `lost` has completed.
+#[test]
+#[should_panic(expected = "a lease that is lost is not held")]
+fn a_check_of_the_deadline_alone_is_found_out() {
+    explore(SCHEDULES, || {
+        let scene = held_scene();
+        let release = |scene: &Scene| scene.follow(scene.lease.on_release(at(0)));
+        let see_the_loss = |scene: &Scene| {
+            block_on(scene.lease.validity.lost());
+            assert!(scene.now() >= scene.lease.validity.deadline(), "a lease that is lost is not held");
+        };
+        together(&scene, &[release, see_the_loss]);
+    });
+}
