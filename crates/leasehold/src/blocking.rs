@@ -77,12 +77,12 @@ impl Leasehold {
         Blocking(self.0.election(name))
     }
 
-    /// Live leases and queue positions.
+    /// Lists live leases and queue positions.
     pub fn list(&self, filter: &ListFilter) -> Result<Page> {
         wait(self.0.list(filter))
     }
 
-    /// Ended leases, newest first.
+    /// Returns ended leases, newest first.
     pub fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
         wait(self.0.history(filter))
     }
@@ -148,7 +148,7 @@ impl Blocking<crate::Lock> {
         run_under(self.acquire()?, work)
     }
 
-    /// The same if the lock is free. Otherwise it returns `None` without running `work`.
+    /// Like [`with`](Self::with) if the lock is free. Otherwise it returns `None` without running `work`.
     ///
     /// # Errors
     /// As for [`with`](Self::with).
@@ -164,7 +164,7 @@ impl Blocking<crate::Lock> {
         wait(self.0.acquire_detached())
     }
 
-    /// The same without waiting; returns `None` if the lock is busy.
+    /// Like [`acquire_detached`](Self::acquire_detached) without waiting; returns `None` if the lock is busy.
     pub fn try_acquire_detached(&self) -> Result<Option<Detached>> {
         wait(self.0.try_acquire_detached())
     }
@@ -209,7 +209,7 @@ impl Blocking<crate::Election> {
         wait(self.0.campaign()).map(Guard)
     }
 
-    /// Leads if nobody does and nobody waits; returns `None` otherwise.
+    /// Becomes the leader if nobody leads or waits; returns `None` otherwise.
     pub fn try_campaign(&self) -> Result<Option<Guard>> {
         Ok(wait(self.0.try_campaign())?.map(Guard))
     }
@@ -220,18 +220,18 @@ impl Blocking<crate::Election> {
     }
 }
 
-/// [`crate::Guard`], blocking: a lease that is held until it is given back.
+/// [`crate::Guard`], blocking: a lease that is held until the guard is released or dropped.
 #[derive(Debug)]
 #[must_use = "the lease is given back as soon as the guard is dropped"]
 pub struct Guard(crate::Guard);
 
 impl Guard {
-    /// Gives the lease back: the work is done.
+    /// Releases the lease: the work is done.
     pub fn release(self) -> Result<Released> {
         wait(self.0.release())
     }
 
-    /// Gives the lease back and records how the work ended.
+    /// Releases the lease and records how the work ended.
     pub fn release_as(self, outcome: Outcome) -> Result<Released> {
         wait(self.0.release_as(outcome))
     }
@@ -271,7 +271,7 @@ impl Guards {
         self.0.check()
     }
 
-    /// Gives all of them back, the last taken first.
+    /// Releases all of them, the last taken first.
     pub fn release(self) -> Result<Released> {
         wait(self.0.release())
     }

@@ -7,10 +7,10 @@ use crate::{
     backend::{Backend, EventStream, Finding, Guarantees, OpenOptions},
     backends,
     clock::{Clock, SystemClock},
-    engine::{Engine, Reentries, Wait, telemetry::Call},
+    engine::{Engine, Reentries, Wait, telemetry::CallKind},
     lease::{
-        EndedLease, Evicted, Fence, HistoryFilter, HistoryPage, Holder, LeaseHandle, ListFilter, Names, Outcome, Page,
-        Released, Renewal, Resource, RunRecord, RunReport, Standing, Ttl,
+        EndedLease, Evicted, Fence, HistoryFilter, HistoryPage, Holder, LeaseHandle, LeaseRecord, ListFilter, Names,
+        Outcome, Page, Released, Renewal, Resource, RunRecord, RunReport, Standing, Ttl,
     },
     threads,
 };
@@ -37,13 +37,13 @@ pub struct Leasehold(Arc<Instance>);
 
 struct Instance {
     engine: Arc<Engine>,
-    settings: Settings,
+    defaults: LockDefaults,
     reentries: Reentries,
 }
 
 /// The defaults of locks.
 #[derive(Clone, Debug)]
-pub(crate) struct Settings {
+pub(crate) struct LockDefaults {
     pub(crate) ttl: Duration,
     pub(crate) wait: Wait,
     pub(crate) holder: Holder,
@@ -88,19 +88,19 @@ impl Leasehold {
         Ok(global.insert(locks).clone())
     }
 
-    /// Live leases and queue positions.
+    /// Lists live leases and queue positions.
     pub async fn list(&self, filter: &ListFilter) -> Result<Page> {
         let filter = filter.clone();
-        self.ask(Call::Read, async move |backend| backend.list(&filter).await).await
+        self.ask(CallKind::Read, async move |backend| backend.list(&filter).await).await
     }
 
-    /// Ended leases, newest first.
+    /// Returns ended leases, newest first.
     pub async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
         let filter = filter.clone();
-        self.ask(Call::Read, async move |backend| backend.history(&filter).await).await
+        self.ask(CallKind::Read, async move |backend| backend.history(&filter).await).await
     }
 
-    /// Ended leases, newest first, and whether the filter's limit left some out.
+    /// Returns ended leases, newest first, and whether the filter's limit left some out.
     pub async fn history_page(&self, filter: &HistoryFilter) -> Result<HistoryPage> {
         let limit = filter.limit;
         let one_more = filter.clone().limit(limit.saturating_add(1));
@@ -142,21 +142,23 @@ impl Leasehold {
     /// `Unsupported` where [`guarantees`](Self::guarantees) does not have `records_runs`.
     pub async fn record_runs(&self, reports: &[RunReport]) -> Result<()> {
         let reports = reports.to_vec();
-        self.ask(Call::Read, async move |backend| backend.record_runs(&reports).await).await
+        self.ask(CallKind::Read, async move |backend| backend.record_runs(&reports).await).await
     }
 
-    /// The records of runs under these locks, sorted by name. A record is deleted 40 days after its last report.
+    /// Returns the records of runs under these locks, sorted by name.
+    ///
+    /// A record is deleted 40 days after its last report.
     ///
     /// # Errors
     /// `Unsupported` where [`guarantees`](Self::guarantees) does not have `records_runs`.
     pub async fn runs(&self, names: &Names) -> Result<Vec<RunRecord>> {
         let names = names.clone();
-        self.ask(Call::Read, async move |backend| backend.runs(&names).await).await
+        self.ask(CallKind::Read, async move |backend| backend.runs(&names).await).await
     }
 
     /// Streams the events of these resources, in any process, from now on.
     pub async fn watch(&self, names: Names) -> Result<EventStream> {
-        self.ask(Call::Watch, async move |backend| backend.watch(names).await).await
+        self.ask(CallKind::Watch, async move |backend| backend.watch(names).await).await
     }
 
     /// Takes the lease with this fence away from its holder.
@@ -165,34 +167,54 @@ impl Leasehold {
     pub async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
         let (resource, reason) = (resource.clone(), reason.to_owned());
         let answer =
-            self.ask(Call::Evict, async move |backend| backend.evict(&resource, expected, &reason).await).await;
+            self.ask(CallKind::Evict, async move |backend| backend.evict(&resource, expected, &reason).await).await;
         self.0.engine.telemetry.evicted(&answer);
         answer
     }
 
     /// Checks the backend for settings and conditions that endanger locks.
     pub async fn examine(&self) -> Result<Vec<Finding>> {
-        self.ask(Call::Read, async move |backend| backend.examine().await).await
+        self.ask(CallKind::Read, async move |backend| backend.examine().await).await
     }
 
     /// Renews a lease by its handle, also one that another process acquired.
     pub async fn renew(&self, handle: &LeaseHandle, ttl: Duration) -> Result<Standing> {
         let renewal = Renewal::new(handle.key().clone(), Ttl::new(ttl)?);
-        let answer = self.ask(Call::Renew, async move |backend| backend.renew(&[renewal]).await).await?;
+        let answer = self.ask(CallKind::Renew, async move |backend| backend.renew(&[renewal]).await).await?;
         Ok(answer.value.first().copied().unwrap_or(Standing::Unknown))
     }
 
-    /// Returns how the lease of a handle stands, also one that another process acquired.
+    /// Finds the lease of a handle, also one that another process acquired; `None` if it is no longer held.
     ///
-    /// It is the shortest of renewals, which never shortens a lease: one that has less than 100 ms left gets 100 ms.
-    pub async fn check(&self, handle: &LeaseHandle) -> Result<Standing> {
-        self.renew(handle, Ttl::MIN.get()).await
+    /// This only looks. To rely on the lease for some time, [`renew`](Self::renew) it: the answer to that proves that
+    /// it is held, also on a `redlock` with nodes that do not answer, where this shows what may be held.
+    ///
+    /// ```
+    /// # #[cfg(feature = "memory")]
+    /// # leasehold::blocking::wait(async {
+    /// use leasehold::{Leasehold, Outcome};
+    ///
+    /// let locks = Leasehold::connect("memory:find").await?;
+    /// let handle = locks.mutex("upload").acquire_detached().await?.handle;
+    /// if let Some(lease) = locks.find(&handle).await? {
+    ///     println!("held by {} for {:?} more", lease.holder, lease.expires_in);
+    /// }
+    /// locks.release(&handle, Outcome::Completed).await?;
+    /// assert!(locks.find(&handle).await?.is_none());
+    /// # Ok::<(), leasehold::Error>(())
+    /// # })?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub async fn find(&self, handle: &LeaseHandle) -> Result<Option<LeaseRecord>> {
+        // Listings do not show lease ids, which are secret. A fence is granted once.
+        let page = self.list(&ListFilter::new(Names::Exactly(handle.key().resource.clone()))).await?;
+        Ok(page.leases.into_iter().find(|lease| lease.fence() == Some(handle.fence())))
     }
 
     /// Releases a lease by its handle, also one that another process acquired.
     pub async fn release(&self, handle: &LeaseHandle, outcome: Outcome) -> Result<Released> {
         let key = handle.key().clone();
-        let answer = self.ask(Call::Release, async move |backend| backend.release(&key, &outcome).await).await?;
+        let answer = self.ask(CallKind::Release, async move |backend| backend.release(&key, &outcome).await).await?;
         Ok(answer.value)
     }
 
@@ -208,7 +230,7 @@ impl Leasehold {
 
     /// The name of the holder that others see.
     pub fn holder(&self) -> &Holder {
-        &self.0.settings.holder
+        &self.0.defaults.holder
     }
 
     /// Releases every lease that this instance holds; returns how many.
@@ -231,16 +253,16 @@ impl Leasehold {
         &self.0.engine
     }
 
-    pub(crate) fn settings(&self) -> &Settings {
-        &self.0.settings
+    pub(crate) fn defaults(&self) -> &LockDefaults {
+        &self.0.defaults
     }
 
     pub(crate) fn reentries(&self) -> &Reentries {
         &self.0.reentries
     }
 
-    /// Runs a call to the backend where its connections live.
-    async fn ask<T: Send + 'static, F>(&self, kind: Call, call: impl FnOnce(Arc<dyn Backend>) -> F) -> Result<T>
+    /// Runs a call to the backend on the I/O thread, where its connections are.
+    async fn ask<T: Send + 'static, F>(&self, kind: CallKind, call: impl FnOnce(Arc<dyn Backend>) -> F) -> Result<T>
     where
         F: Future<Output = Result<T>> + Send + 'static,
     {
@@ -333,7 +355,7 @@ impl Builder {
         options.connect_limit = self.connect_limit;
         let (url, limit) = (url.to_owned(), self.connect_limit);
         let opened = on_io_thread(async move {
-            // A backend that keeps to the limit by itself can say who did not answer.
+            // A backend that keeps to the limit itself can say which server did not answer.
             tokio::time::timeout(limit.saturating_add(limit / 8), backends::open(&url, &options))
                 .await
                 .unwrap_or_else(|_| Err(Error::unavailable(format!("the backend did not answer within {limit:?}"))))
@@ -357,9 +379,10 @@ impl Builder {
     }
 
     fn on(self, backend: Arc<dyn Backend>) -> Result<Leasehold> {
-        let settings = Settings { ttl: self.ttl, wait: self.wait, holder: self.holder.unwrap_or_else(Holder::unique) };
+        let defaults =
+            LockDefaults { ttl: self.ttl, wait: self.wait, holder: self.holder.unwrap_or_else(Holder::unique) };
         let engine = Engine::new(backend, self.clock)?;
-        Ok(Leasehold(Arc::new(Instance { engine, settings, reentries: Reentries::default() })))
+        Ok(Leasehold(Arc::new(Instance { engine, defaults, reentries: Reentries::default() })))
     }
 }
 

@@ -136,7 +136,7 @@
 //!
 //! [What is promised and what can still go wrong](_docs::guarantees),
 //! [which backend, which ttl, and when a lock is the wrong tool](_docs::choosing).
-//! To write a backend of your own, begin with [`backend`] and [`model`].
+//! To write a backend of your own, begin with [`backend`].
 
 pub mod backend;
 pub mod backends;
@@ -145,10 +145,10 @@ pub mod clock;
 mod engine;
 pub mod lease;
 mod leasehold;
-pub mod model;
 mod primitives;
 mod threads;
 
+pub(crate) use backend::model;
 pub use engine::{Attempt, Guard, Lease, LeaseHealth, Loss};
 pub use lease::{
     Fence, Holder, LeaseHandle, Metadata, Outcome, Resource, Ttl,

@@ -14,13 +14,10 @@ use std::{fmt, future::poll_fn, sync::Arc, task::Poll, thread, time::Duration};
 use async_trait::async_trait;
 use leasehold::{
     Fence, Guard, Leasehold, Loss, Resource, Result,
-    backend::{Backend, EventStream, Finding, Guarantees, Hints, Inspect},
+    backend::{Answer, Backend, Decision, EventStream, Finding, Guarantees, Hints, Inspect, Renewal, Request},
     backends::memory::MemoryBackend,
     clock::SystemClock,
-    lease::{
-        Answer, Decision, EndedLease, Evicted, HistoryFilter, LeaseKey, ListFilter, Names, Outcome, Page, Released,
-        Renewal, Request, Standing,
-    },
+    lease::{EndedLease, Evicted, HistoryFilter, LeaseKey, ListFilter, Names, Outcome, Page, Released, Standing},
 };
 use leasehold_conformance::{Call, Faulty};
 use parking_lot::{Condvar, Mutex};

@@ -6,17 +6,16 @@ use leasehold::{
     All, Attempt, Builder, Candidate, Detached, Election, Error, ErrorKind, Guard, Guards, Leader, Lease, LeaseHealth,
     Leasehold, Lock, Loss, Observer,
     backend::{
-        Backend, Backoff, Belief, Coalescer, EventHub, EventStream, Finding, Guarantees, Hint, HintDelivery,
-        HintSender, Hints, Missed, OpenOptions, Session, UrlOptions,
+        Answer, Backend, Backoff, Belief, Coalescer, Decision, EventHub, EventStream, Finding, Guarantees, Hint,
+        HintDelivery, HintSender, Hints, Missed, OpenOptions, Renewal, Request, Session, UrlOptions, model,
     },
     blocking,
     clock::{ManualClock, SystemClock},
     lease::{
-        Answer, Busy, Claim, Decision, EndedLease, Event, Evicted, Fence, Grant, HistoryFilter, Holder, LeaseHandle,
-        LeaseId, LeaseKey, LeaseRecord, ListFilter, Moment, Names, Outcome, Page, QueuePosition, Released, Renewal,
-        Request, Resource, Standing, Timestamp, Ttl,
+        Busy, Claim, EndedLease, Event, Evicted, Fence, Grant, HistoryFilter, Holder, LeaseHandle, LeaseId, LeaseKey,
+        LeaseRecord, ListFilter, Moment, Names, Outcome, Page, QueuePosition, Released, Resource, Standing, Timestamp,
+        Ttl,
     },
-    model,
 };
 
 const fn send<T: Send>() {}

@@ -14,11 +14,11 @@ use std::{
 
 use leasehold::{
     Election, ErrorKind, Guard, Holder, Leader, Leasehold, Observer, Resource, Ttl,
-    backend::Backend,
+    backend::{Backend, Request},
     backends::memory::MemoryBackend,
     blocking,
     clock::{ManualClock, SystemClock},
-    lease::{Claim, LeaseId, LeaseKey, Outcome, Request},
+    lease::{Claim, LeaseId, LeaseKey, Outcome},
 };
 use leasehold_conformance::{Call, Faulty};
 use parking_lot::Mutex;

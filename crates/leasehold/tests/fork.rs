@@ -159,7 +159,7 @@ const CALLS: &[Call] = &[
     ("list", |runtime, locks, _| runtime.block_on(locks.list(&ListFilter::new(Names::All))).map(drop)),
     ("history", |runtime, locks, _| runtime.block_on(locks.history(&HistoryFilter::new(Names::All))).map(drop)),
     ("watch", |runtime, locks, _| runtime.block_on(locks.watch(Names::All)).map(drop)),
-    ("check by handle", |runtime, locks, guard| runtime.block_on(locks.check(&guard.handle())).map(drop)),
+    ("find by handle", |runtime, locks, guard| runtime.block_on(locks.find(&guard.handle())).map(drop)),
     ("release by handle", |runtime, locks, guard| {
         runtime.block_on(locks.release(&guard.handle(), Outcome::Completed)).map(drop)
     }),

@@ -6,13 +6,10 @@ use std::{sync::Arc, time::Duration};
 
 use leasehold::{
     Fence, Holder, Resource, Ttl,
-    backend::{Backend, Hint, Hints, Inspect},
+    backend::{Backend, Decision, Hint, Hints, Inspect, Patience, Renewal, Request},
     backends::memory::MemoryBackend,
     clock::ManualClock,
-    lease::{
-        Claim, Decision, Ending, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names, Outcome, Patience, Released,
-        Renewal, Request, Timestamp,
-    },
+    lease::{Claim, Ending, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names, Outcome, Released, Timestamp},
 };
 
 fn place() -> (MemoryBackend, ManualClock) {

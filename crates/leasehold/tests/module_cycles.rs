@@ -150,6 +150,7 @@ fn no_modules_need_each_other() {
         "leasehold",
         "leasehold-cli",
         "leasehold-conformance",
+        "leasehold-fork",
         "leasehold-spec",
         "leasehold-testkit",
         "leasehold-torture",

@@ -12,12 +12,10 @@ use std::{
 
 use leasehold::{
     Attempt, Error, ErrorKind, Holder, Leasehold, Loss, Resource, Ttl,
+    backend::{Patience, Request},
     backends::memory::MemoryBackend,
     clock::SystemClock,
-    lease::{
-        Claim, EndedLease, Ending, HistoryFilter, LeaseId, LeaseKey, LeaseState, ListFilter, Names, Patience, Released,
-        Request,
-    },
+    lease::{Claim, EndedLease, Ending, HistoryFilter, LeaseId, LeaseKey, LeaseState, ListFilter, Names, Released},
 };
 
 fn locks() -> Leasehold {
@@ -265,6 +263,24 @@ async fn an_election_cannot_be_held_under_a_mutexs_name() {
     held.release().await.unwrap();
     let two_lines = locks.election("r").note("two\nlines").start().await.unwrap_err();
     assert_eq!(two_lines.kind(), ErrorKind::InvalidName);
+}
+
+#[tokio::test]
+async fn a_started_candidate_refuses_limits_that_it_would_ignore() {
+    let locks = locks();
+    for election in [locks.election("r").max_tries(1), locks.election("r").wait(Duration::from_secs(1))] {
+        assert_eq!(election.start().await.unwrap_err().kind(), ErrorKind::InvalidConfig);
+    }
+}
+
+#[tokio::test]
+async fn the_record_of_failed_work_has_the_causes() {
+    let locks = locks();
+    let failing = async |_lease: leasehold::Lease| {
+        Err::<(), _>(Error::unavailable("cannot print").caused_by(std::io::Error::other("no paper")))
+    };
+    locks.mutex("r").with(failing).await.unwrap_err();
+    assert_eq!(last_ended(&locks).await.problem.unwrap().details, "cannot print: no paper");
 }
 
 #[tokio::test]

@@ -1,26 +1,35 @@
 //! What others can depend on, as a list in `public_api.txt`: a change of it shows in review.
 //!
-//! `unreachable_pub` makes sure that what is `pub` can be reached, so the sources are enough to know.
+//! `unreachable_pub` makes sure that what is `pub` can be reached, so the sources are enough to know. A type goes by the
+//! path of the module that defines it: two types of one name stay apart.
 //! After a change that is meant: `LEASEHOLD_UPDATE=1 cargo test -p leasehold --test public_api`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     env, fs,
     path::{Path, PathBuf},
 };
 
 use quote::ToTokens;
-use syn::{Attribute, Fields, ImplItem, Item, TraitItem, Type, Visibility};
+use syn::{Attribute, Fields, ImplItem, Item, ItemImpl, PathArguments, TraitItem, Type, UseTree, Visibility};
 
-/// The list, line by line, and the names of the types in it.
+/// The list, line by line, and what is needed to make it. Paths begin after the name of the crate.
 #[derive(Default)]
 struct Api {
     lines: BTreeSet<String>,
+    /// The paths of the public types.
     types: BTreeSet<String>,
-    /// Implementations of traits, each with the type that has it.
-    implemented: Vec<(String, String)>,
+    /// What `use` brings into a module: the path that it gets there, and where that leads.
+    imports: BTreeMap<String, String>,
+    /// Each `impl` and its module, for the end, when every type is known.
+    impls: Vec<(String, ItemImpl)>,
+}
+
+/// The path of a name in a module; that of the root is empty.
+fn within(module: &str, name: &str) -> String {
+    if module.is_empty() { name.to_owned() } else { format!("{module}::{name}") }
 }
 
 fn text(tokens: &impl ToTokens) -> String {
@@ -70,11 +79,19 @@ fn is_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| text(attribute).contains("cfg(test)"))
 }
 
-fn type_name(of: &Type) -> Option<String> {
-    match of {
-        Type::Path(path) => path.path.segments.last().map(|segment| segment.ident.to_string()),
-        _ => None,
+/// The path from the root of a path that is written in a module.
+fn absolute(module: &str, path: &[String]) -> String {
+    let mut base = match path[0].as_str() {
+        "crate" => "",
+        "super" => module.rsplit_once("::").map_or("", |(parent, _)| parent),
+        _ => module,
+    };
+    let mut rest = &path[usize::from(["crate", "self", "super"].contains(&path[0].as_str()))..];
+    while rest.first().is_some_and(|part| part == "super") {
+        base = base.rsplit_once("::").map_or("", |(parent, _)| parent);
+        rest = &rest[1..];
     }
+    within(base, &rest.join("::"))
 }
 
 impl Api {
@@ -82,14 +99,14 @@ impl Api {
         self.lines.insert(line.into());
     }
 
-    fn add_type(&mut self, kind: &str, name: &str, generics: &syn::Generics, attributes: &[Attribute]) {
-        let closed = if has(attributes, "non_exhaustive") { "#[non_exhaustive] " } else { "" };
-        self.add(format!("{name}: {closed}{kind} {name}{}", text(generics)));
+    fn add_type(&mut self, kind: &str, path: &str, generics: &syn::Generics, attributes: &[Attribute]) {
+        let open = if has(attributes, "non_exhaustive") { "#[non_exhaustive] " } else { "" };
+        self.add(format!("{path}: {open}{kind} {}", text(generics)).trim_end().to_owned());
         let derived = attributes.iter().filter(|attribute| attribute.path().is_ident("derive"));
         for traits in derived.map(|attribute| text(&attribute.meta)) {
-            self.add(format!("{name}: {traits}"));
+            self.add(format!("{path}: {traits}"));
         }
-        self.types.insert(name.to_owned());
+        self.types.insert(path.to_owned());
     }
 
     fn add_fields(&mut self, of: &str, fields: &Fields) {
@@ -100,40 +117,47 @@ impl Api {
     }
 
     fn add_items(&mut self, module: &str, items: &[Item]) {
+        let here = if module.is_empty() { "crate" } else { module };
         for item in items {
             match item {
                 Item::Struct(one) if is_public(&one.vis) => {
-                    self.add_type("struct", &one.ident.to_string(), &one.generics, &one.attrs);
-                    self.add_fields(&one.ident.to_string(), &one.fields);
+                    let path = within(module, &one.ident.to_string());
+                    self.add_type("struct", &path, &one.generics, &one.attrs);
+                    self.add_fields(&path, &one.fields);
                 }
                 Item::Enum(one) if is_public(&one.vis) => {
-                    let name = one.ident.to_string();
-                    self.add_type("enum", &name, &one.generics, &one.attrs);
+                    let path = within(module, &one.ident.to_string());
+                    self.add_type("enum", &path, &one.generics, &one.attrs);
                     for variant in &one.variants {
                         let fields: Vec<String> = variant.fields.iter().map(field).collect();
-                        self.add(format!("{name}::{}({})", variant.ident, fields.join(", ")));
+                        self.add(format!("{path}::{}({})", variant.ident, fields.join(", ")));
                     }
                 }
                 Item::Trait(one) if is_public(&one.vis) => {
-                    let name = one.ident.to_string();
-                    self.add(format!("{name}: trait {name}: {}", text(&one.supertraits)));
+                    let path = within(module, &one.ident.to_string());
+                    self.add(format!("{path}: trait: {}", text(&one.supertraits)).trim_end().to_owned());
                     for item in &one.items {
                         if let TraitItem::Fn(method) = item {
                             let default = if method.default.is_some() { " { … }" } else { "" };
-                            self.add(format!("{name}: {}{default}", text(&method.sig)));
+                            self.add(format!("{path}: {}{default}", text(&method.sig)));
                         }
                     }
                 }
-                Item::Fn(one) if is_public(&one.vis) => self.add(format!("{module}: {}", text(&one.sig))),
+                Item::Fn(one) if is_public(&one.vis) => self.add(format!("{here}: {}", text(&one.sig))),
                 Item::Const(one) if is_public(&one.vis) => {
-                    self.add(format!("{module}: const {}: {}", one.ident, text(&one.ty)));
+                    self.add(format!("{here}: const {}: {}", one.ident, text(&one.ty)));
                 }
                 Item::Type(one) if is_public(&one.vis) => {
-                    self.add(format!("{module}: type {}{} = {}", one.ident, text(&one.generics), text(&one.ty)));
+                    self.add(format!("{here}: type {}{} = {}", one.ident, text(&one.generics), text(&one.ty)));
                 }
-                Item::Use(one) if is_public(&one.vis) => self.add(format!("{module}: use {}", text(&one.tree))),
-                Item::Mod(one) if is_public(&one.vis) => self.add(format!("{module}: mod {}", one.ident)),
-                Item::Impl(one) if !is_for_tests(&one.attrs) => self.add_impl(one),
+                Item::Use(one) => {
+                    self.import(module, &mut Vec::new(), &one.tree);
+                    if is_public(&one.vis) {
+                        self.add(format!("{here}: use {}", text(&one.tree)));
+                    }
+                }
+                Item::Mod(one) if is_public(&one.vis) => self.add(format!("{here}: mod {}", one.ident)),
+                Item::Impl(one) if !is_for_tests(&one.attrs) => self.impls.push((module.to_owned(), one.clone())),
                 Item::Macro(one)
                     if one.ident.as_ref().is_some_and(|name| {
                         name.to_string().ends_with("_options") || name.to_string().ends_with("_option")
@@ -149,11 +173,50 @@ impl Api {
         }
     }
 
-    fn add_impl(&mut self, one: &syn::ItemImpl) {
-        let Some(name) = type_name(&one.self_ty) else { return };
-        let of = text(&one.self_ty);
+    fn import(&mut self, module: &str, before: &mut Vec<String>, tree: &UseTree) {
+        let (name, known_as) = match tree {
+            UseTree::Path(path) => {
+                before.push(path.ident.to_string());
+                self.import(module, before, &path.tree);
+                before.pop();
+                return;
+            }
+            UseTree::Group(group) => return group.items.iter().for_each(|tree| self.import(module, before, tree)),
+            UseTree::Name(name) => (&name.ident, &name.ident),
+            UseTree::Rename(name) => (&name.ident, &name.rename),
+            UseTree::Glob(_) => return,
+        };
+        let path = [&before[..], &[name.to_string()]].concat();
+        let target = absolute(module, &path);
+        let known_as = within(module, &known_as.to_string());
+        if known_as != target {
+            self.imports.insert(known_as, target);
+        }
+    }
+
+    /// The module path and name of the type that a path in a module leads to.
+    fn definition(&self, module: &str, path: &[String]) -> String {
+        let mut found = absolute(module, path);
+        while let Some(target) = self.imports.get(&found) {
+            found.clone_from(target);
+        }
+        found
+    }
+
+    fn add_impl(&mut self, module: &str, one: &ItemImpl) {
+        let Type::Path(of) = &*one.self_ty else { return };
+        let path: Vec<String> = of.path.segments.iter().map(|segment| segment.ident.to_string()).collect();
+        let defined = self.definition(module, &path);
+        let arguments = match of.path.segments.last().map(|segment| &segment.arguments) {
+            Some(PathArguments::AngleBracketed(arguments)) => text(arguments),
+            _ => String::new(),
+        };
+        let of = format!("{defined}{arguments}");
         if let Some((_, implemented, _)) = &one.trait_ {
-            return self.implemented.push((name, format!("{of}: impl {}", text(implemented))));
+            if self.types.contains(&defined) {
+                self.add(format!("{of}: impl {}", text(implemented)));
+            }
+            return;
         }
         for item in &one.items {
             match item {
@@ -174,9 +237,9 @@ fn read(folder: &Path, module: &str, api: &mut Api) {
     for path in entries {
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
         if path.is_dir() {
-            read(&path, &format!("{module}::{name}"), api);
+            read(&path, &within(module, &name), api);
         } else if path.extension().is_some_and(|extension| extension == "rs") && name != "tests" {
-            let module = if name == "mod" || name == "lib" { module.to_owned() } else { format!("{module}::{name}") };
+            let module = if name == "mod" || name == "lib" { module.to_owned() } else { within(module, &name) };
             api.add_items(&module, &syn::parse_file(&fs::read_to_string(&path).unwrap()).unwrap().items);
         }
     }
@@ -186,15 +249,16 @@ fn read(folder: &Path, module: &str, api: &mut Api) {
 fn the_public_api_is_the_one_that_was_reviewed() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut api = Api::default();
-    read(&root.join("src"), "leasehold", &mut api);
-    let implemented = std::mem::take(&mut api.implemented);
-    for (name, line) in implemented {
-        if api.types.contains(&name) {
-            api.add(line);
-        }
+    read(&root.join("src"), "", &mut api);
+    for (module, one) in std::mem::take(&mut api.impls) {
+        api.add_impl(&module, &one);
     }
     let now: Vec<&str> = api.lines.iter().map(String::as_str).collect();
-    assert!(now.iter().any(|line| line.starts_with("Lock: async fn acquire")), "the sources were not understood");
+    for known in
+        ["primitives::lock::Lock: async fn acquire", "leasehold::Leasehold: fn mutex", "blocking::Leasehold: fn mutex"]
+    {
+        assert!(now.iter().any(|line| line.starts_with(known)), "the sources were not understood: {known}");
+    }
 
     let committed = root.join("tests/public_api.txt");
     if env::var_os("LEASEHOLD_UPDATE").is_some() {

@@ -1,6 +1,6 @@
 //! A leasehold backend outside of leasehold: one object per resource, replaced by compare-and-swap.
 //!
-//! Each operation loads the object, runs the rule of [`leasehold::model`] on
+//! Each operation loads the object, runs the rule of [`leasehold::backend::model`] on
 //! it, and writes it back if nobody else did meanwhile; otherwise it starts
 //! again. Leases, queues, fences, semaphores, elections, history and events
 //! all follow from that.
@@ -23,14 +23,12 @@ use async_trait::async_trait;
 use leasehold::{
     Error, Fence, Outcome, Resource, Result,
     backend::{
-        Backend, EventStream, Finding, Guarantees, HintSender, Hints, Inspect, Liveness, News, OpenOptions, Opening,
-        Reach, Severity, UrlOptions, publish,
+        Answer, Backend, Decision, EventStream, Finding, Guarantees, HintSender, Hints, Incarnation, Inspect, Liveness,
+        News, OpenOptions, Opening, Reach, Renewal, Request, Selection, Severity, UrlOptions,
+        model::{Context, Effects, Expiry, Presence, State},
+        publish,
     },
-    lease::{
-        Answer, Decision, EndedLease, Evicted, HistoryFilter, Incarnation, LeaseId, LeaseKey, ListFilter, Names, Page,
-        Released, Renewal, Request, Selection, Standing,
-    },
-    model::{Context, Effects, Expiry, Presence, State},
+    lease::{EndedLease, Evicted, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names, Page, Released, Standing},
 };
 use serde::{Deserialize, Serialize};
 

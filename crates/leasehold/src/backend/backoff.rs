@@ -1,4 +1,4 @@
-//! Waiting longer after each try, for a random part of the span.
+//! Pauses that grow from try to try, with jitter.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ impl Backoff {
     }
 }
 
-/// A random part of the span, never nothing.
+/// A random part of the span, never zero.
 fn random_part(span: Duration) -> Duration {
     let thousandth = u32::try_from(random_u64() % 1001).unwrap_or(1000);
     (span * thousandth / 1000).max(Duration::from_micros(100))

@@ -11,7 +11,7 @@ pub trait Audience {
     /// A hint for the instance that requested this lease.
     fn hint(&mut self, id: LeaseId, hint: Hint);
 
-    /// Whether anyone watches; without watchers no event is made.
+    /// Returns whether anyone watches; without watchers no event is made.
     fn wants_events(&self) -> bool;
 
     /// An event for those who watch.

@@ -13,7 +13,7 @@ use std::{
 use futures_core::Stream;
 use parking_lot::Mutex;
 
-use super::queue::{Item, LossyQueue};
+use super::queue::{LossyQueue, Received};
 use crate::lease::{Event, Names};
 
 /// What happens to resources, as it happens.
@@ -35,15 +35,15 @@ impl fmt::Display for Missed {
 
 impl std::error::Error for Missed {}
 
-/// As many events wait for a slow reader; then it misses them.
+/// How many events are queued for a slow reader before they are dropped.
 const LIMIT: usize = 1024;
 
 /// Hands events to streams; costs nothing while there are none.
 #[derive(Clone, Default)]
-pub struct EventHub(Arc<Hub>);
+pub struct EventHub(Arc<EventStreams>);
 
 #[derive(Default)]
-struct Hub {
+struct EventStreams {
     watchers: Mutex<Vec<Arc<Watcher>>>,
     count: AtomicUsize,
 }
@@ -59,7 +59,7 @@ impl EventHub {
         Self::default()
     }
 
-    /// Whether nobody watches.
+    /// Returns whether nobody watches.
     pub fn is_idle(&self) -> bool {
         self.0.count.load(Ordering::SeqCst) == 0
     }
@@ -86,7 +86,7 @@ impl EventHub {
         let mut watchers = self.0.watchers.lock();
         watchers.push(Arc::clone(&watcher));
         self.0.count.store(watchers.len(), Ordering::SeqCst);
-        Box::pin(Watch { hub: Arc::downgrade(&self.0), watcher })
+        Box::pin(Subscription { hub: Arc::downgrade(&self.0), watcher })
     }
 }
 
@@ -96,30 +96,30 @@ impl fmt::Debug for EventHub {
     }
 }
 
-impl Drop for Hub {
+impl Drop for EventStreams {
     fn drop(&mut self) {
         self.watchers.get_mut().iter().for_each(|watcher| watcher.queue.close());
     }
 }
 
 /// One stream; dropping it ends the subscription.
-struct Watch {
-    hub: Weak<Hub>,
+struct Subscription {
+    hub: Weak<EventStreams>,
     watcher: Arc<Watcher>,
 }
 
-impl Stream for Watch {
+impl Stream for Subscription {
     type Item = Result<Event, Missed>;
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         Poll::Ready(ready!(self.watcher.queue.poll_next(context)).map(|item| match item {
-            Item::Value(event) => Ok(event),
-            Item::Missed => Err(Missed),
+            Received::Value(event) => Ok(event),
+            Received::Missed => Err(Missed),
         }))
     }
 }
 
-impl Drop for Watch {
+impl Drop for Subscription {
     fn drop(&mut self) {
         if let Some(hub) = self.hub.upgrade() {
             let mut watchers = hub.watchers.lock();

@@ -50,21 +50,21 @@ impl Guarantees {
         }
     }
 
-    /// Whether grants are pushed; `true` by default.
+    /// Returns whether grants are pushed; `true` by default.
     #[must_use]
     pub const fn pushes(mut self, pushes: bool) -> Self {
         self.pushes = pushes;
         self
     }
 
-    /// Whether a lease outlives a restart of the backend; `false` by default.
+    /// Returns whether a lease outlives a restart of the backend; `false` by default.
     #[must_use]
     pub const fn survives_restart(mut self, survives: bool) -> Self {
         self.survives_restart = survives;
         self
     }
 
-    /// Whether skipped and successful runs are remembered; `false` by default.
+    /// Returns whether skipped and successful runs are remembered; `false` by default.
     #[must_use]
     pub const fn records_runs(mut self, records: bool) -> Self {
         self.records_runs = records;

@@ -1,7 +1,7 @@
 //! Hints: what a backend pushes to one of its instances.
 //!
 //! A hint is delivered on the thread that sends it, so that a grant wakes its
-//! waiter without a hop. Sinks only note and wake; they never call the backend.
+//! waiter without waking another thread. Sinks only note and wake; they never call the backend.
 
 use std::{
     fmt,
@@ -14,10 +14,10 @@ use std::{
 
 use parking_lot::RwLock;
 
-use super::queue::{Item, LossyQueue};
+use super::queue::{LossyQueue, Received};
 use crate::lease::{Fence, LeaseId, Resource};
 
-/// As many hints wait for a slow reader; then it reads `Missed`.
+/// How many hints are queued for a slow reader before they are dropped and it reads `Missed`.
 const LIMIT: usize = 4096;
 
 /// What a backend pushes to an instance about its leases.
@@ -54,21 +54,21 @@ impl Hint {
     }
 }
 
-impl From<Item<Hint>> for Hint {
-    fn from(item: Item<Hint>) -> Self {
-        match item {
-            Item::Value(hint) => hint,
-            Item::Missed => Self::Missed,
+impl From<Received<Hint>> for Hint {
+    fn from(received: Received<Hint>) -> Self {
+        match received {
+            Received::Value(hint) => hint,
+            Received::Missed => Self::Missed,
         }
     }
 }
 
 /// The sending end of an instance's hints.
 #[derive(Clone, Default)]
-pub struct HintSender(Arc<Hub>);
+pub struct HintSender(Arc<HintReaders>);
 
 #[derive(Default)]
-struct Hub {
+struct HintReaders {
     /// Replaced as a whole, so that no lock is held while a sink runs.
     sinks: RwLock<Arc<Vec<(u64, Sink)>>>,
     next: AtomicU64,
@@ -115,7 +115,7 @@ impl fmt::Debug for HintSender {
     }
 }
 
-impl Hub {
+impl HintReaders {
     fn add(&self, sink: Sink) -> u64 {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         Arc::make_mut(&mut *self.sinks.write()).push((id, sink));
@@ -123,7 +123,7 @@ impl Hub {
     }
 }
 
-impl Drop for Hub {
+impl Drop for HintReaders {
     fn drop(&mut self) {
         for (_, sink) in self.sinks.get_mut().iter() {
             if let Sink::Queue(queue) = sink {
@@ -173,7 +173,7 @@ impl fmt::Debug for Hints {
 
 /// A subscription to hints; it ends when it is dropped.
 pub struct HintDelivery {
-    hub: Weak<Hub>,
+    hub: Weak<HintReaders>,
     id: u64,
 }
 

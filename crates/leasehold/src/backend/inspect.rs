@@ -17,7 +17,7 @@ pub trait Inspect {
     /// Ended leases, newest first.
     async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>>;
 
-    /// Follows what happens to these resources from now on, in any process.
+    /// Streams the events of these resources, in any process, from now on.
     async fn watch(&self, names: Names) -> Result<EventStream>;
 
     /// Takes the lease with this fence away from its holder.
@@ -26,7 +26,7 @@ pub trait Inspect {
     /// Looks for settings and circumstances that endanger locks.
     async fn examine(&self) -> Result<Vec<Finding>>;
 
-    /// Adds to what is remembered about runs that were skipped or succeeded.
+    /// Records runs that were skipped or succeeded.
     ///
     /// A backend that supports it says so in its [`guarantees`](super::Backend::guarantees). It keeps the records of
     /// about 10,000 names for 40 days after their last report, and drops the oldest first. Callers gather reports, so
@@ -39,7 +39,7 @@ pub trait Inspect {
         Err(unsupported())
     }
 
-    /// What is remembered about the runs of these resources, by name.
+    /// The records of the runs of these resources, sorted by name.
     ///
     /// # Errors
     /// `Unsupported` by default.
@@ -53,7 +53,7 @@ fn unsupported() -> Error {
     Error::unsupported("this backend does not remember skipped runs")
 }
 
-/// One result of a check of the backend.
+/// Something that an examination of the backend found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
@@ -66,7 +66,7 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// A result with these parts.
+    /// A finding about this subject.
     pub fn new(severity: Severity, subject: impl Into<String>, message: impl Into<String>) -> Self {
         Self { severity, subject: subject.into(), message: message.into() }
     }

@@ -1,8 +1,10 @@
-//! The [`Backend`] trait, and what helps to implement it.
+//! To write a backend: the [`Backend`] trait, and what helps to implement it.
+//!
+//! Programs that only lock need nothing from here.
 //!
 //! A backend supplies atomicity, a clock and a wake-up. The locking algorithm is
-//! in [`model`](crate::model): a backend either runs that under a latch of its
-//! own or ports it, and the conformance suite compares the two.
+//! in [`model`]: a backend either runs that under a latch of its own or ports
+//! it, and the conformance suite compares the two.
 //!
 //! Every implementation follows these rules:
 //!
@@ -24,12 +26,13 @@
 //! [`backends::register`](crate::backends::register) adds a URL scheme from outside this crate.
 
 mod backoff;
-mod coalesce;
+pub(crate) mod coalesce;
 mod effects;
 mod events;
 mod guarantees;
 mod hints;
 mod inspect;
+pub mod model;
 mod opening;
 mod operation;
 pub(crate) mod options;
@@ -57,10 +60,15 @@ pub(crate) use self::{
     opening::{Opener, check_namespace},
     operation::perform_each,
 };
-pub use crate::lease::{Belief, Session};
+pub use crate::lease::{
+    belief::{Belief, Session},
+    filter::Selection,
+    grant::{Answer, Decision, Incarnation},
+    request::{Lifetime, Patience, Renewal, Request},
+};
 use crate::{
     Result,
-    lease::{Answer, Decision, LeaseKey, Outcome, Released, Renewal, Request, Standing},
+    lease::{LeaseKey, Outcome, Released, Standing},
 };
 
 /// What the engine calls: everything a lock needs.

@@ -1,4 +1,4 @@
-//! What opening a backend takes, whichever it is.
+//! The options for opening any backend.
 
 use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 
@@ -11,13 +11,13 @@ pub type Opening = Pin<Box<dyn Future<Output = Result<Arc<dyn Backend>>> + Send>
 /// Opens the backend that a URL names.
 pub(crate) type Opener = fn(&str, &OpenOptions) -> Opening;
 
-/// What opening a backend needs, whichever it is.
+/// The options for opening any backend.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct OpenOptions {
     /// Separates applications on one backend.
     pub namespace: String,
-    /// Where time comes from.
+    /// The source of time.
     pub clock: Arc<dyn Clock>,
     /// How long opening may take.
     pub connect_limit: Duration,

@@ -31,7 +31,7 @@ pub enum Performed {
 type Answered = Result<Answer<Performed>>;
 
 /// A call that is under way, or its answer.
-enum Progress<'a> {
+enum PendingCall<'a> {
     Calling(Pin<Box<dyn Future<Output = Answered> + Send + 'a>>),
     Done(Answered),
 }
@@ -39,20 +39,20 @@ enum Progress<'a> {
 /// Makes each call by itself, all at the same time.
 pub(crate) async fn perform_each(backend: &(impl Backend + ?Sized), operations: Vec<Operation>) -> Vec<Answered> {
     let call = |operation: Operation| {
-        Progress::Calling(Box::pin(async move {
+        PendingCall::Calling(Box::pin(async move {
             match operation {
                 Operation::Acquire(request) => Ok(backend.acquire(&request).await?.map(Performed::Acquired)),
                 Operation::Release(key, outcome) => Ok(backend.release(&key, &outcome).await?.map(Performed::Released)),
             }
         }))
     };
-    let mut calls: Vec<Progress<'_>> = operations.into_iter().map(call).collect();
+    let mut calls: Vec<PendingCall<'_>> = operations.into_iter().map(call).collect();
     poll_fn(|context| {
         let mut all_done = true;
         for progress in &mut calls {
-            if let Progress::Calling(call) = progress {
+            if let PendingCall::Calling(call) = progress {
                 match call.as_mut().poll(context) {
-                    Poll::Ready(answer) => *progress = Progress::Done(answer),
+                    Poll::Ready(answer) => *progress = PendingCall::Done(answer),
                     Poll::Pending => all_done = false,
                 }
             }
@@ -61,8 +61,8 @@ pub(crate) async fn perform_each(backend: &(impl Backend + ?Sized), operations: 
     })
     .await;
     let answers = calls.into_iter().filter_map(|progress| match progress {
-        Progress::Done(answer) => Some(answer),
-        Progress::Calling(_) => None,
+        PendingCall::Done(answer) => Some(answer),
+        PendingCall::Calling(_) => None,
     });
     answers.collect()
 }

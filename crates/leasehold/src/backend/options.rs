@@ -47,7 +47,7 @@ impl UrlOptions {
         Ok(options)
     }
 
-    /// What stands between the scheme and the parameters, as written.
+    /// The part between the scheme and the parameters, as written.
     pub fn path(&self) -> &str {
         &self.path
     }
@@ -61,7 +61,7 @@ impl UrlOptions {
     /// Takes a parameter of any type that can be parsed; `form` tells the user what to write.
     ///
     /// # Errors
-    /// `InvalidConfig` when the value cannot be parsed.
+    /// `InvalidConfig` if the value cannot be parsed.
     pub fn take<T: FromStr>(&mut self, name: &str, form: &str) -> Result<Option<T>> {
         self.take_with(name, form, |text| text.parse().ok())
     }
@@ -81,7 +81,7 @@ impl UrlOptions {
     /// Takes a duration: `250ms`, `3s`, `2m`.
     ///
     /// # Errors
-    /// `InvalidConfig` when the value is no duration.
+    /// `InvalidConfig` if the value is not a duration.
     pub fn take_duration(&mut self, name: &str) -> Result<Option<Duration>> {
         self.take_with(name, "a duration such as 250ms, 3s or 2m", duration)
     }

@@ -1,4 +1,4 @@
-//! A queue for one reader that drops its contents rather than grow, and says so.
+//! A bounded queue for one reader, who learns when values were dropped.
 
 use std::{
     collections::VecDeque,
@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 /// What a reader of a [`LossyQueue`] gets.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Item<T> {
+pub(super) enum Received<T> {
     Value(T),
     /// Values were dropped since the last one that was read.
     Missed,
@@ -18,10 +18,10 @@ pub(super) enum Item<T> {
 /// A bounded queue for one reader.
 pub(super) struct LossyQueue<T> {
     limit: usize,
-    state: Mutex<State<T>>,
+    state: Mutex<QueueState<T>>,
 }
 
-struct State<T> {
+struct QueueState<T> {
     values: VecDeque<T>,
     missed: bool,
     closed: bool,
@@ -30,7 +30,7 @@ struct State<T> {
 
 impl<T> LossyQueue<T> {
     pub(super) fn new(limit: usize) -> Self {
-        let state = State { values: VecDeque::new(), missed: false, closed: false, reader: None };
+        let state = QueueState { values: VecDeque::new(), missed: false, closed: false, reader: None };
         Self { limit, state: Mutex::new(state) }
     }
 
@@ -58,7 +58,7 @@ impl<T> LossyQueue<T> {
         self.change(|state| state.closed = true);
     }
 
-    fn change(&self, change: impl FnOnce(&mut State<T>)) {
+    fn change(&self, change: impl FnOnce(&mut QueueState<T>)) {
         let mut state = self.state.lock();
         change(&mut state);
         let reader = state.reader.take();
@@ -69,11 +69,11 @@ impl<T> LossyQueue<T> {
     }
 
     /// The next value without waiting.
-    pub(super) fn pop(&self) -> Option<Item<T>> {
+    pub(super) fn pop(&self) -> Option<Received<T>> {
         self.state.lock().pop()
     }
 
-    pub(super) fn poll_next(&self, context: &Context<'_>) -> Poll<Option<Item<T>>> {
+    pub(super) fn poll_next(&self, context: &Context<'_>) -> Poll<Option<Received<T>>> {
         let mut state = self.state.lock();
         match state.pop() {
             Some(item) => Poll::Ready(Some(item)),
@@ -86,12 +86,12 @@ impl<T> LossyQueue<T> {
     }
 }
 
-impl<T> State<T> {
-    fn pop(&mut self) -> Option<Item<T>> {
+impl<T> QueueState<T> {
+    fn pop(&mut self) -> Option<Received<T>> {
         if std::mem::take(&mut self.missed) {
-            return Some(Item::Missed);
+            return Some(Received::Missed);
         }
-        self.values.pop_front().map(Item::Value)
+        self.values.pop_front().map(Received::Value)
     }
 }
 
@@ -105,7 +105,7 @@ mod tests {
         for value in 1..=3 {
             queue.push(value);
         }
-        assert_eq!([queue.pop(), queue.pop(), queue.pop()], [Some(Item::Missed), Some(Item::Value(3)), None]);
+        assert_eq!([queue.pop(), queue.pop(), queue.pop()], [Some(Received::Missed), Some(Received::Value(3)), None]);
     }
 
     #[test]
@@ -114,7 +114,7 @@ mod tests {
         queue.push(1);
         queue.close();
         let context = Context::from_waker(Waker::noop());
-        assert_eq!(queue.poll_next(&context), Poll::Ready(Some(Item::Value(1))));
+        assert_eq!(queue.poll_next(&context), Poll::Ready(Some(Received::Value(1))));
         assert_eq!(queue.poll_next(&context), Poll::Ready(None));
     }
 }

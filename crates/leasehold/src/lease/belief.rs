@@ -24,7 +24,7 @@ pub enum Belief {
 }
 
 impl Belief {
-    /// Whether the session that the answer came by has ended.
+    /// Returns whether the session that gave the answer has ended.
     pub(crate) fn has_ended(&self) -> bool {
         matches!(self, Self::Session(session) if session.has_ended())
     }
@@ -36,10 +36,10 @@ impl Belief {
 /// request. Once it calls [`end`](Self::end), every lease that was confirmed in
 /// that session is lost, even while the backend is unreachable.
 #[derive(Clone, Debug)]
-pub struct Session(Arc<State>);
+pub struct Session(Arc<SessionState>);
 
 #[derive(Debug)]
-struct State {
+struct SessionState {
     silence_limit: Duration,
     ended: AtomicBool,
 }
@@ -47,15 +47,15 @@ struct State {
 impl Session {
     /// A live session that is believed for `silence_limit` after each answer.
     pub fn new(silence_limit: Duration) -> Self {
-        Self(Arc::new(State { silence_limit, ended: AtomicBool::new(false) }))
+        Self(Arc::new(SessionState { silence_limit, ended: AtomicBool::new(false) }))
     }
 
-    /// Ends it. Send [`Hint::Missed`](crate::backend::Hint::Missed) afterwards, so that `lost()` completes at once.
+    /// Ends the session. Send [`Hint::Missed`](crate::backend::Hint::Missed) next, so that `lost()` completes at once.
     pub fn end(&self) {
         self.0.ended.store(true, Ordering::SeqCst);
     }
 
-    /// Whether it has ended.
+    /// Returns whether the session has ended.
     pub fn has_ended(&self) -> bool {
         self.0.ended.load(Ordering::SeqCst)
     }

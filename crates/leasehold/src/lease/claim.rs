@@ -46,17 +46,17 @@ impl Claim {
         Ok(Self { mode: Mode::Permit, units, capacity: limit })
     }
 
-    /// The primitive that it stands for.
+    /// The primitive that the claim stands for.
     pub const fn mode(self) -> Mode {
         self.mode
     }
 
-    /// How much is asked for.
+    /// How many units the claim takes.
     pub const fn units(self) -> u32 {
         self.units
     }
 
-    /// How much the resource has.
+    /// How many units the resource has.
     pub const fn capacity(self) -> u32 {
         self.capacity
     }
@@ -67,7 +67,7 @@ impl Claim {
     }
 }
 
-/// A claim as it was written by someone.
+/// A claim as it is stored, before it is checked.
 #[derive(Deserialize)]
 struct Unchecked {
     mode: Mode,
@@ -120,7 +120,7 @@ impl Mode {
         }
     }
 
-    /// The word used everywhere: `exclusive`, `shared`, `permit`, `leader`.
+    /// The word for it in JSON, SQL and the command: `exclusive`, `shared`, `permit` or `leader`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Exclusive => "exclusive",

@@ -11,9 +11,23 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// `Err` means that a call could not be carried out, or from `check` that a lease
 /// is lost. Calls that ask whether a lock is free return the answer as a value.
-pub struct Error(Box<Report>);
+///
+/// `{}` shows the message alone, for reporters that walk [`source`](error::Error::source); `{:#}` shows the causes
+/// as well, on one line.
+///
+/// ```
+/// use std::{error::Error as _, io};
+/// use leasehold::Error;
+///
+/// let full = io::Error::other("disk full");
+/// let error = Error::unavailable("cannot write the record").caused_by(full);
+/// assert_eq!(error.to_string(), "cannot write the record");
+/// assert_eq!(format!("{error:#}"), "cannot write the record: disk full");
+/// assert!(error.source().is_some_and(|cause| cause.is::<io::Error>()));
+/// ```
+pub struct Error(Box<Details>);
 
-struct Report {
+struct Details {
     kind: ErrorKind,
     message: String,
     resource: Option<Resource>,
@@ -52,7 +66,7 @@ pub enum ErrorKind {
 
 impl Error {
     fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self(Box::new(Report {
+        Self(Box::new(Details {
             kind,
             message: message.into(),
             resource: None,
@@ -131,21 +145,21 @@ impl Error {
         .about(resource)
     }
 
-    /// Adds the resource that it is about.
+    /// Adds the resource that the error is about.
     #[must_use]
     pub fn about(mut self, resource: &Resource) -> Self {
         self.0.resource = Some(resource.clone());
         self
     }
 
-    /// Adds the error that caused it.
+    /// Adds the cause, which [`source`](error::Error::source) returns.
     #[must_use]
     pub fn caused_by(mut self, source: impl Into<Box<dyn error::Error + Send + Sync>>) -> Self {
         self.0.source = Some(source.into());
         self
     }
 
-    /// Marks it as one of a request that an earlier try may have carried out.
+    /// Marks that an earlier try of the request may have been carried out.
     pub(crate) fn maybe_done(mut self) -> Self {
         self.0.outcome_unknown = true;
         self
@@ -156,22 +170,22 @@ impl Error {
         self
     }
 
-    /// What kind of error it is.
+    /// The kind of the error.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// Which resource it is about.
+    /// The resource that the error is about.
     pub fn resource(&self) -> Option<&Resource> {
         self.0.resource.as_ref()
     }
 
-    /// Who was in the way, for `Busy` and `WaitElapsed`.
+    /// Who held the resource, for `Busy` and `WaitElapsed`.
     pub fn holders(&self) -> &[HeldBy] {
         &self.0.holders
     }
 
-    /// Whether the same call may succeed later without any change by the caller.
+    /// Returns whether the same call may succeed later without any change by the caller.
     pub fn is_retryable(&self) -> bool {
         matches!(
             self.0.kind,
@@ -179,7 +193,7 @@ impl Error {
         )
     }
 
-    /// Whether the backend could not be reached or did not answer.
+    /// Returns whether the backend could not be reached or did not answer.
     pub(crate) fn is_outage(&self) -> bool {
         matches!(self.0.kind, ErrorKind::Unavailable | ErrorKind::OutcomeUnknown)
     }
@@ -203,18 +217,22 @@ fn describe(busy: &Busy) -> String {
 }
 
 impl fmt::Display for Error {
+    /// Writes the message; `{:#}` adds the causes, each after a colon.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.message)?;
-        match &self.0.source {
-            Some(source) => write!(f, ": {source}"),
-            None => Ok(()),
+        let mut cause = error::Error::source(self).filter(|_| f.alternate());
+        while let Some(error) = cause {
+            write!(f, ": {error}")?;
+            cause = error.source();
         }
+        Ok(())
     }
 }
 
 impl fmt::Debug for Error {
+    /// Writes the kind, the message and the causes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}: {self}", self.0.kind)
+        write!(f, "{:?}: {self:#}", self.0.kind)
     }
 }
 

@@ -1,4 +1,4 @@
-//! What people ask to see: which resources, how many, since when.
+//! Filters of listings and history: which resources, how many, since when.
 
 use std::cmp::Reverse;
 
@@ -7,17 +7,17 @@ use super::{EndedLease, Resource, Timestamp};
 /// Which resources to look at.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Names {
-    /// All of them.
+    /// All resources.
     #[default]
     All,
-    /// Those with this prefix.
+    /// Resources whose names begin with this.
     Prefix(String),
-    /// This one.
+    /// This resource.
     Exactly(Resource),
 }
 
 impl Names {
-    /// Whether the resource is one of them.
+    /// Returns whether the resource is among them.
     pub fn include(&self, resource: &Resource) -> bool {
         match self {
             Self::All => true,
@@ -33,7 +33,7 @@ impl Names {
 pub struct ListFilter {
     /// The resources to look at.
     pub names: Names,
-    /// At most this many resources.
+    /// How many resources to return at most.
     pub limit: usize,
     /// Only resources after this name: the `next` of the page before.
     pub after: Option<Resource>,
@@ -85,13 +85,13 @@ pub struct Selection {
 pub struct HistoryFilter {
     /// The resources to look at.
     pub names: Names,
-    /// Only failures.
+    /// Whether to return failures only.
     pub failures: bool,
     /// Only those that ended at or after this time.
     pub since: Option<Timestamp>,
     /// Only those that ended before this time.
     pub until: Option<Timestamp>,
-    /// At most this many.
+    /// How many leases to return at most.
     pub limit: usize,
 }
 
@@ -129,7 +129,7 @@ impl HistoryFilter {
         self
     }
 
-    /// Whether this one passes the filter.
+    /// Returns whether this lease passes the filter.
     pub fn include(&self, ended: &EndedLease) -> bool {
         self.names.include(&ended.resource)
             && (!self.failures || ended.ending.is_failure())

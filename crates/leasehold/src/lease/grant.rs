@@ -59,7 +59,7 @@ pub enum Decision {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Grant {
-    /// The number of this grant.
+    /// The fence of the grant.
     pub fence: Fence,
     /// When it was granted, by the backend's wall clock.
     pub acquired_at: Timestamp,
@@ -91,13 +91,13 @@ impl QueuePosition {
     }
 }
 
-/// Who is in the way.
+/// Who holds a busy resource, and how many wait for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Busy {
     /// The current holders.
     pub holders: Vec<HeldBy>,
-    /// How many wait.
+    /// How many waiters are in the queue.
     pub waiting: u32,
 }
 
@@ -118,7 +118,7 @@ pub struct HeldBy {
     pub note: Option<String>,
     /// Exclusive, shared, permit or leader.
     pub mode: Mode,
-    /// The number of the grant.
+    /// The fence of the grant.
     pub fence: Fence,
     /// How long it has been held, by the backend's clock.
     pub held_for: Duration,
@@ -141,27 +141,27 @@ impl fmt::Display for HeldBy {
     }
 }
 
-/// Where a lease stands, as a renewal finds it.
+/// What a renewal found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It holds, and its end was moved.
+    /// The lease holds; its end was moved.
     Holding(Grant),
-    /// It waits, and its end was moved.
+    /// The lease waits; its end was moved.
     Waiting(QueuePosition),
-    /// The backend does not know it: it ended, or never began.
+    /// The backend does not know the lease: it ended, or never began.
     Gone,
-    /// The backend could not tell for this one.
+    /// The backend could not tell.
     Unknown,
 }
 
 /// What a release did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Released {
-    /// A lease that held was ended.
+    /// The lease was held and has ended.
     Freed,
-    /// A queue position was given up.
+    /// The lease waited and has left the queue.
     LeftQueue,
-    /// There was nothing: it had ended before.
+    /// The lease had ended before.
     Gone,
     /// Another guard of a re-entrant lock still holds it. Guards answer this, backends never do.
     Shared,
@@ -175,9 +175,9 @@ pub enum Evicted {
         /// Its former holder.
         holder: Holder,
     },
-    /// Nobody holds with that fence; nothing was changed.
+    /// No lease has that fence; nothing was changed.
     NoSuchFence {
-        /// The fences that do hold.
+        /// The fences of the current holders.
         current: Vec<Fence>,
     },
 }

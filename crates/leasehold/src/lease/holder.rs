@@ -1,4 +1,4 @@
-//! Who asks for a lease, as others see it.
+//! The name under which others see a holder or a waiter.
 
 use std::{env, fmt, fs, os::unix::fs::MetadataExt, sync::Arc};
 
@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// Who holds or waits, as others see it: `user@host:pid:random` unless chosen.
+/// The name of a holder or a waiter that others see: `user@host:pid:random` by default.
 ///
-/// A holder is a label for people. To renew or release a lease takes its id.
+/// It is a label for people and gives no rights: renewing or releasing a lease takes the lease id.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Holder(Arc<str>);
@@ -20,7 +20,7 @@ impl Holder {
     /// A chosen label: 1 to 256 bytes, no control characters.
     ///
     /// # Errors
-    /// `InvalidName` when the label does not fit.
+    /// `InvalidName` if the label is empty, too long or has a control character.
     pub fn new(label: impl AsRef<str>) -> Result<Self> {
         let label = label.as_ref();
         if label.is_empty() || label.len() > Self::MAX_BYTES || label.chars().any(char::is_control) {

@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{Resource, random::random_bytes};
+use super::{Fence, Resource, random::random_bytes};
 use crate::{Error, Result};
 
 /// The random id of one lease, chosen by the client that requests it. Anyone who knows it can renew and release the lease.
@@ -70,37 +70,46 @@ impl LeaseKey {
     }
 }
 
-/// A lease as text, `lh1_…`: hands a lease from one process to another.
+/// A granted lease as text, `lh1_…`: hands the lease from one process to another.
 ///
-/// Whoever has it may renew and release the lease, so it is kept like a password.
+/// Anyone who has it can renew and release the lease, so keep it like a password.
 #[derive(Clone, PartialEq, Eq)]
-pub struct LeaseHandle(LeaseKey);
+pub struct LeaseHandle {
+    key: LeaseKey,
+    fence: Fence,
+}
 
 impl LeaseHandle {
     const PREFIX: &'static str = "lh1_";
 
-    /// The handle of this lease.
-    pub const fn new(key: LeaseKey) -> Self {
-        Self(key)
+    /// The handle of the lease that was granted with this fence.
+    pub const fn new(key: LeaseKey, fence: Fence) -> Self {
+        Self { key, fence }
     }
 
-    /// The lease it stands for.
+    /// The resource and the id of the lease.
     pub const fn key(&self) -> &LeaseKey {
-        &self.0
+        &self.key
+    }
+
+    /// The fence of the lease.
+    pub const fn fence(&self) -> Fence {
+        self.fence
     }
 }
 
 impl fmt::Display for LeaseHandle {
+    /// Writes hexadecimal digits: 32 of the id, 16 of the fence, then the bytes of the name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", Self::PREFIX, self.0.id)?;
-        self.0.resource.as_str().bytes().try_for_each(|byte| write!(f, "{byte:02x}"))
+        write!(f, "{}{}{:016x}", Self::PREFIX, self.key.id, self.fence.get())?;
+        self.key.resource.as_str().bytes().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
 impl fmt::Debug for LeaseHandle {
     /// Never shows the handle itself.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "LeaseHandle({})", self.0.resource)
+        write!(f, "LeaseHandle({})", self.key.resource)
     }
 }
 
@@ -111,16 +120,19 @@ impl FromStr for LeaseHandle {
         let invalid =
             || Error::invalid_config("this is not a lease handle: it reads lh1_… and is printed by `acquire`");
         let digits = text.trim().strip_prefix(Self::PREFIX).ok_or_else(invalid)?;
-        let (id, name) = digits.split_at_checked(32).ok_or_else(invalid)?;
-        if name.len() % 2 != 0 || !name.is_ascii() {
+        if !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) || digits.len() % 2 != 0 {
             return Err(invalid());
         }
+        let (id, rest) = digits.split_at_checked(32).ok_or_else(invalid)?;
+        let (fence, name) = rest.split_at_checked(16).ok_or_else(invalid)?;
+        let fence = u64::from_str_radix(fence, 16).map_err(|_| invalid())?;
         let name = (0..name.len())
             .step_by(2)
             .map(|at| u8::from_str_radix(&name[at..at + 2], 16))
             .collect::<Result<Vec<u8>, _>>()
             .map_err(|_| invalid())?;
         let name = String::from_utf8(name).map_err(|_| invalid())?;
-        Ok(Self(LeaseKey { resource: Resource::new(name)?, id: id.parse().map_err(|_| invalid())? }))
+        let key = LeaseKey { resource: Resource::new(name)?, id: id.parse().map_err(|_| invalid())? };
+        Ok(Self { key, fence: Fence::new(fence) })
     }
 }

@@ -1,33 +1,36 @@
 //! Data types that users and backends share, with no behaviour beyond validation.
+//!
+//! Those that only a backend handles, such as requests and decisions, are exported by [`backend`](crate::backend).
 
-mod belief;
+pub(crate) mod belief;
 mod claim;
 pub(crate) mod error;
 mod fence;
-mod filter;
-mod grant;
+pub(crate) mod filter;
+pub(crate) mod grant;
 mod holder;
 mod key;
 mod outcome;
 mod random;
 mod record;
-mod request;
+pub(crate) mod request;
 mod resource;
 mod runs;
 mod time;
 
-pub use belief::{Belief, Session};
+pub(crate) use belief::Belief;
 pub use claim::{Claim, Family, Mode, Shape};
 pub use fence::Fence;
-pub use filter::{HistoryFilter, ListFilter, Names, Selection};
-pub(crate) use grant::Brief;
-pub use grant::{Answer, Busy, Decision, Evicted, Grant, HeldBy, Incarnation, QueuePosition, Released, Standing};
+pub use filter::{HistoryFilter, ListFilter, Names};
+pub(crate) use grant::{Answer, Brief, Decision, Incarnation};
+pub use grant::{Busy, Evicted, Grant, HeldBy, QueuePosition, Released, Standing};
 pub use holder::Holder;
 pub use key::{LeaseHandle, LeaseId, LeaseKey};
 pub use outcome::{Ending, Outcome, Problem};
 pub(crate) use random::random_u64;
 pub use record::{EndedLease, Event, EventKind, HistoryPage, LeaseRecord, LeaseState, Page};
-pub use request::{Lifetime, Metadata, Patience, Renewal, Request};
+pub use request::Metadata;
+pub(crate) use request::{Lifetime, Patience, Renewal, Request};
 pub use resource::Resource;
 pub use runs::{RunRecord, RunReport};
 pub(crate) use time::micros;

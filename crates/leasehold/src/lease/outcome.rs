@@ -1,4 +1,4 @@
-//! How a lease ended, told by its holder or seen by the backend.
+//! How a lease ended, as its holder reports or as the backend finds.
 
 use std::fmt;
 
@@ -27,7 +27,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// How the holder says its lease ended; sent along with the release.
+/// How the work under a lease ended, as its holder reports with the release.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
@@ -44,12 +44,12 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// A failure of this kind with these details.
+    /// A failure of this kind with these details. An error that writes its causes with `{:#}` does so here.
     pub fn failed(kind: impl Into<String>, details: impl fmt::Display) -> Self {
-        Self::Failed(Problem { kind: kind.into(), details: details.to_string() })
+        Self::Failed(Problem { kind: kind.into(), details: format!("{details:#}") })
     }
 
-    /// The ending that history records for it.
+    /// The ending that history records for this outcome.
     pub fn ending(&self) -> Ending {
         match self {
             Self::Completed => Ending::Released,
@@ -66,9 +66,9 @@ impl Outcome {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Ending {
-    /// Released by its holder, the work done.
+    /// Its holder released it; the work was done.
     Released,
-    /// Released by its holder, the work failed.
+    /// Its holder released it; the work had failed.
     Failed,
     /// Ran out: nobody renewed it.
     Expired,
@@ -85,7 +85,7 @@ pub enum Ending {
 }
 
 impl Ending {
-    /// The word used everywhere.
+    /// The word for it in JSON, SQL and the command.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Released => "released",

@@ -1,4 +1,4 @@
-//! What people look at: live leases, ended ones, and events.
+//! What listings, history and event streams show.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Claim, Ending, Fence, Holder, Metadata, Problem, Resource, Timestamp, Ttl};
 
-/// A live lease or a queue position, as others may see it: no lease id.
+/// A live lease or a queue position, without the lease id, which is secret.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct LeaseRecord {
@@ -14,7 +14,7 @@ pub struct LeaseRecord {
     pub resource: Resource,
     /// Who holds it or waits for it.
     pub holder: Holder,
-    /// How many units of the resource.
+    /// How many units of the resource it takes.
     pub claim: Claim,
     /// Whether it holds or waits.
     pub state: LeaseState,
@@ -48,6 +48,14 @@ impl LeaseRecord {
             metadata: Metadata::new(),
         }
     }
+
+    /// The fence of the grant; `None` while it waits.
+    pub const fn fence(&self) -> Option<Fence> {
+        match self.state {
+            LeaseState::Holding { fence, .. } => Some(fence),
+            LeaseState::Waiting { .. } => None,
+        }
+    }
 }
 
 /// Whether a lease holds or waits.
@@ -55,7 +63,7 @@ impl LeaseRecord {
 pub enum LeaseState {
     /// It holds.
     Holding {
-        /// The number of the grant.
+        /// The fence of the grant.
         fence: Fence,
         /// When it was granted, by the backend's wall clock.
         acquired_at: Timestamp,
@@ -79,13 +87,13 @@ pub struct EndedLease {
     pub resource: Resource,
     /// Who held it or waited for it.
     pub holder: Holder,
-    /// How many units of the resource.
+    /// How many units of the resource it takes.
     pub claim: Claim,
-    /// The number of the grant; `None` for a wait that never held.
+    /// The fence of the grant; `None` for a wait that was never granted.
     pub fence: Option<Fence>,
-    /// When it was asked for.
+    /// When it was requested.
     pub asked_at: Timestamp,
-    /// When it was granted; `None` for a wait that never held.
+    /// When it was granted; `None` for a wait that never was.
     pub acquired_at: Option<Timestamp>,
     /// When it ended.
     pub ended_at: Timestamp,
@@ -165,7 +173,7 @@ pub struct Event {
     pub resource: Resource,
     /// Who holds the lease or waits for it.
     pub holder: Holder,
-    /// How many units of the resource.
+    /// How many units of the resource it takes.
     pub claim: Claim,
     /// What happened.
     #[serde(flatten)]
@@ -188,14 +196,14 @@ pub enum EventKind {
     Waiting,
     /// Someone holds.
     Acquired {
-        /// The number of the grant.
+        /// The fence of the grant.
         fence: Fence,
     },
     /// A lease or a wait ended.
     Ended {
         /// How it ended.
         ending: Ending,
-        /// The number of the grant; `None` for a wait that never held.
+        /// The fence of the grant; `None` for a wait that was never granted.
         fence: Option<Fence>,
     },
 }

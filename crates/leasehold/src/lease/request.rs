@@ -11,11 +11,11 @@ pub type Metadata = serde_json::Map<String, serde_json::Value>;
 pub struct Request {
     /// The resource, and the id the lease will have.
     pub key: LeaseKey,
-    /// How many units of the resource.
+    /// How many units of the resource to take.
     pub claim: Claim,
     /// How long the lease lives without a renewal; 30 s by default.
     pub ttl: Ttl,
-    /// Whether to queue when it is busy; by default it does.
+    /// Whether to queue if the resource is busy; it does by default.
     pub patience: Patience,
     /// With more waiters than this ahead, the request is busy instead of queued; no limit by default.
     pub max_waiters: Option<u32>,
@@ -27,7 +27,7 @@ pub struct Request {
     pub note: Option<String>,
     /// A JSON object for programs.
     pub metadata: Metadata,
-    /// The fence should not be below this (clamped to 10 s ahead of the backend's wall clock).
+    /// The lowest fence to grant, at most 10 s ahead of the backend's wall clock.
     pub fence_floor: Option<Fence>,
 }
 
@@ -76,14 +76,14 @@ impl Request {
         self
     }
 
-    /// Sets the floor of its fence.
+    /// Sets the lowest fence to grant.
     #[must_use]
     pub fn fence_floor(mut self, floor: Fence) -> Self {
         self.fence_floor = Some(floor);
         self
     }
 
-    /// Makes it busy instead of queued if more waiters than this are ahead.
+    /// Makes the request busy instead of queued if more waiters than this are ahead.
     #[must_use]
     pub fn max_waiters(mut self, most: u32) -> Self {
         self.max_waiters = Some(most);
@@ -132,11 +132,11 @@ pub struct Renewal {
     pub key: LeaseKey,
     /// How long it lives from now.
     pub ttl: Ttl,
-    /// Raise the fence to exactly this, or leave it: the answer shows which.
+    /// Raises the fence to exactly this or leaves it; the answer shows which.
     pub fence_floor: Option<Fence>,
-    /// Keep less: a write lock becomes a read lock, permits are given back.
+    /// Claims less: a write lock becomes a read lock, permits are given back.
     pub downgrade: Option<Claim>,
-    /// Replace the metadata.
+    /// Replaces the metadata.
     pub metadata: Option<Metadata>,
 }
 
@@ -153,7 +153,7 @@ impl Renewal {
         self
     }
 
-    /// Keeps only this claim.
+    /// Sets the smaller claim to keep.
     #[must_use]
     pub fn downgrade(mut self, claim: Claim) -> Self {
         self.downgrade = Some(claim);

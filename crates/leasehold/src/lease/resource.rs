@@ -27,17 +27,17 @@ impl Resource {
     /// The longest name, in bytes.
     pub const MAX_BYTES: usize = 512;
 
-    /// Checks the name.
+    /// The resource of this name.
     ///
     /// # Errors
-    /// `InvalidName` when it is empty, too long, or holds a control character.
+    /// `InvalidName` if it is empty, too long or has a control character.
     pub fn new(name: impl AsRef<str>) -> Result<Self> {
         let resource = Self::unchecked(name.as_ref());
         resource.check()?;
         Ok(resource)
     }
 
-    /// A name that `check` has still to pass.
+    /// A name that is not checked yet; [`check`](Self::check) does that.
     pub(crate) fn unchecked(name: &str) -> Self {
         Self(name.into())
     }

@@ -18,7 +18,7 @@ use crate::{Error, Result};
 pub struct Moment(u64);
 
 impl Moment {
-    /// Later than every other moment: a lease that no clock ends.
+    /// Later than every other moment; the end of a lease that no clock ends.
     pub const NEVER: Self = Self(u64::MAX);
 
     /// The moment this many microseconds after the clock's start.
@@ -103,10 +103,10 @@ impl Ttl {
     /// The longest: 30 days.
     pub const MAX: Self = Self(Duration::from_secs(30 * 24 * 3600));
 
-    /// Checks the length.
+    /// A ttl of this length.
     ///
     /// # Errors
-    /// `InvalidConfig` when it is under 100 ms or over 30 days.
+    /// `InvalidConfig` if it is under 100 ms or over 30 days.
     pub fn new(length: Duration) -> Result<Self> {
         if length < Self::MIN.0 || length > Self::MAX.0 {
             return Err(Error::invalid_config(format!(
@@ -117,7 +117,7 @@ impl Ttl {
         Ok(Self(length))
     }
 
-    /// The length.
+    /// The ttl as a duration.
     pub const fn get(self) -> Duration {
         self.0
     }
@@ -143,7 +143,7 @@ impl fmt::Debug for Ttl {
     }
 }
 
-/// Whole microseconds of a duration; half a million years are enough.
+/// The whole microseconds of a duration, at most `u64::MAX`.
 pub(crate) fn micros(length: Duration) -> u64 {
     u64::try_from(length.as_micros()).unwrap_or(u64::MAX)
 }

@@ -71,7 +71,7 @@ impl All {
             if let Wait::For(length) = self.options.wait
                 && !length.is_zero()
             {
-                // What is left is never nothing: to have waited is not to have refused to.
+                // Never zero, which would mean not to wait at all.
                 let left = length.saturating_sub(clock.now().since(started));
                 options.wait = Wait::For(left.max(Duration::from_millis(1)));
             }
@@ -80,7 +80,7 @@ impl All {
                 Err(error) => return Err(guards.give_up(error).await),
             }
         }
-        // The first may have been lost while the last was waited for.
+        // The first may have been lost during the wait for the last.
         match guards.check() {
             Ok(()) => Ok(guards),
             Err(error) => Err(guards.give_up(error).await),
@@ -211,16 +211,16 @@ impl Guards {
         failure.map_or(Ok(told), Err)
     }
 
-    /// Releases what was taken before something failed; that failure is what the caller wants to know.
+    /// Releases the locks taken before one failed. The caller gets the failure, so an error here is only logged.
     async fn give_up(self, error: Error) -> Error {
         self.undo().await;
         error
     }
 
-    /// Releases what was taken in vain. What cannot be released now is tried again in the background.
+    /// Releases locks that were taken in vain. If that fails, it is tried again in the background.
     async fn undo(self) {
         if let Err(error) = self.release_as(Outcome::Cancelled).await {
-            tracing::warn!(%error, "could not release what was taken before");
+            tracing::warn!(error = format_args!("{error:#}"), "could not release what was taken before");
         }
     }
 }

@@ -116,7 +116,7 @@ impl Candidate {
     /// Who leads now, this candidate or another.
     ///
     /// # Errors
-    /// When the backend cannot tell.
+    /// As for [`Election::leader`].
     pub async fn leader(&self) -> Result<Option<Leader>> {
         self.election.leader().await
     }
@@ -175,7 +175,7 @@ async fn run_candidate(election: Election, seat: Arc<Seat>) {
                 tracing::warn!(
                     target: "leasehold::election",
                     election = %election.options.resource,
-                    %error,
+                    error = format_args!("{error:#}"),
                     "cannot campaign; trying again"
                 );
                 seat.fail(Some(error));
@@ -216,7 +216,7 @@ async fn lead(engine: &Arc<Engine>, election: &Election, seat: &Seat, guard: Gua
         tracing::warn!(
             target: "leasehold::election",
             election = %election.options.resource,
-            %error,
+            error = format_args!("{error:#}"),
             "could not resign; leadership will lapse"
         );
     }

@@ -22,10 +22,10 @@ impl Leasehold {
     }
 }
 
-type OnElected = Arc<dyn Fn(&Lease) + Send + Sync>;
-type OnLost = Arc<dyn Fn() + Send + Sync>;
+type ElectedCallback = Arc<dyn Fn(&Lease) + Send + Sync>;
+type LostCallback = Arc<dyn Fn() + Send + Sync>;
 
-/// Where the published value stands in the metadata.
+/// The key of the published value in the metadata.
 const VALUE: &str = "value";
 
 /// An election: one of the candidates leads, the others wait their turn.
@@ -60,8 +60,8 @@ const VALUE: &str = "value";
 pub struct Election {
     pub(crate) options: LockOptions,
     value: Option<String>,
-    pub(super) on_elected: Option<OnElected>,
-    pub(super) on_lost: Option<OnLost>,
+    pub(super) on_elected: Option<ElectedCallback>,
+    pub(super) on_lost: Option<LostCallback>,
 }
 
 impl Election {
@@ -109,7 +109,7 @@ impl Election {
         Ok(guard)
     }
 
-    /// Leads if nobody does and nobody waits; `None` otherwise.
+    /// Becomes the leader if nobody leads or waits; returns `None` otherwise.
     pub async fn try_campaign(&self) -> Result<Option<Guard>> {
         self.published().try_acquire(Claim::LEADER).await
     }
@@ -117,8 +117,14 @@ impl Election {
     /// Campaigns in the background, again after each loss, until stopped.
     ///
     /// # Errors
-    /// A name, a ttl or a backend that cannot be used. What fails later is tried again.
+    /// A name, a ttl or a backend that cannot be used; `InvalidConfig` if `wait` or `max_tries` is set. What fails
+    /// later is tried again.
     pub async fn start(self) -> Result<Candidate> {
+        if self.options.wait != Wait::Forever || self.options.max_tries.is_some() {
+            return Err(Error::invalid_config(
+                "a started candidate waits until it is stopped; leave out wait and max_tries, or campaign",
+            ));
+        }
         self.published().acquire_options(Claim::LEADER, Wait::Forever, Lifetime::Attached)?;
         self.leader().await?;
         Ok(Candidate::start(self))
@@ -171,7 +177,7 @@ impl Election {
         })
     }
 
-    /// Takes leadership away from whoever has it; `None` if nobody has.
+    /// Takes leadership away from the current leader and returns it; `None` if nobody leads.
     ///
     /// # Errors
     /// Those of [`Leasehold::evict`](crate::Leasehold::evict).
@@ -197,15 +203,15 @@ impl fmt::Debug for Election {
     }
 }
 
-/// Who leads.
+/// The leader of an election.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leader {
-    /// The candidate.
+    /// The name of the candidate that leads.
     pub holder: Holder,
-    /// What it publishes.
+    /// The value that it publishes.
     pub value: Option<String>,
-    /// Its term.
+    /// The fence of its term.
     pub fence: Fence,
     /// Since when, by the backend's wall clock.
     pub since: Timestamp,
@@ -274,7 +280,7 @@ impl Observer {
                 }
             };
             self.retry.reset();
-            // Where no clock ends a leader, its death is seen by whoever looks.
+            // If no clock ends the leader's lease, only a look finds that it died.
             let pause = sight.runs_out_in.unwrap_or(self.election.options.ttl / 3);
             self.look_at = now.after(pause.max(Duration::from_millis(50)));
             let term = sight.leader.as_ref().map(|leader| leader.fence);

@@ -29,7 +29,7 @@ impl Leasehold {
     /// # leasehold::blocking::wait(example()).unwrap();
     /// ```
     pub fn mutex(&self, name: impl AsRef<str>) -> Lock {
-        Lock::new(self, name.as_ref(), Kind::Exclusive)
+        Lock::new(self, name.as_ref(), LockKind::Exclusive)
     }
 
     /// The read side of a read-write lock: many readers at a time, and no writer.
@@ -55,14 +55,14 @@ impl Leasehold {
     /// # leasehold::blocking::wait(example()).unwrap();
     /// ```
     pub fn read(&self, name: impl AsRef<str>) -> Lock {
-        Lock::new(self, name.as_ref(), Kind::Shared)
+        Lock::new(self, name.as_ref(), LockKind::Shared)
     }
 
     /// The write side of a read-write lock: one writer at a time, and no reader.
     ///
     /// This is the same lock as [`mutex`](Self::mutex) of that name.
     pub fn write(&self, name: impl AsRef<str>) -> Lock {
-        Lock::new(self, name.as_ref(), Kind::Exclusive)
+        Lock::new(self, name.as_ref(), LockKind::Exclusive)
     }
 
     /// One of `limit` permits, or as many as [`Lock::permits`] says. Each holder has a lease of its own.
@@ -86,7 +86,7 @@ impl Leasehold {
     /// # leasehold::blocking::wait(example()).unwrap();
     /// ```
     pub fn semaphore(&self, name: impl AsRef<str>, limit: u32) -> Lock {
-        Lock::new(self, name.as_ref(), Kind::Permits { limit })
+        Lock::new(self, name.as_ref(), LockKind::Permits { limit })
     }
 }
 
@@ -110,19 +110,19 @@ impl Leasehold {
 #[must_use = "nothing happens until it is acquired"]
 pub struct Lock {
     pub(crate) options: LockOptions,
-    kind: Kind,
+    kind: LockKind,
     permits: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+enum LockKind {
     Exclusive,
     Shared,
     Permits { limit: u32 },
 }
 
 impl Lock {
-    fn new(locks: &Leasehold, name: &str, kind: Kind) -> Self {
+    fn new(locks: &Leasehold, name: &str, kind: LockKind) -> Self {
         Self { options: LockOptions::new(locks, name), kind, permits: None }
     }
 
@@ -137,12 +137,12 @@ impl Lock {
 
     fn claim(&self) -> Result<Claim> {
         match self.kind {
-            Kind::Permits { limit } => Claim::permits(self.permits.unwrap_or(1), limit),
-            Kind::Exclusive | Kind::Shared if self.permits.is_some() => {
+            LockKind::Permits { limit } => Claim::permits(self.permits.unwrap_or(1), limit),
+            LockKind::Exclusive | LockKind::Shared if self.permits.is_some() => {
                 Err(Error::invalid_config("only a semaphore has permits: use semaphore(name, limit)"))
             }
-            Kind::Exclusive => Ok(Claim::EXCLUSIVE),
-            Kind::Shared => Ok(Claim::SHARED),
+            LockKind::Exclusive => Ok(Claim::EXCLUSIVE),
+            LockKind::Shared => Ok(Claim::SHARED),
         }
     }
 

@@ -13,7 +13,7 @@ use crate::{
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Detached {
-    /// What it is renewed, checked and released by, in this process or another.
+    /// Finds, renews and releases the lease, in this process or another.
     pub handle: LeaseHandle,
     /// Its fence, and when it was granted.
     pub grant: Grant,
@@ -43,12 +43,12 @@ pub(crate) struct LockOptions {
 impl LockOptions {
     /// The defaults: those of the instance, and 100 ms to 10 s between two requests where nothing pushes.
     pub(crate) fn new(locks: &Leasehold, name: &str) -> Self {
-        let settings = locks.settings();
+        let defaults = locks.defaults();
         Self {
             locks: locks.clone(),
             resource: Resource::unchecked(name),
-            ttl: settings.ttl,
-            wait: settings.wait,
+            ttl: defaults.ttl,
+            wait: defaults.wait,
             max_waiters: None,
             holder: None,
             note: None,
@@ -60,7 +60,7 @@ impl LockOptions {
         }
     }
 
-    /// Checks the options and makes of them what the engine needs.
+    /// Checks the options and converts them for the engine.
     pub(crate) fn acquire_options(&self, claim: Claim, wait: Wait, lifetime: Lifetime) -> Result<AcquireOptions<'_>> {
         self.resource.check()?;
         if let Some(note) = &self.note
@@ -80,7 +80,7 @@ impl LockOptions {
             wait: if wait == Wait::For(Duration::ZERO) { Wait::No } else { wait },
             max_waiters: self.max_waiters,
             lifetime,
-            holder: self.holder.as_ref().unwrap_or(&self.locks.settings().holder),
+            holder: self.holder.as_ref().unwrap_or(&self.locks.defaults().holder),
             note: self.note.as_deref(),
             metadata: &self.metadata,
             max_hold: self.max_hold,
@@ -159,7 +159,7 @@ impl LockOptions {
             Attempt::Acquired(guard) => guard,
             Attempt::Busy(busy) => return Ok(Err(busy)),
         };
-        // It may have waited for most of its life: the one who gets it gets all of it.
+        // The grant may be most of a ttl old by now. Whoever gets the handle gets the whole ttl.
         guard.renew(ttl.get()).await?;
         let detached = Detached {
             handle: guard.handle(),
@@ -171,7 +171,7 @@ impl LockOptions {
     }
 }
 
-/// Does the work while the lease is held; stops it when the lease is not held any more.
+/// Runs the work while the lease is held, and drops it when the lease is lost.
 async fn run_under<T, E>(guard: Guard, work: impl AsyncFnOnce(Lease) -> Result<T, E>) -> Result<T, E>
 where
     E: From<Error> + fmt::Display,
@@ -187,7 +187,7 @@ where
     conclude(done, released, &lease)
 }
 
-/// What a caller is told of work that came to its end.
+/// The result for the caller of work that has ended.
 pub(crate) fn conclude<T, E>(done: Result<T, E>, released: Result<Released>, lease: &Lease) -> Result<T, E>
 where
     E: From<Error>,
@@ -195,9 +195,9 @@ where
     match (done, released) {
         (Ok(_), Ok(Released::Gone)) => Err(lease.lost_error().into()),
         (Ok(_), Err(error)) => Err(error.into()),
-        // The work's own error counts; one of the release is in the log.
+        // The caller gets the error of the work; that of the release is logged.
         (Err(problem), Err(error)) => {
-            tracing::warn!(resource = %lease.resource(), %error, "could not release after a failure");
+            tracing::warn!(resource = %lease.resource(), error = format_args!("{error:#}"), "could not release after a failure");
             Err(problem)
         }
         (done, Ok(_)) => done,
@@ -211,7 +211,7 @@ pub(crate) fn outcome_of<T, E: fmt::Display>(done: &Result<T, E>) -> Outcome {
     }
 }
 
-/// How work ended that was dropped half-way, by a `timeout` or an aborted task.
+/// The outcome of work that was dropped before its end, by a `timeout` or an aborted task.
 pub(crate) fn dropped() -> Outcome {
     Outcome::failed("cancelled", "the work was dropped before it came to its end")
 }

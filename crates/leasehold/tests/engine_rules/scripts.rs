@@ -75,7 +75,7 @@ fn granted(id: LeaseId, provisional: bool) -> Hint {
     Hint::Granted { id, fence: HINTED, provisional }
 }
 
-fn holding(_: &leasehold::lease::Renewal, _: Standing) -> Standing {
+fn holding(_: &leasehold::backend::Renewal, _: Standing) -> Standing {
     Standing::Holding(Grant::new(HINTED, Timestamp::default()))
 }
 

@@ -112,12 +112,12 @@ fn a_record_is_of_bounded_size() {
         let a = open(root.path()).await;
         let wordy = request("x").note("n".repeat(17 << 20));
         let error = a.acquire(&wordy).await.unwrap_err();
-        assert!(error.to_string().contains("16 MiB"), "{error}");
+        assert!(format!("{error:#}").contains("16 MiB"), "{error}");
         granted(&a, &request("x")).await;
         File::create(record_of(root.path(), "y"))?.set_len(17 << 20)?;
         let error = a.acquire(&request("y")).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
-        assert!(error.to_string().contains("16 MiB"), "{error}");
+        assert!(format!("{error:#}").contains("16 MiB"), "{error}");
         Ok(())
     });
 }
@@ -132,7 +132,7 @@ fn a_link_in_the_place_of_a_directory_is_refused() {
             fs::rename(&path, root.path().join("aside"))?;
             std::os::unix::fs::symlink(elsewhere.path(), &path)?;
             let error = FileBackend::open(options(root.path(), "")).await.unwrap_err();
-            assert!(error.to_string().contains("not a directory"), "{error}");
+            assert!(format!("{error:#}").contains("not a directory"), "{error}");
             fs::remove_file(&path)?;
             fs::rename(root.path().join("aside"), &path)?;
         }
@@ -178,7 +178,7 @@ fn nothing_is_written_or_read_through_a_link() {
             lay(link);
             let error = a.acquire(&request(resource)).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unavailable);
-            assert!(error.to_string().contains("symbolic link"), "{error}");
+            assert!(format!("{error:#}").contains("symbolic link"), "{error}");
             unharmed();
         }
         lay("format");
@@ -220,7 +220,7 @@ fn what_is_no_file_is_refused_at_once() {
                 a.examine().await?;
             }
             let error = a.acquire(&request("x")).await.unwrap_err();
-            assert!(error.to_string().contains("not a regular file"), "{error}");
+            assert!(format!("{error:#}").contains("not a regular file"), "{error}");
             Ok(())
         });
     });

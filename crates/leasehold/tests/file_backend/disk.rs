@@ -24,7 +24,7 @@ async fn on_a_full_disk(root: &Path) -> Tried {
     for busy_or_free in ["x", "y"] {
         let error = b.acquire(&request(busy_or_free)).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
-        assert!(error.to_string().contains("free some space"), "{error}");
+        assert!(format!("{error:#}").contains("free some space"), "{error:#}");
     }
     assert_eq!(fs::read(record_of(root, "x"))?, record);
     assert_eq!(files(root.join("test/records")), ["x.json"], "nothing is left aside");

@@ -19,12 +19,12 @@ use std::{
 
 use leasehold::{
     ErrorKind, Fence, Holder, Resource, Ttl,
-    backend::{Backend, Finding, Hint, Hints, Inspect, Liveness, Severity},
+    backend::{Backend, Decision, Finding, Hint, Hints, Inspect, Lifetime, Liveness, Renewal, Request, Severity},
     backends::file::{FileBackend, FileOptions},
     clock::{Clock, ManualClock, SystemClock},
     lease::{
-        Claim, Decision, Ending, EventKind, Grant, HistoryFilter, LeaseId, LeaseKey, LeaseState, Lifetime, ListFilter,
-        Metadata, Names, Outcome, Released, Renewal, Request, Standing, Timestamp,
+        Claim, Ending, EventKind, Grant, HistoryFilter, LeaseId, LeaseKey, LeaseState, ListFilter, Metadata, Names,
+        Outcome, Released, Standing, Timestamp,
     },
 };
 

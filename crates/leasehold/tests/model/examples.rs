@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use leasehold::{
     Fence, Holder, Resource, Ttl,
-    lease::{
-        Claim, Decision, Ending, Evicted, LeaseId, LeaseKey, LeaseState, Moment, Outcome, Patience, Released, Renewal,
-        Request, Standing, Timestamp,
+    backend::{
+        Decision, Patience, Renewal, Request,
+        model::{Context, Effects, Entry, Expiry, Presence, State},
     },
-    model::{Context, Effects, Entry, Expiry, Presence, State},
+    lease::{Claim, Ending, Evicted, LeaseId, LeaseKey, LeaseState, Moment, Outcome, Released, Standing, Timestamp},
 };
 
 /// A resource at a desk: clients are letters, time stands still until `now` is set.

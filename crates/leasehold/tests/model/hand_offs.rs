@@ -1,8 +1,8 @@
 //! What must be true of provisional hand-offs after every step.
 
 use leasehold::{
+    backend::model::{CONFIRM_WITHIN, Entry, EntryState, Expiry, Presence},
     lease::LeaseId,
-    model::{CONFIRM_WITHIN, Entry, EntryState, Expiry, Presence},
 };
 
 use crate::{

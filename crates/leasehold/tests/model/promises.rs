@@ -4,8 +4,11 @@ use std::collections::BTreeSet;
 
 use leasehold::{
     Fence,
-    lease::{Decision, Ending, Evicted, LeaseId, Moment, Patience, Released, Renewal, Standing, Timestamp},
-    model::{Entry, EntryState, Expiry, FENCE_LEAD, Granted, Presence, State},
+    backend::{
+        Decision, Patience, Renewal,
+        model::{Entry, EntryState, Expiry, FENCE_LEAD, Granted, Presence, State},
+    },
+    lease::{Ending, Evicted, LeaseId, Moment, Released, Standing, Timestamp},
 };
 
 use crate::{

@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use leasehold::{
-    lease::{Claim, Decision, Ending, Evicted, LeaseState, Released, Renewal, Standing},
-    model::{CONFIRM_WITHIN, Entry, EntryState, Expiry, Granted, State},
+    backend::{
+        Decision, Renewal,
+        model::{CONFIRM_WITHIN, Entry, EntryState, Expiry, Granted, State},
+    },
+    lease::{Claim, Ending, Evicted, LeaseState, Released, Standing},
 };
 
 use crate::examples::{Desk, TTL, key, request, seconds};

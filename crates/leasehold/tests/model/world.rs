@@ -4,11 +4,11 @@ use std::{collections::BTreeMap, time::Duration};
 
 use leasehold::{
     Fence, Holder, Resource, Ttl,
-    lease::{
-        Claim, Decision, Evicted, LeaseId, LeaseKey, Metadata, Moment, Outcome, Patience, Released, Renewal, Request,
-        Standing, Timestamp,
+    backend::{
+        Decision, Patience, Renewal, Request,
+        model::{Context, Effects, Entry, Expiry, Presence, State},
     },
-    model::{Context, Effects, Entry, Expiry, Presence, State},
+    lease::{Claim, Evicted, LeaseId, LeaseKey, Metadata, Moment, Outcome, Released, Standing, Timestamp},
 };
 use proptest::prelude::*;
 

@@ -13,11 +13,13 @@ use std::{
 use async_trait::async_trait;
 use leasehold::{
     Fence, Resource, Result,
-    backend::{Backend, Belief, EventStream, Finding, Guarantees, Hint, HintSender, Hints, Inspect},
+    backend::{
+        Answer, Backend, Belief, Decision, EventStream, Finding, Guarantees, Hint, HintSender, Hints, Inspect, Renewal,
+        Request,
+    },
     backends::memory::MemoryBackend,
     lease::{
-        Answer, Decision, EndedLease, Evicted, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names, Outcome, Page,
-        Released, Renewal, Request, Standing,
+        EndedLease, Evicted, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names, Outcome, Page, Released, Standing,
     },
 };
 use parking_lot::Mutex;

@@ -39,13 +39,13 @@ struct Watches {
     /// Whose deaths matter to our waiting entries on a resource.
     by_resource: HashMap<Resource, BTreeSet<Uuid>>,
     /// The watch on each process, and for which resources.
-    by_process: HashMap<Uuid, Watch>,
+    by_process: HashMap<Uuid, ProcessWatch>,
     /// The processes that are watched for no resource, the longest idle first.
     idle: VecDeque<Uuid>,
 }
 
 #[derive(Debug)]
-struct Watch {
+struct ProcessWatch {
     resources: HashSet<Resource>,
     task: AbortHandle,
 }
@@ -113,7 +113,7 @@ impl DeathWatch {
                     }
                 });
                 let resources = HashSet::from([resource.clone()]);
-                watches.by_process.insert(id, Watch { resources, task: task.abort_handle() });
+                watches.by_process.insert(id, ProcessWatch { resources, task: task.abort_handle() });
                 Watching::Yes
             }
             Err(error) if means_dead(&error) => Watching::Dead,

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use uuid::Uuid;
 
 use super::{
-    encode::{Line, VERSION},
+    encode::{EntryText, VERSION},
     names,
     record::{Record, Times},
     safe_open,
@@ -21,7 +21,7 @@ use crate::{
 const NEAR: usize = 4;
 
 #[derive(Deserialize)]
-struct Version {
+struct RecordVersion {
     v: u32,
     /// The oldest version whose programs may read the record; before this field existed, only its own.
     oldest_reader: Option<u32>,
@@ -44,7 +44,7 @@ struct EntryLine {
     entry: Entry,
 }
 
-/// Decodes the record in `bytes`, which `path` holds, and which resource it is of.
+/// Decodes the record in `bytes`, the content of `path`; returns its resource too.
 ///
 /// `known` is an earlier record of the resource, whose lines need not be decoded again.
 pub(super) fn record(bytes: &[u8], path: &Path, times: &Times<'_>, known: Record) -> Result<(Resource, Record)> {
@@ -63,7 +63,7 @@ pub(super) fn record(bytes: &[u8], path: &Path, times: &Times<'_>, known: Record
     let mut known = known.lines.into_iter().zip(known.state.entries).collect::<Vec<_>>().into_iter();
     // Spaces fill the file of a record that was longer.
     for line in lines.map(<[u8]>::trim_ascii_end) {
-        let same = |(known, _): &(Line, Entry)| known.text.strip_suffix(b"\n") == Some(line);
+        let same = |(known, _): &(EntryText, Entry)| known.text.strip_suffix(b"\n") == Some(line);
         if !revived
             && let Some(at) = known.as_slice().iter().take(NEAR).position(same)
             && let Some((line, entry)) = known.nth(at)
@@ -79,7 +79,7 @@ pub(super) fn record(bytes: &[u8], path: &Path, times: &Times<'_>, known: Record
             revive(&mut entry, deadline, times);
         }
         record.owners.insert(entry.id, owner);
-        record.lines.push(Line::new(&entry, owner, [line, b"\n"].concat()));
+        record.lines.push(EntryText::new(&entry, owner, [line, b"\n"].concat()));
         record.state.entries.push(entry);
     }
     if record.state.entries.len() != header.entries {
@@ -94,7 +94,7 @@ pub(super) fn record(bytes: &[u8], path: &Path, times: &Times<'_>, known: Record
 fn header(line: &[u8], path: &Path) -> Result<Header> {
     let header = serde_json::from_slice::<Header>(line);
     let version = match &header {
-        Ok(Header { v, oldest_reader, .. }) => Version { v: *v, oldest_reader: *oldest_reader },
+        Ok(Header { v, oldest_reader, .. }) => RecordVersion { v: *v, oldest_reader: *oldest_reader },
         Err(_) => serde_json::from_slice(line).map_err(|error| garbage(path, &error.to_string()))?,
     };
     if version.oldest_reader.unwrap_or(version.v) > VERSION || version.v < VERSION {
@@ -103,8 +103,9 @@ fn header(line: &[u8], path: &Path) -> Result<Header> {
     header.map_err(|error| garbage(path, &error.to_string()))
 }
 
-/// Whether a record is not even JSON, or of another resource: what a power loss leaves of a file whose content was not
-/// on the disk yet.
+/// Returns whether a record is not JSON or belongs to another resource.
+///
+/// That is what a power loss leaves of a file whose content was not on the disk yet.
 pub(super) fn is_torn(path: &Path) -> bool {
     let is_json = |line: &[u8]| serde_json::from_slice::<serde::de::IgnoredAny>(line).is_ok();
     let misplaced = |line: &[u8]| {
@@ -120,7 +121,7 @@ pub(super) fn is_torn(path: &Path) -> bool {
     })
 }
 
-/// What the rule cannot have written: one bad record must not spoil the fences of others.
+/// Refuses what the rule cannot have written: a bad record must not spoil the fences of others.
 fn impossible(state: &State, owners: &HashMap<crate::lease::LeaseId, Uuid>) -> Option<&'static str> {
     let State { entries, last_fence } = state;
     if owners.len() != entries.len() {

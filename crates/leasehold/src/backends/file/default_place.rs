@@ -96,7 +96,7 @@ impl DefaultPlace {
     }
 }
 
-/// Whether the directory was made for one user, who is another.
+/// Returns whether the directory was made for one user, who is another.
 fn is_private_to_another(directory: &Metadata) -> bool {
     let (user, of_others) = (geteuid(), directory.mode() & 0o077);
     of_others == 0 && directory.uid() != user.as_raw() && !user.is_root()

@@ -36,7 +36,7 @@ pub(super) struct Directory {
     pub(super) in_place: bool,
 }
 
-/// Whom new files are given to, where the kernel would not do so by itself.
+/// The owner to give new files to, if it is not the user who makes them.
 #[derive(Clone, Copy, Debug)]
 struct Owner {
     user: Option<u32>,
@@ -93,12 +93,12 @@ impl Directory {
         Ok(())
     }
 
-    /// Who may read may also enter.
+    /// The mode of a directory: who may read its files may also enter it.
     pub(super) fn directory_mode(&self) -> u32 {
         self.mode | (self.mode & 0o444) >> 2
     }
 
-    /// Whether other users may write to it.
+    /// Returns whether other users may write to it.
     pub(super) fn is_shared(&self) -> bool {
         self.mode & 0o022 != 0
     }

@@ -44,7 +44,7 @@ struct EntryLine<'a> {
 
 /// An entry as a record file has it.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct EntryText {
     pub(super) id: LeaseId,
     /// The instance that requested the entry.
     pub(super) owner: Uuid,
@@ -54,7 +54,7 @@ pub(super) struct Line {
     pub(super) text: Vec<u8>,
 }
 
-impl Line {
+impl EntryText {
     pub(super) fn new(entry: &Entry, owner: Uuid, text: Vec<u8>) -> Self {
         Self { id: entry.id, owner, bound_to: is_bound(entry).then_some(owner), waiting: entry.is_waiting(), text }
     }
@@ -101,7 +101,7 @@ pub(super) fn record(
             Some(line) if unchanged => line,
             _ => {
                 let owner = record.owners.get(&entry.id).copied().unwrap_or_default();
-                Line::encode(entry, owner, times)?
+                EntryText::encode(entry, owner, times)?
             }
         };
         buffer.extend_from_slice(&line.text);

@@ -4,10 +4,10 @@ use std::{fs, io::Write as _, os::unix::fs::MetadataExt, path::Path, time::Durat
 
 use super::{
     directory::files,
-    filesystem::{self, Verdict},
+    filesystem::{self, LockSupport},
     latch,
     names::{self, FileName},
-    ops::Instance,
+    ops::FileInstance,
     presence,
 };
 use crate::{
@@ -15,10 +15,10 @@ use crate::{
     backend::{Finding, Severity},
 };
 
-/// A disk that takes longer for a small file makes every lock slow.
+/// A disk that takes longer than this for a small file makes every lock slow.
 const SLOW: Duration = Duration::from_millis(20);
 
-impl Instance {
+impl FileInstance {
     pub(super) fn findings(&self) -> Result<Vec<Finding>> {
         let mut findings = vec![
             Finding::new(
@@ -43,11 +43,11 @@ impl Instance {
         let path = self.directory.path();
         let magic = filesystem::magic(path)?;
         let place = path.display();
-        Ok(match filesystem::verdict(magic) {
-            Verdict::Local(name) => {
+        Ok(match filesystem::lock_support(magic) {
+            LockSupport::Local(name) => {
                 Finding::new(Severity::Ok, "file system", format!("{place} is on {name}, which is local"))
             }
-            Verdict::Refused(name) => Finding::new(
+            LockSupport::Refused(name) => Finding::new(
                 Severity::Failure,
                 "file system",
                 format!("{place} is on {name} (0x{magic:x}), which two machines may share; move it to a local disk"),
@@ -146,7 +146,7 @@ impl Instance {
             };
             match self.resource_of(&path, latch, &times) {
                 Ok(_) => sound += 1,
-                Err(error) => findings.push(Finding::new(Severity::Failure, "record", error.to_string())),
+                Err(error) => findings.push(Finding::new(Severity::Failure, "record", format!("{error:#}"))),
             }
         }
         if findings.is_empty() {

@@ -1,18 +1,19 @@
 //! Whether the user's own place, where `file:` led before the machine had a directory, is still in use.
 //!
-//! A lock in two places is none. So an instance in the user's place takes nothing new once the machine's directory is
-//! there, and the machine's directory stays closed to the user while such an instance lives. No interleaving gets
-//! past both: an instance appears before it looks for the machine's directory, and the directory is there before
-//! anyone looks for instances.
+//! Locks in two directories do not exclude each other. So an instance in the user's place takes nothing new once the
+//! machine's directory exists, and the machine's directory stays closed to the user while such an instance lives. No
+//! interleaving gets past both: an instance appears before it looks for the machine's directory, and the directory
+//! exists before anyone looks for instances.
 
-use std::{collections::HashSet, fs, io, path::Path};
+use std::{collections::HashSet, fs, io, os::unix::fs::MetadataExt, path::Path};
 
+use rustix::process::geteuid;
 use uuid::Uuid;
 
 use super::{
     DefaultPlace, FileOptions, decode,
     directory::files,
-    errors::cannot,
+    errors::{barrier, cannot},
     presence,
     record::{Record, Times, is_bound},
     safe_open,
@@ -26,7 +27,8 @@ const NAMED: usize = 8;
 pub(super) fn refuse_while_used(options: &FileOptions, boot: &str) -> Result<()> {
     let Some(former) = options.place.as_ref().and_then(DefaultPlace::former) else { return Ok(()) };
     let directory = former.join(&options.namespace);
-    if fs::symlink_metadata(&directory).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+    let found = fs::symlink_metadata(&directory);
+    if found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound || is_of_another(&directory)) {
         return Ok(());
     }
     let presences = files(&directory.join("presence"))?;
@@ -50,6 +52,13 @@ pub(super) fn refuse_while_used(options: &FileOptions, boot: &str) -> Result<()>
     )))
 }
 
+/// Whether the directory is in one of another user that this user may not enter: `sudo -u app` can leave `$HOME` as it
+/// was, and nothing of this user is there.
+fn is_of_another(directory: &Path) -> bool {
+    let owner = barrier(directory).and_then(|barrier| fs::metadata(barrier).ok()).map(|found| found.uid());
+    owner.is_some_and(|owner| owner != geteuid().as_raw())
+}
+
 /// Fails once the machine has a directory: this instance is in the user's place, and others meet there.
 pub(super) fn refuse_if_machine_has_place(machine: Option<&Path>) -> Result<()> {
     match machine {
@@ -66,7 +75,9 @@ pub(super) fn refuse_if_machine_has_place(machine: Option<&Path>) -> Result<()> 
 /// look like one in use.
 fn live_leases(directory: &Path, living: &HashSet<Uuid>, times: &Times<'_>) -> Result<Vec<String>> {
     let mut found = Vec::new();
-    for (_, path) in files(&directory.join("records"))? {
+    // Names with a dot are files out of use.
+    let records = files(&directory.join("records"))?.into_iter().filter(|(name, _)| !name.starts_with('.'));
+    for (_, path) in records {
         let bytes = match safe_open::read(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             read => read.map_err(|error| cannot("read", &path, error))?,

@@ -31,7 +31,7 @@ const LOOK_AFTER: Duration = Duration::from_secs(1);
 
 /// The history of one directory, as one instance writes it.
 #[derive(Debug)]
-pub(super) struct History {
+pub(super) struct HistoryLog {
     directory: Arc<Directory>,
     open: Mutex<Option<Open>>,
 }
@@ -43,7 +43,7 @@ struct Open {
     written: usize,
 }
 
-impl History {
+impl HistoryLog {
     pub(super) fn new(directory: Arc<Directory>) -> Self {
         Self { directory, open: Mutex::default() }
     }
@@ -54,7 +54,7 @@ impl History {
             return;
         }
         if let Err(error) = self.append(ended, now) {
-            tracing::warn!(%error, "history was not recorded");
+            tracing::warn!(error = format_args!("{error:#}"), "history was not recorded");
         }
     }
 

@@ -6,9 +6,9 @@ use super::{
     decode,
     directory::files,
     errors::cannot,
-    latch::{self, Wait},
+    latch::{self, LatchWait},
     names::{self, FileName},
-    ops::{Call, IfRemoved, Instance},
+    ops::{FileInstance, IfRemoved, OperationScope},
     record::{self, Record, Times},
     safe_open,
 };
@@ -19,7 +19,7 @@ use crate::{
     model::{Context, Presence},
 };
 
-impl Instance {
+impl FileInstance {
     /// A stream of what happens to these resources from now on.
     pub(super) fn watch(&self, names: Names) -> Result<EventStream> {
         if self.is_removed() {
@@ -57,8 +57,8 @@ impl Instance {
     }
 
     fn settled(&self, resource: &Resource) -> Result<Vec<LeaseRecord>> {
-        let call = Call { resource, callers: &[], wait: Wait::Bounded, if_removed: IfRemoved::Refuse };
-        let leases = self.operate(&call, |state, context, effects| {
+        let scope = OperationScope { resource, callers: &[], wait: LatchWait::Bounded, if_removed: IfRemoved::Refuse };
+        let leases = self.operate(&scope, |state, context, effects| {
             state.settle(context, effects);
             state.records(resource, context)
         })?;
@@ -96,7 +96,7 @@ impl Instance {
     /// Reads which resource a record is of; `None` when it has just been removed.
     pub(super) fn resource_of(&self, path: &Path, latch: u8, times: &Times<'_>) -> Result<Option<Resource>> {
         // Whoever has a latch for seconds is stopped and changes nothing.
-        let _unless_stuck = self.latches.take(latch, Wait::Bounded);
+        let _unless_stuck = self.latches.take(latch, LatchWait::Bounded);
         record::resource_of(path, times)
     }
 
@@ -107,7 +107,7 @@ impl Instance {
             FileName::Other => None,
             FileName::Hashed(first) => {
                 self.resource_of(&path, latch::number_by_hash(first), &times).unwrap_or_else(|error| {
-                    tracing::warn!(%error, "a resource is missing in the list");
+                    tracing::warn!(error = format_args!("{error:#}"), "a resource is missing in the list");
                     None
                 })
             }

@@ -66,24 +66,24 @@ pub(super) fn number_by_hash(first: u8) -> u8 {
 
 /// How long to wait for a latch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wait {
-    /// Hardly: for a caller's thread.
+pub(super) enum LatchWait {
+    /// A moment, on a caller's thread.
     Briefly,
-    /// Until the latch is free, unless one process keeps it for two seconds: for a thread that may block.
+    /// Until the latch is free, at most two seconds for one process that has it, on a thread that may block.
     Bounded,
 }
 
 /// The latches of one directory, as one instance takes them.
 #[derive(Debug)]
 pub(super) struct Latches {
-    slots: Vec<(PathBuf, Mutex<Slot>)>,
+    slots: Vec<(PathBuf, Mutex<LatchSlot>)>,
 }
 
 /// One latch of this instance.
 #[derive(Debug, Default)]
-struct Slot {
+struct LatchSlot {
     file: Option<Unshared<File>>,
-    /// Someone waited in vain: a thousand leases that each wait two seconds more would help nobody.
+    /// Someone waited in vain. A thousand leases must not wait two seconds each.
     stuck: bool,
     record: Option<CachedRecord>,
     /// A record's file from before: processes that take turns put the same few files in place.
@@ -96,25 +96,25 @@ impl Latches {
         Self { slots: numbers().map(|number| (directory.latch(&file_name(number)), Mutex::default())).collect() }
     }
 
-    /// Takes the latch with this number; `None` when it is not free within [`Wait::Briefly`].
-    pub(super) fn take(&self, number: u8, wait: Wait) -> Result<Option<Latch<'_>>> {
+    /// Takes the latch with this number; `None` when it is not free within [`LatchWait::Briefly`].
+    pub(super) fn take(&self, number: u8, wait: LatchWait) -> Result<Option<Latch<'_>>> {
         let (path, slot) = &self.slots[usize::from(number % LATCHES)];
-        let patience = if wait == Wait::Briefly { BRIEFLY } else { PATIENCE };
+        let patience = if wait == LatchWait::Briefly { BRIEFLY } else { PATIENCE };
         let Some(mut slot) = slot.try_lock_for(patience) else {
-            return if wait == Wait::Briefly { Ok(None) } else { Err(stuck(path)) };
+            return if wait == LatchWait::Briefly { Ok(None) } else { Err(stuck(path)) };
         };
         let locked = slot.lock(path, wait)?;
         Ok(locked.then_some(Latch { slot, path, locked: true, out_of_date: None }))
     }
 }
 
-impl Slot {
+impl LatchSlot {
     fn file(&self) -> &File {
         &self.file.as_ref().expect("a latch is opened before it is used").file
     }
 
     /// Locks the file against other processes; `false` when that would take longer than `wait`.
-    fn lock(&mut self, path: &Path, wait: Wait) -> Result<bool> {
+    fn lock(&mut self, path: &Path, wait: LatchWait) -> Result<bool> {
         if self.file.is_none() {
             let open = || safe_open::regular(File::options().read(true).write(true), path);
             self.file = Some(Unshared::open(open).map_err(|error| cannot("open", path, error))?);
@@ -124,7 +124,7 @@ impl Slot {
             self.stuck = false;
             return Ok(true);
         }
-        if wait == Wait::Briefly {
+        if wait == LatchWait::Briefly {
             return Ok(false);
         }
         let patience = if self.stuck { LONGEST_PAUSE } else { PATIENCE };
@@ -166,7 +166,7 @@ pub(super) fn try_lock(file: &File, path: &Path) -> Result<bool> {
 /// A latch that this thread has until it drops it.
 #[derive(Debug)]
 pub(super) struct Latch<'a> {
-    slot: MutexGuard<'a, Slot>,
+    slot: MutexGuard<'a, LatchSlot>,
     path: &'a Path,
     locked: bool,
     /// Closed once other processes are let in.
@@ -201,12 +201,12 @@ impl Latch<'_> {
         written.map_err(|error| cannot("write", self.path, error))
     }
 
-    /// Takes out the record that was used last under this latch.
+    /// Takes the record that was last used under this latch.
     pub(super) fn take_cached(&mut self) -> Option<CachedRecord> {
         self.slot.record.take()
     }
 
-    /// Puts a record in for the next operation. Whoever fails half-way puts nothing in.
+    /// Stores a record for the next operation. An operation that fails half-way stores none.
     pub(super) fn put_cached(&mut self, record: CachedRecord) {
         self.slot.record = Some(record);
     }

@@ -31,7 +31,7 @@ pub(super) const UNFINISHED: &str = ".new-";
 const OTHERS_WRITE: u32 = 0o022;
 /// Nobody but the owner removes or renames what is in a directory of this mode.
 const STICKY: u32 = 0o1000;
-/// Nobody takes this long to make a directory.
+/// A directory that is still being made after this long was left by a process that died.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
 /// What the format file says.

@@ -46,10 +46,10 @@ use tokio::{runtime::Handle, task::AbortHandle};
 use self::{
     death_watch::DeathWatch,
     directory::Directory,
-    history::History,
-    latch::{Latches, Wait},
-    notifications::Inbox,
-    ops::{Call, IfRemoved, Instance},
+    history::HistoryLog,
+    latch::{LatchWait, Latches},
+    notifications::NotificationInbox,
+    ops::{FileInstance, IfRemoved, OperationScope},
     presence::OwnPresence,
     spares::Spares,
     watchers::Watchers,
@@ -77,7 +77,7 @@ const ENGINE_THREADS: &str = "leasehold-";
 /// Opened inside a tokio runtime with io and time, and used while it runs.
 #[derive(Debug)]
 pub struct FileBackend {
-    instance: Arc<Instance>,
+    instance: Arc<FileInstance>,
     incarnation: Incarnation,
     runtime: Handle,
     listener: AbortHandle,
@@ -110,23 +110,23 @@ impl FileBackend {
     /// A dropped call did nothing, or does all of it: what has begun is completed.
     async fn run<T: Send + 'static>(
         &self,
-        operation: impl Fn(&Instance, Wait) -> Result<Option<T>> + Send + 'static,
+        operation: impl Fn(&FileInstance, LatchWait) -> Result<Option<T>> + Send + 'static,
     ) -> Result<T> {
         if self.instance.is_fast()
             && !on_engine_thread()
-            && let Some(done) = operation(&self.instance, Wait::Briefly)?
+            && let Some(done) = operation(&self.instance, LatchWait::Briefly)?
         {
             return Ok(done);
         }
         let instance = Arc::clone(&self.instance);
-        let done = run_blocking(&self.runtime, move || operation(&instance, Wait::Bounded)).await?;
+        let done = run_blocking(&self.runtime, move || operation(&instance, LatchWait::Bounded)).await?;
         done.ok_or_else(|| Error::unavailable("a latch of the directory was not free; try again"))
     }
 
     /// Runs what may take long on a thread that may block.
     async fn run_blocking<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Instance) -> Result<T> + Send + 'static,
+        work: impl FnOnce(&FileInstance) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let instance = Arc::clone(&self.instance);
         run_blocking(&self.runtime, move || work(&instance)).await
@@ -148,7 +148,7 @@ impl Drop for FileBackend {
     }
 }
 
-fn open_instance(options: &FileOptions, runtime: Handle) -> Result<Arc<Instance>> {
+fn open_instance(options: &FileOptions, runtime: Handle) -> Result<Arc<FileInstance>> {
     let directory = Arc::new(Directory::open(options)?);
     let own = Arc::new(OwnPresence::appear(Arc::clone(&directory))?);
     presence::tidy(&directory, &own)?;
@@ -156,18 +156,18 @@ fn open_instance(options: &FileOptions, runtime: Handle) -> Result<Arc<Instance>
     recovery::recover(&directory, &boot)?;
     let hints = HintSender::new();
     let watchers = Arc::new(Watchers::open(Arc::clone(&directory), Arc::clone(&own))?);
-    let inbox = Inbox {
+    let inbox = NotificationInbox {
         hints: hints.clone(),
         watchers: Arc::clone(&watchers),
         clock: Arc::clone(&options.clock),
         runtime: runtime.clone(),
         provisional: Arc::default(),
     };
-    Ok(Arc::new(Instance {
+    Ok(Arc::new(FileInstance {
         latches: Latches::new(&directory),
         death_watch: DeathWatch::new(Arc::clone(&directory), runtime, hints),
         spares: Spares::new(Arc::clone(&own)),
-        history: History::new(Arc::clone(&directory)),
+        history: HistoryLog::new(Arc::clone(&directory)),
         inbox: Arc::new(inbox),
         clock: Arc::clone(&options.clock),
         machine: options.place.as_ref().and_then(DefaultPlace::awaited),
@@ -188,7 +188,7 @@ async fn run_blocking<T: Send + 'static>(
     done.unwrap_or_else(|error| Err(Error::unavailable("the work on the directory was cut off").caused_by(error)))
 }
 
-/// Whether this is a thread of the engine, on which nothing may wait for a disk.
+/// Returns whether this is a thread of the engine, on which nothing may wait for a disk.
 fn on_engine_thread() -> bool {
     thread::current().name().is_some_and(|name| name.starts_with(ENGINE_THREADS))
 }
@@ -233,11 +233,12 @@ impl Backend for FileBackend {
             Lifetime::Detached => Expiry::ByClock,
         };
         let request = request.clone();
-        let acquire = move |instance: &Instance, wait| {
+        let acquire = move |instance: &FileInstance, wait| {
             former::refuse_if_machine_has_place(instance.machine.as_deref())?;
             let key = &request.key;
-            let call = Call { resource: &key.resource, callers: &[key.id], wait, if_removed: IfRemoved::Refuse };
-            instance.operate(&call, |state, context, effects| state.acquire(&request, expiry, context, effects))
+            let scope =
+                OperationScope { resource: &key.resource, callers: &[key.id], wait, if_removed: IfRemoved::Refuse };
+            instance.operate(&scope, |state, context, effects| state.acquire(&request, expiry, context, effects))
         };
         Ok(self.answer(self.run(acquire).await?))
     }
@@ -250,10 +251,15 @@ impl Backend for FileBackend {
 
     async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {
         let (key, outcome) = (key.clone(), outcome.clone());
-        let release = move |instance: &Instance, wait| {
-            let call = Call { resource: &key.resource, callers: &[key.id], wait, if_removed: IfRemoved::CountAsDead };
+        let release = move |instance: &FileInstance, wait| {
+            let scope = OperationScope {
+                resource: &key.resource,
+                callers: &[key.id],
+                wait,
+                if_removed: IfRemoved::CountAsDead,
+            };
             let released =
-                instance.operate(&call, |state, context, effects| state.release(key.id, &outcome, context, effects));
+                instance.operate(&scope, |state, context, effects| state.release(key.id, &outcome, context, effects));
             match released {
                 Err(_) if instance.is_removed() => Ok(Some(Released::Gone)),
                 released => released,
@@ -268,7 +274,7 @@ impl Backend for FileBackend {
 }
 
 /// Renews the leases of one resource after the other; one that cannot be renewed does not stop the others.
-fn renew(instance: &Instance, renewals: &[Renewal], wait: Wait) -> Result<Option<Vec<Standing>>> {
+fn renew(instance: &FileInstance, renewals: &[Renewal], wait: LatchWait) -> Result<Option<Vec<Standing>>> {
     let mut by_resource: BTreeMap<&Resource, Vec<usize>> = BTreeMap::new();
     for (at, renewal) in renewals.iter().enumerate() {
         by_resource.entry(&renewal.key.resource).or_default().push(at);
@@ -277,8 +283,8 @@ fn renew(instance: &Instance, renewals: &[Renewal], wait: Wait) -> Result<Option
     let mut failure: Option<Error> = None;
     for (resource, places) in by_resource {
         let callers: Vec<LeaseId> = places.iter().map(|at| renewals[*at].key.id).collect();
-        let call = Call { resource, callers: &callers, wait, if_removed: IfRemoved::CountAsDead };
-        let renewed = instance.operate(&call, |state, context, effects| {
+        let scope = OperationScope { resource, callers: &callers, wait, if_removed: IfRemoved::CountAsDead };
+        let renewed = instance.operate(&scope, |state, context, effects| {
             places.iter().map(|at| state.renew(&renewals[*at], context, effects)).collect::<Vec<_>>()
         });
         match renewed {
@@ -292,7 +298,7 @@ fn renew(instance: &Instance, renewals: &[Renewal], wait: Wait) -> Result<Option
     match failure {
         Some(error) if standings.iter().all(|standing| *standing == Standing::Unknown) => Err(error),
         Some(error) => {
-            tracing::warn!(%error, "some leases were not renewed");
+            tracing::warn!(error = format_args!("{error:#}"), "some leases were not renewed");
             Ok(Some(standings))
         }
         None => Ok(Some(standings)),
@@ -303,9 +309,9 @@ fn renew(instance: &Instance, renewals: &[Renewal], wait: Wait) -> Result<Option
 impl Inspect for FileBackend {
     async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
         let (resource, reason) = (resource.clone(), reason.to_owned());
-        let evict = move |instance: &Instance, wait| {
-            let call = Call { resource: &resource, callers: &[], wait, if_removed: IfRemoved::Refuse };
-            instance.operate(&call, |state, context, effects| state.evict(expected, &reason, context, effects))
+        let evict = move |instance: &FileInstance, wait| {
+            let scope = OperationScope { resource: &resource, callers: &[], wait, if_removed: IfRemoved::Refuse };
+            instance.operate(&scope, |state, context, effects| state.evict(expected, &reason, context, effects))
         };
         self.run(evict).await
     }
@@ -335,6 +341,6 @@ impl Inspect for FileBackend {
     }
 
     async fn examine(&self) -> Result<Vec<Finding>> {
-        self.run_blocking(Instance::findings).await
+        self.run_blocking(FileInstance::findings).await
     }
 }

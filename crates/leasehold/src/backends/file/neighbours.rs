@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use uuid::Uuid;
 
-use super::{encode::Line, record::Record};
+use super::{encode::EntryText, record::Record};
 use crate::{lease::LeaseId, model::Entry};
 
 /// The instances that `own` should watch for its entries that wait.
@@ -32,7 +32,7 @@ pub(super) fn watched_by(own: Uuid, record: &Record) -> BTreeSet<Uuid> {
 /// The waiters that got someone new to watch and cannot know, since the record's lines were written.
 pub(super) fn with_new_neighbours(record: &Record) -> Vec<LeaseId> {
     let mut before = record.lines.iter().filter(|line| line.waiting);
-    let mut ahead_before: Option<&Line> = None;
+    let mut ahead_before: Option<&EntryText> = None;
     let mut ahead: Option<&Entry> = None;
     let mut found = Vec::new();
     for entry in record.state.entries.iter().filter(|entry| entry.is_waiting()) {

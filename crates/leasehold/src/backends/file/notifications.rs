@@ -82,7 +82,7 @@ impl Notification {
 
 /// Passes notifications on to the engine and to those who watch.
 #[derive(Debug)]
-pub(super) struct Inbox {
+pub(super) struct NotificationInbox {
     pub(super) hints: HintSender,
     pub(super) watchers: Arc<Watchers>,
     pub(super) clock: Arc<dyn Clock>,
@@ -91,7 +91,7 @@ pub(super) struct Inbox {
     pub(super) provisional: Arc<Mutex<HashSet<Resource>>>,
 }
 
-impl Inbox {
+impl NotificationInbox {
     pub(super) fn deliver(&self, notification: Notification) {
         match notification {
             Notification::Granted { id, fence, provisional } => {
@@ -105,7 +105,7 @@ impl Inbox {
         }
     }
 
-    /// Has the waiters of the resource ask again once a provisional grant has ended, confirmed or not.
+    /// Makes the waiters of the resource ask again once a provisional grant has ended, confirmed or not.
     fn ask_again_in(&self, length: Duration, resource: Resource) {
         // One pending question is enough: its answer says when to ask next.
         if !self.provisional.lock().insert(resource.clone()) {
@@ -130,13 +130,13 @@ impl Inbox {
 }
 
 /// Reads what others write to this instance, for as long as the instance lives.
-pub(super) async fn listen(own: Arc<OwnPresence>, inbox: Arc<Inbox>) {
+pub(super) async fn listen(own: Arc<OwnPresence>, inbox: Arc<NotificationInbox>) {
     if let Err(error) = read_lines(&own, &inbox).await {
         tracing::warn!(%error, "notifications can no longer be read; renewals find out the same, later");
     }
 }
 
-async fn read_lines(own: &OwnPresence, inbox: &Inbox) -> io::Result<()> {
+async fn read_lines(own: &OwnPresence, inbox: &NotificationInbox) -> io::Result<()> {
     let fifo: &pipe::Receiver = own.notifications();
     let mut pending = Vec::new();
     let mut bytes = [0; 4096];

@@ -17,11 +17,11 @@ use uuid::Uuid;
 use super::{
     death_watch::DeathWatch,
     directory::Directory,
-    history::History,
-    latch::{self, Latch, Latches, Wait},
+    history::HistoryLog,
+    latch::{self, Latch, LatchWait, Latches},
     neighbours,
-    notifications::{Inbox, Notification},
-    presence::{self, Found, OwnPresence},
+    notifications::{Notification, NotificationInbox},
+    presence::{self, OwnPresence, Visibility},
     record::{self, Change, Place, Record, Times, is_bound},
     spares::{Spare, Spares},
     watchers::Watchers,
@@ -41,15 +41,15 @@ const OPEN_FIFOS: usize = 4;
 
 /// An instance in a directory: all that its operations need.
 #[derive(Debug)]
-pub(super) struct Instance {
+pub(super) struct FileInstance {
     pub(super) directory: Arc<Directory>,
     pub(super) latches: Latches,
     pub(super) spares: Spares,
     pub(super) death_watch: DeathWatch,
     pub(super) watchers: Arc<Watchers>,
-    pub(super) history: History,
+    pub(super) history: HistoryLog,
     pub(super) own: Arc<OwnPresence>,
-    pub(super) inbox: Arc<Inbox>,
+    pub(super) inbox: Arc<NotificationInbox>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) boot: String,
     /// The directory that the machine lacked when `file:` led this instance to the user's own.
@@ -58,20 +58,20 @@ pub(super) struct Instance {
     pub(super) slow: AtomicBool,
 }
 
-/// What an operation is about.
+/// What an operation works on, and how it waits.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Call<'a> {
+pub(super) struct OperationScope<'a> {
     pub(super) resource: &'a Resource,
-    /// The leases that it is called for.
+    /// The leases that the operation is called for.
     pub(super) callers: &'a [LeaseId],
-    pub(super) wait: Wait,
+    pub(super) wait: LatchWait,
     pub(super) if_removed: IfRemoved,
 }
 
 /// What to do once the presence of this instance was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IfRemoved {
-    /// Fail: nothing new can be had.
+    /// Fail: nothing new can be acquired.
     Refuse,
     /// Count as dead here too, so that the answer about a known lease is the one that others would get.
     CountAsDead,
@@ -79,25 +79,25 @@ pub(super) enum IfRemoved {
 
 /// What an operation answers, and what is left to do once other processes are let in: whoever is notified takes the
 /// latch next.
-struct Done<T> {
+struct OperationResult<T> {
     answer: T,
     notifications: Vec<(Uuid, Notification)>,
     ended: Vec<EndedLease>,
     left: Option<Spare>,
     /// A process ahead of our waiters died before it could be watched.
     ask_again: bool,
-    seen: Seen,
+    seen: SeenPresences,
 }
 
 /// The other instances that an operation looked at: each once.
 #[derive(Default)]
-struct Seen {
+struct SeenPresences {
     presences: HashMap<Uuid, Presence>,
     /// The FIFOs of the first ones, who are likely to be notified.
     fifos: Vec<(Uuid, File)>,
 }
 
-impl Seen {
+impl SeenPresences {
     fn look(&mut self, directory: &Directory, id: Uuid) -> Presence {
         if let Some(presence) = self.presences.get(&id) {
             return *presence;
@@ -119,25 +119,25 @@ impl Seen {
     }
 }
 
-impl Instance {
+impl FileInstance {
     /// Runs the rule on one resource; `None` when the latch is not free within the wait.
     pub(super) fn operate<T>(
         &self,
-        call: &Call<'_>,
+        scope: &OperationScope<'_>,
         rule: impl FnOnce(&mut State, &Context<'_>, &mut Effects) -> T,
     ) -> Result<Option<T>> {
-        let taken = self.latches.take(latch::number(call.resource), call.wait);
-        let Some(mut latch) = taken.map_err(|error| error.about(call.resource))? else { return Ok(None) };
-        let found = self.own.check().map_err(|error| error.about(call.resource))?;
+        let taken = self.latches.take(latch::number(scope.resource), scope.wait);
+        let Some(mut latch) = taken.map_err(|error| error.about(scope.resource))? else { return Ok(None) };
+        let found = self.own.check().map_err(|error| error.about(scope.resource))?;
         let done = match found {
-            Found::Removed { .. } if call.if_removed == IfRemoved::Refuse => {
-                Err(self.own.removal().about(call.resource))
+            Visibility::Removed { .. } if scope.if_removed == IfRemoved::Refuse => {
+                Err(self.own.removal().about(scope.resource))
             }
-            _ => self.perform(&mut latch, call, rule),
+            _ => self.perform(&mut latch, scope, rule),
         };
         latch.unlock();
         self.announce(found);
-        let Done { answer, notifications, ended, left, ask_again, seen } = done?;
+        let OperationResult { answer, notifications, ended, left, ask_again, seen } = done?;
         for (to, notification) in notifications {
             if to == self.own.id() {
                 self.inbox.deliver(notification);
@@ -146,7 +146,7 @@ impl Instance {
             }
         }
         if ask_again {
-            self.inbox.deliver(Notification::Changed(call.resource.clone()));
+            self.inbox.deliver(Notification::Changed(scope.resource.clone()));
         }
         if let Some(left) = left {
             left.remove();
@@ -155,22 +155,22 @@ impl Instance {
         Ok(Some(answer))
     }
 
-    /// Whether operations end soon enough for a caller's thread.
+    /// Returns whether operations end soon enough for a caller's thread.
     pub(super) fn is_fast(&self) -> bool {
         !self.directory.fsync && !self.slow.load(Ordering::Relaxed)
     }
 
-    /// Whether our presence was removed.
+    /// Returns whether our presence was removed.
     pub(super) fn is_removed(&self) -> bool {
         self.own.check().is_ok_and(|found| {
             self.announce(found);
-            found != Found::Yes
+            found != Visibility::Yes
         })
     }
 
     /// Has every lease renewed when our presence is first found to be removed.
-    fn announce(&self, found: Found) {
-        if found == (Found::Removed { first: true }) {
+    fn announce(&self, found: Visibility) {
+        if found == (Visibility::Removed { first: true }) {
             tracing::error!(error = %self.own.removal(), "every lease of this instance is lost");
             self.inbox.hints.send(Hint::Missed);
         }
@@ -179,10 +179,10 @@ impl Instance {
     fn perform<T>(
         &self,
         latch: &mut Latch<'_>,
-        call: &Call<'_>,
+        scope: &OperationScope<'_>,
         rule: impl FnOnce(&mut State, &Context<'_>, &mut Effects) -> T,
-    ) -> Result<Done<T>> {
-        let Call { resource, callers, .. } = *call;
+    ) -> Result<OperationResult<T>> {
+        let OperationScope { resource, callers, .. } = *scope;
         let times = self.times();
         let path = self.directory.record(resource);
         let mut place = Place { directory: &self.directory, resource, latch, path };
@@ -190,7 +190,7 @@ impl Instance {
         let before = CallersBefore::new(&record.state, callers);
         let fence_before = record.state.last_fence;
         let mut effects = Effects::default();
-        let mut seen = Seen::default();
+        let mut seen = SeenPresences::default();
         let answer = self.run(&mut record, &times, &mut effects, &mut seen, rule);
 
         let changed = before.changed(&mut record.state, &effects);
@@ -210,7 +210,7 @@ impl Instance {
         let ask_again = self.death_watch.follow(resource, neighbours::watched_by(self.own.id(), &record));
         record::keep(place.latch, resource, record, file);
         self.slow.store(self.clock.now().since(times.now) > SLOW, Ordering::Relaxed);
-        Ok(Done { answer, notifications, ended, left, ask_again, seen })
+        Ok(OperationResult { answer, notifications, ended, left, ask_again, seen })
     }
 
     fn run<T>(
@@ -218,7 +218,7 @@ impl Instance {
         record: &mut Record,
         times: &Times<'_>,
         effects: &mut Effects,
-        seen: &mut Seen,
+        seen: &mut SeenPresences,
         rule: impl FnOnce(&mut State, &Context<'_>, &mut Effects) -> T,
     ) -> T {
         let Record { state, owners, .. } = record;
@@ -255,7 +255,7 @@ impl Instance {
             return Default::default();
         }
         let handed_over = effects.granted.iter().any(|granted| granted.provisional);
-        let mut report = Report {
+        let mut report = OperationAudience {
             owners: &record.owners,
             watching: self.watchers.list(),
             watchers: &self.watchers,
@@ -265,7 +265,7 @@ impl Instance {
         };
         let context = Context { now: times.now, wall: times.wall, presence: &|_| Presence::Present };
         publish(resource, &record.state, effects, callers, &context, &mut report);
-        let Report { mut notifications, ended, ended_ids, .. } = report;
+        let OperationAudience { mut notifications, ended, ended_ids, .. } = report;
         for id in ended_ids {
             record.owners.remove(&id);
         }
@@ -336,7 +336,7 @@ impl CallersBefore {
 }
 
 /// Who learns of an operation on one resource.
-struct Report<'a> {
+struct OperationAudience<'a> {
     owners: &'a HashMap<LeaseId, Uuid>,
     watching: Vec<Uuid>,
     watchers: &'a Watchers,
@@ -345,7 +345,7 @@ struct Report<'a> {
     ended_ids: Vec<LeaseId>,
 }
 
-impl Audience for Report<'_> {
+impl Audience for OperationAudience<'_> {
     fn hint(&mut self, id: LeaseId, hint: Hint) {
         if let (Some(owner), Some(notification)) = (self.owners.get(&id), Notification::from_hint(hint)) {
             self.notifications.push((*owner, notification));

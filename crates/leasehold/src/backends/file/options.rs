@@ -23,9 +23,9 @@ pub struct FileOptions {
     pub mode: Option<u32>,
     /// Whether each change is forced to the disk before it is answered; off by default.
     pub fsync: bool,
-    /// Where time comes from.
+    /// The source of time.
     pub clock: Arc<dyn Clock>,
-    /// What the root is, if the URL has no path.
+    /// Where a URL without a path leads.
     pub(super) place: Option<DefaultPlace>,
 }
 

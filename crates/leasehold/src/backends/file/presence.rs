@@ -37,7 +37,7 @@ use crate::{Error, Result, model::Presence};
 /// The kernel writes lines up to this length to a FIFO as a whole or not at all.
 const PIPE_BUF: usize = 4096;
 const UNFINISHED: &str = ".new-";
-/// Nobody takes this long between making a FIFO and opening it.
+/// A FIFO without a reader after this long was left by a process that died.
 const ABANDONED: Duration = Duration::from_secs(60);
 /// Room for a burst of events, where the user's limit allows it.
 const WATCHER_PIPE: usize = 1 << 20;
@@ -58,7 +58,7 @@ pub(super) struct OwnPresence {
 
 /// Whether others find an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum Visibility {
     Yes,
     /// Someone removed the FIFO, so others take the instance for dead; there is no way back.
     Removed {
@@ -79,7 +79,7 @@ impl OwnPresence {
             let held = Unshared::open(|| make_fifo(&directory, &unfinished));
             match held.and_then(|fifo| fs::rename(&unfinished, &path).map(|()| fifo)) {
                 Ok(fifo) => break fifo,
-                // Another instance took it for abandoned: this process was stopped for a minute. Try again.
+                // This process was stopped for so long that another instance removed the FIFO as abandoned. Try again.
                 Err(error) if error.kind() == io::ErrorKind::NotFound && directory.presences().is_dir() => {}
                 Err(error) => return Err(cannot("make", &unfinished, error)),
             }
@@ -102,16 +102,16 @@ impl OwnPresence {
         self.id
     }
 
-    /// Looks whether others find this instance. One system call, unless something is wrong.
+    /// Checks whether others find this instance, with one system call unless something is wrong.
     ///
     /// # Errors
     /// `Unavailable` while the whole directory is missing: nobody finds anything, and it may come back.
-    pub(super) fn check(&self) -> Result<Found> {
+    pub(super) fn check(&self) -> Result<Visibility> {
         if self.removed.load(Ordering::Relaxed) {
-            return Ok(Found::Removed { first: false });
+            return Ok(Visibility::Removed { first: false });
         }
         match fs::symlink_metadata(&self.path) {
-            Ok(found) if (found.dev(), found.ino()) == self.identity => return Ok(Found::Yes),
+            Ok(found) if (found.dev(), found.ino()) == self.identity => return Ok(Visibility::Yes),
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let unlinked = rustix::fs::fstat(&self.fifo.file).is_ok_and(|own| own.st_nlink == 0);
@@ -121,10 +121,10 @@ impl OwnPresence {
             }
             Err(error) => return Err(cannot("find", &self.path, error)),
         }
-        Ok(Found::Removed { first: !self.removed.swap(true, Ordering::Relaxed) })
+        Ok(Visibility::Removed { first: !self.removed.swap(true, Ordering::Relaxed) })
     }
 
-    /// Whether a check found that the FIFO was removed.
+    /// Returns whether a check found that the FIFO was removed.
     pub(super) fn was_removed(&self) -> bool {
         self.removed.load(Ordering::Relaxed)
     }
@@ -175,7 +175,7 @@ impl OwnPresence {
         }
     }
 
-    /// Whether this process is a forked child of the one that appeared.
+    /// Returns whether this process is a forked child of the one that appeared.
     pub(super) fn is_inherited(&self) -> bool {
         self.generation != leasehold_fork::generation()
     }
@@ -211,17 +211,17 @@ pub(super) fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).custom_flags(flags(OFlags::NONBLOCK | OFlags::NOFOLLOW)).open(path)
 }
 
-/// Whether opening a FIFO failed because its owner is dead.
+/// Returns whether opening a FIFO failed because its owner is dead.
 pub(super) fn means_dead(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::NXIO | Errno::NOENT))
 }
 
-/// Looks whether the instance with this presence lives.
+/// Returns whether the instance with this presence lives.
 pub(super) fn look(directory: &Directory, id: Uuid) -> Presence {
     find(directory, id).0
 }
 
-/// Looks whether the instance with this presence lives, and opens its FIFO.
+/// Returns whether the instance with this presence lives, and its open FIFO.
 pub(super) fn find(directory: &Directory, id: Uuid) -> (Presence, Option<File>) {
     let path = directory.presence(id);
     match open(&path) {
@@ -279,7 +279,7 @@ fn undelivered(id: Uuid, error: &io::Error) -> Delivery {
     Delivery::Sent
 }
 
-/// Whether a line can be written to a FIFO as a whole.
+/// Returns whether a line can be written to a FIFO as a whole.
 pub(super) fn fits(line: &[u8]) -> bool {
     line.len() <= PIPE_BUF
 }

@@ -16,7 +16,7 @@ use uuid::Uuid;
 use super::{
     decode,
     directory::Directory,
-    encode::{self, Line},
+    encode::{self, EntryText},
     errors::cannot,
     latch::Latch,
     record_file::{self, RecordFile},
@@ -36,14 +36,14 @@ pub(super) struct Record {
     /// The instance that requested each entry.
     pub(super) owners: HashMap<LeaseId, Uuid>,
     /// The entries as the file has them, in order.
-    pub(super) lines: Vec<Line>,
+    pub(super) lines: Vec<EntryText>,
     /// The file counts by the clock of the machine's former life and must be written anew.
     pub(super) revived: bool,
     /// The newest fence of the latch, if this operation has read it.
     pub(super) latch_fence: Option<Fence>,
 }
 
-/// The clocks of the moment, and which life of the machine they belong to.
+/// The readings of both clocks, and the boot of the machine that they belong to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times<'a> {
     pub(super) now: Moment,
@@ -58,7 +58,7 @@ impl Record {
     }
 }
 
-/// Whether the death of a process ends the entry.
+/// Returns whether the death of a process ends the entry.
 pub(super) fn is_bound(entry: &Entry) -> bool {
     // A detached lease needs no process once it holds; while it waits, someone must be there to take it.
     entry.expiry == Expiry::ByPresence || entry.is_waiting()
@@ -72,7 +72,7 @@ pub(super) struct CachedRecord {
     record: Record,
 }
 
-/// Where a record is, for whoever has its latch.
+/// The place of a record, for an operation that has its latch.
 pub(super) struct Place<'a, 'l> {
     pub(super) directory: &'a Directory,
     pub(super) resource: &'a Resource,
@@ -242,7 +242,7 @@ fn write_aside(directory: &Directory, bytes: &[u8], spares: &Spares) -> Result<S
     }
 }
 
-/// How a file got the name of the record.
+/// What became of the file that had the record's name before.
 #[derive(PartialEq, Eq)]
 enum Put {
     /// The record's former file has its name now.
@@ -261,7 +261,9 @@ fn put(aside: &Path, path: &Path, replaces: bool) -> Result<Put> {
     fs::rename(aside, path).map(|()| Put::Renamed).map_err(|error| cannot("replace", path, error))
 }
 
-/// The change is visible already: when the disk does not confirm it, its fate in a power loss is open.
+/// Forces a change to the disk where that is asked for.
+///
+/// Others can see the change already. If this fails, a power loss may undo it.
 fn confirm_on_disk(directory: &Directory, path: &Path) -> Result<()> {
     if !directory.fsync {
         return Ok(());

@@ -20,10 +20,10 @@ use super::{directory::Directory, safe_open};
 /// A file is written anew within this length: a file system writes a page as a whole, or leaves the old one.
 pub(super) const PAGE: usize = 4096;
 
-/// What is written at once. It begins where a page of memory begins: the kernel, which copies page by page and between
-/// two of them looks whether the process was killed, has one to copy.
+/// A buffer that begins at a page boundary. The kernel copies page by page, and may notice between two pages that the
+/// process was killed; here it has only one page to copy.
 #[repr(align(4096))]
-struct Page([u8; PAGE]);
+struct PageBuffer([u8; PAGE]);
 
 /// An open file, and what was last read from it or written to it.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl RecordFile {
             let flags = safe_open::flags(flags | OFlags::NOFOLLOW | OFlags::NONBLOCK);
             OpenOptions::new().read(true).write(write).custom_flags(flags).open(path)
         };
-        // Who owns the file may read it without a date being written.
+        // The owner of a file may read it without an update of its access time.
         let (file, writable) = match open(true, OFlags::NOATIME) {
             Ok(file) => (file, true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(error),
@@ -73,12 +73,12 @@ impl RecordFile {
         Ok(Self { file, identity: (found.dev(), found.ino()), writable, content: Vec::new() })
     }
 
-    /// Whether the name leads to this file.
+    /// Returns whether the name leads to this file.
     pub(super) fn has_name(&self, path: &Path) -> bool {
         self.is(identity(path))
     }
 
-    /// Whether this is the file that [`identity`] found.
+    /// Returns whether this is the file that [`identity`] found.
     pub(super) fn is(&self, found: Option<(u64, u64)>) -> bool {
         found == Some(self.identity)
     }
@@ -103,17 +103,17 @@ impl RecordFile {
         Ok(&self.content)
     }
 
-    /// Whether the next record may be written to it once it is out of use.
+    /// Returns whether the next record may be written to it once it is out of use.
     pub(super) fn is_reusable(&self) -> bool {
         self.writable && !self.content.is_empty()
     }
 
-    /// Whether a record of this length may be written to a file that is out of use.
+    /// Returns whether a record of this length may be written to a file that is out of use.
     pub(super) fn fits(length: usize) -> bool {
         length <= PAGE
     }
 
-    /// Whether a record of this length may be written over the one in the file.
+    /// Returns whether a record of this length may be written over the one in the file.
     pub(super) fn has_room(&self, length: usize) -> bool {
         self.is_reusable() && length <= self.content.len()
     }
@@ -125,7 +125,7 @@ impl RecordFile {
         }
         if let Some(line_end) = record.len().checked_sub(1).filter(|_| Self::fits(record.len())) {
             let length = record.len().max(self.content.len());
-            let mut page = Page([b' '; PAGE]);
+            let mut page = PageBuffer([b' '; PAGE]);
             page.0[..line_end].copy_from_slice(&record[..line_end]);
             page.0[length - 1] = record[line_end];
             self.file.write_all_at(&page.0[..length], 0)?;
@@ -145,7 +145,7 @@ impl RecordFile {
     }
 }
 
-/// Which file the name leads to: device and inode.
+/// The device and inode of the file that the name leads to.
 pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
     fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }

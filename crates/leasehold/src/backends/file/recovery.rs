@@ -10,7 +10,7 @@ use super::{
     decode,
     directory::{Directory, files},
     errors::cannot,
-    latch::{self, Latches, Wait},
+    latch::{self, LatchWait, Latches},
     safe_open,
 };
 use crate::Result;
@@ -27,7 +27,8 @@ pub(super) fn recover(directory: &Arc<Directory>, boot: &str) -> Result<()> {
     }
     let latches = Latches::new(directory);
     // All of them, in order: nobody works on any record meanwhile, and two that recover do not block each other.
-    let _until_done = latch::numbers().map(|number| latches.take(number, Wait::Bounded)).collect::<Result<Vec<_>>>()?;
+    let _until_done =
+        latch::numbers().map(|number| latches.take(number, LatchWait::Bounded)).collect::<Result<Vec<_>>>()?;
     remove_torn(directory)?;
     remember(directory, boot)
 }
@@ -46,7 +47,7 @@ fn remove_torn(directory: &Directory) -> Result<()> {
     Ok(())
 }
 
-/// In place, since all ids have one length: half of one is unknown, and the next to open the directory recovers again.
+/// Written in place: all ids have one length, and half an id makes the next to open the directory recover again.
 fn remember(directory: &Directory, boot: &str) -> Result<()> {
     let path = directory.boot();
     let opened = safe_open::regular(File::options().write(true), &path).or_else(|_| directory.create(&path));

@@ -41,7 +41,7 @@ pub(super) fn record(directory: &Directory, reports: &[RunReport], now: Timestam
         && let Err(error) = fold(directory, now)
     {
         // The reports are written; the next ones try again.
-        tracing::warn!(%error, "the records of runs could not be folded");
+        tracing::warn!(error = format_args!("{error:#}"), "the records of runs could not be folded");
     }
     // Whoever folds copies what it finds in the old file after the rename, and may have looked before our write.
     let successes: Vec<RunReport> = reports.iter().filter(|report| report.success).cloned().collect();

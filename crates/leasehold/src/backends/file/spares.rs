@@ -55,7 +55,7 @@ impl Spares {
         self.files.lock().pop()
     }
 
-    /// Whether another file is worth keeping.
+    /// Returns whether another file is worth keeping.
     pub(super) fn has_room(&self) -> bool {
         self.files.lock().len() < MOST
     }

@@ -126,7 +126,7 @@ impl Watchers {
         let _closing_unlocks = locked.unlock();
     }
 
-    /// Hands an event to the streams; the first one that none of them is left for ends the watching.
+    /// Hands an event to the streams. If no stream is left, this instance stops watching.
     pub(super) fn on_event(self: &Arc<Self>, event: &Event, runtime: &Handle) {
         if self.streams.is_idle() {
             let watchers = Arc::clone(self);

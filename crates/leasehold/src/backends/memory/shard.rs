@@ -18,7 +18,7 @@ const SWEEP_AFTER: usize = 64;
 
 /// Some of the resources. A resource without leases has no slot.
 pub(super) struct Shard {
-    slots: HashTable<Slot>,
+    slots: HashTable<ResourceSlot>,
     /// The newest fence among the slots that were removed: new ones start from it,
     /// so that no fence falls and no name has to be remembered.
     fence_floor: Fence,
@@ -26,7 +26,7 @@ pub(super) struct Shard {
     /// Operations left until the next sweep.
     sweep_in: usize,
     /// The buffers of a slot that was removed, for the next one.
-    spare: (State, Vec<(LeaseId, Instance)>),
+    spare: (State, Vec<(LeaseId, InstanceId)>),
     effects: Effects,
 }
 
@@ -44,19 +44,19 @@ impl Default for Shard {
 }
 
 /// The number of an instance on the store.
-pub(super) type Instance = u64;
+pub(super) type InstanceId = u64;
 
-/// One resource, and which instances asked for its leases.
-pub(super) struct Slot {
+/// One resource, and the instances that requested its leases.
+pub(super) struct ResourceSlot {
     resource: Resource,
     hash: u64,
     pub(super) state: State,
-    callers: Vec<(LeaseId, Instance)>,
+    callers: Vec<(LeaseId, InstanceId)>,
 }
 
-impl Slot {
+impl ResourceSlot {
     /// Hints about this lease go to the instance that requested it last.
-    pub(super) fn hint_at(&mut self, id: LeaseId, instance: Instance) {
+    pub(super) fn hint_at(&mut self, id: LeaseId, instance: InstanceId) {
         if let Some((_, caller)) = self.callers.iter_mut().find(|(known, _)| *known == id) {
             *caller = instance;
             return;
@@ -69,17 +69,17 @@ impl Slot {
 }
 
 /// Hints that are sent once the latch is free: a waiter that wakes takes it next.
-pub(super) type Hints = Vec<(Instance, Hint)>;
+pub(super) type PendingHints = Vec<(InstanceId, Hint)>;
 
-/// Those who hear of an operation on one resource.
-struct Hearers<'a> {
-    callers: &'a mut Vec<(LeaseId, Instance)>,
-    hints: &'a mut Hints,
+/// Who learns of an operation on one resource.
+struct OperationAudience<'a> {
+    callers: &'a mut Vec<(LeaseId, InstanceId)>,
+    hints: &'a mut PendingHints,
     events: &'a EventHub,
     history: &'a mut VecDeque<EndedLease>,
 }
 
-impl Audience for Hearers<'_> {
+impl Audience for OperationAudience<'_> {
     fn hint(&mut self, id: LeaseId, hint: Hint) {
         if let Some((_, instance)) = self.callers.iter().find(|(known, _)| *known == id) {
             self.hints.push((*instance, hint));
@@ -111,8 +111,8 @@ impl Shard {
         caller: &[LeaseId],
         context: &Context<'_>,
         events: &EventHub,
-        hints: &mut Hints,
-        work: impl FnOnce(&mut Slot, &mut Effects) -> T,
+        hints: &mut PendingHints,
+        work: impl FnOnce(&mut ResourceSlot, &mut Effects) -> T,
     ) -> T {
         let Self { slots, fence_floor, history, spare, effects, .. } = self;
         let mut found = match slots.entry(hash, |slot| slot.resource == *resource, |slot| slot.hash) {
@@ -120,16 +120,16 @@ impl Shard {
             Entry::Vacant(place) => {
                 let (mut state, callers) = std::mem::take(spare);
                 state.last_fence = *fence_floor;
-                place.insert(Slot { resource: resource.clone(), hash, state, callers })
+                place.insert(ResourceSlot { resource: resource.clone(), hash, state, callers })
             }
         };
         let slot = found.get_mut();
         let done = work(slot, effects);
-        let Slot { state, callers, .. } = slot;
-        publish(resource, state, effects, caller, context, &mut Hearers { callers, hints, events, history });
+        let ResourceSlot { state, callers, .. } = slot;
+        publish(resource, state, effects, caller, context, &mut OperationAudience { callers, hints, events, history });
         if state.entries.is_empty() {
             *fence_floor = (*fence_floor).max(state.last_fence);
-            let (Slot { state, callers, .. }, _) = found.remove();
+            let (ResourceSlot { state, callers, .. }, _) = found.remove();
             *spare = (state, callers);
         }
         done
@@ -139,17 +139,17 @@ impl Shard {
     ///
     /// As many operations as the last sweep had entries to look at pass between
     /// two sweeps, so that each operation pays for one entry.
-    pub(super) fn sweep_now_and_then(&mut self, context: &Context<'_>, events: &EventHub, hints: &mut Hints) {
+    pub(super) fn sweep_now_and_then(&mut self, context: &Context<'_>, events: &EventHub, hints: &mut PendingHints) {
         self.sweep_in -= 1;
         if self.sweep_in > 0 {
             return;
         }
         let Self { slots, fence_floor, history, effects, .. } = self;
         let mut seen = 0;
-        slots.retain(|Slot { resource, state, callers, .. }| {
+        slots.retain(|ResourceSlot { resource, state, callers, .. }| {
             seen += state.entries.len();
             state.settle(context, effects);
-            publish(resource, state, effects, &[], context, &mut Hearers { callers, hints, events, history });
+            publish(resource, state, effects, &[], context, &mut OperationAudience { callers, hints, events, history });
             if state.entries.is_empty() {
                 *fence_floor = (*fence_floor).max(state.last_fence);
             }

@@ -13,13 +13,13 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::shard::{Hints, Instance, Shard, Slot};
+use super::shard::{InstanceId, PendingHints, ResourceSlot, Shard};
 use crate::{
-    backend::{EventHub, EventStream, HintSender, RunTable},
+    backend::{EventHub, EventStream, HintSender, RunTable, Selection},
     clock::Clock,
     lease::{
         Decision, EndedLease, Evicted, Fence, HistoryFilter, Incarnation, LeaseId, LeaseKey, LeaseRecord, ListFilter,
-        Moment, Names, Outcome, Page, Released, Renewal, Request, Resource, RunRecord, RunReport, Selection, Standing,
+        Moment, Names, Outcome, Page, Released, Renewal, Request, Resource, RunRecord, RunReport, Standing,
     },
     model::{Context, Effects, Expiry, Presence},
 };
@@ -35,7 +35,7 @@ pub(super) struct Store {
     events: EventHub,
     runs: Mutex<RunTable>,
     /// Where the hints of each instance go.
-    instances: Mutex<HashMap<Instance, HintSender>>,
+    instances: Mutex<HashMap<InstanceId, HintSender>>,
     incarnation: Incarnation,
     made_at: Moment,
 }
@@ -71,8 +71,8 @@ impl Store {
         store
     }
 
-    /// Adds an instance; hints about leases that it asks for are sent here.
-    pub(super) fn join(&self, hints: HintSender) -> Instance {
+    /// Adds an instance; hints about leases that it requests go to `hints`.
+    pub(super) fn join(&self, hints: HintSender) -> InstanceId {
         static INSTANCES: AtomicU64 = AtomicU64::new(1);
         let instance = INSTANCES.fetch_add(1, Ordering::Relaxed);
         self.instances.lock().insert(instance, hints);
@@ -80,7 +80,7 @@ impl Store {
     }
 
     /// The instance is gone; its leases stay until they expire.
-    pub(super) fn leave(&self, instance: Instance) {
+    pub(super) fn leave(&self, instance: InstanceId) {
         self.instances.lock().remove(&instance);
     }
 
@@ -92,12 +92,12 @@ impl Store {
         self.clock.now().since(self.made_at)
     }
 
-    /// How many names the store has anything about.
+    /// How many names the store knows.
     pub(super) fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().len()).sum()
     }
 
-    pub(super) fn acquire(&self, request: &Request, instance: Instance) -> Decision {
+    pub(super) fn acquire(&self, request: &Request, instance: InstanceId) -> Decision {
         let id = request.key.id;
         self.enter(&request.key.resource, &[id], |slot, context, effects| {
             let decision = slot.state.acquire(request, Expiry::ByClock, context, effects);
@@ -153,21 +153,21 @@ impl Store {
         self.events.watch(names)
     }
 
-    /// Runs one operation of the rule on a resource, then wakes those whom it concerns.
+    /// Runs one operation of the rule on a resource, then sends its hints.
     ///
     /// The clocks are read under the latch, so that operations on a resource see them in the order they happen.
     fn enter<T>(
         &self,
         resource: &Resource,
         callers: &[LeaseId],
-        work: impl FnOnce(&mut Slot, &Context<'_>, &mut Effects) -> T,
+        work: impl FnOnce(&mut ResourceSlot, &Context<'_>, &mut Effects) -> T,
     ) -> T {
-        let mut hints = Hints::default();
+        let mut hints = PendingHints::default();
         let hash = self.spread.hash_one(resource);
         let mut shard = self.shard(hash).lock();
         let (now, wall) = self.clock.now_and_wall();
         let context = Context { now, wall, presence: &|_| Presence::Present };
-        let operation = |slot: &mut Slot, effects: &mut Effects| work(slot, &context, effects);
+        let operation = |slot: &mut ResourceSlot, effects: &mut Effects| work(slot, &context, effects);
         let done = shard.operate((resource, hash), callers, &context, &self.events, &mut hints, operation);
         shard.sweep_now_and_then(&context, &self.events, &mut hints);
         drop(shard);

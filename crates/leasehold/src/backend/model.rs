@@ -32,7 +32,7 @@ pub const CONFIRM_WITHIN: Duration = Duration::from_secs(5);
 /// All there is to know about one resource.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct State {
-    /// Holding and waiting, in the order they came.
+    /// Entries that hold or wait, in the order they came.
     pub entries: Vec<Entry>,
     /// The newest fence ever issued; it outlives the entries.
     pub last_fence: Fence,
@@ -41,31 +41,31 @@ pub struct State {
 /// A lease: a position in the queue that holds or does not hold yet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
-    /// Chosen by the client.
+    /// The lease id, chosen by the client.
     pub id: LeaseId,
-    /// How much it asks for.
+    /// How many units it takes.
     pub claim: Claim,
-    /// Who asks.
+    /// The label that others see.
     pub holder: Holder,
     /// One line for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
-    /// More for programs.
+    /// A JSON object for programs.
     #[serde(default, skip_serializing_if = "Metadata::is_empty")]
     pub metadata: Metadata,
-    /// The length it was given last.
+    /// The ttl of the last request or renewal that moved its end.
     pub ttl: Ttl,
     /// What ends it if nobody renews it.
     #[serde(default)]
     pub expiry: Expiry,
     /// When its ttl ends; `NEVER` where its presence alone ends it.
     pub expires_at: Moment,
-    /// The fence should not be below this.
+    /// The lowest fence to grant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fence_floor: Option<Fence>,
-    /// When it came.
+    /// When it was first requested.
     pub asked_at: Timestamp,
-    /// When it was last asked for or renewed.
+    /// When it was last requested or renewed.
     pub renewed_at: Timestamp,
     /// Whether it waits or holds.
     #[serde(default, rename = "grant", skip_serializing_if = "EntryState::is_waiting")]
@@ -133,7 +133,7 @@ impl TryFrom<Option<GrantFields>> for EntryState {
 /// What an entry has once it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
-    /// The number of the grant.
+    /// The fence of the grant.
     pub fence: Fence,
     /// When it was granted.
     pub acquired_at: Timestamp,
@@ -142,11 +142,11 @@ pub struct Held {
 /// Whether the process behind an entry can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// It is the process that performs the operation.
+    /// The process performs the operation itself.
     Own,
-    /// It is another one that can be reached, or the backend cannot know.
+    /// Another process, which can be reached as far as the backend knows.
     Present,
-    /// Out of reach for now: it is skipped when its turn comes and keeps its queue position.
+    /// Out of reach for now: the entry is skipped when its turn comes and keeps its queue position.
     Absent,
     /// Dead, as the kernel or the server reports.
     Dead,
@@ -170,7 +170,7 @@ pub struct Context<'a> {
     pub now: Moment,
     /// Floors the fence and dates records; decides nothing else.
     pub wall: Timestamp,
-    /// The presence of an entry's process. Within one operation it gives one answer for an entry.
+    /// The presence of an entry's process; the same for an entry throughout one operation.
     pub presence: &'a dyn Fn(&Entry) -> Presence,
 }
 
@@ -192,7 +192,7 @@ pub struct Effects {
 }
 
 impl Effects {
-    /// Whether anything at all was changed for others to see.
+    /// Returns whether nothing changed for others.
     pub fn is_empty(&self) -> bool {
         self.granted.is_empty() && self.queued.is_none() && self.ended.is_empty()
     }
@@ -203,7 +203,7 @@ impl Effects {
 pub struct Granted {
     /// The entry.
     pub id: LeaseId,
-    /// The number of its grant.
+    /// The fence of the grant.
     pub fence: Fence,
     /// Whether its process still has to confirm it.
     pub provisional: bool,
@@ -248,8 +248,8 @@ impl State {
         self.settle_for(None, context, effects);
     }
 
-    /// The client's call has just arrived, so the client is not absent. It may be dead all the same: a lease id is known
-    /// to whoever was given the handle.
+    /// The caller's process is not absent, since its call has just arrived. It may be dead all the same: anyone who was
+    /// given the handle knows the lease id.
     fn settle_for(&mut self, caller: Option<LeaseId>, context: &Context<'_>, effects: &mut Effects) {
         let presence = |entry: &Entry| match (context.presence)(entry) {
             Presence::Absent if caller == Some(entry.id) => Presence::Present,
@@ -284,7 +284,7 @@ impl State {
         }
     }
 
-    /// Asks once: grants, queues, or leaves nothing behind.
+    /// Requests a lease once: grants it, queues it, or leaves nothing behind.
     pub fn acquire(
         &mut self,
         request: &Request,
@@ -499,7 +499,7 @@ impl Entry {
         }
     }
 
-    /// Whether its turn has not come.
+    /// Returns whether the entry waits.
     pub const fn is_waiting(&self) -> bool {
         self.state.is_waiting()
     }
@@ -554,7 +554,7 @@ impl Entry {
     }
 }
 
-/// Above the last one, not below the wall clock, not below a floor within reason.
+/// The next fence: above the last one, not below the wall clock, and not below the floor, which is bounded.
 fn next_fence(last: Fence, wall: Timestamp, floor: Option<Fence>) -> Fence {
     let floor = floor.map_or(0, |floor| floor.get().min(wall.after(FENCE_LEAD).as_micros()));
     Fence::new((last.get() + 1).max(wall.as_micros()).max(floor))
