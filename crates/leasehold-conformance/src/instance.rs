@@ -4,10 +4,10 @@ use std::{future::poll_fn, sync::Arc, time::Duration};
 
 use leasehold::{
     Fence, Holder, Resource, Ttl,
-    backend::{Backend, EventStream, Hint, Hints, Missed},
+    backend::{Backend, Decision, EventStream, Hint, Hints, Missed, Patience, Renewal, Request},
     lease::{
-        Busy, Claim, Decision, EndedLease, Event, Evicted, Grant, HistoryFilter, LeaseId, LeaseKey, LeaseRecord,
-        ListFilter, Names, Outcome, Patience, QueuePosition, Released, Renewal, Request, Standing,
+        Busy, Claim, EndedLease, Event, Evicted, Grant, HistoryFilter, LeaseId, LeaseKey, LeaseRecord, ListFilter,
+        Names, Outcome, QueuePosition, Released, Standing,
     },
 };
 use tokio::{sync::Mutex, time};
@@ -140,8 +140,8 @@ impl Instance {
         self.backend.history(&filter).await.expect("history must be answered")
     }
 
-    pub(crate) async fn watch(&self, names: Names) -> Watch {
-        Watch(self.backend.watch(names).await.expect("watch must be answered"))
+    pub(crate) async fn watch(&self, names: Names) -> EventReader {
+        EventReader(self.backend.watch(names).await.expect("watch must be answered"))
     }
 
     /// The next hint, if one comes in time.
@@ -181,9 +181,9 @@ impl Instance {
 }
 
 /// Events, one by one.
-pub(crate) struct Watch(EventStream);
+pub(crate) struct EventReader(EventStream);
 
-impl Watch {
+impl EventReader {
     pub(crate) async fn next(&mut self) -> Event {
         self.next_or_missed().await.expect("none is missed")
     }

@@ -11,13 +11,15 @@ use std::{
 use futures_core::Stream;
 use leasehold::{
     Fence, Resource, Result, Ttl,
-    backend::{Backend, EventStream, Finding, Guarantees, Hint, HintSender, Hints, Inspect, Missed},
+    backend::{
+        Answer, Backend, Decision, EventStream, Finding, Guarantees, Hint, HintSender, Hints, Inspect, Lifetime,
+        Missed, Patience, Renewal, Request,
+    },
     backends::memory::MemoryBackend,
     clock::{Clock, SystemClock},
     lease::{
-        Answer, Busy, Decision, EndedLease, Event, EventKind, Evicted, Grant, HistoryFilter, LeaseId, LeaseKey,
-        LeaseState, Lifetime, ListFilter, Names, Outcome, Page, Patience, Released, Renewal, Request, Standing,
-        Timestamp,
+        Busy, EndedLease, Event, EventKind, Evicted, Grant, HistoryFilter, LeaseId, LeaseKey, LeaseState, ListFilter,
+        Names, Outcome, Page, Released, Standing, Timestamp,
     },
 };
 use leasehold_conformance::{Fixture, failures};

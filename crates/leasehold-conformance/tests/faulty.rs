@@ -6,10 +6,10 @@ use std::{sync::Arc, time::Duration};
 
 use leasehold::{
     ErrorKind, Holder, Resource, Ttl,
-    backend::{Backend, Hint, Hints},
+    backend::{Backend, Decision, Hint, Hints, Request},
     backends::memory::MemoryBackend,
     clock::SystemClock,
-    lease::{Claim, Decision, LeaseId, LeaseKey, ListFilter, Names, Outcome, Request},
+    lease::{Claim, LeaseId, LeaseKey, ListFilter, Names, Outcome},
 };
 use leasehold_conformance::{Call, Faulty, HintFaults, Odds};
 use tokio::time::timeout;

@@ -6,7 +6,7 @@ use stateright::{Checker, Expectation, HasDiscoveries, Model};
 
 /// What the checker saw.
 #[derive(Debug)]
-pub struct Report {
+pub struct CheckReport {
     /// How many different states it saw.
     pub states: usize,
     /// The longest path it followed.
@@ -35,7 +35,7 @@ impl Default for Limit {
 }
 
 /// Looks at every state within the limit, breadth first, or until a promise is broken.
-pub fn check<M>(spec: M, limit: Limit) -> Report
+pub fn check<M>(spec: M, limit: Limit) -> CheckReport
 where
     M: Model + Send + Sync + 'static,
     M::State: fmt::Debug + std::hash::Hash + Clone + PartialEq + Send + Sync + 'static,
@@ -64,10 +64,10 @@ where
         }
     }
     let exhaustive = violations.is_empty() && checker.is_done() && checker.state_count() < limit.states;
-    Report { states: checker.unique_state_count(), depth: checker.max_depth(), exhaustive, violations, reached }
+    CheckReport { states: checker.unique_state_count(), depth: checker.max_depth(), exhaustive, violations, reached }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for CheckReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let extent = if self.exhaustive { "all within bounds" } else { "not exhaustive" };
         write!(f, "{} states, depth {}, {extent}", self.states, self.depth)?;

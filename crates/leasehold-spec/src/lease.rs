@@ -1,10 +1,10 @@
 //! The specification of one lease: what may happen, and what must stay true.
 
-use leasehold::model::{EntryState, Expiry};
+use leasehold::backend::model::{EntryState, Expiry};
 use stateright::{Model, Property};
 
 use crate::{
-    client::{Lease, Process, Rules, Tick},
+    client::{ClientLease, ClientRules, ProcessState, Tick},
     mutation::Mutation,
     server::{Id, client_of, id_of},
     world::{Broken, Message, Troubles, World},
@@ -14,7 +14,7 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 pub struct LeaseSpec {
     /// The rules the clients follow.
-    pub rules: Rules,
+    pub rules: ClientRules,
     /// How many clients there are.
     pub clients: usize,
     /// How many ids each client may use.
@@ -80,7 +80,7 @@ impl LeaseSpec {
         let client = &world.clients[at];
         let may_call = client.calls < self.calls;
         match client.lease {
-            Lease::None | Lease::Lost { .. } => {
+            ClientLease::None | ClientLease::Lost { .. } => {
                 // Clients are alike until they ask, so the order of their first asks is the order of their numbers;
                 // only the first one's clock drifts, which makes a difference.
                 let is_next = self.drift > 0 || client.attempts > 0 || at == 0 || world.clients[at - 1].attempts > 0;
@@ -88,7 +88,7 @@ impl LeaseSpec {
                     actions.push(Action::Acquire(at));
                 }
             }
-            Lease::Asking { answered, hint, .. } => {
+            ClientLease::Asking { answered, hint, .. } => {
                 actions.push(Action::Cancel(at));
                 if may_call {
                     actions.push(if answered.is_none() { Action::AskAgain(at) } else { Action::Renew(at) });
@@ -97,7 +97,7 @@ impl LeaseSpec {
                     actions.push(Action::Confirm(at));
                 }
             }
-            Lease::Held { .. } => {
+            ClientLease::Held { .. } => {
                 actions.push(Action::Release(at));
                 if may_call {
                     actions.push(Action::Renew(at));
@@ -111,17 +111,17 @@ impl LeaseSpec {
             let unsent = client.owed.iter().filter(|id| !world.network.contains(&Message::Release(**id)));
             actions.extend(unsent.map(|id| Action::ReleaseAgain(at, *id)));
         }
-        if world.troubles.crashes < self.troubles.crashes && client.lease != Lease::None {
+        if world.troubles.crashes < self.troubles.crashes && client.lease != ClientLease::None {
             actions.push(Action::Crash(at));
         }
-        if world.troubles.stops < self.troubles.stops && client.lease != Lease::None {
+        if world.troubles.stops < self.troubles.stops && client.lease != ClientLease::None {
             actions.push(Action::Stop(at));
         }
     }
 
     fn renew(&self, world: &mut World, at: usize, explicit: bool) -> Option<()> {
         let client = &mut world.clients[at];
-        let (Lease::Asking { id, .. } | Lease::Held { id, .. }) = client.lease else { return None };
+        let (ClientLease::Asking { id, .. } | ClientLease::Held { id, .. }) = client.lease else { return None };
         client.calls += 1;
         let renewal = Message::Renew { id, sent: client.clock, explicit };
         world.send(renewal, &self.rules);
@@ -130,9 +130,9 @@ impl LeaseSpec {
 
     fn give_up(&self, world: &mut World, at: usize) -> Option<()> {
         let client = &mut world.clients[at];
-        let (Lease::Asking { id, .. } | Lease::Held { id, .. }) = client.lease else { return None };
-        if matches!(client.lease, Lease::Asking { .. }) && self.rules.has(Mutation::CancelLeavesTheLease) {
-            client.lease = Lease::None;
+        let (ClientLease::Asking { id, .. } | ClientLease::Held { id, .. }) = client.lease else { return None };
+        if matches!(client.lease, ClientLease::Asking { .. }) && self.rules.has(Mutation::CancelLeavesTheLease) {
+            client.lease = ClientLease::None;
             return Some(());
         }
         client.give_up(id);
@@ -162,8 +162,8 @@ impl LeaseSpec {
     fn crash(world: &mut World, at: usize) {
         world.troubles.crashes += 1;
         let client = &mut world.clients[at];
-        client.process = Process::Dead;
-        client.lease = Lease::None;
+        client.process = ProcessState::Dead;
+        client.lease = ClientLease::None;
         client.owed.clear();
         // Nobody receives what is on its way to it; what it sent may still arrive.
         world.network.retain(|message| message.is_request() || message.client() != at);
@@ -176,13 +176,13 @@ impl LeaseSpec {
                 client.attempts += 1;
                 client.calls = 1;
                 let id = id_of(at, client.attempts);
-                client.lease = Lease::Asking { id, answered: None, last_fence: 0, hint: None };
+                client.lease = ClientLease::Asking { id, answered: None, last_fence: 0, hint: None };
                 let ask = Message::Ask(id, client.clock);
                 world.send(ask, &self.rules);
             }
             Action::AskAgain(at) => {
                 let client = &mut world.clients[at];
-                let Lease::Asking { id, .. } = client.lease else { return None };
+                let ClientLease::Asking { id, .. } = client.lease else { return None };
                 client.calls += 1;
                 let ask = Message::Ask(id, client.clock);
                 world.send(ask, &self.rules);
@@ -191,8 +191,8 @@ impl LeaseSpec {
             Action::RenewExplicitly(at) => self.renew(world, at, true)?,
             Action::Confirm(at) => {
                 let client = &mut world.clients[at];
-                let Lease::Asking { id, answered, last_fence, .. } = client.lease else { return None };
-                client.lease = Lease::Asking { id, answered, last_fence, hint: None };
+                let ClientLease::Asking { id, answered, last_fence, .. } = client.lease else { return None };
+                client.lease = ClientLease::Asking { id, answered, last_fence, hint: None };
                 let renewal = Message::Renew { id, sent: client.clock, explicit: false };
                 world.send(renewal, &self.rules);
             }
@@ -211,9 +211,9 @@ impl LeaseSpec {
             Action::Crash(at) => Self::crash(world, at),
             Action::Stop(at) => {
                 world.troubles.stops += 1;
-                world.clients[at].process = Process::Stopped;
+                world.clients[at].process = ProcessState::Stopped;
             }
-            Action::Continue(at) => world.clients[at].process = Process::Running,
+            Action::Continue(at) => world.clients[at].process = ProcessState::Running,
             Action::Evict => {
                 world.troubles.evictions += 1;
                 world.evict(&self.rules)?;
@@ -242,9 +242,9 @@ impl Model for LeaseSpec {
     fn actions(&self, world: &World, actions: &mut Vec<Action>) {
         for (at, client) in world.clients.iter().enumerate() {
             match client.process {
-                Process::Running => self.client_actions(world, at, actions),
-                Process::Stopped => actions.push(Action::Continue(at)),
-                Process::Dead => {}
+                ProcessState::Running => self.client_actions(world, at, actions),
+                ProcessState::Stopped => actions.push(Action::Continue(at)),
+                ProcessState::Dead => {}
             }
         }
         for message in &world.network {
@@ -343,7 +343,7 @@ fn no_orphan(spec: &LeaseSpec, world: &World) -> bool {
     world.server.alive(world.now).all(|(id, _)| {
         let client = &world.clients[client_of(id)];
         let ends_by_clock = by_clock && (world.past.closed.contains(&id) || world.past.lost.contains(&id));
-        client.process == Process::Dead || client.wants(id) || client.owed.contains(&id) || ends_by_clock
+        client.process == ProcessState::Dead || client.wants(id) || client.owed.contains(&id) || ends_by_clock
     })
 }
 
@@ -355,7 +355,8 @@ fn queues_are_bounded(spec: &LeaseSpec, world: &World) -> bool {
 
 /// Someone has the hint of its turn, and the backend has given the turn to another, who believes.
 fn an_unconfirmed_turn_ends(_: &LeaseSpec, world: &World) -> bool {
-    let missed = |lease: Lease| matches!(lease, Lease::Asking { id, hint: Some(_), .. } if !world.server.knows(id));
+    let missed =
+        |lease: ClientLease| matches!(lease, ClientLease::Asking { id, hint: Some(_), .. } if !world.server.knows(id));
     believers(world).next().is_some() && world.clients.iter().any(|client| missed(client.lease))
 }
 

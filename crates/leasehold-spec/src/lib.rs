@@ -1,6 +1,6 @@
 //! A specification of leases, checked by looking at every state within bounds.
 //!
-//! The backend is the real code of `leasehold::model`. Around it stand clients
+//! The backend is the real code of `leasehold::backend::model`. Around it stand clients
 //! that follow the engine's rules of belief, a network that delays, loses,
 //! doubles and reorders, clocks that drift, and processes that crash and stop.
 //!

@@ -3,7 +3,7 @@
 use std::{env, process::ExitCode, time::Duration};
 
 use leasehold_spec::{
-    check::{Limit, Report, check},
+    check::{CheckReport, Limit, check},
     redlock::{Quarantine, RedlockSpec},
     scenarios,
 };
@@ -16,7 +16,7 @@ fn main() -> ExitCode {
     let (worlds, limit, wipes) =
         if deep { (scenarios::deep(), DEEP, 2) } else { (scenarios::sound(), Limit::default(), 1) };
     let mut sound = true;
-    let mut print = |name: &str, report: Report| {
+    let mut print = |name: &str, report: CheckReport| {
         println!("{name}: {report}");
         sound &= report.violations.is_empty();
     };

@@ -8,14 +8,17 @@
 //! grant. Clients and nodes share a clock.
 
 use leasehold::{
-    lease::{Claim, Patience},
-    model::{Expiry, Presence},
+    backend::{
+        Patience,
+        model::{Expiry, Presence},
+    },
+    lease::Claim,
 };
 use stateright::{Model, Property};
 
 use crate::{
     client::Tick,
-    server::{Id, Operation, Server, Terms, Verdict, id_of},
+    server::{Id, ServerModel, ServerOperation, ServerVerdict, Terms, id_of},
 };
 
 const NODES: usize = 3;
@@ -50,9 +53,9 @@ pub struct RedlockSpec {
 
 /// The nodes and the clients at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Quorum {
+pub struct QuorumModel {
     now: Tick,
-    nodes: Vec<Node>,
+    nodes: Vec<NodeModel>,
     clients: Vec<Voter>,
     wipes: u8,
     /// Whether a node voted after it had lost its memory.
@@ -60,8 +63,8 @@ pub struct Quorum {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Node {
-    server: Server,
+struct NodeModel {
+    server: ServerModel,
     /// When its memory began.
     born: Tick,
 }
@@ -69,12 +72,12 @@ struct Node {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Voter {
     has_asked: bool,
-    stage: Stage,
+    stage: ClientStage,
 }
 
 /// How far a client has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Stage {
+enum ClientStage {
     Idle,
     Asking { id: Id, sent: Tick, asked: [bool; NODES], votes: usize },
     Held { id: Id, deadline: Tick },
@@ -108,7 +111,7 @@ impl RedlockSpec {
         }
     }
 
-    fn votes(self, node: &Node, client: usize, now: Tick) -> bool {
+    fn votes(self, node: &NodeModel, client: usize, now: Tick) -> bool {
         let quarantine = match self.quarantine {
             Quarantine::LongestTtl => LONGEST_TTL,
             Quarantine::AskersTtl => TTLS[client],
@@ -117,38 +120,41 @@ impl RedlockSpec {
         now - node.born >= quarantine
     }
 
-    fn apply(self, quorum: &mut Quorum, action: Action) -> Option<()> {
+    fn apply(self, quorum: &mut QuorumModel, action: Action) -> Option<()> {
         let now = quorum.now;
-        let at = Operation { now, presence: &|_| Presence::Present };
+        let at = ServerOperation { now, presence: &|_| Presence::Present };
         match action {
             Action::Begin(client) => {
                 let voter = &mut quorum.clients[client];
                 voter.has_asked = true;
                 let id = id_of(client, 1);
-                voter.stage = Stage::Asking { id, sent: now, asked: [false; NODES], votes: 0 };
+                voter.stage = ClientStage::Asking { id, sent: now, asked: [false; NODES], votes: 0 };
             }
             Action::Ask(client, which) => {
-                let Stage::Asking { id, asked, votes, .. } = &mut quorum.clients[client].stage else { return None };
+                let ClientStage::Asking { id, asked, votes, .. } = &mut quorum.clients[client].stage else {
+                    return None;
+                };
                 let node = &mut quorum.nodes[which];
                 asked[which] = true;
                 let (verdict, _) = node.server.acquire(*id, &Self::terms(client), &at);
-                if matches!(verdict, Verdict::Holding(_)) && self.votes(node, client, now) {
+                if matches!(verdict, ServerVerdict::Holding(_)) && self.votes(node, client, now) {
                     *votes += 1;
                     quorum.voted_again |= node.born > 0;
                 }
             }
             Action::Believe(client) => {
-                let Stage::Asking { id, sent, .. } = quorum.clients[client].stage else { return None };
-                quorum.clients[client].stage = Stage::Held { id, deadline: sent + TTLS[client] - MARGIN };
+                let ClientStage::Asking { id, sent, .. } = quorum.clients[client].stage else { return None };
+                quorum.clients[client].stage = ClientStage::Held { id, deadline: sent + TTLS[client] - MARGIN };
             }
             Action::Release(client) => {
-                let (Stage::Asking { id, .. } | Stage::Held { id, .. }) = quorum.clients[client].stage else {
+                let (ClientStage::Asking { id, .. } | ClientStage::Held { id, .. }) = quorum.clients[client].stage
+                else {
                     return None;
                 };
                 for node in &mut quorum.nodes {
                     node.server.release(id, &at);
                 }
-                quorum.clients[client].stage = Stage::Idle;
+                quorum.clients[client].stage = ClientStage::Idle;
             }
             Action::Wipe(which) => {
                 quorum.wipes += 1;
@@ -159,8 +165,8 @@ impl RedlockSpec {
             Action::Tick => {
                 quorum.now += 1;
                 for voter in &mut quorum.clients {
-                    if matches!(voter.stage, Stage::Held { deadline, .. } if deadline <= quorum.now) {
-                        voter.stage = Stage::Idle;
+                    if matches!(voter.stage, ClientStage::Held { deadline, .. } if deadline <= quorum.now) {
+                        voter.stage = ClientStage::Idle;
                     }
                 }
             }
@@ -170,22 +176,22 @@ impl RedlockSpec {
 }
 
 impl Model for RedlockSpec {
-    type State = Quorum;
+    type State = QuorumModel;
     type Action = Action;
 
     /// The nodes are older than any quarantine.
-    fn init_states(&self) -> Vec<Quorum> {
-        let clients = vec![Voter { has_asked: false, stage: Stage::Idle }; TTLS.len()];
-        let nodes = vec![Node { server: Server::default(), born: 0 }; NODES];
-        vec![Quorum { now: LONGEST_TTL, nodes, clients, wipes: 0, voted_again: false }]
+    fn init_states(&self) -> Vec<QuorumModel> {
+        let clients = vec![Voter { has_asked: false, stage: ClientStage::Idle }; TTLS.len()];
+        let nodes = vec![NodeModel { server: ServerModel::default(), born: 0 }; NODES];
+        vec![QuorumModel { now: LONGEST_TTL, nodes, clients, wipes: 0, voted_again: false }]
     }
 
-    fn actions(&self, quorum: &Quorum, actions: &mut Vec<Action>) {
+    fn actions(&self, quorum: &QuorumModel, actions: &mut Vec<Action>) {
         for (client, voter) in quorum.clients.iter().enumerate() {
             match voter.stage {
-                Stage::Idle if !voter.has_asked => actions.push(Action::Begin(client)),
-                Stage::Idle => {}
-                Stage::Asking { sent, asked, votes, .. } => {
+                ClientStage::Idle if !voter.has_asked => actions.push(Action::Begin(client)),
+                ClientStage::Idle => {}
+                ClientStage::Asking { sent, asked, votes, .. } => {
                     let mut unasked = (0..NODES).filter(|which| !asked[*which]);
                     // Nodes are alike until someone asks, so they are numbered in the order in which the first
                     // client asks them.
@@ -199,7 +205,7 @@ impl Model for RedlockSpec {
                     }
                     actions.push(Action::Release(client));
                 }
-                Stage::Held { .. } => actions.push(Action::Release(client)),
+                ClientStage::Held { .. } => actions.push(Action::Release(client)),
             }
         }
         if quorum.wipes < self.wipes {
@@ -210,7 +216,7 @@ impl Model for RedlockSpec {
         }
     }
 
-    fn next_state(&self, before: &Quorum, action: Action) -> Option<Quorum> {
+    fn next_state(&self, before: &QuorumModel, action: Action) -> Option<QuorumModel> {
         let mut quorum = before.clone();
         self.apply(&mut quorum, action)?;
         Some(quorum)
@@ -220,11 +226,13 @@ impl Model for RedlockSpec {
         vec![
             Property::always("at most one believes", |_, quorum| believers(quorum) <= 1),
             Property::sometimes("someone believes", |_, quorum| believers(quorum) == 1),
-            Property::sometimes("a node that lost its memory votes again", |_, quorum: &Quorum| quorum.voted_again),
+            Property::sometimes("a node that lost its memory votes again", |_, quorum: &QuorumModel| {
+                quorum.voted_again
+            }),
         ]
     }
 }
 
-fn believers(quorum: &Quorum) -> usize {
-    quorum.clients.iter().filter(|voter| matches!(voter.stage, Stage::Held { .. })).count()
+fn believers(quorum: &QuorumModel) -> usize {
+    quorum.clients.iter().filter(|voter| matches!(voter.stage, ClientStage::Held { .. })).count()
 }

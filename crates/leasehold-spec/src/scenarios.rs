@@ -1,17 +1,17 @@
 //! Named worlds: which clients, which troubles, how far to look.
 
 use leasehold::{
-    lease::{Claim, Patience},
-    model::Expiry,
+    backend::{Patience, model::Expiry},
+    lease::Claim,
 };
 
-use crate::{client::Rules, lease::LeaseSpec, mutation::Mutation, server::Terms, world::Troubles};
+use crate::{client::ClientRules, lease::LeaseSpec, mutation::Mutation, server::Terms, world::Troubles};
 
 const NO_TROUBLES: Troubles = Troubles { repeats: 0, crashes: 0, stops: 0, evictions: 0, restarts: 0, amnesias: 0 };
 
 /// Two clients of a mutex whose leases end after three ticks.
 const BY_CLOCK: LeaseSpec = LeaseSpec {
-    rules: Rules {
+    rules: ClientRules {
         terms: Terms {
             claim: Claim::EXCLUSIVE,
             expiry: Expiry::ByClock,
@@ -33,14 +33,14 @@ const BY_CLOCK: LeaseSpec = LeaseSpec {
 
 /// The same with a ttl of two ticks, so that there is room for trouble.
 const BRIEF: LeaseSpec = LeaseSpec {
-    rules: Rules { terms: Terms { ttl: 2, ..BY_CLOCK.rules.terms }, ..BY_CLOCK.rules },
+    rules: ClientRules { terms: Terms { ttl: 2, ..BY_CLOCK.rules.terms }, ..BY_CLOCK.rules },
     horizon: 3,
     ..BY_CLOCK
 };
 
 /// Two clients of a mutex whose processes are the life of their leases.
 const BY_PRESENCE: LeaseSpec = LeaseSpec {
-    rules: Rules { terms: Terms { expiry: Expiry::ByPresence, ..BY_CLOCK.rules.terms }, ..BY_CLOCK.rules },
+    rules: ClientRules { terms: Terms { expiry: Expiry::ByPresence, ..BY_CLOCK.rules.terms }, ..BY_CLOCK.rules },
     horizon: 5,
     ..BY_CLOCK
 };
@@ -111,7 +111,7 @@ pub fn mutants() -> Vec<(Mutation, LeaseSpec, &'static str)> {
         ),
     ];
     let with = |(mutation, spec, promise): (_, LeaseSpec, _)| {
-        (mutation, LeaseSpec { rules: Rules { mutation: Some(mutation), ..spec.rules }, ..spec }, promise)
+        (mutation, LeaseSpec { rules: ClientRules { mutation: Some(mutation), ..spec.rules }, ..spec }, promise)
     };
     mutants.into_iter().map(with).collect()
 }
@@ -123,9 +123,9 @@ fn three(spec: LeaseSpec) -> LeaseSpec {
 
 fn permits(spec: LeaseSpec) -> LeaseSpec {
     let claim = Claim::permits(1, 2).expect("one of two");
-    LeaseSpec { rules: Rules { terms: Terms { claim, ..spec.rules.terms }, ..spec.rules }, ..spec }
+    LeaseSpec { rules: ClientRules { terms: Terms { claim, ..spec.rules.terms }, ..spec.rules }, ..spec }
 }
 
 fn bounded(spec: LeaseSpec) -> LeaseSpec {
-    LeaseSpec { rules: Rules { terms: Terms { max_waiters: Some(0), ..spec.rules.terms }, ..spec.rules }, ..spec }
+    LeaseSpec { rules: ClientRules { terms: Terms { max_waiters: Some(0), ..spec.rules.terms }, ..spec.rules }, ..spec }
 }

@@ -1,4 +1,4 @@
-//! The backend: the real rule of `leasehold::model`, hashed and compared by what decides.
+//! The backend: the real rule of `leasehold::backend::model`, hashed and compared by what decides.
 
 use std::{
     hash::{Hash, Hasher},
@@ -8,8 +8,11 @@ use std::{
 
 use leasehold::{
     Holder, Resource, Ttl,
-    lease::{Claim, Decision, LeaseId, LeaseKey, Moment, Outcome, Patience, Renewal, Request, Standing, Timestamp},
-    model::{Context, Effects, Entry, EntryState, Expiry, Presence, State},
+    backend::{
+        Decision, Patience, Renewal, Request,
+        model::{Context, Effects, Entry, EntryState, Expiry, Presence, State},
+    },
+    lease::{Claim, LeaseId, LeaseKey, Moment, Outcome, Standing, Timestamp},
 };
 
 /// A lease id, small enough to read in a trace: the client and which of its attempts.
@@ -30,7 +33,7 @@ pub const fn client_of(id: Id) -> usize {
 
 /// What the backend answers about one lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Verdict {
+pub enum ServerVerdict {
     /// It holds, with this fence.
     Holding(u64),
     /// It waits; this is the newest fence of the resource.
@@ -58,7 +61,7 @@ pub struct Terms {
 
 /// One resource on one backend.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Server {
+pub struct ServerModel {
     state: State,
     /// How often the memory was lost. The wall clock has moved on by then, beyond every fence issued before.
     losses: u8,
@@ -67,9 +70,9 @@ pub struct Server {
 /// Fences issued between two losses of memory stay below this.
 const FENCES_PER_LIFE: u64 = 100;
 
-impl Eq for Server {}
+impl Eq for ServerModel {}
 
-impl Hash for Server {
+impl Hash for ServerModel {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
         self.losses.hash(hasher);
         self.state.last_fence.hash(hasher);
@@ -85,50 +88,50 @@ impl Hash for Server {
 }
 
 /// An operation of the rule, at a time and in a company.
-pub(crate) struct Operation<'a> {
+pub(crate) struct ServerOperation<'a> {
     /// The backend's clock, in ticks.
     pub(crate) now: u8,
     /// The presence of each client.
     pub(crate) presence: &'a dyn Fn(usize) -> Presence,
 }
 
-impl Server {
+impl ServerModel {
     /// Acquires, and answers how the lease stands then.
-    pub(crate) fn acquire(&mut self, id: Id, terms: &Terms, at: &Operation<'_>) -> (Verdict, Effects) {
+    pub(crate) fn acquire(&mut self, id: Id, terms: &Terms, at: &ServerOperation<'_>) -> (ServerVerdict, Effects) {
         let (decision, effects) =
             self.run(at, |state, context, effects| state.acquire(&request(id, terms), terms.expiry, context, effects));
         let verdict = match decision {
-            Decision::Granted(grant) => Verdict::Holding(grant.fence.get()),
-            Decision::Queued(place) => Verdict::Waiting(place.last_fence.get()),
-            Decision::Busy(_) | Decision::WrongShape { .. } => Verdict::Busy,
+            Decision::Granted(grant) => ServerVerdict::Holding(grant.fence.get()),
+            Decision::Queued(place) => ServerVerdict::Waiting(place.last_fence.get()),
+            Decision::Busy(_) | Decision::WrongShape { .. } => ServerVerdict::Busy,
         };
         (verdict, effects)
     }
 
     /// Renews, and answers how the lease stands then.
-    pub(crate) fn renew(&mut self, id: Id, terms: &Terms, at: &Operation<'_>) -> (Verdict, Effects) {
+    pub(crate) fn renew(&mut self, id: Id, terms: &Terms, at: &ServerOperation<'_>) -> (ServerVerdict, Effects) {
         let renewal = Renewal::new(key(id), ttl(terms));
         let (standing, effects) = self.run(at, |state, context, effects| state.renew(&renewal, context, effects));
         let verdict = match standing {
-            Standing::Holding(grant) => Verdict::Holding(grant.fence.get()),
-            Standing::Waiting(place) => Verdict::Waiting(place.last_fence.get()),
-            Standing::Gone | Standing::Unknown => Verdict::Gone,
+            Standing::Holding(grant) => ServerVerdict::Holding(grant.fence.get()),
+            Standing::Waiting(place) => ServerVerdict::Waiting(place.last_fence.get()),
+            Standing::Gone | Standing::Unknown => ServerVerdict::Gone,
         };
         (verdict, effects)
     }
 
-    pub(crate) fn release(&mut self, id: Id, at: &Operation<'_>) -> Effects {
+    pub(crate) fn release(&mut self, id: Id, at: &ServerOperation<'_>) -> Effects {
         let id = lease_id(id);
         self.run(at, |state, context, effects| state.release(id, &Outcome::Completed, context, effects)).1
     }
 
     /// Evicts the first holder.
-    pub(crate) fn evict(&mut self, at: &Operation<'_>) -> Option<Effects> {
+    pub(crate) fn evict(&mut self, at: &ServerOperation<'_>) -> Option<Effects> {
         let fence = self.state.entries.iter().find_map(Entry::held)?.fence;
         Some(self.run(at, |state, context, effects| state.evict(fence, "stuck", context, effects)).1)
     }
 
-    pub(crate) fn settle(&mut self, at: &Operation<'_>) -> Effects {
+    pub(crate) fn settle(&mut self, at: &ServerOperation<'_>) -> Effects {
         self.run(at, State::settle).1
     }
 
@@ -139,7 +142,7 @@ impl Server {
 
     fn run<T>(
         &mut self,
-        at: &Operation<'_>,
+        at: &ServerOperation<'_>,
         rule: impl FnOnce(&mut State, &Context<'_>, &mut Effects) -> T,
     ) -> (T, Effects) {
         let presence = |entry: &Entry| (at.presence)(client_of(small(entry.id)));

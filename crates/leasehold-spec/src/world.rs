@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use leasehold::{
+    backend::model::{Effects, Expiry, Presence},
     lease::Ending,
-    model::{Effects, Expiry, Presence},
 };
 
 use crate::{
-    client::{Client, Lease, Process, Rules, Tick},
+    client::{Client, ClientLease, ClientRules, ProcessState, Tick},
     mutation::Mutation,
-    server::{Id, Operation, Server, Verdict, client_of, small},
+    server::{Id, ServerModel, ServerOperation, ServerVerdict, client_of, small},
 };
 
 /// Everything there is at one moment.
@@ -19,7 +19,7 @@ pub struct World {
     /// The backend's clock.
     pub now: Tick,
     /// The resource.
-    pub server: Server,
+    pub server: ServerModel,
     /// The processes.
     pub clients: Vec<Client>,
     /// What is on its way, in no order. What is lost is never delivered.
@@ -53,7 +53,7 @@ pub enum Message {
         /// When the request was sent.
         sent: Tick,
         /// How the lease stands.
-        verdict: Verdict,
+        verdict: ServerVerdict,
         /// Whether the user asked for it.
         explicit: bool,
     },
@@ -137,7 +137,7 @@ impl World {
     pub(crate) fn new(clients: usize) -> Self {
         Self {
             now: 0,
-            server: Server::default(),
+            server: ServerModel::default(),
             clients: vec![Client::new(); clients],
             network: BTreeSet::new(),
             troubles: Troubles::default(),
@@ -147,7 +147,7 @@ impl World {
 
     /// Sends a request. Where a process is the life of its leases it performs its operations itself, as on `file:`;
     /// only the answers take time.
-    pub(crate) fn send(&mut self, request: Message, rules: &Rules) {
+    pub(crate) fn send(&mut self, request: Message, rules: &ClientRules) {
         match rules.terms.expiry {
             Expiry::ByClock => _ = self.network.insert(request),
             Expiry::ByPresence => self.perform(request, rules),
@@ -155,10 +155,10 @@ impl World {
     }
 
     /// Performs a request at the backend.
-    pub(crate) fn perform(&mut self, request: Message, rules: &Rules) {
+    pub(crate) fn perform(&mut self, request: Message, rules: &ClientRules) {
         let (now, terms, performer) = (self.now, &rules.terms, request.client());
         let presence = self.presence(Some(performer), rules);
-        let at = Operation { now, presence: &presence };
+        let at = ServerOperation { now, presence: &presence };
         match request {
             Message::Ask(id, sent) => {
                 let (verdict, effects) = self.server.acquire(id, terms, &at);
@@ -181,23 +181,23 @@ impl World {
         }
     }
 
-    fn answer(&mut self, id: Id, sent: Tick, verdict: Verdict, explicit: bool) {
-        if matches!(verdict, Verdict::Gone | Verdict::Busy) {
+    fn answer(&mut self, id: Id, sent: Tick, verdict: ServerVerdict, explicit: bool) {
+        if matches!(verdict, ServerVerdict::Gone | ServerVerdict::Busy) {
             self.past.closed.insert(id);
         }
         self.network.insert(Message::Answer { id, sent, verdict, explicit });
     }
 
     /// Delivers an answer or a push to its client.
-    pub(crate) fn receive(&mut self, message: Message, rules: &Rules) {
+    pub(crate) fn receive(&mut self, message: Message, rules: &ClientRules) {
         let client = &mut self.clients[message.client()];
         let before = client.belief();
         match message {
             Message::Answer { id, sent, verdict, explicit } => {
                 client.on_answer(id, sent, verdict, explicit, rules);
                 let gone = match (verdict, before) {
-                    (Verdict::Gone | Verdict::Busy, Some((held, _))) => held == id,
-                    (Verdict::Waiting(newest), Some((held, fence))) => held == id && newest >= fence,
+                    (ServerVerdict::Gone | ServerVerdict::Busy, Some((held, _))) => held == id,
+                    (ServerVerdict::Waiting(newest), Some((held, fence))) => held == id && newest >= fence,
                     _ => false,
                 };
                 if gone && client.belief().is_some() {
@@ -215,15 +215,15 @@ impl World {
         }
     }
 
-    pub(crate) fn settle(&mut self, rules: &Rules) {
+    pub(crate) fn settle(&mut self, rules: &ClientRules) {
         let (now, presence) = (self.now, self.presence(None, rules));
-        let effects = self.server.settle(&Operation { now, presence: &presence });
+        let effects = self.server.settle(&ServerOperation { now, presence: &presence });
         self.note(Id::MAX, &effects);
     }
 
-    pub(crate) fn evict(&mut self, rules: &Rules) -> Option<()> {
+    pub(crate) fn evict(&mut self, rules: &ClientRules) -> Option<()> {
         let (now, presence) = (self.now, self.presence(None, rules));
-        let effects = self.server.evict(&Operation { now, presence: &presence })?;
+        let effects = self.server.evict(&ServerOperation { now, presence: &presence })?;
         self.note(Id::MAX, &effects);
         for ended in effects.ended.iter().filter(|ended| ended.ending == Ending::Evicted) {
             self.past.taken.extend(ended.entry.held().map(|held| (held.fence.get(), now)));
@@ -243,10 +243,10 @@ impl World {
     pub(crate) fn tick(&mut self, drifts: Option<usize>) {
         self.now += 1;
         for (at, client) in self.clients.iter_mut().enumerate() {
-            if drifts != Some(at) && client.process != Process::Dead {
+            if drifts != Some(at) && client.process != ProcessState::Dead {
                 client.tick();
             }
-            if let Lease::Lost { id, .. } = client.lease {
+            if let ClientLease::Lost { id, .. } = client.lease {
                 self.past.lost.insert(id);
             }
         }
@@ -300,8 +300,8 @@ impl World {
     }
 
     /// What the backend knows of each client's process.
-    fn presence(&self, performer: Option<usize>, rules: &Rules) -> impl Fn(usize) -> Presence + use<> {
-        let dead: Vec<bool> = self.clients.iter().map(|client| client.process == Process::Dead).collect();
+    fn presence(&self, performer: Option<usize>, rules: &ClientRules) -> impl Fn(usize) -> Presence + use<> {
+        let dead: Vec<bool> = self.clients.iter().map(|client| client.process == ProcessState::Dead).collect();
         let by_clock = rules.terms.expiry == Expiry::ByClock;
         move |client| match client {
             _ if by_clock => Presence::Present,

@@ -1,11 +1,11 @@
 //! A node that lost its memory must not vote before its memory is as old as the longest ttl.
 
 use leasehold_spec::{
-    check::{Limit, Report, check},
+    check::{CheckReport, Limit, check},
     redlock::{Quarantine, RedlockSpec},
 };
 
-fn run(quarantine: Quarantine) -> Report {
+fn run(quarantine: Quarantine) -> CheckReport {
     let report = check(RedlockSpec { quarantine, wipes: 1, horizon: 4 }, Limit::default());
     println!("{quarantine:?}: {report}");
     report

@@ -15,7 +15,7 @@ struct Args {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Starts workers, injects faults, checks, and reports.
-    Run(Plan),
+    Run(RunPlan),
     /// One worker process.
     #[command(hide = true)]
     Worker(Role),
@@ -23,10 +23,10 @@ pub(crate) enum Command {
 
 /// What to run.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Plan {
+pub(crate) struct RunPlan {
     /// Where the locks are kept.
     #[arg(long, value_enum)]
-    pub(crate) backend: Backend,
+    pub(crate) backend: BackendChoice,
     /// How long workers run before they are told to stop.
     #[arg(long, default_value_t = 60)]
     pub(crate) seconds: u64,
@@ -43,8 +43,8 @@ pub(crate) struct Plan {
     #[arg(long)]
     pub(crate) cuts: Option<u64>,
     /// Which client the workers use; the broken ones must be caught.
-    #[arg(long, value_enum, default_value_t = Client::Ours)]
-    pub(crate) client: Client,
+    #[arg(long, value_enum, default_value_t = ClientKind::Ours)]
+    pub(crate) client: ClientKind,
     /// Prints the report as JSON instead of text.
     #[arg(long)]
     pub(crate) json: bool,
@@ -68,12 +68,12 @@ pub(crate) struct Role {
     #[arg(long)]
     pub(crate) lanes: u32,
     #[arg(long, value_enum)]
-    pub(crate) client: Client,
+    pub(crate) client: ClientKind,
 }
 
 /// Where the locks are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Backend {
+pub(crate) enum BackendChoice {
     Memory,
     File,
     /// A private Redis server, with a proxy for each worker.
@@ -107,7 +107,7 @@ pub(crate) enum Fault {
 
 /// A client for workers. Each broken one breaks one rule, and names the checker that must catch it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Client {
+pub(crate) enum ClientKind {
     Ours,
     /// Takes no lock at all (overlap).
     BrokenNoLock,

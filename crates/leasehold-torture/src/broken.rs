@@ -6,52 +6,52 @@ use leasehold::Outcome;
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    args::Client,
+    args::ClientKind,
     dice::Dice,
-    event::Event,
+    event::LogEvent,
     instant::{Micros, millis, now},
-    lane::{Ask, Shared, WAIT},
-    target::{Mode, TARGETS, Target},
+    lane::{Ask, WAIT, WorkerState},
+    target::{LockMode, LockTarget, TARGETS},
 };
 
 /// Most broken clients contend for one mutex.
-const MUTEX: Target = Target { name: "lock:a", mode: Mode::Mutex };
+const MUTEX: LockTarget = LockTarget { name: "lock:a", mode: LockMode::Mutex };
 /// How long a broken holder believes.
 const HOLD: Micros = millis(150);
 
 /// One acquisition by a broken client.
-pub(crate) async fn turn(shared: &Shared, dice: &mut Dice) {
+pub(crate) async fn turn(shared: &WorkerState, dice: &mut Dice) {
     match shared.client {
-        Client::Ours | Client::BrokenNoLock => no_lock(shared, dice).await,
-        Client::BrokenIgnoresLoss => ignores_loss(shared).await,
-        Client::BrokenFromReceipt => from_receipt(shared, dice).await,
-        Client::BrokenForgesRelease => forges_release(shared).await,
-        Client::BrokenOldFence => old_fence(shared).await,
-        Client::BrokenKeepsCancelled => keeps_cancelled(shared, dice).await,
-        Client::BrokenStaysQueued => stays_queued(shared, dice).await,
-        Client::BrokenSwapsTurns => swaps_turns(shared).await,
-        Client::BrokenNeverReleases => never_releases(shared).await,
-        Client::BrokenLateLoss => late_loss(shared).await,
+        ClientKind::Ours | ClientKind::BrokenNoLock => no_lock(shared, dice).await,
+        ClientKind::BrokenIgnoresLoss => ignores_loss(shared).await,
+        ClientKind::BrokenFromReceipt => from_receipt(shared, dice).await,
+        ClientKind::BrokenForgesRelease => forges_release(shared).await,
+        ClientKind::BrokenOldFence => old_fence(shared).await,
+        ClientKind::BrokenKeepsCancelled => keeps_cancelled(shared, dice).await,
+        ClientKind::BrokenStaysQueued => stays_queued(shared, dice).await,
+        ClientKind::BrokenSwapsTurns => swaps_turns(shared).await,
+        ClientKind::BrokenNeverReleases => never_releases(shared).await,
+        ClientKind::BrokenLateLoss => late_loss(shared).await,
     }
 }
 
 /// Believes without a check, as a client does that trusts its own arithmetic.
-async fn believe_blindly(shared: &Shared, ask: &Ask, length: Micros) {
+async fn believe_blindly(shared: &WorkerState, ask: &Ask, length: Micros) {
     let until = now() + length;
     while now() < until {
-        shared.log.write(Event::Believed { id: ask.id.clone() });
+        shared.log.write(LogEvent::Believed { id: ask.id.clone() });
         sleep(Duration::from_millis(5)).await;
     }
-    shared.log.write(Event::Ending { id: ask.id.clone() });
+    shared.log.write(LogEvent::Ending { id: ask.id.clone() });
 }
 
-async fn no_lock(shared: &Shared, dice: &mut Dice) {
+async fn no_lock(shared: &WorkerState, dice: &mut Dice) {
     let ask = shared.ask(TARGETS[dice.index(TARGETS.len())]);
     shared.began(&ask, now());
     believe_blindly(shared, &ask, HOLD).await;
 }
 
-async fn ignores_loss(shared: &Shared) {
+async fn ignores_loss(shared: &WorkerState) {
     let ask = shared.ask(MUTEX);
     let mutex = shared.locks.mutex(MUTEX.name).wait(WAIT).max_hold(Duration::from_millis(50));
     match mutex.acquire().await {
@@ -64,7 +64,7 @@ async fn ignores_loss(shared: &Shared) {
 }
 
 /// Some answers take 150 ms to arrive, and the ttl of 200 ms is counted from then.
-async fn from_receipt(shared: &Shared, dice: &mut Dice) {
+async fn from_receipt(shared: &WorkerState, dice: &mut Dice) {
     let ask = shared.ask(MUTEX);
     let ttl = Duration::from_millis(200);
     match shared.locks.mutex(MUTEX.name).ttl(ttl).wait(WAIT).acquire_detached().await {
@@ -77,7 +77,7 @@ async fn from_receipt(shared: &Shared, dice: &mut Dice) {
     }
 }
 
-async fn forges_release(shared: &Shared) {
+async fn forges_release(shared: &WorkerState) {
     let stolen = shared.handles.lock().remove(MUTEX.name);
     if let Some(handle) = stolen {
         let _it_may_have_ended = shared.locks.release(&handle, Outcome::Completed).await;
@@ -96,7 +96,7 @@ async fn forges_release(shared: &Shared) {
     }
 }
 
-async fn old_fence(shared: &Shared) {
+async fn old_fence(shared: &WorkerState) {
     let ask = shared.ask(MUTEX);
     match shared.acquire(&ask).await {
         Ok(guard) => {
@@ -108,23 +108,23 @@ async fn old_fence(shared: &Shared) {
 }
 
 /// Drops its interest, and keeps the guard when it comes.
-async fn keeps_cancelled(shared: &Shared, dice: &mut Dice) {
+async fn keeps_cancelled(shared: &WorkerState, dice: &mut Dice) {
     let ask = shared.ask(TARGETS[dice.index(TARGETS.len())]);
     if let Ok(guard) = shared.acquire(&ask).await {
         mem::forget(guard);
     }
-    shared.log.write(Event::Cancelled { id: ask.id });
+    shared.log.write(LogEvent::Cancelled { id: ask.id });
 }
 
 /// Forgets the future of a queued ask instead of dropping it.
-async fn stays_queued(shared: &Shared, dice: &mut Dice) {
+async fn stays_queued(shared: &WorkerState, dice: &mut Dice) {
     let ask = shared.ask(MUTEX);
     let mut acquire = Box::pin(shared.acquire(&ask));
     let Ok(answer) = timeout(Duration::from_micros(dice.below(millis(20))), &mut acquire).await else {
         mem::forget(acquire);
         // A short queue shows the leak as well as a long one.
         sleep(Duration::from_millis(100)).await;
-        return shared.log.write(Event::Cancelled { id: ask.id });
+        return shared.log.write(LogEvent::Cancelled { id: ask.id });
     };
     match answer {
         Ok(guard) => {
@@ -137,7 +137,7 @@ async fn stays_queued(shared: &Shared, dice: &mut Dice) {
 }
 
 /// Asks twice and gives the first turn to the second ask.
-async fn swaps_turns(shared: &Shared) {
+async fn swaps_turns(shared: &WorkerState) {
     let (early, late) = (shared.ask(MUTEX), shared.ask(MUTEX));
     let first = shared.acquire(&early);
     let second = async {
@@ -152,7 +152,7 @@ async fn swaps_turns(shared: &Shared) {
     tokio::join!(first, second);
 }
 
-async fn hold_as(shared: &Shared, ask: &Ask, guard: leasehold::Result<leasehold::Guard>) {
+async fn hold_as(shared: &WorkerState, ask: &Ask, guard: leasehold::Result<leasehold::Guard>) {
     match guard {
         Ok(guard) => {
             shared.began(ask, guard.fence().get());
@@ -163,19 +163,19 @@ async fn hold_as(shared: &Shared, ask: &Ask, guard: leasehold::Result<leasehold:
     }
 }
 
-async fn never_releases(shared: &Shared) {
+async fn never_releases(shared: &WorkerState) {
     let ask = shared.ask(MUTEX);
     match shared.acquire(&ask).await {
         Ok(guard) => {
             shared.began(&ask, guard.fence().get());
-            shared.log.write(Event::Ending { id: ask.id.clone() });
+            shared.log.write(LogEvent::Ending { id: ask.id.clone() });
             mem::forget(guard);
         }
         Err(error) => shared.refused(&ask, &error),
     }
 }
 
-async fn late_loss(shared: &Shared) {
+async fn late_loss(shared: &WorkerState) {
     let ask = shared.ask(MUTEX);
     let mutex = shared.locks.mutex(MUTEX.name).wait(WAIT).max_hold(Duration::from_millis(50));
     match mutex.acquire().await {

@@ -5,14 +5,14 @@ use std::{io, process::Command, thread, time::Duration};
 use leasehold::blocking::Leasehold;
 
 use crate::{
-    args::{Backend, Fault, Plan},
-    check::{self, Liveness, Rules},
+    args::{BackendChoice, Fault, RunPlan},
+    check::{self, EndOfLease, Promises},
     dice::Dice,
     faults::Faults,
     fleet::Fleet,
     instant::{Micros, millis, now},
     leftovers,
-    report::Report,
+    report::RunSummary,
 };
 
 /// How long workers may take to drop what they do. A blocked callback delays it.
@@ -21,18 +21,19 @@ const SETTLE_LIMIT: Micros = millis(30_000);
 const LIST_LIMIT: Micros = millis(20_000);
 
 /// Runs the plan and reports.
-pub(crate) fn run(plan: &Plan) -> io::Result<Report> {
-    if plan.cuts.is_some() && matches!(plan.backend, Backend::Memory | Backend::File) {
+pub(crate) fn run(plan: &RunPlan) -> io::Result<RunSummary> {
+    if plan.cuts.is_some() && matches!(plan.backend, BackendChoice::Memory | BackendChoice::File) {
         return Err(io::Error::other("there are no connections to cut on memory and file"));
     }
     let folder = tempfile::Builder::new().prefix("leasehold-torture-").tempdir()?;
     let mut dice = Dice::new(plan.seed);
     let mut notes = Vec::new();
-    let slow_disk = plan.backend == Backend::File && plan.faults.contains(&Fault::SlowDisk) && has_strace(&mut notes);
+    let slow_disk =
+        plan.backend == BackendChoice::File && plan.faults.contains(&Fault::SlowDisk) && has_strace(&mut notes);
     let began = now();
     let mut fleet = Fleet::start(plan, folder.path().to_owned(), slow_disk, dice.split())?;
     let observer = match plan.backend {
-        Backend::File => Some(Leasehold::connect(&fleet.url).map_err(io::Error::other)?),
+        BackendChoice::File => Some(Leasehold::connect(&fleet.url).map_err(io::Error::other)?),
         _ => None,
     };
     let mut faults = Faults::new(plan, observer, dice.split());
@@ -45,7 +46,7 @@ pub(crate) fn run(plan: &Plan) -> io::Result<Report> {
     faults.finish(&mut fleet)?;
     let ended = now();
     settle(&mut fleet)?;
-    if plan.backend == Backend::File {
+    if plan.backend == BackendChoice::File {
         let left = leftovers::find(&fleet.url, &folder.path().join("locks"))?;
         fleet.history.leftovers.extend(left);
     }
@@ -56,18 +57,20 @@ pub(crate) fn run(plan: &Plan) -> io::Result<Report> {
     }
 
     let liveness = match plan.backend {
-        Backend::File => Liveness::Process,
-        _ => Liveness::Ttl,
+        BackendChoice::File => EndOfLease::Process,
+        _ => EndOfLease::Ttl,
     };
     let reconnect = match plan.backend {
-        Backend::Memory | Backend::File => 0,
+        BackendChoice::Memory | BackendChoice::File => 0,
         // A silent connection is given up after two seconds; in a cluster subscriptions are made anew after that.
-        Backend::Cluster => millis(5000),
+        BackendChoice::Cluster => millis(5000),
         _ => millis(2500),
     };
-    let violations =
-        check::all(&fleet.history, Rules { liveness, fifo: plan.backend != Backend::Redlock, reconnect, began, ended });
-    Ok(Report::new(plan, (ended - began) / 1_000_000, &fleet.history, faults.injected, notes, violations))
+    let violations = check::all(
+        &fleet.history,
+        Promises { liveness, fifo: plan.backend != BackendChoice::Redlock, reconnect, began, ended },
+    );
+    Ok(RunSummary::new(plan, (ended - began) / 1_000_000, &fleet.history, faults.injected, notes, violations))
 }
 
 /// Lets all workers drop what they do, has one list what is left, and ends them.

@@ -13,16 +13,16 @@ use crate::instant::{Micros, now};
 
 /// One line of a log.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Line {
+pub(crate) struct LogLine {
     pub(crate) at: Micros,
     #[serde(flatten)]
-    pub(crate) event: Event,
+    pub(crate) event: LogEvent,
 }
 
 /// Something that happened in a worker. `id` names one acquisition.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-pub(crate) enum Event {
+pub(crate) enum LogEvent {
     /// About to ask for a lock.
     Asked { id: String, name: String, units: u32, capacity: u32 },
     /// The ask ended without a grant: busy, waited in vain, or failed.
@@ -66,15 +66,15 @@ impl Log {
     }
 
     /// Appends an event that happened now.
-    pub(crate) fn write(&self, event: Event) {
+    pub(crate) fn write(&self, event: LogEvent) {
         self.write_at(now(), event);
     }
 
     /// Appends an event in one write, so that the kernel has the whole line before the caller goes on.
     ///
     /// A worker that cannot record ends: what it believes afterwards would go unchecked.
-    pub(crate) fn write_at(&self, at: Micros, event: Event) {
-        let written = serde_json::to_vec(&Line { at, event }).map_err(io::Error::from).and_then(|mut line| {
+    pub(crate) fn write_at(&self, at: Micros, event: LogEvent) {
+        let written = serde_json::to_vec(&LogLine { at, event }).map_err(io::Error::from).and_then(|mut line| {
             line.push(b'\n');
             (&self.0).write_all(&line)
         });

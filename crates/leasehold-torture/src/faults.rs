@@ -10,11 +10,11 @@ use leasehold::{
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{
-    args::{Fault, Plan},
+    args::{Fault, RunPlan},
     dice::Dice,
     fleet::Fleet,
     instant::{Micros, millis, now},
-    target::{TARGETS, Target},
+    target::{LockTarget, TARGETS},
 };
 
 /// A stop far longer than the ttl, and longer than a name may go without a grant.
@@ -42,7 +42,7 @@ pub(crate) struct Faults {
     look_for_failover: Micros,
     /// Cuts connections, as often as possible, instead.
     cuts_only: bool,
-    pending: Vec<(Micros, Pending)>,
+    pending: Vec<(Micros, ActiveFault)>,
     /// Looks at the locks from outside, where the backend lets another process do so.
     observer: Option<Leasehold>,
     /// How many faults of each kind were injected.
@@ -51,7 +51,7 @@ pub(crate) struct Faults {
 
 /// What ends a fault.
 #[derive(Clone, Copy, Debug)]
-enum Pending {
+enum ActiveFault {
     GoOn(usize),
     Mend(usize),
     /// Kill this worker as soon as it has forked.
@@ -61,7 +61,7 @@ enum Pending {
 }
 
 impl Faults {
-    pub(crate) fn new(plan: &Plan, observer: Option<Leasehold>, dice: Dice) -> Self {
+    pub(crate) fn new(plan: &RunPlan, observer: Option<Leasehold>, dice: Dice) -> Self {
         let began = now();
         Self {
             // A slow disk is not injected here: strace injects it from the worker's start.
@@ -91,7 +91,7 @@ impl Faults {
         if now() >= self.look_for_failover {
             self.look_for_failover = now() + LOOK_FOR_EVERY;
             if fleet.finds_failover() {
-                self.pending.push((now() + LOOK_EVERY, Pending::Failover));
+                self.pending.push((now() + LOOK_EVERY, ActiveFault::Failover));
                 self.count("failover, not asked for");
             }
         }
@@ -120,7 +120,7 @@ impl Faults {
         self.next_at = now() + millis(50) + self.dice.below(millis(300));
         let index = self.dice.index(fleet.slots.len());
         if let Some(length) = fleet.cut(index, &mut self.dice) {
-            self.pending.push((now() + length, Pending::Mend(index)));
+            self.pending.push((now() + length, ActiveFault::Mend(index)));
             self.count(CUT);
         }
     }
@@ -137,7 +137,7 @@ impl Faults {
             Fault::Stop => self.stop(fleet, index)?,
             Fault::Fork if self.dice.percent(50) => {
                 fleet.command(index, "fork idle");
-                self.pending.push((0, Pending::KillParent(index, fleet.slots[index].life)));
+                self.pending.push((0, ActiveFault::KillParent(index, fleet.slots[index].life)));
             }
             Fault::Fork => {
                 fleet.command(index, "fork use");
@@ -149,7 +149,7 @@ impl Faults {
             }
             Fault::Network => {
                 if let Some((what, length)) = fleet.disturb(index, &mut self.dice) {
-                    self.pending.push((now() + length, Pending::Mend(index)));
+                    self.pending.push((now() + length, ActiveFault::Mend(index)));
                     self.count(what);
                 }
             }
@@ -157,7 +157,7 @@ impl Faults {
                 if now() >= self.next_failover
                     && let Some(what) = fleet.fail_over(&mut self.dice)
                 {
-                    self.pending.push((now() + LOOK_EVERY, Pending::Failover));
+                    self.pending.push((now() + LOOK_EVERY, ActiveFault::Failover));
                     self.count(what);
                 }
             }
@@ -180,7 +180,7 @@ impl Faults {
             return Ok(());
         }
         let length = if long { LONG_STOP } else { millis(100) + self.dice.below(millis(700)) };
-        self.pending.push((now() + length, Pending::GoOn(index)));
+        self.pending.push((now() + length, ActiveFault::GoOn(index)));
         self.count(if long { "stop, longer than the ttl" } else { "stop, shorter than the ttl" });
         Ok(())
     }
@@ -196,7 +196,7 @@ impl Faults {
         let Some(observer) = &self.observer else { return false };
         // By name, since a list of all leaves out what cannot be read: a worker may have been stopped in the
         // middle of an operation, and then nobody can tell what it holds.
-        let list = |target: &Target| {
+        let list = |target: &LockTarget| {
             let resource = Resource::new(target.name)?;
             Ok(observer.list(&ListFilter::new(Names::Exactly(resource)))?.leases)
         };
@@ -207,24 +207,24 @@ impl Faults {
         })
     }
 
-    fn follow_up(&mut self, fleet: &mut Fleet, due: Micros, pending: Pending) -> io::Result<()> {
+    fn follow_up(&mut self, fleet: &mut Fleet, due: Micros, pending: ActiveFault) -> io::Result<()> {
         match pending {
             _ if now() < due => self.pending.push((due, pending)),
-            Pending::GoOn(index) => fleet.go_on(index)?,
-            Pending::Mend(index) => fleet.mend(index),
-            Pending::KillChild(child) => kill_child(child),
-            Pending::Failover if fleet.follow_failover()? => self.pending.push((now() + LOOK_EVERY, pending)),
-            Pending::Failover => self.next_failover = now() + BETWEEN_FAILOVERS,
+            ActiveFault::GoOn(index) => fleet.go_on(index)?,
+            ActiveFault::Mend(index) => fleet.mend(index),
+            ActiveFault::KillChild(child) => kill_child(child),
+            ActiveFault::Failover if fleet.follow_failover()? => self.pending.push((now() + LOOK_EVERY, pending)),
+            ActiveFault::Failover => self.next_failover = now() + BETWEEN_FAILOVERS,
             // The worker was replaced before it forked.
-            Pending::KillParent(index, life) if fleet.slots[index].life != life => {}
-            Pending::KillParent(index, life) => {
+            ActiveFault::KillParent(index, life) if fleet.slots[index].life != life => {}
+            ActiveFault::KillParent(index, life) => {
                 let mut children = fleet.history.children.iter();
                 let Some((&child, _)) = children.find(|(_, child)| child.life == life && child.idle) else {
                     self.pending.push((due, pending));
                     return Ok(());
                 };
                 fleet.kill(index)?;
-                self.pending.push((now() + CHILD_OUTLIVES, Pending::KillChild(child)));
+                self.pending.push((now() + CHILD_OUTLIVES, ActiveFault::KillChild(child)));
                 self.count("fork, parent killed beside an idle child");
             }
         }
@@ -232,7 +232,9 @@ impl Faults {
     }
 
     fn is_about_to_be_killed(&self, index: usize) -> bool {
-        self.pending.iter().any(|(_, pending)| matches!(pending, Pending::KillParent(parent, _) if *parent == index))
+        self.pending
+            .iter()
+            .any(|(_, pending)| matches!(pending, ActiveFault::KillParent(parent, _) if *parent == index))
     }
 
     /// Ends every fault that is still going on, and closes the observer.
@@ -245,7 +247,7 @@ impl Faults {
             thread::sleep(Duration::from_micros(LOOK_EVERY));
         }
         for (_, pending) in std::mem::take(&mut self.pending) {
-            if let Pending::KillChild(child) = pending {
+            if let ActiveFault::KillChild(child) = pending {
                 kill_child(child);
             }
         }

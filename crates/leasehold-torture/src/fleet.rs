@@ -12,10 +12,10 @@ use std::{
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use crate::{
-    args::{Backend, Client, Plan},
+    args::{BackendChoice, ClientKind, RunPlan},
     dice::Dice,
-    event::Line,
-    history::{History, Life, Span},
+    event::LogLine,
+    history::{RunHistory, Span, WorkerLife},
     instant::{Micros, from_wall_clock, millis, now},
     network::Network,
 };
@@ -31,13 +31,13 @@ const DELAY: Micros = millis(2000);
 /// All worker processes of a run.
 #[derive(Debug)]
 pub(crate) struct Fleet {
-    pub(crate) slots: Vec<Slot>,
-    pub(crate) history: History,
+    pub(crate) slots: Vec<FleetSlot>,
+    pub(crate) history: RunHistory,
     /// Leads to the backend without a proxy.
     pub(crate) url: String,
     network: Option<Network>,
     folder: PathBuf,
-    client: Client,
+    client: ClientKind,
     lanes: u32,
     slow_slot: Option<usize>,
     dice: Dice,
@@ -45,10 +45,10 @@ pub(crate) struct Fleet {
 
 /// A place in the fleet: when its process is killed, the next one takes it.
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub(crate) struct FleetSlot {
     process: Child,
     log: LogReader,
-    /// Which of [`History::lives`] runs here.
+    /// Which of [`RunHistory::lives`] runs here.
     pub(crate) life: usize,
     stopped_at: Option<Micros>,
     disturbed_at: Option<Micros>,
@@ -63,17 +63,17 @@ struct LogReader {
 
 impl Fleet {
     /// Starts the workers. `slow_disk` puts the first one on a slow disk.
-    pub(crate) fn start(plan: &Plan, folder: PathBuf, slow_disk: bool, dice: Dice) -> io::Result<Self> {
+    pub(crate) fn start(plan: &RunPlan, folder: PathBuf, slow_disk: bool, dice: Dice) -> io::Result<Self> {
         let network = Network::start(plan.backend);
         let (url, processes, lanes) = match plan.backend {
-            Backend::Memory => (String::from("memory:torture"), 1, plan.workers * LANES),
-            Backend::File => (format!("file://{}", folder.join("locks").display()), plan.workers, LANES),
-            Backend::Redis | Backend::Redlock | Backend::Sentinel | Backend::Cluster => {
+            BackendChoice::Memory => (String::from("memory:torture"), 1, plan.workers * LANES),
+            BackendChoice::File => (format!("file://{}", folder.join("locks").display()), plan.workers, LANES),
+            BackendChoice::Redis | BackendChoice::Redlock | BackendChoice::Sentinel | BackendChoice::Cluster => {
                 (network.as_ref().map(Network::url).unwrap_or_default(), plan.workers, LANES)
             }
         };
         let slow_slot = slow_disk.then_some(0);
-        let history = History::default();
+        let history = RunHistory::default();
         let mut fleet =
             Self { slots: Vec::new(), history, url, network, folder, client: plan.client, lanes, slow_slot, dice };
         for index in 0..processes as usize {
@@ -83,7 +83,7 @@ impl Fleet {
         Ok(fleet)
     }
 
-    fn spawn(&mut self, index: usize) -> io::Result<Slot> {
+    fn spawn(&mut self, index: usize) -> io::Result<FleetSlot> {
         let life = self.history.lives.len();
         let label = format!("w{index}.{life}");
         let path = self.folder.join(format!("{label}.ndjson"));
@@ -100,8 +100,8 @@ impl Fleet {
         command.args(["--seed", &self.dice.below(u64::MAX).to_string(), "--client", &client_name(self.client)]);
         command.arg("--log").arg(&path).stdin(Stdio::piped()).stdout(Stdio::null());
         let process = command.spawn()?;
-        self.history.lives.push(Life { label, slow, ..Life::default() });
-        Ok(Slot { process, log: LogReader { file, rest: Vec::new() }, life, stopped_at: None, disturbed_at: None })
+        self.history.lives.push(WorkerLife { label, slow, ..WorkerLife::default() });
+        Ok(FleetSlot { process, log: LogReader { file, rest: Vec::new() }, life, stopped_at: None, disturbed_at: None })
     }
 
     /// A command that slows the calls of the program that follows. The tracer detaches, so the child is the program.
@@ -249,7 +249,7 @@ impl Fleet {
     }
 
     /// Reads until `done` or the limit has passed. Returns whether it was done.
-    pub(crate) fn wait(&mut self, limit: Micros, done: impl Fn(&Life) -> bool) -> io::Result<bool> {
+    pub(crate) fn wait(&mut self, limit: Micros, done: impl Fn(&WorkerLife) -> bool) -> io::Result<bool> {
         let until = now() + limit;
         loop {
             self.look()?;
@@ -298,7 +298,7 @@ impl Drop for Fleet {
 }
 
 impl LogReader {
-    fn lines(&mut self) -> io::Result<Vec<Line>> {
+    fn lines(&mut self) -> io::Result<Vec<LogLine>> {
         self.file.read_to_end(&mut self.rest)?;
         let Some(end) = self.rest.iter().rposition(|byte| *byte == b'\n') else { return Ok(Vec::new()) };
         let complete: Vec<u8> = self.rest.drain(..=end).collect();
@@ -323,7 +323,7 @@ fn pid_of(process: &Child) -> io::Result<Pid> {
     Pid::from_raw(raw).ok_or_else(|| io::Error::other("a process id is not zero"))
 }
 
-fn client_name(client: Client) -> String {
+fn client_name(client: ClientKind) -> String {
     use clap::ValueEnum;
     client.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }

@@ -3,18 +3,18 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::{
-    event::{Event, Line},
+    event::{LogEvent, LogLine},
     instant::{Micros, seconds},
     target::TTL,
 };
 
 /// Everything the checkers look at.
 #[derive(Debug, Default)]
-pub(crate) struct History {
+pub(crate) struct RunHistory {
     pub(crate) asks: Vec<Ask>,
-    pub(crate) lives: Vec<Life>,
+    pub(crate) lives: Vec<WorkerLife>,
     pub(crate) queues: Vec<Queue>,
-    pub(crate) losses: Vec<Loss>,
+    pub(crate) losses: Vec<LossTimes>,
     pub(crate) failovers: Vec<Failover>,
     /// When a slow disk held a worker up.
     pub(crate) delays: Vec<Span>,
@@ -31,7 +31,7 @@ pub(crate) struct History {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ask {
     pub(crate) id: String,
-    /// Which of [`History::lives`] asked.
+    /// Which of [`RunHistory::lives`] asked.
     pub(crate) life: usize,
     pub(crate) name: String,
     pub(crate) units: u32,
@@ -51,7 +51,7 @@ pub(crate) struct Ask {
 
 /// One worker process from its start to its end.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Life {
+pub(crate) struct WorkerLife {
     pub(crate) label: String,
     /// Before the kill was sent.
     pub(crate) killed: Option<Micros>,
@@ -92,7 +92,7 @@ pub(crate) struct Queue {
 
 /// When a loss was due, and when `lost` completed.
 #[derive(Clone, Debug)]
-pub(crate) struct Loss {
+pub(crate) struct LossTimes {
     pub(crate) life: usize,
     pub(crate) what: String,
     pub(crate) due: Micros,
@@ -105,61 +105,61 @@ pub(crate) struct Child {
     pub(crate) life: usize,
     pub(crate) idle: bool,
     /// Each call on the inherited instance, and its answer.
-    pub(crate) calls: BTreeMap<String, Answer>,
+    pub(crate) calls: BTreeMap<String, ForkAnswer>,
 }
 
 /// What the library answered in a forked child.
 #[derive(Clone, Debug)]
-pub(crate) enum Answer {
+pub(crate) enum ForkAnswer {
     Missing,
     Refused,
     Other(String),
 }
 
-impl History {
+impl RunHistory {
     /// Adds one line of the log of a worker.
-    pub(crate) fn add(&mut self, life: usize, Line { at, event }: Line) {
+    pub(crate) fn add(&mut self, life: usize, LogLine { at, event }: LogLine) {
         match event {
-            Event::Asked { id, name, units, capacity } => {
+            LogEvent::Asked { id, name, units, capacity } => {
                 self.by_id.insert(id.clone(), self.asks.len());
                 self.asks.push(Ask { id, life, name, units, capacity, asked: at, ..Ask::default() });
             }
-            Event::Refused { id, error } => self.change(&id, |ask| {
+            LogEvent::Refused { id, error } => self.change(&id, |ask| {
                 ask.gave_up = Some(at);
                 ask.refusal = Some(error);
             }),
-            Event::Cancelled { id } => self.change(&id, |ask| ask.gave_up = Some(at)),
-            Event::Began { id, fence } => self.change(&id, |ask| {
+            LogEvent::Cancelled { id } => self.change(&id, |ask| ask.gave_up = Some(at)),
+            LogEvent::Began { id, fence } => self.change(&id, |ask| {
                 ask.began = Some(at);
                 ask.fence = fence;
             }),
-            Event::Believed { id } => self.change(&id, |ask| ask.believed = Some(at)),
-            Event::Ending { id } => self.change(&id, |ask| ask.ending = Some(at)),
-            Event::Released { id, .. } => self.change(&id, |ask| ask.released = Some(at)),
-            Event::Lost { id, failed_at } => {
+            LogEvent::Believed { id } => self.change(&id, |ask| ask.believed = Some(at)),
+            LogEvent::Ending { id } => self.change(&id, |ask| ask.ending = Some(at)),
+            LogEvent::Released { id, .. } => self.change(&id, |ask| ask.released = Some(at)),
+            LogEvent::Lost { id, failed_at } => {
                 self.change(&id, |ask| ask.lost = Some(failed_at));
-                self.losses.push(Loss { life, what: id, due: failed_at, reported: at });
+                self.losses.push(LossTimes { life, what: id, due: failed_at, reported: at });
             }
-            Event::Probe { due } => {
+            LogEvent::Probe { due } => {
                 let what = format!("the probe of {}", self.lives[life].label);
-                self.losses.push(Loss { life, what, due, reported: at });
+                self.losses.push(LossTimes { life, what, due, reported: at });
             }
-            Event::Queue { name, holding, waiting } => self.queues.push(Queue { at, name, holding, waiting }),
-            Event::Callback => self.callbacks += 1,
-            Event::Forked { child, idle } => {
+            LogEvent::Queue { name, holding, waiting } => self.queues.push(Queue { at, name, holding, waiting }),
+            LogEvent::Callback => self.callbacks += 1,
+            LogEvent::Forked { child, idle } => {
                 let entry = self.children.entry(child).or_default();
                 (entry.life, entry.idle) = (life, idle);
             }
-            Event::InChild { child, call, answer, refused } => {
+            LogEvent::InChild { child, call, answer, refused } => {
                 let answer = match answer {
-                    None => Answer::Missing,
-                    Some(_) if refused => Answer::Refused,
-                    Some(text) => Answer::Other(text),
+                    None => ForkAnswer::Missing,
+                    Some(_) if refused => ForkAnswer::Refused,
+                    Some(text) => ForkAnswer::Other(text),
                 };
                 self.children.entry(child).or_default().calls.insert(call, answer);
             }
-            Event::Idle => self.lives[life].idle = true,
-            Event::Listed { left } => self.lives[life].listed = Some(left),
+            LogEvent::Idle => self.lives[life].idle = true,
+            LogEvent::Listed { left } => self.lives[life].listed = Some(left),
         }
     }
 
@@ -210,12 +210,12 @@ impl History {
     }
 
     /// The worker process that made the ask.
-    pub(crate) fn life_of(&self, ask: &Ask) -> &Life {
+    pub(crate) fn life_of(&self, ask: &Ask) -> &WorkerLife {
         &self.lives[ask.life]
     }
 }
 
-impl Life {
+impl WorkerLife {
     /// Whether the process was stopped at some time in this span.
     pub(crate) fn stopped_within(&self, from: Micros, to: Micros) -> bool {
         overlaps(&self.stops, from, to)

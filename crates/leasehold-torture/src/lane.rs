@@ -17,11 +17,11 @@ use tokio::{
 };
 
 use crate::{
-    args::Client,
+    args::ClientKind,
     dice::Dice,
-    event::{Event, Log},
+    event::{Log, LogEvent},
     instant::{Micros, millis, now},
-    target::{LIMIT, Mode, TARGETS, TTL, Target},
+    target::{LIMIT, LockMode, LockTarget, TARGETS, TTL},
 };
 
 /// How long an ask waits: longer than any fault lasts, so that a hang shows as a wait and not as a refusal.
@@ -33,10 +33,10 @@ const CHILD_SECONDS: u32 = 20;
 
 /// What all tasks of a worker share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct WorkerState {
     pub(crate) locks: Leasehold,
     pub(crate) log: Log,
-    pub(crate) client: Client,
+    pub(crate) client: ClientKind,
     label: String,
     serial: AtomicU64,
     settling: watch::Sender<bool>,
@@ -46,8 +46,8 @@ pub(crate) struct Shared {
     pub(crate) handles: Mutex<HashMap<&'static str, LeaseHandle>>,
 }
 
-impl Shared {
-    pub(crate) fn new(locks: Leasehold, log: Log, client: Client, label: String) -> Self {
+impl WorkerState {
+    pub(crate) fn new(locks: Leasehold, log: Log, client: ClientKind, label: String) -> Self {
         Self {
             locks,
             log,
@@ -76,10 +76,10 @@ impl Shared {
     }
 
     /// Records an ask and gives it an id, which is also the holder that `list` shows.
-    pub(crate) fn ask(&self, target: Target) -> Ask {
+    pub(crate) fn ask(&self, target: LockTarget) -> Ask {
         let id = format!("{}.{}", self.label, self.serial.fetch_add(1, Ordering::Relaxed));
         let (units, capacity) = (target.mode.units(), target.mode.capacity());
-        self.log.write(Event::Asked { id: id.clone(), name: target.name.to_owned(), units, capacity });
+        self.log.write(LogEvent::Asked { id: id.clone(), name: target.name.to_owned(), units, capacity });
         Ask { id, target }
     }
 
@@ -87,13 +87,13 @@ impl Shared {
     pub(crate) async fn acquire(&self, ask: &Ask) -> Result<Guard, Error> {
         let (name, holder) = (ask.target.name, Holder::new(&ask.id)?);
         match ask.target.mode {
-            Mode::Mutex => self.locks.mutex(name).holder(holder).wait(WAIT).acquire().await,
-            Mode::Read => self.locks.read(name).holder(holder).wait(WAIT).acquire().await,
-            Mode::Write => self.locks.write(name).holder(holder).wait(WAIT).acquire().await,
-            Mode::Permits(count) => {
+            LockMode::Mutex => self.locks.mutex(name).holder(holder).wait(WAIT).acquire().await,
+            LockMode::Read => self.locks.read(name).holder(holder).wait(WAIT).acquire().await,
+            LockMode::Write => self.locks.write(name).holder(holder).wait(WAIT).acquire().await,
+            LockMode::Permits(count) => {
                 self.locks.semaphore(name, LIMIT).permits(count).holder(holder).wait(WAIT).acquire().await
             }
-            Mode::Leader => self.locks.election(name).holder(holder).ttl(TTL).wait(WAIT).campaign().await,
+            LockMode::Leader => self.locks.election(name).holder(holder).ttl(TTL).wait(WAIT).campaign().await,
         }
     }
 
@@ -101,20 +101,22 @@ impl Shared {
     async fn try_acquire(&self, ask: &Ask) -> Result<Option<Guard>, Error> {
         let (name, holder) = (ask.target.name, Holder::new(&ask.id)?);
         match ask.target.mode {
-            Mode::Mutex => self.locks.mutex(name).holder(holder).try_acquire().await,
-            Mode::Read => self.locks.read(name).holder(holder).try_acquire().await,
-            Mode::Write => self.locks.write(name).holder(holder).try_acquire().await,
-            Mode::Permits(count) => self.locks.semaphore(name, LIMIT).permits(count).holder(holder).try_acquire().await,
-            Mode::Leader => self.locks.election(name).holder(holder).ttl(TTL).try_campaign().await,
+            LockMode::Mutex => self.locks.mutex(name).holder(holder).try_acquire().await,
+            LockMode::Read => self.locks.read(name).holder(holder).try_acquire().await,
+            LockMode::Write => self.locks.write(name).holder(holder).try_acquire().await,
+            LockMode::Permits(count) => {
+                self.locks.semaphore(name, LIMIT).permits(count).holder(holder).try_acquire().await
+            }
+            LockMode::Leader => self.locks.election(name).holder(holder).ttl(TTL).try_campaign().await,
         }
     }
 
     pub(crate) fn refused(&self, ask: &Ask, error: &Error) {
-        self.log.write(Event::Refused { id: ask.id.clone(), error: format!("{:?}: {error}", error.kind()) });
+        self.log.write(LogEvent::Refused { id: ask.id.clone(), error: format!("{:?}: {error}", error.kind()) });
     }
 
     pub(crate) fn began(&self, ask: &Ask, fence: u64) {
-        self.log.write(Event::Began { id: ask.id.clone(), fence });
+        self.log.write(LogEvent::Began { id: ask.id.clone(), fence });
     }
 
     /// Believes until `until`, checking every few milliseconds. Returns when a check failed, if one did.
@@ -125,7 +127,7 @@ impl Shared {
             if guard.check().is_err() {
                 return Some(at);
             }
-            self.log.write_at(at, Event::Believed { id: ask.id.clone() });
+            self.log.write_at(at, LogEvent::Believed { id: ask.id.clone() });
             if at >= until {
                 return None;
             }
@@ -135,15 +137,15 @@ impl Shared {
 
     /// Records the end before the release, so that a kill in between leaves no claim behind.
     pub(crate) async fn release(&self, ask: &Ask, guard: Guard) {
-        self.log.write(Event::Ending { id: ask.id.clone() });
+        self.log.write(LogEvent::Ending { id: ask.id.clone() });
         let error = guard.release().await.err().map(|error| error.to_string());
-        self.log.write(Event::Released { id: ask.id.clone(), error });
+        self.log.write(LogEvent::Released { id: ask.id.clone(), error });
     }
 
     /// Waits for `lost` after a failed check, and records when each happened.
     pub(crate) async fn lose(&self, ask: &Ask, guard: &Guard, failed_at: Micros) {
         let _late_is_recorded = timeout(LOST_LIMIT, guard.lost()).await;
-        self.log.write(Event::Lost { id: ask.id.clone(), failed_at });
+        self.log.write(LogEvent::Lost { id: ask.id.clone(), failed_at });
     }
 
     /// Forks from a thread of its own, so that the child has no runtime in the way of its calls.
@@ -154,7 +156,7 @@ impl Shared {
                 .join()
         });
         let Ok(Ok(child)) = forked else { return };
-        self.log.write(Event::Forked { child, idle });
+        self.log.write(LogEvent::Forked { child, idle });
         thread::spawn(move || waitpid(Pid::from_raw(child), WaitOptions::empty()).map(drop));
     }
 
@@ -162,7 +164,7 @@ impl Shared {
     fn call_in_child(&self, guard: &Guard) {
         let child = rustix::process::getpid().as_raw_nonzero().get();
         let answered = |call: &str, answer: Option<String>, refused: bool| {
-            self.log.write(Event::InChild { child, call: call.to_owned(), answer, refused });
+            self.log.write(LogEvent::InChild { child, call: call.to_owned(), answer, refused });
         };
         answered("check", None, false);
         let checked = guard.check();
@@ -185,11 +187,11 @@ fn sleep_for_ever() {
 #[derive(Clone, Debug)]
 pub(crate) struct Ask {
     pub(crate) id: String,
-    pub(crate) target: Target,
+    pub(crate) target: LockTarget,
 }
 
 /// One acquisition by an honest client: a wait, a try, or a wait that is cancelled.
-pub(crate) async fn turn(shared: &Shared, dice: &mut Dice) {
+pub(crate) async fn turn(shared: &WorkerState, dice: &mut Dice) {
     let ask = shared.ask(TARGETS[dice.index(TARGETS.len())]);
     let answer = match dice.below(100) {
         0..15 => shared.try_acquire(&ask).await,
@@ -197,19 +199,19 @@ pub(crate) async fn turn(shared: &Shared, dice: &mut Dice) {
             let patience = Duration::from_micros(dice.below(millis(20)));
             match timeout(patience, shared.acquire(&ask)).await {
                 Ok(answer) => answer.map(Some),
-                Err(_) => return shared.log.write(Event::Cancelled { id: ask.id }),
+                Err(_) => return shared.log.write(LogEvent::Cancelled { id: ask.id }),
             }
         }
         _ => shared.acquire(&ask).await.map(Some),
     };
     match answer {
         Ok(Some(guard)) => hold(shared, dice, &ask, guard).await,
-        Ok(None) => shared.log.write(Event::Refused { id: ask.id, error: String::from("Busy") }),
+        Ok(None) => shared.log.write(LogEvent::Refused { id: ask.id, error: String::from("Busy") }),
         Err(error) => shared.refused(&ask, &error),
     }
 }
 
-async fn hold(shared: &Shared, dice: &mut Dice, ask: &Ask, guard: Guard) {
+async fn hold(shared: &WorkerState, dice: &mut Dice, ask: &Ask, guard: Guard) {
     shared.began(ask, guard.fence().get());
     let mut length = if dice.percent(3) { millis(300) } else { millis(8) };
     let fork_idle = shared.fork_idle.lock().take();

@@ -5,7 +5,7 @@ use std::io;
 use leasehold_testkit::{Flow, Proxy};
 
 use crate::{
-    args::Backend,
+    args::BackendChoice,
     dice::Dice,
     history::Failover,
     instant::{Micros, millis, now},
@@ -27,7 +27,7 @@ pub(crate) struct Network {
 
 impl Network {
     /// Starts the servers of a backend that has some.
-    pub(crate) fn start(backend: Backend) -> Option<Self> {
+    pub(crate) fn start(backend: BackendChoice) -> Option<Self> {
         let servers = Servers::start(backend)?;
         Some(Self { pairs: servers.pairs(), servers, proxies: Vec::new(), seen: now(), replacement: None })
     }

@@ -9,9 +9,9 @@ use leasehold::{
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    event::Event,
+    event::LogEvent,
     instant::{Micros, millis, now},
-    lane::Shared,
+    lane::WorkerState,
     target::{TARGETS, TTL},
 };
 
@@ -25,19 +25,19 @@ const MAX_HOLD: Micros = millis(300);
 /// Loses a lease of an instance of its own again and again, and records how late `lost` was.
 ///
 /// Whatever blocks the rest of the worker, a slow disk or a callback, must not delay it.
-pub(crate) async fn lose_again_and_again(shared: &Shared) -> Result<(), Error> {
+pub(crate) async fn lose_again_and_again(shared: &WorkerState) -> Result<(), Error> {
     let locks = Leasehold::builder().ttl(TTL).connect("memory:probe").await?;
     while !shared.is_settling() {
         let guard = locks.mutex("probe").max_hold(Duration::from_micros(MAX_HOLD)).acquire().await?;
         let due = now() + MAX_HOLD;
         guard.lost().await;
-        shared.log.write(Event::Probe { due });
+        shared.log.write(LogEvent::Probe { due });
     }
     locks.close().await
 }
 
 /// Records the order of the waiters that `list` shows.
-pub(crate) async fn watch_queues(shared: &Shared) {
+pub(crate) async fn watch_queues(shared: &WorkerState) {
     while !shared.is_settling() {
         sleep(Duration::from_millis(150)).await;
         let at = now();
@@ -51,17 +51,17 @@ pub(crate) async fn watch_queues(shared: &Shared) {
             let (holding, waiting) = (labels(holding), labels(waiting));
             if waiting.len() > 1 {
                 let name = entries[0].resource.as_str().to_owned();
-                shared.log.write_at(at, Event::Queue { name, holding, waiting });
+                shared.log.write_at(at, LogEvent::Queue { name, holding, waiting });
             }
         }
     }
 }
 
 /// Wins an election whose callback blocks, then withdraws. Other faults may keep it from taking part.
-pub(crate) async fn block_in_callback(shared: &Arc<Shared>, name: &str) -> Result<(), Error> {
+pub(crate) async fn block_in_callback(shared: &Arc<WorkerState>, name: &str) -> Result<(), Error> {
     let recorder = Arc::clone(shared);
     let block = move |_lease: &leasehold::Lease| {
-        recorder.log.write(Event::Callback);
+        recorder.log.write(LogEvent::Callback);
         thread::sleep(CALLBACK);
     };
     let candidate = shared.locks.election(name).ttl(TTL).on_elected(block).start().await?;

@@ -7,14 +7,14 @@ use std::{
 
 use serde::Serialize;
 
-use crate::{args::Plan, check::Violation, history::History};
+use crate::{args::RunPlan, check::Violation, history::RunHistory};
 
 /// How many violations of one checker the text shows.
 const SHOWN: usize = 5;
 
 /// What came of a run.
 #[derive(Debug, Serialize)]
-pub(crate) struct Report {
+pub(crate) struct RunSummary {
     backend: String,
     client: String,
     seconds: u64,
@@ -35,11 +35,11 @@ pub(crate) struct Report {
     violations: Vec<Violation>,
 }
 
-impl Report {
+impl RunSummary {
     pub(crate) fn new(
-        plan: &Plan,
+        plan: &RunPlan,
         seconds: u64,
-        history: &History,
+        history: &RunHistory,
         faults: BTreeMap<&'static str, u64>,
         notes: Vec<String>,
         violations: Vec<Violation>,
@@ -80,7 +80,7 @@ impl Report {
     }
 
     /// Prints the report in the form that the plan asks for.
-    pub(crate) fn print(&self, plan: &Plan) -> io::Result<()> {
+    pub(crate) fn print(&self, plan: &RunPlan) -> io::Result<()> {
         let mut output = io::stdout().lock();
         if plan.json {
             serde_json::to_writer_pretty(&mut output, self)?;

@@ -5,7 +5,7 @@ use std::io;
 use leasehold_testkit::redis::{Cluster, Sentinel, Server};
 
 use crate::{
-    args::Backend,
+    args::BackendChoice,
     dice::Dice,
     history::{Failover, Span},
     instant::{Micros, millis, now},
@@ -68,14 +68,14 @@ enum How {
 
 impl Servers {
     /// Starts what the backend needs, if it needs servers.
-    pub(crate) fn start(backend: Backend) -> Option<Self> {
+    pub(crate) fn start(backend: BackendChoice) -> Option<Self> {
         let alone = |count: usize| Self::Alone((0..count).map(|_| Server::start()).collect());
         match backend {
-            Backend::Memory | Backend::File => None,
-            Backend::Redis => Some(alone(1)),
-            Backend::Redlock => Some(alone(3)),
-            Backend::Sentinel => Some(Self::Sentinel(Sentinel::start())),
-            Backend::Cluster => Some(Self::Cluster(Cluster::start())),
+            BackendChoice::Memory | BackendChoice::File => None,
+            BackendChoice::Redis => Some(alone(1)),
+            BackendChoice::Redlock => Some(alone(3)),
+            BackendChoice::Sentinel => Some(Self::Sentinel(Sentinel::start())),
+            BackendChoice::Cluster => Some(Self::Cluster(Cluster::start())),
         }
     }
 

@@ -7,14 +7,14 @@ pub(crate) const TTL: Duration = Duration::from_secs(1);
 
 /// A lock, and one way to take it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Target {
+pub(crate) struct LockTarget {
     pub(crate) name: &'static str,
-    pub(crate) mode: Mode,
+    pub(crate) mode: LockMode,
 }
 
 /// A way to take a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub(crate) enum LockMode {
     Mutex,
     Read,
     Write,
@@ -26,18 +26,18 @@ pub(crate) enum Mode {
 pub(crate) const LIMIT: u32 = 3;
 
 /// A mutex is the write side of a read/write lock, so `lock:b` is taken in three ways.
-pub(crate) const TARGETS: [Target; 8] = [
-    Target { name: "lock:a", mode: Mode::Mutex },
-    Target { name: "lock:b", mode: Mode::Mutex },
-    Target { name: "lock:b", mode: Mode::Read },
-    Target { name: "lock:b", mode: Mode::Read },
-    Target { name: "lock:b", mode: Mode::Write },
-    Target { name: "permits:a", mode: Mode::Permits(1) },
-    Target { name: "permits:a", mode: Mode::Permits(2) },
-    Target { name: "leader:a", mode: Mode::Leader },
+pub(crate) const TARGETS: [LockTarget; 8] = [
+    LockTarget { name: "lock:a", mode: LockMode::Mutex },
+    LockTarget { name: "lock:b", mode: LockMode::Mutex },
+    LockTarget { name: "lock:b", mode: LockMode::Read },
+    LockTarget { name: "lock:b", mode: LockMode::Read },
+    LockTarget { name: "lock:b", mode: LockMode::Write },
+    LockTarget { name: "permits:a", mode: LockMode::Permits(1) },
+    LockTarget { name: "permits:a", mode: LockMode::Permits(2) },
+    LockTarget { name: "leader:a", mode: LockMode::Leader },
 ];
 
-impl Mode {
+impl LockMode {
     /// How much of the capacity one holder takes.
     pub(crate) fn units(self) -> u32 {
         match self {

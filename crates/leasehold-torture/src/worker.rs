@@ -12,12 +12,12 @@ use leasehold::{ErrorKind, Leasehold, blocking};
 use tokio::{runtime, sync::mpsc, task::JoinSet, time::sleep};
 
 use crate::{
-    args::{Client, Role},
+    args::{ClientKind, Role},
     broken,
     dice::Dice,
-    event::{Event, Log},
+    event::{Log, LogEvent},
     instant::{Micros, millis, now},
-    lane::{self, Shared},
+    lane::{self, WorkerState},
     probe,
     target::TTL,
 };
@@ -34,7 +34,7 @@ pub(crate) fn run(role: &Role) -> io::Result<()> {
 async fn work(role: &Role) -> io::Result<()> {
     let log = Log::open(&role.log)?;
     let locks = connect(&role.url).await.map_err(io::Error::other)?;
-    let shared = Arc::new(Shared::new(locks, log, role.client, role.label.clone()));
+    let shared = Arc::new(WorkerState::new(locks, log, role.client, role.label.clone()));
     let mut tasks = start_tasks(&shared, role);
     let mut commands = read_commands();
     while let Some(command) = commands.recv().await {
@@ -48,11 +48,11 @@ async fn work(role: &Role) -> io::Result<()> {
             "settle" => {
                 shared.settle();
                 while tasks.join_next().await.is_some() {}
-                shared.log.write(Event::Idle);
+                shared.log.write(LogEvent::Idle);
             }
             "list" => {
                 let left = probe::list_leftovers(&shared.locks).await;
-                shared.log.write(Event::Listed { left });
+                shared.log.write(LogEvent::Listed { left });
             }
             "finish" => return shared.locks.close().await.map_err(io::Error::other),
             other => return Err(io::Error::other(format!("unknown command {other:?}"))),
@@ -74,7 +74,7 @@ async fn connect(url: &str) -> Result<Leasehold, leasehold::Error> {
     }
 }
 
-fn start_tasks(shared: &Arc<Shared>, role: &Role) -> JoinSet<()> {
+fn start_tasks(shared: &Arc<WorkerState>, role: &Role) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     let mut dice = Dice::new(role.seed);
     for _ in 0..role.lanes {
@@ -118,10 +118,10 @@ fn read_commands() -> mpsc::UnboundedReceiver<String> {
 }
 
 /// Takes locks until the worker settles.
-async fn take_turns(shared: &Shared, mut dice: Dice) {
+async fn take_turns(shared: &WorkerState, mut dice: Dice) {
     let turns = async {
         loop {
-            if shared.client == Client::Ours {
+            if shared.client == ClientKind::Ours {
                 lane::turn(shared, &mut dice).await;
             } else {
                 broken::turn(shared, &mut dice).await;

@@ -17,10 +17,13 @@ use std::{
 use async_trait::async_trait;
 use leasehold::{
     Error, Fence, Resource, Result,
-    backend::{Backend, EventStream, Finding, Guarantees, Hint, Hints, Inspect},
+    backend::{
+        Answer, Backend, Decision, EventStream, Finding, Guarantees, Hint, Hints, Incarnation, Inspect, Renewal,
+        Request,
+    },
     lease::{
-        Answer, Decision, EndedLease, Evicted, HistoryFilter, Incarnation, LeaseKey, ListFilter, Names, Outcome, Page,
-        Released, Renewal, Request, RunRecord, RunReport, Standing,
+        EndedLease, Evicted, HistoryFilter, LeaseKey, ListFilter, Names, Outcome, Page, Released, RunRecord, RunReport,
+        Standing,
     },
 };
 use tokio::time;
@@ -174,7 +177,7 @@ impl Faulty {
 
     /// Lets a call pass, or not.
     async fn pass<T, F: Future<Output = Result<T>>>(&self, call: Call, work: impl Fn() -> F) -> Result<T> {
-        let _counted = InFlight::new(&self.in_flight);
+        let _counted = OpenCall::new(&self.in_flight);
         let fate = self.plan.fate(call);
         if let Some(delay) = fate.delay {
             time::sleep(delay).await;
@@ -214,16 +217,16 @@ impl Faulty {
 }
 
 /// Counts a call until it is answered or dropped.
-struct InFlight<'a>(&'a AtomicUsize);
+struct OpenCall<'a>(&'a AtomicUsize);
 
-impl<'a> InFlight<'a> {
+impl<'a> OpenCall<'a> {
     fn new(calls: &'a AtomicUsize) -> Self {
         calls.fetch_add(1, Ordering::SeqCst);
         Self(calls)
     }
 }
 
-impl Drop for InFlight<'_> {
+impl Drop for OpenCall<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }

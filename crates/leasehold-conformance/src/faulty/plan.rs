@@ -59,9 +59,9 @@ impl Drop for Gate {
 
 /// The place before a gate.
 #[derive(Clone, Debug)]
-pub(super) struct Held(watch::Receiver<bool>);
+pub(super) struct HeldAtGate(watch::Receiver<bool>);
 
-impl Held {
+impl HeldAtGate {
     pub(super) async fn opened(mut self) {
         let _gone = self.0.wait_for(|open| *open).await;
     }
@@ -75,10 +75,10 @@ impl Held {
 #[derive(Debug, Default)]
 pub(super) struct Fate {
     pub(super) delay: Option<Duration>,
-    pub(super) held_before: Option<Held>,
+    pub(super) held_before: Option<HeldAtGate>,
     pub(super) drop_request: bool,
     pub(super) double: bool,
-    pub(super) held_after: Option<Held>,
+    pub(super) held_after: Option<HeldAtGate>,
     pub(super) drop_reply: bool,
 }
 
@@ -102,8 +102,8 @@ struct Losses {
     requests: usize,
     replies: usize,
     doubles: usize,
-    held_before: Option<Held>,
-    held_after: Option<Held>,
+    held_before: Option<HeldAtGate>,
+    held_after: Option<HeldAtGate>,
 }
 
 impl Plan {
@@ -199,7 +199,7 @@ impl Losses {
     }
 }
 
-fn gate() -> (Gate, Held) {
+fn gate() -> (Gate, HeldAtGate) {
     let (sender, receiver) = watch::channel(false);
-    (Gate(sender), Held(receiver))
+    (Gate(sender), HeldAtGate(receiver))
 }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use leasehold::{
     Holder, Ttl,
-    lease::{Claim, LeaseKey, Lifetime, Metadata, Outcome, Patience, Renewal, Request},
+    backend::{Lifetime, Patience, Renewal, Request},
+    lease::{Claim, LeaseKey, Metadata, Outcome},
 };
 
 use super::Tempo;

@@ -4,13 +4,15 @@ use std::{cmp::Reverse, collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use leasehold::{
     Fence, Resource, Result,
-    backend::{Backend, Liveness},
+    backend::{
+        Backend, Decision, Lifetime, Liveness, Request,
+        model::{Context, Effects, Entry, Expiry, Presence, State},
+    },
     clock::Clock,
     lease::{
-        Busy, Decision, EndedLease, Evicted, HistoryFilter, LeaseId, LeaseRecord, LeaseState, Lifetime, ListFilter,
-        Moment, Names, QueuePosition, Request, Standing, Timestamp,
+        Busy, EndedLease, Evicted, HistoryFilter, LeaseId, LeaseRecord, LeaseState, ListFilter, Moment, Names,
+        QueuePosition, Standing, Timestamp,
     },
-    model::{Context, Effects, Entry, Expiry, Presence, State},
 };
 
 use super::{
@@ -153,7 +155,7 @@ impl<'a> Twin<'a> {
         rule: impl FnOnce(&mut State, &Context<'_>, &mut Effects) -> T,
     ) -> T {
         let (now, wall) = self.time();
-        let hands_over_provisionally = self.context.guarantees.liveness == Liveness::Process;
+        let hands_over_provisionally = self.context.guarantees.liveness != Liveness::Ttl;
         let Side { state, owners, .. } = &mut self.sides[name];
         let presence = |entry: &Entry| match owners.get(&entry.id) {
             Some(owner) if *owner != instance && hands_over_provisionally => Presence::Present,

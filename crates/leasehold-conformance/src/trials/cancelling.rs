@@ -40,10 +40,10 @@ pub(super) fn trials() -> Vec<Trial> {
     .collect()
 }
 
-type Attempt<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+type DroppedAttempt<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
 /// Polls so often, waiting to be woken in between, then drops; returns whether it was done before.
-async fn drop_after(polls: usize, attempt: Attempt<'_>) -> bool {
+async fn drop_after(polls: usize, attempt: DroppedAttempt<'_>) -> bool {
     let mut attempt = attempt;
     let mut left = polls;
     let done = poll_fn(|cx| {
@@ -68,7 +68,7 @@ async fn drop_after(polls: usize, attempt: Attempt<'_>) -> bool {
 async fn sweep(
     least: usize,
     most: usize,
-    mut begin: impl FnMut() -> Attempt<'static>,
+    mut begin: impl FnMut() -> DroppedAttempt<'static>,
     mut after: impl AsyncFnMut(usize),
 ) {
     for _ in 0..20 {
@@ -108,7 +108,7 @@ async fn nothing_left(locks: &Leasehold, truth: &Leasehold) {
 
 async fn free(context: TrialContext, way: Way) {
     let ((faulty, one), truth) = (slow_locks(&context).await, context.locks().await);
-    let begin = || -> Attempt<'static> {
+    let begin = || -> DroppedAttempt<'static> {
         let locks = one.clone();
         Box::pin(async move { drop(way.acquire(&locks, "x").await.expect("it is free")) })
     };
@@ -124,7 +124,7 @@ async fn free(context: TrialContext, way: Way) {
 async fn contended(context: TrialContext, way: Way) {
     let ((faulty, one), truth) = (slow_locks(&context).await, context.locks().await);
     let held = way.acquire(&truth, "x").await.expect("it is free");
-    let begin = || -> Attempt<'static> {
+    let begin = || -> DroppedAttempt<'static> {
         let locks = one.clone();
         Box::pin(async move { drop(way.acquire(&locks, "x").await.expect("its turn comes")) })
     };
@@ -164,7 +164,7 @@ async fn every_call(context: TrialContext) {
 const ALL: usize = 4;
 
 /// One of the calls that get something; all but the last two contend with a lock.
-fn attempt(locks: &Leasehold, call: usize, contended: bool) -> Attempt<'static> {
+fn attempt(locks: &Leasehold, call: usize, contended: bool) -> DroppedAttempt<'static> {
     let locks = locks.clone();
     Box::pin(async move {
         match call {

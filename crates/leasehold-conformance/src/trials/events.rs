@@ -7,7 +7,7 @@ use leasehold::{
 };
 
 use super::{Trial, TrialContext};
-use crate::instance::{Watch, ask, attempt, resource};
+use crate::instance::{EventReader, ask, attempt, resource};
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![
@@ -50,7 +50,7 @@ async fn in_order(context: TrialContext) {
     }
 }
 
-async fn expect(watch: &mut Watch, holder: &Holder, kind: &EventKind) -> Event {
+async fn expect(watch: &mut EventReader, holder: &Holder, kind: &EventKind) -> Event {
     let event = watch.next().await;
     assert_eq!((&event.holder, &event.kind), (holder, kind));
     assert_eq!((event.resource.as_str(), event.claim), ("x", Claim::EXCLUSIVE));

@@ -8,7 +8,10 @@ use std::{
     time::Duration,
 };
 
-use leasehold::lease::{Claim, Decision, LeaseState, Released, Request, Standing};
+use leasehold::{
+    backend::{Decision, Request},
+    lease::{Claim, LeaseState, Released, Standing},
+};
 use tokio::{sync::Barrier, task::JoinSet, time};
 
 use super::{Trial, TrialContext};

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use leasehold::{
     Fence,
-    lease::{Claim, Outcome, Request, Standing},
+    backend::Request,
+    lease::{Claim, Outcome, Standing},
 };
 
 use super::{Trial, TrialContext};

@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
-use leasehold::lease::{Claim, Ending, Lifetime, Request, Standing};
+use leasehold::{
+    backend::{Lifetime, Request, model::CONFIRM_WITHIN},
+    lease::{Claim, Ending, Standing},
+};
 use tokio::time;
 
 use super::{Trial, TrialContext};
-use crate::instance::{Instance, SOON, ask, attempt, renewal, ttl};
+use crate::instance::{Instance, MOMENT, SOON, ask, attempt, renewal, ttl};
 
 /// Short enough to wait for, long enough that a busy machine does not outlast it by accident.
 const SHORT: Duration = Duration::from_millis(300);
@@ -22,6 +25,7 @@ pub(super) fn trials() -> Vec<Trial> {
         Trial::new("a lease that nobody renews expires", attached_expires).if_ttl(),
         Trial::new("a place that nobody renews expires", place_expires).if_ttl(),
         Trial::new("the leases of an instance that is gone end with it", gone_instance).if_death_is_seen(),
+        Trial::new("a waiter that does not confirm its turn loses it", unconfirmed_turn).if_death_is_seen(),
         Trial::new("a detached lease outlives its instance", detached_outlives),
         Trial::new("expiry to the microsecond", exact_expiry).manual(),
     ]
@@ -172,6 +176,34 @@ async fn gone_instance(context: TrialContext) {
     let history = two.history("x").await;
     assert_eq!(history.len(), 2);
     assert!(history.iter().all(|ended| ended.ending == Ending::Disconnected), "{history:?}");
+}
+
+/// The waiter's process is stopped: it lives, and does not renew.
+async fn unconfirmed_turn(context: TrialContext) {
+    let (one, two, three) = (context.instance().await, context.instance().await, context.instance().await);
+    let [held, stopped, next] = [(), (), ()].map(|()| ask("x", Claim::EXCLUSIVE));
+    one.granted(&held).await;
+    two.queued(&stopped).await;
+    three.queued(&next).await;
+    one.free(&held).await;
+    let fence = two.told_granted(&stopped).await;
+
+    let hint = three.hint(CONFIRM_WITHIN + SOON).await;
+    assert!(hint.is_some(), "who waits behind it is told");
+    let its_turn = async {
+        loop {
+            if let Standing::Holding(grant) = three.standing(&next).await {
+                break grant;
+            }
+            time::sleep(MOMENT).await;
+        }
+    };
+    let grant = time::timeout(CONFIRM_WITHIN + SOON, its_turn).await.expect("its turn comes within seconds");
+    assert!(grant.fence > fence);
+    assert_eq!(two.standing(&stopped).await, Standing::Gone);
+    let endings: Vec<Ending> = three.history("x").await.iter().map(|ended| ended.ending).collect();
+    assert_eq!(endings, [Ending::Expired, Ending::Released]);
+    assert_eq!(three.holding(&next).await, grant);
 }
 
 async fn detached_outlives(context: TrialContext) {

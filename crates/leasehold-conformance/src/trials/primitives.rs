@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use leasehold::{
     Error, ErrorKind, Fence, Guard, Leasehold, Loss, Metadata, Outcome, Result,
-    lease::{Ending, ListFilter, Names, Released, Standing},
+    lease::{Ending, ListFilter, Names, Released},
 };
 use parking_lot::Mutex;
 use tokio::{task::JoinSet, time};
@@ -29,6 +29,7 @@ pub(super) fn trials() -> Vec<Trial> {
             Trial::new("program: callers of one instance can share a lease", shared_by_holder),
             Trial::new("program: a guard is not held longer than it may be", max_hold),
             Trial::new("program: a detached lease is handed on by its handle", detached),
+            Trial::new("program: looking for a lease does not renew it", only_looking),
             Trial::new("program: the metadata of a lease can be changed", metadata),
         ],
     ]
@@ -214,14 +215,29 @@ async fn detached(context: TrialContext) {
     assert!(two.mutex("x").try_acquire_detached().await.expect("an answer").is_none());
     let handle = detached.handle.to_string().parse().expect("a handle is text");
     one.close().await.expect("nothing is left to do");
-    let Standing::Holding(grant) = two.check(&handle).await.expect("an answer") else {
-        panic!("it outlives the caller that acquired it")
-    };
-    assert_eq!(grant.fence, detached.grant.fence);
+    let found = two.find(&handle).await.expect("an answer").expect("it outlives the caller that acquired it");
+    assert_eq!(found.fence(), Some(detached.grant.fence));
     two.renew(&handle, Duration::from_secs(60)).await.expect("an answer");
     let released = two.release(&handle, Outcome::Completed).await.expect("an answer");
     assert_eq!(released, Released::Freed);
-    assert_eq!(two.check(&handle).await.expect("an answer"), Standing::Gone);
+    assert_eq!(two.find(&handle).await.expect("an answer"), None);
+}
+
+/// Looks until the lease has ended, more often than the shortest ttl: looking must not keep it alive.
+async fn only_looking(context: TrialContext) {
+    let (one, two) = (context.locks().await, context.locks().await);
+    let ttl = Duration::from_millis(500);
+    let detached = one.mutex("x").ttl(ttl).acquire_detached().await.expect("it is free");
+    let looking = async {
+        let mut looks = 0;
+        while two.find(&detached.handle).await.expect("an answer").is_some() {
+            looks += 1;
+            time::sleep(Duration::from_millis(20)).await;
+        }
+        looks
+    };
+    assert!(time::timeout(SOON, looking).await.expect("it ends by its ttl") > 0, "it was held at first");
+    one.mutex("x").wait(SOON).acquire().await.expect("it is free").release().await.expect("an answer");
 }
 
 async fn metadata(context: TrialContext) {

@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use leasehold::{
-    backend::Hint,
-    lease::{Claim, LeaseId, Released, Request, Standing},
+    backend::{Hint, Request},
+    lease::{Claim, LeaseId, Released, Standing},
 };
 
 use super::{Trial, TrialContext};

@@ -4,7 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use leasehold::{
     Holder, Leasehold, Resource,
-    lease::{Claim, EndedLease, Ending, HistoryFilter, LeaseState, Lifetime, ListFilter, Metadata, Names, Outcome},
+    backend::Lifetime,
+    lease::{Claim, EndedLease, Ending, HistoryFilter, LeaseState, ListFilter, Metadata, Names, Outcome},
 };
 
 use super::{Trial, TrialContext};

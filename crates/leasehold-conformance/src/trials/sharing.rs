@@ -1,6 +1,9 @@
 //! Readers, permits, and names used in two ways.
 
-use leasehold::lease::{Claim, Decision, Request, Standing};
+use leasehold::{
+    backend::{Decision, Request},
+    lease::{Claim, Standing},
+};
 
 use super::{Trial, TrialContext};
 use crate::instance::{ask, attempt, permits, renewal};

@@ -6,14 +6,14 @@
 
 use std::collections::HashMap;
 
-use super::{Rules, Violation};
-use crate::history::{Ask, History};
+use super::{Promises, Violation};
+use crate::history::{Ask, RunHistory};
 
-pub(super) fn check(history: &History, rules: Rules) -> Vec<Violation> {
+pub(super) fn check(history: &RunHistory, rules: Promises) -> Vec<Violation> {
     history.by_name().values().flat_map(|asks| check_name(history, rules, asks)).collect()
 }
 
-fn check_name(history: &History, rules: Rules, asks: &[&Ask]) -> Vec<Violation> {
+fn check_name(history: &RunHistory, rules: Promises, asks: &[&Ask]) -> Vec<Violation> {
     let mut violations = Vec::new();
     let mut report = |what: &str, one: &Ask, other: &Ask| {
         let evidence = vec![one.describe(rules.began), other.describe(rules.began)];

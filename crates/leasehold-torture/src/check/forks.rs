@@ -1,9 +1,9 @@
 //! A forked child is refused: every call on an instance that it inherited fails, and none hangs.
 
-use super::{Rules, Violation};
-use crate::history::{Answer, History};
+use super::{Promises, Violation};
+use crate::history::{ForkAnswer, RunHistory};
 
-pub(super) fn check(history: &History, _rules: Rules) -> Vec<Violation> {
+pub(super) fn check(history: &RunHistory, _rules: Promises) -> Vec<Violation> {
     let calls = history.children.iter().flat_map(|(pid, child)| {
         let parent = &history.lives[child.life].label;
         child.calls.iter().map(move |(call, answer)| (pid, parent, call, answer))
@@ -11,9 +11,9 @@ pub(super) fn check(history: &History, _rules: Rules) -> Vec<Violation> {
     calls
         .filter_map(|(pid, parent, call, answer)| {
             let answer = match answer {
-                Answer::Refused => return None,
-                Answer::Missing => "no answer",
-                Answer::Other(text) => text.as_str(),
+                ForkAnswer::Refused => return None,
+                ForkAnswer::Missing => "no answer",
+                ForkAnswer::Other(text) => text.as_str(),
             };
             let what = format!("child {pid} of {parent}: {call} was not refused");
             Some(Violation::new("forks", what, vec![format!("answer: {answer}")]))
@@ -29,7 +29,7 @@ mod tests {
     #[test]
     fn a_child_whose_call_succeeds_or_hangs_is_found() {
         let mut history = sample::history(1);
-        let answers = [Answer::Refused, Answer::Missing, Answer::Other(String::from("Ok(())"))];
+        let answers = [ForkAnswer::Refused, ForkAnswer::Missing, ForkAnswer::Other(String::from("Ok(())"))];
         for (pid, answer) in (1..).zip(answers) {
             let calls = [(String::from("check"), answer)].into();
             history.children.insert(pid, Child { life: 0, idle: false, calls });

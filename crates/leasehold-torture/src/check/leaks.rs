@@ -1,9 +1,9 @@
 //! Nothing is left: no lease or queue position when all workers are idle, and no file of theirs when they are gone.
 
-use super::{Rules, Violation};
-use crate::history::History;
+use super::{Promises, Violation};
+use crate::history::RunHistory;
 
-pub(super) fn check(history: &History, _rules: Rules) -> Vec<Violation> {
+pub(super) fn check(history: &RunHistory, _rules: Promises) -> Vec<Violation> {
     if history.leftovers.is_empty() {
         return Vec::new();
     }

@@ -1,15 +1,15 @@
 //! A loss is reported in time: `lost` completes soon after the lease ended, whatever else its process does.
 
-use super::{Rules, Violation};
+use super::{Promises, Violation};
 use crate::{
-    history::History,
+    history::RunHistory,
     instant::{Micros, millis, seconds},
 };
 
 /// How late a busy machine may make `lost`. Faults that block do so for longer.
 const BOUND: Micros = millis(1500);
 
-pub(super) fn check(history: &History, rules: Rules) -> Vec<Violation> {
+pub(super) fn check(history: &RunHistory, rules: Promises) -> Vec<Violation> {
     let late = history.losses.iter().filter(|loss| loss.reported.saturating_sub(loss.due) > BOUND);
     // A stopped process cannot report.
     let late = late.filter(|loss| !history.lives[loss.life].stopped_within(loss.due, loss.reported));
@@ -27,14 +27,14 @@ pub(super) fn check(history: &History, rules: Rules) -> Vec<Violation> {
 #[cfg(test)]
 mod tests {
     use super::{super::sample, *};
-    use crate::history::{Loss, Span};
+    use crate::history::{LossTimes, Span};
 
     #[test]
     fn a_late_report_is_found_unless_its_process_was_stopped() {
         let mut history = sample::history(1);
-        history.losses.push(Loss { life: 0, what: String::from("a"), due: 10, reported: 10 + BOUND });
+        history.losses.push(LossTimes { life: 0, what: String::from("a"), due: 10, reported: 10 + BOUND });
         assert!(check(&history, sample::RULES).is_empty());
-        history.losses.push(Loss { life: 0, what: String::from("a"), due: 10, reported: 11 + BOUND });
+        history.losses.push(LossTimes { life: 0, what: String::from("a"), due: 10, reported: 11 + BOUND });
         assert_eq!(check(&history, sample::RULES).len(), 1);
         history.lives[0].stops.push(Span { from: 10, to: 11 });
         assert!(check(&history, sample::RULES).is_empty());

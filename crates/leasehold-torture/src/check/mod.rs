@@ -10,7 +10,7 @@ mod progress;
 
 use serde::Serialize;
 
-use crate::{history::History, instant::Micros};
+use crate::{history::RunHistory, instant::Micros};
 
 /// Something that must not happen, and the lines that show it.
 #[derive(Clone, Debug, Serialize)]
@@ -28,8 +28,8 @@ impl Violation {
 
 /// What the backend of the run promises, and when the run was.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rules {
-    pub(crate) liveness: Liveness,
+pub(crate) struct Promises {
+    pub(crate) liveness: EndOfLease,
     /// Waiters are served in the order they came.
     pub(crate) fifo: bool,
     /// How long after a disturbance or a failover a waiter may still be out of reach.
@@ -40,7 +40,7 @@ pub(crate) struct Rules {
 
 /// What ends a lease that nobody releases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Liveness {
+pub(crate) enum EndOfLease {
     /// Its ttl.
     Ttl,
     /// The death of its process.
@@ -48,7 +48,7 @@ pub(crate) enum Liveness {
 }
 
 /// Runs every checker.
-pub(crate) fn all(history: &History, rules: Rules) -> Vec<Violation> {
+pub(crate) fn all(history: &RunHistory, rules: Promises) -> Vec<Violation> {
     let checkers =
         [overlap::check, fences::check, order::check, progress::check, loss::check, leaks::check, forks::check];
     checkers.iter().flat_map(|check| check(history, rules)).collect()
@@ -57,36 +57,36 @@ pub(crate) fn all(history: &History, rules: Rules) -> Vec<Violation> {
 /// Histories written by hand, for the tests of the checkers.
 #[cfg(test)]
 mod sample {
-    use super::{Liveness, Rules};
+    use super::{EndOfLease, Promises};
     use crate::{
-        event::{Event, Line},
-        history::{History, Life},
+        event::{LogEvent, LogLine},
+        history::{RunHistory, WorkerLife},
     };
 
-    pub(super) const RULES: Rules =
-        Rules { liveness: Liveness::Ttl, fifo: true, reconnect: 0, began: 0, ended: 60_000_000 };
+    pub(super) const RULES: Promises =
+        Promises { liveness: EndOfLease::Ttl, fifo: true, reconnect: 0, began: 0, ended: 60_000_000 };
 
     /// A history with `workers` processes and nothing in it.
-    pub(super) fn history(workers: usize) -> History {
-        let life = |index| Life { label: format!("w{index}"), ..Life::default() };
-        let mut history = History::default();
+    pub(super) fn history(workers: usize) -> RunHistory {
+        let life = |index| WorkerLife { label: format!("w{index}"), ..WorkerLife::default() };
+        let mut history = RunHistory::default();
         history.lives.extend((0..workers).map(life));
         history
     }
 
     /// Adds an ask for all of `capacity`, or for a part.
-    pub(super) fn ask(history: &mut History, life: usize, id: &str, at: u64, units: u32, capacity: u32) {
+    pub(super) fn ask(history: &mut RunHistory, life: usize, id: &str, at: u64, units: u32, capacity: u32) {
         let (id, name) = (id.to_owned(), String::from("lock"));
-        history.add(life, Line { at, event: Event::Asked { id, name, units, capacity } });
+        history.add(life, LogLine { at, event: LogEvent::Asked { id, name, units, capacity } });
     }
 
     /// Adds a grant that is believed from `from` to `to`, and released then.
-    pub(super) fn hold(history: &mut History, id: &str, fence: u64, from: u64, to: u64) {
+    pub(super) fn hold(history: &mut RunHistory, id: &str, fence: u64, from: u64, to: u64) {
         let life = history.ask(id).expect("it was asked for").life;
         let id = id.to_owned();
-        history.add(life, Line { at: from, event: Event::Began { id: id.clone(), fence } });
-        history.add(life, Line { at: to, event: Event::Believed { id: id.clone() } });
-        history.add(life, Line { at: to, event: Event::Ending { id: id.clone() } });
-        history.add(life, Line { at: to, event: Event::Released { id, error: None } });
+        history.add(life, LogLine { at: from, event: LogEvent::Began { id: id.clone(), fence } });
+        history.add(life, LogLine { at: to, event: LogEvent::Believed { id: id.clone() } });
+        history.add(life, LogLine { at: to, event: LogEvent::Ending { id: id.clone() } });
+        history.add(life, LogLine { at: to, event: LogEvent::Released { id, error: None } });
     }
 }

@@ -18,13 +18,13 @@
 
 use std::collections::BTreeSet;
 
-use super::{Liveness, Rules, Violation};
+use super::{EndOfLease, Promises, Violation};
 use crate::{
-    history::{Ask, History, Queue},
+    history::{Ask, Queue, RunHistory},
     target::TTL,
 };
 
-pub(super) fn check(history: &History, rules: Rules) -> Vec<Violation> {
+pub(super) fn check(history: &RunHistory, rules: Promises) -> Vec<Violation> {
     if !rules.fifo {
         return Vec::new();
     }
@@ -49,12 +49,12 @@ pub(super) fn check(history: &History, rules: Rules) -> Vec<Violation> {
     violations
 }
 
-fn kept_its_turn(rules: Rules, queue: &Queue, ask: &Ask) -> bool {
+fn kept_its_turn(rules: Promises, queue: &Queue, ask: &Ask) -> bool {
     let ttl = u64::try_from(TTL.as_micros()).unwrap_or(u64::MAX);
-    rules.liveness == Liveness::Ttl || ask.began.is_some_and(|began| began < queue.at + ttl)
+    rules.liveness == EndOfLease::Ttl || ask.began.is_some_and(|began| began < queue.at + ttl)
 }
 
-fn is_comparable(history: &History, rules: Rules, ask: &Ask) -> bool {
+fn is_comparable(history: &RunHistory, rules: Promises, ask: &Ask) -> bool {
     let life = history.life_of(ask);
     let from = ask.asked.saturating_sub(rules.reconnect);
     ask.began.is_some_and(|began| {
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn a_waiter_that_had_time_to_lose_its_turn_is_not_compared_where_turns_are_confirmed() {
-        let rules = Rules { liveness: Liveness::Process, ..sample::RULES };
+        let rules = Promises { liveness: EndOfLease::Process, ..sample::RULES };
         let found = |granted: u64| {
             let mut history = sample::history(2);
             for (life, id, fence) in [(0, "a", 9), (1, "b", 8)] {

@@ -11,9 +11,9 @@
 //!   does not count beside one whom the new master granted.
 //! - The conductor evicts nobody. An evicted holder believes until it notices, which is documented and not checked.
 
-use super::{Liveness, Rules, Violation};
+use super::{EndOfLease, Promises, Violation};
 use crate::{
-    history::{Ask, History},
+    history::{Ask, RunHistory},
     instant::Micros,
 };
 
@@ -26,11 +26,11 @@ struct Edge {
     ask: usize,
 }
 
-pub(super) fn check(history: &History, rules: Rules) -> Vec<Violation> {
+pub(super) fn check(history: &RunHistory, rules: Promises) -> Vec<Violation> {
     history.by_name().values().flat_map(|asks| check_name(history, rules, asks)).collect()
 }
 
-fn check_name(history: &History, rules: Rules, asks: &[&Ask]) -> Vec<Violation> {
+fn check_name(history: &RunHistory, rules: Promises, asks: &[&Ask]) -> Vec<Violation> {
     let mut edges = Vec::new();
     for (index, ask) in asks.iter().enumerate() {
         if let (Some(from), Some(to)) = (ask.began, believed_until(history, rules, ask))
@@ -61,10 +61,10 @@ fn check_name(history: &History, rules: Rules, asks: &[&Ask]) -> Vec<Violation> 
     violations
 }
 
-fn believed_until(history: &History, rules: Rules, ask: &Ask) -> Option<Micros> {
+fn believed_until(history: &RunHistory, rules: Promises, ask: &Ask) -> Option<Micros> {
     let life = history.life_of(ask);
     match life.killed {
-        Some(killed) if rules.liveness == Liveness::Process && ask.ending.is_none() && ask.lost.is_none() => {
+        Some(killed) if rules.liveness == EndOfLease::Process && ask.ending.is_none() && ask.lost.is_none() => {
             Some(killed)
         }
         _ => ask.believed,
@@ -81,7 +81,7 @@ mod tests {
 
     const MUTEX: u32 = u32::MAX;
 
-    fn two_holds(second_from: u64) -> History {
+    fn two_holds(second_from: u64) -> RunHistory {
         let mut history = sample::history(2);
         sample::ask(&mut history, 0, "a", 0, MUTEX, MUTEX);
         sample::ask(&mut history, 1, "b", 0, MUTEX, MUTEX);
@@ -115,14 +115,14 @@ mod tests {
         sample::ask(&mut history, 0, "a", 0, MUTEX, MUTEX);
         sample::ask(&mut history, 1, "b", 0, MUTEX, MUTEX);
         sample::hold(&mut history, "b", 2, 50, 60);
-        history.add(0, line(10, crate::event::Event::Began { id: String::from("a"), fence: 1 }));
+        history.add(0, line(10, crate::event::LogEvent::Began { id: String::from("a"), fence: 1 }));
         history.lives[0].killed = Some(55);
-        assert_eq!(check(&history, Rules { liveness: Liveness::Process, ..sample::RULES }).len(), 1);
+        assert_eq!(check(&history, Promises { liveness: EndOfLease::Process, ..sample::RULES }).len(), 1);
         assert!(check(&history, sample::RULES).is_empty());
     }
 
-    fn line(at: u64, event: crate::event::Event) -> crate::event::Line {
-        crate::event::Line { at, event }
+    fn line(at: u64, event: crate::event::LogEvent) -> crate::event::LogLine {
+        crate::event::LogLine { at, event }
     }
 
     #[test]

@@ -8,9 +8,9 @@
 //! delays in a row add up. An ask that failed with an error was answered and counts as no waiter; the report counts
 //! errors by kind.
 
-use super::{Liveness, Rules, Violation};
+use super::{EndOfLease, Promises, Violation};
 use crate::{
-    history::{Ask, History, Queue},
+    history::{Ask, Queue, RunHistory},
     instant::{Micros, millis, seconds},
     target::TTL,
 };
@@ -24,19 +24,19 @@ pub(crate) fn bound() -> Micros {
 }
 
 /// A span in which an acquisition waits or serves its name.
-struct Stage {
+struct WaitSpan {
     from: Micros,
     to: Micros,
     waits: bool,
 }
 
-pub(super) fn check(history: &History, rules: Rules) -> Vec<Violation> {
+pub(super) fn check(history: &RunHistory, rules: Promises) -> Vec<Violation> {
     let stuck = history.by_name().into_iter().flat_map(|(name, asks)| check_name(history, rules, name, &asks));
     let failures = history.failures.iter().map(|what| Violation::new("progress", what.clone(), Vec::new()));
     stuck.chain(failures).collect()
 }
 
-fn check_name(history: &History, rules: Rules, name: &str, asks: &[&Ask]) -> Vec<Violation> {
+fn check_name(history: &RunHistory, rules: Promises, name: &str, asks: &[&Ask]) -> Vec<Violation> {
     let mut edges = Vec::new();
     for stage in asks.iter().flat_map(|ask| stages(history, rules, ask)).filter(|stage| stage.from < stage.to) {
         edges.push((stage.from, 1_i64, stage.waits));
@@ -67,7 +67,7 @@ fn check_name(history: &History, rules: Rules, name: &str, asks: &[&Ask]) -> Vec
 }
 
 /// When an acquisition waited, and when it served its name.
-fn stages(history: &History, rules: Rules, ask: &Ask) -> Vec<Stage> {
+fn stages(history: &RunHistory, rules: Promises, ask: &Ask) -> Vec<WaitSpan> {
     let life = history.life_of(ask);
     let end = life.killed.unwrap_or(rules.ended).min(rules.ended);
     let mut stages = Vec::new();
@@ -76,27 +76,27 @@ fn stages(history: &History, rules: Rules, ask: &Ask) -> Vec<Stage> {
         let until = ask.began.or(ask.gave_up).unwrap_or(end).min(end);
         for stop in &life.stops {
             if stop.from < until && stop.to > from {
-                stages.push(Stage { from, to: stop.from, waits: true });
+                stages.push(WaitSpan { from, to: stop.from, waits: true });
                 from = stop.to;
             }
         }
-        stages.push(Stage { from, to: until, waits: true });
+        stages.push(WaitSpan { from, to: until, waits: true });
     }
     if let Some(began) = ask.began {
         // A slow disk rightly delays the release of its own lease.
         let ending = if life.slow { ask.released } else { ask.ending };
         let to = ending.or(ask.lost).unwrap_or(end).min(end);
-        stages.push(Stage { from: began, to, waits: false });
-        if rules.liveness == Liveness::Process {
+        stages.push(WaitSpan { from: began, to, waits: false });
+        if rules.liveness == EndOfLease::Process {
             let released = ask.released.or(ask.lost).unwrap_or(end);
             let stops = life.stops.iter().filter(|stop| began <= stop.from && stop.from < released);
-            stages.extend(stops.map(|stop| Stage { from: stop.from, to: stop.to, waits: false }));
+            stages.extend(stops.map(|stop| WaitSpan { from: stop.from, to: stop.to, waits: false }));
         }
     }
     stages
 }
 
-fn report(history: &History, rules: Rules, name: &str, asks: &[&Ask], from: Micros, to: Micros) -> Violation {
+fn report(history: &RunHistory, rules: Promises, name: &str, asks: &[&Ask], from: Micros, to: Micros) -> Violation {
     let when = |at: Micros| seconds(at.saturating_sub(rules.began));
     let what = format!(
         "{name}: nobody was granted it for {} s, from {} s to {} s, though somebody waited",
@@ -149,7 +149,7 @@ mod tests {
     use crate::history::Span;
 
     /// One holder until 1 s, and the next one, who asked meanwhile, from `next`.
-    fn history(next: Micros) -> History {
+    fn history(next: Micros) -> RunHistory {
         let mut history = sample::history(2);
         sample::ask(&mut history, 0, "a", 0, 1, 1);
         sample::hold(&mut history, "a", 1, 0, millis(1000));
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn a_stopped_holder_serves_and_a_waiter_that_is_granted_while_it_is_stopped_does_not() {
-        let rules = Rules { liveness: Liveness::Process, ..sample::RULES };
+        let rules = Promises { liveness: EndOfLease::Process, ..sample::RULES };
         let stop = Span { from: millis(1500), to: millis(2501) + bound() };
         let granted = |at| {
             let mut history = history(stop.to + 1);
