@@ -9,7 +9,7 @@ use crate::duration::Brief;
 
 /// All went well.
 pub(crate) const OK: u8 = 0;
-/// The answer is no: not held, no such lock, a failure found.
+/// The answer is no: not held, no such lock, no history of that name, a failure found.
 pub(crate) const NO: u8 = 1;
 /// Bad flags, self-deadlock, impossible ttl (`EX_USAGE`).
 pub(crate) const USAGE: u8 = 64;
@@ -99,7 +99,7 @@ impl From<Error> for Failure {
             ErrorKind::Lost => (LOST, "lost"),
             _ => (SOFTWARE, "bug"),
         };
-        Self { code, kind, message: error.to_string(), hint: None }
+        Self { code, kind, message: format!("{error:#}"), hint: None }
     }
 }
 

@@ -61,7 +61,7 @@ pub(crate) fn log_format(args: &[OsString]) -> Option<LogFormat> {
 }
 
 /// How many letters must be added, dropped, replaced, or swapped with their neighbour.
-fn slips(typed: &str, meant: &str) -> usize {
+pub(crate) fn slips(typed: &str, meant: &str) -> usize {
     let (typed, meant): (Vec<char>, Vec<char>) = (typed.chars().collect(), meant.chars().collect());
     let mut rows = vec![(0..=meant.len()).collect::<Vec<usize>>()];
     for (t, letter) in typed.iter().enumerate() {

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::{
     duration::millis,
     exit::{self, Failure, Result},
+    min_hold::{self, CommandEnded},
 };
 
 /// A time in UTC with milliseconds: `2026-11-15T02:00:00.114Z`.
@@ -46,7 +47,7 @@ pub(crate) fn lease(record: &LeaseRecord) -> Value {
         "mode": record.claim.mode().as_str(),
         "units": permits(record.claim.mode(), record.claim.units()),
         "note": record.note,
-        "metadata": record.metadata,
+        "metadata": min_hold::without_mark(&record.metadata),
         "asked_at": time(record.asked_at),
         "renewed_ago_ms": millis(record.renewed_ago),
         "ttl_ms": millis(record.ttl.get()),
@@ -54,7 +55,13 @@ pub(crate) fn lease(record: &LeaseRecord) -> Value {
     });
     let state = match record.state {
         LeaseState::Holding { fence, acquired_at, held_for } => {
-            json!({"fence": fence.get(), "acquired_at": time(acquired_at), "held_ms": millis(held_for)})
+            let ended = CommandEnded::of(record).map(|kept| kept.to_json());
+            json!({
+                "fence": fence.get(),
+                "acquired_at": time(acquired_at),
+                "held_ms": millis(held_for),
+                "command_ended": ended,
+            })
         }
         LeaseState::Waiting { ahead, waiting_for } => json!({"ahead": ahead, "waiting_ms": millis(waiting_for)}),
     };
@@ -99,7 +106,7 @@ pub(crate) fn ended(ended: &EndedLease) -> Value {
         "held_ms": held,
         "problem": ended.problem.as_ref().map(|problem| json!({"kind": problem.kind, "details": problem.details})),
         "note": ended.note,
-        "metadata": ended.metadata,
+        "metadata": min_hold::without_mark(&ended.metadata),
     })
 }
 

@@ -7,6 +7,7 @@ mod duration;
 mod exit;
 mod help;
 mod json;
+mod min_hold;
 mod output;
 mod redact;
 mod settings;

@@ -10,6 +10,12 @@ use std::{
 
 const README: &str = include_str!("../../../README.md");
 const MIGRATING: &str = include_str!("../../../docs/migrating.md");
+const REDIS: &str = include_str!("../../../docs/redis.md");
+const POSTGRES: &str = include_str!("../../../docs/postgres.md");
+const OPERATING: &str = include_str!("../../../docs/operating.md");
+const REFERENCE: &str = include_str!("../../../docs/reference.md");
+const CHOOSING: &str = include_str!("../../../docs/choosing.md");
+const GUARANTEES: &str = include_str!("../../../GUARANTEES.md");
 
 /// The text of each fenced block in this language.
 fn blocks(document: &'static str, language: &str) -> Vec<&'static str> {
@@ -39,7 +45,7 @@ fn as_run(command: &str) -> String {
 /// A folder with every script that the documents speak of; each has nothing to do.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let documents = [README, MIGRATING].concat().replace("../", "");
+    let documents = [README, MIGRATING, REDIS, POSTGRES].concat().replace("../", "");
     for rest in documents.split("./").skip(1) {
         let name = rest.split(|c: char| !c.is_alphanumeric() && !"._-".contains(c)).next().unwrap();
         script(folder.path(), name.trim_end_matches('.'), "#!/bin/sh\nexit 0\n");
@@ -82,6 +88,49 @@ fn every_command_of_the_readme_does_what_it_says() {
         run(folder.path(), &ours.join("\n"));
     }
     assert!(ran >= 14, "only {ran} commands were found in the README");
+}
+
+/// Runs every command of a guide's console blocks, with a server of ours in the place of those that it speaks of.
+fn run_guide(guide: &'static str, places: &[(&str, &str)]) {
+    let folder = folder();
+    let commands: Vec<String> = console(guide).concat().into_iter().map(as_run).collect();
+    let ours =
+        |command: &String| places.iter().fold(command.clone(), |text, (theirs, ours)| text.replace(theirs, ours));
+    assert!(commands.len() > 1, "only {commands:?} were found");
+    run(folder.path(), &commands.iter().map(ours).collect::<Vec<_>>().join("\n"));
+}
+
+#[test]
+fn every_command_of_the_guide_to_redis_works() {
+    let server = leasehold_testkit::redis::Server::start();
+    let cli = format!("redis-cli -p {} ", server.port());
+    run_guide(REDIS, &[("redis://cache", &server.url()), ("redis-cli ", &cli)]);
+}
+
+#[test]
+fn every_command_of_the_guide_to_postgres_works() {
+    let server = leasehold_testkit::postgres::Postgres::start();
+    run_guide(POSTGRES, &[("postgres://owner@db/shop", &server.url()), ("postgres://app@db/shop", &server.url())]);
+}
+
+#[test]
+fn every_command_that_a_guide_mentions_has_these_flags() {
+    let folder = folder();
+    let mut seen = 0;
+    for text in [README, MIGRATING, REDIS, POSTGRES, OPERATING, REFERENCE, CHOOSING, GUARANTEES] {
+        for mention in text.split('`').skip(1).step_by(2) {
+            let command = mention.strip_prefix("sudo ").unwrap_or(mention);
+            if !command.starts_with("leasehold ") || command.contains('\n') {
+                continue;
+            }
+            seen += 1;
+            let (ours, of_child) = command.split_once(" -- ").unwrap_or((command, ""));
+            let ours = ours.replace(" N ", " 1 ").replace(" schema NAME", " schema report");
+            let usage = run(folder.path(), &format!("{ours} --help -- {of_child}"));
+            assert!(usage.contains("Usage: leasehold "), "{command}: {usage}");
+        }
+    }
+    assert!(seen > 40, "only {seen} commands were found");
 }
 
 #[test]

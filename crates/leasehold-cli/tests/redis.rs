@@ -221,6 +221,27 @@ fn what_is_said_of_a_lost_connection_never_shows_the_password() {
 }
 
 #[test]
+fn a_leader_that_was_not_renewed_in_time_says_so() {
+    let (place, server) = (Place::new(), Server::start());
+    let proxy = Proxy::to(server.port());
+    let url = format!("redis://127.0.0.1:{}?answer_limit=200ms", proxy.port());
+    let (ready, log) = (place.path("ready"), place.path("log"));
+    let script = format!("touch {}; exec sleep 600", ready.display());
+    let mut command =
+        on(&place, &url, &["--json", "elect", "boss", "--ttl", "1500ms", "--backoff", "1h", "-c", &script]);
+    command.stderr(fs::File::create(&log).unwrap());
+    let _leader = Running::of(command);
+    until("it leads", || ready.exists());
+    proxy.to_client(Flow::Swallow);
+    let told =
+        || fs::read_to_string(&log).unwrap().lines().find(|line| line.contains("no longer leads")).map(str::to_owned);
+    until("it says why", || told().is_some());
+    let told = told().unwrap();
+    assert!(told.contains("no longer leads boss: not renewed in time; campaigning again in 1h"), "{told}");
+    assert!(told.contains("\"reason\":\"renew_timeout\""), "{told}");
+}
+
+#[test]
 fn a_lease_tied_to_a_process_is_renewed_and_ends_with_it() {
     let (place, server) = (Place::new(), Server::start());
     let mut running = place.tied(&server.url(), "--ttl 3s", "exec sleep 999");
@@ -300,6 +321,8 @@ fn a_command_whose_run_is_stopped_is_dead_before_its_lease_ends() {
     let ran = running.finish();
     ran.assert_code(121);
     assert!(ran.stderr.contains("leasehold hangs or is stopped: stopping /bin/sh"), "{ran:?}");
+    // Once it goes on, nothing is left of the lease that could be warned of.
+    assert!(!ran.stderr.contains("cannot renew") && !ran.stderr.contains("0ms"), "{ran:?}");
 }
 
 /// A process, told from a later one with the same number.

@@ -79,11 +79,10 @@ impl Watch<'_> {
         }
     }
 
-    /// A late renewal is told once, when half of the lease is gone.
+    /// Reports a late renewal once.
     fn warn_if_in_doubt(&mut self) {
-        let half = self.limits.ttl / 2;
         let latest = self.leases.iter().enumerate().filter_map(|(at, lease)| Some((lease.remaining()?, at))).min();
-        let is_late = latest.is_some_and(|(left, _)| left <= half);
+        let is_late = latest.is_some_and(|(left, _)| is_late(left, self.limits.ttl));
         if let Some((left, lease)) = latest
             && is_late
             && !self.in_doubt
@@ -297,9 +296,22 @@ fn differ(one: Order, other: Order) -> bool {
     }
 }
 
+/// Whether half of the lease is gone. When all of it is, as after a stop, there is nothing left to warn of.
+fn is_late(left: Duration, ttl: Duration) -> bool {
+    left <= ttl / 2 && !left.is_zero()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_renewal_is_late_while_something_is_left_of_the_lease() {
+        let ttl = Duration::from_secs(30);
+        for (left, expected) in [(30_000, false), (15_001, false), (15_000, true), (1, true), (0, false)] {
+            assert_eq!(is_late(Duration::from_millis(left), ttl), expected, "{left}");
+        }
+    }
 
     #[test]
     fn the_supervisor_kills_as_early_as_we_would_and_asks_a_little_later() {

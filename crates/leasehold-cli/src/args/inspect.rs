@@ -149,6 +149,7 @@ impl EventArg {
 
 /// Show how past leases and waits ended.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Exit 1 if a lock is named that has no history: its name may be mistyped.")]
 pub(crate) struct HistoryArgs {
     /// Only this lock; with a trailing * those whose names start so
     #[arg(value_name = "NAME")]

@@ -20,7 +20,6 @@ use crate::{
     exit::{self, Failure, Result},
     json,
     output::Line,
-    settings::Level,
     variables::environment,
     work::{
         ask::{self, Ask, Patience},
@@ -140,12 +139,10 @@ impl Request<'_> {
     }
 
     async fn not_acquired(&self, error: &Error) -> u8 {
+        let (code, context) = (self.args.conflict_exit_code, self.context);
+        wait::say_not_acquired(self.wanted(), error, code, &context.settings, context.output).await;
         wait::leave(self.locks).await;
-        let output = self.context.output;
-        let line = wait::not_acquired(&self.ask.resource, error, self.ask.patience, &self.context.settings);
-        let is_fine = self.args.conflict_exit_code == exit::OK && !output.looks().is_terminal;
-        output.print(if is_fine { line.at(Level::Verbose) } else { line });
-        self.args.conflict_exit_code
+        code
     }
 
     /// Gives the handle to whoever asked; a lease that nobody could name would only be in the way.

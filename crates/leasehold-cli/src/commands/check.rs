@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::{
     clock::{Clock, SystemClock},
-    lease::{Names, RunRecord, Standing},
+    lease::{Names, RunRecord},
 };
 use serde_json::json;
 
@@ -12,7 +12,7 @@ use super::{Context, lease_arg};
 use crate::{
     args::{CheckArgs, LeaseArgs},
     duration::Brief,
-    exit::{self, Failure, Result},
+    exit::{self, Result},
     json,
     output::Line,
     work::{ask, runs},
@@ -51,10 +51,9 @@ async fn held(context: &Context<'_>, args: &LeaseArgs) -> Result<u8> {
     let handle = lease_arg::lease(args)?;
     let resource = handle.key().resource.clone();
     let locks = context.connect().await?;
-    let (fence, gone) = match locks.check(&handle).await? {
-        Standing::Holding(grant) => (Some(grant.fence.get()), None),
-        Standing::Unknown => return Err(Failure::unavailable(format!("{resource}: nobody could tell"))),
-        Standing::Waiting(_) | Standing::Gone => (None, Some(lease_arg::Gone::find_out(&locks, &resource).await)),
+    let (fence, gone) = match locks.find(&handle).await? {
+        Some(_) => (Some(handle.fence().get()), None),
+        None => (None, Some(lease_arg::Gone::find_out(&locks, &handle).await)),
     };
     let fields = json!({"held": fence.is_some(), "fence": fence});
     let held = Line::detail("held", format!("{resource} is held under this lease"));

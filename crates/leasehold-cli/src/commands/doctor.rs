@@ -32,7 +32,8 @@ pub(crate) async fn run(context: &Context<'_>) -> Result<u8> {
     let (findings, kind) = match connected {
         Ok(locks) => (examine(context, &locks).await, Some(locks.guarantees().kind)),
         Err(failure) if failure.code == exit::UNAVAILABLE || failure.code == exit::NO_PERMISSION => {
-            (vec![Finding::new(Severity::Failure, "reachable", failure.message)], None)
+            let hint = failure.hint.map(|hint| format!("; {hint}")).unwrap_or_default();
+            (vec![Finding::new(Severity::Failure, "reachable", failure.message + &hint)], None)
         }
         Err(failure) => return Err(failure),
     };
@@ -63,7 +64,7 @@ async fn examine(context: &Context<'_>, locks: &Leasehold) -> Vec<Finding> {
     let reached = round_trips(locks).await;
     let mut findings = match locks.examine().await {
         Ok(found) => found,
-        Err(error) => vec![Finding::new(Severity::Failure, "examination", error.to_string())],
+        Err(error) => vec![Finding::new(Severity::Failure, "examination", format!("{error:#}"))],
     };
     findings.extend(ttl_against_round_trip(context, locks, &reached));
     // Some backends measure each of their servers.
@@ -90,7 +91,7 @@ async fn round_trips(locks: &Leasehold) -> Finding {
     while took.len() < CALLS && SystemClock.now().since(first) < MEASURED {
         let started = SystemClock.now();
         if let Err(error) = locks.list(&filter).await {
-            return Finding::new(Severity::Failure, "reachable", error.to_string());
+            return Finding::new(Severity::Failure, "reachable", format!("{error:#}"));
         }
         took.push(SystemClock.now().since(started));
     }

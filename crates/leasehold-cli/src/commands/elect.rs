@@ -81,7 +81,7 @@ async fn campaign(context: &Context<'_>, args: &ElectArgs, resource: Resource, c
     let wanted = Wanted { locks: &locks, resource: &resource, patience: Patience::Forever, start: &start };
     let mut pause = args.backoff.first;
     loop {
-        let why = match wait::wait(wanted, async || election.campaign().await, &mut signals, output).await {
+        let line = match wait::wait(wanted, async || election.campaign().await, &mut signals, output).await {
             Ok(Waited::Acquired { held: guard, explained }) => {
                 output.print(wait::acquired(guard.lease(), explained));
                 let who = short(guard.holder().as_str()).to_owned();
@@ -93,14 +93,21 @@ async fn campaign(context: &Context<'_>, args: &ElectArgs, resource: Resource, c
                 if done.held > args.backoff.most {
                     pause = args.backoff.first;
                 }
-                format!("{who} no longer leads {resource}")
+                let details = done.details.unwrap_or_else(|| String::from("it resigned"));
+                Line::new("backoff", format!("{who} no longer leads {resource}: {details}; {}", again(pause)))
+                    .with("details", details)
+                    .with("reason", done.reason)
             }
             Ok(Waited::Interrupted(signal)) => return Ok(exit::of_signal(signal.number())),
             Ok(Waited::NotAcquired(error)) => return Err(Failure::from(error)),
-            Err(failure) if failure.code == exit::UNAVAILABLE && !args.once => failure.message,
+            Err(failure) if failure.code == exit::UNAVAILABLE && !args.once => {
+                Line::new("backoff", format!("{}; {}", failure.message, again(pause)))
+                    .with("details", failure.message)
+                    .with("reason", failure.kind)
+            }
             Err(failure) => return Err(failure),
         };
-        output.print(Line::new("backoff", format!("{why}; campaigning again in {}", Brief(pause))));
+        output.print(line.with("lock", resource.as_str()));
         tokio::select! {
             biased;
             signal = signals.next_ending() => {
@@ -113,13 +120,13 @@ async fn campaign(context: &Context<'_>, args: &ElectArgs, resource: Resource, c
     }
 }
 
+fn again(pause: Duration) -> String {
+    format!("campaigning again in {}", Brief(pause))
+}
+
 /// Whether this was the end of it: done, interrupted, impossible, or once only.
 fn final_code(args: &ElectArgs, done: &Done) -> Option<u8> {
-    let is_final = match done.outcome {
-        Outcome::Interrupted | Outcome::ExecFailed => true,
-        Outcome::Completed => done.exit_code == exit::OK,
-        _ => false,
-    };
+    let is_final = matches!(done.outcome, Outcome::Completed | Outcome::Interrupted | Outcome::ExecFailed);
     (is_final || args.once).then_some(done.exit_code)
 }
 

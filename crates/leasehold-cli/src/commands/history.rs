@@ -3,11 +3,12 @@
 use std::cmp::Reverse;
 
 use leasehold::{
+    Leasehold, Resource,
     clock::{Clock, SystemClock},
-    lease::{EndedLease, Ending, HistoryFilter, Names, Timestamp},
+    lease::{EndedLease, Ending, HistoryFilter, ListFilter, Names, Timestamp},
 };
 
-use super::{Context, time_format};
+use super::{Context, time_format, unknown};
 use crate::{
     args::{HistoryArgs, When},
     duration::Brief,
@@ -15,6 +16,8 @@ use crate::{
     json,
     output::Line,
     redact,
+    settings::Level,
+    shell,
     table::{self, Table},
     work::{ask, note::short, runs},
 };
@@ -60,13 +63,17 @@ pub(crate) async fn run(context: &Context<'_>, args: &HistoryArgs) -> Result<u8>
     ended.retain(is_wanted);
     let is_truncated = page.is_truncated || ended.len() > args.limit;
     ended.truncate(args.limit);
+    if ended.is_empty() && !is_truncated {
+        let is_narrowed = args.failures || !args.event.is_empty() || args.since.is_some() || args.until.is_some();
+        let words = if is_narrowed { "nothing of this kind in the history" } else { "nothing in the history" };
+        return nothing_found(context, &locks, &filter.names, words).await;
+    }
     if context.output.looks().json {
         for ended in &ended {
             json::print(json::ended(ended).to_string())?;
         }
     } else {
         json::write(&render(context, args, &ended, now))?;
-        say_if_empty(context, ended.is_empty());
     }
     if is_truncated {
         context.output.print(Line::new("truncated", format!("{} shown, more exist: --limit", ended.len())));
@@ -74,11 +81,32 @@ pub(crate) async fn run(context: &Context<'_>, args: &HistoryArgs) -> Result<u8>
     Ok(exit::OK)
 }
 
-/// Nothing printed could also mean that nothing was looked for.
-fn say_if_empty(context: &Context<'_>, is_empty: bool) {
-    if is_empty {
-        context.output.print(Line::new("empty", "nothing in the history"));
+/// Reports an empty result. Exits 1 if the user named one lock that has no history: the name may be mistyped.
+async fn nothing_found(context: &Context<'_>, locks: &Leasehold, names: &Names, words: &str) -> Result<u8> {
+    let output = context.output;
+    let level = if output.looks().json { Level::Debug } else { Level::Normal };
+    let nothing_such = Line::new("empty", words).at(level);
+    let Names::Exactly(name) = names else {
+        output.print(nothing_such);
+        return Ok(exit::OK);
+    };
+    if !locks.history(&HistoryFilter::new(names.clone()).limit(1)).await?.is_empty() {
+        output.print(nothing_such);
+        return Ok(exit::OK);
     }
+    let runs = if locks.guarantees().records_runs { locks.runs(names).await?.pop() } else { None };
+    let inspect = context.settings.command(&format!("inspect {}", shell::operand(name.as_str())));
+    let line = if let Some(record) = runs {
+        let words = runs::words(&record, SystemClock.wall());
+        Line::new("empty", format!("the history has nothing of {name}: {words}"))
+    } else if !locks.list(&ListFilter::new(names.clone())).await?.leases.is_empty() {
+        Line::new("empty", format!("nothing of {name} has ended yet: it is held or waited for now"))
+            .hint(format!("see it: {inspect}"))
+    } else {
+        unknown::line(context, locks, name, "history").await
+    };
+    output.print(line.with("lock", name.as_str()));
+    Ok(exit::NO)
 }
 
 /// Whether only a place in the queue was lost: who still wants the lock has asked again, and who died held nothing.
@@ -90,6 +118,18 @@ fn was_resumed(ended: &EndedLease) -> bool {
 async fn skipped(context: &Context<'_>, args: &HistoryArgs, names: &Names) -> Result<u8> {
     let locks = context.connect().await?;
     let mut records = locks.runs(names).await?;
+    if let (Names::Exactly(name), [record]) = (names, records.as_slice())
+        && record.skips == 0
+    {
+        let words = runs::words(record, SystemClock.wall());
+        context.output.print(Line::new("empty", format!("{name} was never skipped: {words}")));
+        return Ok(exit::OK);
+    }
+    if let Names::Exactly(name) = names
+        && records.is_empty()
+    {
+        return never_run(context, &locks, name).await;
+    }
     records.retain(|record| record.skips > 0);
     records.sort_by_key(|record| Reverse(record.last_skip));
     records.truncate(args.limit);
@@ -111,9 +151,25 @@ async fn skipped(context: &Context<'_>, args: &HistoryArgs, names: &Names) -> Re
             ago(record.last_success),
         ]);
     }
-    say_if_empty(context, records.is_empty());
+    if records.is_empty() {
+        context.output.print(Line::new("empty", "no run was skipped"));
+    }
     json::write(&table.render(context.output.looks().color_out, table::terminal_width()))?;
     Ok(exit::OK)
+}
+
+/// Says that no run under this lock is recorded. Exit 1 if nothing else is known of it either.
+async fn never_run(context: &Context<'_>, locks: &Leasehold, name: &Resource) -> Result<u8> {
+    let names = Names::Exactly(name.clone());
+    let is_known = !locks.list(&ListFilter::new(names.clone())).await?.leases.is_empty()
+        || !locks.history(&HistoryFilter::new(names).limit(1)).await?.is_empty();
+    let line = if is_known {
+        Line::new("empty", format!("{name} was never skipped, and no success is recorded"))
+    } else {
+        unknown::line(context, locks, name, "history --skipped").await
+    };
+    context.output.print(line.with("lock", name.as_str()));
+    Ok(if is_known { exit::OK } else { exit::NO })
 }
 
 fn render(context: &Context<'_>, args: &HistoryArgs, ended: &[EndedLease], now: Timestamp) -> String {

@@ -57,7 +57,9 @@ pub(crate) async fn run(context: &Context<'_>, args: &InitArgs) -> Result<u8> {
             return Err(Failure { code: exit::NO_PERMISSION, kind: "permission_denied", message, hint: None });
         }
     }
-    say_ready(context, &format!("ready: {} needs nothing made", context.settings.shown_url()))
+    let url = context.settings.shown_url();
+    let is_directory = url.starts_with("file:");
+    say_ready(context, &if is_directory { format!("ready: {url}") } else { format!("ready: {url} needs nothing made") })
 }
 
 fn say_ready(context: &Context<'_>, words: &str) -> Result<u8> {
@@ -115,7 +117,7 @@ async fn default_directory(context: &Context<'_>, args: &InitArgs) -> Result<u8>
     }
     let settings = &context.settings;
     let options = FileOptions::from_url(&settings.url, &settings.namespace, Arc::new(SystemClock))?;
-    FileBackend::open(options).await?;
+    FileBackend::open(options).await.map_err(|error| context.advise(error.into()))?;
     match settings.reach() {
         Some(reach) => say_ready(context, &format!("ready; {}", reach.sentence())),
         None => say_ready(context, &format!("ready: {}, {}", machine.display(), Access::found(&machine))),

@@ -18,14 +18,14 @@ use serde_json::{Value, json};
 use super::{
     Context,
     lock::{Lock, expiry_words},
-    time_format,
+    time_format, unknown,
 };
 use crate::{
     args::InspectArgs,
     duration::{Brief, Measured, millis},
     exit::{self, Result},
     json,
-    output::Line,
+    min_hold::{self, CommandEnded},
     shell,
     work::{ask, note::short, runs},
 };
@@ -61,12 +61,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &InspectArgs) -> Result<u8>
         json::write(&render(context, &locks, &lock, &day, runs.as_ref(), now))?;
     }
     if !was_known && lock.holders.is_empty() && lock.waiters.is_empty() {
-        let url = context.settings.shown_url();
-        let place = context.settings.reach().map_or(url.clone(), |reach| format!("{url}, {}", reach.words));
-        context.output.print(Line::new(
-            "unknown",
-            format!("nobody holds {}, and the history has nothing of it ({place})", lock.name),
-        ));
+        context.output.print(unknown::line(context, &locks, &lock.name, "inspect").await);
         return Ok(exit::NO);
     }
     Ok(exit::OK)
@@ -140,11 +135,13 @@ fn holder_lines(holder: &LeaseRecord, locks: &Leasehold, now: Timestamp) -> Vec<
         format!("  {:<9} {since}     {life}", "since"),
         format!("  {:<9} {fence}", "fence"),
     ];
+    lines.extend(CommandEnded::of(holder).map(|kept| format!("  {:<9} {}", "command", kept.words())));
     if locks.guarantees().liveness == Liveness::Process {
         lines.extend(keepers(holder.holder.as_str()).map(|words| format!("  {:<9} {words}", "process")));
     }
-    if !holder.metadata.is_empty() {
-        lines.push(format!("  {:<9} {}", "meta", Value::Object(holder.metadata.clone())));
+    let metadata = min_hold::without_mark(&holder.metadata);
+    if !metadata.is_empty() {
+        lines.push(format!("  {:<9} {}", "meta", Value::Object(metadata)));
     }
     lines
 }

@@ -25,6 +25,9 @@ use crate::{
     work::wait::held_by,
 };
 
+/// How many endings of a lock are looked through for that of one lease.
+const LOOKED_THROUGH: usize = 1000;
+
 /// The lease that was given by flag, file, standard input or environment.
 pub(crate) fn lease(args: &LeaseArgs) -> Result<LeaseHandle> {
     let (text, source) = match (&args.lease, &args.lease_file) {
@@ -74,9 +77,9 @@ pub(crate) struct Gone {
 
 impl Gone {
     /// Asks history and list; a backend that cannot tell leaves the answer empty.
-    pub(crate) async fn find_out(locks: &Leasehold, resource: &Resource) -> Self {
-        let names = Names::Exactly(resource.clone());
-        let filter = HistoryFilter::new(names.clone()).limit(20);
+    pub(crate) async fn find_out(locks: &Leasehold, handle: &LeaseHandle) -> Self {
+        let names = Names::Exactly(handle.key().resource.clone());
+        let filter = HistoryFilter::new(names.clone()).limit(LOOKED_THROUGH);
         let history = locks.history(&filter).await.unwrap_or_default();
         let page = locks.list(&ListFilter::new(names)).await.unwrap_or_default();
         let holders: Vec<HeldBy> = page
@@ -91,7 +94,8 @@ impl Gone {
                 LeaseState::Waiting { .. } => None,
             })
             .collect();
-        Self { ended: history.into_iter().find(|ended| ended.acquired_at.is_some()), holders }
+        // Others may have held the lock since, and ended in another way.
+        Self { ended: history.into_iter().find(|ended| ended.fence == Some(handle.fence())), holders }
     }
 
     /// `lapsed 40s ago; now held by …`
@@ -105,7 +109,9 @@ impl Gone {
                     Ending::MaxHold => "reached its max_hold",
                     _ => "released",
                 };
-                format!("{verb} {} ago", Brief(SystemClock.wall().since(ended.ended_at)))
+                let why = ended.problem.as_ref().filter(|_| ended.ending == Ending::Evicted);
+                let why = why.map(|problem| format!(": {}", problem.details)).unwrap_or_default();
+                format!("{verb} {} ago{why}", Brief(SystemClock.wall().since(ended.ended_at)))
             }
             None => String::from("no longer known"),
         };

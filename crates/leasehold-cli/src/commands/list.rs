@@ -87,7 +87,7 @@ async fn render(context: &Context<'_>, args: &ListArgs, locks: &Leasehold, names
             if lock.holders.is_empty() { String::new() } else { expiry_words(lock.expires_in(), locks) },
             lock.waiting_words(),
             lock.fence().map(|fence| fence.to_string()).unwrap_or_default(),
-            redact::words(lock.holders.first().and_then(|holder| holder.note.as_deref()).unwrap_or_default()),
+            redact::words(&lock.note_words()),
         ]);
     }
     let mut text = table.render(context.output.looks().color_out, table::terminal_width());

@@ -9,7 +9,7 @@ use leasehold::{
 };
 use serde_json::{Value, json};
 
-use crate::{duration::Brief, json, work::note::short};
+use crate::{duration::Brief, json, min_hold::CommandEnded, work::note::short};
 
 /// One lock and all its leases.
 #[derive(Debug)]
@@ -90,6 +90,17 @@ impl Lock {
             LeaseState::Waiting { .. } => None,
         });
         fences.max()
+    }
+
+    /// The first holder's note, and whether its command has ended.
+    pub(crate) fn note_words(&self) -> String {
+        let Some(holder) = self.holders.first() else { return String::new() };
+        let note = holder.note.clone().unwrap_or_default();
+        match CommandEnded::of(holder) {
+            Some(kept) if note.is_empty() => kept.brief(),
+            Some(kept) => format!("{note} ({})", kept.brief()),
+            None => note,
+        }
     }
 
     /// How many wait, and whether a writer is among those who wait for readers.

@@ -20,8 +20,10 @@ const CODES_OF_WORK: [(&str, &str); 5] = [
     ("126, 127", "the command cannot be run; was not found"),
 ];
 /// The same in those that answer.
-const CODES_OF_ANSWERS: [(&str, &str); 2] =
-    [("0", "done, or the answer is yes"), ("1", "the answer is no: not held, no such lock, a failure found")];
+const CODES_OF_ANSWERS: [(&str, &str); 2] = [
+    ("0", "done, or the answer is yes"),
+    ("1", "the answer is no: not held, no such lock, no history of that name, a failure found"),
+];
 /// The same in all.
 const CODES_OF_ALL: [(&str, &str); 5] = [
     ("64", "wrong use"),

@@ -19,10 +19,11 @@ mod release;
 mod renew;
 mod run;
 mod time_format;
+mod unknown;
 mod version;
 mod watch;
 
-use std::ffi::OsString;
+use std::{ffi::OsString, path::PathBuf};
 
 use leasehold::{Holder, Leasehold, backends::file::DefaultPlace};
 
@@ -90,6 +91,19 @@ fn dispatch(cli: &Cli, args: &[OsString], output: &Output) -> Result<u8> {
     result.map_err(|failure| context.without_secrets(failure))
 }
 
+/// What to do where the user's own place cannot be used: a program that runs as another user often keeps `$HOME`.
+fn own_place_hint() -> String {
+    let absolute = |name| environment(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let (name, value) = match absolute("XDG_STATE_HOME") {
+        Some(path) => ("XDG_STATE_HOME", path),
+        None => ("HOME", absolute("HOME").unwrap_or_default()),
+    };
+    let value = value.display();
+    format!(
+        "file: is in ${name}, which is {value}; set {name} to a directory of this user, or name another place: -b file:///path"
+    )
+}
+
 /// What every command has.
 #[derive(Debug)]
 pub(crate) struct Context<'a> {
@@ -132,7 +146,7 @@ impl Context<'_> {
             };
             builder.connect(&settings.url).await
         });
-        let locks = connected.await.map_err(|error| self.cannot_open(error, start))?;
+        let locks = connected.await.map_err(|error| self.advise(start.failure(error)))?;
         if let Some(reach) = settings.reach() {
             self.output.print(Line::detail("place", reach.sentence()));
         }
@@ -145,9 +159,9 @@ impl Context<'_> {
         Ok(locks)
     }
 
-    /// Why the backend cannot be used; a database that is not ready gets the command that makes it so.
-    fn cannot_open(&self, error: leasehold::Error, start: &Start<'_>) -> Failure {
-        let failure = start.failure(error);
+    /// Adds what to do to a backend that cannot be opened; for a database that is not ready, the command that makes
+    /// it so.
+    fn advise(&self, failure: Failure) -> Failure {
         let lacks_schema = failure.code == exit::CONFIG && failure.message.contains("`leasehold init`");
         if lacks_schema {
             return failure.hint(self.settings.command("init"));
@@ -157,6 +171,7 @@ impl Context<'_> {
                 "let this user use {0}, which is for the whole machine (ls -ld {0}), or name another place: -b file:///path",
                 path.display()
             )),
+            Some(Ok(DefaultPlace::User(_))) if failure.code == exit::NO_PERMISSION => failure.hint(own_place_hint()),
             _ => failure,
         }
     }
@@ -174,19 +189,24 @@ impl Context<'_> {
         if let Some(string) = &child.shell {
             return Ok(shell::words(string.clone()));
         }
-        let Some(first) = child.command.first() else {
+        // `run -- "$name" -- command`: the first `--` guards a name that begins with a hyphen.
+        let command = match child.command.split_first() {
+            Some((first, rest)) if first == "--" => rest,
+            _ => &child.command,
+        };
+        let Some(first) = command.first() else {
             return Err(Failure::usage(format!("{verb} needs a command to run")).hint(format!(
                 "{}   or   {}",
                 self.settings.command(&format!("{verb} NAME -- COMMAND…")),
                 self.settings.command(&format!("{verb} NAME -c 'SHELL STRING'"))
             )));
         };
-        let before = self.args.len().checked_sub(child.command.len() + 1).and_then(|at| self.args.get(at));
+        let before = self.args.len().checked_sub(command.len() + 1).and_then(|at| self.args.get(at));
         if first.as_encoded_bytes().starts_with(b"-") && before.is_none_or(|word| word != "--") {
             let first = first.to_string_lossy();
             return Err(Failure::usage(format!("{verb} has no option {first}"))
                 .hint(format!("see: leasehold {verb} --help; if {first} is the command, write -- before it")));
         }
-        Ok(child.command.clone())
+        Ok(command.to_vec())
     }
 }

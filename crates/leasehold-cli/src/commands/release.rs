@@ -12,7 +12,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &LeaseArgs) -> Result<u8> {
     let resource = handle.key().resource.clone();
     let locks = context.connect_patiently().await?;
     let gone = match locks.release(&handle, Outcome::Completed).await? {
-        Released::Gone => Some(lease_arg::Gone::find_out(&locks, &resource).await),
+        Released::Gone => Some(lease_arg::Gone::find_out(&locks, &handle).await),
         Released::Freed | Released::LeftQueue | Released::Shared => None,
     };
     let fields = json!({"released": gone.is_none()});

@@ -20,7 +20,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &RenewArgs) -> Result<u8> {
     let (fence, gone) = match locks.renew(&handle, ttl.get()).await? {
         Standing::Holding(grant) => (Some(grant.fence.get()), None),
         Standing::Unknown => return Err(Failure::unavailable(format!("{resource}: the renewal was not answered"))),
-        Standing::Waiting(_) | Standing::Gone => (None, Some(lease_arg::Gone::find_out(&locks, &resource).await)),
+        Standing::Waiting(_) | Standing::Gone => (None, Some(lease_arg::Gone::find_out(&locks, &handle).await)),
     };
     let fields = json!({"renewed": fence.is_some(), "fence": fence, "ttl_ms": millis(ttl.get())});
     let renewed = Line::detail("renewed", format!("{resource} is held for {} from now", Brief(ttl.get())));

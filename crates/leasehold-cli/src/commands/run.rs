@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, ffi::OsString, time::Duration};
 use leasehold::{
     Guard, Leasehold, Resource, Ttl,
     clock::{Clock, SystemClock},
-    lease::{ListFilter, Names, Standing},
+    lease::{ListFilter, Names},
 };
 use leasehold_supervise::{Launch, Limits, OnLost, Signals};
 
@@ -153,15 +153,13 @@ async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, signals: &mut Signal
         }
         Waited::NotAcquired(error) => {
             runs::skipped(&locks, &plan.ask.resource, &error).await;
-            wait::leave(&locks).await;
             if let Some(outer) = &plan.beside {
+                wait::leave(&locks).await;
                 return Err(nested::would_never_end(&plan.ask.resource, outer));
             }
             let code = plan.args.conflict_exit_code;
-            let line = wait::not_acquired(&plan.ask.resource, &error, plan.ask.patience, &context.settings);
-            // `-E 0` says that this is fine, and cron mails whatever is said.
-            let is_fine = code == exit::OK && !output.looks().is_terminal;
-            output.print(if is_fine { line.at(Level::Verbose) } else { line });
+            wait::say_not_acquired(wanted, &error, code, &context.settings, output).await;
+            wait::leave(&locks).await;
             report.outcome = Outcome::NotAcquired;
             report.reason =
                 Some(String::from(if plan.ask.patience == Patience::Try { "busy" } else { "wait_elapsed" }));
@@ -180,7 +178,7 @@ async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, signals: &mut Signal
         )));
     }
     let done = work(context, &plan, &guards, &outers, &locks).run(&locks, guards, signals, output).await;
-    if done.outcome == Outcome::Completed && done.exit_code == exit::OK {
+    if done.outcome == Outcome::Completed {
         runs::succeeded(&locks, &plan.ask.resource, output).await;
     }
     finish(&plan, done, report)
@@ -271,14 +269,14 @@ async fn check_outer_lease(locks: &Leasehold, resource: &Resource) -> Result<()>
     if handle.key().resource != *resource {
         return Ok(());
     }
-    match locks.check(&handle).await? {
-        Standing::Gone | Standing::Waiting(_) => Err(Failure {
+    match locks.find(&handle).await? {
+        Some(_) => Ok(()),
+        None => Err(Failure {
             code: exit::LOST,
             kind: "lost",
             message: format!("{resource} is no longer held by the run that started this one"),
             hint: None,
         }),
-        Standing::Holding(_) | Standing::Unknown => Ok(()),
     }
 }
 

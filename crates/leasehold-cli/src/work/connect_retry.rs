@@ -21,6 +21,8 @@ use crate::{
 const USUALLY: Duration = Duration::from_secs(10);
 /// The same for one that does not want to wait.
 const BRIEFLY: Duration = Duration::from_secs(3);
+/// Every attempt has so long, also the last one: less would only tell that there was no time.
+const LEAST: Duration = Duration::from_millis(100);
 /// A start that takes longer explains itself.
 const UNEXPLAINED: Duration = Duration::from_secs(2);
 
@@ -102,7 +104,7 @@ impl<'a> Start<'a> {
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(1));
         let tries = async {
             loop {
-                let result = attempt(self.left().max(Duration::from_millis(1))).await;
+                let result = attempt(self.left().max(LEAST.min(self.limit))).await;
                 let Err(error) = &result else {
                     let mut explained = self.explained.borrow_mut();
                     (explained.answered, explained.last_error) = (true, None);
@@ -112,7 +114,7 @@ impl<'a> Start<'a> {
                 if !self.retries || error.kind() != ErrorKind::Unavailable || self.left().is_zero() {
                     return result;
                 }
-                self.explained.borrow_mut().last_error = Some(error.to_string());
+                self.explained.borrow_mut().last_error = Some(format!("{error:#}"));
                 tokio::time::sleep(backoff.pause().min(self.left())).await;
             }
         };

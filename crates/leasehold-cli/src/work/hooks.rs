@@ -31,8 +31,7 @@ const LOOK: Duration = Duration::from_millis(10);
 pub(crate) async fn run(hooks: &HookArgs, report: &Report, signals: &mut Signals, output: &Output) {
     let (flag, command) = match report.outcome {
         Outcome::NotAcquired => ("--on-skip", &hooks.on_skip),
-        Outcome::Interrupted => return,
-        Outcome::Completed if report.exit_code == 0 => return,
+        Outcome::Interrupted | Outcome::Completed => return,
         _ => ("--on-failure", &hooks.on_failure),
     };
     let Some(command) = command else { return };

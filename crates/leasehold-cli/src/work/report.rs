@@ -29,8 +29,10 @@ const READER_LIMIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// What came of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// The command ended and the lock was held throughout.
+    /// The command succeeded, and the lock was held throughout.
     Completed,
+    /// The command ended with another code than 0 or by a signal, and the lock was held throughout.
+    Failed,
     /// Busy, or not in time.
     NotAcquired,
     /// The lock was lost.
@@ -50,6 +52,7 @@ impl Outcome {
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Completed => "completed",
+            Self::Failed => "failed",
             Self::NotAcquired => "not_acquired",
             Self::Lost => "lost",
             Self::MaxHold => "max_hold",

@@ -5,7 +5,7 @@ use std::{os::fd::OwnedFd, time::Duration};
 use leasehold::{
     ErrorKind, Guard, Lease, Leasehold, Loss, Outcome,
     clock::{Clock, SystemClock},
-    lease::{Moment, Released},
+    lease::{HistoryFilter, Moment, Names, Released},
 };
 use leasehold_supervise::{
     Cause, Ended, Launch, Limits, NotStarted, Notice, Signals, Status, Straggler, Stragglers, signal_name, supervise,
@@ -15,12 +15,20 @@ use super::{report, supervisor};
 use crate::{
     duration::{Brief, Measured},
     exit::{self, Failure},
+    min_hold,
     output::{Line, Output},
     settings::Level,
 };
 
 /// How long the last answer of the backend may take.
 pub(crate) const RELEASE_LIMIT: Duration = Duration::from_secs(5);
+
+/// A longer wait after the command has ended explains itself on a terminal.
+const UNEXPLAINED: Duration = Duration::from_secs(2);
+
+/// How long the history may take to say who evicted us, and how often to look.
+const HISTORY_LIMIT: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_millis(20);
 
 /// How many processes a line names.
 const NAMED: usize = 5;
@@ -51,6 +59,8 @@ pub(crate) struct Done {
     pub(crate) outcome: report::Outcome,
     /// Why, in one word.
     pub(crate) reason: Option<String>,
+    /// The same in a sentence without its subject, for what did not go well.
+    pub(crate) details: Option<String>,
     /// The child, unless it could not be started at all.
     pub(crate) ended: Option<Ended>,
     /// How long the leases were held.
@@ -83,9 +93,14 @@ impl Work {
             // A lease that is gone has nothing to give back. One that was only close to its end is let go in the
             // background: the command is dead, and nobody shall wait for us.
             drop(guards);
+            if done.reason.as_deref() == Some(Loss::Evicted.as_str()) {
+                self.say_who_evicted(locks, &leases, &mut done, output).await;
+            }
             return done;
         }
-        self.keep_for_min_hold(&leases, acquired, signals).await;
+        if let Some(ended) = &done.ended {
+            self.keep_for_min_hold(ended.status, &leases, acquired, signals, output).await;
+        }
         let outcome = self.outcome_of(&done);
         self.release(guards, outcome, &mut done, output).await;
         done.held = SystemClock.now().since(acquired);
@@ -122,10 +137,7 @@ impl Work {
             ))
             .with("lock", lock(lease)),
             Notice::Stopping { cause: Cause::Lost(loss), signal, grace } => {
-                let how = match grace {
-                    Some(grace) => format!("{signal}, then KILL in {}", Brief(grace)),
-                    None => signal.to_string(),
-                };
+                let how = stopping(&signal.to_string(), grace);
                 let which = leases.iter().position(|lease| lease.check().is_err()).unwrap_or(0);
                 Line::lost(format!("{}: {}. Stopping {command} ({how})", lock(which), words_of(loss)))
                     .with("lock", lock(which))
@@ -183,14 +195,12 @@ impl Work {
 
     fn judge(&self, ended: Ended, acquired: Moment, output: &Output) -> Done {
         let command = self.launch.name();
-        let how = match ended.status {
-            Status::Exited(code) => format!("ended with code {code}"),
-            Status::Killed(number) => format!("ended by {}", signal_name(number)),
-        };
+        let how = how(ended.status);
         let of_child = match ended.status {
             Status::Exited(code) => code,
             Status::Killed(number) => exit::of_signal(number),
         };
+        let failed = |reason: &str| (of_child, report::Outcome::Failed, Some(reason.to_owned()));
         let (exit_code, outcome, reason) = match (ended.cause, ended.interrupted) {
             (Some(Cause::Lost(loss)), _) => {
                 output.print(Line::new("ended", format!("{command} {how}. The lock was not ours to release.")));
@@ -198,11 +208,53 @@ impl Work {
             }
             (Some(Cause::MaxHold), _) => (exit::MAX_HOLD, report::Outcome::MaxHold, None),
             (_, Some(signal)) => (of_child, report::Outcome::Interrupted, Some(signal.to_string())),
-            _ => (of_child, report::Outcome::Completed, None),
+            _ => match ended.status {
+                Status::Exited(0) => (of_child, report::Outcome::Completed, None),
+                Status::Exited(_) => failed("exit_code"),
+                Status::Killed(_) => failed("signal"),
+            },
         };
         output.print(Line::debug(format!("{command} {how}")));
         let held = SystemClock.now().since(acquired);
-        Done { exit_code, outcome, reason, ended: Some(ended), held, unreleased: None }
+        let details = match ended.cause {
+            Some(Cause::Lost(loss)) => Some(words_of(loss).to_owned()),
+            _ => match ended.status {
+                _ if outcome != report::Outcome::Failed => None,
+                Status::Exited(code) => Some(format!("its command ended with code {code}")),
+                Status::Killed(number) => Some(format!("its command was killed by {}", signal_name(number))),
+            },
+        };
+        Done { exit_code, outcome, reason, details, ended: Some(ended), held, unreleased: None }
+    }
+
+    /// Says why an operator took the lock away, and who that was, as far as the history knows.
+    async fn say_who_evicted(&self, locks: &Leasehold, leases: &[Lease], done: &mut Done, output: &Output) {
+        let Some(lease) = leases.iter().find(|lease| lease.loss() == Some(Loss::Evicted)) else { return };
+        let (name, fence) = (lease.resource(), lease.fence());
+        let filter = HistoryFilter::new(Names::Exactly(name.clone())).limit(20);
+        let look = async || {
+            let ended = locks.history(&filter).await.ok()?;
+            Some(ended.into_iter().find(|ended| ended.fence == Some(fence))?.problem?.details)
+        };
+        // `file:` notifies the holder before it writes the history.
+        let look = async {
+            loop {
+                match look().await {
+                    Some(details) => break details,
+                    None => tokio::time::sleep(LOOK).await,
+                }
+            }
+        };
+        let Ok(details) = tokio::time::timeout(HISTORY_LIMIT, look).await else { return };
+        done.details = Some(format!("{}: {details}", words_of(Loss::Evicted)));
+        // A leader says so when it campaigns again.
+        if !self.runs_until_asked {
+            output.print(
+                Line::new("evicted", format!("{name} was evicted: {details}"))
+                    .with("lock", name.as_str())
+                    .with("details", details),
+            );
+        }
     }
 
     /// A lease was lost before the command was started.
@@ -218,6 +270,7 @@ impl Work {
             exit_code: exit::LOST,
             outcome: report::Outcome::Lost,
             reason: Some(loss.as_str().to_owned()),
+            details: Some(words_of(loss).to_owned()),
             ended: None,
             held: SystemClock.now().since(acquired),
             unreleased: None,
@@ -232,6 +285,7 @@ impl Work {
             exit_code: exit::of_exec(error),
             outcome: report::Outcome::ExecFailed,
             reason: Some(bare(error)),
+            details: None,
             ended: None,
             held: SystemClock.now().since(acquired),
             unreleased: None,
@@ -241,14 +295,43 @@ impl Work {
     }
 
     /// Waits out the shortest hold, unless the lock goes or somebody wants us to end.
-    async fn keep_for_min_hold(&self, leases: &[Lease], acquired: Moment, signals: &mut Signals) {
-        let until = acquired.after(self.min_hold);
-        if SystemClock.now() >= until {
+    async fn keep_for_min_hold(
+        &self,
+        status: Status,
+        leases: &[Lease],
+        acquired: Moment,
+        signals: &mut Signals,
+        output: &Output,
+    ) {
+        let (now, until) = (SystemClock.now(), acquired.after(self.min_hold));
+        if now >= until {
             return;
         }
         let Some(lease) = leases.first() else { return };
+        let left = until.since(now);
+        let line = Line::detail(
+            "min_hold",
+            format!(
+                "{} {}; {} is kept for {} more (--min-hold)",
+                self.launch.name(),
+                how(status),
+                lease.resource(),
+                Brief(left)
+            ),
+        )
+        .with("lock", lease.resource().as_str());
+        let is_worth_a_word = output.looks().is_terminal && left > UNEXPLAINED;
+        output.print(if is_worth_a_word { line.at(Level::Normal) } else { line });
+        let keep = async {
+            for lease in leases {
+                let metadata = min_hold::mark(lease.metadata(), status, self.min_hold);
+                let _looks_as_if_it_ran = lease.set_metadata(metadata).await;
+            }
+            SystemClock.alarm_at(until).await;
+        };
         tokio::select! {
             () = SystemClock.alarm_at(until) => {}
+            () = keep => {}
             _signal = signals.next_ending() => {}
             _loss = lease.lost() => {}
         }
@@ -273,7 +356,7 @@ impl Work {
                     Line::detail("released", format!("released {name} after {}", Measured(done.held)))
                         .with("lock", name.as_str()),
                 ),
-                Ok(Err(error)) => not_released(&name, left, &error.to_string(), done, output),
+                Ok(Err(error)) => not_released(&name, left, &format!("{error:#}"), done, output),
                 Err(_elapsed) => not_released(&name, left, "no answer", done, output),
             }
         }
@@ -306,6 +389,7 @@ impl Work {
         done.exit_code = exit::LOST;
         done.outcome = report::Outcome::Lost;
         done.reason = Some(loss.as_str().to_owned());
+        done.details = Some(words_of(loss).to_owned());
     }
 }
 
@@ -326,6 +410,23 @@ pub(crate) fn listed(processes: &[Straggler]) -> String {
     let rest = processes.len() - named.len();
     let more = if rest == 0 { String::new() } else { format!(" and {rest} more") };
     named.join(", ") + &more
+}
+
+/// `TERM, then KILL in 5s`
+fn stopping(signal: &str, grace: Option<Duration>) -> String {
+    match grace {
+        Some(grace) if grace < Duration::from_millis(1) => format!("{signal}, then KILL at once"),
+        Some(grace) => format!("{signal}, then KILL in {}", Brief(grace)),
+        None => signal.to_owned(),
+    }
+}
+
+/// `ended with code 3`, `ended by KILL`
+fn how(status: Status) -> String {
+    match status {
+        Status::Exited(code) => format!("ended with code {code}"),
+        Status::Killed(number) => format!("ended by {}", signal_name(number)),
+    }
 }
 
 fn words_of(loss: Loss) -> &'static str {
@@ -349,6 +450,18 @@ mod tests {
 
     use super::*;
     use crate::settings::Looks;
+
+    #[test]
+    fn a_command_without_time_left_is_killed_at_once() {
+        let micros = Duration::from_micros;
+        for (grace, words) in [
+            (Some(micros(5_000_000)), "TERM, then KILL in 5s"),
+            (Some(micros(300)), "TERM, then KILL at once"),
+            (None, "TERM"),
+        ] {
+            assert_eq!(stopping("TERM", grace), words);
+        }
+    }
 
     #[tokio::test]
     async fn a_command_whose_lock_is_lost_before_its_start_counts_as_lost() {

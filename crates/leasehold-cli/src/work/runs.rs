@@ -40,7 +40,7 @@ async fn record(locks: &Leasehold, report: RunReport, limit: Duration) -> Result
         return Ok(());
     }
     match tokio::time::timeout(limit, locks.record_runs(&[report])).await {
-        Ok(recorded) => recorded.map_err(|error| error.to_string()),
+        Ok(recorded) => recorded.map_err(|error| format!("{error:#}")),
         Err(_) => Err(format!("no answer within {}", Brief(limit))),
     }
 }

@@ -12,8 +12,9 @@ use leasehold_supervise::{Signal, Signals};
 use super::{ask::Patience, connect_retry::Start, note::short};
 use crate::{
     duration::{Brief, Measured, millis},
-    exit::Result,
+    exit::{self, Result},
     json,
+    min_hold::CommandEnded,
     output::{Line, Output},
     settings::{Level, Settings},
     shell,
@@ -29,6 +30,8 @@ const LONGEST_UNASKED: Duration = Duration::from_secs(30);
 const LEAVE_LIMIT: Duration = Duration::from_millis(150);
 /// The same before we stop: who is stopped in a queue holds up the others.
 const LEAVE_BEFORE_STOP_LIMIT: Duration = Duration::from_secs(2);
+/// How long a look at the holder may take, for the sake of a word more.
+const LOOK_LIMIT: Duration = Duration::from_millis(150);
 /// How often to look whether the queue is left.
 const LOOK: Duration = Duration::from_millis(10);
 
@@ -127,17 +130,44 @@ pub(crate) fn acquired(lease: &Lease, explained: bool) -> Line {
         .with("waited_ms", millis(lease.waited()))
 }
 
-/// Why the lock was not acquired, and what to type next.
-pub(crate) fn not_acquired(resource: &Resource, error: &Error, patience: Patience, settings: &Settings) -> Line {
+/// Says why the lock was not acquired, and what to type next.
+pub(crate) async fn say_not_acquired(
+    wanted: Wanted<'_>,
+    error: &Error,
+    exit_code: u8,
+    settings: &Settings,
+    output: &Output,
+) {
+    // With `-E 0` a skip is a success, and cron mails every line that a command prints.
+    if exit_code == exit::OK && !output.looks().is_terminal {
+        output.print(not_acquired(wanted, error, None, settings).at(Level::Verbose));
+        return;
+    }
+    let ended = command_ended(wanted, error).await;
+    output.print(not_acquired(wanted, error, ended.as_ref(), settings));
+}
+
+fn not_acquired(wanted: Wanted<'_>, error: &Error, ended: Option<&CommandEnded>, settings: &Settings) -> Line {
+    let Wanted { resource, patience, .. } = wanted;
     let name = error.resource().unwrap_or(resource);
+    let ended = ended.map(|ended| format!(" ({})", ended.brief())).unwrap_or_default();
     let end = match patience {
         Patience::For(wait) => format!("gave up after {} (-w)", Brief(wait)),
         _ => String::from("not waiting (-n)"),
     };
-    Line::new("not_acquired", format!("{} — {end}", busy(name, error.holders())))
+    Line::new("not_acquired", format!("{}{ended} — {end}", busy(name, error.holders())))
         .hint(format!("see it: {}", settings.command(&format!("inspect {}", shell::operand(name.as_str())))))
         .with("lock", name.as_str())
         .with("holders", error.holders().iter().map(json::held_by).collect::<Vec<_>>())
+}
+
+/// Whether the command of the first holder has ended: who is refused does not learn it.
+async fn command_ended(wanted: Wanted<'_>, error: &Error) -> Option<CommandEnded> {
+    let fence = error.holders().first()?.fence;
+    let filter = ListFilter::new(Names::Exactly(error.resource().unwrap_or(wanted.resource).clone()));
+    let page = tokio::time::timeout(LOOK_LIMIT, wanted.locks.list(&filter)).await.ok()?.ok()?;
+    let is_it = |lease: &&LeaseRecord| matches!(lease.state, LeaseState::Holding { fence: own, .. } if own == fence);
+    page.leases.iter().find(is_it).and_then(CommandEnded::of)
 }
 
 /// Who has the lock, as far as the backend can tell.
@@ -217,7 +247,10 @@ fn explanation(wanted: Wanted<'_>, leases: &[LeaseRecord], since: Duration, age:
         let renewed = first.expires_in.filter(|_| age < Duration::from_secs(1));
         let renewed = renewed.map(|_| format!(", renewed {} ago", Brief(first.renewed_ago)));
         let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
-        format!(" — held by {}{note}{duration}{}{more}", short(first.holder.as_str()), renewed.unwrap_or_default())
+        let ended = CommandEnded::of(first).filter(|_| age < Duration::from_secs(1));
+        let ended = ended.map(|kept| format!(" ({})", kept.brief())).unwrap_or_default();
+        let renewed = renewed.unwrap_or_default();
+        format!(" — held by {}{note}{duration}{renewed}{ended}{more}", short(first.holder.as_str()))
     });
     let place = ahead.filter(|ahead| *ahead > 0).map(|ahead| format!("; {ahead} ahead of you"));
     let end = match wanted.patience {

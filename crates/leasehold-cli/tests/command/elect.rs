@@ -4,7 +4,7 @@ use std::{fs, process::Stdio};
 
 use rustix::process::Signal;
 
-use crate::place::{Place, Running, parent_of, read_soon, state_of, until};
+use crate::place::{Place, Running, on_any_backend, parent_of, read_soon, state_of, until};
 
 fn candidate(place: &Place, id: &str, args: &[&str], script: &str) -> Running {
     place.start(&[&["elect", "boss", "--id", id], args, &["-c", script]].concat())
@@ -76,6 +76,11 @@ fn a_leader_that_ends_well_ends_and_one_that_fails_campaigns_again() {
     assert_eq!(ran.stderr.matches("campaigning again").count(), 2, "{ran:?}");
     place.run(&["elect", "boss", "--once", "-c", "exit 4"]).assert_code(4);
     place.run(&["elect", "boss", "--", "no-such-command-here"]).assert_code(127);
+}
+
+#[test]
+fn a_leader_says_why_it_no_longer_leads() {
+    on_any_backend::a_leader_says_why_it_no_longer_leads(&Place::new());
 }
 
 #[test]

@@ -54,7 +54,7 @@ fn the_childs_own_127_is_told_apart_by_the_report() {
         place.run(&args).assert_code(127);
         serde_json::from_str::<serde_json::Value>(&fs::read_to_string(&report).unwrap()).unwrap()["outcome"].to_string()
     };
-    assert_eq!(outcome(&["sh", "-c", "exit 127"]), "\"completed\"");
+    assert_eq!(outcome(&["sh", "-c", "exit 127"]), "\"failed\"");
     assert_eq!(outcome(&["no-such-command-here"]), "\"exec_failed\"");
 }
 

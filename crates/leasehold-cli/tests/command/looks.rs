@@ -4,7 +4,7 @@ use std::{fs, process::Stdio};
 
 use rustix::process::Signal;
 
-use crate::place::{Place, Ran, Running, until};
+use crate::place::{Place, Ran, Running, on_any_backend, until};
 
 #[test]
 fn a_list_shows_who_holds_and_who_waits() {
@@ -123,9 +123,26 @@ fn history_can_be_asked_for_what_matters() {
     assert_eq!(events(&["--since", "2026-01-01", "--until", "2099-01-01T00:00:00Z"]).len(), 5);
     let text = place.run(&["history", "a", "--failures"]).stdout;
     assert!(text.starts_with("ENDED ") && text.contains("exit code 1  \"/bin/sh\""), "{text}");
-    let none = place.run(&["history", "other"]);
-    none.assert_code(0);
-    assert_eq!((none.stdout.as_str(), none.stderr.as_str()), ("", "leasehold: nothing in the history\n"));
+}
+
+#[test]
+fn a_name_without_history_is_told() {
+    on_any_backend::a_name_without_history_is_told(&Place::new());
+}
+
+#[test]
+fn a_lock_that_min_hold_keeps_says_so() {
+    on_any_backend::a_lock_that_min_hold_keeps_says_so(&Place::new());
+}
+
+#[test]
+fn one_who_waits_for_a_lock_that_min_hold_keeps_is_told() {
+    let place = Place::new();
+    let _kept = place.start(&["run", "--min-hold", "600s", "x", "-c", "exit 3"]);
+    until("its command has ended", || !place.inspect("x")["holders"][0]["command_ended"].is_null());
+    let waited = place.run(&["run", "-w", "2.5", "x", "--", "true"]);
+    waited.assert_code(75);
+    assert!(waited.stderr.contains(" (ended, kept for "), "{waited:?}");
 }
 
 #[test]

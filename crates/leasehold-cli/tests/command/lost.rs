@@ -2,7 +2,7 @@
 
 use std::{fs, process::Stdio};
 
-use crate::place::{AT_ONCE, Place, is_alive, read_soon, until};
+use crate::place::{AT_ONCE, Place, is_alive, on_any_backend, read_soon, until};
 
 /// Starts a holder that writes the pids of its command and grandchild, and gives them.
 fn start_family(place: &Place, args: &[&str]) -> (crate::place::Running, i32, i32) {
@@ -23,6 +23,11 @@ fn evict(place: &Place) {
 }
 
 #[test]
+fn one_who_was_evicted_is_told_by_whom() {
+    on_any_backend::one_who_was_evicted_is_told_by_whom(&Place::new());
+}
+
+#[test]
 fn an_evicted_holder_stops_its_command_and_all_below_it() {
     let place = Place::new();
     let report = place.path("report");
@@ -35,7 +40,7 @@ fn an_evicted_holder_stops_its_command_and_all_below_it() {
     let lines: Vec<&str> = ran.stderr.lines().collect();
     assert_eq!(lines[0], "leasehold: LOST x: evicted by an operator. Stopping /bin/sh (TERM, then KILL in 5s)");
     assert_eq!(lines[1], "leasehold: /bin/sh ended by TERM. The lock was not ours to release.");
-    assert_eq!(lines.len(), 2);
+    assert!(lines[2].starts_with("leasehold: x was evicted: host gone (by ") && lines.len() == 3, "{lines:?}");
     let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(report).unwrap()).unwrap();
     assert_eq!((&report["outcome"], &report["reason"]), (&"lost".into(), &"evicted".into()));
     assert_eq!((&report["exit_code"], &report["child"]["signal"]), (&121.into(), &"TERM".into()));

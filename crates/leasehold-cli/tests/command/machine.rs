@@ -177,6 +177,18 @@ fn leases_in_the_place_of_the_user_keep_the_one_of_the_machine_closed() {
 }
 
 #[test]
+fn files_out_of_use_in_the_place_of_the_user_do_not_close_the_one_of_the_machine() {
+    let place = Place::new();
+    let lease = Ran::of(place.bare(&["acquire", "x", "--ttl", "1h"])).stdout;
+    let records = place.path("home/.local/state/leasehold/default/records");
+    // A process that ends may leave the file of its last record under such a name.
+    fs::copy(records.join("x.json"), records.join(".0123456789abcdef0123456789abcdef-0")).unwrap();
+    Ran::of(place.bare(&["release", "--lease", lease.trim()])).assert_code(0);
+    Ran::of(place.bare(&["init", "file:", "--everybody"])).assert_code(0);
+    Ran::of(place.bare(&["run", "y", "--", "true"])).assert_code(0);
+}
+
+#[test]
 fn a_process_without_leases_in_the_place_of_the_user_keeps_the_one_of_the_machine_closed() {
     let place = Place::new();
     let idle = Running::of(place.bare(&["watch"]));
@@ -202,11 +214,71 @@ fn without_a_home_and_a_place_of_the_machine_the_error_says_how_to_make_one() {
 }
 
 #[test]
+fn a_home_that_may_not_be_entered_is_named_with_what_to_do() {
+    if !is_root() {
+        return;
+    }
+    let place = open_place();
+    let home = place.path("home-of-another");
+    fs::create_dir(&home).unwrap();
+    fs::set_permissions(&home, fs::Permissions::from_mode(0o700)).unwrap();
+    let run = |args: &[&str], variables: &[(&str, &std::path::Path)]| {
+        let mut command = as_user(&place, 65534, args);
+        command.envs(variables.iter().copied());
+        Ran::of(command)
+    };
+    let refused = run(&["run", "x", "--", "true"], &[("HOME", &home)]);
+    refused.assert_code(77);
+    for words in [
+        format!("this user may not enter {}: Permission denied", home.display()),
+        format!("$HOME, which is {}; set HOME to a directory of this user", home.display()),
+        String::from("-b file:///path"),
+    ] {
+        assert!(refused.stderr.contains(&words), "{words}: {refused:?}");
+    }
+    run(&["init"], &[("HOME", &home)]).assert_code(77);
+    let doctor = run(&["doctor"], &[("HOME", &home)]);
+    doctor.assert_code(1);
+    assert!(doctor.stdout.contains("set HOME to a directory of this user"), "{doctor:?}");
+    let state = run(&["list"], &[("XDG_STATE_HOME", &home)]);
+    state.assert_code(77);
+    assert!(state.stderr.contains("set XDG_STATE_HOME to a directory of this user"), "{state:?}");
+
+    fs::set_permissions(&home, fs::Permissions::from_mode(0o755)).unwrap();
+    let unwritable = run(&["run", "x", "--", "true"], &[("HOME", &home)]);
+    unwritable.assert_code(77);
+    let words = format!("this user may not write to {}: Permission denied", home.display());
+    assert!(unwritable.stderr.contains(&words), "{unwritable:?}");
+}
+
+#[test]
+fn the_home_of_another_user_does_not_close_the_place_of_the_machine() {
+    if !is_root() {
+        return;
+    }
+    let place = open_place();
+    Ran::of(place.bare(&["init", "file:", "--everybody"])).assert_code(0);
+    let home = place.path("home-of-another");
+    fs::create_dir(&home).unwrap();
+    fs::set_permissions(&home, fs::Permissions::from_mode(0o700)).unwrap();
+    let mut command = as_user(&place, 65534, &["run", "x", "--", "true"]);
+    command.env("HOME", &home);
+    Ran::of(command).assert_code(0);
+
+    // One's own directory may hold leases, although it cannot be entered now.
+    std::os::unix::fs::chown(&home, Some(65534), None).unwrap();
+    fs::set_permissions(&home, fs::Permissions::from_mode(0o000)).unwrap();
+    let mut command = as_user(&place, 65534, &["run", "x", "--", "true"]);
+    command.env("HOME", &home);
+    Ran::of(command).assert_code(77);
+}
+
+#[test]
 fn init_succeeds_on_a_directory_too() {
     let place = Place::new();
     let made = place.run(&["init"]);
     made.assert_code(0);
-    assert!(made.stdout.contains("ready"), "{made:?}");
+    assert_eq!(made.stdout, format!("ready: {}\n", place.url()));
     assert!(place.path("locks/default/records").is_dir());
     for args in [
         &["init", "--group", "daemon"][..],

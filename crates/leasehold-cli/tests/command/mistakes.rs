@@ -20,6 +20,33 @@ fn assert_clear(ran: &Ran, code: i32, words: &str) {
 }
 
 #[test]
+fn a_name_that_begins_with_a_hyphen_leaves_room_for_a_command_behind_its_own_hyphens() {
+    let place = Place::new();
+    for args in [&["run", "--", "-x", "--", "echo", "hi"][..], &["run", "--", "-x", "echo", "hi"]] {
+        let ran = place.run(args);
+        ran.assert_code(0);
+        assert_eq!(ran.stdout, "hi\n");
+    }
+    place.run(&["run", "--", "-x", "--"]).assert_code(64);
+}
+
+#[test]
+fn a_server_that_hangs_up_is_described_by_what_it_did_and_not_by_the_last_moment() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            drop(client);
+        }
+    });
+    let ran = Place::new().run(&["-b", &url, "--connect-timeout", "1s", "list"]);
+    ran.assert_code(69);
+    assert!(ran.stderr.contains("cannot reach") && ran.stderr.contains("tried for 1s"), "{ran:?}");
+    assert!(!ran.stderr.contains("did not answer within"), "{ran:?}");
+}
+
+#[test]
 fn usage_errors_are_told_in_a_line_and_change_nothing() {
     let place = Place::new();
     let long = "x".repeat(513);

@@ -150,7 +150,10 @@ fn commands_that_look_fit_their_schemas() {
     for list in [&["list", "--json"][..], &["list", "--json", "--limit", "1"], &["list", "--json", "nothing"]] {
         assert_eq!(check_lines("list", &place.run(list).stdout), 1);
     }
-    for name in ["held", "gpu", "catalog", "leased", "over", "never"] {
+    let _kept = place.start(&["run", "--min-hold", "600s", "kept", "--", "true"]);
+    until("its command has ended", || place.inspect("kept")["holders"][0]["command_ended"].is_object());
+    assert_eq!(check_lines("list", &place.run(&["list", "--json", "kept"]).stdout), 1);
+    for name in ["held", "gpu", "catalog", "leased", "over", "never", "kept"] {
         assert_eq!(check_lines("inspect", &place.run(&["inspect", "--json", name]).stdout), 1);
     }
     assert_eq!(check_lines("history", &place.run(&["history", "--json"]).stdout), 2);
@@ -224,6 +227,10 @@ fn elections_fit_their_schema() {
     for look in ["--leader", "--resign"] {
         assert_eq!(check_lines("leader", &place.run(&["elect", "boss", look, "--json"]).stdout), 1);
     }
+    let script = format!("echo x >> {0}; test $(wc -l < {0}) -ge 2", place.path("times").display());
+    let again = place.run(&["--json", "elect", "other", "--backoff", "20ms", "-c", &script]);
+    again.assert_code(0);
+    assert!(check_lines("event", &again.stderr) > 0 && again.stderr.contains("\"details\""), "{again:?}");
 }
 
 #[test]
@@ -242,7 +249,7 @@ fn reports_and_events_of_every_outcome_fit_their_schemas() {
         told["outcome"].as_str().unwrap().to_owned()
     };
     assert_eq!(outcome(&["x", "--", "true"]), "completed");
-    assert_eq!(outcome(&["-j", "3", "s", "--", "sh", "-c", "kill -9 $$"]), "completed");
+    assert_eq!(outcome(&["-j", "3", "s", "--", "sh", "-c", "kill -9 $$"]), "failed");
     assert_eq!(outcome(&["x", "--", "no-such-command-here"]), "exec_failed");
     assert_eq!(outcome(&["--max-hold", ".1", "x", "--", "sleep", "600"]), "max_hold");
     let exe = env!("CARGO_BIN_EXE_leasehold");

@@ -1,17 +1,21 @@
 //! What the command does alike on every backend, tried on a directory and on servers.
 
-use std::fs;
+use std::{fs, process::Stdio};
 
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::{Place, state_of, until};
+use super::{Place, Running, state_of, until};
 
 /// All of it.
 pub(crate) fn everything(place: &Place) {
     a_stopped_waiter_leaves_the_queue(place);
     a_failure_and_a_skip_run_their_hooks(place);
     runs_are_counted_and_recorded(place);
+    a_lock_that_min_hold_keeps_says_so(place);
+    a_name_without_history_is_told(place);
+    a_leader_says_why_it_no_longer_leads(place);
+    one_who_was_evicted_is_told_by_whom(place);
 }
 
 /// One who waits leaves the queue while it is stopped, so that nobody waits behind it.
@@ -46,7 +50,8 @@ pub(crate) fn a_failure_and_a_skip_run_their_hooks(place: &Place) {
 
     run(&["x", "-c", "exit 3"]).assert_code(3);
     let told = report(&failed);
-    assert_eq!((&told["lock"], &told["exit_code"], &told["outcome"]), (&"x".into(), &3.into(), &"completed".into()));
+    assert_eq!((&told["lock"], &told["exit_code"], &told["outcome"]), (&"x".into(), &3.into(), &"failed".into()));
+    assert_eq!(told["reason"], "exit_code");
     run(&["--max-hold", ".1", "x", "--", "sleep", "600"]).assert_code(124);
     assert_eq!(report(&failed)["outcome"], "max_hold");
 
@@ -78,4 +83,119 @@ pub(crate) fn runs_are_counted_and_recorded(place: &Place) {
     let skipped = place.run(&["history", "--skipped"]);
     let of_job = |line: &str| line.split_whitespace().take(2).eq(["job", "1"]);
     assert!(skipped.stdout.lines().any(of_job), "{skipped:?}");
+}
+
+/// `list` and `inspect` show that the command has ended while `--min-hold` keeps the lock.
+pub(crate) fn a_lock_that_min_hold_keeps_says_so(place: &Place) {
+    let mut kept = place.start(&["run", "--min-hold", "600s", "--meta", "a=b", "kept", "-c", "exit 3"]);
+    until("its command has ended", || !place.inspect("kept")["holders"][0]["command_ended"].is_null());
+    let holder = place.inspect("kept")["holders"][0].clone();
+    assert_eq!(holder["command_ended"]["exit_code"], 3, "{holder}");
+    assert!((1..600_000).contains(&holder["command_ended"]["kept_for_ms"].as_u64().unwrap()), "{holder}");
+    assert_eq!(holder["metadata"], serde_json::json!({"a": "b"}), "{holder}");
+    let shown = place.run(&["inspect", "kept"]).stdout;
+    assert!(shown.contains("  command   ended with code 3; the lock is kept for "), "{shown}");
+    assert!(shown.contains("  meta      {\"a\":\"b\"}\n"), "{shown}");
+    let listed = place.run(&["list"]).stdout;
+    assert!(listed.lines().any(|line| line.starts_with("kept") && line.contains("(ended, kept for ")), "{listed}");
+    let refused = place.run(&["run", "-n", "kept", "--", "true"]);
+    refused.assert_code(75);
+    assert!(refused.stderr.contains(" (ended, kept for "), "{refused:?}");
+    kept.signal(Signal::TERM);
+    assert_eq!(kept.code(), 3);
+    let ended = place.run(&["history", "--json", "kept"]).json();
+    assert_eq!((&ended["event"], &ended["metadata"]), (&"failed".into(), &serde_json::json!({"a": "b"})), "{ended}");
+
+    let running = place.hold("runs");
+    assert_eq!(place.inspect("runs")["holders"][0]["command_ended"], Value::Null);
+    drop(running);
+}
+
+/// `history NAME` distinguishes a name without history from filters that match none of its entries.
+pub(crate) fn a_name_without_history_is_told(place: &Place) {
+    place.run(&["run", "nightly-report", "--", "true"]).assert_code(0);
+    for (args, hint) in [
+        (&["history", "nightyl-report"][..], "leasehold history nightly-report"),
+        (&["history", "--failures", "nightyl-report"], "leasehold history nightly-report"),
+        (&["history", "--skipped", "nightyl-report"], "leasehold history --skipped nightly-report"),
+        (&["inspect", "nightyl-report"], "leasehold inspect nightly-report"),
+        (&["history", "qqq"], "see which names there are: leasehold history"),
+    ] {
+        let ran = place.run(args);
+        ran.assert_code(1);
+        let words = format!("nobody holds {}, and the history has nothing of it", args.last().unwrap());
+        assert!(ran.stderr.contains(&words) && ran.stderr.contains(hint), "{ran:?}");
+        assert_eq!(ran.stdout, "");
+    }
+    let told = place.run(&["history", "--json", "nightyl-report"]);
+    told.assert_code(1);
+    assert!(told.stdout.is_empty() && told.stderr.contains("\"event\":\"unknown\""), "{told:?}");
+
+    let none = place.run(&["history", "--failures", "nightly-report"]);
+    none.assert_code(0);
+    assert_eq!((none.stdout.as_str(), none.stderr.as_str()), ("", "leasehold: nothing of this kind in the history\n"));
+    let never = place.run(&["history", "--skipped", "nightly-report"]);
+    never.assert_code(0);
+    assert!(never.stderr.contains("nightly-report was never skipped: last success "), "{never:?}");
+    place.run(&["history", "qqq*"]).assert_code(0);
+
+    let holder = place.hold("first");
+    let held = place.run(&["history", "first"]);
+    held.assert_code(1);
+    assert!(held.stderr.contains("nothing of first has ended yet: it is held"), "{held:?}");
+    place.run(&["history", "--skipped", "first"]).assert_code(0);
+    drop(holder);
+}
+
+/// A leader that campaigns again says why it led no longer.
+pub(crate) fn a_leader_says_why_it_no_longer_leads(place: &Place) {
+    let log = place.path("log");
+    let lead = |name: &str, script: &str| {
+        let mut command = place.leasehold(&["--json", "elect", name, "--id", "a", "--backoff", "1h", "-c", script]);
+        command.stderr(fs::File::create(&log).unwrap());
+        Running::of(command)
+    };
+    let told = || {
+        let text = fs::read_to_string(&log).unwrap();
+        text.lines().rfind(|line| line.contains("\"event\":\"backoff\"")).map(str::to_owned)
+    };
+    let reason = |words: &str| {
+        until("it says why", || told().is_some());
+        let event: Value = serde_json::from_str(&told().unwrap()).unwrap();
+        let message = event["message"].as_str().unwrap();
+        assert!(message.contains(" no longer leads ") && message.contains(words), "{event}");
+        event["reason"].clone()
+    };
+    let _failed = lead("boss-1", "exit 7");
+    assert_eq!(reason("its command ended with code 7; campaigning again in 1h"), "exit_code");
+    let _killed = lead("boss-2", "kill -9 $$");
+    assert_eq!(reason("its command was killed by KILL;"), "signal");
+    let _resigned = lead("boss-3", "exec sleep 600");
+    until("it leads", || place.holders("boss-3") == 1);
+    place.run(&["elect", "boss-3", "--resign"]).assert_code(0);
+    assert_eq!(reason("evicted by an operator: asked to step down by `leasehold elect --resign` (by "), "evicted");
+}
+
+/// A run whose lock was taken away says who did it and why, and so does the answer about a lease.
+pub(crate) fn one_who_was_evicted_is_told_by_whom(place: &Place) {
+    let evict = |name: &str| {
+        let fence = place.fence(name);
+        place.run(&["evict", name, "--fence", &fence, "--reason", "host gone", "--yes"]).assert_code(0);
+    };
+    let mut command = place.leasehold(&["run", "taken", "--", "sleep", "600"]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let running = Running::of(command);
+    until("it holds", || place.holders("taken") == 1);
+    evict("taken");
+    let ran = running.finish();
+    ran.assert_code(121);
+    assert!(ran.stderr.contains("leasehold: taken was evicted: host gone (by "), "{ran:?}");
+
+    let lease = place.run(&["acquire", "leased", "--ttl", "10m"]).stdout;
+    evict("leased");
+    // How another one ended afterwards does not matter.
+    place.run(&["run", "leased", "--", "true"]).assert_code(0);
+    let gone = place.run(&["check", "--lease", lease.trim()]);
+    gone.assert_code(1);
+    assert!(gone.stderr.contains("evicted ") && gone.stderr.contains(" ago: host gone (by "), "{gone:?}");
 }

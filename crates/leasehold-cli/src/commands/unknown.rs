@@ -1,0 +1,71 @@
+//! A name that nothing is known of: that it is so, where, and which name was perhaps meant.
+
+use std::collections::BTreeSet;
+
+use leasehold::{
+    Leasehold, Resource,
+    lease::{HistoryFilter, ListFilter, Names},
+};
+
+use super::Context;
+use crate::{help::slips, output::Line, shell};
+
+/// As many leases, and as many lines of history, are looked through for similar names.
+const LOOKED_THROUGH: usize = 1000;
+/// The most names that are suggested.
+const SUGGESTED: usize = 3;
+
+/// Says that nothing is known of this name, and what to type instead of `verb` and this name.
+pub(crate) async fn line(context: &Context<'_>, locks: &Leasehold, name: &Resource, verb: &str) -> Line {
+    let settings = &context.settings;
+    let url = settings.shown_url();
+    let place = settings.reach().map_or(url.clone(), |reach| format!("{url}, {}", reach.words));
+    let namespace = &settings.namespace;
+    let words = format!("nobody holds {name}, and the history has nothing of it ({place}, namespace {namespace})");
+    let similar = similar(name.as_str(), &names(locks).await);
+    let commands: Vec<String> =
+        similar.iter().map(|name| settings.command(&format!("{verb} {}", shell::operand(name)))).collect();
+    let hint = if commands.is_empty() {
+        format!("see which names there are: {}", settings.command("history"))
+    } else {
+        format!("a similar name: {}", commands.join("   or   "))
+    };
+    Line::new("unknown", words).with("lock", name.as_str()).hint(hint)
+}
+
+/// Names that are in use or were lately; a backend that cannot tell leaves them out.
+async fn names(locks: &Leasehold) -> BTreeSet<String> {
+    let page = locks.list(&ListFilter::new(Names::All).limit(LOOKED_THROUGH)).await.unwrap_or_default();
+    let history = locks.history(&HistoryFilter::new(Names::All).limit(LOOKED_THROUGH)).await.unwrap_or_default();
+    let held = page.leases.iter().map(|lease| lease.resource.to_string());
+    held.chain(history.iter().map(|ended| ended.resource.to_string())).collect()
+}
+
+/// Those that differ by a few letters or begin with what was typed, the nearest first.
+fn similar(typed: &str, names: &BTreeSet<String>) -> Vec<String> {
+    let length = typed.chars().count();
+    let most = (length / 4).max(1);
+    let distance = |name: &String| {
+        let is_near = name.chars().count().abs_diff(length) <= most;
+        let slips = is_near.then(|| slips(typed, name)).filter(|slips| *slips <= most);
+        slips.or_else(|| name.starts_with(typed).then_some(most))
+    };
+    let mut near: Vec<(usize, &String)> = names.iter().filter_map(|name| Some((distance(name)?, name))).collect();
+    near.sort();
+    near.into_iter().take(SUGGESTED).map(|(_, name)| name.clone()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_names_are_suggested() {
+        let names = ["nightly-report", "nightly-backup", "deploy:prod", "x"].map(String::from).into();
+        assert_eq!(similar("nightyl-report", &names), ["nightly-report"]);
+        assert_eq!(similar("nightly", &names), ["nightly-backup", "nightly-report"]);
+        assert_eq!(similar("deploy:prd", &names), ["deploy:prod"]);
+        assert_eq!(similar("y", &names), ["x"]);
+        assert_eq!(similar("migrate", &names), [""; 0]);
+    }
+}

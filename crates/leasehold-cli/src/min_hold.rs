@@ -1,0 +1,78 @@
+//! What others see of a lock that `--min-hold` keeps although its command has ended.
+
+use std::time::Duration;
+
+use leasehold::{
+    Metadata,
+    lease::{LeaseRecord, LeaseState},
+};
+use leasehold_supervise::{Status, signal_name};
+use serde_json::{Value, json};
+
+use crate::duration::{Brief, millis};
+
+/// Where it stands in the metadata of the lease.
+const KEY: &str = "leasehold.command_ended";
+
+/// The same metadata, and that the command has ended so.
+pub(crate) fn mark(mut metadata: Metadata, status: Status, min_hold: Duration) -> Metadata {
+    let (code, signal) = match status {
+        Status::Exited(code) => (Some(code), None),
+        Status::Killed(number) => (None, Some(signal_name(number))),
+    };
+    // A length, not a time of day: the clocks of two machines are never compared.
+    let ended = json!({"exit_code": code, "signal": signal, "min_hold_ms": millis(min_hold)});
+    metadata.insert(KEY.to_owned(), ended);
+    metadata
+}
+
+/// The metadata as its owner gave it.
+pub(crate) fn without_mark(metadata: &Metadata) -> Metadata {
+    let mut metadata = metadata.clone();
+    metadata.remove(KEY);
+    metadata
+}
+
+/// How a command ended whose lock `--min-hold` keeps.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct CommandEnded {
+    exit_code: Option<u64>,
+    signal: Option<String>,
+    min_hold: Duration,
+    left: Duration,
+}
+
+impl CommandEnded {
+    /// What the record says; `None` while the command runs.
+    pub(crate) fn of(record: &LeaseRecord) -> Option<Self> {
+        let LeaseState::Holding { held_for, .. } = record.state else { return None };
+        let ended = record.metadata.get(KEY)?;
+        let min_hold = Duration::from_millis(ended.get("min_hold_ms")?.as_u64()?);
+        Some(Self {
+            exit_code: ended.get("exit_code").and_then(Value::as_u64),
+            signal: ended.get("signal").and_then(Value::as_str).map(|name| name.replace(char::is_control, " ")),
+            min_hold,
+            left: min_hold.saturating_sub(held_for),
+        })
+    }
+
+    /// `ended with code 0; the lock is kept for 32s more (--min-hold 45s)`
+    pub(crate) fn words(&self) -> String {
+        let how = match (self.exit_code, &self.signal) {
+            (Some(code), _) => format!("ended with code {code}"),
+            (None, Some(signal)) => format!("ended by {signal}"),
+            (None, None) => String::from("has ended"),
+        };
+        format!("{how}; the lock is kept for {} more (--min-hold {})", Brief(self.left), Brief(self.min_hold))
+    }
+
+    /// `ended, kept for 32s more`
+    pub(crate) fn brief(&self) -> String {
+        format!("ended, kept for {} more", Brief(self.left))
+    }
+
+    /// The same for programs.
+    pub(crate) fn to_json(&self) -> Value {
+        json!({"exit_code": self.exit_code, "signal": self.signal, "kept_for_ms": millis(self.left)})
+    }
+}
