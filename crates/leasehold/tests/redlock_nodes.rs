@@ -392,6 +392,31 @@ async fn others_stand_in_for_a_node_that_does_not_grant_a_new_lease() {
 }
 
 #[tokio::test]
+async fn a_lease_is_found_if_a_majority_holds_it_and_not_if_nodes_that_are_silent_might() {
+    let nodes = Nodes::new(3);
+    let (holder, _) = nodes.client();
+    let held = attempt("x");
+    let Decision::Granted(grant) = holder.acquire(&held).await.unwrap().value else { panic!("nobody else has it") };
+    nodes.come_to(&[1; 3]).await;
+    // A node that is given the lease later numbers it otherwise.
+    for memory in &nodes.memories[..2] {
+        memory.release(&held.key, &Outcome::Completed).await.unwrap();
+        holder.renew(&[Renewal::new(held.key.clone(), Ttl::DEFAULT)]).await.unwrap();
+        nodes.come_to(&[1; 3]).await;
+    }
+    let (other, links) = nodes.client();
+    let find = async || other.find(&held.key, grant.fence).await;
+    let found = find().await.unwrap().expect("all nodes hold it");
+    assert_eq!(found.holder.as_str(), "worker");
+    links[0].cut();
+    assert!(find().await.unwrap().is_some(), "a majority holds it");
+    nodes.memories[2].release(&held.key, &Outcome::Completed).await.unwrap();
+    assert_eq!(find().await.unwrap_err().kind(), ErrorKind::Unavailable, "the silent node may hold it or not");
+    nodes.memories[1].release(&held.key, &Outcome::Completed).await.unwrap();
+    assert!(find().await.unwrap().is_none(), "one node is no majority");
+}
+
+#[tokio::test]
 async fn what_is_left_of_a_lease_that_a_majority_lost_is_freed() {
     let nodes = Nodes::new(5);
     let (quorum, _links) = nodes.client();

@@ -17,13 +17,13 @@ use crate::{Error, Result};
 
 /// Gathers calls into batches without ever waiting for a timer.
 ///
-/// A call is sent at once if none is in flight. Otherwise calls wait until as
-/// many wait as are in flight, or until those are answered: few callers are
+/// A call is sent at once if none is in flight. Otherwise it waits until as many
+/// calls wait as are in flight, or until those are answered: few callers are
 /// hardly delayed, and many form few, full batches. Callers that are answered
 /// together are first given the chance to call again, where that needs no timer.
 ///
-/// The caller that completes a batch polls `send` once on its own thread; if it
-/// is pending, the thread that brings the answers continues it, or the runtime.
+/// The caller that completes a batch polls `send` once on its own thread. If `send` is
+/// pending, the thread that receives the answers or the runtime continues it.
 ///
 /// # Cancel safety
 /// A call that is dropped before its batch leaves is not sent; afterwards its answer is discarded.
@@ -149,11 +149,17 @@ struct InFlight<'a, C, A> {
 
 impl<C, A> Drop for InFlight<'_, C, A> {
     fn drop(&mut self) {
-        if !self.ended {
+        if self.ended {
+            return;
+        }
+        // Dropped after the lock.
+        let _fail = {
             let mut state = self.shared.state.lock();
             state.batches -= 1;
             state.calls -= self.calls;
-        }
+            // Without another batch on its way, nothing would send them before the next call.
+            if state.batches == 0 { std::mem::take(&mut state.waiting) } else { VecDeque::new() }
+        };
     }
 }
 
@@ -170,20 +176,20 @@ const MOST_CONTINUED: usize = 16;
 thread_local! {
     /// The senders that were woken on this thread and are polled on it next; `None` where nothing will poll them.
     static WOKEN_HERE: RefCell<Option<VecDeque<Arc<Begun>>>> = const { RefCell::new(None) };
-    /// The senders that let the callers run that they have answered; `None` where nothing will wake them.
-    static RESTING: RefCell<Option<Vec<Waker>>> = const { RefCell::new(None) };
+    /// The senders that wait while the callers run that they have answered; `None` where nothing will wake them.
+    static DEFERRED: RefCell<Option<Vec<Waker>>> = const { RefCell::new(None) };
 }
 
 /// Completes when callers that were answered could make their next calls, which then form one batch. Completes at once
-/// unless the answers came within [`rest_here`].
+/// unless the answers came within [`defer_here`].
 async fn let_callers_run() {
-    let mut is_resting = false;
+    let mut is_deferred = false;
     poll_fn(|context| {
-        let rest = |resting: &mut Option<Vec<Waker>>| {
-            resting.as_mut().map(|resting| resting.push(context.waker().clone())).is_some()
+        let defer = |deferred: &RefCell<Option<Vec<Waker>>>| {
+            deferred.borrow_mut().as_mut().map(|deferred| deferred.push(context.waker().clone())).is_some()
         };
-        if !is_resting && RESTING.with_borrow_mut(rest) {
-            is_resting = true;
+        if !is_deferred && DEFERRED.try_with(defer).unwrap_or(false) {
+            is_deferred = true;
             return Poll::Pending;
         }
         Poll::Ready(())
@@ -197,20 +203,20 @@ async fn let_callers_run() {
     dead_code,
     reason = "for backends that are driven by the runtimes of callers, of which not every build has one"
 )]
-pub(crate) fn rest_here<T>(work: impl FnOnce() -> T) -> (T, Vec<Waker>) {
+pub(crate) fn defer_here<T>(work: impl FnOnce() -> T) -> (T, Vec<Waker>) {
     /// Wakes all at once after a panic.
     struct Wakes;
 
     impl Drop for Wakes {
         fn drop(&mut self) {
-            RESTING.take().into_iter().flatten().for_each(Waker::wake);
+            DEFERRED.take().into_iter().flatten().for_each(Waker::wake);
         }
     }
 
-    RESTING.set(Some(Vec::new()));
+    DEFERRED.set(Some(Vec::new()));
     let _after_a_panic = Wakes;
     let done = continue_here(work);
-    (done, RESTING.take().unwrap_or_default())
+    (done, DEFERRED.take().unwrap_or_default())
 }
 
 /// Does `work`, then continues the batches that it woke, on this thread.
@@ -218,7 +224,8 @@ pub(crate) fn rest_here<T>(work: impl FnOnce() -> T) -> (T, Vec<Waker>) {
 /// Whoever reads the answers of a server calls this, so that no other thread has to be woken to hand them out. Within
 /// `work` it does nothing more: a batch is continued when all that led to its answer has returned and let go of its locks.
 pub(crate) fn continue_here<T>(work: impl FnOnce() -> T) -> T {
-    if WOKEN_HERE.with_borrow(Option::is_some) {
+    // On a thread that ends, the list may be gone already; the runtime then continues the batches.
+    if WOKEN_HERE.try_with(|woken| woken.borrow().is_some()).unwrap_or(true) {
         return work();
     }
     WOKEN_HERE.set(Some(VecDeque::new()));
@@ -305,9 +312,10 @@ impl Wake for Begun {
             BegunState::Pending(sending) => {
                 *state = BegunState::Scheduled(sending);
                 drop(state);
-                let is_polled_here = WOKEN_HERE
-                    .with_borrow_mut(|woken| woken.as_mut().map(|woken| woken.push_back(Arc::clone(&self))).is_some());
-                if !is_polled_here {
+                let push = |woken: &RefCell<Option<VecDeque<Arc<Self>>>>| {
+                    woken.borrow_mut().as_mut().map(|woken| woken.push_back(Arc::clone(&self))).is_some()
+                };
+                if !WOKEN_HERE.try_with(push).unwrap_or(false) {
                     self.move_to_runtime();
                 }
             }
@@ -329,6 +337,8 @@ impl<C, A> fmt::Debug for Coalescer<C, A> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use tokio::{sync::Semaphore, task::JoinSet};
 
     use super::*;
@@ -387,34 +397,60 @@ mod tests {
         assert_eq!(coalescer.shared.state.lock().batches, 0);
     }
 
-    #[tokio::test]
-    async fn callers_that_are_answered_together_form_the_next_batch_together() {
-        let (gate, sizes) = (Arc::new(Semaphore::new(0)), Arc::new(Mutex::new(Vec::new())));
-        let (opened, seen) = (Arc::clone(&gate), Arc::clone(&sizes));
+    /// A coalescer of two batches at a time, each of which needs a permit to be answered, and the sizes of its batches.
+    fn gated(gate: &Arc<Semaphore>) -> (Coalescer<u32, u32>, Arc<Mutex<Vec<usize>>>) {
+        let (gate, sizes) = (Arc::clone(gate), Arc::new(Mutex::new(Vec::new())));
+        let seen = Arc::clone(&sizes);
         let coalescer = Coalescer::new(Handle::current(), 8, 2, move |calls: Vec<u32>| {
-            let (gate, sizes) = (Arc::clone(&opened), Arc::clone(&seen));
+            let (gate, sizes) = (Arc::clone(&gate), Arc::clone(&seen));
             async move {
                 sizes.lock().push(calls.len());
                 gate.acquire().await.unwrap().forget();
                 calls.into_iter().map(Ok).collect()
             }
         });
-        let call = |number| {
-            let mut call = Box::pin(coalescer.call(number));
-            assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-            call
-        };
+        (coalescer, sizes)
+    }
+
+    /// A call that was polled once and waits.
+    fn begun(coalescer: &Coalescer<u32, u32>, number: u32) -> Pin<Box<dyn Future<Output = Result<u32>> + '_>> {
+        let mut call: Pin<Box<dyn Future<Output = Result<u32>> + '_>> = Box::pin(coalescer.call(number));
+        assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        call
+    }
+
+    #[tokio::test]
+    async fn a_call_fails_that_waits_for_a_sender_that_was_dropped() {
+        let gate = Arc::new(Semaphore::new(0));
+        let (coalescer, sizes) = gated(&gate);
+        let mut calls: Vec<_> = (0..4).map(|number| begun(&coalescer, number)).collect();
+        let ((), _none) = defer_here(|| gate.add_permits(2));
+        let ((), deferred) = defer_here(|| gate.add_permits(1));
+        assert_eq!((sizes.lock().as_slice(), deferred.len()), ([1, 1, 2].as_slice(), 1));
+        calls.push(begun(&coalescer, 4));
+        drop(deferred);
+        let waiting = calls.pop().unwrap();
+        let answer = tokio::time::timeout(Duration::from_secs(5), waiting).await;
+        assert!(answer.expect("nobody would send it").unwrap_err().outcome_unknown());
+        assert_eq!(coalescer.shared.state.lock().batches, 0);
+    }
+
+    #[tokio::test]
+    async fn callers_that_are_answered_together_form_the_next_batch_together() {
+        let gate = Arc::new(Semaphore::new(0));
+        let (coalescer, sizes) = gated(&gate);
+        let call = |number| begun(&coalescer, number);
         let mut calls: Vec<_> = (0..4).map(call).collect();
         assert_eq!(*sizes.lock(), [1, 1], "two batches are on their way, two calls wait");
-        let ((), resting) = rest_here(|| gate.add_permits(2));
-        assert!(resting.is_empty(), "each answered one caller");
+        let ((), deferred) = defer_here(|| gate.add_permits(2));
+        assert!(deferred.is_empty(), "each answered one caller");
         assert_eq!(*sizes.lock(), [1, 1, 2]);
-        let ((), resting) = rest_here(|| gate.add_permits(1));
-        assert_eq!(resting.len(), 1, "it answered two callers, and lets them run");
+        let ((), deferred) = defer_here(|| gate.add_permits(1));
+        assert_eq!(deferred.len(), 1, "it answered two callers, and lets them run");
         calls.extend([4].map(call));
         assert_eq!(*sizes.lock(), [1, 1, 2], "the first that calls again does not go alone");
         calls.extend([5].map(call));
-        continue_here(|| resting.into_iter().for_each(Waker::wake));
+        continue_here(|| deferred.into_iter().for_each(Waker::wake));
         gate.add_permits(10);
         for (expected, call) in (0..).zip(calls) {
             assert_eq!(call.await.unwrap(), expected);

@@ -5,19 +5,33 @@ use async_trait::async_trait;
 use super::EventStream;
 use crate::{
     Error, Result,
-    lease::{EndedLease, Evicted, Fence, HistoryFilter, ListFilter, Names, Page, Resource, RunRecord, RunReport},
+    lease::{
+        EndedLease, Evicted, Fence, HistoryFilter, LeaseKey, LeaseRecord, ListFilter, Names, Page, Resource, RunRecord,
+        RunReport,
+    },
 };
 
 /// What operators call on a backend.
 #[async_trait]
 pub trait Inspect {
-    /// Live leases and queue positions: by name, within a name holders first, then the queue in its order.
+    /// Lists live leases and queue positions: by name, within a name holders first, then the queue in its order.
     async fn list(&self, filter: &ListFilter) -> Result<Page>;
 
-    /// Ended leases, newest first.
+    /// Returns the lease with this key, which was granted under this fence; `None` if it is not held.
+    ///
+    /// By default, it looks for that fence in the list.
+    ///
+    /// # Errors
+    /// `Unavailable` if the backend cannot tell.
+    async fn find(&self, key: &LeaseKey, fence: Fence) -> Result<Option<LeaseRecord>> {
+        let page = self.list(&ListFilter::new(Names::Exactly(key.resource.clone()))).await?;
+        Ok(page.leases.into_iter().find(|lease| lease.fence() == Some(fence)))
+    }
+
+    /// Returns ended leases, newest first.
     async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>>;
 
-    /// Streams the events of these resources, in any process, from now on.
+    /// Streams events about these resources from now on, whichever process causes them.
     async fn watch(&self, names: Names) -> Result<EventStream>;
 
     /// Takes the lease with this fence away from its holder.
@@ -29,7 +43,7 @@ pub trait Inspect {
     /// Records runs that were skipped or succeeded.
     ///
     /// A backend that supports it says so in its [`guarantees`](super::Backend::guarantees). It keeps the records of
-    /// about 10,000 names for 40 days after their last report, and drops the oldest first. Callers gather reports, so
+    /// about 10,000 names for 40 days after their last report, and drops the oldest first. Callers batch reports, so
     /// that one process writes at most once a second.
     ///
     /// # Errors
@@ -39,7 +53,7 @@ pub trait Inspect {
         Err(unsupported())
     }
 
-    /// The records of the runs of these resources, sorted by name.
+    /// Returns the records of the runs of these resources, sorted by name.
     ///
     /// # Errors
     /// `Unsupported` by default.
@@ -66,7 +80,7 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// A finding about this subject.
+    /// Creates a finding about this subject.
     pub fn new(severity: Severity, subject: impl Into<String>, message: impl Into<String>) -> Self {
         Self { severity, subject: subject.into(), message: message.into() }
     }

@@ -6,11 +6,11 @@ use redis::Cmd;
 
 use super::{
     connection::Reply,
-    decode::{self, Decided, DecidedAs, Fast, FastAnswers},
+    decode::{self, Decided, Fast, FastAnswers, ScriptDecision},
     encode::{AcquireArguments, ReleaseArguments},
     errors,
     keys::Partition,
-    ops::{Question, Shared},
+    ops::{ScriptRequest, Shared},
     scripts::{self, Call},
 };
 use crate::{
@@ -23,39 +23,39 @@ impl Shared {
     pub(super) async fn decide_fast(
         self: Arc<Self>,
         partition: usize,
-        questions: Vec<Question>,
-    ) -> Vec<Result<Fast<Answer<DecidedAs>>>> {
+        script_requests: Vec<ScriptRequest>,
+    ) -> Vec<Result<Fast<Answer<ScriptDecision>>>> {
         let partition = &self.keys.all()[partition];
-        let batch = FastBatch::of(&questions);
+        let batch = FastBatch::of(&script_requests);
         let call = Call::new(&scripts::FAST, &[&partition.leases, &partition.history], |command| {
             command.arg(&partition.events);
             batch.write(command);
         });
-        // Releases alone need no copies.
+        // Releases alone need no durability acknowledgements.
         let answered = if batch.requests.is_empty() {
             self.router.run(partition, &call, None).await.map(|reply| (reply, Ok(())))
         } else {
             self.run_durably(partition, &call).await
         };
-        let (reply, copies) = match answered {
+        let (reply, acknowledged) = match answered {
             Ok(answered) => answered,
-            Err(error) => return same_for_all(&error, questions.len()),
+            Err(error) => return same_for_all(&error, script_requests.len()),
         };
         let mut read = match FastAnswers::read(&reply.value) {
             Ok(read) => read,
-            Err(error) => return same_for_all(&error, questions.len()),
+            Err(error) => return same_for_all(&error, script_requests.len()),
         };
         if read.sweep_is_due {
             self.sweep(partition.number);
         }
-        let mut answers: Vec<_> = questions.iter().map(|_| Ok(Fast::Slow)).collect();
+        let mut answers: Vec<_> = script_requests.iter().map(|_| Ok(Fast::Slow)).collect();
         for (at, _) in &batch.releases {
             answers[*at] = read.release().map(|answer| answer.with_incarnation(reply.incarnation));
         }
         for (at, request) in batch.requests.iter().flat_map(|(_, requests)| requests) {
-            answers[*at] = match (read.request(), &copies) {
-                (Ok(Fast::Decided(DecidedAs::Acquire(Decision::Granted(_)))), Err(missing)) => {
-                    Err(self.give_back(partition, request, missing).await)
+            answers[*at] = match (read.request(), &acknowledged) {
+                (Ok(Fast::Decided(ScriptDecision::Acquire(Decision::Granted(_)))), Err(missing)) => {
+                    Err(self.release_unacknowledged(partition, request, missing).await)
                 }
                 (answer, _) => answer.map(|answer| answer.with_incarnation(reply.incarnation)),
             };
@@ -63,64 +63,65 @@ impl Shared {
         answers
     }
 
-    /// Has the full script decide, in the order of the questions.
+    /// Has the full script decide, in the order of the requests.
     pub(super) async fn decide(
         self: Arc<Self>,
         partition: usize,
-        questions: Vec<Question>,
-    ) -> Vec<Result<Answer<DecidedAs>>> {
+        script_requests: Vec<ScriptRequest>,
+    ) -> Vec<Result<Answer<ScriptDecision>>> {
         let partition = &self.keys.all()[partition];
-        let (resources, numbers) = numbered(questions.iter().map(Question::resource));
+        let (resources, numbers) = numbered(script_requests.iter().map(ScriptRequest::resource));
         let call = Call::for_resources(&scripts::DECIDE, partition, &resources, |command| {
-            for (question, number) in questions.iter().zip(&numbers) {
+            for (script_request, number) in script_requests.iter().zip(&numbers) {
                 command.arg(number);
-                match question {
-                    Question::Acquire(request) => {
-                        let most = request.max_waiters.map(|most| most.to_string()).unwrap_or_default();
+                match script_request {
+                    ScriptRequest::Acquire(request) => {
+                        let max_waiters =
+                            request.max_waiters.map(|max_waiters| max_waiters.to_string()).unwrap_or_default();
                         command.arg("a").arg(&request.head).arg(&*request.tail);
-                        command.arg(request.patience.to_string()).arg(most);
+                        command.arg(request.patience.to_string()).arg(max_waiters);
                     }
-                    Question::Release(release) => {
+                    ScriptRequest::Release(release) => {
                         let (ending, problem) = release.ending_and_problem();
                         command.arg("r").arg(&release.head[1..]).arg(ending).arg(problem).arg("");
                     }
                 }
             }
         });
-        let place = self.options.place();
+        let url = self.options.display_url();
         let answered = match self.run_durably(partition, &call).await {
-            Ok((reply, copies)) => {
-                decode::decided(&reply.value, questions.len(), &place).map(|read| (read, reply, copies))
+            Ok((reply, acknowledged)) => {
+                decode::decided(&reply.value, script_requests.len(), &url).map(|read| (read, reply, acknowledged))
             }
             Err(error) => Err(error),
         };
-        let ((decisions, work_is_left), reply, copies) = match answered {
+        let ((decisions, work_is_left), reply, acknowledged) = match answered {
             Ok(answered) => answered,
-            Err(error) => return same_for_all(&error, questions.len()),
+            Err(error) => return same_for_all(&error, script_requests.len()),
         };
         if work_is_left {
             self.settle(partition.number, resources.clone());
         }
-        let mut answers = Vec::with_capacity(questions.len());
-        for (question, decided) in questions.iter().zip(decisions) {
-            answers.push(match (decided, question, &copies) {
+        let mut answers = Vec::with_capacity(script_requests.len());
+        for (script_request, decided) in script_requests.iter().zip(decisions) {
+            answers.push(match (decided, script_request, &acknowledged) {
                 (
-                    Ok(Decided { answer: DecidedAs::Acquire(Decision::Granted(_)), .. }),
-                    Question::Acquire(request),
+                    Ok(Decided { answer: ScriptDecision::Acquire(Decision::Granted(_)), .. }),
+                    ScriptRequest::Acquire(request),
                     Err(missing),
-                ) => Err(self.give_back(partition, request, missing).await),
-                (Ok(Decided { answer, fast_can_handle }), question, _) => {
-                    self.set_slow(question.resource(), !fast_can_handle);
+                ) => Err(self.release_unacknowledged(partition, request, missing).await),
+                (Ok(Decided { answer, fast_can_handle }), script_request, _) => {
+                    self.set_slow(script_request.resource(), !fast_can_handle);
                     Ok(Answer::new(answer, reply.incarnation))
                 }
-                (Err(error), question, _) => Err(error.about(question.resource())),
+                (Err(error), script_request, _) => Err(error.about(script_request.resource())),
             });
         }
         answers
     }
 
-    /// Runs a script that grants leases. With `durability=` it waits for the copies; the second result says whether they
-    /// were made.
+    /// Runs a script that grants leases. With `durability=` it waits for the durability acknowledgements; the second
+    /// result says whether they came.
     async fn run_durably(&self, partition: &Partition, call: &Call<'_>) -> Result<(Reply, Result<()>)> {
         match &self.durable {
             None => Ok((self.router.run(partition, call, None).await?, Ok(()))),
@@ -128,8 +129,13 @@ impl Shared {
         }
     }
 
-    /// Ends a lease whose copies are missing; returns the error for its caller.
-    async fn give_back(&self, partition: &Partition, request: &AcquireArguments, missing: &Error) -> Error {
+    /// Releases a lease whose durability acknowledgements are missing; returns the error for its caller.
+    async fn release_unacknowledged(
+        &self,
+        partition: &Partition,
+        request: &AcquireArguments,
+        missing: &Error,
+    ) -> Error {
         let missing = Error::unavailable(format!("{missing}; the grant was given back")).about(&request.resource);
         let resources = [request.resource.clone()];
         let call = Call::for_resources(&scripts::DECIDE, partition, &resources, |command| {
@@ -143,7 +149,7 @@ impl Shared {
     }
 }
 
-/// Questions in the order in which `fast.lua` takes them, each with its place among those that were asked.
+/// Requests and releases in the order in which `fast.lua` takes them, each with its index in the caller's list.
 struct FastBatch<'a> {
     releases: Vec<(usize, &'a ReleaseArguments)>,
     /// By the tail that they share.
@@ -151,12 +157,12 @@ struct FastBatch<'a> {
 }
 
 impl<'a> FastBatch<'a> {
-    fn of(questions: &'a [Question]) -> Self {
+    fn of(script_requests: &'a [ScriptRequest]) -> Self {
         let mut batch = Self { releases: Vec::new(), requests: Vec::new() };
-        for (at, question) in questions.iter().enumerate() {
-            match question {
-                Question::Release(release) => batch.releases.push((at, release)),
-                Question::Acquire(request) => {
+        for (at, script_request) in script_requests.iter().enumerate() {
+            match script_request {
+                ScriptRequest::Release(release) => batch.releases.push((at, release)),
+                ScriptRequest::Acquire(request) => {
                     match batch.requests.iter_mut().find(|(tail, _)| *tail == &*request.tail) {
                         Some((_, requests)) => requests.push((at, request)),
                         None => batch.requests.push((&request.tail, vec![(at, request)])),
@@ -200,7 +206,7 @@ impl<'a> FastBatch<'a> {
     }
 }
 
-/// The distinct resources, and for each question the number of its resource, from 1.
+/// The distinct resources, and for each item the number of its resource, from 1.
 pub(super) fn numbered<'a>(resources: impl Iterator<Item = &'a Resource>) -> (Vec<Resource>, Vec<usize>) {
     let mut known: BTreeMap<&Resource, usize> = BTreeMap::new();
     let mut distinct = Vec::new();

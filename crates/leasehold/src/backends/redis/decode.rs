@@ -19,9 +19,9 @@ pub(super) fn is_other_epoch(value: &Value) -> bool {
 }
 
 /// The answer of `begin.lua`.
-pub(super) fn epoch(value: &Value, place: &str) -> Result<Epoch> {
+pub(super) fn epoch(value: &Value, url: &str) -> Result<Epoch> {
     match array(value)? {
-        [word, format] if text(word)? == "other" => Err(errors::other_format(place, text(format)?)),
+        [word, format] if text(word)? == "other" => Err(errors::other_format(url, text(format)?)),
         [epoch, now] => Ok(Epoch::new(text(epoch)?.to_owned(), Timestamp::from_micros(number(now)?))),
         _ => Err(unexpected("an epoch", value)),
     }
@@ -64,16 +64,16 @@ impl<'a> FastAnswers<'a> {
     }
 
     /// The answer to the next release; all of them come before the requests.
-    pub(super) fn release(&mut self) -> Result<Fast<DecidedAs>> {
+    pub(super) fn release(&mut self) -> Result<Fast<ScriptDecision>> {
         match self.take(1)? {
-            "f" => Ok(Fast::Decided(DecidedAs::Release(Released::Freed))),
-            "g" => Ok(Fast::Decided(DecidedAs::Release(Released::Gone))),
+            "f" => Ok(Fast::Decided(ScriptDecision::Release(Released::Freed))),
+            "g" => Ok(Fast::Decided(ScriptDecision::Release(Released::Gone))),
             _ => Ok(Fast::Slow),
         }
     }
 
     /// The answer to the next request.
-    pub(super) fn request(&mut self) -> Result<Fast<DecidedAs>> {
+    pub(super) fn request(&mut self) -> Result<Fast<ScriptDecision>> {
         let decision = match self.take(16)?.trim_end() {
             "slow" => return Ok(Fast::Slow),
             "busy" => {
@@ -81,12 +81,12 @@ impl<'a> FastAnswers<'a> {
                 Decision::Busy(Busy { holders: vec![holder], waiting: 0 })
             }
             "queued" => {
-                let place = self.texts.next().unwrap_or(&Value::Nil);
-                let mut numbers = text(place)?.split(' ').map(str::parse::<u64>);
+                let position = self.texts.next().unwrap_or(&Value::Nil);
+                let mut numbers = text(position)?.split(' ').map(str::parse::<u64>);
                 let (Some(Ok(ahead)), Some(Ok(fence)), Some(Ok(end))) =
                     (numbers.next(), numbers.next(), numbers.next())
                 else {
-                    return Err(unexpected("a position", place));
+                    return Err(unexpected("a position", position));
                 };
                 Decision::Queued(QueuePosition {
                     ahead: saturating_u32(ahead),
@@ -99,7 +99,7 @@ impl<'a> FastAnswers<'a> {
                 Decision::Granted(Grant { fence: Fence::new(fence), acquired_at: self.now })
             }
         };
-        Ok(Fast::Decided(DecidedAs::Acquire(decision)))
+        Ok(Fast::Decided(ScriptDecision::Acquire(decision)))
     }
 
     fn take(&mut self, columns: usize) -> Result<&'a str> {
@@ -129,38 +129,38 @@ pub(super) fn fast_standings(value: &Value) -> Result<Vec<Fast<Standing>>> {
 /// An answer of `decide.lua`.
 #[derive(Debug)]
 pub(super) struct Decided {
-    pub(super) answer: DecidedAs,
+    pub(super) answer: ScriptDecision,
     /// Whether the fast scripts can handle the name from now on.
     pub(super) fast_can_handle: bool,
 }
 
 /// What was decided.
 #[derive(Debug)]
-pub(super) enum DecidedAs {
+pub(super) enum ScriptDecision {
     Acquire(Decision),
     Release(Released),
 }
 
-/// The answers of `decide.lua` to this many questions, and whether work is left.
-pub(super) fn decided(value: &Value, questions: usize, place: &str) -> Result<(Vec<Result<Decided>>, bool)> {
+/// The answers of `decide.lua` to this many requests, and whether work is left.
+pub(super) fn decided(value: &Value, requests: usize, url: &str) -> Result<(Vec<Result<Decided>>, bool)> {
     let answers = array(value)?;
     let read = |answer: &Value| match answer {
         Value::Array(parts) => {
             let (parts, fast_can_handle) = match parts.as_slice() {
-                [parts @ .., last] if text(last).is_ok_and(|word| word == "plain") => (parts, true),
+                [parts @ .., last] if text(last).is_ok_and(|word| word == "fast") => (parts, true),
                 parts => (parts, false),
             };
             let answer = match parts {
-                [word, released] if text(word)? == "release" => {
-                    DecidedAs::Release(released_by(text(released)?).ok_or_else(|| unexpected("a release", answer))?)
-                }
-                parts => DecidedAs::Acquire(decision(parts, place)?),
+                [word, released] if text(word)? == "release" => ScriptDecision::Release(
+                    released_by(text(released)?).ok_or_else(|| unexpected("a release", answer))?,
+                ),
+                parts => ScriptDecision::Acquire(decision(parts, url)?),
             };
             Ok(Decided { answer, fast_can_handle })
         }
         _ => Err(unexpected("a decision", answer)),
     };
-    Ok((answers.iter().take(questions).map(read).collect(), answers.len() > questions))
+    Ok((answers.iter().take(requests).map(read).collect(), answers.len() > requests))
 }
 
 fn released_by(word: &str) -> Option<Released> {
@@ -172,7 +172,7 @@ fn released_by(word: &str) -> Option<Released> {
     }
 }
 
-fn decision(parts: &[Value], place: &str) -> Result<Decision> {
+fn decision(parts: &[Value], url: &str) -> Result<Decision> {
     let unreadable = |what| unexpected(what, &Value::Array(parts.to_vec()));
     match (text_at(parts, 0)?, parts) {
         ("busy", [_, now, waiting, holders @ ..]) => {
@@ -183,9 +183,9 @@ fn decision(parts: &[Value], place: &str) -> Result<Decision> {
         ("wrong", [_, in_force]) => {
             Ok(Decision::WrongShape { in_force: shape(text(in_force)?).ok_or_else(|| unreadable("a shape"))? })
         }
-        _ => match standing(parts, place)? {
+        _ => match standing(parts, url)? {
             Standing::Holding(grant) => Ok(Decision::Granted(grant)),
-            Standing::Waiting(place) => Ok(Decision::Queued(place)),
+            Standing::Waiting(position) => Ok(Decision::Queued(position)),
             Standing::Gone | Standing::Unknown => Err(unreadable("a decision")),
         },
     }
@@ -205,10 +205,10 @@ fn shape(text: &str) -> Option<Shape> {
 /// The answers of `renew.lua` to this many renewals, and whether work is left.
 ///
 /// A lease that could not be decided is `Unknown`; the others are not affected.
-pub(super) fn standings(value: &Value, renewals: usize, place: &str) -> Result<(Vec<Standing>, bool)> {
+pub(super) fn standings(value: &Value, renewals: usize, url: &str) -> Result<(Vec<Standing>, bool)> {
     let answers = array(value)?;
     let read = |answer: &Value| {
-        array(answer).and_then(|parts| standing(parts, place)).unwrap_or_else(|error| {
+        array(answer).and_then(|parts| standing(parts, url)).unwrap_or_else(|error| {
             tracing::warn!(%error, "a lease was not renewed");
             Standing::Unknown
         })
@@ -216,19 +216,17 @@ pub(super) fn standings(value: &Value, renewals: usize, place: &str) -> Result<(
     Ok((answers.iter().take(renewals).map(read).collect(), answers.len() > renewals))
 }
 
-fn standing(parts: &[Value], place: &str) -> Result<Standing> {
+fn standing(parts: &[Value], url: &str) -> Result<Standing> {
     let words = parts.iter().map(text).collect::<Result<Vec<_>>>()?;
-    failure(&words, place)?;
+    check_failure(&words, url)?;
     standing_of(&words).ok_or_else(|| unexpected("a standing", &Value::Array(parts.to_vec())))
 }
 
-/// What a script says about a resource that it could not handle.
-fn failure(words: &[&str], place: &str) -> Result<()> {
+/// Fails if the script could not handle the resource.
+fn check_failure(words: &[&str], url: &str) -> Result<()> {
     match words {
-        ["newer"] => {
-            Err(Error::unsupported(format!("{place}: a newer leasehold wrote this lock; upgrade this program")))
-        }
-        ["error", text] => Err(errors::refused_text(place, text)),
+        ["newer"] => Err(Error::unsupported(format!("{url}: a newer leasehold wrote this lock; upgrade this program"))),
+        ["error", text] => Err(errors::refused_text(url, text)),
         _ => Ok(()),
     }
 }
@@ -253,7 +251,7 @@ fn standing_of(words: &[&str]) -> Option<Standing> {
 }
 
 /// The answer of `evict.lua`.
-pub(super) fn evicted(value: &Value, place: &str) -> Result<Evicted> {
+pub(super) fn evicted(value: &Value, url: &str) -> Result<Evicted> {
     let answer = array(value)?.first().ok_or_else(|| unexpected("an eviction", value))?;
     let parts = array(answer)?;
     match (text_at(parts, 0)?, parts) {
@@ -263,7 +261,7 @@ pub(super) fn evicted(value: &Value, place: &str) -> Result<Evicted> {
             Ok(Evicted::NoSuchFence { current })
         }
         _ => {
-            failure(&parts.iter().map(text).collect::<Result<Vec<_>>>()?, place)?;
+            check_failure(&parts.iter().map(text).collect::<Result<Vec<_>>>()?, url)?;
             Err(unexpected("an eviction", value))
         }
     }
@@ -274,7 +272,7 @@ pub(super) struct Listed {
     pub(super) leases: Vec<LeaseRecord>,
     /// How many entries there were, readable or not.
     pub(super) count: usize,
-    /// How many wait, up to the last entry here.
+    /// Waiters up to and including the last entry.
     pub(super) ahead: u32,
 }
 

@@ -1,4 +1,4 @@
-//! Grants that are copied before they are believed: N scripts in one call, then one wait for the copies.
+//! Grants that count only once replicas or the append-only file have them: many in one call, then one wait.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use crate::{Error, Result};
 /// The first version that can wait for its append-only file.
 const WAITS_FOR_FILE: (u32, u32) = (7, 2);
 
-/// Connections for calls that wait for copies, since waiting blocks a connection. Renewals have one of their own, so
-/// that they do not stand behind requests.
+/// Connections for calls that wait for durability acknowledgements, since waiting blocks a connection. Renewals have one
+/// of their own, so that they do not stand behind requests.
 #[derive(Debug)]
 pub(super) struct Durable {
     requests: Router,
@@ -27,7 +27,7 @@ pub(super) struct Durable {
 }
 
 impl Durable {
-    /// `None` where nothing but the server must have a grant.
+    /// Returns `None` for `durability=none`.
     pub(super) async fn open(options: &Arc<RedisOptions>, keys: &Keys) -> Result<Option<Self>> {
         if options.durability == Durability::None {
             return Ok(None);
@@ -47,7 +47,7 @@ impl Durable {
         Ok(Some(Self { requests, renewals, durability: options.durability, wait: wait(options) }))
     }
 
-    /// Runs a script that grants; the second value says whether the copies were made.
+    /// Runs a script that grants; the second value says whether the durability acknowledgements came.
     pub(super) async fn acquire(
         &self,
         partition: &Partition,
@@ -55,18 +55,18 @@ impl Durable {
         options: &RedisOptions,
     ) -> Result<(Reply, Result<()>)> {
         let reply = self.requests.run(partition, call, Some(&self.wait)).await?;
-        let copies = self.copied(&reply, options);
-        Ok((reply, copies))
+        let acknowledged = self.check_acknowledged(&reply, options);
+        Ok((reply, acknowledged))
     }
 
-    /// Runs a script that renews, and fails without copies.
+    /// Runs a script that renews, and fails without the durability acknowledgements.
     pub(super) async fn renew(&self, partition: &Partition, call: &Call<'_>, options: &RedisOptions) -> Result<Reply> {
         let reply = self.renewals.run(partition, call, Some(&self.wait)).await?;
-        self.copied(&reply, options)?;
+        self.check_acknowledged(&reply, options)?;
         Ok(reply)
     }
 
-    fn copied(&self, reply: &Reply, options: &RedisOptions) -> Result<()> {
+    fn check_acknowledged(&self, reply: &Reply, options: &RedisOptions) -> Result<()> {
         let missing = match self.durability {
             Durability::None => return Ok(()),
             Durability::Replicas(wanted) => {
@@ -80,8 +80,8 @@ impl Durable {
             }
         };
         missing.map_or(Ok(()), |missing| {
-            let place = options.place();
-            Err(Error::unavailable(format!("{place} has no durable copy: {missing}")))
+            let url = options.display_url();
+            Err(Error::unavailable(format!("{url} has no durable copy: {missing}")))
         })
     }
 }

@@ -16,7 +16,7 @@ pub(super) struct AcquireArguments {
     pub(super) resource: Resource,
     /// Form and id: the first columns of the record.
     pub(super) head: String,
-    /// What the client says: the last columns and lines of the record.
+    /// The columns and lines that the client sets: the last ones of the record.
     pub(super) tail: Arc<str>,
     /// `t` try, `q` queue.
     pub(super) patience: char,
@@ -24,20 +24,20 @@ pub(super) struct AcquireArguments {
 }
 
 impl AcquireArguments {
-    pub(super) fn new(request: &Request, tails: &Tails) -> Self {
+    pub(super) fn new(request: &Request, tail_cache: &TailCache) -> Self {
         Self {
             resource: request.key.resource.clone(),
             head: format!("1{}", request.key.id),
-            tail: tails.of(request),
+            tail: tail_cache.of(request),
             patience: if request.patience == Patience::Try { 't' } else { 'q' },
             max_waiters: request.max_waiters,
         }
     }
 }
 
-/// Writes the tails of records. Requests that differ in name and id only, as most do, share one.
+/// Writes the tails of records, and keeps the last one: requests that differ in name and id only, as most do, share it.
 #[derive(Debug)]
-pub(super) struct Tails {
+pub(super) struct TailCache {
     /// Names this instance among the receivers of pushes.
     instance: String,
     last: Mutex<Option<Tail>>,
@@ -52,7 +52,7 @@ struct Tail {
     text: Arc<str>,
 }
 
-impl Tails {
+impl TailCache {
     pub(super) fn new(instance: String) -> Self {
         Self { instance, last: Mutex::new(None) }
     }
@@ -110,14 +110,14 @@ impl ReleaseArguments {
 
 /// The holder and the note of a record.
 #[derive(Serialize)]
-struct Who<'a> {
+struct HolderAndNote<'a> {
     holder: &'a Holder,
     #[serde(skip_serializing_if = "Option::is_none")]
     note: Option<&'a str>,
 }
 
 fn tail(request: &Request, instance: &str) -> String {
-    let who = Who { holder: &request.holder, note: request.note.as_deref() };
+    let who = HolderAndNote { holder: &request.holder, note: request.note.as_deref() };
     let mut tail = String::with_capacity(192);
     let _infallible = write!(
         tail,

@@ -8,32 +8,32 @@ use crate::Error;
 /// The rights that a user of the server needs.
 const RIGHTS: &str = "allow this user the keys ~leasehold:* and channels &leasehold:*, with +@all -@dangerous +info";
 
-/// The error of a server that answered, but not what was asked for: nothing was changed.
-pub(super) fn refused(place: &str, error: &RedisError) -> Error {
+/// Error for a rejected request; nothing was changed.
+pub(super) fn refused(server: &str, error: &RedisError) -> Error {
     let text = text(error);
     if is_readonly(error) {
         let advice = "it is a replica: name the master, or use redis+sentinel://";
-        return Error::permission_denied(format!("{place} refused: {text}; {advice}"));
+        return Error::permission_denied(format!("{server} refused: {text}; {advice}"));
     }
     if is_unauthenticated(error) {
         let advice = "give user and password in the URL, or by password_file=, password_env= or REDISCLI_AUTH";
-        return Error::permission_denied(format!("{place} refused: {text}; {advice}"));
+        return Error::permission_denied(format!("{server} refused: {text}; {advice}"));
     }
     match error.kind() {
         ErrorKind::Server(ServerErrorKind::NoPerm) => {
-            Error::permission_denied(format!("{place} refused: {text}; {RIGHTS}"))
+            Error::permission_denied(format!("{server} refused: {text}; {RIGHTS}"))
         }
         ErrorKind::RESP3NotSupported => {
-            Error::unsupported(format!("{place} refused: {text}; leasehold needs Redis 6.2 or newer"))
+            Error::unsupported(format!("{server} refused: {text}; leasehold needs Redis 6.2 or newer"))
         }
-        ErrorKind::InvalidClientConfig => Error::invalid_config(format!("{place} refused: {text}; correct the URL")),
-        _ => refused_text(place, &text),
+        ErrorKind::InvalidClientConfig => Error::invalid_config(format!("{server} refused: {text}; correct the URL")),
+        _ => refused_text(server, &text),
     }
 }
 
 /// The same for an error that a script caught.
-pub(super) fn refused_text(place: &str, text: &str) -> Error {
-    let message = |advice: &str| format!("{place} refused: {text}; {advice}");
+pub(super) fn refused_text(server: &str, text: &str) -> Error {
+    let message = |advice: &str| format!("{server} refused: {text}; {advice}");
     if ["NOPERM", "can't access", "no permissions"].iter().any(|word| text.contains(word)) {
         return Error::permission_denied(message(RIGHTS));
     }
@@ -49,42 +49,42 @@ pub(super) fn refused_text(place: &str, text: &str) -> Error {
 }
 
 /// The error of a server that could not be reached: nothing was sent.
-pub(super) fn unreachable(place: &str, error: &RedisError) -> Error {
+pub(super) fn unreachable(server: &str, error: &RedisError) -> Error {
     if is_refusal(error) {
-        return refused(place, error);
+        return refused(server, error);
     }
     if error.kind() == ErrorKind::Parse {
-        return Error::invalid_config(format!("{place} answers, but not as a Redis server does; check host and port"));
+        return Error::invalid_config(format!("{server} answers, but not as a Redis server does; check host and port"));
     }
-    Error::unavailable(format!("cannot reach {place}: {}", text(error)))
+    Error::unavailable(format!("cannot reach {server}: {}", text(error)))
 }
 
 /// The error of a sentinel.
 pub(super) fn of_sentinel(sentinel: &Address, error: &RedisError) -> Error {
-    let place = format!("the sentinel {sentinel}");
+    let server = format!("the sentinel {sentinel}");
     if is_unauthenticated(error) {
         return Error::permission_denied(format!(
-            "{place} refused: {}; sentinels have users of their own: give sentinel_password_file= or \
+            "{server} refused: {}; sentinels have users of their own: give sentinel_password_file= or \
              sentinel_password_env=, and sentinel_user= if it has a name",
             text(error)
         ));
     }
-    unreachable(&place, error)
+    unreachable(&server, error)
 }
 
 /// The error of a request that was sent and not answered.
-pub(super) fn unanswered(place: &str, why: &str) -> Error {
-    Error::unanswered(format!("{place} was asked and did not answer: {why}"))
+pub(super) fn unanswered(server: &str, why: &str) -> Error {
+    Error::unanswered(format!("{server} was asked and did not answer: {why}"))
 }
 
 /// The error of a store that another version of leasehold wrote.
-pub(super) fn other_format(place: &str, format: &str) -> Error {
+pub(super) fn other_format(server: &str, format: &str) -> Error {
     Error::unsupported(match format {
         "1" => format!(
-            "{place} has locks of leasehold 0.1, which this version cannot read: stop every program that uses them and \
+            "{server} has locks of leasehold 0.1, which this version cannot read: stop every program that uses them and \
              delete its keys (redis-cli --scan --pattern 'leasehold:*' | xargs redis-cli unlink), or use another namespace"
         ),
-        newer => format!("{place} has locks of format {newer}, which a newer leasehold wrote: upgrade this program"),
+        newer => format!("{server} has locks of format {newer}, which a newer leasehold wrote: upgrade this program"),
     })
 }
 
@@ -127,7 +127,7 @@ pub(super) fn is_readonly(error: &RedisError) -> bool {
         || error.detail().is_some_and(|detail| detail.contains("READONLY"))
 }
 
-/// Whether it will answer later: it is starting, or its cluster is being repaired.
+/// Returns whether a retry may succeed: the server is starting, or its cluster is being repaired.
 pub(super) fn is_not_ready(error: &RedisError) -> bool {
     matches!(
         error.kind(),

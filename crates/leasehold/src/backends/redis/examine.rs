@@ -57,7 +57,9 @@ impl RedisBackend {
     /// Whether this user may do all that a lock needs.
     async fn rights(&self) -> Finding {
         match self.try_everything().await {
-            Ok(()) => Finding::new(Severity::Ok, "rights", "this user may acquire, renew, release, list and look back"),
+            Ok(()) => {
+                Finding::new(Severity::Ok, "rights", "this user may acquire, renew, release, list and read the history")
+            }
             Err(error) => Finding::new(Severity::Failure, "rights", error.to_string()),
         }
     }
@@ -163,7 +165,7 @@ async fn ask(router: &Router, options: &RedisOptions, command: &Cmd) -> Result<V
     };
     match answers {
         Ok(answers) => Ok(answers.into_iter().map(|(name, answer)| (name, Some(answer))).collect()),
-        Err(SendError::Refused(_)) => Ok(vec![(options.place(), None)]),
+        Err(SendError::Refused(_)) => Ok(vec![(options.display_url(), None)]),
         Err(error) => Err(error.into_error(options)),
     }
 }

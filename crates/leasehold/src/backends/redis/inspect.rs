@@ -83,7 +83,7 @@ impl Shared {
             resources.chunks(RESOURCES_AT_ONCE).map(move |some| self.records_in(partition, some))
         });
         let mut leases: Vec<LeaseRecord> = try_join_all(chunks).await?.into_iter().flatten().collect();
-        // Within a name they stand in their order already.
+        // Leases of one name are in order, and the sort is stable.
         leases.sort_by(|one, other| one.resource.cmp(&other.resource));
         Ok(leases)
     }
@@ -144,7 +144,7 @@ impl Shared {
             let Some(oldest) = entries.last() else { break };
             until = format!("({}", oldest.id);
             let count = entries.len();
-            // What was written down before that time ended before it, too.
+            // Entries written before `since` hold only leases that ended before it.
             let past = filter.since.is_some_and(|since| oldest.written_ms < since.as_micros() / 1000);
             let leases = entries.into_iter().flat_map(|entry| entry.leases);
             found.extend(leases.filter(|ended| filter.include(ended)));
@@ -163,7 +163,7 @@ impl Shared {
             command.arg(format!("{:016}", expected.get())).arg(&problem);
         });
         let reply = self.router.run(partition, &call, None).await?;
-        decode::evicted(&reply.value, &self.options.place())
+        decode::evicted(&reply.value, &self.options.display_url())
     }
 
     /// Follows events; the first stream subscribes and lets the scripts know.

@@ -3,7 +3,7 @@
 use crate::lease::Resource;
 
 /// Partitions of a namespace in a cluster: enough to spread it over any number of servers.
-const IN_CLUSTER: u16 = 64;
+const CLUSTER_PARTITIONS: u16 = 64;
 /// Slots of every cluster.
 pub(super) const SLOTS: u16 = 16384;
 
@@ -38,7 +38,7 @@ impl Keys {
     /// Spread over the slots of a cluster.
     pub(super) fn in_cluster(prefix: &str, namespace: &str) -> Self {
         let partition = |number| Partition::new(prefix, &format!("{namespace}:{number}"), number, 0);
-        Self { partitions: (0..IN_CLUSTER).map(partition).collect() }
+        Self { partitions: (0..CLUSTER_PARTITIONS).map(partition).collect() }
     }
 
     /// The partition that has this resource.
@@ -83,8 +83,8 @@ impl Partition {
         ["fence", "index"].map(|kind| format!("{}{kind}", self.prefix))
     }
 
-    /// The channel on which an instance is told about its leases in this partition.
-    pub(super) fn to(&self, instance: &str) -> String {
+    /// The channel for grants and evictions of one instance.
+    pub(super) fn instance_channel(&self, instance: &str) -> String {
         format!("{}to:{instance}", self.prefix)
     }
 }

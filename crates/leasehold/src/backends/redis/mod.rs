@@ -1,13 +1,13 @@
-//! `redis:`, machines that reach one server: scripts port the rule, the server's clock decides.
+//! `redis:`, machines that reach one server: scripts port the model, the server's clock decides.
 //!
 //! One connection for each instance carries its commands and, over RESP3, its
 //! pushes; in a cluster a second set of connections carries the pushes. Common
-//! requests go to a fast script, many in one call; what it answers `slow` to is
-//! decided by a full one. A release hands the lock to the next in line and
+//! requests go to a fast script, many in one call; requests it answers with `slow`
+//! go to the full script. A release hands the lock to the next in line and
 //! notifies the process of that one only. Works with Redis 6.2 or newer and with Valkey, alone, behind
 //! sentinels or as a cluster.
 //!
-//! What Redis forgets is forgotten: see `GUARANTEES.md` about failover.
+//! A failover may lose leases: see [the guarantees](crate::_docs::guarantees).
 
 mod batches;
 mod connection;
@@ -38,10 +38,10 @@ pub use self::options::{Address, Credentials, Durability, Identity, RedisOptions
 use self::{
     connection::Router,
     durable::Durable,
-    encode::{AcquireArguments, ReleaseArguments, Tails},
+    encode::{AcquireArguments, ReleaseArguments, TailCache},
     keys::Keys,
     notifications::Notifications,
-    ops::{Lane, Shared},
+    ops::{PartitionBatcher, Shared},
 };
 use crate::{
     Error, Result,
@@ -60,13 +60,13 @@ const RENEW_BATCH: usize = 500;
 
 /// Leases kept by a Redis server, a cluster, or whatever server the sentinels name.
 ///
-/// Opened inside a tokio runtime with io and time, and used while it runs.
+/// Open it inside a Tokio runtime with I/O and time enabled; it works only while that runtime runs.
 pub struct RedisBackend {
     shared: Arc<Shared>,
     /// One for each partition.
-    lanes: Vec<Lane>,
-    tails: Tails,
-    watching: Arc<Mutex<()>>,
+    batchers: Vec<PartitionBatcher>,
+    tail_cache: TailCache,
+    watch_setup_lock: Arc<Mutex<()>>,
 }
 
 impl RedisBackend {
@@ -89,12 +89,13 @@ impl RedisBackend {
         let router = Router::open(&options, &keys, &instance, Arc::clone(&notifications) as _).await?;
         let durable = Durable::open(&options, &keys).await?;
         let shared = Arc::new(Shared::new(options, keys, router, notifications, durable));
-        let lanes = (0..shared.keys.all().len()).map(|partition| Lane::new(&shared, partition)).collect();
-        Ok(Arc::new(Self { shared, lanes, tails: Tails::new(instance), watching: Arc::default() }))
+        let batchers =
+            (0..shared.keys.all().len()).map(|partition| PartitionBatcher::new(&shared, partition)).collect();
+        Ok(Arc::new(Self { shared, batchers, tail_cache: TailCache::new(instance), watch_setup_lock: Arc::default() }))
     }
 
-    fn lane(&self, resource: &Resource) -> &Lane {
-        &self.lanes[usize::from(self.shared.keys.of(resource).number)]
+    fn batcher(&self, resource: &Resource) -> &PartitionBatcher {
+        &self.batchers[usize::from(self.shared.keys.of(resource).number)]
     }
 }
 
@@ -121,8 +122,8 @@ impl Backend for RedisBackend {
     }
 
     async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
-        let arguments = AcquireArguments::new(request, &self.tails);
-        self.lane(&request.key.resource).acquire(&self.shared, arguments).await
+        let arguments = AcquireArguments::new(request, &self.tail_cache);
+        self.batcher(&request.key.resource).acquire(&self.shared, arguments).await
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
@@ -134,15 +135,15 @@ impl Backend for RedisBackend {
     }
 
     async fn perform(&self, operations: Vec<Operation>) -> Vec<Result<Answer<Performed>>> {
-        match self.lanes.as_slice() {
-            [only] => only.perform(&self.shared, operations, &self.tails).await,
+        match self.batchers.as_slice() {
+            [only] => only.perform(&self.shared, operations, &self.tail_cache).await,
             _ => backend::perform_each(self, operations).await,
         }
     }
 
     async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {
         let arguments = ReleaseArguments::new(key.resource.clone(), key.id, outcome);
-        self.lane(&key.resource).release(&self.shared, arguments).await
+        self.batcher(&key.resource).release(&self.shared, arguments).await
     }
 }
 
@@ -169,7 +170,7 @@ impl Inspect for RedisBackend {
     }
 
     async fn watch(&self, names: Names) -> Result<EventStream> {
-        self.shared.watch(names, &self.watching).await
+        self.shared.watch(names, &self.watch_setup_lock).await
     }
 
     async fn examine(&self) -> Result<Vec<Finding>> {
@@ -185,10 +186,10 @@ pub(crate) fn open(url: &str, options: &OpenOptions) -> Opening {
     Box::pin(async move {
         let mut chosen = chosen?;
         chosen.connect_limit = limit;
-        let place = chosen.place();
+        let display_url = chosen.display_url();
         match time::timeout(limit, RedisBackend::open(chosen)).await {
             Ok(opened) => Ok(opened? as Arc<dyn Backend>),
-            Err(_) => Err(Error::unavailable(format!("{place} did not answer within {limit:?}"))),
+            Err(_) => Err(Error::unavailable(format!("{display_url} did not answer within {limit:?}"))),
         }
     })
 }

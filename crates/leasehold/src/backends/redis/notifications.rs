@@ -15,7 +15,7 @@ pub(super) struct Notifications {
     pub(super) watchers: EventHub,
     /// The channels of events.
     events: HashSet<Vec<u8>>,
-    /// A push does not say whether the grant has its copies: only a renewal does.
+    /// A push does not say whether the grant has its durability acknowledgements: only a renewal does.
     durable: bool,
 }
 

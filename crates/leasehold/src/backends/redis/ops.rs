@@ -11,9 +11,9 @@ use tokio::runtime::Handle;
 
 use super::{
     connection::Router,
-    decode::{DecidedAs, Fast},
+    decode::{Fast, ScriptDecision},
     durable::Durable,
-    encode::{AcquireArguments, ReleaseArguments, Tails},
+    encode::{AcquireArguments, ReleaseArguments, TailCache},
     keys::Keys,
     notifications::Notifications,
     options::RedisOptions,
@@ -28,7 +28,7 @@ use crate::{
 pub(super) const MAX_CALLS: usize = 64;
 /// Batches in flight at once.
 const IN_FLIGHT: usize = 2;
-/// Calls in one batch that waits for copies: more, so that they share one wait.
+/// Calls in one batch that waits for durability acknowledgements: more, so that they share one wait.
 const MAX_DURABLE_CALLS: usize = 256;
 /// Names that are remembered as slow.
 const MAX_SLOW_NAMES: usize = 4096;
@@ -46,22 +46,22 @@ pub(super) struct Shared {
     pub(super) sweeping: AtomicBool,
 }
 
-/// The calls of one partition, gathered.
-pub(super) struct Lane {
-    fast: Coalescer<Question, Fast<Answer<DecidedAs>>>,
-    /// Requests whose grants wait for copies, which releases do not.
-    durable: Option<Coalescer<Question, Fast<Answer<DecidedAs>>>>,
-    full: Coalescer<Question, Answer<DecidedAs>>,
+/// Batches the calls to one partition.
+pub(super) struct PartitionBatcher {
+    fast: Coalescer<ScriptRequest, Fast<Answer<ScriptDecision>>>,
+    /// Requests whose grants wait for durability acknowledgements; releases do not.
+    durable: Option<Coalescer<ScriptRequest, Fast<Answer<ScriptDecision>>>>,
+    full: Coalescer<ScriptRequest, Answer<ScriptDecision>>,
 }
 
-/// What a script is asked.
+/// An acquire or a release.
 #[derive(Clone)]
-pub(super) enum Question {
+pub(super) enum ScriptRequest {
     Acquire(Arc<AcquireArguments>),
     Release(Arc<ReleaseArguments>),
 }
 
-impl Question {
+impl ScriptRequest {
     pub(super) fn resource(&self) -> &Resource {
         match self {
             Self::Acquire(request) => &request.resource,
@@ -70,20 +70,20 @@ impl Question {
     }
 }
 
-impl Lane {
+impl PartitionBatcher {
     pub(super) fn new(shared: &Arc<Shared>, partition: usize) -> Self {
-        let most = if shared.durable.is_some() { MAX_DURABLE_CALLS } else { MAX_CALLS };
-        let fast = |most| {
+        let max_calls = if shared.durable.is_some() { MAX_DURABLE_CALLS } else { MAX_CALLS };
+        let fast = |max_calls| {
             let shared = Arc::clone(shared);
-            Coalescer::new(shared.runtime.clone(), most, IN_FLIGHT, move |calls| {
+            Coalescer::new(shared.runtime.clone(), max_calls, IN_FLIGHT, move |calls| {
                 Arc::clone(&shared).decide_fast(partition, calls)
             })
         };
         let deciding = Arc::clone(shared);
         Self {
             fast: fast(MAX_CALLS),
-            durable: shared.durable.as_ref().map(|_| fast(most)),
-            full: Coalescer::new(shared.runtime.clone(), most, IN_FLIGHT, move |calls| {
+            durable: shared.durable.as_ref().map(|_| fast(max_calls)),
+            full: Coalescer::new(shared.runtime.clone(), max_calls, IN_FLIGHT, move |calls| {
                 Arc::clone(&deciding).decide(partition, calls)
             }),
         }
@@ -95,19 +95,19 @@ impl Lane {
             shared.router.listen_in(shared.keys.of(&request.resource)).await?;
         }
         let fast = self.durable.as_ref().unwrap_or(&self.fast);
-        let answer = self.ask(shared, fast, Question::Acquire(Arc::new(request))).await?;
+        let answer = self.ask(shared, fast, ScriptRequest::Acquire(Arc::new(request))).await?;
         match answer.value {
-            DecidedAs::Acquire(decision) => Ok(Answer::new(decision, answer.incarnation)),
-            DecidedAs::Release(_) => Err(Error::unanswered("redis answered another question")),
+            ScriptDecision::Acquire(decision) => Ok(Answer::new(decision, answer.incarnation)),
+            ScriptDecision::Release(_) => Err(Error::unanswered("redis replied to a different request")),
         }
     }
 
     /// Ends a lease.
     pub(super) async fn release(&self, shared: &Shared, release: ReleaseArguments) -> Result<Answer<Released>> {
-        let answer = self.ask(shared, &self.fast, Question::Release(Arc::new(release))).await?;
+        let answer = self.ask(shared, &self.fast, ScriptRequest::Release(Arc::new(release))).await?;
         match answer.value {
-            DecidedAs::Release(released) => Ok(Answer::new(released, answer.incarnation)),
-            DecidedAs::Acquire(_) => Err(Error::unanswered("redis answered another question")),
+            ScriptDecision::Release(released) => Ok(Answer::new(released, answer.incarnation)),
+            ScriptDecision::Acquire(_) => Err(Error::unanswered("redis replied to a different request")),
         }
     }
 
@@ -115,56 +115,59 @@ impl Lane {
     async fn ask(
         &self,
         shared: &Shared,
-        fast: &Coalescer<Question, Fast<Answer<DecidedAs>>>,
-        question: Question,
-    ) -> Result<Answer<DecidedAs>> {
-        if !shared.is_slow(question.resource()) {
-            if let Fast::Decided(answer) = fast.call(question.clone()).await? {
+        fast: &Coalescer<ScriptRequest, Fast<Answer<ScriptDecision>>>,
+        script_request: ScriptRequest,
+    ) -> Result<Answer<ScriptDecision>> {
+        if !shared.is_slow(script_request.resource()) {
+            if let Fast::Decided(answer) = fast.call(script_request.clone()).await? {
                 return Ok(answer);
             }
-            shared.set_slow(question.resource(), true);
+            shared.set_slow(script_request.resource(), true);
         }
-        self.full.call(question).await
+        self.full.call(script_request).await
     }
 
-    /// Makes several calls that the caller has gathered: one call of the fast script, and of the full one what is left.
+    /// Makes several calls that the caller has gathered: one call of the fast script, then calls of the
+    /// full script for the rest.
     pub(super) async fn perform(
         &self,
         shared: &Arc<Shared>,
         operations: Vec<Operation>,
-        tails: &Tails,
+        tail_cache: &TailCache,
     ) -> Vec<Result<Answer<Performed>>> {
-        let question = |operation| match operation {
-            Operation::Acquire(request) => Question::Acquire(Arc::new(AcquireArguments::new(&request, tails))),
+        let script_request = |operation| match operation {
+            Operation::Acquire(request) => {
+                ScriptRequest::Acquire(Arc::new(AcquireArguments::new(&request, tail_cache)))
+            }
             Operation::Release(key, outcome) => {
-                Question::Release(Arc::new(ReleaseArguments::new(key.resource, key.id, &outcome)))
+                ScriptRequest::Release(Arc::new(ReleaseArguments::new(key.resource, key.id, &outcome)))
             }
         };
-        let questions: Vec<Question> = operations.into_iter().map(question).collect();
+        let script_requests: Vec<ScriptRequest> = operations.into_iter().map(script_request).collect();
         let (mut plain, mut rest): (Vec<usize>, Vec<usize>) =
-            (0..questions.len()).partition(|at| !shared.is_slow(questions[*at].resource()));
-        let mut answers: Vec<Result<Answer<DecidedAs>>> =
-            questions.iter().map(|_| Err(Error::unanswered("redis did not answer this"))).collect();
+            (0..script_requests.len()).partition(|at| !shared.is_slow(script_requests[*at].resource()));
+        let mut answers: Vec<Result<Answer<ScriptDecision>>> =
+            script_requests.iter().map(|_| Err(Error::unanswered("redis did not answer this"))).collect();
         if !plain.is_empty() {
-            let asked = plain.iter().map(|at| questions[*at].clone()).collect();
+            let asked = plain.iter().map(|at| script_requests[*at].clone()).collect();
             for (at, answer) in plain.drain(..).zip(Arc::clone(shared).decide_fast(0, asked).await) {
                 match answer {
                     Ok(Fast::Decided(answer)) => answers[at] = Ok(answer),
                     Ok(Fast::Slow) => {
-                        shared.set_slow(questions[at].resource(), true);
+                        shared.set_slow(script_requests[at].resource(), true);
                         rest.push(at);
                     }
                     Err(error) => answers[at] = Err(error),
                 }
             }
         }
-        let by_full_script = rest.into_iter().map(async |at| (at, self.full.call(questions[at].clone()).await));
+        let by_full_script = rest.into_iter().map(async |at| (at, self.full.call(script_requests[at].clone()).await));
         for (at, answer) in join_all(by_full_script).await {
             answers[at] = answer;
         }
         let performed = |decided| match decided {
-            DecidedAs::Acquire(decision) => Performed::Acquired(decision),
-            DecidedAs::Release(released) => Performed::Released(released),
+            ScriptDecision::Acquire(decision) => Performed::Acquired(decision),
+            ScriptDecision::Release(released) => Performed::Released(released),
         };
         answers.into_iter().map(|answer| Ok(answer?.map(performed))).collect()
     }

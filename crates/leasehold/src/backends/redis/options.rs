@@ -11,27 +11,27 @@ use crate::{Error, Result, clock::Clock};
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct RedisOptions {
-    /// The servers named: one, or those that know the others.
+    /// The server, or the sentinels or cluster nodes to start from.
     pub servers: Vec<Address>,
     /// How the servers belong together.
     pub topology: Topology,
     /// The user of the server's access list; none by default.
     pub user: Option<String>,
-    /// Never shown.
+    /// The password; `Debug` hides it.
     pub password: Option<String>,
-    /// Asked for user and password on each new connection, instead of the two above.
+    /// Supplies user and password for each connection, replacing the two fields above.
     pub credentials: Option<Credentials>,
     /// The user of the sentinels' access list: they have users of their own. None by default.
     pub sentinel_user: Option<String>,
-    /// The password of the sentinels, where they ask for one. Never shown.
+    /// The password of the sentinels, where they ask for one; `Debug` hides it.
     pub sentinel_password: Option<String>,
     /// The number of the database, 0 by default; a cluster has only that.
     pub database: i64,
-    /// How the connection is protected; not at all with `redis:`.
+    /// TLS settings; `None` with `redis:`.
     pub tls: Option<Tls>,
     /// Every key and channel begins with this; `leasehold:` by default.
     pub prefix: String,
-    /// Leases of two namespaces never meet.
+    /// Leases of two namespaces are independent.
     pub namespace: String,
     /// How long opening may take; 3 s by default.
     pub connect_limit: Duration,
@@ -114,9 +114,9 @@ pub enum Topology {
 #[derive(Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Tls {
-    /// Whom to trust, as PEM; the machine's own list by default.
+    /// Trusted CA certificates, as PEM; the machine's own list by default.
     pub ca: Option<Vec<u8>>,
-    /// Our certificate and key as PEM, where the server wants to know us.
+    /// Our certificate and key as PEM, for servers that require client certificates.
     pub identity: Option<Identity>,
 }
 
@@ -126,7 +126,7 @@ pub struct Tls {
 pub struct Identity {
     /// The certificate.
     pub certificate: Vec<u8>,
-    /// Never shown.
+    /// The private key; `Debug` hides it.
     pub key: Vec<u8>,
 }
 
@@ -176,7 +176,7 @@ pub enum Durability {
 impl fmt::Debug for RedisOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisOptions")
-            .field("place", &self.place())
+            .field("place", &self.display_url())
             .field("namespace", &self.namespace)
             .finish_non_exhaustive()
     }
@@ -205,13 +205,12 @@ impl RedisOptions {
         }
     }
 
-    /// What the URL says.
+    /// Parses a URL: `redis://[user[:password]@]host[:port][/database]`, `redis+unix:///path/to/socket`,
+    /// `redis+sentinel://host,host/master[/database]` or `redis+cluster://host,host`.
     ///
-    /// `redis://[user[:password]@]host[:port][/database]`, `redis+unix:///path/to/socket`,
-    /// `redis+sentinel://host,host/master[/database]` and `redis+cluster://host,host`; with `rediss` the connection is
-    /// protected, and `valkey` may stand for `redis`. `host` may be left out for `localhost`. The password may also
-    /// come from `password_file=`, `password_env=` or `REDISCLI_AUTH`; that of sentinels, which is another, from
-    /// `sentinel_password_file=` or `sentinel_password_env=`.
+    /// With `rediss` the connection is protected, and `valkey` may stand for `redis`. `host` may be left out for
+    /// `localhost`. The password may also come from `password_file=`, `password_env=` or `REDISCLI_AUTH`; that of
+    /// sentinels, which is another, from `sentinel_password_file=` or `sentinel_password_env=`.
     ///
     /// # Errors
     /// `InvalidConfig` when the URL cannot be used; the password is never shown.
@@ -242,8 +241,8 @@ impl RedisOptions {
         Ok(options)
     }
 
-    /// The servers as shown to people: no user, no password.
-    pub(super) fn place(&self) -> String {
+    /// The servers as a URL for people: no user, no password.
+    pub(super) fn display_url(&self) -> String {
         let scheme = if self.tls.is_some() { "rediss" } else { "redis" };
         let servers = self.servers.iter().map(Address::to_string).collect::<Vec<_>>().join(",");
         match &self.topology {

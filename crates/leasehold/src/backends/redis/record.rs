@@ -17,7 +17,7 @@ use crate::{
 
 /// The holder and the note of a record.
 #[derive(Debug, Deserialize)]
-struct Who {
+struct HolderAndNote {
     holder: Holder,
     #[serde(default)]
     note: Option<String>,
@@ -33,7 +33,7 @@ pub(super) struct Record {
     acquired: Timestamp,
     ttl: Ttl,
     claim: Claim,
-    who: Who,
+    who: HolderAndNote,
     metadata: Metadata,
 }
 
@@ -110,7 +110,7 @@ fn claim(mode: &str, units: u64, capacity: u64) -> Option<Claim> {
 pub(super) struct Ended {
     /// Its position in the stream.
     pub(super) id: String,
-    /// When it was written down, in ms: not before they ended.
+    /// When the entry was added, in ms; never before its leases ended.
     pub(super) written_ms: u64,
     pub(super) leases: Vec<EndedLease>,
 }

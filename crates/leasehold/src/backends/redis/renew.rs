@@ -19,32 +19,32 @@ use crate::{
     lease::{Answer, Fence, Renewal, Standing, micros},
 };
 
-/// Once a partition has answered, each further answer is waited for at most the limit divided by this: leases must not
-/// run out because the server of others hangs.
+/// After the first answer, wait at most `answer_limit` / this for each further one, so that a hanging server does not
+/// make leases elsewhere expire.
 const LATE_ANSWER_DIVISOR: u32 = 4;
 
-/// Renewals of one partition, and where they stood in the call.
+/// Renewals of one partition, and their indices in the call.
 #[derive(Default)]
-struct Share {
-    places: Vec<usize>,
+struct PartitionRenewals {
+    indices: Vec<usize>,
     renewals: Vec<Renewal>,
 }
 
 impl Shared {
     /// Renews in each partition by itself, so that no lease waits for the server of another.
     pub(super) async fn renew_in_partitions(self: &Arc<Self>, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
-        let mut shares: BTreeMap<u16, Share> = BTreeMap::new();
+        let mut by_partition: BTreeMap<u16, PartitionRenewals> = BTreeMap::new();
         for (at, renewal) in renewals.iter().enumerate() {
-            let share = shares.entry(self.keys.of(&renewal.key.resource).number).or_default();
-            share.places.push(at);
-            share.renewals.push(renewal.clone());
+            let of_partition = by_partition.entry(self.keys.of(&renewal.key.resource).number).or_default();
+            of_partition.indices.push(at);
+            of_partition.renewals.push(renewal.clone());
         }
         let mut asking = JoinSet::new();
-        for (number, Share { places, renewals }) in shares {
+        for (number, PartitionRenewals { indices, renewals }) in by_partition {
             let instance = Arc::clone(self);
             let ask = async move {
                 let partition = &instance.keys.all()[usize::from(number)];
-                (places, instance.renew_in(partition, &renewals).await)
+                (indices, instance.renew_in(partition, &renewals).await)
             };
             asking.spawn_on(ask, &self.runtime);
         }
@@ -60,9 +60,9 @@ impl Shared {
                 break;
             };
             match next {
-                Some(Ok((places, Ok(answer)))) => {
+                Some(Ok((indices, Ok(answer)))) => {
                     incarnation = Some(answer.incarnation);
-                    places.iter().zip(answer.value).for_each(|(at, standing)| standings[*at] = standing);
+                    indices.iter().zip(answer.value).for_each(|(at, standing)| standings[*at] = standing);
                 }
                 Some(Ok((_, Err(error)))) => failed = Some(error),
                 Some(Err(_)) => failed = Some(Error::unavailable("the runtime ends")),
@@ -100,8 +100,8 @@ impl Shared {
             });
             let reply = self.run_renewal(partition, &call).await?;
             let answers = decode::fast_standings(&reply.value)?;
-            let places = (0..renewals.len()).filter(|at| is_fast(&&renewals[*at]));
-            for (at, answer) in places.zip(answers) {
+            let indices = (0..renewals.len()).filter(|at| is_fast(&&renewals[*at]));
+            for (at, answer) in indices.zip(answers) {
                 match answer {
                     Fast::Decided(standing) => standings[at] = Some(standing),
                     Fast::Slow => {}
@@ -118,7 +118,7 @@ impl Shared {
                 }
             });
             let reply = self.run_renewal(partition, &call).await?;
-            let (decided, work_is_left) = decode::standings(&reply.value, rest.len(), &self.options.place())?;
+            let (decided, work_is_left) = decode::standings(&reply.value, rest.len(), &self.options.display_url())?;
             for (at, standing) in rest.iter().zip(decided) {
                 standings[*at] = Some(standing);
             }

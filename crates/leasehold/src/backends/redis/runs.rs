@@ -35,9 +35,9 @@ impl Shared {
 
     async fn record_runs_in(&self, partition: &Partition, reports: &[&RunReport]) -> Result<()> {
         let keys = partition.runs();
-        let most = RunTable::MAX_NAMES.div_ceil(self.keys.all().len());
+        let max_names = RunTable::MAX_NAMES.div_ceil(self.keys.all().len());
         let call = Call::new(&scripts::RECORD_RUNS, &keys.each_ref().map(String::as_str), |command| {
-            command.arg(kept()).arg(most);
+            command.arg(retention_micros()).arg(max_names);
             for report in reports {
                 command.arg(report.resource.as_str()).arg(report.skips).arg(u8::from(report.success));
                 command.arg(report.held_by.as_ref().map_or("", Holder::as_str));
@@ -67,7 +67,7 @@ impl Shared {
         let mut cursor: u64 = 0;
         loop {
             let call = Call::new(&scripts::LIST_RUNS, &[&runs], move |command| {
-                command.arg(cursor).arg(prefix).arg(name).arg(kept());
+                command.arg(cursor).arg(prefix).arg(name).arg(retention_micros());
             });
             let reply = self.router.run(partition, &call, None).await?;
             let [next, found @ ..] = decode::array(&reply.value)? else { return Ok(records) };
@@ -82,7 +82,7 @@ impl Shared {
     }
 }
 
-fn kept() -> String {
+fn retention_micros() -> String {
     RunTable::KEPT.as_micros().to_string()
 }
 

@@ -10,8 +10,8 @@ use crate::lease::Resource;
 /// Parts that several scripts share, included where `--@ name` stands.
 const PARTS: [(&str, &str); 3] = [
     ("--@ head.lua\n", include_str!("scripts/head.lua")),
-    ("--@ ended.lua\n", include_str!("scripts/ended.lua")),
-    ("--@ rule.lua\n", include_str!("scripts/rule.lua")),
+    ("--@ history.lua\n", include_str!("scripts/history.lua")),
+    ("--@ model.lua\n", include_str!("scripts/model.lua")),
 ];
 
 /// A script that a server may or may not know yet.
@@ -31,7 +31,7 @@ impl Script {
 
 /// Whether a script is called by its hash, or by its text where the server does not know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum By {
+pub(super) enum Invocation {
     Hash,
     Text,
 }
@@ -57,7 +57,7 @@ impl<'a> Call<'a> {
         Self { script, keys: keys.to_vec(), queues: Vec::new(), arguments: Box::new(arguments) }
     }
 
-    /// A call that follows the rule on these resources; `arguments` are those behind their names.
+    /// A call that applies the model to these resources; `arguments` are those behind their names.
     pub(super) fn for_resources(
         script: &'static Script,
         partition: &'a Partition,
@@ -77,12 +77,12 @@ impl<'a> Call<'a> {
     }
 
     /// The command that makes this call.
-    pub(super) fn command(&self, by: By, epoch: &str, settings: &str) -> Cmd {
-        let mut command = match by {
-            By::Hash => redis::cmd("EVALSHA"),
-            By::Text => redis::cmd("EVAL"),
+    pub(super) fn command(&self, invocation: Invocation, epoch: &str, settings: &str) -> Cmd {
+        let mut command = match invocation {
+            Invocation::Hash => redis::cmd("EVALSHA"),
+            Invocation::Text => redis::cmd("EVAL"),
         };
-        command.arg(if by == By::Hash { &self.script.sha } else { &self.script.source });
+        command.arg(if invocation == Invocation::Hash { &self.script.sha } else { &self.script.source });
         command.arg(self.keys.len() + self.queues.len());
         for key in &self.keys {
             command.arg(*key);
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn every_script_is_whole() {
         for script in [&BEGIN, &FAST, &FAST_RENEW, &NAMES, &SWEEP, &WATCH, &RECORD_RUNS, &LIST_RUNS] {
-            assert!(script.source.contains("local nows") && !script.source.contains("--@"), "{}", script.source);
+            assert!(script.source.contains("local now_text") && !script.source.contains("--@"), "{}", script.source);
         }
         for script in [&DECIDE, &RENEW, &EVICT, &LIST] {
             assert!(script.source.contains("local function settle(") && !script.source.contains("--@"));

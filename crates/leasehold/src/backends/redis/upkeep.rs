@@ -1,4 +1,4 @@
-//! What an instance does by itself: it ends what expired unnoticed, and says that it watches.
+//! Background work: sweeps expired leases, finishes settling, renews the watch registration.
 
 use std::{
     sync::{Arc, Weak, atomic::Ordering},
@@ -15,12 +15,12 @@ use super::{
 };
 use crate::{Result, lease::Resource};
 
-/// Those who watch say so this often.
+/// How often the watch registration is renewed.
 const WATCH_EVERY: Duration = Duration::from_secs(10);
 /// A watcher that died is forgotten after this.
 pub(super) const WATCH_LASTS: Duration = Duration::from_secs(30);
 
-/// Says that someone watches for as long as anyone does.
+/// Renews the watch registration until the last stream is dropped.
 pub(super) async fn keep_watching(shared: Weak<Shared>, one_at_a_time: Arc<Mutex<()>>) {
     loop {
         time::sleep(WATCH_EVERY).await;

@@ -197,7 +197,7 @@ mod tests {
     }
 
     fn shown(url: &str) -> String {
-        parse(url).unwrap().place()
+        parse(url).unwrap().display_url()
     }
 
     #[test]

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use super::{
     Shared,
-    leases::{Phase, Tracked, Turn},
+    leases::{Phase, RoundLock, Tracked},
     queue::{self, Progress},
     release, repair,
     round::Round,
-    vote::{Cleanup, Entry, RoundEnd},
+    vote::{Cleanup, QueueNodeCall, RoundEnd},
 };
 use crate::{
     Result,
@@ -23,14 +23,14 @@ pub(super) async fn acquire(shared: &Arc<Shared>, request: &Request) -> Result<D
     shared.nodes.options().check_ttl(request.ttl, &request.key.resource)?;
     shared.agreement.check(&shared.nodes).await?;
     let undo = release::Undo::new(shared, &request.key, &Outcome::Cancelled);
-    let (tracked, turn) = shared.leases.in_turn(request).await;
+    let (tracked, round_lock) = shared.leases.lock_round(request).await;
     let patience = request.patience;
     let decision = match tracked.phase() {
-        Phase::Waiting { queue } => ask_at_queue(shared, &tracked, queue, turn).await,
+        Phase::Waiting { queue_node } => ask_at_queue(shared, &tracked, queue_node, round_lock).await,
         Phase::New if shared.contention.asks_queue_first(&request.key.resource, patience) => {
-            ask_queue_first(shared, &tracked, patience, turn).await
+            ask_queue_first(shared, &tracked, patience, round_lock).await
         }
-        Phase::New | Phase::Holding { .. } | Phase::Ended => ask_all(shared, &tracked, patience, turn).await,
+        Phase::New | Phase::Holding { .. } | Phase::Ended => ask_all(shared, &tracked, patience, round_lock).await,
     };
     undo.disarm();
     if let Ok(decision) = &decision {
@@ -44,9 +44,14 @@ pub(super) async fn acquire(shared: &Arc<Shared>, request: &Request) -> Result<D
 }
 
 /// A round for a lease that is new, or that a majority holds already.
-async fn ask_all(shared: &Arc<Shared>, tracked: &Arc<Tracked>, patience: Patience, turn: Turn) -> Result<Decision> {
+async fn ask_all(
+    shared: &Arc<Shared>,
+    tracked: &Arc<Tracked>,
+    patience: Patience,
+    round_lock: RoundLock,
+) -> Result<Decision> {
     let is_first = tracked.phase() == Phase::New;
-    let first = match shared.batches.acquire(tracked, patience, turn).await {
+    let first = match shared.batches.acquire(tracked, patience, round_lock).await {
         Ok(first) => first,
         Err(error) => {
             shared.leases.forget(tracked);
@@ -55,32 +60,32 @@ async fn ask_all(shared: &Arc<Shared>, tracked: &Arc<Tracked>, patience: Patienc
             return Err(error);
         }
     };
-    let (mut round, turn) = Round::after(shared, tracked, patience, first, is_first);
+    let (mut round, round_lock) = Round::from_first_votes(shared, tracked, patience, first, is_first);
     let end = round.decide().await;
-    let gate = round.gate;
+    let queue_node = round.queue_node;
     let (decision, cleanup) = match end {
         RoundEnd::Granted(grant) => {
-            tracked.enter(Phase::Holding { grant, queue: gate });
+            tracked.set_phase(Phase::Holding { grant, queue_node });
             repair::spread_soon(shared, tracked);
-            round.settle_later(turn, Cleanup::Join(grant.fence));
+            round.settle_later(round_lock, Cleanup::KeepAll(grant.fence));
             return Ok(Decision::Granted(grant));
         }
         RoundEnd::Queued(position) => {
-            tracked.enter(Phase::Waiting { queue: gate });
+            tracked.set_phase(Phase::Waiting { queue_node });
             (Ok(Decision::Queued(position)), Cleanup::KeepPosition)
         }
-        RoundEnd::NotQueued | RoundEnd::Short(_) if patience == Patience::Queue => {
-            if let Some(grant) = round.grant_at_gate() {
-                tracked.enter(Phase::Waiting { queue: gate });
-                queue::drive_later(shared, tracked, grant.fence);
+        RoundEnd::NotQueued | RoundEnd::NoMajority(_) if patience == Patience::Queue => {
+            if let Some(grant) = round.grant_at_queue_node() {
+                tracked.set_phase(Phase::Waiting { queue_node });
+                queue::complete_after_pause(shared, tracked, grant.fence);
                 (Ok(Decision::Queued(queue::head_of_queue(grant.fence))), Cleanup::KeepPosition)
             } else {
                 round.give_back(Cleanup::GiveBack).await;
                 round.settle(Cleanup::KeepPosition).await;
-                return ask_queue_first(shared, tracked, patience, turn).await;
+                return ask_queue_first(shared, tracked, patience, round_lock).await;
             }
         }
-        RoundEnd::Busy(busy) | RoundEnd::Short(busy) => (Ok(Decision::Busy(busy)), Cleanup::GiveBack),
+        RoundEnd::Busy(busy) | RoundEnd::NoMajority(busy) => (Ok(Decision::Busy(busy)), Cleanup::GiveBack),
         RoundEnd::NotQueued | RoundEnd::Gone => (Ok(Decision::Busy(Busy::default())), Cleanup::GiveBack),
         RoundEnd::WrongShape(in_force) => (Ok(Decision::WrongShape { in_force }), Cleanup::GiveBack),
         RoundEnd::Unreachable(error) => (Err(error), Cleanup::GiveBack),
@@ -92,10 +97,15 @@ async fn ask_all(shared: &Arc<Shared>, tracked: &Arc<Tracked>, patience: Patienc
 }
 
 /// A lease that waits is requested again: looks at its position, and completes the quorum if its turn has come.
-async fn ask_at_queue(shared: &Arc<Shared>, tracked: &Arc<Tracked>, queue: usize, turn: Turn) -> Result<Decision> {
-    match queue::ask_at(shared, tracked, queue, Patience::Queue).await {
-        Ok(decision) => go_on(shared, tracked, queue, decision, Patience::Queue, turn).await,
-        Err(_) => ask_queue_first(shared, tracked, Patience::Queue, turn).await,
+async fn ask_at_queue(
+    shared: &Arc<Shared>,
+    tracked: &Arc<Tracked>,
+    queue_node: usize,
+    round_lock: RoundLock,
+) -> Result<Decision> {
+    match queue::ask_at(shared, tracked, queue_node, Patience::Queue).await {
+        Ok(decision) => go_on(shared, tracked, queue_node, decision, Patience::Queue, round_lock).await,
+        Err(_) => ask_queue_first(shared, tracked, Patience::Queue, round_lock).await,
     }
 }
 
@@ -104,10 +114,10 @@ async fn ask_queue_first(
     shared: &Arc<Shared>,
     tracked: &Arc<Tracked>,
     patience: Patience,
-    turn: Turn,
+    round_lock: RoundLock,
 ) -> Result<Decision> {
     match queue::ask_first(shared, tracked, patience).await {
-        Ok((queue, decision)) => go_on(shared, tracked, queue, decision, patience, turn).await,
+        Ok((queue_node, decision)) => go_on(shared, tracked, queue_node, decision, patience, round_lock).await,
         Err(error) => {
             shared.leases.forget(tracked);
             Err(error)
@@ -118,10 +128,10 @@ async fn ask_queue_first(
 async fn go_on(
     shared: &Arc<Shared>,
     tracked: &Arc<Tracked>,
-    queue: usize,
+    queue_node: usize,
     decision: Decision,
     patience: Patience,
-    turn: Turn,
+    round_lock: RoundLock,
 ) -> Result<Decision> {
     let grant = match decision {
         Decision::Granted(grant) => grant,
@@ -132,13 +142,13 @@ async fn go_on(
         }
     };
     if patience == Patience::Try {
-        return finish_try(shared, tracked, queue, Entry::Granted(grant), turn).await;
+        return finish_try(shared, tracked, queue_node, QueueNodeCall::Granted(grant), round_lock).await;
     }
-    Ok(match queue::complete(shared, tracked, queue, Entry::Granted(grant), turn).await {
+    Ok(match queue::complete(shared, tracked, queue_node, QueueNodeCall::Granted(grant), round_lock).await {
         Progress::Granted(grant) => Decision::Granted(grant),
         Progress::Waiting(position) => Decision::Queued(position),
         Progress::NotYet(position) => {
-            queue::drive_later(shared, tracked, grant.fence);
+            queue::complete_after_pause(shared, tracked, grant.fence);
             Decision::Queued(position)
         }
         Progress::Gone => Decision::Busy(Busy::default()),
@@ -149,20 +159,20 @@ async fn go_on(
 async fn finish_try(
     shared: &Arc<Shared>,
     tracked: &Arc<Tracked>,
-    queue: usize,
-    entry: Entry,
-    turn: Turn,
+    queue_node: usize,
+    queue_node_call: QueueNodeCall,
+    round_lock: RoundLock,
 ) -> Result<Decision> {
-    let mut round = Round::begin(shared, tracked, queue, entry);
+    let mut round = Round::begin(shared, tracked, queue_node, queue_node_call);
     let decision = match round.decide().await {
         RoundEnd::Granted(grant) => {
-            tracked.enter(Phase::Holding { grant, queue });
+            tracked.set_phase(Phase::Holding { grant, queue_node });
             repair::spread_soon(shared, tracked);
-            round.settle_later(turn, Cleanup::Join(grant.fence));
+            round.settle_later(round_lock, Cleanup::KeepAll(grant.fence));
             return Ok(Decision::Granted(grant));
         }
         RoundEnd::Unreachable(error) => Err(error),
-        RoundEnd::Busy(busy) | RoundEnd::Short(busy) => Ok(Decision::Busy(busy)),
+        RoundEnd::Busy(busy) | RoundEnd::NoMajority(busy) => Ok(Decision::Busy(busy)),
         RoundEnd::WrongShape(in_force) => Ok(Decision::WrongShape { in_force }),
         RoundEnd::Queued(_) | RoundEnd::NotQueued | RoundEnd::Gone => Ok(Decision::Busy(Busy::default())),
     };

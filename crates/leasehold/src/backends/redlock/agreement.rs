@@ -20,14 +20,14 @@ use crate::{
 /// The name of the semaphore; nobody sees it in lists of a quorum.
 pub(super) const NAME: &str = "leasehold:redlock:longest_ttl";
 
-/// Another instance uses the nodes with another `longest_ttl`: how soon to look again.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// How soon to ask again while another instance uses the nodes with another `longest_ttl`.
+const RECHECK_AFTER: Duration = Duration::from_secs(1);
 
 /// Whether the others were seen to agree, and until when that may be believed.
 #[derive(Debug, Default)]
 pub(super) struct Agreement {
     state: Mutex<State>,
-    /// Held by the one who asks; who has not been answered yet waits for it.
+    /// Held by the caller that asks the nodes; callers that have not seen agreement wait.
     asking: tokio::sync::Mutex<()>,
 }
 
@@ -93,11 +93,11 @@ impl Agreement {
         }
         let now = nodes.clock().now();
         *self.state.lock() = match theirs {
-            Some(theirs) => State { ask_again_at: now.after(LOOK_AGAIN), seen: Seen::Disagree(theirs) },
+            Some(theirs) => State { ask_again_at: now.after(RECHECK_AFTER), seen: Seen::Disagree(theirs) },
             None if agree >= nodes.majority() => {
                 State { ask_again_at: now.after(request.ttl.get() / 4), seen: Seen::Agree }
             }
-            // What was asked for meets the same failures and reports them.
+            // The request that follows reports the same failures.
             None => State { ask_again_at: now, seen: Seen::Nothing },
         };
         Ok(())

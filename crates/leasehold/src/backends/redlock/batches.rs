@@ -13,7 +13,7 @@ use super::{
     Shared,
     calls::{Calls, Next},
     errors,
-    leases::{Tracked, Turn},
+    leases::{RoundLock, Tracked},
     vote::Vote,
 };
 use crate::{
@@ -32,7 +32,7 @@ pub(super) struct Batches(Coalescer<Job, Done>);
 /// What is to be done about one lease.
 enum Job {
     /// To ask for it.
-    Acquire(Arc<Tracked>, Patience, Turn),
+    Acquire(Arc<Tracked>, Patience, RoundLock),
     /// To release it wherever it was asked for.
     Release(Arc<Tracked>, Outcome),
 }
@@ -45,13 +45,13 @@ enum Done {
 /// What the nodes that were asked first answered.
 #[derive(Debug)]
 pub(super) struct FirstVotes {
-    pub(super) gate: usize,
+    pub(super) queue_node: usize,
     pub(super) asked_at: Timestamp,
-    /// What the nodes beside the gate were asked.
-    pub(super) elsewhere: Arc<Request>,
+    /// What the nodes other than the queue node were asked.
+    pub(super) request_to_others: Arc<Request>,
     pub(super) votes: Vec<Vote>,
-    /// Ends with the answers, also if the caller is gone: a release does not overtake the request.
-    pub(super) turn: Turn,
+    /// Dropped with the answers even if the caller is gone, so no release overtakes the request.
+    pub(super) round_lock: RoundLock,
 }
 
 impl Batches {
@@ -68,10 +68,15 @@ impl Batches {
     }
 
     /// Asks a majority for a lease.
-    pub(super) async fn acquire(&self, tracked: &Arc<Tracked>, patience: Patience, turn: Turn) -> Result<FirstVotes> {
-        match self.0.call(Job::Acquire(Arc::clone(tracked), patience, turn)).await? {
+    pub(super) async fn acquire(
+        &self,
+        tracked: &Arc<Tracked>,
+        patience: Patience,
+        round_lock: RoundLock,
+    ) -> Result<FirstVotes> {
+        match self.0.call(Job::Acquire(Arc::clone(tracked), patience, round_lock)).await? {
             Done::Asked(first) => Ok(first),
-            Done::Released(_) => Err(Error::unanswered("the nodes answered another question")),
+            Done::Released(_) => Err(Error::unanswered("the nodes replied to a different request")),
         }
     }
 
@@ -83,7 +88,7 @@ impl Batches {
     ) -> Result<Vec<(usize, Result<Released>)>> {
         match self.0.call(Job::Release(Arc::clone(tracked), outcome.clone())).await? {
             Done::Released(answers) => Ok(answers),
-            Done::Asked(_) => Err(Error::unanswered("the nodes answered another question")),
+            Done::Asked(_) => Err(Error::unanswered("the nodes replied to a different request")),
         }
     }
 }
@@ -102,9 +107,9 @@ struct Batch {
 impl Batch {
     fn send(shared: &Shared, jobs: Vec<Job>) -> Self {
         let nodes = &shared.nodes;
-        let (gate, awake) = (nodes.lead(), nodes.awake());
-        let chosen = nodes.first_choice(gate);
-        let all = nodes.awake_and(gate);
+        let (queue_node, reachable) = (nodes.queue_node(), nodes.reachable());
+        let chosen = nodes.first_choice(queue_node);
+        let all = nodes.reachable_and(queue_node);
         let mut batch = Self {
             done: Vec::with_capacity(jobs.len()),
             asked: vec![Vec::new(); nodes.len()],
@@ -120,25 +125,28 @@ impl Batch {
         let asked_at = nodes.clock().wall();
         for (index, job) in jobs.into_iter().enumerate() {
             batch.done.push(match job {
-                Job::Acquire(tracked, patience, turn) => {
+                Job::Acquire(tracked, patience, round_lock) => {
                     let floor = nodes.proposal();
-                    let elsewhere = Arc::new(tracked.request(Patience::Try, floor));
+                    let request_to_others = Arc::new(tracked.request(Patience::Try, floor));
                     let mut votes: Vec<Vote> = nodes.iter().map(|_| Vote::Unasked).collect();
-                    // Nobody may be there to give a detached one to more nodes later.
+                    // A detached lease may have no process left to spread it, so ask all reachable nodes now.
                     for at in if tracked.is_detached() { &all } else { &chosen } {
-                        let queues = *at == gate && patience == Patience::Queue;
-                        let request =
-                            if queues { Arc::new(tracked.request(patience, floor)) } else { Arc::clone(&elsewhere) };
+                        let queues = *at == queue_node && patience == Patience::Queue;
+                        let request = if queues {
+                            Arc::new(tracked.request(patience, floor))
+                        } else {
+                            Arc::clone(&request_to_others)
+                        };
                         tracked.on_asked(*at);
                         votes[*at] = Vote::Pending;
                         add(*at, index, Operation::Acquire(request));
                     }
-                    Done::Asked(FirstVotes { gate, asked_at, elsewhere, votes, turn })
+                    Done::Asked(FirstVotes { queue_node, asked_at, request_to_others, votes, round_lock })
                 }
                 Job::Release(tracked, outcome) => {
                     let mut answers = Vec::new();
                     for at in (0..nodes.len()).filter(|at| tracked.may_be_at(*at)) {
-                        if awake.contains(&at) {
+                        if reachable.contains(&at) {
                             add(at, index, Operation::Release(tracked.key.clone(), outcome.clone()));
                         } else {
                             answers.push((at, Err(errors::hangs())));

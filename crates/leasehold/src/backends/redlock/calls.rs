@@ -206,7 +206,7 @@ impl Watchdog {
     fn end_due(&self, looked_at: Moment) -> Option<Moment> {
         let now = self.clock.now();
         let mut watched = self.watched.lock();
-        // Also waits for the end of calls that were answered: starting a task for each of them would cost more.
+        // Keeps running for answered calls too: restarting the task would cost more.
         let due = |ends: &mut Ends| {
             let later = ends.partition_point(|(end, _)| *end <= now);
             for (end, signal) in ends.drain(..later) {

@@ -6,8 +6,8 @@ use super::nodes::Nodes;
 use crate::{Error, Result, lease::Resource};
 
 impl Nodes {
-    /// What was found where, if a majority answered.
-    pub(super) fn found<T>(&self, what: &str, answers: Vec<(usize, Result<T>)>) -> Result<Vec<(usize, T)>> {
+    /// Returns the successful answers by node; fails without a majority.
+    pub(super) fn require_majority<T>(&self, what: &str, answers: Vec<(usize, Result<T>)>) -> Result<Vec<(usize, T)>> {
         let mut found = Vec::new();
         let mut failures = Vec::new();
         for (at, answer) in answers {

@@ -1,4 +1,4 @@
-//! One history out of the histories of all nodes, and the events of the one that leads.
+//! One history out of the histories of all nodes, and the events of the queue node.
 //!
 //! A lease that ended is shown once, as most nodes have it. What some nodes held
 //! for a moment and was given back, because a round did not get its majority or
@@ -15,7 +15,7 @@ use std::{
 
 use futures_core::Stream;
 
-use super::{Shared, agreement, inspect::Mark, leases::Tag, vote::most_common};
+use super::{Shared, agreement, inspect::LeaseIdentity, leases::Tag, vote::most_common};
 use crate::{
     Result,
     backend::{EventStream, Missed},
@@ -23,7 +23,7 @@ use crate::{
     model::FENCE_LEAD,
 };
 
-/// Nodes date one ending differently, by the way of the message and by their clocks.
+/// How far apart nodes may date one ending: message delay and clock skew.
 const SPREAD: Duration = FENCE_LEAD;
 
 pub(super) async fn history(shared: &Shared, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
@@ -36,12 +36,12 @@ pub(super) async fn history(shared: &Shared, filter: &HistoryFilter) -> Result<V
     };
     loop {
         let answers = nodes
-            .look(|backend| {
+            .query_all(|backend| {
                 let filter = &wider;
                 async move { backend.history(filter).await }
             })
             .await;
-        let found = nodes.found("the history on redlock", answers)?;
+        let found = nodes.require_majority("the history on redlock", answers)?;
         let cut_short = found.iter().any(|(_, records)| records.len() >= wider.limit);
         let mut endings = each_once(shared, found);
         endings.retain(|ended| filter.include(ended));
@@ -61,12 +61,13 @@ const MAX_RECORDS: usize = 100_000;
 fn each_once(shared: &Shared, found: Vec<(usize, Vec<EndedLease>)>) -> Vec<EndedLease> {
     let nodes = &shared.nodes;
     let silent = nodes.len() - found.len();
-    let mut seen: BTreeMap<(Resource, Mark), Vec<EndedLease>> = BTreeMap::new();
+    let mut seen: BTreeMap<(Resource, LeaseIdentity), Vec<EndedLease>> = BTreeMap::new();
     for (at, records) in found {
         let shown = records.into_iter().filter(|ended| ended.resource.as_str() != agreement::NAME);
         for (index, mut ended) in shown.enumerate() {
-            let mark = Tag::take(&mut ended.metadata).map_or(Mark::Stray(at, index), Mark::Tag);
-            seen.entry((ended.resource.clone(), mark)).or_default().push(ended);
+            let identity =
+                Tag::take(&mut ended.metadata).map_or(LeaseIdentity::Untagged(at, index), LeaseIdentity::Tagged);
+            seen.entry((ended.resource.clone(), identity)).or_default().push(ended);
         }
     }
     seen.into_values().filter_map(|records| merged(records, silent, nodes.majority())).collect()
@@ -74,7 +75,7 @@ fn each_once(shared: &Shared, found: Vec<(usize, Vec<EndedLease>)>) -> Vec<Ended
 
 /// What the nodes have of one lease, in the order of the nodes.
 fn merged(mut records: Vec<EndedLease>, silent: usize, majority: usize) -> Option<EndedLease> {
-    // What held and was cancelled was given back before anyone learned that it held.
+    // A cancelled grant was given back before its caller learned of it.
     records.retain(|ended| ended.fence.is_none() || ended.ending != Ending::Cancelled);
     let (held, waited): (Vec<EndedLease>, Vec<EndedLease>) =
         records.into_iter().partition(|ended| ended.fence.is_some());
@@ -95,19 +96,19 @@ fn merged(mut records: Vec<EndedLease>, silent: usize, majority: usize) -> Optio
     waited.into_iter().next()
 }
 
-/// Follows all nodes and passes on the events of the leading one: each thing happens on several of them.
+/// Follows all nodes and passes on the events of the queue node: each thing happens on several of them.
 ///
 /// That node reports a grant when it makes it. Whether a majority follows is seen in a listing, and so is the fence in
-/// the rare case that it was raised. A leading node that was away reports a lease that it is given back as a grant.
+/// the rare case that it was raised. A queue node that was away reports a lease that it is given back as a grant.
 pub(super) async fn watch(shared: &Arc<Shared>, names: Names) -> Result<EventStream> {
     let answers = shared
         .nodes
-        .look(|backend| {
+        .query_all(|backend| {
             let names = names.clone();
             async move { backend.watch(names).await }
         })
         .await;
-    let streams = shared.nodes.found("following events on redlock", answers)?;
+    let streams = shared.nodes.require_majority("following events on redlock", answers)?;
     Ok(Box::pin(Follower { shared: Arc::clone(shared), streams }))
 }
 
@@ -125,10 +126,10 @@ impl Stream for Follower {
         while index < follower.streams.len() {
             let known: Vec<usize> = follower.streams.iter().map(|(at, _)| *at).collect();
             let nodes = &follower.shared.nodes;
-            let leading = nodes.in_order_of_lead().into_iter().find(|at| known.contains(at));
+            let queue_node = nodes.queue_node_candidates().into_iter().find(|at| known.contains(at));
             let (at, stream) = &mut follower.streams[index];
             match stream.as_mut().poll_next(context) {
-                Poll::Ready(Some(event)) if Some(*at) == leading && is_shown(&event) => {
+                Poll::Ready(Some(event)) if Some(*at) == queue_node && is_shown(&event) => {
                     return Poll::Ready(Some(event));
                 }
                 Poll::Ready(Some(_)) => {}

@@ -13,22 +13,24 @@ use std::{
 use super::{
     Shared, agreement,
     leases::Tag,
-    node::{Abstention, absent_lease},
+    node::{Abstention, probe_renewal},
     nodes::Nodes,
     vote::most_common,
 };
 use crate::{
     Error, Result,
     backend::{Backend, Finding, Severity},
-    lease::{Brief, Claim, Evicted, Fence, LeaseRecord, LeaseState, ListFilter, Names, Page, Resource, Shape},
+    lease::{
+        Brief, Claim, Evicted, Fence, LeaseKey, LeaseRecord, LeaseState, ListFilter, Names, Page, Resource, Shape,
+    },
 };
 
 /// What tells one lease from another on all nodes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Mark {
-    Tag(Tag),
+pub(super) enum LeaseIdentity {
+    Tagged(Tag),
     /// A lease that did not come through a quorum: the node, and which one there.
-    Stray(usize, usize),
+    Untagged(usize, usize),
 }
 
 /// One lease, as the nodes that know it show it, in the order of the nodes.
@@ -49,7 +51,7 @@ impl Sightings {
     }
 
     /// The record to show, if it is to be shown.
-    pub(super) fn merged(&self, silent: usize, majority: usize, lead: usize) -> Option<LeaseRecord> {
+    pub(super) fn merged(&self, silent: usize, majority: usize, queue_node: usize) -> Option<LeaseRecord> {
         let holding: Vec<(usize, Fence, &LeaseRecord)> = self.holding().collect();
         let fences: Vec<Fence> = holding.iter().map(|(_, fence, _)| *fence).collect();
         if let (Some((_, _, first)), Some((fence, _))) = (holding.first(), most_common(&fences))
@@ -62,7 +64,7 @@ impl Sightings {
             });
         }
         let waiting = self.0.iter().find(|(_, record)| matches!(record.state, LeaseState::Waiting { .. }));
-        let at_head = || self.0.iter().find(|(at, _)| *at == lead);
+        let at_head = || self.0.iter().find(|(at, _)| *at == queue_node);
         let (_, record) = waiting.or_else(at_head)?;
         let state = match record.state {
             LeaseState::Holding { held_for, .. } => LeaseState::Waiting { ahead: 0, waiting_for: held_for },
@@ -73,19 +75,20 @@ impl Sightings {
 }
 
 /// All leases that the nodes show, each once.
-pub(super) fn sightings(found: Vec<(usize, Page)>) -> BTreeMap<(Resource, Mark), Sightings> {
-    let mut seen: BTreeMap<(Resource, Mark), Sightings> = BTreeMap::new();
+pub(super) fn sightings(found: Vec<(usize, Page)>) -> BTreeMap<(Resource, LeaseIdentity), Sightings> {
+    let mut seen: BTreeMap<(Resource, LeaseIdentity), Sightings> = BTreeMap::new();
     for (at, page) in found {
         let shown = page.leases.into_iter().filter(|record| record.resource.as_str() != agreement::NAME);
         for (index, mut record) in shown.enumerate() {
-            let mark = Tag::take(&mut record.metadata).map_or(Mark::Stray(at, index), Mark::Tag);
-            seen.entry((record.resource.clone(), mark)).or_default().0.push((at, record));
+            let identity =
+                Tag::take(&mut record.metadata).map_or(LeaseIdentity::Untagged(at, index), LeaseIdentity::Tagged);
+            seen.entry((record.resource.clone(), identity)).or_default().0.push((at, record));
         }
     }
     seen
 }
 
-/// How many units of a resource are held at least by someone, wherever that is.
+/// The sum over all leases of the most units that any node shows.
 ///
 /// Entries of another shape cannot have a majority, since a node stores one shape for a name.
 pub(super) fn units_taken(found: Vec<(usize, Page)>, shape: Shape) -> u64 {
@@ -98,9 +101,9 @@ pub(super) fn units_taken(found: Vec<(usize, Page)>, shape: Shape) -> u64 {
 
 pub(super) async fn list(shared: &Shared, filter: &ListFilter) -> Result<Page> {
     let nodes = &shared.nodes;
-    let answers = nodes.look(|backend| async move { backend.list(filter).await }).await;
-    let found = nodes.found("listing on redlock", answers)?;
-    let lead = found.first().map_or(0, |(at, _)| *at);
+    let answers = nodes.query_all(|backend| async move { backend.list(filter).await }).await;
+    let found = nodes.require_majority("listing on redlock", answers)?;
+    let queue_node = found.first().map_or(0, |(at, _)| *at);
     let silent = nodes.len() - found.len();
     // Past the end of the shortest page, not every node has shown what it has.
     let known_until = found.iter().filter_map(|(_, page)| page.next.clone()).min();
@@ -115,9 +118,41 @@ pub(super) async fn list(shared: &Shared, filter: &ListFilter) -> Result<Page> {
     let merged = seen
         .into_iter()
         .filter(|((name, _), _)| names.contains(name))
-        .filter_map(|(_, seen)| seen.merged(silent, nodes.majority(), lead))
+        .filter_map(|(_, seen)| seen.merged(silent, nodes.majority(), queue_node))
         .collect();
     Ok(Page { leases: in_order(merged), next })
+}
+
+/// The lease with this key, if a majority of nodes that vote hold it.
+///
+/// It is found by its tag: a node that was given the lease later, after a restart, numbers it otherwise.
+pub(super) async fn find(shared: &Shared, key: &LeaseKey) -> Result<Option<LeaseRecord>> {
+    let (nodes, resource) = (&shared.nodes, &key.resource);
+    learn_incarnations(nodes).await;
+    let filter = ListFilter::new(Names::Exactly(resource.clone()));
+    let answers = nodes
+        .query_all(|backend| {
+            let filter = &filter;
+            async move { backend.list(filter).await }
+        })
+        .await;
+    let found = nodes.require_majority(&format!("looking for a lease on {resource} on redlock"), answers)?;
+    let queue_node = found.first().map_or(0, |(at, _)| *at);
+    let unknown = nodes.len() - found.iter().filter(|(at, _)| nodes.votes(*at)).count();
+    let seen = sightings(found).remove(&(resource.clone(), LeaseIdentity::Tagged(Tag::of(key.id)))).unwrap_or_default();
+    let holding = seen.fences().into_iter().filter(|(at, _)| nodes.votes(*at)).count();
+    if holding >= nodes.majority() {
+        return Ok(seen.merged(0, nodes.majority(), queue_node));
+    }
+    if holding + unknown < nodes.majority() {
+        return Ok(None);
+    }
+    Err(Error::unavailable(format!(
+        "{resource} on redlock: {holding} of {} nodes hold the lease, {unknown} did not answer or do not vote yet; \
+         renew the lease to find out, or try again",
+        nodes.len()
+    ))
+    .about(resource))
 }
 
 /// By name; holders by their fences, then the queue, counted anew.
@@ -143,29 +178,29 @@ fn in_order(mut leases: Vec<LeaseRecord>) -> Vec<LeaseRecord> {
     leases
 }
 
-/// Takes the lease with this fence away wherever it is held, the node whose queue is waited in last.
+/// Takes the lease with this fence away wherever it is held, at the queue node last.
 pub(super) async fn evict(shared: &Shared, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
     let nodes = &shared.nodes;
     let filter = ListFilter::new(Names::Exactly(resource.clone()));
     let answers = nodes
-        .look(|backend| {
+        .query_all(|backend| {
             let filter = &filter;
             async move { backend.list(filter).await }
         })
         .await;
-    let found = nodes.found(&format!("evicting from {resource} on redlock"), answers)?;
-    let lead = found.first().map_or(0, |(at, _)| *at);
+    let found = nodes.require_majority(&format!("evicting from {resource} on redlock"), answers)?;
+    let queue_node = found.first().map_or(0, |(at, _)| *at);
     let silent = nodes.len() - found.len();
 
     let mut current = Vec::new();
     for seen in sightings(found).values() {
-        let Some(record) = seen.merged(silent, nodes.majority(), lead) else { continue };
+        let Some(record) = seen.merged(silent, nodes.majority(), queue_node) else { continue };
         let LeaseState::Holding { fence, .. } = record.state else { continue };
         if fence != expected {
             current.push(fence);
             continue;
         }
-        let evicted = evict_at(shared, resource, &seen.fences(), lead, reason).await;
+        let evicted = evict_at(shared, resource, &seen.fences(), queue_node, reason).await;
         if seen.fences().len() - evicted + silent >= nodes.majority() {
             return Err(Error::unanswered(format!(
                 "{resource} on redlock: the lease under fence {expected} was evicted on {evicted} of {} nodes only; try again",
@@ -189,7 +224,7 @@ async fn evict_at(shared: &Shared, resource: &Resource, fences: &[(usize, Fence)
             let fence = fences[&at];
             async move { backend.evict(resource, fence, reason).await }
         };
-        let answers = shared.nodes.look_at(fences.keys().copied(), evict).await;
+        let answers = shared.nodes.query(fences.keys().copied(), evict).await;
         evicted += answers.iter().filter(|(_, answer)| answer.is_ok()).count();
     }
     evicted
@@ -200,8 +235,8 @@ const CLOCK_OFF: Duration = Duration::from_millis(500);
 
 pub(super) async fn examine(shared: &Shared) -> Result<Vec<Finding>> {
     let nodes = &shared.nodes;
-    get_to_know(nodes).await;
-    let answers = nodes.look(|backend| async move { backend.examine().await }).await;
+    learn_incarnations(nodes).await;
+    let answers = nodes.query_all(|backend| async move { backend.examine().await }).await;
     let there = answers.iter().filter(|(_, answer)| answer.is_ok()).count();
     let (all, majority) = (nodes.len(), nodes.majority());
     let mut findings = vec![
@@ -259,10 +294,10 @@ fn named(name: &str, finding: Finding) -> Finding {
 }
 
 /// Learns the incarnation of each node, which only answers about leases carry: about one that nobody has.
-pub(super) async fn get_to_know(nodes: &Nodes) {
-    let Some(renewal) = absent_lease() else { return };
+pub(super) async fn learn_incarnations(nodes: &Nodes) {
+    let Some(renewal) = probe_renewal() else { return };
     let renewals = std::slice::from_ref(&renewal);
-    // Who does not answer is found out by looking.
+    // The following query finds nodes that do not answer.
     nodes.ask_each(0..nodes.len(), |backend: Arc<dyn Backend>| async move { backend.renew(renewals).await }).await;
 }
 

@@ -1,4 +1,4 @@
-//! The leases requested through this instance, how far each has come, and the tag that marks one on all nodes.
+//! The leases requested through this instance, how far each has come, and the tag that identifies one on all nodes.
 
 use std::{collections::HashMap, fmt, sync::Arc};
 
@@ -15,7 +15,7 @@ use crate::{
 const SWEEP_AFTER: usize = 64;
 
 /// Excludes other rounds for the same lease for as long as it lives.
-pub(super) type Turn = OwnedMutexGuard<()>;
+pub(super) type RoundLock = OwnedMutexGuard<()>;
 
 /// How far a lease has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,9 +23,9 @@ pub(super) enum Phase {
     /// Nothing was answered yet.
     New,
     /// It is in the queue of this node, or at the head of it.
-    Waiting { queue: usize },
+    Waiting { queue_node: usize },
     /// A majority holds it.
-    Holding { grant: Grant, queue: usize },
+    Holding { grant: Grant, queue_node: usize },
     /// It is over.
     Ended,
 }
@@ -34,7 +34,7 @@ pub(super) enum Phase {
 #[derive(Debug)]
 pub(super) struct Tracked {
     pub(super) key: LeaseKey,
-    turn: Arc<tokio::sync::Mutex<()>>,
+    round_lock: Arc<tokio::sync::Mutex<()>>,
     state: Mutex<State>,
 }
 
@@ -60,7 +60,7 @@ impl Tracked {
         Tag::of(request.key.id).put(&mut request.metadata);
         Self {
             key: request.key.clone(),
-            turn: Arc::default(),
+            round_lock: Arc::default(),
             state: Mutex::new(State {
                 request,
                 phase: Phase::New,
@@ -74,20 +74,20 @@ impl Tracked {
     }
 
     /// Waits until no other round for this lease is under way.
-    pub(super) async fn turn(&self) -> Turn {
-        Arc::clone(&self.turn).lock_owned().await
+    pub(super) async fn lock_round(&self) -> RoundLock {
+        Arc::clone(&self.round_lock).lock_owned().await
     }
 
     /// Excludes other rounds for this lease; `None` if one is under way.
-    pub(super) fn turn_at_once(&self) -> Option<Turn> {
-        Arc::clone(&self.turn).try_lock_owned().ok()
+    pub(super) fn try_lock_round(&self) -> Option<RoundLock> {
+        Arc::clone(&self.round_lock).try_lock_owned().ok()
     }
 
     pub(super) fn phase(&self) -> Phase {
         self.state.lock().phase
     }
 
-    pub(super) fn enter(&self, phase: Phase) {
+    pub(super) fn set_phase(&self, phase: Phase) {
         self.state.lock().phase = phase;
     }
 
@@ -148,11 +148,11 @@ impl Tracked {
         if let Some(metadata) = &renewal.metadata {
             state.request.metadata.clone_from(metadata);
         }
-        if let Some(less) = renewal.downgrade
-            && less.shape() == state.request.claim.shape()
-            && less.units() <= state.request.claim.units()
+        if let Some(downgrade) = renewal.downgrade
+            && downgrade.shape() == state.request.claim.shape()
+            && downgrade.units() <= state.request.claim.units()
         {
-            state.request.claim = less;
+            state.request.claim = downgrade;
         }
     }
 
@@ -199,18 +199,18 @@ impl Leases {
     }
 
     /// The lease of this request, known from before or new, when no other round for it is under way.
-    pub(super) async fn in_turn(&self, request: &Request) -> (Arc<Tracked>, Turn) {
+    pub(super) async fn lock_round(&self, request: &Request) -> (Arc<Tracked>, RoundLock) {
         loop {
-            let tracked = self.enter(request);
-            let turn = tracked.turn().await;
+            let tracked = self.track(request);
+            let round_lock = tracked.lock_round().await;
             // The round before may have ended and forgotten it.
             if self.get(request.key.id).is_some_and(|known| Arc::ptr_eq(&known, &tracked)) {
-                return (tracked, turn);
+                return (tracked, round_lock);
             }
         }
     }
 
-    fn enter(&self, request: &Request) -> Arc<Tracked> {
+    fn track(&self, request: &Request) -> Arc<Tracked> {
         let now = self.clock.now();
         let mut known = self.known.lock();
         known.sweep_now_and_then(now);
@@ -226,7 +226,7 @@ impl Leases {
 
     /// Drops all memory of a lease that is over.
     pub(super) fn forget(&self, tracked: &Tracked) {
-        tracked.enter(Phase::Ended);
+        tracked.set_phase(Phase::Ended);
         let mut known = self.known.lock();
         if known.leases.get(&tracked.key.id).is_some_and(|known| std::ptr::eq(Arc::as_ptr(known), tracked)) {
             known.leases.remove(&tracked.key.id);
@@ -250,18 +250,18 @@ impl fmt::Debug for Leases {
     }
 }
 
-/// The mark by which one lease is known on all nodes.
+/// The tag by which one lease is known on all nodes.
 ///
 /// What a node shows of a lease does not contain its id, which is a secret, and
-/// its fence may differ from node to node. So each node stores a one-way mark of
-/// the id with the metadata, which is removed again before anyone sees it.
+/// its fence may differ from node to node. So each node stores a one-way hash
+/// of the id with the metadata, which is removed again before anyone sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Tag(String);
 
 impl Tag {
     const KEY: &'static str = "leasehold.redlock";
 
-    fn of(id: LeaseId) -> Self {
+    pub(super) fn of(id: LeaseId) -> Self {
         // 64 bits out of 122 random ones: nobody gets back to the id.
         let mix = |bits: u64| {
             let bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -272,7 +272,7 @@ impl Tag {
         Self(format!("{:016x}", mix(mix(half(id.as_u128() >> 64)) ^ half(id.as_u128()))))
     }
 
-    /// Removes the mark; `None` where there is none.
+    /// Removes the tag; `None` where there is none.
     pub(super) fn take(metadata: &mut Metadata) -> Option<Self> {
         match metadata.remove(Self::KEY)? {
             Value::String(tag) => Some(Self(tag)),
@@ -285,7 +285,7 @@ impl Tag {
     }
 }
 
-/// The renewal, with the mark where it replaces the metadata.
+/// The renewal, with the tag where it replaces the metadata.
 pub(super) fn tagged(mut renewal: Renewal) -> Renewal {
     if let Some(metadata) = &mut renewal.metadata {
         Tag::of(renewal.key.id).put(metadata);

@@ -1,8 +1,8 @@
 //! A majority of independent nodes as one backend: Redlock, fenced.
 //!
-//! A [`Quorum`] asks a majority of its nodes for a lease, and the others if that
-//! is not enough or once the lease has been held for a while; the majority
-//! decides. Any backend can be a node.
+//! A [`Quorum`] asks a majority of its nodes for a lease. It asks the others if that
+//! is not enough, or later, while the lease is held. The majority decides. Any
+//! backend can be a node.
 //!
 //! # Promise
 //! - A lease is held where a majority of the nodes holds it. A minority may be
@@ -17,8 +17,8 @@
 //!   it was restarted, flushed or replaced, has no vote until all leases it may
 //!   have forgotten are over and its own clock has passed their fences. A node
 //!   that does not report how old its memory is has none at all.
-//! - Semaphores never admit more than their capacity: see `vote.rs` for why a
-//!   majority alone would.
+//! - Semaphores never exceed their capacity: before a grant that leaves permits to
+//!   others, those taken are counted across a majority.
 //!
 //! # Fairness
 //! Waiting happens in one queue, that of the first node in the list that
@@ -66,8 +66,8 @@ use crate::{
         Backend, EventStream, Finding, Guarantees, HintSender, Hints, Inspect, Liveness, OpenOptions, Opening, Reach,
     },
     lease::{
-        Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, LeaseKey, ListFilter, Names, Outcome, Page,
-        Released, Renewal, Request, Resource, RunRecord, RunReport, Standing,
+        Answer, Decision, EndedLease, Evicted, Fence, HistoryFilter, LeaseKey, LeaseRecord, ListFilter, Names, Outcome,
+        Page, Released, Renewal, Request, Resource, RunRecord, RunReport, Standing,
     },
 };
 
@@ -93,8 +93,8 @@ use crate::{
 /// ```
 pub struct Quorum {
     shared: Arc<Shared>,
-    /// One for each node: opens it and listens to its hints.
-    attendants: Vec<AbortHandle>,
+    /// One for each node: opens it and handles its hints.
+    node_tasks: Vec<AbortHandle>,
 }
 
 /// What an instance and its tasks share.
@@ -132,21 +132,21 @@ impl Quorum {
             nodes,
             runtime,
         });
-        let attend = |(at, member): (usize, Member)| {
-            let attendant: Pin<Box<dyn Future<Output = ()> + Send>> = match member.source {
+        let start_task = |(at, member): (usize, Member)| {
+            let task: Pin<Box<dyn Future<Output = ()> + Send>> = match member.source {
                 Source::Backend(backend) => Box::pin(queue::listen(Arc::downgrade(&shared), at, backend.hints())),
                 Source::Url(url, options) => Box::pin(open_and_listen(Arc::downgrade(&shared), at, url, options)),
             };
-            shared.runtime.spawn(attendant).abort_handle()
+            shared.runtime.spawn(task).abort_handle()
         };
-        let attendants = members.into_iter().enumerate().map(attend).collect();
-        Ok(Self { shared, attendants })
+        let node_tasks = members.into_iter().enumerate().map(start_task).collect();
+        Ok(Self { shared, node_tasks })
     }
 
     /// Waits until a majority was opened, and then a moment for the others.
     async fn opened(&self, limit: Duration) -> Result<()> {
         let nodes = &self.shared.nodes;
-        let (give_up, mut all_or_most) = (time::sleep(limit), None);
+        let (give_up, mut grace) = (time::sleep(limit), None);
         tokio::pin!(give_up);
         loop {
             let attempted = nodes.attempted.notified();
@@ -157,12 +157,12 @@ impl Quorum {
             if states.iter().all(Option::is_some) {
                 return if opened >= nodes.majority() { Ok(()) } else { Err(self.too_few_opened()) };
             }
-            if opened >= nodes.majority() && all_or_most.is_none() {
-                all_or_most = Some(Box::pin(time::sleep(nodes.limit().min(LONGEST_GRACE))));
+            if opened >= nodes.majority() && grace.is_none() {
+                grace = Some(Box::pin(time::sleep(nodes.limit().min(LONGEST_GRACE))));
             }
             tokio::select! {
                 () = attempted => {}
-                () = async { match &mut all_or_most { Some(grace) => grace.await, None => pending().await } } => return Ok(()),
+                () = async { match &mut grace { Some(grace) => grace.await, None => pending().await } } => return Ok(()),
                 () = &mut give_up => return Err(self.too_few_opened()),
             }
         }
@@ -176,10 +176,10 @@ impl Quorum {
     /// Refuses nodes that never could vote, and a `longest_ttl` that others do not share.
     async fn check(&self) -> Result<()> {
         let nodes = &self.shared.nodes;
-        inspect::get_to_know(nodes).await;
-        let mute =
+        inspect::learn_incarnations(nodes).await;
+        let cannot_vote =
             |node: &&Arc<node::Node>| node.incarnation().is_some() && node.abstains() == Some(Abstention::AgeUnknown);
-        match nodes.iter().find(mute) {
+        match nodes.iter().find(cannot_vote) {
             Some(node) => Err(Error::permission_denied(format!("redlock: {} {}", node.name, Abstention::AgeUnknown))),
             // Last, because it leaves a lease on the nodes.
             None => self.shared.agreement.check(nodes).await,
@@ -199,7 +199,7 @@ impl Quorum {
 
 impl Drop for Quorum {
     fn drop(&mut self) {
-        self.attendants.iter().for_each(AbortHandle::abort);
+        self.node_tasks.iter().for_each(AbortHandle::abort);
     }
 }
 
@@ -254,6 +254,10 @@ impl Inspect for Quorum {
 
     async fn list(&self, filter: &ListFilter) -> Result<Page> {
         inspect::list(&self.shared, filter).await
+    }
+
+    async fn find(&self, key: &LeaseKey, _fence: Fence) -> Result<Option<LeaseRecord>> {
+        inspect::find(&self.shared, key).await
     }
 
     async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {

@@ -198,9 +198,9 @@ impl Node {
     /// Asks about a lease that nobody has until that is answered, or until another call was.
     async fn probe(self: Arc<Self>) {
         let mut backoff = Backoff::new(LONGEST_PAUSE / 10, LONGEST_PAUSE);
-        while self.hangs() {
+        while self.is_unreachable() {
             let Ok(backend) = self.backend() else { return };
-            let Some(renewal) = absent_lease() else { return };
+            let Some(renewal) = probe_renewal() else { return };
             if let Ok(answer) = time::timeout(LONGEST_PAUSE, backend.renew(&[renewal])).await {
                 // Whether it succeeded or failed, it no longer hangs.
                 let _noted = self.on_answer(answer);
@@ -211,7 +211,7 @@ impl Node {
     }
 
     /// Whether calls to it are futile: it hangs, or was not opened yet.
-    pub(super) fn hangs(&self) -> bool {
+    pub(super) fn is_unreachable(&self) -> bool {
         matches!(self.state.lock().reachability, Reachability::Hangs | Reachability::Unopened(_))
     }
 
@@ -262,7 +262,7 @@ impl Node {
 }
 
 /// A renewal of a lease that nobody has: every node answers it, and it changes nothing.
-pub(super) fn absent_lease() -> Option<Renewal> {
+pub(super) fn probe_renewal() -> Option<Renewal> {
     let id = LeaseId::random();
     let resource = Resource::new(format!("leasehold:probe:{id}")).ok()?;
     Some(Renewal::new(LeaseKey::new(resource, id), Ttl::DEFAULT))

@@ -1,4 +1,4 @@
-//! All the nodes: who leads, whose vote counts, what makes a majority, and which fence to propose.
+//! All the nodes: whose queue is waited in, whose vote counts, what makes a majority, and which fence to propose.
 
 use std::{
     sync::{
@@ -28,10 +28,10 @@ use crate::{
 /// How far ahead of the nodes' clocks a fence is proposed, so that none of them answers with its own clock.
 ///
 /// More than clocks in good order differ, and little of the 10 s that a node allows.
-const LEAD: Duration = Duration::from_secs(1);
+const PROPOSAL_LEAD: Duration = Duration::from_secs(1);
 
-/// Looking is not urgent: a listing may take as long as this, or as the limit if that is longer.
-const LOOK: Duration = Duration::from_secs(1);
+/// Queries are not urgent: each may take as long as this, or as the limit if that is longer.
+const MIN_QUERY_LIMIT: Duration = Duration::from_secs(1);
 
 /// All the nodes, in the order they were given.
 #[derive(Debug)]
@@ -98,50 +98,50 @@ impl Nodes {
     }
 
     /// The first node in the list that answers: the one whose queue is waited in.
-    pub(super) fn lead(&self) -> usize {
+    pub(super) fn queue_node(&self) -> usize {
         self.all.iter().position(|node| node.answers()).unwrap_or(0)
     }
 
-    /// The nodes in the order in which they may lead.
-    pub(super) fn in_order_of_lead(&self) -> Vec<usize> {
+    /// The nodes in the order in which they may become the queue node.
+    pub(super) fn queue_node_candidates(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.len()).collect();
         order.sort_by_key(|at| !self.all[*at].answers());
         order
     }
 
     /// The nodes worth asking: those that hang are left out while enough others are there.
-    pub(super) fn awake(&self) -> Vec<usize> {
-        let awake: Vec<usize> = (0..self.len()).filter(|at| !self.all[*at].hangs()).collect();
-        if awake.len() >= self.majority() { awake } else { (0..self.len()).collect() }
+    pub(super) fn reachable(&self) -> Vec<usize> {
+        let reachable: Vec<usize> = (0..self.len()).filter(|at| !self.all[*at].is_unreachable()).collect();
+        if reachable.len() >= self.majority() { reachable } else { (0..self.len()).collect() }
     }
 
-    /// The same, and the gate.
-    pub(super) fn awake_and(&self, gate: usize) -> Vec<usize> {
-        let mut awake = self.awake();
-        if !awake.contains(&gate) {
-            awake.push(gate);
+    /// The same, and the queue node.
+    pub(super) fn reachable_and(&self, queue_node: usize) -> Vec<usize> {
+        let mut reachable = self.reachable();
+        if !reachable.contains(&queue_node) {
+            reachable.push(queue_node);
         }
-        awake
+        reachable
     }
 
-    /// The nodes to ask first for a new lease: the gate and as many others as make a majority, and those whose last call
-    /// failed, to find out whether they are there again. Few are asked because each yes beyond a majority costs as much
-    /// as one that is needed, and most leases are over before any node fails.
-    pub(super) fn first_choice(&self, gate: usize) -> Vec<usize> {
+    /// The nodes to ask first for a new lease: the queue node and as many others as make a majority, and those whose
+    /// last call failed, to find out whether they are there again. Few are asked because each yes beyond a majority
+    /// costs as much as one that is needed, and most leases are over before any node fails.
+    pub(super) fn first_choice(&self, queue_node: usize) -> Vec<usize> {
         let counted = |at: &usize| self.all[*at].answers() && self.votes(*at);
-        let mut chosen: Vec<usize> = (0..self.len()).filter(|at| *at != gate && counted(at)).collect();
-        if chosen.len() + 1 < self.majority() || !counted(&gate) {
-            return self.awake_and(gate);
+        let mut chosen: Vec<usize> = (0..self.len()).filter(|at| *at != queue_node && counted(at)).collect();
+        if chosen.len() + 1 < self.majority() || !counted(&queue_node) {
+            return self.reachable_and(queue_node);
         }
         chosen.truncate(self.majority() - 1);
-        chosen.push(gate);
-        chosen.extend((0..self.len()).filter(|at| !self.all[*at].answers() && !self.all[*at].hangs()));
+        chosen.push(queue_node);
+        chosen.extend((0..self.len()).filter(|at| !self.all[*at].answers() && !self.all[*at].is_unreachable()));
         chosen
     }
 
     /// Whether a majority answers without these nodes.
     pub(super) fn suffice_without(&self, pending: &[usize]) -> bool {
-        let others = (0..self.len()).filter(|at| !pending.contains(at) && !self.all[*at].hangs());
+        let others = (0..self.len()).filter(|at| !pending.contains(at) && !self.all[*at].is_unreachable());
         others.count() >= self.majority()
     }
 
@@ -178,7 +178,7 @@ impl Nodes {
 
     /// A fence that no node in good order has reached, different from every other proposal of this process.
     pub(super) fn proposal(&self) -> Fence {
-        let by_clock = self.wall().after(LEAD).as_micros();
+        let by_clock = self.wall().after(PROPOSAL_LEAD).as_micros();
         let next = |highest: u64| Some(by_clock.max(highest + 1));
         let before = self.highest.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).unwrap_or_default();
         Fence::new(by_clock.max(before + 1))
@@ -186,7 +186,7 @@ impl Nodes {
 
     /// A fence from a hand-off, if all nodes are likely to answer with it; otherwise a new proposal.
     pub(super) fn proposal_from(&self, fence: Fence) -> Fence {
-        let reached_soon = Fence::new(self.wall().after(LEAD / 2).as_micros());
+        let reached_soon = Fence::new(self.wall().after(PROPOSAL_LEAD / 2).as_micros());
         if fence > reached_soon { fence } else { self.proposal().max(fence) }
     }
 
@@ -198,7 +198,7 @@ impl Nodes {
         }
     }
 
-    /// The highest fence that a node whose clock is in good order takes back.
+    /// The highest fence that a node whose clock is in good order accepts.
     pub(super) fn fence_limit(&self) -> Fence {
         Fence::new(self.wall().after(FENCE_LEAD).as_micros())
     }
@@ -235,16 +235,16 @@ impl Nodes {
         self.each(asked, self.limit(), perform, |node, answers| Ok(node.on_answers(answers))).await;
     }
 
-    /// Asks every node to look something up.
-    pub(super) async fn look<T, F>(&self, call: impl Fn(Arc<dyn Backend>) -> F) -> Vec<(usize, Result<T>)>
+    /// Queries every node.
+    pub(super) async fn query_all<T, F>(&self, call: impl Fn(Arc<dyn Backend>) -> F) -> Vec<(usize, Result<T>)>
     where
         F: Future<Output = Result<T>>,
     {
-        self.look_at(0..self.len(), |_, backend| call(backend)).await
+        self.query(0..self.len(), |_, backend| call(backend)).await
     }
 
-    /// Asks these nodes for something that is not urgent.
-    pub(super) async fn look_at<T, F>(
+    /// Queries these nodes, without urgency.
+    pub(super) async fn query<T, F>(
         &self,
         at: impl IntoIterator<Item = usize>,
         call: impl Fn(usize, Arc<dyn Backend>) -> F,
@@ -252,7 +252,7 @@ impl Nodes {
     where
         F: Future<Output = Result<T>>,
     {
-        self.each(at, self.limit().max(LOOK), call, Node::on_result).await
+        self.each(at, self.limit().max(MIN_QUERY_LIMIT), call, Node::on_result).await
     }
 
     /// Asks these nodes at once; those that hang only if fewer than half of them succeed without. Each gets a result
@@ -267,8 +267,8 @@ impl Nodes {
     where
         F: Future<Output = R>,
     {
-        let awake = self.awake();
-        let (first, left_out): (Vec<usize>, Vec<usize>) = at.into_iter().partition(|at| awake.contains(at));
+        let reachable = self.reachable();
+        let (first, left_out): (Vec<usize>, Vec<usize>) = at.into_iter().partition(|at| reachable.contains(at));
         let asked = first.len() + left_out.len();
         let mut results = self.wave(first, limit, &call, &note).await;
         let enough = results.iter().filter(|(_, result)| result.is_ok()).count() > asked / 2;

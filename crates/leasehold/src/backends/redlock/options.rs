@@ -51,7 +51,7 @@ impl QuorumOptions {
         }
     }
 
-    /// How long one node may take to answer; 50 ms by default.
+    /// Sets how long one node may take to answer; 50 ms by default.
     ///
     /// Long enough for a healthy node, short against the ttl. A node that
     /// exceeds it is left alone until it answers a probe.
@@ -60,7 +60,7 @@ impl QuorumOptions {
         self
     }
 
-    /// The longest ttl that anyone uses on these nodes; 60 s by default.
+    /// Sets the longest ttl that anyone uses on these nodes; 60 s by default.
     ///
     /// Longer ttls are refused. A node that lost its memory less than this ago
     /// does not vote (nor one that did so less than 11 s ago, so that its clock
@@ -76,7 +76,7 @@ impl QuorumOptions {
         self
     }
 
-    /// Where time comes from; the machine's clocks by default.
+    /// Sets the clock; the machine's own by default.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
         self
@@ -85,7 +85,8 @@ impl QuorumOptions {
     pub(super) fn check(&self, members: usize) -> Result<()> {
         if members < 3 || members.is_multiple_of(2) {
             return Err(Error::invalid_config(format!(
-                "a quorum needs 3, 5, 7 … independent nodes, not {members}: an even one more tolerates no more failures"
+                "a quorum needs 3, 5, 7 … independent nodes, not {members}: an even number tolerates no more \
+                 failures than one fewer"
             )));
         }
         if self.node_limit < Duration::from_millis(1) {

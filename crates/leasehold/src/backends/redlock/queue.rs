@@ -14,10 +14,10 @@ use parking_lot::Mutex;
 
 use super::{
     Shared,
-    leases::{Phase, Tracked, Turn},
+    leases::{Phase, RoundLock, Tracked},
     release, repair,
     round::Round,
-    vote::{Cleanup, Entry, RoundEnd},
+    vote::{Cleanup, QueueNodeCall, RoundEnd},
 };
 use crate::{
     Result,
@@ -25,7 +25,7 @@ use crate::{
     lease::{Decision, Fence, Grant, LeaseId, Outcome, Patience, QueuePosition, Resource},
 };
 
-/// How far a lease whose turn has come got with the other nodes.
+/// Result of asking the other nodes for a lease its queue node granted.
 #[derive(Debug)]
 pub(super) enum Progress {
     /// A majority holds.
@@ -47,15 +47,15 @@ pub(super) fn head_of_queue(fence: Fence) -> QueuePosition {
 pub(super) async fn ask_at(
     shared: &Arc<Shared>,
     tracked: &Tracked,
-    queue: usize,
+    queue_node: usize,
     patience: Patience,
 ) -> Result<Decision> {
-    let node = shared.nodes.get(queue);
+    let node = shared.nodes.get(queue_node);
     let request = tracked.request(patience, shared.nodes.proposal());
-    tracked.on_asked(queue);
+    tracked.on_asked(queue_node);
     let decision = node.ask(shared.nodes.limit(), node.backend()?.acquire(&request)).await?;
     if matches!(decision, Decision::Queued(_) | Decision::Granted(_)) {
-        tracked.enter(Phase::Waiting { queue });
+        tracked.set_phase(Phase::Waiting { queue_node });
     }
     Ok(decision)
 }
@@ -68,72 +68,72 @@ pub(super) async fn ask_first(
 ) -> Result<(usize, Decision)> {
     let before = tracked.phase();
     let mut failures = Vec::new();
-    for queue in shared.nodes.in_order_of_lead() {
-        match ask_at(shared, tracked, queue, patience).await {
+    for queue_node in shared.nodes.queue_node_candidates() {
+        match ask_at(shared, tracked, queue_node, patience).await {
             Ok(decision) => {
-                if let Phase::Waiting { queue: old } = before
-                    && old != queue
+                if let Phase::Waiting { queue_node: old } = before
+                    && old != queue_node
                 {
                     release::later(shared, old, &tracked.key, &Outcome::Cancelled, tracked.ttl());
                 }
-                return Ok((queue, decision));
+                return Ok((queue_node, decision));
             }
             // What a node cannot do, the others cannot do either.
             Err(error) if !error.is_retryable() => return Err(error),
             Err(error) => {
                 if error.outcome_unknown() {
-                    release::later(shared, queue, &tracked.key, &Outcome::Cancelled, tracked.ttl());
+                    release::later(shared, queue_node, &tracked.key, &Outcome::Cancelled, tracked.ttl());
                 }
-                failures.push((queue, error));
+                failures.push((queue_node, error));
             }
         }
     }
     Err(shared.nodes.too_few(&tracked.key.resource, &failures))
 }
 
-/// Asks the other nodes for a lease that holds at the node it waited at.
+/// Asks the other nodes for a lease that its queue node granted.
 pub(super) async fn complete(
     shared: &Arc<Shared>,
     tracked: &Arc<Tracked>,
-    queue: usize,
-    entry: Entry,
-    turn: Turn,
+    queue_node: usize,
+    queue_node_call: QueueNodeCall,
+    round_lock: RoundLock,
 ) -> Progress {
-    let mut round = Round::begin(shared, tracked, queue, entry);
+    let mut round = Round::begin(shared, tracked, queue_node, queue_node_call);
     let end = round.decide().await;
     let (progress, cleanup) = match end {
         RoundEnd::Granted(grant) => {
-            tracked.enter(Phase::Holding { grant, queue });
+            tracked.set_phase(Phase::Holding { grant, queue_node });
             repair::spread_soon(shared, tracked);
-            round.settle_later(turn, Cleanup::Join(grant.fence));
+            round.settle_later(round_lock, Cleanup::KeepAll(grant.fence));
             return Progress::Granted(grant);
         }
         RoundEnd::Gone => {
-            tracked.enter(Phase::Ended);
+            tracked.set_phase(Phase::Ended);
             (Progress::Gone, Cleanup::End)
         }
         RoundEnd::Queued(position) => (Progress::Waiting(position), Cleanup::KeepPosition),
         _ => {
-            let fence = round.grant_at_gate().map(|grant| grant.fence);
+            let fence = round.grant_at_queue_node().map(|grant| grant.fence);
             round.give_back(Cleanup::KeepPosition).await;
             round.settle(Cleanup::KeepPosition).await;
-            let fence = fence.unwrap_or(match entry {
-                Entry::HandedOver(fence) => fence,
-                Entry::Granted(grant) => grant.fence,
-                Entry::Ask(_) => Fence::default(),
+            let fence = fence.unwrap_or(match queue_node_call {
+                QueueNodeCall::HandedOver(fence) => fence,
+                QueueNodeCall::Granted(grant) => grant.fence,
+                QueueNodeCall::Ask(_) => Fence::default(),
             });
-            return stay_or_move(shared, tracked, queue, fence).await;
+            return stay_or_move(shared, tracked, queue_node, fence).await;
         }
     };
     round.give_back(cleanup).await;
-    round.settle_later(turn, cleanup);
+    round.settle_later(round_lock, cleanup);
     progress
 }
 
 /// Stays at the head of a queue, unless a node before it in the list answers again or this one does not:
 /// two who wait at the heads of two queues would be in each other's way for good.
-async fn stay_or_move(shared: &Arc<Shared>, tracked: &Tracked, queue: usize, fence: Fence) -> Progress {
-    if shared.nodes.lead() == queue {
+async fn stay_or_move(shared: &Arc<Shared>, tracked: &Tracked, queue_node: usize, fence: Fence) -> Progress {
+    if shared.nodes.queue_node() == queue_node {
         return Progress::NotYet(head_of_queue(fence));
     }
     match ask_first(shared, tracked, Patience::Queue).await {
@@ -144,27 +144,27 @@ async fn stay_or_move(shared: &Arc<Shared>, tracked: &Tracked, queue: usize, fen
 }
 
 /// Completes the quorum in the background and sends a hint when that is done.
-pub(super) fn drive(shared: &Arc<Shared>, tracked: &Arc<Tracked>, fence: Fence) {
+pub(super) fn complete_in_background(shared: &Arc<Shared>, tracked: &Arc<Tracked>, fence: Fence) {
     if tracked.on_hand_over(fence) {
-        shared.runtime.spawn(run(Arc::clone(shared), Arc::clone(tracked), None));
+        shared.runtime.spawn(completion_task(Arc::clone(shared), Arc::clone(tracked), None));
     }
 }
 
 /// The same after a pause, because others are in the way.
-pub(super) fn drive_later(shared: &Arc<Shared>, tracked: &Arc<Tracked>, fence: Fence) {
+pub(super) fn complete_after_pause(shared: &Arc<Shared>, tracked: &Arc<Tracked>, fence: Fence) {
     if tracked.on_hand_over(fence) {
         let pause = backoff().pause();
-        shared.runtime.spawn(run(Arc::clone(shared), Arc::clone(tracked), Some(pause)));
+        shared.runtime.spawn(completion_task(Arc::clone(shared), Arc::clone(tracked), Some(pause)));
     }
 }
 
-/// Nothing reports when the other nodes become free. Who was in the way by chance is gone after a round trip or two;
-/// who holds there is asked less and less often.
+/// Nothing reports when the other nodes become free. A collision clears within two round trips; a real holder is polled
+/// ever less often.
 fn backoff() -> Backoff {
     Backoff::new(Duration::from_millis(2), Duration::from_millis(250))
 }
 
-async fn run(shared: Arc<Shared>, tracked: Arc<Tracked>, mut pause: Option<Duration>) {
+async fn completion_task(shared: Arc<Shared>, tracked: Arc<Tracked>, mut pause: Option<Duration>) {
     let mut backoff = backoff();
     while let Some(fence) = tracked.next_hand_over() {
         let mut fence = fence;
@@ -173,14 +173,14 @@ async fn run(shared: Arc<Shared>, tracked: Arc<Tracked>, mut pause: Option<Durat
                 let clock = shared.nodes.clock();
                 clock.sleep_until(clock.now().after(pause)).await;
             }
-            let turn = tracked.turn().await;
-            let Phase::Waiting { queue } = tracked.phase() else { break };
+            let round_lock = tracked.lock_round().await;
+            let Phase::Waiting { queue_node } = tracked.phase() else { break };
             if tracked.is_abandoned(shared.nodes.clock().now()) {
-                drop(turn);
+                drop(round_lock);
                 let _lapses = release::everywhere(&shared, &tracked.key, &Outcome::Cancelled).await;
                 break;
             }
-            match complete(&shared, &tracked, queue, Entry::HandedOver(fence), turn).await {
+            match complete(&shared, &tracked, queue_node, QueueNodeCall::HandedOver(fence), round_lock).await {
                 Progress::Granted(grant) => {
                     shared.hints.send(Hint::granted(tracked.key.id, grant.fence));
                     break;
@@ -215,8 +215,8 @@ pub(super) async fn listen(shared: Weak<Shared>, at: usize, mut hints: Hints) {
 fn on_grant(shared: &Arc<Shared>, at: usize, id: LeaseId, fence: Fence) {
     if let Some(tracked) = shared.leases.get(id) {
         match tracked.phase() {
-            Phase::New => drive(shared, &tracked, fence),
-            Phase::Waiting { queue } if queue == at => drive(shared, &tracked, fence),
+            Phase::New => complete_in_background(shared, &tracked, fence),
+            Phase::Waiting { queue_node } if queue_node == at => complete_in_background(shared, &tracked, fence),
             Phase::Waiting { .. } | Phase::Holding { .. } | Phase::Ended => {}
         }
     }
@@ -224,8 +224,8 @@ fn on_grant(shared: &Arc<Shared>, at: usize, id: LeaseId, fence: Fence) {
 
 /// Which names were last seen busy, so that asking for them does not obstruct their queues.
 ///
-/// Asking all nodes at once takes those beside the queue's node for a moment even where that one refuses, and the head
-/// of the queue needs them. So the queue's node is asked alone, first, for a name that was busy, and by a try that knows
+/// Asking all nodes at once takes those beside the queue node for a moment even where that one refuses, and the head
+/// of the queue needs them. So the queue node is asked alone, first, for a name that was busy, and by a try that knows
 /// nothing of its name: callers that try usually compete with others.
 #[derive(Debug, Default)]
 pub(super) struct Contention(Mutex<HashMap<Resource, bool>>);

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use super::{
     Shared,
-    leases::{Phase, Tracked, Turn},
+    leases::{Phase, RoundLock, Tracked},
     round::Round,
     vote::{Cleanup, Vote},
 };
@@ -23,13 +23,13 @@ use crate::{
 pub(super) async fn everywhere(shared: &Arc<Shared>, key: &LeaseKey, outcome: &Outcome) -> Result<Released> {
     let undo = Undo::new(shared, key, outcome);
     let tracked = shared.leases.get(key.id);
-    let turn = match &tracked {
-        Some(tracked) => Some(tracked.turn().await),
+    let round_lock = match &tracked {
+        Some(tracked) => Some(tracked.lock_round().await),
         None => None,
     };
-    let queue = match tracked.as_ref().map(|tracked| tracked.phase()) {
-        Some(Phase::Waiting { queue } | Phase::Holding { queue, .. }) => queue,
-        _ => shared.nodes.lead(),
+    let queue_node = match tracked.as_ref().map(|tracked| tracked.phase()) {
+        Some(Phase::Waiting { queue_node } | Phase::Holding { queue_node, .. }) => queue_node,
+        _ => shared.nodes.queue_node(),
     };
     // Where nobody waits, the order does not matter, and all at once takes half the time.
     let others_may_wait = shared.contention.is_busy(&key.resource) || tracked.as_ref().is_none_or(|one| one.waited());
@@ -38,13 +38,13 @@ pub(super) async fn everywhere(shared: &Arc<Shared>, key: &LeaseKey, outcome: &O
         _ => Ok({
             let may_have_it = |at: &usize| tracked.as_ref().is_none_or(|tracked| tracked.may_be_at(*at));
             let asked: Vec<usize> = (0..shared.nodes.len()).filter(may_have_it).collect();
-            at_nodes(shared, key, outcome, &asked, Some(queue)).await
+            at_nodes(shared, key, outcome, &asked, Some(queue_node)).await
         }),
     };
     if let Some(tracked) = &tracked {
         shared.leases.forget(tracked);
     }
-    drop(turn);
+    drop(round_lock);
     undo.disarm();
 
     let (mut freed, mut left, mut failures) = (0, 0, Vec::new());
@@ -72,7 +72,7 @@ pub(super) async fn everywhere(shared: &Arc<Shared>, key: &LeaseKey, outcome: &O
     })
 }
 
-/// Gives back what these nodes granted to a lease that goes on without them, or does not go on.
+/// Releases these nodes' grants, whether or not the lease continues on others.
 pub(super) async fn free(shared: &Arc<Shared>, tracked: &Tracked, outcome: &Outcome, at: &[usize], last: usize) {
     if at.is_empty() {
         return;
@@ -132,25 +132,25 @@ pub(super) fn everywhere_later(shared: Arc<Shared>, key: LeaseKey, outcome: Outc
 }
 
 impl Round {
-    /// Gives back what was granted so far, but for the gate's part if that is kept.
+    /// Gives back what was granted so far, except that of the queue node if that is kept.
     pub(super) async fn give_back(&mut self, cleanup: Cleanup) {
-        let kept = matches!(cleanup, Cleanup::KeepPosition).then_some(self.gate);
+        let kept = matches!(cleanup, Cleanup::KeepPosition).then_some(self.queue_node);
         let granted: Vec<usize> = self.grants().into_iter().map(|(at, _)| at).filter(|at| Some(*at) != kept).collect();
         for at in &granted {
             self.votes[*at] = Vote::Gone;
         }
-        free(&self.shared, &self.tracked, &Outcome::Cancelled, &granted, self.gate).await;
+        free(&self.shared, &self.tracked, &Outcome::Cancelled, &granted, self.queue_node).await;
     }
 
-    /// Handles the answers that are still to come, in the background, and ends the turn then.
-    pub(super) fn settle_later(mut self, turn: Turn, cleanup: Cleanup) {
-        if self.calls.is_empty() && matches!(cleanup, Cleanup::Join(_) | Cleanup::KeepPosition) {
-            return self.owe(cleanup);
+    /// Handles the answers that are still to come, in the background, and unlocks the round then.
+    pub(super) fn settle_later(mut self, round_lock: RoundLock, cleanup: Cleanup) {
+        if self.calls.is_empty() && matches!(cleanup, Cleanup::KeepAll(_) | Cleanup::KeepPosition) {
+            return self.queue_uncertain_releases(cleanup);
         }
         let runtime = self.shared.runtime.clone();
         runtime.spawn(async move {
             self.settle(cleanup).await;
-            drop(turn);
+            drop(round_lock);
         });
     }
 
@@ -158,23 +158,23 @@ impl Round {
     pub(super) async fn settle(&mut self, cleanup: Cleanup) {
         while self.next(self.votes.len()).await {}
         match cleanup {
-            Cleanup::Join(fence) => self.raise_to(fence).await,
+            Cleanup::KeepAll(fence) => self.raise_to(fence).await,
             Cleanup::KeepPosition | Cleanup::GiveBack | Cleanup::End => self.give_back(cleanup).await,
         }
-        self.owe(cleanup);
+        self.queue_uncertain_releases(cleanup);
         if matches!(cleanup, Cleanup::GiveBack) {
             self.shared.leases.forget(&self.tracked);
         }
     }
 
-    /// What a node may have granted without answering is given back when it can be reached again.
-    fn owe(&mut self, cleanup: Cleanup) {
-        if matches!(cleanup, Cleanup::Join(_)) {
+    /// Queues releases at nodes that may have granted without answering, for when they can be reached again.
+    fn queue_uncertain_releases(&mut self, cleanup: Cleanup) {
+        if matches!(cleanup, Cleanup::KeepAll(_)) {
             return;
         }
         for at in 0..self.votes.len() {
             if matches!(&self.votes[at], Vote::Failed(error) if error.outcome_unknown())
-                && !(at == self.gate && matches!(cleanup, Cleanup::KeepPosition))
+                && !(at == self.queue_node && matches!(cleanup, Cleanup::KeepPosition))
             {
                 later(&self.shared, at, &self.tracked.key, &Outcome::Cancelled, self.tracked.ttl());
             }
@@ -236,13 +236,13 @@ async fn catch_up(shared: Arc<Shared>, at: usize) {
     let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
     while let Some(release) = shared.pending_releases[at].next(clock.now()) {
         let tracked = shared.leases.get(release.key.id);
-        let turn = match &tracked {
-            Some(tracked) => Some(tracked.turn().await),
+        let round_lock = match &tracked {
+            Some(tracked) => Some(tracked.lock_round().await),
             None => None,
         };
         let is_wanted_there = match tracked.map_or(Phase::Ended, |tracked| tracked.phase()) {
             Phase::Holding { .. } => true,
-            Phase::Waiting { queue } => queue == at,
+            Phase::Waiting { queue_node } => queue_node == at,
             Phase::New | Phase::Ended => false,
         };
         if is_wanted_there {
@@ -253,7 +253,7 @@ async fn catch_up(shared: Arc<Shared>, at: usize) {
             async move { backend.release(key, outcome).await }
         };
         let released = shared.nodes.ask_each([at], call).await.iter().all(|(_, answer)| answer.is_ok());
-        drop(turn);
+        drop(round_lock);
         if released {
             backoff.reset();
         } else {

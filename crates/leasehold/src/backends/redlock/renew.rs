@@ -6,12 +6,12 @@ use futures_util::{StreamExt, stream::FuturesUnordered};
 
 use super::{
     Shared,
-    leases::{Phase, Tracked, Turn, tagged},
+    leases::{Phase, RoundLock, Tracked, tagged},
     queue::{self, Progress},
     release,
     repair::{self, Missing},
     round::Round,
-    vote::{Entry, most_common},
+    vote::{QueueNodeCall, most_common},
 };
 use crate::{
     Error, Result,
@@ -20,11 +20,11 @@ use crate::{
 };
 
 /// What to do about one renewal.
-enum Course {
+enum RenewalPlan {
     /// Renew on all nodes: it holds, or was asked for elsewhere.
     All(Option<Arc<Tracked>>),
-    /// Renew at the node in whose queue it waits; no round for it may run meanwhile.
-    AtQueue { tracked: Arc<Tracked>, queue: usize, turn: Turn },
+    /// Renew at its queue node; no round for it may run meanwhile.
+    AtQueue { tracked: Arc<Tracked>, queue_node: usize, round_lock: RoundLock },
     /// It is over, even if some nodes still have it.
     Over(Arc<Tracked>),
 }
@@ -33,12 +33,12 @@ enum Course {
 type Standings = Vec<(usize, Standing)>;
 
 pub(super) async fn renew(shared: &Arc<Shared>, renewals: Vec<Renewal>) -> Result<Vec<Standing>> {
-    let (standings, gaps) = renew_everywhere(shared, renewals).await?;
+    let (standings, discrepancies) = renew_everywhere(shared, renewals).await?;
     let mut missing = Vec::new();
-    for gap in gaps {
-        match gap {
-            Gap::Missing(one) => missing.push(one),
-            Gap::Left(tracked, at) => {
+    for discrepancy in discrepancies {
+        match discrepancy {
+            Discrepancy::Missing(one) => missing.push(one),
+            Discrepancy::Leftover(tracked, at) => {
                 for at in at {
                     release::later(shared, at, &tracked.key, &Outcome::Cancelled, tracked.ttl());
                 }
@@ -55,56 +55,64 @@ pub(super) async fn confirm(shared: &Arc<Shared>, renewals: Vec<Renewal>) -> Res
 }
 
 /// Nodes that have a lease and should not, or should have it and do not.
-enum Gap {
+enum Discrepancy {
     Missing(Missing),
     /// What is left of a lease that is over.
-    Left(Arc<Tracked>, Vec<usize>),
+    Leftover(Arc<Tracked>, Vec<usize>),
 }
 
-async fn renew_everywhere(shared: &Arc<Shared>, renewals: Vec<Renewal>) -> Result<(Vec<Standing>, Vec<Gap>)> {
+async fn renew_everywhere(shared: &Arc<Shared>, renewals: Vec<Renewal>) -> Result<(Vec<Standing>, Vec<Discrepancy>)> {
     let since = shared.nodes.clock().now();
     for renewal in &renewals {
         shared.nodes.options().check_ttl(renewal.ttl, &renewal.key.resource)?;
     }
     let renewals: Vec<Renewal> = renewals.into_iter().map(tagged).collect();
-    let courses = set_courses(shared, &renewals).await;
-    let (answers, failures) = ask_nodes(shared, &renewals, &courses).await;
+    let plans = make_plans(shared, &renewals).await;
+    let (answers, failures) = ask_nodes(shared, &renewals, &plans).await;
     if failures.len() + shared.nodes.majority() > shared.nodes.len() {
         return Err(Error::unanswered(shared.nodes.message("renewing on redlock", &failures)));
     }
 
     let mut standings = vec![Standing::Unknown; renewals.len()];
     let mut rest = FuturesUnordered::new();
-    let mut gaps = Vec::new();
-    for (index, (course, answers)) in courses.into_iter().zip(answers).enumerate() {
+    let mut discrepancies = Vec::new();
+    for (index, (plan, answers)) in plans.into_iter().zip(answers).enumerate() {
         let (shared, renewal) = (Arc::clone(shared), &renewals[index]);
-        match course {
-            Course::All(tracked) if renewal.fence_floor.is_none() => {
+        match plan {
+            RenewalPlan::All(tracked) if renewal.fence_floor.is_none() => {
                 standings[index] = merge(&shared, tracked.as_deref(), &answers);
-                gaps.extend(tracked.and_then(|tracked| gap(&shared, tracked, standings[index], &answers, since)));
+                discrepancies.extend(
+                    tracked.and_then(|tracked| discrepancy(&shared, tracked, standings[index], &answers, since)),
+                );
             }
-            Course::All(tracked) => {
+            RenewalPlan::All(tracked) => {
                 let raise = async move { (index, raised(&shared, tracked, &answers).await) };
                 rest.push(Box::pin(raise) as Rest);
             }
-            Course::Over(tracked) => {
+            RenewalPlan::Over(tracked) => {
                 shared.leases.forget(&tracked);
                 standings[index] = Standing::Gone;
             }
-            Course::AtQueue { tracked, queue, turn } => rest.push(Box::pin(async move {
-                (index, look_after_position(&shared, &tracked, queue, turn, &answers).await)
+            RenewalPlan::AtQueue { tracked, queue_node, round_lock } => rest.push(Box::pin(async move {
+                (index, look_after_position(&shared, &tracked, queue_node, round_lock, &answers).await)
             })),
         }
     }
     while let Some((index, standing)) = rest.next().await {
         standings[index] = standing;
     }
-    Ok((standings, gaps))
+    Ok((standings, discrepancies))
 }
 
 type Rest = Pin<Box<dyn Future<Output = (usize, Standing)> + Send>>;
 
-fn gap(shared: &Shared, tracked: Arc<Tracked>, standing: Standing, answers: &Standings, since: Moment) -> Option<Gap> {
+fn discrepancy(
+    shared: &Shared,
+    tracked: Arc<Tracked>,
+    standing: Standing,
+    answers: &Standings,
+    since: Moment,
+) -> Option<Discrepancy> {
     let nodes = &shared.nodes;
     let (mut holding, mut gone) = (Vec::new(), Vec::new());
     for (at, standing) in answers {
@@ -121,54 +129,55 @@ fn gap(shared: &Shared, tracked: Arc<Tracked>, standing: Standing, answers: &Sta
         Standing::Holding(_) => true,
         // A majority granted it, and those that do not answer have it still: whoever else is granted it needs one of them.
         Standing::Unknown => holding.len() + nodes.len() - answers.len() >= nodes.majority(),
-        Standing::Gone => return (!holding.is_empty()).then_some(Gap::Left(tracked, holding)),
+        Standing::Gone => return (!holding.is_empty()).then_some(Discrepancy::Leftover(tracked, holding)),
         Standing::Waiting(_) => false,
     };
-    (is_held && !gone.is_empty()).then_some(Gap::Missing(Missing { tracked, at: gone, since }))
+    (is_held && !gone.is_empty()).then_some(Discrepancy::Missing(Missing { tracked, at: gone, since }))
 }
 
-/// Decides for each what to do. Turns are taken in the order of ids, so that two calls never wait for each other.
-async fn set_courses(shared: &Arc<Shared>, renewals: &[Renewal]) -> Vec<Course> {
+/// Decides for each what to do. Round locks are taken in the order of ids, so that two calls never
+/// wait for each other.
+async fn make_plans(shared: &Arc<Shared>, renewals: &[Renewal]) -> Vec<RenewalPlan> {
     let now = shared.nodes.clock().now();
     let mut in_order: Vec<usize> = (0..renewals.len()).collect();
     in_order.sort_by_key(|index| renewals[*index].key.id);
-    let mut courses = BTreeMap::new();
+    let mut plans = BTreeMap::new();
     for index in in_order {
         let renewal = &renewals[index];
         let tracked = shared.leases.get(renewal.key.id);
         if let Some(tracked) = &tracked {
             tracked.apply(renewal, now);
         }
-        let course = match tracked {
+        let plan = match tracked {
             Some(tracked) if matches!(tracked.phase(), Phase::New | Phase::Waiting { .. }) => {
-                let turn = tracked.turn().await;
+                let round_lock = tracked.lock_round().await;
                 match tracked.phase() {
-                    Phase::Waiting { queue } => Course::AtQueue { tracked, queue, turn },
-                    Phase::New | Phase::Ended => Course::Over(tracked),
-                    Phase::Holding { .. } => Course::All(Some(tracked)),
+                    Phase::Waiting { queue_node } => RenewalPlan::AtQueue { tracked, queue_node, round_lock },
+                    Phase::New | Phase::Ended => RenewalPlan::Over(tracked),
+                    Phase::Holding { .. } => RenewalPlan::All(Some(tracked)),
                 }
             }
-            Some(tracked) if tracked.phase() == Phase::Ended => Course::Over(tracked),
-            tracked => Course::All(tracked),
+            Some(tracked) if tracked.phase() == Phase::Ended => RenewalPlan::Over(tracked),
+            tracked => RenewalPlan::All(tracked),
         };
-        courses.insert(index, course);
+        plans.insert(index, plan);
     }
-    courses.into_values().collect()
+    plans.into_values().collect()
 }
 
 /// One call to each node with everything that concerns it.
 async fn ask_nodes(
     shared: &Arc<Shared>,
     renewals: &[Renewal],
-    courses: &[Course],
+    plans: &[RenewalPlan],
 ) -> (Vec<Standings>, Vec<(usize, Error)>) {
     let concerned_at = |at: usize| -> Vec<usize> {
-        let concerns = |course: &Course| match course {
-            Course::All(_) => true,
-            Course::AtQueue { queue, .. } => *queue == at,
-            Course::Over(_) => false,
+        let concerns = |plan: &RenewalPlan| match plan {
+            RenewalPlan::All(_) => true,
+            RenewalPlan::AtQueue { queue_node, .. } => *queue_node == at,
+            RenewalPlan::Over(_) => false,
         };
-        (0..courses.len()).filter(|index| concerns(&courses[*index])).collect()
+        (0..plans.len()).filter(|index| concerns(&plans[*index])).collect()
     };
     let concerned: Vec<Vec<usize>> = (0..shared.nodes.len()).map(concerned_at).collect();
     let asked = (0..concerned.len()).filter(|at| !concerned[*at].is_empty());
@@ -176,7 +185,7 @@ async fn ask_nodes(
         let batch: Vec<Renewal> = concerned[at].iter().map(|index| renewals[*index].clone()).collect();
         async move { backend.renew(&batch).await }
     };
-    let mut standings: Vec<Standings> = courses.iter().map(|_| Vec::new()).collect();
+    let mut standings: Vec<Standings> = plans.iter().map(|_| Vec::new()).collect();
     let mut failures = Vec::new();
     for (at, answer) in shared.nodes.ask_each_at(asked, renew).await {
         match answer {
@@ -213,11 +222,11 @@ fn merge(shared: &Shared, tracked: Option<&Tracked>, answers: &Standings) -> Sta
         return Standing::Holding(known.unwrap_or_else(reported));
     }
     let waiting = answers.iter().find_map(|(_, standing)| match standing {
-        Standing::Waiting(place) => Some(*place),
+        Standing::Waiting(position) => Some(*position),
         _ => None,
     });
-    if let (Some(place), None) = (waiting, tracked) {
-        return Standing::Waiting(place);
+    if let (Some(position), None) = (waiting, tracked) {
+        return Standing::Waiting(position);
     }
     let gone = answers.iter().filter(|(_, standing)| matches!(standing, Standing::Gone | Standing::Waiting(_))).count();
     if gone + nodes.majority() <= nodes.len() {
@@ -229,40 +238,40 @@ fn merge(shared: &Shared, tracked: Option<&Tracked>, answers: &Standings) -> Sta
     Standing::Gone
 }
 
-/// The same for one that was renewed with a floor: its fence is made one again where only some took the floor.
+/// Like [`merge`], for a renewal with a fence floor: if only some nodes raised the fence, makes a majority agree on one.
 async fn raised(shared: &Arc<Shared>, tracked: Option<Arc<Tracked>>, answers: &Standings) -> Standing {
     let standing = merge(shared, tracked.as_deref(), answers);
     let (Standing::Holding(grant), Some(tracked)) = (standing, tracked) else {
         return merge(shared, None, answers);
     };
-    let Phase::Holding { queue, .. } = tracked.phase() else { return standing };
-    match Round::of_holders(shared, &tracked, queue, answers).agree().await {
+    let Phase::Holding { queue_node, .. } = tracked.phase() else { return standing };
+    match Round::of_holders(shared, &tracked, queue_node, answers).agree().await {
         Some(fence) => {
             let grant = Grant { fence, ..grant };
-            tracked.enter(Phase::Holding { grant, queue });
+            tracked.set_phase(Phase::Holding { grant, queue_node });
             Standing::Holding(grant)
         }
         None => Standing::Unknown,
     }
 }
 
-/// A lease that waits: if it holds at the node it waits at, completes the quorum first.
+/// A lease that waits: if its queue node granted it, completes the quorum first.
 async fn look_after_position(
     shared: &Arc<Shared>,
     tracked: &Arc<Tracked>,
-    queue: usize,
-    turn: Turn,
+    queue_node: usize,
+    round_lock: RoundLock,
     answers: &Standings,
 ) -> Standing {
-    let (queue, entry) = match answers.first() {
+    let (queue_node, queue_node_call) = match answers.first() {
         Some((_, Standing::Waiting(position))) => return Standing::Waiting(*position),
         Some((_, Standing::Gone)) => {
             shared.leases.forget(tracked);
             return Standing::Gone;
         }
-        Some((_, Standing::Holding(grant))) => (queue, Entry::HandedOver(grant.fence)),
+        Some((_, Standing::Holding(grant))) => (queue_node, QueueNodeCall::HandedOver(grant.fence)),
         Some((_, Standing::Unknown)) | None => match queue::ask_first(shared, tracked, Patience::Queue).await {
-            Ok((queue, Decision::Granted(grant))) => (queue, Entry::Granted(grant)),
+            Ok((queue_node, Decision::Granted(grant))) => (queue_node, QueueNodeCall::Granted(grant)),
             Ok((_, Decision::Queued(position))) => return Standing::Waiting(position),
             Ok((_, Decision::Busy(_) | Decision::WrongShape { .. })) => {
                 shared.leases.forget(tracked);
@@ -271,11 +280,11 @@ async fn look_after_position(
             Err(_) => return Standing::Unknown,
         },
     };
-    match queue::complete(shared, tracked, queue, entry, turn).await {
+    match queue::complete(shared, tracked, queue_node, queue_node_call, round_lock).await {
         Progress::Granted(grant) => Standing::Holding(grant),
         Progress::Waiting(position) => Standing::Waiting(position),
         Progress::NotYet(position) => {
-            queue::drive_later(shared, tracked, Fence::new(position.last_fence.get() + 1));
+            queue::complete_after_pause(shared, tracked, Fence::new(position.last_fence.get() + 1));
             Standing::Waiting(position)
         }
         Progress::Gone => Standing::Gone,

@@ -107,13 +107,13 @@ async fn give(shared: &Arc<Shared>, missing: Vec<Missing>) {
 async fn give_some(shared: &Arc<Shared>, missing: &[Missing]) {
     let nodes = &shared.nodes;
     let mut operations: Vec<Vec<Operation>> = nodes.iter().map(|_| Vec::new()).collect();
-    let (mut given, mut renewals, mut turns) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut given, mut renewals, mut round_locks) = (Vec::new(), Vec::new(), Vec::new());
     for one in missing {
         let tracked = &one.tracked;
-        // A release waits for its turn too: a lease that some nodes have released already looks like one that is lost.
-        let Some(turn) = tracked.turn_at_once() else { continue };
+        // A release takes the round lock too: a lease that some nodes have released already looks like one that is lost.
+        let Some(round_lock) = tracked.try_lock_round() else { continue };
         let Phase::Holding { grant, .. } = tracked.phase() else { continue };
-        // Renewed for less than is left of it, no lease lives longer.
+        // The renewal is shorter than the time left, so it extends nothing.
         let past = nodes.clock().now().since(one.since) + nodes.limit() * 2;
         let Some(left) = tracked.ttl().get().checked_sub(past).and_then(|left| Ttl::new(left).ok()) else { continue };
         let request = Arc::new(tracked.request(Patience::Try, grant.fence));
@@ -123,7 +123,7 @@ async fn give_some(shared: &Arc<Shared>, missing: &[Missing]) {
         }
         renewals.push(Renewal::new(tracked.key.clone(), left));
         given.push(one);
-        turns.push(turn);
+        round_locks.push(round_lock);
     }
     if given.is_empty() {
         return;

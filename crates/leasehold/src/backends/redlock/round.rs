@@ -1,8 +1,8 @@
 //! One round for one lease: asks nodes at once, more where that is not enough, and ends as soon as the result is certain.
 //!
-//! One node, the *gate*, is asked to queue the lease, or holds already for a
-//! lease whose turn has come there; the others are asked without waiting.
-//! While the gate answers, nobody gets past its queue.
+//! One node, the *queue node*, is asked to queue the lease, or holds already for
+//! a lease whose turn has come there; the others are asked without waiting.
+//! While the queue node answers, nobody gets past its queue.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use super::{
     batches::FirstVotes,
     calls::{Calls, Next},
     errors,
-    leases::{Tracked, Turn},
-    vote::{Entry, RoundEnd, Vote, most_common},
+    leases::{RoundLock, Tracked},
+    vote::{QueueNodeCall, RoundEnd, Vote, most_common},
 };
 use crate::{
     Error,
@@ -27,12 +27,12 @@ pub(super) struct Round {
     pub(super) tracked: Arc<Tracked>,
     pub(super) votes: Vec<Vote>,
     /// The node whose queue counts; another one than at the beginning if that one failed.
-    pub(super) gate: usize,
-    entry: Entry,
+    pub(super) queue_node: usize,
+    queue_node_call: QueueNodeCall,
     asked_to_queue: usize,
     asked_at: Timestamp,
-    /// What the nodes beside the gate are asked.
-    elsewhere: Option<Arc<Request>>,
+    /// What the nodes other than the queue node are asked.
+    request_to_others: Option<Arc<Request>>,
     /// Whether a grant dates from this round, so that clocks can be compared by it.
     is_first: bool,
     pub(super) calls: Calls<Call>,
@@ -41,45 +41,53 @@ pub(super) struct Round {
 
 impl Round {
     /// A round whose first votes are there; `is_first` if the lease was asked for by no round before.
-    pub(super) fn after(
+    pub(super) fn from_first_votes(
         shared: &Arc<Shared>,
         tracked: &Arc<Tracked>,
         patience: Patience,
         first: FirstVotes,
         is_first: bool,
-    ) -> (Self, Turn) {
-        let mut round = Self::over(shared, tracked, first.gate, Entry::Ask(patience));
+    ) -> (Self, RoundLock) {
+        let mut round = Self::new(shared, tracked, first.queue_node, QueueNodeCall::Ask(patience));
         round.is_first = is_first;
         round.asked_at = first.asked_at;
-        round.elsewhere = Some(first.elsewhere);
+        round.request_to_others = Some(first.request_to_others);
         for (at, vote) in first.votes.into_iter().enumerate() {
             round.on_vote(at, vote);
         }
         // Again, now that all votes are known.
-        round.replace_failed_gate();
-        (round, first.turn)
+        round.replace_failed_queue_node();
+        (round, first.round_lock)
     }
 
-    /// Asks other nodes for a lease that the gate has granted or handed over.
-    pub(super) fn begin(shared: &Arc<Shared>, tracked: &Arc<Tracked>, gate: usize, entry: Entry) -> Self {
-        let mut round = Self::over(shared, tracked, gate, entry);
+    /// Asks other nodes for a lease that the queue node has granted or handed over.
+    pub(super) fn begin(
+        shared: &Arc<Shared>,
+        tracked: &Arc<Tracked>,
+        queue_node: usize,
+        queue_node_call: QueueNodeCall,
+    ) -> Self {
+        let mut round = Self::new(shared, tracked, queue_node, queue_node_call);
         let nodes = &shared.nodes;
-        let asked = if tracked.is_detached() { nodes.awake_and(gate) } else { nodes.first_choice(gate) };
+        let asked =
+            if tracked.is_detached() { nodes.reachable_and(queue_node) } else { nodes.first_choice(queue_node) };
         let one_order_on_all_nodes = nodes.sending.lock();
-        let floor = match entry {
-            Entry::Ask(_) => nodes.proposal(),
-            Entry::Granted(grant) => grant.fence,
-            Entry::HandedOver(fence) => nodes.proposal_from(fence),
+        let floor = match queue_node_call {
+            QueueNodeCall::Ask(_) => nodes.proposal(),
+            QueueNodeCall::Granted(grant) => grant.fence,
+            QueueNodeCall::HandedOver(fence) => nodes.proposal_from(fence),
         };
-        let elsewhere = Arc::new(tracked.request(Patience::Try, floor));
-        round.elsewhere = Some(Arc::clone(&elsewhere));
+        let request_to_others = Arc::new(tracked.request(Patience::Try, floor));
+        round.request_to_others = Some(Arc::clone(&request_to_others));
         for at in asked {
-            match entry {
-                Entry::Granted(grant) if at == gate => round.votes[at] = Vote::Granted(grant),
-                Entry::HandedOver(fence) if at == gate => {
+            match queue_node_call {
+                QueueNodeCall::Granted(grant) if at == queue_node => round.votes[at] = Vote::Granted(grant),
+                QueueNodeCall::HandedOver(fence) if at == queue_node => {
                     round.confirm(at, (floor > fence).then_some(floor));
                 }
-                Entry::Ask(_) | Entry::Granted(_) | Entry::HandedOver(_) => round.ask(at, Arc::clone(&elsewhere)),
+                QueueNodeCall::Ask(_) | QueueNodeCall::Granted(_) | QueueNodeCall::HandedOver(_) => {
+                    round.ask(at, Arc::clone(&request_to_others));
+                }
             }
         }
         round.calls.send();
@@ -122,7 +130,7 @@ impl Round {
         if left_out.is_empty() {
             return false;
         }
-        let Some(mut request) = self.elsewhere.clone() else { return false };
+        let Some(mut request) = self.request_to_others.clone() else { return false };
         if let Some(fence) = self.likely_fence() {
             Arc::make_mut(&mut request).fence_floor = Some(fence);
         }
@@ -130,15 +138,15 @@ impl Round {
         for at in left_out {
             self.ask(*at, Arc::clone(&request));
         }
-        self.replace_failed_gate();
+        self.replace_failed_queue_node();
         self.calls.send();
         self.calls.limit(&self.shared.nodes.watchdog, self.shared.nodes.limit());
         true
     }
 
-    /// The nodes whose vote is this, or is not there yet.
-    fn nodes_where(&self, is_so: fn(&Vote) -> bool) -> Vec<usize> {
-        (0..self.votes.len()).filter(|at| is_so(&self.votes[*at])).collect()
+    /// The nodes whose vote satisfies the predicate.
+    fn nodes_where(&self, predicate: fn(&Vote) -> bool) -> Vec<usize> {
+        (0..self.votes.len()).filter(|at| predicate(&self.votes[*at])).collect()
     }
 
     /// The nodes that were left out, whether they hang or not.
@@ -147,57 +155,57 @@ impl Round {
     }
 
     /// The nodes that were left out and are likely to answer.
-    fn left_out_awake(&self) -> Vec<usize> {
-        self.left_out().into_iter().filter(|at| !self.shared.nodes.get(*at).hangs()).collect()
+    fn left_out_reachable(&self) -> Vec<usize> {
+        self.left_out().into_iter().filter(|at| !self.shared.nodes.get(*at).is_unreachable()).collect()
     }
 
     /// A round that is over: how a lease that holds stands on each node.
     pub(super) fn of_holders(
         shared: &Arc<Shared>,
         tracked: &Arc<Tracked>,
-        gate: usize,
+        queue_node: usize,
         standings: &[(usize, Standing)],
     ) -> Self {
-        let mut round = Self::over(shared, tracked, gate, Entry::Ask(Patience::Try));
+        let mut round = Self::new(shared, tracked, queue_node, QueueNodeCall::Ask(Patience::Try));
         for (at, standing) in standings {
             round.votes[*at] = Vote::of_standing(Ok(*standing));
         }
         round
     }
 
-    fn over(shared: &Arc<Shared>, tracked: &Arc<Tracked>, gate: usize, entry: Entry) -> Self {
+    fn new(shared: &Arc<Shared>, tracked: &Arc<Tracked>, queue_node: usize, queue_node_call: QueueNodeCall) -> Self {
         let clock = shared.nodes.clock();
         Self {
             shared: Arc::clone(shared),
             tracked: Arc::clone(tracked),
             votes: shared.nodes.iter().map(|_| Vote::Unasked).collect(),
-            gate,
-            entry,
-            asked_to_queue: gate,
+            queue_node,
+            queue_node_call,
+            asked_to_queue: queue_node,
             asked_at: clock.wall(),
-            elsewhere: None,
+            request_to_others: None,
             is_first: false,
             calls: Calls::new(),
             is_extended: false,
         }
     }
 
-    /// The grant at the gate, if it holds there.
-    pub(super) fn grant_at_gate(&self) -> Option<Grant> {
-        self.grant_at(self.gate)
+    /// The grant at the queue node, if it holds there.
+    pub(super) fn grant_at_queue_node(&self) -> Option<Grant> {
+        self.grant_at(self.queue_node)
     }
 
     /// Takes answers until the end is certain.
     pub(super) async fn decide(&mut self) -> RoundEnd {
         loop {
             match self.verdict() {
-                Some(Verdict::Majority) if !self.agrees() && self.ask_left_out(&self.left_out_awake()) => {}
+                Some(Verdict::Majority) if !self.agrees() && self.ask_left_out(&self.left_out_reachable()) => {}
                 Some(Verdict::Majority) => return self.conclude().await,
-                Some(Verdict::End(RoundEnd::Short(_))) if self.ask_left_out(&self.left_out_awake()) => {}
+                Some(Verdict::End(RoundEnd::NoMajority(_))) if self.ask_left_out(&self.left_out_reachable()) => {}
                 Some(Verdict::End(RoundEnd::Unreachable(_))) if self.ask_left_out(&self.left_out()) => {}
                 Some(Verdict::End(end)) => return end,
                 None if self.next(self.missing()).await => {}
-                None => return self.short(),
+                None => return self.no_majority(),
             }
         }
     }
@@ -245,21 +253,24 @@ impl Round {
         let nodes = &self.shared.nodes;
         if let Vote::Granted(grant) = &vote {
             nodes.on_fence(grant.fence);
-            if self.is_first || (!matches!(self.entry, Entry::Ask(_)) && at != self.gate) {
+            if self.is_first || (!matches!(self.queue_node_call, QueueNodeCall::Ask(_)) && at != self.queue_node) {
                 nodes.get(at).compare_clocks(grant, self.asked_at);
             }
         }
         self.votes[at] = vote;
-        if at == self.gate {
-            self.replace_failed_gate();
+        if at == self.queue_node {
+            self.replace_failed_queue_node();
         }
     }
 
-    /// The queue of the next node in the list counts if that of the gate cannot be asked.
-    fn replace_failed_gate(&mut self) {
-        if matches!(self.votes[self.gate], Vote::Failed(_)) && matches!(self.entry, Entry::Ask(_)) {
+    /// If the queue node failed, the first node that was asked and did not fail takes its place.
+    fn replace_failed_queue_node(&mut self) {
+        if matches!(self.votes[self.queue_node], Vote::Failed(_))
+            && matches!(self.queue_node_call, QueueNodeCall::Ask(_))
+        {
             let answers = |at: &usize| !matches!(self.votes[*at], Vote::Failed(_) | Vote::Unasked);
-            self.gate = self.shared.nodes.in_order_of_lead().into_iter().find(answers).unwrap_or(self.gate);
+            self.queue_node =
+                self.shared.nodes.queue_node_candidates().into_iter().find(answers).unwrap_or(self.queue_node);
         }
     }
 
@@ -275,19 +286,19 @@ impl Round {
         if self.votes.iter().enumerate().filter(|vote| countable(*vote)).count() < nodes.majority() {
             return end(RoundEnd::Unreachable(self.unreachable()));
         }
-        match &self.votes[self.gate] {
+        match &self.votes[self.queue_node] {
             Vote::Pending => None,
             Vote::Queued(position) => end(RoundEnd::Queued(*position)),
-            Vote::Busy(_) if self.queues() && self.gate != self.asked_to_queue => end(RoundEnd::NotQueued),
+            Vote::Busy(_) if self.queues() && self.queue_node != self.asked_to_queue => end(RoundEnd::NotQueued),
             Vote::Busy(busy) => end(RoundEnd::Busy(busy.clone())),
             Vote::WrongShape(shape) => end(RoundEnd::WrongShape(*shape)),
             Vote::Gone => end(RoundEnd::Gone),
-            Vote::Unasked | Vote::Failed(_) => end(self.short()),
+            Vote::Unasked | Vote::Failed(_) => end(self.no_majority()),
             Vote::Granted(_) => {
                 let pending = self.votes.iter().filter(|vote| matches!(vote, Vote::Pending)).count();
                 let fences = self.counted_fences();
                 if fences.len() + pending < nodes.majority() {
-                    return end(self.short());
+                    return end(self.no_majority());
                 }
                 let (_, agreeing) = most_common(&fences)?;
                 let agree = agreeing >= nodes.majority();
@@ -313,7 +324,7 @@ impl Round {
     }
 
     fn queues(&self) -> bool {
-        matches!(self.entry, Entry::Ask(Patience::Queue))
+        matches!(self.queue_node_call, QueueNodeCall::Ask(Patience::Queue))
     }
 
     /// The fences of the grants that count.
@@ -334,27 +345,27 @@ impl Round {
         }
     }
 
-    /// A majority holds: makes the fence one, counts permits, and only then is it granted.
+    /// A majority holds: agrees on one fence, checks permits, then grants.
     async fn conclude(&mut self) -> RoundEnd {
-        let Some(fence) = self.agree().await else { return self.short() };
+        let Some(fence) = self.agree().await else { return self.no_majority() };
         if !self.is_within_capacity().await {
-            return self.short();
+            return self.no_majority();
         }
         let acquired_at = self.grants().first().map(|(_, grant)| grant.acquired_at).unwrap_or_default();
         RoundEnd::Granted(Grant { fence, acquired_at })
     }
 
-    fn short(&self) -> RoundEnd {
+    fn no_majority(&self) -> RoundEnd {
         let busy = self.votes.iter().find_map(|vote| match vote {
             Vote::Busy(busy) => Some(busy.clone()),
             _ => None,
         });
-        RoundEnd::Short(busy.unwrap_or_default())
+        RoundEnd::NoMajority(busy.unwrap_or_default())
     }
 
     fn unreachable(&self) -> Error {
         let failure = |(at, vote): (usize, &Vote)| match vote {
-            Vote::Failed(error) => Some((at, Error::unanswered(error.to_string()))),
+            Vote::Failed(error) => Some((at, Error::unanswered(format!("{error:#}")))),
             Vote::Unasked => Some((at, errors::hangs())),
             _ => None,
         };

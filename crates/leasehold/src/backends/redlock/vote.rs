@@ -59,9 +59,9 @@ impl Vote {
     }
 }
 
-/// What is asked of the gate.
+/// What is asked of the queue node.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Entry {
+pub(super) enum QueueNodeCall {
     /// A lease, queueing or not, at the same time as the others.
     Ask(Patience),
     /// Nothing: it granted the lease a moment ago.
@@ -75,16 +75,16 @@ pub(super) enum Entry {
 pub(super) enum RoundEnd {
     /// A majority holds, under one fence.
     Granted(Grant),
-    /// The gate queued it.
+    /// The queue node queued it.
     Queued(QueuePosition),
-    /// The gate is busy and was not asked to queue it: the one before it in the list failed meanwhile.
+    /// The queue node is busy and was not asked to queue it: the one before it in the list failed meanwhile.
     NotQueued,
     Busy(Busy),
     WrongShape(Shape),
-    /// The gate no longer knows it.
+    /// The queue node no longer knows it.
     Gone,
-    /// The gate granted it, too few others did.
-    Short(Busy),
+    /// The queue node granted it, too few others did.
+    NoMajority(Busy),
     /// Too few nodes can be counted on.
     Unreachable(Error),
 }
@@ -92,9 +92,9 @@ pub(super) enum RoundEnd {
 /// What becomes of grants and of answers that are still to come once a round has ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Cleanup {
-    /// The lease holds under this fence: latecomers join.
-    Join(Fence),
-    /// Only its position, or its grant, at the gate is kept.
+    /// The lease holds: late grants are raised to this fence.
+    KeepAll(Fence),
+    /// Only its position, or its grant, at the queue node is kept.
     KeepPosition,
     /// Nothing is kept, and the lease is forgotten.
     GiveBack,
@@ -170,7 +170,7 @@ impl Round {
         let filter = ListFilter::new(Names::Exactly(self.tracked.key.resource.clone()));
         let nodes = &self.shared.nodes;
         let answers = nodes
-            .look(|backend| {
+            .query_all(|backend| {
                 let filter = &filter;
                 async move { backend.list(filter).await }
             })

@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{Error, Result, backend::Backoff};
 
-/// How many have subscribed at the master: a script that names a key runs nowhere else.
+/// Counts subscribers at the slot's master: a script with a key always runs there.
 const COUNT_AT_MASTER: &str = "return redis.call('PUBSUB', 'SHARDNUMSUB', KEYS[1])[2]";
 /// How long the library may take to learn which server has a slot.
 const UNTIL_SLOTS_ARE_KNOWN: Duration = Duration::from_millis(20);
@@ -42,11 +42,11 @@ pub(in super::super) struct Cluster {
     options: Arc<RedisOptions>,
     /// Pushes reach only those who subscribed at the server of the slot: it can tell who is absent.
     pub(in super::super) is_sharded: bool,
-    pub(super) memories: Vec<EpochCell>,
+    pub(super) epochs: Vec<EpochCell>,
     instance: String,
     subscriptions: Subscriptions,
     resubscriber: AbortHandle,
-    /// Counts breaks in what was received, and memories that were lost.
+    /// Counts lost subscriptions and epoch changes: the cluster's incarnation.
     pub(super) breaks: Arc<AtomicU64>,
 }
 
@@ -57,8 +57,8 @@ impl Cluster {
         instance: &str,
         listener: Arc<dyn Listener>,
     ) -> Result<Self> {
-        let place = options.place();
-        let failed = |error: RedisError| errors::unreachable(&place, &error);
+        let url = options.display_url();
+        let failed = |error: RedisError| errors::unreachable(&url, &error);
         let breaks = Arc::new(AtomicU64::new(0));
         let broken = Arc::new(Notify::new());
         let (counted, noticed, receiver) = (Arc::clone(&breaks), Arc::clone(&broken), Arc::clone(&listener));
@@ -80,9 +80,8 @@ impl Cluster {
         let servers = Arc::new(Mutex::new(options.servers.clone()));
         let link = Arc::new(ClusterLink::open(options, &servers, None).await.map_err(failed)?);
         link.learn_servers().await;
-        // A server that gives a slot away ends its subscriptions unasked, which the library takes for the answer to
-        // whatever it waits for there, and every later answer for that of the call before. So subscriptions have
-        // connections of their own.
+        // A server that gives a slot away sends an unsolicited `sunsubscribe`. The library takes it for the pending
+        // reply and shifts all later replies by one. So subscriptions use separate connections.
         let listening = ClusterLink::open(options, &servers, Some(Arc::new(pushes))).await.map_err(failed)?;
         let hello = link.route(redis::cmd("HELLO"), ClusterLink::anywhere()).await.map_err(failed)?;
         let is_sharded = dial::version(&decode::pairs(&hello)) >= (7, 0);
@@ -99,7 +98,7 @@ impl Cluster {
             link,
             options: Arc::clone(options),
             is_sharded,
-            memories: keys.all().iter().map(|_| EpochCell::default()).collect(),
+            epochs: keys.all().iter().map(|_| EpochCell::default()).collect(),
             instance: instance.to_owned(),
             subscriptions,
             resubscriber: Handle::current().spawn(resubscribing).abort_handle(),
@@ -121,27 +120,27 @@ impl Cluster {
                 .into_iter()
                 .map(|(address, value)| (decode::text(&address).unwrap_or_default().to_owned(), value))
                 .collect()),
-            one => Ok(vec![(self.options.place(), one)]),
+            one => Ok(vec![(self.options.display_url(), one)]),
         }
     }
 
     async fn route(&self, command: Cmd, route: RoutingInfo, limit: Duration) -> Result<Value, SendError> {
-        let place = self.options.place();
+        let url = self.options.display_url();
         let before = self.link.state();
         match time::timeout(limit, self.link.route(command, route)).await {
             Ok(Ok(value)) => value.extract_error().map_err(SendError::Refused),
             Ok(Err(error)) if errors::is_refusal(&error) => Err(SendError::Refused(error)),
-            Ok(Err(error)) => Err(SendError::Unknown(errors::unanswered(&place, &error.to_string()))),
+            Ok(Err(error)) => Err(SendError::Unknown(errors::unanswered(&url, &error.to_string()))),
             Err(_) => {
                 Handle::current().spawn(self.subscriptions.clone().reopen(before));
-                Err(SendError::Unknown(errors::unanswered(&place, &format!("nothing came within {limit:?}"))))
+                Err(SendError::Unknown(errors::unanswered(&url, &format!("nothing came within {limit:?}"))))
             }
         }
     }
 
     /// Subscribes to the channel on which the partition pushes grants to this instance, unless that was done before.
     pub(super) async fn listen_in(&self, partition: &Partition) -> Result<()> {
-        self.subscribe(&partition.to(&self.instance)).await
+        self.subscribe(&partition.instance_channel(&self.instance)).await
     }
 
     pub(super) async fn subscribe(&self, channel: &str) -> Result<()> {
@@ -179,7 +178,7 @@ struct Subscriptions {
     options: Arc<RedisOptions>,
     is_sharded: bool,
     channels: Arc<Mutex<BTreeSet<String>>>,
-    /// Rung when subscriptions ended that are still wanted.
+    /// Notified when subscriptions ended that are still wanted.
     broken: Arc<Notify>,
 }
 
@@ -194,7 +193,7 @@ impl Subscriptions {
     }
 
     async fn subscribe(&self, channel: &str) -> Result<()> {
-        let place = self.options.place();
+        let url = self.options.display_url();
         let subscribing = async {
             loop {
                 let before = self.link.state();
@@ -209,9 +208,9 @@ impl Subscriptions {
             Ok(Err(error)) => {
                 // The link may have been opened anew, without any subscription.
                 self.broken.notify_one();
-                Err(errors::unreachable(&place, &error))
+                Err(errors::unreachable(&url, &error))
             }
-            Err(_) => Err(Error::unavailable(format!("{place} did not confirm a subscription in time"))),
+            Err(_) => Err(Error::unavailable(format!("{url} did not confirm a subscription in time"))),
         }
     }
 
@@ -264,6 +263,6 @@ impl Subscriptions {
 
 impl fmt::Debug for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cluster").field("at", &self.options.place()).finish_non_exhaustive()
+        f.debug_struct("Cluster").field("at", &self.options.display_url()).finish_non_exhaustive()
     }
 }

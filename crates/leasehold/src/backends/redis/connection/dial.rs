@@ -27,9 +27,9 @@ pub(in super::super) struct ServerFacts {
     pub(in super::super) is_master: bool,
 }
 
-/// How we introduce ourselves.
-fn identity(options: &RedisOptions) -> RedisConnectionInfo {
-    let mut identity = RedisConnectionInfo::default()
+/// Protocol, database and credentials.
+fn login(options: &RedisOptions) -> RedisConnectionInfo {
+    let mut login = RedisConnectionInfo::default()
         .set_protocol(ProtocolVersion::RESP3)
         .set_db(options.database)
         .set_lib_name("leasehold", env!("CARGO_PKG_VERSION"));
@@ -38,12 +38,12 @@ fn identity(options: &RedisOptions) -> RedisConnectionInfo {
         None => (options.user.clone(), options.password.clone()),
     };
     if let Some(user) = user {
-        identity = identity.set_username(user);
+        login = login.set_username(user);
     }
     if let Some(password) = password {
-        identity = identity.set_password(password);
+        login = login.set_password(password);
     }
-    identity
+    login
 }
 
 /// How a server is reached.
@@ -61,20 +61,20 @@ pub(super) fn connection_info(address: &Address, options: &RedisOptions) -> Resu
         }
     };
     let info = address.into_connection_info()?.set_tcp_settings(TcpSettings::default().set_nodelay(true));
-    Ok(info.set_redis_settings(identity(options)))
+    Ok(info.set_redis_settings(login(options)))
 }
 
-/// Connects. Where nothing encrypts, commands are written by the thread that sends them, and `give_up` is notified if the
-/// server falls silent.
+/// Connects. Where nothing encrypts, commands are written by the thread that sends them, and `reconnect` is notified if
+/// the server falls silent.
 pub(super) async fn connect(
     address: &Address,
     options: &RedisOptions,
     config: AsyncConnectionConfig,
-    give_up: &Arc<Notify>,
+    reconnect: &Arc<Notify>,
 ) -> Result<(MultiplexedConnection, Option<Drive>), RedisError> {
     if options.tls.is_none() || matches!(address, Address::Unix(_)) {
         let info = connection_info(address, options)?;
-        if let Some((connection, drive)) = drive::connect(address, &info, &config, give_up).await? {
+        if let Some((connection, drive)) = drive::connect(address, &info, &config, reconnect).await? {
             return Ok((connection, Some(drive)));
         }
     }

@@ -14,8 +14,8 @@ use crate::{Error, Result};
 /// How a server is found each time a connection is made.
 #[derive(Clone, Debug)]
 pub(in super::super) enum Discovery {
-    /// It is always there.
-    At(Address),
+    /// A fixed address.
+    Fixed(Address),
     /// The sentinels know which server is the master of this name.
     Sentinels {
         /// Those that may be asked.
@@ -34,19 +34,19 @@ impl Discovery {
             }
             Topology::Single | Topology::Cluster => {
                 let server = options.servers.first().cloned();
-                Ok(Self::At(server.ok_or_else(|| Error::invalid_config("no server is named"))?))
+                Ok(Self::Fixed(server.ok_or_else(|| Error::invalid_config("no server is named"))?))
             }
         }
     }
 
-    /// Whether a replica is certainly the wrong server: the sentinels know a better one.
+    /// Returns whether to reject replicas, because sentinels name the master.
     pub(super) fn wants_master(&self) -> bool {
         matches!(self, Self::Sentinels { .. })
     }
 
     pub(super) async fn find(&self, options: &RedisOptions) -> Result<Address> {
         match self {
-            Self::At(address) => Ok(address.clone()),
+            Self::Fixed(address) => Ok(address.clone()),
             Self::Sentinels { sentinels, master } => ask_sentinels(sentinels, master, options).await,
         }
     }

@@ -8,7 +8,7 @@
 use std::{
     cell::Cell,
     collections::VecDeque,
-    future::{Future, poll_fn},
+    future::{Future, pending, poll_fn},
     os::fd::OwnedFd,
     pin::{Pin, pin},
     sync::{
@@ -34,16 +34,16 @@ use super::{
     socket::{Reader, Socket, Stream},
 };
 use crate::{
-    backend::coalesce::{continue_here, rest_here},
+    backend::coalesce::{continue_here, defer_here},
     clock::{Clock, SystemClock},
     lease::Moment,
     threads::callers_runtime,
 };
 
-/// A runtime that reads is looked after this often: if it did nothing meanwhile, the I/O thread reads again.
-const LOOK: Duration = Duration::from_millis(5);
-/// A runtime that always finds something to read does something else after this many turns.
-const TURNS: u32 = 32;
+/// How often to check the reading runtime; without progress the I/O thread reads again.
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
+/// A runtime that always finds something to read does other work after this many wake-ups.
+const WAKEUPS_BEFORE_YIELD: u32 = 32;
 
 thread_local! {
     /// What this thread does with the driver's wake-ups.
@@ -68,18 +68,18 @@ pub(super) struct Drive {
 type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 struct Shared {
-    /// Of the process that connected.
+    /// Fork generation of the connecting process.
     generation: u32,
     /// `None` once the connection has ended.
     driver: Mutex<Option<Driver>>,
     /// The driver has to be polled, by whoever has it or gets it next.
-    again: AtomicBool,
+    poll_again: AtomicBool,
     socket: Arc<Socket>,
-    signal: Arc<Signal>,
-    /// Passes on to `signal` what wakes the driver.
+    driver_waker: Arc<DriverWaker>,
+    /// `driver_waker` as a waker, for polling the driver.
     waker: Waker,
     /// A caller's runtime began to read.
-    lent: Notify,
+    reader_changed: Notify,
     unanswered: Mutex<Unanswered>,
     first_sent: Notify,
     /// An answer did not come in time.
@@ -90,13 +90,13 @@ struct Shared {
 /// commands need none of their own.
 #[derive(Default)]
 struct Unanswered {
-    commands: VecDeque<Sent>,
+    commands: VecDeque<UnansweredCommand>,
     sent: u64,
     is_watched: bool,
 }
 
 /// A command that is not known to be answered.
-struct Sent {
+struct UnansweredCommand {
     number: u64,
     limit: Duration,
     due: Moment,
@@ -104,14 +104,14 @@ struct Sent {
     is_abandoned: bool,
 }
 
-/// A command whose answer is waited for.
-struct Expected<'a> {
+/// A command whose answer is waited for; dropping this notes whether it came.
+struct ReplyGuard<'a> {
     shared: &'a Shared,
     number: u64,
     is_answered: bool,
 }
 
-impl Drop for Expected<'_> {
+impl Drop for ReplyGuard<'_> {
     fn drop(&mut self) {
         if self.is_answered {
             self.shared.answered(self.number);
@@ -121,46 +121,59 @@ impl Drop for Expected<'_> {
     }
 }
 
-/// Wakes the task that reads, unless the thread polls the driver itself.
+/// Wakes the I/O thread's task, unless the thread polls the driver itself.
 #[derive(Default)]
-struct Signal {
-    reader: Mutex<Option<Waker>>,
+struct DriverWaker {
+    io_task: Mutex<Option<Waker>>,
 }
 
 /// A task on the runtime of a caller that reads the socket.
-struct Reading {
+struct ReadTask {
     shared: Weak<Shared>,
     reader: Arc<Reader>,
     generation: u32,
 }
 
-impl Reading {
+impl ReadTask {
     /// Reads whenever there is something to read, until the connection ends.
     async fn run(&self, readable: AsyncFd<Arc<OwnedFd>>) {
-        for turn in 1_u32.. {
+        let mut wakeups = 0;
+        loop {
             let Ok(mut ready) = readable.readable().await else { return };
             ready.clear_ready();
+            if self.generation != leasehold_fork::generation() {
+                // The socket and its locks are the parent's.
+                return pending().await;
+            }
             self.reader.count_turn();
-            if turn.is_multiple_of(TURNS) {
+            wakeups += 1;
+            if wakeups == WAKEUPS_BEFORE_YIELD {
+                wakeups = 0;
                 yield_now().await;
             }
             let Some(shared) = self.shared.upgrade() else { return };
-            let (driven, resting) = rest_here(|| shared.drive());
-            drop(shared);
+            let (driven, deferred) = defer_here(|| shared.drive());
+            let has_deferred = self.reader.defer(deferred);
             if driven.is_ready() {
+                // The end of this task wakes them.
                 return;
             }
-            if self.reader.rest(resting) {
-                // Behind the tasks of the callers that were just woken.
-                yield_now().await;
-                self.reader.count_turn();
-                self.reader.wake_resting();
+            let is_reader = shared.socket.is_read_by(&self.reader);
+            drop(shared);
+            if has_deferred {
+                if is_reader {
+                    // Behind the tasks of the callers that were just woken.
+                    yield_now().await;
+                    self.reader.count_turn();
+                }
+                // Nobody monitors a runtime that no longer reads; if it blocked, the deferred senders would wait too.
+                self.reader.wake_deferred();
             }
         }
     }
 }
 
-impl Drop for Reading {
+impl Drop for ReadTask {
     /// Also when the runtime is dropped: the I/O thread reads from then on.
     fn drop(&mut self) {
         if self.generation != leasehold_fork::generation() {
@@ -170,11 +183,11 @@ impl Drop for Reading {
             shared.socket.forget(&self.reader);
             shared.waker.wake_by_ref();
         }
-        self.reader.wake_resting();
+        self.reader.wake_deferred();
     }
 }
 
-impl Wake for Signal {
+impl Wake for DriverWaker {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
@@ -184,9 +197,9 @@ impl Wake for Signal {
             SENDING.set(Sending::Sent);
             return;
         }
-        let reader = self.reader.lock().clone();
-        if let Some(reader) = reader {
-            reader.wake();
+        let io_task = self.io_task.lock().clone();
+        if let Some(io_task) = io_task {
+            io_task.wake();
         }
     }
 }
@@ -196,46 +209,46 @@ pub(super) async fn connect(
     address: &Address,
     info: &ConnectionInfo,
     config: &AsyncConnectionConfig,
-    give_up: &Arc<Notify>,
+    reconnect: &Arc<Notify>,
 ) -> Result<Option<(MultiplexedConnection, Drive)>, RedisError> {
     let Some(socket) = Socket::connect(address).await? else { return Ok(None) };
     let (settings, stream) = (info.redis_settings(), Stream::new(&socket));
     let (connection, driver) = MultiplexedConnection::new_with_config(settings, stream, config.clone()).await?;
-    let drive = Drive::new(connection.clone(), driver, socket, Arc::clone(give_up));
+    let drive = Drive::new(connection.clone(), driver, socket, Arc::clone(reconnect));
     Ok(Some((connection, drive)))
 }
 
 impl Drive {
     /// Drives a connection from a new task of this runtime, and from whoever sends by it. If an answer does not come in
-    /// time, it ends the connection and notifies `give_up`.
+    /// time, it ends the connection and notifies `reconnect`.
     fn new(
         connection: MultiplexedConnection,
         driver: impl Future<Output = ()> + Send + 'static,
         socket: Arc<Socket>,
-        give_up: Arc<Notify>,
+        reconnect: Arc<Notify>,
     ) -> Self {
-        let signal = Arc::new(Signal::default());
+        let driver_waker = Arc::new(DriverWaker::default());
         let shared = Arc::new(Shared {
             generation: leasehold_fork::generation(),
             driver: Mutex::new(Some(Box::pin(driver))),
-            again: AtomicBool::new(true),
+            poll_again: AtomicBool::new(true),
             socket,
-            waker: Waker::from(Arc::clone(&signal)),
-            signal,
-            lent: Notify::new(),
+            waker: Waker::from(Arc::clone(&driver_waker)),
+            driver_waker,
+            reader_changed: Notify::new(),
             unanswered: Mutex::default(),
             first_sent: Notify::new(),
             expired: AtomicBool::new(false),
         });
         let runtime = Handle::current();
         let reading = Arc::clone(&shared);
-        let reader = runtime.spawn(poll_fn(move |context| {
-            *reading.signal.reader.lock() = Some(context.waker().clone());
+        let io_task = runtime.spawn(poll_fn(move |context| {
+            *reading.driver_waker.io_task.lock() = Some(context.waker().clone());
             reading.read()
         }));
-        let watchdog = runtime.spawn(Arc::clone(&shared).watch(connection, give_up));
-        let lender = runtime.spawn(Arc::clone(&shared).look_after_readers());
-        Self { shared, tasks: [reader.abort_handle(), watchdog.abort_handle(), lender.abort_handle()] }
+        let watchdog = runtime.spawn(Arc::clone(&shared).watch(connection, reconnect));
+        let reclaimer = runtime.spawn(Arc::clone(&shared).reclaim_idle_readers());
+        Self { shared, tasks: [io_task.abort_handle(), watchdog.abort_handle(), reclaimer.abort_handle()] }
     }
 
     /// Ends the connection: calls that wait for answers fail now.
@@ -253,19 +266,19 @@ impl Drive {
     pub(super) async fn send<T>(&self, limit: Duration, sending: impl Future<Output = T>) -> T {
         let mut sending = pin!(sending);
         let number = self.shared.expect_answer(limit);
-        let mut expected = Expected { shared: &self.shared, number, is_answered: false };
+        let mut reply_guard = ReplyGuard { shared: &self.shared, number, is_answered: false };
         let polled = poll_fn(|context| {
             SENDING.set(Sending::Begun);
             let polled = sending.as_mut().poll(context);
             if SENDING.replace(Sending::No) == Sending::Sent {
                 self.shared.read_by_caller();
-                let _ended = self.shared.drive();
+                let _ended = self.shared.read();
             }
             polled
         });
         // A task that has spent its cooperative budget would leave the command unwritten until it yields.
         let answer = unconstrained(polled).await;
-        expected.is_answered = true;
+        reply_guard.is_answered = true;
         answer
     }
 }
@@ -277,7 +290,7 @@ impl Shared {
         let mut unanswered = self.unanswered.lock();
         unanswered.sent += 1;
         let number = unanswered.sent;
-        unanswered.commands.push_back(Sent { number, limit, due, is_abandoned: false });
+        unanswered.commands.push_back(UnansweredCommand { number, limit, due, is_abandoned: false });
         let is_watched = std::mem::replace(&mut unanswered.is_watched, true);
         drop(unanswered);
         if !is_watched {
@@ -302,7 +315,7 @@ impl Shared {
     }
 
     /// Ends the connection when an answer does not come in time.
-    async fn watch(self: Arc<Self>, connection: MultiplexedConnection, give_up: Arc<Notify>) {
+    async fn watch(self: Arc<Self>, connection: MultiplexedConnection, reconnect: Arc<Notify>) {
         loop {
             let due = {
                 let mut unanswered = self.unanswered.lock();
@@ -321,7 +334,7 @@ impl Shared {
             } else {
                 self.expired.store(true, Ordering::SeqCst);
                 self.end();
-                give_up.notify_one();
+                reconnect.notify_one();
                 return;
             }
         }
@@ -358,36 +371,36 @@ impl Shared {
         let Some(runtime) = callers_runtime() else { return };
         let start = |reader: &Arc<Reader>, readable| {
             let (shared, reader) = (Arc::downgrade(self), Arc::clone(reader));
-            let reading = Reading { shared, reader, generation: self.generation };
+            let read_task = ReadTask { shared, reader, generation: self.generation };
             // A spent cooperative budget would leave the driver to be woken by this runtime alone.
-            runtime.spawn(unconstrained(async move { reading.run(readable).await })).abort_handle()
+            runtime.spawn(unconstrained(async move { read_task.run(readable).await })).abort_handle()
         };
         if self.socket.read_by(&runtime, start) {
-            self.lent.notify_one();
+            self.reader_changed.notify_one();
         }
     }
 
     /// Has the I/O thread read again once a runtime no longer sends and reads: it is done, it is blocked, or the server is
     /// far away.
-    async fn look_after_readers(self: Arc<Self>) {
+    async fn reclaim_idle_readers(self: Arc<Self>) {
         loop {
-            self.lent.notified().await;
+            self.reader_changed.notified().await;
             let mut seen = None;
             while let Some(reader) = self.socket.reader()
                 && seen.as_ref().is_none_or(|seen| reader.has_gone_on_since(seen))
             {
                 seen = Some(reader.activity());
-                time::sleep(LOOK).await;
+                time::sleep(CHECK_INTERVAL).await;
             }
-            let Some(reader) = self.socket.take_back() else { continue };
-            reader.wake_resting();
+            let Some(reader) = self.socket.reclaim() else { continue };
+            reader.wake_deferred();
             let received = self.socket.received();
             if self.read().is_ready() {
                 return;
             }
             if self.socket.received() != received {
                 // Something had come, and the runtime did not read it.
-                reader.is_late();
+                reader.mark_late();
             }
         }
     }
@@ -403,13 +416,13 @@ impl Shared {
             // The runtime of a caller lives on in a forked child, where nobody may read what is the parent's.
             return Poll::Pending;
         }
-        self.again.store(true, Ordering::SeqCst);
+        self.poll_again.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         // 1. This thread asks for another poll and finds the driver taken.  2. The thread that has it lets go.
         // 3. It looks whether another poll is asked for, and polls again.
-        while self.again.load(Ordering::SeqCst) {
+        while self.poll_again.load(Ordering::SeqCst) {
             let Some(mut driver) = self.driver.try_lock() else { return Poll::Pending };
-            self.again.store(false, Ordering::SeqCst);
+            self.poll_again.store(false, Ordering::SeqCst);
             let Some(polled) = driver.as_mut() else { return Poll::Ready(()) };
             if polled.as_mut().poll(&mut Context::from_waker(&self.waker)).is_ready() {
                 let ended = driver.take();
@@ -428,6 +441,6 @@ impl Shared {
 impl Drop for Drive {
     fn drop(&mut self) {
         self.tasks.iter().for_each(AbortHandle::abort);
-        self.shared.socket.dismiss_readers();
+        self.shared.socket.abort_readers();
     }
 }

@@ -14,7 +14,7 @@ use redis::Cmd;
 use super::super::{
     keys::Partition,
     options::{RedisOptions, Remember, Topology},
-    scripts::{self, By, Call},
+    scripts::{self, Call, Invocation},
 };
 use crate::{
     clock::{Clock, SystemClock},
@@ -25,7 +25,7 @@ use crate::{
 const HISTORY: usize = 10_000;
 /// The same in each partition of a cluster.
 const HISTORY_OF_PARTITION: usize = 1_000;
-/// Stands for the run id of a server that we may not ask for it.
+/// Placeholder run id where INFO is not permitted.
 const UNKNOWN_RUN_ID: &str = "----------------------------------------";
 
 /// The second argument of every script, in the columns that `head.lua` lists.
@@ -49,7 +49,7 @@ pub(super) fn begin(partition: &Partition, run_id: Option<&str>, settings: &str)
     let call = Call::new(&scripts::BEGIN, &keys, |command| {
         command.arg(run_id.unwrap_or(UNKNOWN_RUN_ID));
     });
-    call.command(By::Text, "", settings)
+    call.command(Invocation::Text, "", settings)
 }
 
 /// The epoch of a partition, as the server last described it.

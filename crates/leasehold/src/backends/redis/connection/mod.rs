@@ -46,7 +46,7 @@ use super::{
 };
 use crate::{Error, Result, backend::Backoff};
 
-/// What becomes of pushes and of new connections.
+/// Receives pushes, and learns when some may be missing.
 pub(super) trait Listener: Send + Sync + 'static {
     /// A message came on a channel.
     fn message(&self, channel: &[u8], message: &[u8]);
@@ -78,8 +78,8 @@ pub(super) struct Live {
     pub(super) address: Address,
     /// The epoch that this connection found.
     pub(super) epoch: EpochCell,
-    /// Ends the connection: it is broken, or the server is no longer the right one.
-    give_up: Arc<Notify>,
+    /// Notified to end the connection and make another: it is broken, or the server is no longer the right one.
+    reconnect: Arc<Notify>,
     closed: Arc<AtomicBool>,
 }
 
@@ -99,7 +99,7 @@ impl SendError {
     pub(super) fn into_error(self, options: &RedisOptions) -> Error {
         match self {
             Self::NotSent(error) | Self::Unknown(error) => error,
-            Self::Refused(error) => errors::refused(&options.place(), &error),
+            Self::Refused(error) => errors::refused(&options.display_url(), &error),
         }
     }
 }
@@ -168,7 +168,7 @@ impl Connection {
             if errors::is_refusal(&error) {
                 SendError::Refused(error)
             } else {
-                SendError::NotSent(errors::unreachable(&live.place(), &error))
+                SendError::NotSent(errors::unreachable(&live.display_name(), &error))
             }
         })
     }
@@ -195,7 +195,7 @@ impl Drop for Connection {
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection").field("to", &self.0.options.place()).finish_non_exhaustive()
+        f.debug_struct("Connection").field("to", &self.0.options.display_url()).finish_non_exhaustive()
     }
 }
 
@@ -228,11 +228,14 @@ impl Live {
         answer: impl Future<Output = Result<T, RedisError>>,
     ) -> Result<T, SendError> {
         if self.is_closed() {
-            return Err(SendError::NotSent(Error::unavailable(format!("{} closed the connection", self.place()))));
+            return Err(SendError::NotSent(Error::unavailable(format!(
+                "{} closed the connection",
+                self.display_name()
+            ))));
         }
         let unknown = |why: &str| {
-            self.give_up();
-            SendError::Unknown(errors::unanswered(&self.place(), why))
+            self.reconnect();
+            SendError::Unknown(errors::unanswered(&self.display_name(), why))
         };
         let answer = match &self.drive {
             Some(drive) => match drive.send(limit, answer).await {
@@ -256,14 +259,14 @@ impl Live {
         self.closed.load(Ordering::SeqCst)
     }
 
-    fn place(&self) -> String {
+    fn display_name(&self) -> String {
         format!("redis at {}", self.address)
     }
 
     /// Ends this connection; another one is made at once.
-    pub(super) fn give_up(&self) {
+    pub(super) fn reconnect(&self) {
         self.closed.store(true, Ordering::SeqCst);
-        self.give_up.notify_one();
+        self.reconnect.notify_one();
     }
 }
 
@@ -271,7 +274,7 @@ impl Shared {
     /// Makes another connection whenever one has ended.
     async fn keep_connected(self: Arc<Self>, mut live: Arc<Live>) {
         loop {
-            live.give_up.notified().await;
+            live.reconnect.notified().await;
             live.closed.store(true, Ordering::SeqCst);
             if let Some(drive) = &live.drive {
                 drive.end();
@@ -309,20 +312,22 @@ impl Shared {
         };
         match time::timeout(limit, connecting).await {
             Ok(connected) => connected,
-            Err(_) => Err(Error::unavailable(format!("{} did not answer within {limit:?}", self.options.place()))),
+            Err(_) => {
+                Err(Error::unavailable(format!("{} did not answer within {limit:?}", self.options.display_url())))
+            }
         }
     }
 
     async fn connect_to(&self, address: Address) -> Result<Arc<Live>> {
-        let give_up = Arc::new(Notify::new());
+        let reconnect = Arc::new(Notify::new());
         let closed = Arc::new(AtomicBool::new(false));
         let pushes = {
-            let (listener, give_up, closed) = (self.listener.clone(), Arc::clone(&give_up), Arc::clone(&closed));
+            let (listener, reconnect, closed) = (self.listener.clone(), Arc::clone(&reconnect), Arc::clone(&closed));
             move |push: PushInfo| -> Result<(), ()> {
                 match (push.kind, push.data.as_slice()) {
                     (PushKind::Disconnection, _) => {
                         closed.store(true, Ordering::SeqCst);
-                        give_up.notify_one();
+                        reconnect.notify_one();
                     }
                     (PushKind::Message, [Value::BulkString(channel), Value::BulkString(message)]) => {
                         if let Some(listener) = &listener {
@@ -341,7 +346,7 @@ impl Shared {
             .set_response_timeout(None)
             .set_pipeline_buffer_size(1024)
             .set_push_sender(pushes);
-        let connecting = dial::connect(&address, &self.options, config, &give_up);
+        let connecting = dial::connect(&address, &self.options, config, &reconnect);
         let (connection, drive) = connecting.await.map_err(|error| failed(&error))?;
         let server = dial::facts(&connection).await.map_err(|error| failed(&error))?;
         if !server.is_master && self.discovery.wants_master() {
@@ -352,18 +357,18 @@ impl Shared {
             let subscribed = dial::subscribe(&connection, channel, self.options.answer_limit).await;
             subscribed.map_err(|error| failed(&error))?;
         }
-        let live = Live { connection, drive, server, address, epoch: EpochCell::default(), give_up, closed };
+        let live = Live { connection, drive, server, address, epoch: EpochCell::default(), reconnect, closed };
         self.read_epoch(&live).await?;
         Ok(Arc::new(live))
     }
 
-    /// Finds out which epoch the server is in. What it refuses is left to the first call to report.
+    /// Finds out which epoch the server is in. If the server rejects this, the first call reports the error.
     async fn read_epoch(&self, live: &Live) -> Result<()> {
         let settings = epoch::settings(&self.options, 'P');
         let begin = epoch::begin(&self.partition, live.server.run_id.as_deref(), &settings);
         match live.send(&begin, self.options.answer_limit).await {
             Ok(answer) => {
-                live.epoch.set(&Arc::new(decode::epoch(&answer, &self.options.place())?));
+                live.epoch.set(&Arc::new(decode::epoch(&answer, &self.options.display_url())?));
                 Ok(())
             }
             Err(SendError::Refused(_)) => Ok(()),
@@ -378,7 +383,7 @@ impl Shared {
     fn not_connected_error(&self) -> Error {
         match &*self.last_error.lock() {
             Some(error) => errors::copy_of(error),
-            None => Error::unavailable(format!("{} is not connected", self.options.place())),
+            None => Error::unavailable(format!("{} is not connected", self.options.display_url())),
         }
     }
 }

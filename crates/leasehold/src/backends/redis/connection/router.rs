@@ -13,7 +13,7 @@ use super::{
         decode, errors,
         keys::{Keys, Partition},
         options::{Durability, RedisOptions, Topology},
-        scripts::{By, Call},
+        scripts::{Call, Invocation},
     },
     Connection, Epoch, EpochCell, Listener, Live, SendError,
     cluster::Cluster,
@@ -21,8 +21,8 @@ use super::{
 };
 use crate::{Error, Result, lease::Incarnation};
 
-/// How often a call begins anew because the server is in another epoch.
-const MAX_BEGINNINGS: u32 = 4;
+/// How often one call may find the server in another epoch.
+const MAX_EPOCH_CHANGES: u32 = 4;
 /// How often a call goes to another connection because one ended before it was sent.
 const MAX_NOT_SENT: u32 = 4;
 /// The route to the servers.
@@ -59,7 +59,7 @@ impl Target<'_> {
     fn epoch(&self) -> &EpochCell {
         match self {
             Self::One(live) => &live.epoch,
-            Self::Partition(cluster, partition) => &cluster.memories[usize::from(partition.number)],
+            Self::Partition(cluster, partition) => &cluster.epochs[usize::from(partition.number)],
         }
     }
 
@@ -107,7 +107,7 @@ impl Router {
             }
             Route::Cluster(Cluster::open(options, keys, instance, listener).await?)
         } else {
-            let channels = keys.all().iter().map(|partition| partition.to(instance)).collect();
+            let channels = keys.all().iter().map(|partition| partition.instance_channel(instance)).collect();
             Route::One(Connection::open(options, &keys.all()[0], Some(listener), channels).await?)
         };
         Ok(Self { options: Arc::clone(options), route })
@@ -122,7 +122,7 @@ impl Router {
         epoch::settings(&self.options, push)
     }
 
-    /// A connection of its own for calls that wait for copies, which blocks it.
+    /// A connection of its own for calls that wait for durability acknowledgements, which blocks it.
     pub(in super::super) async fn open_without_pushes(options: &Arc<RedisOptions>, keys: &Keys) -> Result<Self> {
         let connection = Connection::open(options, &keys.all()[0], None, Vec::new()).await?;
         Ok(Self { options: Arc::clone(options), route: Route::One(connection) })
@@ -140,13 +140,13 @@ impl Router {
         followup: Option<&Cmd>,
     ) -> Result<Reply> {
         let mut failed = Failures::default();
-        let mut beginnings = 0;
-        let mut by = By::Hash;
+        let mut epoch_changes = 0;
+        let mut invocation = Invocation::Hash;
         loop {
             let target = self.target(partition).await?;
             let epoch = match target.epoch().get() {
                 Some(epoch) => epoch,
-                None => match self.begin(&target, partition).await {
+                None => match self.read_or_start_epoch(&target, partition).await {
                     Ok(epoch) => epoch,
                     Err(error) => {
                         failed.retry_or_fail(error, &target, self).await?;
@@ -154,32 +154,34 @@ impl Router {
                     }
                 },
             };
-            let command = call.command(by, &epoch.text, &self.settings());
+            let command = call.command(invocation, &epoch.text, &self.settings());
             match target.send(command, followup, self.limit(followup)).await {
                 Ok((value, _)) if decode::is_other_epoch(&value) => {
-                    beginnings += 1;
-                    if beginnings > MAX_BEGINNINGS {
-                        let place = self.options.place();
-                        return Err(Error::unavailable(format!("{place} forgets what it is given; is it flushed?")));
+                    epoch_changes += 1;
+                    if epoch_changes > MAX_EPOCH_CHANGES {
+                        let url = self.options.display_url();
+                        return Err(Error::unavailable(format!(
+                            "{url} lost its data repeatedly during one call; is something flushing it?"
+                        )));
                     }
-                    if let Err(error) = self.begin(&target, partition).await {
+                    if let Err(error) = self.read_or_start_epoch(&target, partition).await {
                         failed.retry_or_fail(error, &target, self).await?;
                     }
                 }
                 Ok((value, followup)) => {
                     return Ok(Reply { value, followup, incarnation: target.incarnation(&epoch) });
                 }
-                Err(SendError::Refused(refusal)) if errors::is_no_script(&refusal) => by = By::Text,
+                Err(SendError::Refused(refusal)) if errors::is_no_script(&refusal) => invocation = Invocation::Text,
                 Err(error) => failed.retry_or_fail(error, &target, self).await?,
             }
         }
     }
 
-    /// Reads the epoch of the partition, or begins one.
-    async fn begin(&self, target: &Target<'_>, partition: &Partition) -> Result<Arc<Epoch>, SendError> {
+    /// Reads the epoch of the partition, or starts one.
+    async fn read_or_start_epoch(&self, target: &Target<'_>, partition: &Partition) -> Result<Arc<Epoch>, SendError> {
         let command = epoch::begin(partition, target.run_id(), &self.settings());
         let (value, _) = target.send(command, None, self.options.answer_limit).await?;
-        let epoch = Arc::new(decode::epoch(&value, &self.options.place()).map_err(SendError::NotSent)?);
+        let epoch = Arc::new(decode::epoch(&value, &self.options.display_url()).map_err(SendError::NotSent)?);
         if target.epoch().set(&epoch)
             && let Target::Partition(cluster, _) = target
         {
@@ -195,7 +197,7 @@ impl Router {
         }
     }
 
-    /// A call that waits for copies may take as long again.
+    /// A call that waits for durability acknowledgements may take as long again.
     fn limit(&self, followup: Option<&Cmd>) -> Duration {
         self.options.answer_limit * if followup.is_some() { 2 } else { 1 }
     }
@@ -278,19 +280,19 @@ impl Failures {
         if errors::is_readonly(refusal)
             && let (Target::One(live), Route::One(connection)) = (target, &router.route)
         {
-            // The address may lead to another server by now: what a new connection says is believed.
-            live.give_up();
+            // The address may lead to another server by now, so reconnect and ask again.
+            live.reconnect();
             self.from_replica += 1;
             follows = connection.follows_failover() || self.from_replica < 2;
         }
         let may_pass = errors::is_not_ready(refusal) || errors::is_readonly(refusal) && follows;
         if !may_pass {
-            return Err(errors::refused(&options.place(), refusal));
+            return Err(errors::refused(&options.display_url(), refusal));
         }
         let pause = options.answer_limit / 40;
         self.waited += pause;
         if self.waited > options.answer_limit * 2 {
-            return Err(errors::unanswered(&options.place(), "it is not ready"));
+            return Err(errors::unanswered(&options.display_url(), "it is not ready"));
         }
         time::sleep(pause).await;
         Ok(())

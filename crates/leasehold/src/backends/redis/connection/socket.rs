@@ -43,11 +43,11 @@ use crate::{
 };
 
 /// How long a runtime that left answers unread is not asked to read again.
-const REST: Duration = Duration::from_secs(1);
+const PASSED_OVER: Duration = Duration::from_secs(1);
 /// The most that is read at once.
-const READ: usize = 16 * 1024;
+const MAX_READ_BYTES: usize = 16 * 1024;
 /// How often is read before other work has a turn.
-const MOST_READS: u32 = 64;
+const MAX_READS: u32 = 64;
 
 /// A socket, and who reads it.
 #[derive(Debug)]
@@ -58,14 +58,14 @@ pub(super) struct Socket {
     fd: OwnedFd,
     /// How often something was received.
     received: AtomicU64,
-    choice: Mutex<Choice>,
+    readers: Mutex<Readers>,
     is_output_blocked: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct Choice {
+struct Readers {
     /// The runtime that reads; `None` while the I/O thread does.
-    reader: Option<Arc<Reader>>,
+    current: Option<Arc<Reader>>,
     /// Every runtime that ever read and still exists.
     known: Vec<Arc<Reader>>,
 }
@@ -76,14 +76,14 @@ pub(super) struct Reader {
     // Dropped before the descriptor.
     _closed_in_child: Registration,
     runtime: Id,
-    watched: Arc<OwnedFd>,
+    epoll: Arc<OwnedFd>,
     /// How often its task has run.
     turns: AtomicU64,
     /// How often something was sent from this runtime while it read.
     sends: AtomicU64,
-    /// Wake the senders of batches that let the callers run that they have answered.
-    resting: Mutex<Vec<Waker>>,
-    rests_until: Mutex<Moment>,
+    /// Wakers of batch senders that wait while their answered callers run.
+    deferred: Mutex<Vec<Waker>>,
+    passed_over_until: Mutex<Moment>,
     task: Mutex<Option<AbortHandle>>,
 }
 
@@ -100,14 +100,14 @@ impl Socket {
     }
 
     fn new(fd: OwnedFd) -> io::Result<Arc<Self>> {
-        let watched = Arc::new(watch(&fd, EventFlags::IN)?);
-        let closed_in_child = [close_in_child(fd.as_fd())?, close_in_child(watched.as_fd())?];
+        let epoll = Arc::new(watch(&fd, EventFlags::IN)?);
+        let closed_in_child = [close_in_child(fd.as_fd())?, close_in_child(epoll.as_fd())?];
         Ok(Arc::new(Self {
             _closed_in_child: closed_in_child,
-            by_io_thread: register(watched)?,
+            by_io_thread: register(epoll)?,
             fd,
             received: AtomicU64::new(0),
-            choice: Mutex::default(),
+            readers: Mutex::default(),
             is_output_blocked: AtomicBool::new(false),
         }))
     }
@@ -128,34 +128,34 @@ impl Socket {
         start: impl FnOnce(&Arc<Reader>, AsyncFd<Arc<OwnedFd>>) -> AbortHandle,
     ) -> bool {
         let known = {
-            let choice = self.choice.lock();
-            if let Some(reader) = &choice.reader {
+            let readers = self.readers.lock();
+            if let Some(reader) = &readers.current {
                 if reader.runtime == runtime.id() {
                     reader.sends.fetch_add(1, Ordering::Relaxed);
                 }
                 return false;
             }
-            choice.known.iter().find(|reader| reader.runtime == runtime.id()).cloned()
+            readers.known.iter().find(|reader| reader.runtime == runtime.id()).cloned()
         };
-        let Some(reader) = known.or_else(|| self.introduce(runtime, start)) else { return false };
-        if !reader.rests_until.lock().since(SystemClock.now()).is_zero() {
+        let Some(reader) = known.or_else(|| self.add_runtime(runtime, start)) else { return false };
+        if !reader.passed_over_until.lock().since(SystemClock.now()).is_zero() {
             return false;
         }
-        let mut choice = self.choice.lock();
+        let mut readers = self.readers.lock();
         // The runtime may have ended meanwhile, or another one began to read.
-        let is_known = choice.known.iter().any(|known| Arc::ptr_eq(known, &reader));
-        if choice.reader.is_some() || !is_known || self.report_to(&reader.watched, EventFlags::IN).is_err() {
+        let is_known = readers.known.iter().any(|known| Arc::ptr_eq(known, &reader));
+        if readers.current.is_some() || !is_known || self.set_interest(&reader.epoll, EventFlags::IN).is_err() {
             return false;
         }
         reader.sends.fetch_add(1, Ordering::Relaxed);
-        choice.reader = Some(reader);
-        self.report_to_io_thread(&choice);
+        readers.current = Some(reader);
+        self.set_io_thread_interest(&readers);
         true
     }
 
-    /// Begins a task on a runtime that has not read before. It may end at once, on a runtime that is shut down, and is
+    /// Starts a task on a runtime that has not read before. It may end at once, on a runtime that is shut down, and is
     /// then forgotten within this call: no lock is held.
-    fn introduce(
+    fn add_runtime(
         &self,
         runtime: &Handle,
         start: impl FnOnce(&Arc<Reader>, AsyncFd<Arc<OwnedFd>>) -> AbortHandle,
@@ -163,24 +163,24 @@ impl Socket {
         if !can_read(runtime) {
             return None;
         }
-        let watched = Arc::new(watch(&self.fd, EventFlags::empty()).ok()?);
+        let epoll = Arc::new(watch(&self.fd, EventFlags::empty()).ok()?);
         let reader = Arc::new(Reader {
-            _closed_in_child: close_in_child(watched.as_fd()).ok()?,
+            _closed_in_child: close_in_child(epoll.as_fd()).ok()?,
             runtime: runtime.id(),
-            watched: Arc::clone(&watched),
+            epoll: Arc::clone(&epoll),
             turns: AtomicU64::new(0),
             sends: AtomicU64::new(0),
-            resting: Mutex::default(),
-            rests_until: Mutex::default(),
+            deferred: Mutex::default(),
+            passed_over_until: Mutex::default(),
             task: Mutex::default(),
         });
-        let readable = register_on(runtime, watched)?;
+        let readable = register_on(runtime, epoll)?;
         {
-            let mut choice = self.choice.lock();
-            if let Some(other) = choice.known.iter().find(|known| known.runtime == runtime.id()) {
+            let mut readers = self.readers.lock();
+            if let Some(other) = readers.known.iter().find(|known| known.runtime == runtime.id()) {
                 return Some(Arc::clone(other));
             }
-            choice.known.push(Arc::clone(&reader));
+            readers.known.push(Arc::clone(&reader));
         }
         let task = start(&reader, readable);
         *reader.task.lock() = Some(task);
@@ -189,27 +189,32 @@ impl Socket {
 
     /// The runtime that reads, if it is not the I/O thread's.
     pub(super) fn reader(&self) -> Option<Arc<Reader>> {
-        self.choice.lock().reader.clone()
+        self.readers.lock().current.clone()
     }
 
     /// Lets the I/O thread read; returns the runtime that read before.
     ///
     /// The caller polls the driver afterwards, since nothing reports what is there already.
-    pub(super) fn take_back(&self) -> Option<Arc<Reader>> {
-        let mut choice = self.choice.lock();
-        let reader = choice.reader.take()?;
-        let _closed = self.report_to(&reader.watched, EventFlags::empty());
-        self.report_to_io_thread(&choice);
+    pub(super) fn reclaim(&self) -> Option<Arc<Reader>> {
+        let mut readers = self.readers.lock();
+        let reader = readers.current.take()?;
+        let _closed = self.set_interest(&reader.epoll, EventFlags::empty());
+        self.set_io_thread_interest(&readers);
         Some(reader)
     }
 
-    /// Forgets a runtime that ends. The caller wakes the driver afterwards, as after [`Self::take_back`].
+    /// Forgets a runtime that ends. The caller wakes the driver afterwards, as after [`Self::reclaim`].
     pub(super) fn forget(&self, reader: &Arc<Reader>) {
-        let mut choice = self.choice.lock();
-        choice.known.retain(|known| !Arc::ptr_eq(known, reader));
-        if choice.reader.take_if(|current| Arc::ptr_eq(current, reader)).is_some() {
-            self.report_to_io_thread(&choice);
+        let mut readers = self.readers.lock();
+        readers.known.retain(|known| !Arc::ptr_eq(known, reader));
+        if readers.current.take_if(|current| Arc::ptr_eq(current, reader)).is_some() {
+            self.set_io_thread_interest(&readers);
         }
+    }
+
+    /// Whether it is this runtime that reads.
+    pub(super) fn is_read_by(&self, reader: &Arc<Reader>) -> bool {
+        self.readers.lock().current.as_ref().is_some_and(|current| Arc::ptr_eq(current, reader))
     }
 
     /// How often something was received.
@@ -217,30 +222,33 @@ impl Socket {
         self.received.load(Ordering::Relaxed)
     }
 
-    /// Ends the tasks of all runtimes that can read.
-    pub(super) fn dismiss_readers(&self) {
-        for reader in &self.choice.lock().known {
+    /// Ends the tasks of all runtimes that can read. One that is blocked now ends its task later, so
+    /// the deferred senders are woken now.
+    pub(super) fn abort_readers(&self) {
+        let known = self.readers.lock().known.clone();
+        for reader in known {
             reader.task.lock().as_ref().map(AbortHandle::abort);
+            reader.wake_deferred();
         }
     }
 
-    fn report_to_io_thread(&self, choice: &Choice) {
+    fn set_io_thread_interest(&self, readers: &Readers) {
         let mut events = EventFlags::empty();
-        events.set(EventFlags::IN, choice.reader.is_none());
+        events.set(EventFlags::IN, readers.current.is_none());
         events.set(EventFlags::OUT, self.is_output_blocked.load(Ordering::SeqCst));
-        let _never_fails_for_what_was_added = self.report_to(self.by_io_thread.get_ref(), events);
+        let _never_fails_for_what_was_added = self.set_interest(self.by_io_thread.get_ref(), events);
     }
 
-    /// Reports these events from now on. What is there already is not reported if an earlier report was never collected.
-    fn report_to(&self, watched: &OwnedFd, events: EventFlags) -> rustix::io::Result<()> {
-        epoll::modify(watched, &self.fd, EventData::new_u64(0), events)
+    /// Sets which events an epoll instance reports. Data that arrived before may not be reported again.
+    fn set_interest(&self, epoll: &OwnedFd, events: EventFlags) -> rustix::io::Result<()> {
+        epoll::modify(epoll, &self.fd, EventData::new_u64(0), events)
     }
 
     /// Has the I/O thread continue a write that did not fit; returns whether this is new.
     fn set_output_blocked(&self, is_blocked: bool) -> bool {
         let is_new = self.is_output_blocked.swap(is_blocked, Ordering::SeqCst) != is_blocked;
         if is_new {
-            self.report_to_io_thread(&self.choice.lock());
+            self.set_io_thread_interest(&self.readers.lock());
         }
         is_new
     }
@@ -260,9 +268,9 @@ async fn connect_tcp(host: &str, port: u16) -> io::Result<TcpStream> {
 
 /// An epoll instance with nothing but this socket in it.
 fn watch(fd: &OwnedFd, events: EventFlags) -> io::Result<OwnedFd> {
-    let watched = epoll::create(CreateFlags::CLOEXEC)?;
-    epoll::add(&watched, fd, EventData::new_u64(0), events)?;
-    Ok(watched)
+    let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+    epoll::add(&epoll, fd, EventData::new_u64(0), events)?;
+    Ok(epoll)
 }
 
 /// Registers the descriptor with the runtime that is entered.
@@ -270,28 +278,31 @@ fn watch(fd: &OwnedFd, events: EventFlags) -> io::Result<OwnedFd> {
     deprecated,
     reason = "its successor is unsafe, for descriptors that somebody else may close: this one is owned"
 )]
-fn register(watched: Arc<OwnedFd>) -> io::Result<AsyncFd<Arc<OwnedFd>>> {
-    AsyncFd::with_interest(watched, Interest::READABLE)
+fn register(epoll: Arc<OwnedFd>) -> io::Result<AsyncFd<Arc<OwnedFd>>> {
+    AsyncFd::with_interest(epoll, Interest::READABLE)
 }
 
 /// Runtimes without I/O, the last few of them. The only way to find out is a panic.
 static WITHOUT_IO: Mutex<VecDeque<Id>> = Mutex::new(VecDeque::new());
-const MOST_WITHOUT_IO: usize = 64;
+const MAX_WITHOUT_IO: usize = 64;
 
 /// Whether the runtime is not known to be without I/O. A program that aborts on panics cannot find out.
 fn can_read(runtime: &Handle) -> bool {
-    cfg!(panic = "unwind") && !WITHOUT_IO.lock().contains(&runtime.id())
+    // In a forked child, a thread that it does not have may hold the lock.
+    let is_without_io = || WITHOUT_IO.try_lock().is_none_or(|without_io| without_io.contains(&runtime.id()));
+    cfg!(panic = "unwind") && !is_without_io()
 }
 
 /// Registers the descriptor with the runtime; `None` for a runtime that has no I/O, or ends.
-fn register_on(runtime: &Handle, watched: Arc<OwnedFd>) -> Option<AsyncFd<Arc<OwnedFd>>> {
+fn register_on(runtime: &Handle, epoll: Arc<OwnedFd>) -> Option<AsyncFd<Arc<OwnedFd>>> {
     let _context = runtime.enter();
-    match catch_unwind(AssertUnwindSafe(|| register(watched))) {
+    match catch_unwind(AssertUnwindSafe(|| register(epoll))) {
         Ok(registered) => registered.ok(),
         Err(_without_io) => {
-            let mut without_io = WITHOUT_IO.lock();
-            without_io.push_front(runtime.id());
-            without_io.truncate(MOST_WITHOUT_IO);
+            if let Some(mut without_io) = WITHOUT_IO.try_lock() {
+                without_io.push_front(runtime.id());
+                without_io.truncate(MAX_WITHOUT_IO);
+            }
             None
         }
     }
@@ -316,26 +327,29 @@ impl Reader {
         now.runtime != seen.runtime || now.turns != seen.turns && now.sends != seen.sends
     }
 
-    /// It left something unread, and is not asked to read for a while.
-    pub(super) fn is_late(&self) {
-        *self.rests_until.lock() = SystemClock.now().after(REST);
+    /// Passes the runtime over for a while: it left something unread.
+    pub(super) fn mark_late(&self) {
+        *self.passed_over_until.lock() = SystemClock.now().after(PASSED_OVER);
     }
 
     pub(super) fn count_turn(&self) {
         self.turns.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Takes what is to be woken later; returns whether there is anything.
-    pub(super) fn rest(&self, mut wakers: Vec<Waker>) -> bool {
-        let mut resting = self.resting.lock();
-        resting.append(&mut wakers);
-        !resting.is_empty()
+    /// Adds wakers to those that are woken later; returns whether there are any.
+    pub(super) fn defer(&self, mut wakers: Vec<Waker>) -> bool {
+        let mut deferred = self.deferred.lock();
+        deferred.append(&mut wakers);
+        !deferred.is_empty()
     }
 
-    /// Wakes the senders that rest, here or on the I/O thread if this runtime is late.
-    pub(super) fn wake_resting(&self) {
-        let resting = std::mem::take(&mut *self.resting.lock());
-        continue_here(|| resting.into_iter().for_each(Waker::wake));
+    /// Wakes the deferred senders, here or on the I/O thread if this runtime is late.
+    pub(super) fn wake_deferred(&self) {
+        let deferred = std::mem::take(&mut *self.deferred.lock());
+        if deferred.is_empty() {
+            return;
+        }
+        continue_here(|| deferred.into_iter().for_each(Waker::wake));
     }
 }
 
@@ -361,9 +375,9 @@ impl AsyncRead for Stream {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let room = buffer.remaining().min(READ);
+        let room = buffer.remaining().min(MAX_READ_BYTES);
         self.reads += 1;
-        if self.reads > MOST_READS {
+        if self.reads > MAX_READS {
             // The I/O thread goes on, and does other things in between.
             self.reads = 0;
             context.waker().wake_by_ref();

@@ -1,27 +1,27 @@
--- Decides requests and releases that are not plain, in their order. Ports State::acquire and State::release.
+-- Decides requests and releases that the fast script does not, in their order. Ports State::acquire and State::release.
 --
 -- ARGV    behind the names of the resources, six for each: number of the resource, 'a' acquire or 'r' release, then
 --         acquire: head of the record, tail of the record, 't' try or 'q' queue, most waiters ahead or ''
 --         release: lease id, ending, problem as JSON with a blank before it or '', nothing
 -- answer  for each: {'holding', fence, acquired}  {'waiting', ahead, newest fence, µs until the first end, or ''}
 --         {'busy', now, waiting, record of each holder...}  {'wrong', shape in force}
---         {'release', 'freed' or 'left' or 'gone'}; 'plain' at the end of one whose name fast scripts can handle now
+--         {'release', 'freed' or 'left' or 'gone'}; 'fast' at the end of one whose name fast scripts can handle now
 --         {'newer'} for what a newer version wrote  {'error', text}; at the end 'unsettled' if work is left
 --@ head.lua
---@ ended.lua
---@ rule.lua
+--@ history.lua
+--@ model.lua
 
 local function busy(r)
-  return { 'busy', nows, format('%.0f', r.waiting), unpack(holders(r, 100)) }
+  return { 'busy', now_text, format('%.0f', r.waiting), unpack(holders(r, 100)) }
 end
 
 local function enqueue(r, id, record, rank)
   put(r, id, record)
   r.ranks[id] = rank
-  ends_at(r, id, sub(record, 35, 50))
+  set_expiry(r, id, sub(record, 35, 50))
 end
 
-local function acquire(r, head, tail, patience, most)
+local function acquire(r, head, tail, patience, max_waiters)
   local id = sub(head, 2)
   local record = settle(r, id)
   if record then
@@ -31,20 +31,21 @@ local function acquire(r, head, tail, patience, most)
   end
   local shape, units = sub(tail, 32, 42), tonumber(sub(tail, 44, 53))
   local capacity = tonumber(sub(shape, 1, 10))
-  record = head .. ' ' .. end_of(sub(tail, 1, 13)) .. ' ' .. nows .. ' ' .. NONE .. ' ' .. nows .. ' ' .. NONE .. ' ' .. tail
+  record = head .. ' ' .. end_of(sub(tail, 1, 13)) .. ' ' .. now_text .. ' ' .. NO_FENCE .. ' ' .. now_text .. ' '
+    .. NO_FENCE .. ' ' .. tail
   if is_empty(r) then
     call('DEL', r.entries, r.order, r.ends)
-    outlive(r.fence)
+    raise_highest_fence(r.fence)
     reset(r)
     r.lone = granted(r, record)
     r.used = 0
-    return { 'holding', r.fence, nows }
+    return { 'holding', r.fence, now_text }
   end
   if r.shape ~= shape then
     return { 'wrong', r.shape }
   end
   local fits = r.used + units <= capacity
-  if not fits and (patience == 't' or most ~= '' and r.waiting > tonumber(most)) then
+  if not fits and (patience == 't' or max_waiters ~= '' and r.waiting > tonumber(max_waiters)) then
     return busy(r)
   end
   -- When it joins, all others are ahead of it.
@@ -52,7 +53,7 @@ local function acquire(r, head, tail, patience, most)
   r.ticket = r.ticket + 1
   if fits and ahead == 0 then
     record = granted(r, record)
-    enqueue(r, id, record, r.ticket - HELD)
+    enqueue(r, id, record, r.ticket - HOLDER_OFFSET)
     return standing(r, id, record)
   end
   r.waiting, r.queue_changed = ahead + 1, true
@@ -60,31 +61,31 @@ local function acquire(r, head, tail, patience, most)
   if fits then
     grant(r, id)
     record = entry(r, id)
-    if sub(record, 69, 84) ~= NONE then
+    if sub(record, 69, 84) ~= NO_FENCE then
       return standing(r, id, record)
     end
     ahead = r.waiting - 1
-    if patience == 't' or most ~= '' and ahead > tonumber(most) then
+    if patience == 't' or max_waiters ~= '' and ahead > tonumber(max_waiters) then
       r.waiting = ahead
-      cut(r, id, record)
+      delete_entry(r, id, record)
       return busy(r)
     end
   end
-  tell('waiting', nows, r, record)
+  add_event('waiting', now_text, r, record)
   return { 'waiting', format('%.0f', ahead), r.fence, format('%.0f', max(0, first - now)) }
 end
 
-local function release(r, id, how, problem)
+local function release(r, id, ending, problem)
   local record = settle(r, id)
   if not record then
     return { 'release', 'gone' }
   end
-  local held = sub(record, 69, 84) ~= NONE
-  if how == 'released' and not held then
-    how = 'cancelled'
+  local held = sub(record, 69, 84) ~= NO_FENCE
+  if ending == 'released' and not held then
+    ending = 'cancelled'
   end
-  cut(r, id, record)
-  remove(r, record, how, nows, problem)
+  delete_entry(r, id, record)
+  remove(r, record, ending, now_text, problem)
   grant(r)
   return { 'release', held and 'freed' or 'left' }
 end
@@ -129,7 +130,7 @@ for i = 5 + resources, #ARGV, 6 do
     answer = try(release, r, ARGV[i + 2], ARGV[i + 3], ARGV[i + 4])
   end
   if r and is_fast(r) then
-    answer[#answer + 1] = 'plain'
+    answer[#answer + 1] = 'fast'
   end
   answers[#answers + 1] = answer
 end

@@ -3,8 +3,8 @@
 -- ARGV    behind the name of the resource: expected fence (16 digits), problem as JSON
 -- answer  {'evicted', record}  {'none', fence of each holder...}  {'newer'}  {'error', text}
 --@ head.lua
---@ ended.lua
---@ rule.lua
+--@ history.lua
+--@ model.lua
 
 local function evict(r, expected, problem)
   settle(r)
@@ -13,8 +13,8 @@ local function evict(r, expected, problem)
     local fence = sub(record, 69, 84)
     if fence == expected then
       local id = sub(record, 2, 33)
-      cut(r, id, record)
-      remove(r, record, 'evicted', nows, ' ' .. problem)
+      delete_entry(r, id, record)
+      remove(r, record, 'evicted', now_text, ' ' .. problem)
       notify(sub(record, 176, 191), 'evicted ' .. id)
       grant(r)
       return { 'evicted', record }

@@ -19,18 +19,18 @@
 --         fence, µs until the first end)
 --@ head.lua
 
-local byte, releases, questions, slots = string.byte, ARGV[4] + 0, ARGV[5] + 0, ARGV[6]
-local heads = 10 + (slots == '' and questions or sub(slots, 1, 4))
-local stored = call('HMGET', KEYS[1], unpack(ARGV, 7, heads))
+local byte, releases, questions, name_numbers = string.byte, ARGV[4] + 0, ARGV[5] + 0, ARGV[6]
+local last_name = 10 + (name_numbers == '' and questions or sub(name_numbers, 1, 4))
+local stored = call('HMGET', KEYS[1], unpack(ARGV, 7, last_name))
 if stored[1] ~= ARGV[1] then
   return 'begin'
 end
 -- The value of the name ARGV[n] is values[n - 6].
 local values, shared, queues = stored, nil, nil
-local events = stored[3] and stored[3] > nows and {}
-local sweep = (not stored[4] or sub(stored[4], 1, 16) <= nows) and 's' or '-'
+local events = stored[3] and stored[3] > now_text and {}
+local sweep = (not stored[4] or sub(stored[4], 1, 16) <= now_text) and 's' or '-'
 
-for at = 5, heads - 6 do
+for at = 5, last_name - 6 do
   local value = values[at]
   local form = value and byte(value)
   if form == 115 or form == 113 then
@@ -40,12 +40,12 @@ for at = 5, heads - 6 do
     local ticket, taken, waiting, not_before, fence, shape =
       string.match(value, '^q1 (%d+) (%d+) (%d+) 0 (%d+) (%d+) (%S+)$')
     -- A key that was evicted, or has moved to another server already, is left to the full script.
-    local is_queue = ticket and not_before > nows and redis.pcall('EXISTS', entries, order, ends) == 3
+    local is_queue = ticket and not_before > now_text and redis.pcall('EXISTS', entries, order, ends) == 3
     local known, ids = {}, {}
     if used or is_queue then
       for i = 1, questions do
-        if at == 4 + (slots == '' and i or sub(slots, 4 * i + 1, 4 * i + 4)) then
-          ids[#ids + 1] = sub(ARGV[heads + i], 2, 33)
+        if at == 4 + (name_numbers == '' and i or sub(name_numbers, 4 * i + 1, 4 * i + 4)) then
+          ids[#ids + 1] = sub(ARGV[last_name + i], 2, 33)
         end
       end
       for i, record in ipairs(call('HMGET', entries, unpack(ids))) do
@@ -61,160 +61,167 @@ for at = 5, heads - 6 do
     elseif is_queue then
       queues = queues or {}
       queues[at] = {
-        entries = entries, order = order, ends = ends, known = known, put = {}, ranks = {}, stops = {}, cut = nil,
+        entries = entries, order = order, ends = ends, known = known,
+        put = {}, ranks = {}, expiries = {}, deleted_id = nil,
         ticket = ticket + 0, used = taken, waiting = waiting + 0, not_before = not_before, fence = fence, shape = shape,
       }
     end
   end
 end
 
--- `highest`: the highest fence of a lease that has ended. `granted`: requests were, or they wait now. `texts` are those of
--- the answer, `mail` is pushed at the end.
-local highest, granted, texts, mail = stored[2] or '', false, {}, {}
+-- `highest`: the highest fence of a lease that has ended. `granted`: true if a request was granted or queued. `texts` are
+-- those of the answer, `messages` are pushed at the end.
+local highest, granted, texts, messages = stored[2] or '', false, {}, {}
 local function next_fence(above, floor)
-  local fence = above >= nows and format('%016.0f', above + 1) or nows
+  local fence = above >= now_text and format('%016.0f', above + 1) or now_text
   if floor > fence then
-    fence = format('%016.0f', math.max(fence, math.min(floor, nows + 10000000)))
+    fence = format('%016.0f', math.max(fence, math.min(floor, now_text + 10000000)))
   end
   return fence
 end
 local ended, remembered, freed, free = {}, 0, {}, 0
 if releases > 0 then
-  local which, released = sub(ARGV[2], 2, 2), nows .. ' released\n'
+  local history_mode, released = sub(ARGV[2], 2, 2), now_text .. ' released\n'
   for i = 1, releases do
-    local head, how, answer = ARGV[heads + i], nil, 's'
+    local head, ending, answer = ARGV[last_name + i], nil, 's'
     if #head > 33 then
-      head, how = sub(head, 1, 33), sub(head, 34)
+      head, ending = sub(head, 1, 33), sub(head, 34)
     end
-    local at = 4 + (slots == '' and i or sub(slots, 4 * i + 1, 4 * i + 4))
-    local s, held, q, heir = shared and shared[at], values[at], queues and queues[at], nil
-    if s then
-      held = s.entries[sub(head, 2)]
-    elseif q and not q.cut then
+    local at = 4 + (name_numbers == '' and i or sub(name_numbers, 4 * i + 1, 4 * i + 4))
+    local shared_state, held, queue, next_holder = shared and shared[at], values[at], queues and queues[at], nil
+    if shared_state then
+      held = shared_state.entries[sub(head, 2)]
+    elseif queue and not queue.deleted_id then
       -- Its one holder hands it to the first who waits, if that one takes all of it, too.
-      local capacity = sub(q.shape, 1, 10)
-      held = q.known[sub(head, 2)] or ''
-      if sub(held, 69, 84) > '0000000000000000' and sub(held, 35, 50) > nows and sub(held, 163, 172) == capacity then
-        local first = call('ZRANGEBYSCORE', q.order, '(0', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
-        local record = first[1] and call('HGET', q.entries, first[1]) or ''
+      local capacity = sub(queue.shape, 1, 10)
+      held = queue.known[sub(head, 2)] or ''
+      if sub(held, 69, 84) > '0000000000000000' and sub(held, 35, 50) > now_text
+        and sub(held, 163, 172) == capacity then
+        local first = call('ZRANGEBYSCORE', queue.order, '(0', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+        local record = first[1] and call('HGET', queue.entries, first[1]) or ''
         local to = sub(KEYS[1], 1, -7) .. 'to:' .. sub(record, 176, 191)
         local push = sub(ARGV[2], 1, 1)
-        if sub(record, 35, 50) > nows and sub(record, 163, 172) == capacity
+        if sub(record, 35, 50) > now_text and sub(record, 163, 172) == capacity
           and (push == 'B' or tonumber(call('PUBSUB', push == 'S' and 'SHARDNUMSUB' or 'NUMSUB', to)[2]) > 0) then
-          local fence = next_fence(q.fence > highest and q.fence or highest, sub(record, 134, 149))
-          heir = sub(record, 1, 68) .. fence .. sub(record, 85, 102) .. nows .. sub(record, 119)
-          q.cut, q.waiting, q.fence = sub(head, 2), q.waiting - 1, fence
-          q.known[q.cut] = false
-          q.put[1], q.put[2] = first[1], heir
-          q.ranks[1], q.ranks[2] = format('%.0f', first[2] - 4503599627370496), first[1]
-          mail[#mail + 1], mail[#mail + 2] = to, 'granted ' .. first[1] .. ' ' .. fence .. ' ' .. ARGV[at + 6]
+          local fence = next_fence(queue.fence > highest and queue.fence or highest, sub(record, 134, 149))
+          next_holder = sub(record, 1, 68) .. fence .. sub(record, 85, 102) .. now_text .. sub(record, 119)
+          queue.deleted_id, queue.waiting, queue.fence = sub(head, 2), queue.waiting - 1, fence
+          queue.known[queue.deleted_id] = false
+          queue.put[1], queue.put[2] = first[1], next_holder
+          queue.ranks[1], queue.ranks[2] = format('%.0f', first[2] - 4503599627370496), first[1]
+          messages[#messages + 1], messages[#messages + 2] =
+            to, 'granted ' .. first[1] .. ' ' .. fence .. ' ' .. ARGV[at + 6]
         end
       end
     end
-    if q and not heir then
+    if queue and not next_holder then
       answer = 's'
     elseif not held then
       answer = 'g'
-    elseif sub(held, 1, 33) == head and sub(held, 35, 50) > nows then
+    elseif sub(held, 1, 33) == head and sub(held, 35, 50) > now_text then
       answer = 'f'
       if sub(held, 69, 84) > highest then
         highest = sub(held, 69, 84)
       end
-      if s then
-        s.used = s.used - sub(held, 163, 172)
-        s.entries[sub(head, 2)] = nil
-        s.removed[#s.removed + 1] = sub(head, 2)
-      elseif not heir then
+      if shared_state then
+        shared_state.used = shared_state.used - sub(held, 163, 172)
+        shared_state.entries[sub(head, 2)] = nil
+        shared_state.removed[#shared_state.removed + 1] = sub(head, 2)
+      elseif not next_holder then
         values[at] = false
         free = free + 1
         freed[free] = at
       end
-      if which == 'a' or which == 'p' and how and how ~= 'cancelled' then
-        ended[remembered + 1] = (how and nows .. ' ' .. how .. '\n' or released) .. ARGV[at + 6]
+      if history_mode == 'a' or history_mode == 'p' and ending and ending ~= 'cancelled' then
+        ended[remembered + 1] = (ending and now_text .. ' ' .. ending .. '\n' or released) .. ARGV[at + 6]
         remembered = remembered + 2
         ended[remembered] = held
       end
       if events then
-        events[#events + 1] = string.match(how or 'released', '^%S+') .. ' ' .. nows .. '\n' .. ARGV[at + 6] .. '\n' .. held
-        if heir then
-          events[#events + 1] = 'acquired ' .. nows .. '\n' .. ARGV[at + 6] .. '\n' .. heir
+        events[#events + 1] = string.match(ending or 'released', '^%S+') .. ' ' .. now_text .. '\n' .. ARGV[at + 6] .. '\n'
+          .. held
+        if next_holder then
+          events[#events + 1] = 'acquired ' .. now_text .. '\n' .. ARGV[at + 6] .. '\n' .. next_holder
         end
       end
-    elseif byte(held) == 49 and sub(held, 35, 50) > nows then
+    elseif byte(held) == 49 and sub(held, 35, 50) > now_text then
       answer = 'g'
     end
-    ARGV[heads + i] = answer
+    ARGV[last_name + i] = answer
   end
 end
 
 local written, length = { '\tfence', '' }, 2
 if questions > releases then
-  local i, group = releases, heads + questions + 1
+  local i, group = releases, last_name + questions + 1
   while ARGV[group] do
     local tail, patience = ARGV[group], ARGV[group + 1]
-    local stop, floor = format('%016.0f', nows + sub(tail, 1, 13)), sub(tail, 15, 30)
+    local expiry, floor = format('%016.0f', now_text + sub(tail, 1, 13)), sub(tail, 15, 30)
     local fence = next_fence(highest, floor)
-    local before, behind = ' ' .. stop .. ' ' .. nows .. ' ', ' ' .. nows .. ' ' .. nows .. ' ' .. tail
+    local before, behind = ' ' .. expiry .. ' ' .. now_text .. ' ', ' ' .. now_text .. ' ' .. now_text .. ' ' .. tail
     for request = 1, #patience do
       i = i + 1
-      local head, answer = ARGV[heads + i], 'slow            '
-      local at = 4 + (slots == '' and i or sub(slots, 4 * i + 1, 4 * i + 4))
-      local s, held, q = shared and shared[at], values[at], queues and queues[at]
+      local head, answer = ARGV[last_name + i], 'slow            '
+      local at = 4 + (name_numbers == '' and i or sub(name_numbers, 4 * i + 1, 4 * i + 4))
+      local shared_state, held, queue = shared and shared[at], values[at], queues and queues[at]
       local fits = not held
-      if q and sub(patience, request, request) == 'q' and q.shape == sub(tail, 32, 42) and not q.known[sub(head, 2)]
-        and q.used + 0 == tonumber(sub(q.shape, 1, 10)) then
-        local id, put = sub(head, 2), q.put
-        local record = head .. before .. '0000000000000000 ' .. nows .. ' 0000000000000000 ' .. tail
+      if queue and sub(patience, request, request) == 'q' and queue.shape == sub(tail, 32, 42)
+        and not queue.known[sub(head, 2)]
+        and queue.used + 0 == tonumber(sub(queue.shape, 1, 10)) then
+        local id, put = sub(head, 2), queue.put
+        local record = head .. before .. '0000000000000000 ' .. now_text .. ' 0000000000000000 ' .. tail
         -- When the first of all others ends.
-        local ends = call('ZRANGE', q.ends, 0, 1, 'WITHSCORES')
-        local first = ends[1] ~= q.cut and ends[2] or ends[4]
-        for other = 1, #q.stops, 2 do
-          first = math.min(first or q.stops[other], q.stops[other])
+        local ends = call('ZRANGE', queue.ends, 0, 1, 'WITHSCORES')
+        local first = ends[1] ~= queue.deleted_id and ends[2] or ends[4]
+        for other = 1, #queue.expiries, 2 do
+          first = math.min(first or queue.expiries[other], queue.expiries[other])
         end
-        if stop < q.not_before then
-          q.not_before = stop
+        if expiry < queue.not_before then
+          queue.not_before = expiry
         end
         answer = 'queued          '
-        texts[#texts + 1] = format('%.0f %s %.0f', q.waiting, q.fence, first - nows)
-        q.ticket, q.waiting, q.known[id], granted = q.ticket + 1, q.waiting + 1, record, true
+        texts[#texts + 1] = format('%.0f %s %.0f', queue.waiting, queue.fence, first - now_text)
+        queue.ticket, queue.waiting, queue.known[id], granted = queue.ticket + 1, queue.waiting + 1, record, true
         put[#put + 1], put[#put + 2] = id, record
-        q.ranks[#q.ranks + 1], q.ranks[#q.ranks + 2] = format('%.0f', q.ticket), id
-        q.stops[#q.stops + 1], q.stops[#q.stops + 2] = stop, id
+        queue.ranks[#queue.ranks + 1], queue.ranks[#queue.ranks + 2] = format('%.0f', queue.ticket), id
+        queue.expiries[#queue.expiries + 1], queue.expiries[#queue.expiries + 2] = expiry, id
         if events then
-          events[#events + 1] = 'waiting ' .. nows .. '\n' .. ARGV[at + 6] .. '\n' .. record
+          events[#events + 1] = 'waiting ' .. now_text .. '\n' .. ARGV[at + 6] .. '\n' .. record
         end
-      elseif held and not q then
-        if not s and byte(held) == 49 and sub(held, 35, 50) > nows and sub(held, 151, 161) == sub(tail, 32, 42)
-          and sub(held, 1, 33) ~= head then
+      elseif held and not queue then
+        if not shared_state and byte(held) == 49 and sub(held, 35, 50) > now_text
+          and sub(held, 151, 161) == sub(tail, 32, 42) and sub(held, 1, 33) ~= head then
           local used, units, capacity = tonumber(sub(held, 163, 172)), sub(tail, 44, 53), tonumber(sub(held, 151, 160))
           local key = sub(KEYS[1], 1, -7) .. 'entries:' .. ARGV[at + 6]
           -- A key that is on its way to another server cannot be written: that is left to the full script.
           if used + units <= capacity and redis.pcall('EXISTS', key) == 0 then
             local id = sub(held, 2, 33)
-            s = {
+            shared_state = {
               key = key, entries = { [id] = held }, added = { id, held },
               removed = {}, used = used, first = sub(held, 35, 50), fence = sub(held, 69, 84), shape = sub(held, 151, 161),
             }
             shared = shared or {}
-            shared[at] = s
+            shared[at] = shared_state
           elseif used == capacity and sub(patience, request, request) == 't' then
             answer = 'busy            '
             texts[#texts + 1] = held
           end
         end
-        fits = s and s.first > nows and s.shape == sub(tail, 32, 42) and not s.entries[sub(head, 2)]
-          and s.used + sub(tail, 44, 53) <= tonumber(sub(s.shape, 1, 10))
+        fits = shared_state and shared_state.first > now_text and shared_state.shape == sub(tail, 32, 42)
+          and not shared_state.entries[sub(head, 2)]
+          and shared_state.used + sub(tail, 44, 53) <= tonumber(sub(shared_state.shape, 1, 10))
       end
       if fits then
-        answer = held and next_fence(s.fence > highest and s.fence or highest, floor) or fence
+        answer = held and next_fence(shared_state.fence > highest and shared_state.fence or highest, floor) or fence
         granted = true
         local record = head .. before .. answer .. behind
         if held then
-          local added, id = s.added, sub(head, 2)
+          local added, id = shared_state.added, sub(head, 2)
           added[#added + 1], added[#added + 2] = id, record
-          s.entries[id], s.used, s.fence = record, s.used + sub(tail, 44, 53), answer
-          if stop < s.first then
-            s.first = stop
+          shared_state.entries[id], shared_state.used, shared_state.fence =
+            record, shared_state.used + sub(tail, 44, 53), answer
+          if expiry < shared_state.first then
+            shared_state.first = expiry
           end
         else
           values[at] = record
@@ -223,37 +230,39 @@ if questions > releases then
           written[length] = record
         end
         if events then
-          events[#events + 1] = 'acquired ' .. nows .. '\n' .. ARGV[at + 6] .. '\n' .. record
+          events[#events + 1] = 'acquired ' .. now_text .. '\n' .. ARGV[at + 6] .. '\n' .. record
         end
       end
-      ARGV[heads + i] = answer
+      ARGV[last_name + i] = answer
     end
     group = group + 2
   end
 end
 
 if shared then
-  for at, s in pairs(shared) do
-    if s.used == 0 then
+  for at, shared_state in pairs(shared) do
+    if shared_state.used == 0 then
       values[at] = false
       free = free + 1
       freed[free] = at
-    elseif #s.added + #s.removed > 0 then
+    elseif #shared_state.added + #shared_state.removed > 0 then
       written[length + 1] = ARGV[at + 6]
       length = length + 2
-      written[length] = format('s1 %010.0f %s %s %s', s.used, s.first, s.fence, s.shape)
+      written[length] = format('s1 %010.0f %s %s %s',
+        shared_state.used, shared_state.first, shared_state.fence, shared_state.shape)
     end
   end
 end
 if queues then
-  for at, q in pairs(queues) do
-    if #q.put > 0 then
+  for at, queue in pairs(queues) do
+    if #queue.put > 0 then
       written[length + 1] = ARGV[at + 6]
       length = length + 2
-      written[length] = format('q1 %.0f %s %.0f 0 %s %s %s', q.ticket, q.used, q.waiting, q.not_before, q.fence, q.shape)
-      if q.cut and not granted then
-        -- Never refused, and nothing after it is: a lock is handed on when memory is full.
-        call('HDEL', q.entries, q.cut)
+      written[length] = format('q1 %.0f %s %.0f 0 %s %s %s',
+        queue.ticket, queue.used, queue.waiting, queue.not_before, queue.fence, queue.shape)
+      if queue.deleted_id and not granted then
+        -- HDEL first, so that a hand-over succeeds when memory is full.
+        call('HDEL', queue.entries, queue.deleted_id)
       end
     end
   end
@@ -267,7 +276,7 @@ if granted then
     if not string.find(done.err, 'OOM') then
       return redis.error_reply(done.err)
     end
-    return { nows .. '-' .. string.rep('s', releases) .. string.rep('slow            ', questions - releases) }
+    return { now_text .. '-' .. string.rep('s', releases) .. string.rep('slow            ', questions - releases) }
   end
 end
 local gone = 0
@@ -282,12 +291,12 @@ if gone > 0 then
   call('HDEL', KEYS[1], unpack(freed, 1, gone))
 end
 if shared then
-  for _, s in pairs(shared) do
-    if #s.removed > 0 then
-      call('HDEL', s.key, unpack(s.removed))
+  for _, shared_state in pairs(shared) do
+    if #shared_state.removed > 0 then
+      call('HDEL', shared_state.key, unpack(shared_state.removed))
     end
-    if #s.added > 0 then
-      call('HSET', s.key, unpack(s.added))
+    if #shared_state.added > 0 then
+      call('HSET', shared_state.key, unpack(shared_state.added))
     end
   end
 end
@@ -296,18 +305,18 @@ if not granted and (length > 2 or highest ~= (stored[2] or '')) then
   call('HSET', KEYS[1], unpack(written, highest == '' and 3 or 1))
 end
 if queues then
-  for _, q in pairs(queues) do
-    if q.cut then
-      call('HDEL', q.entries, q.cut)
-      call('ZREM', q.order, q.cut)
-      call('ZREM', q.ends, q.cut)
+  for _, queue in pairs(queues) do
+    if queue.deleted_id then
+      call('HDEL', queue.entries, queue.deleted_id)
+      call('ZREM', queue.order, queue.deleted_id)
+      call('ZREM', queue.ends, queue.deleted_id)
     end
-    if #q.put > 0 then
-      call('HSET', q.entries, unpack(q.put))
-      call('ZADD', q.order, unpack(q.ranks))
+    if #queue.put > 0 then
+      call('HSET', queue.entries, unpack(queue.put))
+      call('ZADD', queue.order, unpack(queue.ranks))
     end
-    if #q.stops > 0 then
-      call('ZADD', q.ends, unpack(q.stops))
+    if #queue.expiries > 0 then
+      call('ZADD', queue.ends, unpack(queue.expiries))
     end
   end
 end
@@ -315,10 +324,10 @@ end
 for first = 1, remembered, 32 do
   call('XADD', KEYS[2], 'MAXLEN', '~', sub(ARGV[2], 3, 8) + 0, '*', unpack(ended, first, math.min(remembered, first + 31)))
 end
-for i = 1, #mail, 2 do
-  call(sub(ARGV[2], 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH', mail[i], mail[i + 1])
+for i = 1, #messages, 2 do
+  call(sub(ARGV[2], 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH', messages[i], messages[i + 1])
 end
 if events and #events > 0 then
   call(sub(ARGV[2], 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH', ARGV[3], table.concat(events, '\30'))
 end
-return { nows .. sweep .. table.concat(ARGV, '', heads + 1, heads + questions), unpack(texts) }
+return { now_text .. sweep .. table.concat(ARGV, '', last_name + 1, last_name + questions), unpack(texts) }

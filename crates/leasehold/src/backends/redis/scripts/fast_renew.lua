@@ -24,26 +24,26 @@ for at = 2, #fields do
   end
   if not held then
     answer = 'gone'
-  elseif sub(held, 1, 33) == sub(asked, 1, 33) and sub(held, 35, 50) > nows then
+  elseif sub(held, 1, 33) == sub(asked, 1, 33) and sub(held, 35, 50) > now_text then
     local ttl = sub(asked, 35, 47)
     if not ends[ttl] then
-      ends[ttl] = format('%016.0f', nows + ttl)
+      ends[ttl] = format('%016.0f', now_text + ttl)
     end
     answer = sub(held, 69, 118)
     if ends[ttl] > sub(held, 35, 50) then
-      held = sub(held, 1, 34) .. ends[ttl] .. ' ' .. nows .. sub(held, 68, 119) .. ttl .. sub(held, 133)
+      held = sub(held, 1, 34) .. ends[ttl] .. ' ' .. now_text .. sub(held, 68, 119) .. ttl .. sub(held, 133)
     else
-      held = sub(held, 1, 51) .. nows .. sub(held, 68)
+      held = sub(held, 1, 51) .. now_text .. sub(held, 68)
     end
     if entries then
-      -- Redis does not refuse what follows a write that it never refuses: a renewal goes through when memory is full.
+      -- So that a renewal succeeds when memory is full.
       call('HDEL', KEYS[1], '\tnothing')
       call('HSET', entries, sub(asked, 2, 33), held)
     else
       written[#written + 1] = fields[at]
       written[#written + 1] = held
     end
-  elseif sub(held, 1, 1) == '1' and sub(held, 35, 50) > nows then
+  elseif sub(held, 1, 1) == '1' and sub(held, 35, 50) > now_text then
     answer = 'gone'
   end
   answers[#answers + 1] = answer

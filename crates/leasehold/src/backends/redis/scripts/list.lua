@@ -3,11 +3,11 @@
 -- ARGV    behind the names of the resources, one for each: how many entries to leave out, or -1 to settle only
 -- answer  {now, for each resource an array of at most 1000 records, or {'newer'} or {'error', text}}
 --@ head.lua
---@ ended.lua
---@ rule.lua
+--@ history.lua
+--@ model.lua
 
 local function list(r, from)
-  if r.lone and sub(r.lone, 35, 50) > nows then
+  if r.lone and sub(r.lone, 35, 50) > now_text then
     return { r.lone }
   end
   settle(r)
@@ -20,7 +20,7 @@ local function list(r, from)
 end
 
 call('HDEL', KEYS[1], '\tnothing')
-local answers = { nows }
+local answers = { now_text }
 for at = 1, resources do
   answers[at + 1] = try(list, resource(at), tonumber(ARGV[4 + resources + at]))
 end

@@ -16,7 +16,7 @@ for i = 1, #scanned[2], 2 do
   local name, record = scanned[2][i], scanned[2][i + 1]
   local skip, success = string.match(record, '^1 %d+ (%d+) (%d+) ')
   local reported = skip and math.max(skip, success) or 0
-  if sub(name, 1, #ARGV[4]) == ARGV[4] and reported > nows - ARGV[6] then
+  if sub(name, 1, #ARGV[4]) == ARGV[4] and reported > now_text - ARGV[6] then
     records[#records + 1] = name
     records[#records + 1] = record
   end

@@ -10,22 +10,23 @@
 --@ head.lua
 
 -- Records that one call drops, so that none keeps the server busy for long.
-local MOST = 500
+local MAX_DROPPED = 500
 
 for at = 5, #ARGV, 4 do
   local name, skips, succeeded, holder = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2] == '1', ARGV[at + 3]
   local known = call('HGET', KEYS[1], name) or ''
   local count, skip, success, held_by = string.match(known, '^1 (%d+) (%d+) (%d+) (.*)$')
   if skips > 0 then
-    skip, held_by = nows, holder
+    skip, held_by = now_text, holder
   end
-  local record = format('1 %.0f %s %s %s', (count or 0) + skips, skip or '0', succeeded and nows or success or '0', held_by or '')
+  local record = format('1 %.0f %s %s %s',
+    (count or 0) + skips, skip or '0', succeeded and now_text or success or '0', held_by or '')
   call('HSET', KEYS[1], name, record)
-  call('ZADD', KEYS[2], nows, name)
+  call('ZADD', KEYS[2], now_text, name)
 end
 
-local old = call('ZRANGEBYSCORE', KEYS[2], '-inf', format('%.0f', nows - ARGV[3]), 'LIMIT', 0, MOST)
-local excess = math.min(MOST, call('ZCARD', KEYS[2]) - math.max(#old, ARGV[4] + 0))
+local old = call('ZRANGEBYSCORE', KEYS[2], '-inf', format('%.0f', now_text - ARGV[3]), 'LIMIT', 0, MAX_DROPPED)
+local excess = math.min(MAX_DROPPED, call('ZCARD', KEYS[2]) - math.max(#old, ARGV[4] + 0))
 if excess > 0 then
   old = call('ZRANGE', KEYS[2], 0, #old + excess - 1)
 end

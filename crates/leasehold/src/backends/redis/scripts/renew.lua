@@ -1,13 +1,14 @@
--- Moves the ends of leases that are not plain or change more than that. Ports State::renew.
+-- Handles renewals that the fast script does not: of leases with a queue, or that change more than the end. Ports
+-- State::renew.
 --
 -- ARGV    behind the names of the resources, six for each: number of the resource, lease id, ttl (13 digits), floor of
 --         the fence (16 digits), what to keep in the columns 151 to 174 of a record or '', metadata as JSON or ''
 -- answer  for each how it stands, as in decide.lua, or {'gone'}, {'newer'}, {'error', text}
 --@ head.lua
---@ ended.lua
---@ rule.lua
+--@ history.lua
+--@ model.lua
 
-local function renew(r, id, ttl, floor, less, metadata)
+local function renew(r, id, ttl, floor, downgrade, metadata)
   local record = settle(r, id)
   if not record then
     return { 'gone' }
@@ -16,15 +17,15 @@ local function renew(r, id, ttl, floor, less, metadata)
   if metadata ~= '' then
     record = string.match(record, '^[^\n]*\n[^\n]*\n') .. metadata
   end
-  local held = sub(record, 69, 84) ~= NONE
-  local kept, had = tonumber(sub(less, 13, 22)), tonumber(sub(record, 163, 172))
-  if less ~= '' and sub(less, 1, 11) == r.shape and kept <= had then
-    record = sub(record, 1, 150) .. less .. sub(record, 175)
+  local held = sub(record, 69, 84) ~= NO_FENCE
+  local new_units, old_units = tonumber(sub(downgrade, 13, 22)), tonumber(sub(record, 163, 172))
+  if downgrade ~= '' and sub(downgrade, 1, 11) == r.shape and new_units <= old_units then
+    record = sub(record, 1, 150) .. downgrade .. sub(record, 175)
     if held then
-      r.used = r.used + kept - had
+      r.used = r.used + new_units - old_units
     end
   end
-  if held and floor > r.fence and tonumber(floor) <= max(now + LEAD, tonumber(r.fence)) then
+  if held and floor > r.fence and tonumber(floor) <= max(now + FENCE_LEAD, tonumber(r.fence)) then
     record = sub(record, 1, 68) .. floor .. sub(record, 85)
     r.fence = floor
   end

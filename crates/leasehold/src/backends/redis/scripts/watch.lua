@@ -1,4 +1,4 @@
--- Lets every script know that somebody watches.
+-- Enables publishing of events for a while.
 --
 -- KEYS    1 leases
 -- ARGV    3 for how long (µs)
@@ -9,5 +9,5 @@ if call('HGET', KEYS[1], '\tmemory') ~= ARGV[1] then
   return 'begin'
 end
 call('HDEL', KEYS[1], '\tnothing')
-call('HSET', KEYS[1], '\twatched', format('%016.0f', nows + ARGV[3]))
+call('HSET', KEYS[1], '\twatched', format('%016.0f', now_text + ARGV[3]))
 return {}

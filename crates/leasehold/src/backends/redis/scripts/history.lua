@@ -1,16 +1,17 @@
 -- What scripts that end leases share. Not for the fast ones: a function costs time even if it is not called.
--- Remembers leases that ended, a few in one entry of the stream, which is trimmed by entries. `pairs` has the ending
--- and name of each, then its record.
-local function remember(pairs)
+
+-- Adds ended leases to the history, up to 16 in one entry of the stream, which is trimmed by entries. `pairs` has the
+-- ending and name of each, then its record.
+local function append_history(pairs)
   for at = 1, #pairs, 32 do
     local last = math.min(#pairs, at + 31)
     call('XADD', KEYS[2], 'MAXLEN', '~', sub(ARGV[2], 3, 8) + 0, '*', unpack(pairs, at, last))
   end
 end
 
-local function is_remembered(how)
-  local which = sub(ARGV[2], 2, 2)
-  return which == 'a' or which == 'p' and how ~= 'released' and how ~= 'cancelled'
+local function is_remembered(ending)
+  local history_mode = sub(ARGV[2], 2, 2)
+  return history_mode == 'a' or history_mode == 'p' and ending ~= 'released' and ending ~= 'cancelled'
 end
 
 local function publish(channel, message)
