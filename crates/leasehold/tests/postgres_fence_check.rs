@@ -2,7 +2,7 @@
 #![cfg(feature = "sqlx")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::{sync::Arc, time::Duration};
+use std::{error::Error, sync::Arc, time::Duration};
 
 use leasehold::{
     ErrorKind, Guard, Leasehold,
@@ -72,6 +72,10 @@ async fn a_checked_fence_keeps_the_lock_until_the_transaction_ends_and_a_lost_on
             let refused = driver.checked(&stale, async || panic!("it goes on")).await.unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::Lost, "{refused}");
         }
+        let of_no_schema = FenceCheck::new(second.resource(), second.fence()).schema("missing");
+        let refused = driver.checked(&of_no_schema, async || panic!("it goes on")).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidConfig, "{refused}");
+        assert!(refused.to_string().contains("leasehold init") && refused.source().is_some(), "{refused}");
         second.release().await.unwrap();
     }
 }

@@ -72,7 +72,7 @@ create view by_hand.faults as
   select 'miscounted: ' || r || ' entries ' || x from leasehold.resource r, lateral (
     select count(*) filter (where e.fence is null) as waiting, coalesce(sum(e.units::bigint) filter (where e.fence is not null), 0) as used,
       count(*) as n, min(e.expires_at) as first from leasehold.entry e where e.namespace = r.namespace and e.name = r.name) x
-  where r.waiting <> x.waiting or (x.n > 0 and not r.crowd)
+  where r.waiting <> x.waiting or (x.n > 0 and not r.has_entries)
     or (r.reader_base is null and (r.used <> x.used or (x.n > 0 and x.first < r.next_end)));
 "#;
 

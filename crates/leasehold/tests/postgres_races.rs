@@ -200,7 +200,7 @@ async fn a_reader_whose_connection_died_asks_again_and_lives_by_the_new_one() {
     ask("b", second).await;
     let lost = ask("c", first).await;
     one(&caller, &format!("select pg_terminate_backend({pid})")).await.unwrap();
-    while one(&caller, &format!("select leasehold._dead({first})")).await.unwrap() == "f" {}
+    while one(&caller, &format!("select leasehold._session_dead({first})")).await.unwrap() == "f" {}
     // Soon enough after the last reader to be taken for one among readers.
     let found = ask("c", second).await;
     assert_ne!(lost, found);

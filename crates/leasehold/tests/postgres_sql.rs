@@ -258,7 +258,7 @@ fn a_role_with_the_documented_grants_can_lock_and_nothing_else() {
         assert!(server.try_psql("app", &format!("select * from leasehold.{table}")).is_err(), "{table} can be read");
         assert!(server.try_psql("app", &format!("delete from leasehold.{table}")).is_err(), "{table} can be written");
     }
-    assert!(server.try_psql("app", "select leasehold._pass('default', 'x')").is_err());
+    assert!(server.try_psql("app", "select leasehold._may_grant('default', 'x')").is_err());
     assert!(server.try_psql("app", "select leasehold.allow('stranger')").is_err());
     let locks = connect(&server.url_of("app", "postgres"));
     let guard = blocking::wait(locks.mutex("z").acquire()).unwrap();
@@ -361,7 +361,7 @@ fn the_connection_pair_lives_with_its_connection_and_records_failures() {
     let locks = connect(&server.url());
     let guard = blocking::wait(locks.mutex("job").acquire()).unwrap();
     let error = server.try_psql("postgres", "select leasehold.acquire('job')").unwrap_err();
-    assert!(error.contains("is held by"), "{error}");
+    assert!(error.contains(&format!("job is held by {}", guard.holder())), "{error}");
     blocking::wait(guard.release()).unwrap();
     // It contends with the library, and the library sees it die.
     let mut holder = server.client("postgres").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();

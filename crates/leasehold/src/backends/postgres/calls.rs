@@ -1,4 +1,4 @@
-//! The statements of this backend: calls of the schema's functions, and a few looks at the server.
+//! The statements of this backend: calls of the schema's functions, and a few queries about the server.
 
 use super::schema;
 
@@ -8,7 +8,7 @@ enum Text {
     Function(&'static str, usize),
     /// A function of the server, and how many parameters it takes.
     Builtin(&'static str, usize),
-    /// What a file says.
+    /// The text of an .sql file.
     Query(&'static str),
 }
 
@@ -23,7 +23,7 @@ macro_rules! calls {
 }
 
 calls! {
-    Greet => Text::Query(include_str!("schema/greet.sql")),
+    ServerInfo => Text::Query(include_str!("schema/server_info.sql")),
     OtherOwner => Text::Query(include_str!("schema/other_owner.sql")),
     Version => Text::Query(include_str!("schema/version.sql")),
     AcquireOne => Text::Function("acquire_one", 16),
@@ -42,7 +42,7 @@ calls! {
     OpenSession => Text::Function("open_session", 1),
     Due => Text::Function("maintain_due", 0),
     Maintain => Text::Function("maintain", 0),
-    Worn => Text::Query(include_str!("schema/worn.sql")),
+    NeedsVacuum => Text::Query(include_str!("schema/needs_vacuum.sql")),
     Vacuum => Text::Query(include_str!("schema/vacuum.sql")),
     Examine => Text::Query(include_str!("schema/examine.sql")),
     Clock => Text::Query(include_str!("schema/clock.sql")),
@@ -62,15 +62,15 @@ pub(super) fn texts(in_schema: &str) -> Vec<String> {
         .iter()
         .map(|text| match text {
             Text::Function(name, parameters) => {
-                schema::named(&format!("select * from leasehold.{name}({})", places(*parameters)), in_schema)
+                schema::named(&format!("select * from leasehold.{name}({})", placeholders(*parameters)), in_schema)
             }
-            Text::Builtin(name, parameters) => format!("select {name}({})", places(*parameters)),
+            Text::Builtin(name, parameters) => format!("select {name}({})", placeholders(*parameters)),
             Text::Query(text) => schema::named(text, in_schema),
         })
         .collect()
 }
 
 /// `$1, $2, …`
-fn places(parameters: usize) -> String {
-    (1..=parameters).map(|at| format!("${at}")).collect::<Vec<_>>().join(", ")
+fn placeholders(parameters: usize) -> String {
+    (1..=parameters).map(|index| format!("${index}")).collect::<Vec<_>>().join(", ")
 }

@@ -21,7 +21,7 @@ pub(super) enum Password {
     /// This environment variable.
     Variable(String),
     /// `PGPASSWORD`, or what `PGPASSFILE` or `~/.pgpass` has for this server.
-    Usual,
+    Libpq,
 }
 
 impl Password {
@@ -34,9 +34,9 @@ impl Password {
                 Self::Variable(name) => Some(env::var(name).map_err(|_| {
                     Error::invalid_config(format!("password_env={name} names a variable that is not set"))
                 })?),
-                Self::Usual => match set("PGPASSWORD") {
+                Self::Libpq => match env_var("PGPASSWORD") {
                     Some(password) => Some(password),
-                    None => look_up(config, set("PGPASSFILE"))?,
+                    None => look_up(config, env_var("PGPASSFILE"))?,
                 },
             };
         let mut config = config.clone();
@@ -48,13 +48,13 @@ impl Password {
 }
 
 /// The value of an environment variable, unless it is empty.
-pub(super) fn set(name: &str) -> Option<String> {
+pub(super) fn env_var(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 /// The password that the password file has for this server.
-fn look_up(config: &Config, named: Option<String>) -> Result<Option<String>> {
-    let path = match named {
+fn look_up(config: &Config, pgpassfile: Option<String>) -> Result<Option<String>> {
+    let path = match pgpassfile {
         Some(path) => PathBuf::from(path),
         None => match env::var_os("HOME") {
             Some(home) => PathBuf::from(home).join(".pgpass"),

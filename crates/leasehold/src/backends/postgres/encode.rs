@@ -10,32 +10,31 @@ use uuid::Uuid;
 use super::{
     calls::Call,
     connection::{Connection, Parameter},
-    decode,
     errors::Failure,
-    ops::Caller,
+    ops::InstanceParams,
 };
 use crate::{
     Result,
-    lease::{LeaseKey, Lifetime, Metadata, Outcome, Patience, Request, micros},
+    lease::{LeaseKey, Lifetime, Metadata, Mode, Outcome, Patience, Request, micros},
 };
 
 /// One parameter for each of several calls.
 struct Column<T> {
     values: Vec<T>,
-    each: Type,
-    all: Type,
+    scalar_type: Type,
+    array_type: Type,
 }
 
 impl<T: ToSql + Sync> Column<T> {
-    fn new(each: Type, all: Type) -> Self {
-        Self { values: Vec::new(), each, all }
+    fn new(scalar_type: Type, array_type: Type) -> Self {
+        Self { values: Vec::new(), scalar_type, array_type }
     }
 
     /// The value itself where there is one call, else all of them.
     fn parameter(&self) -> Parameter<'_> {
         match self.values.as_slice() {
-            [only] => (only, self.each.clone()),
-            _ => (&self.values, self.all.clone()),
+            [only] => (only, self.scalar_type.clone()),
+            _ => (&self.values, self.array_type.clone()),
         }
     }
 }
@@ -49,7 +48,7 @@ pub(super) struct Acquires<'a> {
     units: Column<i32>,
     capacities: Column<i32>,
     ttls: Column<i64>,
-    most_ahead: Column<Option<i32>>,
+    max_ahead: Column<Option<i32>>,
     attached: Column<bool>,
     holders: Column<&'a str>,
     notes: Column<Option<String>>,
@@ -67,7 +66,7 @@ impl Default for Acquires<'_> {
             units: Column::new(Type::INT4, Type::INT4_ARRAY),
             capacities: Column::new(Type::INT4, Type::INT4_ARRAY),
             ttls: Column::new(Type::INT8, Type::INT8_ARRAY),
-            most_ahead: Column::new(Type::INT4, Type::INT4_ARRAY),
+            max_ahead: Column::new(Type::INT4, Type::INT4_ARRAY),
             attached: Column::new(Type::BOOL, Type::BOOL_ARRAY),
             holders: Column::new(Type::TEXT, Type::TEXT_ARRAY),
             notes: Column::new(Type::TEXT, Type::TEXT_ARRAY),
@@ -78,16 +77,16 @@ impl Default for Acquires<'_> {
 }
 
 impl<'a> Acquires<'a> {
-    /// One more, which ends with this connection if there is one: the same for all that do.
+    /// Adds a request; all session-bound requests of a batch share one session.
     pub(super) fn push(&mut self, request: &'a Request, session: Option<i32>) {
         self.session = session.or(self.session);
         self.names.values.push(request.key.resource.as_str());
         self.ids.values.push(Uuid::from_u128(request.key.id.as_u128()));
-        self.modes.values.push(decode::code(request.claim.mode()));
+        self.modes.values.push(mode_code(request.claim.mode()));
         self.units.values.push(int(request.claim.units()));
         self.capacities.values.push(int(request.claim.capacity()));
         self.ttls.values.push(long(micros(request.ttl.get())));
-        self.most_ahead.values.push(match request.patience {
+        self.max_ahead.values.push(match request.patience {
             Patience::Try => Some(-1),
             Patience::Queue => request.max_waiters.map(int),
         });
@@ -102,30 +101,30 @@ impl<'a> Acquires<'a> {
         self.names.values.is_empty()
     }
 
-    pub(super) async fn send(&self, connection: &Connection, caller: &Caller) -> Result<Vec<Row>, Failure> {
+    pub(super) async fn send(&self, connection: &Connection, instance: &InstanceParams) -> Result<Vec<Row>, Failure> {
         let call = match self.names.values.len() {
             1 => Call::AcquireOne,
             _ => Call::AcquireMany,
         };
         let parameters = [
-            (&caller.namespace as &(dyn ToSql + Sync), Type::TEXT),
-            (&caller.channel, Type::TEXT),
+            (&instance.namespace as &(dyn ToSql + Sync), Type::TEXT),
+            (&instance.channel, Type::TEXT),
             (&self.session, Type::INT4),
-            (&caller.history, Type::CHAR),
+            (&instance.history, Type::CHAR),
             self.names.parameter(),
             self.ids.parameter(),
             self.modes.parameter(),
             self.units.parameter(),
             self.capacities.parameter(),
             self.ttls.parameter(),
-            self.most_ahead.parameter(),
+            self.max_ahead.parameter(),
             self.attached.parameter(),
             self.holders.parameter(),
             self.notes.parameter(),
             self.metadata.parameter(),
             self.floors.parameter(),
         ];
-        connection.ask(call, &parameters).await
+        connection.call(call, &parameters).await
     }
 }
 
@@ -163,23 +162,34 @@ impl<'a> Releases<'a> {
         self.details.values.push(problem.map(|problem| storable(&problem.details)));
     }
 
-    pub(super) async fn send(&self, connection: &Connection, caller: &Caller) -> Result<Vec<Row>, Failure> {
+    pub(super) async fn send(&self, connection: &Connection, instance: &InstanceParams) -> Result<Vec<Row>, Failure> {
         let call = match self.names.values.len() {
             1 => Call::ReleaseOne,
             _ => Call::ReleaseMany,
         };
         let parameters = [
-            (&caller.namespace as &(dyn ToSql + Sync), Type::TEXT),
-            (&caller.channel, Type::TEXT),
-            (&caller.history, Type::CHAR),
+            (&instance.namespace as &(dyn ToSql + Sync), Type::TEXT),
+            (&instance.channel, Type::TEXT),
+            (&instance.history, Type::CHAR),
             self.names.parameter(),
             self.ids.parameter(),
             self.endings.parameter(),
             self.problems.parameter(),
             self.details.parameter(),
         ];
-        connection.ask(call, &parameters).await
+        connection.call(call, &parameters).await
     }
+}
+
+/// How a mode is stored.
+pub(super) fn mode_code(mode: Mode) -> i8 {
+    match mode {
+        Mode::Exclusive => b'x',
+        Mode::Shared => b's',
+        Mode::Permit => b'p',
+        Mode::Leader => b'l',
+    }
+    .cast_signed()
 }
 
 pub(super) fn int(number: u32) -> i32 {
@@ -190,7 +200,7 @@ pub(super) fn long(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// Postgres stores every text but one that holds a NUL.
+/// Replaces NUL, which Postgres cannot store.
 fn storable(text: &str) -> String {
     text.replace('\0', "\u{fffd}")
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, error::Error as _, fmt};
 
-use tokio_postgres::error::{DbError, SqlState};
+use tokio_postgres::error::{DbError, Severity, SqlState};
 
 use crate::{
     Error,
@@ -14,39 +14,42 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
     pub(super) kind: Kind,
-    words: String,
+    message: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Certainly not done; may work later.
     Unavailable,
-    /// The start of a connection was refused for what it asked for.
-    Refused,
+    /// The startup parameters of a connection were rejected.
+    StartupRejected,
     /// Sent and not answered.
     Unanswered,
-    /// A row is locked by a transaction that stays open; not done.
+    /// A row is locked by a transaction that stays open; nothing was done. Callers get an unanswered call all the same:
+    /// the engine repeats an acquire that was not answered, and fails one at once if the backend was unavailable.
     Locked,
-    /// Overtaken by others; not done, and worth an immediate repetition.
-    Overtaken,
+    /// Lost a conflict with another transaction; nothing was done. Worth an immediate retry; reported like `Locked`.
+    Conflict,
     Denied,
     Config,
     Unsupported,
 }
 
 impl Failure {
-    pub(super) fn new(kind: Kind, words: impl Into<String>) -> Self {
-        Self { kind, words: words.into() }
+    pub(super) fn new(kind: Kind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into() }
     }
 
     /// A connection that could not be made: nothing was sent.
     pub(super) fn connecting(place: &str, error: &tokio_postgres::Error) -> Self {
         match error.as_db_error() {
             Some(error) => {
-                let failure = Self::from_server(place, error);
+                let failure = Self::reported(&at(place), &ServerError::from(error));
                 let kind = match (failure.kind, error.code().code().get(..2)) {
                     // Broken protocol, unknown or unfit parameters, and whatever a pooler has no code for.
-                    (_, Some("08" | "0A" | "22" | "42" | "XX")) if failure.kind != Kind::Denied => Kind::Refused,
+                    (_, Some("08" | "0A" | "22" | "42" | "XX")) if failure.kind != Kind::Denied => {
+                        Kind::StartupRejected
+                    }
                     (Kind::Unanswered, _) => Kind::Unavailable,
                     (kind, _) => kind,
                 };
@@ -75,7 +78,7 @@ impl Failure {
     /// A call that was sent.
     pub(super) fn calling(place: &str, error: &tokio_postgres::Error) -> Self {
         match error.as_db_error() {
-            Some(error) => Self::from_server(place, error),
+            Some(error) => Self::reported(&at(place), &ServerError::from(error)),
             None => Self::new(
                 Kind::Unanswered,
                 format!("postgres at {place} was asked and the connection broke: {}", chain(error)),
@@ -83,11 +86,21 @@ impl Failure {
         }
     }
 
-    fn from_server(place: &str, error: &DbError) -> Self {
-        let words = error.message();
-        let hint = error.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
-        let code = error.code();
-        let (kind, advice) = if *code == SqlState::INSUFFICIENT_PRIVILEGE && words.contains("for database") {
+    /// A call in the user's own transaction that failed, by whichever driver.
+    pub(super) fn in_transaction(reported: Option<ServerError<'_>>, error: &impl fmt::Display) -> Self {
+        match reported {
+            Some(reported) => Self::reported("postgres, in this transaction,", &reported),
+            None => Self::new(
+                Kind::Unanswered,
+                format!("postgres was asked in this transaction and did not answer: {error}"),
+            ),
+        }
+    }
+
+    fn reported(subject: &str, error: &ServerError<'_>) -> Self {
+        let ServerError { code, message, hint, is_fatal } = error;
+        let hint = hint.map(|hint| format!(" ({hint})")).unwrap_or_default();
+        let (kind, advice) = if *code == SqlState::INSUFFICIENT_PRIVILEGE && message.contains("for database") {
             (Kind::Denied, "; connect as the database's owner, or let it `grant create on database` to this role")
         } else if *code == SqlState::INSUFFICIENT_PRIVILEGE {
             (Kind::Denied, "; let the owner of the schema call its function allow('this role')")
@@ -104,7 +117,7 @@ impl Failure {
         ]
         .contains(code)
         {
-            (Kind::Config, "; run `leasehold init` with this URL, or make the schema that is named")
+            (Kind::Config, "; run `leasehold init` on this database, or make the schema that is named")
         } else if *code == SqlState::INVALID_CATALOG_NAME || code.code() == "LH001" {
             (Kind::Config, "")
         } else if *code == SqlState::LOCK_NOT_AVAILABLE {
@@ -113,7 +126,7 @@ impl Failure {
             || *code == SqlState::T_R_DEADLOCK_DETECTED
             || code.code() == "LH002"
         {
-            (Kind::Overtaken, "")
+            (Kind::Conflict, "")
         } else if *code == SqlState::TOO_MANY_CONNECTIONS {
             (
                 Kind::Unavailable,
@@ -123,22 +136,39 @@ impl Failure {
             (Kind::Unavailable, "; a statement_timeout of this role or database is too short for lock calls")
         } else if *code == SqlState::READ_ONLY_SQL_TRANSACTION {
             (Kind::Unavailable, "; this server only reads: connect to the primary")
-        } else if matches!(
-            error.parsed_severity(),
-            Some(tokio_postgres::error::Severity::Fatal | tokio_postgres::error::Severity::Panic)
-        ) {
+        } else if *is_fatal {
             // The server goes down or ends the connection: whether it was done is not known.
             (Kind::Unanswered, "")
         } else {
             (Kind::Unavailable, "")
         };
-        Self::new(kind, format!("postgres at {place} says: {words} [{}]{hint}{advice}", code.code()))
+        Self::new(kind, format!("{subject} says: {message} [{}]{hint}{advice}", code.code()))
     }
 }
 
+/// An error that the server reported, as every driver shows it.
+pub(super) struct ServerError<'a> {
+    pub(super) code: SqlState,
+    pub(super) message: &'a str,
+    pub(super) hint: Option<&'a str>,
+    /// It ends the connection.
+    pub(super) is_fatal: bool,
+}
+
+impl<'a> From<&'a DbError> for ServerError<'a> {
+    fn from(error: &'a DbError) -> Self {
+        let is_fatal = matches!(error.parsed_severity(), Some(Severity::Fatal | Severity::Panic));
+        Self { code: error.code().clone(), message: error.message(), hint: error.hint(), is_fatal }
+    }
+}
+
+fn at(place: &str) -> String {
+    format!("postgres at {place}")
+}
+
 impl Failure {
-    /// The answer that was lost may have carried grants for waiters of this instance: makes them ask again.
-    pub(super) fn hurry<'a>(&self, about: impl Iterator<Item = &'a Resource>, hints: &HintSender) {
+    /// A lost answer may have carried grants for waiters of this instance: makes them ask again.
+    pub(super) fn wake_waiters<'a>(&self, about: impl Iterator<Item = &'a Resource>, hints: &HintSender) {
         if self.kind == Kind::Unanswered {
             for resource in about.collect::<HashSet<_>>() {
                 hints.send(Hint::Changed { resource: resource.clone() });
@@ -146,40 +176,40 @@ impl Failure {
         }
     }
 
-    /// What could not even be tried.
+    /// A configuration error: nothing was sent.
     pub(super) fn from_error(error: &Error) -> Self {
-        Self::new(Kind::Config, error.to_string())
+        Self::new(Kind::Config, format!("{error:#}"))
     }
 
     /// What the caller gets. No `From`: it would be one more way for `?` to convert in every program
     /// that uses this crate, and stop their closures from being inferred.
     pub(super) fn error(self) -> Error {
         match self.kind {
-            Kind::Unavailable | Kind::Refused => Error::unavailable(self.words),
-            Kind::Unanswered | Kind::Locked | Kind::Overtaken => Error::unanswered(self.words),
-            Kind::Denied => Error::permission_denied(self.words),
-            Kind::Config => Error::invalid_config(self.words),
-            Kind::Unsupported => Error::unsupported(self.words),
+            Kind::Unavailable | Kind::StartupRejected => Error::unavailable(self.message),
+            Kind::Unanswered | Kind::Locked | Kind::Conflict => Error::unanswered(self.message),
+            Kind::Denied => Error::permission_denied(self.message),
+            Kind::Config => Error::invalid_config(self.message),
+            Kind::Unsupported => Error::unsupported(self.message),
         }
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.words)
+        f.write_str(&self.message)
     }
 }
 
 /// The error and what caused it; the client's errors hold no password.
 fn chain(error: &tokio_postgres::Error) -> String {
-    let mut words = error.to_string();
+    let mut message = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
-        let cause_words = cause.to_string();
-        if !words.contains(&cause_words) {
-            words = format!("{words}: {cause_words}");
+        let cause_message = cause.to_string();
+        if !message.contains(&cause_message) {
+            message = format!("{message}: {cause_message}");
         }
         source = cause.source();
     }
-    words
+    message
 }

@@ -6,10 +6,10 @@ use tokio_postgres::Row;
 
 use super::{
     calls::Call,
-    connection::{Connector, Links},
+    connection::{ConnectionRouter, Connector},
     decode,
     errors::Failure,
-    options::{Durability, Life},
+    options::{Durability, LivenessOption},
 };
 use crate::{
     backend::{Finding, Severity},
@@ -25,17 +25,17 @@ const CLOCKS_APART: Duration = Duration::from_secs(5);
 /// The first that has all the functions which the schema uses.
 const OLDEST_VERSION: i32 = 130_000;
 
-/// Fewer may come together between two vacuums, a minute apart, while locks are hot.
+/// Busy locks leave fewer dead rows than this between autovacuums.
 const DEAD_ROWS: i64 = 500_000;
 
 /// A snapshot that is held longer keeps dead rows from being removed: a minute costs several times the room.
 const OLD_SNAPSHOT: f64 = 60.0;
 
-/// As many calls compare the clocks.
+/// Round trips used to compare clocks.
 const ROUND_TRIPS: usize = 4;
 
-/// A call may wait for a lock this long before the server ends it.
-const SHORT_STATEMENTS_MS: i32 = 1000;
+/// A shorter `statement_timeout` may cancel calls that wait for a row.
+const MIN_STATEMENT_TIMEOUT_MS: i32 = 1000;
 
 /// How far the server's wall clock is from ours, and how long the round trip took that found it.
 struct Clocks {
@@ -44,12 +44,12 @@ struct Clocks {
 }
 
 /// Compares the clocks by the shortest of a few round trips; the first may prepare the statement, which takes longer.
-async fn compare_clocks(links: &Links) -> Result<Option<Clocks>, Failure> {
-    let clock = &links.connector.options.clock;
+async fn compare_clocks(router: &ConnectionRouter) -> Result<Option<Clocks>, Failure> {
+    let clock = &router.connector.options.clock;
     let mut best: Option<Clocks> = None;
     for _ in 0..ROUND_TRIPS {
         let (sent, before) = (clock.now(), clock.wall());
-        let reply = links.ask(Call::Clock, &[]).await?;
+        let reply = router.call(Call::Clock, &[]).await?;
         let (took, after) = (clock.now().since(sent), clock.wall());
         let Some(seen) = reply.rows.first() else { continue };
         // The server read its clock about half a round trip after the call was sent.
@@ -63,10 +63,10 @@ async fn compare_clocks(links: &Links) -> Result<Option<Clocks>, Failure> {
     Ok(best)
 }
 
-pub(super) async fn examine(links: &Links) -> Result<Vec<Finding>, Failure> {
-    let connector = &*links.connector;
-    let clocks = compare_clocks(links).await?;
-    let reply = links.ask(Call::Examine, &[]).await?;
+pub(super) async fn examine(router: &ConnectionRouter) -> Result<Vec<Finding>, Failure> {
+    let connector = &*router.connector;
+    let clocks = compare_clocks(router).await?;
+    let reply = router.call(Call::Examine, &[]).await?;
     let Some(seen) = reply.rows.first() else { return Ok(Vec::new()) };
 
     let mut findings = vec![promises(connector)];
@@ -74,8 +74,8 @@ pub(super) async fn examine(links: &Links) -> Result<Vec<Finding>, Failure> {
     findings.push(Finding::new(Severity::Ok, "server", format!("Postgres {version}")));
     if let Some(Clocks { took, apart }) = clocks {
         if took > SLOW {
-            let words = format!("one round trip takes {:.0} ms: every lock waits as long; move closer", millis(took));
-            findings.push(Finding::new(Severity::Warning, "reach", words));
+            let message = format!("one round trip takes {:.0} ms: every lock waits as long; move closer", millis(took));
+            findings.push(Finding::new(Severity::Warning, "reach", message));
         }
         findings.push(Finding::new(
             if apart > CLOCKS_APART { Severity::Warning } else { Severity::Info },
@@ -84,11 +84,11 @@ pub(super) async fn examine(links: &Links) -> Result<Vec<Finding>, Failure> {
         ));
     }
     if decode::get::<i32>(seen, "version_number")? < OLDEST_VERSION {
-        let words = format!("server {version} is too old: 13 and newer are supported");
-        findings.push(Finding::new(Severity::Failure, "version", words));
+        let message = format!("server {version} is too old: 13 and newer are supported");
+        findings.push(Finding::new(Severity::Failure, "version", message));
     }
 
-    findings.push(if connector.is_lent() {
+    findings.push(if connector.is_transaction_pooled() {
         Finding::new(
             Severity::Warning,
             "pooler",
@@ -102,11 +102,11 @@ pub(super) async fn examine(links: &Links) -> Result<Vec<Finding>, Failure> {
 
     let isolation: String = decode::get(seen, "isolation")?;
     if isolation != "read committed" {
-        let words = format!(
+        let message = format!(
             "transactions are {isolation} by default: lock calls of other SQL clients are refused unless they begin with READ \
              COMMITTED; alter the role or the database: set default_transaction_isolation = 'read committed'"
         );
-        findings.push(Finding::new(Severity::Warning, "isolation", words));
+        findings.push(Finding::new(Severity::Warning, "isolation", message));
     }
     findings.push(durability(seen, connector)?);
 
@@ -118,41 +118,45 @@ pub(super) async fn examine(links: &Links) -> Result<Vec<Finding>, Failure> {
             format!("{standbys} standbys follow asynchronously: a failover to one may forget the last grants"),
         ));
     }
-    let (most, used): (i32, i32) = (decode::get(seen, "max_connections")?, decode::get(seen, "in_use")?);
+    let (max, used): (i32, i32) = (decode::get(seen, "max_connections")?, decode::get(seen, "in_use")?);
     let wanted = i32::try_from(connector.options.connections).unwrap_or(i32::MAX).saturating_add(3);
-    let head_room = most.saturating_sub(used);
+    let head_room = max.saturating_sub(used);
     findings.push(Finding::new(
         if head_room < wanted { Severity::Warning } else { Severity::Ok },
         "connections",
-        format!("{used} of {most} in use; this instance may want {wanted}"),
+        format!("{used} of {max} in use; this instance may want {wanted}"),
     ));
     if let Some(limit) = decode::get::<Option<String>>(seen, "idle_session_timeout")?.filter(|limit| limit != "0") {
-        let severity = if connector.options.life == Life::Connection { Severity::Failure } else { Severity::Warning };
-        let words = format!(
+        let severity = if connector.options.liveness == LivenessOption::Connection {
+            Severity::Failure
+        } else {
+            Severity::Warning
+        };
+        let message = format!(
             "idle_session_timeout is {limit}: idle connections are cut, and leases that end with them are lost"
         );
-        findings.push(Finding::new(severity, "idle timeout", words));
+        findings.push(Finding::new(severity, "idle timeout", message));
     }
     let queue: f64 = decode::get(seen, "notification_queue")?;
     if queue > 0.5 {
-        let words =
+        let message =
             format!("the notification queue is {:.0} % full: a listener sits in an open transaction", queue * 100.0);
-        findings.push(Finding::new(Severity::Failure, "notifications", words));
+        findings.push(Finding::new(Severity::Failure, "notifications", message));
     }
     let oldest: f64 = decode::get(seen, "oldest_snapshot_s")?;
     if oldest > OLD_SNAPSHOT {
-        let words = format!("a transaction is open since {oldest:.0} s: dead rows pile up and locking slows down");
-        findings.push(Finding::new(Severity::Warning, "old transaction", words));
+        let message = format!("a transaction is open since {oldest:.0} s: dead rows pile up and locking slows down");
+        findings.push(Finding::new(Severity::Warning, "old transaction", message));
     }
-    if let Some(who) = decode::get::<Option<String>>(seen, "sitting")? {
-        let words = format!(
+    if let Some(who) = decode::get::<Option<String>>(seen, "blocking_transactions")? {
+        let message = format!(
             "a lock that was used in a transaction cannot be had by others until that ends: {who}; commit right after \
              the call, or look who holds it in pg_stat_activity"
         );
-        findings.push(Finding::new(Severity::Warning, "open transaction", words));
+        findings.push(Finding::new(Severity::Warning, "open transaction", message));
     }
-    findings.extend(in_the_way(seen)?);
-    findings.extend(upkeep(links).await);
+    findings.extend(server_features(seen)?);
+    findings.extend(upkeep(router).await);
     findings.extend(dead_rows(seen)?);
     findings.extend(keepalives(seen, connector)?);
     Ok(findings)
@@ -179,89 +183,89 @@ fn durability(seen: &Row, connector: &Connector) -> Result<Finding, Failure> {
     })
 }
 
-/// What other features of the server do to locks, and what this role cannot see of it.
-fn in_the_way(seen: &Row) -> Result<Vec<Finding>, Failure> {
+/// Features and settings of the server that hinder locks, and what this role cannot see of them.
+fn server_features(seen: &Row) -> Result<Vec<Finding>, Failure> {
     let mut findings = Vec::new();
     if let Some(prepared) = decode::get::<Option<String>>(seen, "prepared")? {
-        let words = format!(
+        let message = format!(
             "a prepared transaction keeps a lock from others until somebody ends it: {prepared}; commit prepared or rollback \
              prepared"
         );
-        findings.push(Finding::new(Severity::Failure, "prepared transaction", words));
+        findings.push(Finding::new(Severity::Failure, "prepared transaction", message));
     }
     if let Some(publications) = decode::get::<Option<String>>(seen, "publications")? {
-        let words = format!(
+        let message = format!(
             "the tables of the locks are published by {publications}: every lock call is sent to its subscribers, where the \
              leases mean nothing; publish the schemas that are wanted instead"
         );
-        findings.push(Finding::new(Severity::Warning, "publication", words));
+        findings.push(Finding::new(Severity::Warning, "publication", message));
     }
     if !decode::get::<bool>(seen, "sees_all")? {
-        let words = "this role sees only its own transactions: others that keep locks are not shown; `grant \
+        let message = "this role sees only its own transactions: others that keep locks are not shown; `grant \
                      pg_read_all_stats` to it for the whole picture";
-        findings.push(Finding::new(Severity::Info, "visibility", words));
+        findings.push(Finding::new(Severity::Info, "visibility", message));
     }
     let limit: i32 = decode::get(seen, "statement_timeout_ms")?;
-    if (1..SHORT_STATEMENTS_MS).contains(&limit) {
-        let words = format!(
+    if (1..MIN_STATEMENT_TIMEOUT_MS).contains(&limit) {
+        let message = format!(
             "statement_timeout is {limit} ms for this role: lock calls that wait for another's transaction are ended by it; \
              a second or more is enough"
         );
-        findings.push(Finding::new(Severity::Warning, "statement timeout", words));
+        findings.push(Finding::new(Severity::Warning, "statement timeout", message));
     }
     Ok(findings)
 }
 
-/// Whether the tables can be tidied up.
-async fn upkeep(links: &Links) -> Option<Finding> {
-    let failure = links.look(Call::Maintain, &[]).await.err()?;
-    let words = format!("the tables cannot be tidied up and will grow: {failure}");
-    Some(Finding::new(Severity::Failure, "upkeep", words))
+/// Whether maintenance works.
+async fn upkeep(router: &ConnectionRouter) -> Option<Finding> {
+    let failure = router.call_slow(Call::Maintain, &[]).await.err()?;
+    let message = format!("the tables cannot be tidied up and will grow: {failure}");
+    Some(Finding::new(Severity::Failure, "upkeep", message))
 }
 
-/// What slows everything down bit by bit.
+/// Dead rows, which slow down every call.
 fn dead_rows(seen: &Row) -> Result<Option<Finding>, Failure> {
     let (dead, live): (i64, i64) = (decode::get(seen, "dead_rows")?, decode::get(seen, "live_rows")?);
     if decode::get::<String>(seen, "autovacuum")? == "off" {
-        let words =
+        let message =
             "autovacuum is off: every lock taken leaves dead rows that nobody removes; turn it on, or vacuum often";
-        return Ok(Some(Finding::new(Severity::Warning, "dead rows", words)));
+        return Ok(Some(Finding::new(Severity::Warning, "dead rows", message)));
     }
     Ok((dead > DEAD_ROWS && dead > live.saturating_mul(2)).then(|| {
-        let words = format!(
+        let message = format!(
             "{dead} dead rows beside {live} live ones: something keeps autovacuum from removing them, such as an old \
              transaction, a replication slot or a prepared transaction"
         );
-        Finding::new(Severity::Warning, "dead rows", words)
+        Finding::new(Severity::Warning, "dead rows", message)
     }))
 }
 
-/// Over a network a client can vanish without a word, and the leases that end with its connection.
+/// Reports whether a vanished client, and its session-bound leases, would go unnoticed for long.
 fn keepalives(seen: &Row, connector: &Connector) -> Result<Option<Finding>, Failure> {
-    if connector.options.life == Life::Ttl || !decode::get::<bool>(seen, "by_network")? {
+    if connector.options.liveness == LivenessOption::Ttl || !decode::get::<bool>(seen, "by_network")? {
         return Ok(None);
     }
     let (idle, unconfirmed): (i32, i32) = (decode::get(seen, "keepalives_idle")?, decode::get(seen, "unconfirmed_ms")?);
     if (1..=60).contains(&idle) && (1..=60_000).contains(&unconfirmed) {
-        let words = format!("a client that vanished is looked for after {idle} s");
-        return Ok(Some(Finding::new(Severity::Ok, "keepalives", words)));
+        let message = format!("a client that vanished is looked for after {idle} s");
+        return Ok(Some(Finding::new(Severity::Ok, "keepalives", message)));
     }
-    let words = format!(
+    let message = format!(
         "the server looks for a vanished client after {idle} s, and gives up what it does not confirm after {unconfirmed} \
          ms (0: after many minutes): leases that end with its connection stay that long"
     );
-    Ok(Some(Finding::new(Severity::Failure, "keepalives", words)))
+    Ok(Some(Finding::new(Severity::Failure, "keepalives", message)))
 }
 
 fn promises(connector: &Connector) -> Finding {
-    let words = match connector.options.life {
-        Life::Ttl => "a holder that stops renewing keeps its lease for one ttl",
-        Life::Connection => "a lease lives as long as its connection, a dead one is recorded as disconnected",
+    let message = match connector.options.liveness {
+        LivenessOption::Ttl => "a holder that stops renewing keeps its lease for one ttl",
+        LivenessOption::Connection => "a lease lives as long as its connection, a dead one is recorded as disconnected",
     };
     let kept = match connector.options.durability {
         Durability::Durable => "a crash loses no grant",
         Durability::Async => "a crash may lose the last grants, as the next renewal finds out",
         Durability::Unlogged => "a crash loses all leases, as the next renewal finds out",
     };
-    Finding::new(Severity::Info, "promises", format!("{words}; queues are fair, fences rise; {kept}"))
+    Finding::new(Severity::Info, "promises", format!("{message}; queues are fair, fences rise; {kept}"))
 }

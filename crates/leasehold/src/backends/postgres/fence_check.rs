@@ -1,14 +1,23 @@
 //! `leasehold.guard` in the caller's own transaction.
 
+#[cfg(feature = "sqlx")]
+use sqlx::postgres::{PgDatabaseError, PgSeverity};
+#[cfg(feature = "sqlx")]
+use tokio_postgres::error::SqlState;
 use tokio_postgres::{Transaction, types::Type};
 
-use super::{connection::Parameter, encode::long, errors::Failure, options, schema};
+use super::{
+    connection::Parameter,
+    encode::long,
+    errors::{Failure, ServerError},
+    options, schema,
+};
 use crate::{Error, Fence, Resource, Result};
 
 /// The code of the error that `leasehold.guard` raises.
 const NOT_HELD: &str = "LH004";
 
-/// Checks a fence in a transaction of yours, and keeps the lock from others until it ends.
+/// Checks a fence inside your transaction; nobody else gets the lock before the transaction ends.
 ///
 /// Where the data is in the same database as the locks, no write comes too late: the check fails if the lease is not
 /// held under this fence now, and until the transaction ends nobody else is granted the lock, even if the lease runs
@@ -40,13 +49,13 @@ impl FenceCheck {
         Self { resource: resource.clone(), fence, namespace, schema }
     }
 
-    /// The namespace of the lease; `default` unless it is chosen.
+    /// Sets the namespace of the lease; `default` by default.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = namespace.into();
         self
     }
 
-    /// The schema of the locks; `leasehold` unless it is chosen.
+    /// Sets the schema of the locks; `leasehold` by default.
     pub fn schema(mut self, schema: impl Into<String>) -> Self {
         self.schema = schema.into();
         self
@@ -63,7 +72,10 @@ impl FenceCheck {
         match transaction.query_typed(&self.statement()?, &parameters).await {
             Ok(_) => Ok(()),
             Err(error) if error.code().is_some_and(|code| code.code() == NOT_HELD) => Err(self.lost()),
-            Err(error) => Err(Failure::calling("this transaction", &error).error()),
+            Err(error) => {
+                let reported = error.as_db_error().map(ServerError::from);
+                Err(Failure::in_transaction(reported, &error).error().caused_by(error))
+            }
         }
     }
 
@@ -76,13 +88,17 @@ impl FenceCheck {
         let text = self.statement()?;
         let query = sqlx::query(&text).bind(self.resource.as_str()).bind(long(self.fence.get())).bind(&self.namespace);
         let Err(error) = query.execute(transaction).await else { return Ok(()) };
-        match error.as_database_error() {
-            Some(refused) if refused.code().is_some_and(|code| code == NOT_HELD) => Err(self.lost()),
-            Some(_) => Err(Error::unavailable(format!("postgres says in this transaction: {error}"))),
-            None => {
-                Err(Error::unanswered(format!("postgres was asked in this transaction and did not answer: {error}")))
-            }
+        let reported = error.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>());
+        if reported.is_some_and(|error| error.code() == NOT_HELD) {
+            return Err(self.lost());
         }
+        let reported = reported.map(|error| ServerError {
+            code: SqlState::from_code(error.code()),
+            message: error.message(),
+            hint: error.hint(),
+            is_fatal: matches!(error.severity(), PgSeverity::Fatal | PgSeverity::Panic),
+        });
+        Err(Failure::in_transaction(reported, &error).error().caused_by(error))
     }
 
     fn statement(&self) -> Result<String> {

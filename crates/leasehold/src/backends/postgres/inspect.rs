@@ -24,20 +24,20 @@ use crate::{
 impl Inspect for PostgresBackend {
     async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
         let reply = self
-            .links
-            .ask_aside(
+            .router
+            .call_blocking(
                 Call::Evict,
                 &[
-                    (&self.caller.namespace, Type::TEXT),
-                    (&self.caller.channel, Type::TEXT),
-                    (&self.caller.history, Type::CHAR),
+                    (&self.instance.namespace, Type::TEXT),
+                    (&self.instance.channel, Type::TEXT),
+                    (&self.instance.history, Type::CHAR),
                     (&resource.as_str(), Type::TEXT),
                     (&long(expected.get()), Type::INT8),
                     (&reason, Type::TEXT),
                 ],
             )
             .await
-            .inspect_err(|failure| failure.hurry([resource].into_iter(), &self.hints))
+            .inspect_err(|failure| failure.wake_waiters([resource].into_iter(), &self.hints))
             .map_err(Failure::error)?;
         let mut answers =
             reply.rows.iter().map(decode::answer).collect::<Result<Vec<_>, _>>().map_err(Failure::error)?;
@@ -51,14 +51,14 @@ impl Inspect for PostgresBackend {
     }
 
     async fn list(&self, filter: &ListFilter) -> Result<Page> {
-        let (exactly, prefix) = named(&filter.names);
+        let (exactly, prefix) = exact_and_prefix(&filter.names);
         let limit = i64::try_from(filter.limit).unwrap_or(i64::MAX);
         let reply = self
-            .links
-            .look(
+            .router
+            .call_slow(
                 Call::List,
                 &[
-                    (&self.caller.namespace, Type::TEXT),
+                    (&self.instance.namespace, Type::TEXT),
                     (&exactly, Type::TEXT),
                     (&prefix, Type::TEXT),
                     (&filter.after.as_ref().map(Resource::as_str), Type::TEXT),
@@ -70,7 +70,7 @@ impl Inspect for PostgresBackend {
         let mut leases = decode::leases(&reply.rows).map_err(Failure::error)?;
         let mut names = 0;
         let mut last = None;
-        let kept = leases.iter().position(|lease| {
+        let cut = leases.iter().position(|lease| {
             if last != Some(&lease.resource) {
                 names += 1;
                 if names > filter.limit {
@@ -80,19 +80,19 @@ impl Inspect for PostgresBackend {
             }
             false
         });
-        let next = kept.and(last.cloned());
-        leases.truncate(kept.unwrap_or(leases.len()));
+        let next = cut.and(last.cloned());
+        leases.truncate(cut.unwrap_or(leases.len()));
         Ok(Page { leases, next })
     }
 
     async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
-        let (exactly, prefix) = named(&filter.names);
+        let (exactly, prefix) = exact_and_prefix(&filter.names);
         let reply = self
-            .links
-            .look(
+            .router
+            .call_slow(
                 Call::History,
                 &[
-                    (&self.caller.namespace, Type::TEXT),
+                    (&self.instance.namespace, Type::TEXT),
                     (&exactly, Type::TEXT),
                     (&prefix, Type::TEXT),
                     (&filter.failures, Type::BOOL),
@@ -112,14 +112,14 @@ impl Inspect for PostgresBackend {
         let held_by: Vec<Option<&str>> =
             reports.iter().map(|report| report.held_by.as_ref().map(Holder::as_str)).collect();
         let successes: Vec<bool> = reports.iter().map(|report| report.success).collect();
-        let most = i32::try_from(RunTable::MAX_NAMES).unwrap_or(i32::MAX);
-        self.links
-            .ask_aside(
+        let max_names = i32::try_from(RunTable::MAX_NAMES).unwrap_or(i32::MAX);
+        self.router
+            .call_blocking(
                 Call::RecordRuns,
                 &[
-                    (&self.caller.namespace, Type::TEXT),
+                    (&self.instance.namespace, Type::TEXT),
                     (&long(micros(RunTable::KEPT)), Type::INT8),
-                    (&most, Type::INT4),
+                    (&max_names, Type::INT4),
                     (&names, Type::TEXT_ARRAY),
                     (&skips, Type::INT8_ARRAY),
                     (&held_by, Type::TEXT_ARRAY),
@@ -132,13 +132,13 @@ impl Inspect for PostgresBackend {
     }
 
     async fn runs(&self, names: &Names) -> Result<Vec<RunRecord>> {
-        let (exactly, prefix) = named(names);
+        let (exactly, prefix) = exact_and_prefix(names);
         let reply = self
-            .links
-            .look(
+            .router
+            .call_slow(
                 Call::Runs,
                 &[
-                    (&self.caller.namespace, Type::TEXT),
+                    (&self.instance.namespace, Type::TEXT),
                     (&long(micros(RunTable::KEPT)), Type::INT8),
                     (&exactly, Type::TEXT),
                     (&prefix, Type::TEXT),
@@ -151,21 +151,21 @@ impl Inspect for PostgresBackend {
 
     async fn watch(&self, names: Names) -> Result<EventStream> {
         let Some(listener) = &self.listener else {
-            let words = format!(
+            let message = format!(
                 "the pooler at {} lets nobody listen; connect to the server itself",
-                self.links.connector.place
+                self.router.connector.place
             );
-            return Err(Failure::new(Kind::Unsupported, words).error());
+            return Err(Failure::new(Kind::Unsupported, message).error());
         };
         listener.follow(names).await.map_err(Failure::error)
     }
 
     async fn examine(&self) -> Result<Vec<Finding>> {
-        examine::examine(&self.links).await.map_err(Failure::error)
+        examine::examine(&self.router).await.map_err(Failure::error)
     }
 }
 
-fn named(names: &Names) -> (Option<&str>, Option<&str>) {
+fn exact_and_prefix(names: &Names) -> (Option<&str>, Option<&str>) {
     match names {
         Names::All => (None, None),
         Names::Prefix(prefix) => (None, Some(prefix)),

@@ -1,10 +1,11 @@
-//! `postgres://`, many machines: leases in a database that is there already.
+//! `postgres://`: leases in an existing database, shared by many machines.
 //!
 //! The rule is ported to functions in the schema `leasehold`, which any SQL
 //! client may call: see [`install`]. One round trip per operation; calls that
 //! come together share one and its commit. A release hands the lease to the
 //! next in line, whose instance is told by a notification that carries the
-//! grant. Renewals have a connection of their own.
+//! grant. While other leases are held, a call that may wait for a row lock does
+//! not use the connection that renews them.
 
 pub mod advisory;
 mod calls;
@@ -31,11 +32,11 @@ pub use tokio_postgres::Config;
 use uuid::Uuid;
 
 use self::{
-    connection::{Connector, Links, Slot},
+    connection::{ConnectionRouter, Connector, LazyConnection},
     errors::{Failure, Kind},
     liveness::{DeathWatch, LateRequests, Listener, Sessions},
-    ops::{Caller, Ops},
-    options::{Durability, History, Life},
+    ops::{InstanceParams, Ops},
+    options::{Durability, History, LivenessOption},
     renew::Renewals,
 };
 pub use self::{
@@ -49,20 +50,20 @@ use crate::{
     lease::{Answer, Decision, LeaseKey, Lifetime, Outcome, Released, Renewal, Request, Standing},
 };
 
-/// A transaction holds the rows of this many leases for some ten milliseconds.
+/// Renewing this many leases locks their rows for about 10 ms.
 const RENEW_BATCH: usize = 2000;
 /// How long a connection may be silent and still be believed: the server gives it up a second later.
 const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Leases stored in a Postgres database.
 ///
-/// Opened inside a tokio runtime with io and time, and used while it runs.
+/// Open it inside a Tokio runtime with I/O and time enabled; it works only while that runtime runs.
 pub struct PostgresBackend {
-    links: Arc<Links>,
-    caller: Caller,
+    router: Arc<ConnectionRouter>,
+    instance: InstanceParams,
     ops: Arc<Ops>,
     renewals: Renewals,
-    /// Absent where a pooler lends connections for a transaction at a time.
+    /// `None` behind a transaction pooler.
     listener: Option<Arc<Listener>>,
     hints: HintSender,
     late: Arc<LateRequests>,
@@ -79,13 +80,13 @@ impl PostgresBackend {
     pub async fn open(options: PostgresOptions) -> Result<Self> {
         let connector = Connector::new(options)?;
         let (first, notifications) = connector.connect_to_listen().await.map_err(Failure::error)?;
-        let lent = connector.is_lent();
-        if lent && connector.options.life == Life::Connection {
+        let transaction_pooled = connector.is_transaction_pooled();
+        if transaction_pooled && connector.options.liveness == LivenessOption::Connection {
             return Err(no_sessions(&connector, "liveness=connection", "use liveness=ttl"));
         }
         schema::check(&first, &connector.options).await.map_err(Failure::error)?;
         let channel = format!("lh_{}", Uuid::new_v4().simple());
-        let caller = Caller {
+        let instance = InstanceParams {
             namespace: connector.options.namespace.clone(),
             history: match connector.options.history {
                 History::All => b'a',
@@ -93,39 +94,39 @@ impl PostgresBackend {
                 History::Off => b'o',
             }
             .cast_signed(),
-            channel: (!lent).then(|| channel.clone()),
+            channel: (!transaction_pooled).then(|| channel.clone()),
         };
         let hints = HintSender::new();
-        let (listener, renews) = if lent {
-            (None, Slot::with(Arc::clone(&connector), first))
+        let (listener, separate_main) = if transaction_pooled {
+            (None, LazyConnection::with(Arc::clone(&connector), first))
         } else {
             let first = Some((first, notifications));
             let listener = Listener::new(Arc::clone(&connector), channel, hints.clone(), first);
             // Listen before the first request: Postgres drops notifications that nobody listens for.
             listener.ensure().await.map_err(Failure::error)?;
-            (Some(listener), Slot::new(Arc::clone(&connector)))
+            (Some(listener), LazyConnection::new(Arc::clone(&connector)))
         };
-        let links = Links::new(&connector, listener.clone(), renews);
+        let router = ConnectionRouter::new(&connector, listener.clone(), separate_main);
         let deaths = Arc::new(DeathWatch::default());
-        let looking = Arc::clone(&deaths).look(Arc::clone(&links), caller.clone(), hints.clone());
-        let ops = Ops::start(Arc::clone(&links), caller.clone(), hints.clone(), Arc::clone(&deaths));
+        let watching_deaths = Arc::clone(&deaths).run(Arc::clone(&router), instance.clone(), hints.clone());
+        let ops = Ops::start(Arc::clone(&router), instance.clone(), hints.clone(), Arc::clone(&deaths));
         let late = LateRequests::new(Arc::clone(&connector.options.clock));
         let mut tasks = vec![
-            connector.runtime.spawn(upkeep::keep_up(Arc::clone(&links))).abort_handle(),
-            connector.runtime.spawn(looking).abort_handle(),
+            connector.runtime.spawn(upkeep::run_maintenance(Arc::clone(&router))).abort_handle(),
+            connector.runtime.spawn(watching_deaths).abort_handle(),
         ];
-        if connector.options.life == Life::Connection {
-            let giving_back = Arc::clone(&late).give_back(Arc::clone(&ops));
-            tasks.push(connector.runtime.spawn(giving_back).abort_handle());
+        if connector.options.liveness == LivenessOption::Connection {
+            let releasing_late = Arc::clone(&late).release_late(Arc::clone(&ops));
+            tasks.push(connector.runtime.spawn(releasing_late).abort_handle());
         }
-        let renewals = Renewals::new(Arc::clone(&links), caller.clone(), hints.clone(), deaths);
-        Ok(Self { links, caller, ops, renewals, listener, hints, late, tasks })
+        let renewals = Renewals::new(Arc::clone(&router), instance.clone(), hints.clone(), deaths);
+        Ok(Self { router, instance, ops, renewals, listener, hints, late, tasks })
     }
 
-    /// The connection that a new lease of this instance ends with, if it does.
+    /// The session id for a new lease; `None` if it ends by ttl.
     async fn session(&self, lifetime: Lifetime) -> Result<Option<i32>, Failure> {
-        match (self.links.connector.options.life, lifetime, &self.listener) {
-            (Life::Connection, Lifetime::Attached, Some(listener)) => listener.ensure().await,
+        match (self.router.connector.options.liveness, lifetime, &self.listener) {
+            (LivenessOption::Connection, Lifetime::Attached, Some(listener)) => listener.ensure().await,
             _ => Ok(None),
         }
     }
@@ -140,14 +141,14 @@ impl PostgresBackend {
     }
 }
 
-/// Why nothing can end with a connection that a pooler lends for a transaction at a time.
+/// The error for what needs a session of its own, behind a transaction pooler.
 fn no_sessions(connector: &Connector, what: &str, instead: &str) -> Error {
-    let words = format!(
+    let message = format!(
         "{what} does not work through the pooler at {}, which lends connections for a transaction at a time; connect to the \
          server itself, or {instead}; where there is no such pooler, connect with ?pooler=none or ?pooler=session",
         connector.place
     );
-    Failure::new(Kind::Unsupported, words).error()
+    Failure::new(Kind::Unsupported, message).error()
 }
 
 impl Drop for PostgresBackend {
@@ -164,7 +165,7 @@ impl Drop for PostgresBackend {
 
 impl fmt::Debug for PostgresBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresBackend").field("place", &self.links.connector.place).finish_non_exhaustive()
+        f.debug_struct("PostgresBackend").field("place", &self.router.connector.place).finish_non_exhaustive()
     }
 }
 
@@ -178,14 +179,14 @@ pub(crate) fn open(url: &str, options: &OpenOptions) -> Opening {
 #[async_trait]
 impl Backend for PostgresBackend {
     fn guarantees(&self) -> Guarantees {
-        let options = &self.links.connector.options;
-        let (liveness, silence_limit) = match options.life {
-            Life::Ttl => (Liveness::Ttl, None),
-            Life::Connection => (Liveness::Connection, Some(SILENCE_LIMIT)),
+        let options = &self.router.connector.options;
+        let (liveness, silence_limit) = match options.liveness {
+            LivenessOption::Ttl => (Liveness::Ttl, None),
+            LivenessOption::Connection => (Liveness::Connection, Some(SILENCE_LIMIT)),
         };
         Guarantees::new("postgres", Reach::Network, liveness)
             .pushes(self.listener.is_some())
-            .survives_restart(options.life == Life::Ttl && options.durability != Durability::Unlogged)
+            .survives_restart(options.liveness == LivenessOption::Ttl && options.durability != Durability::Unlogged)
             .renew_batch(RENEW_BATCH)
             .silence_limit(silence_limit)
             .records_runs(true)
@@ -198,22 +199,22 @@ impl Backend for PostgresBackend {
     async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
         let session = self.session(request.lifetime).await.map_err(Failure::error)?;
         let belief = self.belief();
-        let asking = session.map(|_| self.late.asking(&request.key));
+        let in_flight = session.map(|_| self.late.in_flight(&request.key));
         let answer = self.ops.acquire(request, session).await;
-        if let Some(asking) = asking
+        if let Some(in_flight) = in_flight
             && !answer.as_ref().is_err_and(|failure| failure.kind == Kind::Unanswered)
         {
-            asking.answered();
+            in_flight.answered();
         }
         let answer = answer.map_err(Failure::error)?;
         if matches!(answer.value, Decision::Busy(_) | Decision::WrongShape { .. }) {
-            // An earlier ask with this id may still be carried out, and nobody will release it.
+            // An unanswered earlier try may still run: release it later.
             self.late.released(&request.key);
         }
-        // 1. It is asked for in the name of a connection. 2. That connection dies. 3. It is granted, and dead to all.
+        // 1. Requested for session A. 2. A dies. 3. Granted to A: the lease is already dead.
         if session.is_some() && self.listener.as_ref().and_then(|listener| listener.session()) != session {
-            let words = "the connection that the lease would end with was lost meanwhile";
-            return Err(Failure::new(Kind::Unanswered, words).error());
+            let message = "the connection that the lease would end with was lost meanwhile";
+            return Err(Failure::new(Kind::Unanswered, message).error());
         }
         Ok(answer.believed(belief))
     }
@@ -231,6 +232,6 @@ impl Backend for PostgresBackend {
     }
 
     fn inheritable(&self) -> Option<OwnedFd> {
-        self.listener.as_ref()?.lend()
+        self.listener.as_ref()?.inheritable_socket()
     }
 }

@@ -10,32 +10,32 @@ use tokio_postgres::{
 
 use super::{
     connection::Tls,
-    credentials::{Password, set},
+    credentials::{Password, env_var},
 };
 use crate::{Error, Result, backend::UrlOptions, clock::Clock};
 
-/// What a lease ends with.
+/// The parameter `liveness`: whether attached leases are renewed within a ttl or bound to a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Life {
+pub(super) enum LivenessOption {
     Ttl,
     Connection,
 }
 
-/// What lies between this process and the server.
+/// The pooler, if any, in front of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pooler {
     /// Each connection finds out whether its server session was started for it.
     Auto,
     None,
-    /// One that lends a server connection as long as its client stays.
+    /// Keeps a server session for one client as long as that stays.
     Session,
-    /// One that lends a server connection for a transaction at a time.
+    /// Shares server sessions between transactions.
     Transaction,
 }
 
 impl Pooler {
-    /// Whether server connections are lent for a transaction at a time, where the URL says so.
-    pub(super) fn lends(self) -> Option<bool> {
+    /// Whether server sessions are shared between transactions, if the URL says so.
+    pub(super) fn transaction_pooled(self) -> Option<bool> {
         match self {
             Self::Auto => None,
             Self::None | Self::Session => Some(false),
@@ -63,11 +63,11 @@ pub(super) enum History {
     Off,
 }
 
-/// How the server proves who it is.
+/// How the server's identity is checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Trust {
-    /// It need not: `sslmode=prefer`.
-    Anyone,
+    /// Not at all: `sslmode=prefer`.
+    Unverified,
     /// By a certificate of the system's authorities, or of those in this file.
     Verified(Option<PathBuf>),
 }
@@ -86,14 +86,14 @@ pub struct PostgresOptions {
     password: Password,
     trust: Trust,
     certificate: Option<Certificate>,
-    handed_in: Option<Arc<ClientConfig>>,
+    custom_tls: Option<Arc<ClientConfig>>,
     pub(super) namespace: String,
     pub(super) schema: String,
-    pub(super) life: Life,
+    pub(super) liveness: LivenessOption,
     pub(super) pooler: Pooler,
     pub(super) durability: Durability,
     pub(super) history: History,
-    /// The most connections for acquires and releases.
+    /// The maximum number of connections for acquires and releases.
     pub(super) connections: usize,
     /// Whether a missing schema is made on first connect.
     pub(super) init: bool,
@@ -119,13 +119,13 @@ const OWN: [&str; 13] = [
 ];
 
 impl PostgresOptions {
-    /// Reads a URL: `postgres://user@host:5432/db?schema=leasehold&liveness=ttl`.
+    /// Parses a URL: `postgres://user@host:5432/db?schema=leasehold&liveness=ttl`.
     ///
     /// Besides the usual parameters of a Postgres URL: `schema`, `liveness=ttl|connection`,
     /// `pooler=auto|none|session|transaction`, `durability=durable|async|unlogged`,
     /// `history=all|problems|off`, `connections` (8), `init=1` to install a missing schema,
     /// `password_file`, `password_env`, `sslmode`, `sslrootcert`, `sslcert` and `sslkey`. What the URL
-    /// leaves out comes from `PGHOST` and its kin and from the password file.
+    /// leaves out comes from the `PG…` environment variables and from the password file.
     ///
     /// # Errors
     /// `InvalidConfig` when the URL cannot be used; the message never shows a password.
@@ -147,7 +147,8 @@ impl PostgresOptions {
         Ok(options)
     }
 
-    /// Uses a configuration that the program has already, with the parameters of [`from_url`](Self::from_url): `liveness=ttl`.
+    /// Uses an existing configuration; `parameters` are those of [`from_url`](Self::from_url), such as
+    /// `history=problems`.
     ///
     /// ```
     /// use std::{sync::Arc, time::Duration};
@@ -180,7 +181,7 @@ impl PostgresOptions {
         if self.config.get_ssl_mode() == SslMode::Prefer {
             self.config.ssl_mode(SslMode::Require);
         }
-        self.handed_in = Some(config);
+        self.custom_tls = Some(config);
         self
     }
 
@@ -188,12 +189,12 @@ impl PostgresOptions {
         Self {
             config,
             password: Password::Given,
-            trust: Trust::Anyone,
+            trust: Trust::Unverified,
             certificate: None,
-            handed_in: None,
+            custom_tls: None,
             namespace: namespace.to_owned(),
             schema: String::from("leasehold"),
-            life: Life::Ttl,
+            liveness: LivenessOption::Ttl,
             pooler: Pooler::Auto,
             durability: Durability::Durable,
             history: History::All,
@@ -206,7 +207,12 @@ impl PostgresOptions {
 
     fn take(&mut self, mut url: UrlOptions) -> Result<()> {
         self.schema = url.take_text("schema").map_or(Ok(String::from("leasehold")), |name| schema(&name))?;
-        take_word(&mut url, "liveness", &[("ttl", Life::Ttl), ("connection", Life::Connection)], &mut self.life)?;
+        take_word(
+            &mut url,
+            "liveness",
+            &[("ttl", LivenessOption::Ttl), ("connection", LivenessOption::Connection)],
+            &mut self.liveness,
+        )?;
         let poolers = [
             ("auto", Pooler::Auto),
             ("none", Pooler::None),
@@ -220,18 +226,18 @@ impl PostgresOptions {
         let histories = [("all", History::All), ("problems", History::Problems), ("off", History::Off)];
         take_word(&mut url, "history", &histories, &mut self.history)?;
         self.init = url.take_switch("init")?.unwrap_or(false);
-        let number = |text: &str| text.parse().ok().filter(|most| (1..=64).contains(most));
+        let number = |text: &str| text.parse().ok().filter(|count| (1..=64).contains(count));
         self.connections = url.take_with("connections", "1 to 64", number)?.unwrap_or(8);
         self.password = match (url.take_text("password_file"), url.take_text("password_env")) {
             (Some(path), _) => Password::File(PathBuf::from(path)),
             (None, Some(name)) => Password::Variable(name),
-            (None, None) if self.config.get_password().is_none() => Password::Usual,
+            (None, None) if self.config.get_password().is_none() => Password::Libpq,
             (None, None) => Password::Given,
         };
-        let roots = url.take_text("sslrootcert").or_else(|| set("PGSSLROOTCERT"));
-        let mode = url.take_text("sslmode").or_else(|| set("PGSSLMODE"));
-        let chain = url.take_text("sslcert").or_else(|| set("PGSSLCERT"));
-        let key = url.take_text("sslkey").or_else(|| set("PGSSLKEY"));
+        let roots = url.take_text("sslrootcert").or_else(|| env_var("PGSSLROOTCERT"));
+        let mode = url.take_text("sslmode").or_else(|| env_var("PGSSLMODE"));
+        let chain = url.take_text("sslcert").or_else(|| env_var("PGSSLCERT"));
+        let key = url.take_text("sslkey").or_else(|| env_var("PGSSLKEY"));
         url.finish(&OWN)?;
         self.certificate = match (chain, key) {
             (Some(chain), Some(key)) => Some(Certificate { chain: chain.into(), key: key.into() }),
@@ -244,13 +250,13 @@ impl PostgresOptions {
         self.current_config().map(drop)
     }
 
-    /// `require` and above verify the server: encryption to anyone at all protects from nobody who matters.
+    /// `require` and above verify the server: unverified encryption does not stop an active attacker.
     fn encrypt(&mut self, mode: Option<&str>, roots: Option<&str>) -> Result<()> {
         let verified = || Trust::Verified(roots.filter(|roots| *roots != "system").map(PathBuf::from));
         let (mode, trust) = match mode {
             None if roots.is_some() || self.config.get_ssl_mode() == SslMode::Require => (SslMode::Require, verified()),
-            None | Some("prefer" | "allow") => (SslMode::Prefer, Trust::Anyone),
-            Some("disable") => (SslMode::Disable, Trust::Anyone),
+            None | Some("prefer" | "allow") => (SslMode::Prefer, Trust::Unverified),
+            Some("disable") => (SslMode::Disable, Trust::Unverified),
             Some("require" | "verify-ca" | "verify-full") => (SslMode::Require, verified()),
             Some(other) => {
                 return Err(Error::invalid_config(format!(
@@ -261,7 +267,7 @@ impl PostgresOptions {
         // On a socket in the file system nobody is in between, and the server encrypts nothing.
         let by_socket = |host: &Host| matches!(host, Host::Unix(_));
         let local = self.config.get_hostaddrs().is_empty() && self.config.get_hosts().iter().all(by_socket);
-        let (mode, trust) = if local { (SslMode::Disable, Trust::Anyone) } else { (mode, trust) };
+        let (mode, trust) = if local { (SslMode::Disable, Trust::Unverified) } else { (mode, trust) };
         self.config.ssl_mode(mode);
         self.trust = trust;
         Ok(())
@@ -273,18 +279,18 @@ impl PostgresOptions {
         config.keepalives_idle(Duration::from_secs(5)).keepalives_interval(Duration::from_secs(2));
         if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
             let socket = ["/var/run/postgresql", "/tmp"].into_iter().find(|path| PathBuf::from(path).is_dir());
-            config.host(set("PGHOST").as_deref().or(socket).unwrap_or("localhost"));
+            config.host(env_var("PGHOST").as_deref().or(socket).unwrap_or("localhost"));
         }
         if config.get_ports().is_empty() {
-            config.port(set("PGPORT").and_then(|port| port.parse().ok()).unwrap_or(5432));
+            config.port(env_var("PGPORT").and_then(|port| port.parse().ok()).unwrap_or(5432));
         }
         if config.get_user().is_none()
-            && let Some(user) = set("PGUSER").or_else(|| set("USER")).or_else(|| set("LOGNAME"))
+            && let Some(user) = env_var("PGUSER").or_else(|| env_var("USER")).or_else(|| env_var("LOGNAME"))
         {
             config.user(user);
         }
         if config.get_dbname().is_none()
-            && let Some(database) = set("PGDATABASE")
+            && let Some(database) = env_var("PGDATABASE")
         {
             config.dbname(database);
         }
@@ -300,21 +306,21 @@ impl PostgresOptions {
     }
 
     pub(super) fn tls(&self) -> Result<Tls> {
-        match &self.handed_in {
+        match &self.custom_tls {
             Some(config) => Ok(Tls::from_config(config)),
             None => Tls::new(&self.trust, self.certificate.as_ref()),
         }
     }
 
-    /// What the start of a session of our own asks of the server, as its `options`.
+    /// The startup `options` of a session of our own.
     ///
-    /// A client that vanished is noticed within about 11 s: by the keepalives, which stop where something
-    /// is sent to it, or by what it does not confirm.
+    /// A client that vanished is noticed within about 11 s: by keepalives when idle, by `tcp_user_timeout` when data is
+    /// unacknowledged.
     pub(super) fn start_options(&self) -> String {
         let keepalives = " -c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 \
                           -c tcp_user_timeout=11000";
         let mut options = String::new();
-        if self.life == Life::Connection {
+        if self.liveness == LivenessOption::Connection {
             options.push_str(keepalives);
         }
         if self.durability == Durability::Async {
@@ -372,7 +378,7 @@ mod tests {
         let url = "postgres://u:p@h:5433/db?schema=locks&liveness=connection&durability=async&history=problems\
                    &pooler=session&connections=3&sslmode=disable&options=-c%20x%3Dy";
         let options = parse(url).unwrap();
-        assert_eq!((options.schema.as_str(), options.life), ("locks", Life::Connection));
+        assert_eq!((options.schema.as_str(), options.liveness), ("locks", LivenessOption::Connection));
         assert_eq!((options.durability, options.history), (Durability::Async, History::Problems));
         assert_eq!((options.pooler, options.connections), (Pooler::Session, 3));
         assert_eq!((options.place().as_str(), options.config.get_options()), ("h:5433/db", Some("-c x=y")));

@@ -1,5 +1,5 @@
-//! Renews held leases in one statement, and everything else in a task of its own. A lease that ends with a
-//! connection which the instance has left counts as lost, even if the server still has it.
+//! Renews held leases in one statement, and everything else in a task of its own. A lease whose session this instance
+//! abandoned counts as lost, even if the server still has it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,12 +12,12 @@ use uuid::Uuid;
 
 use super::{
     calls::Call,
-    connection::{Links, Reply},
+    connection::{ConnectionRouter, Reply},
     decode,
-    encode::{int, long, storable_metadata},
+    encode::{int, long, mode_code, storable_metadata},
     errors::{Failure, Kind},
     liveness::{DeathWatch, Sessions},
-    ops::Caller,
+    ops::InstanceParams,
 };
 use crate::{
     backend::HintSender,
@@ -27,30 +27,35 @@ use crate::{
 /// How many entries that may have to wait for a lock are renewed in one statement.
 const EACH_BATCH: usize = 100;
 
-/// The least time for renewals that may have to wait for a lock, where nothing else waits for their answer.
-const ALONE: Duration = Duration::from_secs(1);
+/// The least timeout of renewals that may wait for a lock, if no other renewal waits for their answer.
+const MIN_BLOCKING_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What renews.
+/// Renews leases; at most one renewal that may wait for a lock runs at a time.
 #[derive(Debug)]
 pub(super) struct Renewals {
-    aside: Arc<Aside>,
-    turn: Arc<Mutex<()>>,
+    calls: Arc<RenewCalls>,
+    one_at_a_time: Arc<Mutex<()>>,
     runtime: Handle,
 }
 
-/// Renews what may have to wait for a lock.
+/// The calls that renew, shared with the task for those that may wait for a lock.
 #[derive(Debug)]
-struct Aside {
-    links: Arc<Links>,
-    caller: Caller,
+struct RenewCalls {
+    router: Arc<ConnectionRouter>,
+    instance: InstanceParams,
     hints: HintSender,
     deaths: Arc<DeathWatch>,
 }
 
 impl Renewals {
-    pub(super) fn new(links: Arc<Links>, caller: Caller, hints: HintSender, deaths: Arc<DeathWatch>) -> Self {
-        let runtime = links.connector.runtime.clone();
-        Self { aside: Arc::new(Aside { links, caller, hints, deaths }), turn: Arc::default(), runtime }
+    pub(super) fn new(
+        router: Arc<ConnectionRouter>,
+        instance: InstanceParams,
+        hints: HintSender,
+        deaths: Arc<DeathWatch>,
+    ) -> Self {
+        let runtime = router.connector.runtime.clone();
+        Self { calls: Arc::new(RenewCalls { router, instance, hints, deaths }), one_at_a_time: Arc::default(), runtime }
     }
 
     pub(super) async fn renew(
@@ -59,29 +64,29 @@ impl Renewals {
         sessions: Sessions,
     ) -> Result<Answer<Vec<Standing>>, Failure> {
         let mut standings = vec![Standing::Unknown; renewals.len()];
-        let mut left: Vec<usize> = (0..renewals.len()).collect();
-        let plain: Vec<usize> = left.iter().copied().filter(|at| changes_nothing(&renewals[*at])).collect();
+        let mut pending: Vec<usize> = (0..renewals.len()).collect();
+        let plain: Vec<usize> = pending.iter().copied().filter(|index| changes_nothing(&renewals[*index])).collect();
         let mut incarnation = None;
         if !plain.is_empty() {
-            let renewed = self.aside.together(&sessions, plain.iter().map(|at| &renewals[*at])).await?;
+            let renewed = self.calls.renew_held(&sessions, plain.iter().map(|index| &renewals[*index])).await?;
             incarnation = Some(renewed.incarnation);
-            for decode::Answer { at, verdict, .. } in renewed.answers {
-                if let Some(at) = plain.get(at) {
-                    standings[*at] = verdict.standing();
+            for decode::Answer { index, verdict, .. } in renewed.answers {
+                if let Some(index) = plain.get(index) {
+                    standings[*index] = verdict.standing();
                 }
             }
-            left.retain(|at| standings[*at] == Standing::Unknown);
+            pending.retain(|index| standings[*index] == Standing::Unknown);
         }
-        if !left.is_empty() {
-            // Those that wait for a stranger's transaction must not keep the answer from those that were renewed.
-            let most = renewals.iter().map(|renewal| renewal.ttl.get()).min().unwrap_or_default() / 6;
-            let most = if left.len() == renewals.len() { most.max(ALONE) } else { most };
-            let asked = left.iter().map(|at| renewals[*at].clone()).collect();
-            match timeout(most, self.renew_aside(asked, sessions)).await {
-                Ok(Ok((found, life))) => {
-                    incarnation = incarnation.or(life);
-                    for (at, standing) in left.iter().zip(found) {
-                        standings[*at] = standing;
+        if !pending.is_empty() {
+            // Renewals that another client's open transaction blocks must not delay the answer to those that are done.
+            let limit = renewals.iter().map(|renewal| renewal.ttl.get()).min().unwrap_or_default() / 6;
+            let limit = if pending.len() == renewals.len() { limit.max(MIN_BLOCKING_TIMEOUT) } else { limit };
+            let blocking = pending.iter().map(|index| renewals[*index].clone()).collect();
+            match timeout(limit, self.renew_blocking(blocking, sessions)).await {
+                Ok(Ok((found, answered_by))) => {
+                    incarnation = incarnation.or(answered_by);
+                    for (index, standing) in pending.iter().zip(found) {
+                        standings[*index] = standing;
                     }
                 }
                 Ok(Err(failure)) if incarnation.is_none() => return Err(failure),
@@ -90,70 +95,70 @@ impl Renewals {
             }
         }
         for (renewal, standing) in renewals.iter().zip(&standings) {
-            self.aside.links.note(renewal.key.id, standing);
+            self.calls.router.note(renewal.key.id, standing);
         }
         match incarnation {
             Some(incarnation) => Ok(Answer::new(standings, incarnation)),
-            None => Ok(Answer::new(standings, self.aside.links.main().await?.greeting.incarnation)),
+            None => Ok(Answer::new(standings, self.calls.router.main().await?.server_info.incarnation)),
         }
     }
 
-    /// One at a time and in a task of its own: a statement that waits for a lock goes on when nobody listens for its
-    /// answer any more, and more of them must not pile up behind it.
-    async fn renew_aside(
+    /// One at a time and in a task of its own: a blocked statement goes on after its caller left, and more of them must
+    /// not pile up behind it.
+    async fn renew_blocking(
         &self,
-        asked: Vec<Renewal>,
+        renewals: Vec<Renewal>,
         sessions: Sessions,
     ) -> Result<(Vec<Standing>, Option<Incarnation>), Failure> {
-        let turn = Arc::clone(&self.turn).lock_owned().await;
-        let aside = Arc::clone(&self.aside);
+        let permit = Arc::clone(&self.one_at_a_time).lock_owned().await;
+        let calls = Arc::clone(&self.calls);
         let task = self.runtime.spawn(async move {
-            let renewed = aside.renew(&asked, &sessions).await;
-            drop(turn);
+            let renewed = calls.renew(&renewals, &sessions).await;
+            drop(permit);
             renewed
         });
         task.await.unwrap_or_else(|_| Err(Failure::new(Kind::Unavailable, "the connection to postgres was closed")))
     }
 }
 
-impl Aside {
+impl RenewCalls {
     async fn renew(
         &self,
-        asked: &[Renewal],
+        renewals: &[Renewal],
         sessions: &Sessions,
     ) -> Result<(Vec<Standing>, Option<Incarnation>), Failure> {
-        let mut standings = vec![Standing::Unknown; asked.len()];
-        let mut life = None;
-        for (asked, standings) in asked.chunks(EACH_BATCH).zip(standings.chunks_mut(EACH_BATCH)) {
-            match self.renew_chunk(asked, sessions, standings).await {
-                Ok(now) => life = Some(now),
-                Err(failure) if !matches!(failure.kind, Kind::Locked | Kind::Overtaken) => return Err(failure),
-                // One that is locked leaves the others in the chunk unknown: ask for each alone.
-                Err(_) if asked.len() > 1 => {
-                    for (asked, standings) in asked.chunks(1).zip(standings.chunks_mut(1)) {
-                        life = self.renew_chunk(asked, sessions, standings).await.ok().or(life);
+        let mut standings = vec![Standing::Unknown; renewals.len()];
+        let mut incarnation = None;
+        for (chunk, standings) in renewals.chunks(EACH_BATCH).zip(standings.chunks_mut(EACH_BATCH)) {
+            match self.renew_chunk(chunk, sessions, standings).await {
+                Ok(now) => incarnation = Some(now),
+                Err(failure) if !matches!(failure.kind, Kind::Locked | Kind::Conflict) => return Err(failure),
+                // One that is locked leaves the others in the chunk unknown: renew each alone.
+                Err(_) if chunk.len() > 1 => {
+                    for (one, standing) in chunk.chunks(1).zip(standings.chunks_mut(1)) {
+                        incarnation = self.renew_chunk(one, sessions, standing).await.ok().or(incarnation);
                     }
                 }
                 Err(_) => {}
             }
         }
-        Ok((standings, life))
+        Ok((standings, incarnation))
     }
 
     async fn renew_chunk(
         &self,
-        asked: &[Renewal],
+        chunk: &[Renewal],
         sessions: &Sessions,
         standings: &mut [Standing],
     ) -> Result<Incarnation, Failure> {
-        let Renewed { answers, incarnation } = self.one_by_one(sessions, asked.iter()).await?;
-        for decode::Answer { at, verdict, hints } in answers {
+        let Renewed { answers, incarnation } = self.renew_any(sessions, chunk.iter()).await?;
+        for decode::Answer { index, verdict, hints } in answers {
             for hint in hints {
                 self.hints.send(hint);
             }
-            if let (Some(asked), Some(standing)) = (asked.get(at), standings.get_mut(at)) {
-                if verdict.is_bound() {
-                    self.deaths.add(&asked.key);
+            if let (Some(renewal), Some(standing)) = (chunk.get(index), standings.get_mut(index)) {
+                if verdict.is_behind_session() {
+                    self.deaths.add(&renewal.key);
                 }
                 *standing = verdict.standing();
             }
@@ -161,7 +166,8 @@ impl Aside {
         Ok(incarnation)
     }
 
-    async fn together<'a>(
+    /// Renews what holds, without waiting for locks.
+    async fn renew_held<'a>(
         &self,
         sessions: &Sessions,
         renewals: impl Iterator<Item = &'a Renewal>,
@@ -173,13 +179,13 @@ impl Aside {
             ttls.push(long(micros(renewal.ttl.get())));
         }
         let reply = self
-            .links
-            .ask(
+            .router
+            .call(
                 Call::RenewMany,
                 &[
-                    (&self.caller.namespace, Type::TEXT),
-                    (&self.caller.channel, Type::TEXT),
-                    (&sessions.left, Type::INT4_ARRAY),
+                    (&self.instance.namespace, Type::TEXT),
+                    (&self.instance.channel, Type::TEXT),
+                    (&sessions.abandoned, Type::INT4_ARRAY),
                     (&names, Type::TEXT_ARRAY),
                     (&ids, Type::UUID_ARRAY),
                     (&ttls, Type::INT8_ARRAY),
@@ -189,7 +195,8 @@ impl Aside {
         Renewed::from(&reply, decode::renewed)
     }
 
-    async fn one_by_one<'a>(
+    /// Renews whatever it is, waiting for locks.
+    async fn renew_any<'a>(
         &self,
         sessions: &Sessions,
         renewals: impl Iterator<Item = &'a Renewal>,
@@ -202,21 +209,21 @@ impl Aside {
             ids.push(Uuid::from_u128(renewal.key.id.as_u128()));
             ttls.push(long(micros(renewal.ttl.get())));
             floors.push(renewal.fence_floor.map(|floor| long(floor.get())));
-            modes.push(renewal.downgrade.map(|claim| decode::code(claim.mode())));
+            modes.push(renewal.downgrade.map(|claim| mode_code(claim.mode())));
             units.push(renewal.downgrade.map(|claim| int(claim.units())));
             capacities.push(renewal.downgrade.map(|claim| int(claim.capacity())));
             metadata.push(renewal.metadata.as_ref().map(|metadata| Json(storable_metadata(metadata))));
         }
         let reply = self
-            .links
-            .ask_aside(
+            .router
+            .call_blocking(
                 Call::RenewEach,
                 &[
-                    (&self.caller.namespace, Type::TEXT),
-                    (&self.caller.channel, Type::TEXT),
+                    (&self.instance.namespace, Type::TEXT),
+                    (&self.instance.channel, Type::TEXT),
                     (&sessions.now, Type::INT4),
-                    (&sessions.left, Type::INT4_ARRAY),
-                    (&self.caller.history, Type::CHAR),
+                    (&sessions.abandoned, Type::INT4_ARRAY),
+                    (&self.instance.history, Type::CHAR),
                     (&names, Type::TEXT_ARRAY),
                     (&ids, Type::UUID_ARRAY),
                     (&ttls, Type::INT8_ARRAY),

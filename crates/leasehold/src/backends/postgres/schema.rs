@@ -1,4 +1,4 @@
-//! The schema: versions, applied once each, and wrappers where other clients look.
+//! The schema: versions, and optional wrappers in another schema.
 
 use super::{
     calls::Call,
@@ -65,7 +65,7 @@ pub struct Installed {
 /// It begins and commits no transaction, so that a migration tool can put it into one.
 ///
 /// # Errors
-/// `InvalidConfig` when `expose` is no plain name.
+/// `InvalidConfig` if `expose` is not a plain name.
 pub fn sql(options: &PostgresOptions, expose: Option<&str>) -> Result<String> {
     sql_since(options, expose, 0)
 }
@@ -84,13 +84,13 @@ pub fn sql_since(options: &PostgresOptions, expose: Option<&str>, installed: i32
 /// One statement that removes the schema with all leases and their history, and what [`install`] put into `exposed`.
 ///
 /// # Errors
-/// `InvalidConfig` when `exposed` is no plain name.
+/// `InvalidConfig` if `exposed` is not a plain name.
 pub fn uninstall_sql(options: &PostgresOptions, exposed: Option<&str>) -> Result<String> {
     let target = exposed.map_or(Ok(String::new()), options::schema)?;
     Ok(named(UNINSTALL, &options.schema).replace("/*target*/", &target))
 }
 
-/// Brings the schema to the newest version; safe to repeat and for two at once.
+/// Brings the schema to the newest version; safe to repeat and to run concurrently.
 ///
 /// `expose` installs wrappers and views into another schema, such as `public`,
 /// where unqualified and rpc callers look.
@@ -99,7 +99,7 @@ pub fn uninstall_sql(options: &PostgresOptions, exposed: Option<&str>) -> Result
 /// `PermissionDenied` when the role may not create, `InvalidConfig` when the schema is newer than this library or
 /// others than this role can change it.
 pub async fn install(options: PostgresOptions, expose: Option<&str>) -> Result<Installed> {
-    // What cannot be exposed is refused before anything is asked.
+    // What cannot be exposed is refused before anything is sent.
     statement(&options, expose, newest())?;
     let connector = Connector::new(options)?;
     let connection = connector.connect().await.map_err(Failure::error)?;
@@ -128,7 +128,7 @@ async fn install_on(
         match connection.install(&text).await {
             Ok(()) => return Ok(Installed { before, now: before.max(newest()) }),
             // Another has installed meanwhile.
-            Err(failure) if failure.kind == Kind::Overtaken && tries < 3 => tries += 1,
+            Err(failure) if failure.kind == Kind::Conflict && tries < 3 => tries += 1,
             Err(failure) => {
                 let _closed = connection.install("rollback").await;
                 return Err(failure);
@@ -161,7 +161,7 @@ fn statement(options: &PostgresOptions, expose: Option<&str>, installed: i32) ->
         }
         text.push_str(&named(EXPOSE, &options.schema).replace("/*target*/", &format!("\"{target}\".")));
     }
-    // What surrounds it goes on as it was.
+    // Restores the caller's settings.
     text.push_str(
         "perform set_config('search_path', path, true), set_config('check_function_bodies', bodies, true);\n",
     );
@@ -179,7 +179,7 @@ pub(super) struct Found {
 
 impl Found {
     fn refused(&self, options: &PostgresOptions) -> Failure {
-        let words = format!(
+        let message = format!(
             "schema {} has version {}, which works with libraries from version {} on, newer than the {} of this one; \
              update the library",
             options.schema,
@@ -187,24 +187,27 @@ impl Found {
             self.usable_since,
             newest()
         );
-        Failure::new(Kind::Config, words)
+        Failure::new(Kind::Config, message)
     }
 }
 
 async fn found(connection: &Connection) -> Result<Option<Found>, Failure> {
-    let greeting = decode::greeting(&connection.ask(Call::Greet, &[]).await?)?;
-    // Nothing is called that another role can have put there; the installation refuses such a schema.
-    if !greeting.installed || !connection.ask(Call::OtherOwner, &[]).await?.is_empty() {
+    let server_info = decode::server_info(&connection.call(Call::ServerInfo, &[]).await?)?;
+    // Never call functions of a schema that another role owns; the installation refuses such a schema.
+    if !server_info.installed || !connection.call(Call::OtherOwner, &[]).await?.is_empty() {
         return Ok(None);
     }
-    decode::found(&connection.ask(Call::Version, &[]).await?)
+    decode::found(&connection.call(Call::Version, &[]).await?)
 }
 
 /// Refuses a schema that this library cannot work with; installs a missing one when that is wanted.
 pub(super) async fn check(connection: &Connection, options: &PostgresOptions) -> Result<(), Failure> {
     let schema = &options.schema;
-    let there =
-        if connection.greeting.installed { decode::found(&connection.ask(Call::Version, &[]).await?)? } else { None };
+    let there = if connection.server_info.installed {
+        decode::found(&connection.call(Call::Version, &[]).await?)?
+    } else {
+        None
+    };
     let Some(there) = there.filter(|there| there.version >= newest() || !options.init) else {
         if options.init {
             return install_on(connection, options, None).await.map(drop);

@@ -1,28 +1,28 @@
-//! What an instance does for the tables now and then. A short-lived process never gets to it.
+//! Periodic maintenance of the tables. A short-lived process never gets to it.
 
 use std::{sync::Arc, time::Duration};
 
-use super::{calls::Call, connection::Links, decode, errors::Failure};
+use super::{calls::Call, connection::ConnectionRouter, decode, errors::Failure};
 use crate::Result;
 
-/// How often an instance asks whether the tables want tidying; the one that finds them so does it.
+/// How often an instance checks whether maintenance is due.
 const PAUSE: Duration = Duration::from_secs(20);
 
-/// The same while queues are busy: an autovacuum comes once a minute, and until then every wait takes new room.
+/// The same while queues are busy: autovacuum runs once a minute, and until then every wait makes the table grow.
 const BUSY_PAUSE: Duration = Duration::from_secs(5);
 
-/// One call does this much or more where there is more to do, as `maintain` says.
-const MORE: i32 = 250;
+/// If `maintain` returns this or more, more work may remain.
+const FULL_BATCH: i32 = 250;
 
-/// Between two such calls, for others.
-const BREATH: Duration = Duration::from_millis(10);
+/// The pause between two calls of it.
+const BATCH_PAUSE: Duration = Duration::from_millis(10);
 
-pub(super) async fn keep_up(links: Arc<Links>) {
+pub(super) async fn run_maintenance(router: Arc<ConnectionRouter>) {
     let mut pause = PAUSE;
     loop {
         tokio::time::sleep(pause).await;
-        links.close_unused().await;
-        pause = match tidy_up(&links).await {
+        router.close_unused().await;
+        pause = match maintain_once(&router).await {
             Ok(true) => BUSY_PAUSE,
             Ok(false) => PAUSE,
             Err(failure) => {
@@ -33,16 +33,16 @@ pub(super) async fn keep_up(links: Arc<Links>) {
     }
 }
 
-/// Whether the queues were worn.
-async fn tidy_up(links: &Links) -> Result<bool, Failure> {
-    if decode::only(&links.ask(Call::Due, &[]).await?.rows)? {
-        while decode::only::<i32>(&links.look(Call::Maintain, &[]).await?.rows)? >= MORE {
-            tokio::time::sleep(BREATH).await;
+/// Returns whether the queues needed a vacuum.
+async fn maintain_once(router: &ConnectionRouter) -> Result<bool, Failure> {
+    if decode::only(&router.call(Call::Due, &[]).await?.rows)? {
+        while decode::only::<i32>(&router.call_slow(Call::Maintain, &[]).await?.rows)? >= FULL_BATCH {
+            tokio::time::sleep(BATCH_PAUSE).await;
         }
     }
-    let worn = decode::only(&links.ask(Call::Worn, &[]).await?.rows)?;
-    if worn {
-        links.look(Call::Vacuum, &[]).await?;
+    let needs_vacuum = decode::only(&router.call(Call::NeedsVacuum, &[]).await?.rows)?;
+    if needs_vacuum {
+        router.call_slow(Call::Vacuum, &[]).await?;
     }
-    Ok(worn)
+    Ok(needs_vacuum)
 }

@@ -35,24 +35,24 @@ use crate::{
 /// # When you lose it
 /// The locks are lost with the connection. [`AdvisoryGuard::check`] fails once this process has noticed.
 #[derive(Clone)]
-pub struct Advisory(Arc<Held>);
+pub struct Advisory(Arc<SessionLocks>);
 
-struct Held {
+struct SessionLocks {
     connection: Connection,
-    /// The server would give a key to one connection as often as it asks: we count. 0 is exclusive.
+    /// Holders in this process: 0 exclusive, n shared. Needed because the server grants a key repeatedly to one
+    /// connection.
     keys: Mutex<HashMap<Key, usize>>,
     released: Notify,
     limit: usize,
 }
 
 impl Advisory {
-    /// How many locks are held at once by default: the server has room for some ten thousand in all, and when
+    /// The default limit on locks held at once: the server has room for some ten thousand in all, and when
     /// that is used up every statement that needs a lock fails.
     pub const LIMIT: usize = 1000;
 
-    /// How long another process's lock is waited for between two looks, at most. A blocked
-    /// statement would be told sooner, and would keep dead rows from being removed.
-    const LOOK_EVERY: Duration = Duration::from_millis(100);
+    /// Longest pause between tries. We poll: a blocking statement would hold a snapshot and delay vacuum.
+    const MAX_PAUSE: Duration = Duration::from_millis(100);
 
     /// Connects to the server this `postgres://` URL names.
     ///
@@ -62,7 +62,7 @@ impl Advisory {
         Self::connect_with_limit(url, Self::LIMIT).await
     }
 
-    /// Connects, with another limit on how many locks may be held at once.
+    /// Connects; at most `limit` locks may be held at once.
     ///
     /// # Errors
     /// As for [`connect`](Self::connect).
@@ -71,11 +71,11 @@ impl Advisory {
         on_runtime(async move {
             let connector = Connector::new(options)?;
             let connection = connector.connect().await.map_err(Failure::error)?;
-            if connector.is_lent() {
+            if connector.is_transaction_pooled() {
                 return Err(no_sessions(&connector, "a session-level advisory lock", "lock inside a transaction"));
             }
-            let held = Held { connection, keys: Mutex::default(), released: Notify::new(), limit };
-            Ok(Self(Arc::new(held)))
+            let locks = SessionLocks { connection, keys: Mutex::default(), released: Notify::new(), limit };
+            Ok(Self(Arc::new(locks)))
         })
         .await
     }
@@ -91,7 +91,7 @@ impl Advisory {
         self.try_acquire_as(key, Sharing::Exclusive).await
     }
 
-    /// Like the call without `_as`, exclusive or shared.
+    /// Like [`try_acquire`](Self::try_acquire), exclusive or shared.
     ///
     /// # Errors
     /// As for [`try_acquire`](Self::try_acquire).
@@ -99,20 +99,20 @@ impl Advisory {
     /// # Cancel safety
     /// Dropping the future leaves no lock behind.
     pub async fn try_acquire_as(&self, key: impl Into<Key>, sharing: Sharing) -> Result<Option<AdvisoryGuard>> {
-        let (held, key) = (Arc::clone(&self.0), key.into());
+        let (locks, key) = (Arc::clone(&self.0), key.into());
         // A task of its own: whoever drops this future does not leave a lock behind.
         on_runtime(async move {
-            if !held.reserve(key, sharing)? {
+            if !locks.reserve(key, sharing)? {
                 return Ok(None);
             }
-            let guard = AdvisoryGuard { held, key, sharing, over: AtomicBool::new(false) };
-            match guard.held.ask(try_call(key, sharing), key).await {
+            let guard = AdvisoryGuard { locks, key, sharing, released: AtomicBool::new(false) };
+            match guard.locks.call(try_call(key, sharing), key).await {
                 Ok(true) => Ok(Some(guard)),
                 Ok(false) => {
                     guard.forget();
                     Ok(None)
                 }
-                // Whether it was taken is not known: the guard's drop unlocks it.
+                // Outcome unknown: dropping the guard unlocks.
                 Err(error) => Err(error),
             }
         })
@@ -130,7 +130,7 @@ impl Advisory {
         self.acquire_as(key, Sharing::Exclusive, wait).await
     }
 
-    /// Like the call without `_as`, exclusive or shared.
+    /// Like [`acquire`](Self::acquire), exclusive or shared.
     ///
     /// # Errors
     /// As for [`acquire`](Self::acquire).
@@ -148,18 +148,18 @@ impl Advisory {
                         return Ok(guard);
                     }
                     let _either = timeout(pause, released).await;
-                    pause = (pause * 2).min(Self::LOOK_EVERY);
+                    pause = (pause * 2).min(Self::MAX_PAUSE);
                 }
             });
             taken.await.map_or(Ok(None), |taken: Result<AdvisoryGuard>| taken.map(Some))
         });
         taken.await?.ok_or_else(|| {
-            let words = format!("the advisory lock {key:?} was not free within {}", Brief(wait));
+            let message = format!("the advisory lock {key:?} was not free within {}", Brief(wait));
             match crate::Resource::new(format!("{key:?}")) {
                 Ok(resource) => {
                     Error::wait_elapsed(&resource, "postgres advisory", Brief(wait), crate::lease::Busy::default())
                 }
-                Err(_) => Error::unavailable(words),
+                Err(_) => Error::unavailable(message),
             }
         })
     }
@@ -176,8 +176,8 @@ impl fmt::Debug for Advisory {
     }
 }
 
-impl Held {
-    /// Whether this instance may ask for it: nobody here has it, or all share it.
+impl SessionLocks {
+    /// Reserves the key here; false if this instance holds it in a conflicting mode.
     fn reserve(&self, key: Key, sharing: Sharing) -> Result<bool> {
         let mut keys = self.keys.lock();
         match (keys.get_mut(&key), sharing) {
@@ -209,17 +209,17 @@ impl Held {
     }
 
     async fn unlock(&self, key: Key, sharing: Sharing) -> Result<bool> {
-        let unlocked = self.ask(unlock_call(key, sharing), key).await;
+        let unlocked = self.call(unlock_call(key, sharing), key).await;
         self.free(key);
         unlocked
     }
 
-    async fn ask(&self, call: Call, key: Key) -> Result<bool> {
+    async fn call(&self, call: Call, key: Key) -> Result<bool> {
         let rows = match &key {
-            Key::Number(number) => self.connection.ask(call, &[(number, Type::INT8)]).await,
+            Key::Number(number) => self.connection.call(call, &[(number, Type::INT8)]).await,
             Key::Pair(class, object) => {
                 let pair: [Parameter<'_>; 2] = [(class, Type::INT4), (object, Type::INT4)];
-                self.connection.ask(call, &pair).await
+                self.connection.call(call, &pair).await
             }
         };
         rows.and_then(|rows| decode::only(&rows)).map_err(Failure::error)
@@ -247,10 +247,10 @@ fn unlock_call(key: Key, sharing: Sharing) -> Call {
 /// A session-level advisory lock; dropping it releases it soon after.
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct AdvisoryGuard {
-    held: Arc<Held>,
+    locks: Arc<SessionLocks>,
     key: Key,
     sharing: Sharing,
-    over: AtomicBool,
+    released: AtomicBool,
 }
 
 impl AdvisoryGuard {
@@ -264,7 +264,7 @@ impl AdvisoryGuard {
     /// # Errors
     /// `Unavailable` when the connection broke.
     pub fn check(&self) -> Result<()> {
-        if self.held.connection.is_closed() {
+        if self.locks.connection.is_closed() {
             return Err(Error::unavailable(
                 "the connection that held this advisory lock broke; stop the work it protects",
             ));
@@ -277,27 +277,27 @@ impl AdvisoryGuard {
     /// # Errors
     /// When the server could not tell.
     pub async fn release(self) -> Result<bool> {
-        self.over.store(true, Ordering::SeqCst);
-        let (held, key, sharing) = (Arc::clone(&self.held), self.key, self.sharing);
-        on_runtime(async move { held.unlock(key, sharing).await }).await
+        self.released.store(true, Ordering::SeqCst);
+        let (locks, key, sharing) = (Arc::clone(&self.locks), self.key, self.sharing);
+        on_runtime(async move { locks.unlock(key, sharing).await }).await
     }
 
-    /// It was never taken.
+    /// The server refused: drop the reservation.
     fn forget(self) {
-        self.over.store(true, Ordering::SeqCst);
-        self.held.free(self.key);
+        self.released.store(true, Ordering::SeqCst);
+        self.locks.free(self.key);
     }
 }
 
 impl Drop for AdvisoryGuard {
     fn drop(&mut self) {
-        if self.over.load(Ordering::SeqCst) {
+        if self.released.load(Ordering::SeqCst) {
             return;
         }
-        let (held, key, sharing) = (Arc::clone(&self.held), self.key, self.sharing);
+        let (locks, key, sharing) = (Arc::clone(&self.locks), self.key, self.sharing);
         if let Ok(threads) = threads::of_process() {
             threads.io.spawn(async move {
-                if let Err(error) = held.unlock(key, sharing).await {
+                if let Err(error) = locks.unlock(key, sharing).await {
                     tracing::warn!(%error, "could not unlock; it ends with the connection");
                 }
             });
@@ -311,8 +311,8 @@ impl fmt::Debug for AdvisoryGuard {
     }
 }
 
-/// Runs where the connection lives, to its end, whatever becomes of the caller.
+/// Runs on the runtime of the connection, to its end, even if the caller is dropped.
 async fn on_runtime<T: Send + 'static>(work: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
-    let ended = || Error::unavailable("the thread that keeps locks ended");
+    let ended = || Error::unavailable("the I/O thread ended");
     threads::of_process()?.io.spawn(work).await.unwrap_or_else(|_| Err(ended()))
 }

@@ -22,7 +22,7 @@ pub async fn lock_in<K: Into<Key>>(transaction: &Transaction<'_>, keys: impl Int
     lock_in_as(transaction, keys, Sharing::Exclusive).await
 }
 
-/// Like the call without `_as`, exclusive or shared.
+/// Like [`lock_in`], exclusive or shared.
 ///
 /// # Errors
 /// As for [`lock_in`].
@@ -51,7 +51,7 @@ pub async fn try_lock_in<K: Into<Key>>(
     try_lock_in_as(transaction, keys, Sharing::Exclusive).await
 }
 
-/// Like the call without `_as`, exclusive or shared.
+/// Like [`try_lock_in`], exclusive or shared.
 ///
 /// # Errors
 /// As for [`lock_in`].
@@ -85,7 +85,7 @@ fn failed(error: &tokio_postgres::Error) -> Error {
     Failure::calling("this transaction", error).error()
 }
 
-/// Keys in the order in which all take them.
+/// Keys in the global lock order.
 struct Keys {
     numbers: Vec<i64>,
     classes: Vec<i32>,

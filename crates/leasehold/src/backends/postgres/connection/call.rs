@@ -24,11 +24,10 @@ use crate::{
     },
 };
 
-/// A call that is not answered within this is given up, and its connection with it: the
-/// functions themselves wait for locks far shorter.
+/// A call unanswered for this long fails and is cancelled; the functions themselves wait for locks far shorter.
 const CALL_LIMIT: Duration = Duration::from_secs(5);
 
-/// What an installation may take: it waits for others that install, and for nothing else.
+/// Timeout of an installation, which waits only for other installations.
 const INSTALL_LIMIT: Duration = Duration::from_secs(300);
 
 impl Connection {
@@ -41,32 +40,32 @@ impl Connection {
         self.driver.abort();
     }
 
-    /// Asks and waits for the answer, but not for ever.
-    pub(in crate::backends::postgres) async fn ask(
+    /// Sends the call and waits for its answer, within `CALL_LIMIT`.
+    pub(in crate::backends::postgres) async fn call(
         &self,
         call: Call,
         parameters: &[Parameter<'_>],
     ) -> Result<Vec<Row>, Failure> {
         let answer = timeout(CALL_LIMIT, async {
-            let was_wrapped = self.wrapped.load(Ordering::SeqCst);
-            match self.ask_once(call, parameters).await {
-                // The defaults of this session are not what they were when it was greeted.
-                Err(error) if is_unusual(&error) && !was_wrapped => {
-                    self.wrapped.store(true, Ordering::SeqCst);
-                    self.ask_once(call, parameters).await
+            let was_explicit = self.explicit_transaction.load(Ordering::SeqCst);
+            match self.call_once(call, parameters).await {
+                // The session's defaults changed since they were read.
+                Err(error) if needs_explicit_transaction(&error) && !was_explicit => {
+                    self.explicit_transaction.store(true, Ordering::SeqCst);
+                    self.call_once(call, parameters).await
                 }
                 answer => answer,
             }
         });
-        self.judge(answer.await.ok(), CALL_LIMIT)
+        self.check_answer(answer.await.ok(), CALL_LIMIT)
     }
 
-    async fn ask_once(&self, call: Call, parameters: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
+    async fn call_once(&self, call: Call, parameters: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
         let text = self.connector.text(call);
         let values: Vec<&(dyn ToSql + Sync)> = parameters.iter().map(|(value, _)| *value).collect();
-        let asks = async {
-            // To prepare takes a round trip of its own, which pays from the second time on.
-            if self.connector.is_lent() || !self.asked[call as usize].swap(true, Ordering::Relaxed) {
+        let plain = async {
+            // Preparing costs a round trip, so prepare on the second use.
+            if self.connector.is_transaction_pooled() || !self.used_once[call as usize].swap(true, Ordering::Relaxed) {
                 return self.client.query_typed(text, parameters).await;
             }
             let types: Vec<Type> = parameters.iter().map(|(_, kind)| kind.clone()).collect();
@@ -74,18 +73,18 @@ impl Connection {
             let statement = self.prepared[call as usize].get_or_try_init(prepare).await?;
             self.client.query(statement, &values).await
         };
-        if !self.wrapped.load(Ordering::SeqCst) || matches!(call, Call::Vacuum) {
-            return asks.await;
+        if !self.explicit_transaction.load(Ordering::SeqCst) || matches!(call, Call::Vacuum) {
+            return plain.await;
         }
         self.in_transaction(call, parameters).await
     }
 
-    /// The call in a transaction of its own, where those of this session are not READ COMMITTED or not READ WRITE by default.
+    /// Runs the call in an explicit READ COMMITTED READ WRITE transaction.
     ///
-    /// The first poll sends all three, so that no transaction stays open when the caller leaves; and nothing else is sent
-    /// between them, which would be part of the transaction.
+    /// The first poll sends all three statements, so no transaction stays open if the caller leaves. `sending` keeps
+    /// statements of others out of it.
     async fn in_transaction(&self, call: Call, parameters: &[Parameter<'_>]) -> Result<Vec<Row>, Error> {
-        let mut asking = pin!(async {
+        let mut sending = pin!(async {
             tokio::join!(
                 biased;
                 self.client.batch_execute("begin isolation level read committed read write"),
@@ -95,8 +94,8 @@ impl Connection {
         });
         let mut is_sent = false;
         let (begun, rows, ended) = poll_fn(|context| {
-            let _alone = (!mem::replace(&mut is_sent, true)).then(|| self.sending.lock());
-            asking.as_mut().poll(context)
+            let _sending_alone = (!mem::replace(&mut is_sent, true)).then(|| self.sending.lock());
+            sending.as_mut().poll(context)
         })
         .await;
         begun?;
@@ -107,15 +106,15 @@ impl Connection {
 
     /// Runs statements that take no parameters.
     pub(in crate::backends::postgres) async fn execute(&self, text: &str) -> Result<(), Failure> {
-        self.judge(timeout(CALL_LIMIT, self.client.batch_execute(text)).await.ok(), CALL_LIMIT)
+        self.check_answer(timeout(CALL_LIMIT, self.client.batch_execute(text)).await.ok(), CALL_LIMIT)
     }
 
-    /// Installs: the same for what may take long.
+    /// Runs statements with `INSTALL_LIMIT`.
     pub(in crate::backends::postgres) async fn install(&self, text: &str) -> Result<(), Failure> {
-        self.judge(timeout(INSTALL_LIMIT, self.client.batch_execute(text)).await.ok(), INSTALL_LIMIT)
+        self.check_answer(timeout(INSTALL_LIMIT, self.client.batch_execute(text)).await.ok(), INSTALL_LIMIT)
     }
 
-    fn judge<T>(&self, answer: Option<Result<T, Error>>, limit: Duration) -> Result<T, Failure> {
+    fn check_answer<T>(&self, answer: Option<Result<T, Error>>, limit: Duration) -> Result<T, Failure> {
         let place = &self.connector.place;
         if let Some(answer) = answer {
             return answer.map_err(|error| Failure::calling(place, &error));
@@ -134,6 +133,6 @@ impl Connection {
 }
 
 /// Whether the session's default isolation or read-only mode is in the way.
-fn is_unusual(error: &Error) -> bool {
+fn needs_explicit_transaction(error: &Error) -> bool {
     error.code().is_some_and(|code| *code == SqlState::READ_ONLY_SQL_TRANSACTION || code.code() == "LH001")
 }

@@ -1,4 +1,4 @@
-//! Connects by a socket of our own, so that a child process can inherit the connection that leases end with.
+//! Connects by a socket of our own, so that a child process can inherit the session that leases are bound to.
 
 use std::{
     io,
@@ -25,12 +25,12 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 /// A socket to the server, of either kind.
 #[derive(Debug)]
-pub(super) enum Link {
+pub(super) enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
 
-impl AsyncRead for Link {
+impl AsyncRead for Socket {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_read(cx, buffer),
@@ -39,7 +39,7 @@ impl AsyncRead for Link {
     }
 }
 
-impl AsyncWrite for Link {
+impl AsyncWrite for Socket {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_write(cx, bytes),
@@ -62,12 +62,12 @@ impl AsyncWrite for Link {
     }
 }
 
-type Wrapped = <MakeRustlsConnect as MakeTlsConnect<Link>>::TlsConnect;
+type Wrapped = <MakeRustlsConnect as MakeTlsConnect<Socket>>::TlsConnect;
 
-/// A connection, what moves its messages, and its socket.
+/// A client, its driver, and its socket.
 pub(super) struct Dialled {
     pub(super) client: Client,
-    pub(super) driver: tokio_postgres::Connection<Link, <Wrapped as TlsConnect<Link>>::Stream>,
+    pub(super) driver: tokio_postgres::Connection<Socket, <Wrapped as TlsConnect<Socket>>::Stream>,
     pub(super) socket: OwnedFd,
 }
 
@@ -90,13 +90,13 @@ enum At {
 pub(super) fn targets(config: &Config) -> Vec<Target> {
     let (hosts, addresses, ports) = (config.get_hosts(), config.get_hostaddrs(), config.get_ports());
     (0..hosts.len().max(addresses.len()))
-        .map(|at| {
-            let port = ports.get(at).or(ports.first()).copied().unwrap_or(5432);
-            let name = match hosts.get(at) {
+        .map(|index| {
+            let port = ports.get(index).or(ports.first()).copied().unwrap_or(5432);
+            let name = match hosts.get(index) {
                 Some(Host::Tcp(name)) => name.clone(),
                 _ => String::new(),
             };
-            let at = match (addresses.get(at), hosts.get(at)) {
+            let at = match (addresses.get(index), hosts.get(index)) {
                 (Some(address), _) => At::Address(*address, port),
                 (None, Some(Host::Unix(folder))) => At::Path(folder.join(format!(".s.PGSQL.{port}"))),
                 (None, _) => At::Name(name.clone(), port),
@@ -106,7 +106,7 @@ pub(super) fn targets(config: &Config) -> Vec<Target> {
         .collect()
 }
 
-/// Connects to one place within a limit. An error of the socket is no error of the server's.
+/// Connects to one place within a limit. Outer error: socket; inner error: server.
 pub(super) async fn dial(
     config: &Config,
     tls: &MakeRustlsConnect,
@@ -114,28 +114,28 @@ pub(super) async fn dial(
     limit: Duration,
 ) -> Result<Result<Dialled, tokio_postgres::Error>, io::Error> {
     timeout(limit, async {
-        let (link, socket): (Link, OwnedFd) = match &target.at {
+        let (stream, socket): (Socket, OwnedFd) = match &target.at {
             At::Name(name, port) => over_tcp(TcpStream::connect((name.as_str(), *port)).await?)?,
             At::Address(address, port) => over_tcp(TcpStream::connect((*address, *port)).await?)?,
             At::Path(path) => {
                 let stream = UnixStream::connect(path).await?;
                 let socket = stream.as_fd().try_clone_to_owned()?;
-                (Link::Unix(stream), socket)
+                (Socket::Unix(stream), socket)
             }
         };
-        let wrapped = MakeTlsConnect::<Link>::make_tls_connect(&mut tls.clone(), &target.name);
+        let wrapped = MakeTlsConnect::<Socket>::make_tls_connect(&mut tls.clone(), &target.name);
         let wrapped = wrapped.map_err(io::Error::other)?;
-        Ok(config.connect_raw(link, wrapped).await.map(|(client, driver)| Dialled { client, driver, socket }))
+        Ok(config.connect_raw(stream, wrapped).await.map(|(client, driver)| Dialled { client, driver, socket }))
     })
     .await
     .unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {limit:?}"))))
 }
 
-fn over_tcp(stream: TcpStream) -> io::Result<(Link, OwnedFd)> {
+fn over_tcp(stream: TcpStream) -> io::Result<(Socket, OwnedFd)> {
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(&stream, true)?;
     sockopt::set_tcp_keepidle(&stream, Duration::from_secs(5))?;
     sockopt::set_tcp_keepintvl(&stream, Duration::from_secs(2))?;
     let socket = stream.as_fd().try_clone_to_owned()?;
-    Ok((Link::Tcp(stream), socket))
+    Ok((Socket::Tcp(stream), socket))
 }

@@ -1,9 +1,9 @@
-//! One connection to the server: made, greeted, and asked with a limit on every answer.
+//! One connection to the server: connects, reads the server's state, and limits the wait for every answer.
 
 mod call;
 mod dial;
-mod links;
-mod slot;
+mod lazy;
+mod router;
 mod tls;
 
 use std::{
@@ -27,15 +27,15 @@ use tokio_postgres::{
 use uuid::Uuid;
 
 pub(super) use self::{
-    links::Links,
-    slot::{Reply, Slot},
+    lazy::{LazyConnection, Reply},
+    router::ConnectionRouter,
     tls::Tls,
 };
 use super::{
     calls::{self, Call},
     decode,
     errors::{Failure, Kind},
-    options::{Life, Pooler, PostgresOptions},
+    options::{LivenessOption, Pooler, PostgresOptions},
 };
 use crate::{Result, lease::Incarnation};
 
@@ -53,20 +53,20 @@ pub(super) struct Connector {
     pub(super) runtime: Handle,
     tls: Tls,
     texts: Vec<String>,
-    /// Whether a pooler lends server connections for a transaction at a time; known from the first connection on.
-    lent: OnceLock<bool>,
+    /// Whether a pooler shares server sessions between transactions; known from the first connection on.
+    transaction_pooled: OnceLock<bool>,
 }
 
 /// What the server says about itself and this connection.
 #[derive(Clone, Debug)]
-pub(super) struct Greeting {
+pub(super) struct ServerInfo {
     pub(super) in_recovery: bool,
     pub(super) incarnation: Incarnation,
     pub(super) installed: bool,
-    /// What the start of this server session was marked with.
+    /// The marker in the startup options of this server session.
     pub(super) marker: Option<String>,
-    /// Whether transactions are READ COMMITTED and READ WRITE unless they say otherwise.
-    pub(super) usual: bool,
+    /// Whether transactions are READ COMMITTED and READ WRITE by default.
+    pub(super) default_transaction_ok: bool,
 }
 
 /// One connection.
@@ -74,21 +74,21 @@ pub(super) struct Greeting {
 pub(super) struct Connection {
     client: Client,
     connector: Arc<Connector>,
-    /// Whether each call was made before.
-    asked: Vec<AtomicBool>,
+    /// Whether each call was sent before.
+    used_once: Vec<AtomicBool>,
     prepared: Vec<OnceCell<Statement>>,
     driver: AbortHandle,
-    /// Whether each call is put into a transaction of its own.
-    wrapped: AtomicBool,
+    /// Whether each call is sent in an explicit transaction.
+    explicit_transaction: AtomicBool,
     /// Locked while the statements of a transaction are sent, so that no other thread sends between them.
     sending: Mutex<()>,
-    pub(super) greeting: Greeting,
+    pub(super) server_info: ServerInfo,
     /// Its socket, where a child may inherit it.
     pub(super) socket: Option<Arc<OwnedFd>>,
 }
 
-/// A client, what moves its messages, and its socket if it is ours.
-struct Reached {
+/// A client, its driver task, and its socket if we opened it.
+struct RawConnection {
     client: Client,
     driver: AbortHandle,
     socket: Option<OwnedFd>,
@@ -96,31 +96,31 @@ struct Reached {
 
 impl Connector {
     pub(super) fn new(options: PostgresOptions) -> Result<Arc<Self>> {
-        let lent = OnceLock::new();
-        if let Some(said) = options.pooler.lends() {
-            lent.get_or_init(|| said);
+        let transaction_pooled = OnceLock::new();
+        if let Some(said) = options.pooler.transaction_pooled() {
+            transaction_pooled.get_or_init(|| said);
         }
         Ok(Arc::new(Self {
             place: options.place(),
             tls: options.tls()?,
             runtime: Handle::current(),
             texts: calls::texts(&options.schema),
-            lent,
+            transaction_pooled,
             options,
         }))
     }
 
-    /// Whether nothing may stay on a server connection from one transaction to the next.
-    pub(super) fn is_lent(&self) -> bool {
-        self.lent.get().copied().unwrap_or(true)
+    /// Whether session state is lost between transactions.
+    pub(super) fn is_transaction_pooled(&self) -> bool {
+        self.transaction_pooled.get().copied().unwrap_or(true)
     }
 
-    /// Connects and greets.
+    /// Connects and reads the server's state.
     pub(super) async fn connect(self: &Arc<Self>) -> Result<Connection, Failure> {
         self.connect_within_limit(None).await
     }
 
-    /// Connects and greets; what is notified comes by the stream until the connection ends.
+    /// Connects and reads the server's state; notifications come by the stream until the connection ends.
     pub(super) async fn connect_to_listen(self: &Arc<Self>) -> Result<(Connection, Notifications), Failure> {
         let (sender, notifications) = mpsc::unbounded_channel();
         Ok((self.connect_within_limit(Some(sender)).await?, notifications))
@@ -140,42 +140,44 @@ impl Connector {
         self: &Arc<Self>,
         listener: Option<mpsc::UnboundedSender<Notification>>,
     ) -> Result<Connection, Failure> {
-        let marker = (self.options.pooler == Pooler::Auto && self.lent.get() != Some(&true))
+        let marker = (self.options.pooler == Pooler::Auto && self.transaction_pooled.get() != Some(&true))
             .then(|| Uuid::new_v4().simple().to_string());
         let config = self.options.current_config().map_err(|error| Failure::from_error(&error))?;
-        let reached = match self.reach(&self.marked(config.clone(), marker.as_deref()), listener.clone()).await {
-            // Poolers refuse what they do not know at the start of a connection; the server does not.
-            Err(failure) if marker.is_some() && failure.kind == Kind::Refused => self.reach(&config, listener).await?,
-            reached => reached?,
+        let raw = match self.connect_raw(&self.marked(config.clone(), marker.as_deref()), listener.clone()).await {
+            // Poolers reject unknown startup options: retry without the marker.
+            Err(failure) if marker.is_some() && failure.kind == Kind::StartupRejected => {
+                self.connect_raw(&config, listener).await?
+            }
+            raw => raw?,
         };
-        let greeting = self.greet(&reached.client).await?;
-        if greeting.in_recovery {
+        let server_info = self.read_server_info(&raw.client).await?;
+        if server_info.in_recovery {
             return Err(Failure::new(
                 Kind::Unavailable,
                 format!("postgres at {} is a standby, which cannot grant; connect to the primary", self.place),
             ));
         }
         if self.options.pooler == Pooler::Auto {
-            let lent = marker.is_none() || greeting.marker != marker;
-            if *self.lent.get_or_init(|| lent) != lent && lent {
-                let words = format!("there is a pooler at {} where there was none before; say ?pooler=", self.place);
-                return Err(Failure::new(Kind::Unavailable, words));
+            let transaction_pooled = marker.is_none() || server_info.marker != marker;
+            if *self.transaction_pooled.get_or_init(|| transaction_pooled) != transaction_pooled && transaction_pooled {
+                let message = format!("there is a pooler at {} where there was none before; say ?pooler=", self.place);
+                return Err(Failure::new(Kind::Unavailable, message));
             }
         }
         Ok(Connection {
-            client: reached.client,
+            client: raw.client,
             connector: Arc::clone(self),
-            asked: self.texts.iter().map(|_| AtomicBool::new(false)).collect(),
+            used_once: self.texts.iter().map(|_| AtomicBool::new(false)).collect(),
             prepared: self.texts.iter().map(|_| OnceCell::new()).collect(),
-            driver: reached.driver,
-            wrapped: AtomicBool::new(!greeting.usual),
+            driver: raw.driver,
+            explicit_transaction: AtomicBool::new(!server_info.default_transaction_ok),
             sending: Mutex::new(()),
-            greeting,
-            socket: reached.socket.map(Arc::new),
+            server_info,
+            socket: raw.socket.map(Arc::new),
         })
     }
 
-    /// Adds what the start of a session of our own says; a session that others use never hears of it.
+    /// Adds startup options, which a pooled session never receives.
     fn marked(&self, mut config: Config, marker: Option<&str>) -> Config {
         let mut own = String::new();
         if let Some(marker) = marker {
@@ -192,20 +194,20 @@ impl Connector {
         config
     }
 
-    async fn reach(
+    async fn connect_raw(
         &self,
         config: &Config,
         listener: Option<mpsc::UnboundedSender<Notification>>,
-    ) -> Result<Reached, Failure> {
-        if listener.is_some() && self.options.life == Life::Connection {
-            return self.reach_by_own_socket(config, listener).await;
+    ) -> Result<RawConnection, Failure> {
+        if listener.is_some() && self.options.liveness == LivenessOption::Connection {
+            return self.connect_by_own_socket(config, listener).await;
         }
-        let reached = config.connect(self.tls.0.clone()).await;
-        let (client, driver) = reached.map_err(|error| Failure::connecting(&self.place, &error))?;
-        Ok(Reached { client, driver: self.drive(driver, listener), socket: None })
+        let connected = config.connect(self.tls.0.clone()).await;
+        let (client, driver) = connected.map_err(|error| Failure::connecting(&self.place, &error))?;
+        Ok(RawConnection { client, driver: self.drive(driver, listener), socket: None })
     }
 
-    /// Moves the messages of a connection until it ends.
+    /// Spawns the driver task of a connection, which moves its messages until it ends.
     fn drive<S, T>(
         &self,
         mut driver: tokio_postgres::Connection<S, T>,
@@ -226,15 +228,15 @@ impl Connector {
     }
 
     /// The first server of those the URL names that is no standby.
-    async fn reach_by_own_socket(
+    async fn connect_by_own_socket(
         &self,
         config: &Config,
         listener: Option<mpsc::UnboundedSender<Notification>>,
-    ) -> Result<Reached, Failure> {
+    ) -> Result<RawConnection, Failure> {
         let targets = dial::targets(config);
         let limit = self.options.connect_limit / u32::try_from(targets.len()).unwrap_or(1).max(1);
         let mut failure = Failure::new(Kind::Unavailable, format!("{} names no server", self.place));
-        for (at, target) in targets.iter().enumerate() {
+        for (index, target) in targets.iter().enumerate() {
             let dialled = match dial::dial(config, &self.tls.0, target, limit).await {
                 Ok(Ok(dialled)) => dialled,
                 Ok(Err(error)) => {
@@ -242,16 +244,16 @@ impl Connector {
                     continue;
                 }
                 Err(error) => {
-                    let words = format!("cannot connect to postgres at {}: {error}", self.place);
-                    failure = Failure::new(Kind::Unavailable, words);
+                    let message = format!("cannot connect to postgres at {}: {error}", self.place);
+                    failure = Failure::new(Kind::Unavailable, message);
                     continue;
                 }
             };
             let driver = self.drive(dialled.driver, listener.clone());
-            let last = at + 1 == targets.len();
-            match self.greet(&dialled.client).await {
-                Ok(greeting) if last || !greeting.in_recovery => {
-                    return Ok(Reached { client: dialled.client, driver, socket: Some(dialled.socket) });
+            let last = index + 1 == targets.len();
+            match self.read_server_info(&dialled.client).await {
+                Ok(server_info) if last || !server_info.in_recovery => {
+                    return Ok(RawConnection { client: dialled.client, driver, socket: Some(dialled.socket) });
                 }
                 Ok(_) => {}
                 Err(error) => failure = error,
@@ -260,12 +262,12 @@ impl Connector {
         Err(failure)
     }
 
-    async fn greet(&self, client: &Client) -> Result<Greeting, Failure> {
+    async fn read_server_info(&self, client: &Client) -> Result<ServerInfo, Failure> {
         client
-            .query_typed(self.text(Call::Greet), &[])
+            .query_typed(self.text(Call::ServerInfo), &[])
             .await
             .map_err(|error| Failure::connecting(&self.place, &error))
-            .and_then(|rows| decode::greeting(&rows))
+            .and_then(|rows| decode::server_info(&rows))
     }
 
     fn text(&self, call: Call) -> &str {

@@ -29,7 +29,7 @@ impl Tls {
             .with_safe_default_protocol_versions()
             .map_err(|error| Error::invalid_config("TLS cannot be used").caused_by(error))?;
         let builder = match trust {
-            Trust::Anyone => builder.dangerous().with_custom_certificate_verifier(Arc::new(Anyone(provider))),
+            Trust::Unverified => builder.dangerous().with_custom_certificate_verifier(Arc::new(AcceptAny(provider))),
             Trust::Verified(file) => builder.with_root_certificates(roots(file.as_deref())?),
         };
         let Some(certificate) = certificate else {
@@ -79,9 +79,9 @@ fn roots(file: Option<&Path>) -> Result<RootCertStore> {
 
 /// Takes every certificate: `sslmode=prefer` hides passwords from listeners and promises no more.
 #[derive(Debug)]
-struct Anyone(Arc<CryptoProvider>);
+struct AcceptAny(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for Anyone {
+impl ServerCertVerifier for AcceptAny {
     fn verify_server_cert(
         &self,
         _end_entity: &CertificateDer<'_>,

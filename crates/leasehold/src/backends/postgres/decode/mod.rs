@@ -13,7 +13,8 @@ use uuid::Uuid;
 
 pub(super) use self::records::{ended, leases, run};
 use super::{
-    connection::Greeting,
+    connection::ServerInfo,
+    encode::mode_code,
     errors::{Failure, Kind},
     schema::Found,
 };
@@ -30,7 +31,7 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Answer {
     /// Which element of the call it is about, from 0.
-    pub(super) at: usize,
+    pub(super) index: usize,
     pub(super) verdict: Verdict,
     pub(super) hints: Vec<Hint>,
 }
@@ -40,8 +41,8 @@ pub(super) struct Answer {
 pub(super) enum Verdict {
     Holding(Grant),
     Waiting {
-        place: QueuePosition,
-        bound: bool,
+        position: QueuePosition,
+        behind_session: bool,
     },
     Busy(Busy),
     WrongShape(Shape),
@@ -53,15 +54,15 @@ pub(super) enum Verdict {
 }
 
 impl Verdict {
-    /// Whether it waits behind something that ends with a connection.
-    pub(super) fn is_bound(&self) -> bool {
-        matches!(self, Self::Waiting { bound: true, .. })
+    /// Whether it waits behind a session-bound lease.
+    pub(super) fn is_behind_session(&self) -> bool {
+        matches!(self, Self::Waiting { behind_session: true, .. })
     }
 
     pub(super) fn decision(self) -> Result<Decision, Failure> {
         Ok(match self {
             Self::Holding(grant) => Decision::Granted(grant),
-            Self::Waiting { place, .. } => Decision::Queued(place),
+            Self::Waiting { position, .. } => Decision::Queued(position),
             Self::Busy(busy) => Decision::Busy(busy),
             Self::WrongShape(in_force) => Decision::WrongShape { in_force },
             other => return Err(unexpected(format!("{other:?} to an acquire"))),
@@ -71,7 +72,7 @@ impl Verdict {
     pub(super) fn standing(&self) -> Standing {
         match self {
             Self::Holding(grant) => Standing::Holding(*grant),
-            Self::Waiting { place, .. } => Standing::Waiting(*place),
+            Self::Waiting { position, .. } => Standing::Waiting(*position),
             Self::Nothing(_) => Standing::Gone,
             _ => Standing::Unknown,
         }
@@ -112,23 +113,23 @@ pub(super) fn answer(row: &Row) -> Result<Answer, Failure> {
     let verdict = match letter(get(row, "verdict")?) {
         'g' => Verdict::Holding(grant(row)?),
         'q' => Verdict::Waiting {
-            place: QueuePosition {
-                ahead: small(get::<i32>(row, "ahead")?),
+            position: QueuePosition {
+                ahead: to_u32(get::<i32>(row, "ahead")?),
                 last_fence: fence(get(row, "fence")?),
                 ask_again_in: get::<Option<i64>>(row, "ask_again_us")?.map(length),
             },
-            bound: get::<Option<i32>>(row, "waiting")? == Some(1),
+            behind_session: get::<Option<i32>>(row, "waiting")? == Some(1),
         },
         'b' => Verdict::Busy(Busy {
             holders: match get::<Option<&str>>(row, "holder")? {
                 Some(_) => vec![only_holder(row)?],
                 None => holders()?.into_iter().map(held_by).collect(),
             },
-            waiting: small(get::<Option<i32>>(row, "waiting")?.unwrap_or_default()),
+            waiting: to_u32(get::<Option<i32>>(row, "waiting")?.unwrap_or_default()),
         }),
         's' => Verdict::WrongShape(Shape {
             family: mode(get(row, "mode")?)?.family(),
-            capacity: small(get::<i32>(row, "capacity")?),
+            capacity: to_u32(get::<i32>(row, "capacity")?),
         }),
         'n' => Verdict::Nothing(holders()?.into_iter().filter_map(|holding| holding.fence).collect()),
         'f' => Verdict::Freed,
@@ -142,7 +143,7 @@ pub(super) fn answer(row: &Row) -> Result<Answer, Failure> {
     let lines = get::<Option<Vec<String>>>(row, "hints")?.unwrap_or_default();
     let at = get::<Option<i32>>(row, "at")?.unwrap_or(1);
     Ok(Answer {
-        at: usize::try_from(at - 1).map_err(|_| unexpected("an answer to nothing"))?,
+        index: usize::try_from(at - 1).map_err(|_| unexpected("an answer to nothing"))?,
         verdict,
         hints: lines.iter().filter_map(|line| hint(line)).collect(),
     })
@@ -151,27 +152,27 @@ pub(super) fn answer(row: &Row) -> Result<Answer, Failure> {
 /// A row of `renew_many`: which element, and how it holds; without a fence it does not any more.
 pub(super) fn renewed(row: &Row) -> Result<Answer, Failure> {
     let at: i32 = get(row, "at")?;
-    let at = usize::try_from(at - 1).map_err(|_| unexpected("an answer to nothing"))?;
+    let index = usize::try_from(at - 1).map_err(|_| unexpected("an answer to nothing"))?;
     let verdict = match get::<Option<i64>>(row, "fence")? {
         Some(_) => Verdict::Holding(grant(row)?),
         None => Verdict::Nothing(Vec::new()),
     };
-    Ok(Answer { at, verdict, hints: Vec::new() })
+    Ok(Answer { index, verdict, hints: Vec::new() })
 }
 
 /// A row of `settle_dead`.
 #[derive(Debug)]
-pub(super) struct Looked {
-    pub(super) at: usize,
+pub(super) struct DeadCheck {
+    pub(super) index: usize,
     pub(super) waits: bool,
     pub(super) hints: Vec<Hint>,
 }
 
-pub(super) fn looked(row: &Row) -> Result<Looked, Failure> {
+pub(super) fn dead_check(row: &Row) -> Result<DeadCheck, Failure> {
     let at: i32 = get(row, "at")?;
     let lines = get::<Option<Vec<String>>>(row, "hints")?.unwrap_or_default();
-    Ok(Looked {
-        at: usize::try_from(at - 1).map_err(|_| unexpected("an answer to nothing"))?,
+    Ok(DeadCheck {
+        index: usize::try_from(at - 1).map_err(|_| unexpected("an answer to nothing"))?,
         waits: get(row, "waits")?,
         hints: lines.iter().filter_map(|line| hint(line)).collect(),
     })
@@ -217,16 +218,16 @@ pub(super) fn hint(line: &str) -> Option<Hint> {
     }
 }
 
-pub(super) fn greeting(rows: &[Row]) -> Result<Greeting, Failure> {
-    let row = rows.first().ok_or_else(|| unexpected("no greeting"))?;
+pub(super) fn server_info(rows: &[Row]) -> Result<ServerInfo, Failure> {
+    let row = rows.first().ok_or_else(|| unexpected("nothing about itself"))?;
     let timeline: i64 = get(row, "timeline")?;
     let started: i64 = get(row, "started_us")?;
-    Ok(Greeting {
+    Ok(ServerInfo {
         in_recovery: get(row, "in_recovery")?,
         incarnation: Incarnation(started.unsigned_abs() ^ timeline.unsigned_abs() << 52),
         installed: get(row, "installed")?,
         marker: get(row, "marker")?,
-        usual: get(row, "usual")?,
+        default_transaction_ok: get(row, "default_transaction_ok")?,
     })
 }
 
@@ -238,7 +239,7 @@ pub(super) fn found(rows: &[Row]) -> Result<Option<Found>, Failure> {
 
 /// The one value of one row.
 pub(super) fn only<'a, T: FromSql<'a>>(rows: &'a [Row]) -> Result<T, Failure> {
-    at(rows.first().ok_or_else(|| unexpected("no row"))?, 0)
+    by_index(rows.first().ok_or_else(|| unexpected("no row"))?, 0)
 }
 
 fn resource(row: &Row) -> Result<Resource, Failure> {
@@ -249,21 +250,10 @@ fn holder(row: &Row) -> Result<Holder, Failure> {
     Holder::new(get::<&str>(row, "holder")?).map_err(|error| unexpected(error.to_string()))
 }
 
-/// How a mode is stored.
-pub(super) fn code(mode: Mode) -> i8 {
-    match mode {
-        Mode::Exclusive => b'x',
-        Mode::Shared => b's',
-        Mode::Permit => b'p',
-        Mode::Leader => b'l',
-    }
-    .cast_signed()
-}
-
 fn mode(code: i8) -> Result<Mode, Failure> {
     [Mode::Exclusive, Mode::Shared, Mode::Permit, Mode::Leader]
         .into_iter()
-        .find(|mode| self::code(*mode) == code)
+        .find(|mode| mode_code(*mode) == code)
         .ok_or_else(|| unexpected(format!("the mode {code}")))
 }
 
@@ -283,7 +273,7 @@ fn length(micros: i64) -> Duration {
     Duration::from_micros(u64::try_from(micros).unwrap_or(0))
 }
 
-fn small(number: i32) -> u32 {
+fn to_u32(number: i32) -> u32 {
     u32::try_from(number).unwrap_or(0)
 }
 
@@ -292,7 +282,7 @@ pub(super) fn get<'a, T: FromSql<'a>>(row: &'a Row, column: &str) -> Result<T, F
     row.try_get(column).map_err(|error| unexpected(format!("{column}: {error}")))
 }
 
-fn at<'a, T: FromSql<'a>>(row: &'a Row, column: usize) -> Result<T, Failure> {
+fn by_index<'a, T: FromSql<'a>>(row: &'a Row, column: usize) -> Result<T, Failure> {
     row.try_get(column).map_err(|error| unexpected(format!("column {column}: {error}")))
 }
 

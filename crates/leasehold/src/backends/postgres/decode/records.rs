@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, value::RawValue};
 use tokio_postgres::{Row, types::Json};
 
-use super::{fence, get, holder, length, mode, resource, small, timestamp, unexpected};
+use super::{fence, get, holder, length, mode, resource, timestamp, to_u32, unexpected};
 use crate::{
     Result,
     backends::postgres::errors::Failure,
@@ -77,12 +77,11 @@ pub(in crate::backends::postgres) fn run(row: &Row) -> Result<RunRecord, Failure
 
 fn metadata(row: &Row) -> Result<Metadata, Failure> {
     let stored: Option<Json<&RawValue>> = get(row, "metadata")?;
-    Ok(stored.map(|Json(stored)| understood(stored)).unwrap_or_default())
+    Ok(stored.map(|Json(stored)| parse_lenient(stored)).unwrap_or_default())
 }
 
-/// Any SQL caller may have stored it, and one must not keep all others from looking: what has no form here, such as a
-/// number beyond a double or deep nesting, is shown as its text.
-fn understood(stored: &RawValue) -> Metadata {
+/// SQL callers may store any JSON. Shows as text what `serde_json` cannot parse: one row must not break a listing.
+fn parse_lenient(stored: &RawValue) -> Metadata {
     let shown = |part: &RawValue| {
         serde_json::from_str(part.get()).unwrap_or_else(|_no_form| Value::String(part.get().to_owned()))
     };
@@ -96,7 +95,7 @@ fn understood(stored: &RawValue) -> Metadata {
 }
 
 fn claim(row: &Row) -> Result<Claim, Failure> {
-    let (units, capacity) = (small(get::<i32>(row, "units")?), small(get::<i32>(row, "capacity")?));
+    let (units, capacity) = (to_u32(get::<i32>(row, "units")?), to_u32(get::<i32>(row, "capacity")?));
     Ok(match mode(get(row, "mode")?)? {
         Mode::Exclusive => Claim::EXCLUSIVE,
         Mode::Shared => Claim::SHARED,
@@ -128,7 +127,7 @@ mod tests {
     use super::*;
 
     fn shown(stored: &str) -> Value {
-        Value::Object(understood(&RawValue::from_string(stored.to_owned()).unwrap()))
+        Value::Object(parse_lenient(&RawValue::from_string(stored.to_owned()).unwrap()))
     }
 
     #[test]

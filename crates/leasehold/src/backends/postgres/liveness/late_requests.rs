@@ -1,8 +1,8 @@
-//! Requests that were given up and may still be carried out.
+//! Abandoned requests that the server may still execute.
 //!
 //! A request can wait in a network or a stalled server while its release overtakes it on another
-//! connection. Where a ttl ends leases, that costs others one ttl; where only the connection does, the
-//! lease would stay as long as this process lives. So it is released again for a while.
+//! connection. A lease with a ttl then delays others by one ttl; a session-bound one would stay as
+//! long as this process lives. So it is released again for a while.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -15,13 +15,13 @@ use crate::{
     lease::{LeaseId, LeaseKey, Moment, Outcome, Released},
 };
 
-/// The kernel sends what a closed socket left behind for a minute or two.
-const LATEST: Duration = Duration::from_secs(300);
+/// The kernel may send leftover data for a minute or two; stop after this.
+const GIVE_UP_AFTER: Duration = Duration::from_secs(300);
 
-/// How often it is released again.
-const AGAIN: Duration = Duration::from_secs(5);
+/// How often an unwanted request is released again.
+const RELEASE_EVERY: Duration = Duration::from_secs(5);
 
-/// What was asked for, given up, and may yet come.
+/// Abandoned requests that the server may still execute.
 #[derive(Debug)]
 pub(in crate::backends::postgres) struct LateRequests {
     clock: Arc<dyn Clock>,
@@ -41,23 +41,23 @@ impl LateRequests {
         Arc::new(Self { clock, given_up: Mutex::default() })
     }
 
-    /// A request begins; it counts as given up unless [`answered`](Asking::answered) is called.
-    pub(in crate::backends::postgres) fn asking<'a>(&'a self, key: &'a LeaseKey) -> Asking<'a> {
-        Asking { late: self, key, answered: false }
+    /// A request begins; it counts as given up unless [`answered`](InFlight::answered) is called.
+    pub(in crate::backends::postgres) fn in_flight<'a>(&'a self, key: &'a LeaseKey) -> InFlight<'a> {
+        InFlight { late: self, key, answered: false }
     }
 
     /// Nobody wants this lease any more.
     pub(in crate::backends::postgres) fn released(&self, key: &LeaseKey) {
         if let Some(given_up) = self.given_up.lock().get_mut(&key.id) {
             given_up.released = true;
-            given_up.until = self.clock.now().after(LATEST);
+            given_up.until = self.clock.now().after(GIVE_UP_AFTER);
         }
     }
 
-    /// Releases what comes late.
-    pub(in crate::backends::postgres) async fn give_back(self: Arc<Self>, ops: Arc<Ops>) {
+    /// Releases unwanted requests again and again, in case they were executed late.
+    pub(in crate::backends::postgres) async fn release_late(self: Arc<Self>, ops: Arc<Ops>) {
         loop {
-            sleep(AGAIN).await;
+            sleep(RELEASE_EVERY).await;
             for key in self.unwanted() {
                 match ops.release(&key, &Outcome::Cancelled).await.map(|answer| answer.value) {
                     Ok(Released::Freed | Released::LeftQueue) => {
@@ -78,25 +78,25 @@ impl LateRequests {
     }
 }
 
-/// A request under way; dropped before it is answered, it may be carried out at any time.
+/// A request in flight; if it is dropped unanswered, the server may execute it at any time.
 #[derive(Debug)]
-pub(in crate::backends::postgres) struct Asking<'a> {
+pub(in crate::backends::postgres) struct InFlight<'a> {
     late: &'a LateRequests,
     key: &'a LeaseKey,
     answered: bool,
 }
 
-impl Asking<'_> {
+impl InFlight<'_> {
     /// It was carried out, or certainly never will be.
     pub(in crate::backends::postgres) fn answered(mut self) {
         self.answered = true;
     }
 }
 
-impl Drop for Asking<'_> {
+impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         if !self.answered {
-            let until = self.late.clock.now().after(LATEST);
+            let until = self.late.clock.now().after(GIVE_UP_AFTER);
             let given_up = GivenUp { key: self.key.clone(), until, released: false };
             self.late.given_up.lock().insert(self.key.id, given_up);
         }
@@ -117,13 +117,13 @@ mod tests {
         let clock = Arc::new(ManualClock::new());
         let late = LateRequests::new(Arc::<ManualClock>::clone(&clock));
         let (answered, wanted, unwanted) = (key(), key(), key());
-        late.asking(&answered).answered();
-        drop((late.asking(&wanted), late.asking(&unwanted)));
+        late.in_flight(&answered).answered();
+        drop((late.in_flight(&wanted), late.in_flight(&unwanted)));
         for key in [&answered, &unwanted] {
             late.released(key);
         }
         assert_eq!(late.unwanted(), [unwanted]);
-        clock.advance(LATEST);
+        clock.advance(GIVE_UP_AFTER);
         assert_eq!(late.unwanted(), []);
         assert!(late.given_up.lock().is_empty(), "a process that lives long does not gather them");
     }

@@ -1,5 +1,5 @@
 //! The connection that listens: grants and evictions for this instance, events for
-//! followers, and, where leases end with a connection, the connection they end with.
+//! followers, and the session that leases are bound to with `liveness=connection`.
 
 use std::{
     os::fd::OwnedFd,
@@ -26,30 +26,30 @@ use crate::{
         connection::{Connection, Connector, Notifications},
         decode,
         errors::{Failure, Kind},
-        options::Life,
+        options::LivenessOption,
     },
     lease::Names,
 };
 
-/// A registration as a follower lasts a minute.
+/// Re-register this often (a registration lasts 60 s).
 const FOLLOW_AGAIN: Duration = Duration::from_secs(20);
 
-/// One that failed is tried again after this. While it waits for a lock, it delays grants.
+/// Retry a failed registration after this. Not sooner: while it waits for a lock, it delays grants.
 const FOLLOW_SOON: Duration = Duration::from_secs(3);
 
-/// How the listener is.
+/// The state of the listening connection.
 #[derive(Clone, Debug)]
 enum State {
     Down(Option<Failure>),
     Up { connection: Arc<Connection>, session: Option<i32>, following: bool },
 }
 
-/// The connections that leases of this instance end with.
+/// The sessions that leases of this instance are bound to.
 #[derive(Clone, Debug, Default)]
 pub(in crate::backends::postgres) struct Sessions {
     pub(in crate::backends::postgres) now: Option<i32>,
-    /// What lived by these is not believed any more; to the server they may be alive yet.
-    pub(in crate::backends::postgres) left: Vec<i32>,
+    /// Earlier sessions. We consider their leases lost; the server may still hold them.
+    pub(in crate::backends::postgres) abandoned: Vec<i32>,
 }
 
 /// The listening end of an instance.
@@ -59,26 +59,26 @@ pub(in crate::backends::postgres) struct Listener {
     hints: HintSender,
     events: EventHub,
     state: watch::Sender<State>,
-    followed: watch::Sender<u64>,
+    watch_requests: watch::Sender<u64>,
     started: AtomicBool,
     was_up: AtomicBool,
     task: Mutex<Option<AbortHandle>>,
-    /// What the instance was opened with, for the first time it listens.
-    first: Mutex<Option<(Connection, Notifications)>>,
-    left: Mutex<Vec<i32>>,
-    /// The session that leases end with; an ended one while there is none.
+    /// The connection that the instance was opened with; it listens first.
+    initial: Mutex<Option<(Connection, Notifications)>>,
+    abandoned: Mutex<Vec<i32>>,
+    /// The session that leases are bound to; an ended one while there is none.
     session: Mutex<Session>,
-    /// The socket of the connection that leases end with, as long as it lives.
+    /// The socket of that session, while it is open.
     socket: Mutex<Weak<OwnedFd>>,
 }
 
 impl Listener {
-    /// Listens first by a connection that is there already.
+    /// Listens first on this connection, if there is one.
     pub(in crate::backends::postgres) fn new(
         connector: Arc<Connector>,
         channel: String,
         hints: HintSender,
-        first: Option<(Connection, Notifications)>,
+        initial: Option<(Connection, Notifications)>,
     ) -> Arc<Self> {
         Arc::new(Self {
             connector,
@@ -86,12 +86,12 @@ impl Listener {
             hints,
             events: EventHub::new(),
             state: watch::Sender::new(State::Down(None)),
-            followed: watch::Sender::new(0),
+            watch_requests: watch::Sender::new(0),
             started: AtomicBool::new(false),
             was_up: AtomicBool::new(false),
             task: Mutex::new(None),
-            first: Mutex::new(first),
-            left: Mutex::default(),
+            initial: Mutex::new(initial),
+            abandoned: Mutex::default(),
             session: Mutex::new(no_session()),
             socket: Mutex::default(),
         })
@@ -103,7 +103,7 @@ impl Listener {
         }
     }
 
-    /// Listens from now on; ends when it does, or when it is known that it cannot just now.
+    /// Starts listening; returns once it works or has failed.
     pub(in crate::backends::postgres) async fn ensure(self: &Arc<Self>) -> Result<Option<i32>, Failure> {
         self.wait_for(|state| match state {
             State::Up { session, .. } => Some(Ok(*session)),
@@ -123,7 +123,7 @@ impl Listener {
         .await
     }
 
-    /// The connection that leases end with just now, if there is one.
+    /// The session that leases are bound to now, if there is one.
     pub(in crate::backends::postgres) fn session(&self) -> Option<i32> {
         match &*self.state.borrow() {
             State::Up { session, .. } => *session,
@@ -132,35 +132,35 @@ impl Listener {
     }
 
     pub(in crate::backends::postgres) fn sessions(&self) -> Sessions {
-        // This order: one that is left in between is in both, and not believed.
+        // Read `now` first: a session abandoned meanwhile is then in both, and not believed.
         let now = self.session();
-        Sessions { now, left: self.left.lock().clone() }
+        Sessions { now, abandoned: self.abandoned.lock().clone() }
     }
 
     /// How long answers to what is sent from now on may be believed.
     pub(in crate::backends::postgres) fn belief(&self) -> Belief {
-        match self.connector.options.life {
-            Life::Ttl => Belief::Ttl,
-            Life::Connection => Belief::Session(self.session.lock().clone()),
+        match self.connector.options.liveness {
+            LivenessOption::Ttl => Belief::Ttl,
+            LivenessOption::Connection => Belief::Session(self.session.lock().clone()),
         }
     }
 
-    /// Leaves the connection there was, if there was one.
-    fn leave(&self, failure: Option<Failure>) {
+    /// Abandons the connection, if there is one.
+    fn disconnect(&self, failure: Option<Failure>) {
         let session = self.session();
-        self.left.lock().extend(session);
+        self.abandoned.lock().extend(session);
         let before = self.state.send_replace(State::Down(failure));
         if session.is_some() {
             self.session.lock().end();
         }
         if let State::Up { .. } = before {
-            // Leases that lived by it are dead to others, or soon will be.
+            // Leases bound to it are dead to others, or soon will be.
             self.hints.send(Hint::Missed);
         }
     }
 
-    /// For a child: while it has this open, the connection lives on without us.
-    pub(in crate::backends::postgres) fn lend(&self) -> Option<OwnedFd> {
+    /// While a child keeps this open, the session outlives us.
+    pub(in crate::backends::postgres) fn inheritable_socket(&self) -> Option<OwnedFd> {
         // Open across exec, unlike all that this process opens for itself.
         rustix::io::dup(&*self.socket.lock().upgrade()?).ok()
     }
@@ -168,7 +168,7 @@ impl Listener {
     /// What happens from now on, to any resource of the namespace.
     pub(in crate::backends::postgres) async fn follow(self: &Arc<Self>, names: Names) -> Result<EventStream, Failure> {
         let events = self.events.watch(names);
-        self.followed.send_modify(|asked| *asked += 1);
+        self.watch_requests.send_modify(|count| *count += 1);
         self.wait_for(|state| match state {
             State::Up { following, .. } => following.then_some(Ok(())),
             State::Down(Some(failure)) => Some(Err(failure.clone())),
@@ -178,24 +178,24 @@ impl Listener {
         Ok(events)
     }
 
-    async fn wait_for<T>(self: &Arc<Self>, look: impl Fn(&State) -> Option<Result<T, Failure>>) -> Result<T, Failure> {
+    async fn wait_for<T>(self: &Arc<Self>, ready: impl Fn(&State) -> Option<Result<T, Failure>>) -> Result<T, Failure> {
         if !self.started.swap(true, Ordering::SeqCst) {
             let task = self.connector.runtime.spawn(Arc::clone(self).run());
             *self.task.lock() = Some(task.abort_handle());
         }
         let mut state = self.state.subscribe();
         let limit = self.connector.options.connect_limit;
-        let seen = timeout(limit, async {
+        let waiting = timeout(limit, async {
             loop {
-                if let Some(seen) = look(&state.borrow_and_update()) {
-                    return seen;
+                if let Some(result) = ready(&state.borrow_and_update()) {
+                    return result;
                 }
                 if state.changed().await.is_err() {
                     return Err(Failure::new(Kind::Unavailable, "the connection to postgres was closed"));
                 }
             }
         });
-        seen.await.unwrap_or_else(|_| {
+        waiting.await.unwrap_or_else(|_| {
             Err(Failure::new(Kind::Unavailable, format!("postgres at {} let nobody listen", self.connector.place)))
         })
     }
@@ -205,7 +205,7 @@ impl Listener {
         loop {
             match self.listen().await {
                 Ok(()) => pause = Duration::from_millis(20),
-                Err(failure) => self.leave(Some(failure)),
+                Err(failure) => self.disconnect(Some(failure)),
             }
             sleep(pause).await;
             pause = (pause * 2).min(Duration::from_secs(1));
@@ -214,34 +214,34 @@ impl Listener {
 
     /// One connection from its beginning to its end.
     async fn listen(&self) -> Result<(), Failure> {
-        let first = self.first.lock().take();
-        let (connection, mut notifications) = match first {
-            Some(first) => first,
+        let initial = self.initial.lock().take();
+        let (connection, mut notifications) = match initial {
+            Some(initial) => initial,
             None => self.connector.connect_to_listen().await?,
         };
         let connection = Arc::new(connection);
         connection.execute(&format!("listen \"{}\"", self.channel)).await?;
-        let session = match self.connector.options.life {
-            Life::Connection => Some(open_session(&connection, &self.channel).await?),
-            Life::Ttl => None,
+        let session = match self.connector.options.liveness {
+            LivenessOption::Connection => Some(open_session(&connection, &self.channel).await?),
+            LivenessOption::Ttl => None,
         };
-        if session.is_some_and(|session| self.left.lock().contains(&session)) {
-            // Numbers come again after a failover that lost some: what lived by the old one must not seem alive.
+        if session.is_some_and(|session| self.abandoned.lock().contains(&session)) {
+            // A failover may reuse session ids; old leases must not look alive.
             return Err(Failure::new(
                 Kind::Unavailable,
                 "the number of this connection was used before; trying another",
             ));
         }
         *self.socket.lock() = connection.socket.as_ref().map(Arc::downgrade).unwrap_or_default();
-        let mut followed = self.followed.subscribe();
+        let mut watch_requests = self.watch_requests.subscribe();
         let mut again = interval(FOLLOW_AGAIN);
         again.reset();
         let following = self.keep_following(&connection, &mut again).await?;
         *self.session.lock() = Session::new(SILENCE_LIMIT);
         self.state.send_replace(State::Up { connection: Arc::clone(&connection), session, following });
         if self.was_up.swap(true, Ordering::SeqCst) {
-            // Whatever was sent while nobody listened is gone, and so are leases that lived by the last connection.
-            // Only now that there is another: places in queues go over to it.
+            // Notifications sent meanwhile are lost, and so are leases bound to the last session.
+            // Only now: queue positions move to the new session.
             self.hints.send(Hint::Missed);
             self.events.missed();
         }
@@ -255,21 +255,23 @@ impl Listener {
                     }
                     None => break,
                 },
-                _asked = followed.changed() => {}
+                _requested = watch_requests.changed() => {}
                 _tick = again.tick() => {}
             }
             let following = self.keep_following(&connection, &mut again).await?;
             self.state.send_replace(State::Up { connection: Arc::clone(&connection), session, following });
         }
-        self.leave(None);
+        self.disconnect(None);
         Ok(())
     }
 
-    /// Registers as a follower, or does so soon: leases may end with this connection as long as it is open.
+    /// Registers for events, or schedules a retry; keeps the connection, since leases may depend on it.
     async fn keep_following(&self, connection: &Connection, again: &mut Interval) -> Result<bool, Failure> {
         match self.follow_events(connection).await {
-            // Nothing ends with this one, and it may be dead: another is better.
-            Err(failure) if failure.kind == Kind::Unanswered && self.connector.options.life == Life::Ttl => {
+            // No lease depends on this one, and it may be dead: another is better.
+            Err(failure)
+                if failure.kind == Kind::Unanswered && self.connector.options.liveness == LivenessOption::Ttl =>
+            {
                 Err(failure)
             }
             Err(failure) if !connection.is_closed() => {
@@ -281,13 +283,13 @@ impl Listener {
         }
     }
 
-    /// Registers as a follower while someone here follows.
+    /// Registers for events while someone here follows them.
     async fn follow_events(&self, connection: &Connection) -> Result<bool, Failure> {
         if self.events.is_idle() {
             return Ok(false);
         }
         let namespace = &self.connector.options.namespace;
-        let rows = connection.ask(Call::Watch, &[(namespace, Type::TEXT), (&self.channel, Type::TEXT)]).await?;
+        let rows = connection.call(Call::Watch, &[(namespace, Type::TEXT), (&self.channel, Type::TEXT)]).await?;
         let channel: String = decode::only(&rows)?;
         connection.execute(&format!("listen \"{channel}\"")).await?;
         Ok(true)
@@ -310,7 +312,7 @@ impl std::fmt::Debug for Listener {
     }
 }
 
-/// A session that has ended, for leases to end with while there is no connection.
+/// An ended session, for leases to be bound to while there is no connection.
 fn no_session() -> Session {
     let session = Session::new(SILENCE_LIMIT);
     session.end();
@@ -318,6 +320,6 @@ fn no_session() -> Session {
 }
 
 async fn open_session(connection: &Connection, client: &str) -> Result<i32, Failure> {
-    let rows = connection.ask(Call::OpenSession, &[(&client, Type::TEXT)]).await?;
+    let rows = connection.call(Call::OpenSession, &[(&client, Type::TEXT)]).await?;
     decode::only(&rows)
 }

@@ -1,4 +1,4 @@
-//! Whether holders live: notifications, the connection that leases end with, and the death of others' connections.
+//! Liveness: the listening connection, its session, and detection of dead ones.
 
 mod death_watch;
 mod late_requests;

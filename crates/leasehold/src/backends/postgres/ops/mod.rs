@@ -1,8 +1,8 @@
 //! Acquires and releases: calls that come together share a round trip and a commit.
 //!
-//! A few workers, each with its connection, take what waits. One that is alone
-//! under no load does all; others are added while calls wait longer than a
-//! moment, and leave when there is nothing to do.
+//! A few workers, each with its connection, take what waits. One worker suffices
+//! under low load; others are added while calls wait longer than a moment, and
+//! exit when there is nothing to do.
 
 mod queue;
 #[cfg(test)]
@@ -21,9 +21,9 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
-use self::queue::{CallQueue, Item, Queued};
+use self::queue::{CallQueue, Job, QueuedJob};
 use super::{
-    connection::Links,
+    connection::ConnectionRouter,
     errors::{Failure, Kind},
     liveness::DeathWatch,
 };
@@ -33,19 +33,19 @@ use crate::{
     lease::{Answer, Busy, Decision, Incarnation, LeaseKey, Moment, Outcome, Patience, Released, Request, Resource},
 };
 
-/// This many calls that wait behind one under way are worth a connection of their own at once; fewer
-/// go together when it returns, and cost the server less.
-const WORTH: usize = 4;
+/// With this many queued calls, wake another worker; fewer go as one batch, which costs the server less.
+const WAKE_AT: usize = 4;
 
-/// A name that a stranger's transaction had locked goes alone for so long, so that it delays no other.
-const APART: Duration = Duration::from_secs(5);
+/// How long a name is sent alone after another client's transaction blocked it.
+const ISOLATE_FOR: Duration = Duration::from_secs(5);
 
-/// A release that meets a stranger's open transaction is tried so often, each for the functions' lock timeout.
+/// How many times a release that another client's open transaction blocks is retried, each within the functions' lock
+/// timeout.
 const RELEASE_TRIES: u32 = 5;
 
-/// Who the calls are from.
+/// What every call says about this instance.
 #[derive(Clone, Debug)]
-pub(super) struct Caller {
+pub(super) struct InstanceParams {
     pub(super) namespace: String,
     pub(super) history: i8,
     /// Where hints for this instance go; `None` where nobody can listen.
@@ -54,15 +54,16 @@ pub(super) struct Caller {
 
 /// The workers and their calls.
 pub(super) struct Ops {
-    links: Arc<Links>,
-    caller: Caller,
+    router: Arc<ConnectionRouter>,
+    instance: InstanceParams,
     hints: HintSender,
     deaths: Arc<DeathWatch>,
     queue: Mutex<CallQueue>,
-    apart: Mutex<HashMap<Resource, Moment>>,
+    /// Names that are sent alone, and until when.
+    isolated: Mutex<HashMap<Resource, Moment>>,
     wake: Notify,
     /// When a worker may try again to open another connection, after the server refused one.
-    refused: Mutex<Option<Moment>>,
+    retry_connect_at: Mutex<Option<Moment>>,
     /// Workers that are opening a connection; no other worker is started while there is one.
     connecting: AtomicUsize,
     workers: AtomicUsize,
@@ -71,22 +72,27 @@ pub(super) struct Ops {
 }
 
 impl Ops {
-    pub(super) fn start(links: Arc<Links>, caller: Caller, hints: HintSender, deaths: Arc<DeathWatch>) -> Arc<Self> {
+    pub(super) fn start(
+        router: Arc<ConnectionRouter>,
+        instance: InstanceParams,
+        hints: HintSender,
+        deaths: Arc<DeathWatch>,
+    ) -> Arc<Self> {
         let ops = Arc::new(Self {
-            links,
-            caller,
+            router,
+            instance,
             hints,
             deaths,
             queue: Mutex::default(),
-            apart: Mutex::default(),
+            isolated: Mutex::default(),
             wake: Notify::new(),
-            refused: Mutex::default(),
+            retry_connect_at: Mutex::default(),
             connecting: AtomicUsize::new(0),
             workers: AtomicUsize::new(1),
             idle: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
         });
-        ops.set_to_work(true);
+        ops.spawn_worker(true);
         ops
     }
 
@@ -102,7 +108,7 @@ impl Ops {
         session: Option<i32>,
     ) -> Result<Answer<Decision>, Failure> {
         let (answer, answered) = oneshot::channel();
-        self.push(Item::Acquire { request: request.clone(), session, answer });
+        self.push(Job::Acquire { request: request.clone(), session, answer });
         answered.await.unwrap_or_else(|_| Err(closed()))
     }
 
@@ -112,55 +118,55 @@ impl Ops {
         outcome: &Outcome,
     ) -> Result<Answer<Released>, Failure> {
         let (answer, answered) = oneshot::channel();
-        self.push(Item::Release { key: key.clone(), outcome: outcome.clone(), answer });
+        self.push(Job::Release { key: key.clone(), outcome: outcome.clone(), answer });
         answered.await.unwrap_or_else(|_| Err(closed()))
     }
 
-    fn push(&self, item: Item) {
+    fn push(&self, job: Job) {
         if self.closed.load(Ordering::SeqCst) {
-            return item.fail(&closed());
+            return job.fail(&closed());
         }
-        let alone = self.is_apart(item.resource());
+        let isolated = self.is_isolated(job.resource());
         let mut queue = self.queue.lock();
-        queue.push(Queued { item, alone, tries: 0 });
+        queue.push(QueuedJob { job, isolated, tries: 0 });
         let waiting = queue.len();
         drop(queue);
         let under_way = self.workers.load(Ordering::SeqCst) > self.idle.load(Ordering::SeqCst);
-        if !under_way || alone || waiting >= WORTH {
+        if !under_way || isolated || waiting >= WAKE_AT {
             self.wake.notify_last();
         }
     }
 
-    fn is_apart(&self, resource: &Resource) -> bool {
-        let mut apart = self.apart.lock();
-        if apart.is_empty() {
+    fn is_isolated(&self, resource: &Resource) -> bool {
+        let mut isolated = self.isolated.lock();
+        if isolated.is_empty() {
             return false;
         }
-        let now = self.links.connector.options.clock.now();
-        apart.retain(|_, until| *until > now);
-        apart.contains_key(resource)
+        let now = self.router.connector.options.clock.now();
+        isolated.retain(|_, until| *until > now);
+        isolated.contains_key(resource)
     }
 
-    /// A statement that failed did nothing. Those that were together are tried each alone: one
-    /// of them may be in a stranger's transaction.
-    fn failed(&self, batch: Vec<Queued>, failure: &Failure, incarnation: Incarnation) {
-        failure.hurry(batch.iter().map(|queued| queued.item.resource()), &self.hints);
+    /// Fails or retries the calls of a failed statement. Those of a blocked batch are retried one by one: another
+    /// client's open transaction may block only one of them.
+    fn failed(&self, batch: Vec<QueuedJob>, failure: &Failure, incarnation: Incarnation) {
+        failure.wake_waiters(batch.iter().map(|queued| queued.job.resource()), &self.hints);
         let several = batch.len() > 1;
         let mut again = Vec::new();
-        for Queued { item, tries, .. } in batch {
+        for QueuedJob { job, tries, .. } in batch {
             match failure.kind {
-                Kind::Locked | Kind::Overtaken if several => again.push(Queued { item, alone: true, tries }),
-                Kind::Overtaken if tries < 8 => again.push(Queued { item, alone: true, tries: tries + 1 }),
+                Kind::Locked | Kind::Conflict if several => again.push(QueuedJob { job, isolated: true, tries }),
+                Kind::Conflict if tries < 8 => again.push(QueuedJob { job, isolated: true, tries: tries + 1 }),
                 Kind::Locked => {
-                    self.set_apart(item.resource(), failure, incarnation);
+                    self.isolate(job.resource(), failure, incarnation);
                     // A release must come through: while it does not, others wait for a lease that nobody wants.
-                    if matches!(item, Item::Release { .. }) && tries < RELEASE_TRIES {
-                        self.queue.lock().push(Queued { item, alone: true, tries: tries + 1 });
+                    if matches!(job, Job::Release { .. }) && tries < RELEASE_TRIES {
+                        self.queue.lock().push(QueuedJob { job, isolated: true, tries: tries + 1 });
                     } else {
-                        refuse(item, failure, incarnation);
+                        report_blocked(job, failure, incarnation);
                     }
                 }
-                _ => item.fail(failure),
+                _ => job.fail(failure),
             }
         }
         self.queue.lock().push_again(again);
@@ -168,24 +174,24 @@ impl Ops {
     }
 
     /// Isolates this name for a while, and fails its queued acquires now: they would wait as long for the same answer.
-    fn set_apart(&self, resource: &Resource, failure: &Failure, incarnation: Incarnation) {
-        let until = self.links.connector.options.clock.now().after(APART);
-        self.apart.lock().insert(resource.clone(), until);
-        let asks = self.queue.lock().take_asks_for(resource);
-        for queued in asks {
-            refuse(queued.item, failure, incarnation);
+    fn isolate(&self, resource: &Resource, failure: &Failure, incarnation: Incarnation) {
+        let until = self.router.connector.options.clock.now().after(ISOLATE_FOR);
+        self.isolated.lock().insert(resource.clone(), until);
+        let acquires = self.queue.lock().take_acquires_for(resource);
+        for queued in acquires {
+            report_blocked(queued.job, failure, incarnation);
         }
     }
 }
 
-/// What is locked by a stranger is busy to one who does not wait.
-fn refuse(item: Item, failure: &Failure, incarnation: Incarnation) {
-    match item {
-        Item::Acquire { request, answer, .. } if request.patience == Patience::Try => {
+/// Reports a blocked name as busy to a `Try`; fails other calls.
+fn report_blocked(job: Job, failure: &Failure, incarnation: Incarnation) {
+    match job {
+        Job::Acquire { request, answer, .. } if request.patience == Patience::Try => {
             let value = Decision::Busy(Busy::default());
             drop(answer.send(Ok(Answer::new(value, incarnation))));
         }
-        item => item.fail(failure),
+        job => job.fail(failure),
     }
 }
 

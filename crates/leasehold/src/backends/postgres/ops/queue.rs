@@ -14,12 +14,12 @@ use crate::{
 const BATCH: usize = 64;
 
 /// An acquire or a release, and where its answer goes.
-pub(super) enum Item {
+pub(super) enum Job {
     Acquire { request: Request, session: Option<i32>, answer: oneshot::Sender<Result<Answer<Decision>, Failure>> },
     Release { key: LeaseKey, outcome: Outcome, answer: oneshot::Sender<Result<Answer<Released>, Failure>> },
 }
 
-impl Item {
+impl Job {
     pub(super) fn resource(&self) -> &Resource {
         match self {
             Self::Acquire { request, .. } => &request.key.resource,
@@ -34,7 +34,7 @@ impl Item {
         }
     }
 
-    /// The connection that the lease would end with.
+    /// The session that the lease would be bound to.
     fn session(&self) -> Option<i32> {
         match self {
             Self::Acquire { session, .. } => *session,
@@ -50,21 +50,21 @@ impl Item {
     }
 }
 
-/// One of them, on its way.
-pub(super) struct Queued {
-    pub(super) item: Item,
-    /// It shares its statement with no other.
-    pub(super) alone: bool,
+/// A job in the queue.
+pub(super) struct QueuedJob {
+    pub(super) job: Job,
+    /// Whether it is sent alone.
+    pub(super) isolated: bool,
     pub(super) tries: u32,
 }
 
-impl Queued {
+impl QueuedJob {
     /// Returns whether it must not be sent: its caller dropped the acquire, or it is a release that was tried before and
     /// that nobody awaits.
     pub(super) fn is_given_up(&self) -> bool {
-        match &self.item {
-            Item::Acquire { answer, .. } => answer.is_closed(),
-            Item::Release { answer, .. } => answer.is_closed() && self.tries > 0,
+        match &self.job {
+            Job::Acquire { answer, .. } => answer.is_closed(),
+            Job::Release { answer, .. } => answer.is_closed() && self.tries > 0,
         }
     }
 }
@@ -72,9 +72,9 @@ impl Queued {
 /// The calls that wait for a worker.
 #[derive(Default)]
 pub(super) struct CallQueue {
-    calls: VecDeque<Queued>,
-    /// Names of which one call goes alone just now. It may take long, and another one for the same would take as long.
-    alone: HashSet<Resource>,
+    calls: VecDeque<QueuedJob>,
+    /// Names whose isolated call is running; other isolated calls for the name must wait.
+    isolated_in_flight: HashSet<Resource>,
 }
 
 impl CallQueue {
@@ -82,12 +82,12 @@ impl CallQueue {
         self.calls.len()
     }
 
-    pub(super) fn push(&mut self, queued: Queued) {
+    pub(super) fn push(&mut self, queued: QueuedJob) {
         self.calls.push_back(queued);
     }
 
-    /// Before all that wait.
-    pub(super) fn push_again(&mut self, again: Vec<Queued>) {
+    /// Puts calls back at the front.
+    pub(super) fn push_again(&mut self, again: Vec<QueuedJob>) {
         for queued in again.into_iter().rev() {
             self.calls.push_front(queued);
         }
@@ -98,30 +98,33 @@ impl CallQueue {
         self.calls.iter().all(|queued| self.must_wait(queued))
     }
 
-    fn must_wait(&self, queued: &Queued) -> bool {
-        queued.alone && self.alone.contains(queued.item.resource())
+    fn must_wait(&self, queued: &QueuedJob) -> bool {
+        queued.isolated && self.isolated_in_flight.contains(queued.job.resource())
     }
 
     /// Takes up to a batch of what waits. An isolated job is taken by itself; [`ended`](Self::ended) is called after it.
-    pub(super) fn take(&mut self) -> Vec<Queued> {
+    pub(super) fn take(&mut self) -> Vec<QueuedJob> {
         let (mut taken, mut must_wait) = (Vec::new(), Vec::new());
-        // A batch names one session for all that end with one.
-        // 1. A request waits. 2. The connection it would end with dies, and another takes its place. 3. The next request comes.
-        // Together, the second would be stored as ending with a connection that is dead.
-        let mut named = None;
+        // All session-bound requests of a batch share one session.
+        // 1. A request waits. 2. Its session dies, and another replaces it. 3. The next request comes.
+        // In one batch, one of them would be bound to the wrong session.
+        let mut batch_session = None;
         while let Some(queued) = self.calls.pop_front() {
-            let session = queued.item.session();
+            let session = queued.job.session();
             if self.must_wait(&queued) {
                 must_wait.push(queued);
-            } else if queued.alone && taken.is_empty() {
-                self.alone.insert(queued.item.resource().clone());
+            } else if queued.isolated && taken.is_empty() {
+                self.isolated_in_flight.insert(queued.job.resource().clone());
                 taken.push(queued);
                 break;
-            } else if queued.alone || taken.len() == BATCH || (session.is_some() && session != named.or(session)) {
+            } else if queued.isolated
+                || taken.len() == BATCH
+                || (session.is_some() && session != batch_session.or(session))
+            {
                 self.calls.push_front(queued);
                 break;
             } else {
-                named = named.or(session);
+                batch_session = batch_session.or(session);
                 taken.push(queued);
             }
         }
@@ -129,15 +132,15 @@ impl CallQueue {
         taken
     }
 
-    /// The call of this name that went alone has ended.
+    /// The isolated call of this name has ended.
     pub(super) fn ended(&mut self, resource: &Resource) {
-        self.alone.remove(resource);
+        self.isolated_in_flight.remove(resource);
     }
 
-    /// All asks for this name that would go alone.
-    pub(super) fn take_asks_for(&mut self, resource: &Resource) -> Vec<Queued> {
-        let is_such = |queued: &Queued| {
-            queued.alone && matches!(queued.item, Item::Acquire { .. }) && queued.item.resource() == resource
+    /// Takes all isolated acquires of this name.
+    pub(super) fn take_acquires_for(&mut self, resource: &Resource) -> Vec<QueuedJob> {
+        let is_such = |queued: &QueuedJob| {
+            queued.isolated && matches!(queued.job, Job::Acquire { .. }) && queued.job.resource() == resource
         };
         let (such, others) = self.calls.drain(..).partition(is_such);
         self.calls = others;
@@ -150,32 +153,32 @@ mod tests {
     use super::*;
     use crate::lease::{Claim, Holder, LeaseId, Lifetime, Ttl};
 
-    fn ask(session: Option<i32>) -> Queued {
+    fn acquire(session: Option<i32>) -> QueuedJob {
         let key = LeaseKey::new(Resource::new("x").unwrap(), LeaseId::from_u128(1));
         let request = Request::new(key, Claim::EXCLUSIVE, Holder::new("h").unwrap())
             .ttl(Ttl::MIN)
             .lifetime(if session.is_some() { Lifetime::Attached } else { Lifetime::Detached });
-        Queued { item: Item::Acquire { request, session, answer: oneshot::channel().0 }, alone: false, tries: 0 }
+        QueuedJob { job: Job::Acquire { request, session, answer: oneshot::channel().0 }, isolated: false, tries: 0 }
     }
 
-    fn release() -> Queued {
+    fn release() -> QueuedJob {
         let key = LeaseKey::new(Resource::new("x").unwrap(), LeaseId::from_u128(1));
-        let item = Item::Release { key, outcome: Outcome::Completed, answer: oneshot::channel().0 };
-        Queued { item, alone: false, tries: 0 }
+        let job = Job::Release { key, outcome: Outcome::Completed, answer: oneshot::channel().0 };
+        QueuedJob { job, isolated: false, tries: 0 }
     }
 
-    fn queue(calls: impl Iterator<Item = Queued>) -> CallQueue {
-        CallQueue { calls: calls.collect(), alone: HashSet::new() }
+    fn queue(calls: impl Iterator<Item = QueuedJob>) -> CallQueue {
+        CallQueue { calls: calls.collect(), isolated_in_flight: HashSet::new() }
     }
 
-    fn sessions(batch: &[Queued]) -> Vec<Option<i32>> {
-        batch.iter().map(|queued| queued.item.session()).collect()
+    fn sessions(batch: &[QueuedJob]) -> Vec<Option<i32>> {
+        batch.iter().map(|queued| queued.job.session()).collect()
     }
 
     #[test]
-    fn asks_in_the_name_of_two_connections_do_not_go_together() {
-        let asked = [None, Some(5), None, Some(5), Some(6), None, Some(6), Some(5)];
-        let mut queue = queue(asked.into_iter().map(ask));
+    fn acquires_for_two_sessions_do_not_share_a_batch() {
+        let requested = [None, Some(5), None, Some(5), Some(6), None, Some(6), Some(5)];
+        let mut queue = queue(requested.into_iter().map(acquire));
         queue.calls.insert(2, release());
         assert_eq!(sessions(&queue.take()), [None, Some(5), None, None, Some(5)]);
         assert_eq!(sessions(&queue.take()), [Some(6), None, Some(6)]);
@@ -184,24 +187,24 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_has_an_end_and_what_goes_alone_goes_alone() {
-        let mut queue = queue((0..BATCH + 3).map(|_| ask(Some(5))));
-        queue.calls[BATCH + 1].alone = true;
+    fn a_batch_is_limited_and_an_isolated_call_goes_alone() {
+        let mut queue = queue((0..BATCH + 3).map(|_| acquire(Some(5))));
+        queue.calls[BATCH + 1].isolated = true;
         assert_eq!([0; 4].map(|_| queue.take().len()), [BATCH, 1, 1, 1]);
     }
 
     #[test]
-    fn one_of_a_name_goes_alone_and_others_of_it_wait_and_keep_nobody() {
-        let mut queue = queue((0..5).map(|_| ask(None)));
-        for at in [0, 1, 4] {
-            queue.calls[at].alone = true;
+    fn one_isolated_call_of_a_name_goes_and_others_of_it_wait_and_delay_nobody() {
+        let mut queue = queue((0..5).map(|_| acquire(None)));
+        for index in [0, 1, 4] {
+            queue.calls[index].isolated = true;
         }
         let first = queue.take();
         assert_eq!([first.len(), queue.take().len(), queue.take().len(), queue.len()], [1, 2, 0, 2]);
         assert!(queue.is_empty(), "nothing can be taken");
-        queue.ended(first[0].item.resource());
+        queue.ended(first[0].job.resource());
         assert_eq!([queue.take().len(), queue.take().len()], [1, 0]);
-        assert_eq!(queue.take_asks_for(first[0].item.resource()).len(), 1);
+        assert_eq!(queue.take_acquires_for(first[0].job.resource()).len(), 1);
         assert_eq!(queue.len(), 0);
     }
 }

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     backends::postgres::{
         PostgresOptions,
-        connection::{Connector, Slot},
+        connection::{Connector, LazyConnection},
         install,
     },
     clock::SystemClock,
@@ -29,9 +29,9 @@ async fn start(server: &Postgres) -> Arc<Ops> {
     install(options.clone(), None).await.unwrap();
     let connector = Connector::new(options).unwrap();
     let connection = connector.connect().await.unwrap();
-    let links = Links::new(&connector, None, Slot::with(Arc::clone(&connector), connection));
-    let caller = Caller { namespace: String::from("default"), history: b'a'.cast_signed(), channel: None };
-    Ops::start(links, caller, HintSender::new(), Arc::default())
+    let router = ConnectionRouter::new(&connector, None, LazyConnection::with(Arc::clone(&connector), connection));
+    let instance = InstanceParams { namespace: String::from("default"), history: b'a'.cast_signed(), channel: None };
+    Ops::start(router, instance, HintSender::new(), Arc::default())
 }
 
 /// 1. A worker that was idle for long finds nothing. 2. A call comes and takes it for one under way. 3. It leaves.
@@ -56,23 +56,23 @@ async fn a_call_that_comes_while_a_spare_worker_leaves_is_taken_by_the_one_that_
     ops.close();
 }
 
-/// 1. An ask waits for a worker. 2. It is given up and released. 3. The worker takes both.
+/// 1. A request waits for a worker. 2. It is given up and released. 3. The worker takes both.
 #[tokio::test]
-async fn an_ask_that_was_given_up_before_it_was_sent_is_not_carried_out() {
+async fn a_request_that_was_given_up_before_it_was_sent_is_not_executed() {
     let server = Postgres::start();
     let ops = start(&server).await;
-    let ask = |id| {
+    let request = |id| {
         Request::new(LeaseKey::new(Resource::new("x").unwrap(), id), Claim::EXCLUSIVE, Holder::unique())
             .ttl(Ttl::DEFAULT)
             .patience(Patience::Try)
             .lifetime(Lifetime::Detached)
     };
-    let given_up = ask(LeaseId::random());
-    let mut asking = Box::pin(ops.acquire(&given_up, None));
-    assert!(asking.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-    drop(asking);
+    let given_up = request(LeaseId::random());
+    let mut acquiring = Box::pin(ops.acquire(&given_up, None));
+    assert!(acquiring.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    drop(acquiring);
     assert_eq!(ops.release(&given_up.key, &Outcome::Cancelled).await.unwrap().value, Released::Gone);
-    let next = ops.acquire(&ask(LeaseId::random()), None).await.unwrap().value;
+    let next = ops.acquire(&request(LeaseId::random()), None).await.unwrap().value;
     assert!(matches!(next, Decision::Granted(_)), "{next:?}");
     ops.close();
 }

@@ -18,23 +18,23 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
 $$;
 
 -- One row per name. A holder that found nobody else there is kept in the row
--- itself (the lone entry): then taking and giving back is one update each.
+-- itself (the inline holder): then taking and giving back is one update each.
 create /*durability*/ table leasehold.resource (
   namespace text not null,
   name text not null,
   last_fence bigint not null default 0,
-  -- Readers take fences from here on without writing this row; null: they may not.
+  -- Readers take fences from here on without writing this row; null: readers must lock the row.
   reader_base bigint,
   -- Whether rows of `entry` may exist for this name.
-  crowd boolean not null default false,
+  has_entries boolean not null default false,
   -- Exact unless readers may come unseen: units held by entries, and how many wait.
   used bigint not null default 0,
   waiting int not null default 0,
-  -- No entry ends before this; entries that live by a connection may end at any time.
+  -- No entry ends before this; -infinity if one is bound to a session, which may end at any time.
   next_end timestamptz not null default 'infinity',
-  -- When the lone entry was last removed.
+  -- When the inline holder was last removed.
   freed_at timestamptz not null default clock_timestamp(),
-  -- The lone entry; all but the id stay behind when it ends.
+  -- The inline holder; null: none. Other columns keep their old values after it ends.
   id uuid,
   fence bigint,
   mode "char",
@@ -56,7 +56,7 @@ create /*durability*/ table leasehold.resource (
   autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 50, autovacuum_vacuum_cost_delay = 0
 );
 
--- Holding and waiting entries beside the lone one, in the order of `seq`.
+-- Holding and waiting entries beside the inline holder, in the order of `seq`.
 create /*durability*/ table leasehold.entry (
   id uuid not null,
   namespace text not null,
@@ -107,14 +107,14 @@ create /*durability*/ table leasehold.ended (
   details text,
   session int
 );
--- A publication FOR ALL TABLES refuses deletes from a table whose rows it cannot name, and a key would cost every release.
+-- For deletes, a publication FOR ALL TABLES needs a replica identity; a primary key would slow every release.
 alter table leasehold.ended replica identity full;
 create index ended_by_name on leasehold.ended (namespace, name, ended_at);
 create index ended_by_time on leasehold.ended (namespace, ended_at);
 -- What the person on call looks for among millions that went well.
 create index ended_badly on leasehold.ended (namespace, ended_at) where ending not in ('released', 'cancelled');
 
--- Connections that leases live by. Each holds the advisory lock (class, id) as long as it lives.
+-- Sessions that leases are bound to. The connection of each holds the advisory lock (class, id) as long as it lives.
 create /*durability*/ table leasehold.session (
   id int primary key,
   pid int not null,
@@ -130,7 +130,7 @@ create /*durability*/ table leasehold.session_lease (
   session int not null
 );
 
--- Fences of readers that come at the same time differ by this.
+-- Gives concurrent readers distinct fences.
 create sequence leasehold.reader;
 
 -- How far maintain() has looked through the blocks of `resource`, and when it was last through with them all.
@@ -167,17 +167,17 @@ create /*durability*/ table leasehold.run (
 );
 create index run_by_report on leasehold.run (namespace, reported_at, name);
 
--- Who asks, and how its calls are recorded: a row of `caller` goes with every operation.
+-- Who calls, and how its calls are recorded: a row of `caller` goes with every operation.
 create type leasehold.caller as (
   namespace text,
   channel text,       -- where the caller's instance listens; `sql` for acquire_lock(), null for others who do not listen
-  session int,        -- the connection that attached leases live by; null: their ttl
+  session int,        -- the session that attached leases are bound to; null: they end by ttl
   history "char",     -- a all, p problems, o off
   watched boolean     -- whether events are sent
 );
 
 -- One operation on one resource: the parameters of acquire, renew, release and evict in model.rs.
-create type leasehold.ask as (
+create type leasehold.operation as (
   op "char",          -- a acquire, n renew, r release, e evict, s settle only
   name text,
   id uuid,
@@ -185,7 +185,7 @@ create type leasehold.ask as (
   units int,
   capacity int,
   ttl_us bigint,
-  most_ahead int,     -- how many may wait ahead of it: -1 for a try, null for any number
+  max_ahead int,      -- how many may wait ahead of it: -1 for a try, null for any number
   attached boolean,
   holder text,
   note text,
@@ -196,7 +196,7 @@ create type leasehold.ask as (
   details text
 );
 
--- What came of it.
+-- The answer to an operation.
 create type leasehold.answer as (
   at int,
   verdict "char",     -- g holds, q waits, b busy, s wrong shape, n none, f freed, l left the queue, e evicted
@@ -210,19 +210,19 @@ create type leasehold.answer as (
   note text,
   held_us bigint,
   holders jsonb,      -- b, e: who holds or held
-  waiting int,        -- b: how many wait; q: 1 when something ahead lives by a connection
-  granted int,        -- how many were granted by settling or asked for again: such a commit must be durable
+  waiting int,        -- b: how many wait; q: 1 if something ahead is bound to a session
+  granted int,        -- grants in this call, repeated ones too; if above 0, commit synchronously
   hints text[]        -- for the caller's own instance
 );
 
 -- An operation under way: the resource as it will be stored, and what settling has found so far.
 create type leasehold.step as (
   r leasehold.resource,
-  e leasehold.entry,  -- the one that the operation is about
-  known boolean,      -- whether it was there before
+  e leasehold.entry,  -- the entry that the operation is about
+  existed boolean,    -- whether that entry was there before
   now timestamptz,
   guarded boolean,    -- whether an open guarded transaction keeps something from being granted
-  passed boolean,     -- whether the barrier was passed; null: not tried yet
-  done boolean,       -- whether a second settling can change nothing
+  may_grant boolean,  -- the answer of _may_grant(); null: not called yet
+  settled boolean,    -- whether a second settling can change nothing
   a leasehold.answer
 );

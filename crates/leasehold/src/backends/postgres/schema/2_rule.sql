@@ -1,4 +1,5 @@
 -- The rule of model.rs, ported. Nothing here is for others to call.
+-- Short names: c caller, q operation, s step, r resource, e entry, w entry in a loop, a answer, u row of a loop, t time.
 
 -- Microseconds since 1970, as in Timestamp.
 create function leasehold._micros(t timestamptz) returns bigint
@@ -8,8 +9,8 @@ language sql stable as $$ select (date_part('epoch', t) * 1000000)::bigint $$;
 create function leasehold._next_fence(p_last bigint, p_wall bigint, p_floor bigint) returns bigint
 language sql immutable as $$ select greatest(p_last + 1, p_wall, case when p_floor is null then 0 else least(p_floor, p_wall + 10000000) end) $$;
 
--- When a lease of this length ends: never while its connection lives, if it lives by one.
-create function leasehold._end(t timestamptz, p_attached boolean, p_session int, p_ttl_us bigint) returns timestamptz
+-- When a lease with this ttl expires: never, if it is bound to a session.
+create function leasehold._expiry(t timestamptz, p_attached boolean, p_session int, p_ttl_us bigint) returns timestamptz
 language sql stable as $$
   select case when p_attached and p_session is not null then 'infinity' else t + p_ttl_us * interval '1 microsecond' end
 $$;
@@ -20,87 +21,87 @@ language sql immutable as $$
   select case p_mode when 'x' then 'l'::"char" when 's' then 'l'::"char" when 'l' then 'e'::"char" else 'p'::"char" end
 $$;
 
--- The mode's word, as in Mode::as_str.
-create function leasehold._word(p_mode "char") returns text
+-- The mode's name, as in Mode::as_str.
+create function leasehold._mode_name(p_mode "char") returns text
 language sql immutable as $$
   select case p_mode when 'x' then 'exclusive' when 's' then 'shared' when 'l' then 'leader' else 'permit' end
 $$;
 
--- The key that readers share and everyone else who leaves the lone entry takes alone.
+-- Lock key: readers that join or leave others take it shared, operations that must see all readers exclusively.
 -- Its top bit keeps it clear of advisory_key().
-create function leasehold._gate(p_namespace text, p_name text) returns bigint
+create function leasehold._reader_lock(p_namespace text, p_name text) returns bigint
 language sql immutable as $$
   select hashtextextended(p_namespace || '/' || p_name, 0) | (-9223372036854775807 - 1)
 $$;
 
--- The class of the advisory locks that sessions hold. It differs from schema to schema, as do their sessions' numbers.
-create function leasehold._class() returns int
+-- The class of the advisory locks that sessions hold. It differs from schema to schema, as do their sessions' ids.
+create function leasehold._session_lock_class() returns int
 language sql stable as $$ select 'leasehold.session'::regclass::oid::int # 1279807556 $$;
 
--- The session of this very connection, if leases live by it: the one whose lock it holds.
+-- The session of this very connection, if it has one: the one whose lock it holds.
 -- In plpgsql, as all that is called often and cannot be inlined: its plans are kept.
 create function leasehold._own_session() returns int
 language plpgsql stable as $$
 begin
   return (select l.objid::int from pg_locks l
-    where l.locktype = 'advisory' and l.pid = pg_backend_pid() and l.classid = leasehold._class()::oid and l.objsubid = 2
+    where l.locktype = 'advisory' and l.pid = pg_backend_pid() and l.classid = leasehold._session_lock_class()::oid and l.objsubid = 2
       and l.objid > 0 and l.mode = 'ExclusiveLock' and l.granted limit 1);
 end $$;
 
--- Whether this very connection has that session. The number of a process comes again: its lock decides.
-create function leasehold._own(p_session int) returns boolean
+-- Whether this very connection has that session. Pids are reused, so check the lock too.
+create function leasehold._is_own_session(p_session int) returns boolean
 language plpgsql stable as $$
 begin
   perform 1 from leasehold.session s where s.id = p_session and s.pid = pg_backend_pid();
   return found and p_session is not distinct from leasehold._own_session();
 end $$;
 
--- Presence::Dead: the connection is gone. A probe that gets the connection's own lock proves it, unless
+-- Presence::Dead: the session's connection is gone. A probe that gets the session's lock proves it, unless
 -- it is this very connection's: a connection shares its own locks. A standby does not know the primary's locks.
-create function leasehold._dead(p_session int) returns boolean
+create function leasehold._session_dead(p_session int) returns boolean
 language sql volatile as $$
-  select p_session is not null and not pg_is_in_recovery() and pg_try_advisory_xact_lock_shared(leasehold._class(), p_session)
-     and not leasehold._own(p_session)
+  select p_session is not null and not pg_is_in_recovery() and pg_try_advisory_xact_lock_shared(leasehold._session_lock_class(), p_session)
+     and not leasehold._is_own_session(p_session)
 $$;
 
--- The same for whoever looks at a view, whatever its rights.
-create function leasehold._lost(p_session int) returns boolean
-language sql volatile security definer set search_path = pg_catalog, pg_temp as $$ select leasehold._dead(p_session) $$;
+-- The same with the owner's rights, for views.
+create function leasehold._session_dead_definer(p_session int) returns boolean
+language sql volatile security definer set search_path = pg_catalog, pg_temp as $$ select leasehold._session_dead(p_session) $$;
 
--- The key that guard() shares and a grant takes alone, in this schema. Above every advisory_key(), below every _pin().
-create function leasehold._barrier(p_namespace text, p_name text) returns bigint
+-- Lock key, in this schema: guard() takes it shared, a grant exclusively. Above every advisory_key(), below every _holder_guard_lock().
+create function leasehold._guard_lock(p_namespace text, p_name text) returns bigint
 language sql stable as $$
   select hashtextextended(p_namespace || '/' || p_name, 'leasehold.resource'::regclass::oid::bigint)
     & 1152921504606846975 | 2305843009213693952
 $$;
 
--- Whether one who has the row of a name may grant what ends in this transaction: not while a guarded transaction is open
--- (see guard()), and none may begin before this one has committed.
-create function leasehold._pass(p_namespace text, p_name text) returns boolean
+-- Returns whether a lease that ends in this transaction may be granted again: no guarded transaction (see guard()) is open,
+-- and none can start before commit. The caller has locked the row of the name.
+create function leasehold._may_grant(p_namespace text, p_name text) returns boolean
 language sql volatile as $$
-  select pg_try_advisory_xact_lock(leasehold._barrier(p_namespace, p_name))
-      or leasehold._pass_after_grant(leasehold._barrier(p_namespace, p_name))
+  select pg_try_advisory_xact_lock(leasehold._guard_lock(p_namespace, p_name))
+      or leasehold._may_grant_after_commit(leasehold._guard_lock(p_namespace, p_name))
 $$;
 
--- The same for what was free before this transaction began: guard() would find it free, so that a look is enough and no
--- lock stays until commit. One statement may take more names than the server has locks.
-create function leasehold._pass_free(p_namespace text, p_name text, p_freed_at timestamptz) returns boolean
+-- Same for a name that was free before this transaction: guard() would find it free, so test the lock without keeping it.
+-- One statement may take more names than the server has locks.
+create function leasehold._may_grant_free(p_namespace text, p_name text, p_freed_at timestamptz) returns boolean
 language sql volatile as $$
-  select case when p_freed_at < transaction_timestamp() and pg_try_advisory_lock(leasehold._barrier(p_namespace, p_name))
-    then pg_advisory_unlock(leasehold._barrier(p_namespace, p_name)) else leasehold._pass(p_namespace, p_name) end
+  select case when p_freed_at < transaction_timestamp() and pg_try_advisory_lock(leasehold._guard_lock(p_namespace, p_name))
+    then pg_advisory_unlock(leasehold._guard_lock(p_namespace, p_name)) else leasehold._may_grant(p_namespace, p_name) end
 $$;
 
--- The last grant, which has committed and left the row, may have its barrier for a moment yet. Guards share theirs.
-create function leasehold._pass_after_grant(p_barrier bigint) returns boolean
+-- A committed grant may still hold its guard lock briefly: wait for it, but not for guards, which share theirs.
+create function leasehold._may_grant_after_commit(p_guard_lock bigint) returns boolean
 language plpgsql volatile as $$
 begin
-  perform pg_advisory_xact_lock_shared(p_barrier);
-  return pg_try_advisory_xact_lock(p_barrier);
+  perform pg_advisory_xact_lock_shared(p_guard_lock);
+  return pg_try_advisory_xact_lock(p_guard_lock);
 end $$;
 
--- The key that guard() shares while it relies on a holder beside the lone one.
--- Above every _barrier(), below zero is the gate's.
-create function leasehold._pin(p_fence bigint) returns bigint
+-- Lock key: guard() shares it while it relies on a holder in `entry`.
+-- Above every _guard_lock(); those of _reader_lock() are below zero.
+create function leasehold._holder_guard_lock(p_fence bigint) returns bigint
 language sql immutable as $$ select 4611686018427387904 | p_fence $$;
 
 -- Where events of a namespace are sent.
@@ -130,11 +131,11 @@ create function leasehold._event(
 language sql volatile as $$
   select pg_notify(leasehold._event_channel(p_namespace), (jsonb_build_object(
     'at', leasehold._micros(p_at), 'resource', p_name, 'holder', p_holder, 'claim', jsonb_build_object(
-      'mode', leasehold._word(p_mode), 'units', p_units, 'capacity', p_capacity)) || p_what)::text)
+      'mode', leasehold._mode_name(p_mode), 'units', p_units, 'capacity', p_capacity)) || p_what)::text)
 $$;
 
--- The lone entry as a row of `entry`.
-create function leasehold._lone(r leasehold.resource) returns leasehold.entry
+-- The inline holder as a row of `entry`.
+create function leasehold._inline_entry(r leasehold.resource) returns leasehold.entry
 language plpgsql immutable as $$
 begin
   return row(r.id, r.namespace, r.name, 0, r.mode, r.units, r.capacity, r.holder, r.note, r.metadata, r.ttl_us,
@@ -161,7 +162,7 @@ end $$;
 create function leasehold._holders(p_namespace text, p_name text, t timestamptz) returns jsonb
 language plpgsql stable as $$
 begin
-  return (select coalesce(jsonb_agg(jsonb_build_object('holder', h.holder, 'note', h.note, 'mode', leasehold._word(h.mode),
+  return (select coalesce(jsonb_agg(jsonb_build_object('holder', h.holder, 'note', h.note, 'mode', leasehold._mode_name(h.mode),
     'fence', h.fence, 'held_us', greatest(0, leasehold._micros(t) - leasehold._micros(h.acquired_at))) order by h.seq), '[]')
   from (
     select 0::bigint as seq, r.holder, r.note, r.mode, r.fence, r.acquired_at
@@ -177,15 +178,14 @@ end $$;
 -- q: the operation. The answer's `hints` are for the caller's instance, all
 -- others are notified: `g id fence` for a grant, `p id fence` for a provisional one,
 -- `e id` for an eviction, `c name` when a guarded transaction keeps the head of the queue waiting.
-create function leasehold._operate(c leasehold.caller, q leasehold.ask, out a leasehold.answer)
+create function leasehold._operate(c leasehold.caller, q leasehold.operation, out a leasehold.answer)
 language plpgsql volatile as $$
 declare
   before leasehold.resource;
   r leasehold.resource;
   s leasehold.step;
 begin
-  -- The row first, then the gate: a statement that had to wait for the row keeps it even if it finds
-  -- nothing to do there. Readers take the gate only.
+  -- Lock order: row, then reader lock. Readers take only the latter.
   select * into before from leasehold.resource x where x.namespace = c.namespace and x.name = q.name for no key update;
   if not found then
     if q.op <> 'a' then
@@ -200,8 +200,8 @@ begin
   end if;
   r := before;
   if r.reader_base is not null then
-    -- Readers came and went without a word: count afresh.
-    perform pg_advisory_xact_lock(leasehold._gate(c.namespace, q.name));
+    -- Readers did not update this row: recount.
+    perform pg_advisory_xact_lock(leasehold._reader_lock(c.namespace, q.name));
     r.last_fence := r.last_fence + (nextval('leasehold.reader') - r.reader_base);
     r.reader_base := null;
     r.next_end := '-infinity';
@@ -213,30 +213,30 @@ begin
     s := leasehold._find(q, s);
   end if;
   s := case
-    when q.op = 'a' and not s.known then leasehold._apply_acquire(c, q, s)
+    when q.op = 'a' and not s.existed then leasehold._apply_acquire(c, q, s)
     when q.op in ('a', 'n') then leasehold._apply_renew(c, q, s)
     when q.op in ('r', 'e') then leasehold._apply_end(c, q, s)
     else s end;
-  if not s.done then
+  if not s.settled then
     s := leasehold._settle(c, q, s, false);
   end if;
   s.r := leasehold._store(s.r, before);
   a := leasehold._standing(q, s);
 end $$;
 
--- Drops what has expired or died, then grants from the front while units fit. What a guarded transaction pins stays.
-create function leasehold._settle(c leasehold.caller, q leasehold.ask, s leasehold.step, p_first boolean) returns leasehold.step
+-- Drops what has expired or died, then grants from the front while units fit. What a guarded transaction relies on stays.
+create function leasehold._settle(c leasehold.caller, q leasehold.operation, s leasehold.step, p_first boolean) returns leasehold.step
 language plpgsql volatile as $$
 declare
   r leasehold.resource := s.r;
   w leasehold.entry;
   a leasehold.answer := s.a;
 begin
-  -- A lease whose connection died is gone even if its asker comes by another one: others may have taken it.
-  if r.id is not null and (r.expires_at <= s.now or leasehold._dead(r.session)) then
-    s.passed := coalesce(s.passed, leasehold._pass(r.namespace, r.name));
-    if s.passed then
-      perform leasehold._ended(c, leasehold._lone(r), least(r.expires_at, s.now),
+  -- A lease whose session died is gone even if its holder asks again by another one: others may have taken it.
+  if r.id is not null and (r.expires_at <= s.now or leasehold._session_dead(r.session)) then
+    s.may_grant := coalesce(s.may_grant, leasehold._may_grant(r.namespace, r.name));
+    if s.may_grant then
+      perform leasehold._ended(c, leasehold._inline_entry(r), least(r.expires_at, s.now),
         case when r.expires_at <= s.now then 'expired' else 'disconnected' end, null, null);
       r.id := null;
       r.freed_at := s.now;
@@ -244,17 +244,17 @@ begin
       s.guarded := true;
     end if;
   end if;
-  if r.crowd and p_first and r.next_end <= s.now then
+  if r.has_entries and p_first and r.next_end <= s.now then
     for w in
       select * from leasehold.entry x
       where x.namespace = r.namespace and x.name = r.name
-        and (x.expires_at <= s.now or leasehold._dead(x.session))
+        and (x.expires_at <= s.now or leasehold._session_dead(x.session))
       order by x.seq for update skip locked
     loop
       if w.fence is not null then
-        s.passed := coalesce(s.passed, leasehold._pass(r.namespace, r.name));
-        -- One lock for all of them, unless one may be guarded: there may be more than the server has locks.
-        if not s.passed and not pg_try_advisory_xact_lock(leasehold._pin(w.fence)) then
+        s.may_grant := coalesce(s.may_grant, leasehold._may_grant(r.namespace, r.name));
+        -- Use one guard lock for all if possible; per-holder locks could exhaust the lock table.
+        if not s.may_grant and not pg_try_advisory_xact_lock(leasehold._holder_guard_lock(w.fence)) then
           s.guarded := true;
           continue;
         end if;
@@ -276,10 +276,10 @@ begin
       exit when r.used + w.units + (case when r.id is null then 0 else r.units end) > w.capacity;
       -- A permit that was given back may be one that a guarded transaction relies on.
       if (r.used = 0 and r.id is null) or w.mode = 'p' then
-        s.passed := coalesce(s.passed, leasehold._pass(r.namespace, r.name));
-        if not s.passed then
+        s.may_grant := coalesce(s.may_grant, leasehold._may_grant(r.namespace, r.name));
+        if not s.may_grant then
           s.guarded := true;
-          -- Those who wait ask by themselves when a lease runs out; hints about their own asks would never stop.
+          -- No hint during acquire or renew: each would trigger the next.
           if q.op not in ('a', 'n') then
             a.hints := leasehold._hint(c, a.hints, w.channel, 'c ' || r.name);
           end if;
@@ -323,25 +323,25 @@ begin
 end $$;
 
 -- Finds the entry that an operation is about.
-create function leasehold._find(q leasehold.ask, s leasehold.step) returns leasehold.step
+create function leasehold._find(q leasehold.operation, s leasehold.step) returns leasehold.step
 language plpgsql volatile as $$
 declare
   e leasehold.entry;
 begin
   -- Leases of acquire_lock() share their id.
   if (s.r).id = q.id and (q.holder is null or q.holder = (s.r).holder or q.id <> leasehold._sql_id()) then
-    s.known := true;
-    s.e := leasehold._lone(s.r);
-  elsif (s.r).crowd then
+    s.existed := true;
+    s.e := leasehold._inline_entry(s.r);
+  elsif (s.r).has_entries then
     select * into e from leasehold.entry x where x.id = q.id and x.namespace = (s.r).namespace and x.name = (s.r).name;
-    s.known := found;
+    s.existed := found;
     s.e := e;
   end if;
   return s;
 end $$;
 
--- State::acquire by one that is not known.
-create function leasehold._apply_acquire(c leasehold.caller, q leasehold.ask, s leasehold.step) returns leasehold.step
+-- State::acquire for an entry that does not exist yet.
+create function leasehold._apply_acquire(c leasehold.caller, q leasehold.operation, s leasehold.step) returns leasehold.step
 language plpgsql volatile as $$
 declare
   r leasehold.resource := s.r;
@@ -349,14 +349,14 @@ declare
   a leasehold.answer := s.a;
 begin
   -- Nothing can be granted by adding one.
-  s.done := true;
+  s.settled := true;
   if r.id is not null then
     e.mode := r.mode;
     e.capacity := r.capacity;
-  elsif r.crowd then
+  elsif r.has_entries then
     select x.mode, x.capacity into e.mode, e.capacity from leasehold.entry x
     where x.namespace = r.namespace and x.name = r.name order by x.seq limit 1;
-    r.crowd := found;
+    r.has_entries := found;
     if not found then
       r.used := 0;
       r.next_end := 'infinity';
@@ -371,35 +371,35 @@ begin
     return s;
   end if;
   if not s.guarded and r.waiting = 0 and ((r.used = 0 and r.id is null) or q.mode = 'p') then
-    s.passed := coalesce(s.passed, leasehold._pass(r.namespace, r.name));
-    s.guarded := not s.passed;
-    -- The barrier may have been waited for.
+    s.may_grant := coalesce(s.may_grant, leasehold._may_grant(r.namespace, r.name));
+    s.guarded := not s.may_grant;
+    -- The guard lock may have been waited for.
     s.now := greatest(s.now, clock_timestamp());
   end if;
   e := row(q.id, r.namespace, r.name, 0, q.mode, q.units, q.capacity, q.holder, q.note, q.metadata, q.ttl_us,
-    leasehold._end(s.now, q.attached, c.session, q.ttl_us), s.now, s.now, null, null, q.floor,
+    leasehold._expiry(s.now, q.attached, c.session, q.ttl_us), s.now, s.now, null, null, q.floor,
     case when q.attached then c.session end, c.channel, false)::leasehold.entry;
   if not s.guarded and r.waiting = 0
     and r.used + q.units + (case when r.id is null then 0 else r.units end) <= q.capacity then
     r.last_fence := leasehold._next_fence(r.last_fence, leasehold._micros(s.now), q.floor);
     e.fence := r.last_fence;
     e.acquired_at := greatest(s.now, r.freed_at);
-  elsif r.waiting > q.most_ahead then
+  elsif r.waiting > q.max_ahead then
     a.verdict := 'b';
   end if;
   if c.watched and a.verdict is null then
     perform leasehold._event(e.namespace, s.now, e.name, e.holder, e.mode, e.units, e.capacity, case when e.fence is null
       then '{"event": "waiting"}' else jsonb_build_object('event', 'acquired', 'fence', e.fence) end);
   end if;
-  if e.fence is not null and r.id is null and not r.crowd then
-    r := leasehold._as_lone(r, e);
+  if e.fence is not null and r.id is null and not r.has_entries then
+    r := leasehold._with_inline_entry(r, e);
   elsif a.verdict is null then
     insert into leasehold.entry (id, namespace, name, mode, units, capacity, holder, note, metadata, ttl_us, expires_at,
       asked_at, renewed_at, acquired_at, fence, floor, session, channel)
     values (e.id, e.namespace, e.name, e.mode, e.units, e.capacity, e.holder, e.note, e.metadata, e.ttl_us, e.expires_at,
       s.now, s.now, e.acquired_at, e.fence, e.floor, e.session, e.channel)
     returning seq into e.seq;
-    r.crowd := true;
+    r.has_entries := true;
     r.next_end := least(r.next_end, case when e.session is null then e.expires_at else '-infinity' end);
     if e.fence is null then
       r.waiting := r.waiting + 1;
@@ -416,8 +416,8 @@ begin
   return s;
 end $$;
 
--- State::renew, and State::acquire by one that is known.
-create function leasehold._apply_renew(c leasehold.caller, q leasehold.ask, s leasehold.step) returns leasehold.step
+-- State::renew, and State::acquire for an entry that exists.
+create function leasehold._apply_renew(c leasehold.caller, q leasehold.operation, s leasehold.step) returns leasehold.step
 language plpgsql volatile as $$
 declare
   r leasehold.resource := s.r;
@@ -425,13 +425,13 @@ declare
   a leasehold.answer := s.a;
   moved boolean := false;
 begin
-  if not s.known then
+  if not s.existed then
     a.verdict := 'n';
     s.a := a;
     return s;
   end if;
   if q.op = 'a' and e.session is not null and c.session is not null then
-    -- Whoever asks again may come by a newer connection; an ask that comes late names an older one.
+    -- A repeated request may name a newer session; one that comes late names an older one.
     moved := c.session > e.session;
     e.session := greatest(e.session, c.session);
   end if;
@@ -450,7 +450,7 @@ begin
     e.metadata := coalesce(q.metadata, e.metadata);
     if q.mode is not null and q.units <= e.units and q.capacity = e.capacity
       and leasehold._family(q.mode) = leasehold._family(e.mode) then
-      if q.units < e.units and e.fence is not null and not coalesce(s.passed, leasehold._pass(r.namespace, r.name)) then
+      if q.units < e.units and e.fence is not null and not coalesce(s.may_grant, leasehold._may_grant(r.namespace, r.name)) then
         -- What it gives up would be granted to others before the transaction ends.
         raise exception 'a guarded transaction relies on all of % until it ends', q.name using errcode = '55P03';
       end if;
@@ -468,7 +468,7 @@ begin
   end if;
   if e.seq = 0 then
     e.renewed_at := case when e.expires_at = 'infinity' then e.renewed_at else s.now end;
-    r := leasehold._as_lone(r, e);
+    r := leasehold._with_inline_entry(r, e);
   elsif moved or e.expires_at <> 'infinity' or q.metadata is not null or q.mode is not null or q.floor is not null then
     -- renew_many may have moved the end since it was read.
     update leasehold.entry x set expires_at = greatest(x.expires_at, e.expires_at),
@@ -482,7 +482,7 @@ begin
 end $$;
 
 -- State::release and State::evict.
-create function leasehold._apply_end(c leasehold.caller, q leasehold.ask, s leasehold.step) returns leasehold.step
+create function leasehold._apply_end(c leasehold.caller, q leasehold.operation, s leasehold.step) returns leasehold.step
 language plpgsql volatile as $$
 declare
   r leasehold.resource := s.r;
@@ -491,13 +491,13 @@ declare
   expired boolean;
 begin
   if q.op = 'e' and r.id is not null and r.fence = q.floor then
-    e := leasehold._lone(r);
-    s.known := true;
-  elsif q.op = 'e' and r.crowd then
+    e := leasehold._inline_entry(r);
+    s.existed := true;
+  elsif q.op = 'e' and r.has_entries then
     select * into e from leasehold.entry x where x.namespace = r.namespace and x.name = r.name and x.fence = q.floor;
-    s.known := found;
+    s.existed := found;
   end if;
-  if not s.known then
+  if not s.existed then
     a.verdict := 'n';
     if q.op = 'e' then
       a.holders := leasehold._holders(r.namespace, r.name, s.now);
@@ -517,7 +517,7 @@ begin
     end if;
   end if;
   if q.op = 'r' then
-    -- One that a guarded transaction kept past its end was no longer its holder's to release.
+    -- The lease expired; only the guard kept it.
     expired := e.expires_at <= s.now;
     a.verdict := case when e.fence is null then 'l' when expired then 'n' else 'f' end;
     perform leasehold._ended(c, e, least(e.expires_at, s.now), case when expired then 'expired'
@@ -534,8 +534,8 @@ begin
   return s;
 end $$;
 
--- An entry as the lone one of its resource.
-create function leasehold._as_lone(r leasehold.resource, e leasehold.entry) returns leasehold.resource
+-- The resource with this entry as its inline holder.
+create function leasehold._with_inline_entry(r leasehold.resource, e leasehold.entry) returns leasehold.resource
 language plpgsql immutable as $$
 begin
   r.id := e.id;
@@ -560,15 +560,15 @@ end $$;
 create function leasehold._store(r leasehold.resource, before leasehold.resource) returns leasehold.resource
 language plpgsql volatile as $$
 begin
-  if r.crowd and r.waiting = 0 and r.reader_base is null and r.used <= 0 then
-    r.crowd := exists (select from leasehold.entry x where x.namespace = r.namespace and x.name = r.name);
-    if not r.crowd then
+  if r.has_entries and r.waiting = 0 and r.reader_base is null and r.used <= 0 then
+    r.has_entries := exists (select from leasehold.entry x where x.namespace = r.namespace and x.name = r.name);
+    if not r.has_entries then
       r.used := 0;
       r.next_end := 'infinity';
     end if;
   end if;
   if r is distinct from before then
-    update leasehold.resource x set last_fence = r.last_fence, reader_base = r.reader_base, crowd = r.crowd, used = r.used,
+    update leasehold.resource x set last_fence = r.last_fence, reader_base = r.reader_base, has_entries = r.has_entries, used = r.used,
       waiting = r.waiting, next_end = r.next_end, freed_at = r.freed_at, id = r.id, fence = r.fence, mode = r.mode,
       units = r.units, capacity = r.capacity, holder = r.holder, note = r.note, metadata = r.metadata, ttl_us = r.ttl_us,
       expires_at = r.expires_at, asked_at = r.asked_at, renewed_at = r.renewed_at, acquired_at = r.acquired_at,
@@ -579,7 +579,7 @@ begin
 end $$;
 
 -- State::standing.
-create function leasehold._standing(q leasehold.ask, s leasehold.step) returns leasehold.answer
+create function leasehold._standing(q leasehold.operation, s leasehold.step) returns leasehold.answer
 language plpgsql volatile as $$
 declare
   r leasehold.resource := s.r;
@@ -588,7 +588,7 @@ declare
   wall bigint := leasehold._micros(s.now);
   bound boolean;
 begin
-  a.granted := a.granted + (q.op = 'a' and s.known)::int;
+  a.granted := a.granted + (q.op = 'a' and s.existed)::int;
   if a.verdict = 'b' then
     a.holders := leasehold._holders(r.namespace, r.name, s.now);
     a.waiting := r.waiting;
@@ -616,7 +616,7 @@ begin
   if r.id is not null and r.expires_at <> 'infinity' then
     a.ask_again_us := least(a.ask_again_us, leasehold._micros(r.expires_at) - wall);
   end if;
-  -- Nobody says when a guarded transaction ends: the first in line looks, the others learn it from that one.
+  -- Nothing tells when a guarded transaction ends: the first waiter polls; its call also grants to those behind it.
   if s.guarded then
     a.ask_again_us := case when a.ahead = 0 then 100000 else greatest(a.ask_again_us, 1000000) end;
   end if;

@@ -13,11 +13,11 @@ begin
   end if;
 end $$;
 
--- State::acquire. A free name is taken by one update of its row; what is not that goes on.
+-- State::acquire. A free name is taken by one update of its row; otherwise continues in _acquire_contended.
 -- Flat parameters: a composite for each call would cost as much as the update.
 create function leasehold._acquire(
   p_namespace text, p_channel text, p_session int, p_history "char", p_watched boolean,
-  p_name text, p_id uuid, p_mode "char", p_units int, p_capacity int, p_ttl_us bigint, p_most_ahead int, p_attached boolean,
+  p_name text, p_id uuid, p_mode "char", p_units int, p_capacity int, p_ttl_us bigint, p_max_ahead int, p_attached boolean,
   p_holder text, p_note text, p_metadata jsonb, p_floor bigint, out a leasehold.answer
 )
 language plpgsql volatile as $$
@@ -28,37 +28,37 @@ declare
 begin
   -- A row that does not match is not locked.
   update leasehold.resource x set id = p_id, mode = p_mode, units = p_units, capacity = p_capacity, holder = p_holder,
-    note = p_note, metadata = p_metadata, ttl_us = p_ttl_us, expires_at = leasehold._end(t, p_attached, p_session, p_ttl_us),
+    note = p_note, metadata = p_metadata, ttl_us = p_ttl_us, expires_at = leasehold._expiry(t, p_attached, p_session, p_ttl_us),
     asked_at = t, renewed_at = t, acquired_at = greatest(t, x.freed_at), session = case when p_attached then p_session end,
     channel = p_channel, last_fence = leasehold._next_fence(x.last_fence, leasehold._micros(t), p_floor),
     fence = leasehold._next_fence(x.last_fence, leasehold._micros(t), p_floor)
-  where x.namespace = p_namespace and x.name = p_name and x.id is null and not x.crowd
+  where x.namespace = p_namespace and x.name = p_name and x.id is null and not x.has_entries
   returning x.fence, leasehold._micros(x.acquired_at), x.freed_at into a.fence, a.acquired_us, freed;
   if not found then
     insert into leasehold.resource (namespace, name, last_fence, fence, id, mode, units, capacity, holder, note, metadata,
       ttl_us, expires_at, asked_at, renewed_at, acquired_at, session, channel)
     select p_namespace, p_name, leasehold._next_fence(0, leasehold._micros(t), p_floor),
       leasehold._next_fence(0, leasehold._micros(t), p_floor), p_id, p_mode, p_units, p_capacity, p_holder, p_note, p_metadata,
-      p_ttl_us, leasehold._end(t, p_attached, p_session, p_ttl_us), t, t, t, case when p_attached then p_session end, p_channel
+      p_ttl_us, leasehold._expiry(t, p_attached, p_session, p_ttl_us), t, t, t, case when p_attached then p_session end, p_channel
     where not exists (select from leasehold.resource x where x.namespace = p_namespace and x.name = p_name)
     on conflict do nothing returning fence, leasehold._micros(acquired_at), '-infinity'::timestamptz into a.fence, a.acquired_us, freed;
   end if;
-  -- A name that nobody used for a day was removed, whatever is guarded.
-  if found and not leasehold._pass_free(p_namespace, p_name, freed) then
+  -- The row may have been removed by upkeep although a guard is open: check here too.
+  if found and not leasehold._may_grant_free(p_namespace, p_name, freed) then
     update leasehold.resource x set id = null where x.namespace = p_namespace and x.name = p_name;
     a.fence := null;
   end if;
   if a.fence is null then
-    a := leasehold._contend(row(p_namespace, p_channel, p_session, p_history, p_watched),
-      row('a', p_name, p_id, p_mode, p_units, p_capacity, p_ttl_us, p_most_ahead, p_attached, p_holder, p_note, p_metadata, p_floor,
-        null, null, null)::leasehold.ask);
+    a := leasehold._acquire_contended(row(p_namespace, p_channel, p_session, p_history, p_watched),
+      row('a', p_name, p_id, p_mode, p_units, p_capacity, p_ttl_us, p_max_ahead, p_attached, p_holder, p_note, p_metadata, p_floor,
+        null, null, null)::leasehold.operation);
     return;
   end if;
   -- 1. The clock is read. 2. The write waits for another's transaction. 3. That rolls back: the row is as it was, and the
   -- lease would have ended before it began.
   t := clock_timestamp();
   if t not between began and began + interval '10 ms' then
-    update leasehold.resource x set expires_at = leasehold._end(t, p_attached, p_session, p_ttl_us), asked_at = t,
+    update leasehold.resource x set expires_at = leasehold._expiry(t, p_attached, p_session, p_ttl_us), asked_at = t,
       renewed_at = t, acquired_at = greatest(t, x.freed_at)
     where x.namespace = p_namespace and x.name = p_name
     returning leasehold._micros(x.acquired_at) into a.acquired_us;
@@ -70,9 +70,9 @@ begin
   end if;
 end $$;
 
--- State::acquire for a name that was not free: a try that must fail in a crowd only reads, a reader
--- among readers adds its own row, all others queue up.
-create function leasehold._contend(c leasehold.caller, q leasehold.ask, out a leasehold.answer)
+-- State::acquire for a name that was not free: a try that must fail only reads, a reader among readers
+-- adds its own row, all others queue up.
+create function leasehold._acquire_contended(c leasehold.caller, q leasehold.operation, out a leasehold.answer)
 language plpgsql volatile as $$
 declare
   t timestamptz := clock_timestamp();
@@ -82,12 +82,12 @@ begin
   select * into r from leasehold.resource x where x.namespace = c.namespace and x.name = q.name;
   if found and r.id is distinct from q.id then
     -- Readers that came unseen are not counted in the row.
-    if q.most_ahead < 0 and (case when r.reader_base is null then
-        r.crowd and (r.waiting > 0 or r.used + q.units + (case when r.id is null then 0 else r.units end) > q.capacity)
+    if q.max_ahead < 0 and (case when r.reader_base is null then
+        r.has_entries and (r.waiting > 0 or r.used + q.units + (case when r.id is null then 0 else r.units end) > q.capacity)
         and leasehold._settled(r, t) and leasehold._same_shape(r, q)
       else
         q.mode = 'x' and exists (select from leasehold.entry e where e.namespace = c.namespace and e.name = q.name
-          and e.mode = 's' and e.fence is not null and e.expires_at > t and not leasehold._dead(e.session))
+          and e.mode = 's' and e.fence is not null and e.expires_at > t and not leasehold._session_dead(e.session))
       end)
       and not exists (select from leasehold.entry e where e.id = q.id and e.namespace = c.namespace and e.name = q.name) then
       a.verdict := 'b';
@@ -95,22 +95,22 @@ begin
       a.holders := leasehold._holders(c.namespace, q.name, t);
       return;
     end if;
-    -- One that is known may have expired or died: the rule decides.
+    -- If this id has an entry, `_operate` decides.
     if q.mode = 's' and q.floor is null and r.reader_base is not null and leasehold._micros(t) - r.last_fence < 100000
       and (select s.last_value from leasehold.reader s) - r.reader_base < 90000
       and not exists (select from leasehold.entry e where e.id = q.id and e.namespace = c.namespace and e.name = q.name) then
-      perform pg_advisory_xact_lock_shared(leasehold._gate(c.namespace, q.name));
+      perform pg_advisory_xact_lock_shared(leasehold._reader_lock(c.namespace, q.name));
       select * into r from leasehold.resource x where x.namespace = c.namespace and x.name = q.name;
       t := clock_timestamp();
       ordinal := nextval('leasehold.reader') - r.reader_base;
       if ordinal is null or ordinal >= 100000 then
-        -- The gate cannot be taken alone from here: another reader may want the same.
+        -- Upgrading the shared lock would deadlock two readers.
         raise exception 'the readers of this name were overtaken' using errcode = 'LH002';
       end if;
       insert into leasehold.entry as e (id, namespace, name, mode, units, capacity, holder, note, metadata, ttl_us, expires_at,
         asked_at, renewed_at, acquired_at, fence, floor, session, channel)
       values (q.id, c.namespace, q.name, q.mode, q.units, q.capacity, q.holder, q.note, q.metadata, q.ttl_us,
-        leasehold._end(t, q.attached, c.session, q.ttl_us), t, t, t, r.last_fence + ordinal, q.floor,
+        leasehold._expiry(t, q.attached, c.session, q.ttl_us), t, t, t, r.last_fence + ordinal, q.floor,
         case when q.attached then c.session end, c.channel)
       on conflict (id, namespace, name) do update set expires_at = greatest(e.expires_at, excluded.expires_at)
       returning e.fence, leasehold._micros(e.acquired_at) into a.fence, a.acquired_us;
@@ -129,14 +129,14 @@ end $$;
 create function leasehold._settled(r leasehold.resource, t timestamptz) returns boolean
 language plpgsql volatile as $$
 begin
-  return (r.id is null or (r.expires_at > t and not leasehold._dead(r.session)))
+  return (r.id is null or (r.expires_at > t and not leasehold._session_dead(r.session)))
      and (r.waiting = 0 or r.id is not null or r.used > 0)
      and not exists (select from leasehold.entry e where e.namespace = r.namespace and e.name = r.name
-           and (e.expires_at <= t or leasehold._dead(e.session)));
+           and (e.expires_at <= t or leasehold._session_dead(e.session)));
 end $$;
 
 -- Whether the name is in use as what is asked for.
-create function leasehold._same_shape(r leasehold.resource, q leasehold.ask) returns boolean
+create function leasehold._same_shape(r leasehold.resource, q leasehold.operation) returns boolean
 language plpgsql stable as $$
 begin
   return (select coalesce(s.capacity = q.capacity and leasehold._family(s.mode) = leasehold._family(q.mode), true)
@@ -147,7 +147,7 @@ begin
     limit 1) s on true);
 end $$;
 
--- State::release. A lone holder with nobody waiting is one update, all else goes by the rule.
+-- State::release. An inline holder with nobody waiting is released by one update; otherwise continues in _release_contended.
 create function leasehold._release(
   p_namespace text, p_channel text, p_history "char", p_watched boolean,
   p_name text, p_id uuid, p_ending text, p_problem text, p_details text, out a leasehold.answer
@@ -162,9 +162,9 @@ begin
   where x.namespace = p_namespace and x.name = p_name and x.id = p_id and x.waiting = 0 and x.expires_at > t
   returning * into r;
   if not found then
-    a := leasehold._give_back(row(p_namespace, p_channel, null, p_history, p_watched),
+    a := leasehold._release_contended(row(p_namespace, p_channel, null, p_history, p_watched),
       row('r', p_name, p_id, null, null, null, null, null, null, null, null, null, null, p_ending, p_problem,
-        p_details)::leasehold.ask);
+        p_details)::leasehold.operation);
     return;
   end if;
   -- It may have waited for another's transaction, and ended meanwhile.
@@ -180,28 +180,28 @@ begin
       r.fence, r.asked_at, r.acquired_at, r.freed_at, p_ending, p_problem, p_details, r.session);
   elsif p_history <> 'o' or p_watched then
     r.id := p_id;
-    perform leasehold._ended(row(p_namespace, p_channel, null, p_history, p_watched), leasehold._lone(r),
+    perform leasehold._ended(row(p_namespace, p_channel, null, p_history, p_watched), leasehold._inline_entry(r),
       case when expired then r.expires_at else r.freed_at end, case when expired then 'expired' else p_ending end, p_problem, p_details);
   end if;
 end $$;
 
--- State::release for what is not alone: a reader among readers removes its own row, all others go by the rule.
-create function leasehold._give_back(c leasehold.caller, q leasehold.ask, out a leasehold.answer)
+-- State::release for all else: a reader among readers removes its own row, all others go to _operate.
+create function leasehold._release_contended(c leasehold.caller, q leasehold.operation, out a leasehold.answer)
 language plpgsql volatile as $$
 declare
   e leasehold.entry;
   unseen boolean;
 begin
-  -- What is another's is not locked: the caller's transaction may stay open.
+  -- Do not lock a row held by others: the caller's transaction may stay open.
   select x.reader_base is not null into unseen from leasehold.resource x
-  where x.namespace = c.namespace and x.name = q.name and (x.crowd or x.id is null or x.id = q.id);
+  where x.namespace = c.namespace and x.name = q.name and (x.has_entries or x.id is null or x.id = q.id);
   if not found then
     a.verdict := 'n';
     return;
   end if;
   if unseen and exists (select from leasehold.entry x where x.id = q.id and x.namespace = c.namespace and x.name = q.name
       and x.fence is not null and x.expires_at > clock_timestamp()) then
-    perform pg_advisory_xact_lock_shared(leasehold._gate(c.namespace, q.name));
+    perform pg_advisory_xact_lock_shared(leasehold._reader_lock(c.namespace, q.name));
     select x.reader_base is not null into unseen from leasehold.resource x where x.namespace = c.namespace and x.name = q.name;
     if unseen then
       delete from leasehold.entry x
@@ -219,16 +219,16 @@ begin
   a := leasehold._operate(c, q);
 end $$;
 
--- Who holds a name and is alone there: a try that it keeps from holding reads this one row and writes nothing.
-create view leasehold._lone_holder as
+-- Inline holders with no entries beside them: a try that one of them blocks reads this one row and writes nothing.
+create view leasehold._inline_holder as
   select r.namespace, r.name, r.id, r.mode, r.units, r.capacity, r.holder, r.note, r.fence, r.acquired_at
   from leasehold.resource r
-  where r.id is not null and not r.crowd and r.expires_at > clock_timestamp() and not leasehold._dead(r.session);
+  where r.id is not null and not r.has_entries and r.expires_at > clock_timestamp() and not leasehold._session_dead(r.session);
 
--- Asks for one lease.
+-- Requests one lease.
 create function leasehold.acquire_one(
   p_namespace text, p_channel text, p_session int, p_history "char",
-  p_name text, p_id uuid, p_mode "char", p_units int, p_capacity int, p_ttl_us bigint, p_most_ahead int, p_attached boolean,
+  p_name text, p_id uuid, p_mode "char", p_units int, p_capacity int, p_ttl_us bigint, p_max_ahead int, p_attached boolean,
   p_holder text, p_note text, p_metadata jsonb, p_floor bigint, out a leasehold.answer
 )
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms'
@@ -237,10 +237,10 @@ begin
   if current_setting('transaction_isolation') <> 'read committed' then
     perform leasehold._check_isolation();
   end if;
-  if p_most_ahead < 0 then
+  if p_max_ahead < 0 then
     select 'b', h.fence, h.mode, h.holder, h.note, leasehold._micros(clock_timestamp()) - leasehold._micros(h.acquired_at)
     into a.verdict, a.fence, a.mode, a.holder, a.note, a.held_us
-    from leasehold._lone_holder h
+    from leasehold._inline_holder h
     where h.namespace = p_namespace and h.name = p_name and h.id <> p_id and h.units::bigint + p_units > p_capacity
       and h.capacity = p_capacity and leasehold._family(h.mode) = leasehold._family(p_mode);
     if found then
@@ -248,15 +248,15 @@ begin
     end if;
   end if;
   a := leasehold._acquire(p_namespace, p_channel, p_session, p_history, leasehold._watched(p_namespace), p_name, p_id,
-    p_mode, p_units, p_capacity, p_ttl_us, p_most_ahead, p_attached, p_holder, p_note, p_metadata, p_floor);
+    p_mode, p_units, p_capacity, p_ttl_us, p_max_ahead, p_attached, p_holder, p_note, p_metadata, p_floor);
   if a.verdict = 'q' and a.granted = 0 then
-    -- A place is not a promise: one that is lost in a crash is asked for again.
+    -- A queue position lost in a crash is requested again.
     perform set_config('synchronous_commit', 'off', true);
   end if;
 end $$;
 
 -- Ends one lease or leaves its queue.
--- One that hands to nobody may commit asynchronously: losing it costs the next holder one ttl and nothing else.
+-- A release that grants nothing may commit asynchronously: losing it costs the next holder one ttl and nothing else.
 create function leasehold.release_one(
   p_namespace text, p_channel text, p_history "char", p_name text, p_id uuid, p_ending text, p_problem text, p_details text,
   out a leasehold.answer
@@ -274,18 +274,18 @@ begin
   end if;
 end $$;
 
--- Asks for many leases at once: one answer for each element, `at` being its place in the arrays.
+-- Requests many leases at once: one answer for each element, `at` being its index in the arrays.
 -- One by one, which costs less than statements for all of them. The caller has sorted them by name, as bytes.
 create function leasehold.acquire_many(
   p_namespace text, p_channel text, p_session int, p_history "char",
-  p_names text[], p_ids uuid[], p_modes "char"[], p_units int[], p_capacities int[], p_ttls_us bigint[], p_most_ahead int[],
+  p_names text[], p_ids uuid[], p_modes "char"[], p_units int[], p_capacities int[], p_ttls_us bigint[], p_max_ahead int[],
   p_attached boolean[], p_holders text[], p_notes text[], p_metadata jsonb[], p_floors bigint[]
 ) returns setof leasehold.answer
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms'
 set seq_page_cost = 100 as $$
 declare
   watched boolean;
-  lean boolean := true;
+  async_commit_ok boolean := true;
   looked text;
   its_id uuid;
   its_units int;
@@ -297,13 +297,13 @@ begin
     perform leasehold._check_isolation();
   end if;
   for i in 1..cardinality(p_names) loop
-    if p_most_ahead[i] < 0 then
+    if p_max_ahead[i] < 0 then
       -- Tries for one name share the look.
       if looked is distinct from p_names[i] then
         select h.name, h.id, h.units, h.capacity, 'b', h.fence, h.mode, h.holder, h.note,
           leasehold._micros(clock_timestamp()) - leasehold._micros(h.acquired_at)
         into looked, its_id, its_units, its_capacity, busy.verdict, busy.fence, busy.mode, busy.holder, busy.note, busy.held_us
-        from leasehold._lone_holder h where h.namespace = p_namespace and h.name = p_names[i];
+        from leasehold._inline_holder h where h.namespace = p_namespace and h.name = p_names[i];
       end if;
       if its_id <> p_ids[i] and its_units::bigint + p_units[i] > p_capacities[i] and its_capacity = p_capacities[i]
         and leasehold._family(busy.mode) = leasehold._family(p_modes[i]) then
@@ -313,20 +313,20 @@ begin
       end if;
     end if;
     watched := coalesce(watched, leasehold._watched(p_namespace));
-    -- Readers take only the gate; one that comes with others for its name takes the row before it, as all others do.
+    -- Several elements for one name: lock the row first, to keep the lock order.
     if p_modes[i] = 's' and p_names[i] in (p_names[i - 1], p_names[i + 1]) then
       insert into leasehold.resource (namespace, name) values (p_namespace, p_names[i]) on conflict do nothing;
       perform 1 from leasehold.resource x where x.namespace = p_namespace and x.name = p_names[i] for no key update;
-      perform pg_advisory_xact_lock(leasehold._gate(p_namespace, p_names[i]));
+      perform pg_advisory_xact_lock(leasehold._reader_lock(p_namespace, p_names[i]));
     end if;
     a := leasehold._acquire(p_namespace, p_channel, p_session, p_history, watched, p_names[i], p_ids[i], p_modes[i],
-      p_units[i], p_capacities[i], p_ttls_us[i], p_most_ahead[i], p_attached[i], p_holders[i], p_notes[i], p_metadata[i], p_floors[i]);
+      p_units[i], p_capacities[i], p_ttls_us[i], p_max_ahead[i], p_attached[i], p_holders[i], p_notes[i], p_metadata[i], p_floors[i]);
     looked := null;
     a.at := i;
-    lean := lean and a.verdict = 'q' and a.granted = 0;
+    async_commit_ok := async_commit_ok and a.verdict = 'q' and a.granted = 0;
     return next a;
   end loop;
-  if lean then
+  if async_commit_ok then
     perform set_config('synchronous_commit', 'off', true);
   end if;
 end $$;
@@ -340,42 +340,41 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 set seq_page_cost = 100 as $$
 declare
   watched boolean := leasehold._watched(p_namespace);
-  lean boolean := true;
+  async_commit_ok boolean := true;
   a leasehold.answer;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     perform leasehold._check_isolation();
   end if;
   for i in 1..cardinality(p_names) loop
-    -- Readers take only the gate; one that comes with others for its name takes the row before it, as all others do.
+    -- Several elements for one name: lock the row first, to keep the lock order.
     if p_names[i] in (p_names[i - 1], p_names[i + 1]) then
       perform 1 from leasehold.resource x where x.namespace = p_namespace and x.name = p_names[i] for no key update;
-      perform pg_advisory_xact_lock(leasehold._gate(p_namespace, p_names[i]));
+      perform pg_advisory_xact_lock(leasehold._reader_lock(p_namespace, p_names[i]));
     end if;
     a := leasehold._release(p_namespace, p_channel, p_history, watched, p_names[i], p_ids[i], p_endings[i], p_problems[i],
       p_details[i]);
     a.at := i;
-    lean := lean and coalesce(a.granted, 0) = 0;
+    async_commit_ok := async_commit_ok and coalesce(a.granted, 0) = 0;
     return next a;
   end loop;
-  if lean then
+  if async_commit_ok then
     perform set_config('synchronous_commit', 'off', true);
   end if;
 end $$;
 
 -- State::renew for leases that hold and change nothing else: end = now + ttl, never earlier.
--- What lives by a connection needs no new end: it holds while that lives and is none of those that the caller has left,
--- or else is answered with no fence.
--- Waits for nobody. Elements that are locked, wait, or are gone are not answered: renew_each tells.
+-- A session-bound lease needs no new expiry: it holds while its session lives and is not in p_abandoned, otherwise its fence
+-- is null. Waits for no lock. Elements that are locked, wait, or are gone are omitted: they go to renew_each.
 -- However many names there are, each is looked up by its key.
 create function leasehold.renew_many(
-  p_namespace text, p_channel text, p_left int[], p_names text[], p_ids uuid[], p_ttls_us bigint[]
+  p_namespace text, p_channel text, p_abandoned int[], p_names text[], p_ids uuid[], p_ttls_us bigint[]
 ) returns table (at int, fence bigint, acquired_us bigint)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms'
 set jit = off set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
 declare
   moved int;
-  left_over int := cardinality(p_names);
+  remaining int := cardinality(p_names);
 begin
   perform leasehold._check_isolation();
   return query
@@ -393,11 +392,11 @@ begin
     from mine m where x.ctid = m.tid
     returning m.at, x.fence, leasehold._micros(x.acquired_at);
   get diagnostics moved = row_count;
-  left_over := left_over - moved;
-  if left_over = 0 then
+  remaining := remaining - moved;
+  if remaining = 0 then
     return;
   end if;
-  -- A holder among others is not in anybody's way either.
+  -- Next, holders stored in `entry`.
   return query
     with mine as materialized (
       select x.ctid as tid, w.ttl_us * interval '1 microsecond' as length, w.ttl_us, w.at::int as at
@@ -413,8 +412,8 @@ begin
     from mine m where x.ctid = m.tid
     returning m.at, x.fence, leasehold._micros(x.acquired_at);
   get diagnostics moved = row_count;
-  left_over := left_over - moved;
-  if left_over = 0 then
+  remaining := remaining - moved;
+  if remaining = 0 then
     return;
   end if;
   -- Its own instance confirms what another one handed to it: Entry::prolong.
@@ -422,13 +421,13 @@ begin
     select x.ctid as tid from unnest(p_names, p_ids) as w(name, id) cross join lateral (
       select y.ctid from leasehold.entry y
       where y.id = w.id and y.namespace = p_namespace and y.name = w.name and y.provisional and y.channel = p_channel
-        and y.session <> all (p_left) and y.expires_at > clock_timestamp()
+        and y.session <> all (p_abandoned) and y.expires_at > clock_timestamp()
       for no key update skip locked) x
   )
   update leasehold.entry x set provisional = false, expires_at = 'infinity', renewed_at = clock_timestamp()
   from mine m where x.ctid = m.tid;
   return query
-    select w.at::int, case when y.session <> all (p_left) and not leasehold._dead(y.session) then y.fence end,
+    select w.at::int, case when y.session <> all (p_abandoned) and not leasehold._session_dead(y.session) then y.fence end,
       leasehold._micros(y.acquired_at)
     from unnest(p_names, p_ids) with ordinality as w(name, id, at) cross join lateral (
       select x.session, x.fence, x.acquired_at from leasehold.resource x
@@ -439,9 +438,9 @@ begin
         and not x.provisional) y;
 end $$;
 
--- State::renew for whatever it is: one by one, waiting for locks.
+-- State::renew for any element: one by one, waiting for locks.
 create function leasehold.renew_each(
-  p_namespace text, p_channel text, p_session int, p_left int[], p_history "char",
+  p_namespace text, p_channel text, p_session int, p_abandoned int[], p_history "char",
   p_names text[], p_ids uuid[], p_ttls_us bigint[], p_floors bigint[], p_modes "char"[], p_units int[], p_capacities int[],
   p_metadata jsonb[]
 ) returns setof leasehold.answer
@@ -458,31 +457,31 @@ begin
     select *, count(*) over (partition by x.name) > 1 as several from unnest(p_names, p_ids, p_ttls_us, p_floors, p_modes, p_units, p_capacities, p_metadata) with ordinality
       as x(name, id, ttl_us, floor, mode, units, capacity, metadata, at) order by x.name collate "C", x.at
   loop
-    -- Whoever comes twice to a name takes its row and then the gate, as all others do.
+    -- Several elements for one name: lock the row first, to keep the lock order.
     if u.several then
       perform 1 from leasehold.resource x where x.namespace = p_namespace and x.name = u.name for no key update;
-      perform pg_advisory_xact_lock(leasehold._gate(p_namespace, u.name));
+      perform pg_advisory_xact_lock(leasehold._reader_lock(p_namespace, u.name));
     end if;
     a := null;
-    if p_left <> '{}' and exists (select from leasehold.entry x where x.id = u.id and x.namespace = p_namespace
-        and x.name = u.name and x.fence is null and x.session = any (p_left)) then
-      -- A place in the queue goes over to the connection that the caller has now. While there is none, nothing is said of
-      -- it: it may be granted by the one that was left, and must not be believed.
+    if p_abandoned <> '{}' and exists (select from leasehold.entry x where x.id = u.id and x.namespace = p_namespace
+        and x.name = u.name and x.fence is null and x.session = any (p_abandoned)) then
+      -- Moves the position to the current session; without one, omits the answer: a grant to the abandoned session must
+      -- not be believed.
       continue when p_session is null;
       perform 1 from leasehold.resource x where x.namespace = p_namespace and x.name = u.name for no key update;
-      perform pg_advisory_xact_lock(leasehold._gate(p_namespace, u.name));
+      perform pg_advisory_xact_lock(leasehold._reader_lock(p_namespace, u.name));
       update leasehold.entry x set session = p_session
-      where x.id = u.id and x.namespace = p_namespace and x.name = u.name and x.fence is null and x.session = any (p_left);
+      where x.id = u.id and x.namespace = p_namespace and x.name = u.name and x.fence is null and x.session = any (p_abandoned);
     end if;
-    -- What holds by a connection that the caller has left is no longer its own, though others see it yet.
-    if p_left <> '{}' and (exists (select from leasehold.resource x where x.namespace = p_namespace and x.name = u.name
-          and x.id = u.id and x.session = any (p_left))
+    -- A lease bound to an abandoned session is lost to the caller, though others still see it.
+    if p_abandoned <> '{}' and (exists (select from leasehold.resource x where x.namespace = p_namespace and x.name = u.name
+          and x.id = u.id and x.session = any (p_abandoned))
         or exists (select from leasehold.entry x where x.id = u.id and x.namespace = p_namespace and x.name = u.name
-          and x.fence is not null and x.session = any (p_left))) then
+          and x.fence is not null and x.session = any (p_abandoned))) then
       a.verdict := 'n';
     else
       a := leasehold._operate(c, row('n', u.name, u.id, u.mode, u.units, u.capacity, u.ttl_us, null, null, null, null,
-        u.metadata, u.floor, null, null, null)::leasehold.ask);
+        u.metadata, u.floor, null, null, null)::leasehold.operation);
     end if;
     a.at := u.at;
     return next a;
@@ -490,7 +489,7 @@ begin
 end $$;
 
 -- Drops the dead ahead of those who wait, and what was not confirmed in time: nothing pushes when a connection dies.
--- Answers for each whether it still waits behind a connection, and what the caller's instance is to be told.
+-- Answers for each whether it still waits, and the hints for the caller's instance.
 create function leasehold.settle_dead(p_namespace text, p_channel text, p_history "char", p_names text[], p_ids uuid[])
 returns table (at int, waits boolean, hints text[])
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms'
@@ -507,11 +506,11 @@ begin
   loop
     hints := null;
     if u.first and (exists (select from leasehold.resource r where r.namespace = p_namespace and r.name = u.name
-          and r.id is not null and leasehold._dead(r.session))
+          and r.id is not null and leasehold._session_dead(r.session))
         or exists (select from leasehold.entry e where e.namespace = p_namespace and e.name = u.name
-          and (leasehold._dead(e.session) or e.provisional and e.expires_at <= clock_timestamp()))) then
+          and (leasehold._session_dead(e.session) or e.provisional and e.expires_at <= clock_timestamp()))) then
       hints := (leasehold._operate(c, row('s', u.name, null, null, null, null, null, null, null, null, null, null, null,
-        null, null, null)::leasehold.ask)).hints;
+        null, null, null)::leasehold.operation)).hints;
     end if;
     at := u.at;
     waits := exists (select from leasehold.entry e
@@ -528,5 +527,5 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 begin
   perform leasehold._check_isolation();
   return leasehold._operate(row(p_namespace, p_channel, null, p_history, leasehold._watched(p_namespace)),
-    row('e', p_name, null, null, null, null, null, null, null, null, null, null, p_fence, null, null, p_reason)::leasehold.ask);
+    row('e', p_name, null, null, null, null, null, null, null, null, null, null, p_fence, null, null, p_reason)::leasehold.operation);
 end $$;

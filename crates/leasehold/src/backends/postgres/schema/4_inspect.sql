@@ -10,14 +10,14 @@ language sql volatile security definer set search_path = pg_catalog, pg_temp set
     select r.name, 0::bigint as seq, r.holder, r.mode, r.units, r.capacity, r.fence, r.acquired_at, r.asked_at,
       r.renewed_at, r.ttl_us, r.expires_at, r.note, r.metadata
     from leasehold.resource r, t
-    where r.namespace = p_namespace and r.id is not null and r.expires_at > t.now and not leasehold._dead(r.session)
+    where r.namespace = p_namespace and r.id is not null and r.expires_at > t.now and not leasehold._session_dead(r.session)
       and (p_exactly is null or r.name = p_exactly) and (p_prefix is null or starts_with(r.name, p_prefix))
       and (p_after is null or r.name collate "C" > p_after)
     union all
     select e.name, e.seq, e.holder, e.mode, e.units, e.capacity, e.fence, e.acquired_at, e.asked_at,
       e.renewed_at, e.ttl_us, e.expires_at, e.note, e.metadata
     from leasehold.entry e, t
-    where e.namespace = p_namespace and e.expires_at > t.now and not leasehold._dead(e.session)
+    where e.namespace = p_namespace and e.expires_at > t.now and not leasehold._session_dead(e.session)
       and (p_exactly is null or e.name = p_exactly) and (p_prefix is null or starts_with(e.name, p_prefix))
       and (p_after is null or e.name collate "C" > p_after)
   ), counted as (
@@ -30,8 +30,8 @@ language sql volatile security definer set search_path = pg_catalog, pg_temp set
   order by l.name collate "C", l.fence is null, l.seq
 $$;
 
--- Leases that have run out or lost their connection, and that nobody settled yet: history shows them as ended.
-create view leasehold._lapsed as
+-- Leases that have expired or whose session died, and that nobody settled yet: history shows them as ended.
+create view leasehold._unsettled_ended as
   select l.*, case when l.expires_at <= clock_timestamp() then 'expired' else 'disconnected' end as ending
   from (
     select r.namespace, r.name, r.mode, r.units, r.capacity, r.holder, r.note, r.metadata, r.fence, r.asked_at, r.acquired_at,
@@ -41,7 +41,7 @@ create view leasehold._lapsed as
     select e.namespace, e.name, e.mode, e.units, e.capacity, e.holder, e.note, e.metadata, e.fence, e.asked_at, e.acquired_at,
       e.expires_at, e.session
     from leasehold.entry e
-  ) l where l.expires_at <= clock_timestamp() or leasehold._dead(l.session);
+  ) l where l.expires_at <= clock_timestamp() or leasehold._session_dead(l.session);
 
 -- Ended leases, newest first: EndedLease. Planned for what is asked: failures and single names have indexes of their own.
 create function leasehold.list_ended(
@@ -68,7 +68,7 @@ begin
       union all
       select l.name, l.holder, l.mode, l.units, l.capacity, l.fence, l.asked_at, l.acquired_at,
         least(l.expires_at, clock_timestamp()), l.ending, null, null, l.note, l.metadata
-      from leasehold._lapsed l
+      from leasehold._unsettled_ended l
       where l.namespace = p_namespace
         and (p_exactly is null or l.name = p_exactly) and (p_prefix is null or starts_with(l.name, p_prefix))
         and least(l.expires_at, clock_timestamp()) >= since and least(l.expires_at, clock_timestamp()) < until
@@ -86,7 +86,7 @@ begin
   return leasehold._event_channel(p_namespace);
 end $$;
 
--- Makes this connection one that leases live by; answers its number.
+-- Opens a session on this connection, for leases to be bound to; answers its id.
 create function leasehold.open_session(p_client text) returns int
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
 declare
@@ -94,10 +94,10 @@ declare
   opened int := leasehold._own_session();
 begin
   if opened is null then
-    -- Numbers come again one day; one whose connection still lives is passed over.
+    -- Ids wrap around: skip those whose session is alive.
     loop
       opened := nextval('leasehold.session_id');
-      exit when pg_try_advisory_lock(leasehold._class(), opened);
+      exit when pg_try_advisory_lock(leasehold._session_lock_class(), opened);
     end loop;
   end if;
   insert into leasehold.session values (opened, pg_backend_pid(), clock_timestamp(), p_client)

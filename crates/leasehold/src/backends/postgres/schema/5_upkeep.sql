@@ -23,11 +23,11 @@ begin
   if not found or (at.finished_at > t - p_pause and at.finished_at <= t) then
     return 0;
   end if;
-  -- One that does not get through with all of them goes on without a rest.
+  -- An unfinished pass resumes at once.
   at.finished_at := '-infinity';
   loop
     -- Two advisory locks stay for each until the end, and a small server has some three thousand for all.
-    done := done + leasehold._sweep(at.block, at.block + 256, t, true, least(p_most - done, 250));
+    done := done + leasehold._maintain_blocks(at.block, at.block + 256, t, true, least(p_most - done, 250));
     exit when done >= least(p_most, 250);
     at.block := at.block + 256;
     if at.block >= blocks then
@@ -53,45 +53,45 @@ begin
   done := done + removed;
   delete from leasehold.watcher w where w.until < t;
   delete from leasehold.session_lease l where l.id = any (array(
-    select x.id from leasehold.session_lease x where leasehold._dead(x.session) limit p_most));
+    select x.id from leasehold.session_lease x where leasehold._session_dead(x.session) limit p_most));
   get diagnostics removed = row_count;
   done := done + removed;
   delete from leasehold.session s where s.id = any (array(
-    select x.id from leasehold.session x where leasehold._dead(x.id) limit p_most));
+    select x.id from leasehold.session x where leasehold._session_dead(x.id) limit p_most));
   get diagnostics removed = row_count;
   return done + removed;
 end $$;
 
 -- Settles what ran out or lost its connection in some blocks of `resource`, and removes names that nobody used for a day;
 -- a fence ahead of the clock is remembered. Waits for nobody, and looks for dead connections only where `p_probe` says so.
-create function leasehold._sweep(p_from bigint, p_to bigint, t timestamptz, p_probe boolean, p_most int) returns int
+create function leasehold._maintain_blocks(p_from bigint, p_to bigint, t timestamptz, p_probe boolean, p_most int) returns int
 language plpgsql volatile as $$
 declare
   u record;
   done int := 0;
 begin
   for u in
-    select r.namespace, r.name, r.id is null and not r.crowd as idle from leasehold.resource r
+    select r.namespace, r.name, r.id is null and not r.has_entries as idle from leasehold.resource r
     where r.ctid >= format('(%s,0)', p_from)::tid and r.ctid < format('(%s,0)', p_to)::tid
-      and (case when r.id is null then not r.crowd and r.freed_at < t - interval '1 day' and r.last_fence < leasehold._micros(t)
-          else r.expires_at <= t or p_probe and leasehold._dead(r.session) end
+      and (case when r.id is null then not r.has_entries and r.freed_at < t - interval '1 day' and r.last_fence < leasehold._micros(t)
+          else r.expires_at <= t or p_probe and leasehold._session_dead(r.session) end
         -- The last of many readers leaves without writing the row.
-        or r.crowd and (r.freed_at < t - interval '1 day' and not exists (
+        or r.has_entries and (r.freed_at < t - interval '1 day' and not exists (
             select from leasehold.entry e where e.namespace = r.namespace and e.name = r.name)
           or exists (select from leasehold.entry e where e.namespace = r.namespace and e.name = r.name
-            and (e.expires_at <= t or p_probe and leasehold._dead(e.session)))))
+            and (e.expires_at <= t or p_probe and leasehold._session_dead(e.session)))))
     order by r.namespace collate "C", r.name collate "C" limit p_most
   loop
     -- One that somebody keeps locked, or a guarded transaction relies on, does not keep the others from being tidied up.
     perform 1 from leasehold.resource r where r.namespace = u.namespace and r.name = u.name for no key update skip locked;
     continue when not found;
     if not u.idle then
-      continue when not pg_try_advisory_xact_lock(leasehold._gate(u.namespace, u.name))
-        or not leasehold._pass(u.namespace, u.name);
+      continue when not pg_try_advisory_xact_lock(leasehold._reader_lock(u.namespace, u.name))
+        or not leasehold._may_grant(u.namespace, u.name);
       perform leasehold._operate(row(u.namespace, null, null, leasehold._history(), leasehold._watched(u.namespace)),
-        row('s', u.name, null, null, null, null, null, null, null, null, null, null, null, null, null, null)::leasehold.ask);
+        row('s', u.name, null, null, null, null, null, null, null, null, null, null, null, null, null, null)::leasehold.operation);
     end if;
-    delete from leasehold.resource r where r.namespace = u.namespace and r.name = u.name and r.id is null and not r.crowd
+    delete from leasehold.resource r where r.namespace = u.namespace and r.name = u.name and r.id is null and not r.has_entries
       and (u.idle and r.freed_at < t - interval '1 day' or r.expires_at < t - interval '1 day') and r.last_fence < leasehold._micros(t);
     done := done + 1;
   end loop;
@@ -102,17 +102,17 @@ end $$;
 -- four times as many rows as 128 calls add, so that the tables stay small where each call has a name of its own. It looks
 -- at blocks chosen at random, so that no two calls meet. What it removes stays locked until the caller's transaction ends, so
 -- it removes only what nobody used for a day, and few of those names that take advisory locks to remove.
-create function leasehold._tidy(t timestamptz) returns void
+create function leasehold._maintain_sample(t timestamptz) returns void
 language plpgsql volatile as $$
 declare
   at bigint := floor(random() * (pg_relation_size('leasehold.resource') / current_setting('block_size')::int));
 begin
   delete from leasehold.resource r where r.ctid = any (array(
     select x.ctid from leasehold.resource x
-    where x.ctid >= format('(%s,0)', at)::tid and x.ctid < format('(%s,0)', at + 32)::tid and x.id is null and not x.crowd
+    where x.ctid >= format('(%s,0)', at)::tid and x.ctid < format('(%s,0)', at + 32)::tid and x.id is null and not x.has_entries
       and x.freed_at < t - interval '1 day' and x.last_fence < leasehold._micros(t)
     limit 512 for update skip locked));
-  perform leasehold._sweep(at, at + 8, t - interval '1 day', false, 50);
+  perform leasehold._maintain_blocks(at, at + 8, t - interval '1 day', false, 50);
   delete from leasehold.ended h where h.ctid = any (array(
     select x.ctid from leasehold.ended x where x.namespace = 'default' and x.ended_at < t - interval '7 days'
     order by x.ended_at limit 512 for update skip locked));

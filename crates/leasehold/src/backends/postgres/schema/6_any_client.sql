@@ -1,8 +1,8 @@
 -- What any client may call by name, psql and PostgREST included: locks with a ttl, in the
 -- namespace `default`, contending with the library's.
 
--- The id of every lease that acquire_lock() grants: its holder tells it from others. To make one of name and holder would cost
--- a call as much as all its other checks.
+-- All leases of acquire_lock() share this id; the holder distinguishes them. To make one of name and holder would cost a call
+-- as much as all its other checks.
 create function leasehold._sql_id() returns uuid
 language sql immutable as $$ select '6c656173-6568-6f6c-6420-2073716c2020'::uuid $$;
 
@@ -32,8 +32,8 @@ begin
   raise exception 'metadata must be a JSON object' using errcode = '22023';
 end $$;
 
--- Lets the first in line ask again: who is before it ends sooner than the answer to its last ask said.
-create function leasehold._hurry(p_namespace text, p_name text) returns void
+-- Wakes the first waiter: the holder's expiry moved earlier.
+create function leasehold._wake_first_waiter(p_namespace text, p_name text) returns void
 language plpgsql volatile as $$
 begin
   perform pg_notify(e.channel, 'c ' || p_name) from (
@@ -43,16 +43,16 @@ begin
 end $$;
 
 -- Whether acquire_lock() can use what it was given, in this transaction.
-create function leasehold._fit(p_holder_id text, p_ttl_seconds double precision, p_metadata jsonb)
+create function leasehold._arguments_valid(p_holder_id text, p_ttl_seconds double precision, p_metadata jsonb)
 returns boolean language sql stable as $$
   select octet_length(p_holder_id) between 1 and 256 and p_holder_id !~ '[[:cntrl:]]' and p_ttl_seconds > 0
     and p_ttl_seconds <= 2592000 and jsonb_typeof(coalesce(p_metadata, '{}')) = 'object'
     and current_setting('transaction_isolation') = 'read committed'
 $$;
 
--- Takes the lock for so many seconds: true, or false while another has it. Never waits in a queue, and so is always alone in
--- the row of its name. A free name is taken by one statement that also looks at what it was given; each further one costs a
--- call as much as a look at the row. `sql` as its channel says that the last lease was one of these, too: its mode, units,
+-- Takes the lock for p_ttl_seconds: true, or false while another has it. Never waits in a queue, and so is always stored
+-- inline. A free name is taken by one update that also validates its arguments; each further statement costs a call as much
+-- as a look at the row. `sql` as its channel says that the last lease was one of these, too: its mode, units,
 -- capacity, note and session stay as they are.
 create function leasehold.acquire_lock(
   p_lock_name text, p_holder_id text, p_ttl_seconds double precision default 30, p_metadata jsonb default '{}'
@@ -67,26 +67,26 @@ begin
     ttl_us = greatest(1, p_ttl_seconds * 1000000)::bigint, expires_at = t + p_ttl_seconds * interval '1 s', asked_at = t,
     renewed_at = t, acquired_at = greatest(t, x.freed_at), last_fence = greatest(x.last_fence + 1, wall),
     fence = greatest(x.last_fence + 1, wall)
-  where x.namespace = 'default' and x.name = p_lock_name and x.id is null and x.channel = 'sql'
+  where x.namespace = 'default' and x.name = p_lock_name and x.id is null and x.channel = 'sql' and x.mode = 'x'
     -- One condition, so that it is tried in this order, and for a row that is free.
-    and case when x.crowd then false else leasehold._fit(p_holder_id, p_ttl_seconds, p_metadata)
+    and case when x.has_entries then false else leasehold._arguments_valid(p_holder_id, p_ttl_seconds, p_metadata)
       and not leasehold._watched('default', wall)
-      -- _pass(): what was free before this transaction began needs no lock that stays until commit.
-      and x.freed_at < transaction_timestamp() and pg_try_advisory_lock(leasehold._barrier('default', p_lock_name))
-      and pg_advisory_unlock(leasehold._barrier('default', p_lock_name)) end;
+      -- As in _may_grant_free(): a name that was free before this transaction needs no lock that stays until commit.
+      and x.freed_at < transaction_timestamp() and pg_try_advisory_lock(leasehold._guard_lock('default', p_lock_name))
+      and pg_advisory_unlock(leasehold._guard_lock('default', p_lock_name)) end;
   if found and random() >= 0.0078125 and clock_timestamp() between t and t + interval '10 ms' then
     return true;
   elsif found then
-    -- The row was waited for, so that the rule decides with new times; or it is time to tidy up.
+    -- The row was waited for: take it with new times. Or it is time for a bit of upkeep.
     update leasehold.resource x set id = null where x.namespace = 'default' and x.name = p_lock_name;
-    perform leasehold._tidy(t);
+    perform leasehold._maintain_sample(t);
   end if;
-  return leasehold._contend_lock(p_lock_name, p_holder_id, p_ttl_seconds, p_metadata);
+  return leasehold._acquire_lock_contended(p_lock_name, p_holder_id, p_ttl_seconds, p_metadata);
 end $$;
 
 -- The same for a name that is new or not free. The holder that has it already keeps its fence and gets new times, be they
 -- shorter, and metadata.
-create function leasehold._contend_lock(p_lock_name text, p_holder_id text, p_ttl_seconds double precision, p_metadata jsonb)
+create function leasehold._acquire_lock_contended(p_lock_name text, p_holder_id text, p_ttl_seconds double precision, p_metadata jsonb)
 returns boolean
 language plpgsql volatile as $$
 declare
@@ -95,12 +95,12 @@ declare
   ended timestamptz;
 begin
   if (octet_length(p_lock_name) between 1 and 512 and p_lock_name !~ '[[:cntrl:]]'
-      and leasehold._fit(p_holder_id, p_ttl_seconds, p_metadata)) is not true then
+      and leasehold._arguments_valid(p_holder_id, p_ttl_seconds, p_metadata)) is not true then
     perform leasehold._refuse_arguments(p_lock_name, p_holder_id, p_ttl_seconds);
   end if;
   perform 1 from leasehold.resource r
   where r.namespace = 'default' and r.name = p_lock_name and r.mode in ('x', 's') and r.expires_at > t
-    and r.id is not null and (r.id <> leasehold._sql_id() or r.holder <> p_holder_id) and not leasehold._dead(r.session);
+    and r.id is not null and (r.id <> leasehold._sql_id() or r.holder <> p_holder_id) and not leasehold._session_dead(r.session);
   if found then
     return false;
   end if;
@@ -113,12 +113,12 @@ begin
   if a.verdict <> 'g' then
     return false;
   end if;
-  -- Counted by the rule: it may have been held before.
+  -- `granted` is set only by `_operate`: this may be a re-acquire.
   if a.granted is not null then
     t := clock_timestamp();
     select r.expires_at into ended from leasehold.resource r where r.namespace = 'default' and r.name = p_lock_name;
     if t + p_ttl_seconds * interval '1 s' < ended then
-      perform leasehold._hurry('default', p_lock_name);
+      perform leasehold._wake_first_waiter('default', p_lock_name);
     end if;
     update leasehold.resource r set acquired_at = greatest(t, r.freed_at), renewed_at = t,
       expires_at = t + p_ttl_seconds * interval '1 s', ttl_us = greatest(1, p_ttl_seconds * 1000000)::bigint,
@@ -126,7 +126,7 @@ begin
     where r.namespace = 'default' and r.name = p_lock_name;
   end if;
   if random() < 0.0078125 then
-    perform leasehold._tidy(clock_timestamp());
+    perform leasehold._maintain_sample(clock_timestamp());
   end if;
   return true;
 end $$;
@@ -198,7 +198,7 @@ declare
   freed timestamptz;
   held uuid;
 begin
-  -- One statement for a lone holder.
+  -- One statement for an inline holder.
   update leasehold.resource x set id = null, freed_at = greatest(t, x.acquired_at)
   where x.namespace = 'default' and x.name = p_lock_name and x.id = leasehold._sql_id() and x.holder = p_holder_id
     and x.expires_at > t and case when x.waiting > 0 then false
@@ -214,7 +214,7 @@ begin
     return leasehold._released_late(p_lock_name);
   end if;
   perform leasehold._check_isolation();
-  -- One's own that is not committed yet is waited for. Once the row is locked, no other holder gets the same id there.
+  -- Waits for our own uncommitted acquire. Once the row is locked, no other holder gets the same id there.
   select r.id into held from leasehold.resource r
   where r.namespace = 'default' and r.name = p_lock_name
     and (r.id is null or r.id = leasehold._sql_id() and r.holder = p_holder_id)
@@ -223,7 +223,7 @@ begin
     leasehold._sql_id(), 'released', null, null)).verdict = 'f';
 end $$;
 
--- Goes on with a release that waited for another's transaction: it ends when that did, or did before, if it ran out meanwhile.
+-- Finishes a release that waited for a row: ended now, or at its expiry if earlier.
 create function leasehold._released_late(p_lock_name text) returns boolean
 language plpgsql volatile as $$
 declare
@@ -233,7 +233,7 @@ begin
   update leasehold.resource x set freed_at = greatest(t, x.acquired_at) where x.namespace = 'default' and x.name = p_lock_name
   returning * into r;
   r.id := leasehold._sql_id();
-  perform leasehold._ended(row('default', null, null, leasehold._history(), false), leasehold._lone(r),
+  perform leasehold._ended(row('default', null, null, leasehold._history(), false), leasehold._inline_entry(r),
     least(r.expires_at, r.freed_at), case when r.expires_at <= t then 'expired' else 'released' end, null, null);
   return r.expires_at > t;
 end $$;
@@ -266,7 +266,7 @@ begin
     ttl_us = greatest(1, p_additional_seconds * 1000000)::bigint
   where r.namespace = 'default' and r.name = p_lock_name;
   if t + p_additional_seconds * interval '1 s' < ended then
-    perform leasehold._hurry('default', p_lock_name);
+    perform leasehold._wake_first_waiter('default', p_lock_name);
   end if;
   return true;
 end $$;
@@ -286,11 +286,11 @@ end $$;
 create view leasehold.distributed_locks as
   select r.name as lock_name, r.holder as holder_id, r.acquired_at, r.expires_at, r.metadata
   from leasehold.resource r where r.namespace = 'default' and r.id is not null and r.expires_at > clock_timestamp()
-    and (r.session is null or not leasehold._lost(r.session))
+    and (r.session is null or not leasehold._session_dead_definer(r.session))
   union all
   select e.name, e.holder, e.acquired_at, e.expires_at, e.metadata
   from leasehold.entry e where e.namespace = 'default' and e.fence is not null and e.expires_at > clock_timestamp()
-    and (e.session is null or not leasehold._lost(e.session));
+    and (e.session is null or not leasehold._session_dead_definer(e.session));
 
 -- The key of an advisory lock on this name: the first 15 hex digits of the SHA-256 of its UTF-8.
 create function leasehold.advisory_key(name text) returns bigint
@@ -304,18 +304,18 @@ create function leasehold.guard(p_name text, p_fence bigint, p_namespace text de
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
 begin
   perform leasehold._check_isolation();
-  perform pg_advisory_xact_lock_shared(leasehold._barrier(p_namespace, p_name));
+  perform pg_advisory_xact_lock_shared(leasehold._guard_lock(p_namespace, p_name));
   perform 1 from leasehold.resource r
   where r.namespace = p_namespace and r.name = p_name and r.id is not null and r.fence = p_fence
-    and r.expires_at > clock_timestamp() and not leasehold._dead(r.session);
+    and r.expires_at > clock_timestamp() and not leasehold._session_dead(r.session);
   if found then
     return;
   end if;
   -- Keeps one of several holders from being dropped as expired.
-  perform pg_advisory_xact_lock_shared(leasehold._pin(p_fence));
+  perform pg_advisory_xact_lock_shared(leasehold._holder_guard_lock(p_fence));
   perform 1 from leasehold.entry e
   where e.namespace = p_namespace and e.name = p_name and e.fence = p_fence and e.expires_at > clock_timestamp()
-    and not leasehold._dead(e.session);
+    and not leasehold._session_dead(e.session);
   if not found then
     raise exception '% is not held under fence %', p_name, p_fence
       using errcode = 'LH004', hint = format('The lease ended, or it is not in the namespace %s; roll back and stop the work it protected.', p_namespace);

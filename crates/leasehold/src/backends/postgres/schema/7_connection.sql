@@ -18,8 +18,8 @@ begin
     own := leasehold.open_session(session_user || ' ' || coalesce(host(inet_client_addr()), 'local'));
   end if;
   c := row('default', null, own, leasehold._history(), leasehold._watched('default'));
-  a := leasehold._operate(c, row('a', x, made, 'x', 2147483647, 2147483647, 30000000, true, true,
-    left(session_user || ':' || pg_backend_pid(), 256), null, '{}', null, null, null, null)::leasehold.ask);
+  a := leasehold._operate(c, row('a', x, made, 'x', 2147483647, 2147483647, 30000000, -1, true,
+    left(session_user || ':' || pg_backend_pid(), 256), null, '{}', null, null, null, null)::leasehold.operation);
   if a.verdict = 's' then
     perform leasehold._refuse_shape(x, a);
   elsif a.verdict <> 'g' then
@@ -45,7 +45,7 @@ begin
   end if;
   a := leasehold._operate(row('default', null, null, leasehold._history(), leasehold._watched('default')),
     row('r', named, lock_id, null, null, null, null, null, null, null, null, null, null,
-      case when error_type is null then 'released' else 'failed' end, error_type, error_details)::leasehold.ask);
+      case when error_type is null then 'released' else 'failed' end, error_type, error_details)::leasehold.operation);
   return a.verdict = 'f';
 end $$;
 
@@ -59,7 +59,7 @@ create view leasehold.locks as
     select e.id, e.name, e.session, e.acquired_at from leasehold.entry e
     where e.namespace = 'default' and e.fence is not null
   ) h join leasehold.session s on s.id = h.session
-  where not leasehold._lost(h.session);
+  where not leasehold._session_dead_definer(h.session);
 
 -- What was held and ended, and what is left of connections that died.
 create view leasehold.released as
@@ -75,4 +75,4 @@ create view leasehold.released as
     select e.id, e.name, e.session, e.acquired_at from leasehold.entry e
     where e.namespace = 'default' and e.fence is not null
   ) h
-  where h.session is not null and leasehold._lost(h.session);
+  where h.session is not null and leasehold._session_dead_definer(h.session);

@@ -4,7 +4,7 @@
 revoke all on all functions in schema leasehold from public;
 revoke all on all tables in schema leasehold from public;
 -- Views call it with the rights of whoever looks; it says whether a connection ended, and nothing else.
-grant execute on function leasehold._lost(int) to public;
+grant execute on function leasehold._session_dead_definer(int) to public;
 
 -- What a role may do: `all` that the library does, in every namespace; `lock`, the functions for any client; `read`, the
 -- views, lists, history and events. Functions of later migrations are granted there.
@@ -21,7 +21,7 @@ begin
   end if;
   -- A restore without rights leaves all functions open to whoever may use the schema.
   revoke all on all functions in schema leasehold from public;
-  grant execute on function leasehold._lost(int) to public;
+  grant execute on function leasehold._session_dead_definer(int) to public;
   execute format('grant usage on schema leasehold to %I', p_role);
   for f in
     select p.oid::regprocedure from pg_proc p

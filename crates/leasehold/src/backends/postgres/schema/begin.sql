@@ -1,4 +1,4 @@
--- The beginning of an installation. One at a time, whoever else does it; the lock ends with the transaction.
+-- The beginning of an installation. Serialises installations; the lock ends with the transaction.
 perform pg_advisory_xact_lock(1279807556, 1);
 perform set_config('search_path', 'pg_catalog', true), set_config('check_function_bodies', 'off', true);
 -- Whoever may change a schema could put code there that runs with the rights of those who call it.

@@ -1,2 +1,2 @@
--- Makes room for new rows where old ones were. Nobody waits for it, nor it for anybody.
+-- Frees dead rows of `entry` without blocking.
 vacuum (skip_locked, truncate off) leasehold.entry

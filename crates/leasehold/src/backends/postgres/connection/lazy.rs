@@ -1,4 +1,4 @@
-//! A connection that is made when it is needed, made again when it broke, and closed when nobody needs it.
+//! A connection that is opened on first use, reopened after it broke, and closed when unused.
 
 use std::sync::{
     Arc,
@@ -18,15 +18,15 @@ use crate::{
     lease::Incarnation,
 };
 
-/// Room for one connection.
+/// A connection that is opened on first use.
 #[derive(Debug)]
-pub(in crate::backends::postgres) struct Slot {
+pub(in crate::backends::postgres) struct LazyConnection {
     connector: Arc<Connector>,
     connection: Mutex<Option<Arc<Connection>>>,
     used: AtomicBool,
 }
 
-impl Slot {
+impl LazyConnection {
     pub(in crate::backends::postgres) fn new(connector: Arc<Connector>) -> Self {
         Self { connector, connection: Mutex::new(None), used: AtomicBool::new(false) }
     }
@@ -38,17 +38,17 @@ impl Slot {
 
     pub(in crate::backends::postgres) async fn get(&self) -> Result<Arc<Connection>, Failure> {
         self.used.store(true, Ordering::SeqCst);
-        let mut slot = self.connection.lock().await;
-        if let Some(known) = slot.as_ref().filter(|known| !known.is_closed()) {
-            return Ok(Arc::clone(known));
+        let mut current = self.connection.lock().await;
+        if let Some(open) = current.as_ref().filter(|open| !open.is_closed()) {
+            return Ok(Arc::clone(open));
         }
-        let made = Arc::new(self.connector.connect().await?);
-        *slot = Some(Arc::clone(&made));
-        Ok(made)
+        let new = Arc::new(self.connector.connect().await?);
+        *current = Some(Arc::clone(&new));
+        Ok(new)
     }
 
-    /// Asks once; on a connection that had broken before, on a new one.
-    pub(in crate::backends::postgres) async fn ask(
+    /// Sends the call, reconnecting first if needed.
+    pub(in crate::backends::postgres) async fn call(
         &self,
         call: Call,
         parameters: &[Parameter<'_>],
@@ -56,7 +56,7 @@ impl Slot {
         Reply::from(&*self.get().await?, call, parameters).await
     }
 
-    /// Closes the connection if it was not used since this was called last.
+    /// Closes the connection if it was unused since the last call of this.
     pub(in crate::backends::postgres) async fn close_unused(&self) {
         if !self.used.swap(false, Ordering::SeqCst) {
             *self.connection.lock().await = None;
@@ -64,7 +64,7 @@ impl Slot {
     }
 }
 
-/// Rows, and which life of the server they come from.
+/// Rows, and the incarnation of the server that sent them.
 #[derive(Debug)]
 pub(in crate::backends::postgres) struct Reply {
     pub(in crate::backends::postgres) rows: Vec<Row>,
@@ -72,16 +72,17 @@ pub(in crate::backends::postgres) struct Reply {
 }
 
 impl Reply {
-    /// Asks on this connection, and leaves it when it does not answer: a late answer must not be taken for another's.
+    /// Sends the call. Closes the connection if it is not answered, so that a late reply cannot be matched to another
+    /// call.
     pub(in crate::backends::postgres) async fn from(
         connection: &Connection,
         call: Call,
         parameters: &[Parameter<'_>],
     ) -> Result<Self, Failure> {
-        let answer = connection.ask(call, parameters).await;
+        let answer = connection.call(call, parameters).await;
         if matches!(&answer, Err(failure) if failure.kind == Kind::Unanswered) {
             connection.close();
         }
-        Ok(Self { rows: answer?, incarnation: connection.greeting.incarnation })
+        Ok(Self { rows: answer?, incarnation: connection.server_info.incarnation })
     }
 }

@@ -1,0 +1,115 @@
+//! The connections of an instance: a main one for renewals and other calls that never block, others opened when needed.
+
+use std::{collections::HashSet, sync::Arc};
+
+use parking_lot::Mutex;
+
+use super::{Connection, Connector, LazyConnection, Parameter, Reply};
+use crate::{
+    Result,
+    backends::postgres::{calls::Call, errors::Failure, liveness::Listener, options::LivenessOption},
+    lease::{LeaseId, Standing},
+};
+
+/// Chooses the connection of a call, so that no renewal queues behind a call that waits for a lock.
+#[derive(Debug)]
+pub(in crate::backends::postgres) struct ConnectionRouter {
+    pub(in crate::backends::postgres) connector: Arc<Connector>,
+    listener: Option<Arc<Listener>>,
+    /// The main connection where the listening one cannot be: there is none, or leases are bound to its session.
+    separate_main: LazyConnection,
+    /// For calls that may wait for a lock.
+    blocking: LazyConnection,
+    /// For calls that may take long, and which no lease waits for.
+    slow: LazyConnection,
+    /// The leases that this instance holds and renews.
+    held: Mutex<HashSet<LeaseId>>,
+}
+
+impl ConnectionRouter {
+    pub(in crate::backends::postgres) fn new(
+        connector: &Arc<Connector>,
+        listener: Option<Arc<Listener>>,
+        separate_main: LazyConnection,
+    ) -> Arc<Self> {
+        let [blocking, slow] = [(), ()].map(|()| LazyConnection::new(Arc::clone(connector)));
+        Arc::new(Self {
+            connector: Arc::clone(connector),
+            listener,
+            separate_main,
+            blocking,
+            slow,
+            held: Mutex::default(),
+        })
+    }
+
+    /// The connection for calls that never block.
+    pub(in crate::backends::postgres) async fn main(&self) -> Result<Arc<Connection>, Failure> {
+        match &self.listener {
+            Some(listener) if self.connector.options.liveness == LivenessOption::Ttl => listener.connection().await,
+            _ => self.separate_main.get().await,
+        }
+    }
+
+    /// The main connection, if no lease other than `about` is held: a blocked call would delay its renewals.
+    pub(in crate::backends::postgres) async fn main_if_only(
+        &self,
+        about: &[LeaseId],
+    ) -> Option<Result<Arc<Connection>, Failure>> {
+        let free = self.held.lock().iter().all(|id| about.contains(id));
+        if free { Some(self.main().await) } else { None }
+    }
+
+    /// Sends a call that never blocks.
+    pub(in crate::backends::postgres) async fn call(
+        &self,
+        call: Call,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Reply, Failure> {
+        Reply::from(&*self.main().await?, call, parameters).await
+    }
+
+    /// Sends a call that may wait for a lock.
+    pub(in crate::backends::postgres) async fn call_blocking(
+        &self,
+        call: Call,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Reply, Failure> {
+        match self.main_if_only(&[]).await {
+            Some(main) => Reply::from(&*main?, call, parameters).await,
+            None => self.blocking.call(call, parameters).await,
+        }
+    }
+
+    /// Sends a call that may take long.
+    pub(in crate::backends::postgres) async fn call_slow(
+        &self,
+        call: Call,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Reply, Failure> {
+        match self.main_if_only(&[]).await {
+            Some(main) => Reply::from(&*main?, call, parameters).await,
+            None => self.slow.call(call, parameters).await,
+        }
+    }
+
+    /// Records whether this instance holds the lease.
+    pub(in crate::backends::postgres) fn note(&self, id: LeaseId, standing: &Standing) {
+        match standing {
+            Standing::Holding(_) => drop(self.held.lock().insert(id)),
+            Standing::Waiting(_) | Standing::Gone => self.forget(id),
+            Standing::Unknown => {}
+        }
+    }
+
+    /// This instance no longer holds the lease.
+    pub(in crate::backends::postgres) fn forget(&self, id: LeaseId) {
+        self.held.lock().remove(&id);
+    }
+
+    /// Closes connections unused since the last call of this.
+    pub(in crate::backends::postgres) async fn close_unused(&self) {
+        self.blocking.close_unused().await;
+        self.slow.close_unused().await;
+    }
+}
