@@ -11,7 +11,7 @@ fn after_a_reboot_the_wall_clock_tells_what_is_left() {
         granted(&a, &detached("x")).await;
         let path = record_of(root.path(), "x");
         let mut lines = lines_of(&path);
-        lines[0]["boot"] = "another life".into();
+        lines[0]["boot"] = "another boot".into();
         lines[1]["entry"]["expires_at"] = 1.into();
         let write = || {
             // A record is a new file each time: an instance that has the old one open would not look inside.
@@ -43,9 +43,9 @@ fn what_a_power_loss_tore_is_removed_once_and_fences_keep_rising() {
         drop(a);
         fs::write(record_of(root.path(), "x"), "")?;
         let b = open_by(root.path(), &clock).await;
-        assert!(b.acquire(&request("x")).await.is_err(), "in the same life of the machine it is garbage");
+        assert!(b.acquire(&request("x")).await.is_err(), "within the same boot it is garbage");
         drop(b);
-        fs::write(root.path().join("test/boot"), "another life")?;
+        fs::write(root.path().join("test/boot"), "another boot")?;
         let c = open_by(root.path(), &clock).await;
         assert!(granted(&c, &request("x")).await.fence > before);
         queued(&c, &request("y")).await;
@@ -64,7 +64,7 @@ fn a_record_that_a_power_loss_left_under_another_name_is_removed() {
         granted(&a, &detached("y")).await;
         drop(a);
         fs::copy(record_of(root.path(), "y"), record_of(root.path(), "x"))?;
-        fs::write(root.path().join("test/boot"), "another life")?;
+        fs::write(root.path().join("test/boot"), "another boot")?;
         let b = open_by(root.path(), &clock).await;
         granted(&b, &request("x")).await;
         queued(&b, &request("y")).await;

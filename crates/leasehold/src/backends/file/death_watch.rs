@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// How many processes stay watched that nothing waits for.
-const IDLE: usize = 4;
+const MAX_IDLE: usize = 4;
 
 /// The watches of one instance.
 #[derive(Debug)]
@@ -138,7 +138,7 @@ impl Watches {
         if watch.resources.is_empty() {
             self.idle.push_back(id);
         }
-        if self.idle.len() > IDLE
+        if self.idle.len() > MAX_IDLE
             && let Some(watch) = self.idle.pop_front().and_then(|id| self.by_process.remove(&id))
         {
             watch.task.abort();
@@ -213,12 +213,13 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let (directory, watch, mut received) = watching(root.path());
         let resource = Resource::new("x").unwrap();
-        let mut watched: Vec<_> = (0..=IDLE).map(|_| OwnPresence::appear(Arc::clone(&directory)).unwrap()).collect();
+        let mut watched: Vec<_> =
+            (0..=MAX_IDLE).map(|_| OwnPresence::appear(Arc::clone(&directory)).unwrap()).collect();
         for process in &watched {
             assert!(!watch.follow(&resource, BTreeSet::from([process.id()])));
         }
         assert!(!watch.follow(&resource, BTreeSet::new()));
-        assert_eq!(watch.watches.lock().by_process.len(), IDLE, "the one that was idle longest is let go");
+        assert_eq!(watch.watches.lock().by_process.len(), MAX_IDLE, "the one that was idle longest is let go");
 
         let (needed, idle) = (watched.pop().unwrap(), watched.pop().unwrap());
         assert!(!watch.follow(&resource, BTreeSet::from([needed.id()])));

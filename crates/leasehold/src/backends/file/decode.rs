@@ -1,4 +1,4 @@
-//! Decodes a record, refuses what the rule cannot have written, and translates times of the machine's former life.
+//! Decodes a record, refuses what the model cannot have written, and converts times of an earlier boot.
 
 use std::{collections::HashMap, path::Path, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// How many lines of an earlier record are compared with a new one: an operation removes and changes few.
-const NEAR: usize = 4;
+const MAX_COMPARED: usize = 4;
 
 #[derive(Deserialize)]
 struct RecordVersion {
@@ -57,15 +57,15 @@ pub(super) fn record(bytes: &[u8], path: &Path, times: &Times<'_>, known: Record
         return Err(garbage("it is the record of another resource"));
     }
 
-    let revived = header.boot != times.boot;
-    let mut record = Record { revived, ..Record::default() };
+    let from_earlier_boot = header.boot != times.boot;
+    let mut record = Record { from_earlier_boot, ..Record::default() };
     record.state.last_fence = header.last_fence;
     let mut known = known.lines.into_iter().zip(known.state.entries).collect::<Vec<_>>().into_iter();
     // Spaces fill the file of a record that was longer.
     for line in lines.map(<[u8]>::trim_ascii_end) {
         let same = |(known, _): &(EntryText, Entry)| known.text.strip_suffix(b"\n") == Some(line);
-        if !revived
-            && let Some(at) = known.as_slice().iter().take(NEAR).position(same)
+        if !from_earlier_boot
+            && let Some(at) = known.as_slice().iter().take(MAX_COMPARED).position(same)
             && let Some((line, entry)) = known.nth(at)
         {
             record.owners.insert(entry.id, line.owner);
@@ -75,8 +75,8 @@ pub(super) fn record(bytes: &[u8], path: &Path, times: &Times<'_>, known: Record
         }
         let EntryLine { owner, deadline, mut entry } =
             serde_json::from_slice(line).map_err(|error| garbage(&error.to_string()))?;
-        if revived {
-            revive(&mut entry, deadline, times);
+        if from_earlier_boot {
+            convert_times(&mut entry, deadline, times);
         }
         record.owners.insert(entry.id, owner);
         record.lines.push(EntryText::new(&entry, owner, [line, b"\n"].concat()));
@@ -121,7 +121,9 @@ pub(super) fn is_torn(path: &Path) -> bool {
     })
 }
 
-/// Refuses what the rule cannot have written: a bad record must not spoil the fences of others.
+/// Why the model cannot have written this state; `None` if it can have.
+///
+/// A bad record must not spoil the fences of others.
 fn impossible(state: &State, owners: &HashMap<crate::lease::LeaseId, Uuid>) -> Option<&'static str> {
     let State { entries, last_fence } = state;
     if owners.len() != entries.len() {
@@ -140,8 +142,8 @@ fn impossible(state: &State, owners: &HashMap<crate::lease::LeaseId, Uuid>) -> O
     None
 }
 
-/// Translates an end from the machine's former life: what is left by the wall clock, at most the ttl.
-fn revive(entry: &mut Entry, deadline: Option<Timestamp>, times: &Times<'_>) {
+/// Converts an end from an earlier boot: what is left by the wall clock, at most the ttl.
+fn convert_times(entry: &mut Entry, deadline: Option<Timestamp>, times: &Times<'_>) {
     if entry.expiry == Expiry::ByClock {
         let left = deadline.map_or(Duration::ZERO, |deadline| deadline.since(times.wall));
         entry.expires_at = times.now.after(left.min(entry.ttl.get()));

@@ -17,7 +17,7 @@ use crate::{Error, Result};
 /// The directory of the machine.
 const MACHINE: &str = "/var/lib/leasehold";
 
-/// Where `file:` without a path leads.
+/// The directory that `file:` uses when it has no path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DefaultPlace {
@@ -80,8 +80,8 @@ impl DefaultPlace {
         }
     }
 
-    /// The machine's directory, if it was not there.
-    pub(super) fn awaited(&self) -> Option<PathBuf> {
+    /// The machine's directory, if it did not exist when this place was chosen.
+    pub(super) fn missing_machine_directory(&self) -> Option<PathBuf> {
         match self {
             Self::Machine(_) => None,
             Self::User(_) => Some(Self::of_machine()),

@@ -19,8 +19,8 @@ use uuid::Uuid;
 use super::{DefaultPlace, FileOptions, errors::cannot, filesystem, layout, names, record_file, safe_open};
 use crate::{Error, Result, lease::Resource};
 
-/// What every umask leaves.
-const OWNERS: u32 = 0o600;
+/// Access for the owner alone, which every usual umask leaves.
+const OWNER_ONLY: u32 = 0o600;
 
 /// The directory of one namespace.
 #[derive(Debug)]
@@ -31,8 +31,8 @@ pub(super) struct Directory {
     /// The user that this process runs as.
     pub(super) user: u32,
     pub(super) fsync: bool,
-    /// Whether a record may be written over the one before: a disk that loses its power may write half of it, and a
-    /// limit on the length of files may cut it.
+    /// Whether a record may be overwritten: not with fsync (a power loss may leave half of it), nor under a file-size
+    /// limit of less than a page.
     pub(super) in_place: bool,
 }
 
@@ -47,7 +47,7 @@ impl Directory {
     /// Opens the namespace's directory; makes it when it is not there.
     pub(super) fn open(options: &FileOptions) -> Result<Self> {
         let path = options.root.join(&options.namespace);
-        let usual = || options.place.as_ref().map_or(OWNERS, DefaultPlace::mode);
+        let usual = || options.place.as_ref().map_or(OWNER_ONLY, DefaultPlace::mode);
         let (mode, user) = (options.mode.unwrap_or_else(usual), geteuid().as_raw());
         let longest = getrlimit(Limit::Fsize).current;
         let in_place = !options.fsync && longest.is_none_or(|longest| longest >= record_file::PAGE as u64);
@@ -56,12 +56,12 @@ impl Directory {
         let there = directory.path.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
         filesystem::refuse_shared(there, filesystem::magic(there)?)?;
         layout::prepare(&mut directory, options)?;
-        directory.agree(options.mode)?;
+        directory.adopt_mode_and_owner(options.mode)?;
         directory.refuse_links()?;
         Ok(directory)
     }
 
-    /// Whoever made the directory may have laid a link to where only we may write; no other user can.
+    /// The directory's creator may have planted a link to somewhere only we can write; no other user can.
     fn refuse_links(&self) -> Result<()> {
         for part in [self.path.clone(), self.records(), self.presences(), self.logs(), self.path.join("latches")] {
             if fs::symlink_metadata(&part).is_ok_and(|found| !found.is_dir()) {
@@ -73,7 +73,7 @@ impl Directory {
     }
 
     /// Takes the mode and the owner from what is there, so that all users of the directory agree on them.
-    pub(super) fn agree(&mut self, asked: Option<u32>) -> Result<()> {
+    pub(super) fn adopt_mode_and_owner(&mut self, asked: Option<u32>) -> Result<()> {
         let (path, format) = (&self.path, self.format());
         let there = fs::metadata(path).map_err(|error| cannot("read", path, error))?;
         let mode = fs::symlink_metadata(&format).map_err(|error| cannot("read", &format, error))?.mode();
@@ -130,16 +130,16 @@ impl Directory {
             }
             _ => options.open(path)?,
         };
-        self.hand_over(&file)?;
+        self.set_owner_and_mode(&file)?;
         Ok(file)
     }
 
-    /// Gives a new file the owner and the mode of the directory: root that only looks must not take records away.
-    pub(super) fn hand_over(&self, file: &File) -> io::Result<()> {
+    /// Gives a new file the owner and the mode of the directory, so that files made by root stay usable for others.
+    pub(super) fn set_owner_and_mode(&self, file: &File) -> io::Result<()> {
         if let Some(Owner { user, group }) = self.owner {
             let _where_permitted = fchown(file, user, Some(group));
         }
-        if self.owner.is_none() && self.mode & !OWNERS == 0 {
+        if self.owner.is_none() && self.mode & !OWNER_ONLY == 0 {
             return Ok(());
         }
         file.set_permissions(Permissions::from_mode(self.mode))
@@ -157,7 +157,7 @@ impl Directory {
         self.path.join("format")
     }
 
-    /// Names the life of the machine that used the directory last.
+    /// The file with the id of the boot in which the directory was last used.
     pub(super) fn boot(&self) -> PathBuf {
         self.path.join("boot")
     }

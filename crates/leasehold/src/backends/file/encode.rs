@@ -26,7 +26,7 @@ struct Header<'a> {
     v: u32,
     oldest_reader: u32,
     resource: &'a Resource,
-    /// The steady clock restarts with the machine: its readings count in this life only.
+    /// The steady clock restarts with the machine: its readings are valid within one boot only.
     boot: &'a str,
     last_fence: Fence,
     /// How many lines follow.
@@ -36,7 +36,7 @@ struct Header<'a> {
 #[derive(Serialize)]
 struct EntryLine<'a> {
     owner: Uuid,
-    /// The end of an entry that a clock ends, by the wall clock, for the machine's next life.
+    /// The end of an entry that a clock ends, by the wall clock, for the next boot.
     #[serde(skip_serializing_if = "Option::is_none")]
     deadline: Option<Timestamp>,
     entry: &'a Entry,
@@ -96,7 +96,7 @@ pub(super) fn record(
     let mut known = mem::take(&mut record.lines).into_iter();
     let mut lines = Vec::with_capacity(entries.len());
     for entry in entries {
-        let unchanged = !record.revived && changed.binary_search(&entry.id).is_err();
+        let unchanged = !record.from_earlier_boot && changed.binary_search(&entry.id).is_err();
         let line = match known.find(|line| line.id == entry.id) {
             Some(line) if unchanged => line,
             _ => {

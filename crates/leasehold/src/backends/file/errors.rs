@@ -10,37 +10,30 @@ use rustix::io::Errno;
 use crate::Error;
 
 /// The error of `doing` something to `path`, with what to do about it.
-#[expect(clippy::needless_pass_by_value, reason = "errors are handed over by map_err")]
 pub(super) fn cannot(doing: &str, path: &Path, error: io::Error) -> Error {
-    let errno = Errno::from_io_error(&error);
-    let message = format!("the file backend could not {doing} {}", path.display());
-    let refused = |why: String| Error::permission_denied(format!("{message}{why}"));
-    let failed = || Error::unavailable(message.as_str());
-    let (failure, advice) = match errno {
-        Some(Errno::ACCESS | Errno::PERM) => (
-            refused(barrier_words(path)),
-            "give this user access to the directory, name another one (file:///path), or make one that users share: \
-             sudo leasehold init file: --group NAME",
-        ),
-        Some(Errno::ROFS) => (refused(String::new()), "choose a directory that can be written to"),
-        Some(Errno::LOOP) => {
-            (failed(), "it is a symbolic link, which may lead anywhere and is not followed; remove it")
+    let advice = match Errno::from_io_error(&error) {
+        Some(Errno::ACCESS | Errno::PERM) => {
+            "give this user access to the directory, name another one, file:///path, or make one that users share: \
+             sudo leasehold init file: --group NAME"
         }
-        Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => {
-            (failed(), "nothing was changed; free some space, then try again")
-        }
-        Some(Errno::NOENT | Errno::NOTDIR) => {
-            (failed(), "the directory is gone or not a directory; restore it and connect again")
-        }
-        Some(Errno::MFILE | Errno::NFILE) => (failed(), "too many files are open; raise the limit (ulimit -n)"),
-        _ => (failed(), "look at the disk and the directory"),
+        Some(Errno::ROFS) => "choose a directory that can be written to",
+        Some(Errno::LOOP) => "it is a symbolic link, which may lead anywhere and is not followed; remove it",
+        Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => "nothing was changed; free some space, then try again",
+        Some(Errno::NOENT | Errno::NOTDIR) => "the directory is gone or not a directory; restore it and connect again",
+        Some(Errno::MFILE | Errno::NFILE) => "too many files are open; raise the limit: ulimit -n",
+        _ => "look at the disk and the directory",
     };
-    // One error, so that what came back is not told again as its cause.
-    failure.caused_by(io::Error::new(error.kind(), format!("{error}; {advice}")))
+    let message = format!("the file backend could not {doing} {} ({advice})", path.display());
+    let failure = match Errno::from_io_error(&error) {
+        Some(Errno::ACCESS | Errno::PERM) => Error::permission_denied(message + &blocked_by(path)),
+        Some(Errno::ROFS) => Error::permission_denied(message),
+        _ => Error::unavailable(message),
+    };
+    failure.caused_by(error)
 }
 
 /// The first directory on the way to `path` that this user may not enter.
-pub(super) fn barrier(path: &Path) -> Option<PathBuf> {
+pub(super) fn blocked_directory(path: &Path) -> Option<PathBuf> {
     let is_hidden =
         |path: &&Path| fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied);
     let highest_hidden = path.ancestors().take_while(is_hidden).last()?;
@@ -48,8 +41,8 @@ pub(super) fn barrier(path: &Path) -> Option<PathBuf> {
 }
 
 /// Which directory is in the way, if it is not plain from the path.
-fn barrier_words(path: &Path) -> String {
-    if let Some(directory) = barrier(path) {
+fn blocked_by(path: &Path) -> String {
+    if let Some(directory) = blocked_directory(path) {
         return format!(": this user may not enter {}", directory.display());
     }
     let is_there = |path: &&Path| fs::symlink_metadata(path).is_ok();
@@ -61,6 +54,8 @@ fn barrier_words(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::error::Error as _;
+
     use super::*;
     use crate::ErrorKind;
 
@@ -80,10 +75,14 @@ mod tests {
     }
 
     #[test]
-    fn what_came_back_is_told_before_what_to_do() {
-        let error = format!("{:#}", cannot("write", Path::new("/"), Errno::NOSPC.into()));
-        let (what, advice) = error.split_once("; ").unwrap();
-        assert!(what.ends_with("could not write /: No space left on device (os error 28)"), "{error}");
-        assert!(advice.ends_with("try again"), "{error}");
+    fn the_message_says_what_to_do_and_the_source_is_the_error_that_came_back() {
+        let error = cannot("write", Path::new("/"), Errno::NOSPC.into());
+        assert!(
+            error.to_string().ends_with("could not write / (nothing was changed; free some space, then try again)"),
+            "{error}"
+        );
+        assert!(format!("{error:#}").ends_with("): No space left on device (os error 28)"), "{error:#}");
+        let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
+        assert_eq!(source.and_then(io::Error::raw_os_error), Some(Errno::NOSPC.raw_os_error()));
     }
 }

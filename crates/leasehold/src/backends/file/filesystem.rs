@@ -14,7 +14,7 @@ pub(super) enum LockSupport {
     Refused(&'static str),
 }
 
-/// Returns whether locks work on the file system with this `f_type`.
+/// The lock support of the file system with this `f_type`.
 pub(super) const fn lock_support(magic: u32) -> LockSupport {
     match magic {
         0xEF53 => LockSupport::Local("ext4"),

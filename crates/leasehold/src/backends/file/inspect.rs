@@ -95,7 +95,7 @@ impl FileInstance {
 
     /// Reads which resource a record is of; `None` when it has just been removed.
     pub(super) fn resource_of(&self, path: &Path, latch: u8, times: &Times<'_>) -> Result<Option<Resource>> {
-        // Whoever has a latch for seconds is stopped and changes nothing.
+        // After the wait, reading without the latch is safe: its holder is stopped.
         let _unless_stuck = self.latches.take(latch, LatchWait::Bounded);
         record::resource_of(path, times)
     }

@@ -83,10 +83,10 @@ pub(super) struct Latches {
 #[derive(Debug, Default)]
 struct LatchSlot {
     file: Option<Unshared<File>>,
-    /// Someone waited in vain. A thousand leases must not wait two seconds each.
+    /// The last wait timed out; give up quickly until the latch is free.
     stuck: bool,
     record: Option<CachedRecord>,
-    /// A record's file from before: processes that take turns put the same few files in place.
+    /// The previous record file, kept open: alternating processes exchange the same few files.
     older: Option<RecordFile>,
     buffer: Vec<u8>,
 }

@@ -24,7 +24,7 @@ const FORMAT: &str = "leasehold-file";
 const VERSION: u32 = 3;
 const OLDEST_USER: u32 = 3;
 /// Where every user of the directory makes, renames and removes files.
-const WORKPLACES: [&str; 3] = ["records", "presence", "logs"];
+const SHARED_DIRECTORIES: [&str; 3] = ["records", "presence", "logs"];
 const LATCHES: &str = "latches";
 const FILES: [&str; 3] = ["format", "boot", "watchers"];
 pub(super) const UNFINISHED: &str = ".new-";
@@ -147,19 +147,20 @@ fn make(directory: &Directory) -> Result<()> {
 
 fn fill(directory: &Directory, aside: &Path) -> io::Result<()> {
     DirBuilder::new().mode(0o700).create(aside)?;
-    furnish(directory, aside)?;
+    create_missing(directory, aside)?;
     write_format(directory, &aside.join("format"))?;
     set_mode(aside, directory.directory_mode() & !OTHERS_WRITE)?;
     sync(aside)
 }
 
-/// Makes what is missing of directories, latches and the files of one kind, on the disk too.
+/// Makes what is missing of directories, latches and fixed files, on the disk too.
 ///
 /// Other users may neither put a link in the place of a directory nor remove a latch, whose lock would then exclude
-/// nobody: only the owner makes and renames files outside of the workplaces.
-fn furnish(directory: &Directory, path: &Path) -> io::Result<()> {
+/// nobody: only the owner makes and renames files outside of the shared directories.
+fn create_missing(directory: &Directory, path: &Path) -> io::Result<()> {
     let open = directory.directory_mode();
-    for (name, mode) in WORKPLACES.map(|name| (name, open)).into_iter().chain([(LATCHES, open & !OTHERS_WRITE)]) {
+    for (name, mode) in SHARED_DIRECTORIES.map(|name| (name, open)).into_iter().chain([(LATCHES, open & !OTHERS_WRITE)])
+    {
         let path = path.join(name);
         match DirBuilder::new().mode(mode).create(&path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -174,15 +175,15 @@ fn furnish(directory: &Directory, path: &Path) -> io::Result<()> {
             made => made?.write_all(content.as_bytes())?,
         }
     }
-    WORKPLACES.iter().chain([&LATCHES]).try_for_each(|name| sync(&path.join(name)))
+    SHARED_DIRECTORIES.iter().chain([&LATCHES]).try_for_each(|name| sync(&path.join(name)))
 }
 
-/// Sets the mode whatever the umask says; a group handed down by the parent stays.
+/// Sets the mode whatever the umask says; keeps an inherited setgid bit.
 fn set_mode(directory: &Path, mode: u32) -> io::Result<()> {
     let flags = safe_open::flags(OFlags::NOFOLLOW | OFlags::DIRECTORY);
     let directory = OpenOptions::new().read(true).custom_flags(flags).open(directory)?;
-    let handed_down = directory.metadata()?.mode() & 0o2000;
-    directory.set_permissions(Permissions::from_mode(mode | handed_down))
+    let setgid = directory.metadata()?.mode() & 0o2000;
+    directory.set_permissions(Permissions::from_mode(mode | setgid))
 }
 
 fn write_format(directory: &Directory, path: &Path) -> io::Result<()> {
@@ -194,9 +195,9 @@ fn write_format(directory: &Directory, path: &Path) -> io::Result<()> {
 /// Completes a torn directory; two that do so at once do the same.
 fn repair(directory: &mut Directory) -> Result<()> {
     tracing::warn!(directory = %directory.path().display(), "the directory was torn when the machine went down; repairing");
-    directory.agree(None)?;
+    directory.adopt_mode_and_owner(None)?;
     let aside = directory.path().join(format!("{UNFINISHED}{}", Uuid::new_v4().simple()));
-    let repaired = furnish(directory, directory.path())
+    let repaired = create_missing(directory, directory.path())
         .and_then(|()| write_format(directory, &aside))
         .and_then(|()| fs::rename(&aside, directory.format()))
         .and_then(|()| sync(directory.path()));
@@ -217,7 +218,7 @@ fn tidy_unfinished(directory: &Directory, root: &Path) {
 }
 
 fn is_ours(name: &str) -> bool {
-    WORKPLACES.contains(&name) || name == LATCHES || FILES.contains(&name) || name.starts_with(UNFINISHED)
+    SHARED_DIRECTORIES.contains(&name) || name == LATCHES || FILES.contains(&name) || name.starts_with(UNFINISHED)
 }
 
 /// Forces to the disk which files a directory has.

@@ -1,6 +1,6 @@
 //! `file:`, one machine: a lease lives as long as its process, kept in a local directory. Linux only.
 //!
-//! The rule runs under a latch file; records are written as a whole. Each
+//! The model runs under a latch file; records are written as a whole. Each
 //! instance has one FIFO, which is its presence (the kernel closes it when the
 //! process dies) and takes notifications (others write a line to it).
 //!
@@ -17,7 +17,6 @@ mod errors;
 mod examine;
 mod filesystem;
 mod fork_safe;
-mod former;
 mod history;
 mod inspect;
 mod latch;
@@ -35,6 +34,7 @@ mod recovery;
 mod runs;
 mod safe_open;
 mod spares;
+mod user_directory;
 mod watchers;
 
 use std::{collections::BTreeMap, fs, os::fd::OwnedFd, path::Path, sync::Arc, thread};
@@ -74,7 +74,7 @@ const ENGINE_THREADS: &str = "leasehold-";
 
 /// Leases kept in a local directory.
 ///
-/// Opened inside a tokio runtime with io and time, and used while it runs.
+/// Open it inside a Tokio runtime with I/O and time enabled; it works only while that runtime runs.
 #[derive(Debug)]
 pub struct FileBackend {
     instance: Arc<FileInstance>,
@@ -84,7 +84,7 @@ pub struct FileBackend {
 }
 
 impl FileBackend {
-    /// Opens the directory, making it when it is not there, and appears in it.
+    /// Opens the directory, creating it if necessary, and registers this process in it.
     ///
     /// # Errors
     /// `Unsupported` on a file system that two machines may share and on a directory of another version,
@@ -170,7 +170,7 @@ fn open_instance(options: &FileOptions, runtime: Handle) -> Result<Arc<FileInsta
         history: HistoryLog::new(Arc::clone(&directory)),
         inbox: Arc::new(inbox),
         clock: Arc::clone(&options.clock),
-        machine: options.place.as_ref().and_then(DefaultPlace::awaited),
+        missing_machine_directory: options.place.as_ref().and_then(DefaultPlace::missing_machine_directory),
         slow: false.into(),
         directory,
         watchers,
@@ -193,7 +193,7 @@ fn on_engine_thread() -> bool {
     thread::current().name().is_some_and(|name| name.starts_with(ENGINE_THREADS))
 }
 
-/// Which life of the machine this is.
+/// The id of the machine's current boot.
 fn boot_id() -> Result<String> {
     let path = Path::new("/proc/sys/kernel/random/boot_id");
     let id = fs::read_to_string(path).map_err(|error| errors::cannot("read", path, error))?;
@@ -211,7 +211,7 @@ pub(crate) fn open(url: &str, options: &OpenOptions) -> Opening {
     Box::pin(async move {
         let (options, runtime) = (options?, Handle::current());
         let checked = options.clone();
-        run_blocking(&runtime, move || former::refuse_while_used(&checked, &boot_id()?)).await?;
+        run_blocking(&runtime, move || user_directory::refuse_while_used(&checked, &boot_id()?)).await?;
         Ok(Arc::new(FileBackend::open(options).await?) as Arc<dyn Backend>)
     })
 }
@@ -234,7 +234,7 @@ impl Backend for FileBackend {
         };
         let request = request.clone();
         let acquire = move |instance: &FileInstance, wait| {
-            former::refuse_if_machine_has_place(instance.machine.as_deref())?;
+            user_directory::refuse_if_machine_has_place(instance.missing_machine_directory.as_deref())?;
             let key = &request.key;
             let scope =
                 OperationScope { resource: &key.resource, callers: &[key.id], wait, if_removed: IfRemoved::Refuse };
@@ -290,7 +290,7 @@ fn renew(instance: &FileInstance, renewals: &[Renewal], wait: LatchWait) -> Resu
         match renewed {
             Ok(None) => return Ok(None),
             Ok(Some(renewed)) => places.iter().zip(renewed).for_each(|(at, standing)| standings[*at] = standing),
-            // Others take this instance for dead: it does not hold even what cannot be read.
+            // Others treat us as dead, so even unreadable leases are gone.
             Err(_) if instance.is_removed() => places.iter().for_each(|at| standings[*at] = Standing::Gone),
             Err(error) => failure = Some(error),
         }

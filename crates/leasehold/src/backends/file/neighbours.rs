@@ -29,7 +29,7 @@ pub(super) fn watched_by(own: Uuid, record: &Record) -> BTreeSet<Uuid> {
     watched
 }
 
-/// The waiters that got someone new to watch and cannot know, since the record's lines were written.
+/// The waiters whose watch targets changed since the record was written; they must be notified.
 pub(super) fn with_new_neighbours(record: &Record) -> Vec<LeaseId> {
     let mut before = record.lines.iter().filter(|line| line.waiting);
     let mut ahead_before: Option<&EntryText> = None;

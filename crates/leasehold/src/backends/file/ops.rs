@@ -1,4 +1,4 @@
-//! One operation: under the latch read the record, run the rule, replace the record; then notify.
+//! One operation: under the latch read the record, run the model, replace the record; then notify.
 
 use std::{
     cell::RefCell,
@@ -22,7 +22,7 @@ use super::{
     neighbours,
     notifications::{Notification, NotificationInbox},
     presence::{self, OwnPresence, Visibility},
-    record::{self, Change, Place, Record, Times, is_bound},
+    record::{self, Change, LatchedRecord, Record, Times, is_bound},
     spares::{Spare, Spares},
     watchers::Watchers,
 };
@@ -52,8 +52,8 @@ pub(super) struct FileInstance {
     pub(super) inbox: Arc<NotificationInbox>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) boot: String,
-    /// The directory that the machine lacked when `file:` led this instance to the user's own.
-    pub(super) machine: Option<PathBuf>,
+    /// The machine's directory, if it did not exist when this instance opened.
+    pub(super) missing_machine_directory: Option<PathBuf>,
     /// Whether the last operation was slow.
     pub(super) slow: AtomicBool,
 }
@@ -120,11 +120,11 @@ impl SeenPresences {
 }
 
 impl FileInstance {
-    /// Runs the rule on one resource; `None` when the latch is not free within the wait.
+    /// Runs the model on one resource; `None` when the latch is not free within the wait.
     pub(super) fn operate<T>(
         &self,
         scope: &OperationScope<'_>,
-        rule: impl FnOnce(&mut State, &Context<'_>, &mut Effects) -> T,
+        decide: impl FnOnce(&mut State, &Context<'_>, &mut Effects) -> T,
     ) -> Result<Option<T>> {
         let taken = self.latches.take(latch::number(scope.resource), scope.wait);
         let Some(mut latch) = taken.map_err(|error| error.about(scope.resource))? else { return Ok(None) };
@@ -133,10 +133,10 @@ impl FileInstance {
             Visibility::Removed { .. } if scope.if_removed == IfRemoved::Refuse => {
                 Err(self.own.removal().about(scope.resource))
             }
-            _ => self.perform(&mut latch, scope, rule),
+            _ => self.perform(&mut latch, scope, decide),
         };
         latch.unlock();
-        self.announce(found);
+        self.on_removal(found);
         let OperationResult { answer, notifications, ended, left, ask_again, seen } = done?;
         for (to, notification) in notifications {
             if to == self.own.id() {
@@ -163,13 +163,13 @@ impl FileInstance {
     /// Returns whether our presence was removed.
     pub(super) fn is_removed(&self) -> bool {
         self.own.check().is_ok_and(|found| {
-            self.announce(found);
+            self.on_removal(found);
             found != Visibility::Yes
         })
     }
 
-    /// Has every lease renewed when our presence is first found to be removed.
-    fn announce(&self, found: Visibility) {
+    /// On the first detection, makes the engine renew, and so lose, every lease.
+    fn on_removal(&self, found: Visibility) {
         if found == (Visibility::Removed { first: true }) {
             tracing::error!(error = %self.own.removal(), "every lease of this instance is lost");
             self.inbox.hints.send(Hint::Missed);
@@ -180,18 +180,18 @@ impl FileInstance {
         &self,
         latch: &mut Latch<'_>,
         scope: &OperationScope<'_>,
-        rule: impl FnOnce(&mut State, &Context<'_>, &mut Effects) -> T,
+        decide: impl FnOnce(&mut State, &Context<'_>, &mut Effects) -> T,
     ) -> Result<OperationResult<T>> {
         let OperationScope { resource, callers, .. } = *scope;
         let times = self.times();
         let path = self.directory.record(resource);
-        let mut place = Place { directory: &self.directory, resource, latch, path };
-        let (mut record, mut file) = record::load(&mut place, &times)?;
+        let mut latched = LatchedRecord { directory: &self.directory, resource, latch, path };
+        let (mut record, mut file) = record::load(&mut latched, &times)?;
         let before = CallersBefore::new(&record.state, callers);
         let fence_before = record.state.last_fence;
         let mut effects = Effects::default();
         let mut seen = SeenPresences::default();
-        let answer = self.run(&mut record, &times, &mut effects, &mut seen, rule);
+        let answer = self.run(&mut record, &times, &mut effects, &mut seen, decide);
 
         let changed = before.changed(&mut record.state, &effects);
         let mut left = None;
@@ -200,15 +200,15 @@ impl FileInstance {
         } else {
             neighbours::with_new_neighbours(&record)
         };
-        if record.revived || !changed.is_empty() || !effects.is_empty() {
+        if record.from_earlier_boot || !changed.is_empty() || !effects.is_empty() {
             let change = Change { entries: &changed, fence_issued: record.state.last_fence > fence_before };
-            left = record::replace(&mut place, &self.spares, &mut record, &mut file, &change, &times)?;
-            record.revived = false;
+            left = record::replace(&mut latched, &self.spares, &mut record, &mut file, &change, &times)?;
+            record.from_earlier_boot = false;
         }
 
         let (notifications, ended) = self.publish(resource, callers, &mut record, &mut effects, &neighbours, &times);
         let ask_again = self.death_watch.follow(resource, neighbours::watched_by(self.own.id(), &record));
-        record::keep(place.latch, resource, record, file);
+        record::keep(latched.latch, resource, record, file);
         self.slow.store(self.clock.now().since(times.now) > SLOW, Ordering::Relaxed);
         Ok(OperationResult { answer, notifications, ended, left, ask_again, seen })
     }
@@ -219,7 +219,7 @@ impl FileInstance {
         times: &Times<'_>,
         effects: &mut Effects,
         seen: &mut SeenPresences,
-        rule: impl FnOnce(&mut State, &Context<'_>, &mut Effects) -> T,
+        decide: impl FnOnce(&mut State, &Context<'_>, &mut Effects) -> T,
     ) -> T {
         let Record { state, owners, .. } = record;
         let seen = RefCell::new(seen);
@@ -234,7 +234,7 @@ impl FileInstance {
                 _ => Presence::Own,
             }
         };
-        let answer = rule(state, &Context { now: times.now, wall: times.wall, presence: &look }, effects);
+        let answer = decide(state, &Context { now: times.now, wall: times.wall, presence: &look }, effects);
         if let Some(last) = state.entries.last() {
             owners.entry(last.id).or_insert(self.own.id());
         }

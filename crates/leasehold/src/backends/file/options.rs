@@ -16,8 +16,8 @@ pub struct FileOptions {
     pub root: PathBuf,
     /// The sub-directory in use: leases of two namespaces never meet.
     pub namespace: String,
-    /// The mode of files in a new directory; directories get the matching x bits. `0o600` by default, and that
-    /// of the directory in the machine-wide one.
+    /// The mode of files in a new directory; directories get the matching x bits. Defaults to `0o600`; in the
+    /// machine-wide directory, follows that directory's mode.
     ///
     /// A directory that exists keeps its mode; asking for another one is an error.
     pub mode: Option<u32>,
@@ -30,7 +30,7 @@ pub struct FileOptions {
 }
 
 impl FileOptions {
-    /// What the URL says: `file:`, `file:///path`, `file:/path?mode=0660&fsync=1`.
+    /// Parses a URL: `file:`, `file:///path`, `file:/path?mode=0660&fsync=1`.
     ///
     /// Without a path it means `/var/lib/leasehold` where that is there; else the state directory of the user,
     /// `$XDG_STATE_HOME/leasehold` or `$HOME/.local/state/leasehold`. See [`DefaultPlace`].

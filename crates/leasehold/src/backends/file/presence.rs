@@ -202,7 +202,7 @@ fn make_fifo(directory: &Directory, path: &Path) -> io::Result<File> {
     if !made.file_type().is_fifo() || made.nlink() != 1 {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "another file was put in its place"));
     }
-    directory.hand_over(&fifo)?;
+    directory.set_owner_and_mode(&fifo)?;
     Ok(fifo)
 }
 
@@ -216,18 +216,18 @@ pub(super) fn means_dead(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::NXIO | Errno::NOENT))
 }
 
-/// Returns whether the instance with this presence lives.
+/// The presence of the instance with this id.
 pub(super) fn look(directory: &Directory, id: Uuid) -> Presence {
     find(directory, id).0
 }
 
-/// Returns whether the instance with this presence lives, and its open FIFO.
+/// The same, and its FIFO if it could be opened.
 pub(super) fn find(directory: &Directory, id: Uuid) -> (Presence, Option<File>) {
     let path = directory.presence(id);
     match open(&path) {
         Ok(fifo) => (Presence::Present, Some(fifo)),
         Err(error) if means_dead(&error) => {
-            // A FIFO gets its final name once it is held, and no name is used twice: dead is for ever.
+            // A FIFO is renamed only once open and names are never reused, so a dead instance stays dead.
             let _tidied = fs::remove_file(&path);
             (Presence::Dead, None)
         }

@@ -1,7 +1,8 @@
-//! The record of a resource: the rule's state and whose each entry is, in one file that is written as a whole.
+//! The record of a resource: the model's state and whose each entry is, in one file that is written as a whole.
 //!
 //! An instance keeps the last record open that it read or wrote under a latch:
-//! while the name leads to that file and it holds the same, nothing is decoded.
+//! while the path refers to that file and its content is unchanged, nothing is
+//! decoded.
 
 use std::{
     collections::HashMap,
@@ -37,8 +38,8 @@ pub(super) struct Record {
     pub(super) owners: HashMap<LeaseId, Uuid>,
     /// The entries as the file has them, in order.
     pub(super) lines: Vec<EntryText>,
-    /// The file counts by the clock of the machine's former life and must be written anew.
-    pub(super) revived: bool,
+    /// Whether the file's times are of an earlier boot, so that it must be written anew.
+    pub(super) from_earlier_boot: bool,
     /// The newest fence of the latch, if this operation has read it.
     pub(super) latch_fence: Option<Fence>,
 }
@@ -72,8 +73,8 @@ pub(super) struct CachedRecord {
     record: Record,
 }
 
-/// The place of a record, for an operation that has its latch.
-pub(super) struct Place<'a, 'l> {
+/// A record's path and its latch, which the operation has taken.
+pub(super) struct LatchedRecord<'a, 'l> {
     pub(super) directory: &'a Directory,
     pub(super) resource: &'a Resource,
     pub(super) latch: &'a mut Latch<'l>,
@@ -81,8 +82,8 @@ pub(super) struct Place<'a, 'l> {
 }
 
 /// Returns the record of the resource; an absent one is empty. Its fence is the newest that the resource had.
-pub(super) fn load(place: &mut Place<'_, '_>, times: &Times<'_>) -> Result<(Record, Option<RecordFile>)> {
-    let Place { directory, resource, latch, path } = place;
+pub(super) fn load(latched: &mut LatchedRecord<'_, '_>, times: &Times<'_>) -> Result<(Record, Option<RecordFile>)> {
+    let LatchedRecord { directory, resource, latch, path } = latched;
     let cannot_read = |error| cannot("read", path, error).about(resource);
     let mut known = Record::default();
     if let Some(CachedRecord { mut file, record, .. }) =
@@ -90,7 +91,7 @@ pub(super) fn load(place: &mut Place<'_, '_>, times: &Times<'_>) -> Result<(Reco
     {
         let found = record_file::identity(path);
         if file.is(found) {
-            let Some(bytes) = file.changed().map_err(cannot_read)? else { return Ok((record, Some(file))) };
+            let Some(bytes) = file.reload_if_changed().map_err(cannot_read)? else { return Ok((record, Some(file))) };
             let (_, record) = decode::record(bytes, path, times, record)?;
             return Ok((with_newest_fence(record, latch)?, Some(file)));
         }
@@ -114,9 +115,9 @@ pub(super) fn load(place: &mut Place<'_, '_>, times: &Times<'_>) -> Result<(Reco
     Ok((with_newest_fence(record, latch)?, Some(file)))
 }
 
-/// A power loss may have brought an older record back.
+/// Raises the fence to the latch's: after a power loss the record may be older.
 fn with_newest_fence(mut record: Record, latch: &Latch<'_>) -> Result<Record> {
-    if record.revived {
+    if record.from_earlier_boot {
         record.state.last_fence = record.state.last_fence.max(latch.fence()?);
     }
     Ok(record)
@@ -153,14 +154,14 @@ pub(super) struct Change<'a> {
 /// `file` becomes the new one; returns a file that is left to be removed. The order makes it safe to die anywhere: a
 /// full disk shows before the record changes, and a fence is stored before anyone can have it.
 pub(super) fn replace(
-    place: &mut Place<'_, '_>,
+    latched: &mut LatchedRecord<'_, '_>,
     spares: &Spares,
     record: &mut Record,
     file: &mut Option<RecordFile>,
     change: &Change<'_>,
     times: &Times<'_>,
 ) -> Result<Option<Spare>> {
-    let Place { directory, resource, latch, path } = place;
+    let LatchedRecord { directory, resource, latch, path } = latched;
     let newest = record.state.last_fence;
     let latch_fence = record.latch_fence.take();
     let raise = |latch: &Latch<'_>| {
@@ -225,7 +226,7 @@ fn remove(path: &Path, file: RecordFile, latch: &mut Latch<'_>, spares: &Spares)
 /// Writes a record to a file out of use, or to a new one.
 fn write_aside(directory: &Directory, bytes: &[u8], spares: &Spares) -> Result<Spare> {
     let spare = if RecordFile::fits(bytes.len()) { spares.take() } else { None };
-    // Whoever removed or replaced it by hand must not get an old record into its place.
+    // Skip a spare that was removed or replaced by hand.
     let spare = spare.filter(|spare| spare.file.has_name(&spare.name));
     let (written, name) = if let Some(Spare { mut file, name }) = spare {
         (file.write(directory, bytes).map(|()| file), name)
@@ -245,7 +246,7 @@ fn write_aside(directory: &Directory, bytes: &[u8], spares: &Spares) -> Result<S
 /// What became of the file that had the record's name before.
 #[derive(PartialEq, Eq)]
 enum Put {
-    /// The record's former file has its name now.
+    /// The old file now has the temporary name.
     Exchanged,
     Renamed,
 }

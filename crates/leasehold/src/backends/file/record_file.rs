@@ -83,8 +83,8 @@ impl RecordFile {
         found == Some(self.identity)
     }
 
-    /// Returns what the file holds if that has changed since it was read or written.
-    pub(super) fn changed(&mut self) -> io::Result<Option<&[u8]>> {
+    /// Reads the file again; returns its content if that has changed since it was last read or written.
+    pub(super) fn reload_if_changed(&mut self) -> io::Result<Option<&[u8]>> {
         if self.content.is_empty() {
             return Ok(None);
         }
@@ -99,7 +99,7 @@ impl RecordFile {
 
     /// Returns what the file holds, which is at most a page.
     pub(super) fn read_again(&mut self) -> io::Result<&[u8]> {
-        self.changed()?;
+        self.reload_if_changed()?;
         Ok(&self.content)
     }
 

@@ -15,12 +15,12 @@ use super::{
 };
 use crate::Result;
 
-/// Removes what a power loss tore, once in each life of the machine.
+/// Removes what a power loss tore, once per boot.
 ///
 /// Records are not forced to the disk by default, so that a power loss may
 /// leave empty ones. No process that had a lease on them is alive; to ask a
-/// person to look at each would only keep locks from being used. In the same
-/// life nothing tears a record, and garbage stays an error.
+/// person to look at each would only keep locks from being used. Within one
+/// boot nothing tears a record, and garbage stays an error.
 pub(super) fn recover(directory: &Arc<Directory>, boot: &str) -> Result<()> {
     if is_known(directory, boot) {
         return Ok(());

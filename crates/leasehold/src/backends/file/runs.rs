@@ -1,4 +1,4 @@
-//! Run records: a line for each report, folded into a line for each name once the file is large.
+//! Run records: a line for each report, compacted to a line for each name once the file is large.
 
 use std::{
     fs::{self, File},
@@ -23,8 +23,8 @@ use crate::{
     lease::{Names, RunRecord, RunReport, Timestamp},
 };
 
-/// The lines are folded at this size, which ten thousand names of any length stay below.
-const FOLD_AT: u64 = 8 << 20;
+/// The lines are compacted at this size, which ten thousand names of any length stay below.
+const COMPACT_AT: u64 = 8 << 20;
 
 /// Appends the reports.
 pub(super) fn record(directory: &Directory, reports: &[RunReport], now: Timestamp) -> Result<()> {
@@ -37,13 +37,13 @@ pub(super) fn record(directory: &Directory, reports: &[RunReport], now: Timestam
     };
     let failed = |error| cannot("write", &path, error);
     let file = append(reports).map_err(failed)?;
-    if file.len() >= FOLD_AT
-        && let Err(error) = fold(directory, now)
+    if file.len() >= COMPACT_AT
+        && let Err(error) = compact(directory, now)
     {
         // The reports are written; the next ones try again.
-        tracing::warn!(error = format_args!("{error:#}"), "the records of runs could not be folded");
+        tracing::warn!(error = format_args!("{error:#}"), "the records of runs could not be compacted");
     }
-    // Whoever folds copies what it finds in the old file after the rename, and may have looked before our write.
+    // Whoever compacts copies what it finds in the old file after the rename, and may have looked before our write.
     let successes: Vec<RunReport> = reports.iter().filter(|report| report.success).cloned().collect();
     if !successes.is_empty() && record_file::identity(&path) != Some((file.dev(), file.ino())) {
         append(&successes).map_err(failed)?;
@@ -90,7 +90,7 @@ fn lines(records: impl Iterator<Item = RunRecord>) -> io::Result<Vec<u8>> {
 }
 
 /// Replaces the file by one with a line for each name. A skip that is reported meanwhile may be lost, a success is not.
-fn fold(directory: &Directory, now: Timestamp) -> Result<()> {
+fn compact(directory: &Directory, now: Timestamp) -> Result<()> {
     let guard = directory.latch(latch::HISTORY);
     let lock = safe_open::regular(File::options().read(true).write(true), &guard);
     let lock = lock.map_err(|error| cannot("open", &guard, error))?;
@@ -99,14 +99,14 @@ fn fold(directory: &Directory, now: Timestamp) -> Result<()> {
     }
     let path = directory.runs();
     let aside = path.with_file_name(format!("{}{}", layout::UNFINISHED, Uuid::new_v4().simple()));
-    // Another process may have folded it since.
-    let is_large = fs::symlink_metadata(&path).is_ok_and(|file| file.len() >= FOLD_AT);
-    let folded = if is_large { replace(directory, &aside, now) } else { Ok(()) };
-    if folded.is_err() {
+    // Another process may have compacted it since.
+    let is_large = fs::symlink_metadata(&path).is_ok_and(|file| file.len() >= COMPACT_AT);
+    let compacted = if is_large { replace(directory, &aside, now) } else { Ok(()) };
+    if compacted.is_err() {
         let _not_made_or_renamed = fs::remove_file(&aside);
     }
     let _closing_unlocks = lock.unlock();
-    folded.map_err(|error| cannot("replace", &path, error))
+    compacted.map_err(|error| cannot("replace", &path, error))
 }
 
 fn replace(directory: &Directory, aside: &Path, now: Timestamp) -> io::Result<()> {

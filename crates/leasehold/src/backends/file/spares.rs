@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use super::{presence::OwnPresence, record_file::RecordFile};
 
 /// The most files that an instance leaves in the directory.
-const MOST: usize = 4;
+const MAX_SPARES: usize = 4;
 
 /// The files out of use of one instance.
 #[derive(Debug)]
@@ -57,13 +57,13 @@ impl Spares {
 
     /// Returns whether another file is worth keeping.
     pub(super) fn has_room(&self) -> bool {
-        self.files.lock().len() < MOST
+        self.files.lock().len() < MAX_SPARES
     }
 
     /// Keeps a file for the next operation; returns it if it is to be removed.
     pub(super) fn keep(&self, spare: Spare) -> Option<Spare> {
         let mut files = self.files.lock();
-        if files.len() >= MOST || !spare.file.is_reusable() {
+        if files.len() >= MAX_SPARES || !spare.file.is_reusable() {
             return Some(spare);
         }
         files.push(spare);

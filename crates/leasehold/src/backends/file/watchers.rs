@@ -62,7 +62,7 @@ impl Watchers {
     /// Takes the first free line.
     fn join(&self) -> Result<u64> {
         let path = self.directory.watchers();
-        // Opened for itself: a lock belongs to an open file, and two threads would share ours.
+        // Opened again: flock belongs to the open file, and threads sharing it would not exclude each other.
         let locked = safe_open::regular(File::options().read(true).write(true), &path);
         let locked = locked.map_err(|error| cannot("open", &path, error))?;
         latch::lock_within(&locked, &path, latch::PATIENCE)?;

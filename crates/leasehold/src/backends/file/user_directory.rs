@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::{
     DefaultPlace, FileOptions, decode,
     directory::files,
-    errors::{barrier, cannot},
+    errors::{blocked_directory, cannot},
     presence,
     record::{Record, Times, is_bound},
     safe_open,
@@ -21,7 +21,7 @@ use super::{
 use crate::{Error, Result, model::Entry};
 
 /// The most processes that an error names.
-const NAMED: usize = 8;
+const MAX_NAMED_PROCESSES: usize = 8;
 
 /// Fails while processes or leases of this user live where `file:` led before the machine had a directory.
 pub(super) fn refuse_while_used(options: &FileOptions, boot: &str) -> Result<()> {
@@ -40,7 +40,7 @@ pub(super) fn refuse_while_used(options: &FileOptions, boot: &str) -> Result<()>
     if living.is_empty() && leases.is_empty() {
         return Ok(());
     }
-    let processes = living.iter().flat_map(|(_, path)| presence::processes(path)).take(NAMED);
+    let processes = living.iter().flat_map(|(_, path)| presence::processes(path)).take(MAX_NAMED_PROCESSES);
     let processes = processes.map(|pid| format!("process {pid}"));
     let found: Vec<String> = processes.chain(leases.into_iter().map(|lease| format!("lock {lease}"))).collect();
     Err(Error::unavailable(format!(
@@ -55,11 +55,12 @@ pub(super) fn refuse_while_used(options: &FileOptions, boot: &str) -> Result<()>
 /// Whether the directory is in one of another user that this user may not enter: `sudo -u app` can leave `$HOME` as it
 /// was, and nothing of this user is there.
 fn is_of_another(directory: &Path) -> bool {
-    let owner = barrier(directory).and_then(|barrier| fs::metadata(barrier).ok()).map(|found| found.uid());
+    let owner = blocked_directory(directory).and_then(|blocked| fs::metadata(blocked).ok()).map(|found| found.uid());
     owner.is_some_and(|owner| owner != geteuid().as_raw())
 }
 
-/// Fails once the machine has a directory: this instance is in the user's place, and others meet there.
+/// Fails once the machine has a directory: this instance is in the user's place, and new instances use the machine's
+/// directory.
 pub(super) fn refuse_if_machine_has_place(machine: Option<&Path>) -> Result<()> {
     match machine {
         Some(machine) if fs::symlink_metadata(machine).is_ok() => Err(Error::invalid_config(format!(
@@ -71,8 +72,8 @@ pub(super) fn refuse_if_machine_has_place(machine: Option<&Path>) -> Result<()> 
     }
 }
 
-/// The resources with a lease that a living instance or the clock keeps. Reads only: an instance of our own would
-/// look like one in use.
+/// The resources with a lease that a living instance or the clock keeps. Only reads: opening an instance would itself
+/// count as use.
 fn live_leases(directory: &Path, living: &HashSet<Uuid>, times: &Times<'_>) -> Result<Vec<String>> {
     let mut found = Vec::new();
     // Names with a dot are files out of use.
