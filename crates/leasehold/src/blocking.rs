@@ -10,8 +10,8 @@
 //! # Ok::<(), leasehold::Error>(())
 //! ```
 //!
-//! Leases are renewed on a thread of their own, so the work may block as long
-//! as it likes. Nobody can stop a thread: ask [`Lease::check`] before each write.
+//! The library renews leases on its own thread, so the work may block. It cannot
+//! stop your thread: call [`Lease::check`] before each write.
 
 use std::{fmt, future::Future, ops::Deref, time::Duration};
 
@@ -42,7 +42,8 @@ impl Leasehold {
         wait(crate::Leasehold::connect(url)).map(Self)
     }
 
-    /// The process's own instance: `LEASEHOLD_URL`, else `file:`.
+    /// Returns the instance shared by this process, connected to `LEASEHOLD_URL` (default `file:`) in
+    /// `LEASEHOLD_NAMESPACE` (default `default`).
     pub fn global() -> Result<Self> {
         wait(crate::Leasehold::global()).map(Self)
     }
@@ -87,7 +88,7 @@ impl Leasehold {
         wait(self.0.history(filter))
     }
 
-    /// Releases every lease that this instance holds; returns how many.
+    /// Releases every lease that this instance holds and returns how many were released.
     pub fn release_all(&self) -> Result<usize> {
         wait(self.0.release_all())
     }
@@ -106,7 +107,7 @@ impl From<crate::Leasehold> for Leasehold {
 
 /// A lock or an election whose calls block the calling thread.
 ///
-/// `Blocking::from` makes one of any lock or election, with the options it already has.
+/// `Blocking::from` wraps any lock or election and keeps its options.
 #[derive(Clone, Debug)]
 #[must_use = "nothing happens until it is acquired"]
 pub struct Blocking<P>(P);
@@ -121,7 +122,7 @@ impl Blocking<crate::Lock> {
     lock_options!(self => self.0.options);
     sharing_option!(self => self.0.options);
 
-    /// How many permits of a semaphore to take at once; 1 by default.
+    /// Sets how many permits to take at once; 1 by default.
     pub fn permits(self, permits: u32) -> Self {
         Self(self.0.permits(permits))
     }
@@ -159,7 +160,7 @@ impl Blocking<crate::Lock> {
         self.try_acquire()?.map(|guard| run_under(guard, work)).transpose()
     }
 
-    /// Waits for a lease that no guard releases and nobody renews, to be handed to another process.
+    /// Waits for a lease to hand to another process: no guard releases it, and nobody renews it.
     pub fn acquire_detached(&self) -> Result<Detached> {
         wait(self.0.acquire_detached())
     }
@@ -185,12 +186,12 @@ impl Blocking<crate::All> {
     lock_options!(self => self.0.options);
     sharing_option!(self => self.0.options);
 
-    /// Waits for all of them, within one `wait`.
+    /// Waits for all the locks; `wait` limits the total time.
     pub fn acquire(&self) -> Result<Guards> {
         wait(self.0.acquire()).map(Guards)
     }
 
-    /// Takes all of them if all are free; `None`, and nothing taken, otherwise.
+    /// Takes all the locks if all are free; otherwise takes none and returns `None`.
     pub fn try_acquire(&self) -> Result<Option<Guards>> {
         Ok(wait(self.0.try_acquire())?.map(Guards))
     }
@@ -199,12 +200,12 @@ impl Blocking<crate::All> {
 impl Blocking<crate::Election> {
     lock_options!(self => self.0.options);
 
-    /// What the leader publishes, such as its address; nothing by default.
+    /// Sets the value that the leader publishes, such as its address; none by default.
     pub fn value(self, value: impl Into<String>) -> Self {
         Self(self.0.value(value))
     }
 
-    /// Waits to lead, once. Releasing the guard resigns.
+    /// Waits until elected and leads for one term. Releasing the guard resigns.
     pub fn campaign(&self) -> Result<Guard> {
         wait(self.0.campaign()).map(Guard)
     }
@@ -214,7 +215,7 @@ impl Blocking<crate::Election> {
         Ok(wait(self.0.try_campaign())?.map(Guard))
     }
 
-    /// Who leads now.
+    /// Returns the current leader; `None` if nobody leads.
     pub fn leader(&self) -> Result<Option<crate::Leader>> {
         wait(self.0.leader())
     }
@@ -236,12 +237,12 @@ impl Guard {
         wait(self.0.release_as(outcome))
     }
 
-    /// Moves the end to now + `ttl`.
+    /// Renews the lease for `ttl` from now; later renewals use `ttl` too.
     pub fn renew(&self, ttl: Duration) -> Result<()> {
         wait(self.0.renew(ttl))
     }
 
-    /// Turns a write lock into a read lock, with no moment in between.
+    /// Turns a write lock into a read lock without releasing it in between.
     pub fn downgrade(&self) -> Result<()> {
         wait(self.0.downgrade())
     }
@@ -271,7 +272,7 @@ impl Guards {
         self.0.check()
     }
 
-    /// Releases all of them, the last taken first.
+    /// Releases all of them in reverse order.
     pub fn release(self) -> Result<Released> {
         wait(self.0.release())
     }

@@ -2,7 +2,7 @@
 //!
 //! Deadlines use a clock that runs on while the machine sleeps: a laptop that
 //! was shut for an hour must not wake up believing in its lease. The wall
-//! clock is read for people and to floor the fence, and decides nothing.
+//! clock dates records and sets a lower bound for fences; it never decides expiry.
 
 use std::{
     cell::Cell,
@@ -18,16 +18,16 @@ use tokio::sync::Notify;
 
 use crate::lease::{Moment, Timestamp};
 
-/// A future that ends when a moment is reached.
+/// A future that completes when a moment is reached.
 pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// A source of time: [`SystemClock`], except in tests.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
-    /// The steady clock, running through suspend.
+    /// Reads the steady clock, which keeps running while the machine is suspended.
     fn now(&self) -> Moment;
-    /// The wall clock.
+    /// Reads the wall clock.
     fn wall(&self) -> Timestamp;
-    /// Both readings, for about the price of one.
+    /// Reads both clocks; [`SystemClock`] does so for about the cost of one.
     fn now_and_wall(&self) -> (Moment, Timestamp) {
         (self.now(), self.wall())
     }
@@ -155,7 +155,7 @@ struct Hands {
 }
 
 impl ManualClock {
-    /// A clock that stands at an hour after boot, on a day in 2026.
+    /// Creates a stopped clock: one hour after boot, on a day in 2026.
     pub fn new() -> Self {
         let hands =
             Hands { now: Moment::from_micros(3_600_000_000), wall: Timestamp::from_micros(1_790_000_000_000_000) };

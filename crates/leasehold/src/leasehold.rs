@@ -15,10 +15,10 @@ use crate::{
     threads,
 };
 
-/// One connection to one backend, cheap to clone, and what can be locked on it.
+/// A connection to one backend; create locks and elections from it. Cheap to clone.
 ///
-/// Every call can be awaited on any executor: threads of the library renew the
-/// leases and watch their deadlines, which a blocked runtime cannot starve.
+/// Every call can be awaited on any executor. The library renews leases and watches
+/// their deadlines on its own threads, so a blocked runtime cannot delay them.
 ///
 /// ```
 /// use std::time::Duration;
@@ -54,13 +54,13 @@ impl Leasehold {
     /// [others](crate::backends).
     ///
     /// # Errors
-    /// `InvalidConfig` for a URL that cannot be used, `Unavailable` or
-    /// `PermissionDenied` for a backend that cannot.
+    /// `InvalidConfig` if the URL cannot be used, `Unavailable` if the backend cannot be reached, `PermissionDenied`
+    /// if it refuses access.
     pub async fn connect(url: &str) -> Result<Self> {
         Self::builder().connect(url).await
     }
 
-    /// Chooses namespace, holder and defaults before connecting.
+    /// Returns a builder that sets the namespace, the holder and the defaults.
     pub fn builder() -> Builder {
         Builder {
             namespace: None,
@@ -72,10 +72,11 @@ impl Leasehold {
         }
     }
 
-    /// The process's own instance: `LEASEHOLD_URL` and `LEASEHOLD_NAMESPACE`, else `file:`.
+    /// Returns the instance shared by this process, connected to `LEASEHOLD_URL` (default `file:`) in
+    /// `LEASEHOLD_NAMESPACE` (default `default`).
     ///
     /// # Errors
-    /// As for [`connect`](Self::connect). Neither a failure nor a closed instance is remembered.
+    /// As for [`connect`](Self::connect). After a failure or a close, the next call connects again.
     pub async fn global() -> Result<Self> {
         static GLOBAL: tokio::sync::Mutex<Option<Leasehold>> = tokio::sync::Mutex::const_new(None);
         let mut global = GLOBAL.lock().await;
@@ -107,11 +108,11 @@ impl Leasehold {
         Ok(HistoryPage::new(self.history(&one_more).await?, limit))
     }
 
-    /// Records runs that were skipped because a lock was busy, or that succeeded.
+    /// Records runs of a scheduled job: skipped because its lock was busy, or successful.
     ///
     /// For schedulers: these records show whether a job still runs. Nothing else writes them; a
-    /// [`try_acquire`](crate::Lock::try_acquire) that finds the lock busy leaves no trace. Gather reports where many
-    /// runs end at once, so that a process writes at most once a second.
+    /// [`try_acquire`](crate::Lock::try_acquire) that finds the lock busy leaves no trace. Batch the reports of many
+    /// runs, so that a process writes at most once a second.
     ///
     /// ```
     /// # #[cfg(feature = "memory")]
@@ -139,7 +140,7 @@ impl Leasehold {
     /// ```
     ///
     /// # Errors
-    /// `Unsupported` where [`guarantees`](Self::guarantees) does not have `records_runs`.
+    /// `Unsupported` if [`Guarantees::records_runs`](field@crate::backend::Guarantees::records_runs) is `false`.
     pub async fn record_runs(&self, reports: &[RunReport]) -> Result<()> {
         let reports = reports.to_vec();
         self.ask(CallKind::Read, async move |backend| backend.record_runs(&reports).await).await
@@ -150,20 +151,20 @@ impl Leasehold {
     /// A record is deleted 40 days after its last report.
     ///
     /// # Errors
-    /// `Unsupported` where [`guarantees`](Self::guarantees) does not have `records_runs`.
+    /// `Unsupported` if [`Guarantees::records_runs`](field@crate::backend::Guarantees::records_runs) is `false`.
     pub async fn runs(&self, names: &Names) -> Result<Vec<RunRecord>> {
         let names = names.clone();
         self.ask(CallKind::Read, async move |backend| backend.runs(&names).await).await
     }
 
-    /// Streams the events of these resources, in any process, from now on.
+    /// Streams events about these resources from now on, whichever process causes them.
     pub async fn watch(&self, names: Names) -> Result<EventStream> {
         self.ask(CallKind::Watch, async move |backend| backend.watch(names).await).await
     }
 
     /// Takes the lease with this fence away from its holder.
     ///
-    /// The holder is notified, and may go on until it notices: a store that checks the fence refuses its writes.
+    /// The holder is notified but may keep working until it notices; a store that checks the fence refuses its writes.
     pub async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
         let (resource, reason) = (resource.clone(), reason.to_owned());
         let answer =
@@ -177,17 +178,18 @@ impl Leasehold {
         self.ask(CallKind::Read, async move |backend| backend.examine().await).await
     }
 
-    /// Renews a lease by its handle, also one that another process acquired.
+    /// Renews a lease by its handle, even if another process acquired it.
     pub async fn renew(&self, handle: &LeaseHandle, ttl: Duration) -> Result<Standing> {
         let renewal = Renewal::new(handle.key().clone(), Ttl::new(ttl)?);
         let answer = self.ask(CallKind::Renew, async move |backend| backend.renew(&[renewal]).await).await?;
         Ok(answer.value.first().copied().unwrap_or(Standing::Unknown))
     }
 
-    /// Finds the lease of a handle, also one that another process acquired; `None` if it is no longer held.
+    /// Finds the lease of a handle, even if another process acquired it; `None` if it is no longer held.
     ///
-    /// This only looks. To rely on the lease for some time, [`renew`](Self::renew) it: the answer to that proves that
-    /// it is held, also on a `redlock` with nodes that do not answer, where this shows what may be held.
+    /// This does not renew the lease. Before you rely on it, call [`renew`](Self::renew), whose answer
+    /// [`Standing::Holding`] proves that it is held. On a `redlock` with unreachable nodes, `find` may fail with
+    /// `Unavailable`, because those that answer cannot tell.
     ///
     /// ```
     /// # #[cfg(feature = "memory")]
@@ -206,37 +208,36 @@ impl Leasehold {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub async fn find(&self, handle: &LeaseHandle) -> Result<Option<LeaseRecord>> {
-        // Listings do not show lease ids, which are secret. A fence is granted once.
-        let page = self.list(&ListFilter::new(Names::Exactly(handle.key().resource.clone()))).await?;
-        Ok(page.leases.into_iter().find(|lease| lease.fence() == Some(handle.fence())))
+        let handle = handle.clone();
+        self.ask(CallKind::Read, async move |backend| backend.find(handle.key(), handle.fence()).await).await
     }
 
-    /// Releases a lease by its handle, also one that another process acquired.
+    /// Releases a lease by its handle, even if another process acquired it.
     pub async fn release(&self, handle: &LeaseHandle, outcome: Outcome) -> Result<Released> {
         let key = handle.key().clone();
         let answer = self.ask(CallKind::Release, async move |backend| backend.release(&key, &outcome).await).await?;
         Ok(answer.value)
     }
 
-    /// What the backend guarantees.
+    /// Returns what the backend guarantees.
     pub fn guarantees(&self) -> Guarantees {
         self.0.engine.backend.guarantees()
     }
 
-    /// The backend itself.
+    /// Returns the backend itself.
     pub fn backend(&self) -> &Arc<dyn Backend> {
         &self.0.engine.backend
     }
 
-    /// The name of the holder that others see.
+    /// Returns the holder name that others see.
     pub fn holder(&self) -> &Holder {
         &self.0.defaults.holder
     }
 
-    /// Releases every lease that this instance holds; returns how many.
+    /// Releases every lease that this instance holds and returns how many were released.
     ///
     /// # Errors
-    /// The last failure; the other leases are released all the same.
+    /// The last failure; the other leases are still released.
     pub async fn release_all(&self) -> Result<usize> {
         self.0.engine.release_all().await
     }
@@ -244,7 +245,7 @@ impl Leasehold {
     /// Shuts down gracefully: ends every wait, releases every lease, and completes when nothing is left to do.
     ///
     /// # Errors
-    /// A lease that could not be released; it expires.
+    /// Fails if a lease could not be released; that lease ends by itself, with its ttl or with this instance.
     pub async fn close(&self) -> Result<()> {
         self.0.engine.close().await
     }
@@ -287,7 +288,7 @@ impl fmt::Debug for Leasehold {
     }
 }
 
-/// Chooses namespace, holder and defaults before connecting.
+/// Configures a [`Leasehold`] before it connects.
 #[derive(Clone)]
 #[must_use = "nothing happens until it connects"]
 pub struct Builder {
@@ -300,43 +301,43 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Separates applications on one backend; `default` by default.
+    /// Sets the namespace, which separates applications on one backend; `default` by default.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = Some(namespace.into());
         self
     }
 
-    /// The name of the holder that others see; unique for each instance by default.
+    /// Sets the holder name that others see; unique for each instance by default.
     pub fn holder(mut self, holder: Holder) -> Self {
         self.holder = Some(holder);
         self
     }
 
-    /// The ttl of leases that do not choose one; 30 s by default.
+    /// Sets the ttl of leases that do not choose one; 30 s by default.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// How long locks wait unless they choose otherwise; 10 s by default.
+    /// Sets how long locks wait unless they choose otherwise; 10 s by default.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = Wait::For(wait);
         self
     }
 
-    /// Lets locks wait without end unless they choose otherwise.
+    /// Sets no limit on how long locks wait unless they choose otherwise.
     pub fn wait_forever(mut self) -> Self {
         self.wait = Wait::Forever;
         self
     }
 
-    /// How long connecting may take; 3 s by default.
+    /// Sets how long connecting may take; 3 s by default.
     pub fn connect_limit(mut self, limit: Duration) -> Self {
         self.connect_limit = limit;
         self
     }
 
-    /// The clock to use; the machine's own by default.
+    /// Sets the clock; the machine's own by default.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
         self
@@ -364,11 +365,11 @@ impl Builder {
         self.on(backend)
     }
 
-    /// Opens an instance on a backend that is connected already, one of your own included.
+    /// Opens an instance on a backend that is already connected, which may be one of your own.
     ///
     /// # Errors
-    /// `InvalidConfig` if a namespace is set: that of the backend counts; `Unavailable` if the library's threads cannot
-    /// be started.
+    /// `InvalidConfig` if a namespace is set: the backend already has one; `Unavailable` if the library's threads
+    /// cannot be started.
     pub fn open(self, backend: Arc<dyn Backend>) -> Result<Leasehold> {
         if self.namespace.is_some() {
             return Err(Error::invalid_config(

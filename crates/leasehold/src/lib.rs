@@ -1,5 +1,5 @@
 //! One lock, many machines: name a resource and a backend, and run something
-//! in exactly one place at a time.
+//! in one place at a time.
 //!
 //! ```
 //! use leasehold::Leasehold;
@@ -28,13 +28,14 @@
 //! | [`Leasehold::election`] | one leader, with callbacks and a published value |
 //! | [`Leasehold::all`] | several mutexes, all or nothing, without deadlock |
 //!
-//! Each resource has one queue, first come, first served. A release hands the
-//! lock to the next waiter directly: nobody polls.
+//! Each resource has one queue. Waiters are served in order, and a release hands
+//! the lock directly to the next one. On `redlock:` the order is not promised;
+//! behind a pooler that cannot notify, waiters poll.
 //!
 //! # How a lease lives
 //!
 //! What you hold is a *lease*: it lasts for its `ttl` (30 s by default) and is
-//! renewed automatically after each third of that, until you release the
+//! renewed automatically every third of that time, until you release the
 //! [`Guard`]. If the process dies, the lease ends and the next in line gets it:
 //! after the ttl, or at once on `file:`, where the kernel reports the death.
 //!
@@ -102,16 +103,16 @@
 //! caller's span, `release lock` and `renew lock` (failures, and one success in twenty) within `hold lock`,
 //! `campaign leader` and `lead` for elections. Their targets are `leasehold::acquire`, `::hold`, `::release`,
 //! `::renew` and `::election`. A lost lease is logged as an error, a renewal that fails as a warning; a busy lock
-//! is neither.
+//! is not logged.
 //!
-//! With the feature `metrics`, the `metrics` facade gets these, each with the label `backend`:
+//! With the feature `metrics`, the library reports these metrics, each with the label `backend`:
 //!
 //! | | labels | |
 //! |---|---|---|
 //! | `leasehold_acquire_total`, `leasehold_acquire_wait_seconds` | `mode`, `outcome` | attempts, and how long they took |
 //! | `leasehold_hold_seconds` | `mode`, `end` | how long leases were held |
 //! | `leasehold_lost_total` | `mode`, `reason` | leases lost while they were held: alert on it |
-//! | `leasehold_renew_total`, `leasehold_renew_slack_seconds` | `mode`, `outcome` of the first | renewals, and the time that was left |
+//! | `leasehold_renew_total`, `leasehold_renew_slack_seconds` | `mode`; `leasehold_renew_total` also `outcome` | renewals, and the time that was left |
 //! | `leasehold_release_total` | `mode`, `outcome` | releases |
 //! | `leasehold_evict_total` | | evictions by this process |
 //! | `leasehold_locks_held`, `leasehold_waiters` | `mode` | leases held and callers waiting now |
@@ -122,14 +123,15 @@
 //!
 //! # Errors
 //!
-//! One [`Error`] with a [`kind`](Error::kind) names the resource, the backend,
-//! who holds it and what to do. `Err` means that a call could not be carried
-//! out: those that ask whether a lock is free return the answer as a value.
+//! Every [`Error`] has a [`kind`](Error::kind); where they matter, its message
+//! names the resource, the backend, the holder and what to do. `Err` means that a
+//! call could not be carried out. Calls that ask whether a lock is free return the
+//! answer as a value.
 //!
 //! # Features
 //!
-//! `memory` and `file`, both on by default, `postgres`, `redis` and `redlock`; each backend is one feature,
-//! and `all-backends` is all of them.
+//! Each backend is a feature: `memory` and `file` (both on by default), `postgres`, `redis` and `redlock`.
+//! `all-backends` enables all of them.
 //! `metrics` reports to the facade of that name.
 //!
 //! # Further reading
@@ -157,7 +159,7 @@ pub use lease::{
 pub use leasehold::{Builder, Leasehold};
 pub use primitives::{All, Candidate, Detached, Election, Guards, Leader, Lock, Observer};
 
-/// The long pages, kept with the code they describe.
+/// Guides and the changelog.
 #[cfg(doc)]
 pub mod _docs {
     #[doc = include_str!("../docs/choosing.md")]

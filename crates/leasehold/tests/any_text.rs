@@ -46,7 +46,7 @@ proptest! {
     }
 
     #[test]
-    fn no_name_or_handle_panics(text in prop_oneof![".{0,300}", "lh1_[0-9a-f]{0,80}"]) {
+    fn no_name_or_handle_panics(text in prop_oneof![".{0,300}", "lh2_[0-9a-f]{0,80}"]) {
         if let Ok(handle) = text.parse::<LeaseHandle>() {
             prop_assert_eq!(handle.to_string().parse::<LeaseHandle>().ok(), Some(handle));
         }

@@ -13,13 +13,13 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Pauses of up to `first`, doubling to at most `most`.
+    /// Creates a backoff with pauses of up to `first`, doubling to at most `most`.
     pub fn new(first: Duration, most: Duration) -> Self {
         let first = first.min(most);
         Self { first, next: first, most }
     }
 
-    /// How long to pause before the next try; the span doubles each time.
+    /// Returns how long to pause before the next try; the span doubles each time.
     pub fn pause(&mut self) -> Duration {
         let span = self.next;
         self.next = span.saturating_mul(2).min(self.most);

@@ -8,20 +8,20 @@ use crate::{
 
 /// Receives the effects of an operation, in the order in which they happened.
 pub trait Audience {
-    /// A hint for the instance that requested this lease.
+    /// Sends a hint to the instance that requested this lease.
     fn hint(&mut self, id: LeaseId, hint: Hint);
 
     /// Returns whether anyone watches; without watchers no event is made.
     fn wants_events(&self) -> bool;
 
-    /// An event for those who watch.
+    /// Publishes an event to watchers.
     fn event(&mut self, event: Event);
 
-    /// The history of a lease that ended.
+    /// Records a lease that ended.
     fn ended(&mut self, id: LeaseId, ended: EndedLease);
 }
 
-/// An audience that only collects, for a backend that reports once its write has succeeded.
+/// An [`Audience`] that collects effects, for a backend that reports them after its write succeeds.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct News {
@@ -35,7 +35,7 @@ pub struct News {
 }
 
 impl News {
-    /// Collects events only if somebody watches this hub.
+    /// Creates an empty collection; it collects events only if somebody watches this hub.
     pub fn new(events: &EventHub) -> Self {
         Self { watched: !events.is_idle(), ..Self::default() }
     }

@@ -54,7 +54,7 @@ struct Watcher {
 }
 
 impl EventHub {
-    /// A hub without streams.
+    /// Creates a hub without streams.
     pub fn new() -> Self {
         Self::default()
     }
@@ -80,7 +80,7 @@ impl EventHub {
         }
     }
 
-    /// A stream of what happens to these resources from now on.
+    /// Returns a stream of what happens to these resources from now on.
     pub fn watch(&self, names: Names) -> EventStream {
         let watcher = Arc::new(Watcher { names, queue: LossyQueue::new(LIMIT) });
         let mut watchers = self.0.watchers.lock();

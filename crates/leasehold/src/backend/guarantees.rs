@@ -17,24 +17,24 @@ pub struct Guarantees {
     pub reach: Reach,
     /// What ends the lease of a holder that died.
     pub liveness: Liveness,
-    /// Waiters are served in the order they came.
+    /// Whether waiters are served in order.
     pub fifo: bool,
-    /// A grant is pushed to its waiter; without this the engine asks at intervals.
+    /// Whether grants are pushed to waiters; otherwise the engine polls.
     pub pushes: bool,
-    /// Fences rise over every grant of a resource, as long as the backend keeps its data.
+    /// Whether fences rise over every grant of a resource, as long as the backend keeps its data.
     pub fences: bool,
-    /// A lease outlives a restart of the backend.
+    /// Whether a lease outlives a restart of the backend.
     pub survives_restart: bool,
-    /// Skipped and successful runs are remembered; see [`Inspect::record_runs`](super::Inspect::record_runs).
+    /// Whether skipped and successful runs are recorded; see [`Inspect::record_runs`](super::Inspect::record_runs).
     pub records_runs: bool,
-    /// How many renewals go into one call.
+    /// How many renewals go into one call at most.
     pub renew_batch: usize,
     /// How long an attached lease is valid after the last answer, even if its ttl is longer.
     pub silence_limit: Option<Duration>,
 }
 
 impl Guarantees {
-    /// The usual promises of a backend of this kind, reach and liveness.
+    /// Creates the usual promises of a backend of this kind, reach and liveness.
     pub const fn new(kind: &'static str, reach: Reach, liveness: Liveness) -> Self {
         Self {
             kind,
@@ -50,28 +50,28 @@ impl Guarantees {
         }
     }
 
-    /// Returns whether grants are pushed; `true` by default.
+    /// Sets whether grants are pushed; `true` by default.
     #[must_use]
     pub const fn pushes(mut self, pushes: bool) -> Self {
         self.pushes = pushes;
         self
     }
 
-    /// Returns whether a lease outlives a restart of the backend; `false` by default.
+    /// Sets whether a lease outlives a restart of the backend; `false` by default.
     #[must_use]
     pub const fn survives_restart(mut self, survives: bool) -> Self {
         self.survives_restart = survives;
         self
     }
 
-    /// Returns whether skipped and successful runs are remembered; `false` by default.
+    /// Sets whether skipped and successful runs are recorded; `false` by default.
     #[must_use]
     pub const fn records_runs(mut self, records: bool) -> Self {
         self.records_runs = records;
         self
     }
 
-    /// How many renewals go into one call; 256 by default.
+    /// Sets how many renewals go into one call at most; 256 by default.
     #[must_use]
     pub const fn renew_batch(mut self, most: usize) -> Self {
         self.renew_batch = most;

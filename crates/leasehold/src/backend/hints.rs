@@ -30,7 +30,7 @@ pub enum Hint {
         id: LeaseId,
         /// The fence of the grant.
         fence: Fence,
-        /// The grant ends within seconds unless a renewal confirms it.
+        /// Whether the grant ends within seconds unless a renewal confirms it.
         provisional: bool,
     },
     /// This lease may have been taken away.
@@ -48,7 +48,7 @@ pub enum Hint {
 }
 
 impl Hint {
-    /// A grant that its waiter may believe.
+    /// Creates a `Granted` hint that needs no confirmation.
     pub const fn granted(id: LeaseId, fence: Fence) -> Self {
         Self::Granted { id, fence, provisional: false }
     }
@@ -81,7 +81,7 @@ enum Sink {
 }
 
 impl HintSender {
-    /// A sender without readers.
+    /// Creates a sender without readers.
     pub fn new() -> Self {
         Self::default()
     }
@@ -101,7 +101,7 @@ impl HintSender {
         }
     }
 
-    /// A reader of what is sent from now on.
+    /// Returns a reader of what is sent from now on.
     pub fn subscribe(&self) -> Hints {
         let queue = Arc::new(LossyQueue::new(LIMIT));
         let id = self.0.add(Sink::Queue(Arc::clone(&queue)));
@@ -140,7 +140,7 @@ pub struct Hints {
 }
 
 impl Hints {
-    /// The next hint; `None` when the backend is gone.
+    /// Returns the next hint; `None` if the backend is gone.
     ///
     /// # Cancel safety
     /// A dropped call loses nothing.

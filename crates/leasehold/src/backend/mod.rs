@@ -1,4 +1,4 @@
-//! To write a backend: the [`Backend`] trait, and what helps to implement it.
+//! The [`Backend`] trait and helpers for implementing it.
 //!
 //! Programs that only lock need nothing from here.
 //!
@@ -14,12 +14,12 @@
 //!   moves its end, so that an unanswered request is settled by sending it again.
 //! - `renew` and `release` go by the lease id, never by the name alone.
 //! - Hints may be lost, doubled, or arrive before the reply they belong to.
-//!   Losing all of them costs latency only: the next renewal says the same.
+//!   Losing all of them only adds latency: the next renewal returns the same information.
 //! - A dropped future may or may not have done its work; never half of it.
 //! - A corrupt record affects only its own lease: `renew` answers
 //!   [`Standing::Unknown`] for that one and goes on.
 //!
-//! What helps is written once for all backends:
+//! Helpers for all backends:
 //! [`Backoff`], [`HintSender`], [`EventHub`], [`Coalescer`], [`publish`]
 //! (effects of the rule as hints, events and history), [`News`] (the same, kept
 //! until a write has succeeded), [`UrlOptions`] and [`RunTable`].
@@ -74,7 +74,7 @@ use crate::{
 /// What the engine calls: everything a lock needs.
 #[async_trait]
 pub trait Backend: Inspect + fmt::Debug + Send + Sync + 'static {
-    /// What this backend promises; selects the suite's trials and doctor's findings.
+    /// Returns what this backend promises; the conformance suite and `doctor` rely on it.
     fn guarantees(&self) -> Guarantees;
 
     /// Subscribes to hints about leases that were requested through this instance.
@@ -91,7 +91,7 @@ pub trait Backend: Inspect + fmt::Debug + Send + Sync + 'static {
 
     /// Makes several calls at once and returns the answer to each, in the same order; one by one by default.
     ///
-    /// For a backend that can take many in one round trip.
+    /// Implement this if the backend can take many calls in one round trip.
     async fn perform(&self, operations: Vec<Operation>) -> Vec<Result<Answer<Performed>>> {
         perform_each(self, operations).await
     }
@@ -99,7 +99,8 @@ pub trait Backend: Inspect + fmt::Debug + Send + Sync + 'static {
     /// Requests a lease without waiting. If this returns `None`, as it does by default, [`acquire`](Self::acquire) is
     /// called.
     ///
-    /// For a backend that never waits: it is called on the caller's thread, without a task or a runtime.
+    /// Implement this if the backend never blocks; the engine calls it on the caller's thread, without a task or a
+    /// runtime.
     fn acquire_at_once(&self, _request: &Request) -> Option<Answer<Decision>> {
         None
     }
@@ -110,13 +111,14 @@ pub trait Backend: Inspect + fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// A descriptor that a child process may inherit: leases then outlive this process until the child is gone too.
+    /// Returns a descriptor that a child process may inherit: leases then outlive this process until the child is gone
+    /// too.
     #[cfg(unix)]
     fn inheritable(&self) -> Option<std::os::fd::OwnedFd> {
         None
     }
 
-    /// The age of the backend's memory: the time since a restart that may have lost leases, if known.
+    /// Returns the age of the backend's memory: the time since a restart that may have lost leases, if known.
     fn age(&self) -> Option<Duration> {
         None
     }

@@ -1,4 +1,4 @@
-//! The rule, as a pure function of state, operation, clocks and presence.
+//! The locking algorithm, as a pure function of state, operation, clocks and presence.
 //!
 //! A resource is an ordered list of entries, each waiting or holding.
 //! *Settle*: drop what has expired or died, then from the front turn waiting
@@ -47,10 +47,10 @@ pub struct Entry {
     pub claim: Claim,
     /// The label that others see.
     pub holder: Holder,
-    /// One line for people.
+    /// A one-line note from the holder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
-    /// A JSON object for programs.
+    /// A JSON object from the holder.
     #[serde(default, skip_serializing_if = "Metadata::is_empty")]
     pub metadata: Metadata,
     /// The ttl of the last request or renewal that moved its end.
@@ -80,7 +80,7 @@ pub enum EntryState {
     Provisional {
         /// The grant to be confirmed.
         held: Held,
-        /// When it ends without a confirmation.
+        /// When it expires unless confirmed.
         ends_at: Moment,
     },
     /// It holds.
@@ -91,7 +91,7 @@ pub enum EntryState {
 }
 
 impl EntryState {
-    /// The grant, confirmed or not; `None` while it waits.
+    /// Returns the grant, confirmed or not; `None` while it waits.
     pub const fn held(&self) -> Option<Held> {
         match self {
             Self::Waiting => None,
@@ -144,7 +144,7 @@ pub struct Held {
 pub enum Presence {
     /// The process performs the operation itself.
     Own,
-    /// Another process, which can be reached as far as the backend knows.
+    /// Another process that the backend believes reachable.
     Present,
     /// Out of reach for now: the entry is skipped when its turn comes and keeps its queue position.
     Absent,
@@ -168,7 +168,7 @@ pub enum Expiry {
 pub struct Context<'a> {
     /// Decides expiry.
     pub now: Moment,
-    /// Floors the fence and dates records; decides nothing else.
+    /// Sets the lowest new fence and dates records; decides nothing else.
     pub wall: Timestamp,
     /// The presence of an entry's process; the same for an entry throughout one operation.
     pub presence: &'a dyn Fn(&Entry) -> Presence,
@@ -185,7 +185,7 @@ impl std::fmt::Debug for Context<'_> {
 pub struct Effects {
     /// Entries that began to hold, provisionally or not.
     pub granted: Vec<Granted>,
-    /// The entry that joined the queue and stays there.
+    /// The new entry, if it has to wait.
     pub queued: Option<LeaseId>,
     /// Entries that ended.
     pub ended: Vec<Ended>,
@@ -218,12 +218,12 @@ pub struct Ended {
     pub ended_at: Timestamp,
     /// How it ended.
     pub ending: Ending,
-    /// What went wrong, or the reason of an eviction.
+    /// What went wrong, or the reason for an eviction.
     pub problem: Option<Problem>,
 }
 
 impl Ended {
-    /// The line for the resource's history.
+    /// Returns the record for the resource's history.
     pub fn into_record(self, resource: Resource) -> EndedLease {
         let held = self.entry.held();
         EndedLease {
@@ -402,7 +402,7 @@ impl State {
         Evicted::Evicted { holder }
     }
 
-    /// How a lease stands, without changing anything.
+    /// Returns the standing of a lease, without changing anything.
     pub fn standing(&self, id: LeaseId, context: &Context<'_>) -> Standing {
         let Some(at) = self.entries.iter().position(|entry| entry.id == id) else {
             return Standing::Gone;
@@ -421,7 +421,7 @@ impl State {
         })
     }
 
-    /// Who holds the resource, and how many wait.
+    /// Returns the holders and the number of waiters.
     pub fn busy(&self, context: &Context<'_>) -> Busy {
         let holders = self
             .holding()
@@ -436,7 +436,7 @@ impl State {
         Busy { holders, waiting: count(self.waiting()) }
     }
 
-    /// The entries as others may see them: holders first, then the queue.
+    /// Returns the entries as others may see them: holders first, then the queue.
     pub fn records(&self, resource: &Resource, context: &Context<'_>) -> Vec<LeaseRecord> {
         let waiting = self.waiting().zip(0..).map(|(entry, ahead)| {
             let state = LeaseState::Waiting { ahead, waiting_for: context.wall.since(entry.asked_at) };
@@ -487,7 +487,7 @@ impl Entry {
         }
     }
 
-    /// The grant of an entry that holds, confirmed or not; `None` while it waits.
+    /// Returns the grant of an entry that holds, confirmed or not; `None` while it waits.
     pub const fn held(&self) -> Option<Held> {
         self.state.held()
     }
@@ -504,7 +504,7 @@ impl Entry {
         self.state.is_waiting()
     }
 
-    /// When a clock ends it if its process does nothing; `NEVER` if only a death does.
+    /// Returns when a clock ends it if its process does nothing; `NEVER` if only a death does.
     pub fn ends_at(&self) -> Moment {
         match self.state {
             EntryState::Provisional { ends_at, .. } => ends_at.min(self.expires_at),

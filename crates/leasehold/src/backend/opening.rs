@@ -5,7 +5,7 @@ use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 use super::Backend;
 use crate::{Error, Result, clock::Clock, clock::SystemClock};
 
-/// A backend that is being opened.
+/// A future that opens a backend.
 pub type Opening = Pin<Box<dyn Future<Output = Result<Arc<dyn Backend>>> + Send>>;
 
 /// Opens the backend that a URL names.
@@ -24,7 +24,7 @@ pub struct OpenOptions {
 }
 
 impl OpenOptions {
-    /// The defaults: namespace `default`, the machine's clocks, 3 s.
+    /// The defaults: namespace `default`, the system clock, a connect limit of 3 s.
     pub fn new() -> Self {
         Self { namespace: String::from("default"), clock: Arc::new(SystemClock), connect_limit: Duration::from_secs(3) }
     }

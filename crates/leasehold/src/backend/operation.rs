@@ -18,7 +18,7 @@ pub enum Operation {
     Release(LeaseKey, Outcome),
 }
 
-/// What an [`Operation`] came to.
+/// The result of an [`Operation`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Performed {

@@ -47,7 +47,7 @@ impl UrlOptions {
         Ok(options)
     }
 
-    /// The part between the scheme and the parameters, as written.
+    /// Returns the part between the scheme and the parameters, as written.
     pub fn path(&self) -> &str {
         &self.path
     }

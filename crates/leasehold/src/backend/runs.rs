@@ -11,9 +11,9 @@ pub struct RunTable {
 }
 
 impl RunTable {
-    /// How many names have a record at most.
+    /// The most names with a record.
     pub const MAX_NAMES: usize = 10_000;
-    /// How long a name without a report keeps its record.
+    /// How long a record is kept after its last report.
     pub const KEPT: Duration = Duration::from_secs(40 * 24 * 60 * 60);
 
     /// Adds reports to what is known about their resource.
@@ -24,7 +24,7 @@ impl RunTable {
         }
     }
 
-    /// Drops what is too old at `now`, then the oldest while there are too many.
+    /// Drops records that are too old at `now`, then the oldest above the limit.
     pub fn trim(&mut self, now: Timestamp) {
         self.records.retain(|_, record| is_kept(record, now));
         let excess = self.records.len().saturating_sub(Self::MAX_NAMES);
@@ -38,13 +38,13 @@ impl RunTable {
         }
     }
 
-    /// The records of these resources that are not too old at `now`, by name.
+    /// Returns the records of these resources that are not too old at `now`, by name.
     pub fn select(&self, names: &Names, now: Timestamp) -> Vec<RunRecord> {
         let records = self.records.values().filter(|record| names.include(&record.resource) && is_kept(record, now));
         records.cloned().collect()
     }
 
-    /// All of them, by name.
+    /// Returns all of them, by name.
     pub fn into_records(self) -> impl Iterator<Item = RunRecord> {
         self.records.into_values()
     }

@@ -1,4 +1,14 @@
-//! The backends, one folder each, and the URL schemes that name them.
+//! The built-in backends and their URL schemes.
+//!
+//! - `memory:`: the tasks of one process.
+//! - `file:`: the processes of one machine; Linux only.
+//! - `postgres://` or `postgresql://`: machines that share a database.
+//! - `redis://`, `redis+unix://` (or `unix://`), `redis+sentinel://` and `redis+cluster://`: machines that share a
+//!   Redis or Valkey server or cluster. With `rediss` the connection uses TLS; `valkey` may stand for `redis`, and
+//!   `valkeys` for `rediss`.
+//! - `redlock://`: machines that share several independent Redis servers, of which a majority decides.
+//!
+//! [`register`] adds a scheme for a backend of your own.
 
 mod registry;
 

@@ -15,7 +15,7 @@ static REGISTERED: RwLock<BTreeMap<&'static str, Opener>> = RwLock::new(BTreeMap
 /// Adds a URL scheme, so that `Leasehold::connect("scheme:…")` opens a backend from outside this crate.
 ///
 /// # Errors
-/// `InvalidConfig` when the scheme is taken already, or is no scheme.
+/// `InvalidConfig` if the scheme is taken or malformed.
 pub fn register(scheme: &'static str, open: fn(&str, &OpenOptions) -> Opening) -> Result<()> {
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "+.-".contains(c);
     if !scheme.starts_with(|c: char| c.is_ascii_lowercase()) || !scheme.chars().all(fits) {

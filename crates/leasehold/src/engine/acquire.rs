@@ -2,7 +2,7 @@
 //!
 //! The caller polls a task of its own that sends the request. If the caller drops
 //! the future, or the answer is slow, the task moves to the I/O thread. If the
-//! caller is gone by then, whatever the request was granted is given back.
+//! caller is gone by then, whatever the request was granted is released.
 
 use std::{
     future::{self, poll_fn},
@@ -65,7 +65,7 @@ pub(crate) enum Wait {
 
 /// The result of an attempt to get a lease.
 ///
-/// Returned by the `try_acquire_or_busy` of each primitive.
+/// Returned by [`Lock::try_acquire_or_busy`](crate::Lock::try_acquire_or_busy).
 #[derive(Debug)]
 pub enum Attempt {
     /// The lease is held.
@@ -89,11 +89,11 @@ impl Engine {
         let acquiring = self.telemetry.acquiring(options, &*self.clock, started);
         let span = acquiring.span();
         let acquire = Acquire { engine: self, options, started, give_up_at, span };
-        let result = match span.in_scope(|| acquire.ask(started)) {
-            Asked::Answered(Some(result)) => result,
+        let result = match span.in_scope(|| acquire.send_new_request(started)) {
+            RequestProgress::Answered(Some(result)) => result,
             // Boxed, so that the future of a caller that need not wait stays small.
-            Asked::Answered(None) => Box::pin(acquire.try_other_ids().instrument(span.clone())).await,
-            Asked::Pending(asking) => Box::pin(acquire.wait(asking).instrument(span.clone())).await,
+            RequestProgress::Answered(None) => Box::pin(acquire.try_other_ids().instrument(span.clone())).await,
+            RequestProgress::Pending(pending) => Box::pin(acquire.wait(pending).instrument(span.clone())).await,
         };
         acquiring.end(&result);
         result
@@ -110,7 +110,7 @@ struct Acquire<'a> {
 }
 
 /// The result of one request so far.
-enum Asked<'a> {
+enum RequestProgress<'a> {
     /// The result; `None` if the lease id can no longer be used and another may be tried.
     Answered(Option<Result<Attempt>>),
     /// The request is in flight, or waits in the queue.
@@ -118,7 +118,7 @@ enum Asked<'a> {
 }
 
 /// Why waiting for the outcome of a request ended.
-enum Waited {
+enum WaitEnd {
     Outcome(local_lease::AcquireResult),
     GaveUp,
     Closed,
@@ -143,9 +143,9 @@ impl<'a> Acquire<'a> {
             }
             self.engine.sleep_until(now.after(backoff.pause()).min(self.give_up_at)).await;
             self.engine.check_usable()?;
-            let result = match self.ask(self.engine.clock.now()) {
-                Asked::Answered(result) => result,
-                Asked::Pending(asking) => self.finish(asking).await,
+            let result = match self.send_new_request(self.engine.clock.now()) {
+                RequestProgress::Answered(result) => result,
+                RequestProgress::Pending(pending) => self.finish(pending).await,
             };
             match result {
                 // The queue position is lost, but the caller's wait is not over: try again until the backend is back.
@@ -157,42 +157,42 @@ impl<'a> Acquire<'a> {
     }
 
     /// Sends one request under a new id, and takes the answer if it comes at once.
-    fn ask(&self, now: Moment) -> Asked<'a> {
+    fn send_new_request(&self, now: Moment) -> RequestProgress<'a> {
         let engine = self.engine;
         let (lease, sent) = LocalLease::new(self.request(), self.options, engine.pushes, now);
         let lease = Arc::new(lease);
         engine.renewer.register(&lease);
-        let asking = UnclaimedRequest { engine, lease: Some(lease) };
-        // A backend that answers at once has taken hardly any time.
-        let now = if engine.request_at_once(asking.lease(), sent) {
+        let pending = UnclaimedRequest { engine, lease: Some(lease) };
+        // Reuse `now`: an immediate answer took hardly any time.
+        let now = if engine.request_at_once(pending.lease(), sent) {
             now
         } else {
-            self.send_request(asking.lease(), sent);
+            self.send_request(pending.lease(), sent);
             engine.clock.now()
         };
-        match self.poll_outcome(asking.lease(), &Context::from_waker(Waker::noop()), now) {
-            Poll::Ready(outcome) => Asked::Answered(self.conclude(asking.take(), outcome)),
-            Poll::Pending => Asked::Pending(asking),
+        match self.poll_outcome(pending.lease(), &Context::from_waker(Waker::noop()), now) {
+            Poll::Ready(outcome) => RequestProgress::Answered(self.conclude(pending.take(), outcome)),
+            Poll::Pending => RequestProgress::Pending(pending),
         }
     }
 
     /// Waits for the result of a request; `None` if its lease id can no longer be used and another may be tried.
-    async fn finish(&self, asking: UnclaimedRequest<'a>) -> Option<Result<Attempt>> {
-        let lease = asking.lease();
+    async fn finish(&self, pending: UnclaimedRequest<'a>) -> Option<Result<Attempt>> {
+        let lease = pending.lease();
         if let Err(inherited) = poll_fn(|context| self.engine.poll_in_flight(lease, context)).await {
             return Some(Err(inherited));
         }
         let now = self.engine.clock.now();
         if let Poll::Ready(outcome) = self.poll_outcome(lease, &Context::from_waker(Waker::noop()), now) {
-            return self.conclude(asking.take(), outcome);
+            return self.conclude(pending.take(), outcome);
         }
-        match self.wait_for_outcome(asking.lease()).await {
-            (Waited::Outcome(outcome), _) => self.conclude(asking.take(), outcome),
-            (Waited::GaveUp, busy) => {
-                asking.leave(Outcome::GaveUp);
+        match self.wait_for_outcome(pending.lease()).await {
+            (WaitEnd::Outcome(outcome), _) => self.conclude(pending.take(), outcome),
+            (WaitEnd::GaveUp, busy) => {
+                pending.abandon(Outcome::GaveUp);
                 Some(Err(self.wait_elapsed(busy)))
             }
-            (Waited::Closed, _) => Some(Err(Error::closed())),
+            (WaitEnd::Closed, _) => Some(Err(Error::closed())),
         }
     }
 
@@ -238,39 +238,39 @@ impl<'a> Acquire<'a> {
     }
 
     /// Waits for the outcome, and looks up who holds the resource shortly before giving up.
-    async fn wait_for_outcome(&self, lease: &Arc<LocalLease>) -> (Waited, Busy) {
+    async fn wait_for_outcome(&self, lease: &Arc<LocalLease>) -> (WaitEnd, Busy) {
         let engine = self.engine;
         let _waiting = engine.telemetry.waiting(self.options.claim.mode());
         let max_tries = self.options.max_tries.filter(|_| !engine.pushes).unwrap_or(u32::MAX);
         let mut holders = None;
-        let mut give_up = match self.options.wait {
+        let mut wake_at = match self.options.wait {
             Wait::For(length) => self.give_up_at.before((length / 2).min(Duration::from_secs(1))),
             Wait::No | Wait::Forever => Moment::NEVER,
         };
         loop {
             let outcome = poll_fn(|context| match self.poll_outcome(lease, context, engine.clock.now()) {
-                Poll::Ready(outcome) => Poll::Ready(Waited::Outcome(outcome)),
-                Poll::Pending if lease.tries() >= max_tries => Poll::Ready(Waited::GaveUp),
+                Poll::Ready(outcome) => Poll::Ready(WaitEnd::Outcome(outcome)),
+                Poll::Pending if lease.tries() >= max_tries => Poll::Ready(WaitEnd::GaveUp),
                 Poll::Pending => Poll::Pending,
             });
-            let waited = tokio::select! {
+            let end = tokio::select! {
                 biased;
-                waited = outcome => waited,
-                () = engine.closed() => Waited::Closed,
-                () = engine.sleep_until(give_up), if give_up != Moment::NEVER => Waited::GaveUp,
+                end = outcome => end,
+                () = engine.closed() => WaitEnd::Closed,
+                () = engine.sleep_until(wake_at), if wake_at != Moment::NEVER => WaitEnd::GaveUp,
             };
-            let time_is_left = matches!(waited, Waited::GaveUp) && engine.clock.now() < self.give_up_at;
+            let time_is_left = matches!(end, WaitEnd::GaveUp) && engine.clock.now() < self.give_up_at;
             if time_is_left && holders.is_none() && lease.tries() < max_tries {
                 holders = Some(self.engine.look_for_holders(self.options.resource));
-                give_up = self.give_up_at;
+                wake_at = self.give_up_at;
                 continue;
             }
-            let busy = match (&waited, holders.as_mut()) {
-                (Waited::GaveUp, Some(found)) => found.try_recv().unwrap_or_default(),
-                (Waited::GaveUp, None) => self.find_holders_now().await,
+            let busy = match (&end, holders.as_mut()) {
+                (WaitEnd::GaveUp, Some(found)) => found.try_recv().unwrap_or_default(),
+                (WaitEnd::GaveUp, None) => self.find_holders_now().await,
                 _ => Busy::default(),
             };
-            return (waited, busy);
+            return (end, busy);
         }
     }
 
@@ -319,7 +319,7 @@ impl<'a> Acquire<'a> {
     }
 }
 
-/// A request whose result the caller has not taken yet; dropping it gives back what was granted.
+/// A request whose result the caller has not taken yet; dropping it releases what was granted.
 struct UnclaimedRequest<'a> {
     engine: &'a Arc<Engine>,
     /// `None` once the caller has taken the result.
@@ -337,11 +337,11 @@ impl UnclaimedRequest<'_> {
     }
 
     /// The caller leaves the queue; history records this outcome.
-    fn leave(mut self, outcome: Outcome) {
-        self.give_up(outcome);
+    fn abandon(mut self, outcome: Outcome) {
+        self.abandon_inner(outcome);
     }
 
-    fn give_up(&mut self, outcome: Outcome) {
+    fn abandon_inner(&mut self, outcome: Outcome) {
         if let Some(lease) = self.lease.take()
             && !self.engine.is_inherited()
         {
@@ -353,7 +353,7 @@ impl UnclaimedRequest<'_> {
 
 impl Drop for UnclaimedRequest<'_> {
     fn drop(&mut self) {
-        self.give_up(Outcome::Cancelled);
+        self.abandon_inner(Outcome::Cancelled);
     }
 }
 
@@ -423,14 +423,14 @@ impl Engine {
         let next = lease.on_decision(answer.value, sent, answer.belief, now);
         self.renewer.follow_up(lease, next, Outcome::Cancelled);
         if refused && earlier_try_may_run {
-            self.give_back(lease, Outcome::Cancelled);
+            self.spawn_release(lease, Outcome::Cancelled);
         }
         self.renewer.answered_by(answer.incarnation);
     }
 
     /// Waits for the answer, and sends the request again with the same id while its outcome is unknown.
     ///
-    /// If that fails, the caller of `acquire` gets the error, and what is left to do is returned.
+    /// On failure, passes the error to the caller of `acquire` and returns the follow-up.
     async fn request_until_answered<'a>(
         &'a self,
         lease: &'a LocalLease,
@@ -457,23 +457,23 @@ impl Engine {
             };
             earlier_try_may_run |= error.outcome_unknown();
             let now = self.clock.now();
-            // A server that went away with the answer may be back before the wait is over.
-            let may_pass = earlier_try_may_run && error.is_outage();
-            if !may_pass || self.is_closed() || now >= until || lease.caller_left() {
+            // The server may have restarted before it answered: retry, though not beyond `until`.
+            let worth_retrying = earlier_try_may_run && error.is_outage();
+            if !worth_retrying || self.is_closed() || now >= until || lease.caller_left() {
                 let error = if earlier_try_may_run { error.maybe_done() } else { error };
                 return Err(lease.on_request_failed(error.about(&lease.key().resource)));
             }
             self.clock.sleep_until(now.after(backoff.pause()).min(until)).await;
-            sent = lease.sending(self.clock.now());
+            sent = lease.number_call(self.clock.now());
             call = self.backend.acquire(&lease.request);
         }
     }
 
-    /// Fails the request for its caller at once, then waits a little for the answer before what it got is given back.
+    /// Fails the request for its caller now, then waits up to `GRACE` for a late answer before the lease is released.
     ///
     /// A release that is sent while the request is in flight may overtake it:
     /// 1. the request is on its way  2. the release arrives by another connection and finds nothing
-    /// 3. the request is carried out, and nobody gives its lease back before the ttl ends it.
+    /// 3. the request is carried out, and nobody releases its lease before the ttl ends it.
     async fn give_up_request(&self, lease: &LocalLease, call: AcquireCall<'_>, error: Error) -> Next {
         let next = lease.on_request_failed(error.maybe_done().about(&lease.key().resource));
         tokio::select! {

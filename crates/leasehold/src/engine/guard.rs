@@ -25,13 +25,13 @@ use crate::{
     },
 };
 
-/// A view of a lease for the work under it, which can check and renew the lease but not release it.
+/// A held lease, as the protected work sees it: it can check and renew, but not release.
 ///
 /// # When you lose it
-/// The lease is renewed automatically. If no renewal succeeds until its deadline, or the
+/// The lease is renewed automatically. If no renewal succeeds before its deadline, or the
 /// backend says that it is gone, [`check`](Self::check) fails and
 /// [`lost`](Self::lost) completes, both *before* a backend with a ttl can grant it to
-/// another holder. For the rest, send [`fence`](Self::fence) along with each write.
+/// another holder. To cover the remaining cases, send the [`fence`](Self::fence) with each write.
 #[derive(Clone)]
 pub struct Lease {
     engine: Arc<Engine>,
@@ -39,58 +39,58 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// What is locked.
+    /// Returns what is locked.
     pub fn resource(&self) -> &Resource {
         &self.local.key().resource
     }
 
-    /// Who holds it: this instance, unless another label was chosen.
+    /// Returns the holder name; that of the instance by default.
     pub fn holder(&self) -> &Holder {
         &self.local.request.holder
     }
 
-    /// The holder's line for people.
+    /// Returns the holder's note.
     pub fn note(&self) -> Option<&str> {
         self.local.request.note.as_deref()
     }
 
-    /// The fence of the grant, above that of every earlier grant.
+    /// Returns the fence of the grant, above that of every earlier grant.
     pub fn fence(&self) -> Fence {
         self.hold().grant.fence
     }
 
-    /// Exclusive, shared, permit or leader.
+    /// Returns the mode: exclusive, shared, permit or leader.
     pub fn mode(&self) -> Mode {
         self.local.claim().mode()
     }
 
-    /// When it was granted, by a wall clock: for people.
+    /// Returns when it was granted, by a wall clock; for display only.
     pub fn acquired_at(&self) -> Timestamp {
         self.hold().grant.acquired_at
     }
 
-    /// How long the caller waited for it.
+    /// Returns how long the caller waited for it.
     pub fn waited(&self) -> Duration {
         self.hold().waited
     }
 
-    /// How long it lives without a renewal.
+    /// Returns how long it lives without a renewal.
     pub fn ttl(&self) -> Duration {
         self.local.ttl().get()
     }
 
-    /// The JSON object for programs that others see.
+    /// Returns the metadata that others see.
     pub fn metadata(&self) -> Metadata {
         self.local.metadata()
     }
 
-    /// How long the lease is valid without another renewal, less the safety margin.
+    /// Returns how long the lease stays valid without another renewal, minus the safety margin.
     ///
     /// `None` if it lasts as long as its process, as on `file:`.
     pub fn remaining(&self) -> Option<Duration> {
         let deadline = self.local.validity.deadline();
         let left = (deadline != Moment::NEVER).then(|| deadline.since(self.engine.clock.now()));
-        // The loss is known a moment before the deadline is set back.
+        // `lose` records the reason before it resets the deadline.
         if self.local.validity.loss().is_some() { Some(Duration::ZERO) } else { left }
     }
 
@@ -109,16 +109,16 @@ impl Lease {
         }
     }
 
-    /// Held, in doubt, lost or released.
+    /// Returns the state of the lease: held, in doubt, lost or released.
     pub fn health(&self) -> LeaseHealth {
         if self.engine.is_inherited() {
             return LeaseHealth::Lost;
         }
-        let _ends_it_if_lost = self.check();
+        let _records_loss = self.check();
         self.local.validity.health(self.engine.clock.now())
     }
 
-    /// Completes when the lease is no longer held, immediately if it already is not.
+    /// Completes when the lease is lost or released; at once if it already is.
     ///
     /// # Cancel safety
     /// May be dropped and called again: a loss is never missed.
@@ -129,18 +129,18 @@ impl Lease {
         self.local.validity.lost().await
     }
 
-    /// Why the lease was lost; `None` while it is held.
+    /// Returns why the lease was lost; `None` while it is held.
     pub fn loss(&self) -> Option<Loss> {
         self.local.validity.loss()
     }
 
-    /// Moves the end to now + `ttl`, which is also its length from now on.
+    /// Renews the lease for `ttl` from now; later renewals use `ttl` too.
     ///
     /// # Errors
     /// `Lost` if the lease is no longer held; a retryable error if the backend cannot tell.
     pub async fn renew(&self, ttl: Duration) -> Result<()> {
         let ttl = Ttl::new(ttl)?;
-        self.change(Renewal::new(self.local.key().clone(), ttl)).await
+        self.send_renewal(Renewal::new(self.local.key().clone(), ttl)).await
     }
 
     /// Replaces the metadata others see.
@@ -150,15 +150,15 @@ impl Lease {
     pub async fn set_metadata(&self, metadata: Metadata) -> Result<()> {
         let mut renewal = self.local.renewal();
         renewal.metadata = Some(metadata);
-        self.change(renewal).await
+        self.send_renewal(renewal).await
     }
 
-    /// The lease as text, with which another process can find, renew or release it.
+    /// Returns a handle with which another process can find, renew or release the lease.
     pub fn handle(&self) -> LeaseHandle {
         LeaseHandle::new(self.local.key().clone(), self.fence())
     }
 
-    async fn change(&self, renewal: Renewal) -> Result<()> {
+    async fn send_renewal(&self, renewal: Renewal) -> Result<()> {
         self.check()?;
         let (done, answer) = oneshot::channel();
         let (engine, local) = (Arc::clone(&self.engine), Arc::clone(&self.local));
@@ -178,7 +178,7 @@ impl Lease {
     }
 
     fn hold(&self) -> Hold {
-        self.local.hold().expect("a Lease is made only of what holds")
+        self.local.hold().expect("a Lease is created only after its grant")
     }
 }
 
@@ -193,10 +193,10 @@ impl fmt::Debug for Lease {
     }
 }
 
-/// Sends one renewal. The lease acts on its answer as on those of the renewer.
+/// Sends one renewal. Its answer is applied as the renewer does it; without one, the lease stays as it is.
 async fn renew_once(engine: &Arc<Engine>, local: &Arc<LocalLease>, renewal: Renewal) -> Result<()> {
     let now = engine.clock.now();
-    let sent = local.sending(now);
+    let sent = local.number_call(now);
     let unanswered = || {
         Error::unanswered(format!("{} on {}: the renewal was not answered", local.key().resource, engine.kind))
             .about(&local.key().resource)
@@ -224,8 +224,8 @@ async fn renew_once(engine: &Arc<Engine>, local: &Arc<LocalLease>, renewal: Rene
 ///
 /// It is renewed automatically until then; [`Lease`] has its other methods.
 ///
-/// Dropping the guard releases the lease in the background: *not at once*, and nobody
-/// learns of a failure. Prefer [`release`](Self::release). If the guard is dropped by a
+/// Dropping the guard releases the lease in the background: *not at once*, and failures
+/// are only logged. Prefer [`release`](Self::release). If the guard is dropped by a
 /// panic, the work is recorded as failed.
 #[must_use = "the lease is given back as soon as the guard is dropped"]
 pub struct Guard {
@@ -248,8 +248,8 @@ impl Guard {
 
     /// Releases the lease: the work is done.
     ///
-    /// Returns [`Released::Gone`] if the lease had been lost before, so that the work
-    /// may not have been protected to its end.
+    /// Returns [`Released::Gone`] if the lease was lost earlier: part of the work may have
+    /// run unprotected.
     ///
     /// # Errors
     /// The backend did not confirm the release. It is tried again in the
@@ -273,20 +273,20 @@ impl Guard {
         }
     }
 
-    /// A view of the lease, to be passed to the work.
-    #[allow(clippy::missing_panics_doc, reason = "only giving it back, which takes the guard, removes the lease")]
+    /// Returns a view of the lease, to be passed to the work.
+    #[allow(clippy::missing_panics_doc, reason = "only releasing it, which takes the guard, removes the lease")]
     pub fn lease(&self) -> &Lease {
-        self.lease.as_ref().expect("a guard has its lease until it is given back")
+        self.lease.as_ref().expect("a guard has its lease until it is released")
     }
 
-    /// Turns a write lock into a read lock, with no moment in between: readers
-    /// who wait come in, writers do not.
+    /// Turns a write lock into a read lock without releasing it in between; waiting readers
+    /// enter, writers do not.
     ///
     /// After an error it may or may not be a write lock at the backend; treat it as a read lock.
     ///
     /// # Errors
-    /// `Unsupported` for permits and leaders, and while another guard of a
-    /// re-entrant lock may be writing; otherwise as for [`Lease::renew`].
+    /// `Unsupported` for permits and leaders, and while another guard shares the lease;
+    /// otherwise as for [`Lease::renew`].
     pub async fn downgrade(&self) -> Result<()> {
         let lease = self.lease();
         if lease.local.guards.load(Ordering::SeqCst) > 1 {
@@ -302,10 +302,10 @@ impl Guard {
         renewal.downgrade = Some(Claim::SHARED);
         lease.check()?;
         lease.local.downgrade(Claim::SHARED);
-        lease.change(renewal).await
+        lease.send_renewal(renewal).await
     }
 
-    /// What a re-entrant lock remembers of this guard's lease.
+    /// A weak reference to the lease, for the table of re-entrant locks.
     pub(crate) fn shareable(&self) -> Weak<LocalLease> {
         Arc::downgrade(&self.lease().local)
     }
@@ -333,7 +333,7 @@ impl Guard {
 
     /// Releases the lease in the background.
     pub(crate) fn abandon(mut self, outcome: Outcome) {
-        self.give_back(outcome);
+        self.release_in_background(outcome);
     }
 
     /// Leaves the lease to its ttl.
@@ -341,7 +341,7 @@ impl Guard {
         self.lease.take()
     }
 
-    fn give_back(&mut self, outcome: Outcome) {
+    fn release_in_background(&mut self, outcome: Outcome) {
         let Some(lease) = self.lease.take() else { return };
         if lease.engine.is_inherited() {
             // The lease is the parent's, and so is everything behind it.
@@ -370,7 +370,7 @@ impl Drop for Guard {
         } else {
             (self.if_dropped)()
         };
-        self.give_back(outcome);
+        self.release_in_background(outcome);
     }
 }
 

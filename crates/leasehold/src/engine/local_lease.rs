@@ -36,15 +36,15 @@ use crate::{
     threads::Task,
 };
 
-/// The longest time between renewals of a held lease that no clock ends: an eviction whose hint was lost is found then.
-const HOLDER_SILENCE: Duration = Duration::from_secs(10);
-/// The same for a waiter, of which there may be hundreds: a grant whose hint was lost is found then.
-const WAITER_SILENCE: Duration = Duration::from_secs(60);
+/// The longest renewal interval of a held lease without expiry; bounds how late a lost eviction hint is noticed.
+const MAX_RENEW_INTERVAL_HOLDER: Duration = Duration::from_secs(10);
+/// The same for a waiter, of which there may be hundreds; bounds how late a lost grant hint is noticed.
+const MAX_RENEW_INTERVAL_WAITER: Duration = Duration::from_secs(60);
 /// The same for the first waiter, on which all behind it depend.
-const FIRST_WAITER_SILENCE: Duration = Duration::from_secs(5);
+const MAX_RENEW_INTERVAL_FIRST_WAITER: Duration = Duration::from_secs(5);
 
 /// How long the caller of `acquire` has to confirm a provisional grant itself before the renewer does.
-const CALLER_FIRST: Duration = Duration::from_millis(50);
+const CALLER_CONFIRM_WINDOW: Duration = Duration::from_millis(50);
 
 /// How long the caller of `acquire` or `release` has for its answer before a task of the I/O thread takes over.
 const TAKE_OVER_AFTER: Duration = Duration::from_secs(1);
@@ -77,14 +77,14 @@ struct LocalState {
     claim: Claim,
     /// The metadata that replaced that of the request.
     metadata: Option<Box<Metadata>>,
-    /// When the last request or renewal was sent that was answered, and how long that answer is believed.
-    proof: Option<Proof>,
+    /// The last answer that confirmed the grant or the queue position.
+    last_answer: Option<LastAnswer>,
     /// The newest fence that an answer named: a hint that is not above it is stale.
     last_fence: Fence,
     /// A pushed grant. It may arrive before the answer that it belongs to; a provisional one stays until a renewal is
     /// sent to confirm it.
     hint: Option<GrantHint>,
-    /// A hint arrived while a request or renewal was in flight, which may not know of it.
+    /// A hint arrived during a request or renewal, or the backend was replaced: renew once more after the answer.
     renew_again: bool,
     evicted: bool,
     /// How many requests and renewals were sent.
@@ -132,7 +132,11 @@ enum Phase {
     Asking,
     Waiting,
     /// Granted; the caller of `acquire` has not taken it yet.
-    Granted(Grant, u64),
+    Granted {
+        grant: Grant,
+        /// As in [`Hold`].
+        sent_before: u64,
+    },
     Held(Hold),
     /// Busy, refused, failed or gone before it held; the caller of `acquire` takes the reason.
     Refused(Option<Refusal>),
@@ -145,7 +149,7 @@ enum Phase {
 pub(crate) struct Hold {
     pub(crate) grant: Grant,
     pub(crate) waited: Duration,
-    /// How many requests and renewals were sent before it was granted: their answers may not know of the grant.
+    /// How many requests and renewals were sent before the grant; their answers may be stale.
     sent_before: u64,
 }
 
@@ -156,8 +160,9 @@ pub(crate) struct Sent {
     number: u64,
 }
 
+/// When the request or renewal of the last answer was sent, and how long that answer is believed.
 #[derive(Clone, Debug)]
-struct Proof {
+struct LastAnswer {
     sent: Moment,
     belief: Belief,
 }
@@ -190,7 +195,7 @@ pub(crate) enum Next {
     /// Stop renewing it.
     Forget,
     /// Stop renewing it, and release it in the background: the backend may still know it.
-    GiveBack,
+    Release,
     /// Stop renewing it, and report the loss to the log and the metrics.
     Lost,
 }
@@ -222,7 +227,7 @@ impl LocalLease {
                 phase: Phase::Asking,
                 claim: request.claim,
                 metadata: None,
-                proof: None,
+                last_answer: None,
                 last_fence: Fence::default(),
                 hint: None,
                 renew_again: false,
@@ -270,7 +275,7 @@ impl LocalLease {
     pub(crate) fn ends_by_clock(&self) -> bool {
         let state = self.state.lock();
         self.request.lifetime == Lifetime::Detached
-            || !matches!(state.proof, Some(Proof { belief: Belief::Process, .. }))
+            || !matches!(state.last_answer, Some(LastAnswer { belief: Belief::Process, .. }))
     }
 
     /// When the renewer looks at it next.
@@ -278,7 +283,7 @@ impl LocalLease {
         self.renew_at().min(Moment::from_micros(self.in_flight.take_over_at.load(Ordering::SeqCst)))
     }
 
-    /// When the belief ends, while there is one.
+    /// The deadline for the timer; `NEVER` once the lease has ended.
     pub(crate) fn deadline_to_watch(&self) -> Moment {
         if self.validity.loss().is_some() { Moment::NEVER } else { self.validity.deadline() }
     }
@@ -297,9 +302,9 @@ impl LocalLease {
 
     // The request or release that its caller polls.
 
-    /// Polls a request or release for the first time, by `poll`, and leaves it to its caller to poll it again.
+    /// Polls the task once, by `poll`, and stores it for the caller to poll again.
     ///
-    /// Returns whether it is in flight then: the renewer has to be scheduled to take it over, at `limit` at the latest.
+    /// Returns false if the task finished; otherwise schedule the renewer, which takes it over by `limit`.
     pub(crate) fn begin_by_caller(&self, mut task: Task, now: Moment, limit: Moment, poll: PollTask<'_>) -> bool {
         self.in_flight.by_caller.store(true, Ordering::SeqCst);
         if poll(&mut task, &mut Context::from_waker(Waker::noop())).is_ready() {
@@ -312,7 +317,7 @@ impl LocalLease {
         true
     }
 
-    /// Polls it again, by `poll`; ready when it is done or was taken over.
+    /// Polls the stored task again, by `poll`; ready when it is done or was taken over.
     pub(crate) fn poll_in_flight(&self, context: &mut Context<'_>, poll: PollTask<'_>) -> Poll<()> {
         let mut slot = self.in_flight.polled.lock();
         let Some(polled) = slot.as_mut() else { return Poll::Ready(()) };
@@ -324,7 +329,7 @@ impl LocalLease {
         Poll::Ready(())
     }
 
-    /// Takes it away from its caller. Whoever takes it must run it to its end.
+    /// Takes the stored task away from its caller. Whoever takes it must run it to its end.
     pub(crate) fn take_over(&self) -> Option<Task> {
         let Polled { task, caller } = self.take_in_flight(self.in_flight.polled.lock())?;
         caller.wake();
@@ -348,7 +353,7 @@ impl LocalLease {
     /// A renewal to send; `None` if one is in flight or nothing is left to renew.
     pub(crate) fn begin_renewal(&self) -> Option<Renewal> {
         let mut state = self.state.lock();
-        let renewable = matches!(state.phase, Phase::Waiting | Phase::Granted(..) | Phase::Held(_));
+        let renewable = matches!(state.phase, Phase::Waiting | Phase::Granted { .. } | Phase::Held(_));
         if !renewable || self.renew_at() == Moment::NEVER {
             return None;
         }
@@ -358,7 +363,7 @@ impl LocalLease {
     }
 
     /// Numbers a request or renewal that is sent at `now`.
-    pub(crate) fn sending(&self, now: Moment) -> Sent {
+    pub(crate) fn number_call(&self, now: Moment) -> Sent {
         let mut state = self.state.lock();
         state.sent += 1;
         Sent { at: now, number: state.sent }
@@ -392,7 +397,7 @@ impl LocalLease {
         }
         let refusal = match decision {
             Decision::Granted(grant) => {
-                state.proof = Some(Proof { sent: sent.at, belief });
+                state.last_answer = Some(LastAnswer { sent: sent.at, belief });
                 return self.grant(state, grant, now);
             }
             Decision::Queued(position) => {
@@ -411,7 +416,7 @@ impl LocalLease {
         if !matches!(state.phase, Phase::Asking) {
             return Next::Nothing;
         }
-        let next = if error.outcome_unknown() { Next::GiveBack } else { Next::Forget };
+        let next = if error.outcome_unknown() { Next::Release } else { Next::Forget };
         self.refuse(state, Refusal::Failed(error), next)
     }
 
@@ -427,7 +432,7 @@ impl LocalLease {
         let mut state = self.state.lock();
         let (fence, sent_before) = match &state.phase {
             Phase::Waiting => return self.on_waiters_standing(state, standing, sent, belief, now),
-            Phase::Granted(grant, sent_before) => (grant.fence, *sent_before),
+            Phase::Granted { grant, sent_before } => (grant.fence, *sent_before),
             Phase::Held(hold) => (hold.grant.fence, hold.sent_before),
             Phase::Asking | Phase::Refused(_) | Phase::Ended(_) => return Next::Nothing,
         };
@@ -435,37 +440,37 @@ impl LocalLease {
             Standing::Unknown => self.on_unanswered(state, now),
             // The backend lost its memory and granted the id once more: others may have held it in between.
             Standing::Holding(grant) if grant.fence != fence => match self.lose(state, Loss::Gone) {
-                Next::Lost => Next::GiveBack,
+                Next::Lost => Next::Release,
                 next => next,
             },
             Standing::Holding(_) => {
-                self.apply(&mut state, renewal);
-                state.proof = Some(Proof { sent: sent.at, belief: belief.clone() });
+                self.store_renewed_fields(&mut state, renewal);
+                state.last_answer = Some(LastAnswer { sent: sent.at, belief: belief.clone() });
                 state.retry = None;
                 let deadline = self.deadline(&state, renewal.ttl);
                 if self.session_ended(&state) {
                     return self.lose(state, Loss::Gone);
                 }
                 if matches!(state.phase, Phase::Held(_)) && !self.validity.extend(now, deadline) {
-                    // The answer came too late to be believed, and moved its end at the backend all the same.
+                    // Too late for us, but the backend extended the lease: release it.
                     return match self.lose_by_deadline(state, now) {
-                        Next::Lost => Next::GiveBack,
+                        Next::Lost => Next::Release,
                         next => next,
                     };
                 }
                 let renew_at = self.renew_time(&state, sent.at);
-                self.renewed(&mut state, renew_at, now);
+                self.schedule_renewal(&mut state, renew_at, now);
                 Next::Schedule
             }
             // 1. A renewal is sent. 2. The backend answers: waiting. 3. It grants, and the push arrives here.
             // 4. The answer arrives. Only an answer to a renewal that was sent after 3 takes the grant away.
             Standing::Waiting(_) if sent.number <= sent_before => {
-                self.renewed(&mut state, now, now);
+                self.schedule_renewal(&mut state, now, now);
                 Next::Schedule
             }
-            // The backend made a waiter of a holder: its position is given back too.
+            // The backend demoted a holder to a waiter: release its position too.
             Standing::Waiting(_) => match self.lose(state, Loss::Gone) {
-                Next::Lost => Next::GiveBack,
+                Next::Lost => Next::Release,
                 next => next,
             },
             Standing::Gone => {
@@ -478,8 +483,8 @@ impl LocalLease {
                     Loss::Gone
                 };
                 match self.lose(state, loss) {
-                    // The backend has nothing to give back.
-                    Next::GiveBack => Next::Forget,
+                    // The backend has nothing to release.
+                    Next::Release => Next::Forget,
                     next => next,
                 }
             }
@@ -497,7 +502,7 @@ impl LocalLease {
         match standing {
             Standing::Unknown => self.on_unanswered(state, now),
             Standing::Holding(grant) => {
-                state.proof = Some(Proof { sent: sent.at, belief: belief.clone() });
+                state.last_answer = Some(LastAnswer { sent: sent.at, belief: belief.clone() });
                 self.grant(state, grant, now)
             }
             Standing::Waiting(position) => self.on_position(state, position, sent.at, belief.clone(), now),
@@ -512,17 +517,17 @@ impl LocalLease {
     }
 
     fn on_unanswered(&self, mut state: Locked<'_>, now: Moment) -> Next {
-        if !matches!(state.phase, Phase::Waiting | Phase::Granted(..) | Phase::Held(_)) {
+        if !matches!(state.phase, Phase::Waiting | Phase::Granted { .. } | Phase::Held(_)) {
             return Next::Nothing;
         }
         // A queue position survives the end of a session; a lease that was held is lost with it.
         if !matches!(state.phase, Phase::Waiting) && self.session_ended(&state) {
             return self.lose(state, Loss::Gone);
         }
-        self.validity.doubt();
-        let most = renew_every(self.ttl()) / 3;
-        let pause = state.retry.get_or_insert_with(|| Box::new(Backoff::new(Duration::from_millis(50), most))).pause();
-        self.renewed(&mut state, now.after(pause), now);
+        self.validity.mark_in_doubt();
+        let max = renew_every(self.ttl()) / 3;
+        let pause = state.retry.get_or_insert_with(|| Box::new(Backoff::new(Duration::from_millis(50), max))).pause();
+        self.schedule_renewal(&mut state, now.after(pause), now);
         Next::Schedule
     }
 
@@ -531,7 +536,7 @@ impl LocalLease {
         let mut state = self.state.lock();
         state.hint = Some(GrantHint { fence, provisional });
         match state.phase {
-            Phase::Waiting => self.take_hint(state, now, wall),
+            Phase::Waiting => self.apply_grant_hint(state, now, wall),
             _ => Next::Nothing,
         }
     }
@@ -545,9 +550,9 @@ impl LocalLease {
     }
 
     /// Hints were missed. A lease whose session ended is lost; any other is renewed to find out.
-    pub(crate) fn on_missed(&self, now: Moment) -> Next {
+    pub(crate) fn on_hints_missed(&self, now: Moment) -> Next {
         let mut state = self.state.lock();
-        if matches!(state.phase, Phase::Held(_) | Phase::Granted(..)) && self.session_ended(&state) {
+        if matches!(state.phase, Phase::Held(_) | Phase::Granted { .. }) && self.session_ended(&state) {
             return self.lose(state, Loss::Gone);
         }
         self.request_renewal_locked(&mut state, now);
@@ -576,17 +581,17 @@ impl LocalLease {
     ) -> Poll<Option<(AcquireResult, Next)>> {
         let mut state = self.state.lock();
         match &mut state.phase {
-            Phase::Granted(grant, sent_before) => {
+            Phase::Granted { grant, sent_before } => {
                 let (grant, sent_before) = (*grant, *sent_before);
                 let deadline = self.deadline(&state, self.ttl());
                 if now >= deadline || self.session_ended(&state) {
                     state.phase = Phase::Refused(None);
                     self.pause_renewals();
-                    return Poll::Ready(Some((AcquireResult::Refused(Refusal::TooLate), Next::GiveBack)));
+                    return Poll::Ready(Some((AcquireResult::Refused(Refusal::TooLate), Next::Release)));
                 }
-                let ends_at = self.max_hold.map_or(Moment::NEVER, |length| now.after(length));
-                self.validity.begin(deadline, ends_at);
-                let by_session = matches!(state.proof, Some(Proof { belief: Belief::Session(_), .. }));
+                let max_hold_at = self.max_hold.map_or(Moment::NEVER, |length| now.after(length));
+                self.validity.begin(deadline, max_hold_at);
+                let by_session = matches!(state.last_answer, Some(LastAnswer { belief: Belief::Session(_), .. }));
                 self.by_session.store(by_session, Ordering::Relaxed);
                 state.phase = Phase::Held(Hold { grant, waited: now.since(started), sent_before });
                 let next = match self.request.lifetime {
@@ -625,10 +630,10 @@ impl LocalLease {
         state.caller_left = true;
         state.caller = None;
         match state.phase {
-            Phase::Waiting | Phase::Granted(..) => {
+            Phase::Waiting | Phase::Granted { .. } => {
                 state.phase = Phase::Refused(None);
                 self.pause_renewals();
-                Next::GiveBack
+                Next::Release
             }
             Phase::Asking | Phase::Held(_) | Phase::Refused(_) | Phase::Ended(_) => Next::Nothing,
         }
@@ -638,7 +643,9 @@ impl LocalLease {
     pub(crate) fn on_closed(&self) -> Next {
         let state = self.state.lock();
         match state.phase {
-            Phase::Waiting | Phase::Granted(..) => self.refuse(state, Refusal::Failed(Error::closed()), Next::GiveBack),
+            Phase::Waiting | Phase::Granted { .. } => {
+                self.refuse(state, Refusal::Failed(Error::closed()), Next::Release)
+            }
             Phase::Asking | Phase::Held(_) | Phase::Refused(_) | Phase::Ended(_) => Next::Nothing,
         }
     }
@@ -655,7 +662,7 @@ impl LocalLease {
 
     // The guard's side.
 
-    /// The guard is released: ends the belief. If this returns `GiveBack`, the lease has to be released at the backend.
+    /// The guard is released: ends the belief. If this returns `Release`, the lease has to be released at the backend.
     pub(crate) fn on_release(&self, now: Moment) -> Next {
         let mut state = self.state.lock();
         let Phase::Held(hold) = state.phase else { return Next::Forget };
@@ -668,7 +675,7 @@ impl LocalLease {
         state.phase = Phase::Ended(Some(hold));
         self.pause_renewals();
         drop(state);
-        if self.validity.lose(Loss::Released) { Next::GiveBack } else { Next::Forget }
+        if self.validity.lose(Loss::Released) { Next::Release } else { Next::Forget }
     }
 
     /// The release was answered.
@@ -715,13 +722,13 @@ impl LocalLease {
         if state.caller_left {
             state.phase = Phase::Refused(None);
             self.pause_renewals();
-            return Next::GiveBack;
+            return Next::Release;
         }
-        state.phase = Phase::Granted(grant, state.sent);
+        state.phase = Phase::Granted { grant, sent_before: state.sent };
         state.retry = None;
-        let from = state.proof.as_ref().map_or(now, |proof| proof.sent);
+        let from = state.last_answer.as_ref().map_or(now, |answer| answer.sent);
         let renew_at = self.renew_time(&state, from);
-        self.renewed(&mut state, renew_at, now);
+        self.schedule_renewal(&mut state, renew_at, now);
         wake(state);
         Next::Schedule
     }
@@ -736,47 +743,45 @@ impl LocalLease {
         now: Moment,
     ) -> Next {
         if state.caller_left {
-            return self.refuse(state, Refusal::Gone, Next::GiveBack);
+            return self.refuse(state, Refusal::Gone, Next::Release);
         }
-        state.proof = Some(Proof { sent, belief });
+        state.last_answer = Some(LastAnswer { sent, belief });
         state.last_fence = state.last_fence.max(position.last_fence);
         state.tries += 1;
         state.retry = None;
         let pause = state.backoff.as_mut().map_or(position.ask_again_in, |backoff| Some(backoff.pause()));
         let ask_at = pause.map_or(Moment::NEVER, |pause| now.after(pause.max(Duration::from_millis(1))));
-        let limit = match state.proof {
-            Some(Proof { belief: Belief::Process, .. })
+        let limit = match state.last_answer {
+            Some(LastAnswer { belief: Belief::Process, .. })
                 if position.ahead == 0 && self.request.lifetime == Lifetime::Attached =>
             {
-                now.after(FIRST_WAITER_SILENCE)
+                now.after(MAX_RENEW_INTERVAL_FIRST_WAITER)
             }
             _ => Moment::NEVER,
         };
         let renew_at = ask_at.min(limit).min(self.renew_time(&state, sent));
-        self.renewed(&mut state, renew_at, now);
+        self.schedule_renewal(&mut state, renew_at, now);
         if state.hint.is_some() {
-            return self.take_hint(state, now, Timestamp::default());
+            return self.apply_grant_hint(state, now, Timestamp::default());
         }
         if !self.pushes {
-            // The caller counts its tries.
+            // Wake the caller, which enforces `max_tries`.
             wake(state);
         }
         Next::Schedule
     }
 
-    /// Acts on a pushed grant, now that the lease is known to wait.
+    /// Applies a pushed grant, now that the lease is known to wait.
     ///
-    /// A push has an unknown age. It counts from the last request that was
-    /// answered, a fence that an answer has named before belongs to the past,
-    /// and a provisional grant is believed only once a renewal that is sent
-    /// after the push finds it held.
-    fn take_hint(&self, mut state: Locked<'_>, now: Moment, wall: Timestamp) -> Next {
+    /// A push has no reliable age, so belief starts at the last answered request or renewal. A fence that is not above
+    /// those that answers named is ignored. A provisional grant needs a renewal first, sent after the push.
+    fn apply_grant_hint(&self, mut state: Locked<'_>, now: Moment, wall: Timestamp) -> Next {
         let Some(hint) = state.hint.take() else { return Next::Nothing };
         if hint.fence <= state.last_fence {
             return Next::Schedule;
         }
         if hint.provisional && self.confirmed_by_caller(&state) {
-            self.set_renew_at(self.renew_at().min(now.after(CALLER_FIRST)));
+            self.set_renew_at(self.renew_at().min(now.after(CALLER_CONFIRM_WINDOW)));
             state.hint = Some(hint);
             wake(state);
             return Next::Schedule;
@@ -794,7 +799,8 @@ impl LocalLease {
     /// A backend on this machine answers on the caller's thread, which saves two changes of thread. While a request or
     /// a renewal is in flight, its answer comes first.
     fn confirmed_by_caller(&self, state: &LocalState) -> bool {
-        matches!(state.proof, Some(Proof { belief: Belief::Process, .. })) && self.renew_at() != Moment::NEVER
+        matches!(state.last_answer, Some(LastAnswer { belief: Belief::Process, .. }))
+            && self.renew_at() != Moment::NEVER
     }
 
     fn refuse(&self, mut state: Locked<'_>, refusal: Refusal, next: Next) -> Next {
@@ -804,7 +810,7 @@ impl LocalLease {
         next
     }
 
-    /// Ends the belief in what was held; what was only granted is refused.
+    /// Marks a held lease lost; an unclaimed grant becomes a refusal.
     fn lose(&self, mut state: Locked<'_>, loss: Loss) -> Next {
         match state.phase {
             Phase::Held(hold) => {
@@ -813,7 +819,7 @@ impl LocalLease {
                 drop(state);
                 if self.validity.lose(loss) { Next::Lost } else { Next::Forget }
             }
-            _ => self.refuse(state, Refusal::Gone, Next::GiveBack),
+            _ => self.refuse(state, Refusal::Gone, Next::Release),
         }
     }
 
@@ -821,18 +827,18 @@ impl LocalLease {
     /// renewed until now and has to be released.
     fn lose_by_deadline(&self, state: Locked<'_>, now: Moment) -> Next {
         match self.lose(state, self.validity.reason_at(now)) {
-            Next::Lost if self.validity.loss() == Some(Loss::MaxHold) => Next::GiveBack,
+            Next::Lost if self.validity.loss() == Some(Loss::MaxHold) => Next::Release,
             next => next,
         }
     }
 
     fn session_ended(&self, state: &LocalState) -> bool {
         self.request.lifetime == Lifetime::Attached
-            && state.proof.as_ref().is_some_and(|proof| proof.belief.has_ended())
+            && state.last_answer.as_ref().is_some_and(|answer| answer.belief.has_ended())
     }
 
     /// Remembers what a renewal changed at the backend.
-    fn apply(&self, state: &mut LocalState, renewal: &Renewal) {
+    fn store_renewed_fields(&self, state: &mut LocalState, renewal: &Renewal) {
         self.ttl_micros.store(micros(renewal.ttl.get()), Ordering::Relaxed);
         if let Some(metadata) = &renewal.metadata {
             state.metadata = Some(Box::new(metadata.clone()));
@@ -840,26 +846,26 @@ impl LocalLease {
     }
 
     /// Nothing is in flight any more; the next renewal is at `renew_at`, or now if a hint came meanwhile.
-    fn renewed(&self, state: &mut LocalState, renew_at: Moment, now: Moment) {
+    fn schedule_renewal(&self, state: &mut LocalState, renew_at: Moment, now: Moment) {
         let again = std::mem::take(&mut state.renew_again);
         self.set_renew_at(if again { now } else { renew_at });
     }
 
-    /// Sequentially consistent, since the renewer compares it with what it reads of the schedule.
+    /// `SeqCst`, for its order with the shard bounds: a scan of the schedule clears the bound first, then reads this.
     fn set_renew_at(&self, moment: Moment) {
         self.renew_at.store(moment.as_micros(), Ordering::SeqCst);
     }
 
-    /// Stops renewals. A renewer that still reads the former time learns it from `begin_renewal`.
+    /// Stops renewals. A renewer that read the old time is stopped by `begin_renewal`.
     fn pause_renewals(&self) {
         self.renew_at.store(Moment::NEVER.as_micros(), Ordering::Release);
     }
 
-    /// Until when the last answered request lets us believe in the lease, if it was for this ttl.
+    /// The deadline from the last answer, assuming that its request or renewal asked for `ttl`.
     fn deadline(&self, state: &LocalState, ttl: Ttl) -> Moment {
-        let Some(proof) = &state.proof else { return Moment::default() };
-        match self.believed_for(&proof.belief, ttl) {
-            Some(length) => proof.sent.after(length.saturating_sub(margin(length))),
+        let Some(answer) = &state.last_answer else { return Moment::default() };
+        match self.believed_for(&answer.belief, ttl) {
+            Some(length) => answer.sent.after(length.saturating_sub(margin(length))),
             None => Moment::NEVER,
         }
     }
@@ -873,19 +879,20 @@ impl LocalLease {
         }
     }
 
-    /// When to renew what was proved at `sent`: after a third of the time it
-    /// is believed, less up to a tenth that differs from lease to lease.
+    /// When to renew next: a third of the believed time after `sent`, less up to 10 % jitter that the lease id decides.
     fn renew_time(&self, state: &LocalState, sent: Moment) -> Moment {
-        let belief = state.proof.as_ref().map_or(&Belief::Ttl, |proof| &proof.belief);
+        let belief = state.last_answer.as_ref().map_or(&Belief::Ttl, |answer| &answer.belief);
         let third = renew_every(self.ttl());
         let every = match self.believed_for(belief, self.ttl()) {
             Some(length) => length / 3,
             // Nothing expires here: renewals only make up for lost hints. A short ttl asks for that sooner.
-            None if matches!(state.phase, Phase::Waiting) && third >= HOLDER_SILENCE => WAITER_SILENCE,
-            None => third.min(HOLDER_SILENCE),
+            None if matches!(state.phase, Phase::Waiting) && third >= MAX_RENEW_INTERVAL_HOLDER => {
+                MAX_RENEW_INTERVAL_WAITER
+            }
+            None => third.min(MAX_RENEW_INTERVAL_HOLDER),
         };
-        let part = u32::try_from(self.request.key.id.as_u128() & 0xff).unwrap_or(0);
-        sent.after(every.saturating_sub(every / 10 * part / 255))
+        let jitter = u32::try_from(self.request.key.id.as_u128() & 0xff).unwrap_or(0);
+        sent.after(every.saturating_sub(every / 10 * jitter / 255))
     }
 }
 

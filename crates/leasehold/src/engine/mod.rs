@@ -36,7 +36,7 @@ pub(crate) use self::{
 use self::{local_lease::Next, renewer::Renewer, telemetry::Telemetry};
 use crate::{
     Error, Result,
-    backend::{Backend, coalesce::continue_here},
+    backend::Backend,
     clock::{Clock, Sleep},
     lease::{Moment, Outcome, Ttl},
     threads::{self, Task, Threads},
@@ -130,22 +130,22 @@ impl Engine {
         self.closing.notify_waiters();
         self.renewer.stop_waiting();
         let released = self.release_all().await;
-        self.idle().await;
-        // A request that was in flight may have been answered after the first look.
+        self.wait_until_idle().await;
+        // A request that was in flight may have been answered after the first `release_all`.
         self.renewer.stop_waiting();
         let late = self.release_all().await;
-        self.idle().await;
+        self.wait_until_idle().await;
         released.and(late).map(drop)
     }
 
-    /// Begins a request or release that its caller polls, on the caller's thread. It is taken over at the latest at
-    /// `limit`, and now if the instance was closed meanwhile.
+    /// Starts a request or release that the caller polls. The I/O thread takes it over at `limit` at the latest, or at
+    /// once if the instance is closed.
     ///
-    /// 1. The instance is closed.  2. Closing takes over what it finds.  3. The task is left to its caller, who sees
-    ///    that the instance is closed.
+    /// 1. `close` sets its flag.  2. `close` takes over all tasks that it finds.  3. This task is stored too late to be
+    ///    found, so the flag is checked again.
     fn begin_by_caller(&self, lease: &Arc<LocalLease>, task: Task, now: Moment, limit: Moment) {
         let poll = |task: &mut Task, context: &mut Context<'_>| self.threads.poll_here(task, context);
-        if !continue_here(|| lease.begin_by_caller(task, now, limit, &poll)) {
+        if !lease.begin_by_caller(task, now, limit, &poll) {
             return;
         }
         self.renewer.follow_up(lease, Next::Schedule, Outcome::Cancelled);
@@ -160,11 +160,11 @@ impl Engine {
     fn poll_in_flight(&self, lease: &LocalLease, context: &mut Context<'_>) -> Poll<Result<()>> {
         self.check_not_inherited()?;
         let poll = |task: &mut Task, context: &mut Context<'_>| self.threads.poll_here(task, context);
-        continue_here(|| lease.poll_in_flight(context, &poll)).map(Ok)
+        lease.poll_in_flight(context, &poll).map(Ok)
     }
 
     /// Completes when no task is left.
-    async fn idle(&self) {
+    async fn wait_until_idle(&self) {
         loop {
             self.renewer.take_over_all();
             let idle = self.idle.notified();
@@ -199,7 +199,7 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         if self.is_inherited() {
-            // The parent's sockets and threads are not this process's to end: they are leaked.
+            // The sockets and threads belong to the parent: leak them instead of closing them.
             mem::forget((Arc::clone(&self.backend), Arc::clone(&self.renewer), self.threads.clone()));
             return;
         }
@@ -237,7 +237,7 @@ pub(crate) fn margin(believed: Duration) -> Duration {
     (believed / 50).max(Duration::from_millis(50))
 }
 
-/// How often a lease is renewed: two more chances fit before it ends.
+/// The time between renewals: a third of the ttl, so that two retries fit before expiry.
 fn renew_every(ttl: Ttl) -> Duration {
     ttl.get() / 3
 }

@@ -31,20 +31,20 @@ impl Reentries {
             Wait::No => engine.clock.now(),
             Wait::Forever => Moment::NEVER,
         };
-        let mut inside = if let Ok(inside) = gate.try_lock() {
-            inside
+        let mut entered = if let Ok(entered) = gate.try_lock() {
+            entered
         } else {
-            // Another task of this holder is entering; by the time this one gives up, it is known who is in the way.
+            // Another task of this holder is entering. Look up the holders now, so that the answer can name them.
             let mut holders = engine.look_for_holders(options.resource);
             tokio::select! {
                 biased;
-                inside = gate.lock() => inside,
+                entered = gate.lock() => entered,
                 () = engine.sleep_until(give_up), if give_up != Moment::NEVER => {
                     return give_up_entering(engine, &options, &mut holders).await;
                 }
             }
         };
-        if let Some(guard) = Guard::join(engine, &inside)
+        if let Some(guard) = Guard::join(engine, &entered)
             && guard.check().is_ok()
         {
             if guard.claim().shape() != options.claim.shape() || guard.claim().units() < options.claim.units() {
@@ -68,7 +68,7 @@ impl Reentries {
         }
         let attempt = engine.acquire(&options).await?;
         if let Attempt::Acquired(guard) = &attempt {
-            *inside = guard.shareable();
+            *entered = guard.shareable();
         }
         Ok(attempt)
     }
@@ -77,7 +77,7 @@ impl Reentries {
     fn gate(&self, options: &AcquireOptions<'_>) -> Arc<EntryGate> {
         let mut gates = self.0.lock();
         gates.retain(|_, gate| {
-            Arc::strong_count(gate) > 1 || gate.try_lock().is_ok_and(|inside| inside.strong_count() > 0)
+            Arc::strong_count(gate) > 1 || gate.try_lock().is_ok_and(|lease| lease.strong_count() > 0)
         });
         Arc::clone(gates.entry((options.resource.clone(), options.holder.clone())).or_default())
     }

@@ -37,10 +37,10 @@ impl Engine {
         if let Some(released) = self.release_at_once(lease, &outcome, now) {
             return Ok(released);
         }
-        let (releasing, running) = (self.releasing(lease, outcome, now, true), self.running());
+        let (release, running) = (self.release_task(lease, outcome, now, true), self.running());
         let (engine, ending) = (Arc::clone(self), Arc::clone(lease));
         let task = async move {
-            let released = releasing.await;
+            let released = release.await;
             engine.renewer.follow_up(&ending, Next::Forget, Outcome::Completed);
             ending.on_released(released);
             drop(running);
@@ -59,8 +59,8 @@ impl Engine {
         let now = self.clock.now();
         if self.end_belief(lease, now) && self.release_at_once(lease, &outcome, now).is_none() {
             self.renewer.follow_up(lease, Next::Forget, Outcome::Completed);
-            let releasing = self.releasing(lease, outcome, now, false);
-            self.spawn(Box::pin(async move { drop(releasing.await) }));
+            let release = self.release_task(lease, outcome, now, false);
+            self.spawn(Box::pin(async move { drop(release.await) }));
         }
     }
 
@@ -70,11 +70,11 @@ impl Engine {
         let now = self.clock.now();
         let mut held = self.renewer.held();
         held.retain(|lease| self.end_belief(lease, now));
-        let hand_over = |lease| {
+        let start_release = |lease| {
             self.renewer.follow_up(lease, Next::Forget, Outcome::Completed);
-            self.hand_over(self.releasing(lease, Outcome::Completed, now, false))
+            self.spawn_with_reply(self.release_task(lease, Outcome::Completed, now, false))
         };
-        let answers: Vec<_> = held.iter().map(hand_over).collect();
+        let answers: Vec<_> = held.iter().map(start_release).collect();
         let (mut released, mut failure) = (0, None);
         for answer in answers {
             match answer.await.unwrap_or_else(|_| Err(Error::closed())) {
@@ -90,7 +90,7 @@ impl Engine {
     /// the caller has the renewer forget it then.
     fn end_belief(&self, lease: &Arc<LocalLease>, now: Moment) -> bool {
         let next = lease.on_release(now);
-        if next == Next::GiveBack && lease.validity.loss() == Some(Loss::Released) {
+        if next == Next::Release && lease.validity.loss() == Some(Loss::Released) {
             return true;
         }
         self.renewer.follow_up(lease, next, Outcome::Completed);
@@ -111,7 +111,7 @@ impl Engine {
     /// Releases a lease whose belief has ended, and tries again if that fails.
     ///
     /// With `by_caller` it sets no timer: the renewer moves it to the I/O thread if it is slow.
-    fn releasing(
+    fn release_task(
         self: &Arc<Self>,
         lease: &Arc<LocalLease>,
         outcome: Outcome,
@@ -121,30 +121,31 @@ impl Engine {
         let (engine, lease) = (Arc::clone(self), Arc::clone(lease));
         let span = self.telemetry.releasing(&lease);
         let within = span.clone();
-        let releasing = async move {
+        let task = async move {
             let first = engine.release_once(&lease, &outcome, now, by_caller).await;
             engine.telemetry.released(&span, &lease, &outcome, &first, now);
             if first.is_err() {
-                engine.give_back(&lease, outcome);
+                engine.spawn_release(&lease, outcome);
             }
             first
         };
-        releasing.instrument(within)
+        task.instrument(within)
     }
 
-    fn hand_over(
+    /// Runs the release on the I/O thread and sends its result to the receiver.
+    fn spawn_with_reply(
         self: &Arc<Self>,
-        releasing: impl Future<Output = Result<Released>> + Send + 'static,
+        release: impl Future<Output = Result<Released>> + Send + 'static,
     ) -> oneshot::Receiver<Result<Released>> {
         let (done, answer) = oneshot::channel();
         self.spawn(Box::pin(async move {
-            let _caller_left = done.send(releasing.await);
+            let _caller_left = done.send(release.await);
         }));
         answer
     }
 
-    /// Releases in the background, where nobody awaits the answer.
-    pub(crate) fn give_back(self: &Arc<Self>, lease: &Arc<LocalLease>, outcome: Outcome) {
+    /// Runs `release_until_done` on the I/O thread; nobody awaits the answer.
+    pub(crate) fn spawn_release(self: &Arc<Self>, lease: &Arc<LocalLease>, outcome: Outcome) {
         let (engine, lease) = (Arc::clone(self), Arc::clone(lease));
         self.spawn(Box::pin(async move { engine.release_until_done(&lease, &outcome).await }));
     }
@@ -164,13 +165,13 @@ impl Engine {
         let answer = match first.await {
             Poll::Ready(answer) => answer,
             // Boxed, so that the usual task stays small.
-            Poll::Pending => Box::pin(self.answer_in_time(call, &lease.key().resource)).await,
+            Poll::Pending => Box::pin(self.with_timeout(call, &lease.key().resource)).await,
         };
         self.telemetry.answered(CallKind::Release, &answer, now, || self.clock.now());
         answer.map(|answer| answer.value)
     }
 
-    async fn answer_in_time(
+    async fn with_timeout(
         &self,
         call: impl Future<Output = Result<Answer<Released>>>,
         resource: &Resource,

@@ -46,9 +46,9 @@ pub(crate) struct Renewer {
     renew_batch: usize,
     telemetry: Telemetry,
     schedule: Schedule,
-    /// The incarnation of the last answer, if there was one.
+    /// The incarnation of the last answer, once `incarnation_known`.
     incarnation: AtomicU64,
-    answered: AtomicBool,
+    incarnation_known: AtomicBool,
     renewals: Alarm,
     deadlines: Alarm,
     hints: OnceLock<HintDelivery>,
@@ -58,7 +58,8 @@ pub(crate) struct Renewer {
 /// Lets a loop sleep until a moment, and be woken for an earlier one.
 struct Alarm {
     wake: Notify,
-    /// When the loop wakes by itself, in microseconds; `NEVER` while it looks.
+    /// When the loop wakes by itself, in microseconds; `NEVER` while it reads the bounds: any moment is earlier, so
+    /// `wake_by` notifies.
     set_for: AtomicU64,
 }
 
@@ -107,7 +108,7 @@ impl Renewer {
             telemetry,
             schedule: Schedule::new(),
             incarnation: AtomicU64::new(0),
-            answered: AtomicBool::new(false),
+            incarnation_known: AtomicBool::new(false),
             renewals: Alarm::new(),
             deadlines: Alarm::new(),
             hints: OnceLock::new(),
@@ -137,12 +138,12 @@ impl Renewer {
         self.schedule.insert(lease);
     }
 
-    /// Does what a transition of the lease asks for; a lease that is given back is released with `outcome`.
+    /// Does what a transition of the lease asks for; `Next::Release` records `outcome`, or that `max_hold` was reached.
     pub(crate) fn follow_up(&self, lease: &Arc<LocalLease>, next: Next, outcome: Outcome) {
         match next {
             Next::Nothing => {}
             Next::Schedule => {
-                let (renew_at, deadline) = self.schedule.note(lease);
+                let (renew_at, deadline) = self.schedule.lower_bounds(lease);
                 self.renewals.wake_by(renew_at);
                 self.deadlines.wake_by(deadline);
             }
@@ -151,14 +152,14 @@ impl Renewer {
                 self.schedule.remove(lease.key().id);
                 self.report_loss(lease);
             }
-            Next::GiveBack => {
+            Next::Release => {
                 self.schedule.remove(lease.key().id);
                 let Some(engine) = self.engine.upgrade() else { return };
                 let loss = lease.validity.loss();
                 if loss.is_some() {
                     self.report_loss(lease);
                 }
-                engine.give_back(lease, if loss == Some(Loss::MaxHold) { Outcome::MaxHold } else { outcome });
+                engine.spawn_release(lease, if loss == Some(Loss::MaxHold) { Outcome::MaxHold } else { outcome });
             }
         }
     }
@@ -183,11 +184,11 @@ impl Renewer {
 
     /// An answer came from this incarnation. If the last one came from another, the backend may have lost its leases.
     pub(crate) fn answered_by(&self, incarnation: Incarnation) {
-        if self.incarnation.load(Ordering::Relaxed) == incarnation.0 && self.answered.load(Ordering::Relaxed) {
+        if self.incarnation.load(Ordering::Relaxed) == incarnation.0 && self.incarnation_known.load(Ordering::Relaxed) {
             return;
         }
         let before = self.incarnation.swap(incarnation.0, Ordering::SeqCst);
-        let before = self.answered.swap(true, Ordering::SeqCst).then_some(Incarnation(before));
+        let before = self.incarnation_known.swap(true, Ordering::SeqCst).then_some(Incarnation(before));
         if before.is_some_and(|before| before != incarnation) {
             tracing::warn!(
                 target: "leasehold::renew",
@@ -231,10 +232,10 @@ impl Renewer {
         }
     }
 
-    /// Called by the backend on any thread: only notes and wakes.
+    /// Called by the backend on any thread. Must not block: it updates state and wakes loops and callers.
     fn on_hint(&self, hint: Hint) {
         let now = self.clock.now();
-        let with = |id: LeaseId, change: &dyn Fn(&LocalLease) -> Next| {
+        let update = |id: LeaseId, change: &dyn Fn(&LocalLease) -> Next| {
             if let Some(lease) = self.schedule.find(id) {
                 self.follow_up(&lease, change(&lease), Outcome::Cancelled);
             }
@@ -242,15 +243,15 @@ impl Renewer {
         match hint {
             Hint::Granted { id, fence, provisional } => {
                 let wall = self.clock.wall();
-                with(id, &|lease| lease.on_grant_hint(fence, provisional, now, wall));
+                update(id, &|lease| lease.on_grant_hint(fence, provisional, now, wall));
             }
-            Hint::Evicted { id } => with(id, &|lease| lease.on_evict_hint(now)),
+            Hint::Evicted { id } => update(id, &|lease| lease.on_evict_hint(now)),
             Hint::Changed { resource } => {
                 self.renew_all_now(|lease| lease.key().resource == resource && lease.is_waiting());
             }
             Hint::Missed => {
                 for lease in self.schedule.all(|_| true) {
-                    self.follow_up(&lease, lease.on_missed(now), Outcome::Cancelled);
+                    self.follow_up(&lease, lease.on_hints_missed(now), Outcome::Cancelled);
                 }
             }
         }
@@ -274,16 +275,16 @@ impl Renewer {
         let mut leases: Vec<(Arc<LocalLease>, Sent)> = Vec::with_capacity(chunk.len());
         let mut renewals = Vec::with_capacity(chunk.len());
         for (lease, renewal) in chunk {
-            let sent = lease.sending(now);
+            let sent = lease.number_call(now);
             leases.push((lease, sent));
             renewals.push(renewal);
         }
         let sent_at = now;
-        let patience = renewals.iter().map(|renewal| renew_every(renewal.ttl)).min().unwrap_or_default();
+        let timeout = renewals.iter().map(|renewal| renew_every(renewal.ttl)).min().unwrap_or_default();
         let answer = tokio::select! {
             biased;
             answer = self.backend.renew(&renewals) => answer,
-            () = self.clock.sleep_until(now.after(patience)) => Err(Error::unanswered("no answer in time")),
+            () = self.clock.sleep_until(now.after(timeout)) => Err(Error::unanswered("no answer in time")),
         };
         let now = self.clock.now();
         self.telemetry.answered(CallKind::Renew, &answer, sent_at, || now);

@@ -57,7 +57,7 @@ impl Bound {
     }
 }
 
-/// Six bits of a lease id are fixed: the random half is mixed over them.
+/// Six bits of a lease id, a UUID, are constant: XOR the halves.
 #[allow(clippy::cast_possible_truncation, reason = "half of the bits are enough")]
 fn hash(id: LeaseId) -> u64 {
     let bits = id.as_u128();
@@ -95,8 +95,8 @@ impl Schedule {
         self.shards.iter().flat_map(of_shard).collect()
     }
 
-    /// Notes when the lease needs attention; returns its next renewal and its deadline.
-    pub(super) fn note(&self, lease: &LocalLease) -> (Moment, Moment) {
+    /// Lowers the bounds of its shard to when the lease needs attention; returns its next renewal and its deadline.
+    pub(super) fn lower_bounds(&self, lease: &LocalLease) -> (Moment, Moment) {
         let shard = self.shard(lease.key().id);
         let (renew_at, deadline) = (lease.due_at(), lease.deadline_to_watch());
         shard.renew_bound.lower_to(renew_at);
@@ -126,8 +126,8 @@ impl Schedule {
     }
 
     fn shard(&self, id: LeaseId) -> &Shard {
-        let at = usize::try_from(id.as_u128() >> 64 & 0xf).unwrap_or(0);
-        &self.shards[at]
+        let index = usize::try_from(id.as_u128() >> 64 & 0xf).unwrap_or(0);
+        &self.shards[index]
     }
 }
 

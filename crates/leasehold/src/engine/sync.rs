@@ -1,7 +1,7 @@
 //! The atomics and locks of what threads share about a lease.
 //!
-//! In unit tests they let a scheduler run another thread before each use, so that tests try the orders in which
-//! threads can meet; elsewhere they are those of the standard library and of `parking_lot`.
+//! In unit tests they let a scheduler run another thread before each use, so that tests try many thread
+//! interleavings; elsewhere they are those of the standard library and of `parking_lot`.
 
 #[cfg(test)]
 mod explored;

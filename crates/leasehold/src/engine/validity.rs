@@ -20,7 +20,7 @@ pub enum LeaseHealth {
     InDoubt,
     /// No longer held.
     Lost,
-    /// Given back.
+    /// Released.
     Released,
 }
 
@@ -36,7 +36,7 @@ pub enum Loss {
     MaxHold,
     /// The backend no longer knows it: it expired there, or the backend forgot.
     Gone,
-    /// This instance gave it back: its guard was released, or all were.
+    /// This instance released it, by its guard, by `release_all` or by `close`.
     Released,
 }
 
@@ -90,11 +90,11 @@ impl fmt::Display for Loss {
 #[derive(Debug)]
 pub(crate) struct Validity {
     deadline: AtomicU64,
-    /// When `max_hold` ends it, renewed or not.
-    ends_at: AtomicU64,
+    /// When its `max_hold` is reached: no renewal moves the deadline beyond it.
+    max_hold_at: AtomicU64,
     in_doubt: AtomicBool,
-    /// The number of its loss; 0 while it has not ended.
-    end: AtomicU8,
+    /// The number of its `Loss`; 0 while it has not ended.
+    loss_code: AtomicU8,
     /// Whether anyone has called `lost`.
     awaited: AtomicBool,
     ended: Notify,
@@ -108,19 +108,19 @@ impl Validity {
     pub(crate) fn new() -> Self {
         Self {
             deadline: AtomicU64::new(Moment::NEVER.as_micros()),
-            ends_at: AtomicU64::new(Moment::NEVER.as_micros()),
+            max_hold_at: AtomicU64::new(Moment::NEVER.as_micros()),
             in_doubt: AtomicBool::new(false),
-            end: AtomicU8::new(0),
+            loss_code: AtomicU8::new(0),
             awaited: AtomicBool::new(false),
             ended: Notify::new(),
         }
     }
 
-    /// The lease is held from now on: until `deadline`, which renewals extend, and never beyond `ends_at`.
-    pub(crate) fn begin(&self, deadline: Moment, ends_at: Moment) {
-        self.ends_at.store(ends_at.as_micros(), Ordering::Release);
+    /// The lease is held from now on: until `deadline`, which renewals extend, and never beyond `max_hold_at`.
+    pub(crate) fn begin(&self, deadline: Moment, max_hold_at: Moment) {
+        self.max_hold_at.store(max_hold_at.as_micros(), Ordering::Release);
         self.in_doubt.store(false, Ordering::Release);
-        self.deadline.store(deadline.min(ends_at).as_micros(), Ordering::SeqCst);
+        self.deadline.store(deadline.min(max_hold_at).as_micros(), Ordering::SeqCst);
     }
 
     pub(crate) fn deadline(&self) -> Moment {
@@ -129,7 +129,7 @@ impl Validity {
 
     /// Why a lease whose deadline has passed at `now` is lost.
     pub(crate) fn reason_at(&self, now: Moment) -> Loss {
-        if now.as_micros() >= self.ends_at.load(Ordering::SeqCst) { Loss::MaxHold } else { Loss::RenewTimeout }
+        if now.as_micros() >= self.max_hold_at.load(Ordering::SeqCst) { Loss::MaxHold } else { Loss::RenewTimeout }
     }
 
     /// The health at `now`, as far as it is known without the session.
@@ -145,9 +145,9 @@ impl Validity {
 
     /// Moves the deadline on. A reply that arrives after the deadline revives nothing.
     pub(crate) fn extend(&self, now: Moment, deadline: Moment) -> bool {
-        let ends_at = self.ends_at.load(Ordering::SeqCst);
+        let max_hold_at = self.max_hold_at.load(Ordering::SeqCst);
         let moved = self.deadline.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |current| {
-            (current > now.as_micros()).then_some(current.max(deadline.as_micros().min(ends_at)))
+            (current > now.as_micros()).then_some(current.max(deadline.as_micros().min(max_hold_at)))
         });
         if moved.is_ok() {
             self.in_doubt.store(false, Ordering::SeqCst);
@@ -155,13 +155,13 @@ impl Validity {
         moved.is_ok()
     }
 
-    pub(crate) fn doubt(&self) {
+    pub(crate) fn mark_in_doubt(&self) {
         self.in_doubt.store(true, Ordering::SeqCst);
     }
 
     /// Ends the belief. The first end counts; returns whether it was this one.
     pub(crate) fn lose(&self, loss: Loss) -> bool {
-        let first = self.end.compare_exchange(0, loss.number(), Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        let first = self.loss_code.compare_exchange(0, loss.number(), Ordering::SeqCst, Ordering::SeqCst).is_ok();
         if first {
             self.deadline.store(ENDED, Ordering::SeqCst);
             // Either this sees `awaited`, or a caller of `lost` that sets it later sees the end.
@@ -174,7 +174,7 @@ impl Validity {
 
     /// Why the lease was lost; `None` while it is held.
     pub(crate) fn loss(&self) -> Option<Loss> {
-        Loss::from_number(self.end.load(Ordering::SeqCst))
+        Loss::from_number(self.loss_code.load(Ordering::SeqCst))
     }
 
     /// Completes when the lease is no longer held, at once if it was lost before.
@@ -198,9 +198,9 @@ mod tests {
         Moment::from_micros(micros)
     }
 
-    fn held(deadline: u64, ends_at: Moment) -> Validity {
+    fn held(deadline: u64, max_hold_at: Moment) -> Validity {
         let validity = Validity::new();
-        validity.begin(at(deadline), ends_at);
+        validity.begin(at(deadline), max_hold_at);
         validity
     }
 
@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn doubt_is_cleared_by_the_next_answer() {
         let validity = held(100, Moment::NEVER);
-        validity.doubt();
+        validity.mark_in_doubt();
         assert_eq!(validity.health(at(10)), LeaseHealth::InDoubt);
         validity.extend(at(20), at(200));
         assert_eq!(validity.health(at(30)), LeaseHealth::Held);

@@ -45,7 +45,7 @@ struct SessionState {
 }
 
 impl Session {
-    /// A live session that is believed for `silence_limit` after each answer.
+    /// Creates a live session that is believed for `silence_limit` after each answer.
     pub fn new(silence_limit: Duration) -> Self {
         Self(Arc::new(SessionState { silence_limit, ended: AtomicBool::new(false) }))
     }
@@ -60,7 +60,7 @@ impl Session {
         self.0.ended.load(Ordering::SeqCst)
     }
 
-    /// How long an answer is believed without another one.
+    /// Returns how long an answer is believed without another one.
     pub fn silence_limit(&self) -> Duration {
         self.0.silence_limit
     }

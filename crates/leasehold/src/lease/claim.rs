@@ -22,15 +22,16 @@ impl Claim {
     pub const EXCLUSIVE: Self = Self { mode: Mode::Exclusive, units: LOCK_CAPACITY, capacity: LOCK_CAPACITY };
     /// One unit of a lock: a read lock.
     pub const SHARED: Self = Self { mode: Mode::Shared, units: 1, capacity: LOCK_CAPACITY };
-    /// The one unit of an election.
+    /// The claim of a leader: the only unit of an election.
     pub const LEADER: Self = Self { mode: Mode::Leader, units: 1, capacity: 1 };
     /// The most permits a semaphore can have: each backend stores it as a 32-bit integer.
     pub const MAX_PERMITS: u32 = LOCK_CAPACITY;
 
-    /// `units` permits of a semaphore that has `limit`.
+    /// Creates a claim on `units` permits of a semaphore that has `limit`.
     ///
     /// # Errors
-    /// `InvalidConfig` when either is zero or `units` is above `limit`.
+    /// `InvalidConfig` if either is zero, `units` exceeds `limit`, or `limit` exceeds
+    /// [`MAX_PERMITS`](Self::MAX_PERMITS).
     pub fn permits(units: u32, limit: u32) -> Result<Self> {
         if limit == 0 || limit > Self::MAX_PERMITS {
             return Err(Error::invalid_config(format!(
@@ -161,7 +162,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The shape of claims of this kind on this capacity.
+    /// Creates the shape of claims of this kind on this capacity.
     pub const fn new(family: Family, capacity: u32) -> Self {
         Self { family, capacity }
     }

@@ -7,7 +7,7 @@ use super::{Busy, Fence, HeldBy, Resource, Shape};
 /// `Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why something could not be done, in words a user can act on.
+/// Why a call failed, with a message that says what to do.
 ///
 /// `Err` means that a call could not be carried out, or from `check` that a lease
 /// is lost. Calls that ask whether a lock is free return the answer as a value.
@@ -76,32 +76,32 @@ impl Error {
         }))
     }
 
-    /// A name, holder or note that cannot be used.
+    /// Creates an `InvalidName` error: a name, holder or note cannot be used.
     pub fn invalid_name(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::InvalidName, message)
     }
 
-    /// A setting that cannot be used.
+    /// Creates an `InvalidConfig` error: a setting cannot be used.
     pub fn invalid_config(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::InvalidConfig, message)
     }
 
-    /// A backend that cannot be reached or used; nothing was changed.
+    /// Creates an `Unavailable` error: the backend cannot be reached or used, and nothing was changed.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unavailable, message)
     }
 
-    /// A request that was sent and not answered: it may have been carried out.
+    /// Creates an `OutcomeUnknown` error: the request was sent and not answered, so it may have been carried out.
     pub fn unanswered(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::OutcomeUnknown, message)
     }
 
-    /// A backend that refused the credentials or the rights.
+    /// Creates a `PermissionDenied` error: the backend refused the credentials or the rights.
     pub fn permission_denied(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::PermissionDenied, message)
     }
 
-    /// Something the backend cannot do.
+    /// Creates an `Unsupported` error: the backend cannot do this.
     pub fn unsupported(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unsupported, message)
     }
@@ -170,17 +170,17 @@ impl Error {
         self
     }
 
-    /// The kind of the error.
+    /// Returns the kind of the error.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// The resource that the error is about.
+    /// Returns the resource that the error is about.
     pub fn resource(&self) -> Option<&Resource> {
         self.0.resource.as_ref()
     }
 
-    /// Who held the resource, for `Busy` and `WaitElapsed`.
+    /// Returns who held the resource, for `Busy` and `WaitElapsed`.
     pub fn holders(&self) -> &[HeldBy] {
         &self.0.holders
     }

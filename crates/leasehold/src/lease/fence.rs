@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 /// A number that rises with every grant of a resource, below 2^53.
 ///
-/// Send it along with each write; a store that remembers the highest fence it
-/// has seen can refuse a lower one, and so a holder that lost its lease.
+/// Send it along with each write. A store that remembers the highest fence it has
+/// seen can refuse lower ones, which come from holders that lost the lease.
 ///
 /// ```
 /// use leasehold::Fence;
@@ -27,15 +27,15 @@ use serde::{Deserialize, Serialize};
 pub struct Fence(u64);
 
 impl Fence {
-    /// The highest fence: every JSON reader keeps it exact.
+    /// The highest fence; JSON numbers represent it exactly.
     pub const MAX: Self = Self((1 << 53) - 1);
 
-    /// A fence of this value.
+    /// Creates a fence of this value.
     pub const fn new(value: u64) -> Self {
         Self(value)
     }
 
-    /// The number to store and compare.
+    /// Returns the number to store and compare.
     pub const fn get(self) -> u64 {
         self.0
     }

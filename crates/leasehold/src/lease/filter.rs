@@ -27,7 +27,7 @@ impl Names {
     }
 }
 
-/// Which live leases to list: by name, then in the order of the queue.
+/// Selects live leases; they are listed by name, holders first, then in queue order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ListFilter {
@@ -40,7 +40,7 @@ pub struct ListFilter {
 }
 
 impl ListFilter {
-    /// The first thousand of these resources.
+    /// Creates a filter for the first thousand of these resources.
     pub fn new(names: Names) -> Self {
         Self { names, limit: 1000, after: None }
     }
@@ -79,7 +79,7 @@ pub struct Selection {
     pub next: Option<Resource>,
 }
 
-/// Which ended leases to return, newest first. For the next page, set `until` to the end of the oldest that was returned.
+/// Selects ended leases, newest first. For the next page, set `until` to `ended_at` of the last lease returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HistoryFilter {
@@ -96,7 +96,7 @@ pub struct HistoryFilter {
 }
 
 impl HistoryFilter {
-    /// The newest hundred of these resources.
+    /// Creates a filter for the newest hundred ended leases of these resources.
     pub fn new(names: Names) -> Self {
         Self { names, failures: false, since: None, until: None, limit: 100 }
     }

@@ -17,7 +17,7 @@ pub struct Answer<T> {
 }
 
 impl<T> Answer<T> {
-    /// An answer that is believed for the ttl.
+    /// Creates an answer that is believed for the ttl.
     pub fn new(value: T, incarnation: Incarnation) -> Self {
         Self { value, incarnation, belief: Belief::Ttl }
     }
@@ -50,7 +50,7 @@ pub enum Decision {
     Busy(Busy),
     /// The resource is in use as something else; nothing was left behind.
     WrongShape {
-        /// What it is in use as.
+        /// The shape in use.
         in_force: Shape,
     },
 }
@@ -66,7 +66,7 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// A grant with this fence, made at this time.
+    /// Creates a grant with this fence, made at this time.
     pub const fn new(fence: Fence, acquired_at: Timestamp) -> Self {
         Self { fence, acquired_at }
     }
@@ -80,12 +80,12 @@ pub struct QueuePosition {
     pub ahead: u32,
     /// The resource's newest fence: a hint that is not above it is stale.
     pub last_fence: Fence,
-    /// The time until the first lease in the way runs out: ask again then if no hint came.
+    /// The time until the first blocking lease expires; ask again then if no hint arrives.
     pub ask_again_in: Option<Duration>,
 }
 
 impl QueuePosition {
-    /// A position behind this many waiters, with the resource's newest fence.
+    /// Creates a position behind this many waiters, with the resource's newest fence.
     pub const fn new(ahead: u32, last_fence: Fence, ask_again_in: Option<Duration>) -> Self {
         Self { ahead, last_fence, ask_again_in }
     }
@@ -102,7 +102,7 @@ pub struct Busy {
 }
 
 impl Busy {
-    /// These holders and this many waiters.
+    /// Creates an answer with these holders and this many waiters.
     pub const fn new(holders: Vec<HeldBy>, waiting: u32) -> Self {
         Self { holders, waiting }
     }
@@ -114,7 +114,7 @@ impl Busy {
 pub struct HeldBy {
     /// The holder's label.
     pub holder: Holder,
-    /// The holder's own line for people.
+    /// A one-line note from the holder.
     pub note: Option<String>,
     /// Exclusive, shared, permit or leader.
     pub mode: Mode,
@@ -125,7 +125,7 @@ pub struct HeldBy {
 }
 
 impl HeldBy {
-    /// A holder of this grant, without a note.
+    /// Creates a holder of this grant, without a note.
     pub const fn new(holder: Holder, mode: Mode, fence: Fence, held_for: Duration) -> Self {
         Self { holder, note: None, mode, fence, held_for }
     }
@@ -163,7 +163,7 @@ pub enum Released {
     LeftQueue,
     /// The lease had ended before.
     Gone,
-    /// Another guard of a re-entrant lock still holds it. Guards answer this, backends never do.
+    /// Another guard still shares the lease (`shared_by_holder`). Backends never return this.
     Shared,
 }
 

@@ -17,7 +17,7 @@ impl Holder {
     /// The longest holder, in bytes.
     pub const MAX_BYTES: usize = 256;
 
-    /// A chosen label: 1 to 256 bytes, no control characters.
+    /// Creates a holder with this label: 1 to 256 bytes, no control characters.
     ///
     /// # Errors
     /// `InvalidName` if the label is empty, too long or has a control character.
@@ -32,7 +32,7 @@ impl Holder {
         Ok(Self(label.into()))
     }
 
-    /// A label no other instance has: `user@host:pid:random`.
+    /// Creates a label that no other instance has: `user@host:pid:random`.
     pub fn unique() -> Self {
         let user = env::var("USER").or_else(|_| env::var("LOGNAME")).unwrap_or_else(|_| user_of_process());
         let host = fs::read_to_string("/proc/sys/kernel/hostname")
@@ -46,7 +46,7 @@ impl Holder {
         Self(label.into())
     }
 
-    /// The label.
+    /// Returns the label.
     pub fn as_str(&self) -> &str {
         &self.0
     }

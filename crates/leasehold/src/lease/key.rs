@@ -16,17 +16,17 @@ use crate::{Error, Result};
 pub struct LeaseId(Uuid);
 
 impl LeaseId {
-    /// A new id from the system's random source.
+    /// Creates a new id from the system's random source.
     pub fn random() -> Self {
         Self(uuid::Builder::from_random_bytes(random_bytes()).into_uuid())
     }
 
-    /// The id with these 128 bits.
+    /// Creates the id with these 128 bits.
     pub const fn from_u128(bits: u128) -> Self {
         Self(Uuid::from_u128(bits))
     }
 
-    /// The id's 128 bits.
+    /// Returns the id's 128 bits.
     pub const fn as_u128(self) -> u128 {
         self.0.as_u128()
     }
@@ -64,13 +64,13 @@ pub struct LeaseKey {
 }
 
 impl LeaseKey {
-    /// The lease with this id on this resource.
+    /// Creates the key of the lease with this id on this resource.
     pub const fn new(resource: Resource, id: LeaseId) -> Self {
         Self { resource, id }
     }
 }
 
-/// A granted lease as text, `lh1_…`: hands the lease from one process to another.
+/// A granted lease as text, `lh2_…`: hands the lease from one process to another.
 ///
 /// Anyone who has it can renew and release the lease, so keep it like a password.
 #[derive(Clone, PartialEq, Eq)]
@@ -80,19 +80,19 @@ pub struct LeaseHandle {
 }
 
 impl LeaseHandle {
-    const PREFIX: &'static str = "lh1_";
+    const PREFIX: &'static str = "lh2_";
 
-    /// The handle of the lease that was granted with this fence.
+    /// Creates the handle of the lease that was granted with this fence.
     pub const fn new(key: LeaseKey, fence: Fence) -> Self {
         Self { key, fence }
     }
 
-    /// The resource and the id of the lease.
+    /// Returns the resource and the id of the lease.
     pub const fn key(&self) -> &LeaseKey {
         &self.key
     }
 
-    /// The fence of the lease.
+    /// Returns the fence of the lease.
     pub const fn fence(&self) -> Fence {
         self.fence
     }
@@ -118,7 +118,7 @@ impl FromStr for LeaseHandle {
 
     fn from_str(text: &str) -> Result<Self> {
         let invalid =
-            || Error::invalid_config("this is not a lease handle: it reads lh1_… and is printed by `acquire`");
+            || Error::invalid_config("this is not a lease handle: it reads lh2_… and is printed by `acquire`");
         let digits = text.trim().strip_prefix(Self::PREFIX).ok_or_else(invalid)?;
         if !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) || digits.len() % 2 != 0 {
             return Err(invalid());

@@ -15,7 +15,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A problem of this kind.
+    /// Creates a problem of this kind.
     pub fn new(kind: impl Into<String>, details: impl Into<String>) -> Self {
         Self { kind: kind.into(), details: details.into() }
     }
@@ -44,12 +44,12 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// A failure of this kind with these details. An error that writes its causes with `{:#}` does so here.
+    /// Creates a failure of this kind with these details. An error that writes its causes with `{:#}` does so here.
     pub fn failed(kind: impl Into<String>, details: impl fmt::Display) -> Self {
         Self::Failed(Problem { kind: kind.into(), details: format!("{details:#}") })
     }
 
-    /// The ending that history records for this outcome.
+    /// Returns the ending that history records for this outcome.
     pub fn ending(&self) -> Ending {
         match self {
             Self::Completed => Ending::Released,
@@ -70,11 +70,11 @@ pub enum Ending {
     Released,
     /// Its holder released it; the work had failed.
     Failed,
-    /// Ran out: nobody renewed it.
+    /// It expired: nobody renewed it.
     Expired,
     /// Its process or connection died.
     Disconnected,
-    /// Taken away by an operator.
+    /// An operator took it away.
     Evicted,
     /// It reached its `max_hold`.
     MaxHold,
@@ -85,7 +85,7 @@ pub enum Ending {
 }
 
 impl Ending {
-    /// The word for it in JSON, SQL and the command.
+    /// Returns the word for it in JSON, SQL and the command.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Released => "released",
@@ -99,7 +99,7 @@ impl Ending {
         }
     }
 
-    /// Returns whether it is a failure: all but released and cancelled are.
+    /// Returns `true` for every ending except `Released` and `Cancelled`.
     pub const fn is_failure(self) -> bool {
         !matches!(self, Self::Released | Self::Cancelled)
     }

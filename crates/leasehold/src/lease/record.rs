@@ -16,7 +16,7 @@ pub struct LeaseRecord {
     pub holder: Holder,
     /// How many units of the resource it takes.
     pub claim: Claim,
-    /// Whether it holds or waits.
+    /// Whether it is held or queued.
     pub state: LeaseState,
     /// When it was requested, by the backend's wall clock.
     pub asked_at: Timestamp,
@@ -24,16 +24,16 @@ pub struct LeaseRecord {
     pub renewed_ago: Duration,
     /// How long it lives without a renewal.
     pub ttl: Ttl,
-    /// When it ends without a renewal; `None` if it lasts as long as its process or connection.
+    /// Time left without a renewal; `None` if the lease lasts as long as its process or connection.
     pub expires_in: Option<Duration>,
-    /// One line for people.
+    /// A one-line note from the holder.
     pub note: Option<String>,
-    /// A JSON object for programs.
+    /// A JSON object from the holder.
     pub metadata: Metadata,
 }
 
 impl LeaseRecord {
-    /// A record without times, note and metadata; set what is known.
+    /// Creates a record without times, note and metadata; set what is known.
     pub fn new(resource: Resource, holder: Holder, claim: Claim, state: LeaseState) -> Self {
         Self {
             resource,
@@ -49,7 +49,7 @@ impl LeaseRecord {
         }
     }
 
-    /// The fence of the grant; `None` while it waits.
+    /// Returns the fence of the grant; `None` while it waits.
     pub const fn fence(&self) -> Option<Fence> {
         match self.state {
             LeaseState::Holding { fence, .. } => Some(fence),
@@ -58,10 +58,10 @@ impl LeaseRecord {
     }
 }
 
-/// Whether a lease holds or waits.
+/// Whether a lease is held or queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseState {
-    /// It holds.
+    /// The lease is held.
     Holding {
         /// The fence of the grant.
         fence: Fence,
@@ -70,7 +70,7 @@ pub enum LeaseState {
         /// How long it has been held.
         held_for: Duration,
     },
-    /// It waits.
+    /// The lease is queued.
     Waiting {
         /// How many waiters are ahead.
         ahead: u32,
@@ -87,7 +87,7 @@ pub struct EndedLease {
     pub resource: Resource,
     /// Who held it or waited for it.
     pub holder: Holder,
-    /// How many units of the resource it takes.
+    /// How many units of the resource it took.
     pub claim: Claim,
     /// The fence of the grant; `None` for a wait that was never granted.
     pub fence: Option<Fence>,
@@ -99,17 +99,17 @@ pub struct EndedLease {
     pub ended_at: Timestamp,
     /// How it ended.
     pub ending: Ending,
-    /// What went wrong, or the reason of an eviction.
+    /// What went wrong, or the reason for an eviction.
     pub problem: Option<Problem>,
-    /// One line for people.
+    /// A one-line note from the holder.
     pub note: Option<String>,
-    /// A JSON object for programs.
+    /// A JSON object from the holder.
     #[serde(default)]
     pub metadata: Metadata,
 }
 
 impl EndedLease {
-    /// The record of a wait that ended without a grant; for a lease that was held, set the other fields.
+    /// Creates the record of a wait that ended without a grant; for a lease that was held, set the other fields.
     pub fn new(resource: Resource, holder: Holder, claim: Claim, ended_at: Timestamp, ending: Ending) -> Self {
         Self {
             resource,
@@ -138,7 +138,7 @@ pub struct HistoryPage {
 }
 
 impl HistoryPage {
-    /// At most `limit` of these leases.
+    /// Creates a page of at most `limit` of these leases.
     pub fn new(mut leases: Vec<EndedLease>, limit: usize) -> Self {
         let is_truncated = leases.len() > limit;
         leases.truncate(limit);
@@ -157,7 +157,7 @@ pub struct Page {
 }
 
 impl Page {
-    /// These leases, and the `after` of the next page if more follow.
+    /// Creates a page of these leases, with the `after` of the next page if more follow.
     pub const fn new(leases: Vec<LeaseRecord>, next: Option<Resource>) -> Self {
         Self { leases, next }
     }
@@ -181,7 +181,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// What happened to this holder's claim on the resource.
+    /// Creates an event about this holder's claim on the resource.
     pub const fn new(at: Timestamp, resource: Resource, holder: Holder, claim: Claim, kind: EventKind) -> Self {
         Self { at, resource, holder, claim, kind }
     }
@@ -192,9 +192,9 @@ impl Event {
 #[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum EventKind {
-    /// Someone queued.
+    /// A request joined the queue.
     Waiting,
-    /// Someone holds.
+    /// A lease was granted.
     Acquired {
         /// The fence of the grant.
         fence: Fence,

@@ -15,24 +15,24 @@ pub struct Request {
     pub claim: Claim,
     /// How long the lease lives without a renewal; 30 s by default.
     pub ttl: Ttl,
-    /// Whether to queue if the resource is busy; it does by default.
+    /// What to do if the resource is busy; by default, the request queues.
     pub patience: Patience,
-    /// With more waiters than this ahead, the request is busy instead of queued; no limit by default.
+    /// The most waiters that may be ahead; with more, the answer is `Busy`. No limit by default.
     pub max_waiters: Option<u32>,
-    /// What the lease ends with; by default with its process.
+    /// What ends the lease: by default, the end of its process.
     pub lifetime: Lifetime,
-    /// The name of the holder that others see.
+    /// The holder name that others see.
     pub holder: Holder,
-    /// One line for people.
+    /// A one-line note from the holder.
     pub note: Option<String>,
-    /// A JSON object for programs.
+    /// A JSON object from the holder.
     pub metadata: Metadata,
     /// The lowest fence to grant, at most 10 s ahead of the backend's wall clock.
     pub fence_floor: Option<Fence>,
 }
 
 impl Request {
-    /// A request that queues, for an attached lease of 30 s.
+    /// Creates a request that queues, for an attached lease of 30 s.
     pub fn new(key: LeaseKey, claim: Claim, holder: Holder) -> Self {
         Self {
             key,
@@ -83,21 +83,21 @@ impl Request {
         self
     }
 
-    /// Makes the request busy instead of queued if more waiters than this are ahead.
+    /// Sets the most waiters that may be ahead; with more, the answer is `Busy`.
     #[must_use]
     pub fn max_waiters(mut self, most: u32) -> Self {
         self.max_waiters = Some(most);
         self
     }
 
-    /// Sets whether it queues.
+    /// Sets what to do if the resource is busy.
     #[must_use]
     pub fn patience(mut self, patience: Patience) -> Self {
         self.patience = patience;
         self
     }
 
-    /// Sets what the lease ends with.
+    /// Sets what ends the lease.
     #[must_use]
     pub fn lifetime(mut self, lifetime: Lifetime) -> Self {
         self.lifetime = lifetime;
@@ -105,7 +105,7 @@ impl Request {
     }
 }
 
-/// What to do when the resource is busy.
+/// What to do if the resource is busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
     /// Leave at once.
@@ -114,13 +114,12 @@ pub enum Patience {
     Queue,
 }
 
-/// What a lease ends with.
+/// What ends a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lifetime {
-    /// With the process that acquired it, on backends that see processes or
-    /// connections die; elsewhere with its ttl.
+    /// The end of its process or connection, where the backend can see that; otherwise its ttl.
     Attached,
-    /// With its ttl, on every backend: the process may exit and hand the lease on.
+    /// Only its ttl: the process may exit and hand the lease on.
     Detached,
 }
 
@@ -141,12 +140,12 @@ pub struct Renewal {
 }
 
 impl Renewal {
-    /// Renews and changes nothing else.
+    /// Creates a renewal that changes nothing else.
     pub fn new(key: LeaseKey, ttl: Ttl) -> Self {
         Self { key, ttl, fence_floor: None, downgrade: None, metadata: None }
     }
 
-    /// Raises the fence to exactly this.
+    /// Sets the exact value to raise the fence to.
     #[must_use]
     pub fn fence_floor(mut self, floor: Fence) -> Self {
         self.fence_floor = Some(floor);
@@ -160,7 +159,7 @@ impl Renewal {
         self
     }
 
-    /// Replaces the metadata.
+    /// Sets the new metadata.
     #[must_use]
     pub fn metadata(mut self, metadata: Metadata) -> Self {
         self.metadata = Some(metadata);

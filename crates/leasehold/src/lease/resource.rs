@@ -27,7 +27,7 @@ impl Resource {
     /// The longest name, in bytes.
     pub const MAX_BYTES: usize = 512;
 
-    /// The resource of this name.
+    /// Creates the resource of this name.
     ///
     /// # Errors
     /// `InvalidName` if it is empty, too long or has a control character.
@@ -63,7 +63,7 @@ impl Resource {
         Ok(())
     }
 
-    /// The name as given.
+    /// Returns the name as given.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -21,12 +21,12 @@ pub struct RunRecord {
 }
 
 impl RunRecord {
-    /// A record without any run; set what is known.
+    /// Creates a record without any run; set what is known.
     pub const fn new(resource: Resource) -> Self {
         Self { resource, skips: 0, last_skip: None, held_by: None, last_success: None }
     }
 
-    /// When the last run was reported.
+    /// Returns when the last run was reported.
     pub fn last_report(&self) -> Option<Timestamp> {
         self.last_skip.max(self.last_success)
     }
@@ -37,7 +37,7 @@ impl RunRecord {
         self.take_newest(later);
     }
 
-    /// Merges another copy of the same record: the newer values count.
+    /// Merges another copy of this record, keeping the newer values.
     pub fn merge(&mut self, copy: Self) {
         self.skips = self.skips.max(copy.skips);
         self.take_newest(copy);
@@ -66,12 +66,12 @@ pub struct RunReport {
 }
 
 impl RunReport {
-    /// A run was skipped; `held_by` names who was in the way.
+    /// Creates the report of a skipped run; `held_by` names who held the lock.
     pub const fn skipped(resource: Resource, held_by: Option<Holder>) -> Self {
         Self { resource, skips: 1, held_by, success: false }
     }
 
-    /// A run succeeded.
+    /// Creates the report of a successful run.
     pub const fn succeeded(resource: Resource) -> Self {
         Self { resource, skips: 0, held_by: None, success: true }
     }
@@ -83,7 +83,7 @@ impl RunReport {
         self
     }
 
-    /// The report as a record of its own, made at `now`.
+    /// Returns the report as a record of its own, made at `now`.
     pub fn record(&self, now: Timestamp) -> RunRecord {
         let skipped = self.skips > 0;
         RunRecord {

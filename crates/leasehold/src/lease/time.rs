@@ -21,29 +21,29 @@ impl Moment {
     /// Later than every other moment; the end of a lease that no clock ends.
     pub const NEVER: Self = Self(u64::MAX);
 
-    /// The moment this many microseconds after the clock's start.
+    /// Creates the moment this many microseconds after the clock's start.
     pub const fn from_micros(micros: u64) -> Self {
         Self(micros)
     }
 
-    /// Microseconds since the clock's start.
+    /// Returns the microseconds since the clock's start.
     pub const fn as_micros(self) -> u64 {
         self.0
     }
 
-    /// The moment `length` later; `NEVER` when that cannot be counted.
+    /// Returns the moment `length` later; `NEVER` on overflow.
     #[must_use]
     pub fn after(self, length: Duration) -> Self {
         Self(self.0.saturating_add(micros(length)))
     }
 
-    /// The moment `length` earlier, at the earliest the clock's start.
+    /// Returns the moment `length` earlier, but not before the clock's start.
     #[must_use]
     pub fn before(self, length: Duration) -> Self {
         Self(self.0.saturating_sub(micros(length)))
     }
 
-    /// How long after `earlier` this is; zero when it is not.
+    /// Returns the time since `earlier`; zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_micros(self.0.saturating_sub(earlier.0))
     }
@@ -55,55 +55,55 @@ impl Moment {
 pub struct Timestamp(u64);
 
 impl Timestamp {
-    /// The time this many microseconds after 1970.
+    /// Creates the time this many microseconds after 1970.
     pub const fn from_micros(micros: u64) -> Self {
         Self(micros)
     }
 
-    /// Microseconds since 1970.
+    /// Returns the microseconds since 1970.
     pub const fn as_micros(self) -> u64 {
         self.0
     }
 
-    /// The same as the standard library's wall-clock type.
+    /// Converts it to the standard library's wall-clock type.
     pub fn to_system_time(self) -> SystemTime {
         UNIX_EPOCH + Duration::from_micros(self.0)
     }
 
-    /// The time `length` later.
+    /// Returns the time `length` later.
     #[must_use]
     pub fn after(self, length: Duration) -> Self {
         Self(self.0.saturating_add(micros(length)))
     }
 
-    /// The time `length` earlier.
+    /// Returns the time `length` earlier.
     #[must_use]
     pub fn before(self, length: Duration) -> Self {
         Self(self.0.saturating_sub(micros(length)))
     }
 
-    /// How long after `earlier` this is, on the same wall clock; zero when it is not.
+    /// Returns the time since `earlier` on the same wall clock; zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_micros(self.0.saturating_sub(earlier.0))
     }
 }
 
-/// The life of a lease between two renewals: 100 ms to 30 days, never zero.
+/// How long a lease lives without a renewal: 100 ms to 30 days.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "Duration", into = "Duration")]
 pub struct Ttl(Duration);
 
 impl Ttl {
-    /// The default of locks: 30 s.
+    /// The default ttl of locks, 30 s.
     pub const DEFAULT: Self = Self(Duration::from_secs(30));
-    /// The default of elections: 10 s.
+    /// The default ttl of elections, 10 s.
     pub const ELECTION: Self = Self(Duration::from_secs(10));
-    /// The shortest: with less, the safety margin would leave nothing.
+    /// The shortest ttl, 100 ms: the safety margin, at least 50 ms, would leave too little of a shorter one.
     pub const MIN: Self = Self(Duration::from_millis(100));
-    /// The longest: 30 days.
+    /// The longest ttl, 30 days.
     pub const MAX: Self = Self(Duration::from_secs(30 * 24 * 3600));
 
-    /// A ttl of this length.
+    /// Creates a ttl of this length.
     ///
     /// # Errors
     /// `InvalidConfig` if it is under 100 ms or over 30 days.
@@ -117,7 +117,7 @@ impl Ttl {
         Ok(Self(length))
     }
 
-    /// The ttl as a duration.
+    /// Returns the ttl as a duration.
     pub const fn get(self) -> Duration {
         self.0
     }

@@ -25,8 +25,8 @@ impl Leasehold {
 
 /// Several mutexes, taken all or none, in an order that cannot deadlock.
 ///
-/// They are taken one after the other, sorted by name, so two callers who want
-/// the same ones never wait for each other. A name given twice counts once.
+/// They are taken one by one, sorted by name, so two callers that want the same
+/// locks cannot deadlock. A name given twice counts once.
 ///
 /// # Examples
 /// ```
@@ -54,10 +54,10 @@ impl All {
     lock_options!(self => self.options);
     sharing_option!(self => self.options);
 
-    /// Waits for all of them, within one `wait`.
+    /// Waits for all the locks; `wait` limits the total time.
     ///
     /// # Errors
-    /// `WaitElapsed`, naming the lock that was not granted and who holds it; those taken before are given back.
+    /// `WaitElapsed`, naming the lock that was not granted and who holds it; those already taken are released.
     ///
     /// # Cancel safety
     /// Dropping the future leaves no lease and no queue position behind.
@@ -87,7 +87,7 @@ impl All {
         }
     }
 
-    /// Takes all of them if all are free; `None`, and nothing taken, otherwise.
+    /// Takes all the locks if all are free; otherwise takes none and returns `None`.
     pub async fn try_acquire(&self) -> Result<Option<Guards>> {
         let mut guards = Guards(Vec::new());
         for name in self.sorted()? {
@@ -153,7 +153,7 @@ fn nothing_to_lock() -> Error {
 pub struct Guards(Vec<Guard>);
 
 impl Guards {
-    /// Each of them, sorted by name.
+    /// Returns each of them, sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = &Guard> {
         self.0.iter()
     }
@@ -161,12 +161,12 @@ impl Guards {
     /// Fails if any of them is no longer held.
     ///
     /// # Errors
-    /// `Lost`, naming the first that is.
+    /// `Lost`, naming the lost lock that comes first by name.
     pub fn check(&self) -> Result<()> {
         self.0.iter().try_for_each(|guard| guard.check())
     }
 
-    /// Completes when one of them is no longer held, immediately if one already is not.
+    /// Completes when one of them is lost or released; at once if one already is.
     ///
     /// # Cancel safety
     /// May be dropped and called again: a loss is never missed.
@@ -185,12 +185,12 @@ impl Guards {
         .await
     }
 
-    /// Releases all of them, the last taken first.
+    /// Releases all of them in reverse order.
     ///
-    /// Returns [`Released::Gone`] if one of them had been lost before.
+    /// Returns [`Released::Gone`] if one of them was lost earlier.
     ///
     /// # Errors
-    /// The first failure; the others are released all the same.
+    /// The first failure; the others are still released.
     pub async fn release(self) -> Result<Released> {
         self.release_as(Outcome::Completed).await
     }

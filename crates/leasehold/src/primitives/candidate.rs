@@ -20,10 +20,9 @@ use crate::{
     engine::{Engine, Guard, Lease, telemetry},
 };
 
-/// A candidate that takes part in the background, until it is stopped or dropped.
+/// A candidate that campaigns in the background until it is stopped or dropped.
 ///
-/// After a loss it campaigns again. After an error it tries again, too, with
-/// growing pauses, because the cause may be removed meanwhile.
+/// After a loss it campaigns again. After an error it retries with growing pauses.
 /// [`last_error`](Self::last_error) and the log say why it does not lead.
 #[derive(Debug)]
 #[must_use = "the candidate withdraws as soon as it is dropped"]
@@ -69,12 +68,12 @@ impl Candidate {
         Self { election, seat }
     }
 
-    /// Returns whether this candidate leads; false from the deadline on, even without a network.
+    /// Returns whether this candidate leads; `false` from the deadline on, even without a network.
     pub fn is_leader(&self) -> bool {
         self.lease().is_some()
     }
 
-    /// The lease of its term, while it leads.
+    /// Returns the lease of the current term, if this candidate leads.
     pub fn lease(&self) -> Option<Lease> {
         if self.election.options.locks.engine().is_inherited() {
             return None;
@@ -82,7 +81,7 @@ impl Candidate {
         self.seat.lease.lock().clone().filter(|lease| lease.check().is_ok())
     }
 
-    /// Why its last campaign failed; `None` while it waits its turn or leads.
+    /// Returns why the last campaign failed; `None` if none has failed since this candidate started or last won.
     pub fn last_error(&self) -> Option<Arc<Error>> {
         if self.election.options.locks.engine().is_inherited() {
             return Some(Arc::new(Error::inherited()));
@@ -92,10 +91,10 @@ impl Candidate {
 
     /// Waits until this candidate leads, and returns the lease of its term.
     ///
-    /// It waits through errors, since the candidate tries again; see [`last_error`](Self::last_error).
+    /// It waits through errors, since the candidate retries; see [`last_error`](Self::last_error).
     ///
     /// # Errors
-    /// `Closed` when the instance was closed meanwhile.
+    /// `Closed` if the instance is closed, even while waiting, and in a forked child.
     ///
     /// # Cancel safety
     /// May be dropped and called again: it completes at once while this candidate leads.
@@ -113,7 +112,7 @@ impl Candidate {
         }
     }
 
-    /// Who leads now, this candidate or another.
+    /// Returns the current leader, this candidate or another; `None` if nobody leads.
     ///
     /// # Errors
     /// As for [`Election::leader`].
@@ -121,7 +120,7 @@ impl Candidate {
         self.election.leader().await
     }
 
-    /// Steps down and goes on campaigning, behind those who wait.
+    /// Steps down and campaigns again from the end of the queue.
     pub fn resign(&self) {
         if self.is_leader() {
             self.seat.resign.notify_one();

@@ -33,7 +33,7 @@ const VALUE: &str = "value";
 /// The fence of a leader is its term: it rises with every change.
 ///
 /// # Fairness
-/// First come, first served; a leader who resigns goes to the end of the queue.
+/// Candidates are served in order, except on `redlock:`; a leader that resigns goes to the end of the queue.
 ///
 /// # Examples
 /// ```
@@ -77,28 +77,28 @@ impl Election {
 
     lock_options!(self => self.options);
 
-    /// What the leader publishes, such as its address; nothing by default.
+    /// Sets the value that the leader publishes, such as its address; none by default.
     pub fn value(mut self, value: impl Into<String>) -> Self {
         self.value = Some(value.into());
         self
     }
 
-    /// Called each time this candidate wins, on a thread where it may block.
+    /// Sets a callback that runs each time this candidate wins; it may block.
     pub fn on_elected(mut self, call: impl Fn(&Lease) + Send + Sync + 'static) -> Self {
         self.on_elected = Some(Arc::new(call));
         self
     }
 
-    /// Called each time this candidate no longer leads, whatever the reason, on a thread where it may block.
+    /// Sets a callback that runs each time this candidate stops leading, for whatever reason; it may block.
     ///
-    /// It is called after `on_elected` has returned, which may be long after the loss: [`Lease::lost`] and
-    /// [`Candidate::is_leader`] say so at once.
+    /// It runs after `on_elected` has returned, possibly long after the loss; [`Lease::lost`] and
+    /// [`Candidate::is_leader`] report the loss at once.
     pub fn on_lost(mut self, call: impl Fn() + Send + Sync + 'static) -> Self {
         self.on_lost = Some(Arc::new(call));
         self
     }
 
-    /// Waits to be elected, once. Releasing the guard resigns.
+    /// Waits until elected and leads for one term. Releasing the guard resigns.
     ///
     /// # Cancel safety
     /// Dropping the future withdraws the candidate.
@@ -117,8 +117,8 @@ impl Election {
     /// Campaigns in the background, again after each loss, until stopped.
     ///
     /// # Errors
-    /// A name, a ttl or a backend that cannot be used; `InvalidConfig` if `wait` or `max_tries` is set. What fails
-    /// later is tried again.
+    /// Fails if the name, the ttl or the backend cannot be used; `InvalidConfig` if `wait` or `max_tries` is set. Later
+    /// failures are retried.
     pub async fn start(self) -> Result<Candidate> {
         if self.options.wait != Wait::Forever || self.options.max_tries.is_some() {
             return Err(Error::invalid_config(
@@ -130,7 +130,7 @@ impl Election {
         Ok(Candidate::start(self))
     }
 
-    /// Who leads now.
+    /// Returns the current leader; `None` if nobody leads.
     ///
     /// # Errors
     /// `ShapeMismatch` if the name is in use as another kind of lock.
@@ -162,7 +162,7 @@ impl Election {
         Ok(Sight { leader: Some(leader), runs_out_in: first.expires_in })
     }
 
-    /// Follows who leads, beginning with who leads now.
+    /// Watches the leader, starting with the current one.
     pub async fn observe(&self) -> Result<Observer> {
         let resource = self.checked_resource()?;
         let events = self.options.locks.watch(Names::Exactly(resource)).await?;
@@ -177,10 +177,10 @@ impl Election {
         })
     }
 
-    /// Takes leadership away from the current leader and returns it; `None` if nobody leads.
+    /// Deposes the current leader and returns who it was; `None` if nobody leads.
     ///
     /// # Errors
-    /// Those of [`Leasehold::evict`](crate::Leasehold::evict).
+    /// As for [`leader`](Self::leader) and [`Leasehold::evict`](crate::Leasehold::evict).
     pub async fn depose(&self, reason: &str) -> Result<Option<Leader>> {
         let Some(leader) = self.leader().await? else { return Ok(None) };
         let resource = self.checked_resource()?;
@@ -213,7 +213,7 @@ pub struct Leader {
     pub value: Option<String>,
     /// The fence of its term.
     pub fence: Fence,
-    /// Since when, by the backend's wall clock.
+    /// When it was elected, by the backend's wall clock.
     pub since: Timestamp,
     /// How long it has led.
     pub led_for: Duration,
@@ -229,7 +229,7 @@ struct Sight {
 /// A look at the election that is under way.
 type Looking = Pin<Box<dyn Future<Output = Result<Sight>> + Send>>;
 
-/// Follows who leads.
+/// A stream of leader changes, read with [`next`](Self::next).
 pub struct Observer {
     election: Election,
     events: EventStream,
@@ -250,7 +250,7 @@ enum Reported {
 }
 
 impl Observer {
-    /// The next change: who leads now, or that nobody does. `None` when the backend is gone.
+    /// Returns the next change: who leads now, or that nobody does. `None` if the backend is gone.
     ///
     /// After an error it pauses before it looks again, so a loop that only logs errors does not spin.
     ///

@@ -34,8 +34,8 @@ impl Leasehold {
 
     /// The read side of a read-write lock: many readers at a time, and no writer.
     ///
-    /// A writer that waits holds up later readers, so that nobody starves. Readers that follow each other in the queue
-    /// are let in together.
+    /// A waiting writer blocks later readers, so that it does not starve. Consecutive readers in the queue are admitted
+    /// together.
     ///
     /// ```
     /// # use leasehold::Leasehold;
@@ -65,9 +65,9 @@ impl Leasehold {
         Lock::new(self, name.as_ref(), LockKind::Exclusive)
     }
 
-    /// One of `limit` permits, or as many as [`Lock::permits`] says. Each holder has a lease of its own.
+    /// One of `limit` permits; [`Lock::permits`] takes several at once. Each holder has its own lease.
     ///
-    /// All who use one name must agree on its limit: whoever uses another one gets an error that names both.
+    /// All users of a name must agree on its limit; a different limit is an error that names both.
     ///
     /// ```
     /// # use leasehold::Leasehold;
@@ -101,8 +101,8 @@ impl Leasehold {
 /// Fences rise with every grant.
 ///
 /// # Fairness
-/// First come, first served; [`try_acquire`](Self::try_acquire) does not overtake those who wait, and a request for
-/// many permits is not overtaken by requests for few.
+/// Waiters are served in order, except on `redlock:`. [`try_acquire`](Self::try_acquire) does not overtake waiters, nor
+/// does a small request for permits overtake a large one.
 ///
 /// # When to use something else
 /// If you protect one row of one database, a row lock or a unique key is simpler.
@@ -129,7 +129,7 @@ impl Lock {
     lock_options!(self => self.options);
     sharing_option!(self => self.options);
 
-    /// How many permits of a semaphore to take at once; 1 by default.
+    /// Sets how many permits to take at once; 1 by default.
     pub fn permits(mut self, permits: u32) -> Self {
         self.permits = Some(permits);
         self
@@ -210,7 +210,7 @@ impl Lock {
         self.options.try_with(self.claim()?, work).await
     }
 
-    /// Waits for a lease that no guard releases and nobody renews, to be handed to another process.
+    /// Waits for a lease to hand to another process: no guard releases it, and nobody renews it.
     pub async fn acquire_detached(&self) -> Result<Detached> {
         self.options.detached(self.claim()?).await
     }

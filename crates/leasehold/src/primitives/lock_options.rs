@@ -13,7 +13,7 @@ use crate::{
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Detached {
-    /// Finds, renews and releases the lease, in this process or another.
+    /// The handle to find, renew or release the lease, in this process or another.
     pub handle: LeaseHandle,
     /// Its fence, and when it was granted.
     pub grant: Grant,
@@ -229,70 +229,70 @@ fn kind_of<E>() -> &'static str {
 /// The options that every primitive has, as methods; `$options` is where they are stored.
 macro_rules! lock_options {
     ($self:ident => $options:expr) => {
-        /// How long the lease lives without a renewal: 30 s, or what [`Builder::ttl`](crate::Builder::ttl) says; 10 s for
-        /// an election.
+        /// Sets how long the lease lives without a renewal. Defaults to [`Builder::ttl`](crate::Builder::ttl), or 10 s
+        /// for an election.
         ///
-        /// The lease is renewed automatically after each third of this. It limits how long others
+        /// The lease is renewed automatically every third of this time. The ttl limits how long others
         /// wait after a crash, not how long the work may take.
         pub fn ttl(mut $self, ttl: std::time::Duration) -> Self {
             $options.ttl = ttl;
             $self
         }
 
-        /// How long to wait: 10 s, or what [`Builder::wait`](crate::Builder::wait) says; without end for an election.
-        /// Zero does not wait.
+        /// Sets how long to wait. Defaults to [`Builder::wait`](crate::Builder::wait); an election waits without limit.
+        /// Zero means no waiting.
         pub fn wait(mut $self, wait: std::time::Duration) -> Self {
             $options.wait = $crate::engine::Wait::For(wait);
             $self
         }
 
-        /// Waits until the lock is granted.
+        /// Sets no limit on the wait.
         pub fn wait_forever(mut $self) -> Self {
             $options.wait = $crate::engine::Wait::Forever;
             $self
         }
 
-        /// Fails with `Busy` instead of queueing if more than `most` waiters are ahead; no limit by default. A candidate
-        /// that was started asks again after a pause.
+        /// Sets the most waiters that may be ahead; with more, the call fails with `Busy` instead of queueing. No limit
+        /// by default. A started [`Candidate`](crate::Candidate) retries after a pause.
         pub fn max_waiters(mut $self, most: u32) -> Self {
             $options.max_waiters = Some(most);
             $self
         }
 
-        /// One line for people, shown to others; none by default.
+        /// Sets a one-line note that others see; none by default.
         pub fn note(mut $self, note: impl Into<String>) -> Self {
             $options.note = Some(note.into());
             $self
         }
 
-        /// A JSON object for programs, shown to others; empty by default.
+        /// Sets a JSON object that other programs can read; empty by default.
         pub fn metadata(mut $self, metadata: $crate::lease::Metadata) -> Self {
             $options.metadata = metadata;
             $self
         }
 
-        /// The name of the holder that others see; that of the [`Leasehold`](crate::Leasehold) by default, and
-        /// `POD_NAME` for an election where that is set.
+        /// Sets the holder name that others see. Defaults to that of the [`Leasehold`](crate::Leasehold); an election
+        /// uses `POD_NAME` if it is set.
         pub fn holder(mut $self, holder: $crate::lease::Holder) -> Self {
             $options.holder = Some(holder);
             $self
         }
 
-        /// How long a guard may hold the lease at most, however often it is renewed; no limit by default.
+        /// Sets how long a guard may hold the lease, however often it is renewed; no limit by default.
         pub fn max_hold(mut $self, max_hold: std::time::Duration) -> Self {
             $options.max_hold = Some(max_hold);
             $self
         }
 
-        /// The pauses between two requests where the backend cannot notify; 100 ms to 10 s by default.
+        /// Sets the pauses between requests on a backend that cannot notify; 100 ms to 10 s by default.
         ///
-        /// Each is a random part of a range that doubles from `first` to `most`.
+        /// Each pause is random, up to a bound that doubles from `first` to `most`.
         pub fn backoff(mut $self, first: std::time::Duration, most: std::time::Duration) -> Self {
             $options.backoff = $crate::backend::Backoff::new(first, most);
             $self
         }
 
-        /// How many requests to make where the backend cannot notify; as many as fit into `wait` by default.
+        /// Sets how many requests to make on a backend that cannot notify; as many as fit into `wait` by default.
         pub fn max_tries(mut $self, tries: u32) -> Self {
             $options.max_tries = Some(tries);
             $self
@@ -307,9 +307,10 @@ macro_rules! sharing_option {
         /// Shares one lease of a name among all callers of this [`Leasehold`](crate::Leasehold) that have the same holder
         /// and set this option; off by default.
         ///
-        /// Without it two tasks of one process exclude each other. With it they
-        /// have one lease and one fence, each entry renews it, and it ends
-        /// with the last guard. A caller that wants more than is held, to write while another reads, gets `Unsupported`.
+        /// Without it, two tasks of one process exclude each other. With it they
+        /// share one lease and one fence; every acquire renews the lease, and it ends
+        /// with the last guard. A request for more than is held, such as writing while another caller reads, fails with
+        /// `Unsupported`.
         pub fn shared_by_holder(mut $self) -> Self {
             $options.shared_by_holder = true;
             $self

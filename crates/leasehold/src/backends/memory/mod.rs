@@ -37,7 +37,7 @@ pub struct MemoryBackend {
 impl MemoryBackend {
     /// An instance on the store of this name and namespace, shared within the process; "" is the default name.
     ///
-    /// The clock is that of the first instance: one store has one time.
+    /// All instances of a store use the clock of the first.
     pub fn named(name: &str, namespace: &str, clock: Arc<dyn Clock>) -> Self {
         Self::on(Store::shared(name, namespace, clock))
     }

@@ -76,45 +76,44 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A lease, and what those around it know.
-struct Scene {
+/// The lease under test and a model of backend, renewer and caller.
+struct Harness {
     lease: LocalLease,
     belief: Belief,
     now: Moment,
     request: Option<Sent>,
     renewals: VecDeque<(Renewal, Sent)>,
-    /// The backend may have an entry of it.
-    known: bool,
-    given_back: u32,
+    may_exist_at_backend: bool,
+    releases: u32,
     /// Fences that an answer or a push named which may be believed.
     believable: Vec<Fence>,
-    /// When the last request or renewal was sent that was answered.
-    proved: Option<Moment>,
+    /// When the newest answered request or renewal was sent.
+    last_answered_send: Option<Moment>,
     caller: bool,
     guard: bool,
 }
 
-impl Scene {
+impl Harness {
     fn new(belief: Belief) -> Self {
         let lease = lease(|_| {});
-        let request = Some(lease.sending(at(0)));
+        let request = Some(lease.number_call(at(0)));
         Self {
             lease,
             belief,
             now: at(0),
             request,
             renewals: VecDeque::new(),
-            known: true,
-            given_back: 0,
+            may_exist_at_backend: true,
+            releases: 0,
             believable: Vec::new(),
-            proved: None,
+            last_answered_send: None,
             caller: true,
             guard: false,
         }
     }
 
     fn follow(&mut self, next: Next) {
-        self.given_back += u32::from(next == Next::GiveBack);
+        self.releases += u32::from(next == Next::Release);
     }
 
     fn decide(&mut self, decision: Decision) {
@@ -122,10 +121,10 @@ impl Scene {
         match &decision {
             Decision::Granted(grant) => self.believable.push(grant.fence),
             Decision::Queued(_) => {}
-            _ => self.known = false,
+            _ => self.may_exist_at_backend = false,
         }
-        if self.known {
-            self.proved = Some(sent.at);
+        if self.may_exist_at_backend {
+            self.last_answered_send = Some(sent.at);
         }
         let next = self.lease.on_decision(decision, sent, self.belief.clone(), self.now);
         self.follow(next);
@@ -143,9 +142,11 @@ impl Scene {
             Found::Unknown => Standing::Unknown,
         };
         match standing {
-            Standing::Gone => self.known = false,
+            Standing::Gone => self.may_exist_at_backend = false,
             Standing::Unknown => {}
-            Standing::Holding(_) | Standing::Waiting(_) => self.proved = self.proved.max(Some(sent.at)),
+            Standing::Holding(_) | Standing::Waiting(_) => {
+                self.last_answered_send = self.last_answered_send.max(Some(sent.at));
+            }
         }
         let next = self.lease.on_standing(standing, &renewal, sent, &self.belief, self.now);
         self.follow(next);
@@ -159,7 +160,7 @@ impl Scene {
         let Poll::Ready(done) = self.lease.poll_outcome(&context, at(0), self.now) else { return };
         let Some((outcome, next)) = done else {
             let renewal = self.lease.begin_renewal().expect("the caller has something to confirm");
-            return self.renewals.push_back((renewal, self.lease.sending(self.now)));
+            return self.renewals.push_back((renewal, self.lease.number_call(self.now)));
         };
         self.caller = false;
         self.guard = matches!(outcome, AcquireResult::Held);
@@ -185,7 +186,7 @@ impl Scene {
             }
             Step::SendRenewal => {
                 if let Some(renewal) = self.lease.begin_renewal() {
-                    self.renewals.push_back((renewal, self.lease.sending(self.now)));
+                    self.renewals.push_back((renewal, self.lease.number_call(self.now)));
                 }
             }
             Step::Answer(found) => self.answer(found),
@@ -208,7 +209,7 @@ impl Scene {
                 self.follow(next);
             }
             Step::MissHints => {
-                let next = self.lease.on_missed(self.now);
+                let next = self.lease.on_hints_missed(self.now);
                 self.follow(next);
             }
             Step::LookAtDeadline => {
@@ -238,22 +239,22 @@ impl Scene {
     fn assert_sound(&self) {
         let lease = &self.lease;
         let phase = &lease.state.lock().phase;
-        assert!(self.given_back <= 1, "given back twice");
+        assert!(self.releases <= 1, "released twice");
         match phase {
             Phase::Asking => assert!(self.request.is_some(), "nobody will answer"),
-            Phase::Waiting | Phase::Granted(..) | Phase::Held(_) => {
+            Phase::Waiting | Phase::Granted { .. } | Phase::Held(_) => {
                 assert!(!self.renewals.is_empty() || lease.renew_at() != Moment::NEVER, "nobody will ask again");
-                assert_eq!(self.given_back, 0, "given back while it is wanted");
+                assert_eq!(self.releases, 0, "released while it is wanted");
             }
             Phase::Refused(_) | Phase::Ended(_) => {
                 assert_eq!(lease.renew_at(), Moment::NEVER, "somebody renews what has ended");
                 let ran_out = lease.validity.loss() == Some(Loss::RenewTimeout);
-                assert!(!self.known || ran_out || self.given_back == 1, "it is left at the backend");
+                assert!(!self.may_exist_at_backend || ran_out || self.releases == 1, "it is left at the backend");
             }
         }
         if matches!((phase, &self.belief), (Phase::Held(_), Belief::Ttl)) {
-            let proved = self.proved.expect("an answer proved it");
-            assert!(lease.validity.deadline() < proved.after(lease.ttl().get()), "believed for longer than proved");
+            let sent = self.last_answered_send.expect("an answer proved it");
+            assert!(lease.validity.deadline() < sent.after(lease.ttl().get()), "believed for longer than proved");
         } else {
             assert!(lease.validity.loss().is_some() || lease.validity.deadline() == Moment::NEVER);
         }
@@ -263,14 +264,14 @@ impl Scene {
 
 proptest! {
     #[test]
-    fn whatever_comes_in_whatever_order_a_lease_is_looked_after_or_given_back(
+    fn in_any_order_a_lease_is_renewed_or_released(
         steps in vec(step(), 0..30),
         belief in prop_oneof![Just(Belief::Ttl), Just(Belief::Process)],
     ) {
-        let mut scene = Scene::new(belief);
+        let mut harness = Harness::new(belief);
         for step in steps {
-            scene.take(step);
-            scene.assert_sound();
+            harness.take(step);
+            harness.assert_sound();
         }
     }
 }

@@ -27,22 +27,22 @@ const SCHEDULES: usize = 3_000;
 const BELIEVED: Duration = Duration::from_millis(29_400);
 
 /// A lease, a clock that its threads share, and what they found.
-struct Scene {
+struct Harness {
     lease: LocalLease,
     /// Seconds, as `at` counts them.
     now: AtomicU64,
-    /// When the newest renewal was sent that was answered.
-    proved: AtomicU64,
-    /// How often a transition ended the belief or gave the lease back.
+    /// When the newest answered renewal was sent.
+    last_answered_send: AtomicU64,
+    /// How often a transition lost or released the lease.
     ends: AtomicU32,
     /// A renewal that was sent before the threads began.
     in_flight: Option<(Renewal, Sent)>,
 }
 
-impl Scene {
+impl Harness {
     fn new(lease: LocalLease, in_flight: Option<(Renewal, Sent)>) -> Arc<Self> {
-        let (now, proved, ends) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU32::new(0));
-        Arc::new(Self { lease, now, proved, ends, in_flight })
+        let (now, last_answered_send, ends) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU32::new(0));
+        Arc::new(Self { lease, now, last_answered_send, ends, in_flight })
     }
 
     fn now(&self) -> Moment {
@@ -51,19 +51,19 @@ impl Scene {
     }
 
     fn follow(&self, next: Next) {
-        if matches!(next, Next::Lost | Next::GiveBack) {
+        if matches!(next, Next::Lost | Next::Release) {
             self.ends.fetch_add(1, SeqCst);
         }
     }
 
-    /// Sends a renewal, if one is due, which is answered so.
+    /// Sends a renewal, if one is due, and answers it with `standing`.
     fn renew(&self, standing: Standing) {
         let Some(renewal) = self.lease.begin_renewal() else { return };
         let seconds = self.now.load(SeqCst);
-        let sent = self.lease.sending(at(seconds));
+        let sent = self.lease.number_call(at(seconds));
         let now = self.now();
         if matches!(standing, Standing::Holding(_)) {
-            self.proved.fetch_max(seconds, SeqCst);
+            self.last_answered_send.fetch_max(seconds, SeqCst);
         }
         self.follow(self.lease.on_standing(standing, &renewal, sent, &Belief::Ttl, now));
     }
@@ -72,7 +72,8 @@ impl Scene {
         let now = self.now();
         match self.lease.check(now) {
             Ok(()) => {
-                assert!(now < at(self.proved.load(SeqCst)).after(BELIEVED), "believed for longer than proved");
+                let sent = at(self.last_answered_send.load(SeqCst));
+                assert!(now < sent.after(BELIEVED), "believed for longer than proved");
                 true
             }
             Err(next) => {
@@ -82,26 +83,26 @@ impl Scene {
         }
     }
 
-    /// After all threads: it is either looked after, or ended once.
+    /// After all threads: it is either renewed, or ended once.
     fn assert_sound(&self) {
         let (loss, ends) = (self.lease.validity.loss(), self.ends.load(SeqCst));
         if loss.is_some() {
             assert_eq!((ends, self.lease.renew_at()), (1, Moment::NEVER), "{loss:?}: ended once, and not renewed");
             assert!(self.lease.check(at(0)).is_err(), "nothing revives it");
         } else {
-            assert_eq!(ends, 0, "given back while it is held");
+            assert_eq!(ends, 0, "released while it is held");
             assert_ne!(self.lease.renew_at(), Moment::NEVER, "nobody will ask again");
         }
     }
 }
 
 /// Runs each as a thread, and waits for all of them.
-fn together(scene: &Arc<Scene>, threads: &[fn(&Scene)]) {
+fn together(harness: &Arc<Harness>, threads: &[fn(&Harness)]) {
     let running: Vec<_> = threads
         .iter()
         .map(|&work| {
-            let scene = Arc::clone(scene);
-            thread::spawn(move || work(&scene))
+            let harness = Arc::clone(harness);
+            thread::spawn(move || work(&harness))
         })
         .collect();
     for thread in running {
@@ -109,66 +110,66 @@ fn together(scene: &Arc<Scene>, threads: &[fn(&Scene)]) {
     }
 }
 
-fn held_scene() -> Arc<Scene> {
-    Scene::new(held(|_| {}, Belief::Ttl), None)
+fn held_harness() -> Arc<Harness> {
+    Harness::new(held(|_| {}, Belief::Ttl), None)
 }
 
 /// The clock passes the deadline, and the timer looks at it.
-fn let_time_pass(scene: &Scene) {
+fn let_time_pass(harness: &Harness) {
     for seconds in [15, 29, 30, 60] {
-        scene.now.store(seconds, SeqCst);
-        let now = scene.now();
-        scene.follow(scene.lease.on_deadline(now));
+        harness.now.store(seconds, SeqCst);
+        let now = harness.now();
+        harness.follow(harness.lease.on_deadline(now));
     }
 }
 
-fn see_the_loss(scene: &Scene) {
-    block_on(scene.lease.validity.lost());
-    assert!(!scene.check(), "a lease that is lost is not held");
+fn see_the_loss(harness: &Harness) {
+    block_on(harness.lease.validity.lost());
+    assert!(!harness.check(), "a lease that is lost is not held");
 }
 
 #[test]
 fn an_answer_meets_the_deadline() {
     explore(SCHEDULES, || {
-        let scene = held_scene();
-        let renew = |scene: &Scene| scene.renew(Standing::Holding(grant(7)));
-        let check = |scene: &Scene| while scene.check() {};
-        together(&scene, &[let_time_pass, renew, check, see_the_loss]);
-        scene.assert_sound();
+        let harness = held_harness();
+        let renew = |harness: &Harness| harness.renew(Standing::Holding(grant(7)));
+        let check = |harness: &Harness| while harness.check() {};
+        together(&harness, &[let_time_pass, renew, check, see_the_loss]);
+        harness.assert_sound();
     });
 }
 
 #[test]
 fn an_answer_meets_the_release() {
     explore(SCHEDULES, || {
-        let scene = held_scene();
-        let renew = |scene: &Scene| scene.renew(Standing::Holding(grant(7)));
-        let release = |scene: &Scene| {
-            let now = scene.now();
-            scene.follow(scene.lease.on_release(now));
-            assert!(!scene.check(), "it was given back");
+        let harness = held_harness();
+        let renew = |harness: &Harness| harness.renew(Standing::Holding(grant(7)));
+        let release = |harness: &Harness| {
+            let now = harness.now();
+            harness.follow(harness.lease.on_release(now));
+            assert!(!harness.check(), "it was released");
         };
-        together(&scene, &[renew, release, see_the_loss]);
-        scene.assert_sound();
+        together(&harness, &[renew, release, see_the_loss]);
+        harness.assert_sound();
     });
 }
 
 #[test]
 fn an_eviction_meets_renewals_and_the_release() {
     explore(SCHEDULES, || {
-        let scene = held_scene();
-        let evict = |scene: &Scene| {
-            let now = scene.now();
-            scene.follow(scene.lease.on_evict_hint(now));
-            scene.renew(Standing::Gone);
+        let harness = held_harness();
+        let evict = |harness: &Harness| {
+            let now = harness.now();
+            harness.follow(harness.lease.on_evict_hint(now));
+            harness.renew(Standing::Gone);
         };
-        let renew = |scene: &Scene| scene.renew(Standing::Holding(grant(7)));
-        let release = |scene: &Scene| {
-            let now = scene.now();
-            scene.follow(scene.lease.on_release(now));
+        let renew = |harness: &Harness| harness.renew(Standing::Holding(grant(7)));
+        let release = |harness: &Harness| {
+            let now = harness.now();
+            harness.follow(harness.lease.on_release(now));
         };
-        together(&scene, &[evict, renew, release, see_the_loss]);
-        scene.assert_sound();
+        together(&harness, &[evict, renew, release, see_the_loss]);
+        harness.assert_sound();
     });
 }
 
@@ -176,27 +177,27 @@ fn an_eviction_meets_renewals_and_the_release() {
 fn a_pushed_grant_meets_an_older_answer_and_wakes_the_caller() {
     explore(SCHEDULES, || {
         let lease = lease(|_| {});
-        let sent = lease.sending(at(0));
+        let sent = lease.number_call(at(0));
         assert_scheduled(lease.on_decision(Decision::Queued(position(7)), sent, Belief::Ttl, at(0)));
         let renewal = lease.begin_renewal().expect("it is renewed");
-        let sent = lease.sending(at(0));
-        let scene = Scene::new(lease, Some((renewal, sent)));
-        let push = |scene: &Scene| {
-            let now = scene.now();
-            scene.follow(scene.lease.on_grant_hint(Fence::new(8), false, now, Timestamp::default()));
+        let sent = lease.number_call(at(0));
+        let harness = Harness::new(lease, Some((renewal, sent)));
+        let push = |harness: &Harness| {
+            let now = harness.now();
+            harness.follow(harness.lease.on_grant_hint(Fence::new(8), false, now, Timestamp::default()));
         };
-        let answer = |scene: &Scene| {
-            let (renewal, sent) = scene.in_flight.as_ref().expect("a renewal is in flight");
-            let (standing, now) = (Standing::Waiting(position(7)), scene.now());
-            scene.follow(scene.lease.on_standing(standing, renewal, *sent, &Belief::Ttl, now));
+        let answer = |harness: &Harness| {
+            let (renewal, sent) = harness.in_flight.as_ref().expect("a renewal is in flight");
+            let (standing, now) = (Standing::Waiting(position(7)), harness.now());
+            harness.follow(harness.lease.on_standing(standing, renewal, *sent, &Belief::Ttl, now));
         };
-        let call = |scene: &Scene| {
-            let poll = |context: &mut Context<'_>| scene.lease.poll_outcome(context, at(0), scene.now());
+        let call = |harness: &Harness| {
+            let poll = |context: &mut Context<'_>| harness.lease.poll_outcome(context, at(0), harness.now());
             let held = matches!(block_on(poll_fn(poll)), Some((AcquireResult::Held, Next::Schedule)));
-            assert!(held && scene.check(), "the push granted it");
+            assert!(held && harness.check(), "the push granted it");
         };
-        together(&scene, &[push, answer, call]);
-        scene.assert_sound();
+        together(&harness, &[push, answer, call]);
+        harness.assert_sound();
     });
 }
 
@@ -210,12 +211,12 @@ fn a_renewal_that_becomes_due_meets_the_scan_of_the_schedule() {
         let lease = Arc::new(held(|_| {}, Belief::Ttl));
         let schedule = Arc::new(Schedule::new());
         schedule.insert(&lease);
-        schedule.note(&lease);
+        schedule.lower_bounds(&lease);
         let hinting = {
             let (lease, schedule) = (Arc::clone(&lease), Arc::clone(&schedule));
             thread::spawn(move || {
                 assert_scheduled(lease.on_evict_hint(at(1)));
-                schedule.note(&lease);
+                schedule.lower_bounds(&lease);
             })
         };
         let found = schedule.due_for_renewal(at(20), |lease| lease.due_at() <= at(1));
@@ -224,17 +225,17 @@ fn a_renewal_that_becomes_due_meets_the_scan_of_the_schedule() {
     });
 }
 
-/// The test of the tests: a check that compares the deadline alone may pass after `lost` has completed.
+/// Checks the harness: a check that compares the deadline alone may pass after `lost` has completed.
 #[test]
 #[should_panic(expected = "a lease that is lost is not held")]
 fn a_check_of_the_deadline_alone_is_found_out() {
     explore(SCHEDULES, || {
-        let scene = held_scene();
-        let release = |scene: &Scene| scene.follow(scene.lease.on_release(at(0)));
-        let see_the_loss = |scene: &Scene| {
-            block_on(scene.lease.validity.lost());
-            assert!(scene.now() >= scene.lease.validity.deadline(), "a lease that is lost is not held");
+        let harness = held_harness();
+        let release = |harness: &Harness| harness.follow(harness.lease.on_release(at(0)));
+        let see_the_loss = |harness: &Harness| {
+            block_on(harness.lease.validity.lost());
+            assert!(harness.now() >= harness.lease.validity.deadline(), "a lease that is lost is not held");
         };
-        together(&scene, &[release, see_the_loss]);
+        together(&harness, &[release, see_the_loss]);
     });
 }

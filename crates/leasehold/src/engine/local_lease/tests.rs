@@ -53,7 +53,7 @@ fn poll(lease: &LocalLease, now: Moment) -> Poll<(AcquireResult, Next)> {
 
 pub(in crate::engine) fn held(change: impl FnOnce(&mut AcquireOptions<'_>), belief: Belief) -> LocalLease {
     let lease = lease(change);
-    let sent = lease.sending(at(0));
+    let sent = lease.number_call(at(0));
     assert_eq!(lease.on_decision(Decision::Granted(grant(7)), sent, belief, at(0)), Next::Schedule);
     assert!(matches!(poll(&lease, at(0)), Poll::Ready((AcquireResult::Held, Next::Schedule))));
     lease
@@ -65,27 +65,27 @@ fn waiting() -> LocalLease {
 
 fn waiting_by(belief: Belief) -> LocalLease {
     let lease = lease(|_| {});
-    let sent = lease.sending(at(0));
+    let sent = lease.number_call(at(0));
     assert_eq!(lease.on_decision(Decision::Queued(position(7)), sent, belief, at(0)), Next::Schedule);
     lease
 }
 
-fn stand(lease: &LocalLease, standing: Standing, sent: Sent, now: Moment) -> Next {
+fn apply_standing(lease: &LocalLease, standing: Standing, sent: Sent, now: Moment) -> Next {
     lease.on_standing(standing, &lease.renewal(), sent, &Belief::Ttl, now)
 }
 
 #[test]
 fn an_answer_to_a_renewal_from_before_the_grant_asks_again_and_a_later_one_ends_it() {
     let lease = waiting();
-    let before = lease.sending(at(10));
+    let before = lease.number_call(at(10));
     assert_eq!(lease.on_grant_hint(Fence::new(8), false, at(11), Timestamp::default()), Next::Schedule);
     assert!(matches!(poll(&lease, at(11)), Poll::Ready((AcquireResult::Held, _))));
-    assert_eq!(stand(&lease, Standing::Waiting(position(7)), before, at(12)), Next::Schedule);
+    assert_eq!(apply_standing(&lease, Standing::Waiting(position(7)), before, at(12)), Next::Schedule);
     assert_eq!(lease.renew_at(), at(12), "it is asked again at once");
     assert_eq!(lease.validity.health(at(12)), LeaseHealth::Held);
 
-    let after = lease.sending(at(12));
-    assert_eq!(stand(&lease, Standing::Waiting(position(8)), after, at(13)), Next::GiveBack);
+    let after = lease.number_call(at(12));
+    assert_eq!(apply_standing(&lease, Standing::Waiting(position(8)), after, at(13)), Next::Release);
     assert_eq!(lease.validity.loss(), Some(Loss::Gone));
     assert_eq!(lease.renew_at(), Moment::NEVER, "nothing is left to renew");
     assert!(lease.begin_renewal().is_none());
@@ -97,8 +97,8 @@ fn a_provisional_grant_is_only_asked_about() {
     assert_eq!(lease.on_grant_hint(Fence::new(8), true, at(5), Timestamp::default()), Next::Schedule);
     assert!(poll(&lease, at(5)).is_pending());
     assert_eq!(lease.renew_at(), at(5));
-    let sent = lease.sending(at(5));
-    assert_eq!(stand(&lease, Standing::Holding(grant(8)), sent, at(6)), Next::Schedule);
+    let sent = lease.number_call(at(5));
+    assert_eq!(apply_standing(&lease, Standing::Holding(grant(8)), sent, at(6)), Next::Schedule);
     assert!(matches!(poll(&lease, at(6)), Poll::Ready((AcquireResult::Held, _))));
 }
 
@@ -108,7 +108,7 @@ fn a_provisional_grant_of_this_machine_is_the_callers_to_confirm_for_a_moment() 
     let poll_once = || lease.poll_outcome(&Context::from_waker(Waker::noop()), at(0), at(1));
     assert!(poll_once().is_pending());
     assert_eq!(lease.on_grant_hint(Fence::new(8), true, at(1), Timestamp::default()), Next::Schedule);
-    assert_eq!(lease.renew_at(), at(1).after(CALLER_FIRST), "then the renewer confirms it");
+    assert_eq!(lease.renew_at(), at(1).after(CALLER_CONFIRM_WINDOW), "then the renewer confirms it");
     assert!(matches!(poll_once(), Poll::Ready(None)));
     assert!(lease.begin_renewal().is_some());
     assert!(poll_once().is_pending(), "one renewal confirms it");
@@ -122,10 +122,10 @@ fn a_provisional_grant_of_this_machine_is_the_callers_to_confirm_for_a_moment() 
 fn a_provisional_grant_during_a_renewal_is_asked_about_after_it() {
     let lease = waiting();
     assert!(lease.begin_renewal().is_some());
-    let sent = lease.sending(at(5));
+    let sent = lease.number_call(at(5));
     let _in_flight = lease.on_grant_hint(Fence::new(8), true, at(6), Timestamp::default());
     assert_eq!(lease.renew_at(), Moment::NEVER, "one renewal at a time");
-    assert_eq!(stand(&lease, Standing::Waiting(position(7)), sent, at(7)), Next::Schedule);
+    assert_eq!(apply_standing(&lease, Standing::Waiting(position(7)), sent, at(7)), Next::Schedule);
     assert_eq!(lease.renew_at(), at(7), "the answer may be older than the hint");
 }
 
@@ -145,15 +145,15 @@ fn a_pushed_grant_is_believed_from_the_last_answered_request() {
 
     let late = waiting();
     let _pushed = late.on_grant_hint(Fence::new(8), false, at(30), Timestamp::default());
-    assert!(poll(&late, at(30)).is_pending(), "its proof has run out");
+    assert!(poll(&late, at(30)).is_pending(), "the last answer has run out");
     assert_eq!(late.renew_at(), at(30));
 }
 
 #[test]
-fn the_longest_hold_is_given_back_and_what_ran_out_is_not() {
+fn max_hold_releases_and_expiry_does_not() {
     let capped = held(|options| options.max_hold = Some(Duration::from_secs(5)), Belief::Ttl);
     assert_eq!(capped.on_deadline(at(4)), Next::Nothing);
-    assert_eq!(capped.on_deadline(at(5)), Next::GiveBack);
+    assert_eq!(capped.on_deadline(at(5)), Next::Release);
     assert_eq!(capped.validity.loss(), Some(Loss::MaxHold));
 
     let silent = held(|_| {}, Belief::Ttl);
@@ -164,15 +164,15 @@ fn the_longest_hold_is_given_back_and_what_ran_out_is_not() {
 
 /// A process that was stopped for longer than the ttl wakes, and its renewal is answered before its timer runs.
 #[test]
-fn what_ran_out_is_a_renew_timeout_whoever_finds_out() {
+fn expiry_is_a_renew_timeout_whichever_path_finds_it() {
     let stopped = held(|_| {}, Belief::Ttl);
-    let sent = stopped.sending(at(31));
-    assert_eq!(stand(&stopped, Standing::Gone, sent, at(31)), Next::Lost);
+    let sent = stopped.number_call(at(31));
+    assert_eq!(apply_standing(&stopped, Standing::Gone, sent, at(31)), Next::Lost);
     assert_eq!(stopped.validity.loss(), Some(Loss::RenewTimeout));
 
     let forgotten = held(|_| {}, Belief::Ttl);
-    let sent = forgotten.sending(at(10));
-    assert_eq!(stand(&forgotten, Standing::Gone, sent, at(11)), Next::Lost);
+    let sent = forgotten.number_call(at(10));
+    assert_eq!(apply_standing(&forgotten, Standing::Gone, sent, at(11)), Next::Lost);
     assert_eq!(forgotten.validity.loss(), Some(Loss::Gone));
 }
 
@@ -182,15 +182,15 @@ fn the_longest_hold_is_given_back_whoever_finds_that_it_is_over() {
     let capped = || held(|options| options.max_hold = Some(Duration::from_secs(5)), Belief::Ttl);
     let finders: [fn(&LocalLease) -> Next; 3] = [
         |lease| {
-            let sent = lease.sending(at(4));
-            stand(lease, Standing::Holding(grant(7)), sent, at(5))
+            let sent = lease.number_call(at(4));
+            apply_standing(lease, Standing::Holding(grant(7)), sent, at(5))
         },
         |lease| lease.on_release(at(5)),
         |lease| lease.check(at(5)).unwrap_err(),
     ];
     for find in finders {
         let lease = capped();
-        assert_eq!(find(&lease), Next::GiveBack);
+        assert_eq!(find(&lease), Next::Release);
         assert_eq!(lease.validity.loss(), Some(Loss::MaxHold));
     }
 }
@@ -198,20 +198,20 @@ fn the_longest_hold_is_given_back_whoever_finds_that_it_is_over() {
 #[test]
 fn what_is_granted_to_a_caller_that_left_is_given_back() {
     let lease = lease(|_| {});
-    let sent = lease.sending(at(0));
+    let sent = lease.number_call(at(0));
     assert_eq!(lease.on_caller_left(), Next::Nothing, "the request is in flight");
-    assert_eq!(lease.on_decision(Decision::Granted(grant(7)), sent, Belief::Ttl, at(1)), Next::GiveBack);
+    assert_eq!(lease.on_decision(Decision::Granted(grant(7)), sent, Belief::Ttl, at(1)), Next::Release);
 
     let waiting = waiting();
-    assert_eq!(waiting.on_caller_left(), Next::GiveBack);
-    let sent = waiting.sending(at(2));
-    assert_eq!(stand(&waiting, Standing::Holding(grant(8)), sent, at(2)), Next::Nothing);
+    assert_eq!(waiting.on_caller_left(), Next::Release);
+    let sent = waiting.number_call(at(2));
+    assert_eq!(apply_standing(&waiting, Standing::Holding(grant(8)), sent, at(2)), Next::Nothing);
 }
 
 #[test]
-fn a_request_that_may_have_been_done_is_given_back_and_another_forgotten() {
+fn a_request_with_unknown_outcome_is_released_a_refused_one_forgotten() {
     let unknown = lease(|_| {});
-    assert_eq!(unknown.on_request_failed(Error::unanswered("no answer")), Next::GiveBack);
+    assert_eq!(unknown.on_request_failed(Error::unanswered("no answer")), Next::Release);
     let refused = lease(|_| {});
     assert_eq!(refused.on_request_failed(Error::unsupported("not here")), Next::Forget);
 }
@@ -222,8 +222,8 @@ fn an_eviction_that_was_hinted_is_named_once_it_is_found() {
     assert_eq!(lease.on_evict_hint(at(1)), Next::Schedule);
     assert_eq!(lease.validity.health(at(1)), LeaseHealth::Held, "a hint may be wrong");
     assert_eq!(lease.renew_at(), at(1));
-    let sent = lease.sending(at(1));
-    assert_eq!(stand(&lease, Standing::Gone, sent, at(1)), Next::Lost);
+    let sent = lease.number_call(at(1));
+    assert_eq!(apply_standing(&lease, Standing::Gone, sent, at(1)), Next::Lost);
     assert_eq!(lease.validity.loss(), Some(Loss::Evicted));
 }
 
@@ -235,7 +235,7 @@ fn every_use_notices_the_end_of_a_session() {
     };
     let uses: [fn(&LocalLease) -> Next; 4] = [
         |lease| lease.check(at(1)).unwrap_err(),
-        |lease| lease.on_missed(at(1)),
+        |lease| lease.on_hints_missed(at(1)),
         |lease| lease.on_renew_failed(at(1)),
         |lease| lease.on_release(at(1)),
     ];
@@ -252,7 +252,7 @@ fn every_use_notices_the_end_of_a_session() {
 fn a_detached_lease_outlives_the_session_it_was_granted_by() {
     let session = Session::new(Duration::from_secs(5));
     let lease = lease(|options| options.lifetime = Lifetime::Detached);
-    let sent = lease.sending(at(0));
+    let sent = lease.number_call(at(0));
     let _granted = lease.on_decision(Decision::Granted(grant(7)), sent, Belief::Session(session.clone()), at(0));
     assert!(matches!(poll(&lease, at(0)), Poll::Ready((AcquireResult::Held, Next::Forget))));
     session.end();

@@ -20,14 +20,14 @@ fn a_lease_that_moves_forward_after_it_was_scanned_is_in_the_new_bound() {
     let leases = neighbours(&schedule);
     for lease in &leases {
         schedule.insert(lease);
-        schedule.note(lease);
+        schedule.lower_bounds(lease);
     }
     let (soon, scanned) = (Moment::default(), Cell::new(0));
     schedule.due_for_renewal(Moment::NEVER, |lease| {
         scanned.set(scanned.get() + 1);
         for other in leases.iter().filter(|other| scanned.get() == 2 && other.key().id != lease.key().id) {
             let _scheduled = other.request_renewal(soon);
-            schedule.note(other);
+            schedule.lower_bounds(other);
         }
         false
     });

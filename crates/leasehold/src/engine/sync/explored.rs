@@ -11,9 +11,9 @@ thread_local! {
     static EXPLORING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs a test under many random schedules of its `shuttle` threads.
+/// Runs a test under many random interleavings of its `shuttle` threads.
 pub(crate) fn explore(schedules: usize, test: impl Fn() + Send + Sync + 'static) {
-    /// Also when the test fails: the thread may run other tests.
+    /// Resets the flag even on panic: the thread may run other tests later.
     struct Exploring;
     impl Drop for Exploring {
         fn drop(&mut self) {
@@ -70,7 +70,7 @@ impl<T> Mutex<T> {
         }
         loop {
             step();
-            // To block would stop the thread of the system, and with it whoever has the lock.
+            // Blocking would stop the one OS thread that all `shuttle` threads share, and with it whoever has the lock.
             if let Some(guard) = self.0.try_lock() {
                 return guard;
             }

@@ -12,7 +12,7 @@ use crate::{
     lease::{Lifetime, Moment},
 };
 
-/// A call of acquire; one that is dropped before its end was cancelled.
+/// A call of acquire. Dropping it before `end` reports `cancelled`.
 #[derive(Debug)]
 pub(crate) struct Acquiring<'a> {
     telemetry: &'a Telemetry,

@@ -151,11 +151,11 @@ impl Description {
         rows.into_iter().map(|labels| Key::from_parts(self.name, labels)).collect()
     }
 
-    /// Where the key of these labels is among them.
+    /// The index in `keys` of the key with these labels.
     fn position(&self, labels: &[&'static str]) -> Option<usize> {
         let mut dimensions = self.dimensions.iter().zip(labels);
-        dimensions.try_fold(0, |at, (Dimension { values, .. }, label)| {
-            Some(at * values.len() + values.iter().position(|value| value == label)?)
+        dimensions.try_fold(0, |index, (Dimension { values, .. }, label)| {
+            Some(index * values.len() + values.iter().position(|value| value == label)?)
         })
     }
 
@@ -213,8 +213,8 @@ mod tests {
     #[test]
     fn each_series_is_described_at_its_place_and_finds_its_keys() {
         let meters = Meters::new("memory");
-        for (at, Description { series, name, dimensions, .. }) in SERIES.iter().enumerate() {
-            assert_eq!(*series as usize, at, "{name}");
+        for (index, Description { series, name, dimensions, .. }) in SERIES.iter().enumerate() {
+            assert_eq!(*series as usize, index, "{name}");
             let last: Vec<&str> =
                 dimensions.iter().map(|dimension| dimension.values[dimension.values.len() - 1]).collect();
             let key = meters.key(*series, &last).unwrap();

@@ -105,13 +105,13 @@ impl Telemetry {
             target: "leasehold::renew",
             parent: lease.report.span(),
             resource = %lease.key().resource,
-            slack_ms = left(lease, now).map(millis),
+            slack_ms = time_left(lease, now).map(millis),
             "renewed"
         );
         let in_doubt = || lease.validity.health(now) == LeaseHealth::InDoubt;
         self.renewal_ended(lease, if metrics::ENABLED && in_doubt() { "retried" } else { "ok" }, sent, now);
         if metrics::ENABLED
-            && let Some(slack) = left(lease, now)
+            && let Some(slack) = time_left(lease, now)
         {
             self.meters.observe(Series::RenewSlack, &[mode(lease)], slack);
         }
@@ -124,7 +124,7 @@ impl Telemetry {
                 target: "leasehold::renew",
                 parent: lease.report.span(),
                 resource = %lease.key().resource,
-                left_ms = left(lease, now).map(millis),
+                left_ms = time_left(lease, now).map(millis),
                 error = format_args!("{error:#}"),
                 "cannot renew"
             );
@@ -132,7 +132,7 @@ impl Telemetry {
         self.renewal_ended(lease, "failed", sent, now);
     }
 
-    /// Counts the renewal of a held lease, and makes its span if it is worth one.
+    /// Counts the renewal of a held lease; creates a span for each failure and for one success in `RENEWALS_PER_SPAN`.
     fn renewal_ended(&self, lease: &LocalLease, outcome: &'static str, sent: Moment, now: Moment) {
         static RENEWALS: AtomicU32 = AtomicU32::new(0);
         let spans = tracing::enabled!(target: "leasehold::renew", Level::DEBUG);
@@ -273,7 +273,7 @@ fn mode(lease: &LocalLease) -> &'static str {
 }
 
 /// The time until the deadline; `None` where no clock ends the lease.
-fn left(lease: &LocalLease, now: Moment) -> Option<Duration> {
+fn time_left(lease: &LocalLease, now: Moment) -> Option<Duration> {
     let deadline = lease.validity.deadline();
     (deadline != Moment::NEVER).then(|| deadline.since(now))
 }
