@@ -15,7 +15,7 @@ use crate::{
     redact,
 };
 
-/// What a config file may say. A key that means nothing is an error, not a silent wish.
+/// What a config file may say. Unknown keys are errors.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Config {
@@ -101,7 +101,7 @@ impl Config {
             .map_err(|error| Failure::config(format!("cannot read the config file {}: {error}", path.display())))?;
         let config: Self = toml::from_str(&text).map_err(|error| {
             let line = error.span().map_or(1, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
-            let words = redact::words(&error.message().replace('\n', " "));
+            let words = redact::redact_urls(&error.message().replace('\n', " "));
             Failure::config(format!("{}:{line}: {words}", path.display()))
         })?;
         Ok(Self { path: path.to_owned(), ..config })

@@ -3,13 +3,13 @@
 use std::{fmt, io};
 
 use leasehold::{Error, ErrorKind};
-use leasehold_supervise::NoRoom;
+use leasehold_supervise::TtlTooShort;
 
 use crate::duration::Brief;
 
 /// All went well.
 pub(crate) const OK: u8 = 0;
-/// The answer is no: not held, no such lock, no history of that name, a failure found.
+/// The answer is no: not held, no such lock, a name that nothing is known of, a failure found.
 pub(crate) const NO: u8 = 1;
 /// Bad flags, self-deadlock, impossible ttl (`EX_USAGE`).
 pub(crate) const USAGE: u8 = 64;
@@ -103,9 +103,9 @@ impl From<Error> for Failure {
     }
 }
 
-impl From<NoRoom> for Failure {
-    fn from(error: NoRoom) -> Self {
-        let NoRoom { grace, ttl, smallest_ttl } = error;
+impl From<TtlTooShort> for Failure {
+    fn from(error: TtlTooShort) -> Self {
+        let TtlTooShort { grace, ttl, smallest_ttl } = error;
         let message = match grace {
             Some(grace) => format!(
                 "--kill-after {} does not fit into a ttl of {}: it must end well before the lease does",

@@ -33,7 +33,7 @@ pub(crate) fn similar_command(error: &clap::Error) -> Option<String> {
     let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidSubcommand) else { return None };
     let command = Cli::command();
     let names = command.get_subcommands().map(clap::Command::get_name);
-    let nearest = names.min_by_key(|name| slips(typed, name)).filter(|name| slips(typed, name) <= 1)?;
+    let nearest = names.min_by_key(|name| edit_distance(typed, name)).filter(|name| edit_distance(typed, name) <= 1)?;
     (error.kind() == ErrorKind::InvalidSubcommand).then(|| format!("a similar command exists: '{nearest}'"))
 }
 
@@ -48,12 +48,12 @@ pub(crate) fn lacks_name(args: &[OsString]) -> bool {
     first.is_some_and(|at| args[at] == "--" && args.get(at + 1).is_some_and(|word| !is_flag(word)))
 }
 
-/// What to do about it.
+/// The error for a missing name.
 pub(crate) fn name_first() -> Failure {
     Failure::usage("run needs the name of a lock before `--`").hint("leasehold run NAME -- COMMAND…")
 }
 
-/// The format of lines that a command line asks for which cannot be parsed as a whole.
+/// The `--log-format` of a rejected command line.
 pub(crate) fn log_format(args: &[OsString]) -> Option<LogFormat> {
     let mut words = args.iter().filter_map(|word| word.to_str()).take_while(|word| *word != "--");
     let value = words.find_map(|word| word.strip_prefix("--log-format"))?;
@@ -61,7 +61,7 @@ pub(crate) fn log_format(args: &[OsString]) -> Option<LogFormat> {
 }
 
 /// How many letters must be added, dropped, replaced, or swapped with their neighbour.
-pub(crate) fn slips(typed: &str, meant: &str) -> usize {
+pub(crate) fn edit_distance(typed: &str, meant: &str) -> usize {
     let (typed, meant): (Vec<char>, Vec<char>) = (typed.chars().collect(), meant.chars().collect());
     let mut rows = vec![(0..=meant.len()).collect::<Vec<usize>>()];
     for (t, letter) in typed.iter().enumerate() {
@@ -110,11 +110,11 @@ mod tests {
     }
 
     #[test]
-    fn slips_are_counted() {
+    fn edits_are_counted() {
         for (typed, meant, count) in
             [("run", "run", 0), ("rnu", "run", 1), ("lits", "list", 1), ("rn", "run", 1), ("x", "run", 3)]
         {
-            assert_eq!(slips(typed, meant), count, "{typed}");
+            assert_eq!(edit_distance(typed, meant), count, "{typed}");
         }
     }
 }

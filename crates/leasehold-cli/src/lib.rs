@@ -27,14 +27,14 @@ use self::{
     args::{Cli, LogFormat},
     exit::Failure,
     output::Output,
-    settings::Looks,
+    settings::OutputStyle,
     variables::environment,
 };
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     let args: Vec<OsString> = env::args_os().collect();
-    if let Some(code) = work::supervisor::run(&args) {
+    if let Some(code) = work::supervisor_process::run(&args) {
         return code;
     }
     commands::keep::detach();
@@ -42,13 +42,13 @@ pub fn main() -> ExitCode {
     report_bugs();
     let cli = match Cli::try_parse_from(&args) {
         Ok(cli) if matches!(cli.command, args::Command::Run(_)) && help::lacks_name(&args) => {
-            Output::new(Looks::resolve(&cli.global, &environment)).fail(&help::name_first());
+            Output::new(OutputStyle::resolve(&cli.global, &environment)).fail(&help::name_first());
             return ExitCode::from(exit::USAGE);
         }
         Ok(cli) => cli,
         Err(error) => return ExitCode::from(refuse(&error, &args)),
     };
-    let output = Output::new(Looks::resolve(&cli.global, &environment));
+    let output = Output::new(OutputStyle::resolve(&cli.global, &environment));
     let code = commands::run(&cli, &args, &output);
     output.finish();
     ExitCode::from(code)
@@ -102,8 +102,8 @@ fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
     let json =
         args.iter().any(|word| word == "--json") || environment("LEASEHOLD_JSON").is_some_and(|value| value != "0");
     let log = help::log_format(args).unwrap_or(if json { LogFormat::Json } else { LogFormat::Text });
-    let looks = Looks { json, log, ..Looks::plain() };
-    Output::new(looks).fail(&failure);
+    let style = OutputStyle { json, log, ..OutputStyle::plain() };
+    Output::new(style).fail(&failure);
     failure.code
 }
 
@@ -118,7 +118,7 @@ fn tip(paragraph: &str) -> Option<String> {
 /// Ending at once is the safe side: the supervisor kills the command then.
 fn report_bugs() {
     std::panic::set_hook(Box::new(|panic| {
-        let output = Output::new(Looks::plain());
+        let output = Output::new(OutputStyle::plain());
         let failure = Failure {
             code: exit::SOFTWARE,
             kind: "bug",

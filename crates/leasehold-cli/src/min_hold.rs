@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 
 use crate::duration::{Brief, millis};
 
-/// Where it stands in the metadata of the lease.
+/// The field of the lease's metadata that says so.
 const KEY: &str = "leasehold.command_ended";
 
-/// The same metadata, and that the command has ended so.
+/// Adds to the metadata that the command has ended, and how.
 pub(crate) fn mark(mut metadata: Metadata, status: Status, min_hold: Duration) -> Metadata {
     let (code, signal) = match status {
         Status::Exited(code) => (Some(code), None),
@@ -56,8 +56,14 @@ impl CommandEnded {
         })
     }
 
+    /// The same, this much later.
+    pub(crate) fn after(mut self, age: Duration) -> Self {
+        self.left = self.left.saturating_sub(age);
+        self
+    }
+
     /// `ended with code 0; the lock is kept for 32s more (--min-hold 45s)`
-    pub(crate) fn words(&self) -> String {
+    pub(crate) fn message(&self) -> String {
         let how = match (self.exit_code, &self.signal) {
             (Some(code), _) => format!("ended with code {code}"),
             (None, Some(signal)) => format!("ended by {signal}"),

@@ -23,13 +23,13 @@ use crate::{
     args::LogFormat,
     exit::Failure,
     json, redact,
-    settings::{Level, Looks},
+    settings::{Level, OutputStyle},
 };
 
-/// A pipe that says it has room has room for so much at least.
+/// A writable pipe accepts this much at once.
 const ALWAYS_FITS: usize = 4096;
 /// How long a slow reader may keep us from exiting.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+const FLUSH_LIMIT: Duration = Duration::from_millis(200);
 
 /// Goes back to the beginning of the line and empties it.
 const ERASE: &str = "\r\x1b[K";
@@ -71,8 +71,8 @@ impl Line {
         Self { mark: Some(("LOST ", AnsiColor::Red.on_default().bold())), ..Self::new("lost", message) }
     }
 
-    /// The words alone.
-    pub(crate) fn words(self) -> String {
+    /// The message alone.
+    pub(crate) fn message(self) -> String {
         self.message
     }
 
@@ -98,7 +98,7 @@ impl Line {
 /// Says things.
 #[derive(Debug)]
 pub(crate) struct Output {
-    looks: Looks,
+    style: OutputStyle,
     /// The thread that writes for a slow reader, once there is one.
     slow: Mutex<Option<Sender<Vec<u8>>>>,
     /// Whether the last line on the screen is one that is drawn over again.
@@ -107,20 +107,20 @@ pub(crate) struct Output {
 
 impl Output {
     /// Says things as wished.
-    pub(crate) fn new(looks: Looks) -> Self {
-        Self { looks, slow: Mutex::new(None), is_live: AtomicBool::new(false) }
+    pub(crate) fn new(style: OutputStyle) -> Self {
+        Self { style, slow: Mutex::new(None), is_live: AtomicBool::new(false) }
     }
 
     /// How output looks.
-    pub(crate) fn looks(&self) -> Looks {
-        self.looks
+    pub(crate) fn style(&self) -> OutputStyle {
+        self.style
     }
 
     /// Says a line, if somebody wants to hear it.
     pub(crate) fn print(&self, line: Line) {
         // Programs hear of every step; people of what matters.
-        let heard = match self.looks.level {
-            Level::Normal if self.looks.log == LogFormat::Json => Level::Verbose,
+        let heard = match self.style.level {
+            Level::Normal if self.style.log == LogFormat::Json => Level::Verbose,
             level => level,
         };
         if line.level <= heard {
@@ -140,7 +140,7 @@ impl Output {
     }
 
     fn write(&self, line: Line) {
-        let text = match self.looks.log {
+        let text = match self.style.log {
             LogFormat::Text => self.as_text(&line),
             LogFormat::Logfmt => as_logfmt(line),
             LogFormat::Json => format!("{}\n", as_json(line)),
@@ -151,8 +151,8 @@ impl Output {
 
     /// Whether somebody sits at a terminal where a line can be drawn over again.
     pub(crate) fn has_screen(&self) -> bool {
-        let looks = self.looks;
-        looks.is_terminal && looks.log == LogFormat::Text && looks.level > Level::Quiet && screen_width().is_some()
+        let style = self.style;
+        style.is_terminal && style.log == LogFormat::Text && style.level > Level::Quiet && screen_width().is_some()
     }
 
     /// Shows how things are, in the place of what was last shown so; the next line that is said takes its place.
@@ -165,7 +165,7 @@ impl Output {
 
     fn as_text(&self, line: &Line) -> String {
         let mark = match line.mark {
-            Some((mark, style)) if self.looks.color_err => format!("{style}{mark}{style:#}"),
+            Some((mark, style)) if self.style.color_err => format!("{style}{mark}{style:#}"),
             Some((mark, _)) => mark.to_owned(),
             None => String::new(),
         };
@@ -190,7 +190,7 @@ impl Output {
         }
         let Some(writer) = self.slow.lock().ok().and_then(|mut slow| slow.take()) else { return };
         drop(writer);
-        thread::sleep(LAST_WORDS);
+        thread::sleep(FLUSH_LIMIT);
     }
 }
 
@@ -256,5 +256,5 @@ fn as_json(line: Line) -> Value {
 
 /// Names and notes come from anywhere: one line stays one line, and URLs keep their secrets.
 fn one_line(text: &str) -> String {
-    redact::words(text).chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    redact::redact_urls(text).chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -34,7 +34,7 @@ pub(crate) fn scrub(text: &str, secret_url: &str) -> String {
     scrubbed
 }
 
-/// The text without the secret. Inside a longer word it is none, and to hide it there would tell it.
+/// The text without the secret. Replaces whole words only: masking part of a word would reveal the secret.
 fn without(text: &str, secret: &str) -> String {
     let (mut safe, mut rest) = (String::new(), text);
     while let Some(at) = rest.find(secret) {
@@ -52,7 +52,7 @@ fn without(text: &str, secret: &str) -> String {
 }
 
 /// The text with every URL in it made safe, whoever wrote it.
-pub(crate) fn words(text: &str) -> String {
+pub(crate) fn redact_urls(text: &str) -> String {
     if !text.contains("://") {
         return text.to_owned();
     }
@@ -163,10 +163,10 @@ mod tests {
     #[test]
     fn urls_within_text_are_made_safe() {
         assert_eq!(
-            words("cannot open 'postgres://app:s3cret@db/prod' (or redis://:s3cret@h)"),
+            redact_urls("cannot open 'postgres://app:s3cret@db/prod' (or redis://:s3cret@h)"),
             "cannot open 'postgres://app:***@db/prod' (or redis://:***@h)"
         );
-        assert_eq!(words("a@b: c"), "a@b: c");
+        assert_eq!(redact_urls("a@b: c"), "a@b: c");
     }
 
     #[test]

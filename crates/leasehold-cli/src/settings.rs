@@ -1,4 +1,4 @@
-//! Resolves flags, environment, profile and defaults, in this order, into `Settings` and `Looks`.
+//! Resolves flags, environment, profile and defaults, in this order, into `Settings` and `OutputStyle`.
 
 use std::{
     ffi::OsString,
@@ -90,10 +90,10 @@ impl Settings {
         matches!(path, "" | "//").then(DefaultPlace::find)
     }
 
-    /// Who else can see the locks, where it is fewer than one would think.
-    pub(crate) fn reach(&self) -> Option<OwnReach> {
+    /// The directory of the locks if only this user sees it, which users of `file:` may not expect.
+    pub(crate) fn user_only_notice(&self) -> Option<UserOnlyDirectory> {
         match self.default_place()? {
-            Ok(DefaultPlace::User(path)) => Some(OwnReach::of(path)),
+            Ok(DefaultPlace::User(path)) => Some(UserOnlyDirectory::of(path)),
             _ => None,
         }
     }
@@ -111,16 +111,16 @@ impl Settings {
 
 /// A place of locks that only this user sees, because nobody made one for the machine.
 #[derive(Clone, Debug)]
-pub(crate) struct OwnReach {
+pub(crate) struct UserOnlyDirectory {
     path: PathBuf,
     /// `this user only`, and in a container that it is one.
-    pub(crate) words: &'static str,
+    pub(crate) visible_to: &'static str,
 }
 
-impl OwnReach {
+impl UserOnlyDirectory {
     fn of(path: PathBuf) -> Self {
         let in_container = ["/.dockerenv", "/run/.containerenv"].iter().any(|mark| Path::new(mark).exists());
-        Self { path, words: if in_container { "this user only, in this container" } else { "this user only" } }
+        Self { path, visible_to: if in_container { "this user only, in this container" } else { "this user only" } }
     }
 
     /// The same, with the directory and what to do about it.
@@ -128,7 +128,7 @@ impl OwnReach {
         format!(
             "locks are in {}: {}; one place for several users: sudo leasehold init file: --group NAME",
             self.path.display(),
-            self.words
+            self.visible_to
         )
     }
 }
@@ -137,7 +137,7 @@ fn default_namespace() -> String {
     String::from("default")
 }
 
-/// What was said by flag is not in the environment, and a `leasehold check` of the child needs it.
+/// Passes location flags to the child's `leasehold` calls.
 fn for_child(global: &Global) -> Vec<(&'static str, OsString)> {
     let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).into_os_string();
     let url = global.backend.as_ref().map(|url| ("LEASEHOLD_URL", OsString::from(url)));
@@ -185,7 +185,7 @@ pub(crate) enum Level {
 /// How output looks.
 #[derive(Clone, Copy, Debug)]
 #[allow(clippy::struct_excessive_bools, reason = "each answers one question about one stream")]
-pub(crate) struct Looks {
+pub(crate) struct OutputStyle {
     /// Machine output.
     pub(crate) json: bool,
     /// How standard error is written.
@@ -200,7 +200,7 @@ pub(crate) struct Looks {
     pub(crate) is_terminal: bool,
 }
 
-impl Looks {
+impl OutputStyle {
     /// Text without colours, for when nothing is known yet.
     pub(crate) fn plain() -> Self {
         Self {

@@ -19,7 +19,7 @@ pub(crate) fn operand(text: &str) -> String {
 }
 
 /// The words that run a string through the user's shell.
-pub(crate) fn words(string: OsString) -> Vec<OsString> {
+pub(crate) fn shell_command(string: OsString) -> Vec<OsString> {
     let shell = environment("SHELL").unwrap_or_else(|| "/bin/sh".into());
     vec![shell, "-c".into(), string]
 }

@@ -605,5 +605,9 @@ fn a_killed_run_in_connection_mode_passes_on_when_all_it_started_is_dead() {
 fn what_is_alike_on_every_backend_is_so_here() {
     let server = Postgres::shared();
     let url = prepared(&Place::new(), &server, "alike");
-    on_any_backend::everything(&Place::on(&url));
+    let place = Place::on(&url);
+    on_any_backend::everything(&place);
+    let others = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()";
+    let connections = || psql(&url, others).parse().unwrap();
+    on_any_backend::a_run_that_holds_or_waits_has_one_connection(&place, connections);
 }

@@ -16,7 +16,7 @@ use std::{
 };
 
 use leasehold_testkit::{Flow, Proxy, redis::Server};
-use place::{Place, Ran, Running, is_alive, on_any_backend, read_soon, until};
+use place::{Place, Ran, Running, is_alive, on_any_backend, read_soon, switches, until};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{Pid, PidfdFlags, Signal, pidfd_open},
@@ -192,7 +192,10 @@ fn a_command_that_goes_on_without_its_lock_is_told_once() {
     let fence = run(&["inspect", "--json", "x"]).json()["fence"].to_string();
     run(&["evict", "x", "--fence", &fence, "--reason", "test", "--yes"]).assert_code(0);
     until("it is told", || fs::read_to_string(&said).unwrap().contains("LOST x"));
+    let before = switches(running.pid());
     thread::sleep(Duration::from_millis(800));
+    let often = switches(running.pid()) - before;
+    assert!(often < 200, "there is nothing to wait for but the end of the command, and it woke {often} times");
     fs::write(go, "").unwrap();
     assert_eq!(running.code(), 121);
     let said = fs::read_to_string(said).unwrap();
@@ -461,5 +464,7 @@ fn what_is_cut_off_is_dead_before_the_next_one_starts() {
 #[test]
 fn what_is_alike_on_every_backend_is_so_here() {
     let server = Server::start();
-    on_any_backend::everything(&Place::on(&server.url()));
+    let place = Place::on(&server.url());
+    on_any_backend::everything(&place);
+    on_any_backend::a_run_that_holds_or_waits_has_one_connection(&place, || server.clients());
 }

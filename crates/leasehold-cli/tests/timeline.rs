@@ -20,7 +20,7 @@ use std::{
 use leasehold::{Lease, Leasehold, Loss, backends::memory::MemoryBackend, clock::SystemClock};
 use leasehold_conformance::Faulty;
 use leasehold_supervise::{
-    Cause, Ended, KillMode, Launch, Limits, NotStarted, Notice, OnLost, Signals, Status, Stragglers, supervise,
+    Cause, ChildEnd, KillMode, Launch, Limits, NotStarted, Notice, OnLost, Signals, Status, Stragglers, supervise,
 };
 use rustix::process::Signal;
 
@@ -89,7 +89,7 @@ fn family(pids: &Path) -> Vec<i32> {
 }
 
 /// Whether the process can execute another instruction: with KILL pending it cannot, though it may take the kernel a
-/// moment on a busy machine to bury it.
+/// moment on a busy machine to end it.
 fn can_run(pid: i32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let is_doomed =
@@ -112,10 +112,10 @@ fn limits(ttl: Duration, kill_after: Duration) -> Limits {
     }
 }
 
-async fn watch_over(launch: &Launch, lease: &Lease, limits: Limits, notices: &mut Vec<Notice>) -> Ended {
+async fn watch_over(launch: &Launch, lease: &Lease, limits: Limits, notices: &mut Vec<Notice>) -> ChildEnd {
     let mut signals = Signals::catch().unwrap();
-    let mut tell = |notice| notices.push(notice);
-    supervise(launch, std::slice::from_ref(lease), limits, None, &mut signals, &mut tell).await.unwrap()
+    let mut notify = |notice| notices.push(notice);
+    supervise(launch, std::slice::from_ref(lease), limits, None, &mut signals, &mut notify).await.unwrap()
 }
 
 fn run<T>(work: impl Future<Output = T>) -> T {
@@ -175,7 +175,7 @@ fn name_of(notice: &Notice) -> &'static str {
         Notice::Started { .. } => "started",
         Notice::InDoubt { .. } => "in doubt",
         Notice::Stopping { .. } => "stopping",
-        Notice::GoesOn { .. } => "goes on",
+        Notice::ContinuesWithoutLease { .. } => "goes on",
         Notice::Stragglers { .. } => "stragglers",
         Notice::Overdue => "overdue",
         _ => "of the supervisor",

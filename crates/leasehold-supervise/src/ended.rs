@@ -1,4 +1,4 @@
-//! How a child ended, and what there was to tell on the way.
+//! How a child ended, and what the caller is notified of on the way.
 
 use std::{error::Error, fmt, io, time::Duration};
 
@@ -68,10 +68,10 @@ impl From<io::Error> for NotStarted {
     }
 }
 
-/// How it all ended.
+/// How a child ended, and why.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct Ended {
+pub struct ChildEnd {
     /// The child's process id.
     pub pid: i32,
     /// How the child ended.
@@ -93,28 +93,28 @@ pub enum Notice {
     },
     /// Renewals fail.
     InDoubt {
-        /// Which of the leases.
+        /// Index into the leases.
         lease: usize,
         /// How long it may still be believed in.
         left: Duration,
     },
     /// The child is being stopped.
     Stopping {
-        /// Why.
+        /// Why it is stopped.
         cause: Cause,
         /// By which signal.
         signal: Signal,
         /// When KILL follows, if it does.
         grace: Option<Duration>,
     },
-    /// A lease is lost and the child goes on, as wished.
-    GoesOn {
+    /// A lease is lost and the child goes on, as chosen.
+    ContinuesWithoutLease {
         /// Why it was lost.
         loss: Loss,
     },
     /// Processes that the child started outlive it.
     Stragglers {
-        /// Which.
+        /// The surviving processes.
         left: Vec<Straggler>,
         /// What is done with them.
         choice: Stragglers,
@@ -131,7 +131,7 @@ pub enum Notice {
     HolderHangs,
     /// Processes that we may not signal run on.
     Denied {
-        /// Which.
+        /// The surviving processes.
         left: Vec<Straggler>,
     },
 }

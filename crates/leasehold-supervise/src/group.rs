@@ -13,11 +13,11 @@ use rustix::{
 
 use crate::{KillMode, signal::Signal};
 
-/// How often to look whether who was killed is dead, and the time between two looks.
+/// Attempts, and interval, to check that killed processes are gone.
 const TRIES: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(10);
 /// How often at most to look for descendants while some of them end.
-const LOOKS: u32 = 10;
+const MAX_LOOKS: u32 = 10;
 
 /// Sends the signal to the child, or to its whole group.
 pub(crate) fn send(mode: KillMode, pid: Pid, signal: Signal) {
@@ -36,9 +36,9 @@ pub struct Straggler {
     pub name: String,
 }
 
-/// Whoever descends from `root` and runs; the dead that nobody has buried do not count.
+/// Running descendants of `root`, without zombies.
 ///
-/// Someone born meanwhile may be missed: whoever wants them all dead calls again until none is left.
+/// May miss processes forked meanwhile; repeat until empty.
 pub(crate) fn living(root: Pid) -> Vec<Process> {
     descendants(root).into_iter().filter(|process| process.runs).collect()
 }
@@ -118,12 +118,12 @@ fn look_at(pid: i32) -> Option<Process> {
 /// 2. A ends, and its child B becomes a child of `root`.
 /// 3. We read the children of A: there are none, and B is missed.
 ///
-/// So we look again, unless A was a zombie before the last look. One that was buried meanwhile may have hidden its
+/// So we look again, unless A was a zombie before the last look. One that was reaped meanwhile may have hidden its
 /// sibling from the kernel's list, too.
 fn descendants(root: Pid) -> Vec<Process> {
     let mut zombies = HashSet::new();
     let mut found = Vec::new();
-    for _ in 0..LOOKS {
+    for _ in 0..MAX_LOOKS {
         let (seen, is_steady) = descendants_now(root, &mut zombies);
         found = seen;
         if is_steady {
@@ -162,16 +162,15 @@ fn children(pid: i32) -> Option<Vec<i32>> {
 
 /// The same from the whole process table: slower, and known to every kernel.
 fn descendants_among(root: Pid, processes: Vec<Process>) -> Vec<Process> {
-    let mut family = HashSet::from([root.as_raw_pid()]);
+    let mut tree = HashSet::from([root.as_raw_pid()]);
     let mut rest = processes;
     let mut found = Vec::new();
     loop {
-        let (members, others): (Vec<_>, Vec<_>) =
-            rest.into_iter().partition(|process| family.contains(&process.parent));
+        let (members, others): (Vec<_>, Vec<_>) = rest.into_iter().partition(|process| tree.contains(&process.parent));
         if members.is_empty() {
             return found;
         }
-        family.extend(members.iter().map(|member| member.pid));
+        tree.extend(members.iter().map(|member| member.pid));
         found.extend(members);
         rest = others;
     }
@@ -258,16 +257,16 @@ mod tests {
     fn descendants_are_found_both_ways() {
         let mut child = std::process::Command::new("sh").args(["-c", "sleep 5 & wait"]).spawn().unwrap();
         let pid = i32::try_from(child.id()).unwrap();
-        let family = |found: Vec<Process>| -> HashSet<i32> {
+        let tree = |found: Vec<Process>| -> HashSet<i32> {
             let grandchildren = found.iter().filter(|process| process.parent == pid).map(|process| process.pid);
             grandchildren.chain(found.iter().any(|process| process.pid == pid).then_some(pid)).collect()
         };
         let own = process::getpid();
-        while family(descendants(own)).len() < 2 {
+        while tree(descendants(own)).len() < 2 {
             thread::yield_now();
         }
-        let quick = family(descendants(own));
-        assert_eq!(quick, family(descendants_among(own, processes())));
+        let quick = tree(descendants(own));
+        assert_eq!(quick, tree(descendants_among(own, processes())));
         for pid in quick {
             send(KillMode::Process, Pid::from_raw(pid).unwrap(), Signal::KILL);
         }

@@ -9,7 +9,7 @@
 //! caller and the command: the caller's program started once more, with the
 //! arguments in [`Launch::supervisor`]. It kills the command and all it started
 //! if the caller is killed, and stops them in time if the caller hangs. If the
-//! supervisor itself is killed, the caller does.
+//! supervisor itself is killed, the caller kills them.
 //!
 //! ```no_run
 //! use std::process::ExitCode;
@@ -58,7 +58,6 @@
 
 mod ended;
 mod group;
-mod helper;
 mod limits;
 mod messages;
 mod policy;
@@ -67,18 +66,19 @@ mod signal;
 mod signals;
 mod supervise;
 mod supervisor;
+mod supervisor_process;
 mod suspend;
 mod terminal;
 mod timeline;
 
 pub use self::{
-    ended::{Cause, Ended, NotStarted, Notice, Status},
+    ended::{Cause, ChildEnd, NotStarted, Notice, Status},
     group::Straggler,
-    helper::Launch,
-    limits::{Limits, NoRoom, kill_after},
+    limits::{Limits, TtlTooShort, kill_after},
     policy::{KillMode, OnLost, Stragglers},
     signal::{Signal, signal_name},
     signals::{Caught, Signals},
     supervise::supervise,
     supervisor::Supervisor,
+    supervisor_process::Launch,
 };

@@ -26,15 +26,15 @@ pub struct Limits {
     pub stragglers: Stragglers,
 }
 
-/// How much earlier than it must be the child is stopped, where there is room: timers of a busy machine ring late.
-pub(crate) const LEAD: Duration = Duration::from_millis(100);
+/// How early to kill where there is room, since timers may fire late.
+pub(crate) const KILL_MARGIN: Duration = Duration::from_millis(100);
 
 impl Limits {
-    /// The same where one answer is believed for no longer than this. A grace that was asked for here and now must fit.
+    /// Caps `ttl` at the backend's longest belief; fails if an explicit `asked` grace no longer fits.
     ///
     /// # Errors
     /// When there is no room for the grace.
-    pub fn within(self, longest: Option<Duration>, asked: Option<Duration>) -> Result<Self, NoRoom> {
+    pub fn within(self, longest: Option<Duration>, asked: Option<Duration>) -> Result<Self, TtlTooShort> {
         let Some(longest) = longest.filter(|longest| self.ttl > *longest) else { return Ok(self) };
         let kill_after = kill_after(asked, longest)?.min(self.kill_after);
         Ok(Self { ttl: longest, kill_after, ..self })
@@ -43,9 +43,9 @@ impl Limits {
     /// How long before the lease may no longer be believed in the child must be dead.
     ///
     /// It takes nothing from the grace, and comes out of the room between grace and renewal.
-    pub(crate) fn lead(&self) -> Duration {
+    pub(crate) fn kill_margin(&self) -> Duration {
         let room = (self.ttl / 3).saturating_sub(margin(self.ttl)).saturating_sub(self.kill_after);
-        room.min(LEAD)
+        room.min(KILL_MARGIN)
     }
 }
 
@@ -56,7 +56,7 @@ fn margin(ttl: Duration) -> Duration {
 
 /// A lease that is too short to stop a command before it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NoRoom {
+pub struct TtlTooShort {
     /// The time between TERM and KILL that was asked for, if it was.
     pub grace: Option<Duration>,
     /// The length of the lease.
@@ -65,7 +65,7 @@ pub struct NoRoom {
     pub smallest_ttl: Duration,
 }
 
-impl fmt::Display for NoRoom {
+impl fmt::Display for TtlTooShort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { grace, ttl, smallest_ttl } = self;
         match grace {
@@ -76,7 +76,7 @@ impl fmt::Display for NoRoom {
     }
 }
 
-impl std::error::Error for NoRoom {}
+impl std::error::Error for TtlTooShort {}
 
 /// The time between TERM and KILL: as asked for, else 5 s or a quarter of the ttl.
 ///
@@ -85,14 +85,14 @@ impl std::error::Error for NoRoom {}
 ///
 /// # Errors
 /// When it does not fit.
-pub fn kill_after(asked: Option<Duration>, ttl: Duration) -> Result<Duration, NoRoom> {
+pub fn kill_after(asked: Option<Duration>, ttl: Duration) -> Result<Duration, TtlTooShort> {
     let room = (ttl / 3).checked_sub(margin(ttl));
     let usual = || room.map(|room| room.min(USUAL_GRACE).min(ttl / 4));
     let grace = match asked {
         Some(grace) => room.filter(|room| grace <= *room).and(Some(grace)),
         None => usual(),
     };
-    grace.ok_or_else(|| NoRoom { grace: asked, ttl, smallest_ttl: smallest_ttl(asked.unwrap_or_default()) })
+    grace.ok_or_else(|| TtlTooShort { grace: asked, ttl, smallest_ttl: smallest_ttl(asked.unwrap_or_default()) })
 }
 
 /// The shortest ttl with room for this grace, rounded up to what reads well.
@@ -127,8 +127,8 @@ mod tests {
     }
 
     #[test]
-    fn the_lead_never_reaches_into_the_time_of_a_renewal() {
-        for (millis, grace, lead) in [(30_000, 5000, 100), (30_000, 9400, 0), (1200, 300, 50), (150, 0, 0)] {
+    fn the_kill_margin_never_reaches_into_the_time_of_a_renewal() {
+        for (millis, grace, kill_margin) in [(30_000, 5000, 100), (30_000, 9400, 0), (1200, 300, 50), (150, 0, 0)] {
             let limits = Limits {
                 ttl: Duration::from_millis(millis),
                 kill_after: Duration::from_millis(grace),
@@ -138,7 +138,7 @@ mod tests {
                 kill_on_term: false,
                 stragglers: Stragglers::Stop,
             };
-            assert_eq!(limits.lead(), Duration::from_millis(lead), "{millis} {grace}");
+            assert_eq!(limits.kill_margin(), Duration::from_millis(kill_margin), "{millis} {grace}");
         }
     }
 

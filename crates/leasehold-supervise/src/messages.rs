@@ -10,10 +10,10 @@ pub(crate) const LENGTH: usize = 17;
 /// What the supervisor is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// When to stop the family unless other orders come.
+    /// When to stop the process tree unless other orders come.
     Deadlines {
-        /// When to ask it to end.
-        ask_at: Moment,
+        /// When to send TERM, or the signal chosen instead.
+        term_at: Moment,
         /// When to kill it.
         kill_at: Moment,
     },
@@ -23,7 +23,7 @@ pub(crate) enum Order {
 
 /// What the supervisor tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Report {
+pub(crate) enum SupervisorReport {
     /// The command runs as this process.
     Started(i32),
     /// The command could not be run: the number of the error.
@@ -35,15 +35,15 @@ pub(crate) enum Report {
     /// The command ended.
     Ended(Status),
     /// Nobody is left of all that the command started.
-    Alone,
-    /// The family was asked to end, because no orders came.
-    Asked,
+    NoneLeft,
+    /// TERM, or the signal chosen instead, was sent, because no orders came.
+    TermSent,
 }
 
 impl Order {
     pub(crate) fn encode(self) -> [u8; LENGTH] {
         match self {
-            Self::Deadlines { ask_at, kill_at } => frame(1, ask_at.as_micros(), kill_at.as_micros()),
+            Self::Deadlines { term_at, kill_at } => frame(1, term_at.as_micros(), kill_at.as_micros()),
             Self::Dismiss => frame(2, 0, 0),
         }
     }
@@ -51,14 +51,14 @@ impl Order {
     pub(crate) fn decode(message: [u8; LENGTH]) -> Option<Self> {
         let (kind, first, second) = fields(message);
         match kind {
-            1 => Some(Self::Deadlines { ask_at: Moment::from_micros(first), kill_at: Moment::from_micros(second) }),
+            1 => Some(Self::Deadlines { term_at: Moment::from_micros(first), kill_at: Moment::from_micros(second) }),
             2 => Some(Self::Dismiss),
             _ => None,
         }
     }
 }
 
-impl Report {
+impl SupervisorReport {
     pub(crate) fn encode(self) -> [u8; LENGTH] {
         let number = |number: i32| u64::from(number.unsigned_abs());
         match self {
@@ -67,8 +67,8 @@ impl Report {
             Self::Stopped(signal) => frame(3, number(signal), 0),
             Self::Ended(Status::Exited(code)) => frame(4, u64::from(code), 0),
             Self::Ended(Status::Killed(signal)) => frame(5, number(signal), 0),
-            Self::Alone => frame(6, 0, 0),
-            Self::Asked => frame(7, 0, 0),
+            Self::NoneLeft => frame(6, 0, 0),
+            Self::TermSent => frame(7, 0, 0),
             Self::Late => frame(8, 0, 0),
         }
     }
@@ -82,8 +82,8 @@ impl Report {
             3 => number.map(Self::Stopped),
             4 => u8::try_from(first).ok().map(|code| Self::Ended(Status::Exited(code))),
             5 => number.map(|signal| Self::Ended(Status::Killed(signal))),
-            6 => Some(Self::Alone),
-            7 => Some(Self::Asked),
+            6 => Some(Self::NoneLeft),
+            7 => Some(Self::TermSent),
             8 => Some(Self::Late),
             _ => None,
         }
@@ -131,9 +131,9 @@ mod tests {
     #[test]
     fn messages_arrive_as_they_were_sent_however_they_are_cut() {
         let orders = [
-            Order::Deadlines { ask_at: Moment::from_micros(7), kill_at: Moment::NEVER },
+            Order::Deadlines { term_at: Moment::from_micros(7), kill_at: Moment::NEVER },
             Order::Dismiss,
-            Order::Deadlines { ask_at: Moment::NEVER, kill_at: Moment::from_micros(1 << 60) },
+            Order::Deadlines { term_at: Moment::NEVER, kill_at: Moment::from_micros(1 << 60) },
         ];
         let bytes: Vec<u8> = orders.iter().flat_map(|order| order.encode()).collect();
         let mut inbox = Inbox::default();
@@ -146,17 +146,17 @@ mod tests {
         }
         assert_eq!(arrived, orders);
         for report in [
-            Report::Started(4121),
-            Report::Failed(2),
-            Report::Stopped(20),
-            Report::Ended(Status::Exited(255)),
-            Report::Ended(Status::Killed(9)),
-            Report::Alone,
-            Report::Asked,
-            Report::Late,
+            SupervisorReport::Started(4121),
+            SupervisorReport::Failed(2),
+            SupervisorReport::Stopped(20),
+            SupervisorReport::Ended(Status::Exited(255)),
+            SupervisorReport::Ended(Status::Killed(9)),
+            SupervisorReport::NoneLeft,
+            SupervisorReport::TermSent,
+            SupervisorReport::Late,
         ] {
-            assert_eq!(Report::decode(report.encode()), Some(report));
+            assert_eq!(SupervisorReport::decode(report.encode()), Some(report));
         }
-        assert_eq!((Order::decode([0; LENGTH]), Report::decode([9; LENGTH])), (None, None));
+        assert_eq!((Order::decode([0; LENGTH]), SupervisorReport::decode([9; LENGTH])), (None, None));
     }
 }

@@ -64,7 +64,7 @@ impl Signals {
 
     /// The next signal that asks us to end, or to stop (`TSTP`, from Ctrl-Z); drops all others.
     ///
-    /// Buries every child that ends meanwhile: daemons of a command that ran before became ours.
+    /// Reaps every child that ends meanwhile: daemons of an earlier command are reparented to us.
     ///
     /// # Cancel safety
     /// A dropped call loses nothing.

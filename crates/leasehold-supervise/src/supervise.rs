@@ -21,21 +21,21 @@ use rustix::process::{self, Pid, WaitOptions};
 
 use crate::{
     KillMode, Limits, OnLost, Stragglers,
-    ended::{Cause, Ended, NotStarted, Notice, Status},
+    ended::{Cause, ChildEnd, NotStarted, Notice, Status},
     group::{self, Process, State, Straggler},
-    helper::{Helper, Launch, wants_terminal},
-    messages::{Order, Report},
+    messages::{Order, SupervisorReport},
     signal::Signal,
     signals::{Caught, Signals},
+    supervisor_process::{Launch, SupervisorProcess, wants_terminal},
     suspend::Suspended,
     terminal::Terminal,
-    timeline::{LOOK, Stage, first_orders},
+    timeline::{POLL_INTERVAL, Stage, first_orders},
 };
 
-/// Two interrupts within this time mean it.
-const TWICE: Duration = Duration::from_secs(2);
+/// A second interrupt within this time starts the grace.
+const DOUBLE_INTERRUPT: Duration = Duration::from_secs(2);
 /// One TERM may come twice in a moment: a service manager sends it to every process, and an outer `run` passes it on.
-const ECHO: Duration = Duration::from_millis(50);
+const DUPLICATE_WINDOW: Duration = Duration::from_millis(50);
 /// Whoever ends so soon after the child is no straggler.
 const LINGER: Duration = Duration::from_millis(100);
 
@@ -53,8 +53,8 @@ pub async fn supervise(
     limits: Limits,
     inherit: Option<OwnedFd>,
     signals: &mut Signals,
-    tell: &mut dyn FnMut(Notice),
-) -> Result<Ended, NotStarted> {
+    notify: &mut dyn FnMut(Notice),
+) -> Result<ChildEnd, NotStarted> {
     // If the supervisor is killed, whoever it watched over becomes our child.
     process::set_child_subreaper(Some(process::getpid())).map_err(io::Error::from)?;
     let terminal = Terminal::controlling();
@@ -63,9 +63,9 @@ pub async fn supervise(
     if let Some(loss) = lost_one(leases) {
         return Err(NotStarted::Lost(loss));
     }
-    let mut helper = Helper::start(launch, &limits, orders, is_foreground, inherit)?;
-    helper.order(orders);
-    let child = match helper.started().await {
+    let mut supervisor = SupervisorProcess::start(launch, &limits, orders, is_foreground, inherit)?;
+    supervisor.order(orders);
+    let child = match supervisor.started().await {
         Ok(child) => child,
         Err(error) => {
             // The command may have run already, if it was the supervisor that failed.
@@ -76,7 +76,7 @@ pub async fn supervise(
             return Err(error);
         }
     };
-    tell(Notice::Started { pid: child.as_raw_pid() });
+    notify(Notice::Started { pid: child.as_raw_pid() });
     let watch = Watch {
         started: SystemClock.now(),
         stage: Stage::Running,
@@ -85,29 +85,29 @@ pub async fn supervise(
         interrupted: None,
         last_interrupt: None,
         in_doubt: false,
-        look: LOOK[0],
-        swallow_stop: false,
+        poll_interval: POLL_INTERVAL[0],
+        ignore_next_stop: false,
         suspended: None,
-        asked_others: false,
-        number_is_free: false,
+        signalled_other_groups: false,
+        pid_released: false,
         ended_at: None,
         awaits_stragglers: false,
         nobody_left: false,
         is_orphan: false,
         denied: Vec::new(),
         orders,
-        helper,
+        supervisor,
         child,
         leases,
         limits,
         terminal,
-        tell,
+        notify,
     };
     Ok(watch.run(signals).await)
 }
 
 /// What a watch acts on, besides reports and the clock.
-enum Event {
+enum WatchEvent {
     Lost(Loss),
     Signal(Signal),
 }
@@ -115,88 +115,88 @@ enum Event {
 /// One child being watched.
 #[allow(clippy::struct_excessive_bools, reason = "each remembers one thing that has happened")]
 pub(super) struct Watch<'a> {
-    pub(super) helper: Helper,
+    pub(super) supervisor: SupervisorProcess,
     pub(super) child: Pid,
     /// The last orders that the supervisor was given.
     pub(super) orders: Order,
-    /// Whether the supervisor is gone, which left the family to us.
+    /// Whether the supervisor is gone, which left the process tree to us.
     pub(super) is_orphan: bool,
     pub(super) denied: Vec<Straggler>,
     pub(super) leases: &'a [Lease],
     pub(super) limits: Limits,
     pub(super) terminal: Option<Terminal>,
-    pub(super) swallow_stop: bool,
+    pub(super) ignore_next_stop: bool,
     pub(super) suspended: Option<Suspended>,
-    pub(super) tell: &'a mut dyn FnMut(Notice),
+    pub(super) notify: &'a mut dyn FnMut(Notice),
     pub(super) started: Moment,
     pub(super) stage: Stage,
     pub(super) status: Option<Status>,
     pub(super) cause: Option<Cause>,
     pub(super) in_doubt: bool,
-    pub(super) look: Duration,
+    pub(super) poll_interval: Duration,
     pub(super) awaits_stragglers: bool,
     ended_at: Option<Moment>,
     interrupted: Option<Signal>,
     last_interrupt: Option<Moment>,
-    asked_others: bool,
+    signalled_other_groups: bool,
     nobody_left: bool,
-    number_is_free: bool,
+    pid_released: bool,
 }
 
 impl Watch<'_> {
-    async fn run(mut self, signals: &mut Signals) -> Ended {
+    async fn run(mut self, signals: &mut Signals) -> ChildEnd {
         loop {
             self.reap();
             // A supervisor that was not dismissed would kill whoever may go on. One that was killed while we looked has
             // left its children to us: the next look finds them.
             if let Some(status) = self.status
                 && self.is_over()
-                && (self.is_orphan || self.helper.order(Order::Dismiss))
+                && (self.is_orphan || self.supervisor.order(Order::Dismiss))
             {
                 self.take_terminal_back();
                 let pid = self.child.as_raw_pid();
                 let cause = self.cause.or_else(|| self.found_lost());
-                return Ended { pid, status, cause, interrupted: self.interrupted };
+                return ChildEnd { pid, status, cause, interrupted: self.interrupted };
             }
             self.keep_time();
             self.give_orders();
             let wake = self.next_wake();
             let leases = self.leases;
-            // A loss stays told: once it is known, only the clock is left to watch.
+            // `lost()` keeps completing after a loss, so stop polling it.
             let goes_on = self.limits.on_lost == OnLost::Continue && self.stage != Stage::Running;
             let may_be_lost = !goes_on && !matches!(self.cause, Some(Cause::Lost(_)));
             let event = tokio::select! {
                 biased;
-                loss = first_lost(leases), if may_be_lost => Some(Event::Lost(loss)),
-                () = self.helper.wait_for_report() => None,
+                loss = first_lost(leases), if may_be_lost => Some(WatchEvent::Lost(loss)),
+                () = self.supervisor.wait_for_report() => None,
                 caught = signals.next() => match caught {
-                    Caught::Signal(signal) => Some(Event::Signal(signal)),
+                    Caught::Signal(signal) => Some(WatchEvent::Signal(signal)),
                     Caught::Child => None,
                 },
                 () = sleep_until(wake) => None,
             };
-            // We may have been stopped for long: a child that was buried meanwhile must not be signalled.
+            // We may have been stopped for long: a child that was reaped meanwhile must not be signalled.
             self.reap();
             match event {
-                Some(Event::Lost(loss)) => self.lose(loss),
-                Some(Event::Signal(signal)) => self.take(signal).await,
+                Some(WatchEvent::Lost(loss)) => self.lose(loss),
+                Some(WatchEvent::Signal(signal)) => self.on_signal(signal).await,
                 None => {}
             }
         }
     }
 
-    /// Hears what the supervisor reports, and buries the dead.
+    /// Reads what the supervisor reports, and reaps the dead.
     fn reap(&mut self) {
-        while let Some(report) = self.helper.next_report() {
+        while let Some(report) = self.supervisor.next_report() {
             match report {
-                Report::Stopped(number) => self.heard_of_stop(number),
-                Report::Ended(status) => self.status = Some(status),
-                Report::Alone => self.nobody_left = true,
-                Report::Asked => self.asked_meanwhile(),
-                Report::Started(_) | Report::Failed(_) | Report::Late => {}
+                SupervisorReport::Stopped(number) => self.on_child_stop(number),
+                SupervisorReport::Ended(status) => self.status = Some(status),
+                SupervisorReport::NoneLeft => self.nobody_left = true,
+                SupervisorReport::TermSent => self.on_term_sent(),
+                SupervisorReport::Started(_) | SupervisorReport::Failed(_) | SupervisorReport::Late => {}
             }
         }
-        if self.helper.is_gone() && !self.is_orphan {
+        if self.supervisor.is_gone() && !self.is_orphan {
             self.is_orphan = true;
             self.take_over();
         }
@@ -218,7 +218,7 @@ impl Watch<'_> {
     }
 
     /// Somebody was stopped, unless that is over by now or was our own wish.
-    fn heard_of_stop(&mut self, number: i32) {
+    fn on_child_stop(&mut self, number: i32) {
         if self.suspended.is_none()
             && self.state() == State::Stopped
             && let Some(signal) = Signal::from_number(number)
@@ -240,13 +240,13 @@ impl Watch<'_> {
         }
         let left = self.left();
         if left.is_empty() {
-            // A daemon may go on, but under a lost lease nobody may: the supervisor says when it is alone.
+            // A daemon may go on, but under a lost lease nobody may: the supervisor reports when none is left.
             return !self.is_lost() && !self.is_orphan;
         }
         if self.stage == Stage::Running {
-            return self.see_to(left);
+            return self.handle_stragglers(left);
         }
-        if !self.asked_others {
+        if !self.signalled_other_groups {
             self.send_others(&left, Signal::TERM);
         }
         false
@@ -257,8 +257,8 @@ impl Watch<'_> {
         matches!(self.cause, Some(Cause::Lost(_))) && !self.goes_on()
     }
 
-    /// Those of the family who run and may not go on without the lock: all of them if it is lost or their supervisor
-    /// was killed, else those who have not left our session.
+    /// The running processes of the tree that may not go on without the lock: all of them if it is lost or their
+    /// supervisor was killed, else those that have not left our session.
     pub(super) fn left(&self) -> Vec<Process> {
         if self.is_lost() || self.is_orphan {
             group::living(self.root())
@@ -267,9 +267,9 @@ impl Watch<'_> {
         }
     }
 
-    /// Whose descendants the family are.
+    /// The process whose descendants make up the tree.
     fn root(&self) -> Pid {
-        if self.is_orphan { process::getpid() } else { self.helper.pid }
+        if self.is_orphan { process::getpid() } else { self.supervisor.pid }
     }
 
     /// Sends a signal to those who are in other groups than the child's. One that ends them also wakes who is stopped.
@@ -278,18 +278,18 @@ impl Watch<'_> {
         group::send_each(others(), signal);
         if signal.is_ending() {
             group::send_each(others(), Signal::CONT);
-            self.asked_others = true;
+            self.signalled_other_groups = true;
         }
     }
 
-    /// Does what was chosen with those who outlive the child; tells whether they may go on without the lock.
-    fn see_to(&mut self, left: Vec<Process>) -> bool {
+    /// Does what was chosen with those who outlive the child; returns whether they may go on without the lock.
+    fn handle_stragglers(&mut self, left: Vec<Process>) -> bool {
         let now = SystemClock.now();
         let choice = self.limits.stragglers;
         if self.awaits_stragglers || now.since(*self.ended_at.get_or_insert(now)) < LINGER {
             return false;
         }
-        (self.tell)(Notice::Stragglers { left: left.into_iter().map(Straggler::from).collect(), choice });
+        (self.notify)(Notice::Stragglers { left: left.into_iter().map(Straggler::from).collect(), choice });
         match choice {
             // The next look asks those outside of the group.
             Stragglers::Stop => self.stop_group(),
@@ -305,20 +305,20 @@ impl Watch<'_> {
 
     /// Sends a signal to the child or its group, as chosen.
     pub(super) fn signal(&mut self, signal: Signal) {
-        if self.has_number() {
+        if self.owns_pid() {
             group::send(self.limits.kill_mode, self.child, signal);
         }
     }
 
-    /// Whether the number of the child, or of its group, is still theirs: once the child was buried and nobody is left
+    /// Whether the pid of the child, or of its group, is still theirs: once the child was reaped and nobody is left
     /// in its group, it may become another's.
-    pub(super) fn has_number(&mut self) -> bool {
-        if self.status.is_some() && !self.number_is_free {
+    pub(super) fn owns_pid(&mut self) -> bool {
+        if self.status.is_some() && !self.pid_released {
             let is_member = |process: &Process| process.group == self.child.as_raw_pid();
-            self.number_is_free = self.limits.kill_mode == KillMode::Process
+            self.pid_released = self.limits.kill_mode == KillMode::Process
                 || !group::living_in_session(self.root()).iter().any(is_member);
         }
-        !self.number_is_free
+        !self.pid_released
     }
 
     /// Passes a signal on to the child's group, and to those in other groups once the child has ended.
@@ -330,7 +330,7 @@ impl Watch<'_> {
         }
     }
 
-    async fn take(&mut self, signal: Signal) {
+    async fn on_signal(&mut self, signal: Signal) {
         if signal == Signal::TSTP {
             self.stop_asked().await;
         } else if signal == Signal::CONT {
@@ -349,12 +349,15 @@ impl Watch<'_> {
             return;
         }
         let now = SystemClock.now();
-        let is_second = self.last_interrupt.replace(now).is_some_and(|last| (ECHO..=TWICE).contains(&now.since(last)));
+        let is_second = self
+            .last_interrupt
+            .replace(now)
+            .is_some_and(|last| (DUPLICATE_WINDOW..=DOUBLE_INTERRUPT).contains(&now.since(last)));
         let is_enough = is_second || (signal == Signal::TERM && self.limits.kill_on_term);
         if is_enough && self.stage == Stage::Running {
             let grace = self.limits.kill_after;
             self.cause.get_or_insert(Cause::Interrupt);
-            (self.tell)(Notice::Stopping { cause: Cause::Interrupt, signal, grace: Some(grace) });
+            (self.notify)(Notice::Stopping { cause: Cause::Interrupt, signal, grace: Some(grace) });
             self.stage = Stage::Stopping { kill_at: now.after(grace) };
         }
     }

@@ -36,18 +36,18 @@ use rustix::{
 use crate::{
     KillMode, Notice, Signal, Status,
     group::{self, Straggler},
-    messages::{Inbox, Order, Report},
+    messages::{Inbox, Order, SupervisorReport},
     raw,
     terminal::Terminal,
-    timeline::LOOK,
+    timeline::POLL_INTERVAL,
 };
 
-/// How often to look for those whom we may not signal.
-const LOOK_FOR_DENIED: Duration = Duration::from_secs(1);
+/// How often to check for processes that we may not signal.
+const DENIED_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The exit code of a supervisor that cannot do its work (`EX_SOFTWARE`).
 const SOFTWARE: u8 = 70;
 
-/// What a supervisor is told when it is started.
+/// Arguments of a supervisor.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Supervisor {
     /// The number of its end of the socket.
@@ -56,8 +56,8 @@ pub struct Supervisor {
     pub(crate) foreground: bool,
     /// Whom to signal.
     pub(crate) kill_mode: KillMode,
-    /// What asks the command to end; `None` where it is only killed.
-    pub(crate) ask: Option<Signal>,
+    /// What asks the command to end, TERM or the signal chosen instead; `None` where it is only killed.
+    pub(crate) term_signal: Option<Signal>,
     /// When the lease ends: from then on the command is not started.
     pub(crate) start_by: Moment,
     /// The command and its arguments.
@@ -70,7 +70,7 @@ impl Supervisor {
             self.socket.to_string().into(),
             if self.foreground { "fg" } else { "bg" }.into(),
             if self.kill_mode == KillMode::Group { "group" } else { "process" }.into(),
-            self.ask.map_or(0, Signal::number).to_string().into(),
+            self.term_signal.map_or(0, Signal::number).to_string().into(),
             self.start_by.as_micros().to_string().into(),
         ];
         args.extend(self.command.iter().cloned());
@@ -79,7 +79,7 @@ impl Supervisor {
 
     /// The supervisor that these arguments ask for: what follows [`Launch::supervisor`](crate::Launch::supervisor).
     pub fn from_args(args: &[OsString]) -> Option<Self> {
-        let [socket, ground, mode, ask, start_by, command @ ..] = args else { return None };
+        let [socket, ground, mode, term_signal, start_by, command @ ..] = args else { return None };
         let number = |text: &OsString| text.to_str()?.parse::<i32>().ok();
         if command.is_empty() {
             return None;
@@ -88,7 +88,7 @@ impl Supervisor {
             socket: number(socket)?,
             foreground: ground == "fg",
             kill_mode: mode.to_str()?.parse().ok()?,
-            ask: Signal::from_number(number(ask)?),
+            term_signal: Signal::from_number(number(term_signal)?),
             start_by: Moment::from_micros(start_by.to_str()?.parse().ok()?),
             command: command.to_vec(),
         })
@@ -102,10 +102,10 @@ impl Supervisor {
     /// Starts the command and watches over it, until it is told that the work is over or nobody is left.
     ///
     /// To be called first thing in `main`: no other thread may exist, and nothing may have been opened.
-    pub fn run(self, tell: &mut dyn FnMut(Notice)) -> ExitCode {
-        match Family::start(&self, tell) {
-            Ok(Some(family)) => {
-                family.watch();
+    pub fn run(self, notify: &mut dyn FnMut(Notice)) -> ExitCode {
+        match ProcessTree::start(&self, notify) {
+            Ok(Some(tree)) => {
+                tree.watch();
                 ExitCode::SUCCESS
             }
             Ok(None) => ExitCode::SUCCESS,
@@ -136,21 +136,21 @@ fn spawn(supervisor: &Supervisor, mask: SigSet) -> io::Result<Pid> {
 }
 
 /// The command and all it started, seen from the supervisor.
-struct Family<'a> {
+struct ProcessTree<'a> {
     supervisor: &'a Supervisor,
-    tell: &'a mut dyn FnMut(Notice),
+    notify: &'a mut dyn FnMut(Notice),
     socket: UnixStream,
     inbox: Inbox,
-    ends: SignalFd,
+    sigchld: SignalFd,
     timer: OwnedFd,
     child: Pid,
     has_ended: bool,
-    alone: bool,
+    none_left: bool,
     /// Whether the one who started us is gone.
     is_orphan: bool,
-    ask_at: Moment,
+    term_at: Moment,
     kill_at: Moment,
-    look: Duration,
+    poll_interval: Duration,
     denied: Vec<Straggler>,
 }
 
@@ -161,47 +161,47 @@ enum Next {
     Leave,
 }
 
-impl<'a> Family<'a> {
+impl<'a> ProcessTree<'a> {
     /// Starts the command; `None` if it cannot be run or comes too late, which is reported.
-    fn start(supervisor: &'a Supervisor, tell: &'a mut dyn FnMut(Notice)) -> io::Result<Option<Self>> {
+    fn start(supervisor: &'a Supervisor, notify: &'a mut dyn FnMut(Notice)) -> io::Result<Option<Self>> {
         let socket = UnixStream::from(raw::inherited(supervisor.socket)?);
         socket.set_nonblocking(true)?;
         // Nothing but KILL and STOP reaches us: a key or a service manager means the command.
         let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
-        let ends =
+        let sigchld =
             SignalFd::with_flags(&SigSet::from(Number::SIGCHLD), SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
         let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
         process::set_child_subreaper(Some(process::getpid()))?;
         if SystemClock.now() >= supervisor.start_by {
-            (&socket).write_all(&Report::Late.encode())?;
+            (&socket).write_all(&SupervisorReport::Late.encode())?;
             return Ok(None);
         }
         let child = match spawn(supervisor, mask) {
             Ok(child) => child,
             Err(error) => {
-                let report = Report::Failed(error.raw_os_error().unwrap_or_default());
+                let report = SupervisorReport::Failed(error.raw_os_error().unwrap_or_default());
                 (&socket).write_all(&report.encode())?;
                 return Ok(None);
             }
         };
-        let family = Self {
+        let tree = Self {
             supervisor,
-            tell,
+            notify,
             socket,
             inbox: Inbox::default(),
-            ends,
+            sigchld,
             timer,
             child,
             has_ended: false,
-            alone: false,
+            none_left: false,
             is_orphan: false,
-            ask_at: Moment::NEVER,
+            term_at: Moment::NEVER,
             kill_at: Moment::NEVER,
-            look: LOOK[0],
+            poll_interval: POLL_INTERVAL[0],
             denied: Vec::new(),
         };
-        family.report(Report::Started(child.as_raw_pid()));
-        Ok(Some(family))
+        tree.report(SupervisorReport::Started(child.as_raw_pid()));
+        Ok(Some(tree))
     }
 
     fn watch(mut self) {
@@ -210,7 +210,7 @@ impl<'a> Family<'a> {
             if self.take_orders() == Next::Leave {
                 return;
             }
-            let is_over = self.has_ended && (self.alone || self.supervisor.kill_mode == KillMode::Process);
+            let is_over = self.has_ended && (self.none_left || self.supervisor.kill_mode == KillMode::Process);
             if is_over && self.is_orphan {
                 return;
             }
@@ -218,8 +218,8 @@ impl<'a> Family<'a> {
             let must_die = !is_over && (self.is_orphan || now >= self.kill_at);
             if must_die {
                 self.kill();
-            } else if !is_over && now >= self.ask_at {
-                self.ask();
+            } else if !is_over && now >= self.term_at {
+                self.send_term();
             }
             if self.wait(must_die, is_over).is_err() {
                 // Without a way to wait we could only spin; the command dies with us.
@@ -230,7 +230,7 @@ impl<'a> Family<'a> {
 
     /// Waits for orders, for the end of somebody, and for the next deadline.
     fn wait(&mut self, must_die: bool, is_over: bool) -> rustix::io::Result<()> {
-        let next = self.ask_at.min(self.kill_at);
+        let next = self.term_at.min(self.kill_at);
         let wake = if must_die || is_over || next == Moment::NEVER { 0 } else { next.as_micros().max(1) };
         let once = Itimerspec {
             it_interval: TimerSpec { tv_sec: 0, tv_nsec: 0 },
@@ -241,11 +241,11 @@ impl<'a> Family<'a> {
         };
         timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &once)?;
         let pause = must_die.then(|| {
-            let pause = if self.denied.is_empty() { self.look } else { LOOK_FOR_DENIED };
-            self.look = (self.look * 2).min(LOOK[1]);
+            let pause = if self.denied.is_empty() { self.poll_interval } else { DENIED_POLL_INTERVAL };
+            self.poll_interval = (self.poll_interval * 2).min(POLL_INTERVAL[1]);
             Timespec { tv_sec: i64::try_from(pause.as_secs()).unwrap_or(1), tv_nsec: pause.subsec_nanos().into() }
         });
-        let mut sources = vec![PollFd::new(&self.ends, PollFlags::IN), PollFd::new(&self.timer, PollFlags::IN)];
+        let mut sources = vec![PollFd::new(&self.sigchld, PollFlags::IN), PollFd::new(&self.timer, PollFlags::IN)];
         if !self.is_orphan {
             sources.push(PollFd::new(&self.socket, PollFlags::IN));
         }
@@ -255,18 +255,20 @@ impl<'a> Family<'a> {
         }
     }
 
-    /// Buries the dead, and reports what became of the command.
+    /// Reaps the dead, and reports what became of the command.
     fn reap(&mut self) {
-        while let Ok(Some(_)) = self.ends.read_signal() {}
+        while let Ok(Some(_)) = self.sigchld.read_signal() {}
         loop {
             match process::wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
                 Ok(Some((pid, status))) => {
                     let is_child = pid == self.child && !self.has_ended;
                     match (status.stopping_signal(), Status::of(status)) {
-                        (Some(signal), _) if is_child || self.has_ended => self.report(Report::Stopped(signal)),
+                        (Some(signal), _) if is_child || self.has_ended => {
+                            self.report(SupervisorReport::Stopped(signal));
+                        }
                         (None, Some(status)) if is_child => {
                             self.has_ended = true;
-                            self.report(Report::Ended(status));
+                            self.report(SupervisorReport::Ended(status));
                         }
                         _ => {}
                     }
@@ -274,9 +276,9 @@ impl<'a> Family<'a> {
                 Ok(None) => return,
                 // Whoever is orphaned becomes our child: without a child there is nobody.
                 Err(_no_child) => {
-                    if !self.alone {
-                        self.alone = true;
-                        self.report(Report::Alone);
+                    if !self.none_left {
+                        self.none_left = true;
+                        self.report(SupervisorReport::NoneLeft);
                     }
                     return;
                 }
@@ -297,7 +299,7 @@ impl<'a> Family<'a> {
         }
         while let Some(message) = self.inbox.next() {
             match Order::decode(message) {
-                Some(Order::Deadlines { ask_at, kill_at }) => (self.ask_at, self.kill_at) = (ask_at, kill_at),
+                Some(Order::Deadlines { term_at, kill_at }) => (self.term_at, self.kill_at) = (term_at, kill_at),
                 Some(Order::Dismiss) => return Next::Leave,
                 None => {}
             }
@@ -305,16 +307,16 @@ impl<'a> Family<'a> {
         if self.is_orphan && self.kill_at != Moment::from_micros(0) {
             self.kill_at = Moment::from_micros(0);
             self.kill();
-            (self.tell)(Notice::HolderGone);
+            (self.notify)(Notice::HolderGone);
         }
         Next::Watch
     }
 
     /// Asks the command to end, since no orders came in time.
-    fn ask(&mut self) {
-        self.ask_at = Moment::NEVER;
-        match self.supervisor.ask {
-            // The number of a child that was buried, or of its group, may be another's by now.
+    fn send_term(&mut self) {
+        self.term_at = Moment::NEVER;
+        match self.supervisor.term_signal {
+            // The pid of a child that was reaped, or of its group, may be another's by now.
             Some(signal) if self.has_ended => {
                 let left = group::living_in_session(process::getpid());
                 group::send_each(&left, signal);
@@ -326,11 +328,11 @@ impl<'a> Family<'a> {
             }
             None => {}
         }
-        self.report(Report::Asked);
-        (self.tell)(Notice::HolderHangs);
+        self.report(SupervisorReport::TermSent);
+        (self.notify)(Notice::HolderHangs);
     }
 
-    /// Kills who is left; someone may have been born since.
+    /// Kills the remaining processes; new processes may have been forked.
     fn kill(&mut self) {
         let denied = match self.supervisor.kill_mode {
             KillMode::Group => group::kill_each(group::living(process::getpid())),
@@ -340,13 +342,13 @@ impl<'a> Family<'a> {
         if denied != self.denied {
             self.denied.clone_from(&denied);
             if !denied.is_empty() {
-                (self.tell)(Notice::Denied { left: denied });
+                (self.notify)(Notice::Denied { left: denied });
             }
         }
     }
 
     /// Tells the one who started us; one that does not listen is not waited for.
-    fn report(&self, report: Report) {
+    fn report(&self, report: SupervisorReport) {
         let _not_heard = (&self.socket).write_all(&report.encode());
     }
 }
@@ -357,10 +359,10 @@ mod tests {
 
     #[test]
     fn a_supervisor_finds_its_orders_in_its_arguments() {
-        for (kill_mode, ask) in [(KillMode::Group, Some(Signal::TERM)), (KillMode::Process, None)] {
+        for (kill_mode, term_signal) in [(KillMode::Group, Some(Signal::TERM)), (KillMode::Process, None)] {
             let command = ["sh", "-c", "exit 3"].map(OsString::from).to_vec();
             let start_by = Moment::from_micros(99);
-            let supervisor = Supervisor { socket: 7, foreground: true, kill_mode, ask, start_by, command };
+            let supervisor = Supervisor { socket: 7, foreground: true, kill_mode, term_signal, start_by, command };
             assert_eq!(Supervisor::from_args(&supervisor.to_args()).as_ref(), Some(&supervisor));
             assert_eq!(Supervisor::from_args(&supervisor.to_args()[..5]), None, "no command");
         }

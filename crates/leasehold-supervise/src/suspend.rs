@@ -14,8 +14,8 @@ use crate::{
 
 /// How long a child may take to stop when asked; then it is made to.
 const STOP_LIMIT: Duration = Duration::from_millis(200);
-/// How often to look whether it did.
-const STOP_LOOK: Duration = Duration::from_millis(5);
+/// How often to check whether it did.
+const STOP_POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// How long the backend may take to say that a lease is still held; then the clock decides alone.
 const ASK_LIMIT: Duration = Duration::from_millis(500);
 
@@ -28,15 +28,15 @@ pub(super) struct Suspended {
 impl Watch<'_> {
     /// Somebody wants us to stop: the child first, or it would run on with nobody to watch its lease.
     pub(super) async fn stop_asked(&mut self) {
-        if self.swallow_stop {
-            self.swallow_stop = false;
+        if self.ignore_next_stop {
+            self.ignore_next_stop = false;
             return;
         }
         self.signal(Signal::TSTP);
         let mut waited = Duration::ZERO;
         while waited < STOP_LIMIT && self.state() == State::Running {
-            tokio::time::sleep(STOP_LOOK).await;
-            waited += STOP_LOOK;
+            tokio::time::sleep(STOP_POLL_INTERVAL).await;
+            waited += STOP_POLL_INTERVAL;
         }
         if self.state() != State::Gone {
             self.signal(Signal::STOP);
@@ -75,7 +75,7 @@ impl Watch<'_> {
                 return;
             }
             // The whole job stops, as if the key had reached all of it.
-            self.swallow_stop = process::kill_current_process_group(process::Signal::TSTP).is_ok();
+            self.ignore_next_stop = process::kill_current_process_group(process::Signal::TSTP).is_ok();
             self.stop_ourselves();
         }
     }
@@ -100,7 +100,7 @@ impl Watch<'_> {
     }
 
     fn let_go_on(&mut self) {
-        if self.has_number()
+        if self.owns_pid()
             && let (Some(terminal), Some(Suspended { had_terminal: true })) = (&self.terminal, self.suspended)
             && terminal.is_ours()
         {

@@ -38,12 +38,12 @@ impl Terminal {
 
     /// Lets the keys go to this group, whether or not we are in the foreground ourselves.
     pub(crate) fn give_to(&self, group: Pid) {
-        unstopped(|| {
+        with_ttou_blocked(|| {
             let _terminal_hung_up = tcsetpgrp(&self.tty, group);
         });
     }
 
-    /// Takes the keys back, if they still go to this group; tells whether they did.
+    /// Takes the foreground back from this group; returns whether the group had it.
     pub(crate) fn take_from(&self, group: Pid) -> bool {
         let was_theirs = self.foreground() == Some(group);
         if was_theirs {
@@ -55,7 +55,7 @@ impl Terminal {
     /// Undoes what a program that was killed left the terminal in: no echo, raw keys.
     pub(crate) fn restore_modes(&self) {
         if let Some(modes) = &self.modes {
-            unstopped(|| {
+            with_ttou_blocked(|| {
                 let _terminal_hung_up = tcsetattr(&self.tty, OptionalActions::Drain, modes);
             });
         }
@@ -63,7 +63,7 @@ impl Terminal {
 }
 
 /// A background process that changes the terminal is stopped by TTOU, unless that is blocked.
-fn unstopped(change: impl FnOnce()) {
+fn with_ttou_blocked(change: impl FnOnce()) {
     let mask = SigSet::from(Signal::SIGTTOU).thread_swap_mask(SigmaskHow::SIG_BLOCK);
     change();
     if let Ok(mask) = mask {

@@ -1,4 +1,4 @@
-//! Dead before expiry: when the child is warned about, asked to end, and made to.
+//! When to warn, send TERM and send KILL, so that the child dies before its lease expires.
 
 use std::time::Duration;
 
@@ -12,17 +12,17 @@ use crate::{
     KillMode, Limits, OnLost,
     ended::{Cause, Notice},
     group,
-    limits::LEAD,
+    limits::KILL_MARGIN,
     messages::Order,
     signal::Signal,
     supervise::Watch,
 };
 
-/// How often to look for those who outlive the child, at first and later.
-pub(super) const LOOK: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(50)];
-/// How often to look for those who are waited for; the kernel tells of most ends.
-const LOOK_FOR_STRAGGLERS: Duration = Duration::from_secs(1);
-/// How long the dead may take to be dead before somebody is told.
+/// How often to check for processes that outlive the child, at first and later.
+pub(super) const POLL_INTERVAL: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(50)];
+/// How often to check for stragglers that are waited for; the kernel tells of most ends.
+const STRAGGLER_POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// How long after KILL to wait before warning.
 const OVERDUE: Duration = Duration::from_secs(5);
 
 /// How far the end of a child has come.
@@ -37,15 +37,15 @@ pub(super) enum Stage {
 }
 
 impl Stage {
-    /// When the supervisor should act from now on, if it would act so while the child runs as it should.
+    /// Adapts the running child's deadlines `at_work` to this stage.
     fn orders(self, at_work: Order, is_suspended: bool) -> Order {
-        let Order::Deadlines { ask_at, kill_at: end } = at_work else { return at_work };
+        let Order::Deadlines { term_at, kill_at: end } = at_work else { return at_work };
         match self {
             // One that is stopped would have to run to use its grace.
-            Self::Running if is_suspended => Order::Deadlines { ask_at: Moment::NEVER, kill_at: end },
-            Self::Running => Order::Deadlines { ask_at, kill_at: end },
-            Self::Stopping { kill_at } => Order::Deadlines { ask_at: Moment::NEVER, kill_at: kill_at.min(end) },
-            Self::Killed { .. } => Order::Deadlines { ask_at: Moment::NEVER, kill_at: Moment::from_micros(0) },
+            Self::Running if is_suspended => Order::Deadlines { term_at: Moment::NEVER, kill_at: end },
+            Self::Running => Order::Deadlines { term_at, kill_at: end },
+            Self::Stopping { kill_at } => Order::Deadlines { term_at: Moment::NEVER, kill_at: kill_at.min(end) },
+            Self::Killed { .. } => Order::Deadlines { term_at: Moment::NEVER, kill_at: Moment::from_micros(0) },
         }
     }
 }
@@ -69,9 +69,9 @@ impl Watch<'_> {
         match self.stage {
             Stage::Stopping { kill_at } if now >= kill_at => self.kill(),
             Stage::Killed { overdue_at } => {
-                self.signal_again();
+                self.kill_remaining();
                 if now >= overdue_at {
-                    (self.tell)(Notice::Overdue);
+                    (self.notify)(Notice::Overdue);
                     self.stage = Stage::Killed { overdue_at: Moment::NEVER };
                 }
             }
@@ -87,7 +87,7 @@ impl Watch<'_> {
             && is_late
             && !self.in_doubt
         {
-            (self.tell)(Notice::InDoubt { lease, left });
+            (self.notify)(Notice::InDoubt { lease, left });
         }
         self.in_doubt = is_late;
     }
@@ -115,39 +115,39 @@ impl Watch<'_> {
         let counts = |lease: &&Lease| self.stage == Stage::Running || lease.loss().is_none();
         let at_work = first_orders(self.leases.iter().filter(counts), &self.limits);
         let orders = self.stage.orders(at_work, self.suspended.is_some());
-        if differ(orders, self.orders) && self.helper.order(orders) {
+        if differ(orders, self.orders) && self.supervisor.order(orders) {
             self.orders = orders;
         }
     }
 
     /// The supervisor asked the child to end while we gave no orders.
-    pub(super) fn asked_meanwhile(&mut self) {
+    pub(super) fn on_term_sent(&mut self) {
         if self.stage == Stage::Running {
             let (cause, signal) = (Cause::Lost(Loss::RenewTimeout), self.signal_for_loss());
             let grace = self.time_left().unwrap_or_default().min(self.limits.kill_after);
             self.cause = Some(cause);
-            (self.tell)(Notice::Stopping { cause, signal, grace: Some(grace) });
+            (self.notify)(Notice::Stopping { cause, signal, grace: Some(grace) });
             self.stage = Stage::Stopping { kill_at: SystemClock.now().after(grace) };
         }
     }
 
     /// The supervisor was killed, and the child with it; the others are ours to kill.
     pub(super) fn take_over(&mut self) {
-        (self.tell)(Notice::SupervisorGone);
+        (self.notify)(Notice::SupervisorGone);
         self.kill();
     }
 
     /// How long the child may go on unless a renewal comes.
     fn time_left(&self) -> Option<Duration> {
-        self.remaining().map(|left| left.saturating_sub(self.limits.lead()))
+        self.remaining().map(|left| left.saturating_sub(self.limits.kill_margin()))
     }
 
     /// When something is due next; `None` while only a signal or a loss can change anything.
     pub(super) fn next_wake(&mut self) -> Option<Moment> {
         let now = SystemClock.now();
         if !self.is_at_work() || matches!(self.stage, Stage::Killed { .. }) {
-            let pause = self.look;
-            self.look = (self.look * 2).min(LOOK[1]);
+            let pause = self.poll_interval;
+            self.poll_interval = (self.poll_interval * 2).min(POLL_INTERVAL[1]);
             return Some(now.after(pause));
         }
         if let Stage::Stopping { kill_at } = self.stage {
@@ -155,21 +155,21 @@ impl Watch<'_> {
         }
         let after = |left: Duration, point: Duration| now.after(left.saturating_sub(point));
         let half = self.limits.ttl / 2;
-        let doubt = self.remaining().filter(|_| !self.in_doubt).map(|left| after(left, half));
+        let doubt = self.remaining().filter(|left| !self.in_doubt && !left.is_zero()).map(|left| after(left, half));
         let grace = self.grace_before_deadline();
-        let ask = self.time_left().and_then(|left| Some(after(left, grace?)));
+        let term = self.time_left().and_then(|left| Some(after(left, grace?)));
         let most = self.limits.max_hold.map(|most| self.started.after(most));
-        let look = self.awaits_stragglers.then(|| now.after(LOOK_FOR_STRAGGLERS));
+        let look = self.awaits_stragglers.then(|| now.after(STRAGGLER_POLL_INTERVAL));
         // The supervisor is told of each renewal well before it would act on the one before.
         let orders = self.remaining().map(|left| {
-            let before_it_acts = left.saturating_sub(2 * LEAD);
+            let before_it_acts = left.saturating_sub(2 * KILL_MARGIN);
             now.after(if before_it_acts.is_zero() {
                 self.limits.ttl / 6
             } else {
                 before_it_acts.min(self.limits.ttl / 6)
             })
         });
-        doubt.into_iter().chain(ask).chain(most).chain(look).chain(orders).min()
+        doubt.into_iter().chain(term).chain(most).chain(look).chain(orders).min()
     }
 
     /// A lease is gone for certain.
@@ -179,7 +179,7 @@ impl Watch<'_> {
         match self.limits.on_lost {
             OnLost::Continue => {
                 self.cause = Some(cause);
-                (self.tell)(Notice::GoesOn { loss });
+                (self.notify)(Notice::ContinuesWithoutLease { loss });
             }
             OnLost::Terminate | OnLost::Signal(_) if !time_is_up && self.is_at_work() => {
                 self.stop(cause, self.limits.kill_after);
@@ -192,7 +192,7 @@ impl Watch<'_> {
     pub(super) fn lose_now(&mut self, loss: Loss) {
         let cause = Cause::Lost(loss);
         if !matches!(self.cause.replace(cause), Some(Cause::Lost(_))) {
-            (self.tell)(Notice::Stopping { cause, signal: Signal::KILL, grace: None });
+            (self.notify)(Notice::Stopping { cause, signal: Signal::KILL, grace: None });
         }
         self.kill();
     }
@@ -201,7 +201,7 @@ impl Watch<'_> {
     fn stop(&mut self, cause: Cause, grace: Duration) {
         let signal = if matches!(cause, Cause::Lost(_)) { self.signal_for_loss() } else { Signal::TERM };
         self.cause = Some(cause);
-        (self.tell)(Notice::Stopping { cause, signal, grace: Some(grace) });
+        (self.notify)(Notice::Stopping { cause, signal, grace: Some(grace) });
         self.signal(signal);
         self.signal(Signal::CONT);
         let kill_at = SystemClock.now().after(grace);
@@ -220,12 +220,12 @@ impl Watch<'_> {
 
     fn kill(&mut self) {
         self.stage = Stage::Killed { overdue_at: SystemClock.now().after(OVERDUE) };
-        self.look = LOOK[0];
-        self.signal_again();
+        self.poll_interval = POLL_INTERVAL[0];
+        self.kill_remaining();
     }
 
-    /// Kills who is left; someone may have been born since.
-    fn signal_again(&mut self) {
+    /// Kills the remaining processes; new processes may have been forked.
+    fn kill_remaining(&mut self) {
         self.signal(Signal::KILL);
         if self.limits.kill_mode == KillMode::Process {
             return;
@@ -234,7 +234,7 @@ impl Watch<'_> {
         if denied != self.denied {
             self.denied.clone_from(&denied);
             if !denied.is_empty() {
-                (self.tell)(Notice::Denied { left: denied });
+                (self.notify)(Notice::Denied { left: denied });
             }
         }
     }
@@ -265,32 +265,35 @@ fn shortest<'a>(leases: impl IntoIterator<Item = &'a Lease>) -> Option<Duration>
 pub(super) fn first_orders<'a>(leases: impl IntoIterator<Item = &'a Lease>, limits: &Limits) -> Order {
     match shortest(leases) {
         Some(left) => orders_before(SystemClock.now().after(left), limits),
-        None => Order::Deadlines { ask_at: Moment::NEVER, kill_at: Moment::NEVER },
+        None => Order::Deadlines { term_at: Moment::NEVER, kill_at: Moment::NEVER },
     }
 }
 
 /// What the supervisor should do before a lease ends.
 ///
-/// It asks a moment later than we would, so that it asks only if we do not. It kills when we would: on a busy machine
-/// its timer rings late, too, and to be killed twice makes no difference.
+/// It sends TERM a moment later than we would, so that it sends it only if we do not. It kills when we would: on a busy
+/// machine its timer fires late, too, and to be killed twice makes no difference.
 fn orders_before(end: Moment, limits: &Limits) -> Order {
     match limits.on_lost {
         OnLost::Terminate | OnLost::Signal(_) => {
-            let kill_at = end.before(limits.lead());
-            let later = LEAD.min(limits.kill_after / 2);
-            Order::Deadlines { ask_at: kill_at.before(limits.kill_after).after(later), kill_at }
+            let kill_at = end.before(limits.kill_margin());
+            let later = KILL_MARGIN.min(limits.kill_after / 2);
+            Order::Deadlines { term_at: kill_at.before(limits.kill_after).after(later), kill_at }
         }
-        OnLost::Kill => Order::Deadlines { ask_at: Moment::NEVER, kill_at: end },
-        OnLost::Continue => Order::Deadlines { ask_at: Moment::NEVER, kill_at: Moment::NEVER },
+        OnLost::Kill => Order::Deadlines { term_at: Moment::NEVER, kill_at: end },
+        OnLost::Continue => Order::Deadlines { term_at: Moment::NEVER, kill_at: Moment::NEVER },
     }
 }
 
 /// Whether orders differ by more than what reading the clock twice does.
 fn differ(one: Order, other: Order) -> bool {
     match (one, other) {
-        (Order::Deadlines { ask_at, kill_at }, Order::Deadlines { ask_at: asked_at, kill_at: killed_at }) => {
+        (
+            Order::Deadlines { term_at, kill_at },
+            Order::Deadlines { term_at: other_term_at, kill_at: other_kill_at },
+        ) => {
             let far = |a: Moment, b: Moment| a.since(b).max(b.since(a)) > Duration::from_millis(5);
-            far(ask_at, asked_at) || far(kill_at, killed_at)
+            far(term_at, other_term_at) || far(kill_at, other_kill_at)
         }
         _ => true,
     }
@@ -314,9 +317,9 @@ mod tests {
     }
 
     #[test]
-    fn the_supervisor_kills_as_early_as_we_would_and_asks_a_little_later() {
+    fn the_supervisor_kills_as_early_as_we_would_and_sends_term_a_little_later() {
         let at = |millis: u64| Moment::from_micros(millis * 1000);
-        for (kill_after, ask_at) in [(5000, 25_000), (60, 29_870), (0, 29_900)] {
+        for (kill_after, term_at) in [(5000, 25_000), (60, 29_870), (0, 29_900)] {
             let limits = Limits {
                 ttl: Duration::from_secs(30),
                 kill_after: Duration::from_millis(kill_after),
@@ -326,7 +329,7 @@ mod tests {
                 kill_on_term: false,
                 stragglers: crate::Stragglers::Stop,
             };
-            let expected = Order::Deadlines { ask_at: at(ask_at), kill_at: at(29_900) };
+            let expected = Order::Deadlines { term_at: at(term_at), kill_at: at(29_900) };
             assert_eq!(orders_before(at(30_000), &limits), expected, "{kill_after}");
         }
     }
@@ -334,11 +337,11 @@ mod tests {
     #[test]
     fn a_grace_never_outlasts_the_lease() {
         let at = Moment::from_micros;
-        let orders = |stage: Stage| stage.orders(Order::Deadlines { ask_at: at(5), kill_at: at(10) }, false);
+        let orders = |stage: Stage| stage.orders(Order::Deadlines { term_at: at(5), kill_at: at(10) }, false);
         for (kill_at, expected) in [(7, 7), (10, 10), (12, 10)] {
-            let expected = Order::Deadlines { ask_at: Moment::NEVER, kill_at: at(expected) };
+            let expected = Order::Deadlines { term_at: Moment::NEVER, kill_at: at(expected) };
             assert_eq!(orders(Stage::Stopping { kill_at: at(kill_at) }), expected);
         }
-        assert_eq!(orders(Stage::Running), Order::Deadlines { ask_at: at(5), kill_at: at(10) });
+        assert_eq!(orders(Stage::Running), Order::Deadlines { term_at: at(5), kill_at: at(10) });
     }
 }

@@ -26,8 +26,8 @@ pub(crate) struct ChildArgs {
     /// When the lock is lost: terminate, kill, signal:NAME or continue
     #[arg(help_heading = "Command", long, value_name = "WHAT", default_value = "terminate")]
     pub(crate) on_lost: OnLost,
-    /// Time between TERM and KILL; if given, TERM to leasehold has KILL follow too [default: 5s, or a quarter of a
-    /// shorter ttl]
+    /// Time between TERM and KILL; if given, TERM to leasehold is also followed by KILL [default: 5s, or a quarter of
+    /// a shorter ttl]
     #[arg(help_heading = "Command", long, value_name = "D", value_parser = duration::parse)]
     pub(crate) kill_after: Option<Duration>,
     /// Whom to signal: group or process
@@ -77,7 +77,7 @@ impl ChildArgs {
         })
     }
 
-    /// The same where one answer of the backend is believed for no longer than this.
+    /// Caps the limits at the backend's longest belief.
     pub(crate) fn within(&self, limits: Limits, longest: Option<Duration>) -> Result<Limits> {
         limits.within(longest, self.kill_after).map_err(|error| {
             Failure::from(error).hint("with liveness=connection no answer is believed for longer, whatever --ttl says")

@@ -27,7 +27,7 @@ pub(crate) struct ElectArgs {
     pub(crate) once: bool,
     /// First and longest pause before campaigning again
     #[arg(long, value_name = "D[..D]", default_value = "1s..30s", value_parser = parse_backoff)]
-    pub(crate) backoff: Backoff,
+    pub(crate) backoff: BackoffRange,
     /// Length of the lease; it is renewed every third of it [default: 10s]
     #[arg(long, value_name = "D", value_parser = duration::parse)]
     pub(crate) ttl: Option<Duration>,
@@ -60,14 +60,14 @@ pub(crate) struct ElectArgs {
 
 /// The first and the longest pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Backoff {
+pub(crate) struct BackoffRange {
     /// After the first failure.
     pub(crate) first: Duration,
     /// After many.
     pub(crate) most: Duration,
 }
 
-fn parse_backoff(text: &str) -> Result<Backoff, String> {
+fn parse_backoff(text: &str) -> Result<BackoffRange, String> {
     let (first, most) = match text.split_once("..") {
         Some((first, most)) => (duration::parse(first)?, duration::parse(most)?),
         None => (duration::parse(text)?, Duration::from_secs(30).max(duration::parse(text)?)),
@@ -75,5 +75,5 @@ fn parse_backoff(text: &str) -> Result<Backoff, String> {
     if most < first {
         return Err(String::from("the longest pause is shorter than the first"));
     }
-    Ok(Backoff { first, most })
+    Ok(BackoffRange { first, most })
 }

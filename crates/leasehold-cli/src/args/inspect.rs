@@ -11,7 +11,7 @@ use crate::duration;
 #[derive(Clone, Debug, clap::Args)]
 #[allow(clippy::struct_excessive_bools, reason = "flags are flags")]
 pub(crate) struct ListArgs {
-    /// Only locks whose names start so
+    /// Only locks whose names begin with this prefix
     #[arg(value_name = "PREFIX")]
     pub(crate) prefix: Option<String>,
     /// Only locks that are held
@@ -91,7 +91,7 @@ pub(crate) struct InspectArgs {
 /// Follow what happens to locks.
 #[derive(Debug, clap::Args)]
 pub(crate) struct WatchArgs {
-    /// Only locks whose names start so
+    /// Only locks whose names begin with this prefix
     #[arg(value_name = "PREFIX")]
     pub(crate) prefix: Option<String>,
     /// Only these events: waiting, acquired, ended, or how it ended (as in `history`); may be repeated
@@ -149,9 +149,9 @@ impl EventArg {
 
 /// Show how past leases and waits ended.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Exit 1 if a lock is named that has no history: its name may be mistyped.")]
+#[command(after_help = "Exit 1 if nothing is known of the lock that is named: the name may be mistyped.")]
 pub(crate) struct HistoryArgs {
-    /// Only this lock; with a trailing * those whose names start so
+    /// Only this lock; with a trailing * those whose names begin with this prefix
     #[arg(value_name = "NAME")]
     pub(crate) name: Option<String>,
     /// Only what ended since: 2h (ago), 2026-11-15, 2026-11-15T02:00:00Z

@@ -112,7 +112,7 @@ pub(crate) struct CheckArgs {
     /// The lock under which the job runs
     #[arg(value_name = "NAME", requires = "succeeded_within", conflicts_with_all = ["lease", "lease_file"])]
     pub(crate) name: Option<String>,
-    /// Whether a `run` of the job ended with exit code 0 so lately
+    /// Whether a `run` of the job ended with exit code 0 within this time
     #[arg(long, value_name = "D", requires = "name", value_parser = duration::parse)]
     pub(crate) succeeded_within: Option<Duration>,
     #[command(flatten)]

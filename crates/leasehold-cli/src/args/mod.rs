@@ -7,8 +7,8 @@ mod elect;
 mod init;
 mod inspect;
 mod lease;
-mod meta;
 mod run;
+mod self_commands;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -20,17 +20,17 @@ pub(crate) use self::{
     init::InitArgs,
     inspect::{EventArg, EvictArgs, HistoryArgs, InspectArgs, ListArgs, SortBy, WatchArgs, When},
     lease::{AcquireArgs, AskArgs, CheckArgs, LeaseArgs, RenewArgs, ShownArgs},
-    meta::{CompletionsArgs, ManArgs, SchemaArgs, Shell, VersionArgs},
     run::{FlockArgs, HookArgs, RunArgs},
+    self_commands::{CompletionsArgs, ManArgs, SchemaArgs, Shell, VersionArgs},
 };
 use crate::duration;
 
-/// Run something in exactly one place at a time.
+/// Run something in one place at a time.
 #[derive(Debug, Parser)]
 #[command(
     name = "leasehold",
     version,
-    about = "Run something in exactly one place at a time.",
+    about = "Run something in one place at a time.",
     subcommand_required = true,
     max_term_width = 110,
     after_help = "Examples:\n  leasehold run nightly-report -- ./report.sh      a second copy waits its turn\n  \
@@ -90,7 +90,8 @@ pub(crate) struct Global {
         help_heading = "Global options"
     )]
     pub(crate) color: Color,
-    /// How long to try to reach the backend, and no longer than -w [default: 10s; 3s with -n and for a look]
+    /// How long to try to reach the backend, and no longer than -w [default: 10s; 3s with -n and for read-only
+    /// commands]
     #[arg(long, value_parser = duration::parse, value_name = "D", global = true, help_heading = "Global options")]
     pub(crate) connect_timeout: Option<Duration>,
 }

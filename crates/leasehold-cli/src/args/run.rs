@@ -56,7 +56,7 @@ pub(crate) struct RunArgs {
     /// Allow running under a lock that this process tree already holds
     #[arg(long)]
     pub(crate) reentrant: bool,
-    /// A release that could not be made is an error (69)
+    /// Exit 69 if the release fails
     #[arg(long)]
     pub(crate) strict_release: bool,
     /// Write the outcome to this file as JSON, or to standard output for -

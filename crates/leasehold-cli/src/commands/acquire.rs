@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::{
     Context,
-    keep::{self, Keeper},
+    keep::{self, BackgroundHolder},
 };
 use crate::{
     args::AcquireArgs,
@@ -22,9 +22,9 @@ use crate::{
     output::Line,
     variables::environment,
     work::{
-        ask::{self, Ask, Patience},
-        connect_retry::Start,
-        nested::{self, Outer},
+        connect_retry::ConnectRetry,
+        lock_request::{self, LockRequest, WaitLimit},
+        nested::{self, AncestorLock},
         note,
         wait::{self, Waited, Wanted},
     },
@@ -32,26 +32,26 @@ use crate::{
 
 /// Takes the lease and prints its handle, and nothing else.
 pub(crate) async fn run(context: &Context<'_>, args: &AcquireArgs) -> Result<u8> {
-    let ask = plan(args)?;
+    let request = plan(args)?;
     let mut signals =
         Signals::catch().map_err(|error| Failure::unavailable(format!("cannot catch signals: {error}")))?;
-    let keeper = Keeper::of_this_process()?;
+    let keeper = BackgroundHolder::of_this_process()?;
     if keeper.is_none() && is_tied(args) {
         return keep::launch(context, args, &mut signals).await;
     }
-    let start = context.start(ask.patience);
+    let connect_retry = context.connect_retry(request.wait);
     let locks = tokio::select! {
         biased;
-        locks = context.open(ask.holder.clone(), &start) => locks?,
+        locks = context.open(request.holder.clone(), &connect_retry) => locks?,
         signal = signals.next_ending() => return Ok(exit::of_signal(signal.number())),
     };
-    if ask.patience != Patience::Try {
-        nested::refuse(&locks, &ask, &Outer::all(&environment)).await?;
+    if request.wait != WaitLimit::Try {
+        nested::refuse(&locks, &request, &AncestorLock::all(&environment)).await?;
     }
-    let request = Request { context, args, ask: &ask, locks: &locks, start: &start };
+    let command = AcquireCommand { context, args, request: &request, locks: &locks, connect_retry: &connect_retry };
     match keeper {
-        Some(keeper) => request.keep(keeper, &mut signals).await,
-        None => request.detached(&mut signals).await,
+        Some(keeper) => command.keep(keeper, &mut signals).await,
+        None => command.detached(&mut signals).await,
     }
 }
 
@@ -69,24 +69,29 @@ struct Taken {
 }
 
 /// The arguments of the command, and the backend that it asks.
-struct Request<'a> {
+struct AcquireCommand<'a> {
     context: &'a Context<'a>,
     args: &'a AcquireArgs,
-    ask: &'a Ask,
+    request: &'a LockRequest,
     locks: &'a Leasehold,
-    start: &'a Start<'a>,
+    connect_retry: &'a ConnectRetry<'a>,
 }
 
-impl Request<'_> {
+impl AcquireCommand<'_> {
     fn wanted(&self) -> Wanted<'_> {
-        Wanted { locks: self.locks, resource: &self.ask.resource, patience: self.ask.patience, start: self.start }
+        Wanted {
+            locks: self.locks,
+            resource: &self.request.resource,
+            wait: self.request.wait,
+            connect_retry: self.connect_retry,
+        }
     }
 
     /// A lease that ends by itself.
     async fn detached(&self, signals: &mut Signals) -> Result<u8> {
         let waited = wait::wait(
             self.wanted(),
-            async || self.ask.acquire_detached(self.locks).await,
+            async || self.request.acquire_detached(self.locks).await,
             signals,
             self.context.output,
         )
@@ -103,11 +108,11 @@ impl Request<'_> {
     }
 
     /// A lease that this process keeps for another.
-    async fn keep(&self, keeper: Keeper, signals: &mut Signals) -> Result<u8> {
-        let grace = kill_after(None, self.ask.ttl.get())?;
+    async fn keep(&self, keeper: BackgroundHolder, signals: &mut Signals) -> Result<u8> {
+        let grace = kill_after(None, self.request.ttl.get())?;
         let waited = tokio::select! {
             biased;
-            waited = wait::wait(self.wanted(), async || self.ask.acquire(self.locks).await, signals, self.context.output) => waited?,
+            waited = wait::wait(self.wanted(), async || self.request.acquire(self.locks).await, signals, self.context.output) => waited?,
             () = keeper.nobody_wants_it() => {
                 wait::leave(self.locks).await;
                 return Ok(self.args.conflict_exit_code);
@@ -128,7 +133,7 @@ impl Request<'_> {
             acquired_at: guard.acquired_at(),
         };
         self.hand_over(&taken, explained).await?;
-        // Whoever started us may be gone: then nobody waits for the word, and the process decides.
+        // If our launcher is gone, the watched process alone decides.
         match keeper.handed_over() {
             Ok(kept) => Ok(kept.keep(self.locks, guard, self.args.on_lost, grace).await),
             Err(error) => {
@@ -147,8 +152,8 @@ impl Request<'_> {
 
     /// Gives the handle to whoever asked; a lease that nobody could name would only be in the way.
     async fn hand_over(&self, taken: &Taken, explained: bool) -> Result<u8> {
-        let Self { context, args, ask, locks, .. } = self;
-        let words = format!("acquired {} after {} (fence {})", ask.resource, Measured(taken.waited), taken.fence);
+        let Self { context, args, request, locks, .. } = self;
+        let words = format!("acquired {} after {} (fence {})", request.resource, Measured(taken.waited), taken.fence);
         context.output.print(if explained { Line::new("acquired", words) } else { Line::detail("acquired", words) });
         let handle = taken.handle.to_string();
         let written = match &args.lease_file {
@@ -156,18 +161,18 @@ impl Request<'_> {
             None => Ok(()),
         };
         let written = written.and_then(|()| {
-            if context.output.looks().json {
+            if context.output.style().json {
                 json::print(
                     json!({
                         "v": 1,
-                        "lock": ask.resource.as_str(),
-                        "mode": ask.claim.mode().as_str(),
-                        "units": json::permits(ask.claim.mode(), ask.claim.units()),
+                        "lock": request.resource.as_str(),
+                        "mode": request.claim.mode().as_str(),
+                        "units": json::permits(request.claim.mode(), request.claim.units()),
                         "lease": args.lease_file.is_none().then_some(&handle),
                         "holder": locks.holder().as_str(),
                         "fence": taken.fence.get(),
                         "waited_ms": millis(taken.waited),
-                        "ttl_ms": millis(ask.ttl.get()),
+                        "ttl_ms": millis(request.ttl.get()),
                         "acquired_at": json::time(taken.acquired_at),
                         "backend": locks.guarantees().kind,
                     })
@@ -183,12 +188,12 @@ impl Request<'_> {
         let released = locks.release(&taken.handle, Outcome::Cancelled).await;
         let what = if released.is_ok() { "so it was released" } else { "and it lapses by itself" };
         let why = if failure.message.is_empty() { "nobody reads standard output" } else { &failure.message };
-        Err(Failure::unavailable(format!("the lease on {} could not be handed over, {what}: {why}", ask.resource)))
+        Err(Failure::unavailable(format!("the lease on {} could not be handed over, {what}: {why}", request.resource)))
     }
 }
 
-fn plan(args: &AcquireArgs) -> Result<Ask> {
-    let resource = ask::resource(&args.name)?;
+fn plan(args: &AcquireArgs) -> Result<LockRequest> {
+    let resource = lock_request::resource(&args.name)?;
     if args.ttl.is_none() && !is_tied(args) {
         return Err(Failure::usage("acquire needs --ttl: nobody renews such a lease, so it must end by itself").hint(
             "--while-pid $$ ties it to a script and renews it; `leasehold run` does so for a command; or --ttl 15m",
@@ -196,12 +201,12 @@ fn plan(args: &AcquireArgs) -> Result<Ask> {
     }
     let named = args.while_pid.and_then(|pid| fs::read_to_string(format!("/proc/{pid}/comm")).ok());
     let process: Vec<OsString> = named.map(|name| name.trim_end().into()).into_iter().collect();
-    Ok(Ask {
+    Ok(LockRequest {
         all: [resource.clone()].into(),
         resource,
-        claim: ask::claim(args.shared, &args.ask)?,
-        ttl: ask::ttl(args.ttl, None, Ttl::DEFAULT)?,
-        patience: Patience::of(&args.ask),
+        claim: lock_request::claim(args.shared, &args.ask)?,
+        ttl: lock_request::ttl(args.ttl, None, Ttl::DEFAULT)?,
+        wait: WaitLimit::of(&args.ask),
         began: SystemClock.now(),
         holder: note::holder("--holder", args.holder.as_deref())?,
         note: note::note(args.note.as_deref(), &process, false)?,

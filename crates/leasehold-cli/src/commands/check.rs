@@ -15,7 +15,7 @@ use crate::{
     exit::{self, Result},
     json,
     output::Line,
-    work::{ask, runs},
+    work::{lock_request, runs},
 };
 
 /// Exit 0 if it is so, 1 if not.
@@ -26,18 +26,18 @@ pub(crate) async fn run(context: &Context<'_>, args: &CheckArgs) -> Result<u8> {
     }
 }
 
-/// Whether a run under this lock succeeded so lately.
+/// Whether a run under this lock succeeded within this time.
 async fn succeeded(context: &Context<'_>, name: &str, within: Duration) -> Result<u8> {
-    let resource = ask::resource(name)?;
+    let resource = lock_request::resource(name)?;
     let locks = context.connect().await?;
     let found = locks.runs(&Names::Exactly(resource.clone())).await?.pop();
     let record = found.unwrap_or_else(|| RunRecord::new(resource));
     let now = SystemClock.wall();
     let is_recent = record.last_success.is_some_and(|at| now.since(at) <= within);
-    if context.output.looks().json {
+    if context.output.style().json {
         json::print(runs::to_json(&record, Some(is_recent)).to_string())?;
     }
-    let words = runs::words(&record, now);
+    let words = runs::message(&record, now);
     if is_recent {
         context.output.print(Line::detail("succeeded", format!("{name}: {words}")));
         return Ok(exit::OK);

@@ -26,7 +26,7 @@ const VARIABLE: &str = "LEASEHOLD_COMPLETE";
 /// Nobody waits longer for the Tab key.
 const LIMIT: Duration = Duration::from_millis(500);
 /// More names than this help nobody.
-const MOST: usize = 200;
+const MAX_NAMES: usize = 200;
 
 /// The script of bash, whose words are not ours.
 const BASH: &str = include_str!("completions.bash");
@@ -82,7 +82,7 @@ pub(crate) fn lock_names(typed: &OsStr) -> Vec<CompletionCandidate> {
         let names = runtime.block_on(async {
             let listing = async {
                 let locks = Leasehold::builder().namespace(&settings.namespace).connect(&settings.url).await.ok()?;
-                let filter = ListFilter::new(Names::Prefix(prefix.to_owned())).limit(MOST);
+                let filter = ListFilter::new(Names::Prefix(prefix.to_owned())).limit(MAX_NAMES);
                 locks.list(&filter).await.ok()
             };
             tokio::time::timeout(LIMIT, listing).await.ok().flatten()

@@ -16,19 +16,19 @@ use crate::{
     duration::{Brief, Measured},
     exit::{self, Result},
     json, redact,
-    work::connect_retry::Start,
+    work::connect_retry::ConnectRetry,
 };
 
 /// Round trips that are measured, unless they take too long.
 const CALLS: usize = 50;
 /// How long measuring may take.
 const MEASURED: Duration = Duration::from_secs(2);
-/// Asked for and held by nobody.
+/// A name nobody uses.
 const PROBE: &str = "leasehold-doctor-probe";
 
 /// Prints what was found; exit 1 if something will hurt.
 pub(crate) async fn run(context: &Context<'_>) -> Result<u8> {
-    let connected = context.open(None, &Start::once(&context.settings, context.output)).await;
+    let connected = context.open(None, &ConnectRetry::once(&context.settings, context.output)).await;
     let (findings, kind) = match connected {
         Ok(locks) => (examine(context, &locks).await, Some(locks.guarantees().kind)),
         Err(failure) if failure.code == exit::UNAVAILABLE || failure.code == exit::NO_PERMISSION => {
@@ -39,11 +39,11 @@ pub(crate) async fn run(context: &Context<'_>) -> Result<u8> {
     };
     let count = |severity: Severity| findings.iter().filter(|finding| finding.severity == severity).count();
     let (failures, warnings) = (count(Severity::Failure), count(Severity::Warning));
-    if context.output.looks().json {
+    if context.output.style().json {
         let findings: Vec<_> = findings
             .iter()
             .map(|finding| {
-                let words = redact::scrub(&redact::words(&finding.message), &context.settings.url);
+                let words = redact::scrub(&redact::redact_urls(&finding.message), &context.settings.url);
                 json!({"severity": word(finding.severity), "subject": finding.subject, "words": words})
             })
             .collect();
@@ -71,8 +71,8 @@ async fn examine(context: &Context<'_>, locks: &Leasehold) -> Vec<Finding> {
     if reached.severity == Severity::Failure || findings.iter().all(|finding| finding.subject != reached.subject) {
         findings.insert(0, reached);
     }
-    match (context.settings.reach(), context.settings.default_place()) {
-        (Some(reach), _) => findings.push(Finding::new(Severity::Warning, "place", reach.sentence())),
+    match (context.settings.user_only_notice(), context.settings.default_place()) {
+        (Some(directory), _) => findings.push(Finding::new(Severity::Warning, "place", directory.sentence())),
         (None, Some(Ok(place))) => {
             let words = format!("{}, for the whole machine", place.path().display());
             findings.push(Finding::new(Severity::Ok, "place", words));
@@ -101,7 +101,7 @@ async fn round_trips(locks: &Leasehold) -> Finding {
     Finding::new(severity, "reachable", format!("{} median, {} at most", Measured(median), Measured(most)))
 }
 
-/// A ttl that a few slow answers use up is no ttl.
+/// Warns if slow answers could use up the ttl.
 fn ttl_against_round_trip(context: &Context<'_>, locks: &Leasehold, reached: &Finding) -> Option<Finding> {
     if locks.guarantees().liveness != Liveness::Ttl || reached.severity == Severity::Failure {
         return None;
@@ -149,13 +149,13 @@ fn render(context: &Context<'_>, findings: &[Finding], failures: usize, warnings
             Severity::Failure => AnsiColor::Red,
         };
         let word = word(finding.severity);
-        let mark = if context.output.looks().color_out {
+        let mark = if context.output.style().color_out {
             let style = color.on_default();
             format!("{style}{word:<5}{style:#}")
         } else {
             format!("{word:<5}")
         };
-        let words = redact::scrub(&redact::words(&finding.message), &context.settings.url);
+        let words = redact::scrub(&redact::redact_urls(&finding.message), &context.settings.url);
         lines.push(format!("  {mark} {:<18} {}", finding.subject, words.replace(char::is_control, " ")));
     }
     let plural = |count: usize, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });

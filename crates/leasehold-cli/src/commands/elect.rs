@@ -18,20 +18,20 @@ use crate::{
     output::Line,
     variables::environment,
     work::{
-        ask::{self, Patience},
         environment::variables,
-        nested::{self, Outer},
+        lock_request::{self, WaitLimit},
+        nested::{self, AncestorLock},
         note::{self, short},
-        report::Outcome,
-        run_under_lease::{Done, Work},
-        supervisor,
+        report::RunOutcome,
+        run_under_lease::{Work, WorkResult},
+        supervisor_process,
         wait::{self, Waited, Wanted},
     },
 };
 
 /// Takes part, or looks at who leads.
 pub(crate) async fn run(context: &Context<'_>, args: &ElectArgs) -> Result<u8> {
-    let resource = ask::resource(&args.name)?;
+    let resource = lock_request::resource(&args.name)?;
     if args.observe || args.leader || args.resign {
         let locks = context.connect_patiently().await?;
         let election = locks.election(resource.as_str());
@@ -47,7 +47,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &ElectArgs) -> Result<u8> {
 
 /// Campaigns and leads in turn, until the command ends well or somebody wants us to end.
 async fn campaign(context: &Context<'_>, args: &ElectArgs, resource: Resource, command: Vec<OsString>) -> Result<u8> {
-    let ttl = ask::ttl(args.ttl, context.settings.ttl, Ttl::ELECTION)?;
+    let ttl = lock_request::ttl(args.ttl, context.settings.ttl, Ttl::ELECTION)?;
     let limits = args.child.limits(ttl, context.settings.kill_after)?;
     let id = note::holder("--id", args.id.as_deref())?;
     let shown = note::note(args.note.as_deref(), &command, args.show_args)?;
@@ -55,14 +55,14 @@ async fn campaign(context: &Context<'_>, args: &ElectArgs, resource: Resource, c
     let output = context.output;
     let mut signals =
         Signals::catch().map_err(|error| Failure::unavailable(format!("cannot catch signals: {error}")))?;
-    let start = context.start(Patience::Forever);
+    let connect_retry = context.connect_retry(WaitLimit::Forever);
     let locks = tokio::select! {
         biased;
-        locks = context.open(id, &start) => locks?,
+        locks = context.open(id, &connect_retry) => locks?,
         signal = signals.next_ending() => return Ok(exit::of_signal(signal.number())),
     };
     let limits = args.child.within(limits, locks.guarantees().silence_limit)?;
-    let outers = Outer::all(&environment);
+    let outers = AncestorLock::all(&environment);
     if nested::held_outside(&locks, &resource, &outers).await?.is_some() {
         return Err(
             Failure::usage(format!("{resource} is led by the command that started this one")).hint("use another name")
@@ -78,7 +78,7 @@ async fn campaign(context: &Context<'_>, args: &ElectArgs, resource: Resource, c
     if let Some(note) = shown {
         election = election.note(note);
     }
-    let wanted = Wanted { locks: &locks, resource: &resource, patience: Patience::Forever, start: &start };
+    let wanted = Wanted { locks: &locks, resource: &resource, wait: WaitLimit::Forever, connect_retry: &connect_retry };
     let mut pause = args.backoff.first;
     loop {
         let line = match wait::wait(wanted, async || election.campaign().await, &mut signals, output).await {
@@ -93,7 +93,7 @@ async fn campaign(context: &Context<'_>, args: &ElectArgs, resource: Resource, c
                 if done.held > args.backoff.most {
                     pause = args.backoff.first;
                 }
-                let details = done.details.unwrap_or_else(|| String::from("it resigned"));
+                let details = done.details.unwrap_or_default();
                 Line::new("backoff", format!("{who} no longer leads {resource}: {details}; {}", again(pause)))
                     .with("details", details)
                     .with("reason", done.reason)
@@ -125,8 +125,8 @@ fn again(pause: Duration) -> String {
 }
 
 /// Whether this was the end of it: done, interrupted, impossible, or once only.
-fn final_code(args: &ElectArgs, done: &Done) -> Option<u8> {
-    let is_final = matches!(done.outcome, Outcome::Completed | Outcome::Interrupted | Outcome::ExecFailed);
+fn final_code(args: &ElectArgs, done: &WorkResult) -> Option<u8> {
+    let is_final = matches!(done.outcome, RunOutcome::Completed | RunOutcome::Interrupted | RunOutcome::ExecFailed);
     (is_final || args.once).then_some(done.exit_code)
 }
 
@@ -134,7 +134,7 @@ fn work(
     context: &Context<'_>,
     args: &ElectArgs,
     guard: &Guard,
-    outers: &[Outer],
+    outers: &[AncestorLock],
     limits: Limits,
     command: Vec<OsString>,
     locks: &Leasehold,
@@ -144,7 +144,7 @@ fn work(
         launch: Launch {
             command,
             env: variables(&leases, locks.guarantees().kind, outers, &context.settings.for_child),
-            supervisor: supervisor::program(context.output.looks()),
+            supervisor: supervisor_process::program(context.output.style()),
             ..Launch::default()
         },
         limits,
@@ -159,12 +159,12 @@ async fn observe(context: &Context<'_>, resource: &Resource, election: &Election
     let mut observer = election.observe().await?;
     while let Some(change) = observer.next().await {
         let leader = change?;
-        let line = if context.output.looks().json {
+        let line = if context.output.style().json {
             as_json(resource, leader.as_ref()).to_string()
         } else {
             let at = time_format::exact(SystemClock.wall());
             match &leader {
-                Some(leader) => format!("{at}  {}", words(leader)),
+                Some(leader) => format!("{at}  {}", message(leader)),
                 None => format!("{at}  no leader"),
             }
         };
@@ -173,15 +173,15 @@ async fn observe(context: &Context<'_>, resource: &Resource, election: &Election
             printed => printed?,
         }
     }
-    Err(Failure::unavailable("the backend stopped telling what happens"))
+    Err(Failure::unavailable("the event stream ended"))
 }
 
 async fn show_leader(context: &Context<'_>, resource: &Resource, election: &Election) -> Result<u8> {
     let leader = election.leader().await?;
-    if context.output.looks().json {
+    if context.output.style().json {
         json::print(as_json(resource, leader.as_ref()).to_string())?;
     } else if let Some(leader) = &leader {
-        json::print(words(leader))?;
+        json::print(message(leader))?;
     }
     if leader.is_none() {
         context.output.print(Line::new("no_leader", format!("nobody leads {resource}")));
@@ -191,7 +191,7 @@ async fn show_leader(context: &Context<'_>, resource: &Resource, election: &Elec
 
 async fn resign(context: &Context<'_>, resource: &Resource, election: &Election, by: &str) -> Result<u8> {
     let deposed = election.depose(&format!("asked to step down by `leasehold elect --resign` (by {by})")).await?;
-    if context.output.looks().json {
+    if context.output.style().json {
         json::print(as_json(resource, deposed.as_ref()).to_string())?;
     }
     let Some(leader) = deposed else {
@@ -203,7 +203,7 @@ async fn resign(context: &Context<'_>, resource: &Resource, election: &Election,
     Ok(exit::OK)
 }
 
-fn words(leader: &Leader) -> String {
+fn message(leader: &Leader) -> String {
     let value = leader.value.as_ref().map(|value| format!("  {value}")).unwrap_or_default();
     format!("{}{value}  leads for {}  fence {}", short(leader.holder.as_str()), Brief(leader.led_for), leader.fence)
 }

@@ -1,4 +1,4 @@
-//! `leasehold evict`: takes a lock away, from whom was looked at and from no one else.
+//! `leasehold evict`: takes a lock away, only from the lease that was inspected.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
@@ -8,7 +8,7 @@ use leasehold::{
 };
 use serde_json::json;
 
-use super::{Context, lock::Lock};
+use super::{Context, lock_view::LockSummary};
 use crate::{
     args::EvictArgs,
     duration::Brief,
@@ -18,20 +18,20 @@ use crate::{
     settings::Level,
     variables::environment,
     work::{
-        ask,
+        lock_request,
         note::{self, short},
     },
 };
 
 /// Evicts the lease with the given fence; exit 1 and nothing changed if there is none.
 pub(crate) async fn run(context: &Context<'_>, args: &EvictArgs) -> Result<u8> {
-    let name = ask::resource(&args.name)?;
+    let name = lock_request::resource(&args.name)?;
     if args.reason.trim().is_empty() || args.reason.chars().any(char::is_control) {
         return Err(Failure::usage("--reason: say why, in one line; it is kept in the history"));
     }
     let locks = context.connect_patiently().await?;
     let page = locks.list(&ListFilter::new(Names::Exactly(name.clone()))).await?;
-    let lock = Lock::group(page.leases).pop();
+    let lock = LockSummary::group(page.leases).pop();
     let fence = Fence::new(args.fence);
     let holder = lock.as_ref().and_then(|lock| {
         lock.holders
@@ -55,7 +55,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &EvictArgs) -> Result<u8> {
     let by = note::operator(&locks, &environment);
     match locks.evict(&name, fence, &format!("{} (by {by})", args.reason.trim())).await? {
         Evicted::Evicted { holder } => {
-            if context.output.looks().json {
+            if context.output.style().json {
                 json::print(
                     json!({
                         "v": 1, "lock": name.as_str(), "evicted": true, "fence": args.fence,
@@ -65,7 +65,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &EvictArgs) -> Result<u8> {
                 )?;
             }
             let who = short(holder.as_str());
-            let words = format!("evicted {name} from {who}; it is told, and may be at it for a moment still");
+            let words = format!("evicted {name} from {who}; it was notified and may still be working");
             context.output.print(Line::new("evicted", words));
             Ok(exit::OK)
         }
@@ -73,7 +73,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &EvictArgs) -> Result<u8> {
     }
 }
 
-fn fences(lock: &Lock) -> Vec<Fence> {
+fn fences(lock: &LockSummary) -> Vec<Fence> {
     let fence = |state| match state {
         LeaseState::Holding { fence, .. } => Some(fence),
         LeaseState::Waiting { .. } => None,
@@ -82,7 +82,7 @@ fn fences(lock: &Lock) -> Vec<Fence> {
 }
 
 fn no_such_fence(context: &Context<'_>, name: &Resource, args: &EvictArgs, current: &[Fence]) -> Result<u8> {
-    if context.output.looks().json {
+    if context.output.style().json {
         json::print(
             json!({
                 "v": 1, "lock": name.as_str(), "evicted": false, "fence": args.fence,

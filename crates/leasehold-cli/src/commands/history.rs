@@ -8,7 +8,7 @@ use leasehold::{
     lease::{EndedLease, Ending, HistoryFilter, ListFilter, Names, Timestamp},
 };
 
-use super::{Context, time_format, unknown};
+use super::{Context, time_format, unknown_lock};
 use crate::{
     args::{HistoryArgs, When},
     duration::Brief,
@@ -19,13 +19,13 @@ use crate::{
     settings::Level,
     shell,
     table::{self, Table},
-    work::{ask, note::short, runs},
+    work::{lock_request, note::short, runs},
 };
 
 const HEADER: [&str; 8] = ["ENDED", "NAME", "EVENT", "HOLDER", "WAITED", "HELD", "FENCE", "DETAILS"];
 const SKIPPED_HEADER: [&str; 5] = ["NAME", "SKIPPED", "LAST SKIP", "HELD BY", "LAST SUCCESS"];
-/// As many are looked through when only some endings are wanted.
-const LOOKED_THROUGH: usize = 100_000;
+/// At most this many records are scanned when only some endings are wanted.
+const MAX_SCANNED: usize = 100_000;
 
 /// Prints what ended, newest first.
 pub(crate) async fn run(context: &Context<'_>, args: &HistoryArgs) -> Result<u8> {
@@ -33,7 +33,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &HistoryArgs) -> Result<u8>
         None => Names::All,
         Some(name) => match name.strip_suffix('*') {
             Some(prefix) => Names::Prefix(prefix.to_owned()),
-            None => Names::Exactly(ask::resource(name)?),
+            None => Names::Exactly(lock_request::resource(name)?),
         },
     };
     if args.skipped {
@@ -46,13 +46,13 @@ pub(crate) async fn run(context: &Context<'_>, args: &HistoryArgs) -> Result<u8>
     };
     let is_wanted = |ended: &EndedLease| {
         let is_kind = args.event.is_empty() || args.event.iter().any(|wanted| ended.ending == (*wanted).into());
-        is_kind && !(args.failures && was_resumed(ended))
+        is_kind && !(args.failures && lost_only_queue_position(ended))
     };
     let limit = match (args.event.is_empty(), args.failures) {
         (true, false) => args.limit,
         // A few of them are left out.
-        (true, true) => args.limit.saturating_mul(10).min(LOOKED_THROUGH),
-        (false, _) => LOOKED_THROUGH,
+        (true, true) => args.limit.saturating_mul(10).min(MAX_SCANNED),
+        (false, _) => MAX_SCANNED,
     };
     let mut filter = HistoryFilter::new(names).failures(args.failures).limit(limit);
     filter.since = args.since.map(at);
@@ -68,7 +68,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &HistoryArgs) -> Result<u8>
         let words = if is_narrowed { "nothing of this kind in the history" } else { "nothing in the history" };
         return nothing_found(context, &locks, &filter.names, words).await;
     }
-    if context.output.looks().json {
+    if context.output.style().json {
         for ended in &ended {
             json::print(json::ended(ended).to_string())?;
         }
@@ -81,10 +81,10 @@ pub(crate) async fn run(context: &Context<'_>, args: &HistoryArgs) -> Result<u8>
     Ok(exit::OK)
 }
 
-/// Reports an empty result. Exits 1 if the user named one lock that has no history: the name may be mistyped.
+/// Reports an empty result. Exits 1 if the user named one lock that nothing is known of: the name may be mistyped.
 async fn nothing_found(context: &Context<'_>, locks: &Leasehold, names: &Names, words: &str) -> Result<u8> {
     let output = context.output;
-    let level = if output.looks().json { Level::Debug } else { Level::Normal };
+    let level = if output.style().json { Level::Debug } else { Level::Normal };
     let nothing_such = Line::new("empty", words).at(level);
     let Names::Exactly(name) = names else {
         output.print(nothing_such);
@@ -97,20 +97,21 @@ async fn nothing_found(context: &Context<'_>, locks: &Leasehold, names: &Names, 
     let runs = if locks.guarantees().records_runs { locks.runs(names).await?.pop() } else { None };
     let inspect = context.settings.command(&format!("inspect {}", shell::operand(name.as_str())));
     let line = if let Some(record) = runs {
-        let words = runs::words(&record, SystemClock.wall());
+        let words = runs::message(&record, SystemClock.wall());
         Line::new("empty", format!("the history has nothing of {name}: {words}"))
     } else if !locks.list(&ListFilter::new(names.clone())).await?.leases.is_empty() {
         Line::new("empty", format!("nothing of {name} has ended yet: it is held or waited for now"))
             .hint(format!("see it: {inspect}"))
     } else {
-        unknown::line(context, locks, name, "history").await
+        output.print(unknown_lock::line(context, locks, name, "history").await);
+        return Ok(exit::NO);
     };
     output.print(line.with("lock", name.as_str()));
-    Ok(exit::NO)
+    Ok(exit::OK)
 }
 
 /// Whether only a place in the queue was lost: who still wants the lock has asked again, and who died held nothing.
-fn was_resumed(ended: &EndedLease) -> bool {
+fn lost_only_queue_position(ended: &EndedLease) -> bool {
     ended.acquired_at.is_none() && matches!(ended.ending, Ending::Expired | Ending::Disconnected)
 }
 
@@ -121,8 +122,9 @@ async fn skipped(context: &Context<'_>, args: &HistoryArgs, names: &Names) -> Re
     if let (Names::Exactly(name), [record]) = (names, records.as_slice())
         && record.skips == 0
     {
-        let words = runs::words(record, SystemClock.wall());
-        context.output.print(Line::new("empty", format!("{name} was never skipped: {words}")));
+        let words = runs::message(record, SystemClock.wall());
+        let line = Line::new("empty", format!("{name} was never skipped: {words}"));
+        context.output.print(line.with("lock", name.as_str()));
         return Ok(exit::OK);
     }
     if let Names::Exactly(name) = names
@@ -133,7 +135,7 @@ async fn skipped(context: &Context<'_>, args: &HistoryArgs, names: &Names) -> Re
     records.retain(|record| record.skips > 0);
     records.sort_by_key(|record| Reverse(record.last_skip));
     records.truncate(args.limit);
-    if context.output.looks().json {
+    if context.output.style().json {
         for record in &records {
             json::print(runs::to_json(record, None).to_string())?;
         }
@@ -154,7 +156,7 @@ async fn skipped(context: &Context<'_>, args: &HistoryArgs, names: &Names) -> Re
     if records.is_empty() {
         context.output.print(Line::new("empty", "no run was skipped"));
     }
-    json::write(&table.render(context.output.looks().color_out, table::terminal_width()))?;
+    json::write(&table.render(context.output.style().color_out, table::terminal_width()))?;
     Ok(exit::OK)
 }
 
@@ -166,7 +168,7 @@ async fn never_run(context: &Context<'_>, locks: &Leasehold, name: &Resource) ->
     let line = if is_known {
         Line::new("empty", format!("{name} was never skipped, and no success is recorded"))
     } else {
-        unknown::line(context, locks, name, "history --skipped").await
+        unknown_lock::line(context, locks, name, "history --skipped").await
     };
     context.output.print(line.with("lock", name.as_str()));
     Ok(if is_known { exit::OK } else { exit::NO })
@@ -188,8 +190,8 @@ fn render(context: &Context<'_>, args: &HistoryArgs, ended: &[EndedLease], now: 
             Brief(waited).to_string(),
             held.unwrap_or_default(),
             ended.fence.map(|fence| fence.to_string()).unwrap_or_default(),
-            redact::words(&details),
+            redact::redact_urls(&details),
         ]);
     }
-    table.render(context.output.looks().color_out, table::terminal_width())
+    table.render(context.output.style().color_out, table::terminal_width())
 }

@@ -29,7 +29,7 @@ use crate::{
     args::InitArgs,
     exit::{self, Failure, Result},
     json,
-    work::ask::Patience,
+    work::lock_request::WaitLimit,
 };
 
 /// Makes what is missing; a place that is ready stays as it is.
@@ -63,7 +63,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &InitArgs) -> Result<u8> {
 }
 
 fn say_ready(context: &Context<'_>, words: &str) -> Result<u8> {
-    if context.output.looks().json {
+    if context.output.style().json {
         json::print(json!({"v": 1, "before": null, "now": null}).to_string())?;
     } else {
         json::print(words)?;
@@ -85,10 +85,10 @@ async fn database(context: &Context<'_>, args: &InitArgs) -> Result<u8> {
         json::print(sql.map_err(Failure::from)?)?;
         return Ok(exit::OK);
     }
-    let start = context.start(Patience::Forever);
-    let installed = start.retry(async |limit| postgres::install(options(limit)?, args.expose.as_deref()).await);
-    let installed = installed.await.map_err(|error| start.failure(error))?;
-    if context.output.looks().json {
+    let connect_retry = context.connect_retry(WaitLimit::Forever);
+    let installed = connect_retry.retry(async |limit| postgres::install(options(limit)?, args.expose.as_deref()).await);
+    let installed = installed.await.map_err(|error| connect_retry.failure(error))?;
+    if context.output.style().json {
         json::print(json!({"v": 1, "before": installed.before, "now": installed.now}).to_string())?;
     } else {
         let exposed = args.expose.as_ref().map(|schema| format!(", exposed in {schema}")).unwrap_or_default();
@@ -118,8 +118,8 @@ async fn default_directory(context: &Context<'_>, args: &InitArgs) -> Result<u8>
     let settings = &context.settings;
     let options = FileOptions::from_url(&settings.url, &settings.namespace, Arc::new(SystemClock))?;
     FileBackend::open(options).await.map_err(|error| context.advise(error.into()))?;
-    match settings.reach() {
-        Some(reach) => say_ready(context, &format!("ready; {}", reach.sentence())),
+    match settings.user_only_notice() {
+        Some(directory) => say_ready(context, &format!("ready; {}", directory.sentence())),
         None => say_ready(context, &format!("ready: {}, {}", machine.display(), Access::found(&machine))),
     }
 }

@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 
 use super::{
     Context,
-    lock::{Lock, expiry_words},
-    time_format, unknown,
+    lock_view::{LockSummary, expiry_words},
+    time_format, unknown_lock,
 };
 use crate::{
     args::InspectArgs,
@@ -27,14 +27,14 @@ use crate::{
     json,
     min_hold::{self, CommandEnded},
     shell,
-    work::{ask, note::short, runs},
+    work::{lock_request, note::short, runs},
 };
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// Prints what is known of the lock; exit 1 if nothing is.
 pub(crate) async fn run(context: &Context<'_>, args: &InspectArgs) -> Result<u8> {
-    let name = ask::resource(&args.name)?;
+    let name = lock_request::resource(&args.name)?;
     let locks = context.connect().await?;
     let names = Names::Exactly(name.clone());
     let page = locks.list(&ListFilter::new(names.clone())).await?;
@@ -42,11 +42,12 @@ pub(crate) async fn run(context: &Context<'_>, args: &InspectArgs) -> Result<u8>
     let filter = HistoryFilter::new(names.clone()).limit(10_000).since(now.before(DAY));
     let history = locks.history(&filter).await?;
     let runs = if locks.guarantees().records_runs { locks.runs(&names).await?.pop() } else { None };
-    let lock = Lock::group(page.leases).pop().unwrap_or(Lock { name, holders: Vec::new(), waiters: Vec::new() });
+    let lock =
+        LockSummary::group(page.leases).pop().unwrap_or(LockSummary { name, holders: Vec::new(), waiters: Vec::new() });
     let was_known =
         !history.is_empty() || runs.is_some() || !locks.history(&HistoryFilter::new(names).limit(1)).await?.is_empty();
     let day = Day::of(&history, &lock);
-    if context.output.looks().json {
+    if context.output.style().json {
         let mut object = lock.to_json();
         if let Some(object) = object.as_object_mut() {
             object.insert("v".into(), 1.into());
@@ -61,7 +62,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &InspectArgs) -> Result<u8>
         json::write(&render(context, &locks, &lock, &day, runs.as_ref(), now))?;
     }
     if !was_known && lock.holders.is_empty() && lock.waiters.is_empty() {
-        context.output.print(unknown::line(context, &locks, &lock.name, "inspect").await);
+        context.output.print(unknown_lock::line(context, &locks, &lock.name, "inspect").await);
         return Ok(exit::NO);
     }
     Ok(exit::OK)
@@ -79,14 +80,14 @@ fn runs_json(record: &RunRecord) -> Value {
 fn render(
     context: &Context<'_>,
     locks: &Leasehold,
-    lock: &Lock,
+    lock: &LockSummary,
     day: &Day,
     runs: Option<&RunRecord>,
     now: Timestamp,
 ) -> String {
     let state = if lock.holders.is_empty() { "FREE" } else { "HELD" };
     let mut title = format!("{}   {}   {state}", lock.name, lock.mode_words());
-    if context.output.looks().color_out {
+    if context.output.style().color_out {
         let (bold, color) =
             (Style::new().bold(), if lock.holders.is_empty() { AnsiColor::Green } else { AnsiColor::Yellow });
         let color = color.on_default();
@@ -103,9 +104,11 @@ fn render(
         let who = short(waiter.holder.as_str());
         lines.push(format!("  {label:<9} {}. {who}   {}{note}", at + 1, Brief(waiting_for)));
     }
-    lines.push(format!("  {:<9} {}", "last 24h", day.words(now)));
-    lines.extend(runs.map(|runs| format!("  {:<9} {}", "runs", runs::words(runs, now))));
-    lines.extend(context.settings.reach().map(|reach| format!("  {:<9} {}", "seen by", reach.words)));
+    lines.push(format!("  {:<9} {}", "last 24h", day.message(now)));
+    lines.extend(runs.map(|runs| format!("  {:<9} {}", "runs", runs::message(runs, now))));
+    lines.extend(
+        context.settings.user_only_notice().map(|directory| format!("  {:<9} {}", "seen by", directory.visible_to)),
+    );
     let name = shell::operand(lock.name.as_str());
     let only = if day.has_failures() { "--failures " } else { "" };
     lines.push(format!("  {:<9} {}", "next", context.settings.command(&format!("history {only}{name}"))));
@@ -113,7 +116,7 @@ fn render(
         let evict = format!("evict --fence {fence} --reason \"…\" {name}");
         lines.push(format!("  {:<9} {}", "", context.settings.command(&evict)));
     }
-    let text: Vec<String> = lines.iter().map(|line| crate::redact::words(line)).collect();
+    let text: Vec<String> = lines.iter().map(|line| crate::redact::redact_urls(line)).collect();
     format!("{}\n", text.join("\n"))
 }
 
@@ -135,7 +138,7 @@ fn holder_lines(holder: &LeaseRecord, locks: &Leasehold, now: Timestamp) -> Vec<
         format!("  {:<9} {since}     {life}", "since"),
         format!("  {:<9} {fence}", "fence"),
     ];
-    lines.extend(CommandEnded::of(holder).map(|kept| format!("  {:<9} {}", "command", kept.words())));
+    lines.extend(CommandEnded::of(holder).map(|kept| format!("  {:<9} {}", "command", kept.message())));
     if locks.guarantees().liveness == Liveness::Process {
         lines.extend(keepers(holder.holder.as_str()).map(|words| format!("  {:<9} {words}", "process")));
     }
@@ -185,7 +188,7 @@ struct Day {
 }
 
 impl Day {
-    fn of(history: &[EndedLease], lock: &Lock) -> Self {
+    fn of(history: &[EndedLease], lock: &LockSummary) -> Self {
         let live = lock.holders.iter().filter_map(|holder| match holder.state {
             LeaseState::Holding { acquired_at, .. } => Some(acquired_at.since(holder.asked_at)),
             LeaseState::Waiting { .. } => None,
@@ -213,7 +216,7 @@ impl Day {
         self.failed + self.lost + self.gave_up > 0
     }
 
-    fn words(&self, now: Timestamp) -> String {
+    fn message(&self, now: Timestamp) -> String {
         let mut parts = vec![format!("{} acquired", self.acquired)];
         parts.extend(self.p95_wait.map(|wait| format!("p95 wait {}", Measured(wait))));
         parts.extend(self.p95_held.map(|held| format!("p95 held {}", Measured(held))));

@@ -137,13 +137,13 @@ pub(crate) fn detach() {
 
 /// The background process, before the lease is handed over.
 #[derive(Debug)]
-pub(crate) struct Keeper {
+pub(crate) struct BackgroundHolder {
     process: AsyncFd<OwnedFd>,
     launcher: AsyncFd<OwnedFd>,
     done: File,
 }
 
-impl Keeper {
+impl BackgroundHolder {
     /// The keeper that this process is, if it is one.
     pub(crate) fn of_this_process() -> Result<Option<Self>> {
         let Some(told) = env::var(KEEPER).ok() else { return Ok(None) };
@@ -170,23 +170,23 @@ impl Keeper {
     }
 
     /// Reports to the parent process that the caller has the lease, and closes the descriptors shared with it.
-    pub(crate) fn handed_over(mut self) -> io::Result<Kept> {
+    pub(crate) fn handed_over(mut self) -> io::Result<DetachedHolder> {
         let null = File::options().read(true).write(true).open("/dev/null")?;
         self.done.write_all(&[1])?;
         dup2_stdin(&null)?;
         dup2_stdout(&null)?;
         dup2_stderr(&null)?;
-        Ok(Kept { process: self.process })
+        Ok(DetachedHolder { process: self.process })
     }
 }
 
 /// The background process after it has handed the lease over.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct DetachedHolder {
     process: AsyncFd<OwnedFd>,
 }
 
-impl Kept {
+impl DetachedHolder {
     /// Keeps the lease until the process ends, then releases it. A process whose lease is lost gets a signal, `grace`
     /// before the end of a lease that cannot be renewed.
     pub(crate) async fn keep(self, locks: &Leasehold, guard: Guard, on_lost: OnLost, grace: Duration) -> u8 {
@@ -235,7 +235,8 @@ async fn close_to_its_end(lease: &Lease, grace: Duration) {
 
 /// Whether somebody released a lease that is gone, by its handle.
 ///
-/// History tells. A backend that records no releases has forgotten the lease only if its memory is younger.
+/// History tells. Without a history entry: if the backend's data is older than the lease, the lease was released, not
+/// forgotten.
 async fn was_released(locks: &Leasehold, lease: &Lease) -> bool {
     let filter = HistoryFilter::new(Names::Exactly(lease.resource().clone())).limit(100);
     let Ok(Ok(history)) = tokio::time::timeout(HISTORY_LIMIT, locks.history(&filter)).await else { return false };

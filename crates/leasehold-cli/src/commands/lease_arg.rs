@@ -25,8 +25,8 @@ use crate::{
     work::wait::held_by,
 };
 
-/// How many endings of a lock are looked through for that of one lease.
-const LOOKED_THROUGH: usize = 1000;
+/// At most this many records are scanned for the end of one lease.
+const MAX_SCANNED: usize = 1000;
 
 /// The lease that was given by flag, file, standard input or environment.
 pub(crate) fn lease(args: &LeaseArgs) -> Result<LeaseHandle> {
@@ -79,7 +79,7 @@ impl Gone {
     /// Asks history and list; a backend that cannot tell leaves the answer empty.
     pub(crate) async fn find_out(locks: &Leasehold, handle: &LeaseHandle) -> Self {
         let names = Names::Exactly(handle.key().resource.clone());
-        let filter = HistoryFilter::new(names.clone()).limit(LOOKED_THROUGH);
+        let filter = HistoryFilter::new(names.clone()).limit(MAX_SCANNED);
         let history = locks.history(&filter).await.unwrap_or_default();
         let page = locks.list(&ListFilter::new(names)).await.unwrap_or_default();
         let holders: Vec<HeldBy> = page
@@ -99,7 +99,7 @@ impl Gone {
     }
 
     /// `lapsed 40s ago; now held by …`
-    pub(crate) fn words(&self) -> String {
+    pub(crate) fn message(&self) -> String {
         let how = match &self.ended {
             Some(ended) => {
                 let verb = match ended.ending {
@@ -131,7 +131,7 @@ impl Gone {
     }
 }
 
-/// Reports on the lease of a command: `held`, or what became of it behind what could not be done. Exit 1 if it is gone.
+/// Prints `held`, or the failed action and how the lease ended. Exit 1 if it is gone.
 pub(crate) fn report(
     context: &Context<'_>,
     resource: &Resource,
@@ -139,7 +139,7 @@ pub(crate) fn report(
     held: Line,
     gone: Option<(String, Gone)>,
 ) -> Result<u8> {
-    if context.output.looks().json {
+    if context.output.style().json {
         let ended = gone
             .as_ref()
             .map_or_else(|| json!({"ended_at": null, "ending": null, "holders": null}), |(_, gone)| gone.fields());
@@ -157,7 +157,7 @@ pub(crate) fn report(
             Ok(exit::OK)
         }
         Some((failed, gone)) => {
-            context.output.print(Line::new("gone", format!("{failed}: {}", gone.words())));
+            context.output.print(Line::new("gone", format!("{failed}: {}", gone.message())));
             Ok(exit::NO)
         }
     }

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::{
     Context,
-    lock::{Lock, expiry_words},
+    lock_view::{LockSummary, expiry_words},
 };
 use crate::{
     args::{ListArgs, SortBy},
@@ -37,7 +37,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &ListArgs) -> Result<u8> {
         return Ok(exit::OK);
     }
     let mut events = locks.watch(names.clone()).await?;
-    let on_screen = std::io::stdout().is_terminal() && !context.output.looks().json;
+    let on_screen = std::io::stdout().is_terminal() && !context.output.style().json;
     loop {
         let text = render(context, args, &locks, &names).await?;
         json::write(&if on_screen { format!("\x1b[H\x1b[2J{text}") } else { text })?;
@@ -65,10 +65,10 @@ async fn render(context: &Context<'_>, args: &ListArgs, locks: &Leasehold, names
     let waiting: usize = found.iter().map(|lock| lock.waiters.len()).sum();
     let settings = &context.settings;
     let kind = locks.guarantees().kind;
-    if context.output.looks().json {
+    if context.output.style().json {
         let object = json!({
             "v": 1,
-            "locks": found.iter().map(Lock::to_json).collect::<Vec<_>>(),
+            "locks": found.iter().map(LockSummary::to_json).collect::<Vec<_>>(),
             "waiting": waiting,
             "truncated": truncated,
             "backend": kind,
@@ -87,15 +87,20 @@ async fn render(context: &Context<'_>, args: &ListArgs, locks: &Leasehold, names
             if lock.holders.is_empty() { String::new() } else { expiry_words(lock.expires_in(), locks) },
             lock.waiting_words(),
             lock.fence().map(|fence| fence.to_string()).unwrap_or_default(),
-            redact::words(&lock.note_words()),
+            redact::redact_urls(&lock.note_words()),
         ]);
     }
-    let mut text = table.render(context.output.looks().color_out, table::terminal_width());
+    let mut text = table.render(context.output.style().color_out, table::terminal_width());
     if !args.no_headers {
         let count = found.len();
         let locks_word = if count == 1 { "lock" } else { "locks" };
         let mut place = kind.to_owned();
-        for remark in settings.profile.iter().map(String::as_str).chain(settings.reach().map(|reach| reach.words)) {
+        for remark in settings
+            .profile
+            .iter()
+            .map(String::as_str)
+            .chain(settings.user_only_notice().map(|directory| directory.visible_to))
+        {
             let _infallible = write!(place, " ({remark})");
         }
         let more = if truncated { " (more exist: --limit)" } else { "" };
@@ -107,12 +112,12 @@ async fn render(context: &Context<'_>, args: &ListArgs, locks: &Leasehold, names
 }
 
 /// The locks that are wanted, in the order that is wanted, and whether there are more.
-async fn collect(args: &ListArgs, locks: &Leasehold, names: &Names) -> Result<(Vec<Lock>, bool)> {
+async fn collect(args: &ListArgs, locks: &Leasehold, names: &Names) -> Result<(Vec<LockSummary>, bool)> {
     let mut found = Vec::new();
     let mut filter = ListFilter::new(names.clone()).limit(PAGE);
     loop {
         let page = locks.list(&filter).await?;
-        found.extend(Lock::group(page.leases).into_iter().filter(|lock| is_wanted(args, lock)));
+        found.extend(LockSummary::group(page.leases).into_iter().filter(|lock| is_wanted(args, lock)));
         filter.after = page.next;
         if filter.after.is_none() {
             break;
@@ -129,7 +134,7 @@ async fn collect(args: &ListArgs, locks: &Leasehold, names: &Names) -> Result<(V
     Ok((found, truncated))
 }
 
-fn is_wanted(args: &ListArgs, lock: &Lock) -> bool {
+fn is_wanted(args: &ListArgs, lock: &LockSummary) -> bool {
     let holder =
         |pattern: &String| lock.holders.iter().chain(&lock.waiters).any(|lease| glob(pattern, lease.holder.as_str()));
     (!args.held || !lock.holders.is_empty())

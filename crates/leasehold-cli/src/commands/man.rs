@@ -22,7 +22,7 @@ const CODES_OF_WORK: [(&str, &str); 5] = [
 /// The same in those that answer.
 const CODES_OF_ANSWERS: [(&str, &str); 2] = [
     ("0", "done, or the answer is yes"),
-    ("1", "the answer is no: not held, no such lock, no history of that name, a failure found"),
+    ("1", "the answer is no: not held, no such lock, a name that nothing is known of, a failure found"),
 ];
 /// The same in all.
 const CODES_OF_ALL: [(&str, &str); 5] = [

@@ -13,13 +13,13 @@ mod json_schema;
 pub(crate) mod keep;
 mod lease_arg;
 mod list;
-mod lock;
+mod lock_view;
 mod man;
 mod release;
 mod renew;
 mod run;
 mod time_format;
-mod unknown;
+mod unknown_lock;
 mod version;
 mod watch;
 
@@ -35,7 +35,7 @@ use crate::{
     settings::Settings,
     shell,
     variables::environment,
-    work::{ask::Patience, connect_retry::Start},
+    work::{connect_retry::ConnectRetry, lock_request::WaitLimit},
 };
 
 /// Does what was typed; tells the exit code.
@@ -116,29 +116,29 @@ pub(crate) struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// The start of a command that waits so long for its lock.
-    pub(crate) fn start(&self, patience: Patience) -> Start<'_> {
-        Start::new(&self.settings, patience, self.output)
+    /// Retries for a command that waits this long for its lock.
+    pub(crate) fn connect_retry(&self, wait: WaitLimit) -> ConnectRetry<'_> {
+        ConnectRetry::new(&self.settings, wait, self.output)
     }
 
     /// Opens the backend for a command that takes no lock.
     pub(crate) async fn connect(&self) -> Result<Leasehold> {
-        self.open(None, &self.start(Patience::Try)).await
+        self.open(None, &self.connect_retry(WaitLimit::Try)).await
     }
 
     /// The same for what should not fail because a server starts again just now.
     pub(crate) async fn connect_patiently(&self) -> Result<Leasehold> {
-        self.open(None, &self.start(Patience::Forever)).await
+        self.open(None, &self.connect_retry(WaitLimit::Forever)).await
     }
 
     /// Opens the backend; a server that is not there yet is tried again for a while.
-    pub(crate) async fn open(&self, holder: Option<Holder>, start: &Start<'_>) -> Result<Leasehold> {
+    pub(crate) async fn open(&self, holder: Option<Holder>, connect_retry: &ConnectRetry<'_>) -> Result<Leasehold> {
         let settings = &self.settings;
         if settings.url.starts_with("memory:") {
             return Err(Failure::config("memory: lives in one process, so that no second command could see its locks")
                 .hint("use file:, which needs nothing installed, or the library"));
         }
-        let connected = start.retry(async |limit| {
+        let connected = connect_retry.retry(async |limit| {
             let builder = Leasehold::builder().namespace(&settings.namespace).connect_limit(limit);
             let builder = match &holder {
                 Some(holder) => builder.holder(holder.clone()),
@@ -146,9 +146,9 @@ impl Context<'_> {
             };
             builder.connect(&settings.url).await
         });
-        let locks = connected.await.map_err(|error| self.advise(start.failure(error)))?;
-        if let Some(reach) = settings.reach() {
-            self.output.print(Line::detail("place", reach.sentence()));
+        let locks = connected.await.map_err(|error| self.advise(connect_retry.failure(error)))?;
+        if let Some(directory) = settings.user_only_notice() {
+            self.output.print(Line::detail("place", directory.sentence()));
         }
         self.output.print(Line::debug(format!(
             "connected to {} in namespace {} as {}",
@@ -187,7 +187,7 @@ impl Context<'_> {
     /// The command to run, as words.
     pub(crate) fn command(&self, child: &ChildArgs, verb: &str) -> Result<Vec<OsString>> {
         if let Some(string) = &child.shell {
-            return Ok(shell::words(string.clone()));
+            return Ok(shell::shell_command(string.clone()));
         }
         // `run -- "$name" -- command`: the first `--` guards a name that begins with a hyphen.
         let command = match child.command.split_first() {

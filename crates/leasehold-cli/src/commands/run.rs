@@ -19,15 +19,15 @@ use crate::{
     settings::{Level, Settings},
     variables::environment,
     work::{
-        ask::{self, Ask, Patience},
         environment::variables,
         hooks,
-        metrics::TextFile,
-        nested::{self, Outer},
+        lock_request::{self, LockRequest, WaitLimit},
+        metrics_textfile::TextFile,
+        nested::{self, AncestorLock},
         note,
-        report::{self, Outcome, Report, ReportFile},
-        run_under_lease::{Done, Work},
-        runs, supervisor,
+        report::{self, Report, ReportFile, RunOutcome},
+        run_under_lease::{Work, WorkResult},
+        runs, supervisor_process,
         wait::{self, Waited, Wanted},
     },
 };
@@ -36,10 +36,10 @@ use crate::{
 struct Plan<'a> {
     args: &'a RunArgs,
     command: Vec<OsString>,
-    ask: Ask,
+    request: LockRequest,
     limits: Limits,
     /// The ancestor beside which the lock is shared, if waiting for it could never end.
-    beside: Option<Outer>,
+    beside: Option<AncestorLock>,
 }
 
 /// Runs the command under the lock; the exit code is its own unless something went wrong.
@@ -51,16 +51,16 @@ pub(crate) async fn run(context: &Context<'_>, args: &RunArgs) -> Result<u8> {
     let file = args.report.as_deref().map(ReportFile::prepare).transpose()?;
     let metrics = args.metrics_textfile.as_deref().map(TextFile::prepare).transpose()?;
     let mut report = Report {
-        lock: plan.ask.resource.to_string(),
-        mode: plan.ask.claim.mode().as_str(),
-        outcome: Outcome::BackendError,
+        lock: plan.request.resource.to_string(),
+        mode: plan.request.claim.mode().as_str(),
+        outcome: RunOutcome::BackendError,
         reason: None,
         backend: context.settings.url.split(':').next().unwrap_or_default().to_owned(),
-        holder: plan.ask.holder.as_ref().map(ToString::to_string),
+        holder: plan.request.holder.as_ref().map(ToString::to_string),
         fence: None,
         waited: Duration::ZERO,
         held: None,
-        ttl: plan.ask.ttl.get(),
+        ttl: plan.request.ttl.get(),
         child: None,
         released: None,
         exit_code: exit::OK,
@@ -105,64 +105,69 @@ fn plan<'a>(context: &Context<'_>, args: &'a RunArgs) -> Result<Plan<'a>> {
         let words = format!("--min-hold {} is longer than --max-hold {}", Brief(least), Brief(most));
         return Err(Failure::usage(words));
     }
-    let resource = ask::resource(&args.name)?;
-    let others = args.also.iter().map(|name| ask::resource(name)).collect::<Result<BTreeSet<Resource>>>()?;
+    let resource = lock_request::resource(&args.name)?;
+    let others = args.also.iter().map(|name| lock_request::resource(name)).collect::<Result<BTreeSet<Resource>>>()?;
     let command = context.command(&args.child, "run")?;
-    let ttl = ask::ttl(args.ttl, context.settings.ttl, Ttl::DEFAULT)?;
+    let ttl = lock_request::ttl(args.ttl, context.settings.ttl, Ttl::DEFAULT)?;
     let limits = Limits { max_hold: args.max_hold, ..args.child.limits(ttl, context.settings.kill_after)? };
-    let ask = Ask {
+    let request = LockRequest {
         all: others.into_iter().chain([resource.clone()]).collect(),
         resource,
-        claim: ask::claim(args.shared, &args.ask)?,
+        claim: lock_request::claim(args.shared, &args.ask)?,
         ttl,
-        patience: Patience::of(&args.ask),
+        wait: WaitLimit::of(&args.ask),
         began: SystemClock.now(),
         holder: note::holder("--holder", args.shown.holder.as_deref())?,
         note: note::note(args.shown.note.as_deref(), &command, args.shown.show_args)?,
         metadata: note::metadata(&args.shown.meta)?,
     };
-    Ok(Plan { args, command, ask, limits, beside: None })
+    Ok(Plan { args, command, request, limits, beside: None })
 }
 
 /// Waits, runs and gives back; what came of it goes into the report.
 async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, signals: &mut Signals, report: &mut Report) -> Result<u8> {
     let output = context.output;
-    let start = context.start(plan.ask.patience);
+    let connect_retry = context.connect_retry(plan.request.wait);
     let locks = tokio::select! {
         biased;
-        locks = context.open(plan.ask.holder.clone(), &start) => locks?,
+        locks = context.open(plan.request.holder.clone(), &connect_retry) => locks?,
         signal = signals.next_ending() => return Ok(interrupted(report, signal.number(), &signal.to_string())),
     };
     plan.limits = plan.args.child.within(plan.limits, locks.guarantees().silence_limit)?;
     locks.guarantees().kind.clone_into(&mut report.backend);
     report.holder = Some(locks.holder().to_string());
 
-    let outers = Outer::all(&environment);
+    let outers = AncestorLock::all(&environment);
     leave_out_outer_locks(&locks, &mut plan, &outers, report).await?;
 
-    let wanted = Wanted { locks: &locks, resource: &plan.ask.resource, patience: plan.ask.patience, start: &start };
+    let wanted = Wanted {
+        locks: &locks,
+        resource: &plan.request.resource,
+        wait: plan.request.wait,
+        connect_retry: &connect_retry,
+    };
     let started = SystemClock.now();
-    let result = wait::wait(wanted, async || plan.ask.acquire(&locks).await, signals, output).await;
+    let result = wait::wait(wanted, async || plan.request.acquire(&locks).await, signals, output).await;
     report.waited = SystemClock.now().since(started);
     let guards = match result? {
         Waited::Acquired { held, explained } => {
             for guard in &held {
                 output.print(wait::acquired(guard.lease(), explained));
             }
-            named_first(held, &plan.ask.resource)
+            named_first(held, &plan.request.resource)
         }
         Waited::NotAcquired(error) => {
-            runs::skipped(&locks, &plan.ask.resource, &error).await;
+            runs::skipped(&locks, &plan.request.resource, &error).await;
             if let Some(outer) = &plan.beside {
                 wait::leave(&locks).await;
-                return Err(nested::would_never_end(&plan.ask.resource, outer));
+                return Err(nested::would_never_end(&plan.request.resource, outer));
             }
             let code = plan.args.conflict_exit_code;
             wait::say_not_acquired(wanted, &error, code, &context.settings, output).await;
             wait::leave(&locks).await;
-            report.outcome = Outcome::NotAcquired;
+            report.outcome = RunOutcome::NotAcquired;
             report.reason =
-                Some(String::from(if plan.ask.patience == Patience::Try { "busy" } else { "wait_elapsed" }));
+                Some(String::from(if plan.request.wait == WaitLimit::Try { "busy" } else { "wait_elapsed" }));
             return Ok(code);
         }
         Waited::Interrupted(signal) => return Ok(interrupted(report, signal.number(), &signal.to_string())),
@@ -174,23 +179,23 @@ async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, signals: &mut Signal
     if plan.limits.on_lost == OnLost::Continue {
         output.print(Line::warning(format!(
             "--on-lost continue: if {} is lost, the command goes on without it",
-            plan.ask.resource
+            plan.request.resource
         )));
     }
     let done = work(context, &plan, &guards, &outers, &locks).run(&locks, guards, signals, output).await;
-    if done.outcome == Outcome::Completed {
-        runs::succeeded(&locks, &plan.ask.resource, output).await;
+    if done.outcome == RunOutcome::Completed {
+        runs::succeeded(&locks, &plan.request.resource, output).await;
     }
     finish(&plan, done, report)
 }
 
-fn work(context: &Context<'_>, plan: &Plan<'_>, guards: &[Guard], outers: &[Outer], locks: &Leasehold) -> Work {
+fn work(context: &Context<'_>, plan: &Plan<'_>, guards: &[Guard], outers: &[AncestorLock], locks: &Leasehold) -> Work {
     let leases: Vec<_> = guards.iter().map(|guard| guard.lease().clone()).collect();
     Work {
         launch: Launch {
             command: plan.command.clone(),
             env: variables(&leases, locks.guarantees().kind, outers, &context.settings.for_child),
-            supervisor: supervisor::program(context.output.looks()),
+            supervisor: supervisor_process::program(context.output.style()),
             ..Launch::default()
         },
         limits: plan.limits,
@@ -201,15 +206,15 @@ fn work(context: &Context<'_>, plan: &Plan<'_>, guards: &[Guard], outers: &[Oute
     }
 }
 
-fn finish(plan: &Plan<'_>, done: Done, report: &mut Report) -> Result<u8> {
+fn finish(plan: &Plan<'_>, done: WorkResult, report: &mut Report) -> Result<u8> {
     report.outcome = done.outcome;
     report.reason = done.reason;
     report.held = Some(done.held);
     report.child = done.ended.as_ref().map(report::child);
-    report.released = (done.outcome != Outcome::Lost).then_some(done.unreleased.is_none());
+    report.released = (done.outcome != RunOutcome::Lost).then_some(done.unreleased.is_none());
     match done.unreleased {
         Some(failure) if plan.args.strict_release => {
-            report.outcome = Outcome::BackendError;
+            report.outcome = RunOutcome::BackendError;
             report.reason = Some(String::from("not_released"));
             Err(Failure { message: String::new(), ..failure })
         }
@@ -218,7 +223,7 @@ fn finish(plan: &Plan<'_>, done: Done, report: &mut Report) -> Result<u8> {
 }
 
 fn interrupted(report: &mut Report, number: i32, name: &str) -> u8 {
-    report.outcome = Outcome::Interrupted;
+    report.outcome = RunOutcome::Interrupted;
     report.reason = Some(name.to_owned());
     exit::of_signal(number)
 }
@@ -235,14 +240,14 @@ fn named_first(mut guards: Vec<Guard>, name: &Resource) -> Vec<Guard> {
 async fn leave_out_outer_locks(
     locks: &Leasehold,
     plan: &mut Plan<'_>,
-    outers: &[Outer],
+    outers: &[AncestorLock],
     report: &mut Report,
 ) -> Result<()> {
-    for resource in plan.ask.all.clone() {
+    for resource in plan.request.all.clone() {
         let Some(outer) = nested::held_outside(locks, &resource, outers).await? else { continue };
-        if !plan.args.reentrant && nested::can_share(plan.ask.claim, &outer) {
-            if plan.ask.patience == Patience::Forever {
-                plan.ask.patience = Patience::Try;
+        if !plan.args.reentrant && nested::can_share(plan.request.claim, &outer) {
+            if plan.request.wait == WaitLimit::Forever {
+                plan.request.wait = WaitLimit::Try;
                 plan.beside = Some(outer);
             }
             continue;
@@ -251,8 +256,8 @@ async fn leave_out_outer_locks(
             return Err(nested::would_never_end(&resource, &outer));
         }
         check_outer_lease(locks, &resource).await?;
-        plan.ask.all.remove(&resource);
-        if resource == plan.ask.resource {
+        plan.request.all.remove(&resource);
+        if resource == plan.request.resource {
             report.fence = Some(outer.fence.get());
             report.holder = environment("LEASEHOLD_HOLDER").and_then(|holder| holder.into_string().ok());
         }
@@ -282,36 +287,36 @@ async fn check_outer_lease(locks: &Leasehold, resource: &Resource) -> Result<()>
 
 /// Tells what would happen; asks who holds the lock and changes nothing.
 async fn dry_run(context: &Context<'_>, plan: &Plan<'_>) -> Result<u8> {
-    let locks = context.open(plan.ask.holder.clone(), &context.start(plan.ask.patience)).await?;
-    let page = locks.list(&ListFilter::new(Names::Exactly(plan.ask.resource.clone()))).await?;
-    let names: Vec<&str> = plan.ask.all.iter().map(Resource::as_str).collect();
+    let locks = context.open(plan.request.holder.clone(), &context.connect_retry(plan.request.wait)).await?;
+    let page = locks.list(&ListFilter::new(Names::Exactly(plan.request.resource.clone()))).await?;
+    let names: Vec<&str> = plan.request.all.iter().map(Resource::as_str).collect();
     let command: Vec<_> = plan.command.iter().map(|word| word.to_string_lossy()).collect();
-    let patience = match plan.ask.patience {
-        Patience::Try => String::from("without waiting"),
-        Patience::For(wait) => format!("waiting at most {}", Brief(wait)),
-        Patience::Forever => String::from("waiting for as long as it takes"),
+    let waiting = match plan.request.wait {
+        WaitLimit::Try => String::from("without waiting"),
+        WaitLimit::For(wait) => format!("waiting at most {}", Brief(wait)),
+        WaitLimit::Forever => String::from("waiting for as long as it takes"),
     };
     context.output.print(
         Line::new(
             "dry_run",
             format!(
-                "would take {} ({}) on {} in namespace {}, {patience}, then run: {}",
+                "would take {} ({}) on {} in namespace {}, {waiting}, then run: {}",
                 names.join(", "),
-                plan.ask.claim.mode(),
+                plan.request.claim.mode(),
                 context.settings.shown_url(),
                 context.settings.namespace,
                 command.join(" ")
             ),
         )
         .hint(format!(
-            "ttl {}, kill after {}; now {} leases and places on {}",
-            Brief(plan.ask.ttl.get()),
+            "ttl {}, kill after {}; now {} leases and waiters on {}",
+            Brief(plan.request.ttl.get()),
             Brief(plan.limits.kill_after),
             page.leases.len(),
-            plan.ask.resource
+            plan.request.resource
         ))
         .with("locks", names)
-        .with("mode", plan.ask.claim.mode().as_str())
+        .with("mode", plan.request.claim.mode().as_str())
         .with("backend", context.settings.shown_url())
         .with("namespace", context.settings.namespace.as_str())
         .with("leases", page.leases.iter().map(json::lease).collect::<Vec<_>>())

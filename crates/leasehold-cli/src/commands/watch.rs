@@ -27,13 +27,13 @@ pub(crate) async fn run(context: &Context<'_>, args: &WatchArgs) -> Result<u8> {
         if !is_wanted(&args.event, &event) {
             continue;
         }
-        let line = if context.output.looks().json { json::event(&event).to_string() } else { words(&event) };
+        let line = if context.output.style().json { json::event(&event).to_string() } else { message(&event) };
         match json::print(line) {
             Err(failure) if failure.code == exit::OK => return Ok(exit::OK),
             printed => printed?,
         }
     }
-    Err(Failure::unavailable("the backend stopped telling what happens"))
+    Err(Failure::unavailable("the event stream ended"))
 }
 
 fn name_of(event: &Event) -> &'static str {
@@ -51,7 +51,7 @@ fn is_wanted(wanted: &[EventArg], event: &Event) -> bool {
         || wanted.iter().any(|wanted| wanted.as_str() == name_of(event) || (*wanted == EventArg::Ended && is_end))
 }
 
-fn words(event: &Event) -> String {
+fn message(event: &Event) -> String {
     let fence = match &event.kind {
         EventKind::Acquired { fence } | EventKind::Ended { fence: Some(fence), .. } => format!("  fence {fence}"),
         _ => String::new(),

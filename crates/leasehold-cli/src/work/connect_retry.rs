@@ -9,7 +9,7 @@ use leasehold::{
     lease::Moment,
 };
 
-use super::ask::Patience;
+use super::lock_request::WaitLimit;
 use crate::{
     duration::Brief,
     exit::{self, Failure},
@@ -21,14 +21,14 @@ use crate::{
 const USUALLY: Duration = Duration::from_secs(10);
 /// The same for one that does not want to wait.
 const BRIEFLY: Duration = Duration::from_secs(3);
-/// Every attempt has so long, also the last one: less would only tell that there was no time.
-const LEAST: Duration = Duration::from_millis(100);
+/// Minimum time of an attempt; a shorter one could only time out.
+const MIN_ATTEMPT: Duration = Duration::from_millis(100);
 /// A start that takes longer explains itself.
-const UNEXPLAINED: Duration = Duration::from_secs(2);
+const EXPLAIN_AFTER: Duration = Duration::from_secs(2);
 
 /// When a command began, and how long its server may stay away.
 #[derive(Debug)]
-pub(crate) struct Start<'a> {
+pub(crate) struct ConnectRetry<'a> {
     place: String,
     /// Whether a server that is away is tried again; a directory does not come back by itself.
     retries: bool,
@@ -48,13 +48,13 @@ struct Explained {
     done: bool,
 }
 
-impl<'a> Start<'a> {
-    /// A start now, by a command that waits so long for its lock.
-    pub(crate) fn new(settings: &Settings, patience: Patience, output: &'a Output) -> Self {
-        let usually = if patience == Patience::Try { BRIEFLY } else { USUALLY };
+impl<'a> ConnectRetry<'a> {
+    /// Begins now, for a command that waits this long for its lock.
+    pub(crate) fn new(settings: &Settings, wait: WaitLimit, output: &'a Output) -> Self {
+        let usually = if wait == WaitLimit::Try { BRIEFLY } else { USUALLY };
         let limit = settings.connect_limit.unwrap_or(usually);
-        let (limit, flag) = match patience {
-            Patience::For(wait) if wait < limit => (wait, "--wait"),
+        let (limit, flag) = match wait {
+            WaitLimit::For(wait) if wait < limit => (wait, "--wait"),
             _ => (limit, "--connect-timeout"),
         };
         Self {
@@ -68,9 +68,9 @@ impl<'a> Start<'a> {
         }
     }
 
-    /// A start that tells at once whether the server is there.
+    /// Does not retry: tells at once whether the server is there.
     pub(crate) fn once(settings: &Settings, output: &'a Output) -> Self {
-        Self { retries: false, ..Self::new(settings, Patience::Try, output) }
+        Self { retries: false, ..Self::new(settings, WaitLimit::Try, output) }
     }
 
     /// How long the server may still stay away.
@@ -83,7 +83,7 @@ impl<'a> Start<'a> {
         self.explained.borrow().last_error.is_some() && !self.left().is_zero()
     }
 
-    /// Why the start failed, and for how long it was tried.
+    /// Why the server was not reached, and for how long it was tried.
     pub(crate) fn failure(&self, error: leasehold::Error) -> Failure {
         let mut failure = Failure::from(error);
         if failure.code == exit::UNAVAILABLE && self.explained.borrow().last_error.is_some() {
@@ -104,7 +104,7 @@ impl<'a> Start<'a> {
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(1));
         let tries = async {
             loop {
-                let result = attempt(self.left().max(LEAST.min(self.limit))).await;
+                let result = attempt(self.left().max(MIN_ATTEMPT.min(self.limit))).await;
                 let Err(error) = &result else {
                     let mut explained = self.explained.borrow_mut();
                     (explained.answered, explained.last_error) = (true, None);
@@ -127,7 +127,7 @@ impl<'a> Start<'a> {
 
     /// Says once what is waited for; never ends.
     async fn explain(&self) {
-        SystemClock.sleep_until(self.began.after(UNEXPLAINED)).await;
+        SystemClock.sleep_until(self.began.after(EXPLAIN_AFTER)).await;
         self.tell();
         pending::<()>().await;
     }

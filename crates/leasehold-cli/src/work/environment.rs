@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use leasehold::Lease;
 
-use super::nested::Outer;
+use super::nested::AncestorLock;
 use crate::duration::millis;
 
 /// Everything the child is told; these override what it would inherit.
@@ -13,7 +13,7 @@ use crate::duration::millis;
 pub(crate) fn variables(
     leases: &[Lease],
     backend: &str,
-    outer: &[Outer],
+    outer: &[AncestorLock],
     settings: &[(&'static str, OsString)],
 ) -> Vec<(OsString, OsString)> {
     let mut variables: Vec<(OsString, OsString)> =
@@ -21,11 +21,11 @@ pub(crate) fn variables(
     let Some(lease) = leases.first() else {
         return variables;
     };
-    let stack: Vec<Outer> = outer.iter().cloned().chain(leases.iter().rev().map(Outer::of)).collect();
+    let stack: Vec<AncestorLock> = outer.iter().cloned().chain(leases.iter().rev().map(AncestorLock::of)).collect();
     let own: [(&str, String); 9] = [
         ("LEASEHOLD_HELD", String::from("1")),
         ("LEASEHOLD_LOCK", lease.resource().to_string()),
-        ("LEASEHOLD_LOCK_STACK", Outer::stack(&stack)),
+        ("LEASEHOLD_LOCK_STACK", AncestorLock::stack(&stack)),
         ("LEASEHOLD_MODE", lease.mode().to_string()),
         ("LEASEHOLD_FENCE", lease.fence().to_string()),
         ("LEASEHOLD_HOLDER", lease.holder().to_string()),

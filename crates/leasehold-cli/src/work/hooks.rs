@@ -12,7 +12,7 @@ use leasehold::clock::{Clock, SystemClock};
 use leasehold_supervise::{Caught, Signals};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::report::{Outcome, Report};
+use super::report::{Report, RunOutcome};
 use crate::{
     args::HookArgs,
     duration::Brief,
@@ -23,15 +23,15 @@ use crate::{
 /// A hook that takes longer is killed.
 const LIMIT: Duration = Duration::from_secs(30);
 /// How often to look whether it has ended.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Runs the hook for such an end, if there is one, with the report on its standard input.
 ///
 /// A signal that asks us to end ends the hook at once.
 pub(crate) async fn run(hooks: &HookArgs, report: &Report, signals: &mut Signals, output: &Output) {
     let (flag, command) = match report.outcome {
-        Outcome::NotAcquired => ("--on-skip", &hooks.on_skip),
-        Outcome::Interrupted | Outcome::Completed => return,
+        RunOutcome::NotAcquired => ("--on-skip", &hooks.on_skip),
+        RunOutcome::Interrupted | RunOutcome::Completed => return,
         _ => ("--on-failure", &hooks.on_failure),
     };
     let Some(command) = command else { return };
@@ -59,7 +59,7 @@ async fn run_within(limit: Duration, command: &OsStr, input: &str, signals: &mut
             None => {}
         }
         tokio::select! {
-            () = tokio::time::sleep(LOOK) => {}
+            () = tokio::time::sleep(POLL_INTERVAL) => {}
             caught = signals.next() => if let Caught::Signal(signal) = caught && signal.is_ending() {
                 kill(&mut hook);
                 return Err(format!("killed on {signal}"));
@@ -70,7 +70,7 @@ async fn run_within(limit: Duration, command: &OsStr, input: &str, signals: &mut
 
 /// Its output goes to standard error: standard output is the command's.
 fn start(command: &OsStr) -> io::Result<Child> {
-    let words = shell::words(command.to_owned());
+    let words = shell::shell_command(command.to_owned());
     let stderr = io::stderr().as_fd().try_clone_to_owned()?;
     let mut hook = Command::new(&words[0]);
     hook.args(&words[1..]).stdin(Stdio::piped()).stdout(stderr).process_group(0).spawn()
@@ -81,7 +81,7 @@ fn kill(hook: &mut Child) {
     if let Some(group) = group {
         let _gone = kill_process_group(group, Signal::KILL);
     }
-    let _buried = hook.wait();
+    let _reaped = hook.wait();
 }
 
 #[cfg(test)]

@@ -1,14 +1,14 @@
 //! Work done under a lease: asked for, waited for, done by a child, given back, reported.
 
-pub(crate) mod ask;
 pub(crate) mod connect_retry;
 pub(crate) mod environment;
 pub(crate) mod hooks;
-pub(crate) mod metrics;
+pub(crate) mod lock_request;
+pub(crate) mod metrics_textfile;
 pub(crate) mod nested;
 pub(crate) mod note;
 pub(crate) mod report;
 pub(crate) mod run_under_lease;
 pub(crate) mod runs;
-pub(crate) mod supervisor;
+pub(crate) mod supervisor_process;
 pub(crate) mod wait;

@@ -6,7 +6,7 @@ use leasehold::{
 };
 use serde_json::{Value, json};
 
-use super::ask::{Ask, Patience};
+use super::lock_request::{LockRequest, WaitLimit};
 use crate::{
     exit::{Failure, Result},
     variables::Environment,
@@ -14,7 +14,7 @@ use crate::{
 
 /// A lock under which we were started.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Outer {
+pub(crate) struct AncestorLock {
     /// Its name.
     pub(crate) lock: String,
     /// The fence of the lease.
@@ -22,7 +22,7 @@ pub(crate) struct Outer {
     mode: String,
 }
 
-impl Outer {
+impl AncestorLock {
     /// The lock of this lease.
     pub(crate) fn of(lease: &Lease) -> Self {
         Self { lock: lease.resource().to_string(), fence: lease.fence(), mode: lease.mode().to_string() }
@@ -67,8 +67,12 @@ impl Outer {
 ///
 /// The environment may be old (a daemon outlives the run that started it) or
 /// of another backend, so the fence decides and not the name.
-pub(crate) async fn held_outside(locks: &Leasehold, resource: &Resource, outers: &[Outer]) -> Result<Option<Outer>> {
-    let namesakes: Vec<&Outer> = outers.iter().filter(|outer| outer.lock == resource.as_str()).collect();
+pub(crate) async fn held_outside(
+    locks: &Leasehold,
+    resource: &Resource,
+    outers: &[AncestorLock],
+) -> Result<Option<AncestorLock>> {
+    let namesakes: Vec<&AncestorLock> = outers.iter().filter(|outer| outer.lock == resource.as_str()).collect();
     if namesakes.is_empty() {
         return Ok(None);
     }
@@ -81,23 +85,22 @@ pub(crate) async fn held_outside(locks: &Leasehold, resource: &Resource, outers:
     Ok(namesakes.into_iter().find(|outer| held.contains(&outer.fence)).cloned())
 }
 
-/// Refuses a lock that our ancestors hold, unless the wait for it ends.
-pub(crate) async fn refuse(locks: &Leasehold, ask: &Ask, outers: &[Outer]) -> Result<()> {
-    match held_outside(locks, &ask.resource, outers).await? {
-        Some(outer) if can_share(ask.claim, &outer) && ask.patience != Patience::Forever => Ok(()),
-        Some(outer) => Err(would_never_end(&ask.resource, &outer)),
+/// Refuses a lock that our ancestors hold, unless it can be shared and the wait is bounded.
+pub(crate) async fn refuse(locks: &Leasehold, request: &LockRequest, outers: &[AncestorLock]) -> Result<()> {
+    match held_outside(locks, &request.resource, outers).await? {
+        Some(outer) if can_share(request.claim, &outer) && request.wait != WaitLimit::Forever => Ok(()),
+        Some(outer) => Err(would_never_end(&request.resource, &outer)),
         None => Ok(()),
     }
 }
 
-/// Whether one who asks so gets the lock beside an ancestor that shares it, at once or never: a writer that waits
-/// for the ancestor would have its turn first.
-pub(crate) fn can_share(claim: Claim, outer: &Outer) -> bool {
+/// Returns whether this reader can share its ancestor's lock: at once or never, since a waiting writer goes first.
+pub(crate) fn can_share(claim: Claim, outer: &AncestorLock) -> bool {
     claim.mode() == Mode::Shared && outer.mode == Mode::Shared.as_str()
 }
 
 /// Why a lock that our ancestors hold is refused.
-pub(crate) fn would_never_end(resource: &Resource, outer: &Outer) -> Failure {
+pub(crate) fn would_never_end(resource: &Resource, outer: &AncestorLock) -> Failure {
     Failure::usage(format!(
         "{resource} is held by the run that started this one (fence {}): waiting for it would never end",
         outer.fence
@@ -111,16 +114,16 @@ mod tests {
 
     use super::*;
 
-    fn outer(lock: &str, fence: u64) -> Outer {
-        Outer { lock: lock.into(), fence: Fence::new(fence), mode: "exclusive".into() }
+    fn outer(lock: &str, fence: u64) -> AncestorLock {
+        AncestorLock { lock: lock.into(), fence: Fence::new(fence), mode: "exclusive".into() }
     }
 
     #[test]
     fn the_stack_keeps_every_name_apart() {
         let outers = [outer("a,b", 1), outer("[\"x\"]", 2), outer("a", (1 << 53) - 1), outer("ü'\"\\", 4)];
-        let text = Outer::stack(&outers);
+        let text = AncestorLock::stack(&outers);
         let env = |name: &str| (name == "LEASEHOLD_LOCK_STACK").then(|| OsString::from(&text));
-        assert_eq!(Outer::all(&env), outers);
+        assert_eq!(AncestorLock::all(&env), outers);
     }
 
     #[test]
@@ -131,8 +134,8 @@ mod tests {
             "LEASEHOLD_MODE" => Some(OsString::from("exclusive")),
             _ => None,
         };
-        assert_eq!(Outer::all(&env), [outer("x", 7)]);
-        assert_eq!(Outer::all(&|_| None), []);
-        assert_eq!(Outer::all(&|name| (name == "LEASEHOLD_LOCK_STACK").then(|| OsString::from("junk"))), []);
+        assert_eq!(AncestorLock::all(&env), [outer("x", 7)]);
+        assert_eq!(AncestorLock::all(&|_| None), []);
+        assert_eq!(AncestorLock::all(&|name| (name == "LEASEHOLD_LOCK_STACK").then(|| OsString::from("junk"))), []);
     }
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use leasehold::lease::Timestamp;
-use leasehold_supervise::{Ended, Status, signal_name};
+use leasehold_supervise::{ChildEnd, Status, signal_name};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::OFlags,
@@ -28,7 +28,7 @@ const READER_LIMIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// What came of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum RunOutcome {
     /// The command succeeded, and the lock was held throughout.
     Completed,
     /// The command ended with another code than 0 or by a signal, and the lock was held throughout.
@@ -47,7 +47,7 @@ pub(crate) enum Outcome {
     BackendError,
 }
 
-impl Outcome {
+impl RunOutcome {
     /// The word used in reports.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
@@ -71,7 +71,7 @@ pub(crate) struct Report {
     /// How it was asked for.
     pub(crate) mode: &'static str,
     /// What came of it.
-    pub(crate) outcome: Outcome,
+    pub(crate) outcome: RunOutcome,
     /// Why, in one word.
     pub(crate) reason: Option<String>,
     /// The kind of backend.
@@ -122,7 +122,7 @@ impl Report {
 }
 
 /// The child as the record has it.
-pub(crate) fn child(ended: &Ended) -> Value {
+pub(crate) fn child(ended: &ChildEnd) -> Value {
     let (code, signal) = match ended.status {
         Status::Exited(code) => (Some(code), None),
         Status::Killed(number) => (None, Some(signal_name(number))),

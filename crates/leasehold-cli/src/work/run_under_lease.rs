@@ -5,13 +5,13 @@ use std::{os::fd::OwnedFd, time::Duration};
 use leasehold::{
     ErrorKind, Guard, Lease, Leasehold, Loss, Outcome,
     clock::{Clock, SystemClock},
-    lease::{HistoryFilter, Moment, Names, Released},
+    lease::{EndedLease, Ending, HistoryFilter, Moment, Names, Released},
 };
 use leasehold_supervise::{
-    Cause, Ended, Launch, Limits, NotStarted, Notice, Signals, Status, Straggler, Stragglers, signal_name, supervise,
+    Cause, ChildEnd, Launch, Limits, NotStarted, Notice, Signals, Status, Straggler, Stragglers, signal_name, supervise,
 };
 
-use super::{report, supervisor};
+use super::{report::RunOutcome, supervisor_process};
 use crate::{
     duration::{Brief, Measured},
     exit::{self, Failure},
@@ -24,14 +24,14 @@ use crate::{
 pub(crate) const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 
 /// A longer wait after the command has ended explains itself on a terminal.
-const UNEXPLAINED: Duration = Duration::from_secs(2);
+const EXPLAIN_AFTER: Duration = Duration::from_secs(2);
 
 /// How long the history may take to say who evicted us, and how often to look.
 const HISTORY_LIMIT: Duration = Duration::from_secs(1);
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How many processes a line names.
-const NAMED: usize = 5;
+const MAX_NAMED_PROCESSES: usize = 5;
 
 /// The command and the rules it runs by.
 #[derive(Debug)]
@@ -50,19 +50,19 @@ pub(crate) struct Work {
     pub(crate) runs_until_asked: bool,
 }
 
-/// What came of it.
+/// How the work under the leases ended.
 #[derive(Debug)]
-pub(crate) struct Done {
+pub(crate) struct WorkResult {
     /// Our exit code.
     pub(crate) exit_code: u8,
     /// What came of it, in the report's words.
-    pub(crate) outcome: report::Outcome,
+    pub(crate) outcome: RunOutcome,
     /// Why, in one word.
     pub(crate) reason: Option<String>,
-    /// The same in a sentence without its subject, for what did not go well.
+    /// What went wrong, as a phrase such as "not renewed in time".
     pub(crate) details: Option<String>,
     /// The child, unless it could not be started at all.
-    pub(crate) ended: Option<Ended>,
+    pub(crate) ended: Option<ChildEnd>,
     /// How long the leases were held.
     pub(crate) held: Duration,
     /// A release that could not be made.
@@ -79,23 +79,25 @@ impl Work {
         guards: Vec<Guard>,
         signals: &mut Signals,
         output: &Output,
-    ) -> Done {
+    ) -> WorkResult {
         let acquired = SystemClock.now();
         let leases: Vec<Lease> = guards.iter().map(|guard| guard.lease().clone()).collect();
         let inherit = self.inherit.then(|| locks.backend().inheritable()).flatten();
         let ended = match self.supervise(&leases, inherit, signals, output).await {
             Ok(ended) => ended,
-            Err(NotStarted::Lost(loss)) => return self.lost_before(loss, &leases, acquired, output),
+            Err(NotStarted::Lost(loss)) => {
+                let mut done = self.lost_before(loss, &leases, acquired, output);
+                say_who_evicted(locks, &leases, &mut done, output).await;
+                return done;
+            }
             Err(NotStarted::Failed(error)) => return self.not_started(&error, guards, acquired, output).await,
         };
         let mut done = self.judge(ended, acquired, output);
-        if done.outcome == report::Outcome::Lost {
+        if done.outcome == RunOutcome::Lost {
             // A lease that is gone has nothing to give back. One that was only close to its end is let go in the
             // background: the command is dead, and nobody shall wait for us.
             drop(guards);
-            if done.reason.as_deref() == Some(Loss::Evicted.as_str()) {
-                self.say_who_evicted(locks, &leases, &mut done, output).await;
-            }
+            say_who_evicted(locks, &leases, &mut done, output).await;
             return done;
         }
         if let Some(ended) = &done.ended {
@@ -104,6 +106,9 @@ impl Work {
         let outcome = self.outcome_of(&done);
         self.release(guards, outcome, &mut done, output).await;
         done.held = SystemClock.now().since(acquired);
+        if done.outcome == RunOutcome::Lost {
+            say_who_evicted(locks, &leases, &mut done, output).await;
+        }
         done
     }
 
@@ -113,18 +118,18 @@ impl Work {
         inherit: Option<OwnedFd>,
         signals: &mut Signals,
         output: &Output,
-    ) -> Result<Ended, NotStarted> {
-        let mut tell = |notice| {
+    ) -> Result<ChildEnd, NotStarted> {
+        let mut notify = |notice| {
             // A lease that is gone is no longer in doubt, though its command may go on.
             let is_known = matches!(notice, Notice::InDoubt { lease, .. } if leases[lease].loss().is_some());
             if !is_known {
-                output.print(self.words(notice, leases));
+                output.print(self.message(notice, leases));
             }
         };
-        supervise(&self.launch, leases, self.limits, inherit, signals, &mut tell).await
+        supervise(&self.launch, leases, self.limits, inherit, signals, &mut notify).await
     }
 
-    fn words(&self, notice: Notice, leases: &[Lease]) -> Line {
+    fn message(&self, notice: Notice, leases: &[Lease]) -> Line {
         let command = self.launch.name();
         let lock = |at: usize| leases.get(at).map(|lease| lease.resource().to_string()).unwrap_or_default();
         match notice {
@@ -139,7 +144,7 @@ impl Work {
             Notice::Stopping { cause: Cause::Lost(loss), signal, grace } => {
                 let how = stopping(&signal.to_string(), grace);
                 let which = leases.iter().position(|lease| lease.check().is_err()).unwrap_or(0);
-                Line::lost(format!("{}: {}. Stopping {command} ({how})", lock(which), words_of(loss)))
+                Line::lost(format!("{}: {}. Stopping {command} ({how})", lock(which), loss_message(loss)))
                     .with("lock", lock(which))
                     .with("reason", loss.as_str())
             }
@@ -156,10 +161,10 @@ impl Work {
                 "interrupted",
                 format!("{signal} passed on to {command}; KILL follows in {}", Brief(grace.unwrap_or_default())),
             ),
-            Notice::GoesOn { loss } => Line::lost(format!(
+            Notice::ContinuesWithoutLease { loss } => Line::lost(format!(
                 "{}: {}. {command} goes on without the lock (--on-lost continue)",
                 lock(0),
-                words_of(loss)
+                loss_message(loss)
             ))
             .with("lock", lock(0))
             .with("reason", loss.as_str()),
@@ -189,27 +194,27 @@ impl Work {
             Notice::Overdue => Line::warning(format!(
                 "{command} or what it started does not die of KILL; the lock is kept until it does"
             )),
-            other => supervisor::words(&other, &command).unwrap_or_else(|| Line::debug(format!("{other:?}"))),
+            other => supervisor_process::message(&other, &command).unwrap_or_else(|| Line::debug(format!("{other:?}"))),
         }
     }
 
-    fn judge(&self, ended: Ended, acquired: Moment, output: &Output) -> Done {
+    fn judge(&self, ended: ChildEnd, acquired: Moment, output: &Output) -> WorkResult {
         let command = self.launch.name();
         let how = how(ended.status);
         let of_child = match ended.status {
             Status::Exited(code) => code,
             Status::Killed(number) => exit::of_signal(number),
         };
-        let failed = |reason: &str| (of_child, report::Outcome::Failed, Some(reason.to_owned()));
+        let failed = |reason: &str| (of_child, RunOutcome::Failed, Some(reason.to_owned()));
         let (exit_code, outcome, reason) = match (ended.cause, ended.interrupted) {
             (Some(Cause::Lost(loss)), _) => {
                 output.print(Line::new("ended", format!("{command} {how}. The lock was not ours to release.")));
-                (exit::LOST, report::Outcome::Lost, Some(loss.as_str().to_owned()))
+                (exit::LOST, RunOutcome::Lost, Some(loss.as_str().to_owned()))
             }
-            (Some(Cause::MaxHold), _) => (exit::MAX_HOLD, report::Outcome::MaxHold, None),
-            (_, Some(signal)) => (of_child, report::Outcome::Interrupted, Some(signal.to_string())),
+            (Some(Cause::MaxHold), _) => (exit::MAX_HOLD, RunOutcome::MaxHold, None),
+            (_, Some(signal)) => (of_child, RunOutcome::Interrupted, Some(signal.to_string())),
             _ => match ended.status {
-                Status::Exited(0) => (of_child, report::Outcome::Completed, None),
+                Status::Exited(0) => (of_child, RunOutcome::Completed, None),
                 Status::Exited(_) => failed("exit_code"),
                 Status::Killed(_) => failed("signal"),
             },
@@ -217,60 +222,30 @@ impl Work {
         output.print(Line::debug(format!("{command} {how}")));
         let held = SystemClock.now().since(acquired);
         let details = match ended.cause {
-            Some(Cause::Lost(loss)) => Some(words_of(loss).to_owned()),
+            Some(Cause::Lost(loss)) => Some(loss_message(loss).to_owned()),
             _ => match ended.status {
-                _ if outcome != report::Outcome::Failed => None,
+                _ if outcome != RunOutcome::Failed => None,
                 Status::Exited(code) => Some(format!("its command ended with code {code}")),
                 Status::Killed(number) => Some(format!("its command was killed by {}", signal_name(number))),
             },
         };
-        Done { exit_code, outcome, reason, details, ended: Some(ended), held, unreleased: None }
-    }
-
-    /// Says why an operator took the lock away, and who that was, as far as the history knows.
-    async fn say_who_evicted(&self, locks: &Leasehold, leases: &[Lease], done: &mut Done, output: &Output) {
-        let Some(lease) = leases.iter().find(|lease| lease.loss() == Some(Loss::Evicted)) else { return };
-        let (name, fence) = (lease.resource(), lease.fence());
-        let filter = HistoryFilter::new(Names::Exactly(name.clone())).limit(20);
-        let look = async || {
-            let ended = locks.history(&filter).await.ok()?;
-            Some(ended.into_iter().find(|ended| ended.fence == Some(fence))?.problem?.details)
-        };
-        // `file:` notifies the holder before it writes the history.
-        let look = async {
-            loop {
-                match look().await {
-                    Some(details) => break details,
-                    None => tokio::time::sleep(LOOK).await,
-                }
-            }
-        };
-        let Ok(details) = tokio::time::timeout(HISTORY_LIMIT, look).await else { return };
-        done.details = Some(format!("{}: {details}", words_of(Loss::Evicted)));
-        // A leader says so when it campaigns again.
-        if !self.runs_until_asked {
-            output.print(
-                Line::new("evicted", format!("{name} was evicted: {details}"))
-                    .with("lock", name.as_str())
-                    .with("details", details),
-            );
-        }
+        WorkResult { exit_code, outcome, reason, details, ended: Some(ended), held, unreleased: None }
     }
 
     /// A lease was lost before the command was started.
-    fn lost_before(&self, loss: Loss, leases: &[Lease], acquired: Moment, output: &Output) -> Done {
+    fn lost_before(&self, loss: Loss, leases: &[Lease], acquired: Moment, output: &Output) -> WorkResult {
         let which = leases.iter().find(|lease| lease.check().is_err()).or(leases.first());
         let name = which.map(|lease| lease.resource().to_string()).unwrap_or_default();
         output.print(
-            Line::lost(format!("{name}: {}. {} was not started", words_of(loss), self.launch.name()))
+            Line::lost(format!("{name}: {}. {} was not started", loss_message(loss), self.launch.name()))
                 .with("lock", name.as_str())
                 .with("reason", loss.as_str()),
         );
-        Done {
+        WorkResult {
             exit_code: exit::LOST,
-            outcome: report::Outcome::Lost,
+            outcome: RunOutcome::Lost,
             reason: Some(loss.as_str().to_owned()),
-            details: Some(words_of(loss).to_owned()),
+            details: Some(loss_message(loss).to_owned()),
             ended: None,
             held: SystemClock.now().since(acquired),
             unreleased: None,
@@ -278,12 +253,18 @@ impl Work {
     }
 
     /// The command could not be run.
-    async fn not_started(self, error: &std::io::Error, guards: Vec<Guard>, acquired: Moment, output: &Output) -> Done {
+    async fn not_started(
+        self,
+        error: &std::io::Error,
+        guards: Vec<Guard>,
+        acquired: Moment,
+        output: &Output,
+    ) -> WorkResult {
         let words = format!("cannot run {}: {}", self.launch.name(), bare(error));
         output.print(Line::new("exec_failed", words).at(Level::Quiet));
-        let mut done = Done {
+        let mut done = WorkResult {
             exit_code: exit::of_exec(error),
-            outcome: report::Outcome::ExecFailed,
+            outcome: RunOutcome::ExecFailed,
             reason: Some(bare(error)),
             details: None,
             ended: None,
@@ -320,7 +301,7 @@ impl Work {
             ),
         )
         .with("lock", lease.resource().as_str());
-        let is_worth_a_word = output.looks().is_terminal && left > UNEXPLAINED;
+        let is_worth_a_word = output.style().is_terminal && left > EXPLAIN_AFTER;
         output.print(if is_worth_a_word { line.at(Level::Normal) } else { line });
         let keep = async {
             for lease in leases {
@@ -338,11 +319,11 @@ impl Work {
     }
 
     /// Gives the leases back, the last taken first, and tells what was found.
-    async fn release(&self, guards: Vec<Guard>, outcome: Outcome, done: &mut Done, output: &Output) {
+    async fn release(&self, guards: Vec<Guard>, outcome: Outcome, done: &mut WorkResult, output: &Output) {
         for guard in guards.into_iter().rev() {
             let lease = guard.lease().clone();
             let name = lease.resource().to_string();
-            // Known before the end of a hold that went on for the sake of --min-hold only.
+            // A loss during --min-hold: the command had already ended.
             let lost_after = lease.loss();
             let left = lease.remaining();
             let released = tokio::time::timeout(RELEASE_LIMIT, guard.release_as(outcome.clone())).await;
@@ -363,37 +344,76 @@ impl Work {
     }
 
     /// How history shall remember it.
-    fn outcome_of(&self, done: &Done) -> Outcome {
+    fn outcome_of(&self, done: &WorkResult) -> Outcome {
         match (done.outcome, &done.ended) {
-            (report::Outcome::MaxHold, _) => Outcome::MaxHold,
-            (report::Outcome::ExecFailed, _) => Outcome::failed("exec_failed", done.reason.clone().unwrap_or_default()),
-            (report::Outcome::Interrupted, _) if self.runs_until_asked => Outcome::Completed,
-            (_, Some(Ended { status: Status::Exited(0), .. }) | None) => Outcome::Completed,
-            (_, Some(Ended { status: Status::Exited(code), .. })) => {
+            (RunOutcome::MaxHold, _) => Outcome::MaxHold,
+            (RunOutcome::ExecFailed, _) => Outcome::failed("exec_failed", done.reason.clone().unwrap_or_default()),
+            (RunOutcome::Interrupted, _) if self.runs_until_asked => Outcome::Completed,
+            (_, Some(ChildEnd { status: Status::Exited(0), .. }) | None) => Outcome::Completed,
+            (_, Some(ChildEnd { status: Status::Exited(code), .. })) => {
                 Outcome::failed("exit_code", format!("exit code {code}"))
             }
-            (_, Some(Ended { status: Status::Killed(number), .. })) => {
+            (_, Some(ChildEnd { status: Status::Killed(number), .. })) => {
                 Outcome::failed("signal", format!("signal {}", signal_name(*number)))
             }
         }
     }
 
-    fn found_gone(&self, lease: &Lease, done: &mut Done, output: &Output) {
+    fn found_gone(&self, lease: &Lease, done: &mut WorkResult, output: &Output) {
         let loss = lease.loss().unwrap_or(Loss::Gone);
         let name = lease.resource();
         output.print(
-            Line::lost(format!("{name}: {} before {} had ended", words_of(loss), self.launch.name()))
+            Line::lost(format!("{name}: {} before {} had ended", loss_message(loss), self.launch.name()))
                 .with("lock", name.as_str())
                 .with("reason", loss.as_str()),
         );
         done.exit_code = exit::LOST;
-        done.outcome = report::Outcome::Lost;
+        done.outcome = RunOutcome::Lost;
         done.reason = Some(loss.as_str().to_owned());
-        done.details = Some(words_of(loss).to_owned());
+        done.details = Some(loss_message(loss).to_owned());
     }
 }
 
-fn not_released(name: &str, left: Option<Duration>, why: &str, done: &mut Done, output: &Output) {
+/// Says who took a lock away and why, if the history has it.
+async fn say_who_evicted(locks: &Leasehold, leases: &[Lease], done: &mut WorkResult, output: &Output) {
+    let until = SystemClock.now().after(HISTORY_LIMIT);
+    for lease in leases {
+        // A holder that missed the notification knows only that its lease is gone, or was when it released it.
+        let is_certain = match lease.loss() {
+            Some(Loss::Evicted) => true,
+            Some(Loss::Gone | Loss::Released) => false,
+            _ => continue,
+        };
+        let Some(details) = eviction(locks, lease, is_certain.then_some(until)).await else { continue };
+        let name = lease.resource();
+        done.reason = Some(Loss::Evicted.as_str().to_owned());
+        done.details = Some(format!("{}: {details}", loss_message(Loss::Evicted)));
+        output.print(
+            Line::new("evicted", format!("{name} was evicted: {details}"))
+                .with("lock", name.as_str())
+                .with("details", details),
+        );
+    }
+}
+
+/// What the history has of the eviction of this lease. `file:` notifies the holder before it writes the history, so it
+/// is read again until then.
+async fn eviction(locks: &Leasehold, lease: &Lease, until: Option<Moment>) -> Option<String> {
+    let filter = HistoryFilter::new(Names::Exactly(lease.resource().clone())).failures(true).limit(1000);
+    loop {
+        let read = tokio::time::timeout(HISTORY_LIMIT, locks.history(&filter)).await.ok()?.ok()?;
+        let is_it = |ended: &EndedLease| ended.fence == Some(lease.fence()) && ended.ending == Ending::Evicted;
+        if let Some(ended) = read.into_iter().find(is_it) {
+            return ended.problem.map(|problem| problem.details);
+        }
+        if until.is_none_or(|until| SystemClock.now() >= until) {
+            return None;
+        }
+        tokio::time::sleep(POLL_INTERVAL).await;
+    }
+}
+
+fn not_released(name: &str, left: Option<Duration>, why: &str, done: &mut WorkResult, output: &Output) {
     let lapse = match left {
         Some(left) => format!("the lease will lapse in {}", Brief(left)),
         None => String::from("it ends with this process"),
@@ -405,8 +425,11 @@ fn not_released(name: &str, left: Option<Duration>, why: &str, done: &mut Done, 
 
 /// `sleep (4121), sh (4122)`, and how many more.
 pub(crate) fn listed(processes: &[Straggler]) -> String {
-    let named: Vec<String> =
-        processes.iter().take(NAMED).map(|process| format!("{} ({})", process.name, process.pid)).collect();
+    let named: Vec<String> = processes
+        .iter()
+        .take(MAX_NAMED_PROCESSES)
+        .map(|process| format!("{} ({})", process.name, process.pid))
+        .collect();
     let rest = processes.len() - named.len();
     let more = if rest == 0 { String::new() } else { format!(" and {rest} more") };
     named.join(", ") + &more
@@ -429,7 +452,7 @@ fn how(status: Status) -> String {
     }
 }
 
-fn words_of(loss: Loss) -> &'static str {
+fn loss_message(loss: Loss) -> &'static str {
     match loss {
         Loss::RenewTimeout => "not renewed in time",
         Loss::Evicted => "evicted by an operator",
@@ -449,7 +472,7 @@ mod tests {
     use leasehold_supervise::{KillMode, OnLost};
 
     use super::*;
-    use crate::settings::Looks;
+    use crate::settings::OutputStyle;
 
     #[test]
     fn a_command_without_time_left_is_killed_at_once() {
@@ -492,8 +515,8 @@ mod tests {
             runs_until_asked: false,
         };
         let mut signals = Signals::catch().unwrap();
-        let done = work.run(&locks, vec![guard], &mut signals, &Output::new(Looks::plain())).await;
-        assert_eq!((done.exit_code, done.outcome), (exit::LOST, report::Outcome::Lost));
+        let done = work.run(&locks, vec![guard], &mut signals, &Output::new(OutputStyle::plain())).await;
+        assert_eq!((done.exit_code, done.outcome), (exit::LOST, RunOutcome::Lost));
         assert!(done.ended.is_none() && done.reason.as_deref() == Some("evicted"), "{done:?}");
         assert!(!ran.exists(), "nothing was started");
     }

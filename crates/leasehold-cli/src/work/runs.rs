@@ -46,7 +46,7 @@ async fn record(locks: &Leasehold, report: RunReport, limit: Duration) -> Result
 }
 
 /// `skipped 12 times, last 5m ago (held by web-3); last success 3h ago`
-pub(crate) fn words(record: &RunRecord, now: Timestamp) -> String {
+pub(crate) fn message(record: &RunRecord, now: Timestamp) -> String {
     let success = match record.last_success {
         Some(at) => format!("last success {} ago", Brief(now.since(at))),
         None => String::from("no success known"),

@@ -9,7 +9,7 @@ use leasehold::{
 };
 use leasehold_supervise::{Signal, Signals};
 
-use super::{ask::Patience, connect_retry::Start, note::short};
+use super::{connect_retry::ConnectRetry, lock_request::WaitLimit, note::short};
 use crate::{
     duration::{Brief, Measured, millis},
     exit::{self, Result},
@@ -21,11 +21,11 @@ use crate::{
 };
 
 /// A wait that takes longer explains itself.
-const UNEXPLAINED: Duration = Duration::from_secs(2);
+const EXPLAIN_AFTER: Duration = Duration::from_secs(2);
 /// The longest time between two lines; each takes twice as long as the one before.
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 /// The longest time that an answer is shown to somebody at a terminal.
-const LONGEST_UNASKED: Duration = Duration::from_secs(30);
+const MAX_ANSWER_AGE: Duration = Duration::from_secs(30);
 /// How long leaving the queue may take before we exit.
 const LEAVE_LIMIT: Duration = Duration::from_millis(150);
 /// The same before we stop: who is stopped in a queue holds up the others.
@@ -33,7 +33,7 @@ const LEAVE_BEFORE_STOP_LIMIT: Duration = Duration::from_secs(2);
 /// How long a look at the holder may take, for the sake of a word more.
 const LOOK_LIMIT: Duration = Duration::from_millis(150);
 /// How often to look whether the queue is left.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// How a wait ended.
 #[derive(Debug)]
@@ -59,12 +59,12 @@ pub(crate) struct Wanted<'a> {
     /// Which.
     pub(crate) resource: &'a Resource,
     /// How long.
-    pub(crate) patience: Patience,
+    pub(crate) wait: WaitLimit,
     /// When the command began: a server that goes away so early is tried again.
-    pub(crate) start: &'a Start<'a>,
+    pub(crate) connect_retry: &'a ConnectRetry<'a>,
 }
 
-/// Waits for the lock until it is granted, the patience ends, or a signal asks us to end.
+/// Waits for the lock until it is granted, the wait limit is reached, or a signal asks us to end.
 ///
 /// On Ctrl-Z we leave the queue and stop, and go to its end when we go on.
 pub(crate) async fn wait<T>(
@@ -78,7 +78,7 @@ pub(crate) async fn wait<T>(
     let result = loop {
         let mut asked = tokio::select! {
             biased;
-            result = wanted.start.retry(async |_| acquire().await) => break result,
+            result = wanted.connect_retry.retry(async |_| acquire().await) => break result,
             signal = signals.next_request() => Some(signal),
             () = explain(wanted, started, &explained, output) => unreachable!("it explains until it is dropped"),
         };
@@ -97,7 +97,7 @@ pub(crate) async fn wait<T>(
         Err(error) if matches!(error.kind(), ErrorKind::Busy | ErrorKind::WaitElapsed) => {
             Ok(Waited::NotAcquired(error))
         }
-        Err(error) => Err(wanted.start.failure(error)),
+        Err(error) => Err(wanted.connect_retry.failure(error)),
     }
 }
 
@@ -115,7 +115,7 @@ async fn leave_before_stop(wanted: Wanted<'_>) {
     };
     let leaving = async {
         while is_there().await {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     };
     let _loses_its_turn_by_itself = tokio::time::timeout(LEAVE_BEFORE_STOP_LIMIT, leaving).await;
@@ -139,7 +139,7 @@ pub(crate) async fn say_not_acquired(
     output: &Output,
 ) {
     // With `-E 0` a skip is a success, and cron mails every line that a command prints.
-    if exit_code == exit::OK && !output.looks().is_terminal {
+    if exit_code == exit::OK && !output.style().is_terminal {
         output.print(not_acquired(wanted, error, None, settings).at(Level::Verbose));
         return;
     }
@@ -148,11 +148,11 @@ pub(crate) async fn say_not_acquired(
 }
 
 fn not_acquired(wanted: Wanted<'_>, error: &Error, ended: Option<&CommandEnded>, settings: &Settings) -> Line {
-    let Wanted { resource, patience, .. } = wanted;
+    let Wanted { resource, wait, .. } = wanted;
     let name = error.resource().unwrap_or(resource);
     let ended = ended.map(|ended| format!(" ({})", ended.brief())).unwrap_or_default();
-    let end = match patience {
-        Patience::For(wait) => format!("gave up after {} (-w)", Brief(wait)),
+    let end = match wait {
+        WaitLimit::For(wait) => format!("gave up after {} (-w)", Brief(wait)),
         _ => String::from("not waiting (-n)"),
     };
     Line::new("not_acquired", format!("{}{ended} — {end}", busy(name, error.holders())))
@@ -161,7 +161,7 @@ fn not_acquired(wanted: Wanted<'_>, error: &Error, ended: Option<&CommandEnded>,
         .with("holders", error.holders().iter().map(json::held_by).collect::<Vec<_>>())
 }
 
-/// Whether the command of the first holder has ended: who is refused does not learn it.
+/// How the command of the first holder ended, if it has: the answer to a try does not say so.
 async fn command_ended(wanted: Wanted<'_>, error: &Error) -> Option<CommandEnded> {
     let fence = error.holders().first()?.fence;
     let filter = ListFilter::new(Names::Exactly(error.resource().unwrap_or(wanted.resource).clone()));
@@ -190,19 +190,19 @@ pub(crate) fn held_by(holders: &[HeldBy]) -> Option<String> {
 /// Explains the wait; never ends. Where somebody sits at a terminal one line is drawn over again, elsewhere lines come
 /// at growing intervals.
 async fn explain(wanted: Wanted<'_>, started: Moment, explained: &Cell<bool>, output: &Output) {
-    if wanted.patience == Patience::Try || output.looks().level == Level::Quiet {
+    if wanted.wait == WaitLimit::Try || output.style().level == Level::Quiet {
         return pending().await;
     }
-    tokio::time::sleep(UNEXPLAINED).await;
-    let mut pause = UNEXPLAINED;
+    tokio::time::sleep(EXPLAIN_AFTER).await;
+    let mut pause = EXPLAIN_AFTER;
     loop {
         let asked = SystemClock.now();
         let filter = ListFilter::new(Names::Exactly(wanted.resource.clone()));
-        let answer = if wanted.start.is_away() { None } else { wanted.locks.list(&filter).await.ok() };
+        let answer = if wanted.connect_retry.is_away() { None } else { wanted.locks.list(&filter).await.ok() };
         explained.set(explained.get() || answer.is_some());
         match answer {
             Some(page) if output.has_screen() => {
-                show_for(pause.min(LONGEST_UNASKED), wanted, &page.leases, [started, asked], output).await;
+                show_for(pause.min(MAX_ANSWER_AGE), wanted, &page.leases, [started, asked], output).await;
             }
             answer => {
                 if let Some(page) = answer {
@@ -220,7 +220,7 @@ async fn show_for(pause: Duration, wanted: Wanted<'_>, leases: &[LeaseRecord], t
     let [started, asked] = times;
     loop {
         let now = SystemClock.now();
-        output.show(&explanation(wanted, leases, now.since(started), now.since(asked)).words());
+        output.show(&explanation(wanted, leases, now.since(started), now.since(asked)).message());
         if now.since(asked) >= pause {
             return;
         }
@@ -228,7 +228,7 @@ async fn show_for(pause: Duration, wanted: Wanted<'_>, leases: &[LeaseRecord], t
     }
 }
 
-/// Why we wait since so long, by an answer of this age.
+/// The waiting message, from a listing taken `age` ago.
 fn explanation(wanted: Wanted<'_>, leases: &[LeaseRecord], since: Duration, age: Duration) -> Line {
     let holders: Vec<&LeaseRecord> =
         leases.iter().filter(|lease| matches!(lease.state, LeaseState::Holding { .. })).collect();
@@ -247,15 +247,15 @@ fn explanation(wanted: Wanted<'_>, leases: &[LeaseRecord], since: Duration, age:
         let renewed = first.expires_in.filter(|_| age < Duration::from_secs(1));
         let renewed = renewed.map(|_| format!(", renewed {} ago", Brief(first.renewed_ago)));
         let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
-        let ended = CommandEnded::of(first).filter(|_| age < Duration::from_secs(1));
-        let ended = ended.map(|kept| format!(" ({})", kept.brief())).unwrap_or_default();
+        let ended = CommandEnded::of(first).map(|ended| ended.after(age));
+        let ended = ended.map(|ended| format!(" ({})", ended.brief())).unwrap_or_default();
         let renewed = renewed.unwrap_or_default();
         format!(" — held by {}{note}{duration}{renewed}{ended}{more}", short(first.holder.as_str()))
     });
     let place = ahead.filter(|ahead| *ahead > 0).map(|ahead| format!("; {ahead} ahead of you"));
-    let end = match wanted.patience {
-        Patience::For(wait) => Some(format!("; giving up in {}", Brief(wait.saturating_sub(since)))),
-        Patience::Try | Patience::Forever => None,
+    let end = match wanted.wait {
+        WaitLimit::For(wait) => Some(format!("; giving up in {}", Brief(wait.saturating_sub(since)))),
+        WaitLimit::Try | WaitLimit::Forever => None,
     };
     let parts = [held, place, end].map(Option::unwrap_or_default).concat();
     let message = format!("waiting for {}{parts}", wanted.resource);

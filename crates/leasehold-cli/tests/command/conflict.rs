@@ -115,6 +115,24 @@ fn a_wait_off_a_terminal_says_what_it_waits_for() {
 }
 
 #[test]
+fn a_long_wait_off_a_terminal_is_explained_at_doubling_intervals() {
+    let place = Place::new();
+    let _holder = place.hold("x");
+    let log = place.path("log");
+    let mut command = place.leasehold(&["--log-format", "json", "run", "x", "--", "true"]);
+    command.stderr(fs::File::create(&log).unwrap());
+    let _waiter = Running::of(command);
+    let waited = || -> Vec<u64> {
+        let text = fs::read_to_string(&log).unwrap();
+        let events = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+        events.filter(|event| event["event"] == "waiting").filter_map(|event| event["waited_ms"].as_u64()).collect()
+    };
+    until("it has explained itself three times", || waited().len() == 3);
+    let waited = waited();
+    assert!(waited[0] >= 2000 && waited[1] - waited[0] >= 2000 && waited[2] - waited[1] >= 4000, "{waited:?}");
+}
+
+#[test]
 fn one_who_waits_gets_it_when_it_is_free() {
     let place = Place::new();
     let mut holder = place.hold("x");

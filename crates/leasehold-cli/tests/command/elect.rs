@@ -60,7 +60,7 @@ fn one_who_follows_buries_what_its_command_left_behind() {
     until("a follows", || leader(&place).as_deref() == Some("b") && place.waiters("boss") == 1);
     until("the daemon is a's", || parent_of(daemon) == a.pid());
     fs::write(go, "").unwrap();
-    until("the daemon is buried", || state_of(daemon).is_none());
+    until("the daemon is reaped", || state_of(daemon).is_none());
     let children = || fs::read_to_string(format!("/proc/{0}/task/{0}/children", a.pid())).unwrap();
     until("and its supervisor", || children().is_empty());
 }
@@ -101,10 +101,14 @@ fn a_leader_can_be_made_to_step_down() {
     assert_eq!(a.code(), 130);
     place.run(&["elect", "boss", "--resign"]).assert_code(1);
 
-    let mut once = candidate(&place, "c", &["--once"], &lead("c"));
+    let mut command = place.leasehold(&["elect", "boss", "--once", "-c", &lead("c")]);
+    command.stderr(Stdio::piped());
+    let once = Running::of(command);
     read_soon(&place.path("c"));
     place.run(&["elect", "boss", "--resign"]).assert_code(0);
-    assert_eq!(once.code(), 121);
+    let once = once.finish();
+    once.assert_code(121);
+    assert!(once.stderr.contains("boss was evicted: asked to step down by `leasehold elect --resign`"), "{once:?}");
 }
 
 #[test]

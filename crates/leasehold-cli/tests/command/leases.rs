@@ -17,7 +17,7 @@ fn acquire(place: &Place, args: &[&str]) -> String {
     let ran = place.run(&[&["acquire"], args].concat());
     ran.assert_code(0);
     assert_eq!(ran.stderr, "");
-    assert!(ran.stdout.starts_with("lh1_") && ran.stdout.ends_with('\n') && ran.stdout.lines().count() == 1, "{ran:?}");
+    assert!(ran.stdout.starts_with("lh2_") && ran.stdout.ends_with('\n') && ran.stdout.lines().count() == 1, "{ran:?}");
     ran.stdout.trim().to_owned()
 }
 

@@ -133,7 +133,7 @@ fn the_child_finds_its_lease_in_the_environment() {
     ] {
         assert_eq!(env[name], value, "{name}");
     }
-    assert!(env["LEASEHOLD_LEASE"].starts_with("lh1_"));
+    assert!(env["LEASEHOLD_LEASE"].starts_with("lh2_"));
     assert!(env["LEASEHOLD_FENCE"].parse::<u64>().unwrap() > 1_700_000_000_000_000);
 }
 

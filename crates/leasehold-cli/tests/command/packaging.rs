@@ -79,7 +79,7 @@ fn there_is_a_manual_page_for_each_command() {
     let place = Place::new();
     let page = place.run(&["man"]);
     page.assert_code(0);
-    assert!(page.stdout.contains(".TH") && page.stdout.contains("exactly one place"), "{page:?}");
+    assert!(page.stdout.contains(".TH") && page.stdout.contains("in one place at a time"), "{page:?}");
     assert!(place.run(&["man", "run"]).stdout.contains("conflict"));
     for command in ["run", "list", "doctor", "init"] {
         let page = place.run(&["man", command]).stdout;

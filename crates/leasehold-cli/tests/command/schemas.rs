@@ -100,7 +100,7 @@ fn type_of(value: &Value) -> &'static str {
 /// The two patterns that our schemas have.
 fn matches(pattern: &str, text: &str) -> bool {
     match pattern {
-        "^lh1_[0-9a-f]+$" => text.strip_prefix("lh1_").is_some_and(|rest| {
+        "^lh2_[0-9a-f]+$" => text.strip_prefix("lh2_").is_some_and(|rest| {
             !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
         }),
         time => {

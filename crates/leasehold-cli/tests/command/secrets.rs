@@ -79,7 +79,7 @@ fn arguments_of_the_command_are_shown_on_request_only() {
 fn the_lease_handle_is_shown_to_its_owner_only() {
     let place = Place::new();
     let lease = place.run(&["acquire", "x", "--ttl", "1m"]).stdout;
-    let id = lease.trim().strip_prefix("lh1_").unwrap().get(..32).unwrap().to_owned();
+    let id = lease.trim().strip_prefix("lh2_").unwrap().get(..32).unwrap().to_owned();
     for args in [&["list"][..], &["list", "--json"], &["inspect", "x"], &["inspect", "--json", "x"], &["-vv", "doctor"]]
     {
         let ran = place.run(args);

@@ -4,7 +4,7 @@ use std::{fs, time::Duration};
 
 use rustix::process::Signal;
 
-use crate::place::{Place, Running, parent_of, read_soon, until};
+use crate::place::{Place, Running, parent_of, read_soon, switches, until};
 
 const WAITERS: usize = 200;
 const WATCHED_FOR: Duration = Duration::from_secs(5);
@@ -14,18 +14,6 @@ fn ticks(pid: i32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<&str> = stat[stat.rfind(')').unwrap() + 2..].split(' ').collect();
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
-}
-
-/// How often its threads were put on a processor so far.
-fn switches(pid: i32) -> u64 {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    tasks
-        .filter_map(|task| fs::read_to_string(task.path().join("status")).ok())
-        .flat_map(|status| {
-            let counts = status.lines().filter(|line| line.contains("ctxt_switches"));
-            counts.map(|line| line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()).collect::<Vec<_>>()
-        })
-        .sum()
 }
 
 #[test]

@@ -128,7 +128,7 @@ impl Place {
         command.args(["-c", &text]).env("LEASEHOLD_URL", url);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let running = Running::of(command);
-        assert!(read_soon(&lease).starts_with("lh1_"));
+        assert!(read_soon(&lease).starts_with("lh2_"));
         fs::remove_file(lease).unwrap();
         running
     }
@@ -252,7 +252,7 @@ impl Running {
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        assert!(self.ended.is_none(), "the process was buried");
+        assert!(self.ended.is_none(), "the process was reaped");
         kill_process(Pid::from_raw(self.pid()).unwrap(), signal).unwrap();
     }
 
@@ -301,7 +301,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         if !self.has_ended() {
             let _ended_meanwhile = self.child.kill();
-            let _buried = self.child.wait();
+            let _reaped = self.child.wait();
         }
     }
 }
@@ -327,7 +327,7 @@ pub(crate) fn read_soon(path: &Path) -> String {
     fs::read_to_string(path).unwrap().trim().to_owned()
 }
 
-/// Whether the process runs; the dead that nobody has buried do not.
+/// Whether the process runs; a zombie does not.
 pub(crate) fn is_alive(pid: i32) -> bool {
     state_of(pid).is_some_and(|state| !matches!(state, 'Z' | 'X'))
 }
@@ -342,6 +342,18 @@ pub(crate) fn state_of(pid: i32) -> Option<char> {
 pub(crate) fn parent_of(pid: i32) -> i32 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     stat[stat.rfind(')').unwrap() + 2..].split(' ').nth(1).unwrap().parse().unwrap()
+}
+
+/// How often the threads of a process were put on a processor so far.
+pub(crate) fn switches(pid: i32) -> u64 {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    tasks
+        .filter_map(|task| fs::read_to_string(task.path().join("status")).ok())
+        .flat_map(|status| {
+            let counts = status.lines().filter(|line| line.contains("ctxt_switches"));
+            counts.map(|line| line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()).collect::<Vec<_>>()
+        })
+        .sum()
 }
 
 pub(crate) fn kill(pid: i32) {

@@ -13,7 +13,7 @@ use crate::{duration::Brief, json, min_hold::CommandEnded, work::note::short};
 
 /// One lock and all its leases.
 #[derive(Debug)]
-pub(crate) struct Lock {
+pub(crate) struct LockSummary {
     /// Its name.
     pub(crate) name: Resource,
     /// Those who hold it.
@@ -22,7 +22,7 @@ pub(crate) struct Lock {
     pub(crate) waiters: Vec<LeaseRecord>,
 }
 
-impl Lock {
+impl LockSummary {
     /// The locks of a listing, which comes sorted by name.
     pub(crate) fn group(leases: Vec<LeaseRecord>) -> Vec<Self> {
         let mut locks: Vec<Self> = Vec::new();

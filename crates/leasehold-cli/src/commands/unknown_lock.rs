@@ -8,18 +8,18 @@ use leasehold::{
 };
 
 use super::Context;
-use crate::{help::slips, output::Line, shell};
+use crate::{help::edit_distance, output::Line, shell};
 
-/// As many leases, and as many lines of history, are looked through for similar names.
-const LOOKED_THROUGH: usize = 1000;
+/// At most this many leases, and this many records of history, are scanned for similar names.
+const MAX_SCANNED: usize = 1000;
 /// The most names that are suggested.
-const SUGGESTED: usize = 3;
+const MAX_SUGGESTIONS: usize = 3;
 
 /// Says that nothing is known of this name, and what to type instead of `verb` and this name.
 pub(crate) async fn line(context: &Context<'_>, locks: &Leasehold, name: &Resource, verb: &str) -> Line {
     let settings = &context.settings;
     let url = settings.shown_url();
-    let place = settings.reach().map_or(url.clone(), |reach| format!("{url}, {}", reach.words));
+    let place = settings.user_only_notice().map_or(url.clone(), |directory| format!("{url}, {}", directory.visible_to));
     let namespace = &settings.namespace;
     let words = format!("nobody holds {name}, and the history has nothing of it ({place}, namespace {namespace})");
     let similar = similar(name.as_str(), &names(locks).await);
@@ -35,8 +35,8 @@ pub(crate) async fn line(context: &Context<'_>, locks: &Leasehold, name: &Resour
 
 /// Names that are in use or were lately; a backend that cannot tell leaves them out.
 async fn names(locks: &Leasehold) -> BTreeSet<String> {
-    let page = locks.list(&ListFilter::new(Names::All).limit(LOOKED_THROUGH)).await.unwrap_or_default();
-    let history = locks.history(&HistoryFilter::new(Names::All).limit(LOOKED_THROUGH)).await.unwrap_or_default();
+    let page = locks.list(&ListFilter::new(Names::All).limit(MAX_SCANNED)).await.unwrap_or_default();
+    let history = locks.history(&HistoryFilter::new(Names::All).limit(MAX_SCANNED)).await.unwrap_or_default();
     let held = page.leases.iter().map(|lease| lease.resource.to_string());
     held.chain(history.iter().map(|ended| ended.resource.to_string())).collect()
 }
@@ -47,12 +47,12 @@ fn similar(typed: &str, names: &BTreeSet<String>) -> Vec<String> {
     let most = (length / 4).max(1);
     let distance = |name: &String| {
         let is_near = name.chars().count().abs_diff(length) <= most;
-        let slips = is_near.then(|| slips(typed, name)).filter(|slips| *slips <= most);
-        slips.or_else(|| name.starts_with(typed).then_some(most))
+        let edits = is_near.then(|| edit_distance(typed, name)).filter(|edits| *edits <= most);
+        edits.or_else(|| name.starts_with(typed).then_some(most))
     };
     let mut near: Vec<(usize, &String)> = names.iter().filter_map(|name| Some((distance(name)?, name))).collect();
     near.sort();
-    near.into_iter().take(SUGGESTED).map(|(_, name)| name.clone()).collect()
+    near.into_iter().take(MAX_SUGGESTIONS).map(|(_, name)| name.clone()).collect()
 }
 
 #[cfg(test)]

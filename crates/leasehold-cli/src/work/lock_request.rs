@@ -1,4 +1,4 @@
-//! What is asked for, checked before anything is touched.
+//! The lock, or locks, that a command requests, checked before anything is touched.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
 
 /// One lease, or several, to be asked for.
 #[derive(Clone, Debug)]
-pub(crate) struct Ask {
+pub(crate) struct LockRequest {
     /// The lock that was named first.
     pub(crate) resource: Resource,
     /// All of them, in the order in which they are taken: sorted, so that two who want the same never deadlock.
@@ -25,7 +25,7 @@ pub(crate) struct Ask {
     /// The length of the lease.
     pub(crate) ttl: Ttl,
     /// How long to wait.
-    pub(crate) patience: Patience,
+    pub(crate) wait: WaitLimit,
     /// Since when: the time in which the server was not there counts.
     pub(crate) began: Moment,
     /// Who asks, if chosen.
@@ -38,16 +38,16 @@ pub(crate) struct Ask {
 
 /// How long to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Patience {
+pub(crate) enum WaitLimit {
     /// Not at all.
     Try,
-    /// So long.
+    /// At most this long.
     For(Duration),
     /// Until it is granted.
     Forever,
 }
 
-impl Patience {
+impl WaitLimit {
     /// What the flags say.
     pub(crate) fn of(args: &AskArgs) -> Self {
         match args.wait {
@@ -82,7 +82,7 @@ pub(crate) fn claim(shared: bool, args: &AskArgs) -> Result<Claim> {
     }
 }
 
-impl Ask {
+impl LockRequest {
     /// Gets all of them or none.
     ///
     /// # Cancel safety
@@ -122,13 +122,13 @@ impl Ask {
 
     /// How long to go on waiting; `None` is for ever.
     fn wait_left(&self) -> Option<Duration> {
-        match self.patience {
-            Patience::Try => Some(Duration::ZERO),
+        match self.wait {
+            WaitLimit::Try => Some(Duration::ZERO),
             // Never nothing: who gives up has waited, and the history says so.
-            Patience::For(wait) => {
+            WaitLimit::For(wait) => {
                 Some(wait.saturating_sub(SystemClock.now().since(self.began)).max(Duration::from_millis(1)))
             }
-            Patience::Forever => None,
+            WaitLimit::Forever => None,
         }
     }
 

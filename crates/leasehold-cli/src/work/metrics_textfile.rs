@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use super::report::{Outcome, Report};
+use super::report::{Report, RunOutcome};
 use crate::exit::{Failure, Result};
 
 /// Upper ends of the buckets for times, in seconds.
@@ -147,10 +147,10 @@ impl Numbers {
         let namespace = namespace.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n");
         let common = format!("backend=\"{}\",namespace=\"{namespace}\",mode=\"{}\"", report.backend, report.mode);
         let outcome = match (report.outcome, report.reason.as_deref()) {
-            (Outcome::NotAcquired, Some("busy")) => "busy",
-            (Outcome::NotAcquired, _) => "gave_up",
-            (Outcome::Interrupted, _) if report.acquired_at.is_none() => "cancelled",
-            (Outcome::BackendError, _) if report.acquired_at.is_none() => "error",
+            (RunOutcome::NotAcquired, Some("busy")) => "busy",
+            (RunOutcome::NotAcquired, _) => "gave_up",
+            (RunOutcome::Interrupted, _) if report.acquired_at.is_none() => "cancelled",
+            (RunOutcome::BackendError, _) if report.acquired_at.is_none() => "error",
             _ => "acquired",
         };
         let attempt = format!("{common},outcome=\"{outcome}\"");
@@ -158,14 +158,14 @@ impl Numbers {
         self.observe("leasehold_acquire_wait_seconds", &attempt, report.waited);
         if let Some(held) = report.held {
             let end = match (report.outcome, report.reason.as_deref()) {
-                (Outcome::Lost, Some("evicted")) => "evicted",
-                (Outcome::Lost, _) => "lost",
-                (Outcome::MaxHold, _) => "max_hold",
+                (RunOutcome::Lost, Some("evicted")) => "evicted",
+                (RunOutcome::Lost, _) => "lost",
+                (RunOutcome::MaxHold, _) => "max_hold",
                 _ => "released",
             };
             self.observe("leasehold_hold_seconds", &format!("{common},end=\"{end}\""), held);
         }
-        if report.outcome == Outcome::Lost {
+        if report.outcome == RunOutcome::Lost {
             let reason = report.reason.as_deref().unwrap_or("unknown");
             self.add("leasehold_lost_total", &format!("{common},reason=\"{reason}\""), Bound::None, 1.0);
         }
@@ -174,8 +174,8 @@ impl Numbers {
             self.add("leasehold_release_total", &format!("{common},outcome=\"{outcome}\""), Bound::None, 1.0);
         }
         let cause = match report.outcome {
-            Outcome::Lost => Some("lost"),
-            Outcome::MaxHold => Some("max_hold"),
+            RunOutcome::Lost => Some("lost"),
+            RunOutcome::MaxHold => Some("max_hold"),
             _ => None,
         };
         let killed_by = report.child.as_ref().and_then(|child| child["signal"].as_str());

@@ -9,40 +9,40 @@ use crate::{
     args::LogFormat,
     exit,
     output::{Line, Output},
-    settings::{Level, Looks},
+    settings::{Level, OutputStyle},
 };
 
 /// The first argument that makes this program the supervisor.
 const SUPERVISE: &str = "__supervise";
 
-/// This program and the arguments that make it a supervisor that looks like us.
-pub(crate) fn program(looks: Looks) -> Vec<OsString> {
-    ["/proc/self/exe", SUPERVISE, &style(looks)].map(OsString::from).to_vec()
+/// This program and the arguments that make it a supervisor with our output style.
+pub(crate) fn program(style: OutputStyle) -> Vec<OsString> {
+    ["/proc/self/exe", SUPERVISE, &encode_style(style)].map(OsString::from).to_vec()
 }
 
 /// How lines on standard error look, in words for the supervisor: `logfmt`, `text,quiet`, `text,color`.
-fn style(looks: Looks) -> String {
-    let log = match looks.log {
+fn encode_style(style: OutputStyle) -> String {
+    let log = match style.log {
         LogFormat::Text => "text",
         LogFormat::Logfmt => "logfmt",
         LogFormat::Json => "json",
     };
-    let quiet = if looks.level == Level::Quiet { ",quiet" } else { "" };
-    let color = if looks.color_err { ",color" } else { "" };
+    let quiet = if style.level == Level::Quiet { ",quiet" } else { "" };
+    let color = if style.color_err { ",color" } else { "" };
     format!("{log}{quiet}{color}")
 }
 
-fn looks(style: &str) -> Looks {
-    let has = |word: &str| style.split(',').any(|found| found == word);
-    Looks {
-        log: match style {
+fn decode_style(text: &str) -> OutputStyle {
+    let has = |word: &str| text.split(',').any(|found| found == word);
+    OutputStyle {
+        log: match text {
             _ if has("json") => LogFormat::Json,
             _ if has("logfmt") => LogFormat::Logfmt,
             _ => LogFormat::Text,
         },
         level: if has("quiet") { Level::Quiet } else { Level::Normal },
         color_err: has("color"),
-        ..Looks::plain()
+        ..OutputStyle::plain()
     }
 }
 
@@ -53,10 +53,10 @@ pub(crate) fn run(args: &[OsString]) -> Option<ExitCode> {
         return None;
     }
     let Some(supervisor) = Supervisor::from_args(rest) else { return Some(ExitCode::from(exit::USAGE)) };
-    let output = Output::new(looks(&style.to_string_lossy()));
+    let output = Output::new(decode_style(&style.to_string_lossy()));
     let command = supervisor.name();
     let code = supervisor.run(&mut |notice| {
-        if let Some(line) = words(&notice, &command) {
+        if let Some(line) = message(&notice, &command) {
             output.print(line);
         }
     });
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &[OsString]) -> Option<ExitCode> {
 }
 
 /// What the processes that watch over each other have to say; `None` for what only a holder tells.
-pub(crate) fn words(notice: &Notice, command: &str) -> Option<Line> {
+pub(crate) fn message(notice: &Notice, command: &str) -> Option<Line> {
     match notice {
         Notice::HolderGone => Some(Line::warning(format!(
             "leasehold was killed while {command} ran under its lock: killing {command} and what it started"

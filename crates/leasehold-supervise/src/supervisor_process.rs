@@ -19,7 +19,7 @@ use tokio::net::UnixStream;
 
 use crate::{
     Limits, NotStarted, OnLost, Signal, Supervisor,
-    messages::{Inbox, Order, Report},
+    messages::{Inbox, Order, SupervisorReport},
     terminal::Terminal,
 };
 
@@ -46,7 +46,7 @@ impl Launch {
 
 /// The supervisor process.
 #[derive(Debug)]
-pub(crate) struct Helper {
+pub(crate) struct SupervisorProcess {
     /// Its process id.
     pub(crate) pid: Pid,
     reports: UnixStream,
@@ -56,7 +56,7 @@ pub(crate) struct Helper {
     is_gone: bool,
 }
 
-impl Helper {
+impl SupervisorProcess {
     /// Starts the supervisor, which starts the command. What is in `inherit` stays open in both and in all the
     /// command starts, and is closed here.
     pub(crate) fn start(
@@ -76,7 +76,7 @@ impl Helper {
             socket: theirs.as_raw_fd(),
             foreground,
             kill_mode: limits.kill_mode,
-            ask: match limits.on_lost {
+            term_signal: match limits.on_lost {
                 OnLost::Terminate => Some(Signal::TERM),
                 OnLost::Signal(signal) => Some(signal),
                 OnLost::Kill | OnLost::Continue => None,
@@ -109,11 +109,11 @@ impl Helper {
         loop {
             self.wait_for_report().await;
             match self.next_report() {
-                Some(Report::Started(pid)) => {
+                Some(SupervisorReport::Started(pid)) => {
                     return Pid::from_raw(pid).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData).into());
                 }
-                Some(Report::Failed(error)) => return Err(io::Error::from_raw_os_error(error).into()),
-                Some(Report::Late) => return Err(NotStarted::Lost(Loss::RenewTimeout)),
+                Some(SupervisorReport::Failed(error)) => return Err(io::Error::from_raw_os_error(error).into()),
+                Some(SupervisorReport::Late) => return Err(NotStarted::Lost(Loss::RenewTimeout)),
                 _ if self.is_gone => return Err(io::Error::other("its supervisor was killed").into()),
                 _ => {}
             }
@@ -137,10 +137,10 @@ impl Helper {
     }
 
     /// The next report that has come.
-    pub(crate) fn next_report(&mut self) -> Option<Report> {
+    pub(crate) fn next_report(&mut self) -> Option<SupervisorReport> {
         loop {
             if let Some(message) = self.inbox.next() {
-                return Report::decode(message);
+                return SupervisorReport::decode(message);
             }
             let mut buffer = [0; 512];
             match self.reports.try_read(&mut buffer) {
@@ -192,7 +192,7 @@ mod tests {
         }
         let mut orders = vec![0; given * crate::messages::LENGTH];
         theirs.read_exact(&mut orders).unwrap();
-        let last = Order::Deadlines { ask_at: Moment::NEVER, kill_at: Moment::NEVER };
+        let last = Order::Deadlines { term_at: Moment::NEVER, kill_at: Moment::NEVER };
         assert!(given > 0 && give(&ours, last));
         let mut order = [0; crate::messages::LENGTH];
         theirs.read_exact(&mut order).unwrap();
