@@ -70,7 +70,7 @@ fn main() -> Result<()> {
     for scenario in chosen {
         let mut section = Section::new(scenario.name, scenario.title);
         if let Err(error) = (scenario.measure)(effort, &mut section) {
-            section.note(format!("Measured no further: {error}"));
+            section.note(format!("Measured no further: {error:#}"));
         }
         let section = section.to_string();
         print!("{section}");

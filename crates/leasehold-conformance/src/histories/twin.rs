@@ -312,7 +312,7 @@ impl<'a> Twin<'a> {
 
     fn told<T>(&self, answer: Result<T>) -> T {
         answer.unwrap_or_else(|error| {
-            panic!("{error}\nin history LEASEHOLD_SEED={} after\n  {}", self.seed, self.steps.join("\n  "))
+            panic!("{error:#}\nin history LEASEHOLD_SEED={} after\n  {}", self.seed, self.steps.join("\n  "))
         })
     }
 }
