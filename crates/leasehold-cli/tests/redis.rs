@@ -178,6 +178,22 @@ fn a_server_of_another_kind_is_told_from_a_redis() {
 }
 
 #[test]
+fn a_wait_that_ends_while_the_server_is_away_found_no_busy_lock() {
+    let server = Server::start();
+    let place = Place::on(&server.url());
+    let _holder = place.hold("x");
+    let said = place.path("said");
+    let mut command = place.leasehold(&["run", "-w", "5s", "x", "--", "true"]);
+    command.stderr(fs::File::create(&said).unwrap());
+    let mut waiter = Running::of(command);
+    until("it waits", || place.waiters("x") == 1);
+    drop(server);
+    assert_eq!(waiter.code(), 69);
+    let said = fs::read_to_string(said).unwrap();
+    assert!(said.contains("still waiting for x") && !said.contains("is busy"), "{said}");
+}
+
+#[test]
 fn a_command_that_goes_on_without_its_lock_is_told_once() {
     let (place, server) = (Place::new(), Server::start());
     let run = |args: &[&str]| Ran::of(on(&place, &server.url(), args));

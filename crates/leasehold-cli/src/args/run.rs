@@ -36,7 +36,7 @@ pub(crate) struct RunArgs {
     pub(crate) shared: bool,
     #[command(flatten)]
     pub(crate) ask: AskArgs,
-    /// Exit code when the lock is not acquired
+    /// Exit code when the lock is not acquired; with 0, nothing is printed unless on a terminal or with -v
     #[arg(short = 'E', long, value_name = "N", default_value_t = crate::exit::NOT_ACQUIRED)]
     pub(crate) conflict_exit_code: u8,
     /// Length of the lease; it is renewed every third of it [default: 30s]
@@ -77,8 +77,8 @@ pub(crate) struct RunArgs {
 /// What to run when something else than success came of it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct HookArgs {
-    /// Run this through the shell if the command failed or the lock was lost, for 30s at most; the report is on its
-    /// standard input
+    /// Run this through the shell if the command failed or could not be run, the lock was lost, or the backend failed,
+    /// for 30s at most; the report is on its standard input
     #[arg(help_heading = "Hooks", long, value_name = "STRING", value_hint = ValueHint::CommandString)]
     pub(crate) on_failure: Option<OsString>,
     /// The same if the lock was not acquired

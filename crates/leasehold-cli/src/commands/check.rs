@@ -8,7 +8,7 @@ use leasehold::{
 };
 use serde_json::json;
 
-use super::{Context, lease_arg};
+use super::{Context, lease_arg, unknown_lock};
 use crate::{
     args::{CheckArgs, LeaseArgs},
     duration::Brief,
@@ -31,6 +31,8 @@ async fn succeeded(context: &Context<'_>, name: &str, within: Duration) -> Resul
     let resource = lock_request::resource(name)?;
     let locks = context.connect().await?;
     let found = locks.runs(&Names::Exactly(resource.clone())).await?.pop();
+    let is_unknown = found.is_none() && unknown_lock::is_unknown(&locks, &resource).await?;
+    let unknown = resource.clone();
     let record = found.unwrap_or_else(|| RunRecord::new(resource));
     let now = SystemClock.wall();
     let is_recent = record.last_success.is_some_and(|at| now.since(at) <= within);
@@ -43,6 +45,11 @@ async fn succeeded(context: &Context<'_>, name: &str, within: Duration) -> Resul
         return Ok(exit::OK);
     }
     let limit = Brief(within);
+    if is_unknown {
+        let verb = format!("check --succeeded-within {limit}");
+        context.output.print(unknown_lock::line(context, &locks, &unknown, &verb).await);
+        return Ok(exit::NO);
+    }
     context.output.print(Line::new("not_succeeded", format!("{name} has not succeeded within {limit}: {words}")));
     Ok(exit::NO)
 }

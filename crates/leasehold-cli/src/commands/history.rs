@@ -27,6 +27,9 @@ const SKIPPED_HEADER: [&str; 5] = ["NAME", "SKIPPED", "LAST SKIP", "HELD BY", "L
 /// At most this many records are scanned when only some endings are wanted.
 const MAX_SCANNED: usize = 100_000;
 
+/// At most this many names are searched for holders that died.
+const MAX_LISTED: usize = 1000;
+
 /// Prints what ended, newest first.
 pub(crate) async fn run(context: &Context<'_>, args: &HistoryArgs) -> Result<u8> {
     let names = match args.name.as_deref() {
@@ -58,6 +61,8 @@ pub(crate) async fn run(context: &Context<'_>, args: &HistoryArgs) -> Result<u8>
     filter.since = args.since.map(at);
     filter.until = args.until.map(at);
     let locks = context.connect().await?;
+    // The backend notices that a holder died when somebody looks at its lock.
+    locks.list(&ListFilter::new(filter.names.clone()).limit(MAX_LISTED)).await?;
     let page = locks.history_page(&filter).await?;
     let mut ended = page.leases;
     ended.retain(is_wanted);

@@ -157,7 +157,16 @@ pub(crate) fn report(
             Ok(exit::OK)
         }
         Some((failed, gone)) => {
-            context.output.print(Line::new("gone", format!("{failed}: {}", gone.message())));
+            let line = Line::new("gone", format!("{failed}: {}", gone.message()));
+            let is_unknown = gone.ended.is_none() && gone.holders.is_empty();
+            context.output.print(if is_unknown {
+                let (url, namespace) = (context.settings.shown_url(), &context.settings.namespace);
+                line.hint(format!(
+                    "this is {url}, namespace {namespace}: was the lease acquired with another -b or --namespace?"
+                ))
+            } else {
+                line
+            });
             Ok(exit::NO)
         }
     }

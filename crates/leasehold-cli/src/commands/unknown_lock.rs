@@ -33,6 +33,13 @@ pub(crate) async fn line(context: &Context<'_>, locks: &Leasehold, name: &Resour
     Line::new("unknown", words).with("lock", name.as_str()).hint(hint)
 }
 
+/// Whether nobody holds or waits for the lock, and its history is empty.
+pub(crate) async fn is_unknown(locks: &Leasehold, name: &Resource) -> leasehold::Result<bool> {
+    let names = Names::Exactly(name.clone());
+    Ok(locks.list(&ListFilter::new(names.clone())).await?.leases.is_empty()
+        && locks.history(&HistoryFilter::new(names).limit(1)).await?.is_empty())
+}
+
 /// Names that are in use or were lately; a backend that cannot tell leaves them out.
 async fn names(locks: &Leasehold) -> BTreeSet<String> {
     let page = locks.list(&ListFilter::new(Names::All).limit(MAX_SCANNED)).await.unwrap_or_default();
@@ -52,7 +59,7 @@ fn similar(typed: &str, names: &BTreeSet<String>) -> Vec<String> {
     };
     let mut near: Vec<(usize, &String)> = names.iter().filter_map(|name| Some((distance(name)?, name))).collect();
     near.sort();
-    near.into_iter().take(MAX_SUGGESTIONS).map(|(_, name)| name.clone()).collect()
+    near.into_iter().filter(|(_, name)| *name != typed).take(MAX_SUGGESTIONS).map(|(_, name)| name.clone()).collect()
 }
 
 #[cfg(test)]

@@ -32,6 +32,8 @@ const LEAVE_LIMIT: Duration = Duration::from_millis(150);
 const LEAVE_BEFORE_STOP_LIMIT: Duration = Duration::from_secs(2);
 /// How long a look at the holder may take, for the sake of a word more.
 const LOOK_LIMIT: Duration = Duration::from_millis(150);
+/// How long a backend has to answer before it counts as away.
+const OUTAGE_LIMIT: Duration = Duration::from_secs(1);
 /// How often to look whether the queue is left.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -95,9 +97,24 @@ pub(crate) async fn wait<T>(
     match result {
         Ok(held) => Ok(Waited::Acquired { held, explained: explained.get() }),
         Err(error) if matches!(error.kind(), ErrorKind::Busy | ErrorKind::WaitElapsed) => {
-            Ok(Waited::NotAcquired(error))
+            match outage(wanted, &error).await {
+                Some(outage) => Err(wanted.connect_retry.failure(outage)),
+                None => Ok(Waited::NotAcquired(error)),
+            }
         }
         Err(error) => Err(wanted.connect_retry.failure(error)),
+    }
+}
+
+/// Why the backend cannot be used, if that is why nobody is known to hold the lock: it went away while we waited.
+async fn outage(wanted: Wanted<'_>, error: &Error) -> Option<Error> {
+    if error.kind() != ErrorKind::WaitElapsed || !error.holders().is_empty() {
+        return None;
+    }
+    let filter = ListFilter::new(Names::Exactly(wanted.resource.clone()));
+    match tokio::time::timeout(OUTAGE_LIMIT, wanted.locks.list(&filter)).await {
+        Ok(looked) => looked.err(),
+        Err(_elapsed) => Some(Error::unavailable(format!("{error}, and the backend does not answer"))),
     }
 }
 
@@ -195,21 +212,29 @@ async fn explain(wanted: Wanted<'_>, started: Moment, explained: &Cell<bool>, ou
     }
     tokio::time::sleep(EXPLAIN_AFTER).await;
     let mut pause = EXPLAIN_AFTER;
+    let mut is_away = false;
     loop {
         let asked = SystemClock.now();
         let filter = ListFilter::new(Names::Exactly(wanted.resource.clone()));
-        let answer = if wanted.connect_retry.is_away() { None } else { wanted.locks.list(&filter).await.ok() };
+        let answer = if wanted.connect_retry.is_away() { None } else { Some(wanted.locks.list(&filter).await) };
+        let was_away = std::mem::replace(&mut is_away, matches!(answer, Some(Err(_))));
         explained.set(explained.get() || answer.is_some());
         match answer {
-            Some(page) if output.has_screen() => {
+            Some(Ok(page)) if output.has_screen() => {
                 show_for(pause.min(MAX_ANSWER_AGE), wanted, &page.leases, [started, asked], output).await;
             }
-            answer => {
-                if let Some(page) = answer {
-                    output.print(explanation(wanted, &page.leases, asked.since(started), Duration::ZERO));
+            Some(Ok(page)) => {
+                output.print(explanation(wanted, &page.leases, asked.since(started), Duration::ZERO));
+                tokio::time::sleep(pause).await;
+            }
+            Some(Err(error)) => {
+                if !was_away {
+                    let words = format!("{error:#}; still waiting for {}", wanted.resource);
+                    output.print(Line::warning(words).with("lock", wanted.resource.as_str()));
                 }
                 tokio::time::sleep(pause).await;
             }
+            None => tokio::time::sleep(pause).await,
         }
         pause = (pause * 2).min(LONGEST_PAUSE);
     }

@@ -28,6 +28,15 @@ fn one_who_was_evicted_is_told_by_whom() {
 }
 
 #[test]
+fn a_holder_that_was_killed_is_in_the_history_though_nobody_looked_at_its_lock() {
+    let place = Place::new();
+    let running = place.hold("x");
+    crate::place::kill(running.pid());
+    let history = || place.run(&["history", "--failures", "x"]).stdout;
+    until("its end is recorded", || history().contains("disconnected"));
+}
+
+#[test]
 fn an_evicted_holder_stops_its_command_and_all_below_it() {
     let place = Place::new();
     let report = place.path("report");

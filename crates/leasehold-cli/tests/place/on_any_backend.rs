@@ -119,6 +119,10 @@ pub(crate) fn a_name_without_history_is_told(place: &Place) {
         (&["history", "--failures", "nightyl-report"], "leasehold history nightly-report"),
         (&["history", "--skipped", "nightyl-report"], "leasehold history --skipped nightly-report"),
         (&["inspect", "nightyl-report"], "leasehold inspect nightly-report"),
+        (
+            &["check", "--succeeded-within", "90m", "nightyl-report"],
+            "leasehold check --succeeded-within 1h30m nightly-report",
+        ),
         (&["history", "qqq"], "see which names there are: leasehold history"),
     ] {
         let ran = place.run(args);
