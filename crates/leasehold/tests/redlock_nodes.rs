@@ -407,7 +407,7 @@ async fn a_lease_is_found_if_a_majority_holds_it_and_not_if_nodes_that_are_silen
     let (other, links) = nodes.client();
     let find = async || other.find(&held.key, grant.fence).await;
     let found = find().await.unwrap().expect("all nodes hold it");
-    assert_eq!(found.holder.as_str(), "worker");
+    assert_eq!((found.holder.as_str(), found.fence()), ("worker", Some(grant.fence)));
     links[0].cut();
     assert!(find().await.unwrap().is_some(), "a majority holds it");
     nodes.memories[2].release(&held.key, &Outcome::Completed).await.unwrap();

@@ -123,26 +123,30 @@ pub(super) async fn list(shared: &Shared, filter: &ListFilter) -> Result<Page> {
     Ok(Page { leases: in_order(merged), next })
 }
 
+/// The leases and positions of this resource, of each node that answers; fails without a majority.
+async fn list_one(nodes: &Nodes, resource: &Resource, doing: &str) -> Result<Vec<(usize, Page)>> {
+    let filter = &ListFilter::new(Names::Exactly(resource.clone()));
+    let answers = nodes.query_all(|backend| async move { backend.list(filter).await }).await;
+    nodes.require_majority(&format!("{doing} on {resource} on redlock"), answers)
+}
+
 /// The lease with this key, if a majority of nodes that vote hold it.
 ///
 /// It is found by its tag: a node that was given the lease later, after a restart, numbers it otherwise.
-pub(super) async fn find(shared: &Shared, key: &LeaseKey) -> Result<Option<LeaseRecord>> {
+pub(super) async fn find(shared: &Shared, key: &LeaseKey, fence: Fence) -> Result<Option<LeaseRecord>> {
     let (nodes, resource) = (&shared.nodes, &key.resource);
     learn_incarnations(nodes).await;
-    let filter = ListFilter::new(Names::Exactly(resource.clone()));
-    let answers = nodes
-        .query_all(|backend| {
-            let filter = &filter;
-            async move { backend.list(filter).await }
-        })
-        .await;
-    let found = nodes.require_majority(&format!("looking for a lease on {resource} on redlock"), answers)?;
+    let found = list_one(nodes, resource, "looking for a lease").await?;
     let queue_node = found.first().map_or(0, |(at, _)| *at);
     let unknown = nodes.len() - found.iter().filter(|(at, _)| nodes.votes(*at)).count();
     let seen = sightings(found).remove(&(resource.clone(), LeaseIdentity::Tagged(Tag::of(key.id)))).unwrap_or_default();
     let holding = seen.fences().into_iter().filter(|(at, _)| nodes.votes(*at)).count();
     if holding >= nodes.majority() {
-        return Ok(seen.merged(0, nodes.majority(), queue_node));
+        let mut record = seen.merged(0, nodes.majority(), queue_node);
+        if let Some(LeaseRecord { state: LeaseState::Holding { fence: shown, .. }, .. }) = &mut record {
+            *shown = fence;
+        }
+        return Ok(record);
     }
     if holding + unknown < nodes.majority() {
         return Ok(None);
@@ -181,14 +185,7 @@ fn in_order(mut leases: Vec<LeaseRecord>) -> Vec<LeaseRecord> {
 /// Takes the lease with this fence away wherever it is held, at the queue node last.
 pub(super) async fn evict(shared: &Shared, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
     let nodes = &shared.nodes;
-    let filter = ListFilter::new(Names::Exactly(resource.clone()));
-    let answers = nodes
-        .query_all(|backend| {
-            let filter = &filter;
-            async move { backend.list(filter).await }
-        })
-        .await;
-    let found = nodes.require_majority(&format!("evicting from {resource} on redlock"), answers)?;
+    let found = list_one(nodes, resource, "evicting").await?;
     let queue_node = found.first().map_or(0, |(at, _)| *at);
     let silent = nodes.len() - found.len();
 

@@ -1,29 +1,29 @@
-//! A majority of independent nodes as one backend: Redlock, fenced.
+//! `redlock://`: a majority of independent nodes as one backend, with fences.
 //!
-//! A [`Quorum`] asks a majority of its nodes for a lease. It asks the others if that
-//! is not enough, or later, while the lease is held. The majority decides. Any
-//! backend can be a node.
+//! A [`Quorum`] asks a majority of its nodes for a lease. If they do not all grant it, it
+//! asks the others, too; if they do, the others get the lease a little later. The majority
+//! decides. Any backend can be a node.
 //!
 //! # Promise
-//! - A lease is held where a majority of the nodes holds it. A minority may be
-//!   down, slow or cut off; with fewer than a majority every call ends within
+//! - A lease is held if a majority of the nodes holds it. A minority of the nodes may
+//!   be down, slow or cut off. If fewer than a majority answer, every call fails within
 //!   a few times the node limit, with an error that names the nodes.
-//! - Nobody waits for a node that hangs: it is left out until it answers again.
-//! - What some nodes granted in a round that failed is released before the round
-//!   is reported or repeated, even if the caller is gone.
-//! - Fences rise: a lease is granted only when a majority has stored exactly its
-//!   fence, so that no later grant has the same or a lower one, whatever the
-//!   clocks do, as long as no node forgets. A node whose memory is young, because
-//!   it was restarted, flushed or replaced, has no vote until all leases it may
-//!   have forgotten are over and its own clock has passed their fences. A node
-//!   that does not report how old its memory is has none at all.
-//! - Semaphores never exceed their capacity: before a grant that leaves permits to
-//!   others, those taken are counted across a majority.
+//! - A node that hangs is left out until it answers again, so that nobody else waits for it.
+//! - If a round fails, whatever some nodes granted in it is released before the failure
+//!   is reported or another round begins, even if the caller is gone.
+//! - Fences rise. A lease is granted only when a majority has stored exactly its fence,
+//!   so every later grant has a higher fence, whatever the clocks do, as long as no node
+//!   loses its data. A node that may have lost data, because it was restarted, flushed or
+//!   replaced, has no vote until all leases that it may have lost have ended and its own
+//!   clock has passed their fences. A node that does not report how long it has kept its
+//!   data never has a vote.
+//! - Semaphores never exceed their capacity: before some of the permits are granted, the
+//!   permits in use are counted across a majority.
 //!
 //! # Fairness
-//! Waiting happens in one queue, that of the first node in the list that
-//! answers, and is served in its order. When that node changes, order may
-//! change with it, so none is promised.
+//! All waiters queue at one node, the first in the list that answers, and are served in the
+//! order of its queue. If another node takes its place, the order may change. So no
+//! order is promised.
 
 mod acquire;
 mod agreement;
@@ -112,10 +112,12 @@ struct Shared {
 }
 
 impl Quorum {
-    /// A quorum of these nodes, in the order in which everyone lists them.
+    /// Creates a quorum of these nodes. All clients must list the nodes in the same order.
+    ///
+    /// Call this inside a Tokio runtime; the quorum works only while that runtime runs.
     ///
     /// # Errors
-    /// `InvalidConfig` when their number is not odd or under 3, or when there is no Tokio runtime to work on.
+    /// `InvalidConfig` if the number of nodes is even or less than 3, or outside of a Tokio runtime.
     pub fn new(members: Vec<Member>, options: QuorumOptions) -> Result<Self> {
         options.check(members.len())?;
         let runtime = Handle::try_current()
@@ -256,8 +258,8 @@ impl Inspect for Quorum {
         inspect::list(&self.shared, filter).await
     }
 
-    async fn find(&self, key: &LeaseKey, _fence: Fence) -> Result<Option<LeaseRecord>> {
-        inspect::find(&self.shared, key).await
+    async fn find(&self, key: &LeaseKey, fence: Fence) -> Result<Option<LeaseRecord>> {
+        inspect::find(&self.shared, key, fence).await
     }
 
     async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {

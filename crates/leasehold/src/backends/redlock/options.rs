@@ -10,7 +10,7 @@ use crate::{
     model::FENCE_LEAD,
 };
 
-/// One of the backends a quorum is made of, and what errors call it.
+/// One node of a quorum: a backend, and its name in error messages.
 #[derive(Clone, Debug)]
 pub struct Member {
     pub(super) name: String,
@@ -26,13 +26,13 @@ pub(super) enum Source {
 }
 
 impl Member {
-    /// A backend under this name, such as its host and port.
+    /// Creates a node with this backend and a name for error messages, such as its host and port.
     pub fn new(name: impl Into<String>, backend: Arc<dyn Backend>) -> Self {
         Self { name: name.into(), source: Source::Backend(backend) }
     }
 }
 
-/// What can be chosen about a quorum.
+/// The options of a quorum.
 #[derive(Clone)]
 #[must_use = "options do nothing until a quorum is made with them"]
 pub struct QuorumOptions {
@@ -42,7 +42,7 @@ pub struct QuorumOptions {
 }
 
 impl QuorumOptions {
-    /// The defaults: 50 ms for each node, ttls of up to 60 s, the machine's clocks.
+    /// Creates the default options: 50 ms for each node, ttls of up to 60 s, the machine's clocks.
     pub fn new() -> Self {
         Self {
             node_limit: Duration::from_millis(50),
@@ -53,8 +53,8 @@ impl QuorumOptions {
 
     /// Sets how long one node may take to answer; 50 ms by default.
     ///
-    /// Long enough for a healthy node, short against the ttl. A node that
-    /// exceeds it is left alone until it answers a probe.
+    /// Make it long enough for a healthy node, but much shorter than the ttl. A node
+    /// that exceeds it gets no more calls until it answers a probe.
     pub fn node_limit(mut self, limit: Duration) -> Self {
         self.node_limit = limit;
         self
@@ -62,14 +62,13 @@ impl QuorumOptions {
 
     /// Sets the longest ttl that anyone uses on these nodes; 60 s by default.
     ///
-    /// Longer ttls are refused. A node that lost its memory less than this ago
-    /// does not vote (nor one that did so less than 11 s ago, so that its clock
-    /// has passed every fence it may have forgotten). The default leaves room
-    /// over the default ttl of 30 s, and keeps a restarted node out for a
-    /// minute. All clients of the nodes must use the same value: those with
-    /// another one are refused.
+    /// Requests with a longer ttl are refused. A node that lost its data has no vote
+    /// for this long, and for at least 11 s, so that its clock has passed every
+    /// fence that it may have lost. The default is above the default ttl of 30 s,
+    /// and keeps a restarted node from voting for a minute. All clients of the
+    /// nodes must use the same value; a client with a different value is refused.
     ///
-    /// Zero lets every node vote at once and refuses no ttl: right only for
+    /// With zero, every node votes at once and no ttl is refused. Use zero only for
     /// nodes that lose nothing when they are restarted.
     pub fn longest_ttl(mut self, longest: Duration) -> Self {
         self.longest_ttl = longest;
