@@ -24,15 +24,15 @@ use crate::{
 /// Runs a future of this crate to its end on the calling thread.
 ///
 /// # Panics
-/// When called from async code: the thread would block its own runtime.
+/// Panics if it is called from async code, since the thread would block its own runtime.
 ///
 /// # Errors
-/// Those of the future.
+/// The error of the future.
 pub fn wait<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
     crate::threads::of_process()?.io.block_on(future)
 }
 
-/// [`crate::Leasehold`], blocking.
+/// The blocking form of [`crate::Leasehold`].
 #[derive(Clone, Debug)]
 pub struct Leasehold(crate::Leasehold);
 
@@ -42,8 +42,7 @@ impl Leasehold {
         wait(crate::Leasehold::connect(url)).map(Self)
     }
 
-    /// Returns the instance shared by this process, connected to `LEASEHOLD_URL` (default `file:`) in
-    /// `LEASEHOLD_NAMESPACE` (default `default`).
+    /// Returns an instance that is shared by the whole process; see [`crate::Leasehold::global`].
     pub fn global() -> Result<Self> {
         wait(crate::Leasehold::global()).map(Self)
     }
@@ -68,7 +67,7 @@ impl Leasehold {
         Blocking(self.0.semaphore(name, limit))
     }
 
-    /// Several mutexes, all or nothing.
+    /// Several mutexes, taken together: either all of them or none.
     pub fn all<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> Blocking<crate::All> {
         Blocking(self.0.all(names))
     }
@@ -140,8 +139,8 @@ impl Blocking<crate::Lock> {
     /// Runs `work` under the lock. If `work` fails, the failure is recorded in the lock's history.
     ///
     /// # Errors
-    /// The error of `work`, or one of this crate converted to it; `Lost` if
-    /// the lock was lost although `work` succeeded.
+    /// The error of `work`, or an error of this crate converted to that type; `Lost` if
+    /// `work` succeeded but the lock was lost.
     pub fn with<T, E>(&self, work: impl FnOnce(&Guard) -> Result<T, E>) -> Result<T, E>
     where
         E: From<Error> + fmt::Display,
@@ -160,7 +159,9 @@ impl Blocking<crate::Lock> {
         self.try_acquire()?.map(|guard| run_under(guard, work)).transpose()
     }
 
-    /// Waits for a lease to hand to another process: no guard releases it, and nobody renews it.
+    /// Waits for the lock and returns a lease that can be handed to another process.
+    ///
+    /// The lease is neither renewed nor released automatically.
     pub fn acquire_detached(&self) -> Result<Detached> {
         wait(self.0.acquire_detached())
     }
@@ -221,13 +222,13 @@ impl Blocking<crate::Election> {
     }
 }
 
-/// [`crate::Guard`], blocking: a lease that is held until the guard is released or dropped.
+/// The blocking form of [`crate::Guard`]: a lease that is held until the guard is released or dropped.
 #[derive(Debug)]
 #[must_use = "the lease is given back as soon as the guard is dropped"]
 pub struct Guard(crate::Guard);
 
 impl Guard {
-    /// Releases the lease: the work is done.
+    /// Releases the lease and records that the work is done.
     pub fn release(self) -> Result<Released> {
         wait(self.0.release())
     }
@@ -256,23 +257,23 @@ impl Deref for Guard {
     }
 }
 
-/// [`crate::Guards`], blocking: several leases that are held together.
+/// The blocking form of [`crate::Guards`]: several leases that are held together.
 #[derive(Debug)]
 #[must_use = "the leases are given back as soon as the guards are dropped"]
 pub struct Guards(crate::Guards);
 
 impl Guards {
-    /// Each of the leases, sorted by name.
+    /// Returns the leases, sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = &Lease> {
         self.0.iter().map(crate::Guard::lease)
     }
 
-    /// Fails if any of them is no longer held.
+    /// Fails if any of the leases is no longer held.
     pub fn check(&self) -> Result<()> {
         self.0.check()
     }
 
-    /// Releases all of them in reverse order.
+    /// Releases all the leases, in reverse order of their names.
     pub fn release(self) -> Result<Released> {
         wait(self.0.release())
     }

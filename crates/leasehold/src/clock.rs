@@ -1,8 +1,8 @@
 //! The clocks: no other module reads the time.
 //!
-//! Deadlines use a clock that runs on while the machine sleeps: a laptop that
-//! was shut for an hour must not wake up believing in its lease. The wall
-//! clock dates records and sets a lower bound for fences; it never decides expiry.
+//! Deadlines use a clock that keeps running while the machine is suspended: a laptop
+//! that was shut for an hour must not treat its lease as valid when it wakes up. The
+//! wall clock dates records and gives fences a lower bound; it never decides expiry.
 
 use std::{
     cell::Cell,
@@ -31,9 +31,9 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
     fn now_and_wall(&self) -> (Moment, Timestamp) {
         (self.now(), self.wall())
     }
-    /// Completes at `moment`; may be late by as long as the machine was suspended.
+    /// Completes at `moment`. If the machine is suspended, it may complete later by the length of the suspension.
     fn sleep_until(&self, moment: Moment) -> Sleep;
-    /// Completes at `moment`, or when the machine resumes if it was suspended past that.
+    /// Completes at `moment`. If the machine is suspended at that time, it completes when the machine resumes.
     fn alarm_at(&self, moment: Moment) -> Sleep {
         self.sleep_until(moment)
     }
@@ -54,7 +54,7 @@ impl Clock for SystemClock {
         Timestamp::from_micros(u64::try_from(since_epoch.as_micros()).unwrap_or(u64::MAX))
     }
 
-    /// Reads the wall clock anew after a millisecond, and counts on from there meanwhile.
+    /// Reads the wall clock at most once in a millisecond on each thread; in between, counts on by the steady clock.
     fn now_and_wall(&self) -> (Moment, Timestamp) {
         thread_local! {
             static LAST: Cell<(Moment, Timestamp)> = const { Cell::new((Moment::from_micros(0), Timestamp::from_micros(0))) };

@@ -72,11 +72,14 @@ impl Leasehold {
         }
     }
 
-    /// Returns the instance shared by this process, connected to `LEASEHOLD_URL` (default `file:`) in
-    /// `LEASEHOLD_NAMESPACE` (default `default`).
+    /// Returns an instance that is shared by the whole process.
+    ///
+    /// The environment variable `LEASEHOLD_URL` names its backend (`file:` if unset) and `LEASEHOLD_NAMESPACE` its
+    /// namespace (`default` if unset). The first call connects; if that fails or the instance is closed, the next call
+    /// connects again.
     ///
     /// # Errors
-    /// As for [`connect`](Self::connect). After a failure or a close, the next call connects again.
+    /// As for [`connect`](Self::connect).
     pub async fn global() -> Result<Self> {
         static GLOBAL: tokio::sync::Mutex<Option<Leasehold>> = tokio::sync::Mutex::const_new(None);
         let mut global = GLOBAL.lock().await;
@@ -108,10 +111,10 @@ impl Leasehold {
         Ok(HistoryPage::new(self.history(&one_more).await?, limit))
     }
 
-    /// Records runs of a scheduled job: skipped because its lock was busy, or successful.
+    /// Records that runs of a scheduled job succeeded, or were skipped because the lock was busy.
     ///
-    /// For schedulers: these records show whether a job still runs. Nothing else writes them; a
-    /// [`try_acquire`](crate::Lock::try_acquire) that finds the lock busy leaves no trace. Batch the reports of many
+    /// A scheduler calls this so that the records show whether a job still runs. Only this call writes them: a
+    /// [`try_acquire`](crate::Lock::try_acquire) that finds the lock busy leaves no record. Batch the reports of many
     /// runs, so that a process writes at most once a second.
     ///
     /// ```
@@ -188,8 +191,8 @@ impl Leasehold {
     /// Finds the lease of a handle, even if another process acquired it; `None` if it is no longer held.
     ///
     /// This does not renew the lease. Before you rely on it, call [`renew`](Self::renew), whose answer
-    /// [`Standing::Holding`] proves that it is held. On a `redlock` with unreachable nodes, `find` may fail with
-    /// `Unavailable`, because those that answer cannot tell.
+    /// [`Standing::Holding`] proves that it is held. On `redlock:` with unreachable nodes, `find` may fail with
+    /// `Unavailable`, because the other nodes alone cannot decide whether the lease is held.
     ///
     /// ```
     /// # #[cfg(feature = "memory")]
@@ -245,7 +248,7 @@ impl Leasehold {
     /// Shuts down gracefully: ends every wait, releases every lease, and completes when nothing is left to do.
     ///
     /// # Errors
-    /// Fails if a lease could not be released; that lease ends by itself, with its ttl or with this instance.
+    /// Fails if a lease could not be released. That lease still ends when its ttl runs out or this instance is gone.
     pub async fn close(&self) -> Result<()> {
         self.0.engine.close().await
     }
@@ -313,19 +316,19 @@ impl Builder {
         self
     }
 
-    /// Sets the ttl of leases that do not choose one; 30 s by default.
+    /// Sets the ttl of locks that do not set their own; 30 s by default.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// Sets how long locks wait unless they choose otherwise; 10 s by default.
+    /// Sets how long to wait for locks that do not set their own limit; 10 s by default.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = Wait::For(wait);
         self
     }
 
-    /// Sets no limit on how long locks wait unless they choose otherwise.
+    /// Removes the limit on the wait for locks that do not set their own.
     pub fn wait_forever(mut self) -> Self {
         self.wait = Wait::Forever;
         self

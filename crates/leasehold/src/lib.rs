@@ -16,21 +16,21 @@
 //!
 //! The same call works in one process (`memory:`), across the processes of one
 //! machine (`file:`) and across machines (`postgres://`, `redis://`, `redlock://`).
-//! Calls can be awaited on any executor; without one, there is [`blocking`].
+//! Calls can be awaited on any executor; without an executor, use [`blocking`].
 //!
 //! # What can be locked
 //!
 //! | | |
 //! |---|---|
 //! | [`Leasehold::mutex`] | one holder at a time |
-//! | [`Leasehold::read`], [`Leasehold::write`] | many readers or one writer; a mutex is the write side |
+//! | [`Leasehold::read`], [`Leasehold::write`] | many readers or one writer; a mutex is the same as the write side |
 //! | [`Leasehold::semaphore`] | at most N permits at a time |
 //! | [`Leasehold::election`] | one leader, with callbacks and a published value |
-//! | [`Leasehold::all`] | several mutexes, all or nothing, without deadlock |
+//! | [`Leasehold::all`] | several mutexes, either all of them or none, without deadlock |
 //!
 //! Each resource has one queue. Waiters are served in order, and a release hands
-//! the lock directly to the next one. On `redlock:` the order is not promised;
-//! behind a pooler that cannot notify, waiters poll.
+//! the lock directly to the next one. On `redlock:` the order is not promised.
+//! Waiters are notified; behind a Postgres pooler that cannot pass notifications on, they poll.
 //!
 //! # How a lease lives
 //!
@@ -39,14 +39,14 @@
 //! [`Guard`]. If the process dies, the lease ends and the next in line gets it:
 //! after the ttl, or at once on `file:`, where the kernel reports the death.
 //!
-//! A lease can be lost: the process was stopped for a minute, the backend was
-//! away for too long, an operator evicted it. Then
+//! A lease can be lost, for example because the process was stopped for a minute,
+//! the backend was unreachable for too long, or an operator evicted the lease. Then
 //!
-//! - [`check`](Lease::check) fails from the deadline on, even if no task has run since;
+//! - [`check`](Lease::check) fails as soon as the lease has run out, even if no task has run since;
 //! - [`lost`](Lease::lost) completes, before a backend with a ttl can grant the lease to another holder;
 //! - [`with`](Lock::with) drops the work it runs;
 //! - the [`fence`](Lease::fence), a number that rises with every grant, lets
-//!   your own store refuse the writer that woke up too late.
+//!   your own store refuse the writes of a holder that has lost its lease.
 //!
 //! ```
 //! use std::time::Duration;
@@ -78,7 +78,7 @@
 //! # Who holds it, since when, who waits, what failed?
 //!
 //! [`Leasehold::list`], [`Leasehold::history`] and [`Leasehold::watch`] answer
-//! that; [`Leasehold::evict`] takes a lease away from a holder that hangs.
+//! these questions; [`Leasehold::evict`] takes a lease away from a holder that hangs.
 //!
 //! ```
 //! use leasehold::{Leasehold, lease::{HistoryFilter, ListFilter, Names}};
@@ -99,11 +99,11 @@
 //!
 //! # Observability
 //!
-//! `tracing` gets a span for each step of a lock, at level `DEBUG`: `acquire lock` and `hold lock` within the
-//! caller's span, `release lock` and `renew lock` (failures, and one success in twenty) within `hold lock`,
-//! `campaign leader` and `lead` for elections. Their targets are `leasehold::acquire`, `::hold`, `::release`,
-//! `::renew` and `::election`. A lost lease is logged as an error, a renewal that fails as a warning; a busy lock
-//! is not logged.
+//! The library emits a `tracing` span at level `DEBUG` for each step of a lock. `acquire lock` and `hold lock` are
+//! children of the caller's span; `release lock` and `renew lock` are children of `hold lock`. Of the renewals, all
+//! failures and one success in twenty have a span. Elections have the spans `campaign leader` and `lead`. The targets
+//! are `leasehold::acquire`, `leasehold::hold`, `leasehold::release`, `leasehold::renew` and `leasehold::election`. A
+//! lost lease is logged as an error and a failed renewal as a warning; a busy lock is not logged.
 //!
 //! With the feature `metrics`, the library reports these metrics, each with the label `backend`:
 //!
@@ -111,28 +111,29 @@
 //! |---|---|---|
 //! | `leasehold_acquire_total`, `leasehold_acquire_wait_seconds` | `mode`, `outcome` | attempts, and how long they took |
 //! | `leasehold_hold_seconds` | `mode`, `end` | how long leases were held |
-//! | `leasehold_lost_total` | `mode`, `reason` | leases lost while they were held: alert on it |
-//! | `leasehold_renew_total`, `leasehold_renew_slack_seconds` | `mode`; `leasehold_renew_total` also `outcome` | renewals, and the time that was left |
+//! | `leasehold_lost_total` | `mode`, `reason` | leases lost while they were held: alert on this |
+//! | `leasehold_renew_total`, `leasehold_renew_slack_seconds` | `mode`; `leasehold_renew_total` also `outcome` | renewals, and the time that was left until expiry |
 //! | `leasehold_release_total` | `mode`, `outcome` | releases |
 //! | `leasehold_evict_total` | | evictions by this process |
 //! | `leasehold_locks_held`, `leasehold_waiters` | `mode` | leases held and callers waiting now |
 //! | `leasehold_leader`, `leasehold_leader_transitions_total` | | elections led now, and how often one was won |
 //! | `leasehold_backend_request_seconds` | `op`, `outcome` | how long the backend took to answer |
 //!
-//! The name of a lock is never a label. Without a subscriber and a recorder all this allocates nothing.
+//! The name of a lock is never a label. Without a subscriber and a recorder, none of this allocates memory.
 //!
 //! # Errors
 //!
-//! Every [`Error`] has a [`kind`](Error::kind); where they matter, its message
-//! names the resource, the backend, the holder and what to do. `Err` means that a
-//! call could not be carried out. Calls that ask whether a lock is free return the
-//! answer as a value.
+//! Every [`Error`] has a [`kind`](Error::kind). Its message says what failed and, where
+//! it helps, names the resource, the backend, the holder and what to do. `Err` means that a
+//! call could not be carried out. Calls that only try, such as [`Lock::try_acquire`],
+//! report a busy lock as a value.
 //!
 //! # Features
 //!
 //! Each backend is a feature: `memory` and `file` (both on by default), `postgres`, `redis` and `redlock`.
 //! `all-backends` enables all of them.
-//! `metrics` reports to the facade of that name.
+//! `metrics` reports metrics through the crate of that name.
+//! `sqlx` lets `FenceCheck` run in a transaction of that crate.
 //!
 //! # Further reading
 //!

@@ -13,20 +13,20 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Creates a backoff with pauses of up to `first`, doubling to at most `most`.
+    /// Creates a backoff whose longest pause is `first` at the beginning and doubles with each try, up to `most`.
     pub fn new(first: Duration, most: Duration) -> Self {
         let first = first.min(most);
         Self { first, next: first, most }
     }
 
-    /// Returns how long to pause before the next try; the span doubles each time.
+    /// Returns a random pause to make before the next try, and doubles the longest pause for the try after that.
     pub fn pause(&mut self) -> Duration {
         let span = self.next;
         self.next = span.saturating_mul(2).min(self.most);
         random_part(span)
     }
 
-    /// Starts again from the first span.
+    /// Sets the longest pause back to `first`.
     pub fn reset(&mut self) {
         self.next = self.first;
     }

@@ -17,16 +17,18 @@ use crate::{Error, Result};
 
 /// Gathers calls into batches without ever waiting for a timer.
 ///
-/// A call is sent at once if none is in flight. Otherwise it waits until as many
-/// calls wait as are in flight, or until those are answered: few callers are
-/// hardly delayed, and many form few, full batches. Callers that are answered
-/// together are first given the chance to call again, where that needs no timer.
+/// If no call is in flight, a call is sent at once. Otherwise it waits until the
+/// number of waiting calls has reached the number in flight, or until a batch is
+/// answered. A few callers are hardly delayed; many callers share a few large batches.
+/// Where possible, the callers of a small batch run before the next batch is formed,
+/// so that their next calls are part of it.
 ///
 /// The caller that completes a batch polls `send` once on its own thread. If `send` is
-/// pending, the thread that receives the answers or the runtime continues it.
+/// then pending, it is polled further on the thread that receives the answers or on the runtime.
 ///
 /// # Cancel safety
-/// A call that is dropped before its batch leaves is not sent; afterwards its answer is discarded.
+/// If the future is dropped before its batch is sent, the call is left out. If it is dropped later, the answer is
+/// discarded.
 pub struct Coalescer<C, A> {
     shared: Arc<Shared<C, A>>,
     runtime: Handle,
@@ -61,9 +63,10 @@ struct Job<C, A> {
 }
 
 impl<C: Send + 'static, A: Send + 'static> Coalescer<C, A> {
-    /// Sends batches of at most `most_calls`, at most `in_flight` of them at a time, by `send` on `runtime`.
+    /// Creates a coalescer that passes batches of at most `most_calls` calls to `send`.
     ///
-    /// `send` answers the calls of a batch in their order.
+    /// At most `in_flight` batches are sent at a time, on `runtime`. `send` must return the answers in the order of the
+    /// calls.
     pub fn new<F>(
         runtime: Handle,
         most_calls: usize,
@@ -79,10 +82,10 @@ impl<C: Send + 'static, A: Send + 'static> Coalescer<C, A> {
         Self { shared: Arc::new(shared), runtime }
     }
 
-    /// Sends a call, alone or with others, and returns its own answer.
+    /// Sends a call, alone or in a batch, and returns the answer to it.
     ///
     /// # Errors
-    /// The call's own error; `OutcomeUnknown` when `send` did not answer it.
+    /// The error that `send` returned for this call; `OutcomeUnknown` if `send` returned no answer to it.
     pub async fn call(&self, call: C) -> Result<A> {
         let (answer, answered) = oneshot::channel();
         if self.shared.enqueue(Job { call, answer }) {

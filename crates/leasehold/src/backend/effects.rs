@@ -11,7 +11,7 @@ pub trait Audience {
     /// Sends a hint to the instance that requested this lease.
     fn hint(&mut self, id: LeaseId, hint: Hint);
 
-    /// Returns whether anyone watches; without watchers no event is made.
+    /// Returns whether anyone watches. If not, [`publish`] creates no events.
     fn wants_events(&self) -> bool;
 
     /// Publishes an event to watchers.
@@ -30,7 +30,7 @@ pub struct News {
     pub hints: Vec<(LeaseId, Hint)>,
     /// Events, if anyone watches.
     pub events: Vec<Event>,
-    /// The history of the leases that ended.
+    /// History records of the leases that ended.
     pub ended: Vec<(LeaseId, EndedLease)>,
 }
 
@@ -61,8 +61,8 @@ impl Audience for News {
 
 /// Reports what an operation on `resource` did, and empties `effects` for the next one.
 ///
-/// `callers` are the leases that the operation was called for: they learn of
-/// their own standing from the answer, so no hint is made for them.
+/// `callers` are the leases that the operation was called for. Their clients see the
+/// result in the answer, so they get no hint about a grant.
 pub fn publish(
     resource: &Resource,
     state: &State,

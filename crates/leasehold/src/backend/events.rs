@@ -16,13 +16,13 @@ use parking_lot::Mutex;
 use super::queue::{LossyQueue, Received};
 use crate::lease::{Event, Names};
 
-/// What happens to resources, as it happens.
+/// A stream of events about resources, as they happen.
 ///
 /// A reader that is too slow, or a backend that was cut off, misses events:
 /// the stream then yields [`Missed`], and the reader should list again.
 pub type EventStream = Pin<Box<dyn Stream<Item = Result<Event, Missed>> + Send>>;
 
-/// Events were missed: what was known of the resources may be out of date.
+/// Events were missed, so what the reader knows about the resources may be out of date.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Missed;
@@ -38,7 +38,7 @@ impl std::error::Error for Missed {}
 /// How many events are queued for a slow reader before they are dropped.
 const LIMIT: usize = 1024;
 
-/// Hands events to streams; costs nothing while there are none.
+/// Sends events to streams; costs nothing while no stream is open.
 #[derive(Clone, Default)]
 pub struct EventHub(Arc<EventStreams>);
 
@@ -64,7 +64,7 @@ impl EventHub {
         self.0.count.load(Ordering::SeqCst) == 0
     }
 
-    /// Hands an event to every stream that wants its resource.
+    /// Sends an event to every stream that watches its resource.
     pub fn send(&self, event: &Event) {
         for watcher in &*self.0.watchers.lock() {
             if watcher.names.include(&event.resource) {
@@ -80,7 +80,7 @@ impl EventHub {
         }
     }
 
-    /// Returns a stream of what happens to these resources from now on.
+    /// Returns a stream of the events about these resources from now on.
     pub fn watch(&self, names: Names) -> EventStream {
         let watcher = Arc::new(Watcher { names, queue: LossyQueue::new(LIMIT) });
         let mut watchers = self.0.watchers.lock();

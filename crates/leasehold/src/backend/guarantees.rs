@@ -5,8 +5,8 @@ use std::time::Duration;
 /// What a backend promises.
 ///
 /// [`Guarantees::new`] describes a backend that pushes grants, serves waiters
-/// in order, issues fences and forgets its leases when it restarts; each
-/// method changes one line of that.
+/// in order, issues fences and forgets its leases when it restarts. Each of
+/// the other methods changes one of these promises.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools, reason = "each is one line of the promises table")]
 #[non_exhaustive]
@@ -21,20 +21,22 @@ pub struct Guarantees {
     pub fifo: bool,
     /// Whether grants are pushed to waiters; otherwise the engine polls.
     pub pushes: bool,
-    /// Whether fences rise over every grant of a resource, as long as the backend keeps its data.
+    /// Whether each grant of a resource has a higher fence than every earlier one, as long as the backend keeps its
+    /// data.
     pub fences: bool,
     /// Whether a lease outlives a restart of the backend.
     pub survives_restart: bool,
     /// Whether skipped and successful runs are recorded; see [`Inspect::record_runs`](super::Inspect::record_runs).
     pub records_runs: bool,
-    /// How many renewals go into one call at most.
+    /// The most renewals that one call may contain.
     pub renew_batch: usize,
-    /// How long an attached lease is valid after the last answer, even if its ttl is longer.
+    /// How long an attached lease stays valid after the backend's last answer, even if its ttl is longer; `None` if
+    /// there is no such limit.
     pub silence_limit: Option<Duration>,
 }
 
 impl Guarantees {
-    /// Creates the usual promises of a backend of this kind, reach and liveness.
+    /// Creates the default promises for a backend of this kind, reach and liveness.
     pub const fn new(kind: &'static str, reach: Reach, liveness: Liveness) -> Self {
         Self {
             kind,
@@ -71,14 +73,14 @@ impl Guarantees {
         self
     }
 
-    /// Sets how many renewals go into one call at most; 256 by default.
+    /// Sets the most renewals that one call may contain; 256 by default.
     #[must_use]
     pub const fn renew_batch(mut self, most: usize) -> Self {
         self.renew_batch = most;
         self
     }
 
-    /// Sets how long an attached lease is valid after the last answer; its ttl by default.
+    /// Sets how long an attached lease stays valid after the backend's last answer; no such limit by default.
     #[must_use]
     pub const fn silence_limit(mut self, limit: Option<Duration>) -> Self {
         self.silence_limit = limit;

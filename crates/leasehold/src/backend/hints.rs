@@ -24,7 +24,7 @@ const LIMIT: usize = 4096;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Hint {
-    /// This waiting lease may hold now.
+    /// This waiting lease may have been granted.
     Granted {
         /// The lease.
         id: LeaseId,
@@ -38,7 +38,7 @@ pub enum Hint {
         /// The lease.
         id: LeaseId,
     },
-    /// Something changed for those who wait for this resource.
+    /// Something changed for the waiters of this resource.
     Changed {
         /// The resource.
         resource: Resource,
@@ -86,7 +86,7 @@ impl HintSender {
         Self::default()
     }
 
-    /// Delivers to every reader; without one the hint is dropped.
+    /// Sends a hint to every reader; if there is no reader, the hint is dropped.
     pub fn send(&self, hint: Hint) {
         let sinks = Arc::clone(&self.0.sinks.read());
         if let [(_, Sink::Function(deliver))] = sinks.as_slice() {
@@ -101,7 +101,7 @@ impl HintSender {
         }
     }
 
-    /// Returns a reader of what is sent from now on.
+    /// Returns a reader of the hints that are sent from now on.
     pub fn subscribe(&self) -> Hints {
         let queue = Arc::new(LossyQueue::new(LIMIT));
         let id = self.0.add(Sink::Queue(Arc::clone(&queue)));
@@ -143,14 +143,14 @@ impl Hints {
     /// Returns the next hint; `None` if the backend is gone.
     ///
     /// # Cancel safety
-    /// A dropped call loses nothing.
+    /// Dropping the future loses no hint.
     pub async fn next(&mut self) -> Option<Hint> {
         poll_fn(|context| self.queue.poll_next(context)).await.map(Hint::from)
     }
 
-    /// Delivers every hint to `sink`, on the thread that sends it, until the delivery is dropped.
+    /// Calls `sink` with every hint, on the thread that sends the hint, until the returned [`HintDelivery`] is dropped.
     ///
-    /// A backend may hold a lock while it sends: `sink` must not call the backend, block or panic.
+    /// A backend may hold a lock while it sends, so `sink` must not call the backend, block or panic.
     pub fn deliver_to(self, sink: impl Fn(Hint) + Send + Sync + 'static) -> HintDelivery {
         let sink: Arc<dyn Fn(Hint) + Send + Sync> = Arc::new(sink);
         let mut delivery = HintDelivery { hub: Weak::new(), id: 0 };
@@ -171,7 +171,7 @@ impl fmt::Debug for Hints {
     }
 }
 
-/// A subscription to hints; it ends when it is dropped.
+/// A subscription to hints, made by [`Hints::deliver_to`]; it ends when it is dropped.
 pub struct HintDelivery {
     hub: Weak<HintReaders>,
     id: u64,

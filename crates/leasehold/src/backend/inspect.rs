@@ -11,18 +11,19 @@ use crate::{
     },
 };
 
-/// What operators call on a backend.
+/// The operations with which operators look at a backend and intervene.
 #[async_trait]
 pub trait Inspect {
-    /// Lists live leases and queue positions: by name, within a name holders first, then the queue in its order.
+    /// Lists live leases and queue positions, sorted by name. For each name, holders come first, then waiters in queue
+    /// order.
     async fn list(&self, filter: &ListFilter) -> Result<Page>;
 
-    /// Returns the lease with this key, which was granted under this fence; `None` if it is not held.
+    /// Returns the lease with this key and fence; `None` if it is not held.
     ///
-    /// By default, it looks for that fence in the list.
+    /// The default implementation searches the result of [`list`](Self::list) for the fence.
     ///
     /// # Errors
-    /// `Unavailable` if the backend cannot tell.
+    /// `Unavailable` if the backend cannot find out whether the lease is held.
     async fn find(&self, key: &LeaseKey, fence: Fence) -> Result<Option<LeaseRecord>> {
         let page = self.list(&ListFilter::new(Names::Exactly(key.resource.clone()))).await?;
         Ok(page.leases.into_iter().find(|lease| lease.fence() == Some(fence)))
@@ -42,9 +43,9 @@ pub trait Inspect {
 
     /// Records runs that were skipped or succeeded.
     ///
-    /// A backend that supports it says so in its [`guarantees`](super::Backend::guarantees). It keeps the records of
-    /// about 10,000 names for 40 days after their last report, and drops the oldest first. Callers batch reports, so
-    /// that one process writes at most once a second.
+    /// A backend that supports this says so in its [`guarantees`](super::Backend::guarantees). It keeps a record for 40
+    /// days after its last report, for about 10,000 names; beyond that, it drops the oldest records. Callers should
+    /// batch their reports, so that one process writes at most once a second.
     ///
     /// # Errors
     /// `Unsupported` by default.
@@ -53,7 +54,7 @@ pub trait Inspect {
         Err(unsupported())
     }
 
-    /// Returns the records of the runs of these resources, sorted by name.
+    /// Returns the run records of these resources, sorted by name.
     ///
     /// # Errors
     /// `Unsupported` by default.

@@ -2,27 +2,30 @@
 //!
 //! Programs that only lock need nothing from here.
 //!
-//! A backend supplies atomicity, a clock and a wake-up. The locking algorithm is
-//! in [`model`]: a backend either runs that under a latch of its own or ports
-//! it, and the conformance suite compares the two.
+//! A backend makes operations atomic, supplies a clock and notifies waiters. The
+//! locking algorithm itself is in [`model`]. A backend either calls that code while
+//! it holds a latch of its own, or ports it to the server's language; the
+//! conformance suite then compares the port with the model.
 //!
 //! Every implementation follows these rules:
 //!
-//! - `Err` means *could not tell*. "No" is a value.
-//! - Each operation on a resource is atomic: settle, apply, settle.
-//! - `acquire` with an id that already holds or waits returns its standing and
-//!   moves its end, so that an unanswered request is settled by sending it again.
-//! - `renew` and `release` go by the lease id, never by the name alone.
-//! - Hints may be lost, doubled, or arrive before the reply they belong to.
+//! - Return `Err` only if an operation failed or its outcome is unknown. A refusal
+//!   is a value, such as [`Decision::Busy`].
+//! - Each operation on a resource is atomic. It settles the resource, applies the
+//!   change and settles the resource again; see [`model`].
+//! - `acquire` is idempotent: if the lease id already holds or waits, it renews that
+//!   lease and returns its decision. A client can thus repeat a request that was not answered.
+//! - `renew` and `release` identify a lease by its id, never by the resource name alone.
+//! - Hints may be lost, duplicated, or arrive before the reply they belong to.
 //!   Losing all of them only adds latency: the next renewal returns the same information.
-//! - A dropped future may or may not have done its work; never half of it.
-//! - A corrupt record affects only its own lease: `renew` answers
-//!   [`Standing::Unknown`] for that one and goes on.
+//! - If a future is dropped, its operation happens completely or not at all.
+//! - A corrupt record affects only its own lease: `renew` returns
+//!   [`Standing::Unknown`] for that lease and renews the others.
 //!
 //! Helpers for all backends:
 //! [`Backoff`], [`HintSender`], [`EventHub`], [`Coalescer`], [`publish`]
-//! (effects of the rule as hints, events and history), [`News`] (the same, kept
-//! until a write has succeeded), [`UrlOptions`] and [`RunTable`].
+//! (turns the effects of an operation into hints, events and history), [`News`]
+//! (collects these until a write has succeeded), [`UrlOptions`] and [`RunTable`].
 //! [`backends::register`](crate::backends::register) adds a URL scheme from outside this crate.
 
 mod backoff;
@@ -71,54 +74,56 @@ use crate::{
     lease::{LeaseKey, Outcome, Released, Standing},
 };
 
-/// What the engine calls: everything a lock needs.
+/// The operations that the library needs to provide locks on a backend.
 #[async_trait]
 pub trait Backend: Inspect + fmt::Debug + Send + Sync + 'static {
-    /// Returns what this backend promises; the conformance suite and `doctor` rely on it.
+    /// Returns what this backend promises; the conformance suite and the command `leasehold doctor` rely on it.
     fn guarantees(&self) -> Guarantees;
 
     /// Subscribes to hints about leases that were requested through this instance.
     fn hints(&self) -> Hints;
 
-    /// Requests a lease once.
+    /// Requests a lease and returns the decision, without waiting for the resource to become free.
     async fn acquire(&self, request: &Request) -> Result<Answer<Decision>>;
 
-    /// Moves the ends of these leases and returns the standing of each, in the same order.
+    /// Renews these leases and returns the standing of each, in the same order.
     async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>>;
 
-    /// Ends a lease or leaves the queue, recording the outcome.
+    /// Ends a lease, or removes it from the queue if it still waits, and records the outcome.
     async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>>;
 
-    /// Makes several calls at once and returns the answer to each, in the same order; one by one by default.
+    /// Performs several operations at once and returns the answer to each, in the same order.
     ///
-    /// Implement this if the backend can take many calls in one round trip.
+    /// The default implementation calls [`acquire`](Self::acquire) or [`release`](Self::release) for each of them,
+    /// concurrently. Override it if the backend can perform several operations in one round trip.
     async fn perform(&self, operations: Vec<Operation>) -> Vec<Result<Answer<Performed>>> {
         perform_each(self, operations).await
     }
 
-    /// Requests a lease without waiting. If this returns `None`, as it does by default, [`acquire`](Self::acquire) is
-    /// called.
+    /// Requests a lease synchronously. If this returns `None`, as it does by default, the library calls
+    /// [`acquire`](Self::acquire) instead.
     ///
-    /// Implement this if the backend never blocks; the engine calls it on the caller's thread, without a task or a
+    /// Implement this if the backend never blocks. The library calls it on the caller's thread, without a task or a
     /// runtime.
     fn acquire_at_once(&self, _request: &Request) -> Option<Answer<Decision>> {
         None
     }
 
-    /// Releases a lease without waiting. If this returns `None`, as it does by default, [`release`](Self::release) is
-    /// called.
+    /// Releases a lease synchronously. If this returns `None`, as it does by default, the library calls
+    /// [`release`](Self::release) instead.
     fn release_at_once(&self, _key: &LeaseKey, _outcome: &Outcome) -> Option<Answer<Released>> {
         None
     }
 
-    /// Returns a descriptor that a child process may inherit: leases then outlive this process until the child is gone
-    /// too.
+    /// Returns a file descriptor for a child process to inherit. The leases of this instance then last until the child
+    /// has ended, too.
     #[cfg(unix)]
     fn inheritable(&self) -> Option<std::os::fd::OwnedFd> {
         None
     }
 
-    /// Returns the age of the backend's memory: the time since a restart that may have lost leases, if known.
+    /// Returns how long the backend has kept its data: the time since a restart that may have lost leases. `None` if
+    /// that is unknown.
     fn age(&self) -> Option<Duration> {
         None
     }

@@ -1,17 +1,19 @@
 //! The locking algorithm, as a pure function of state, operation, clocks and presence.
 //!
-//! A resource is an ordered list of entries, each waiting or holding.
-//! *Settle*: drop what has expired or died, then from the front turn waiting
-//! entries into holding ones while their units fit. Every operation is:
-//! settle, apply, settle.
+//! A resource is an ordered list of entries. Each entry either waits or holds a
+//! number of units of the resource's capacity. To *settle* a resource means to
+//! remove the entries that have expired or whose process has died, and then to
+//! grant waiting entries, from the front, as long as their units fit. Every operation
+//! settles the resource, applies its change and settles the resource again.
 //!
-//! An entry that ends with its process is handed to another process
-//! *provisionally*: it uses its units at once, and ends after a few seconds
-//! unless that process confirms it. A stopped waiter thus delays the others by
-//! seconds instead of for ever.
+//! A waiting entry that lasts as long as its process may be granted by an operation
+//! of another process. Such a grant is *provisional*: the entry uses its units at
+//! once, but ends after a few seconds unless its own process confirms the grant. A
+//! stopped waiter thus delays the others by seconds instead of for ever.
 //!
-//! No I/O, no async, no clock: this is the specification. Memory and file run
-//! it; Redis and Postgres port it and are compared with it.
+//! This module does no I/O, is not async and reads no clock: it is the specification.
+//! The memory and file backends run this code. The Redis and Postgres backends
+//! port it, and tests compare the ports with it.
 
 use std::time::Duration;
 
@@ -23,22 +25,22 @@ use crate::lease::{
     Timestamp, Ttl,
 };
 
-/// How far ahead of the wall clock a client may push the fence.
+/// How far ahead of the wall clock a client may raise the fence.
 pub const FENCE_LEAD: Duration = Duration::from_secs(10);
 
-/// How long a process has to confirm what another process handed to it, if its ttl is not shorter.
+/// How long a process has to confirm a provisional grant, unless the ttl is shorter.
 pub const CONFIRM_WITHIN: Duration = Duration::from_secs(5);
 
-/// All there is to know about one resource.
+/// The complete state of one resource.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct State {
-    /// Entries that hold or wait, in the order they came.
+    /// The entries that hold or wait, in the order of their requests.
     pub entries: Vec<Entry>,
     /// The newest fence ever issued; it outlives the entries.
     pub last_fence: Fence,
 }
 
-/// A lease: a position in the queue that holds or does not hold yet.
+/// A lease, or a waiting request for one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
     /// The lease id, chosen by the client.
@@ -53,14 +55,14 @@ pub struct Entry {
     /// A JSON object from the holder.
     #[serde(default, skip_serializing_if = "Metadata::is_empty")]
     pub metadata: Metadata,
-    /// The ttl of the last request or renewal that moved its end.
+    /// The ttl of the last request or renewal that extended the lease.
     pub ttl: Ttl,
     /// What ends it if nobody renews it.
     #[serde(default)]
     pub expiry: Expiry,
-    /// When its ttl ends; `NEVER` where its presence alone ends it.
+    /// When its ttl ends; `NEVER` if it lasts as long as its process or connection.
     pub expires_at: Moment,
-    /// The lowest fence to grant.
+    /// The lowest fence that its grant may have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fence_floor: Option<Fence>,
     /// When it was first requested.
@@ -76,14 +78,15 @@ pub struct Entry {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, try_from = "Option<GrantFields>")]
 pub enum EntryState {
-    /// Another process handed it over: it uses its units, and ends unless its own process confirms it in time.
+    /// An operation of another process granted it. It uses its units, but ends unless its own process confirms the
+    /// grant in time.
     Provisional {
         /// The grant to be confirmed.
         held: Held,
         /// When it expires unless confirmed.
         ends_at: Moment,
     },
-    /// It holds.
+    /// It holds its units.
     Holding(Held),
     /// Its turn has not come.
     #[default]
@@ -130,7 +133,7 @@ impl TryFrom<Option<GrantFields>> for EntryState {
     }
 }
 
-/// What an entry has once it holds.
+/// The grant of an entry that holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
     /// The fence of the grant.
@@ -142,13 +145,13 @@ pub struct Held {
 /// Whether the process behind an entry can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// The process performs the operation itself.
+    /// It is the process that performs the operation.
     Own,
-    /// Another process that the backend believes reachable.
+    /// It is another process, which the backend considers reachable.
     Present,
-    /// Out of reach for now: the entry is skipped when its turn comes and keeps its queue position.
+    /// It cannot be reached now. The entry is skipped when its turn comes, but keeps its queue position.
     Absent,
-    /// Dead, as the kernel or the server reports.
+    /// It is dead, as reported by the kernel or the server.
     Dead,
 }
 
@@ -156,21 +159,21 @@ pub enum Presence {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Expiry {
-    /// Its ttl. It is never provisional: a stopped waiter costs the others one ttl at most.
+    /// Its ttl. Such an entry is never provisional, since a stopped waiter delays the others by one ttl at most.
     #[default]
     ByClock,
     /// The death of its process or connection.
     ByPresence,
 }
 
-/// The surroundings of an operation: both clocks, and whether the process of an entry can be reached.
+/// The inputs of an operation besides the state: both clocks, and the presence of each process.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
-    /// Decides expiry.
+    /// The steady clock, which decides expiry.
     pub now: Moment,
-    /// Sets the lowest new fence and dates records; decides nothing else.
+    /// The wall clock, which dates records and gives new fences a lower bound; it never decides expiry.
     pub wall: Timestamp,
-    /// The presence of an entry's process; the same for an entry throughout one operation.
+    /// Returns the presence of an entry's process; must not change its answer during one operation.
     pub presence: &'a dyn Fn(&Entry) -> Presence,
 }
 
@@ -180,10 +183,10 @@ impl std::fmt::Debug for Context<'_> {
     }
 }
 
-/// What an operation did to others, for hints, history and events.
+/// The effects of an operation that hints, history and events report.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Effects {
-    /// Entries that began to hold, provisionally or not.
+    /// Entries that were granted, provisionally or not.
     pub granted: Vec<Granted>,
     /// The new entry, if it has to wait.
     pub queued: Option<LeaseId>,
@@ -192,27 +195,27 @@ pub struct Effects {
 }
 
 impl Effects {
-    /// Returns whether nothing changed for others.
+    /// Returns whether there is nothing to report.
     pub fn is_empty(&self) -> bool {
         self.granted.is_empty() && self.queued.is_none() && self.ended.is_empty()
     }
 }
 
-/// An entry that began to hold.
+/// An entry that was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted {
     /// The entry.
     pub id: LeaseId,
     /// The fence of the grant.
     pub fence: Fence,
-    /// Whether its process still has to confirm it.
+    /// Whether its process still has to confirm the grant.
     pub provisional: bool,
 }
 
 /// An entry that ended, and how.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ended {
-    /// The entry as it was last.
+    /// The entry in its last state.
     pub entry: Entry,
     /// When it ended.
     pub ended_at: Timestamp,
@@ -243,7 +246,8 @@ impl Ended {
 }
 
 impl State {
-    /// Drops what has expired or died, then grants from the front while units fit.
+    /// Removes the entries that have expired or whose process has died, then grants waiting entries, from the front, as
+    /// long as their units fit.
     pub fn settle(&mut self, context: &Context<'_>, effects: &mut Effects) {
         self.settle_for(None, context, effects);
     }
@@ -284,7 +288,7 @@ impl State {
         }
     }
 
-    /// Requests a lease once: grants it, queues it, or leaves nothing behind.
+    /// Requests a lease: grants it, queues it, or refuses it and leaves no entry behind.
     pub fn acquire(
         &mut self,
         request: &Request,
@@ -330,7 +334,9 @@ impl State {
         }
     }
 
-    /// Moves the end to now + ttl, never earlier, confirms a provisional hand-off, and applies the other changes.
+    /// Extends the lease to now + ttl, confirms a provisional grant, and applies the other changes of the renewal.
+    ///
+    /// A renewal never shortens a lease.
     pub fn renew(&mut self, renewal: &Renewal, context: &Context<'_>, effects: &mut Effects) -> Standing {
         let id = renewal.key.id;
         self.settle_for(Some(id), context, effects);
@@ -361,7 +367,7 @@ impl State {
         self.standing(id, context)
     }
 
-    /// Ends a lease or leaves the queue.
+    /// Ends a lease, or removes it from the queue if it still waits.
     pub fn release(
         &mut self,
         id: LeaseId,
@@ -387,7 +393,7 @@ impl State {
         if held { Released::Freed } else { Released::LeftQueue }
     }
 
-    /// Takes the lease with this fence away.
+    /// Takes the lease with this fence away from its holder.
     pub fn evict(&mut self, expected: Fence, reason: &str, context: &Context<'_>, effects: &mut Effects) -> Evicted {
         self.settle(context, effects);
         let holds = |entry: &Entry| entry.held().is_some_and(|held| held.fence == expected);
@@ -402,7 +408,7 @@ impl State {
         Evicted::Evicted { holder }
     }
 
-    /// Returns the standing of a lease, without changing anything.
+    /// Returns the standing of a lease; changes nothing.
     pub fn standing(&self, id: LeaseId, context: &Context<'_>) -> Standing {
         let Some(at) = self.entries.iter().position(|entry| entry.id == id) else {
             return Standing::Gone;
@@ -436,7 +442,7 @@ impl State {
         Busy { holders, waiting: count(self.waiting()) }
     }
 
-    /// Returns the entries as others may see them: holders first, then the queue.
+    /// Returns the entries without their secret ids: holders first, then waiters in queue order.
     pub fn records(&self, resource: &Resource, context: &Context<'_>) -> Vec<LeaseRecord> {
         let waiting = self.waiting().zip(0..).map(|(entry, ahead)| {
             let state = LeaseState::Waiting { ahead, waiting_for: context.wall.since(entry.asked_at) };
@@ -504,7 +510,8 @@ impl Entry {
         self.state.is_waiting()
     }
 
-    /// Returns when a clock ends it if its process does nothing; `NEVER` if only a death does.
+    /// Returns when the entry expires if its process neither renews nor confirms it; `NEVER` if only the death of the
+    /// process ends it.
     pub fn ends_at(&self) -> Moment {
         match self.state {
             EntryState::Provisional { ends_at, .. } => ends_at.min(self.expires_at),

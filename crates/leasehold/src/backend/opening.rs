@@ -15,7 +15,7 @@ pub(crate) type Opener = fn(&str, &OpenOptions) -> Opening;
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct OpenOptions {
-    /// Separates applications on one backend.
+    /// The namespace, which separates applications on one backend.
     pub namespace: String,
     /// The source of time.
     pub clock: Arc<dyn Clock>,
@@ -24,7 +24,7 @@ pub struct OpenOptions {
 }
 
 impl OpenOptions {
-    /// The defaults: namespace `default`, the system clock, a connect limit of 3 s.
+    /// Creates the default options: namespace `default`, the system clock, a connect limit of 3 s.
     pub fn new() -> Self {
         Self { namespace: String::from("default"), clock: Arc::new(SystemClock), connect_limit: Duration::from_secs(3) }
     }

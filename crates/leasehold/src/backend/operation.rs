@@ -8,13 +8,13 @@ use crate::{
     lease::{Answer, Decision, LeaseKey, Outcome, Released, Request},
 };
 
-/// One of several calls that are made together.
+/// One of several operations that [`Backend::perform`] performs together.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Operation {
-    /// Requests a lease once.
+    /// Requests a lease; see [`Backend::acquire`].
     Acquire(Arc<Request>),
-    /// Ends a lease or leaves the queue.
+    /// Releases a lease; see [`Backend::release`].
     Release(LeaseKey, Outcome),
 }
 

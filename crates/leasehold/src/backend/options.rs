@@ -4,7 +4,7 @@ use std::{fmt::Display, str::FromStr, time::Duration};
 
 use crate::{Error, Result};
 
-/// The parameters of a URL, taken one by one; what is left over is an error.
+/// The parameters of a URL, to be taken one by one; parameters that nobody takes are an error.
 ///
 /// ```
 /// use leasehold::backend::UrlOptions;
@@ -24,7 +24,7 @@ pub struct UrlOptions {
 }
 
 impl UrlOptions {
-    /// Splits `scheme:path?name=value&…` and decodes `%XX` in the values.
+    /// Parses `scheme:path?name=value&…` and decodes `%XX` in the values.
     ///
     /// # Errors
     /// `InvalidConfig` for a URL without a scheme, a parameter given twice, or a bad `%XX`.
@@ -58,7 +58,7 @@ impl UrlOptions {
         Some(self.parameters.remove(at).1)
     }
 
-    /// Takes a parameter of any type that can be parsed; `form` tells the user what to write.
+    /// Takes a parameter and parses it. If that fails, the error shows `form`, the form to write.
     ///
     /// # Errors
     /// `InvalidConfig` if the value cannot be parsed.
@@ -66,7 +66,7 @@ impl UrlOptions {
         self.take_with(name, form, |text| text.parse().ok())
     }
 
-    /// Takes a switch: `1`, `true`, `0` or `false`.
+    /// Takes a boolean parameter: `1`, `true`, `0` or `false`.
     ///
     /// # Errors
     /// `InvalidConfig` for any other value.
@@ -86,7 +86,7 @@ impl UrlOptions {
         self.take_with(name, "a duration such as 250ms, 3s or 2m", duration)
     }
 
-    /// Takes a parameter by a function that returns `None` for what it cannot use.
+    /// Takes a parameter and parses it with a function that returns `None` for an invalid value.
     ///
     /// # Errors
     /// `InvalidConfig`, naming the value and the form to write.
@@ -103,7 +103,7 @@ impl UrlOptions {
         }
     }
 
-    /// Fails if a parameter was not taken, naming it and the `known` ones.
+    /// Fails if any parameter was not taken. The error names it and the `known` parameters.
     ///
     /// # Errors
     /// `InvalidConfig` for a parameter that this backend does not have.

@@ -4,19 +4,19 @@ use std::{collections::BTreeMap, time::Duration};
 
 use crate::lease::{Names, Resource, RunRecord, Timestamp};
 
-/// Run records by name. It keeps those of the last 40 days, 10,000 at most, and drops the oldest first.
+/// A table of run records, by resource name: at most 10,000, each kept for 40 days after its last report.
 #[derive(Clone, Debug, Default)]
 pub struct RunTable {
     records: BTreeMap<Resource, RunRecord>,
 }
 
 impl RunTable {
-    /// The most names with a record.
+    /// The most names that may have a record.
     pub const MAX_NAMES: usize = 10_000;
     /// How long a record is kept after its last report.
     pub const KEPT: Duration = Duration::from_secs(40 * 24 * 60 * 60);
 
-    /// Adds reports to what is known about their resource.
+    /// Adds later reports to the record of their resource, or creates that record.
     pub fn add(&mut self, later: RunRecord) {
         match self.records.get_mut(&later.resource) {
             Some(record) => record.add(later),
@@ -24,7 +24,7 @@ impl RunTable {
         }
     }
 
-    /// Drops records that are too old at `now`, then the oldest above the limit.
+    /// Removes the records that are too old at `now`, then the oldest ones if more than `MAX_NAMES` are left.
     pub fn trim(&mut self, now: Timestamp) {
         self.records.retain(|_, record| is_kept(record, now));
         let excess = self.records.len().saturating_sub(Self::MAX_NAMES);
@@ -38,13 +38,13 @@ impl RunTable {
         }
     }
 
-    /// Returns the records of these resources that are not too old at `now`, by name.
+    /// Returns the records of these resources, sorted by name, except those that are too old at `now`.
     pub fn select(&self, names: &Names, now: Timestamp) -> Vec<RunRecord> {
         let records = self.records.values().filter(|record| names.include(&record.resource) && is_kept(record, now));
         records.cloned().collect()
     }
 
-    /// Returns all of them, by name.
+    /// Returns all records, sorted by name.
     pub fn into_records(self) -> impl Iterator<Item = RunRecord> {
         self.records.into_values()
     }

@@ -4,8 +4,8 @@
 //! - `file:`: the processes of one machine; Linux only.
 //! - `postgres://` or `postgresql://`: machines that share a database.
 //! - `redis://`, `redis+unix://` (or `unix://`), `redis+sentinel://` and `redis+cluster://`: machines that share a
-//!   Redis or Valkey server or cluster. With `rediss` the connection uses TLS; `valkey` may stand for `redis`, and
-//!   `valkeys` for `rediss`.
+//!   Redis or Valkey server or cluster. Write `rediss` instead of `redis` to use TLS. `valkey` means the same as
+//!   `redis`, and `valkeys` the same as `rediss`.
 //! - `redlock://`: machines that share several independent Redis servers, of which a majority decides.
 //!
 //! [`register`] adds a scheme for a backend of your own.
@@ -26,7 +26,7 @@ pub(crate) struct BuiltIn {
     pub(crate) open: Option<Opener>,
 }
 
-/// The names of the backends that are built in, such as `redis`.
+/// Returns the names of the backends in this build, such as `redis`.
 pub fn built_in() -> impl Iterator<Item = &'static str> {
     BUILT_IN.iter().filter(|built_in| built_in.open.is_some()).map(|built_in| built_in.feature)
 }

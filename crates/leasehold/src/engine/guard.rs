@@ -25,13 +25,14 @@ use crate::{
     },
 };
 
-/// A held lease, as the protected work sees it: it can check and renew, but not release.
+/// A view of a held lease, for the protected work: it can check and renew the lease, but not release it.
 ///
 /// # When you lose it
 /// The lease is renewed automatically. If no renewal succeeds before its deadline, or the
-/// backend says that it is gone, [`check`](Self::check) fails and
+/// backend reports that it is gone, [`check`](Self::check) fails and
 /// [`lost`](Self::lost) completes, both *before* a backend with a ttl can grant it to
-/// another holder. To cover the remaining cases, send the [`fence`](Self::fence) with each write.
+/// another holder. A process can still be stopped between a check and a write: send the
+/// [`fence`](Self::fence) with each write, so that the store can refuse one that comes too late.
 #[derive(Clone)]
 pub struct Lease {
     engine: Arc<Engine>,
@@ -39,7 +40,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Returns what is locked.
+    /// Returns the resource that is locked.
     pub fn resource(&self) -> &Resource {
         &self.local.key().resource
     }
@@ -54,7 +55,7 @@ impl Lease {
         self.local.request.note.as_deref()
     }
 
-    /// Returns the fence of the grant, above that of every earlier grant.
+    /// Returns the fence of the grant, which is higher than that of every earlier grant of the resource.
     pub fn fence(&self) -> Fence {
         self.hold().grant.fence
     }
@@ -64,17 +65,17 @@ impl Lease {
         self.local.claim().mode()
     }
 
-    /// Returns when it was granted, by a wall clock; for display only.
+    /// Returns when the lease was granted, by a wall clock; for display only.
     pub fn acquired_at(&self) -> Timestamp {
         self.hold().grant.acquired_at
     }
 
-    /// Returns how long the caller waited for it.
+    /// Returns how long the caller waited for the lease.
     pub fn waited(&self) -> Duration {
         self.hold().waited
     }
 
-    /// Returns how long it lives without a renewal.
+    /// Returns how long the lease lives without a renewal.
     pub fn ttl(&self) -> Duration {
         self.local.ttl().get()
     }
@@ -97,7 +98,7 @@ impl Lease {
     /// Fails if the lease is no longer held. Cheap: call it before each write.
     ///
     /// # Errors
-    /// `Lost`, with the reason; `Closed` in a forked child, which holds nothing of its parent's.
+    /// `Lost`, with the reason; `Closed` in a forked child, which does not hold its parent's leases.
     pub fn check(&self) -> Result<()> {
         self.engine.check_not_inherited()?;
         match self.local.check(self.engine.clock.now()) {
@@ -137,13 +138,13 @@ impl Lease {
     /// Renews the lease for `ttl` from now; later renewals use `ttl` too.
     ///
     /// # Errors
-    /// `Lost` if the lease is no longer held; a retryable error if the backend cannot tell.
+    /// `Lost` if the lease is no longer held; a retryable error if the backend cannot be reached or does not answer.
     pub async fn renew(&self, ttl: Duration) -> Result<()> {
         let ttl = Ttl::new(ttl)?;
         self.send_renewal(Renewal::new(self.local.key().clone(), ttl)).await
     }
 
-    /// Replaces the metadata others see.
+    /// Replaces the metadata that others see.
     ///
     /// # Errors
     /// As for [`renew`](Self::renew).
@@ -222,7 +223,8 @@ async fn renew_once(engine: &Arc<Engine>, local: &Arc<LocalLease>, renewal: Rene
 
 /// A lease that is held until the guard is released or dropped.
 ///
-/// It is renewed automatically until then; [`Lease`] has its other methods.
+/// The lease is renewed automatically until then. A guard dereferences to its [`Lease`],
+/// which has the methods to check and renew it.
 ///
 /// Dropping the guard releases the lease in the background: *not at once*, and failures
 /// are only logged. Prefer [`release`](Self::release). If the guard is dropped by a
@@ -246,17 +248,17 @@ impl Guard {
         self
     }
 
-    /// Releases the lease: the work is done.
+    /// Releases the lease and records that the work is done.
     ///
-    /// Returns [`Released::Gone`] if the lease was lost earlier: part of the work may have
+    /// Returns [`Released::Gone`] if the lease was lost earlier. Part of the work may then have
     /// run unprotected.
     ///
     /// # Errors
-    /// The backend did not confirm the release. It is tried again in the
-    /// background, until it succeeds or the lease expires.
+    /// Fails if the backend did not confirm the release. The library then retries in the
+    /// background, until the release succeeds or the lease expires.
     ///
     /// # Cancel safety
-    /// Once polled, the lease is released even if the future is dropped.
+    /// Once the future has been polled, the lease is released even if the future is dropped.
     pub async fn release(self) -> Result<Released> {
         self.release_as(Outcome::Completed).await
     }
@@ -279,10 +281,10 @@ impl Guard {
         self.lease.as_ref().expect("a guard has its lease until it is released")
     }
 
-    /// Turns a write lock into a read lock without releasing it in between; waiting readers
-    /// enter, writers do not.
+    /// Turns a write lock into a read lock without releasing it in between, so that waiting
+    /// readers get the lock but no writer does.
     ///
-    /// After an error it may or may not be a write lock at the backend; treat it as a read lock.
+    /// After an error, the backend may still have it as a write lock; treat it as a read lock.
     ///
     /// # Errors
     /// `Unsupported` for permits and leaders, and while another guard shares the lease;

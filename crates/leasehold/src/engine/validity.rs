@@ -16,7 +16,7 @@ use crate::lease::Moment;
 pub enum LeaseHealth {
     /// Held, and renewed in time.
     Held,
-    /// Renewals are failing; the deadline has not come yet.
+    /// Renewals are failing, but the lease is still valid.
     InDoubt,
     /// No longer held.
     Lost,
@@ -30,13 +30,13 @@ pub enum LeaseHealth {
 pub enum Loss {
     /// No renewal was answered before the deadline.
     RenewTimeout,
-    /// An operator took it away.
+    /// An operator evicted it.
     Evicted,
     /// It reached its `max_hold`.
     MaxHold,
-    /// The backend no longer knows it: it expired there, or the backend forgot.
+    /// The backend no longer has it: it expired there, or the backend lost its data.
     Gone,
-    /// This instance released it, by its guard, by `release_all` or by `close`.
+    /// This instance released it, through its guard, `release_all` or `close`.
     Released,
 }
 
@@ -62,7 +62,7 @@ impl Loss {
         }
     }
 
-    /// The word used in reports.
+    /// Returns the word for it in logs and metrics, such as `renew_timeout`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::RenewTimeout => "renew_timeout",

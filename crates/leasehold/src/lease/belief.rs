@@ -8,16 +8,18 @@ use std::{
     time::Duration,
 };
 
-/// How long an answer about an attached lease may be believed.
+/// How long a client may rely on an answer about an attached lease.
 ///
-/// A detached lease is always believed for its ttl.
+/// A client may always rely on a detached lease for its ttl.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub enum Belief {
     /// For the ttl, counted from the instant before the request was sent.
     #[default]
     Ttl,
-    /// While this session lives, and for at most its silence limit without another answer.
+    /// As long as this session lives, but no longer than the session's silence limit or the ttl, whichever is shorter.
+    ///
+    /// The time is counted from the instant before the request was sent.
     Session(Session),
     /// Until this process ends: no clock is involved.
     Process,
@@ -30,11 +32,11 @@ impl Belief {
     }
 }
 
-/// A session of a server that leases end with, shared by the backend and those leases.
+/// A session with a server. When the session ends, the leases that depend on it are lost.
 ///
-/// A backend attaches the session that was current *before* it sent the
-/// request. Once it calls [`end`](Self::end), every lease that was confirmed in
-/// that session is lost, even while the backend is unreachable.
+/// A backend adds to its answer the session that was current *before* it sent the
+/// request. Once the backend calls [`end`](Self::end), every lease that was confirmed in
+/// that session is lost, even while the server is unreachable.
 #[derive(Clone, Debug)]
 pub struct Session(Arc<SessionState>);
 
@@ -45,7 +47,7 @@ struct SessionState {
 }
 
 impl Session {
-    /// Creates a live session that is believed for `silence_limit` after each answer.
+    /// Creates a session in which a client may rely on each answer for `silence_limit`.
     pub fn new(silence_limit: Duration) -> Self {
         Self(Arc::new(SessionState { silence_limit, ended: AtomicBool::new(false) }))
     }
@@ -60,7 +62,7 @@ impl Session {
         self.0.ended.load(Ordering::SeqCst)
     }
 
-    /// Returns how long an answer is believed without another one.
+    /// Returns how long a client may rely on an answer if no other follows.
     pub fn silence_limit(&self) -> Duration {
         self.0.silence_limit
     }

@@ -18,9 +18,9 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// All units of a lock: a mutex, a write lock.
+    /// The claim of a mutex or a write lock: all units of the lock.
     pub const EXCLUSIVE: Self = Self { mode: Mode::Exclusive, units: LOCK_CAPACITY, capacity: LOCK_CAPACITY };
-    /// One unit of a lock: a read lock.
+    /// The claim of a read lock: one unit of the lock.
     pub const SHARED: Self = Self { mode: Mode::Shared, units: 1, capacity: LOCK_CAPACITY };
     /// The claim of a leader: the only unit of an election.
     pub const LEADER: Self = Self { mode: Mode::Leader, units: 1, capacity: 1 };
@@ -47,22 +47,22 @@ impl Claim {
         Ok(Self { mode: Mode::Permit, units, capacity: limit })
     }
 
-    /// The primitive that the claim stands for.
+    /// Returns the mode: exclusive, shared, permit or leader.
     pub const fn mode(self) -> Mode {
         self.mode
     }
 
-    /// How many units the claim takes.
+    /// Returns how many units the claim takes.
     pub const fn units(self) -> u32 {
         self.units
     }
 
-    /// How many units the resource has.
+    /// Returns how many units the resource has.
     pub const fn capacity(self) -> u32 {
         self.capacity
     }
 
-    /// What all claims on one resource must agree on.
+    /// Returns the shape, which must be the same for all claims on one resource.
     pub const fn shape(self) -> Shape {
         Shape { family: self.mode.family(), capacity: self.capacity }
     }
@@ -103,7 +103,7 @@ const LOCK_CAPACITY: u32 = i32::MAX.unsigned_abs();
 pub enum Mode {
     /// Alone: a mutex or a write lock.
     Exclusive,
-    /// Among readers.
+    /// With other readers: a read lock.
     Shared,
     /// Some permits of a semaphore.
     Permit,
@@ -112,7 +112,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// The kind of resource this mode belongs to.
+    /// Returns the kind of resource that this mode belongs to.
     pub const fn family(self) -> Family {
         match self {
             Self::Exclusive | Self::Shared => Family::Lock,
@@ -121,7 +121,7 @@ impl Mode {
         }
     }
 
-    /// The word for it in JSON, SQL and the command: `exclusive`, `shared`, `permit` or `leader`.
+    /// Returns the word for it in JSON, SQL and the command: `exclusive`, `shared`, `permit` or `leader`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Exclusive => "exclusive",
@@ -138,20 +138,20 @@ impl fmt::Display for Mode {
     }
 }
 
-/// The kind of resource: what may contend with what.
+/// The kind of resource. All live leases of a resource are of the same kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Family {
-    /// Mutexes, read locks and write locks: one lock.
+    /// A lock, taken as a mutex, a read lock or a write lock.
     Lock,
-    /// Semaphores.
+    /// A semaphore.
     Permits,
-    /// Elections.
+    /// An election.
     Election,
 }
 
-/// What all live leases of a resource agree on.
+/// The kind and capacity of a resource, which are the same for all its live leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Shape {
@@ -162,7 +162,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Creates the shape of claims of this kind on this capacity.
+    /// Creates the shape of a resource of this kind and capacity.
     pub const fn new(family: Family, capacity: u32) -> Self {
         Self { family, capacity }
     }

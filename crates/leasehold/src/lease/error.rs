@@ -9,8 +9,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a call failed, with a message that says what to do.
 ///
-/// `Err` means that a call could not be carried out, or from `check` that a lease
-/// is lost. Calls that ask whether a lock is free return the answer as a value.
+/// `Err` means that a call could not be carried out; `check` also returns it if the lease
+/// is lost. Calls that only try, such as `try_acquire`, report a busy lock as a value.
 ///
 /// `{}` shows the message alone, for reporters that walk [`source`](error::Error::source); `{:#}` shows the causes
 /// as well, on one line.
@@ -40,15 +40,15 @@ struct Details {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Not granted within `wait`.
+    /// The lease was not granted within `wait`.
     WaitElapsed,
-    /// Held by another, and the caller chose not to wait.
+    /// The resource is busy, and the request did not join the queue: `wait` is zero, or `max_waiters` was exceeded.
     Busy,
     /// The lease is no longer held.
     Lost,
     /// The resource is in use as another kind of lock, or with another limit.
     ShapeMismatch,
-    /// The backend refused the credentials or the rights.
+    /// The backend rejected the credentials, or they lack a permission.
     PermissionDenied,
     /// A name, holder or note that cannot be used.
     InvalidName,
@@ -96,7 +96,7 @@ impl Error {
         Self::new(ErrorKind::OutcomeUnknown, message)
     }
 
-    /// Creates a `PermissionDenied` error: the backend refused the credentials or the rights.
+    /// Creates a `PermissionDenied` error: the backend rejected the credentials, or they lack a permission.
     pub fn permission_denied(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::PermissionDenied, message)
     }

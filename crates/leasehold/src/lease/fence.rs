@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A number that rises with every grant of a resource, below 2^53.
+/// A number below 2^53 that rises with every grant of a resource.
 ///
 /// Send it along with each write. A store that remembers the highest fence it has
 /// seen can refuse lower ones, which come from holders that lost the lease.

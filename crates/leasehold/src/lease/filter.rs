@@ -17,7 +17,7 @@ pub enum Names {
 }
 
 impl Names {
-    /// Returns whether the resource is among them.
+    /// Returns whether the resource is one of these.
     pub fn include(&self, resource: &Resource) -> bool {
         match self {
             Self::All => true,
@@ -27,7 +27,7 @@ impl Names {
     }
 }
 
-/// Selects live leases; they are listed by name, holders first, then in queue order.
+/// Selects live leases. They are sorted by name; for each name, holders come first, then waiters in queue order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ListFilter {
@@ -35,7 +35,7 @@ pub struct ListFilter {
     pub names: Names,
     /// How many resources to return at most.
     pub limit: usize,
-    /// Only resources after this name: the `next` of the page before.
+    /// Returns only resources after this name, which is the `next` of the previous page.
     pub after: Option<Resource>,
 }
 
@@ -52,14 +52,14 @@ impl ListFilter {
         self
     }
 
-    /// Leaves out the resources up to this one.
+    /// Leaves out the resources up to and including this one.
     #[must_use]
     pub fn after(mut self, resource: Resource) -> Self {
         self.after = Some(resource);
         self
     }
 
-    /// Selects the names of this page from all names, and sorts them.
+    /// Selects the names of this page from `names` and sorts them.
     pub fn select(&self, mut names: Vec<Resource>) -> Selection {
         names.retain(|name| self.names.include(name) && self.after.as_ref().is_none_or(|after| name > after));
         names.sort_unstable();
@@ -73,9 +73,9 @@ impl ListFilter {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Selection {
-    /// Their names, in order.
+    /// Their names, sorted.
     pub names: Vec<Resource>,
-    /// Where the next page begins, if there is one; see [`Page::next`](super::Page::next).
+    /// The last name on this page, if more follow; see [`Page::next`](super::Page::next).
     pub next: Option<Resource>,
 }
 
@@ -87,9 +87,9 @@ pub struct HistoryFilter {
     pub names: Names,
     /// Whether to return failures only.
     pub failures: bool,
-    /// Only those that ended at or after this time.
+    /// Returns only leases that ended at or after this time.
     pub since: Option<Timestamp>,
-    /// Only those that ended before this time.
+    /// Returns only leases that ended before this time.
     pub until: Option<Timestamp>,
     /// How many leases to return at most.
     pub limit: usize,
@@ -115,14 +115,14 @@ impl HistoryFilter {
         self
     }
 
-    /// Leaves out those that ended before this time.
+    /// Leaves out leases that ended before this time.
     #[must_use]
     pub fn since(mut self, since: Timestamp) -> Self {
         self.since = Some(since);
         self
     }
 
-    /// Leaves out those that ended at or after this time.
+    /// Leaves out leases that ended at or after this time.
     #[must_use]
     pub fn until(mut self, until: Timestamp) -> Self {
         self.until = Some(until);
@@ -137,7 +137,7 @@ impl HistoryFilter {
             && self.until.is_none_or(|until| ended.ended_at < until)
     }
 
-    /// Selects the leases to return, newest first; those that ended at the same time stay in their order.
+    /// Selects the leases to return, newest first; leases that ended at the same time keep their order.
     pub fn select(&self, mut ended: Vec<EndedLease>) -> Vec<EndedLease> {
         ended.retain(|ended| self.include(ended));
         ended.sort_by_key(|ended| Reverse(ended.ended_at));

@@ -4,38 +4,38 @@ use std::{fmt, time::Duration};
 
 use super::{Belief, Fence, Holder, Mode, Shape, Timestamp};
 
-/// An answer, which incarnation of the backend gave it, and how long it may be believed.
+/// An answer of a backend, with the incarnation that gave it and how long a client may rely on it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Answer<T> {
     /// The answer itself.
     pub value: T,
-    /// A change between two answers means that the backend may have lost its memory.
+    /// The incarnation of the backend. If it differs from that of an earlier answer, leases may have been lost.
     pub incarnation: Incarnation,
-    /// How long the answer may be believed about attached leases.
+    /// How long a client may rely on what the answer says about attached leases.
     pub belief: Belief,
 }
 
 impl<T> Answer<T> {
-    /// Creates an answer that is believed for the ttl.
+    /// Creates an answer that a client may rely on for the ttl.
     pub fn new(value: T, incarnation: Incarnation) -> Self {
         Self { value, incarnation, belief: Belief::Ttl }
     }
 
-    /// Sets how long it may be believed.
+    /// Sets how long a client may rely on the answer.
     #[must_use]
     pub fn believed(mut self, belief: Belief) -> Self {
         self.belief = belief;
         self
     }
 
-    /// Replaces the value.
+    /// Converts the value.
     pub fn map<U>(self, change: impl FnOnce(T) -> U) -> Answer<U> {
         Answer { value: change(self.value), incarnation: self.incarnation, belief: self.belief }
     }
 }
 
-/// One incarnation of a backend: a restart that may have lost memory begins another.
+/// A number that changes whenever the backend may have lost leases, for example by a restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Incarnation(pub u64);
 
@@ -46,9 +46,9 @@ pub enum Decision {
     Granted(Grant),
     /// The request is in the queue.
     Queued(QueuePosition),
-    /// Others hold it or wait for it; nothing was left behind.
+    /// Others hold the resource or wait for it; the request was not queued.
     Busy(Busy),
-    /// The resource is in use as something else; nothing was left behind.
+    /// The resource is in use as another kind or with another capacity; the request was not queued.
     WrongShape {
         /// The shape in use.
         in_force: Shape,
@@ -78,9 +78,9 @@ impl Grant {
 pub struct QueuePosition {
     /// How many waiters are ahead.
     pub ahead: u32,
-    /// The resource's newest fence: a hint that is not above it is stale.
+    /// The resource's newest fence: a hint whose fence is not higher is stale.
     pub last_fence: Fence,
-    /// The time until the first blocking lease expires; ask again then if no hint arrives.
+    /// The time until the first of the leases in the way expires. If no hint arrives until then, ask again.
     pub ask_again_in: Option<Duration>,
 }
 
@@ -108,7 +108,7 @@ impl Busy {
     }
 }
 
-/// One of the holders, and how long it has held.
+/// One of the holders, and how long it has held the resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HeldBy {
@@ -125,7 +125,7 @@ pub struct HeldBy {
 }
 
 impl HeldBy {
-    /// Creates a holder of this grant, without a note.
+    /// Creates the description of a holder, without a note.
     pub const fn new(holder: Holder, mode: Mode, fence: Fence, held_for: Duration) -> Self {
         Self { holder, note: None, mode, fence, held_for }
     }
@@ -141,16 +141,16 @@ impl fmt::Display for HeldBy {
     }
 }
 
-/// What a renewal found.
+/// The state of a lease at the backend, as a renewal returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// The lease holds; its end was moved.
+    /// The lease is held and was renewed.
     Holding(Grant),
-    /// The lease waits; its end was moved.
+    /// The lease waits in the queue and was renewed.
     Waiting(QueuePosition),
-    /// The backend does not know the lease: it ended, or never began.
+    /// The backend does not have the lease: it ended, or was never requested.
     Gone,
-    /// The backend could not tell.
+    /// The backend could not find out.
     Unknown,
 }
 
@@ -161,7 +161,7 @@ pub enum Released {
     Freed,
     /// The lease waited and has left the queue.
     LeftQueue,
-    /// The lease had ended before.
+    /// The lease had already ended.
     Gone,
     /// Another guard still shares the lease (`shared_by_holder`). Backends never return this.
     Shared,

@@ -8,7 +8,7 @@ use crate::{Error, Result};
 
 /// The name of a holder or a waiter that others see: `user@host:pid:random` by default.
 ///
-/// It is a label for people and gives no rights: renewing or releasing a lease takes the lease id.
+/// It is a label for people and gives no rights: to renew or release a lease, a client needs the lease id.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Holder(Arc<str>);

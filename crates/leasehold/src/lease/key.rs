@@ -10,7 +10,7 @@ use crate::{Error, Result};
 
 /// The random id of one lease, chosen by the client that requests it. Anyone who knows it can renew and release the lease.
 ///
-/// Ids are not reused: a lease that is gone is requested again under a new one.
+/// An id is never reused: to get a lease again after it has ended, request it with a new id.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct LeaseId(Uuid);
@@ -53,13 +53,13 @@ impl FromStr for LeaseId {
     }
 }
 
-/// One lease on one resource.
+/// Identifies one lease on one resource.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct LeaseKey {
     /// What is locked.
     pub resource: Resource,
-    /// Which lease on it.
+    /// The id of the lease.
     pub id: LeaseId,
 }
 
@@ -70,9 +70,9 @@ impl LeaseKey {
     }
 }
 
-/// A granted lease as text, `lh2_…`: hands the lease from one process to another.
+/// A handle to a granted lease, which can be passed to another process as text: `lh2_…`.
 ///
-/// Anyone who has it can renew and release the lease, so keep it like a password.
+/// Anyone who has it can renew and release the lease, so keep it secret, like a password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct LeaseHandle {
     key: LeaseKey,
@@ -99,7 +99,7 @@ impl LeaseHandle {
 }
 
 impl fmt::Display for LeaseHandle {
-    /// Writes hexadecimal digits: 32 of the id, 16 of the fence, then the bytes of the name.
+    /// Writes `lh2_` and hexadecimal digits: 32 for the id, 16 for the fence, then two for each byte of the name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}{:016x}", Self::PREFIX, self.key.id, self.fence.get())?;
         self.key.resource.as_str().bytes().try_for_each(|byte| write!(f, "{byte:02x}"))

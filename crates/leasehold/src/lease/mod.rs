@@ -1,6 +1,6 @@
 //! Data types that users and backends share, with no behaviour beyond validation.
 //!
-//! Those that only a backend handles, such as requests and decisions, are exported by [`backend`](crate::backend).
+//! The types that only backends use, such as requests and decisions, are exported by [`backend`](crate::backend).
 
 pub(crate) mod belief;
 mod claim;

@@ -27,7 +27,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// How the work under a lease ended, as its holder reports with the release.
+/// How the work under a lease ended, as its holder reports when it releases the lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
@@ -44,7 +44,9 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Creates a failure of this kind with these details. An error that writes its causes with `{:#}` does so here.
+    /// Creates a failure of this kind with these details.
+    ///
+    /// The details are formatted with `{:#}`, with which many errors include their causes.
     pub fn failed(kind: impl Into<String>, details: impl fmt::Display) -> Self {
         Self::Failed(Problem { kind: kind.into(), details: format!("{details:#}") })
     }
@@ -74,13 +76,13 @@ pub enum Ending {
     Expired,
     /// Its process or connection died.
     Disconnected,
-    /// An operator took it away.
+    /// An operator evicted it.
     Evicted,
     /// It reached its `max_hold`.
     MaxHold,
     /// The wait ran out.
     GaveUp,
-    /// The wait was abandoned.
+    /// The caller stopped waiting.
     Cancelled,
 }
 

@@ -33,7 +33,7 @@ pub struct LeaseRecord {
 }
 
 impl LeaseRecord {
-    /// Creates a record without times, note and metadata; set what is known.
+    /// Creates a record without times, note and metadata; set the fields that are known.
     pub fn new(resource: Resource, holder: Holder, claim: Claim, state: LeaseState) -> Self {
         Self {
             resource,
@@ -93,7 +93,7 @@ pub struct EndedLease {
     pub fence: Option<Fence>,
     /// When it was requested.
     pub asked_at: Timestamp,
-    /// When it was granted; `None` for a wait that never was.
+    /// When it was granted; `None` for a wait that was never granted.
     pub acquired_at: Option<Timestamp>,
     /// When it ended.
     pub ended_at: Timestamp,
@@ -131,9 +131,9 @@ impl EndedLease {
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct HistoryPage {
-    /// What was found.
+    /// The leases that were found.
     pub leases: Vec<EndedLease>,
-    /// Whether the limit of the filter left some out.
+    /// Whether the filter's limit left out some leases.
     pub is_truncated: bool,
 }
 
@@ -150,9 +150,9 @@ impl HistoryPage {
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Page {
-    /// What was found.
+    /// The leases that were found.
     pub leases: Vec<LeaseRecord>,
-    /// The last resource on the page, if more follow: the `after` of the next page.
+    /// The last resource on this page, if more follow. Use it as the `after` of the next page.
     pub next: Option<Resource>,
 }
 

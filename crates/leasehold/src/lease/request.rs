@@ -17,9 +17,9 @@ pub struct Request {
     pub ttl: Ttl,
     /// What to do if the resource is busy; by default, the request queues.
     pub patience: Patience,
-    /// The most waiters that may be ahead; with more, the answer is `Busy`. No limit by default.
+    /// How many waiters may be ahead; if there are more, the answer is `Busy`. No limit by default.
     pub max_waiters: Option<u32>,
-    /// What ends the lease: by default, the end of its process.
+    /// What ends the lease if nobody renews or releases it; `Attached` by default.
     pub lifetime: Lifetime,
     /// The holder name that others see.
     pub holder: Holder,
@@ -27,7 +27,7 @@ pub struct Request {
     pub note: Option<String>,
     /// A JSON object from the holder.
     pub metadata: Metadata,
-    /// The lowest fence to grant, at most 10 s ahead of the backend's wall clock.
+    /// The lowest fence that the grant may have; limited to 10 s ahead of the backend's wall clock.
     pub fence_floor: Option<Fence>,
 }
 
@@ -76,14 +76,14 @@ impl Request {
         self
     }
 
-    /// Sets the lowest fence to grant.
+    /// Sets the lowest fence that the grant may have.
     #[must_use]
     pub fn fence_floor(mut self, floor: Fence) -> Self {
         self.fence_floor = Some(floor);
         self
     }
 
-    /// Sets the most waiters that may be ahead; with more, the answer is `Busy`.
+    /// Sets how many waiters may be ahead; if there are more, the answer is `Busy`.
     #[must_use]
     pub fn max_waiters(mut self, most: u32) -> Self {
         self.max_waiters = Some(most);
@@ -108,13 +108,13 @@ impl Request {
 /// What to do if the resource is busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
-    /// Leave at once.
+    /// Give up at once.
     Try,
     /// Join the queue.
     Queue,
 }
 
-/// What ends a lease.
+/// What ends a lease that nobody renews or releases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lifetime {
     /// The end of its process or connection, where the backend can see that; otherwise its ttl.
@@ -123,29 +123,29 @@ pub enum Lifetime {
     Detached,
 }
 
-/// One lease to renew: its end becomes now + ttl, never earlier than it was.
+/// A request to renew one lease. The lease then ends `ttl` from now, or at its present end if that is later.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Renewal {
     /// The lease.
     pub key: LeaseKey,
-    /// How long it lives from now.
+    /// How long the lease lives from now on without another renewal.
     pub ttl: Ttl,
-    /// Raises the fence to exactly this or leaves it; the answer shows which.
+    /// The value to raise the fence to. If it is not allowed, the fence stays as it is; the answer shows the fence.
     pub fence_floor: Option<Fence>,
-    /// Claims less: a write lock becomes a read lock, permits are given back.
+    /// The smaller claim to keep: a write lock becomes a read lock, or permits are given back.
     pub downgrade: Option<Claim>,
-    /// Replaces the metadata.
+    /// The new metadata; `None` to keep the old.
     pub metadata: Option<Metadata>,
 }
 
 impl Renewal {
-    /// Creates a renewal that changes nothing else.
+    /// Creates a renewal that extends the lease and changes nothing else.
     pub fn new(key: LeaseKey, ttl: Ttl) -> Self {
         Self { key, ttl, fence_floor: None, downgrade: None, metadata: None }
     }
 
-    /// Sets the exact value to raise the fence to.
+    /// Sets the value to raise the fence to.
     #[must_use]
     pub fn fence_floor(mut self, floor: Fence) -> Self {
         self.fence_floor = Some(floor);

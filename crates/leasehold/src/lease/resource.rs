@@ -8,8 +8,8 @@ use crate::{Error, Result};
 
 /// The name of what is locked: UTF-8, 1 to 512 bytes, no control characters.
 ///
-/// Names with a common prefix group in listings: `lock:order:{id}:process`,
-/// `job:{type}:{id}`, `cron:{task}`.
+/// Give related resources a common prefix, so that they can be listed together:
+/// `lock:order:{id}:process`, `job:{type}:{id}`, `cron:{task}`.
 ///
 /// ```
 /// use leasehold::Resource;

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Holder, Resource, Timestamp};
 
-/// How the runs under one lock went, as far as they were reported.
+/// What was reported about the runs of a job under one lock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct RunRecord {
@@ -21,7 +21,7 @@ pub struct RunRecord {
 }
 
 impl RunRecord {
-    /// Creates a record without any run; set what is known.
+    /// Creates a record without any runs; set the fields that are known.
     pub const fn new(resource: Resource) -> Self {
         Self { resource, skips: 0, last_skip: None, held_by: None, last_success: None }
     }
@@ -51,7 +51,7 @@ impl RunRecord {
     }
 }
 
-/// Something to remember about the runs under one lock.
+/// A report about runs of a job under one lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RunReport {
@@ -76,14 +76,14 @@ impl RunReport {
         Self { resource, skips: 0, held_by: None, success: true }
     }
 
-    /// Sets how many runs were skipped, for several reports in one.
+    /// Sets how many runs were skipped, to report several of them at once.
     #[must_use]
     pub const fn skips(mut self, count: u64) -> Self {
         self.skips = count;
         self
     }
 
-    /// Returns the report as a record of its own, made at `now`.
+    /// Returns the record of this report alone, received at `now`.
     pub fn record(&self, now: Timestamp) -> RunRecord {
         let skipped = self.skips > 0;
         RunRecord {

@@ -10,15 +10,15 @@ use serde::{Deserialize, Serialize};
 use super::grant::Brief;
 use crate::{Error, Result};
 
-/// A reading of one machine's steady clock, in microseconds; it decides expiry.
+/// A point in time on the steady clock of one machine, in microseconds. This clock decides when a lease expires.
 ///
-/// It can be compared only with moments of the same machine since the same boot.
+/// Compare a moment only with moments of the same machine and the same boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Moment(u64);
 
 impl Moment {
-    /// Later than every other moment; the end of a lease that no clock ends.
+    /// Later than every other moment: the deadline of a lease that does not expire by a clock.
     pub const NEVER: Self = Self(u64::MAX);
 
     /// Creates the moment this many microseconds after the clock's start.
@@ -49,7 +49,7 @@ impl Moment {
     }
 }
 
-/// A reading of a wall clock: microseconds since 1970, for people and for the fence.
+/// A point in time on a wall clock, in microseconds since 1970. It dates records and gives fences a lower bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Timestamp(u64);
@@ -98,7 +98,7 @@ impl Ttl {
     pub const DEFAULT: Self = Self(Duration::from_secs(30));
     /// The default ttl of elections, 10 s.
     pub const ELECTION: Self = Self(Duration::from_secs(10));
-    /// The shortest ttl, 100 ms: the safety margin, at least 50 ms, would leave too little of a shorter one.
+    /// The shortest ttl, 100 ms. The safety margin is at least 50 ms, which would leave too little of a shorter ttl.
     pub const MIN: Self = Self(Duration::from_millis(100));
     /// The longest ttl, 30 days.
     pub const MAX: Self = Self(Duration::from_secs(30 * 24 * 3600));

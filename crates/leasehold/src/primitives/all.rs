@@ -17,16 +17,16 @@ use crate::{
 };
 
 impl Leasehold {
-    /// Several mutexes, all or nothing.
+    /// Several mutexes, taken together: either all of them or none.
     pub fn all<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> All {
         All::new(self, names.into_iter().map(|name| name.as_ref().to_owned()).collect())
     }
 }
 
-/// Several mutexes, taken all or none, in an order that cannot deadlock.
+/// Several mutexes that are taken together: either all of them or none.
 ///
 /// They are taken one by one, sorted by name, so two callers that want the same
-/// locks cannot deadlock. A name given twice counts once.
+/// locks cannot deadlock. A name that is given twice counts once.
 ///
 /// # Examples
 /// ```
@@ -57,7 +57,8 @@ impl All {
     /// Waits for all the locks; `wait` limits the total time.
     ///
     /// # Errors
-    /// `WaitElapsed`, naming the lock that was not granted and who holds it; those already taken are released.
+    /// `WaitElapsed`, naming the lock that was not granted and who holds it. The locks that were already taken are
+    /// released.
     ///
     /// # Cancel safety
     /// Dropping the future leaves no lease and no queue position behind.
@@ -108,12 +109,12 @@ impl All {
         }
     }
 
-    /// Runs `work` while all of them are held. If `work` fails, the failure is recorded in their history.
+    /// Runs `work` while all the locks are held. If `work` fails, the failure is recorded in their history.
     ///
     /// `work` gets the leases sorted by name. See [`Lock::with`](crate::Lock::with).
     ///
     /// # Errors
-    /// The error of `work`, or one of this crate converted to it.
+    /// The error of `work`, or an error of this crate converted to that type.
     pub async fn with<T, E>(&self, work: impl AsyncFnOnce(Vec<Lease>) -> Result<T, E>) -> Result<T, E>
     where
         E: From<Error> + fmt::Display,
@@ -153,20 +154,20 @@ fn nothing_to_lock() -> Error {
 pub struct Guards(Vec<Guard>);
 
 impl Guards {
-    /// Returns each of them, sorted by name.
+    /// Returns the guards, sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = &Guard> {
         self.0.iter()
     }
 
-    /// Fails if any of them is no longer held.
+    /// Fails if any of the leases is no longer held.
     ///
     /// # Errors
-    /// `Lost`, naming the lost lock that comes first by name.
+    /// `Lost`, naming the lost lock; if several are lost, the first by name.
     pub fn check(&self) -> Result<()> {
         self.0.iter().try_for_each(|guard| guard.check())
     }
 
-    /// Completes when one of them is lost or released; at once if one already is.
+    /// Completes when one of the leases is lost or released; at once if one already is.
     ///
     /// # Cancel safety
     /// May be dropped and called again: a loss is never missed.
@@ -185,17 +186,17 @@ impl Guards {
         .await
     }
 
-    /// Releases all of them in reverse order.
+    /// Releases all the leases, in reverse order of their names.
     ///
-    /// Returns [`Released::Gone`] if one of them was lost earlier.
+    /// Returns [`Released::Gone`] if one of the leases was lost earlier.
     ///
     /// # Errors
-    /// The first failure; the others are still released.
+    /// The first failure; the other leases are still released.
     pub async fn release(self) -> Result<Released> {
         self.release_as(Outcome::Completed).await
     }
 
-    /// Releases all of them and records how the work ended.
+    /// Releases all the leases and records how the work ended.
     ///
     /// # Errors
     /// As for [`release`](Self::release).

@@ -23,7 +23,7 @@ use crate::{
 /// A candidate that campaigns in the background until it is stopped or dropped.
 ///
 /// After a loss it campaigns again. After an error it retries with growing pauses.
-/// [`last_error`](Self::last_error) and the log say why it does not lead.
+/// [`last_error`](Self::last_error) and the log say why a campaign failed.
 #[derive(Debug)]
 #[must_use = "the candidate withdraws as soon as it is dropped"]
 pub struct Candidate {
@@ -68,7 +68,9 @@ impl Candidate {
         Self { election, seat }
     }
 
-    /// Returns whether this candidate leads; `false` from the deadline on, even without a network.
+    /// Returns whether this candidate leads.
+    ///
+    /// Returns `false` as soon as the lease of the term has run out, even if the backend cannot be reached.
     pub fn is_leader(&self) -> bool {
         self.lease().is_some()
     }
@@ -91,10 +93,10 @@ impl Candidate {
 
     /// Waits until this candidate leads, and returns the lease of its term.
     ///
-    /// It waits through errors, since the candidate retries; see [`last_error`](Self::last_error).
+    /// It keeps waiting after an error, because the candidate retries; see [`last_error`](Self::last_error).
     ///
     /// # Errors
-    /// `Closed` if the instance is closed, even while waiting, and in a forked child.
+    /// `Closed` if the instance is closed, before or during the wait, and in a forked child.
     ///
     /// # Cancel safety
     /// May be dropped and called again: it completes at once while this candidate leads.
@@ -120,14 +122,14 @@ impl Candidate {
         self.election.leader().await
     }
 
-    /// Steps down and campaigns again from the end of the queue.
+    /// Steps down if this candidate leads, and campaigns again from the end of the queue.
     pub fn resign(&self) {
         if self.is_leader() {
             self.seat.resign.notify_one();
         }
     }
 
-    /// Steps down and stops campaigning. A candidate that only waits leaves the queue in the background.
+    /// Steps down and stops campaigning. If this candidate is still waiting, it leaves the queue in the background.
     ///
     /// # Errors
     /// `Closed` in a forked child.

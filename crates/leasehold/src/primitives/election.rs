@@ -30,7 +30,7 @@ const VALUE: &str = "value";
 
 /// An election: one of the candidates leads, the others wait their turn.
 ///
-/// The fence of a leader is its term: it rises with every change.
+/// The fence of a leader is the number of its term, which rises with every new leader.
 ///
 /// # Fairness
 /// Candidates are served in order, except on `redlock:`; a leader that resigns goes to the end of the queue.
@@ -114,7 +114,7 @@ impl Election {
         self.published().try_acquire(Claim::LEADER).await
     }
 
-    /// Campaigns in the background, again after each loss, until stopped.
+    /// Starts a candidate that campaigns in the background, and again after each loss, until it is stopped.
     ///
     /// # Errors
     /// Fails if the name, the ttl or the backend cannot be used; `InvalidConfig` if `wait` or `max_tries` is set. Later
@@ -250,9 +250,10 @@ enum Reported {
 }
 
 impl Observer {
-    /// Returns the next change: who leads now, or that nobody does. `None` if the backend is gone.
+    /// Waits for the next change and returns the new leader, or `Some(Ok(None))` if nobody leads now.
     ///
-    /// After an error it pauses before it looks again, so a loop that only logs errors does not spin.
+    /// Returns `None` if the backend is gone. After an error, the next call pauses before it tries again, so a loop
+    /// that only logs errors does not spin.
     ///
     /// # Cancel safety
     /// May be dropped and called again: a change is never missed.

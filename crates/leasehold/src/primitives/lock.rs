@@ -67,7 +67,7 @@ impl Leasehold {
 
     /// One of `limit` permits; [`Lock::permits`] takes several at once. Each holder has its own lease.
     ///
-    /// All users of a name must agree on its limit; a different limit is an error that names both.
+    /// All users of a name must agree on its limit. A request with another limit fails with an error that names both.
     ///
     /// ```
     /// # use leasehold::Leasehold;
@@ -96,9 +96,9 @@ impl Leasehold {
 /// [`semaphore`](Leasehold::semaphore) make one.
 ///
 /// # Promise
-/// At any time at most as many guards are valid as the lock allows, as long as
-/// the rates of clocks differ by less than the safety margin (2 % of the ttl).
-/// Fences rise with every grant.
+/// At any time, no more guards are valid than the lock allows. This holds as long as
+/// the clocks of client and backend run at rates that differ by less than the safety
+/// margin, which is 2 % of the ttl. Fences rise with every grant.
 ///
 /// # Fairness
 /// Waiters are served in order, except on `redlock:`. [`try_acquire`](Self::try_acquire) does not overtake waiters, nor
@@ -149,8 +149,9 @@ impl Lock {
     /// Waits for the lock.
     ///
     /// # Errors
-    /// `WaitElapsed` after `wait`, naming who holds it; `Busy` if `wait` is zero; `ShapeMismatch` if the name is in use
-    /// for another kind of lock, or for a semaphore with another limit.
+    /// `WaitElapsed` after `wait`, naming who holds the lock; `Busy` if the lock is not free and `wait` is zero, or if
+    /// more than `max_waiters` are ahead; `ShapeMismatch` if the name is in use for another kind of lock, or for a
+    /// semaphore with another limit.
     ///
     /// # Cancel safety
     /// Dropping the future leaves no lease and no queue position behind.
@@ -175,7 +176,7 @@ impl Lock {
     /// `Lost`, before a backend with a ttl can grant the lock to another holder.
     ///
     /// # Errors
-    /// The error of `work`, or one of this crate converted to it.
+    /// The error of `work`, or an error of this crate converted to that type.
     ///
     /// ```
     /// # use leasehold::Leasehold;
@@ -210,7 +211,9 @@ impl Lock {
         self.options.try_with(self.claim()?, work).await
     }
 
-    /// Waits for a lease to hand to another process: no guard releases it, and nobody renews it.
+    /// Waits for the lock and returns a lease that can be handed to another process.
+    ///
+    /// The lease is neither renewed nor released automatically.
     pub async fn acquire_detached(&self) -> Result<Detached> {
         self.options.detached(self.claim()?).await
     }

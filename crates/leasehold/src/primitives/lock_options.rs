@@ -9,7 +9,7 @@ use crate::{
     lease::{Busy, Claim, Grant, Holder, LeaseHandle, Lifetime, Metadata, Outcome, Released, Resource, Ttl},
 };
 
-/// A lease that nobody renews and no guard releases: it ends with its ttl.
+/// A lease that is neither renewed nor released automatically; it ends when its ttl runs out.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Detached {
@@ -239,21 +239,21 @@ macro_rules! lock_options {
             $self
         }
 
-        /// Sets how long to wait. Defaults to [`Builder::wait`](crate::Builder::wait); an election waits without limit.
-        /// Zero means no waiting.
+        /// Sets how long to wait for the lease. Defaults to [`Builder::wait`](crate::Builder::wait); an election waits
+        /// without limit. Zero means no waiting.
         pub fn wait(mut $self, wait: std::time::Duration) -> Self {
             $options.wait = $crate::engine::Wait::For(wait);
             $self
         }
 
-        /// Sets no limit on the wait.
+        /// Waits for the lease without a time limit.
         pub fn wait_forever(mut $self) -> Self {
             $options.wait = $crate::engine::Wait::Forever;
             $self
         }
 
-        /// Sets the most waiters that may be ahead; with more, the call fails with `Busy` instead of queueing. No limit
-        /// by default. A started [`Candidate`](crate::Candidate) retries after a pause.
+        /// Sets how many waiters may be ahead in the queue. If there are more, the call fails with `Busy` instead of
+        /// joining the queue. No limit by default. A started [`Candidate`](crate::Candidate) retries after a pause.
         pub fn max_waiters(mut $self, most: u32) -> Self {
             $options.max_waiters = Some(most);
             $self
@@ -278,7 +278,8 @@ macro_rules! lock_options {
             $self
         }
 
-        /// Sets how long a guard may hold the lease, however often it is renewed; no limit by default.
+        /// Sets how long a guard may hold the lease, no matter how often it is renewed; then the lease is lost. No limit
+        /// by default.
         pub fn max_hold(mut $self, max_hold: std::time::Duration) -> Self {
             $options.max_hold = Some(max_hold);
             $self
@@ -304,12 +305,11 @@ pub(crate) use lock_options;
 /// The option of those that can be held by several callers together.
 macro_rules! sharing_option {
     ($self:ident => $options:expr) => {
-        /// Shares one lease of a name among all callers of this [`Leasehold`](crate::Leasehold) that have the same holder
-        /// and set this option; off by default.
+        /// Lets callers of this [`Leasehold`](crate::Leasehold) with the same holder share one lease; off by default.
         ///
-        /// Without it, two tasks of one process exclude each other. With it they
-        /// share one lease and one fence; every acquire renews the lease, and it ends
-        /// with the last guard. A request for more than is held, such as writing while another caller reads, fails with
+        /// Without this option, two tasks of one process exclude each other. If both set it, they share one lease and
+        /// one fence. Every further acquire renews the lease, and the lease is released with its last guard. A request
+        /// for more than the shared lease holds, such as a write lock while it is a read lock, fails with
         /// `Unsupported`.
         pub fn shared_by_holder(mut $self) -> Self {
             $options.shared_by_holder = true;

@@ -21,27 +21,28 @@ const MACHINE: &str = "/var/lib/leasehold";
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DefaultPlace {
-    /// One directory for the users of this machine; `leasehold init file: --group NAME` makes it.
+    /// One directory for the users of this machine; `leasehold init file: --group NAME` creates it.
     Machine(PathBuf),
-    /// The user's own directory: nobody made one for the machine.
+    /// The user's own directory, because there is none for the machine.
     User(PathBuf),
 }
 
 impl DefaultPlace {
-    /// The directory that an operator can make for the machine: `/var/lib/leasehold`.
+    /// Returns the directory that an operator can create for the whole machine: `/var/lib/leasehold`.
     ///
-    /// Packagers and tests name another one in `$LEASEHOLD_MACHINE_DIR`.
+    /// Packagers and tests can name another one in `$LEASEHOLD_MACHINE_DIR`.
     pub fn of_machine() -> PathBuf {
         let named = env::var_os("LEASEHOLD_MACHINE_DIR").map(PathBuf::from);
         named.filter(|path| path.is_absolute()).unwrap_or_else(|| PathBuf::from(MACHINE))
     }
 
-    /// Returns the directory that `file:` uses now. If there is a machine-wide one that cannot be used, it fails instead
-    /// of falling back to that of the user.
+    /// Returns the directory that `file:` uses now.
+    ///
+    /// If the machine-wide directory exists but cannot be used, this fails instead of falling back to the user's own.
     ///
     /// # Errors
-    /// `PermissionDenied` when the machine's directory cannot be looked at or is private to another user, `InvalidConfig` when there is none and
-    /// the user has no home.
+    /// `PermissionDenied` if the machine-wide directory cannot be examined or is private to another user;
+    /// `InvalidConfig` if there is none and the user has no home directory.
     pub fn find() -> Result<Self> {
         Self::choose(Self::of_machine(), own(|name| env::var_os(name)))
     }
@@ -65,7 +66,7 @@ impl DefaultPlace {
         }
     }
 
-    /// The directory.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         match self {
             Self::Machine(path) | Self::User(path) => path,

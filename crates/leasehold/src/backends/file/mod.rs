@@ -1,12 +1,14 @@
-//! `file:`, one machine: a lease lives as long as its process, kept in a local directory. Linux only.
+//! `file:`: leases in a local directory, shared by the processes of one machine. Linux only.
 //!
-//! The model runs under a latch file; records are written as a whole. Each
-//! instance has one FIFO, which is its presence (the kernel closes it when the
-//! process dies) and takes notifications (others write a line to it).
+//! A lease lasts as long as its process, unless it is detached. Each operation
+//! runs the [model](crate::backend::model) while it holds a latch file, and
+//! replaces each record as a whole. Each instance has one FIFO, which serves two
+//! purposes: other processes write notifications to it, and the kernel closes it
+//! when the process dies, so that the others notice.
 //!
-//! Writing to the FIFO of a process that dies at that moment raises `SIGPIPE`,
-//! which Rust programs ignore from their start; a program that restores the
-//! default must not do so while it uses this backend.
+//! Writing to the FIFO of a process that dies at that moment raises `SIGPIPE`.
+//! Rust programs ignore that signal from their start; do not restore its default
+//! action while the program uses this backend.
 
 mod death_watch;
 mod decode;
@@ -72,7 +74,7 @@ const RENEW_BATCH: usize = 256;
 /// The names of the engine's threads begin with this.
 const ENGINE_THREADS: &str = "leasehold-";
 
-/// Leases kept in a local directory.
+/// A backend that keeps leases in a local directory.
 ///
 /// Open it inside a Tokio runtime with I/O and time enabled; it works only while that runtime runs.
 #[derive(Debug)]
@@ -87,8 +89,8 @@ impl FileBackend {
     /// Opens the directory, creating it if necessary, and registers this process in it.
     ///
     /// # Errors
-    /// `Unsupported` on a file system that two machines may share and on a directory of another version,
-    /// `PermissionDenied` and `Unavailable` when the directory cannot be made or used.
+    /// `Unsupported` if several machines may share the file system, or if the directory has an incompatible format;
+    /// `PermissionDenied` or `Unavailable` if the directory cannot be created or used.
     pub async fn open(options: FileOptions) -> Result<Self> {
         let runtime = Handle::current();
         let opening = runtime.clone();

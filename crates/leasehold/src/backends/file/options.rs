@@ -9,19 +9,19 @@ use crate::{
     clock::Clock,
 };
 
-/// Where the leases are kept and who may reach them.
+/// Where the leases are stored, and who may access them.
 #[derive(Clone, Debug)]
 pub struct FileOptions {
     /// The directory that holds the namespaces.
     pub root: PathBuf,
-    /// The sub-directory in use: leases of two namespaces never meet.
+    /// The namespace, which is the name of the subdirectory in use. Leases of different namespaces are independent.
     pub namespace: String,
-    /// The mode of files in a new directory; directories get the matching x bits. Defaults to `0o600`; in the
-    /// machine-wide directory, follows that directory's mode.
+    /// The mode of the files in a new directory; the directory itself also gets the matching `x` bits. `None` means
+    /// `0o600`, or in the machine-wide directory a mode that follows the mode of that directory.
     ///
-    /// A directory that exists keeps its mode; asking for another one is an error.
+    /// An existing directory keeps its mode; it is an error to set another one.
     pub mode: Option<u32>,
-    /// Whether each change is forced to the disk before it is answered; off by default.
+    /// Whether each change is synced to disk before the operation completes; off by default.
     pub fsync: bool,
     /// The source of time.
     pub clock: Arc<dyn Clock>,
@@ -32,11 +32,12 @@ pub struct FileOptions {
 impl FileOptions {
     /// Parses a URL: `file:`, `file:///path`, `file:/path?mode=0660&fsync=1`.
     ///
-    /// Without a path it means `/var/lib/leasehold` where that is there; else the state directory of the user,
-    /// `$XDG_STATE_HOME/leasehold` or `$HOME/.local/state/leasehold`. See [`DefaultPlace`].
+    /// A URL without a path means `/var/lib/leasehold` if that directory exists, and otherwise the user's own
+    /// directory, `$XDG_STATE_HOME/leasehold` or `$HOME/.local/state/leasehold`. See [`DefaultPlace`].
     ///
     /// # Errors
-    /// `InvalidConfig` when the URL or the namespace cannot be used, and as [`DefaultPlace::find`].
+    /// `InvalidConfig` if the URL or the namespace cannot be used; for a URL without a path also as for
+    /// [`DefaultPlace::find`].
     pub fn from_url(url: &str, namespace: &str, clock: Arc<dyn Clock>) -> Result<Self> {
         let mut url_options = UrlOptions::parse(url)?;
         if !url.starts_with("file:") {

@@ -1,8 +1,8 @@
-//! Leases in the memory of one process: the model under sharded latches.
+//! `memory:`: leases in the memory of one process.
 //!
-//! For tests, for tasks of one process, and as the shortest example of a
-//! backend. Nothing here waits: every operation is done when it is first
-//! polled.
+//! This backend is for tests and for the tasks of one process, and it is the
+//! shortest example of a backend: it runs the [model](crate::backend::model)
+//! under mutexes. No operation waits: each is complete when its future is first polled.
 
 mod shard;
 mod store;
@@ -25,9 +25,9 @@ use crate::{
     },
 };
 
-/// One instance on a store in this process's memory.
+/// A backend that keeps leases in a store in the memory of this process.
 ///
-/// Leases end with the last instance on their store: nothing outlives it.
+/// Several instances can share a store. When the last of them is dropped, all leases of the store end.
 pub struct MemoryBackend {
     store: Arc<Store>,
     hints: HintSender,
@@ -35,30 +35,30 @@ pub struct MemoryBackend {
 }
 
 impl MemoryBackend {
-    /// An instance on the store of this name and namespace, shared within the process; "" is the default name.
+    /// Creates an instance on the store with this name and namespace, which the whole process shares.
     ///
-    /// All instances of a store use the clock of the first.
+    /// The URL `memory:` uses the store with the name `""`. All instances of a store use the clock of the first.
     pub fn named(name: &str, namespace: &str, clock: Arc<dyn Clock>) -> Self {
         Self::on(Store::shared(name, namespace, clock))
     }
 
-    /// An instance on a store that nobody else sees.
+    /// Creates an instance on a new store that no other instance shares.
     pub fn private(clock: Arc<dyn Clock>) -> Self {
         Self::on(Arc::new(Store::new(clock)))
     }
 
-    /// Another instance on the same store, with hints of its own.
+    /// Creates another instance on the same store, which gets its own hints.
     #[must_use]
     pub fn sibling(&self) -> Self {
         Self::on(Arc::clone(&self.store))
     }
 
-    /// How many names the store has, with those that expired and were not removed yet.
+    /// Returns how many names the store has, including those that expired and were not removed yet.
     pub fn len(&self) -> usize {
         self.store.len()
     }
 
-    /// Returns whether the store has no name.
+    /// Returns whether the store has no names.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -19,9 +19,9 @@ const NOT_HELD: &str = "LH004";
 
 /// Checks a fence inside your transaction; nobody else gets the lock before the transaction ends.
 ///
-/// Where the data is in the same database as the locks, no write comes too late: the check fails if the lease is not
-/// held under this fence now, and until the transaction ends nobody else is granted the lock, even if the lease runs
-/// out meanwhile. Renewals go on.
+/// If the data is in the same database as the locks, this prevents writes that come too late. The check fails if the
+/// lease is not held under this fence now. After that, nobody else is granted the lock until the transaction ends,
+/// even if the lease runs out meanwhile. The lease can still be renewed.
 ///
 /// ```no_run
 /// # use leasehold::{Guard, backends::postgres::FenceCheck};
@@ -43,7 +43,8 @@ pub struct FenceCheck {
 }
 
 impl FenceCheck {
-    /// Checks that this resource is held under this fence, in the namespace `default` of the schema `leasehold`.
+    /// Creates a check that this resource is held under this fence, in the namespace `default` and the schema
+    /// `leasehold`.
     pub fn new(resource: &Resource, fence: Fence) -> Self {
         let (namespace, schema) = (String::from("default"), String::from("leasehold"));
         Self { resource: resource.clone(), fence, namespace, schema }
@@ -64,8 +65,8 @@ impl FenceCheck {
     /// Checks the fence in a transaction of tokio-postgres.
     ///
     /// # Errors
-    /// `Lost` if the lease is not held under this fence; otherwise what the server said. The transaction cannot go on
-    /// after that.
+    /// `Lost` if the lease is not held under this fence; otherwise the error that the server reported. The transaction
+    /// cannot continue after that.
     pub async fn run(&self, transaction: &Transaction<'_>) -> Result<()> {
         let (name, fence) = (self.resource.as_str(), long(self.fence.get()));
         let parameters: [Parameter<'_>; 3] = [(&name, Type::TEXT), (&fence, Type::INT8), (&self.namespace, Type::TEXT)];

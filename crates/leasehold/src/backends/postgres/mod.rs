@@ -1,11 +1,11 @@
 //! `postgres://`: leases in an existing database, shared by many machines.
 //!
-//! The rule is ported to functions in the schema `leasehold`, which any SQL
-//! client may call: see [`install`]. One round trip per operation; calls that
-//! come together share one and its commit. A release hands the lease to the
-//! next in line, whose instance is told by a notification that carries the
-//! grant. While other leases are held, a call that may wait for a row lock does
-//! not use the connection that renews them.
+//! The [model](crate::backend::model) is ported to SQL functions in the schema
+//! `leasehold`, which any SQL client may call; [`install`] creates them. An operation
+//! takes one round trip, and concurrent operations share a round trip and its commit.
+//! A release hands the lease to the next waiter and notifies its instance; the
+//! notification contains the grant. While leases are held, a call that may wait for
+//! a row lock does not use the connection that renews them.
 
 pub mod advisory;
 mod calls;
@@ -55,7 +55,7 @@ const RENEW_BATCH: usize = 2000;
 /// How long a connection may be silent and still be believed: the server gives it up a second later.
 const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 
-/// Leases stored in a Postgres database.
+/// A backend that stores leases in a Postgres database.
 ///
 /// Open it inside a Tokio runtime with I/O and time enabled; it works only while that runtime runs.
 pub struct PostgresBackend {
@@ -74,9 +74,9 @@ impl PostgresBackend {
     /// Connects, checks the version of the schema and detects poolers.
     ///
     /// # Errors
-    /// `Unavailable` for a server that cannot be reached or is a standby, `PermissionDenied`,
-    /// `InvalidConfig` for a schema that is missing or of another version, `Unsupported` for
-    /// `liveness=connection` through a pooler that shares connections.
+    /// `Unavailable` if the server cannot be reached or is a standby; `PermissionDenied` if it
+    /// refuses access; `InvalidConfig` if the schema is missing or has an unsuitable version;
+    /// `Unsupported` for `liveness=connection` through a pooler that shares connections.
     pub async fn open(options: PostgresOptions) -> Result<Self> {
         let connector = Connector::new(options)?;
         let (first, notifications) = connector.connect_to_listen().await.map_err(Failure::error)?;

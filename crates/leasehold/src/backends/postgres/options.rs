@@ -121,14 +121,14 @@ const OWN: [&str; 13] = [
 impl PostgresOptions {
     /// Parses a URL: `postgres://user@host:5432/db?schema=leasehold&liveness=ttl`.
     ///
-    /// Besides the usual parameters of a Postgres URL: `schema`, `liveness=ttl|connection`,
+    /// Besides the usual parameters of a Postgres URL, it may have `schema`, `liveness=ttl|connection`,
     /// `pooler=auto|none|session|transaction`, `durability=durable|async|unlogged`,
-    /// `history=all|problems|off`, `connections` (8), `init=1` to install a missing schema,
-    /// `password_file`, `password_env`, `sslmode`, `sslrootcert`, `sslcert` and `sslkey`. What the URL
-    /// leaves out comes from the `PG…` environment variables and from the password file.
+    /// `history=all|problems|off`, `connections` (8 by default), `init=1` to install a missing schema,
+    /// `password_file`, `password_env`, `sslmode`, `sslrootcert`, `sslcert` and `sslkey`. Values that the URL
+    /// leaves out come from the `PG…` environment variables and from the password file.
     ///
     /// # Errors
-    /// `InvalidConfig` when the URL cannot be used; the message never shows a password.
+    /// `InvalidConfig` if the URL cannot be used; the message never shows a password.
     pub fn from_url(url: &str, namespace: &str, clock: Arc<dyn Clock>, connect_limit: Duration) -> Result<Self> {
         let (place, query) = url.split_once('?').unwrap_or((url, ""));
         let is_own = |parameter: &&str| OWN.contains(&parameter.split('=').next().unwrap_or_default());
@@ -147,8 +147,8 @@ impl PostgresOptions {
         Ok(options)
     }
 
-    /// Uses an existing configuration; `parameters` are those of [`from_url`](Self::from_url), such as
-    /// `history=problems`.
+    /// Creates options from an existing configuration. `parameters` may contain those that
+    /// [`from_url`](Self::from_url) adds to the usual ones, such as `history=problems`.
     ///
     /// ```
     /// use std::{sync::Arc, time::Duration};
@@ -161,7 +161,7 @@ impl PostgresOptions {
     /// ```
     ///
     /// # Errors
-    /// `InvalidConfig` when a parameter cannot be used.
+    /// `InvalidConfig` if a parameter cannot be used.
     pub fn from_config(
         config: Config,
         parameters: &str,
@@ -175,7 +175,7 @@ impl PostgresOptions {
         Ok(options)
     }
 
-    /// Uses this TLS configuration instead of the `ssl…` parameters, unless `sslmode=disable` says that there is none.
+    /// Uses this TLS configuration instead of the `ssl…` parameters, unless `sslmode=disable` turns TLS off.
     #[must_use]
     pub fn tls_config(mut self, config: Arc<ClientConfig>) -> Self {
         if self.config.get_ssl_mode() == SslMode::Prefer {

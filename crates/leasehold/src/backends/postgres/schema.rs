@@ -50,19 +50,19 @@ pub(super) fn named(text: &str, schema: &str) -> String {
     text.replace("schema leasehold", &format!("schema \"{schema}\""))
 }
 
-/// What was done to a database.
+/// The versions of the schema before and after an installation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Installed {
-    /// The version before; 0 when there was no schema.
+    /// The version before the installation; 0 if there was no schema.
     pub before: i32,
-    /// The version now.
+    /// The version after the installation.
     pub now: i32,
 }
 
-/// One statement that does what [`install`] would do to an empty database, for people who run it themselves.
+/// Returns one SQL statement that does what [`install`] does to an empty database, for people who run it themselves.
 ///
-/// It begins and commits no transaction, so that a migration tool can put it into one.
+/// The statement neither begins nor commits a transaction, so a migration tool can run it inside one.
 ///
 /// # Errors
 /// `InvalidConfig` if `expose` is not a plain name.
@@ -70,7 +70,7 @@ pub fn sql(options: &PostgresOptions, expose: Option<&str>) -> Result<String> {
     sql_since(options, expose, 0)
 }
 
-/// The same for a database that has this version already.
+/// Like [`sql`], for a database that already has the version `installed`.
 ///
 /// # Errors
 /// `InvalidConfig` for a version that this library does not know.
@@ -81,7 +81,8 @@ pub fn sql_since(options: &PostgresOptions, expose: Option<&str>, installed: i32
     statement(options, expose, installed)
 }
 
-/// One statement that removes the schema with all leases and their history, and what [`install`] put into `exposed`.
+/// Returns one SQL statement that removes the schema with all leases and their history, and what [`install`] created
+/// in `exposed`.
 ///
 /// # Errors
 /// `InvalidConfig` if `exposed` is not a plain name.
@@ -90,14 +91,14 @@ pub fn uninstall_sql(options: &PostgresOptions, exposed: Option<&str>) -> Result
     Ok(named(UNINSTALL, &options.schema).replace("/*target*/", &target))
 }
 
-/// Brings the schema to the newest version; safe to repeat and to run concurrently.
+/// Creates the schema or updates it to the newest version; safe to repeat and to run concurrently.
 ///
-/// `expose` installs wrappers and views into another schema, such as `public`,
-/// where unqualified and rpc callers look.
+/// If `expose` names another schema, such as `public`, this also creates wrapper functions and views there, for
+/// callers that do not name a schema, such as `PostgREST`.
 ///
 /// # Errors
-/// `PermissionDenied` when the role may not create, `InvalidConfig` when the schema is newer than this library or
-/// others than this role can change it.
+/// `PermissionDenied` if the role may not create the schema; `InvalidConfig` if the schema is too new for this library
+/// or other roles can change it.
 pub async fn install(options: PostgresOptions, expose: Option<&str>) -> Result<Installed> {
     // What cannot be exposed is refused before anything is sent.
     statement(&options, expose, newest())?;

@@ -81,8 +81,8 @@ pub(super) fn unanswered(server: &str, why: &str) -> Error {
 pub(super) fn other_format(server: &str, format: &str) -> Error {
     Error::unsupported(match format {
         "1" => format!(
-            "{server} has locks of leasehold 0.1, which this version cannot read: stop every program that uses them and \
-             delete its keys (redis-cli --scan --pattern 'leasehold:*' | xargs redis-cli unlink), or use another namespace"
+            "{server} has locks in the first format, which this version cannot read: stop every program that uses them \
+             and delete its keys (redis-cli --scan --pattern 'leasehold:*' | xargs redis-cli unlink), or use another namespace"
         ),
         newer => format!("{server} has locks of format {newer}, which a newer leasehold wrote: upgrade this program"),
     })

@@ -78,7 +78,7 @@ impl Partition {
         ["runs", "reported"].map(|kind| format!("{}{kind}", self.prefix))
     }
 
-    /// Keys that only version 0.1 wrote.
+    /// Keys that only the first format has.
     pub(super) fn of_version_1(&self) -> [String; 2] {
         ["fence", "index"].map(|kind| format!("{}{kind}", self.prefix))
     }

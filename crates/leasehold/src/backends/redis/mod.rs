@@ -1,11 +1,12 @@
-//! `redis:`, machines that reach one server: scripts port the model, the server's clock decides.
+//! `redis://`: leases on a Redis or Valkey server, shared by many machines.
 //!
-//! One connection for each instance carries its commands and, over RESP3, its
-//! pushes; in a cluster a second set of connections carries the pushes. Common
-//! requests go to a fast script, many in one call; requests it answers with `slow`
-//! go to the full script. A release hands the lock to the next in line and
-//! notifies the process of that one only. Works with Redis 6.2 or newer and with Valkey, alone, behind
-//! sentinels or as a cluster.
+//! The [model](crate::backend::model) is ported to Lua scripts; the server's clock
+//! decides expiry. Each instance sends its commands over one connection and, thanks to
+//! RESP3, receives notifications over the same one; in a cluster, notifications have
+//! connections of their own. Most requests go to a fast script, many in one call;
+//! requests that it cannot handle go to the full script. A release hands the lock to the
+//! next waiter and notifies only the process of that waiter. The backend works with Redis
+//! 6.2 or newer and with Valkey: a single server, a server behind sentinels, or a cluster.
 //!
 //! A failover may lose leases: see [the guarantees](crate::_docs::guarantees).
 
@@ -58,7 +59,7 @@ use crate::{
 /// Renewals in one call: a few milliseconds of the server's time.
 const RENEW_BATCH: usize = 500;
 
-/// Leases kept by a Redis server, a cluster, or whatever server the sentinels name.
+/// A backend that keeps leases on a Redis server, in a cluster, or on the server that the sentinels name.
 ///
 /// Open it inside a Tokio runtime with I/O and time enabled; it works only while that runtime runs.
 pub struct RedisBackend {
@@ -70,11 +71,11 @@ pub struct RedisBackend {
 }
 
 impl RedisBackend {
-    /// Connects, within the connect limit.
+    /// Connects to the server; takes at most the connect limit.
     ///
     /// # Errors
-    /// `Unavailable` when nobody answers, `PermissionDenied` when the server refuses user or password,
-    /// `Unsupported` for a server that is too old, or whose locks another version of leasehold wrote.
+    /// `Unavailable` if no server answers; `PermissionDenied` if the server rejects the user or the password;
+    /// `Unsupported` if the server is too old, or if its locks were written by an incompatible version of leasehold.
     pub async fn open(options: RedisOptions) -> Result<Arc<Self>> {
         let options = Arc::new(options);
         let keys = match options.topology {
@@ -112,7 +113,8 @@ impl Backend for RedisBackend {
         Guarantees::new("redis", Reach::Network, Liveness::Ttl).renew_batch(RENEW_BATCH).records_runs(true)
     }
 
-    /// How long the server has kept its data; unknown in a cluster, and where this user may not call INFO.
+    /// Returns how long the server has kept its data without a loss; `None` in a cluster, or if the user may not call
+    /// `INFO`.
     fn age(&self) -> Option<Duration> {
         self.shared.router.connection()?.current()?.epoch.get()?.age()
     }

@@ -111,7 +111,7 @@ impl PartitionBatcher {
         }
     }
 
-    /// Asks the fast script, unless the name is known to have a queue, and then the full one.
+    /// Asks the fast script, unless it answered `slow` for this name lately, and then the full one.
     async fn ask(
         &self,
         shared: &Shared,

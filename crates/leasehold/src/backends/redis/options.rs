@@ -7,37 +7,37 @@ use redis::{ConnectionInfo, IntoConnectionInfo};
 use super::url;
 use crate::{Error, Result, clock::Clock};
 
-/// Which servers have the leases, and how they are reached.
+/// Which servers have the leases, and how to reach them.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct RedisOptions {
-    /// The server, or the sentinels or cluster nodes to start from.
+    /// The server, or the sentinels or cluster nodes to contact first.
     pub servers: Vec<Address>,
-    /// How the servers belong together.
+    /// How the servers are organised.
     pub topology: Topology,
-    /// The user of the server's access list; none by default.
+    /// The user name for the server's access list (ACL); none by default.
     pub user: Option<String>,
     /// The password; `Debug` hides it.
     pub password: Option<String>,
     /// Supplies user and password for each connection, replacing the two fields above.
     pub credentials: Option<Credentials>,
-    /// The user of the sentinels' access list: they have users of their own. None by default.
+    /// The user name for the sentinels, which have an access list of their own; none by default.
     pub sentinel_user: Option<String>,
-    /// The password of the sentinels, where they ask for one; `Debug` hides it.
+    /// The password for the sentinels, if they require one; `Debug` hides it.
     pub sentinel_password: Option<String>,
-    /// The number of the database, 0 by default; a cluster has only that.
+    /// The number of the database; 0 by default. A cluster has only database 0.
     pub database: i64,
-    /// TLS settings; `None` with `redis:`.
+    /// The TLS settings; `None` for a connection without TLS.
     pub tls: Option<Tls>,
-    /// Every key and channel begins with this; `leasehold:` by default.
+    /// The prefix of every key and channel; `leasehold:` by default.
     pub prefix: String,
-    /// Leases of two namespaces are independent.
+    /// The namespace. Leases of different namespaces are independent.
     pub namespace: String,
     /// How long opening may take; 3 s by default.
     pub connect_limit: Duration,
-    /// How long an answer may take before its outcome counts as unknown; 2 s by default.
+    /// How long to wait for the answer to a command before its outcome counts as unknown; 2 s by default.
     pub answer_limit: Duration,
-    /// Which ended leases are remembered; all by default.
+    /// Which ended leases the history keeps; all by default.
     pub history: Remember,
     /// Where a grant must be stored before it counts; in the server's memory by default.
     pub durability: Durability,
@@ -50,16 +50,16 @@ pub struct RedisOptions {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Address {
-    /// A port of a machine.
+    /// A host and a TCP port.
     Tcp {
-        /// The name or number of the machine.
+        /// The host name or IP address.
         host: String,
         /// The port.
         port: u16,
     },
-    /// A socket of this machine.
+    /// The path of a Unix socket on this machine.
     Unix(PathBuf),
-    /// A server that an application already knows how to reach, with credentials, database and TLS.
+    /// The connection info of an existing client, with credentials, database and TLS settings.
     Info(Box<ConnectionInfo>),
 }
 
@@ -74,12 +74,12 @@ impl fmt::Display for Address {
     }
 }
 
-/// Supplies user and password for each new connection: tokens that expire, secrets that change.
+/// Supplies user and password for each new connection, for tokens that expire or passwords that change.
 #[derive(Clone)]
 pub struct Credentials(Arc<dyn Fn() -> (Option<String>, Option<String>) + Send + Sync>);
 
 impl Credentials {
-    /// Calls `current` for user and password; it must not block.
+    /// Uses the user and password that `current` returns for each new connection; `current` must not block.
     pub fn new(current: impl Fn() -> (Option<String>, Option<String>) + Send + Sync + 'static) -> Self {
         Self(Arc::new(current))
     }
@@ -95,32 +95,32 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// How the servers belong together.
+/// How the servers are organised.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Topology {
     /// One server.
     Single,
-    /// The sentinels tell where the master of this name is.
+    /// The server that the sentinels report as the master of this name.
     Sentinel {
         /// The master's name.
         master: String,
     },
-    /// Each server has some of the slots.
+    /// A cluster, in which each server has some of the slots.
     Cluster,
 }
 
-/// How the connection is protected.
+/// The TLS settings of a connection.
 #[derive(Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Tls {
     /// Trusted CA certificates, as PEM; the machine's own list by default.
     pub ca: Option<Vec<u8>>,
-    /// Our certificate and key as PEM, for servers that require client certificates.
+    /// The client certificate and its key, for servers that require one; none by default.
     pub identity: Option<Identity>,
 }
 
-/// Our certificate and key, as PEM.
+/// A client certificate and its key, as PEM.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Identity {
@@ -131,7 +131,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// A certificate and its key, as PEM.
+    /// Creates an identity from a certificate and its key, as PEM.
     pub fn new(certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         Self { certificate: certificate.into(), key: key.into() }
     }
@@ -149,13 +149,13 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// Which ended leases are remembered.
+/// Which ended leases the history keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Remember {
     /// All.
     All,
-    /// Failures: all but `released` and `cancelled`.
+    /// Failures, which are all endings except `released` and `cancelled`.
     Problems,
     /// None.
     Nothing,
@@ -208,17 +208,17 @@ impl RedisOptions {
     /// Parses a URL: `redis://[user[:password]@]host[:port][/database]`, `redis+unix:///path/to/socket`,
     /// `redis+sentinel://host,host/master[/database]` or `redis+cluster://host,host`.
     ///
-    /// With `rediss` the connection is protected, and `valkey` may stand for `redis`. `host` may be left out for
-    /// `localhost`. The password may also come from `password_file=`, `password_env=` or `REDISCLI_AUTH`; that of
-    /// sentinels, which is another, from `sentinel_password_file=` or `sentinel_password_env=`.
+    /// Write `rediss` instead of `redis` to use TLS; `valkey` means the same as `redis`. Without a `host`, the URL
+    /// means `localhost`. The password may also come from `password_file=`, `password_env=` or `REDISCLI_AUTH`. The
+    /// sentinels have a separate password, from `sentinel_password_file=` or `sentinel_password_env=`.
     ///
     /// # Errors
-    /// `InvalidConfig` when the URL cannot be used; the password is never shown.
+    /// `InvalidConfig` if the URL cannot be used; the message never shows a password.
     pub fn from_url(url: &str, namespace: &str) -> Result<Self> {
         url::parse(url, namespace)
     }
 
-    /// The one server of an existing `redis::Client`, or of anything else that is connection info.
+    /// Creates options for the server of an existing `redis::Client`, or of any other connection info.
     ///
     /// ```no_run
     /// use leasehold::{Leasehold, backends::redis::{RedisBackend, RedisOptions}};
@@ -226,12 +226,12 @@ impl RedisOptions {
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
     /// let client = redis::Client::open("redis://cache")?;
     /// let options = RedisOptions::from_connection_info(client.get_connection_info().clone(), "shop")?;
-    /// let locks = Leasehold::builder().open(RedisBackend::open(options).await?);
+    /// let locks = Leasehold::builder().open(RedisBackend::open(options).await?)?;
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
-    /// `InvalidConfig` when it is no connection info.
+    /// `InvalidConfig` if this is not connection info.
     pub fn from_connection_info(info: impl IntoConnectionInfo, namespace: &str) -> Result<Self> {
         let invalid = |error| Error::invalid_config("this connection info cannot be used").caused_by(error);
         let info = info.into_connection_info().map_err(invalid)?;

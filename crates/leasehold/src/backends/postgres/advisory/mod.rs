@@ -1,15 +1,15 @@
-//! Postgres advisory locks, for those who want exactly that.
+//! Postgres advisory locks, for applications that need exactly these.
 //!
-//! *Transaction level*, [`lock_in`]: taken inside your own transaction and
-//! released by its commit or rollback. Losing the lock aborts the work with
-//! it, so this is the one to use where all the data is in the same database.
+//! *Transaction level*, [`lock_in`]: the lock is taken inside your own transaction
+//! and released when that commits or rolls back. The transaction cannot commit
+//! after it has lost the lock, so use this if all the data is in the same database.
 //!
-//! *Session level*, [`Advisory`]: held as long as one database connection
-//! lives. No fence, no queue, no holder to look up; a process may learn of the
-//! death of its connection after the server did. A mutex of this crate
-//! promises more.
+//! *Session level*, [`Advisory`]: the lock is held as long as one database
+//! connection lives. It has no fence, no queue and no holder to look up, and the
+//! server may notice that the connection broke before the process does. A mutex of
+//! this crate promises more.
 //!
-//! Both take names, and the numbers that `pg_advisory_lock` takes: see [`Key`].
+//! Both accept names as well as the numbers that `pg_advisory_lock` takes; see [`Key`].
 
 mod session;
 mod transaction;
@@ -22,7 +22,7 @@ pub use self::{
     transaction::{lock_in, lock_in_as, try_lock_in, try_lock_in_as},
 };
 
-/// The key of the lock on this name: the first 15 hex digits of the SHA-256 of its UTF-8.
+/// Returns the key of the lock on this name: the first 15 hex digits of the SHA-256 hash of its UTF-8 bytes.
 ///
 /// ```
 /// assert_eq!(leasehold::backends::postgres::advisory::key("job:123"), 614867089669398140);
@@ -32,7 +32,7 @@ pub fn key(name: &str) -> i64 {
     digest.iter().take(8).fold(0_i64, |key, byte| key << 8 | i64::from(*byte)) >> 4 & 0x0fff_ffff_ffff_ffff
 }
 
-/// What the server locks: a number, or a pair of smaller ones. Pairs and numbers never conflict.
+/// What the server locks: a number, or a pair of smaller numbers. Pairs and single numbers never conflict.
 ///
 /// ```
 /// use leasehold::backends::postgres::advisory::{Key, key};
@@ -42,9 +42,9 @@ pub fn key(name: &str) -> i64 {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Key {
-    /// As in `pg_advisory_lock(bigint)`; that of a name is [`key`].
+    /// The number in `pg_advisory_lock(bigint)`; [`key`] computes it from a name.
     Number(i64),
-    /// As in `pg_advisory_lock(int, int)`.
+    /// The two numbers in `pg_advisory_lock(int, int)`.
     Pair(i32, i32),
 }
 
@@ -75,8 +75,8 @@ impl From<(i32, i32)> for Key {
 /// How a lock is shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Sharing {
-    /// One at a time.
+    /// One holder at a time.
     Exclusive,
-    /// With others that share.
+    /// Together with other shared holders, but not with an exclusive one.
     Shared,
 }

@@ -30,10 +30,10 @@ use crate::{
     threads,
 };
 
-/// Session-level advisory locks on one connection of their own.
+/// Session-level advisory locks, all held by one dedicated connection.
 ///
 /// # When you lose it
-/// The locks are lost with the connection. [`AdvisoryGuard::check`] fails once this process has noticed.
+/// The locks are lost if the connection breaks. [`AdvisoryGuard::check`] fails once this process has noticed that.
 #[derive(Clone)]
 pub struct Advisory(Arc<SessionLocks>);
 
@@ -47,22 +47,23 @@ struct SessionLocks {
 }
 
 impl Advisory {
-    /// The default limit on locks held at once: the server has room for some ten thousand in all, and when
-    /// that is used up every statement that needs a lock fails.
+    /// The default limit on locks held at once. The server has room for about ten thousand locks in all; when
+    /// that is used up, every statement that needs a lock fails.
     pub const LIMIT: usize = 1000;
 
     /// Longest pause between tries. We poll: a blocking statement would hold a snapshot and delay vacuum.
     const MAX_PAUSE: Duration = Duration::from_millis(100);
 
-    /// Connects to the server this `postgres://` URL names.
+    /// Connects to the server of this `postgres://` URL.
     ///
     /// # Errors
-    /// `Unsupported` through a pooler that shares connections, else as for connecting.
+    /// `Unsupported` through a pooler that shares connections; otherwise as for
+    /// [`Leasehold::connect`](crate::Leasehold::connect).
     pub async fn connect(url: &str) -> Result<Self> {
         Self::connect_with_limit(url, Self::LIMIT).await
     }
 
-    /// Connects; at most `limit` locks may be held at once.
+    /// Like [`connect`](Self::connect), with a limit on how many locks may be held at once.
     ///
     /// # Errors
     /// As for [`connect`](Self::connect).
@@ -80,10 +81,11 @@ impl Advisory {
         .await
     }
 
-    /// Takes the lock on a name or key if nobody has it.
+    /// Takes the lock on a name or key if nobody holds it; returns `None` otherwise.
     ///
     /// # Errors
-    /// When the server could not tell, or this instance holds as many locks as it may.
+    /// Fails if the server cannot be reached or does not answer, or if this instance already holds as many locks as its
+    /// limit allows.
     ///
     /// # Cancel safety
     /// Dropping the future leaves no lock behind.
@@ -91,7 +93,7 @@ impl Advisory {
         self.try_acquire_as(key, Sharing::Exclusive).await
     }
 
-    /// Like [`try_acquire`](Self::try_acquire), exclusive or shared.
+    /// Like [`try_acquire`](Self::try_acquire), but `sharing` makes the lock exclusive or shared.
     ///
     /// # Errors
     /// As for [`try_acquire`](Self::try_acquire).
@@ -119,10 +121,10 @@ impl Advisory {
         .await
     }
 
-    /// Takes the lock, waiting for it at most this long. No order among those who wait.
+    /// Takes the lock, waiting for it for at most `wait`. Waiters are served in no particular order.
     ///
     /// # Errors
-    /// `WaitElapsed` when it was not free in time, else as for [`try_acquire`](Self::try_acquire).
+    /// `WaitElapsed` if the lock was not free in time; otherwise as for [`try_acquire`](Self::try_acquire).
     ///
     /// # Cancel safety
     /// Dropping the future leaves no lock behind.
@@ -130,7 +132,7 @@ impl Advisory {
         self.acquire_as(key, Sharing::Exclusive, wait).await
     }
 
-    /// Like [`acquire`](Self::acquire), exclusive or shared.
+    /// Like [`acquire`](Self::acquire), but `sharing` makes the lock exclusive or shared.
     ///
     /// # Errors
     /// As for [`acquire`](Self::acquire).
@@ -164,7 +166,7 @@ impl Advisory {
         })
     }
 
-    /// How many locks are held.
+    /// Returns how many locks are held.
     pub fn held(&self) -> usize {
         self.0.keys.lock().len()
     }
@@ -244,7 +246,7 @@ fn unlock_call(key: Key, sharing: Sharing) -> Call {
     }
 }
 
-/// A session-level advisory lock; dropping it releases it soon after.
+/// A session-level advisory lock. Dropping the guard releases the lock in the background.
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct AdvisoryGuard {
     locks: Arc<SessionLocks>,
@@ -254,15 +256,15 @@ pub struct AdvisoryGuard {
 }
 
 impl AdvisoryGuard {
-    /// The key under which the server knows it.
+    /// Returns the key that is locked.
     pub fn key(&self) -> Key {
         self.key
     }
 
-    /// Fails once it is known that the connection, and the lock with it, is gone.
+    /// Fails once this process has noticed that the connection broke; the lock is lost then.
     ///
     /// # Errors
-    /// `Unavailable` when the connection broke.
+    /// `Unavailable` if the connection broke.
     pub fn check(&self) -> Result<()> {
         if self.locks.connection.is_closed() {
             return Err(Error::unavailable(
@@ -272,10 +274,10 @@ impl AdvisoryGuard {
         Ok(())
     }
 
-    /// Releases it; `false` when the server says that it was not held any more.
+    /// Releases the lock; returns `false` if the server no longer held it for this connection.
     ///
     /// # Errors
-    /// When the server could not tell.
+    /// Fails if the server cannot be reached or does not answer.
     pub async fn release(self) -> Result<bool> {
         self.released.store(true, Ordering::SeqCst);
         let (locks, key, sharing) = (Arc::clone(&self.locks), self.key, self.sharing);

@@ -12,17 +12,17 @@ use crate::{
 
 /// Locks these names or keys until the transaction ends, waiting for each.
 ///
-/// They are locked in a fixed order, so that two transactions which lock the
-/// same two accounts do not wait for each other. While it waits, the statement
-/// holds the transaction's snapshot: set a `lock_timeout` where waits may be long.
+/// One call locks its keys in a fixed order, so two transactions that lock the
+/// same keys in one call each cannot deadlock. While it waits, the statement
+/// holds a snapshot, which delays vacuum: set a `lock_timeout` if waits may be long.
 ///
 /// # Errors
-/// What the server said; the transaction cannot go on after that.
+/// The error that the server reported. The transaction cannot continue after that.
 pub async fn lock_in<K: Into<Key>>(transaction: &Transaction<'_>, keys: impl IntoIterator<Item = K>) -> Result<()> {
     lock_in_as(transaction, keys, Sharing::Exclusive).await
 }
 
-/// Like [`lock_in`], exclusive or shared.
+/// Like [`lock_in`], but `sharing` makes the locks exclusive or shared.
 ///
 /// # Errors
 /// As for [`lock_in`].
@@ -40,7 +40,7 @@ pub async fn lock_in_as<K: Into<Key>>(
     Ok(())
 }
 
-/// Locks all of these names or keys until the transaction ends, or none of them: `false` when one is taken.
+/// Locks all of these names or keys until the transaction ends, or none of them; returns `false` if one is taken.
 ///
 /// # Errors
 /// As for [`lock_in`].
@@ -51,7 +51,7 @@ pub async fn try_lock_in<K: Into<Key>>(
     try_lock_in_as(transaction, keys, Sharing::Exclusive).await
 }
 
-/// Like [`try_lock_in`], exclusive or shared.
+/// Like [`try_lock_in`], but `sharing` makes the locks exclusive or shared.
 ///
 /// # Errors
 /// As for [`lock_in`].
