@@ -2,7 +2,7 @@
 
 use std::{fs, process::Stdio};
 
-use crate::place::{AT_ONCE, Place, is_alive, on_any_backend, read_soon, until};
+use crate::place::{AT_ONCE, Place, is_alive, kill, on_any_backend, read_soon, until};
 
 /// Starts a holder that writes the pids of its command and grandchild, and gives them.
 fn start_family(place: &Place, args: &[&str]) -> (crate::place::Running, i32, i32) {
@@ -31,9 +31,10 @@ fn one_who_was_evicted_is_told_by_whom() {
 fn a_holder_that_was_killed_is_in_the_history_though_nobody_looked_at_its_lock() {
     let place = Place::new();
     let running = place.hold("x");
-    crate::place::kill(running.pid());
-    let history = || place.run(&["history", "--failures", "x"]).stdout;
-    until("its end is recorded", || history().contains("disconnected"));
+    kill(running.pid());
+    until("it and its command are gone", || place.processes().is_empty());
+    let history = place.run(&["history", "--failures", "x"]);
+    assert!(history.stdout.contains("disconnected"), "{history:?}");
 }
 
 #[test]
