@@ -1,6 +1,8 @@
 //! `leasehold renew`: more time for a lease that was handed to us.
 
-use leasehold::{Ttl, lease::Standing};
+use std::time::Duration;
+
+use leasehold::{LeaseHandle, Leasehold, Ttl, lease::Standing};
 use serde_json::json;
 
 use super::{Context, lease_arg};
@@ -10,6 +12,12 @@ use crate::{
     exit::{Failure, Result},
     output::Line,
 };
+
+/// How long the lease still lasts, if that is longer than this ttl: a renewal never shortens it.
+async fn longer_end(locks: &Leasehold, handle: &LeaseHandle, ttl: Ttl) -> Option<Duration> {
+    let left = locks.find(handle).await.ok()??.expires_in?;
+    (left > ttl.get()).then_some(left)
+}
 
 /// Moves the lease's end; exit 1 if it is gone.
 pub(crate) async fn run(context: &Context<'_>, args: &RenewArgs) -> Result<u8> {
@@ -23,7 +31,14 @@ pub(crate) async fn run(context: &Context<'_>, args: &RenewArgs) -> Result<u8> {
         Standing::Waiting(_) | Standing::Gone => (None, Some(lease_arg::Gone::find_out(&locks, &handle).await)),
     };
     let fields = json!({"renewed": fence.is_some(), "fence": fence, "ttl_ms": millis(ttl.get())});
-    let renewed = Line::detail("renewed", format!("{resource} is held for {} from now", Brief(ttl.get())));
+    let renewed = match longer_end(&locks, &handle, ttl).await {
+        // Not what was asked for, so it is said without -v.
+        Some(left) if fence.is_some() => Line::new(
+            "renewed",
+            format!("{resource} is held for {} from now, as before: {} would be less", Brief(left), Brief(ttl.get())),
+        ),
+        _ => Line::detail("renewed", format!("{resource} is held for {} from now", Brief(ttl.get()))),
+    };
     let gone = gone.map(|gone| (format!("cannot renew {resource}"), gone));
     lease_arg::report(context, &resource, fields, renewed, gone)
 }

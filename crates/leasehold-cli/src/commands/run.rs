@@ -99,6 +99,10 @@ fn plan<'a>(context: &Context<'_>, args: &'a RunArgs) -> Result<Plan<'a>> {
         let words = format!("run needs a command: {} is taken for a lock's name, not for a descriptor", args.name);
         return Err(Failure::usage(words).hint(in_a_script(&context.settings)));
     }
+    if args.max_hold == Some(Duration::ZERO) {
+        return Err(Failure::usage("--max-hold 0 would stop the command at once")
+            .hint("write how long it may run: --max-hold 10m"));
+    }
     if let (Some(least), Some(most)) = (args.min_hold, args.max_hold)
         && least > most
     {

@@ -49,6 +49,9 @@ fn a_lease_lapses_unless_it_is_renewed() {
     place.run(&["renew", "--lease", &renewed, "--ttl", "1m"]).assert_code(0);
     let lease = acquire(&place, &["x", "--ttl", "4"]);
     thread::sleep(Duration::from_millis(4200));
+    let shorter = place.run(&["renew", "--lease", &renewed, "--ttl", "1s"]);
+    shorter.assert_code(0);
+    assert!(shorter.stderr.contains(" from now, as before: 1s would be less"), "{shorter:?}");
     place.run(&["check", "--lease", &renewed]).assert_code(0);
     let lapsed = place.run(&["release", "--lease", &lease]);
     lapsed.assert_code(1);

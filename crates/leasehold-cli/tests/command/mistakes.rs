@@ -82,6 +82,7 @@ fn usage_errors_are_told_in_a_line_and_change_nothing() {
         (&["run", "--ttl", "0", "x", "true"], "--ttl"),
         (&["run", "--ttl", "0", "x", "true"], "ttl 0ms is out of range"),
         (&["run", "--ttl", "-5s", "x", "true"], "have no sign"),
+        (&["run", "--max-hold", "0", "x", "true"], "--max-hold 0 would stop the command at once"),
         (&["run", "--min-hold", "3s", "--max-hold", "1s", "x", "true"], "--min-hold 3s is longer than --max-hold 1s"),
         (&["run", "--bogus", "x", "true"], "leasehold:   see: leasehold run --help\n"),
         (&["run", "--wiat", "3", "x", "true"], "a similar argument exists: '--wait'\n"),
