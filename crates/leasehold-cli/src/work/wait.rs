@@ -5,7 +5,7 @@ use std::{cell::Cell, future::pending, time::Duration};
 use leasehold::{
     Error, ErrorKind, Lease, Leasehold, Resource,
     clock::{Clock, SystemClock},
-    lease::{HeldBy, LeaseRecord, LeaseState, ListFilter, Moment, Names},
+    lease::{HeldBy, LeaseRecord, LeaseState, ListFilter, Mode, Moment, Names},
 };
 use leasehold_supervise::{Signal, Signals};
 
@@ -160,31 +160,46 @@ pub(crate) async fn say_not_acquired(
         output.print(not_acquired(wanted, error, None, settings).at(Level::Verbose));
         return;
     }
-    let ended = command_ended(wanted, error).await;
-    output.print(not_acquired(wanted, error, ended.as_ref(), settings));
+    let page = listing(wanted, error).await;
+    output.print(not_acquired(wanted, error, page.as_deref(), settings));
 }
 
-fn not_acquired(wanted: Wanted<'_>, error: &Error, ended: Option<&CommandEnded>, settings: &Settings) -> Line {
+/// By the error, and by a listing that was made since, if there is one: the answer to a request is older, does not say
+/// that a command has ended, and a reader that is refused does not learn of a writer that waits.
+fn not_acquired(wanted: Wanted<'_>, error: &Error, page: Option<&[LeaseRecord]>, settings: &Settings) -> Line {
     let Wanted { resource, wait, .. } = wanted;
     let name = error.resource().unwrap_or(resource);
-    let ended = ended.map(|ended| format!(" ({})", ended.brief())).unwrap_or_default();
+    let mut holders = error.holders().to_vec();
+    let first = holders.first_mut().and_then(|first| {
+        let record = page?.iter().find(|lease| lease.fence() == Some(first.fence))?;
+        if let LeaseState::Holding { held_for, .. } = record.state {
+            first.held_for = held_for;
+        }
+        Some(record)
+    });
+    let ended = first.and_then(CommandEnded::of).map(|ended| format!(" ({})", ended.brief())).unwrap_or_default();
+    let waits_to_write = |lease: &&LeaseRecord| {
+        // We may not have left the queue yet.
+        let is_other = lease.holder != *wanted.locks.holder();
+        is_other && lease.fence().is_none() && lease.claim.mode() == Mode::Exclusive
+    };
+    let are_readers = holders.iter().all(|holder| holder.mode == Mode::Shared);
+    let writer = page.filter(|_| are_readers).and_then(|leases| leases.iter().find(waits_to_write));
+    let writer = writer.map(|writer| format!("; {} waits to write", short(writer.holder.as_str()))).unwrap_or_default();
     let end = match wait {
         WaitLimit::For(wait) => format!("gave up after {} (-w)", Brief(wait)),
         _ => String::from("not waiting (-n)"),
     };
-    Line::new("not_acquired", format!("{}{ended} — {end}", busy(name, error.holders())))
+    Line::new("not_acquired", format!("{}{ended}{writer} — {end}", busy(name, &holders)))
         .hint(format!("see it: {}", settings.command(&format!("inspect {}", shell::operand(name.as_str())))))
         .with("lock", name.as_str())
-        .with("holders", error.holders().iter().map(json::held_by).collect::<Vec<_>>())
+        .with("holders", holders.iter().map(json::held_by).collect::<Vec<_>>())
 }
 
-/// How the command of the first holder ended, if it has: the answer to a try does not say so.
-async fn command_ended(wanted: Wanted<'_>, error: &Error) -> Option<CommandEnded> {
-    let fence = error.holders().first()?.fence;
+/// The leases of the lock that was not acquired.
+async fn listing(wanted: Wanted<'_>, error: &Error) -> Option<Vec<LeaseRecord>> {
     let filter = ListFilter::new(Names::Exactly(error.resource().unwrap_or(wanted.resource).clone()));
-    let page = tokio::time::timeout(LOOK_LIMIT, wanted.locks.list(&filter)).await.ok()?.ok()?;
-    let is_it = |lease: &&LeaseRecord| matches!(lease.state, LeaseState::Holding { fence: own, .. } if own == fence);
-    page.leases.iter().find(is_it).and_then(CommandEnded::of)
+    Some(tokio::time::timeout(LOOK_LIMIT, wanted.locks.list(&filter)).await.ok()?.ok()?.leases)
 }
 
 /// Who has the lock, as far as the backend can tell.

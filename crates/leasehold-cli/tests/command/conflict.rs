@@ -159,7 +159,12 @@ fn readers_share_and_writers_do_not() {
     read(&[]).assert_code(0);
     place.run(&["run", "-n", "x", "--", "true"]).assert_code(75);
     place.run(&["run", "-n", "-x", "x", "--", "true"]).assert_code(75);
-    drop(reader);
+    let waits = place.start(&["run", "--holder", "writer-1", "x", "--", "true"]);
+    until("a writer waits", || place.waiters("x") == 1);
+    let behind = read(&[]);
+    behind.assert_code(75);
+    assert!(behind.stderr.contains("; writer-1 waits to write — not waiting (-n)"), "{behind:?}");
+    drop((waits, reader));
     let _writer = place.hold("x");
     read(&[]).assert_code(75);
 }
