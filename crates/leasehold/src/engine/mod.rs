@@ -36,7 +36,7 @@ pub(crate) use self::{
 use self::{local_lease::Next, renewer::Renewer, telemetry::Telemetry};
 use crate::{
     Error, Result,
-    backend::Backend,
+    backend::{Backend, coalesce::continue_here},
     clock::{Clock, Sleep},
     lease::{Moment, Outcome, Ttl},
     threads::{self, Task, Threads},
@@ -144,8 +144,10 @@ impl Engine {
     /// 1. `close` sets its flag.  2. `close` takes over all tasks that it finds.  3. This task is stored too late to be
     ///    found, so the flag is checked again.
     fn begin_by_caller(&self, lease: &Arc<LocalLease>, task: Task, now: Moment, limit: Moment) {
+        // Here, when the poll has returned, and not where a call is sent: a round of redlock polls several calls, and misses
+        // what wakes it while it does.
         let poll = |task: &mut Task, context: &mut Context<'_>| self.threads.poll_here(task, context);
-        if !lease.begin_by_caller(task, now, limit, &poll) {
+        if !continue_here(|| lease.begin_by_caller(task, now, limit, &poll)) {
             return;
         }
         self.renewer.follow_up(lease, Next::Schedule, Outcome::Cancelled);
@@ -160,7 +162,7 @@ impl Engine {
     fn poll_in_flight(&self, lease: &LocalLease, context: &mut Context<'_>) -> Poll<Result<()>> {
         self.check_not_inherited()?;
         let poll = |task: &mut Task, context: &mut Context<'_>| self.threads.poll_here(task, context);
-        lease.poll_in_flight(context, &poll).map(Ok)
+        continue_here(|| lease.poll_in_flight(context, &poll)).map(Ok)
     }
 
     /// Completes when no task is left.

@@ -272,7 +272,7 @@ impl Drive {
             let polled = sending.as_mut().poll(context);
             if SENDING.replace(Sending::No) == Sending::Sent {
                 self.shared.read_by_caller();
-                let _ended = self.shared.read();
+                let _ended = self.shared.drive();
             }
             polled
         });
