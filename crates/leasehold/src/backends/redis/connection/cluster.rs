@@ -194,6 +194,7 @@ impl Subscriptions {
 
     async fn subscribe(&self, channel: &str) -> Result<()> {
         let url = self.options.display_url();
+        let started = self.link.state();
         let subscribing = async {
             loop {
                 let before = self.link.state();
@@ -210,7 +211,13 @@ impl Subscriptions {
                 self.broken.notify_one();
                 Err(errors::unreachable(&url, &error))
             }
-            Err(_) => Err(Error::unavailable(format!("{url} did not confirm a subscription in time"))),
+            Err(_) => {
+                // The library's connection can hang as a whole while servers are replaced.
+                if self.link.reopen(started).await {
+                    self.broken.notify_one();
+                }
+                Err(Error::unavailable(format!("{url} did not confirm a subscription in time")))
+            }
         }
     }
 
@@ -245,12 +252,14 @@ impl Subscriptions {
     async fn resubscribe(self, listener: Arc<dyn Listener>, breaks: Arc<AtomicU64>) {
         loop {
             self.broken.notified().await;
-            let _answered = time::timeout(self.options.answer_limit, self.commands.learn_servers()).await;
             let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
             loop {
+                // Again each time: the next to be replaced may be the last server that was known.
+                let learned = time::timeout(self.options.answer_limit, self.commands.learn_servers()).await;
                 let channels: Vec<String> = self.channels.lock().iter().cloned().collect();
                 let again = channels.iter().map(|channel| self.subscribe(channel));
-                if join_all(again).await.iter().all(Result::is_ok) {
+                let subscribed = join_all(again).await.iter().all(Result::is_ok);
+                if subscribed && learned.is_ok_and(|answered| answered) {
                     break;
                 }
                 time::sleep(backoff.pause()).await;

@@ -16,7 +16,7 @@ use redis::{
     cluster_routing::{RoutingInfo, SingleNodeRoutingInfo},
 };
 
-use tokio::sync::watch;
+use tokio::{sync::watch, time};
 
 use super::{
     super::{
@@ -95,7 +95,9 @@ impl ClusterLink {
         if self.state() != since {
             return false;
         }
-        let Ok(connection) = connect(&self.options, &self.servers, self.pushes.as_ref()).await else { return false };
+        // Bounded, since the library can hang while servers are replaced, and nobody else opens the link meanwhile.
+        let opening = connect(&self.options, &self.servers, self.pushes.as_ref());
+        let Ok(Ok(connection)) = time::timeout(self.options.connect_limit, opening).await else { return false };
         *self.connection.lock() = connection;
         self.openings.send_modify(|openings| *openings += 1);
         true
@@ -121,15 +123,17 @@ impl ClusterLink {
         self.on_answer(answered, before).await
     }
 
-    /// Asks the cluster which servers it has, replicas included: one of them may be a master tomorrow.
-    pub(super) async fn learn_servers(&self) {
+    /// Asks the cluster which servers it has, replicas included: one of them may be a master tomorrow. Returns whether it
+    /// answered.
+    pub(super) async fn learn_servers(&self) -> bool {
         let mut slots = redis::cmd("CLUSTER");
         slots.arg("SLOTS");
-        let Ok(slots) = self.route(slots, Self::anywhere()).await else { return };
+        let Ok(slots) = self.route(slots, Self::anywhere()).await else { return false };
         let named = decode::cluster_nodes(&slots);
         if !named.is_empty() {
             *self.servers.lock() = self.options.servers.iter().cloned().chain(named).collect();
         }
+        true
     }
 
     async fn on_answer(&self, answered: Result<Value, RedisError>, before: LinkState) -> Result<Value, RedisError> {
