@@ -53,7 +53,7 @@ struct Sample {
 
 /// What one contender took for each operation: medians over the rounds.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Standing {
+pub(crate) struct Score {
     pub(crate) name: &'static str,
     pub(crate) micros: f64,
     pub(crate) cpu_micros: f64,
@@ -65,7 +65,7 @@ pub(crate) struct Standing {
 }
 
 /// Compares the first contender with the others: one standing for each, in their order.
-pub(crate) fn compare(effort: Effort, contenders: &[Contender<'_>]) -> Result<Vec<Standing>> {
+pub(crate) fn compare(effort: Effort, contenders: &[Contender<'_>]) -> Result<Vec<Score>> {
     // Allocations repeat exactly: a short run counts them as well as a long one.
     const COUNTED: u64 = 10_000;
     let counts: Vec<u64> = contenders.iter().map(|one| one.count_for(effort.seconds)).collect::<Result<_>>()?;
@@ -82,7 +82,7 @@ pub(crate) fn compare(effort: Effort, contenders: &[Contender<'_>]) -> Result<Ve
         let ratio = |figure: fn(&Sample) -> f64| {
             Spread::of(samples[index].iter().zip(&samples[0]).map(|(theirs, ours)| figure(theirs) / figure(ours)))
         };
-        Ok(Standing {
+        Ok(Score {
             name: contenders[index].name,
             micros: of(|sample| sample.nanos),
             cpu_micros: of(|sample| sample.cpu_nanos),

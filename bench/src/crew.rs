@@ -10,16 +10,16 @@ use crate::{
     Result,
     children::{self, argument},
     pairs,
-    redis_locks::{Kind, Locks},
+    redis_locks::{Locks, RedisLock},
     scenarios::two_workers,
 };
 
 /// Child processes that are connected and wait for work.
-pub(crate) struct Crew(RefCell<Vec<Worker>>);
+pub(crate) struct Crew(RefCell<Vec<CrewMember>>);
 
 impl Crew {
-    pub(crate) fn start(kind: Kind, processes: u64, tasks: u64, ports: &[u16]) -> Result<Self> {
-        let workers = (0..processes).map(|process| Worker::start(kind, process, tasks, ports));
+    pub(crate) fn start(kind: RedisLock, processes: u64, tasks: u64, ports: &[u16]) -> Result<Self> {
+        let workers = (0..processes).map(|process| CrewMember::start(kind, process, tasks, ports));
         Ok(Self(RefCell::new(workers.collect::<Result<_>>()?)))
     }
 
@@ -28,19 +28,19 @@ impl Crew {
         let mut workers = self.0.borrow_mut();
         let share = count.div_ceil(workers.len() as u64);
         workers.iter_mut().try_for_each(|worker| writeln!(worker.input, "{share}"))?;
-        workers.iter_mut().try_for_each(Worker::finished)
+        workers.iter_mut().try_for_each(CrewMember::finished)
     }
 }
 
-struct Worker {
+struct CrewMember {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
 }
 
-impl Worker {
+impl CrewMember {
     /// Returns when the child has connected.
-    fn start(kind: Kind, process: u64, tasks: u64, ports: &[u16]) -> Result<Self> {
+    fn start(kind: RedisLock, process: u64, tasks: u64, ports: &[u16]) -> Result<Self> {
         let mut arguments = vec![kind.name().to_owned(), process.to_string(), tasks.to_string()];
         arguments.extend(ports.iter().map(u16::to_string));
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -62,7 +62,7 @@ impl Worker {
     }
 }
 
-impl Drop for Worker {
+impl Drop for CrewMember {
     fn drop(&mut self) {
         // Both fail only for a child that has ended and was waited for.
         let _ended = self.child.kill().and_then(|()| self.child.wait());
@@ -71,7 +71,7 @@ impl Drop for Worker {
 
 /// Does as many pairs as each line says and prints a line when done: `KIND PROCESS TASKS PORT...`.
 pub(crate) fn child(arguments: &[String]) -> Result<()> {
-    let kind = Kind::parse(&argument::<String>(arguments, 0)?)?;
+    let kind = RedisLock::parse(&argument::<String>(arguments, 0)?)?;
     let (process, tasks) = (argument::<u64>(arguments, 1)?, argument(arguments, 2)?);
     let ports: Vec<u16> = (3..arguments.len()).map(|index| argument(arguments, index)).collect::<Result<_>>()?;
     let runtime = two_workers()?;

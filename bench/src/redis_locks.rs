@@ -17,14 +17,14 @@ static COMPARE_AND_DELETE: LazyLock<Script> = LazyLock::new(|| {
 
 /// What can lock on one server, or on a majority of several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum RedisLock {
     Leasehold,
     Rslock,
     /// `SET NX PX`, then compare and delete, on one multiplexed connection to each server; returns with a majority.
     Raw,
 }
 
-impl Kind {
+impl RedisLock {
     pub(crate) const ALL: [Self; 3] = [Self::Leasehold, Self::Rslock, Self::Raw];
 
     pub(crate) fn name(self) -> &'static str {
@@ -50,12 +50,12 @@ pub(crate) enum Locks {
 
 impl Locks {
     /// Connects to the servers on these ports.
-    pub(crate) async fn open(kind: Kind, ports: &[u16]) -> Result<Self> {
+    pub(crate) async fn open(kind: RedisLock, ports: &[u16]) -> Result<Self> {
         let urls: Vec<String> = ports.iter().map(|port| format!("redis://127.0.0.1:{port}")).collect();
         Ok(match kind {
-            Kind::Leasehold => Self::Leasehold(Leasehold::connect(&leasehold_url(ports)).await?),
-            Kind::Rslock => Self::Rslock(rslock::LockManager::new(urls)),
-            Kind::Raw => {
+            RedisLock::Leasehold => Self::Leasehold(Leasehold::connect(&leasehold_url(ports)).await?),
+            RedisLock::Rslock => Self::Rslock(rslock::LockManager::new(urls)),
+            RedisLock::Raw => {
                 let mut connections = Vec::new();
                 for url in urls {
                     connections.push(redis::Client::open(url)?.get_multiplexed_async_connection().await?);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::contest::{Spread, Standing};
+use crate::contest::{Score, Spread};
 
 /// What a figure has to reach.
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +53,7 @@ impl Section {
     }
 
     /// Adds one row for each contender of a comparison.
-    pub(crate) fn contenders(&mut self, standings: &[Standing]) {
+    pub(crate) fn contenders(&mut self, standings: &[Score]) {
         for standing in standings {
             self.contenders.push(vec![
                 standing.name.to_owned(),

@@ -30,7 +30,7 @@ const KINDS: [&str; 2] = ["leasehold", "flock"];
 
 /// One time that a process held the lock, in nanoseconds of the clock that processes share.
 #[derive(Clone, Copy, Debug)]
-struct Hold {
+struct HoldTimes {
     process: usize,
     asked: u64,
     acquired: u64,
@@ -39,7 +39,7 @@ struct Hold {
 
 /// What two processes took for each hand-off, in microseconds.
 #[derive(Clone, Copy, Debug)]
-struct Round {
+struct HandOffRound {
     latency: f64,
     /// Of both processes.
     cpu: f64,
@@ -56,7 +56,7 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
     }
     let [ours, theirs] = rounds;
     for (name, rounds) in KINDS.into_iter().zip([&ours, &theirs]) {
-        let median = |figure: fn(&Round) -> f64| Spread::of(rounds.iter().map(figure)).median;
+        let median = |figure: fn(&HandOffRound) -> f64| Spread::of(rounds.iter().map(figure)).median;
         section.figure(format!("{name}: latency of a hand-off"), median(|round| round.latency), "µs", None);
         section.figure(format!("{name}: processor time of a hand-off"), median(|round| round.cpu), "µs", None);
         section.figure(format!("{name}: hand-offs in a round"), median(|round| round.hand_offs as f64), "", None);
@@ -67,7 +67,7 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
 }
 
 /// Has two processes hand one lock to and fro for about `seconds`.
-fn alternate(kind: &str, seconds: f64) -> Result<Round> {
+fn alternate(kind: &str, seconds: f64) -> Result<HandOffRound> {
     let directory = tempfile::tempdir()?;
     let path = directory.path().to_str().ok_or("the temporary directory is not UTF-8")?;
     let millis = Duration::from_secs_f64(seconds).as_millis().to_string();
@@ -82,7 +82,7 @@ fn alternate(kind: &str, seconds: f64) -> Result<Round> {
         for line in String::from_utf8(output.stdout)?.lines() {
             let numbers: Vec<u64> = line.split(' ').map(str::parse).collect::<Result<_, _>>()?;
             match numbers[..] {
-                [asked, acquired, released] => holds.push(Hold { process, asked, acquired, released }),
+                [asked, acquired, released] => holds.push(HoldTimes { process, asked, acquired, released }),
                 [nanos] => cpu += nanos as f64,
                 _ => return Err(format!("a child that alternates printed {line:?}").into()),
             }
@@ -96,7 +96,7 @@ fn alternate(kind: &str, seconds: f64) -> Result<Round> {
         .map(|pair| pair[1].acquired.saturating_sub(pair[0].released) as f64 / 1e3)
         .collect();
     let hand_offs = latencies.len();
-    Ok(Round { latency: Spread::of(latencies).median, cpu: cpu / 1e3 / hand_offs as f64, hand_offs })
+    Ok(HandOffRound { latency: Spread::of(latencies).median, cpu: cpu / 1e3 / hand_offs as f64, hand_offs })
 }
 
 /// Holds the lock again and again, then prints the times: `leasehold|flock DIRECTORY MILLIS`.
@@ -105,7 +105,7 @@ pub(crate) fn child(arguments: &[String]) -> Result<()> {
     let end = now() + argument::<u64>(arguments, 2)? * 1_000_000;
     if kind == "flock" {
         let file = pairs::open_flock(&Path::new(&directory).join("flock"))?;
-        let mut log = Log::start();
+        let mut log = GrantLog::start();
         while now() < end {
             let asked = now();
             file.lock()?;
@@ -118,7 +118,7 @@ pub(crate) fn child(arguments: &[String]) -> Result<()> {
     }
     one_thread()?.block_on(async {
         let locks = Leasehold::connect(&format!("file://{directory}")).await?;
-        let mut log = Log::start();
+        let mut log = GrantLog::start();
         while now() < end {
             let asked = now();
             let guard = locks.mutex("hot").acquire().await?;
@@ -132,12 +132,12 @@ pub(crate) fn child(arguments: &[String]) -> Result<()> {
 }
 
 /// What a child has measured since it connected.
-struct Log {
+struct GrantLog {
     watch: Stopwatch,
     holds: Vec<[u64; 3]>,
 }
 
-impl Log {
+impl GrantLog {
     fn start() -> Self {
         Self { watch: Stopwatch::start(), holds: Vec::new() }
     }

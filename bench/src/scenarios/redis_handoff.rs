@@ -37,7 +37,7 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
     let server = Server::start();
     let runtime = two_workers()?;
     let locks = runtime.block_on(Leasehold::builder().wait_forever().connect(&server.url()))?;
-    let push = runtime.block_on(Push::open(&server))?;
+    let push = runtime.block_on(PushLock::open(&server))?;
     for waiters in [16, 64] {
         let standings = compare(
             effort,
@@ -86,13 +86,13 @@ static RELEASE: LazyLock<Script> = LazyLock::new(|| {
 
 /// The least that a hand-off by PUBLISH costs: no expiry of waiters, no fence, no history.
 #[derive(Clone)]
-struct Push {
+struct PushLock {
     connection: MultiplexedConnection,
     next_waiter: Arc<AtomicU64>,
     waiters: Arc<Mutex<HashMap<u64, oneshot::Sender<()>>>>,
 }
 
-impl Push {
+impl PushLock {
     async fn open(server: &Server) -> Result<Self> {
         let (sender, mut pushes) = mpsc::unbounded_channel::<PushInfo>();
         let client = redis::Client::open(format!("{}?protocol=resp3", server.url()))?;

@@ -6,10 +6,10 @@ use tokio::runtime::Runtime;
 use super::{Scenario, two_workers};
 use crate::{
     Result,
-    contest::{Contender, Effort, Spread, Standing, compare},
+    contest::{Contender, Effort, Score, Spread, compare},
     crew::Crew,
     pairs,
-    redis_locks::{Kind, Locks, server_cpu},
+    redis_locks::{Locks, RedisLock, server_cpu},
     report::{Bar, Section},
 };
 
@@ -45,10 +45,10 @@ pub(super) fn by_tasks(
     ports: &[u16],
     tasks: u64,
     mut also: impl FnMut(&[Contender<'_>]) -> Result<()>,
-) -> Result<Vec<Standing>> {
+) -> Result<Vec<Score>> {
     let runtime = two_workers()?;
     let mut opened = Vec::new();
-    for kind in Kind::ALL {
+    for kind in RedisLock::ALL {
         opened.push((kind, runtime.block_on(Locks::open(kind, ports))?));
     }
     let contenders: Vec<Contender<'_>> =
@@ -71,9 +71,9 @@ pub(super) fn contender<'a>(name: &'static str, runtime: &'a Runtime, locks: &'a
 }
 
 /// Compares the contenders with 16 tasks in each of 4 processes.
-pub(super) fn by_processes(effort: Effort, ports: &[u16]) -> Result<Vec<Standing>> {
+pub(super) fn by_processes(effort: Effort, ports: &[u16]) -> Result<Vec<Score>> {
     let mut crews = Vec::new();
-    for kind in Kind::ALL {
+    for kind in RedisLock::ALL {
         crews.push((kind, Crew::start(kind, 4, 16, ports)?));
     }
     let contenders: Vec<Contender<'_>> =
@@ -91,7 +91,7 @@ fn server_costs(server: &Server, contenders: &[Contender<'_>], section: &mut Sec
             Ok((server_cpu(server) - before) / PAIRS as f64)
         };
         let costs = (0..3).map(cost).collect::<Result<Vec<f64>>>()?;
-        let bar = (contender.name == Kind::Leasehold.name()).then_some(Bar::AtMost(7.0));
+        let bar = (contender.name == RedisLock::Leasehold.name()).then_some(Bar::AtMost(7.0));
         let what = format!("64 tasks: server processor time of {}'s pair", contender.name);
         section.figure(what, Spread::of(costs).median, "µs", bar);
     }

@@ -14,7 +14,7 @@ use crate::{
     Result, children,
     contest::{Effort, Spread, compare},
     pairs,
-    redis_locks::{Kind, Locks, scripts_called, server_cpu},
+    redis_locks::{Locks, RedisLock, scripts_called, server_cpu},
     report::{Bar, Section},
 };
 
@@ -44,8 +44,8 @@ fn live_leases(effort: Effort, runtime: &Runtime, section: &mut Section) -> Resu
     let [few, many] = [Server::start(), Server::start()];
     fill(runtime, &few, FEW_LEASES)?;
     fill(runtime, &many, MANY_LEASES)?;
-    let on_few = runtime.block_on(Locks::open(Kind::Leasehold, &[few.port()]))?;
-    let on_many = runtime.block_on(Locks::open(Kind::Leasehold, &[many.port()]))?;
+    let on_few = runtime.block_on(Locks::open(RedisLock::Leasehold, &[few.port()]))?;
+    let on_many = runtime.block_on(Locks::open(RedisLock::Leasehold, &[many.port()]))?;
     let contenders = [
         redis_pairs::contender("1,000 live leases", runtime, &on_few, 64),
         redis_pairs::contender("1,000,000 live leases", runtime, &on_many, 64),
@@ -178,7 +178,8 @@ fn dead_waiters(runtime: &Runtime, section: &mut Section) -> Result<()> {
         sleep(Duration::from_secs(32)).await;
         locks.mutex(NAME).acquire().await?.release().await?;
         let slow = server.command(&["SLOWLOG", "GET", "128"]);
-        let micros = |entry: &leasehold_testkit::redis::Reply| entry.parts().get(2)?.to_string().parse::<f64>().ok();
+        let micros =
+            |entry: &leasehold_testkit::redis::RespReply| entry.parts().get(2)?.to_string().parse::<f64>().ok();
         let longest = slow.parts().iter().filter_map(micros).fold(0.0, f64::max);
         section.figure("10,000 dead waiters: longest call", longest / 1e3, "ms", Some(Bar::AtMost(10.0)));
         Ok(locks.close().await?)

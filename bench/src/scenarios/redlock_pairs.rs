@@ -10,7 +10,7 @@ use super::{
 use crate::{
     Result,
     contest::{Effort, Spread, compare},
-    redis_locks::{Kind, Locks},
+    redis_locks::{Locks, RedisLock},
     report::{Bar, Section},
     stopwatch::Stopwatch,
 };
@@ -43,18 +43,18 @@ fn with_one_hung(effort: Effort, healthy: &[u16], section: &mut Section) -> Resu
     for (hung, which) in [(4, "last"), (0, "first")] {
         let servers: [Server; 5] = std::array::from_fn(|_| Server::start());
         let ports = servers.each_ref().map(Server::port);
-        let partial = runtime.block_on(Locks::open(Kind::Leasehold, &ports))?;
+        let partial = runtime.block_on(Locks::open(RedisLock::Leasehold, &ports))?;
         servers[hung].signal("STOP");
         let mut opening = Vec::new();
         for _ in 0..effort.rounds {
             let watch = Stopwatch::start();
-            let locks = runtime.block_on(Locks::open(Kind::Leasehold, &ports))?;
+            let locks = runtime.block_on(Locks::open(RedisLock::Leasehold, &ports))?;
             opening.push(watch.nanos() / 1e6);
             runtime.block_on(locks.close())?;
         }
         let what = format!("the {which} node hung: opening");
         section.figure(what, Spread::of(opening).median, "ms", Some(Bar::AtMost(100.0)));
-        let whole = runtime.block_on(Locks::open(Kind::Leasehold, healthy))?;
+        let whole = runtime.block_on(Locks::open(RedisLock::Leasehold, healthy))?;
         for tasks in [64, 1] {
             let contenders =
                 [contender("one hung", &runtime, &partial, tasks), contender("healthy", &runtime, &whole, tasks)];

@@ -33,7 +33,7 @@ const LONGER: f64 = 4.0;
 
 /// What the waiters got in one round.
 #[derive(Clone, Copy, Debug)]
-struct Round {
+struct TriesRound {
     /// Grants a second.
     rate: f64,
     longest_gap_millis: f64,
@@ -69,7 +69,7 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
 }
 
 /// Has the waiters contend for `seconds` while the clients try.
-fn contend(runtime: &Runtime, waiters: &[Leasehold], clients: &[Leasehold], seconds: f64) -> Result<Round> {
+fn contend(runtime: &Runtime, waiters: &[Leasehold], clients: &[Leasehold], seconds: f64) -> Result<TriesRound> {
     let grants = Arc::new(Mutex::new(vec![now()]));
     let end = now() + u64::try_from(Duration::from_secs_f64(seconds).as_nanos())?;
     let mut tasks: JoinSet<Result<()>> = JoinSet::new();
@@ -102,5 +102,5 @@ fn contend(runtime: &Runtime, waiters: &[Leasehold], clients: &[Leasehold], seco
     })?;
     let grants = grants.lock();
     let longest_gap = grants.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(u64::MAX);
-    Ok(Round { rate: grants.len() as f64 / seconds, longest_gap_millis: longest_gap as f64 / 1e6 })
+    Ok(TriesRound { rate: grants.len() as f64 / seconds, longest_gap_millis: longest_gap as f64 / 1e6 })
 }

@@ -39,26 +39,26 @@ pub struct Straggler {
 /// Running descendants of `root`, without zombies.
 ///
 /// May miss processes forked meanwhile; repeat until empty.
-pub(crate) fn living(root: Pid) -> Vec<Process> {
+pub(crate) fn living(root: Pid) -> Vec<ProcessRow> {
     descendants(root).into_iter().filter(|process| process.runs).collect()
 }
 
 /// Whoever in [`living`] has not left our session, as a daemon does: the group of the child, and groups of their own
 /// (`timeout`, `set -m`).
-pub(crate) fn living_in_session(root: Pid) -> Vec<Process> {
+pub(crate) fn living_in_session(root: Pid) -> Vec<ProcessRow> {
     let session = look_at(process::getpid().as_raw_pid()).map(|own| own.session);
     living(root).into_iter().filter(|process| Some(process.session) == session).collect()
 }
 
 /// Sends the signal to each of these.
-pub(crate) fn send_each<'a>(processes: impl IntoIterator<Item = &'a Process>, signal: Signal) {
+pub(crate) fn send_each<'a>(processes: impl IntoIterator<Item = &'a ProcessRow>, signal: Signal) {
     for pid in processes.into_iter().filter_map(|process| Pid::from_raw(process.pid)) {
         send(KillMode::Process, pid, signal);
     }
 }
 
 /// Kills each of these; returns those whom we may not signal.
-pub(crate) fn kill_each(processes: Vec<Process>) -> Vec<Straggler> {
+pub(crate) fn kill_each(processes: Vec<ProcessRow>) -> Vec<Straggler> {
     processes.into_iter().filter_map(kill_one).collect()
 }
 
@@ -81,14 +81,14 @@ pub(crate) fn kill_child(pid: Pid) -> Option<Straggler> {
     look_at(pid.as_raw_pid()).and_then(kill_one)
 }
 
-fn kill_one(process: Process) -> Option<Straggler> {
+fn kill_one(process: ProcessRow) -> Option<Straggler> {
     let killed = process::kill_process(Pid::from_raw(process.pid)?, process::Signal::KILL);
     (killed == Err(Errno::PERM)).then(|| process.into())
 }
 
 /// Whether a process is stopped, runs, or is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum ProcessStatus {
     /// It runs, or could.
     Running,
     /// It waits for CONT.
@@ -98,15 +98,15 @@ pub(crate) enum State {
 }
 
 /// How a process is.
-pub(crate) fn state(pid: Pid) -> State {
+pub(crate) fn state(pid: Pid) -> ProcessStatus {
     match look_at(pid.as_raw_pid()) {
-        Some(process) if process.is_stopped => State::Stopped,
-        Some(process) if process.runs => State::Running,
-        _ => State::Gone,
+        Some(process) if process.is_stopped => ProcessStatus::Stopped,
+        Some(process) if process.runs => ProcessStatus::Running,
+        _ => ProcessStatus::Gone,
     }
 }
 
-fn look_at(pid: i32) -> Option<Process> {
+fn look_at(pid: i32) -> Option<ProcessRow> {
     // The kernel cuts names wherever their length ends, in the middle of a character, too.
     let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
     parse(&String::from_utf8_lossy(&stat))
@@ -120,7 +120,7 @@ fn look_at(pid: i32) -> Option<Process> {
 ///
 /// So we look again, unless A was a zombie before the last look. One that was reaped meanwhile may have hidden its
 /// sibling from the kernel's list, too.
-fn descendants(root: Pid) -> Vec<Process> {
+fn descendants(root: Pid) -> Vec<ProcessRow> {
     let mut zombies = HashSet::new();
     let mut found = Vec::new();
     for _ in 0..MAX_LOOKS {
@@ -134,7 +134,7 @@ fn descendants(root: Pid) -> Vec<Process> {
 }
 
 /// What one look finds, and whether nobody ended meanwhile, save the zombies that were known before.
-fn descendants_now(root: Pid, zombies: &mut HashSet<i32>) -> (Vec<Process>, bool) {
+fn descendants_now(root: Pid, zombies: &mut HashSet<i32>) -> (Vec<ProcessRow>, bool) {
     let (mut found, mut is_steady) = (Vec::new(), true);
     let Some(mut unseen) = children(root.as_raw_pid()) else { return (descendants_among(root, processes()), true) };
     while let Some(pid) = unseen.pop() {
@@ -161,7 +161,7 @@ fn children(pid: i32) -> Option<Vec<i32>> {
 }
 
 /// The same from the whole process table: slower, and known to every kernel.
-fn descendants_among(root: Pid, processes: Vec<Process>) -> Vec<Process> {
+fn descendants_among(root: Pid, processes: Vec<ProcessRow>) -> Vec<ProcessRow> {
     let mut tree = HashSet::from([root.as_raw_pid()]);
     let mut rest = processes;
     let mut found = Vec::new();
@@ -180,7 +180,7 @@ fn descendants_among(root: Pid, processes: Vec<Process>) -> Vec<Process> {
 ///
 /// The kernel calls such a group orphaned and does not stop it on Ctrl-Z either.
 pub(crate) fn is_orphaned() -> bool {
-    let processes: HashMap<i32, Process> = processes().into_iter().map(|process| (process.pid, process)).collect();
+    let processes: HashMap<i32, ProcessRow> = processes().into_iter().map(|process| (process.pid, process)).collect();
     let Some(own) = processes.get(&process::getpid().as_raw_pid()) else {
         return true;
     };
@@ -196,7 +196,7 @@ pub(crate) fn is_orphaned() -> bool {
 
 /// One line of the process table.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub(crate) struct ProcessRow {
     pid: i32,
     name: String,
     parent: i32,
@@ -206,19 +206,19 @@ pub(crate) struct Process {
     pub(crate) is_stopped: bool,
 }
 
-impl From<Process> for Straggler {
-    fn from(process: Process) -> Self {
+impl From<ProcessRow> for Straggler {
+    fn from(process: ProcessRow) -> Self {
         Self { pid: process.pid, name: process.name }
     }
 }
 
-fn processes() -> Vec<Process> {
+fn processes() -> Vec<ProcessRow> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| look_at(entry.file_name().to_str()?.parse().ok()?)).collect()
 }
 
 /// `pid (name) state ppid pgrp session …`; the name may hold spaces and parentheses.
-fn parse(stat: &str) -> Option<Process> {
+fn parse(stat: &str) -> Option<ProcessRow> {
     let (pid, rest) = stat.split_once(' ')?;
     let end = rest.rfind(')')?;
     let mut fields = rest[end + 1..].split_ascii_whitespace();
@@ -227,7 +227,7 @@ fn parse(stat: &str) -> Option<Process> {
     let (parent, group, session) = (number()?, number()?, number()?);
     // A process whose first thread has ended looks dead while others run on.
     let threads: u32 = fields.nth(13).and_then(|threads| threads.parse().ok()).unwrap_or(1);
-    Some(Process {
+    Some(ProcessRow {
         pid: pid.parse().ok()?,
         name: rest[..end].trim_start_matches('(').to_owned(),
         parent,
@@ -257,7 +257,7 @@ mod tests {
     fn descendants_are_found_both_ways() {
         let mut child = std::process::Command::new("sh").args(["-c", "sleep 5 & wait"]).spawn().unwrap();
         let pid = i32::try_from(child.id()).unwrap();
-        let tree = |found: Vec<Process>| -> HashSet<i32> {
+        let tree = |found: Vec<ProcessRow>| -> HashSet<i32> {
             let grandchildren = found.iter().filter(|process| process.parent == pid).map(|process| process.pid);
             grandchildren.chain(found.iter().any(|process| process.pid == pid).then_some(pid)).collect()
         };
@@ -296,7 +296,7 @@ mod tests {
         let mut daemon = std::process::Command::new("setsid").args(["sleep", "5"]).spawn().unwrap();
         let (in_group, away) = (i32::try_from(group.id()).unwrap(), i32::try_from(daemon.id()).unwrap());
         let own = process::getpid();
-        let has = |found: Vec<Process>, pid: i32| found.iter().any(|process| process.pid == pid);
+        let has = |found: Vec<ProcessRow>, pid: i32| found.iter().any(|process| process.pid == pid);
         while has(living_in_session(own), away) {
             thread::yield_now();
         }

@@ -22,7 +22,7 @@ use rustix::process::{self, Pid, WaitOptions};
 use crate::{
     KillMode, Limits, OnLost, Stragglers,
     ended::{Cause, ChildEnd, NotStarted, Notice, Status},
-    group::{self, Process, State, Straggler},
+    group::{self, ProcessRow, ProcessStatus, Straggler},
     messages::{Order, SupervisorReport},
     signal::Signal,
     signals::{Caught, Signals},
@@ -220,7 +220,7 @@ impl Watch<'_> {
     /// Somebody was stopped, unless that is over by now or was our own wish.
     fn on_child_stop(&mut self, number: i32) {
         if self.suspended.is_none()
-            && self.state() == State::Stopped
+            && self.state() == ProcessStatus::Stopped
             && let Some(signal) = Signal::from_number(number)
         {
             self.child_stopped(signal);
@@ -259,7 +259,7 @@ impl Watch<'_> {
 
     /// The running processes of the tree that may not go on without the lock: all of them if it is lost or their
     /// supervisor was killed, else those that have not left our session.
-    pub(super) fn left(&self) -> Vec<Process> {
+    pub(super) fn left(&self) -> Vec<ProcessRow> {
         if self.is_lost() || self.is_orphan {
             group::living(self.root())
         } else {
@@ -273,7 +273,7 @@ impl Watch<'_> {
     }
 
     /// Sends a signal to those who are in other groups than the child's. One that ends them also wakes who is stopped.
-    fn send_others(&mut self, left: &[Process], signal: Signal) {
+    fn send_others(&mut self, left: &[ProcessRow], signal: Signal) {
         let others = || left.iter().filter(|process| process.group != self.child.as_raw_pid());
         group::send_each(others(), signal);
         if signal.is_ending() {
@@ -283,7 +283,7 @@ impl Watch<'_> {
     }
 
     /// Does what was chosen with those who outlive the child; returns whether they may go on without the lock.
-    fn handle_stragglers(&mut self, left: Vec<Process>) -> bool {
+    fn handle_stragglers(&mut self, left: Vec<ProcessRow>) -> bool {
         let now = SystemClock.now();
         let choice = self.limits.stragglers;
         if self.awaits_stragglers || now.since(*self.ended_at.get_or_insert(now)) < LINGER {
@@ -314,7 +314,7 @@ impl Watch<'_> {
     /// in its group, it may become another's.
     pub(super) fn owns_pid(&mut self) -> bool {
         if self.status.is_some() && !self.pid_released {
-            let is_member = |process: &Process| process.group == self.child.as_raw_pid();
+            let is_member = |process: &ProcessRow| process.group == self.child.as_raw_pid();
             self.pid_released = self.limits.kill_mode == KillMode::Process
                 || !group::living_in_session(self.root()).iter().any(is_member);
         }

@@ -156,7 +156,7 @@ struct ProcessTree<'a> {
 
 /// What to do after the orders were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
+enum AfterOrders {
     Watch,
     Leave,
 }
@@ -207,7 +207,7 @@ impl<'a> ProcessTree<'a> {
     fn watch(mut self) {
         loop {
             self.reap();
-            if self.take_orders() == Next::Leave {
+            if self.take_orders() == AfterOrders::Leave {
                 return;
             }
             let is_over = self.has_ended && (self.none_left || self.supervisor.kill_mode == KillMode::Process);
@@ -286,7 +286,7 @@ impl<'a> ProcessTree<'a> {
         }
     }
 
-    fn take_orders(&mut self) -> Next {
+    fn take_orders(&mut self) -> AfterOrders {
         let mut buffer = [0; 512];
         while !self.is_orphan {
             match (&self.socket).read(&mut buffer) {
@@ -300,7 +300,7 @@ impl<'a> ProcessTree<'a> {
         while let Some(message) = self.inbox.next() {
             match Order::decode(message) {
                 Some(Order::Deadlines { term_at, kill_at }) => (self.term_at, self.kill_at) = (term_at, kill_at),
-                Some(Order::Dismiss) => return Next::Leave,
+                Some(Order::Dismiss) => return AfterOrders::Leave,
                 None => {}
             }
         }
@@ -309,7 +309,7 @@ impl<'a> ProcessTree<'a> {
             self.kill();
             (self.notify)(Notice::HolderGone);
         }
-        Next::Watch
+        AfterOrders::Watch
     }
 
     /// Asks the command to end, since no orders came in time.

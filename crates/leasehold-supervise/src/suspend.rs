@@ -7,7 +7,7 @@ use rustix::process;
 
 use crate::{
     OnLost,
-    group::{self, State},
+    group::{self, ProcessStatus},
     signal::Signal,
     supervise::Watch,
 };
@@ -34,28 +34,28 @@ impl Watch<'_> {
         }
         self.signal(Signal::TSTP);
         let mut waited = Duration::ZERO;
-        while waited < STOP_LIMIT && self.state() == State::Running {
+        while waited < STOP_LIMIT && self.state() == ProcessStatus::Running {
             tokio::time::sleep(STOP_POLL_INTERVAL).await;
             waited += STOP_POLL_INTERVAL;
         }
-        if self.state() != State::Gone {
+        if self.state() != ProcessStatus::Gone {
             self.signal(Signal::STOP);
             self.stop_ourselves();
         }
     }
 
     /// How the child is, or those in its group whom we wait for: stopped as soon as one of them is.
-    pub(super) fn state(&self) -> State {
+    pub(super) fn state(&self) -> ProcessStatus {
         if self.status.is_none() {
             return group::state(self.child);
         }
         let left = if self.awaits_stragglers { self.left() } else { Vec::new() };
         if left.iter().any(|process| process.is_stopped && process.group == self.child.as_raw_pid()) {
-            State::Stopped
+            ProcessStatus::Stopped
         } else if left.is_empty() {
-            State::Gone
+            ProcessStatus::Gone
         } else {
-            State::Running
+            ProcessStatus::Running
         }
     }
 

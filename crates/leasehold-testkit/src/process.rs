@@ -13,13 +13,13 @@ const SHELL: &str = r#"log=$1; shift; "$@" >"$log" 2>&1 & echo $!; read -r _; ki
 
 /// A running server.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub(crate) struct ServerProcess {
     shell: Child,
     input: Option<ChildStdin>,
     pid: u32,
 }
 
-impl Process {
+impl ServerProcess {
     /// Starts a program whose output goes to `log`.
     pub(crate) fn start(program: &str, arguments: &[String], log: &Path) -> Self {
         let mut shell = Command::new("sh")
@@ -44,7 +44,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         self.signal("KILL");
         drop(self.input.take());

@@ -28,11 +28,11 @@ pub enum Flow {
 #[derive(Debug)]
 pub struct Proxy {
     port: u16,
-    shared: Arc<Shared>,
+    shared: Arc<ProxyShared>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct ProxyShared {
     server: AtomicU16,
     to_server: AtomicU8,
     to_client: AtomicU8,
@@ -53,7 +53,7 @@ impl Proxy {
     pub fn to(server: u16) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port can be bound");
         let port = listener.local_addr().expect("it is bound").port();
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(ProxyShared::default());
         shared.server.store(server, Ordering::SeqCst);
         let accepting = Arc::clone(&shared);
         thread::spawn(move || {
@@ -144,7 +144,7 @@ impl Drop for Proxy {
     }
 }
 
-impl Shared {
+impl ProxyShared {
     fn close(&self) {
         close(&self.clients);
         close(&self.servers);

@@ -6,10 +6,10 @@ use parking_lot::Mutex;
 
 /// What is seen of the holders of exclusive locks; panics tell what went wrong.
 #[derive(Clone, Debug, Default)]
-pub struct Witness(Arc<Mutex<Seen>>);
+pub struct Witness(Arc<Mutex<WitnessLog>>);
 
 #[derive(Debug, Default)]
-struct Seen {
+struct WitnessLog {
     inside: HashMap<String, u64>,
     last: HashMap<String, u64>,
     entered: u64,

@@ -10,7 +10,7 @@ use crate::{
     dice::Dice,
     event::LogEvent,
     instant::{Micros, millis, now},
-    lane::{Ask, WAIT, WorkerState},
+    lane::{LockAttempt, WAIT, WorkerState},
     target::{LockMode, LockTarget, TARGETS},
 };
 
@@ -36,7 +36,7 @@ pub(crate) async fn turn(shared: &WorkerState, dice: &mut Dice) {
 }
 
 /// Believes without a check, as a client does that trusts its own arithmetic.
-async fn believe_blindly(shared: &WorkerState, ask: &Ask, length: Micros) {
+async fn believe_blindly(shared: &WorkerState, ask: &LockAttempt, length: Micros) {
     let until = now() + length;
     while now() < until {
         shared.log.write(LogEvent::Believed { id: ask.id.clone() });
@@ -152,7 +152,7 @@ async fn swaps_turns(shared: &WorkerState) {
     tokio::join!(first, second);
 }
 
-async fn hold_as(shared: &WorkerState, ask: &Ask, guard: leasehold::Result<leasehold::Guard>) {
+async fn hold_as(shared: &WorkerState, ask: &LockAttempt, guard: leasehold::Result<leasehold::Guard>) {
     match guard {
         Ok(guard) => {
             shared.began(ask, guard.fence().get());

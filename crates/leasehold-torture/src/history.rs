@@ -11,7 +11,7 @@ use crate::{
 /// Everything the checkers look at.
 #[derive(Debug, Default)]
 pub(crate) struct RunHistory {
-    pub(crate) asks: Vec<Ask>,
+    pub(crate) asks: Vec<AcquisitionRecord>,
     pub(crate) lives: Vec<WorkerLife>,
     pub(crate) queues: Vec<Queue>,
     pub(crate) losses: Vec<LossTimes>,
@@ -29,7 +29,7 @@ pub(crate) struct RunHistory {
 
 /// One acquisition.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Ask {
+pub(crate) struct AcquisitionRecord {
     pub(crate) id: String,
     /// Which of [`RunHistory::lives`] asked.
     pub(crate) life: usize,
@@ -122,7 +122,15 @@ impl RunHistory {
         match event {
             LogEvent::Asked { id, name, units, capacity } => {
                 self.by_id.insert(id.clone(), self.asks.len());
-                self.asks.push(Ask { id, life, name, units, capacity, asked: at, ..Ask::default() });
+                self.asks.push(AcquisitionRecord {
+                    id,
+                    life,
+                    name,
+                    units,
+                    capacity,
+                    asked: at,
+                    ..AcquisitionRecord::default()
+                });
             }
             LogEvent::Refused { id, error } => self.change(&id, |ask| {
                 ask.gave_up = Some(at);
@@ -163,20 +171,20 @@ impl RunHistory {
         }
     }
 
-    fn change(&mut self, id: &str, change: impl FnOnce(&mut Ask)) {
+    fn change(&mut self, id: &str, change: impl FnOnce(&mut AcquisitionRecord)) {
         if let Some(&index) = self.by_id.get(id) {
             change(&mut self.asks[index]);
         }
     }
 
     /// The acquisition with this id.
-    pub(crate) fn ask(&self, id: &str) -> Option<&Ask> {
+    pub(crate) fn ask(&self, id: &str) -> Option<&AcquisitionRecord> {
         self.by_id.get(id).map(|&index| &self.asks[index])
     }
 
     /// The names that workers asked for, each with its acquisitions.
-    pub(crate) fn by_name(&self) -> BTreeMap<&str, Vec<&Ask>> {
-        let mut names: BTreeMap<&str, Vec<&Ask>> = BTreeMap::new();
+    pub(crate) fn by_name(&self) -> BTreeMap<&str, Vec<&AcquisitionRecord>> {
+        let mut names: BTreeMap<&str, Vec<&AcquisitionRecord>> = BTreeMap::new();
         for ask in &self.asks {
             names.entry(&ask.name).or_default().push(ask);
         }
@@ -184,13 +192,13 @@ impl RunHistory {
     }
 
     /// Whether one of the two may have been forgotten in a failover when the other was granted.
-    pub(crate) fn one_may_be_forgotten(&self, one: &Ask, other: &Ask) -> bool {
+    pub(crate) fn one_may_be_forgotten(&self, one: &AcquisitionRecord, other: &AcquisitionRecord) -> bool {
         self.may_be_forgotten(one, other) || self.may_be_forgotten(other, one)
     }
 
     /// Whether the former master granted or renewed this lease too late for the new one to know when it granted the
     /// other. The holder learns of it within one ttl.
-    fn may_be_forgotten(&self, ask: &Ask, other: &Ask) -> bool {
+    fn may_be_forgotten(&self, ask: &AcquisitionRecord, other: &AcquisitionRecord) -> bool {
         let (Some(began), Some(believed)) = (ask.began, ask.believed) else { return false };
         let ttl = u64::try_from(TTL.as_micros()).unwrap_or(u64::MAX);
         // Renewals go at a third of the ttl, with jitter.
@@ -210,7 +218,7 @@ impl RunHistory {
     }
 
     /// The worker process that made the ask.
-    pub(crate) fn life_of(&self, ask: &Ask) -> &WorkerLife {
+    pub(crate) fn life_of(&self, ask: &AcquisitionRecord) -> &WorkerLife {
         &self.lives[ask.life]
     }
 }
@@ -231,7 +239,7 @@ fn overlaps(spans: &[Span], from: Micros, to: Micros) -> bool {
     spans.iter().any(|span| span.from <= to && from <= span.to)
 }
 
-impl Ask {
+impl AcquisitionRecord {
     /// A line for a report, with instants in seconds after `zero`.
     pub(crate) fn describe(&self, zero: Micros) -> String {
         let since = |at: Micros| seconds(at.saturating_sub(zero));

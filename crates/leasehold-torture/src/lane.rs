@@ -76,15 +76,15 @@ impl WorkerState {
     }
 
     /// Records an ask and gives it an id, which is also the holder that `list` shows.
-    pub(crate) fn ask(&self, target: LockTarget) -> Ask {
+    pub(crate) fn ask(&self, target: LockTarget) -> LockAttempt {
         let id = format!("{}.{}", self.label, self.serial.fetch_add(1, Ordering::Relaxed));
         let (units, capacity) = (target.mode.units(), target.mode.capacity());
         self.log.write(LogEvent::Asked { id: id.clone(), name: target.name.to_owned(), units, capacity });
-        Ask { id, target }
+        LockAttempt { id, target }
     }
 
     /// Waits for the lock.
-    pub(crate) async fn acquire(&self, ask: &Ask) -> Result<Guard, Error> {
+    pub(crate) async fn acquire(&self, ask: &LockAttempt) -> Result<Guard, Error> {
         let (name, holder) = (ask.target.name, Holder::new(&ask.id)?);
         match ask.target.mode {
             LockMode::Mutex => self.locks.mutex(name).holder(holder).wait(WAIT).acquire().await,
@@ -98,7 +98,7 @@ impl WorkerState {
     }
 
     /// Takes the lock if it is free.
-    async fn try_acquire(&self, ask: &Ask) -> Result<Option<Guard>, Error> {
+    async fn try_acquire(&self, ask: &LockAttempt) -> Result<Option<Guard>, Error> {
         let (name, holder) = (ask.target.name, Holder::new(&ask.id)?);
         match ask.target.mode {
             LockMode::Mutex => self.locks.mutex(name).holder(holder).try_acquire().await,
@@ -111,16 +111,16 @@ impl WorkerState {
         }
     }
 
-    pub(crate) fn refused(&self, ask: &Ask, error: &Error) {
+    pub(crate) fn refused(&self, ask: &LockAttempt, error: &Error) {
         self.log.write(LogEvent::Refused { id: ask.id.clone(), error: format!("{:?}: {error}", error.kind()) });
     }
 
-    pub(crate) fn began(&self, ask: &Ask, fence: u64) {
+    pub(crate) fn began(&self, ask: &LockAttempt, fence: u64) {
         self.log.write(LogEvent::Began { id: ask.id.clone(), fence });
     }
 
     /// Believes until `until`, checking every few milliseconds. Returns when a check failed, if one did.
-    pub(crate) async fn believe(&self, ask: &Ask, guard: &Guard, until: Micros) -> Option<Micros> {
+    pub(crate) async fn believe(&self, ask: &LockAttempt, guard: &Guard, until: Micros) -> Option<Micros> {
         loop {
             // Read before the check: a pause between the two shortens the recorded belief, never prolongs it.
             let at = now();
@@ -136,14 +136,14 @@ impl WorkerState {
     }
 
     /// Records the end before the release, so that a kill in between leaves no claim behind.
-    pub(crate) async fn release(&self, ask: &Ask, guard: Guard) {
+    pub(crate) async fn release(&self, ask: &LockAttempt, guard: Guard) {
         self.log.write(LogEvent::Ending { id: ask.id.clone() });
         let error = guard.release().await.err().map(|error| error.to_string());
         self.log.write(LogEvent::Released { id: ask.id.clone(), error });
     }
 
     /// Waits for `lost` after a failed check, and records when each happened.
-    pub(crate) async fn lose(&self, ask: &Ask, guard: &Guard, failed_at: Micros) {
+    pub(crate) async fn lose(&self, ask: &LockAttempt, guard: &Guard, failed_at: Micros) {
         let _late_is_recorded = timeout(LOST_LIMIT, guard.lost()).await;
         self.log.write(LogEvent::Lost { id: ask.id.clone(), failed_at });
     }
@@ -185,7 +185,7 @@ fn sleep_for_ever() {
 
 /// One acquisition.
 #[derive(Clone, Debug)]
-pub(crate) struct Ask {
+pub(crate) struct LockAttempt {
     pub(crate) id: String,
     pub(crate) target: LockTarget,
 }
@@ -211,7 +211,7 @@ pub(crate) async fn turn(shared: &WorkerState, dice: &mut Dice) {
     }
 }
 
-async fn hold(shared: &WorkerState, dice: &mut Dice, ask: &Ask, guard: Guard) {
+async fn hold(shared: &WorkerState, dice: &mut Dice, ask: &LockAttempt, guard: Guard) {
     shared.began(ask, guard.fence().get());
     let mut length = if dice.percent(3) { millis(300) } else { millis(8) };
     let fork_idle = shared.fork_idle.lock().take();

@@ -33,9 +33,9 @@ use crate::{
 /// # leasehold::blocking::wait(example()).unwrap();
 /// ```
 #[derive(Clone)]
-pub struct Leasehold(Arc<Instance>);
+pub struct Leasehold(Arc<LeaseholdInner>);
 
-struct Instance {
+struct LeaseholdInner {
     engine: Arc<Engine>,
     defaults: LockDefaults,
     reentries: Reentries,
@@ -386,7 +386,7 @@ impl Builder {
         let defaults =
             LockDefaults { ttl: self.ttl, wait: self.wait, holder: self.holder.unwrap_or_else(Holder::unique) };
         let engine = Engine::new(backend, self.clock)?;
-        Ok(Leasehold(Arc::new(Instance { engine, defaults, reentries: Reentries::default() })))
+        Ok(Leasehold(Arc::new(LeaseholdInner { engine, defaults, reentries: Reentries::default() })))
     }
 }
 

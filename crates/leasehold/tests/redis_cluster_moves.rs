@@ -7,7 +7,7 @@ mod shared;
 use std::time::Duration;
 
 use leasehold::{Guard, Leasehold, backend::Severity};
-use leasehold_testkit::redis::{Cluster, Reply, Server};
+use leasehold_testkit::redis::{Cluster, RespReply, Server};
 use shared::{Turns, soon};
 use tokio::{sync::mpsc, task::JoinSet, time};
 
@@ -28,7 +28,9 @@ fn find<'a>(cluster: &'a Cluster, name: &str) -> (&'a Server, String) {
 /// How many instances hear what they are told about this slot; all of them where pushes go to every server.
 fn hear(server: &Server, slot: u16, cluster: &Cluster) -> usize {
     match server.ask(&["PUBSUB", "SHARDCHANNELS", "*"]) {
-        Reply::Many(channels) => channels.iter().filter(|channel| cluster.slot(&channel.to_string()) == slot).count(),
+        RespReply::Many(channels) => {
+            channels.iter().filter(|channel| cluster.slot(&channel.to_string()) == slot).count()
+        }
         _ => usize::MAX,
     }
 }

@@ -11,7 +11,7 @@ use leasehold_supervise::{Signals, kill_after};
 use serde_json::json;
 
 use super::{
-    Context,
+    CommandContext,
     keep::{self, BackgroundHolder},
 };
 use crate::{
@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// Takes the lease and prints its handle, and nothing else.
-pub(crate) async fn run(context: &Context<'_>, args: &AcquireArgs) -> Result<u8> {
+pub(crate) async fn run(context: &CommandContext<'_>, args: &AcquireArgs) -> Result<u8> {
     let request = plan(args)?;
     let mut signals =
         Signals::catch().map_err(|error| Failure::unavailable(format!("cannot catch signals: {error}")))?;
@@ -70,7 +70,7 @@ struct Taken {
 
 /// The arguments of the command, and the backend that it asks.
 struct AcquireCommand<'a> {
-    context: &'a Context<'a>,
+    context: &'a CommandContext<'a>,
     args: &'a AcquireArgs,
     request: &'a LockRequest,
     locks: &'a Leasehold,

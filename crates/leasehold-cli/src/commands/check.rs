@@ -8,7 +8,7 @@ use leasehold::{
 };
 use serde_json::json;
 
-use super::{Context, lease_arg, unknown_lock};
+use super::{CommandContext, lease_arg, unknown_lock};
 use crate::{
     args::{CheckArgs, LeaseArgs},
     duration::Brief,
@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Exit 0 if it is so, 1 if not.
-pub(crate) async fn run(context: &Context<'_>, args: &CheckArgs) -> Result<u8> {
+pub(crate) async fn run(context: &CommandContext<'_>, args: &CheckArgs) -> Result<u8> {
     match (&args.name, args.succeeded_within) {
         (Some(name), Some(within)) => succeeded(context, name, within).await,
         _ => held(context, &args.lease).await,
@@ -27,7 +27,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &CheckArgs) -> Result<u8> {
 }
 
 /// Whether a run under this lock succeeded within this time.
-async fn succeeded(context: &Context<'_>, name: &str, within: Duration) -> Result<u8> {
+async fn succeeded(context: &CommandContext<'_>, name: &str, within: Duration) -> Result<u8> {
     let resource = lock_request::resource(name)?;
     let locks = context.connect().await?;
     let found = locks.runs(&Names::Exactly(resource.clone())).await?.pop();
@@ -54,7 +54,7 @@ async fn succeeded(context: &Context<'_>, name: &str, within: Duration) -> Resul
     Ok(exit::NO)
 }
 
-async fn held(context: &Context<'_>, args: &LeaseArgs) -> Result<u8> {
+async fn held(context: &CommandContext<'_>, args: &LeaseArgs) -> Result<u8> {
     let handle = lease_arg::lease(args)?;
     let resource = handle.key().resource.clone();
     let locks = context.connect().await?;

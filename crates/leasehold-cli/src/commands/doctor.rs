@@ -27,7 +27,7 @@ const MEASURED: Duration = Duration::from_secs(2);
 const PROBE: &str = "leasehold-doctor-probe";
 
 /// Prints what was found; exit 1 if something will hurt.
-pub(crate) async fn run(context: &Context<'_>) -> Result<u8> {
+pub(crate) async fn run(context: &CommandContext<'_>) -> Result<u8> {
     let connected = context.open(None, &ConnectRetry::once(&context.settings, context.output)).await;
     let (findings, kind) = match connected {
         Ok(locks) => (examine(context, &locks).await, Some(locks.guarantees().kind)),
@@ -60,7 +60,7 @@ pub(crate) async fn run(context: &Context<'_>) -> Result<u8> {
     Ok(if failures > 0 { exit::NO } else { exit::OK })
 }
 
-async fn examine(context: &Context<'_>, locks: &Leasehold) -> Vec<Finding> {
+async fn examine(context: &CommandContext<'_>, locks: &Leasehold) -> Vec<Finding> {
     let reached = round_trips(locks).await;
     let mut findings = match locks.examine().await {
         Ok(found) => found,
@@ -102,7 +102,7 @@ async fn round_trips(locks: &Leasehold) -> Finding {
 }
 
 /// Warns if slow answers could use up the ttl.
-fn ttl_against_round_trip(context: &Context<'_>, locks: &Leasehold, reached: &Finding) -> Option<Finding> {
+fn ttl_against_round_trip(context: &CommandContext<'_>, locks: &Leasehold, reached: &Finding) -> Option<Finding> {
     if locks.guarantees().liveness != Liveness::Ttl || reached.severity == Severity::Failure {
         return None;
     }
@@ -139,7 +139,7 @@ const fn word(severity: Severity) -> &'static str {
     }
 }
 
-fn render(context: &Context<'_>, findings: &[Finding], failures: usize, warnings: usize) -> String {
+fn render(context: &CommandContext<'_>, findings: &[Finding], failures: usize, warnings: usize) -> String {
     let mut lines = Vec::new();
     for finding in findings {
         let color = match finding.severity {

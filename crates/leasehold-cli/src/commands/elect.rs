@@ -9,7 +9,7 @@ use leasehold::{
 use leasehold_supervise::{Launch, Limits, Signals};
 use serde_json::{Value, json};
 
-use super::{Context, time_format};
+use super::{CommandContext, time_format};
 use crate::{
     args::ElectArgs,
     duration::{Brief, millis},
@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// Takes part, or looks at who leads.
-pub(crate) async fn run(context: &Context<'_>, args: &ElectArgs) -> Result<u8> {
+pub(crate) async fn run(context: &CommandContext<'_>, args: &ElectArgs) -> Result<u8> {
     let resource = lock_request::resource(&args.name)?;
     if args.observe || args.leader || args.resign {
         let locks = context.connect_patiently().await?;
@@ -46,7 +46,12 @@ pub(crate) async fn run(context: &Context<'_>, args: &ElectArgs) -> Result<u8> {
 }
 
 /// Campaigns and leads in turn, until the command ends well or somebody wants us to end.
-async fn campaign(context: &Context<'_>, args: &ElectArgs, resource: Resource, command: Vec<OsString>) -> Result<u8> {
+async fn campaign(
+    context: &CommandContext<'_>,
+    args: &ElectArgs,
+    resource: Resource,
+    command: Vec<OsString>,
+) -> Result<u8> {
     let ttl = lock_request::ttl(args.ttl, context.settings.ttl, Ttl::ELECTION)?;
     let limits = args.child.limits(ttl, context.settings.kill_after)?;
     let id = note::holder("--id", args.id.as_deref())?;
@@ -131,7 +136,7 @@ fn final_code(args: &ElectArgs, done: &WorkResult) -> Option<u8> {
 }
 
 fn work(
-    context: &Context<'_>,
+    context: &CommandContext<'_>,
     args: &ElectArgs,
     guard: &Guard,
     outers: &[AncestorLock],
@@ -155,7 +160,7 @@ fn work(
     }
 }
 
-async fn observe(context: &Context<'_>, resource: &Resource, election: &Election) -> Result<u8> {
+async fn observe(context: &CommandContext<'_>, resource: &Resource, election: &Election) -> Result<u8> {
     let mut observer = election.observe().await?;
     while let Some(change) = observer.next().await {
         let leader = change?;
@@ -176,7 +181,7 @@ async fn observe(context: &Context<'_>, resource: &Resource, election: &Election
     Err(Failure::unavailable("the event stream ended"))
 }
 
-async fn show_leader(context: &Context<'_>, resource: &Resource, election: &Election) -> Result<u8> {
+async fn show_leader(context: &CommandContext<'_>, resource: &Resource, election: &Election) -> Result<u8> {
     let leader = election.leader().await?;
     if context.output.style().json {
         json::print(as_json(resource, leader.as_ref()).to_string())?;
@@ -189,7 +194,7 @@ async fn show_leader(context: &Context<'_>, resource: &Resource, election: &Elec
     Ok(if leader.is_some() { exit::OK } else { exit::NO })
 }
 
-async fn resign(context: &Context<'_>, resource: &Resource, election: &Election, by: &str) -> Result<u8> {
+async fn resign(context: &CommandContext<'_>, resource: &Resource, election: &Election, by: &str) -> Result<u8> {
     let deposed = election.depose(&format!("asked to step down by `leasehold elect --resign` (by {by})")).await?;
     if context.output.style().json {
         json::print(as_json(resource, deposed.as_ref()).to_string())?;

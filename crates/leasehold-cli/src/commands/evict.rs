@@ -8,7 +8,7 @@ use leasehold::{
 };
 use serde_json::json;
 
-use super::{Context, lock_view::LockSummary};
+use super::{CommandContext, lock_view::LockSummary};
 use crate::{
     args::EvictArgs,
     duration::Brief,
@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// Evicts the lease with the given fence; exit 1 and nothing changed if there is none.
-pub(crate) async fn run(context: &Context<'_>, args: &EvictArgs) -> Result<u8> {
+pub(crate) async fn run(context: &CommandContext<'_>, args: &EvictArgs) -> Result<u8> {
     let name = lock_request::resource(&args.name)?;
     if args.reason.trim().is_empty() || args.reason.chars().any(char::is_control) {
         return Err(Failure::usage("--reason: say why, in one line; it is kept in the history"));
@@ -81,7 +81,7 @@ fn fences(lock: &LockSummary) -> Vec<Fence> {
     lock.holders.iter().filter_map(|lease| fence(lease.state)).collect()
 }
 
-fn no_such_fence(context: &Context<'_>, name: &Resource, args: &EvictArgs, current: &[Fence]) -> Result<u8> {
+fn no_such_fence(context: &CommandContext<'_>, name: &Resource, args: &EvictArgs, current: &[Fence]) -> Result<u8> {
     if context.output.style().json {
         json::print(
             json!({
@@ -103,7 +103,7 @@ fn no_such_fence(context: &Context<'_>, name: &Resource, args: &EvictArgs, curre
 }
 
 /// Asks for the name to be typed; anything else leaves all as it is.
-fn confirm(context: &Context<'_>, name: &Resource, situation: &str) -> Result<()> {
+fn confirm(context: &CommandContext<'_>, name: &Resource, situation: &str) -> Result<()> {
     if !io::stdin().is_terminal() {
         return Err(Failure::usage("evict asks for confirmation, and there is no terminal to ask on")
             .hint("add --yes if you are sure"));

@@ -8,7 +8,7 @@ use leasehold::{
     lease::{EndedLease, Ending, HistoryFilter, ListFilter, Names, Timestamp},
 };
 
-use super::{Context, time_format, unknown_lock};
+use super::{CommandContext, time_format, unknown_lock};
 use crate::{
     args::{HistoryArgs, When},
     duration::Brief,
@@ -31,7 +31,7 @@ const MAX_SCANNED: usize = 100_000;
 const MAX_LISTED: usize = 1000;
 
 /// Prints what ended, newest first.
-pub(crate) async fn run(context: &Context<'_>, args: &HistoryArgs) -> Result<u8> {
+pub(crate) async fn run(context: &CommandContext<'_>, args: &HistoryArgs) -> Result<u8> {
     let names = match args.name.as_deref() {
         None => Names::All,
         Some(name) => match name.strip_suffix('*') {
@@ -87,7 +87,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &HistoryArgs) -> Result<u8>
 }
 
 /// Reports an empty result. Exits 1 if the user named one lock that nothing is known of: the name may be mistyped.
-async fn nothing_found(context: &Context<'_>, locks: &Leasehold, names: &Names, words: &str) -> Result<u8> {
+async fn nothing_found(context: &CommandContext<'_>, locks: &Leasehold, names: &Names, words: &str) -> Result<u8> {
     let output = context.output;
     let level = if output.style().json { Level::Debug } else { Level::Normal };
     let nothing_such = Line::new("empty", words).at(level);
@@ -121,7 +121,7 @@ fn lost_only_queue_position(ended: &EndedLease) -> bool {
 }
 
 /// Prints how often each job was skipped, those skipped last first.
-async fn skipped(context: &Context<'_>, args: &HistoryArgs, names: &Names) -> Result<u8> {
+async fn skipped(context: &CommandContext<'_>, args: &HistoryArgs, names: &Names) -> Result<u8> {
     let locks = context.connect().await?;
     let mut records = locks.runs(names).await?;
     if let (Names::Exactly(name), [record]) = (names, records.as_slice())
@@ -166,7 +166,7 @@ async fn skipped(context: &Context<'_>, args: &HistoryArgs, names: &Names) -> Re
 }
 
 /// Says that no run under this lock is recorded. Exit 1 if nothing else is known of it either.
-async fn never_run(context: &Context<'_>, locks: &Leasehold, name: &Resource) -> Result<u8> {
+async fn never_run(context: &CommandContext<'_>, locks: &Leasehold, name: &Resource) -> Result<u8> {
     let names = Names::Exactly(name.clone());
     let is_known = !locks.list(&ListFilter::new(names.clone())).await?.leases.is_empty()
         || !locks.history(&HistoryFilter::new(names).limit(1)).await?.is_empty();
@@ -179,7 +179,7 @@ async fn never_run(context: &Context<'_>, locks: &Leasehold, name: &Resource) ->
     Ok(if is_known { exit::OK } else { exit::NO })
 }
 
-fn render(context: &Context<'_>, args: &HistoryArgs, ended: &[EndedLease], now: Timestamp) -> String {
+fn render(context: &CommandContext<'_>, args: &HistoryArgs, ended: &[EndedLease], now: Timestamp) -> String {
     let mut table = Table::new((!args.no_headers && !ended.is_empty()).then_some(&HEADER));
     for ended in ended {
         let problem = ended.problem.as_ref().map(|problem| problem.details.clone());

@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// Makes what is missing; a place that is ready stays as it is.
-pub(crate) async fn run(context: &Context<'_>, args: &InitArgs) -> Result<u8> {
+pub(crate) async fn run(context: &CommandContext<'_>, args: &InitArgs) -> Result<u8> {
     let url = context.settings.url.as_str();
     let is_postgres = ["postgres:", "postgresql:"].iter().any(|scheme| url.starts_with(scheme));
     if !is_postgres && (args.print_sql || args.expose.is_some()) {
@@ -62,7 +62,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &InitArgs) -> Result<u8> {
     say_ready(context, &if is_directory { format!("ready: {url}") } else { format!("ready: {url} needs nothing made") })
 }
 
-fn say_ready(context: &Context<'_>, words: &str) -> Result<u8> {
+fn say_ready(context: &CommandContext<'_>, words: &str) -> Result<u8> {
     if context.output.style().json {
         json::print(json!({"v": 1, "before": null, "now": null}).to_string())?;
     } else {
@@ -72,7 +72,7 @@ fn say_ready(context: &Context<'_>, words: &str) -> Result<u8> {
 }
 
 /// Installs or updates the schema.
-async fn database(context: &Context<'_>, args: &InitArgs) -> Result<u8> {
+async fn database(context: &CommandContext<'_>, args: &InitArgs) -> Result<u8> {
     let settings = &context.settings;
     let options = |limit| PostgresOptions::from_url(&settings.url, &settings.namespace, Arc::new(SystemClock), limit);
     if args.print_sql {
@@ -102,7 +102,7 @@ async fn database(context: &Context<'_>, args: &InitArgs) -> Result<u8> {
 }
 
 /// Makes the directory of the machine; without the right to, and if nobody is named to share it, the one of this user.
-async fn default_directory(context: &Context<'_>, args: &InitArgs) -> Result<u8> {
+async fn default_directory(context: &CommandContext<'_>, args: &InitArgs) -> Result<u8> {
     let machine = DefaultPlace::of_machine();
     match Access::of(args)? {
         Some(access) => make_or_check(&machine, &access)?,

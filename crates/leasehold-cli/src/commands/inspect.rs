@@ -16,7 +16,7 @@ use leasehold::{
 use serde_json::{Value, json};
 
 use super::{
-    Context,
+    CommandContext,
     lock_view::{LockSummary, expiry_words},
     time_format, unknown_lock,
 };
@@ -33,7 +33,7 @@ use crate::{
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// Prints what is known of the lock; exit 1 if nothing is.
-pub(crate) async fn run(context: &Context<'_>, args: &InspectArgs) -> Result<u8> {
+pub(crate) async fn run(context: &CommandContext<'_>, args: &InspectArgs) -> Result<u8> {
     let name = lock_request::resource(&args.name)?;
     let locks = context.connect().await?;
     let names = Names::Exactly(name.clone());
@@ -78,7 +78,7 @@ fn runs_json(record: &RunRecord) -> Value {
 }
 
 fn render(
-    context: &Context<'_>,
+    context: &CommandContext<'_>,
     locks: &Leasehold,
     lock: &LockSummary,
     day: &Day,

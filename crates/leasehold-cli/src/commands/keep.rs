@@ -48,7 +48,7 @@ const HISTORY_LIMIT: Duration = Duration::from_millis(500);
 const KEEPER: &str = "LEASEHOLD_KEEPER";
 
 /// Starts the keeper and waits until it has handed the lease over, or has given up.
-pub(crate) async fn launch(context: &Context<'_>, args: &AcquireArgs, signals: &mut Signals) -> Result<u8> {
+pub(crate) async fn launch(context: &CommandContext<'_>, args: &AcquireArgs, signals: &mut Signals) -> Result<u8> {
     let process = watched(args)?;
     let failed = |error: io::Error| Failure::unavailable(format!("cannot start the background process: {error}"));
     let (done, done_in) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed(error.into()))?;

@@ -133,7 +133,7 @@ impl Gone {
 
 /// Prints `held`, or the failed action and how the lease ended. Exit 1 if it is gone.
 pub(crate) fn report(
-    context: &Context<'_>,
+    context: &CommandContext<'_>,
     resource: &Resource,
     fields: Value,
     held: Line,

@@ -9,7 +9,7 @@ use leasehold::{
 use serde_json::json;
 
 use super::{
-    Context,
+    CommandContext,
     lock_view::{LockSummary, expiry_words},
 };
 use crate::{
@@ -29,7 +29,7 @@ const BURST: Duration = Duration::from_millis(100);
 const PAGE: usize = 1000;
 
 /// Prints the list, once or as it changes.
-pub(crate) async fn run(context: &Context<'_>, args: &ListArgs) -> Result<u8> {
+pub(crate) async fn run(context: &CommandContext<'_>, args: &ListArgs) -> Result<u8> {
     let locks = context.connect().await?;
     let names = args.prefix.clone().map_or(Names::All, Names::Prefix);
     if !args.watch {
@@ -60,7 +60,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &ListArgs) -> Result<u8> {
     }
 }
 
-async fn render(context: &Context<'_>, args: &ListArgs, locks: &Leasehold, names: &Names) -> Result<String> {
+async fn render(context: &CommandContext<'_>, args: &ListArgs, locks: &Leasehold, names: &Names) -> Result<String> {
     let (found, truncated) = collect(args, locks, names).await?;
     let waiting: usize = found.iter().map(|lock| lock.waiters.len()).sum();
     let settings = &context.settings;

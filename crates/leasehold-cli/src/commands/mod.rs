@@ -62,7 +62,7 @@ fn dispatch(cli: &Cli, args: &[OsString], output: &Output) -> Result<u8> {
         _ => &cli.global,
     };
     let settings = Settings::resolve(global, &environment)?;
-    let context = Context { settings, output, args };
+    let context = CommandContext { settings, output, args };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -106,7 +106,7 @@ fn own_place_hint() -> String {
 
 /// What every command has.
 #[derive(Debug)]
-pub(crate) struct Context<'a> {
+pub(crate) struct CommandContext<'a> {
     /// Where locks live.
     pub(crate) settings: Settings,
     /// How to say things.
@@ -115,7 +115,7 @@ pub(crate) struct Context<'a> {
     pub(crate) args: &'a [OsString],
 }
 
-impl Context<'_> {
+impl CommandContext<'_> {
     /// Retries for a command that waits this long for its lock.
     pub(crate) fn connect_retry(&self, wait: WaitLimit) -> ConnectRetry<'_> {
         ConnectRetry::new(&self.settings, wait, self.output)

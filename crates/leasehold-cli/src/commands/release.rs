@@ -3,11 +3,11 @@
 use leasehold::{Outcome, lease::Released};
 use serde_json::json;
 
-use super::{Context, lease_arg};
+use super::{CommandContext, lease_arg};
 use crate::{args::LeaseArgs, exit::Result, output::Line};
 
 /// Ends the lease; exit 1 if it had ended before.
-pub(crate) async fn run(context: &Context<'_>, args: &LeaseArgs) -> Result<u8> {
+pub(crate) async fn run(context: &CommandContext<'_>, args: &LeaseArgs) -> Result<u8> {
     let handle = lease_arg::lease(args)?;
     let resource = handle.key().resource.clone();
     let locks = context.connect_patiently().await?;

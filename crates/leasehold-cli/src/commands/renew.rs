@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold::{LeaseHandle, Leasehold, Ttl, lease::Standing};
 use serde_json::json;
 
-use super::{Context, lease_arg};
+use super::{CommandContext, lease_arg};
 use crate::{
     args::RenewArgs,
     duration::{Brief, millis},
@@ -20,7 +20,7 @@ async fn longer_end(locks: &Leasehold, handle: &LeaseHandle, ttl: Ttl) -> Option
 }
 
 /// Moves the lease's end; exit 1 if it is gone.
-pub(crate) async fn run(context: &Context<'_>, args: &RenewArgs) -> Result<u8> {
+pub(crate) async fn run(context: &CommandContext<'_>, args: &RenewArgs) -> Result<u8> {
     let handle = lease_arg::lease(&args.lease)?;
     let ttl = Ttl::new(args.ttl).map_err(|error| Failure::by_flag("--ttl", error))?;
     let resource = handle.key().resource.clone();

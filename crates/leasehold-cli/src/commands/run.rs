@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// Everything that was typed, checked before anything is touched.
-struct Plan<'a> {
+struct JobPlan<'a> {
     args: &'a RunArgs,
     command: Vec<OsString>,
     request: LockRequest,
@@ -43,7 +43,7 @@ struct Plan<'a> {
 }
 
 /// Runs the command under the lock; the exit code is its own unless something went wrong.
-pub(crate) async fn run(context: &Context<'_>, args: &RunArgs) -> Result<u8> {
+pub(crate) async fn run(context: &CommandContext<'_>, args: &RunArgs) -> Result<u8> {
     let plan = plan(context, args)?;
     if args.dry_run {
         return dry_run(context, &plan).await;
@@ -90,7 +90,7 @@ pub(crate) async fn run(context: &Context<'_>, args: &RunArgs) -> Result<u8> {
     result
 }
 
-fn plan<'a>(context: &Context<'_>, args: &'a RunArgs) -> Result<Plan<'a>> {
+fn plan<'a>(context: &CommandContext<'_>, args: &'a RunArgs) -> Result<JobPlan<'a>> {
     if let Some(refusal) = refusal(args.flock, &context.settings) {
         return Err(refusal);
     }
@@ -125,11 +125,16 @@ fn plan<'a>(context: &Context<'_>, args: &'a RunArgs) -> Result<Plan<'a>> {
         note: note::note(args.shown.note.as_deref(), &command, args.shown.show_args)?,
         metadata: note::metadata(&args.shown.meta)?,
     };
-    Ok(Plan { args, command, request, limits, beside: None })
+    Ok(JobPlan { args, command, request, limits, beside: None })
 }
 
 /// Waits, runs and gives back; what came of it goes into the report.
-async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, signals: &mut Signals, report: &mut Report) -> Result<u8> {
+async fn attempt(
+    context: &CommandContext<'_>,
+    mut plan: JobPlan<'_>,
+    signals: &mut Signals,
+    report: &mut Report,
+) -> Result<u8> {
     let output = context.output;
     let connect_retry = context.connect_retry(plan.request.wait);
     let locks = tokio::select! {
@@ -193,7 +198,13 @@ async fn attempt(context: &Context<'_>, mut plan: Plan<'_>, signals: &mut Signal
     finish(&plan, done, report)
 }
 
-fn work(context: &Context<'_>, plan: &Plan<'_>, guards: &[Guard], outers: &[AncestorLock], locks: &Leasehold) -> Work {
+fn work(
+    context: &CommandContext<'_>,
+    plan: &JobPlan<'_>,
+    guards: &[Guard],
+    outers: &[AncestorLock],
+    locks: &Leasehold,
+) -> Work {
     let leases: Vec<_> = guards.iter().map(|guard| guard.lease().clone()).collect();
     Work {
         launch: Launch {
@@ -210,7 +221,7 @@ fn work(context: &Context<'_>, plan: &Plan<'_>, guards: &[Guard], outers: &[Ance
     }
 }
 
-fn finish(plan: &Plan<'_>, done: WorkResult, report: &mut Report) -> Result<u8> {
+fn finish(plan: &JobPlan<'_>, done: WorkResult, report: &mut Report) -> Result<u8> {
     report.outcome = done.outcome;
     report.reason = done.reason;
     report.held = Some(done.held);
@@ -243,7 +254,7 @@ fn named_first(mut guards: Vec<Guard>, name: &Resource) -> Vec<Guard> {
 /// A lock that our ancestors hold is refused, or left out where that was asked for.
 async fn leave_out_outer_locks(
     locks: &Leasehold,
-    plan: &mut Plan<'_>,
+    plan: &mut JobPlan<'_>,
     outers: &[AncestorLock],
     report: &mut Report,
 ) -> Result<()> {
@@ -290,7 +301,7 @@ async fn check_outer_lease(locks: &Leasehold, resource: &Resource) -> Result<()>
 }
 
 /// Tells what would happen; asks who holds the lock and changes nothing.
-async fn dry_run(context: &Context<'_>, plan: &Plan<'_>) -> Result<u8> {
+async fn dry_run(context: &CommandContext<'_>, plan: &JobPlan<'_>) -> Result<u8> {
     let locks = context.open(plan.request.holder.clone(), &context.connect_retry(plan.request.wait)).await?;
     let page = locks.list(&ListFilter::new(Names::Exactly(plan.request.resource.clone()))).await?;
     let names: Vec<&str> = plan.request.all.iter().map(Resource::as_str).collect();

@@ -16,7 +16,7 @@ const MAX_SCANNED: usize = 1000;
 const MAX_SUGGESTIONS: usize = 3;
 
 /// Says that nothing is known of this name, and what to type instead of `verb` and this name.
-pub(crate) async fn line(context: &Context<'_>, locks: &Leasehold, name: &Resource, verb: &str) -> Line {
+pub(crate) async fn line(context: &CommandContext<'_>, locks: &Leasehold, name: &Resource, verb: &str) -> Line {
     let settings = &context.settings;
     let url = settings.shown_url();
     let place = settings.user_only_notice().map_or(url.clone(), |directory| format!("{url}, {}", directory.visible_to));

@@ -4,7 +4,7 @@ use std::future::poll_fn;
 
 use leasehold::lease::{Event, EventKind, Names};
 
-use super::{Context, time_format};
+use super::{CommandContext, time_format};
 use crate::{
     args::{EventArg, WatchArgs},
     exit::{self, Failure, Result},
@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Prints events until it is interrupted.
-pub(crate) async fn run(context: &Context<'_>, args: &WatchArgs) -> Result<u8> {
+pub(crate) async fn run(context: &CommandContext<'_>, args: &WatchArgs) -> Result<u8> {
     let locks = context.connect().await?;
     let names = args.prefix.clone().map_or(Names::All, Names::Prefix);
     let mut events = locks.watch(names).await?;

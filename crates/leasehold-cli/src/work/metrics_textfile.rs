@@ -97,17 +97,17 @@ fn regular(path: &Path) -> io::Result<()> {
 
 /// Numbers by series: the name, then the labels without `le`, then `le` by its size.
 #[derive(Debug, Default, PartialEq)]
-struct Numbers(BTreeMap<(String, String, Bound), f64>);
+struct Numbers(BTreeMap<(String, String, BucketBound), f64>);
 
 /// The upper end of a bucket, in millionths; what has none comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Bound {
+enum BucketBound {
     None,
     Micros(u64),
     Infinite,
 }
 
-impl Bound {
+impl BucketBound {
     fn of(seconds: f64) -> Self {
         Self::Micros(u64::try_from(Duration::from_secs_f64(seconds).as_micros()).unwrap_or(u64::MAX))
     }
@@ -135,8 +135,8 @@ impl Numbers {
             let (series, value) = line.rsplit_once(' ')?;
             let (name, labels) = series.strip_suffix('}')?.split_once('{')?;
             let (labels, bound) = match labels.split_once(",le=\"") {
-                Some((labels, bound)) => (labels, Bound::parse(bound.strip_suffix('"')?)?),
-                None => (labels, Bound::None),
+                Some((labels, bound)) => (labels, BucketBound::parse(bound.strip_suffix('"')?)?),
+                None => (labels, BucketBound::None),
             };
             Some(((name.to_owned(), labels.to_owned(), bound), value.parse().ok()?))
         };
@@ -154,7 +154,7 @@ impl Numbers {
             _ => "acquired",
         };
         let attempt = format!("{common},outcome=\"{outcome}\"");
-        self.add("leasehold_acquire_total", &attempt, Bound::None, 1.0);
+        self.add("leasehold_acquire_total", &attempt, BucketBound::None, 1.0);
         self.observe("leasehold_acquire_wait_seconds", &attempt, report.waited);
         if let Some(held) = report.held {
             let end = match (report.outcome, report.reason.as_deref()) {
@@ -167,11 +167,11 @@ impl Numbers {
         }
         if report.outcome == RunOutcome::Lost {
             let reason = report.reason.as_deref().unwrap_or("unknown");
-            self.add("leasehold_lost_total", &format!("{common},reason=\"{reason}\""), Bound::None, 1.0);
+            self.add("leasehold_lost_total", &format!("{common},reason=\"{reason}\""), BucketBound::None, 1.0);
         }
         if let Some(released) = report.released {
             let outcome = if released { "ok" } else { "failed" };
-            self.add("leasehold_release_total", &format!("{common},outcome=\"{outcome}\""), Bound::None, 1.0);
+            self.add("leasehold_release_total", &format!("{common},outcome=\"{outcome}\""), BucketBound::None, 1.0);
         }
         let cause = match report.outcome {
             RunOutcome::Lost => Some("lost"),
@@ -181,14 +181,14 @@ impl Numbers {
         let killed_by = report.child.as_ref().and_then(|child| child["signal"].as_str());
         if let (Some(cause), Some(signal)) = (cause, killed_by) {
             let labels = format!("{common},signal=\"{signal}\",cause=\"{cause}\"");
-            self.add("leasehold_child_kill_total", &labels, Bound::None, 1.0);
+            self.add("leasehold_child_kill_total", &labels, BucketBound::None, 1.0);
         }
         self.0.retain(|(name, ..), _| name != "leasehold_build_info");
         let version = concat!("version=\"", env!("CARGO_PKG_VERSION"), "\"");
-        self.add("leasehold_build_info", version, Bound::None, 1.0);
+        self.add("leasehold_build_info", version, BucketBound::None, 1.0);
     }
 
-    fn add(&mut self, name: &str, labels: &str, bound: Bound, amount: f64) {
+    fn add(&mut self, name: &str, labels: &str, bound: BucketBound, amount: f64) {
         *self.0.entry((name.to_owned(), labels.to_owned(), bound)).or_default() += amount;
     }
 
@@ -196,11 +196,11 @@ impl Numbers {
         let seconds = length.as_secs_f64();
         for most in BUCKETS {
             let is_within = if seconds <= most { 1.0 } else { 0.0 };
-            self.add(&format!("{name}_bucket"), labels, Bound::of(most), is_within);
+            self.add(&format!("{name}_bucket"), labels, BucketBound::of(most), is_within);
         }
-        self.add(&format!("{name}_bucket"), labels, Bound::Infinite, 1.0);
-        self.add(&format!("{name}_sum"), labels, Bound::None, seconds);
-        self.add(&format!("{name}_count"), labels, Bound::None, 1.0);
+        self.add(&format!("{name}_bucket"), labels, BucketBound::Infinite, 1.0);
+        self.add(&format!("{name}_sum"), labels, BucketBound::None, seconds);
+        self.add(&format!("{name}_count"), labels, BucketBound::None, 1.0);
     }
 
     fn render(&self) -> String {

@@ -9,7 +9,7 @@ use std::{env, fs, path::PathBuf, thread, time::Duration};
 use tempfile::TempDir;
 
 pub use self::{cluster::Cluster, resp::Reply, sentinel::Sentinel};
-use crate::{ports, process::Process};
+use crate::{ports, process::ServerProcess};
 
 /// The program that every server here runs: `LEASEHOLD_REDIS_SERVER` names another version of it, or Valkey.
 fn program() -> String {
@@ -22,7 +22,7 @@ pub struct Server {
     port: u16,
     folder: TempDir,
     settings: Vec<String>,
-    process: Option<Process>,
+    process: Option<ServerProcess>,
 }
 
 impl Server {
@@ -75,7 +75,7 @@ impl Server {
         arguments.push(self.folder.path().display().to_string());
         arguments.extend(["--daemonize", "no", "--loglevel", "notice"].map(str::to_owned));
         arguments.extend(self.settings.iter().cloned());
-        self.process = Some(Process::start(&program(), &arguments, &self.folder.path().join("log")));
+        self.process = Some(ServerProcess::start(&program(), &arguments, &self.folder.path().join("log")));
         for _ in 0..1000 {
             if resp::ask(self.port, None, &["PING"]).is_ok_and(|reply| !reply.to_string().contains("LOADING")) {
                 return;
@@ -94,16 +94,16 @@ impl Server {
     }
 
     /// Sends one command on a connection of its own.
-    pub fn ask(&self, command: &[&str]) -> Reply {
+    pub fn ask(&self, command: &[&str]) -> RespReply {
         let words = self.settings.iter().skip_while(|word| *word != "--requirepass");
         let password = words.skip(1).map(String::as_str).next();
         resp::ask(self.port, password, command).unwrap_or_else(|error| panic!("{command:?} was not answered: {error}"))
     }
 
     /// Sends one command that must not be refused.
-    pub fn command(&self, command: &[&str]) -> Reply {
+    pub fn command(&self, command: &[&str]) -> RespReply {
         match self.ask(command) {
-            Reply::Error(refusal) => panic!("{command:?} was refused: {refusal}"),
+            RespReply::Error(refusal) => panic!("{command:?} was refused: {refusal}"),
             reply => reply,
         }
     }
@@ -138,7 +138,7 @@ impl Server {
     /// The longest call since [`time_calls`](Self::time_calls).
     pub fn longest_call(&self) -> Duration {
         let calls = self.ask(&["SLOWLOG", "GET", "10000"]);
-        let micros = |call: &Reply| call.parts().get(2).and_then(|micros| micros.to_string().parse().ok());
+        let micros = |call: &RespReply| call.parts().get(2).and_then(|micros| micros.to_string().parse().ok());
         calls.parts().iter().filter_map(micros).max().map_or(Duration::ZERO, Duration::from_micros)
     }
 

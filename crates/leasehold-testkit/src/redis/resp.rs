@@ -9,7 +9,7 @@ use std::{
 
 /// What a server answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reply {
+pub enum RespReply {
     /// A line, a text or a number.
     Text(String),
     /// Nothing.
@@ -17,12 +17,12 @@ pub enum Reply {
     /// A refusal.
     Error(String),
     /// Several.
-    Many(Vec<Reply>),
+    Many(Vec<RespReply>),
 }
 
-impl Reply {
+impl RespReply {
     /// The parts of an array.
-    pub fn parts(&self) -> &[Reply] {
+    pub fn parts(&self) -> &[RespReply] {
         match self {
             Self::Many(parts) => parts,
             _ => &[],
@@ -30,7 +30,7 @@ impl Reply {
     }
 }
 
-impl fmt::Display for Reply {
+impl fmt::Display for RespReply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Text(text) | Self::Error(text) => f.write_str(text),
@@ -41,7 +41,7 @@ impl fmt::Display for Reply {
 }
 
 /// Sends one command on a connection of its own, after the password if there is one.
-pub(super) fn ask(port: u16, password: Option<&str>, command: &[&str]) -> io::Result<Reply> {
+pub(super) fn ask(port: u16, password: Option<&str>, command: &[&str]) -> io::Result<RespReply> {
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     let mut requests = Vec::new();
@@ -66,7 +66,7 @@ fn write_command(to: &mut impl Write, command: &[&str]) -> io::Result<()> {
     command.iter().try_for_each(|word| write!(to, "${}\r\n{word}\r\n", word.len()))
 }
 
-fn read(stream: &mut impl BufRead) -> io::Result<Reply> {
+fn read(stream: &mut impl BufRead) -> io::Result<RespReply> {
     let mut line = String::new();
     if stream.read_line(&mut line)? == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
@@ -75,19 +75,19 @@ fn read(stream: &mut impl BufRead) -> io::Result<Reply> {
     let (kind, rest) = line.split_at(1);
     let count = || rest.parse::<i64>().map_err(|_| io::Error::from(io::ErrorKind::InvalidData));
     Ok(match kind {
-        "+" | ":" => Reply::Text(rest.to_owned()),
-        "-" => Reply::Error(rest.to_owned()),
+        "+" | ":" => RespReply::Text(rest.to_owned()),
+        "-" => RespReply::Error(rest.to_owned()),
         "$" => match usize::try_from(count()?) {
-            Err(_) => Reply::Nil,
+            Err(_) => RespReply::Nil,
             Ok(length) => {
                 let mut bytes = vec![0; length + 2];
                 stream.read_exact(&mut bytes)?;
-                Reply::Text(String::from_utf8_lossy(&bytes[..length]).into_owned())
+                RespReply::Text(String::from_utf8_lossy(&bytes[..length]).into_owned())
             }
         },
         "*" => match usize::try_from(count()?) {
-            Err(_) => Reply::Nil,
-            Ok(length) => Reply::Many((0..length).map(|_| read(stream)).collect::<io::Result<_>>()?),
+            Err(_) => RespReply::Nil,
+            Ok(length) => RespReply::Many((0..length).map(|_| read(stream)).collect::<io::Result<_>>()?),
         },
         _ => return Err(io::ErrorKind::InvalidData.into()),
     })

@@ -4,8 +4,8 @@ use std::{fs, io};
 
 use tempfile::TempDir;
 
-use super::{Reply, Server, cluster::wait_until, program, resp};
-use crate::{ports, process::Process};
+use super::{RespReply, Server, cluster::wait_until, program, resp};
+use crate::{ports, process::ServerProcess};
 
 /// A master, a replica, and a sentinel that watches them.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub struct Sentinel {
     port: u16,
     password: Option<String>,
     _folder: TempDir,
-    _process: Process,
+    _process: ServerProcess,
 }
 
 impl Sentinel {
@@ -47,7 +47,7 @@ impl Sentinel {
         );
         fs::write(&file, settings).expect("a file can be written");
         let arguments = [file.display().to_string(), String::from("--sentinel")];
-        let process = Process::start(&program(), &arguments, &folder.path().join("log"));
+        let process = ServerProcess::start(&program(), &arguments, &folder.path().join("log"));
         let servers = vec![master, replica];
         let password = password.map(str::to_owned);
         let sentinel = Self { servers, port, password, _folder: folder, _process: process };
@@ -58,7 +58,7 @@ impl Sentinel {
         sentinel
     }
 
-    fn ask(&self, command: &[&str]) -> io::Result<Reply> {
+    fn ask(&self, command: &[&str]) -> io::Result<RespReply> {
         resp::ask(self.port, self.password.as_deref(), command)
     }
 

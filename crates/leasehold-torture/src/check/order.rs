@@ -20,7 +20,7 @@ use std::collections::BTreeSet;
 
 use super::{EndOfLease, Promises, Violation};
 use crate::{
-    history::{Ask, Queue, RunHistory},
+    history::{AcquisitionRecord, Queue, RunHistory},
     target::TTL,
 };
 
@@ -33,7 +33,7 @@ pub(super) fn check(history: &RunHistory, rules: Promises) -> Vec<Violation> {
     for queue in &history.queues {
         let waiting =
             queue.waiting.iter().filter_map(|id| history.ask(id)).filter(|ask| is_comparable(history, rules, ask));
-        let waiting: Vec<&Ask> = waiting.collect();
+        let waiting: Vec<&AcquisitionRecord> = waiting.collect();
         for pair in waiting.windows(2) {
             let (ahead, behind) = (pair[0], pair[1]);
             if ahead.fence > behind.fence
@@ -49,12 +49,12 @@ pub(super) fn check(history: &RunHistory, rules: Promises) -> Vec<Violation> {
     violations
 }
 
-fn kept_its_turn(rules: Promises, queue: &Queue, ask: &Ask) -> bool {
+fn kept_its_turn(rules: Promises, queue: &Queue, ask: &AcquisitionRecord) -> bool {
     let ttl = u64::try_from(TTL.as_micros()).unwrap_or(u64::MAX);
     rules.liveness == EndOfLease::Ttl || ask.began.is_some_and(|began| began < queue.at + ttl)
 }
 
-fn is_comparable(history: &RunHistory, rules: Promises, ask: &Ask) -> bool {
+fn is_comparable(history: &RunHistory, rules: Promises, ask: &AcquisitionRecord) -> bool {
     let life = history.life_of(ask);
     let from = ask.asked.saturating_sub(rules.reconnect);
     ask.began.is_some_and(|began| {

@@ -13,7 +13,7 @@
 
 use super::{EndOfLease, Promises, Violation};
 use crate::{
-    history::{Ask, RunHistory},
+    history::{AcquisitionRecord, RunHistory},
     instant::Micros,
 };
 
@@ -30,7 +30,7 @@ pub(super) fn check(history: &RunHistory, rules: Promises) -> Vec<Violation> {
     history.by_name().values().flat_map(|asks| check_name(history, rules, asks)).collect()
 }
 
-fn check_name(history: &RunHistory, rules: Promises, asks: &[&Ask]) -> Vec<Violation> {
+fn check_name(history: &RunHistory, rules: Promises, asks: &[&AcquisitionRecord]) -> Vec<Violation> {
     let mut edges = Vec::new();
     for (index, ask) in asks.iter().enumerate() {
         if let (Some(from), Some(to)) = (ask.began, believed_until(history, rules, ask))
@@ -41,7 +41,7 @@ fn check_name(history: &RunHistory, rules: Promises, asks: &[&Ask]) -> Vec<Viola
         }
     }
     edges.sort_unstable();
-    let mut holding: Vec<&Ask> = Vec::new();
+    let mut holding: Vec<&AcquisitionRecord> = Vec::new();
     let mut violations = Vec::new();
     for edge in edges {
         let ask = asks[edge.ask];
@@ -61,7 +61,7 @@ fn check_name(history: &RunHistory, rules: Promises, asks: &[&Ask]) -> Vec<Viola
     violations
 }
 
-fn believed_until(history: &RunHistory, rules: Promises, ask: &Ask) -> Option<Micros> {
+fn believed_until(history: &RunHistory, rules: Promises, ask: &AcquisitionRecord) -> Option<Micros> {
     let life = history.life_of(ask);
     match life.killed {
         Some(killed) if rules.liveness == EndOfLease::Process && ask.ending.is_none() && ask.lost.is_none() => {

@@ -10,7 +10,7 @@
 
 use super::{EndOfLease, Promises, Violation};
 use crate::{
-    history::{Ask, Queue, RunHistory},
+    history::{AcquisitionRecord, Queue, RunHistory},
     instant::{Micros, millis, seconds},
     target::TTL,
 };
@@ -36,7 +36,7 @@ pub(super) fn check(history: &RunHistory, rules: Promises) -> Vec<Violation> {
     stuck.chain(failures).collect()
 }
 
-fn check_name(history: &RunHistory, rules: Promises, name: &str, asks: &[&Ask]) -> Vec<Violation> {
+fn check_name(history: &RunHistory, rules: Promises, name: &str, asks: &[&AcquisitionRecord]) -> Vec<Violation> {
     let mut edges = Vec::new();
     for stage in asks.iter().flat_map(|ask| stages(history, rules, ask)).filter(|stage| stage.from < stage.to) {
         edges.push((stage.from, 1_i64, stage.waits));
@@ -67,7 +67,7 @@ fn check_name(history: &RunHistory, rules: Promises, name: &str, asks: &[&Ask]) 
 }
 
 /// When an acquisition waited, and when it served its name.
-fn stages(history: &RunHistory, rules: Promises, ask: &Ask) -> Vec<WaitSpan> {
+fn stages(history: &RunHistory, rules: Promises, ask: &AcquisitionRecord) -> Vec<WaitSpan> {
     let life = history.life_of(ask);
     let end = life.killed.unwrap_or(rules.ended).min(rules.ended);
     let mut stages = Vec::new();
@@ -96,7 +96,14 @@ fn stages(history: &RunHistory, rules: Promises, ask: &Ask) -> Vec<WaitSpan> {
     stages
 }
 
-fn report(history: &RunHistory, rules: Promises, name: &str, asks: &[&Ask], from: Micros, to: Micros) -> Violation {
+fn report(
+    history: &RunHistory,
+    rules: Promises,
+    name: &str,
+    asks: &[&AcquisitionRecord],
+    from: Micros,
+    to: Micros,
+) -> Violation {
     let when = |at: Micros| seconds(at.saturating_sub(rules.began));
     let what = format!(
         "{name}: nobody was granted it for {} s, from {} s to {} s, though somebody waited",

@@ -30,34 +30,34 @@ use crate::{Error, Result};
 /// If the future is dropped before its batch is sent, the call is left out. If it is dropped later, the answer is
 /// discarded.
 pub struct Coalescer<C, A> {
-    shared: Arc<Shared<C, A>>,
+    shared: Arc<CoalescerShared<C, A>>,
     runtime: Handle,
 }
 
-type Batch<A> = Pin<Box<dyn Future<Output = Vec<Result<A>>> + Send>>;
+type BatchAnswers<A> = Pin<Box<dyn Future<Output = Vec<Result<A>>> + Send>>;
 
-struct Shared<C, A> {
-    send: Box<dyn Fn(Vec<C>) -> Batch<A> + Send + Sync>,
+struct CoalescerShared<C, A> {
+    send: Box<dyn Fn(Vec<C>) -> BatchAnswers<A> + Send + Sync>,
     most_calls: usize,
     most_batches: usize,
-    state: Mutex<State<C, A>>,
+    state: Mutex<CallsInWait<C, A>>,
 }
 
-struct State<C, A> {
-    waiting: VecDeque<Job<C, A>>,
+struct CallsInWait<C, A> {
+    waiting: VecDeque<QueuedCall<C, A>>,
     batches: usize,
     /// Calls in those batches.
     calls: usize,
 }
 
-impl<C, A> State<C, A> {
+impl<C, A> CallsInWait<C, A> {
     /// Whether as many wait as are on their way.
     fn is_full(&self, most_calls: usize) -> bool {
         self.waiting.len() >= self.calls.min(most_calls)
     }
 }
 
-struct Job<C, A> {
+struct QueuedCall<C, A> {
     call: C,
     answer: oneshot::Sender<Result<A>>,
 }
@@ -76,9 +76,9 @@ impl<C: Send + 'static, A: Send + 'static> Coalescer<C, A> {
     where
         F: Future<Output = Vec<Result<A>>> + Send + 'static,
     {
-        let send = Box::new(move |calls| Box::pin(send(calls)) as Batch<A>);
-        let state = Mutex::new(State { waiting: VecDeque::new(), batches: 0, calls: 0 });
-        let shared = Shared { send, most_calls: most_calls.max(1), most_batches: in_flight.max(1), state };
+        let send = Box::new(move |calls| Box::pin(send(calls)) as BatchAnswers<A>);
+        let state = Mutex::new(CallsInWait { waiting: VecDeque::new(), batches: 0, calls: 0 });
+        let shared = CoalescerShared { send, most_calls: most_calls.max(1), most_batches: in_flight.max(1), state };
         Self { shared: Arc::new(shared), runtime }
     }
 
@@ -88,16 +88,16 @@ impl<C: Send + 'static, A: Send + 'static> Coalescer<C, A> {
     /// The error that `send` returned for this call; `OutcomeUnknown` if `send` returned no answer to it.
     pub async fn call(&self, call: C) -> Result<A> {
         let (answer, answered) = oneshot::channel();
-        if self.shared.enqueue(Job { call, answer }) {
+        if self.shared.enqueue(QueuedCall { call, answer }) {
             Begun::begin(Box::pin(Arc::clone(&self.shared).send_batches()), &self.runtime);
         }
         answered.await.unwrap_or_else(|_| Err(Error::unanswered("the backend failed before it answered")))
     }
 }
 
-impl<C, A> Shared<C, A> {
+impl<C, A> CoalescerShared<C, A> {
     /// Adds a call; returns whether another sender has to be started for it.
-    fn enqueue(&self, job: Job<C, A>) -> bool {
+    fn enqueue(&self, job: QueuedCall<C, A>) -> bool {
         let mut state = self.state.lock();
         state.waiting.push_back(job);
         let start = state.batches < self.most_batches && state.is_full(self.most_calls);
@@ -107,7 +107,7 @@ impl<C, A> Shared<C, A> {
 
     /// Sends one batch after the other until nothing waits.
     async fn send_batches(self: Arc<Self>) {
-        let mut sending = InFlight { shared: &self, calls: 0, ended: false };
+        let mut sending = BatchSender { shared: &self, calls: 0, ended: false };
         while let Some(jobs) = self.next_batch(&mut sending) {
             let (calls, answers): (Vec<C>, Vec<_>) = jobs.into_iter().map(|job| (job.call, job.answer)).unzip();
             let is_small = (2..=SMALL_BATCH).contains(&calls.len());
@@ -121,7 +121,7 @@ impl<C, A> Shared<C, A> {
     }
 
     /// The calls of the next batch; `None` while too few wait.
-    fn next_batch(&self, sending: &mut InFlight<'_, C, A>) -> Option<Vec<Job<C, A>>> {
+    fn next_batch(&self, sending: &mut BatchSender<'_, C, A>) -> Option<Vec<QueuedCall<C, A>>> {
         let mut state = self.state.lock();
         state.calls -= std::mem::take(&mut sending.calls);
         let mut jobs = Vec::with_capacity(state.waiting.len().min(self.most_calls));
@@ -144,13 +144,13 @@ impl<C, A> Shared<C, A> {
 }
 
 /// A sender and the calls of its batch; counts both out if it is dropped or panics in the middle of a batch.
-struct InFlight<'a, C, A> {
-    shared: &'a Shared<C, A>,
+struct BatchSender<'a, C, A> {
+    shared: &'a CoalescerShared<C, A>,
     calls: usize,
     ended: bool,
 }
 
-impl<C, A> Drop for InFlight<'_, C, A> {
+impl<C, A> Drop for BatchSender<'_, C, A> {
     fn drop(&mut self) {
         if self.ended {
             return;
@@ -166,7 +166,7 @@ impl<C, A> Drop for InFlight<'_, C, A> {
     }
 }
 
-type Sending = Pin<Box<dyn Future<Output = ()> + Send>>;
+type SenderFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// How often a sender that is woken while it is polled is polled again before the runtime gets it.
 const MOST_POLLS: usize = 8;
@@ -262,15 +262,15 @@ enum BegunState {
     Polling,
     /// It was woken while it was polled.
     Woken,
-    Pending(Sending),
+    Pending(SenderFuture),
     /// The thread that woke it will poll it.
-    Scheduled(Sending),
+    Scheduled(SenderFuture),
     /// It has ended, or belongs to the runtime.
     Gone,
 }
 
 impl Begun {
-    fn begin(sending: Sending, runtime: &Handle) {
+    fn begin(sending: SenderFuture, runtime: &Handle) {
         let state = Mutex::new(BegunState::Scheduled(sending));
         Arc::new(Self { state, runtime: runtime.clone() }).poll();
     }

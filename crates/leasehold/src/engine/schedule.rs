@@ -23,11 +23,11 @@ const SHARDS: usize = 16;
 /// The leases of one instance.
 #[derive(Debug)]
 pub(super) struct Schedule {
-    shards: [Shard; SHARDS],
+    shards: [ScheduleShard; SHARDS],
 }
 
 #[derive(Debug)]
-struct Shard {
+struct ScheduleShard {
     leases: Mutex<HashTable<Arc<LocalLease>>>,
     renew_bound: Bound,
     deadline_bound: Bound,
@@ -66,7 +66,8 @@ fn hash(id: LeaseId) -> u64 {
 
 impl Schedule {
     pub(super) fn new() -> Self {
-        let shard = || Shard { leases: Mutex::default(), renew_bound: Bound::none(), deadline_bound: Bound::none() };
+        let shard =
+            || ScheduleShard { leases: Mutex::default(), renew_bound: Bound::none(), deadline_bound: Bound::none() };
         Self { shards: std::array::from_fn(|_| shard()) }
     }
 
@@ -90,8 +91,9 @@ impl Schedule {
 
     /// Every lease for which `wanted` holds.
     pub(super) fn all(&self, wanted: impl Fn(&LocalLease) -> bool) -> Vec<Arc<LocalLease>> {
-        let of_shard =
-            |shard: &Shard| -> Vec<_> { shard.leases.lock().iter().filter(|lease| wanted(lease)).cloned().collect() };
+        let of_shard = |shard: &ScheduleShard| -> Vec<_> {
+            shard.leases.lock().iter().filter(|lease| wanted(lease)).cloned().collect()
+        };
         self.shards.iter().flat_map(of_shard).collect()
     }
 
@@ -125,13 +127,13 @@ impl Schedule {
         shards.flat_map(|shard| shard.scan(&shard.deadline_bound, LocalLease::deadline_to_watch, past)).collect()
     }
 
-    fn shard(&self, id: LeaseId) -> &Shard {
+    fn shard(&self, id: LeaseId) -> &ScheduleShard {
         let index = usize::try_from(id.as_u128() >> 64 & 0xf).unwrap_or(0);
         &self.shards[index]
     }
 }
 
-impl Shard {
+impl ScheduleShard {
     /// Collects what is due and sets the bound anew from the rest.
     ///
     /// A lease that changes meanwhile is either seen in its new state, or lowers the bound after it was cleared:

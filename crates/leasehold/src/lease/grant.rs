@@ -192,7 +192,9 @@ impl fmt::Display for Brief {
         match seconds {
             0 => write!(f, "{}ms", self.0.as_millis()),
             1..60 => write!(f, "{seconds}s"),
+            60..3600 if seconds.is_multiple_of(60) => write!(f, "{}m", seconds / 60),
             60..3600 => write!(f, "{}m{:02}s", seconds / 60, seconds % 60),
+            3600..86400 if seconds % 3600 < 60 => write!(f, "{}h", seconds / 3600),
             3600..86400 => write!(f, "{}h{:02}m", seconds / 3600, seconds % 3600 / 60),
             _ => write!(f, "{}d{:02}h", seconds / 86400, seconds % 86400 / 3600),
         }

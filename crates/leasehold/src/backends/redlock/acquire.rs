@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    Shared,
-    leases::{Phase, RoundLock, Tracked},
+    QuorumShared,
+    leases::{LeasePhase, RoundLock, Tracked},
     queue::{self, Progress},
     release, repair,
     round::Round,
@@ -19,18 +19,20 @@ use crate::{
 ///
 /// # Cancel safety
 /// If the future is dropped, a task gives everything back.
-pub(super) async fn acquire(shared: &Arc<Shared>, request: &Request) -> Result<Decision> {
+pub(super) async fn acquire(shared: &Arc<QuorumShared>, request: &Request) -> Result<Decision> {
     shared.nodes.options().check_ttl(request.ttl, &request.key.resource)?;
     shared.agreement.check(&shared.nodes).await?;
     let undo = release::Undo::new(shared, &request.key, &Outcome::Cancelled);
     let (tracked, round_lock) = shared.leases.lock_round(request).await;
     let patience = request.patience;
     let decision = match tracked.phase() {
-        Phase::Waiting { queue_node } => ask_at_queue(shared, &tracked, queue_node, round_lock).await,
-        Phase::New if shared.contention.asks_queue_first(&request.key.resource, patience) => {
+        LeasePhase::Waiting { queue_node } => ask_at_queue(shared, &tracked, queue_node, round_lock).await,
+        LeasePhase::New if shared.contention.asks_queue_first(&request.key.resource, patience) => {
             ask_queue_first(shared, &tracked, patience, round_lock).await
         }
-        Phase::New | Phase::Holding { .. } | Phase::Ended => ask_all(shared, &tracked, patience, round_lock).await,
+        LeasePhase::New | LeasePhase::Holding { .. } | LeasePhase::Ended => {
+            ask_all(shared, &tracked, patience, round_lock).await
+        }
     };
     undo.disarm();
     if let Ok(decision) = &decision {
@@ -45,12 +47,12 @@ pub(super) async fn acquire(shared: &Arc<Shared>, request: &Request) -> Result<D
 
 /// A round for a lease that is new, or that a majority holds already.
 async fn ask_all(
-    shared: &Arc<Shared>,
+    shared: &Arc<QuorumShared>,
     tracked: &Arc<Tracked>,
     patience: Patience,
     round_lock: RoundLock,
 ) -> Result<Decision> {
-    let is_first = tracked.phase() == Phase::New;
+    let is_first = tracked.phase() == LeasePhase::New;
     let first = match shared.batches.acquire(tracked, patience, round_lock).await {
         Ok(first) => first,
         Err(error) => {
@@ -65,18 +67,18 @@ async fn ask_all(
     let queue_node = round.queue_node;
     let (decision, cleanup) = match end {
         RoundEnd::Granted(grant) => {
-            tracked.set_phase(Phase::Holding { grant, queue_node });
+            tracked.set_phase(LeasePhase::Holding { grant, queue_node });
             repair::spread_soon(shared, tracked);
             round.settle_later(round_lock, Cleanup::KeepAll(grant.fence));
             return Ok(Decision::Granted(grant));
         }
         RoundEnd::Queued(position) => {
-            tracked.set_phase(Phase::Waiting { queue_node });
+            tracked.set_phase(LeasePhase::Waiting { queue_node });
             (Ok(Decision::Queued(position)), Cleanup::KeepPosition)
         }
         RoundEnd::NotQueued | RoundEnd::NoMajority(_) if patience == Patience::Queue => {
             if let Some(grant) = round.grant_at_queue_node() {
-                tracked.set_phase(Phase::Waiting { queue_node });
+                tracked.set_phase(LeasePhase::Waiting { queue_node });
                 queue::complete_after_pause(shared, tracked, grant.fence);
                 (Ok(Decision::Queued(queue::head_of_queue(grant.fence))), Cleanup::KeepPosition)
             } else {
@@ -98,7 +100,7 @@ async fn ask_all(
 
 /// A lease that waits is requested again: looks at its position, and completes the quorum if its turn has come.
 async fn ask_at_queue(
-    shared: &Arc<Shared>,
+    shared: &Arc<QuorumShared>,
     tracked: &Arc<Tracked>,
     queue_node: usize,
     round_lock: RoundLock,
@@ -111,7 +113,7 @@ async fn ask_at_queue(
 
 /// Asks the first node that answers alone, and the others only if it grants the lease.
 async fn ask_queue_first(
-    shared: &Arc<Shared>,
+    shared: &Arc<QuorumShared>,
     tracked: &Arc<Tracked>,
     patience: Patience,
     round_lock: RoundLock,
@@ -126,7 +128,7 @@ async fn ask_queue_first(
 }
 
 async fn go_on(
-    shared: &Arc<Shared>,
+    shared: &Arc<QuorumShared>,
     tracked: &Arc<Tracked>,
     queue_node: usize,
     decision: Decision,
@@ -157,7 +159,7 @@ async fn go_on(
 
 /// A try that the queue's node granted asks the others, and gives everything back if too few follow.
 async fn finish_try(
-    shared: &Arc<Shared>,
+    shared: &Arc<QuorumShared>,
     tracked: &Arc<Tracked>,
     queue_node: usize,
     queue_node_call: QueueNodeCall,
@@ -166,7 +168,7 @@ async fn finish_try(
     let mut round = Round::begin(shared, tracked, queue_node, queue_node_call);
     let decision = match round.decide().await {
         RoundEnd::Granted(grant) => {
-            tracked.set_phase(Phase::Holding { grant, queue_node });
+            tracked.set_phase(LeasePhase::Holding { grant, queue_node });
             repair::spread_soon(shared, tracked);
             round.settle_later(round_lock, Cleanup::KeepAll(grant.fence));
             return Ok(Decision::Granted(grant));

@@ -26,13 +26,13 @@ const RECHECK_AFTER: Duration = Duration::from_secs(1);
 /// Whether the others were seen to agree, and until when that may be believed.
 #[derive(Debug, Default)]
 pub(super) struct Agreement {
-    state: Mutex<State>,
+    state: Mutex<LastCheck>,
     /// Held by the caller that asks the nodes; callers that have not seen agreement wait.
     asking: tokio::sync::Mutex<()>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct State {
+struct LastCheck {
     ask_again_at: Moment,
     seen: Seen,
 }
@@ -49,7 +49,7 @@ enum Seen {
 impl Agreement {
     /// Fails while others use these nodes with another `longest_ttl`.
     pub(super) async fn check(&self, nodes: &Nodes) -> Result<()> {
-        let State { ask_again_at, seen } = *self.state.lock();
+        let LastCheck { ask_again_at, seen } = *self.state.lock();
         if nodes.clock().now() >= ask_again_at {
             // One asks. The others go on with what was seen before, if anything was.
             let asking = match seen {
@@ -93,12 +93,12 @@ impl Agreement {
         }
         let now = nodes.clock().now();
         *self.state.lock() = match theirs {
-            Some(theirs) => State { ask_again_at: now.after(RECHECK_AFTER), seen: Seen::Disagree(theirs) },
+            Some(theirs) => LastCheck { ask_again_at: now.after(RECHECK_AFTER), seen: Seen::Disagree(theirs) },
             None if agree >= nodes.majority() => {
-                State { ask_again_at: now.after(request.ttl.get() / 4), seen: Seen::Agree }
+                LastCheck { ask_again_at: now.after(request.ttl.get() / 4), seen: Seen::Agree }
             }
             // The request that follows reports the same failures.
-            None => State { ask_again_at: now, seen: Seen::Nothing },
+            None => LastCheck { ask_again_at: now, seen: Seen::Nothing },
         };
         Ok(())
     }

@@ -10,8 +10,8 @@ use std::sync::{Arc, Weak};
 use tokio::runtime::Handle;
 
 use super::{
-    Shared,
-    calls::{Calls, Next},
+    QuorumShared,
+    calls::{Calls, NextAnswer},
     errors,
     leases::{RoundLock, Tracked},
     vote::Vote,
@@ -27,10 +27,10 @@ const IN_FLIGHT: usize = 2;
 
 /// Gathers first rounds and releases.
 #[derive(Debug)]
-pub(super) struct Batches(Coalescer<Job, Done>);
+pub(super) struct Batches(Coalescer<LeaseJob, Done>);
 
 /// What is to be done about one lease.
-enum Job {
+enum LeaseJob {
     /// To ask for it.
     Acquire(Arc<Tracked>, Patience, RoundLock),
     /// To release it wherever it was asked for.
@@ -55,7 +55,7 @@ pub(super) struct FirstVotes {
 }
 
 impl Batches {
-    pub(super) fn new(shared: Weak<Shared>, runtime: Handle) -> Self {
+    pub(super) fn new(shared: Weak<QuorumShared>, runtime: Handle) -> Self {
         Self(Coalescer::new(runtime, MAX_JOBS, IN_FLIGHT, move |jobs| {
             let shared = shared.upgrade();
             async move {
@@ -74,7 +74,7 @@ impl Batches {
         patience: Patience,
         round_lock: RoundLock,
     ) -> Result<FirstVotes> {
-        match self.0.call(Job::Acquire(Arc::clone(tracked), patience, round_lock)).await? {
+        match self.0.call(LeaseJob::Acquire(Arc::clone(tracked), patience, round_lock)).await? {
             Done::Asked(first) => Ok(first),
             Done::Released(_) => Err(Error::unanswered("the nodes replied to a different request")),
         }
@@ -86,14 +86,14 @@ impl Batches {
         tracked: &Arc<Tracked>,
         outcome: &Outcome,
     ) -> Result<Vec<(usize, Result<Released>)>> {
-        match self.0.call(Job::Release(Arc::clone(tracked), outcome.clone())).await? {
+        match self.0.call(LeaseJob::Release(Arc::clone(tracked), outcome.clone())).await? {
             Done::Released(answers) => Ok(answers),
             Done::Asked(_) => Err(Error::unanswered("the nodes replied to a different request")),
         }
     }
 }
 
-type Call = dyn Future<Output = Vec<Result<Performed>>> + Send;
+type BatchCall = dyn Future<Output = Vec<Result<Performed>>> + Send;
 
 /// Calls to nodes about several leases.
 struct Batch {
@@ -101,11 +101,11 @@ struct Batch {
     /// For each node, which jobs it was asked about, in the order of its answers.
     asked: Vec<Vec<usize>>,
     pending: Vec<usize>,
-    calls: Calls<Call>,
+    calls: Calls<BatchCall>,
 }
 
 impl Batch {
-    fn send(shared: &Shared, jobs: Vec<Job>) -> Self {
+    fn send(shared: &QuorumShared, jobs: Vec<LeaseJob>) -> Self {
         let nodes = &shared.nodes;
         let (queue_node, reachable) = (nodes.queue_node(), nodes.reachable());
         let chosen = nodes.first_choice(queue_node);
@@ -125,7 +125,7 @@ impl Batch {
         let asked_at = nodes.clock().wall();
         for (index, job) in jobs.into_iter().enumerate() {
             batch.done.push(match job {
-                Job::Acquire(tracked, patience, round_lock) => {
+                LeaseJob::Acquire(tracked, patience, round_lock) => {
                     let floor = nodes.proposal();
                     let request_to_others = Arc::new(tracked.request(Patience::Try, floor));
                     let mut votes: Vec<Vote> = nodes.iter().map(|_| Vote::Unasked).collect();
@@ -143,7 +143,7 @@ impl Batch {
                     }
                     Done::Asked(FirstVotes { queue_node, asked_at, request_to_others, votes, round_lock })
                 }
-                Job::Release(tracked, outcome) => {
+                LeaseJob::Release(tracked, outcome) => {
                     let mut answers = Vec::new();
                     for at in (0..nodes.len()).filter(|at| tracked.may_be_at(*at)) {
                         if reachable.contains(&at) {
@@ -164,7 +164,7 @@ impl Batch {
         batch
     }
 
-    fn ask(&mut self, shared: &Shared, at: usize, operations: Vec<Operation>) {
+    fn ask(&mut self, shared: &QuorumShared, at: usize, operations: Vec<Operation>) {
         let node = Arc::clone(shared.nodes.get(at));
         self.pending.push(at);
         let call = async move {
@@ -182,15 +182,15 @@ impl Batch {
     }
 
     /// Waits for the answers of all nodes; no longer than the limit for those that others can stand in for.
-    async fn finish(mut self, shared: &Shared) -> Vec<Result<Done>> {
+    async fn finish(mut self, shared: &QuorumShared) -> Vec<Result<Done>> {
         let nodes = &shared.nodes;
         self.calls.limit(&nodes.watchdog, nodes.limit());
         let mut is_extended = false;
         loop {
             // One that hangs must not hide the progress of the others for longer than the limit.
             match self.calls.next(if is_extended { 1 } else { self.pending.len() }).await {
-                Next::Answer(at, answers) => self.on_answers(at, answers),
-                Next::Elapsed if is_extended || nodes.suffice_without(&self.pending) => {
+                NextAnswer::Answer(at, answers) => self.on_answers(at, answers),
+                NextAnswer::Elapsed if is_extended || nodes.suffice_without(&self.pending) => {
                     for at in std::mem::take(&mut self.pending) {
                         let error = nodes.get(at).on_timeout(nodes.limit());
                         let lost = self.asked[at].iter().map(|_| Err(Error::unanswered(error.to_string()))).collect();
@@ -198,11 +198,11 @@ impl Batch {
                     }
                     break;
                 }
-                Next::Elapsed => {
+                NextAnswer::Elapsed => {
                     is_extended = true;
                     self.calls.limit(&nodes.watchdog, nodes.limit() * 3);
                 }
-                Next::Done => break,
+                NextAnswer::Done => break,
             }
         }
         self.done.into_iter().map(Ok).collect()

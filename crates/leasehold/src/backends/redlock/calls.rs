@@ -32,12 +32,12 @@ use crate::{clock::Clock, lease::Moment};
 pub(super) struct Calls<F: Future + ?Sized> {
     pending: Vec<(usize, Unconstrained<Pin<Box<F>>>)>,
     answers: Vec<(usize, F::Output)>,
-    signal: Arc<Signal>,
+    signal: Arc<CallWaker>,
 }
 
 /// What became of calls under way.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Next<T> {
+pub(super) enum NextAnswer<T> {
     /// The node at this index answered.
     Answer(usize, T),
     /// The time is up.
@@ -48,7 +48,7 @@ pub(super) enum Next<T> {
 
 /// Wakes the task when enough calls have made progress, or when their time is up.
 #[derive(Debug, Default)]
-struct Signal {
+struct CallWaker {
     progressed: AtomicUsize,
     enough: AtomicUsize,
     is_elapsed: AtomicBool,
@@ -57,7 +57,7 @@ struct Signal {
     task: Mutex<Option<Waker>>,
 }
 
-impl Signal {
+impl CallWaker {
     fn wake_task(&self) {
         if let Some(task) = self.task.lock().take() {
             task.wake();
@@ -65,7 +65,7 @@ impl Signal {
     }
 }
 
-impl Wake for Signal {
+impl Wake for CallWaker {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
@@ -115,13 +115,13 @@ where
     ///
     /// # Cancel safety
     /// A dropped future loses nothing.
-    pub(super) async fn next(&mut self, enough: usize) -> Next<F::Output> {
+    pub(super) async fn next(&mut self, enough: usize) -> NextAnswer<F::Output> {
         poll_fn(|context| {
             if let Some((at, answer)) = self.answers.pop() {
-                return Poll::Ready(Next::Answer(at, answer));
+                return Poll::Ready(NextAnswer::Answer(at, answer));
             }
             if self.pending.is_empty() {
-                return Poll::Ready(Next::Done);
+                return Poll::Ready(NextAnswer::Done);
             }
             // 1. The task is set, so that what progresses from now on wakes it.
             // 2. Every call is polled, so that what progressed before is seen. Counting it twice wakes early, no more.
@@ -131,8 +131,8 @@ where
             let waker = Waker::from(Arc::clone(&self.signal));
             self.poll_all(&mut Context::from_waker(&waker));
             match self.answers.pop() {
-                Some((at, answer)) => Poll::Ready(Next::Answer(at, answer)),
-                None if self.signal.is_elapsed.swap(false, Ordering::SeqCst) => Poll::Ready(Next::Elapsed),
+                Some((at, answer)) => Poll::Ready(NextAnswer::Answer(at, answer)),
+                None if self.signal.is_elapsed.swap(false, Ordering::SeqCst) => Poll::Ready(NextAnswer::Elapsed),
                 None => Poll::Pending,
             }
         })
@@ -158,7 +158,7 @@ pub(super) struct Watchdog {
     watched: Mutex<Watched>,
 }
 
-type Ends = VecDeque<(Moment, Weak<Signal>)>;
+type Ends = VecDeque<(Moment, Weak<CallWaker>)>;
 
 #[derive(Default)]
 struct Watched {
@@ -176,7 +176,7 @@ impl Watchdog {
         Arc::new(Self { clock, runtime, watched: Mutex::default() })
     }
 
-    fn watch(self: &Arc<Self>, signal: &Arc<Signal>, length: Duration) {
+    fn watch(self: &Arc<Self>, signal: &Arc<CallWaker>, length: Duration) {
         let end = self.clock.now().after(length);
         *signal.end.lock() = end;
         let mut watched = self.watched.lock();
@@ -262,14 +262,14 @@ mod tests {
         answers.pop().unwrap().send(1).unwrap();
         assert!(calls.signal.task.lock().is_none(), "two are");
         let mut seen = vec![calls.next(2).await, calls.next(1).await];
-        seen.sort_by_key(|next| matches!(next, Next::Answer(2, _)));
-        assert_eq!(seen, [Next::Answer(1, Some(1)), Next::Answer(2, Some(2))]);
+        seen.sort_by_key(|next| matches!(next, NextAnswer::Answer(2, _)));
+        assert_eq!(seen, [NextAnswer::Answer(1, Some(1)), NextAnswer::Answer(2, Some(2))]);
         let watchdog = Watchdog::new(Arc::new(SystemClock), Handle::current());
         calls.limit(&watchdog, Duration::from_millis(10));
-        assert_eq!(calls.next(1).await, Next::Elapsed);
+        assert_eq!(calls.next(1).await, NextAnswer::Elapsed);
         answers.pop().unwrap().send(0).unwrap();
-        assert_eq!(calls.next(5).await, Next::Answer(0, Some(0)));
-        assert_eq!(calls.next(1).await, Next::Done);
+        assert_eq!(calls.next(5).await, NextAnswer::Answer(0, Some(0)));
+        assert_eq!(calls.next(1).await, NextAnswer::Done);
     }
 
     #[tokio::test]
@@ -285,7 +285,7 @@ mod tests {
             calls.next(3).await
         });
         let next = tokio::time::timeout(Duration::from_secs(10), task).await;
-        assert!(matches!(next, Ok(Ok(Next::Answer(..)))), "{next:?}");
+        assert!(matches!(next, Ok(Ok(NextAnswer::Answer(..)))), "{next:?}");
     }
 
     /// Polls once; returns whether there was an answer.

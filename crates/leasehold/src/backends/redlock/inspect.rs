@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::{
-    Shared, agreement,
+    QuorumShared, agreement,
     leases::Tag,
     node::{Abstention, probe_renewal},
     nodes::Nodes,
@@ -99,7 +99,7 @@ pub(super) fn units_taken(found: Vec<(usize, Page)>, shape: Shape) -> u64 {
     sightings(found).values().map(|seen| u64::from(most_units(seen))).sum()
 }
 
-pub(super) async fn list(shared: &Shared, filter: &ListFilter) -> Result<Page> {
+pub(super) async fn list(shared: &QuorumShared, filter: &ListFilter) -> Result<Page> {
     let nodes = &shared.nodes;
     let answers = nodes.query_all(|backend| async move { backend.list(filter).await }).await;
     let found = nodes.require_majority("listing on redlock", answers)?;
@@ -133,7 +133,7 @@ async fn list_one(nodes: &Nodes, resource: &Resource, doing: &str) -> Result<Vec
 /// The lease with this key, if a majority of nodes that vote hold it.
 ///
 /// It is found by its tag: a node that was given the lease later, after a restart, numbers it otherwise.
-pub(super) async fn find(shared: &Shared, key: &LeaseKey, fence: Fence) -> Result<Option<LeaseRecord>> {
+pub(super) async fn find(shared: &QuorumShared, key: &LeaseKey, fence: Fence) -> Result<Option<LeaseRecord>> {
     let (nodes, resource) = (&shared.nodes, &key.resource);
     learn_incarnations(nodes).await;
     let found = list_one(nodes, resource, "looking for a lease").await?;
@@ -183,7 +183,12 @@ fn in_order(mut leases: Vec<LeaseRecord>) -> Vec<LeaseRecord> {
 }
 
 /// Takes the lease with this fence away wherever it is held, at the queue node last.
-pub(super) async fn evict(shared: &Shared, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
+pub(super) async fn evict(
+    shared: &QuorumShared,
+    resource: &Resource,
+    expected: Fence,
+    reason: &str,
+) -> Result<Evicted> {
     let nodes = &shared.nodes;
     let found = list_one(nodes, resource, "evicting").await?;
     let queue_node = found.first().map_or(0, |(at, _)| *at);
@@ -212,7 +217,13 @@ pub(super) async fn evict(shared: &Shared, resource: &Resource, expected: Fence,
 }
 
 /// Evicts under the fence that each node knows; returns how many did.
-async fn evict_at(shared: &Shared, resource: &Resource, fences: &[(usize, Fence)], last: usize, reason: &str) -> usize {
+async fn evict_at(
+    shared: &QuorumShared,
+    resource: &Resource,
+    fences: &[(usize, Fence)],
+    last: usize,
+    reason: &str,
+) -> usize {
     let (last, others): (Vec<_>, Vec<_>) = fences.iter().copied().partition(|(at, _)| *at == last);
     let mut evicted = 0;
     for fences in [others, last] {
@@ -230,7 +241,7 @@ async fn evict_at(shared: &Shared, resource: &Resource, fences: &[(usize, Fence)
 /// A clock that is further off costs a round trip on every grant; one that is 9 s off costs the node its vote.
 const CLOCK_OFF: Duration = Duration::from_millis(500);
 
-pub(super) async fn examine(shared: &Shared) -> Result<Vec<Finding>> {
+pub(super) async fn examine(shared: &QuorumShared) -> Result<Vec<Finding>> {
     let nodes = &shared.nodes;
     learn_incarnations(nodes).await;
     let answers = nodes.query_all(|backend| async move { backend.examine().await }).await;

@@ -19,7 +19,7 @@ pub(super) type RoundLock = OwnedMutexGuard<()>;
 
 /// How far a lease has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum LeasePhase {
     /// Nothing was answered yet.
     New,
     /// It is in the queue of this node, or at the head of it.
@@ -35,13 +35,13 @@ pub(super) enum Phase {
 pub(super) struct Tracked {
     pub(super) key: LeaseKey,
     round_lock: Arc<tokio::sync::Mutex<()>>,
-    state: Mutex<State>,
+    state: Mutex<TrackedState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct TrackedState {
     request: Request,
-    phase: Phase,
+    phase: LeasePhase,
     /// Whether it ever waited behind others: more may wait behind it.
     waited: bool,
     /// The nodes that may have it, one bit for each.
@@ -61,9 +61,9 @@ impl Tracked {
         Self {
             key: request.key.clone(),
             round_lock: Arc::default(),
-            state: Mutex::new(State {
+            state: Mutex::new(TrackedState {
                 request,
-                phase: Phase::New,
+                phase: LeasePhase::New,
                 waited: false,
                 may_be_at: 0,
                 touched: now,
@@ -83,11 +83,11 @@ impl Tracked {
         Arc::clone(&self.round_lock).try_lock_owned().ok()
     }
 
-    pub(super) fn phase(&self) -> Phase {
+    pub(super) fn phase(&self) -> LeasePhase {
         self.state.lock().phase
     }
 
-    pub(super) fn set_phase(&self, phase: Phase) {
+    pub(super) fn set_phase(&self, phase: LeasePhase) {
         self.state.lock().phase = phase;
     }
 
@@ -226,7 +226,7 @@ impl Leases {
 
     /// Drops all memory of a lease that is over.
     pub(super) fn forget(&self, tracked: &Tracked) {
-        tracked.set_phase(Phase::Ended);
+        tracked.set_phase(LeasePhase::Ended);
         let mut known = self.known.lock();
         if known.leases.get(&tracked.key.id).is_some_and(|known| std::ptr::eq(Arc::as_ptr(known), tracked)) {
             known.leases.remove(&tracked.key.id);

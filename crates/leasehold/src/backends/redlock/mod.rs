@@ -92,14 +92,14 @@ use crate::{
 /// # leasehold::blocking::wait(example()).unwrap();
 /// ```
 pub struct Quorum {
-    shared: Arc<Shared>,
+    shared: Arc<QuorumShared>,
     /// One for each node: opens it and handles its hints.
     node_tasks: Vec<AbortHandle>,
 }
 
 /// What an instance and its tasks share.
 #[derive(Debug)]
-struct Shared {
+struct QuorumShared {
     nodes: Nodes,
     leases: Leases,
     contention: Contention,
@@ -123,7 +123,7 @@ impl Quorum {
         let runtime = Handle::try_current()
             .map_err(|_| Error::invalid_config("a quorum is made on a Tokio runtime, and works on it"))?;
         let nodes = Nodes::new(&members, options, &runtime);
-        let shared = Arc::new_cyclic(|shared: &Weak<Shared>| Shared {
+        let shared = Arc::new_cyclic(|shared: &Weak<QuorumShared>| QuorumShared {
             leases: Leases::new(Arc::clone(nodes.clock())),
             contention: Contention::default(),
             agreement: Agreement::default(),
@@ -300,7 +300,7 @@ pub(crate) fn open(url: &str, options: &OpenOptions) -> Opening {
 /// The longest that opening waits for a minority, so that all who open the same nodes wait in the same queue.
 const LONGEST_GRACE: Duration = Duration::from_millis(50);
 
-async fn open_and_listen(shared: Weak<Shared>, at: usize, url: String, options: OpenOptions) {
+async fn open_and_listen(shared: Weak<QuorumShared>, at: usize, url: String, options: OpenOptions) {
     let Some(node) = shared.upgrade().map(|shared| Arc::clone(shared.nodes.get(at))) else { return };
     let backend = node.open(&url, &options).await;
     queue::listen(shared, at, backend.hints()).await;

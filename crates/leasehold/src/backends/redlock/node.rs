@@ -28,13 +28,13 @@ pub(super) struct Node {
     clock: Arc<dyn Clock>,
     quarantine: Duration,
     runtime: Handle,
-    state: Mutex<State>,
+    state: Mutex<NodeState>,
     /// Wakes whoever waits for the outcome of an attempt to open it.
     attempted: Arc<Notify>,
 }
 
 #[derive(Debug)]
-struct State {
+struct NodeState {
     reachability: Reachability,
     incarnation: Option<Incarnation>,
     /// The incarnation whose memory was seen to be old enough.
@@ -97,7 +97,7 @@ impl Node {
         attempted: Arc<Notify>,
     ) -> Self {
         let reachability = if backend.is_some() { Reachability::Answers } else { Reachability::Unopened(None) };
-        let state = State { reachability, incarnation: None, old_enough: None, ahead: None };
+        let state = NodeState { reachability, incarnation: None, old_enough: None, ahead: None };
         let backend = backend.map_or_else(OnceLock::new, OnceLock::from);
         Self { name, backend, clock, quarantine, runtime, state: Mutex::new(state), attempted }
     }

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::{runtime::Handle, sync::Notify};
 
 use super::{
-    calls::{Calls, Next, Watchdog},
+    calls::{Calls, NextAnswer, Watchdog},
     errors,
     node::{Abstention, Node},
     options::{Member, QuorumOptions, Source},
@@ -309,20 +309,20 @@ impl Nodes {
         let mut is_extended = false;
         loop {
             match calls.next(asked).await {
-                Next::Answer(at, answer) => {
+                NextAnswer::Answer(at, answer) => {
                     pending.retain(|other| *other != at);
                     results.push((at, note(&self.all[at], answer)));
                 }
                 // Nobody waits for a slow minority, but a slow majority gets more time.
-                Next::Elapsed if is_extended || asked - pending.len() > asked / 2 => {
+                NextAnswer::Elapsed if is_extended || asked - pending.len() > asked / 2 => {
                     results.extend(pending.drain(..).map(|at| (at, Err(self.all[at].on_timeout(limit)))));
                     return results;
                 }
-                Next::Elapsed => {
+                NextAnswer::Elapsed => {
                     is_extended = true;
                     calls.limit(&self.watchdog, limit * 3);
                 }
-                Next::Done => return results,
+                NextAnswer::Done => return results,
             }
         }
     }

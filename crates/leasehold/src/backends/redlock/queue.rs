@@ -13,8 +13,8 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{
-    Shared,
-    leases::{Phase, RoundLock, Tracked},
+    QuorumShared,
+    leases::{LeasePhase, RoundLock, Tracked},
     release, repair,
     round::Round,
     vote::{Cleanup, QueueNodeCall, RoundEnd},
@@ -45,7 +45,7 @@ pub(super) fn head_of_queue(fence: Fence) -> QueuePosition {
 
 /// Asks one node alone for a lease, or about the position it has there.
 pub(super) async fn ask_at(
-    shared: &Arc<Shared>,
+    shared: &Arc<QuorumShared>,
     tracked: &Tracked,
     queue_node: usize,
     patience: Patience,
@@ -55,14 +55,14 @@ pub(super) async fn ask_at(
     tracked.on_asked(queue_node);
     let decision = node.ask(shared.nodes.limit(), node.backend()?.acquire(&request)).await?;
     if matches!(decision, Decision::Queued(_) | Decision::Granted(_)) {
-        tracked.set_phase(Phase::Waiting { queue_node });
+        tracked.set_phase(LeasePhase::Waiting { queue_node });
     }
     Ok(decision)
 }
 
 /// Asks the first node in the list that answers alone: returns its index and decision.
 pub(super) async fn ask_first(
-    shared: &Arc<Shared>,
+    shared: &Arc<QuorumShared>,
     tracked: &Tracked,
     patience: Patience,
 ) -> Result<(usize, Decision)> {
@@ -71,7 +71,7 @@ pub(super) async fn ask_first(
     for queue_node in shared.nodes.queue_node_candidates() {
         match ask_at(shared, tracked, queue_node, patience).await {
             Ok(decision) => {
-                if let Phase::Waiting { queue_node: old } = before
+                if let LeasePhase::Waiting { queue_node: old } = before
                     && old != queue_node
                 {
                     release::later(shared, old, &tracked.key, &Outcome::Cancelled, tracked.ttl());
@@ -93,7 +93,7 @@ pub(super) async fn ask_first(
 
 /// Asks the other nodes for a lease that its queue node granted.
 pub(super) async fn complete(
-    shared: &Arc<Shared>,
+    shared: &Arc<QuorumShared>,
     tracked: &Arc<Tracked>,
     queue_node: usize,
     queue_node_call: QueueNodeCall,
@@ -103,13 +103,13 @@ pub(super) async fn complete(
     let end = round.decide().await;
     let (progress, cleanup) = match end {
         RoundEnd::Granted(grant) => {
-            tracked.set_phase(Phase::Holding { grant, queue_node });
+            tracked.set_phase(LeasePhase::Holding { grant, queue_node });
             repair::spread_soon(shared, tracked);
             round.settle_later(round_lock, Cleanup::KeepAll(grant.fence));
             return Progress::Granted(grant);
         }
         RoundEnd::Gone => {
-            tracked.set_phase(Phase::Ended);
+            tracked.set_phase(LeasePhase::Ended);
             (Progress::Gone, Cleanup::End)
         }
         RoundEnd::Queued(position) => (Progress::Waiting(position), Cleanup::KeepPosition),
@@ -132,7 +132,7 @@ pub(super) async fn complete(
 
 /// Stays at the head of a queue, unless a node before it in the list answers again or this one does not:
 /// two who wait at the heads of two queues would be in each other's way for good.
-async fn stay_or_move(shared: &Arc<Shared>, tracked: &Tracked, queue_node: usize, fence: Fence) -> Progress {
+async fn stay_or_move(shared: &Arc<QuorumShared>, tracked: &Tracked, queue_node: usize, fence: Fence) -> Progress {
     if shared.nodes.queue_node() == queue_node {
         return Progress::NotYet(head_of_queue(fence));
     }
@@ -144,14 +144,14 @@ async fn stay_or_move(shared: &Arc<Shared>, tracked: &Tracked, queue_node: usize
 }
 
 /// Completes the quorum in the background and sends a hint when that is done.
-pub(super) fn complete_in_background(shared: &Arc<Shared>, tracked: &Arc<Tracked>, fence: Fence) {
+pub(super) fn complete_in_background(shared: &Arc<QuorumShared>, tracked: &Arc<Tracked>, fence: Fence) {
     if tracked.on_hand_over(fence) {
         shared.runtime.spawn(completion_task(Arc::clone(shared), Arc::clone(tracked), None));
     }
 }
 
 /// The same after a pause, because others are in the way.
-pub(super) fn complete_after_pause(shared: &Arc<Shared>, tracked: &Arc<Tracked>, fence: Fence) {
+pub(super) fn complete_after_pause(shared: &Arc<QuorumShared>, tracked: &Arc<Tracked>, fence: Fence) {
     if tracked.on_hand_over(fence) {
         let pause = backoff().pause();
         shared.runtime.spawn(completion_task(Arc::clone(shared), Arc::clone(tracked), Some(pause)));
@@ -164,7 +164,7 @@ fn backoff() -> Backoff {
     Backoff::new(Duration::from_millis(2), Duration::from_millis(250))
 }
 
-async fn completion_task(shared: Arc<Shared>, tracked: Arc<Tracked>, mut pause: Option<Duration>) {
+async fn completion_task(shared: Arc<QuorumShared>, tracked: Arc<Tracked>, mut pause: Option<Duration>) {
     let mut backoff = backoff();
     while let Some(fence) = tracked.next_hand_over() {
         let mut fence = fence;
@@ -174,7 +174,7 @@ async fn completion_task(shared: Arc<Shared>, tracked: Arc<Tracked>, mut pause: 
                 clock.sleep_until(clock.now().after(pause)).await;
             }
             let round_lock = tracked.lock_round().await;
-            let Phase::Waiting { queue_node } = tracked.phase() else { break };
+            let LeasePhase::Waiting { queue_node } = tracked.phase() else { break };
             if tracked.is_abandoned(shared.nodes.clock().now()) {
                 drop(round_lock);
                 let _lapses = release::everywhere(&shared, &tracked.key, &Outcome::Cancelled).await;
@@ -200,7 +200,7 @@ async fn completion_task(shared: Arc<Shared>, tracked: Arc<Tracked>, mut pause: 
 }
 
 /// Handles the hints of one node for as long as it sends any.
-pub(super) async fn listen(shared: Weak<Shared>, at: usize, mut hints: Hints) {
+pub(super) async fn listen(shared: Weak<QuorumShared>, at: usize, mut hints: Hints) {
     while let Some(hint) = hints.next().await {
         let Some(shared) = shared.upgrade() else { return };
         match hint {
@@ -212,12 +212,12 @@ pub(super) async fn listen(shared: Weak<Shared>, at: usize, mut hints: Hints) {
 }
 
 /// A node granted a lease that waits there: the others are asked. Elsewhere, a round is asking it anyway.
-fn on_grant(shared: &Arc<Shared>, at: usize, id: LeaseId, fence: Fence) {
+fn on_grant(shared: &Arc<QuorumShared>, at: usize, id: LeaseId, fence: Fence) {
     if let Some(tracked) = shared.leases.get(id) {
         match tracked.phase() {
-            Phase::New => complete_in_background(shared, &tracked, fence),
-            Phase::Waiting { queue_node } if queue_node == at => complete_in_background(shared, &tracked, fence),
-            Phase::Waiting { .. } | Phase::Holding { .. } | Phase::Ended => {}
+            LeasePhase::New => complete_in_background(shared, &tracked, fence),
+            LeasePhase::Waiting { queue_node } if queue_node == at => complete_in_background(shared, &tracked, fence),
+            LeasePhase::Waiting { .. } | LeasePhase::Holding { .. } | LeasePhase::Ended => {}
         }
     }
 }

@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 use parking_lot::Mutex;
 
 use super::{
-    Shared,
-    leases::{Phase, RoundLock, Tracked},
+    QuorumShared,
+    leases::{LeasePhase, RoundLock, Tracked},
     round::Round,
     vote::{Cleanup, Vote},
 };
@@ -20,7 +20,7 @@ use crate::{
 ///
 /// # Cancel safety
 /// If the future is dropped, a task does it again.
-pub(super) async fn everywhere(shared: &Arc<Shared>, key: &LeaseKey, outcome: &Outcome) -> Result<Released> {
+pub(super) async fn everywhere(shared: &Arc<QuorumShared>, key: &LeaseKey, outcome: &Outcome) -> Result<Released> {
     let undo = Undo::new(shared, key, outcome);
     let tracked = shared.leases.get(key.id);
     let round_lock = match &tracked {
@@ -28,7 +28,7 @@ pub(super) async fn everywhere(shared: &Arc<Shared>, key: &LeaseKey, outcome: &O
         None => None,
     };
     let queue_node = match tracked.as_ref().map(|tracked| tracked.phase()) {
-        Some(Phase::Waiting { queue_node } | Phase::Holding { queue_node, .. }) => queue_node,
+        Some(LeasePhase::Waiting { queue_node } | LeasePhase::Holding { queue_node, .. }) => queue_node,
         _ => shared.nodes.queue_node(),
     };
     // Where nobody waits, the order does not matter, and all at once takes half the time.
@@ -73,7 +73,7 @@ pub(super) async fn everywhere(shared: &Arc<Shared>, key: &LeaseKey, outcome: &O
 }
 
 /// Releases these nodes' grants, whether or not the lease continues on others.
-pub(super) async fn free(shared: &Arc<Shared>, tracked: &Tracked, outcome: &Outcome, at: &[usize], last: usize) {
+pub(super) async fn free(shared: &Arc<QuorumShared>, tracked: &Tracked, outcome: &Outcome, at: &[usize], last: usize) {
     if at.is_empty() {
         return;
     }
@@ -86,7 +86,7 @@ pub(super) async fn free(shared: &Arc<Shared>, tracked: &Tracked, outcome: &Outc
 
 /// Releases at these nodes; at `last` only when all the others have answered.
 async fn at_nodes(
-    shared: &Arc<Shared>,
+    shared: &Arc<QuorumShared>,
     key: &LeaseKey,
     outcome: &Outcome,
     at: &[usize],
@@ -104,11 +104,11 @@ async fn at_nodes(
 
 /// Releases a lease if it is dropped: the future that would have gone on was dropped.
 pub(super) struct Undo {
-    of: Option<(Arc<Shared>, LeaseKey, Outcome)>,
+    of: Option<(Arc<QuorumShared>, LeaseKey, Outcome)>,
 }
 
 impl Undo {
-    pub(super) fn new(shared: &Arc<Shared>, key: &LeaseKey, outcome: &Outcome) -> Self {
+    pub(super) fn new(shared: &Arc<QuorumShared>, key: &LeaseKey, outcome: &Outcome) -> Self {
         Self { of: Some((Arc::clone(shared), key.clone(), outcome.clone())) }
     }
 
@@ -126,7 +126,7 @@ impl Drop for Undo {
 }
 
 /// Ends a lease, or leaves the queue, on all nodes, in the background.
-pub(super) fn everywhere_later(shared: Arc<Shared>, key: LeaseKey, outcome: Outcome) {
+pub(super) fn everywhere_later(shared: Arc<QuorumShared>, key: LeaseKey, outcome: Outcome) {
     let runtime = shared.runtime.clone();
     runtime.spawn(async move { everywhere(&shared, &key, &outcome).await });
 }
@@ -224,14 +224,14 @@ impl PendingReleases {
 }
 
 /// Releases at a node that did not answer as soon as it does, unless the lease has lapsed by then.
-pub(super) fn later(shared: &Arc<Shared>, at: usize, key: &LeaseKey, outcome: &Outcome, ttl: Ttl) {
+pub(super) fn later(shared: &Arc<QuorumShared>, at: usize, key: &LeaseKey, outcome: &Outcome, ttl: Ttl) {
     let until = shared.nodes.clock().now().after(ttl.get());
     if shared.pending_releases[at].add(PendingRelease { key: key.clone(), outcome: outcome.clone(), until }) {
         shared.runtime.spawn(catch_up(Arc::clone(shared), at));
     }
 }
 
-async fn catch_up(shared: Arc<Shared>, at: usize) {
+async fn catch_up(shared: Arc<QuorumShared>, at: usize) {
     let clock = Arc::clone(shared.nodes.clock());
     let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
     while let Some(release) = shared.pending_releases[at].next(clock.now()) {
@@ -240,10 +240,10 @@ async fn catch_up(shared: Arc<Shared>, at: usize) {
             Some(tracked) => Some(tracked.lock_round().await),
             None => None,
         };
-        let is_wanted_there = match tracked.map_or(Phase::Ended, |tracked| tracked.phase()) {
-            Phase::Holding { .. } => true,
-            Phase::Waiting { queue_node } => queue_node == at,
-            Phase::New | Phase::Ended => false,
+        let is_wanted_there = match tracked.map_or(LeasePhase::Ended, |tracked| tracked.phase()) {
+            LeasePhase::Holding { .. } => true,
+            LeasePhase::Waiting { queue_node } => queue_node == at,
+            LeasePhase::New | LeasePhase::Ended => false,
         };
         if is_wanted_there {
             continue;

@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, pin::Pin, sync::Arc};
 use futures_util::{StreamExt, stream::FuturesUnordered};
 
 use super::{
-    Shared,
-    leases::{Phase, RoundLock, Tracked, tagged},
+    QuorumShared,
+    leases::{LeasePhase, RoundLock, Tracked, tagged},
     queue::{self, Progress},
     release,
     repair::{self, Missing},
@@ -32,7 +32,7 @@ enum RenewalPlan {
 /// How one lease stands on each node.
 type Standings = Vec<(usize, Standing)>;
 
-pub(super) async fn renew(shared: &Arc<Shared>, renewals: Vec<Renewal>) -> Result<Vec<Standing>> {
+pub(super) async fn renew(shared: &Arc<QuorumShared>, renewals: Vec<Renewal>) -> Result<Vec<Standing>> {
     let (standings, discrepancies) = renew_everywhere(shared, renewals).await?;
     let mut missing = Vec::new();
     for discrepancy in discrepancies {
@@ -50,7 +50,7 @@ pub(super) async fn renew(shared: &Arc<Shared>, renewals: Vec<Renewal>) -> Resul
 }
 
 /// Finds out how leases stand that were just given to more nodes.
-pub(super) async fn confirm(shared: &Arc<Shared>, renewals: Vec<Renewal>) -> Result<Vec<Standing>> {
+pub(super) async fn confirm(shared: &Arc<QuorumShared>, renewals: Vec<Renewal>) -> Result<Vec<Standing>> {
     Ok(renew_everywhere(shared, renewals).await?.0)
 }
 
@@ -61,7 +61,10 @@ enum Discrepancy {
     Leftover(Arc<Tracked>, Vec<usize>),
 }
 
-async fn renew_everywhere(shared: &Arc<Shared>, renewals: Vec<Renewal>) -> Result<(Vec<Standing>, Vec<Discrepancy>)> {
+async fn renew_everywhere(
+    shared: &Arc<QuorumShared>,
+    renewals: Vec<Renewal>,
+) -> Result<(Vec<Standing>, Vec<Discrepancy>)> {
     let since = shared.nodes.clock().now();
     for renewal in &renewals {
         shared.nodes.options().check_ttl(renewal.ttl, &renewal.key.resource)?;
@@ -107,7 +110,7 @@ async fn renew_everywhere(shared: &Arc<Shared>, renewals: Vec<Renewal>) -> Resul
 type Rest = Pin<Box<dyn Future<Output = (usize, Standing)> + Send>>;
 
 fn discrepancy(
-    shared: &Shared,
+    shared: &QuorumShared,
     tracked: Arc<Tracked>,
     standing: Standing,
     answers: &Standings,
@@ -137,7 +140,7 @@ fn discrepancy(
 
 /// Decides for each what to do. Round locks are taken in the order of ids, so that two calls never
 /// wait for each other.
-async fn make_plans(shared: &Arc<Shared>, renewals: &[Renewal]) -> Vec<RenewalPlan> {
+async fn make_plans(shared: &Arc<QuorumShared>, renewals: &[Renewal]) -> Vec<RenewalPlan> {
     let now = shared.nodes.clock().now();
     let mut in_order: Vec<usize> = (0..renewals.len()).collect();
     in_order.sort_by_key(|index| renewals[*index].key.id);
@@ -149,15 +152,15 @@ async fn make_plans(shared: &Arc<Shared>, renewals: &[Renewal]) -> Vec<RenewalPl
             tracked.apply(renewal, now);
         }
         let plan = match tracked {
-            Some(tracked) if matches!(tracked.phase(), Phase::New | Phase::Waiting { .. }) => {
+            Some(tracked) if matches!(tracked.phase(), LeasePhase::New | LeasePhase::Waiting { .. }) => {
                 let round_lock = tracked.lock_round().await;
                 match tracked.phase() {
-                    Phase::Waiting { queue_node } => RenewalPlan::AtQueue { tracked, queue_node, round_lock },
-                    Phase::New | Phase::Ended => RenewalPlan::Over(tracked),
-                    Phase::Holding { .. } => RenewalPlan::All(Some(tracked)),
+                    LeasePhase::Waiting { queue_node } => RenewalPlan::AtQueue { tracked, queue_node, round_lock },
+                    LeasePhase::New | LeasePhase::Ended => RenewalPlan::Over(tracked),
+                    LeasePhase::Holding { .. } => RenewalPlan::All(Some(tracked)),
                 }
             }
-            Some(tracked) if tracked.phase() == Phase::Ended => RenewalPlan::Over(tracked),
+            Some(tracked) if tracked.phase() == LeasePhase::Ended => RenewalPlan::Over(tracked),
             tracked => RenewalPlan::All(tracked),
         };
         plans.insert(index, plan);
@@ -167,7 +170,7 @@ async fn make_plans(shared: &Arc<Shared>, renewals: &[Renewal]) -> Vec<RenewalPl
 
 /// One call to each node with everything that concerns it.
 async fn ask_nodes(
-    shared: &Arc<Shared>,
+    shared: &Arc<QuorumShared>,
     renewals: &[Renewal],
     plans: &[RenewalPlan],
 ) -> (Vec<Standings>, Vec<(usize, Error)>) {
@@ -201,7 +204,7 @@ async fn ask_nodes(
 }
 
 /// How a lease stands that is renewed on all nodes.
-fn merge(shared: &Shared, tracked: Option<&Tracked>, answers: &Standings) -> Standing {
+fn merge(shared: &QuorumShared, tracked: Option<&Tracked>, answers: &Standings) -> Standing {
     let nodes = &shared.nodes;
     let holding = |(at, standing): &(usize, Standing)| match standing {
         Standing::Holding(grant) => Some((*at, *grant)),
@@ -211,7 +214,7 @@ fn merge(shared: &Shared, tracked: Option<&Tracked>, answers: &Standings) -> Sta
     let votes: Vec<Fence> = grants.iter().filter(|(at, _)| nodes.votes(*at)).map(|(_, grant)| grant.fence).collect();
     if votes.len() >= nodes.majority() {
         let known = tracked.and_then(|tracked| match tracked.phase() {
-            Phase::Holding { grant, .. } => Some(grant),
+            LeasePhase::Holding { grant, .. } => Some(grant),
             _ => None,
         });
         let reported = || {
@@ -239,16 +242,16 @@ fn merge(shared: &Shared, tracked: Option<&Tracked>, answers: &Standings) -> Sta
 }
 
 /// Like [`merge`], for a renewal with a fence floor: if only some nodes raised the fence, makes a majority agree on one.
-async fn raised(shared: &Arc<Shared>, tracked: Option<Arc<Tracked>>, answers: &Standings) -> Standing {
+async fn raised(shared: &Arc<QuorumShared>, tracked: Option<Arc<Tracked>>, answers: &Standings) -> Standing {
     let standing = merge(shared, tracked.as_deref(), answers);
     let (Standing::Holding(grant), Some(tracked)) = (standing, tracked) else {
         return merge(shared, None, answers);
     };
-    let Phase::Holding { queue_node, .. } = tracked.phase() else { return standing };
+    let LeasePhase::Holding { queue_node, .. } = tracked.phase() else { return standing };
     match Round::of_holders(shared, &tracked, queue_node, answers).agree().await {
         Some(fence) => {
             let grant = Grant { fence, ..grant };
-            tracked.set_phase(Phase::Holding { grant, queue_node });
+            tracked.set_phase(LeasePhase::Holding { grant, queue_node });
             Standing::Holding(grant)
         }
         None => Standing::Unknown,
@@ -257,7 +260,7 @@ async fn raised(shared: &Arc<Shared>, tracked: Option<Arc<Tracked>>, answers: &S
 
 /// A lease that waits: if its queue node granted it, completes the quorum first.
 async fn look_after_position(
-    shared: &Arc<Shared>,
+    shared: &Arc<QuorumShared>,
     tracked: &Arc<Tracked>,
     queue_node: usize,
     round_lock: RoundLock,

@@ -7,9 +7,9 @@
 use std::sync::Arc;
 
 use super::{
-    Shared,
+    QuorumShared,
     batches::FirstVotes,
-    calls::{Calls, Next},
+    calls::{Calls, NextAnswer},
     errors,
     leases::{RoundLock, Tracked},
     vote::{QueueNodeCall, RoundEnd, Vote, most_common},
@@ -19,11 +19,11 @@ use crate::{
     lease::{Fence, Grant, Patience, Renewal, Request, Standing, Timestamp},
 };
 
-type Call = dyn Future<Output = Vote> + Send;
+type VoteCall = dyn Future<Output = Vote> + Send;
 
 /// One round for one lease.
 pub(super) struct Round {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<QuorumShared>,
     pub(super) tracked: Arc<Tracked>,
     pub(super) votes: Vec<Vote>,
     /// The node whose queue counts; another one than at the beginning if that one failed.
@@ -35,14 +35,14 @@ pub(super) struct Round {
     request_to_others: Option<Arc<Request>>,
     /// Whether a grant dates from this round, so that clocks can be compared by it.
     is_first: bool,
-    pub(super) calls: Calls<Call>,
+    pub(super) calls: Calls<VoteCall>,
     is_extended: bool,
 }
 
 impl Round {
     /// A round whose first votes are there; `is_first` if the lease was asked for by no round before.
     pub(super) fn from_first_votes(
-        shared: &Arc<Shared>,
+        shared: &Arc<QuorumShared>,
         tracked: &Arc<Tracked>,
         patience: Patience,
         first: FirstVotes,
@@ -62,7 +62,7 @@ impl Round {
 
     /// Asks other nodes for a lease that the queue node has granted or handed over.
     pub(super) fn begin(
-        shared: &Arc<Shared>,
+        shared: &Arc<QuorumShared>,
         tracked: &Arc<Tracked>,
         queue_node: usize,
         queue_node_call: QueueNodeCall,
@@ -161,7 +161,7 @@ impl Round {
 
     /// A round that is over: how a lease that holds stands on each node.
     pub(super) fn of_holders(
-        shared: &Arc<Shared>,
+        shared: &Arc<QuorumShared>,
         tracked: &Arc<Tracked>,
         queue_node: usize,
         standings: &[(usize, Standing)],
@@ -173,7 +173,12 @@ impl Round {
         round
     }
 
-    fn new(shared: &Arc<Shared>, tracked: &Arc<Tracked>, queue_node: usize, queue_node_call: QueueNodeCall) -> Self {
+    fn new(
+        shared: &Arc<QuorumShared>,
+        tracked: &Arc<Tracked>,
+        queue_node: usize,
+        queue_node_call: QueueNodeCall,
+    ) -> Self {
         let clock = shared.nodes.clock();
         Self {
             shared: Arc::clone(shared),
@@ -198,12 +203,12 @@ impl Round {
     /// Takes answers until the end is certain.
     pub(super) async fn decide(&mut self) -> RoundEnd {
         loop {
-            match self.verdict() {
-                Some(Verdict::Majority) if !self.agrees() && self.ask_left_out(&self.left_out_reachable()) => {}
-                Some(Verdict::Majority) => return self.conclude().await,
-                Some(Verdict::End(RoundEnd::NoMajority(_))) if self.ask_left_out(&self.left_out_reachable()) => {}
-                Some(Verdict::End(RoundEnd::Unreachable(_))) if self.ask_left_out(&self.left_out()) => {}
-                Some(Verdict::End(end)) => return end,
+            match self.conclusion() {
+                Some(Conclusion::Majority) if !self.agrees() && self.ask_left_out(&self.left_out_reachable()) => {}
+                Some(Conclusion::Majority) => return self.conclude().await,
+                Some(Conclusion::End(RoundEnd::NoMajority(_))) if self.ask_left_out(&self.left_out_reachable()) => {}
+                Some(Conclusion::End(RoundEnd::Unreachable(_))) if self.ask_left_out(&self.left_out()) => {}
+                Some(Conclusion::End(end)) => return end,
                 None if self.next(self.missing()).await => {}
                 None => return self.no_majority(),
             }
@@ -215,9 +220,9 @@ impl Round {
     /// Sleeps until `enough` more have answered.
     pub(super) async fn next(&mut self, enough: usize) -> bool {
         match self.calls.next(enough).await {
-            Next::Answer(at, vote) => self.on_vote(at, vote),
+            NextAnswer::Answer(at, vote) => self.on_vote(at, vote),
             // Nobody waits for a slow minority, but a slow majority gets more time.
-            Next::Elapsed if self.is_extended || self.missing() == 0 || self.can_do_without_pending() => {
+            NextAnswer::Elapsed if self.is_extended || self.missing() == 0 || self.can_do_without_pending() => {
                 self.calls.clear();
                 let shared = Arc::clone(&self.shared);
                 for at in self.pending() {
@@ -225,11 +230,11 @@ impl Round {
                     self.on_vote(at, Vote::Failed(error));
                 }
             }
-            Next::Elapsed => {
+            NextAnswer::Elapsed => {
                 self.is_extended = true;
                 self.calls.limit(&self.shared.nodes.watchdog, self.shared.nodes.limit() * 3);
             }
-            Next::Done => return false,
+            NextAnswer::Done => return false,
         }
         true
     }
@@ -275,9 +280,9 @@ impl Round {
     }
 
     /// The end, once no answer that is still missing can change it.
-    fn verdict(&self) -> Option<Verdict> {
+    fn conclusion(&self) -> Option<Conclusion> {
         let nodes = &self.shared.nodes;
-        let end = |end| Some(Verdict::End(end));
+        let end = |end| Some(Conclusion::End(end));
         let countable = |(at, vote): (usize, &Vote)| match vote {
             Vote::Failed(_) | Vote::Unasked => false,
             Vote::Pending => true,
@@ -303,7 +308,7 @@ impl Round {
                 let (_, agreeing) = most_common(&fences)?;
                 let agree = agreeing >= nodes.majority();
                 let may_still_agree = agreeing + pending >= nodes.majority();
-                (agree || (fences.len() >= nodes.majority() && !may_still_agree)).then_some(Verdict::Majority)
+                (agree || (fences.len() >= nodes.majority() && !may_still_agree)).then_some(Conclusion::Majority)
             }
         }
     }
@@ -374,7 +379,7 @@ impl Round {
     }
 }
 
-enum Verdict {
+enum Conclusion {
     /// Enough hold that it can be concluded.
     Majority,
     End(RoundEnd),
