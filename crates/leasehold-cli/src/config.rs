@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, de};
 
 use crate::{
     duration,
-    exit::{Failure, Result},
+    exit::{CommandError, Result},
     redact,
 };
 
@@ -97,12 +97,13 @@ impl Config {
     }
 
     fn read(path: &Path) -> Result<Self> {
-        let text = fs::read_to_string(path)
-            .map_err(|error| Failure::config(format!("cannot read the config file {}: {error}", path.display())))?;
+        let text = fs::read_to_string(path).map_err(|error| {
+            CommandError::config(format!("cannot read the config file {}: {error}", path.display()))
+        })?;
         let config: Self = toml::from_str(&text).map_err(|error| {
             let line = error.span().map_or(1, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
             let words = redact::redact_urls(&error.message().replace('\n', " "));
-            Failure::config(format!("{}:{line}: {words}", path.display()))
+            CommandError::config(format!("{}:{line}: {words}", path.display()))
         })?;
         Ok(Self { path: path.to_owned(), ..config })
     }
@@ -111,12 +112,12 @@ impl Config {
     pub(crate) fn profile(&self, name: &str) -> Result<&Profile> {
         self.backend.get(name).ok_or_else(|| {
             if self.path.as_os_str().is_empty() {
-                return Failure::config(format!("'{name}' is no URL, and there is no config file with profiles"))
+                return CommandError::config(format!("'{name}' is no URL, and there is no config file with profiles"))
                     .hint("a URL has a colon: -b file: or -b redis://host");
             }
             let known: Vec<&str> = self.backend.keys().map(String::as_str).collect();
             let known = if known.is_empty() { String::from("none") } else { known.join(", ") };
-            Failure::config(format!("{} has no [backend.{name}]; it has: {known}", self.path.display()))
+            CommandError::config(format!("{} has no [backend.{name}]; it has: {known}", self.path.display()))
         })
     }
 }

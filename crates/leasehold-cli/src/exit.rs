@@ -42,12 +42,12 @@ pub(crate) fn of_exec(error: &io::Error) -> u8 {
     if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE }
 }
 
-/// `Result` with a [`Failure`].
-pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
+/// `Result` with a [`CommandError`].
+pub(crate) type Result<T, E = CommandError> = std::result::Result<T, E>;
 
 /// Why the command ends without having done its work: one line, perhaps a hint, and the exit code.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub(crate) struct CommandError {
     /// The exit code.
     pub(crate) code: u8,
     /// The kind in one word, for JSON.
@@ -58,7 +58,7 @@ pub(crate) struct Failure {
     pub(crate) hint: Option<String>,
 }
 
-impl Failure {
+impl CommandError {
     /// A request that makes no sense.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Self { code: USAGE, kind: "usage", message: message.into(), hint: None }
@@ -86,7 +86,7 @@ impl Failure {
     }
 }
 
-impl From<Error> for Failure {
+impl From<Error> for CommandError {
     fn from(error: Error) -> Self {
         let (code, kind) = match error.kind() {
             ErrorKind::InvalidName => (USAGE, "invalid_name"),
@@ -103,7 +103,7 @@ impl From<Error> for Failure {
     }
 }
 
-impl From<TtlTooShort> for Failure {
+impl From<TtlTooShort> for CommandError {
     fn from(error: TtlTooShort) -> Self {
         let TtlTooShort { grace, ttl, smallest_ttl } = error;
         let message = match grace {
@@ -132,7 +132,7 @@ mod tests {
             (Error::unanswered("o"), 69),
             (Error::permission_denied("p"), 77),
         ] {
-            assert_eq!(Failure::from(error).code, code);
+            assert_eq!(CommandError::from(error).code, code);
         }
     }
 }

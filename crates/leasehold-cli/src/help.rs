@@ -9,7 +9,7 @@ use clap::{
 
 use crate::{
     args::{Cli, LogFormat},
-    exit::Failure,
+    exit::CommandError,
 };
 
 /// All that is said about global options below the help of one command.
@@ -49,8 +49,8 @@ pub(crate) fn lacks_name(args: &[OsString]) -> bool {
 }
 
 /// The error for a missing name.
-pub(crate) fn name_first() -> Failure {
-    Failure::usage("run needs the name of a lock before `--`").hint("leasehold run NAME -- COMMAND…")
+pub(crate) fn name_first() -> CommandError {
+    CommandError::usage("run needs the name of a lock before `--`").hint("leasehold run NAME -- COMMAND…")
 }
 
 /// The `--log-format` of a rejected command line.

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{
     duration::millis,
-    exit::{self, Failure, Result},
+    exit::{self, CommandError, Result},
     min_hold::{self, CommandEnded},
 };
 
@@ -34,9 +34,9 @@ pub(crate) fn write(text: &str) -> Result<()> {
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
-            Err(Failure { code: exit::OK, kind: "broken_pipe", message: String::new(), hint: None })
+            Err(CommandError { code: exit::OK, kind: "broken_pipe", message: String::new(), hint: None })
         }
-        Err(error) => Err(Failure::unavailable(format!("cannot write to standard output: {error}"))),
+        Err(error) => Err(CommandError::unavailable(format!("cannot write to standard output: {error}"))),
     }
 }
 

@@ -25,7 +25,7 @@ use clap::{
 
 use self::{
     args::{Cli, LogFormat},
-    exit::Failure,
+    exit::CommandError,
     output::Output,
     settings::OutputStyle,
     variables::environment,
@@ -98,7 +98,7 @@ fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
         Some(command) => format!("see: leasehold {command} --help"),
         None => String::from("see: leasehold --help"),
     };
-    let failure = Failure::usage(message).hint(tip.unwrap_or(help));
+    let failure = CommandError::usage(message).hint(tip.unwrap_or(help));
     let json =
         args.iter().any(|word| word == "--json") || environment("LEASEHOLD_JSON").is_some_and(|value| value != "0");
     let log = help::log_format(args).unwrap_or(if json { LogFormat::Json } else { LogFormat::Text });
@@ -119,7 +119,7 @@ fn tip(paragraph: &str) -> Option<String> {
 fn report_bugs() {
     std::panic::set_hook(Box::new(|panic| {
         let output = Output::new(OutputStyle::plain());
-        let failure = Failure {
+        let failure = CommandError {
             code: exit::SOFTWARE,
             kind: "bug",
             message: format!("this is a bug: {panic}"),

@@ -21,7 +21,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     args::LogFormat,
-    exit::Failure,
+    exit::CommandError,
     json, redact,
     settings::{Level, OutputStyle},
 };
@@ -129,7 +129,7 @@ impl Output {
     }
 
     /// Tells why the command ends; this is said even to those who want quiet.
-    pub(crate) fn fail(&self, failure: &Failure) {
+    pub(crate) fn fail(&self, failure: &CommandError) {
         if failure.message.is_empty() {
             return;
         }

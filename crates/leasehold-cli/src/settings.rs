@@ -12,7 +12,7 @@ use leasehold::backends::file::DefaultPlace;
 use crate::{
     args::{Color, Global, LogFormat},
     config::Config,
-    exit::{Failure, Result},
+    exit::{CommandError, Result},
     redact, shell,
     variables::Environment,
 };
@@ -60,7 +60,7 @@ impl Settings {
             None
         } else {
             let found = config.profile(&place);
-            Some(found.map_err(|failure| Failure {
+            Some(found.map_err(|failure| CommandError {
                 message: format!("{source}: {}", failure.message),
                 hint: failure.hint,
                 ..failure
@@ -158,7 +158,7 @@ fn place_flags(global: &Global) -> String {
 
 fn text(env: Environment<'_>, name: &str) -> Result<Option<String>> {
     env(name)
-        .map(|value| value.into_string().map_err(|_| Failure::config(format!("{name} is not valid UTF-8"))))
+        .map(|value| value.into_string().map_err(|_| CommandError::config(format!("{name} is not valid UTF-8"))))
         .transpose()
 }
 

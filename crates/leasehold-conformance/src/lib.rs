@@ -44,5 +44,5 @@ mod trial;
 mod trials;
 
 pub use check::{check, failures};
-pub use faulty::{Call, Faulty, Gate, HintFaults, Odds};
+pub use faulty::{BackendCall, Faulty, Gate, HintFaults, Odds};
 pub use fixture::Fixture;

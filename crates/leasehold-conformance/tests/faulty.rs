@@ -11,7 +11,7 @@ use leasehold::{
     clock::SystemClock,
     lease::{Claim, LeaseId, LeaseKey, ListFilter, Names, Outcome},
 };
-use leasehold_conformance::{Call, Faulty, HintFaults, Odds};
+use leasehold_conformance::{BackendCall, Faulty, HintFaults, Odds};
 use tokio::time::timeout;
 
 fn place() -> (Arc<MemoryBackend>, Arc<Faulty>) {
@@ -49,19 +49,19 @@ async fn a_lost_request_is_not_done_and_a_lost_reply_is() {
     assert!(error.outcome_unknown());
     assert_eq!(live(&*memory).await, 0);
 
-    faulty.drop_replies_of(Call::Acquire, 1);
+    faulty.drop_replies_of(BackendCall::Acquire, 1);
     let request = ask();
     assert_eq!(live(&*faulty).await, 0, "other calls pass");
     assert!(faulty.acquire(&request).await.unwrap_err().outcome_unknown());
     assert_eq!(live(&*memory).await, 1);
     assert!(matches!(faulty.acquire(&request).await.unwrap().value, Decision::Granted(_)), "asking again tells");
-    assert_eq!(faulty.count(Call::Acquire), 3);
+    assert_eq!(faulty.count(BackendCall::Acquire), 3);
 }
 
 #[tokio::test]
 async fn a_cut_refuses_what_begins_and_loses_what_is_under_way() {
     let (memory, faulty) = place();
-    let gate = faulty.hold_replies_of(Call::Acquire);
+    let gate = faulty.hold_replies_of(BackendCall::Acquire);
     let request = ask();
     let under_way = faulty.acquire(&request);
     tokio::pin!(under_way);
@@ -79,7 +79,7 @@ async fn a_cut_refuses_what_begins_and_loses_what_is_under_way() {
 #[tokio::test]
 async fn a_held_request_is_done_when_the_gate_opens() {
     let (memory, faulty) = place();
-    let gate = faulty.hold_requests_of(Call::Acquire);
+    let gate = faulty.hold_requests_of(BackendCall::Acquire);
     let request = ask();
     let mut waiting = Box::pin(faulty.acquire(&request));
     assert!(timeout(Duration::from_millis(20), &mut waiting).await.is_err());
@@ -143,9 +143,9 @@ async fn chance_can_be_repeated() {
 async fn a_doubled_request_is_done_twice() {
     let (memory, faulty) = place();
     let request = ask();
-    faulty.double_requests_of(Call::Acquire, 1);
+    faulty.double_requests_of(BackendCall::Acquire, 1);
     assert!(matches!(faulty.acquire(&request).await.unwrap().value, Decision::Granted(_)));
-    faulty.double_requests_of(Call::Release, 1);
+    faulty.double_requests_of(BackendCall::Release, 1);
     let released = faulty.release(&request.key, &Outcome::Completed).await.unwrap();
     assert_eq!(released.value, leasehold::lease::Released::Gone, "the second reply is given");
     assert_eq!(live(&*memory).await, 0);

@@ -19,7 +19,7 @@ use leasehold::{
     clock::SystemClock,
     lease::{EndedLease, Evicted, HistoryFilter, LeaseKey, ListFilter, Names, Outcome, Page, Released, Standing},
 };
-use leasehold_conformance::{Call, Faulty};
+use leasehold_conformance::{BackendCall, Faulty};
 use parking_lot::{Condvar, Mutex};
 use tokio::{task::JoinSet, time};
 
@@ -108,12 +108,12 @@ async fn lost(guard: &Guard) -> Loss {
 /// A backend whose chosen call blocks the library's I/O thread.
 struct Blocking {
     memory: MemoryBackend,
-    call: Call,
+    call: BackendCall,
     barrier: Arc<Barrier>,
 }
 
 impl Blocking {
-    async fn pass(&self, call: Call) {
+    async fn pass(&self, call: BackendCall) {
         if call != self.call {
             return;
         }
@@ -141,17 +141,17 @@ impl Backend for Blocking {
     }
 
     async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
-        self.pass(Call::Acquire).await;
+        self.pass(BackendCall::Acquire).await;
         self.memory.acquire(request).await
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
-        self.pass(Call::Renew).await;
+        self.pass(BackendCall::Renew).await;
         self.memory.renew(renewals).await
     }
 
     async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {
-        self.pass(Call::Release).await;
+        self.pass(BackendCall::Release).await;
         self.memory.release(key, outcome).await
     }
 }
@@ -180,12 +180,12 @@ impl Inspect for Blocking {
 }
 
 /// Makes an instance block the I/O thread by this call; it goes on until the barrier opens.
-async fn block_io_thread(call: Call) -> (Opener, JoinSet<()>) {
+async fn block_io_thread(call: BackendCall) -> (Opener, JoinSet<()>) {
     let (barrier, opener) = barrier();
     let locks = locks(Arc::new(Blocking { memory: memory(), call, barrier: Arc::clone(&barrier) }));
     let blocking = JoinSet::from_iter([async move {
         let guard = locks.mutex("r").acquire().await.unwrap();
-        if call == Call::Renew {
+        if call == BackendCall::Renew {
             guard.renew(TTL).await.unwrap();
         }
         guard.release().await.unwrap();
@@ -197,7 +197,7 @@ async fn block_io_thread(call: Call) -> (Opener, JoinSet<()>) {
 #[tokio::test]
 async fn a_call_that_blocks_the_io_thread_delays_no_loss_and_no_check() {
     let _alone = ALONE.lock().await;
-    for call in [Call::Acquire, Call::Renew, Call::Release] {
+    for call in [BackendCall::Acquire, BackendCall::Renew, BackendCall::Release] {
         let long = locks(Arc::new(memory())).mutex("long").acquire().await.unwrap();
         let short = cut_off("short", TTL).await;
         let (opener, blocking) = block_io_thread(call).await;
@@ -217,7 +217,7 @@ async fn what_was_held_too_long_is_given_back_though_the_io_thread_was_blocked_m
     // It would not run out within the test: only a release frees it.
     let lock = locks(Arc::new(memory)).mutex("r").ttl(LIMIT * 100).max_hold(TTL);
     let guard = lock.acquire().await.unwrap();
-    let (opener, blocking) = block_io_thread(Call::Release).await;
+    let (opener, blocking) = block_io_thread(BackendCall::Release).await;
     assert_eq!(lost(&guard).await, Loss::MaxHold);
     drop(opener);
     soon("it is given back", async || truth.mutex("r").try_acquire().await.unwrap().is_some()).await;
@@ -236,7 +236,7 @@ async fn a_callback_that_sleeps_delays_neither_losses_nor_renewals_of_others() {
     let faulty = Faulty::new(Arc::new(memory()));
     let renewed = locks(Arc::clone(&faulty) as _).mutex("renewed").ttl(TTL).acquire().await.unwrap();
     assert_eq!(lost(&short).await, Loss::RenewTimeout);
-    soon("others are renewed", async || faulty.count(Call::Renew) > 0).await;
+    soon("others are renewed", async || faulty.count(BackendCall::Renew) > 0).await;
     drop((renewed, opener));
     candidate.stop().await.unwrap();
 }

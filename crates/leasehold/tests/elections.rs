@@ -20,7 +20,7 @@ use leasehold::{
     clock::{ManualClock, SystemClock},
     lease::{Claim, LeaseId, LeaseKey, Outcome},
 };
-use leasehold_conformance::{Call, Faulty};
+use leasehold_conformance::{BackendCall, Faulty};
 use parking_lot::Mutex;
 use tokio::time;
 
@@ -101,12 +101,12 @@ async fn an_observer_pauses_after_a_look_that_failed() {
     let mut observer = locks.election("leader:r").observe().await.unwrap();
     faulty.cut();
     assert_eq!(observer.next().await.unwrap().unwrap_err().kind(), ErrorKind::Unavailable);
-    let so_far = faulty.count(Call::List);
+    let so_far = faulty.count(BackendCall::List);
     assert!(time::timeout(Duration::from_millis(100), observer.next()).await.is_err(), "no time has passed");
-    assert_eq!(faulty.count(Call::List), so_far);
+    assert_eq!(faulty.count(BackendCall::List), so_far);
     clock.advance(Duration::from_secs(5));
     observer.next().await.unwrap().unwrap_err();
-    assert_eq!(faulty.count(Call::List), so_far + 1);
+    assert_eq!(faulty.count(BackendCall::List), so_far + 1);
     faulty.heal();
     clock.advance(Duration::from_secs(10));
     assert_eq!(next(&mut observer).await, None);

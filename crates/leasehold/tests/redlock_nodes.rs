@@ -20,7 +20,7 @@ use leasehold::{
     clock::{Clock, ManualClock, SystemClock},
     lease::{Claim, LeaseId, LeaseKey, LeaseState, ListFilter, Names, Outcome, Released, Standing},
 };
-use leasehold_conformance::{Call, Faulty};
+use leasehold_conformance::{BackendCall, Faulty};
 use tokio::{task::JoinSet, time};
 
 /// Nodes, and the ways to them of one client.
@@ -104,7 +104,8 @@ async fn two_of_five_nodes_may_be_down_or_hang() {
     let nodes = Nodes::new(5);
     let (quorum, links) = nodes.client();
     links[0].cut();
-    let hung = [Call::Acquire, Call::Renew, Call::Release].map(|call| links[3].hold_requests_of(call));
+    let hung =
+        [BackendCall::Acquire, BackendCall::Renew, BackendCall::Release].map(|call| links[3].hold_requests_of(call));
     for round in 0..5 {
         let request = attempt("x");
         assert!(is_granted(&quorum, &request).await, "round {round}");
@@ -134,7 +135,8 @@ async fn with_three_of_five_down_every_call_ends_soon_and_names_them() {
     nodes.come_to(&[1; 5]).await;
     links[1].cut();
     links[2].cut();
-    let hung = [Call::Acquire, Call::Renew, Call::Release, Call::List].map(|call| links[4].hold_requests_of(call));
+    let hung = [BackendCall::Acquire, BackendCall::Renew, BackendCall::Release, BackendCall::List]
+        .map(|call| links[4].hold_requests_of(call));
     let locks = Leasehold::builder().open(Arc::<Quorum>::clone(&quorum)).unwrap();
     let bounded = time::timeout(Duration::from_secs(5), async {
         for wait in [Duration::ZERO, Duration::from_secs(60)] {
@@ -180,7 +182,7 @@ async fn sixteen_waiters_each_get_their_turn_with_few_failed_rounds() {
     while let Some(waiter) = waiters.join_next().await {
         waiter.expect("each gets its turn");
     }
-    let asked: usize = clients.iter().map(|(_, links)| links[2].count(Call::Acquire)).sum();
+    let asked: usize = clients.iter().map(|(_, links)| links[2].count(BackendCall::Acquire)).sum();
     let hand_offs = turns.load(Ordering::SeqCst);
     let failed = asked.saturating_sub(2 * hand_offs);
     println!("{hand_offs} hand-offs, {asked} asks, {failed} failed rounds");
@@ -279,12 +281,12 @@ async fn nodes_that_come_back_are_given_the_lease_so_that_others_may_fail() {
 async fn a_lease_is_given_to_more_than_a_majority_once_it_is_held_for_a_while() {
     let nodes = Nodes::new(5);
     let (quorum, links, clock) = nodes.client_at_a_standstill().await;
-    let released_before = links[4].count(Call::Release);
+    let released_before = links[4].count(BackendCall::Release);
     let short = ask("x", Claim::EXCLUSIVE, Patience::Queue);
     assert!(is_granted(&quorum, &short).await);
     assert_eq!(nodes.left().await, [1, 1, 1, 0, 0]);
     assert_eq!(quorum.release(&short.key, &Outcome::Completed).await.unwrap().value, Released::Freed);
-    assert_eq!(links[4].count(Call::Release), released_before, "it never was there");
+    assert_eq!(links[4].count(BackendCall::Release), released_before, "it never was there");
 
     let long = ask("x", Claim::EXCLUSIVE, Patience::Queue);
     assert!(is_granted(&quorum, &long).await);
@@ -302,15 +304,15 @@ async fn a_lease_that_is_being_released_is_not_given_to_more_nodes() {
     let request = ask("x", Claim::EXCLUSIVE, Patience::Queue);
     assert!(is_granted(&quorum, &request).await);
     assert_eq!(nodes.left().await, [1, 1, 1, 0, 0]);
-    let slow = links[0].hold_requests_of(Call::Release);
-    let renewed = links[1].count(Call::Renew);
+    let slow = links[0].hold_requests_of(BackendCall::Release);
+    let renewed = links[1].count(BackendCall::Renew);
     let (releasing, key) = (Arc::clone(&quorum), request.key.clone());
     let mut tasks = JoinSet::new();
     tasks.spawn(async move { releasing.release(&key, &Outcome::Completed).await });
     nodes.come_to(&[1, 0, 0, 0, 0]).await;
     clock.advance(Duration::from_millis(25));
     time::sleep(Duration::from_millis(50)).await;
-    assert_eq!(links[1].count(Call::Renew), renewed, "the release is under way");
+    assert_eq!(links[1].count(BackendCall::Renew), renewed, "the release is under way");
     drop(slow);
     assert_eq!(tasks.join_next().await.unwrap().unwrap().unwrap().value, Released::Freed);
     nodes.are_left_empty().await;
@@ -340,10 +342,10 @@ async fn what_is_given_to_more_nodes_after_someone_else_released_it_is_taken_bac
     let (quorum, links, clock) = nodes.client_at_a_standstill().await;
     let request = ask("x", Claim::EXCLUSIVE, Patience::Queue);
     assert!(is_granted(&quorum, &request).await);
-    let slow = [3, 4].map(|at| links[at].hold_requests_of(Call::Acquire));
-    let asked = links[3].count(Call::Acquire);
+    let slow = [3, 4].map(|at| links[at].hold_requests_of(BackendCall::Acquire));
+    let asked = links[3].count(BackendCall::Acquire);
     clock.advance(Duration::from_millis(25));
-    while links[3].count(Call::Acquire) == asked {
+    while links[3].count(BackendCall::Acquire) == asked {
         time::sleep(Duration::from_millis(5)).await;
     }
     let other = nodes.client().0;
@@ -365,13 +367,14 @@ async fn a_lease_that_nobody_renews_is_asked_of_every_node_at_once() {
 async fn a_refused_round_does_not_wait_for_a_node_that_hangs() {
     let nodes = Nodes::new(3);
     let (quorum, links) = nodes.client();
-    let _hung = [Call::Acquire, Call::Renew, Call::Release, Call::List].map(|call| links[2].hold_requests_of(call));
+    let _hung = [BackendCall::Acquire, BackendCall::Renew, BackendCall::Release, BackendCall::List]
+        .map(|call| links[2].hold_requests_of(call));
     assert!(is_granted(&quorum, &ask("before", Claim::EXCLUSIVE, Patience::Queue)).await);
     let stray = attempt("x");
     assert!(matches!(nodes.memories[1].acquire(&stray).await.unwrap().value, Decision::Granted(_)));
-    let asked = links[2].count(Call::Acquire);
+    let asked = links[2].count(BackendCall::Acquire);
     assert!(!is_granted(&quorum, &attempt("x")).await);
-    assert_eq!(links[2].count(Call::Acquire), asked);
+    assert_eq!(links[2].count(BackendCall::Acquire), asked);
 }
 
 /// One of those that a new lease is asked of first is refused, cannot be reached, or does not answer.
@@ -387,7 +390,7 @@ async fn others_stand_in_for_a_node_that_does_not_grant_a_new_lease() {
     links[1].cut();
     assert!(is_granted(&quorum, &ask("y", Claim::EXCLUSIVE, Patience::Queue)).await);
     links[1].heal();
-    let _hung = links[2].hold_requests_of(Call::Acquire);
+    let _hung = links[2].hold_requests_of(BackendCall::Acquire);
     assert!(is_granted(&quorum, &ask("z", Claim::EXCLUSIVE, Patience::Queue)).await);
 }
 
@@ -497,11 +500,12 @@ async fn a_try_of_a_busy_name_asks_the_node_of_the_queue_alone() {
     assert!(is_granted(&nodes.client().0, &held).await);
     let (trying, links) = nodes.client();
     assert!(is_granted(&trying, &attempt("y")).await, "a free name");
-    let before: Vec<usize> = links.iter().map(|link| link.count(Call::Acquire)).collect();
+    let before: Vec<usize> = links.iter().map(|link| link.count(BackendCall::Acquire)).collect();
     for _ in 0..10 {
         assert!(!is_granted(&trying, &attempt("x")).await);
     }
-    let asked: Vec<usize> = links.iter().zip(before).map(|(link, before)| link.count(Call::Acquire) - before).collect();
+    let asked: Vec<usize> =
+        links.iter().zip(before).map(|(link, before)| link.count(BackendCall::Acquire) - before).collect();
     assert_eq!(asked, [10, 0, 0, 0, 0]);
 
     let (waiting, links) = nodes.client();
@@ -510,7 +514,7 @@ async fn a_try_of_a_busy_name_asks_the_node_of_the_queue_alone() {
         assert!(matches!(waiting.acquire(&request).await.unwrap().value, Decision::Queued(_)));
     }
     // One for the agreement, and one for the first request, which knew nothing of the name.
-    assert_eq!(links[2].count(Call::Acquire), 2, "who saw it busy asks the queue first");
+    assert_eq!(links[2].count(BackendCall::Acquire), 2, "who saw it busy asks the queue first");
 }
 
 #[tokio::test]
@@ -518,8 +522,9 @@ async fn a_node_that_hangs_is_left_alone_until_it_answers_again() {
     let nodes = Nodes::new(5);
     let (quorum, links) = nodes.client();
     assert!(is_granted(&quorum, &attempt("before")).await);
-    let hung = [Call::Acquire, Call::Renew, Call::Release].map(|call| links[1].hold_requests_of(call));
-    let asked = || links[1].count(Call::Acquire) + links[1].count(Call::Release);
+    let hung =
+        [BackendCall::Acquire, BackendCall::Renew, BackendCall::Release].map(|call| links[1].hold_requests_of(call));
+    let asked = || links[1].count(BackendCall::Acquire) + links[1].count(BackendCall::Release);
     let before = asked();
     for round in 0..40 {
         let request = ask("x", Claim::EXCLUSIVE, Patience::Queue);

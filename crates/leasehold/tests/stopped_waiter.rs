@@ -21,7 +21,7 @@ use leasehold::{
     clock::SystemClock,
     lease::{LeaseState, ListFilter, Names},
 };
-use leasehold_conformance::{Call, Faulty};
+use leasehold_conformance::{BackendCall, Faulty};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, kill_process, waitid};
 use tokio::{
     task::JoinSet,
@@ -141,7 +141,7 @@ async fn child() {
     let Some(root) = env::var_os(ROOT).map(PathBuf::from) else { return };
     let backend = open(&root).await;
     let locks = Leasehold::builder().open(Arc::clone(&backend) as _).unwrap();
-    let gate = backend.hold_requests_of(Call::Renew);
+    let gate = backend.hold_requests_of(BackendCall::Renew);
     let lock = locks.mutex("x").holder(Holder::new(STOPPED).unwrap()).wait(LIMIT * 2);
     let mut acquire = JoinSet::from_iter([async move { lock.acquire().await }]);
     soon("it is its turn", async || holds(&locks, STOPPED).await).await;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use leasehold::{Error, Leasehold, Loss, backends::memory::MemoryBackend, clock::SystemClock};
-use leasehold_conformance::{Call, Faulty};
+use leasehold_conformance::{BackendCall, Faulty};
 use metrics_util::{
     MetricKind,
     debugging::{DebugValue, DebuggingRecorder, Snapshotter},
@@ -166,7 +166,7 @@ async fn every_step_of_a_lock_has_a_span() {
     }
     let renewals = spans.children(&hold, "renew lock");
     assert!((1..20).contains(&renewals.len()) && renewals[0].fields["leasehold.lock.outcome"] == "ok", "{renewals:?}");
-    faulty.drop_requests_of(Call::Renew, 1);
+    faulty.drop_requests_of(BackendCall::Renew, 1);
     guard.renew(Duration::from_secs(30)).await.unwrap_err();
     let failed = spans.children(&hold, "renew lock").pop().unwrap();
     assert_eq!(failed.fields["leasehold.lock.outcome"], "failed");
@@ -307,12 +307,12 @@ async fn everything_is_counted_once_and_without_names() {
     assert_eq!(metrics.total("leasehold_renew_total", &[exclusive, ("outcome", "ok")]), 1.0);
     assert_eq!(metrics.observed("leasehold_renew_slack_seconds", &[exclusive]), 1);
     assert_eq!(metrics.observed("leasehold_backend_request_seconds", &[("op", "renew"), ("outcome", "ok")]), 1);
-    faulty.drop_requests_of(Call::Renew, 1);
+    faulty.drop_requests_of(BackendCall::Renew, 1);
     held.renew(Duration::from_secs(30)).await.unwrap_err();
     assert_eq!(metrics.total("leasehold_renew_total", &[exclusive, ("outcome", "failed")]), 1.0);
     assert_eq!(metrics.observed("leasehold_backend_request_seconds", &[("op", "renew"), ("outcome", "error")]), 1);
     let shaky = locks.read("shaky").ttl(Duration::from_secs(3)).acquire().await.unwrap();
-    faulty.drop_requests_of(Call::Renew, 1);
+    faulty.drop_requests_of(BackendCall::Renew, 1);
     metrics.until("leasehold_renew_total", &[("mode", "shared"), ("outcome", "retried")], 1.0).await;
     shaky.release().await.unwrap();
 
@@ -324,7 +324,7 @@ async fn everything_is_counted_once_and_without_names() {
     assert_eq!(metrics.observed("leasehold_hold_seconds", &[exclusive, ("end", "released")]), 2);
     assert_eq!(metrics.total("leasehold_locks_held", &[exclusive]), 0.0);
     let reader = locks.read("counted").acquire().await.unwrap();
-    faulty.drop_requests_of(Call::Release, 1);
+    faulty.drop_requests_of(BackendCall::Release, 1);
     let unknown: Error = reader.release().await.unwrap_err();
     assert!(unknown.outcome_unknown());
     assert_eq!(metrics.total("leasehold_release_total", &[("mode", "shared"), ("outcome", "failed")]), 1.0);

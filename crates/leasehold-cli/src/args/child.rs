@@ -11,7 +11,7 @@ use leasehold_supervise::{KillMode, Limits, OnLost, Stragglers, kill_after};
 
 use crate::{
     duration,
-    exit::{Failure, Result},
+    exit::{CommandError, Result},
 };
 
 /// The command to run, and what becomes of it when the lock goes.
@@ -62,7 +62,7 @@ impl ChildArgs {
             (KillMode::Group, choice) => choice.unwrap_or(Stragglers::Stop),
             (KillMode::Process, None | Some(Stragglers::Leave)) => Stragglers::Leave,
             (KillMode::Process, Some(_)) => {
-                return Err(Failure::usage("--kill-mode process leaves what outlives the command alone")
+                return Err(CommandError::usage("--kill-mode process leaves what outlives the command alone")
                     .hint("leave out --stragglers, or --kill-mode"));
             }
         };
@@ -80,7 +80,8 @@ impl ChildArgs {
     /// Caps the limits at the backend's longest belief.
     pub(crate) fn within(&self, limits: Limits, longest: Option<Duration>) -> Result<Limits> {
         limits.within(longest, self.kill_after).map_err(|error| {
-            Failure::from(error).hint("with liveness=connection no answer is believed for longer, whatever --ttl says")
+            CommandError::from(error)
+                .hint("with liveness=connection no answer is believed for longer, whatever --ttl says")
         })
     }
 }

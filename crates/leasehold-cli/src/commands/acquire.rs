@@ -17,7 +17,7 @@ use super::{
 use crate::{
     args::AcquireArgs,
     duration::{Measured, millis},
-    exit::{self, Failure, Result},
+    exit::{self, CommandError, Result},
     json,
     output::Line,
     variables::environment,
@@ -34,7 +34,7 @@ use crate::{
 pub(crate) async fn run(context: &CommandContext<'_>, args: &AcquireArgs) -> Result<u8> {
     let request = plan(args)?;
     let mut signals =
-        Signals::catch().map_err(|error| Failure::unavailable(format!("cannot catch signals: {error}")))?;
+        Signals::catch().map_err(|error| CommandError::unavailable(format!("cannot catch signals: {error}")))?;
     let keeper = BackgroundHolder::of_this_process()?;
     if keeper.is_none() && is_tied(args) {
         return keep::launch(context, args, &mut signals).await;
@@ -138,7 +138,7 @@ impl AcquireCommand<'_> {
             Ok(kept) => Ok(kept.keep(self.locks, guard, self.args.on_lost, grace).await),
             Err(error) => {
                 let _lapses_by_itself = guard.release_as(Outcome::Cancelled).await;
-                Err(Failure::unavailable(format!("cannot go to the background: {error}")))
+                Err(CommandError::unavailable(format!("cannot go to the background: {error}")))
             }
         }
     }
@@ -188,16 +188,20 @@ impl AcquireCommand<'_> {
         let released = locks.release(&taken.handle, Outcome::Cancelled).await;
         let what = if released.is_ok() { "so it was released" } else { "and it lapses by itself" };
         let why = if failure.message.is_empty() { "nobody reads standard output" } else { &failure.message };
-        Err(Failure::unavailable(format!("the lease on {} could not be handed over, {what}: {why}", request.resource)))
+        Err(CommandError::unavailable(format!(
+            "the lease on {} could not be handed over, {what}: {why}",
+            request.resource
+        )))
     }
 }
 
 fn plan(args: &AcquireArgs) -> Result<LockRequest> {
     let resource = lock_request::resource(&args.name)?;
     if args.ttl.is_none() && !is_tied(args) {
-        return Err(Failure::usage("acquire needs --ttl: nobody renews such a lease, so it must end by itself").hint(
-            "--while-pid $$ ties it to a script and renews it; `leasehold run` does so for a command; or --ttl 15m",
-        ));
+        return Err(CommandError::usage("acquire needs --ttl: nobody renews such a lease, so it must end by itself")
+            .hint(
+                "--while-pid $$ ties it to a script and renews it; `leasehold run` does so for a command; or --ttl 15m",
+            ));
     }
     let named = args.while_pid.and_then(|pid| fs::read_to_string(format!("/proc/{pid}/comm")).ok());
     let process: Vec<OsString> = named.map(|name| name.trim_end().into()).into_iter().collect();
@@ -225,6 +229,6 @@ fn write_file(path: &Path, handle: &str) -> Result<()> {
     };
     write().map_err(|error| {
         let _nothing_to_remove = fs::remove_file(&aside);
-        Failure::usage(format!("cannot write --lease-file {}: {error}", path.display()))
+        CommandError::usage(format!("cannot write --lease-file {}: {error}", path.display()))
     })
 }

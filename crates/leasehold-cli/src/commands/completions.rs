@@ -15,7 +15,7 @@ use leasehold::{
 
 use crate::{
     args::{Cli, CompletionsArgs, Global, Shell},
-    exit::{self, Failure, Result},
+    exit::{self, CommandError, Result},
     json,
     settings::Settings,
     variables::environment,
@@ -40,10 +40,10 @@ pub(crate) fn run(args: &CompletionsArgs) -> Result<u8> {
     let shells = Shells::builtins();
     let shell = shells
         .completer(args.shell.as_str())
-        .ok_or_else(|| Failure::usage(format!("cannot help {}", args.shell.as_str())))?;
+        .ok_or_else(|| CommandError::usage(format!("cannot help {}", args.shell.as_str())))?;
     let mut script = Vec::new();
     let written = shell.write_registration(VARIABLE, "leasehold", "leasehold", "leasehold", &mut script);
-    written.map_err(|error| Failure::unavailable(format!("cannot write the script: {error}")))?;
+    written.map_err(|error| CommandError::unavailable(format!("cannot write the script: {error}")))?;
     json::write(&String::from_utf8_lossy(&script))?;
     Ok(exit::OK)
 }

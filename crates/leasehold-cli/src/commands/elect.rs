@@ -13,7 +13,7 @@ use super::{CommandContext, time_format};
 use crate::{
     args::ElectArgs,
     duration::{Brief, millis},
-    exit::{self, Failure, Result},
+    exit::{self, CommandError, Result},
     json,
     output::Line,
     variables::environment,
@@ -59,7 +59,7 @@ async fn campaign(
     let metadata = note::metadata(&args.meta)?;
     let output = context.output;
     let mut signals =
-        Signals::catch().map_err(|error| Failure::unavailable(format!("cannot catch signals: {error}")))?;
+        Signals::catch().map_err(|error| CommandError::unavailable(format!("cannot catch signals: {error}")))?;
     let connect_retry = context.connect_retry(WaitLimit::Forever);
     let locks = tokio::select! {
         biased;
@@ -69,9 +69,8 @@ async fn campaign(
     let limits = args.child.within(limits, locks.guarantees().silence_limit)?;
     let outers = AncestorLock::all(&environment);
     if nested::held_outside(&locks, &resource, &outers).await?.is_some() {
-        return Err(
-            Failure::usage(format!("{resource} is led by the command that started this one")).hint("use another name")
-        );
+        return Err(CommandError::usage(format!("{resource} is led by the command that started this one"))
+            .hint("use another name"));
     }
     let mut election = locks.election(resource.as_str()).ttl(ttl.get()).metadata(metadata);
     if args.id.is_some() {
@@ -104,7 +103,7 @@ async fn campaign(
                     .with("reason", done.reason)
             }
             Ok(Waited::Interrupted(signal)) => return Ok(exit::of_signal(signal.number())),
-            Ok(Waited::NotAcquired(error)) => return Err(Failure::from(error)),
+            Ok(Waited::NotAcquired(error)) => return Err(CommandError::from(error)),
             Err(failure) if failure.code == exit::UNAVAILABLE && !args.once => {
                 Line::new("backoff", format!("{}; {}", failure.message, again(pause)))
                     .with("details", failure.message)
@@ -178,7 +177,7 @@ async fn observe(context: &CommandContext<'_>, resource: &Resource, election: &E
             printed => printed?,
         }
     }
-    Err(Failure::unavailable("the event stream ended"))
+    Err(CommandError::unavailable("the event stream ended"))
 }
 
 async fn show_leader(context: &CommandContext<'_>, resource: &Resource, election: &Election) -> Result<u8> {

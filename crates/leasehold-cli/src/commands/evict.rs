@@ -12,7 +12,7 @@ use super::{CommandContext, lock_view::LockSummary};
 use crate::{
     args::EvictArgs,
     duration::Brief,
-    exit::{self, Failure, Result},
+    exit::{self, CommandError, Result},
     json,
     output::Line,
     settings::Level,
@@ -27,7 +27,7 @@ use crate::{
 pub(crate) async fn run(context: &CommandContext<'_>, args: &EvictArgs) -> Result<u8> {
     let name = lock_request::resource(&args.name)?;
     if args.reason.trim().is_empty() || args.reason.chars().any(char::is_control) {
-        return Err(Failure::usage("--reason: say why, in one line; it is kept in the history"));
+        return Err(CommandError::usage("--reason: say why, in one line; it is kept in the history"));
     }
     let locks = context.connect_patiently().await?;
     let page = locks.list(&ListFilter::new(Names::Exactly(name.clone()))).await?;
@@ -105,7 +105,7 @@ fn no_such_fence(context: &CommandContext<'_>, name: &Resource, args: &EvictArgs
 /// Asks for the name to be typed; anything else leaves all as it is.
 fn confirm(context: &CommandContext<'_>, name: &Resource, situation: &str) -> Result<()> {
     if !io::stdin().is_terminal() {
-        return Err(Failure::usage("evict asks for confirmation, and there is no terminal to ask on")
+        return Err(CommandError::usage("evict asks for confirmation, and there is no terminal to ask on")
             .hint("add --yes if you are sure"));
     }
     context.output.print(Line::new("confirm", situation).at(Level::Quiet));
@@ -117,7 +117,7 @@ fn confirm(context: &CommandContext<'_>, name: &Resource, situation: &str) -> Re
     if read.is_ok() && typed.trim() == name.as_str() {
         return Ok(());
     }
-    Err(Failure {
+    Err(CommandError {
         code: exit::NO,
         kind: "not_confirmed",
         message: String::from("not confirmed; nothing was changed"),

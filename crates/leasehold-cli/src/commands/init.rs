@@ -27,7 +27,7 @@ use serde_json::json;
 use super::Context;
 use crate::{
     args::InitArgs,
-    exit::{self, Failure, Result},
+    exit::{self, CommandError, Result},
     json,
     work::lock_request::WaitLimit,
 };
@@ -37,11 +37,11 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &InitArgs) -> Result
     let url = context.settings.url.as_str();
     let is_postgres = ["postgres:", "postgresql:"].iter().any(|scheme| url.starts_with(scheme));
     if !is_postgres && (args.print_sql || args.expose.is_some()) {
-        return Err(Failure::usage("--print-sql and --expose are for postgres:"));
+        return Err(CommandError::usage("--print-sql and --expose are for postgres:"));
     }
     let is_default_file = context.settings.default_place().is_some();
     if !is_default_file && (args.group.is_some() || args.everybody) {
-        return Err(Failure::usage("--group and --everybody are for file: without a path")
+        return Err(CommandError::usage("--group and --everybody are for file: without a path")
             .hint("for a directory of your own: chgrp and chmod g+rwxs,+t it, and put ?mode=0660 into the URL"));
     }
     if is_postgres {
@@ -54,7 +54,7 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &InitArgs) -> Result
     for finding in locks.examine().await? {
         if finding.subject == "rights" && finding.severity == Severity::Failure {
             let message = finding.message;
-            return Err(Failure { code: exit::NO_PERMISSION, kind: "permission_denied", message, hint: None });
+            return Err(CommandError { code: exit::NO_PERMISSION, kind: "permission_denied", message, hint: None });
         }
     }
     let url = context.settings.shown_url();
@@ -82,7 +82,7 @@ async fn database(context: &CommandContext<'_>, args: &InitArgs) -> Result<u8> {
         } else {
             postgres::sql_since(&options(Duration::ZERO)?, expose, args.from)
         };
-        json::print(sql.map_err(Failure::from)?)?;
+        json::print(sql.map_err(CommandError::from)?)?;
         return Ok(exit::OK);
     }
     let connect_retry = context.connect_retry(WaitLimit::Forever);
@@ -107,7 +107,7 @@ async fn default_directory(context: &CommandContext<'_>, args: &InitArgs) -> Res
     match Access::of(args)? {
         Some(access) => make_or_check(&machine, &access)?,
         None if fs::symlink_metadata(&machine).is_err() && may_make(&machine) => {
-            return Err(Failure::usage(format!(
+            return Err(CommandError::usage(format!(
                 "init file: would make {}, which users share; name them with --group NAME or --everybody",
                 machine.display()
             ))
@@ -133,9 +133,10 @@ enum Access {
 impl Access {
     fn of(args: &InitArgs) -> Result<Option<Self>> {
         let Some(name) = &args.group else { return Ok(args.everybody.then_some(Self::Everybody)) };
-        let found = Group::from_name(name).map_err(|error| Failure::unavailable(format!("--group {name}: {error}")))?;
+        let found =
+            Group::from_name(name).map_err(|error| CommandError::unavailable(format!("--group {name}: {error}")))?;
         let group = found.ok_or_else(|| {
-            Failure::usage(format!("--group: there is no group {name}")).hint(format!(
+            CommandError::usage(format!("--group: there is no group {name}")).hint(format!(
                 "make it: sudo groupadd {name}; add users: sudo usermod -aG {name} USER, who log in again"
             ))
         })?;
@@ -152,7 +153,7 @@ impl Access {
 
     /// Fails if the directory is there for others than these.
     fn check(&self, directory: &Path) -> Result<()> {
-        let cannot_look = |error| Failure::unavailable(format!("cannot look at {}: {error}", directory.display()));
+        let cannot_look = |error| CommandError::unavailable(format!("cannot look at {}: {error}", directory.display()));
         let there = fs::metadata(directory).map_err(cannot_look)?;
         let is_theirs = match self {
             Self::Everybody => there.mode() & 0o007 == 0o007,
@@ -160,14 +161,14 @@ impl Access {
         };
         if is_theirs && there.mode() & 0o1000 == 0 {
             let path = directory.display();
-            return Err(Failure::config(format!("{path} lets those who share it replace what others made there"))
+            return Err(CommandError::config(format!("{path} lets those who share it replace what others made there"))
                 .hint(format!("sudo chmod +t {path}")));
         }
         if is_theirs {
             return Ok(());
         }
         let path = directory.display();
-        Err(Failure::config(format!("{path} is there already, {}; not changed", Self::found(directory)))
+        Err(CommandError::config(format!("{path} is there already, {}; not changed", Self::found(directory)))
             .hint(format!("when no lock is held: remove {path} and repeat")))
     }
 
@@ -194,7 +195,7 @@ fn make_or_check(machine: &Path, access: &Access) -> Result<()> {
         }
         _ => (exit::UNAVAILABLE, "unavailable", None),
     };
-    Err(Failure { code, kind, message: format!("cannot make {}: {error}", machine.display()), hint })
+    Err(CommandError { code, kind, message: format!("cannot make {}: {error}", machine.display()), hint })
 }
 
 /// Whether this user has the right to make the directory.

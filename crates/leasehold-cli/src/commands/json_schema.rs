@@ -2,7 +2,7 @@
 
 use crate::{
     args::SchemaArgs,
-    exit::{self, Failure, Result},
+    exit::{self, CommandError, Result},
     json,
 };
 
@@ -33,7 +33,7 @@ pub(crate) fn run(args: &SchemaArgs) -> Result<u8> {
                     ),
                     _ => format!("there are: {}", names.join(", ")),
                 };
-                Failure::usage(format!("there is no schema {wanted}")).hint(hint)
+                CommandError::usage(format!("there is no schema {wanted}")).hint(hint)
             })?;
             json::write(schema)?;
         }

@@ -36,7 +36,7 @@ use tokio::{
 use super::Context;
 use crate::{
     args::AcquireArgs,
-    exit::{self, Failure, Result},
+    exit::{self, CommandError, Result},
     work::run_under_lease::RELEASE_LIMIT,
 };
 
@@ -50,7 +50,7 @@ const KEEPER: &str = "LEASEHOLD_KEEPER";
 /// Starts the keeper and waits until it has handed the lease over, or has given up.
 pub(crate) async fn launch(context: &CommandContext<'_>, args: &AcquireArgs, signals: &mut Signals) -> Result<u8> {
     let process = watched(args)?;
-    let failed = |error: io::Error| Failure::unavailable(format!("cannot start the background process: {error}"));
+    let failed = |error: io::Error| CommandError::unavailable(format!("cannot start the background process: {error}"));
     let (done, done_in) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
     let mut command = Command::new("/proc/self/exe");
     command.arg0("leasehold").args(context.args.iter().skip(1)).stdin(process);
@@ -97,11 +97,11 @@ fn watched(args: &AcquireArgs) -> Result<OwnedFd> {
         (_, Some(fd)) => pid_of(fd)?,
         (pid, None) => pid.unwrap_or_default(),
     };
-    let none = || Failure::usage(format!("there is no process {pid}")).hint("in a script: --while-pid $$");
+    let none = || CommandError::usage(format!("there is no process {pid}")).hint("in a script: --while-pid $$");
     let process = match Pid::from_raw(pid.max(0)).map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
         Some(Ok(process)) => process,
         None | Some(Err(Errno::SRCH)) => return Err(none()),
-        Some(Err(error)) => return Err(Failure::unavailable(format!("cannot watch process {pid}: {error}"))),
+        Some(Err(error)) => return Err(CommandError::unavailable(format!("cannot watch process {pid}: {error}"))),
     };
     match args.while_fd {
         // It had this number before and after we opened it, so that it is the same process.
@@ -114,7 +114,7 @@ fn watched(args: &AcquireArgs) -> Result<OwnedFd> {
 fn pid_of(fd: u32) -> Result<i32> {
     let told = fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap_or_default();
     told.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse().ok()).ok_or_else(|| {
-        Failure::usage(format!("--while-fd {fd}: this is no open pidfd"))
+        CommandError::usage(format!("--while-fd {fd}: this is no open pidfd"))
             .hint("open one with pidfd_open(2) and let it be inherited; or use --while-pid")
     })
 }
@@ -147,7 +147,7 @@ impl BackgroundHolder {
     /// The keeper that this process is, if it is one.
     pub(crate) fn of_this_process() -> Result<Option<Self>> {
         let Some(told) = env::var(KEEPER).ok() else { return Ok(None) };
-        let gone = || Failure::unavailable(format!("{KEEPER} is not meant to be set by hand"));
+        let gone = || CommandError::unavailable(format!("{KEEPER} is not meant to be set by hand"));
         let (launcher, pipe) = told.split_once(' ').ok_or_else(gone)?;
         let pid = launcher.parse().ok().and_then(Pid::from_raw).ok_or_else(gone)?;
         let open = || -> io::Result<Self> {
@@ -156,7 +156,7 @@ impl BackgroundHolder {
             let process = watch(rustix::io::fcntl_dupfd_cloexec(io::stdin(), 3)?)?;
             Ok(Self { process, launcher, done })
         };
-        let keeper = open().map_err(|error| Failure::unavailable(format!("cannot keep a lease: {error}")))?;
+        let keeper = open().map_err(|error| CommandError::unavailable(format!("cannot keep a lease: {error}")))?;
         // The number is still our parent's, so that it was when we opened it.
         if i32::try_from(parent_id()) == Ok(pid.as_raw_pid()) { Ok(Some(keeper)) } else { Err(gone()) }
     }

@@ -18,7 +18,7 @@ use super::Context;
 use crate::{
     args::LeaseArgs,
     duration::Brief,
-    exit::{self, Failure, Result},
+    exit::{self, CommandError, Result},
     json,
     output::Line,
     variables::environment,
@@ -38,28 +38,29 @@ pub(crate) fn lease(args: &LeaseArgs) -> Result<LeaseHandle> {
         (None, None) => {
             let variable = environment("LEASEHOLD_LEASE").and_then(|text| text.into_string().ok());
             let missing = || {
-                Failure::usage("which lease? give --lease, --lease-file or LEASEHOLD_LEASE")
+                CommandError::usage("which lease? give --lease, --lease-file or LEASEHOLD_LEASE")
                     .hint("`leasehold acquire` prints it; a command under `leasehold run` has it in LEASEHOLD_LEASE")
             };
             (variable.ok_or_else(missing)?, "LEASEHOLD_LEASE")
         }
     };
-    text.trim().parse().map_err(|error| Failure::by_flag(source, error))
+    text.trim().parse().map_err(|error| CommandError::by_flag(source, error))
 }
 
 fn from_stdin() -> Result<String> {
     let mut text = String::new();
     let read = io::stdin().take(16 << 10).read_to_string(&mut text);
-    read.map_err(|error| Failure::usage(format!("cannot read the lease from standard input: {error}")))?;
+    read.map_err(|error| CommandError::usage(format!("cannot read the lease from standard input: {error}")))?;
     Ok(text)
 }
 
 /// Whoever reads the file can release the lease, so it must be ours alone.
 fn from_file(path: &Path) -> Result<String> {
-    let failed = |error: io::Error| Failure::usage(format!("cannot read --lease-file {}: {error}", path.display()));
+    let failed =
+        |error: io::Error| CommandError::usage(format!("cannot read --lease-file {}: {error}", path.display()));
     let metadata = fs::metadata(path).map_err(failed)?;
     if metadata.is_file() && metadata.permissions().mode() & 0o077 != 0 {
-        return Err(Failure::usage(format!(
+        return Err(CommandError::usage(format!(
             "--lease-file {} can be read by others, who could release the lease",
             path.display()
         ))

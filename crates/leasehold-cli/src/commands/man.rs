@@ -7,7 +7,7 @@ use clap_mangen::Man;
 
 use crate::{
     args::{Cli, ManArgs},
-    exit::{self, Failure, Result},
+    exit::{self, CommandError, Result},
     json,
 };
 
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &ManArgs) -> Result<u8> {
         None => &root,
         Some(name) => root
             .find_subcommand(name)
-            .ok_or_else(|| Failure::usage(format!("there is no command {name}")).hint("see: leasehold --help"))?,
+            .ok_or_else(|| CommandError::usage(format!("there is no command {name}")).hint("see: leasehold --help"))?,
     };
     json::write(&page(command)?)?;
     Ok(exit::OK)
@@ -98,9 +98,9 @@ fn page(command: &Command) -> Result<String> {
         .map(|()| roff.extend(help.prose_section().into_bytes()))
         .and_then(|()| man.render_options_section(&mut roff))
         .and_then(|()| if command.has_subcommands() { man.render_subcommands_section(&mut roff) } else { Ok(()) });
-    written.map_err(|error| Failure::unavailable(format!("cannot write the page: {error}")))?;
-    let mut page =
-        String::from_utf8(roff).map_err(|error| Failure::unavailable(format!("cannot write the page: {error}")))?;
+    written.map_err(|error| CommandError::unavailable(format!("cannot write the page: {error}")))?;
+    let mut page = String::from_utf8(roff)
+        .map_err(|error| CommandError::unavailable(format!("cannot write the page: {error}")))?;
     let works = matches!(command.get_name(), "leasehold" | "run" | "elect" | "acquire");
     let codes: &[_] = if works { &CODES_OF_WORK } else { &CODES_OF_ANSWERS };
     page.push_str(&section("EXIT STATUS", &[codes, &CODES_OF_ALL].concat()));
@@ -165,6 +165,6 @@ fn escaped(line: &str) -> String {
     if text.starts_with('.') { format!("\\&{text}") } else { text }
 }
 
-fn cannot_write(path: &dyn std::fmt::Display, error: &std::io::Error) -> Failure {
-    Failure::usage(format!("--out: cannot write {path}: {error}"))
+fn cannot_write(path: &dyn std::fmt::Display, error: &std::io::Error) -> CommandError {
+    CommandError::usage(format!("--out: cannot write {path}: {error}"))
 }

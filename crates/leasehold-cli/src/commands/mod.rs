@@ -29,7 +29,7 @@ use leasehold::{Holder, Leasehold, backends::file::DefaultPlace};
 
 use crate::{
     args::{ChildArgs, Cli, Command, Global},
-    exit::{self, Failure, Result},
+    exit::{self, CommandError, Result},
     output::{Line, Output},
     redact,
     settings::Settings,
@@ -56,7 +56,7 @@ fn dispatch(cli: &Cli, args: &[OsString], output: &Output) -> Result<u8> {
     }
     let global = match &cli.command {
         Command::Init(init) if init.place.is_some() && cli.global.backend.is_some() => {
-            return Err(Failure::usage("init takes its place once: after -b, or alone"));
+            return Err(CommandError::usage("init takes its place once: after -b, or alone"));
         }
         Command::Init(init) if init.place.is_some() => &Global { backend: init.place.clone(), ..cli.global.clone() },
         _ => &cli.global,
@@ -66,7 +66,7 @@ fn dispatch(cli: &Cli, args: &[OsString], output: &Output) -> Result<u8> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| Failure::unavailable(format!("cannot start: {error}")))?;
+        .map_err(|error| CommandError::unavailable(format!("cannot start: {error}")))?;
     let result = runtime.block_on(async {
         match &cli.command {
             Command::Run(args) => run::run(&context, args).await,
@@ -135,8 +135,10 @@ impl CommandContext<'_> {
     pub(crate) async fn open(&self, holder: Option<Holder>, connect_retry: &ConnectRetry<'_>) -> Result<Leasehold> {
         let settings = &self.settings;
         if settings.url.starts_with("memory:") {
-            return Err(Failure::config("memory: lives in one process, so that no second command could see its locks")
-                .hint("use file:, which needs nothing installed, or the library"));
+            return Err(CommandError::config(
+                "memory: lives in one process, so that no second command could see its locks",
+            )
+            .hint("use file:, which needs nothing installed, or the library"));
         }
         let connected = connect_retry.retry(async |limit| {
             let builder = Leasehold::builder().namespace(&settings.namespace).connect_limit(limit);
@@ -161,7 +163,7 @@ impl CommandContext<'_> {
 
     /// Adds what to do to a backend that cannot be opened; for a database that is not ready, the command that makes
     /// it so.
-    fn advise(&self, failure: Failure) -> Failure {
+    fn advise(&self, failure: CommandError) -> CommandError {
         let lacks_schema = failure.code == exit::CONFIG && failure.message.contains("`leasehold init`");
         if lacks_schema {
             return failure.hint(self.settings.command("init"));
@@ -176,8 +178,8 @@ impl CommandContext<'_> {
         }
     }
 
-    fn without_secrets(&self, failure: Failure) -> Failure {
-        Failure {
+    fn without_secrets(&self, failure: CommandError) -> CommandError {
+        CommandError {
             message: redact::scrub(&failure.message, &self.settings.url),
             hint: failure.hint.map(|hint| redact::scrub(&hint, &self.settings.url)),
             ..failure
@@ -195,7 +197,7 @@ impl CommandContext<'_> {
             _ => &child.command,
         };
         let Some(first) = command.first() else {
-            return Err(Failure::usage(format!("{verb} needs a command to run")).hint(format!(
+            return Err(CommandError::usage(format!("{verb} needs a command to run")).hint(format!(
                 "{}   or   {}",
                 self.settings.command(&format!("{verb} NAME -- COMMAND…")),
                 self.settings.command(&format!("{verb} NAME -c 'SHELL STRING'"))
@@ -204,7 +206,7 @@ impl CommandContext<'_> {
         let before = self.args.len().checked_sub(command.len() + 1).and_then(|at| self.args.get(at));
         if first.as_encoded_bytes().starts_with(b"-") && before.is_none_or(|word| word != "--") {
             let first = first.to_string_lossy();
-            return Err(Failure::usage(format!("{verb} has no option {first}"))
+            return Err(CommandError::usage(format!("{verb} has no option {first}"))
                 .hint(format!("see: leasehold {verb} --help; if {first} is the command, write -- before it")));
         }
         Ok(command.to_vec())

@@ -9,7 +9,7 @@ use super::{CommandContext, lease_arg};
 use crate::{
     args::RenewArgs,
     duration::{Brief, millis},
-    exit::{Failure, Result},
+    exit::{CommandError, Result},
     output::Line,
 };
 
@@ -22,12 +22,14 @@ async fn longer_end(locks: &Leasehold, handle: &LeaseHandle, ttl: Ttl) -> Option
 /// Moves the lease's end; exit 1 if it is gone.
 pub(crate) async fn run(context: &CommandContext<'_>, args: &RenewArgs) -> Result<u8> {
     let handle = lease_arg::lease(&args.lease)?;
-    let ttl = Ttl::new(args.ttl).map_err(|error| Failure::by_flag("--ttl", error))?;
+    let ttl = Ttl::new(args.ttl).map_err(|error| CommandError::by_flag("--ttl", error))?;
     let resource = handle.key().resource.clone();
     let locks = context.connect_patiently().await?;
     let (fence, gone) = match locks.renew(&handle, ttl.get()).await? {
         Standing::Holding(grant) => (Some(grant.fence.get()), None),
-        Standing::Unknown => return Err(Failure::unavailable(format!("{resource}: the renewal was not answered"))),
+        Standing::Unknown => {
+            return Err(CommandError::unavailable(format!("{resource}: the renewal was not answered")));
+        }
         Standing::Waiting(_) | Standing::Gone => (None, Some(lease_arg::Gone::find_out(&locks, &handle).await)),
     };
     let fields = json!({"renewed": fence.is_some(), "fence": fence, "ttl_ms": millis(ttl.get())});

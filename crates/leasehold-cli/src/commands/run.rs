@@ -13,7 +13,7 @@ use super::Context;
 use crate::{
     args::{FlockArgs, RunArgs},
     duration::Brief,
-    exit::{self, Failure, Result},
+    exit::{self, CommandError, Result},
     json,
     output::Line,
     settings::{Level, Settings},
@@ -68,7 +68,7 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &RunArgs) -> Result<
         ended_at: SystemClock.wall(),
     };
     let mut signals =
-        Signals::catch().map_err(|error| Failure::unavailable(format!("cannot catch signals: {error}")))?;
+        Signals::catch().map_err(|error| CommandError::unavailable(format!("cannot catch signals: {error}")))?;
     let result = attempt(context, plan, &mut signals, &mut report).await;
     report.ended_at = SystemClock.wall();
     report.exit_code = match &result {
@@ -97,17 +97,17 @@ fn plan<'a>(context: &CommandContext<'_>, args: &'a RunArgs) -> Result<JobPlan<'
     let is_descriptor = args.name.parse::<u16>().is_ok() && args.child.command.is_empty() && args.child.shell.is_none();
     if is_descriptor {
         let words = format!("run needs a command: {} is taken for a lock's name, not for a descriptor", args.name);
-        return Err(Failure::usage(words).hint(in_a_script(&context.settings)));
+        return Err(CommandError::usage(words).hint(in_a_script(&context.settings)));
     }
     if args.max_hold == Some(Duration::ZERO) {
-        return Err(Failure::usage("--max-hold 0 would stop the command at once")
+        return Err(CommandError::usage("--max-hold 0 would stop the command at once")
             .hint("write how long it may run: --max-hold 10m"));
     }
     if let (Some(least), Some(most)) = (args.min_hold, args.max_hold)
         && least > most
     {
         let words = format!("--min-hold {} is longer than --max-hold {}", Brief(least), Brief(most));
-        return Err(Failure::usage(words));
+        return Err(CommandError::usage(words));
     }
     let resource = lock_request::resource(&args.name)?;
     let others = args.also.iter().map(|name| lock_request::resource(name)).collect::<Result<BTreeSet<Resource>>>()?;
@@ -231,7 +231,7 @@ fn finish(plan: &JobPlan<'_>, done: WorkResult, report: &mut Report) -> Result<u
         Some(failure) if plan.args.strict_release => {
             report.outcome = RunOutcome::BackendError;
             report.reason = Some(String::from("not_released"));
-            Err(Failure { message: String::new(), ..failure })
+            Err(CommandError { message: String::new(), ..failure })
         }
         _ => Ok(done.exit_code),
     }
@@ -291,7 +291,7 @@ async fn check_outer_lease(locks: &Leasehold, resource: &Resource) -> Result<()>
     }
     match locks.find(&handle).await? {
         Some(_) => Ok(()),
-        None => Err(Failure {
+        None => Err(CommandError {
             code: exit::LOST,
             kind: "lost",
             message: format!("{resource} is no longer held by the run that started this one"),
@@ -341,19 +341,19 @@ async fn dry_run(context: &CommandContext<'_>, plan: &JobPlan<'_>) -> Result<u8>
 }
 
 /// Why a flag of flock(1) cannot be used, and what to write instead.
-fn refusal(flock: FlockArgs, settings: &Settings) -> Option<Failure> {
+fn refusal(flock: FlockArgs, settings: &Settings) -> Option<CommandError> {
     if flock.unlock {
         let words = "run has no -u: a lock is not tied to a file descriptor";
-        return Some(Failure::usage(words).hint(in_a_script(settings)));
+        return Some(CommandError::usage(words).hint(in_a_script(settings)));
     }
     if flock.close {
-        return Some(Failure::usage("run has no -o: nothing that the command leaves behind keeps the lock").hint(
+        return Some(CommandError::usage("run has no -o: nothing that the command leaves behind keeps the lock").hint(
             "leave -o out: such processes are stopped when the command ends; \
                  with --stragglers leave they run on without the lock",
         ));
     }
     flock.no_fork.then(|| {
-        Failure::usage("run has no -F: it stays beside the command to renew the lock and to stop it in time")
+        CommandError::usage("run has no -F: it stays beside the command to renew the lock and to stop it in time")
             .hint("leave -F out: signals, the terminal and the exit code are passed on")
     })
 }

@@ -7,7 +7,7 @@ use leasehold::lease::{Event, EventKind, Names};
 use super::{CommandContext, time_format};
 use crate::{
     args::{EventArg, WatchArgs},
-    exit::{self, Failure, Result},
+    exit::{self, CommandError, Result},
     json,
     output::Line,
     work::note::short,
@@ -33,7 +33,7 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &WatchArgs) -> Resul
             printed => printed?,
         }
     }
-    Err(Failure::unavailable("the event stream ended"))
+    Err(CommandError::unavailable("the event stream ended"))
 }
 
 fn name_of(event: &Event) -> &'static str {

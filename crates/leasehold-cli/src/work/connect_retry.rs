@@ -12,7 +12,7 @@ use leasehold::{
 use super::lock_request::WaitLimit;
 use crate::{
     duration::Brief,
-    exit::{self, Failure},
+    exit::{self, CommandError},
     output::{Line, Output},
     settings::Settings,
 };
@@ -84,8 +84,8 @@ impl<'a> ConnectRetry<'a> {
     }
 
     /// Why the server was not reached, and for how long it was tried.
-    pub(crate) fn failure(&self, error: leasehold::Error) -> Failure {
-        let mut failure = Failure::from(error);
+    pub(crate) fn failure(&self, error: leasehold::Error) -> CommandError {
+        let mut failure = CommandError::from(error);
         if failure.code == exit::UNAVAILABLE && self.explained.borrow().last_error.is_some() {
             let tried = format!("; tried for {} ({})", Brief(self.limit), self.flag);
             failure.message.push_str(&tried);

@@ -10,7 +10,7 @@ use leasehold::{
 
 use crate::{
     args::AskArgs,
-    exit::{Failure, Result},
+    exit::{CommandError, Result},
 };
 
 /// One lease, or several, to be asked for.
@@ -61,14 +61,14 @@ impl WaitLimit {
 
 /// The lock's name, checked.
 pub(crate) fn resource(name: &str) -> Result<Resource> {
-    Resource::new(name).map_err(Failure::from)
+    Resource::new(name).map_err(CommandError::from)
 }
 
 /// A ttl given by flag.
 pub(crate) fn ttl(given: Option<Duration>, config: Option<Duration>, usual: Ttl) -> Result<Ttl> {
     match (given, config) {
-        (Some(ttl), _) => Ttl::new(ttl).map_err(|error| Failure::by_flag("--ttl", error)),
-        (None, Some(ttl)) => Ttl::new(ttl).map_err(Failure::from),
+        (Some(ttl), _) => Ttl::new(ttl).map_err(|error| CommandError::by_flag("--ttl", error)),
+        (None, Some(ttl)) => Ttl::new(ttl).map_err(CommandError::from),
         (None, None) => Ok(usual),
     }
 }
@@ -76,7 +76,7 @@ pub(crate) fn ttl(given: Option<Duration>, config: Option<Duration>, usual: Ttl)
 /// How much is asked for.
 pub(crate) fn claim(shared: bool, args: &AskArgs) -> Result<Claim> {
     match args.limit {
-        Some(limit) => Claim::permits(args.permits, limit).map_err(|error| Failure::by_flag("-j", error)),
+        Some(limit) => Claim::permits(args.permits, limit).map_err(|error| CommandError::by_flag("-j", error)),
         None if shared => Ok(Claim::SHARED),
         None => Ok(Claim::EXCLUSIVE),
     }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use super::report::{Report, RunOutcome};
-use crate::exit::{Failure, Result};
+use crate::exit::{CommandError, Result};
 
 /// Upper ends of the buckets for times, in seconds.
 const BUCKETS: [f64; 21] = [
@@ -43,7 +43,7 @@ impl TextFile {
         if directory.is_dir() {
             return Ok(Self(directory.join("leasehold.prom")));
         }
-        Err(Failure::usage(format!("--metrics-textfile: {} is not a directory", directory.display())))
+        Err(CommandError::usage(format!("--metrics-textfile: {} is not a directory", directory.display())))
     }
 
     /// Adds a run; a reader sees the numbers before or after it.
@@ -69,7 +69,7 @@ impl TextFile {
             guard.unlock()?;
             written
         };
-        add().map_err(|error| Failure::unavailable(format!("--metrics-textfile: {}: {error}", self.0.display())))
+        add().map_err(|error| CommandError::unavailable(format!("--metrics-textfile: {}: {error}", self.0.display())))
     }
 
     fn lock(&self) -> io::Result<File> {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::lock_request::{LockRequest, WaitLimit};
 use crate::{
-    exit::{Failure, Result},
+    exit::{CommandError, Result},
     variables::Environment,
 };
 
@@ -100,8 +100,8 @@ pub(crate) fn can_share(claim: Claim, outer: &AncestorLock) -> bool {
 }
 
 /// Why a lock that our ancestors hold is refused.
-pub(crate) fn would_never_end(resource: &Resource, outer: &AncestorLock) -> Failure {
-    Failure::usage(format!(
+pub(crate) fn would_never_end(resource: &Resource, outer: &AncestorLock) -> CommandError {
+    CommandError::usage(format!(
         "{resource} is held by the run that started this one (fence {}): waiting for it would never end",
         outer.fence
     ))

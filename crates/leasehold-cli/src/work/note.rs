@@ -6,7 +6,7 @@ use leasehold::{Holder, Leasehold, Metadata};
 use serde_json::Value;
 
 use crate::{
-    exit::{Failure, Result},
+    exit::{CommandError, Result},
     variables::Environment,
 };
 
@@ -15,14 +15,14 @@ const LONGEST: usize = 200;
 
 /// The holder that was chosen; `None` lets the library make one up.
 pub(crate) fn holder(flag: &str, label: Option<&str>) -> Result<Option<Holder>> {
-    label.map(|label| Holder::new(label).map_err(|error| Failure::by_flag(flag, error))).transpose()
+    label.map(|label| Holder::new(label).map_err(|error| CommandError::by_flag(flag, error))).transpose()
 }
 
 /// The note that was typed, or the command's name; its arguments may hold secrets and are shown on request only.
 pub(crate) fn note(typed: Option<&str>, command: &[OsString], show_args: bool) -> Result<Option<String>> {
     if let Some(note) = typed {
         if note.len() > 1024 || note.chars().any(char::is_control) {
-            return Err(Failure::usage("--note: a note is one line of at most 1024 bytes"));
+            return Err(CommandError::usage("--note: a note is one line of at most 1024 bytes"));
         }
         return Ok(Some(note.to_owned()));
     }
@@ -40,13 +40,12 @@ pub(crate) fn metadata(given: &[String]) -> Result<Metadata> {
         if text.trim_start().starts_with('{') {
             match serde_json::from_str(text) {
                 Ok(Value::Object(object)) => metadata.extend(object),
-                _ => return Err(Failure::usage("--meta: this begins like a JSON object and is none")),
+                _ => return Err(CommandError::usage("--meta: this begins like a JSON object and is none")),
             }
         } else {
-            let (key, value) = text
-                .split_once('=')
-                .filter(|(key, _)| !key.is_empty())
-                .ok_or_else(|| Failure::usage(format!("--meta: '{text}' is neither KEY=VALUE nor a JSON object")))?;
+            let (key, value) = text.split_once('=').filter(|(key, _)| !key.is_empty()).ok_or_else(|| {
+                CommandError::usage(format!("--meta: '{text}' is neither KEY=VALUE nor a JSON object"))
+            })?;
             metadata.insert(key.to_owned(), Value::from(value));
         }
     }

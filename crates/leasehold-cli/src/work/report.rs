@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::{
     duration::millis,
-    exit::{Failure, Result},
+    exit::{CommandError, Result},
     json,
 };
 
@@ -139,7 +139,8 @@ impl ReportFile {
     pub(crate) fn prepare(path: &Path) -> Result<Self> {
         if path.as_os_str() != "-" && !is_special(path) {
             let opened = fs::File::options().append(true).create(true).open(path);
-            opened.map_err(|error| Failure::usage(format!("--report: cannot write {}: {error}", path.display())))?;
+            opened
+                .map_err(|error| CommandError::usage(format!("--report: cannot write {}: {error}", path.display())))?;
         }
         Ok(Self(path.to_owned()))
     }
@@ -152,7 +153,7 @@ impl ReportFile {
         }
         let directly = || write_at_once(&self.0, &line);
         let written = if is_special(&self.0) { directly() } else { self.replace(&line).or_else(|_| directly()) };
-        written.map_err(|error| Failure::usage(format!("--report: cannot write {}: {error}", self.0.display())))
+        written.map_err(|error| CommandError::usage(format!("--report: cannot write {}: {error}", self.0.display())))
     }
 }
 

@@ -14,7 +14,7 @@ use leasehold_supervise::{
 use super::{report::RunOutcome, supervisor_process};
 use crate::{
     duration::{Brief, Measured},
-    exit::{self, Failure},
+    exit::{self, CommandError},
     min_hold,
     output::{Line, Output},
     settings::Level,
@@ -66,7 +66,7 @@ pub(crate) struct WorkResult {
     /// How long the leases were held.
     pub(crate) held: Duration,
     /// A release that could not be made.
-    pub(crate) unreleased: Option<Failure>,
+    pub(crate) unreleased: Option<CommandError>,
 }
 
 impl Work {
@@ -420,7 +420,7 @@ fn not_released(name: &str, left: Option<Duration>, why: &str, done: &mut WorkRe
     };
     let words = format!("cannot release {name} ({why}); {lapse}");
     output.print(Line::warning(words.clone()));
-    done.unreleased = Some(Failure::unavailable(words));
+    done.unreleased = Some(CommandError::unavailable(words));
 }
 
 /// `sleep (4121), sh (4122)`, and how many more.

@@ -30,7 +30,7 @@ use tokio::time;
 
 pub use self::{
     hints::HintFaults,
-    plan::{Call, Gate, Odds},
+    plan::{BackendCall, Gate, Odds},
 };
 use self::{hints::Relay, plan::Plan};
 
@@ -41,7 +41,7 @@ use self::{hints::Relay, plan::Plan};
 /// ```
 /// use std::sync::Arc;
 /// use leasehold::{backend::Inspect, backends::memory::MemoryBackend, clock::SystemClock, lease::ListFilter};
-/// use leasehold_conformance::{Call, Faulty};
+/// use leasehold_conformance::{BackendCall, Faulty};
 ///
 /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
 /// # runtime.block_on(async {
@@ -51,7 +51,7 @@ use self::{hints::Relay, plan::Plan};
 /// assert!(faulty.list(&everything).await.is_err());
 /// faulty.heal();
 /// assert!(faulty.list(&everything).await.is_ok());
-/// assert_eq!(faulty.count(Call::List), 2);
+/// assert_eq!(faulty.count(BackendCall::List), 2);
 /// # });
 /// ```
 pub struct Faulty {
@@ -95,7 +95,7 @@ impl Faulty {
     }
 
     /// Loses the next `count` requests of this kind.
-    pub fn drop_requests_of(&self, call: Call, count: usize) {
+    pub fn drop_requests_of(&self, call: BackendCall, count: usize) {
         self.plan.drop_requests(Some(call), count);
     }
 
@@ -105,22 +105,22 @@ impl Faulty {
     }
 
     /// Loses the next `count` replies of this kind.
-    pub fn drop_replies_of(&self, call: Call, count: usize) {
+    pub fn drop_replies_of(&self, call: BackendCall, count: usize) {
         self.plan.drop_replies(Some(call), count);
     }
 
     /// Does the next `count` requests of this kind twice and gives the second reply.
-    pub fn double_requests_of(&self, call: Call, count: usize) {
+    pub fn double_requests_of(&self, call: BackendCall, count: usize) {
         self.plan.double_requests(call, count);
     }
 
     /// Holds every request of this kind back until the gate opens; nothing is done before.
-    pub fn hold_requests_of(&self, call: Call) -> Gate {
+    pub fn hold_requests_of(&self, call: BackendCall) -> Gate {
         self.plan.hold_requests(call)
     }
 
     /// Holds every reply of this kind back until the gate opens; what was asked is done.
-    pub fn hold_replies_of(&self, call: Call) -> Gate {
+    pub fn hold_replies_of(&self, call: BackendCall) -> Gate {
         self.plan.hold_replies(call)
     }
 
@@ -166,7 +166,7 @@ impl Faulty {
     }
 
     /// How many calls of this kind were made, failed ones included.
-    pub fn count(&self, call: Call) -> usize {
+    pub fn count(&self, call: BackendCall) -> usize {
         self.plan.count(call)
     }
 
@@ -176,7 +176,7 @@ impl Faulty {
     }
 
     /// Lets a call pass, or not.
-    async fn pass<T, F: Future<Output = Result<T>>>(&self, call: Call, work: impl Fn() -> F) -> Result<T> {
+    async fn pass<T, F: Future<Output = Result<T>>>(&self, call: BackendCall, work: impl Fn() -> F) -> Result<T> {
         let _counted = OpenCall::new(&self.in_flight);
         let fate = self.plan.fate(call);
         if let Some(delay) = fate.delay {
@@ -204,7 +204,7 @@ impl Faulty {
         reply
     }
 
-    async fn answer<T, F>(&self, call: Call, work: impl Fn() -> F) -> Result<Answer<T>>
+    async fn answer<T, F>(&self, call: BackendCall, work: impl Fn() -> F) -> Result<Answer<T>>
     where
         F: Future<Output = Result<Answer<T>>>,
     {
@@ -251,15 +251,15 @@ impl Backend for Faulty {
     }
 
     async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
-        self.answer(Call::Acquire, || self.backend.acquire(request)).await
+        self.answer(BackendCall::Acquire, || self.backend.acquire(request)).await
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
-        self.answer(Call::Renew, || self.backend.renew(renewals)).await
+        self.answer(BackendCall::Renew, || self.backend.renew(renewals)).await
     }
 
     async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {
-        self.answer(Call::Release, || self.backend.release(key, outcome)).await
+        self.answer(BackendCall::Release, || self.backend.release(key, outcome)).await
     }
 
     fn inheritable(&self) -> Option<OwnedFd> {
@@ -270,30 +270,30 @@ impl Backend for Faulty {
 #[async_trait]
 impl Inspect for Faulty {
     async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
-        self.pass(Call::Evict, || self.backend.evict(resource, expected, reason)).await
+        self.pass(BackendCall::Evict, || self.backend.evict(resource, expected, reason)).await
     }
 
     async fn list(&self, filter: &ListFilter) -> Result<Page> {
-        self.pass(Call::List, || self.backend.list(filter)).await
+        self.pass(BackendCall::List, || self.backend.list(filter)).await
     }
 
     async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
-        self.pass(Call::History, || self.backend.history(filter)).await
+        self.pass(BackendCall::History, || self.backend.history(filter)).await
     }
 
     async fn record_runs(&self, reports: &[RunReport]) -> Result<()> {
-        self.pass(Call::History, || self.backend.record_runs(reports)).await
+        self.pass(BackendCall::History, || self.backend.record_runs(reports)).await
     }
 
     async fn runs(&self, names: &Names) -> Result<Vec<RunRecord>> {
-        self.pass(Call::History, || self.backend.runs(names)).await
+        self.pass(BackendCall::History, || self.backend.runs(names)).await
     }
 
     async fn watch(&self, names: Names) -> Result<EventStream> {
-        self.pass(Call::Watch, || self.backend.watch(names.clone())).await
+        self.pass(BackendCall::Watch, || self.backend.watch(names.clone())).await
     }
 
     async fn examine(&self) -> Result<Vec<Finding>> {
-        self.pass(Call::Examine, || self.backend.examine()).await
+        self.pass(BackendCall::Examine, || self.backend.examine()).await
     }
 }

@@ -9,7 +9,7 @@ use crate::dice::Dice;
 
 /// The kinds of calls a backend has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Call {
+pub enum BackendCall {
     /// `acquire`.
     Acquire,
     /// `renew`.
@@ -92,8 +92,8 @@ struct Orders {
     delay: Option<Duration>,
     chance: Option<(Dice, Odds)>,
     any: Losses,
-    of: HashMap<Call, Losses>,
-    counts: HashMap<Call, usize>,
+    of: HashMap<BackendCall, Losses>,
+    counts: HashMap<BackendCall, usize>,
 }
 
 /// What is still to be lost, doubled or held back.
@@ -119,7 +119,7 @@ impl Plan {
         self.0.lock().cut
     }
 
-    pub(super) fn count(&self, call: Call) -> usize {
+    pub(super) fn count(&self, call: BackendCall) -> usize {
         self.0.lock().counts.get(&call).copied().unwrap_or_default()
     }
 
@@ -131,32 +131,32 @@ impl Plan {
         self.0.lock().chance = Some((Dice::new(seed), odds));
     }
 
-    pub(super) fn drop_requests(&self, call: Option<Call>, count: usize) {
+    pub(super) fn drop_requests(&self, call: Option<BackendCall>, count: usize) {
         self.0.lock().losses(call).requests += count;
     }
 
-    pub(super) fn drop_replies(&self, call: Option<Call>, count: usize) {
+    pub(super) fn drop_replies(&self, call: Option<BackendCall>, count: usize) {
         self.0.lock().losses(call).replies += count;
     }
 
-    pub(super) fn double_requests(&self, call: Call, count: usize) {
+    pub(super) fn double_requests(&self, call: BackendCall, count: usize) {
         self.0.lock().losses(Some(call)).doubles += count;
     }
 
-    pub(super) fn hold_requests(&self, call: Call) -> Gate {
+    pub(super) fn hold_requests(&self, call: BackendCall) -> Gate {
         let (gate, held) = gate();
         self.0.lock().losses(Some(call)).held_before = Some(held);
         gate
     }
 
-    pub(super) fn hold_replies(&self, call: Call) -> Gate {
+    pub(super) fn hold_replies(&self, call: BackendCall) -> Gate {
         let (gate, held) = gate();
         self.0.lock().losses(Some(call)).held_after = Some(held);
         gate
     }
 
     /// Decides what happens to a call that is being made.
-    pub(super) fn fate(&self, call: Call) -> Fate {
+    pub(super) fn fate(&self, call: BackendCall) -> Fate {
         let mut orders = self.0.lock();
         *orders.counts.entry(call).or_default() += 1;
         let mut fate = Fate { delay: orders.delay, ..Fate::default() };
@@ -175,7 +175,7 @@ impl Plan {
 }
 
 impl Orders {
-    fn losses(&mut self, call: Option<Call>) -> &mut Losses {
+    fn losses(&mut self, call: Option<BackendCall>) -> &mut Losses {
         match call {
             Some(call) => self.of.entry(call).or_default(),
             None => &mut self.any,

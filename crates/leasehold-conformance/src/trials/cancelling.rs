@@ -16,7 +16,7 @@ use super::{
     program::{Way, left, locks_on, soon, waiting},
 };
 use crate::{
-    faulty::{Call, Faulty, Gate},
+    faulty::{BackendCall, Faulty, Gate},
     instance::SOON,
 };
 
@@ -201,11 +201,11 @@ async fn any_moment(context: TrialContext) {
 }
 
 async fn request_under_way(context: TrialContext) {
-    gated(context, |faulty| faulty.hold_requests_of(Call::Acquire)).await;
+    gated(context, |faulty| faulty.hold_requests_of(BackendCall::Acquire)).await;
 }
 
 async fn reply_under_way(context: TrialContext) {
-    gated(context, |faulty| faulty.hold_replies_of(Call::Acquire)).await;
+    gated(context, |faulty| faulty.hold_replies_of(BackendCall::Acquire)).await;
 }
 
 /// Free and contended: the call is dropped before the gate opens.

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     dice::Dice,
-    faulty::{Call, Faulty, HintFaults, Odds},
+    faulty::{BackendCall, Faulty, HintFaults, Odds},
     instance::SOON,
 };
 
@@ -86,19 +86,19 @@ async fn odd_hints(context: TrialContext) {
 async fn lost_reply(context: TrialContext) {
     let truth = context.locks().await;
     let (faulty, one) = faulty(&context).await;
-    faulty.drop_replies_of(Call::Acquire, 2);
+    faulty.drop_replies_of(BackendCall::Acquire, 2);
     let guard = one.mutex("x").acquire().await.expect("asking again tells");
-    assert_eq!(faulty.count(Call::Acquire), 3);
+    assert_eq!(faulty.count(BackendCall::Acquire), 3);
     let page = truth.list(&ListFilter::new(Names::All)).await.expect("a list");
     assert_eq!(page.leases.len(), 1, "one id, one lease: {page:?}");
     assert_eq!(guard.release().await.expect("an answer"), Released::Freed);
     assert_eq!(left(&truth).await, 0);
 
-    faulty.drop_replies_of(Call::Acquire, 1);
+    faulty.drop_replies_of(BackendCall::Acquire, 1);
     let held = truth.mutex("x").acquire().await.expect("it is free");
     let (locks, mut waiter) = (one.clone(), JoinSet::new());
     waiter.spawn(async move { locks.mutex("x").acquire().await });
-    soon("it was asked again", async || faulty.count(Call::Acquire) == 5).await;
+    soon("it was asked again", async || faulty.count(BackendCall::Acquire) == 5).await;
     assert_eq!(left(&truth).await, 2, "one id, one place");
     held.release().await.expect("an answer");
     let guard = waiter.join_all().await.remove(0).expect("its turn comes");
@@ -108,7 +108,7 @@ async fn lost_reply(context: TrialContext) {
 async fn lost_request(context: TrialContext) {
     let truth = context.locks().await;
     let (faulty, one) = faulty(&context).await;
-    faulty.drop_requests_of(Call::Acquire, 2);
+    faulty.drop_requests_of(BackendCall::Acquire, 2);
     let guard = one.mutex("x").acquire().await.expect("it is asked again");
     assert_eq!(left(&truth).await, 1);
     guard.release().await.expect("an answer");
@@ -117,7 +117,7 @@ async fn lost_request(context: TrialContext) {
 async fn doubled_request(context: TrialContext) {
     let truth = context.locks().await;
     let (faulty, one) = faulty(&context).await;
-    faulty.double_requests_of(Call::Acquire, 1);
+    faulty.double_requests_of(BackendCall::Acquire, 1);
     let guard = one.mutex("x").acquire().await.expect("it is free");
     assert_eq!(left(&truth).await, 1);
     assert_eq!(guard.release().await.expect("an answer"), Released::Freed);
@@ -128,7 +128,7 @@ async fn lost_release(context: TrialContext) {
     let truth = context.locks().await;
     let (faulty, one) = faulty(&context).await;
     let guard = one.mutex("x").acquire().await.expect("it is free");
-    faulty.drop_requests_of(Call::Release, 1);
+    faulty.drop_requests_of(BackendCall::Release, 1);
     let error = guard.release().await.expect_err("nobody can say");
     assert!(error.outcome_unknown(), "{error}");
     soon("it is tried again", async || left(&truth).await == 0).await;
@@ -138,7 +138,7 @@ async fn lost_release(context: TrialContext) {
         let (locks, mut waiter) = (truth.clone(), JoinSet::new());
         waiter.spawn(async move { locks.mutex("x").acquire().await });
         soon("it waits", async || waiting(&truth, "x").await == 1).await;
-        faulty.drop_replies_of(Call::Release, 1);
+        faulty.drop_replies_of(BackendCall::Release, 1);
         drop(guard);
         waiter.join_all().await.remove(0).expect("its turn comes")
     };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::{ErrorKind, LeaseHealth, Loss, lease::Released};
-use leasehold_conformance::Call;
+use leasehold_conformance::BackendCall;
 
 use crate::bench::{Bench, MARGIN, TTL, leases, run, soon};
 
@@ -13,11 +13,11 @@ use crate::bench::{Bench, MARGIN, TTL, leases, run, soon};
 fn belief_counts_from_sending_not_from_receipt() {
     run(async {
         let bench = Bench::new();
-        let _no_renewal = bench.faulty.hold_requests_of(Call::Renew);
-        let gate = bench.faulty.hold_replies_of(Call::Acquire);
+        let _no_renewal = bench.faulty.hold_requests_of(BackendCall::Renew);
+        let gate = bench.faulty.hold_replies_of(BackendCall::Acquire);
         let lock = bench.locks.mutex("r").ttl(TTL).wait_forever();
         let acquiring = tokio::task::JoinSet::from_iter([async move { lock.acquire().await }]);
-        soon("the ask is sent", async || bench.faulty.count(Call::Acquire) == 1).await;
+        soon("the ask is sent", async || bench.faulty.count(BackendCall::Acquire) == 1).await;
         bench.clock.advance(Duration::from_secs(20));
         gate.open();
         let guard = acquiring.join_all().await.remove(0).unwrap();
@@ -30,9 +30,9 @@ fn a_renewal_counts_from_sending_too() {
     run(async {
         let bench = Bench::new();
         let guard = bench.hold().await;
-        let gate = bench.faulty.hold_replies_of(Call::Renew);
+        let gate = bench.faulty.hold_replies_of(BackendCall::Renew);
         bench.clock.advance(Duration::from_secs(10));
-        soon("the renewal is sent", async || bench.faulty.count(Call::Renew) == 1).await;
+        soon("the renewal is sent", async || bench.faulty.count(BackendCall::Renew) == 1).await;
         bench.clock.advance(Duration::from_secs(5));
         gate.open();
         let expected = TTL - MARGIN - Duration::from_secs(5);
@@ -44,10 +44,10 @@ fn a_renewal_counts_from_sending_too() {
 fn an_answer_that_took_longer_than_the_lease_lives_is_no_grant() {
     run(async {
         let bench = Bench::new();
-        let gate = bench.faulty.hold_replies_of(Call::Acquire);
+        let gate = bench.faulty.hold_replies_of(BackendCall::Acquire);
         let lock = bench.locks.mutex("r").ttl(TTL);
         let trying = tokio::task::JoinSet::from_iter([async move { lock.try_acquire().await }]);
-        soon("the ask is sent", async || bench.faulty.count(Call::Acquire) == 1).await;
+        soon("the ask is sent", async || bench.faulty.count(BackendCall::Acquire) == 1).await;
         bench.clock.advance(TTL);
         gate.open();
         let error = trying.join_all().await.remove(0).unwrap_err();
@@ -92,9 +92,9 @@ fn a_late_reply_revives_nothing() {
     run(async {
         let bench = Bench::new();
         let guard = bench.hold().await;
-        let gate = bench.faulty.hold_replies_of(Call::Renew);
+        let gate = bench.faulty.hold_replies_of(BackendCall::Renew);
         bench.clock.advance(Duration::from_secs(10));
-        soon("the renewal is sent", async || bench.faulty.count(Call::Renew) >= 1).await;
+        soon("the renewal is sent", async || bench.faulty.count(BackendCall::Renew) >= 1).await;
         bench.clock.advance(TTL - MARGIN - Duration::from_secs(10));
         assert_eq!(guard.lost().await, Loss::RenewTimeout);
         gate.open();

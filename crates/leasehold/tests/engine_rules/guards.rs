@@ -12,7 +12,7 @@ use leasehold::{
     clock::ManualClock,
     lease::{Ending, HistoryFilter, Names, Released},
 };
-use leasehold_conformance::{Call, Faulty};
+use leasehold_conformance::{BackendCall, Faulty};
 
 use crate::bench::{Bench, TTL, leases, locks, run, soon};
 
@@ -20,7 +20,7 @@ use crate::bench::{Bench, TTL, leases, locks, run, soon};
 fn a_guard_can_be_dropped_where_no_runtime_is_and_while_the_backend_hangs() {
     let bench = Bench::new();
     let guard = leasehold::blocking::wait(bench.locks.mutex("r").ttl(TTL).acquire()).unwrap();
-    let gate = bench.faulty.hold_replies_of(Call::Release);
+    let gate = bench.faulty.hold_replies_of(BackendCall::Release);
     let started = Instant::now();
     thread::spawn(move || drop(guard)).join().unwrap();
     assert!(started.elapsed() < Duration::from_secs(2), "the drop waited for the backend");
@@ -101,7 +101,7 @@ fn the_longest_hold_is_checked_on_use() {
     run(async {
         let bench = Bench::new();
         let guard = bench.locks.mutex("r").max_hold(Duration::from_secs(5)).acquire().await.unwrap();
-        let _no_renewal = bench.faulty.hold_requests_of(Call::Renew);
+        let _no_renewal = bench.faulty.hold_requests_of(BackendCall::Renew);
         bench.clock.advance(Duration::from_secs(6));
         assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
         assert_eq!(guard.loss(), Some(Loss::MaxHold));
@@ -115,7 +115,7 @@ fn what_is_given_up_by_a_downgrade_is_given_up_before_it_is_asked_for() {
     run(async {
         let bench = Bench::new();
         let guard = bench.locks.write("r").ttl(TTL).acquire().await.unwrap();
-        bench.faulty.drop_replies_of(Call::Renew, 1);
+        bench.faulty.drop_replies_of(BackendCall::Renew, 1);
         assert!(guard.downgrade().await.unwrap_err().outcome_unknown());
         assert_eq!(guard.mode(), leasehold::lease::Mode::Shared);
         let reader = bench.truth.read("r").try_acquire().await.unwrap().expect("readers are let in");

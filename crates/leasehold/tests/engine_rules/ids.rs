@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::lease::Released;
-use leasehold_conformance::Call;
+use leasehold_conformance::BackendCall;
 
 use crate::bench::{Bench, MARGIN, TTL, leases, run, soon, ticking};
 
@@ -61,9 +61,9 @@ fn an_answer_from_before_the_grant_does_not_end_it() {
         let acquiring = tokio::task::JoinSet::from_iter([async move { lock.acquire().await }]);
         soon("it waits", async || leases(&bench.truth).await == 2).await;
         // 1. A renewal is answered: waiting. 2. The lease is granted and the push is heard. 3. The answer is heard.
-        let gate = bench.faulty.hold_replies_of(Call::Renew);
+        let gate = bench.faulty.hold_replies_of(BackendCall::Renew);
         bench.clock.advance(Duration::from_secs(10));
-        soon("a renewal is sent", async || bench.faulty.count(Call::Renew) == 1).await;
+        soon("a renewal is sent", async || bench.faulty.count(BackendCall::Renew) == 1).await;
         other.release().await.unwrap();
         let guard = acquiring.join_all().await.remove(0).unwrap();
         gate.open();

@@ -3,7 +3,7 @@
 use std::{thread, time::Duration};
 
 use leasehold::{Guard, Leasehold, lease::Released};
-use leasehold_conformance::Call;
+use leasehold_conformance::BackendCall;
 
 use crate::bench::{Bench, MARGIN, TTL, run, soon};
 
@@ -25,10 +25,10 @@ fn a_shorter_lease_is_renewed_in_time_though_the_keeper_sleeps_for_a_longer_one(
         // Renewed after 20 minutes; nothing is due before that.
         let long = bench.locks.mutex("long").ttl(Duration::from_secs(3600)).acquire().await.unwrap();
         for round in 0..20 {
-            let renewed = bench.faulty.count(Call::Renew);
+            let renewed = bench.faulty.count(BackendCall::Renew);
             let short = bench.hold().await;
             bench.clock.advance(TTL / 3 + Duration::from_secs(1));
-            soon("it is renewed", async || bench.faulty.count(Call::Renew) > renewed).await;
+            soon("it is renewed", async || bench.faulty.count(BackendCall::Renew) > renewed).await;
             soon("it is held on", async || short.remaining() == Some(TTL - MARGIN)).await;
             short.release().await.unwrap_or_else(|error| panic!("round {round}: {error}"));
         }
@@ -49,7 +49,7 @@ fn many_leases_are_renewed_in_few_calls() {
             bench.clock.advance(Duration::from_secs(1));
             soon("all are renewed in time", async || guards.iter().all(in_time)).await;
         }
-        let calls = bench.faulty.count(Call::Renew);
+        let calls = bench.faulty.count(BackendCall::Renew);
         assert!(calls <= 200, "{calls} calls renewed 5000 leases over three intervals");
     });
 }
@@ -59,10 +59,10 @@ fn another_life_of_the_backend_makes_it_verify_every_lease() {
     run(async {
         let bench = Bench::new();
         let _first = bench.locks.mutex("a").acquire().await.unwrap();
-        assert_eq!(bench.faulty.count(Call::Renew), 0);
+        assert_eq!(bench.faulty.count(BackendCall::Renew), 0);
         bench.faulty.begin_another_life();
         let _second = bench.locks.mutex("b").acquire().await.unwrap();
-        soon("the leases were verified", async || bench.faulty.count(Call::Renew) >= 1).await;
+        soon("the leases were verified", async || bench.faulty.count(BackendCall::Renew) >= 1).await;
     });
 }
 
@@ -74,6 +74,6 @@ fn an_explicit_renewal_that_meets_another_life_verifies_every_lease() {
         let guard = bench.hold().await;
         bench.faulty.begin_another_life();
         guard.renew(TTL).await.unwrap();
-        soon("the leases were verified", async || bench.faulty.count(Call::Renew) >= 2).await;
+        soon("the leases were verified", async || bench.faulty.count(BackendCall::Renew) >= 2).await;
     });
 }

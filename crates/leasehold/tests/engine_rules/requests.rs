@@ -12,7 +12,7 @@ use leasehold::{
     backends::memory::MemoryBackend,
     lease::{Ending, HistoryFilter, Names},
 };
-use leasehold_conformance::{Call, Faulty};
+use leasehold_conformance::{BackendCall, Faulty};
 
 use crate::bench::{Bench, TTL, leases, run, soon, ticking};
 
@@ -20,7 +20,7 @@ use crate::bench::{Bench, TTL, leases, run, soon, ticking};
 fn a_lost_reply_and_a_refusal_after_it_leave_nothing_behind() {
     run(async {
         let bench = Bench::new();
-        bench.faulty.drop_replies_of(Call::Acquire, 1);
+        bench.faulty.drop_replies_of(BackendCall::Acquire, 1);
         let lock = bench.locks.mutex("r").ttl(TTL);
         let trying = tokio::task::JoinSet::from_iter([async move { lock.try_acquire().await }]);
         soon("the first ask is done", async || leases(&bench.truth).await == 1).await;
@@ -43,14 +43,16 @@ fn closing_waits_neither_for_an_ask_nor_for_a_renewal_that_hangs() {
     run(async {
         let bench = Bench::new();
         let guard = bench.hold().await;
-        let _asks = bench.faulty.hold_requests_of(Call::Acquire);
-        let _renewals = bench.faulty.hold_requests_of(Call::Renew);
+        let _asks = bench.faulty.hold_requests_of(BackendCall::Acquire);
+        let _renewals = bench.faulty.hold_requests_of(BackendCall::Renew);
         let lock = bench.locks.mutex("other").ttl(TTL).wait_forever();
         let asking = tokio::task::JoinSet::from_iter([async move { lock.acquire().await }]);
         let lease = guard.lease().clone();
         let renewing = tokio::task::JoinSet::from_iter([async move { lease.renew(TTL).await }]);
-        soon("both are sent", async || bench.faulty.count(Call::Acquire) == 2 && bench.faulty.count(Call::Renew) == 1)
-            .await;
+        soon("both are sent", async || {
+            bench.faulty.count(BackendCall::Acquire) == 2 && bench.faulty.count(BackendCall::Renew) == 1
+        })
+        .await;
         let closing = tokio::time::timeout(Duration::from_secs(10), bench.locks.close());
         ticking(&bench.clock, Duration::from_millis(200), closing).await.unwrap().unwrap();
         assert_eq!(asking.join_all().await.remove(0).unwrap_err().kind(), ErrorKind::Closed);
@@ -79,14 +81,14 @@ fn nobody_goes_on_asking_for_a_caller_that_is_gone() {
 fn what_a_caller_asked_for_is_renewed_though_nobody_polls_the_caller() {
     run(async {
         let bench = Bench::new();
-        let asks = bench.faulty.hold_requests_of(Call::Acquire);
+        let asks = bench.faulty.hold_requests_of(BackendCall::Acquire);
         let lock = bench.locks.mutex("r").ttl(TTL);
         let mut acquiring = Box::pin(lock.acquire());
         assert!(poll_fn(|context| Poll::Ready(acquiring.as_mut().poll(context))).await.is_pending());
         drop(asks);
         soon("it is granted and renewed", async || {
             bench.clock.advance(Duration::from_millis(200));
-            bench.faulty.count(Call::Renew) > 0
+            bench.faulty.count(BackendCall::Renew) > 0
         })
         .await;
         acquiring.await.expect("it was held all the time").release().await.unwrap();
@@ -99,7 +101,7 @@ fn what_a_caller_releases_is_released_though_nobody_polls_the_caller() {
     run(async {
         let bench = Bench::new();
         let guard = bench.hold().await;
-        let releases = bench.faulty.hold_requests_of(Call::Release);
+        let releases = bench.faulty.hold_requests_of(BackendCall::Release);
         let mut releasing = Box::pin(guard.release());
         assert!(poll_fn(|context| Poll::Ready(releasing.as_mut().poll(context))).await.is_pending());
         drop(releases);
@@ -118,10 +120,10 @@ fn what_a_caller_releases_is_released_though_nobody_polls_the_caller() {
 fn closing_gives_a_request_on_its_way_time_to_arrive_before_it_is_given_back() {
     run(async {
         let bench = Bench::new();
-        let gate = bench.faulty.hold_requests_of(Call::Acquire);
+        let gate = bench.faulty.hold_requests_of(BackendCall::Acquire);
         let lock = bench.locks.mutex("r").ttl(TTL).wait_forever();
         let asking = tokio::task::JoinSet::from_iter([async move { lock.acquire().await }]);
-        soon("the request is sent", async || bench.faulty.count(Call::Acquire) == 1).await;
+        soon("the request is sent", async || bench.faulty.count(BackendCall::Acquire) == 1).await;
         let locks = bench.locks.clone();
         let closing = tokio::task::JoinSet::from_iter([async move { locks.close().await }]);
         assert_eq!(
@@ -130,9 +132,9 @@ fn closing_gives_a_request_on_its_way_time_to_arrive_before_it_is_given_back() {
             "its caller need not wait"
         );
         tokio::time::sleep(Duration::from_millis(50)).await;
-        assert_eq!(bench.faulty.count(Call::Release), 0, "a release would find nothing");
+        assert_eq!(bench.faulty.count(BackendCall::Release), 0, "a release would find nothing");
         gate.open();
         closing.join_all().await.remove(0).unwrap();
-        assert_eq!((bench.faulty.count(Call::Release), leases(&bench.truth).await), (1, 0));
+        assert_eq!((bench.faulty.count(BackendCall::Release), leases(&bench.truth).await), (1, 0));
     });
 }

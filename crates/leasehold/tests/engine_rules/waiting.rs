@@ -3,7 +3,7 @@
 use std::{future::poll_fn, pin::Pin, sync::Arc, task::Poll, time::Duration};
 
 use leasehold::{ErrorKind, backend::Backend};
-use leasehold_conformance::Call;
+use leasehold_conformance::BackendCall;
 use tokio::task::JoinSet;
 
 use crate::bench::{Bench, TTL, leases, locks, run, soon, ticking};
@@ -26,7 +26,7 @@ fn a_waiter_asks_at_intervals_only_where_nothing_pushes() {
                 bench.clock.advance(Duration::from_millis(100));
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
-            let asks = bench.faulty.count(Call::Renew);
+            let asks = bench.faulty.count(BackendCall::Renew);
             assert_eq!(asks == 0, pushes, "{asks} asks within 8 s");
             waiting.shutdown().await;
             holder.release().await.unwrap();
@@ -74,10 +74,10 @@ async fn poll_once<T>(future: &mut Pin<Box<impl Future<Output = T>>>) -> Poll<T>
 fn a_try_ends_within_its_own_bound_on_a_backend_that_does_not_answer() {
     run(async {
         let bench = Bench::new();
-        let gate = bench.faulty.hold_requests_of(Call::Acquire);
+        let gate = bench.faulty.hold_requests_of(BackendCall::Acquire);
         let lock = bench.locks.mutex("r").ttl(TTL);
         let mut trying = JoinSet::from_iter([async move { lock.try_acquire().await }]);
-        soon("the request is sent", async || bench.faulty.count(Call::Acquire) == 1).await;
+        soon("the request is sent", async || bench.faulty.count(BackendCall::Acquire) == 1).await;
         bench.clock.advance(Duration::from_millis(2999));
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert!(trying.try_join_next().is_none(), "a slow answer is waited for");
@@ -86,7 +86,7 @@ fn a_try_ends_within_its_own_bound_on_a_backend_that_does_not_answer() {
         let error = ended.expect("not after the ttl").unwrap().unwrap().unwrap_err();
         assert!(error.outcome_unknown(), "{error:?}");
         gate.open();
-        soon("the late grant is given back", async || bench.faulty.count(Call::Release) == 1).await;
+        soon("the late grant is given back", async || bench.faulty.count(BackendCall::Release) == 1).await;
         soon("nothing is left", async || leases(&bench.truth).await == 0).await;
     });
 }
@@ -96,12 +96,12 @@ fn a_wait_ends_when_it_promised_though_nobody_says_who_holds_the_lock() {
     run(async {
         let bench = Bench::new();
         let _held = bench.truth.mutex("r").ttl(TTL).acquire().await.unwrap();
-        let _never_answered = bench.faulty.hold_requests_of(Call::List);
+        let _never_answered = bench.faulty.hold_requests_of(BackendCall::List);
         let lock = bench.locks.mutex("r").ttl(TTL).wait(Duration::from_millis(200));
         let mut waiting = JoinSet::from_iter([async move { lock.acquire().await }]);
         soon("it waits", async || leases(&bench.truth).await == 2).await;
         bench.clock.advance(Duration::from_millis(150));
-        soon("it looks who is in the way", async || bench.faulty.count(Call::List) == 1).await;
+        soon("it looks who is in the way", async || bench.faulty.count(BackendCall::List) == 1).await;
         bench.clock.advance(Duration::from_millis(50));
         let ended = tokio::time::timeout(Duration::from_secs(10), waiting.join_next()).await;
         let error = ended.expect("it does not wait for the list").unwrap().unwrap().unwrap_err();

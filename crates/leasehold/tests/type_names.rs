@@ -1,0 +1,138 @@
+//! A type's name has one meaning in all crates: a reader who has met it once knows it.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use syn::{
+    Attribute, Ident, ItemEnum, ItemMod, ItemStruct, ItemTrait, ItemType,
+    visit::{self, Visit},
+};
+
+/// Names that are defined more than once, how often, and why one meaning covers all of them.
+const SHARED: &[(&str, usize, &str)] = &[
+    ("Action", 2, "a step of a model, in each model of the specification"),
+    ("Answer", 2, "what a backend answers: at the seam, and in a row of Postgres"),
+    ("Brief", 2, "a short duration: the library's own is private, and the command prints the same"),
+    ("Cluster", 2, "a Redis Cluster: its servers in tests, the connection to one"),
+    ("Command", 2, "the subcommands of a program"),
+    ("Connection", 2, "a connection to the server, in each backend that has one"),
+    ("DeathWatch", 2, "notices dead holders, in each backend that can"),
+    ("Dice", 2, "a seeded source of chance: the suite is published, the torture is not"),
+    ("Drive", 2, "the driver of a Redis connection, and its stand-in on other systems"),
+    ("Durability", 2, "which writes must have survived, in the options of each server"),
+    ("Ended", 2, "a lease that has ended: by the rule, and as Redis reports it"),
+    ("EntryLine", 2, "a line of a file's record, written and read"),
+    ("Guard", 2, "async, and blocking"),
+    ("Guards", 2, "async, and blocking"),
+    ("Header", 2, "the first line of a file's record, written and read"),
+    ("HolderAndNote", 2, "a part of a record in Redis, written and read"),
+    ("Keys", 2, "the keys by which a server knows a resource"),
+    ("Leasehold", 2, "async, and blocking"),
+    ("Listener", 2, "receives what a server pushes"),
+    ("Meters", 2, "metrics, and their stand-in without the feature"),
+    ("Notifications", 2, "what a server pushes"),
+    ("OperationAudience", 2, "whom an operation notifies, in each backend that runs the model itself"),
+    ("Record", 2, "a resource or lease as a backend stores it"),
+    ("Reply", 2, "an answer of the server with what the connection adds to it"),
+    ("Result", 3, "of each crate's own error"),
+    ("Server", 2, "a Redis server: a private one for tests, what an examination finds about one"),
+    ("Shared", 3, "what the clones of a handle share, private to each file of the Redis backend"),
+    ("Socket", 2, "a socket to the server"),
+    ("State", 2, "of a resource; of the listening connection of Postgres, private to its file"),
+    ("Target", 2, "where a call goes"),
+    ("Tls", 2, "how a connection is encrypted, in the options of each server"),
+];
+
+/// The types that one file defines outside of its tests, and the files that are tests alone.
+#[derive(Default)]
+struct Definitions {
+    names: Vec<String>,
+    test_modules: BTreeSet<String>,
+}
+
+fn is_for_tests(attribute: &Attribute) -> bool {
+    attribute.path().is_ident("cfg") && attribute.parse_args::<Ident>().is_ok_and(|word| word == "test")
+}
+
+impl<'ast> Visit<'ast> for Definitions {
+    fn visit_item_mod(&mut self, module: &'ast ItemMod) {
+        if module.attrs.iter().any(is_for_tests) {
+            self.test_modules.insert(module.ident.to_string());
+        } else {
+            visit::visit_item_mod(self, module);
+        }
+    }
+
+    fn visit_item_struct(&mut self, item: &'ast ItemStruct) {
+        self.names.push(item.ident.to_string());
+    }
+
+    fn visit_item_enum(&mut self, item: &'ast ItemEnum) {
+        self.names.push(item.ident.to_string());
+    }
+
+    fn visit_item_trait(&mut self, item: &'ast ItemTrait) {
+        self.names.push(item.ident.to_string());
+    }
+
+    fn visit_item_type(&mut self, item: &'ast ItemType) {
+        self.names.push(item.ident.to_string());
+    }
+}
+
+fn definitions(source: &str) -> Definitions {
+    let mut found = Definitions::default();
+    found.visit_file(&syn::parse_file(source).unwrap());
+    found
+}
+
+/// The files of a module that is declared in `file`.
+fn files_of(file: &Path, module: &str) -> [PathBuf; 2] {
+    let folder = file.parent().unwrap();
+    [folder.join(format!("{module}.rs")), file.with_extension("").join(format!("{module}.rs"))]
+}
+
+#[test]
+fn a_type_name_has_one_meaning() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let listed = Command::new("git").args(["ls-files", "*/src/*.rs"]).current_dir(&root).output().unwrap();
+    assert!(listed.status.success(), "{listed:?}");
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    let sources = listed.lines().map(Path::new).filter(|path| root.join(path).exists());
+    let sources: Vec<(&Path, Definitions)> =
+        sources.map(|path| (path, definitions(&fs::read_to_string(root.join(path)).unwrap()))).collect();
+    assert!(sources.len() > 300, "{} files", sources.len());
+    let tests: BTreeSet<PathBuf> = sources
+        .iter()
+        .flat_map(|(path, found)| found.test_modules.iter().flat_map(|module| files_of(path, module)))
+        .collect();
+    let mut places: BTreeMap<&str, Vec<&Path>> = BTreeMap::new();
+    for (path, found) in sources.iter().filter(|(path, _)| !tests.contains(*path)) {
+        for name in &found.names {
+            places.entry(name).or_default().push(path);
+        }
+    }
+    places.retain(|_, files| files.len() > 1);
+    for (name, times, _) in SHARED {
+        let files = places.remove(name).unwrap_or_default();
+        assert_eq!(files.len(), *times, "{name} is listed in this test, and defined in {files:?}");
+    }
+    assert!(places.is_empty(), "rename one of each, or list it in this test: {places:#?}");
+}
+
+#[test]
+fn definitions_are_found_outside_of_tests_only() {
+    let found = definitions(
+        "struct A; enum B {} trait C {} type D = A; mod inner { struct E; } #[cfg(test)] mod tests { struct F; } \
+         #[cfg(test)] mod elsewhere;",
+    );
+    assert_eq!(found.names, ["A", "B", "C", "D", "E"]);
+    assert_eq!(found.test_modules.into_iter().collect::<Vec<_>>(), ["elsewhere", "tests"]);
+    assert_eq!(files_of(Path::new("a/b.rs"), "c"), [PathBuf::from("a/c.rs"), PathBuf::from("a/b/c.rs")]);
+}
