@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::backends::file::DefaultPlace;
+use leasehold::backends::file::DefaultDirectory;
 
 use crate::{
     args::{Color, Global, LogFormat},
@@ -85,15 +85,15 @@ impl Settings {
     }
 
     /// Where `file:` leads, if that is what the URL says and nothing more.
-    pub(crate) fn default_place(&self) -> Option<leasehold::Result<DefaultPlace>> {
+    pub(crate) fn default_directory(&self) -> Option<leasehold::Result<DefaultDirectory>> {
         let path = self.url.strip_prefix("file:")?.split('?').next()?;
-        matches!(path, "" | "//").then(DefaultPlace::find)
+        matches!(path, "" | "//").then(DefaultDirectory::find)
     }
 
     /// The directory of the locks if only this user sees it, which users of `file:` may not expect.
     pub(crate) fn user_only_notice(&self) -> Option<UserOnlyDirectory> {
-        match self.default_place()? {
-            Ok(DefaultPlace::User(path)) => Some(UserOnlyDirectory::of(path)),
+        match self.default_directory()? {
+            Ok(DefaultDirectory::User(path)) => Some(UserOnlyDirectory::of(path)),
             _ => None,
         }
     }

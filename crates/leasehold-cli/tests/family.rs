@@ -4,7 +4,7 @@
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test that cannot go on fails, on real time")]
 
-mod place;
+mod sandbox;
 
 use std::{
     env, fs,
@@ -15,8 +15,8 @@ use std::{
 };
 
 use leasehold_testkit::{postgres::Postgres, redis::Server};
-use place::{Place, Ran, Running, is_alive, kill, parent_of, read_soon, state_of, until};
 use rustix::process::Signal;
+use sandbox::{Ran, Running, Sandbox, is_alive, kill, parent_of, read_soon, state_of, until};
 
 /// What happens to those who watch over the family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +37,8 @@ enum Life {
     Ttl,
 }
 
-fn on(place: &Place, url: &str, args: &[&str]) -> Command {
-    let mut command = place.bare(args);
+fn on(sandbox: &Sandbox, url: &str, args: &[&str]) -> Command {
+    let mut command = sandbox.bare(args);
     command.env("LEASEHOLD_URL", url);
     for (name, _) in env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PG")) {
         command.env_remove(name);
@@ -49,14 +49,14 @@ fn on(place: &Place, url: &str, args: &[&str]) -> Command {
 /// One lock, and the families that hold it one after the other.
 struct Lane<'a> {
     number: usize,
-    place: &'a Place,
+    sandbox: &'a Sandbox,
     url: &'a str,
     life: Life,
 }
 
 impl Lane<'_> {
     fn leasehold(&self, args: &[&str]) -> Command {
-        let mut command = on(self.place, self.url, args);
+        let mut command = on(self.sandbox, self.url, args);
         command.stderr(Stdio::null());
         command
     }
@@ -66,7 +66,7 @@ impl Lane<'_> {
     }
 
     fn file(&self, name: &str) -> PathBuf {
-        self.place.path(&format!("{name}-{}", self.number))
+        self.sandbox.path(&format!("{name}-{}", self.number))
     }
 
     /// Starts a command with a child in its group, two in a group of their own, and a daemon; none listens to TERM.
@@ -154,7 +154,7 @@ impl Lane<'_> {
 }
 
 /// Has families suffer every fate, several at a time.
-fn try_all(place: &Place, url: &str, life: Life) {
+fn try_all(sandbox: &Sandbox, url: &str, life: Life) {
     let times: usize = env::var("LEASEHOLD_KILLS").map_or(3, |times| times.parse().unwrap());
     let lanes = times.min(5);
     let fates = [Fate::RunKilled, Fate::SupervisorKilled, Fate::RunStopped, Fate::BothKilled];
@@ -162,7 +162,7 @@ fn try_all(place: &Place, url: &str, life: Life) {
     let fates = || fates.into_iter().filter(|fate| life == Life::Ttl || *fate != Fate::RunStopped);
     thread::scope(|scope| {
         for number in 0..lanes {
-            let lane = Lane { number, place, url, life };
+            let lane = Lane { number, sandbox, url, life };
             scope.spawn(move || {
                 for _ in (number..times).step_by(lanes) {
                     fates().for_each(|fate| lane.suffer(fate));
@@ -175,21 +175,21 @@ fn try_all(place: &Place, url: &str, life: Life) {
 
 #[test]
 fn no_family_outlives_its_lock_on_a_directory() {
-    let place = Place::new();
-    try_all(&place, &place.url(), Life::Process);
+    let sandbox = Sandbox::new();
+    try_all(&sandbox, &sandbox.url(), Life::Process);
 }
 
 #[test]
 fn no_family_outlives_its_lock_on_redis() {
-    let (place, server) = (Place::new(), Server::start());
-    try_all(&place, &server.url(), Life::Ttl);
+    let (sandbox, server) = (Sandbox::new(), Server::start());
+    try_all(&sandbox, &server.url(), Life::Ttl);
 }
 
 #[test]
 fn no_family_outlives_its_lock_on_postgres() {
-    let (place, server) = (Place::new(), Postgres::shared());
+    let (sandbox, server) = (Sandbox::new(), Postgres::shared());
     server.psql("create database family");
     let url = server.url_of("postgres", "family");
-    Ran::of(on(&place, &url, &["init"])).assert_code(0);
-    try_all(&place, &url, Life::Ttl);
+    Ran::of(on(&sandbox, &url, &["init"])).assert_code(0);
+    try_all(&sandbox, &url, Life::Ttl);
 }

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test that cannot go on fails, on real time")]
 
-mod place;
+mod sandbox;
 
 use std::{
     env, fs,
@@ -16,17 +16,17 @@ use leasehold_testkit::{
     Flow, Proxy,
     postgres::{Postgres, program},
 };
-use place::{Place, Ran, Running, is_alive, on_any_backend, read_soon, until};
 use rustix::process::Signal;
+use sandbox::{Ran, Running, Sandbox, is_alive, on_any_backend, read_soon, until};
 
-fn on(place: &Place, url: &str, args: &[&str]) -> Command {
-    let mut command = place.bare(args);
+fn on(sandbox: &Sandbox, url: &str, args: &[&str]) -> Command {
+    let mut command = sandbox.bare(args);
     command.env("LEASEHOLD_URL", url);
     command
 }
 
-fn run(place: &Place, url: &str, args: &[&str]) -> Ran {
-    Ran::of(on(place, url, args))
+fn run(sandbox: &Sandbox, url: &str, args: &[&str]) -> Ran {
+    Ran::of(on(sandbox, url, args))
 }
 
 /// A database of its own on the shared server.
@@ -36,9 +36,9 @@ fn database(server: &Postgres, name: &str) -> String {
 }
 
 /// The same, with the schema.
-fn prepared(place: &Place, server: &Postgres, name: &str) -> String {
+fn prepared(sandbox: &Sandbox, server: &Postgres, name: &str) -> String {
     let url = database(server, name);
-    run(place, &url, &["init"]).assert_code(0);
+    run(sandbox, &url, &["init"]).assert_code(0);
     url
 }
 
@@ -57,16 +57,16 @@ fn times(variable: &str, usually: usize) -> usize {
 
 #[test]
 fn init_prepares_a_database_once_also_when_two_do_at_once() {
-    let (place, server) = (Place::new(), Postgres::shared());
+    let (sandbox, server) = (Sandbox::new(), Postgres::shared());
     let url = database(&server, "init_twice");
-    let unprepared = run(&place, &url, &["run", "x", "--", "true"]);
+    let unprepared = run(&sandbox, &url, &["run", "x", "--", "true"]);
     unprepared.assert_code(78);
     assert!(unprepared.stderr.ends_with("leasehold:   leasehold init\n"), "{unprepared:?}");
-    let by_flag = Ran::of(place.bare(&["-b", &url, "run", "x", "--", "true"]));
+    let by_flag = Ran::of(sandbox.bare(&["-b", &url, "run", "x", "--", "true"]));
     assert!(by_flag.stderr.contains(&format!("leasehold:   leasehold -b {url} init\n")), "{by_flag:?}");
 
     let piped = || {
-        let mut command = on(&place, &url, &["init", "--json", "--expose", "public"]);
+        let mut command = on(&sandbox, &url, &["init", "--json", "--expose", "public"]);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         Running::of(command)
     };
@@ -77,14 +77,14 @@ fn init_prepares_a_database_once_also_when_two_do_at_once() {
     });
     assert_eq!(before.iter().filter(|version| **version == 0).count(), 1, "one installs, the other finds it done");
 
-    let again = run(&place, &url, &["init"]);
+    let again = run(&sandbox, &url, &["init"]);
     again.assert_code(0);
     assert!(again.stdout.starts_with("ready already, version "), "{again:?}");
-    run(&place, &url, &["run", "x", "--", "true"]).assert_code(0);
+    run(&sandbox, &url, &["run", "x", "--", "true"]).assert_code(0);
 
     // Where unqualified callers look, with named arguments.
     assert_eq!(psql(&url, "select acquire_lock(p_holder_id => 'a', p_lock_name => 'job', p_ttl_seconds => 60)"), "t");
-    let busy = run(&place, &url, &["run", "-n", "job", "--", "true"]);
+    let busy = run(&sandbox, &url, &["run", "-n", "job", "--", "true"]);
     busy.assert_code(75);
     assert!(busy.stderr.contains("job is held by a"), "{busy:?}");
     assert_eq!(psql(&url, "select lock_name, holder_id from distributed_locks"), "job|a");
@@ -93,12 +93,12 @@ fn init_prepares_a_database_once_also_when_two_do_at_once() {
 
 #[test]
 fn printed_statements_make_the_same_schema_as_init() {
-    let (place, server) = (Place::new(), Postgres::shared());
+    let (sandbox, server) = (Sandbox::new(), Postgres::shared());
     let (made, printed) = (database(&server, "init_made"), database(&server, "init_printed"));
-    run(&place, &made, &["init", "--expose", "public"]).assert_code(0);
-    let statements = run(&place, &printed, &["init", "--expose", "public", "--print-sql"]);
+    run(&sandbox, &made, &["init", "--expose", "public"]).assert_code(0);
+    let statements = run(&sandbox, &printed, &["init", "--expose", "public", "--print-sql"]);
     statements.assert_code(0);
-    let text = place.path("init.sql");
+    let text = sandbox.path("init.sql");
     fs::write(&text, &statements.stdout).unwrap();
     let mut command = Command::new(program("psql"));
     command.args(["-Xq", "-v", "ON_ERROR_STOP=1", &printed, "-f"]).arg(&text);
@@ -114,18 +114,18 @@ fn printed_statements_make_the_same_schema_as_init() {
         lines.join("\n")
     };
     assert_eq!(dump(&made), dump(&printed));
-    run(&place, &printed, &["run", "x", "--", "true"]).assert_code(0);
+    run(&sandbox, &printed, &["run", "x", "--", "true"]).assert_code(0);
 }
 
 #[test]
 fn nothing_outlives_a_run_that_is_killed() {
-    let (place, server) = (Place::new(), Postgres::shared());
-    let url = prepared(&place, &server, "killed_family");
+    let (sandbox, server) = (Sandbox::new(), Postgres::shared());
+    let url = prepared(&sandbox, &server, "killed_family");
     for liveness in ["ttl", "connection"] {
-        let pids = place.path(liveness);
+        let pids = sandbox.path(liveness);
         let script = format!("sh -c 'trap \"\" TERM; exec sleep 999' & echo $$ $! > {}; wait", pids.display());
         let url = format!("{url}?liveness={liveness}");
-        let mut command = on(&place, &url, &["run", "--ttl", "10m", liveness, "-c", &script]);
+        let mut command = on(&sandbox, &url, &["run", "--ttl", "10m", liveness, "-c", &script]);
         command.stderr(Stdio::piped());
         let running = Running::of(command);
         let family: Vec<i32> = read_soon(&pids).split(' ').map(|pid| pid.parse().unwrap()).collect();
@@ -138,31 +138,31 @@ fn nothing_outlives_a_run_that_is_killed() {
 
 #[test]
 fn a_lease_tied_to_a_process_ends_with_it() {
-    let (place, server) = (Place::new(), Postgres::shared());
-    let url = prepared(&place, &server, "tied");
+    let (sandbox, server) = (Sandbox::new(), Postgres::shared());
+    let url = prepared(&sandbox, &server, "tied");
     for liveness in ["ttl", "connection"] {
         let url = format!("{url}?liveness={liveness}");
-        let mut running = place.tied(&url, "--ttl 10m", "exec sleep 999");
-        run(&place, &url, &["run", "-n", "x", "--", "true"]).assert_code(75);
+        let mut running = sandbox.tied(&url, "--ttl 10m", "exec sleep 999");
+        run(&sandbox, &url, &["run", "-n", "x", "--", "true"]).assert_code(75);
         running.signal(Signal::KILL);
         running.wait();
-        run(&place, &url, &["run", "-w", "20s", "x", "--", "true"]).assert_code(0);
+        run(&sandbox, &url, &["run", "-w", "20s", "x", "--", "true"]).assert_code(0);
     }
 }
 
 #[test]
 fn a_newer_schema_is_used_as_long_as_it_says_so() {
-    let (place, server) = (Place::new(), Postgres::shared());
-    let url = prepared(&place, &server, "init_newer");
+    let (sandbox, server) = (Sandbox::new(), Postgres::shared());
+    let url = prepared(&sandbox, &server, "init_newer");
     psql(&url, "insert into leasehold.migration values (1000, 1)");
-    run(&place, &url, &["run", "x", "--", "true"]).assert_code(0);
-    run(&place, &url, &["check", "x", "--succeeded-within", "1h"]).assert_code(0);
-    run(&place, &url, &["check", "y", "--succeeded-within", "1h"]).assert_code(1);
-    let ready = run(&place, &url, &["init"]);
+    run(&sandbox, &url, &["run", "x", "--", "true"]).assert_code(0);
+    run(&sandbox, &url, &["check", "x", "--succeeded-within", "1h"]).assert_code(0);
+    run(&sandbox, &url, &["check", "y", "--succeeded-within", "1h"]).assert_code(1);
+    let ready = run(&sandbox, &url, &["init"]);
     assert!(ready.stdout.starts_with("ready already, version 1000"), "{ready:?}");
     psql(&url, "update leasehold.migration set usable_since = 1000 where version = 1000");
     for args in [&["init"][..], &["run", "x", "--", "true"]] {
-        let newer = run(&place, &url, args);
+        let newer = run(&sandbox, &url, args);
         newer.assert_code(78);
         assert!(newer.stderr.contains("version 1000") && newer.stderr.contains("newer than"), "{newer:?}");
         assert_eq!(newer.stderr.lines().count(), 1, "{newer:?}");
@@ -171,9 +171,9 @@ fn a_newer_schema_is_used_as_long_as_it_says_so() {
 
 #[test]
 fn what_is_printed_updates_and_removes() {
-    let (place, server) = (Place::new(), Postgres::shared());
-    let url = prepared(&place, &server, "init_removed");
-    let print = |args: &[&str]| run(&place, &url, &[&["init", "--print-sql"], args].concat());
+    let (sandbox, server) = (Sandbox::new(), Postgres::shared());
+    let url = prepared(&sandbox, &server, "init_removed");
+    let print = |args: &[&str]| run(&sandbox, &url, &[&["init", "--print-sql"], args].concat());
     psql(&url, &print(&["--from", "1"]).stdout);
     print(&["--from", "1000"]).assert_code(78);
     psql(&url, &print(&["--uninstall"]).stdout);
@@ -182,7 +182,7 @@ fn what_is_printed_updates_and_removes() {
 
 #[test]
 fn init_works_through_a_pooler_and_leaves_no_setting_on_what_it_was_lent() {
-    let (place, server) = (Place::new(), Postgres::start());
+    let (sandbox, server) = (Sandbox::new(), Postgres::start());
     let pooler = server.pgbouncer();
     // What the pooler itself sets for whoever comes does not count.
     let left = "select pg_backend_pid(), (select count(*) from pg_stat_activity where backend_type = 'client backend'), \
@@ -190,37 +190,37 @@ fn init_works_through_a_pooler_and_leaves_no_setting_on_what_it_was_lent() {
                 ('application_name', 'client_encoding', 'DateStyle', 'TimeZone', 'standard_conforming_strings')";
     let before = psql(&pooler.url(), left);
     assert!(before.ends_with("|1|"), "one connection, and nothing set on it: {before}");
-    let installed = run(&place, &pooler.url(), &["init", "--json"]);
+    let installed = run(&sandbox, &pooler.url(), &["init", "--json"]);
     installed.assert_code(0);
     assert_eq!(installed.json()["before"], 0);
     assert_eq!(psql(&pooler.url(), left), before, "the same connection, as it was");
-    let again = run(&place, &pooler.url(), &["init"]);
+    let again = run(&sandbox, &pooler.url(), &["init"]);
     again.assert_code(0);
     assert!(again.stdout.starts_with("ready already, version "), "{again:?}");
     assert_eq!(psql(&pooler.url(), left), before);
     for url in [pooler.url(), server.url()] {
-        run(&place, &url, &["run", "x", "--", "true"]).assert_code(0);
+        run(&sandbox, &url, &["run", "x", "--", "true"]).assert_code(0);
     }
 }
 
 #[test]
 fn run_list_history_watch_evict_and_doctor_work_as_on_a_directory() {
-    let (place, server) = (Place::new(), Postgres::shared());
-    let url = prepared(&place, &server, "as_on_a_directory");
-    let run = |args: &[&str]| run(&place, &url, args);
+    let (sandbox, server) = (Sandbox::new(), Postgres::shared());
+    let url = prepared(&sandbox, &server, "as_on_a_directory");
+    let run = |args: &[&str]| run(&sandbox, &url, args);
     let ran = run(&["run", "hello", "--", "echo", "I hold the lock"]);
     ran.assert_code(0);
     assert_eq!(ran.stdout, "I hold the lock\n");
 
-    let (events, said) = (place.path("events"), place.path("said"));
-    let mut watch = on(&place, &url, &["-v", "watch", "--json"]);
+    let (events, said) = (sandbox.path("events"), sandbox.path("said"));
+    let mut watch = on(&sandbox, &url, &["-v", "watch", "--json"]);
     watch.stdout(fs::File::create(&events).unwrap()).stderr(fs::File::create(&said).unwrap());
     let _watch = Running::of(watch);
     until("it watches", || fs::read_to_string(&said).unwrap().contains("watching"));
 
-    let ready = place.path("ready");
+    let ready = sandbox.path("ready");
     let script = format!("touch {}; exec sleep 600", ready.display());
-    let mut holder = on(&place, &url, &["run", "--note", "release 4.2", "deploy", "-c", &script]);
+    let mut holder = on(&sandbox, &url, &["run", "--note", "release 4.2", "deploy", "-c", &script]);
     holder.stderr(Stdio::piped());
     let holder = Running::of(holder);
     until("the holder runs", || ready.exists());
@@ -246,59 +246,59 @@ fn run_list_history_watch_evict_and_doctor_work_as_on_a_directory() {
     assert!(doctor.stdout.contains("reachable") && doctor.stdout.contains("fsync is off"), "{doctor:?}");
     doctor.assert_code(1);
     server.psql("create role stranger login");
-    let refused = crate::run(&place, &server.url_of("stranger", "as_on_a_directory"), &["doctor"]);
+    let refused = crate::run(&sandbox, &server.url_of("stranger", "as_on_a_directory"), &["doctor"]);
     refused.assert_code(1);
     assert!(refused.stdout.contains("FAIL") && refused.stdout.contains("allow('this role')"), "{refused:?}");
 }
 
 #[test]
 fn a_run_by_connection_has_no_doubt_while_all_is_well_and_no_grace_beyond_belief() {
-    let (place, server) = (Place::new(), Postgres::shared());
-    let url = format!("{}?liveness=connection", prepared(&place, &server, "no_doubt"));
-    let ran = run(&place, &url, &["run", "--ttl", "1m", "well", "--", "sleep", "1"]);
+    let (sandbox, server) = (Sandbox::new(), Postgres::shared());
+    let url = format!("{}?liveness=connection", prepared(&sandbox, &server, "no_doubt"));
+    let ran = run(&sandbox, &url, &["run", "--ttl", "1m", "well", "--", "sleep", "1"]);
     ran.assert_code(0);
     assert_eq!(ran.stderr, "");
-    let refused = run(&place, &url, &["run", "--ttl", "1m", "--kill-after", "9s", "well", "--", "true"]);
+    let refused = run(&sandbox, &url, &["run", "--ttl", "1m", "--kill-after", "9s", "well", "--", "true"]);
     refused.assert_code(64);
     assert!(refused.stderr.contains("liveness=connection"), "{refused:?}");
 }
 
 #[test]
 fn who_died_and_was_missed_by_nobody_is_in_history_when_it_is_asked_for() {
-    let (place, server) = (Place::new(), Postgres::shared());
-    let url = format!("{}?liveness=connection", prepared(&place, &server, "missed_by_nobody"));
-    let ready = place.path("ready");
+    let (sandbox, server) = (Sandbox::new(), Postgres::shared());
+    let url = format!("{}?liveness=connection", prepared(&sandbox, &server, "missed_by_nobody"));
+    let ready = sandbox.path("ready");
     let script = format!("touch {}; exec sleep 1", ready.display());
-    let holder = Running::of(on(&place, &url, &["run", "lonely", "-c", &script]));
+    let holder = Running::of(on(&sandbox, &url, &["run", "lonely", "-c", &script]));
     until("it runs", || ready.exists());
     holder.signal(Signal::KILL);
-    until("history tells", || run(&place, &url, &["history", "lonely"]).stdout.contains("disconnected"));
-    assert!(run(&place, &url, &["history", "--failures"]).stdout.contains("lonely"));
+    until("history tells", || run(&sandbox, &url, &["history", "lonely"]).stdout.contains("disconnected"));
+    assert!(run(&sandbox, &url, &["history", "--failures"]).stdout.contains("lonely"));
 }
 
 #[test]
 fn a_lease_that_was_released_is_known_to_be_gone() {
-    let (place, server) = (Place::new(), Postgres::shared());
-    prepared(&place, &server, "known_to_be_gone");
+    let (sandbox, server) = (Sandbox::new(), Postgres::shared());
+    prepared(&sandbox, &server, "known_to_be_gone");
     // As far away as another town.
     let proxy = Proxy::to(server.port());
     proxy.slow_down(10);
     let url = format!("postgres://postgres@127.0.0.1:{}/known_to_be_gone", proxy.port());
-    let lease = run(&place, &url, &["acquire", "x", "--ttl", "1m"]).stdout.trim().to_owned();
-    run(&place, &url, &["check", "--lease", &lease]).assert_code(0);
-    run(&place, &url, &["release", "--lease", &lease]).assert_code(0);
-    run(&place, &url, &["check", "--lease", &lease]).assert_code(1);
+    let lease = run(&sandbox, &url, &["acquire", "x", "--ttl", "1m"]).stdout.trim().to_owned();
+    run(&sandbox, &url, &["check", "--lease", &lease]).assert_code(0);
+    run(&sandbox, &url, &["release", "--lease", &lease]).assert_code(0);
+    run(&sandbox, &url, &["check", "--lease", &lease]).assert_code(1);
 }
 
 #[test]
 fn an_unreachable_server_is_69_and_one_clear_line_in_time_without_the_password() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     // One that refuses, and one that takes the connection and says nothing.
     let silent = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     for port in [1, silent.local_addr().unwrap().port()] {
         for liveness in ["ttl", "connection"] {
             let url = format!("postgres://me:hunter2@127.0.0.1:{port}/db?liveness={liveness}");
-            let ran = run(&place, &url, &["--connect-timeout", "700ms", "run", "x", "--", "true"]);
+            let ran = run(&sandbox, &url, &["--connect-timeout", "700ms", "run", "x", "--", "true"]);
             ran.assert_code(69);
             assert_eq!(ran.stderr.lines().count(), 1, "{ran:?}");
             assert!(ran.stderr.contains(&format!("127.0.0.1:{port}")) && !ran.stderr.contains("hunter2"), "{ran:?}");
@@ -309,21 +309,21 @@ fn an_unreachable_server_is_69_and_one_clear_line_in_time_without_the_password()
 
 #[test]
 fn a_server_without_tls_is_told_from_one_that_is_away() {
-    let (place, server) = (Place::new(), Postgres::shared());
+    let (sandbox, server) = (Sandbox::new(), Postgres::shared());
     let url = format!("{}?sslmode=require", server.url());
-    let ran = run(&place, &url, &["list"]);
+    let ran = run(&sandbox, &url, &["list"]);
     ran.assert_code(78);
     assert!(ran.stderr.contains("speaks no TLS") && !ran.stderr.contains("does it run there"), "{ran:?}");
 }
 
 #[test]
 fn the_way_to_the_server_does_not_count_as_a_difference_of_clocks() {
-    let (place, server) = (Place::new(), Postgres::shared());
-    prepared(&place, &server, "far_away");
+    let (sandbox, server) = (Sandbox::new(), Postgres::shared());
+    prepared(&sandbox, &server, "far_away");
     let proxy = Proxy::to(server.port());
     let url = format!("postgres://postgres@127.0.0.1:{}/far_away", proxy.port());
     proxy.slow_down(300);
-    let mut command = on(&place, &url, &["--connect-timeout", "20s", "doctor"]);
+    let mut command = on(&sandbox, &url, &["--connect-timeout", "20s", "doctor"]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let doctor = Running::of(command).finish_within(Duration::from_secs(90));
     let words = doctor.stdout.split("wall clock is ").nth(1).unwrap_or_else(|| panic!("{doctor:?}"));
@@ -334,14 +334,14 @@ fn the_way_to_the_server_does_not_count_as_a_difference_of_clocks() {
 
 #[test]
 fn a_database_that_comes_late_is_waited_for() {
-    let (place, server) = (Place::new(), Postgres::shared());
+    let (sandbox, server) = (Sandbox::new(), Postgres::shared());
     database(&server, "comes_late");
     let proxy = Proxy::to(server.port());
     let url = format!("postgres://postgres@127.0.0.1:{}/comes_late", proxy.port());
     for args in [&["init"][..], &["run", "x", "--", "echo", "got it"]] {
         proxy.refuse();
-        let said = place.path("said");
-        let mut command = on(&place, &url, &[&["--connect-timeout", "1m"], args].concat());
+        let said = sandbox.path("said");
+        let mut command = on(&sandbox, &url, &[&["--connect-timeout", "1m"], args].concat());
         command.stdout(Stdio::piped()).stderr(fs::File::create(&said).unwrap());
         let running = Running::of(command);
         until("it says what it waits for", || fs::read_to_string(&said).unwrap().contains("waiting for postgres://"));
@@ -354,8 +354,8 @@ fn a_database_that_comes_late_is_waited_for() {
 
 #[test]
 fn a_password_is_used_and_never_shown_wherever_it_comes_from() {
-    let (place, server) = (Place::new(), Postgres::start());
-    run(&place, &server.url(), &["init"]).assert_code(0);
+    let (sandbox, server) = (Sandbox::new(), Postgres::start());
+    run(&sandbox, &server.url(), &["init"]).assert_code(0);
     server.psql("create role app login password 's3cret'; select leasehold.allow('app')");
     let rules = server.psql("show hba_file");
     let open = fs::read_to_string(&rules).unwrap();
@@ -364,7 +364,7 @@ fn a_password_is_used_and_never_shown_wherever_it_comes_from() {
 
     let plain = server.url_of("app", "postgres");
     let inside = plain.replace("app@", "app:s3cret@");
-    let (first_line, passwords) = (place.path("password"), place.path("pgpass"));
+    let (first_line, passwords) = (sandbox.path("password"), sandbox.path("pgpass"));
     fs::write(&first_line, "s3cret\n").unwrap();
     fs::write(&passwords, format!("127.0.0.1:{}:*:app:s3cret\n", server.port())).unwrap();
     let by_file = format!("{plain}?password_file={}", first_line.display());
@@ -378,7 +378,7 @@ fn a_password_is_used_and_never_shown_wherever_it_comes_from() {
     ];
     let with = |(url, variable, value): (&str, &str, &str), args: &[&str]| {
         // The server checks the password for long where the machine is busy.
-        let mut command = on(&place, url, &[&["--connect-timeout", "60s"], args].concat());
+        let mut command = on(&sandbox, url, &[&["--connect-timeout", "60s"], args].concat());
         command.env(variable, value);
         command
     };
@@ -390,7 +390,7 @@ fn a_password_is_used_and_never_shown_wherever_it_comes_from() {
     fs::set_permissions(&passwords, fs::Permissions::from_mode(0o600)).unwrap();
 
     for (at, way) in ways.into_iter().enumerate() {
-        let (ready, report) = (place.path(&format!("ready-{at}")), place.path(&format!("environment-{at}")));
+        let (ready, report) = (sandbox.path(&format!("ready-{at}")), sandbox.path(&format!("environment-{at}")));
         let script = format!(
             "tr '\\0' '\\n' < /proc/self/environ > {}; echo $$ > {}; exec sleep 600",
             report.display(),
@@ -400,7 +400,7 @@ fn a_password_is_used_and_never_shown_wherever_it_comes_from() {
         holder.stdout(Stdio::piped()).stderr(Stdio::piped());
         let holder = Running::of(holder);
         read_soon(&ready);
-        for pid in place.processes() {
+        for pid in sandbox.processes() {
             let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             assert!(!String::from_utf8_lossy(&line).contains("s3cret"), "ps shows it: {way:?}");
         }
@@ -417,10 +417,10 @@ fn a_password_is_used_and_never_shown_wherever_it_comes_from() {
         holder.signal(Signal::TERM);
         let ran = holder.finish();
         assert!(!ran.stdout.contains("s3cret") && !ran.stderr.contains("s3cret"), "{ran:?}");
-        until("it is free", || Ran::of(with(way, &["check", "x"])).code() != 0 || place.processes().is_empty());
+        until("it is free", || Ran::of(with(way, &["check", "x"])).code() != 0 || sandbox.processes().is_empty());
     }
     for url in [plain.as_str(), &plain.replace("app@", "app:wr0ng@")] {
-        let refused = run(&place, url, &["-vv", "list"]);
+        let refused = run(&sandbox, url, &["-vv", "list"]);
         refused.assert_code(77);
         assert!(refused.stderr.contains("password") && !refused.stderr.contains("wr0ng"), "{refused:?}");
     }
@@ -429,22 +429,22 @@ fn a_password_is_used_and_never_shown_wherever_it_comes_from() {
 /// `PGSSLMODE` and `PGSSLROOTCERT`, as psql takes them; the URL comes first.
 #[test]
 fn encryption_is_as_the_environment_asks_unless_the_url_says_otherwise() {
-    let (place, server) = (Place::new(), Postgres::start_encrypted());
+    let (sandbox, server) = (Sandbox::new(), Postgres::start_encrypted());
     let url = server.url().replace("127.0.0.1", "localhost");
-    run(&place, &url, &["init"]).assert_code(0);
+    run(&sandbox, &url, &["init"]).assert_code(0);
     // Without encryption nobody is let in from now on.
     let rules = server.psql("show hba_file");
     let open = fs::read_to_string(&rules).unwrap();
     fs::write(&rules, open.replace("host ", "hostssl ")).unwrap();
     server.psql("select pg_reload_conf()");
     until("it does not let in what is not encrypted", || {
-        run(&place, &format!("{url}?sslmode=disable"), &["list"]).code() == 77
+        run(&sandbox, &format!("{url}?sslmode=disable"), &["list"]).code() == 77
     });
 
     let file = |name: &str| server.path(name).display().to_string();
     let (ca, other) = (file("ca.crt"), file("other.crt"));
     let list = |query: &str, mode: &str, roots: &str| {
-        let mut command = on(&place, &format!("{url}?{query}"), &["list"]);
+        let mut command = on(&sandbox, &format!("{url}?{query}"), &["list"]);
         // An empty variable is as none.
         command.env("PGSSLMODE", mode).env("PGSSLROOTCERT", roots).env_remove("SSL_CERT_FILE");
         if roots == "system" {
@@ -484,9 +484,9 @@ fn encryption_is_as_the_environment_asks_unless_the_url_says_otherwise() {
 /// There is nobody in between whom it could protect from.
 #[test]
 fn a_socket_in_the_file_system_needs_no_encryption_whatever_is_asked_for_elsewhere() {
-    let (place, server) = (Place::new(), Postgres::shared());
+    let (sandbox, server) = (Sandbox::new(), Postgres::shared());
     for mode in ["disable", "prefer", "require", "verify-full"] {
-        let mut command = on(&place, &server.url_by_socket(), &["init"]);
+        let mut command = on(&sandbox, &server.url_by_socket(), &["init"]);
         command.env("PGSSLMODE", mode).env("PGSSLROOTCERT", "/nowhere");
         let ran = Ran::of(command);
         assert_eq!(ran.code(), 0, "{mode}: {ran:?}");
@@ -507,8 +507,8 @@ fn look(pids: &str, seen: &str) -> String {
 /// `LEASEHOLD_CUTS=1000` for as many.
 #[test]
 fn what_is_cut_off_is_dead_before_the_next_one_starts() {
-    let (place, server) = (Place::new(), Postgres::shared());
-    let url = prepared(&place, &server, "cut_off");
+    let (sandbox, server) = (Sandbox::new(), Postgres::shared());
+    let url = prepared(&sandbox, &server, "cut_off");
     let cuts = times("LEASEHOLD_CUTS", 10);
     // At least two rounds: every other one cuts without a word.
     let at_once = (cuts / 2).clamp(1, 20);
@@ -517,12 +517,12 @@ fn what_is_cut_off_is_dead_before_the_next_one_starts() {
         let proxy = Proxy::to(server.port());
         let through = url.replace(&server.port().to_string(), &proxy.port().to_string());
         let lanes = at_once.min(cuts - round * at_once);
-        let path = |what: &str, lane: usize| place.path(&format!("{what}-{round}-{lane}"));
+        let path = |what: &str, lane: usize| sandbox.path(&format!("{what}-{round}-{lane}"));
         let holders: Vec<Running> = (0..lanes)
             .map(|lane| {
                 let name = format!("x{round}-{lane}");
                 let script = format!("sh -c 'echo $$ > {}; exec sleep 600' & wait", path("pid", lane).display());
-                let mut holder = on(&place, &through, &["run", "--ttl", "3s", &name, "-c", &script]);
+                let mut holder = on(&sandbox, &through, &["run", "--ttl", "3s", &name, "-c", &script]);
                 holder.stderr(Stdio::piped());
                 Running::of(holder)
             })
@@ -531,7 +531,7 @@ fn what_is_cut_off_is_dead_before_the_next_one_starts() {
             .map(|lane| {
                 let grandchild = read_soon(&path("pid", lane));
                 let script = look(&grandchild, path("seen", lane).to_str().unwrap());
-                Running::of(on(&place, &url, &["run", &format!("x{round}-{lane}"), "-c", &script]))
+                Running::of(on(&sandbox, &url, &["run", &format!("x{round}-{lane}"), "-c", &script]))
             })
             .collect();
         let waiting = format!("select count(*) from leasehold.resource where name like 'x{round}-%' and waiting = 1");
@@ -561,25 +561,25 @@ fn what_is_cut_off_is_dead_before_the_next_one_starts() {
 #[test]
 fn a_killed_run_in_connection_mode_passes_on_when_all_it_started_is_dead() {
     const LANES: usize = 10;
-    let (place, server) = (Place::new(), Postgres::shared());
-    let url = format!("{}?liveness=connection", prepared(&place, &server, "killed_run"));
+    let (sandbox, server) = (Sandbox::new(), Postgres::shared());
+    let url = format!("{}?liveness=connection", prepared(&sandbox, &server, "killed_run"));
     let kills = times("LEASEHOLD_KILLS", 10);
     let mut slowest = Duration::ZERO;
     for round in 0..kills.div_ceil(LANES) {
         let lanes = LANES.min(kills - round * LANES);
-        let path = |what: &str, lane: usize| place.path(&format!("{what}-{round}-{lane}"));
+        let path = |what: &str, lane: usize| sandbox.path(&format!("{what}-{round}-{lane}"));
         let holders: Vec<Running> = (0..lanes)
             .map(|lane| {
                 // The grandchild has nobody to kill it, and goes on for a while.
                 let pids = path("pids", lane);
                 let script = format!("sleep 1 & echo $$ $! > {}; wait; exec sleep 600", pids.display());
-                Running::of(on(&place, &url, &["run", &format!("k{round}-{lane}"), "-c", &script]))
+                Running::of(on(&sandbox, &url, &["run", &format!("k{round}-{lane}"), "-c", &script]))
             })
             .collect();
         let waiters: Vec<Running> = (0..lanes)
             .map(|lane| {
                 let script = look(&read_soon(&path("pids", lane)), path("seen", lane).to_str().unwrap());
-                Running::of(on(&place, &url, &["run", &format!("k{round}-{lane}"), "-c", &script]))
+                Running::of(on(&sandbox, &url, &["run", &format!("k{round}-{lane}"), "-c", &script]))
             })
             .collect();
         let plain = url.split('?').next().unwrap();
@@ -604,10 +604,10 @@ fn a_killed_run_in_connection_mode_passes_on_when_all_it_started_is_dead() {
 #[test]
 fn what_is_alike_on_every_backend_is_so_here() {
     let server = Postgres::shared();
-    let url = prepared(&Place::new(), &server, "alike");
-    let place = Place::on(&url);
-    on_any_backend::everything(&place);
+    let url = prepared(&Sandbox::new(), &server, "alike");
+    let sandbox = Sandbox::on(&url);
+    on_any_backend::everything(&sandbox);
     let others = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()";
     let connections = || psql(&url, others).parse().unwrap();
-    on_any_backend::a_run_that_holds_or_waits_has_one_connection(&place, connections);
+    on_any_backend::a_run_that_holds_or_waits_has_one_connection(&sandbox, connections);
 }

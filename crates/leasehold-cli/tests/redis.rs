@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test that cannot go on fails, on real time")]
 
-mod place;
+mod sandbox;
 
 use std::{
     env, fs,
@@ -16,29 +16,29 @@ use std::{
 };
 
 use leasehold_testkit::{Flow, Proxy, redis::Server};
-use place::{Place, Ran, Running, is_alive, on_any_backend, read_soon, switches, until};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{Pid, PidfdFlags, Signal, pidfd_open},
 };
+use sandbox::{Ran, Running, Sandbox, is_alive, on_any_backend, read_soon, switches, until};
 
-fn on(place: &Place, url: &str, args: &[&str]) -> Command {
-    let mut command = place.bare(args);
+fn on(sandbox: &Sandbox, url: &str, args: &[&str]) -> Command {
+    let mut command = sandbox.bare(args);
     command.env("LEASEHOLD_URL", url);
     command
 }
 
 #[test]
 fn run_list_history_and_doctor_work_as_on_a_directory() {
-    let (place, server) = (Place::new(), Server::start());
-    let run = |args: &[&str]| Ran::of(on(&place, &server.url(), args));
+    let (sandbox, server) = (Sandbox::new(), Server::start());
+    let run = |args: &[&str]| Ran::of(on(&sandbox, &server.url(), args));
     let ran = run(&["run", "hello", "--", "echo", "I hold the lock"]);
     ran.assert_code(0);
     assert_eq!(ran.stdout, "I hold the lock\n");
 
-    let ready = place.path("ready");
+    let ready = sandbox.path("ready");
     let script = format!("touch {}; exec sleep 600", ready.display());
-    let mut holder = on(&place, &server.url(), &["run", "--note", "release 4.2", "deploy", "-c", &script]);
+    let mut holder = on(&sandbox, &server.url(), &["run", "--note", "release 4.2", "deploy", "-c", &script]);
     holder.stdout(Stdio::null()).stderr(Stdio::null());
     let mut holder = holder.spawn().unwrap();
     until("the holder runs", || ready.exists());
@@ -64,21 +64,21 @@ fn run_list_history_and_doctor_work_as_on_a_directory() {
 
 #[test]
 fn init_tries_the_rights_and_makes_nothing() {
-    let (place, server) = (Place::new(), Server::start());
-    let ready = Ran::of(on(&place, &server.url(), &["init"]));
+    let (sandbox, server) = (Sandbox::new(), Server::start());
+    let ready = Ran::of(on(&sandbox, &server.url(), &["init"]));
     ready.assert_code(0);
     assert!(ready.stdout.contains("needs nothing made"), "{ready:?}");
     server.ask(&["ACL", "SETUSER", "weak", "on", ">w", "~leasehold:*", "&*", "+@all", "-hset", "-hdel"]);
-    let refused = Ran::of(on(&place, &format!("redis://weak:w@127.0.0.1:{}", server.port()), &["init"]));
+    let refused = Ran::of(on(&sandbox, &format!("redis://weak:w@127.0.0.1:{}", server.port()), &["init"]));
     refused.assert_code(77);
 }
 
 #[test]
 fn doctor_names_each_node_of_a_quorum_once() {
-    let (place, servers) = (Place::new(), [Server::start(), Server::start(), Server::start()]);
+    let (sandbox, servers) = (Sandbox::new(), [Server::start(), Server::start(), Server::start()]);
     let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
     let url = format!("redlock://{}/0?longest_ttl=0", hosts.join(","));
-    let doctor = Ran::of(on(&place, &url, &["doctor", "--json"])).json();
+    let doctor = Ran::of(on(&sandbox, &url, &["doctor", "--json"])).json();
     let findings = doctor["findings"].as_array().unwrap();
     for host in &hosts {
         assert!(findings.iter().all(|finding| !finding["subject"].as_str().unwrap().contains(host)), "{doctor}");
@@ -94,9 +94,9 @@ fn doctor_names_each_node_of_a_quorum_once() {
 
 #[test]
 fn an_unreachable_server_is_69_and_one_clear_line_without_the_password() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let url = "redis://me:hunter2@127.0.0.1:1";
-    let ran = Ran::of(on(&place, url, &["--connect-timeout", "300ms", "run", "x", "--", "true"]));
+    let ran = Ran::of(on(&sandbox, url, &["--connect-timeout", "300ms", "run", "x", "--", "true"]));
     ran.assert_code(69);
     assert!(ran.took >= Duration::from_millis(300) && ran.stderr.contains("tried for 300ms"), "{ran:?}");
     assert_eq!(ran.stderr.lines().count(), 1, "{ran:?}");
@@ -105,11 +105,11 @@ fn an_unreachable_server_is_69_and_one_clear_line_without_the_password() {
 
 #[test]
 fn a_server_that_comes_late_is_waited_for() {
-    let (place, mut server) = (Place::new(), Server::start());
+    let (sandbox, mut server) = (Sandbox::new(), Server::start());
     server.kill();
-    let out = place.path("out");
+    let out = sandbox.path("out");
     for args in [&["run", "x", "--", "echo", "got it"][..], &["acquire", "y", "--ttl", "1m"], &["list"]] {
-        let mut command = on(&place, &server.url(), &[&["--connect-timeout", "1m"], args].concat());
+        let mut command = on(&sandbox, &server.url(), &[&["--connect-timeout", "1m"], args].concat());
         command.stdout(Stdio::piped()).stderr(fs::File::create(&out).unwrap());
         let running = Running::of(command);
         until("it says what it waits for", || fs::read_to_string(&out).unwrap().contains("waiting for redis://"));
@@ -125,11 +125,11 @@ fn a_server_that_comes_late_is_waited_for() {
         server.kill();
     }
     // The patience for the lock is the patience for its server, and a signal ends it.
-    let ran = Ran::of(on(&place, &server.url(), &["run", "-w", "300ms", "x", "--", "true"]));
+    let ran = Ran::of(on(&sandbox, &server.url(), &["run", "-w", "300ms", "x", "--", "true"]));
     ran.assert_code(69);
     assert!(ran.stderr.contains("tried for 300ms"), "{ran:?}");
     for args in [&["run", "x", "--", "true"][..], &["acquire", "x", "--ttl", "1m"], &["elect", "x", "--", "true"]] {
-        let mut command = on(&place, &server.url(), &[&["--connect-timeout", "1m"], args].concat());
+        let mut command = on(&sandbox, &server.url(), &[&["--connect-timeout", "1m"], args].concat());
         command.stderr(fs::File::create(&out).unwrap());
         let mut running = Running::of(command);
         until("it waits", || fs::read_to_string(&out).unwrap().contains("waiting for redis://"));
@@ -140,23 +140,23 @@ fn a_server_that_comes_late_is_waited_for() {
 
 #[test]
 fn one_who_waits_for_a_lock_is_not_told_to_wait_for_the_server() {
-    let (place, server) = (Place::new(), Server::start());
-    let ready = place.path("ready");
+    let (sandbox, server) = (Sandbox::new(), Server::start());
+    let ready = sandbox.path("ready");
     let script = format!("touch {}; exec sleep 600", ready.display());
-    let _holder = Running::of(on(&place, &server.url(), &["run", "x", "-c", &script]));
+    let _holder = Running::of(on(&sandbox, &server.url(), &["run", "x", "-c", &script]));
     until("the holder runs", || ready.exists());
-    let ran = Ran::of(on(&place, &server.url(), &["run", "-w", "3s", "x", "--", "true"]));
+    let ran = Ran::of(on(&sandbox, &server.url(), &["run", "-w", "3s", "x", "--", "true"]));
     ran.assert_code(75);
     assert!(ran.stderr.contains("waiting for x") && !ran.stderr.contains("waiting for redis"), "{ran:?}");
 }
 
 #[test]
 fn redlock_nodes_that_do_not_vote_yet_are_waited_for() {
-    let (place, servers) = (Place::new(), [Server::start(), Server::start(), Server::start()]);
+    let (sandbox, servers) = (Sandbox::new(), [Server::start(), Server::start(), Server::start()]);
     let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
     let url = format!("redlock://{}/0?longest_ttl=3s", hosts.join(","));
     let ran =
-        Ran::of(on(&place, &url, &["--connect-timeout", "1m", "run", "--ttl", "2s", "x", "--", "echo", "got it"]));
+        Ran::of(on(&sandbox, &url, &["--connect-timeout", "1m", "run", "--ttl", "2s", "x", "--", "echo", "got it"]));
     ran.assert_code(0);
     assert_eq!(ran.stdout, "got it\n");
     assert!(ran.stderr.lines().count() <= 1, "{ran:?}");
@@ -164,7 +164,7 @@ fn redlock_nodes_that_do_not_vote_yet_are_waited_for() {
 
 #[test]
 fn a_server_of_another_kind_is_told_from_a_redis() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let web = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let url = format!("redis://127.0.0.1:{}", web.local_addr().unwrap().port());
     let _answers = thread::spawn(move || {
@@ -172,7 +172,7 @@ fn a_server_of_another_kind_is_told_from_a_redis() {
             let _client_left = client.unwrap().write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
         }
     });
-    let ran = Ran::of(on(&place, &url, &["list"]));
+    let ran = Ran::of(on(&sandbox, &url, &["list"]));
     ran.assert_code(78);
     assert!(ran.stderr.contains("not as a Redis server does") && !ran.stderr.contains("arse error"), "{ran:?}");
 }
@@ -180,13 +180,13 @@ fn a_server_of_another_kind_is_told_from_a_redis() {
 #[test]
 fn a_wait_that_ends_while_the_server_is_away_found_no_busy_lock() {
     let server = Server::start();
-    let place = Place::on(&server.url());
-    let _holder = place.hold("x");
-    let said = place.path("said");
-    let mut command = place.leasehold(&["run", "-w", "5s", "x", "--", "true"]);
+    let sandbox = Sandbox::on(&server.url());
+    let _holder = sandbox.hold("x");
+    let said = sandbox.path("said");
+    let mut command = sandbox.leasehold(&["run", "-w", "5s", "x", "--", "true"]);
     command.stderr(fs::File::create(&said).unwrap());
     let mut waiter = Running::of(command);
-    until("it waits", || place.waiters("x") == 1);
+    until("it waits", || sandbox.waiters("x") == 1);
     drop(server);
     assert_eq!(waiter.code(), 69);
     let said = fs::read_to_string(said).unwrap();
@@ -195,13 +195,13 @@ fn a_wait_that_ends_while_the_server_is_away_found_no_busy_lock() {
 
 #[test]
 fn a_command_that_goes_on_without_its_lock_is_told_once() {
-    let (place, server) = (Place::new(), Server::start());
-    let run = |args: &[&str]| Ran::of(on(&place, &server.url(), args));
-    let (ready, go) = (place.path("ready"), place.path("go"));
+    let (sandbox, server) = (Sandbox::new(), Server::start());
+    let run = |args: &[&str]| Ran::of(on(&sandbox, &server.url(), args));
+    let (ready, go) = (sandbox.path("ready"), sandbox.path("go"));
     let script = format!("touch {}; until [ -e {} ]; do sleep .05; done", ready.display(), go.display());
     let args = ["run", "--on-lost", "continue", "--ttl", "600ms", "x", "-c", &script];
-    let mut command = on(&place, &server.url(), &args);
-    let said = place.path("said");
+    let mut command = on(&sandbox, &server.url(), &args);
+    let said = sandbox.path("said");
     command.stderr(fs::File::create(&said).unwrap());
     let mut running = Running::of(command);
     until("it runs", || ready.exists());
@@ -220,12 +220,12 @@ fn a_command_that_goes_on_without_its_lock_is_told_once() {
 
 #[test]
 fn what_is_said_of_a_lost_connection_never_shows_the_password() {
-    let (place, server) = (Place::new(), Server::with(&["--save", "", "--requirepass", "hunter2"]));
+    let (sandbox, server) = (Sandbox::new(), Server::with(&["--save", "", "--requirepass", "hunter2"]));
     let proxy = Proxy::to(server.port());
     let url = format!("redis://:hunter2@127.0.0.1:{}?answer_limit=200ms", proxy.port());
-    let ready = place.path("ready");
+    let ready = sandbox.path("ready");
     let script = format!("touch {}; sleep 600", ready.display());
-    let mut command = on(&place, &url, &["run", "-vv", "--ttl", "1500ms", "x", "-c", &script]);
+    let mut command = on(&sandbox, &url, &["run", "-vv", "--ttl", "1500ms", "x", "-c", &script]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let running = Running::of(command);
     until("it runs", || ready.exists());
@@ -241,13 +241,13 @@ fn what_is_said_of_a_lost_connection_never_shows_the_password() {
 
 #[test]
 fn a_leader_that_was_not_renewed_in_time_says_so() {
-    let (place, server) = (Place::new(), Server::start());
+    let (sandbox, server) = (Sandbox::new(), Server::start());
     let proxy = Proxy::to(server.port());
     let url = format!("redis://127.0.0.1:{}?answer_limit=200ms", proxy.port());
-    let (ready, log) = (place.path("ready"), place.path("log"));
+    let (ready, log) = (sandbox.path("ready"), sandbox.path("log"));
     let script = format!("touch {}; exec sleep 600", ready.display());
     let mut command =
-        on(&place, &url, &["--json", "elect", "boss", "--ttl", "1500ms", "--backoff", "1h", "-c", &script]);
+        on(&sandbox, &url, &["--json", "elect", "boss", "--ttl", "1500ms", "--backoff", "1h", "-c", &script]);
     command.stderr(fs::File::create(&log).unwrap());
     let _leader = Running::of(command);
     until("it leads", || ready.exists());
@@ -262,52 +262,52 @@ fn a_leader_that_was_not_renewed_in_time_says_so() {
 
 #[test]
 fn a_lease_tied_to_a_process_is_renewed_and_ends_with_it() {
-    let (place, server) = (Place::new(), Server::start());
-    let mut running = place.tied(&server.url(), "--ttl 3s", "exec sleep 999");
+    let (sandbox, server) = (Sandbox::new(), Server::start());
+    let mut running = sandbox.tied(&server.url(), "--ttl 3s", "exec sleep 999");
     thread::sleep(Duration::from_secs(4));
-    let busy = Ran::of(on(&place, &server.url(), &["run", "-n", "x", "--", "true"]));
+    let busy = Ran::of(on(&sandbox, &server.url(), &["run", "-n", "x", "--", "true"]));
     busy.assert_code(75);
     assert!(busy.stderr.contains("(sh)"), "it says whose it is: {busy:?}");
     running.signal(Signal::KILL);
     running.wait();
 
-    let mut running = place.tied(&server.url(), "--ttl 10m", "exec sleep 999");
+    let mut running = sandbox.tied(&server.url(), "--ttl 10m", "exec sleep 999");
     running.signal(Signal::KILL);
     running.wait();
-    Ran::of(on(&place, &server.url(), &["run", "-w", "20s", "x", "--", "true"])).assert_code(0);
+    Ran::of(on(&sandbox, &server.url(), &["run", "-w", "20s", "x", "--", "true"])).assert_code(0);
 }
 
 #[test]
 fn a_script_that_releases_its_lease_goes_on_though_no_history_is_kept() {
-    let (place, server) = (Place::new(), Server::start());
+    let (sandbox, server) = (Sandbox::new(), Server::start());
     let exe = env!("CARGO_BIN_EXE_leasehold");
     // Long enough for the renewal that finds the lease gone.
     let rest = format!("{exe} release --lease \"$lease\"; sleep 3; exit 5");
     for history in ["all", "problems", "off"] {
         let url = format!("{}?history={history}", server.url());
-        place.tied(&url, "--ttl 3s", &rest).finish().assert_code(5);
+        sandbox.tied(&url, "--ttl 3s", &rest).finish().assert_code(5);
     }
 }
 
 #[test]
 fn a_process_is_told_before_a_lease_that_cannot_be_renewed_ends() {
-    let (place, server) = (Place::new(), Server::start());
+    let (sandbox, server) = (Sandbox::new(), Server::start());
     let proxy = Proxy::to(server.port());
     let url = format!("redis://127.0.0.1:{}?answer_limit=300ms", proxy.port());
-    let running = place.tied(&url, "--ttl 3s", "exec sleep 999");
+    let running = sandbox.tied(&url, "--ttl 3s", "exec sleep 999");
     proxy.cut();
     let ran = running.finish();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ran.status), Some(15), "{ran:?}");
 }
 
 /// Starts a family that does not listen to TERM; gives the pids of the command and of its grandchild.
-fn start_family(place: &Place, url: &str, args: &[&str]) -> (Running, Vec<i32>) {
-    let pids = place.path("pids");
+fn start_family(sandbox: &Sandbox, url: &str, args: &[&str]) -> (Running, Vec<i32>) {
+    let pids = sandbox.path("pids");
     let script = format!(
         "trap '' TERM; sh -c 'trap \"\" TERM; while :; do sleep .1; done' & echo $$ $! > {}; while :; do sleep .1; done",
         pids.display()
     );
-    let mut command = on(place, url, &[&["run"], args, &["x", "-c", &script]].concat());
+    let mut command = on(sandbox, url, &[&["run"], args, &["x", "-c", &script]].concat());
     command.stdout(Stdio::null()).stderr(Stdio::piped());
     let running = Running::of(command);
     let family = read_soon(&pids).split(' ').map(|pid| pid.parse().unwrap()).collect();
@@ -316,8 +316,8 @@ fn start_family(place: &Place, url: &str, args: &[&str]) -> (Running, Vec<i32>) 
 
 #[test]
 fn nothing_outlives_a_run_that_is_killed() {
-    let (place, server) = (Place::new(), Server::start());
-    let (running, family) = start_family(&place, &server.url(), &["--ttl", "10m"]);
+    let (sandbox, server) = (Sandbox::new(), Server::start());
+    let (running, family) = start_family(&sandbox, &server.url(), &["--ttl", "10m"]);
     running.signal(Signal::KILL);
     // The supervisor is the last to close our standard error.
     running.finish();
@@ -326,9 +326,9 @@ fn nothing_outlives_a_run_that_is_killed() {
 
 #[test]
 fn a_command_whose_run_is_stopped_is_dead_before_its_lease_ends() {
-    let (place, server) = (Place::new(), Server::start());
-    let (running, family) = start_family(&place, &server.url(), &["--ttl", "3s", "--kill-after", "500ms"]);
-    let mut next = on(&place, &server.url(), &["run", "x", "-c"]);
+    let (sandbox, server) = (Sandbox::new(), Server::start());
+    let (running, family) = start_family(&sandbox, &server.url(), &["--ttl", "3s", "--kill-after", "500ms"]);
+    let mut next = on(&sandbox, &server.url(), &["run", "x", "-c"]);
     let alive = family.iter().map(|pid| format!("kill -0 {pid} 2>/dev/null && exit 1")).collect::<Vec<_>>().join("; ");
     next.arg(format!("{alive}; exit 0"));
     let mut next = Running::of(next);
@@ -393,14 +393,14 @@ impl Process {
 /// A way to the server that can be cut, and the commands that use it.
 struct Lane<'a> {
     number: usize,
-    place: &'a Place,
+    sandbox: &'a Sandbox,
     server: &'a Server,
     proxy: Proxy,
 }
 
 impl Lane<'_> {
     fn file(&self, name: &str) -> PathBuf {
-        self.place.path(&format!("{name}-{}", self.number))
+        self.sandbox.path(&format!("{name}-{}", self.number))
     }
 
     /// Cuts off a command and its grandchild, neither of which listens to TERM, while another waits for the lock.
@@ -417,14 +417,14 @@ impl Lane<'_> {
         );
         let through = format!("redis://127.0.0.1:{}?answer_limit=300ms", self.proxy.port());
         let times = ["--ttl", "2s", "--kill-after", "400ms"];
-        let mut holder = on(self.place, &through, &[&["run"], &times[..], &[name.as_str(), "-c", &script]].concat());
+        let mut holder = on(self.sandbox, &through, &[&["run"], &times[..], &[name.as_str(), "-c", &script]].concat());
         holder.stderr(Stdio::null());
         let mut holder = Running::of(holder);
         let family: Vec<Process> = read_soon(&pids).split(' ').map(|pid| Process::of(pid.parse().unwrap())).collect();
         let ends: Vec<OwnedFd> = family.iter().map(|process| process.watch()).collect();
         let looks: Vec<String> = family.iter().zip(&seen).map(|(process, to)| process.look(to)).collect();
         let script = format!(": > {}; {}; exit 0", began.display(), looks.join("; "));
-        let mut next = Running::of(on(self.place, &self.server.url(), &["run", &name, "-c", &script]));
+        let mut next = Running::of(on(self.sandbox, &self.server.url(), &["run", &name, "-c", &script]));
         let queue = format!("leasehold:{{default}}:order:{name}");
         until("the next one waits", || self.server.ask(&["ZCARD", &queue]).to_string() == "2");
 
@@ -463,10 +463,10 @@ impl Lane<'_> {
 fn what_is_cut_off_is_dead_before_the_next_one_starts() {
     let cuts: usize = env::var("LEASEHOLD_CUTS").map_or(12, |cuts| cuts.parse().unwrap());
     let lanes = cuts.clamp(1, 25);
-    let (place, server) = (Place::new(), Server::start());
+    let (sandbox, server) = (Sandbox::new(), Server::start());
     let mut spare: Vec<Duration> = thread::scope(|scope| {
         let lane = |number| {
-            let lane = Lane { number, place: &place, server: &server, proxy: Proxy::to(server.port()) };
+            let lane = Lane { number, sandbox: &sandbox, server: &server, proxy: Proxy::to(server.port()) };
             scope.spawn(move || (0..cuts.div_ceil(lanes)).map(|time| lane.cut_once(time + number)).collect::<Vec<_>>())
         };
         let working: Vec<_> = (0..lanes).map(lane).collect();
@@ -480,7 +480,7 @@ fn what_is_cut_off_is_dead_before_the_next_one_starts() {
 #[test]
 fn what_is_alike_on_every_backend_is_so_here() {
     let server = Server::start();
-    let place = Place::on(&server.url());
-    on_any_backend::everything(&place);
-    on_any_backend::a_run_that_holds_or_waits_has_one_connection(&place, || server.clients());
+    let sandbox = Sandbox::on(&server.url());
+    on_any_backend::everything(&sandbox);
+    on_any_backend::a_run_that_holds_or_waits_has_one_connection(&sandbox, || server.clients());
 }

@@ -6,8 +6,8 @@
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test that cannot go on fails, on real time")]
 
-#[path = "place/mod.rs"]
-mod place;
+#[path = "sandbox/mod.rs"]
+mod sandbox;
 
 use std::{
     env, fs,
@@ -24,16 +24,16 @@ use leasehold_supervise::{
 };
 use rustix::process::Signal;
 
-use crate::place::{Place, Ran, Running, is_alive, read_soon, state_of, until};
+use crate::sandbox::{Ran, Running, Sandbox, is_alive, read_soon, state_of, until};
 
 const ON_STAGE: &str = "LEASEHOLD_TEST_SCENE";
 
 /// Runs one of the scenes below in a process of its own.
 ///
-/// It makes its own place within this one, so that nothing is left of it even if it is killed.
-fn play(place: &Place, scene: &str, variables: &[(&str, &str)]) -> Command {
-    let mut command = place.command(env::current_exe().unwrap());
-    command.env("TMPDIR", place.path("."));
+/// It makes its own sandbox within this one, so that nothing is left of it even if it is killed.
+fn play(sandbox: &Sandbox, scene: &str, variables: &[(&str, &str)]) -> Command {
+    let mut command = sandbox.command(env::current_exe().unwrap());
+    command.env("TMPDIR", sandbox.path("."));
     command.args(["--exact", scene, "--nocapture", "--test-threads=1"]);
     command.env(ON_STAGE, "1").envs(variables.iter().copied()).stdin(Stdio::null());
     command
@@ -50,7 +50,7 @@ fn assert_played(ran: &Ran) {
 
 /// Two processes in one: the first reaches the leases through a connection that can be cut.
 struct Stage {
-    place: Place,
+    sandbox: Sandbox,
     connection: Arc<Faulty>,
     first: Leasehold,
     second: Leasehold,
@@ -62,13 +62,13 @@ impl Stage {
         let second = Leasehold::builder().open(Arc::new(memory.sibling())).unwrap();
         let connection = Faulty::new(Arc::new(memory));
         let first = Leasehold::builder().open(Arc::clone(&connection) as _).unwrap();
-        Self { place: Place::new(), connection, first, second }
+        Self { sandbox: Sandbox::new(), connection, first, second }
     }
 
     fn launch(&self, script: &str) -> Launch {
         Launch {
             command: ["sh", "-c", script].map(Into::into).to_vec(),
-            env: vec![self.place.mark()],
+            env: vec![self.sandbox.mark()],
             supervisor: [env!("CARGO_BIN_EXE_leasehold"), "__supervise", "text"].map(Into::into).to_vec(),
             ..Launch::default()
         }
@@ -76,7 +76,7 @@ impl Stage {
 
     /// A command and a grandchild that both do not listen to TERM, and where they tell their pids.
     fn stubborn(&self) -> Launch {
-        let pids = self.place.path("pids");
+        let pids = self.sandbox.path("pids");
         self.launch(&format!(
             "trap '' TERM; sh -c 'trap \"\" TERM; while :; do sleep .2; done' & echo $$ $! > {}; while :; do sleep .2; done",
             pids.display()
@@ -136,7 +136,7 @@ fn scene_of_cut_connections() {
         let (ended, notices, alive, gap) = run(async {
             let guard = stage.first.mutex("x").ttl(ttl).acquire().await.unwrap();
             let lease = guard.lease().clone();
-            let (second, pids) = (stage.second.clone(), stage.place.path("pids"));
+            let (second, pids) = (stage.second.clone(), stage.sandbox.path("pids"));
             // Another thread, so that it has the lock the moment it is granted, whatever this one is busy with.
             let next = std::thread::spawn(move || {
                 let acquire = async { second.mutex("x").ttl(ttl).wait_forever().acquire().await };
@@ -188,10 +188,10 @@ fn a_cut_connection_kills_the_family_before_the_lock_passes_on() {
     let cuts: usize = env::var("LEASEHOLD_CUTS").map_or(24, |cuts| cuts.parse().unwrap());
     let workers = (cuts / 6).clamp(1, 10).min(if cuts > 100 { 10 } else { 4 });
     let times = cuts.div_ceil(workers).to_string();
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let mut crew: Vec<Running> = (0..workers)
         .map(|_| {
-            let mut command = play(&place, "scene_of_cut_connections", &[("TIMES", &times)]);
+            let mut command = play(&sandbox, "scene_of_cut_connections", &[("TIMES", &times)]);
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
             Running::of(command)
         })
@@ -236,7 +236,7 @@ fn scene_of_a_connection_that_comes_back() {
 
 #[test]
 fn a_connection_that_comes_back_in_time_costs_a_warning() {
-    assert_played(&Ran::of(play(&Place::new(), "scene_of_a_connection_that_comes_back", &[])));
+    assert_played(&Ran::of(play(&Sandbox::new(), "scene_of_a_connection_that_comes_back", &[])));
 }
 
 #[test]
@@ -246,7 +246,7 @@ fn scene_of_good_manners() {
     }
     let stage = Stage::set();
     let (ttl, kill_after) = (Duration::from_millis(1500), Duration::from_millis(400));
-    let said = stage.place.path("said");
+    let said = stage.sandbox.path("said");
     let launch =
         stage.launch(&format!("trap 'echo TERM > {}; exit 3' TERM; while :; do sleep .01; done", said.display()));
     let mut notices = Vec::new();
@@ -268,7 +268,7 @@ fn scene_of_good_manners() {
 
 #[test]
 fn one_that_listens_has_its_grace_before_the_deadline() {
-    assert_played(&Ran::of(play(&Place::new(), "scene_of_good_manners", &[])));
+    assert_played(&Ran::of(play(&Sandbox::new(), "scene_of_good_manners", &[])));
 }
 
 #[test]
@@ -291,7 +291,7 @@ fn scene_of_a_healthy_lease() {
 
 #[test]
 fn a_healthy_lease_outlives_many_ttls_in_silence() {
-    assert_played(&Ran::of(play(&Place::new(), "scene_of_a_healthy_lease", &[])));
+    assert_played(&Ran::of(play(&Sandbox::new(), "scene_of_a_healthy_lease", &[])));
 }
 
 /// Fails unless the command is not started, since the lease was lost so.
@@ -308,7 +308,7 @@ fn scene_of_a_loss_before_the_start() {
         return;
     }
     let stage = Stage::set();
-    let ran = stage.place.path("ran");
+    let ran = stage.sandbox.path("ran");
     let mut launch = stage.launch(&format!("touch {}", ran.display()));
     run(async {
         let guard = stage.first.mutex("x").acquire().await.unwrap();
@@ -326,8 +326,8 @@ fn scene_of_a_loss_before_the_start() {
 
 #[test]
 fn a_command_is_not_started_under_a_lease_that_is_lost() {
-    let place = Place::new();
-    assert_played(&Ran::of(play(&place, "scene_of_a_loss_before_the_start", &[])));
+    let sandbox = Sandbox::new();
+    assert_played(&Ran::of(play(&sandbox, "scene_of_a_loss_before_the_start", &[])));
 }
 
 #[test]
@@ -352,10 +352,10 @@ fn scene_of_a_long_stop() {
 
 #[test]
 fn stopped_past_its_ttl_the_child_never_runs_another_instruction() {
-    let place = Place::new();
-    let (pid, ticks) = (place.path("pid"), place.path("ticks"));
+    let sandbox = Sandbox::new();
+    let (pid, ticks) = (sandbox.path("pid"), sandbox.path("ticks"));
     let variables = [("PID_FILE", pid.to_str().unwrap()), ("TICKS", ticks.to_str().unwrap())];
-    let mut command = play(&place, "scene_of_a_long_stop", &variables);
+    let mut command = play(&sandbox, "scene_of_a_long_stop", &variables);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let running = Running::of(command);
     let child: i32 = read_soon(&pid).parse().unwrap();

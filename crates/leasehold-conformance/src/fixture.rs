@@ -1,17 +1,17 @@
-//! What a backend's author supplies: places to try it on.
+//! What a backend's author supplies: empty storage, and instances that use it.
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use leasehold::backend::Backend;
 
-/// A fresh, empty place, and instances on it.
+/// Fresh, empty storage of a backend, and instances that use it.
 #[async_trait]
 pub trait Fixture: Send + Sync + 'static {
-    /// Another instance on the same place, as another process would open it.
+    /// Opens another instance on the same storage, as another process would.
     async fn instance(&self) -> Arc<dyn Backend>;
 
-    /// Whether the place goes by the clock it was made with; `false` where a server has its own.
+    /// Returns whether the backend reads the clock that the fixture was made with; `false` if a server has its own.
     fn keeps_to_clock(&self) -> bool {
         false
     }

@@ -75,7 +75,7 @@ const FLAWS: [(Flaw, &str); 19] = [
 #[test]
 fn every_flaw_is_noticed() {
     for (flaw, trial) in FLAWS {
-        let failed = failures(trial, async |clock| Place {
+        let failed = failures(trial, async |clock| BrokenFixture {
             memory: MemoryBackend::private(clock),
             flaw,
             all_hints: HintSender::new(),
@@ -85,7 +85,7 @@ fn every_flaw_is_noticed() {
     }
 }
 
-struct Place {
+struct BrokenFixture {
     memory: MemoryBackend,
     flaw: Flaw,
     all_hints: HintSender,
@@ -93,7 +93,7 @@ struct Place {
 }
 
 #[async_trait::async_trait]
-impl Fixture for Place {
+impl Fixture for BrokenFixture {
     async fn instance(&self) -> Arc<dyn Backend> {
         let (flaw, last, silent) = (self.flaw, Arc::clone(&self.last), HintSender::new());
         let all_hints = self.all_hints.clone();
@@ -114,12 +114,12 @@ impl Broken {
     fn bend(&self, decision: Decision) -> Decision {
         let grant = |fence: u64| Decision::Granted(Grant::new(Fence::new(fence), Timestamp::default()));
         match (self.flaw, decision) {
-            (Flaw::GrantsToAll, Decision::Queued(place)) => grant(place.last_fence.get() + 1),
+            (Flaw::GrantsToAll, Decision::Queued(position)) => grant(position.last_fence.get() + 1),
             (Flaw::FencesStandStill, Decision::Granted(_)) => grant(7),
             (Flaw::ShapesAreIgnored, Decision::WrongShape { .. }) => Decision::Busy(Busy::default()),
-            (Flaw::CountsOneTooMany, Decision::Queued(mut place)) => {
-                place.ahead += 1;
-                Decision::Queued(place)
+            (Flaw::CountsOneTooMany, Decision::Queued(mut position)) => {
+                position.ahead += 1;
+                Decision::Queued(position)
             }
             (_, decision) => decision,
         }

@@ -14,7 +14,7 @@ use leasehold::{
 use leasehold_conformance::{BackendCall, Faulty, HintFaults, Odds};
 use tokio::time::timeout;
 
-fn place() -> (Arc<MemoryBackend>, Arc<Faulty>) {
+fn faulty_memory() -> (Arc<MemoryBackend>, Arc<Faulty>) {
     let memory = Arc::new(MemoryBackend::private(Arc::new(SystemClock)));
     let faulty = Faulty::new(memory.clone());
     (memory, faulty)
@@ -43,7 +43,7 @@ async fn hints_within(hints: &mut Hints, length: Duration) -> Vec<Hint> {
 
 #[tokio::test]
 async fn a_lost_request_is_not_done_and_a_lost_reply_is() {
-    let (memory, faulty) = place();
+    let (memory, faulty) = faulty_memory();
     faulty.drop_requests(1);
     let error = faulty.acquire(&ask()).await.unwrap_err();
     assert!(error.outcome_unknown());
@@ -60,7 +60,7 @@ async fn a_lost_request_is_not_done_and_a_lost_reply_is() {
 
 #[tokio::test]
 async fn a_cut_refuses_what_begins_and_loses_what_is_under_way() {
-    let (memory, faulty) = place();
+    let (memory, faulty) = faulty_memory();
     let gate = faulty.hold_replies_of(BackendCall::Acquire);
     let request = ask();
     let under_way = faulty.acquire(&request);
@@ -78,7 +78,7 @@ async fn a_cut_refuses_what_begins_and_loses_what_is_under_way() {
 
 #[tokio::test]
 async fn a_held_request_is_done_when_the_gate_opens() {
-    let (memory, faulty) = place();
+    let (memory, faulty) = faulty_memory();
     let gate = faulty.hold_requests_of(BackendCall::Acquire);
     let request = ask();
     let mut waiting = Box::pin(faulty.acquire(&request));
@@ -91,7 +91,7 @@ async fn a_held_request_is_done_when_the_gate_opens() {
 
 #[tokio::test]
 async fn hints_are_passed_on_lost_doubled_and_delayed() {
-    let (memory, faulty) = place();
+    let (memory, faulty) = faulty_memory();
     let mut hints = faulty.hints();
     let short = Duration::from_millis(100);
     for (faults, expected) in [
@@ -116,7 +116,7 @@ async fn hints_are_passed_on_lost_doubled_and_delayed() {
 
 #[tokio::test]
 async fn another_life_is_told_by_every_answer() {
-    let (_, faulty) = place();
+    let (_, faulty) = faulty_memory();
     let before = faulty.acquire(&ask()).await.unwrap().incarnation;
     assert_eq!(faulty.renew(&[]).await.unwrap().incarnation, before);
     faulty.begin_another_life();
@@ -126,7 +126,7 @@ async fn another_life_is_told_by_every_answer() {
 #[tokio::test]
 async fn chance_can_be_repeated() {
     let fates = async |seed| {
-        let (_, faulty) = place();
+        let (_, faulty) = faulty_memory();
         faulty.by_chance(seed, Odds { drop_request: 30, drop_reply: 30, double: 20, ..Odds::default() });
         let mut fates = Vec::new();
         for _ in 0..50 {
@@ -141,7 +141,7 @@ async fn chance_can_be_repeated() {
 
 #[tokio::test]
 async fn a_doubled_request_is_done_twice() {
-    let (memory, faulty) = place();
+    let (memory, faulty) = faulty_memory();
     let request = ask();
     faulty.double_requests_of(BackendCall::Acquire, 1);
     assert!(matches!(faulty.acquire(&request).await.unwrap().value, Decision::Granted(_)));

@@ -2,10 +2,10 @@
 
 use leasehold_conformance::check;
 
-mod places;
+mod postgres_fixture;
 
 #[test]
 fn postgres() {
-    let server = places::Server::start("");
-    check(async |_clock| server.place());
+    let server = postgres_fixture::Server::start("");
+    check(async |_clock| server.namespace());
 }

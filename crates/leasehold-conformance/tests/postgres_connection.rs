@@ -2,10 +2,10 @@
 
 use leasehold_conformance::check;
 
-mod places;
+mod postgres_fixture;
 
 #[test]
 fn postgres_connection() {
-    let server = places::Server::start("liveness=connection");
-    check(async |_clock| server.place());
+    let server = postgres_fixture::Server::start("liveness=connection");
+    check(async |_clock| server.namespace());
 }

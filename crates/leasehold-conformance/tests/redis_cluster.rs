@@ -1,10 +1,10 @@
 //! The suite on a Redis cluster of three masters.
 
-mod redis_places;
+mod redis_fixture;
 
 use leasehold_conformance::check;
 use leasehold_testkit::redis::Cluster;
-use redis_places::Namespace;
+use redis_fixture::Namespace;
 
 #[test]
 fn redis_cluster() {

@@ -1,6 +1,6 @@
 //! The suite on a quorum of five Redis servers.
 
-mod redis_places;
+mod redis_fixture;
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use leasehold::{
 };
 use leasehold_conformance::{Fixture, check};
 use leasehold_testkit::redis::Server;
-use redis_places::Namespace;
+use redis_fixture::Namespace;
 
 /// One namespace on every server.
 struct OnAll {

@@ -15,23 +15,23 @@ use leasehold::{
 use leasehold_conformance::{Fixture, check};
 
 /// A bucket that lives as long as this instance on it.
-struct Place {
+struct BucketFixture {
     url: String,
     options: OpenOptions,
     _open: Arc<dyn Backend>,
 }
 
-async fn place(clock: Arc<dyn Clock>) -> Place {
-    static PLACES: AtomicU32 = AtomicU32::new(0);
-    let url = format!("cas:place-{}", PLACES.fetch_add(1, Ordering::Relaxed));
+async fn new_bucket(clock: Arc<dyn Clock>) -> BucketFixture {
+    static BUCKETS: AtomicU32 = AtomicU32::new(0);
+    let url = format!("cas:bucket-{}", BUCKETS.fetch_add(1, Ordering::Relaxed));
     let mut options = OpenOptions::new();
     options.clock = clock;
     let open = cas_backend::open(&url, &options).await.expect("a bucket can always be made");
-    Place { url, options, _open: open }
+    BucketFixture { url, options, _open: open }
 }
 
 #[async_trait::async_trait]
-impl Fixture for Place {
+impl Fixture for BucketFixture {
     async fn instance(&self) -> Arc<dyn Backend> {
         cas_backend::open(&self.url, &self.options).await.expect("the bucket is there")
     }
@@ -43,7 +43,7 @@ impl Fixture for Place {
 
 #[test]
 fn it_passes_the_suite() {
-    check(place);
+    check(new_bucket);
 }
 
 #[tokio::test]

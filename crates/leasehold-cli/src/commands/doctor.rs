@@ -71,7 +71,7 @@ async fn examine(context: &CommandContext<'_>, locks: &Leasehold) -> Vec<Finding
     if reached.severity == Severity::Failure || findings.iter().all(|finding| finding.subject != reached.subject) {
         findings.insert(0, reached);
     }
-    match (context.settings.user_only_notice(), context.settings.default_place()) {
+    match (context.settings.user_only_notice(), context.settings.default_directory()) {
         (Some(directory), _) => findings.push(Finding::new(Severity::Warning, "place", directory.sentence())),
         (None, Some(Ok(place))) => {
             let words = format!("{}, for the whole machine", place.path().display());

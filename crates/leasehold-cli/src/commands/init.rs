@@ -12,7 +12,7 @@ use std::{
 use leasehold::{
     backend::Severity,
     backends::{
-        file::{DefaultPlace, FileBackend, FileOptions},
+        file::{DefaultDirectory, FileBackend, FileOptions},
         postgres::{self, PostgresOptions},
     },
     clock::SystemClock,
@@ -39,7 +39,7 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &InitArgs) -> Result
     if !is_postgres && (args.print_sql || args.expose.is_some()) {
         return Err(CommandError::usage("--print-sql and --expose are for postgres:"));
     }
-    let is_default_file = context.settings.default_place().is_some();
+    let is_default_file = context.settings.default_directory().is_some();
     if !is_default_file && (args.group.is_some() || args.everybody) {
         return Err(CommandError::usage("--group and --everybody are for file: without a path")
             .hint("for a directory of your own: chgrp and chmod g+rwxs,+t it, and put ?mode=0660 into the URL"));
@@ -103,7 +103,7 @@ async fn database(context: &CommandContext<'_>, args: &InitArgs) -> Result<u8> {
 
 /// Makes the directory of the machine; without the right to, and if nobody is named to share it, the one of this user.
 async fn default_directory(context: &CommandContext<'_>, args: &InitArgs) -> Result<u8> {
-    let machine = DefaultPlace::of_machine();
+    let machine = DefaultDirectory::of_machine();
     match Access::of(args)? {
         Some(access) => make_or_check(&machine, &access)?,
         None if fs::symlink_metadata(&machine).is_err() && may_make(&machine) => {

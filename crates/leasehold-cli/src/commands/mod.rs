@@ -25,7 +25,7 @@ mod watch;
 
 use std::{ffi::OsString, path::PathBuf};
 
-use leasehold::{Holder, Leasehold, backends::file::DefaultPlace};
+use leasehold::{Holder, Leasehold, backends::file::DefaultDirectory};
 
 use crate::{
     args::{ChildArgs, Cli, Command, Global},
@@ -92,7 +92,7 @@ fn dispatch(cli: &Cli, args: &[OsString], output: &Output) -> Result<u8> {
 }
 
 /// What to do where the user's own place cannot be used: a program that runs as another user often keeps `$HOME`.
-fn own_place_hint() -> String {
+fn own_directory_hint() -> String {
     let absolute = |name| environment(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let (name, value) = match absolute("XDG_STATE_HOME") {
         Some(path) => ("XDG_STATE_HOME", path),
@@ -168,12 +168,12 @@ impl CommandContext<'_> {
         if lacks_schema {
             return failure.hint(self.settings.command("init"));
         }
-        match self.settings.default_place() {
-            Some(Ok(DefaultPlace::Machine(path))) if failure.code == exit::NO_PERMISSION => failure.hint(format!(
+        match self.settings.default_directory() {
+            Some(Ok(DefaultDirectory::Machine(path))) if failure.code == exit::NO_PERMISSION => failure.hint(format!(
                 "let this user use {0}, which is for the whole machine (ls -ld {0}), or name another place: -b file:///path",
                 path.display()
             )),
-            Some(Ok(DefaultPlace::User(_))) if failure.code == exit::NO_PERMISSION => failure.hint(own_place_hint()),
+            Some(Ok(DefaultDirectory::User(_))) if failure.code == exit::NO_PERMISSION => failure.hint(own_directory_hint()),
             _ => failure,
         }
     }

@@ -2,13 +2,13 @@
 
 use std::{fs, time::Duration};
 
-use crate::place::{AT_ONCE, Place, Ran, Running, until};
+use crate::sandbox::{AT_ONCE, Ran, Running, Sandbox, until};
 
 #[test]
 fn a_busy_lock_gives_75_and_names_its_holder() {
-    let place = Place::new();
-    let holder = place.hold("hello");
-    let ran = place.run(&["run", "-n", "hello", "--", "echo", "never"]);
+    let sandbox = Sandbox::new();
+    let holder = sandbox.hold("hello");
+    let ran = sandbox.run(&["run", "-n", "hello", "--", "echo", "never"]);
     ran.assert_code(75);
     assert_eq!(ran.stdout, "");
     let lines: Vec<&str> = ran.stderr.lines().collect();
@@ -20,14 +20,14 @@ fn a_busy_lock_gives_75_and_names_its_holder() {
     assert!(lines[0].contains(&format!(":{} (", holder.pid())) && lines[0].contains(") for "), "{ran:?}");
     assert_eq!(lines[1], "leasehold:   see it: leasehold inspect hello");
     for args in [&["-w", "0"][..], &["-en"], &["-e", "--nb"], &["--timeout", "0"]] {
-        place.run(&[&["run"], args, &["hello", "--", "echo", "never"]].concat()).assert_code(75);
+        sandbox.run(&[&["run"], args, &["hello", "--", "echo", "never"]].concat()).assert_code(75);
     }
 }
 
 /// The command after "see it: ", run by a shell that knows the binary by its name.
-fn paste(place: &Place, stderr: &str) -> Ran {
+fn paste(sandbox: &Sandbox, stderr: &str) -> Ran {
     let hint = stderr.lines().find_map(|line| line.split_once("see it: ")).unwrap().1;
-    let mut command = place.command("sh");
+    let mut command = sandbox.command("sh");
     let exe = std::path::Path::new(env!("CARGO_BIN_EXE_leasehold"));
     command.args(["-c", hint]).env("PATH", format!("{}:/usr/bin:/bin", exe.parent().unwrap().display()));
     Ran::of(command)
@@ -35,23 +35,23 @@ fn paste(place: &Place, stderr: &str) -> Ran {
 
 #[test]
 fn a_hint_means_the_place_that_was_asked() {
-    let place = Place::new();
-    let url = format!("{}?fsync=1&mode=0600", place.url());
-    let config = place.path("my config.toml");
+    let sandbox = Sandbox::new();
+    let url = format!("{}?fsync=1&mode=0600", sandbox.url());
+    let config = sandbox.path("my config.toml");
     fs::write(&config, format!("[backend.prod]\nurl = \"{url}\"\n")).unwrap();
     let config = config.to_str().unwrap();
     for flags in
         [&["-b", &url, "--namespace", "billing"][..], &["--config", config, "-b", "prod", "--namespace", "billing"]]
     {
-        let ready = place.path("ready");
+        let ready = sandbox.path("ready");
         let script = format!("touch {}; exec sleep 600", ready.display());
-        let _holder = Running::of(place.bare(&[flags, &["run", "it's", "-c", &script]].concat()));
+        let _holder = Running::of(sandbox.bare(&[flags, &["run", "it's", "-c", &script]].concat()));
         until("the holder runs", || ready.exists());
         fs::remove_file(ready).unwrap();
         for ask in [&["run", "-n", "it's", "true"][..], &["acquire", "-w", ".1", "--ttl", "1m", "it's"]] {
-            let busy = Ran::of(place.bare(&[flags, ask].concat()));
+            let busy = Ran::of(sandbox.bare(&[flags, ask].concat()));
             busy.assert_code(75);
-            let seen = paste(&place, &busy.stderr);
+            let seen = paste(&sandbox, &busy.stderr);
             seen.assert_code(0);
             assert!(seen.stdout.contains("HELD"), "{seen:?}");
             for line in seen.stdout.lines().filter(|line| line.contains("leasehold ")) {
@@ -63,63 +63,63 @@ fn a_hint_means_the_place_that_was_asked() {
 
 #[test]
 fn the_code_of_a_conflict_can_be_chosen() {
-    let place = Place::new();
-    let _holder = place.hold("x");
+    let sandbox = Sandbox::new();
+    let _holder = sandbox.hold("x");
     for code in [0, 1, 3, 255] {
-        let ran = place.run(&["run", "-n", "-E", &code.to_string(), "x", "--", "echo", "never"]);
+        let ran = sandbox.run(&["run", "-n", "-E", &code.to_string(), "x", "--", "echo", "never"]);
         ran.assert_code(code);
         assert_eq!(ran.stdout, "");
     }
-    let fine = place.run(&["run", "-n", "-E", "0", "x", "--", "true"]);
+    let fine = sandbox.run(&["run", "-n", "-E", "0", "x", "--", "true"]);
     assert_eq!(fine.stderr, "", "what is fine makes no mail");
-    let told = place.run(&["run", "-v", "-n", "-E", "0", "x", "--", "true"]);
+    let told = sandbox.run(&["run", "-v", "-n", "-E", "0", "x", "--", "true"]);
     assert!(told.stderr.contains("not waiting"), "{told:?}");
-    let quiet = place.run(&["run", "-q", "-n", "x", "--", "true"]);
+    let quiet = sandbox.run(&["run", "-q", "-n", "x", "--", "true"]);
     quiet.assert_code(75);
     assert_eq!(quiet.stderr, "");
 }
 
 #[test]
 fn patience_ends_when_it_was_told_to() {
-    let place = Place::new();
-    let _holder = place.hold("x");
+    let sandbox = Sandbox::new();
+    let _holder = sandbox.hold("x");
     for wait in [".2", "0.2s", "200ms"] {
-        let ran = place.run(&["run", "-w", wait, "x", "--", "echo", "never"]);
+        let ran = sandbox.run(&["run", "-w", wait, "x", "--", "echo", "never"]);
         ran.assert_code(75);
         assert!(ran.took >= Duration::from_millis(200), "{ran:?}");
         assert!(ran.took < AT_ONCE, "{ran:?}");
         assert!(ran.stderr.contains("gave up after 200ms (-w)"), "{ran:?}");
     }
-    assert_eq!(place.waiters("x"), 0);
+    assert_eq!(sandbox.waiters("x"), 0);
 }
 
 #[test]
 fn a_wait_off_a_terminal_says_what_it_waits_for() {
-    let place = Place::new();
-    let _holder = place.hold("x");
+    let sandbox = Sandbox::new();
+    let _holder = sandbox.hold("x");
     for (format, begins) in [("text", "leasehold: waiting for x — held by "), ("logfmt", "at=")] {
-        let ran = place.run(&["run", "--log-format", format, "-w", "2500ms", "x", "--", "true"]);
+        let ran = sandbox.run(&["run", "--log-format", format, "-w", "2500ms", "x", "--", "true"]);
         ran.assert_code(75);
         let waiting: Vec<&str> = ran.stderr.lines().filter(|line| line.contains("waiting for x")).collect();
         assert!(waiting.len() == 1 && waiting[0].starts_with(begins), "{ran:?}");
     }
-    let logfmt = place.run(&["run", "--log-format", "logfmt", "-n", "x", "--", "true"]);
+    let logfmt = sandbox.run(&["run", "--log-format", "logfmt", "-n", "x", "--", "true"]);
     let line = logfmt.stderr.lines().next().unwrap();
     assert!(
         line.contains(" event=not_acquired ") && line.contains(" message=\"x is held by ") && line.contains(" lock=x"),
         "{line}"
     );
-    let json = place.run(&["run", "--log-format", "json", "-n", "x", "--", "true"]);
+    let json = sandbox.run(&["run", "--log-format", "json", "-n", "x", "--", "true"]);
     let events: Vec<serde_json::Value> = json.stderr.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert!(events.iter().any(|event| event["event"] == "not_acquired"), "{json:?}");
 }
 
 #[test]
 fn a_long_wait_off_a_terminal_is_explained_at_doubling_intervals() {
-    let place = Place::new();
-    let _holder = place.hold("x");
-    let log = place.path("log");
-    let mut command = place.leasehold(&["--log-format", "json", "run", "x", "--", "true"]);
+    let sandbox = Sandbox::new();
+    let _holder = sandbox.hold("x");
+    let log = sandbox.path("log");
+    let mut command = sandbox.leasehold(&["--log-format", "json", "run", "x", "--", "true"]);
     command.stderr(fs::File::create(&log).unwrap());
     let _waiter = Running::of(command);
     let waited = || -> Vec<u64> {
@@ -134,11 +134,11 @@ fn a_long_wait_off_a_terminal_is_explained_at_doubling_intervals() {
 
 #[test]
 fn one_who_waits_gets_it_when_it_is_free() {
-    let place = Place::new();
-    let mut holder = place.hold("x");
-    let out = place.path("out");
-    let mut waiter = place.start(&["run", "-w", "20", "x", "-c", &format!("echo got it > {}", out.display())]);
-    until("it waits", || place.waiters("x") == 1);
+    let sandbox = Sandbox::new();
+    let mut holder = sandbox.hold("x");
+    let out = sandbox.path("out");
+    let mut waiter = sandbox.start(&["run", "-w", "20", "x", "-c", &format!("echo got it > {}", out.display())]);
+    until("it waits", || sandbox.waiters("x") == 1);
     assert!(!out.exists());
     holder.signal(rustix::process::Signal::TERM);
     assert_eq!(holder.code(), 143);
@@ -148,61 +148,61 @@ fn one_who_waits_gets_it_when_it_is_free() {
 
 #[test]
 fn readers_share_and_writers_do_not() {
-    let place = Place::new();
-    let read = |args: &[&str]| place.run(&[&["run", "-n", "-s"], args, &["x", "--", "true"]].concat());
+    let sandbox = Sandbox::new();
+    let read = |args: &[&str]| sandbox.run(&[&["run", "-n", "-s"], args, &["x", "--", "true"]].concat());
     let reader = {
-        let ready = place.path("reading");
-        let running = place.start(&["run", "-s", "x", "-c", &format!("touch {}; exec sleep 600", ready.display())]);
+        let ready = sandbox.path("reading");
+        let running = sandbox.start(&["run", "-s", "x", "-c", &format!("touch {}; exec sleep 600", ready.display())]);
         until("it reads", || ready.exists());
         running
     };
     read(&[]).assert_code(0);
-    place.run(&["run", "-n", "x", "--", "true"]).assert_code(75);
-    place.run(&["run", "-n", "-x", "x", "--", "true"]).assert_code(75);
-    let waits = place.start(&["run", "--holder", "writer-1", "x", "--", "true"]);
-    until("a writer waits", || place.waiters("x") == 1);
+    sandbox.run(&["run", "-n", "x", "--", "true"]).assert_code(75);
+    sandbox.run(&["run", "-n", "-x", "x", "--", "true"]).assert_code(75);
+    let waits = sandbox.start(&["run", "--holder", "writer-1", "x", "--", "true"]);
+    until("a writer waits", || sandbox.waiters("x") == 1);
     let behind = read(&[]);
     behind.assert_code(75);
     assert!(behind.stderr.contains("; writer-1 waits to write — not waiting (-n)"), "{behind:?}");
     drop((waits, reader));
-    let _writer = place.hold("x");
+    let _writer = sandbox.hold("x");
     read(&[]).assert_code(75);
 }
 
 #[test]
 fn a_semaphore_lets_so_many_in_and_one_name_has_one_shape() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let enter = |number: usize| -> Running {
-        let ready = place.path(&format!("in-{number}"));
+        let ready = sandbox.path(&format!("in-{number}"));
         let script = format!("touch {}; exec sleep 600", ready.display());
-        let running = place.start(&["run", "-j", "3", "gpu", "-c", &script]);
+        let running = sandbox.start(&["run", "-j", "3", "gpu", "-c", &script]);
         until("it is in", || ready.exists());
         running
     };
     let _first = enter(1);
     let _second = enter(2);
-    place.run(&["run", "-n", "-j", "3", "--permits", "2", "gpu", "--", "true"]).assert_code(75);
-    place.run(&["run", "-n", "-j", "3", "gpu", "--", "true"]).assert_code(0);
+    sandbox.run(&["run", "-n", "-j", "3", "--permits", "2", "gpu", "--", "true"]).assert_code(75);
+    sandbox.run(&["run", "-n", "-j", "3", "gpu", "--", "true"]).assert_code(0);
     let _third = enter(3);
-    place.run(&["run", "-n", "-j", "3", "gpu", "--", "true"]).assert_code(75);
+    sandbox.run(&["run", "-n", "-j", "3", "gpu", "--", "true"]).assert_code(75);
 
-    let other = place.run(&["run", "-n", "-j", "5", "gpu", "--", "true"]);
+    let other = sandbox.run(&["run", "-n", "-j", "5", "gpu", "--", "true"]);
     other.assert_code(64);
     assert!(other.stderr.contains("a semaphore of 5") && other.stderr.contains("a semaphore of 3"), "{other:?}");
-    place.run(&["run", "-n", "gpu", "--", "true"]).assert_code(64);
+    sandbox.run(&["run", "-n", "gpu", "--", "true"]).assert_code(64);
 }
 
 #[test]
 fn several_locks_are_taken_all_or_none() {
-    let place = Place::new();
-    let holder = place.hold("b");
-    place.run(&["run", "-n", "c", "--also", "a", "--also", "b", "--", "true"]).assert_code(75);
-    assert_eq!((place.holders("a"), place.holders("c")), (0, 0));
+    let sandbox = Sandbox::new();
+    let holder = sandbox.hold("b");
+    sandbox.run(&["run", "-n", "c", "--also", "a", "--also", "b", "--", "true"]).assert_code(75);
+    assert_eq!((sandbox.holders("a"), sandbox.holders("c")), (0, 0));
     drop(holder);
-    let env = place.path("env");
+    let env = sandbox.path("env");
     let script = format!("env > {}", env.display());
-    place.run(&["run", "c", "--also", "a", "--also", "b", "--also", "a", "-c", &script]).assert_code(0);
-    let env = crate::place::pairs(&env);
+    sandbox.run(&["run", "c", "--also", "a", "--also", "b", "--also", "a", "-c", &script]).assert_code(0);
+    let env = crate::sandbox::pairs(&env);
     assert_eq!(env["LEASEHOLD_LOCK"], "c");
     let stack: serde_json::Value = serde_json::from_str(&env["LEASEHOLD_LOCK_STACK"]).unwrap();
     let mut names: Vec<&str> = stack.as_array().unwrap().iter().map(|entry| entry["lock"].as_str().unwrap()).collect();
@@ -210,23 +210,23 @@ fn several_locks_are_taken_all_or_none() {
     names.sort_unstable();
     assert_eq!(names, ["a", "b"]);
     for name in ["a", "b", "c"] {
-        assert_eq!(place.holders(name), 0);
+        assert_eq!(sandbox.holders(name), 0);
     }
 }
 
 #[test]
 fn a_short_job_keeps_the_lock_for_its_shortest_hold() {
-    let place = Place::new();
-    let ran = place.run(&["run", "--min-hold", ".5", "x", "--", "sh", "-c", "exit 4"]);
+    let sandbox = Sandbox::new();
+    let ran = sandbox.run(&["run", "--min-hold", ".5", "x", "--", "sh", "-c", "exit 4"]);
     ran.assert_code(4);
     assert!(ran.took >= Duration::from_millis(500), "{ran:?}");
 
-    let done = place.path("done");
-    let mut holder = place.start(&["run", "--min-hold", "600", "x", "-c", &format!("touch {}", done.display())]);
-    until("the job has ended", || done.exists() && place.processes() == [holder.pid()]);
-    place.run(&["run", "-n", "x", "--", "true"]).assert_code(75);
+    let done = sandbox.path("done");
+    let mut holder = sandbox.start(&["run", "--min-hold", "600", "x", "-c", &format!("touch {}", done.display())]);
+    until("the job has ended", || done.exists() && sandbox.processes() == [holder.pid()]);
+    sandbox.run(&["run", "-n", "x", "--", "true"]).assert_code(75);
     std::thread::sleep(Duration::from_millis(50));
     holder.signal(rustix::process::Signal::TERM);
     assert_eq!(holder.code(), 0, "the job had ended well; only the holding was cut short");
-    assert_eq!(place.holders("x"), 0);
+    assert_eq!(sandbox.holders("x"), 0);
 }

@@ -4,27 +4,27 @@ use std::process::Stdio;
 
 use rustix::process::Signal;
 
-use crate::place::{Place, Running, is_alive, on_any_backend, read_soon};
+use crate::sandbox::{Running, Sandbox, is_alive, on_any_backend, read_soon};
 
 #[test]
 fn a_failure_and_a_skip_run_their_hooks_and_nothing_else_does() {
-    on_any_backend::a_failure_and_a_skip_run_their_hooks(&Place::new());
+    on_any_backend::a_failure_and_a_skip_run_their_hooks(&Sandbox::new());
 }
 
 #[test]
 fn what_a_hook_prints_stays_out_of_standard_output() {
-    let place = Place::new();
-    let ran = place.run(&["run", "--on-failure", "echo told", "x", "-c", "echo mine; exit 1"]);
+    let sandbox = Sandbox::new();
+    let ran = sandbox.run(&["run", "--on-failure", "echo told", "x", "-c", "echo mine; exit 1"]);
     ran.assert_code(1);
     assert_eq!((ran.stdout.as_str(), ran.stderr.as_str()), ("mine\n", "told\n"));
 }
 
 #[test]
 fn a_signal_that_asks_us_to_end_ends_a_hook_and_what_it_started() {
-    let place = Place::new();
-    let pids = place.path("pids");
+    let sandbox = Sandbox::new();
+    let pids = sandbox.path("pids");
     let hook = format!("sleep 999 & echo $$ $! > {}; wait", pids.display());
-    let mut command = place.leasehold(&["run", "--on-failure", &hook, "x", "--", "false"]);
+    let mut command = sandbox.leasehold(&["run", "--on-failure", &hook, "x", "--", "false"]);
     command.stderr(Stdio::piped());
     let running = Running::of(command);
     let pids = read_soon(&pids);

@@ -12,57 +12,58 @@ use rustix::{
     process::{Pid, PidfdFlags, Signal, pidfd_open},
 };
 
-use crate::place::{AT_ONCE, Place, Ran, is_alive, until};
+use crate::sandbox::{AT_ONCE, Ran, Sandbox, is_alive, until};
 
 /// The background process that keeps the lease of the script.
-fn keeper(place: &Place) -> Option<i32> {
+fn keeper(sandbox: &Sandbox) -> Option<i32> {
     let is_keeper = |pid: &i32| {
         let environ = fs::read_to_string(format!("/proc/{pid}/environ")).unwrap_or_default();
         environ.contains("\0LEASEHOLD_KEEPER=")
     };
-    place.processes().into_iter().find(is_keeper)
+    sandbox.processes().into_iter().find(is_keeper)
 }
 
 #[test]
 fn the_lock_is_free_at_once_when_the_process_is_killed() {
-    let place = Place::new();
-    let mut running = place.tied(&place.url(), "", "exec sleep 999");
-    assert_eq!(place.holders("x"), 1);
+    let sandbox = Sandbox::new();
+    let mut running = sandbox.tied(&sandbox.url(), "", "exec sleep 999");
+    assert_eq!(sandbox.holders("x"), 1);
     let killed = Instant::now();
     running.signal(Signal::KILL);
     running.wait();
-    let mut next = place.start(&["run", "x", "--", "true"]);
+    let mut next = sandbox.start(&["run", "x", "--", "true"]);
     assert_eq!(next.code(), 0);
     assert!(killed.elapsed() < AT_ONCE);
-    until("nothing is left of it", || place.processes().is_empty());
+    until("nothing is left of it", || sandbox.processes().is_empty());
 }
 
 #[test]
 fn a_script_that_releases_it_goes_on() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let exe = env!("CARGO_BIN_EXE_leasehold");
     let rest = format!("{exe} release --lease \"$lease\" && {exe} run -n x true && sleep 1; echo $?");
-    let ran = place.tied(&place.url(), "", &rest).finish();
+    let ran = sandbox.tied(&sandbox.url(), "", &rest).finish();
     ran.assert_code(0);
     assert_eq!((ran.stdout.as_str(), ran.stderr.as_str()), ("0\n", ""), "no signal came");
-    until("nothing is left of it", || place.processes().is_empty());
+    until("nothing is left of it", || sandbox.processes().is_empty());
 }
 
 #[test]
 fn a_process_whose_lock_is_lost_gets_a_signal() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     for (choice, code) in [("", 15), ("--on-lost kill", 9), ("--on-lost signal:USR1", 10)] {
-        let running = place.tied(&place.url(), choice, "exec sleep 999");
-        let fence = place.fence("x");
-        place.run(&["evict", "x", "--fence", &fence, "--reason", "host gone", "--yes"]).assert_code(0);
+        let running = sandbox.tied(&sandbox.url(), choice, "exec sleep 999");
+        let fence = sandbox.fence("x");
+        sandbox.run(&["evict", "x", "--fence", &fence, "--reason", "host gone", "--yes"]).assert_code(0);
         let ran = running.finish();
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ran.status), Some(code), "{choice}");
     }
-    let (go, rest) = (place.path("go"), format!("while ! test -e {}; do sleep .01; done", place.path("go").display()));
-    let mut running = place.tied(&place.url(), "--on-lost continue", &rest);
-    let kept_by = keeper(&place).unwrap();
-    let fence = place.fence("x");
-    place.run(&["evict", "x", "--fence", &fence, "--reason", "host gone", "--yes"]).assert_code(0);
+    let (go, rest) =
+        (sandbox.path("go"), format!("while ! test -e {}; do sleep .01; done", sandbox.path("go").display()));
+    let mut running = sandbox.tied(&sandbox.url(), "--on-lost continue", &rest);
+    let kept_by = keeper(&sandbox).unwrap();
+    let fence = sandbox.fence("x");
+    sandbox.run(&["evict", "x", "--fence", &fence, "--reason", "host gone", "--yes"]).assert_code(0);
     until("its keeper has noticed", || !is_alive(kept_by));
     fs::write(go, "").unwrap();
     assert_eq!(running.code(), 0);
@@ -70,15 +71,15 @@ fn a_process_whose_lock_is_lost_gets_a_signal() {
 
 #[test]
 fn the_keeper_stays_whoever_asks_it_to_end() {
-    let place = Place::new();
-    let running = place.tied(&place.url(), "", "exec sleep 999");
-    let kept_by = keeper(&place).unwrap();
+    let sandbox = Sandbox::new();
+    let running = sandbox.tied(&sandbox.url(), "", "exec sleep 999");
+    let kept_by = keeper(&sandbox).unwrap();
     for signal in [Signal::TERM, Signal::HUP, Signal::INT] {
         rustix::process::kill_process(Pid::from_raw(kept_by).unwrap(), signal).unwrap();
     }
     thread::sleep(Duration::from_millis(300));
     assert!(is_alive(kept_by));
-    assert_eq!(place.holders("x"), 1);
+    assert_eq!(sandbox.holders("x"), 1);
     let stat = fs::read_to_string(format!("/proc/{kept_by}/stat")).unwrap();
     let session = stat[stat.rfind(')').unwrap()..].split(' ').nth(4).unwrap().to_owned();
     assert_eq!(session, kept_by.to_string(), "a session of its own");
@@ -90,52 +91,52 @@ fn the_keeper_stays_whoever_asks_it_to_end() {
 
 #[test]
 fn one_who_waits_leaves_the_queue_when_nobody_wants_the_lease_any_more() {
-    let place = Place::new();
-    let _holder = place.hold("x");
+    let sandbox = Sandbox::new();
+    let _holder = sandbox.hold("x");
     let own = std::process::id().to_string();
     let start = || {
-        let waiter = place.start(&["acquire", "x", "--while-pid", &own]);
-        until("it waits", || place.waiters("x") == 1);
+        let waiter = sandbox.start(&["acquire", "x", "--while-pid", &own]);
+        until("it waits", || sandbox.waiters("x") == 1);
         waiter
     };
     let mut asked = start();
     asked.signal(Signal::TERM);
     assert_eq!(asked.code(), 143);
-    assert_eq!(place.waiters("x"), 0);
+    assert_eq!(sandbox.waiters("x"), 0);
 
     let killed = start();
     killed.signal(Signal::KILL);
-    until("the queue is left", || place.waiters("x") == 0);
+    until("the queue is left", || sandbox.waiters("x") == 0);
     drop(killed);
 
     let mut process = std::process::Command::new("sleep").arg("999").spawn().unwrap();
-    let mut waiter = place.start(&["acquire", "x", "--while-pid", &process.id().to_string()]);
-    until("it waits", || place.waiters("x") == 1);
+    let mut waiter = sandbox.start(&["acquire", "x", "--while-pid", &process.id().to_string()]);
+    until("it waits", || sandbox.waiters("x") == 1);
     process.kill().unwrap();
     assert_eq!(waiter.code(), 75);
     process.wait().unwrap();
-    place.run(&["acquire", "x", "-n", "--while-pid", &own]).assert_code(75);
-    assert_eq!(keeper(&place), None);
+    sandbox.run(&["acquire", "x", "-n", "--while-pid", &own]).assert_code(75);
+    assert_eq!(keeper(&sandbox), None);
 }
 
 #[test]
 fn a_pidfd_can_stand_for_the_process() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let mut process = std::process::Command::new("sleep").arg("999").spawn().unwrap();
     let pid = Pid::from_raw(i32::try_from(process.id()).unwrap()).unwrap();
     let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
     fcntl_setfd(&pidfd, FdFlags::empty()).unwrap();
-    let ran = place.run(&["acquire", "x", "--while-fd", &pidfd.as_raw_fd().to_string()]);
+    let ran = sandbox.run(&["acquire", "x", "--while-fd", &pidfd.as_raw_fd().to_string()]);
     ran.assert_code(0);
-    place.run(&["check", "--lease", ran.stdout.trim()]).assert_code(0);
+    sandbox.run(&["check", "--lease", ran.stdout.trim()]).assert_code(0);
     process.kill().unwrap();
     process.wait().unwrap();
-    until("the lock is free", || place.holders("x") == 0);
+    until("the lock is free", || sandbox.holders("x") == 0);
 
-    let no_pidfd = place.run(&["acquire", "x", "--while-fd", "1"]);
+    let no_pidfd = sandbox.run(&["acquire", "x", "--while-fd", "1"]);
     no_pidfd.assert_code(64);
     assert!(no_pidfd.stderr.contains("no open pidfd"), "{no_pidfd:?}");
-    let gone = Ran::of(place.leasehold(&["acquire", "x", "--while-pid", &pid.as_raw_pid().to_string()]));
+    let gone = Ran::of(sandbox.leasehold(&["acquire", "x", "--while-pid", &pid.as_raw_pid().to_string()]));
     gone.assert_code(64);
     assert!(gone.stderr.contains("there is no process"), "{gone:?}");
 }

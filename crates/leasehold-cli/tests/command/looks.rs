@@ -4,26 +4,27 @@ use std::{fs, process::Stdio};
 
 use rustix::process::Signal;
 
-use crate::place::{Place, Ran, Running, on_any_backend, until};
+use crate::sandbox::{Ran, Running, Sandbox, on_any_backend, until};
 
 #[test]
 fn a_list_shows_who_holds_and_who_waits() {
-    let place = Place::new();
-    let empty = place.run(&["list"]);
+    let sandbox = Sandbox::new();
+    let empty = sandbox.run(&["list"]);
     assert_eq!(empty.stdout, "0 locks, 0 waiting · file · namespace default\n");
-    let _report = place.hold("nightly-report");
-    let _waiter = place.start(&["run", "nightly-report", "--", "true"]);
-    let _permit = place.start(&["run", "-j", "4", "--permits", "2", "--holder", "job-17", "gpu", "--", "sleep", "600"]);
-    let _reader = place.start(&["run", "-s", "--holder", "web-1", "catalog", "--", "sleep", "600"]);
-    until("the first reads", || place.holders("catalog") == 1);
-    let _reader = place.start(&["run", "-s", "--holder", "web-2", "catalog", "--", "sleep", "600"]);
+    let _report = sandbox.hold("nightly-report");
+    let _waiter = sandbox.start(&["run", "nightly-report", "--", "true"]);
+    let _permit =
+        sandbox.start(&["run", "-j", "4", "--permits", "2", "--holder", "job-17", "gpu", "--", "sleep", "600"]);
+    let _reader = sandbox.start(&["run", "-s", "--holder", "web-1", "catalog", "--", "sleep", "600"]);
+    until("the first reads", || sandbox.holders("catalog") == 1);
+    let _reader = sandbox.start(&["run", "-s", "--holder", "web-2", "catalog", "--", "sleep", "600"]);
     until("all are there", || {
-        place.waiters("nightly-report") == 1 && place.holders("gpu") == 1 && place.holders("catalog") == 2
+        sandbox.waiters("nightly-report") == 1 && sandbox.holders("gpu") == 1 && sandbox.holders("catalog") == 2
     });
-    let lease = place.run(&["acquire", "deploy", "--ttl", "10m", "--holder", "ci-7"]);
+    let lease = sandbox.run(&["acquire", "deploy", "--ttl", "10m", "--holder", "ci-7"]);
     lease.assert_code(0);
 
-    let list = place.run(&["ls"]);
+    let list = sandbox.run(&["ls"]);
     let lines: Vec<Vec<&str>> = list
         .stdout
         .lines()
@@ -40,7 +41,7 @@ fn a_list_shows_who_holds_and_who_waits() {
     assert_eq!(lines[5], ["4 locks, 1 waiting · file · namespace default"]);
 
     let names = |args: &[&str]| -> Vec<String> {
-        let list = place.run(&[&["list", "--json"], args].concat()).json();
+        let list = sandbox.run(&[&["list", "--json"], args].concat()).json();
         list["locks"].as_array().unwrap().iter().map(|lock| lock["name"].as_str().unwrap().to_owned()).collect()
     };
     assert_eq!(names(&["n"]), ["nightly-report"]);
@@ -52,39 +53,39 @@ fn a_list_shows_who_holds_and_who_waits() {
     assert_eq!(names(&["--sort", "waiters"])[0], "nightly-report");
     assert_eq!(names(&["--sort", "expiry"])[0], "deploy");
     assert_eq!(names(&["--sort", "age"])[0], "nightly-report");
-    assert_eq!(place.run(&["list", "--no-headers", "gpu"]).stdout.lines().count(), 1);
+    assert_eq!(sandbox.run(&["list", "--no-headers", "gpu"]).stdout.lines().count(), 1);
 }
 
 #[test]
 fn a_live_list_follows_what_happens() {
-    let place = Place::new();
-    let out = place.path("out");
-    let mut command = place.leasehold(&["list", "-w"]);
+    let sandbox = Sandbox::new();
+    let out = sandbox.path("out");
+    let mut command = sandbox.leasehold(&["list", "-w"]);
     command.stdout(fs::File::create(&out).unwrap());
     let _live = Running::of(command);
     let shows = |text: &str| fs::read_to_string(&out).unwrap().contains(text);
     until("it begins", || shows("0 locks"));
-    let _holder = place.hold("x");
+    let _holder = sandbox.hold("x");
     until("it shows the lock", || shows("1 lock, 0 waiting"));
 }
 
 #[test]
 fn inspect_tells_all_about_one_lock() {
-    let place = Place::new();
-    let unknown = place.run(&["inspect", "x"]);
+    let sandbox = Sandbox::new();
+    let unknown = sandbox.run(&["inspect", "x"]);
     unknown.assert_code(1);
     assert!(unknown.stderr.starts_with("leasehold: nobody holds x"), "{unknown:?}");
-    place.run(&["run", "x", "-c", "exit 1"]).assert_code(1);
-    let free = place.run(&["inspect", "x"]);
+    sandbox.run(&["run", "x", "-c", "exit 1"]).assert_code(1);
+    let free = sandbox.run(&["inspect", "x"]);
     free.assert_code(0);
     assert!(free.stdout.starts_with("x   –   FREE\n") && free.stdout.contains("1 acquired"), "{free:?}");
     assert!(free.stdout.contains("1 failed") && free.stdout.contains("--failures"), "{free:?}");
 
-    let holder = place.hold("x");
-    let _waiter = place.start(&["run", "--note", "it is \"me\"", "x", "--", "true"]);
-    until("it waits", || place.waiters("x") == 1);
-    let held = place.run(&["inspect", "x"]).stdout;
-    let fence = place.fence("x");
+    let holder = sandbox.hold("x");
+    let _waiter = sandbox.start(&["run", "--note", "it is \"me\"", "x", "--", "true"]);
+    until("it waits", || sandbox.waiters("x") == 1);
+    let held = sandbox.run(&["inspect", "x"]).stdout;
+    let fence = sandbox.fence("x");
     for words in [
         "x   exclusive   HELD\n",
         &format!(":{}  \"/bin/sh\"\n", holder.pid()),
@@ -100,15 +101,15 @@ fn inspect_tells_all_about_one_lock() {
 
 #[test]
 fn history_can_be_asked_for_what_matters() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     for script in ["exit 0", "exit 1", "exit 0"] {
-        place.run(&["run", "a", "-c", script]);
+        sandbox.run(&["run", "a", "-c", script]);
     }
-    place.run(&["run", "ab", "-c", "exit 2"]);
-    let _holder = place.hold("a");
-    place.run(&["run", "-w", ".1", "a", "--", "true"]).assert_code(75);
+    sandbox.run(&["run", "ab", "-c", "exit 2"]);
+    let _holder = sandbox.hold("a");
+    sandbox.run(&["run", "-w", ".1", "a", "--", "true"]).assert_code(75);
     let events = |args: &[&str]| -> Vec<String> {
-        let ran = place.run(&[&["history", "--json"], args].concat());
+        let ran = sandbox.run(&[&["history", "--json"], args].concat());
         ran.assert_code(0);
         let lines = ran.stdout.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
         lines.map(|line| format!("{} {}", line["lock"].as_str().unwrap(), line["event"].as_str().unwrap())).collect()
@@ -121,49 +122,49 @@ fn history_can_be_asked_for_what_matters() {
     assert_eq!(events(&["--since", "1h"]).len(), 5);
     assert_eq!(events(&["--until", "1h"]).len(), 0);
     assert_eq!(events(&["--since", "2026-01-01", "--until", "2099-01-01T00:00:00Z"]).len(), 5);
-    let text = place.run(&["history", "a", "--failures"]).stdout;
+    let text = sandbox.run(&["history", "a", "--failures"]).stdout;
     assert!(text.starts_with("ENDED ") && text.contains("exit code 1  \"/bin/sh\""), "{text}");
 }
 
 #[test]
 fn a_name_without_history_is_told() {
-    on_any_backend::a_name_without_history_is_told(&Place::new());
+    on_any_backend::a_name_without_history_is_told(&Sandbox::new());
 }
 
 #[test]
 fn a_lock_that_min_hold_keeps_says_so() {
-    on_any_backend::a_lock_that_min_hold_keeps_says_so(&Place::new());
+    on_any_backend::a_lock_that_min_hold_keeps_says_so(&Sandbox::new());
 }
 
 #[test]
 fn one_who_waits_for_a_lock_that_min_hold_keeps_is_told() {
-    let place = Place::new();
-    let _kept = place.start(&["run", "--min-hold", "600s", "x", "-c", "exit 3"]);
-    until("its command has ended", || !place.inspect("x")["holders"][0]["command_ended"].is_null());
-    let waited = place.run(&["run", "-w", "2.5", "x", "--", "true"]);
+    let sandbox = Sandbox::new();
+    let _kept = sandbox.start(&["run", "--min-hold", "600s", "x", "-c", "exit 3"]);
+    until("its command has ended", || !sandbox.inspect("x")["holders"][0]["command_ended"].is_null());
+    let waited = sandbox.run(&["run", "-w", "2.5", "x", "--", "true"]);
     waited.assert_code(75);
     assert!(waited.stderr.contains(" (ended, kept for "), "{waited:?}");
 }
 
 #[test]
 fn a_place_in_the_queue_that_was_lost_is_no_failure() {
-    let place = Place::new();
-    let _holder = place.hold("x");
-    let waiter = place.start(&["run", "--holder", "w", "x", "--", "true"]);
-    until("it waits", || place.waiters("x") == 1);
+    let sandbox = Sandbox::new();
+    let _holder = sandbox.hold("x");
+    let waiter = sandbox.start(&["run", "--holder", "w", "x", "--", "true"]);
+    until("it waits", || sandbox.waiters("x") == 1);
     waiter.signal(Signal::KILL);
     drop(waiter);
-    until("history tells", || place.run(&["history", "x"]).stdout.contains("disconnected"));
-    let failures = place.run(&["history", "--failures", "x"]);
+    until("history tells", || sandbox.run(&["history", "x"]).stdout.contains("disconnected"));
+    let failures = sandbox.run(&["history", "--failures", "x"]);
     assert!(!failures.stdout.contains("disconnected"), "{failures:?}");
 }
 
 #[test]
 fn watch_tells_what_happens_as_it_happens() {
-    let place = Place::new();
-    let (all, some) = (place.path("all"), place.path("some"));
+    let sandbox = Sandbox::new();
+    let (all, some) = (sandbox.path("all"), sandbox.path("some"));
     let watch = |args: &[&str], out: &std::path::Path| {
-        let mut command = place.leasehold(&[&["watch"], args].concat());
+        let mut command = sandbox.leasehold(&[&["watch"], args].concat());
         let log = fs::File::create(out.with_extension("err")).unwrap();
         command.arg("-v").stdout(fs::File::create(out).unwrap()).stderr(log);
         let running = Running::of(command);
@@ -172,8 +173,8 @@ fn watch_tells_what_happens_as_it_happens() {
     };
     let _all = watch(&["--json"], &all);
     let _some = watch(&["x", "--event", "released"], &some);
-    place.run(&["run", "x", "--", "true"]).assert_code(0);
-    place.run(&["run", "y", "--", "true"]).assert_code(0);
+    sandbox.run(&["run", "x", "--", "true"]).assert_code(0);
+    sandbox.run(&["run", "y", "--", "true"]).assert_code(0);
     until("all are told", || fs::read_to_string(&all).unwrap().lines().count() == 4);
     let events: Vec<String> = fs::read_to_string(&all)
         .unwrap()
@@ -188,57 +189,57 @@ fn watch_tells_what_happens_as_it_happens() {
 
 #[test]
 fn evict_takes_away_what_was_looked_at_and_nothing_else() {
-    let place = Place::new();
-    let mut holder = place.hold("x");
-    let fence = place.fence("x");
-    let wrong = place.run(&["evict", "x", "--fence", "4182", "--reason", "host gone", "--yes"]);
+    let sandbox = Sandbox::new();
+    let mut holder = sandbox.hold("x");
+    let fence = sandbox.fence("x");
+    let wrong = sandbox.run(&["evict", "x", "--fence", "4182", "--reason", "host gone", "--yes"]);
     wrong.assert_code(1);
     assert!(wrong.stderr.contains("nothing was changed") && wrong.stderr.contains(&fence), "{wrong:?}");
-    place.run(&["evict", "y", "--fence", &fence, "--reason", "host gone", "--yes"]).assert_code(1);
-    let unconfirmed = place.run(&["evict", "x", "--fence", &fence, "--reason", "host gone"]);
+    sandbox.run(&["evict", "y", "--fence", &fence, "--reason", "host gone", "--yes"]).assert_code(1);
+    let unconfirmed = sandbox.run(&["evict", "x", "--fence", &fence, "--reason", "host gone"]);
     unconfirmed.assert_code(64);
     assert!(unconfirmed.stderr.contains("--yes"), "{unconfirmed:?}");
-    assert_eq!(place.holders("x"), 1);
+    assert_eq!(sandbox.holders("x"), 1);
     assert!(!holder.has_ended());
-    let mut command = place.leasehold(&["evict", "x", "--fence", &fence, "--reason", "host gone", "--yes"]);
+    let mut command = sandbox.leasehold(&["evict", "x", "--fence", &fence, "--reason", "host gone", "--yes"]);
     command.env("SUDO_USER", "alice").env("SSH_CONNECTION", "10.0.0.7 5022 10.0.0.1 22");
     Ran::of(command).assert_code(0);
     assert_eq!(holder.code(), 121);
-    let history = place.run(&["history", "x"]).stdout;
+    let history = sandbox.run(&["history", "x"]).stdout;
     assert!(history.contains("evicted") && history.contains("host gone (by alice@"), "{history}");
     assert!(history.contains(" from 10.0.0.7)"), "{history}");
 }
 
 #[test]
 fn doctor_tells_what_is_well_and_what_is_not() {
-    let place = Place::new();
-    let ran = place.run(&["doctor"]);
+    let sandbox = Sandbox::new();
+    let ran = sandbox.run(&["doctor"]);
     ran.assert_code(0);
     for words in ["ok    reachable ", " median, ", "fences: yes · fair queue: yes", "0 failures, "] {
         assert!(ran.stdout.contains(words), "{words}: {ran:?}");
     }
-    place.run(&["acquire", "x", "--ttl", "1m"]).assert_code(0);
-    fs::write(place.path("locks/default/records/x.json"), "nonsense").unwrap();
-    let ran = place.run(&["doctor"]);
+    sandbox.run(&["acquire", "x", "--ttl", "1m"]).assert_code(0);
+    fs::write(sandbox.path("locks/default/records/x.json"), "nonsense").unwrap();
+    let ran = sandbox.run(&["doctor"]);
     ran.assert_code(1);
     assert!(ran.stdout.contains("FAIL  record"), "{ran:?}");
-    let file = place.path("file");
+    let file = sandbox.path("file");
     fs::write(&file, "").unwrap();
     let url = format!("file://{}/locks", file.display());
-    let ran = place.run(&["-b", &url, "doctor"]);
+    let ran = sandbox.run(&["-b", &url, "doctor"]);
     ran.assert_code(1);
     assert!(ran.stdout.contains("FAIL  reachable"), "{ran:?}");
 }
 
 #[test]
 fn a_watcher_that_is_killed_is_forgotten() {
-    let place = Place::new();
-    let mut command = place.leasehold(&["watch", "-v"]);
-    let log = place.path("log");
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.leasehold(&["watch", "-v"]);
+    let log = sandbox.path("log");
     command.stderr(fs::File::create(&log).unwrap()).stdout(Stdio::null());
     let watcher = Running::of(command);
     until("it watches", || fs::read_to_string(&log).unwrap().contains("watching"));
     watcher.signal(Signal::KILL);
     drop(watcher);
-    place.run(&["run", "x", "--", "true"]).assert_code(0);
+    sandbox.run(&["run", "x", "--", "true"]).assert_code(0);
 }

@@ -2,48 +2,48 @@
 
 use std::{fs, process::Stdio};
 
-use crate::place::{AT_ONCE, Place, is_alive, kill, on_any_backend, read_soon, until};
+use crate::sandbox::{AT_ONCE, Sandbox, is_alive, kill, on_any_backend, read_soon, until};
 
 /// Starts a holder that writes the pids of its command and grandchild, and gives them.
-fn start_family(place: &Place, args: &[&str]) -> (crate::place::Running, i32, i32) {
-    let pids = place.path("pids");
+fn start_family(sandbox: &Sandbox, args: &[&str]) -> (crate::sandbox::Running, i32, i32) {
+    let pids = sandbox.path("pids");
     let script = format!("sh -c 'exec sleep 999' & echo $$ $! > {}; wait; wait", pids.display());
-    let mut command = place.leasehold(&[&["run"], args, &["x", "-c", &script]].concat());
+    let mut command = sandbox.leasehold(&[&["run"], args, &["x", "-c", &script]].concat());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let running = crate::place::Running::of(command);
+    let running = crate::sandbox::Running::of(command);
     let text = read_soon(&pids);
     fs::remove_file(pids).unwrap();
     let (child, grandchild) = text.split_once(' ').unwrap();
     (running, child.parse().unwrap(), grandchild.parse().unwrap())
 }
 
-fn evict(place: &Place) {
-    let fence = place.fence("x");
-    place.run(&["evict", "x", "--fence", &fence, "--reason", "host gone", "--yes"]).assert_code(0);
+fn evict(sandbox: &Sandbox) {
+    let fence = sandbox.fence("x");
+    sandbox.run(&["evict", "x", "--fence", &fence, "--reason", "host gone", "--yes"]).assert_code(0);
 }
 
 #[test]
 fn one_who_was_evicted_is_told_by_whom() {
-    on_any_backend::one_who_was_evicted_is_told_by_whom(&Place::new());
+    on_any_backend::one_who_was_evicted_is_told_by_whom(&Sandbox::new());
 }
 
 #[test]
 fn a_holder_that_was_killed_is_in_the_history_though_nobody_looked_at_its_lock() {
-    let place = Place::new();
-    let running = place.hold("x");
+    let sandbox = Sandbox::new();
+    let running = sandbox.hold("x");
     kill(running.pid());
-    until("it and its command are gone", || place.processes().is_empty());
-    let history = place.run(&["history", "--failures", "x"]);
+    until("it and its command are gone", || sandbox.processes().is_empty());
+    let history = sandbox.run(&["history", "--failures", "x"]);
     assert!(history.stdout.contains("disconnected"), "{history:?}");
 }
 
 #[test]
 fn an_evicted_holder_stops_its_command_and_all_below_it() {
-    let place = Place::new();
-    let report = place.path("report");
-    let (running, child, grandchild) = start_family(&place, &["--report", report.to_str().unwrap()]);
+    let sandbox = Sandbox::new();
+    let report = sandbox.path("report");
+    let (running, child, grandchild) = start_family(&sandbox, &["--report", report.to_str().unwrap()]);
     assert!(is_alive(child) && is_alive(grandchild));
-    evict(&place);
+    evict(&sandbox);
     let ran = running.finish();
     ran.assert_code(121);
     assert!(!is_alive(child) && !is_alive(grandchild), "no survivor");
@@ -54,63 +54,63 @@ fn an_evicted_holder_stops_its_command_and_all_below_it() {
     let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(report).unwrap()).unwrap();
     assert_eq!((&report["outcome"], &report["reason"]), (&"lost".into(), &"evicted".into()));
     assert_eq!((&report["exit_code"], &report["child"]["signal"]), (&121.into(), &"TERM".into()));
-    let history = place.run(&["history", "x", "--json"]).stdout;
+    let history = sandbox.run(&["history", "x", "--json"]).stdout;
     assert_eq!(history.lines().count(), 1, "evicted, and not released on top: {history}");
     assert!(history.contains("host gone"));
 }
 
 #[test]
 fn one_that_does_not_listen_to_term_is_killed_after_the_grace() {
-    let place = Place::new();
-    let (ready, told) = (place.path("ready"), place.path("told"));
+    let sandbox = Sandbox::new();
+    let (ready, told) = (sandbox.path("ready"), sandbox.path("told"));
     let script =
         format!("trap 'touch {}' TERM; touch {}; while :; do sleep .05; done", told.display(), ready.display());
-    let mut command = place.leasehold(&["run", "--kill-after", "2", "x", "-c", &script]);
+    let mut command = sandbox.leasehold(&["run", "--kill-after", "2", "x", "-c", &script]);
     command.stderr(Stdio::piped());
-    let running = crate::place::Running::of(command);
+    let running = crate::sandbox::Running::of(command);
     until("it runs", || ready.exists());
-    evict(&place);
+    evict(&sandbox);
     let ran = running.finish();
     ran.assert_code(121);
     assert!(told.exists(), "it has its grace");
     assert!(ran.stderr.contains("ended by KILL"), "{ran:?}");
-    place.assert_deserted();
+    sandbox.assert_deserted();
 }
 
 #[test]
 fn on_lost_can_be_chosen() {
-    let place = Place::new();
-    let said = place.path("said");
-    let ready = place.path("ready");
+    let sandbox = Sandbox::new();
+    let said = sandbox.path("said");
+    let ready = sandbox.path("ready");
     let script = format!(
         "trap 'echo usr1 > {}; exit 5' USR1; trap 'exit 6' TERM; touch {}; while :; do sleep .02; done",
         said.display(),
         ready.display()
     );
-    let mut signalled = place.start(&["run", "--on-lost", "signal:USR1", "x", "-c", &script]);
+    let mut signalled = sandbox.start(&["run", "--on-lost", "signal:USR1", "x", "-c", &script]);
     until("it runs", || ready.exists());
-    evict(&place);
+    evict(&sandbox);
     assert_eq!(signalled.code(), 121);
     assert_eq!(fs::read_to_string(&said).unwrap(), "usr1\n");
     fs::remove_file(&ready).unwrap();
 
     // After TERM it would have twenty seconds.
     let kill = ["run", "--on-lost", "kill", "--ttl", "2m", "--kill-after", "20s", "x", "-c"];
-    let mut killed = place.start(&[&kill[..], &[&format!("trap '' TERM; {script}")]].concat());
+    let mut killed = sandbox.start(&[&kill[..], &[&format!("trap '' TERM; {script}")]].concat());
     until("it runs", || ready.exists());
     let before = std::time::Instant::now();
-    evict(&place);
+    evict(&sandbox);
     assert_eq!(killed.code(), 121);
     assert!(before.elapsed() < AT_ONCE, "KILL at once");
     fs::remove_file(&ready).unwrap();
 
-    let out = place.path("out");
+    let out = sandbox.path("out");
     let script = format!("touch {}; sleep 1; echo done > {}", ready.display(), out.display());
-    let mut command = place.leasehold(&["run", "--on-lost", "continue", "x", "-c", &script]);
+    let mut command = sandbox.leasehold(&["run", "--on-lost", "continue", "x", "-c", &script]);
     command.stderr(Stdio::piped());
-    let running = crate::place::Running::of(command);
+    let running = crate::sandbox::Running::of(command);
     until("it runs", || ready.exists());
-    evict(&place);
+    evict(&sandbox);
     let ran = running.finish();
     ran.assert_code(121);
     assert!(ran.stderr.contains("warning: --on-lost continue") && ran.stderr.contains("LOST x"), "{ran:?}");
@@ -119,36 +119,36 @@ fn on_lost_can_be_chosen() {
 
 #[test]
 fn what_left_the_group_is_stopped_too_when_the_lock_is_lost() {
-    let place = Place::new();
-    let pid = place.path("pid");
+    let sandbox = Sandbox::new();
+    let pid = sandbox.path("pid");
     let script = format!("setsid sh -c 'echo $$ > {}; exec sleep 999' & wait", pid.display());
-    let mut running = place.start(&["run", "x", "-c", &script]);
+    let mut running = sandbox.start(&["run", "x", "-c", &script]);
     let escaped: i32 = read_soon(&pid).parse().unwrap();
-    evict(&place);
+    evict(&sandbox);
     assert_eq!(running.code(), 121);
     assert!(!is_alive(escaped));
 }
 
 #[test]
 fn a_nested_run_ends_with_the_outer_lock() {
-    let place = Place::new();
-    let pid = place.path("pid");
+    let sandbox = Sandbox::new();
+    let pid = sandbox.path("pid");
     let inner = format!("trap '' TERM; echo $$ > {}; while :; do sleep .05; done", pid.display());
     let exe = env!("CARGO_BIN_EXE_leasehold");
-    let mut outer = place.start(&["run", "--kill-after", ".3", "x", "--", exe, "run", "y", "-c", &inner]);
+    let mut outer = sandbox.start(&["run", "--kill-after", ".3", "x", "--", exe, "run", "y", "-c", &inner]);
     let innermost: i32 = read_soon(&pid).parse().unwrap();
-    evict(&place);
+    evict(&sandbox);
     assert_eq!(outer.code(), 121);
     assert!(!is_alive(innermost));
-    until("y is free", || place.holders("y") == 0);
+    until("y is free", || sandbox.holders("y") == 0);
 }
 
 #[test]
 fn a_lock_that_was_taken_away_before_the_release_gives_121() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let exe = env!("CARGO_BIN_EXE_leasehold");
     // The command itself gives the lease back: when it ends, there is nothing left to release.
-    let ran = place.run(&["run", "x", "--", exe, "release"]);
+    let ran = sandbox.run(&["run", "x", "--", exe, "release"]);
     ran.assert_code(121);
     assert!(ran.stderr.contains("LOST x"), "{ran:?}");
 }

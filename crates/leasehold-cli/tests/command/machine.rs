@@ -9,13 +9,13 @@ use std::{
     process::Command,
 };
 
-use crate::place::{Place, Ran, Running, until};
+use crate::sandbox::{Ran, Running, Sandbox, until};
 
-/// A place that other users can enter, with a home for each.
-fn open_place() -> Place {
-    let place = Place::new();
-    fs::set_permissions(place.path("."), fs::Permissions::from_mode(0o755)).unwrap();
-    place
+/// A sandbox that other users can enter, with a home for each.
+fn open_sandbox() -> Sandbox {
+    let sandbox = Sandbox::new();
+    fs::set_permissions(sandbox.path("."), fs::Permissions::from_mode(0o755)).unwrap();
+    sandbox
 }
 
 fn is_root() -> bool {
@@ -23,10 +23,10 @@ fn is_root() -> bool {
 }
 
 /// The command as another user, where the tests may become one.
-fn as_user(place: &Place, id: u32, args: &[&str]) -> Command {
-    let mut command = place.bare(args);
+fn as_user(sandbox: &Sandbox, id: u32, args: &[&str]) -> Command {
+    let mut command = sandbox.bare(args);
     if is_root() {
-        let home = place.path(&format!("home-{id}"));
+        let home = sandbox.path(&format!("home-{id}"));
         fs::create_dir_all(&home).unwrap();
         std::os::unix::fs::chown(&home, Some(id), Some(id)).unwrap();
         command.env("HOME", home).uid(id).gid(id);
@@ -35,53 +35,53 @@ fn as_user(place: &Place, id: u32, args: &[&str]) -> Command {
 }
 
 /// Starts a holder on `file:` and waits until its command runs.
-fn hold(place: &Place, name: &str) -> Running {
-    let ready = place.path(&format!("held-{name}"));
+fn hold(sandbox: &Sandbox, name: &str) -> Running {
+    let ready = sandbox.path(&format!("held-{name}"));
     let script = format!("touch {}; exec sleep 600", ready.display());
-    let running = Running::of(place.bare(&["run", name, "-c", &script]));
+    let running = Running::of(sandbox.bare(&["run", name, "-c", &script]));
     until("the holder runs", || ready.exists());
     running
 }
 
 #[test]
 fn all_users_of_a_machine_meet_in_the_place_that_was_made_for_it() {
-    let place = open_place();
-    let made = Ran::of(place.bare(&["init", "file:", "--everybody"]));
+    let sandbox = open_sandbox();
+    let made = Ran::of(sandbox.bare(&["init", "file:", "--everybody"]));
     made.assert_code(0);
     assert!(made.stdout.contains("machine, for every user of this machine"), "{made:?}");
-    let again = Ran::of(place.bare(&["init"]));
+    let again = Ran::of(sandbox.bare(&["init"]));
     again.assert_code(0);
     assert_eq!(again.stdout, made.stdout);
-    let _holder = hold(&place, "x");
-    let busy = Ran::of(as_user(&place, 65534, &["run", "-n", "x", "--", "true"]));
+    let _holder = hold(&sandbox, "x");
+    let busy = Ran::of(as_user(&sandbox, 65534, &["run", "-n", "x", "--", "true"]));
     busy.assert_code(75);
-    Ran::of(as_user(&place, 65534, &["--namespace", "other", "run", "y", "--", "true"])).assert_code(0);
-    Ran::of(place.bare(&["--namespace", "other", "run", "y", "--", "true"])).assert_code(0);
-    assert!(!place.path("home/.local").exists() && !place.path("home-65534/.local").exists());
-    let doctor = Ran::of(place.bare(&["doctor"]));
+    Ran::of(as_user(&sandbox, 65534, &["--namespace", "other", "run", "y", "--", "true"])).assert_code(0);
+    Ran::of(sandbox.bare(&["--namespace", "other", "run", "y", "--", "true"])).assert_code(0);
+    assert!(!sandbox.path("home/.local").exists() && !sandbox.path("home-65534/.local").exists());
+    let doctor = Ran::of(sandbox.bare(&["doctor"]));
     assert!(doctor.stdout.contains("for the whole machine") && !doctor.stdout.contains("only"), "{doctor:?}");
 }
 
 #[test]
 fn init_says_for_whom_the_place_of_the_machine_is() {
-    let place = open_place();
-    let asked = Ran::of(place.bare(&["init", "file:"]));
+    let sandbox = open_sandbox();
+    let asked = Ran::of(sandbox.bare(&["init", "file:"]));
     asked.assert_code(64);
     assert!(asked.stderr.contains("--group NAME") && asked.stderr.contains("--everybody"), "{asked:?}");
-    assert!(!place.path("machine").exists() && !place.path("home/.local").exists());
-    Ran::of(place.bare(&["init", "file:", "--everybody", "--group", "nogroup"])).assert_code(64);
-    Ran::of(place.bare(&["init", "file:", "--everybody"])).assert_code(0);
-    Ran::of(place.bare(&["init", "file:", "--everybody"])).assert_code(0);
-    let other = Ran::of(place.bare(&["init", "file:", "--group", "nogroup"]));
+    assert!(!sandbox.path("machine").exists() && !sandbox.path("home/.local").exists());
+    Ran::of(sandbox.bare(&["init", "file:", "--everybody", "--group", "nogroup"])).assert_code(64);
+    Ran::of(sandbox.bare(&["init", "file:", "--everybody"])).assert_code(0);
+    Ran::of(sandbox.bare(&["init", "file:", "--everybody"])).assert_code(0);
+    let other = Ran::of(sandbox.bare(&["init", "file:", "--group", "nogroup"]));
     other.assert_code(78);
     assert!(other.stderr.contains("for every user of this machine; not changed"), "{other:?}");
 }
 
 #[test]
 fn a_lock_taken_while_init_runs_does_not_make_the_place_of_the_machine_private() {
-    let place = open_place();
+    let sandbox = open_sandbox();
     // Rights are set three seconds after the directory is made.
-    let mut slow = place.command("strace");
+    let mut slow = sandbox.command("strace");
     slow.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=chmod,fchmodat", "-e"]).args([
         "inject=chmod,fchmodat:delay_enter=3s:when=1",
         env!("CARGO_BIN_EXE_leasehold"),
@@ -91,10 +91,10 @@ fn a_lock_taken_while_init_runs_does_not_make_the_place_of_the_machine_private()
     ]);
     let init = Running::of(slow);
     let is_made = |file: fs::DirEntry| file.file_name().to_string_lossy().contains("machine");
-    until("init has made it", || fs::read_dir(place.path(".")).unwrap().flatten().any(is_made));
-    Ran::of(place.bare(&["run", "x", "--", "true"])).assert_code(0);
+    until("init has made it", || fs::read_dir(sandbox.path(".")).unwrap().flatten().any(is_made));
+    Ran::of(sandbox.bare(&["run", "x", "--", "true"])).assert_code(0);
     init.finish().assert_code(0);
-    let format = fs::metadata(place.path("machine/default/format")).unwrap();
+    let format = fs::metadata(sandbox.path("machine/default/format")).unwrap();
     assert_eq!(format.mode() & 0o777, 0o666, "every user may use it");
 }
 
@@ -103,24 +103,24 @@ fn a_place_of_the_machine_that_may_not_be_used_is_not_replaced_by_another() {
     if !is_root() {
         return;
     }
-    let place = open_place();
-    let made = Ran::of(place.bare(&["init", "file:", "--group", "nogroup"]));
+    let sandbox = open_sandbox();
+    let made = Ran::of(sandbox.bare(&["init", "file:", "--group", "nogroup"]));
     made.assert_code(0);
     assert!(made.stdout.contains("for the group nogroup"), "{made:?}");
-    let machine = fs::metadata(place.path("machine")).unwrap();
+    let machine = fs::metadata(sandbox.path("machine")).unwrap();
     assert_eq!((machine.mode() & 0o7777, machine.gid()), (0o3770, 65534));
-    Ran::of(as_user(&place, 65534, &["run", "x", "--", "true"])).assert_code(0);
-    Ran::of(place.bare(&["run", "x", "--", "true"])).assert_code(0);
-    Ran::of(as_user(&place, 65534, &["--namespace", "n", "run", "x", "--", "true"])).assert_code(0);
+    Ran::of(as_user(&sandbox, 65534, &["run", "x", "--", "true"])).assert_code(0);
+    Ran::of(sandbox.bare(&["run", "x", "--", "true"])).assert_code(0);
+    Ran::of(as_user(&sandbox, 65534, &["--namespace", "n", "run", "x", "--", "true"])).assert_code(0);
 
-    let stranger = Ran::of(as_user(&place, 65533, &["run", "x", "--", "true"]));
+    let stranger = Ran::of(as_user(&sandbox, 65533, &["run", "x", "--", "true"]));
     stranger.assert_code(77);
     assert!(stranger.stderr.contains("which is for the whole machine"), "{stranger:?}");
-    assert!(!place.path("home-65533/.local").exists());
-    let other = Ran::of(place.bare(&["init", "file:", "--group", "daemon"]));
+    assert!(!sandbox.path("home-65533/.local").exists());
+    let other = Ran::of(sandbox.bare(&["init", "file:", "--group", "daemon"]));
     other.assert_code(78);
     assert!(other.stderr.contains("is there already, for the group nogroup"), "{other:?}");
-    let refused = Ran::of(as_user(&place, 65533, &["init", "file:", "--group", "nogroup"]));
+    let refused = Ran::of(as_user(&sandbox, 65533, &["init", "file:", "--group", "nogroup"]));
     refused.assert_code(77);
 }
 
@@ -129,10 +129,10 @@ fn a_place_of_the_machine_that_its_owner_made_by_its_path_is_refused_with_what_t
     if !is_root() {
         return;
     }
-    let place = open_place();
-    let machine = format!("file://{}", place.path("machine").display());
-    Ran::of(place.bare(&["-b", &machine, "run", "x", "--", "true"])).assert_code(0);
-    let stranger = Ran::of(as_user(&place, 65534, &["run", "x", "--", "true"]));
+    let sandbox = open_sandbox();
+    let machine = format!("file://{}", sandbox.path("machine").display());
+    Ran::of(sandbox.bare(&["-b", &machine, "run", "x", "--", "true"])).assert_code(0);
+    let stranger = Ran::of(as_user(&sandbox, 65534, &["run", "x", "--", "true"]));
     stranger.assert_code(77);
     assert!(stranger.stderr.contains("only its owner may use it"), "{stranger:?}");
     assert!(stranger.stderr.contains("sudo leasehold init file: --group NAME"), "{stranger:?}");
@@ -140,23 +140,23 @@ fn a_place_of_the_machine_that_its_owner_made_by_its_path_is_refused_with_what_t
 
 #[test]
 fn a_place_of_one_user_says_so() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let says = |ran: &Ran| format!("{ran:?}").contains("this user only");
-    let _holder = hold(&place, "x");
+    let _holder = hold(&sandbox, "x");
     for args in
         [&["list"][..], &["inspect", "x"], &["inspect", "unknown"], &["doctor"], &["run", "-v", "y", "--", "true"]]
     {
-        let ran = Ran::of(place.bare(args));
+        let ran = Ran::of(sandbox.bare(args));
         assert!(says(&ran), "{ran:?}");
     }
-    let quiet = Ran::of(place.bare(&["run", "y", "--", "true"]));
+    let quiet = Ran::of(sandbox.bare(&["run", "y", "--", "true"]));
     assert_eq!(quiet.stderr, "");
     // One who chose a directory knows.
-    let chosen = place.run(&["list"]);
+    let chosen = sandbox.run(&["list"]);
     assert!(!says(&chosen), "{chosen:?}");
     if is_root() {
-        let place = open_place();
-        let own = Ran::of(as_user(&place, 65534, &["init"]));
+        let sandbox = open_sandbox();
+        let own = Ran::of(as_user(&sandbox, 65534, &["init"]));
         own.assert_code(0);
         assert!(says(&own) && own.stdout.contains("sudo leasehold init file:"), "{own:?}");
     }
@@ -164,49 +164,49 @@ fn a_place_of_one_user_says_so() {
 
 #[test]
 fn leases_in_the_place_of_the_user_keep_the_one_of_the_machine_closed() {
-    let place = Place::new();
-    let holder = hold(&place, "x");
-    Ran::of(place.bare(&["init", "file:", "--everybody"])).assert_code(0);
-    let closed = Ran::of(place.bare(&["run", "y", "--", "true"]));
+    let sandbox = Sandbox::new();
+    let holder = hold(&sandbox, "x");
+    Ran::of(sandbox.bare(&["init", "file:", "--everybody"])).assert_code(0);
+    let closed = Ran::of(sandbox.bare(&["run", "y", "--", "true"]));
     closed.assert_code(69);
     assert!(closed.stderr.contains("home/.local/state/leasehold, where it led before: process "), "{closed:?}");
     assert!(closed.stderr.contains("lock x;"), "{closed:?}");
     drop(holder);
-    until("the holder's lease is gone", || Ran::of(place.bare(&["run", "y", "--", "true"])).code() == 0);
-    assert!(place.path("machine/default/records").is_dir());
+    until("the holder's lease is gone", || Ran::of(sandbox.bare(&["run", "y", "--", "true"])).code() == 0);
+    assert!(sandbox.path("machine/default/records").is_dir());
 }
 
 #[test]
 fn files_out_of_use_in_the_place_of_the_user_do_not_close_the_one_of_the_machine() {
-    let place = Place::new();
-    let lease = Ran::of(place.bare(&["acquire", "x", "--ttl", "1h"])).stdout;
-    let records = place.path("home/.local/state/leasehold/default/records");
+    let sandbox = Sandbox::new();
+    let lease = Ran::of(sandbox.bare(&["acquire", "x", "--ttl", "1h"])).stdout;
+    let records = sandbox.path("home/.local/state/leasehold/default/records");
     // A process that ends may leave the file of its last record under such a name.
     fs::copy(records.join("x.json"), records.join(".0123456789abcdef0123456789abcdef-0")).unwrap();
-    Ran::of(place.bare(&["release", "--lease", lease.trim()])).assert_code(0);
-    Ran::of(place.bare(&["init", "file:", "--everybody"])).assert_code(0);
-    Ran::of(place.bare(&["run", "y", "--", "true"])).assert_code(0);
+    Ran::of(sandbox.bare(&["release", "--lease", lease.trim()])).assert_code(0);
+    Ran::of(sandbox.bare(&["init", "file:", "--everybody"])).assert_code(0);
+    Ran::of(sandbox.bare(&["run", "y", "--", "true"])).assert_code(0);
 }
 
 #[test]
 fn a_process_without_leases_in_the_place_of_the_user_keeps_the_one_of_the_machine_closed() {
-    let place = Place::new();
-    let idle = Running::of(place.bare(&["watch"]));
-    let presence = place.path("home/.local/state/leasehold/default/presence");
+    let sandbox = Sandbox::new();
+    let idle = Running::of(sandbox.bare(&["watch"]));
+    let presence = sandbox.path("home/.local/state/leasehold/default/presence");
     let has_name = |file: fs::DirEntry| !file.file_name().to_string_lossy().starts_with('.');
     until("it is there", || fs::read_dir(&presence).is_ok_and(|files| files.flatten().any(has_name)));
-    Ran::of(place.bare(&["init", "file:", "--everybody"])).assert_code(0);
-    let closed = Ran::of(place.bare(&["run", "y", "--", "true"]));
+    Ran::of(sandbox.bare(&["init", "file:", "--everybody"])).assert_code(0);
+    let closed = Ran::of(sandbox.bare(&["run", "y", "--", "true"]));
     closed.assert_code(69);
     assert!(closed.stderr.contains(&format!("where it led before: process {};", idle.pid())), "{closed:?}");
     drop(idle);
-    Ran::of(place.bare(&["run", "y", "--", "true"])).assert_code(0);
+    Ran::of(sandbox.bare(&["run", "y", "--", "true"])).assert_code(0);
 }
 
 #[test]
 fn without_a_home_and_a_place_of_the_machine_the_error_says_how_to_make_one() {
-    let place = Place::new();
-    let mut command = place.bare(&["run", "x", "--", "true"]);
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.bare(&["run", "x", "--", "true"]);
     command.env_remove("HOME");
     let ran = Ran::of(command);
     ran.assert_code(78);
@@ -218,12 +218,12 @@ fn a_home_that_may_not_be_entered_is_named_with_what_to_do() {
     if !is_root() {
         return;
     }
-    let place = open_place();
-    let home = place.path("home-of-another");
+    let sandbox = open_sandbox();
+    let home = sandbox.path("home-of-another");
     fs::create_dir(&home).unwrap();
     fs::set_permissions(&home, fs::Permissions::from_mode(0o700)).unwrap();
     let run = |args: &[&str], variables: &[(&str, &std::path::Path)]| {
-        let mut command = as_user(&place, 65534, args);
+        let mut command = as_user(&sandbox, 65534, args);
         command.envs(variables.iter().copied());
         Ran::of(command)
     };
@@ -256,36 +256,36 @@ fn the_home_of_another_user_does_not_close_the_place_of_the_machine() {
     if !is_root() {
         return;
     }
-    let place = open_place();
-    Ran::of(place.bare(&["init", "file:", "--everybody"])).assert_code(0);
-    let home = place.path("home-of-another");
+    let sandbox = open_sandbox();
+    Ran::of(sandbox.bare(&["init", "file:", "--everybody"])).assert_code(0);
+    let home = sandbox.path("home-of-another");
     fs::create_dir(&home).unwrap();
     fs::set_permissions(&home, fs::Permissions::from_mode(0o700)).unwrap();
-    let mut command = as_user(&place, 65534, &["run", "x", "--", "true"]);
+    let mut command = as_user(&sandbox, 65534, &["run", "x", "--", "true"]);
     command.env("HOME", &home);
     Ran::of(command).assert_code(0);
 
     // One's own directory may hold leases, although it cannot be entered now.
     std::os::unix::fs::chown(&home, Some(65534), None).unwrap();
     fs::set_permissions(&home, fs::Permissions::from_mode(0o000)).unwrap();
-    let mut command = as_user(&place, 65534, &["run", "x", "--", "true"]);
+    let mut command = as_user(&sandbox, 65534, &["run", "x", "--", "true"]);
     command.env("HOME", &home);
     Ran::of(command).assert_code(77);
 }
 
 #[test]
 fn init_succeeds_on_a_directory_too() {
-    let place = Place::new();
-    let made = place.run(&["init"]);
+    let sandbox = Sandbox::new();
+    let made = sandbox.run(&["init"]);
     made.assert_code(0);
-    assert_eq!(made.stdout, format!("ready: {}\n", place.url()));
-    assert!(place.path("locks/default/records").is_dir());
+    assert_eq!(made.stdout, format!("ready: {}\n", sandbox.url()));
+    assert!(sandbox.path("locks/default/records").is_dir());
     for args in [
         &["init", "--group", "daemon"][..],
         &["init", "--everybody"],
         &["init", "--print-sql"],
         &["-b", "file:", "init", "file:"],
     ] {
-        place.run(args).assert_code(64);
+        sandbox.run(args).assert_code(64);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::place::{Place, Running, on_any_backend};
+use crate::sandbox::{Running, Sandbox, on_any_backend};
 
 /// The number of this series.
 fn number(text: &str, series: &str) -> f64 {
@@ -12,31 +12,31 @@ fn number(text: &str, series: &str) -> f64 {
 
 #[test]
 fn runs_are_counted_and_recorded() {
-    on_any_backend::runs_are_counted_and_recorded(&Place::new());
+    on_any_backend::runs_are_counted_and_recorded(&Sandbox::new());
 }
 
 #[test]
 fn runs_add_up_also_when_several_end_at_once() {
-    let place = Place::new();
-    let folder = place.path("metrics");
+    let sandbox = Sandbox::new();
+    let folder = sandbox.path("metrics");
     fs::create_dir(&folder).unwrap();
     let folder = folder.to_str().unwrap();
     let flags = ["run", "--metrics-textfile", folder];
     let mut readers: Vec<Running> =
-        (0..6).map(|_| place.start(&[&flags[..], &["-s", "x", "--", "true"]].concat())).collect();
+        (0..6).map(|_| sandbox.start(&[&flags[..], &["-s", "x", "--", "true"]].concat())).collect();
     for reader in &mut readers {
         assert_eq!(reader.code(), 0);
     }
-    place.run(&[&flags[..], &["--max-hold", ".1", "x", "--", "sleep", "600"]].concat()).assert_code(124);
-    let holder = place.hold("x");
+    sandbox.run(&[&flags[..], &["--max-hold", ".1", "x", "--", "sleep", "600"]].concat()).assert_code(124);
+    let holder = sandbox.hold("x");
     for wait in ["0", ".05"] {
-        place.run(&[&flags[..], &["-w", wait, "x", "--", "true"]].concat()).assert_code(75);
+        sandbox.run(&[&flags[..], &["-w", wait, "x", "--", "true"]].concat()).assert_code(75);
     }
     drop(holder);
     let exe = env!("CARGO_BIN_EXE_leasehold");
-    place.run(&[&flags[..], &["x", "--", exe, "release"]].concat()).assert_code(121);
+    sandbox.run(&[&flags[..], &["x", "--", exe, "release"]].concat()).assert_code(121);
 
-    let text = fs::read_to_string(place.path("metrics/leasehold.prom")).unwrap();
+    let text = fs::read_to_string(sandbox.path("metrics/leasehold.prom")).unwrap();
     let shared = "backend=\"file\",namespace=\"default\",mode=\"shared\"";
     let exclusive = shared.replace("shared", "exclusive");
     for (series, wanted) in [
@@ -69,27 +69,27 @@ fn runs_add_up_also_when_several_end_at_once() {
 
 #[test]
 fn a_folder_that_is_not_there_is_refused_before_any_work() {
-    let place = Place::new();
-    let ran = place.run(&["run", "--metrics-textfile", "/nonexistent", "x", "--", "echo", "never"]);
+    let sandbox = Sandbox::new();
+    let ran = sandbox.run(&["run", "--metrics-textfile", "/nonexistent", "x", "--", "echo", "never"]);
     ran.assert_code(64);
     assert_eq!(ran.stdout, "");
 }
 
 #[test]
 fn what_is_no_file_of_ours_is_left_as_it_is() {
-    let place = Place::new();
-    let folder = place.path("metrics");
+    let sandbox = Sandbox::new();
+    let folder = sandbox.path("metrics");
     fs::create_dir(&folder).unwrap();
     let (file, run) =
         (folder.join("leasehold.prom"), ["run", "--metrics-textfile", folder.to_str().unwrap(), "x", "--", "true"]);
     fs::write(&file, b"leasehold_lost_total{} 7\n\xff\n").unwrap();
-    let ran = place.run(&run);
+    let ran = sandbox.run(&run);
     ran.assert_code(0);
     assert!(ran.stderr.contains("leasehold.prom"), "{ran:?}");
     assert_eq!(fs::read(&file).unwrap(), b"leasehold_lost_total{} 7\n\xff\n");
     fs::remove_file(&file).unwrap();
     rustix::fs::mkfifoat(rustix::fs::CWD, &file, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
-    let ran = place.run(&run);
+    let ran = sandbox.run(&run);
     ran.assert_code(0);
     assert!(ran.stderr.contains("not a regular file"), "{ran:?}");
 }

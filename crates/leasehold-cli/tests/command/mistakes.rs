@@ -6,7 +6,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use crate::place::{Place, Ran};
+use crate::sandbox::{Ran, Sandbox};
 
 /// One line that says it, perhaps one with what to do.
 fn assert_clear(ran: &Ran, code: i32, words: &str) {
@@ -21,13 +21,13 @@ fn assert_clear(ran: &Ran, code: i32, words: &str) {
 
 #[test]
 fn a_name_that_begins_with_a_hyphen_leaves_room_for_a_command_behind_its_own_hyphens() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     for args in [&["run", "--", "-x", "--", "echo", "hi"][..], &["run", "--", "-x", "echo", "hi"]] {
-        let ran = place.run(args);
+        let ran = sandbox.run(args);
         ran.assert_code(0);
         assert_eq!(ran.stdout, "hi\n");
     }
-    place.run(&["run", "--", "-x", "--"]).assert_code(64);
+    sandbox.run(&["run", "--", "-x", "--"]).assert_code(64);
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn a_server_that_hangs_up_is_described_by_what_it_did_and_not_by_the_last_moment
             drop(client);
         }
     });
-    let ran = Place::new().run(&["-b", &url, "--connect-timeout", "1s", "list"]);
+    let ran = Sandbox::new().run(&["-b", &url, "--connect-timeout", "1s", "list"]);
     ran.assert_code(69);
     assert!(ran.stderr.contains("cannot reach") && ran.stderr.contains("tried for 1s"), "{ran:?}");
     assert!(!ran.stderr.contains("did not answer within"), "{ran:?}");
@@ -48,7 +48,7 @@ fn a_server_that_hangs_up_is_described_by_what_it_did_and_not_by_the_last_moment
 
 #[test]
 fn usage_errors_are_told_in_a_line_and_change_nothing() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let long = "x".repeat(513);
     for (args, words) in [
         (&["run"][..], "<NAME>"),
@@ -120,20 +120,20 @@ fn usage_errors_are_told_in_a_line_and_change_nothing() {
         (&["completions", "tcsh"], "tcsh"),
         (&["man", "frobnicate"], "frobnicate"),
     ] {
-        let ran = place.run(args);
+        let ran = sandbox.run(args);
         assert_clear(&ran, 64, words);
     }
-    assert!(!place.path("locks").exists(), "nothing was made");
+    assert!(!sandbox.path("locks").exists(), "nothing was made");
     for args in [&["run", "-u", "9"][..], &["run", "9"], &["run", "x"]] {
-        let ran = Ran::of(place.bare(&[&["-b", "file:///x y", "--namespace", "n"], args].concat()));
+        let ran = Ran::of(sandbox.bare(&[&["-b", "file:///x y", "--namespace", "n"], args].concat()));
         assert_eq!(ran.stderr.matches("leasehold -b 'file:///x y' --namespace n ").count(), 2, "{ran:?}");
     }
 }
 
 #[test]
 fn settings_that_cannot_be_used_are_78() {
-    let place = Place::new();
-    let bad = place.path("bad.toml");
+    let sandbox = Sandbox::new();
+    let bad = sandbox.path("bad.toml");
     fs::write(&bad, "default = \"x\"\ncolour = \"red\"\n").unwrap();
     for (args, words) in [
         (&["-b", "gopher://x", "list"][..], "gopher"),
@@ -146,31 +146,31 @@ fn settings_that_cannot_be_used_are_78() {
         (&["--config", "/nonexistent.toml", "list"], "/nonexistent.toml"),
         (&["--config", bad.to_str().unwrap(), "list"], "bad.toml:2: unknown field `colour`"),
     ] {
-        assert_clear(&Ran::of(place.bare(args)), 78, words);
+        assert_clear(&Ran::of(sandbox.bare(args)), 78, words);
     }
-    let other = place.path("other");
+    let other = sandbox.path("other");
     fs::create_dir_all(other.join("default/things")).unwrap();
     let url = format!("file://{}", other.display());
-    assert_clear(&Ran::of(place.bare(&["-b", &url, "run", "x", "true"])), 78, "other files");
+    assert_clear(&Ran::of(sandbox.bare(&["-b", &url, "run", "x", "true"])), 78, "other files");
 }
 
 /// A process without rights of its own, if we have any to give up.
-fn as_nobody(place: &Place, command: &mut Command) {
+fn as_nobody(sandbox: &Sandbox, command: &mut Command) {
     if rustix::process::geteuid().is_root() {
-        fs::set_permissions(place.path("."), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::set_permissions(sandbox.path("."), fs::Permissions::from_mode(0o755)).unwrap();
         command.uid(65534).gid(65534);
     }
 }
 
 #[test]
 fn a_directory_that_may_not_be_used_is_77() {
-    let place = Place::new();
-    place.run(&["run", "x", "true"]).assert_code(0);
-    let locks = place.path("locks");
+    let sandbox = Sandbox::new();
+    sandbox.run(&["run", "x", "true"]).assert_code(0);
+    let locks = sandbox.path("locks");
     fs::set_permissions(&locks, fs::Permissions::from_mode(0o000)).unwrap();
     for args in [&["run", "x", "--", "echo", "never"][..], &["list"], &["acquire", "x", "--ttl", "1m"]] {
-        let mut command = place.leasehold(args);
-        as_nobody(&place, &mut command);
+        let mut command = sandbox.leasehold(args);
+        as_nobody(&sandbox, &mut command);
         assert_clear(&Ran::of(command), 77, "locks");
     }
     fs::set_permissions(&locks, fs::Permissions::from_mode(0o700)).unwrap();
@@ -178,57 +178,57 @@ fn a_directory_that_may_not_be_used_is_77() {
 
 #[test]
 fn a_backend_that_cannot_be_used_is_69() {
-    let place = Place::new();
-    let file = place.path("file");
+    let sandbox = Sandbox::new();
+    let file = sandbox.path("file");
     fs::write(&file, "").unwrap();
     let url = format!("file://{}/locks", file.display());
-    assert_clear(&Ran::of(place.bare(&["-b", &url, "run", "x", "--", "echo", "never"])), 69, "not a directory");
+    assert_clear(&Ran::of(sandbox.bare(&["-b", &url, "run", "x", "--", "echo", "never"])), 69, "not a directory");
 
     // A full disk: no file may grow.
-    place.run(&["run", "x", "true"]).assert_code(0);
-    let mut command = place.command("sh");
+    sandbox.run(&["run", "x", "true"]).assert_code(0);
+    let mut command = sandbox.command("sh");
     let exe = env!("CARGO_BIN_EXE_leasehold");
     command.args(["-c", &format!("ulimit -f 0; trap '' XFSZ; exec {exe} run x -- echo never")]);
-    command.env("LEASEHOLD_URL", place.url());
+    command.env("LEASEHOLD_URL", sandbox.url());
     assert_clear(&Ran::of(command), 69, "free some space");
-    place.run(&["run", "x", "true"]).assert_code(0);
+    sandbox.run(&["run", "x", "true"]).assert_code(0);
 
     // The directory goes away while the lock is waited for.
-    let _holder = place.hold("x");
-    let mut command = place.leasehold(&["run", "x", "--", "echo", "never"]);
+    let _holder = sandbox.hold("x");
+    let mut command = sandbox.leasehold(&["run", "x", "--", "echo", "never"]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    fs::remove_dir_all(place.path("locks/default/records")).unwrap();
+    fs::remove_dir_all(sandbox.path("locks/default/records")).unwrap();
     let ran = Ran::of(command);
     assert_clear(&ran, 69, "records");
 }
 
 #[test]
 fn a_release_that_cannot_be_made_is_told_and_strict_makes_it_an_error() {
-    let place = Place::new();
-    let (records, aside) = (place.path("locks/default/records"), place.path("aside"));
+    let sandbox = Sandbox::new();
+    let (records, aside) = (sandbox.path("locks/default/records"), sandbox.path("aside"));
     let script = format!("mv {0} {1}; : > {0}; exit 3", records.display(), aside.display());
-    let ran = place.run(&["run", "x", "-c", &script]);
+    let ran = sandbox.run(&["run", "x", "-c", &script]);
     ran.assert_code(3);
     assert!(ran.stderr.contains("warning: cannot release x"), "{ran:?}");
     fs::remove_file(&records).unwrap();
     fs::rename(&aside, &records).unwrap();
-    let strict = place.run(&["run", "--strict-release", "x", "-c", &script]);
+    let strict = sandbox.run(&["run", "--strict-release", "x", "-c", &script]);
     strict.assert_code(69);
     assert_eq!(strict.stderr.lines().count(), 1, "{strict:?}");
 }
 
 #[test]
 fn help_and_version_are_answers() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     for args in [&["--help"][..], &["run", "--help"], &["--version"], &["-V"], &["version"]] {
-        let ran = place.run(args);
+        let ran = sandbox.run(args);
         ran.assert_code(0);
         assert!(!ran.stdout.is_empty() && ran.stderr.is_empty(), "{ran:?}");
     }
-    let alone = place.run(&[]);
+    let alone = sandbox.run(&[]);
     alone.assert_code(64);
     for name in ["serve", "top", "bench", "demo"] {
-        let help = place.run(&["--help"]).stdout;
+        let help = sandbox.run(&["--help"]).stdout;
         assert!(!help.contains(&format!("  {name} ")), "{name} is not there yet");
     }
 }

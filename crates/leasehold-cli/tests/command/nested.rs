@@ -1,83 +1,83 @@
 //! Locks inside locks: the same one is refused at once, another is fine.
 
-use crate::place::{AT_ONCE, Place, until};
+use crate::sandbox::{AT_ONCE, Sandbox, until};
 
 const EXE: &str = env!("CARGO_BIN_EXE_leasehold");
 
 #[test]
 fn the_same_lock_again_is_refused_instead_of_waiting_for_ever() {
-    let place = Place::new();
-    let ran = place.run(&["run", "x", "--", EXE, "run", "x", "--", "echo", "never"]);
+    let sandbox = Sandbox::new();
+    let ran = sandbox.run(&["run", "x", "--", EXE, "run", "x", "--", "echo", "never"]);
     ran.assert_code(64);
     assert!(ran.took < AT_ONCE, "{ran:?}");
     assert_eq!(ran.stdout, "");
     assert!(ran.stderr.contains("x is held by the run that started this one"), "{ran:?}");
     assert!(ran.stderr.contains("--reentrant"), "{ran:?}");
     // Two levels down, and as one of several.
-    place.run(&["run", "x", "--", EXE, "run", "y", "--", EXE, "run", "x", "--", "true"]).assert_code(64);
-    place.run(&["run", "x", "--", EXE, "run", "a", "--also", "x", "--", "true"]).assert_code(64);
-    place.run(&["run", "-s", "x", "--", EXE, "run", "x", "--", "true"]).assert_code(64);
-    place.run(&["run", "x", "--", EXE, "run", "-s", "x", "--", "true"]).assert_code(64);
-    place.run(&["run", "-j", "2", "s", "--", EXE, "run", "-j", "2", "s", "--", "true"]).assert_code(64);
+    sandbox.run(&["run", "x", "--", EXE, "run", "y", "--", EXE, "run", "x", "--", "true"]).assert_code(64);
+    sandbox.run(&["run", "x", "--", EXE, "run", "a", "--also", "x", "--", "true"]).assert_code(64);
+    sandbox.run(&["run", "-s", "x", "--", EXE, "run", "x", "--", "true"]).assert_code(64);
+    sandbox.run(&["run", "x", "--", EXE, "run", "-s", "x", "--", "true"]).assert_code(64);
+    sandbox.run(&["run", "-j", "2", "s", "--", EXE, "run", "-j", "2", "s", "--", "true"]).assert_code(64);
 }
 
 #[test]
 fn readers_share_with_the_run_that_started_them_unless_a_writer_waits() {
-    let place = Place::new();
-    place.run(&["run", "-s", "x", "--", EXE, "run", "-s", "x", "--", "true"]).assert_code(0);
-    place.run(&["run", "-s", "x", "--", EXE, "acquire", "-s", "-w", "5", "x", "--ttl", "1m"]).assert_code(0);
+    let sandbox = Sandbox::new();
+    sandbox.run(&["run", "-s", "x", "--", EXE, "run", "-s", "x", "--", "true"]).assert_code(0);
+    sandbox.run(&["run", "-s", "x", "--", EXE, "acquire", "-s", "-w", "5", "x", "--ttl", "1m"]).assert_code(0);
 
-    let (go, reading) = (place.path("go"), place.path("reading"));
+    let (go, reading) = (sandbox.path("go"), sandbox.path("reading"));
     let inner = format!(
         "touch {}; until [ -e {} ]; do sleep .01; done; exec {EXE} run -s y -- true",
         reading.display(),
         go.display()
     );
-    let mut reader = place.start(&["run", "-s", "y", "-c", &inner]);
+    let mut reader = sandbox.start(&["run", "-s", "y", "-c", &inner]);
     until("the first reads", || reading.exists());
-    let _writer = place.start(&["run", "y", "--", "true"]);
-    until("a writer waits", || place.waiters("y") == 1);
+    let _writer = sandbox.start(&["run", "y", "--", "true"]);
+    until("a writer waits", || sandbox.waiters("y") == 1);
     std::fs::write(go, "").unwrap();
     assert_eq!(reader.code(), 64, "waiting behind the writer would never end");
 }
 
 #[test]
 fn another_lock_is_fine_and_so_is_the_same_name_elsewhere() {
-    let place = Place::new();
-    let ran = place.run(&["run", "x", "--", EXE, "run", "y", "-c", "echo $LEASEHOLD_LOCK_STACK"]);
+    let sandbox = Sandbox::new();
+    let ran = sandbox.run(&["run", "x", "--", EXE, "run", "y", "-c", "echo $LEASEHOLD_LOCK_STACK"]);
     ran.assert_code(0);
     let names: Vec<String> =
         ran.json().as_array().unwrap().iter().map(|entry| entry["lock"].as_str().unwrap().to_owned()).collect();
     assert_eq!(names, ["x", "y"]);
-    place.run(&["run", "x", "--", EXE, "--namespace", "other", "run", "-n", "x", "--", "true"]).assert_code(0);
+    sandbox.run(&["run", "x", "--", EXE, "--namespace", "other", "run", "-n", "x", "--", "true"]).assert_code(0);
     let odd = "[\"x\"], {'y'} ü";
-    place.run(&["run", odd, "--", EXE, "run", "-n", "x", "--", "true"]).assert_code(0);
-    place.run(&["run", odd, "--", EXE, "run", "-n", odd, "--", "true"]).assert_code(64);
+    sandbox.run(&["run", odd, "--", EXE, "run", "-n", "x", "--", "true"]).assert_code(0);
+    sandbox.run(&["run", odd, "--", EXE, "run", "-n", odd, "--", "true"]).assert_code(64);
 }
 
 #[test]
 fn reentrant_runs_under_the_lock_that_is_held() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let fence = "echo $LEASEHOLD_LOCK $LEASEHOLD_FENCE";
     let script =
         format!("{fence}; {EXE} run --reentrant x -c '{fence}; exit 5'; code=$?; {EXE} check || exit 1; exit $code");
-    let ran = place.run(&["run", "x", "-c", &script]);
+    let ran = sandbox.run(&["run", "x", "-c", &script]);
     ran.assert_code(5);
     let lines: Vec<&str> = ran.stdout.lines().collect();
     assert_eq!(lines.len(), 2);
     assert_eq!(lines[0], lines[1], "the same lease");
     // Outside of any it is a plain run.
-    place.run(&["run", "--reentrant", "x", "--", "true"]).assert_code(0);
+    sandbox.run(&["run", "--reentrant", "x", "--", "true"]).assert_code(0);
     // One of two is held already; the other is taken.
     let ran =
-        place.run(&["run", "x", "--", EXE, "run", "--reentrant", "x", "--also", "y", "-c", "echo $LEASEHOLD_LOCK"]);
+        sandbox.run(&["run", "x", "--", EXE, "run", "--reentrant", "x", "--also", "y", "-c", "echo $LEASEHOLD_LOCK"]);
     assert_eq!(ran.stdout, "y\n");
 }
 
 #[test]
 fn acquire_under_the_same_lock_is_refused_too() {
-    let place = Place::new();
-    place.run(&["run", "x", "--", EXE, "acquire", "x", "--ttl", "1m"]).assert_code(64);
-    place.run(&["run", "x", "--", EXE, "acquire", "x", "-n", "--ttl", "1m"]).assert_code(75);
-    place.run(&["elect", "--once", "x", "--", EXE, "elect", "x", "--", "true"]).assert_code(64);
+    let sandbox = Sandbox::new();
+    sandbox.run(&["run", "x", "--", EXE, "acquire", "x", "--ttl", "1m"]).assert_code(64);
+    sandbox.run(&["run", "x", "--", EXE, "acquire", "x", "-n", "--ttl", "1m"]).assert_code(75);
+    sandbox.run(&["elect", "--once", "x", "--", EXE, "elect", "x", "--", "true"]).assert_code(64);
 }

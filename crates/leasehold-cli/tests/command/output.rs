@@ -10,7 +10,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::place::{Place, Ran, Running, is_alive, parent_of, read_soon, until};
+use crate::sandbox::{Ran, Running, Sandbox, is_alive, parent_of, read_soon, until};
 
 /// All bytes there are, no newline at the end.
 fn every_byte() -> Vec<u8> {
@@ -19,16 +19,16 @@ fn every_byte() -> Vec<u8> {
 
 #[test]
 fn a_report_to_a_pipe_waits_for_no_reader() {
-    let place = Place::new();
-    let pipe = place.path("pipe");
+    let sandbox = Sandbox::new();
+    let pipe = sandbox.path("pipe");
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
     let args = ["run", "--report", pipe.to_str().unwrap(), "x", "--", "true"];
-    let ran = place.run(&args);
+    let ran = sandbox.run(&args);
     ran.assert_code(0);
     assert!(ran.stderr.contains("pipe: nobody reads it"), "{ran:?}");
     // Open for both, a pipe never waits for the other end.
     let reader = fs::File::options().read(true).write(true).open(&pipe).unwrap();
-    place.run(&args).assert_code(0);
+    sandbox.run(&args).assert_code(0);
     let mut line = String::new();
     BufReader::new(reader).read_line(&mut line).unwrap();
     assert!(line.contains("\"outcome\":\"completed\""), "{line}");
@@ -36,25 +36,25 @@ fn a_report_to_a_pipe_waits_for_no_reader() {
 
 #[test]
 fn a_report_to_a_dash_is_printed() {
-    let place = Place::new();
-    let mut command = place.leasehold(&["run", "--report", "-", "x", "--", "true"]);
-    command.current_dir(place.path("."));
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.leasehold(&["run", "--report", "-", "x", "--", "true"]);
+    command.current_dir(sandbox.path("."));
     let ran = Ran::of(command);
     ran.assert_code(0);
     assert_eq!(ran.json()["outcome"], "completed");
-    assert!(!place.path("-").exists());
+    assert!(!sandbox.path("-").exists());
 }
 
 #[test]
 fn standard_output_is_the_childs_byte_for_byte() {
-    let place = Place::new();
-    let file = place.path("bytes");
+    let sandbox = Sandbox::new();
+    let file = sandbox.path("bytes");
     fs::write(&file, every_byte()).unwrap();
     let alone = Command::new("cat").arg(&file).output().unwrap().stdout;
     assert_eq!(alone, every_byte());
     for flags in [&[][..], &["-v"], &["-vv"], &["-q"], &["--json"], &["-vv", "--json"]] {
         let args = [&["run"], flags, &["x", "--", "cat", file.to_str().unwrap()]].concat();
-        let output = place.leasehold(&args).output().unwrap();
+        let output = sandbox.leasehold(&args).output().unwrap();
         assert!(output.status.success());
         assert_eq!(output.stdout, alone, "{flags:?}");
     }
@@ -62,26 +62,26 @@ fn standard_output_is_the_childs_byte_for_byte() {
 
 #[test]
 fn all_is_quiet_when_all_is_well() {
-    let place = Place::new();
-    let ran = place.run(&["run", "x", "--", "true"]);
+    let sandbox = Sandbox::new();
+    let ran = sandbox.run(&["run", "x", "--", "true"]);
     ran.assert_code(0);
     assert_eq!((ran.stdout.as_str(), ran.stderr.as_str()), ("", ""));
-    let told = place.run(&["run", "-vv", "x", "--", "true"]);
+    let told = sandbox.run(&["run", "-vv", "x", "--", "true"]);
     assert!(told.stderr.lines().count() >= 3, "{told:?}");
     assert!(told.stderr.lines().all(|line| line.starts_with("leasehold: ")), "{told:?}");
 }
 
 #[test]
 fn standard_error_of_the_child_passes_too() {
-    let place = Place::new();
-    let ran = place.run(&["run", "x", "-c", "echo out; echo err >&2"]);
+    let sandbox = Sandbox::new();
+    let ran = sandbox.run(&["run", "x", "-c", "echo out; echo err >&2"]);
     assert_eq!((ran.stdout.as_str(), ran.stderr.as_str()), ("out\n", "err\n"));
 }
 
 #[test]
 fn standard_input_passes() {
-    let place = Place::new();
-    let mut command = place.leasehold(&["run", "x", "--", "cat"]);
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.leasehold(&["run", "x", "--", "cat"]);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     let writer = thread::spawn(move || stdin.write_all(&every_byte()).unwrap());
@@ -94,35 +94,35 @@ fn standard_input_passes() {
 
 #[test]
 fn options_of_the_command_are_its_own() {
-    let place = Place::new();
-    let ran = place.run(&["run", "x", "printf", "%s|", "-n", "-v", "--json", "--", "-b", "memory:"]);
+    let sandbox = Sandbox::new();
+    let ran = sandbox.run(&["run", "x", "printf", "%s|", "-n", "-v", "--json", "--", "-b", "memory:"]);
     assert_eq!(ran.stdout, "-n|-v|--json|--|-b|memory:|");
-    let ran = place.run(&["run", "-n", "x", "--", "printf", "%s|", "-n", "--help", "--version"]);
+    let ran = sandbox.run(&["run", "-n", "x", "--", "printf", "%s|", "-n", "--help", "--version"]);
     assert_eq!(ran.stdout, "-n|--help|--version|");
-    let listed = place.run(&["run", "x", "ls", "-n", "-v", "/"]);
+    let listed = sandbox.run(&["run", "x", "ls", "-n", "-v", "/"]);
     listed.assert_code(0);
     assert!(listed.stdout.contains("proc"), "{listed:?}");
 }
 
 #[test]
 fn a_shell_string_runs_in_the_shell_of_the_environment() {
-    let place = Place::new();
-    let ran = place.run(&["run", "x", "-c", "echo $0 \"two  words\""]);
+    let sandbox = Sandbox::new();
+    let ran = sandbox.run(&["run", "x", "-c", "echo $0 \"two  words\""]);
     assert_eq!(ran.stdout, "/bin/sh two  words\n");
-    let mut command = place.leasehold(&["run", "x", "-c", "echo $BASH_VERSION"]);
+    let mut command = sandbox.leasehold(&["run", "x", "-c", "echo $BASH_VERSION"]);
     command.env("SHELL", "/bin/bash");
     assert!(!Ran::of(command).stdout.trim().is_empty());
 }
 
 #[test]
 fn the_child_finds_its_lease_in_the_environment() {
-    let place = Place::new();
-    let env = place.path("env");
+    let sandbox = Sandbox::new();
+    let env = sandbox.path("env");
     let mut command =
-        place.leasehold(&["run", "--ttl", "20", "--holder", "me:1", "x", "-c", &format!("env > {}", env.display())]);
+        sandbox.leasehold(&["run", "--ttl", "20", "--holder", "me:1", "x", "-c", &format!("env > {}", env.display())]);
     command.env("LEASEHOLD_FENCE", "inherited").env("LEASEHOLD_TTL_MS", "inherited").env("LEASEHOLD_HELD", "0");
     Ran::of(command).assert_code(0);
-    let env = crate::place::pairs(&env);
+    let env = crate::sandbox::pairs(&env);
     for (name, value) in [
         ("LEASEHOLD_HELD", "1"),
         ("LEASEHOLD_LOCK", "x"),
@@ -139,22 +139,22 @@ fn the_child_finds_its_lease_in_the_environment() {
 
 #[test]
 fn a_child_can_check_its_lease_wherever_the_locks_are() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let exe = env!("CARGO_BIN_EXE_leasehold");
-    let url = place.url();
+    let url = sandbox.url();
     let script = format!("{exe} check && {exe} renew --ttl 1m && {exe} check --json");
     let args = ["run", "-b", &url, "--namespace", "billing", "x", "-c", &script];
-    let ran = Ran::of(place.bare(&args));
+    let ran = Ran::of(sandbox.bare(&args));
     ran.assert_code(0);
     assert_eq!(ran.json()["held"], true);
 }
 
 #[test]
 fn a_reader_that_is_gone_does_not_end_us() {
-    let place = Place::new();
-    let done = place.path("done");
+    let sandbox = Sandbox::new();
+    let done = sandbox.path("done");
     let script = format!("sleep .3; echo done > {}", done.display());
-    let mut command = place.leasehold(&["run", "-vv", "x", "-c", &script]);
+    let mut command = sandbox.leasehold(&["run", "-vv", "x", "-c", &script]);
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stderr.take());
     assert!(child.wait().unwrap().success());
@@ -163,7 +163,7 @@ fn a_reader_that_is_gone_does_not_end_us() {
 
 #[test]
 fn a_reader_that_does_not_read_does_not_delay_us() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     // A pipe filled to the brim: whoever writes to it without looking waits for ever.
     let (reader, mut writer) = std::io::pipe().unwrap();
     let brim = thread::spawn({
@@ -173,14 +173,14 @@ fn a_reader_that_does_not_read_does_not_delay_us() {
         }
     });
     thread::sleep(Duration::from_millis(100));
-    let ready = place.path("ready");
+    let ready = sandbox.path("ready");
     let script = format!("touch {}; exec sleep 600 2> /dev/null", ready.display());
-    let mut command = place.leasehold(&["run", "-vv", "x", "-c", &script]);
+    let mut command = sandbox.leasehold(&["run", "-vv", "x", "-c", &script]);
     command.stderr(writer.try_clone().unwrap());
     let mut holder = Running::of(command);
     until("it runs", || ready.exists());
-    let fence = place.fence("x");
-    place.run(&["evict", "x", "--fence", &fence, "--reason", "r", "--yes"]).assert_code(0);
+    let fence = sandbox.fence("x");
+    sandbox.run(&["evict", "x", "--fence", &fence, "--reason", "r", "--yes"]).assert_code(0);
     assert_eq!(holder.code(), 121);
     drop(reader);
     let _ = writer.flush();
@@ -190,8 +190,8 @@ fn a_reader_that_does_not_read_does_not_delay_us() {
 
 #[test]
 fn a_list_cut_short_by_its_reader_is_no_failure() {
-    let place = Place::new();
-    let mut command = place.leasehold(&["list"]);
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.leasehold(&["list"]);
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     command.stdout(writer).stderr(Stdio::piped());
@@ -203,18 +203,18 @@ fn a_list_cut_short_by_its_reader_is_no_failure() {
 #[test]
 fn arguments_and_names_of_any_bytes_pass() {
     use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
-    let place = Place::new();
-    let mut command = place.leasehold(&["run", "ein Schloß ☃", "--", "printf", "%s"]);
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.leasehold(&["run", "ein Schloß ☃", "--", "printf", "%s"]);
     command.arg(OsStr::from_bytes(b"\xff\xfe '\"\n"));
     assert_eq!(command.output().unwrap().stdout, b"\xff\xfe '\"\n");
 }
 
 #[test]
 fn the_child_gets_no_descriptors_but_its_own() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let open = |args: &[&str]| {
         let script = "for fd in /proc/$$/fd/*; do readlink $fd; done";
-        let ran = place.run(&[&["run"], args, &["x", "-c", script]].concat());
+        let ran = sandbox.run(&[&["run"], args, &["x", "-c", script]].concat());
         ran.stdout
             .lines()
             .filter(|line| !line.contains("pipe:") && *line != "/dev/null")
@@ -228,14 +228,14 @@ fn the_child_gets_no_descriptors_but_its_own() {
 
 #[test]
 fn a_lock_whose_process_is_gone_names_those_that_keep_it() {
-    let place = Place::new();
-    let pids = place.path("pids");
+    let sandbox = Sandbox::new();
+    let pids = sandbox.path("pids");
     let script = format!("sleep 600 & echo $$ $! > {}; wait", pids.display());
-    let mut run = place.start(&["run", "x", "-c", &script]);
+    let mut run = sandbox.start(&["run", "x", "-c", &script]);
     let text = read_soon(&pids);
     let (command, left) = text.split_once(' ').unwrap();
     let holder = run.pid();
-    assert!(!place.run(&["inspect", "x"]).stdout.contains("is gone"));
+    assert!(!sandbox.run(&["inspect", "x"]).stdout.contains("is gone"));
     // Stopped, the run cannot end what is left when its supervisor is killed.
     let supervisor = Pid::from_raw(parent_of(command.parse().unwrap())).unwrap();
     run.signal(Signal::STOP);
@@ -243,6 +243,6 @@ fn a_lock_whose_process_is_gone_names_those_that_keep_it() {
     run.signal(Signal::KILL);
     run.wait();
     until("the command is gone", || !is_alive(command.parse().unwrap()));
-    let shown = place.run(&["inspect", "x"]).stdout;
+    let shown = sandbox.run(&["inspect", "x"]).stdout;
     assert!(shown.contains(&format!("{holder} is gone; the lock is kept by {left} sleep\n")), "{shown}");
 }

@@ -5,7 +5,7 @@ use std::{fs, path::Path, process::Stdio};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::place::{Place, Running, read_soon, until};
+use crate::sandbox::{Running, Sandbox, read_soon, until};
 
 /// A checker of the part of JSON Schema that ours use; a keyword it does not know is a failure.
 struct Schema {
@@ -138,53 +138,55 @@ fn the_checker_finds_faults() {
 
 #[test]
 fn commands_that_look_fit_their_schemas() {
-    let place = Place::new();
-    let _holder = place.hold("held");
-    let _waiter = place.start(&["run", "--meta", "{\"a\":[1]}", "--note", "n", "held", "--", "true"]);
-    let _permit = place.start(&["run", "-j", "4", "--permits", "2", "gpu", "--", "sleep", "600"]);
-    let _reader = place.start(&["run", "-s", "catalog", "--", "sleep", "600"]);
-    place.run(&["acquire", "leased", "--ttl", "10m", "--meta", "k=v"]).assert_code(0);
-    place.run(&["run", "over", "-c", "exit 3"]).assert_code(3);
-    place.run(&["run", "-w", ".05", "held", "true"]).assert_code(75);
-    until("all are there", || place.waiters("held") == 1 && place.holders("gpu") == 1 && place.holders("catalog") == 1);
+    let sandbox = Sandbox::new();
+    let _holder = sandbox.hold("held");
+    let _waiter = sandbox.start(&["run", "--meta", "{\"a\":[1]}", "--note", "n", "held", "--", "true"]);
+    let _permit = sandbox.start(&["run", "-j", "4", "--permits", "2", "gpu", "--", "sleep", "600"]);
+    let _reader = sandbox.start(&["run", "-s", "catalog", "--", "sleep", "600"]);
+    sandbox.run(&["acquire", "leased", "--ttl", "10m", "--meta", "k=v"]).assert_code(0);
+    sandbox.run(&["run", "over", "-c", "exit 3"]).assert_code(3);
+    sandbox.run(&["run", "-w", ".05", "held", "true"]).assert_code(75);
+    until("all are there", || {
+        sandbox.waiters("held") == 1 && sandbox.holders("gpu") == 1 && sandbox.holders("catalog") == 1
+    });
     for list in [&["list", "--json"][..], &["list", "--json", "--limit", "1"], &["list", "--json", "nothing"]] {
-        assert_eq!(check_lines("list", &place.run(list).stdout), 1);
+        assert_eq!(check_lines("list", &sandbox.run(list).stdout), 1);
     }
-    let _kept = place.start(&["run", "--min-hold", "600s", "kept", "--", "true"]);
-    until("its command has ended", || place.inspect("kept")["holders"][0]["command_ended"].is_object());
-    assert_eq!(check_lines("list", &place.run(&["list", "--json", "kept"]).stdout), 1);
+    let _kept = sandbox.start(&["run", "--min-hold", "600s", "kept", "--", "true"]);
+    until("its command has ended", || sandbox.inspect("kept")["holders"][0]["command_ended"].is_object());
+    assert_eq!(check_lines("list", &sandbox.run(&["list", "--json", "kept"]).stdout), 1);
     for name in ["held", "gpu", "catalog", "leased", "over", "never", "kept"] {
-        assert_eq!(check_lines("inspect", &place.run(&["inspect", "--json", name]).stdout), 1);
+        assert_eq!(check_lines("inspect", &sandbox.run(&["inspect", "--json", name]).stdout), 1);
     }
-    assert_eq!(check_lines("history", &place.run(&["history", "--json"]).stdout), 2);
+    assert_eq!(check_lines("history", &sandbox.run(&["history", "--json"]).stdout), 2);
     for runs in [&["history", "--skipped", "--json"][..], &["check", "held", "--succeeded-within", "1h", "--json"]] {
-        assert!(check_lines("runs", &place.run(runs).stdout) <= 1);
+        assert!(check_lines("runs", &sandbox.run(runs).stdout) <= 1);
     }
-    assert_eq!(check_lines("doctor", &place.run(&["doctor", "--json"]).stdout), 1);
-    assert_eq!(check_lines("version", &place.run(&["version", "--json"]).stdout), 1);
-    let wrong = place.run(&["evict", "--json", "held", "--fence", "1", "--reason", "r", "--yes"]);
+    assert_eq!(check_lines("doctor", &sandbox.run(&["doctor", "--json"]).stdout), 1);
+    assert_eq!(check_lines("version", &sandbox.run(&["version", "--json"]).stdout), 1);
+    let wrong = sandbox.run(&["evict", "--json", "held", "--fence", "1", "--reason", "r", "--yes"]);
     assert_eq!((check_lines("evict", &wrong.stdout), check_lines("event", &wrong.stderr)), (1, 1));
-    let fence = place.fence("gpu");
-    let right = place.run(&["evict", "--json", "gpu", "--fence", &fence, "--reason", "r", "--yes"]);
+    let fence = sandbox.fence("gpu");
+    let right = sandbox.run(&["evict", "--json", "gpu", "--fence", &fence, "--reason", "r", "--yes"]);
     assert_eq!((check_lines("evict", &right.stdout), check_lines("event", &right.stderr)), (1, 1));
 }
 
 #[test]
 fn watch_fits_its_schema() {
-    let place = Place::new();
-    let (out, log) = (place.path("out"), place.path("log"));
-    let mut command = place.leasehold(&["watch", "--json"]);
+    let sandbox = Sandbox::new();
+    let (out, log) = (sandbox.path("out"), sandbox.path("log"));
+    let mut command = sandbox.leasehold(&["watch", "--json"]);
     command.stdout(fs::File::create(&out).unwrap()).stderr(fs::File::create(&log).unwrap());
     let _watcher = Running::of(command);
     until("it watches", || fs::read_to_string(&log).unwrap().contains("watching"));
-    let holder = place.hold("x");
-    let mut waiter = place.start(&["run", "-j", "2", "gpu", "--", "true"]);
+    let holder = sandbox.hold("x");
+    let mut waiter = sandbox.start(&["run", "-j", "2", "gpu", "--", "true"]);
     waiter.wait();
-    place.run(&["run", "-w", ".05", "x", "--", "true"]);
+    sandbox.run(&["run", "-w", ".05", "x", "--", "true"]);
     holder.signal(Signal::KILL);
     drop(holder);
     until("all is told", || {
-        place.run(&["list"]);
+        sandbox.run(&["list"]);
         fs::read_to_string(&out).unwrap().contains("disconnected")
     });
     assert!(check_lines("watch", &fs::read_to_string(&out).unwrap()) >= 5);
@@ -193,53 +195,53 @@ fn watch_fits_its_schema() {
 
 #[test]
 fn commands_on_a_lease_fit_their_schemas() {
-    let place = Place::new();
-    let acquired = place.run(&["acquire", "--json", "x", "--ttl", "1m"]);
+    let sandbox = Sandbox::new();
+    let acquired = sandbox.run(&["acquire", "--json", "x", "--ttl", "1m"]);
     assert_eq!(check_lines("acquire", &acquired.stdout), 1);
     let lease = acquired.json()["lease"].as_str().unwrap().to_owned();
-    let file = place.path("file");
+    let file = sandbox.path("file");
     let hidden =
-        place.run(&["acquire", "--json", "-j", "2", "s", "--ttl", "1m", "--lease-file", file.to_str().unwrap()]);
+        sandbox.run(&["acquire", "--json", "-j", "2", "s", "--ttl", "1m", "--lease-file", file.to_str().unwrap()]);
     assert_eq!(check_lines("acquire", &hidden.stdout), 1);
     assert_eq!(hidden.json()["lease"], Value::Null);
     for round in 0..2 {
-        let renewed = place.run(&["renew", "--json", "--lease", &lease, "--ttl", "1m"]);
-        let checked = place.run(&["check", "--json", "--lease", &lease]);
-        let released = place.run(&["release", "--json", "--lease", &lease]);
+        let renewed = sandbox.run(&["renew", "--json", "--lease", &lease, "--ttl", "1m"]);
+        let checked = sandbox.run(&["check", "--json", "--lease", &lease]);
+        let released = sandbox.run(&["release", "--json", "--lease", &lease]);
         for (name, ran) in [("renew", &renewed), ("check", &checked)] {
             assert_eq!(check_lines(name, &ran.stdout), 1);
             assert_eq!(ran.code(), round);
         }
         assert_eq!(check_lines("release", &released.stdout), 1);
         assert_eq!(released.code(), round);
-        let _next = place.run(&["acquire", "x", "-n", "--ttl", "1m"]);
+        let _next = sandbox.run(&["acquire", "x", "-n", "--ttl", "1m"]);
     }
 }
 
 #[test]
 fn elections_fit_their_schema() {
-    let place = Place::new();
-    assert_eq!(check_lines("leader", &place.run(&["elect", "boss", "--leader", "--json"]).stdout), 1);
-    let ready = place.path("ready");
+    let sandbox = Sandbox::new();
+    assert_eq!(check_lines("leader", &sandbox.run(&["elect", "boss", "--leader", "--json"]).stdout), 1);
+    let ready = sandbox.path("ready");
     let script = format!("echo x > {}; exec sleep 600", ready.display());
-    let _leader = place.start(&["elect", "boss", "--value", "v", "-c", &script]);
+    let _leader = sandbox.start(&["elect", "boss", "--value", "v", "-c", &script]);
     read_soon(&ready);
     for look in ["--leader", "--resign"] {
-        assert_eq!(check_lines("leader", &place.run(&["elect", "boss", look, "--json"]).stdout), 1);
+        assert_eq!(check_lines("leader", &sandbox.run(&["elect", "boss", look, "--json"]).stdout), 1);
     }
-    let script = format!("echo x >> {0}; test $(wc -l < {0}) -ge 2", place.path("times").display());
-    let again = place.run(&["--json", "elect", "other", "--backoff", "20ms", "-c", &script]);
+    let script = format!("echo x >> {0}; test $(wc -l < {0}) -ge 2", sandbox.path("times").display());
+    let again = sandbox.run(&["--json", "elect", "other", "--backoff", "20ms", "-c", &script]);
     again.assert_code(0);
     assert!(check_lines("event", &again.stderr) > 0 && again.stderr.contains("\"details\""), "{again:?}");
 }
 
 #[test]
 fn reports_and_events_of_every_outcome_fit_their_schemas() {
-    let place = Place::new();
-    let report = place.path("report");
+    let sandbox = Sandbox::new();
+    let report = sandbox.path("report");
     let outcome = |args: &[&str]| -> String {
         let flags = ["run", "--json", "-vv", "--report", report.to_str().unwrap()];
-        let ran = place.run(&[&flags, args].concat());
+        let ran = sandbox.run(&[&flags, args].concat());
         check_lines("event", &ran.stderr);
         assert_eq!(ran.stdout, "");
         let text = fs::read_to_string(&report).unwrap();
@@ -255,14 +257,14 @@ fn reports_and_events_of_every_outcome_fit_their_schemas() {
     let exe = env!("CARGO_BIN_EXE_leasehold");
     assert_eq!(outcome(&["x", "--", exe, "release"]), "lost");
     assert_eq!(outcome(&["-b", "file:///proc/nowhere", "x", "--", "true"]), "backend_error");
-    let holder = place.hold("x");
+    let holder = sandbox.hold("x");
     assert_eq!(outcome(&["-n", "x", "--", "true"]), "not_acquired");
     assert_eq!(outcome(&["-w", "2.5", "x", "--", "true"]), "not_acquired");
     drop(holder);
 
-    let ready = place.path("ready");
+    let ready = sandbox.path("ready");
     let script = format!("echo x > {}; exec sleep 600", ready.display());
-    let mut command = place.leasehold(&["run", "--json", "--report", report.to_str().unwrap(), "x", "-c", &script]);
+    let mut command = sandbox.leasehold(&["run", "--json", "--report", report.to_str().unwrap(), "x", "-c", &script]);
     command.stderr(Stdio::piped());
     let running = Running::of(command);
     read_soon(&ready);
@@ -274,17 +276,17 @@ fn reports_and_events_of_every_outcome_fit_their_schemas() {
     for mistake in
         [&["--json", "run", "x"][..], &["--json", "frobnicate"], &["run", "--json", "--dry-run", "x", "--", "true"]]
     {
-        assert_eq!(check_lines("event", &place.run(mistake).stderr), 1);
+        assert_eq!(check_lines("event", &sandbox.run(mistake).stderr), 1);
     }
 }
 
 #[test]
 fn init_fits_its_schema() {
-    let (place, server) = (Place::new(), leasehold_testkit::postgres::Postgres::start());
+    let (sandbox, server) = (Sandbox::new(), leasehold_testkit::postgres::Postgres::start());
     for _ in 0..2 {
-        let ran = crate::place::Ran::of(place.bare(&["-b", &server.url(), "init", "--json"]));
+        let ran = crate::sandbox::Ran::of(sandbox.bare(&["-b", &server.url(), "init", "--json"]));
         ran.assert_code(0);
         assert_eq!(check_lines("init", &ran.stdout), 1);
     }
-    assert_eq!(check_lines("init", &place.run(&["init", "--json"]).stdout), 1);
+    assert_eq!(check_lines("init", &sandbox.run(&["init", "--json"]).stdout), 1);
 }

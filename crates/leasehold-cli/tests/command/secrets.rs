@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::place::{Place, Ran};
+use crate::sandbox::{Ran, Sandbox};
 
 /// A URL of each form, and the code it ends with: nothing listens on port 1, and some schemes are not built in.
 const URLS: [(&str, i32); 12] = [
@@ -22,8 +22,8 @@ const URLS: [(&str, i32); 12] = [
 
 #[test]
 fn no_form_of_url_shows_its_password() {
-    let place = Place::new();
-    let config = place.path("config.toml");
+    let sandbox = Sandbox::new();
+    let config = sandbox.path("config.toml");
     let commands: [&[&str]; 8] = [
         &["run", "x", "--", "true"],
         &["run", "--dry-run", "x", "--", "true"],
@@ -41,7 +41,7 @@ fn no_form_of_url_shows_its_password() {
             let code = if command == ["doctor"] && code == 69 { 1 } else { code };
             for json in [&[][..], &["--json"]] {
                 let run = |flags: &[&str], variables: &[(&str, &str)]| {
-                    let mut run = place.bare(&[&["-vv", "--connect-timeout", "10ms"], flags, json, command].concat());
+                    let mut run = sandbox.bare(&[&["-vv", "--connect-timeout", "10ms"], flags, json, command].concat());
                     run.envs(variables.iter().copied());
                     Ran::of(run)
                 };
@@ -59,33 +59,33 @@ fn no_form_of_url_shows_its_password() {
 
 #[test]
 fn arguments_of_the_command_are_shown_on_request_only() {
-    let place = Place::new();
-    let ready = place.path("ready");
+    let sandbox = Sandbox::new();
+    let ready = sandbox.path("ready");
     let script = format!("touch {}; exec sleep 600; : s3cret", ready.display());
-    let holder = place.start(&["run", "x", "-c", &script]);
-    crate::place::until("it runs", || ready.exists());
+    let holder = sandbox.start(&["run", "x", "-c", &script]);
+    crate::sandbox::until("it runs", || ready.exists());
     for args in [&["list"][..], &["inspect", "x"], &["inspect", "--json", "x"], &["run", "-n", "x", "true"]] {
-        let ran = place.run(args);
+        let ran = sandbox.run(args);
         assert!(!ran.stdout.contains("s3cret") && !ran.stderr.contains("s3cret"), "{ran:?}");
     }
     drop(holder);
     fs::remove_file(&ready).unwrap();
-    let _holder = place.start(&["run", "--show-args", "x", "-c", &script]);
-    crate::place::until("it runs", || ready.exists());
-    assert!(place.run(&["inspect", "x"]).stdout.contains("s3cret"));
+    let _holder = sandbox.start(&["run", "--show-args", "x", "-c", &script]);
+    crate::sandbox::until("it runs", || ready.exists());
+    assert!(sandbox.run(&["inspect", "x"]).stdout.contains("s3cret"));
 }
 
 #[test]
 fn the_lease_handle_is_shown_to_its_owner_only() {
-    let place = Place::new();
-    let lease = place.run(&["acquire", "x", "--ttl", "1m"]).stdout;
+    let sandbox = Sandbox::new();
+    let lease = sandbox.run(&["acquire", "x", "--ttl", "1m"]).stdout;
     let id = lease.trim().strip_prefix("lh2_").unwrap().get(..32).unwrap().to_owned();
     for args in [&["list"][..], &["list", "--json"], &["inspect", "x"], &["inspect", "--json", "x"], &["-vv", "doctor"]]
     {
-        let ran = place.run(args);
+        let ran = sandbox.run(args);
         assert!(!ran.stdout.contains(&id) && !ran.stderr.contains(&id), "{ran:?}");
     }
-    let ran = place.run(&["-vv", "release", "--lease", lease.trim()]);
+    let ran = sandbox.run(&["-vv", "release", "--lease", lease.trim()]);
     assert!(!ran.stdout.contains(&id) && !ran.stderr.contains(&id), "{ran:?}");
-    assert!(!place.run(&["history", "--json"]).stdout.contains(&id));
+    assert!(!sandbox.run(&["history", "--json"]).stdout.contains(&id));
 }

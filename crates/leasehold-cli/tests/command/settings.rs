@@ -2,36 +2,36 @@
 
 use std::fs;
 
-use crate::place::{Place, Ran};
+use crate::sandbox::{Ran, Sandbox};
 
 #[test]
 fn a_profile_names_a_place() {
-    let place = Place::new();
-    let config = place.path("config.toml");
+    let sandbox = Sandbox::new();
+    let config = sandbox.path("config.toml");
     fs::write(
         &config,
         format!(
             "default = \"one\"\n[defaults]\nttl = \"20s\"\nkill_after = 1.5\n[backend.one]\nurl = \"{0}-one\"\nnamespace = \"billing\"\n[backend.two]\nurl = \"{0}-two\"\n",
-            place.url()
+            sandbox.url()
         ),
     )
     .unwrap();
     let config = config.to_str().unwrap();
-    let list = |args: &[&str]| Ran::of(place.bare(&[&["--config", config, "--json", "list"], args].concat())).json();
+    let list = |args: &[&str]| Ran::of(sandbox.bare(&[&["--config", config, "--json", "list"], args].concat())).json();
     let told = list(&[]);
     assert_eq!((&told["profile"], &told["namespace"]), (&"one".into(), &"billing".into()));
     let told = list(&["-b", "two"]);
     assert_eq!((&told["profile"], &told["namespace"]), (&"two".into(), &"default".into()));
     assert_eq!(list(&["--namespace", "n"])["namespace"], "n");
 
-    let ran = Ran::of(place.bare(&["--config", config, "run", "x", "-c", "echo $LEASEHOLD_TTL_MS $LEASEHOLD_URL"]));
+    let ran = Ran::of(sandbox.bare(&["--config", config, "run", "x", "-c", "echo $LEASEHOLD_TTL_MS $LEASEHOLD_URL"]));
     assert_eq!(ran.stdout, "20000\n");
-    let dry = Ran::of(place.bare(&["--config", config, "run", "--dry-run", "x", "--", "echo", "never"]));
+    let dry = Ran::of(sandbox.bare(&["--config", config, "run", "--dry-run", "x", "--", "echo", "never"]));
     dry.assert_code(0);
     assert!(dry.stderr.contains("would take x") && dry.stderr.contains("kill after 1s"), "{dry:?}");
     assert_eq!(dry.stdout, "");
 
-    let mut by_env = place.bare(&["list", "--json"]);
+    let mut by_env = sandbox.bare(&["list", "--json"]);
     by_env.env("LEASEHOLD_CONFIG", config).env("LEASEHOLD_URL", "two").env("LEASEHOLD_NAMESPACE", "e");
     let told = Ran::of(by_env).json();
     assert_eq!((&told["profile"], &told["namespace"]), (&"two".into(), &"e".into()));
@@ -39,46 +39,46 @@ fn a_profile_names_a_place() {
 
 #[test]
 fn the_default_is_the_users_state_directory() {
-    let place = Place::new();
-    Ran::of(place.bare(&["run", "x", "true"])).assert_code(0);
-    assert!(place.path("home/.local/state/leasehold/default").is_dir());
-    let mut command = place.bare(&["run", "x", "true"]);
-    command.env("XDG_STATE_HOME", place.path("state"));
+    let sandbox = Sandbox::new();
+    Ran::of(sandbox.bare(&["run", "x", "true"])).assert_code(0);
+    assert!(sandbox.path("home/.local/state/leasehold/default").is_dir());
+    let mut command = sandbox.bare(&["run", "x", "true"]);
+    command.env("XDG_STATE_HOME", sandbox.path("state"));
     Ran::of(command).assert_code(0);
-    assert!(place.path("state/leasehold/default").is_dir());
+    assert!(sandbox.path("state/leasehold/default").is_dir());
 }
 
 #[test]
 fn the_usual_config_file_is_read_and_the_working_directory_is_not() {
-    let place = Place::new();
-    let here = place.path("here");
+    let sandbox = Sandbox::new();
+    let here = sandbox.path("here");
     fs::create_dir_all(here.join("leasehold")).unwrap();
     fs::write(here.join("config.toml"), "nonsense").unwrap();
     fs::write(here.join("leasehold/config.toml"), "nonsense").unwrap();
-    let mut command = place.bare(&["run", "x", "true"]);
+    let mut command = sandbox.bare(&["run", "x", "true"]);
     command.current_dir(&here);
     Ran::of(command).assert_code(0);
-    let mut command = place.bare(&["list"]);
+    let mut command = sandbox.bare(&["list"]);
     command.env("XDG_CONFIG_HOME", &here);
     Ran::of(command).assert_code(78);
 }
 
 #[test]
 fn output_follows_flags_and_environment() {
-    let place = Place::new();
-    let mut command = place.leasehold(&["list"]);
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.leasehold(&["list"]);
     command.env("LEASEHOLD_JSON", "1");
     assert_eq!(Ran::of(command).json()["v"], 1);
-    let mut command = place.leasehold(&["run", "x", "true"]);
+    let mut command = sandbox.leasehold(&["run", "x", "true"]);
     command.env("LEASEHOLD_LOG", "info");
     assert!(Ran::of(command).stderr.contains("acquired x"));
-    let _holder = place.hold("x");
-    assert!(place.run(&["list", "--color", "always"]).stdout.contains("\x1b[1m"));
-    assert!(!place.run(&["list"]).stdout.contains('\x1b'));
-    let mut command = place.leasehold(&["list"]);
+    let _holder = sandbox.hold("x");
+    assert!(sandbox.run(&["list", "--color", "always"]).stdout.contains("\x1b[1m"));
+    assert!(!sandbox.run(&["list"]).stdout.contains('\x1b'));
+    let mut command = sandbox.leasehold(&["list"]);
     command.env("CLICOLOR_FORCE", "1");
     assert!(Ran::of(command).stdout.contains('\x1b'));
-    let mut command = place.leasehold(&["list"]);
+    let mut command = sandbox.leasehold(&["list"]);
     command.env("CLICOLOR_FORCE", "1").env("NO_COLOR", "1");
     assert!(!Ran::of(command).stdout.contains('\x1b'));
 }

@@ -7,119 +7,119 @@ use std::{
 
 use rustix::process::Signal;
 
-use crate::place::{AT_ONCE, Place, Running, is_alive, read_soon, until};
+use crate::sandbox::{AT_ONCE, Running, Sandbox, is_alive, read_soon, until};
 
 const ENDING: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
 
 #[test]
 fn one_who_waits_leaves_the_queue_at_once() {
-    let place = Place::new();
-    let _holder = place.hold("x");
+    let sandbox = Sandbox::new();
+    let _holder = sandbox.hold("x");
     for signal in ENDING {
-        let mut waiter = place.start(&["run", "x", "--", "echo", "never"]);
-        until("it waits", || place.waiters("x") == 1);
+        let mut waiter = sandbox.start(&["run", "x", "--", "echo", "never"]);
+        until("it waits", || sandbox.waiters("x") == 1);
         let sent = Instant::now();
         waiter.signal(signal);
         let code = waiter.code();
         let took = sent.elapsed();
         assert_eq!(code, 128 + signal.as_raw());
         assert!(took < AT_ONCE, "{signal:?} took {took:?}");
-        assert_eq!(place.waiters("x"), 0, "no place is left behind");
+        assert_eq!(sandbox.waiters("x"), 0, "no place is left behind");
     }
 }
 
 #[test]
 fn signals_reach_the_child_which_is_dead_before_the_lock_is_free() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     for signal in ENDING {
-        let pid = place.path("pid");
+        let pid = sandbox.path("pid");
         // The child takes its time to end: whoever gets the lock before it is dead finds it alive.
         let script = format!(
             "trap 'sleep .3; exit 9' INT TERM HUP QUIT; echo $$ > {}; while :; do sleep .02; done",
             pid.display()
         );
-        let mut holder = place.start(&["run", "x", "-c", &script]);
+        let mut holder = sandbox.start(&["run", "x", "-c", &script]);
         let child: i32 = read_soon(&pid).parse().unwrap();
         let check = format!("kill -0 {child} 2> /dev/null && exit 1; exit 0");
-        let mut next = place.start(&["run", "x", "-c", &check]);
-        until("the next one waits", || place.waiters("x") == 1);
+        let mut next = sandbox.start(&["run", "x", "-c", &check]);
+        until("the next one waits", || sandbox.waiters("x") == 1);
         holder.signal(signal);
         assert_eq!(holder.code(), 9, "the child's own code, after {signal:?}");
         assert_eq!(next.code(), 0, "the child was dead when the lock passed on, after {signal:?}");
         fs::remove_file(pid).unwrap();
     }
-    place.assert_deserted();
+    sandbox.assert_deserted();
 }
 
 #[test]
 fn a_grandchild_gets_the_signal_too() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     for signal in ENDING {
-        let pid = place.path("pid");
+        let pid = sandbox.path("pid");
         let script = format!("sh -c 'sleep 999' & echo $! > {}; wait", pid.display());
         // A script ignores INT and QUIT for what it starts with `&`; TERM for the group comes after its end.
-        let mut holder = place.start(&["run", "x", "-c", &script]);
+        let mut holder = sandbox.start(&["run", "x", "-c", &script]);
         let grandchild: i32 = read_soon(&pid).parse().unwrap();
         holder.signal(signal);
         assert_eq!(holder.code(), 128 + signal.as_raw());
         assert!(!is_alive(grandchild), "{signal:?}");
-        place.assert_deserted();
+        sandbox.assert_deserted();
         fs::remove_file(pid).unwrap();
     }
 }
 
 #[test]
 fn a_second_interrupt_means_it() {
-    let place = Place::new();
-    let mut holder = start_stubborn(&place, &["--kill-after", ".3"]);
+    let sandbox = Sandbox::new();
+    let mut holder = start_stubborn(&sandbox, &["--kill-after", ".3"]);
     holder.signal(Signal::INT);
     std::thread::sleep(Duration::from_millis(600));
     assert!(!holder.has_ended(), "one interrupt is the child's own business");
     holder.signal(Signal::INT);
     assert_eq!(holder.code(), 137);
-    place.assert_deserted();
+    sandbox.assert_deserted();
 }
 
 /// Starts a command that ignores INT and TERM.
-fn start_stubborn(place: &Place, args: &[&str]) -> Running {
-    let ready = place.path("ready");
+fn start_stubborn(sandbox: &Sandbox, args: &[&str]) -> Running {
+    let ready = sandbox.path("ready");
     let script = format!("trap '' INT TERM; touch {}; while :; do sleep .02; done", ready.display());
-    let holder = place.start(&[&["run"], args, &["x", "-c", &script]].concat());
+    let holder = sandbox.start(&[&["run"], args, &["x", "-c", &script]].concat());
     until("it runs", || ready.exists());
     holder
 }
 
 #[test]
 fn with_kill_after_one_term_is_enough_for_a_command_that_ignores_it() {
-    let place = Place::new();
-    let mut holder = start_stubborn(&place, &["--kill-after", ".3"]);
+    let sandbox = Sandbox::new();
+    let mut holder = start_stubborn(&sandbox, &["--kill-after", ".3"]);
     holder.signal(Signal::TERM);
     assert_eq!(holder.code(), 137);
-    place.assert_deserted();
+    sandbox.assert_deserted();
 }
 
 #[test]
 fn a_second_term_starts_the_grace_in_any_case() {
-    let place = Place::new();
-    let mut holder = start_stubborn(&place, &["--ttl", "1s"]);
+    let sandbox = Sandbox::new();
+    let mut holder = start_stubborn(&sandbox, &["--ttl", "1s"]);
     holder.signal(Signal::TERM);
     std::thread::sleep(Duration::from_millis(700));
     assert!(!holder.has_ended(), "one TERM is the child's own business");
     holder.signal(Signal::TERM);
     assert_eq!(holder.code(), 137, "killed a quarter of the ttl later");
-    place.assert_deserted();
+    sandbox.assert_deserted();
 }
 
 #[test]
 fn other_signals_are_passed_on() {
-    let place = Place::new();
-    let (ready, heard) = (place.path("ready"), place.path("heard"));
+    let sandbox = Sandbox::new();
+    let (ready, heard) = (sandbox.path("ready"), sandbox.path("heard"));
     let script = format!(
         "trap 'echo USR1 >> {0}' USR1; trap 'echo USR2 >> {0}' USR2; trap 'echo WINCH >> {0}' WINCH; trap 'exit 0' TERM; touch {1}; while :; do sleep .02; done",
         heard.display(),
         ready.display()
     );
-    let mut holder = place.start(&["run", "x", "-c", &script]);
+    let mut holder = sandbox.start(&["run", "x", "-c", &script]);
     until("it runs", || ready.exists());
     for (signal, name) in [(Signal::USR1, "USR1"), (Signal::USR2, "USR2"), (Signal::WINCH, "WINCH")] {
         holder.signal(signal);
@@ -131,26 +131,26 @@ fn other_signals_are_passed_on() {
 
 #[test]
 fn with_kill_mode_process_one_process_is_signalled() {
-    let place = Place::new();
-    let pids = place.path("pids");
+    let sandbox = Sandbox::new();
+    let pids = sandbox.path("pids");
     let script = format!("sleep 999 & echo $! > {}; wait", pids.display());
-    let mut holder = place.start(&["run", "--kill-mode", "process", "x", "-c", &script]);
+    let mut holder = sandbox.start(&["run", "--kill-mode", "process", "x", "-c", &script]);
     let worker: i32 = read_soon(&pids).parse().unwrap();
     holder.signal(Signal::TERM);
     assert_eq!(holder.code(), 143);
     assert!(is_alive(worker), "the worker is its parent's business");
-    assert_eq!(place.holders("x"), 0, "and keeps no lock");
+    assert_eq!(sandbox.holders("x"), 0, "and keeps no lock");
 }
 
 #[test]
 fn what_we_were_started_to_ignore_stays_ignored_for_us_and_the_child() {
-    let place = Place::new();
-    let ready = place.path("ready");
+    let sandbox = Sandbox::new();
+    let ready = sandbox.path("ready");
     let exe = env!("CARGO_BIN_EXE_leasehold");
     let script =
         format!("trap '' HUP; exec {exe} run x -c 'touch {}; kill -HUP $$; sleep .5; exit 7'", ready.display());
-    let mut command = place.command("sh");
-    command.args(["-c", &script]).env("LEASEHOLD_URL", place.url());
+    let mut command = sandbox.command("sh");
+    command.args(["-c", &script]).env("LEASEHOLD_URL", sandbox.url());
     let mut holder = Running::of(command);
     until("it runs", || ready.exists());
     holder.signal(Signal::HUP);

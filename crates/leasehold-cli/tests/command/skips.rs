@@ -2,93 +2,93 @@
 
 use std::{fs, process::Command};
 
-use crate::place::{Place, Ran, Running, until};
+use crate::sandbox::{Ran, Running, Sandbox, until};
 
 #[test]
 fn skips_and_successes_are_counted_and_shown() {
-    let place = Place::new();
-    let never = place.run(&["check", "job", "--succeeded-within", "26h"]);
+    let sandbox = Sandbox::new();
+    let never = sandbox.run(&["check", "job", "--succeeded-within", "26h"]);
     never.assert_code(1);
     assert!(never.stderr.contains("nobody holds job, and the history has nothing of it"), "{never:?}");
-    place.run(&["run", "job", "--", "true"]).assert_code(0);
-    let fine = place.run(&["check", "job", "--succeeded-within", "26h"]);
+    sandbox.run(&["run", "job", "--", "true"]).assert_code(0);
+    let fine = sandbox.run(&["check", "job", "--succeeded-within", "26h"]);
     fine.assert_code(0);
     assert_eq!(fine.stderr, "");
 
-    let holder = place.hold("job");
+    let holder = sandbox.hold("job");
     for args in [&["-n"][..], &["-w", ".05"], &["-n", "-E", "0"]] {
-        place.run(&[&["run"], args, &["job", "--", "true"]].concat());
+        sandbox.run(&[&["run"], args, &["job", "--", "true"]].concat());
     }
-    let record = place.inspect("job")["runs"].clone();
+    let record = sandbox.inspect("job")["runs"].clone();
     assert_eq!(record["skips"], 3, "{record}");
     assert!(record["held_by"].as_str().unwrap().contains(&format!(":{}:", holder.pid())), "{record}");
-    let text = place.run(&["inspect", "job"]).stdout;
+    let text = sandbox.run(&["inspect", "job"]).stdout;
     assert!(text.contains("runs      skipped 3 times, last ") && text.contains("; last success "), "{text}");
-    let table = place.run(&["history", "--skipped"]).stdout;
+    let table = sandbox.run(&["history", "--skipped"]).stdout;
     assert!(table.starts_with("NAME  SKIPPED  LAST SKIP") && table.lines().count() == 2, "{table}");
-    assert_eq!(place.run(&["history", "--skipped", "--json", "j*"]).json()["skips"], 3);
-    assert_eq!(place.run(&["history", "--skipped", "--json", "other"]).stdout, "");
+    assert_eq!(sandbox.run(&["history", "--skipped", "--json", "j*"]).json()["skips"], 3);
+    assert_eq!(sandbox.run(&["history", "--skipped", "--json", "other"]).stdout, "");
 }
 
 #[test]
 fn a_success_that_is_too_old_or_never_came_is_told() {
-    let place = Place::new();
-    place.run(&["run", "job", "-c", "exit 3"]).assert_code(3);
-    place.run(&["check", "job", "--succeeded-within", "26h"]).assert_code(1);
-    place.run(&["run", "job", "--", "true"]).assert_code(0);
+    let sandbox = Sandbox::new();
+    sandbox.run(&["run", "job", "-c", "exit 3"]).assert_code(3);
+    sandbox.run(&["check", "job", "--succeeded-within", "26h"]).assert_code(1);
+    sandbox.run(&["run", "job", "--", "true"]).assert_code(0);
     std::thread::sleep(std::time::Duration::from_millis(20));
-    let old = place.run(&["check", "job", "--succeeded-within", "10ms", "--json"]);
+    let old = sandbox.run(&["check", "job", "--succeeded-within", "10ms", "--json"]);
     old.assert_code(1);
     assert_eq!(old.json()["succeeded_within"], false);
-    place.run(&["check", "job"]).assert_code(64);
-    place.run(&["check", "--succeeded-within", "1h"]).assert_code(64);
+    sandbox.run(&["check", "job"]).assert_code(64);
+    sandbox.run(&["check", "--succeeded-within", "1h"]).assert_code(64);
 }
 
 /// A run some of whose system calls are slow.
-fn slow_run(place: &Place, name: &str, slow: &[&str]) -> Command {
-    let mut run = place.command("strace");
+fn slow_run(sandbox: &Sandbox, name: &str, slow: &[&str]) -> Command {
+    let mut run = sandbox.command("strace");
     run.args(["-f", "-qq", "--seccomp-bpf", "-o", "/dev/null", "-e"]).args(slow);
-    run.args([env!("CARGO_BIN_EXE_leasehold"), "run", name, "--", "true"]).env("LEASEHOLD_URL", place.url());
+    run.args([env!("CARGO_BIN_EXE_leasehold"), "run", name, "--", "true"]).env("LEASEHOLD_URL", sandbox.url());
     run
 }
 
 #[test]
 fn no_success_is_lost_while_another_process_folds_the_records() {
-    let place = Place::new();
-    place.run(&["run", "other", "--", "true"]).assert_code(0);
-    let records = place.path("locks/default/logs/runs.ndjson");
+    let sandbox = Sandbox::new();
+    sandbox.run(&["run", "other", "--", "true"]).assert_code(0);
+    let records = sandbox.path("locks/default/logs/runs.ndjson");
     // Few lines, which are soon read.
     let line = fs::read_to_string(&records).unwrap().trim_end().to_owned() + &" ".repeat(100_000) + "\n";
     fs::write(&records, line.repeat((8 << 20) / line.len() + 1)).unwrap();
     let slow = ["trace=rename", "-e", "inject=rename:delay_enter=700ms"];
-    let folding = Running::of(slow_run(&place, "folder", &slow));
+    let folding = Running::of(slow_run(&sandbox, "folder", &slow));
     let is_folded = |file: fs::DirEntry| {
         file.file_name().to_string_lossy().starts_with(".new-") && file.metadata().is_ok_and(|file| file.len() > 0)
     };
-    until("it has read them", || fs::read_dir(place.path("locks/default/logs")).unwrap().flatten().any(is_folded));
-    place.run(&["run", "job", "--", "true"]).assert_code(0);
+    until("it has read them", || fs::read_dir(sandbox.path("locks/default/logs")).unwrap().flatten().any(is_folded));
+    sandbox.run(&["run", "job", "--", "true"]).assert_code(0);
     folding.finish().assert_code(0);
     for job in ["other", "folder", "job"] {
-        place.run(&["check", job, "--succeeded-within", "26h"]).assert_code(0);
+        sandbox.run(&["check", job, "--succeeded-within", "26h"]).assert_code(0);
     }
 }
 
 #[test]
 fn a_success_is_recorded_on_a_slow_disk_too() {
-    let place = Place::new();
-    place.run(&["run", "other", "--", "true"]).assert_code(0);
-    let records = place.path("locks/default/logs/runs.ndjson");
+    let sandbox = Sandbox::new();
+    sandbox.run(&["run", "other", "--", "true"]).assert_code(0);
+    let records = sandbox.path("locks/default/logs/runs.ndjson");
     let slow = ["trace=write", "-e", "inject=write:delay_enter=500ms", "-P", records.to_str().unwrap()];
-    Ran::of(slow_run(&place, "job", &slow)).assert_code(0);
-    place.run(&["check", "job", "--succeeded-within", "26h"]).assert_code(0);
+    Ran::of(slow_run(&sandbox, "job", &slow)).assert_code(0);
+    sandbox.run(&["check", "job", "--succeeded-within", "26h"]).assert_code(0);
 }
 
 #[test]
 fn a_success_that_cannot_be_recorded_is_told() {
-    let place = Place::new();
-    place.run(&["init"]).assert_code(0);
-    fs::create_dir(place.path("locks/default/logs/runs.ndjson")).unwrap();
-    let ran = place.run(&["run", "job", "--", "true"]);
+    let sandbox = Sandbox::new();
+    sandbox.run(&["init"]).assert_code(0);
+    fs::create_dir(sandbox.path("locks/default/logs/runs.ndjson")).unwrap();
+    let ran = sandbox.run(&["run", "job", "--", "true"]);
     ran.assert_code(0);
     assert!(ran.stderr.contains("the success of job was not recorded"), "{ran:?}");
 }

@@ -4,7 +4,7 @@ use std::{fs, thread, time::Duration};
 
 use rustix::process::Signal;
 
-use crate::place::{Place, on_any_backend, read_soon, state_of, until};
+use crate::sandbox::{Sandbox, on_any_backend, read_soon, state_of, until};
 
 fn count(path: &std::path::Path) -> usize {
     fs::read_to_string(path).map_or(0, |text| text.len())
@@ -17,10 +17,10 @@ fn is_stopped(pid: i32) -> bool {
 
 #[test]
 fn stopped_together_and_going_on_together() {
-    let place = Place::new();
-    let (pid, ticks) = (place.path("pid"), place.path("ticks"));
+    let sandbox = Sandbox::new();
+    let (pid, ticks) = (sandbox.path("pid"), sandbox.path("ticks"));
     let script = format!("echo $$ > {}; while :; do printf . >> {}; sleep .01; done", pid.display(), ticks.display());
-    let mut holder = place.start(&["run", "x", "-c", &script]);
+    let mut holder = sandbox.start(&["run", "x", "-c", &script]);
     let child: i32 = read_soon(&pid).parse().unwrap();
     until("it ticks", || count(&ticks) > 3);
     holder.signal(Signal::TSTP);
@@ -30,20 +30,20 @@ fn stopped_together_and_going_on_together() {
     let before = count(&ticks);
     thread::sleep(Duration::from_millis(200));
     assert_eq!(count(&ticks), before, "nothing runs while stopped");
-    place.run(&["run", "-n", "x", "--", "true"]).assert_code(75);
+    sandbox.run(&["run", "-n", "x", "--", "true"]).assert_code(75);
     holder.signal(Signal::CONT);
     until("it ticks again", || count(&ticks) > before);
     holder.signal(Signal::TERM);
     assert_eq!(holder.code(), 143);
-    assert_eq!(place.holders("x"), 0);
+    assert_eq!(sandbox.holders("x"), 0);
 }
 
 #[test]
 fn a_child_that_ignores_the_request_is_stopped_all_the_same() {
-    let place = Place::new();
-    let pid = place.path("pid");
+    let sandbox = Sandbox::new();
+    let pid = sandbox.path("pid");
     let script = format!("trap '' TSTP; echo $$ > {}; while :; do sleep .01; done", pid.display());
-    let holder = place.start(&["run", "x", "-c", &script]);
+    let holder = sandbox.start(&["run", "x", "-c", &script]);
     let child: i32 = read_soon(&pid).parse().unwrap();
     holder.signal(Signal::TSTP);
     until("both stop", || state_of(holder.pid()) == Some('T') && is_stopped(child));
@@ -53,25 +53,25 @@ fn a_child_that_ignores_the_request_is_stopped_all_the_same() {
 
 #[test]
 fn a_child_whose_lease_is_gone_never_runs_another_instruction() {
-    let place = Place::new();
-    let (pid, ticks) = (place.path("pid"), place.path("ticks"));
+    let sandbox = Sandbox::new();
+    let (pid, ticks) = (sandbox.path("pid"), sandbox.path("ticks"));
     let script = format!("echo $$ > {}; while :; do printf . >> {}; sleep .005; done", pid.display(), ticks.display());
-    let mut holder = place.start(&["run", "x", "-c", &script]);
+    let mut holder = sandbox.start(&["run", "x", "-c", &script]);
     let child: i32 = read_soon(&pid).parse().unwrap();
-    let fence = place.fence("x");
+    let fence = sandbox.fence("x");
     holder.signal(Signal::TSTP);
     until("both stop", || state_of(holder.pid()) == Some('T') && is_stopped(child));
     // A write that was under way when the signal came is done by then.
     thread::sleep(Duration::from_millis(100));
     let before = count(&ticks);
-    place.run(&["evict", "x", "--fence", &fence, "--reason", "stopped for too long", "--yes"]).assert_code(0);
+    sandbox.run(&["evict", "x", "--fence", &fence, "--reason", "stopped for too long", "--yes"]).assert_code(0);
     holder.signal(Signal::CONT);
     assert_eq!(holder.code(), 121);
     assert_eq!(count(&ticks), before);
-    place.assert_deserted();
+    sandbox.assert_deserted();
 }
 
 #[test]
 fn one_who_waits_leaves_the_queue_while_it_is_stopped() {
-    on_any_backend::a_stopped_waiter_leaves_the_queue(&Place::new());
+    on_any_backend::a_stopped_waiter_leaves_the_queue(&Sandbox::new());
 }

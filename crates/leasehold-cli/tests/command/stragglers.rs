@@ -9,39 +9,39 @@ use std::{
 
 use rustix::process::Signal;
 
-use crate::place::{Place, Ran, Running, is_alive, read_soon, until};
+use crate::sandbox::{Ran, Running, Sandbox, is_alive, read_soon, until};
 
 /// A command that starts a `sleep` in the background, tells its pid, and ends.
-fn leaves_a_sleep(place: &Place, length: &str) -> String {
-    format!("sleep {length} > /dev/null 2>&1 & echo $! > {}", place.path("pid").display())
+fn leaves_a_sleep(sandbox: &Sandbox, length: &str) -> String {
+    format!("sleep {length} > /dev/null 2>&1 & echo $! > {}", sandbox.path("pid").display())
 }
 
 #[test]
 fn what_stays_in_the_group_is_stopped_before_the_release_and_named() {
-    let place = Place::new();
-    let ran = place.run(&["run", "x", "-c", &leaves_a_sleep(&place, "999")]);
+    let sandbox = Sandbox::new();
+    let ran = sandbox.run(&["run", "x", "-c", &leaves_a_sleep(&sandbox, "999")]);
     ran.assert_code(0);
-    let pid = read_soon(&place.path("pid"));
+    let pid = read_soon(&sandbox.path("pid"));
     assert!(!is_alive(pid.parse().unwrap()));
     assert_eq!(ran.stderr, format!("leasehold: /bin/sh ended and left sleep ({pid}) running: TERM, then KILL in 5s\n"));
 }
 
 #[test]
 fn the_lock_is_kept_until_those_who_are_waited_for_have_ended() {
-    let place = Place::new();
-    let go = place.path("go");
+    let sandbox = Sandbox::new();
+    let go = sandbox.path("go");
     let script = format!(
         "(echo > {}; while ! test -e {}; do sleep .01; done) > /dev/null 2>&1 & exit 3",
-        place.path("ready").display(),
+        sandbox.path("ready").display(),
         go.display()
     );
-    let mut command = place.leasehold(&["run", "--stragglers", "wait", "x", "-c", &script]);
+    let mut command = sandbox.leasehold(&["run", "--stragglers", "wait", "x", "-c", &script]);
     command.stderr(Stdio::piped());
     let mut running = Running::of(command);
-    read_soon(&place.path("ready"));
+    read_soon(&sandbox.path("ready"));
     thread::sleep(Duration::from_millis(500));
     assert!(!running.has_ended(), "the lock is kept");
-    place.run(&["run", "-n", "x", "--", "true"]).assert_code(75);
+    sandbox.run(&["run", "-n", "x", "--", "true"]).assert_code(75);
     fs::write(go, "").unwrap();
     let ran = running.finish();
     ran.assert_code(3);
@@ -50,43 +50,43 @@ fn the_lock_is_kept_until_those_who_are_waited_for_have_ended() {
 
 #[test]
 fn those_who_are_waited_for_are_stopped_when_the_lock_is_lost() {
-    let place = Place::new();
-    let shell = place.path("shell");
-    let script = format!("echo $$ > {}; {}", shell.display(), leaves_a_sleep(&place, "999"));
-    let running = place.start(&["run", "--stragglers", "wait", "x", "-c", &script]);
-    let pid: i32 = read_soon(&place.path("pid")).parse().unwrap();
+    let sandbox = Sandbox::new();
+    let shell = sandbox.path("shell");
+    let script = format!("echo $$ > {}; {}", shell.display(), leaves_a_sleep(&sandbox, "999"));
+    let running = sandbox.start(&["run", "--stragglers", "wait", "x", "-c", &script]);
+    let pid: i32 = read_soon(&sandbox.path("pid")).parse().unwrap();
     until("the shell is gone", || !is_alive(read_soon(&shell).parse().unwrap()));
-    let fence = place.fence("x");
-    place.run(&["evict", "x", "--fence", &fence, "--reason", "host gone", "--yes"]).assert_code(0);
+    let fence = sandbox.fence("x");
+    sandbox.run(&["evict", "x", "--fence", &fence, "--reason", "host gone", "--yes"]).assert_code(0);
     running.finish().assert_code(121);
     assert!(!is_alive(pid));
 }
 
 #[test]
 fn those_who_are_left_run_on_without_the_lock() {
-    let place = Place::new();
-    let ran = place.run(&["run", "--stragglers", "leave", "x", "-c", &leaves_a_sleep(&place, "999")]);
+    let sandbox = Sandbox::new();
+    let ran = sandbox.run(&["run", "--stragglers", "leave", "x", "-c", &leaves_a_sleep(&sandbox, "999")]);
     ran.assert_code(0);
-    let pid = read_soon(&place.path("pid"));
+    let pid = read_soon(&sandbox.path("pid"));
     assert!(is_alive(pid.parse().unwrap()));
     assert!(ran.stderr.contains(&format!("sleep ({pid}) goes on without the lock")), "{ran:?}");
-    place.run(&["run", "-n", "x", "--", "true"]).assert_code(0);
+    sandbox.run(&["run", "-n", "x", "--", "true"]).assert_code(0);
 }
 
 #[test]
 fn kill_mode_process_leaves_no_choice() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     for choice in ["stop", "wait"] {
-        let ran = place.run(&["run", "--kill-mode", "process", "--stragglers", choice, "x", "--", "true"]);
+        let ran = sandbox.run(&["run", "--kill-mode", "process", "--stragglers", choice, "x", "--", "true"]);
         ran.assert_code(64);
         assert!(ran.stderr.contains("--kill-mode process"), "{ran:?}");
     }
-    place.run(&["run", "--kill-mode", "process", "--stragglers", "leave", "x", "--", "true"]).assert_code(0);
+    sandbox.run(&["run", "--kill-mode", "process", "--stragglers", "leave", "x", "--", "true"]).assert_code(0);
 }
 
 /// A command that starts a process in a group of its own, then does the rest.
-fn starts_a_group(place: &Place, rest: &str) -> String {
-    let pid = place.path("pid");
+fn starts_a_group(sandbox: &Sandbox, rest: &str) -> String {
+    let pid = sandbox.path("pid");
     let worker = format!("sh -c \"echo \\$\\$ > {0}; exec sleep 999\"", pid.display());
     format!(
         "bash -c 'set -m; {worker} > /dev/null 2>&1 & while ! test -s {0}; do sleep .01; done'; {rest}",
@@ -96,14 +96,14 @@ fn starts_a_group(place: &Place, rest: &str) -> String {
 
 #[test]
 fn a_group_of_its_own_is_stopped_too_however_the_command_ends() {
-    let place = Place::new();
-    let (pid, max_hold) = (place.path("pid"), ["--max-hold", "5s", "--ttl", "10m"]);
+    let sandbox = Sandbox::new();
+    let (pid, max_hold) = (sandbox.path("pid"), ["--max-hold", "5s", "--ttl", "10m"]);
     for (args, rest, signal, code) in [
         (&[][..], "exit 3", None, 3),
         (&[], "exec sleep 999", Some(Signal::TERM), 143),
         (&max_hold, "exec sleep 999", None, 124),
     ] {
-        let holder = place.start(&[&["run"], args, &["x", "-c", &starts_a_group(&place, rest)]].concat());
+        let holder = sandbox.start(&[&["run"], args, &["x", "-c", &starts_a_group(&sandbox, rest)]].concat());
         let worker: i32 = read_soon(&pid).parse().unwrap();
         if let Some(signal) = signal {
             holder.signal(signal);
@@ -116,14 +116,14 @@ fn a_group_of_its_own_is_stopped_too_however_the_command_ends() {
 
 #[test]
 fn a_group_of_its_own_is_waited_for_and_gets_the_signals_that_come_meanwhile() {
-    let place = Place::new();
-    let shell = place.path("shell");
-    let script = format!("echo $$ > {}; {}", shell.display(), starts_a_group(&place, "exit 3"));
-    let mut command = place.leasehold(&["run", "--stragglers", "wait", "x", "-c", &script]);
-    let said = place.path("said");
+    let sandbox = Sandbox::new();
+    let shell = sandbox.path("shell");
+    let script = format!("echo $$ > {}; {}", shell.display(), starts_a_group(&sandbox, "exit 3"));
+    let mut command = sandbox.leasehold(&["run", "--stragglers", "wait", "x", "-c", &script]);
+    let said = sandbox.path("said");
     command.stderr(fs::File::create(&said).unwrap());
     let mut running = Running::of(command);
-    let worker: i32 = read_soon(&place.path("pid")).parse().unwrap();
+    let worker: i32 = read_soon(&sandbox.path("pid")).parse().unwrap();
     let words = format!("until sleep ({worker}) ends");
     until("it says that it waits", || fs::read_to_string(&said).unwrap().contains(&words));
     assert!(is_alive(worker) && !running.has_ended(), "the lock is kept");
@@ -134,21 +134,21 @@ fn a_group_of_its_own_is_waited_for_and_gets_the_signals_that_come_meanwhile() {
 
 #[test]
 fn a_group_of_its_own_is_left_alone_if_asked() {
-    let place = Place::new();
-    let ran = place.run(&["run", "--stragglers", "leave", "x", "-c", &starts_a_group(&place, "exit 0")]);
+    let sandbox = Sandbox::new();
+    let ran = sandbox.run(&["run", "--stragglers", "leave", "x", "-c", &starts_a_group(&sandbox, "exit 0")]);
     ran.assert_code(0);
-    assert!(is_alive(read_soon(&place.path("pid")).parse().unwrap()), "{ran:?}");
+    assert!(is_alive(read_soon(&sandbox.path("pid")).parse().unwrap()), "{ran:?}");
 }
 
 #[test]
 fn a_stubborn_one_is_killed_after_the_grace() {
-    let place = Place::new();
-    let pid = place.path("pid");
+    let sandbox = Sandbox::new();
+    let pid = sandbox.path("pid");
     let script = format!(
         "sh -c 'trap \"\" TERM; echo $$ > {0}; while :; do sleep .05; done' > /dev/null 2>&1 & while ! test -s {0}; do sleep .01; done; exit 3",
         pid.display()
     );
-    let ran = place.run(&["run", "--kill-after", ".3", "x", "-c", &script]);
+    let ran = sandbox.run(&["run", "--kill-after", ".3", "x", "-c", &script]);
     ran.assert_code(3);
     assert!(ran.took >= Duration::from_millis(300), "{ran:?}");
     assert!(!is_alive(read_soon(&pid).parse().unwrap()));
@@ -156,26 +156,26 @@ fn a_stubborn_one_is_killed_after_the_grace() {
 
 #[test]
 fn a_daemon_lives_on_and_keeps_no_lock() {
-    let place = Place::new();
-    let pid = place.path("pid");
+    let sandbox = Sandbox::new();
+    let pid = sandbox.path("pid");
     let script = format!(
         "setsid sh -c 'echo $$ > {0}; exec sleep 999' < /dev/null > /dev/null 2>&1 & while ! test -s {0}; do sleep .01; done",
         pid.display()
     );
-    let ran = place.run(&["run", "x", "-c", &script]);
+    let ran = sandbox.run(&["run", "x", "-c", &script]);
     ran.assert_code(0);
     let daemon: i32 = read_soon(&pid).parse().unwrap();
     assert!(is_alive(daemon), "a daemon is meant to stay");
     let inherited = fs::read_dir(format!("/proc/{daemon}/fd")).unwrap().count();
     assert!(inherited > 3, "it has closed nothing");
-    let next = place.run(&["run", "-n", "x", "--", "true"]);
+    let next = sandbox.run(&["run", "-n", "x", "--", "true"]);
     next.assert_code(0);
 }
 
 #[test]
 fn a_daemon_may_take_the_lock_again_later() {
-    let place = Place::new();
-    let (away, gone, code) = (place.path("away"), place.path("gone"), place.path("code"));
+    let sandbox = Sandbox::new();
+    let (away, gone, code) = (sandbox.path("away"), sandbox.path("gone"), sandbox.path("code"));
     let exe = env!("CARGO_BIN_EXE_leasehold");
     // Its environment still says that the lock is held by those who started it.
     let daemon = format!(
@@ -188,28 +188,28 @@ fn a_daemon_may_take_the_lock_again_later() {
         "setsid sh -c '{daemon}' < /dev/null > /dev/null 2>&1 & while ! test -e {}; do sleep .01; done",
         away.display()
     );
-    place.run(&["run", "x", "-c", &script]).assert_code(0);
+    sandbox.run(&["run", "x", "-c", &script]).assert_code(0);
     fs::write(gone, "").unwrap();
     assert_eq!(read_soon(&code), "0");
 }
 
 #[test]
 fn with_kill_mode_process_they_are_left_alone() {
-    let place = Place::new();
-    let pid = place.path("pid");
+    let sandbox = Sandbox::new();
+    let pid = sandbox.path("pid");
     let script = format!("sleep 999 > /dev/null 2>&1 & echo $! > {}", pid.display());
-    place.run(&["run", "--kill-mode", "process", "x", "-c", &script]).assert_code(0);
+    sandbox.run(&["run", "--kill-mode", "process", "x", "-c", &script]).assert_code(0);
     assert!(is_alive(read_soon(&pid).parse().unwrap()));
-    place.run(&["run", "-n", "x", "--", "true"]).assert_code(0);
+    sandbox.run(&["run", "-n", "x", "--", "true"]).assert_code(0);
 }
 
 /// Only root can choose the number of a process, in a namespace of its own: for others there is nothing to see here.
 #[test]
 fn another_process_with_the_number_of_the_command_gets_no_signal() {
-    let place = Place::new();
-    let (exe, shell, pid) = (env!("CARGO_BIN_EXE_leasehold"), place.path("shell"), place.path("pid"));
-    let script = place.path("script");
-    fs::write(&script, format!("echo $$ > {}; {}", shell.display(), starts_a_group(&place, "exit 3"))).unwrap();
+    let sandbox = Sandbox::new();
+    let (exe, shell, pid) = (env!("CARGO_BIN_EXE_leasehold"), sandbox.path("shell"), sandbox.path("pid"));
+    let script = sandbox.path("script");
+    fs::write(&script, format!("echo $$ > {}; {}", shell.display(), starts_a_group(&sandbox, "exit 3"))).unwrap();
     let scene = format!(
         "set -m; {exe} run --stragglers wait x sh {} & run=$!
          while ! test -s {}; do sleep .01; done; command=$(cat {})
@@ -226,8 +226,8 @@ fn another_process_with_the_number_of_the_command_gets_no_signal() {
     if !Command::new("unshare").args(namespace).arg("true").status().is_ok_and(|status| status.success()) {
         return;
     }
-    let mut command = place.command("unshare");
-    command.args(namespace).args(["bash", "-c", &scene]).env("LEASEHOLD_URL", place.url());
+    let mut command = sandbox.command("unshare");
+    command.args(namespace).args(["bash", "-c", &scene]).env("LEASEHOLD_URL", sandbox.url());
     let ran = Ran::of(command);
     assert_eq!(ran.stdout, "3\nalive\n", "{ran:?}");
 }

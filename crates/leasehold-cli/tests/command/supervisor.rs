@@ -11,20 +11,20 @@ use std::{
 
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 
-use crate::place::{Place, Running, is_alive, kill, parent_of, read_soon, until};
+use crate::sandbox::{Running, Sandbox, is_alive, kill, parent_of, read_soon, until};
 
 /// Starts a command with a grandchild in its group and one that left it, none of which listens to TERM.
-fn start(place: &Place, args: &[&str]) -> (Running, Vec<i32>) {
-    let pids = place.path("pids");
+fn start(sandbox: &Sandbox, args: &[&str]) -> (Running, Vec<i32>) {
+    let pids = sandbox.path("pids");
     let stubborn = "trap \"\" TERM; while :; do sleep .1; done";
-    let away = place.path("away");
+    let away = sandbox.path("away");
     let script = format!(
         "trap '' TERM; sh -c '{stubborn}' & near=$!; setsid sh -c 'echo $$ > {0}; {stubborn}' & \
          while ! test -s {0}; do sleep .01; done; echo $$ $near $(cat {0}) > {1}; while :; do sleep .1; done",
         away.display(),
         pids.display()
     );
-    let mut command = place.leasehold(&[&["run"], args, &["x", "-c", &script]].concat());
+    let mut command = sandbox.leasehold(&[&["run"], args, &["x", "-c", &script]].concat());
     command.stdout(Stdio::null()).stderr(Stdio::piped());
     let running = Running::of(command);
     let family = read_soon(&pids).split(' ').map(|pid| pid.parse().unwrap()).collect();
@@ -41,23 +41,23 @@ fn signal(pid: i32, signal: Signal) {
 
 #[test]
 fn nothing_outlives_a_run_that_is_killed() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     for cause in [Signal::KILL, Signal::ALARM, Signal::ABORT] {
-        let (running, family) = start(&place, &[]);
+        let (running, family) = start(&sandbox, &[]);
         running.signal(cause);
         let ran = running.finish();
         assert!(ran.stderr.contains("leasehold was killed while /bin/sh ran under its lock"), "{ran:?}");
         assert!(all_dead(&family), "{cause:?}: the last to hold our standard error was the supervisor");
-        until("nothing is left", || place.processes().is_empty());
-        place.run(&["run", "-n", "x", "--", "true"]).assert_code(0);
-        fs::remove_file(place.path("pids")).unwrap();
-        fs::remove_file(place.path("away")).unwrap();
+        until("nothing is left", || sandbox.processes().is_empty());
+        sandbox.run(&["run", "-n", "x", "--", "true"]).assert_code(0);
+        fs::remove_file(sandbox.path("pids")).unwrap();
+        fs::remove_file(sandbox.path("away")).unwrap();
     }
 }
 
 #[test]
 fn the_supervisor_writes_its_lines_as_the_run_would() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     for (args, begins) in [
         (&["--log-format", "json"][..], "{\"at\":"),
         (&["--json"], "{\"at\":"),
@@ -65,20 +65,20 @@ fn the_supervisor_writes_its_lines_as_the_run_would() {
         (&["--color", "always"], "leasehold: \u{1b}[33mwarning: \u{1b}[0mleasehold was killed"),
         (&["--quiet"], ""),
     ] {
-        let (running, _family) = start(&place, args);
+        let (running, _family) = start(&sandbox, args);
         running.signal(Signal::KILL);
         let ran = running.finish();
         let last = ran.stderr.lines().last().unwrap_or_default();
         assert!(last.starts_with(begins) && last.is_empty() == begins.is_empty(), "{args:?}: {ran:?}");
-        fs::remove_file(place.path("pids")).unwrap();
-        fs::remove_file(place.path("away")).unwrap();
+        fs::remove_file(sandbox.path("pids")).unwrap();
+        fs::remove_file(sandbox.path("away")).unwrap();
     }
 }
 
 #[test]
 fn a_run_whose_supervisor_is_killed_stops_everything() {
-    let place = Place::new();
-    let (running, family) = start(&place, &[]);
+    let sandbox = Sandbox::new();
+    let (running, family) = start(&sandbox, &[]);
     let supervisor = parent_of(family[0]);
     assert_eq!(parent_of(supervisor), running.pid());
     kill(supervisor);
@@ -86,33 +86,33 @@ fn a_run_whose_supervisor_is_killed_stops_everything() {
     ran.assert_code(137);
     assert!(ran.stderr.contains("the supervisor of /bin/sh was killed"), "{ran:?}");
     assert!(all_dead(&family));
-    place.assert_deserted();
-    assert_eq!(place.holders("x"), 0, "released");
+    sandbox.assert_deserted();
+    assert_eq!(sandbox.holders("x"), 0, "released");
 }
 
 #[test]
 fn the_supervisor_heeds_no_signal_that_means_the_command() {
-    let place = Place::new();
-    let (mut running, family) = start(&place, &[]);
+    let sandbox = Sandbox::new();
+    let (mut running, family) = start(&sandbox, &[]);
     let supervisor = parent_of(family[0]);
     for number in [Signal::TERM, Signal::INT, Signal::HUP, Signal::TSTP, Signal::USR1] {
         signal(supervisor, number);
     }
     thread::sleep(Duration::from_millis(200));
     assert!(is_alive(supervisor) && !running.has_ended());
-    place.run(&["run", "-n", "x", "--", "true"]).assert_code(75);
+    sandbox.run(&["run", "-n", "x", "--", "true"]).assert_code(75);
 }
 
 #[test]
 fn with_kill_mode_process_only_the_command_dies_with_its_run() {
-    let place = Place::new();
-    let (running, family) = start(&place, &["--kill-mode", "process"]);
+    let sandbox = Sandbox::new();
+    let (running, family) = start(&sandbox, &["--kill-mode", "process"]);
     running.signal(Signal::KILL);
     until("the command is dead", || !is_alive(family[0]));
     thread::sleep(Duration::from_millis(200));
     assert!(is_alive(family[1]) && is_alive(family[2]));
     // Those who live on have inherited the lock.
-    place.run(&["run", "-n", "x", "--", "true"]).assert_code(75);
+    sandbox.run(&["run", "-n", "x", "--", "true"]).assert_code(75);
 }
 
 /// A program that gains root's rights and runs a command with them, as sudo does; `None` where nobody can make one.
@@ -133,28 +133,28 @@ fn sudo(folder: &Path) -> Option<String> {
 /// Only root can make a process that another user may not signal: for others there is nothing to see here.
 #[test]
 fn a_process_that_may_not_be_signalled_is_named() {
-    let place = Place::new();
-    for folder in [place.path("."), place.path("home")] {
+    let sandbox = Sandbox::new();
+    for folder in [sandbox.path("."), sandbox.path("home")] {
         fs::create_dir_all(&folder).unwrap();
         fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).unwrap();
     }
-    let Some(sudo) = sudo(&place.path(".")) else { return };
-    let exe = place.path("leasehold");
+    let Some(sudo) = sudo(&sandbox.path(".")) else { return };
+    let exe = sandbox.path("leasehold");
     fs::copy(env!("CARGO_BIN_EXE_leasehold"), &exe).unwrap();
-    let pid = place.path("pid");
+    let pid = sandbox.path("pid");
     let script = format!("{sudo} --reuid=0 sleep 999 & echo $! > {}; wait", pid.display());
-    let mut command = place.command("setpriv");
+    let mut command = sandbox.command("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(exe).args(["run", "x", "-c", &script]);
-    command.env("LEASEHOLD_URL", place.url()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command.env("LEASEHOLD_URL", sandbox.url()).stdout(Stdio::null()).stderr(Stdio::piped());
     let running = Running::of(command);
     let privileged: i32 = read_soon(&pid).parse().unwrap();
     until("it has its rights", || fs::read_to_string(format!("/proc/{privileged}/comm")).unwrap() == "sleep\n");
     running.signal(Signal::KILL);
     thread::sleep(Duration::from_millis(500));
     assert!(is_alive(privileged));
-    place.run(&["run", "-n", "x", "--", "true"]).assert_code(75);
+    sandbox.run(&["run", "-n", "x", "--", "true"]).assert_code(75);
     kill(privileged);
     let ran = running.finish();
     assert!(ran.stderr.contains(&format!("not permitted to stop sleep ({privileged})")), "{ran:?}");
-    until("the lock is free", || place.run(&["run", "-n", "x", "--", "true"]).code() == 0);
+    until("the lock is free", || sandbox.run(&["run", "-n", "x", "--", "true"]).code() == 0);
 }

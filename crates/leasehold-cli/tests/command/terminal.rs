@@ -13,7 +13,7 @@ use rustix::{
     termios::{LocalModes, tcgetattr},
 };
 
-use crate::place::{Place, Running, read_soon, state_of, until};
+use crate::sandbox::{Running, Sandbox, read_soon, state_of, until};
 
 const EXE: &str = env!("CARGO_BIN_EXE_leasehold");
 
@@ -45,10 +45,10 @@ impl Terminal {
     }
 
     /// Starts a command that has this terminal for its own.
-    fn start(&self, place: &Place, args: &[&str]) -> Running {
-        let mut command = place.command("setsid");
+    fn start(&self, sandbox: &Sandbox, args: &[&str]) -> Running {
+        let mut command = sandbox.command("setsid");
         command.args(["--ctty"]).args(args);
-        command.env("LEASEHOLD_URL", place.url()).env("TERM", "xterm").env("PS1", "$ ");
+        command.env("LEASEHOLD_URL", sandbox.url()).env("TERM", "xterm").env("PS1", "$ ");
         let line = || Stdio::from(self.line.try_clone().unwrap());
         command.stdin(line()).stdout(line()).stderr(line());
         Running::of(command)
@@ -66,7 +66,7 @@ impl Terminal {
     fn sees(&self, words: &str) {
         let started = std::time::Instant::now();
         while !self.text().contains(words) {
-            assert!(started.elapsed() < crate::place::LIMIT, "{words:?} is not in {:?}", self.text());
+            assert!(started.elapsed() < crate::sandbox::LIMIT, "{words:?} is not in {:?}", self.text());
             thread::sleep(std::time::Duration::from_millis(5));
         }
     }
@@ -79,20 +79,20 @@ impl Terminal {
 
 #[test]
 fn the_keys_reach_the_command() {
-    let (place, terminal) = (Place::new(), Terminal::new());
+    let (sandbox, terminal) = (Sandbox::new(), Terminal::new());
     let mut running =
-        terminal.start(&place, &[EXE, "run", "x", "--", "sh", "-c", "read line; echo \"<$line>\"; exec cat"]);
+        terminal.start(&sandbox, &[EXE, "run", "x", "--", "sh", "-c", "read line; echo \"<$line>\"; exec cat"]);
     terminal.type_in("hello\r");
     terminal.sees("<hello>");
     terminal.type_in("\x03");
     assert_eq!(running.code(), 130, "Ctrl-C ended the command, and nothing else");
-    assert_eq!(place.holders("x"), 0);
+    assert_eq!(sandbox.holders("x"), 0);
 }
 
 #[test]
 fn ctrl_z_stops_the_job_and_fg_continues_it() {
-    let (place, terminal) = (Place::new(), Terminal::new());
-    let mut shell = terminal.start(&place, &["bash", "--norc", "--noprofile", "--noediting", "-i"]);
+    let (sandbox, terminal) = (Sandbox::new(), Terminal::new());
+    let mut shell = terminal.start(&sandbox, &["bash", "--norc", "--noprofile", "--noediting", "-i"]);
     terminal.sees("$ ");
     terminal.type_in(&format!(
         "{EXE} run x -- sh -c 'echo be\"\"gun; read line; echo \"<$line>\"; read line; echo \"[$line]\"'\r"
@@ -124,9 +124,9 @@ fn ctrl_z_stops_the_job_and_fg_continues_it() {
 
 #[test]
 fn ctrl_z_stops_those_who_are_waited_for_and_fg_continues_them() {
-    let (place, terminal) = (Place::new(), Terminal::new());
-    let (pid, go) = (place.path("pid"), place.path("go"));
-    let mut shell = terminal.start(&place, &["bash", "--norc", "--noprofile", "--noediting", "-i"]);
+    let (sandbox, terminal) = (Sandbox::new(), Terminal::new());
+    let (pid, go) = (sandbox.path("pid"), sandbox.path("go"));
+    let mut shell = terminal.start(&sandbox, &["bash", "--norc", "--noprofile", "--noediting", "-i"]);
     terminal.sees("$ ");
     let worker = format!("echo $$ > {}; while ! test -e {}; do sleep .05; done", pid.display(), go.display());
     terminal.type_in(&format!("{EXE} run --stragglers wait x -- sh -c 'sh -c \"${{0}}\" &' '{worker}'\r"));
@@ -162,8 +162,8 @@ fn ctrl_z_stops_those_who_are_waited_for_and_fg_continues_them() {
 
 #[test]
 fn a_pipeline_keeps_the_terminal_until_the_command_asks_for_it() {
-    let (place, terminal) = (Place::new(), Terminal::new());
-    let mut shell = terminal.start(&place, &["bash", "--norc", "--noprofile", "--noediting", "-i"]);
+    let (sandbox, terminal) = (Sandbox::new(), Terminal::new());
+    let mut shell = terminal.start(&sandbox, &["bash", "--norc", "--noprofile", "--noediting", "-i"]);
     terminal.sees("$ ");
     // The end of the pipeline reads keys, as a pager does.
     terminal
@@ -183,9 +183,9 @@ fn a_pipeline_keeps_the_terminal_until_the_command_asks_for_it() {
 
 #[test]
 fn a_wait_explains_itself() {
-    let (place, terminal) = (Place::new(), Terminal::new());
-    let holder = place.hold("migrate");
-    let mut waiter = terminal.start(&place, &[EXE, "run", "-w", "10m", "migrate", "--", "true"]);
+    let (sandbox, terminal) = (Sandbox::new(), Terminal::new());
+    let holder = sandbox.hold("migrate");
+    let mut waiter = terminal.start(&sandbox, &[EXE, "run", "-w", "10m", "migrate", "--", "true"]);
     terminal.sees("leasehold: waiting for migrate — held by ");
     terminal.sees(&format!(":{} \"/bin/sh\" for ", holder.pid()));
     terminal.sees("; giving up in 9m5");
@@ -200,27 +200,27 @@ fn a_wait_explains_itself() {
 
 #[test]
 fn ctrl_c_ends_a_wait() {
-    let (place, terminal) = (Place::new(), Terminal::new());
-    let _holder = place.hold("x");
-    let mut waiter = terminal.start(&place, &[EXE, "run", "x", "--", "true"]);
-    until("it waits", || place.waiters("x") == 1);
+    let (sandbox, terminal) = (Sandbox::new(), Terminal::new());
+    let _holder = sandbox.hold("x");
+    let mut waiter = terminal.start(&sandbox, &[EXE, "run", "x", "--", "true"]);
+    until("it waits", || sandbox.waiters("x") == 1);
     terminal.type_in("\x03");
     assert_eq!(waiter.code(), 130);
-    assert_eq!(place.waiters("x"), 0);
+    assert_eq!(sandbox.waiters("x"), 0);
 }
 
 #[test]
 fn an_eviction_is_confirmed_by_typing_the_name() {
-    let (place, terminal) = (Place::new(), Terminal::new());
-    let mut holder = place.hold("x");
-    let fence = place.fence("x");
-    let evict = || terminal.start(&place, &[EXE, "evict", "x", "--fence", &fence, "--reason", "host gone"]);
+    let (sandbox, terminal) = (Sandbox::new(), Terminal::new());
+    let mut holder = sandbox.hold("x");
+    let fence = sandbox.fence("x");
+    let evict = || terminal.start(&sandbox, &[EXE, "evict", "x", "--fence", &fence, "--reason", "host gone"]);
     let mut refused = evict();
     terminal.sees("type the name of the lock");
     terminal.type_in("y\r");
     assert_eq!(refused.code(), 1);
     terminal.sees("nothing was changed");
-    assert_eq!(place.holders("x"), 1);
+    assert_eq!(sandbox.holders("x"), 1);
     terminal.wipe();
     let mut confirmed = evict();
     terminal.sees("type the name of the lock");
@@ -231,13 +231,13 @@ fn an_eviction_is_confirmed_by_typing_the_name() {
 
 #[test]
 fn a_command_that_is_killed_leaves_the_terminal_usable() {
-    let (place, terminal) = (Place::new(), Terminal::new());
+    let (sandbox, terminal) = (Sandbox::new(), Terminal::new());
     let echoes = || tcgetattr(&terminal.line).unwrap().local_modes.contains(LocalModes::ECHO | LocalModes::ICANON);
     assert!(echoes());
-    let mut running = terminal.start(&place, &[EXE, "run", "x", "--", "sh", "-c", "stty raw -echo; kill -9 $$"]);
+    let mut running = terminal.start(&sandbox, &[EXE, "run", "x", "--", "sh", "-c", "stty raw -echo; kill -9 $$"]);
     assert_eq!(running.code(), 137);
     assert!(echoes());
-    let mut kept = terminal.start(&place, &[EXE, "run", "x", "--", "stty", "-echo"]);
+    let mut kept = terminal.start(&sandbox, &[EXE, "run", "x", "--", "stty", "-echo"]);
     assert_eq!(kept.code(), 0);
     assert!(!echoes(), "what a command does on purpose stays");
 }

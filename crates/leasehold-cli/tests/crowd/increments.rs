@@ -5,13 +5,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::place::{LIMIT, Place, Running, kill, until};
+use crate::sandbox::{LIMIT, Running, Sandbox, kill, until};
 
 const EXE: &str = env!("CARGO_BIN_EXE_leasehold");
 
-fn shell(place: &Place, script: &str) -> Running {
-    let mut command = place.command("sh");
-    command.args(["-c", script]).env("LEASEHOLD_URL", place.url());
+fn shell(sandbox: &Sandbox, script: &str) -> Running {
+    let mut command = sandbox.command("sh");
+    command.args(["-c", script]).env("LEASEHOLD_URL", sandbox.url());
     Running::of(command)
 }
 
@@ -21,13 +21,13 @@ fn no_increment_is_lost() {
     const PROCESSES: usize = 16;
     let _alone = crate::alone();
     let times: usize = env::var("LEASEHOLD_INCREMENTS").map_or(50, |times| times.parse().unwrap());
-    let place = Place::new();
-    let counter = place.path("counter");
+    let sandbox = Sandbox::new();
+    let counter = sandbox.path("counter");
     fs::write(&counter, "0\n").unwrap();
     let step = format!("read n < {0}; echo $((n + 1)) > {0}", counter.display());
     let script = format!("i=0; while [ $i -lt {times} ]; do {EXE} run x -c '{step}' || exit 1; i=$((i + 1)); done");
     let started = Instant::now();
-    let mut workers: Vec<Running> = (0..PROCESSES).map(|_| shell(&place, &script)).collect();
+    let mut workers: Vec<Running> = (0..PROCESSES).map(|_| shell(&sandbox, &script)).collect();
     let (mut seen, mut changed) = (String::new(), started);
     while !workers.iter_mut().all(Running::has_ended) {
         let now = fs::read_to_string(&counter).unwrap();
@@ -48,10 +48,10 @@ fn no_two_are_at_it_at_once_though_many_are_killed() {
     /// So many are killed, and so many get through.
     const OFTEN: usize = 150;
     let _alone = crate::alone();
-    let place = Place::new();
-    let (marker, log, violations) = (place.path("marker"), place.path("log"), place.path("violations"));
+    let sandbox = Sandbox::new();
+    let (marker, log, violations) = (sandbox.path("marker"), sandbox.path("log"), sandbox.path("violations"));
     // The marker is made by the one inside; one whose owner lives (flag 4: it exits) means that two are inside.
-    let inside = place.path("inside.sh");
+    let inside = sandbox.path("inside.sh");
     fs::write(
         &inside,
         format!(
@@ -73,7 +73,7 @@ fn no_two_are_at_it_at_once_though_many_are_killed() {
     )
     .unwrap();
     let script = format!("while :; do {EXE} run x sh {} || :; done 2> /dev/null", inside.display());
-    let workers: Vec<Running> = (0..PROCESSES).map(|_| shell(&place, &script)).collect();
+    let workers: Vec<Running> = (0..PROCESSES).map(|_| shell(&sandbox, &script)).collect();
     let started = Instant::now();
     let mut seed = 0x2545_f491_4f6c_dd1d_u64;
     let mut kills = 0;
@@ -83,7 +83,7 @@ fn no_two_are_at_it_at_once_though_many_are_killed() {
     while kills < OFTEN || fences().len() < OFTEN {
         assert!(started.elapsed() < 10 * LIMIT, "{} runs, {kills} kills", fences().len());
         std::thread::sleep(Duration::from_millis(30));
-        let runs: Vec<i32> = place.processes().into_iter().filter(|pid| is_run(*pid)).collect();
+        let runs: Vec<i32> = sandbox.processes().into_iter().filter(|pid| is_run(*pid)).collect();
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         if !runs.is_empty() {
             kill(runs[usize::try_from(seed >> 33).unwrap() % runs.len()]);
@@ -91,7 +91,7 @@ fn no_two_are_at_it_at_once_though_many_are_killed() {
         }
     }
     drop(workers);
-    until("the runs end", || !place.processes().iter().any(|pid| is_run(*pid)));
+    until("the runs end", || !sandbox.processes().iter().any(|pid| is_run(*pid)));
     let fences = fences();
     let overlaps = fs::read_to_string(&violations).unwrap_or_default();
     assert_eq!(overlaps, "", "two were inside at once");

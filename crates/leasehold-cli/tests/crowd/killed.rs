@@ -8,7 +8,7 @@ use std::{
 
 use rustix::process::Signal;
 
-use crate::place::{AT_ONCE, Place, Running, is_alive, read_soon, until};
+use crate::sandbox::{AT_ONCE, Running, Sandbox, is_alive, read_soon, until};
 
 /// How often a run is killed: `LEASEHOLD_KILLS=1000` for as many.
 fn times() -> usize {
@@ -18,7 +18,7 @@ fn times() -> usize {
 /// A command that tells, when it starts, which of these processes can still run.
 ///
 /// One that exits is listed for a moment after its files are closed, and executes nothing any more: flag 4.
-fn witness(place: &Place, pids: &Path, seen: &Path) -> Running {
+fn witness(sandbox: &Sandbox, pids: &Path, seen: &Path) -> Running {
     let script = format!(
         "for pid in $(cat {}); do \
          if read -r _ _ state _ _ _ _ _ flags _ 2> /dev/null < /proc/$pid/stat && [ $((flags & 4)) = 0 ]; \
@@ -27,27 +27,27 @@ fn witness(place: &Place, pids: &Path, seen: &Path) -> Running {
         pids.display(),
         seen.display()
     );
-    place.start(&["run", "x", "-c", &script])
+    sandbox.start(&["run", "x", "-c", &script])
 }
 
-fn waiting(place: &Place) -> bool {
+fn waiting(sandbox: &Sandbox) -> bool {
     // The queue is in the record; asking the command would take longer than what is measured.
-    let record = fs::read_to_string(place.path("locks/default/records/x.json"));
+    let record = fs::read_to_string(sandbox.path("locks/default/records/x.json"));
     record.is_ok_and(|record| record.matches("\"claim\"").count() == 2)
 }
 
 #[test]
 fn the_command_is_dead_before_the_next_one_starts() {
     let _alone = crate::alone();
-    let place = Place::new();
-    let (pids, seen) = (place.path("pids"), place.path("seen"));
+    let sandbox = Sandbox::new();
+    let (pids, seen) = (sandbox.path("pids"), sandbox.path("seen"));
     let times = times();
     let mut passed_on = Vec::with_capacity(times);
     for round in 0..times {
-        let holder = place.start(&["run", "x", "-c", &format!("echo $$ > {}; exec sleep 999", pids.display())]);
+        let holder = sandbox.start(&["run", "x", "-c", &format!("echo $$ > {}; exec sleep 999", pids.display())]);
         let child: i32 = read_soon(&pids).parse().unwrap();
-        let mut next = witness(&place, &pids, &seen);
-        until("the next one waits", || waiting(&place));
+        let mut next = witness(&sandbox, &pids, &seen);
+        until("the next one waits", || waiting(&sandbox));
         assert!(is_alive(child));
         let killed = Instant::now();
         holder.signal(Signal::KILL);
@@ -71,14 +71,14 @@ fn the_command_is_dead_before_the_next_one_starts() {
 #[test]
 fn the_lock_waits_for_what_the_command_has_started() {
     let _alone = crate::alone();
-    let place = Place::new();
-    let (pids, seen) = (place.path("pids"), place.path("seen"));
+    let sandbox = Sandbox::new();
+    let (pids, seen) = (sandbox.path("pids"), sandbox.path("seen"));
     for round in 0..times() {
         let script = format!("sleep 999 & echo $$ $! > {}; wait", pids.display());
-        let holder = place.start(&["run", "x", "-c", &script]);
+        let holder = sandbox.start(&["run", "x", "-c", &script]);
         let family = read_soon(&pids);
-        let mut next = witness(&place, &pids, &seen);
-        until("the next one waits", || waiting(&place));
+        let mut next = witness(&sandbox, &pids, &seen);
+        until("the next one waits", || waiting(&sandbox));
         holder.signal(Signal::KILL);
         assert_eq!(read_soon(&seen), "alive:", "round {round}: {family} had to be gone");
         assert_eq!(next.code(), 0);
@@ -91,15 +91,15 @@ fn the_lock_waits_for_what_the_command_has_started() {
 #[test]
 fn without_inheritance_the_lock_passes_on_with_the_run_itself() {
     let _alone = crate::alone();
-    let place = Place::new();
-    let pids = place.path("pids");
+    let sandbox = Sandbox::new();
+    let pids = sandbox.path("pids");
     // Only the command dies with its run; what it started goes on and would keep the lock.
     let script = format!("sleep 999 & echo $! > {}; wait", pids.display());
     let args = ["run", "--no-inherit", "--kill-mode", "process", "x", "-c", &script];
-    let holder = place.start(&args);
+    let holder = sandbox.start(&args);
     let lingering: i32 = read_soon(&pids).parse().unwrap();
-    let mut next = place.start(&["run", "x", "--", "true"]);
-    until("the next one waits", || waiting(&place));
+    let mut next = sandbox.start(&["run", "x", "--", "true"]);
+    until("the next one waits", || waiting(&sandbox));
     holder.signal(Signal::KILL);
     assert_eq!(next.code(), 0);
     assert!(is_alive(lingering), "as was asked for");

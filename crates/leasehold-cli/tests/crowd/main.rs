@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test that cannot go on fails, on real time")]
 
-#[path = "../place/mod.rs"]
-mod place;
+#[path = "../sandbox/mod.rs"]
+mod sandbox;
 
 mod increments;
 mod killed;

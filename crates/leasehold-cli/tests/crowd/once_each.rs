@@ -5,45 +5,45 @@ use std::{fs, process::Command};
 use leasehold_testkit::{postgres::Postgres, redis::Server};
 use serde_json::Value;
 
-use crate::place::{Place, Ran, Running, until};
+use crate::sandbox::{Ran, Running, Sandbox, until};
 
 const RUNS: usize = 200;
 
 #[test]
 fn on_a_directory() {
-    let place = Place::new();
-    each_runs_once(&place, &place.url());
+    let sandbox = Sandbox::new();
+    each_runs_once(&sandbox, &sandbox.url());
 }
 
 #[test]
 fn on_redis() {
     let server = Server::start();
-    each_runs_once(&Place::new(), &server.url());
+    each_runs_once(&Sandbox::new(), &server.url());
 }
 
 #[test]
 fn on_postgres() {
     // Each waiter has a connection of its own.
     let server = Postgres::start_with(&["fsync=off", "max_connections=250"]);
-    let place = Place::new();
-    Ran::of(on(&place, &server.url(), &["init"])).assert_code(0);
-    each_runs_once(&place, &server.url());
+    let sandbox = Sandbox::new();
+    Ran::of(on(&sandbox, &server.url(), &["init"])).assert_code(0);
+    each_runs_once(&sandbox, &server.url());
 }
 
-fn on(place: &Place, url: &str, args: &[&str]) -> Command {
-    let mut command = place.bare(args);
+fn on(sandbox: &Sandbox, url: &str, args: &[&str]) -> Command {
+    let mut command = sandbox.bare(args);
     command.env("LEASEHOLD_URL", url);
     command
 }
 
-fn each_runs_once(place: &Place, url: &str) {
+fn each_runs_once(sandbox: &Sandbox, url: &str) {
     let _alone = crate::alone();
-    let turns = place.path("turns");
-    let go = place.path("go");
+    let turns = sandbox.path("turns");
+    let go = sandbox.path("go");
     let gate = format!("until [ -e {} ]; do sleep 0.1; done", go.display());
-    let mut holder = Running::of(on(place, url, &["run", "-q", "x", "-c", &gate]));
+    let mut holder = Running::of(on(sandbox, url, &["run", "-q", "x", "-c", &gate]));
     let listed = |state: &str| -> usize {
-        let ran = Ran::of(on(place, url, &["inspect", "--json", "x"]));
+        let ran = Ran::of(on(sandbox, url, &["inspect", "--json", "x"]));
         // Beside two hundred processes that start, a server may take longer than a look waits for it.
         let page = serde_json::from_str::<Value>(&ran.stdout).unwrap_or_default();
         page[state].as_array().map_or(0, Vec::len)
@@ -54,7 +54,7 @@ fn each_runs_once(place: &Place, url: &str) {
         // A few at a time: the start of each takes processor time.
         for number in runs.len()..runs.len() + 10 {
             let script = format!("echo {number} $LEASEHOLD_FENCE >> {}", turns.display());
-            runs.push(Running::of(on(place, url, &["run", "-q", "x", "-c", &script])));
+            runs.push(Running::of(on(sandbox, url, &["run", "-q", "x", "-c", &script])));
         }
         until("they wait", || listed("waiters") == runs.len());
     }

@@ -4,7 +4,7 @@ use std::{fs, time::Duration};
 
 use rustix::process::Signal;
 
-use crate::place::{Place, Running, parent_of, read_soon, switches, until};
+use crate::sandbox::{Running, Sandbox, parent_of, read_soon, switches, until};
 
 const WAITERS: usize = 200;
 const WATCHED_FOR: Duration = Duration::from_secs(5);
@@ -19,15 +19,15 @@ fn ticks(pid: i32) -> u64 {
 #[test]
 fn those_who_wait_sleep_and_a_hand_over_wakes_two() {
     let _alone = crate::alone();
-    let place = Place::new();
-    let holder = place.hold("x");
-    let turn = place.path("turn");
+    let sandbox = Sandbox::new();
+    let holder = sandbox.hold("x");
+    let turn = sandbox.path("turn");
     let script = format!("echo $$ >> {}; exec sleep 600", turn.display());
     let mut waiters: Vec<Running> = Vec::with_capacity(WAITERS);
     while waiters.len() < WAITERS {
         // A few at a time and quiet: what is measured is the waiting, not the rush, nor lines that explain it.
-        waiters.extend((0..10).map(|_| place.start(&["run", "-q", "x", "-c", &script])));
-        until("they wait", || place.waiters("x") == waiters.len());
+        waiters.extend((0..10).map(|_| sandbox.start(&["run", "-q", "x", "-c", &script])));
+        until("they wait", || sandbox.waiters("x") == waiters.len());
     }
     let cpu = |waiters: &[Running]| -> u64 { waiters.iter().map(|waiter| ticks(waiter.pid())).sum() };
     let woken = |waiters: &[Running]| -> u64 { waiters.iter().map(|waiter| switches(waiter.pid())).sum() };

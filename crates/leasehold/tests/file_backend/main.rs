@@ -38,7 +38,7 @@ mod notifications;
 mod power_loss;
 mod presence;
 mod processes;
-mod user_place;
+mod user_directory;
 mod users;
 
 type Tried = Result<(), Box<dyn std::error::Error>>;
@@ -240,8 +240,8 @@ fn child() {
             println!("ready");
             return;
         }
-        if part == "take again in the user's place" {
-            user_place::take_again().await;
+        if part == "take again in the user's directory" {
+            user_directory::take_again().await;
         }
         if part == "plant for ever" {
             hostile::plant_for_ever(&root);

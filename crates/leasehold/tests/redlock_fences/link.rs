@@ -18,7 +18,7 @@ use leasehold::{
 };
 use parking_lot::Mutex;
 
-use crate::place::Place;
+use crate::simulated_node::SimulatedNode;
 
 /// Chance that can be repeated (`SplitMix64`).
 #[derive(Clone, Debug)]
@@ -55,14 +55,14 @@ impl Dice {
 
 /// The way from one client to one node.
 pub(crate) struct Link {
-    place: Arc<Place>,
+    node: Arc<SimulatedNode>,
     dice: Mutex<Dice>,
     cut: AtomicBool,
 }
 
 impl Link {
-    pub(crate) fn new(place: &Arc<Place>, seed: u64) -> Arc<Self> {
-        Arc::new(Self { place: Arc::clone(place), dice: Mutex::new(Dice::new(seed)), cut: AtomicBool::new(false) })
+    pub(crate) fn new(node: &Arc<SimulatedNode>, seed: u64) -> Arc<Self> {
+        Arc::new(Self { node: Arc::clone(node), dice: Mutex::new(Dice::new(seed)), cut: AtomicBool::new(false) })
     }
 
     pub(crate) fn cut(&self, cut: bool) {
@@ -90,7 +90,7 @@ impl Link {
         if lost_there {
             return Err(Error::unanswered("the request was lost"));
         }
-        let answer = self.place.disguise(work().await?);
+        let answer = self.node.disguise(work().await?);
         if !back.is_zero() {
             tokio::time::sleep(back).await;
         }
@@ -110,49 +110,49 @@ impl std::fmt::Debug for Link {
 #[async_trait]
 impl Backend for Link {
     fn guarantees(&self) -> Guarantees {
-        self.place.backend().guarantees()
+        self.node.backend().guarantees()
     }
 
     fn hints(&self) -> Hints {
-        self.place.hints.subscribe()
+        self.node.hints.subscribe()
     }
 
     async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
-        self.pass(async || self.place.acquire(request).await).await
+        self.pass(async || self.node.acquire(request).await).await
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
-        self.pass(async || self.place.renew(renewals).await).await
+        self.pass(async || self.node.renew(renewals).await).await
     }
 
     async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {
-        self.pass(async || self.place.backend().release(key, outcome).await).await
+        self.pass(async || self.node.backend().release(key, outcome).await).await
     }
 
     fn age(&self) -> Option<Duration> {
-        Some(self.place.age())
+        Some(self.node.age())
     }
 }
 
 #[async_trait]
 impl Inspect for Link {
     async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
-        self.place.backend().evict(resource, expected, reason).await
+        self.node.backend().evict(resource, expected, reason).await
     }
 
     async fn list(&self, filter: &ListFilter) -> Result<Page> {
-        self.place.backend().list(filter).await
+        self.node.backend().list(filter).await
     }
 
     async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
-        self.place.backend().history(filter).await
+        self.node.backend().history(filter).await
     }
 
     async fn watch(&self, names: Names) -> Result<EventStream> {
-        self.place.backend().watch(names).await
+        self.node.backend().watch(names).await
     }
 
     async fn examine(&self) -> Result<Vec<Finding>> {
-        self.place.backend().examine().await
+        self.node.backend().examine().await
     }
 }

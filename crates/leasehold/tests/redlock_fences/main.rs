@@ -8,7 +8,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod link;
-mod place;
+mod simulated_node;
 mod verdict;
 
 use std::{sync::Arc, thread, time::Duration};
@@ -21,7 +21,7 @@ use leasehold::{
     lease::{Claim, LeaseKey, Outcome, Standing},
 };
 use link::{Dice, Link};
-use place::{Place, SimClock, Variant};
+use simulated_node::{SimClock, SimulatedNode, Variant};
 use verdict::{Ledger, Until, Verdict};
 
 const NODES: usize = 5;
@@ -42,17 +42,17 @@ fn simulate(variant: Variant, seed: u64, until: Until) -> Verdict {
     runtime.block_on(async {
         let mut dice = Dice::new(seed);
         let turned = usize::try_from(dice.below(NODES as u64)).unwrap();
-        let place = |at: usize| Place::new(variant, CLOCKS_OFF[(at + turned) % NODES] * 1000);
-        let places: Vec<Arc<Place>> = (0..NODES).map(place).collect();
+        let node = |at: usize| SimulatedNode::new(variant, CLOCKS_OFF[(at + turned) % NODES] * 1000);
+        let nodes: Vec<Arc<SimulatedNode>> = (0..NODES).map(node).collect();
         let ledger = Arc::new(Ledger::new(until));
         let mut tasks = tokio::task::JoinSet::new();
         for client in 0..CLIENTS {
-            let links = places.iter().map(|place| Link::new(place, dice.next())).collect::<Vec<_>>();
+            let links = nodes.iter().map(|node| Link::new(node, dice.next())).collect::<Vec<_>>();
             let off = i64::try_from(dice.below(10_000_000)).unwrap() - 5_000_000;
             let client = Client::new(client, links, SimClock::new(off), dice.next(), Arc::clone(&ledger));
             tasks.spawn(client.run());
         }
-        tasks.spawn(trouble(places, dice.next()));
+        tasks.spawn(trouble(nodes, dice.next()));
         let verdict = ledger.complete().await;
         tasks.abort_all();
         verdict
@@ -60,16 +60,16 @@ fn simulate(variant: Variant, seed: u64, until: Until) -> Verdict {
 }
 
 /// Expires what a node has, and restarts nodes: never so many that no majority may vote.
-async fn trouble(places: Vec<Arc<Place>>, seed: u64) {
+async fn trouble(nodes: Vec<Arc<SimulatedNode>>, seed: u64) {
     let mut dice = Dice::new(seed);
     loop {
         tokio::time::sleep(dice.millis(40)).await;
         let at = usize::try_from(dice.below(NODES as u64)).unwrap();
-        let young = places.iter().filter(|place| place.is_young(QUARANTINE)).count();
+        let young = nodes.iter().filter(|node| node.is_young(QUARANTINE)).count();
         if dice.below(1000) < 5 && young < NODES / 2 {
-            places[at].restart();
+            nodes[at].restart();
         } else {
-            places[at].clock.leap(TTL);
+            nodes[at].clock.leap(TTL);
         }
     }
 }

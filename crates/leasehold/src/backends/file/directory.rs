@@ -16,7 +16,7 @@ use rustix::{
 };
 use uuid::Uuid;
 
-use super::{DefaultPlace, FileOptions, errors::cannot, filesystem, layout, names, record_file, safe_open};
+use super::{DefaultDirectory, FileOptions, errors::cannot, filesystem, layout, names, record_file, safe_open};
 use crate::{Error, Result, lease::Resource};
 
 /// Access for the owner alone, which every usual umask leaves.
@@ -47,7 +47,7 @@ impl Directory {
     /// Opens the namespace's directory; makes it when it is not there.
     pub(super) fn open(options: &FileOptions) -> Result<Self> {
         let path = options.root.join(&options.namespace);
-        let usual = || options.place.as_ref().map_or(OWNER_ONLY, DefaultPlace::mode);
+        let usual = || options.default_directory.as_ref().map_or(OWNER_ONLY, DefaultDirectory::mode);
         let (mode, user) = (options.mode.unwrap_or_else(usual), geteuid().as_raw());
         let longest = getrlimit(Limit::Fsize).current;
         let in_place = !options.fsync && longest.is_none_or(|longest| longest >= record_file::PAGE as u64);

@@ -12,7 +12,7 @@ use rustix::{fs::OFlags, io::Errno};
 use uuid::Uuid;
 
 use super::{
-    DefaultPlace, FileOptions,
+    DefaultDirectory, FileOptions,
     directory::{Directory, files},
     errors::cannot,
     latch, safe_open,
@@ -50,7 +50,7 @@ enum Format {
 pub(super) fn prepare(directory: &mut Directory, options: &FileOptions) -> Result<()> {
     let root = &options.root;
     if format_of(directory)? == Format::Absent {
-        make_root(directory, root, options.place.as_ref())?;
+        make_root(directory, root, options.default_directory.as_ref())?;
         make(directory)?;
     }
     tidy_unfinished(directory, root);
@@ -65,8 +65,8 @@ pub(super) fn prepare(directory: &mut Directory, options: &FileOptions) -> Resul
         ))),
         Format::Torn => Err(Error::unsupported(format!("{path} has an empty format file and files of others"))),
         Format::Other(format) => {
-            let again = match options.place {
-                Some(DefaultPlace::Machine(_)) => ", then: sudo leasehold init file: --group NAME",
+            let again = match options.default_directory {
+                Some(DefaultDirectory::Machine(_)) => ", then: sudo leasehold init file: --group NAME",
                 _ => "",
             };
             Err(Error::unsupported(format!(
@@ -100,14 +100,14 @@ fn format_of(directory: &Directory) -> Result<Format> {
 
 /// Makes the root: the user's own with its parents, the one of a URL alone, since a missing parent may be a mistyped
 /// path or a disk that is not mounted, and the machine's never, which is for `init` to do.
-fn make_root(directory: &Directory, root: &Path, place: Option<&DefaultPlace>) -> Result<()> {
+fn make_root(directory: &Directory, root: &Path, chosen: Option<&DefaultDirectory>) -> Result<()> {
     if root.is_dir() {
         return Ok(());
     }
     let is_missing = |path: &&Path| matches!(path.try_exists(), Ok(false));
-    match place {
-        Some(DefaultPlace::Machine(_)) => return Err(cannot("use", root, Errno::NOENT.into())),
-        Some(DefaultPlace::User(_)) => {}
+    match chosen {
+        Some(DefaultDirectory::Machine(_)) => return Err(cannot("use", root, Errno::NOENT.into())),
+        Some(DefaultDirectory::User(_)) => {}
         None => {
             if let Some(missing) = root.ancestors().skip(1).take_while(is_missing).last() {
                 return Err(Error::invalid_config(format!(
@@ -120,7 +120,7 @@ fn make_root(directory: &Directory, root: &Path, place: Option<&DefaultPlace>) -
         }
     }
     let mode = directory.directory_mode() | if directory.is_shared() { STICKY } else { 0 };
-    let created = DirBuilder::new().recursive(place.is_some()).mode(mode).create(root);
+    let created = DirBuilder::new().recursive(chosen.is_some()).mode(mode).create(root);
     match created.and_then(|()| set_mode(root, mode)) {
         // Another process was faster.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && root.is_dir() => Ok(()),

@@ -12,7 +12,7 @@
 
 mod death_watch;
 mod decode;
-mod default_place;
+mod default_directory;
 mod directory;
 mod encode;
 mod errors;
@@ -56,7 +56,7 @@ use self::{
     spares::Spares,
     watchers::Watchers,
 };
-pub use self::{default_place::DefaultPlace, options::FileOptions};
+pub use self::{default_directory::DefaultDirectory, options::FileOptions};
 use crate::{
     Error, Result,
     backend::{
@@ -172,7 +172,10 @@ fn open_instance(options: &FileOptions, runtime: Handle) -> Result<Arc<FileInsta
         history: HistoryLog::new(Arc::clone(&directory)),
         inbox: Arc::new(inbox),
         clock: Arc::clone(&options.clock),
-        missing_machine_directory: options.place.as_ref().and_then(DefaultPlace::missing_machine_directory),
+        missing_machine_directory: options
+            .default_directory
+            .as_ref()
+            .and_then(DefaultDirectory::missing_machine_directory),
         slow: false.into(),
         directory,
         watchers,

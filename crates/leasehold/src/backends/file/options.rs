@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, os::unix::ffi::OsStringExt, path::PathBuf, sync::Arc};
 
-use super::DefaultPlace;
+use super::DefaultDirectory;
 use crate::{
     Error, Result,
     backend::{UrlOptions, check_namespace, options::percent_decoded},
@@ -26,27 +26,27 @@ pub struct FileOptions {
     /// The source of time.
     pub clock: Arc<dyn Clock>,
     /// Where a URL without a path leads.
-    pub(super) place: Option<DefaultPlace>,
+    pub(super) default_directory: Option<DefaultDirectory>,
 }
 
 impl FileOptions {
     /// Parses a URL: `file:`, `file:///path`, `file:/path?mode=0660&fsync=1`.
     ///
     /// A URL without a path means `/var/lib/leasehold` if that directory exists, and otherwise the user's own
-    /// directory, `$XDG_STATE_HOME/leasehold` or `$HOME/.local/state/leasehold`. See [`DefaultPlace`].
+    /// directory, `$XDG_STATE_HOME/leasehold` or `$HOME/.local/state/leasehold`. See [`DefaultDirectory`].
     ///
     /// # Errors
     /// `InvalidConfig` if the URL or the namespace cannot be used; for a URL without a path also as for
-    /// [`DefaultPlace::find`].
+    /// [`DefaultDirectory::find`].
     pub fn from_url(url: &str, namespace: &str, clock: Arc<dyn Clock>) -> Result<Self> {
         let mut url_options = UrlOptions::parse(url)?;
         if !url.starts_with("file:") {
             return Err(Error::invalid_config(format!("{url} is not a file: URL; write file:///path")));
         }
-        let (root, place) = match url_options.path() {
+        let (root, default_directory) = match url_options.path() {
             "" | "//" => {
-                let place = DefaultPlace::find()?;
-                (place.path().to_owned(), Some(place))
+                let default_directory = DefaultDirectory::find()?;
+                (default_directory.path().to_owned(), Some(default_directory))
             }
             path => (absolute(url, path)?, None),
         };
@@ -55,7 +55,7 @@ impl FileOptions {
         let mode = url_options.take_with("mode", form, file_mode)?;
         let fsync = url_options.take_switch("fsync")?.unwrap_or(false);
         url_options.finish(&["mode", "fsync"])?;
-        Ok(Self { root, namespace: namespace.to_owned(), mode, fsync, clock, place })
+        Ok(Self { root, namespace: namespace.to_owned(), mode, fsync, clock, default_directory })
     }
 }
 

@@ -1,6 +1,6 @@
-//! Whether the user's own place, where `file:` led before the machine had a directory, is still in use.
+//! Whether the user's own directory, where `file:` led before the machine had a directory, is still in use.
 //!
-//! Locks in two directories do not exclude each other. So an instance in the user's place takes nothing new once the
+//! Locks in two directories do not exclude each other. So an instance in the user's own directory takes nothing new once the
 //! machine's directory exists, and the machine's directory stays closed to the user while such an instance lives. No
 //! interleaving gets past both: an instance appears before it looks for the machine's directory, and the directory
 //! exists before anyone looks for instances.
@@ -11,7 +11,7 @@ use rustix::process::geteuid;
 use uuid::Uuid;
 
 use super::{
-    DefaultPlace, FileOptions, decode,
+    DefaultDirectory, FileOptions, decode,
     directory::files,
     errors::{blocked_directory, cannot},
     presence,
@@ -25,7 +25,7 @@ const MAX_NAMED_PROCESSES: usize = 8;
 
 /// Fails while processes or leases of this user live where `file:` led before the machine had a directory.
 pub(super) fn refuse_while_used(options: &FileOptions, boot: &str) -> Result<()> {
-    let Some(former) = options.place.as_ref().and_then(DefaultPlace::former) else { return Ok(()) };
+    let Some(former) = options.default_directory.as_ref().and_then(DefaultDirectory::former) else { return Ok(()) };
     let directory = former.join(&options.namespace);
     let found = fs::symlink_metadata(&directory);
     if found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound || is_of_another(&directory)) {
@@ -59,12 +59,12 @@ fn is_of_another(directory: &Path) -> bool {
     owner.is_some_and(|owner| owner != geteuid().as_raw())
 }
 
-/// Fails once the machine has a directory: this instance is in the user's place, and new instances use the machine's
+/// Fails once the machine has a directory: this instance is in the user's own directory, and new instances use the machine's
 /// directory.
 pub(super) fn refuse_if_machine_has_place(machine: Option<&Path>) -> Result<()> {
     match machine {
         Some(machine) if fs::symlink_metadata(machine).is_ok() => Err(Error::invalid_config(format!(
-            "file: leads to {} now, and this process still uses the user's own place, where it led when the process \
+            "file: leads to {} now, and this process still uses the user's own directory, where it led when the process \
              started; restart the process",
             machine.display()
         ))),

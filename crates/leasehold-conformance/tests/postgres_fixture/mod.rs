@@ -1,4 +1,4 @@
-//! Fresh places on a private Postgres: each a namespace of its own.
+//! Fixtures on a private Postgres: each trial gets a namespace of its own.
 
 use std::{
     sync::{
@@ -20,29 +20,29 @@ use leasehold_testkit::postgres::Postgres;
 pub(crate) struct Server {
     postgres: Postgres,
     parameters: &'static str,
-    places: AtomicUsize,
+    namespaces: AtomicUsize,
 }
 
 impl Server {
     pub(crate) fn start(parameters: &'static str) -> Self {
-        Self { postgres: Postgres::start(), parameters, places: AtomicUsize::new(0) }
+        Self { postgres: Postgres::start(), parameters, namespaces: AtomicUsize::new(0) }
     }
 
-    pub(crate) fn place(&self) -> Place {
-        let number = self.places.fetch_add(1, Ordering::SeqCst);
+    pub(crate) fn namespace(&self) -> Namespace {
+        let number = self.namespaces.fetch_add(1, Ordering::SeqCst);
         let url = format!("{}?init=1&connections=2&{}", self.postgres.url(), self.parameters);
-        Place { url, namespace: format!("place-{number}") }
+        Namespace { url, namespace: format!("trial-{number}") }
     }
 }
 
 /// A namespace that nobody else uses.
-pub(crate) struct Place {
+pub(crate) struct Namespace {
     url: String,
     namespace: String,
 }
 
 #[async_trait::async_trait]
-impl Fixture for Place {
+impl Fixture for Namespace {
     async fn instance(&self) -> Arc<dyn Backend> {
         let limit = Duration::from_secs(10);
         let options = PostgresOptions::from_url(&self.url, &self.namespace, Arc::new(SystemClock), limit);

@@ -1,8 +1,8 @@
-//! The user's own place, once the machine has a directory.
+//! The user's own directory, once the machine has a directory.
 
 use super::*;
 
-const PART: &str = "take again in the user's place";
+const PART: &str = "take again in the user's directory";
 
 fn machine_directory() -> PathBuf {
     PathBuf::from(env::var("LEASEHOLD_MACHINE_DIR").unwrap())
@@ -27,7 +27,7 @@ pub(super) async fn take_again() -> ! {
 }
 
 #[test]
-fn a_process_in_the_users_place_takes_nothing_new_once_the_machine_has_one() {
+fn a_process_in_the_users_directory_takes_nothing_new_once_the_machine_has_one() {
     let home = tempfile::tempdir().unwrap();
     let machine = home.path().join("machine");
     let mut program = Command::new(env::current_exe().unwrap());

@@ -1,4 +1,4 @@
-//! Fresh places on private Redis servers: each a namespace of its own.
+//! Fixtures on private Redis servers: each trial gets a namespace of its own.
 #![allow(dead_code, reason = "shared by suites that each use a part")]
 
 use std::sync::{

@@ -79,7 +79,7 @@ pub(crate) enum Variant {
 }
 
 /// A node, which outlives its memory.
-pub(crate) struct Place {
+pub(crate) struct SimulatedNode {
     variant: Variant,
     pub(crate) clock: Arc<SimClock>,
     life: Mutex<Life>,
@@ -92,7 +92,7 @@ struct Life {
     born: Duration,
 }
 
-impl Place {
+impl SimulatedNode {
     pub(crate) fn new(variant: Variant, wall_off: i64) -> Arc<Self> {
         let clock = SimClock::new(wall_off);
         let hints = HintSender::new();

@@ -20,14 +20,14 @@ const MACHINE: &str = "/var/lib/leasehold";
 /// The directory that `file:` uses when it has no path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum DefaultPlace {
+pub enum DefaultDirectory {
     /// One directory for the users of this machine; `leasehold init file: --group NAME` creates it.
     Machine(PathBuf),
     /// The user's own directory, because there is none for the machine.
     User(PathBuf),
 }
 
-impl DefaultPlace {
+impl DefaultDirectory {
     /// Returns the directory that an operator can create for the whole machine: `/var/lib/leasehold`.
     ///
     /// Packagers and tests can name another one in `$LEASEHOLD_MACHINE_DIR`.
@@ -81,7 +81,7 @@ impl DefaultPlace {
         }
     }
 
-    /// The machine's directory, if it did not exist when this place was chosen.
+    /// The machine's directory, if it did not exist when this directory was chosen.
     pub(super) fn missing_machine_directory(&self) -> Option<PathBuf> {
         match self {
             Self::Machine(_) => None,
@@ -127,11 +127,11 @@ mod tests {
     fn the_machines_directory_comes_first_and_its_lack_is_explained() {
         let machine = tempfile::tempdir().unwrap();
         let own = PathBuf::from("/h/leasehold");
-        let found = DefaultPlace::choose(machine.path().to_owned(), Some(own.clone())).unwrap();
+        let found = DefaultDirectory::choose(machine.path().to_owned(), Some(own.clone())).unwrap();
         assert_eq!((found.path(), found.mode()), (machine.path(), 0o600));
         let absent = machine.path().join("absent");
-        assert_eq!(DefaultPlace::choose(absent.clone(), Some(own.clone())).unwrap(), DefaultPlace::User(own));
-        let error = DefaultPlace::choose(absent, None).unwrap_err();
+        assert_eq!(DefaultDirectory::choose(absent.clone(), Some(own.clone())).unwrap(), DefaultDirectory::User(own));
+        let error = DefaultDirectory::choose(absent, None).unwrap_err();
         assert!(error.to_string().contains("sudo leasehold init file:"), "{error}");
     }
 }

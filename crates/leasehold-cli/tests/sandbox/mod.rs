@@ -30,13 +30,13 @@ pub(crate) const AT_ONCE: Duration = Duration::from_secs(5);
 const MARK: &str = "LEASEHOLD_TEST_PLACE";
 
 /// A private directory. Dropping it ends every process that was started on it.
-pub(crate) struct Place {
+pub(crate) struct Sandbox {
     dir: TempDir,
     /// The backend, if it is not a directory in here.
     server: Option<String>,
 }
 
-impl Place {
+impl Sandbox {
     /// With its locks in a directory of its own.
     pub(crate) fn new() -> Self {
         Self { dir: tempfile::Builder::new().prefix("leasehold-cli-").tempdir().unwrap(), server: None }
@@ -44,9 +44,9 @@ impl Place {
 
     /// With its locks on a server.
     pub(crate) fn on(url: &str) -> Self {
-        let mut place = Self::new();
-        place.server = Some(url.to_owned());
-        place
+        let mut sandbox = Self::new();
+        sandbox.server = Some(url.to_owned());
+        sandbox
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -57,7 +57,7 @@ impl Place {
         self.server.clone().unwrap_or_else(|| format!("file://{}", self.path("locks").display()))
     }
 
-    /// The command with these arguments, on this place, without any setting of the one who runs the tests.
+    /// The command with these arguments, on this sandbox, without any setting of the one who runs the tests.
     pub(crate) fn leasehold(&self, args: &[&str]) -> Command {
         let mut command = self.bare(args);
         command.env("LEASEHOLD_URL", self.url());
@@ -71,7 +71,7 @@ impl Place {
         command
     }
 
-    /// Any program on this place, with every signal at its default.
+    /// Any program on this sandbox, with every signal at its default.
     ///
     /// A process inherits the signals that its parent ignores: INT and QUIT where the tests are a background job of
     /// a script, HUP under `nohup`. `leasehold` leaves these ignored, as it should, and could not be tested.
@@ -151,12 +151,12 @@ impl Place {
         self.inspect(name)["fence"].to_string()
     }
 
-    /// What makes a process one of this place.
+    /// What makes a process one of this sandbox.
     pub(crate) fn mark(&self) -> (OsString, OsString) {
         (MARK.into(), self.dir.path().into())
     }
 
-    /// Everything that still runs on this place.
+    /// Everything that still runs on this sandbox.
     pub(crate) fn processes(&self) -> Vec<i32> {
         let mark = format!("{MARK}={}", self.dir.path().display()).into_bytes();
         let own = std::process::id().to_string();
@@ -168,7 +168,7 @@ impl Place {
             .filter(|pid| is_alive(pid.parse().unwrap()))
             .filter(|pid| {
                 let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-                // Or of a place within this one.
+                // Or of a sandbox within this one.
                 environ.split(|byte| *byte == 0).any(|variable| variable.starts_with(&mark))
             })
             .map(|pid| pid.parse().unwrap())
@@ -176,7 +176,7 @@ impl Place {
     }
 }
 
-impl Place {
+impl Sandbox {
     /// Fails if anything that was started here still runs.
     ///
     /// A supervisor that was dismissed is on its way out, and may be a moment later than the one who dismissed it.
@@ -192,7 +192,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Sandbox {
     fn drop(&mut self) {
         for _ in 0..100 {
             let left = self.processes();
