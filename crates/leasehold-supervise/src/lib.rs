@@ -67,9 +67,7 @@ mod signals;
 mod supervise;
 mod supervisor;
 mod supervisor_process;
-mod suspend;
 mod terminal;
-mod timeline;
 
 pub use self::{
     ended::{Cause, ChildEnd, NotStarted, Notice, Status},

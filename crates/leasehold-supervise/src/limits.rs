@@ -28,6 +28,8 @@ pub struct Limits {
 
 /// How early to kill where there is room, since timers may fire late.
 pub(crate) const KILL_MARGIN: Duration = Duration::from_millis(100);
+/// How often to check for processes that outlive the child, at first and later.
+pub(crate) const POLL_INTERVAL: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(50)];
 
 impl Limits {
     /// Caps `ttl` at the backend's longest belief; fails if an explicit `asked` grace no longer fits.

@@ -36,10 +36,10 @@ use rustix::{
 use crate::{
     KillMode, Notice, Signal, Status,
     group::{self, Straggler},
+    limits::POLL_INTERVAL,
     messages::{Inbox, Order, SupervisorReport},
     raw,
     terminal::Terminal,
-    timeline::POLL_INTERVAL,
 };
 
 /// How often to check for processes that we may not signal.

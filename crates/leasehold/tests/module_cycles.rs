@@ -152,6 +152,7 @@ fn no_modules_need_each_other() {
         "leasehold-conformance",
         "leasehold-fork",
         "leasehold-spec",
+        "leasehold-supervise",
         "leasehold-testkit",
         "leasehold-torture",
     ];

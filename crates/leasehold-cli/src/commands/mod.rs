@@ -91,7 +91,7 @@ fn dispatch(cli: &Cli, args: &[OsString], output: &Output) -> Result<u8> {
     result.map_err(|failure| context.without_secrets(failure))
 }
 
-/// What to do where the user's own place cannot be used: a program that runs as another user often keeps `$HOME`.
+/// What to do where the user's own directory cannot be used: a program that runs as another user often keeps `$HOME`.
 fn own_directory_hint() -> String {
     let absolute = |name| environment(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let (name, value) = match absolute("XDG_STATE_HOME") {

@@ -5,11 +5,11 @@ use std::time::Duration;
 use leasehold::{ErrorKind, Lease, Loss};
 use rustix::process;
 
+use super::Watch;
 use crate::{
     OnLost,
     group::{self, ProcessStatus},
     signal::Signal,
-    supervise::Watch,
 };
 
 /// How long a child may take to stop when asked; then it is made to.

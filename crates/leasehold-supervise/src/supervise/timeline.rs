@@ -8,18 +8,16 @@ use leasehold::{
     lease::Moment,
 };
 
+use super::Watch;
 use crate::{
     KillMode, Limits, OnLost,
     ended::{Cause, Notice},
     group,
-    limits::KILL_MARGIN,
+    limits::{KILL_MARGIN, POLL_INTERVAL},
     messages::Order,
     signal::Signal,
-    supervise::Watch,
 };
 
-/// How often to check for processes that outlive the child, at first and later.
-pub(super) const POLL_INTERVAL: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(50)];
 /// How often to check for stragglers that are waited for; the kernel tells of most ends.
 const STRAGGLER_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How long after KILL to wait before warning.

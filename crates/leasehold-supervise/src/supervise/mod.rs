@@ -1,7 +1,10 @@
 //! Watches over a child and the leases it runs under, until the child is gone.
 //!
-//! The lease is never given back here: whoever called does that, once this has
-//! told that the child and what it started are dead.
+//! Releasing the leases is the caller's part, once this has reported that the
+//! child and what it started are dead.
+
+mod suspend;
+mod timeline;
 
 use std::{
     future::{pending, poll_fn},
@@ -19,17 +22,20 @@ use leasehold::{
 };
 use rustix::process::{self, Pid, WaitOptions};
 
+use self::{
+    suspend::Suspended,
+    timeline::{Stage, first_orders},
+};
 use crate::{
     KillMode, Limits, OnLost, Stragglers,
     ended::{Cause, ChildEnd, NotStarted, Notice, Status},
     group::{self, ProcessRow, ProcessStatus, Straggler},
+    limits::POLL_INTERVAL,
     messages::{Order, SupervisorReport},
     signal::Signal,
     signals::{Caught, Signals},
     supervisor_process::{Launch, SupervisorProcess, wants_terminal},
-    suspend::Suspended,
     terminal::Terminal,
-    timeline::{POLL_INTERVAL, Stage, first_orders},
 };
 
 /// A second interrupt within this time starts the grace.
@@ -114,27 +120,27 @@ enum WatchEvent {
 
 /// One child being watched.
 #[allow(clippy::struct_excessive_bools, reason = "each remembers one thing that has happened")]
-pub(super) struct Watch<'a> {
-    pub(super) supervisor: SupervisorProcess,
-    pub(super) child: Pid,
+struct Watch<'a> {
+    supervisor: SupervisorProcess,
+    child: Pid,
     /// The last orders that the supervisor was given.
-    pub(super) orders: Order,
+    orders: Order,
     /// Whether the supervisor is gone, which left the process tree to us.
-    pub(super) is_orphan: bool,
-    pub(super) denied: Vec<Straggler>,
-    pub(super) leases: &'a [Lease],
-    pub(super) limits: Limits,
-    pub(super) terminal: Option<Terminal>,
-    pub(super) ignore_next_stop: bool,
-    pub(super) suspended: Option<Suspended>,
-    pub(super) notify: &'a mut dyn FnMut(Notice),
-    pub(super) started: Moment,
-    pub(super) stage: Stage,
-    pub(super) status: Option<Status>,
-    pub(super) cause: Option<Cause>,
-    pub(super) in_doubt: bool,
-    pub(super) poll_interval: Duration,
-    pub(super) awaits_stragglers: bool,
+    is_orphan: bool,
+    denied: Vec<Straggler>,
+    leases: &'a [Lease],
+    limits: Limits,
+    terminal: Option<Terminal>,
+    ignore_next_stop: bool,
+    suspended: Option<Suspended>,
+    notify: &'a mut dyn FnMut(Notice),
+    started: Moment,
+    stage: Stage,
+    status: Option<Status>,
+    cause: Option<Cause>,
+    in_doubt: bool,
+    poll_interval: Duration,
+    awaits_stragglers: bool,
     ended_at: Option<Moment>,
     interrupted: Option<Signal>,
     last_interrupt: Option<Moment>,
@@ -253,13 +259,13 @@ impl Watch<'_> {
     }
 
     /// Whether nobody may go on, since the lease is lost.
-    pub(super) fn is_lost(&self) -> bool {
+    fn is_lost(&self) -> bool {
         matches!(self.cause, Some(Cause::Lost(_))) && !self.goes_on()
     }
 
     /// The running processes of the tree that may not go on without the lock: all of them if it is lost or their
     /// supervisor was killed, else those that have not left our session.
-    pub(super) fn left(&self) -> Vec<ProcessRow> {
+    fn left(&self) -> Vec<ProcessRow> {
         if self.is_lost() || self.is_orphan {
             group::living(self.root())
         } else {
@@ -304,7 +310,7 @@ impl Watch<'_> {
     }
 
     /// Sends a signal to the child or its group, as chosen.
-    pub(super) fn signal(&mut self, signal: Signal) {
+    fn signal(&mut self, signal: Signal) {
         if self.owns_pid() {
             group::send(self.limits.kill_mode, self.child, signal);
         }
@@ -312,7 +318,7 @@ impl Watch<'_> {
 
     /// Whether the pid of the child, or of its group, is still theirs: once the child was reaped and nobody is left
     /// in its group, it may become another's.
-    pub(super) fn owns_pid(&mut self) -> bool {
+    fn owns_pid(&mut self) -> bool {
         if self.status.is_some() && !self.pid_released {
             let is_member = |process: &ProcessRow| process.group == self.child.as_raw_pid();
             self.pid_released = self.limits.kill_mode == KillMode::Process
