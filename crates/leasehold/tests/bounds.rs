@@ -7,13 +7,15 @@ use leasehold::{
     Leasehold, Lock, Loss, Observer,
     backend::{
         Answer, Backend, Backoff, Belief, Coalescer, Decision, EventHub, EventStream, Finding, Guarantees, Hint,
-        HintDelivery, HintSender, Hints, Missed, OpenOptions, Renewal, Request, Session, UrlOptions, model,
+        HintDelivery, HintSender, Hints, Incarnation, Lifetime, Liveness, Missed, News, OpenOptions, Operation,
+        Patience, Performed, Reach, Renewal, Request, RunTable, Selection, Session, Severity, UrlOptions, model,
     },
     blocking,
     clock::{ManualClock, SystemClock},
     lease::{
-        Busy, Claim, EndedLease, Event, Evicted, Fence, Grant, HistoryFilter, Holder, LeaseHandle, LeaseId, LeaseKey,
-        LeaseRecord, ListFilter, Moment, Names, Outcome, Page, QueuePosition, Released, Resource, Standing, Timestamp,
+        Busy, Claim, EndedLease, Ending, Event, EventKind, Evicted, Family, Fence, Grant, HeldBy, HistoryFilter,
+        HistoryPage, Holder, LeaseHandle, LeaseId, LeaseKey, LeaseRecord, LeaseState, ListFilter, Mode, Moment, Names,
+        Outcome, Page, Problem, QueuePosition, Released, Resource, RunRecord, RunReport, Shape, Standing, Timestamp,
         Ttl,
     },
 };
@@ -45,38 +47,91 @@ assert_send_and_sync!(
 );
 assert_send_and_sync!(
     Backoff, Belief, Box<dyn Backend>, Coalescer<u8, u8>, EventHub, Finding, Guarantees, Hint, HintDelivery,
-    HintSender, Hints, Missed, OpenOptions, Session, UrlOptions,
+    HintSender, Hints, Incarnation, Lifetime, Liveness, Missed, News, OpenOptions, Operation, Patience, Performed,
+    Reach, RunTable, Selection, Session, Severity, UrlOptions,
 );
 assert_send_and_sync!(
     Answer<Decision>,
     Busy,
     Claim,
     EndedLease,
+    Ending,
     Event,
+    EventKind,
     Evicted,
+    Family,
     Fence,
     Grant,
+    HeldBy,
     HistoryFilter,
+    HistoryPage,
     Holder,
     LeaseHandle,
     LeaseId,
     LeaseKey,
     LeaseRecord,
+    LeaseState,
     ListFilter,
+    Mode,
     Moment,
     Names,
     Outcome,
     Page,
+    Problem,
     QueuePosition,
     Released,
     Renewal,
     Request,
     Resource,
+    RunRecord,
+    RunReport,
+    Shape,
     Standing,
     Timestamp,
     Ttl,
 );
-assert_send_and_sync!(ManualClock, SystemClock, model::State, model::Entry, model::Effects);
+assert_send_and_sync!(ManualClock, SystemClock);
+assert_send_and_sync!(
+    model::Context<'static>,
+    model::Effects,
+    model::Ended,
+    model::Entry,
+    model::EntryState,
+    model::Expiry,
+    model::Granted,
+    model::Held,
+    model::Presence,
+    model::State,
+);
+#[cfg(all(feature = "file", target_os = "linux"))]
+const _: () = {
+    use leasehold::backends::file::{DefaultDirectory, FileBackend, FileOptions};
+    assert_send_and_sync!(DefaultDirectory, FileBackend, FileOptions);
+};
+#[cfg(feature = "memory")]
+const _: () = send_and_sync::<leasehold::backends::memory::MemoryBackend>();
+#[cfg(feature = "postgres")]
+const _: () = {
+    use leasehold::backends::postgres::{
+        FenceCheck, Installed, PostgresBackend, PostgresOptions,
+        advisory::{Advisory, AdvisoryGuard, Key, Sharing},
+    };
+    assert_send_and_sync!(FenceCheck, Installed, PostgresBackend, PostgresOptions);
+    assert_send_and_sync!(Advisory, AdvisoryGuard, Key, Sharing);
+};
+#[cfg(feature = "redis")]
+const _: () = {
+    use leasehold::backends::redis::{
+        Address, Credentials, Durability, Identity, RedisBackend, RedisOptions, Remember, Tls, Topology,
+    };
+    assert_send_and_sync!(Address, Credentials, Durability, Identity, RedisBackend, RedisOptions);
+    assert_send_and_sync!(Remember, Tls, Topology);
+};
+#[cfg(feature = "redlock")]
+const _: () = {
+    use leasehold::backends::redlock::{Member, Quorum, QuorumOptions};
+    assert_send_and_sync!(Member, Quorum, QuorumOptions);
+};
 assert_send_and_sync!(blocking::Leasehold, blocking::Guard, blocking::Guards, blocking::Blocking<Lock>);
 
 // A stream has one reader: it can be sent, not shared.
@@ -105,4 +160,22 @@ async fn the_future_of_every_call_can_be_sent_to_another_thread() -> leasehold::
     assert_send(candidate.elected()).await?;
     assert_send(candidate.stop()).await?;
     assert_send(locks.close()).await
+}
+
+#[test]
+fn every_public_type_is_listed_here() {
+    let (api, here) = (include_str!("public_api.txt"), include_str!("bounds.rs"));
+    let words: Vec<&str> = here.split(|letter: char| !letter.is_alphanumeric()).collect();
+    let mut types = 0;
+    for line in api.lines() {
+        let Some((path, definition)) = line.split_once(": ") else { continue };
+        if !["struct", "enum"].iter().any(|kind| definition.trim_start_matches("#[non_exhaustive] ").starts_with(kind))
+        {
+            continue;
+        }
+        let name = path.rsplit("::").next().unwrap_or(path);
+        types += 1;
+        assert!(words.contains(&name), "{path} is not in this file");
+    }
+    assert!(types > 100, "{types} types were found");
 }
