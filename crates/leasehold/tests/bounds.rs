@@ -91,8 +91,8 @@ assert_send_and_sync!(
     Ttl,
 );
 assert_send_and_sync!(ManualClock, SystemClock);
+// Not `Context`: it borrows closures for the length of one call.
 assert_send_and_sync!(
-    model::Context<'static>,
     model::Effects,
     model::Ended,
     model::Entry,

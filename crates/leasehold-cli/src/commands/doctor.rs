@@ -11,7 +11,7 @@ use leasehold::{
 };
 use serde_json::json;
 
-use super::Context;
+use super::CommandContext;
 use crate::{
     duration::{Brief, Measured},
     exit::{self, Result},

@@ -24,7 +24,7 @@ use rustix::{
 };
 use serde_json::json;
 
-use super::Context;
+use super::CommandContext;
 use crate::{
     args::InitArgs,
     exit::{self, CommandError, Result},

@@ -33,7 +33,7 @@ use tokio::{
     net::unix::pipe::Receiver,
 };
 
-use super::Context;
+use super::CommandContext;
 use crate::{
     args::AcquireArgs,
     exit::{self, CommandError, Result},

@@ -14,7 +14,7 @@ use leasehold::{
 };
 use serde_json::{Value, json};
 
-use super::Context;
+use super::CommandContext;
 use crate::{
     args::LeaseArgs,
     duration::Brief,

@@ -9,7 +9,7 @@ use leasehold::{
 };
 use leasehold_supervise::{Launch, Limits, OnLost, Signals};
 
-use super::Context;
+use super::CommandContext;
 use crate::{
     args::{FlockArgs, RunArgs},
     duration::Brief,

@@ -7,7 +7,7 @@ use leasehold::{
     lease::{HistoryFilter, ListFilter, Names},
 };
 
-use super::Context;
+use super::CommandContext;
 use crate::{help::edit_distance, output::Line, shell};
 
 /// At most this many leases, and this many records of history, are scanned for similar names.

@@ -8,7 +8,7 @@ use std::{env, fs, path::PathBuf, thread, time::Duration};
 
 use tempfile::TempDir;
 
-pub use self::{cluster::Cluster, resp::Reply, sentinel::Sentinel};
+pub use self::{cluster::Cluster, resp::RespReply, sentinel::Sentinel};
 use crate::{ports, process::ServerProcess};
 
 /// The program that every server here runs: `LEASEHOLD_REDIS_SERVER` names another version of it, or Valkey.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Shared;
+use super::QuorumShared;
 use crate::{
     Result,
     lease::{Names, Resource, RunRecord, RunReport},
