@@ -382,9 +382,9 @@ fn as_user(program: &Path) -> Command {
 /// Starts it from a thread that lives as long as the process: a server dies with the thread
 /// that started it, and a test's thread ends with its test.
 fn spawn(command: Command) -> io::Result<Child> {
-    type Order = (Command, mpsc::Sender<io::Result<Child>>);
-    static SPAWNER: LazyLock<Mutex<mpsc::Sender<Order>>> = LazyLock::new(|| {
-        let (orders, taken) = mpsc::channel::<Order>();
+    type SpawnOrder = (Command, mpsc::Sender<io::Result<Child>>);
+    static SPAWNER: LazyLock<Mutex<mpsc::Sender<SpawnOrder>>> = LazyLock::new(|| {
+        let (orders, taken) = mpsc::channel::<SpawnOrder>();
         thread::spawn(move || {
             for (mut command, started) in taken {
                 let _nobody_waits = started.send(command.spawn());

@@ -58,8 +58,8 @@ impl Store {
     /// The one store of this name and namespace, made when nobody has it yet.
     pub(super) fn shared(name: &str, namespace: &str, clock: Arc<dyn Clock>) -> Arc<Self> {
         /// By process, name and namespace: a forked child shares no store with its parent.
-        type Key = (u32, String, String);
-        static STORES: LazyLock<Mutex<HashMap<Key, Weak<Store>>>> = LazyLock::new(Mutex::default);
+        type StoreKey = (u32, String, String);
+        static STORES: LazyLock<Mutex<HashMap<StoreKey, Weak<Store>>>> = LazyLock::new(Mutex::default);
         let key = (leasehold_fork::generation(), name.to_owned(), namespace.to_owned());
         let mut stores = STORES.lock();
         if let Some(store) = stores.get(&key).and_then(Weak::upgrade) {
