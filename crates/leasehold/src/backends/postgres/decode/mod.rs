@@ -1,5 +1,7 @@
 //! The only decoder of what the server answers.
 
+#[cfg(test)]
+mod fuzz;
 mod records;
 
 use std::time::Duration;
