@@ -7,9 +7,15 @@ use leasehold_supervise::OnLost;
 
 use crate::duration;
 
-/// How much is asked for, and how patiently.
+/// Which lease to request, and how long to wait for it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct AskArgs {
+    /// Mutex or write lock (the default)
+    #[arg(short = 'x', long, short_alias = 'e')]
+    pub(crate) exclusive: bool,
+    /// Read lock: shared among readers
+    #[arg(short, long, conflicts_with = "exclusive")]
+    pub(crate) shared: bool,
     /// Semaphore: at most N at a time
     #[arg(short = 'j', long, value_name = "N", conflicts_with_all = ["shared", "exclusive"])]
     pub(crate) limit: Option<u32>,
@@ -64,12 +70,6 @@ pub(crate) struct AcquireArgs {
     /// With --while-pid, when the lock is lost: terminate, kill, signal:NAME or continue; the process gets one signal
     #[arg(long, value_name = "WHAT", default_value = "terminate", requires = "process")]
     pub(crate) on_lost: OnLost,
-    /// Mutex or write lock (the default)
-    #[arg(short = 'x', long, short_alias = 'e')]
-    pub(crate) exclusive: bool,
-    /// Read lock: shared among readers
-    #[arg(short, long, conflicts_with = "exclusive")]
-    pub(crate) shared: bool,
     #[command(flatten)]
     pub(crate) ask: AskArgs,
     /// Exit code when the lock is not acquired

@@ -200,7 +200,7 @@ pub(crate) mod tests {
             (&["run", "-xw", "3", "x", "true"], true, false, Some(3)),
         ] {
             let Command::Run(run) = parse(args).command else { panic!("not run") };
-            assert_eq!((run.exclusive, run.ask.nonblock), (exclusive, nonblock), "{args:?}");
+            assert_eq!((run.ask.exclusive, run.ask.nonblock), (exclusive, nonblock), "{args:?}");
             assert_eq!(run.ask.wait, wait.map(Duration::from_secs), "{args:?}");
         }
     }
@@ -210,7 +210,7 @@ pub(crate) mod tests {
         let Command::Run(run) = parse(&["run", "-s", "-w", ".2", "-E", "0", "x", "-c", "echo hi"]).command else {
             panic!("not run");
         };
-        assert!(run.shared && !run.ask.nonblock);
+        assert!(run.ask.shared && !run.ask.nonblock);
         assert_eq!(run.ask.wait, Some(Duration::from_millis(200)));
         assert_eq!(run.conflict_exit_code, 0);
         assert_eq!(run.child.shell.as_deref(), Some(std::ffi::OsStr::new("echo hi")));

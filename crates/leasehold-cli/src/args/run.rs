@@ -28,12 +28,6 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) child: ChildArgs,
 
-    /// Mutex or write lock (the default)
-    #[arg(short = 'x', long, short_alias = 'e')]
-    pub(crate) exclusive: bool,
-    /// Read lock: shared among readers
-    #[arg(short, long, conflicts_with = "exclusive")]
-    pub(crate) shared: bool,
     #[command(flatten)]
     pub(crate) ask: AskArgs,
     /// Exit code when the lock is not acquired; with 0, nothing is printed unless on a terminal or with -v

@@ -208,7 +208,7 @@ fn plan(args: &AcquireArgs) -> Result<LockRequest> {
     Ok(LockRequest {
         all: [resource.clone()].into(),
         resource,
-        claim: lock_request::claim(args.shared, &args.ask)?,
+        claim: lock_request::claim(&args.ask)?,
         ttl: lock_request::ttl(args.ttl, None, Ttl::DEFAULT)?,
         wait: WaitLimit::of(&args.ask),
         began: SystemClock.now(),

@@ -117,7 +117,7 @@ fn plan<'a>(context: &CommandContext<'_>, args: &'a RunArgs) -> Result<JobPlan<'
     let request = LockRequest {
         all: others.into_iter().chain([resource.clone()]).collect(),
         resource,
-        claim: lock_request::claim(args.shared, &args.ask)?,
+        claim: lock_request::claim(&args.ask)?,
         ttl,
         wait: WaitLimit::of(&args.ask),
         began: SystemClock.now(),

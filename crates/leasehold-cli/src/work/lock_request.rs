@@ -74,10 +74,10 @@ pub(crate) fn ttl(given: Option<Duration>, config: Option<Duration>, usual: Ttl)
 }
 
 /// How much is asked for.
-pub(crate) fn claim(shared: bool, args: &AskArgs) -> Result<Claim> {
+pub(crate) fn claim(args: &AskArgs) -> Result<Claim> {
     match args.limit {
         Some(limit) => Claim::permits(args.permits, limit).map_err(|error| CommandError::by_flag("-j", error)),
-        None if shared => Ok(Claim::SHARED),
+        None if args.shared => Ok(Claim::SHARED),
         None => Ok(Claim::EXCLUSIVE),
     }
 }

@@ -1,16 +1,16 @@
 //! A lock that is lost: everything under it is stopped, the code is 121, nothing is released.
 
-use std::{fs, process::Stdio};
+use std::{fs, path::Path, process::Stdio};
 
-use crate::sandbox::{AT_ONCE, Sandbox, is_alive, kill, on_any_backend, read_soon, until};
+use crate::sandbox::{AT_ONCE, Ran, Running, Sandbox, is_alive, kill, on_any_backend, read_soon, until};
 
 /// Starts a holder that writes the pids of its command and grandchild, and gives them.
-fn start_family(sandbox: &Sandbox, args: &[&str]) -> (crate::sandbox::Running, i32, i32) {
+fn start_family(sandbox: &Sandbox, args: &[&str]) -> (Running, i32, i32) {
     let pids = sandbox.path("pids");
     let script = format!("sh -c 'exec sleep 999' & echo $$ $! > {}; wait; wait", pids.display());
     let mut command = sandbox.leasehold(&[&["run"], args, &["x", "-c", &script]].concat());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let running = crate::sandbox::Running::of(command);
+    let running = Running::of(command);
     let text = read_soon(&pids);
     fs::remove_file(pids).unwrap();
     let (child, grandchild) = text.split_once(' ').unwrap();
@@ -20,6 +20,18 @@ fn start_family(sandbox: &Sandbox, args: &[&str]) -> (crate::sandbox::Running, i
 fn evict(sandbox: &Sandbox) {
     let fence = sandbox.fence("x");
     sandbox.run(&["evict", "x", "--fence", &fence, "--reason", "host gone", "--yes"]).assert_code(0);
+}
+
+/// Runs the command and evicts it once `ready` exists.
+fn run_evicted(sandbox: &Sandbox, args: &[&str], ready: &Path) -> Ran {
+    let mut command = sandbox.leasehold(args);
+    command.stderr(Stdio::piped());
+    let running = Running::of(command);
+    until("it runs", || ready.exists());
+    evict(sandbox);
+    let ran = running.finish();
+    ran.assert_code(121);
+    ran
 }
 
 #[test]
@@ -65,13 +77,7 @@ fn one_that_does_not_listen_to_term_is_killed_after_the_grace() {
     let (ready, told) = (sandbox.path("ready"), sandbox.path("told"));
     let script =
         format!("trap 'touch {}' TERM; touch {}; while :; do sleep .05; done", told.display(), ready.display());
-    let mut command = sandbox.leasehold(&["run", "--kill-after", "2", "x", "-c", &script]);
-    command.stderr(Stdio::piped());
-    let running = crate::sandbox::Running::of(command);
-    until("it runs", || ready.exists());
-    evict(&sandbox);
-    let ran = running.finish();
-    ran.assert_code(121);
+    let ran = run_evicted(&sandbox, &["run", "--kill-after", "2", "x", "-c", &script], &ready);
     assert!(told.exists(), "it has its grace");
     assert!(ran.stderr.contains("ended by KILL"), "{ran:?}");
     sandbox.assert_deserted();
@@ -106,13 +112,7 @@ fn on_lost_can_be_chosen() {
 
     let out = sandbox.path("out");
     let script = format!("touch {}; sleep 1; echo done > {}", ready.display(), out.display());
-    let mut command = sandbox.leasehold(&["run", "--on-lost", "continue", "x", "-c", &script]);
-    command.stderr(Stdio::piped());
-    let running = crate::sandbox::Running::of(command);
-    until("it runs", || ready.exists());
-    evict(&sandbox);
-    let ran = running.finish();
-    ran.assert_code(121);
+    let ran = run_evicted(&sandbox, &["run", "--on-lost", "continue", "x", "-c", &script], &ready);
     assert!(ran.stderr.contains("warning: --on-lost continue") && ran.stderr.contains("LOST x"), "{ran:?}");
     assert_eq!(fs::read_to_string(out).unwrap(), "done\n", "it went on as wished");
 }
