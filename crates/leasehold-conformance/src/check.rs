@@ -20,13 +20,13 @@ use crate::{
 /// A trial that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Runs every trial that `guarantees()` calls for, each on a fresh place.
+/// Runs every trial that `guarantees()` calls for, each on fresh storage.
 ///
-/// `make` is called once per trial and gives a fresh, empty place; one that
-/// cannot go by the given clock ignores it and says so in
-/// [`Fixture::keeps_to_clock`]. Prints a line per trial, also for those that are
-/// not called for. `LEASEHOLD_TRIALS` runs only the trials whose name holds
-/// that text, `LEASEHOLD_SEED` repeats a random history.
+/// `make` is called once per trial and returns a fixture with fresh, empty storage. A
+/// backend that cannot use the given clock ignores it, and its fixture returns `false`
+/// from [`Fixture::keeps_to_clock`]. `check` prints a line for each trial, also for those
+/// that are not called for. `LEASEHOLD_TRIALS` selects the trials whose name contains its
+/// value, and `LEASEHOLD_SEED` repeats a random history.
 ///
 /// # Panics
 /// At the end, naming all trials that failed.
@@ -85,7 +85,7 @@ pub fn failures<M: Fixture>(wanted: &str, make: impl AsyncFn(Arc<dyn Clock>) -> 
 
 fn uncalled_for(trial: &Trial, guarantees: &Guarantees, keeps_to_clock: bool) -> Option<&'static str> {
     if trial.time == Time::Manual && !keeps_to_clock {
-        return Some("the place has a clock of its own");
+        return Some("the backend has a clock of its own");
     }
     (trial.uncalled_for)(guarantees)
 }

@@ -36,7 +36,7 @@ pub(crate) fn permits(units: u32, limit: u32) -> Claim {
     Claim::permits(units, limit).expect("trials use good claims")
 }
 
-/// An ask under a new id that takes a place in the queue.
+/// A request under a new id that joins the queue.
 pub(crate) fn ask(name: &str, claim: Claim) -> Request {
     let id = LeaseId::random();
     let holder = Holder::new(format!("holder-{}", &id.to_string()[..8])).expect("a good label");
@@ -79,7 +79,7 @@ impl Instance {
 
     pub(crate) async fn queued(&self, request: &Request) -> QueuePosition {
         match self.acquire(request).await {
-            Decision::Queued(place) => place,
+            Decision::Queued(position) => position,
             other => panic!("{} should wait for {}: {other:?}", request.holder, request.key.resource),
         }
     }

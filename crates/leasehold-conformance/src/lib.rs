@@ -1,6 +1,6 @@
 //! The trials that every leasehold backend must pass.
 //!
-//! A backend's test file makes places and hands them over:
+//! A backend's test file makes fixtures and passes them to the suite:
 //!
 //! ```no_run
 //! use std::sync::Arc;

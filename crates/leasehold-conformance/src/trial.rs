@@ -10,7 +10,7 @@ use leasehold::{
 
 use crate::{fixture::Fixture, instance::Instance};
 
-/// Something a backend must do, told on a fresh place.
+/// Something that a backend must do, tried on fresh storage.
 pub(crate) struct Trial {
     pub(crate) name: String,
     pub(crate) time: Time,
@@ -21,7 +21,7 @@ pub(crate) struct Trial {
 
 type Run = Box<dyn Fn(TrialContext) -> Pin<Box<dyn Future<Output = ()>>>>;
 
-/// Which clock a trial wants its place to go by.
+/// Which clock the backend reads during a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Time {
     Real,
@@ -104,17 +104,17 @@ impl Trial {
     }
 }
 
-/// What a trial is run on: a fresh place.
+/// What a trial runs on: a fixture with fresh storage.
 #[derive(Clone)]
 pub(crate) struct TrialContext {
     pub(crate) fixture: Arc<dyn Fixture>,
     pub(crate) guarantees: Guarantees,
-    /// The place's clock in trials that want to move it.
+    /// The clock of the backend, for trials that move it.
     pub(crate) clock: ManualClock,
 }
 
 impl TrialContext {
-    /// Another instance on the place, with an ear for its hints.
+    /// Opens another instance on the same storage and subscribes to its hints.
     pub(crate) async fn instance(&self) -> Arc<Instance> {
         Arc::new(Instance::new(self.fixture.instance().await))
     }

@@ -1,26 +1,26 @@
-//! What `init` takes.
+//! The arguments of `init`.
 
 use clap::ValueHint;
 
-/// Make a place ready for locks.
+/// Prepare a backend for locks.
 #[derive(Clone, Debug, clap::Args)]
 #[command(
-    after_help = "file: makes the place that users of this machine share; without the right to, the one of this user.\n\
+    after_help = "file: makes the directory that users of this machine share; without the right to, the one of this user.\n\
                         postgres: installs or updates the schema; then: select leasehold.allow('app');\n\
                         redis: and redlock: need nothing; their rights are tried.\n\
                         Safe to repeat, and for two at once.\n\n\
-                        Examples:\n  sudo leasehold init file: --group deploy     one place for the members of a group\n  \
-                        sudo leasehold init file: --everybody        one place for all users\n  \
+                        Examples:\n  sudo leasehold init file: --group deploy     one directory for the members of a group\n  \
+                        sudo leasehold init file: --everybody        one directory for all users\n  \
                         leasehold init postgres://owner@db/shop"
 )]
 pub(crate) struct InitArgs {
     /// Where: a URL, or a profile of the config file; the same as -b
     #[arg(value_name = "URL|PROFILE", value_hint = ValueHint::Url)]
-    pub(crate) place: Option<String>,
-    /// file: members of this group share the place; each can evict and disturb the others' jobs
+    pub(crate) backend_url: Option<String>,
+    /// file: members of this group share the directory; each can evict and disturb the others' jobs
     #[arg(long, value_name = "NAME", conflicts_with_all = ["print_sql", "expose"])]
     pub(crate) group: Option<String>,
-    /// file: all users of this machine share the place; each can evict and disturb the others' jobs
+    /// file: all users of this machine share the directory; each can evict and disturb the others' jobs
     #[arg(long, conflicts_with_all = ["group", "print_sql", "expose"])]
     pub(crate) everybody: bool,
     /// Print the SQL instead of running it: one statement, for a migration's own transaction

@@ -146,7 +146,7 @@ pub(crate) enum Command {
     Evict(EvictArgs),
     /// Look for settings and circumstances that endanger locks
     Doctor,
-    /// Make a place ready for locks
+    /// Prepare a backend for locks
     Init(InitArgs),
     /// Print the script that makes a shell complete commands, flags and live lock names
     Completions(CompletionsArgs),

@@ -1,4 +1,4 @@
-//! `leasehold init`: makes a place ready, whatever kind it is.
+//! `leasehold init`: prepares a backend for locks: a shared directory, or the schema in Postgres.
 
 use std::{
     fs::{self, DirBuilder, Permissions},
@@ -32,7 +32,7 @@ use crate::{
     work::lock_request::WaitLimit,
 };
 
-/// Makes what is missing; a place that is ready stays as it is.
+/// Creates what is missing; a backend that is ready stays as it is.
 pub(crate) async fn run(context: &CommandContext<'_>, args: &InitArgs) -> Result<u8> {
     let url = context.settings.url.as_str();
     let is_postgres = ["postgres:", "postgresql:"].iter().any(|scheme| url.starts_with(scheme));

@@ -55,10 +55,12 @@ fn dispatch(cli: &Cli, args: &[OsString], output: &Output) -> Result<u8> {
         _ => {}
     }
     let global = match &cli.command {
-        Command::Init(init) if init.place.is_some() && cli.global.backend.is_some() => {
-            return Err(CommandError::usage("init takes its place once: after -b, or alone"));
+        Command::Init(init) if init.backend_url.is_some() && cli.global.backend.is_some() => {
+            return Err(CommandError::usage("init takes one URL: after -b, or alone"));
         }
-        Command::Init(init) if init.place.is_some() => &Global { backend: init.place.clone(), ..cli.global.clone() },
+        Command::Init(init) if init.backend_url.is_some() => {
+            &Global { backend: init.backend_url.clone(), ..cli.global.clone() }
+        }
         _ => &cli.global,
     };
     let settings = Settings::resolve(global, &environment)?;

@@ -57,7 +57,7 @@ impl Drop for Gate {
     }
 }
 
-/// The place before a gate.
+/// A call that waits at a closed gate.
 #[derive(Clone, Debug)]
 pub(super) struct HeldAtGate(watch::Receiver<bool>);
 

@@ -20,7 +20,7 @@ use crate::{
 const HISTORIES: u64 = 300;
 const LENGTH: usize = 60;
 
-/// On a slow place fewer histories are run: those that begin within this, and no fewer than fifty.
+/// On a slow backend fewer histories are run: those that begin within this, and no fewer than fifty.
 const BUDGET: Duration = Duration::from_secs(8);
 const FEWEST: u64 = 50;
 
@@ -59,7 +59,7 @@ async fn run(context: TrialContext, tempo: Tempo) {
     }
     for count in 0..HISTORIES {
         if count >= FEWEST && SystemClock.now().since(started) > BUDGET {
-            println!("{count} histories instead of {HISTORIES}: the place is slow");
+            println!("{count} histories instead of {HISTORIES}: the backend is slow");
             break;
         }
         let seed = first + count;

@@ -257,7 +257,7 @@ impl<'a> Twin<'a> {
                 self.same_fence(name, fence, other);
             }
             (LeaseState::Waiting { ahead, .. }, LeaseState::Waiting { ahead: other, .. }) => {
-                self.same("a place", &ahead, &other);
+                self.same("a queue position", &ahead, &other);
             }
             _ => self.same("whether it holds", &model.state, &backend.state),
         }

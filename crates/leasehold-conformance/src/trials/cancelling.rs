@@ -100,9 +100,9 @@ async fn all_answered(faulty: &Faulty) {
     soon("every call is answered", async || faulty.in_flight() == 0).await;
 }
 
-/// Nothing is left on the place, and the instance has nothing left to do.
+/// Nothing is left on the storage, and the instance has nothing left to do.
 async fn nothing_left(locks: &Leasehold, truth: &Leasehold) {
-    soon("no lease and no place is left", async || left(truth).await == 0).await;
+    soon("no lease and no queue position is left", async || left(truth).await == 0).await;
     time::timeout(SOON, locks.close()).await.expect("no task is left").expect("an answer");
 }
 
@@ -129,7 +129,7 @@ async fn contended(context: TrialContext, way: Way) {
         Box::pin(async move { drop(way.acquire(&locks, "x").await.expect("its turn comes")) })
     };
     sweep(1, 4, begin, async |polls| {
-        soon(&format!("no place is left after {polls} polls"), async || left(&truth).await == 1).await;
+        soon(&format!("no queue position is left after {polls} polls"), async || left(&truth).await == 1).await;
     })
     .await;
     held.check().expect("the holder was not disturbed");

@@ -80,7 +80,7 @@ async fn hold(instance: &Instance, request: &Request) {
         match instance.acquire(request).await {
             Decision::Granted(_) => return,
             Decision::Queued(_) => time::sleep(Duration::from_millis(1)).await,
-            other => panic!("a place in the queue was refused: {other:?}"),
+            other => panic!("a position in the queue was refused: {other:?}"),
         }
     }
 }
@@ -94,7 +94,7 @@ async fn same_id(context: TrialContext, claim: Claim) {
     }
     let second = ask("x", claim);
     for _ in 0..3 {
-        assert_eq!(two.queued(&second).await.ahead, 0, "the same id has one place");
+        assert_eq!(two.queued(&second).await.ahead, 0, "the same id has one position");
     }
     assert_eq!(one.list("x").await.len(), 2);
     one.free(&first).await;
@@ -111,7 +111,7 @@ async fn try_is_modest(context: TrialContext, claim: Claim) {
     for _ in 0..3 {
         two.busy(&attempt("x", claim)).await;
     }
-    assert_eq!(one.list("x").await.len(), 1, "a try that failed has no place");
+    assert_eq!(one.list("x").await.len(), 1, "a try that failed has no position");
 
     two.queued(&second).await;
     assert_eq!(one.busy(&attempt("x", claim)).await.waiting, 1);

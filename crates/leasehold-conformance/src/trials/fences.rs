@@ -105,7 +105,7 @@ async fn floor_on_renew(context: TrialContext) {
     assert!(matches!(listed[0].state, leasehold::lease::LeaseState::Holding { fence, .. } if fence.get() == higher));
 
     let waits = two.renew(raise(&second, higher + 1000)).await;
-    assert!(matches!(waits, Standing::Waiting(place) if place.last_fence.get() >= higher));
+    assert!(matches!(waits, Standing::Waiting(position) if position.last_fence.get() >= higher));
     one.free(&first).await;
     assert!(two.holding(&second).await.fence.get() > higher, "the next grant is above what was stored");
 }

@@ -23,7 +23,7 @@ pub(super) fn trials() -> Vec<Trial> {
         Trial::new("a detached lease that is renewed lives on", detached_renewed),
         Trial::new("a waiter is told when to ask again", ask_again),
         Trial::new("a lease that nobody renews expires", attached_expires).if_ttl(),
-        Trial::new("a place that nobody renews expires", place_expires).if_ttl(),
+        Trial::new("a queue position that nobody renews expires", queue_position_expires).if_ttl(),
         Trial::new("the leases of an instance that is gone end with it", gone_instance).if_death_is_seen(),
         Trial::new("a waiter that does not confirm its turn loses it", unconfirmed_turn).if_death_is_seen(),
         Trial::new("a detached lease outlives its instance", detached_outlives),
@@ -68,15 +68,15 @@ async fn batches(context: TrialContext) {
         renewals.push(renewal(request));
     }
     let waiting = ask("x7", Claim::EXCLUSIVE);
-    let place = two.queued(&waiting).await;
+    let position = two.queued(&waiting).await;
     renewals.insert(5, renewal(&attempt("unknown", Claim::EXCLUSIVE)));
     expected.insert(5, Standing::Gone);
     renewals.insert(9, renewal(&waiting));
-    expected.insert(9, Standing::Waiting(place));
+    expected.insert(9, Standing::Waiting(position));
 
     let mut standings = one.renew_all(&renewals).await;
     if let Standing::Waiting(renewed) = &mut standings[9] {
-        renewed.ask_again_in = place.ask_again_in;
+        renewed.ask_again_in = position.ask_again_in;
     }
     assert_eq!(standings, expected);
     assert!(one.renew_all(&[]).await.is_empty());
@@ -109,8 +109,8 @@ async fn attached_expires(context: TrialContext) {
 /// The next client gets it, not before its end and soon after; history says how it ended.
 async fn expires(one: &Instance, two: &Instance, abandoned: &Request) {
     let next = ask("x", Claim::EXCLUSIVE);
-    let place = two.queued(&next).await;
-    let left = place.ask_again_in.expect("a lease with an end is ahead");
+    let position = two.queued(&next).await;
+    let left = position.ask_again_in.expect("a lease with an end is ahead");
     assert!(left <= SHORT, "the end is at most a ttl away: {left:?}");
     time::sleep(left).await;
     let granted = async {
@@ -127,17 +127,17 @@ async fn expires(one: &Instance, two: &Instance, abandoned: &Request) {
     assert!(lived + Duration::from_millis(50) >= SHORT, "it was cut short: {lived:?}");
 }
 
-async fn place_expires(context: TrialContext) {
+async fn queue_position_expires(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     let holding = ask("x", Claim::EXCLUSIVE);
     let abandoned = ask("x", Claim::EXCLUSIVE).ttl(ttl(SHORT));
     let patient = ask("x", Claim::EXCLUSIVE);
     one.granted(&holding).await;
     one.queued(&abandoned).await;
-    let place = two.queued(&patient).await;
-    assert_eq!(place.ahead, 1);
+    let position = two.queued(&patient).await;
+    assert_eq!(position.ahead, 1);
     time::sleep(SHORT + Duration::from_millis(100)).await;
-    assert_eq!(two.queued(&patient).await.ahead, 0, "the abandoned place is gone");
+    assert_eq!(two.queued(&patient).await.ahead, 0, "the abandoned position is gone");
     assert_eq!(one.standing(&abandoned).await, Standing::Gone);
     let history = one.history("x").await;
     assert_eq!((history[0].ending, history[0].fence), (Ending::Expired, None));

@@ -99,7 +99,7 @@ async fn lost_reply(context: TrialContext) {
     let (locks, mut waiter) = (one.clone(), JoinSet::new());
     waiter.spawn(async move { locks.mutex("x").acquire().await });
     soon("it was asked again", async || faulty.count(BackendCall::Acquire) == 5).await;
-    assert_eq!(left(&truth).await, 2, "one id, one place");
+    assert_eq!(left(&truth).await, 2, "one id, one position");
     held.release().await.expect("an answer");
     let guard = waiter.join_all().await.remove(0).expect("its turn comes");
     assert_eq!(guard.release().await.expect("an answer"), Released::Freed);

@@ -82,7 +82,7 @@ async fn gives_up(context: TrialContext, way: Way) {
     assert_eq!(error.kind(), ErrorKind::WaitElapsed);
     assert_eq!(error.holders().first().map(|held| &held.holder), Some(one.holder()), "{error}");
     assert!(error.to_string().contains(one.holder().as_str()), "{error}");
-    soon("the place is given up", async || left(&one).await == 1).await;
+    soon("the queue position is given up", async || left(&one).await == 1).await;
     soon("the wait is recorded", async || {
         history(&one, "x").await.first().is_some_and(|ended| ended.ending == Ending::GaveUp)
     })

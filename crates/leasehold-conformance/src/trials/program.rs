@@ -1,4 +1,4 @@
-//! What trials of whole programs share: locks on a place, and looking at it.
+//! What trials of whole programs share: locks on a fixture, and what is left on it.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use super::{Trial, TrialContext};
 use crate::instance::{SOON, resource};
 
 impl TrialContext {
-    /// A program's own instance on the place.
+    /// A program's own instance on the storage of the trial.
     pub(crate) async fn locks(&self) -> Leasehold {
         locks_on(self.fixture.instance().await)
     }
@@ -65,7 +65,7 @@ impl Way {
     }
 }
 
-/// How many leases and places there are, of all names.
+/// How many leases hold or wait, of all names.
 pub(crate) async fn left(locks: &Leasehold) -> usize {
     locks.list(&ListFilter::new(Names::All)).await.expect("a list").leases.len()
 }

@@ -13,9 +13,9 @@ use crate::instance::{Instance, MOMENT, ask};
 pub(super) fn trials() -> Vec<Trial> {
     let pushed = Trial::alone("fifty waiters are served in order, each told once", fifty_waiters);
     let ordered = [
-        Trial::new("a place counts those ahead", places_are_counted),
+        Trial::new("a queue position counts those ahead", positions_are_counted),
         Trial::new("leaving the middle of the queue closes the gap", leaving_the_middle),
-        Trial::new("a waiting lease is renewed like one that holds", renewing_a_place),
+        Trial::new("a waiting lease is renewed like one that holds", renewing_a_position),
     ];
     let mut trials: Vec<Trial> = pushed.into_iter().map(Trial::if_pushes).collect();
     trials.extend(ordered.into_iter().map(Trial::if_fifo));
@@ -32,10 +32,10 @@ async fn fifty_waiters(context: TrialContext, claim: Claim) {
     let mut newest = last_fence;
     let waiters: Vec<Request> = (0..WAITERS).map(|_| ask("x", claim)).collect();
     for (waiter, request) in waiters.iter().enumerate() {
-        let place = at(waiter).queued(request).await;
-        assert_eq!(place.ahead as usize, waiter);
-        assert!(place.last_fence >= last_fence, "the newest fence is at least the holder's");
-        newest = place.last_fence;
+        let position = at(waiter).queued(request).await;
+        assert_eq!(position.ahead as usize, waiter);
+        assert!(position.last_fence >= last_fence, "the newest fence is at least the holder's");
+        newest = position.last_fence;
     }
 
     let mut before = first;
@@ -53,7 +53,7 @@ async fn fifty_waiters(context: TrialContext, claim: Claim) {
     assert!(instances[0].list("x").await.is_empty());
 }
 
-async fn places_are_counted(context: TrialContext) {
+async fn positions_are_counted(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     let holding = ask("x", Claim::EXCLUSIVE);
     let fence = one.granted(&holding).await.fence;
@@ -63,9 +63,9 @@ async fn places_are_counted(context: TrialContext) {
     }
     one.free(&holding).await;
     for (at, request) in waiting.iter().enumerate().skip(1) {
-        let place = one.queued(request).await;
-        assert_eq!(place.ahead as usize, at - 1);
-        assert!(place.last_fence > fence, "the newest fence is that of the new holder");
+        let position = one.queued(request).await;
+        assert_eq!(position.ahead as usize, at - 1);
+        assert!(position.last_fence > fence, "the newest fence is that of the new holder");
     }
 }
 
@@ -85,13 +85,13 @@ async fn leaving_the_middle(context: TrialContext) {
     two.holding(fourth).await;
 }
 
-async fn renewing_a_place(context: TrialContext) {
+async fn renewing_a_position(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     let (first, second) = (ask("x", Claim::EXCLUSIVE), ask("x", Claim::EXCLUSIVE));
     one.granted(&first).await;
     two.queued(&second).await;
-    let Standing::Waiting(place) = two.standing(&second).await else { panic!("it waits") };
-    assert_eq!(place.ahead, 0);
+    let Standing::Waiting(position) = two.standing(&second).await else { panic!("it waits") };
+    assert_eq!(position.ahead, 0);
     one.free(&first).await;
     assert!(matches!(two.standing(&second).await, Standing::Holding(_)), "renewing tells what a hint may not have");
 }

@@ -45,7 +45,7 @@ const DUPLICATE_WINDOW: Duration = Duration::from_millis(50);
 /// Whoever ends so soon after the child is no straggler.
 const LINGER: Duration = Duration::from_millis(100);
 
-/// Runs the command under the leases, and comes back when it and what it started are gone. Daemons, which have left
+/// Runs the command under the leases, and returns when it and what it started are gone. Daemons, which have left
 /// our session, may go on unless a lease is lost.
 ///
 /// Without leases nothing can be lost. What is in `inherit` stays open in the

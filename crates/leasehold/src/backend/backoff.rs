@@ -19,7 +19,7 @@ impl Backoff {
         Self { first, next: first, most }
     }
 
-    /// Returns a random pause to make before the next try, and doubles the longest pause for the try after that.
+    /// Returns a random pause to make before the next try, and doubles the upper limit of the pause after it.
     pub fn pause(&mut self) -> Duration {
         let span = self.next;
         self.next = span.saturating_mul(2).min(self.most);

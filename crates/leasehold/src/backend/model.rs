@@ -329,7 +329,7 @@ impl State {
 
         match self.standing(id, context) {
             Standing::Holding(grant) => Decision::Granted(grant),
-            Standing::Waiting(place) => Decision::Queued(place),
+            Standing::Waiting(position) => Decision::Queued(position),
             Standing::Gone | Standing::Unknown => Decision::Busy(self.busy(context)),
         }
     }
