@@ -46,7 +46,7 @@ fn holders() -> impl Strategy<Value = Value> {
 type Parameters = Vec<Box<dyn ToSql + Sync>>;
 
 fn row() -> impl Strategy<Value = Parameters> {
-    let letter = |among: &'static str| prop_oneof![4 => prop::sample::select(among.as_bytes()).prop_map(|letter| letter.cast_signed()), 1 => any::<i8>()];
+    let letter = |among: &'static str| prop_oneof![4 => prop::sample::select(among.as_bytes()).prop_map(u8::cast_signed), 1 => any::<i8>()];
     // From one on: the functions count the elements of a call.
     let at = option::of(prop_oneof![3 => 1..4, 1 => 1..i32::MAX]);
     let ints = prop::array::uniform4(option::of(any::<i32>()));
