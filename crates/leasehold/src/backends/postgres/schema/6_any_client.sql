@@ -191,7 +191,8 @@ begin
   -- One statement for the holder of a plain row.
   update leasehold.resource x set id = null, freed_at = greatest(t, x.acquired_at)
   where x.namespace = 'default' and x.name = p_lock_name and x.id = leasehold._sql_id() and x.holder = p_holder_id
-    and x.expires_at > t and x.last_fence is null and pg_sequence_last_value('leasehold.followed') is null;
+    and x.expires_at > t and x.last_fence is null
+    and case when pg_sequence_last_value('leasehold.followed') is null then current_setting('transaction_isolation') = 'read committed' end;
   if found and clock_timestamp() < t + interval '10 ms' then
     if leasehold._history() = 'a' then
       insert into leasehold.ended
@@ -222,9 +223,9 @@ begin
   end if;
   perform leasehold._check_isolation();
   -- Waits for our own uncommitted acquire. Once the row is locked, no other holder gets the same id there.
-  select r.id into held from leasehold.resource r
-  where r.namespace = 'default' and r.name = p_lock_name
-    and (r.id is null or r.id = leasehold._sql_id() and r.holder = p_holder_id)
+  select x.id into held from leasehold.resource x
+  where x.namespace = 'default' and x.name = p_lock_name
+    and (x.id is null or x.id = leasehold._sql_id() and x.holder = p_holder_id)
   for no key update;
   return held is not null and (leasehold._release('default', null, leasehold._history(), leasehold._watched('default'), p_lock_name,
     leasehold._sql_id(), 'released', null, null)).verdict = 'f';
