@@ -29,7 +29,7 @@ fn sql_callers_alone_leave_little_behind() {
     // Crashed holders of unique names, and what they leave in the history.
     server.psql(
         "select count(leasehold.acquire_lock('crashed:' || n, 'a')) from generate_series(1, 500) n;
-         update leasehold.resource set expires_at = now() - interval '3 days', last_fence = last_fence - 259200000000
+         update leasehold.resource set expires_at = now() - interval '3 days', fence = fence - 259200000000
            where name like 'crashed:%';
          insert into leasehold.ended (id, namespace, name, mode, units, capacity, holder, metadata, asked_at, ended_at, ending)
          select gen_random_uuid(), 'default', 'job', 'x', 1, 1, 'a', '{}', now(), now() - interval '8 days', 'released'

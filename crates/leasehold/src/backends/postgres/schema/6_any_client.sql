@@ -193,7 +193,7 @@ begin
   where x.namespace = 'default' and x.name = p_lock_name and x.id = leasehold._sql_id() and x.holder = p_holder_id
     and x.expires_at > t and x.last_fence is null
     and case when pg_sequence_last_value('leasehold.followed') is null then current_setting('transaction_isolation') = 'read committed' end;
-  if found and clock_timestamp() < t + interval '10 ms' then
+  if found and clock_timestamp() < t + interval '10 ms' and random() >= 0.0078125 then
     if leasehold._history() = 'a' then
       insert into leasehold.ended
       select leasehold._sql_id(), 'default', p_lock_name, 'x', 2147483647, 2147483647, p_holder_id, null, x.metadata, x.fence,
@@ -205,7 +205,8 @@ begin
   return leasehold._release_lock_contended(p_lock_name, p_holder_id, found);
 end $$;
 
--- The same for all else. A release that waited for its row ended it now, or at its expiry if earlier.
+-- The same for all else. A release that waited for its row ended it now, or at its expiry if earlier; it, and one in 128
+-- others, do a bit of upkeep.
 create function leasehold._release_lock_contended(p_lock_name text, p_holder_id text, p_late boolean) returns boolean
 language plpgsql volatile set seq_page_cost = 100 as $$
 declare
@@ -219,6 +220,7 @@ begin
     r.id := leasehold._sql_id();
     perform leasehold._ended(row('default', null, null, leasehold._history(), false), leasehold._inline_entry(r),
       least(r.expires_at, r.freed_at), case when r.expires_at <= t then 'expired' else 'released' end, null, null);
+    perform leasehold._maintain_sample(t);
     return r.expires_at > t;
   end if;
   perform leasehold._check_isolation();
