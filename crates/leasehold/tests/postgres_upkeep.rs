@@ -17,7 +17,11 @@ use leasehold::{
     clock::SystemClock,
 };
 use leasehold_testkit::{postgres::Postgres, until};
-use tokio::{runtime::Handle, task::JoinSet, time::sleep};
+use tokio::{
+    runtime::Handle,
+    task::{JoinSet, spawn_blocking},
+    time::sleep,
+};
 use tokio_postgres::{Client, NoTls};
 
 fn installed(settings: &[&str]) -> Postgres {
@@ -163,7 +167,7 @@ async fn tables_stop_growing_after_an_old_snapshot() {
     let seconds = env::var("LEASEHOLD_SECONDS").map_or(20, |seconds| seconds.parse().unwrap());
     // A short run has no time for the default, a minute.
     let nap = format!("autovacuum_naptime={}s", (seconds / 20).clamp(1, 30));
-    let server = installed(&["synchronous_commit=off", &nap]);
+    let server = spawn_blocking(move || installed(&["synchronous_commit=off", &nap])).await.unwrap();
     let pairs = Arc::new(AtomicU64::new(0));
     let over = Arc::new(AtomicBool::new(false));
     let mut work = JoinSet::new();
@@ -186,7 +190,9 @@ async fn tables_stop_growing_after_an_old_snapshot() {
             });
         }
         let (client, over) = (client(&server).await, Arc::clone(&over));
-        let pair = format!("select leasehold.acquire_lock('sql:{instance}', 'a'); select leasehold.release_lock('sql:{instance}', 'a')");
+        let pair = format!(
+            "select leasehold.acquire_lock('sql:{instance}', 'a'); select leasehold.release_lock('sql:{instance}', 'a')"
+        );
         work.spawn(async move {
             while !over.load(Relaxed) {
                 client.batch_execute(&pair).await.unwrap();
