@@ -32,13 +32,17 @@ declare
   id uuid := md5('l' || l)::uuid;
   f bigint;
 begin
-  if o < 6 then
+  -- Names that SQL callers have mostly to themselves.
+  if o < 29 or o in (50, 51, 80, 90, 94, 98) then
+    p_name := 's' || l % 2;
+  end if;
+  if o < 12 then
     perform leasehold.acquire_lock(p_name, 'h' || l % 4, case when o % 4 = 0 then 0.02 else 5 end);
-  elsif o < 10 then
+  elsif o < 24 then
     perform leasehold.release_lock(p_name, 'h' || l % 4);
-  elsif o = 10 then
+  elsif o < 26 then
     perform leasehold.extend_lock(p_name, 'h' || l % 4, 4);
-  elsif o < 40 then
+  elsif o < 50 then
     perform by_hand.ask(p_name, 'l' || l, (case when l % 3 = 0 then 'x' else 's' end)::"char", case when o % 4 = 0 then 0.02 else 5 end, o % 2 = 0,
       case when o % 3 = 0 then (select s.id from leasehold.session s order by random() limit 1) end);
   elsif o < 75 then
