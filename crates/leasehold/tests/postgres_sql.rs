@@ -602,6 +602,19 @@ fn init_is_idempotent_safe_for_two_at_once_and_refuses_other_versions() {
 }
 
 #[test]
+fn whoever_waits_is_granted_although_the_holder_asked_again() {
+    let server = Postgres::start();
+    installed(&server, None);
+    let locks = connect(&server.url());
+    assert_eq!(server.psql("select leasehold.acquire_lock('job', 'a', 600)"), "t");
+    let waiter = std::thread::spawn(move || blocking::wait(locks.mutex("job").acquire()).unwrap());
+    until(|| server.psql("select count(*) from leasehold.entry where name = 'job'") == "1");
+    assert_eq!(server.psql("select leasehold.acquire_lock('job', 'a', 600)"), "t");
+    assert_eq!(server.psql("select leasehold.release_lock('job', 'a')"), "t");
+    blocking::wait(waiter.join().unwrap().release()).unwrap();
+}
+
+#[test]
 fn what_is_recorded_can_be_chosen_and_maintenance_is_bounded() {
     let server = Postgres::start();
     installed(&server, None);
