@@ -7,7 +7,10 @@ use leasehold::{
     clock::SystemClock,
 };
 use leasehold_testkit::postgres::Postgres;
-use tokio::runtime::{Handle, Runtime};
+use tokio::{
+    runtime::{Handle, Runtime},
+    task::yield_now,
+};
 use tokio_postgres::{Client, NoTls, Statement};
 
 use crate::{Result, contest::Contender, pairs};
@@ -53,21 +56,30 @@ struct Caller {
     release: Statement,
 }
 
+impl Caller {
+    async fn connect(server: &Postgres, [acquire, release]: [&str; 2], clients: u64) -> Result<Vec<Self>> {
+        let mut callers = Vec::new();
+        for _ in 0..clients {
+            let (client, connection) = tokio_postgres::connect(&server.url(), NoTls).await?;
+            Handle::current().spawn(connection);
+            let (acquire, release) = (client.prepare(acquire).await?, client.prepare(release).await?);
+            callers.push(Self { client, acquire, release });
+        }
+        Ok(callers)
+    }
+}
+
+fn caller(callers: &[Caller], number: u64) -> Result<&Caller> {
+    Ok(usize::try_from(number).ok().and_then(|at| callers.get(at)).ok_or("no such client")?)
+}
+
 /// Clients of one kind.
 #[derive(Clone)]
 pub(crate) struct Callers(Arc<Vec<Caller>>);
 
 impl Callers {
     pub(crate) async fn connect(server: &Postgres, functions: Functions, clients: u64) -> Result<Self> {
-        let mut callers = Vec::new();
-        for _ in 0..clients {
-            let (client, connection) = tokio_postgres::connect(&server.url(), NoTls).await?;
-            Handle::current().spawn(connection);
-            let [acquire, release] = functions.texts();
-            let (acquire, release) = (client.prepare(acquire).await?, client.prepare(release).await?);
-            callers.push(Caller { client, acquire, release });
-        }
-        Ok(Self(Arc::new(callers)))
+        Ok(Self(Arc::new(Caller::connect(server, functions.texts(), clients).await?)))
     }
 
     /// Uncontended pairs, each client on its own name.
@@ -93,7 +105,7 @@ impl Callers {
     }
 
     async fn pair(&self, number: u64, count: u64) -> Result<()> {
-        let caller = usize::try_from(number).ok().and_then(|at| self.0.get(at)).ok_or("no such client")?;
+        let caller = caller(&self.0, number)?;
         let (name, holder) = (format!("order:{number}"), format!("worker:{number}"));
         for _ in 0..count {
             for statement in [&caller.acquire, &caller.release] {
@@ -106,7 +118,7 @@ impl Callers {
     }
 
     async fn fail(&self, number: u64, count: u64) -> Result<()> {
-        let caller = usize::try_from(number).ok().and_then(|at| self.0.get(at)).ok_or("no such client")?;
+        let caller = caller(&self.0, number)?;
         let holder = format!("worker:{number}");
         for _ in 0..count {
             if caller.client.query_one(&caller.acquire, &[&"busy", &holder]).await?.get::<_, bool>(0) {
@@ -114,6 +126,36 @@ impl Callers {
             }
         }
         Ok(())
+    }
+}
+
+/// Connections that block in `pg_advisory_lock`.
+#[derive(Clone)]
+pub(crate) struct Blocked(Arc<Vec<Caller>>);
+
+impl Blocked {
+    pub(crate) async fn connect(server: &Postgres, clients: u64) -> Result<Self> {
+        let texts = ["select pg_advisory_lock(7)", "select pg_advisory_unlock(7)"];
+        Ok(Self(Arc::new(Caller::connect(server, texts, clients).await?)))
+    }
+
+    /// Takes turns on one key: each lets the others run while it holds.
+    pub(crate) fn in_turns<'a>(&'a self, name: &'static str, runtime: &'a Runtime) -> Contender<'a> {
+        let clients = self.0.len() as u64;
+        Contender::new(name, move |count| {
+            pairs::spread(runtime, clients, count, |number, count| {
+                let callers = Arc::clone(&self.0);
+                async move {
+                    let caller = caller(&callers, number)?;
+                    for _ in 0..count {
+                        caller.client.execute(&caller.acquire, &[]).await?;
+                        yield_now().await;
+                        caller.client.execute(&caller.release, &[]).await?;
+                    }
+                    Ok(())
+                }
+            })
+        })
     }
 }
 

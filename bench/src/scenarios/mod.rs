@@ -5,6 +5,7 @@ mod memory_cost;
 mod memory_handoff;
 mod memory_pairs;
 mod postgres_functions;
+mod postgres_handoff;
 mod postgres_library;
 mod redis_absent;
 mod redis_durability;
@@ -43,6 +44,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     file_handoff::SCENARIO,
     postgres_functions::SCENARIO,
     postgres_library::SCENARIO,
+    postgres_handoff::SCENARIO,
     redis_pairs::SCENARIO,
     redis_handoff::SCENARIO,
     redis_readers::SCENARIO,

@@ -108,14 +108,16 @@ fn after_the_clock_went_back_leases_are_extended_released_and_taken() {
     server.psql("select leasehold.acquire_lock('x', 'a')");
     server.psql(
         "update leasehold.resource set acquired_at = acquired_at + interval '1 h', renewed_at = renewed_at + interval '1 h',
-           asked_at = asked_at + interval '1 h', expires_at = expires_at + interval '1 h'",
+           asked_at = asked_at + interval '1 h', expires_at = expires_at + interval '1 h' where name = 'x'",
     );
     assert_eq!(server.psql("select leasehold.acquire_lock('x', 'b')"), "f", "it is held by what the clock says");
     assert_eq!(server.psql("select leasehold.extend_lock('x', 'a', 60)"), "t");
     assert_eq!(server.psql("select leasehold.release_lock('x', 'a')"), "t");
     assert_eq!(server.psql("select released >= locked from leasehold.released"), "t");
-    let fence = server.psql("select last_fence from leasehold.resource");
+    let fence = server.psql("select fence from leasehold.resource where name = 'x'");
     assert_eq!(server.psql("select leasehold.acquire_lock('x', 'b')"), "t");
-    let above = format!("select last_fence > {fence} and expires_at < now() + interval '31 s' from leasehold.resource");
+    let above = format!(
+        "select fence > {fence} and expires_at < now() + interval '31 s' from leasehold.resource where name = 'x'"
+    );
     assert_eq!(server.psql(&above), "t");
 }

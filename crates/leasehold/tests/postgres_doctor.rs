@@ -135,7 +135,7 @@ fn dead_rows_that_pile_up_are_told() {
     let stat = "select n_dead_tup > 500000 from pg_stat_all_tables where relid = 'leasehold.resource'::regclass";
     until(|| server.psql(stat) == "t");
     let (severity_of_it, words) = about(&examined(&server.url()), "dead rows").unwrap();
-    assert!(severity_of_it == Severity::Warning && words.contains("dead rows beside 200000 live"), "{words}");
+    assert!(severity_of_it == Severity::Warning && words.contains("dead rows beside 200024 live"), "{words}");
     looks.kill().unwrap();
     looks.wait().unwrap();
 }

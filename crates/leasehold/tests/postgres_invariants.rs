@@ -23,7 +23,7 @@ const BY_HAND: &str = r#"
 create schema by_hand;
 create function by_hand.ask(p_name text, p_label text, p_mode "char", p_ttl float, p_try boolean, p_session int)
 returns "char" language sql volatile as $$
-  select verdict from leasehold.acquire_many('many', null, p_session, 'a', array[p_name], array[md5(p_label)::uuid], array[p_mode],
+  select verdict from leasehold.acquire_many('default', null, p_session, 'a', array[p_name], array[md5(p_label)::uuid], array[p_mode],
     array[case p_mode when 'x' then 2147483647 else 1 end], array[2147483647], array[(p_ttl * 1000000)::bigint], array[case when p_try then -1 end],
     array[p_session is not null], array[p_label], array[null]::text[], array['{}'::jsonb], array[null]::bigint[])
 $$;
@@ -32,29 +32,39 @@ declare
   id uuid := md5('l' || l)::uuid;
   f bigint;
 begin
-  if o < 40 then
+  -- Names that SQL callers have mostly to themselves.
+  if o < 29 or o in (50, 51, 80, 90, 94, 98) then
+    p_name := 's' || l % 2;
+  end if;
+  if o < 12 then
+    perform leasehold.acquire_lock(p_name, 'h' || l % 4, case when o % 4 = 0 then 0.02 else 5 end);
+  elsif o < 24 then
+    perform leasehold.release_lock(p_name, 'h' || l % 4);
+  elsif o < 26 then
+    perform leasehold.extend_lock(p_name, 'h' || l % 4, 4);
+  elsif o < 50 then
     perform by_hand.ask(p_name, 'l' || l, (case when l % 3 = 0 then 'x' else 's' end)::"char", case when o % 4 = 0 then 0.02 else 5 end, o % 2 = 0,
       case when o % 3 = 0 then (select s.id from leasehold.session s order by random() limit 1) end);
   elsif o < 75 then
-    perform leasehold.release_many('many', null, 'a', array[p_name], array[id], array['released'], array[null]::text[], array[null]::text[]);
+    perform leasehold.release_many('default', null, 'a', array[p_name], array[id], array['released'], array[null]::text[], array[null]::text[]);
   elsif o < 88 then
-    perform leasehold.renew_each('many', null, null, '{}', 'a', array[p_name], array[id], array[3000000]::bigint[], array[null]::bigint[],
+    perform leasehold.renew_each('default', null, null, '{}', 'a', array[p_name], array[id], array[3000000]::bigint[], array[null]::bigint[],
       array[case when o = 80 then 's' end]::"char"[], array[case when o = 80 then 1 end], array[case when o = 80 then 2147483647 end],
       array[case when o % 5 = 0 then '{"k": 1}' end]::jsonb[]);
   elsif o < 92 then
     select e.fence into f from leasehold.entry e where e.name = p_name and e.fence is not null limit 1;
-    perform leasehold.evict_fence('many', null, 'a', p_name, coalesce(f, 7), 'x');
+    perform leasehold.evict_fence('default', null, 'a', p_name, coalesce(f, 7), 'x');
   elsif o < 97 then
     select h.fence into f from (select r.fence from leasehold.resource r where r.name = p_name and r.id is not null and o < 95
       union all select e.fence from leasehold.entry e where e.name = p_name and e.fence is not null limit 1) h;
     begin
-      perform leasehold.guard(p_name, coalesce(f, 7), 'many');
+      perform leasehold.guard(p_name, coalesce(f, 7), 'default');
     exception when sqlstate 'LH004' then null;
     end;
   elsif o = 97 then
     perform leasehold.maintain();
   else
-    perform leasehold.renew_many('many', null, '{}', array[p_name], array[id], array[2000000]::bigint[]);
+    perform leasehold.renew_many('default', null, '{}', array[p_name], array[id], array[2000000]::bigint[]);
   end if;
 end $$;
 create view by_hand.faults as
@@ -67,7 +77,14 @@ create view by_hand.faults as
   )
   select 'held beyond capacity, or twice: ' || s as fault from sums s where s.units > s.capacity or s.fences <> s.n or s.ids <> s.n
   union all
-  select 'a fence above the newest: ' || r from leasehold.resource r where r.id is not null and r.fence > r.last_fence
+  select 'a fence above the newest: ' || r from leasehold.resource r where r.reader_base is null
+    and greatest(r.last_fence, r.fence) < (select max(x.fence) from (
+      select e.fence from leasehold.entry e where e.namespace = r.namespace and e.name = r.name
+      union all select h.fence from leasehold.ended h where h.namespace = r.namespace and h.name = r.name) x)
+  union all
+  select 'not plain: ' || r from leasehold.resource r where r.last_fence is null and r.namespace <> ''
+    and (r.has_entries or r.waiting > 0 or r.reader_base is not null or r.session is not null or r.mode <> 'x'
+      or num_nonnulls(r.ttl_us, r.asked_at, r.renewed_at, r.note) > 0)
   union all
   select 'miscounted: ' || r || ' entries ' || x from leasehold.resource r, lateral (
     select count(*) filter (where e.fence is null) as waiting, coalesce(sum(e.units::bigint) filter (where e.fence is not null), 0) as used,

@@ -2,13 +2,27 @@
 #![cfg(feature = "postgres")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    env,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use leasehold::{
+    Leasehold,
     backends::postgres::{PostgresOptions, install},
     clock::SystemClock,
 };
 use leasehold_testkit::{postgres::Postgres, until};
+use tokio::{
+    runtime::Handle,
+    task::{JoinSet, spawn_blocking},
+    time::sleep,
+};
+use tokio_postgres::{Client, NoTls};
 
 fn installed(settings: &[&str]) -> Postgres {
     let server = Postgres::start_with(&[&["fsync=off"], settings].concat());
@@ -29,7 +43,7 @@ fn sql_callers_alone_leave_little_behind() {
     // Crashed holders of unique names, and what they leave in the history.
     server.psql(
         "select count(leasehold.acquire_lock('crashed:' || n, 'a')) from generate_series(1, 500) n;
-         update leasehold.resource set expires_at = now() - interval '3 days', last_fence = last_fence - 259200000000
+         update leasehold.resource set expires_at = now() - interval '3 days', fence = fence - 259200000000
            where name like 'crashed:%';
          insert into leasehold.ended (id, namespace, name, mode, units, capacity, holder, metadata, asked_at, ended_at, ending)
          select gen_random_uuid(), 'default', 'job', 'x', 1, 1, 'a', '{}', now(), now() - interval '8 days', 'released'
@@ -138,4 +152,73 @@ fn sql_callers_choose_what_is_recorded() {
     }
     assert_eq!(recorded, ["failed released", "failed", ""]);
     assert!(server.try_psql("postgres", "select leasehold.record('some')").is_err());
+}
+
+async fn client(server: &Postgres) -> Client {
+    let (client, connection) = tokio_postgres::connect(&server.url(), NoTls).await.unwrap();
+    Handle::current().spawn(connection);
+    client
+}
+
+/// Queues, tries and SQL callers; a transaction that keeps an old snapshot for a tenth of the time makes the tables grow, and
+/// they stop growing within another tenth. `LEASEHOLD_SECONDS=600` for a snapshot of a minute and a curve that is worth a look.
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_stop_growing_after_an_old_snapshot() {
+    let seconds = env::var("LEASEHOLD_SECONDS").map_or(20, |seconds| seconds.parse().unwrap());
+    // A short run has no time for the default, a minute.
+    let nap = format!("autovacuum_naptime={}s", (seconds / 20).clamp(1, 30));
+    let server = spawn_blocking(move || installed(&["synchronous_commit=off", &nap])).await.unwrap();
+    let pairs = Arc::new(AtomicU64::new(0));
+    let over = Arc::new(AtomicBool::new(false));
+    let mut work = JoinSet::new();
+    for instance in 0..2 {
+        let locks = Leasehold::builder().wait_forever().connect(&server.url()).await.unwrap();
+        for task in 0..6 {
+            let (locks, pairs, over) = (locks.clone(), Arc::clone(&pairs), Arc::clone(&over));
+            work.spawn(async move {
+                while !over.load(Relaxed) {
+                    let guard = if task < 4 {
+                        Some(locks.mutex("queue").acquire().await.unwrap())
+                    } else {
+                        locks.mutex("queue").try_acquire().await.unwrap()
+                    };
+                    if let Some(guard) = guard {
+                        guard.release().await.unwrap();
+                        pairs.fetch_add(1, Relaxed);
+                    }
+                }
+            });
+        }
+        let (client, over) = (client(&server).await, Arc::clone(&over));
+        let pair = format!(
+            "select leasehold.acquire_lock('sql:{instance}', 'a'); select leasehold.release_lock('sql:{instance}', 'a')"
+        );
+        work.spawn(async move {
+            while !over.load(Relaxed) {
+                client.batch_execute(&pair).await.unwrap();
+            }
+        });
+    }
+    let snapshot = client(&server).await;
+    let tenth = Duration::from_millis(seconds * 100);
+    let mut sizes = Vec::new();
+    println!("tenth, resource kB, entry kB, pairs/s");
+    for part in 1..=10 {
+        match part {
+            5 => snapshot.batch_execute("begin isolation level repeatable read; select 1").await.unwrap(),
+            6 => snapshot.batch_execute("commit").await.unwrap(),
+            _ => {}
+        }
+        let before = pairs.load(Relaxed);
+        sleep(tenth).await;
+        let size = |table: &str| -> u64 {
+            server.psql(&format!("select pg_relation_size('leasehold.{table}') / 1024")).parse().unwrap()
+        };
+        let (resource, entry) = (size("resource"), size("entry"));
+        println!("{part}, {resource}, {entry}, {:.0}", (pairs.load(Relaxed) - before) as f64 / tenth.as_secs_f64());
+        sizes.push(resource + entry);
+    }
+    over.store(true, Relaxed);
+    work.join_all().await;
+    assert!(sizes[9] <= sizes[6] + sizes[6] / 4, "the tables still grow: {sizes:?} kB");
 }

@@ -19,10 +19,13 @@ $$;
 
 -- One row per name. A holder that found nobody else there is kept in the row
 -- itself (the inline holder): then taking and giving back is one update each.
+-- A *plain* row, last_fence being null, is as acquire_lock() leaves it: what it does not set has the defaults,
+-- since each column that a statement sets costs it.
 create /*durability*/ table leasehold.resource (
   namespace text not null,
   name text not null,
-  last_fence bigint not null default 0,
+  -- The newest fence is this or `fence`, whichever is higher.
+  last_fence bigint,
   -- Readers take fences from here on without writing this row; null: readers must lock the row.
   reader_base bigint,
   -- Whether rows of `entry` may exist for this name.
@@ -36,25 +39,30 @@ create /*durability*/ table leasehold.resource (
   freed_at timestamptz not null default clock_timestamp(),
   -- The inline holder; null: none. Other columns keep their old values after it ends.
   id uuid,
-  fence bigint,
-  mode "char",
-  units int,
-  capacity int,
+  fence bigint not null default 0,
+  mode "char" default 'x',
+  units int default 2147483647,
+  capacity int default 2147483647,
   holder text,
   note text,
   metadata jsonb,
-  ttl_us bigint,
+  ttl_us bigint,  -- null: from acquired_at to expires_at
   expires_at timestamptz not null default '-infinity',
+  -- null: acquired_at
   asked_at timestamptz,
   renewed_at timestamptz,
   acquired_at timestamptz,
   session int,
-  channel text,
+  channel text default 'sql',
   primary key (namespace, name)
 ) with (
   fillfactor = 50,
   autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 50, autovacuum_vacuum_cost_delay = 0
 );
+
+-- So small a table would be scanned instead of its index, and further so while it grows: planners keep what they planned.
+insert into leasehold.resource (namespace, name, note, freed_at)
+select '', n, repeat('-', 1900), 'infinity' from generate_series(1, 24) n;
 
 -- Holding and waiting entries beside the inline holder, in the order of `seq`.
 create /*durability*/ table leasehold.entry (
@@ -151,8 +159,8 @@ create /*durability*/ table leasehold.watcher (
   namespace text not null,
   until timestamptz not null
 );
--- Until when anybody follows anything, in microseconds: read in every call, which costs less than a look at the table.
-create sequence leasehold.followed_until;
+-- Was called if anybody follows anything: read in every call, which costs less than a look at the table.
+create sequence leasehold.followed;
 
 -- How runs of scheduled jobs went, as far as they were reported: RunRecord.
 create /*durability*/ table leasehold.run (

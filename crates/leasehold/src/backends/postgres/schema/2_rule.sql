@@ -68,18 +68,19 @@ $$;
 create function leasehold._session_dead_definer(p_session int) returns boolean
 language sql volatile security definer set search_path = pg_catalog, pg_temp as $$ select leasehold._session_dead(p_session) $$;
 
--- Lock key, in this schema: guard() takes it shared, a grant exclusively. Above every advisory_key(), below every _holder_guard_lock().
-create function leasehold._guard_lock(p_namespace text, p_name text) returns bigint
-language sql stable as $$
-  select hashtextextended(p_namespace || '/' || p_name, 'leasehold.resource'::regclass::oid::bigint)
-    & 1152921504606846975 | 2305843009213693952
-$$;
+-- Lock key of a name in this schema, a class and a number: guard() takes it shared, a grant exclusively. Two names that share
+-- a number are granted a little later than they could be.
+create function leasehold._guard_lock_class() returns int
+language sql stable as $$ select 'leasehold.resource'::regclass::oid::int # 1279807556 $$;
+
+create function leasehold._guard_lock(p_namespace text, p_name text) returns int
+language sql immutable as $$ select hashtext(p_namespace || '/' || p_name) $$;
 
 -- Returns whether a lease that ends in this transaction may be granted again: no guarded transaction (see guard()) is open,
 -- and none can start before commit. The caller has locked the row of the name.
 create function leasehold._may_grant(p_namespace text, p_name text) returns boolean
 language sql volatile as $$
-  select pg_try_advisory_xact_lock(leasehold._guard_lock(p_namespace, p_name))
+  select pg_try_advisory_xact_lock(leasehold._guard_lock_class(), leasehold._guard_lock(p_namespace, p_name))
       or leasehold._may_grant_after_commit(leasehold._guard_lock(p_namespace, p_name))
 $$;
 
@@ -87,20 +88,21 @@ $$;
 -- One statement may take more names than the server has locks.
 create function leasehold._may_grant_free(p_namespace text, p_name text, p_freed_at timestamptz) returns boolean
 language sql volatile as $$
-  select case when p_freed_at < transaction_timestamp() and pg_try_advisory_lock(leasehold._guard_lock(p_namespace, p_name))
-    then pg_advisory_unlock(leasehold._guard_lock(p_namespace, p_name)) else leasehold._may_grant(p_namespace, p_name) end
+  select case when p_freed_at < transaction_timestamp()
+      and pg_try_advisory_lock(leasehold._guard_lock_class(), leasehold._guard_lock(p_namespace, p_name))
+    then pg_advisory_unlock(leasehold._guard_lock_class(), leasehold._guard_lock(p_namespace, p_name)) else leasehold._may_grant(p_namespace, p_name) end
 $$;
 
 -- A committed grant may still hold its guard lock briefly: wait for it, but not for guards, which share theirs.
-create function leasehold._may_grant_after_commit(p_guard_lock bigint) returns boolean
+create function leasehold._may_grant_after_commit(p_guard_lock int) returns boolean
 language plpgsql volatile as $$
 begin
-  perform pg_advisory_xact_lock_shared(p_guard_lock);
-  return pg_try_advisory_xact_lock(p_guard_lock);
+  perform pg_advisory_xact_lock_shared(leasehold._guard_lock_class(), p_guard_lock);
+  return pg_try_advisory_xact_lock(leasehold._guard_lock_class(), p_guard_lock);
 end $$;
 
 -- Lock key: guard() shares it while it relies on a holder in `entry`.
--- Above every _guard_lock(); those of _reader_lock() are below zero.
+-- Above every advisory_key(); those of _reader_lock() are below zero.
 create function leasehold._holder_guard_lock(p_fence bigint) returns bigint
 language sql immutable as $$ select 4611686018427387904 | p_fence $$;
 
@@ -115,14 +117,9 @@ begin
   return found;
 end $$;
 
--- The same, without a look at the table while nobody follows anything at this time, in microseconds.
-create function leasehold._watched(p_namespace text, p_wall bigint) returns boolean
-language sql volatile as $$
-  select coalesce(pg_sequence_last_value('leasehold.followed_until'), 0) > p_wall and leasehold._followed(p_namespace)
-$$;
-
+-- The same, without a look at the table while nobody follows anything.
 create function leasehold._watched(p_namespace text) returns boolean
-language sql volatile as $$ select leasehold._watched(p_namespace, leasehold._micros(clock_timestamp())) $$;
+language sql volatile as $$ select pg_sequence_last_value('leasehold.followed') is not null and leasehold._followed(p_namespace) $$;
 
 -- Sends followers one thing that happened: a lease::Event as JSON.
 create function leasehold._event(
@@ -138,8 +135,9 @@ $$;
 create function leasehold._inline_entry(r leasehold.resource) returns leasehold.entry
 language plpgsql immutable as $$
 begin
-  return row(r.id, r.namespace, r.name, 0, r.mode, r.units, r.capacity, r.holder, r.note, r.metadata, r.ttl_us,
-    r.expires_at, r.asked_at, r.renewed_at, r.acquired_at, r.fence, null, r.session, r.channel, false)::leasehold.entry;
+  return row(r.id, r.namespace, r.name, 0, r.mode, r.units, r.capacity, r.holder, r.note, r.metadata,
+    coalesce(r.ttl_us, leasehold._micros(r.expires_at) - leasehold._micros(r.acquired_at)), r.expires_at,
+    coalesce(r.asked_at, r.acquired_at), coalesce(r.renewed_at, r.acquired_at), r.acquired_at, r.fence, null, r.session, r.channel, false)::leasehold.entry;
 end $$;
 
 -- Records an ended entry and sends the event: model::Ended::into_record. After the clock went back an end is not before its beginning.
@@ -198,6 +196,7 @@ begin
       raise exception 'the row of this name was removed meanwhile' using errcode = 'LH002';
     end if;
   end if;
+  before.last_fence := greatest(before.last_fence, before.fence);
   r := before;
   if r.reader_base is not null then
     -- Readers did not update this row: recount.

@@ -30,15 +30,14 @@ begin
   update leasehold.resource x set id = p_id, mode = p_mode, units = p_units, capacity = p_capacity, holder = p_holder,
     note = p_note, metadata = p_metadata, ttl_us = p_ttl_us, expires_at = leasehold._expiry(t, p_attached, p_session, p_ttl_us),
     asked_at = t, renewed_at = t, acquired_at = greatest(t, x.freed_at), session = case when p_attached then p_session end,
-    channel = p_channel, last_fence = leasehold._next_fence(x.last_fence, leasehold._micros(t), p_floor),
-    fence = leasehold._next_fence(x.last_fence, leasehold._micros(t), p_floor)
+    channel = p_channel, last_fence = 0,
+    fence = leasehold._next_fence(greatest(x.last_fence, x.fence), leasehold._micros(t), p_floor)
   where x.namespace = p_namespace and x.name = p_name and x.id is null and not x.has_entries
   returning x.fence, leasehold._micros(x.acquired_at), x.freed_at into a.fence, a.acquired_us, freed;
   if not found then
     insert into leasehold.resource (namespace, name, last_fence, fence, id, mode, units, capacity, holder, note, metadata,
       ttl_us, expires_at, asked_at, renewed_at, acquired_at, session, channel)
-    select p_namespace, p_name, leasehold._next_fence(0, leasehold._micros(t), p_floor),
-      leasehold._next_fence(0, leasehold._micros(t), p_floor), p_id, p_mode, p_units, p_capacity, p_holder, p_note, p_metadata,
+    select p_namespace, p_name, 0, leasehold._next_fence(0, leasehold._micros(t), p_floor), p_id, p_mode, p_units, p_capacity, p_holder, p_note, p_metadata,
       p_ttl_us, leasehold._expiry(t, p_attached, p_session, p_ttl_us), t, t, t, case when p_attached then p_session end, p_channel
     where not exists (select from leasehold.resource x where x.namespace = p_namespace and x.name = p_name)
     on conflict do nothing returning fence, leasehold._micros(acquired_at), '-infinity'::timestamptz into a.fence, a.acquired_us, freed;
@@ -177,7 +176,7 @@ begin
   a.verdict := case when expired then 'n' else 'f' end;
   if p_history = 'a' and not p_watched and not expired then
     insert into leasehold.ended values (p_id, r.namespace, r.name, r.mode, r.units, r.capacity, r.holder, r.note, r.metadata,
-      r.fence, r.asked_at, r.acquired_at, r.freed_at, p_ending, p_problem, p_details, r.session);
+      r.fence, coalesce(r.asked_at, r.acquired_at), r.acquired_at, r.freed_at, p_ending, p_problem, p_details, r.session);
   elsif p_history <> 'o' or p_watched then
     r.id := p_id;
     perform leasehold._ended(row(p_namespace, p_channel, null, p_history, p_watched), leasehold._inline_entry(r),

@@ -7,8 +7,9 @@ returns table (name text, holder text, mode "char", units int, capacity int, fen
   renewed_us bigint, ttl_us bigint, expires_us bigint, note text, metadata jsonb, now_us bigint)
 language sql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
   with t as (select clock_timestamp() as now), live as (
-    select r.name, 0::bigint as seq, r.holder, r.mode, r.units, r.capacity, r.fence, r.acquired_at, r.asked_at,
-      r.renewed_at, r.ttl_us, r.expires_at, r.note, r.metadata
+    select r.name, 0::bigint as seq, r.holder, r.mode, r.units, r.capacity, r.fence, r.acquired_at,
+      coalesce(r.asked_at, r.acquired_at) as asked_at, coalesce(r.renewed_at, r.acquired_at) as renewed_at,
+      coalesce(r.ttl_us, leasehold._micros(r.expires_at) - leasehold._micros(r.acquired_at)) as ttl_us, r.expires_at, r.note, r.metadata
     from leasehold.resource r, t
     where r.namespace = p_namespace and r.id is not null and r.expires_at > t.now and not leasehold._session_dead(r.session)
       and (p_exactly is null or r.name = p_exactly) and (p_prefix is null or starts_with(r.name, p_prefix))
@@ -34,8 +35,8 @@ $$;
 create view leasehold._unsettled_ended as
   select l.*, case when l.expires_at <= clock_timestamp() then 'expired' else 'disconnected' end as ending
   from (
-    select r.namespace, r.name, r.mode, r.units, r.capacity, r.holder, r.note, r.metadata, r.fence, r.asked_at, r.acquired_at,
-      r.expires_at, r.session
+    select r.namespace, r.name, r.mode, r.units, r.capacity, r.holder, r.note, r.metadata, r.fence,
+      coalesce(r.asked_at, r.acquired_at) as asked_at, r.acquired_at, r.expires_at, r.session
     from leasehold.resource r where r.id is not null
     union all
     select e.namespace, e.name, e.mode, e.units, e.capacity, e.holder, e.note, e.metadata, e.fence, e.asked_at, e.acquired_at,
@@ -81,8 +82,10 @@ language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
 declare
   ends timestamptz := clock_timestamp() + interval '60 s';
 begin
+  -- maintain() must not find nobody following before this commits.
+  perform pg_advisory_xact_lock_shared(leasehold._session_lock_class(), 0);
   insert into leasehold.watcher values (p_channel, p_namespace, ends) on conflict (channel) do update set until = excluded.until;
-  perform setval('leasehold.followed_until', leasehold._micros(ends));
+  perform nextval('leasehold.followed');
   return leasehold._event_channel(p_namespace);
 end $$;
 

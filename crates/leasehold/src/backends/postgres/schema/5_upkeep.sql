@@ -52,6 +52,10 @@ begin
   get diagnostics removed = row_count;
   done := done + removed;
   delete from leasehold.watcher w where w.until < t;
+  if pg_sequence_last_value('leasehold.followed') is not null and pg_try_advisory_xact_lock(leasehold._session_lock_class(), 0)
+    and not exists (select from leasehold.watcher) then
+    perform setval('leasehold.followed', 1, false);
+  end if;
   delete from leasehold.session_lease l where l.id = any (array(
     select x.id from leasehold.session_lease x where leasehold._session_dead(x.session) limit p_most));
   get diagnostics removed = row_count;
@@ -73,7 +77,7 @@ begin
   for u in
     select r.namespace, r.name, r.id is null and not r.has_entries as idle from leasehold.resource r
     where r.ctid >= format('(%s,0)', p_from)::tid and r.ctid < format('(%s,0)', p_to)::tid
-      and (case when r.id is null then not r.has_entries and r.freed_at < t - interval '1 day' and r.last_fence < leasehold._micros(t)
+      and (case when r.id is null then not r.has_entries and r.freed_at < t - interval '1 day' and greatest(r.last_fence, r.fence) < leasehold._micros(t)
           else r.expires_at <= t or p_probe and leasehold._session_dead(r.session) end
         -- The last of many readers leaves without writing the row.
         or r.has_entries and (r.freed_at < t - interval '1 day' and not exists (
@@ -92,7 +96,7 @@ begin
         row('s', u.name, null, null, null, null, null, null, null, null, null, null, null, null, null, null)::leasehold.operation);
     end if;
     delete from leasehold.resource r where r.namespace = u.namespace and r.name = u.name and r.id is null and not r.has_entries
-      and (u.idle and r.freed_at < t - interval '1 day' or r.expires_at < t - interval '1 day') and r.last_fence < leasehold._micros(t);
+      and (u.idle and r.freed_at < t - interval '1 day' or r.expires_at < t - interval '1 day') and greatest(r.last_fence, r.fence) < leasehold._micros(t);
     done := done + 1;
   end loop;
   return done;
@@ -110,7 +114,7 @@ begin
   delete from leasehold.resource r where r.ctid = any (array(
     select x.ctid from leasehold.resource x
     where x.ctid >= format('(%s,0)', at)::tid and x.ctid < format('(%s,0)', at + 32)::tid and x.id is null and not x.has_entries
-      and x.freed_at < t - interval '1 day' and x.last_fence < leasehold._micros(t)
+      and x.freed_at < t - interval '1 day' and greatest(x.last_fence, x.fence) < leasehold._micros(t)
     limit 512 for update skip locked));
   perform leasehold._maintain_blocks(at, at + 8, t - interval '1 day', false, 50);
   delete from leasehold.ended h where h.ctid = any (array(

@@ -45,55 +45,53 @@ end $$;
 -- Whether acquire_lock() can use what it was given, in this transaction.
 create function leasehold._arguments_valid(p_holder_id text, p_ttl_seconds double precision, p_metadata jsonb)
 returns boolean language sql stable as $$
-  select octet_length(p_holder_id) between 1 and 256 and p_holder_id !~ '[[:cntrl:]]' and p_ttl_seconds > 0
-    and p_ttl_seconds <= 2592000 and jsonb_typeof(coalesce(p_metadata, '{}')) = 'object'
+  select p_holder_id ~ '^[^[:cntrl:]]+$' and octet_length(p_holder_id) <= 256 and p_ttl_seconds > 0
+    and p_ttl_seconds <= 2592000 and p_metadata @> '{}'
     and current_setting('transaction_isolation') = 'read committed'
 $$;
 
 -- Takes the lock for p_ttl_seconds: true, or false while another has it. Never waits in a queue, and so is always stored
--- inline. A free name is taken by one update that also validates its arguments; each further statement costs a call as much
--- as a look at the row. `sql` as its channel says that the last lease was one of these, too: its mode, units,
--- capacity, note and session stay as they are.
+-- inline. A plain row is taken by one update that also validates its arguments. Each term of an expression costs a call
+-- about 500 instructions, each column that is set some 2,000, and each statement more than 20,000.
 create function leasehold.acquire_lock(
   p_lock_name text, p_holder_id text, p_ttl_seconds double precision default 30, p_metadata jsonb default '{}'
 ) returns boolean
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s'
-set seq_page_cost = 100 as $$
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
 declare
   t timestamptz := clock_timestamp();
-  wall bigint := leasehold._micros(t);
 begin
-  update leasehold.resource x set id = leasehold._sql_id(), holder = p_holder_id, metadata = coalesce(p_metadata, '{}'),
-    ttl_us = greatest(1, p_ttl_seconds * 1000000)::bigint, expires_at = t + p_ttl_seconds * interval '1 s', asked_at = t,
-    renewed_at = t, acquired_at = greatest(t, x.freed_at), last_fence = greatest(x.last_fence + 1, wall),
-    fence = greatest(x.last_fence + 1, wall)
-  where x.namespace = 'default' and x.name = p_lock_name and x.id is null and x.channel = 'sql' and x.mode = 'x'
-    -- One condition, so that it is tried in this order, and for a row that is free.
-    and case when x.has_entries then false else leasehold._arguments_valid(p_holder_id, p_ttl_seconds, p_metadata)
-      and not leasehold._watched('default', wall)
-      -- As in _may_grant_free(): a name that was free before this transaction needs no lock that stays until commit.
-      and x.freed_at < transaction_timestamp() and pg_try_advisory_lock(leasehold._guard_lock('default', p_lock_name))
-      and pg_advisory_unlock(leasehold._guard_lock('default', p_lock_name)) end;
-  if found and random() >= 0.0078125 and clock_timestamp() between t and t + interval '10 ms' then
-    return true;
-  elsif found then
-    -- The row was waited for: take it with new times. Or it is time for a bit of upkeep.
-    update leasehold.resource x set id = null where x.namespace = 'default' and x.name = p_lock_name;
-    perform leasehold._maintain_sample(t);
+  update leasehold.resource x set id = leasehold._sql_id(), holder = p_holder_id, metadata = p_metadata,
+    expires_at = t + p_ttl_seconds * interval '1 s', acquired_at = greatest(t, x.freed_at),
+    fence = greatest(x.fence + 1, leasehold._micros(t))
+  where x.namespace = 'default' and x.name = p_lock_name and x.id is null and x.last_fence is null
+    and pg_sequence_last_value('leasehold.followed') is null
+    -- As in _may_grant_free(): a name that was free before this transaction needs no lock that stays until commit.
+    and x.freed_at < transaction_timestamp()
+    and case when leasehold._arguments_valid(p_holder_id, p_ttl_seconds, p_metadata)
+        and pg_try_advisory_lock(leasehold._guard_lock_class(), leasehold._guard_lock('default', p_lock_name))
+      then pg_advisory_unlock(leasehold._guard_lock_class(), leasehold._guard_lock('default', p_lock_name)) end;
+  if found and clock_timestamp() < t + interval '10 ms' then
+    return found;
   end if;
-  return leasehold._acquire_lock_contended(p_lock_name, p_holder_id, p_ttl_seconds, p_metadata);
+  return leasehold._acquire_lock_contended(p_lock_name, p_holder_id, p_ttl_seconds, p_metadata, found);
 end $$;
 
 -- The same for a name that is new or not free. The holder that has it already keeps its fence and gets new times, be they
 -- shorter, and metadata.
-create function leasehold._acquire_lock_contended(p_lock_name text, p_holder_id text, p_ttl_seconds double precision, p_metadata jsonb)
-returns boolean
-language plpgsql volatile as $$
+create function leasehold._acquire_lock_contended(
+  p_lock_name text, p_holder_id text, p_ttl_seconds double precision, p_metadata jsonb, p_late boolean
+) returns boolean
+language plpgsql volatile set seq_page_cost = 100 as $$
 declare
   a leasehold.answer;
   t timestamptz := clock_timestamp();
   ended timestamptz;
 begin
+  p_metadata := coalesce(p_metadata, '{}');
+  if p_late then
+    -- The row was waited for: take it with new times.
+    update leasehold.resource x set id = null where x.namespace = 'default' and x.name = p_lock_name;
+  end if;
   if (octet_length(p_lock_name) between 1 and 512 and p_lock_name !~ '[[:cntrl:]]'
       and leasehold._arguments_valid(p_holder_id, p_ttl_seconds, p_metadata)) is not true then
     perform leasehold._refuse_arguments(p_lock_name, p_holder_id, p_ttl_seconds);
@@ -104,30 +102,28 @@ begin
   if found then
     return false;
   end if;
+  if random() < 0.0078125 then
+    perform leasehold._maintain_sample(t);
+  end if;
   a := leasehold._acquire('default', 'sql', null, leasehold._history(), leasehold._watched('default'), p_lock_name,
     leasehold._sql_id(), 'x', 2147483647, 2147483647, greatest(1, p_ttl_seconds * 1000000)::bigint, -1, false, p_holder_id, null,
-    coalesce(p_metadata, '{}'), null);
+    p_metadata, null);
   if a.verdict = 's' then
     perform leasehold._refuse_shape(p_lock_name, a);
   end if;
   if a.verdict <> 'g' then
     return false;
   end if;
-  -- `granted` is set only by `_operate`: this may be a re-acquire.
-  if a.granted is not null then
-    t := clock_timestamp();
-    select r.expires_at into ended from leasehold.resource r where r.namespace = 'default' and r.name = p_lock_name;
-    if t + p_ttl_seconds * interval '1 s' < ended then
-      perform leasehold._wake_first_waiter('default', p_lock_name);
-    end if;
-    update leasehold.resource r set acquired_at = greatest(t, r.freed_at), renewed_at = t,
-      expires_at = t + p_ttl_seconds * interval '1 s', ttl_us = greatest(1, p_ttl_seconds * 1000000)::bigint,
-      metadata = coalesce(p_metadata, '{}')
-    where r.namespace = 'default' and r.name = p_lock_name;
+  -- The row becomes plain. It may be a renewal by the same holder.
+  t := clock_timestamp();
+  select r.expires_at into ended from leasehold.resource r where r.namespace = 'default' and r.name = p_lock_name;
+  if t + p_ttl_seconds * interval '1 s' < ended then
+    perform leasehold._wake_first_waiter('default', p_lock_name);
   end if;
-  if random() < 0.0078125 then
-    perform leasehold._maintain_sample(clock_timestamp());
-  end if;
+  update leasehold.resource r set acquired_at = greatest(t, r.freed_at), expires_at = t + p_ttl_seconds * interval '1 s',
+    metadata = p_metadata, last_fence = case when r.has_entries or r.last_fence > r.fence then r.last_fence end, ttl_us = null, asked_at = null,
+    renewed_at = null
+  where r.namespace = 'default' and r.name = p_lock_name;
   return true;
 end $$;
 
@@ -188,54 +184,53 @@ end $$;
 
 -- Gives the lock back: true only if that holder's lease was live and is ended now.
 create function leasehold.release_lock(p_lock_name text, p_holder_id text) returns boolean
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s'
-set seq_page_cost = 100 as $$
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
 declare
   t timestamptz := clock_timestamp();
-  its_metadata jsonb;
-  its_fence bigint;
-  began timestamptz;
-  freed timestamptz;
-  held uuid;
 begin
-  -- One statement for an inline holder.
+  -- One statement for the holder of a plain row.
   update leasehold.resource x set id = null, freed_at = greatest(t, x.acquired_at)
   where x.namespace = 'default' and x.name = p_lock_name and x.id = leasehold._sql_id() and x.holder = p_holder_id
-    and x.expires_at > t and case when x.waiting > 0 then false
-      else current_setting('transaction_isolation') = 'read committed' and not leasehold._watched('default', leasehold._micros(t)) end
-  returning x.metadata, x.fence, x.acquired_at, x.freed_at into its_metadata, its_fence, began, freed;
-  if found and clock_timestamp() <= t + interval '10 ms' then
+    and x.expires_at > t and x.last_fence is null
+    and case when pg_sequence_last_value('leasehold.followed') is null then current_setting('transaction_isolation') = 'read committed' end;
+  if found and clock_timestamp() < t + interval '10 ms' and random() >= 0.0078125 then
     if leasehold._history() = 'a' then
-      insert into leasehold.ended values (leasehold._sql_id(), 'default', p_lock_name, 'x', 2147483647, 2147483647, p_holder_id,
-        null, its_metadata, its_fence, began, began, freed, 'released');
+      insert into leasehold.ended
+      select leasehold._sql_id(), 'default', p_lock_name, 'x', 2147483647, 2147483647, p_holder_id, null, x.metadata, x.fence,
+        x.acquired_at, x.acquired_at, x.freed_at, 'released'
+      from leasehold.resource x where x.namespace = 'default' and x.name = p_lock_name;
     end if;
-    return true;
-  elsif found then
-    return leasehold._released_late(p_lock_name);
+    return found;
   end if;
-  perform leasehold._check_isolation();
-  -- Waits for our own uncommitted acquire. Once the row is locked, no other holder gets the same id there.
-  select r.id into held from leasehold.resource r
-  where r.namespace = 'default' and r.name = p_lock_name
-    and (r.id is null or r.id = leasehold._sql_id() and r.holder = p_holder_id)
-  for no key update;
-  return held is not null and (leasehold._release('default', null, leasehold._history(), leasehold._watched('default'), p_lock_name,
-    leasehold._sql_id(), 'released', null, null)).verdict = 'f';
+  return leasehold._release_lock_contended(p_lock_name, p_holder_id, found);
 end $$;
 
--- Finishes a release that waited for a row: ended now, or at its expiry if earlier.
-create function leasehold._released_late(p_lock_name text) returns boolean
-language plpgsql volatile as $$
+-- The same for all else. A release that waited for its row ended it now, or at its expiry if earlier; it, and one in 128
+-- others, do a bit of upkeep.
+create function leasehold._release_lock_contended(p_lock_name text, p_holder_id text, p_late boolean) returns boolean
+language plpgsql volatile set seq_page_cost = 100 as $$
 declare
   t timestamptz := clock_timestamp();
   r leasehold.resource;
+  held uuid;
 begin
-  update leasehold.resource x set freed_at = greatest(t, x.acquired_at) where x.namespace = 'default' and x.name = p_lock_name
-  returning * into r;
-  r.id := leasehold._sql_id();
-  perform leasehold._ended(row('default', null, null, leasehold._history(), false), leasehold._inline_entry(r),
-    least(r.expires_at, r.freed_at), case when r.expires_at <= t then 'expired' else 'released' end, null, null);
-  return r.expires_at > t;
+  if p_late then
+    update leasehold.resource x set freed_at = greatest(t, x.acquired_at) where x.namespace = 'default' and x.name = p_lock_name
+    returning * into r;
+    r.id := leasehold._sql_id();
+    perform leasehold._ended(row('default', null, null, leasehold._history(), false), leasehold._inline_entry(r),
+      least(r.expires_at, r.freed_at), case when r.expires_at <= t then 'expired' else 'released' end, null, null);
+    perform leasehold._maintain_sample(t);
+    return r.expires_at > t;
+  end if;
+  perform leasehold._check_isolation();
+  -- Waits for our own uncommitted acquire. Once the row is locked, no other holder gets the same id there.
+  select x.id into held from leasehold.resource x
+  where x.namespace = 'default' and x.name = p_lock_name
+    and (x.id is null or x.id = leasehold._sql_id() and x.holder = p_holder_id)
+  for no key update;
+  return held is not null and (leasehold._release('default', null, leasehold._history(), leasehold._watched('default'), p_lock_name,
+    leasehold._sql_id(), 'released', null, null)).verdict = 'f';
 end $$;
 
 -- Moves the end to so many seconds from now: false if it had ended before or is another's.
@@ -263,7 +258,7 @@ begin
     return false;
   end if;
   update leasehold.resource r set renewed_at = t, expires_at = t + p_additional_seconds * interval '1 s',
-    ttl_us = greatest(1, p_additional_seconds * 1000000)::bigint
+    ttl_us = greatest(1, p_additional_seconds * 1000000)::bigint, last_fence = greatest(r.last_fence, r.fence)
   where r.namespace = 'default' and r.name = p_lock_name;
   if t + p_additional_seconds * interval '1 s' < ended then
     perform leasehold._wake_first_waiter('default', p_lock_name);
@@ -304,7 +299,7 @@ create function leasehold.guard(p_name text, p_fence bigint, p_namespace text de
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
 begin
   perform leasehold._check_isolation();
-  perform pg_advisory_xact_lock_shared(leasehold._guard_lock(p_namespace, p_name));
+  perform pg_advisory_xact_lock_shared(leasehold._guard_lock_class(), leasehold._guard_lock(p_namespace, p_name));
   perform 1 from leasehold.resource r
   where r.namespace = p_namespace and r.name = p_name and r.id is not null and r.fence = p_fence
     and r.expires_at > clock_timestamp() and not leasehold._session_dead(r.session);

@@ -26,8 +26,8 @@ select current_setting('server_version') as version,
       select from pg_locks l where l.pid = a.pid and l.granted and (
         l.mode in ('RowShareLock', 'RowExclusiveLock')
           and l.relation in (to_regclass('leasehold.resource'), to_regclass('leasehold.entry'))
-        or l.locktype = 'advisory' and l.mode = 'ShareLock' and l.objsubid = 1
-          and l.classid::bigint between 536870912 and 805306367 and a.datname = current_database()))) as blocking_transactions,
+        or l.locktype = 'advisory' and l.mode = 'ShareLock' and l.objsubid = 2
+          and l.classid = (to_regclass('leasehold.resource')::oid::int # 1279807556)::oid and a.datname = current_database()))) as blocking_transactions,
   -- The same, prepared and forgotten: no process has them.
   (select string_agg(format('%s of %s since %s s', p.gid, p.owner, extract(epoch from clock_timestamp() - p.prepared)::int),
       ', ' order by p.prepared)
@@ -35,8 +35,8 @@ select current_setting('server_version') as version,
       select from pg_locks x join pg_locks l on l.virtualtransaction = x.virtualtransaction and l.pid is null and (
         l.mode in ('RowShareLock', 'RowExclusiveLock')
           and l.relation in (to_regclass('leasehold.resource'), to_regclass('leasehold.entry'))
-        or l.locktype = 'advisory' and l.mode = 'ShareLock' and l.objsubid = 1
-          and l.classid::bigint between 536870912 and 805306367)
+        or l.locktype = 'advisory' and l.mode = 'ShareLock' and l.objsubid = 2
+          and l.classid = (to_regclass('leasehold.resource')::oid::int # 1279807556)::oid)
       where x.locktype = 'transactionid' and x.pid is null and x.transactionid = p.transaction)) as prepared,
   (select string_agg(distinct t.pubname, ', ') from pg_publication_tables t
     where t.schemaname = 'leasehold' and t.tablename = 'resource') as publications,
