@@ -6,6 +6,7 @@ import glob
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -35,7 +36,7 @@ def _answers(port: int) -> bool:
 
 
 @contextmanager
-def _running(command: list[str], port: int, folder: str) -> Iterator[subprocess.Popen[bytes]]:
+def _running(command: list[str], port: int, folder: str, stop: int = signal.SIGTERM) -> Iterator[subprocess.Popen[bytes]]:
     with open(os.path.join(folder, "log"), "ab") as log:
         server = subprocess.Popen(command, cwd="/", stdout=log, stderr=log)
     try:
@@ -43,7 +44,7 @@ def _running(command: list[str], port: int, folder: str) -> Iterator[subprocess.
         assert server.poll() is None, open(os.path.join(folder, "log")).read()
         yield server
     finally:
-        server.terminate()
+        server.send_signal(stop)
         try:
             server.wait(10)
         except subprocess.TimeoutExpired:
@@ -78,7 +79,8 @@ def postgres() -> Iterator[str]:
     server = [f"{programs}/postgres", "-D", data, "-p", str(port), "-k", folder, *settings]
     try:
         subprocess.run([*prefix, *initdb], cwd="/", check=True, capture_output=True)
-        with _running([*prefix, *server], port, folder):
+        # By SIGTERM it would wait for its clients.
+        with _running([*prefix, *server], port, folder, signal.SIGINT):
             yield f"postgres://postgres@127.0.0.1:{port}/postgres"
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -164,8 +164,8 @@ def test_the_exception_of_a_block_is_kept_when_the_lock_is_lost(client: Client) 
         holder, operator = client(), client()
         with pytest.raises(KeyError) as raised:
             async with holder("x") as lease:
-                await operator.evict("x", lease.fence, "host gone")
                 try:
+                    await operator.evict("x", lease.fence, "host gone")
                     await asyncio.sleep(60)
                 except asyncio.CancelledError:
                     raise KeyError("mine") from None
