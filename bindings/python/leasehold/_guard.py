@@ -32,7 +32,7 @@ class SkippingGuard:
         self._lock = lock
 
     @overload
-    def __call__(  # type: ignore[overload-overlap]
+    def __call__(
         self, function: Callable[P, Coroutine[Any, Any, R]]
     ) -> Callable[P, Coroutine[Any, Any, R | None]]: ...
 

@@ -145,13 +145,8 @@ class Held:
             self._released = True
             wait(self._grant.release(None))
 
-    def __enter__(self) -> Held:
-        self.check()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    def _leave_sync(self, error: BaseException | None) -> None:
+        """Ends a block."""
         lost = self._lost()
         was_held: bool | None = None
         if not self._released and lost is None:
@@ -161,18 +156,16 @@ class Held:
             except LeaseholdError as problem:
                 self._release_failed(error, problem)
         self._conclude(error, lost, was_held)
-        return False
 
-    async def __aenter__(self) -> Held:
+    def _enter(self) -> None:
+        """Begins a block of this task, which the loss cancels."""
         self.check()
         task = asyncio.current_task()
         if self._on_lost == "cancel" and task is not None:
             self._scope = _LossScope(self._grant, task)
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    async def _leave(self, error: BaseException | None) -> None:
+        """Ends a block of this task."""
         lost = self._lost()
         if self._end_scope(error):
             raise self._lost_error(lost) from error
@@ -184,7 +177,6 @@ class Held:
             except LeaseholdError as problem:
                 self._release_failed(error, problem)
         self._conclude(error, lost, was_held)
-        return False
 
     def _end_scope(self, error: BaseException | None = None) -> bool:
         scope, self._scope = self._scope, None
@@ -218,8 +210,8 @@ class Held:
         return error
 
 
-class Lease(Held):
-    """A lease that is held. It is renewed in the background until the block ends or it is released."""
+class _One(Held):
+    """One lease."""
 
     __slots__ = ("_described",)
 
@@ -247,49 +239,67 @@ class Lease(Held):
         """A secret word by which another process can check, renew or release the lease, as `leasehold release` does."""
         return self._describe()[2]
 
-    def __enter__(self) -> Lease:
-        super().__enter__()
-        return self
-
-    async def __aenter__(self) -> Lease:
-        await super().__aenter__()
-        return self
-
     def __str__(self) -> str:
         return f"{self.name} under fence {self.fence}"
 
     def __repr__(self) -> str:
-        return f"<Lease {self.name!r} fence={self.fence} held={self.held}>"
+        return f"<{type(self).__name__} {self.name!r} fence={self.fence} held={self.held}>"
 
 
-class Term(Lease):
+class Lease(_One):
+    """A lease that is held. It is renewed in the background until the block ends or it is released."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Lease:
+        self.check()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave_sync(error)
+
+    async def __aenter__(self) -> Lease:
+        self._enter()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._leave(error)
+
+
+class Term(_One):
     """A time during which this candidate leads. A block under it ends quietly when leadership is lost."""
 
     __slots__ = ()
+
+    def __enter__(self) -> Term:
+        self.check()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         try:
-            return super().__exit__(kind, error, trace)
+            self._leave_sync(error)
         except LockLost:
             return True
+        return False
+
+    async def __aenter__(self) -> Term:
+        self._enter()
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         try:
-            return await super().__aexit__(kind, error, trace)
+            await self._leave(error)
         except LockLost:
             return True
-
-    def __enter__(self) -> Term:
-        super().__enter__()
-        return self
-
-    async def __aenter__(self) -> Term:
-        await super().__aenter__()
-        return self
+        return False
 
 
 class Leases(Held):
@@ -313,12 +323,22 @@ class Leases(Held):
         return len(self._fences)
 
     def __enter__(self) -> Leases:
-        super().__enter__()
+        self.check()
         return self
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave_sync(error)
+
     async def __aenter__(self) -> Leases:
-        await super().__aenter__()
+        self._enter()
         return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._leave(error)
 
     def __str__(self) -> str:
         return ", ".join(self._fences)

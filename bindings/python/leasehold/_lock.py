@@ -77,21 +77,21 @@ class Lock(Generic[HeldT]):
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        return self._leave().__exit__(kind, error, trace)
+    ) -> None:
+        self._left()._leave_sync(error)
 
     async def __aenter__(self) -> HeldT:
         lease = await self.acquire()
-        await lease.__aenter__()
+        lease._enter()
         self._entered.append((_here(), lease))
         return lease
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        return await self._leave().__aexit__(kind, error, trace)
+    ) -> None:
+        await self._left()._leave(error)
 
-    def _leave(self) -> HeldT:
+    def _left(self) -> HeldT:
         """The lease of the block that ends: the last one of this task or thread, or else the last one of all.
 
         Frameworks may leave a block in another thread than they entered it in.

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 PRELUDE = """
@@ -51,7 +51,7 @@ class Program:
 
 
 @contextmanager
-def program(text: str, url: str, namespace: str) -> Iterator[Program]:
+def program(text: str, url: str, namespace: str) -> Generator[Program]:
     """Runs a program, and kills it at the end if it still runs."""
     running = Program(text, url, namespace)
     try:

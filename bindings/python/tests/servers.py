@@ -11,7 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 
@@ -36,7 +36,7 @@ def _answers(port: int) -> bool:
 
 
 @contextmanager
-def _running(command: list[str], port: int, folder: str, stop: int = signal.SIGTERM) -> Iterator[subprocess.Popen[bytes]]:
+def _running(command: list[str], port: int, folder: str, stop: int = signal.SIGTERM) -> Generator[subprocess.Popen[bytes]]:
     with open(os.path.join(folder, "log"), "ab") as log:
         server = subprocess.Popen(command, cwd="/", stdout=log, stderr=log)
     try:
@@ -53,7 +53,7 @@ def _running(command: list[str], port: int, folder: str, stop: int = signal.SIGT
 
 
 @contextmanager
-def redis() -> Iterator[str]:
+def redis() -> Generator[str]:
     """A Redis; its URL."""
     folder, port = tempfile.mkdtemp(prefix="leasehold-redis-"), free_port()
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", folder, "--save", ""]
@@ -65,7 +65,7 @@ def redis() -> Iterator[str]:
 
 
 @contextmanager
-def postgres() -> Iterator[str]:
+def postgres() -> Generator[str]:
     """A Postgres, which does not run as root; the URL of a database."""
     programs = os.path.dirname(sorted(glob.glob("/usr/lib/postgresql/*/bin/postgres"))[-1])
     folder, port, prefix = tempfile.mkdtemp(prefix="leasehold-postgres-"), free_port(), list[str]()

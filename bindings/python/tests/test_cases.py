@@ -166,14 +166,14 @@ class Case:
         error = RuntimeError(step.get("raise"))
         options = {name: step[name] for name in (*OPTIONS, "on_busy") if name in step}
 
-        @self.client(step).guard(step["name"], **options)
         async def work() -> str:
             if "raise" in step:
                 raise error
             return "done"
 
+        make_guard: Callable[..., Callable[..., Any]] = self.client(step).guard
         try:
-            result = await work()
+            result: object = await make_guard(step["name"], **options)(work)()
         except RuntimeError as raised:
             assert raised is error and step["expect"] == "raised"
         except leasehold.LeaseholdError as raised:
