@@ -184,7 +184,7 @@ def test_waiters_do_not_poll(redis_url: str, namespace: str) -> None:
     server = client_library.Redis.from_url(redis_url)
 
     def commands() -> int:
-        processed: int = server.info("stats")["total_commands_processed"]  # type: ignore[index, assignment]
+        processed: int = server.info("stats")["total_commands_processed"]
         return processed
 
     async def work() -> None:
