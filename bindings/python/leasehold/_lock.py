@@ -18,10 +18,9 @@ HeldT = TypeVar("HeldT", bound=Held)
 
 def _here() -> object:
     """The task or the thread that runs this code."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        task = None
+    # Without the exception that asyncio.current_task raises in a thread without a loop.
+    loop = asyncio._get_running_loop()
+    task = None if loop is None else asyncio.current_task(loop)
     return task if task is not None else threading.get_ident()
 
 
