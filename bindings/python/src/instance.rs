@@ -21,14 +21,22 @@ use crate::{
     watch::Watch,
 };
 
+/// How long to wait for a lock.
+#[derive(Clone, Copy, Default)]
+pub(crate) enum Wait {
+    #[default]
+    ByDefault,
+    Forever,
+    For(Duration),
+}
+
 /// What is asked for when connecting.
 struct Settings {
     url: String,
     namespace: Option<String>,
     holder: Option<Holder>,
     ttl: Option<Duration>,
-    /// `None` for the default, `Some(None)` for no limit.
-    wait: Option<Option<Duration>>,
+    wait: Wait,
     clock: Option<ManualClock>,
 }
 
@@ -90,9 +98,9 @@ impl Settings {
             builder = builder.ttl(ttl);
         }
         match self.wait {
-            None => {}
-            Some(None) => builder = builder.wait_forever(),
-            Some(Some(wait)) => builder = builder.wait(wait),
+            Wait::ByDefault => {}
+            Wait::Forever => builder = builder.wait_forever(),
+            Wait::For(wait) => builder = builder.wait(wait),
         }
         if let Some(clock) = &self.clock {
             builder = builder.clock(Arc::new(clock.clone()));
@@ -158,9 +166,9 @@ impl Instance {
         clock: Option<&Clock>,
     ) -> PyResult<Self> {
         let wait = match wait {
-            _ if wait_forever => Some(None),
-            Some(wait) => Some(Some(seconds("wait", wait)?)),
-            None => None,
+            _ if wait_forever => Wait::Forever,
+            Some(wait) => Wait::For(seconds("wait", wait)?),
+            None => Wait::ByDefault,
         };
         let settings = Settings {
             url,

@@ -8,7 +8,7 @@ use pyo3::{prelude::*, types::PyDict};
 use crate::{
     call::{Call, Value},
     errors,
-    instance::{Connection, Instance, seconds},
+    instance::{Connection, Instance, Wait, seconds},
     lease::Lease,
 };
 
@@ -24,8 +24,7 @@ enum Kind {
 
 #[derive(Default)]
 struct Options {
-    /// `None` for the default, `Some(None)` for no limit.
-    wait: Option<Option<Duration>>,
+    wait: Wait,
     ttl: Option<Duration>,
     max_hold: Option<Duration>,
     holder: Option<Holder>,
@@ -42,7 +41,7 @@ impl Options {
             match key.as_str() {
                 "wait" => {
                     let wait: Option<f64> = value.extract()?;
-                    options.wait = Some(wait.map(|wait| seconds("wait", wait)).transpose()?);
+                    options.wait = wait.map_or(Ok(Wait::Forever), |wait| seconds("wait", wait).map(Wait::For))?;
                 }
                 "ttl" => options.ttl = Some(seconds("ttl", value.extract()?)?),
                 "max_hold" => options.max_hold = Some(seconds("max_hold", value.extract()?)?),
@@ -69,9 +68,9 @@ macro_rules! with_options {
     ($options:expr, $lock:expr) => {{
         let (options, mut lock) = ($options, $lock);
         match options.wait {
-            None => {}
-            Some(None) => lock = lock.wait_forever(),
-            Some(Some(wait)) => lock = lock.wait(wait),
+            Wait::ByDefault => {}
+            Wait::Forever => lock = lock.wait_forever(),
+            Wait::For(wait) => lock = lock.wait(wait),
         }
         if let Some(ttl) = options.ttl {
             lock = lock.ttl(ttl);
