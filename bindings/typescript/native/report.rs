@@ -1,0 +1,126 @@
+//! What JavaScript gets to read, as JSON: listings, history, leaders and errors.
+
+use std::time::Duration;
+
+use leasehold::{
+    Error, ErrorKind, Leader, Lease,
+    lease::{EndedLease, HeldBy, LeaseRecord, LeaseState, Page, Timestamp},
+};
+use serde_json::{Value, json};
+
+/// The `code` of an error in JavaScript.
+fn code(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::WaitElapsed | ErrorKind::Busy => "BUSY",
+        ErrorKind::Lost => "LOST",
+        ErrorKind::ShapeMismatch => "SHAPE_MISMATCH",
+        ErrorKind::PermissionDenied => "PERMISSION_DENIED",
+        ErrorKind::InvalidName | ErrorKind::InvalidConfig => "CONFIG",
+        ErrorKind::Unsupported => "NOT_SUPPORTED",
+        ErrorKind::Closed => "CLOSED",
+        _ => "BACKEND_UNAVAILABLE",
+    }
+}
+
+pub(crate) fn error(error: &Error) -> String {
+    json!({
+        "code": code(error.kind()),
+        "message": format!("{error:#}"),
+        "holders": error.holders().iter().map(held_by).collect::<Vec<_>>(),
+        "retryable": error.is_retryable(),
+        "outcomeUnknown": error.outcome_unknown(),
+    })
+    .to_string()
+}
+
+fn held_by(held: &HeldBy) -> Value {
+    json!({
+        "holder": held.holder,
+        "mode": held.mode.as_str(),
+        "fence": held.fence.get(),
+        "heldForMs": millis(held.held_for),
+        "note": held.note,
+    })
+}
+
+pub(crate) fn fences(leases: &[Lease]) -> String {
+    let fences = leases.iter().map(|lease| json!([lease.resource().as_str(), lease.fence().get()]));
+    Value::from_iter(fences).to_string()
+}
+
+pub(crate) fn page(page: &Page) -> String {
+    json!({
+        "leases": page.leases.iter().map(record).collect::<Vec<_>>(),
+        "next": page.next.as_ref().map(leasehold::Resource::as_str),
+    })
+    .to_string()
+}
+
+fn record(lease: &LeaseRecord) -> Value {
+    let mut record = json!({
+        "name": lease.resource.as_str(),
+        "holder": lease.holder,
+        "mode": lease.claim.mode().as_str(),
+        "units": lease.claim.units(),
+        "capacity": lease.claim.capacity(),
+        "askedAt": date(lease.asked_at),
+        "ttlMs": millis(lease.ttl.get()),
+        "expiresInMs": lease.expires_in.map(millis),
+        "note": lease.note,
+        "metadata": lease.metadata,
+    });
+    match lease.state {
+        LeaseState::Holding { fence, acquired_at, held_for } => {
+            record["state"] = "holding".into();
+            record["fence"] = fence.get().into();
+            record["acquiredAt"] = date(acquired_at);
+            record["heldForMs"] = millis(held_for).into();
+        }
+        LeaseState::Waiting { ahead, waiting_for } => {
+            record["state"] = "waiting".into();
+            record["ahead"] = ahead.into();
+            record["waitingForMs"] = millis(waiting_for).into();
+        }
+    }
+    record
+}
+
+pub(crate) fn history(ended: &[EndedLease]) -> String {
+    Value::from_iter(ended.iter().map(ended_lease)).to_string()
+}
+
+fn ended_lease(lease: &EndedLease) -> Value {
+    json!({
+        "name": lease.resource.as_str(),
+        "holder": lease.holder,
+        "mode": lease.claim.mode().as_str(),
+        "fence": lease.fence.map(leasehold::Fence::get),
+        "askedAt": date(lease.asked_at),
+        "acquiredAt": lease.acquired_at.map(date),
+        "endedAt": date(lease.ended_at),
+        "ending": lease.ending.as_str(),
+        "problem": lease.problem,
+        "note": lease.note,
+        "metadata": lease.metadata,
+    })
+}
+
+pub(crate) fn leader(leader: &Leader) -> String {
+    json!({
+        "holder": leader.holder,
+        "value": leader.value,
+        "fence": leader.fence.get(),
+        "since": date(leader.since),
+        "ledForMs": millis(leader.led_for),
+    })
+    .to_string()
+}
+
+fn millis(length: Duration) -> f64 {
+    length.as_secs_f64() * 1000.0
+}
+
+/// Milliseconds since 1970, of which the face makes a `Date`.
+fn date(at: Timestamp) -> Value {
+    (at.as_micros() / 1000).into()
+}
