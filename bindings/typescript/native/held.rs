@@ -7,10 +7,10 @@ use leasehold::{Guard, Guards, Lease, Loss, Outcome, Result, lease::Released};
 pub(crate) struct Held {
     /// Sorted by name.
     pub(crate) leases: Vec<Lease>,
-    guards: OneOrAll,
+    pub(crate) guards: OneOrAll,
 }
 
-enum OneOrAll {
+pub(crate) enum OneOrAll {
     One(Guard),
     All(Guards),
 }

@@ -8,17 +8,26 @@ mod report;
 mod request;
 
 use std::{
-    cell::RefCell, collections::HashMap, future::Future, os::unix::process::CommandExt, process::Command, sync::Arc,
+    cell::RefCell,
+    collections::HashMap,
+    future::{Future, poll_fn},
+    os::unix::process::CommandExt,
+    process::Command,
+    sync::Arc,
 };
 
-use leasehold::{Builder, Error, Fence, Holder, Leasehold, Loss, Outcome, Resource, lease::Evicted};
+use leasehold::{
+    Builder, Error, Fence, Holder, Leasehold, Loss, Outcome, Resource,
+    backend::{EventStream, Missed},
+    lease::{Event, Evicted},
+};
 use napi::bindgen_prelude::Function;
 use napi_derive::napi;
-use tokio::sync::OnceCell;
+use tokio::sync::{Mutex, OnceCell};
 
 use crate::{
     calls::Calls,
-    held::Held,
+    held::{Held, OneOrAll},
     request::{Filter, LockRequest, seconds},
 };
 
@@ -26,7 +35,7 @@ use crate::{
 #[napi(object)]
 pub struct Reply {
     pub id: u32,
-    /// The fence of a lease that was acquired.
+    /// The fence of a lease that was acquired; several are in `json`.
     pub fence: Option<f64>,
     /// Why a lease was lost.
     pub loss: Option<String>,
@@ -40,6 +49,7 @@ pub struct Reply {
 enum Done {
     Acquired(Held),
     Lost(Loss),
+    Watching(EventStream),
     Json(String),
     /// It was busy, or there is nothing to tell.
     Nothing,
@@ -72,6 +82,7 @@ pub struct Client {
     connection: Arc<Connection>,
     calls: RefCell<Calls<Result<Done, Error>>>,
     held: RefCell<HashMap<u32, Held>>,
+    watches: RefCell<HashMap<u32, Arc<Mutex<EventStream>>>>,
 }
 
 #[napi]
@@ -82,7 +93,7 @@ impl Client {
         let wake = wake.build_threadsafe_function().weak::<true>().build()?;
         let builder = configure(options).map_err(|error| napi::Error::from_reason(report::error(&error)))?;
         let connection = Arc::new(Connection { url, builder, locks: OnceCell::new() });
-        Ok(Self { connection, calls: RefCell::new(Calls::new(wake)), held: RefCell::default() })
+        Ok(Self { connection, calls: RefCell::new(Calls::new(wake)), held: RefCell::default(), watches: RefCell::default() })
     }
 
     /// Acquires; replies with a fence, or with nothing if it is busy and was only tried.
@@ -132,6 +143,32 @@ impl Client {
     #[napi]
     pub fn history(&self, id: u32, filter: Filter) -> Option<Reply> {
         self.start(id, async move |locks| Ok(Done::Json(report::history(&locks.history(&filter.history()?).await?))))
+    }
+
+    /// Begins to watch; the watch has the id of this call.
+    #[napi]
+    pub fn watch(&self, id: u32, filter: Filter) -> Option<Reply> {
+        self.start(id, async move |locks| Ok(Done::Watching(locks.watch(filter.names()?).await?)))
+    }
+
+    /// Returns the next event of a watch, or nothing if it has ended.
+    #[napi]
+    pub fn next_event(&self, id: u32, watch: u32) -> Option<Reply> {
+        let events = self.watches.borrow().get(&watch).cloned();
+        self.start_any(id, async move {
+            let Some(events) = events else { return Ok(Done::Nothing) };
+            let mut events = events.lock().await;
+            let next: Option<Result<Event, Missed>> = poll_fn(|context| events.as_mut().poll_next(context)).await;
+            Ok(next.map_or(Done::Nothing, |event| {
+                Done::Json(event.map_or_else(|_| report::missed(), |event| report::event(&event)))
+            }))
+        })
+    }
+
+    /// Ends a watch.
+    #[napi]
+    pub fn unwatch(&self, watch: u32) {
+        self.watches.borrow_mut().remove(&watch);
     }
 
     /// Takes a lease away from its holder; replies with whether that fence held it.
@@ -211,6 +248,9 @@ impl Client {
         match result {
             Ok(Done::Acquired(held)) => self.keep(id, held, &mut reply),
             Ok(Done::Lost(loss)) => reply.loss = Some(loss.as_str().to_owned()),
+            Ok(Done::Watching(events)) => {
+                self.watches.borrow_mut().insert(id, Arc::new(Mutex::new(events)));
+            }
             Ok(Done::Json(json)) => reply.json = Some(json),
             Ok(Done::Nothing) => {}
             Err(error) => reply.error = Some(report::error(&error)),
@@ -225,9 +265,9 @@ impl Client {
         if let Some(Ok(Done::Lost(loss))) = self.calls.borrow_mut().start(id, watch) {
             reply.loss = Some(loss.as_str().to_owned());
         }
-        reply.fence = held.leases.first().map(|lease| as_number(lease.fence()));
-        if held.leases.len() > 1 {
-            reply.json = Some(report::fences(&held.leases));
+        match &held.guards {
+            OneOrAll::One(guard) => reply.fence = Some(as_number(guard.fence())),
+            OneOrAll::All(_) => reply.json = Some(report::fences(&held.leases)),
         }
         self.held.borrow_mut().insert(id, held);
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::{
     Error, ErrorKind, Leader, Lease,
-    lease::{EndedLease, HeldBy, LeaseRecord, LeaseState, Page, Timestamp},
+    lease::{EndedLease, Event, EventKind, HeldBy, LeaseRecord, LeaseState, Mode, Page, Timestamp},
 };
 use serde_json::{Value, json};
 
@@ -13,9 +13,7 @@ fn code(kind: ErrorKind) -> &'static str {
     match kind {
         ErrorKind::WaitElapsed | ErrorKind::Busy => "BUSY",
         ErrorKind::Lost => "LOST",
-        ErrorKind::ShapeMismatch => "SHAPE_MISMATCH",
-        ErrorKind::PermissionDenied => "PERMISSION_DENIED",
-        ErrorKind::InvalidName | ErrorKind::InvalidConfig => "CONFIG",
+        ErrorKind::InvalidName | ErrorKind::InvalidConfig | ErrorKind::ShapeMismatch => "CONFIG",
         ErrorKind::Unsupported => "NOT_SUPPORTED",
         ErrorKind::Closed => "CLOSED",
         _ => "BACKEND_UNAVAILABLE",
@@ -61,14 +59,16 @@ fn record(lease: &LeaseRecord) -> Value {
         "name": lease.resource.as_str(),
         "holder": lease.holder,
         "mode": lease.claim.mode().as_str(),
-        "units": lease.claim.units(),
-        "capacity": lease.claim.capacity(),
         "askedAt": date(lease.asked_at),
         "ttlMs": millis(lease.ttl.get()),
         "expiresInMs": lease.expires_in.map(millis),
         "note": lease.note,
         "metadata": lease.metadata,
     });
+    if lease.claim.mode() == Mode::Permit {
+        record["permits"] = lease.claim.units().into();
+        record["limit"] = lease.claim.capacity().into();
+    }
     match lease.state {
         LeaseState::Holding { fence, acquired_at, held_for } => {
             record["state"] = "holding".into();
@@ -103,6 +103,35 @@ fn ended_lease(lease: &EndedLease) -> Value {
         "note": lease.note,
         "metadata": lease.metadata,
     })
+}
+
+pub(crate) fn event(event: &Event) -> String {
+    let mut report = json!({
+        "at": date(event.at),
+        "name": event.resource.as_str(),
+        "holder": event.holder,
+        "mode": event.claim.mode().as_str(),
+    });
+    match event.kind {
+        EventKind::Waiting => report["kind"] = "waiting".into(),
+        EventKind::Acquired { fence } => {
+            report["kind"] = "acquired".into();
+            report["fence"] = fence.get().into();
+        }
+        EventKind::Ended { ending, fence } => {
+            report["kind"] = "ended".into();
+            report["ending"] = ending.as_str().into();
+            report["fence"] = fence.map(leasehold::Fence::get).into();
+        }
+        // One of a later version of the library.
+        _ => return missed(),
+    }
+    report.to_string()
+}
+
+/// Stands for events that were missed.
+pub(crate) fn missed() -> String {
+    json!({ "kind": "missed" }).to_string()
 }
 
 pub(crate) fn leader(leader: &Leader) -> String {

@@ -123,7 +123,7 @@ pub struct Filter {
 }
 
 impl Filter {
-    fn names(&self) -> Result<Names> {
+    pub(crate) fn names(&self) -> Result<Names> {
         Ok(match (&self.name, &self.prefix) {
             (Some(_), Some(_)) => return Err(Error::invalid_config("choose by name or by prefix, not by both")),
             (Some(name), None) => Names::Exactly(Resource::new(name)?),

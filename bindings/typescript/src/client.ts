@@ -5,7 +5,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { Calls } from './calls.js';
 import { BackendUnavailableError, LeaseholdError, type LossReason } from './errors.js';
 import { Lease, Leases } from './lease.js';
-import type { NativeConnectOptions, NativeFilter } from './native.js';
+import type { NativeConnectOptions, NativeFilter, Reply } from './native.js';
 import {
   type AnyOptions,
   type ElectionOptions,
@@ -20,9 +20,11 @@ import {
   type EndedLease,
   type Leader,
   type LeaseRecord,
+  type LockEvent,
   type LockInfo,
   type LockSnapshot,
   type Page,
+  parseEvent,
   parseHistory,
   parseLeader,
   parsePage,
@@ -138,10 +140,13 @@ export class Leasehold implements AsyncDisposable {
 
   /** Waits for all these locks, which are taken in the order of their names. */
   async acquireAll(names: Iterable<string>, options: WaitOptions = {}): Promise<Leases> {
-    const all = [...names];
-    const { id, fence, json, loss } = await this.#request('all', all, false, options);
-    const fences = json === undefined ? [[all[0], fence]] : JSON.parse(json);
-    return new Leases(new Map(fences), this.#calls, id, loss as LossReason | undefined, options.signal);
+    return this.#leases(await this.#request('all', [...names], false, options), options);
+  }
+
+  /** Takes all these locks if all are free; `null` otherwise. */
+  async tryAcquireAll(names: Iterable<string>, options: TryOptions = {}): Promise<Leases | null> {
+    const reply = await this.#request('all', [...names], true, options);
+    return reply.json === undefined ? null : this.#leases(reply, options);
   }
 
   /**
@@ -203,6 +208,26 @@ export class Leasehold implements AsyncDisposable {
     return parseHistory(json ?? '');
   }
 
+  /** Watches what happens from now on, whoever does it. Begins to watch before it resolves. */
+  async watch(filter: { name?: string; prefix?: string; signal?: AbortSignal } = {}): Promise<AsyncGenerator<LockEvent, void, undefined>> {
+    const { signal, ...names } = filter;
+    const { id: watch } = await this.#calls.call((id) => this.#calls.native.watch(id, nativeFilter(names)), signal);
+    return this.#events(watch, signal);
+  }
+
+  async *#events(watch: number, signal: AbortSignal | undefined): AsyncGenerator<LockEvent, void, undefined> {
+    const { native } = this.#calls;
+    try {
+      for (;;) {
+        const { json } = await this.#calls.call((id) => native.nextEvent(id, watch), signal);
+        if (json === undefined) return;
+        yield parseEvent(json);
+      }
+    } finally {
+      native.unwatch(watch);
+    }
+  }
+
   /**
    * Takes the lease with this fence away from its holder, who is notified. Returns whether it held the lock.
    * Stores that check fences refuse what the holder writes until it notices.
@@ -230,6 +255,11 @@ export class Leasehold implements AsyncDisposable {
     const { id, fence, loss } = await this.#request(mode, [name], true, options);
     if (fence === undefined) return null;
     return new Lease(name, fence, this.#calls, id, loss as LossReason | undefined, options.signal);
+  }
+
+  #leases({ id, json, loss }: Reply, options: AnyOptions): Leases {
+    const fences = new Map<string, number>(JSON.parse(json ?? '[]'));
+    return new Leases(fences, this.#calls, id, loss as LossReason | undefined, options.signal);
   }
 
   #request(mode: string, names: string[], onlyTry: boolean, options: AnyOptions) {

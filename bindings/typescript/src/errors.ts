@@ -1,13 +1,14 @@
 // Errors: one class for each thing that a caller decides about, and a stable code on each.
 
-/** Stable codes, for programs. */
+/**
+ * Stable codes, for programs. `CONFIG` also says that a name is in use as another kind of lock, or with another limit;
+ * `BACKEND_UNAVAILABLE` also that the backend refuses access.
+ */
 export type ErrorCode =
   | 'BUSY'
   | 'LOST'
   | 'BACKEND_UNAVAILABLE'
   | 'NOT_SUPPORTED'
-  | 'SHAPE_MISMATCH'
-  | 'PERMISSION_DENIED'
   | 'CONFIG'
   | 'CLOSED';
 

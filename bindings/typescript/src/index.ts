@@ -28,6 +28,7 @@ export type {
   HoldingRecord,
   Leader,
   LeaseRecord,
+  LockEvent,
   LockInfo,
   LockSnapshot,
   Mode,

@@ -63,7 +63,7 @@ abstract class HeldLease implements AsyncDisposable {
   }
 
   /**
-   * Gives the lock back. Rejects with `LockLostError` if it had been lost before.
+   * Gives the lock back. A lock that was lost or released before needs nothing.
    *
    * Later calls return the same promise. Without an `await`, a failure stays unseen, and never ends the process.
    */
@@ -71,8 +71,10 @@ abstract class HeldLease implements AsyncDisposable {
     return (this.#released ??= handled(this.#release()));
   }
 
-  [Symbol.asyncDispose](): Promise<void> {
-    return this.release();
+  /** The end of an `await using` block: releases, and throws `LockLostError` if the lock was lost meanwhile. */
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.release();
+    if (this.#loss) throw this.#lostError(this.#loss);
   }
 
   /**
@@ -87,8 +89,7 @@ abstract class HeldLease implements AsyncDisposable {
       await this.#releaseFailed(error);
       throw error;
     }
-    // The work may have released it on purpose.
-    await this.release();
+    await this[Symbol.asyncDispose]();
     return value;
   }
 
@@ -111,24 +112,21 @@ abstract class HeldLease implements AsyncDisposable {
     // After a loss this sends nothing; it lets go of the lease.
     const { native } = this.#calls;
     const reply = await this.#calls.call((id) => native.release(id, held, problem?.kind, problem?.details));
-    const lost = this.#loss ?? (reply.loss as LossReason | undefined);
-    if (lost) throw this.#lostError(lost);
+    this.#loss ??= (reply.loss as LossReason | undefined) ?? null;
   }
 
-  /** Releases after a failure of the work. The work's error is the one to throw, unless the lock was lost. */
+  /** Releases after a failure of the work, which is what to throw, unless the lock was lost. */
   async #releaseFailed(error: unknown): Promise<void> {
     try {
       await (this.#released ??= handled(this.#release(problemOf(error))));
     } catch (problem) {
-      if (problem instanceof LockLostError) {
-        // Work that was stopped by `lease.signal` usually fails with its reason.
-        if (error === this.#controller?.signal.reason && error instanceof LockLostError) return;
-        throw new LockLostError(problem.message, problem.reason, { cause: error });
-      }
       process.emitWarning(`${this.title} was not released after its work had failed: ${String(problem)}`, {
         code: 'LEASEHOLD_RELEASE',
       });
     }
+    // Work that `lease.signal` stopped usually fails with its reason, which says it all.
+    const stopped = error instanceof LockLostError && error === this.#controller?.signal.reason;
+    if (this.#loss && !stopped) throw this.#lostError(this.#loss, { cause: error });
   }
 
   #lossNow(): LossReason | null {
@@ -147,8 +145,8 @@ abstract class HeldLease implements AsyncDisposable {
     this.#controller?.abort(this.#lostError(reason));
   }
 
-  #lostError(reason: LossReason): LockLostError {
-    return new LockLostError(`${this.title} is no longer held: ${wordsFor[reason]}`, reason);
+  #lostError(reason: LossReason, options?: ErrorOptions): LockLostError {
+    return new LockLostError(`${this.title} is no longer held: ${wordsFor[reason]}`, reason, options);
   }
 }
 

@@ -45,6 +45,9 @@ export interface NativeClient {
   renew(id: number, lease: number, ttl: number): Reply | null;
   list(id: number, filter: NativeFilter): Reply | null;
   history(id: number, filter: NativeFilter): Reply | null;
+  watch(id: number, filter: NativeFilter): Reply | null;
+  nextEvent(id: number, watch: number): Reply | null;
+  unwatch(watch: number): void;
   evict(id: number, name: string, fence: number, reason: string): Reply | null;
   leader(id: number, name: string): Reply | null;
   close(id: number): Reply | null;

@@ -18,8 +18,10 @@ interface AnyLeaseRecord {
   name: string;
   holder: string;
   mode: Mode;
-  units: number;
-  capacity: number;
+  /** Of a semaphore: how many it takes, or waits for. */
+  permits?: number;
+  /** Of a semaphore: how many there are. */
+  limit?: number;
   askedAt: Date;
   ttlMs: number;
   /** Time left without a renewal; `null` if the lease lasts as long as its process or connection. */
@@ -67,6 +69,20 @@ export interface EndedLease {
   metadata: Record<string, unknown>;
 }
 
+/** Something that happened to a name; `missed` if events were lost, so that a reader should list again. */
+export type LockEvent =
+  | (AnyEvent & { kind: 'waiting' })
+  | (AnyEvent & { kind: 'acquired'; fence: number })
+  | (AnyEvent & { kind: 'ended'; ending: Ending; fence: number | null })
+  | { kind: 'missed' };
+
+interface AnyEvent {
+  at: Date;
+  name: string;
+  holder: string;
+  mode: Mode;
+}
+
 /** The leader of an election. */
 export interface Leader {
   holder: string;
@@ -106,6 +122,12 @@ export function parseHistory(json: string): EndedLease[] {
     lease.endedAt = new Date(lease.endedAt);
   }
   return history;
+}
+
+export function parseEvent(json: string): LockEvent {
+  const event = JSON.parse(json) as LockEvent;
+  if (event.kind !== 'missed') event.at = new Date(event.at);
+  return event;
 }
 
 export function parseLeader(json: string): Leader {
