@@ -58,7 +58,7 @@ const words: Record<string, string> = {
 };
 
 class Runner {
-  readonly #namespace = unique('cases');
+  readonly #namespace = unique('cases').replaceAll(':', '-');
   readonly #clients = new Map<string, Leasehold>();
   readonly #leases = new Map<string, AnyLease>();
   readonly #started = new Map<string, { result: Promise<Result>; settled: boolean; stop: AbortController; name: string }>();
