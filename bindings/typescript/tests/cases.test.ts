@@ -7,7 +7,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 
 import { connect, type Lease, LeaseholdError, type Leases, type Leasehold, LockBusyError, LockLostError, type LockEvent } from 'leasehold';
 
-import { kinds, unique, urls, waiting } from './backends.js';
+import { eventually, kinds, unique, urls, waiting } from './backends.js';
 
 interface Lock {
   kind?: 'mutex' | 'read' | 'write' | 'semaphore' | 'election' | 'all';
@@ -69,7 +69,10 @@ class Runner {
   async run(step: Step): Promise<void> {
     switch (step.do) {
       case 'acquire':
-        return this.#expect(step, await settle(this.#acquire(step)));
+        this.#expect(step, await settle(this.#acquire(step)));
+        // Whoever gave up leaves the queue in the background.
+        if (step.expect === 'busy') await this.#withoutWaiter(step);
+        return;
       case 'try':
         return this.#expect(step, await settle(this.#try(step)));
       case 'start': {
@@ -182,6 +185,15 @@ class Runner {
   async #waiters(step: Step): Promise<number> {
     const { leases } = await this.#client(step).list({ name: step.name });
     return leases.filter((lease) => lease.state === 'waiting').length;
+  }
+
+  async #withoutWaiter(step: Step): Promise<void> {
+    for (const name of step.names ?? [step.name]) {
+      await eventually(async () => {
+        const { leases } = await this.#client(step).list({ name });
+        return !leases.some((lease) => lease.state === 'waiting' && lease.holder === step.client);
+      }, `${step.client} waits no longer for ${name}`);
+    }
   }
 
   async #acquire(step: Step, signal?: AbortSignal): Promise<AnyLease> {
