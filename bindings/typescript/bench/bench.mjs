@@ -1,6 +1,7 @@
 // Pairs, hand-off and waiters of leasehold beside other locks for Node on Redis, in interleaved rounds.
 // `bench.mjs --seconds 0.5 --rounds 7` sets how long a round takes, and how many there are.
 
+import { execFileSync } from 'node:child_process';
 import { parseArgs } from 'node:util';
 import { setTimeout as sleep } from 'node:timers/promises';
 
@@ -11,7 +12,11 @@ import Redlock4 from 'redlock';
 import Redlock5 from 'redlock-5';
 
 const { values } = parseArgs({
-  options: { seconds: { type: 'string', default: '0.5' }, rounds: { type: 'string', default: '7' } },
+  options: {
+    seconds: { type: 'string', default: '0.5' },
+    rounds: { type: 'string', default: '7' },
+    waiters: { type: 'string' },
+  },
 });
 const [roundMs, rounds] = [Number(values.seconds) * 1000, Number(values.rounds)];
 const url = process.env.REDIS_URL;
@@ -22,8 +27,8 @@ const locks = {
   leasehold: () => {
     const lock = connect(url);
     return {
-      acquire: async (name, signal) => {
-        const lease = await lock.acquire(name, { ttlSeconds: ttl / 1000, waitSeconds: Infinity, signal });
+      acquire: async (name) => {
+        const lease = await lock.acquire(name, { ttlSeconds: ttl / 1000, waitSeconds: Infinity });
         return () => lease.release();
       },
       close: () => lock.close(),
@@ -116,31 +121,28 @@ async function handOff(make, name) {
 /** What a thousand waiters of one process cost: its CPU in percent of a core, and commands per second at the server. */
 async function waiters(make, name) {
   const [holder, client, admin] = [make(), make(), new Redis(url)];
-  const release = await holder.acquire(name);
-  const stop = new AbortController();
-  const waits = Array.from({ length: 1000 }, () => client.acquire(name, stop.signal).catch(() => {}));
-  waits.forEach((wait) => wait.then(async (release) => release && (await release().catch(() => {}))));
+  await holder.acquire(name);
+  for (let i = 0; i < 1000; i++) client.acquire(name).catch(() => {});
   await sleep(1500);
   const commands = async () => Number(/total_commands_processed:(\d+)/.exec(await admin.info('stats'))[1]);
   const [before, cpu] = [await commands(), process.cpuUsage()];
   await sleep(3000);
   const { user, system } = process.cpuUsage(cpu);
-  const sent = (await commands()) - before - 1;
-  stop.abort();
-  await holder.close();
-  await client.close();
-  admin.disconnect();
-  void release;
-  return [(user + system) / 30_000, sent / 3];
+  return [(user + system) / 30_000, ((await commands()) - before - 1) / 3];
+}
+
+if (values.waiters) {
+  const [cpu, commands] = await waiters(locks[values.waiters], `waiters:${values.waiters}`);
+  console.log(`  ${values.waiters.padEnd(16)} ${cpu.toFixed(1).padStart(8)} % of a core ${commands.toFixed(0).padStart(8)} commands/s`);
+  process.exit(0);
 }
 
 show('uncontended pairs, one task', 'pairs/s', await interleaved(pairs(1)), 'max');
 show('uncontended pairs, 64 tasks with a name each', 'pairs/s', await interleaved(pairs(64)), 'max');
 show('hand-off to a waiter of another client', 'ms', await interleaved(handOff), 'min');
 console.log('\na thousand waiters of one process');
-// Those who poll without an end cannot be told to stop, so they come last, and the process ends with them.
-for (const name of ['leasehold', 'redis-semaphore', 'redlock 4', 'redlock 5 beta']) {
-  const [cpu, commands] = await waiters(locks[name], `waiters:${name}`);
-  console.log(`  ${name.padEnd(16)} ${cpu.toFixed(1).padStart(8)} % of a core ${commands.toFixed(0).padStart(8)} commands/s`);
+// Those who poll for ever cannot be told to stop, so each has a process of its own.
+for (const name of Object.keys(locks)) {
+  execFileSync(process.execPath, [process.argv[1], '--waiters', name], { stdio: 'inherit' });
 }
 process.exit(0);
