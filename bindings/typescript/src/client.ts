@@ -165,7 +165,9 @@ export class Leasehold implements AsyncDisposable {
       } catch (error) {
         if (!led || !(error instanceof BackendUnavailableError)) throw error;
         const pause = Math.min(5000, 50 * 2 ** failures++);
-        await sleep(pause * (0.5 + Math.random() / 2), undefined, options.signal && { signal: options.signal });
+        const stop = options.signal && { signal: options.signal };
+        await sleep(pause * (0.5 + Math.random() / 2), undefined, stop).catch(() => {});
+        options.signal?.throwIfAborted();
         continue;
       }
       led = true;

@@ -41,3 +41,29 @@ test('a waiting package gets the lock when the command ends, and a signal to npx
   lease.check();
   await once(child, 'close');
 });
+
+onEach('the package and the command wait in one queue', async ({ lock, other, name, kind }) => {
+  const order: string[] = [];
+  const command = async (title: string) => {
+    await run(['run', '-b', urls[kind], name, '--', 'true']);
+    order.push(title);
+  };
+  const holder = await lock.acquire(name);
+  const first = command('command');
+  await waiting(lock, name, 1);
+  const second = other.withLock(
+    name,
+    async () => {
+      // The command reports its end after it released.
+      await eventually(() => order.length === 1, 'the command is done');
+      order.push('package');
+    },
+    { waitSeconds: 30 },
+  );
+  await waiting(lock, name, 2);
+  const third = command('command again');
+  await waiting(lock, name, 3);
+  await holder.release();
+  await Promise.all([first, second, third]);
+  assert.deepEqual(order, ['command', 'package', 'command again']);
+}, ['file', 'redis', 'postgres']);
