@@ -23,6 +23,10 @@ use leasehold::{
 };
 use napi::bindgen_prelude::Function;
 use napi_derive::napi;
+use rustix::{
+    io::{FdFlags, fcntl_setfd},
+    stdio::{stderr, stdin, stdout},
+};
 use tokio::sync::{Mutex, OnceCell};
 
 use crate::{
@@ -276,6 +280,12 @@ impl Client {
 /// Replaces this process by another program; returns why that failed.
 #[napi]
 pub fn exec(program: String, arguments: Vec<String>) -> String {
+    // Node has marked its standard streams to be closed.
+    for stream in [stdin(), stdout(), stderr()] {
+        if let Err(error) = fcntl_setfd(stream, FdFlags::empty()) {
+            return error.to_string();
+        }
+    }
     Command::new(program).args(arguments).exec().to_string()
 }
 

@@ -1,9 +1,7 @@
 // Leasehold: one connection to a backend, and what can be locked on it.
 
-import { setTimeout as sleep } from 'node:timers/promises';
-
 import { Calls } from './calls.js';
-import { BackendUnavailableError, LeaseholdError, type LossReason } from './errors.js';
+import { LeaseholdError, type LossReason } from './errors.js';
 import { Lease, Leases } from './lease.js';
 import type { NativeConnectOptions, NativeFilter, Reply } from './native.js';
 import {
@@ -153,25 +151,11 @@ export class Leasehold implements AsyncDisposable {
    * Campaigns for ever: each time this process becomes the leader, the loop gets a term. `term.signal` aborts when the
    * leadership is lost; the end of the loop's body resigns, and leaving the loop withdraws.
    *
-   * The first campaign fails if the backend cannot be used; later ones try again. The ttl is 10 s by default.
+   * While the backend is away, the candidate waits for it. The ttl is 10 s by default.
    */
   async *election(name: string, options: ElectionOptions = {}): AsyncGenerator<Lease, void, undefined> {
-    const forEver = { ...options, waitSeconds: Infinity };
-    let led = false;
-    for (let failures = 0; ; ) {
-      let term: Lease;
-      try {
-        term = await this.#acquire('leader', name, forEver);
-      } catch (error) {
-        if (!led || !(error instanceof BackendUnavailableError)) throw error;
-        const pause = Math.min(5000, 50 * 2 ** failures++);
-        const stop = options.signal && { signal: options.signal };
-        await sleep(pause * (0.5 + Math.random() / 2), undefined, stop).catch(() => {});
-        options.signal?.throwIfAborted();
-        continue;
-      }
-      led = true;
-      failures = 0;
+    for (;;) {
+      const term = await this.#acquire('leader', name, { ...options, waitSeconds: Infinity });
       try {
         yield term;
       } finally {

@@ -59,7 +59,7 @@ onEach('a signal ends a candidacy, and leaves no place in the queue', async ({ l
   }
 });
 
-test('redis: a candidate that has led campaigns again after an outage; one that never could use the backend fails', async () => {
+test('redis: a candidate campaigns again after an outage; one that cannot connect fails', async () => {
   await using proxy = await Proxy.to(redisUrl);
   const name = unique();
   let terms = 0;

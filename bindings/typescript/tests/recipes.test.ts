@@ -91,7 +91,9 @@ test('supabase: rpc contends on the same lock', async () => {
   }).listen(0, '127.0.0.1');
   try {
     await new Promise((resolve) => rpc.once('listening', resolve));
-    const supabase = createClient(`http://127.0.0.1:${(rpc.address() as AddressInfo).port}`, 'a key');
+    // Node 20 has no WebSocket; rpc does not need one.
+    const realtime = { transport: class {} as never };
+    const supabase = createClient(`http://127.0.0.1:${(rpc.address() as AddressInfo).port}`, 'a key', { realtime });
     const lock = connected(postgresUrl);
     const name = unique();
     const ran = await withSupabaseLock(supabase, name, 30, async () => {
