@@ -83,7 +83,8 @@ impl Connection {
 /// One connection to a backend, of one thread of JavaScript.
 #[napi]
 pub struct Client {
-    connection: Arc<Connection>,
+    /// `None` once it is closed: its sockets must not stay open until JavaScript collects the client.
+    connection: RefCell<Option<Arc<Connection>>>,
     calls: RefCell<Calls<Result<Done, Error>>>,
     held: RefCell<HashMap<u32, Held>>,
     watches: RefCell<HashMap<u32, Arc<Mutex<EventStream>>>>,
@@ -96,8 +97,13 @@ impl Client {
     pub fn new(url: String, options: ConnectOptions, wake: Function<'_, (), ()>) -> napi::Result<Self> {
         let wake = wake.build_threadsafe_function().weak::<true>().build()?;
         let builder = configure(options).map_err(|error| napi::Error::from_reason(report::error(&error)))?;
-        let connection = Arc::new(Connection { url, builder, locks: OnceCell::new() });
-        Ok(Self { connection, calls: RefCell::new(Calls::new(wake)), held: RefCell::default(), watches: RefCell::default() })
+        let connection = RefCell::new(Some(Arc::new(Connection { url, builder, locks: OnceCell::new() })));
+        Ok(Self {
+            connection,
+            calls: RefCell::new(Calls::new(wake)),
+            held: RefCell::default(),
+            watches: RefCell::default(),
+        })
     }
 
     /// Acquires; replies with a fence, or with nothing if it is busy and was only tried.
@@ -196,9 +202,9 @@ impl Client {
     /// Ends every wait and releases every lease.
     #[napi]
     pub fn close(&self, id: u32) -> Option<Reply> {
-        let connection = Arc::clone(&self.connection);
+        let connection = self.connection.take();
         self.start_any(id, async move {
-            if let Some(locks) = connection.locks.get() {
+            if let Some(locks) = connection.as_ref().and_then(|connection| connection.locks.get()) {
                 locks.close().await?;
             }
             Ok(Done::Nothing)
@@ -216,6 +222,13 @@ impl Client {
     #[napi]
     pub fn cancel(&self, id: u32) {
         self.calls.borrow_mut().cancel(id);
+    }
+
+    /// Lets go of a lease that was lost.
+    #[napi]
+    pub fn forget(&self, lease: u32) {
+        self.calls.borrow_mut().cancel(lease);
+        self.held.borrow_mut().remove(&lease);
     }
 
     /// Returns why a lease was lost, as of now; nothing while it is held.
@@ -238,7 +251,9 @@ impl Client {
     where
         F: Future<Output = Result<Done, Error>>,
     {
-        let connection = Arc::clone(&self.connection);
+        let Some(connection) = self.connection.borrow().clone() else {
+            return Some(Reply { id, fence: None, loss: None, json: None, error: Some(report::closed()) });
+        };
         self.start_any(id, async move { call(connection.get().await?).await })
     }
 

@@ -31,6 +31,12 @@ pub(crate) fn error(error: &Error) -> String {
     .to_string()
 }
 
+/// The error of a call after `close`.
+pub(crate) fn closed() -> String {
+    json!({ "code": code(ErrorKind::Closed), "message": "this connection was closed; connect again", "holders": [] })
+        .to_string()
+}
+
 fn held_by(held: &HeldBy) -> Value {
     json!({
         "holder": held.holder,

@@ -109,10 +109,10 @@ abstract class HeldLease implements AsyncDisposable {
     const held = this.#id;
     this.#unlink?.();
     this.#calls.forget(held);
-    // After a loss this sends nothing; it lets go of the lease.
+    if (this.#loss) return;
     const { native } = this.#calls;
     const reply = await this.#calls.call((id) => native.release(id, held, problem?.kind, problem?.details));
-    this.#loss ??= (reply.loss as LossReason | undefined) ?? null;
+    this.#loss = (reply.loss as LossReason | undefined) ?? null;
   }
 
   /** Releases after a failure of the work, which is what to throw, unless the lock was lost. */
@@ -140,8 +140,9 @@ abstract class HeldLease implements AsyncDisposable {
   #onLoss(reason: LossReason): void {
     if (this.#loss !== null || this.#released !== null) return;
     this.#loss = reason;
-    // What is lost needs no process to stay alive.
+    // What is lost needs no process to stay alive, and no connection to stay open.
     this.#calls.forget(this.#id);
+    this.#calls.native.forget(this.#id);
     this.#controller?.abort(this.#lostError(reason));
   }
 

@@ -53,6 +53,7 @@ export interface NativeClient {
   close(id: number): Reply | null;
   poll(): Reply[];
   cancel(id: number): void;
+  forget(lease: number): void;
   loss(lease: number): string | null;
   remaining(lease: number): number;
 }

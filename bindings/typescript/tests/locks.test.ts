@@ -1,11 +1,12 @@
 // What every lock does, on every backend.
 
 import assert from 'node:assert/strict';
+import { connect as dial } from 'node:net';
 import { test } from 'node:test';
 
 import { connect, LeaseholdError, LockBusyError, LockLostError } from 'leasehold';
 
-import { connected, eventually, failure, onEach, unique, urls, waiting } from './backends.js';
+import { connected, eventually, failure, onEach, redisUrl, unique, urls, waiting } from './backends.js';
 
 onEach("withLock returns the callback's value and releases", async ({ lock, other, name }) => {
   const value = await lock.withLock(name, async (lease) => {
@@ -284,34 +285,48 @@ onEach('close ends waits and leases', async ({ lock, name, kind }) => {
   assert.ok(lease.signal.aborted);
   const after = await failure(closing.acquire(name));
   assert.ok(after instanceof LeaseholdError && after.code === 'CLOSED');
+  await closing.close();
   await lock.withLock(name, () => {});
+});
+
+test('redis: close closes the connection', async () => {
+  const watcher = connected(redisUrl);
+  await watcher.list();
+  const clients = async () => Number(/connected_clients:(\d+)/.exec(await info())?.[1]);
+  const before = await clients();
+  const closing = Array.from({ length: 10 }, () => connect(redisUrl));
+  const leases = await Promise.all(closing.map((lock) => lock.acquire(unique())));
+  assert.ok((await clients()) >= before + 10);
+  for (const lock of closing) await lock.close();
+  await eventually(async () => (await clients()) < before + 5, 'the connections are closed');
+  assert.ok(leases.every((lease) => !lease.held));
 });
 
 test('options that make no sense are refused, with the option named', async () => {
   const lock = connected(urls.memory);
-  const refused: [Promise<unknown>, RegExp][] = [
-    [lock.acquire(''), /name/],
-    [lock.acquire(unique(), { ttlSeconds: NaN }), /ttlSeconds/],
-    [lock.acquire(unique(), { ttlSeconds: -1 }), /ttlSeconds/],
-    [lock.acquire(unique(), { ttlSeconds: 1e9 }), /ttl/],
-    [lock.acquire(unique(), { waitSeconds: NaN }), /waitSeconds/],
-    [lock.acquire(unique(), { maxHoldSeconds: 0 }), /max_hold/],
-    [lock.acquire(unique(), { maxWaiters: 1.5 }), /maxWaiters/],
-    [lock.acquire(unique(), { note: 'two\nlines' }), /note/],
-    [lock.acquire(unique(), { holder: '' }), /holder/],
-    [lock.acquire(unique(), { mode: 'chared' as 'shared' }), /mode/],
-    [lock.acquire(unique(), { waitSeconds: '5' as unknown as number }), /waitSeconds|number/i],
-    [lock.acquirePermit(unique(), { limit: 0 }), /limit|permits/],
-    [lock.acquirePermit(unique(), { limit: -1 }), /limit/],
-    [lock.acquireAll([]), /name/],
-    [lock.list({ name: 'a', prefix: 'b' }), /prefix/],
-    [lock.history({ since: new Date(NaN) }), /since/],
-    [lock.evict('name', 1.5, 'why'), /fence/],
-    [connected('nonsense://host').acquire('name'), /nonsense/],
-    [connected('redis://127.0.0.1:1/?nonsense=1').acquire('name'), /nonsense/],
+  const refused: [() => Promise<unknown>, RegExp][] = [
+    [() => lock.acquire(''), /name/],
+    [() => lock.acquire(unique(), { ttlSeconds: NaN }), /ttlSeconds/],
+    [() => lock.acquire(unique(), { ttlSeconds: -1 }), /ttlSeconds/],
+    [() => lock.acquire(unique(), { ttlSeconds: 1e9 }), /ttl/],
+    [() => lock.acquire(unique(), { waitSeconds: NaN }), /waitSeconds/],
+    [() => lock.acquire(unique(), { maxHoldSeconds: 0 }), /max_hold/],
+    [() => lock.acquire(unique(), { maxWaiters: 1.5 }), /maxWaiters/],
+    [() => lock.acquire(unique(), { note: 'two\nlines' }), /note/],
+    [() => lock.acquire(unique(), { holder: '' }), /holder/],
+    [() => lock.acquire(unique(), { mode: 'chared' as 'shared' }), /mode/],
+    [() => lock.acquire(unique(), { waitSeconds: '5' as unknown as number }), /waitSeconds|number/i],
+    [() => lock.acquirePermit(unique(), { limit: 0 }), /limit|permits/],
+    [() => lock.acquirePermit(unique(), { limit: -1 }), /limit/],
+    [() => lock.acquireAll([]), /name/],
+    [() => lock.list({ name: 'a', prefix: 'b' }), /prefix/],
+    [() => lock.history({ since: new Date(NaN) }), /since/],
+    [() => lock.evict('name', 1.5, 'why'), /fence/],
+    [() => connected('nonsense://host').acquire('name'), /nonsense/],
+    [() => connected('redis://127.0.0.1:1/?nonsense=1').acquire('name'), /nonsense/],
   ];
   for (const [call, words] of refused) {
-    const error = await failure(call);
+    const error = await failure(call());
     assert.ok(error instanceof LeaseholdError, String(error));
     assert.equal(error.code, 'CONFIG', error.message);
     assert.match(error.message, words);
@@ -329,3 +344,13 @@ test('connect opens nothing, and the next call connects again', async () => {
     assert.ok(error.retryable);
   }
 });
+
+/** What Redis says of its clients. */
+async function info(): Promise<string> {
+  const { hostname, port } = new URL(redisUrl);
+  const socket = dial(Number(port), hostname);
+  socket.end('INFO clients\r\n');
+  let text = '';
+  for await (const part of socket) text += part;
+  return text;
+}
