@@ -43,10 +43,11 @@ impl Held {
 
     /// Completes when one of the leases is lost.
     pub(crate) fn lost(&self) -> impl Future<Output = Loss> + use<> {
-        let mut losses: Vec<Pin<Box<dyn Future<Output = Loss>>>> = Vec::with_capacity(self.leases.len());
-        for lease in self.leases.iter().cloned() {
-            losses.push(Box::pin(async move { lease.lost().await }));
-        }
+        let watch = |lease: &Lease| {
+            let lease = lease.clone();
+            Box::pin(async move { lease.lost().await }) as Pin<Box<dyn Future<Output = Loss>>>
+        };
+        let mut losses: Vec<_> = self.leases.iter().map(watch).collect();
         poll_fn(move |context| {
             for loss in &mut losses {
                 if let Poll::Ready(loss) = loss.as_mut().poll(context) {

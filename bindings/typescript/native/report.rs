@@ -49,7 +49,7 @@ fn held_by(held: &HeldBy) -> Value {
 
 pub(crate) fn fences(leases: &[Lease]) -> String {
     let fences = leases.iter().map(|lease| json!([lease.resource().as_str(), lease.fence().get()]));
-    Value::from_iter(fences).to_string()
+    fences.collect::<Value>().to_string()
 }
 
 pub(crate) fn page(page: &Page) -> String {
@@ -92,7 +92,7 @@ fn record(lease: &LeaseRecord) -> Value {
 }
 
 pub(crate) fn history(ended: &[EndedLease]) -> String {
-    Value::from_iter(ended.iter().map(ended_lease)).to_string()
+    ended.iter().map(ended_lease).collect::<Value>().to_string()
 }
 
 fn ended_lease(lease: &EndedLease) -> Value {

@@ -69,7 +69,7 @@ class Runner {
   async run(step: Step): Promise<void> {
     switch (step.do) {
       case 'acquire':
-        this.#expect(step, await settle(this.#acquire(step)));
+        this.#expect(step, await this.#acquireOrNameHolders(step));
         // Whoever gave up leaves the queue in the background.
         if (step.expect === 'busy') await this.#withoutWaiter(step);
         return;
@@ -196,6 +196,15 @@ class Runner {
     }
   }
 
+  /** The library looks for the holders while it waits, and does without them if the backend is slow: then again. */
+  async #acquireOrNameHolders(step: Step): Promise<Result> {
+    for (let tries = 1; ; tries++) {
+      const result = await settle(this.#acquire(step));
+      const isNameless = 'failed' in result && result.failed instanceof LockBusyError && result.failed.holders.length === 0;
+      if (!isNameless || !step.holders || tries === 5) return result;
+    }
+  }
+
   async #acquire(step: Step, signal?: AbortSignal): Promise<AnyLease> {
     const [lock, given] = [this.#client(step), { ...options(step), signal }];
     switch (step.kind) {
@@ -302,7 +311,7 @@ for (const kind of kinds) {
       try {
         for (const step of steps) {
           await runner.run(step).catch((error: unknown) => {
-            throw new Error(`step ${JSON.stringify(step)}`, { cause: error });
+            throw new Error(`step ${JSON.stringify(step)}: ${String(error)}`, { cause: error });
           });
         }
       } finally {
