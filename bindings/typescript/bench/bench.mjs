@@ -1,0 +1,148 @@
+// Pairs, hand-off and waiters of leasehold beside other locks for Node on Redis, in interleaved rounds.
+// `bench.mjs --seconds 0.5 --rounds 7` sets how long a round takes, and how many there are.
+
+import { execFileSync } from 'node:child_process';
+import { parseArgs } from 'node:util';
+import { setTimeout as sleep } from 'node:timers/promises';
+
+import Redis from 'ioredis';
+import { connect } from 'leasehold';
+import { Mutex } from 'redis-semaphore';
+import Redlock4 from 'redlock';
+import Redlock5 from 'redlock-5';
+
+const { values } = parseArgs({
+  options: {
+    seconds: { type: 'string', default: '0.5' },
+    rounds: { type: 'string', default: '7' },
+    waiters: { type: 'string' },
+  },
+});
+const [roundMs, rounds] = [Number(values.seconds) * 1000, Number(values.rounds)];
+const url = process.env.REDIS_URL;
+const ttl = 10_000;
+
+/** Each makes a client: how to acquire for ever, which returns how to release. All else is as it comes. */
+const locks = {
+  leasehold: () => {
+    const lock = connect(url);
+    return {
+      acquire: async (name) => {
+        const lease = await lock.acquire(name, { ttlSeconds: ttl / 1000, waitSeconds: Infinity });
+        return () => lease.release();
+      },
+      close: () => lock.close(),
+    };
+  },
+  'redlock 5 beta': () => redlock(new Redis(url), (redis) => new (Redlock5.default ?? Redlock5)([redis], { retryCount: -1 })),
+  'redlock 4': () => redlock(new Redis(url), (redis) => new Redlock4([redis], { retryCount: -1 })),
+  'redis-semaphore': () => {
+    const redis = new Redis(url);
+    return {
+      acquire: async (name) => {
+        const mutex = new Mutex(redis, name, { lockTimeout: ttl, acquireTimeout: Infinity });
+        await mutex.acquire();
+        return () => mutex.release();
+      },
+      close: () => redis.disconnect(),
+    };
+  },
+};
+
+function redlock(redis, make) {
+  const lock = make(redis);
+  lock.on('error', () => {});
+  return {
+    acquire: async (name) => {
+      const held = await (lock.acquire ? lock.acquire([name], ttl) : lock.lock(name, ttl));
+      return () => (held.release ? held.release() : held.unlock());
+    },
+    close: () => redis.disconnect(),
+  };
+}
+
+const median = (numbers) => [...numbers].sort((a, b) => a - b)[Math.floor(numbers.length / 2)];
+const show = (title, unit, results, better) => {
+  const best = Math[better](...Object.entries(results).filter(([name]) => name !== 'leasehold').map(([, value]) => value));
+  console.log(`\n${title}`);
+  for (const [name, value] of Object.entries(results)) console.log(`  ${name.padEnd(16)} ${value.toFixed(value < 10 ? 2 : 0).padStart(8)} ${unit}`);
+  const ratio = better === 'max' ? results.leasehold / best : best / results.leasehold;
+  console.log(`  leasehold is ${ratio.toFixed(1)} times as good as the best of the others`);
+};
+
+/** Rounds take turns, so that what else the machine does hits all alike. */
+async function interleaved(measure) {
+  const figures = Object.fromEntries(Object.keys(locks).map((name) => [name, []]));
+  for (let round = 0; round < rounds; round++) {
+    for (const [name, make] of Object.entries(locks)) figures[name].push(await measure(make, `${name}:${round}`));
+  }
+  return Object.fromEntries(Object.entries(figures).map(([name, all]) => [name, median(all)]));
+}
+
+/** Pairs of acquire and release per second, by this many tasks that each have a name. */
+const pairs = (tasks) => async (make, name) => {
+  const client = make();
+  await (await client.acquire(`warm:${name}`))();
+  let count = 0;
+  const start = performance.now();
+  await Promise.all(
+    Array.from({ length: tasks }, async (_, task) => {
+      while (performance.now() - start < roundMs) {
+        await (await client.acquire(`${name}:${task}`))();
+        count++;
+      }
+    }),
+  );
+  const seconds = (performance.now() - start) / 1000;
+  await client.close();
+  return count / seconds;
+};
+
+/** Milliseconds from the release by one client until another, which waits, has the lock. */
+async function handOff(make, name) {
+  const clients = [make(), make()];
+  const times = [];
+  let release = await clients[0].acquire(name);
+  for (let turn = 1; turn <= 5; turn++) {
+    const next = clients[turn % 2].acquire(name).then((release) => [release, performance.now()]);
+    // Whoever polls does so at no particular time.
+    await sleep(20 + Math.random() * 30);
+    const start = performance.now();
+    await release();
+    const [taken, at] = await next;
+    times.push(at - start);
+    release = taken;
+  }
+  await release();
+  for (const client of clients) await client.close();
+  return median(times);
+}
+
+/** What a thousand waiters of one process cost: its CPU in percent of a core, and commands per second at the server. */
+async function waiters(make, name) {
+  const [holder, client, admin] = [make(), make(), new Redis(url)];
+  await holder.acquire(name);
+  for (let i = 0; i < 1000; i++) client.acquire(name).catch(() => {});
+  await sleep(1500);
+  const commands = async () => Number(/total_commands_processed:(\d+)/.exec(await admin.info('stats'))[1]);
+  const [before, cpu] = [await commands(), process.cpuUsage()];
+  await sleep(3000);
+  const { user, system } = process.cpuUsage(cpu);
+  return [(user + system) / 30_000, ((await commands()) - before - 1) / 3];
+}
+
+if (values.waiters) {
+  const [cpu, commands] = await waiters(locks[values.waiters], `waiters:${values.waiters}`);
+  console.log(`  ${values.waiters.padEnd(16)} ${cpu.toFixed(1).padStart(8)} % of a core ${commands.toFixed(0).padStart(8)} commands/s`);
+  process.exit(0);
+}
+
+show('uncontended pairs, one task', 'pairs/s', await interleaved(pairs(1)), 'max');
+show('uncontended pairs, 64 tasks with a name each', 'pairs/s', await interleaved(pairs(64)), 'max');
+show('hand-off to a waiter of another client', 'ms', await interleaved(handOff), 'min');
+console.log('\na thousand waiters of one process');
+// Those who poll for ever cannot be told to stop, so each has a process of its own.
+for (const name of Object.keys(locks)) {
+  execFileSync(process.execPath, [process.argv[1], '--waiters', name], { stdio: 'inherit' });
+}
+process.exit(0);

@@ -1,0 +1,97 @@
+//! The calls that are under way: futures of the library, polled on the thread of JavaScript.
+//!
+//! A call is polled as soon as it starts, so that its request leaves on this thread; on a backend that never waits it is
+//! done then. Afterwards whichever thread has its answer notes the call's id and wakes the event loop, which polls all
+//! calls that were noted. No runtime is needed, and a call that waits costs nothing.
+
+use std::{
+    collections::HashMap,
+    future::Future,
+    mem,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Wake, Waker},
+};
+
+use napi::{
+    Status,
+    threadsafe_function::{ThreadsafeFunction, ThreadsafeFunctionCallMode},
+};
+use parking_lot::Mutex;
+
+/// Wakes the event loop without keeping it alive.
+pub(crate) type WakeLoop = ThreadsafeFunction<(), (), (), Status, false, true>;
+
+type Pending<T> = (Pin<Box<dyn Future<Output = T>>>, Waker);
+
+pub(crate) struct Calls<T> {
+    pending: HashMap<u32, Pending<T>>,
+    ready: Arc<Ready>,
+}
+
+/// The ids of the calls to poll.
+struct Ready {
+    ids: Mutex<Vec<u32>>,
+    wake: WakeLoop,
+}
+
+struct CallWaker {
+    id: u32,
+    ready: Arc<Ready>,
+}
+
+impl Wake for CallWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let mut ids = self.ready.ids.lock();
+        ids.push(self.id);
+        let is_first = ids.len() == 1;
+        drop(ids);
+        if is_first {
+            // Fails once the event loop has ended; nobody awaits the call then.
+            let _ended = self.ready.wake.call((), ThreadsafeFunctionCallMode::NonBlocking);
+        }
+    }
+}
+
+impl<T> Calls<T> {
+    pub(crate) fn new(wake: WakeLoop) -> Self {
+        Self { pending: HashMap::new(), ready: Arc::new(Ready { ids: Mutex::default(), wake }) }
+    }
+
+    /// Starts a call; returns its result if it is done at once.
+    pub(crate) fn start(&mut self, id: u32, call: impl Future<Output = T> + 'static) -> Option<T> {
+        let mut call: Pin<Box<dyn Future<Output = T>>> = Box::pin(call);
+        let waker = Waker::from(Arc::new(CallWaker { id, ready: Arc::clone(&self.ready) }));
+        match call.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(done) => Some(done),
+            Poll::Pending => {
+                self.pending.insert(id, (call, waker));
+                None
+            }
+        }
+    }
+
+    /// Polls the calls that were woken, and returns those that are done.
+    pub(crate) fn poll(&mut self) -> Vec<(u32, T)> {
+        let ids = mem::take(&mut *self.ready.ids.lock());
+        let mut done = Vec::with_capacity(ids.len());
+        for id in ids {
+            // A call may have been woken twice, or cancelled meanwhile.
+            let Some((call, waker)) = self.pending.get_mut(&id) else { continue };
+            if let Poll::Ready(result) = call.as_mut().poll(&mut Context::from_waker(waker)) {
+                self.pending.remove(&id);
+                done.push((id, result));
+            }
+        }
+        done
+    }
+
+    /// Drops a call, which undoes it.
+    pub(crate) fn cancel(&mut self, id: u32) {
+        self.pending.remove(&id);
+    }
+}
