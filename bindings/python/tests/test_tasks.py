@@ -181,7 +181,8 @@ def test_a_loss_may_only_set_the_event(client: Client) -> None:
         with pytest.raises(LockLost):
             async with holder("x", on_lost="event") as lease:
                 await operator.evict("x", lease.fence, "host gone")
-                assert await asyncio.wait_for(lease.lost.wait_async(), 10)
+                async with asyncio.timeout(10):
+                    assert await lease.lost.wait_async()
                 await asyncio.sleep(0.05)
                 assert lease.lost.is_set()
                 came_to_its_end = True
