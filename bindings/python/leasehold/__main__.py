@@ -14,9 +14,8 @@ def main() -> NoReturn:
     program = str(files("leasehold").joinpath("_bin", "leasehold"))
     if not os.access(program, os.X_OK):
         sys.exit("leasehold: this installation has no command in it; install a wheel, or the command by cargo")
-    # Python ignores these, and whatever the command runs would inherit that.
-    for name in ("SIGPIPE", "SIGXFSZ"):
-        signal.signal(getattr(signal, name), signal.SIG_DFL)
+    # Python ignores it, and whatever the command runs would inherit that.
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     os.execv(program, ["leasehold", *sys.argv[1:]])
 
 

@@ -29,10 +29,8 @@ class LoopCalls:
         return number
 
     def forget(self, number: int) -> None:
-        """Cancels a call that may have ended."""
-        pending = self._pending.pop(number, None)
-        if pending is not None:
-            pending[0].cancel()
+        """Polls a call no more, if it has not ended."""
+        self._pending.pop(number, None)
 
     def _poll(self) -> None:
         for number in self._mailbox.take():

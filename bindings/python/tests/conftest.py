@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import servers
-from leasehold import Leasehold, connect
+from leasehold import BackendUnavailable, Leasehold, connect
 
 BACKENDS = ["memory", "file", "redis", "postgres"]
 
@@ -23,8 +23,17 @@ def redis_url() -> Iterator[str]:
 def postgres_url() -> Iterator[str]:
     with servers.postgres() as url:
         with connect(url + "?init=1") as lock:
-            lock.open_sync()
+            servers.wait_until(lambda: opens(lock), "postgres", limit=60)
         yield url
+
+
+def opens(lock: Leasehold) -> bool:
+    """Whether it connects: a server may listen before it has come up."""
+    try:
+        lock.open_sync()
+    except BackendUnavailable:
+        return False
+    return True
 
 
 @pytest.fixture(params=BACKENDS)

@@ -182,9 +182,9 @@ def test_a_busy_interpreter_does_not_stop_renewals(shared_url: str, namespace: s
 
 def test_the_command_comes_with_the_package(tmp_path: Path) -> None:
     environment = {**os.environ, "LEASEHOLD_URL": f"file://{tmp_path}"}
-    command = [sys.executable, "-m", "leasehold", "run", "x", "--", "sh", "-c", "kill -PIPE $$; echo not killed"]
+    command = [sys.executable, "-m", "leasehold", "run", "x", "--", "sh", "-c", "kill -XFSZ $$; echo not killed"]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert ended.returncode == 128 + signal.SIGPIPE, ended
+    assert ended.returncode == 128 + signal.SIGXFSZ, ended
     with connect(f"file://{tmp_path}") as lock, lock("x"):
         busy = subprocess.run(
             [sys.executable, "-m", "leasehold", "run", "-n", "x", "--", "true"], env=environment, capture_output=True

@@ -81,7 +81,7 @@ def test_the_loss_of_the_lock_cancels_the_block(client: Client) -> None:
     async def work() -> None:
         holder, operator = client(), client()
         evicting = asyncio.create_task(evict_when_held(operator, "x"))
-        cancelled = False
+        cancelled, began = False, time.monotonic()
         with pytest.raises(LockLost) as lost:
             async with holder("x"):
                 try:
@@ -89,7 +89,7 @@ def test_the_loss_of_the_lock_cancels_the_block(client: Client) -> None:
                 except asyncio.CancelledError:
                     cancelled = True
                     raise
-        assert cancelled and lost.value.reason == "evicted"
+        assert cancelled and lost.value.reason == "evicted" and time.monotonic() - began < 20
         task = asyncio.current_task()
         assert task is not None and task.cancelling() == 0
         await asyncio.sleep(0)
@@ -177,12 +177,16 @@ def test_the_exception_of_a_block_is_kept_when_the_lock_is_lost(client: Client) 
 def test_a_loss_may_only_set_the_event(client: Client) -> None:
     async def work() -> None:
         holder, operator = client(), client()
+        came_to_its_end = False
         with pytest.raises(LockLost):
             async with holder("x", on_lost="event") as lease:
                 await operator.evict("x", lease.fence, "host gone")
-                assert await asyncio.wait_for(lease.lost.wait_async(), 10)
+                async with asyncio.timeout(10):
+                    assert await lease.lost.wait_async()
                 await asyncio.sleep(0.05)
                 assert lease.lost.is_set()
+                came_to_its_end = True
+        assert came_to_its_end
 
     run(work())
 
@@ -221,6 +225,8 @@ def test_a_cancelled_wait_leaves_no_queue_entry(client: Client) -> None:
 def test_a_grant_that_meets_a_cancellation_is_given_back(client: Client) -> None:
     async def work() -> None:
         one, two = client(), client()
+        # Exceptions keep the frames that they went through, with what those had got.
+        kept = list[BaseException]()
         for _ in range(20):
             lease = await one("x", wait=None).acquire()
             waiting = asyncio.create_task(two("x", wait=None).acquire())
@@ -232,8 +238,9 @@ def test_a_grant_that_meets_a_cancellation_is_given_back(client: Client) -> None
             try:
                 granted = await waiting
                 await granted.release()
-            except asyncio.CancelledError:
-                pass
+            except asyncio.CancelledError as cancelled:
+                kept.append(cancelled)
+        assert kept
         async with one("x", wait=5):
             pass
 
@@ -289,6 +296,20 @@ def test_terms_are_cancelled_and_follow_each_other(client: Client) -> None:
                 await asyncio.sleep(60)
         assert len(fences) == 2 and fences[0] < fences[1]
         assert await one.election("leader").leader() is None
+
+    run(work())
+
+
+def test_a_term_that_nobody_entered_ends_with_the_next(client: Client) -> None:
+    async def work() -> None:
+        fences = list[int]()
+        async with asyncio.timeout(20):
+            async for term in client().election("leader"):
+                assert term.held
+                fences.append(term.fence)
+                if len(fences) == 3:
+                    break
+        assert fences == sorted(set(fences))
 
     run(work())
 

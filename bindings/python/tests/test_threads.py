@@ -53,6 +53,29 @@ def test_one_object_serves_many_threads(lock: Leasehold) -> None:
     assert counter == 100
 
 
+def test_each_thread_leaves_with_its_own_lease(lock: Leasehold) -> None:
+    shared = lock.read("catalog")
+    first_entered, second_entered, first_left = threading.Event(), threading.Event(), threading.Event()
+    held = list[bool]()
+
+    def first() -> None:
+        with shared as lease:
+            first_entered.set()
+            second_entered.wait(10)
+        held.append(lease.held)
+        first_left.set()
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    first_entered.wait(10)
+    with shared as lease:
+        second_entered.set()
+        first_left.wait(10)
+        held.append(lease.held)
+    thread.join()
+    assert held == [False, True]
+
+
 def test_readers_share_and_permits_count(client: Client) -> None:
     one, two = client(), client()
     with one.read("catalog"), two.read("catalog"):
