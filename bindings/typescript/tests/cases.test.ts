@@ -151,7 +151,7 @@ class Runner {
         const count = (step.expect as unknown[]).length;
         const seen = await eventually(async () => {
           const history = await look();
-          return history.length >= count && history.slice(0, count);
+          return history.length >= count ? history.slice(0, count) : null;
         }, 'the history');
         return this.#matches(seen, step.expect);
       }
@@ -274,8 +274,8 @@ class Runner {
 }
 
 /** Some things end in the background: a listing is right when it has as many entries as it should. */
-function matching<T>(seen: T[], count: number): T[] | false {
-  return seen.length === count && seen;
+function matching<T>(seen: T[], count: number): T[] | null {
+  return seen.length === count ? seen : null;
 }
 
 function options(step: Lock) {
