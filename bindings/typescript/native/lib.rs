@@ -14,6 +14,7 @@ use std::{
     os::unix::process::CommandExt,
     process::Command,
     sync::Arc,
+    thread,
 };
 
 use leasehold::{
@@ -204,10 +205,14 @@ impl Client {
     pub fn close(&self, id: u32) -> Option<Reply> {
         let connection = self.connection.take();
         self.start_any(id, async move {
-            if let Some(locks) = connection.as_ref().and_then(|connection| connection.locks.get()) {
-                locks.close().await?;
-            }
-            Ok(Done::Nothing)
+            let Some(connection) = connection else { return Ok(Done::Nothing) };
+            let closed = match connection.locks.get() {
+                Some(locks) => locks.close().await,
+                None => Ok(()),
+            };
+            // What a backend does when it is dropped may take a while, and this is the thread of JavaScript.
+            thread::spawn(move || drop(connection));
+            closed.map(|()| Done::Nothing)
         })
     }
 

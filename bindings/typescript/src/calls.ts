@@ -3,18 +3,13 @@
 import { errorFromReport, LeaseholdError, type LossReason } from './errors.js';
 import { native, type NativeClient, type NativeConnectOptions, type Reply } from './native.js';
 
-/** Keeps the process alive while a call is under way or a lease is held. One timer serves the whole thread. */
-const awake = {
-  users: 0,
-  timer: undefined as NodeJS.Timeout | undefined,
-  retain() {
-    this.timer ??= setInterval(() => {}, 2 ** 31 - 1);
-    if (this.users++ === 0) this.timer.ref();
-  },
-  release() {
-    if (--this.users === 0) this.timer?.unref();
-  },
-};
+/**
+ * Those with a call under way or a lease held. They must not be collected, though nothing else may refer to them: whoever
+ * awaits a call is only known to the call itself.
+ */
+const active = new Set<Calls>();
+/** Keeps the process alive while there are any. */
+let awake: NodeJS.Timeout | undefined;
 
 interface Waiting {
   resolve(reply: Reply): void;
@@ -27,7 +22,7 @@ export class Calls {
   #lastId = 0;
 
   constructor(url: string, options: NativeConnectOptions) {
-    // The native part refers to this function for as long as the thread lives, so it must not keep the client alive.
+    // The native part refers to this function for as long as the thread lives, so it must not keep an idle client alive.
     const self = new WeakRef(this);
     try {
       this.native = new native.Client(url, options, () => {
@@ -62,11 +57,20 @@ export class Calls {
   /** Delivers the loss of this lease until it is forgotten, and keeps the process alive meanwhile. */
   hold(lease: number, onLoss: (reason: LossReason) => void): void {
     this.#held.set(lease, onLoss);
-    awake.retain();
+    this.#keepOrLetGo();
   }
 
   forget(lease: number): void {
-    if (this.#held.delete(lease)) awake.release();
+    this.#held.delete(lease);
+    this.#keepOrLetGo();
+  }
+
+  #keepOrLetGo(): void {
+    if (this.#waiting.size + this.#held.size > 0) active.add(this);
+    else active.delete(this);
+    awake ??= setInterval(() => {}, 2 ** 31 - 1);
+    if (active.size > 0) awake.ref();
+    else awake.unref();
   }
 
   #newId(): number {
@@ -76,11 +80,11 @@ export class Calls {
   }
 
   async #reply(id: number, signal: AbortSignal | undefined): Promise<Reply> {
-    awake.retain();
     let onAbort;
     try {
       return await new Promise<Reply>((resolve, reject) => {
         this.#waiting.set(id, { resolve });
+        this.#keepOrLetGo();
         if (!signal) return;
         onAbort = () => {
           this.native.cancel(id);
@@ -90,7 +94,7 @@ export class Calls {
       });
     } finally {
       this.#waiting.delete(id);
-      awake.release();
+      this.#keepOrLetGo();
       if (onAbort) signal?.removeEventListener('abort', onAbort);
     }
   }

@@ -90,6 +90,11 @@ onEach('process.exit and an uncaught error end a process that holds', async ({ n
   assert.match(threw.stderr, /on purpose/);
 });
 
+test('garbage collection takes neither a call that is under way nor a lease', async () => {
+  const { stdout, stderr } = await new Program('collected').ended;
+  assert.equal(stdout, 'held\nacquired\n', stderr);
+});
+
 test('file: what a killed process held passes on at once', async () => {
   const lock = connected(fileUrl);
   const name = unique();
