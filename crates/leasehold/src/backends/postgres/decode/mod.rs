@@ -144,17 +144,18 @@ pub(super) fn answer(row: &Row) -> Result<Answer, Failure> {
     };
     let lines = get::<Option<Vec<String>>>(row, "hints")?.unwrap_or_default();
     let at = get::<Option<i32>>(row, "at")?.unwrap_or(1);
-    Ok(Answer {
-        index: usize::try_from(at - 1).map_err(|_| unexpected("an answer to nothing"))?,
-        verdict,
-        hints: lines.iter().filter_map(|line| hint(line)).collect(),
-    })
+    Ok(Answer { index: index(at)?, verdict, hints: lines.iter().filter_map(|line| hint(line)).collect() })
+}
+
+/// Which element of an array of parameters the number `at` of SQL names.
+fn index(at: i32) -> Result<usize, Failure> {
+    at.checked_sub(1).and_then(|at| usize::try_from(at).ok()).ok_or_else(|| unexpected("an answer to nothing"))
 }
 
 /// A row of `renew_many`: which element, and how it holds; without a fence it does not any more.
 pub(super) fn renewed(row: &Row) -> Result<Answer, Failure> {
     let at: i32 = get(row, "at")?;
-    let index = usize::try_from(at - 1).map_err(|_| unexpected("an answer to nothing"))?;
+    let index = index(at)?;
     let verdict = match get::<Option<i64>>(row, "fence")? {
         Some(_) => Verdict::Holding(grant(row)?),
         None => Verdict::Nothing(Vec::new()),
@@ -174,7 +175,7 @@ pub(super) fn dead_check(row: &Row) -> Result<DeadCheck, Failure> {
     let at: i32 = get(row, "at")?;
     let lines = get::<Option<Vec<String>>>(row, "hints")?.unwrap_or_default();
     Ok(DeadCheck {
-        index: usize::try_from(at - 1).map_err(|_| unexpected("an answer to nothing"))?,
+        index: index(at)?,
         waits: get(row, "waits")?,
         hints: lines.iter().filter_map(|line| hint(line)).collect(),
     })
