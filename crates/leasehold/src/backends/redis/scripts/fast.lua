@@ -42,9 +42,9 @@ end
 -- `highest`: the highest fence of a lease that has ended. `granted`: whether a request was granted or queued.
 local highest, granted = values[2] or '', false
 local function next_fence(above, floor)
-  local fence = above >= now_text and format('%016.0f', above + 1) or now_text
+  local fence = above >= now_text and format('%016d', above + 1) or now_text
   if floor > fence then
-    fence = format('%016.0f', math.max(fence, math.min(floor, now_text + 10000000)))
+    fence = format('%016d', math.max(fence, math.min(floor, now_text + 10000000)))
   end
   return fence
 end
@@ -88,9 +88,7 @@ if questions > releases then
   local i, group = releases, last_name + questions + 1
   while ARGV[group] do
     local tail, patience = ARGV[group], ARGV[group + 1]
-    local fence = next_fence(highest, sub(tail, 15, 30))
-    local behind_head = ' ' .. format('%016.0f', now_text + sub(tail, 1, 13)) .. ' ' .. now_text .. ' ' .. fence .. ' '
-      .. now_text .. ' ' .. now_text .. ' ' .. tail
+    local fence, behind_head
     for request = 1, #patience do
       i = i + 1
       local at = numbers and numbers[i] or 4 + i
@@ -100,6 +98,11 @@ if questions > releases then
         left[at] = questions_left or {}
         left[at][#left[at] + 1] = { i, tail, sub(patience, request, request) }
       else
+        if not fence then
+          fence = next_fence(highest, sub(tail, 15, 30))
+          behind_head = ' ' .. format('%016d', now_text + sub(tail, 1, 13)) .. ' ' .. now_text .. ' ' .. fence .. ' '
+            .. now_text .. ' ' .. now_text .. ' ' .. tail
+        end
         local record = ARGV[last_name + i] .. behind_head
         written[length + 1] = ARGV[at + 6]
         length = length + 2
@@ -115,14 +118,15 @@ if questions > releases then
   end
 end
 
--- Texts of the answer by question; what is pushed, by channel; what to write to the entries of names.
-local texts, messages, entries = {}, {}, {}
+-- Texts of the answer by question; channels and what is pushed to them; keys of entries, what to delete there, and what to
+-- write.
+local texts, messages, changes = {}, {}, {}
 if left then
-  local present = {}
-  -- Answers these questions about a name, unless something about it needs the full script: then nothing has changed.
+  local present, prefix = {}, sub(KEYS[1], 1, -7)
+  -- Answers these questions about a name. Returns false if something about it needs the full script: then only what comes
+  -- after the counters is changed, and texts.
   local function serve(at, asked)
     local name, value = ARGV[at + 6], values[at]
-    local key = sub(KEYS[1], 1, -7) .. 'entries:' .. name
     -- The state of the name, as in the value of a queue; `holder` is the record of the only holder.
     local used, waiting, first, last, not_before, fence, shape, holder = 0, 0, 1, 0, '9999999999999999', '', '', nil
     if value and byte(value) == 49 then
@@ -138,13 +142,13 @@ if left then
     if not_before <= now_text then
       return false
     end
-    local capacity = tonumber(sub(shape, 1, 10))
-    -- `known`: what the entries say of those who ask. `next_record`: the record of the first who waits, as it was stored.
+    local key, questions_asked, capacity = prefix .. 'entries:' .. name, #asked, tonumber(sub(shape, 1, 10))
+    -- `known`: what the entries say of those who ask. `next_record`: the record of the first who waits.
     local known, next_record = {}, nil
     local has_entries = waiting > 0 or used > 0 and not holder
     if has_entries then
       local fields = { first }
-      for i = 1, #asked do
+      for i = 1, questions_asked do
         fields[i + 1] = sub(ARGV[last_name + asked[i][1]], 2, 33)
       end
       local found = redis.pcall('HMGET', key, unpack(fields))
@@ -153,186 +157,180 @@ if left then
       if found.err or waiting > 0 and not next_record or waiting == 0 and call('EXISTS', key) == 0 then
         return false
       end
-      for i = 2, #fields do
+      for i = 2, questions_asked + 1 do
         known[fields[i]] = found[i]
       end
     end
 
-    local top, changes, pushed, news = highest, { key = key, removed = {}, added = {} }, {}, events and {}
-    local over, answers, shown, is_granted = {}, {}, {}, false
-    local function is_present(record)
-      local instance = sub(record, 176, 191)
-      if present[instance] == nil then
-        local push = sub(ARGV[2], 1, 1)
-        present[instance] = push == 'B' or tonumber(call('PUBSUB', push == 'S' and 'SHARDNUMSUB' or 'NUMSUB',
-          sub(KEYS[1], 1, -7) .. 'to:' .. instance)[2]) > 0
-      end
-      return present[instance]
-    end
+    local removed, added, deleted, put, is_granted = {}, {}, 0, 0, false
     local function hold(id, record)
       if used == 0 then
         holder = record
       else
-        local added = changes.added
         if holder then
-          added[#added + 1], added[#added + 2] = sub(holder, 2, 33), holder
-          known[sub(holder, 2, 33)], holder = holder, nil
+          local other = sub(holder, 2, 33)
+          added[put + 1], added[put + 2], known[other], holder = other, holder, holder, nil
+          put = put + 2
         end
-        added[#added + 1], added[#added + 2] = id, record
-        known[id] = record
+        added[put + 1], added[put + 2], known[id] = id, record, record
+        put = put + 2
       end
       used = used + sub(record, 163, 172)
-      if news then
-        news[#news + 1] = 'acquired ' .. now_text .. '\n' .. name .. '\n' .. record
+      if events then
+        events[#events + 1] = 'acquired ' .. now_text .. '\n' .. name .. '\n' .. record
       end
     end
 
-    local question, last_question = 1, #asked
-    while question <= last_question and not asked[question][2] do
-      local head, ending = ARGV[last_name + asked[question][1]], 'released'
-      if #head > 33 then
-        head, ending = sub(head, 1, 33), sub(head, 34)
+    local question = 1
+    while question <= questions_asked and not asked[question][2] do
+      local place, ending = last_name + asked[question][1], 'released'
+      local id = sub(ARGV[place], 2, 33)
+      if #ARGV[place] > 33 then
+        ending = sub(ARGV[place], 34)
       end
-      local id = sub(head, 2)
       local record = holder and sub(holder, 2, 33) == id and holder or known[id]
-      answers[question] = 'g'
+      ARGV[place] = record and 'f' or 'g'
       if record and #record <= 16 then
         return false
       elseif record then
-        answers[question] = 'f'
         used = used - sub(record, 163, 172)
         if record == holder then
           holder = nil
         else
-          changes.removed[#changes.removed + 1], known[id] = id, nil
+          deleted, known[id] = deleted + 1, nil
+          removed[deleted] = id
         end
-        if sub(record, 69, 84) > top then
-          top = sub(record, 69, 84)
+        if sub(record, 69, 84) > highest then
+          highest = sub(record, 69, 84)
         end
         if history_mode == 'a' or history_mode == 'p' and ending ~= 'released' and ending ~= 'cancelled' then
-          over[#over + 1], over[#over + 2] = now_text .. ' ' .. ending .. '\n' .. name, record
+          ended[remembered + 1] = now_text .. ' ' .. ending .. '\n' .. name
+          remembered = remembered + 2
+          ended[remembered] = record
         end
-        if news then
-          news[#news + 1] = string.match(ending, '^%S+') .. ' ' .. now_text .. '\n' .. name .. '\n' .. record
+        if events then
+          events[#events + 1] = string.match(ending, '^%S+') .. ' ' .. now_text .. '\n' .. name .. '\n' .. record
         end
       end
       question = question + 1
     end
 
     -- Grants from the front while units fit.
-    local batch, at_batch = { next_record }, 1
+    local batch, at_batch = nil, 1
     while waiting > 0 and used < capacity do
-      if at_batch > #batch then
+      local record = next_record
+      if batch then
+        record, at_batch = batch[at_batch], at_batch + 1
+      end
+      local instance = sub(record or '', 176, 191)
+      if present[instance] == nil then
+        local push = sub(ARGV[2], 1, 1)
+        present[instance] = push == 'B'
+          or tonumber(call('PUBSUB', push == 'S' and 'SHARDNUMSUB' or 'NUMSUB', prefix .. 'to:' .. instance)[2]) > 0
+      end
+      -- The full script grants as many as one call may.
+      if not present[instance] or deleted > 2000 then
+        return false
+      end
+      if used + sub(record, 163, 172) > capacity then
+        break
+      end
+      local id, to, pushed = sub(record, 2, 33), prefix .. 'to:' .. instance, #messages
+      fence = next_fence(fence > highest and fence or highest, sub(record, 134, 149))
+      local message = 'granted ' .. id .. ' ' .. fence .. ' ' .. name
+      if messages[pushed - 1] == to then
+        messages[pushed] = messages[pushed] .. '\n' .. message
+      else
+        messages[pushed + 1], messages[pushed + 2] = to, message
+      end
+      removed[deleted + 1], removed[deleted + 2] = first, id
+      hold(id, sub(record, 1, 68) .. fence .. sub(record, 85, 102) .. now_text .. sub(record, 119))
+      deleted, waiting, first = deleted + 2, waiting - 1, first + 1
+      if waiting > 0 and used < capacity and not (batch and batch[at_batch]) then
         local tickets = {}
         for i = 1, math.min(waiting, 100) do
           tickets[i] = first + i - 1
         end
         batch, at_batch = call('HMGET', key, unpack(tickets)), 1
       end
-      local record = batch[at_batch]
-      if not record or not is_present(record) then
-        return false
-      end
-      if used + sub(record, 163, 172) > capacity then
-        break
-      end
-      local id, to = sub(record, 2, 33), sub(KEYS[1], 1, -7) .. 'to:' .. sub(record, 176, 191)
-      fence = next_fence(fence > top and fence or top, sub(record, 134, 149))
-      local message = 'granted ' .. id .. ' ' .. fence .. ' ' .. name
-      pushed[to] = pushed[to] and pushed[to] .. '\n' .. message or message
-      changes.removed[#changes.removed + 1], changes.removed[#changes.removed + 2] = first, id
-      hold(id, sub(record, 1, 68) .. fence .. sub(record, 85, 102) .. now_text .. sub(record, 119))
-      waiting, first, at_batch = waiting - 1, first + 1, at_batch + 1
     end
 
-    for question = question, last_question do
-      local i, tail, patience = unpack(asked[question])
-      local head, units = ARGV[last_name + i], 0 + sub(tail, 44, 53)
-      local id, expiry = sub(head, 2), format('%016.0f', now_text + sub(tail, 1, 13))
+    local tail, expiry
+    for question = question, questions_asked do
+      local i, patience = asked[question][1], asked[question][3]
+      local head = ARGV[last_name + i]
+      local id = sub(head, 2)
+      if tail ~= asked[question][2] then
+        tail = asked[question][2]
+        expiry = format('%016d', now_text + sub(tail, 1, 13))
+      end
       if used == 0 then
         shape, capacity, not_before = sub(tail, 32, 42), tonumber(sub(tail, 32, 41)), '9999999999999999'
       end
-      local fits = used + units <= capacity
+      local fits = used < capacity and used + sub(tail, 44, 53) <= capacity
       if known[id] or holder and sub(holder, 2, 33) == id or shape ~= sub(tail, 32, 42) then
         return false
       elseif fits and waiting == 0 then
-        fence = next_fence(fence > top and fence or top, sub(tail, 15, 30))
+        fence, is_granted = next_fence(fence > highest and fence or highest, sub(tail, 15, 30)), true
         hold(id, head .. ' ' .. expiry .. ' ' .. now_text .. ' ' .. fence .. ' ' .. now_text .. ' ' .. now_text .. ' ' .. tail)
-        answers[question], is_granted = fence, true
+        ARGV[last_name + i] = fence
+        not_before = expiry < not_before and expiry or not_before
       elseif patience == 't' and not fits and holder then
-        answers[question], shown[i] = 'busy            ', format('%.0f ', waiting) .. holder
+        ARGV[last_name + i], texts[i] = 'busy            ', waiting .. ' ' .. holder
       elseif patience == 'q' then
         local record = head .. ' ' .. expiry .. ' ' .. now_text .. ' 0000000000000000 ' .. now_text .. ' 0000000000000000 ' .. tail
-        answers[question], is_granted = 'queued          ', true
-        shown[i] = format('%.0f %s %.0f', waiting, fence, not_before - now_text)
+        ARGV[last_name + i], is_granted = 'queued          ', true
+        texts[i] = format('%d %s %d', waiting, fence, not_before - now_text)
+        not_before = expiry < not_before and expiry or not_before
         last = last + 1
-        if waiting == 0 then
-          first = last
-        end
-        waiting = waiting + 1
-        local added, ticket = changes.added, format('%.0f', last)
-        added[#added + 1], added[#added + 2], added[#added + 3], added[#added + 4] = ticket, record, id, ticket
-        known[id] = ticket
-        if news then
-          news[#news + 1] = 'waiting ' .. now_text .. '\n' .. name .. '\n' .. record
+        first = waiting == 0 and last or first
+        added[put + 1], added[put + 2], added[put + 3], added[put + 4], known[id] = last, record, id, last, record
+        put, waiting = put + 4, waiting + 1
+        if events then
+          events[#events + 1] = 'waiting ' .. now_text .. '\n' .. name .. '\n' .. record
         end
       else
         return false
       end
-      if answers[question] ~= 'busy            ' and expiry < not_before then
-        not_before = expiry
-      end
     end
 
     -- Entries that are on their way to another server cannot be written.
-    if #changes.added > 0 and not has_entries and redis.pcall('EXISTS', key) ~= 0 then
+    if put > 0 and not has_entries and redis.pcall('EXISTS', key) ~= 0 then
       return false
     end
-    for i, answer in ipairs(answers) do
-      ARGV[last_name + asked[i][1]] = answer
+    if deleted + put > 0 then
+      local change = #changes
+      changes[change + 1], changes[change + 2], changes[change + 3] = key, removed, added
     end
-    for i, text in pairs(shown) do
-      texts[i] = text
-    end
-    for to, message in pairs(pushed) do
-      messages[to] = messages[to] and messages[to] .. '\n' .. message or message
-    end
-    for i = 1, #over do
-      remembered = remembered + 1
-      ended[remembered] = over[i]
-    end
-    for i = 1, news and #news or 0 do
-      events[#events + 1] = news[i]
-    end
-    highest, granted, entries[#entries + 1] = top, granted or is_granted, changes
-    if used == 0 then
-      if value then
-        free = free + 1
-        freed[free] = name
-        if fence > highest then
-          highest = fence
-        end
-      end
-    else
-      local state = holder
-      if waiting > 0 or not holder then
-        state = format('q2 %010.0f %010.0f %016.0f %016.0f %s %s %s\n%s', used, waiting, first, last, not_before, fence, shape,
-          holder or '')
-      end
-      if state ~= value then
-        written[length + 1] = name
-        length = length + 2
-        written[length] = state
-      end
+    granted = granted or is_granted
+    if used == 0 and value then
+      free = free + 1
+      freed[free] = name
+      highest = fence > highest and fence or highest
+    elseif used > 0 then
+      written[length + 1] = name
+      length = length + 2
+      written[length] = waiting == 0 and holder
+        or format('q2 %010d %010d %016d %016d %s %s %s\n', used, waiting, first, last, not_before, fence, shape) .. (holder or '')
     end
     return true
   end
 
   for at, asked in pairs(left) do
+    local highest_before, remembered_before, events_before, messages_before =
+      highest, remembered, events and #events or 0, #messages
+    local last_message = messages[messages_before]
     local done, is_served = pcall(serve, at, asked)
     if not (done and is_served) then
+      highest, remembered, messages[messages_before] = highest_before, remembered_before, last_message
+      for i = #messages, messages_before + 1, -1 do
+        messages[i] = nil
+      end
+      for i = events and #events or 0, events_before + 1, -1 do
+        events[i] = nil
+      end
       for i = 1, #asked do
-        ARGV[last_name + asked[i][1]] = asked[i][2] and 'slow            ' or 's'
+        ARGV[last_name + asked[i][1]], texts[asked[i][1]] = asked[i][2] and 'slow            ' or 's', nil
       end
     end
   end
@@ -354,12 +352,13 @@ end
 if free > 0 then
   call('HDEL', KEYS[1], unpack(freed, 1, free))
 end
-for _, changes in ipairs(entries) do
-  if #changes.removed > 0 then
-    call('HDEL', changes.key, unpack(changes.removed))
+for i = 1, #changes, 3 do
+  local key, removed, added = changes[i], changes[i + 1], changes[i + 2]
+  if #removed > 0 then
+    call('HDEL', key, unpack(removed))
   end
-  if #changes.added > 0 then
-    call('HSET', changes.key, unpack(changes.added))
+  if #added > 0 then
+    call('HSET', key, unpack(added))
   end
 end
 if not granted and (length > 2 or highest ~= (values[2] or '')) then
@@ -371,8 +370,8 @@ for first = 1, remembered, 32 do
   call('XADD', KEYS[2], 'MAXLEN', '~', sub(ARGV[2], 3, 8) + 0, '*', unpack(ended, first, math.min(remembered, first + 31)))
 end
 local publish = sub(ARGV[2], 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH'
-for to, message in pairs(messages) do
-  call(publish, to, message)
+for i = 1, #messages, 2 do
+  call(publish, messages[i], messages[i + 1])
 end
 if events and #events > 0 then
   call(publish, ARGV[3], table.concat(events, '\30'))
