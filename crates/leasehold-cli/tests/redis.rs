@@ -332,8 +332,8 @@ fn a_command_whose_run_is_stopped_is_dead_before_its_lease_ends() {
     let alive = family.iter().map(|pid| format!("kill -0 {pid} 2>/dev/null && exit 1")).collect::<Vec<_>>().join("; ");
     next.arg(format!("{alive}; exit 0"));
     let mut next = Running::of(next);
-    let queue = "leasehold:{default}:order:x";
-    until("the next one waits", || server.ask(&["ZCARD", queue]).to_string() == "2");
+    let queue = "leasehold:{default}:entries:x";
+    until("the next one waits", || server.ask(&["HLEN", queue]).to_string() == "2");
     running.signal(Signal::STOP);
     assert_eq!(next.code(), 0, "the family was dead when the lock passed on");
     running.signal(Signal::CONT);
@@ -425,8 +425,8 @@ impl Lane<'_> {
         let looks: Vec<String> = family.iter().zip(&seen).map(|(process, to)| process.look(to)).collect();
         let script = format!(": > {}; {}; exit 0", began.display(), looks.join("; "));
         let mut next = Running::of(on(self.sandbox, &self.server.url(), &["run", &name, "-c", &script]));
-        let queue = format!("leasehold:{{default}}:order:{name}");
-        until("the next one waits", || self.server.ask(&["ZCARD", &queue]).to_string() == "2");
+        let queue = format!("leasehold:{{default}}:entries:{name}");
+        until("the next one waits", || self.server.ask(&["HLEN", &queue]).to_string() == "2");
 
         // At any phase between two renewals.
         thread::sleep(Duration::from_millis(u64::try_from(time * 67 % 700).unwrap()));

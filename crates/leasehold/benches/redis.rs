@@ -136,7 +136,7 @@ async fn drain(waiters: u64, server: &Server) -> (f64, f64) {
             guard.release().await.expect("it is held");
         });
     }
-    while server.ask(&["ZCARD", "leasehold:{default}:order:drain"]).to_string() != (waiters + 1).to_string() {
+    while server.ask(&["HLEN", "leasehold:{default}:entries:drain"]).to_string() != (2 * waiters).to_string() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let started = SystemClock.now();

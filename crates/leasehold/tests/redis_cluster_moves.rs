@@ -45,7 +45,7 @@ async fn a_slot_moves_while_its_locks_are_held_and_waited_for() {
     let (order, mut served) = mpsc::unbounded_channel();
     let mut waiting = JoinSet::new();
     let (from, key) = find(&cluster, "x");
-    let queue = key.replace(":leases", ":order:x");
+    let queue = key.replace(":leases", ":entries:x");
     for waiter in 0..WAITERS {
         // Long leases: only a push tells them of their turn in time.
         let lock = [&one, &two][waiter % 2].mutex("x").ttl(Duration::from_secs(60)).wait(Duration::from_secs(60));
@@ -55,7 +55,7 @@ async fn a_slot_moves_while_its_locks_are_held_and_waited_for() {
             order.send((waiter, guard.fence())).unwrap();
             guard.release().await.unwrap();
         });
-        soon(async || from.ask(&["ZCARD", &queue]).to_string() == (waiter + 2).to_string()).await;
+        soon(async || from.ask(&["HLEN", &queue]).to_string() == (2 * waiter + 2).to_string()).await;
     }
     // Locks of other slots on every server, and others of this one.
     let turns = Turns::begin(&cluster.url(), &["a", "b", "c", "d", "e", "f"]).await;
@@ -91,7 +91,7 @@ async fn a_slot_moves_while_its_locks_are_held_and_waited_for() {
     let held = one.mutex("x").wait(Duration::from_secs(10)).acquire().await.unwrap();
     let lock = two.mutex("x").ttl(Duration::from_secs(60)).wait(Duration::from_secs(60));
     waiting.spawn(async move { lock.acquire().await.unwrap().release().await.map(drop).unwrap() });
-    soon(async || to.ask(&["ZCARD", &queue]).to_string() == "2").await;
+    soon(async || to.ask(&["HLEN", &queue]).to_string() == "2").await;
     held.release().await.unwrap();
     let told = time::timeout(Duration::from_secs(5), waiting.join_next()).await;
     told.expect("its turn is told").unwrap().unwrap();

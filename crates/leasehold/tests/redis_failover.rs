@@ -221,12 +221,12 @@ async fn a_waiter_that_is_passed_over_learns_of_no_grant_by_way_of_a_replica() {
     }
     let long = Duration::from_secs(600);
     let held = clients[0].mutex("x").ttl(long).acquire().await.unwrap();
-    let order = "leasehold:{default}:order:x";
+    let entries = "leasehold:{default}:entries:x";
     let mut waiters = Vec::new();
     for (at, client) in clients[1..].iter().enumerate() {
         let waiter = client.mutex("x").ttl(long).wait(long);
         waiters.push(tokio::runtime::Handle::current().spawn(async move { waiter.acquire().await }));
-        soon(async || replica.ask(&["ZCARD", order]).to_string() == (at + 2).to_string()).await;
+        soon(async || replica.ask(&["HLEN", entries]).to_string() == (2 * at + 2).to_string()).await;
     }
     let (moves, stays) = (waiters.pop().unwrap(), waiters.pop().unwrap());
 

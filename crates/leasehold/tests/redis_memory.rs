@@ -90,18 +90,26 @@ async fn on_a_full_server_renewals_releases_and_evictions_go_through() {
 }
 
 #[tokio::test]
-async fn a_store_of_version_0_1_is_refused_with_what_to_do() {
+async fn a_store_of_another_format_is_refused_with_what_to_do() {
     let server = Server::start();
+    let refused = async || {
+        let error = RedisBackend::open(RedisOptions::from_url(&server.url(), "t").unwrap()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        error.to_string()
+    };
     server.command(&["SET", "leasehold:{t}:fence", "1763270000000000"]);
     server.command(&["ZADD", "leasehold:{t}:index", "0", "x"]);
-    let error = RedisBackend::open(RedisOptions::from_url(&server.url(), "t").unwrap()).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-    assert!(error.to_string().contains("0.1") && error.to_string().contains("namespace"), "{error}");
+    let error = refused().await;
+    assert!(error.contains("format 1,") && error.contains("namespace"), "{error}");
 
     server.command(&["FLUSHALL"]);
-    server.command(&["HSET", LEASES, "\tmemory", "3 something that only version 3 can read"]);
-    let error = RedisBackend::open(RedisOptions::from_url(&server.url(), "t").unwrap()).await.unwrap_err();
-    assert!(error.to_string().contains("upgrade"), "{error}");
+    server.command(&["HSET", LEASES, "\tmemory", &format!("2 {} 1763270000000000", "a".repeat(40))]);
+    let error = refused().await;
+    assert!(error.contains("format 2,") && error.contains("namespace"), "{error}");
+
+    server.command(&["HSET", LEASES, "\tmemory", "4 something that only version 4 can read"]);
+    let error = refused().await;
+    assert!(error.contains("upgrade"), "{error}");
 }
 
 #[tokio::test]
@@ -332,7 +340,7 @@ async fn keys_begin_with_the_prefix_and_a_client_may_be_handed_in() {
     let guard = locks.mutex("x").acquire().await.unwrap();
     let waiting = locks.mutex("x");
     let waiting = Handle::current().spawn(async move { waiting.acquire().await });
-    soon(async || server.ask(&["KEYS", "*:order:x"]).parts().len() == 1).await;
+    soon(async || server.ask(&["KEYS", "*:entries:x"]).parts().len() == 1).await;
     for key in server.ask(&["KEYS", "*"]).parts() {
         assert!(key.to_string().starts_with("app:locks:{default}:"), "{key}");
     }

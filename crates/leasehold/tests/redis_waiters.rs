@@ -97,7 +97,7 @@ async fn a_waiter_that_lapsed_unawares_goes_to_the_end_of_the_queue() {
     // What is sent meanwhile is answered late, not given up.
     let away = format!("redis://127.0.0.1:{}?answer_limit=10s", proxy.port());
     let away = Leasehold::connect(&away).await.unwrap();
-    let entries = || server.ask(&["ZCARD", "leasehold:{default}:order:x"]).to_string();
+    let entries = || server.ask(&["HLEN", "leasehold:{default}:entries:x"]).to_string();
 
     let first = locks.mutex("x").acquire().await.unwrap();
     let waiter = away.mutex("x").ttl(Duration::from_secs(1)).wait(Duration::from_secs(20));

@@ -192,7 +192,14 @@ impl<'a> Twin<'a> {
             (Decision::Granted(model), Decision::Granted(backend)) => {
                 self.same_fence(name, model.fence, backend.fence);
             }
-            (Decision::Queued(model), Decision::Queued(backend)) => self.same_place(name, model, backend),
+            (Decision::Queued(model), Decision::Queued(backend)) => {
+                // Whoever joins a queue may be told to ask again early; the answer to that says exactly when.
+                let mut backend = *backend;
+                if backend.ask_again_in.is_some_and(|early| Some(early) < model.ask_again_in) {
+                    backend.ask_again_in = model.ask_again_in;
+                }
+                self.same_place(name, model, &backend);
+            }
             (Decision::Busy(model), Decision::Busy(backend)) => self.same_busy(name, model, backend),
             _ => self.same("a decision", model, backend),
         }

@@ -80,7 +80,8 @@ pub struct QueuePosition {
     pub ahead: u32,
     /// The resource's newest fence: a hint whose fence is not higher is stale.
     pub last_fence: Fence,
-    /// The time until the first of the leases in the way expires. If no hint arrives until then, ask again.
+    /// The time until the first of the leases in the way expires. If no hint arrives until then, ask again. To a new
+    /// entry a backend may tell a shorter time; to one that asks again after it, the exact one, unless the queue is long.
     pub ask_again_in: Option<Duration>,
 }
 

@@ -77,8 +77,14 @@ impl<'a> FastAnswers<'a> {
         let decision = match self.take(16)?.trim_end() {
             "slow" => return Ok(Fast::Slow),
             "busy" => {
-                let holder = Record::read(self.texts.next().unwrap_or(&Value::Nil))?.held_by(self.now);
-                Decision::Busy(Busy { holders: vec![holder], waiting: 0 })
+                let busy = self.texts.next().unwrap_or(&Value::Nil);
+                let read = text(busy)?.split_once(' ').and_then(|(waiting, holder)| {
+                    Some(Busy {
+                        holders: vec![Record::parse(holder)?.held_by(self.now)],
+                        waiting: saturating_u32(waiting.parse().ok()?),
+                    })
+                });
+                Decision::Busy(read.ok_or_else(|| unexpected("who holds it", busy))?)
             }
             "queued" => {
                 let position = self.texts.next().unwrap_or(&Value::Nil);

@@ -80,8 +80,8 @@ pub(super) fn unanswered(server: &str, why: &str) -> Error {
 /// The error of a store that another version of leasehold wrote.
 pub(super) fn other_format(server: &str, format: &str) -> Error {
     Error::unsupported(match format {
-        "1" => format!(
-            "{server} has locks in the first format, which this version cannot read: stop every program that uses them \
+        "1" | "2" => format!(
+            "{server} has locks in format {format}, which this version cannot read: stop every program that uses them \
              and delete its keys (redis-cli --scan --pattern 'leasehold:*' | xargs redis-cli unlink), or use another namespace"
         ),
         newer => format!("{server} has locks of format {newer}, which a newer leasehold wrote: upgrade this program"),

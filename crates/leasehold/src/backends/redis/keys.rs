@@ -68,9 +68,9 @@ impl Partition {
         }
     }
 
-    /// The keys of a resource that has a queue.
-    pub(super) fn queue(&self, resource: &Resource) -> [String; 3] {
-        ["entries", "order", "ends"].map(|kind| format!("{}{kind}:{resource}", self.prefix))
+    /// The key of a resource that has several holders or a queue.
+    pub(super) fn entries(&self, resource: &Resource) -> String {
+        format!("{}entries:{resource}", self.prefix)
     }
 
     /// The hash of run records, and the set of their names by the time of the last report.
@@ -115,7 +115,7 @@ mod tests {
         let keys = Keys::on_one_server("app:", "default", 0);
         let partition = keys.of(&resource("a{b}c"));
         assert_eq!(partition.leases, "app:{default}:leases");
-        assert_eq!(partition.queue(&resource("a{b}c"))[0], "app:{default}:entries:a{b}c");
+        assert_eq!(partition.entries(&resource("a{b}c")), "app:{default}:entries:a{b}c");
         assert_eq!(partition.slot, crc16(b"default") % SLOTS);
     }
 

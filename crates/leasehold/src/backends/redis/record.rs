@@ -42,7 +42,7 @@ impl Record {
         Self::parse(text(value)?).ok_or_else(|| unexpected("a lease", value))
     }
 
-    fn parse(record: &str) -> Option<Self> {
+    pub(super) fn parse(record: &str) -> Option<Self> {
         let number = |from: usize, to: usize| record.get(from - 1..to)?.parse::<u64>().ok();
         let time = |from: usize| number(from, from + 15).map(Timestamp::from_micros);
         let mut lines = record.get(192..)?.splitn(2, '\n');

@@ -40,7 +40,7 @@ pub(super) enum Invocation {
 pub(super) struct Call<'a> {
     script: &'static Script,
     keys: Vec<&'a str>,
-    queues: Vec<String>,
+    entries: Vec<String>,
     arguments: Arguments<'a>,
 }
 
@@ -54,7 +54,7 @@ impl<'a> Call<'a> {
         keys: &[&'a str],
         arguments: impl Fn(&mut Cmd) + Send + Sync + 'a,
     ) -> Self {
-        Self { script, keys: keys.to_vec(), queues: Vec::new(), arguments: Box::new(arguments) }
+        Self { script, keys: keys.to_vec(), entries: Vec::new(), arguments: Box::new(arguments) }
     }
 
     /// A call that applies the model to these resources; `arguments` are those behind their names.
@@ -71,9 +71,9 @@ impl<'a> Call<'a> {
             }
             arguments(command);
         };
-        let queues = resources.iter().flat_map(|resource| partition.queue(resource)).collect();
+        let entries = resources.iter().map(|resource| partition.entries(resource)).collect();
         let keys = vec![partition.leases.as_str(), partition.history.as_str()];
-        Self { script, keys, queues, arguments: Box::new(with_names) }
+        Self { script, keys, entries, arguments: Box::new(with_names) }
     }
 
     /// The command that makes this call.
@@ -83,11 +83,11 @@ impl<'a> Call<'a> {
             Invocation::Text => redis::cmd("EVAL"),
         };
         command.arg(if invocation == Invocation::Hash { &self.script.sha } else { &self.script.source });
-        command.arg(self.keys.len() + self.queues.len());
+        command.arg(self.keys.len() + self.entries.len());
         for key in &self.keys {
             command.arg(*key);
         }
-        for key in &self.queues {
+        for key in &self.entries {
             command.arg(key);
         }
         command.arg(epoch).arg(settings);

@@ -6,7 +6,7 @@
 --@ head.lua
 
 local epoch = call('HGET', KEYS[1], '\tmemory')
-if epoch and sub(epoch, 1, 2) ~= '2 ' then
+if epoch and sub(epoch, 1, 2) ~= '3 ' then
   return { 'other', string.match(epoch, '^%S+') }
 end
 if not epoch and call('EXISTS', KEYS[2], KEYS[3]) > 0 then
@@ -14,7 +14,7 @@ if not epoch and call('EXISTS', KEYS[2], KEYS[3]) > 0 then
 end
 local run_id = ARGV[3]
 if not epoch or sub(run_id, 1, 1) ~= '-' and sub(epoch, 3, 42) ~= run_id then
-  epoch = '2 ' .. run_id .. ' ' .. now_text
+  epoch = '3 ' .. run_id .. ' ' .. now_text
   call('HDEL', KEYS[1], '\tnothing')
   call('HSET', KEYS[1], '\tmemory', epoch)
   call('HSETNX', KEYS[1], '\tsweep', format('%016.0f 0', now_text + 5000000))

@@ -12,34 +12,29 @@
 --@ model.lua
 
 local function busy(r)
-  return { 'busy', now_text, format('%.0f', r.waiting), unpack(holders(r, 100)) }
-end
-
-local function enqueue(r, id, record, rank)
-  put(r, id, record)
-  r.ranks[id] = rank
-  set_expiry(r, id, sub(record, 35, 50))
+  return { 'busy', now_text, format('%.0f', r.waiting), unpack((holders(r, 100)), 1, 100) }
 end
 
 local function acquire(r, head, tail, patience, max_waiters)
   local id = sub(head, 2)
-  local record = settle(r, id)
+  local record, ticket = settle(r, id)
   if record then
-    record = prolong(r, id, record, sub(tail, 1, 13))
-    put(r, id, record)
-    return standing(r, id, record)
+    record = prolong(record, sub(tail, 1, 13))
+    put(r, id, record, ticket)
+    return standing(r, record, ticket)
   end
   local shape, units = sub(tail, 32, 42), tonumber(sub(tail, 44, 53))
   local capacity = tonumber(sub(shape, 1, 10))
   record = head .. ' ' .. end_of(sub(tail, 1, 13)) .. ' ' .. now_text .. ' ' .. NO_FENCE .. ' ' .. now_text .. ' '
     .. NO_FENCE .. ' ' .. tail
   if is_empty(r) then
-    call('DEL', r.entries, r.order, r.ends)
+    if not r.knows_all or r.is_clean then
+      call('DEL', r.entries)
+    end
     raise_highest_fence(r.fence)
     reset(r)
-    r.lone = granted(r, record)
-    r.used = 0
-    return { 'holding', r.fence, now_text }
+    r.shape, r.not_before = shape, sub(record, 35, 50)
+    return standing(r, hold(r, id, record))
   end
   if r.shape ~= shape then
     return { 'wrong', r.shape }
@@ -49,25 +44,28 @@ local function acquire(r, head, tail, patience, max_waiters)
     return busy(r)
   end
   -- When it joins, all others are ahead of it.
-  local ahead, first = r.waiting, first_of_all(r)
-  r.ticket = r.ticket + 1
+  local ahead, first = r.waiting, r.not_before
+  add_end(r, sub(record, 35, 50))
   if fits and ahead == 0 then
-    record = granted(r, record)
-    enqueue(r, id, record, r.ticket - HOLDER_OFFSET)
-    return standing(r, id, record)
+    return standing(r, hold(r, id, record))
   end
-  r.waiting, r.queue_changed = ahead + 1, true
-  enqueue(r, id, record, r.ticket)
+  r.last = r.last + 1
+  r.first = ahead == 0 and r.last or r.first
+  ticket = format('%.0f', r.last)
+  set_field(r, ticket, record)
+  set_field(r, id, ticket)
+  r.waiting, r.positions = ahead + 1, nil
   if fits then
     grant(r, id)
-    record = entry(r, id)
-    if sub(record, 69, 84) ~= NO_FENCE then
-      return standing(r, id, record)
+    record, ticket = entry(r, id)
+    if not ticket then
+      return standing(r, record)
     end
     ahead = r.waiting - 1
     if patience == 't' or max_waiters ~= '' and ahead > tonumber(max_waiters) then
-      r.waiting = ahead
-      delete_entry(r, id, record)
+      set_field(r, id, false)
+      leave_queue(r, ticket)
+      r.last = r.last - 1
       return busy(r)
     end
   end
@@ -76,18 +74,13 @@ local function acquire(r, head, tail, patience, max_waiters)
 end
 
 local function release(r, id, ending, problem)
-  local record = settle(r, id)
+  local record, ticket = settle(r, id)
   if not record then
     return { 'release', 'gone' }
   end
-  local held = sub(record, 69, 84) ~= NO_FENCE
-  if ending == 'released' and not held then
-    ending = 'cancelled'
-  end
-  delete_entry(r, id, record)
-  remove(r, record, ending, now_text, problem)
+  remove(r, id, record, ticket, ticket and ending == 'released' and 'cancelled' or ending, now_text, problem)
   grant(r)
-  return { 'release', held and 'freed' or 'left' }
+  return { 'release', ticket and 'left' or 'freed' }
 end
 
 -- Redis checks its memory before the first write of a script only, and never before HDEL. The first write here tells

@@ -9,12 +9,11 @@
 local function evict(r, expected, problem)
   settle(r)
   local current = { 'none' }
-  for _, record in ipairs(holders(r, 5000)) do
+  for _, record in ipairs((holders(r))) do
     local fence = sub(record, 69, 84)
     if fence == expected then
       local id = sub(record, 2, 33)
-      delete_entry(r, id, record)
-      remove(r, record, 'evicted', now_text, ' ' .. problem)
+      remove(r, id, record, nil, 'evicted', now_text, ' ' .. problem)
       notify(sub(record, 176, 191), 'evicted ' .. id)
       grant(r)
       return { 'evicted', record }

@@ -1,6 +1,5 @@
--- Decides what is common: releases, requests for names that nobody has, requests to share a name while nobody waits for
--- it, and tries where one holder has all of it. Where one holder has all of a name and others wait, it also hands the name
--- on and lets further requests wait.
+-- Decides what is common. Releases of lone holders and requests for names that nobody has are plain. Names with several
+-- holders, with a queue, or with several questions in this call are left to `serve`.
 --
 -- Redis hashes every byte of a string that a script makes, and a table costs time whenever it grows. So names are read
 -- straight from the arguments, and the answer to a question takes the place of its head.
@@ -15,140 +14,73 @@
 --         q queue, b queue if few enough are ahead, which the full script decides
 -- answer  {columns, then a text for each request that is busy or queued}; columns: now(1-16), s if a sweep is due(17), a
 --         letter for each release: f freed, g gone, s slow, for the full script to decide; and 16 for each request: its
---         fence, or slow, or busy (its text is the record of the holder), or queued (how many are ahead, the newest
---         fence, µs until the first end)
+--         fence, or slow, or busy (its text: how many wait, the record of the holder), or queued (how many are ahead, the
+--         newest fence, µs until the first end or less)
 --@ head.lua
 
 local byte, releases, questions, name_numbers = string.byte, ARGV[4] + 0, ARGV[5] + 0, ARGV[6]
 local last_name = 10 + (name_numbers == '' and questions or sub(name_numbers, 1, 4))
-local stored = call('HMGET', KEYS[1], unpack(ARGV, 7, last_name))
-if stored[1] ~= ARGV[1] then
+-- The value of the name ARGV[n] is values[n - 6].
+local values = call('HMGET', KEYS[1], unpack(ARGV, 7, last_name))
+if values[1] ~= ARGV[1] then
   return 'begin'
 end
--- The value of the name ARGV[n] is values[n - 6].
-local values, shared, queues = stored, nil, nil
-local events = stored[3] and stored[3] > now_text and {}
-local sweep = (not stored[4] or sub(stored[4], 1, 16) <= now_text) and 's' or '-'
-
-for at = 5, last_name - 6 do
-  local value = values[at]
-  local form = value and byte(value)
-  if form == 115 or form == 113 then
-    local prefix, name = sub(KEYS[1], 1, -7), ARGV[at + 6]
-    local entries, order, ends = prefix .. 'entries:' .. name, prefix .. 'order:' .. name, prefix .. 'ends:' .. name
-    local used = #value == 59 and sub(value, 1, 2) == 's1' and tonumber(sub(value, 4, 13))
-    local ticket, taken, waiting, not_before, fence, shape =
-      string.match(value, '^q1 (%d+) (%d+) (%d+) 0 (%d+) (%d+) (%S+)$')
-    -- A key that was evicted, or has moved to another server already, is left to the full script.
-    local is_queue = ticket and not_before > now_text and redis.pcall('EXISTS', entries, order, ends) == 3
-    local known, ids = {}, {}
-    if used or is_queue then
-      for i = 1, questions do
-        if at == 4 + (name_numbers == '' and i or sub(name_numbers, 4 * i + 1, 4 * i + 4)) then
-          ids[#ids + 1] = sub(ARGV[last_name + i], 2, 33)
-        end
-      end
-      for i, record in ipairs(call('HMGET', entries, unpack(ids))) do
-        known[ids[i]] = record
-      end
-    end
-    if used then
-      shared = shared or {}
-      shared[at] = {
-        key = entries, entries = known, added = {}, removed = {},
-        used = used, first = sub(value, 15, 30), fence = sub(value, 32, 47), shape = sub(value, 49, 59),
-      }
-    elseif is_queue then
-      queues = queues or {}
-      queues[at] = {
-        entries = entries, order = order, ends = ends, known = known,
-        put = {}, ranks = {}, expiries = {}, deleted_id = nil,
-        ticket = ticket + 0, used = taken, waiting = waiting + 0, not_before = not_before, fence = fence, shape = shape,
-      }
-    end
+local events = values[3] and values[3] > now_text and {}
+local sweep = (not values[4] or sub(values[4], 1, 16) <= now_text) and 's' or '-'
+-- What is left to `serve`: by the index of the value, for each question its number, and the tail and patience of a request.
+-- `numbers` are the indices of the values of all questions.
+local left, numbers
+if name_numbers ~= '' then
+  left, numbers = {}, {}
+  local seen = {}
+  for i = 1, questions do
+    local at = 4 + sub(name_numbers, 4 * i + 1, 4 * i + 4)
+    left[at], seen[at], numbers[i] = seen[at] and {}, true, at
   end
 end
 
--- `highest`: the highest fence of a lease that has ended. `granted`: true if a request was granted or queued. `texts` are
--- those of the answer, `messages` are pushed at the end.
-local highest, granted, texts, messages = stored[2] or '', false, {}, {}
+-- `highest`: the highest fence of a lease that has ended. `granted`: whether a request was granted or queued.
+local highest, granted = values[2] or '', false
 local function next_fence(above, floor)
-  local fence = above >= now_text and format('%016.0f', above + 1) or now_text
+  local fence = above >= now_text and format('%016d', above + 1) or now_text
   if floor > fence then
-    fence = format('%016.0f', math.max(fence, math.min(floor, now_text + 10000000)))
+    fence = format('%016d', math.max(fence, math.min(floor, now_text + 10000000)))
   end
   return fence
 end
+local history_mode = sub(ARGV[2], 2, 2)
 local ended, remembered, freed, free = {}, 0, {}, 0
-if releases > 0 then
-  local history_mode, released = sub(ARGV[2], 2, 2), now_text .. ' released\n'
-  for i = 1, releases do
-    local head, ending, answer = ARGV[last_name + i], nil, 's'
-    if #head > 33 then
-      head, ending = sub(head, 1, 33), sub(head, 34)
-    end
-    local at = 4 + (name_numbers == '' and i or sub(name_numbers, 4 * i + 1, 4 * i + 4))
-    local shared_state, held, queue, next_holder = shared and shared[at], values[at], queues and queues[at], nil
-    if shared_state then
-      held = shared_state.entries[sub(head, 2)]
-    elseif queue and not queue.deleted_id then
-      -- Its one holder hands it to the first who waits, if that one takes all of it, too.
-      local capacity = sub(queue.shape, 1, 10)
-      held = queue.known[sub(head, 2)] or ''
-      if sub(held, 69, 84) > '0000000000000000' and sub(held, 35, 50) > now_text
-        and sub(held, 163, 172) == capacity then
-        local first = call('ZRANGEBYSCORE', queue.order, '(0', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
-        local record = first[1] and call('HGET', queue.entries, first[1]) or ''
-        local to = sub(KEYS[1], 1, -7) .. 'to:' .. sub(record, 176, 191)
-        local push = sub(ARGV[2], 1, 1)
-        if sub(record, 35, 50) > now_text and sub(record, 163, 172) == capacity
-          and (push == 'B' or tonumber(call('PUBSUB', push == 'S' and 'SHARDNUMSUB' or 'NUMSUB', to)[2]) > 0) then
-          local fence = next_fence(queue.fence > highest and queue.fence or highest, sub(record, 134, 149))
-          next_holder = sub(record, 1, 68) .. fence .. sub(record, 85, 102) .. now_text .. sub(record, 119)
-          queue.deleted_id, queue.waiting, queue.fence = sub(head, 2), queue.waiting - 1, fence
-          queue.known[queue.deleted_id] = false
-          queue.put[1], queue.put[2] = first[1], next_holder
-          queue.ranks[1], queue.ranks[2] = format('%.0f', first[2] - 4503599627370496), first[1]
-          messages[#messages + 1], messages[#messages + 2] =
-            to, 'granted ' .. first[1] .. ' ' .. fence .. ' ' .. ARGV[at + 6]
-        end
-      end
-    end
-    if queue and not next_holder then
-      answer = 's'
-    elseif not held then
-      answer = 'g'
-    elseif sub(held, 1, 33) == head and sub(held, 35, 50) > now_text then
-      answer = 'f'
-      if sub(held, 69, 84) > highest then
-        highest = sub(held, 69, 84)
-      end
-      if shared_state then
-        shared_state.used = shared_state.used - sub(held, 163, 172)
-        shared_state.entries[sub(head, 2)] = nil
-        shared_state.removed[#shared_state.removed + 1] = sub(head, 2)
-      elseif not next_holder then
-        values[at] = false
-        free = free + 1
-        freed[free] = at
-      end
-      if history_mode == 'a' or history_mode == 'p' and ending and ending ~= 'cancelled' then
-        ended[remembered + 1] = (ending and now_text .. ' ' .. ending .. '\n' or released) .. ARGV[at + 6]
-        remembered = remembered + 2
-        ended[remembered] = held
-      end
-      if events then
-        events[#events + 1] = string.match(ending or 'released', '^%S+') .. ' ' .. now_text .. '\n' .. ARGV[at + 6] .. '\n'
-          .. held
-        if next_holder then
-          events[#events + 1] = 'acquired ' .. now_text .. '\n' .. ARGV[at + 6] .. '\n' .. next_holder
-        end
-      end
-    elseif byte(held) == 49 and sub(held, 35, 50) > now_text then
-      answer = 'g'
-    end
-    ARGV[last_name + i] = answer
+for i = 1, releases do
+  local head, ending, answer = ARGV[last_name + i], nil, 's'
+  if #head > 33 then
+    head, ending = sub(head, 1, 33), sub(head, 34)
   end
+  local at = numbers and numbers[i] or 4 + i
+  local held, questions_left = values[at], left and left[at]
+  if questions_left or held and (byte(held) ~= 49 or sub(held, 35, 50) <= now_text) then
+    left, answer = left or {}, nil
+    left[at] = questions_left or {}
+    left[at][#left[at] + 1] = { i }
+  elseif not held or sub(held, 1, 33) ~= head then
+    answer = 'g'
+  else
+    answer = 'f'
+    if sub(held, 69, 84) > highest then
+      highest = sub(held, 69, 84)
+    end
+    free = free + 1
+    freed[free] = ARGV[at + 6]
+    if history_mode == 'a' or history_mode == 'p' and ending and ending ~= 'cancelled' then
+      ended[remembered + 1] = now_text .. ' ' .. (ending or 'released') .. '\n' .. ARGV[at + 6]
+      remembered = remembered + 2
+      ended[remembered] = held
+    end
+    if events then
+      events[#events + 1] = string.match(ending or 'released', '^%S+') .. ' ' .. now_text .. '\n' .. ARGV[at + 6] .. '\n'
+        .. held
+    end
+  end
+  ARGV[last_name + i] = answer or ARGV[last_name + i]
 end
 
 local written, length = { '\tfence', '' }, 2
@@ -156,117 +88,254 @@ if questions > releases then
   local i, group = releases, last_name + questions + 1
   while ARGV[group] do
     local tail, patience = ARGV[group], ARGV[group + 1]
-    local expiry, floor = format('%016.0f', now_text + sub(tail, 1, 13)), sub(tail, 15, 30)
-    local fence = next_fence(highest, floor)
-    local before, behind = ' ' .. expiry .. ' ' .. now_text .. ' ', ' ' .. now_text .. ' ' .. now_text .. ' ' .. tail
+    local fence, behind_head
     for request = 1, #patience do
       i = i + 1
-      local head, answer = ARGV[last_name + i], 'slow            '
-      local at = 4 + (name_numbers == '' and i or sub(name_numbers, 4 * i + 1, 4 * i + 4))
-      local shared_state, held, queue = shared and shared[at], values[at], queues and queues[at]
-      local fits = not held
-      if queue and sub(patience, request, request) == 'q' and queue.shape == sub(tail, 32, 42)
-        and not queue.known[sub(head, 2)]
-        and queue.used + 0 == tonumber(sub(queue.shape, 1, 10)) then
-        local id, put = sub(head, 2), queue.put
-        local record = head .. before .. '0000000000000000 ' .. now_text .. ' 0000000000000000 ' .. tail
-        -- When the first of all others ends.
-        local ends = call('ZRANGE', queue.ends, 0, 1, 'WITHSCORES')
-        local first = ends[1] ~= queue.deleted_id and ends[2] or ends[4]
-        for other = 1, #queue.expiries, 2 do
-          first = math.min(first or queue.expiries[other], queue.expiries[other])
+      local at = numbers and numbers[i] or 4 + i
+      local questions_left = left and left[at]
+      if questions_left or values[at] then
+        left = left or {}
+        left[at] = questions_left or {}
+        left[at][#left[at] + 1] = { i, tail, sub(patience, request, request) }
+      else
+        if not fence then
+          fence = next_fence(highest, sub(tail, 15, 30))
+          behind_head = ' ' .. format('%016d', now_text + sub(tail, 1, 13)) .. ' ' .. now_text .. ' ' .. fence .. ' '
+            .. now_text .. ' ' .. now_text .. ' ' .. tail
         end
-        if expiry < queue.not_before then
-          queue.not_before = expiry
-        end
-        answer = 'queued          '
-        texts[#texts + 1] = format('%.0f %s %.0f', queue.waiting, queue.fence, first - now_text)
-        queue.ticket, queue.waiting, queue.known[id], granted = queue.ticket + 1, queue.waiting + 1, record, true
-        put[#put + 1], put[#put + 2] = id, record
-        queue.ranks[#queue.ranks + 1], queue.ranks[#queue.ranks + 2] = format('%.0f', queue.ticket), id
-        queue.expiries[#queue.expiries + 1], queue.expiries[#queue.expiries + 2] = expiry, id
-        if events then
-          events[#events + 1] = 'waiting ' .. now_text .. '\n' .. ARGV[at + 6] .. '\n' .. record
-        end
-      elseif held and not queue then
-        if not shared_state and byte(held) == 49 and sub(held, 35, 50) > now_text
-          and sub(held, 151, 161) == sub(tail, 32, 42) and sub(held, 1, 33) ~= head then
-          local used, units, capacity = tonumber(sub(held, 163, 172)), sub(tail, 44, 53), tonumber(sub(held, 151, 160))
-          local key = sub(KEYS[1], 1, -7) .. 'entries:' .. ARGV[at + 6]
-          -- A key that is on its way to another server cannot be written: that is left to the full script.
-          if used + units <= capacity and redis.pcall('EXISTS', key) == 0 then
-            local id = sub(held, 2, 33)
-            shared_state = {
-              key = key, entries = { [id] = held }, added = { id, held },
-              removed = {}, used = used, first = sub(held, 35, 50), fence = sub(held, 69, 84), shape = sub(held, 151, 161),
-            }
-            shared = shared or {}
-            shared[at] = shared_state
-          elseif used == capacity and sub(patience, request, request) == 't' then
-            answer = 'busy            '
-            texts[#texts + 1] = held
-          end
-        end
-        fits = shared_state and shared_state.first > now_text and shared_state.shape == sub(tail, 32, 42)
-          and not shared_state.entries[sub(head, 2)]
-          and shared_state.used + sub(tail, 44, 53) <= tonumber(sub(shared_state.shape, 1, 10))
-      end
-      if fits then
-        answer = held and next_fence(shared_state.fence > highest and shared_state.fence or highest, floor) or fence
+        local record = ARGV[last_name + i] .. behind_head
+        written[length + 1] = ARGV[at + 6]
+        length = length + 2
+        written[length] = record
+        ARGV[last_name + i] = fence
         granted = true
-        local record = head .. before .. answer .. behind
-        if held then
-          local added, id = shared_state.added, sub(head, 2)
-          added[#added + 1], added[#added + 2] = id, record
-          shared_state.entries[id], shared_state.used, shared_state.fence =
-            record, shared_state.used + sub(tail, 44, 53), answer
-          if expiry < shared_state.first then
-            shared_state.first = expiry
-          end
-        else
-          values[at] = record
-          written[length + 1] = ARGV[at + 6]
-          length = length + 2
-          written[length] = record
-        end
         if events then
           events[#events + 1] = 'acquired ' .. now_text .. '\n' .. ARGV[at + 6] .. '\n' .. record
         end
       end
-      ARGV[last_name + i] = answer
     end
     group = group + 2
   end
 end
 
-if shared then
-  for at, shared_state in pairs(shared) do
-    if shared_state.used == 0 then
-      values[at] = false
-      free = free + 1
-      freed[free] = at
-    elseif #shared_state.added + #shared_state.removed > 0 then
-      written[length + 1] = ARGV[at + 6]
-      length = length + 2
-      written[length] = format('s1 %010.0f %s %s %s',
-        shared_state.used, shared_state.first, shared_state.fence, shared_state.shape)
+-- Texts of the answer by question; channels and what is pushed to them; keys of entries, what to delete there, and what to
+-- write.
+local texts, messages, changes = {}, {}, {}
+if left then
+  local present, prefix = {}, sub(KEYS[1], 1, -7)
+  -- Answers these questions about a name. Returns false if something about it needs the full script: then only what comes
+  -- after the counters is changed, and texts.
+  local function serve(at, asked)
+    local name, value = ARGV[at + 6], values[at]
+    -- The state of the name, as in the value of a queue; `holder` is the record of the only holder.
+    local used, waiting, first, last, not_before, fence, shape, holder = 0, 0, 1, 0, '9999999999999999', '', '', nil
+    if value and byte(value) == 49 then
+      used, not_before = 0 + sub(value, 163, 172), sub(value, 35, 50)
+      fence, shape, holder = sub(value, 69, 84), sub(value, 151, 161), value
+    elseif value and sub(value, 1, 3) == 'q2 ' then
+      used, waiting, first, last = 0 + sub(value, 4, 13), 0 + sub(value, 15, 24), 0 + sub(value, 26, 41), 0 + sub(value, 43, 58)
+      not_before, fence, shape = sub(value, 60, 75), sub(value, 77, 92), sub(value, 94, 104)
+      holder = #value > 105 and sub(value, 106) or nil
+    elseif value then
+      return false
     end
-  end
-end
-if queues then
-  for at, queue in pairs(queues) do
-    if #queue.put > 0 then
-      written[length + 1] = ARGV[at + 6]
+    if not_before <= now_text then
+      return false
+    end
+    local key, questions_asked, capacity = prefix .. 'entries:' .. name, #asked, tonumber(sub(shape, 1, 10))
+    -- `known`: what the entries say of those who ask. `next_record`: the record of the first who waits.
+    local known, next_record = {}, nil
+    local has_entries = waiting > 0 or used > 0 and not holder
+    if has_entries then
+      local fields = { first }
+      for i = 1, questions_asked do
+        fields[i + 1] = sub(ARGV[last_name + asked[i][1]], 2, 33)
+      end
+      local found = redis.pcall('HMGET', key, unpack(fields))
+      next_record = found[1]
+      -- Entries that were evicted, or have moved to another server already, are left to the full script.
+      if found.err or waiting > 0 and not next_record or waiting == 0 and call('EXISTS', key) == 0 then
+        return false
+      end
+      for i = 2, questions_asked + 1 do
+        known[fields[i]] = found[i]
+      end
+    end
+
+    local removed, added, deleted, put, is_granted = {}, {}, 0, 0, false
+    local function hold(id, record)
+      if used == 0 then
+        holder = record
+      else
+        if holder then
+          local other = sub(holder, 2, 33)
+          added[put + 1], added[put + 2], known[other], holder = other, holder, holder, nil
+          put = put + 2
+        end
+        added[put + 1], added[put + 2], known[id] = id, record, record
+        put = put + 2
+      end
+      used = used + sub(record, 163, 172)
+      if events then
+        events[#events + 1] = 'acquired ' .. now_text .. '\n' .. name .. '\n' .. record
+      end
+    end
+
+    local question = 1
+    while question <= questions_asked and not asked[question][2] do
+      local place, ending = last_name + asked[question][1], 'released'
+      local id = sub(ARGV[place], 2, 33)
+      if #ARGV[place] > 33 then
+        ending = sub(ARGV[place], 34)
+      end
+      local record = holder and sub(holder, 2, 33) == id and holder or known[id]
+      ARGV[place] = record and 'f' or 'g'
+      if record and #record <= 16 then
+        return false
+      elseif record then
+        used = used - sub(record, 163, 172)
+        if record == holder then
+          holder = nil
+        else
+          deleted, known[id] = deleted + 1, nil
+          removed[deleted] = id
+        end
+        if sub(record, 69, 84) > highest then
+          highest = sub(record, 69, 84)
+        end
+        if history_mode == 'a' or history_mode == 'p' and ending ~= 'released' and ending ~= 'cancelled' then
+          ended[remembered + 1] = now_text .. ' ' .. ending .. '\n' .. name
+          remembered = remembered + 2
+          ended[remembered] = record
+        end
+        if events then
+          events[#events + 1] = string.match(ending, '^%S+') .. ' ' .. now_text .. '\n' .. name .. '\n' .. record
+        end
+      end
+      question = question + 1
+    end
+
+    -- Grants from the front while units fit.
+    local batch, at_batch = nil, 1
+    while waiting > 0 and used < capacity do
+      local record = next_record
+      if batch then
+        record, at_batch = batch[at_batch], at_batch + 1
+      end
+      local instance = sub(record or '', 176, 191)
+      if present[instance] == nil then
+        local push = sub(ARGV[2], 1, 1)
+        present[instance] = push == 'B'
+          or tonumber(call('PUBSUB', push == 'S' and 'SHARDNUMSUB' or 'NUMSUB', prefix .. 'to:' .. instance)[2]) > 0
+      end
+      -- The full script grants as many as one call may.
+      if not present[instance] or deleted > 2000 then
+        return false
+      end
+      if used + sub(record, 163, 172) > capacity then
+        break
+      end
+      local id, to, pushed = sub(record, 2, 33), prefix .. 'to:' .. instance, #messages
+      fence = next_fence(fence > highest and fence or highest, sub(record, 134, 149))
+      local message = 'granted ' .. id .. ' ' .. fence .. ' ' .. name
+      if messages[pushed - 1] == to then
+        messages[pushed] = messages[pushed] .. '\n' .. message
+      else
+        messages[pushed + 1], messages[pushed + 2] = to, message
+      end
+      removed[deleted + 1], removed[deleted + 2] = first, id
+      hold(id, sub(record, 1, 68) .. fence .. sub(record, 85, 102) .. now_text .. sub(record, 119))
+      deleted, waiting, first = deleted + 2, waiting - 1, first + 1
+      if waiting > 0 and used < capacity and not (batch and batch[at_batch]) then
+        local tickets = {}
+        for i = 1, math.min(waiting, 100) do
+          tickets[i] = first + i - 1
+        end
+        batch, at_batch = call('HMGET', key, unpack(tickets)), 1
+      end
+    end
+
+    local tail, expiry
+    for question = question, questions_asked do
+      local i, patience = asked[question][1], asked[question][3]
+      local head = ARGV[last_name + i]
+      local id = sub(head, 2)
+      if tail ~= asked[question][2] then
+        tail = asked[question][2]
+        expiry = format('%016d', now_text + sub(tail, 1, 13))
+      end
+      if used == 0 then
+        shape, capacity, not_before = sub(tail, 32, 42), tonumber(sub(tail, 32, 41)), '9999999999999999'
+      end
+      local fits = used < capacity and used + sub(tail, 44, 53) <= capacity
+      if known[id] or holder and sub(holder, 2, 33) == id or shape ~= sub(tail, 32, 42) then
+        return false
+      elseif fits and waiting == 0 then
+        fence, is_granted = next_fence(fence > highest and fence or highest, sub(tail, 15, 30)), true
+        hold(id, head .. ' ' .. expiry .. ' ' .. now_text .. ' ' .. fence .. ' ' .. now_text .. ' ' .. now_text .. ' ' .. tail)
+        ARGV[last_name + i] = fence
+        not_before = expiry < not_before and expiry or not_before
+      elseif patience == 't' and not fits and holder then
+        ARGV[last_name + i], texts[i] = 'busy            ', waiting .. ' ' .. holder
+      elseif patience == 'q' then
+        local record = head .. ' ' .. expiry .. ' ' .. now_text .. ' 0000000000000000 ' .. now_text .. ' 0000000000000000 ' .. tail
+        ARGV[last_name + i], is_granted = 'queued          ', true
+        texts[i] = format('%d %s %d', waiting, fence, not_before - now_text)
+        not_before = expiry < not_before and expiry or not_before
+        last = last + 1
+        first = waiting == 0 and last or first
+        added[put + 1], added[put + 2], added[put + 3], added[put + 4], known[id] = last, record, id, last, record
+        put, waiting = put + 4, waiting + 1
+        if events then
+          events[#events + 1] = 'waiting ' .. now_text .. '\n' .. name .. '\n' .. record
+        end
+      else
+        return false
+      end
+    end
+
+    -- Entries that are on their way to another server cannot be written.
+    if put > 0 and not has_entries and redis.pcall('EXISTS', key) ~= 0 then
+      return false
+    end
+    if deleted + put > 0 then
+      local change = #changes
+      changes[change + 1], changes[change + 2], changes[change + 3] = key, removed, added
+    end
+    granted = granted or is_granted
+    if used == 0 and value then
+      free = free + 1
+      freed[free] = name
+      highest = fence > highest and fence or highest
+    elseif used > 0 then
+      written[length + 1] = name
       length = length + 2
-      written[length] = format('q1 %.0f %s %.0f 0 %s %s %s',
-        queue.ticket, queue.used, queue.waiting, queue.not_before, queue.fence, queue.shape)
-      if queue.deleted_id and not granted then
-        -- HDEL first, so that a hand-over succeeds when memory is full.
-        call('HDEL', queue.entries, queue.deleted_id)
+      written[length] = waiting == 0 and holder
+        or format('q2 %010d %010d %016d %016d %s %s %s\n', used, waiting, first, last, not_before, fence, shape) .. (holder or '')
+    end
+    return true
+  end
+
+  for at, asked in pairs(left) do
+    local highest_before, remembered_before, events_before, messages_before =
+      highest, remembered, events and #events or 0, #messages
+    local last_message = messages[messages_before]
+    local done, is_served = pcall(serve, at, asked)
+    if not (done and is_served) then
+      highest, remembered, messages[messages_before] = highest_before, remembered_before, last_message
+      for i = #messages, messages_before + 1, -1 do
+        messages[i] = nil
+      end
+      for i = events and #events or 0, events_before + 1, -1 do
+        events[i] = nil
+      end
+      for i = 1, #asked do
+        ARGV[last_name + asked[i][1]], texts[asked[i][1]] = asked[i][2] and 'slow            ' or 's', nil
       end
     end
   end
 end
+
 if granted then
   -- Redis checks its memory before the first write of a script only. On a full server the full script refuses the
   -- requests and lets the releases through.
@@ -279,55 +348,36 @@ if granted then
     return { now_text .. '-' .. string.rep('s', releases) .. string.rep('slow            ', questions - releases) }
   end
 end
-local gone = 0
-for i = 1, free do
-  -- A name that this call has granted again stays.
-  if not values[freed[i]] then
-    gone = gone + 1
-    freed[gone] = ARGV[freed[i] + 6]
+-- HDEL first, so that releases succeed when memory is full.
+if free > 0 then
+  call('HDEL', KEYS[1], unpack(freed, 1, free))
+end
+for i = 1, #changes, 3 do
+  local key, removed, added = changes[i], changes[i + 1], changes[i + 2]
+  if #removed > 0 then
+    call('HDEL', key, unpack(removed))
+  end
+  if #added > 0 then
+    call('HSET', key, unpack(added))
   end
 end
-if gone > 0 then
-  call('HDEL', KEYS[1], unpack(freed, 1, gone))
-end
-if shared then
-  for _, shared_state in pairs(shared) do
-    if #shared_state.removed > 0 then
-      call('HDEL', shared_state.key, unpack(shared_state.removed))
-    end
-    if #shared_state.added > 0 then
-      call('HSET', shared_state.key, unpack(shared_state.added))
-    end
-  end
-end
-if not granted and (length > 2 or highest ~= (stored[2] or '')) then
+if not granted and (length > 2 or highest ~= (values[2] or '')) then
   written[2] = highest
   call('HSET', KEYS[1], unpack(written, highest == '' and 3 or 1))
-end
-if queues then
-  for _, queue in pairs(queues) do
-    if queue.deleted_id then
-      call('HDEL', queue.entries, queue.deleted_id)
-      call('ZREM', queue.order, queue.deleted_id)
-      call('ZREM', queue.ends, queue.deleted_id)
-    end
-    if #queue.put > 0 then
-      call('HSET', queue.entries, unpack(queue.put))
-      call('ZADD', queue.order, unpack(queue.ranks))
-    end
-    if #queue.expiries > 0 then
-      call('ZADD', queue.ends, unpack(queue.expiries))
-    end
-  end
 end
 -- Sixteen leases in one entry of the stream, which is trimmed by entries.
 for first = 1, remembered, 32 do
   call('XADD', KEYS[2], 'MAXLEN', '~', sub(ARGV[2], 3, 8) + 0, '*', unpack(ended, first, math.min(remembered, first + 31)))
 end
+local publish = sub(ARGV[2], 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH'
 for i = 1, #messages, 2 do
-  call(sub(ARGV[2], 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH', messages[i], messages[i + 1])
+  call(publish, messages[i], messages[i + 1])
 end
 if events and #events > 0 then
-  call(sub(ARGV[2], 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH', ARGV[3], table.concat(events, '\30'))
+  call(publish, ARGV[3], table.concat(events, '\30'))
 end
-return { now_text .. sweep .. table.concat(ARGV, '', last_name + 1, last_name + questions), unpack(texts) }
+local answer = { now_text .. sweep .. table.concat(ARGV, '', last_name + 1, last_name + questions) }
+for i = releases + 1, left and questions or 0 do
+  answer[#answer + 1] = texts[i]
+end
+return answer

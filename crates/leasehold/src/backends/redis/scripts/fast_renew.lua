@@ -1,4 +1,4 @@
--- Moves the ends of leases of lone holders, and of those who share a name while nobody waits.
+-- Moves the ends of leases that hold.
 --
 -- KEYS    1 leases
 -- ARGV    then two for each renewal: name, and in columns head of the record(1-33) ttl(35-47)
@@ -17,10 +17,14 @@ local answers, written, ends = {}, {}, {}
 
 for at = 2, #fields do
   local held, asked = stored[at], ARGV[2 * at]
-  local answer, entries = 'slow', nil
-  if held and sub(held, 1, 2) == 's1' then
-    entries = sub(KEYS[1], 1, -7) .. 'entries:' .. fields[at]
-    held = call('HGET', entries, sub(asked, 2, 33))
+  local answer, state, entries = 'slow', nil, nil
+  if held and sub(held, 1, 3) == 'q2 ' and sub(held, 60, 75) > now_text then
+    state, held = sub(held, 1, 105), sub(held, 106)
+    if sub(held, 2, 33) ~= sub(asked, 2, 33) then
+      entries = sub(KEYS[1], 1, -7) .. 'entries:' .. fields[at]
+      held = redis.pcall('HGET', entries, sub(asked, 2, 33))
+      held = type(held) == 'string' and held or ''
+    end
   end
   if not held then
     answer = 'gone'
@@ -41,9 +45,9 @@ for at = 2, #fields do
       call('HSET', entries, sub(asked, 2, 33), held)
     else
       written[#written + 1] = fields[at]
-      written[#written + 1] = held
+      written[#written + 1] = (state or '') .. held
     end
-  elseif sub(held, 1, 1) == '1' and sub(held, 35, 50) > now_text then
+  elseif not state and sub(held, 1, 1) == '1' and sub(held, 35, 50) > now_text then
     answer = 'gone'
   end
   answers[#answers + 1] = answer

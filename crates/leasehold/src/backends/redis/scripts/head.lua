@@ -8,10 +8,13 @@
 --
 -- `leases` is a hash, a partition's index of its live names. The value of a name begins with its form and format:
 --   1   a lone holder: its record
---   s1  holders that share it while nobody waits, with a hash of their own, and their state in columns: units used(4-13),
---       when the first of them ends, or earlier(15-30), newest fence(32-47), shape(49-59)
---   q1  a queue, with three keys of its own, and its state: last ticket, units used, how many wait, last ticket
---       skipped as unreachable (`skipped_to`), a lower bound of the earliest expiry (`not_before`), newest fence, shape
+--   q2  several holders, or a queue, and their state: a blank, or * if fast scripts cannot handle it(3), units used(4-13),
+--       how many wait(15-24), first and last ticket in the queue(26-41, 43-58), when the first entry ends, or
+--       earlier(60-75), newest fence(77-92), shape(94-104); behind a * the last ticket skipped as unreachable, and of an
+--       unfinished search for expired entries the cursor and the earliest end found; on the next line the record of the
+--       only holder, if there is but one
+-- Such a name has a hash `entries`: id -> record of a holder, unless that is the only one; ticket -> record and
+-- id -> ticket of each who waits. Tickets rise, and those of waiters who left early are missing.
 -- No name holds a control character, so fields that begin with a tab are the partition's own:
 --   memory   the epoch, under its old name: format, run id of the server, when it began (40 and 16 columns)
 --   fence    the highest fence of a lease that has ended: the fences of those that hold are in their own values

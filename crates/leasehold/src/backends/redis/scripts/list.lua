@@ -14,9 +14,28 @@ local function list(r, from)
   if from < 0 or is_empty(r) then
     return {}
   end
-  flush(r)
-  local ids = call('ZRANGE', r.order, from, from + 999)
-  return #ids == 0 and {} or call('HMGET', r.entries, unpack(ids))
+  local records = {}
+  local function add(record)
+    if from > 0 then
+      from = from - 1
+    elseif #records < 1000 then
+      records[#records + 1] = record
+    end
+  end
+  for _, record in ipairs((holders(r))) do
+    add(record)
+  end
+  local ticket = r.first
+  while #records < 1000 and ticket <= r.last do
+    for _, name in ipairs(read_tickets(r, ticket, min(r.last, ticket + 999))) do
+      local record = field(r, name)
+      if record then
+        add(record)
+      end
+    end
+    ticket = ticket + 1000
+  end
+  return records
 end
 
 call('HDEL', KEYS[1], '\tnothing')

@@ -1,18 +1,18 @@
 -- The lease model for resources of one partition: settle, and what settling needs. Ports State::settle, Entry::prolong,
 -- State::standing and State::busy of model.rs. A resource is read once, and its state written once, by `finish`.
 --
--- KEYS  1 leases  2 history, then three for each resource: entries, a hash of id -> record; order, a sorted set of ids
---       by ticket, less HOLDER_OFFSET for those that hold; ends, a sorted set of ids by expiry
+-- KEYS  1 leases  2 history, then for each resource its entries
 -- ARGV  3 channel of events  4 how many resources, then the name of each, then what is asked about them
 local max, min = math.max, math.min
 -- Stands for fence and time of acquiring in an entry that waits.
 local NO_FENCE = '0000000000000000'
--- 2^52: holders sort before waiters.
-local HOLDER_OFFSET = 4503599627370496
+local NEVER = '9999999999999999'
 -- How far a requested fence may be ahead of the clock, in µs.
 local FENCE_LEAD = 10000000
 -- Expired and absent entries that one call handles, so that none keeps the server busy for long.
 local MAX_HANDLED = 1000
+-- In a longer queue, a waiter may be told to ask again before anything in its way ends.
+local MAX_EXACT = 20
 
 local now = tonumber(now_text)
 local push = sub(ARGV[2], 1, 1)
@@ -73,26 +73,18 @@ local function notify(instance, message)
 end
 
 local function is_empty(r)
-  return r.used == 0 and r.waiting == 0 and not r.lone and not r.shared
-end
-
--- Whether it needs no queue: nobody waits, and what is left can be shared.
-local function is_plain(r)
-  return r.waiting == 0 and (r.used == 0 or r.used < tonumber(sub(r.shape, 1, 10)))
-end
-
--- Whether the fast script can handle it: it needs no queue, or one has all of it and the others wait.
-local function is_fast(r)
-  local capacity = tonumber(sub(r.shape, 1, 10))
-  return is_plain(r) or r.skipped_to == 0 and r.used == capacity and (capacity == 1 or sub(r.shape, 11) ~= 'p')
+  return r.used == 0 and r.waiting == 0 and not r.lone
 end
 
 local function reset(r)
-  r.ticket, r.used, r.waiting, r.skipped_to, r.fence, r.shape = 0, 0, 0, 0, NO_FENCE, ''
-  -- What this call knows and has changed: records by id, `false` for those that are gone; and what is to be written.
-  r.known, r.knows_all, r.put, r.ranks, r.expiries, r.deleted_ids = {}, true, {}, {}, {}, {}
-  -- `first` is when the first of all entries ends, if this call knows; none ends before `not_before`.
-  r.first, r.not_before, r.head, r.queue_changed = nil, nil, nil, false
+  r.used, r.waiting, r.first, r.last, r.not_before, r.fence, r.shape = 0, 0, 1, 0, NEVER, NO_FENCE, ''
+  -- The record of the only holder; several are among the entries.
+  r.holder = nil
+  -- `skipped`: the last ticket skipped as unreachable. `cursor` and `found`: where an unfinished search for expired
+  -- entries goes on, and the earliest end that it has found.
+  r.skipped, r.cursor, r.found = 0, '0', NEVER
+  -- What this call knows of the entries, `false` for fields that do not exist; and which fields are to be written.
+  r.fields, r.knows_all, r.changed = {}, true, {}
 end
 
 -- The resource with this number; `nil` if a newer version wrote it.
@@ -101,23 +93,22 @@ local function resource(at)
     return loaded[at]
   end
   local value = stored[3 + at]
-  local r = { name = ARGV[4 + at], entries = KEYS[3 * at], order = KEYS[3 * at + 1], ends = KEYS[3 * at + 2], value = value }
+  local r = { name = ARGV[4 + at], entries = KEYS[2 + at], value = value }
   reset(r)
-  local ticket, used, waiting, skipped_to, not_before, fence, shape =
-    string.match(value or '', '^q1 (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%S+)$')
-  local is_shared = sub(value or '', 1, 2) == 's1'
-  local keys = ticket and 3 or is_shared and 1 or 0
-  if keys > 0 and call('EXISTS', r.entries, unpack({ r.order, r.ends }, 1, keys - 1)) < keys then
-    -- Redis evicted a key of this resource: a new epoch of the partition begins now.
+  local used, waiting, first, last, not_before, fence, shape, more, holder =
+    string.match(value or '', '^q2.(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%w+)([^\n]*)\n(.*)$')
+  if used and (tonumber(waiting) > 0 or holder == '') and call('EXISTS', r.entries) == 0 then
+    -- Redis evicted the entries of this resource: a new epoch of the partition begins now.
     epoch = sub(epoch, 1, 43) .. now_text
-    raise_highest_fence(fence or sub(value, 32, 47))
-    call('DEL', r.entries, r.order, r.ends)
-  elseif ticket then
-    r.ticket, r.used, r.waiting, r.skipped_to =
-      tonumber(ticket), tonumber(used), tonumber(waiting), tonumber(skipped_to)
-    r.not_before, r.fence, r.shape, r.knows_all = not_before, fence, shape, false
-  elseif is_shared then
-    r.shared, r.knows_all = value, false
+    raise_highest_fence(fence)
+  elseif used then
+    r.used, r.waiting, r.first, r.last = tonumber(used), tonumber(waiting), tonumber(first), tonumber(last)
+    r.not_before, r.fence, r.shape, r.holder = not_before, fence, shape, holder ~= '' and holder or nil
+    r.knows_all = r.waiting == 0 and r.holder ~= nil
+    local skipped, cursor, found = string.match(more, '^ (%d+) (%d+) (%d+)$')
+    if skipped then
+      r.skipped, r.cursor, r.found = tonumber(skipped), cursor, found
+    end
   elseif value and sub(value, 1, 1) == '1' then
     r.lone = value
   elseif value then
@@ -127,113 +118,125 @@ local function resource(at)
   return r
 end
 
--- Reads these entries in one call.
-local function read(r, ids)
-  if r.knows_all or r.shared then
-    return
-  end
+-- Reads these fields of the entries.
+local function read(r, names)
   local unknown = {}
-  for _, id in ipairs(ids) do
-    if r.known[id] == nil then
-      unknown[#unknown + 1] = id
+  for _, name in ipairs(names) do
+    if r.fields[name] == nil then
+      unknown[#unknown + 1] = name
     end
   end
-  for i, record in ipairs(#unknown > 0 and call('HMGET', r.entries, unpack(unknown)) or {}) do
-    r.known[unknown[i]] = record
+  for at = 1, r.knows_all and 0 or #unknown, 2000 do
+    for i, value in ipairs(call('HMGET', r.entries, unpack(unknown, at, min(#unknown, at + 1999)))) do
+      r.fields[unknown[at + i - 1]] = value
+    end
   end
 end
 
+local function field(r, name)
+  if r.fields[name] == nil then
+    r.fields[name] = not r.knows_all and call('HGET', r.entries, name)
+  end
+  return r.fields[name]
+end
+
+-- Changes a field; `false` deletes it.
+local function set_field(r, name, value)
+  r.fields[name], r.changed[name] = value, true
+end
+
+-- Reads the fields of these tickets; returns their names.
+local function read_tickets(r, from, to)
+  local names = {}
+  for ticket = from, to do
+    names[#names + 1] = format('%.0f', ticket)
+  end
+  read(r, names)
+  return names
+end
+
+-- The record with this id, and the ticket if it waits.
 local function entry(r, id)
-  local record = r.known[id]
-  if record == nil and not r.knows_all then
-    record = call('HGET', r.entries, id)
-    r.known[id] = record
+  if r.holder and sub(r.holder, 2, 33) == id then
+    return r.holder
   end
-  return record or nil
+  local value = field(r, id)
+  if value and #value <= 16 then
+    return field(r, value), value
+  end
+  return value
 end
 
-local function put(r, id, record)
-  r.known[id], r.put[id] = record, true
-  if r.head and r.head.id == id then
-    r.head = nil
-  end
-end
-
-local function set_expiry(r, id, expiry)
-  r.expiries[id] = expiry
-  if r.first and expiry < r.first then
-    r.first = expiry
-  end
-  if r.not_before and expiry < r.not_before then
-    r.not_before = expiry
+local function put(r, id, record, ticket)
+  if r.holder and sub(r.holder, 2, 33) == id then
+    r.holder = record
+  else
+    set_field(r, ticket or id, record)
   end
 end
 
--- Deletes an entry; the caller updates `used` and `waiting`.
-local function delete_entry(r, id, record)
-  r.known[id], r.put[id], r.ranks[id], r.expiries[id] = false, nil, nil, nil
-  r.deleted_ids[#r.deleted_ids + 1] = id
-  if sub(record, 35, 50) == r.first then
-    r.first = nil
-  end
-  if sub(record, 69, 84) == NO_FENCE then
-    r.queue_changed = true
-  end
-  if r.head and r.head.id == id then
-    r.head = nil
+-- A waiter has left the queue.
+local function leave_queue(r, ticket)
+  set_field(r, ticket, false)
+  r.waiting, r.positions = r.waiting - 1, nil
+  if r.waiting == 0 then
+    r.first = r.last + 1
+  elseif tonumber(ticket) == r.first then
+    r.first = r.first + 1
   end
 end
 
--- Writes what has changed of the entries, and of their order unless that is not needed any more.
-local function flush(r, without_order)
-  if #r.deleted_ids > 0 then
-    call('HDEL', r.entries, unpack(r.deleted_ids))
-    if not without_order then
-      call('ZREM', r.order, unpack(r.deleted_ids))
-      call('ZREM', r.ends, unpack(r.deleted_ids))
+-- Writes what has changed of the entries.
+local function flush(r)
+  local deleted, written = {}, {}
+  for name in pairs(r.changed) do
+    if r.fields[name] then
+      written[#written + 1] = name
+      written[#written + 1] = r.fields[name]
+    else
+      deleted[#deleted + 1] = name
     end
   end
-  local records, ranks, expiries = {}, {}, {}
-  for id in pairs(r.put) do
-    records[#records + 1] = id
-    records[#records + 1] = r.known[id]
+  if r.knows_all and not r.is_clean then
+    call('DEL', r.entries)
   end
-  for id, rank in pairs(r.ranks) do
-    ranks[#ranks + 1] = format('%.0f', rank)
-    ranks[#ranks + 1] = id
+  for at = 1, #deleted, 2000 do
+    call('HDEL', r.entries, unpack(deleted, at, min(#deleted, at + 1999)))
   end
-  for id, expiry in pairs(r.expiries) do
-    expiries[#expiries + 1] = expiry
-    expiries[#expiries + 1] = id
+  for at = 1, #written, 2000 do
+    call('HSET', r.entries, unpack(written, at, min(#written, at + 1999)))
   end
-  for at = 1, #records, 2000 do
-    call('HSET', r.entries, unpack(records, at, min(#records, at + 1999)))
-  end
-  for at = 1, without_order and 0 or #ranks, 2000 do
-    call('ZADD', r.order, unpack(ranks, at, min(#ranks, at + 1999)))
-  end
-  for at = 1, without_order and 0 or #expiries, 2000 do
-    call('ZADD', r.ends, unpack(expiries, at, min(#expiries, at + 1999)))
-  end
-  r.put, r.ranks, r.expiries, r.deleted_ids, r.queue_changed = {}, {}, {}, {}, false
+  r.changed, r.is_clean = {}, true
 end
 
--- When the first of all entries ends.
-local function first_of_all(r)
-  if not r.first then
+-- Some of the entries, each as {record, id, ticket if it waits}, and the cursor of the next ones.
+local function scan(r, cursor, count)
+  if next(r.changed) then
     flush(r)
-    local expiry = call('ZRANGE', r.ends, 0, 0, 'WITHSCORES')[2]
-    r.first = expiry and digits(expiry)
-    r.not_before = r.first
   end
-  return r.first
+  local scanned = call('HSCAN', r.entries, cursor, 'COUNT', count)
+  local found, flat, seen = {}, scanned[2], {}
+  for i = 1, #flat, 2 do
+    if #flat[i + 1] > 16 and not seen[flat[i]] then
+      seen[flat[i]] = true
+      found[#found + 1] = { flat[i + 1], sub(flat[i + 1], 2, 33), #flat[i] <= 16 and flat[i] or nil }
+    end
+  end
+  return scanned[1], found
 end
 
-local function remove(r, record, ending, at, problem)
-  if sub(record, 69, 84) == NO_FENCE then
-    r.waiting = r.waiting - 1
+-- Ends an entry.
+local function remove(r, id, record, ticket, ending, at, problem)
+  local units = 0 + sub(record, 163, 172)
+  if r.holder and sub(r.holder, 2, 33) == id then
+    r.holder = nil
   else
-    r.used = r.used - sub(record, 163, 172)
+    set_field(r, id, false)
+  end
+  if ticket then
+    leave_queue(r, ticket)
+  else
+    r.used = r.used - units
     raise_highest_fence(sub(record, 69, 84))
   end
   if is_remembered(ending) then
@@ -243,54 +246,51 @@ local function remove(r, record, ending, at, problem)
   add_event(ending, at, r, record)
 end
 
--- Adds holders without a queue to the ordered sets, or ends an expired lone holder.
+-- Takes over a lone holder.
 local function build_queue(r)
-  local records = {}
-  if r.shared then
-    local flat = call('HGETALL', r.entries)
-    for i = 2, #flat, 2 do
-      records[#records + 1] = flat[i]
-    end
-    table.sort(records, function(one, other)
-      return sub(one, 69, 84) < sub(other, 69, 84)
-    end)
-    r.fence, r.shape = sub(r.shared, 32, 47), sub(r.shared, 49, 59)
-    call('DEL', r.order, r.ends)
-  elseif r.lone and sub(r.lone, 35, 50) <= now_text then
-    r.used = tonumber(sub(r.lone, 163, 172))
-    remove(r, r.lone, 'expired', sub(r.lone, 35, 50), '')
-  elseif r.lone then
-    records = { r.lone }
-    r.fence, r.shape = sub(r.lone, 69, 84), sub(r.lone, 151, 161)
-    call('DEL', r.entries, r.order, r.ends)
-    r.put[sub(r.lone, 2, 33)] = true
+  local record = r.lone
+  if record then
+    r.used, r.not_before = 0 + sub(record, 163, 172), sub(record, 35, 50)
+    r.fence, r.shape, r.holder, r.lone = sub(record, 69, 84), sub(record, 151, 161), record, nil
   end
-  for _, record in ipairs(records) do
-    local id, expiry = sub(record, 2, 33), sub(record, 35, 50)
-    r.ticket, r.used, r.known[id] = r.ticket + 1, r.used + sub(record, 163, 172), record
-    r.ranks[id], r.expiries[id] = r.ticket - HOLDER_OFFSET, expiry
-    r.first = r.first and r.first < expiry and r.first or expiry
-    r.not_before, r.knows_all = r.first, true
-  end
-  r.lone, r.shared = nil, nil
+end
+
+-- A new entry ends then.
+local function add_end(r, expiry)
+  r.not_before = r.not_before < expiry and r.not_before or expiry
+  r.found = r.found < expiry and r.found or expiry
 end
 
 local function expire(r)
-  if r.expired or is_empty(r) then
+  if r.expired or is_empty(r) or r.not_before > now_text then
     return
   end
   r.expired = true
-  if r.not_before and r.not_before > now_text or first_of_all(r) > now_text then
-    return
+  local entries, over = {}, {}
+  if not r.knows_all then
+    r.cursor, entries = scan(r, r.cursor, 2 * MAX_HANDLED)
+    unsettled = unsettled or r.cursor ~= '0'
   end
-  flush(r)
-  local ids = call('ZRANGEBYSCORE', r.ends, '-inf', now_text, 'LIMIT', 0, MAX_HANDLED)
-  unsettled = unsettled or #ids == MAX_HANDLED
-  for i, record in ipairs(call('HMGET', r.entries, unpack(ids))) do
-    remove(r, record, 'expired', sub(record, 35, 50), '')
-    delete_entry(r, ids[i], record)
+  if r.holder then
+    entries[#entries + 1] = { r.holder, sub(r.holder, 2, 33) }
   end
-  r.not_before = nil
+  for _, one in ipairs(entries) do
+    local expiry = sub(one[1], 35, 50)
+    if expiry <= now_text then
+      over[#over + 1] = one
+    elseif expiry < r.found then
+      r.found = expiry
+    end
+  end
+  table.sort(over, function(one, other)
+    return sub(one[1], 35, 50) < sub(other[1], 35, 50)
+  end)
+  for _, one in ipairs(over) do
+    remove(r, one[2], one[1], one[3], 'expired', sub(one[1], 35, 50), '')
+  end
+  if r.cursor == '0' then
+    r.not_before, r.found = r.found, NEVER
+  end
 end
 
 -- The fence of a record's grant: above those of its name that hold, and above those that have ended.
@@ -298,10 +298,25 @@ local function next_fence(r, record)
   return digits(max(highest + 1, r.fence + 1, now, min(tonumber(sub(record, 134, 149)), now + FENCE_LEAD)))
 end
 
--- The record of an entry that begins to hold.
-local function granted(r, record, fence)
-  r.fence, r.used = fence or next_fence(r, record), r.used + sub(record, 163, 172)
+-- Lets an entry hold that waited with this ticket, or that is new.
+local function hold(r, id, record, ticket, fence)
+  local units = 0 + sub(record, 163, 172)
+  r.fence = fence or next_fence(r, record)
   record = sub(record, 1, 68) .. r.fence .. sub(record, 85, 102) .. now_text .. sub(record, 119)
+  if ticket then
+    leave_queue(r, ticket)
+    set_field(r, id, false)
+  end
+  if r.used == 0 then
+    r.holder = record
+  else
+    if r.holder then
+      set_field(r, sub(r.holder, 2, 33), r.holder)
+      r.holder = nil
+    end
+    set_field(r, id, record)
+  end
+  r.used = r.used + units
   add_event('acquired', now_text, r, record)
   return record
 end
@@ -310,116 +325,130 @@ end
 -- again: each call goes on where the last one stopped.
 local function grant(r, asker)
   local capacity = tonumber(sub(r.shape, 1, 10))
-  local scanned, batch_size = 0, 1
-  while r.waiting > 0 and r.used < capacity do
-    local head = r.head
-    if head and r.used + head.units > capacity and (head.id == asker or is_present(head.instance)) then
-      return
-    end
+  local scanned, batch_size, ticket = 0, 1, max(r.first, r.skipped + 1)
+  while r.waiting > 0 and r.used < capacity and ticket <= r.last do
     if scanned >= MAX_HANDLED then
       unsettled = true
       return
     end
-    if r.queue_changed then
-      flush(r)
-    end
-    local found = call('ZRANGEBYSCORE', r.order, '(' .. format('%.0f', r.skipped_to), '+inf',
-      'WITHSCORES', 'LIMIT', 0, batch_size)
-    local ids = {}
-    for i = 1, #found, 2 do
-      ids[#ids + 1] = found[i]
-    end
-    if #ids == 0 then
-      return
-    end
-    read(r, ids)
-    r.head = nil
-    for i, id in ipairs(ids) do
-      local record = entry(r, id)
-      local instance, units = sub(record, 176, 191), tonumber(sub(record, 163, 172))
-      local fits = r.used + units <= capacity
-      if not fits and (id == asker or is_present(instance)) then
-        r.head = { id = id, instance = instance, units = units }
-        return
-      end
-      local fence = fits and next_fence(r, record)
-      if fits and sub(record, 35, 50) > now_text
-        and (id == asker or notify(instance, 'granted ' .. id .. ' ' .. fence .. ' ' .. r.name)) then
-        put(r, id, granted(r, record, fence))
-        r.ranks[id] = found[2 * i] - HOLDER_OFFSET
-        r.waiting, r.queue_changed = r.waiting - 1, true
-      else
-        r.skipped_to = tonumber(found[2 * i])
+    local names = read_tickets(r, ticket, min(r.last, ticket + batch_size - 1))
+    for _, name in ipairs(names) do
+      local record = field(r, name)
+      if record then
+        local id, instance, units = sub(record, 2, 33), sub(record, 176, 191), tonumber(sub(record, 163, 172))
+        local fits = r.used + units <= capacity
+        if not fits and (id == asker or is_present(instance)) then
+          return
+        end
+        local fence = fits and next_fence(r, record)
+        if fits and sub(record, 35, 50) > now_text
+          and (id == asker or notify(instance, 'granted ' .. id .. ' ' .. fence .. ' ' .. r.name)) then
+          hold(r, id, record, name, fence)
+        else
+          r.skipped = tonumber(name)
+        end
       end
       if r.used >= capacity then
         break
       end
     end
-    scanned, batch_size = scanned + #ids, 100
+    ticket, scanned, batch_size = ticket + #names, scanned + #names, 100
   end
 end
 
--- The record of an entry after settling. Its instance has just asked, so it is not skipped.
+-- The record of an entry after settling, and its ticket if it waits. Its instance has just asked, so it is not skipped.
 local function settle(r, id)
   build_queue(r)
-  local record = id and not is_empty(r) and entry(r, id)
-  if record and r.skipped_to > 0 and sub(record, 69, 84) == NO_FENCE then
-    r.skipped_to = min(r.skipped_to, (r.ranks[id] or call('ZSCORE', r.order, id)) - 1)
-    r.head = nil
+  local record, ticket
+  if id and not is_empty(r) then
+    record, ticket = entry(r, id)
+  end
+  if record and ticket then
+    r.skipped = min(r.skipped, ticket - 1)
   end
   expire(r)
   grant(r, id)
-  record = record and entry(r, id)
-  return record and sub(record, 35, 50) > now_text and record
+  if record then
+    record, ticket = entry(r, id)
+  end
+  return record and sub(record, 35, 50) > now_text and record, ticket
 end
 
 -- End = now + ttl, never shorter than the end already given.
-local function prolong(r, id, record, ttl)
+local function prolong(record, ttl)
   local later = end_of(ttl)
   if later > sub(record, 35, 50) then
-    if sub(record, 35, 50) == r.first then
-      r.first = nil
-    end
-    set_expiry(r, id, later)
     return sub(record, 1, 34) .. later .. ' ' .. now_text .. sub(record, 68, 119) .. ttl .. sub(record, 133)
   end
   return sub(record, 1, 51) .. now_text .. sub(record, 68)
 end
 
--- µs until the first end of those in the way, or ''. If no blocker is among the first 100 expiries, the waiter asks again
--- too early.
-local function first_end(r, ticket)
-  local some = call('ZRANGE', r.ends, 0, 3, 'WITHSCORES')
-  local more = r.waiting > 3 and call('ZRANGE', r.ends, 4, 99, 'WITHSCORES')
-  for _, found in ipairs({ some, more or {} }) do
-    for i = 1, #found, 2 do
-      if tonumber(call('ZSCORE', r.order, found[i])) < ticket or found == more and i == 191 then
-        return format('%.0f', max(0, found[i + 1] - now))
+-- The records of those who hold, in the order of their requests; with a limit, only some of many.
+local function holders(r, limit)
+  if r.holder or r.used == 0 then
+    return { r.holder }, true
+  end
+  local cursor, found, records, seen = '0', nil, {}, {}
+  repeat
+    cursor, found = scan(r, cursor, 10 * (limit or 100))
+    for _, one in ipairs(found) do
+      if not one[3] and not seen[one[2]] then
+        seen[one[2]] = true
+        records[#records + 1] = one[1]
+      end
+    end
+  until cursor == '0' or limit
+  table.sort(records, function(one, other)
+    return sub(one, 86, 101) .. sub(one, 69, 84) < sub(other, 86, 101) .. sub(other, 69, 84)
+  end)
+  return records, cursor == '0'
+end
+
+-- How many waiters are before this ticket. Above MAX_HANDLED waiters, those who have left count, too.
+local function ahead_of(r, ticket)
+  if r.last - r.first + 1 == r.waiting or r.waiting > MAX_HANDLED then
+    return min(ticket - r.first, r.waiting - 1)
+  end
+  if not r.positions then
+    r.positions = {}
+    local ahead = 0
+    for _, name in ipairs(read_tickets(r, r.first, r.last)) do
+      if field(r, name) then
+        r.positions[name], ahead = ahead, ahead + 1
       end
     end
   end
-  return ''
+  return r.positions[ticket]
+end
+
+-- When the first of those in the way of this ticket ends, or earlier.
+local function first_end(r, ticket)
+  local records, is_all = holders(r, 20)
+  if r.waiting > MAX_EXACT or not is_all then
+    return r.not_before
+  end
+  for _, name in ipairs(read_tickets(r, r.first, ticket - 1)) do
+    records[#records + 1] = field(r, name) or nil
+  end
+  local first = NEVER
+  for _, record in ipairs(records) do
+    first = sub(record, 35, 50) < first and sub(record, 35, 50) or first
+  end
+  return first
 end
 
 -- How an entry stands: 'holding', fence, acquired; 'waiting', ahead, newest fence, µs until the first end; 'gone'.
-local function standing(r, id, record)
+local function standing(r, record, ticket)
   if not record then
     return { 'gone' }
   end
-  if sub(record, 69, 84) ~= NO_FENCE then
+  if not ticket then
     return { 'holding', sub(record, 69, 84), sub(record, 103, 118) }
   end
-  flush(r)
-  local ticket = call('ZSCORE', r.order, id)
-  local ahead = call('ZCOUNT', r.order, 0, '(' .. ticket)
-  return { 'waiting', format('%.0f', ahead), r.fence, first_end(r, tonumber(ticket)) }
-end
-
--- The records of the first who hold.
-local function holders(r, limit)
-  flush(r)
-  local ids = call('ZRANGEBYSCORE', r.order, '-inf', '(0', 'LIMIT', 0, limit)
-  return #ids == 0 and {} or call('HMGET', r.entries, unpack(ids))
+  local first = first_end(r, ticket)
+  return {
+    'waiting', format('%.0f', ahead_of(r, ticket)), r.fence, first == NEVER and '' or format('%.0f', max(0, first - now)),
+  }
 end
 
 -- Answers one request. Errors of one resource become its answer; server errors abort the script.
@@ -438,6 +467,28 @@ local function try(ask, r, ...)
   error(answer, 0)
 end
 
+-- Gives waiters new tickets where those in use are far apart.
+local function renumber(r)
+  local skipped = 0
+  for _, name in ipairs(read_tickets(r, r.first, r.last)) do
+    local record = field(r, name)
+    if record then
+      r.last = r.last + 1
+      local ticket = format('%.0f', r.last)
+      set_field(r, name, false)
+      set_field(r, ticket, record)
+      set_field(r, sub(record, 2, 33), ticket)
+      skipped = tonumber(name) <= r.skipped and r.last or skipped
+    end
+  end
+  r.first, r.skipped = r.last - r.waiting + 1, skipped
+end
+
+-- Whether the fast scripts can handle it: no waiter was skipped, and no search for expired entries is left.
+local function is_fast(r)
+  return r.skipped < r.first and r.cursor == '0'
+end
+
 -- Writes what has changed, appends ended leases to the history, and publishes messages and events.
 local function finish(answers)
   local written, gone = {}, {}
@@ -446,20 +497,23 @@ local function finish(answers)
     written[#written + 1] = epoch
   end
   for _, r in pairs(loaded) do
-    local value = r.lone or r.shared
-    if not value and is_empty(r) then
-      if sub(r.value or '1', 1, 1) ~= '1' or #r.deleted_ids > 0 then
-        call('DEL', r.entries, r.order, r.ends)
+    local value = r.lone
+    if not value and r.waiting == 0 and (r.holder or r.used == 0) then
+      value = r.holder
+      if not r.knows_all or r.is_clean then
+        call('DEL', r.entries)
       end
-    elseif not value and is_plain(r) then
-      value = format('s1 %010.0f %s %s %s', r.used, r.not_before or first_of_all(r), r.fence, r.shape)
-      call('DEL', r.order, r.ends)
-      flush(r, true)
     elseif not value then
+      while r.waiting > 0 and not field(r, format('%.0f', r.first)) do
+        r.first = r.first + 1
+      end
+      if r.last - r.first > 2 * r.waiting + MAX_HANDLED then
+        renumber(r)
+      end
       flush(r)
-      local not_before = r.not_before or first_of_all(r)
-      value = format('q1 %.0f %.0f %.0f %.0f %s %s %s',
-        r.ticket, r.used, r.waiting, r.skipped_to, not_before, r.fence, r.shape)
+      value = format('q2%s%010.0f %010.0f %016.0f %016.0f %s %s %s%s\n%s', is_fast(r) and ' ' or '*',
+        r.used, r.waiting, r.first, r.last, r.not_before, r.fence, r.shape,
+        is_fast(r) and '' or format(' %.0f %s %s', r.skipped, r.cursor, r.found), r.holder or '')
     end
     if not value and r.value then
       -- Also where the record that had it was lost.

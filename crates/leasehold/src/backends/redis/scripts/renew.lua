@@ -9,38 +9,28 @@
 --@ model.lua
 
 local function renew(r, id, ttl, floor, downgrade, metadata)
-  local record = settle(r, id)
+  local record, ticket = settle(r, id)
   if not record then
     return { 'gone' }
   end
-  record = prolong(r, id, record, ttl)
+  record = prolong(record, ttl)
   if metadata ~= '' then
     record = string.match(record, '^[^\n]*\n[^\n]*\n') .. metadata
   end
-  local held = sub(record, 69, 84) ~= NO_FENCE
   local new_units, old_units = tonumber(sub(downgrade, 13, 22)), tonumber(sub(record, 163, 172))
   if downgrade ~= '' and sub(downgrade, 1, 11) == r.shape and new_units <= old_units then
     record = sub(record, 1, 150) .. downgrade .. sub(record, 175)
-    if held then
+    if not ticket then
       r.used = r.used + new_units - old_units
     end
   end
-  if held and floor > r.fence and tonumber(floor) <= max(now + FENCE_LEAD, tonumber(r.fence)) then
+  if not ticket and floor > r.fence and tonumber(floor) <= max(now + FENCE_LEAD, tonumber(r.fence)) then
     record = sub(record, 1, 68) .. floor .. sub(record, 85)
     r.fence = floor
   end
-  put(r, id, record)
-  local waiting = r.waiting
+  put(r, id, record, ticket)
   grant(r, id)
-  if r.waiting ~= waiting then
-    record = entry(r, id)
-  elseif waiting == 0 and sub(record, 151, 160) == sub(record, 163, 172) then
-    -- It has all of it and nobody waits: a lone holder again.
-    call('DEL', r.entries, r.order, r.ends)
-    reset(r)
-    r.lone = record
-  end
-  return standing(r, id, record)
+  return standing(r, entry(r, id))
 end
 
 call('HDEL', KEYS[1], '\tnothing')

@@ -2,7 +2,7 @@
 --
 -- KEYS    1 leases  2 history
 -- ARGV    3 channel of events
--- answer  names that have a queue or whose sharers may have expired, for the client to settle
+-- answer  names with several entries of which one may have expired, for the client to settle
 --@ head.lua
 --@ history.lua
 
@@ -21,7 +21,7 @@ for i = 1, #scanned[2], 2 do
   local name, held = scanned[2][i], scanned[2][i + 1]
   local expiry = sub(held, 35, 50)
   local form = sub(held, 1, 1)
-  if sub(name, 1, 1) ~= '\t' and (form == 'q' or form == 's' and sub(held, 15, 30) <= now_text) then
+  if sub(name, 1, 1) ~= '\t' and form == 'q' and sub(held, 60, 75) <= now_text then
     queues[#queues + 1] = name
   elseif sub(name, 1, 1) ~= '\t' and form == '1' and expiry <= now_text then
     expired[#expired + 1] = name
