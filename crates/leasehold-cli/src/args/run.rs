@@ -15,7 +15,7 @@ use crate::duration;
                   session, may run on; whatever else outlives the command is stopped and named (see --stragglers).\n\
                   If the lease cannot be renewed, they are stopped before it ends; if it is taken away, at once. Both exit 121.\n\n\
                   Examples:\n  leasehold run backup -- ./backup.sh             wait for the lock, for as long as it takes\n  \
-                  leasehold run -n -E 0 mail -- ./mail.sh         cron on many hosts: one of them runs it\n  \
+                  leasehold run -n -E 0 --min-hold 45s mail -- ./mail.sh   cron on many hosts: one of them runs it\n  \
                   leasehold run -w 10m --ttl 15s deploy -- make   wait ten minutes at most\n  \
                   leasehold run -j 4 gpu -- ./train               at most four at a time\n  \
                   leasehold run -s catalog -c 'wc -l < catalog'   readers share, writers do not"
