@@ -23,7 +23,7 @@ use crate::{errors, instance::seconds, lease::Lease, mailbox::Notifier, of_proce
 const QUICK: Duration = Duration::from_millis(20);
 /// How often the main thread of a waiting program looks for signals, such as that of Ctrl-C.
 const SIGNALS: Duration = Duration::from_millis(50);
-/// How many runtimes for quick calls are kept.
+/// The most idle runtimes for quick calls.
 const KEPT_RUNTIMES: usize = 4;
 
 /// What a call gives to Python.

@@ -30,7 +30,7 @@ pub(crate) enum Wait {
     For(Duration),
 }
 
-/// What is asked for when connecting.
+/// The settings of a connection, as the caller gave them.
 struct Settings {
     url: String,
     namespace: Option<String>,
@@ -120,7 +120,7 @@ pub(crate) fn outcome(failure: Option<(String, String)>) -> Outcome {
     failure.map_or(Outcome::Completed, |(kind, details)| Outcome::failed(kind, details))
 }
 
-/// A clock for tests, which goes on only when it is told to.
+/// A clock for tests, which moves only when a test advances it.
 #[pyclass(frozen, module = "leasehold._native")]
 pub(crate) struct Clock(ManualClock);
 

@@ -1,4 +1,4 @@
-//! Tells an event loop which calls to poll, through a socket that the loop reads.
+//! Notifies an event loop which calls to poll, through a socket that the loop reads.
 
 use std::{
     io::{Read, Write},

@@ -63,7 +63,7 @@ macro_rules! with_options {
     }};
 }
 
-/// Acquires what was asked for; `None` if it is busy and was only tried.
+/// Acquires the lock; returns `None` if this was a try and the lock is busy.
 pub(crate) async fn acquire(locks: &Leasehold, request: &LockRequest) -> Result<Option<Held>> {
     let name = request.names.first().map_or("", String::as_str);
     let lock = match request.mode.as_str() {
