@@ -4,13 +4,9 @@ use std::{path::Path, thread, time::Duration};
 
 use leasehold::Leasehold;
 
-use super::{Scenario, one_thread};
+use super::prelude::*;
 use crate::{
-    Result,
     children::{self, argument},
-    contest::{Effort, Spread},
-    pairs,
-    report::{Bar, Section},
     stopwatch::{Stopwatch, now},
 };
 

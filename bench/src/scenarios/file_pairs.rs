@@ -2,14 +2,8 @@
 
 use leasehold::Leasehold;
 
-use super::{Scenario, one_thread};
-use crate::{
-    Result,
-    contest::{Contender, Effort, compare},
-    pairs,
-    report::{Bar, Section},
-    system_calls::SystemCalls,
-};
+use super::prelude::*;
+use crate::system_calls::SystemCalls;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "file-pairs",

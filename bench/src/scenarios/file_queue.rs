@@ -12,12 +12,9 @@ use leasehold::{
 };
 use tokio::task::JoinSet;
 
-use super::{Scenario, two_workers};
+use super::prelude::*;
 use crate::{
-    Result,
     children::{self, argument},
-    contest::{Effort, Spread},
-    report::{Bar, Section},
     stopwatch::Stopwatch,
 };
 

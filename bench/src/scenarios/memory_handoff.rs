@@ -5,13 +5,7 @@ use std::sync::Arc;
 use leasehold::Leasehold;
 use tokio::{sync::Mutex, task::yield_now};
 
-use super::{Scenario, two_workers};
-use crate::{
-    Result,
-    contest::{Contender, Effort, compare},
-    pairs,
-    report::{Bar, Section},
-};
+use super::prelude::*;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "memory-handoff",

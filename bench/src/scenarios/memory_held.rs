@@ -4,13 +4,8 @@ use std::{fs, time::Duration};
 
 use leasehold::Leasehold;
 
-use super::{Scenario, one_thread};
-use crate::{
-    Result,
-    children::{self, argument},
-    contest::Effort,
-    report::{Bar, Section},
-};
+use super::prelude::*;
+use crate::children::{self, argument};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "memory-held",

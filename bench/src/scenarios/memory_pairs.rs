@@ -7,13 +7,7 @@ use leasehold::Leasehold;
 use lockable::LockPool;
 use parking_lot::Mutex;
 
-use super::{Scenario, two_workers};
-use crate::{
-    Result,
-    contest::{Contender, Effort, compare},
-    pairs,
-    report::{Bar, Section},
-};
+use super::prelude::*;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "memory-pairs",

@@ -25,6 +25,17 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::{Result, contest::Effort, report::Section};
 
+/// What nearly every scenario uses.
+mod prelude {
+    pub(super) use super::{Scenario, one_thread, two_workers};
+    pub(super) use crate::{
+        Result,
+        contest::{Contender, Effort, Spread, compare},
+        pairs,
+        report::{Bar, Section},
+    };
+}
+
 /// One thing to measure.
 #[derive(Debug)]
 pub(crate) struct Scenario {

@@ -3,13 +3,8 @@
 use leasehold_testkit::postgres::Postgres;
 use tokio::runtime::Runtime;
 
-use super::{Scenario, two_workers};
-use crate::{
-    Result,
-    contest::{Contender, Effort, Spread, compare},
-    postgres_locks::{Callers, Functions, server, server_cpu},
-    report::{Bar, Section},
-};
+use super::prelude::*;
+use crate::postgres_locks::{Callers, Functions, server, server_cpu};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "postgres-functions",

@@ -2,14 +2,8 @@
 
 use leasehold::Leasehold;
 
-use super::{Scenario, two_workers};
-use crate::{
-    Result,
-    contest::{Contender, Effort, compare},
-    pairs,
-    postgres_locks::{Blocked, server},
-    report::{Bar, Section},
-};
+use super::prelude::*;
+use crate::postgres_locks::{Blocked, server};
 
 /// How many want the name at once.
 const WAITERS: u64 = 32;

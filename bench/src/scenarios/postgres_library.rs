@@ -2,14 +2,8 @@
 
 use leasehold::Leasehold;
 
-use super::{Scenario, two_workers};
-use crate::{
-    Result,
-    contest::{Contender, Effort, compare},
-    pairs,
-    postgres_locks::{Callers, Functions, server},
-    report::{Bar, Section},
-};
+use super::prelude::*;
+use crate::postgres_locks::{Callers, Functions, server};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "postgres-library",

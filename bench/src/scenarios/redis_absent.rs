@@ -12,12 +12,7 @@ use leasehold::{
 use leasehold_testkit::{redis::Server, until};
 use tokio::time;
 
-use super::{Scenario, two_workers};
-use crate::{
-    Result,
-    contest::Effort,
-    report::{Bar, Section},
-};
+use super::prelude::*;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "redis-absent",

@@ -5,13 +5,8 @@ use std::time::Duration;
 use leasehold::Leasehold;
 use leasehold_testkit::{Proxy, redis::Server, until};
 
-use super::{Scenario, redis_pairs, two_workers};
-use crate::{
-    Result,
-    contest::{Effort, compare},
-    redis_locks::Locks,
-    report::{Bar, Section},
-};
+use super::{prelude::*, redis_pairs};
+use crate::redis_locks::Locks;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "redis-durability",

@@ -18,13 +18,7 @@ use tokio::{
     task::yield_now,
 };
 
-use super::{Scenario, two_workers};
-use crate::{
-    Result,
-    contest::{Contender, Effort, compare},
-    pairs,
-    report::{Bar, Section},
-};
+use super::prelude::*;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "redis-handoff",

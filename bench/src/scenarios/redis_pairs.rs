@@ -3,14 +3,11 @@
 use leasehold_testkit::redis::Server;
 use tokio::runtime::Runtime;
 
-use super::{Scenario, two_workers};
+use super::prelude::*;
 use crate::{
-    Result,
-    contest::{Contender, Effort, Score, Spread, compare},
+    contest::Score,
     crew::Crew,
-    pairs,
     redis_locks::{Locks, RedisLock, server_cpu},
-    report::{Bar, Section},
 };
 
 pub(super) const SCENARIO: Scenario = Scenario {

@@ -3,13 +3,7 @@
 use leasehold::Leasehold;
 use leasehold_testkit::redis::Server;
 
-use super::{Scenario, two_workers};
-use crate::{
-    Result,
-    contest::{Contender, Effort, compare},
-    pairs,
-    report::{Bar, Section},
-};
+use super::prelude::*;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "redis-readers",

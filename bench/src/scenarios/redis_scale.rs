@@ -9,13 +9,10 @@ use leasehold::{Attempt, Leasehold};
 use leasehold_testkit::redis::Server;
 use tokio::{runtime::Runtime, task::JoinSet, time::sleep};
 
-use super::{Scenario, redis_pairs, two_workers};
+use super::{prelude::*, redis_pairs};
 use crate::{
-    Result, children,
-    contest::{Effort, Spread, compare},
-    pairs,
+    children,
     redis_locks::{Locks, RedisLock, scripts_called, server_cpu},
-    report::{Bar, Section},
 };
 
 pub(super) const SCENARIO: Scenario = Scenario {

@@ -3,15 +3,11 @@
 use leasehold_testkit::redis::Server;
 
 use super::{
-    Scenario,
+    prelude::*,
     redis_pairs::{by_processes, by_tasks, contender},
-    two_workers,
 };
 use crate::{
-    Result,
-    contest::{Effort, Spread, compare},
     redis_locks::{Locks, RedisLock},
-    report::{Bar, Section},
     stopwatch::Stopwatch,
 };
 

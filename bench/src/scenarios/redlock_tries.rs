@@ -7,14 +7,8 @@ use leasehold_testkit::redis::Server;
 use parking_lot::Mutex;
 use tokio::{runtime::Runtime, task::JoinSet, time::sleep};
 
-use super::{Scenario, two_workers};
-use crate::{
-    Result,
-    contest::{Effort, Spread},
-    redis_locks::leasehold_url,
-    report::{Bar, Section},
-    stopwatch::now,
-};
+use super::prelude::*;
+use crate::{redis_locks::leasehold_url, stopwatch::now};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "redlock-tries",

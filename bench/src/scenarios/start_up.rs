@@ -7,14 +7,8 @@ use std::{
 
 use leasehold_testkit::redis;
 
-use super::{Scenario, two_workers};
-use crate::{
-    Result,
-    contest::{Effort, Spread},
-    postgres_locks,
-    report::{Bar, Section},
-    stopwatch::Stopwatch,
-};
+use super::prelude::*;
+use crate::{postgres_locks, stopwatch::Stopwatch};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "start-up",
