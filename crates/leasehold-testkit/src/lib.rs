@@ -5,6 +5,7 @@
 
 #![allow(clippy::missing_panics_doc, reason = "to panic is how a test fails")]
 
+mod dice;
 mod ports;
 pub mod postgres;
 mod process;
@@ -13,6 +14,7 @@ pub mod redis;
 mod wait;
 mod witness;
 
+pub use dice::Dice;
 pub use proxy::{Flow, Proxy};
 pub use wait::until;
 pub use witness::{Stay, Witness};

@@ -3,11 +3,11 @@
 use std::{mem, time::Duration};
 
 use leasehold::Outcome;
+use leasehold_testkit::Dice;
 use tokio::time::{sleep, timeout};
 
 use crate::{
     args::ClientKind,
-    dice::Dice,
     event::LogEvent,
     instant::{Micros, millis, now},
     lane::{LockAttempt, WAIT, WorkerState},

@@ -3,11 +3,11 @@
 use std::{io, process::Command, thread, time::Duration};
 
 use leasehold::blocking::Leasehold;
+use leasehold_testkit::Dice;
 
 use crate::{
     args::{BackendChoice, Fault, RunPlan},
     check::{self, EndOfLease, Promises},
-    dice::Dice,
     faults::Faults,
     fleet::Fleet,
     instant::{Micros, millis, now},

@@ -7,11 +7,11 @@ use leasehold::{
     blocking::Leasehold,
     lease::{LeaseState, ListFilter, Names},
 };
+use leasehold_testkit::Dice;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{
     args::{Fault, RunPlan},
-    dice::Dice,
     fleet::Fleet,
     instant::{Micros, millis, now},
     target::{LockTarget, TARGETS},

@@ -9,11 +9,11 @@ use std::{
     time::Duration,
 };
 
+use leasehold_testkit::Dice;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use crate::{
     args::{BackendChoice, ClientKind, RunPlan},
-    dice::Dice,
     event::LogLine,
     history::{RunHistory, Span, WorkerLife},
     instant::{Micros, from_wall_clock, millis, now},

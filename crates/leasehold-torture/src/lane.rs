@@ -8,6 +8,7 @@ use std::{
 };
 
 use leasehold::{Error, Guard, Holder, LeaseHandle, Leasehold, blocking};
+use leasehold_testkit::Dice;
 use leasehold_torture_fork::fork;
 use parking_lot::Mutex;
 use rustix::process::{Pid, WaitOptions, waitpid};
@@ -18,7 +19,6 @@ use tokio::{
 
 use crate::{
     args::ClientKind,
-    dice::Dice,
     event::{Log, LogEvent},
     instant::{Micros, millis, now},
     target::{LIMIT, LockMode, LockTarget, TARGETS, TTL},

@@ -4,7 +4,6 @@ mod args;
 mod broken;
 mod check;
 mod conductor;
-mod dice;
 mod event;
 mod faults;
 mod fleet;

@@ -2,11 +2,10 @@
 
 use std::io;
 
-use leasehold_testkit::{Flow, Proxy};
+use leasehold_testkit::{Dice, Flow, Proxy};
 
 use crate::{
     args::BackendChoice,
-    dice::Dice,
     history::Failover,
     instant::{Micros, millis, now},
     servers::{Pair, Replacement, Servers},

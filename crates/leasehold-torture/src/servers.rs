@@ -2,11 +2,13 @@
 
 use std::io;
 
-use leasehold_testkit::redis::{Cluster, Sentinel, Server};
+use leasehold_testkit::{
+    Dice,
+    redis::{Cluster, Sentinel, Server},
+};
 
 use crate::{
     args::BackendChoice,
-    dice::Dice,
     history::{Failover, Span},
     instant::{Micros, millis, now},
 };

@@ -9,12 +9,12 @@ use std::{
 };
 
 use leasehold::{ErrorKind, Leasehold, blocking};
+use leasehold_testkit::Dice;
 use tokio::{runtime, sync::mpsc, task::JoinSet, time::sleep};
 
 use crate::{
     args::{ClientKind, Role},
     broken,
-    dice::Dice,
     event::{Log, LogEvent},
     instant::{Micros, millis, now},
     lane::{self, WorkerState},

@@ -11,10 +11,7 @@ use std::time::Duration;
 use leasehold::clock::{Clock, SystemClock};
 
 use self::{moves::Moves, twin::Twin};
-use crate::{
-    dice::Dice,
-    trial::{Trial, TrialContext},
-};
+use crate::{dice::Dice, trial::TrialContext};
 
 /// How many histories are run, and how many moves each has.
 const HISTORIES: u64 = 300;
@@ -27,13 +24,6 @@ const FEWEST: u64 = 50;
 /// A history whose clock stands still ends after this: a hand-off that nobody confirms ends after `CONFIRM_WITHIN`.
 const STILL_FOR: Duration = Duration::from_secs(2);
 
-pub(crate) fn trials() -> Vec<Trial> {
-    vec![
-        Trial::new("random histories are decided as by the model", still).if_fifo(),
-        Trial::new("random histories with expiry are decided as by the model", moving).if_fifo().manual(),
-    ]
-}
-
 /// Whether the clock is moved between operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tempo {
@@ -43,11 +33,11 @@ enum Tempo {
     Moving,
 }
 
-async fn still(context: TrialContext) {
+pub(crate) async fn still(context: TrialContext) {
     run(context, Tempo::Still).await;
 }
 
-async fn moving(context: TrialContext) {
+pub(crate) async fn moving(context: TrialContext) {
     run(context, Tempo::Moving).await;
 }
 

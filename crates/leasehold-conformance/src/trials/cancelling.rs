@@ -12,33 +12,13 @@ use leasehold::{Error, Leasehold, backend::Backend};
 use tokio::{task::JoinSet, time};
 
 use super::{
-    Trial, TrialContext,
+    TrialContext,
     program::{Way, left, locks_on, soon, waiting},
 };
 use crate::{
     faulty::{BackendCall, Faulty, Gate},
     instance::SOON,
 };
-
-pub(super) fn trials() -> Vec<Trial> {
-    [
-        Way::each("program: dropped at each poll, free", free),
-        Way::each("program: dropped at each poll, contended", contended),
-        vec![
-            Trial::new("program: dropped at each poll, every call there is", every_call),
-            Trial::new("program: dropped at any moment of a slow backend", any_moment),
-            Trial::new("program: dropped while the request is on its way", request_under_way),
-            Trial::new("program: dropped while the reply is on its way", reply_under_way),
-            Trial::new("program: dropped while it is handed on", hand_off),
-            Trial::new("program: dropped with some of several taken", some_of_several),
-            Trial::new("program: work that is dropped gives its lock back", work),
-            Trial::new("program: a release that began is finished", release),
-        ],
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
-}
 
 type DroppedAttempt<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
@@ -106,7 +86,7 @@ async fn nothing_left(locks: &Leasehold, truth: &Leasehold) {
     time::timeout(SOON, locks.close()).await.expect("no task is left").expect("an answer");
 }
 
-async fn free(context: TrialContext, way: Way) {
+pub(super) async fn free(context: TrialContext, way: Way) {
     let ((faulty, one), truth) = (slow_locks(&context).await, context.locks().await);
     let begin = || -> DroppedAttempt<'static> {
         let locks = one.clone();
@@ -121,7 +101,7 @@ async fn free(context: TrialContext, way: Way) {
     nothing_left(&one, &truth).await;
 }
 
-async fn contended(context: TrialContext, way: Way) {
+pub(super) async fn contended(context: TrialContext, way: Way) {
     let ((faulty, one), truth) = (slow_locks(&context).await, context.locks().await);
     let held = way.acquire(&truth, "x").await.expect("it is free");
     let begin = || -> DroppedAttempt<'static> {
@@ -138,7 +118,7 @@ async fn contended(context: TrialContext, way: Way) {
     nothing_left(&one, &truth).await;
 }
 
-async fn every_call(context: TrialContext) {
+pub(super) async fn every_call(context: TrialContext) {
     let truth = context.locks().await;
     for call in 0..8 {
         for contended in [false, true] {
@@ -182,7 +162,7 @@ fn attempt(locks: &Leasehold, call: usize, contended: bool) -> DroppedAttempt<'s
 }
 
 /// Each call takes two milliseconds; the caller goes a little later each time.
-async fn any_moment(context: TrialContext) {
+pub(super) async fn any_moment(context: TrialContext) {
     let truth = context.locks().await;
     let faulty = Faulty::new(context.fixture.instance().await);
     faulty.delay(Duration::from_millis(2));
@@ -200,11 +180,11 @@ async fn any_moment(context: TrialContext) {
     nothing_left(&one, &truth).await;
 }
 
-async fn request_under_way(context: TrialContext) {
+pub(super) async fn request_under_way(context: TrialContext) {
     gated(context, |faulty| faulty.hold_requests_of(BackendCall::Acquire)).await;
 }
 
-async fn reply_under_way(context: TrialContext) {
+pub(super) async fn reply_under_way(context: TrialContext) {
     gated(context, |faulty| faulty.hold_replies_of(BackendCall::Acquire)).await;
 }
 
@@ -229,7 +209,7 @@ async fn gated(context: TrialContext, close: fn(&Faulty) -> Gate) {
 }
 
 /// The holder releases while the waiter goes: the lease is given on or given back, never stuck.
-async fn hand_off(context: TrialContext) {
+pub(super) async fn hand_off(context: TrialContext) {
     let (one, two) = (context.locks().await, context.locks().await);
     for round in 0..30 {
         let held = one.mutex("x").acquire().await.expect("nothing is left of the round before");
@@ -247,7 +227,7 @@ async fn hand_off(context: TrialContext) {
     nothing_left(&two, &one).await;
 }
 
-async fn some_of_several(context: TrialContext) {
+pub(super) async fn some_of_several(context: TrialContext) {
     let (one, truth) = (context.locks().await, context.locks().await);
     let held = truth.mutex("b").acquire().await.expect("it is free");
     let (locks, mut taking) = (one.clone(), JoinSet::new());
@@ -259,7 +239,7 @@ async fn some_of_several(context: TrialContext) {
     nothing_left(&one, &truth).await;
 }
 
-async fn work(context: TrialContext) {
+pub(super) async fn work(context: TrialContext) {
     let (one, truth) = (context.locks().await, context.locks().await);
     let (locks, mut working) = (one.clone(), JoinSet::new());
     working.spawn(async move {
@@ -271,7 +251,7 @@ async fn work(context: TrialContext) {
     nothing_left(&one, &truth).await;
 }
 
-async fn release(context: TrialContext) {
+pub(super) async fn release(context: TrialContext) {
     let (one, truth) = (context.locks().await, context.locks().await);
     for polls in 1..4 {
         let guard = one.mutex("x").acquire().await.expect("it is free");

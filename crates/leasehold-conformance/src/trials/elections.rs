@@ -9,20 +9,10 @@ use leasehold::{Candidate, Holder, Leader, Leasehold, Observer};
 use tokio::time;
 
 use super::{
-    Trial, TrialContext,
+    TrialContext,
     program::{history, left, soon, waiting},
 };
 use crate::instance::SOON;
-
-pub(super) fn trials() -> Vec<Trial> {
-    vec![
-        Trial::new("program: one leads, all know who and since when", one_leads),
-        Trial::new("program: a leader that resigns hands on and stands again", resigning),
-        Trial::new("program: a deposed leader hands on and is told", deposed),
-        Trial::new("program: an observer sees every change of leader", observing),
-        Trial::new("program: a campaign is a lease like any other", campaigning),
-    ]
-}
 
 fn named(name: &str) -> Holder {
     Holder::new(name).expect("a good label")
@@ -36,7 +26,7 @@ async fn leads(candidate: &Candidate) {
     soon("the candidate leads", async || candidate.is_leader()).await;
 }
 
-async fn one_leads(context: TrialContext) {
+pub(super) async fn one_leads(context: TrialContext) {
     let (one, two) = (context.locks().await, context.locks().await);
     assert_eq!(one.election("seat").leader().await.expect("an answer"), None);
     let first = stand(&one, "ada").await;
@@ -56,7 +46,7 @@ async fn one_leads(context: TrialContext) {
     soon("nobody is left", async || left(&one).await == 0).await;
 }
 
-async fn resigning(context: TrialContext) {
+pub(super) async fn resigning(context: TrialContext) {
     let (one, two) = (context.locks().await, context.locks().await);
     let (won, lost) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (on_won, on_lost) = (Arc::clone(&won), Arc::clone(&lost));
@@ -85,7 +75,7 @@ async fn resigning(context: TrialContext) {
     soon("nobody is left", async || left(&one).await == 0).await;
 }
 
-async fn deposed(context: TrialContext) {
+pub(super) async fn deposed(context: TrialContext) {
     let (one, two) = (context.locks().await, context.locks().await);
     let first = stand(&one, "ada").await;
     leads(&first).await;
@@ -108,7 +98,7 @@ async fn next(observer: &mut Observer) -> Option<Leader> {
     change.expect("the stream goes on").expect("an answer")
 }
 
-async fn observing(context: TrialContext) {
+pub(super) async fn observing(context: TrialContext) {
     let (one, two) = (context.locks().await, context.locks().await);
     let mut observer = two.election("seat").observe().await.expect("a seat");
     assert_eq!(next(&mut observer).await, None, "nobody leads yet");
@@ -122,7 +112,7 @@ async fn observing(context: TrialContext) {
     second.release().await.expect("an answer");
 }
 
-async fn campaigning(context: TrialContext) {
+pub(super) async fn campaigning(context: TrialContext) {
     let (one, two) = (context.locks().await, context.locks().await);
     let leader = one.election("seat").campaign().await.expect("it is free");
     assert!(two.election("seat").try_campaign().await.expect("an answer").is_none());

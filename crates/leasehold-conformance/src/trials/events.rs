@@ -6,18 +6,10 @@ use leasehold::{
     lease::{Claim, Ending, Event, EventKind, Names, Outcome},
 };
 
-use super::{Trial, TrialContext};
+use super::TrialContext;
 use crate::instance::{EventReader, ask, attempt, resource};
 
-pub(super) fn trials() -> Vec<Trial> {
-    vec![
-        Trial::new("a follower sees everything in order", in_order),
-        Trial::new("a follower sees only the names it asked for", only_these_names),
-        Trial::new("a follower that reads late misses nothing in silence", late_reader),
-    ]
-}
-
-async fn in_order(context: TrialContext) {
+pub(super) async fn in_order(context: TrialContext) {
     let (one, two, three) = (context.instance().await, context.instance().await, context.instance().await);
     let mut watches = [three.watch(Names::All).await, one.watch(Names::Exactly(resource("x"))).await];
     let (first, second, third) = (ask("x", Claim::EXCLUSIVE), ask("x", Claim::EXCLUSIVE), ask("x", Claim::EXCLUSIVE));
@@ -57,7 +49,7 @@ async fn expect(watch: &mut EventReader, holder: &Holder, kind: &EventKind) -> E
     event
 }
 
-async fn only_these_names(context: TrialContext) {
+pub(super) async fn only_these_names(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     one.granted(&ask("job:0", Claim::EXCLUSIVE)).await;
     let mut jobs = two.watch(Names::Prefix(String::from("job:"))).await;
@@ -74,7 +66,7 @@ async fn only_these_names(context: TrialContext) {
 }
 
 /// Far more happens than anyone keeps for a slow reader.
-async fn late_reader(context: TrialContext) {
+pub(super) async fn late_reader(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     let mut watch = two.watch(Names::Exactly(resource("x"))).await;
     let grants = 1200;

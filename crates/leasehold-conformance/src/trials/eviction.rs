@@ -5,19 +5,10 @@ use leasehold::{
     lease::{Claim, Ending, Evicted, Standing},
 };
 
-use super::{Trial, TrialContext};
+use super::TrialContext;
 use crate::instance::{ask, permits};
 
-pub(super) fn trials() -> Vec<Trial> {
-    vec![
-        Trial::new("evicting under a stale fence changes nothing", stale_fence),
-        Trial::new("an eviction is handed on and recorded with its reason", handed_on),
-        Trial::new("an eviction takes one of those who share", one_of_many),
-        Trial::new("who is evicted and who follows are told", told).if_pushes(),
-    ]
-}
-
-async fn stale_fence(context: TrialContext) {
+pub(super) async fn stale_fence(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     assert_eq!(one.evict("x", Fence::new(7), "nobody").await, Evicted::NoSuchFence { current: vec![] });
     let first = ask("x", Claim::EXCLUSIVE);
@@ -30,7 +21,7 @@ async fn stale_fence(context: TrialContext) {
     assert_eq!(one.holding(&second).await, grant);
 }
 
-async fn handed_on(context: TrialContext) {
+pub(super) async fn handed_on(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     let (first, second) = (ask("x", Claim::EXCLUSIVE), ask("x", Claim::EXCLUSIVE));
     let fence = one.granted(&first).await.fence;
@@ -44,7 +35,7 @@ async fn handed_on(context: TrialContext) {
     assert_eq!(history[0].problem.as_ref().map(|problem| problem.details.as_str()), Some("stuck since Tuesday"));
 }
 
-async fn one_of_many(context: TrialContext) {
+pub(super) async fn one_of_many(context: TrialContext) {
     let one = context.instance().await;
     let requests = [ask("x", permits(1, 3)), ask("x", permits(1, 3)), ask("x", permits(1, 3))];
     let mut fences = Vec::new();
@@ -57,7 +48,7 @@ async fn one_of_many(context: TrialContext) {
     one.holding(&requests[2]).await;
 }
 
-async fn told(context: TrialContext) {
+pub(super) async fn told(context: TrialContext) {
     let (one, two, operator) = (context.instance().await, context.instance().await, context.instance().await);
     let (first, second) = (ask("x", Claim::EXCLUSIVE), ask("x", Claim::EXCLUSIVE));
     let fence = one.granted(&first).await.fence;

@@ -14,25 +14,10 @@ use leasehold::{
 };
 use tokio::{sync::Barrier, task::JoinSet, time};
 
-use super::{Trial, TrialContext};
+use super::TrialContext;
 use crate::instance::{Instance, ask, attempt};
 
-pub(super) fn trials() -> Vec<Trial> {
-    [
-        Trial::alone("one holds, the others are told who", one_holds),
-        Trial::alone("never two at a time under contention", contention),
-        Trial::alone("asking twice with one id gives one lease", same_id),
-        Trial::alone("a try leaves nothing behind and overtakes nobody", try_is_modest),
-        Trial::alone("releasing another's id changes nothing", foreign_release),
-        Trial::alone("a lease asked for here may be renewed and released there", other_instance),
-        vec![Trial::new("names do not contend with each other", names_apart)],
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
-}
-
-async fn one_holds(context: TrialContext, claim: Claim) {
+pub(super) async fn one_holds(context: TrialContext, claim: Claim) {
     let (one, two) = (context.instance().await, context.instance().await);
     let first = attempt("x", claim).note("nightly run");
     let grant = one.granted(&first).await;
@@ -48,7 +33,7 @@ async fn one_holds(context: TrialContext, claim: Claim) {
 }
 
 /// Eight callers on three instances: whoever holds must be alone.
-async fn contention(context: TrialContext, claim: Claim) {
+pub(super) async fn contention(context: TrialContext, claim: Claim) {
     const CALLERS: usize = 8;
     const ROUNDS: usize = 8;
     let instances = [context.instance().await, context.instance().await, context.instance().await];
@@ -85,7 +70,7 @@ async fn hold(instance: &Instance, request: &Request) {
     }
 }
 
-async fn same_id(context: TrialContext, claim: Claim) {
+pub(super) async fn same_id(context: TrialContext, claim: Claim) {
     let (one, two) = (context.instance().await, context.instance().await);
     let first = ask("x", claim);
     let grant = one.granted(&first).await;
@@ -104,7 +89,7 @@ async fn same_id(context: TrialContext, claim: Claim) {
     assert!(one.list("x").await.is_empty(), "one release ends it, however often it was asked for");
 }
 
-async fn try_is_modest(context: TrialContext, claim: Claim) {
+pub(super) async fn try_is_modest(context: TrialContext, claim: Claim) {
     let (one, two) = (context.instance().await, context.instance().await);
     let (first, second) = (ask("x", claim), ask("x", claim));
     one.granted(&first).await;
@@ -120,7 +105,7 @@ async fn try_is_modest(context: TrialContext, claim: Claim) {
     two.holding(&second).await;
 }
 
-async fn foreign_release(context: TrialContext, claim: Claim) {
+pub(super) async fn foreign_release(context: TrialContext, claim: Claim) {
     let (one, two) = (context.instance().await, context.instance().await);
     let (first, second, stranger) = (ask("x", claim), ask("x", claim), ask("x", claim));
     let grant = one.granted(&first).await;
@@ -135,7 +120,7 @@ async fn foreign_release(context: TrialContext, claim: Claim) {
     two.holding(&second).await;
 }
 
-async fn other_instance(context: TrialContext, claim: Claim) {
+pub(super) async fn other_instance(context: TrialContext, claim: Claim) {
     let (one, two) = (context.instance().await, context.instance().await);
     let request = ask("x", claim);
     let grant = one.granted(&request).await;
@@ -144,7 +129,7 @@ async fn other_instance(context: TrialContext, claim: Claim) {
     assert_eq!(one.standing(&request).await, Standing::Gone);
 }
 
-async fn names_apart(context: TrialContext) {
+pub(super) async fn names_apart(context: TrialContext) {
     let one = context.instance().await;
     let names = ["x", "X", "x ", "x:", "x:1", "xx", "х", "x%", "x*", "../x", "x/y", "{x}", "x'y\"z", "x\\y", "."];
     for name in names {

@@ -8,21 +8,10 @@ use leasehold::{
     lease::{Claim, Outcome, Standing},
 };
 
-use super::{Trial, TrialContext};
+use super::TrialContext;
 use crate::instance::{ask, attempt, permits, renewal};
 
-pub(super) fn trials() -> Vec<Trial> {
-    vec![
-        Trial::new("fences rise over a thousand grants on several instances", a_thousand_grants).if_fences(),
-        Trial::new("fences rise however a lease ends", every_ending).if_fences(),
-        Trial::new("those who share have fences of their own", shared_fences).if_fences(),
-        Trial::new("a floor that is asked for is reached, within reason", floor_on_acquire).if_fences(),
-        Trial::new("a floor on renew is stored exactly or refused", floor_on_renew).if_fences(),
-        Trial::new("fences stay below 2^53", exact_in_json).if_fences(),
-    ]
-}
-
-async fn a_thousand_grants(context: TrialContext) {
+pub(super) async fn a_thousand_grants(context: TrialContext) {
     let instances = [context.instance().await, context.instance().await, context.instance().await];
     let mut last = Fence::default();
     for round in 0..1000 {
@@ -35,7 +24,7 @@ async fn a_thousand_grants(context: TrialContext) {
     }
 }
 
-async fn every_ending(context: TrialContext) {
+pub(super) async fn every_ending(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     let outcomes = [Outcome::Completed, Outcome::failed("Timeout", "no answer"), Outcome::MaxHold];
     let mut last = Fence::default();
@@ -54,7 +43,7 @@ async fn every_ending(context: TrialContext) {
     assert!(two.holding(&next).await.fence > fence, "also when it is handed on");
 }
 
-async fn shared_fences(context: TrialContext) {
+pub(super) async fn shared_fences(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     let mut last = Fence::default();
     for at in 0..10 {
@@ -64,7 +53,7 @@ async fn shared_fences(context: TrialContext) {
     }
 }
 
-async fn floor_on_acquire(context: TrialContext) {
+pub(super) async fn floor_on_acquire(context: TrialContext) {
     let one = context.instance().await;
     let first = attempt("x", Claim::EXCLUSIVE);
     let fence = one.granted(&first).await.fence;
@@ -86,7 +75,7 @@ async fn floor_on_acquire(context: TrialContext) {
     assert!(one.granted(&low).await.fence > clamped, "a low floor lowers nothing");
 }
 
-async fn floor_on_renew(context: TrialContext) {
+pub(super) async fn floor_on_renew(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     let (first, second) = (ask("x", Claim::EXCLUSIVE), ask("x", Claim::EXCLUSIVE));
     let fence = one.granted(&first).await.fence;
@@ -110,7 +99,7 @@ async fn floor_on_renew(context: TrialContext) {
     assert!(two.holding(&second).await.fence.get() > higher, "the next grant is above what was stored");
 }
 
-async fn exact_in_json(context: TrialContext) {
+pub(super) async fn exact_in_json(context: TrialContext) {
     let one = context.instance().await;
     let fence = one.granted(&attempt("x", Claim::EXCLUSIVE)).await.fence;
     assert!(fence <= Fence::MAX, "{fence} would be rounded by a JSON reader");

@@ -8,30 +8,13 @@ use leasehold::{
 };
 use tokio::time;
 
-use super::{Trial, TrialContext};
+use super::TrialContext;
 use crate::instance::{Instance, MOMENT, SOON, ask, attempt, renewal, ttl};
 
 /// Short enough to wait for, long enough that a busy machine does not outlast it by accident.
 const SHORT: Duration = Duration::from_millis(300);
 
-pub(super) fn trials() -> Vec<Trial> {
-    vec![
-        Trial::new("renewing what is gone tells so and makes nothing", renewing_the_gone),
-        Trial::new("renewing never shortens", renewing_never_shortens),
-        Trial::new("one call renews many, each told in its order", batches),
-        Trial::new("a detached lease expires everywhere", detached_expires),
-        Trial::new("a detached lease that is renewed lives on", detached_renewed),
-        Trial::new("a waiter is told when to ask again", ask_again),
-        Trial::new("a lease that nobody renews expires", attached_expires).if_ttl(),
-        Trial::new("a queue position that nobody renews expires", queue_position_expires).if_ttl(),
-        Trial::new("the leases of an instance that is gone end with it", gone_instance).if_death_is_seen(),
-        Trial::new("a waiter that does not confirm its turn loses it", unconfirmed_turn).if_death_is_seen(),
-        Trial::new("a detached lease outlives its instance", detached_outlives),
-        Trial::new("expiry to the microsecond", exact_expiry).manual(),
-    ]
-}
-
-async fn renewing_the_gone(context: TrialContext) {
+pub(super) async fn renewing_the_gone(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     let request = ask("x", Claim::EXCLUSIVE);
     assert_eq!(one.standing(&request).await, Standing::Gone, "never asked for");
@@ -44,7 +27,7 @@ async fn renewing_the_gone(context: TrialContext) {
 }
 
 /// Detached, so that the end is a matter of the clock on every backend.
-async fn renewing_never_shortens(context: TrialContext) {
+pub(super) async fn renewing_never_shortens(context: TrialContext) {
     let one = context.instance().await;
     let request = ask("x", Claim::EXCLUSIVE).lifetime(Lifetime::Detached);
     one.granted(&request).await;
@@ -58,7 +41,7 @@ async fn renewing_never_shortens(context: TrialContext) {
     assert!(after > before && after <= request.ttl.get() * 2, "the end is now + ttl, not added: {after:?}");
 }
 
-async fn batches(context: TrialContext) {
+pub(super) async fn batches(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     let held: Vec<Request> = (0..20).map(|at| attempt(&format!("x{at}"), Claim::EXCLUSIVE)).collect();
     let mut renewals = Vec::new();
@@ -82,14 +65,14 @@ async fn batches(context: TrialContext) {
     assert!(one.renew_all(&[]).await.is_empty());
 }
 
-async fn detached_expires(context: TrialContext) {
+pub(super) async fn detached_expires(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     let abandoned = attempt("x", Claim::EXCLUSIVE).lifetime(Lifetime::Detached).ttl(ttl(SHORT));
     one.granted(&abandoned).await;
     expires(&one, &two, &abandoned).await;
 }
 
-async fn detached_renewed(context: TrialContext) {
+pub(super) async fn detached_renewed(context: TrialContext) {
     let one = context.instance().await;
     let request = attempt("x", Claim::EXCLUSIVE).lifetime(Lifetime::Detached).ttl(ttl(SHORT * 3));
     let grant = one.granted(&request).await;
@@ -99,7 +82,7 @@ async fn detached_renewed(context: TrialContext) {
     }
 }
 
-async fn attached_expires(context: TrialContext) {
+pub(super) async fn attached_expires(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     let abandoned = attempt("x", Claim::EXCLUSIVE).ttl(ttl(SHORT));
     one.granted(&abandoned).await;
@@ -127,7 +110,7 @@ async fn expires(one: &Instance, two: &Instance, abandoned: &Request) {
     assert!(lived + Duration::from_millis(50) >= SHORT, "it was cut short: {lived:?}");
 }
 
-async fn queue_position_expires(context: TrialContext) {
+pub(super) async fn queue_position_expires(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     let holding = ask("x", Claim::EXCLUSIVE);
     let abandoned = ask("x", Claim::EXCLUSIVE).ttl(ttl(SHORT));
@@ -145,7 +128,7 @@ async fn queue_position_expires(context: TrialContext) {
     two.holding(&patient).await;
 }
 
-async fn ask_again(context: TrialContext) {
+pub(super) async fn ask_again(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     let minute = Duration::from_secs(60);
     let holding = ask("x", Claim::EXCLUSIVE).lifetime(Lifetime::Detached).ttl(ttl(minute));
@@ -159,7 +142,7 @@ async fn ask_again(context: TrialContext) {
 }
 
 /// What it held is handed on, what it waited for is left, both recorded; nobody waits for a ttl.
-async fn gone_instance(context: TrialContext) {
+pub(super) async fn gone_instance(context: TrialContext) {
     let (doomed, two) = (context.instance().await, context.instance().await);
     let (held, waiting) = (ask("x", Claim::EXCLUSIVE), ask("x", Claim::EXCLUSIVE));
     let next = ask("x", Claim::EXCLUSIVE);
@@ -179,7 +162,7 @@ async fn gone_instance(context: TrialContext) {
 }
 
 /// The waiter's process is stopped: it lives, and does not renew.
-async fn unconfirmed_turn(context: TrialContext) {
+pub(super) async fn unconfirmed_turn(context: TrialContext) {
     let (one, two, three) = (context.instance().await, context.instance().await, context.instance().await);
     let [held, stopped, next] = [(), (), ()].map(|()| ask("x", Claim::EXCLUSIVE));
     one.granted(&held).await;
@@ -206,7 +189,7 @@ async fn unconfirmed_turn(context: TrialContext) {
     assert_eq!(three.holding(&next).await, grant);
 }
 
-async fn detached_outlives(context: TrialContext) {
+pub(super) async fn detached_outlives(context: TrialContext) {
     let (doomed, two) = (context.instance().await, context.instance().await);
     let request = ask("x", Claim::EXCLUSIVE).lifetime(Lifetime::Detached);
     let grant = doomed.granted(&request).await;
@@ -216,7 +199,7 @@ async fn detached_outlives(context: TrialContext) {
     two.free(&request).await;
 }
 
-async fn exact_expiry(context: TrialContext) {
+pub(super) async fn exact_expiry(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     let length = Duration::from_secs(30);
     let request = attempt("x", Claim::EXCLUSIVE).lifetime(Lifetime::Detached).ttl(ttl(length));

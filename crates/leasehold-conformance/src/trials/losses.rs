@@ -16,7 +16,7 @@ use leasehold::{
 use tokio::{task::JoinSet, time};
 
 use super::{
-    Trial, TrialContext,
+    TrialContext,
     program::{left, locks_on, soon, waiting},
 };
 use crate::{
@@ -25,19 +25,6 @@ use crate::{
     instance::SOON,
 };
 
-pub(super) fn trials() -> Vec<Trial> {
-    vec![
-        Trial::new("program: lost hints cost a renewal's time", lost_hints),
-        Trial::new("program: doubled and late hints change nothing", odd_hints),
-        Trial::new("program: a lost reply to an ask leaves one lease", lost_reply),
-        Trial::new("program: a lost ask is asked again", lost_request),
-        Trial::new("program: an ask done twice is one lease", doubled_request),
-        Trial::new("program: a lost reply to a release frees all the same", lost_release),
-        Trial::new("program: a cut shorter than the lease loses nothing", short_cut),
-        Trial::new("program: chance loses no lock and leaves nothing", chance),
-    ]
-}
-
 /// A program behind faults.
 async fn faulty(context: &TrialContext) -> (Arc<Faulty>, Leasehold) {
     let faulty = Faulty::new(context.fixture.instance().await);
@@ -45,7 +32,7 @@ async fn faulty(context: &TrialContext) -> (Arc<Faulty>, Leasehold) {
     (faulty, locks)
 }
 
-async fn lost_hints(context: TrialContext) {
+pub(super) async fn lost_hints(context: TrialContext) {
     let truth = context.locks().await;
     let (faulty, one) = faulty(&context).await;
     faulty.drop_hints(true);
@@ -61,7 +48,7 @@ async fn lost_hints(context: TrialContext) {
     assert_eq!(guard.release().await.expect("an answer"), Released::Freed);
 }
 
-async fn odd_hints(context: TrialContext) {
+pub(super) async fn odd_hints(context: TrialContext) {
     let (faulty, one) = faulty(&context).await;
     let two = context.locks().await;
     faulty.hint_faults(HintFaults { double: true, delay: Duration::from_millis(5), ..HintFaults::default() });
@@ -83,7 +70,7 @@ async fn odd_hints(context: TrialContext) {
     soon("nothing is left", async || left(&two).await == 0).await;
 }
 
-async fn lost_reply(context: TrialContext) {
+pub(super) async fn lost_reply(context: TrialContext) {
     let truth = context.locks().await;
     let (faulty, one) = faulty(&context).await;
     faulty.drop_replies_of(BackendCall::Acquire, 2);
@@ -105,7 +92,7 @@ async fn lost_reply(context: TrialContext) {
     assert_eq!(guard.release().await.expect("an answer"), Released::Freed);
 }
 
-async fn lost_request(context: TrialContext) {
+pub(super) async fn lost_request(context: TrialContext) {
     let truth = context.locks().await;
     let (faulty, one) = faulty(&context).await;
     faulty.drop_requests_of(BackendCall::Acquire, 2);
@@ -114,7 +101,7 @@ async fn lost_request(context: TrialContext) {
     guard.release().await.expect("an answer");
 }
 
-async fn doubled_request(context: TrialContext) {
+pub(super) async fn doubled_request(context: TrialContext) {
     let truth = context.locks().await;
     let (faulty, one) = faulty(&context).await;
     faulty.double_requests_of(BackendCall::Acquire, 1);
@@ -124,7 +111,7 @@ async fn doubled_request(context: TrialContext) {
     assert_eq!(left(&truth).await, 0);
 }
 
-async fn lost_release(context: TrialContext) {
+pub(super) async fn lost_release(context: TrialContext) {
     let truth = context.locks().await;
     let (faulty, one) = faulty(&context).await;
     let guard = one.mutex("x").acquire().await.expect("it is free");
@@ -147,7 +134,7 @@ async fn lost_release(context: TrialContext) {
     assert_eq!(next.release().await.expect("an answer"), Released::Freed);
 }
 
-async fn short_cut(context: TrialContext) {
+pub(super) async fn short_cut(context: TrialContext) {
     let truth = context.locks().await;
     let (faulty, one) = faulty(&context).await;
     let guard = one.mutex("x").ttl(Duration::from_secs(3)).acquire().await.expect("it is free");
@@ -169,7 +156,7 @@ async fn short_cut(context: TrialContext) {
 }
 
 /// Two programs behind random faults take turns; calls may fail, but nobody is in with another.
-async fn chance(context: TrialContext) {
+pub(super) async fn chance(context: TrialContext) {
     let truth = context.locks().await;
     let seed = Dice::seed();
     let odds = Odds { drop_request: 8, drop_reply: 8, double: 8, delay: Duration::from_millis(4) };

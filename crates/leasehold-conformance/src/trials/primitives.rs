@@ -10,35 +10,12 @@ use parking_lot::Mutex;
 use tokio::{task::JoinSet, time};
 
 use super::{
-    Trial, TrialContext,
+    TrialContext,
     program::{Way, history, left, soon, waiting},
 };
 use crate::instance::{SOON, resource};
 
-pub(super) fn trials() -> Vec<Trial> {
-    [
-        Way::each("program: locked, refused, released", locked_and_released),
-        Way::each("program: waiters are served in the order they came", in_order),
-        Way::each("program: a wait that is over names the holder and leaves nothing", gives_up),
-        Way::each("program: a dropped guard gives back", dropped),
-        vec![
-            Trial::new("program: readers share and a writer can keep reading", readers_and_writer),
-            Trial::new("program: permits are weighed and limits must agree", semaphore),
-            Trial::new("program: work under a lock is recorded as it ended", work),
-            Trial::new("program: work stops when its lease is taken away", work_stops),
-            Trial::new("program: callers of one instance can share a lease", shared_by_holder),
-            Trial::new("program: a guard is not held longer than it may be", max_hold),
-            Trial::new("program: a detached lease is handed on by its handle", detached),
-            Trial::new("program: looking for a lease does not renew it", only_looking),
-            Trial::new("program: the metadata of a lease can be changed", metadata),
-        ],
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
-}
-
-async fn locked_and_released(context: TrialContext, way: Way) {
+pub(super) async fn locked_and_released(context: TrialContext, way: Way) {
     let (one, two) = (context.locks().await, context.locks().await);
     let mut last = Fence::default();
     for locks in [&one, &two, &one] {
@@ -54,7 +31,7 @@ async fn locked_and_released(context: TrialContext, way: Way) {
     assert_eq!(left(&one).await, 0);
 }
 
-async fn in_order(context: TrialContext, way: Way) {
+pub(super) async fn in_order(context: TrialContext, way: Way) {
     let instances = [context.locks().await, context.locks().await, context.locks().await];
     let holding = way.acquire(&instances[0], "x").await.expect("it is free");
     let served = Arc::new(Mutex::new(Vec::new()));
@@ -74,7 +51,7 @@ async fn in_order(context: TrialContext, way: Way) {
     assert!(served.is_sorted(), "order and fences: {served:?}");
 }
 
-async fn gives_up(context: TrialContext, way: Way) {
+pub(super) async fn gives_up(context: TrialContext, way: Way) {
     let (one, two) = (context.locks().await, context.locks().await);
     let guard = way.acquire(&one, "x").await.expect("it is free");
     // Half of the wait is for finding out who holds it, which takes a busy server a while.
@@ -90,14 +67,14 @@ async fn gives_up(context: TrialContext, way: Way) {
     guard.release().await.expect("an answer");
 }
 
-async fn dropped(context: TrialContext, way: Way) {
+pub(super) async fn dropped(context: TrialContext, way: Way) {
     let (one, two) = (context.locks().await, context.locks().await);
     drop(way.acquire(&one, "x").await.expect("it is free"));
     way.acquire(&two, "x").await.expect("it is given back").release().await.expect("an answer");
     recorded(&two, 2, Ending::Released).await;
 }
 
-async fn readers_and_writer(context: TrialContext) {
+pub(super) async fn readers_and_writer(context: TrialContext) {
     let (one, two) = (context.locks().await, context.locks().await);
     let readers = [one.read("x").acquire().await.expect("free"), two.read("x").acquire().await.expect("shared")];
     assert!(two.write("x").try_acquire().await.expect("an answer").is_none());
@@ -120,7 +97,7 @@ async fn readers_and_writer(context: TrialContext) {
     reader.release().await.expect("an answer");
 }
 
-async fn semaphore(context: TrialContext) {
+pub(super) async fn semaphore(context: TrialContext) {
     let (one, two) = (context.locks().await, context.locks().await);
     let take = async |locks: &Leasehold, permits| locks.semaphore("x", 5).permits(permits).try_acquire().await;
     let three = take(&one, 3).await.expect("an answer").expect("five are free");
@@ -136,7 +113,7 @@ async fn semaphore(context: TrialContext) {
     soon("all is given back", async || left(&one).await == 0).await;
 }
 
-async fn work(context: TrialContext) {
+pub(super) async fn work(context: TrialContext) {
     let (one, two) = (context.locks().await, context.locks().await);
     let done = one.mutex("x").with(async |lease| lease.check().map(|()| lease.fence())).await;
     let fence = done.expect("the work is done");
@@ -157,7 +134,7 @@ async fn work(context: TrialContext) {
     assert_eq!(two.mutex("x").try_with(async |_| Ok::<_, Error>(7)).await.expect("an answer"), Some(7));
 }
 
-async fn work_stops(context: TrialContext) {
+pub(super) async fn work_stops(context: TrialContext) {
     let (one, operator) = (context.locks().await, context.locks().await);
     // Renewed every ten seconds: a push comes before, and where nothing pushes a renewal tells.
     let soon_enough = Duration::from_secs(if context.guarantees.pushes { 5 } else { 15 });
@@ -171,7 +148,7 @@ async fn work_stops(context: TrialContext) {
     recorded(&one, 1, Ending::Evicted).await;
 }
 
-async fn shared_by_holder(context: TrialContext) {
+pub(super) async fn shared_by_holder(context: TrialContext) {
     let (one, two) = (context.locks().await, context.locks().await);
     let outer = one.mutex("x").shared_by_holder().acquire().await.expect("it is free");
     let middle = one.mutex("x").shared_by_holder().acquire().await.expect("the same holder");
@@ -195,7 +172,7 @@ async fn recorded(locks: &Leasehold, leases: usize, last: Ending) {
     .await;
 }
 
-async fn max_hold(context: TrialContext) {
+pub(super) async fn max_hold(context: TrialContext) {
     let (one, two) = (context.locks().await, context.locks().await);
     let guard = one.mutex("x").max_hold(Duration::from_millis(200)).acquire().await.expect("it is free");
     guard.check().expect("it is held");
@@ -209,7 +186,7 @@ async fn max_hold(context: TrialContext) {
     next.release().await.expect("an answer");
 }
 
-async fn detached(context: TrialContext) {
+pub(super) async fn detached(context: TrialContext) {
     let (one, two) = (context.locks().await, context.locks().await);
     let detached = one.mutex("x").acquire_detached().await.expect("it is free");
     assert!(two.mutex("x").try_acquire_detached().await.expect("an answer").is_none());
@@ -224,7 +201,7 @@ async fn detached(context: TrialContext) {
 }
 
 /// Looks until the lease has ended, more often than the shortest ttl: looking must not keep it alive.
-async fn only_looking(context: TrialContext) {
+pub(super) async fn only_looking(context: TrialContext) {
     let (one, two) = (context.locks().await, context.locks().await);
     let ttl = Duration::from_millis(500);
     let detached = one.mutex("x").ttl(ttl).acquire_detached().await.expect("it is free");
@@ -240,7 +217,7 @@ async fn only_looking(context: TrialContext) {
     one.mutex("x").wait(SOON).acquire().await.expect("it is free").release().await.expect("an answer");
 }
 
-async fn metadata(context: TrialContext) {
+pub(super) async fn metadata(context: TrialContext) {
     let (one, two) = (context.locks().await, context.locks().await);
     let value = |text: &str| Metadata::from_iter([(String::from("step"), text.into())]);
     let guard: Guard = one.mutex("x").note("nightly").metadata(value("copy")).acquire().await.expect("free");

@@ -7,23 +7,10 @@ use leasehold::{
     lease::{Claim, LeaseId, Released, Standing},
 };
 
-use super::{Trial, TrialContext};
+use super::TrialContext;
 use crate::instance::{Instance, MOMENT, ask};
 
-pub(super) fn trials() -> Vec<Trial> {
-    let pushed = Trial::alone("fifty waiters are served in order, each told once", fifty_waiters);
-    let ordered = [
-        Trial::new("a queue position counts those ahead", positions_are_counted),
-        Trial::new("leaving the middle of the queue closes the gap", leaving_the_middle),
-        Trial::new("a waiting lease is renewed like one that holds", renewing_a_position),
-    ];
-    let mut trials: Vec<Trial> = pushed.into_iter().map(Trial::if_pushes).collect();
-    trials.extend(ordered.into_iter().map(Trial::if_fifo));
-    trials.push(Trial::new("a hint comes after the state it tells of", hints_tell_the_truth).if_pushes());
-    trials
-}
-
-async fn fifty_waiters(context: TrialContext, claim: Claim) {
+pub(super) async fn fifty_waiters(context: TrialContext, claim: Claim) {
     const WAITERS: usize = 50;
     let instances = [context.instance().await, context.instance().await, context.instance().await];
     let at = |waiter: usize| &instances[waiter * 7 % instances.len()];
@@ -53,7 +40,7 @@ async fn fifty_waiters(context: TrialContext, claim: Claim) {
     assert!(instances[0].list("x").await.is_empty());
 }
 
-async fn positions_are_counted(context: TrialContext) {
+pub(super) async fn positions_are_counted(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     let holding = ask("x", Claim::EXCLUSIVE);
     let fence = one.granted(&holding).await.fence;
@@ -69,7 +56,7 @@ async fn positions_are_counted(context: TrialContext) {
     }
 }
 
-async fn leaving_the_middle(context: TrialContext) {
+pub(super) async fn leaving_the_middle(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     let requests: Vec<Request> = (0..4).map(|_| ask("x", Claim::EXCLUSIVE)).collect();
     let [first, second, third, fourth] = requests.as_slice() else { unreachable!("four were made") };
@@ -85,7 +72,7 @@ async fn leaving_the_middle(context: TrialContext) {
     two.holding(fourth).await;
 }
 
-async fn renewing_a_position(context: TrialContext) {
+pub(super) async fn renewing_a_position(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     let (first, second) = (ask("x", Claim::EXCLUSIVE), ask("x", Claim::EXCLUSIVE));
     one.granted(&first).await;
@@ -97,7 +84,7 @@ async fn renewing_a_position(context: TrialContext) {
 }
 
 /// Hand-offs in quick succession: at each hint, the one told does hold. Hints to others are not sent.
-async fn hints_tell_the_truth(context: TrialContext) {
+pub(super) async fn hints_tell_the_truth(context: TrialContext) {
     let instances = [context.instance().await, context.instance().await];
     let requests: Vec<Request> = (0..20).map(|_| ask("x", Claim::SHARED)).collect();
     let writer = ask("x", Claim::EXCLUSIVE);

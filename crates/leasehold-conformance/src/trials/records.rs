@@ -8,25 +8,10 @@ use leasehold::{
     lease::{Claim, EndedLease, Ending, HistoryFilter, LeaseState, ListFilter, Metadata, Names, Outcome},
 };
 
-use super::{Trial, TrialContext};
+use super::TrialContext;
 use crate::instance::{LONG, SOON, ask, attempt, renewal};
 
-pub(super) fn trials() -> Vec<Trial> {
-    vec![
-        Trial::new("a listing tells all about holders and waiters", listing),
-        Trial::new("a listing is by name, holders first, then the queue", listing_order),
-        Trial::new("a listing comes in pages", listing_pages),
-        Trial::new("names are kept as given, up to 512 bytes", any_name),
-        Trial::new("holders, notes and metadata are kept as given", any_text),
-        Trial::new("metadata can be replaced", metadata_replaced),
-        Trial::new("every ending is recorded", endings),
-        Trial::new("history is told newest first and can be searched", history_filters),
-        Trial::new("a page of history says whether more ended", history_pages),
-        Trial::new("an examination says something", examination),
-    ]
-}
-
-async fn listing(context: TrialContext) {
+pub(super) async fn listing(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     let holding = ask("x", Claim::EXCLUSIVE).note("deploy");
     let waiting = ask("x", Claim::SHARED).lifetime(Lifetime::Detached);
@@ -46,7 +31,7 @@ async fn listing(context: TrialContext) {
     assert!(expires_in <= LONG && expires_in + SOON > LONG);
 }
 
-async fn listing_order(context: TrialContext) {
+pub(super) async fn listing_order(context: TrialContext) {
     let one = context.instance().await;
     let names = ["b", "a", "c"];
     for name in names {
@@ -69,7 +54,7 @@ async fn listing_order(context: TrialContext) {
     assert_eq!(page.next, None);
 }
 
-async fn listing_pages(context: TrialContext) {
+pub(super) async fn listing_pages(context: TrialContext) {
     let one = context.instance().await;
     let mut names: Vec<String> = (0..25).map(|at| format!("page:{at}")).collect();
     for name in names.iter().map(String::as_str).chain(["other", "pag", "page"]) {
@@ -88,7 +73,7 @@ async fn listing_pages(context: TrialContext) {
     assert_eq!(told, names);
 }
 
-async fn any_name(context: TrialContext) {
+pub(super) async fn any_name(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     let long = "n".repeat(Resource::MAX_BYTES);
     let long_unicode = "ü".repeat(Resource::MAX_BYTES / 2);
@@ -125,7 +110,7 @@ async fn any_name(context: TrialContext) {
     assert!(one.backend.list(&ListFilter::new(Names::All)).await.expect("a listing").leases.is_empty());
 }
 
-async fn any_text(context: TrialContext) {
+pub(super) async fn any_text(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     let metadata = serde_json::json!({
         "job": "Rechnung №7 – „geprüft“",
@@ -151,7 +136,7 @@ async fn any_text(context: TrialContext) {
     assert_eq!(ended.problem.map(Outcome::Failed), Some(outcome));
 }
 
-async fn metadata_replaced(context: TrialContext) {
+pub(super) async fn metadata_replaced(context: TrialContext) {
     let one = context.instance().await;
     let value = |text: &str| Metadata::from_iter([(String::from("value"), text.into())]);
     let request = ask("x", Claim::LEADER).metadata(value("first"));
@@ -164,7 +149,7 @@ async fn metadata_replaced(context: TrialContext) {
     assert!(one.list("x").await[0].metadata.is_empty());
 }
 
-async fn endings(context: TrialContext) {
+pub(super) async fn endings(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     let held = [
         (Outcome::Completed, Ending::Released),
@@ -196,7 +181,7 @@ async fn endings(context: TrialContext) {
     }
 }
 
-async fn history_pages(context: TrialContext) {
+pub(super) async fn history_pages(context: TrialContext) {
     let one = context.instance().await;
     for _ in 0..5 {
         let request = attempt("x", Claim::EXCLUSIVE);
@@ -211,7 +196,7 @@ async fn history_pages(context: TrialContext) {
     }
 }
 
-async fn history_filters(context: TrialContext) {
+pub(super) async fn history_filters(context: TrialContext) {
     let one = context.instance().await;
     for at in 0..6 {
         let request = ask(if at % 2 == 0 { "job:a" } else { "job:b" }, Claim::EXCLUSIVE);
@@ -238,7 +223,7 @@ async fn history_filters(context: TrialContext) {
     assert_eq!(one.history("job:a").await.len(), 3);
 }
 
-async fn examination(context: TrialContext) {
+pub(super) async fn examination(context: TrialContext) {
     let findings = context.instance().await.backend.examine().await.expect("an examination");
     assert!(!findings.is_empty());
     assert!(findings.iter().all(|finding| !finding.subject.is_empty() && !finding.message.is_empty()));

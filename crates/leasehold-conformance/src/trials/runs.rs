@@ -8,22 +8,11 @@ use leasehold::{
     lease::{Names, RunRecord, RunReport, Timestamp},
 };
 
-use super::{Trial, TrialContext};
+use super::TrialContext;
 use crate::instance::{Instance, resource};
 
 /// A cluster spreads its names over this many parts, each with a bound of its own, rounded up.
 const PARTS: usize = 64;
-
-pub(super) fn trials() -> Vec<Trial> {
-    [
-        Trial::new("skipped runs are counted, with who was in the way and the last success", counted),
-        Trial::new("records of runs are found by name and by prefix", found_by_name),
-        Trial::new("records of runs are bounded, the oldest are dropped first", bounded),
-        Trial::new("records of runs are kept for forty days after the last report", kept_for_forty_days).manual(),
-    ]
-    .map(Trial::if_records_runs)
-    .into()
-}
 
 fn holder(name: &str) -> Holder {
     Holder::new(name).expect("a good label")
@@ -49,7 +38,7 @@ impl Instance {
     }
 }
 
-async fn counted(context: TrialContext) {
+pub(super) async fn counted(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     assert_eq!(one.runs_of("job").await, None);
     one.report(&[skipped("job", "first")]).await;
@@ -72,7 +61,7 @@ async fn counted(context: TrialContext) {
     assert_eq!((other.skips, other.held_by, other.last_success), (1, None, None));
 }
 
-async fn found_by_name(context: TrialContext) {
+pub(super) async fn found_by_name(context: TrialContext) {
     let one = context.instance().await;
     let reports = ["b:2", "a", "b:1", "c"].map(|name| skipped(name, "x"));
     one.report(&reports).await;
@@ -85,7 +74,7 @@ async fn found_by_name(context: TrialContext) {
     assert!(names(Names::Exactly(resource("d"))).await.is_empty());
 }
 
-async fn bounded(context: TrialContext) {
+pub(super) async fn bounded(context: TrialContext) {
     let one = context.instance().await;
     let name = |at: usize| format!("job:{at:05}");
     let count = RunTable::MAX_NAMES + 1000;
@@ -105,7 +94,7 @@ async fn bounded(context: TrialContext) {
     assert!(oldest < 500, "{oldest} of the oldest thousand are remembered");
 }
 
-async fn kept_for_forty_days(context: TrialContext) {
+pub(super) async fn kept_for_forty_days(context: TrialContext) {
     let one = context.instance().await;
     one.report(&[skipped("old", "x"), skipped("used", "x")]).await;
     let began: Option<Timestamp> = one.runs_of("old").await.and_then(|runs| runs.last_skip);

@@ -5,25 +5,10 @@ use leasehold::{
     lease::{Claim, Standing},
 };
 
-use super::{Trial, TrialContext};
+use super::TrialContext;
 use crate::instance::{ask, attempt, permits, renewal};
 
-pub(super) fn trials() -> Vec<Trial> {
-    vec![
-        Trial::new("readers share, writers do not", readers_share),
-        Trial::new("a queued writer stops later readers", writers_do_not_starve).if_fifo(),
-        Trial::new("all readers behind a writer get in together", readers_get_in_together).if_fifo(),
-        Trial::new("a writer that keeps reading lets the readers behind it in", downgrade).if_fifo(),
-        Trial::new("a renewal gives units back but never takes more", downgrade_is_one_way),
-        Trial::new("permits are weighed", permits_are_weighed),
-        Trial::new("a big claim is not starved by small ones", big_claims_do_not_starve).if_fifo(),
-        Trial::new("permits given back go to who waits", permits_given_back).if_fifo(),
-        Trial::new("a name in use as something else is refused, naming what", wrong_shape),
-        Trial::new("a free name may be used as something else", free_names_have_no_shape),
-    ]
-}
-
-async fn readers_share(context: TrialContext) {
+pub(super) async fn readers_share(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     let readers: Vec<Request> = (0..5).map(|_| attempt("x", Claim::SHARED)).collect();
     for (at, reader) in readers.iter().enumerate() {
@@ -40,7 +25,7 @@ async fn readers_share(context: TrialContext) {
     one.busy(&attempt("x", Claim::SHARED)).await;
 }
 
-async fn writers_do_not_starve(context: TrialContext) {
+pub(super) async fn writers_do_not_starve(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     let (early, writer, late) = (ask("x", Claim::SHARED), ask("x", Claim::EXCLUSIVE), ask("x", Claim::SHARED));
     one.granted(&early).await;
@@ -54,7 +39,7 @@ async fn writers_do_not_starve(context: TrialContext) {
     one.holding(&late).await;
 }
 
-async fn readers_get_in_together(context: TrialContext) {
+pub(super) async fn readers_get_in_together(context: TrialContext) {
     let one = context.instance().await;
     let writer = ask("x", Claim::EXCLUSIVE);
     one.granted(&writer).await;
@@ -72,7 +57,7 @@ async fn readers_get_in_together(context: TrialContext) {
     one.queued(&last).await;
 }
 
-async fn downgrade(context: TrialContext) {
+pub(super) async fn downgrade(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     let (writer, reader, next) = (ask("x", Claim::EXCLUSIVE), ask("x", Claim::SHARED), ask("x", Claim::EXCLUSIVE));
     let grant = one.granted(&writer).await;
@@ -87,7 +72,7 @@ async fn downgrade(context: TrialContext) {
     two.holding(&next).await;
 }
 
-async fn downgrade_is_one_way(context: TrialContext) {
+pub(super) async fn downgrade_is_one_way(context: TrialContext) {
     let one = context.instance().await;
     let reader = ask("x", Claim::SHARED);
     one.granted(&reader).await;
@@ -98,7 +83,7 @@ async fn downgrade_is_one_way(context: TrialContext) {
     assert!(one.list("x").await.iter().all(|record| record.claim == Claim::SHARED));
 }
 
-async fn permits_are_weighed(context: TrialContext) {
+pub(super) async fn permits_are_weighed(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     let (three, two_more) = (attempt("x", permits(3, 5)), attempt("x", permits(2, 5)));
     one.granted(&three).await;
@@ -113,7 +98,7 @@ async fn permits_are_weighed(context: TrialContext) {
     two.busy(&attempt("x", permits(1, 5))).await;
 }
 
-async fn big_claims_do_not_starve(context: TrialContext) {
+pub(super) async fn big_claims_do_not_starve(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     let (small, big, late) = (ask("x", permits(1, 3)), ask("x", permits(3, 3)), ask("x", permits(1, 3)));
     one.granted(&small).await;
@@ -126,7 +111,7 @@ async fn big_claims_do_not_starve(context: TrialContext) {
     one.holding(&late).await;
 }
 
-async fn permits_given_back(context: TrialContext) {
+pub(super) async fn permits_given_back(context: TrialContext) {
     let one = context.instance().await;
     let (big, waiting) = (ask("x", permits(3, 3)), ask("x", permits(2, 3)));
     one.granted(&big).await;
@@ -137,7 +122,7 @@ async fn permits_given_back(context: TrialContext) {
     one.holding(&waiting).await;
 }
 
-async fn wrong_shape(context: TrialContext) {
+pub(super) async fn wrong_shape(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     let claims = [Claim::EXCLUSIVE, permits(1, 3), permits(1, 5), Claim::LEADER];
     for (at, in_use) in claims.into_iter().enumerate() {
@@ -154,7 +139,7 @@ async fn wrong_shape(context: TrialContext) {
     }
 }
 
-async fn free_names_have_no_shape(context: TrialContext) {
+pub(super) async fn free_names_have_no_shape(context: TrialContext) {
     let (one, two) = (context.instance().await, context.instance().await);
     for claim in [Claim::EXCLUSIVE, permits(1, 3), Claim::LEADER, permits(2, 5), Claim::SHARED] {
         let request = attempt("x", claim);

@@ -7,23 +7,13 @@ use parking_lot::Mutex;
 use tokio::{task::JoinSet, time};
 
 use super::{
-    Trial, TrialContext,
+    TrialContext,
     program::{history, left, soon, waiting},
 };
 use crate::instance::SOON;
 
-pub(super) fn trials() -> Vec<Trial> {
-    vec![
-        Trial::new("program: pairs taken in both orders do not deadlock", no_deadlock),
-        Trial::new("program: all or nothing", all_or_nothing),
-        Trial::new("program: everything held can be released at once", release_all),
-        Trial::new("program: closing ends holds and waits and refuses what comes", close),
-        Trial::new("program: closing one instance leaves the others alone", close_one),
-    ]
-}
-
 /// Eight tasks move money between two accounts, each in its own order; none is made or lost.
-async fn no_deadlock(context: TrialContext) {
+pub(super) async fn no_deadlock(context: TrialContext) {
     let instances = [context.locks().await, context.locks().await];
     let accounts = Arc::new(Mutex::new([100_i32, 100]));
     let mut tasks = JoinSet::new();
@@ -46,7 +36,7 @@ async fn no_deadlock(context: TrialContext) {
     assert_eq!(left(&instances[0]).await, 0);
 }
 
-async fn all_or_nothing(context: TrialContext) {
+pub(super) async fn all_or_nothing(context: TrialContext) {
     let (one, two) = (context.locks().await, context.locks().await);
     let held = one.mutex("b").acquire().await.expect("it is free");
     assert!(two.all(["a", "b", "c"]).try_acquire().await.expect("an answer").is_none());
@@ -61,7 +51,7 @@ async fn all_or_nothing(context: TrialContext) {
     all.release().await.expect("an answer");
 }
 
-async fn release_all(context: TrialContext) {
+pub(super) async fn release_all(context: TrialContext) {
     let (one, two) = (context.locks().await, context.locks().await);
     let mut guards = Vec::new();
     for at in 0..10 {
@@ -77,7 +67,7 @@ async fn release_all(context: TrialContext) {
     assert!(one.mutex("x0").try_acquire().await.expect("an answer").is_some(), "the program goes on");
 }
 
-async fn close(context: TrialContext) {
+pub(super) async fn close(context: TrialContext) {
     let (one, two) = (context.locks().await, context.locks().await);
     let held = one.mutex("x").acquire().await.expect("it is free");
     let foreign = two.mutex("y").acquire().await.expect("it is free");
@@ -95,7 +85,7 @@ async fn close(context: TrialContext) {
     foreign.release().await.expect("an answer");
 }
 
-async fn close_one(context: TrialContext) {
+pub(super) async fn close_one(context: TrialContext) {
     let (one, two) = (context.locks().await, context.locks().await);
     let (mine, theirs) = (one.mutex("x").acquire().await.expect("free"), two.mutex("y").acquire().await.expect("free"));
     one.close().await.expect("an answer");

@@ -1,4 +1,6 @@
 //! Nothing is left: no lease or queue position when all workers are idle, and no file of theirs when they are gone.
+//!
+//! `probe.rs` lists the leases and positions, `leftovers.rs` the files.
 
 use super::{Promises, Violation};
 use crate::history::RunHistory;
