@@ -6,7 +6,7 @@ use redis::Cmd;
 
 use super::{
     connection::Reply,
-    decode::{self, Decided, Fast, FastAnswers, ScriptDecision},
+    decode::{self, Decided, FastAnswer, FastAnswers, ScriptDecision},
     encode::{AcquireArguments, ReleaseArguments},
     errors,
     keys::Partition,
@@ -19,12 +19,12 @@ use crate::{
 };
 
 impl Shared {
-    /// Asks the fast script; what it cannot decide comes back as [`Fast::Slow`].
+    /// Asks the fast script; what it cannot decide comes back as [`FastAnswer::NeedsFullScript`].
     pub(super) async fn decide_fast(
         self: Arc<Self>,
         partition: usize,
         script_requests: Vec<ScriptRequest>,
-    ) -> Vec<Result<Fast<Answer<ScriptDecision>>>> {
+    ) -> Vec<Result<FastAnswer<Answer<ScriptDecision>>>> {
         let partition = &self.keys.all()[partition];
         let batch = FastBatch::of(&script_requests);
         let call = Call::new(&scripts::FAST, &[&partition.leases, &partition.history], |command| {
@@ -48,13 +48,13 @@ impl Shared {
         if read.sweep_is_due {
             self.sweep(partition.number);
         }
-        let mut answers: Vec<_> = script_requests.iter().map(|_| Ok(Fast::Slow)).collect();
+        let mut answers: Vec<_> = script_requests.iter().map(|_| Ok(FastAnswer::NeedsFullScript)).collect();
         for (at, _) in &batch.releases {
             answers[*at] = read.release().map(|answer| answer.with_incarnation(reply.incarnation));
         }
         for (at, request) in batch.requests.iter().flat_map(|(_, requests)| requests) {
             answers[*at] = match (read.request(), &acknowledged) {
-                (Ok(Fast::Decided(ScriptDecision::Acquire(Decision::Granted(_)))), Err(missing)) => {
+                (Ok(FastAnswer::Decided(ScriptDecision::Acquire(Decision::Granted(_)))), Err(missing)) => {
                     Err(self.release_unacknowledged(partition, request, missing).await)
                 }
                 (answer, _) => answer.map(|answer| answer.with_incarnation(reply.incarnation)),
@@ -111,7 +111,7 @@ impl Shared {
                     Err(missing),
                 ) => Err(self.release_unacknowledged(partition, request, missing).await),
                 (Ok(Decided { answer, fast_can_handle }), script_request, _) => {
-                    self.set_slow(script_request.resource(), !fast_can_handle);
+                    self.set_needs_full_script(script_request.resource(), !fast_can_handle);
                     Ok(Answer::new(answer, reply.incarnation))
                 }
                 (Err(error), script_request, _) => Err(error.about(script_request.resource())),
@@ -125,7 +125,7 @@ impl Shared {
     async fn run_durably(&self, partition: &Partition, call: &Call<'_>) -> Result<(Reply, Result<()>)> {
         match &self.durable {
             None => Ok((self.router.run(partition, call, None).await?, Ok(()))),
-            Some(durable) => durable.acquire(partition, call, &self.options).await,
+            Some(durable) => durable.run_granting(partition, call, &self.options).await,
         }
     }
 
@@ -198,7 +198,7 @@ impl<'a> FastBatch<'a> {
             command.arg(&request.head);
         }
         for (tail, requests) in &self.requests {
-            // The full script counts how many wait ahead.
+            // Only the full script counts the waiters ahead: `b` has the fast script leave the request to it.
             let patience = |request: &AcquireArguments| request.max_waiters.map_or(request.patience, |_| 'b');
             let patience: String = requests.iter().map(|(_, request)| patience(request)).collect();
             command.arg(*tail).arg(patience);

@@ -15,10 +15,10 @@ use crate::{
 
 /// Whether a script did nothing because the server is not in the epoch that the client knows.
 pub(super) fn is_other_epoch(value: &Value) -> bool {
-    matches!(value, Value::BulkString(bytes) if bytes == b"begin")
+    matches!(value, Value::BulkString(bytes) if bytes == b"other_epoch")
 }
 
-/// The answer of `begin.lua`.
+/// The answer of `epoch.lua`.
 pub(super) fn epoch(value: &Value, url: &str) -> Result<Epoch> {
     match array(value)? {
         [word, format] if text(word)? == "other" => Err(errors::other_format(url, text(format)?)),
@@ -29,17 +29,17 @@ pub(super) fn epoch(value: &Value, url: &str) -> Result<Epoch> {
 
 /// An answer of a fast script: decided, or left to the full script.
 #[derive(Debug)]
-pub(super) enum Fast<T> {
+pub(super) enum FastAnswer<T> {
     Decided(T),
-    Slow,
+    NeedsFullScript,
 }
 
-impl<T> Fast<T> {
+impl<T> FastAnswer<T> {
     /// Adds which incarnation of the server answered.
-    pub(super) fn with_incarnation(self, incarnation: Incarnation) -> Fast<Answer<T>> {
+    pub(super) fn with_incarnation(self, incarnation: Incarnation) -> FastAnswer<Answer<T>> {
         match self {
-            Self::Decided(decided) => Fast::Decided(Answer::new(decided, incarnation)),
-            Self::Slow => Fast::Slow,
+            Self::Decided(decided) => FastAnswer::Decided(Answer::new(decided, incarnation)),
+            Self::NeedsFullScript => FastAnswer::NeedsFullScript,
         }
     }
 }
@@ -64,18 +64,18 @@ impl<'a> FastAnswers<'a> {
     }
 
     /// The answer to the next release; all of them come before the requests.
-    pub(super) fn release(&mut self) -> Result<Fast<ScriptDecision>> {
+    pub(super) fn release(&mut self) -> Result<FastAnswer<ScriptDecision>> {
         match self.take(1)? {
-            "f" => Ok(Fast::Decided(ScriptDecision::Release(Released::Freed))),
-            "g" => Ok(Fast::Decided(ScriptDecision::Release(Released::Gone))),
-            _ => Ok(Fast::Slow),
+            "f" => Ok(FastAnswer::Decided(ScriptDecision::Release(Released::Freed))),
+            "g" => Ok(FastAnswer::Decided(ScriptDecision::Release(Released::Gone))),
+            _ => Ok(FastAnswer::NeedsFullScript),
         }
     }
 
     /// The answer to the next request.
-    pub(super) fn request(&mut self) -> Result<Fast<ScriptDecision>> {
+    pub(super) fn request(&mut self) -> Result<FastAnswer<ScriptDecision>> {
         let decision = match self.take(16)?.trim_end() {
-            "slow" => return Ok(Fast::Slow),
+            "slow" => return Ok(FastAnswer::NeedsFullScript),
             "busy" => {
                 let busy = self.texts.next().unwrap_or(&Value::Nil);
                 let read = text(busy)?.split_once(' ').and_then(|(waiting, holder)| {
@@ -105,7 +105,7 @@ impl<'a> FastAnswers<'a> {
                 Decision::Granted(Grant { fence: Fence::new(fence), acquired_at: self.now })
             }
         };
-        Ok(Fast::Decided(ScriptDecision::Acquire(decision)))
+        Ok(FastAnswer::Decided(ScriptDecision::Acquire(decision)))
     }
 
     fn take(&mut self, columns: usize) -> Result<&'a str> {
@@ -117,16 +117,16 @@ impl<'a> FastAnswers<'a> {
 }
 
 /// The answers of `fast_renew.lua`.
-pub(super) fn fast_standings(value: &Value) -> Result<Vec<Fast<Standing>>> {
+pub(super) fn fast_standings(value: &Value) -> Result<Vec<FastAnswer<Standing>>> {
     let read = |answer: &Value| match text(answer)? {
-        "slow" => Ok(Fast::Slow),
-        "gone" => Ok(Fast::Decided(Standing::Gone)),
+        "slow" => Ok(FastAnswer::NeedsFullScript),
+        "gone" => Ok(FastAnswer::Decided(Standing::Gone)),
         columns => {
             let grant = columns.get(..16).and_then(|fence| {
                 let acquired_at = Timestamp::from_micros(columns.get(34..50)?.parse().ok()?);
                 Some(Grant { fence: Fence::new(fence.parse().ok()?), acquired_at })
             });
-            Ok(Fast::Decided(Standing::Holding(grant.ok_or_else(|| unexpected("a standing", answer))?)))
+            Ok(FastAnswer::Decided(Standing::Holding(grant.ok_or_else(|| unexpected("a standing", answer))?)))
         }
     };
     array(value)?.iter().map(read).collect()

@@ -48,7 +48,7 @@ impl Durable {
     }
 
     /// Runs a script that grants; the second value says whether the durability acknowledgements came.
-    pub(super) async fn acquire(
+    pub(super) async fn run_granting(
         &self,
         partition: &Partition,
         call: &Call<'_>,
@@ -60,7 +60,12 @@ impl Durable {
     }
 
     /// Runs a script that renews, and fails without the durability acknowledgements.
-    pub(super) async fn renew(&self, partition: &Partition, call: &Call<'_>, options: &RedisOptions) -> Result<Reply> {
+    pub(super) async fn run_renewing(
+        &self,
+        partition: &Partition,
+        call: &Call<'_>,
+        options: &RedisOptions,
+    ) -> Result<Reply> {
         let reply = self.renewals.run(partition, call, Some(&self.wait)).await?;
         self.check_acknowledged(&reply, options)?;
         Ok(reply)

@@ -1,4 +1,4 @@
-//! Requests, renewals and releases as arguments of the scripts. `head.lua` describes the columns of a record.
+//! Requests, renewals and releases as arguments of the scripts. `prelude.lua` describes the columns of a record.
 
 use std::{borrow::Cow, fmt::Write, sync::Arc};
 
@@ -135,7 +135,7 @@ fn tail(request: &Request, instance: &str) -> String {
     tail
 }
 
-/// Capacity and family, units, mode.
+/// Encodes a claim as the columns capacity, family, units and mode.
 pub(super) fn claim(claim: Claim) -> String {
     let family = match claim.shape().family {
         Family::Lock => 'l',

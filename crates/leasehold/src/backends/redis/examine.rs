@@ -33,7 +33,7 @@ impl RedisBackend {
         let mut findings = vec![promises(router)];
         findings.extend(reach(router, options).await?);
         findings.extend(clocks(router, options).await?);
-        for (name, info) in ask(router, options, &redis::cmd("INFO")).await? {
+        for (name, info) in ask_servers(router, options, &redis::cmd("INFO")).await? {
             match info {
                 Some(info) => {
                     let server = Server { name, info: decode::info(&info) };
@@ -104,7 +104,7 @@ async fn reach(router: &Router, options: &RedisOptions) -> Result<Vec<Finding>> 
     let mut took: HashMap<String, Vec<Duration>> = HashMap::new();
     for _ in 0..PINGS {
         let before = SystemClock.now();
-        for (name, _) in ask(router, options, &redis::cmd("PING")).await? {
+        for (name, _) in ask_servers(router, options, &redis::cmd("PING")).await? {
             took.entry(name).or_default().push(SystemClock.now().since(before));
         }
     }
@@ -123,7 +123,7 @@ async fn reach(router: &Router, options: &RedisOptions) -> Result<Vec<Finding>> 
 
 async fn clocks(router: &Router, options: &RedisOptions) -> Result<Vec<Finding>> {
     let before = SystemClock.wall();
-    let answers = ask(router, options, &redis::cmd("TIME")).await?;
+    let answers = ask_servers(router, options, &redis::cmd("TIME")).await?;
     let ours = u64::midpoint(before.as_micros(), SystemClock.wall().as_micros());
     let mut findings = Vec::new();
     for (name, answer) in answers {
@@ -149,7 +149,7 @@ async fn clocks(router: &Router, options: &RedisOptions) -> Result<Vec<Finding>>
 }
 
 /// What each server answers to a plain command; `None` where this user may not ask.
-async fn ask(router: &Router, options: &RedisOptions, command: &Cmd) -> Result<Vec<(String, Option<Value>)>> {
+async fn ask_servers(router: &Router, options: &RedisOptions, command: &Cmd) -> Result<Vec<(String, Option<Value>)>> {
     let answers = match (router.connection(), router.cluster()) {
         (Some(connection), _) => {
             let live = connection.live().await?;

@@ -140,7 +140,7 @@ impl Shared {
         while found.len() < filter.limit {
             let mut command = redis::cmd("XREVRANGE");
             command.arg(&partition.history).arg(&until).arg("-").arg("COUNT").arg(HISTORY_AT_ONCE);
-            let entries = record::history(&self.router.ask(partition, command).await?)?;
+            let entries = record::history(&self.router.send_plain(partition, command).await?)?;
             let Some(oldest) = entries.last() else { break };
             until = format!("({}", oldest.id);
             let count = entries.len();

@@ -79,7 +79,7 @@ impl Partition {
     }
 
     /// Keys that only the first format has.
-    pub(super) fn of_version_1(&self) -> [String; 2] {
+    pub(super) fn of_format_1(&self) -> [String; 2] {
         ["fence", "index"].map(|kind| format!("{}{kind}", self.prefix))
     }
 

@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 
 use super::{
     connection::Router,
-    decode::{Fast, ScriptDecision},
+    decode::{FastAnswer, ScriptDecision},
     durable::Durable,
     encode::{AcquireArguments, ReleaseArguments, TailCache},
     keys::Keys,
@@ -31,7 +31,7 @@ const IN_FLIGHT: usize = 2;
 /// Calls in one batch that waits for durability acknowledgements: more, so that they share one wait.
 const MAX_DURABLE_CALLS: usize = 256;
 /// Names that are remembered as slow.
-const MAX_SLOW_NAMES: usize = 4096;
+const MAX_FULL_SCRIPT_NAMES: usize = 4096;
 
 /// What every call of an instance needs.
 pub(super) struct Shared {
@@ -42,15 +42,15 @@ pub(super) struct Shared {
     pub(super) durable: Option<Durable>,
     pub(super) runtime: Handle,
     /// Names that the fast script last answered `slow` for: they go straight to the full script.
-    slow: Mutex<HashSet<Resource>>,
+    full_script_names: Mutex<HashSet<Resource>>,
     pub(super) sweeping: AtomicBool,
 }
 
 /// Batches the calls to one partition.
 pub(super) struct PartitionBatcher {
-    fast: Coalescer<ScriptRequest, Fast<Answer<ScriptDecision>>>,
+    fast: Coalescer<ScriptRequest, FastAnswer<Answer<ScriptDecision>>>,
     /// Requests whose grants wait for durability acknowledgements; releases do not.
-    durable: Option<Coalescer<ScriptRequest, Fast<Answer<ScriptDecision>>>>,
+    durable: Option<Coalescer<ScriptRequest, FastAnswer<Answer<ScriptDecision>>>>,
     full: Coalescer<ScriptRequest, Answer<ScriptDecision>>,
 }
 
@@ -95,7 +95,7 @@ impl PartitionBatcher {
             shared.router.listen_in(shared.keys.of(&request.resource)).await?;
         }
         let fast = self.durable.as_ref().unwrap_or(&self.fast);
-        let answer = self.ask(shared, fast, ScriptRequest::Acquire(Arc::new(request))).await?;
+        let answer = self.call_fast_then_full(shared, fast, ScriptRequest::Acquire(Arc::new(request))).await?;
         match answer.value {
             ScriptDecision::Acquire(decision) => Ok(Answer::new(decision, answer.incarnation)),
             ScriptDecision::Release(_) => Err(Error::unanswered("redis replied to a different request")),
@@ -104,7 +104,7 @@ impl PartitionBatcher {
 
     /// Ends a lease.
     pub(super) async fn release(&self, shared: &Shared, release: ReleaseArguments) -> Result<Answer<Released>> {
-        let answer = self.ask(shared, &self.fast, ScriptRequest::Release(Arc::new(release))).await?;
+        let answer = self.call_fast_then_full(shared, &self.fast, ScriptRequest::Release(Arc::new(release))).await?;
         match answer.value {
             ScriptDecision::Release(released) => Ok(Answer::new(released, answer.incarnation)),
             ScriptDecision::Acquire(_) => Err(Error::unanswered("redis replied to a different request")),
@@ -112,17 +112,17 @@ impl PartitionBatcher {
     }
 
     /// Asks the fast script, unless it answered `slow` for this name lately, and then the full one.
-    async fn ask(
+    async fn call_fast_then_full(
         &self,
         shared: &Shared,
-        fast: &Coalescer<ScriptRequest, Fast<Answer<ScriptDecision>>>,
+        fast: &Coalescer<ScriptRequest, FastAnswer<Answer<ScriptDecision>>>,
         script_request: ScriptRequest,
     ) -> Result<Answer<ScriptDecision>> {
-        if !shared.is_slow(script_request.resource()) {
-            if let Fast::Decided(answer) = fast.call(script_request.clone()).await? {
+        if !shared.needs_full_script(script_request.resource()) {
+            if let FastAnswer::Decided(answer) = fast.call(script_request.clone()).await? {
                 return Ok(answer);
             }
-            shared.set_slow(script_request.resource(), true);
+            shared.set_needs_full_script(script_request.resource(), true);
         }
         self.full.call(script_request).await
     }
@@ -145,16 +145,16 @@ impl PartitionBatcher {
         };
         let script_requests: Vec<ScriptRequest> = operations.into_iter().map(script_request).collect();
         let (mut plain, mut rest): (Vec<usize>, Vec<usize>) =
-            (0..script_requests.len()).partition(|at| !shared.is_slow(script_requests[*at].resource()));
+            (0..script_requests.len()).partition(|at| !shared.needs_full_script(script_requests[*at].resource()));
         let mut answers: Vec<Result<Answer<ScriptDecision>>> =
             script_requests.iter().map(|_| Err(Error::unanswered("redis did not answer this"))).collect();
         if !plain.is_empty() {
             let asked = plain.iter().map(|at| script_requests[*at].clone()).collect();
             for (at, answer) in plain.drain(..).zip(Arc::clone(shared).decide_fast(0, asked).await) {
                 match answer {
-                    Ok(Fast::Decided(answer)) => answers[at] = Ok(answer),
-                    Ok(Fast::Slow) => {
-                        shared.set_slow(script_requests[at].resource(), true);
+                    Ok(FastAnswer::Decided(answer)) => answers[at] = Ok(answer),
+                    Ok(FastAnswer::NeedsFullScript) => {
+                        shared.set_needs_full_script(script_requests[at].resource(), true);
                         rest.push(at);
                     }
                     Err(error) => answers[at] = Err(error),
@@ -188,26 +188,26 @@ impl Shared {
             notifications,
             durable,
             runtime: Handle::current(),
-            slow: Mutex::default(),
+            full_script_names: Mutex::default(),
             sweeping: AtomicBool::new(false),
         }
     }
 
-    pub(super) fn is_slow(&self, resource: &Resource) -> bool {
-        let slow = self.slow.lock();
+    pub(super) fn needs_full_script(&self, resource: &Resource) -> bool {
+        let slow = self.full_script_names.lock();
         !slow.is_empty() && slow.contains(resource)
     }
 
-    pub(super) fn set_slow(&self, resource: &Resource, is_slow: bool) {
-        let mut slow = self.slow.lock();
-        if !is_slow {
+    pub(super) fn set_needs_full_script(&self, resource: &Resource, needs_full_script: bool) {
+        let mut slow = self.full_script_names.lock();
+        if !needs_full_script {
             slow.remove(resource);
             return;
         }
         if slow.contains(resource) {
             return;
         }
-        if slow.len() >= MAX_SLOW_NAMES {
+        if slow.len() >= MAX_FULL_SCRIPT_NAMES {
             slow.clear();
         }
         slow.insert(resource.clone());

@@ -1,4 +1,4 @@
-//! Records of leases, and what is made of them: listings, history, events.
+//! Decodes the records of leases into listings, history, hints and events.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ struct HolderAndNote {
     note: Option<String>,
 }
 
-/// A record, taken apart; `head.lua` describes its columns.
+/// A record, taken apart; `prelude.lua` describes its columns.
 #[derive(Debug)]
 pub(super) struct Record {
     ends: Timestamp,

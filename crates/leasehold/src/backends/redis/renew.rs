@@ -8,7 +8,7 @@ use tokio::{task::JoinSet, time};
 use super::{
     batches::numbered,
     connection::Reply,
-    decode::{self, Fast},
+    decode::{self, FastAnswer},
     encode,
     keys::Partition,
     ops::Shared,
@@ -88,7 +88,8 @@ impl Shared {
         partition: &Partition,
         renewals: &[Renewal],
     ) -> Result<Answer<Vec<Standing>>> {
-        let is_fast = |renewal: &&Renewal| encode::only_moves_end(renewal) && !self.is_slow(&renewal.key.resource);
+        let is_fast =
+            |renewal: &&Renewal| encode::only_moves_end(renewal) && !self.needs_full_script(&renewal.key.resource);
         let fast: Vec<&Renewal> = renewals.iter().filter(is_fast).collect();
         let mut standings: Vec<Option<Standing>> = vec![None; renewals.len()];
         let mut incarnation = None;
@@ -103,8 +104,8 @@ impl Shared {
             let indices = (0..renewals.len()).filter(|at| is_fast(&&renewals[*at]));
             for (at, answer) in indices.zip(answers) {
                 match answer {
-                    Fast::Decided(standing) => standings[at] = Some(standing),
-                    Fast::Slow => {}
+                    FastAnswer::Decided(standing) => standings[at] = Some(standing),
+                    FastAnswer::NeedsFullScript => {}
                 }
             }
             incarnation = Some(reply.incarnation);
@@ -136,7 +137,7 @@ impl Shared {
     async fn run_renewal(&self, partition: &Partition, call: &Call<'_>) -> Result<Reply> {
         match &self.durable {
             None => self.router.run(partition, call, None).await,
-            Some(durable) => durable.renew(partition, call, &self.options).await,
+            Some(durable) => durable.run_renewing(partition, call, &self.options).await,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The scripts, named by the hash of their text, and calls of them.
+//! The Lua scripts, and the commands that call them by hash or by text.
 
 use std::sync::LazyLock;
 
@@ -9,7 +9,7 @@ use crate::lease::Resource;
 
 /// Parts that several scripts share, included where `--@ name` stands.
 const PARTS: [(&str, &str); 3] = [
-    ("--@ head.lua\n", include_str!("scripts/head.lua")),
+    ("--@ prelude.lua\n", include_str!("scripts/prelude.lua")),
     ("--@ history.lua\n", include_str!("scripts/history.lua")),
     ("--@ model.lua\n", include_str!("scripts/model.lua")),
 ];
@@ -104,7 +104,7 @@ macro_rules! scripts {
 }
 
 scripts! {
-    BEGIN = "begin.lua";
+    EPOCH = "epoch.lua";
     FAST = "fast.lua";
     FAST_RENEW = "fast_renew.lua";
     DECIDE = "decide.lua";
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn every_script_is_whole() {
-        for script in [&BEGIN, &FAST, &FAST_RENEW, &NAMES, &SWEEP, &WATCH, &RECORD_RUNS, &LIST_RUNS] {
+        for script in [&EPOCH, &FAST, &FAST_RENEW, &NAMES, &SWEEP, &WATCH, &RECORD_RUNS, &LIST_RUNS] {
             assert!(script.source.contains("local now_text") && !script.source.contains("--@"), "{}", script.source);
         }
         for script in [&DECIDE, &RENEW, &EVICT, &LIST] {

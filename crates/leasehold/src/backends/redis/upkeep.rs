@@ -1,4 +1,5 @@
-//! Background work: sweeps expired leases, finishes settling, renews the watch registration.
+//! Background work: sweeps expired leases (`sweep.lua` sets when the next sweep is due), finishes settling, renews the
+//! watch registration.
 
 use std::{
     sync::{Arc, Weak, atomic::Ordering},
@@ -39,7 +40,7 @@ pub(super) async fn keep_watching(shared: Weak<Shared>, one_at_a_time: Arc<Mutex
 }
 
 impl Shared {
-    /// Ends what has expired and that nobody asks about, in the background.
+    /// Ends expired leases that nobody asks about, in the background.
     pub(super) fn sweep(self: &Arc<Self>, partition: u16) {
         if self.sweeping.swap(true, Ordering::SeqCst) {
             return;
@@ -63,7 +64,7 @@ impl Shared {
         self.settle_once(partition, &queues).await.map(drop)
     }
 
-    /// Finishes what one call left undone, in the background.
+    /// Settles, in the background, resources that a call could not settle completely.
     pub(super) fn settle(self: &Arc<Self>, partition: u16, resources: Vec<Resource>) {
         let shared = Arc::clone(self);
         self.runtime.spawn(async move {

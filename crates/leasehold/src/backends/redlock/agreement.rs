@@ -57,7 +57,7 @@ impl Agreement {
                 Seen::Nothing | Seen::Disagree(_) => Some(self.asking.lock().await),
             };
             if asking.is_some() && self.state.lock().ask_again_at == ask_again_at {
-                self.ask(nodes).await?;
+                self.ask_nodes(nodes).await?;
             }
         }
         let ours = nodes.options().longest_ttl;
@@ -72,7 +72,8 @@ impl Agreement {
         }
     }
 
-    async fn ask(&self, nodes: &Nodes) -> Result<()> {
+    /// Requests the lease of this `longest_ttl` on all nodes and notes what they say.
+    async fn ask_nodes(&self, nodes: &Nodes) -> Result<()> {
         let longest = nodes.options().longest_ttl;
         let request = request(longest)?;
         let answers = nodes

@@ -146,7 +146,7 @@ impl Node {
     }
 
     /// Waits for one answer, within the limit.
-    pub(super) async fn ask<T>(
+    pub(super) async fn answer_within<T>(
         self: &Arc<Self>,
         limit: Duration,
         call: impl Future<Output = Result<Answer<T>>> + Send,

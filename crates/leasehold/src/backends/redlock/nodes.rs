@@ -198,7 +198,7 @@ impl Nodes {
         }
     }
 
-    /// The highest fence that a node whose clock is in good order accepts.
+    /// The highest fence that a node with a correct clock accepts.
     pub(super) fn fence_limit(&self) -> Fence {
         Fence::new(self.wall().after(FENCE_LEAD).as_micros())
     }

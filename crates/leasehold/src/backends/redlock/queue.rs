@@ -53,7 +53,7 @@ pub(super) async fn ask_at(
     let node = shared.nodes.get(queue_node);
     let request = tracked.request(patience, shared.nodes.proposal());
     tracked.on_asked(queue_node);
-    let decision = node.ask(shared.nodes.limit(), node.backend()?.acquire(&request)).await?;
+    let decision = node.answer_within(shared.nodes.limit(), node.backend()?.acquire(&request)).await?;
     if matches!(decision, Decision::Queued(_) | Decision::Granted(_)) {
         tracked.set_phase(LeasePhase::Waiting { queue_node });
     }

@@ -183,8 +183,8 @@ struct Subscriptions {
 }
 
 impl Subscriptions {
-    /// Opens both links anew if no server has answered since: the library goes on using connections that a network has
-    /// forgotten, which stay silent for minutes. One server that hangs is left to the cluster, for the sake of the others.
+    /// Reopens both links if no server has answered since `before`: the library keeps using connections that the
+    /// network has dropped silently. If only one server hangs, the links stay and the cluster replaces that server.
     async fn reopen(self, before: LinkState) {
         let listening = self.link.state();
         if self.commands.reopen(before).await && self.link.reopen(listening).await {
@@ -223,14 +223,14 @@ impl Subscriptions {
 
     async fn subscribe_once(&self, channel: &str) -> Result<(), RedisError> {
         if !self.is_sharded {
-            return self.ask(redis::cmd("SUBSCRIBE").arg(channel)).await.map(drop);
+            return self.query(redis::cmd("SUBSCRIBE").arg(channel)).await.map(drop);
         }
         loop {
             // Asking for a key of the slot makes the library look for its master.
-            self.ask(redis::cmd("EXISTS").arg(channel)).await?;
-            self.ask(redis::cmd("SSUBSCRIBE").arg(channel)).await?;
+            self.query(redis::cmd("EXISTS").arg(channel)).await?;
+            self.query(redis::cmd("SSUBSCRIBE").arg(channel)).await?;
             // A replica confirms a subscription, too, and its master does not count it.
-            let counted = self.ask(redis::cmd("EVAL").arg(COUNT_AT_MASTER).arg(1).arg(channel)).await?;
+            let counted = self.query(redis::cmd("EVAL").arg(COUNT_AT_MASTER).arg(1).arg(channel)).await?;
             if counted != Value::Int(0) {
                 return Ok(());
             }
@@ -238,7 +238,8 @@ impl Subscriptions {
         }
     }
 
-    async fn ask(&self, command: &Cmd) -> Result<Value, RedisError> {
+    /// Sends a command and returns its answer.
+    async fn query(&self, command: &Cmd) -> Result<Value, RedisError> {
         loop {
             match self.link.send(command).await? {
                 // The end of another subscription was taken for the answer: that one is missing as well.

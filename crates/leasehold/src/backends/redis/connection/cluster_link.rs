@@ -26,7 +26,7 @@ use super::{
     dial,
 };
 
-/// How often the library tries again where a slot has moved or a server is away; every call may be repeated.
+/// How many times the library retries if a slot has moved or a server is down; every call is safe to repeat.
 const RETRIES: u32 = 8;
 
 /// Receives what servers push.
@@ -89,7 +89,7 @@ impl ClusterLink {
         LinkState { opening: *self.openings.borrow(), answers: self.answers.load(Ordering::SeqCst) }
     }
 
-    /// Opens it anew if nothing has been answered through it since, unless somebody else is at it. Returns whether it did.
+    /// Opens it anew if nothing has been answered through it since, unless another task does. Returns whether it did.
     pub(super) async fn reopen(&self, since: LinkState) -> bool {
         let Ok(_alone) = self.reopening.try_lock() else { return false };
         if self.state() != since {

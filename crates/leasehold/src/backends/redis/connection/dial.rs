@@ -1,4 +1,4 @@
-//! Making a connection: who we are, how it is protected, and what the server says about itself.
+//! Connects to a server: credentials, TLS, and what the server reports about itself.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -54,7 +54,7 @@ pub(super) fn connection_info(address: &Address, options: &RedisOptions) -> Resu
             ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
         }
         (Address::Unix(path), _) => ConnectionAddr::Unix(path),
-        // Its own credentials, database and TLS, by the protocol that carries pushes.
+        // Keep its credentials, database and TLS settings, but use RESP3, which carries pushes.
         (Address::Info(info), _) => {
             let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
             return Ok((*info).set_redis_settings(settings));
@@ -64,8 +64,8 @@ pub(super) fn connection_info(address: &Address, options: &RedisOptions) -> Resu
     Ok(info.set_redis_settings(login(options)))
 }
 
-/// Connects. Where nothing encrypts, commands are written by the thread that sends them, and `reconnect` is notified if
-/// the server falls silent.
+/// Connects. Without TLS, the thread that sends a command also writes it to the socket, and `reconnect` is notified if
+/// the server stops answering.
 pub(super) async fn connect(
     address: &Address,
     options: &RedisOptions,
@@ -91,7 +91,7 @@ pub(super) fn client(address: &Address, options: &RedisOptions) -> Result<Client
     }
 }
 
-/// Whom to trust, and our own certificate.
+/// The trusted CA certificates, and the client certificate.
 pub(super) fn certificates(tls: &Tls) -> TlsCertificates {
     if rustls::crypto::CryptoProvider::get_default().is_none() {
         // An application that has chosen a provider keeps it.

@@ -64,7 +64,7 @@ async fn ask_sentinels(sentinels: &[Address], master: &str, options: &RedisOptio
     };
     let mut last = None;
     for sentinel in sentinels {
-        match ask(sentinel, master, &options).await {
+        match ask_sentinel(sentinel, master, &options).await {
             Ok(Some(address)) => return Ok(address),
             Ok(None) => {
                 last = Some(Error::unavailable(format!("the sentinel {sentinel} knows no master {master}")));
@@ -75,7 +75,8 @@ async fn ask_sentinels(sentinels: &[Address], master: &str, options: &RedisOptio
     Err(last.unwrap_or_else(|| Error::unavailable("no sentinel was named")))
 }
 
-async fn ask(sentinel: &Address, master: &str, options: &RedisOptions) -> Result<Option<Address>, RedisError> {
+/// Asks a sentinel for the address of the master.
+async fn ask_sentinel(sentinel: &Address, master: &str, options: &RedisOptions) -> Result<Option<Address>, RedisError> {
     let limit = options.connect_limit / 3;
     let config = AsyncConnectionConfig::new().set_connection_timeout(Some(limit)).set_response_timeout(Some(limit));
     let sentinel = dial::client(sentinel, options)?;

@@ -9,7 +9,6 @@ use std::{
     cell::Cell,
     collections::VecDeque,
     future::{Future, pending, poll_fn},
-    os::fd::OwnedFd,
     pin::{Pin, pin},
     sync::{
         Arc, Weak,
@@ -22,7 +21,6 @@ use std::{
 use parking_lot::Mutex;
 use redis::{AsyncConnectionConfig, ConnectionInfo, RedisError, aio::MultiplexedConnection};
 use tokio::{
-    io::unix::AsyncFd,
     runtime::Handle,
     sync::Notify,
     task::{AbortHandle, unconstrained, yield_now},
@@ -37,6 +35,7 @@ use crate::{
     backend::coalesce::{continue_here, defer_here},
     clock::{Clock, SystemClock},
     lease::Moment,
+    readable::Readable,
     threads::callers_runtime,
 };
 
@@ -136,7 +135,7 @@ struct ReadTask {
 
 impl ReadTask {
     /// Reads whenever there is something to read, until the connection ends.
-    async fn run(&self, readable: AsyncFd<Arc<OwnedFd>>) {
+    async fn run(&self, readable: Readable) {
         let mut wakeups = 0;
         loop {
             let Ok(mut ready) = readable.readable().await else { return };
@@ -162,7 +161,7 @@ impl ReadTask {
             drop(shared);
             if has_deferred {
                 if is_reader {
-                    // Behind the tasks of the callers that were just woken.
+                    // Let the tasks of the callers that were just woken run first.
                     yield_now().await;
                     self.reader.count_turn();
                 }
@@ -204,7 +203,7 @@ impl Wake for DriverWaker {
     }
 }
 
-/// Connects. `None` for an address that only the client library can connect to.
+/// Connects; returns `None` for an address that only the client library can connect to.
 pub(super) async fn connect(
     address: &Address,
     info: &ConnectionInfo,
@@ -246,7 +245,7 @@ impl Drive {
             *reading.driver_waker.io_task.lock() = Some(context.waker().clone());
             reading.read()
         }));
-        let watchdog = runtime.spawn(Arc::clone(&shared).watch(connection, reconnect));
+        let watchdog = runtime.spawn(Arc::clone(&shared).enforce_answer_limits(connection, reconnect));
         let reclaimer = runtime.spawn(Arc::clone(&shared).reclaim_idle_readers());
         Self { shared, tasks: [io_task.abort_handle(), watchdog.abort_handle(), reclaimer.abort_handle()] }
     }
@@ -315,7 +314,7 @@ impl Shared {
     }
 
     /// Ends the connection when an answer does not come in time.
-    async fn watch(self: Arc<Self>, connection: MultiplexedConnection, reconnect: Arc<Notify>) {
+    async fn enforce_answer_limits(self: Arc<Self>, connection: MultiplexedConnection, reconnect: Arc<Notify>) {
         loop {
             let due = {
                 let mut unanswered = self.unanswered.lock();
@@ -340,7 +339,7 @@ impl Shared {
         }
     }
 
-    /// Forgets the first commands as far as nobody waits for their answers; returns the limit of the last of them.
+    /// Removes abandoned commands from the front; returns the limit of the last one removed.
     fn take_abandoned(&self) -> Option<Duration> {
         let mut unanswered = self.unanswered.lock();
         let mut limit = None;
@@ -410,7 +409,7 @@ impl Shared {
         continue_here(|| self.drive())
     }
 
-    /// Polls the driver, on this thread or on the one that polls it right now; ready when the connection has ended.
+    /// Polls the driver here, or has the thread that polls it now poll once more; ready when the connection has ended.
     fn drive(&self) -> Poll<()> {
         if self.generation != leasehold_fork::generation() {
             // The runtime of a caller lives on in a forked child, where nobody may read what is the parent's.

@@ -1,4 +1,4 @@
-//! The epoch of a partition: one life of what a server remembers, and how long it has lasted.
+//! The epoch of a partition: a period in which its server lost no data.
 //!
 //! A restart that may have lost leases, a promotion or a flush begins another one.
 
@@ -28,7 +28,7 @@ const HISTORY_OF_PARTITION: usize = 1_000;
 /// Placeholder run id where INFO is not permitted.
 const UNKNOWN_RUN_ID: &str = "----------------------------------------";
 
-/// The second argument of every script, in the columns that `head.lua` lists.
+/// The second argument of every script, in the columns that `prelude.lua` lists.
 pub(super) fn settings(options: &RedisOptions, push: char) -> String {
     let history = match options.history {
         Remember::All => 'a',
@@ -44,9 +44,9 @@ pub(super) fn settings(options: &RedisOptions, push: char) -> String {
 
 /// The command that reads the epoch of a partition, or begins one.
 pub(super) fn begin(partition: &Partition, run_id: Option<&str>, settings: &str) -> Cmd {
-    let [fence, index] = partition.of_version_1();
+    let [fence, index] = partition.of_format_1();
     let keys = [partition.leases.as_str(), &fence, &index];
-    let call = Call::new(&scripts::BEGIN, &keys, |command| {
+    let call = Call::new(&scripts::EPOCH, &keys, |command| {
         command.arg(run_id.unwrap_or(UNKNOWN_RUN_ID));
     });
     call.command(Invocation::Text, "", settings)

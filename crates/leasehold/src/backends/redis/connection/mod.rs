@@ -1,4 +1,4 @@
-//! One connection to one server that comes back by itself: commands, pushes, and what is learnt on connecting.
+//! A connection to one server that reconnects by itself, and carries commands and pushes.
 //!
 //! RESP3 carries the pushes on the connection of the commands, so that a
 //! subscription stands before the first command and both end together. After
@@ -8,7 +8,7 @@ mod cluster;
 mod cluster_link;
 mod dial;
 mod discovery;
-#[cfg_attr(not(target_os = "linux"), path = "drive_elsewhere.rs")]
+#[cfg_attr(not(target_os = "linux"), path = "drive_stub.rs")]
 mod drive;
 mod epoch;
 mod router;
@@ -54,7 +54,7 @@ pub(super) trait Listener: Send + Sync + 'static {
     fn missed(&self);
 }
 
-/// A connection to one server that comes back by itself.
+/// A connection to one server that reconnects by itself.
 pub(super) struct Connection(Arc<Shared>);
 
 struct Shared {
@@ -131,7 +131,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// The established connection, waited for as long as an answer may take.
+    /// Returns the established connection; waits at most `answer_limit` for one.
     pub(super) async fn live(&self) -> Result<Arc<Live>> {
         if let Some(live) = self.current() {
             return Ok(live);

@@ -70,7 +70,7 @@ impl Target<'_> {
     fn run_id(&self) -> Option<&str> {
         match self {
             Self::One(live) => live.server.run_id.as_deref(),
-            // Which server answers is the library's to choose.
+            // The client library chooses the server.
             Self::Partition(..) => None,
         }
     }
@@ -78,7 +78,7 @@ impl Target<'_> {
     fn incarnation(&self, epoch: &Epoch) -> Incarnation {
         match self {
             Self::One(_) => epoch.incarnation(),
-            // Each server has an epoch of its own; any break begins another for the whole.
+            // Each server has an epoch of its own; any break counts as a new incarnation of the cluster.
             Self::Partition(cluster, _) => Incarnation(cluster.breaks.load(Ordering::SeqCst)),
         }
     }
@@ -202,8 +202,8 @@ impl Router {
         self.options.answer_limit * if followup.is_some() { 2 } else { 1 }
     }
 
-    /// Runs a command that is no script, where the partition lives.
-    pub(in super::super) async fn ask(&self, partition: &Partition, command: Cmd) -> Result<Value> {
+    /// Sends a command that is not a script to the server of the partition.
+    pub(in super::super) async fn send_plain(&self, partition: &Partition, command: Cmd) -> Result<Value> {
         let target = self.target(partition).await?;
         let answer = target.send(command, None, self.options.answer_limit).await;
         Ok(answer.map_err(|error| error.into_error(&self.options))?.0)

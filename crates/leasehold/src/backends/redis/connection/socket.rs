@@ -7,10 +7,8 @@
 //! own, and the socket reports to one of them at a time.
 
 use std::{
-    collections::VecDeque,
     io,
     os::fd::{AsFd, OwnedFd},
-    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::{
         Arc,
@@ -24,12 +22,12 @@ use futures_util::future::select_ok;
 use leasehold_fork::{Registration, close_in_child};
 use parking_lot::Mutex;
 use rustix::{
-    event::epoll::{self, CreateFlags, EventData, EventFlags},
+    event::epoll::{self, EventData, EventFlags},
     io::Errno,
     net::{RecvFlags, SendFlags, Shutdown},
 };
 use tokio::{
-    io::{AsyncRead, AsyncWrite, Interest, ReadBuf, unix::AsyncFd},
+    io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpStream, UnixStream, lookup_host},
     runtime::{Handle, Id},
     task::AbortHandle,
@@ -40,21 +38,23 @@ use crate::{
     backend::coalesce::continue_here,
     clock::{Clock, SystemClock},
     lease::Moment,
+    readable::{Readable, can_read, epoll_of, register, register_on},
 };
 
 /// How long a runtime that left answers unread is not asked to read again.
 const PASSED_OVER: Duration = Duration::from_secs(1);
 /// The most that is read at once.
 const MAX_READ_BYTES: usize = 16 * 1024;
-/// How often is read before other work has a turn.
+/// The most reads in a row before other work gets a turn.
 const MAX_READS: u32 = 64;
 
 /// A socket, and who reads it.
 #[derive(Debug)]
 pub(super) struct Socket {
-    // Fields drop in this order: a forked child must not close a number that is another's by then.
+    // Fields drop in this order: first unregister the descriptors, then close them. Otherwise a forked child could
+    // close a descriptor that has got the same number since.
     _closed_in_child: [Registration; 2],
-    by_io_thread: AsyncFd<Arc<OwnedFd>>,
+    by_io_thread: Readable,
     fd: OwnedFd,
     /// How often something was received.
     received: AtomicU64,
@@ -100,7 +100,7 @@ impl Socket {
     }
 
     fn new(fd: OwnedFd) -> io::Result<Arc<Self>> {
-        let epoll = Arc::new(watch(&fd, EventFlags::IN)?);
+        let epoll = Arc::new(epoll_of(&fd, EventFlags::IN)?);
         let closed_in_child = [close_in_child(fd.as_fd())?, close_in_child(epoll.as_fd())?];
         Ok(Arc::new(Self {
             _closed_in_child: closed_in_child,
@@ -122,11 +122,7 @@ impl Socket {
     ///
     /// The caller polls the driver afterwards, since nothing reports what is there already.
     /// For a runtime that is not known yet, `start` begins a task that drives the connection when the descriptor is readable.
-    pub(super) fn read_by(
-        &self,
-        runtime: &Handle,
-        start: impl FnOnce(&Arc<Reader>, AsyncFd<Arc<OwnedFd>>) -> AbortHandle,
-    ) -> bool {
+    pub(super) fn read_by(&self, runtime: &Handle, start: impl FnOnce(&Arc<Reader>, Readable) -> AbortHandle) -> bool {
         let known = {
             let readers = self.readers.lock();
             if let Some(reader) = &readers.current {
@@ -158,12 +154,12 @@ impl Socket {
     fn add_runtime(
         &self,
         runtime: &Handle,
-        start: impl FnOnce(&Arc<Reader>, AsyncFd<Arc<OwnedFd>>) -> AbortHandle,
+        start: impl FnOnce(&Arc<Reader>, Readable) -> AbortHandle,
     ) -> Option<Arc<Reader>> {
         if !can_read(runtime) {
             return None;
         }
-        let epoll = Arc::new(watch(&self.fd, EventFlags::empty()).ok()?);
+        let epoll = Arc::new(epoll_of(&self.fd, EventFlags::empty()).ok()?);
         let reader = Arc::new(Reader {
             _closed_in_child: close_in_child(epoll.as_fd()).ok()?,
             runtime: runtime.id(),
@@ -254,7 +250,7 @@ impl Socket {
     }
 }
 
-/// The first that answers of the addresses that the host has.
+/// Connects to the address of the host that answers first.
 async fn connect_tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     let addresses = lookup_host((host, port)).await?;
     let connecting: Vec<_> = addresses.map(|address| Box::pin(TcpStream::connect(address))).collect();
@@ -264,48 +260,6 @@ async fn connect_tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     let (stream, _others) = select_ok(connecting).await?;
     stream.set_nodelay(true)?;
     Ok(stream)
-}
-
-/// An epoll instance with nothing but this socket in it.
-fn watch(fd: &OwnedFd, events: EventFlags) -> io::Result<OwnedFd> {
-    let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-    epoll::add(&epoll, fd, EventData::new_u64(0), events)?;
-    Ok(epoll)
-}
-
-/// Registers the descriptor with the runtime that is entered.
-#[expect(
-    deprecated,
-    reason = "its successor is unsafe, for descriptors that somebody else may close: this one is owned"
-)]
-fn register(epoll: Arc<OwnedFd>) -> io::Result<AsyncFd<Arc<OwnedFd>>> {
-    AsyncFd::with_interest(epoll, Interest::READABLE)
-}
-
-/// Runtimes without I/O, the last few of them. The only way to find out is a panic.
-static WITHOUT_IO: Mutex<VecDeque<Id>> = Mutex::new(VecDeque::new());
-const MAX_WITHOUT_IO: usize = 64;
-
-/// Whether the runtime is not known to be without I/O. A program that aborts on panics cannot find out.
-fn can_read(runtime: &Handle) -> bool {
-    // In a forked child, a thread that it does not have may hold the lock.
-    let is_without_io = || WITHOUT_IO.try_lock().is_none_or(|without_io| without_io.contains(&runtime.id()));
-    cfg!(panic = "unwind") && !is_without_io()
-}
-
-/// Registers the descriptor with the runtime; `None` for a runtime that has no I/O, or ends.
-fn register_on(runtime: &Handle, epoll: Arc<OwnedFd>) -> Option<AsyncFd<Arc<OwnedFd>>> {
-    let _context = runtime.enter();
-    match catch_unwind(AssertUnwindSafe(|| register(epoll))) {
-        Ok(registered) => registered.ok(),
-        Err(_without_io) => {
-            if let Some(mut without_io) = WITHOUT_IO.try_lock() {
-                without_io.push_front(runtime.id());
-                without_io.truncate(MAX_WITHOUT_IO);
-            }
-            None
-        }
-    }
 }
 
 /// What a runtime that reads has done.
@@ -410,7 +364,7 @@ impl AsyncWrite for Stream {
                     return Poll::Ready(Ok(sent));
                 }
                 Err(Errno::INTR) => {}
-                // Tried once more after the change: what came before it is not reported.
+                // Try once more: epoll does not report space that became free before the interest was set.
                 Err(Errno::AGAIN) if self.socket.set_output_blocked(true) => {}
                 Err(Errno::AGAIN) => ready!(self.socket.poll_io_thread(context))?,
                 Err(error) => return Poll::Ready(Err(error.into())),

@@ -6,7 +6,7 @@ use proptest::{collection::vec, prelude::*};
 
 use super::{super::record, *};
 
-/// A record with its columns in place, as `head.lua` describes them.
+/// A record with its columns in place, as `prelude.lua` describes them.
 fn whole() -> impl Strategy<Value = String> {
     let times = prop::array::uniform4(0..10_000_000_000_000_000_u64);
     (times, any::<u128>(), "[01s]", "[xslpq]", 0..10_000_000_000_000_u64, any::<u32>(), any::<u32>()).prop_map(

@@ -7,7 +7,7 @@
 --         {'busy', now, waiting, record of each holder...}  {'wrong', shape in force}
 --         {'release', 'freed' or 'left' or 'gone'}; 'fast' at the end of one whose name fast scripts can handle now
 --         {'newer'} for what a newer version wrote  {'error', text}; at the end 'unsettled' if work is left
---@ head.lua
+--@ prelude.lua
 --@ history.lua
 --@ model.lua
 

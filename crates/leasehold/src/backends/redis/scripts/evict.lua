@@ -2,7 +2,7 @@
 --
 -- ARGV    behind the name of the resource: expected fence (16 digits), problem as JSON
 -- answer  {'evicted', record}  {'none', fence of each holder...}  {'newer'}  {'error', text}
---@ head.lua
+--@ prelude.lua
 --@ history.lua
 --@ model.lua
 

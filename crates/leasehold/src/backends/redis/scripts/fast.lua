@@ -1,5 +1,5 @@
--- Decides what is common. Releases of lone holders and requests for names that nobody has are plain. Names with several
--- holders, with a queue, or with several questions in this call are left to `serve`.
+-- Decides the common cases. A question is a release or a request. The main part answers releases of lone holders and
+-- requests for free names; `serve` answers questions about names with several holders, a queue, or several questions.
 --
 -- Redis hashes every byte of a string that a script makes, and a table costs time whenever it grows. So names are read
 -- straight from the arguments, and the answer to a question takes the place of its head.
@@ -16,14 +16,14 @@
 --         letter for each release: f freed, g gone, s slow, for the full script to decide; and 16 for each request: its
 --         fence, or slow, or busy (its text: how many wait, the record of the holder), or queued (how many are ahead, the
 --         newest fence, µs until the first end or less)
---@ head.lua
+--@ prelude.lua
 
 local byte, releases, questions, name_numbers = string.byte, ARGV[4] + 0, ARGV[5] + 0, ARGV[6]
 local last_name = 10 + (name_numbers == '' and questions or sub(name_numbers, 1, 4))
 -- The value of the name ARGV[n] is values[n - 6].
 local values = call('HMGET', KEYS[1], unpack(ARGV, 7, last_name))
 if values[1] ~= ARGV[1] then
-  return 'begin'
+  return 'other_epoch'
 end
 local events = values[3] and values[3] > now_text and {}
 local sweep = (not values[4] or sub(values[4], 1, 16) <= now_text) and 's' or '-'
@@ -123,11 +123,11 @@ end
 local texts, messages, changes = {}, {}, {}
 if left then
   local present, prefix = {}, sub(KEYS[1], 1, -7)
-  -- Answers these questions about a name. Returns false if something about it needs the full script: then only what comes
-  -- after the counters is changed, and texts.
+  -- Answers these questions about a name. Returns false if the full script has to decide one of them; the caller
+  -- then restores `highest`, `ended`, `messages`, `events` and `texts`.
   local function serve(at, asked)
     local name, value = ARGV[at + 6], values[at]
-    -- The state of the name, as in the value of a queue; `holder` is the record of the only holder.
+    -- The state of the name, as in the value of a queue; `holder` is the record of the holder, if there is exactly one.
     local used, waiting, first, last, not_before, fence, shape, holder = 0, 0, 1, 0, '9999999999999999', '', '', nil
     if value and byte(value) == 49 then
       used, not_before = 0 + sub(value, 163, 172), sub(value, 35, 50)

@@ -3,7 +3,7 @@
 -- KEYS    1 leases
 -- ARGV    then two for each renewal: name, and in columns head of the record(1-33) ttl(35-47)
 -- answer  for each renewal: fence, asked and acquired in columns / 'gone' / 'slow', for the full script to decide
---@ head.lua
+--@ prelude.lua
 
 local fields = { '\tmemory' }
 for i = 3, #ARGV, 2 do
@@ -11,7 +11,7 @@ for i = 3, #ARGV, 2 do
 end
 local stored = call('HMGET', KEYS[1], unpack(fields))
 if stored[1] ~= ARGV[1] then
-  return 'begin'
+  return 'other_epoch'
 end
 local answers, written, ends = {}, {}, {}
 

@@ -2,7 +2,7 @@
 --
 -- ARGV    behind the names of the resources, one for each: how many entries to leave out, or -1 to settle only
 -- answer  {now, for each resource an array of at most 1000 records, or {'newer'} or {'error', text}}
---@ head.lua
+--@ prelude.lua
 --@ history.lua
 --@ model.lua
 

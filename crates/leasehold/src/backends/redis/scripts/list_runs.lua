@@ -3,7 +3,7 @@
 -- KEYS    1 runs
 -- ARGV    3 cursor  4 prefix of the names  5 the one name, or ''  6 how long a record is kept (µs)
 -- answer  {next cursor, then names, each followed by its record}
---@ head.lua
+--@ prelude.lua
 
 local scanned
 if ARGV[5] ~= '' then

@@ -20,7 +20,7 @@ local prefix = sub(KEYS[1], 1, -7)
 local resources = tonumber(ARGV[4])
 local stored = call('HMGET', KEYS[1], '\tmemory', '\tfence', '\twatched', unpack(ARGV, 5, 4 + resources))
 if stored[1] ~= ARGV[1] then
-  return 'begin'
+  return 'other_epoch'
 end
 local epoch = stored[1]
 local highest = stored[2] or NO_FENCE
@@ -32,14 +32,14 @@ local function digits(number)
   return format('%016.0f', number)
 end
 
--- A lease with this fence has ended.
+-- Raises `highest` to the fence of a lease that has ended.
 local function raise_highest_fence(fence)
   if fence > highest then
     highest = fence
   end
 end
 
--- When what begins now with this ttl ends.
+-- Returns when a lease that begins now with this ttl ends.
 local ends_by_ttl = {}
 local function end_of(ttl)
   if not ends_by_ttl[ttl] then
@@ -78,7 +78,7 @@ end
 
 local function reset(r)
   r.used, r.waiting, r.first, r.last, r.not_before, r.fence, r.shape = 0, 0, 1, 0, NEVER, NO_FENCE, ''
-  -- The record of the only holder; several are among the entries.
+  -- The record of the holder, if there is exactly one; several are among the entries.
   r.holder = nil
   -- `skipped`: the last ticket skipped as unreachable. `cursor` and `found`: where an unfinished search for expired
   -- entries goes on, and the earliest end that it has found.
@@ -246,7 +246,7 @@ local function remove(r, id, record, ticket, ending, at, problem)
   add_event(ending, at, r, record)
 end
 
--- Takes over a lone holder.
+-- Turns the record of a lone holder into the state of a name with a queue.
 local function build_queue(r)
   local record = r.lone
   if record then
@@ -255,7 +255,7 @@ local function build_queue(r)
   end
 end
 
--- A new entry ends then.
+-- Notes when a new entry ends.
 local function add_end(r, expiry)
   r.not_before = r.not_before < expiry and r.not_before or expiry
   r.found = r.found < expiry and r.found or expiry
@@ -516,7 +516,7 @@ local function finish(answers)
         is_fast(r) and '' or format(' %.0f %s %s', r.skipped, r.cursor, r.found), r.holder or '')
     end
     if not value and r.value then
-      -- Also where the record that had it was lost.
+      -- Even if the record with that fence was lost.
       raise_highest_fence(r.fence)
       gone[#gone + 1] = r.name
     elseif value and value ~= r.value then

@@ -3,7 +3,7 @@
 -- KEYS    1 leases
 -- ARGV    3 cursor  4 prefix of the names
 -- answer  {next cursor, then names}
---@ head.lua
+--@ prelude.lua
 
 local scanned = call('HSCAN', KEYS[1], ARGV[3], 'COUNT', 500)
 local names = { scanned[1] }

@@ -7,7 +7,7 @@
 -- answer  {}
 --
 -- A record: 1, how many were skipped, the time of the last skip, that of the last success (0 for never), who held it.
---@ head.lua
+--@ prelude.lua
 
 -- Records that one call drops, so that none keeps the server busy for long.
 local MAX_DROPPED = 500

@@ -4,7 +4,7 @@
 -- ARGV    behind the names of the resources, six for each: number of the resource, lease id, ttl (13 digits), floor of
 --         the fence (16 digits), what to keep in the columns 151 to 174 of a record or '', metadata as JSON or ''
 -- answer  for each how it stands, as in decide.lua, or {'gone'}, {'newer'}, {'error', text}
---@ head.lua
+--@ prelude.lua
 --@ history.lua
 --@ model.lua
 

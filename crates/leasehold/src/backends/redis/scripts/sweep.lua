@@ -3,12 +3,12 @@
 -- KEYS    1 leases  2 history
 -- ARGV    3 channel of events
 -- answer  names with several entries of which one may have expired, for the client to settle
---@ head.lua
+--@ prelude.lua
 --@ history.lua
 
 local stored = call('HMGET', KEYS[1], '\tmemory', '\twatched', '\tsweep', '\tfence')
 if stored[1] ~= ARGV[1] then
-  return 'begin'
+  return 'other_epoch'
 end
 if stored[3] and sub(stored[3], 1, 16) > now_text then
   return {}
@@ -38,7 +38,7 @@ for i = 1, #scanned[2], 2 do
   end
 end
 
--- Soon again where many have expired; the pause is µs.
+-- The time until the next sweep, in µs: short if many leases had expired.
 local pause = #expired > 20 and 100000 or 5000000
 call('HDEL', KEYS[1], '\tnothing', unpack(expired))
 call('HSET', KEYS[1], '\tsweep', format('%016.0f ', now_text + pause) .. scanned[1])

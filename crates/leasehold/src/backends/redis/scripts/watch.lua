@@ -3,10 +3,10 @@
 -- KEYS    1 leases
 -- ARGV    3 for how long (µs)
 -- answer  {}
---@ head.lua
+--@ prelude.lua
 
 if call('HGET', KEYS[1], '\tmemory') ~= ARGV[1] then
-  return 'begin'
+  return 'other_epoch'
 end
 call('HDEL', KEYS[1], '\tnothing')
 call('HSET', KEYS[1], '\twatched', format('%016.0f', now_text + ARGV[3]))

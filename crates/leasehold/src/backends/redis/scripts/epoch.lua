@@ -1,9 +1,9 @@
 -- Reads the partition's epoch. Starts a new one if the server restarted, was replaced or has no data.
 --
--- KEYS    1 leases  2 and 3 keys that only version 0.1 wrote
+-- KEYS    1 leases  2 and 3 keys that only format 1 has
 -- ARGV    3 run id of the server, or 40 dashes where the client may not ask for it
--- answer  {epoch, now}, or {'other', what wrote it}
---@ head.lua
+-- answer  {epoch, now}, or {'other', its format} if this version cannot read the data
+--@ prelude.lua
 
 local epoch = call('HGET', KEYS[1], '\tmemory')
 if epoch and sub(epoch, 1, 2) ~= '3 ' then

@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 
 use super::super::options::Address;
 
-/// A connection that is driven by those who use it: there is none on this system.
+/// Has no values: on this system, the client library drives every connection.
 pub(super) enum Drive {}
 
 impl Drive {
