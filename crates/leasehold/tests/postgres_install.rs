@@ -88,10 +88,33 @@ fn what_is_printed_is_part_of_the_migration_around_it() {
         server.psql(&format!("set search_path = public; {printed} show search_path; create table mine (id int)"));
     assert_eq!((said.as_str(), server.psql(there).as_str()), ("public", "t|t"));
     blocking::wait(Leasehold::connect(&server.url())).unwrap();
-    server.psql(&uninstall_sql(&options(&server.url()), Some("public")).unwrap());
+    server.psql(&uninstall_sql(&options(&server.url())));
     let left = "select to_regnamespace('leasehold') is null, count(*) from pg_proc where pronamespace = 'public'::regnamespace";
     assert_eq!(server.psql(left), "t|0");
     assert_eq!(server.psql("select count(*) from mine"), "0", "what is not ours stays");
+}
+
+/// Anybody can write the comment that marks what was exposed.
+#[test]
+fn uninstalling_removes_what_was_exposed_anywhere_and_nothing_of_others() {
+    let server = Postgres::start();
+    server.psql("create role mallory login; create schema api; create schema theirs authorization mallory");
+    for expose in ["public", "api"] {
+        init(&server.url(), Some(expose)).unwrap();
+    }
+    server.psql("create schema beside");
+    init(&format!("{}?schema=another", server.url()), Some("beside")).unwrap();
+    let marked = "create function theirs.guard() returns int language sql as 'select 1'; \
+                  comment on function theirs.guard is 'The same as leasehold.guard.'";
+    server.try_psql("mallory", marked).unwrap();
+    server.psql("create function public.guard_dog() returns int language sql as 'select 1'");
+    server.psql(&uninstall_sql(&options(&server.url())));
+    let left = "select n.nspname, count(*) from pg_proc p join pg_namespace n on n.oid = p.pronamespace \
+                where n.nspname in ('leasehold', 'public', 'api', 'theirs', 'beside') group by 1 order by 1";
+    assert_eq!(server.psql(left), "beside|9\npublic|1\ntheirs|1");
+    let views = "select n.nspname, count(*) from pg_class c join pg_namespace n on n.oid = c.relnamespace \
+                 where c.relkind = 'v' and n.nspname in ('public', 'api', 'beside') group by 1";
+    assert_eq!(server.psql(views), "beside|3");
 }
 
 #[test]

@@ -268,6 +268,45 @@ fn a_role_with_the_documented_grants_can_lock_and_nothing_else() {
     assert!(error.to_string().contains("allow"), "{error}");
 }
 
+/// In the caller's `search_path`, before what the server has, something that raises stands for each of its functions,
+/// operators and common types.
+#[test]
+fn a_callers_search_path_puts_no_code_into_calls_with_the_owners_rights() {
+    let server = Postgres::start();
+    installed(&server, None);
+    server.psql(
+        "create role mallory login; select leasehold.allow('mallory'); create schema trap; grant usage on schema trap to mallory;
+         create view leasehold.plain as select p.oid, p.proname, p.proargtypes, p.prorettype from pg_proc p
+         where p.pronamespace = 'pg_catalog'::regnamespace and p.prokind = 'f' and not p.proretset and p.proargmodes is null
+           and p.provariadic = 0 and not exists (select from pg_type t
+             where t.oid = any (p.proargtypes::oid[] || p.prorettype) and t.typtype = 'p');
+         do $$ declare made text; begin
+           for made in
+             select format('create function trap.%I(%s) returns %s language plpgsql as %L', p.proname,
+               oidvectortypes(p.proargtypes), p.prorettype::regtype, 'begin raise ''trapped''; end') from leasehold.plain p
+             union all
+             select format('create operator trap.%s (%s rightarg = %s, function = trap.%I)', o.oprname,
+               'leftarg = ' || nullif(o.oprleft, 0)::regtype || ',', o.oprright::regtype, p.proname)
+             from pg_operator o join leasehold.plain p on p.oid = o.oprcode
+           loop execute made; end loop;
+         end $$;
+         drop view leasehold.plain",
+    );
+    for name in ["timestamptz", "uuid", "oid", "regclass", "char", "text"] {
+        server.psql(&format!("create type trap.\"{name}\" as enum ('trapped')"));
+    }
+    let mallory = |sql: &str| server.try_psql("mallory", &format!("set search_path = trap, pg_catalog; {sql}"));
+    assert!(mallory("select 'a'::pg_catalog.text = 'b'").unwrap_err().contains("trapped"));
+    for history in ["all", "problems"] {
+        server.psql(&format!("select leasehold.record('{history}')"));
+        let pair = "select leasehold.acquire_lock('x', 'a'); select leasehold.release_lock('x', 'a'); ";
+        assert_eq!(mallory(&pair.repeat(2)).unwrap(), "t\nt\nt\nt", "{history}");
+    }
+    let unpinned = "select string_agg(p.proname, ' ' order by p.proname) from pg_proc p where p.prosecdef
+                    and p.pronamespace = 'leasehold'::regnamespace and array_to_string(p.proconfig, ' ') !~ 'search_path='";
+    assert_eq!(server.psql(unpinned), "", "every function with the owner's rights pins its own");
+}
+
 #[test]
 fn what_is_exposed_needs_the_right_to_lock_and_shows_no_dead() {
     let server = Postgres::start();

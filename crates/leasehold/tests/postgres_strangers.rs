@@ -4,7 +4,12 @@
 
 mod shared;
 
-use std::{future::poll_fn, sync::Arc, thread, time::Duration};
+use std::{
+    future::poll_fn,
+    sync::Arc,
+    thread::{self, Scope, ScopedJoinHandle},
+    time::Duration,
+};
 
 use leasehold::{
     Leasehold,
@@ -83,6 +88,23 @@ fn metadata_that_has_no_form_here_is_shown_as_text_and_hides_nothing() {
     }
 }
 
+/// Locks the table of followers for this many seconds; returns once the lock is granted.
+fn lock_watchers<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    server: &'scope Postgres,
+    mode: &'scope str,
+    seconds: u32,
+) -> ScopedJoinHandle<'scope, ()> {
+    let sitting = scope.spawn(move || {
+        server.psql(&format!("begin; lock table leasehold.watcher in {mode} mode; select pg_sleep({seconds}); commit"));
+    });
+    // The library and its functions take weaker ones.
+    let granted = "select count(*) from pg_locks where relation = 'leasehold.watcher'::regclass
+        and mode in ('ShareLock', 'AccessExclusiveLock') and granted";
+    until(|| server.psql(granted) == "1");
+    sitting
+}
+
 #[test]
 fn a_locked_table_of_followers_ends_no_lease_that_lives_by_the_connection() {
     let server = server_with_schema();
@@ -90,15 +112,7 @@ fn a_locked_table_of_followers_ends_no_lease_that_lives_by_the_connection() {
     let guard = blocking::wait(locks.mutex("x").acquire()).unwrap();
     let mut events = blocking::wait(locks.watch(Names::All)).unwrap();
     thread::scope(|scope| {
-        let sitting = scope.spawn(|| {
-            server.psql("begin; lock table leasehold.watcher in access exclusive mode; select pg_sleep(3); commit");
-        });
-        until(|| {
-            server.psql(
-                "select count(*) from pg_locks where relation = 'leasehold.watcher'::regclass
-                 and mode = 'AccessExclusiveLock' and granted",
-            ) == "1"
-        });
+        let sitting = lock_watchers(scope, &server, "access exclusive", 3);
         // One more follower makes the instance register again, which the lock keeps it from doing.
         let _more = blocking::wait(locks.watch(Names::All)).unwrap();
         until(|| server.log().contains("canceling statement due to lock timeout"));
@@ -119,15 +133,7 @@ fn a_connection_made_while_nobody_can_follow_serves_leases_and_later_followers()
     let before = server.psql("select max(id) from leasehold.session");
     thread::scope(|scope| {
         // Others may read who follows, and nobody may begin to.
-        let sitting = scope.spawn(|| {
-            server.psql("begin; lock table leasehold.watcher in share mode; select pg_sleep(5); commit");
-        });
-        until(|| {
-            server.psql(
-                "select count(*) from pg_locks where relation = 'leasehold.watcher'::regclass
-                 and mode = 'ShareLock' and granted",
-            ) == "1"
-        });
+        let sitting = lock_watchers(scope, &server, "share", 5);
         server.psql("select pg_terminate_backend(pid) from leasehold.session");
         until(|| server.psql("select max(id) from leasehold.session") != before);
         let guard = hold_at_last(&locks, "x", Duration::from_secs(30));

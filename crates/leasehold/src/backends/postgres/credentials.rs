@@ -13,7 +13,7 @@ use crate::{Error, Result};
 /// Where the password comes from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Password {
-    /// The URL or the configuration has it, or there is none.
+    /// The password of the URL or the configuration, if there is one.
     #[default]
     Given,
     /// The first line of this file.
@@ -78,7 +78,7 @@ fn look_up(config: &Config, pgpassfile: Option<String>) -> Result<Option<String>
     Ok(text.lines().find_map(|line| password_for(line, [&host, &port, database, user])))
 }
 
-/// The password of a line `host:port:database:user:password` if it is about this server.
+/// Returns the password of the line `host:port:database:user:password` if it matches this server.
 fn password_for(line: &str, about: [&str; 4]) -> Option<String> {
     let mut fields = vec![String::new()];
     let mut characters = line.chars();

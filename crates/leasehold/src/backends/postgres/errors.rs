@@ -103,7 +103,7 @@ impl Failure {
         let (kind, advice) = if *code == SqlState::INSUFFICIENT_PRIVILEGE && message.contains("for database") {
             (Kind::Denied, "; connect as the database's owner, or let it `grant create on database` to this role")
         } else if *code == SqlState::INSUFFICIENT_PRIVILEGE {
-            (Kind::Denied, "; let the owner of the schema call its function allow('this role')")
+            (Kind::Denied, "; the owner of the schema lets a role use it: select SCHEMA.allow('ROLE')")
         } else if *code == SqlState::INVALID_PASSWORD || *code == SqlState::INVALID_AUTHORIZATION_SPECIFICATION {
             (
                 Kind::Denied,

@@ -37,7 +37,7 @@ const ROUND_TRIPS: usize = 4;
 /// A shorter `statement_timeout` may cancel calls that wait for a row.
 const MIN_STATEMENT_TIMEOUT_MS: i32 = 1000;
 
-/// How far the server's wall clock is from ours, and how long the round trip took that found it.
+/// The offset of the server's wall clock from ours, and the duration of the round trip that measured it.
 struct Clocks {
     took: Duration,
     apart: Duration,

@@ -24,7 +24,7 @@ pub(super) enum LivenessOption {
 /// The pooler, if any, in front of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pooler {
-    /// Each connection finds out whether its server session was started for it.
+    /// Unknown: each connection detects whether a pooler shares its server session.
     Auto,
     None,
     /// Keeps a server session for one client as long as that stays.

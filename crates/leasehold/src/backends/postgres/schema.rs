@@ -81,14 +81,13 @@ pub fn sql_since(options: &PostgresOptions, expose: Option<&str>, installed: i32
     statement(options, expose, installed)
 }
 
-/// Returns one SQL statement that removes the schema with all leases and their history, and what [`install`] created
-/// in `exposed`.
+/// Returns one SQL statement that removes the schema with all leases and their history, and the functions and views
+/// that [`install`] exposed in other schemas.
 ///
-/// # Errors
-/// `InvalidConfig` if `exposed` is not a plain name.
-pub fn uninstall_sql(options: &PostgresOptions, exposed: Option<&str>) -> Result<String> {
-    let target = exposed.map_or(Ok(String::new()), options::schema)?;
-    Ok(named(UNINSTALL, &options.schema).replace("/*target*/", &target))
+/// An object in another schema is removed only if its comment marks it as exposed and it belongs to the role that runs
+/// the statement or to the owner of the schema.
+pub fn uninstall_sql(options: &PostgresOptions) -> String {
+    named(UNINSTALL, &options.schema)
 }
 
 /// Creates the schema or updates it to the newest version; safe to repeat and to run concurrently.

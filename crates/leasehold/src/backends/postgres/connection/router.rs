@@ -75,10 +75,7 @@ impl ConnectionRouter {
         call: Call,
         parameters: &[Parameter<'_>],
     ) -> Result<Reply, Failure> {
-        match self.main_if_only(&[]).await {
-            Some(main) => Reply::from(&*main?, call, parameters).await,
-            None => self.blocking.call(call, parameters).await,
-        }
+        self.call_by(&self.blocking, call, parameters).await
     }
 
     /// Sends a call that may take long.
@@ -87,9 +84,18 @@ impl ConnectionRouter {
         call: Call,
         parameters: &[Parameter<'_>],
     ) -> Result<Reply, Failure> {
+        self.call_by(&self.slow, call, parameters).await
+    }
+
+    async fn call_by(
+        &self,
+        other: &LazyConnection,
+        call: Call,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Reply, Failure> {
         match self.main_if_only(&[]).await {
             Some(main) => Reply::from(&*main?, call, parameters).await,
-            None => self.slow.call(call, parameters).await,
+            None => other.call(call, parameters).await,
         }
     }
 

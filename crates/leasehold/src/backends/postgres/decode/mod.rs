@@ -32,7 +32,7 @@ use crate::{
 /// A row of `leasehold.answer`.
 #[derive(Debug)]
 pub(super) struct Answer {
-    /// Which element of the call it is about, from 0.
+    /// The index of the element of the call that this row answers.
     pub(super) index: usize,
     pub(super) verdict: Verdict,
     pub(super) hints: Vec<Hint>,
@@ -147,7 +147,7 @@ pub(super) fn answer(row: &Row) -> Result<Answer, Failure> {
     Ok(Answer { index: index(at)?, verdict, hints: lines.iter().filter_map(|line| hint(line)).collect() })
 }
 
-/// Which element of an array of parameters the number `at` of SQL names.
+/// Converts an array index of SQL, which counts from 1.
 fn index(at: i32) -> Result<usize, Failure> {
     at.checked_sub(1).and_then(|at| usize::try_from(at).ok()).ok_or_else(|| unexpected("an answer to nothing"))
 }
@@ -205,7 +205,7 @@ fn held_by(holding: Holding) -> HeldBy {
     }
 }
 
-/// A line for an instance: `g id fence`, `p id fence`, `e id`, `c name`.
+/// Parses a line for an instance: `g id fence` granted, `p id fence` provisionally, `e id` evicted, `c name` changed.
 pub(super) fn hint(line: &str) -> Option<Hint> {
     let (kind, rest) = line.split_once(' ')?;
     let id = |text: &str| Uuid::try_parse(text).ok().map(|id| LeaseId::from_u128(id.as_u128()));

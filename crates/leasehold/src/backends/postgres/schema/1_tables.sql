@@ -95,6 +95,18 @@ create /*durability*/ table leasehold.entry (
 );
 create index entry_in_order on leasehold.entry (namespace, name, seq);
 
+-- All who hold or wait, wherever they are stored; the inline holder was first.
+create view leasehold._lease as
+  select r.namespace, r.name, 0::bigint as seq, r.id, r.mode, r.units, r.capacity, r.holder, r.note, r.metadata,
+    coalesce(r.ttl_us, (date_part('epoch', r.expires_at - r.acquired_at) * 1000000)::bigint) as ttl_us, r.expires_at,
+    coalesce(r.asked_at, r.acquired_at) as asked_at, coalesce(r.renewed_at, r.acquired_at) as renewed_at, r.acquired_at,
+    r.fence, r.session, false as provisional
+  from leasehold.resource r where r.id is not null
+  union all
+  select e.namespace, e.name, e.seq, e.id, e.mode, e.units, e.capacity, e.holder, e.note, e.metadata, e.ttl_us, e.expires_at,
+    e.asked_at, e.renewed_at, e.acquired_at, e.fence, e.session, e.provisional
+  from leasehold.entry e;
+
 -- Ended leases.
 create /*durability*/ table leasehold.ended (
   id uuid not null,
@@ -112,8 +124,7 @@ create /*durability*/ table leasehold.ended (
   ended_at timestamptz not null,
   ending text not null,
   problem text,
-  details text,
-  session int
+  details text
 );
 -- For deletes, a publication FOR ALL TABLES needs a replica identity; a primary key would slow every release.
 alter table leasehold.ended replica identity full;

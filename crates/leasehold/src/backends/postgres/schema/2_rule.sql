@@ -148,7 +148,7 @@ language plpgsql volatile as $$
 begin
   if c.history = 'a' or (c.history = 'p' and p_ending not in ('released', 'cancelled')) then
     insert into leasehold.ended values (e.id, e.namespace, e.name, e.mode, e.units, e.capacity, e.holder, e.note,
-      e.metadata, e.fence, e.asked_at, e.acquired_at, greatest(p_ended_at, e.acquired_at), p_ending, p_problem, p_details, e.session);
+      e.metadata, e.fence, e.asked_at, e.acquired_at, greatest(p_ended_at, e.acquired_at), p_ending, p_problem, p_details);
   end if;
   if c.watched then
     perform leasehold._event(e.namespace, p_ended_at, e.name, e.holder, e.mode, e.units, e.capacity,
@@ -162,13 +162,7 @@ language plpgsql stable as $$
 begin
   return (select coalesce(jsonb_agg(jsonb_build_object('holder', h.holder, 'note', h.note, 'mode', leasehold._mode_name(h.mode),
     'fence', h.fence, 'held_us', greatest(0, leasehold._micros(t) - leasehold._micros(h.acquired_at))) order by h.seq), '[]')
-  from (
-    select 0::bigint as seq, r.holder, r.note, r.mode, r.fence, r.acquired_at
-    from leasehold.resource r where r.namespace = p_namespace and r.name = p_name and r.id is not null
-    union all
-    select e.seq, e.holder, e.note, e.mode, e.fence, e.acquired_at
-    from leasehold.entry e where e.namespace = p_namespace and e.name = p_name and e.fence is not null
-  ) h);
+  from leasehold._lease h where h.namespace = p_namespace and h.name = p_name and h.fence is not null);
 end $$;
 
 -- Settle, apply, settle: State::{acquire, renew, release, evict} on one resource under its row lock.
@@ -537,22 +531,9 @@ end $$;
 create function leasehold._with_inline_entry(r leasehold.resource, e leasehold.entry) returns leasehold.resource
 language plpgsql immutable as $$
 begin
-  r.id := e.id;
-  r.fence := e.fence;
-  r.mode := e.mode;
-  r.units := e.units;
-  r.capacity := e.capacity;
-  r.holder := e.holder;
-  r.note := e.note;
-  r.metadata := e.metadata;
-  r.ttl_us := e.ttl_us;
-  r.expires_at := e.expires_at;
-  r.asked_at := e.asked_at;
-  r.renewed_at := e.renewed_at;
-  r.acquired_at := e.acquired_at;
-  r.session := e.session;
-  r.channel := e.channel;
-  return r;
+  return row(r.namespace, r.name, r.last_fence, r.reader_base, r.has_entries, r.used, r.waiting, r.next_end, r.freed_at, e.id, e.fence,
+    e.mode, e.units, e.capacity, e.holder, e.note, e.metadata, e.ttl_us, e.expires_at, e.asked_at, e.renewed_at, e.acquired_at,
+    e.session, e.channel)::leasehold.resource;
 end $$;
 
 -- Writes the resource if it changed, and returns it.

@@ -176,7 +176,7 @@ begin
   a.verdict := case when expired then 'n' else 'f' end;
   if p_history = 'a' and not p_watched and not expired then
     insert into leasehold.ended values (p_id, r.namespace, r.name, r.mode, r.units, r.capacity, r.holder, r.note, r.metadata,
-      r.fence, coalesce(r.asked_at, r.acquired_at), r.acquired_at, r.freed_at, p_ending, p_problem, p_details, r.session);
+      r.fence, coalesce(r.asked_at, r.acquired_at), r.acquired_at, r.freed_at, p_ending, p_problem, p_details);
   elsif p_history <> 'o' or p_watched then
     r.id := p_id;
     perform leasehold._ended(row(p_namespace, p_channel, null, p_history, p_watched), leasehold._inline_entry(r),
@@ -473,10 +473,8 @@ begin
       where x.id = u.id and x.namespace = p_namespace and x.name = u.name and x.fence is null and x.session = any (p_abandoned);
     end if;
     -- A lease bound to an abandoned session is lost to the caller, though others still see it.
-    if p_abandoned <> '{}' and (exists (select from leasehold.resource x where x.namespace = p_namespace and x.name = u.name
-          and x.id = u.id and x.session = any (p_abandoned))
-        or exists (select from leasehold.entry x where x.id = u.id and x.namespace = p_namespace and x.name = u.name
-          and x.fence is not null and x.session = any (p_abandoned))) then
+    if p_abandoned <> '{}' and exists (select from leasehold._lease x where x.namespace = p_namespace and x.name = u.name
+        and x.id = u.id and x.fence is not null and x.session = any (p_abandoned)) then
       a.verdict := 'n';
     else
       a := leasehold._operate(c, row('n', u.name, u.id, u.mode, u.units, u.capacity, u.ttl_us, null, null, null, null,
@@ -504,10 +502,8 @@ begin
     from unnest(p_names, p_ids) with ordinality as x(name, id, at) order by x.name collate "C", 3
   loop
     hints := null;
-    if u.first and (exists (select from leasehold.resource r where r.namespace = p_namespace and r.name = u.name
-          and r.id is not null and leasehold._session_dead(r.session))
-        or exists (select from leasehold.entry e where e.namespace = p_namespace and e.name = u.name
-          and (leasehold._session_dead(e.session) or e.provisional and e.expires_at <= clock_timestamp()))) then
+    if u.first and exists (select from leasehold._lease l where l.namespace = p_namespace and l.name = u.name
+        and (leasehold._session_dead(l.session) or l.provisional and l.expires_at <= clock_timestamp())) then
       hints := (leasehold._operate(c, row('s', u.name, null, null, null, null, null, null, null, null, null, null, null,
         null, null, null)::leasehold.operation)).hints;
     end if;

@@ -7,20 +7,10 @@ returns table (name text, holder text, mode "char", units int, capacity int, fen
   renewed_us bigint, ttl_us bigint, expires_us bigint, note text, metadata jsonb, now_us bigint)
 language sql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
   with t as (select clock_timestamp() as now), live as (
-    select r.name, 0::bigint as seq, r.holder, r.mode, r.units, r.capacity, r.fence, r.acquired_at,
-      coalesce(r.asked_at, r.acquired_at) as asked_at, coalesce(r.renewed_at, r.acquired_at) as renewed_at,
-      coalesce(r.ttl_us, leasehold._micros(r.expires_at) - leasehold._micros(r.acquired_at)) as ttl_us, r.expires_at, r.note, r.metadata
-    from leasehold.resource r, t
-    where r.namespace = p_namespace and r.id is not null and r.expires_at > t.now and not leasehold._session_dead(r.session)
-      and (p_exactly is null or r.name = p_exactly) and (p_prefix is null or starts_with(r.name, p_prefix))
-      and (p_after is null or r.name collate "C" > p_after)
-    union all
-    select e.name, e.seq, e.holder, e.mode, e.units, e.capacity, e.fence, e.acquired_at, e.asked_at,
-      e.renewed_at, e.ttl_us, e.expires_at, e.note, e.metadata
-    from leasehold.entry e, t
-    where e.namespace = p_namespace and e.expires_at > t.now and not leasehold._session_dead(e.session)
-      and (p_exactly is null or e.name = p_exactly) and (p_prefix is null or starts_with(e.name, p_prefix))
-      and (p_after is null or e.name collate "C" > p_after)
+    select l.* from leasehold._lease l, t
+    where l.namespace = p_namespace and l.expires_at > t.now and not leasehold._session_dead(l.session)
+      and (p_exactly is null or l.name = p_exactly) and (p_prefix is null or starts_with(l.name, p_prefix))
+      and (p_after is null or l.name collate "C" > p_after)
   ), counted as (
     select l.*, dense_rank() over (order by l.name collate "C") as place from live l
   )
@@ -34,15 +24,7 @@ $$;
 -- Leases that have expired or whose session died, and that nobody settled yet: history shows them as ended.
 create view leasehold._unsettled_ended as
   select l.*, case when l.expires_at <= clock_timestamp() then 'expired' else 'disconnected' end as ending
-  from (
-    select r.namespace, r.name, r.mode, r.units, r.capacity, r.holder, r.note, r.metadata, r.fence,
-      coalesce(r.asked_at, r.acquired_at) as asked_at, r.acquired_at, r.expires_at, r.session
-    from leasehold.resource r where r.id is not null
-    union all
-    select e.namespace, e.name, e.mode, e.units, e.capacity, e.holder, e.note, e.metadata, e.fence, e.asked_at, e.acquired_at,
-      e.expires_at, e.session
-    from leasehold.entry e
-  ) l where l.expires_at <= clock_timestamp() or leasehold._session_dead(l.session);
+  from leasehold._lease l where l.expires_at <= clock_timestamp() or leasehold._session_dead(l.session);
 
 -- Ended leases, newest first: EndedLease. Planned for what is asked: failures and single names have indexes of their own.
 create function leasehold.list_ended(

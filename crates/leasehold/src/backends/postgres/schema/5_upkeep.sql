@@ -102,24 +102,25 @@ begin
   return done;
 end $$;
 
--- A little of that, for callers of the SQL functions, who may have no instance of the library: one call in 128 removes up to
--- four times as many rows as 128 calls add, so that the tables stay small where each call has a name of its own. It looks
+-- A little of that, for callers of the SQL functions, who may have no instance of the library: one call in 500 removes up to
+-- four times as many rows as 500 calls add, so that the tables stay small where each call has a name of its own. It looks
 -- at blocks chosen at random, so that no two calls meet. What it removes stays locked until the caller's transaction ends, so
 -- it removes only what nobody used for a day, and few of those names that take advisory locks to remove.
+-- Planned once: a connection that makes some thousand calls would plan for most of the samples it takes.
 create function leasehold._maintain_sample(t timestamptz) returns void
-language plpgsql volatile as $$
+language plpgsql volatile set plan_cache_mode = force_generic_plan as $$
 declare
   at bigint := floor(random() * (pg_relation_size('leasehold.resource') / current_setting('block_size')::int));
 begin
   delete from leasehold.resource r where r.ctid = any (array(
     select x.ctid from leasehold.resource x
-    where x.ctid >= format('(%s,0)', at)::tid and x.ctid < format('(%s,0)', at + 32)::tid and x.id is null and not x.has_entries
+    where x.ctid >= format('(%s,0)', at)::tid and x.ctid < format('(%s,0)', at + 128)::tid and x.id is null and not x.has_entries
       and x.freed_at < t - interval '1 day' and greatest(x.last_fence, x.fence) < leasehold._micros(t)
-    limit 512 for update skip locked));
-  perform leasehold._maintain_blocks(at, at + 8, t - interval '1 day', false, 50);
+    limit 2048 for update skip locked));
+  perform leasehold._maintain_blocks(at, at + 16, t - interval '1 day', false, 100);
   delete from leasehold.ended h where h.ctid = any (array(
     select x.ctid from leasehold.ended x where x.namespace = 'default' and x.ended_at < t - interval '7 days'
-    order by x.ended_at limit 512 for update skip locked));
+    order by x.ended_at limit 2048 for update skip locked));
 end $$;
 
 -- Which endings SQL callers and upkeep record: a all, p problems, o off. See record().

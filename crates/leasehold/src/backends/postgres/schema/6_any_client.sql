@@ -102,7 +102,7 @@ begin
   if found then
     return false;
   end if;
-  if random() < 0.0078125 then
+  if random() < 0.002 then
     perform leasehold._maintain_sample(t);
   end if;
   a := leasehold._acquire('default', 'sql', null, leasehold._history(), leasehold._watched('default'), p_lock_name,
@@ -139,13 +139,8 @@ declare
 begin
   return jsonb_build_object('acquired', taken) || coalesce((
     select jsonb_build_object('fence', h.fence, 'holder', h.holder, 'expires_at', nullif(h.expires_at, 'infinity'))
-    from (
-      select r.fence, r.holder, r.expires_at, 0::bigint as seq from leasehold.resource r
-      where r.namespace = 'default' and r.name = p_lock_name and r.id is not null
-      union all
-      select e.fence, e.holder, e.expires_at, e.seq from leasehold.entry e
-      where e.namespace = 'default' and e.name = p_lock_name and e.fence is not null
-      order by seq limit 1) h), '{"fence": null, "holder": null, "expires_at": null}');
+    from leasehold._lease h where h.namespace = 'default' and h.name = p_lock_name and h.fence is not null
+    order by h.seq limit 1), '{"fence": null, "holder": null, "expires_at": null}');
 end $$;
 
 -- The same, asking again for so many seconds, 30 at most, with growing pauses. It is not queued: the library's waiters, which
@@ -182,45 +177,63 @@ begin
   end loop;
 end $$;
 
--- Gives the lock back: true only if that holder's lease was live and is ended now.
+-- Gives the lock back: true only if that holder's lease was live and is ended now. A plain row takes one statement, which
+-- also writes the history if all endings are kept: a second one would cost half as much again.
 create function leasehold.release_lock(p_lock_name text, p_holder_id text) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '2s' as $$
 declare
   t timestamptz := clock_timestamp();
 begin
-  -- One statement for the holder of a plain row.
-  update leasehold.resource x set id = null, freed_at = greatest(t, x.acquired_at)
-  where x.namespace = 'default' and x.name = p_lock_name and x.id = leasehold._sql_id() and x.holder = p_holder_id
-    and x.expires_at > t and x.last_fence is null
-    and case when pg_sequence_last_value('leasehold.followed') is null then current_setting('transaction_isolation') = 'read committed' end;
-  if found and clock_timestamp() < t + interval '10 ms' and random() >= 0.0078125 then
-    if leasehold._history() = 'a' then
-      insert into leasehold.ended
-      select leasehold._sql_id(), 'default', p_lock_name, 'x', 2147483647, 2147483647, p_holder_id, null, x.metadata, x.fence,
-        x.acquired_at, x.acquired_at, x.freed_at, 'released'
-      from leasehold.resource x where x.namespace = 'default' and x.name = p_lock_name;
-    end if;
+  if leasehold._history() = 'a' then
+    with x as (
+      update leasehold.resource x set id = null, freed_at = greatest(t, x.acquired_at)
+      where x.namespace = 'default' and x.name = p_lock_name and x.id = leasehold._sql_id() and x.holder = p_holder_id
+        and x.expires_at > t and leasehold._releases_plainly(x.last_fence)
+      returning x.metadata, x.fence, x.acquired_at, x.freed_at)
+    insert into leasehold.ended
+    select leasehold._sql_id(), 'default', p_lock_name, 'x', 2147483647, 2147483647, p_holder_id, null, x.metadata, x.fence,
+      x.acquired_at, x.acquired_at, x.freed_at, 'released'
+    from x;
+  else
+    update leasehold.resource x set id = null, freed_at = greatest(t, x.acquired_at)
+    where x.namespace = 'default' and x.name = p_lock_name and x.id = leasehold._sql_id() and x.holder = p_holder_id
+      and x.expires_at > t and leasehold._releases_plainly(x.last_fence);
+  end if;
+  if found and clock_timestamp() < t + interval '10 ms' and random() > 0.002 then
     return found;
   end if;
-  return leasehold._release_lock_contended(p_lock_name, p_holder_id, found);
+  return leasehold._release_lock_contended(p_lock_name, p_holder_id, case when found then t end);
 end $$;
 
--- The same for all else. A release that waited for its row ended it now, or at its expiry if earlier; it, and one in 128
--- others, do a bit of upkeep.
-create function leasehold._release_lock_contended(p_lock_name text, p_holder_id text, p_late boolean) returns boolean
+-- Whether release_lock() may end the holder of this row, in this transaction, by one statement: the row is plain, and
+-- nobody follows events.
+create function leasehold._releases_plainly(p_last_fence bigint) returns boolean
+language sql volatile as $$
+  select p_last_fence is null
+    and case when pg_sequence_last_value('leasehold.followed') is null then current_setting('transaction_isolation') = 'read committed' end
+$$;
+
+-- The same for all else. A release that waited for its row ended it now, or at its expiry if earlier; one that did not wait
+-- does a bit of upkeep.
+create function leasehold._release_lock_contended(p_lock_name text, p_holder_id text, p_released_at timestamptz) returns boolean
 language plpgsql volatile set seq_page_cost = 100 as $$
 declare
   t timestamptz := clock_timestamp();
   r leasehold.resource;
   held uuid;
 begin
-  if p_late then
+  if t < p_released_at + interval '10 ms' then
+    perform leasehold._maintain_sample(t);
+    return true;
+  elsif p_released_at is not null then
     update leasehold.resource x set freed_at = greatest(t, x.acquired_at) where x.namespace = 'default' and x.name = p_lock_name
     returning * into r;
     r.id := leasehold._sql_id();
+    -- It was recorded with the time before the wait.
+    delete from leasehold.ended h
+    where h.namespace = 'default' and h.name = p_lock_name and h.ended_at >= r.acquired_at and h.fence = r.fence;
     perform leasehold._ended(row('default', null, null, leasehold._history(), false), leasehold._inline_entry(r),
       least(r.expires_at, r.freed_at), case when r.expires_at <= t then 'expired' else 'released' end, null, null);
-    perform leasehold._maintain_sample(t);
     return r.expires_at > t;
   end if;
   perform leasehold._check_isolation();
@@ -279,13 +292,9 @@ end $$;
 
 -- Who holds what, in every mode; those who wait are not in it.
 create view leasehold.distributed_locks as
-  select r.name as lock_name, r.holder as holder_id, r.acquired_at, r.expires_at, r.metadata
-  from leasehold.resource r where r.namespace = 'default' and r.id is not null and r.expires_at > clock_timestamp()
-    and (r.session is null or not leasehold._session_dead_definer(r.session))
-  union all
-  select e.name, e.holder, e.acquired_at, e.expires_at, e.metadata
-  from leasehold.entry e where e.namespace = 'default' and e.fence is not null and e.expires_at > clock_timestamp()
-    and (e.session is null or not leasehold._session_dead_definer(e.session));
+  select l.name as lock_name, l.holder as holder_id, l.acquired_at, l.expires_at, l.metadata
+  from leasehold._lease l where l.namespace = 'default' and l.fence is not null and l.expires_at > clock_timestamp()
+    and (l.session is null or not leasehold._session_dead_definer(l.session));
 
 -- The key of an advisory lock on this name: the first 15 hex digits of the SHA-256 of its UTF-8.
 create function leasehold.advisory_key(name text) returns bigint

@@ -52,14 +52,8 @@ end $$;
 -- What is held by a connection that lives.
 create view leasehold.locks as
   select h.id, h.name as named, s.pid, h.acquired_at as ins
-  from (
-    select r.id, r.name, r.session, r.acquired_at from leasehold.resource r
-    where r.namespace = 'default' and r.id is not null
-    union all
-    select e.id, e.name, e.session, e.acquired_at from leasehold.entry e
-    where e.namespace = 'default' and e.fence is not null
-  ) h join leasehold.session s on s.id = h.session
-  where not leasehold._session_dead_definer(h.session);
+  from leasehold._lease h join leasehold.session s on s.id = h.session
+  where h.namespace = 'default' and h.fence is not null and not leasehold._session_dead_definer(h.session);
 
 -- What was held and ended, and what is left of connections that died.
 create view leasehold.released as
@@ -67,12 +61,5 @@ create view leasehold.released as
     case h.ending when 'released' then null when 'failed' then h.problem else h.ending end as problem, h.details
   from leasehold.ended h where h.namespace = 'default' and h.acquired_at is not null
   union all
-  select h.id, h.name, h.acquired_at, null, 'disconnected', null
-  from (
-    select r.id, r.name, r.session, r.acquired_at from leasehold.resource r
-    where r.namespace = 'default' and r.id is not null
-    union all
-    select e.id, e.name, e.session, e.acquired_at from leasehold.entry e
-    where e.namespace = 'default' and e.fence is not null
-  ) h
-  where h.session is not null and leasehold._session_dead_definer(h.session);
+  select h.id, h.name, h.acquired_at, null, 'disconnected', null from leasehold._lease h
+  where h.namespace = 'default' and h.fence is not null and h.session is not null and leasehold._session_dead_definer(h.session);
