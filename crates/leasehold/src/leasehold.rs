@@ -95,13 +95,13 @@ impl Leasehold {
     /// Lists live leases and queue positions.
     pub async fn list(&self, filter: &ListFilter) -> Result<Page> {
         let filter = filter.clone();
-        self.ask(CallKind::Read, async move |backend| backend.list(&filter).await).await
+        self.call_backend(CallKind::Read, async move |backend| backend.list(&filter).await).await
     }
 
     /// Returns ended leases, newest first.
     pub async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
         let filter = filter.clone();
-        self.ask(CallKind::Read, async move |backend| backend.history(&filter).await).await
+        self.call_backend(CallKind::Read, async move |backend| backend.history(&filter).await).await
     }
 
     /// Returns ended leases, newest first, and whether the filter's limit left some out.
@@ -146,7 +146,7 @@ impl Leasehold {
     /// `Unsupported` if [`Guarantees::records_runs`](field@crate::backend::Guarantees::records_runs) is `false`.
     pub async fn record_runs(&self, reports: &[RunReport]) -> Result<()> {
         let reports = reports.to_vec();
-        self.ask(CallKind::Read, async move |backend| backend.record_runs(&reports).await).await
+        self.call_backend(CallKind::Read, async move |backend| backend.record_runs(&reports).await).await
     }
 
     /// Returns the records of runs under these locks, sorted by name.
@@ -157,12 +157,12 @@ impl Leasehold {
     /// `Unsupported` if [`Guarantees::records_runs`](field@crate::backend::Guarantees::records_runs) is `false`.
     pub async fn runs(&self, names: &Names) -> Result<Vec<RunRecord>> {
         let names = names.clone();
-        self.ask(CallKind::Read, async move |backend| backend.runs(&names).await).await
+        self.call_backend(CallKind::Read, async move |backend| backend.runs(&names).await).await
     }
 
     /// Streams events about these resources from now on, whichever process causes them.
     pub async fn watch(&self, names: Names) -> Result<EventStream> {
-        self.ask(CallKind::Watch, async move |backend| backend.watch(names).await).await
+        self.call_backend(CallKind::Watch, async move |backend| backend.watch(names).await).await
     }
 
     /// Takes the lease with this fence away from its holder.
@@ -170,21 +170,22 @@ impl Leasehold {
     /// The holder is notified but may keep working until it notices; a store that checks the fence refuses its writes.
     pub async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
         let (resource, reason) = (resource.clone(), reason.to_owned());
-        let answer =
-            self.ask(CallKind::Evict, async move |backend| backend.evict(&resource, expected, &reason).await).await;
+        let answer = self
+            .call_backend(CallKind::Evict, async move |backend| backend.evict(&resource, expected, &reason).await)
+            .await;
         self.0.engine.telemetry.evicted(&answer);
         answer
     }
 
     /// Checks the backend for settings and conditions that endanger locks.
     pub async fn examine(&self) -> Result<Vec<Finding>> {
-        self.ask(CallKind::Read, async move |backend| backend.examine().await).await
+        self.call_backend(CallKind::Read, async move |backend| backend.examine().await).await
     }
 
     /// Renews a lease by its handle, even if another process acquired it.
     pub async fn renew(&self, handle: &LeaseHandle, ttl: Duration) -> Result<Standing> {
         let renewal = Renewal::new(handle.key().clone(), Ttl::new(ttl)?);
-        let answer = self.ask(CallKind::Renew, async move |backend| backend.renew(&[renewal]).await).await?;
+        let answer = self.call_backend(CallKind::Renew, async move |backend| backend.renew(&[renewal]).await).await?;
         Ok(answer.value.first().copied().unwrap_or(Standing::Unknown))
     }
 
@@ -212,13 +213,14 @@ impl Leasehold {
     /// ```
     pub async fn find(&self, handle: &LeaseHandle) -> Result<Option<LeaseRecord>> {
         let handle = handle.clone();
-        self.ask(CallKind::Read, async move |backend| backend.find(handle.key(), handle.fence()).await).await
+        self.call_backend(CallKind::Read, async move |backend| backend.find(handle.key(), handle.fence()).await).await
     }
 
     /// Releases a lease by its handle, even if another process acquired it.
     pub async fn release(&self, handle: &LeaseHandle, outcome: Outcome) -> Result<Released> {
         let key = handle.key().clone();
-        let answer = self.ask(CallKind::Release, async move |backend| backend.release(&key, &outcome).await).await?;
+        let answer =
+            self.call_backend(CallKind::Release, async move |backend| backend.release(&key, &outcome).await).await?;
         Ok(answer.value)
     }
 
@@ -266,7 +268,11 @@ impl Leasehold {
     }
 
     /// Runs a call to the backend on the I/O thread, where its connections are.
-    async fn ask<T: Send + 'static, F>(&self, kind: CallKind, call: impl FnOnce(Arc<dyn Backend>) -> F) -> Result<T>
+    async fn call_backend<T: Send + 'static, F>(
+        &self,
+        kind: CallKind,
+        call: impl FnOnce(Arc<dyn Backend>) -> F,
+    ) -> Result<T>
     where
         F: Future<Output = Result<T>> + Send + 'static,
     {

@@ -149,6 +149,9 @@ mod engine;
 pub mod lease;
 mod leasehold;
 mod primitives;
+#[cfg(target_os = "linux")]
+#[allow(dead_code, reason = "for backends that callers' runtimes read from, of which not every build has one")]
+mod readable;
 mod threads;
 
 pub(crate) use backend::model;

@@ -8,20 +8,17 @@
 
 #[path = "events/mod.rs"]
 mod events;
+#[path = "scripted/mod.rs"]
+mod scripted;
 
-use std::{fmt, future::poll_fn, sync::Arc, task::Poll, thread, time::Duration};
+use std::{future::poll_fn, sync::Arc, task::Poll, thread, time::Duration};
 
-use async_trait::async_trait;
-use leasehold::{
-    Fence, Guard, Leasehold, Loss, Resource, Result,
-    backend::{Answer, Backend, Decision, EventStream, Finding, Guarantees, Hints, Inspect, Renewal, Request},
-    backends::memory::MemoryBackend,
-    clock::SystemClock,
-    lease::{EndedLease, Evicted, HistoryFilter, LeaseKey, ListFilter, Names, Outcome, Page, Released, Standing},
-};
+use leasehold::{Guard, Leasehold, Loss, backend::Backend, backends::memory::MemoryBackend, clock::SystemClock};
 use leasehold_conformance::{BackendCall, Faulty};
 use parking_lot::{Condvar, Mutex};
 use tokio::{task::JoinSet, time};
+
+use crate::scripted::Scripted;
 
 const TTL: Duration = Duration::from_secs(1);
 /// What must come, comes within this, however busy the machine is.
@@ -106,83 +103,27 @@ async fn lost(guard: &Guard) -> Loss {
 }
 
 /// A backend whose chosen call blocks the library's I/O thread.
-struct Blocking {
-    memory: MemoryBackend,
-    call: BackendCall,
-    barrier: Arc<Barrier>,
-}
-
-impl Blocking {
-    async fn pass(&self, call: BackendCall) {
-        if call != self.call {
-            return;
+fn blocking(chosen: BackendCall, barrier: Arc<Barrier>) -> Arc<Scripted> {
+    let backend = Scripted::new(memory());
+    backend.before_calls(move |call| {
+        let barrier = Arc::clone(&barrier);
+        async move {
+            if call != chosen {
+                return;
+            }
+            // Pending on the caller's thread, so that the call moves to the I/O thread and blocks it there.
+            let on_io_thread = || thread::current().name() == Some("leasehold-io");
+            poll_fn(|_| if on_io_thread() { Poll::Ready(()) } else { Poll::Pending }).await;
+            barrier.block();
         }
-        // Pending on the caller's thread, so that the call moves to the I/O thread and blocks it there.
-        let on_io_thread = || thread::current().name() == Some("leasehold-io");
-        poll_fn(|_| if on_io_thread() { Poll::Ready(()) } else { Poll::Pending }).await;
-        self.barrier.block();
-    }
-}
-
-impl fmt::Debug for Blocking {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Blocking").field("call", &self.call).finish_non_exhaustive()
-    }
-}
-
-#[async_trait]
-impl Backend for Blocking {
-    fn guarantees(&self) -> Guarantees {
-        self.memory.guarantees()
-    }
-
-    fn hints(&self) -> Hints {
-        self.memory.hints()
-    }
-
-    async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
-        self.pass(BackendCall::Acquire).await;
-        self.memory.acquire(request).await
-    }
-
-    async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
-        self.pass(BackendCall::Renew).await;
-        self.memory.renew(renewals).await
-    }
-
-    async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {
-        self.pass(BackendCall::Release).await;
-        self.memory.release(key, outcome).await
-    }
-}
-
-#[async_trait]
-impl Inspect for Blocking {
-    async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
-        self.memory.evict(resource, expected, reason).await
-    }
-
-    async fn list(&self, filter: &ListFilter) -> Result<Page> {
-        self.memory.list(filter).await
-    }
-
-    async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
-        self.memory.history(filter).await
-    }
-
-    async fn watch(&self, names: Names) -> Result<EventStream> {
-        self.memory.watch(names).await
-    }
-
-    async fn examine(&self) -> Result<Vec<Finding>> {
-        self.memory.examine().await
-    }
+    });
+    backend
 }
 
 /// Makes an instance block the I/O thread by this call; it goes on until the barrier opens.
 async fn block_io_thread(call: BackendCall) -> (Opener, JoinSet<()>) {
     let (barrier, opener) = barrier();
-    let locks = locks(Arc::new(Blocking { memory: memory(), call, barrier: Arc::clone(&barrier) }));
+    let locks = locks(blocking(call, Arc::clone(&barrier)));
     let blocking = JoinSet::from_iter([async move {
         let guard = locks.mutex("r").acquire().await.unwrap();
         if call == BackendCall::Renew {

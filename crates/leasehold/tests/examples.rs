@@ -31,6 +31,7 @@ examples! {
     long_job at "../examples/long_job.rs",
     process_payment_once at "../examples/process_payment_once.rs",
     singleton_cron at "../examples/singleton_cron.rs",
+    take_turns at "../examples/take_turns.rs",
     transfer at "../examples/transfer.rs",
 }
 

@@ -35,23 +35,14 @@ async fn assert_goes_on(locks: &Leasehold, name: &str) {
     }
 }
 
-#[test]
-fn a_runtime_that_blocks_after_a_call_does_not_hold_up_callers_elsewhere() {
+/// Asserts that calls go on here while `there`, on a thread of its own, blocks its runtime after it has sent.
+fn assert_goes_on_beside(there: impl FnOnce(&Leasehold, mpsc::Sender<()>) + Send + 'static) {
     let server = Server::start();
     let here = runtime();
     let locks = here.block_on(Leasehold::connect(&server.url())).unwrap();
     let (blocked, is_blocked) = mpsc::channel();
-    let there = thread::spawn({
-        let locks = locks.clone();
-        move || {
-            runtime().block_on(async {
-                pair(&locks, "there").await;
-                blocked.send(()).unwrap();
-                thread::sleep(4 * SOON);
-                pair(&locks, "there").await;
-            });
-        }
-    });
+    let shared = locks.clone();
+    let there = thread::spawn(move || there(&shared, blocked));
     is_blocked.recv().unwrap();
     here.block_on(assert_goes_on(&locks, "here"));
     there.join().unwrap();
@@ -59,40 +50,41 @@ fn a_runtime_that_blocks_after_a_call_does_not_hold_up_callers_elsewhere() {
 }
 
 #[test]
-fn a_runtime_that_blocks_among_several_calls_does_not_hold_up_callers_elsewhere() {
-    let server = Server::start();
-    let here = runtime();
-    let locks = here.block_on(Leasehold::connect(&server.url())).unwrap();
-    let (blocked, is_blocked) = mpsc::channel();
-    let there = thread::spawn({
-        let locks = locks.clone();
-        move || {
-            let one = |task: usize| {
-                let (locks, blocked) = (locks.clone(), blocked.clone());
-                async move {
-                    for turn in 0..100 {
-                        let guard = locks.mutex(format!("there-{task}")).acquire().await.unwrap();
-                        if (task, turn) == (0, 50) {
-                            // The others were answered with it, and their next calls wait for it.
-                            blocked.send(()).unwrap();
-                            thread::sleep(4 * SOON);
-                        }
-                        guard.release().await.unwrap();
-                    }
-                }
-            };
-            runtime().block_on(async {
-                let mut tasks: JoinSet<()> = (0..8).map(one).collect();
-                while let Some(ended) = tasks.join_next().await {
-                    ended.unwrap();
-                }
-            });
-        }
+fn a_runtime_that_blocks_after_a_call_does_not_hold_up_callers_elsewhere() {
+    assert_goes_on_beside(|locks, blocked| {
+        runtime().block_on(async {
+            pair(locks, "there").await;
+            blocked.send(()).unwrap();
+            thread::sleep(4 * SOON);
+            pair(locks, "there").await;
+        });
     });
-    is_blocked.recv().unwrap();
-    here.block_on(assert_goes_on(&locks, "here"));
-    there.join().unwrap();
-    here.block_on(locks.close()).unwrap();
+}
+
+#[test]
+fn a_runtime_that_blocks_among_several_calls_does_not_hold_up_callers_elsewhere() {
+    assert_goes_on_beside(|locks, blocked| {
+        let one = |task: usize| {
+            let (locks, blocked) = (locks.clone(), blocked.clone());
+            async move {
+                for turn in 0..100 {
+                    let guard = locks.mutex(format!("there-{task}")).acquire().await.unwrap();
+                    if (task, turn) == (0, 50) {
+                        // The others were answered with it, and their next calls wait for it.
+                        blocked.send(()).unwrap();
+                        thread::sleep(4 * SOON);
+                    }
+                    guard.release().await.unwrap();
+                }
+            }
+        };
+        runtime().block_on(async {
+            let mut tasks: JoinSet<()> = (0..8).map(one).collect();
+            while let Some(ended) = tasks.join_next().await {
+                ended.unwrap();
+            }
+        });
+    });
 }
 
 #[test]

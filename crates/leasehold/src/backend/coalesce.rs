@@ -168,7 +168,7 @@ impl<C, A> Drop for BatchSender<'_, C, A> {
 
 type SenderFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// How often a sender that is woken while it is polled is polled again before the runtime gets it.
+/// How many times to poll a sender again that is woken while it is polled, before it moves to the runtime.
 const MOST_POLLS: usize = 8;
 /// The callers of a batch of at most this many calls are let run before the next batch. Larger ones gain less from that than
 /// from a server that is busy meanwhile.

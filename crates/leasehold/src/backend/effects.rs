@@ -35,7 +35,7 @@ pub struct News {
 }
 
 impl News {
-    /// Creates an empty collection; it collects events only if somebody watches this hub.
+    /// Creates an empty collection; it collects events only if somebody watches `events`.
     pub fn new(events: &EventHub) -> Self {
         Self { watched: !events.is_idle(), ..Self::default() }
     }

@@ -133,7 +133,7 @@ impl Drop for HintReaders {
     }
 }
 
-/// The reading end of an instance's hints.
+/// The receiving end of a [`HintSender`]: the hints for one instance.
 pub struct Hints {
     delivery: HintDelivery,
     queue: Arc<LossyQueue<Hint>>,

@@ -122,8 +122,8 @@ pub trait Backend: Inspect + fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Returns how long the backend has kept its data: the time since a restart that may have lost leases. `None` if
-    /// that is unknown.
+    /// Returns how long the backend has kept its data: the time since its last start that may have lost leases.
+    /// `None` if that is unknown.
     fn age(&self) -> Option<Duration> {
         None
     }

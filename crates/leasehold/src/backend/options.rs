@@ -47,7 +47,7 @@ impl UrlOptions {
         Ok(options)
     }
 
-    /// Returns the part between the scheme and the parameters, as written.
+    /// Returns the part between the scheme and the parameters, in which `%XX` is not decoded.
     pub fn path(&self) -> &str {
         &self.path
     }

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use tracing::{Instrument, Span};
 
 use super::{
-    Engine, Guard, Running,
+    Engine, Guard, RunningTask,
     local_lease::{self, LocalLease, Next, Refusal},
     telemetry,
 };
@@ -55,7 +55,7 @@ pub(crate) struct AcquireOptions<'a> {
 /// How long to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// Do not wait: a busy resource is an answer.
+    /// Do not wait: return `Busy` if the resource is not free.
     No,
     /// Wait this long, then fail.
     For(Duration),
@@ -216,7 +216,7 @@ impl<'a> Acquire<'a> {
         let limit = if self.options.wait == Wait::No { TRY_LIMIT.min(ttl) } else { ttl };
         let until = self.give_up_at.min(sent.at.after(limit));
         let engine = self.engine;
-        let request = Arc::clone(engine).request(Arc::clone(lease), sent, until, engine.running());
+        let request = Arc::clone(engine).request(Arc::clone(lease), sent, until, engine.count_task());
         engine.begin_by_caller(lease, Box::pin(request.instrument(self.span.clone())), sent.at, self.give_up_at);
     }
 
@@ -261,13 +261,13 @@ impl<'a> Acquire<'a> {
             };
             let time_is_left = matches!(end, WaitEnd::GaveUp) && engine.clock.now() < self.give_up_at;
             if time_is_left && holders.is_none() && lease.tries() < max_tries {
-                holders = Some(self.engine.look_for_holders(self.options.resource));
+                holders = Some(self.engine.spawn_find_holders(self.options.resource));
                 wake_at = self.give_up_at;
                 continue;
             }
             let busy = match (&end, holders.as_mut()) {
                 (WaitEnd::GaveUp, Some(found)) => found.try_recv().unwrap_or_default(),
-                (WaitEnd::GaveUp, None) => self.find_holders_now().await,
+                (WaitEnd::GaveUp, None) => self.find_holders_until_give_up().await,
                 _ => Busy::default(),
             };
             return (end, busy);
@@ -308,12 +308,12 @@ impl<'a> Acquire<'a> {
         Error::wait_elapsed(self.options.resource, self.engine.kind, Brief(waited), busy)
     }
 
-    /// Looks up who holds the resource, for a caller that has time left.
-    async fn find_holders_now(&self) -> Busy {
+    /// Looks up who holds the resource, for a second at most and not beyond `give_up_at`.
+    async fn find_holders_until_give_up(&self) -> Busy {
         let limit = self.engine.clock.now().after(Duration::from_secs(1)).min(self.give_up_at);
         tokio::select! {
             biased;
-            found = self.engine.look_for_holders(self.options.resource) => found.unwrap_or_default(),
+            found = self.engine.spawn_find_holders(self.options.resource) => found.unwrap_or_default(),
             () = self.engine.sleep_until(limit) => Busy::default(),
         }
     }
@@ -381,13 +381,13 @@ impl Engine {
 
     /// Sends the request until it is answered, and acts on the answer.
     ///
-    /// While the caller polls it, it needs no timer: the renewer takes over a request that is slow.
+    /// Sets no timer while the caller polls it: the renewer moves a slow request to the I/O thread.
     async fn request(
         self: Arc<Self>,
         lease: Arc<LocalLease>,
         sent: local_lease::Sent,
         until: Moment,
-        _counted: Running,
+        _counted: RunningTask,
     ) {
         let mut call = self.backend.acquire(&lease.request);
         let first = poll_fn(|context| match call.as_mut().poll(context) {
@@ -489,17 +489,17 @@ impl Engine {
     }
 
     /// Starts to look up who holds the resource.
-    pub(crate) fn look_for_holders(self: &Arc<Self>, resource: &Resource) -> oneshot::Receiver<Busy> {
+    pub(crate) fn spawn_find_holders(self: &Arc<Self>, resource: &Resource) -> oneshot::Receiver<Busy> {
         let (found, holders) = oneshot::channel();
         let (engine, resource) = (Arc::clone(self), resource.clone());
         self.threads.io.spawn(async move {
-            let _caller_left = found.send(engine.holders_of(resource).await);
+            let _caller_left = found.send(engine.find_holders(resource).await);
         });
         holders
     }
 
     /// Who holds the resource and how many wait; nobody if the backend cannot say.
-    async fn holders_of(&self, resource: Resource) -> Busy {
+    async fn find_holders(&self, resource: Resource) -> Busy {
         let page = self.backend.list(&ListFilter::new(Names::Exactly(resource))).await.unwrap_or_default();
         let mut busy = Busy::default();
         for record in page.leases {

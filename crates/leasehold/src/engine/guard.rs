@@ -28,7 +28,7 @@ use crate::{
 /// A view of a held lease, for the protected work: it can check and renew the lease, but not release it.
 ///
 /// # When you lose it
-/// The lease is renewed automatically. If no renewal succeeds before its deadline, or the
+/// The lease is renewed automatically, unless it is [detached](crate::Detached). If no renewal succeeds before its deadline, or the
 /// backend reports that it is gone, [`check`](Self::check) fails and
 /// [`lost`](Self::lost) completes, both *before* a backend with a ttl can grant it to
 /// another holder. A process can still be stopped between a check and a write: send the
@@ -127,7 +127,23 @@ impl Lease {
         if self.engine.is_inherited() {
             return Loss::Gone;
         }
+        if self.local.is_detached() {
+            return self.lost_or_run_out().await;
+        }
         self.local.validity.lost().await
+    }
+
+    /// As `lost`, for a lease that the renewer does not know: nobody else watches its deadline.
+    async fn lost_or_run_out(&self) -> Loss {
+        loop {
+            let deadline = self.engine.sleep_until(self.local.validity.deadline());
+            tokio::select! {
+                biased;
+                loss = self.local.validity.lost() => return loss,
+                // A renewal may have moved it meanwhile.
+                () = deadline => { let _records_loss = self.check(); }
+            }
+        }
     }
 
     /// Returns why the lease was lost; `None` while it is held.
@@ -173,6 +189,11 @@ impl Lease {
         }
     }
 
+    /// Releases a lease that has no guard.
+    pub(crate) async fn release_as(&self, outcome: Outcome) -> Result<Released> {
+        self.engine.release(&self.local, outcome).await
+    }
+
     pub(crate) fn lost_error(&self) -> Error {
         // A loss without a recorded reason was found at the backend.
         Error::lost(self.resource(), self.engine.kind, self.fence(), self.loss().unwrap_or(Loss::Gone))
@@ -194,7 +215,7 @@ impl fmt::Debug for Lease {
     }
 }
 
-/// Sends one renewal. Its answer is applied as the renewer does it; without one, the lease stays as it is.
+/// Sends one renewal and applies its answer as the renewer would; without an answer, the lease stays as it is.
 async fn renew_once(engine: &Arc<Engine>, local: &Arc<LocalLease>, renewal: Renewal) -> Result<()> {
     let now = engine.clock.now();
     let sent = local.number_call(now);
@@ -338,15 +359,15 @@ impl Guard {
         self.release_in_background(outcome);
     }
 
-    /// Leaves the lease to its ttl.
-    pub(crate) fn detach(mut self) -> Option<Lease> {
-        self.lease.take()
+    /// Drops the guard without releasing the lease, which then ends with its ttl.
+    pub(crate) fn detach(mut self) -> Lease {
+        self.lease.take().expect("a guard has its lease until it is released")
     }
 
     fn release_in_background(&mut self, outcome: Outcome) {
         let Some(lease) = self.lease.take() else { return };
         if lease.engine.is_inherited() {
-            // The lease is the parent's, and so is everything behind it.
+            // The lease and its engine belong to the parent: leak them.
             mem::forget(lease);
         } else if last_guard(&lease.local) {
             lease.engine.release_in_background(&lease.local, outcome);

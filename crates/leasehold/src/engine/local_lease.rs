@@ -271,11 +271,15 @@ impl LocalLease {
         }
     }
 
+    /// Returns whether it ends with its ttl alone: nobody renews it.
+    pub(crate) fn is_detached(&self) -> bool {
+        self.request.lifetime == Lifetime::Detached
+    }
+
     /// Returns whether the backend ends it by a clock; otherwise it lasts as long as this process.
     pub(crate) fn ends_by_clock(&self) -> bool {
         let state = self.state.lock();
-        self.request.lifetime == Lifetime::Detached
-            || !matches!(state.last_answer, Some(LastAnswer { belief: Belief::Process, .. }))
+        self.is_detached() || !matches!(state.last_answer, Some(LastAnswer { belief: Belief::Process, .. }))
     }
 
     /// When the renewer looks at it next.
@@ -343,7 +347,7 @@ impl LocalLease {
         Some(polled)
     }
 
-    /// Returns whether the caller polls what is in flight: no timer is needed, since it is taken over if it takes long.
+    /// Returns whether the caller polls the call in flight. It then sets no timer: the renewer takes over a slow call.
     pub(crate) fn is_polled_by_caller(&self) -> bool {
         self.in_flight.by_caller.load(Ordering::SeqCst)
     }
@@ -431,7 +435,7 @@ impl LocalLease {
     ) -> Next {
         let mut state = self.state.lock();
         let (fence, sent_before) = match &state.phase {
-            Phase::Waiting => return self.on_waiters_standing(state, standing, sent, belief, now),
+            Phase::Waiting => return self.on_standing_while_waiting(state, standing, sent, belief, now),
             Phase::Granted { grant, sent_before } => (grant.fence, *sent_before),
             Phase::Held(hold) => (hold.grant.fence, hold.sent_before),
             Phase::Asking | Phase::Refused(_) | Phase::Ended(_) => return Next::Nothing,
@@ -491,7 +495,7 @@ impl LocalLease {
         }
     }
 
-    fn on_waiters_standing(
+    fn on_standing_while_waiting(
         &self,
         mut state: Locked<'_>,
         standing: Standing,
@@ -662,7 +666,7 @@ impl LocalLease {
 
     // The guard's side.
 
-    /// The guard is released: ends the belief. If this returns `Release`, the lease has to be released at the backend.
+    /// Ends the belief, because the guard is released. Returns `Release` if the backend still has to end the lease.
     pub(crate) fn on_release(&self, now: Moment) -> Next {
         let mut state = self.state.lock();
         let Phase::Held(hold) = state.phase else { return Next::Forget };
@@ -697,7 +701,7 @@ impl LocalLease {
 
     /// Fails if the lease is not held at `now`, and ends the belief if nothing has done so before.
     pub(crate) fn check(&self, now: Moment) -> Result<(), Next> {
-        // The end of a belief sets the reason first, then the deadline; once `lost` has completed, this must fail.
+        // `Validity::lose` sets the reason, then the deadline. Check both: this must fail once `lost` has completed.
         if now >= self.validity.deadline() || self.validity.loss().is_some() {
             return Err(self.on_deadline(now));
         }
@@ -780,7 +784,7 @@ impl LocalLease {
         if hint.fence <= state.last_fence {
             return Next::Schedule;
         }
-        if hint.provisional && self.confirmed_by_caller(&state) {
+        if hint.provisional && self.caller_may_confirm(&state) {
             self.set_renew_at(self.renew_at().min(now.after(CALLER_CONFIRM_WINDOW)));
             state.hint = Some(hint);
             wake(state);
@@ -798,7 +802,7 @@ impl LocalLease {
     ///
     /// A backend on this machine answers on the caller's thread, which saves two changes of thread. While a request or
     /// a renewal is in flight, its answer comes first.
-    fn confirmed_by_caller(&self, state: &LocalState) -> bool {
+    fn caller_may_confirm(&self, state: &LocalState) -> bool {
         matches!(state.last_answer, Some(LastAnswer { belief: Belief::Process, .. }))
             && self.renew_at() != Moment::NEVER
     }
@@ -845,7 +849,7 @@ impl LocalLease {
         }
     }
 
-    /// Nothing is in flight any more; the next renewal is at `renew_at`, or now if a hint came meanwhile.
+    /// Schedules the next renewal once no call is in flight: at `renew_at`, or now if a hint came meanwhile.
     fn schedule_renewal(&self, state: &mut LocalState, renew_at: Moment, now: Moment) {
         let again = std::mem::take(&mut state.renew_again);
         self.set_renew_at(if again { now } else { renew_at });

@@ -89,16 +89,16 @@ impl Engine {
 
     /// Runs a task to its end on the I/O thread, whatever becomes of the caller.
     pub(crate) fn spawn(self: &Arc<Self>, task: Task) {
-        let running = self.running();
+        let running = self.count_task();
         self.threads.io.spawn(async move {
             task.await;
             drop(running);
         });
     }
 
-    /// Counts a task that closing waits for.
-    fn running(self: &Arc<Self>) -> Running {
-        Running::new(Arc::clone(self))
+    /// Starts to count a task; `close` waits until the returned value is dropped.
+    fn count_task(self: &Arc<Self>) -> RunningTask {
+        RunningTask::new(Arc::clone(self))
     }
 
     /// Sleeps on the engine's own timer, so that any executor may poll it.
@@ -141,11 +141,11 @@ impl Engine {
     /// Starts a request or release that the caller polls. The I/O thread takes it over at `limit` at the latest, or at
     /// once if the instance is closed.
     ///
-    /// 1. `close` sets its flag.  2. `close` takes over all tasks that it finds.  3. This task is stored too late to be
-    ///    found, so the flag is checked again.
+    /// `close` may run at the same time: 1. It sets its flag.  2. It takes over all stored tasks.  3. This task is
+    /// stored, too late for 2. So the flag is checked after the task is stored.
     fn begin_by_caller(&self, lease: &Arc<LocalLease>, task: Task, now: Moment, limit: Moment) {
-        // Here, when the poll has returned, and not where a call is sent: a round of redlock polls several calls, and misses
-        // what wakes it while it does.
+        // Continue batches (`backend/coalesce.rs`) after the whole poll, not where a call is sent: a round of redlock
+        // polls several calls, and would miss a wake-up that comes while it polls.
         let poll = |task: &mut Task, context: &mut Context<'_>| self.threads.poll_here(task, context);
         if !continue_here(|| lease.begin_by_caller(task, now, limit, &poll)) {
             return;
@@ -216,16 +216,16 @@ impl fmt::Debug for Engine {
 }
 
 /// Counts a task from its start to its end, a panic included.
-struct Running(Arc<Engine>);
+struct RunningTask(Arc<Engine>);
 
-impl Running {
+impl RunningTask {
     fn new(engine: Arc<Engine>) -> Self {
         engine.tasks.fetch_add(1, Ordering::SeqCst);
         Self(engine)
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningTask {
     fn drop(&mut self) {
         if self.0.tasks.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.0.idle.notify_waiters();

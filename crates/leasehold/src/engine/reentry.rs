@@ -35,7 +35,7 @@ impl Reentries {
             entered
         } else {
             // Another task of this holder is entering. Look up the holders now, so that the answer can name them.
-            let mut holders = engine.look_for_holders(options.resource);
+            let mut holders = engine.spawn_find_holders(options.resource);
             tokio::select! {
                 biased;
                 entered = gate.lock() => entered,

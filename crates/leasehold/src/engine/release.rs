@@ -37,8 +37,12 @@ impl Engine {
         if let Some(released) = self.release_at_once(lease, &outcome, now) {
             return Ok(released);
         }
-        let (release, running) = (self.release_task(lease, outcome, now, true), self.running());
+        let (release, running) = (self.release_task(lease, outcome, now, true), self.count_task());
         let (engine, ending) = (Arc::clone(self), Arc::clone(lease));
+        if lease.is_detached() {
+            // The renewer, which takes over a slow release, forgot the lease when it was granted.
+            self.renewer.register(lease);
+        }
         let task = async move {
             let released = release.await;
             engine.renewer.follow_up(&ending, Next::Forget, Outcome::Completed);
@@ -86,8 +90,8 @@ impl Engine {
         failure.map_or(Ok(released), Err)
     }
 
-    /// Ends the belief. Returns whether the lease has to be released, because it was neither lost nor released before;
-    /// the caller has the renewer forget it then.
+    /// Ends the belief. Returns whether the lease was neither lost nor released before; if so, the caller has to
+    /// release it and remove it from the renewer.
     fn end_belief(&self, lease: &Arc<LocalLease>, now: Moment) -> bool {
         let next = lease.on_release(now);
         if next == Next::Release && lease.validity.loss() == Some(Loss::Released) {
@@ -186,7 +190,7 @@ impl Engine {
         }
     }
 
-    /// Tries until it is answered, or the lease has ended by itself, or the instance is closed.
+    /// Retries until the backend answers, retrying is useless, the lease has ended, or `LIMIT` passed since `close`.
     async fn release_until_done(&self, lease: &LocalLease, outcome: &Outcome) {
         // A lease that no clock ends would stay for as long as this process lives.
         let by_clock = lease.ends_by_clock();

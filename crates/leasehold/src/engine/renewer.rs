@@ -182,7 +182,7 @@ impl Renewer {
         self.schedule.all(LocalLease::is_held)
     }
 
-    /// An answer came from this incarnation. If the last one came from another, the backend may have lost its leases.
+    /// Notes that this incarnation answered. If the last answer came from another one, every lease is renewed.
     pub(crate) fn answered_by(&self, incarnation: Incarnation) {
         if self.incarnation.load(Ordering::Relaxed) == incarnation.0 && self.incarnation_known.load(Ordering::Relaxed) {
             return;
@@ -219,7 +219,7 @@ impl Renewer {
         }
     }
 
-    /// Moves all of them to the I/O thread.
+    /// Moves every call that a caller polls to the I/O thread.
     pub(crate) fn take_over_all(&self) {
         for lease in self.schedule.all(|_| true) {
             self.take_over(&lease);

@@ -57,7 +57,7 @@ impl Bound {
     }
 }
 
-/// Six bits of a lease id, a UUID, are constant: XOR the halves.
+/// XORs the halves, because six bits of a UUID are constant.
 #[allow(clippy::cast_possible_truncation, reason = "half of the bits are enough")]
 fn hash(id: LeaseId) -> u64 {
     let bits = id.as_u128();

@@ -132,7 +132,7 @@ impl Validity {
         if now.as_micros() >= self.max_hold_at.load(Ordering::SeqCst) { Loss::MaxHold } else { Loss::RenewTimeout }
     }
 
-    /// The health at `now`, as far as it is known without the session.
+    /// The health at `now`. Whether a session has ended is not checked here.
     pub(crate) fn health(&self, now: Moment) -> LeaseHealth {
         match self.loss() {
             Some(Loss::Released) => LeaseHealth::Released,

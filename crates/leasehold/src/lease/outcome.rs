@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Problem {
-    /// The kind of error, such as its type.
+    /// The kind of error, such as the name of its type.
     pub kind: String,
     /// The error in words.
     pub details: String,

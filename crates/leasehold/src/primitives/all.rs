@@ -1,7 +1,7 @@
 //! Several locks, all or nothing.
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     fmt,
     future::{Future, poll_fn},
     pin::Pin,
@@ -63,50 +63,12 @@ impl All {
     /// # Cancel safety
     /// Dropping the future leaves no lease and no queue position behind.
     pub async fn acquire(&self) -> Result<Guards> {
-        let clock = &self.options.locks.engine().clock;
-        let started = clock.now();
-        let mut guards = Guards(Vec::new());
-        for name in self.sorted()? {
-            let mut options = self.options.clone();
-            options.resource = name;
-            if let Wait::For(length) = self.options.wait
-                && !length.is_zero()
-            {
-                // Never zero, which would mean not to wait at all.
-                let left = length.saturating_sub(clock.now().since(started));
-                options.wait = Wait::For(left.max(Duration::from_millis(1)));
-            }
-            match options.acquire(Claim::EXCLUSIVE).await {
-                Ok(guard) => guards.0.push(guard),
-                Err(error) => return Err(guards.give_up(error).await),
-            }
-        }
-        // The first may have been lost during the wait for the last.
-        match guards.check() {
-            Ok(()) => Ok(guards),
-            Err(error) => Err(guards.give_up(error).await),
-        }
+        Guards::acquire(&self.options, self.claims()?).await
     }
 
     /// Takes all the locks if all are free; otherwise takes none and returns `None`.
     pub async fn try_acquire(&self) -> Result<Option<Guards>> {
-        let mut guards = Guards(Vec::new());
-        for name in self.sorted()? {
-            let mut options = self.options.clone();
-            options.resource = name;
-            match options.try_acquire(Claim::EXCLUSIVE).await {
-                Ok(Some(guard)) => guards.0.push(guard),
-                Ok(None) => {
-                    guards.undo().await;
-                    return Ok(None);
-                }
-                Err(error) => return Err(guards.give_up(error).await),
-            }
-        }
-        match guards.check() {
-            Ok(()) => Ok(Some(guards)),
-            Err(error) => Err(guards.give_up(error).await),
-        }
+        Guards::try_acquire(&self.options, self.claims()?).await
     }
 
     /// Runs `work` while all the locks are held. If `work` fails, the failure is recorded in their history.
@@ -136,11 +98,11 @@ impl All {
         conclude(done, released, lost.unwrap_or(&first))
     }
 
-    fn sorted(&self) -> Result<BTreeSet<Resource>> {
+    fn claims(&self) -> Result<BTreeMap<Resource, Claim>> {
         if self.names.is_empty() {
             return Err(nothing_to_lock());
         }
-        self.names.iter().map(Resource::new).collect()
+        self.names.iter().map(|name| Ok((Resource::new(name)?, Claim::EXCLUSIVE))).collect()
     }
 }
 
@@ -154,6 +116,53 @@ fn nothing_to_lock() -> Error {
 pub struct Guards(Vec<Guard>);
 
 impl Guards {
+    /// Waits for all these claims, one by one in the order of their names; `options.wait` limits the total time.
+    pub(super) async fn acquire(options: &LockOptions, claims: BTreeMap<Resource, Claim>) -> Result<Self> {
+        let clock = &options.locks.engine().clock;
+        let started = clock.now();
+        let mut guards = Self(Vec::new());
+        for (name, claim) in claims {
+            let mut one = LockOptions { resource: name, ..options.clone() };
+            if let Wait::For(length) = options.wait
+                && !length.is_zero()
+            {
+                // Never zero, which would mean not to wait at all.
+                let left = length.saturating_sub(clock.now().since(started));
+                one.wait = Wait::For(left.max(Duration::from_millis(1)));
+            }
+            match one.acquire(claim).await {
+                Ok(guard) => guards.0.push(guard),
+                Err(error) => return Err(guards.give_up(error).await),
+            }
+        }
+        // The first may have been lost during the wait for the last.
+        guards.checked().await
+    }
+
+    /// Takes all these claims if all their resources are free; otherwise takes none and returns `None`.
+    pub(super) async fn try_acquire(options: &LockOptions, claims: BTreeMap<Resource, Claim>) -> Result<Option<Self>> {
+        let mut guards = Self(Vec::new());
+        for (name, claim) in claims {
+            let one = LockOptions { resource: name, ..options.clone() };
+            match one.try_acquire(claim).await {
+                Ok(Some(guard)) => guards.0.push(guard),
+                Ok(None) => {
+                    guards.undo().await;
+                    return Ok(None);
+                }
+                Err(error) => return Err(guards.give_up(error).await),
+            }
+        }
+        guards.checked().await.map(Some)
+    }
+
+    async fn checked(self) -> Result<Self> {
+        match self.check() {
+            Ok(()) => Ok(self),
+            Err(error) => Err(self.give_up(error).await),
+        }
+    }
+
     /// Returns the guards, sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = &Guard> {
         self.0.iter()

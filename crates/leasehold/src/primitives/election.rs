@@ -252,8 +252,8 @@ enum Reported {
 impl Observer {
     /// Waits for the next change and returns the new leader, or `Some(Ok(None))` if nobody leads now.
     ///
-    /// Returns `None` if the backend is gone. After an error, the next call pauses before it tries again, so a loop
-    /// that only logs errors does not spin.
+    /// Returns `None` once the backend's stream of events has ended; an unreachable server is an error. After an error,
+    /// the next call pauses before it tries again, so a loop that only logs errors does not spin.
     ///
     /// # Cancel safety
     /// May be dropped and called again: a change is never missed.

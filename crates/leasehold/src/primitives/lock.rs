@@ -213,7 +213,7 @@ impl Lock {
 
     /// Waits for the lock and returns a lease that can be handed to another process.
     ///
-    /// The lease is neither renewed nor released automatically.
+    /// The lease is neither renewed nor released automatically. It outlives this process, by its ttl at most.
     pub async fn acquire_detached(&self) -> Result<Detached> {
         self.options.detached(self.claim()?).await
     }

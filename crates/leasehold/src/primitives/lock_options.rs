@@ -13,12 +13,25 @@ use crate::{
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Detached {
+    /// The lease as this process knows it. If somebody else renews, releases or
+    /// evicts it, this is not noticed before the next renewal here.
+    pub lease: Lease,
     /// The handle to find, renew or release the lease, in this process or another.
     pub handle: LeaseHandle,
     /// Its fence, and when it was granted.
     pub grant: Grant,
     /// How long the caller waited for it.
     pub waited: Duration,
+}
+
+impl Detached {
+    /// Releases the lease and records how the work ended.
+    ///
+    /// # Errors
+    /// As for [`Guard::release`].
+    pub async fn release_as(self, outcome: Outcome) -> Result<Released> {
+        self.lease.release_as(outcome).await
+    }
 }
 
 /// A resource, and the options for locking it.
@@ -161,13 +174,13 @@ impl LockOptions {
         };
         // The grant may be most of a ttl old by now. Whoever gets the handle gets the whole ttl.
         guard.renew(ttl.get()).await?;
-        let detached = Detached {
-            handle: guard.handle(),
-            grant: Grant::new(guard.fence(), guard.acquired_at()),
-            waited: guard.waited(),
-        };
-        guard.detach();
-        Ok(Ok(detached))
+        let lease = guard.detach();
+        Ok(Ok(Detached {
+            handle: lease.handle(),
+            grant: Grant::new(lease.fence(), lease.acquired_at()),
+            waited: lease.waited(),
+            lease,
+        }))
     }
 }
 

@@ -5,14 +5,13 @@ use std::time::Duration;
 use leasehold::{ErrorKind, LeaseHealth, Loss, lease::Released};
 use leasehold_conformance::BackendCall;
 
-use crate::bench::{Bench, MARGIN, TTL, leases, run, soon};
+use crate::bench::{MARGIN, TTL, leases, on_bench, soon};
 
 // Rule 1: from the instant before sending, less the margin.
 
 #[test]
 fn belief_counts_from_sending_not_from_receipt() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         let _no_renewal = bench.faulty.hold_requests_of(BackendCall::Renew);
         let gate = bench.faulty.hold_replies_of(BackendCall::Acquire);
         let lock = bench.locks.mutex("r").ttl(TTL).wait_forever();
@@ -27,8 +26,7 @@ fn belief_counts_from_sending_not_from_receipt() {
 
 #[test]
 fn a_renewal_counts_from_sending_too() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         let guard = bench.hold().await;
         let gate = bench.faulty.hold_replies_of(BackendCall::Renew);
         bench.clock.advance(Duration::from_secs(10));
@@ -42,8 +40,7 @@ fn a_renewal_counts_from_sending_too() {
 
 #[test]
 fn an_answer_that_took_longer_than_the_lease_lives_is_no_grant() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         let gate = bench.faulty.hold_replies_of(BackendCall::Acquire);
         let lock = bench.locks.mutex("r").ttl(TTL);
         let trying = tokio::task::JoinSet::from_iter([async move { lock.try_acquire().await }]);
@@ -60,8 +57,7 @@ fn an_answer_that_took_longer_than_the_lease_lives_is_no_grant() {
 
 #[test]
 fn a_process_that_slept_through_its_lease_knows_on_first_use() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         let guard = bench.hold().await;
         bench.faulty.cut();
         // Everything stood still for an hour; no task of ours has run since.
@@ -73,8 +69,7 @@ fn a_process_that_slept_through_its_lease_knows_on_first_use() {
 
 #[test]
 fn the_loss_is_told_before_another_can_be_granted() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         let guard = bench.hold().await;
         bench.faulty.cut();
         bench.clock.advance(TTL - MARGIN - Duration::from_millis(1));
@@ -89,8 +84,7 @@ fn the_loss_is_told_before_another_can_be_granted() {
 
 #[test]
 fn a_late_reply_revives_nothing() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         let guard = bench.hold().await;
         let gate = bench.faulty.hold_replies_of(BackendCall::Renew);
         bench.clock.advance(Duration::from_secs(10));
@@ -106,8 +100,7 @@ fn a_late_reply_revives_nothing() {
 
 #[test]
 fn lost_is_told_again_and_again_and_survives_being_dropped() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         let guard = bench.hold().await;
         {
             let lost = guard.lost();
@@ -125,8 +118,7 @@ fn lost_is_told_again_and_again_and_survives_being_dropped() {
 
 #[test]
 fn held_in_doubt_held_lost_and_released() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         let guard = bench.hold().await;
         assert_eq!(guard.health(), LeaseHealth::Held);
         bench.faulty.cut();

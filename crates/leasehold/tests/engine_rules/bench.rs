@@ -11,7 +11,7 @@ use leasehold::{
     backend::Backend,
     backends::memory::MemoryBackend,
     clock::ManualClock,
-    lease::{ListFilter, Names, Released},
+    lease::{Ending, HistoryFilter, ListFilter, Names, Released},
 };
 use leasehold_conformance::Faulty;
 
@@ -47,6 +47,17 @@ impl Bench {
             None => false,
         }
     }
+
+    /// Moves the clock on by steps far below the ttl until no lease is left, and checks that the last did not run out.
+    pub(crate) async fn assert_soon_ended_by(&self, ending: Ending, step: Duration) {
+        soon("no lease is left", async || {
+            self.clock.advance(step);
+            leases(&self.truth).await == 0
+        })
+        .await;
+        let ended = self.truth.history(&HistoryFilter::new(Names::All)).await.unwrap().remove(0);
+        assert_eq!(ended.ending, ending);
+    }
 }
 
 pub(crate) fn locks(clock: &ManualClock, backend: Arc<dyn Backend>) -> Leasehold {
@@ -69,6 +80,12 @@ pub(crate) async fn soon(what: &str, mut holds: impl AsyncFnMut() -> bool) {
 pub(crate) fn run(test: impl Future<Output = ()>) {
     let bounded = async { tokio::time::timeout(Duration::from_secs(60), test).await.expect("the test hangs") };
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(bounded);
+}
+
+/// Runs a test on a bench of its own.
+pub(crate) fn on_bench(test: impl AsyncFnOnce(&Bench)) {
+    let bench = Bench::new();
+    run(test(&bench));
 }
 
 /// Runs `work` while the clock moves by `step` every other millisecond.

@@ -7,14 +7,14 @@ use std::{
 };
 
 use leasehold::{
-    ErrorKind, Loss,
+    ErrorKind, Loss, Outcome,
     backend::Backend,
     clock::ManualClock,
     lease::{Ending, HistoryFilter, Names, Released},
 };
 use leasehold_conformance::{BackendCall, Faulty};
 
-use crate::bench::{Bench, TTL, leases, locks, run, soon};
+use crate::bench::{Bench, TTL, leases, locks, on_bench, run, soon};
 
 #[test]
 fn a_guard_can_be_dropped_where_no_runtime_is_and_while_the_backend_hangs() {
@@ -49,25 +49,17 @@ fn a_drop_while_panicking_is_recorded_as_a_failure() {
 
 #[test]
 fn a_release_that_was_not_answered_is_tried_again() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         let guard = bench.hold().await;
         bench.faulty.drop_requests(1);
         assert!(guard.release().await.unwrap_err().is_retryable());
-        soon("the second try freed it", async || {
-            bench.clock.advance(Duration::from_millis(20));
-            leases(&bench.truth).await == 0
-        })
-        .await;
-        let ended = bench.truth.history(&HistoryFilter::new(Names::All)).await.unwrap().remove(0);
-        assert_eq!(ended.ending, Ending::Released, "it did not run out, it was given back");
+        bench.assert_soon_ended_by(Ending::Released, Duration::from_millis(20)).await;
     });
 }
 
 #[test]
 fn max_hold_ends_a_guard_that_would_renew_for_ever() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         let guard = bench.locks.mutex("r").max_hold(Duration::from_secs(60)).acquire().await.unwrap();
         for second in 1..60 {
             bench.clock.advance(Duration::from_secs(1));
@@ -85,8 +77,7 @@ fn max_hold_ends_a_guard_that_would_renew_for_ever() {
 
 #[test]
 fn a_guard_that_is_released_after_its_longest_hold_was_lost_and_is_given_back() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         let guard = bench.locks.mutex("r").max_hold(Duration::from_secs(5)).acquire().await.unwrap();
         bench.clock.advance(Duration::from_secs(5));
         assert_eq!(guard.release().await.unwrap(), Released::Gone);
@@ -98,8 +89,7 @@ fn a_guard_that_is_released_after_its_longest_hold_was_lost_and_is_given_back() 
 
 #[test]
 fn the_longest_hold_is_checked_on_use() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         let guard = bench.locks.mutex("r").max_hold(Duration::from_secs(5)).acquire().await.unwrap();
         let _no_renewal = bench.faulty.hold_requests_of(BackendCall::Renew);
         bench.clock.advance(Duration::from_secs(6));
@@ -111,9 +101,42 @@ fn the_longest_hold_is_checked_on_use() {
 }
 
 #[test]
-fn what_is_given_up_by_a_downgrade_is_given_up_before_it_is_asked_for() {
+fn a_detached_lease_is_lost_when_its_ttl_is_over() {
     run(async {
         let bench = Bench::new();
+        let detached = bench.locks.mutex("r").ttl(TTL).acquire_detached().await.unwrap();
+        let lost = tokio::spawn({
+            let lease = detached.lease.clone();
+            async move { lease.lost().await }
+        });
+        bench.clock.advance(TTL / 2);
+        detached.lease.renew(TTL).await.unwrap();
+        bench.clock.advance(TTL / 2 + TTL / 4);
+        detached.lease.check().unwrap();
+        assert!(!lost.is_finished(), "it was renewed");
+        bench.clock.advance(TTL / 4);
+        assert_eq!(lost.await.unwrap(), Loss::RenewTimeout);
+        assert_eq!(detached.lease.check().unwrap_err().kind(), ErrorKind::Lost);
+        assert_eq!(detached.release_as(Outcome::Completed).await.unwrap(), Released::Gone);
+    });
+}
+
+#[test]
+fn a_detached_lease_that_is_released_is_no_longer_believed() {
+    run(async {
+        let bench = Bench::new();
+        let detached = bench.locks.mutex("r").ttl(TTL).acquire_detached().await.unwrap();
+        let lease = detached.lease.clone();
+        assert_eq!(detached.release_as(Outcome::Completed).await.unwrap(), Released::Freed);
+        assert!(lease.check().is_err());
+        assert_eq!(lease.lost().await, Loss::Released);
+        assert_eq!(leases(&bench.truth).await, 0);
+    });
+}
+
+#[test]
+fn what_is_given_up_by_a_downgrade_is_given_up_before_it_is_asked_for() {
+    on_bench(async |bench| {
         let guard = bench.locks.write("r").ttl(TTL).acquire().await.unwrap();
         bench.faulty.drop_replies_of(BackendCall::Renew, 1);
         assert!(guard.downgrade().await.unwrap_err().outcome_unknown());

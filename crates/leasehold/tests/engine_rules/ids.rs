@@ -5,12 +5,11 @@ use std::time::Duration;
 use leasehold::lease::Released;
 use leasehold_conformance::BackendCall;
 
-use crate::bench::{Bench, MARGIN, TTL, leases, run, soon, ticking};
+use crate::bench::{Bench, MARGIN, TTL, leases, on_bench, run, soon, ticking};
 
 #[test]
 fn a_late_release_does_not_end_anothers_lease() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         let late = bench.hold().await;
         bench.faulty.cut();
         bench.clock.advance(TTL);
@@ -28,8 +27,7 @@ fn a_late_release_does_not_end_anothers_lease() {
 
 #[test]
 fn a_waiter_whose_place_ran_out_asks_again_under_a_new_id() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         let holder = bench.truth.mutex("r").acquire().await.unwrap();
         let lock = bench.locks.mutex("r").ttl(TTL).wait_forever();
         let waiting = tokio::task::JoinSet::from_iter([async move { lock.acquire().await }]);
@@ -54,8 +52,7 @@ fn a_waiter_whose_place_ran_out_asks_again_under_a_new_id() {
 /// Pushes and answers may come by different ways: what was answered first may be heard last.
 #[test]
 fn an_answer_from_before_the_grant_does_not_end_it() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         let other = bench.truth.mutex("r").ttl(TTL * 10).acquire().await.unwrap();
         let lock = bench.locks.mutex("r").ttl(TTL).wait_forever();
         let acquiring = tokio::task::JoinSet::from_iter([async move { lock.acquire().await }]);

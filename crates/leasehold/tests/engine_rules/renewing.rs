@@ -5,7 +5,7 @@ use std::{thread, time::Duration};
 use leasehold::{Guard, Leasehold, lease::Released};
 use leasehold_conformance::BackendCall;
 
-use crate::bench::{Bench, MARGIN, TTL, run, soon};
+use crate::bench::{MARGIN, TTL, on_bench, run, soon};
 
 #[test]
 fn a_blocked_runtime_does_not_starve_renewals() {
@@ -20,8 +20,7 @@ fn a_blocked_runtime_does_not_starve_renewals() {
 
 #[test]
 fn a_shorter_lease_is_renewed_in_time_though_the_keeper_sleeps_for_a_longer_one() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         // Renewed after 20 minutes; nothing is due before that.
         let long = bench.locks.mutex("long").ttl(Duration::from_secs(3600)).acquire().await.unwrap();
         for round in 0..20 {
@@ -38,8 +37,7 @@ fn a_shorter_lease_is_renewed_in_time_though_the_keeper_sleeps_for_a_longer_one(
 
 #[test]
 fn many_leases_are_renewed_in_few_calls() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         let mut guards = Vec::new();
         for n in 0..5000 {
             guards.push(bench.locks.mutex(format!("job:{n}")).ttl(TTL).acquire().await.unwrap());
@@ -56,8 +54,7 @@ fn many_leases_are_renewed_in_few_calls() {
 
 #[test]
 fn another_life_of_the_backend_makes_it_verify_every_lease() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         let _first = bench.locks.mutex("a").acquire().await.unwrap();
         assert_eq!(bench.faulty.count(BackendCall::Renew), 0);
         bench.faulty.begin_another_life();
@@ -68,8 +65,7 @@ fn another_life_of_the_backend_makes_it_verify_every_lease() {
 
 #[test]
 fn an_explicit_renewal_that_meets_another_life_verifies_every_lease() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         let _other = bench.locks.mutex("a").ttl(TTL).acquire().await.unwrap();
         let guard = bench.hold().await;
         bench.faulty.begin_another_life();

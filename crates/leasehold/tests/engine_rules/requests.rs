@@ -10,16 +10,15 @@ use std::{
 use leasehold::{
     ErrorKind, Leasehold,
     backends::memory::MemoryBackend,
-    lease::{Ending, HistoryFilter, Names},
+    lease::{Ending, Outcome},
 };
 use leasehold_conformance::{BackendCall, Faulty};
 
-use crate::bench::{Bench, TTL, leases, run, soon, ticking};
+use crate::bench::{TTL, leases, on_bench, run, soon, ticking};
 
 #[test]
 fn a_lost_reply_and_a_refusal_after_it_leave_nothing_behind() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         bench.faulty.drop_replies_of(BackendCall::Acquire, 1);
         let lock = bench.locks.mutex("r").ttl(TTL);
         let trying = tokio::task::JoinSet::from_iter([async move { lock.try_acquire().await }]);
@@ -28,20 +27,13 @@ fn a_lost_reply_and_a_refusal_after_it_leave_nothing_behind() {
         let error = ticking(&bench.clock, Duration::from_millis(20), trying.join_all()).await.remove(0).unwrap_err();
         assert!(error.outcome_unknown(), "{error:?}");
         bench.faulty.heal();
-        soon("it was given back", async || {
-            bench.clock.advance(Duration::from_millis(20));
-            leases(&bench.truth).await == 0
-        })
-        .await;
-        let ended = bench.truth.history(&HistoryFilter::new(Names::All)).await.unwrap().remove(0);
-        assert_eq!(ended.ending, Ending::Cancelled, "it did not run out, it was given back");
+        bench.assert_soon_ended_by(Ending::Cancelled, Duration::from_millis(20)).await;
     });
 }
 
 #[test]
 fn closing_waits_neither_for_an_ask_nor_for_a_renewal_that_hangs() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         let guard = bench.hold().await;
         let _asks = bench.faulty.hold_requests_of(BackendCall::Acquire);
         let _renewals = bench.faulty.hold_requests_of(BackendCall::Renew);
@@ -79,8 +71,7 @@ fn nobody_goes_on_asking_for_a_caller_that_is_gone() {
 /// Somebody else's task may keep a caller from being polled.
 #[test]
 fn what_a_caller_asked_for_is_renewed_though_nobody_polls_the_caller() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         let asks = bench.faulty.hold_requests_of(BackendCall::Acquire);
         let lock = bench.locks.mutex("r").ttl(TTL);
         let mut acquiring = Box::pin(lock.acquire());
@@ -98,28 +89,34 @@ fn what_a_caller_asked_for_is_renewed_though_nobody_polls_the_caller() {
 /// The same for a release.
 #[test]
 fn what_a_caller_releases_is_released_though_nobody_polls_the_caller() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         let guard = bench.hold().await;
         let releases = bench.faulty.hold_requests_of(BackendCall::Release);
         let mut releasing = Box::pin(guard.release());
         assert!(poll_fn(|context| Poll::Ready(releasing.as_mut().poll(context))).await.is_pending());
         drop(releases);
-        soon("it is released", async || {
-            bench.clock.advance(Duration::from_millis(200));
-            leases(&bench.truth).await == 0
-        })
-        .await;
-        let ended = bench.truth.history(&HistoryFilter::new(Names::All)).await.unwrap().remove(0);
-        assert_eq!(ended.ending, Ending::Released, "it did not run out");
+        bench.assert_soon_ended_by(Ending::Released, Duration::from_millis(200)).await;
+    });
+}
+
+/// The same for a detached lease, which the renewer does not know while it is held.
+#[test]
+fn what_a_caller_releases_of_a_detached_lease_is_released_though_nobody_polls_the_caller() {
+    on_bench(async |bench| {
+        let detached = bench.locks.mutex("r").ttl(TTL).acquire_detached().await.unwrap();
+        let releases = bench.faulty.hold_requests_of(BackendCall::Release);
+        let mut releasing = Box::pin(detached.release_as(Outcome::Completed));
+        assert!(poll_fn(|context| Poll::Ready(releasing.as_mut().poll(context))).await.is_pending());
+        drop(releases);
+        bench.locks.close().await.unwrap();
+        assert_eq!(leases(&bench.truth).await, 0);
     });
 }
 
 /// A release by another connection may overtake the request that it is meant for.
 #[test]
 fn closing_gives_a_request_on_its_way_time_to_arrive_before_it_is_given_back() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         let gate = bench.faulty.hold_requests_of(BackendCall::Acquire);
         let lock = bench.locks.mutex("r").ttl(TTL).wait_forever();
         let asking = tokio::task::JoinSet::from_iter([async move { lock.acquire().await }]);

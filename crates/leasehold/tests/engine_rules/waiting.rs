@@ -6,7 +6,7 @@ use leasehold::{ErrorKind, backend::Backend};
 use leasehold_conformance::BackendCall;
 use tokio::task::JoinSet;
 
-use crate::bench::{Bench, TTL, leases, locks, run, soon, ticking};
+use crate::bench::{Bench, TTL, leases, locks, on_bench, run, soon, ticking};
 
 #[test]
 fn a_waiter_asks_at_intervals_only_where_nothing_pushes() {
@@ -36,8 +36,7 @@ fn a_waiter_asks_at_intervals_only_where_nothing_pushes() {
 
 #[test]
 fn max_tries_bounds_the_asks_where_nothing_pushes() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         bench.faulty.push_nothing();
         let locks = locks(&bench.clock, Arc::clone(&bench.faulty) as Arc<dyn Backend>);
         let _holder = bench.truth.mutex("r").acquire().await.unwrap();
@@ -51,8 +50,7 @@ fn max_tries_bounds_the_asks_where_nothing_pushes() {
 
 #[test]
 fn closing_leaves_the_queue_though_nobody_polls_the_waiter() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         let _holder = bench.truth.mutex("r").acquire().await.unwrap();
         let lock = bench.locks.mutex("r").ttl(TTL).wait_forever();
         let mut waiting = Box::pin(lock.acquire());
@@ -72,8 +70,7 @@ async fn poll_once<T>(future: &mut Pin<Box<impl Future<Output = T>>>) -> Poll<T>
 
 #[test]
 fn a_try_ends_within_its_own_bound_on_a_backend_that_does_not_answer() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         let gate = bench.faulty.hold_requests_of(BackendCall::Acquire);
         let lock = bench.locks.mutex("r").ttl(TTL);
         let mut trying = JoinSet::from_iter([async move { lock.try_acquire().await }]);
@@ -93,8 +90,7 @@ fn a_try_ends_within_its_own_bound_on_a_backend_that_does_not_answer() {
 
 #[test]
 fn a_wait_ends_when_it_promised_though_nobody_says_who_holds_the_lock() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         let _held = bench.truth.mutex("r").ttl(TTL).acquire().await.unwrap();
         let _never_answered = bench.faulty.hold_requests_of(BackendCall::List);
         let lock = bench.locks.mutex("r").ttl(TTL).wait(Duration::from_millis(200));
@@ -112,8 +108,7 @@ fn a_wait_ends_when_it_promised_though_nobody_says_who_holds_the_lock() {
 
 #[test]
 fn a_wait_that_ends_names_the_holder_when_the_backend_says_in_time() {
-    run(async {
-        let bench = Bench::new();
+    on_bench(async |bench| {
         let held = bench.truth.mutex("r").ttl(TTL).acquire().await.unwrap();
         let lock = bench.locks.mutex("r").ttl(TTL).wait(Duration::from_millis(200));
         // The look begins 100 ms before the end, and a busy machine may be too late with it.

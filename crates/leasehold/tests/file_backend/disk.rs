@@ -38,20 +38,19 @@ async fn on_a_full_disk(root: &Path) -> Tried {
 /// The kernel cuts what such a process writes, so that a record written over the one before would be torn.
 #[test]
 fn a_process_that_may_write_short_files_only_tears_no_record() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let a = open(root.path()).await;
+    in_directory(async |root| {
+        let a = open(root).await;
         let (held, mut next) = (request("x"), request("x"));
         next.metadata = Metadata::from_iter([(String::from("note"), "n".repeat(3000).into())]);
         granted(&a, &held).await;
         queued(&a, &next).await;
-        let record = fs::read(record_of(root.path(), "x"))?;
+        let record = fs::read(record_of(root, "x"))?;
         assert!((3072..=4096).contains(&record.len()), "it fits into a page and not into the limit");
         let mut limited = Command::new("sh");
         // Blocks of 512 or of 1024 bytes, as the shell counts.
         limited.args(["-c", "ulimit -f 3; trap '' XFSZ; exec \"$0\" \"$@\""]).arg(env::current_exe()?);
-        Process::start_by(limited, "fail to evict", root.path(), "x");
-        assert_eq!(fs::read(record_of(root.path(), "x"))?, record);
+        Process::start_by(limited, "fail to evict", root, "x");
+        assert_eq!(fs::read(record_of(root, "x"))?, record);
         assert!(holds(&a, &held).await);
         Ok(())
     });
@@ -59,16 +58,15 @@ fn a_process_that_may_write_short_files_only_tears_no_record() {
 
 #[test]
 fn a_directory_that_cannot_be_made_or_is_gone_is_an_error_that_names_it() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let file = root.path().join("file");
+    in_directory(async |root| {
+        let file = root.join("file");
         fs::write(&file, "")?;
         let error = FileBackend::open(options(&file.join("below"), "")).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert!(error.to_string().contains("file/below"), "{error}");
 
-        let a = open(root.path()).await;
-        fs::rename(root.path().join("test"), root.path().join("moved"))?;
+        let a = open(root).await;
+        fs::rename(root.join("test"), root.join("moved"))?;
         let error = a.acquire(&request("x")).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert!(error.to_string().contains("/test/"), "{error}");
@@ -98,11 +96,10 @@ fn a_read_only_disk_is_a_matter_of_permission() {
 
 #[test]
 fn another_format_and_other_files_are_refused() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        drop(open(root.path()).await);
-        fs::write(root.path().join("test/format"), "leasehold-file 4 4\n")?;
-        let error = FileBackend::open(options(root.path(), "")).await.unwrap_err();
+    in_directory(async |root| {
+        drop(open(root).await);
+        fs::write(root.join("test/format"), "leasehold-file 4 4\n")?;
+        let error = FileBackend::open(options(root, "")).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.to_string().contains("leasehold-file 4"), "{error}");
 
@@ -128,9 +125,8 @@ fn a_file_system_that_is_not_known_to_be_local_is_refused() {
 
 #[test]
 fn a_missing_parent_is_named_and_not_made() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let missing = root.path().join("not-mounted");
+    in_directory(async |root| {
+        let missing = root.join("not-mounted");
         let error = FileBackend::open(options(&missing.join("deep/locks"), "")).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidConfig);
         assert!(error.to_string().starts_with(&format!("{} does not exist", missing.display())), "{error}");

@@ -4,9 +4,8 @@ use super::*;
 
 #[test]
 fn odd_and_long_names_work_and_do_not_collide() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let a = open(root.path()).await;
+    in_directory(async |root| {
+        let a = open(root).await;
         let long = "l".repeat(512);
         let longer = format!("{}m", "l".repeat(511));
         let mut names =
@@ -20,20 +19,19 @@ fn odd_and_long_names_work_and_do_not_collide() {
         assert_eq!(listed, names);
         let prefixed = a.list(&ListFilter::new(Names::Prefix(String::from("l")))).await?;
         assert_eq!(prefixed.leases.len(), 2);
-        assert_eq!(files(root.path().to_owned()), ["test"]);
+        assert_eq!(files(root.to_owned()), ["test"]);
         Ok(())
     });
 }
 
 #[test]
 fn a_renewal_that_changes_nothing_writes_nothing() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let (a, b) = (open(root.path()).await, open(root.path()).await);
+    in_directory(async |root| {
+        let (a, b) = (open(root).await, open(root).await);
         let (held, waiting) = (request("x"), request("x"));
         granted(&a, &held).await;
         queued(&b, &waiting).await;
-        let path = record_of(root.path(), "x");
+        let path = record_of(root, "x");
         let identity = || {
             let file = fs::metadata(&path).unwrap();
             (file.ino(), file.mtime(), file.mtime_nsec(), file.ctime_nsec())
@@ -56,10 +54,9 @@ fn a_renewal_that_changes_nothing_writes_nothing() {
 
 #[test]
 fn a_free_resource_leaves_no_record_and_its_fence_rises() {
-    run(async {
-        let root = tempfile::tempdir()?;
+    in_directory(async |root| {
         let clock = ManualClock::new();
-        let a = open_by(root.path(), &clock).await;
+        let a = open_by(root, &clock).await;
         let mut newest = Fence::new(0);
         for _ in 0..5 {
             let held = request("x");
@@ -67,11 +64,11 @@ fn a_free_resource_leaves_no_record_and_its_fence_rises() {
             assert!(fence > newest);
             newest = fence;
             release(&a, &held).await;
-            assert!(!record_of(root.path(), "x").exists());
+            assert!(!record_of(root, "x").exists());
             clock.set_wall(Timestamp::from_micros(0));
         }
         drop(a);
-        assert!(files(root.path().join("test/records")).is_empty(), "nothing is left aside");
+        assert!(files(root.join("test/records")).is_empty(), "nothing is left aside");
         Ok(())
     });
 }
@@ -79,10 +76,9 @@ fn a_free_resource_leaves_no_record_and_its_fence_rises() {
 /// 1. b reads a file. 2. a takes it out of use. 3. a writes its next record to it, and the name leads there again.
 #[test]
 fn a_file_that_is_written_anew_is_read_anew() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let (a, b) = (open(root.path()).await, open(root.path()).await);
-        let inode = || fs::metadata(record_of(root.path(), "x")).unwrap().ino();
+    in_directory(async |root| {
+        let (a, b) = (open(root).await, open(root).await);
+        let inode = || fs::metadata(record_of(root, "x")).unwrap().ino();
         let (first, second) = (request("x"), request("x"));
         granted(&a, &first).await;
         let holders = async || b.list(&ListFilter::new(Names::All)).await.unwrap().leases;
@@ -98,9 +94,8 @@ fn a_file_that_is_written_anew_is_read_anew() {
 
 #[test]
 fn a_few_files_are_left_aside_and_whoever_removes_or_replaces_them_changes_no_record() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let (a, b) = (open(root.path()).await, open(root.path()).await);
+    in_directory(async |root| {
+        let (a, b) = (open(root).await, open(root).await);
         let names: Vec<String> = (0..20).map(|number| format!("n{number}")).collect();
         let held: Vec<Request> = names.iter().map(|name| request(name)).collect();
         for held in &held {
@@ -109,10 +104,10 @@ fn a_few_files_are_left_aside_and_whoever_removes_or_replaces_them_changes_no_re
         for held in &held {
             release(&a, held).await;
         }
-        let aside = || files(root.path().join("test/records")).into_iter().filter(|name| name.starts_with('.'));
+        let aside = || files(root.join("test/records")).into_iter().filter(|name| name.starts_with('.'));
         assert!((1..=4).contains(&aside().count()), "{:?}", aside().collect::<Vec<_>>());
         for (name, tampering) in aside().zip([true, false].into_iter().cycle()) {
-            let path = root.path().join("test/records").join(name);
+            let path = root.join("test/records").join(name);
             let old = fs::read(&path)?;
             fs::remove_file(&path)?;
             if tampering {
@@ -158,16 +153,15 @@ fn a_record_that_fits_is_written_over_the_one_before_unless_a_power_loss_must_no
 /// A power loss may leave one page of a file as it was, so that a longer record would be torn.
 #[test]
 fn a_record_longer_than_a_page_gets_a_new_file() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let (a, b) = (open(root.path()).await, open(root.path()).await);
+    in_directory(async |root| {
+        let (a, b) = (open(root).await, open(root).await);
         let note = "n".repeat(1000);
-        let inode = || fs::metadata(record_of(root.path(), "x")).unwrap().ino();
+        let inode = || fs::metadata(record_of(root, "x")).unwrap().ino();
         let mut long = request("x");
         long.metadata = Metadata::from_iter([(String::from("note"), note.repeat(5).into())]);
         granted(&a, &long).await;
         let first = inode();
-        let kept = File::open(record_of(root.path(), "x"))?;
+        let kept = File::open(record_of(root, "x"))?;
         queued(&b, &request("x")).await;
         assert_ne!(inode(), first);
         assert_eq!(kept.metadata()?.nlink(), 0, "it is removed");
@@ -177,9 +171,8 @@ fn a_record_longer_than_a_page_gets_a_new_file() {
 
 #[test]
 fn every_change_may_be_forced_to_the_disk() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let a = FileBackend::open(options(root.path(), "?fsync=1")).await?;
+    in_directory(async |root| {
+        let a = FileBackend::open(options(root, "?fsync=1")).await?;
         let held = request("x");
         granted(&a, &held).await;
         assert_eq!(release(&a, &held).await, Released::Freed);

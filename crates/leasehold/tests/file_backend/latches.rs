@@ -4,14 +4,13 @@ use super::*;
 
 #[test]
 fn a_latch_that_passes_from_process_to_process_is_waited_for() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let a = open(root.path()).await;
+    in_directory(async |root| {
+        let a = open(root).await;
         let held = request("a");
         granted(&a, &held).await;
         // Together they have it for longer than anyone waits for one process, and each for much less than the looks at who
         // has it are apart.
-        let latch = root.path().join("test/latches/0a");
+        let latch = root.join("test/latches/0a");
         let spawn = || Command::new("flock").arg(&latch).arg("cat").stdin(Stdio::piped()).spawn().unwrap();
         let mut row: Vec<Child> = (0..10).map(|_| spawn()).collect();
         let inode = format!(":{} ", fs::metadata(&latch)?.ino());
@@ -50,12 +49,11 @@ fn a_latch_that_passes_from_process_to_process_is_waited_for() {
 
 #[test]
 fn a_latch_held_by_a_stopped_process_is_an_error_that_names_it() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let a = open(root.path()).await;
+    in_directory(async |root| {
+        let a = open(root).await;
         let held = request("x");
         granted(&a, &held).await;
-        let mut stopped = Process::start("hold latches", root.path(), "x");
+        let mut stopped = Process::start("hold latches", root, "x");
         stopped.signal("-STOP");
         let asked = request("x");
         let started = SystemClock.now();
@@ -79,14 +77,13 @@ fn a_latch_held_by_a_stopped_process_is_an_error_that_names_it() {
 
 #[test]
 fn a_list_of_all_shows_what_a_stopped_process_keeps_others_from_settling() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let a = open(root.path()).await;
+    in_directory(async |root| {
+        let a = open(root).await;
         let (held, waiting, long) = (request("x"), request("x"), request(&"y".repeat(Resource::MAX_BYTES)));
         granted(&a, &held).await;
         queued(&a, &waiting).await;
         granted(&a, &long).await;
-        let mut stopped = Process::start("hold latches", root.path(), "x");
+        let mut stopped = Process::start("hold latches", root, "x");
         stopped.signal("-STOP");
         let listed = a.list(&ListFilter::new(Names::All)).await?.leases;
         assert_eq!(
@@ -102,13 +99,12 @@ fn a_list_of_all_shows_what_a_stopped_process_keeps_others_from_settling() {
 
 #[test]
 fn an_operation_that_waits_for_a_latch_delays_nothing_else() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let url = format!("file://{}", root.path().display());
+    in_directory(async |root| {
+        let url = format!("file://{}", root.display());
         let locks = leasehold::Leasehold::builder().namespace("test").connect(&url).await?;
         let memory = leasehold::Leasehold::connect("memory:").await?;
         let dropped = locks.mutex("dropped").acquire().await?;
-        let stopped = Process::start("hold latches", root.path(), "x");
+        let stopped = Process::start("hold latches", root, "x");
         let guard = memory.mutex("y").max_hold(Duration::from_millis(200)).acquire().await?;
         // One waits on the engine's behalf, one for a caller whose executor has this one thread.
         drop(dropped);

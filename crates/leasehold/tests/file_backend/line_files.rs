@@ -34,14 +34,13 @@ async fn pass(backend: &FileBackend, resource: &str) {
 
 #[test]
 fn a_torn_line_does_not_swallow_the_next_one() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let a = open(root.path()).await;
+    in_directory(async |root| {
+        let a = open(root).await;
         a.record_runs(&[success("x")]).await?;
         pass(&a, "x").await;
-        append(&path(root.path(), "logs/runs.ndjson"), b"{\"resource\":\"torn");
-        append(&path(root.path(), "logs/history.ndjson"), b"{\"resource\":\"torn");
-        let b = open(root.path()).await;
+        append(&path(root, "logs/runs.ndjson"), b"{\"resource\":\"torn");
+        append(&path(root, "logs/history.ndjson"), b"{\"resource\":\"torn");
+        let b = open(root).await;
         b.record_runs(&[success("y")]).await?;
         pass(&b, "y").await;
         assert_eq!(successful(&b).await, ["x", "y"]);
@@ -52,11 +51,10 @@ fn a_torn_line_does_not_swallow_the_next_one() {
 
 #[test]
 fn only_the_end_of_a_huge_history_is_read() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let a = open(root.path()).await;
+    in_directory(async |root| {
+        let a = open(root).await;
         pass(&a, "x").await;
-        let path = path(root.path(), "logs/history.ndjson");
+        let path = path(root, "logs/history.ndjson");
         let line = fs::read(&path)?;
         File::options().write(true).open(&path)?.set_len(20 << 20)?;
         append(&path, b"\n");

@@ -48,6 +48,12 @@ fn run(test: impl Future<Output = Tried>) {
     runtime.block_on(async { tokio::time::timeout(Duration::from_secs(30), test).await }).unwrap().unwrap();
 }
 
+/// Runs a test in a directory of its own.
+fn in_directory(test: impl AsyncFnOnce(&Path) -> Tried) {
+    let root = tempfile::tempdir().unwrap();
+    run(test(root.path()));
+}
+
 fn options(root: &Path, query: &str) -> FileOptions {
     FileOptions::from_url(&format!("file://{}{query}", root.display()), "test", Arc::new(SystemClock)).unwrap()
 }

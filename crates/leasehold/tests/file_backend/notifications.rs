@@ -6,19 +6,18 @@ use super::*;
 
 #[test]
 fn history_is_newest_first_bounded_and_survives_a_torn_line() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let a = open(root.path()).await;
+    in_directory(async |root| {
+        let a = open(root).await;
         let note = "n".repeat(60_000);
         for round in 0..200 {
             let held = request(&format!("x{round}")).note(note.clone());
             granted(&a, &held).await;
             release(&a, &held).await;
         }
-        let size = |file: &str| fs::metadata(root.path().join("test").join(file)).unwrap().len();
+        let size = |file: &str| fs::metadata(root.join("test").join(file)).unwrap().len();
         let limit = (4 << 20) + 70_000;
         assert!(size("logs/history.ndjson") < limit && size("logs/history.1.ndjson") < limit);
-        let newer = root.path().join("test/logs/history.ndjson");
+        let newer = root.join("test/logs/history.ndjson");
         let whole = fs::read(&newer)?;
         fs::write(&newer, &whole[..whole.len() - 10])?;
         let told = a.history(&HistoryFilter::new(Names::All).limit(90)).await?;
@@ -31,9 +30,8 @@ fn history_is_newest_first_bounded_and_survives_a_torn_line() {
 
 #[test]
 fn a_watcher_sees_what_another_instance_does_until_it_stops() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let (a, b) = (open(root.path()).await, open(root.path()).await);
+    in_directory(async |root| {
+        let (a, b) = (open(root).await, open(root).await);
         let mut events = b.watch(Names::Prefix(String::from("x"))).await?;
         let mut next = async || {
             let event = std::future::poll_fn(|context| events.as_mut().poll_next(context));
@@ -50,7 +48,7 @@ fn a_watcher_sees_what_another_instance_does_until_it_stops() {
         assert!(matches!(next().await, EventKind::Acquired { fence } if fence > one.fence));
         release(&b, &second).await;
         assert!(matches!(next().await, EventKind::Ended { .. }), "what the watcher does itself is told too");
-        let watchers = || fs::read_to_string(root.path().join("test/watchers")).unwrap();
+        let watchers = || fs::read_to_string(root.join("test/watchers")).unwrap();
         assert!(watchers().contains(|c: char| c.is_ascii_hexdigit()));
         drop(events);
         granted(&a, &request("x")).await;
@@ -62,14 +60,13 @@ fn a_watcher_sees_what_another_instance_does_until_it_stops() {
 
 #[test]
 fn a_healthy_directory_gets_a_clean_report() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let a = open(root.path()).await;
+    in_directory(async |root| {
+        let a = open(root).await;
         granted(&a, &request("x")).await;
         assert_eq!(a.guarantees().liveness, Liveness::Process);
         let findings = a.examine().await?;
         assert!(failures(&findings).is_empty(), "{findings:?}");
-        fs::set_permissions(root.path().join("test"), fs::Permissions::from_mode(0o777))?;
+        fs::set_permissions(root.join("test"), fs::Permissions::from_mode(0o777))?;
         let findings = a.examine().await?;
         let warned = |finding: &Finding| finding.severity == Severity::Warning && finding.subject == "permissions";
         assert!(findings.iter().any(warned), "{findings:?}");
@@ -91,18 +88,17 @@ fn nonblocking() -> i32 {
 
 #[test]
 fn an_instance_whose_fifo_was_full_finds_out_that_it_missed_lines() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let b = open(root.path()).await;
-        let id = files(root.path().join("test/presence")).remove(0);
-        let a = open(root.path()).await;
+    in_directory(async |root| {
+        let b = open(root).await;
+        let id = files(root.join("test/presence")).remove(0);
+        let a = open(root).await;
         let mut hints = b.hints();
         let mut events = b.watch(Names::All).await?;
         let (first, second) = (request("x"), request("x"));
         granted(&a, &first).await;
         queued(&b, &second).await;
         // This thread reads what others write to `b`. It is blocked until another one has released.
-        fill_fifo(root.path(), &id);
+        fill_fifo(root, &id);
         let releasing = || {
             run(async {
                 release(&a, &first).await;
@@ -120,14 +116,13 @@ fn an_instance_whose_fifo_was_full_finds_out_that_it_missed_lines() {
 
 #[test]
 fn the_next_in_line_asks_again_when_a_grant_was_not_confirmed() {
-    run(async {
-        let root = tempfile::tempdir()?;
+    in_directory(async |root| {
         let clock = ManualClock::new();
-        let (a, c) = (open_by(root.path(), &clock).await, open_by(root.path(), &clock).await);
+        let (a, c) = (open_by(root, &clock).await, open_by(root, &clock).await);
         let mut hints = c.hints();
         let (holder, third) = (request("x"), request("x"));
         granted(&a, &holder).await;
-        let stopped = Process::start("queue", root.path(), "x");
+        let stopped = Process::start("queue", root, "x");
         stopped.signal("-STOP");
         queued(&c, &third).await;
         release(&a, &holder).await;

@@ -4,12 +4,11 @@ use super::*;
 
 #[test]
 fn after_a_reboot_the_wall_clock_tells_what_is_left() {
-    run(async {
-        let root = tempfile::tempdir()?;
+    in_directory(async |root| {
         let clock = ManualClock::new();
-        let a = open_by(root.path(), &clock).await;
+        let a = open_by(root, &clock).await;
         granted(&a, &detached("x")).await;
-        let path = record_of(root.path(), "x");
+        let path = record_of(root, "x");
         let mut lines = lines_of(&path);
         lines[0]["boot"] = "another boot".into();
         lines[1]["entry"]["expires_at"] = 1.into();
@@ -34,19 +33,18 @@ fn after_a_reboot_the_wall_clock_tells_what_is_left() {
 
 #[test]
 fn what_a_power_loss_tore_is_removed_once_and_fences_keep_rising() {
-    run(async {
-        let root = tempfile::tempdir()?;
+    in_directory(async |root| {
         let clock = ManualClock::new();
-        let a = open_by(root.path(), &clock).await;
+        let a = open_by(root, &clock).await;
         let before = granted(&a, &request("x")).await.fence;
         granted(&a, &detached("y")).await;
         drop(a);
-        fs::write(record_of(root.path(), "x"), "")?;
-        let b = open_by(root.path(), &clock).await;
+        fs::write(record_of(root, "x"), "")?;
+        let b = open_by(root, &clock).await;
         assert!(b.acquire(&request("x")).await.is_err(), "within the same boot it is garbage");
         drop(b);
-        fs::write(root.path().join("test/boot"), "another boot")?;
-        let c = open_by(root.path(), &clock).await;
+        fs::write(root.join("test/boot"), "another boot")?;
+        let c = open_by(root, &clock).await;
         assert!(granted(&c, &request("x")).await.fence > before);
         queued(&c, &request("y")).await;
         Ok(())
@@ -57,15 +55,14 @@ fn what_a_power_loss_tore_is_removed_once_and_fences_keep_rising() {
 /// 3. The power fails when the names are on the disk and the content is not.
 #[test]
 fn a_record_that_a_power_loss_left_under_another_name_is_removed() {
-    run(async {
-        let root = tempfile::tempdir()?;
+    in_directory(async |root| {
         let clock = ManualClock::new();
-        let a = open_by(root.path(), &clock).await;
+        let a = open_by(root, &clock).await;
         granted(&a, &detached("y")).await;
         drop(a);
-        fs::copy(record_of(root.path(), "y"), record_of(root.path(), "x"))?;
-        fs::write(root.path().join("test/boot"), "another boot")?;
-        let b = open_by(root.path(), &clock).await;
+        fs::copy(record_of(root, "y"), record_of(root, "x"))?;
+        fs::write(root.join("test/boot"), "another boot")?;
+        let b = open_by(root, &clock).await;
         granted(&b, &request("x")).await;
         queued(&b, &request("y")).await;
         Ok(())
@@ -74,26 +71,25 @@ fn a_record_that_a_power_loss_left_under_another_name_is_removed() {
 
 #[test]
 fn a_directory_torn_by_a_power_loss_is_repaired_and_fences_keep_rising() {
-    run(async {
-        let root = tempfile::tempdir()?;
+    in_directory(async |root| {
         let clock = ManualClock::new();
         for torn in [&b""[..], b"\0\0\0\0\0\0\0\0"] {
-            let a = open_by(root.path(), &clock).await;
+            let a = open_by(root, &clock).await;
             let before = granted(&a, &request("x")).await.fence;
             drop(a);
-            fs::write(root.path().join("test/format"), torn)?;
-            fs::remove_file(root.path().join("test/watchers"))?;
-            fs::remove_file(root.path().join("test/latches/05"))?;
-            let b = open_by(root.path(), &clock).await;
-            assert_eq!(fs::read(root.path().join("test/format"))?, b"leasehold-file 3 3\n");
-            assert!(root.path().join("test/watchers").is_file() && root.path().join("test/latches/05").is_file());
+            fs::write(root.join("test/format"), torn)?;
+            fs::remove_file(root.join("test/watchers"))?;
+            fs::remove_file(root.join("test/latches/05"))?;
+            let b = open_by(root, &clock).await;
+            assert_eq!(fs::read(root.join("test/format"))?, b"leasehold-file 3 3\n");
+            assert!(root.join("test/watchers").is_file() && root.join("test/latches/05").is_file());
             clock.set_wall(Timestamp::from_micros(0));
             assert!(granted(&b, &request("x")).await.fence > before);
         }
-        assert!(!files(root.path().join("test")).iter().any(|name| name.starts_with(".new-")));
-        fs::write(root.path().join("test/format"), "")?;
-        fs::write(root.path().join("test/thesis.tex"), "")?;
-        let error = FileBackend::open(options(root.path(), "")).await.unwrap_err();
+        assert!(!files(root.join("test")).iter().any(|name| name.starts_with(".new-")));
+        fs::write(root.join("test/format"), "")?;
+        fs::write(root.join("test/thesis.tex"), "")?;
+        let error = FileBackend::open(options(root, "")).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "it may be another's");
         Ok(())
     });
@@ -101,10 +97,9 @@ fn a_directory_torn_by_a_power_loss_is_repaired_and_fences_keep_rising() {
 
 #[test]
 fn directories_whose_maker_died_are_tidied() {
-    run(async {
-        let root = tempfile::tempdir()?;
+    in_directory(async |root| {
         let make = |name: &str, age: &str| {
-            let path = root.path().join(name);
+            let path = root.join(name);
             fs::create_dir_all(path.join("latches")).unwrap();
             assert!(Command::new("touch").args(["-d", age]).arg(&path).status().unwrap().success());
             path
@@ -112,7 +107,7 @@ fn directories_whose_maker_died_are_tidied() {
         let young = make(".new-0b1f8a54c2a14f7e9a3d7e61d0c5b2a1", "10 minutes ago");
         let old = make(".new-1b1f8a54c2a14f7e9a3d7e61d0c5b2a1", "2 hours ago");
         let other = make(".new-ideas", "2 hours ago");
-        let _a = open(root.path()).await;
+        let _a = open(root).await;
         assert_eq!([young, old, other].map(|path| path.exists()), [true, false, true]);
         Ok(())
     });

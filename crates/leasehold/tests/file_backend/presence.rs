@@ -10,15 +10,14 @@ fn remove_presences(root: &Path) {
 
 #[test]
 fn an_instance_whose_presence_was_removed_gives_up_what_it_held_and_asks_for_nothing() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let a = open(root.path()).await;
+    in_directory(async |root| {
+        let a = open(root).await;
         let mut hints = a.hints();
         let (held, kept) = (request("x"), detached("kept"));
         let fence = granted(&a, &held).await.fence;
         granted(&a, &kept).await;
-        remove_presences(root.path());
-        let b = open(root.path()).await;
+        remove_presences(root);
+        let b = open(root).await;
         let error = a.acquire(&request("y")).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert!(error.to_string().contains("connect again"), "{error}");
@@ -62,12 +61,11 @@ fn an_instance_whose_directory_was_removed_or_replaced_gives_up_what_it_held() {
 
 #[test]
 fn a_guard_whose_presence_was_removed_is_lost_at_the_next_use_of_its_instance() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let url = format!("file://{}", root.path().display());
+    in_directory(async |root| {
+        let url = format!("file://{}", root.display());
         let a = leasehold::Leasehold::builder().namespace("test").connect(&url).await?;
         let guard = a.mutex("x").acquire().await?;
-        remove_presences(root.path());
+        remove_presences(root);
         guard.check()?;
         assert!(a.mutex("y").try_acquire().await.is_err());
         tokio::time::timeout(Duration::from_secs(5), guard.lost()).await.expect("long before the next renewal");
@@ -78,20 +76,19 @@ fn a_guard_whose_presence_was_removed_is_lost_at_the_next_use_of_its_instance() 
 
 #[test]
 fn dead_presences_are_tidied_and_live_ones_never() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        Process::start("hold", root.path(), "killed").kill();
-        let a = open(root.path()).await;
+    in_directory(async |root| {
+        Process::start("hold", root, "killed").kill();
+        let a = open(root).await;
         let held = request("kept");
         granted(&a, &held).await;
         std::thread::scope(|threads| {
             for _ in 0..4 {
-                threads.spawn(|| Process::start("wander", root.path(), "crossroads"));
+                threads.spawn(|| Process::start("wander", root, "crossroads"));
             }
         });
         assert!(holds(&a, &held).await);
-        assert_eq!(files(root.path().join("test/presence")).len(), 1);
-        assert_eq!(files(root.path().join("test/records")).len(), 2, "the killed one's record waits to be looked at");
+        assert_eq!(files(root.join("test/presence")).len(), 1);
+        assert_eq!(files(root.join("test/records")).len(), 2, "the killed one's record waits to be looked at");
         assert_eq!(a.list(&ListFilter::new(Names::All)).await?.leases.len(), 1);
         assert_eq!(endings(&a, "killed").await, [Ending::Disconnected]);
         Ok(())
@@ -100,11 +97,10 @@ fn dead_presences_are_tidied_and_live_ones_never() {
 
 #[test]
 fn a_presence_that_is_only_being_made_is_left_alone() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let _a = open(root.path()).await;
+    in_directory(async |root| {
+        let _a = open(root).await;
         let make = |name: &str, age: &str| {
-            let path = root.path().join("test/presence").join(name);
+            let path = root.join("test/presence").join(name);
             assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
             assert!(Command::new("touch").args(["-d", age]).arg(&path).status().unwrap().success());
             path
@@ -112,9 +108,9 @@ fn a_presence_that_is_only_being_made_is_left_alone() {
         let young = make(".new-0b1f8a54c2a14f7e9a3d7e61d0c5b2a1", "10 seconds ago");
         let old = make(".new-1b1f8a54c2a14f7e9a3d7e61d0c5b2a1", "2 minutes ago");
         let dead = make("2b1f8a54c2a14f7e9a3d7e61d0c5b2a1", "now");
-        let _b = open(root.path()).await;
+        let _b = open(root).await;
         assert_eq!([young, old, dead].map(|path| path.exists()), [true, false, false]);
-        assert_eq!(files(root.path().join("test/presence")).len(), 3);
+        assert_eq!(files(root.join("test/presence")).len(), 3);
         Ok(())
     });
 }

@@ -4,9 +4,8 @@ use super::*;
 
 #[test]
 fn a_release_rings_the_next_and_nobody_else() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let (a, b, c) = (open(root.path()).await, open(root.path()).await, open(root.path()).await);
+    in_directory(async |root| {
+        let (a, b, c) = (open(root).await, open(root).await, open(root).await);
         let (mut to_b, mut to_c) = (b.hints(), c.hints());
         let (first, second, third, fourth) = (request("x"), request("x"), request("x"), request("x"));
         granted(&a, &first).await;
@@ -28,10 +27,9 @@ fn a_release_rings_the_next_and_nobody_else() {
 
 #[test]
 fn a_killed_holder_wakes_the_waiter_at_once() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let mut holder = Process::start("hold", root.path(), "x");
-        let a = open(root.path()).await;
+    in_directory(async |root| {
+        let mut holder = Process::start("hold", root, "x");
+        let a = open(root).await;
         let mut hints = a.hints();
         let waiter = request("x");
         queued(&a, &waiter).await;
@@ -39,18 +37,17 @@ fn a_killed_holder_wakes_the_waiter_at_once() {
         assert_eq!(hint(&mut hints).await, changed("x"));
         assert!(holds(&a, &waiter).await);
         assert_eq!(endings(&a, "x").await, [Ending::Disconnected]);
-        assert_eq!(files(root.path().join("test/presence")).len(), 1, "the dead one's presence is tidied");
+        assert_eq!(files(root.join("test/presence")).len(), 1, "the dead one's presence is tidied");
         Ok(())
     });
 }
 
 #[test]
 fn whoever_dies_together_the_first_survivor_hears_of_it() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let mut dying = vec![Process::start("hold", root.path(), "x")];
-        dying.extend((0..3).map(|_| Process::start("queue", root.path(), "x")));
-        let a = open(root.path()).await;
+    in_directory(async |root| {
+        let mut dying = vec![Process::start("hold", root, "x")];
+        dying.extend((0..3).map(|_| Process::start("queue", root, "x")));
+        let a = open(root).await;
         let mut hints = a.hints();
         let waiter = request("x");
         assert_eq!(queued(&a, &waiter).await, 3);
@@ -63,13 +60,12 @@ fn whoever_dies_together_the_first_survivor_hears_of_it() {
 
 #[test]
 fn a_waiter_whose_neighbour_leaves_watches_the_next_one_ahead() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let (a, c, d) = (open(root.path()).await, open(root.path()).await, open(root.path()).await);
+    in_directory(async |root| {
+        let (a, c, d) = (open(root).await, open(root).await, open(root).await);
         let mut hints = d.hints();
         let (first, third, fourth) = (request("x"), request("x"), request("x"));
         granted(&a, &first).await;
-        let mut second = Process::start("queue", root.path(), "x");
+        let mut second = Process::start("queue", root, "x");
         queued(&c, &third).await;
         queued(&d, &fourth).await;
         assert_eq!(release(&c, &third).await, Released::LeftQueue);
@@ -86,14 +82,13 @@ fn a_waiter_whose_neighbour_leaves_watches_the_next_one_ahead() {
 
 #[test]
 fn the_first_waiter_hears_of_every_holder_even_of_one_granted_later() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let (a, d) = (open(root.path()).await, open(root.path()).await);
+    in_directory(async |root| {
+        let (a, d) = (open(root).await, open(root).await);
         let mut hints = d.hints();
         let writer = request("x");
         granted(&a, &writer).await;
-        let mut reader = Process::start("queue shared", root.path(), "x");
-        let _other = Process::start("queue shared", root.path(), "x");
+        let mut reader = Process::start("queue shared", root, "x");
+        let _other = Process::start("queue shared", root, "x");
         let waiter = request("x");
         queued(&d, &waiter).await;
         release(&a, &writer).await;
@@ -108,11 +103,10 @@ fn the_first_waiter_hears_of_every_holder_even_of_one_granted_later() {
 
 #[test]
 fn a_stopped_holder_keeps_its_lock() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let holder = Process::start("hold", root.path(), "x");
+    in_directory(async |root| {
+        let holder = Process::start("hold", root, "x");
         holder.signal("-STOP");
-        let a = open(root.path()).await;
+        let a = open(root).await;
         let mut hints = a.hints();
         let waiter = request("x");
         queued(&a, &waiter).await;
@@ -126,13 +120,12 @@ fn a_stopped_holder_keeps_its_lock() {
 
 #[test]
 fn a_stopped_waiter_loses_its_turn_to_the_next_when_it_does_not_confirm_it() {
-    run(async {
-        let root = tempfile::tempdir()?;
+    in_directory(async |root| {
         let clock = ManualClock::new();
-        let (a, b) = (open_by(root.path(), &clock).await, open_by(root.path(), &clock).await);
+        let (a, b) = (open_by(root, &clock).await, open_by(root, &clock).await);
         let (holder, next) = (request("x"), request("x"));
         granted(&a, &holder).await;
-        let stopped = Process::start("queue", root.path(), "x");
+        let stopped = Process::start("queue", root, "x");
         stopped.signal("-STOP");
         assert_eq!(queued(&b, &next).await, 1);
         assert_eq!(release(&a, &holder).await, Released::Freed);
@@ -146,12 +139,11 @@ fn a_stopped_waiter_loses_its_turn_to_the_next_when_it_does_not_confirm_it() {
 
 #[test]
 fn the_handle_of_a_killed_process_is_gone() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let a = open(root.path()).await;
+    in_directory(async |root| {
+        let a = open(root).await;
         for resource in ["renewed", "released"] {
-            let mut holder = Process::start("hold", root.path(), resource);
-            let lines = lines_of(&record_of(root.path(), resource));
+            let mut holder = Process::start("hold", root, resource);
+            let lines = lines_of(&record_of(root, resource));
             let id = lines[1]["entry"]["id"].as_str().expect("an id").parse()?;
             let mut handed_on = request(resource);
             handed_on.key.id = id;
@@ -169,10 +161,9 @@ fn the_handle_of_a_killed_process_is_gone() {
 
 #[test]
 fn a_lent_presence_lives_until_the_child_is_gone() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let mut parent = Process::start("lend", root.path(), "x");
-        let a = open(root.path()).await;
+    in_directory(async |root| {
+        let mut parent = Process::start("lend", root, "x");
+        let a = open(root).await;
         let mut hints = a.hints();
         let waiter = request("x");
         queued(&a, &waiter).await;
@@ -187,9 +178,8 @@ fn a_lent_presence_lives_until_the_child_is_gone() {
 
 #[test]
 fn a_closed_instance_is_dead_to_others() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let (a, b) = (open(root.path()).await, open(root.path()).await);
+    in_directory(async |root| {
+        let (a, b) = (open(root).await, open(root).await);
         let mut hints = b.hints();
         granted(&a, &request("x")).await;
         let waiter = request("x");
@@ -197,17 +187,16 @@ fn a_closed_instance_is_dead_to_others() {
         drop(a);
         assert_eq!(hint(&mut hints).await, changed("x"));
         assert!(holds(&b, &waiter).await);
-        assert_eq!(files(root.path().join("test/presence")).len(), 1);
+        assert_eq!(files(root.join("test/presence")).len(), 1);
         Ok(())
     });
 }
 
 #[test]
 fn a_detached_lease_outlives_its_instance_and_ends_by_the_clock() {
-    run(async {
-        let root = tempfile::tempdir()?;
+    in_directory(async |root| {
         let clock = ManualClock::new();
-        let (a, b) = (open_by(root.path(), &clock).await, open_by(root.path(), &clock).await);
+        let (a, b) = (open_by(root, &clock).await, open_by(root, &clock).await);
         let lease = detached("x");
         granted(&a, &lease).await;
         drop(a);
@@ -227,11 +216,10 @@ fn a_detached_lease_outlives_its_instance_and_ends_by_the_clock() {
 
 #[test]
 fn a_detached_lease_survives_the_kill_of_its_asker_and_a_detached_wait_does_not() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let mut holder = Process::start("hold detached", root.path(), "x");
-        let mut waiter = Process::start("queue detached", root.path(), "x");
-        let a = open(root.path()).await;
+    in_directory(async |root| {
+        let mut holder = Process::start("hold detached", root, "x");
+        let mut waiter = Process::start("queue detached", root, "x");
+        let a = open(root).await;
         let list = async || a.list(&ListFilter::new(Names::All)).await.unwrap().leases;
         assert_eq!(list().await.len(), 2);
         holder.kill();

@@ -19,19 +19,18 @@ fn root_gives_what_it_writes_to_the_owner_of_the_directory() {
     if !is_root() {
         return;
     }
-    run(async {
-        let root = tempfile::tempdir()?;
-        let dead = open(root.path()).await;
+    in_directory(async |root| {
+        let dead = open(root).await;
         granted(&dead, &request("x")).await;
-        let a = open(root.path()).await;
+        let a = open(root).await;
         queued(&a, &request("x")).await;
         drop(dead);
         let to = format!("{NOBODY}:{NOBODY}");
-        assert!(Command::new("chown").args(["-R", &to]).arg(root.path()).status()?.success());
-        let b = open(root.path()).await;
+        assert!(Command::new("chown").args(["-R", &to]).arg(root).status()?.success());
+        let b = open(root).await;
         assert_eq!(b.list(&ListFilter::new(Names::All)).await?.leases.len(), 1, "the dead one's record is rewritten");
-        let mut written = vec![record_of(root.path(), "x"), root.path().join("test/logs/history.ndjson")];
-        let presences = root.path().join("test/presence");
+        let mut written = vec![record_of(root, "x"), root.join("test/logs/history.ndjson")];
+        let presences = root.join("test/presence");
         written.extend(files(presences.clone()).into_iter().map(|presence| presences.join(presence)));
         assert_eq!(written.len(), 4);
         for path in written {
@@ -47,13 +46,12 @@ fn two_users_of_one_directory_exclude_and_wake_each_other() {
     if !is_root() {
         return;
     }
-    run(async {
-        let root = tempfile::tempdir()?;
-        fs::set_permissions(root.path(), fs::Permissions::from_mode(0o777))?;
-        drop(FileBackend::open(options(root.path(), "?mode=0666")).await?);
-        let mut first = Process::start_as(NOBODY, "hold", root.path(), "x");
-        let mut second = Process::start_as(SOMEBODY, "queue", root.path(), "x");
-        let a = open(root.path()).await;
+    in_directory(async |root| {
+        fs::set_permissions(root, fs::Permissions::from_mode(0o777))?;
+        drop(FileBackend::open(options(root, "?mode=0666")).await?);
+        let mut first = Process::start_as(NOBODY, "hold", root, "x");
+        let mut second = Process::start_as(SOMEBODY, "queue", root, "x");
+        let a = open(root).await;
         let mut hints = a.hints();
         let third = request("x");
         assert_eq!(queued(&a, &third).await, 1);
@@ -77,17 +75,16 @@ fn a_user_is_woken_by_the_death_of_another_users_process() {
     if !is_root() {
         return;
     }
-    run(async {
-        let root = tempfile::tempdir()?;
-        fs::set_permissions(root.path(), fs::Permissions::from_mode(0o777))?;
+    in_directory(async |root| {
+        fs::set_permissions(root, fs::Permissions::from_mode(0o777))?;
         // Made by the other user, so that root is the guest here.
-        let mut maker = Process::start_as(NOBODY, "hold shared by all", root.path(), "x");
-        assert_eq!(fs::metadata(root.path().join("test"))?.uid(), NOBODY);
-        let mut holder = Process::start("hold", root.path(), "y");
-        let mut waiter = Process::start_as(SOMEBODY, "queue until granted", root.path(), "y");
+        let mut maker = Process::start_as(NOBODY, "hold shared by all", root, "x");
+        assert_eq!(fs::metadata(root.join("test"))?.uid(), NOBODY);
+        let mut holder = Process::start("hold", root, "y");
+        let mut waiter = Process::start_as(SOMEBODY, "queue until granted", root, "y");
         holder.kill();
         assert!(waiter.0.wait()?.success(), "woken by the death of a process of root");
-        let a = open(root.path()).await;
+        let a = open(root).await;
         let mut hints = a.hints();
         let next = request("x");
         queued(&a, &next).await;
@@ -146,14 +143,13 @@ fn the_mode_is_honoured_whatever_the_umask() {
 
 #[test]
 fn a_directory_keeps_its_mode_for_everyone() {
-    run(async {
-        let root = tempfile::tempdir()?;
-        let _a = FileBackend::open(options(root.path(), "?mode=0660")).await?;
-        let b = open(root.path()).await;
+    in_directory(async |root| {
+        let _a = FileBackend::open(options(root, "?mode=0660")).await?;
+        let b = open(root).await;
         granted(&b, &request("x")).await;
-        assert_eq!(fs::metadata(record_of(root.path(), "x"))?.permissions().mode() & 0o777, 0o660);
-        FileBackend::open(options(root.path(), "?mode=0660")).await?;
-        let error = FileBackend::open(options(root.path(), "?mode=0600")).await.unwrap_err();
+        assert_eq!(fs::metadata(record_of(root, "x"))?.permissions().mode() & 0o777, 0o660);
+        FileBackend::open(options(root, "?mode=0660")).await?;
+        let error = FileBackend::open(options(root, "?mode=0600")).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidConfig);
         assert!(error.to_string().contains("0660") && error.to_string().contains("0600"), "{error}");
         Ok(())

@@ -12,46 +12,12 @@ use async_trait::async_trait;
 use leasehold::{
     Error, Fence, Resource, Result,
     backend::{Answer, Backend, Decision, EventStream, Finding, Guarantees, Hints, Inspect, Renewal, Request},
-    lease::{
-        EndedLease, Evicted, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names, Outcome, Page, Released, Standing,
-    },
+    lease::{EndedLease, Evicted, HistoryFilter, LeaseKey, ListFilter, Names, Outcome, Page, Released, Standing},
 };
+use leasehold_testkit::Dice;
 use parking_lot::Mutex;
 
 use crate::simulated_node::SimulatedNode;
-
-/// Chance that can be repeated (`SplitMix64`).
-#[derive(Clone, Debug)]
-pub(crate) struct Dice(u64);
-
-impl Dice {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-
-    pub(crate) fn percent(&mut self, chance: u64) -> bool {
-        self.below(100) < chance
-    }
-
-    pub(crate) fn millis(&mut self, limit: u64) -> Duration {
-        Duration::from_millis(self.below(limit))
-    }
-
-    pub(crate) fn id(&mut self) -> LeaseId {
-        LeaseId::from_u128((u128::from(self.next()) << 64) | u128::from(self.next()))
-    }
-}
 
 /// The way from one client to one node.
 pub(crate) struct Link {

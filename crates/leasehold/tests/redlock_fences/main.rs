@@ -18,9 +18,10 @@ use leasehold::{
     backend::{Backend, Decision, Patience, Renewal, Request},
     backends::redlock::{Member, Quorum, QuorumOptions},
     clock::Clock,
-    lease::{Claim, LeaseKey, Outcome, Standing},
+    lease::{Claim, LeaseId, LeaseKey, Outcome, Standing},
 };
-use link::{Dice, Link};
+use leasehold_testkit::Dice;
+use link::Link;
 use simulated_node::{SimClock, SimulatedNode, Variant};
 use verdict::{Ledger, Until, Verdict};
 
@@ -178,7 +179,8 @@ impl Client {
 
     fn request(&mut self) -> Request {
         let resource = Resource::new(format!("r{}", self.dice.below(RESOURCES))).unwrap();
-        let key = LeaseKey::new(resource, self.dice.id());
+        let id = LeaseId::from_u128((u128::from(self.dice.next()) << 64) | u128::from(self.dice.next()));
+        let key = LeaseKey::new(resource, id);
         Request::new(key, if self.dice.percent(20) { Claim::SHARED } else { Claim::EXCLUSIVE }, self.holder.clone())
             .ttl(Ttl::new(TTL).unwrap())
             .patience(if self.dice.percent(60) { Patience::Try } else { Patience::Queue })

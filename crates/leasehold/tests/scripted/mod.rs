@@ -4,6 +4,8 @@
 use std::{
     collections::HashMap,
     fmt,
+    future::Future,
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -22,14 +24,18 @@ use leasehold::{
         EndedLease, Evicted, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names, Outcome, Page, Released, Standing,
     },
 };
+use leasehold_conformance::BackendCall;
 use parking_lot::Mutex;
 
+/// What a call does before it is passed on.
+type Before = Arc<dyn Fn(BackendCall) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
 type Answering = Box<dyn Fn(&Renewal, Standing) -> Standing + Send>;
 
 /// Passes calls on, changes the answers to renewals, and sends no hint but those of the test.
 pub(crate) struct Scripted {
     memory: MemoryBackend,
     hints: HintSender,
+    before: Mutex<Before>,
     belief: Mutex<Belief>,
     standing: Mutex<Answering>,
     requested: Mutex<HashMap<Resource, Vec<LeaseId>>>,
@@ -43,6 +49,7 @@ impl Scripted {
         Arc::new(Self {
             memory,
             hints: HintSender::new(),
+            before: Mutex::new(Arc::new(|_| Box::pin(async {}))),
             belief: Mutex::new(Belief::Ttl),
             standing: Mutex::new(Box::new(|_, standing| standing)),
             requested: Mutex::default(),
@@ -50,6 +57,19 @@ impl Scripted {
             releases: Mutex::default(),
             without_events: AtomicBool::new(false),
         })
+    }
+
+    /// Does this before every request, renewal and release from now on.
+    pub(crate) fn before_calls<F: Future<Output = ()> + Send + 'static>(
+        &self,
+        before: impl Fn(BackendCall) -> F + Send + Sync + 'static,
+    ) {
+        *self.before.lock() = Arc::new(move |call| Box::pin(before(call)));
+    }
+
+    async fn before(&self, call: BackendCall) {
+        let before = Arc::clone(&self.before.lock());
+        before(call).await;
     }
 
     /// Gives this belief to every answer from now on.
@@ -107,12 +127,14 @@ impl Backend for Scripted {
     }
 
     async fn acquire(&self, request: &Request) -> Result<Answer<Decision>> {
+        self.before(BackendCall::Acquire).await;
         let belief = self.belief();
         self.requested.lock().entry(request.key.resource.clone()).or_default().push(request.key.id);
         Ok(self.memory.acquire(request).await?.believed(belief))
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
+        self.before(BackendCall::Renew).await;
         let belief = self.belief();
         let answer = self.memory.renew(renewals).await?;
         self.renewals.fetch_add(renewals.len(), Ordering::SeqCst);
@@ -123,6 +145,7 @@ impl Backend for Scripted {
     }
 
     async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {
+        self.before(BackendCall::Release).await;
         self.releases.lock().push(key.id);
         self.memory.release(key, outcome).await
     }
@@ -160,10 +183,7 @@ struct Silence;
 impl futures_core::Stream for Silence {
     type Item = Result<leasehold::lease::Event, leasehold::backend::Missed>;
 
-    fn poll_next(
-        self: std::pin::Pin<&mut Self>,
-        _: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Option<Self::Item>> {
+    fn poll_next(self: Pin<&mut Self>, _: &mut std::task::Context<'_>) -> std::task::Poll<Option<Self::Item>> {
         std::task::Poll::Pending
     }
 }

@@ -23,7 +23,7 @@ const MAX_COMPARED: usize = 4;
 #[derive(Deserialize)]
 struct RecordVersion {
     v: u32,
-    /// The oldest version whose programs may read the record; before this field existed, only its own.
+    /// The oldest version whose programs may read the record; if absent, only programs of version `v` may.
     oldest_reader: Option<u32>,
 }
 

@@ -15,7 +15,7 @@ use crate::{
 
 /// The version of the records that this program writes.
 pub(super) const VERSION: u32 = 2;
-/// The oldest version of leasehold's records whose readers understand them.
+/// The oldest version whose programs can read these records.
 const OLDEST_READER: u32 = 2;
 
 /// Enough for most entries.

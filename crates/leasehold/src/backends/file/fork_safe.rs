@@ -11,7 +11,7 @@ const TRIES: u32 = 8;
 #[derive(Debug)]
 pub(super) struct Unshared<F> {
     // Fields drop in this order: the number must not be closed in a child once it belongs to another file.
-    registration: Registration,
+    _registration: Registration,
     pub(super) file: F,
 }
 
@@ -26,13 +26,8 @@ impl<F: AsFd> Unshared<F> {
             let registration = close_in_child(file.as_fd())?;
             tries += 1;
             if tries == TRIES || before.is_some() && forks() == before {
-                return Ok(Self { registration, file });
+                return Ok(Self { _registration: registration, file });
             }
         }
-    }
-
-    /// Changes how the descriptor is used; its number must stay the same.
-    pub(super) fn try_map<T>(self, change: impl FnOnce(F) -> io::Result<T>) -> io::Result<Unshared<T>> {
-        Ok(Unshared { registration: self.registration, file: change(self.file)? })
     }
 }

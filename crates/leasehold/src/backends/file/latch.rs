@@ -1,4 +1,4 @@
-//! Latches: fixed files whose flock makes one operation at a time on a resource.
+//! Latches: fixed files, locked by flock, so that one operation at a time works on a resource.
 //!
 //! A latch file is never renamed or unlinked, and stays open for the life of
 //! the instance. Threads of one instance exclude each other by a mutex,
@@ -69,7 +69,7 @@ pub(super) fn number_by_hash(first: u8) -> u8 {
 pub(super) enum LatchWait {
     /// A moment, on a caller's thread.
     Briefly,
-    /// Until the latch is free, at most two seconds for one process that has it, on a thread that may block.
+    /// Until the latch is free or one process has had it for two seconds; on a thread that may block.
     Bounded,
 }
 
@@ -211,7 +211,7 @@ impl Latch<'_> {
         self.slot.record = Some(record);
     }
 
-    /// Keeps a file open that is out of date; returns the one from before.
+    /// Stores this file as `older` and returns the file that was stored there.
     pub(super) fn exchange_older(&mut self, file: RecordFile) -> Option<RecordFile> {
         if !file.is_reusable() {
             self.close_later(file);
@@ -232,7 +232,7 @@ impl Latch<'_> {
 
     /// Lets other processes in; threads of this instance still wait until the latch is dropped.
     pub(super) fn unlock(&mut self) {
-        // The file stays open, and a child that is just being started may share it.
+        // Unlock explicitly: the file stays open, and a child that is just being started may share it.
         if std::mem::take(&mut self.locked)
             && let Err(error) = self.slot.file().unlock()
         {

@@ -98,8 +98,8 @@ fn format_of(directory: &Directory) -> Result<Format> {
     }
 }
 
-/// Makes the root: the user's own with its parents, the one of a URL alone, since a missing parent may be a mistyped
-/// path or a disk that is not mounted, and the machine's never, which is for `init` to do.
+/// Makes the root if it is missing: the user's own with its parents, that of a URL only if its parent exists, since a
+/// missing parent may be a mistyped path or a disk that is not mounted. Only `init` makes the machine's.
 fn make_root(directory: &Directory, root: &Path, chosen: Option<&DefaultDirectory>) -> Result<()> {
     if root.is_dir() {
         return Ok(());
@@ -192,7 +192,7 @@ fn write_format(directory: &Directory, path: &Path) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Completes a torn directory; two that do so at once do the same.
+/// Completes a torn directory; two processes may do so at once, with the same result.
 fn repair(directory: &mut Directory) -> Result<()> {
     tracing::warn!(directory = %directory.path().display(), "the directory was torn when the machine went down; repairing");
     directory.adopt_mode_and_owner(None)?;

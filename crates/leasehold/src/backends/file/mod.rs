@@ -50,7 +50,7 @@ use self::{
     directory::Directory,
     history::HistoryLog,
     latch::{LatchWait, Latches},
-    notifications::NotificationInbox,
+    notifications::{NotificationInbox, NotificationReader},
     ops::{FileInstance, IfRemoved, OperationScope},
     presence::OwnPresence,
     spares::Spares,
@@ -68,6 +68,7 @@ use crate::{
         ListFilter, Names, Outcome, Page, Released, Renewal, Request, Resource, RunRecord, RunReport, Standing,
     },
     model::Expiry,
+    threads::callers_runtime,
 };
 
 const RENEW_BATCH: usize = 256;
@@ -82,6 +83,7 @@ pub struct FileBackend {
     instance: Arc<FileInstance>,
     incarnation: Incarnation,
     runtime: Handle,
+    notifications: Arc<NotificationReader>,
     listener: AbortHandle,
 }
 
@@ -95,13 +97,9 @@ impl FileBackend {
         let runtime = Handle::current();
         let opening = runtime.clone();
         let instance = run_blocking(&runtime, move || open_instance(&options, opening)).await?;
-        let listen = notifications::listen(Arc::clone(&instance.own), Arc::clone(&instance.inbox));
-        Ok(Self {
-            incarnation: incarnation(&instance.boot),
-            listener: runtime.spawn(listen).abort_handle(),
-            instance,
-            runtime,
-        })
+        let (notifications, listener) = NotificationReader::start(&instance.own, &instance.inbox, &runtime)
+            .map_err(|error| Error::unavailable("cannot watch for notifications").caused_by(error))?;
+        Ok(Self { incarnation: incarnation(&instance.boot), notifications, listener, instance, runtime })
     }
 
     /// Runs an operation: on this thread while the directory answers fast, otherwise on one that may block.
@@ -143,8 +141,8 @@ impl Drop for FileBackend {
     fn drop(&mut self) {
         if !self.instance.own.is_inherited() {
             self.listener.abort();
+            self.notifications.leave_caller();
             self.instance.spares.remove_all();
-            // The listener shares the presence until the runtime gets to drop the task.
             self.instance.own.vanish();
         }
     }
@@ -245,7 +243,13 @@ impl Backend for FileBackend {
                 OperationScope { resource: &key.resource, callers: &[key.id], wait, if_removed: IfRemoved::Refuse };
             instance.operate(&scope, |state, context, effects| state.acquire(&request, expiry, context, effects))
         };
-        Ok(self.answer(self.run(acquire).await?))
+        let decision = self.run(acquire).await?;
+        if matches!(decision, Decision::Queued(_))
+            && let Some(runtime) = callers_runtime()
+        {
+            self.notifications.read_on(&runtime);
+        }
+        Ok(self.answer(decision))
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {

@@ -36,7 +36,7 @@ pub(super) fn with_new_neighbours(record: &Record) -> Vec<LeaseId> {
     let mut ahead: Option<&Entry> = None;
     let mut found = Vec::new();
     for entry in record.state.entries.iter().filter(|entry| entry.is_waiting()) {
-        // Those that have left the queue were ahead of this one; who is not in the lines is new itself.
+        // The lines skipped here are of waiters that have left. An entry without a line is new, like all after it.
         let known_ahead = loop {
             match before.next() {
                 Some(line) if line.id == entry.id => break ahead_before.replace(line),

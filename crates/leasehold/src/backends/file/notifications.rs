@@ -1,15 +1,32 @@
 //! What instances send each other: lines in the FIFO of the receiver.
 
-use std::{collections::HashSet, fmt, io, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    fmt,
+    future::pending,
+    io,
+    os::fd::{AsFd as _, OwnedFd},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering, fence},
+    },
+    time::Duration,
+};
 
+use leasehold_fork::{Registration, close_in_child};
 use parking_lot::Mutex;
-use tokio::{net::unix::pipe, runtime::Handle};
+use rustix::{event::epoll::EventFlags, io::Errno};
+use tokio::{
+    runtime::Handle,
+    task::{AbortHandle, unconstrained},
+};
 
 use super::{presence::OwnPresence, watchers::Watchers};
 use crate::{
     backend::{Hint, HintSender},
     clock::Clock,
     lease::{Event, Fence, LeaseId, Resource},
+    readable::{Readable, can_read, epoll_of, register, register_on},
 };
 
 /// A line that never ends is dropped at this length.
@@ -49,7 +66,7 @@ impl fmt::Display for Notification {
 }
 
 impl Notification {
-    /// What the receiver's engine learns by this hint; `None` for hints that are not about one lease.
+    /// The notification that carries this hint to an instance; `None` for `Missed`, which is never sent.
     pub(super) fn from_hint(hint: Hint) -> Option<Self> {
         match hint {
             Hint::Granted { id, fence, provisional } => Some(Self::Granted { id, fence, provisional }),
@@ -129,38 +146,140 @@ impl NotificationInbox {
     }
 }
 
-/// Reads what others write to this instance, for as long as the instance lives.
-pub(super) async fn listen(own: Arc<OwnPresence>, inbox: Arc<NotificationInbox>) {
-    if let Err(error) = read_lines(&own, &inbox).await {
-        tracing::warn!(%error, "notifications can no longer be read; renewals find out the same, later");
-    }
+/// Reads what others write to this instance, on the I/O thread and on the runtime of a caller that waits.
+///
+/// A line that only the I/O thread reads wakes that thread and then the caller's, and each wake-up takes longer than all
+/// the rest of a hand-off. So both are woken, and the first to get there reads.
+#[derive(Debug)]
+pub(super) struct NotificationReader {
+    own: Arc<OwnPresence>,
+    inbox: Arc<NotificationInbox>,
+    /// The beginning of a line whose end has not come yet.
+    unfinished: Mutex<Vec<u8>>,
+    /// There may be something to read, for whoever reads or does so next.
+    read_again: AtomicBool,
+    by_caller: Mutex<Option<AbortHandle>>,
 }
 
-async fn read_lines(own: &OwnPresence, inbox: &NotificationInbox) -> io::Result<()> {
-    let fifo: &pipe::Receiver = own.notifications();
-    let mut pending = Vec::new();
-    let mut bytes = [0; 4096];
-    loop {
-        fifo.readable().await?;
+impl NotificationReader {
+    /// Starts to read on the I/O thread's runtime, for as long as the returned task is not aborted.
+    pub(super) fn start(
+        own: &Arc<OwnPresence>,
+        inbox: &Arc<NotificationInbox>,
+        runtime: &Handle,
+    ) -> io::Result<(Arc<Self>, AbortHandle)> {
+        let reader = Arc::new(Self {
+            own: Arc::clone(own),
+            inbox: Arc::clone(inbox),
+            unfinished: Mutex::default(),
+            read_again: AtomicBool::new(false),
+            by_caller: Mutex::default(),
+        });
+        let watched = reader.watch(|epoll| {
+            let _context = runtime.enter();
+            register(epoll)
+        })?;
+        let task = runtime.spawn(listen(Arc::downgrade(&reader), watched)).abort_handle();
+        Ok((reader, task))
+    }
+
+    /// Reads on this runtime as well, unless another one of a caller does.
+    pub(super) fn read_on(self: &Arc<Self>, runtime: &Handle) {
+        let mut by_caller = self.by_caller.lock();
+        if by_caller.as_ref().is_some_and(|task| !task.is_finished()) || !can_read(runtime) {
+            return;
+        }
+        let without_io = || io::Error::from(io::ErrorKind::Unsupported);
+        let Ok(watched) = self.watch(|epoll| register_on(runtime, epoll).ok_or_else(without_io)) else { return };
+        let listen = listen(Arc::downgrade(self), watched);
+        // Its own wake-ups are few, and a spent cooperative budget would only delay them.
+        *by_caller = Some(runtime.spawn(unconstrained(listen)).abort_handle());
+    }
+
+    /// Ends the task on the runtime of a caller.
+    pub(super) fn leave_caller(&self) {
+        self.by_caller.lock().as_ref().map(AbortHandle::abort);
+    }
+
+    fn watch(&self, register: impl FnOnce(Arc<OwnedFd>) -> io::Result<Readable>) -> io::Result<WatchedFifo> {
+        let epoll = Arc::new(epoll_of(self.own.notifications(), EventFlags::IN)?);
+        let closed_in_child = close_in_child(epoll.as_fd())?;
+        // Keeps the descriptor open until `closed_in_child` is dropped, also where this fails.
+        let readable = register(Arc::clone(&epoll))?;
+        Ok(WatchedFifo { _closed_in_child: closed_in_child, readable })
+    }
+
+    /// Reads all there is, on this thread or on the one that reads just now.
+    fn read(&self) -> io::Result<()> {
+        self.read_again.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        // 1. This thread asks for another read and finds the lock taken.  2. The thread that has it lets go.
+        // 3. That thread finds `read_again` set and reads again.
+        while self.read_again.load(Ordering::SeqCst) {
+            let Some(mut unfinished) = self.unfinished.try_lock() else { return Ok(()) };
+            self.read_again.store(false, Ordering::SeqCst);
+            self.read_lines(&mut unfinished)?;
+            // A failed `try_lock` orders nothing by itself.
+            drop(unfinished);
+            fence(Ordering::SeqCst);
+        }
+        Ok(())
+    }
+
+    fn read_lines(&self, unfinished: &mut Vec<u8>) -> io::Result<()> {
+        let mut bytes = [0; 4096];
         let mut since_empty = 0;
         loop {
-            match fifo.try_read(&mut bytes) {
+            match rustix::io::read(self.own.notifications(), &mut bytes) {
+                // Only the pipe that a forked child has in its place ends.
+                Ok(0) | Err(Errno::AGAIN) => break,
                 Ok(length) => {
                     since_empty += length;
-                    pending.extend_from_slice(&bytes[..length]);
-                    take_lines(&mut pending, |notification| inbox.deliver(notification));
+                    unfinished.extend_from_slice(&bytes[..length]);
+                    take_lines(unfinished, |notification| self.inbox.deliver(notification));
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) => return Err(error),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
             }
         }
         // A full FIFO refuses lines, and only its reader can tell. The kernel starts a page when a line does not
         // fit into the last one, so that two neighbouring pages hold more than one page of lines: a FIFO that held
         // less than half of its capacity was never full.
-        if since_empty >= SMALLEST_FIFO / 2 && since_empty >= own.capacity() / 2 {
-            inbox.on_overflow();
+        if since_empty >= SMALLEST_FIFO / 2 && since_empty >= self.own.capacity() / 2 {
+            self.inbox.on_overflow();
+        }
+        Ok(())
+    }
+}
+
+/// The FIFO, as one runtime watches it.
+struct WatchedFifo {
+    // Fields drop in this order: the number must not be closed in a child once it belongs to another file.
+    _closed_in_child: Registration,
+    readable: Readable,
+}
+
+/// Reads whenever there is something to read, for as long as the instance lives.
+async fn listen(reader: Weak<NotificationReader>, watched: WatchedFifo) {
+    loop {
+        match watched.readable.readable().await {
+            Ok(mut ready) => ready.clear_ready(),
+            Err(error) => return report(&error),
+        }
+        let Some(reader) = reader.upgrade() else { return };
+        if reader.own.is_inherited() {
+            // The FIFO and its lines are the parent's. What is inherited is leaked.
+            std::mem::forget(reader);
+            return pending().await;
+        }
+        if let Err(error) = reader.read() {
+            return report(&error);
         }
     }
+}
+
+fn report(error: &io::Error) {
+    tracing::warn!(%error, "notifications can no longer be read; renewals find out the same, later");
 }
 
 /// Takes the whole lines out of what was read.

@@ -73,7 +73,7 @@ pub(super) struct OperationScope<'a> {
 pub(super) enum IfRemoved {
     /// Fail: nothing new can be acquired.
     Refuse,
-    /// Count as dead here too, so that the answer about a known lease is the one that others would get.
+    /// Treat our leases as those of a dead process, as others do: a renewal or release then finds them gone.
     CountAsDead,
 }
 
@@ -274,7 +274,7 @@ impl FileInstance {
             notifications.extend(record.owners.get(id).map(|owner| (*owner, notification)));
         };
         for id in neighbours {
-            // The death watch already follows for our own.
+            // Our own need no notification: `perform` updates the death watch for them.
             if record.owners.get(id) != Some(&self.own.id()) {
                 notify(id, Notification::Changed(resource.clone()));
             }
@@ -299,7 +299,7 @@ fn provisional_for(state: &State, times: &Times<'_>) -> Option<Duration> {
         EntryState::Provisional { ends_at, .. } => Some(ends_at),
         EntryState::Holding(_) | EntryState::Waiting => None,
     });
-    // Sent in whole milliseconds, and not to end before the grant does.
+    // One millisecond more, since it is sent in whole milliseconds and must not end before the grant does.
     ends.min().map(|end| end.since(times.now) + Duration::from_millis(1))
 }
 
@@ -316,7 +316,7 @@ impl CallersBefore {
 
     /// Which entries the operation changed, sorted: those it is called for, and those it granted or queued.
     ///
-    /// A lease that ends with its process gains nothing by a renewal, and its date alone is not worth a write.
+    /// For a lease that ends with its process, a new `renewed_at` alone is not worth a write.
     fn changed(self, state: &mut State, effects: &Effects) -> Vec<LeaseId> {
         let mut changed: Vec<LeaseId> =
             effects.granted.iter().map(|granted| granted.id).chain(effects.queued).collect();

@@ -23,7 +23,6 @@ use rustix::{
     fs::{CWD, Mode, OFlags},
     io::{Errno, FdFlags},
 };
-use tokio::net::unix::pipe;
 use uuid::Uuid;
 
 use super::{
@@ -49,7 +48,7 @@ pub(super) struct OwnPresence {
     path: PathBuf,
     /// Which file others must find under the path: device and inode.
     identity: (u64, u64),
-    fifo: Unshared<pipe::Receiver>,
+    fifo: Unshared<File>,
     directory: Arc<Directory>,
     generation: u32,
     lent: AtomicBool,
@@ -69,8 +68,6 @@ pub(super) enum Visibility {
 
 impl OwnPresence {
     /// Appears in the directory, under a name that no other instance has or will have.
-    ///
-    /// Must be called inside a runtime with I/O.
     pub(super) fn appear(directory: Arc<Directory>) -> Result<Self> {
         let id = Uuid::new_v4();
         let path = directory.presence(id);
@@ -85,7 +82,6 @@ impl OwnPresence {
             }
         };
         let metadata = fifo.file.metadata().map_err(|error| cannot("read", &path, error))?;
-        let fifo = fifo.try_map(pipe::Receiver::from_file).map_err(|error| cannot("read", &path, error))?;
         Ok(Self {
             id,
             path,
@@ -139,7 +135,7 @@ impl OwnPresence {
     }
 
     /// What others write to this instance.
-    pub(super) fn notifications(&self) -> &pipe::Receiver {
+    pub(super) fn notifications(&self) -> &File {
         &self.fifo.file
     }
 
@@ -227,7 +223,7 @@ pub(super) fn find(directory: &Directory, id: Uuid) -> (Presence, Option<File>) 
     match open(&path) {
         Ok(fifo) => (Presence::Present, Some(fifo)),
         Err(error) if means_dead(&error) => {
-            // A FIFO is renamed only once open and names are never reused, so a dead instance stays dead.
+            // A FIFO gets its name after it was opened, and names are never reused, so a dead instance stays dead.
             let _tidied = fs::remove_file(&path);
             (Presence::Dead, None)
         }

@@ -1,4 +1,4 @@
-//! The record of a resource: the model's state and whose each entry is, in one file that is written as a whole.
+//! The record of a resource: the model's state and the owner of each entry, in one file that is written as a whole.
 //!
 //! An instance keeps the last record open that it read or wrote under a latch:
 //! while the path refers to that file and its content is unchanged, nothing is
@@ -81,7 +81,8 @@ pub(super) struct LatchedRecord<'a, 'l> {
     pub(super) path: PathBuf,
 }
 
-/// Returns the record of the resource; an absent one is empty. Its fence is the newest that the resource had.
+/// Returns the record of the resource; an absent one is empty. Its `last_fence` is not below any fence
+/// that the resource had.
 pub(super) fn load(latched: &mut LatchedRecord<'_, '_>, times: &Times<'_>) -> Result<(Record, Option<RecordFile>)> {
     let LatchedRecord { directory, resource, latch, path } = latched;
     let cannot_read = |error| cannot("read", path, error).about(resource);

@@ -17,7 +17,7 @@ use rustix::fs::OFlags;
 
 use super::{directory::Directory, safe_open};
 
-/// A file is written anew within this length: a file system writes a page as a whole, or leaves the old one.
+/// Only files of at most this length are overwritten: a file system writes a page as a whole, or leaves the old one.
 pub(super) const PAGE: usize = 4096;
 
 /// A buffer that begins at a page boundary. The kernel copies page by page, and may notice between two pages that the
@@ -31,9 +31,9 @@ pub(super) struct RecordFile {
     file: File,
     /// Device and inode.
     identity: (u64, u64),
-    /// Whether this user alone made it and may write to it.
+    /// Whether it is open for writing, belongs to this user and has no second name.
     writable: bool,
-    /// Empty if it is longer than a page: such a file is never written anew.
+    /// Empty if it is longer than a page: such a file is never overwritten.
     content: Vec<u8>,
 }
 
@@ -56,7 +56,7 @@ impl RecordFile {
         Ok((opened, length))
     }
 
-    /// Creates a file with this content, in the place of what has the name.
+    /// Creates a file with this content; replaces a file of the same name.
     pub(super) fn create(directory: &Directory, path: &Path, bytes: &[u8]) -> io::Result<Self> {
         let mut created = Self::new(directory, directory.create(path)?, true)?;
         created.write(directory, bytes)?;
@@ -108,7 +108,7 @@ impl RecordFile {
         self.writable && !self.content.is_empty()
     }
 
-    /// Returns whether a record of this length may be written to a file that is out of use.
+    /// Returns whether a record of this length fits into a spare file.
     pub(super) fn fits(length: usize) -> bool {
         length <= PAGE
     }

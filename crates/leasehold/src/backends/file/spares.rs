@@ -35,7 +35,7 @@ pub(super) struct Spare {
 }
 
 impl Spare {
-    /// Removes the file, which takes a file system long: once other processes are let in.
+    /// Removes the file. This is slow: call it once the latch is unlocked.
     pub(super) fn remove(self) {
         let _tidied_later = fs::remove_file(&self.name);
     }

@@ -52,8 +52,8 @@ pub(super) fn refuse_while_used(options: &FileOptions, boot: &str) -> Result<()>
     )))
 }
 
-/// Whether the directory is in one of another user that this user may not enter: `sudo -u app` can leave `$HOME` as it
-/// was, and nothing of this user is there.
+/// Whether the directory is below one that belongs to another user and that this user may not enter: `sudo -u app` can
+/// leave `$HOME` as it was, and nothing of this user is there.
 fn is_of_another(directory: &Path) -> bool {
     let owner = blocked_directory(directory).and_then(|blocked| fs::metadata(blocked).ok()).map(|found| found.uid());
     owner.is_some_and(|owner| owner != geteuid().as_raw())

@@ -98,7 +98,7 @@ impl Watchers {
         self.lines().unwrap_or_default().into_iter().flatten().collect()
     }
 
-    /// Sends an event to these instances. Our own gets it by its FIFO too, after what others sent before.
+    /// Sends an event to these instances. Our own instance gets it by its FIFO too, so that events keep their order.
     pub(super) fn send(&self, event: Event, to: &[Uuid]) {
         let mut line = Notification::Event(Box::new(event)).to_string().into_bytes();
         if !presence::fits(&line) {
