@@ -2,13 +2,16 @@
 
 use std::io::{self, Write};
 
-use leasehold::lease::{EndedLease, Event, EventKind, HeldBy, LeaseRecord, LeaseState, Mode, Timestamp};
+use leasehold::{
+    clock::{Clock, SystemClock},
+    lease::{EndedLease, Event, EventKind, HeldBy, LeaseRecord, LeaseState, Mode, Timestamp},
+};
 use serde_json::{Value, json};
 
 use crate::{
+    command_ended::{self, CommandEnded},
     duration::millis,
     exit::{self, CommandError, Result},
-    min_hold::{self, CommandEnded},
 };
 
 /// A time in UTC with milliseconds: `2026-11-15T02:00:00.114Z`.
@@ -47,7 +50,7 @@ pub(crate) fn lease(record: &LeaseRecord) -> Value {
         "mode": record.claim.mode().as_str(),
         "units": permits(record.claim.mode(), record.claim.units()),
         "note": record.note,
-        "metadata": min_hold::without_mark(&record.metadata),
+        "metadata": command_ended::without_mark(&record.metadata),
         "asked_at": time(record.asked_at),
         "renewed_ago_ms": millis(record.renewed_ago),
         "ttl_ms": millis(record.ttl.get()),
@@ -83,6 +86,7 @@ pub(crate) fn held_by(held: &HeldBy) -> Value {
         "mode": held.mode.as_str(),
         "note": held.note,
         "fence": held.fence.get(),
+        "acquired_at": time(SystemClock.wall().before(held.held_for)),
         "held_ms": millis(held.held_for),
     })
 }
@@ -106,7 +110,7 @@ pub(crate) fn ended(ended: &EndedLease) -> Value {
         "held_ms": held,
         "problem": ended.problem.as_ref().map(|problem| json!({"kind": problem.kind, "details": problem.details})),
         "note": ended.note,
-        "metadata": min_hold::without_mark(&ended.metadata),
+        "metadata": command_ended::without_mark(&ended.metadata),
     })
 }
 

@@ -1,18 +1,18 @@
 //! The command `leasehold`, as a library so that its parts can be tested.
 
 mod args;
+mod command_ended;
 mod commands;
 mod config;
 mod duration;
 mod exit;
-mod help;
 mod json;
-mod min_hold;
 mod output;
 mod redact;
 mod settings;
 mod shell;
 mod table;
+mod usage;
 mod variables;
 mod work;
 
@@ -34,15 +34,15 @@ use self::{
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     let args: Vec<OsString> = env::args_os().collect();
-    if let Some(code) = work::supervisor_process::run(&args) {
+    if let Some(code) = work::supervisor_entry::run(&args) {
         return code;
     }
     commands::keep::detach();
     commands::completions::answer_shell();
     report_bugs();
     let cli = match Cli::try_parse_from(&args) {
-        Ok(cli) if matches!(cli.command, args::Command::Run(_)) && help::lacks_name(&args) => {
-            Output::new(OutputStyle::resolve(&cli.global, &environment)).fail(&help::name_first());
+        Ok(cli) if matches!(cli.command, args::Command::Run(_)) && usage::lacks_name(&args) => {
+            Output::new(OutputStyle::resolve(&cli.global, &environment)).fail(&usage::name_first());
             return ExitCode::from(exit::USAGE);
         }
         Ok(cli) => cli,
@@ -58,7 +58,7 @@ pub fn main() -> ExitCode {
 fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
     match error.kind() {
         ErrorKind::DisplayHelp => {
-            let _reader_left = help::of_command(args).as_ref().unwrap_or(error).print();
+            let _reader_left = usage::of_command(args).as_ref().unwrap_or(error).print();
             return exit::OK;
         }
         ErrorKind::DisplayVersion => {
@@ -78,7 +78,7 @@ fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
     });
     let message = paragraphs.next().unwrap_or_default();
     let message = message.strip_prefix("error: ").unwrap_or(&message).to_owned();
-    let tip = paragraphs.find_map(|paragraph| tip(&paragraph)).or_else(|| help::similar_command(error));
+    let tip = paragraphs.find_map(|paragraph| tip(&paragraph)).or_else(|| usage::similar_command(error));
     let invalid = match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(word)) if error.kind() == ErrorKind::UnknownArgument => word.as_str(),
         _ => "",
@@ -101,7 +101,7 @@ fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
     let failure = CommandError::usage(message).hint(tip.unwrap_or(help));
     let json =
         args.iter().any(|word| word == "--json") || environment("LEASEHOLD_JSON").is_some_and(|value| value != "0");
-    let log = help::log_format(args).unwrap_or(if json { LogFormat::Json } else { LogFormat::Text });
+    let log = usage::log_format(args).unwrap_or(if json { LogFormat::Json } else { LogFormat::Text });
     let style = OutputStyle { json, log, ..OutputStyle::plain() };
     Output::new(style).fail(&failure);
     failure.code

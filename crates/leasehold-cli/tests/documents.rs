@@ -12,10 +12,16 @@ const README: &str = include_str!("../../../README.md");
 const MIGRATING: &str = include_str!("../../../docs/migrating.md");
 const REDIS: &str = include_str!("../../../docs/redis.md");
 const POSTGRES: &str = include_str!("../../../docs/postgres.md");
-const OPERATING: &str = include_str!("../../../docs/operating.md");
-const REFERENCE: &str = include_str!("../../../docs/reference.md");
-const CHOOSING: &str = include_str!("../../../docs/choosing.md");
-const GUARANTEES: &str = include_str!("../../../GUARANTEES.md");
+const PICTURE: &str = include_str!("../../../docs/picture.svg");
+
+/// Every page for users: its path and its text.
+fn pages() -> Vec<(String, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let guides = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let guides = guides.filter(|path| path.extension().is_some_and(|extension| extension == "md"));
+    let paths = guides.chain(["README.md", "GUARANTEES.md"].map(|name| root.join(name)));
+    paths.map(|path| (path.display().to_string(), fs::read_to_string(&path).unwrap())).collect()
+}
 
 /// The text of each fenced block in this language.
 fn blocks(document: &'static str, language: &str) -> Vec<&'static str> {
@@ -117,7 +123,7 @@ fn every_command_of_the_guide_to_postgres_works() {
 fn every_command_that_a_guide_mentions_has_these_flags() {
     let folder = folder();
     let mut seen = 0;
-    for text in [README, MIGRATING, REDIS, POSTGRES, OPERATING, REFERENCE, CHOOSING, GUARANTEES] {
+    for (_, text) in pages() {
         for mention in text.split('`').skip(1).step_by(2) {
             let command = mention.strip_prefix("sudo ").unwrap_or(mention);
             if !command.starts_with("leasehold ") || command.contains('\n') {
@@ -131,6 +137,54 @@ fn every_command_that_a_guide_mentions_has_these_flags() {
         }
     }
     assert!(seen > 40, "only {seen} commands were found");
+}
+
+#[test]
+fn no_page_has_commands_that_are_not_run() {
+    let is_ours = |line: &&str| line.trim_start().strip_prefix("$ ").is_some_and(|line| line.contains("leasehold "));
+    let ours = |text: &str| text.lines().filter(is_ours).count();
+    for (path, text) in pages().into_iter().filter(|(_, text)| ![README, REDIS, POSTGRES].contains(&text.as_str())) {
+        // Those of the project itself are for whoever makes a release.
+        assert!(ours(&text) == 0 || path.ends_with("/releasing.md"), "{path} has commands, and no test runs them");
+    }
+    for run in [README, REDIS, POSTGRES] {
+        let in_blocks = blocks(run, "console").into_iter().map(ours).sum::<usize>();
+        assert_eq!(ours(run), in_blocks, "a command is not in a block of its own");
+    }
+}
+
+#[test]
+fn every_command_of_the_packaged_examples_works() {
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/examples");
+    let folder = folder();
+    let mut ran = 0;
+    for file in fs::read_dir(examples).unwrap() {
+        let text = fs::read_to_string(file.unwrap().path()).unwrap();
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            // Kubernetes has a list of words.
+            let line = line.replace(", ", " ").replace(['[', ']', '"'], "");
+            let Some((_, command)) = line.split_once("leasehold run ") else { continue };
+            let (ours, _) = command.split_once(" -- ").unwrap();
+            run(folder.path(), &as_run(&format!("leasehold run {ours} -- true")));
+            ran += 1;
+        }
+    }
+    assert_eq!(ran, 4, "a crontab, a unit, a CronJob and a job of a CI");
+}
+
+#[test]
+fn the_picture_shows_what_its_text_says() {
+    let text = README.lines().find(|line| line.ends_with("(docs/picture.svg)")).unwrap();
+    for word in ["first runs", "second waits", "list of locks", "with -n, steps aside"] {
+        assert!(text.contains(word), "{text}");
+    }
+    let lines: Vec<&str> = PICTURE.lines().filter_map(|line| line.split_once('>')?.1.strip_suffix("</text>")).collect();
+    let shown = |begin: &str, end: &str| lines.iter().any(|line| line.starts_with(begin) && line.contains(end));
+    assert!(shown("$ leasehold run --holder alice@web-3 nightly-report -- ./report.sh", ""), "{lines:#?}");
+    assert!(shown("leasehold: waiting for nightly-report — held by alice@web-3", ""), "{lines:#?}");
+    assert!(shown("1 lock, 1 waiting", ""), "{lines:#?}");
+    assert!(shown("$ leasehold run -n nightly-report -- ./report.sh", ""), "{lines:#?}");
+    assert!(shown("leasehold: nightly-report is held by alice@web-3", "not waiting (-n)"), "{lines:#?}");
 }
 
 #[test]

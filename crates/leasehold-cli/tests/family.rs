@@ -107,7 +107,10 @@ impl Lane<'_> {
             self.file("seen").display()
         );
         let next = Running::of(self.leasehold(&["run", &self.name(), "-c", &script]));
-        let waiters = || Ran::of(self.leasehold(&["inspect", "--json", &self.name()])).json()["waiters"].clone();
+        // A busy server may take longer to accept one more connection than commands that only look wait by default.
+        let name = self.name();
+        let inspect = ["--connect-timeout", "30s", "inspect", "--json", &name];
+        let waiters = || Ran::of(self.leasehold(&inspect)).json()["waiters"].clone();
         until("the next one waits", || waiters().as_array().is_some_and(|waiters| waiters.len() == 1));
         next
     }

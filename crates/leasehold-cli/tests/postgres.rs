@@ -176,8 +176,27 @@ fn what_is_printed_updates_and_removes() {
     let print = |args: &[&str]| run(&sandbox, &url, &[&["init", "--print-sql"], args].concat());
     psql(&url, &print(&["--from", "1"]).stdout);
     print(&["--from", "1000"]).assert_code(78);
+    run(&sandbox, &url, &["init", "--expose", "public"]).assert_code(0);
     psql(&url, &print(&["--uninstall"]).stdout);
-    assert_eq!(psql(&url, "select to_regnamespace('leasehold') is null"), "t");
+    let left = "select to_regnamespace('leasehold') is null, count(*) from pg_proc where pronamespace = 'public'::regnamespace";
+    assert_eq!(psql(&url, left), "t|0");
+    print(&["--uninstall", "--expose", "public"]).assert_code(64);
+}
+
+#[test]
+fn doctor_finds_that_a_schema_is_missing() {
+    let (sandbox, server) = (Sandbox::new(), Postgres::shared());
+    let url = database(&server, "without_schema");
+    let missing = run(&sandbox, &url, &["doctor"]);
+    missing.assert_code(1);
+    let words = "FAIL  schema             this database has no schema leasehold; run `leasehold init`";
+    let next = " → leasehold init\n1 failure, 0 warnings\n";
+    assert!(missing.stdout.contains(words) && missing.stdout.ends_with(next), "{missing:?}");
+    assert_eq!(missing.stderr, "");
+    let told = run(&sandbox, &url, &["doctor", "--json"]);
+    told.assert_code(1);
+    assert_eq!(told.json()["findings"][0]["subject"], "schema", "{told:?}");
+    run(&sandbox, &url, &["list"]).assert_code(78);
 }
 
 #[test]
@@ -248,7 +267,7 @@ fn run_list_history_watch_evict_and_doctor_work_as_on_a_directory() {
     server.psql("create role stranger login");
     let refused = crate::run(&sandbox, &server.url_of("stranger", "as_on_a_directory"), &["doctor"]);
     refused.assert_code(1);
-    assert!(refused.stdout.contains("FAIL") && refused.stdout.contains("allow('this role')"), "{refused:?}");
+    assert!(refused.stdout.contains("FAIL  rights ") && refused.stdout.contains("allow('ROLE')"), "{refused:?}");
 }
 
 #[test]

@@ -26,7 +26,7 @@ pub(crate) struct ChildArgs {
     /// When the lock is lost: terminate, kill, signal:NAME or continue
     #[arg(help_heading = "Command", long, value_name = "WHAT", default_value = "terminate")]
     pub(crate) on_lost: OnLost,
-    /// Time between TERM and KILL; if given, TERM to leasehold is also followed by KILL [default: 5s, or a quarter of
+    /// Time between TERM and KILL; if given, KILL also follows a TERM that was sent to leasehold [default: 5s, or a quarter of
     /// a shorter ttl]
     #[arg(help_heading = "Command", long, value_name = "D", value_parser = duration::parse)]
     pub(crate) kill_after: Option<Duration>,
@@ -50,7 +50,7 @@ pub(crate) struct ChildArgs {
         value_name = "WHAT"
     )]
     pub(crate) stragglers: Option<Stragglers>,
-    /// Files only: the lock may pass on the moment this process is killed, while the command is still being killed
+    /// file: only: if leasehold is killed, free the lock at once, without waiting until the command is dead, too
     #[arg(help_heading = "Command", long)]
     pub(crate) no_inherit: bool,
 }

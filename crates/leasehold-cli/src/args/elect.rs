@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use super::ChildArgs;
+use super::{ChildArgs, NoteArgs};
 use crate::duration;
 
 /// Run a command only while leader, or follow who leads.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "leasehold elect [OPTIONS] <NAME> [--] <COMMAND> [ARG]…\n       leasehold elect <NAME> --observe | --leader | --resign",
-    after_help = "A command that exits 0 resigns and ends the campaign; any other end campaigns again after the backoff.\n\n\
+    after_help = "When the command ends with 0, elect gives up leadership and ends, too. After any other end it \
+                  campaigns again, after a pause (see --backoff).\n\n\
                   Examples:\n  leasehold elect scheduler -- ./scheduler     runs on one host; another takes over when it is gone\n  \
                   leasehold elect scheduler --leader           who leads now\n  \
                   leasehold elect scheduler --observe          each change of leader"
@@ -22,7 +23,7 @@ pub(crate) struct ElectArgs {
     #[command(flatten)]
     pub(crate) child: ChildArgs,
 
-    /// End when the first leadership ends
+    /// Do not campaign again after the first leadership ends
     #[arg(long)]
     pub(crate) once: bool,
     /// First and longest pause before campaigning again
@@ -37,15 +38,8 @@ pub(crate) struct ElectArgs {
     /// What to publish while leading, such as an address
     #[arg(help_heading = "Shown to others", long)]
     pub(crate) value: Option<String>,
-    /// One line for people [default: the command's name]
-    #[arg(help_heading = "Shown to others", long, value_name = "TEXT")]
-    pub(crate) note: Option<String>,
-    /// More for programs: KEY=VALUE, or a JSON object; may be repeated
-    #[arg(help_heading = "Shown to others", long, value_name = "K=V")]
-    pub(crate) meta: Vec<String>,
-    /// Show the command's arguments to others, not only its name
-    #[arg(help_heading = "Shown to others", long)]
-    pub(crate) show_args: bool,
+    #[command(flatten)]
+    pub(crate) notes: NoteArgs,
 
     /// Print each change of leader
     #[arg(long, group = "look", conflicts_with_all = ["command", "shell"])]

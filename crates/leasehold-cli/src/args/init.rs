@@ -5,10 +5,10 @@ use clap::ValueHint;
 /// Prepare a backend for locks.
 #[derive(Clone, Debug, clap::Args)]
 #[command(
-    after_help = "file: makes the directory that users of this machine share; without the right to, the one of this user.\n\
-                        postgres: installs or updates the schema; then: select leasehold.allow('app');\n\
-                        redis: and redlock: need nothing; their rights are tried.\n\
-                        Safe to repeat, and for two at once.\n\n\
+    after_help = "file: makes the directory that users of this machine share; without the rights, one for this user.\n\
+                        postgres: installs or updates the schema; select leasehold.allow('app') lets a role use it.\n\
+                        redis: and redlock: need no preparation; init checks the rights.\n\
+                        It is safe to run init again, and on several hosts at once.\n\n\
                         Examples:\n  sudo leasehold init file: --group deploy     one directory for the members of a group\n  \
                         sudo leasehold init file: --everybody        one directory for all users\n  \
                         leasehold init postgres://owner@db/shop"
@@ -26,13 +26,14 @@ pub(crate) struct InitArgs {
     /// Print the SQL instead of running it: one statement, for a migration's own transaction
     #[arg(long)]
     pub(crate) print_sql: bool,
-    /// Print what brings this version to the newest; an empty database has 0
+    /// Print the SQL that updates a schema of this version to the newest; 0: there is no schema yet
     #[arg(long, value_name = "VERSION", requires = "print_sql", default_value_t = 0)]
     pub(crate) from: i32,
-    /// Print what removes everything, leases and history included
-    #[arg(long, requires = "print_sql", conflicts_with = "from")]
+    /// Print the SQL that removes the schema with all leases and history, and what --expose put into other schemas
+    #[arg(long, requires = "print_sql", conflicts_with_all = ["from", "expose"])]
     pub(crate) uninstall: bool,
-    /// Also put acquire_lock and its kin, and their views, where unqualified and rpc callers look, such as public
+    /// Also make acquire_lock and the other SQL functions and views in this schema, such as public, for callers that
+    /// name no schema and for rpc
     #[arg(long, value_name = "SCHEMA")]
     pub(crate) expose: Option<String>,
 }

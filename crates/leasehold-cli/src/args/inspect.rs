@@ -1,8 +1,8 @@
 //! The arguments of the commands that show or evict leases.
 
-use std::{str::FromStr, time::Duration};
+use std::{str::FromStr, sync::LazyLock, time::Duration};
 
-use clap::ValueEnum;
+use clap::{ValueEnum, builder::PossibleValue};
 use leasehold::lease::{Ending, Mode, Timestamp};
 
 use crate::duration;
@@ -20,7 +20,7 @@ pub(crate) struct ListArgs {
     /// Only locks that somebody waits for
     #[arg(long)]
     pub(crate) waiting: bool,
-    /// Only locks held or waited for by such a holder; * and ? match
+    /// Only locks held or waited for by holders that match this pattern; * and ? are wildcards
     #[arg(long, value_name = "GLOB")]
     pub(crate) holder: Option<String>,
     /// Only this kind: exclusive, shared, permit or leader
@@ -38,7 +38,7 @@ pub(crate) struct ListArgs {
     /// No line of column names, no line of totals
     #[arg(long)]
     pub(crate) no_headers: bool,
-    /// Keep showing, as it changes
+    /// Show the list again whenever it changes, until Ctrl-C
     #[arg(short, long)]
     pub(crate) watch: bool,
 }
@@ -100,50 +100,47 @@ pub(crate) struct WatchArgs {
 }
 
 /// What happens to locks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EventArg {
-    /// Someone queued
+    /// Someone queued.
     Waiting,
-    /// Someone holds
+    /// Someone holds.
     Acquired,
-    /// A lease or a wait ended
+    /// A lease or a wait ended.
     Ended,
-    /// Ended: released by its holder
-    Released,
-    /// Ended: released, the work failed
-    Failed,
-    /// Ended: ran out
-    Expired,
-    /// Ended: the process or connection died
-    Disconnected,
-    /// Ended: taken away by an operator
-    Evicted,
-    /// Ended: reached its max_hold
-    #[value(name = "max_hold")]
-    MaxHold,
-    /// Ended: the wait ran out
-    #[value(name = "gave_up")]
-    GaveUp,
-    /// Ended: the wait was abandoned
-    Cancelled,
+    /// A lease or a wait ended in this way.
+    EndedBy(EndingArg),
 }
 
 impl EventArg {
     /// The word used everywhere.
-    pub(crate) const fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
             Self::Acquired => "acquired",
             Self::Ended => "ended",
-            Self::Released => "released",
-            Self::Failed => "failed",
-            Self::Expired => "expired",
-            Self::Disconnected => "disconnected",
-            Self::Evicted => "evicted",
-            Self::MaxHold => "max_hold",
-            Self::GaveUp => "gave_up",
-            Self::Cancelled => "cancelled",
+            Self::EndedBy(ending) => Ending::from(ending).as_str(),
         }
+    }
+}
+
+impl ValueEnum for EventArg {
+    fn value_variants<'a>() -> &'a [Self] {
+        static ALL: LazyLock<Vec<EventArg>> = LazyLock::new(|| {
+            let endings = EndingArg::value_variants().iter().copied().map(EventArg::EndedBy);
+            [EventArg::Waiting, EventArg::Acquired, EventArg::Ended].into_iter().chain(endings).collect()
+        });
+        &ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let help = match self {
+            Self::Waiting => "Someone queued",
+            Self::Acquired => "Someone holds",
+            Self::Ended => "A lease or a wait ended",
+            Self::EndedBy(ending) => return ending.to_possible_value(),
+        };
+        Some(PossibleValue::new(self.as_str()).help(help))
     }
 }
 
@@ -157,13 +154,13 @@ pub(crate) struct HistoryArgs {
     /// Only what ended since: 2h (ago), 2026-11-15, 2026-11-15T02:00:00Z
     #[arg(long, value_name = "WHEN")]
     pub(crate) since: Option<When>,
-    /// Only what ended before
+    /// Only what ended before this time, written in the same way
     #[arg(long, value_name = "WHEN")]
     pub(crate) until: Option<When>,
     /// Only these: released, failed, expired, disconnected, evicted, max_hold, gave_up, cancelled; may be repeated
     #[arg(long, value_enum, hide_possible_values = true, value_delimiter = ',')]
     pub(crate) event: Vec<EndingArg>,
-    /// Only what someone may want to look into
+    /// Only what went wrong: everything but released and cancelled
     #[arg(long)]
     pub(crate) failures: bool,
     /// Instead: how often each job was skipped because its lock was busy, and when it last succeeded

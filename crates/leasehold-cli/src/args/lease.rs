@@ -36,6 +36,13 @@ pub(crate) struct ShownArgs {
     /// Who holds it [default: user@host:pid:random]
     #[arg(help_heading = "Shown to others", long, value_name = "ID")]
     pub(crate) holder: Option<String>,
+    #[command(flatten)]
+    pub(crate) notes: NoteArgs,
+}
+
+/// What others see of the work.
+#[derive(Debug, clap::Args)]
+pub(crate) struct NoteArgs {
     /// One line for people [default: the command's name]
     #[arg(help_heading = "Shown to others", long, value_name = "TEXT")]
     pub(crate) note: Option<String>,
@@ -47,9 +54,9 @@ pub(crate) struct ShownArgs {
     pub(crate) show_args: bool,
 }
 
-/// Take a lease without a process to hold it, and print its handle.
+/// Take a lock that outlives this command, and print the handle of its lease.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Nobody renews such a lease: it ends after --ttl unless `renew` or `release` comes first.\n\
+#[command(after_help = "Nobody renews the lease: it ends after --ttl unless `renew` or `release` comes first.\n\
                         With --while-pid a background process renews it until that process ends, even by kill -9.\n\n\
                         Examples:\n  lease=$(leasehold acquire nightly --while-pid $$) || exit   # until this script ends, or until:\n  \
                         leasehold release --lease \"$lease\"\n\n  lease=$(leasehold acquire deploy:prod -w 10m --ttl 15m --note \"release 4.2\") || exit\n  \
@@ -100,7 +107,7 @@ pub(crate) struct LeaseArgs {
     pub(crate) lease_file: Option<PathBuf>,
 }
 
-/// Tell whether a lease is still held, or whether a job succeeded lately.
+/// Check that a lease is still held, or that a job succeeded lately.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "leasehold check [--lease HANDLE | --lease-file PATH]\n       leasehold check <NAME> --succeeded-within <D>",
@@ -124,7 +131,7 @@ pub(crate) struct CheckArgs {
 pub(crate) struct RenewArgs {
     #[command(flatten)]
     pub(crate) lease: LeaseArgs,
-    /// How long the lease lives from now on; never shorter than it already has
+    /// How long the lease lives from now on; never shortens it
     #[arg(long, value_name = "D", value_parser = duration::parse)]
     pub(crate) ttl: Duration,
 }

@@ -19,7 +19,7 @@ pub(crate) use self::{
     elect::ElectArgs,
     init::InitArgs,
     inspect::{EventArg, EvictArgs, HistoryArgs, InspectArgs, ListArgs, SortBy, WatchArgs, When},
-    lease::{AcquireArgs, AskArgs, CheckArgs, LeaseArgs, RenewArgs, ShownArgs},
+    lease::{AcquireArgs, AskArgs, CheckArgs, LeaseArgs, NoteArgs, RenewArgs, ShownArgs},
     run::{FlockArgs, HookArgs, RunArgs},
     self_commands::{CompletionsArgs, ManArgs, SchemaArgs, Shell, VersionArgs},
 };
@@ -76,7 +76,7 @@ pub(crate) struct Global {
     /// Errors only [env: LEASEHOLD_LOG=quiet]
     #[arg(short, long, global = true, help_heading = "Global options", conflicts_with = "verbose")]
     pub(crate) quiet: bool,
-    /// Timings; twice: everything [env: LEASEHOLD_LOG=info|debug]
+    /// Say what happens and how long it takes; -vv: everything [env: LEASEHOLD_LOG=info|debug]
     #[arg(short, long, action = clap::ArgAction::Count, global = true, help_heading = "Global options")]
     pub(crate) verbose: u8,
     /// Colours: auto, always or never [env: NO_COLOR, CLICOLOR_FORCE]
@@ -90,7 +90,7 @@ pub(crate) struct Global {
         help_heading = "Global options"
     )]
     pub(crate) color: Color,
-    /// How long to try to reach the backend, and no longer than -w [default: 10s; 3s with -n and for read-only
+    /// How long to try to reach the backend, but never longer than -w [default: 10s; 3s with -n and for read-only
     /// commands]
     #[arg(long, value_parser = duration::parse, value_name = "D", global = true, help_heading = "Global options")]
     pub(crate) connect_timeout: Option<Duration>,
@@ -125,13 +125,13 @@ pub(crate) enum Command {
     Run(Box<RunArgs>),
     /// Run a command only while leader, or follow who leads
     Elect(Box<ElectArgs>),
-    /// Take a lease without a process to hold it, and print its handle
+    /// Take a lock that outlives this command, and print the handle of its lease
     Acquire(Box<AcquireArgs>),
     /// Give a lease taken by `acquire` more time
     Renew(RenewArgs),
-    /// Give a lease taken by `acquire` back
+    /// Give back a lease taken by `acquire`
     Release(LeaseArgs),
-    /// Tell whether a lease is still held, or a job succeeded lately: exit 0 if so, 1 if not
+    /// Check that a lease is still held, or that a job succeeded lately: exit 0 if so, 1 if not
     Check(CheckArgs),
     /// Show held locks and who waits for them
     #[command(visible_alias = "ls")]

@@ -11,9 +11,10 @@ use crate::duration;
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "leasehold run [OPTIONS] <NAME> [--] <COMMAND> [ARG]…\n       leasehold run [OPTIONS] <NAME> -c <SHELL STRING>",
-    after_help = "The lock is given back only when the command and what it started are gone. Daemons, which left the\n\
-                  session, may run on; whatever else outlives the command is stopped and named (see --stragglers).\n\
-                  If the lease cannot be renewed, they are stopped before it ends; if it is taken away, at once. Both exit 121.\n\n\
+    after_help = "The lock is given back only when the command and what it started are gone. What outlives the command \
+                  is stopped and named (see --stragglers), but for daemons, which have left the session.\n\
+                  If the lock is lost, the command is stopped and the exit code is 121: before the lease ends if it \
+                  cannot be renewed, at once if it was taken away.\n\n\
                   Examples:\n  leasehold run backup -- ./backup.sh             wait for the lock, for as long as it takes\n  \
                   leasehold run -n -E 0 --min-hold 45s mail -- ./mail.sh   cron on many hosts: one of them runs it\n  \
                   leasehold run -w 10m --ttl 15s deploy -- make   wait ten minutes at most\n  \
@@ -36,13 +37,13 @@ pub(crate) struct RunArgs {
     /// Length of the lease; it is renewed every third of it [default: 30s]
     #[arg(long, value_name = "D", value_parser = duration::parse)]
     pub(crate) ttl: Option<Duration>,
-    /// One more lock, all or nothing; may be repeated
+    /// Take this lock, too: all of them or none; may be repeated
     #[arg(long, value_name = "NAME", conflicts_with_all = ["shared", "limit"])]
     pub(crate) also: Vec<String>,
-    /// Keep the lock at least this long
+    /// Keep the lock at least this long, though the command ends earlier
     #[arg(long, value_name = "D", value_parser = duration::parse)]
     pub(crate) min_hold: Option<Duration>,
-    /// Stop the command after this long, exit 124
+    /// Stop the command after this long (TERM, then KILL), and exit 124
     #[arg(long, value_name = "D", value_parser = duration::parse)]
     pub(crate) max_hold: Option<Duration>,
     #[command(flatten)]
@@ -71,11 +72,11 @@ pub(crate) struct RunArgs {
 /// What to run when something else than success came of it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct HookArgs {
-    /// Run this through the shell if the command failed or could not be run, the lock was lost, or the backend failed,
-    /// for 30s at most; the report is on its standard input
+    /// If the exit code is not 0, run this shell command, for 30s at most, with the report on its standard input: the
+    /// command failed, was ended by a signal or could not be run, the lock was lost, or the backend failed
     #[arg(help_heading = "Hooks", long, value_name = "STRING", value_hint = ValueHint::CommandString)]
     pub(crate) on_failure: Option<OsString>,
-    /// The same if the lock was not acquired
+    /// Run this one instead if the lock was not acquired; the report says who holds it
     #[arg(help_heading = "Hooks", long, value_name = "STRING", value_hint = ValueHint::CommandString)]
     pub(crate) on_skip: Option<OsString>,
 }

@@ -23,9 +23,9 @@ use crate::{
     variables::environment,
     work::{
         connect_retry::ConnectRetry,
+        identity,
         lock_request::{self, LockRequest, WaitLimit},
         nested::{self, AncestorLock},
-        note,
         wait::{self, Waited, Wanted},
     },
 };
@@ -135,7 +135,7 @@ impl AcquireCommand<'_> {
         self.hand_over(&taken, explained).await?;
         // If our launcher is gone, the watched process alone decides.
         match keeper.handed_over() {
-            Ok(kept) => Ok(kept.keep(self.locks, guard, self.args.on_lost, grace).await),
+            Ok(kept) => Ok(kept.keep(self.locks, guard, self.args.on_lost, grace, self.context.output).await),
             Err(error) => {
                 let _lapses_by_itself = guard.release_as(Outcome::Cancelled).await;
                 Err(CommandError::unavailable(format!("cannot go to the background: {error}")))
@@ -212,9 +212,9 @@ fn plan(args: &AcquireArgs) -> Result<LockRequest> {
         ttl: lock_request::ttl(args.ttl, None, Ttl::DEFAULT)?,
         wait: WaitLimit::of(&args.ask),
         began: SystemClock.now(),
-        holder: note::holder("--holder", args.holder.as_deref())?,
-        note: note::note(args.note.as_deref(), &process, false)?,
-        metadata: note::metadata(&args.meta)?,
+        holder: identity::holder("--holder", args.holder.as_deref())?,
+        note: identity::note(args.note.as_deref(), &process, false)?,
+        metadata: identity::metadata(&args.meta)?,
     })
 }
 

@@ -11,7 +11,7 @@ use leasehold::{
 };
 use serde_json::json;
 
-use super::CommandContext;
+use super::{CommandContext, lacks_schema};
 use crate::{
     duration::{Brief, Measured},
     exit::{self, Result},
@@ -31,11 +31,16 @@ pub(crate) async fn run(context: &CommandContext<'_>) -> Result<u8> {
     let connected = context.open(None, &ConnectRetry::once(&context.settings, context.output)).await;
     let (findings, kind) = match connected {
         Ok(locks) => (examine(context, &locks).await, Some(locks.guarantees().kind)),
-        Err(failure) if failure.code == exit::UNAVAILABLE || failure.code == exit::NO_PERMISSION => {
-            let hint = failure.hint.map(|hint| format!("; {hint}")).unwrap_or_default();
-            (vec![Finding::new(Severity::Failure, "reachable", failure.message + &hint)], None)
+        Err(failure) => {
+            let subject = match failure.code {
+                exit::UNAVAILABLE => "reachable",
+                exit::NO_PERMISSION => "rights",
+                _ if lacks_schema(&failure) => "schema",
+                _ => return Err(failure),
+            };
+            let hint = failure.hint.map(|hint| format!(" → {hint}")).unwrap_or_default();
+            (vec![Finding::new(Severity::Failure, subject, failure.message + &hint)], None)
         }
-        Err(failure) => return Err(failure),
     };
     let count = |severity: Severity| findings.iter().filter(|finding| finding.severity == severity).count();
     let (failures, warnings) = (count(Severity::Failure), count(Severity::Warning));

@@ -6,7 +6,7 @@ use leasehold::{
     Election, Guard, Leader, Leasehold, Resource, Ttl,
     clock::{Clock, SystemClock},
 };
-use leasehold_supervise::{Launch, Limits, Signals};
+use leasehold_supervise::{Launch, Limits, Signal, Signals};
 use serde_json::{Value, json};
 
 use super::{CommandContext, time_format};
@@ -15,16 +15,16 @@ use crate::{
     duration::{Brief, millis},
     exit::{self, CommandError, Result},
     json,
-    output::Line,
+    output::{Line, Output},
     variables::environment,
     work::{
         environment::variables,
+        identity::{self, short},
         lock_request::{self, WaitLimit},
         nested::{self, AncestorLock},
-        note::{self, short},
         report::RunOutcome,
         run_under_lease::{Work, WorkResult},
-        supervisor_process,
+        supervisor_entry,
         wait::{self, Waited, Wanted},
     },
 };
@@ -38,7 +38,7 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &ElectArgs) -> Resul
         return match (args.observe, args.leader) {
             (true, _) => observe(context, &resource, &election).await,
             (_, true) => show_leader(context, &resource, &election).await,
-            _ => resign(context, &resource, &election, &note::operator(&locks, &environment)).await,
+            _ => resign(context, &resource, &election, &identity::operator(&locks, &environment)).await,
         };
     }
     let command = context.command(&args.child, "elect")?;
@@ -54,9 +54,9 @@ async fn campaign(
 ) -> Result<u8> {
     let ttl = lock_request::ttl(args.ttl, context.settings.ttl, Ttl::ELECTION)?;
     let limits = args.child.limits(ttl, context.settings.kill_after)?;
-    let id = note::holder("--id", args.id.as_deref())?;
-    let shown = note::note(args.note.as_deref(), &command, args.show_args)?;
-    let metadata = note::metadata(&args.meta)?;
+    let id = identity::holder("--id", args.id.as_deref())?;
+    let shown = identity::note(args.notes.note.as_deref(), &command, args.notes.show_args)?;
+    let metadata = identity::metadata(&args.notes.meta)?;
     let output = context.output;
     let mut signals =
         Signals::catch().map_err(|error| CommandError::unavailable(format!("cannot catch signals: {error}")))?;
@@ -64,7 +64,10 @@ async fn campaign(
     let locks = tokio::select! {
         biased;
         locks = context.open(id, &connect_retry) => locks?,
-        signal = signals.next_ending() => return Ok(exit::of_signal(signal.number())),
+        signal = signals.next_ending() => {
+            let who = args.id.as_deref().unwrap_or("this candidate");
+            return Ok(ended_by(signal, &format!("{who} no longer campaigns for {resource}"), &resource, output));
+        }
     };
     let limits = args.child.within(limits, locks.guarantees().silence_limit)?;
     let outers = AncestorLock::all(&environment);
@@ -83,26 +86,33 @@ async fn campaign(
         election = election.note(note);
     }
     let wanted = Wanted { locks: &locks, resource: &resource, wait: WaitLimit::Forever, connect_retry: &connect_retry };
+    let no_longer = |does: &str| format!("{} no longer {does} {resource}", short(locks.holder().as_str()));
     let mut pause = args.backoff.first;
     loop {
         let line = match wait::wait(wanted, async || election.campaign().await, &mut signals, output).await {
             Ok(Waited::Acquired { held: guard, explained }) => {
                 output.print(wait::acquired(guard.lease(), explained));
-                let who = short(guard.holder().as_str()).to_owned();
                 let work = work(context, args, &guard, &outers, limits, command.clone(), &locks);
                 let done = work.run(&locks, vec![guard], &mut signals, output).await;
                 if let Some(code) = final_code(args, &done) {
+                    if done.outcome == RunOutcome::Interrupted
+                        && let Some(signal) = done.ended.and_then(|ended| ended.interrupted)
+                    {
+                        ended_by(signal, &no_longer("leads"), &resource, output);
+                    }
                     return Ok(code);
                 }
                 if done.held > args.backoff.most {
                     pause = args.backoff.first;
                 }
                 let details = done.details.unwrap_or_default();
-                Line::new("backoff", format!("{who} no longer leads {resource}: {details}; {}", again(pause)))
+                Line::new("backoff", format!("{}: {details}; {}", no_longer("leads"), again(pause)))
                     .with("details", details)
                     .with("reason", done.reason)
             }
-            Ok(Waited::Interrupted(signal)) => return Ok(exit::of_signal(signal.number())),
+            Ok(Waited::Interrupted(signal)) => {
+                return Ok(ended_by(signal, &no_longer("campaigns for"), &resource, output));
+            }
             Ok(Waited::NotAcquired(error)) => return Err(CommandError::from(error)),
             Err(failure) if failure.code == exit::UNAVAILABLE && !args.once => {
                 Line::new("backoff", format!("{}; {}", failure.message, again(pause)))
@@ -116,12 +126,19 @@ async fn campaign(
             biased;
             signal = signals.next_ending() => {
                 wait::leave(&locks).await;
-                return Ok(exit::of_signal(signal.number()));
+                return Ok(ended_by(signal, &no_longer("campaigns for"), &resource, output));
             }
             () = SystemClock.sleep_until(SystemClock.now().after(pause)) => {}
         }
         pause = (pause * 2).min(args.backoff.most);
     }
+}
+
+/// Says what ends with us; our exit code.
+fn ended_by(signal: Signal, no_longer: &str, resource: &Resource, output: &Output) -> u8 {
+    let line = Line::new("interrupted", format!("{no_longer}: ended by {signal}"));
+    output.print(line.with("lock", resource.as_str()).with("reason", signal.to_string()));
+    exit::of_signal(signal.number())
 }
 
 fn again(pause: Duration) -> String {
@@ -148,7 +165,7 @@ fn work(
         launch: Launch {
             command,
             env: variables(&leases, locks.guarantees().kind, outers, &context.settings.for_child),
-            supervisor: supervisor_process::program(context.output.style()),
+            supervisor: supervisor_entry::program(context.output.style()),
             ..Launch::default()
         },
         limits,

@@ -8,7 +8,7 @@ use leasehold::{
 };
 use serde_json::json;
 
-use super::{CommandContext, lock_view::LockSummary};
+use super::{CommandContext, lock_summary::LockSummary};
 use crate::{
     args::EvictArgs,
     duration::Brief,
@@ -18,8 +18,8 @@ use crate::{
     settings::Level,
     variables::environment,
     work::{
+        identity::{self, short},
         lock_request,
-        note::{self, short},
     },
 };
 
@@ -52,7 +52,7 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &EvictArgs) -> Resul
         let who = short(holder.holder.as_str());
         confirm(context, &name, &format!("{name} is held by {who}{note} for {held}, {waiting} waiting"))?;
     }
-    let by = note::operator(&locks, &environment);
+    let by = identity::operator(&locks, &environment);
     match locks.evict(&name, fence, &format!("{} (by {by})", args.reason.trim())).await? {
         Evicted::Evicted { holder } => {
             if context.output.style().json {

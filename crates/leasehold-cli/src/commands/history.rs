@@ -19,7 +19,7 @@ use crate::{
     settings::Level,
     shell,
     table::{self, Table},
-    work::{lock_request, note::short, runs},
+    work::{identity::short, lock_request, runs},
 };
 
 const HEADER: [&str; 8] = ["ENDED", "NAME", "EVENT", "HOLDER", "WAITED", "HELD", "FENCE", "DETAILS"];
@@ -81,7 +81,9 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &HistoryArgs) -> Res
         json::write(&render(context, args, &ended, now))?;
     }
     if is_truncated {
-        context.output.print(Line::new("truncated", format!("{} shown, more exist: --limit", ended.len())));
+        context
+            .output
+            .print(Line::new("truncated", format!("{} shown; there are more: use a higher --limit", ended.len())));
     }
     Ok(exit::OK)
 }

@@ -76,13 +76,12 @@ async fn database(context: &CommandContext<'_>, args: &InitArgs) -> Result<u8> {
     let settings = &context.settings;
     let options = |limit| PostgresOptions::from_url(&settings.url, &settings.namespace, Arc::new(SystemClock), limit);
     if args.print_sql {
-        let expose = args.expose.as_deref();
-        let sql = if args.uninstall {
-            postgres::uninstall_sql(&options(Duration::ZERO)?, expose)
+        let options = options(Duration::ZERO)?;
+        json::print(if args.uninstall {
+            postgres::uninstall_sql(&options)
         } else {
-            postgres::sql_since(&options(Duration::ZERO)?, expose, args.from)
-        };
-        json::print(sql.map_err(CommandError::from)?)?;
+            postgres::sql_since(&options, args.expose.as_deref(), args.from)?
+        })?;
         return Ok(exit::OK);
     }
     let connect_retry = context.connect_retry(WaitLimit::Forever);

@@ -17,17 +17,16 @@ use serde_json::{Value, json};
 
 use super::{
     CommandContext,
-    lock_view::{LockSummary, expiry_words},
+    lock_summary::{LockSummary, expiry_words},
     time_format, unknown_lock,
 };
 use crate::{
     args::InspectArgs,
+    command_ended::{self, CommandEnded},
     duration::{Brief, Measured, millis},
     exit::{self, Result},
-    json,
-    min_hold::{self, CommandEnded},
-    shell,
-    work::{lock_request, note::short, runs},
+    json, shell,
+    work::{identity::short, lock_request, runs},
 };
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -142,7 +141,7 @@ fn holder_lines(holder: &LeaseRecord, locks: &Leasehold, now: Timestamp) -> Vec<
     if locks.guarantees().liveness == Liveness::Process {
         lines.extend(keepers(holder.holder.as_str()).map(|words| format!("  {:<9} {words}", "process")));
     }
-    let metadata = min_hold::without_mark(&holder.metadata);
+    let metadata = command_ended::without_mark(&holder.metadata);
     if !metadata.is_empty() {
         lines.push(format!("  {:<9} {}", "meta", Value::Object(metadata)));
     }

@@ -10,7 +10,10 @@ use std::{
     io::{self, Write},
     os::{
         fd::{AsRawFd, OwnedFd},
-        unix::process::{CommandExt, ExitStatusExt, parent_id},
+        unix::{
+            fs::OpenOptionsExt,
+            process::{CommandExt, ExitStatusExt, parent_id},
+        },
     },
     process::{Command, ExitStatus},
     time::Duration,
@@ -23,9 +26,10 @@ use leasehold::{
 };
 use leasehold_supervise::{Caught, OnLost, Signal, Signals};
 use rustix::{
+    fs::OFlags,
     io::Errno,
     pipe::{PipeFlags, pipe_with},
-    process::{self, Pid, PidfdFlags, pidfd_open, pidfd_send_signal},
+    process::{self, Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open, pidfd_send_signal},
     stdio::{dup2_stderr, dup2_stdin, dup2_stdout},
 };
 use tokio::{
@@ -37,7 +41,8 @@ use super::CommandContext;
 use crate::{
     args::AcquireArgs,
     exit::{self, CommandError, Result},
-    work::run_under_lease::RELEASE_LIMIT,
+    output::Output,
+    work::run_under_lease::{RELEASE_LIMIT, evicted, lost, who_evicted},
 };
 
 /// How long to look whether a lease was released, before its process learns that it is lost.
@@ -189,7 +194,14 @@ pub(crate) struct DetachedHolder {
 impl DetachedHolder {
     /// Keeps the lease until the process ends, then releases it. A process whose lease is lost gets a signal, `grace`
     /// before the end of a lease that cannot be renewed.
-    pub(crate) async fn keep(self, locks: &Leasehold, guard: Guard, on_lost: OnLost, grace: Duration) -> u8 {
+    pub(crate) async fn keep(
+        self,
+        locks: &Leasehold,
+        guard: Guard,
+        on_lost: OnLost,
+        grace: Duration,
+        output: &Output,
+    ) -> u8 {
         let lease = guard.lease().clone();
         let loss = tokio::select! {
             biased;
@@ -206,8 +218,12 @@ impl DetachedHolder {
             OnLost::Signal(signal) => Some(signal),
             OnLost::Continue => None,
         };
+        self.say_lost(&lease, loss.unwrap_or(Loss::RenewTimeout), signal, output);
         if let Some(signal) = signal {
             let _ended_meanwhile = pidfd_send_signal(self.process.get_ref(), signal.into());
+        }
+        if let Some(details) = who_evicted(locks, &lease).await {
+            output.print(evicted(&lease, &details));
         }
         tokio::select! {
             biased;
@@ -215,6 +231,49 @@ impl DetachedHolder {
             _ended = self.process.readable() => give_back(guard).await,
         }
     }
+}
+
+impl DetachedHolder {
+    /// Says on the standard error of the process why it gets a signal.
+    ///
+    /// Our own was closed: whoever reads it, such as ssh, would wait for us.
+    fn say_lost(&self, lease: &Lease, loss: Loss, signal: Option<Signal>, output: &Output) {
+        let Some((pid, stderr)) = stderr_of(self.process.get_ref()) else { return };
+        if dup2_stderr(&stderr).is_err() {
+            return;
+        }
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let process = format!("{} ({pid})", name.trim_end());
+        let what = match signal {
+            Some(signal) => format!("Sending {signal} to {process}"),
+            None => format!("{process} goes on without the lock (--on-lost continue)"),
+        };
+        output.print(lost(lease, loss, &what));
+    }
+}
+
+/// The number of a process that still runs, and its standard error.
+fn stderr_of(process: &OwnedFd) -> Option<(i32, OwnedFd)> {
+    let number = u32::try_from(process.as_raw_fd()).ok()?;
+    let pid = pid_of(number).ok().filter(|pid| *pid > 0)?;
+    // Shares the position in a file. Not everybody may do this to a process that is not a child; a socket cannot be
+    // opened by its path.
+    let stderr = pidfd_getfd(process, 2, PidfdGetfdFlags::empty()).or_else(|_| opened_stderr(pid)).ok()?;
+    // The number was not given to another meanwhile.
+    (pid_of(number).ok()? == pid).then_some((pid, stderr))
+}
+
+/// The standard error of a process, opened by its path. A pipe without a reader would keep us, and a terminal would
+/// become ours.
+fn opened_stderr(pid: i32) -> io::Result<OwnedFd> {
+    let opened = fs::read_to_string(format!("/proc/{pid}/fdinfo/2"))?;
+    let bits = opened.lines().find_map(|line| u32::from_str_radix(line.strip_prefix("flags:")?.trim(), 8).ok());
+    // What is open for reading only is a file that the process does not write to.
+    if bits.is_none_or(|bits| OFlags::from_bits_retain(bits) & OFlags::ACCMODE == OFlags::RDONLY) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
+    Ok(File::options().append(true).custom_flags(flags).open(format!("/proc/{pid}/fd/2"))?.into())
 }
 
 async fn give_back(guard: Guard) -> u8 {

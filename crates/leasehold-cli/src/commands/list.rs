@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::{
     CommandContext,
-    lock_view::{LockSummary, expiry_words},
+    lock_summary::{LockSummary, expiry_words},
 };
 use crate::{
     args::{ListArgs, SortBy},
@@ -103,7 +103,7 @@ async fn render(context: &CommandContext<'_>, args: &ListArgs, locks: &Leasehold
         {
             let _infallible = write!(place, " ({remark})");
         }
-        let more = if truncated { " (more exist: --limit)" } else { "" };
+        let more = if truncated { " (there are more: use a higher --limit)" } else { "" };
         let namespace = &settings.namespace;
         let _infallible =
             writeln!(text, "{count} {locks_word}{more}, {waiting} waiting · {place} · namespace {namespace}");

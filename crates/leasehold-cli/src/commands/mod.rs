@@ -9,15 +9,15 @@ mod evict;
 mod history;
 mod init;
 mod inspect;
-mod json_schema;
 pub(crate) mod keep;
 mod lease_arg;
 mod list;
-mod lock_view;
+mod lock_summary;
 mod man;
 mod release;
 mod renew;
 mod run;
+mod schema;
 mod time_format;
 mod unknown_lock;
 mod version;
@@ -50,13 +50,13 @@ fn dispatch(cli: &Cli, args: &[OsString], output: &Output) -> Result<u8> {
     match &cli.command {
         Command::Completions(completions) => return completions::run(completions),
         Command::Man(man) => return man::run(man),
-        Command::Schema(schema) => return json_schema::run(schema),
+        Command::Schema(schema) => return schema::run(schema),
         Command::Version(_) => return version::run(output),
         _ => {}
     }
     let global = match &cli.command {
         Command::Init(init) if init.backend_url.is_some() && cli.global.backend.is_some() => {
-            return Err(CommandError::usage("init takes one URL: after -b, or alone"));
+            return Err(CommandError::usage("init takes one URL, either after -b or as its argument"));
         }
         Command::Init(init) if init.backend_url.is_some() => {
             &Global { backend: init.backend_url.clone(), ..cli.global.clone() }
@@ -104,6 +104,11 @@ fn own_directory_hint() -> String {
     format!(
         "file: is in ${name}, which is {value}; set {name} to a directory of this user, or name another place: -b file:///path"
     )
+}
+
+/// Whether the database was reached, and `init` has not made its schema or has not updated it.
+fn lacks_schema(failure: &CommandError) -> bool {
+    failure.code == exit::CONFIG && failure.message.contains("`leasehold init`")
 }
 
 /// What every command has.
@@ -166,8 +171,7 @@ impl CommandContext<'_> {
     /// Adds what to do to a backend that cannot be opened; for a database that is not ready, the command that makes
     /// it so.
     fn advise(&self, failure: CommandError) -> CommandError {
-        let lacks_schema = failure.code == exit::CONFIG && failure.message.contains("`leasehold init`");
-        if lacks_schema {
+        if lacks_schema(&failure) {
             return failure.hint(self.settings.command("init"));
         }
         match self.settings.default_directory() {

@@ -20,14 +20,13 @@ use crate::{
     variables::environment,
     work::{
         environment::variables,
-        hooks,
+        hooks, identity,
         lock_request::{self, LockRequest, WaitLimit},
         metrics_textfile::TextFile,
         nested::{self, AncestorLock},
-        note,
         report::{self, Report, ReportFile, RunOutcome},
         run_under_lease::{Work, WorkResult},
-        runs, supervisor_process,
+        runs, supervisor_entry,
         wait::{self, Waited, Wanted},
     },
 };
@@ -57,6 +56,7 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &RunArgs) -> Result<
         reason: None,
         backend: context.settings.url.split(':').next().unwrap_or_default().to_owned(),
         holder: plan.request.holder.as_ref().map(ToString::to_string),
+        holders: None,
         fence: None,
         waited: Duration::ZERO,
         held: None,
@@ -121,9 +121,9 @@ fn plan<'a>(context: &CommandContext<'_>, args: &'a RunArgs) -> Result<JobPlan<'
         ttl,
         wait: WaitLimit::of(&args.ask),
         began: SystemClock.now(),
-        holder: note::holder("--holder", args.shown.holder.as_deref())?,
-        note: note::note(args.shown.note.as_deref(), &command, args.shown.show_args)?,
-        metadata: note::metadata(&args.shown.meta)?,
+        holder: identity::holder("--holder", args.shown.holder.as_deref())?,
+        note: identity::note(args.shown.notes.note.as_deref(), &command, args.shown.notes.show_args)?,
+        metadata: identity::metadata(&args.shown.notes.meta)?,
     };
     Ok(JobPlan { args, command, request, limits, beside: None })
 }
@@ -175,6 +175,7 @@ async fn attempt(
             wait::say_not_acquired(wanted, &error, code, &context.settings, output).await;
             wait::leave(&locks).await;
             report.outcome = RunOutcome::NotAcquired;
+            report.holders = Some(error.holders().to_vec());
             report.reason =
                 Some(String::from(if plan.request.wait == WaitLimit::Try { "busy" } else { "wait_elapsed" }));
             return Ok(code);
@@ -210,7 +211,7 @@ fn work(
         launch: Launch {
             command: plan.command.clone(),
             env: variables(&leases, locks.guarantees().kind, outers, &context.settings.for_child),
-            supervisor: supervisor_process::program(context.output.style()),
+            supervisor: supervisor_entry::program(context.output.style()),
             ..Launch::default()
         },
         limits: plan.limits,

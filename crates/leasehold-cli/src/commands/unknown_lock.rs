@@ -8,7 +8,7 @@ use leasehold::{
 };
 
 use super::CommandContext;
-use crate::{help::edit_distance, output::Line, shell};
+use crate::{output::Line, shell, usage::edit_distance};
 
 /// At most this many leases, and this many records of history, are scanned for similar names.
 const MAX_SCANNED: usize = 1000;

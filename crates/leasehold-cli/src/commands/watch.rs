@@ -10,7 +10,7 @@ use crate::{
     exit::{self, CommandError, Result},
     json,
     output::Line,
-    work::note::short,
+    work::identity::short,
 };
 
 /// Prints events until it is interrupted.

@@ -16,12 +16,15 @@ use super::report::{Report, RunOutcome};
 use crate::{
     args::HookArgs,
     duration::Brief,
+    exit,
     output::{Line, Output},
     shell,
 };
 
 /// A hook that takes longer is killed.
 const LIMIT: Duration = Duration::from_secs(30);
+/// Signals that come so soon after the one that ended us mean the same: timeout(1) sends one to us and one to our group.
+const ECHO_LIMIT: Duration = Duration::from_millis(100);
 /// How often to look whether it has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -31,12 +34,27 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 pub(crate) async fn run(hooks: &HookArgs, report: &Report, signals: &mut Signals, output: &Output) {
     let (flag, command) = match report.outcome {
         RunOutcome::NotAcquired => ("--on-skip", &hooks.on_skip),
-        RunOutcome::Interrupted | RunOutcome::Completed => return,
+        RunOutcome::Completed => return,
+        // Told to end, the command did so with success.
+        RunOutcome::Interrupted if report.exit_code == exit::OK => return,
         _ => ("--on-failure", &hooks.on_failure),
     };
     let Some(command) = command else { return };
+    if report.outcome == RunOutcome::Interrupted {
+        wait_out_echoes(signals).await;
+    }
     if let Err(words) = run_within(LIMIT, command, &format!("{}\n", report.to_json()), signals).await {
         output.print(Line::warning(format!("{flag}: {words}")));
+    }
+}
+
+async fn wait_out_echoes(signals: &mut Signals) {
+    let end = SystemClock.now().after(ECHO_LIMIT);
+    loop {
+        tokio::select! {
+            _echo = signals.next() => {}
+            () = SystemClock.sleep_until(end) => return,
+        }
     }
 }
 

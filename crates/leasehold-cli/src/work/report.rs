@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold::lease::Timestamp;
+use leasehold::lease::{HeldBy, Timestamp};
 use leasehold_supervise::{ChildEnd, Status, signal_name};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -78,6 +78,8 @@ pub(crate) struct Report {
     pub(crate) backend: String,
     /// Who we were.
     pub(crate) holder: Option<String>,
+    /// Who held the lock, if it was not acquired.
+    pub(crate) holders: Option<Vec<HeldBy>>,
     /// The number of the grant.
     pub(crate) fence: Option<u64>,
     /// How long the lock was waited for.
@@ -109,6 +111,7 @@ impl Report {
             "reason": self.reason,
             "backend": self.backend,
             "holder": self.holder,
+            "holders": self.holders.as_ref().map(|holders| holders.iter().map(json::held_by).collect::<Vec<_>>()),
             "fence": self.fence,
             "waited_ms": millis(self.waited),
             "held_ms": self.held.map(millis),

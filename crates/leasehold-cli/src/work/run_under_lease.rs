@@ -11,11 +11,11 @@ use leasehold_supervise::{
     Cause, ChildEnd, Launch, Limits, NotStarted, Notice, Signals, Status, Straggler, Stragglers, signal_name, supervise,
 };
 
-use super::{report::RunOutcome, supervisor_process};
+use super::{report::RunOutcome, supervisor_entry};
 use crate::{
+    command_ended,
     duration::{Brief, Measured},
     exit::{self, CommandError},
-    min_hold,
     output::{Line, Output},
     settings::Level,
 };
@@ -144,14 +144,12 @@ impl Work {
             Notice::Stopping { cause: Cause::Lost(loss), signal, grace } => {
                 let how = stopping(&signal.to_string(), grace);
                 let which = leases.iter().position(|lease| lease.check().is_err()).unwrap_or(0);
-                Line::lost(format!("{}: {}. Stopping {command} ({how})", lock(which), loss_message(loss)))
-                    .with("lock", lock(which))
-                    .with("reason", loss.as_str())
+                lost(&leases[which], loss, &format!("Stopping {command} ({how})"))
             }
             Notice::Stopping { cause: Cause::MaxHold, grace, .. } => Line::new(
                 "max_hold",
                 format!(
-                    "{} was held for {}, as long as it may be. Stopping {command} (TERM, then KILL in {})",
+                    "{} was held for {}, as long as --max-hold allows. Stopping {command} (TERM, then KILL in {})",
                     lock(0),
                     Brief(self.limits.max_hold.unwrap_or_default()),
                     Brief(grace.unwrap_or_default())
@@ -161,13 +159,9 @@ impl Work {
                 "interrupted",
                 format!("{signal} passed on to {command}; KILL follows in {}", Brief(grace.unwrap_or_default())),
             ),
-            Notice::ContinuesWithoutLease { loss } => Line::lost(format!(
-                "{}: {}. {command} goes on without the lock (--on-lost continue)",
-                lock(0),
-                loss_message(loss)
-            ))
-            .with("lock", lock(0))
-            .with("reason", loss.as_str()),
+            Notice::ContinuesWithoutLease { loss } => {
+                lost(&leases[0], loss, &format!("{command} goes on without the lock (--on-lost continue)"))
+            }
             Notice::Stragglers { left, choice } => {
                 let names = listed(&left);
                 let words = match choice {
@@ -194,7 +188,7 @@ impl Work {
             Notice::Overdue => Line::warning(format!(
                 "{command} or what it started does not die of KILL; the lock is kept until it does"
             )),
-            other => supervisor_process::message(&other, &command).unwrap_or_else(|| Line::debug(format!("{other:?}"))),
+            other => supervisor_entry::message(&other, &command).unwrap_or_else(|| Line::debug(format!("{other:?}"))),
         }
     }
 
@@ -234,13 +228,9 @@ impl Work {
 
     /// A lease was lost before the command was started.
     fn lost_before(&self, loss: Loss, leases: &[Lease], acquired: Moment, output: &Output) -> WorkResult {
-        let which = leases.iter().find(|lease| lease.check().is_err()).or(leases.first());
-        let name = which.map(|lease| lease.resource().to_string()).unwrap_or_default();
-        output.print(
-            Line::lost(format!("{name}: {}. {} was not started", loss_message(loss), self.launch.name()))
-                .with("lock", name.as_str())
-                .with("reason", loss.as_str()),
-        );
+        if let Some(lease) = leases.iter().find(|lease| lease.check().is_err()).or(leases.first()) {
+            output.print(lost(lease, loss, &format!("{} was not started", self.launch.name())));
+        }
         WorkResult {
             exit_code: exit::LOST,
             outcome: RunOutcome::Lost,
@@ -305,7 +295,7 @@ impl Work {
         output.print(if is_worth_a_word { line.at(Level::Normal) } else { line });
         let keep = async {
             for lease in leases {
-                let metadata = min_hold::mark(lease.metadata(), status, self.min_hold);
+                let metadata = command_ended::mark(lease.metadata(), status, self.min_hold);
                 let _looks_as_if_it_ran = lease.set_metadata(metadata).await;
             }
             SystemClock.alarm_at(until).await;
@@ -376,24 +366,37 @@ impl Work {
 
 /// Says who took a lock away and why, if the history has it.
 async fn say_who_evicted(locks: &Leasehold, leases: &[Lease], done: &mut WorkResult, output: &Output) {
-    let until = SystemClock.now().after(HISTORY_LIMIT);
     for lease in leases {
-        // A holder that missed the notification knows only that its lease is gone, or was when it released it.
-        let is_certain = match lease.loss() {
-            Some(Loss::Evicted) => true,
-            Some(Loss::Gone | Loss::Released) => false,
-            _ => continue,
-        };
-        let Some(details) = eviction(locks, lease, is_certain.then_some(until)).await else { continue };
-        let name = lease.resource();
+        let Some(details) = who_evicted(locks, lease).await else { continue };
         done.reason = Some(Loss::Evicted.as_str().to_owned());
         done.details = Some(format!("{}: {details}", loss_message(Loss::Evicted)));
-        output.print(
-            Line::new("evicted", format!("{name} was evicted: {details}"))
-                .with("lock", name.as_str())
-                .with("details", details),
-        );
+        output.print(evicted(lease, &details));
     }
+}
+
+/// Who took this lease away and why, if somebody did and the history has it.
+pub(crate) async fn who_evicted(locks: &Leasehold, lease: &Lease) -> Option<String> {
+    // A holder that missed the notification knows only that its lease is gone, or was when it released it.
+    let is_certain = match lease.loss()? {
+        Loss::Evicted => true,
+        Loss::Gone | Loss::Released => false,
+        _ => return None,
+    };
+    eviction(locks, lease, is_certain.then(|| SystemClock.now().after(HISTORY_LIMIT))).await
+}
+
+/// `x was evicted: host gone (by alice@web-3)`
+pub(crate) fn evicted(lease: &Lease, details: &str) -> Line {
+    let name = lease.resource();
+    Line::new("evicted", format!("{name} was evicted: {details}")).with("lock", name.as_str()).with("details", details)
+}
+
+/// `LOST x: not renewed in time. Stopping ./reindex`
+pub(crate) fn lost(lease: &Lease, loss: Loss, what: &str) -> Line {
+    let name = lease.resource();
+    Line::lost(format!("{name}: {}. {what}", loss_message(loss)))
+        .with("lock", name.as_str())
+        .with("reason", loss.as_str())
 }
 
 /// What the history has of the eviction of this lease. `file:` notifies the holder before it writes the history, so it

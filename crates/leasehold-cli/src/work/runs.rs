@@ -8,7 +8,7 @@ use leasehold::{
 };
 use serde_json::{Value, json};
 
-use super::note::short;
+use super::identity::short;
 use crate::{
     duration::Brief,
     json,

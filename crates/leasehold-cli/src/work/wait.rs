@@ -9,12 +9,12 @@ use leasehold::{
 };
 use leasehold_supervise::{Signal, Signals};
 
-use super::{connect_retry::ConnectRetry, lock_request::WaitLimit, note::short};
+use super::{connect_retry::ConnectRetry, identity::short, lock_request::WaitLimit};
 use crate::{
+    command_ended::CommandEnded,
     duration::{Brief, Measured, millis},
     exit::{self, Result},
     json,
-    min_hold::CommandEnded,
     output::{Line, Output},
     settings::{Level, Settings},
     shell,

@@ -48,7 +48,7 @@ fn a_hint_means_the_place_that_was_asked() {
         let _holder = Running::of(sandbox.bare(&[flags, &["run", "it's", "-c", &script]].concat()));
         until("the holder runs", || ready.exists());
         fs::remove_file(ready).unwrap();
-        for ask in [&["run", "-n", "it's", "true"][..], &["acquire", "-w", ".1", "--ttl", "1m", "it's"]] {
+        for ask in [&["run", "-n", "it's", "true"][..], &["acquire", "-w", "2", "--ttl", "1m", "it's"]] {
             let busy = Ran::of(sandbox.bare(&[flags, ask].concat()));
             busy.assert_code(75);
             let seen = paste(&sandbox, &busy.stderr);

@@ -4,7 +4,7 @@ use std::{fs, process::Stdio};
 
 use rustix::process::Signal;
 
-use crate::sandbox::{Running, Sandbox, on_any_backend, parent_of, read_soon, state_of, until};
+use crate::sandbox::{Running, Sandbox, parent_of, read_soon, state_of, until};
 
 fn candidate(sandbox: &Sandbox, id: &str, args: &[&str], script: &str) -> Running {
     sandbox.start(&[&["elect", "boss", "--id", id], args, &["-c", script]].concat())
@@ -79,8 +79,31 @@ fn a_leader_that_ends_well_ends_and_one_that_fails_campaigns_again() {
 }
 
 #[test]
-fn a_leader_says_why_it_no_longer_leads() {
-    on_any_backend::a_leader_says_why_it_no_longer_leads(&Sandbox::new());
+fn one_who_is_told_to_end_says_what_it_no_longer_does() {
+    let sandbox = Sandbox::new();
+    let start = |id: &str, script: &str| {
+        let mut command = sandbox.leasehold(&["elect", "boss", "--id", id, "--backoff", "1h", "-c", script]);
+        command.stderr(Stdio::piped());
+        Running::of(command)
+    };
+    let end = |candidate: Running, words: &str| {
+        candidate.signal(Signal::TERM);
+        let ran = candidate.finish();
+        ran.assert_code(143);
+        assert_eq!(ran.stderr.lines().last(), Some(format!("leasehold: {words}").as_str()), "{ran:?}");
+    };
+    let a = start("a", "exec sleep 600");
+    until("a leads", || leader(&sandbox).is_some());
+    let b = start("b", "exec sleep 600");
+    until("b waits", || sandbox.waiters("boss") == 1);
+    end(b, "b no longer campaigns for boss: ended by TERM");
+    end(a, "a no longer leads boss: ended by TERM");
+
+    let times = sandbox.path("times");
+    let failing = start("c", &format!("echo x > {}; exit 3", times.display()));
+    read_soon(&times);
+    until("it pauses", || sandbox.holders("boss") == 0);
+    end(failing, "c no longer campaigns for boss: ended by TERM");
 }
 
 #[test]

@@ -4,11 +4,21 @@ use std::process::Stdio;
 
 use rustix::process::Signal;
 
-use crate::sandbox::{Running, Sandbox, is_alive, on_any_backend, read_soon};
+use crate::sandbox::{Running, Sandbox, is_alive, read_soon, until};
 
 #[test]
-fn a_failure_and_a_skip_run_their_hooks_and_nothing_else_does() {
-    on_any_backend::a_failure_and_a_skip_run_their_hooks(&Sandbox::new());
+fn two_signals_at_once_end_the_run_and_not_its_hook() {
+    let sandbox = Sandbox::new();
+    let told = sandbox.path("told");
+    let hook = format!("sleep .1; cat > {}", told.display());
+    let _holder = sandbox.hold("x");
+    let mut waiter = sandbox.start(&["run", "--on-failure", &hook, "x", "--", "true"]);
+    until("it waits", || sandbox.waiters("x") == 1);
+    for signal in [Signal::STOP, Signal::TERM, Signal::HUP, Signal::CONT] {
+        waiter.signal(signal);
+    }
+    assert!([129, 143].contains(&waiter.code()));
+    assert!(told.exists());
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 use std::{
     fs,
-    os::fd::AsRawFd,
+    os::{fd::AsRawFd, unix::process::ExitStatusExt},
+    process::Stdio,
     thread,
     time::{Duration, Instant},
 };
@@ -12,7 +13,7 @@ use rustix::{
     process::{Pid, PidfdFlags, Signal, pidfd_open},
 };
 
-use crate::sandbox::{AT_ONCE, Ran, Sandbox, is_alive, until};
+use crate::sandbox::{AT_ONCE, Ran, Running, Sandbox, is_alive, read_soon, until};
 
 /// The background process that keeps the lease of the script.
 fn keeper(sandbox: &Sandbox) -> Option<i32> {
@@ -21,6 +22,11 @@ fn keeper(sandbox: &Sandbox) -> Option<i32> {
         environ.contains("\0LEASEHOLD_KEEPER=")
     };
     sandbox.processes().into_iter().find(is_keeper)
+}
+
+fn evict(sandbox: &Sandbox) {
+    let fence = sandbox.fence("x");
+    sandbox.run(&["evict", "x", "--fence", &fence, "--reason", "host gone", "--yes"]).assert_code(0);
 }
 
 #[test]
@@ -51,22 +57,88 @@ fn a_script_that_releases_it_goes_on() {
 #[test]
 fn a_process_whose_lock_is_lost_gets_a_signal() {
     let sandbox = Sandbox::new();
-    for (choice, code) in [("", 15), ("--on-lost kill", 9), ("--on-lost signal:USR1", 10)] {
+    for (choice, code, name) in [("", 15, "TERM"), ("--on-lost kill", 9, "KILL"), ("--on-lost signal:USR1", 10, "USR1")]
+    {
         let running = sandbox.tied(&sandbox.url(), choice, "exec sleep 999");
-        let fence = sandbox.fence("x");
-        sandbox.run(&["evict", "x", "--fence", &fence, "--reason", "host gone", "--yes"]).assert_code(0);
+        let pid = running.pid();
+        until("it sleeps", || fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "sleep\n"));
+        evict(&sandbox);
         let ran = running.finish();
-        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ran.status), Some(code), "{choice}");
+        assert_eq!(ran.status.signal(), Some(code), "{choice}");
+        let lost = format!("leasehold: LOST x: evicted by an operator. Sending {name} to sleep ({pid})");
+        let lines: Vec<&str> = ran.stderr.lines().collect();
+        assert_eq!(lines[0], lost);
+        assert!(lines[1].starts_with("leasehold: x was evicted: host gone (by ") && lines.len() == 2, "{lines:?}");
     }
     let (go, rest) =
         (sandbox.path("go"), format!("while ! test -e {}; do sleep .01; done", sandbox.path("go").display()));
-    let mut running = sandbox.tied(&sandbox.url(), "--on-lost continue", &rest);
+    let running = sandbox.tied(&sandbox.url(), "--on-lost continue", &rest);
     let kept_by = keeper(&sandbox).unwrap();
-    let fence = sandbox.fence("x");
-    sandbox.run(&["evict", "x", "--fence", &fence, "--reason", "host gone", "--yes"]).assert_code(0);
+    evict(&sandbox);
     until("its keeper has noticed", || !is_alive(kept_by));
     fs::write(go, "").unwrap();
-    assert_eq!(running.code(), 0);
+    let ran = running.finish();
+    ran.assert_code(0);
+    let on = "leasehold: LOST x: evicted by an operator. sh (";
+    assert!(
+        ran.stderr.starts_with(on) && ran.stderr.contains(") goes on without the lock (--on-lost continue)\n"),
+        "{ran:?}"
+    );
+}
+
+#[test]
+fn what_a_process_has_written_to_its_log_stays_when_it_is_told_of_the_loss() {
+    let sandbox = Sandbox::new();
+    let log = sandbox.path("log");
+    let rest = format!("exec 2> {}; echo begun >&2; exec sleep 999", log.display());
+    let running = sandbox.tied(&sandbox.url(), "", &rest);
+    assert_eq!(read_soon(&log), "begun");
+    evict(&sandbox);
+    running.finish();
+    let text = fs::read_to_string(&log).unwrap();
+    assert!(text.starts_with("begun\nleasehold: LOST x: evicted by an operator. "), "{text}");
+}
+
+/// Starts a process that ties `x` to itself, where nobody may copy its descriptors: Yama allows that to parents only.
+fn start_guarded(sandbox: &Sandbox, stderr: impl Into<Stdio>) -> Running {
+    let lease = sandbox.path("lease");
+    let script = format!(
+        "strace -D -f -qq -o /dev/null -e trace=pidfd_getfd -e inject=pidfd_getfd:error=EPERM \
+         {} acquire x --while-pid $$ --lease-file {} > /dev/null; exec sleep 999",
+        env!("CARGO_BIN_EXE_leasehold"),
+        lease.display()
+    );
+    let mut command = sandbox.command("sh");
+    command.args(["-c", &script]).env("LEASEHOLD_URL", sandbox.url()).stderr(stderr);
+    let running = Running::of(command);
+    until("it has the lock", || lease.exists());
+    running
+}
+
+#[test]
+fn a_process_whose_descriptors_may_not_be_copied_is_told_of_the_loss_too() {
+    let sandbox = Sandbox::new();
+    let log = sandbox.path("log");
+    fs::write(&log, "begun\n").unwrap();
+    let mut running = start_guarded(&sandbox, fs::File::options().append(true).open(&log).unwrap());
+    evict(&sandbox);
+    running.wait();
+    let text = fs::read_to_string(&log).unwrap();
+    assert!(text.starts_with("begun\nleasehold: LOST x: evicted by an operator. Sending TERM to "), "{text}");
+}
+
+#[test]
+fn a_process_whose_standard_error_nobody_reads_gets_its_signal() {
+    let sandbox = Sandbox::new();
+    // One who opens a FIFO that nobody reads waits.
+    let fifo = sandbox.path("fifo");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let reader = fs::File::options().read(true).write(true).open(&fifo).unwrap();
+    let writer = fs::File::options().write(true).open(&fifo).unwrap();
+    drop(reader);
+    let mut running = start_guarded(&sandbox, writer);
+    evict(&sandbox);
+    assert_eq!(running.wait().signal(), Some(15));
 }
 
 #[test]

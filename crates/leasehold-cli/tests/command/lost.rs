@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path, process::Stdio};
 
-use crate::sandbox::{AT_ONCE, Ran, Running, Sandbox, is_alive, kill, on_any_backend, read_soon, until};
+use crate::sandbox::{AT_ONCE, Ran, Running, Sandbox, is_alive, kill, read_soon, until};
 
 /// Starts a holder that writes the pids of its command and grandchild, and gives them.
 fn start_family(sandbox: &Sandbox, args: &[&str]) -> (Running, i32, i32) {
@@ -32,11 +32,6 @@ fn run_evicted(sandbox: &Sandbox, args: &[&str], ready: &Path) -> Ran {
     let ran = running.finish();
     ran.assert_code(121);
     ran
-}
-
-#[test]
-fn one_who_was_evicted_is_told_by_whom() {
-    on_any_backend::one_who_was_evicted_is_told_by_whom(&Sandbox::new());
 }
 
 #[test]

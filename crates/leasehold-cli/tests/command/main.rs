@@ -28,3 +28,8 @@ mod stop_and_go;
 mod stragglers;
 mod supervisor;
 mod terminal;
+
+#[test]
+fn what_is_alike_on_every_backend_is_so_here() {
+    sandbox::on_any_backend::everything(&sandbox::Sandbox::new());
+}

@@ -2,17 +2,12 @@
 
 use std::fs;
 
-use crate::sandbox::{Running, Sandbox, on_any_backend};
+use crate::sandbox::{Running, Sandbox};
 
 /// The number of this series.
 fn number(text: &str, series: &str) -> f64 {
     let line = text.lines().find_map(|line| line.strip_prefix(series)).unwrap_or_else(|| panic!("{series}: {text}"));
     line.trim().parse().unwrap()
-}
-
-#[test]
-fn runs_are_counted_and_recorded() {
-    on_any_backend::runs_are_counted_and_recorded(&Sandbox::new());
 }
 
 #[test]

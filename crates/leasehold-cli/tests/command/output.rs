@@ -234,7 +234,10 @@ fn a_lock_whose_process_is_gone_names_those_that_keep_it() {
     let mut run = sandbox.start(&["run", "x", "-c", &script]);
     let text = read_soon(&pids);
     let (command, left) = text.split_once(' ').unwrap();
-    let holder = run.pid();
+    let (left, holder) = (left.trim(), run.pid());
+    until("sleep runs in the place of a copy of the shell", || {
+        fs::read_to_string(format!("/proc/{left}/comm")).is_ok_and(|name| name == "sleep\n")
+    });
     assert!(!sandbox.run(&["inspect", "x"]).stdout.contains("is gone"));
     // Stopped, the run cannot end what is left when its supervisor is killed.
     let supervisor = Pid::from_raw(parent_of(command.parse().unwrap())).unwrap();

@@ -145,7 +145,7 @@ fn commands_that_look_fit_their_schemas() {
     let _reader = sandbox.start(&["run", "-s", "catalog", "--", "sleep", "600"]);
     sandbox.run(&["acquire", "leased", "--ttl", "10m", "--meta", "k=v"]).assert_code(0);
     sandbox.run(&["run", "over", "-c", "exit 3"]).assert_code(3);
-    sandbox.run(&["run", "-w", ".05", "held", "true"]).assert_code(75);
+    sandbox.run(&["run", "-w", "1", "held", "true"]).assert_code(75);
     until("all are there", || {
         sandbox.waiters("held") == 1 && sandbox.holders("gpu") == 1 && sandbox.holders("catalog") == 1
     });
@@ -182,7 +182,7 @@ fn watch_fits_its_schema() {
     let holder = sandbox.hold("x");
     let mut waiter = sandbox.start(&["run", "-j", "2", "gpu", "--", "true"]);
     waiter.wait();
-    sandbox.run(&["run", "-w", ".05", "x", "--", "true"]);
+    sandbox.run(&["run", "-w", "1", "x", "--", "true"]);
     holder.signal(Signal::KILL);
     drop(holder);
     until("all is told", || {

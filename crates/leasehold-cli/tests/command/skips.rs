@@ -16,7 +16,7 @@ fn skips_and_successes_are_counted_and_shown() {
     assert_eq!(fine.stderr, "");
 
     let holder = sandbox.hold("job");
-    for args in [&["-n"][..], &["-w", ".05"], &["-n", "-E", "0"]] {
+    for args in [&["-n"][..], &["-w", "1"], &["-n", "-E", "0"]] {
         sandbox.run(&[&["run"], args, &["job", "--", "true"]].concat());
     }
     let record = sandbox.inspect("job")["runs"].clone();

@@ -4,7 +4,7 @@ use std::{fs, thread, time::Duration};
 
 use rustix::process::Signal;
 
-use crate::sandbox::{Sandbox, on_any_backend, read_soon, state_of, until};
+use crate::sandbox::{Sandbox, read_soon, state_of, until};
 
 fn count(path: &std::path::Path) -> usize {
     fs::read_to_string(path).map_or(0, |text| text.len())
@@ -69,9 +69,4 @@ fn a_child_whose_lease_is_gone_never_runs_another_instruction() {
     assert_eq!(holder.code(), 121);
     assert_eq!(count(&ticks), before);
     sandbox.assert_deserted();
-}
-
-#[test]
-fn one_who_waits_leaves_the_queue_while_it_is_stopped() {
-    on_any_backend::a_stopped_waiter_leaves_the_queue(&Sandbox::new());
 }

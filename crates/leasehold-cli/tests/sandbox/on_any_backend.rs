@@ -1,6 +1,6 @@
 //! What the command does alike on every backend, tried on a directory and on servers.
 
-use std::{fs, process::Stdio, thread, time::Duration};
+use std::{fs, path::Path, process::Stdio, thread, time::Duration};
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -11,6 +11,7 @@ use super::{Running, Sandbox, state_of, until};
 pub(crate) fn everything(sandbox: &Sandbox) {
     a_stopped_waiter_leaves_the_queue(sandbox);
     a_failure_and_a_skip_run_their_hooks(sandbox);
+    a_run_that_is_told_to_end_runs_its_hook(sandbox);
     runs_are_counted_and_recorded(sandbox);
     a_lock_that_min_hold_keeps_says_so(sandbox);
     a_name_without_history_is_told(sandbox);
@@ -32,6 +33,13 @@ pub(crate) fn a_stopped_waiter_leaves_the_queue(sandbox: &Sandbox) {
     assert_eq!((holder.code(), waiter.code()), (143, 0));
 }
 
+/// Reads the report that a hook has written to this file, and removes it.
+fn take_report(path: &Path) -> Value {
+    let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    fs::remove_file(path).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
 /// A failure and a skip run their hooks, and nothing else does.
 pub(crate) fn a_failure_and_a_skip_run_their_hooks(sandbox: &Sandbox) {
     let (failed, skipped) = (sandbox.path("failed"), sandbox.path("skipped"));
@@ -40,27 +48,60 @@ pub(crate) fn a_failure_and_a_skip_run_their_hooks(sandbox: &Sandbox) {
         let hooks = ["run", "--on-failure", &on_failure, "--on-skip", &on_skip];
         sandbox.run(&[&hooks, args].concat())
     };
-    let report = |path: &std::path::Path| -> Value {
-        let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        fs::remove_file(path).unwrap();
-        serde_json::from_str(&text).unwrap()
-    };
     run(&["x", "--", "true"]).assert_code(0);
     assert!(!failed.exists() && !skipped.exists());
 
     run(&["x", "-c", "exit 3"]).assert_code(3);
-    let told = report(&failed);
+    let told = take_report(&failed);
     assert_eq!((&told["lock"], &told["exit_code"], &told["outcome"]), (&"x".into(), &3.into(), &"failed".into()));
     assert_eq!(told["reason"], "exit_code");
     run(&["--max-hold", ".1", "x", "--", "sleep", "600"]).assert_code(124);
-    assert_eq!(report(&failed)["outcome"], "max_hold");
+    assert_eq!(take_report(&failed)["outcome"], "max_hold");
 
-    let _holder = sandbox.hold("x");
+    assert_eq!(told["holders"], Value::Null, "{told}");
+
+    let holder = sandbox.hold("x");
     let busy = run(&["-n", "x", "--", "true"]);
     busy.assert_code(75);
     assert!(busy.stderr.contains("warning: --on-skip: ended with exit status: 9"), "{busy:?}");
-    assert_eq!(report(&skipped)["outcome"], "not_acquired");
+    let told = take_report(&skipped);
+    assert_eq!(told["outcome"], "not_acquired");
+    let held_by = &told["holders"][0];
+    assert!(held_by["holder"].as_str().unwrap().contains(&format!(":{}:", holder.pid())), "{told}");
+    assert!(held_by["acquired_at"].as_str().unwrap() <= told["ended_at"].as_str().unwrap(), "{told}");
+    assert!(held_by["held_ms"].is_u64() && told["holders"].as_array().unwrap().len() == 1, "{told}");
     assert!(!failed.exists());
+}
+
+/// A signal that ends `run` before its command has succeeded is a failure, whether it waits or runs.
+pub(crate) fn a_run_that_is_told_to_end_runs_its_hook(sandbox: &Sandbox) {
+    let (failed, ready) = (sandbox.path("failed"), sandbox.path("ready"));
+    let on_failure = format!("cat > {}", failed.display());
+    let start = |script: &str| sandbox.start(&["run", "--on-failure", &on_failure, "x", "-c", script]);
+    let end = |mut running: Running, code: i32| {
+        running.signal(Signal::TERM);
+        assert_eq!(running.code(), code);
+    };
+    let told = |waited: bool| {
+        let told = take_report(&failed);
+        assert_eq!((&told["outcome"], &told["reason"]), (&"interrupted".into(), &"TERM".into()), "{told}");
+        assert_eq!((&told["exit_code"], told["child"].is_null()), (&143.into(), waited), "{told}");
+    };
+    let touch = format!("touch {}", ready.display());
+    let running = start(&format!("{touch}; exec sleep 600"));
+    until("it runs", || ready.exists());
+    let waiting = start("echo never");
+    until("another waits", || sandbox.waiters("x") == 1);
+    end(waiting, 143);
+    told(true);
+    end(running, 143);
+    told(false);
+
+    fs::remove_file(&ready).unwrap();
+    let graceful = start(&format!("trap 'exit 0' TERM; {touch}; while :; do sleep .02; done"));
+    until("it runs", || ready.exists());
+    end(graceful, 0);
+    assert!(!failed.exists(), "a command that ends with 0 has done its work");
 }
 
 /// Metrics count runs, and the records say which succeeded and how many were skipped.

@@ -9,7 +9,7 @@ use leasehold::{
 };
 use serde_json::{Value, json};
 
-use crate::{duration::Brief, json, min_hold::CommandEnded, work::note::short};
+use crate::{command_ended::CommandEnded, duration::Brief, json, work::identity::short};
 
 /// One lock and all its leases.
 #[derive(Debug)]

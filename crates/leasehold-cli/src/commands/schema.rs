@@ -1,4 +1,4 @@
-//! `leasehold schema`: the JSON Schema of each machine output.
+//! `leasehold schema`: prints the JSON Schemas of `schemas/`, one for each machine output.
 
 use crate::{
     args::SchemaArgs,

@@ -1,4 +1,4 @@
-//! What others see of us: holder, note and metadata.
+//! How others see this process: holder, note, metadata, and who typed a command.
 
 use std::ffi::OsString;
 
@@ -40,7 +40,7 @@ pub(crate) fn metadata(given: &[String]) -> Result<Metadata> {
         if text.trim_start().starts_with('{') {
             match serde_json::from_str(text) {
                 Ok(Value::Object(object)) => metadata.extend(object),
-                _ => return Err(CommandError::usage("--meta: this begins like a JSON object and is none")),
+                _ => return Err(CommandError::usage("--meta: this begins like a JSON object, but is not valid JSON")),
             }
         } else {
             let (key, value) = text.split_once('=').filter(|(key, _)| !key.is_empty()).ok_or_else(|| {

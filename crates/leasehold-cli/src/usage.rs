@@ -1,4 +1,4 @@
-//! Help as people read it: what a command is about, not what all share; and the word they meant to type.
+//! Mistakes on the command line, and the layout of `--help`; its texts are in `args/`.
 
 use std::ffi::OsString;
 

@@ -1,4 +1,4 @@
-//! This program as the supervisor of a command, and what it says then.
+//! The entry point of a supervisor, which is this program once more, and the lines that it prints.
 
 use std::{ffi::OsString, process::ExitCode};
 

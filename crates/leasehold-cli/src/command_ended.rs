@@ -1,4 +1,4 @@
-//! What others see of a lock that `--min-hold` keeps although its command has ended.
+//! What others see of a lock that `--min-hold` keeps although its command has ended; `run_under_lease.rs` keeps it.
 
 use std::time::Duration;
 
