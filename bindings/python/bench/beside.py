@@ -1,6 +1,7 @@
 """Measures the package beside redis-py's Lock and python-redis-lock, on one Redis, in interleaved rounds.
 
-Run it by `bindings/python/bench/run`, on a quiet machine: it builds the wheel with optimisations first.
+Run it by `bindings/python/bench/run`, on a quiet machine: it builds the wheel with optimisations first. Every library has one
+client with its default settings. A ratio is the median of those of each round, in which every library takes its turn.
 """
 
 from __future__ import annotations
@@ -8,26 +9,29 @@ from __future__ import annotations
 import asyncio
 import os
 import statistics
+import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import redis
+import redis.asyncio
 import redis_lock
 from leasehold import connect
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import servers  # noqa: E402
 
-ROUNDS = 7
-PAIRS = 2000
-HANDOFFS = 60
+ROUNDS = int(os.environ.get("ROUNDS", "11"))
+SECONDS = float(os.environ.get("SECONDS_OF_A_ROUND", "0.3"))
+HANDOFFS = 9
 
 Lock = Callable[[], AbstractContextManager[Any]]
+AsyncLock = Callable[[], AbstractAsyncContextManager[Any]]
 
 
 def locks(url: str) -> dict[str, Lock]:
@@ -40,34 +44,104 @@ def locks(url: str) -> dict[str, Lock]:
     }
 
 
-def pairs(lock: Lock) -> float:
+def async_locks(url: str) -> dict[str, AsyncLock]:
+    """The same for asyncio, which python-redis-lock does not support."""
+    lock, client = connect(url), redis.asyncio.Redis.from_url(url)
+    return {
+        "leasehold": lambda: lock("bench", wait=None),
+        "redis.asyncio Lock": lambda: client.lock("bench-redis-asyncio", timeout=30),
+    }
+
+
+def pair(lock: Lock) -> float:
     """Microseconds for taking and giving back a lock that nobody else wants."""
-    began = time.perf_counter()
-    for _ in range(PAIRS):
+    count, began = 0, time.perf_counter()
+    while time.perf_counter() - began < SECONDS:
+        for _ in range(10):
+            with lock():
+                pass
+        count += 10
+    return (time.perf_counter() - began) / count * 1e6
+
+
+async def async_pair(lock: AsyncLock) -> float:
+    count, began = 0, time.perf_counter()
+    while time.perf_counter() - began < SECONDS:
+        for _ in range(10):
+            async with lock():
+                pass
+        count += 10
+    return (time.perf_counter() - began) / count * 1e6
+
+
+def be_the_waiter(url: str, name: str) -> None:
+    """Waits for the lock at each line of standard input, and prints when it got it."""
+    lock = locks(url)[name]
+    with lock():
+        pass
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        print("waiting", flush=True)
         with lock():
-            pass
-    return (time.perf_counter() - began) / PAIRS * 1e6
+            got = time.perf_counter()
+        print(got, flush=True)
 
 
-def hand_off(lock: Lock) -> float:
-    """Microseconds, in the median, from the release of a lock to a thread that has waited for it."""
+class Waiter:
+    """A process that waits for the lock of one library."""
+
+    def __init__(self, url: str, name: str) -> None:
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen([sys.executable, __file__, url, name], stdin=pipe, stdout=pipe, text=True)
+        self._expect("ready")
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def _expect(self, word: str) -> None:
+        assert self._line() == word
+
+    def wait(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write("wait\n")
+        self._process.stdin.flush()
+        self._expect("waiting")
+
+    def got(self) -> float:
+        return float(self._line())
+
+    def end(self) -> None:
+        self._process.communicate()
+
+
+def hand_off(lock: Lock, waiter: Waiter) -> float:
+    """Microseconds, in the median, from the release of a lock to another process that has waited for it."""
     took = list[float]()
     for _ in range(HANDOFFS):
-        freed = 0.0
-        began = threading.Event()
-
-        def wait(began: threading.Event = began) -> None:
-            began.set()
-            with lock():
-                took.append(time.perf_counter() - freed)
-
         with lock():
-            waiter = threading.Thread(target=wait)
-            waiter.start()
-            began.wait()
-            time.sleep(0.02)
+            waiter.wait()
+            # Until it sleeps in its queue.
+            time.sleep(0.03)
             freed = time.perf_counter()
-        waiter.join()
+        took.append(waiter.got() - freed)
+    return statistics.median(took) * 1e6
+
+
+async def async_hand_off(lock: AsyncLock) -> float:
+    """Microseconds, in the median, from the release of a lock to a task that has waited for it."""
+    took = list[float]()
+    for _ in range(HANDOFFS):
+
+        async def wait() -> float:
+            async with lock():
+                return time.perf_counter()
+
+        async with lock():
+            waiting = asyncio.create_task(wait())
+            await asyncio.sleep(0.03)
+            freed = time.perf_counter()
+        took.append(await waiting - freed)
     return statistics.median(took) * 1e6
 
 
@@ -86,26 +160,43 @@ async def idle_waiters(url: str, count: int) -> float:
         return used
 
 
-def measure(what: str, url: str, run: Callable[[Lock], float]) -> None:
+def compare(what: str, measures: dict[str, Callable[[], float]]) -> None:
     """Prints the median of the rounds, in which every library takes its turn."""
-    all_locks = locks(url)
-    results: dict[str, list[float]] = {name: [] for name in all_locks}
-    for _ in range(ROUNDS):
-        for name, lock in all_locks.items():
-            results[name].append(run(lock))
-    ours = statistics.median(results["leasehold"])
+    results: dict[str, list[float]] = {name: [] for name in measures}
+    for number in range(ROUNDS + 1):
+        for name, measure in measures.items():
+            took = measure()
+            # The first round connects.
+            if number > 0:
+                results[name].append(took)
     for name, times in results.items():
-        middle = statistics.median(times)
-        print(f"{what:9} {name:18} {middle:10.0f} µs   {middle / ours:6.1f} times leasehold's", flush=True)
+        ratio = statistics.median(theirs / ours for theirs, ours in zip(times, results["leasehold"]))
+        print(f"{what:15} {name:18} {statistics.median(times):10.0f} µs   {ratio:6.2f} times leasehold's", flush=True)
 
 
 def main() -> None:
-    with servers.redis() as url:
-        measure("pair", url, pairs)
-        measure("hand-off", url, hand_off)
-        used = asyncio.run(idle_waiters(url, 1000))
-        print(f"idle      1,000 waiting tasks use {used * 100:.1f} % of a core")
+    with servers.redis() as url, asyncio.Runner() as runner:
+        in_threads, in_tasks = locks(url), async_locks(url)
+        waiters = {name: Waiter(url, name) for name in in_threads}
+        compare("pair", {name: partial(pair, lock) for name, lock in in_threads.items()})
+        compare("hand-off", {name: partial(hand_off, lock, waiters[name]) for name, lock in in_threads.items()})
+        for waiter in waiters.values():
+            waiter.end()
+
+        def in_loop(measure: Callable[[AsyncLock], Coroutine[Any, Any, float]]) -> dict[str, Callable[[], float]]:
+            def run(lock: AsyncLock) -> float:
+                return runner.run(measure(lock))
+
+            return {name: partial(run, lock) for name, lock in in_tasks.items()}
+
+        compare("async pair", in_loop(async_pair))
+        compare("async hand-off", in_loop(async_hand_off))
+        used = runner.run(idle_waiters(url, 1000))
+        print(f"idle            1,000 waiting tasks use {used * 100:.1f} % of a core")
 
 
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) > 1:
+        be_the_waiter(*sys.argv[1:])
+    else:
+        main()

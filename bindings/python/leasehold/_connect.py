@@ -64,6 +64,7 @@ def _options(
     note: str | None,
     metadata: Mapping[str, Any] | None,
     max_waiters: int | None,
+    auto_renew: bool = True,
 ) -> dict[str, object] | None:
     """The options that were given."""
     options: dict[str, object] = {}
@@ -81,6 +82,8 @@ def _options(
         options["metadata"] = json.dumps(dict(metadata))
     if max_waiters is not None:
         options["max_waiters"] = max_waiters
+    if not auto_renew:
+        options["auto_renew"] = False
     return options or None
 
 
@@ -113,6 +116,7 @@ class Leasehold:
         note: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         max_waiters: int | None = None,
+        auto_renew: bool = True,
         on_lost: OnLost = "cancel",
     ) -> Lock[Lease]:
         """A lock for one holder at a time.
@@ -120,10 +124,11 @@ class Leasehold:
         `wait`: how many seconds to wait at most; 0 not at all, None without limit. `ttl`: how many seconds the lease
         lives without a renewal; it is renewed in the background, so this limits how long others wait after a crash, not
         how long the work may take. `max_hold`: after how many seconds the lease is lost however often it is renewed.
-        `note` and `metadata`: for others to read. `max_waiters`: how many may be ahead in the queue. `on_lost`: whether
-        the loss of the lock cancels the task in an `async with` block, or only sets `lease.lost`.
+        `note` and `metadata`: for others to read. `max_waiters`: how many may be ahead in the queue. `auto_renew=False`:
+        the lease ends with its ttl unless you renew it, and outlives this process. `on_lost`: whether the loss of the lock
+        cancels the task in an `async with` block, or only sets `lease.lost`.
         """
-        options = _options(wait, ttl, max_hold, holder, note, metadata, max_waiters)
+        options = _options(wait, ttl, max_hold, holder, note, metadata, max_waiters, auto_renew)
         return Lock(_native.Lock(self._native, "mutex", (name,), options=options), Lease, on_lost)
 
     def read(
@@ -137,10 +142,11 @@ class Leasehold:
         note: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         max_waiters: int | None = None,
+        auto_renew: bool = True,
         on_lost: OnLost = "cancel",
     ) -> Lock[Lease]:
         """The read side of a read-write lock: readers share it."""
-        options = _options(wait, ttl, max_hold, holder, note, metadata, max_waiters)
+        options = _options(wait, ttl, max_hold, holder, note, metadata, max_waiters, auto_renew)
         return Lock(_native.Lock(self._native, "read", (name,), options=options), Lease, on_lost)
 
     def write(
@@ -154,10 +160,11 @@ class Leasehold:
         note: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         max_waiters: int | None = None,
+        auto_renew: bool = True,
         on_lost: OnLost = "cancel",
     ) -> Lock[Lease]:
         """The write side of a read-write lock, which is the same as a lock for one holder."""
-        options = _options(wait, ttl, max_hold, holder, note, metadata, max_waiters)
+        options = _options(wait, ttl, max_hold, holder, note, metadata, max_waiters, auto_renew)
         return Lock(_native.Lock(self._native, "write", (name,), options=options), Lease, on_lost)
 
     def semaphore(
@@ -173,10 +180,11 @@ class Leasehold:
         note: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         max_waiters: int | None = None,
+        auto_renew: bool = True,
         on_lost: OnLost = "cancel",
     ) -> Lock[Lease]:
         """Permits of a semaphore: at most `limit` at a time. Everybody must name the same limit."""
-        options = _options(wait, ttl, max_hold, holder, note, metadata, max_waiters)
+        options = _options(wait, ttl, max_hold, holder, note, metadata, max_waiters, auto_renew)
         native = _native.Lock(self._native, "semaphore", (name,), limit, permits, options=options)
         return Lock(native, Lease, on_lost)
 
@@ -228,6 +236,7 @@ class Leasehold:
         note: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         max_waiters: int | None = None,
+        auto_renew: bool = True,
         on_lost: OnLost = "cancel",
     ) -> Guard: ...
 
@@ -244,6 +253,7 @@ class Leasehold:
         note: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         max_waiters: int | None = None,
+        auto_renew: bool = True,
         on_lost: OnLost = "cancel",
     ) -> SkippingGuard: ...
 
@@ -259,6 +269,7 @@ class Leasehold:
         note: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         max_waiters: int | None = None,
+        auto_renew: bool = True,
         on_lost: OnLost = "cancel",
     ) -> Guard | SkippingGuard:
         """A decorator that runs a function, async or not, under a lock.
@@ -274,6 +285,7 @@ class Leasehold:
             note=note,
             metadata=metadata,
             max_waiters=max_waiters,
+            auto_renew=auto_renew,
             on_lost=on_lost,
         )
         return SkippingGuard(lock) if on_busy == "skip" else Guard(lock)

@@ -143,16 +143,18 @@ class Held:
         """As `release`, blocking."""
         if self._grant.held():
             self._released = True
-            wait(self._grant.release(None))
+            self._grant.release_sync(None)
 
     def _leave_sync(self, error: BaseException | None) -> None:
         """Ends a block."""
-        lost = self._lost()
+        if self._released:
+            return
+        lost = self._grant.loss()
         was_held: bool | None = None
-        if not self._released and lost is None:
+        if lost is None:
             self._released = True
             try:
-                was_held = wait(self._grant.release(_failure(error)))
+                was_held = self._grant.release_sync(_failure(error))
             except LeaseholdError as problem:
                 self._release_failed(error, problem)
         self._conclude(error, lost, was_held)
@@ -215,14 +217,14 @@ class _One(Held):
 
     __slots__ = ("_described",)
 
-    def __init__(self, grant: _native.Lease, on_lost: OnLost) -> None:
-        super().__init__(grant, on_lost)
-        self._described: tuple[str, int, str] | None = None
+    _described: tuple[str, int, str]
 
     def _describe(self) -> tuple[str, int, str]:
-        if self._described is None:
+        try:
+            return self._described
+        except AttributeError:
             self._described = self._grant.grants()[0]
-        return self._described
+            return self._described
 
     @property
     def name(self) -> str:
@@ -247,7 +249,8 @@ class _One(Held):
 
 
 class Lease(_One):
-    """A lease that is held. It is renewed in the background until the block ends or it is released."""
+    """A lease that is held. It is renewed in the background until the block ends or it is released, unless the lock has
+    `auto_renew=False`."""
 
     __slots__ = ()
 

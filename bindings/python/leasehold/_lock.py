@@ -54,7 +54,7 @@ class Lock(Generic[HeldT]):
         """As `acquire`, blocking this thread."""
         began = time.monotonic()
         try:
-            return self._lease_class(wait(self._native.acquire()), self._on_lost)
+            return self._lease_class(self._native.acquire_sync(), self._on_lost)
         except NotAcquired as busy:
             busy.waited = time.monotonic() - began
             raise

@@ -2,7 +2,7 @@
 
 use std::{
     future::{Future, poll_fn},
-    pin::Pin,
+    pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll, Wake, Waker},
     thread::{self, Thread},
@@ -91,11 +91,9 @@ impl Call {
     }
 
     fn take(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let stage = std::mem::replace(&mut *self.stage.get()?.lock(), Stage::Over);
-        match stage {
-            Stage::Done(Ok(value)) => value.into_python(py),
-            Stage::Done(Err(error)) => Err(errors::exception(&error)),
-            Stage::Running(_) | Stage::Over => Err(errors::invalid("the call has no result")),
+        match std::mem::replace(&mut *self.stage.get()?.lock(), Stage::Over) {
+            Stage::Done(result) => finish(py, Some(result)),
+            Stage::Running(_) | Stage::Over => finish(py, None),
         }
     }
 }
@@ -127,44 +125,73 @@ impl Call {
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let stage = self.stage.get()?;
         let limit = timeout.map(|timeout| seconds("timeout", timeout)).transpose()?;
-        let until = limit.map(|limit| SystemClock.now().after(limit));
-        if py.detach(|| wait_quickly(&mut stage.lock(), limit.map_or(QUICK, |limit| limit.min(QUICK)))) {
+        wait_until_ended(py, &mut |context| stage.lock().poll(context), limit).inspect_err(|_raised| self.cancel(py))
+    }
+}
+
+/// Runs a call to its end on this thread, and returns what it gives to Python. A signal handler that raises cancels it.
+pub(crate) fn block(py: Python<'_>, running: impl Future<Output = Result<Value, Error>> + Send) -> PyResult<Py<PyAny>> {
+    let (mut running, mut result) = (pin!(running), None);
+    let mut poll = |context: &mut Context<'_>| match running.as_mut().poll(context) {
+        Poll::Ready(ended) => {
+            result = Some(ended);
+            true
+        }
+        Poll::Pending => false,
+    };
+    wait_until_ended(py, &mut poll, None)?;
+    finish(py, result)
+}
+
+/// The result of a call for Python.
+fn finish(py: Python<'_>, result: Option<Result<Value, Error>>) -> PyResult<Py<PyAny>> {
+    match result {
+        Some(Ok(value)) => value.into_python(py),
+        Some(Err(error)) => Err(errors::exception(&error)),
+        None => Err(errors::invalid("the call has no result")),
+    }
+}
+
+/// Polls a call; returns whether it has ended.
+type PollCall<'a> = &'a mut (dyn FnMut(&mut Context<'_>) -> bool + Send);
+
+/// Polls a call on this thread until it has ended, for at most this long; returns whether it has. Fails if a signal handler
+/// raises.
+fn wait_until_ended(py: Python<'_>, poll: PollCall<'_>, limit: Option<Duration>) -> PyResult<bool> {
+    let until = limit.map(|limit| SystemClock.now().after(limit));
+    if py.detach(|| wait_quickly(poll, limit.map_or(QUICK, |limit| limit.min(QUICK)))) {
+        return Ok(true);
+    }
+    let longest = if is_main_thread(py)? { SIGNALS } else { Duration::MAX };
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    loop {
+        let left = until.map_or(Duration::MAX, |until| until.since(SystemClock.now()));
+        if py.detach(|| wait_for(poll, &waker, left.min(longest))) {
             return Ok(true);
         }
-        let longest = if is_main_thread(py)? { SIGNALS } else { Duration::MAX };
-        let waker = Waker::from(Arc::new(Unpark(thread::current())));
-        loop {
-            let left = until.map_or(Duration::MAX, |until| until.since(SystemClock.now()));
-            if py.detach(|| wait_for(&mut stage.lock(), &waker, left.min(longest))) {
-                return Ok(true);
-            }
-            if let Err(raised) = py.check_signals() {
-                self.cancel(py);
-                return Err(raised);
-            }
-            if left.is_zero() {
-                return Ok(false);
-            }
+        py.check_signals()?;
+        if left.is_zero() {
+            return Ok(false);
         }
     }
 }
 
-/// Polls the stage for a short while on a runtime of this thread, which reads the answer itself: no other thread has to
-/// be woken. Returns whether the call has ended.
-fn wait_quickly(stage: &mut Stage, limit: Duration) -> bool {
+/// Polls a call for a short while on a runtime of this thread, which reads the answer itself: no other thread has to be
+/// woken. Returns whether the call has ended.
+fn wait_quickly(poll: PollCall<'_>, limit: Duration) -> bool {
     let Some(runtime) = take_runtime() else { return false };
-    let ended = poll_fn(|context| if stage.poll(context) { Poll::Ready(()) } else { Poll::Pending });
+    let ended = poll_fn(|context| if poll(context) { Poll::Ready(()) } else { Poll::Pending });
     let in_time = runtime.block_on(async { tokio::time::timeout(limit, ended).await }).is_ok();
     keep_runtime(runtime);
     in_time
 }
 
-/// Polls the stage now and when it is woken, for at most about this long; returns whether the call has ended.
-fn wait_for(stage: &mut Stage, waker: &Waker, limit: Duration) -> bool {
+/// Polls a call now and when it is woken, for at most about this long; returns whether it has ended.
+fn wait_for(poll: PollCall<'_>, waker: &Waker, limit: Duration) -> bool {
     let mut context = Context::from_waker(waker);
-    stage.poll(&mut context) || {
+    poll(&mut context) || {
         thread::park_timeout(limit);
-        stage.poll(&mut context)
+        poll(&mut context)
     }
 }
 

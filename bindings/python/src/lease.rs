@@ -2,12 +2,12 @@
 
 use std::{future::poll_fn, pin::Pin, task::Poll, time::Duration};
 
-use leasehold::{Guard, Guards, Loss, Result, lease::Released};
+use leasehold::{Detached, Guard, Guards, Loss, Result, lease::Released};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 
 use crate::{
-    call::{Call, Value},
+    call::{Call, Value, block},
     errors,
     instance::{outcome, seconds},
     of_process::OfProcess,
@@ -16,6 +16,8 @@ use crate::{
 enum Holding {
     One(Guard),
     All(Guards),
+    /// It ends with its ttl if nobody releases it.
+    Detached(Detached),
 }
 
 struct Held {
@@ -25,7 +27,8 @@ struct Held {
     holding: Mutex<Option<Holding>>,
 }
 
-/// One lease that is held, or several that are held together. Dropping it releases them in the background.
+/// One lease that is held, or several that are held together. Dropping it releases them in the background, except for a
+/// detached one.
 #[pyclass(frozen, module = "leasehold._native")]
 pub(crate) struct Lease(OfProcess<Held>);
 
@@ -36,6 +39,10 @@ impl Lease {
 
     pub(crate) fn all(guards: Guards) -> Self {
         Self::new(guards.iter().map(|guard| guard.lease().clone()).collect(), Holding::All(guards))
+    }
+
+    pub(crate) fn detached(detached: Detached) -> Self {
+        Self::new(vec![detached.lease.clone()], Holding::Detached(detached))
     }
 
     fn new(leases: Vec<leasehold::Lease>, holding: Holding) -> Self {
@@ -62,6 +69,17 @@ async fn first_loss(leases: Vec<leasehold::Lease>) -> Loss {
         lost.map_or(Poll::Pending, Poll::Ready)
     })
     .await
+}
+
+async fn give_back(holding: Option<Holding>, failure: Option<(String, String)>) -> Result<Value> {
+    let outcome = outcome(failure);
+    let released: Result<Released> = match holding {
+        None => return Ok(Value::Nothing),
+        Some(Holding::One(guard)) => guard.release_as(outcome).await,
+        Some(Holding::All(guards)) => guards.release_as(outcome).await,
+        Some(Holding::Detached(detached)) => detached.release_as(outcome).await,
+    };
+    Ok(Value::Flag(released? != Released::Gone))
 }
 
 #[pymethods]
@@ -127,14 +145,12 @@ impl Lease {
     /// A call that releases the leases; whether they were held until then, or nothing if they are released already.
     fn release(&self, failure: Option<(String, String)>) -> PyResult<Call> {
         let holding = self.0.get()?.holding.lock().take();
-        Ok(Call::new(async move {
-            let outcome = outcome(failure);
-            let released: Result<Released> = match holding {
-                None => return Ok(Value::Nothing),
-                Some(Holding::One(guard)) => guard.release_as(outcome).await,
-                Some(Holding::All(guards)) => guards.release_as(outcome).await,
-            };
-            Ok(Value::Flag(released? != Released::Gone))
-        }))
+        Ok(Call::new(give_back(holding, failure)))
+    }
+
+    /// As `release`, on this thread.
+    fn release_sync(&self, py: Python<'_>, failure: Option<(String, String)>) -> PyResult<Py<PyAny>> {
+        let holding = self.0.get()?.holding.lock().take();
+        block(py, give_back(holding, failure))
     }
 }

@@ -6,7 +6,7 @@ use leasehold::{Holder, Leasehold, Metadata, Result};
 use pyo3::{prelude::*, types::PyDict};
 
 use crate::{
-    call::{Call, Value},
+    call::{Call, Value, block},
     errors,
     instance::{Connection, Instance, Wait, seconds},
     lease::Lease,
@@ -31,6 +31,7 @@ struct Options {
     note: Option<String>,
     metadata: Option<Metadata>,
     max_waiters: Option<u32>,
+    is_detached: bool,
 }
 
 impl Options {
@@ -56,6 +57,7 @@ impl Options {
                     options.metadata = Some(parsed.map_err(|_| errors::invalid("metadata must be a JSON object"))?);
                 }
                 "max_waiters" => options.max_waiters = Some(value.extract()?),
+                "auto_renew" => options.is_detached = !value.extract::<bool>()?,
                 other => return Err(errors::invalid(format!("there is no option {other}"))),
             }
         }
@@ -121,6 +123,9 @@ impl Description {
     async fn acquire(&self) -> Result<Lease> {
         let locks = self.connection.open().await?;
         if let Some(lock) = self.lock(locks) {
+            if self.options.is_detached {
+                return Ok(Lease::detached(lock.acquire_detached().await?));
+            }
             return Ok(Lease::one(lock.acquire().await?));
         }
         match &self.kind {
@@ -135,6 +140,9 @@ impl Description {
     async fn try_acquire(&self) -> Result<Option<Lease>> {
         let locks = self.connection.open().await?;
         if let Some(lock) = self.lock(locks) {
+            if self.options.is_detached {
+                return Ok(lock.try_acquire_detached().await?.map(Lease::detached));
+            }
             return Ok(lock.try_acquire().await?.map(Lease::one));
         }
         match &self.kind {
@@ -181,6 +189,11 @@ impl Lock {
     fn acquire(&self) -> Call {
         let description = Arc::clone(&self.0);
         Call::new(async move { description.acquire().await.map(Value::Lease) })
+    }
+
+    /// As `acquire`, on this thread.
+    fn acquire_sync(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        block(py, async { self.0.acquire().await.map(Value::Lease) })
     }
 
     /// A call that gives a lease, or nothing if the lock is busy.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import servers
-from leasehold import BackendUnavailable, Leasehold, connect
+from leasehold import Leasehold, connect
 
 BACKENDS = ["memory", "file", "redis", "postgres"]
 
@@ -23,17 +23,8 @@ def redis_url() -> Iterator[str]:
 def postgres_url() -> Iterator[str]:
     with servers.postgres() as url:
         with connect(url + "?init=1") as lock:
-            servers.wait_until(lambda: opens(lock), "postgres", limit=60)
+            servers.wait_until(lambda: servers.opens(lock), "postgres", limit=60)
         yield url
-
-
-def opens(lock: Leasehold) -> bool:
-    """Whether it connects: a server may listen before it has come up."""
-    try:
-        lock.open_sync()
-    except BackendUnavailable:
-        return False
-    return True
 
 
 @pytest.fixture(params=BACKENDS)

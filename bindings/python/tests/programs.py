@@ -11,6 +11,8 @@ from contextlib import contextmanager
 
 PRELUDE = """
 import asyncio, os, signal, sys, threading, time
+# As from a terminal, also where the tests run with the signal ignored (nohup).
+signal.signal(signal.SIGINT, signal.default_int_handler)
 import leasehold
 from leasehold import connect
 lock = connect(os.environ["LEASEHOLD_URL"], namespace=os.environ["LEASEHOLD_NAMESPACE"])

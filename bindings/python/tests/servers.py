@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+from leasehold import BackendUnavailable, Leasehold
+
 
 def free_port() -> int:
     with socket.socket() as listener:
@@ -28,6 +30,15 @@ def wait_until(condition: Callable[[], bool], what: str, limit: float = 20.0) ->
     while not condition():
         assert time.monotonic() < until, f"{what}: not within {limit} s"
         time.sleep(0.01)
+
+
+def opens(lock: Leasehold) -> bool:
+    """Whether it connects: a server may listen before it has come up."""
+    try:
+        lock.open_sync()
+    except BackendUnavailable:
+        return False
+    return True
 
 
 def _answers(port: int) -> bool:

@@ -62,21 +62,24 @@ function redlock(redis, make) {
 }
 
 const median = (numbers) => [...numbers].sort((a, b) => a - b)[Math.floor(numbers.length / 2)];
-const show = (title, unit, results, better) => {
-  const best = Math[better](...Object.entries(results).filter(([name]) => name !== 'leasehold').map(([, value]) => value));
-  console.log(`\n${title}`);
-  for (const [name, value] of Object.entries(results)) console.log(`  ${name.padEnd(16)} ${value.toFixed(value < 10 ? 2 : 0).padStart(8)} ${unit}`);
-  const ratio = better === 'max' ? results.leasehold / best : best / results.leasehold;
-  console.log(`  leasehold is ${ratio.toFixed(1)} times as good as the best of the others`);
-};
 
-/** Rounds take turns, so that what else the machine does hits all alike. */
-async function interleaved(measure) {
-  const figures = Object.fromEntries(Object.keys(locks).map((name) => [name, []]));
+/** Rounds take turns, so that what else the machine does hits all alike. A ratio is the median of those of each round. */
+async function compare(title, unit, measure, isBetter) {
+  const names = Object.keys(locks);
+  const figures = Object.fromEntries(names.map((name) => [name, []]));
   for (let round = 0; round < rounds; round++) {
-    for (const [name, make] of Object.entries(locks)) figures[name].push(await measure(make, `${name}:${round}`));
+    for (const name of names) figures[name].push(await measure(locks[name], `${name}:${round}`));
   }
-  return Object.fromEntries(Object.entries(figures).map(([name, all]) => [name, median(all)]));
+  console.log(`\n${title}`);
+  for (const name of names) {
+    const middle = median(figures[name]);
+    const ratios = figures[name].map((theirs, round) => {
+      const ours = figures.leasehold[round];
+      return isBetter === 'more' ? ours / theirs : theirs / ours;
+    });
+    const figure = `${middle.toFixed(middle < 10 ? 2 : 0).padStart(8)} ${unit}`;
+    console.log(`  ${name.padEnd(16)} ${figure}   leasehold is ${median(ratios).toFixed(2)} times as good`);
+  }
 }
 
 /** Pairs of acquire and release per second, by this many tasks that each have a name. */
@@ -137,9 +140,9 @@ if (values.waiters) {
   process.exit(0);
 }
 
-show('uncontended pairs, one task', 'pairs/s', await interleaved(pairs(1)), 'max');
-show('uncontended pairs, 64 tasks with a name each', 'pairs/s', await interleaved(pairs(64)), 'max');
-show('hand-off to a waiter of another client', 'ms', await interleaved(handOff), 'min');
+await compare('uncontended pairs, one task', 'pairs/s', pairs(1), 'more');
+await compare('uncontended pairs, 64 tasks with a name each', 'pairs/s', pairs(64), 'more');
+await compare('hand-off to a waiter of another client', 'ms', handOff, 'less');
 console.log('\na thousand waiters of one process');
 // Those who poll for ever cannot be told to stop, so each has a process of its own.
 for (const name of Object.keys(locks)) {

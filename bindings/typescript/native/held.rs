@@ -2,7 +2,7 @@
 
 use std::{future::poll_fn, pin::Pin, task::Poll, time::Duration};
 
-use leasehold::{Guard, Guards, Lease, Loss, Outcome, Result, lease::Released};
+use leasehold::{Detached, Guard, Guards, Lease, Loss, Outcome, Result, lease::Released};
 
 pub(crate) struct Held {
     /// Sorted by name.
@@ -13,6 +13,8 @@ pub(crate) struct Held {
 pub(crate) enum OneOrAll {
     One(Guard),
     All(Guards),
+    /// It ends with its ttl if nobody releases it.
+    Detached(Detached),
 }
 
 impl From<Guard> for Held {
@@ -24,6 +26,12 @@ impl From<Guard> for Held {
 impl From<Guards> for Held {
     fn from(guards: Guards) -> Self {
         Self { leases: guards.iter().map(|guard| guard.lease().clone()).collect(), guards: OneOrAll::All(guards) }
+    }
+}
+
+impl From<Detached> for Held {
+    fn from(detached: Detached) -> Self {
+        Self { leases: vec![detached.lease.clone()], guards: OneOrAll::Detached(detached) }
     }
 }
 
@@ -63,6 +71,7 @@ impl Held {
         let released = match self.guards {
             OneOrAll::One(guard) => guard.release_as(outcome).await?,
             OneOrAll::All(guards) => guards.release_as(outcome).await?,
+            OneOrAll::Detached(detached) => detached.release_as(outcome).await?,
         };
         let lost = |lease: &Lease| lease.loss().filter(|loss| *loss != Loss::Released);
         Ok((released == Released::Gone).then(|| self.leases.iter().find_map(lost).unwrap_or(Loss::Gone)))

@@ -251,6 +251,12 @@ impl Client {
         }
     }
 
+    /// Returns the handle of a lease; nothing once it was released or lost.
+    #[napi]
+    pub fn handle(&self, lease: u32) -> Option<String> {
+        self.held.borrow().get(&lease).and_then(|held| held.leases.first()).map(|lease| lease.handle().to_string())
+    }
+
     /// Starts a call that needs the connection.
     fn start<F>(&self, id: u32, call: impl FnOnce(Leasehold) -> F + 'static) -> Option<Reply>
     where
@@ -291,6 +297,7 @@ impl Client {
         }
         match &held.guards {
             OneOrAll::One(guard) => reply.fence = Some(as_number(guard.fence())),
+            OneOrAll::Detached(detached) => reply.fence = Some(as_number(detached.lease.fence())),
             OneOrAll::All(_) => reply.json = Some(report::fences(&held.leases)),
         }
         self.held.borrow_mut().insert(id, held);

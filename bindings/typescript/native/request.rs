@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::{
-    Attempt, Error, Holder, Leasehold, Resource, Result,
+    Error, Holder, Leasehold, Resource, Result,
     lease::{HistoryFilter, ListFilter, Metadata, Names, Timestamp},
 };
 use napi_derive::napi;
@@ -24,6 +24,8 @@ pub struct LockRequest {
     pub ttl_seconds: Option<f64>,
     pub max_hold_seconds: Option<f64>,
     pub max_waiters: Option<u32>,
+    /// False: it ends with its ttl.
+    pub auto_renew: Option<bool>,
     pub limit: Option<u32>,
     pub permits: Option<u32>,
     pub holder: Option<String>,
@@ -66,6 +68,10 @@ macro_rules! with_options {
 /// Acquires the lock; returns `None` if this was a try and the lock is busy.
 pub(crate) async fn acquire(locks: &Leasehold, request: &LockRequest) -> Result<Option<Held>> {
     let name = request.names.first().map_or("", String::as_str);
+    let is_detached = request.auto_renew == Some(false);
+    if is_detached && matches!(request.mode.as_str(), "all" | "leader") {
+        return Err(Error::invalid_config("autoRenew: false is for one lock or permit at a time"));
+    }
     let lock = match request.mode.as_str() {
         "all" => {
             let all = with_options!(locks.all(&request.names), request);
@@ -98,12 +104,11 @@ pub(crate) async fn acquire(locks: &Leasehold, request: &LockRequest) -> Result<
         mode => return Err(Error::invalid_config(format!("mode is 'exclusive' or 'shared', not '{mode}'"))),
     };
     let lock = with_options!(lock, request);
-    if !request.only_try {
-        return Ok(Some(lock.acquire().await?.into()));
-    }
-    Ok(match lock.try_acquire_or_busy().await? {
-        Attempt::Acquired(guard) => Some(guard.into()),
-        Attempt::Busy(_) => None,
+    Ok(match (is_detached, request.only_try) {
+        (false, false) => Some(lock.acquire().await?.into()),
+        (false, true) => lock.try_acquire().await?.map(Held::from),
+        (true, false) => Some(lock.acquire_detached().await?.into()),
+        (true, true) => lock.try_acquire_detached().await?.map(Held::from),
     })
 }
 

@@ -19,6 +19,8 @@ export class Calls {
   readonly native: NativeClient;
   readonly #waiting = new Map<number, Waiting>();
   readonly #held = new Map<number, (reason: LossReason) => void>();
+  /** The leases that keep the process alive. */
+  readonly #kept = new Set<number>();
   #lastId = 0;
 
   constructor(url: string, options: NativeConnectOptions) {
@@ -54,19 +56,25 @@ export class Calls {
     return reply;
   }
 
-  /** Delivers the loss of this lease until it is forgotten, and keeps the process alive meanwhile. */
-  hold(lease: number, onLoss: (reason: LossReason) => void): void {
+  /** Delivers the loss of this lease until it is forgotten. */
+  watch(lease: number, onLoss: (reason: LossReason) => void): void {
     this.#held.set(lease, onLoss);
+  }
+
+  /** Keeps the process alive until this lease is forgotten. */
+  keep(lease: number): void {
+    this.#kept.add(lease);
     this.#keepOrLetGo();
   }
 
   forget(lease: number): void {
     this.#held.delete(lease);
+    this.#kept.delete(lease);
     this.#keepOrLetGo();
   }
 
   #keepOrLetGo(): void {
-    if (this.#waiting.size + this.#held.size > 0) active.add(this);
+    if (this.#waiting.size + this.#kept.size > 0) active.add(this);
     else active.delete(this);
     awake ??= setInterval(() => {}, 2 ** 31 - 1);
     if (active.size > 0) awake.ref();

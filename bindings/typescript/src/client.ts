@@ -5,11 +5,13 @@ import { LeaseholdError, type LossReason } from './errors.js';
 import { Lease, Leases } from './lease.js';
 import type { NativeConnectOptions, NativeFilter, Reply } from './native.js';
 import {
+  type AllOptions,
   type AnyOptions,
   type ElectionOptions,
   lockRequest,
   type ModeOption,
   type PermitOptions,
+  type RequestOptions,
   type TryOptions,
   type WaitOptions,
   wholeNumber,
@@ -112,8 +114,23 @@ export class Leasehold implements AsyncDisposable {
   }
 
   /** Runs `work` under all these locks. They are taken in the order of their names, so nobody deadlocks. */
-  async withAll<T>(names: Iterable<string>, work: Work<Leases, T>, options: WaitOptions = {}): Promise<T> {
+  async withAll<T>(names: Iterable<string>, work: Work<Leases, T>, options: AllOptions = {}): Promise<T> {
     return (await this.acquireAll(names, options)).run(work);
+  }
+
+  /**
+   * Runs `work` under the lock, as `navigator.locks.request` does: it waits without limit, unless `signal` aborts. With
+   * `ifAvailable` it does not wait, and `work` gets `null` if the lock is busy.
+   */
+  request<T>(name: string, work: Work<Lease, T>): Promise<T>;
+  request<T>(name: string, options: RequestOptions & { ifAvailable?: false | undefined }, work: Work<Lease, T>): Promise<T>;
+  request<T>(name: string, options: RequestOptions, work: Work<Lease | null, T>): Promise<T>;
+  async request<T>(name: string, ...given: [Work<never, T>] | [RequestOptions, Work<never, T>]): Promise<T> {
+    const options = given.length === 1 ? {} : given[0];
+    const work = given[given.length - 1] as Work<Lease | null, T>;
+    if (!options.ifAvailable) return (await this.acquire(name, { ...options, waitSeconds: Infinity })).run(work);
+    const lease = await this.tryAcquire(name, options);
+    return lease ? lease.run(work) : work(null);
   }
 
   /** Waits for the lock. `await using` gives it back at the end of the block. */
@@ -137,12 +154,12 @@ export class Leasehold implements AsyncDisposable {
   }
 
   /** Waits for all these locks, which are taken in the order of their names. */
-  async acquireAll(names: Iterable<string>, options: WaitOptions = {}): Promise<Leases> {
+  async acquireAll(names: Iterable<string>, options: AllOptions = {}): Promise<Leases> {
     return this.#leases(await this.#request('all', [...names], false, options), options);
   }
 
   /** Takes all these locks if all are free; `null` otherwise. */
-  async tryAcquireAll(names: Iterable<string>, options: TryOptions = {}): Promise<Leases | null> {
+  async tryAcquireAll(names: Iterable<string>, options: Omit<TryOptions, 'autoRenew'> = {}): Promise<Leases | null> {
     const reply = await this.#request('all', [...names], true, options);
     return reply.json === undefined ? null : this.#leases(reply, options);
   }
@@ -234,18 +251,18 @@ export class Leasehold implements AsyncDisposable {
 
   async #acquire(mode: string, name: string, options: AnyOptions): Promise<Lease> {
     const { id, fence, loss } = await this.#request(mode, [name], false, options);
-    return new Lease(name, fence ?? 0, this.#calls, id, loss as LossReason | undefined, options.signal);
+    return new Lease(name, fence ?? 0, this.#calls, id, loss as LossReason | undefined, options);
   }
 
   async #tryAcquire(mode: string, name: string, options: AnyOptions): Promise<Lease | null> {
     const { id, fence, loss } = await this.#request(mode, [name], true, options);
     if (fence === undefined) return null;
-    return new Lease(name, fence, this.#calls, id, loss as LossReason | undefined, options.signal);
+    return new Lease(name, fence, this.#calls, id, loss as LossReason | undefined, options);
   }
 
   #leases({ id, json, loss }: Reply, options: AnyOptions): Leases {
     const fences = new Map<string, number>(JSON.parse(json ?? '[]'));
-    return new Leases(fences, this.#calls, id, loss as LossReason | undefined, options.signal);
+    return new Leases(fences, this.#calls, id, loss as LossReason | undefined, options);
   }
 
   #request(mode: string, names: string[], onlyTry: boolean, options: AnyOptions) {

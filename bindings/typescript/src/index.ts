@@ -21,7 +21,7 @@ export {
   type LossReason,
 } from './errors.js';
 export type { Lease, Leases } from './lease.js';
-export type { ElectionOptions, ModeOption, PermitOptions, TryOptions, WaitOptions } from './options.js';
+export type { AllOptions, ElectionOptions, ModeOption, PermitOptions, RequestOptions, TryOptions, WaitOptions } from './options.js';
 export type {
   EndedLease,
   Ending,

@@ -4,11 +4,12 @@ import './async-dispose.js';
 
 import type { Calls } from './calls.js';
 import { LockLostError, type LossReason, problemOf } from './errors.js';
+import type { TryOptions } from './options.js';
 
 abstract class HeldLease implements AsyncDisposable {
   readonly #calls: Calls;
   readonly #id: number;
-  readonly #outerSignal: AbortSignal | undefined;
+  readonly #options: TryOptions;
   /** Made when somebody asks for the signal. */
   #controller: AbortController | undefined;
   #unlink: (() => void) | undefined;
@@ -16,11 +17,12 @@ abstract class HeldLease implements AsyncDisposable {
   #released: Promise<void> | null = null;
 
   /** @internal */
-  constructor(calls: Calls, id: number, lostAlready: LossReason | undefined, signal: AbortSignal | undefined) {
+  constructor(calls: Calls, id: number, lostAlready: LossReason | undefined, options: TryOptions) {
     this.#calls = calls;
     this.#id = id;
-    this.#outerSignal = signal;
-    calls.hold(id, (reason) => this.#onLoss(reason));
+    this.#options = options;
+    calls.watch(id, (reason) => this.#onLoss(reason));
+    if (options.autoRenew !== false) calls.keep(id);
     if (lostAlready) this.#onLoss(lostAlready);
   }
 
@@ -29,16 +31,21 @@ abstract class HeldLease implements AsyncDisposable {
 
   /**
    * Aborts when the lock is lost, with a `LockLostError` as its reason, and when the `signal` among the options aborts.
-   * A normal release does not abort it.
+   * A normal release does not abort it, nor does a loss with `onLost: 'ignore'`.
    */
   get signal(): AbortSignal {
-    const loss = this.#lossNow();
+    this.#lossNow();
     if (!this.#controller) {
       this.#controller = new AbortController();
-      if (loss) this.#controller.abort(this.#lostError(loss));
-      else this.#unlink = follow(this.#outerSignal, this.#controller);
+      if (this.#reportedLoss) this.#controller.abort(this.#lostError(this.#reportedLoss));
+      else this.#unlink = follow(this.#options.signal, this.#controller);
     }
     return this.#controller.signal;
+  }
+
+  /** The loss, unless the caller wants to hear of none. */
+  get #reportedLoss(): LossReason | null {
+    return this.#options.onLost === 'ignore' ? null : this.#loss;
   }
 
   /** Whether the lock is held. Computed from a deadline on each read, so it is right even if the event loop was blocked. */
@@ -74,7 +81,7 @@ abstract class HeldLease implements AsyncDisposable {
   /** The end of an `await using` block: releases, and throws `LockLostError` if the lock was lost meanwhile. */
   async [Symbol.asyncDispose](): Promise<void> {
     await this.release();
-    if (this.#loss) throw this.#lostError(this.#loss);
+    if (this.#reportedLoss) throw this.#lostError(this.#reportedLoss);
   }
 
   /**
@@ -91,6 +98,12 @@ abstract class HeldLease implements AsyncDisposable {
     }
     await this[Symbol.asyncDispose]();
     return value;
+  }
+
+  /** @internal */
+  protected nativeHandle(): string {
+    this.check();
+    return this.#calls.native.handle(this.#id) ?? '';
   }
 
   async #renew(seconds: number): Promise<void> {
@@ -126,7 +139,7 @@ abstract class HeldLease implements AsyncDisposable {
     }
     // Work that `lease.signal` stopped usually fails with its reason, which says it all.
     const stopped = error instanceof LockLostError && error === this.#controller?.signal.reason;
-    if (this.#loss && !stopped) throw this.#lostError(this.#loss, { cause: error });
+    if (this.#reportedLoss && !stopped) throw this.#lostError(this.#reportedLoss, { cause: error });
   }
 
   #lossNow(): LossReason | null {
@@ -143,7 +156,7 @@ abstract class HeldLease implements AsyncDisposable {
     // What is lost needs no process to stay alive, and no connection to stay open.
     this.#calls.forget(this.#id);
     this.#calls.native.forget(this.#id);
-    this.#controller?.abort(this.#lostError(reason));
+    if (this.#reportedLoss) this.#controller?.abort(this.#lostError(reason));
   }
 
   #lostError(reason: LossReason, options?: ErrorOptions): LockLostError {
@@ -166,6 +179,11 @@ export class Lease extends HeldLease {
     super(...held);
     this.name = name;
     this.fence = fence;
+  }
+
+  /** A secret word by which another process can check, renew or release the lease, as `leasehold release` does. */
+  get handle(): string {
+    return this.nativeHandle();
   }
 
   protected override get title(): string {

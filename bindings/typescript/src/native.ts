@@ -20,6 +20,7 @@ export interface LockRequest {
   ttlSeconds?: number;
   maxHoldSeconds?: number;
   maxWaiters?: number;
+  autoRenew?: boolean;
   limit?: number;
   permits?: number;
   holder?: string;
@@ -56,6 +57,7 @@ export interface NativeClient {
   forget(lease: number): void;
   loss(lease: number): string | null;
   remaining(lease: number): number;
+  handle(lease: number): string | null;
 }
 
 export interface NativeConnectOptions {

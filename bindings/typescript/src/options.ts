@@ -7,6 +7,16 @@ import type { LockRequest } from './native.js';
 export interface TryOptions {
   /** How long the lease lives without a renewal; 30 by default. It is renewed by itself for as long as it is held. */
   ttlSeconds?: number | undefined;
+  /**
+   * `false`: the lease ends with its ttl unless `lease.renew` extends it. It outlives this process and does not keep it
+   * alive; `lease.handle` lets another process go on with it. For one lock or permit, not for several locks at once.
+   */
+  autoRenew?: boolean | undefined;
+  /**
+   * `abort`, the default: a loss aborts `lease.signal`, and the call rejects with `LockLostError`. `ignore`, for work that
+   * may run twice: a loss aborts nothing and rejects nothing; only `lease.held` and `lease.check()` tell.
+   */
+  onLost?: 'abort' | 'ignore' | undefined;
   /** The longest time to hold it, no matter how often it is renewed; then it is lost. No limit by default. */
   maxHoldSeconds?: number | undefined;
   /** Ends the wait when it aborts, and aborts `lease.signal` later. */
@@ -27,9 +37,18 @@ export interface WaitOptions extends TryOptions {
   maxWaiters?: number | undefined;
 }
 
+/** Options of several locks at once. */
+export type AllOptions = Omit<WaitOptions, 'autoRenew'>;
+
 export interface ModeOption {
   /** `shared` for many readers at a time; `exclusive` by default. */
   mode?: 'exclusive' | 'shared' | undefined;
+}
+
+/** Options of `request`, which has the shape of `navigator.locks.request`. */
+export interface RequestOptions extends TryOptions, ModeOption {
+  /** Do not wait: if the lock is busy, the callback gets `null`. */
+  ifAvailable?: boolean | undefined;
 }
 
 export interface PermitOptions {
@@ -39,7 +58,7 @@ export interface PermitOptions {
   permits?: number | undefined;
 }
 
-export interface ElectionOptions extends TryOptions {
+export interface ElectionOptions extends Omit<TryOptions, 'autoRenew' | 'onLost'> {
   /** What the leader publishes, such as its address. */
   value?: string | undefined;
 }
@@ -55,6 +74,7 @@ export function lockRequest(mode: string, names: string[], onlyTry: boolean, opt
   set('ttlSeconds', options.ttlSeconds);
   set('maxHoldSeconds', options.maxHoldSeconds);
   set('maxWaiters', wholeNumber('maxWaiters', options.maxWaiters));
+  set('autoRenew', options.autoRenew);
   set('limit', wholeNumber('limit', options.limit));
   set('permits', wholeNumber('permits', options.permits));
   set('holder', options.holder);

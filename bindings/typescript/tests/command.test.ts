@@ -26,6 +26,18 @@ onEach('holds the lock that the package sees, and passes input, output and exit 
   await lease.release();
 }, ['file', 'redis', 'postgres']);
 
+onEach('goes on with a lease that outlived the process that took it', async ({ lock, name, kind }) => {
+  const hold = spawn(process.execPath, [new URL('./programs/hold.js', import.meta.url).pathname, urls[kind], name, 'detached']);
+  let handle = '';
+  hold.stdout.on('data', (text) => (handle += text));
+  assert.deepEqual(await once(hold, 'close'), [0, null]);
+  assert.equal(await lock.tryAcquire(name), null);
+  assert.equal((await run(['check', '-b', urls[kind], '--lease', handle.trim()])).code, 0);
+  assert.equal((await run(['release', '-b', urls[kind], '--lease', handle.trim()])).code, 0);
+  await using lease = await lock.tryAcquire(name);
+  assert.ok(lease);
+}, ['file', 'redis', 'postgres']);
+
 test('a waiting package gets the lock when the command ends, and a signal to npx ends the command', async () => {
   const lock = connected(redisUrl);
   const name = unique();

@@ -61,6 +61,23 @@ onEach('waiters are served in order', async ({ lock, other, name }) => {
   assert.deepEqual(order, [0, 1, 2]);
 });
 
+onEach('request has the shape of the Web Locks API', async ({ lock, other, name }) => {
+  const value = await lock.request(name, async (lease) => {
+    assert.equal(await other.request(name, { ifAvailable: true }, (busy) => busy), null);
+    const stop = new AbortController();
+    const waits = other.request(name, { mode: 'shared', signal: stop.signal }, () => 'never');
+    await waiting(lock, name, 1);
+    stop.abort();
+    assert.equal(await failure(waits), stop.signal.reason);
+    return lease.name;
+  });
+  assert.equal(value, name);
+  const readers = await lock.request(name, { mode: 'shared' }, () =>
+    other.request(name, { mode: 'shared', ifAvailable: true }, (lease) => lease !== null),
+  );
+  assert.equal(readers, true);
+});
+
 onEach("a callback's error is kept, and recorded", async ({ lock, name }) => {
   const own = new RangeError('no paper', { cause: new Error('tray 2') });
   assert.equal(

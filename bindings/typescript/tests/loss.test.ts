@@ -4,7 +4,7 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 
-import { LockLostError } from 'leasehold';
+import { type Lease, type LeaseholdError, LockLostError } from 'leasehold';
 
 import { block, connected, eventually, failure, onEach, redisUrl, unique, waiting } from './backends.js';
 import { Proxy } from './proxy.js';
@@ -92,6 +92,65 @@ onEach('the loss of one of several locks is the loss of all', async ({ lock, oth
   assert.ok(error instanceof LockLostError);
   assert.equal(error.reason, 'evicted');
   await eventually(async () => (await lock.list({ prefix: name })).leases.length === 0, 'the other one is free');
+});
+
+onEach("with onLost: 'ignore' a loss aborts nothing and rejects nothing", async ({ lock, other, name }) => {
+  const loseIt = async (lease: Lease) => {
+    await other.evict(name, lease.fence, 'test');
+    await eventually(() => !lease.held, 'the loss');
+    assert.throws(() => lease.check(), LockLostError);
+    assert.equal(lease.signal.aborted, false);
+  };
+  const value = await lock.withLock(
+    name,
+    async (lease) => {
+      const { signal } = lease;
+      await loseIt(lease);
+      assert.equal(signal.aborted, false);
+      return 42;
+    },
+    { onLost: 'ignore' },
+  );
+  assert.equal(value, 42);
+  const own = new Error('my own');
+  const failing = lock.withLock(name, async (lease) => loseIt(lease).then(() => Promise.reject(own)), { onLost: 'ignore' });
+  assert.equal(await failure(failing), own);
+  {
+    await using lease = await lock.acquire(name, { onLost: 'ignore' });
+    await loseIt(lease);
+  }
+});
+
+onEach('a lease that nobody renews ends with its ttl', async ({ lock, other, name }) => {
+  // A busy machine may take a second to connect.
+  await other.withLock(`${name}:other`, () => {});
+  const lease = await lock.acquire(name, { autoRenew: false, ttlSeconds: 3 });
+  assert.ok(lease.held && lease.remainingMs <= 3000);
+  assert.equal(await other.tryAcquire(name), null);
+  // Nothing else keeps this process alive.
+  await eventually(() => lease.signal.aborted, 'the end of the ttl');
+  assert.ok(lease.signal.reason instanceof LockLostError);
+  assert.equal(lease.held, false);
+  await other.withLock(name, (next) => assert.ok(next.fence > lease.fence), { waitSeconds: 20 });
+});
+
+onEach('a lease that nobody renews can be renewed and released', async ({ lock, other, name }) => {
+  const lease = await lock.acquirePermit(name, { limit: 2, permits: 2, autoRenew: false, ttlSeconds: 3 });
+  await lease.renew(60);
+  assert.ok(lease.remainingMs > 30_000);
+  await sleep(3200);
+  lease.check();
+  assert.equal(await other.tryAcquirePermit(name, { limit: 2 }), null);
+  await lease.release();
+  assert.equal(lease.held, false);
+  await using next = await other.tryAcquirePermit(name, { limit: 2, autoRenew: false });
+  assert.ok(next);
+});
+
+onEach('only single locks can do without renewals', async ({ lock, name }) => {
+  // @ts-expect-error: the types have no such option.
+  const refused = await failure(lock.acquireAll([name], { autoRenew: false }));
+  assert.equal((refused as LeaseholdError).code, 'CONFIG');
 });
 
 onEach('after a blocked event loop, the first read tells the loss and the first turn aborts', async ({ lock, name }) => {
