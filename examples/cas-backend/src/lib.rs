@@ -96,13 +96,14 @@ impl CasBackend {
         }
     }
 
+    /// Sends hints while no lock is held: whoever is woken uses the store next.
     fn notify(&self, news: &News) {
-        let mut routes = self.bucket.routes.lock();
         for (id, hint) in &news.hints {
-            routes.get(id).inspect(|instance| instance.send(hint.clone()));
+            let instance = self.bucket.routes.lock().get(id).cloned();
+            instance.inspect(|instance| instance.send(hint.clone()));
         }
         for (id, _) in &news.ended {
-            routes.remove(id);
+            self.bucket.routes.lock().remove(id);
         }
         news.events.iter().for_each(|event| self.bucket.events.send(event));
     }
