@@ -18,7 +18,7 @@ use std::{
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use tempfile::TempDir;
 
-use crate::{ports, wait::within};
+use crate::{ports::Port, wait::within};
 
 /// Whom the server runs as when the test is root, which Postgres refuses to run as.
 const USER: &str = "postgres";
@@ -39,7 +39,7 @@ const SETTINGS: &[&str] = &[
 #[derive(Debug)]
 pub struct Postgres {
     place: TempDir,
-    port: u16,
+    port: Port,
     settings: Vec<String>,
     child: Option<Child>,
 }
@@ -96,7 +96,7 @@ impl Postgres {
 
     fn launch(place: TempDir, settings: &[&str]) -> Self {
         let settings = SETTINGS.iter().chain(settings).map(|setting| String::from(*setting)).collect();
-        let mut server = Self { place, port: ports::free(), settings, child: None };
+        let mut server = Self { place, port: Port::claim(), settings, child: None };
         server.run();
         server
     }
@@ -105,7 +105,7 @@ impl Postgres {
     pub fn run(&mut self) {
         let log = File::create(self.place.path().join("log")).unwrap();
         let mut command = as_user(&binary("postgres"));
-        command.arg("-D").arg(self.data()).args(["-p", &self.port.to_string(), "-k"]).arg(self.place.path());
+        command.arg("-D").arg(self.data()).args(["-p", &self.port.number.to_string(), "-k"]).arg(self.place.path());
         for setting in &self.settings {
             command.args(["-c", setting]);
         }
@@ -114,7 +114,7 @@ impl Postgres {
         let up = || {
             let mut ready = Command::new(binary("pg_isready"));
             ready
-                .args(["-q", "-h", "127.0.0.1", "-p", &self.port.to_string()])
+                .args(["-q", "-h", "127.0.0.1", "-p", &self.port.number.to_string()])
                 .status()
                 .is_ok_and(|status| status.success())
         };
@@ -151,7 +151,7 @@ impl Postgres {
 
     /// Where it listens.
     pub fn port(&self) -> u16 {
-        self.port
+        self.port.number
     }
 
     /// A file of the folder in which it keeps everything, such as `ca.crt`.
@@ -166,13 +166,13 @@ impl Postgres {
 
     /// The URL of a database, as a role.
     pub fn url_of(&self, role: &str, database: &str) -> String {
-        format!("postgres://{role}@127.0.0.1:{}/{database}", self.port)
+        format!("postgres://{role}@127.0.0.1:{}/{database}", self.port.number)
     }
 
     /// The URL of its database `postgres` by its socket in the file system.
     pub fn url_by_socket(&self) -> String {
         let folder = self.place.path().display().to_string().replace('/', "%2F");
-        format!("postgres://postgres@{folder}:{}/postgres", self.port)
+        format!("postgres://postgres@{folder}:{}/postgres", self.port.number)
     }
 
     /// Runs SQL as its superuser and gives what psql prints: unaligned, without headings.
@@ -210,7 +210,7 @@ impl Postgres {
             "-d",
             "postgres",
         ]);
-        command.args(["-p", &self.port.to_string()]);
+        command.args(["-p", &self.port.number.to_string()]);
         command
     }
 
@@ -230,7 +230,7 @@ impl Postgres {
             "-c",
             "fast",
             "-p",
-            &self.port.to_string(),
+            &self.port.number.to_string(),
         ]);
         let output = copy.arg("-D").arg(place.path().join("data")).output().unwrap();
         assert!(output.status.success(), "pg_basebackup: {}", String::from_utf8_lossy(&output.stderr));
@@ -273,19 +273,20 @@ impl Drop for Postgres {
 #[derive(Debug)]
 pub struct PgBouncer {
     _place: TempDir,
-    port: u16,
+    port: Port,
     child: Child,
 }
 
 impl PgBouncer {
     fn start(server: &Postgres, settings: &[&str]) -> Self {
         let place = folder();
-        let port = ports::free();
+        let port = Port::claim();
         let settings = format!(
             "[databases]\npostgres = host=127.0.0.1 port={} dbname=postgres user=postgres\n[pgbouncer]\n\
-             listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\npool_mode = transaction\n\
+             listen_addr = 127.0.0.1\nlisten_port = {}\nunix_socket_dir =\nauth_type = any\npool_mode = transaction\n\
              default_pool_size = 4\nignore_startup_parameters = extra_float_digits\n{}\n",
-            server.port,
+            server.port.number,
+            port.number,
             settings.join("\n")
         );
         let file = place.path().join("pgbouncer.ini");
@@ -295,7 +296,7 @@ impl PgBouncer {
         let mut command = as_user(Path::new("pgbouncer"));
         command.arg(&file).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
         let child = spawn(command).expect("pgbouncer is needed: apt-get install pgbouncer");
-        let up = || TcpStream::connect(("127.0.0.1", port)).is_ok();
+        let up = || TcpStream::connect(("127.0.0.1", port.number)).is_ok();
         let words = || fs::read_to_string(place.path().join("log")).unwrap_or_default();
         assert!(within(PATIENCE, up), "pgbouncer did not start: {}", words());
         Self { _place: place, port, child }
@@ -303,7 +304,7 @@ impl PgBouncer {
 
     /// The URL of the database behind it.
     pub fn url(&self) -> String {
-        format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
+        format!("postgres://postgres@127.0.0.1:{}/postgres", self.port.number)
     }
 }
 

@@ -9,7 +9,7 @@ use std::{env, fs, path::PathBuf, thread, time::Duration};
 use tempfile::TempDir;
 
 pub use self::{cluster::Cluster, resp::RespReply, sentinel::Sentinel};
-use crate::{ports, process::ServerProcess};
+use crate::{ports::Port, process::ServerProcess};
 
 /// The program that every server here runs: `LEASEHOLD_REDIS_SERVER` names another version of it, or Valkey.
 fn program() -> String {
@@ -19,7 +19,7 @@ fn program() -> String {
 /// A Redis server on a port and in a folder of its own.
 #[derive(Debug)]
 pub struct Server {
-    port: u16,
+    port: Port,
     folder: TempDir,
     settings: Vec<String>,
     process: Option<ServerProcess>,
@@ -39,7 +39,7 @@ impl Server {
     /// A server with these settings, in the words of its command line.
     pub fn with(settings: &[&str]) -> Self {
         let mut server = Self {
-            port: ports::free(),
+            port: Port::claim(),
             folder: tempfile::tempdir().expect("a folder can be made"),
             settings: settings.iter().map(|&setting| setting.to_owned()).collect(),
             process: None,
@@ -50,12 +50,12 @@ impl Server {
 
     /// The port it listens on.
     pub fn port(&self) -> u16 {
-        self.port
+        self.port.number
     }
 
     /// Its URL.
     pub fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+        format!("redis://127.0.0.1:{}", self.port.number)
     }
 
     /// The folder it may write to.
@@ -71,13 +71,13 @@ impl Server {
     /// Starts it again on the same port and in the same folder.
     pub fn launch(&mut self) {
         let mut arguments: Vec<String> =
-            ["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--dir"].map(str::to_owned).to_vec();
+            ["--port", &self.port.number.to_string(), "--bind", "127.0.0.1", "--dir"].map(str::to_owned).to_vec();
         arguments.push(self.folder.path().display().to_string());
         arguments.extend(["--daemonize", "no", "--loglevel", "notice"].map(str::to_owned));
         arguments.extend(self.settings.iter().cloned());
         self.process = Some(ServerProcess::start(&program(), &arguments, &self.folder.path().join("log")));
         for _ in 0..1000 {
-            if resp::ask(self.port, None, &["PING"]).is_ok_and(|reply| !reply.to_string().contains("LOADING")) {
+            if resp::ask(self.port.number, None, &["PING"]).is_ok_and(|reply| !reply.to_string().contains("LOADING")) {
                 return;
             }
             thread::sleep(Duration::from_millis(10));
@@ -97,7 +97,8 @@ impl Server {
     pub fn ask(&self, command: &[&str]) -> RespReply {
         let words = self.settings.iter().skip_while(|word| *word != "--requirepass");
         let password = words.skip(1).map(String::as_str).next();
-        resp::ask(self.port, password, command).unwrap_or_else(|error| panic!("{command:?} was not answered: {error}"))
+        resp::ask(self.port.number, password, command)
+            .unwrap_or_else(|error| panic!("{command:?} was not answered: {error}"))
     }
 
     /// Sends one command that must not be refused.

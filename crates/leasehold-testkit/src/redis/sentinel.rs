@@ -5,14 +5,14 @@ use std::{fs, io};
 use tempfile::TempDir;
 
 use super::{RespReply, Server, cluster::wait_until, program, resp};
-use crate::{ports, process::ServerProcess};
+use crate::{ports::Port, process::ServerProcess};
 
 /// A master, a replica, and a sentinel that watches them.
 #[derive(Debug)]
 pub struct Sentinel {
     /// The master first, then its replica.
     pub servers: Vec<Server>,
-    port: u16,
+    port: Port,
     password: Option<String>,
     _folder: TempDir,
     _process: ServerProcess,
@@ -33,7 +33,7 @@ impl Sentinel {
     fn with(settings: &[&str], more: &str, password: Option<&str>) -> Self {
         let plain = [&["--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"], settings].concat();
         let master = Server::with(&plain);
-        let (master_port, port) = (master.port().to_string(), ports::free());
+        let (master_port, port) = (master.port().to_string(), Port::claim());
         let replica = Server::with(&[&plain[..], &["--replicaof", "127.0.0.1", &master_port]].concat());
         wait_until("the replica follows", || {
             replica.ask(&["INFO", "replication"]).to_string().contains("master_link_status:up")
@@ -41,8 +41,9 @@ impl Sentinel {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let file = folder.path().join("sentinel.conf");
         let settings = format!(
-            "port {port}\nbind 127.0.0.1\ndir {}\nsentinel monitor mymaster 127.0.0.1 {master_port} 1\n\
+            "port {}\nbind 127.0.0.1\ndir {}\nsentinel monitor mymaster 127.0.0.1 {master_port} 1\n\
              sentinel down-after-milliseconds mymaster 500\nsentinel failover-timeout mymaster 3000\n{more}",
+            port.number,
             folder.path().display()
         );
         fs::write(&file, settings).expect("a file can be written");
@@ -59,17 +60,17 @@ impl Sentinel {
     }
 
     fn ask(&self, command: &[&str]) -> io::Result<RespReply> {
-        resp::ask(self.port, self.password.as_deref(), command)
+        resp::ask(self.port.number, self.password.as_deref(), command)
     }
 
     /// The port of the sentinel.
     pub fn port(&self) -> u16 {
-        self.port
+        self.port.number
     }
 
     /// The URL: a sentinel that does not exist first, then the one that does.
     pub fn url(&self) -> String {
-        format!("redis+sentinel://127.0.0.1:1,127.0.0.1:{}/mymaster", self.port)
+        format!("redis+sentinel://127.0.0.1:1,127.0.0.1:{}/mymaster", self.port.number)
     }
 
     /// The master's port, as the sentinel tells it.
