@@ -200,3 +200,37 @@ async fn a_call_that_was_dropped_ends_a_connection_only_if_the_server_is_silent(
     drop_a_call().await;
     soon(async || connections().iter().any(|one| !first.contains(one))).await;
 }
+
+/// Which names need the full script changes while a renewal is on its way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_renewal_gets_its_own_answer_whichever_script_decides() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let locks = Leasehold::connect(&format!("redis://127.0.0.1:{}", proxy.port())).await.unwrap();
+    // The first renewals are due after a third of it.
+    let ttl = Duration::from_millis(3000);
+    let held = locks.mutex("held").ttl(ttl).acquire().await.unwrap();
+    let forgotten = locks.mutex("forgotten").ttl(ttl).acquire().await.unwrap();
+    server.command(&["HDEL", "leasehold:{default}:leases", "forgotten"]);
+    let set = async |to_server, to_client| {
+        proxy.to_server(to_server);
+        proxy.to_client(to_client);
+        time::sleep(Duration::from_millis(200)).await;
+    };
+    // Only the full script decides whether few enough wait: the fast one sends this request there.
+    set(Flow::Pass, Flow::Hold).await;
+    let request = locks.mutex("held").max_waiters(1).ttl(ttl);
+    let request = tokio::spawn(async move { request.acquire().await });
+    set(Flow::Pass, Flow::Hold).await;
+    set(Flow::Hold, Flow::Pass).await;
+    set(Flow::Pass, Flow::Hold).await;
+    // Both renewals are sent, to one script each, before the full script's answer comes: the fast one can do it again.
+    set(Flow::Hold, Flow::Hold).await;
+    set(Flow::Hold, Flow::Hold).await;
+    set(Flow::Hold, Flow::Pass).await;
+    set(Flow::Pass, Flow::Pass).await;
+    assert_eq!(forgotten.lost().await, Loss::Gone);
+    held.check().expect("nobody took it away");
+    held.release().await.unwrap();
+    request.await.unwrap().unwrap().release().await.unwrap();
+}

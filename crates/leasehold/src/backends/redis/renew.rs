@@ -88,21 +88,21 @@ impl Shared {
         partition: &Partition,
         renewals: &[Renewal],
     ) -> Result<Answer<Vec<Standing>>> {
-        let is_fast =
-            |renewal: &&Renewal| encode::only_moves_end(renewal) && !self.needs_full_script(&renewal.key.resource);
-        let fast: Vec<&Renewal> = renewals.iter().filter(is_fast).collect();
+        // Chosen once: which names need the full script may change while the answers are on their way.
+        let fast: Vec<usize> = (0..renewals.len())
+            .filter(|&at| encode::only_moves_end(&renewals[at]) && !self.needs_full_script(&renewals[at].key.resource))
+            .collect();
         let mut standings: Vec<Option<Standing>> = vec![None; renewals.len()];
         let mut incarnation = None;
         if !fast.is_empty() {
             let call = Call::new(&scripts::FAST_RENEW, &[&partition.leases], |command| {
-                for renewal in &fast {
+                for renewal in fast.iter().map(|&at| &renewals[at]) {
                     command.arg(renewal.key.resource.as_str()).arg(encode::plain_renewal(renewal));
                 }
             });
             let reply = self.run_renewal(partition, &call).await?;
             let answers = decode::fast_standings(&reply.value)?;
-            let indices = (0..renewals.len()).filter(|at| is_fast(&&renewals[*at]));
-            for (at, answer) in indices.zip(answers) {
+            for (at, answer) in fast.iter().copied().zip(answers) {
                 match answer {
                     FastAnswer::Decided(standing) => standings[at] = Some(standing),
                     FastAnswer::NeedsFullScript => {}
