@@ -116,7 +116,7 @@ pub(super) async fn campaigning(context: TrialContext) {
     let (one, two) = (context.locks().await, context.locks().await);
     let leader = one.election("seat").campaign().await.expect("it is free");
     assert!(two.election("seat").try_campaign().await.expect("an answer").is_none());
-    let waited = two.election("seat").wait(std::time::Duration::from_millis(50)).campaign().await;
+    let waited = two.election("seat").wait(std::time::Duration::from_secs(1)).campaign().await;
     assert_eq!(waited.expect_err("someone leads").kind(), leasehold::ErrorKind::WaitElapsed);
     leader.release().await.expect("an answer");
     two.election("seat").campaign().await.expect("it is free").release().await.expect("an answer");

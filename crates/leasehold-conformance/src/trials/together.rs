@@ -41,7 +41,7 @@ pub(super) async fn all_or_nothing(context: TrialContext) {
     let held = one.mutex("b").acquire().await.expect("it is free");
     assert!(two.all(["a", "b", "c"]).try_acquire().await.expect("an answer").is_none());
     assert_eq!(left(&one).await, 1, "what was taken first is given back");
-    let error = two.all(["c", "b", "a"]).wait(Duration::from_millis(100)).acquire().await.expect_err("b is held");
+    let error = two.all(["c", "b", "a"]).wait(Duration::from_secs(1)).acquire().await.expect_err("b is held");
     assert_eq!(error.kind(), ErrorKind::WaitElapsed);
     assert_eq!(error.resource().map(Resource::as_str), Some("b"), "{error}");
     soon("what was taken first is given back", async || left(&one).await == 1).await;
