@@ -1,7 +1,7 @@
 //! Sends calls together that arrive while others are in flight.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     collections::VecDeque,
     fmt,
     future::{Future, poll_fn},
@@ -20,8 +20,8 @@ use crate::{Error, Result};
 /// If no call is in flight, a call is sent at once. Otherwise it waits until the
 /// number of waiting calls has reached the number in flight, or until a batch is
 /// answered. A few callers are hardly delayed; many callers share a few large batches.
-/// Where possible, the callers of a small batch run before the next batch is formed,
-/// so that their next calls are part of it.
+/// Where possible, the callers of a small batch run before the next batch is formed, and
+/// so do callers that a push woke meanwhile, so that their next calls are part of it.
 ///
 /// The caller that completes a batch polls `send` once on its own thread. If `send` is
 /// then pending, it is polled further on the thread that receives the answers or on the runtime.
@@ -110,11 +110,13 @@ impl<C, A> CoalescerShared<C, A> {
         let mut sending = BatchSender { shared: &self, calls: 0, ended: false };
         while let Some(jobs) = self.next_batch(&mut sending) {
             let (calls, answers): (Vec<C>, Vec<_>) = jobs.into_iter().map(|job| (job.call, job.answer)).unzip();
-            let is_small = (2..=SMALL_BATCH).contains(&calls.len());
             for (answer, result) in answers.into_iter().zip((self.send)(calls).await) {
                 let _caller_left = answer.send(result);
             }
-            if is_small {
+            let pushed = take_pushed();
+            if (2..=SMALL_BATCH).contains(&(sending.calls + pushed)) {
+                self.state.lock().calls += pushed;
+                sending.calls += pushed;
                 let_callers_run().await;
             }
         }
@@ -181,6 +183,31 @@ thread_local! {
     static WOKEN_HERE: RefCell<Option<VecDeque<Arc<Begun>>>> = const { RefCell::new(None) };
     /// The senders that wait while the callers run that they have answered; `None` where nothing will wake them.
     static DEFERRED: RefCell<Option<Vec<Waker>>> = const { RefCell::new(None) };
+    static PUSHED: Cell<Pushed> = const { Cell::new(Pushed { any: false, uncounted: 0 }) };
+}
+
+/// The callers that pushes have woken which this thread read within [`defer_here`]. Likely they call soon.
+#[derive(Clone, Copy, Default)]
+struct Pushed {
+    any: bool,
+    /// Those that no sender has counted among its callers.
+    uncounted: usize,
+}
+
+/// How many callers pushes have woken that no sender has counted yet.
+fn take_pushed() -> usize {
+    let take = |pushed: &Cell<Pushed>| pushed.replace(Pushed { uncounted: 0, ..pushed.get() }).uncounted;
+    PUSHED.try_with(take).unwrap_or(0)
+}
+
+/// Notes that a push has woken a caller.
+#[allow(dead_code, reason = "as `defer_here`")]
+pub(crate) fn caller_was_pushed() {
+    let is_deferring = || DEFERRED.try_with(|deferred| deferred.borrow().is_some()).unwrap_or(false);
+    if is_deferring() {
+        let uncounted = PUSHED.get().uncounted + 1;
+        PUSHED.set(Pushed { any: true, uncounted });
+    }
 }
 
 /// Completes when callers that were answered could make their next calls, which then form one batch. Completes at once
@@ -200,13 +227,21 @@ async fn let_callers_run() {
     .await;
 }
 
-/// As [`continue_here`], and returns what wakes the senders that have answered several callers: whoever reads on the
-/// runtime of these callers lets them run, then wakes the senders.
+/// The senders that wait while the callers run that they have answered.
+pub(crate) struct Deferred {
+    pub(crate) wakers: Vec<Waker>,
+    /// How often the callers run before they have called again, most likely: what a push has handed to them, they use
+    /// first.
+    pub(crate) turns: usize,
+}
+
+/// As [`continue_here`], and returns the senders that wait for callers to call again: whoever reads on the runtime of
+/// these callers lets them run, then wakes the senders.
 #[allow(
     dead_code,
     reason = "for backends that are driven by the runtimes of callers, of which not every build has one"
 )]
-pub(crate) fn defer_here<T>(work: impl FnOnce() -> T) -> (T, Vec<Waker>) {
+pub(crate) fn defer_here<T>(work: impl FnOnce() -> T) -> (T, Deferred) {
     /// Wakes all at once after a panic.
     struct Wakes;
 
@@ -219,7 +254,8 @@ pub(crate) fn defer_here<T>(work: impl FnOnce() -> T) -> (T, Vec<Waker>) {
     DEFERRED.set(Some(Vec::new()));
     let _after_a_panic = Wakes;
     let done = continue_here(work);
-    (done, DEFERRED.take().unwrap_or_default())
+    let turns = if PUSHED.take().any { 2 } else { 1 };
+    (done, Deferred { wakers: DEFERRED.take().unwrap_or_default(), turns })
 }
 
 /// Does `work`, then continues the batches that it woke, on this thread.
@@ -428,7 +464,7 @@ mod tests {
         let (coalescer, sizes) = gated(&gate);
         let mut calls: Vec<_> = (0..4).map(|number| begun(&coalescer, number)).collect();
         let ((), _none) = defer_here(|| gate.add_permits(2));
-        let ((), deferred) = defer_here(|| gate.add_permits(1));
+        let ((), Deferred { wakers: deferred, .. }) = defer_here(|| gate.add_permits(1));
         assert_eq!((sizes.lock().as_slice(), deferred.len()), ([1, 1, 2].as_slice(), 1));
         calls.push(begun(&coalescer, 4));
         drop(deferred);
@@ -439,16 +475,40 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_caller_that_a_push_woke_calls_together_with_the_one_that_was_answered() {
+        let gate = Arc::new(Semaphore::new(0));
+        let (coalescer, sizes) = gated(&gate);
+        let mut calls = vec![begun(&coalescer, 0)];
+        let ((), Deferred { wakers: deferred, .. }) = defer_here(|| {
+            caller_was_pushed();
+            gate.add_permits(1);
+        });
+        assert_eq!(deferred.len(), 1, "it answered one caller, and a push woke another");
+        calls.push(begun(&coalescer, 1));
+        assert_eq!(*sizes.lock(), [1], "the first that calls again does not go alone");
+        calls.push(begun(&coalescer, 2));
+        assert_eq!(*sizes.lock(), [1, 2]);
+        continue_here(|| deferred.into_iter().for_each(Waker::wake));
+        let ((), Deferred { wakers: deferred, .. }) = defer_here(|| gate.add_permits(1));
+        assert_eq!(deferred.len(), 1, "that push counts once");
+        continue_here(|| deferred.into_iter().for_each(Waker::wake));
+        for (expected, call) in (0..).zip(calls) {
+            assert_eq!(call.await.unwrap(), expected);
+        }
+        assert_eq!(coalescer.shared.state.lock().batches, 0);
+    }
+
+    #[tokio::test]
     async fn callers_that_are_answered_together_form_the_next_batch_together() {
         let gate = Arc::new(Semaphore::new(0));
         let (coalescer, sizes) = gated(&gate);
         let call = |number| begun(&coalescer, number);
         let mut calls: Vec<_> = (0..4).map(call).collect();
         assert_eq!(*sizes.lock(), [1, 1], "two batches are on their way, two calls wait");
-        let ((), deferred) = defer_here(|| gate.add_permits(2));
+        let ((), Deferred { wakers: deferred, .. }) = defer_here(|| gate.add_permits(2));
         assert!(deferred.is_empty(), "each answered one caller");
         assert_eq!(*sizes.lock(), [1, 1, 2]);
-        let ((), deferred) = defer_here(|| gate.add_permits(1));
+        let ((), Deferred { wakers: deferred, .. }) = defer_here(|| gate.add_permits(1));
         assert_eq!(deferred.len(), 1, "it answered two callers, and lets them run");
         calls.extend([4].map(call));
         assert_eq!(*sizes.lock(), [1, 1, 2], "the first that calls again does not go alone");

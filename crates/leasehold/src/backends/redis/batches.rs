@@ -1,6 +1,6 @@
 //! Batches of requests and releases: one call of a script for each, and an answer for each caller.
 
-use std::{collections::BTreeMap, fmt::Write as _, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use redis::Cmd;
 
@@ -177,17 +177,15 @@ impl<'a> FastBatch<'a> {
         let releases = self.releases.iter().map(|(_, release)| &release.resource);
         let requests = || self.requests.iter().flat_map(|(_, requests)| requests).map(|(_, request)| request);
         let (names, numbers) = numbered(releases.chain(requests().map(|request| &request.resource)));
-        command.arg(self.releases.len()).arg(numbers.len());
-        if names.len() == numbers.len() {
-            command.arg("");
-        } else {
-            let mut columns = format!("{:04}", names.len());
-            for number in &numbers {
-                let _never_fails = write!(columns, "{number:04}");
-            }
-            command.arg(columns);
+        let mut columns = Vec::with_capacity(4);
+        let mut add = |number: usize| columns.extend([number / 64, number % 64].map(|digit| b'0' + digit as u8));
+        add(self.releases.len());
+        add(numbers.len());
+        if names.len() != numbers.len() {
+            add(names.len());
+            numbers.iter().copied().for_each(add);
         }
-        command.arg("\tmemory").arg("\tfence").arg("\twatched").arg("\tsweep");
+        command.arg(columns);
         for name in &names {
             command.arg(name.as_str());
         }

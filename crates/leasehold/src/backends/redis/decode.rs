@@ -55,7 +55,10 @@ pub(super) struct FastAnswers<'a> {
 
 impl<'a> FastAnswers<'a> {
     pub(super) fn read(value: &'a Value) -> Result<Self> {
-        let [columns, texts @ ..] = array(value)? else { return Err(unexpected("decisions", value)) };
+        let (columns, texts) = match value {
+            Value::Array(parts) => parts.split_first().ok_or_else(|| unexpected("decisions", value))?,
+            columns => (columns, &[][..]),
+        };
         let mut answers =
             Self { now: Timestamp::default(), sweep_is_due: false, columns: text(columns)?, texts: texts.iter() };
         answers.now = Timestamp::from_micros(answers.take(16)?.parse().map_err(|_| unexpected("a time", value))?);

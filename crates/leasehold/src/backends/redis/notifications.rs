@@ -7,7 +7,7 @@ use super::{
     keys::Keys,
     record::{self, Push},
 };
-use crate::backend::{EventHub, Hint, HintSender};
+use crate::backend::{EventHub, Hint, HintSender, coalesce};
 
 /// Hands pushes to the readers of this instance.
 pub(super) struct Notifications {
@@ -37,7 +37,12 @@ impl Listener for Notifications {
         for Push { hint, resource } in record::pushes(message) {
             match (hint, resource) {
                 (Hint::Granted { .. }, Some(resource)) if self.durable => self.hints.send(Hint::Changed { resource }),
-                (hint, _) => self.hints.send(hint),
+                (hint, _) => {
+                    if matches!(hint, Hint::Granted { .. }) {
+                        coalesce::caller_was_pushed();
+                    }
+                    self.hints.send(hint);
+                }
             }
         }
     }

@@ -152,7 +152,7 @@ impl ReadTask {
             }
             let Some(shared) = self.shared.upgrade() else { return };
             let (driven, deferred) = defer_here(|| shared.drive());
-            let has_deferred = self.reader.defer(deferred);
+            let has_deferred = self.reader.defer(deferred.wakers);
             if driven.is_ready() {
                 // The end of this task wakes them.
                 return;
@@ -160,7 +160,7 @@ impl ReadTask {
             let is_reader = shared.socket.is_read_by(&self.reader);
             drop(shared);
             if has_deferred {
-                if is_reader {
+                for _ in 0..if is_reader { deferred.turns } else { 0 } {
                     // Let the tasks of the callers that were just woken run first.
                     yield_now().await;
                     self.reader.count_turn();

@@ -1,27 +1,31 @@
 -- Decides the common cases. A question is a release or a request. The main part answers releases of lone holders and
 -- requests for free names; `serve` answers questions about names with several holders, a queue, or several questions.
 --
--- Redis hashes every byte of a string that a script makes, and a table costs time whenever it grows. So names are read
--- straight from the arguments, and the answer to a question takes the place of its head.
+-- Redis hashes every byte of a string that a script makes, and a table costs as much as a small command, and more whenever
+-- it grows. So names are read straight from the arguments, the answer to a question takes the place of its head, and
+-- tables are made where something goes into them.
 --
 -- KEYS    1 leases  2 history
--- ARGV    3 channel of events  4 how many releases  5 how many questions: releases, then requests
---         6 empty if each question has a name of its own, in their order; else how many names, and the number of the
---         name of each question, in 4 columns each  7 `\tmemory`  8 `\tfence`  9 `\twatched`  10 `\tsweep`
+-- ARGV    3 channel of events
+--         4 numbers of two characters, each a digit of base 64 above '0': how many releases; how many questions: releases,
+--         then requests; and unless each question has a name of its own, in their order: how many names, and the
+--         number of the name of each question
 --         then the names; then of each question the head of its record (form and id), and behind that of a release the
 --         ending and the problem as JSON, unless it was just released
 --         then for requests with the same tail of their records: the tail; the patience of each, a letter: t try,
 --         q queue, b queue if few enough are ahead, which the full script decides
--- answer  {columns, then a text for each request that is busy or queued}; columns: now(1-16), s if a sweep is due(17), a
---         letter for each release: f freed, g gone, s slow, for the full script to decide; and 16 for each request: its
+-- answer  columns, or {columns, then a text for each request that is busy or queued}; columns: now(1-16), s if a sweep is
+--         due(17), a letter for each release: f freed, g gone, s slow, for the full script to decide; and 16 for each request: its
 --         fence, or slow, or busy (its text: how many wait, the record of the holder), or queued (how many are ahead, the
 --         newest fence, µs until the first end or less)
 --@ prelude.lua
 
-local byte, releases, questions, name_numbers = string.byte, ARGV[4] + 0, ARGV[5] + 0, ARGV[6]
-local last_name = 10 + (name_numbers == '' and questions or sub(name_numbers, 1, 4))
--- The value of the name ARGV[n] is values[n - 6].
-local values = call('HMGET', KEYS[1], unpack(ARGV, 7, last_name))
+local byte = string.byte
+local releases_high, releases_low, questions_high, questions_low, names_high, names_low = byte(ARGV[4], 1, 6)
+local releases, questions = 64 * releases_high + releases_low - 3120, 64 * questions_high + questions_low - 3120
+local last_name = 4 + (names_high and 64 * names_high + names_low - 3120 or questions)
+-- The value of the name ARGV[n] is values[n].
+local values = call('HMGET', KEYS[1], '\tmemory', '\tfence', '\twatched', '\tsweep', unpack(ARGV, 5, last_name))
 if values[1] ~= ARGV[1] then
   return 'other_epoch'
 end
@@ -30,11 +34,12 @@ local sweep = (not values[4] or sub(values[4], 1, 16) <= now_text) and 's' or '-
 -- What is left to `serve`: by the index of the value, for each question its number, and the tail and patience of a request.
 -- `numbers` are the indices of the values of all questions.
 local left, numbers
-if name_numbers ~= '' then
+if names_high then
   left, numbers = {}, {}
   local seen = {}
   for i = 1, questions do
-    local at = 4 + sub(name_numbers, 4 * i + 1, 4 * i + 4)
+    local high, low = byte(ARGV[4], 2 * i + 5, 2 * i + 6)
+    local at = 64 * high + low - 3116
     left[at], seen[at], numbers[i] = seen[at] and {}, true, at
   end
 end
@@ -49,7 +54,7 @@ local function next_fence(above, floor)
   return fence
 end
 local history_mode = sub(ARGV[2], 2, 2)
-local ended, remembered, freed, free = {}, 0, {}, 0
+local ended, remembered, freed, free = releases > 0 and {}, 0, releases > 0 and {}, 0
 for i = 1, releases do
   local head, ending, answer = ARGV[last_name + i], nil, 's'
   if #head > 33 then
@@ -69,26 +74,27 @@ for i = 1, releases do
       highest = sub(held, 69, 84)
     end
     free = free + 1
-    freed[free] = ARGV[at + 6]
+    freed[free] = ARGV[at]
     if history_mode == 'a' or history_mode == 'p' and ending and ending ~= 'cancelled' then
-      ended[remembered + 1] = now_text .. ' ' .. (ending or 'released') .. '\n' .. ARGV[at + 6]
+      ended[remembered + 1] = now_text .. ' ' .. (ending or 'released') .. '\n' .. ARGV[at]
       remembered = remembered + 2
       ended[remembered] = held
     end
     if events then
-      events[#events + 1] = string.match(ending or 'released', '^%S+') .. ' ' .. now_text .. '\n' .. ARGV[at + 6] .. '\n'
+      events[#events + 1] = string.match(ending or 'released', '^%S+') .. ' ' .. now_text .. '\n' .. ARGV[at] .. '\n'
         .. held
     end
   end
   ARGV[last_name + i] = answer or ARGV[last_name + i]
 end
 
-local written, length = { '\tfence', '' }, 2
+-- Names and their new values, behind the field of the highest fence.
+local written, length = (left or questions > releases) and { '\tfence', '', '', '' }, 2
 if questions > releases then
   local i, group = releases, last_name + questions + 1
   while ARGV[group] do
     local tail, patience = ARGV[group], ARGV[group + 1]
-    local fence, behind_head
+    local fence, middle
     for request = 1, #patience do
       i = i + 1
       local at = numbers and numbers[i] or 4 + i
@@ -100,17 +106,17 @@ if questions > releases then
       else
         if not fence then
           fence = next_fence(highest, sub(tail, 15, 30))
-          behind_head = ' ' .. format('%016d', now_text + sub(tail, 1, 13)) .. ' ' .. now_text .. ' ' .. fence .. ' '
-            .. now_text .. ' ' .. now_text .. ' ' .. tail
+          middle = ' ' .. format('%016d', now_text + sub(tail, 1, 13)) .. ' ' .. now_text .. ' ' .. fence .. ' ' .. now_text .. ' '
+            .. now_text .. ' '
         end
-        local record = ARGV[last_name + i] .. behind_head
-        written[length + 1] = ARGV[at + 6]
+        local record = ARGV[last_name + i] .. middle .. tail
+        written[length + 1] = ARGV[at]
         length = length + 2
         written[length] = record
         ARGV[last_name + i] = fence
         granted = true
         if events then
-          events[#events + 1] = 'acquired ' .. now_text .. '\n' .. ARGV[at + 6] .. '\n' .. record
+          events[#events + 1] = 'acquired ' .. now_text .. '\n' .. ARGV[at] .. '\n' .. record
         end
       end
     end
@@ -120,13 +126,14 @@ end
 
 -- Texts of the answer by question; channels and what is pushed to them; keys of entries, what to delete there, and what to
 -- write.
-local texts, messages, changes = {}, {}, {}
+local texts, messages, changes
 if left then
+  texts, messages, changes, ended, freed = {}, {}, {}, ended or {}, freed or {}
   local present, prefix = {}, sub(KEYS[1], 1, -7)
   -- Answers these questions about a name. Returns false if the full script has to decide one of them; the caller
   -- then restores `highest`, `ended`, `messages`, `events` and `texts`.
   local function serve(at, asked)
-    local name, value = ARGV[at + 6], values[at]
+    local name, value = ARGV[at], values[at]
     -- The state of the name, as in the value of a queue; `holder` is the record of the holder, if there is exactly one.
     local used, waiting, first, last, not_before, fence, shape, holder = 0, 0, 1, 0, '9999999999999999', '', '', nil
     if value and byte(value) == 49 then
@@ -340,7 +347,7 @@ if granted then
   -- Redis checks its memory before the first write of a script only. On a full server the full script refuses the
   -- requests and lets the releases through.
   written[2] = highest
-  local done = redis.pcall('HSET', KEYS[1], unpack(written, highest == '' and 3 or 1))
+  local done = redis.pcall('HSET', KEYS[1], unpack(written, highest == '' and 3 or 1, length))
   if type(done) == 'table' and done.err then
     if not string.find(done.err, 'OOM') then
       return redis.error_reply(done.err)
@@ -352,7 +359,7 @@ end
 if free > 0 then
   call('HDEL', KEYS[1], unpack(freed, 1, free))
 end
-for i = 1, #changes, 3 do
+for i = 1, left and #changes or 0, 3 do
   local key, removed, added = changes[i], changes[i + 1], changes[i + 2]
   if #removed > 0 then
     call('HDEL', key, unpack(removed))
@@ -361,23 +368,34 @@ for i = 1, #changes, 3 do
     call('HSET', key, unpack(added))
   end
 end
-if not granted and (length > 2 or highest ~= (values[2] or '')) then
+if not granted and length > 2 then
   written[2] = highest
-  call('HSET', KEYS[1], unpack(written, highest == '' and 3 or 1))
+  call('HSET', KEYS[1], unpack(written, highest == '' and 3 or 1, length))
+elseif not granted and highest ~= (values[2] or '') then
+  call('HSET', KEYS[1], '\tfence', highest)
 end
--- Sixteen leases in one entry of the stream, which is trimmed by entries.
+-- Sixteen leases in one entry of the stream. Trimming costs time: about one call in ten does it, by the last digit of now.
 for first = 1, remembered, 32 do
-  call('XADD', KEYS[2], 'MAXLEN', '~', sub(ARGV[2], 3, 8) + 0, '*', unpack(ended, first, math.min(remembered, first + 31)))
+  local last = math.min(remembered, first + 31)
+  if byte(now_text, -1) == 48 then
+    call('XADD', KEYS[2], 'MAXLEN', '~', sub(ARGV[2], 3, 8) + 0, '*', unpack(ended, first, last))
+  else
+    call('XADD', KEYS[2], '*', unpack(ended, first, last))
+  end
 end
 local publish = sub(ARGV[2], 1, 1) == 'S' and 'SPUBLISH' or 'PUBLISH'
-for i = 1, #messages, 2 do
+for i = 1, left and #messages or 0, 2 do
   call(publish, messages[i], messages[i + 1])
 end
 if events and #events > 0 then
   call(publish, ARGV[3], table.concat(events, '\30'))
 end
-local answer = { now_text .. sweep .. table.concat(ARGV, '', last_name + 1, last_name + questions) }
-for i = releases + 1, left and questions or 0 do
+local columns = now_text .. sweep .. table.concat(ARGV, '', last_name + 1, last_name + questions)
+if not left then
+  return columns
+end
+local answer = { columns }
+for i = releases + 1, questions do
   answer[#answer + 1] = texts[i]
 end
 return answer
