@@ -31,9 +31,9 @@ if values[1] ~= ARGV[1] then
 end
 local events = values[3] and values[3] > now_text and {}
 local sweep = (not values[4] or sub(values[4], 1, 16) <= now_text) and 's' or '-'
--- What is left to `serve`: by the index of the value, for each question its number, and the tail and patience of a request.
--- `numbers` are the indices of the values of all questions.
-local left, numbers
+-- What is left to `serve`: by the index of the value the numbers of the questions; by those the tail and the patience of
+-- requests. `numbers` are the indices of the values of all questions.
+local left, tails, patiences, numbers
 if names_high then
   left, numbers = {}, {}
   local seen = {}
@@ -63,9 +63,10 @@ for i = 1, releases do
   local at = numbers and numbers[i] or 4 + i
   local held, questions_left = values[at], left and left[at]
   if questions_left or held and (byte(held) ~= 49 or sub(held, 35, 50) <= now_text) then
-    left, answer = left or {}, nil
-    left[at] = questions_left or {}
-    left[at][#left[at] + 1] = { i }
+    answer, questions_left = nil, questions_left or {}
+    questions_left[#questions_left + 1] = i
+    left = left or {}
+    left[at] = questions_left
   elseif not held or sub(held, 1, 33) ~= head then
     answer = 'g'
   else
@@ -100,9 +101,10 @@ if questions > releases then
       local at = numbers and numbers[i] or 4 + i
       local questions_left = left and left[at]
       if questions_left or values[at] then
-        left = left or {}
-        left[at] = questions_left or {}
-        left[at][#left[at] + 1] = { i, tail, sub(patience, request, request) }
+        questions_left = questions_left or {}
+        questions_left[#questions_left + 1] = i
+        left, tails, patiences = left or {}, tails or {}, patiences or {}
+        left[at], tails[i], patiences[i] = questions_left, tail, byte(patience, request)
       else
         if not fence then
           fence = next_fence(highest, sub(tail, 15, 30))
@@ -130,6 +132,16 @@ local texts, messages, changes
 if left then
   texts, messages, changes, ended, freed = {}, {}, {}, ended or {}, freed or {}
   local present, prefix = {}, sub(KEYS[1], 1, -7)
+  -- The bytes of `t` and `q`.
+  local TRY, QUEUE = 116, 113
+  -- Remembers the last one: most entries of a name have as many units.
+  local units_text, units_number
+  local function number_of_units(text)
+    if text ~= units_text then
+      units_text, units_number = text, text + 0
+    end
+    return units_number
+  end
   -- Answers these questions about a name. Returns false if the full script has to decide one of them; the caller
   -- then restores `highest`, `ended`, `messages`, `events` and `texts`.
   local function serve(at, asked)
@@ -156,7 +168,7 @@ if left then
     if has_entries then
       local fields = { first }
       for i = 1, questions_asked do
-        fields[i + 1] = sub(ARGV[last_name + asked[i][1]], 2, 33)
+        fields[i + 1] = sub(ARGV[last_name + asked[i]], 2, 33)
       end
       local found = redis.pcall('HMGET', key, unpack(fields))
       next_record = found[1]
@@ -182,15 +194,15 @@ if left then
         added[put + 1], added[put + 2], known[id] = id, record, record
         put = put + 2
       end
-      used = used + sub(record, 163, 172)
+      used = used + number_of_units(sub(record, 163, 172))
       if events then
         events[#events + 1] = 'acquired ' .. now_text .. '\n' .. name .. '\n' .. record
       end
     end
 
-    local question = 1
-    while question <= questions_asked and not asked[question][2] do
-      local place, ending = last_name + asked[question][1], 'released'
+    local question, released = 1, nil
+    while question <= questions_asked and asked[question] <= releases do
+      local place, ending = last_name + asked[question], 'released'
       local id = sub(ARGV[place], 2, 33)
       if #ARGV[place] > 33 then
         ending = sub(ARGV[place], 34)
@@ -200,7 +212,7 @@ if left then
       if record and #record <= 16 then
         return false
       elseif record then
-        used = used - sub(record, 163, 172)
+        used = used - number_of_units(sub(record, 163, 172))
         if record == holder then
           holder = nil
         else
@@ -211,7 +223,8 @@ if left then
           highest = sub(record, 69, 84)
         end
         if history_mode == 'a' or history_mode == 'p' and ending ~= 'released' and ending ~= 'cancelled' then
-          ended[remembered + 1] = now_text .. ' ' .. ending .. '\n' .. name
+          released = released or now_text .. ' released\n' .. name
+          ended[remembered + 1] = ending == 'released' and released or now_text .. ' ' .. ending .. '\n' .. name
           remembered = remembered + 2
           ended[remembered] = record
         end
@@ -239,7 +252,7 @@ if left then
       if not present[instance] or deleted > 2000 then
         return false
       end
-      if used + sub(record, 163, 172) > capacity then
+      if used + number_of_units(sub(record, 163, 172)) > capacity then
         break
       end
       local id, to, pushed = sub(record, 2, 33), prefix .. 'to:' .. instance, #messages
@@ -262,29 +275,30 @@ if left then
       end
     end
 
-    local tail, expiry
+    local tail, expiry, tail_shape, units, floor
     for question = question, questions_asked do
-      local i, patience = asked[question][1], asked[question][3]
-      local head = ARGV[last_name + i]
+      local i = asked[question]
+      local head, patience = ARGV[last_name + i], patiences[i]
       local id = sub(head, 2)
-      if tail ~= asked[question][2] then
-        tail = asked[question][2]
-        expiry = format('%016d', now_text + sub(tail, 1, 13))
+      if tail ~= tails[i] then
+        tail = tails[i]
+        expiry, floor = format('%016d', now_text + sub(tail, 1, 13)), sub(tail, 15, 30)
+        tail_shape, units = sub(tail, 32, 42), number_of_units(sub(tail, 44, 53))
       end
       if used == 0 then
-        shape, capacity, not_before = sub(tail, 32, 42), tonumber(sub(tail, 32, 41)), '9999999999999999'
+        shape, capacity, not_before = tail_shape, tonumber(sub(tail, 32, 41)), '9999999999999999'
       end
-      local fits = used < capacity and used + sub(tail, 44, 53) <= capacity
-      if known[id] or holder and sub(holder, 2, 33) == id or shape ~= sub(tail, 32, 42) then
+      local fits = used < capacity and used + units <= capacity
+      if known[id] or holder and sub(holder, 2, 33) == id or shape ~= tail_shape then
         return false
       elseif fits and waiting == 0 then
-        fence, is_granted = next_fence(fence > highest and fence or highest, sub(tail, 15, 30)), true
+        fence, is_granted = next_fence(fence > highest and fence or highest, floor), true
         hold(id, head .. ' ' .. expiry .. ' ' .. now_text .. ' ' .. fence .. ' ' .. now_text .. ' ' .. now_text .. ' ' .. tail)
         ARGV[last_name + i] = fence
         not_before = expiry < not_before and expiry or not_before
-      elseif patience == 't' and not fits and holder then
+      elseif patience == TRY and not fits and holder then
         ARGV[last_name + i], texts[i] = 'busy            ', waiting .. ' ' .. holder
-      elseif patience == 'q' then
+      elseif patience == QUEUE then
         local record = head .. ' ' .. expiry .. ' ' .. now_text .. ' 0000000000000000 ' .. now_text .. ' 0000000000000000 ' .. tail
         ARGV[last_name + i], is_granted = 'queued          ', true
         texts[i] = format('%d %s %d', waiting, fence, not_before - now_text)
@@ -336,8 +350,8 @@ if left then
       for i = events and #events or 0, events_before + 1, -1 do
         events[i] = nil
       end
-      for i = 1, #asked do
-        ARGV[last_name + asked[i][1]], texts[asked[i][1]] = asked[i][2] and 'slow            ' or 's', nil
+      for _, i in ipairs(asked) do
+        ARGV[last_name + i], texts[i] = i > releases and 'slow            ' or 's', nil
       end
     end
   end
