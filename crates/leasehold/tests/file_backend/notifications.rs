@@ -133,3 +133,30 @@ fn the_next_in_line_asks_again_when_a_grant_was_not_confirmed() {
         Ok(())
     });
 }
+
+#[test]
+fn a_grant_that_is_confirmed_beside_one_that_came_too_late_stays_confirmed() {
+    in_directory(async |root| {
+        let clock = ManualClock::new();
+        let (a, b) = (open_by(root, &clock).await, open_by(root, &clock).await);
+        let permits = |units| {
+            let key = LeaseKey::new(name("x"), LeaseId::random());
+            Request::new(key, Claim::permits(units, 2).unwrap(), Holder::unique())
+        };
+        let both = permits(2);
+        granted(&a, &both).await;
+        let (late, confirmed) = (permits(1).ttl(Ttl::new(Duration::from_secs(1)).unwrap()), permits(1));
+        queued(&b, &late).await;
+        queued(&b, &confirmed).await;
+        release(&a, &both).await;
+        clock.advance(Duration::from_secs(2));
+        let renewals = [&late, &confirmed].map(|request| Renewal::new(request.key.clone(), request.ttl));
+        let standings = b.renew(&renewals).await?.value;
+        assert!(matches!(standings[..], [Standing::Gone, Standing::Holding(_)]), "{standings:?}");
+        // Longer than anybody may take to confirm.
+        clock.advance(Duration::from_secs(8));
+        queued(&a, &permits(2)).await;
+        assert!(holds(&b, &confirmed).await);
+        Ok(())
+    });
+}

@@ -303,7 +303,7 @@ fn provisional_for(state: &State, times: &Times<'_>) -> Option<Duration> {
     ends.min().map(|end| end.since(times.now) + Duration::from_millis(1))
 }
 
-/// The entries that an operation is called for, as they were before it.
+/// The entries that an operation is called for, as they were before it, sorted by id.
 struct CallersBefore(Vec<Entry>);
 
 impl CallersBefore {
@@ -311,7 +311,9 @@ impl CallersBefore {
         let mut ids = callers.to_vec();
         ids.sort_unstable();
         let asks = |entry: &&Entry| ids.binary_search(&entry.id).is_ok();
-        Self(state.entries.iter().filter(asks).cloned().collect())
+        let mut before: Vec<Entry> = state.entries.iter().filter(asks).cloned().collect();
+        before.sort_unstable_by_key(|entry| entry.id);
+        Self(before)
     }
 
     /// Which entries the operation changed, sorted: those it is called for, and those it granted or queued.
@@ -320,13 +322,13 @@ impl CallersBefore {
     fn changed(self, state: &mut State, effects: &Effects) -> Vec<LeaseId> {
         let mut changed: Vec<LeaseId> =
             effects.granted.iter().map(|granted| granted.id).chain(effects.queued).collect();
-        let mut entries = state.entries.iter_mut();
-        for before in self.0 {
-            let Some(after) = entries.find(|entry| entry.id == before.id) else { break };
+        for after in &mut state.entries {
+            let Ok(at) = self.0.binary_search_by_key(&after.id, |before| before.id) else { continue };
+            let before = &self.0[at];
             if after.expiry == Expiry::ByPresence {
                 after.renewed_at = before.renewed_at;
             }
-            if *after != before {
+            if after != before {
                 changed.push(before.id);
             }
         }
