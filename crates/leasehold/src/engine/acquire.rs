@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// How long a try may take on a backend that does not answer.
-const TRY_LIMIT: Duration = Duration::from_secs(3);
+pub(super) const TRY_LIMIT: Duration = Duration::from_secs(3);
 
 /// How long to wait for the answer to an abandoned request before releasing what it may have been granted.
 const GRACE: Duration = Duration::from_secs(1);

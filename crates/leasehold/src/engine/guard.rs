@@ -312,11 +312,6 @@ impl Guard {
     /// otherwise as for [`Lease::renew`].
     pub async fn downgrade(&self) -> Result<()> {
         let lease = self.lease();
-        if lease.local.guards.load(Ordering::SeqCst) > 1 {
-            let words =
-                format!("{} was entered again and may be written to: release that guard first", lease.resource());
-            return Err(Error::unsupported(words));
-        }
         if lease.mode().family() != Family::Lock {
             let words = format!("{} is a {}, only a lock can be downgraded", lease.resource(), lease.mode());
             return Err(Error::unsupported(words));
@@ -324,7 +319,14 @@ impl Guard {
         let mut renewal = lease.local.renewal();
         renewal.downgrade = Some(Claim::SHARED);
         lease.check()?;
-        lease.local.downgrade(Claim::SHARED);
+        // Whoever enters again counts itself first and looks at the claim then: one of the two sees the other.
+        let claim = lease.local.replace_claim(Claim::SHARED);
+        if lease.local.guards.load(Ordering::SeqCst) > 1 {
+            lease.local.replace_claim(claim);
+            let words =
+                format!("{} was entered again and may be written to: release that guard first", lease.resource());
+            return Err(Error::unsupported(words));
+        }
         lease.send_renewal(renewal).await
     }
 

@@ -89,6 +89,8 @@ struct LocalState {
     evicted: bool,
     /// How many requests and renewals were sent.
     sent: u64,
+    /// The number of the newest renewal that was answered.
+    newest_renewal: u64,
     retry: Option<Box<Backoff>>,
     /// The pauses between two requests where nothing pushes.
     backoff: Option<Box<Backoff>>,
@@ -171,6 +173,8 @@ struct LastAnswer {
 struct GrantHint {
     fence: Fence,
     provisional: bool,
+    /// When it came.
+    wall: Timestamp,
 }
 
 /// Why a request was not granted.
@@ -233,6 +237,7 @@ impl LocalLease {
                 renew_again: false,
                 evicted: false,
                 sent: 1,
+                newest_renewal: 0,
                 retry: None,
                 backoff: (!pushes).then(|| Box::new(options.backoff)),
                 tries: 0,
@@ -274,12 +279,6 @@ impl LocalLease {
     /// Returns whether it ends with its ttl alone: nobody renews it.
     pub(crate) fn is_detached(&self) -> bool {
         self.request.lifetime == Lifetime::Detached
-    }
-
-    /// Returns whether the backend ends it by a clock; otherwise it lasts as long as this process.
-    pub(crate) fn ends_by_clock(&self) -> bool {
-        let state = self.state.lock();
-        self.is_detached() || !matches!(state.last_answer, Some(LastAnswer { belief: Belief::Process, .. }))
     }
 
     /// When the renewer looks at it next.
@@ -448,7 +447,7 @@ impl LocalLease {
                 next => next,
             },
             Standing::Holding(_) => {
-                self.store_renewed_fields(&mut state, renewal);
+                self.store_renewed_fields(&mut state, renewal, sent);
                 state.last_answer = Some(LastAnswer { sent: sent.at, belief: belief.clone() });
                 state.retry = None;
                 let deadline = self.deadline(&state, renewal.ttl);
@@ -538,9 +537,9 @@ impl LocalLease {
     /// A push says that the lease was granted.
     pub(crate) fn on_grant_hint(&self, fence: Fence, provisional: bool, now: Moment, wall: Timestamp) -> Next {
         let mut state = self.state.lock();
-        state.hint = Some(GrantHint { fence, provisional });
+        state.hint = Some(GrantHint { fence, provisional, wall });
         match state.phase {
-            Phase::Waiting => self.apply_grant_hint(state, now, wall),
+            Phase::Waiting => self.apply_grant_hint(state, now),
             _ => Next::Nothing,
         }
     }
@@ -714,9 +713,10 @@ impl LocalLease {
         Ok(())
     }
 
-    /// Reduces the claim, before the backend is asked to: nobody must rely on more than is held.
-    pub(crate) fn downgrade(&self, claim: Claim) {
-        self.state.lock().claim = claim;
+    /// Changes the claim, before the backend is asked to reduce it: nobody must rely on more than is held. Returns the
+    /// claim before.
+    pub(crate) fn replace_claim(&self, claim: Claim) -> Claim {
+        std::mem::replace(&mut self.state.lock().claim, claim)
     }
 
     // Shared steps.
@@ -766,7 +766,7 @@ impl LocalLease {
         let renew_at = ask_at.min(limit).min(self.renew_time(&state, sent));
         self.schedule_renewal(&mut state, renew_at, now);
         if state.hint.is_some() {
-            return self.apply_grant_hint(state, now, Timestamp::default());
+            return self.apply_grant_hint(state, now);
         }
         if !self.pushes {
             // Wake the caller, which enforces `max_tries`.
@@ -779,7 +779,7 @@ impl LocalLease {
     ///
     /// A push has no reliable age, so belief starts at the last answered request or renewal. A fence that is not above
     /// those that answers named is ignored. A provisional grant needs a renewal first, sent after the push.
-    fn apply_grant_hint(&self, mut state: Locked<'_>, now: Moment, wall: Timestamp) -> Next {
+    fn apply_grant_hint(&self, mut state: Locked<'_>, now: Moment) -> Next {
         let Some(hint) = state.hint.take() else { return Next::Nothing };
         if hint.fence <= state.last_fence {
             return Next::Schedule;
@@ -795,7 +795,7 @@ impl LocalLease {
             self.request_renewal_locked(&mut state, now);
             return Next::Schedule;
         }
-        self.grant(state, Grant::new(hint.fence, wall), now)
+        self.grant(state, Grant::new(hint.fence, hint.wall), now)
     }
 
     /// Returns whether the caller of `acquire` may confirm a provisional grant.
@@ -827,11 +827,13 @@ impl LocalLease {
         }
     }
 
-    /// The deadline has passed. A lease that ran out expires at the backend, too; one that reached its `max_hold` was
-    /// renewed until now and has to be released.
+    /// The deadline has passed. A lease that ran out expires at the backend, too. One that reached its `max_hold` was
+    /// renewed until now, and one that a session keeps stays as long as the session lives: both have to be released.
     fn lose_by_deadline(&self, state: Locked<'_>, now: Moment) -> Next {
+        let is_kept = !self.is_detached()
+            && matches!(&state.last_answer, Some(LastAnswer { belief: Belief::Session(session), .. }) if !session.has_ended());
         match self.lose(state, self.validity.reason_at(now)) {
-            Next::Lost if self.validity.loss() == Some(Loss::MaxHold) => Next::Release,
+            Next::Lost if is_kept || self.validity.loss() == Some(Loss::MaxHold) => Next::Release,
             next => next,
         }
     }
@@ -841,8 +843,12 @@ impl LocalLease {
             && state.last_answer.as_ref().is_some_and(|answer| answer.belief.has_ended())
     }
 
-    /// Remembers what a renewal changed at the backend.
-    fn store_renewed_fields(&self, state: &mut LocalState, renewal: &Renewal) {
+    /// Remembers what a renewal changed at the backend, unless a later one was answered before.
+    fn store_renewed_fields(&self, state: &mut LocalState, renewal: &Renewal, sent: Sent) {
+        if sent.number < state.newest_renewal {
+            return;
+        }
+        state.newest_renewal = sent.number;
         self.ttl_micros.store(micros(renewal.ttl.get()), Ordering::Relaxed);
         if let Some(metadata) = &renewal.metadata {
             state.metadata = Some(Box::new(metadata.clone()));

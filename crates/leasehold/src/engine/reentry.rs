@@ -9,7 +9,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::{AcquireOptions, Attempt, Engine, Guard, LocalLease, Wait};
+use super::{AcquireOptions, Attempt, Engine, Guard, LocalLease, Wait, acquire::TRY_LIMIT};
 use crate::{
     Error, ErrorKind, Result,
     lease::{Brief, Busy, Holder, Moment, Resource},
@@ -25,6 +25,8 @@ type EntryGate = tokio::sync::Mutex<Weak<LocalLease>>;
 impl Reentries {
     /// Joins the lease of this holder, or acquires one.
     pub(crate) async fn enter(&self, engine: &Arc<Engine>, mut options: AcquireOptions<'_>) -> Result<Attempt> {
+        // In a forked child, a task that the child does not have may hold the gate.
+        engine.check_usable()?;
         let gate = self.gate(&options);
         let give_up = match options.wait {
             Wait::For(length) => engine.clock.now().after(length),
@@ -56,7 +58,15 @@ impl Reentries {
                 ))
                 .about(options.resource));
             }
-            match guard.renew(options.ttl.get()).await {
+            let limit = if options.wait == Wait::No { give_up.after(TRY_LIMIT) } else { give_up };
+            let renewed = tokio::select! {
+                biased;
+                renewed = guard.renew(options.ttl.get()) => renewed,
+                () = engine.sleep_until(limit), if limit != Moment::NEVER => {
+                    Err(Error::unanswered("the renewal was not answered in time").about(options.resource))
+                }
+            };
+            match renewed {
                 Ok(()) => return Ok(Attempt::Acquired(guard)),
                 // The lease was lost just now: acquire another one.
                 Err(error) if error.kind() == ErrorKind::Lost => drop(guard),

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     Error, Result,
-    backend::Backoff,
+    backend::{Backoff, Liveness},
     lease::{Answer, Moment, Outcome, Released, Resource},
 };
 
@@ -192,8 +192,8 @@ impl Engine {
 
     /// Retries until the backend answers, retrying is useless, the lease has ended, or `LIMIT` passed since `close`.
     async fn release_until_done(&self, lease: &LocalLease, outcome: &Outcome) {
-        // A lease that no clock ends would stay for as long as this process lives.
-        let by_clock = lease.ends_by_clock();
+        // Otherwise it would stay as long as this process or its connection lives.
+        let by_clock = lease.is_detached() || self.backend.guarantees().liveness == Liveness::Ttl;
         let until = if by_clock { self.clock.now().after(lease.ttl().get()) } else { Moment::NEVER };
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
         loop {

@@ -126,6 +126,10 @@ impl Renewer {
         renewer
     }
 
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::SeqCst)
+    }
+
     /// Ends both loops: the instance is gone.
     pub(crate) fn stop(&self) {
         self.stopped.store(true, Ordering::SeqCst);
@@ -310,7 +314,8 @@ impl Renewer {
 
 /// Runs on the I/O thread until the instance is gone.
 async fn renew_when_due(renewer: Weak<Renewer>) {
-    while let Some(renewer) = renewer.upgrade().filter(|renewer| !renewer.stopped.load(Ordering::SeqCst)) {
+    let Some(renewer) = renewer.upgrade() else { return };
+    while !renewer.is_stopped() {
         let due = renewer.due();
         for lease in &due {
             renewer.take_over(lease);
@@ -326,17 +331,26 @@ async fn renew_when_due(renewer: Weak<Renewer>) {
         }
         renewer.renewals.sleep(&*renewer.clock, || renewer.schedule.next_renewal()).await;
     }
+    drop_elsewhere(renewer);
 }
 
 /// Runs on the timer's thread until the instance is gone: it sleeps, compares and wakes.
 async fn watch_deadlines(renewer: Weak<Renewer>) {
-    while let Some(renewer) = renewer.upgrade().filter(|renewer| !renewer.stopped.load(Ordering::SeqCst)) {
+    let Some(renewer) = renewer.upgrade() else { return };
+    while !renewer.is_stopped() {
         let now = renewer.clock.now();
         for lease in renewer.schedule.past_deadline(now) {
             renewer.follow_up(&lease, lease.on_deadline(now), Outcome::Cancelled);
         }
         renewer.deadlines.sleep(&*renewer.clock, || renewer.schedule.next_deadline()).await;
     }
+    drop_elsewhere(renewer);
+}
+
+/// With the last of them goes the backend, whose end may take long: a slow disk must not hold up other instances.
+fn drop_elsewhere(renewer: Arc<Renewer>) {
+    let io = renewer.threads.io.clone();
+    drop(io.spawn_blocking(move || drop(renewer)));
 }
 
 impl fmt::Debug for Renewer {

@@ -227,10 +227,14 @@ impl Guards {
         error
     }
 
-    /// Releases locks that were taken in vain. If that fails, it is tried again in the background.
-    async fn undo(self) {
-        if let Err(error) = self.release_as(Outcome::Cancelled).await {
-            tracing::warn!(error = format_args!("{error:#}"), "could not release what was taken before");
+    /// Releases locks that were taken in vain. If that fails, the rest is released in the background: a backend that
+    /// does not answer must not hold up the caller once for each lock.
+    async fn undo(mut self) {
+        while let Some(guard) = self.0.pop() {
+            if let Err(error) = guard.release_as(Outcome::Cancelled).await {
+                tracing::warn!(error = format_args!("{error:#}"), "could not release what was taken before");
+                self.0.drain(..).for_each(|guard| guard.abandon(Outcome::Cancelled));
+            }
         }
     }
 }

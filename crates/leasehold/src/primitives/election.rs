@@ -258,6 +258,9 @@ impl Observer {
     /// # Cancel safety
     /// May be dropped and called again: a change is never missed.
     pub async fn next(&mut self) -> Option<Result<Option<Leader>>> {
+        if let Err(error) = self.election.options.locks.engine().check_not_inherited() {
+            return Some(Err(error));
+        }
         loop {
             if !self.look_now {
                 self.wait_for_change().await?;

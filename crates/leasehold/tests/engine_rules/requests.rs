@@ -10,11 +10,15 @@ use std::{
 use leasehold::{
     ErrorKind, Leasehold,
     backends::memory::MemoryBackend,
+    clock::{Clock, ManualClock},
     lease::{Ending, Outcome},
 };
 use leasehold_conformance::{BackendCall, Faulty};
 
-use crate::bench::{TTL, leases, on_bench, run, soon, ticking};
+use crate::{
+    bench::{Bench, TTL, leases, locks, on_bench, run, soon, ticking},
+    scripted::Scripted,
+};
 
 #[test]
 fn a_lost_reply_and_a_refusal_after_it_leave_nothing_behind() {
@@ -133,5 +137,64 @@ fn closing_gives_a_request_on_its_way_time_to_arrive_before_it_is_given_back() {
         gate.open();
         closing.join_all().await.remove(0).unwrap();
         assert_eq!((bench.faulty.count(BackendCall::Release), leases(&bench.truth).await), (1, 0));
+    });
+}
+
+#[test]
+fn the_end_of_a_backend_does_not_hold_up_the_threads_of_the_library() {
+    run(async {
+        let clock = ManualClock::new();
+        for _ in 0..20 {
+            let scripted = Scripted::new(MemoryBackend::private(Arc::new(clock.clone())));
+            let (sender, dropped) = std::sync::mpsc::channel();
+            scripted.when_dropped(move || {
+                let name = std::thread::current().name().unwrap_or_default().to_owned();
+                sender.send(name).unwrap();
+            });
+            drop(locks(&clock, scripted));
+            let thread = dropped.recv_timeout(Duration::from_secs(10)).unwrap();
+            assert!(!["leasehold-io", "leasehold-timer"].contains(&thread.as_str()), "it ended on {thread}");
+        }
+    });
+}
+
+#[test]
+fn locks_taken_in_vain_are_given_back_without_waiting_for_each() {
+    run(async {
+        let bench = Bench::new();
+        let _held = bench.truth.mutex("z").acquire().await.unwrap();
+        let _releases = bench.faulty.hold_requests_of(BackendCall::Release);
+        let names: Vec<String> = (0..10).map(|number| format!("r{number}")).chain([String::from("z")]).collect();
+        let all = bench.locks.all(names);
+        let asked = tokio::spawn(async move { all.try_acquire().await.map(|all| all.is_some()) });
+        let begun = bench.clock.now();
+        soon("the answer", async || {
+            bench.clock.advance(Duration::from_millis(100));
+            asked.is_finished()
+        })
+        .await;
+        assert!(!asked.await.unwrap().unwrap());
+        let waited = bench.clock.now().since(begun);
+        assert!(waited < Duration::from_secs(8), "it waited for each lock: {waited:?}");
+    });
+}
+
+#[test]
+fn entering_again_waits_no_longer_than_it_may() {
+    run(async {
+        let bench = Bench::new();
+        let lock = bench.locks.mutex("r").shared_by_holder().ttl(Duration::from_secs(600));
+        let _outer = lock.clone().acquire().await.unwrap();
+        let _renewals = bench.faulty.hold_requests_of(BackendCall::Renew);
+        let begun = bench.clock.now();
+        let asked = tokio::spawn(async move { lock.wait(Duration::from_secs(2)).acquire().await.map(drop) });
+        soon("the answer", async || {
+            bench.clock.advance(Duration::from_millis(100));
+            asked.is_finished()
+        })
+        .await;
+        assert!(asked.await.unwrap().unwrap_err().outcome_unknown());
+        let waited = bench.clock.now().since(begun);
+        assert!(waited < Duration::from_secs(5), "it waited for {waited:?}");
     });
 }

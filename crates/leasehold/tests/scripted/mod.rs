@@ -42,6 +42,15 @@ pub(crate) struct Scripted {
     renewals: AtomicUsize,
     releases: Mutex<Vec<LeaseId>>,
     without_events: AtomicBool,
+    dropped: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl Drop for Scripted {
+    fn drop(&mut self) {
+        if let Some(dropped) = self.dropped.get_mut().take() {
+            dropped();
+        }
+    }
 }
 
 impl Scripted {
@@ -56,7 +65,13 @@ impl Scripted {
             renewals: AtomicUsize::new(0),
             releases: Mutex::default(),
             without_events: AtomicBool::new(false),
+            dropped: Mutex::new(None),
         })
+    }
+
+    /// Does this when it is dropped.
+    pub(crate) fn when_dropped(&self, dropped: impl FnOnce() + Send + 'static) {
+        *self.dropped.lock() = Some(Box::new(dropped));
     }
 
     /// Does this before every request, renewal and release from now on.

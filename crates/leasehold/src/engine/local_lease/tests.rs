@@ -249,6 +249,17 @@ fn every_use_notices_the_end_of_a_session() {
 }
 
 #[test]
+fn what_a_silent_session_keeps_is_released_when_the_belief_in_it_ends() {
+    let session = Session::new(Duration::from_secs(5));
+    let lease = held(|_| {}, Belief::Session(session.clone()));
+    assert_eq!(lease.on_deadline(at(5)), Next::Release);
+    assert_eq!(lease.validity.loss(), Some(Loss::RenewTimeout));
+    let lease = held(|_| {}, Belief::Session(session.clone()));
+    session.end();
+    assert_eq!(lease.on_deadline(at(5)), Next::Lost, "it ended with its session");
+}
+
+#[test]
 fn a_detached_lease_outlives_the_session_it_was_granted_by() {
     let session = Session::new(Duration::from_secs(5));
     let lease = lease(|options| options.lifetime = Lifetime::Detached);
@@ -264,6 +275,31 @@ fn a_detached_lease_outlives_the_session_it_was_granted_by() {
 fn belief_in_a_process_has_no_deadline() {
     let lease = held(|_| {}, Belief::Process);
     assert_eq!(lease.validity.deadline(), Moment::NEVER);
-    assert!(!lease.ends_by_clock());
     assert!(lease.renew_at() <= at(10), "an eviction whose hint was lost is found");
+}
+
+#[test]
+fn a_late_answer_to_an_older_renewal_changes_no_ttl() {
+    let lease = held(|_| {}, Belief::Ttl);
+    let renewal = |seconds| {
+        let mut renewal = lease.renewal();
+        renewal.ttl = Ttl::new(Duration::from_secs(seconds)).unwrap();
+        renewal
+    };
+    let (older, newer) = (lease.number_call(at(1)), lease.number_call(at(2)));
+    for (seconds, sent) in [(600, newer), (30, older)] {
+        let _scheduled = lease.on_standing(Standing::Holding(grant(7)), &renewal(seconds), sent, &Belief::Ttl, at(3));
+    }
+    assert_eq!(lease.ttl().get(), Duration::from_secs(600));
+}
+
+#[test]
+fn a_grant_that_is_pushed_before_its_answer_came_has_the_time_of_the_push() {
+    let lease = lease(|_| {});
+    let sent = lease.number_call(at(0));
+    let came = Timestamp::from_micros(1_700_000_000_000_000);
+    assert_eq!(lease.on_grant_hint(Fence::new(7), false, at(1), came), Next::Nothing);
+    let _granted = lease.on_decision(Decision::Queued(position(6)), sent, Belief::Ttl, at(2));
+    assert!(matches!(poll(&lease, at(2)), Poll::Ready((AcquireResult::Held, _))));
+    assert_eq!(lease.hold().unwrap().grant.acquired_at, came);
 }
