@@ -66,8 +66,15 @@ impl Instance {
         Self { backend, hints }
     }
 
+    /// Asks again while the outcome is unknown, as the engine does: on a busy machine, a server may answer too late.
     pub(crate) async fn acquire(&self, request: &Request) -> Decision {
-        self.backend.acquire(request).await.expect("acquire must be answered").value
+        for _ in 0..20 {
+            match self.backend.acquire(request).await {
+                Err(error) if error.outcome_unknown() => time::sleep(Duration::from_millis(50)).await,
+                answer => return answer.expect("acquire must be answered").value,
+            }
+        }
+        panic!("acquire must be answered");
     }
 
     pub(crate) async fn granted(&self, request: &Request) -> Grant {

@@ -10,6 +10,7 @@ use std::{
     fs::{self, File},
     os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
     thread,
     time::Duration,
 };
@@ -76,7 +77,15 @@ pub(super) enum LatchWait {
 /// The latches of one directory, as one instance takes them.
 #[derive(Debug)]
 pub(super) struct Latches {
-    slots: Vec<(PathBuf, Mutex<LatchSlot>)>,
+    slots: Vec<LatchTurns>,
+}
+
+/// One latch, and how many threads of this instance have had it.
+#[derive(Debug)]
+struct LatchTurns {
+    path: PathBuf,
+    turns: AtomicU64,
+    slot: Mutex<LatchSlot>,
 }
 
 /// One latch of this instance.
@@ -93,16 +102,32 @@ struct LatchSlot {
 
 impl Latches {
     pub(super) fn new(directory: &Directory) -> Self {
-        Self { slots: numbers().map(|number| (directory.latch(&file_name(number)), Mutex::default())).collect() }
+        let slot = |number| LatchTurns {
+            path: directory.latch(&file_name(number)),
+            turns: AtomicU64::new(0),
+            slot: Mutex::default(),
+        };
+        Self { slots: numbers().map(slot).collect() }
     }
 
     /// Takes the latch with this number; `None` when it is not free within [`LatchWait::Briefly`].
     pub(super) fn take(&self, number: u8, wait: LatchWait) -> Result<Option<Latch<'_>>> {
-        let (path, slot) = &self.slots[usize::from(number % LATCHES)];
+        let LatchTurns { path, turns, slot } = &self.slots[usize::from(number % LATCHES)];
         let patience = if wait == LatchWait::Briefly { BRIEFLY } else { PATIENCE };
-        let Some(mut slot) = slot.try_lock_for(patience) else {
-            return if wait == LatchWait::Briefly { Ok(None) } else { Err(stuck(path)) };
+        let mut slot = loop {
+            let before = turns.load(Ordering::Relaxed);
+            if let Some(slot) = slot.try_lock_for(patience) {
+                break slot;
+            }
+            if wait == LatchWait::Briefly {
+                return Ok(None);
+            }
+            // A long queue of threads is not a stuck process.
+            if turns.load(Ordering::Relaxed) == before {
+                return Err(stuck(path));
+            }
         };
+        turns.fetch_add(1, Ordering::Relaxed);
         let locked = slot.lock(path, wait)?;
         Ok(locked.then_some(Latch { slot, path, locked: true, out_of_date: None }))
     }
@@ -288,6 +313,22 @@ fn pid_in(locks: &str, device: &str, inode: u64) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_queue_of_threads_is_not_a_stuck_process() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("latch");
+        File::create(&path).unwrap();
+        let latches = Latches { slots: vec![LatchTurns { path, turns: AtomicU64::new(0), slot: Mutex::default() }] };
+        thread::scope(|scope| {
+            for _ in 0..30 {
+                scope.spawn(|| {
+                    let _latch = latches.take(0, LatchWait::Bounded).unwrap();
+                    thread::sleep(PATIENCE / 20);
+                });
+            }
+        });
+    }
 
     #[test]
     fn the_holder_of_a_latch_is_found_among_the_locks_of_the_machine() {

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use rustix::{event::epoll::EventFlags, io::Errno};
 use tokio::{
     runtime::Handle,
-    task::{AbortHandle, unconstrained},
+    task::{AbortHandle, unconstrained, yield_now},
 };
 
 use super::{presence::OwnPresence, watchers::Watchers};
@@ -209,34 +209,42 @@ impl NotificationReader {
         Ok(WatchedFifo { _closed_in_child: closed_in_child, readable })
     }
 
-    /// Reads all there is, on this thread or on the one that reads just now.
-    fn read(&self) -> io::Result<()> {
+    /// Reads all there is, on this thread or on the one that reads just now. Returns whether it stopped before, because
+    /// somebody writes as fast as this reads.
+    fn read(&self) -> io::Result<bool> {
         self.read_again.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         // 1. This thread asks for another read and finds the lock taken.  2. The thread that has it lets go.
         // 3. That thread finds `read_again` set and reads again.
         while self.read_again.load(Ordering::SeqCst) {
-            let Some(mut unfinished) = self.unfinished.try_lock() else { return Ok(()) };
+            let Some(mut unfinished) = self.unfinished.try_lock() else { return Ok(false) };
             self.read_again.store(false, Ordering::SeqCst);
-            self.read_lines(&mut unfinished)?;
+            let stopped = self.read_lines(&mut unfinished)?;
             // A failed `try_lock` orders nothing by itself.
             drop(unfinished);
             fence(Ordering::SeqCst);
+            if stopped {
+                return Ok(true);
+            }
         }
-        Ok(())
+        Ok(false)
     }
 
-    fn read_lines(&self, unfinished: &mut Vec<u8>) -> io::Result<()> {
+    /// Reads until the FIFO is empty, or as much as it can hold; returns whether there may be more.
+    fn read_lines(&self, unfinished: &mut Vec<u8>) -> io::Result<bool> {
         let mut bytes = [0; 4096];
-        let mut since_empty = 0;
-        loop {
+        let (mut since_empty, mut more) = (0, true);
+        while more {
             match rustix::io::read(self.own.notifications(), &mut bytes) {
                 // Only the pipe that a forked child has in its place ends.
-                Ok(0) | Err(Errno::AGAIN) => break,
+                Ok(0) | Err(Errno::AGAIN) => more = false,
                 Ok(length) => {
                     since_empty += length;
                     unfinished.extend_from_slice(&bytes[..length]);
                     take_lines(unfinished, |notification| self.inbox.deliver(notification));
+                    if since_empty >= SMALLEST_FIFO && since_empty >= self.own.capacity() {
+                        break;
+                    }
                 }
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -248,7 +256,7 @@ impl NotificationReader {
         if since_empty >= SMALLEST_FIFO / 2 && since_empty >= self.own.capacity() / 2 {
             self.inbox.on_overflow();
         }
-        Ok(())
+        Ok(more)
     }
 }
 
@@ -272,8 +280,13 @@ async fn listen(reader: Weak<NotificationReader>, watched: WatchedFifo) {
             std::mem::forget(reader);
             return pending().await;
         }
-        if let Err(error) = reader.read() {
-            return report(&error);
+        loop {
+            match reader.read() {
+                // Others get their turn on this thread.
+                Ok(true) => yield_now().await,
+                Ok(false) => break,
+                Err(error) => return report(&error),
+            }
         }
     }
 }
