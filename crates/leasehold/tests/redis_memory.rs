@@ -200,6 +200,35 @@ async fn a_memory_begins_when_a_queue_was_evicted() {
 }
 
 #[tokio::test]
+async fn a_holder_outlives_the_eviction_of_its_queue() {
+    let server = Server::start();
+    let backend = open(&server).await;
+    let long = Duration::from_secs(60);
+    let held = request("q", Claim::EXCLUSIVE, long);
+    let before = backend.acquire(&held).await.unwrap();
+    assert!(matches!(before.value, Decision::Granted(_)), "{before:?}");
+    let waiter = request("q", Claim::EXCLUSIVE, long);
+    assert!(matches!(backend.acquire(&waiter).await.unwrap().value, Decision::Queued(_)));
+    server.command(&["DEL", "leasehold:{t}:entries:q"]);
+    let asked = backend.acquire(&request("q", Claim::EXCLUSIVE, long).patience(Patience::Try)).await.unwrap();
+    assert!(matches!(asked.value, Decision::Busy(_)), "the holder is still known: {asked:?}");
+    assert_ne!(asked.incarnation, before.incarnation, "what was lost is told by the call that finds out");
+    let renewals = [&held, &waiter].map(|request| Renewal::new(request.key.clone(), request.ttl));
+    let standings = backend.renew(&renewals).await.unwrap().value;
+    assert!(matches!(standings[..], [Standing::Holding(_), Standing::Gone]), "{standings:?}");
+
+    // Those who held together are lost, and whoever is granted next learns of it at once.
+    let mut before = None;
+    for _ in 0..2 {
+        before = Some(backend.acquire(&request("s", Claim::SHARED, long)).await.unwrap().incarnation);
+    }
+    server.command(&["DEL", "leasehold:{t}:entries:s"]);
+    let next = backend.acquire(&request("s", Claim::EXCLUSIVE, long)).await.unwrap();
+    assert!(matches!(next.value, Decision::Granted(_)), "{next:?}");
+    assert_ne!(Some(next.incarnation), before);
+}
+
+#[tokio::test]
 async fn without_info_the_age_is_unknown() {
     let server = Server::start();
     let user = ["ACL", "SETUSER", "locks", "on", ">hunter2", "~leasehold:*", "&leasehold:*", "+@all", "-info"];

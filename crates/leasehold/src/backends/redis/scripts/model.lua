@@ -98,9 +98,11 @@ local function resource(at)
   local used, waiting, first, last, not_before, fence, shape, more, holder =
     string.match(value or '', '^q2.(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%w+)([^\n]*)\n(.*)$')
   if used and (tonumber(waiting) > 0 or holder == '') and call('EXISTS', r.entries) == 0 then
-    -- Redis evicted the entries of this resource: a new epoch of the partition begins now.
+    -- Redis evicted the entries of this resource: a new epoch of the partition begins now. The holder is still known if
+    -- there is exactly one; those who wait are lost.
     epoch = sub(epoch, 1, 43) .. now_text
     raise_highest_fence(fence)
+    r.lone = holder ~= '' and holder or nil
   elseif used then
     r.used, r.waiting, r.first, r.last = tonumber(used), tonumber(waiting), tonumber(first), tonumber(last)
     r.not_before, r.fence, r.shape, r.holder = not_before, fence, shape, holder ~= '' and holder or nil
@@ -545,4 +547,13 @@ local function finish(answers)
     answers[#answers + 1] = 'unsettled'
   end
   return answers
+end
+
+-- Nothing is answered under an epoch that is over: the client asks again in the new one.
+for at = 1, resources do
+  resource(at)
+end
+if epoch ~= stored[1] then
+  call('HDEL', KEYS[1], '\tnothing')
+  return finish('other_epoch')
 end
