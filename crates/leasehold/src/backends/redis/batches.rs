@@ -136,16 +136,17 @@ impl Shared {
         request: &AcquireArguments,
         missing: &Error,
     ) -> Error {
-        let missing = Error::unavailable(format!("{missing}; the grant was given back")).about(&request.resource);
         let resources = [request.resource.clone()];
         let call = Call::for_resources(&scripts::DECIDE, partition, &resources, |command| {
             let cancelled = Outcome::Cancelled.ending().as_str();
             command.arg(1).arg("r").arg(&request.head[1..]).arg(cancelled).arg("").arg("");
         });
-        match self.router.run(partition, &call, None).await {
-            Ok(_) => missing,
-            Err(error) => error.about(&request.resource),
-        }
+        let error = match self.router.run(partition, &call, None).await {
+            Ok(_) => errors::of_kind(missing.kind(), format!("{missing}; the grant was given back")),
+            // Whatever became of the release, the lease was granted.
+            Err(error) => error.maybe_done(),
+        };
+        error.about(&request.resource)
     }
 }
 
