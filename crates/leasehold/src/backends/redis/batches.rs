@@ -153,7 +153,7 @@ impl Shared {
 /// Requests and releases in the order in which `fast.lua` takes them, each with its index in the caller's list.
 struct FastBatch<'a> {
     releases: Vec<(usize, &'a ReleaseArguments)>,
-    /// By the tail that they share.
+    /// In their order, which is that of the queue: neighbours with the same tail share it.
     requests: Vec<(&'a str, Vec<(usize, &'a AcquireArguments)>)>,
 }
 
@@ -163,12 +163,10 @@ impl<'a> FastBatch<'a> {
         for (at, script_request) in script_requests.iter().enumerate() {
             match script_request {
                 ScriptRequest::Release(release) => batch.releases.push((at, release)),
-                ScriptRequest::Acquire(request) => {
-                    match batch.requests.iter_mut().find(|(tail, _)| *tail == &*request.tail) {
-                        Some((_, requests)) => requests.push((at, request)),
-                        None => batch.requests.push((&request.tail, vec![(at, request)])),
-                    }
-                }
+                ScriptRequest::Acquire(request) => match batch.requests.last_mut() {
+                    Some((tail, requests)) if *tail == &*request.tail => requests.push((at, request)),
+                    _ => batch.requests.push((&request.tail, vec![(at, request)])),
+                },
             }
         }
         batch

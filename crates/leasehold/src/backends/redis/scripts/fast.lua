@@ -12,7 +12,7 @@
 --         number of the name of each question
 --         then the names; then of each question the head of its record (form and id), and behind that of a release the
 --         ending and the problem as JSON, unless it was just released
---         then for requests with the same tail of their records: the tail; the patience of each, a letter: t try,
+--         then for requests in a row with the same tail of their records: the tail; the patience of each, a letter: t try,
 --         q queue, b queue if few enough are ahead, which the full script decides
 -- answer  columns, or {columns, then a text for each request that is busy or queued}; columns: now(1-16), s if a sweep is
 --         due(17), a letter for each release: f freed, g gone, s slow, for the full script to decide; and 16 for each request: its
