@@ -90,6 +90,33 @@ async fn on_a_full_server_renewals_releases_and_evictions_go_through() {
 }
 
 #[tokio::test]
+async fn a_question_that_changes_nothing_writes_nothing() {
+    let server = Server::with(&["--save", "", "--maxmemory-policy", "noeviction"]);
+    let backend = open(&server).await;
+    let long = Duration::from_secs(60);
+    assert!(matches!(
+        backend.acquire(&request("x", Claim::EXCLUSIVE, long)).await.unwrap().value,
+        Decision::Granted(_)
+    ));
+    let waiter = request("x", Claim::EXCLUSIVE, long);
+    assert!(matches!(backend.acquire(&waiter).await.unwrap().value, Decision::Queued(_)));
+    let attempt = request("x", Claim::EXCLUSIVE, long).patience(Patience::Try);
+    let changes = || {
+        let info = server.ask(&["INFO", "persistence"]).to_string();
+        info.lines().find(|line| line.starts_with("rdb_changes_since_last_save:")).map(str::to_owned).unwrap()
+    };
+    let before = changes();
+    assert!(matches!(backend.acquire(&attempt).await.unwrap().value, Decision::Busy(_)));
+    assert_eq!(backend.release(&attempt.key, &Outcome::Completed).await.unwrap().value, Released::Gone);
+    assert_eq!(changes(), before);
+
+    fill(&server);
+    let busy = backend.acquire(&attempt).await;
+    assert!(matches!(busy.as_ref().map(|answer| &answer.value), Ok(Decision::Busy(_))), "{busy:?}");
+    assert_eq!(backend.release(&attempt.key, &Outcome::Completed).await.unwrap().value, Released::Gone);
+}
+
+#[tokio::test]
 async fn a_store_of_another_format_is_refused_with_what_to_do() {
     let server = Server::start();
     let refused = async || {

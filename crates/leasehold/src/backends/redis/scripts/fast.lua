@@ -329,10 +329,13 @@ if left then
       freed[free] = name
       highest = fence > highest and fence or highest
     elseif used > 0 then
-      written[length + 1] = name
-      length = length + 2
-      written[length] = waiting == 0 and holder
+      local new = waiting == 0 and holder
         or format('q2 %010d %010d %016d %016d %s %s %s\n', used, waiting, first, last, not_before, fence, shape) .. (holder or '')
+      -- A busy try and the release of a lease that is gone write nothing, so that they are answered when memory is full.
+      if new ~= value then
+        written[length + 1], written[length + 2] = name, new
+        length = length + 2
+      end
     end
     return true
   end
