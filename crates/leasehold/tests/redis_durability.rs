@@ -7,8 +7,10 @@ mod shared;
 use std::time::Duration;
 
 use leasehold::{
-    ErrorKind, Leasehold,
-    lease::{ListFilter, Names},
+    ErrorKind, Holder, Leasehold, Resource,
+    backend::{Backend, Request},
+    backends::redis::{RedisBackend, RedisOptions},
+    lease::{Claim, LeaseId, LeaseKey, ListFilter, Names},
 };
 use leasehold_testkit::{Proxy, redis::Server};
 use shared::soon;
@@ -42,6 +44,36 @@ async fn a_grant_without_its_copies_is_given_back() {
     assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
     let left = locks.list(&ListFilter::new(Names::All)).await.unwrap();
     assert!(left.leases.is_empty(), "it was given back: {left:?}");
+}
+
+/// The script has granted when the command that waits for copies is refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_whose_wait_is_refused_is_given_back() {
+    let server = Server::start();
+    server.command(&["ACL", "SETUSER", "locker", "on", ">secret", "~*", "&*", "+@all", "-wait"]);
+    let url = format!("redis://locker:secret@127.0.0.1:{}?durability=replicas:1", server.port());
+    let locks = Leasehold::connect(&url).await.unwrap();
+    let error = locks.mutex("x").acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+    let left = locks.list(&ListFilter::new(Names::All)).await.unwrap();
+    assert!(left.leases.is_empty(), "it was given back: {left:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_that_cannot_be_given_back_may_be_there() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let url = format!("redis://127.0.0.1:{}?durability=replicas:1&answer_limit=2s", proxy.port());
+    let backend = RedisBackend::open(RedisOptions::from_url(&url, "t").unwrap()).await.unwrap();
+    let key = LeaseKey::new(Resource::new("x").unwrap(), LeaseId::random());
+    let request = Request::new(key, Claim::EXCLUSIVE, Holder::new("holder").unwrap());
+    let asking = Handle::current().spawn(async move { backend.acquire(&request).await });
+    soon(async || server.ask(&["INFO", "clients"]).to_string().contains("blocked_clients:1")).await;
+    // Only the connection on which it would be given back ends.
+    proxy.refuse();
+    server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    let error = asking.await.unwrap().unwrap_err();
+    assert!(error.outcome_unknown(), "{error:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -12,8 +12,10 @@ use std::{
 };
 
 use leasehold::{
-    Leasehold, Loss,
-    lease::{ListFilter, Names},
+    Holder, Leasehold, Loss, Resource,
+    backend::{Backend, Inspect, Operation, Performed, Request},
+    backends::redis::{RedisBackend, RedisOptions},
+    lease::{Claim, LeaseId, LeaseKey, ListFilter, Names, Outcome, Released},
 };
 use leasehold_testkit::{Flow, Proxy, redis::Server};
 use shared::{Turns, soon};
@@ -233,4 +235,51 @@ async fn each_renewal_gets_its_own_answer_whichever_script_decides() {
     held.check().expect("nobody took it away");
     held.release().await.unwrap();
     request.await.unwrap().unwrap().release().await.unwrap();
+}
+
+/// A holder and this many who wait, in the order of their requests.
+async fn queue(backend: &RedisBackend, name: &str, waiters: usize) -> Vec<LeaseKey> {
+    let mut keys = Vec::new();
+    for _ in 0..=waiters {
+        let key = LeaseKey::new(Resource::new(name).unwrap(), LeaseId::random());
+        let request = Request::new(key.clone(), Claim::EXCLUSIVE, Holder::new("holder").unwrap());
+        backend.acquire(&request).await.unwrap();
+        keys.push(key);
+    }
+    keys
+}
+
+async fn entries(backend: &RedisBackend, name: &str) -> usize {
+    let only = ListFilter::new(Names::Exactly(Resource::new(name).unwrap()));
+    backend.list(&only).await.unwrap().leases.len()
+}
+
+#[tokio::test]
+async fn a_foreign_key_in_the_place_of_a_queue_costs_only_its_name() {
+    let server = Server::start();
+    let backend = RedisBackend::open(RedisOptions::from_url(&server.url(), "t").unwrap()).await.unwrap();
+    let (sound, spoiled) = (queue(&backend, "sound", 4).await, queue(&backend, "spoiled", 1).await);
+    server.command(&["SET", "leasehold:{t}:entries:spoiled", "something else"]);
+    // The full script handles those who leave the queue early. Two calls go at once, what is left in one call.
+    let ended = [&sound[1], &sound[2], &sound[3], &spoiled[0]];
+    let operations = ended.map(|key| Operation::Release(key.clone(), Outcome::Completed)).to_vec();
+    let mut answers = backend.perform(operations).await;
+    let error = answers.pop().unwrap().unwrap_err().to_string();
+    assert!(error.contains("entries:spoiled"), "{error}");
+    for answer in answers {
+        let released = answer.unwrap().value;
+        assert!(matches!(released, Performed::Released(Released::LeftQueue)), "{released:?}");
+    }
+    assert_eq!(entries(&backend, "sound").await, 2, "the holder and one who waits");
+    assert_eq!(server.ask(&["GET", "leasehold:{t}:entries:spoiled"]).to_string(), "something else");
+}
+
+#[tokio::test]
+async fn a_queue_that_lost_its_tickets_does_not_keep_the_server_busy() {
+    let server = Server::start();
+    let backend = RedisBackend::open(RedisOptions::from_url(&server.url(), "t").unwrap()).await.unwrap();
+    let keys = queue(&backend, "x", 2).await;
+    server.command(&["HDEL", "leasehold:{t}:entries:x", "1", "2"]);
+    assert_eq!(backend.release(&keys[1], &Outcome::Completed).await.unwrap().value, Released::Gone);
+    assert_eq!(entries(&backend, "x").await, 1, "the holder");
 }

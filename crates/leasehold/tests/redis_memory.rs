@@ -90,6 +90,33 @@ async fn on_a_full_server_renewals_releases_and_evictions_go_through() {
 }
 
 #[tokio::test]
+async fn a_question_that_changes_nothing_writes_nothing() {
+    let server = Server::with(&["--save", "", "--maxmemory-policy", "noeviction"]);
+    let backend = open(&server).await;
+    let long = Duration::from_secs(60);
+    assert!(matches!(
+        backend.acquire(&request("x", Claim::EXCLUSIVE, long)).await.unwrap().value,
+        Decision::Granted(_)
+    ));
+    let waiter = request("x", Claim::EXCLUSIVE, long);
+    assert!(matches!(backend.acquire(&waiter).await.unwrap().value, Decision::Queued(_)));
+    let attempt = request("x", Claim::EXCLUSIVE, long).patience(Patience::Try);
+    let changes = || {
+        let info = server.ask(&["INFO", "persistence"]).to_string();
+        info.lines().find(|line| line.starts_with("rdb_changes_since_last_save:")).map(str::to_owned).unwrap()
+    };
+    let before = changes();
+    assert!(matches!(backend.acquire(&attempt).await.unwrap().value, Decision::Busy(_)));
+    assert_eq!(backend.release(&attempt.key, &Outcome::Completed).await.unwrap().value, Released::Gone);
+    assert_eq!(changes(), before);
+
+    fill(&server);
+    let busy = backend.acquire(&attempt).await;
+    assert!(matches!(busy.as_ref().map(|answer| &answer.value), Ok(Decision::Busy(_))), "{busy:?}");
+    assert_eq!(backend.release(&attempt.key, &Outcome::Completed).await.unwrap().value, Released::Gone);
+}
+
+#[tokio::test]
 async fn a_store_of_another_format_is_refused_with_what_to_do() {
     let server = Server::start();
     let refused = async || {
@@ -197,6 +224,35 @@ async fn a_memory_begins_when_a_queue_was_evicted() {
     let next = backend.acquire(&request("q", Claim::EXCLUSIVE, long)).await.unwrap().value;
     assert!(matches!(next, Decision::Granted(_)), "{next:?}");
     assert!(age_seen(&backend).await < lasted, "{:?}", backend.age());
+}
+
+#[tokio::test]
+async fn a_holder_outlives_the_eviction_of_its_queue() {
+    let server = Server::start();
+    let backend = open(&server).await;
+    let long = Duration::from_secs(60);
+    let held = request("q", Claim::EXCLUSIVE, long);
+    let before = backend.acquire(&held).await.unwrap();
+    assert!(matches!(before.value, Decision::Granted(_)), "{before:?}");
+    let waiter = request("q", Claim::EXCLUSIVE, long);
+    assert!(matches!(backend.acquire(&waiter).await.unwrap().value, Decision::Queued(_)));
+    server.command(&["DEL", "leasehold:{t}:entries:q"]);
+    let asked = backend.acquire(&request("q", Claim::EXCLUSIVE, long).patience(Patience::Try)).await.unwrap();
+    assert!(matches!(asked.value, Decision::Busy(_)), "the holder is still known: {asked:?}");
+    assert_ne!(asked.incarnation, before.incarnation, "what was lost is told by the call that finds out");
+    let renewals = [&held, &waiter].map(|request| Renewal::new(request.key.clone(), request.ttl));
+    let standings = backend.renew(&renewals).await.unwrap().value;
+    assert!(matches!(standings[..], [Standing::Holding(_), Standing::Gone]), "{standings:?}");
+
+    // Those who held together are lost, and whoever is granted next learns of it at once.
+    let mut before = None;
+    for _ in 0..2 {
+        before = Some(backend.acquire(&request("s", Claim::SHARED, long)).await.unwrap().incarnation);
+    }
+    server.command(&["DEL", "leasehold:{t}:entries:s"]);
+    let next = backend.acquire(&request("s", Claim::EXCLUSIVE, long)).await.unwrap();
+    assert!(matches!(next.value, Decision::Granted(_)), "{next:?}");
+    assert_ne!(Some(next.incarnation), before);
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 
 use leasehold::{
     Holder, Leasehold, Resource, Ttl,
-    backend::{Backend, Decision, Hint, Inspect, Patience, Request},
+    backend::{Answer, Backend, Decision, Hint, Inspect, Operation, Patience, Performed, Request},
     backends::redis::{RedisBackend, RedisOptions},
     lease::{Claim, EndedLease, Ending, HistoryFilter, LeaseId, LeaseKey, Names, Outcome},
 };
@@ -188,4 +188,22 @@ async fn nothing_is_pushed_to_a_waiter_that_is_passed_over() {
     );
     master.command(&["WAIT", "1", "5000"]);
     assert_eq!(replica.calls("publish"), pushed);
+}
+
+/// Requests that differ in more than name and id are sent together too, and none gets past another.
+#[tokio::test]
+async fn a_batch_queues_in_the_order_of_its_requests() {
+    let server = Server::start();
+    let backend = open(&server).await;
+    let (short, long) = (Duration::from_secs(30), Duration::from_secs(60));
+    assert!(matches!(backend.acquire(&request("x", Patience::Try, long)).await.unwrap().value, Decision::Granted(_)));
+    let batch = [("y", short), ("x", long), ("x", short)];
+    let operations =
+        batch.map(|(name, ttl)| Operation::Acquire(Arc::new(request(name, Patience::Queue, ttl)))).to_vec();
+    let ahead = |answer: leasehold::Result<Answer<Performed>>| match answer.unwrap().value {
+        Performed::Acquired(Decision::Queued(position)) => Some(position.ahead),
+        _ => None,
+    };
+    let ahead: Vec<Option<u32>> = backend.perform(operations).await.into_iter().map(ahead).collect();
+    assert_eq!(ahead, [None, Some(0), Some(1)]);
 }

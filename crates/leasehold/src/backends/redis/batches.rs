@@ -136,23 +136,24 @@ impl Shared {
         request: &AcquireArguments,
         missing: &Error,
     ) -> Error {
-        let missing = Error::unavailable(format!("{missing}; the grant was given back")).about(&request.resource);
         let resources = [request.resource.clone()];
         let call = Call::for_resources(&scripts::DECIDE, partition, &resources, |command| {
             let cancelled = Outcome::Cancelled.ending().as_str();
             command.arg(1).arg("r").arg(&request.head[1..]).arg(cancelled).arg("").arg("");
         });
-        match self.router.run(partition, &call, None).await {
-            Ok(_) => missing,
-            Err(error) => error.about(&request.resource),
-        }
+        let error = match self.router.run(partition, &call, None).await {
+            Ok(_) => errors::of_kind(missing.kind(), format!("{missing}; the grant was given back")),
+            // Whatever became of the release, the lease was granted.
+            Err(error) => error.maybe_done(),
+        };
+        error.about(&request.resource)
     }
 }
 
 /// Requests and releases in the order in which `fast.lua` takes them, each with its index in the caller's list.
 struct FastBatch<'a> {
     releases: Vec<(usize, &'a ReleaseArguments)>,
-    /// By the tail that they share.
+    /// In their order, which is that of the queue: neighbours with the same tail share it.
     requests: Vec<(&'a str, Vec<(usize, &'a AcquireArguments)>)>,
 }
 
@@ -162,12 +163,10 @@ impl<'a> FastBatch<'a> {
         for (at, script_request) in script_requests.iter().enumerate() {
             match script_request {
                 ScriptRequest::Release(release) => batch.releases.push((at, release)),
-                ScriptRequest::Acquire(request) => {
-                    match batch.requests.iter_mut().find(|(tail, _)| *tail == &*request.tail) {
-                        Some((_, requests)) => requests.push((at, request)),
-                        None => batch.requests.push((&request.tail, vec![(at, request)])),
-                    }
-                }
+                ScriptRequest::Acquire(request) => match batch.requests.last_mut() {
+                    Some((tail, requests)) if *tail == &*request.tail => requests.push((at, request)),
+                    _ => batch.requests.push((&request.tail, vec![(at, request)])),
+                },
             }
         }
         batch

@@ -6,7 +6,7 @@ use redis::Cmd;
 
 use super::{
     connection::{Reply, Router},
-    decode,
+    decode, errors,
     keys::{Keys, Partition},
     options::{Durability, RedisOptions},
     scripts::Call,
@@ -72,6 +72,8 @@ impl Durable {
     }
 
     fn check_acknowledged(&self, reply: &Reply, options: &RedisOptions) -> Result<()> {
+        let url = options.display_url();
+        reply.followup.clone().extract_error().map_err(|refusal| errors::refused(&url, &refusal))?;
         let missing = match self.durability {
             Durability::None => return Ok(()),
             Durability::Replicas(wanted) => {
@@ -84,10 +86,7 @@ impl Durable {
                 (written.unwrap_or(0) == 0).then(|| String::from("it is not in the append-only file"))
             }
         };
-        missing.map_or(Ok(()), |missing| {
-            let url = options.display_url();
-            Err(Error::unavailable(format!("{url} has no durable copy: {missing}")))
-        })
+        missing.map_or(Ok(()), |missing| Err(Error::unavailable(format!("{url} has no durable copy: {missing}"))))
     }
 }
 

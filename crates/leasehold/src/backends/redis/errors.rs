@@ -90,8 +90,12 @@ pub(super) fn other_format(server: &str, format: &str) -> Error {
 
 /// The same error for another caller of the same batch.
 pub(super) fn copy_of(error: &Error) -> Error {
-    let message = error.to_string();
-    match error.kind() {
+    of_kind(error.kind(), error.to_string())
+}
+
+/// An error of the same kind with another message.
+pub(super) fn of_kind(kind: crate::ErrorKind, message: String) -> Error {
+    match kind {
         crate::ErrorKind::OutcomeUnknown => Error::unanswered(message),
         crate::ErrorKind::PermissionDenied => Error::permission_denied(message),
         crate::ErrorKind::Unsupported => Error::unsupported(message),

@@ -15,7 +15,7 @@ use crate::{
     backend::{Backend, Backoff, OpenOptions},
     backends,
     clock::Clock,
-    lease::{Answer, Brief, Grant, Incarnation, LeaseId, LeaseKey, Renewal, Resource, Timestamp, Ttl},
+    lease::{Answer, Brief, Grant, Incarnation, LeaseId, LeaseKey, Moment, Renewal, Resource, Timestamp, Ttl},
 };
 
 /// The longest pause before a node that cannot be opened, or that hangs, is tried again.
@@ -37,6 +37,8 @@ pub(super) struct Node {
 struct NodeState {
     reachability: Reachability,
     incarnation: Option<Incarnation>,
+    /// Incarnations that others have replaced, and when: answers that they gave may still be on their way.
+    replaced: Vec<(Incarnation, Moment)>,
     /// The incarnation whose memory was seen to be old enough.
     old_enough: Option<Incarnation>,
     /// By how many microseconds its wall clock is ahead of ours.
@@ -97,7 +99,7 @@ impl Node {
         attempted: Arc<Notify>,
     ) -> Self {
         let reachability = if backend.is_some() { Reachability::Answers } else { Reachability::Unopened(None) };
-        let state = NodeState { reachability, incarnation: None, old_enough: None, ahead: None };
+        let state = NodeState { reachability, incarnation: None, replaced: Vec::new(), old_enough: None, ahead: None };
         let backend = backend.map_or_else(OnceLock::new, OnceLock::from);
         Self { name, backend, clock, quarantine, runtime, state: Mutex::new(state), attempted }
     }
@@ -159,17 +161,26 @@ impl Node {
     }
 
     /// Notes what an answer says about the node.
+    ///
+    /// Answers are noted when their calls are polled, in any order: one from a memory that the node has lost since is no
+    /// longer true, and must not give the vote back to the node.
     pub(super) fn on_answer<T>(&self, answer: Result<Answer<T>>) -> Result<T> {
-        let incarnation = answer.as_ref().ok().map(|answer| answer.incarnation);
-        let answer = self.on_result(answer)?;
+        let Answer { value, incarnation, .. } = self.on_result(answer)?;
         let mut state = self.state.lock();
-        if state.incarnation != incarnation {
-            if state.incarnation.is_some() {
-                tracing::warn!(node = self.name, "lost its memory or was replaced; it does not vote for a while");
-            }
-            state.incarnation = incarnation;
+        if state.incarnation == Some(incarnation) {
+            return Ok(value);
         }
-        Ok(answer.value)
+        let now = self.clock.now();
+        // What a memory held that was lost longer ago is over, and the node may vote again.
+        state.replaced.retain(|(_, at)| now.since(*at) < self.quarantine);
+        if state.replaced.iter().any(|(replaced, _)| *replaced == incarnation) {
+            return Err(Error::unanswered("lost its memory after it answered"));
+        }
+        if let Some(replaced) = state.incarnation.replace(incarnation) {
+            state.replaced.push((replaced, now));
+            tracing::warn!(node = self.name, "lost its memory or was replaced; it does not vote for a while");
+        }
+        Ok(value)
     }
 
     /// The same for calls that were made together.
@@ -274,13 +285,45 @@ impl fmt::Debug for Node {
     }
 }
 
-#[cfg(all(test, feature = "memory"))]
+#[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::{backends::memory::MemoryBackend, clock::ManualClock};
+    use leasehold_testkit::redis::Server;
 
+    use super::*;
+    #[cfg(feature = "memory")]
+    use crate::{backends::memory::MemoryBackend, clock::ManualClock};
+    use crate::{
+        backends::redis::{RedisBackend, RedisOptions},
+        clock::SystemClock,
+    };
+
+    #[cfg(feature = "memory")]
     const QUARANTINE: Duration = Duration::from_secs(60);
 
+    #[tokio::test]
+    async fn an_answer_from_before_a_flush_does_not_give_the_vote_back() {
+        let server = Server::start();
+        let backend = RedisBackend::open(RedisOptions::from_url(&server.url(), "t").unwrap()).await.unwrap();
+        let quarantine = Duration::from_secs(2);
+        let (name, node) = (String::from("a"), Arc::<RedisBackend>::clone(&backend));
+        let node = Node::new(name, Some(node), Arc::new(SystemClock), quarantine, Handle::current(), Arc::default());
+        let ask = async || backend.renew(&[probe_renewal().unwrap()]).await;
+        time::sleep(quarantine).await;
+        node.on_answer(ask().await).unwrap();
+        assert_eq!(node.abstains(), None);
+
+        // Answered, and not looked at before others have learned of the flush.
+        let answered_before = ask().await;
+        server.command(&["FLUSHALL"]);
+        node.on_answer(ask().await).unwrap();
+        assert!(matches!(node.abstains(), Some(Abstention::Young(_))), "{:?}", node.abstains());
+        let outdated = node.on_answer(answered_before);
+        assert!(matches!(node.abstains(), Some(Abstention::Young(_))), "{:?}", node.abstains());
+        assert!(outdated.unwrap_err().outcome_unknown());
+        node.on_answer(ask().await).expect("the memory it has now answers");
+    }
+
+    #[cfg(feature = "memory")]
     #[tokio::test]
     async fn a_node_with_a_young_memory_does_not_vote() {
         let clock = ManualClock::new();

@@ -207,7 +207,7 @@ impl Live {
         answer.extract_error().map_err(SendError::Refused)
     }
 
-    /// Sends two commands, the second right behind the first.
+    /// Sends two commands, the second right behind the first. An error of the second is its value: the first was done.
     pub(super) async fn send_two(
         &self,
         first: &Cmd,
@@ -218,8 +218,8 @@ impl Live {
         both.add_command(first.clone()).add_command(second.clone());
         let mut connection = self.connection.clone();
         let mut values = self.in_time(limit, connection.send_packed_commands(&both, 0, 2)).await?.into_iter();
-        let mut next = || values.next().unwrap_or(Value::Nil).extract_error().map_err(SendError::Refused);
-        Ok((next()?, next()?))
+        let mut next = || values.next().unwrap_or(Value::Nil);
+        Ok((next().extract_error().map_err(SendError::Refused)?, next()))
     }
 
     async fn in_time<T>(

@@ -44,7 +44,7 @@ enum Route {
 #[derive(Debug)]
 pub(in super::super) struct Reply {
     pub(in super::super) value: Value,
-    /// The reply to the command that was sent right after it, or `Nil`.
+    /// The reply to the command that was sent right after it, which may be an error, or `Nil`.
     pub(in super::super) followup: Value,
     pub(in super::super) incarnation: Incarnation,
 }

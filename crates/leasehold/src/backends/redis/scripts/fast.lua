@@ -12,7 +12,7 @@
 --         number of the name of each question
 --         then the names; then of each question the head of its record (form and id), and behind that of a release the
 --         ending and the problem as JSON, unless it was just released
---         then for requests with the same tail of their records: the tail; the patience of each, a letter: t try,
+--         then for requests in a row with the same tail of their records: the tail; the patience of each, a letter: t try,
 --         q queue, b queue if few enough are ahead, which the full script decides
 -- answer  columns, or {columns, then a text for each request that is busy or queued}; columns: now(1-16), s if a sweep is
 --         due(17), a letter for each release: f freed, g gone, s slow, for the full script to decide; and 16 for each request: its
@@ -329,10 +329,13 @@ if left then
       freed[free] = name
       highest = fence > highest and fence or highest
     elseif used > 0 then
-      written[length + 1] = name
-      length = length + 2
-      written[length] = waiting == 0 and holder
+      local new = waiting == 0 and holder
         or format('q2 %010d %010d %016d %016d %s %s %s\n', used, waiting, first, last, not_before, fence, shape) .. (holder or '')
+      -- A busy try and the release of a lease that is gone write nothing, so that they are answered when memory is full.
+      if new ~= value then
+        written[length + 1], written[length + 2] = name, new
+        length = length + 2
+      end
     end
     return true
   end

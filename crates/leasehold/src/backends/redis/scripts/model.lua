@@ -87,7 +87,8 @@ local function reset(r)
   r.fields, r.knows_all, r.changed = {}, true, {}
 end
 
--- The resource with this number; `nil` if a newer version wrote it.
+-- The resource with this number; `nil` if a newer version wrote it. `foreign` says so if the key of its entries has
+-- something else, and is the answer to each question about it.
 local function resource(at)
   if loaded[at] then
     return loaded[at]
@@ -97,10 +98,15 @@ local function resource(at)
   reset(r)
   local used, waiting, first, last, not_before, fence, shape, more, holder =
     string.match(value or '', '^q2.(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%w+)([^\n]*)\n(.*)$')
-  if used and (tonumber(waiting) > 0 or holder == '') and call('EXISTS', r.entries) == 0 then
-    -- Redis evicted the entries of this resource: a new epoch of the partition begins now.
+  local kind = used and (tonumber(waiting) > 0 or holder == '') and call('TYPE', r.entries).ok
+  if kind and kind ~= 'none' and kind ~= 'hash' then
+    r.foreign = 'WRONGTYPE the key ' .. r.entries .. ' is in use for something else'
+  elseif kind == 'none' then
+    -- Redis evicted the entries of this resource: a new epoch of the partition begins now. The holder is still known if
+    -- there is exactly one; those who wait are lost.
     epoch = sub(epoch, 1, 43) .. now_text
     raise_highest_fence(fence)
+    r.lone = holder ~= '' and holder or nil
   elseif used then
     r.used, r.waiting, r.first, r.last = tonumber(used), tonumber(waiting), tonumber(first), tonumber(last)
     r.not_before, r.fence, r.shape, r.holder = not_before, fence, shape, holder ~= '' and holder or nil
@@ -456,12 +462,15 @@ local function try(ask, r, ...)
   if not r then
     return { 'newer' }
   end
+  if r.foreign then
+    return { 'error', r.foreign }
+  end
   local done, answer = pcall(ask, r, ...)
   if done then
     return answer
   end
   local text = type(answer) == 'table' and answer.err or tostring(answer)
-  if string.find(text, 'WRONGTYPE') or string.find(text, 'attempt to') or string.find(text, 'bad argument') then
+  if string.find(text, 'attempt to') or string.find(text, 'bad argument') then
     return { 'error', text }
   end
   error(answer, 0)
@@ -486,7 +495,33 @@ end
 
 -- Whether the fast scripts can handle it: no waiter was skipped, and no search for expired entries is left.
 local function is_fast(r)
-  return r.skipped < r.first and r.cursor == '0'
+  return r.skipped < r.first and r.cursor == '0' and not r.foreign
+end
+
+-- Writes the entries of a resource; returns its value, or `nil` if nothing is left of it.
+local function store(r)
+  if r.lone then
+    return r.lone
+  end
+  while r.waiting > 0 and r.first <= r.last and not field(r, format('%.0f', r.first)) do
+    r.first = r.first + 1
+  end
+  if r.first > r.last then
+    r.waiting = 0
+  end
+  if r.waiting == 0 and (r.holder or r.used == 0) then
+    if not r.knows_all or r.is_clean then
+      call('DEL', r.entries)
+    end
+    return r.holder
+  end
+  if r.last - r.first > 2 * r.waiting + MAX_HANDLED then
+    renumber(r)
+  end
+  flush(r)
+  return format('q2%s%010.0f %010.0f %016.0f %016.0f %s %s %s%s\n%s', is_fast(r) and ' ' or '*',
+    r.used, r.waiting, r.first, r.last, r.not_before, r.fence, r.shape,
+    is_fast(r) and '' or format(' %.0f %s %s', r.skipped, r.cursor, r.found), r.holder or '')
 end
 
 -- Writes what has changed, appends ended leases to the history, and publishes messages and events.
@@ -497,24 +532,7 @@ local function finish(answers)
     written[#written + 1] = epoch
   end
   for _, r in pairs(loaded) do
-    local value = r.lone
-    if not value and r.waiting == 0 and (r.holder or r.used == 0) then
-      value = r.holder
-      if not r.knows_all or r.is_clean then
-        call('DEL', r.entries)
-      end
-    elseif not value then
-      while r.waiting > 0 and not field(r, format('%.0f', r.first)) do
-        r.first = r.first + 1
-      end
-      if r.last - r.first > 2 * r.waiting + MAX_HANDLED then
-        renumber(r)
-      end
-      flush(r)
-      value = format('q2%s%010.0f %010.0f %016.0f %016.0f %s %s %s%s\n%s', is_fast(r) and ' ' or '*',
-        r.used, r.waiting, r.first, r.last, r.not_before, r.fence, r.shape,
-        is_fast(r) and '' or format(' %.0f %s %s', r.skipped, r.cursor, r.found), r.holder or '')
-    end
+    local value = r.foreign and r.value or store(r)
     if not value and r.value then
       -- Even if the record with that fence was lost.
       raise_highest_fence(r.fence)
@@ -545,4 +563,13 @@ local function finish(answers)
     answers[#answers + 1] = 'unsettled'
   end
   return answers
+end
+
+-- Nothing is answered under an epoch that is over: the client asks again in the new one.
+for at = 1, resources do
+  resource(at)
+end
+if epoch ~= stored[1] then
+  call('HDEL', KEYS[1], '\tnothing')
+  return finish('other_epoch')
 end
