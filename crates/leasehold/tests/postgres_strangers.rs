@@ -186,6 +186,33 @@ fn a_name_in_a_strangers_transaction_delays_no_other_however_many_ask_for_it() {
 }
 
 #[test]
+fn many_who_wait_for_a_name_in_a_strangers_transaction_cost_nobody_else_their_place() {
+    let server = server_with_schema();
+    server.psql("select leasehold.acquire_lock('stuck', 'a', 600); select leasehold.acquire_lock('x', 'a', 600)");
+    let locks = connect(&server.url());
+    let wait = |name| {
+        let waits = locks.mutex(name).ttl(Duration::from_secs(6)).wait(Duration::from_secs(60));
+        thread::spawn(move || blocking::wait(async { waits.acquire().await?.release().await }))
+    };
+    let waiters: Vec<_> = (0..100).map(|_| wait("stuck")).chain([wait("x")]).collect();
+    until(|| server.psql("select count(*) from leasehold.entry") == "101");
+    let (runtime, stranger) = stranger(&server);
+    let release = "begin; select leasehold.release_lock('stuck', 'a')";
+    runtime.block_on(stranger.batch_execute(release)).unwrap();
+    // To wait for each of them takes 40 s.
+    for _ in 0..20 {
+        thread::sleep(Duration::from_millis(500));
+        let place = "select count(*) from leasehold.entry where name = 'x' and expires_at > clock_timestamp()";
+        assert_eq!(server.psql(place), "1", "its place expired");
+    }
+    runtime.block_on(stranger.batch_execute("commit")).unwrap();
+    server.psql("select leasehold.release_lock('x', 'a')");
+    for waiter in waiters {
+        waiter.join().unwrap().unwrap();
+    }
+}
+
+#[test]
 fn a_history_that_takes_long_delays_no_grant() {
     let server = server_with_schema();
     let locks = connect(&server.url());

@@ -1,7 +1,7 @@
 //! Renews held leases in one statement, and everything else in a task of its own. A lease whose session this instance
 //! abandoned counts as lost, even if the server still has it.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, slice, sync::Arc, time::Duration};
 
 use tokio::{runtime::Handle, sync::Mutex, time::timeout};
 use tokio_postgres::{
@@ -127,17 +127,29 @@ impl RenewCalls {
     ) -> Result<(Vec<Standing>, Option<Incarnation>), Failure> {
         let mut standings = vec![Standing::Unknown; renewals.len()];
         let mut incarnation = None;
+        let mut locked = HashSet::new();
         for (chunk, standings) in renewals.chunks(EACH_BATCH).zip(standings.chunks_mut(EACH_BATCH)) {
-            match self.renew_chunk(chunk, sessions, standings).await {
-                Ok(now) => incarnation = Some(now),
-                Err(failure) if !matches!(failure.kind, Kind::Locked | Kind::Conflict) => return Err(failure),
-                // One that is locked leaves the others in the chunk unknown: renew each alone.
-                Err(_) if chunk.len() > 1 => {
-                    for (one, standing) in chunk.chunks(1).zip(standings.chunks_mut(1)) {
-                        incarnation = self.renew_chunk(one, sessions, standing).await.ok().or(incarnation);
+            if !chunk.iter().any(|renewal| locked.contains(&renewal.key.resource)) {
+                match self.renew_chunk(chunk, sessions, standings).await {
+                    Ok(now) => {
+                        incarnation = Some(now);
+                        continue;
                     }
+                    Err(failure) if !matches!(failure.kind, Kind::Locked | Kind::Conflict) => return Err(failure),
+                    Err(_) if chunk.len() == 1 => continue,
+                    Err(_) => {}
                 }
-                Err(_) => {}
+            }
+            // One that is locked leaves the others in the chunk unknown: renew each alone, and wait once for each name.
+            for (one, standing) in chunk.iter().zip(standings.chunks_mut(1)) {
+                if locked.contains(&one.key.resource) {
+                    continue;
+                }
+                match self.renew_chunk(slice::from_ref(one), sessions, standing).await {
+                    Ok(now) => incarnation = Some(now),
+                    Err(failure) if failure.kind == Kind::Locked => drop(locked.insert(&one.key.resource)),
+                    Err(_) => {}
+                }
             }
         }
         Ok((standings, incarnation))
