@@ -16,7 +16,7 @@ use leasehold::{
     backend::EventStream,
     backends::postgres::{PostgresOptions, install},
     blocking,
-    clock::SystemClock,
+    clock::{Clock, SystemClock},
     lease::{HistoryFilter, ListFilter, Metadata, Names},
 };
 use leasehold_testkit::{postgres::Postgres, until};
@@ -210,6 +210,31 @@ fn many_who_wait_for_a_name_in_a_strangers_transaction_cost_nobody_else_their_pl
     for waiter in waiters {
         waiter.join().unwrap().unwrap();
     }
+}
+
+#[test]
+fn a_name_in_a_strangers_transaction_hides_no_death_of_the_holder_of_another() {
+    let server = server_with_schema();
+    let (runtime, holder) = stranger(&server);
+    runtime.block_on(holder.batch_execute("select leasehold.acquire('stuck'), leasehold.acquire('x')")).unwrap();
+    let locks = connect(&server.url());
+    let wait = |name| {
+        // Asks by itself every 20 s.
+        let waits = locks.mutex(name).ttl(Duration::from_secs(60)).wait(Duration::from_secs(60));
+        thread::spawn(move || blocking::wait(waits.acquire()).unwrap())
+    };
+    let [stuck, other] = ["stuck", "x"].map(wait);
+    until(|| server.psql("select count(*) from leasehold.entry") == "2");
+    let (_other_runtime, stranger) = stranger(&server);
+    let lock = "begin; select * from leasehold.resource where name = 'stuck' for update";
+    runtime.block_on(stranger.batch_execute(lock)).unwrap();
+    drop(holder);
+    let died = SystemClock.now();
+    let _granted = other.join().unwrap();
+    let took = SystemClock.now().since(died);
+    assert!(took < Duration::from_secs(10), "it was granted after {took:?}");
+    runtime.block_on(stranger.batch_execute("commit")).unwrap();
+    stuck.join().unwrap();
 }
 
 #[test]
