@@ -83,6 +83,23 @@ async fn a_session_lock_is_capped_dropped_and_lost_with_its_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn whoever_stops_waiting_asks_no_more() {
+    let server = Postgres::start();
+    server.psql("create role waiter login");
+    let holder = Advisory::connect(&server.url()).await.unwrap();
+    let waiter = Advisory::connect(&server.url_of("waiter", "postgres")).await.unwrap();
+    let _held = holder.try_acquire("a").await.unwrap().unwrap();
+    let waiting = waiter.acquire("a", Duration::from_secs(60));
+    tokio::time::timeout(Duration::from_millis(300), waiting).await.unwrap_err();
+    let last_asked = || server.psql("select query_start from pg_stat_activity where usename = 'waiter'");
+    // One may be under way.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let before = last_asked();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(last_asked(), before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn transaction_locks_share_exclude_and_end_with_the_transaction() {
     let server = Postgres::start();
     let (mut one, mut two) = (client(&server).await, client(&server).await);

@@ -16,14 +16,18 @@ use leasehold::{
     backend::EventStream,
     backends::postgres::{PostgresOptions, install},
     blocking,
-    clock::SystemClock,
+    clock::{Clock, SystemClock},
     lease::{HistoryFilter, ListFilter, Metadata, Names},
 };
 use leasehold_testkit::{postgres::Postgres, until};
 use serde_json::{Value, json};
 use shared::hold_at_last;
-use tokio::time::timeout;
-use tokio_postgres::NoTls;
+use tokio::{runtime::Runtime, time::timeout};
+use tokio_postgres::{Client, NoTls};
+
+/// How many calls of the library wait for a lock.
+const BLOCKED: &str =
+    "select count(*) from pg_stat_activity where application_name = 'leasehold' and wait_event_type = 'Lock'";
 
 fn server_with_schema() -> Postgres {
     let server = Postgres::start();
@@ -88,20 +92,23 @@ fn metadata_that_has_no_form_here_is_shown_as_text_and_hides_nothing() {
     }
 }
 
-/// Locks the table of followers for this many seconds; returns once the lock is granted.
-fn lock_watchers<'scope>(
+/// Locks a table for this many seconds; returns once the lock is granted.
+fn lock_table<'scope>(
     scope: &'scope Scope<'scope, '_>,
     server: &'scope Postgres,
+    table: &'scope str,
     mode: &'scope str,
     seconds: u32,
 ) -> ScopedJoinHandle<'scope, ()> {
     let sitting = scope.spawn(move || {
-        server.psql(&format!("begin; lock table leasehold.watcher in {mode} mode; select pg_sleep({seconds}); commit"));
+        server.psql(&format!("begin; lock table leasehold.{table} in {mode} mode; select pg_sleep({seconds}); commit"));
     });
     // The library and its functions take weaker ones.
-    let granted = "select count(*) from pg_locks where relation = 'leasehold.watcher'::regclass
-        and mode in ('ShareLock', 'AccessExclusiveLock') and granted";
-    until(|| server.psql(granted) == "1");
+    let granted = format!(
+        "select count(*) from pg_locks where relation = 'leasehold.{table}'::regclass
+        and mode in ('ShareLock', 'AccessExclusiveLock') and granted"
+    );
+    until(|| server.psql(&granted) == "1");
     sitting
 }
 
@@ -112,7 +119,7 @@ fn a_locked_table_of_followers_ends_no_lease_that_lives_by_the_connection() {
     let guard = blocking::wait(locks.mutex("x").acquire()).unwrap();
     let mut events = blocking::wait(locks.watch(Names::All)).unwrap();
     thread::scope(|scope| {
-        let sitting = lock_watchers(scope, &server, "access exclusive", 3);
+        let sitting = lock_table(scope, &server, "watcher", "access exclusive", 3);
         // One more follower makes the instance register again, which the lock keeps it from doing.
         let _more = blocking::wait(locks.watch(Names::All)).unwrap();
         until(|| server.log().contains("canceling statement due to lock timeout"));
@@ -133,7 +140,7 @@ fn a_connection_made_while_nobody_can_follow_serves_leases_and_later_followers()
     let before = server.psql("select max(id) from leasehold.session");
     thread::scope(|scope| {
         // Others may read who follows, and nobody may begin to.
-        let sitting = lock_watchers(scope, &server, "share", 5);
+        let sitting = lock_table(scope, &server, "watcher", "share", 5);
         server.psql("select pg_terminate_backend(pid) from leasehold.session");
         until(|| server.psql("select max(id) from leasehold.session") != before);
         let guard = hold_at_last(&locks, "x", Duration::from_secs(30));
@@ -154,9 +161,7 @@ fn a_name_in_a_strangers_transaction_delays_no_other_however_many_ask_for_it() {
     for name in ["stuck", "other"] {
         blocking::wait(blocking::wait(locks.mutex(name).acquire()).unwrap().release()).unwrap();
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let (stranger, connection) = runtime.block_on(tokio_postgres::connect(&server.url(), NoTls)).unwrap();
-    runtime.spawn(connection);
+    let (runtime, stranger) = stranger(&server);
     let lock = "begin; select * from leasehold.resource where name = 'stuck' for update";
     runtime.block_on(stranger.batch_execute(lock)).unwrap();
     let callers: Vec<_> = (0..50)
@@ -165,14 +170,12 @@ fn a_name_in_a_strangers_transaction_delays_no_other_however_many_ask_for_it() {
             thread::spawn(move || blocking::wait(async { asks.acquire().await?.release().await }).unwrap())
         })
         .collect();
-    let blocked =
-        "select count(*) from pg_stat_activity where application_name = 'leasehold' and wait_event_type = 'Lock'";
-    until(|| server.psql(blocked) != "0");
+    until(|| server.psql(BLOCKED) != "0");
     // As long as a call waits for a lock, and more: they came together, and now each would go alone.
     thread::sleep(Duration::from_millis(1500));
     for _ in 0..20 {
         blocking::wait(blocking::wait(locks.mutex("other").acquire()).unwrap().release()).unwrap();
-        let blocked: u32 = server.psql(blocked).parse().unwrap();
+        let blocked: u32 = server.psql(BLOCKED).parse().unwrap();
         // One goes alone; one that was asked for before that was known may go beside it.
         assert!(blocked <= 3, "{blocked} of 8 connections are blocked");
     }
@@ -180,6 +183,105 @@ fn a_name_in_a_strangers_transaction_delays_no_other_however_many_ask_for_it() {
     for caller in callers {
         caller.join().unwrap();
     }
+}
+
+#[test]
+fn many_who_wait_for_a_name_in_a_strangers_transaction_cost_nobody_else_their_place() {
+    let server = server_with_schema();
+    server.psql("select leasehold.acquire_lock('stuck', 'a', 600); select leasehold.acquire_lock('x', 'a', 600)");
+    let locks = connect(&server.url());
+    let wait = |name| {
+        let waits = locks.mutex(name).ttl(Duration::from_secs(6)).wait(Duration::from_secs(60));
+        thread::spawn(move || blocking::wait(async { waits.acquire().await?.release().await }))
+    };
+    let waiters: Vec<_> = (0..100).map(|_| wait("stuck")).chain([wait("x")]).collect();
+    until(|| server.psql("select count(*) from leasehold.entry") == "101");
+    let (runtime, stranger) = stranger(&server);
+    let release = "begin; select leasehold.release_lock('stuck', 'a')";
+    runtime.block_on(stranger.batch_execute(release)).unwrap();
+    // To wait for each of them takes 40 s.
+    for _ in 0..20 {
+        thread::sleep(Duration::from_millis(500));
+        let place = "select count(*) from leasehold.entry where name = 'x' and expires_at > clock_timestamp()";
+        assert_eq!(server.psql(place), "1", "its place expired");
+    }
+    runtime.block_on(stranger.batch_execute("commit")).unwrap();
+    server.psql("select leasehold.release_lock('x', 'a')");
+    for waiter in waiters {
+        waiter.join().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn a_name_in_a_strangers_transaction_hides_no_death_of_the_holder_of_another() {
+    let server = server_with_schema();
+    let (runtime, holder) = stranger(&server);
+    runtime.block_on(holder.batch_execute("select leasehold.acquire('stuck'), leasehold.acquire('x')")).unwrap();
+    let locks = connect(&server.url());
+    let wait = |name| {
+        // Asks by itself every 20 s.
+        let waits = locks.mutex(name).ttl(Duration::from_secs(60)).wait(Duration::from_secs(60));
+        thread::spawn(move || blocking::wait(waits.acquire()).unwrap())
+    };
+    let [stuck, other] = ["stuck", "x"].map(wait);
+    until(|| server.psql("select count(*) from leasehold.entry") == "2");
+    let (_other_runtime, stranger) = stranger(&server);
+    let lock = "begin; select * from leasehold.resource where name = 'stuck' for update";
+    runtime.block_on(stranger.batch_execute(lock)).unwrap();
+    drop(holder);
+    let died = SystemClock.now();
+    let _granted = other.join().unwrap();
+    let took = SystemClock.now().since(died);
+    assert!(took < Duration::from_secs(10), "it was granted after {took:?}");
+    runtime.block_on(stranger.batch_execute("commit")).unwrap();
+    stuck.join().unwrap();
+}
+
+#[test]
+fn a_history_that_takes_long_delays_no_grant() {
+    let server = server_with_schema();
+    let locks = connect(&server.url());
+    // Only who asks for the history needs its table.
+    server.psql("select leasehold.record('off'); select leasehold.acquire_lock('x', 'a', 600)");
+    let waits = locks.mutex("x").ttl(Duration::from_secs(60)).wait(Duration::from_secs(60));
+    let waiter = thread::spawn(move || blocking::wait(waits.acquire()).unwrap());
+    until(|| server.psql("select count(*) from leasehold.entry") == "1");
+    thread::scope(|scope| {
+        let _sitting = lock_table(scope, &server, "ended", "access exclusive", 3);
+        let asking = scope.spawn(|| blocking::wait(locks.history(&HistoryFilter::new(Names::All))));
+        until(|| server.psql(BLOCKED) == "1");
+        server.psql("select leasehold.release_lock('x', 'a')");
+        let guard = waiter.join().unwrap();
+        assert!(!asking.is_finished(), "the waiter held only after the history was shown");
+        guard.check().unwrap();
+    });
+}
+
+#[test]
+fn a_lease_lost_at_its_deadline_costs_no_further_connection() {
+    let server = server_with_schema();
+    let locks = connect(&server.url());
+    let only = server.psql("select pid from pg_stat_activity where application_name = 'leasehold'");
+    let lost = blocking::wait(locks.mutex("x").ttl(Duration::from_secs(2)).acquire()).unwrap();
+    let (runtime, stranger) = stranger(&server);
+    let lock = "begin; select * from leasehold.resource where name = 'x' for update";
+    runtime.block_on(stranger.batch_execute(lock)).unwrap();
+    until(|| lost.check().is_err());
+    runtime.block_on(stranger.batch_execute("commit")).unwrap();
+    // The holder gives up a moment before the server does.
+    thread::sleep(Duration::from_secs(1));
+    blocking::wait(locks.history(&HistoryFilter::new(Names::All))).unwrap();
+    let asked =
+        server.psql("select pid from pg_stat_activity where query like '%list_ended(%' and pid <> pg_backend_pid()");
+    assert_eq!(asked, only, "nothing is held that the call could delay");
+}
+
+/// A connection of somebody else, and the runtime that it needs.
+fn stranger(server: &Postgres) -> (Runtime, Client) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (stranger, connection) = runtime.block_on(tokio_postgres::connect(&server.url(), NoTls)).unwrap();
+    runtime.spawn(connection);
+    (runtime, stranger)
 }
 
 /// What the next event is about.

@@ -91,6 +91,20 @@ fn callers_with_a_new_name_each_time_remove_more_than_they_add() {
 }
 
 #[test]
+fn callers_lock_no_other_names_until_their_transaction_ends() {
+    let server = installed(&["synchronous_commit=off"]);
+    server.psql(IDLE);
+    let seen = server.psql(
+        "begin;
+         select count(leasehold.acquire_lock('new:' || n, 'a')) from generate_series(1, 5000) n;
+         select count(leasehold.release_lock('new:' || n, 'a')) from generate_series(1, 5000) n;
+         select count(*) from leasehold.resource where name like 'order:%';
+         commit",
+    );
+    assert_eq!(seen, "5000\n5000\n2000", "it removed names that others may ask for");
+}
+
+#[test]
 fn upkeep_rests_after_it_was_through() {
     let server = installed(&[]);
     let maintain = |pause: &str| server.psql(&format!("select leasehold.maintain('7 days', 1000, '{pause}')"));

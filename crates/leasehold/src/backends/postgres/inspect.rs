@@ -26,6 +26,7 @@ impl Inspect for PostgresBackend {
         let reply = self
             .router
             .call_blocking(
+                &[],
                 Call::Evict,
                 &[
                     (&self.instance.namespace, Type::TEXT),
@@ -115,6 +116,7 @@ impl Inspect for PostgresBackend {
         let max_names = i32::try_from(RunTable::MAX_NAMES).unwrap_or(i32::MAX);
         self.router
             .call_blocking(
+                &[],
                 Call::RecordRuns,
                 &[
                     (&self.instance.namespace, Type::TEXT),

@@ -4,8 +4,8 @@
 //! `leasehold`, which any SQL client may call; [`install`] creates them. An operation
 //! takes one round trip, and concurrent operations share a round trip and its commit.
 //! A release hands the lease to the next waiter and notifies its instance; the
-//! notification contains the grant. While leases are held, a call that may wait for
-//! a row lock does not use the connection that renews them.
+//! notification contains the grant. While leases are held or waited for, a call that may
+//! be slow or wait for a row lock does not use the connection that renews them.
 
 pub mod advisory;
 mod calls;

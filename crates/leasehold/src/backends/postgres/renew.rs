@@ -1,7 +1,7 @@
 //! Renews held leases in one statement, and everything else in a task of its own. A lease whose session this instance
 //! abandoned counts as lost, even if the server still has it.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, slice, sync::Arc, time::Duration};
 
 use tokio::{runtime::Handle, sync::Mutex, time::timeout};
 use tokio_postgres::{
@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     backend::HintSender,
-    lease::{Answer, Incarnation, Renewal, Standing, micros},
+    lease::{Answer, Incarnation, LeaseId, Renewal, Standing, micros},
 };
 
 /// How many entries that may have to wait for a lock are renewed in one statement.
@@ -73,6 +73,7 @@ impl Renewals {
             for decode::Answer { index, verdict, .. } in renewed.answers {
                 if let Some(index) = plain.get(index) {
                     standings[*index] = verdict.standing();
+                    self.calls.note(&renewals[*index], &standings[*index]);
                 }
             }
             pending.retain(|index| standings[*index] == Standing::Unknown);
@@ -93,9 +94,6 @@ impl Renewals {
                 // These leases stay `Unknown`; the next renewal tries them again.
                 _ => {}
             }
-        }
-        for (renewal, standing) in renewals.iter().zip(&standings) {
-            self.calls.router.note(renewal.key.id, standing);
         }
         match incarnation {
             Some(incarnation) => Ok(Answer::new(standings, incarnation)),
@@ -129,17 +127,29 @@ impl RenewCalls {
     ) -> Result<(Vec<Standing>, Option<Incarnation>), Failure> {
         let mut standings = vec![Standing::Unknown; renewals.len()];
         let mut incarnation = None;
+        let mut locked = HashSet::new();
         for (chunk, standings) in renewals.chunks(EACH_BATCH).zip(standings.chunks_mut(EACH_BATCH)) {
-            match self.renew_chunk(chunk, sessions, standings).await {
-                Ok(now) => incarnation = Some(now),
-                Err(failure) if !matches!(failure.kind, Kind::Locked | Kind::Conflict) => return Err(failure),
-                // One that is locked leaves the others in the chunk unknown: renew each alone.
-                Err(_) if chunk.len() > 1 => {
-                    for (one, standing) in chunk.chunks(1).zip(standings.chunks_mut(1)) {
-                        incarnation = self.renew_chunk(one, sessions, standing).await.ok().or(incarnation);
+            if !chunk.iter().any(|renewal| locked.contains(&renewal.key.resource)) {
+                match self.renew_chunk(chunk, sessions, standings).await {
+                    Ok(now) => {
+                        incarnation = Some(now);
+                        continue;
                     }
+                    Err(failure) if !matches!(failure.kind, Kind::Locked | Kind::Conflict) => return Err(failure),
+                    Err(_) if chunk.len() == 1 => continue,
+                    Err(_) => {}
                 }
-                Err(_) => {}
+            }
+            // One that is locked leaves the others in the chunk unknown: renew each alone, and wait once for each name.
+            for (one, standing) in chunk.iter().zip(standings.chunks_mut(1)) {
+                if locked.contains(&one.key.resource) {
+                    continue;
+                }
+                match self.renew_chunk(slice::from_ref(one), sessions, standing).await {
+                    Ok(now) => incarnation = Some(now),
+                    Err(failure) if failure.kind == Kind::Locked => drop(locked.insert(&one.key.resource)),
+                    Err(_) => {}
+                }
             }
         }
         Ok((standings, incarnation))
@@ -151,7 +161,7 @@ impl RenewCalls {
         sessions: &Sessions,
         standings: &mut [Standing],
     ) -> Result<Incarnation, Failure> {
-        let Renewed { answers, incarnation } = self.renew_any(sessions, chunk.iter()).await?;
+        let Renewed { answers, incarnation } = self.renew_any(sessions, chunk).await?;
         for decode::Answer { index, verdict, hints } in answers {
             for hint in hints {
                 self.hints.send(hint);
@@ -161,9 +171,14 @@ impl RenewCalls {
                     self.deaths.add(&renewal.key);
                 }
                 *standing = verdict.standing();
+                self.note(renewal, standing);
             }
         }
         Ok(incarnation)
+    }
+
+    fn note(&self, renewal: &Renewal, standing: &Standing) {
+        self.router.note(renewal.key.id, standing, renewal.ttl);
     }
 
     /// Renews what holds, without waiting for locks.
@@ -196,11 +211,9 @@ impl RenewCalls {
     }
 
     /// Renews whatever it is, waiting for locks.
-    async fn renew_any<'a>(
-        &self,
-        sessions: &Sessions,
-        renewals: impl Iterator<Item = &'a Renewal>,
-    ) -> Result<Renewed, Failure> {
+    async fn renew_any(&self, sessions: &Sessions, renewals: &[Renewal]) -> Result<Renewed, Failure> {
+        // One of several may delay the others.
+        let about: &[LeaseId] = if let [only] = renewals { &[only.key.id] } else { &[] };
         let (mut names, mut ids, mut ttls) = (Vec::new(), Vec::new(), Vec::new());
         let (mut floors, mut modes, mut units) = (Vec::new(), Vec::new(), Vec::new());
         let (mut capacities, mut metadata) = (Vec::new(), Vec::new());
@@ -217,6 +230,7 @@ impl RenewCalls {
         let reply = self
             .router
             .call_blocking(
+                about,
                 Call::RenewEach,
                 &[
                     (&self.instance.namespace, Type::TEXT),

@@ -11,7 +11,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::{sync::Notify, time::timeout};
+use tokio::{sync::Notify, task::JoinSet, time::timeout};
 use tokio_postgres::types::Type;
 
 use super::{Key, Sharing};
@@ -141,7 +141,9 @@ impl Advisory {
     /// Dropping the future leaves no lock behind.
     pub async fn acquire_as(&self, key: impl Into<Key>, sharing: Sharing, wait: Duration) -> Result<AdvisoryGuard> {
         let (advisory, key) = (self.clone(), key.into());
-        let taken = on_runtime(async move {
+        // Dropped with this future; a try that is under way then unlocks again.
+        let mut asking = JoinSet::new();
+        let task = async move {
             let taken = timeout(wait, async {
                 let mut pause = Duration::from_millis(2);
                 loop {
@@ -154,8 +156,10 @@ impl Advisory {
                 }
             });
             taken.await.map_or(Ok(None), |taken: Result<AdvisoryGuard>| taken.map(Some))
-        });
-        taken.await?.ok_or_else(|| {
+        };
+        asking.spawn_on(task, &threads::of_process()?.io);
+        let taken = asking.join_next().await.and_then(Result::ok).unwrap_or_else(|| Err(io_thread_ended()))?;
+        taken.ok_or_else(|| {
             let message = format!("the advisory lock {key:?} was not free within {}", Brief(wait));
             match crate::Resource::new(format!("{key:?}")) {
                 Ok(resource) => {
@@ -315,6 +319,9 @@ impl fmt::Debug for AdvisoryGuard {
 
 /// Runs on the runtime of the connection, to its end, even if the caller is dropped.
 async fn on_runtime<T: Send + 'static>(work: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
-    let ended = || Error::unavailable("the I/O thread ended");
-    threads::of_process()?.io.spawn(work).await.unwrap_or_else(|_| Err(ended()))
+    threads::of_process()?.io.spawn(work).await.unwrap_or_else(|_| Err(io_thread_ended()))
+}
+
+fn io_thread_ended() -> Error {
+    Error::unavailable("the I/O thread ended")
 }

@@ -1,6 +1,6 @@
 //! The connections of an instance: a main one for renewals and other calls that never block, others opened when needed.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::HashMap, sync::Arc};
 
 use parking_lot::Mutex;
 
@@ -8,7 +8,7 @@ use super::{Connection, Connector, LazyConnection, Parameter, Reply};
 use crate::{
     Result,
     backends::postgres::{calls::Call, errors::Failure, liveness::Listener, options::LivenessOption},
-    lease::{LeaseId, Standing},
+    lease::{LeaseId, Moment, Standing, Ttl},
 };
 
 /// Chooses the connection of a call, so that no renewal queues behind a call that waits for a lock.
@@ -22,8 +22,8 @@ pub(in crate::backends::postgres) struct ConnectionRouter {
     blocking: LazyConnection,
     /// For calls that may take long, and which no lease waits for.
     slow: LazyConnection,
-    /// The leases that this instance holds and renews.
-    held: Mutex<HashSet<LeaseId>>,
+    /// The leases that this instance holds or waits for, and when they end unless they are renewed.
+    live: Mutex<HashMap<LeaseId, Moment>>,
 }
 
 impl ConnectionRouter {
@@ -39,7 +39,7 @@ impl ConnectionRouter {
             separate_main,
             blocking,
             slow,
-            held: Mutex::default(),
+            live: Mutex::default(),
         })
     }
 
@@ -51,12 +51,14 @@ impl ConnectionRouter {
         }
     }
 
-    /// The main connection, if no lease other than `about` is held: a blocked call would delay its renewals.
+    /// The main connection, if this instance has no live lease other than `about`: a call that is blocked or slow would
+    /// delay its grant and its renewals.
     pub(in crate::backends::postgres) async fn main_if_only(
         &self,
         about: &[LeaseId],
     ) -> Option<Result<Arc<Connection>, Failure>> {
-        let free = self.held.lock().iter().all(|id| about.contains(id));
+        let now = self.connector.options.clock.now();
+        let free = self.live.lock().iter().all(|(id, until)| *until <= now || about.contains(id));
         if free { Some(self.main().await) } else { None }
     }
 
@@ -69,13 +71,14 @@ impl ConnectionRouter {
         Reply::from(&*self.main().await?, call, parameters).await
     }
 
-    /// Sends a call that may wait for a lock.
+    /// Sends a call that may wait for a lock, and that delays no lease but `about`.
     pub(in crate::backends::postgres) async fn call_blocking(
         &self,
+        about: &[LeaseId],
         call: Call,
         parameters: &[Parameter<'_>],
     ) -> Result<Reply, Failure> {
-        self.call_by(&self.blocking, call, parameters).await
+        self.call_by(&self.blocking, about, call, parameters).await
     }
 
     /// Sends a call that may take long.
@@ -84,37 +87,44 @@ impl ConnectionRouter {
         call: Call,
         parameters: &[Parameter<'_>],
     ) -> Result<Reply, Failure> {
-        self.call_by(&self.slow, call, parameters).await
+        self.call_by(&self.slow, &[], call, parameters).await
     }
 
     async fn call_by(
         &self,
         other: &LazyConnection,
+        about: &[LeaseId],
         call: Call,
         parameters: &[Parameter<'_>],
     ) -> Result<Reply, Failure> {
-        match self.main_if_only(&[]).await {
+        match self.main_if_only(about).await {
             Some(main) => Reply::from(&*main?, call, parameters).await,
             None => other.call(call, parameters).await,
         }
     }
 
-    /// Records whether this instance holds the lease.
-    pub(in crate::backends::postgres) fn note(&self, id: LeaseId, standing: &Standing) {
+    /// Records whether this instance holds the lease or waits for it. Waiters are renewed too, so a grant by push needs no
+    /// record of its own.
+    pub(in crate::backends::postgres) fn note(&self, id: LeaseId, standing: &Standing, ttl: Ttl) {
         match standing {
-            Standing::Holding(_) => drop(self.held.lock().insert(id)),
-            Standing::Waiting(_) | Standing::Gone => self.forget(id),
+            Standing::Holding(_) | Standing::Waiting(_) => {
+                let until = self.connector.options.clock.now().after(ttl.get());
+                self.live.lock().insert(id, until);
+            }
+            Standing::Gone => self.forget(id),
             Standing::Unknown => {}
         }
     }
 
-    /// This instance no longer holds the lease.
+    /// This instance neither holds the lease nor waits for it.
     pub(in crate::backends::postgres) fn forget(&self, id: LeaseId) {
-        self.held.lock().remove(&id);
+        self.live.lock().remove(&id);
     }
 
-    /// Closes connections unused since the last call of this.
+    /// Closes connections unused since the last call of this, and forgets leases that ended without an answer.
     pub(in crate::backends::postgres) async fn close_unused(&self) {
+        let now = self.connector.options.clock.now();
+        self.live.lock().retain(|_, until| *until > now);
         self.blocking.close_unused().await;
         self.slow.close_unused().await;
     }

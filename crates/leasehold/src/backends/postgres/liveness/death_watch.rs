@@ -58,8 +58,11 @@ impl DeathWatch {
             self.waiting.lock().iter().map(|(id, resource)| (*id, resource.clone())).collect();
         let names: Vec<&str> = waiting.iter().map(|(_, resource)| resource.as_str()).collect();
         let ids: Vec<Uuid> = waiting.iter().map(|(id, _)| Uuid::from_u128(id.as_u128())).collect();
+        // One of several may delay the others.
+        let about: &[LeaseId] = if let [(only, _)] = &*waiting { &[*only] } else { &[] };
         let reply = router
             .call_blocking(
+                about,
                 Call::SettleDead,
                 &[
                     (&instance.namespace, Type::TEXT),

@@ -23,7 +23,7 @@ use crate::{
         encode::{Acquires, Releases},
         errors::{Failure, Kind},
     },
-    lease::{Answer, LeaseId, Lifetime},
+    lease::{Answer, LeaseId, Lifetime, Standing},
 };
 
 /// If a call takes longer than this while others wait, another worker is woken or added.
@@ -221,8 +221,10 @@ impl Ops {
                     if verdict.is_behind_session() {
                         self.deaths.add(&request.key);
                     }
-                    if request.lifetime == Lifetime::Attached {
-                        self.router.note(request.key.id, &verdict.standing());
+                    let standing = verdict.standing();
+                    // Nobody renews a detached lease once it holds.
+                    if request.lifetime == Lifetime::Attached || matches!(standing, Standing::Waiting(_)) {
+                        self.router.note(request.key.id, &standing, request.ttl);
                     }
                     drop(answer.send(verdict.decision().map(|value| Answer::new(value, incarnation))));
                 }

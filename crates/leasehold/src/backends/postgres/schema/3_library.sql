@@ -486,7 +486,7 @@ begin
 end $$;
 
 -- Drops the dead ahead of those who wait, and what was not confirmed in time: nothing pushes when a connection dies.
--- Answers for each whether it still waits, and the hints for the caller's instance.
+-- Answers for each whether it still waits, and the hints for the caller's instance; omits a name that is locked.
 create function leasehold.settle_dead(p_namespace text, p_channel text, p_history "char", p_names text[], p_ids uuid[])
 returns table (at int, waits boolean, hints text[])
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '400ms'
@@ -504,6 +504,9 @@ begin
     hints := null;
     if u.first and exists (select from leasehold._lease l where l.namespace = p_namespace and l.name = u.name
         and (leasehold._session_dead(l.session) or l.provisional and l.expires_at <= clock_timestamp())) then
+      -- One that somebody keeps locked is left to the next call, and does not keep the others waiting.
+      perform 1 from leasehold.resource r where r.namespace = p_namespace and r.name = u.name for no key update skip locked;
+      continue when not found;
       hints := (leasehold._operate(c, row('s', u.name, null, null, null, null, null, null, null, null, null, null, null,
         null, null, null)::leasehold.operation)).hints;
     end if;

@@ -105,13 +105,16 @@ end $$;
 -- A little of that, for callers of the SQL functions, who may have no instance of the library: one call in 500 removes up to
 -- four times as many rows as 500 calls add, so that the tables stay small where each call has a name of its own. It looks
 -- at blocks chosen at random, so that no two calls meet. What it removes stays locked until the caller's transaction ends, so
--- it removes only what nobody used for a day, and few of those names that take advisory locks to remove.
+-- it removes only what nobody used for a day, few of those names that take advisory locks to remove, and nothing after a BEGIN.
 -- Planned once: a connection that makes some thousand calls would plan for most of the samples it takes.
 create function leasehold._maintain_sample(t timestamptz) returns void
 language plpgsql volatile set plan_cache_mode = force_generic_plan as $$
 declare
   at bigint := floor(random() * (pg_relation_size('leasehold.resource') / current_setting('block_size')::int));
 begin
+  if transaction_timestamp() < statement_timestamp() then
+    return;
+  end if;
   delete from leasehold.resource r where r.ctid = any (array(
     select x.ctid from leasehold.resource x
     where x.ctid >= format('(%s,0)', at)::tid and x.ctid < format('(%s,0)', at + 128)::tid and x.id is null and not x.has_entries
