@@ -169,7 +169,10 @@ fn leases_in_the_place_of_the_user_keep_the_one_of_the_machine_closed() {
     Ran::of(sandbox.bare(&["init", "file:", "--everybody"])).assert_code(0);
     let closed = Ran::of(sandbox.bare(&["run", "y", "--", "true"]));
     closed.assert_code(69);
-    assert!(closed.stderr.contains("home/.local/state/leasehold, where it led before: process "), "{closed:?}");
+    assert!(
+        closed.stderr.contains("home/.local/state/leasehold, the directory it meant before: process "),
+        "{closed:?}"
+    );
     assert!(closed.stderr.contains("lock x;"), "{closed:?}");
     drop(holder);
     until("the holder's lease is gone", || Ran::of(sandbox.bare(&["run", "y", "--", "true"])).code() == 0);
@@ -198,7 +201,7 @@ fn a_process_without_leases_in_the_place_of_the_user_keeps_the_one_of_the_machin
     Ran::of(sandbox.bare(&["init", "file:", "--everybody"])).assert_code(0);
     let closed = Ran::of(sandbox.bare(&["run", "y", "--", "true"]));
     closed.assert_code(69);
-    assert!(closed.stderr.contains(&format!("where it led before: process {};", idle.pid())), "{closed:?}");
+    assert!(closed.stderr.contains(&format!("the directory it meant before: process {};", idle.pid())), "{closed:?}");
     drop(idle);
     Ran::of(sandbox.bare(&["run", "y", "--", "true"])).assert_code(0);
 }

@@ -1,8 +1,8 @@
-//! Getting a lease: one request, then waiting for the grant.
+//! Acquires a lease: sends one request, then waits for the grant.
 //!
-//! The caller polls a task of its own that sends the request. If the caller drops
+//! The caller itself polls the task that sends the request. If the caller drops
 //! the future, or the answer is slow, the task moves to the I/O thread. If the
-//! caller is gone by then, whatever the request was granted is released.
+//! caller is gone by then, a lease that the request was granted is released.
 
 use std::{
     future::{self, poll_fn},
@@ -29,13 +29,13 @@ use crate::{
     },
 };
 
-/// How long a try may take on a backend that does not answer.
+/// How long `try_acquire` waits for a backend that does not answer.
 pub(super) const TRY_LIMIT: Duration = Duration::from_secs(3);
 
 /// How long to wait for the answer to an abandoned request before releasing what it may have been granted.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// What a caller asks for, before the lease has an id.
+/// The options of one `acquire` call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AcquireOptions<'a> {
     pub(crate) resource: &'a Resource,
@@ -336,7 +336,7 @@ impl UnclaimedRequest<'_> {
         self.lease.take().expect("a request has its lease until its outcome is taken")
     }
 
-    /// The caller leaves the queue; history records this outcome.
+    /// Gives up the request; history records `outcome`.
     fn abandon(mut self, outcome: Outcome) {
         self.abandon_inner(outcome);
     }
@@ -368,7 +368,7 @@ struct AnsweredRequest {
 type AcquireCall<'a> = Pin<Box<dyn Future<Output = Result<Answer<Decision>>> + Send + 'a>>;
 
 impl Engine {
-    /// Sends the request to a backend that answers at once; returns whether this is one.
+    /// Sends the request if the backend answers without waiting; returns false otherwise.
     fn request_at_once(self: &Arc<Self>, lease: &Arc<LocalLease>, sent: local_lease::Sent) -> bool {
         let Some(answer) = self.backend.acquire_at_once(&lease.request) else { return false };
         let answer = Ok(answer);
@@ -381,7 +381,8 @@ impl Engine {
 
     /// Sends the request until it is answered, and acts on the answer.
     ///
-    /// Sets no timer while the caller polls it: the renewer moves a slow request to the I/O thread.
+    /// Has no timeout while the caller polls it: the renewer moves a slow request to the I/O thread, where the timeout
+    /// applies.
     async fn request(
         self: Arc<Self>,
         lease: Arc<LocalLease>,
@@ -498,7 +499,7 @@ impl Engine {
         holders
     }
 
-    /// Who holds the resource and how many wait; nobody if the backend cannot say.
+    /// Looks up who holds the resource and how many wait; returns an empty `Busy` if the backend cannot say.
     async fn find_holders(&self, resource: Resource) -> Busy {
         let page = self.backend.list(&ListFilter::new(Names::Exactly(resource))).await.unwrap_or_default();
         let mut busy = Busy::default();

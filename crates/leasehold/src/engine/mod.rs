@@ -50,8 +50,9 @@ pub(crate) struct Engine {
     pub(crate) threads: Threads,
     pub(crate) telemetry: Telemetry,
     renewer: Arc<Renewer>,
+    /// Whether the backend pushes grants to waiters.
     pushes: bool,
-    /// The fork generation that the instance was made in; a forked child has a higher one and must not use it.
+    /// The fork generation that the instance was created in; a forked child has a higher one and must not use it.
     generation: u32,
     tasks: AtomicUsize,
     idle: Notify,
@@ -87,7 +88,7 @@ impl Engine {
         }))
     }
 
-    /// Runs a task to its end on the I/O thread, whatever becomes of the caller.
+    /// Runs a task to completion on the I/O thread, even if the caller is dropped.
     pub(crate) fn spawn(self: &Arc<Self>, task: Task) {
         let running = self.count_task();
         self.threads.io.spawn(async move {
@@ -96,7 +97,7 @@ impl Engine {
         });
     }
 
-    /// Starts to count a task; `close` waits until the returned value is dropped.
+    /// Registers a running task: `close` waits until the returned value is dropped.
     fn count_task(self: &Arc<Self>) -> RunningTask {
         RunningTask::new(Arc::clone(self))
     }
@@ -118,7 +119,7 @@ impl Engine {
         if self.is_inherited() { Err(Error::inherited()) } else { Ok(()) }
     }
 
-    /// Returns whether this process is a forked child of the one that made the instance.
+    /// Returns whether this process is a forked child of the one that created the instance.
     pub(crate) fn is_inherited(&self) -> bool {
         self.generation != leasehold_fork::generation()
     }
@@ -138,14 +139,15 @@ impl Engine {
         released.and(late).map(drop)
     }
 
-    /// Starts a request or release that the caller polls. The I/O thread takes it over at `limit` at the latest, or at
-    /// once if the instance is closed.
+    /// Polls a request or release once on the caller's thread and stores it for later polls. It moves to the I/O thread
+    /// by `limit`, or at once if the instance is closed.
     ///
     /// `close` may run at the same time: 1. It sets its flag.  2. It takes over all stored tasks.  3. This task is
     /// stored, too late for 2. So the flag is checked after the task is stored.
     fn begin_by_caller(&self, lease: &Arc<LocalLease>, task: Task, now: Moment, limit: Moment) {
-        // Continue batches (`backend/coalesce.rs`) after the whole poll, not where a call is sent: a round of redlock
-        // polls several calls, and would miss a wake-up that comes while it polls.
+        // Wrap the whole poll, so that the batches that it wakes (`backend/coalesce.rs`) continue after it, not where a
+        // call is sent: a redlock round polls several calls in one poll, and would miss a wake-up that arrives during
+        // it.
         let poll = |task: &mut Task, context: &mut Context<'_>| self.threads.poll_here(task, context);
         if !continue_here(|| lease.begin_by_caller(task, now, limit, &poll)) {
             return;
@@ -156,7 +158,7 @@ impl Engine {
         }
     }
 
-    /// Polls what is in flight on the caller's thread; ready when it is done or was taken over.
+    /// Polls the call in flight on the caller's thread; ready once the call is done or has moved to the I/O thread.
     ///
     /// Fails in a forked child: polling what the parent began would write to the parent's sockets.
     fn poll_in_flight(&self, lease: &LocalLease, context: &mut Context<'_>) -> Poll<Result<()>> {
@@ -215,7 +217,7 @@ impl fmt::Debug for Engine {
     }
 }
 
-/// Counts a task from its start to its end, a panic included.
+/// Counts a running task until it is dropped, even by a panic.
 struct RunningTask(Arc<Engine>);
 
 impl RunningTask {
@@ -233,10 +235,10 @@ impl Drop for RunningTask {
     }
 }
 
-/// How long before the backend's expiry this process stops relying on a lease: for clocks
-/// that run at different rates, and for the time it takes to stop.
-pub(crate) fn margin(believed: Duration) -> Duration {
-    (believed / 50).max(Duration::from_millis(50))
+/// How long before the backend expires a lease this process stops relying on it. Allows for clock drift, and for the
+/// time it takes to stop the work.
+pub(crate) fn margin(valid_for: Duration) -> Duration {
+    (valid_for / 50).max(Duration::from_millis(50))
 }
 
 /// The time between renewals: a third of the ttl, so that two retries fit before expiry.

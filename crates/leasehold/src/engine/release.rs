@@ -27,7 +27,7 @@ use crate::{
 const LIMIT: Duration = Duration::from_secs(3);
 
 impl Engine {
-    /// Ends the belief, then the lease; waits for the first answer.
+    /// Ends the lease in this process, then releases it at the backend and waits for the first answer.
     pub(crate) async fn release(self: &Arc<Self>, lease: &Arc<LocalLease>, outcome: Outcome) -> Result<Released> {
         self.check_not_inherited()?;
         let now = self.clock.now();
@@ -58,7 +58,7 @@ impl Engine {
         .await
     }
 
-    /// Does the same without waiting for an answer, for a guard that is dropped.
+    /// Like `release`, but does not wait for the answer; for a dropped guard.
     pub(crate) fn release_in_background(self: &Arc<Self>, lease: &Arc<LocalLease>, outcome: Outcome) {
         let now = self.clock.now();
         if self.end_belief(lease, now) && self.release_at_once(lease, &outcome, now).is_none() {
@@ -90,8 +90,8 @@ impl Engine {
         failure.map_or(Ok(released), Err)
     }
 
-    /// Ends the belief. Returns whether the lease was neither lost nor released before; if so, the caller has to
-    /// release it and remove it from the renewer.
+    /// Ends the lease in this process. Returns true if it was still held: the caller must then release it at the
+    /// backend and remove it from the renewer.
     fn end_belief(&self, lease: &Arc<LocalLease>, now: Moment) -> bool {
         let next = lease.on_release(now);
         if next == Next::Release && lease.validity.loss() == Some(Loss::Released) {
@@ -101,7 +101,7 @@ impl Engine {
         false
     }
 
-    /// Releases on this thread, if the backend never waits.
+    /// Releases on this thread if the backend answers without waiting; returns `None` otherwise.
     fn release_at_once(&self, lease: &Arc<LocalLease>, outcome: &Outcome, now: Moment) -> Option<Released> {
         let span = self.telemetry.releasing(lease);
         let _within = span.enter();
@@ -112,9 +112,10 @@ impl Engine {
         answer.ok()
     }
 
-    /// Releases a lease whose belief has ended, and tries again if that fails.
+    /// Releases a lease at the backend, and retries in the background if that fails.
     ///
-    /// With `by_caller` it sets no timer: the renewer moves it to the I/O thread if it is slow.
+    /// With `by_caller` it has no timeout while the caller polls it: the renewer moves it to the I/O thread if it is
+    /// slow.
     fn release_task(
         self: &Arc<Self>,
         lease: &Arc<LocalLease>,
@@ -192,7 +193,8 @@ impl Engine {
 
     /// Retries until the backend answers, retrying is useless, the lease has ended, or `LIMIT` passed since `close`.
     async fn release_until_done(&self, lease: &LocalLease, outcome: &Outcome) {
-        // Otherwise it would stay as long as this process or its connection lives.
+        // A lease that no clock ends is released without a time limit: it would otherwise stay as long as this process
+        // or its connection lives.
         let by_clock = lease.is_detached() || self.backend.guarantees().liveness == Liveness::Ttl;
         let until = if by_clock { self.clock.now().after(lease.ttl().get()) } else { Moment::NEVER };
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));

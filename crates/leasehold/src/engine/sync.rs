@@ -1,7 +1,7 @@
-//! The atomics and locks of what threads share about a lease.
+//! The atomics and the mutex for what threads share about a lease and the schedule.
 //!
-//! In unit tests they let a scheduler run another thread before each use, so that tests try many thread
-//! interleavings; elsewhere they are those of the standard library and of `parking_lot`.
+//! In unit tests, a scheduler may switch threads before each use, so that tests try many interleavings. Otherwise these
+//! are the types of the standard library and of `parking_lot`.
 
 #[cfg(test)]
 mod explored;

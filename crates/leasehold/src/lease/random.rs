@@ -8,7 +8,7 @@ use std::cell::RefCell;
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
-/// How many ids one start of a generator makes.
+/// How many ids a generator makes before it is reseeded.
 const IDS: u32 = 4096;
 
 struct Generator {

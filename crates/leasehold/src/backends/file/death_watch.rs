@@ -1,8 +1,9 @@
 //! Watches the processes that our waiting entries wait for, and sends a hint when one dies.
 //!
 //! An open write end of a FIFO gets an error event when its last reader is
-//! gone, whatever ended it. No polling, and one watch per process watched.
-//! Whoever waited for a process often does so again: a few watches stay.
+//! gone, for whatever reason. So nothing polls, and each watched process needs
+//! one watch. A few idle watches stay open, since the same processes are often
+//! waited for again.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet, VecDeque},
@@ -22,7 +23,7 @@ use crate::{
     lease::Resource,
 };
 
-/// How many processes stay watched that nothing waits for.
+/// How many idle watches stay open.
 const MAX_IDLE: usize = 4;
 
 /// The watches of one instance.
@@ -36,7 +37,7 @@ pub(super) struct DeathWatch {
 
 #[derive(Debug, Default)]
 struct Watches {
-    /// Whose deaths matter to our waiting entries on a resource.
+    /// For each resource, the instances whose death our waiting entries must notice.
     by_resource: HashMap<Resource, BTreeSet<Uuid>>,
     /// The watch on each process, and for which resources.
     by_process: HashMap<Uuid, ProcessWatch>,
@@ -118,7 +119,7 @@ impl DeathWatch {
             }
             Err(error) if means_dead(&error) => Watching::Dead,
             Err(error) => {
-                tracing::warn!(presence = %id, %error, "cannot watch a process; its death shows at the next renewal");
+                tracing::warn!(presence = %id, %error, "cannot watch a process; only a renewal will notice its death");
                 Watching::Failed
             }
         }

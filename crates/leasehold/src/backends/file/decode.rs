@@ -17,7 +17,7 @@ use crate::{
     model::{Entry, Expiry, State},
 };
 
-/// How many lines of an earlier record are compared with a new one: an operation removes and changes few.
+/// How many known lines each new line is compared with: an operation removes or changes only a few.
 const MAX_COMPARED: usize = 4;
 
 #[derive(Deserialize)]
@@ -105,7 +105,7 @@ fn header(line: &[u8], path: &Path) -> Result<Header> {
 
 /// Returns whether a record is not JSON or belongs to another resource.
 ///
-/// That is what a power loss leaves of a file whose content was not on the disk yet.
+/// A power loss leaves such a file if its content had not yet reached the disk.
 pub(super) fn is_torn(path: &Path) -> bool {
     let is_json = |line: &[u8]| serde_json::from_slice::<serde::de::IgnoredAny>(line).is_ok();
     let misplaced = |line: &[u8]| {
@@ -121,9 +121,9 @@ pub(super) fn is_torn(path: &Path) -> bool {
     })
 }
 
-/// Why the model cannot have written this state; `None` if it can have.
+/// Returns why the state is invalid; `None` if the model could have written it.
 ///
-/// A bad record must not spoil the fences of others.
+/// A bad fence would spread to other resources through the shared latch file.
 fn impossible(state: &State, owners: &HashMap<crate::lease::LeaseId, Uuid>) -> Option<&'static str> {
     let State { entries, last_fence } = state;
     if owners.len() != entries.len() {
@@ -142,7 +142,7 @@ fn impossible(state: &State, owners: &HashMap<crate::lease::LeaseId, Uuid>) -> O
     None
 }
 
-/// Converts an end from an earlier boot: what is left by the wall clock, at most the ttl.
+/// Converts an expiry of an earlier boot to the time that is left by the wall clock, but at most the ttl.
 fn convert_times(entry: &mut Entry, deadline: Option<Timestamp>, times: &Times<'_>) {
     if entry.expiry == Expiry::ByClock {
         let left = deadline.map_or(Duration::ZERO, |deadline| deadline.since(times.wall));
@@ -164,8 +164,8 @@ fn other_version(path: &Path, version: u32) -> Error {
 
 fn garbage(path: &Path, what: &str) -> Error {
     Error::unavailable(format!(
-        "the record {} cannot be understood ({what}), so nobody knows who holds the lock; make sure that no holder \
-         still runs, then remove the file: fences keep rising",
+        "the record {} is corrupt ({what}), so nobody knows who holds the lock; make sure that no holder still \
+         runs, then remove the file (later fences will still be higher)",
         path.display()
     ))
 }

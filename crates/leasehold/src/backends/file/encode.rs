@@ -36,13 +36,13 @@ struct Header<'a> {
 #[derive(Serialize)]
 struct EntryLine<'a> {
     owner: Uuid,
-    /// The end of an entry that a clock ends, by the wall clock, for the next boot.
+    /// When the entry expires, by the wall clock, for readers after a reboot; `None` if it does not expire.
     #[serde(skip_serializing_if = "Option::is_none")]
     deadline: Option<Timestamp>,
     entry: &'a Entry,
 }
 
-/// An entry as a record file has it.
+/// The encoded line of one entry.
 #[derive(Debug)]
 pub(super) struct EntryText {
     pub(super) id: LeaseId,
@@ -72,7 +72,7 @@ impl EntryText {
 /// Encodes the record and brings its lines up to date.
 ///
 /// `changed` are the entries that differ from their lines, sorted. Entries keep their order from one operation to the
-/// next and new ones come last, so that one walk along both finds the line of each.
+/// next and new ones come last, so that one pass over both finds the line of each.
 pub(super) fn record(
     buffer: &mut Vec<u8>,
     record: &mut Record,

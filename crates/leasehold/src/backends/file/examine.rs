@@ -1,4 +1,4 @@
-//! What doctor reports: the file system, the rights, leftovers, speed, and records that make no sense.
+//! The checks of `leasehold doctor`: file system, permissions, leftover files, write latency and invalid records.
 
 use std::{fs, io::Write as _, os::unix::fs::MetadataExt, path::Path, time::Duration};
 
@@ -64,7 +64,7 @@ impl FileInstance {
                 fs::metadata(directory).is_ok_and(|found| found.mode() & 0o022 != 0 && found.mode() & 0o1000 == 0);
             if others_replace && self.directory.mode() & 0o006 == 0 {
                 let place = directory.display();
-                let message = format!("whoever shares {place} can replace what others made there; chmod +t {place}");
+                let message = format!("whoever shares {place} can replace the files of others there; chmod +t {place}");
                 findings.push(Finding::new(Severity::Warning, "permissions", message));
             }
         }
@@ -76,7 +76,7 @@ impl FileInstance {
                 let advice = if is_meant {
                     let root = records.ancestors().nth(2).unwrap_or(&records).display();
                     format!(
-                        "to share it with a group instead, when no lock is held: remove {root} and make it for a group"
+                        "to share it with a group instead, when no lock is held: remove {root} and create it for a group"
                     )
                 } else {
                     format!("chmod o-w {}", directory.display())
@@ -87,7 +87,7 @@ impl FileInstance {
         }
         if !open_to_all {
             let mode = self.directory.mode();
-            findings.push(Finding::new(Severity::Ok, "permissions", format!("files are made with mode {mode:04o}")));
+            findings.push(Finding::new(Severity::Ok, "permissions", format!("files are created with mode {mode:04o}")));
         }
         if ["/tmp", "/var/tmp"].iter().any(|temporary| self.directory.path().starts_with(temporary)) {
             findings.push(Finding::new(
@@ -132,7 +132,7 @@ impl FileInstance {
 
     fn records(&self) -> Result<Vec<Finding>> {
         let times = self.times();
-        let mut sound = 0;
+        let mut valid = 0;
         let mut findings = Vec::new();
         for (name, path) in files(&self.directory.records())? {
             let latch = match names::read(&name) {
@@ -145,17 +145,17 @@ impl FileInstance {
                 FileName::Hashed(first) => latch::number_by_hash(first),
             };
             match self.resource_of(&path, latch, &times) {
-                Ok(_) => sound += 1,
+                Ok(_) => valid += 1,
                 Err(error) => findings.push(Finding::new(Severity::Failure, "record", format!("{error:#}"))),
             }
         }
         if findings.is_empty() {
-            findings.push(Finding::new(Severity::Ok, "records", format!("{sound}, all sound")));
+            findings.push(Finding::new(Severity::Ok, "records", format!("{valid}, all valid")));
         }
         Ok(findings)
     }
 }
 
 fn unknown(path: &Path) -> Finding {
-    Finding::new(Severity::Warning, "record", format!("{} is no record; remove it", path.display()))
+    Finding::new(Severity::Warning, "record", format!("{} is not a record; remove it", path.display()))
 }

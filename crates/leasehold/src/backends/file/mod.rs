@@ -1,10 +1,10 @@
 //! `file:`: leases in a local directory, shared by the processes of one machine. Linux only.
 //!
 //! A lease lasts as long as its process, unless it is detached. Each operation
-//! runs the [model](crate::backend::model) while it holds a latch file, and
-//! replaces each record as a whole. Each instance has one FIFO, which serves two
-//! purposes: other processes write notifications to it, and the kernel closes it
-//! when the process dies, so that the others notice.
+//! locks a latch file (`latch.rs`), runs the [model](crate::backend::model),
+//! and replaces the record atomically. Each instance has one FIFO, which serves
+//! two purposes: other processes write notifications to it, and the kernel
+//! closes it when the process dies, so that the others notice.
 //!
 //! Writing to the FIFO of a process that dies at that moment raises `SIGPIPE`.
 //! Rust programs ignore that signal from their start; do not restore its default
@@ -102,12 +102,12 @@ impl FileBackend {
         Ok(Self { incarnation: incarnation(&instance.boot), notifications, listener, instance, runtime })
     }
 
-    /// Runs an operation: on this thread while the directory answers fast, otherwise on one that may block.
+    /// Runs an operation: on this thread while operations are fast, otherwise on a blocking thread.
     ///
-    /// `operation` returns `None` if a latch is not free within the wait, and may then be run again.
+    /// `operation` returns `None` if it cannot take the latch in time; it is then run again on a blocking thread.
     ///
     /// # Cancel safety
-    /// A dropped call did nothing, or does all of it: what has begun is completed.
+    /// If the future is dropped, the operation either has not started or runs to completion.
     async fn run<T: Send + 'static>(
         &self,
         operation: impl Fn(&FileInstance, LatchWait) -> Result<Option<T>> + Send + 'static,
@@ -123,7 +123,7 @@ impl FileBackend {
         done.ok_or_else(|| Error::unavailable("a latch of the directory was not free; try again"))
     }
 
-    /// Runs what may take long on a thread that may block.
+    /// Runs slow work on a blocking thread.
     async fn run_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&FileInstance) -> Result<T> + Send + 'static,
@@ -182,13 +182,14 @@ fn open_instance(options: &FileOptions, runtime: Handle) -> Result<Arc<FileInsta
     }))
 }
 
-/// Runs what may block on the runtime's threads for that; it completes even if the caller goes away.
+/// Runs `work` on the runtime's blocking threads. It completes even if the caller is dropped.
 async fn run_blocking<T: Send + 'static>(
     runtime: &Handle,
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let done = runtime.spawn_blocking(work).await;
-    done.unwrap_or_else(|error| Err(Error::unavailable("the work on the directory was cut off").caused_by(error)))
+    let interrupted = "an operation on the directory was interrupted";
+    done.unwrap_or_else(|error| Err(Error::unavailable(interrupted).caused_by(error)))
 }
 
 /// Returns whether this is a thread of the engine, on which nothing may wait for a disk.
@@ -282,7 +283,7 @@ impl Backend for FileBackend {
     }
 }
 
-/// Renews the leases of one resource after the other; one that cannot be renewed does not stop the others.
+/// Renews leases resource by resource. If one resource fails, the others are still renewed.
 fn renew(instance: &FileInstance, renewals: &[Renewal], wait: LatchWait) -> Result<Option<Vec<Standing>>> {
     let mut by_resource: BTreeMap<&Resource, Vec<usize>> = BTreeMap::new();
     for (at, renewal) in renewals.iter().enumerate() {

@@ -1,8 +1,8 @@
-//! Whose death each waiter must learn of.
+//! Decides which instances each waiter watches.
 //!
 //! The first waiter watches every holder, each other waiter the one before it.
-//! That is enough: whoever dies together, the first survivor notices. And a
-//! death wakes one.
+//! That is enough: if several die together, the first survivor notices. And
+//! each death wakes only one waiter.
 
 use std::collections::{BTreeSet, HashSet};
 

@@ -1,4 +1,5 @@
-//! One operation: under the latch read the record, run the model, replace the record; then notify.
+//! Runs one operation: takes the latch, reads the record, runs the model, replaces the record; then notifies other
+//! processes.
 
 use std::{
     cell::RefCell,
@@ -34,12 +35,12 @@ use crate::{
     model::{Context, Effects, Entry, EntryState, Expiry, Presence, State},
 };
 
-/// A directory whose operations take longer is slow: callers' threads no longer wait for it.
+/// If the last operation took longer than this, the next one runs on a blocking thread instead of the caller's.
 const SLOW: Duration = Duration::from_millis(2);
-/// How many FIFOs stay open until an operation has notified others: a queue may have more than a process may open.
+/// How many FIFOs an operation keeps open for its notifications. A long queue has more FIFOs than a process may open.
 const OPEN_FIFOS: usize = 4;
 
-/// An instance in a directory: all that its operations need.
+/// An open instance of the file backend: everything that its operations use.
 #[derive(Debug)]
 pub(super) struct FileInstance {
     pub(super) directory: Arc<Directory>,
@@ -52,7 +53,7 @@ pub(super) struct FileInstance {
     pub(super) inbox: Arc<NotificationInbox>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) boot: String,
-    /// The machine's directory, if it did not exist when this instance opened.
+    /// The machine-wide directory, if it did not exist when this instance opened.
     pub(super) missing_machine_directory: Option<PathBuf>,
     /// Whether the last operation was slow.
     pub(super) slow: AtomicBool,
@@ -62,7 +63,7 @@ pub(super) struct FileInstance {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OperationScope<'a> {
     pub(super) resource: &'a Resource,
-    /// The leases that the operation is called for.
+    /// The ids of the leases that the operation acts on.
     pub(super) callers: &'a [LeaseId],
     pub(super) wait: LatchWait,
     pub(super) if_removed: IfRemoved,
@@ -77,8 +78,8 @@ pub(super) enum IfRemoved {
     CountAsDead,
 }
 
-/// What an operation answers, and what is left to do once other processes are let in: whoever is notified takes the
-/// latch next.
+/// The answer of an operation, and the work to do after the latch is unlocked. Notifications wait until then, because
+/// their receivers take the latch next.
 struct OperationResult<T> {
     answer: T,
     notifications: Vec<(Uuid, Notification)>,
@@ -89,11 +90,11 @@ struct OperationResult<T> {
     seen: SeenPresences,
 }
 
-/// The other instances that an operation looked at: each once.
+/// The presence of other instances, cached so that an operation checks each only once.
 #[derive(Default)]
 struct SeenPresences {
     presences: HashMap<Uuid, Presence>,
-    /// The FIFOs of the first ones, who are likely to be notified.
+    /// The FIFOs of the first instances that were checked: these are the ones most likely to be notified.
     fifos: Vec<(Uuid, File)>,
 }
 
@@ -155,7 +156,7 @@ impl FileInstance {
         Ok(Some(answer))
     }
 
-    /// Returns whether operations end soon enough for a caller's thread.
+    /// Returns whether operations are fast enough to run on a caller's thread.
     pub(super) fn is_fast(&self) -> bool {
         !self.directory.fsync && !self.slow.load(Ordering::Relaxed)
     }
@@ -168,7 +169,7 @@ impl FileInstance {
         })
     }
 
-    /// On the first detection, makes the engine renew, and so lose, every lease.
+    /// When the removal is first detected, makes the engine renew every lease, which finds them all lost.
     fn on_removal(&self, found: Visibility) {
         if found == (Visibility::Removed { first: true }) {
             tracing::error!(error = %self.own.removal(), "every lease of this instance is lost");
@@ -303,7 +304,7 @@ fn provisional_for(state: &State, times: &Times<'_>) -> Option<Duration> {
     ends.min().map(|end| end.since(times.now) + Duration::from_millis(1))
 }
 
-/// The entries that an operation is called for, as they were before it, sorted by id.
+/// The entries that the operation acts on, as they were before it ran, sorted by id.
 struct CallersBefore(Vec<Entry>);
 
 impl CallersBefore {
@@ -316,7 +317,7 @@ impl CallersBefore {
         Self(before)
     }
 
-    /// Which entries the operation changed, sorted: those it is called for, and those it granted or queued.
+    /// Which entries the operation changed, sorted: those that it acts on, and those that it granted or queued.
     ///
     /// For a lease that ends with its process, a new `renewed_at` alone is not worth a write.
     fn changed(self, state: &mut State, effects: &Effects) -> Vec<LeaseId> {
@@ -337,7 +338,7 @@ impl CallersBefore {
     }
 }
 
-/// Who learns of an operation on one resource.
+/// Collects the notifications and history that an operation causes, and sends its events.
 struct OperationAudience<'a> {
     owners: &'a HashMap<LeaseId, Uuid>,
     watching: Vec<Uuid>,

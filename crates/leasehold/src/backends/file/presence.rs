@@ -1,8 +1,8 @@
 //! Presence: one FIFO per instance, which the kernel closes when the process dies.
 //!
 //! Its owner has it open read-write. Others open it write-only and without
-//! blocking: when that fails for want of a reader, the owner is dead. Nobody
-//! else ever opens it readable, which would keep a dead owner alive.
+//! blocking: if that fails because nobody reads it, the owner is dead. Nobody
+//! else ever opens it for reading, which would make a dead owner look alive.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -36,7 +36,7 @@ use crate::{Error, Result, model::Presence};
 /// The kernel writes lines up to this length to a FIFO as a whole or not at all.
 const PIPE_BUF: usize = 4096;
 const UNFINISHED: &str = ".new-";
-/// A FIFO without a reader after this long was left by a process that died.
+/// An unfinished FIFO without a reader that is older than this was left by a process that died.
 const ABANDONED: Duration = Duration::from_secs(60);
 /// Room for a burst of events, where the user's limit allows it.
 const WATCHER_PIPE: usize = 1 << 20;
@@ -55,19 +55,19 @@ pub(super) struct OwnPresence {
     removed: AtomicBool,
 }
 
-/// Whether others find an instance.
+/// Whether other processes can see this instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Visibility {
     Yes,
-    /// Someone removed the FIFO, so others take the instance for dead; there is no way back.
+    /// Someone removed the FIFO, so others consider the instance dead; this cannot be undone.
     Removed {
-        /// This check is the first to find out.
+        /// Whether this check is the first that noticed.
         first: bool,
     },
 }
 
 impl OwnPresence {
-    /// Appears in the directory, under a name that no other instance has or will have.
+    /// Creates the FIFO of this instance, under a name that is never used again.
     pub(super) fn appear(directory: Arc<Directory>) -> Result<Self> {
         let id = Uuid::new_v4();
         let path = directory.presence(id);
@@ -78,7 +78,7 @@ impl OwnPresence {
                 Ok(fifo) => break fifo,
                 // This process was stopped for so long that another instance removed the FIFO as abandoned. Try again.
                 Err(error) if error.kind() == io::ErrorKind::NotFound && directory.presences().is_dir() => {}
-                Err(error) => return Err(cannot("make", &unfinished, error)),
+                Err(error) => return Err(cannot("create", &unfinished, error)),
             }
         };
         let metadata = fifo.file.metadata().map_err(|error| cannot("read", &path, error))?;
@@ -125,16 +125,16 @@ impl OwnPresence {
         self.removed.load(Ordering::Relaxed)
     }
 
-    /// Why an instance whose FIFO was removed can do nothing more.
+    /// Returns the error of an instance whose FIFO was removed.
     pub(super) fn removal(&self) -> Error {
         Error::unavailable(format!(
-            "the presence of this instance, {}, was removed: other processes take it for dead and may hold what it \
+            "the presence of this instance, {}, was removed: other processes consider it dead and may hold what it \
              held; connect again, and keep rm and cleaners of temporary files away from the directory",
             self.path.display()
         ))
     }
 
-    /// What others write to this instance.
+    /// Returns the FIFO, from which the notifications of others are read.
     pub(super) fn notifications(&self) -> &File {
         &self.fifo.file
     }
@@ -144,12 +144,12 @@ impl OwnPresence {
         rustix::pipe::fcntl_getpipe_size(&self.fifo.file).unwrap_or(PIPE_BUF)
     }
 
-    /// Makes room for a burst of events; without it more of them are missed.
+    /// Enlarges the FIFO for bursts of events; if that is not permitted, more events are missed.
     pub(super) fn widen(&self) {
         let _where_permitted = rustix::pipe::fcntl_setpipe_size(&self.fifo.file, WATCHER_PIPE);
     }
 
-    /// A duplicate that a child process inherits: this presence lives while the child does.
+    /// Duplicates the FIFO for a child process to inherit. The instance counts as alive while the child runs.
     pub(super) fn lend(&self) -> Option<OwnedFd> {
         let lent = rustix::io::fcntl_dupfd_cloexec(&self.fifo.file, 3).ok()?;
         rustix::io::fcntl_setfd(&lent, FdFlags::empty()).ok()?;
@@ -157,12 +157,12 @@ impl OwnPresence {
         Some(lent)
     }
 
-    /// A name for a file that this instance writes aside; garbage once the instance is dead.
+    /// Returns the path of a temporary file of this instance. Others remove the file once the instance is dead.
     pub(super) fn aside(&self, number: u64) -> PathBuf {
         self.directory.records().join(format!(".{}-{number}", self.id.simple()))
     }
 
-    /// Disappears from the directory, which ends the leases of this presence.
+    /// Removes the FIFO, which ends the leases of this instance.
     pub(super) fn vanish(&self) {
         // A child that was lent the FIFO may outlive this process, and the leases with it; the next instance to open
         // the directory tidies up. A forked child must not remove what belongs to its parent.
@@ -171,7 +171,7 @@ impl OwnPresence {
         }
     }
 
-    /// Returns whether this process is a forked child of the one that appeared.
+    /// Returns whether this process is a forked child of the one that created the FIFO.
     pub(super) fn is_inherited(&self) -> bool {
         self.generation != leasehold_fork::generation()
     }
@@ -183,7 +183,7 @@ impl Drop for OwnPresence {
     }
 }
 
-/// Makes the FIFO and opens it, before it gets the name by which others look for it.
+/// Creates and opens the FIFO under a temporary name, before it gets the name that others look for.
 fn make_fifo(directory: &Directory, path: &Path) -> io::Result<File> {
     // Left by an earlier try, before which another thread forked.
     let _most_often_none = fs::remove_file(path);
@@ -202,7 +202,7 @@ fn make_fifo(directory: &Directory, path: &Path) -> io::Result<File> {
     Ok(fifo)
 }
 
-/// Opens the FIFO of another instance in the only way that does not keep it alive.
+/// Opens the FIFO of another instance for writing only: a reader would make a dead instance look alive.
 pub(super) fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).custom_flags(flags(OFlags::NONBLOCK | OFlags::NOFOLLOW)).open(path)
 }
@@ -228,7 +228,11 @@ pub(super) fn find(directory: &Directory, id: Uuid) -> (Presence, Option<File>) 
             (Presence::Dead, None)
         }
         Err(error) => {
-            tracing::warn!(presence = %path.display(), %error, "cannot tell whether a process lives; taken as alive");
+            tracing::warn!(
+                presence = %path.display(),
+                %error,
+                "cannot tell whether a process is alive; assuming that it is"
+            );
             (Presence::Present, None)
         }
     }
@@ -248,7 +252,7 @@ pub(super) fn processes(path: &Path) -> Vec<u32> {
 /// What became of a line that was written to another instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Delivery {
-    /// Written, or missed by an instance that finds out by itself that it missed lines.
+    /// Written, or dropped: a receiver detects by itself that its FIFO was full, and other failures are only logged.
     Sent,
     Dead,
 }

@@ -1,4 +1,4 @@
-//! The first look at a directory after the machine has restarted.
+//! Recovers a directory when it is first opened after a restart of the machine.
 
 use std::{
     fs::{self, File},
@@ -15,18 +15,17 @@ use super::{
 };
 use crate::Result;
 
-/// Removes what a power loss tore, once per boot.
+/// Removes records that a power loss damaged, once per boot.
 ///
-/// Records are not forced to the disk by default, so that a power loss may
-/// leave empty ones. No process that had a lease on them is alive; to ask a
-/// person to look at each would only keep locks from being used. Within one
-/// boot nothing tears a record, and garbage stays an error.
+/// Records are not synced to disk by default, so that a power loss may leave empty ones. No process that had a
+/// lease in them is alive, so asking an operator about each would only block the locks. Within one boot nothing damages
+/// a record, so a corrupt one is an error.
 pub(super) fn recover(directory: &Arc<Directory>, boot: &str) -> Result<()> {
     if is_known(directory, boot) {
         return Ok(());
     }
     let latches = Latches::new(directory);
-    // All of them, in order: nobody works on any record meanwhile, and two that recover do not block each other.
+    // Take all latches, in order: no process uses a record in between, and two recovering processes cannot deadlock.
     let _until_done =
         latch::numbers().map(|number| latches.take(number, LatchWait::Bounded)).collect::<Result<Vec<_>>>()?;
     remove_torn(directory)?;
@@ -47,7 +46,8 @@ fn remove_torn(directory: &Directory) -> Result<()> {
     Ok(())
 }
 
-/// Written in place: all ids have one length, and half an id makes the next to open the directory recover again.
+/// Overwrites the file in place: all boot ids have the same length, and after a partial write the next instance
+/// recovers again.
 fn remember(directory: &Directory, boot: &str) -> Result<()> {
     let path = directory.boot();
     let opened = safe_open::regular(File::options().write(true), &path).or_else(|_| directory.create(&path));

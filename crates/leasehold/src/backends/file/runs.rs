@@ -23,7 +23,7 @@ use crate::{
     lease::{Names, RunRecord, RunReport, Timestamp},
 };
 
-/// The lines are compacted at this size, which ten thousand names of any length stay below.
+/// The file is compacted at this size. The compacted records of ten thousand names, however long, are smaller.
 const COMPACT_AT: u64 = 8 << 20;
 
 /// Appends the reports.
@@ -43,7 +43,8 @@ pub(super) fn record(directory: &Directory, reports: &[RunReport], now: Timestam
         // The reports are written; the next ones try again.
         tracing::warn!(error = format_args!("{error:#}"), "the records of runs could not be compacted");
     }
-    // Whoever compacts copies what it finds in the old file after the rename, and may have looked before our write.
+    // After its rename, a compaction copies late lines from the old file, but may have done so before our write. So
+    // append successes once more.
     let successes: Vec<RunReport> = reports.iter().filter(|report| report.success).cloned().collect();
     if !successes.is_empty() && record_file::identity(&path) != Some((file.dev(), file.ino())) {
         append(&successes).map_err(failed)?;
@@ -72,7 +73,7 @@ fn table(directory: &Directory, now: Timestamp) -> io::Result<RunTable> {
 /// Adds the records in a part of the file.
 fn add(table: &mut RunTable, file: &File, part: Range<u64>) -> io::Result<()> {
     for line in line_file::lines(file, part)? {
-        // A line torn by a full disk or a power loss is passed over.
+        // Skip a line that a full disk or a power loss left incomplete.
         if let Ok(record) = serde_json::from_slice::<RunRecord>(&line?) {
             table.add(record);
         }
@@ -89,7 +90,7 @@ fn lines(records: impl Iterator<Item = RunRecord>) -> io::Result<Vec<u8>> {
     Ok(lines)
 }
 
-/// Replaces the file by one with a line for each name. A skip that is reported meanwhile may be lost, a success is not.
+/// Replaces the file by one with a line for each name. A skip that is reported at the same time may be lost, a success is not.
 fn compact(directory: &Directory, now: Timestamp) -> Result<()> {
     let guard = directory.latch(latch::HISTORY);
     let lock = safe_open::regular(File::options().read(true).write(true), &guard);

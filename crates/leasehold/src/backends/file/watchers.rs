@@ -26,7 +26,7 @@ use crate::{
 
 /// An id of 32 digits and a line end.
 const LINE: usize = 33;
-/// The most that is read: room for more instances than watch on one machine.
+/// How much is read at most: 4096 lines, more than there are watching instances on one machine.
 const LARGEST: usize = 4096 * LINE;
 const FREE: [u8; LINE] = *b"--------------------------------\n";
 
@@ -111,7 +111,7 @@ impl Watchers {
         }
     }
 
-    /// Frees the lines of instances that died, unless someone else is at the file.
+    /// Frees the lines of instances that died, unless another process has locked the file.
     fn forget(&self, dead: &HashSet<Uuid>) {
         let path = self.directory.watchers();
         let Ok(locked) = safe_open::regular(File::options().read(true).write(true), &path) else { return };

@@ -1,4 +1,5 @@
-//! The races of a loop that sleeps, step by step: what is scheduled while it looks is never missed.
+//! Steps through the races of a sleeping loop: a lease that is scheduled while the loop reads the bounds is never
+//! missed.
 
 use std::{
     cell::Cell,
