@@ -33,7 +33,7 @@ use crate::{
 pub(super) const TRY_LIMIT: Duration = Duration::from_secs(3);
 
 /// How long to wait for the answer to an abandoned request before releasing what it may have been granted.
-const GRACE: Duration = Duration::from_secs(1);
+const LATE_ANSWER_WAIT: Duration = Duration::from_secs(1);
 
 /// The options of one `acquire` call.
 #[derive(Clone, Copy, Debug)]
@@ -217,7 +217,7 @@ impl<'a> Acquire<'a> {
         let until = self.give_up_at.min(sent.at.after(limit));
         let engine = self.engine;
         let request = Arc::clone(engine).request(Arc::clone(lease), sent, until, engine.count_task());
-        engine.begin_by_caller(lease, Box::pin(request.instrument(self.span.clone())), sent.at, self.give_up_at);
+        engine.start_on_caller(lease, Box::pin(request.instrument(self.span.clone())), sent.at, self.give_up_at);
     }
 
     fn poll_outcome(
@@ -426,7 +426,7 @@ impl Engine {
         if refused && earlier_try_may_run {
             self.spawn_release(lease, Outcome::Cancelled);
         }
-        self.renewer.answered_by(answer.incarnation);
+        self.renewer.on_incarnation(answer.incarnation);
     }
 
     /// Waits for the answer, and sends the request again with the same id while its outcome is unknown.
@@ -470,7 +470,7 @@ impl Engine {
         }
     }
 
-    /// Fails the request for its caller now, then waits up to `GRACE` for a late answer before the lease is released.
+    /// Fails the request for its caller now, then waits up to `LATE_ANSWER_WAIT` for a late answer before the lease is released.
     ///
     /// A release that is sent while the request is in flight may overtake it:
     /// 1. the request is on its way  2. the release arrives by another connection and finds nothing
@@ -480,7 +480,7 @@ impl Engine {
         tokio::select! {
             biased;
             _late = call => {}
-            () = self.clock.sleep_until(self.clock.now().after(GRACE)) => {}
+            () = self.clock.sleep_until(self.clock.now().after(LATE_ANSWER_WAIT)) => {}
         }
         next
     }

@@ -238,7 +238,7 @@ async fn renew_once(engine: &Arc<Engine>, local: &Arc<LocalLease>, renewal: Rene
     }
     let next = local.on_standing(standing, &renewal, sent, &answer.belief, answered_at);
     engine.renewer.follow_up(local, next, Outcome::Cancelled);
-    engine.renewer.answered_by(answer.incarnation);
+    engine.renewer.on_incarnation(answer.incarnation);
     Ok(())
 }
 
@@ -331,7 +331,7 @@ impl Guard {
     }
 
     /// A weak reference to the lease, for the table of re-entrant locks.
-    pub(crate) fn shareable(&self) -> Weak<LocalLease> {
+    pub(crate) fn weak_lease(&self) -> Weak<LocalLease> {
         Arc::downgrade(&self.lease().local)
     }
 

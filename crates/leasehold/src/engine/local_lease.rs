@@ -12,9 +12,9 @@
 //! lost or released, the lease is never valid again ([`Validity`]).
 
 #[cfg(test)]
-mod any_order;
+mod interleavings;
 #[cfg(test)]
-mod any_schedule;
+mod random_transitions;
 #[cfg(test)]
 pub(super) mod tests;
 
@@ -67,7 +67,7 @@ pub(crate) struct LocalLease {
     /// When the renewer sends the next renewal; `NEVER` while a request or renewal is in flight, unless a push has
     /// granted the lease in the meantime.
     renew_at: AtomicU64,
-    in_flight: CallerPolled,
+    in_flight: CallInFlight,
     /// How many guards share the lease; more than one only if it is re-entrant.
     pub(crate) guards: AtomicUsize,
     /// Whether the lease also ends when its session ends, even before its deadline.
@@ -115,8 +115,8 @@ struct LocalState {
 /// It moves to the I/O thread, and runs to completion there, if the caller goes away, the instance is closed, or the
 /// answer is slow.
 #[derive(Debug)]
-struct CallerPolled {
-    polled: Mutex<Option<Polled>>,
+struct CallInFlight {
+    task: Mutex<Option<StoredTask>>,
     /// Whether the caller polls it.
     by_caller: AtomicBool,
     take_over_at: AtomicU64,
@@ -125,21 +125,22 @@ struct CallerPolled {
 /// Polls a task with the timers and sockets of the I/O thread.
 pub(crate) type PollTask<'a> = &'a dyn Fn(&mut Task, &mut Context<'_>) -> Poll<()>;
 
-struct Polled {
+/// A task, and the waker of the caller that polls it.
+struct StoredTask {
     task: Task,
     caller: Waker,
 }
 
-impl fmt::Debug for Polled {
+impl fmt::Debug for StoredTask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Polled")
+        f.write_str("StoredTask")
     }
 }
 
 #[derive(Debug)]
 enum Phase {
     /// The request is in flight.
-    Asking,
+    Requested,
     Waiting,
     /// Granted; the caller of `acquire` has not taken it yet.
     Granted {
@@ -226,8 +227,8 @@ impl LocalLease {
             max_hold: options.max_hold,
             ttl_micros: AtomicU64::new(micros(request.ttl.get())),
             renew_at: AtomicU64::new(Moment::NEVER.as_micros()),
-            in_flight: CallerPolled {
-                polled: Mutex::new(None),
+            in_flight: CallInFlight {
+                task: Mutex::new(None),
                 by_caller: AtomicBool::new(false),
                 take_over_at: AtomicU64::new(Moment::NEVER.as_micros()),
             },
@@ -236,7 +237,7 @@ impl LocalLease {
             validity: Validity::new(),
             report: HoldReport::default(),
             state: Mutex::new(LocalState {
-                phase: Phase::Asking,
+                phase: Phase::Requested,
                 claim: request.claim,
                 metadata: None,
                 last_answer: None,
@@ -317,7 +318,7 @@ impl LocalLease {
     ///
     /// Returns false if the task finished. If it returns true, schedule the lease: the renewer moves the task to the
     /// I/O thread by `limit`.
-    pub(crate) fn begin_by_caller(&self, mut task: Task, now: Moment, limit: Moment, poll: PollTask<'_>) -> bool {
+    pub(crate) fn start_on_caller(&self, mut task: Task, now: Moment, limit: Moment, poll: PollTask<'_>) -> bool {
         self.in_flight.by_caller.store(true, Ordering::SeqCst);
         if poll(&mut task, &mut Context::from_waker(Waker::noop())).is_ready() {
             self.in_flight.by_caller.store(false, Ordering::SeqCst);
@@ -325,16 +326,16 @@ impl LocalLease {
         }
         let at = now.after(TAKE_OVER_AFTER.min(renew_every(self.ttl()))).min(limit);
         self.in_flight.take_over_at.store(at.as_micros(), Ordering::SeqCst);
-        *self.in_flight.polled.lock() = Some(Polled { task, caller: Waker::noop().clone() });
+        *self.in_flight.task.lock() = Some(StoredTask { task, caller: Waker::noop().clone() });
         true
     }
 
     /// Polls the stored task again, by `poll`; ready when it is done or was taken over.
     pub(crate) fn poll_in_flight(&self, context: &mut Context<'_>, poll: PollTask<'_>) -> Poll<()> {
-        let mut slot = self.in_flight.polled.lock();
-        let Some(polled) = slot.as_mut() else { return Poll::Ready(()) };
-        if poll(&mut polled.task, context).is_pending() {
-            polled.caller.clone_from(context.waker());
+        let mut slot = self.in_flight.task.lock();
+        let Some(stored) = slot.as_mut() else { return Poll::Ready(()) };
+        if poll(&mut stored.task, context).is_pending() {
+            stored.caller.clone_from(context.waker());
             return Poll::Pending;
         }
         let _dropped_after_the_lock = self.take_in_flight(slot);
@@ -343,16 +344,16 @@ impl LocalLease {
 
     /// Takes the stored task away from its caller. The new owner must run the task to completion.
     pub(crate) fn take_over(&self) -> Option<Task> {
-        let Polled { task, caller } = self.take_in_flight(self.in_flight.polled.lock())?;
+        let StoredTask { task, caller } = self.take_in_flight(self.in_flight.task.lock())?;
         caller.wake();
         Some(task)
     }
 
-    fn take_in_flight(&self, mut slot: MutexGuard<'_, Option<Polled>>) -> Option<Polled> {
-        let polled = slot.take()?;
+    fn take_in_flight(&self, mut slot: MutexGuard<'_, Option<StoredTask>>) -> Option<StoredTask> {
+        let stored = slot.take()?;
         self.in_flight.by_caller.store(false, Ordering::SeqCst);
         self.in_flight.take_over_at.store(Moment::NEVER.as_micros(), Ordering::SeqCst);
-        Some(polled)
+        Some(stored)
     }
 
     /// Returns whether the call in flight is polled on the caller's thread. If so, it needs no timeout: the renewer
@@ -405,7 +406,7 @@ impl LocalLease {
     /// The backend answered the request.
     pub(crate) fn on_decision(&self, decision: Decision, sent: Sent, belief: Belief, now: Moment) -> Next {
         let mut state = self.state.lock();
-        if !matches!(state.phase, Phase::Asking) {
+        if !matches!(state.phase, Phase::Requested) {
             return Next::Nothing;
         }
         let refusal = match decision {
@@ -426,7 +427,7 @@ impl LocalLease {
     /// The request failed for good.
     pub(crate) fn on_request_failed(&self, error: Error) -> Next {
         let state = self.state.lock();
-        if !matches!(state.phase, Phase::Asking) {
+        if !matches!(state.phase, Phase::Requested) {
             return Next::Nothing;
         }
         let next = if error.outcome_unknown() { Next::Release } else { Next::Forget };
@@ -447,7 +448,7 @@ impl LocalLease {
             Phase::Waiting => return self.on_standing_while_waiting(state, standing, sent, belief, now),
             Phase::Granted { grant, sent_before } => (grant.fence, *sent_before),
             Phase::Held(hold) => (hold.grant.fence, hold.sent_before),
-            Phase::Asking | Phase::Refused(_) | Phase::Ended(_) => return Next::Nothing,
+            Phase::Requested | Phase::Refused(_) | Phase::Ended(_) => return Next::Nothing,
         };
         match standing {
             Standing::Unknown => self.on_unanswered(state, now),
@@ -624,7 +625,7 @@ impl LocalLease {
             Phase::Ended(_) | Phase::Held(_) => {
                 Poll::Ready(Some((AcquireResult::Refused(Refusal::Gone), Next::Nothing)))
             }
-            Phase::Asking | Phase::Waiting => {
+            Phase::Requested | Phase::Waiting => {
                 if matches!(state.phase, Phase::Waiting) && state.hint.is_some() {
                     return Poll::Ready(None);
                 }
@@ -649,7 +650,7 @@ impl LocalLease {
                 self.pause_renewals();
                 Next::Release
             }
-            Phase::Asking | Phase::Held(_) | Phase::Refused(_) | Phase::Ended(_) => Next::Nothing,
+            Phase::Requested | Phase::Held(_) | Phase::Refused(_) | Phase::Ended(_) => Next::Nothing,
         }
     }
 
@@ -660,7 +661,7 @@ impl LocalLease {
             Phase::Waiting | Phase::Granted { .. } => {
                 self.refuse(state, Refusal::Failed(Error::closed()), Next::Release)
             }
-            Phase::Asking | Phase::Held(_) | Phase::Refused(_) | Phase::Ended(_) => Next::Nothing,
+            Phase::Requested | Phase::Held(_) | Phase::Refused(_) | Phase::Ended(_) => Next::Nothing,
         }
     }
 

@@ -56,7 +56,8 @@ pub(crate) struct Engine {
     generation: u32,
     tasks: AtomicUsize,
     idle: Notify,
-    closed: OnceLock<Moment>,
+    /// When `close` was called.
+    closed_at: OnceLock<Moment>,
     closing: Notify,
 }
 
@@ -83,7 +84,7 @@ impl Engine {
             threads,
             tasks: AtomicUsize::new(0),
             idle: Notify::new(),
-            closed: OnceLock::new(),
+            closed_at: OnceLock::new(),
             closing: Notify::new(),
         }))
     }
@@ -127,7 +128,7 @@ impl Engine {
     /// Refuses new work, releases every lease, and waits until no task is left.
     pub(crate) async fn close(self: &Arc<Self>) -> Result<()> {
         self.check_not_inherited()?;
-        let _first = self.closed.set(self.clock.now());
+        let _first = self.closed_at.set(self.clock.now());
         self.closing.notify_waiters();
         self.renewer.stop_waiting();
         let released = self.release_all().await;
@@ -144,12 +145,12 @@ impl Engine {
     ///
     /// `close` may run at the same time: 1. It sets its flag.  2. It takes over all stored tasks.  3. This task is
     /// stored, too late for 2. So the flag is checked after the task is stored.
-    fn begin_by_caller(&self, lease: &Arc<LocalLease>, task: Task, now: Moment, limit: Moment) {
+    fn start_on_caller(&self, lease: &Arc<LocalLease>, task: Task, now: Moment, limit: Moment) {
         // Wrap the whole poll, so that the batches that it wakes (`backend/coalesce.rs`) continue after it, not where a
         // call is sent: a redlock round polls several calls in one poll, and would miss a wake-up that arrives during
         // it.
         let poll = |task: &mut Task, context: &mut Context<'_>| self.threads.poll_here(task, context);
-        if !continue_here(|| lease.begin_by_caller(task, now, limit, &poll)) {
+        if !continue_here(|| lease.start_on_caller(task, now, limit, &poll)) {
             return;
         }
         self.renewer.follow_up(lease, Next::Schedule, Outcome::Cancelled);
@@ -180,12 +181,12 @@ impl Engine {
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.closed.get().is_some()
+        self.closed_at.get().is_some()
     }
 
     /// How long the instance has been closed; `None` while it is open.
     fn closed_for(&self, now: Moment) -> Option<Duration> {
-        self.closed.get().map(|closed| now.since(*closed))
+        self.closed_at.get().map(|closed_at| now.since(*closed_at))
     }
 
     /// Completes when the instance is closed.

@@ -78,7 +78,7 @@ impl Reentries {
         }
         let attempt = engine.acquire(&options).await?;
         if let Attempt::Acquired(guard) = &attempt {
-            *entered = guard.shareable();
+            *entered = guard.weak_lease();
         }
         Ok(attempt)
     }

@@ -187,7 +187,7 @@ impl Renewer {
     }
 
     /// Notes that this incarnation answered. If the last answer came from another one, every lease is renewed.
-    pub(crate) fn answered_by(&self, incarnation: Incarnation) {
+    pub(crate) fn on_incarnation(&self, incarnation: Incarnation) {
         if self.incarnation.load(Ordering::Relaxed) == incarnation.0 && self.incarnation_known.load(Ordering::Relaxed) {
             return;
         }
@@ -300,7 +300,7 @@ impl Renewer {
                     let next = lease.on_standing(standing, renewal, *sent, &answer.belief, now);
                     self.follow_up(lease, next, Outcome::Cancelled);
                 }
-                self.answered_by(answer.incarnation);
+                self.on_incarnation(answer.incarnation);
             }
             Err(error) => {
                 for (lease, _) in &leases {

@@ -4,13 +4,13 @@
 //! are the types of the standard library and of `parking_lot`.
 
 #[cfg(test)]
-mod explored;
+mod shuttle_sync;
 
-#[cfg(test)]
-pub(crate) use explored::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Mutex, explore, step};
 #[cfg(not(test))]
 pub(crate) use parking_lot::Mutex;
 pub(crate) use parking_lot::MutexGuard;
+#[cfg(test)]
+pub(crate) use shuttle_sync::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Mutex, explore, step};
 pub(crate) use std::sync::atomic::Ordering;
 #[cfg(not(test))]
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize};

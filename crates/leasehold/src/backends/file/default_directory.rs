@@ -45,7 +45,7 @@ impl DefaultDirectory {
     /// `PermissionDenied` if the machine-wide directory cannot be examined or is private to another user;
     /// `InvalidConfig` if there is none and the user has no home directory.
     pub fn find() -> Result<Self> {
-        Self::choose(Self::of_machine(), own(|name| env::var_os(name)))
+        Self::choose(Self::of_machine(), user_state_directory(|name| env::var_os(name)))
     }
 
     fn choose(machine: PathBuf, own: Option<PathBuf>) -> Result<Self> {
@@ -75,9 +75,9 @@ impl DefaultDirectory {
     }
 
     /// The directory that `file:` used for this user before the machine-wide one existed.
-    pub(super) fn former(&self) -> Option<PathBuf> {
+    pub(super) fn previous_directory(&self) -> Option<PathBuf> {
         match self {
-            Self::Machine(_) => own(|name| env::var_os(name)),
+            Self::Machine(_) => user_state_directory(|name| env::var_os(name)),
             Self::User(_) => None,
         }
     }
@@ -105,7 +105,7 @@ fn is_private_to_another(directory: &Metadata) -> bool {
 }
 
 /// The user's state directory.
-fn own(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+fn user_state_directory(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let given = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let state = given("XDG_STATE_HOME").or_else(|| given("HOME").map(|home| home.join(".local/state")))?;
     Some(state.join("leasehold"))
@@ -117,8 +117,9 @@ mod tests {
 
     #[test]
     fn the_state_directory_is_found() {
-        let with =
-            |set: &'static str, value: &'static str| own(move |name| (name == set).then(|| OsString::from(value)));
+        let with = |set: &'static str, value: &'static str| {
+            user_state_directory(move |name| (name == set).then(|| OsString::from(value)))
+        };
         assert_eq!(with("XDG_STATE_HOME", "/s"), Some(PathBuf::from("/s/leasehold")));
         assert_eq!(with("HOME", "/h"), Some(PathBuf::from("/h/.local/state/leasehold")));
         assert_eq!(with("HOME", "relative"), None);

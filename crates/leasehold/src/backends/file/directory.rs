@@ -206,7 +206,7 @@ impl Directory {
 }
 
 /// The names and paths of a directory's files.
-pub(super) fn files(directory: &Path) -> Result<Vec<(String, PathBuf)>> {
+pub(super) fn list_files(directory: &Path) -> Result<Vec<(String, PathBuf)>> {
     let read = || -> io::Result<Vec<(String, PathBuf)>> {
         fs::read_dir(directory)?
             .map(|entry| entry.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path())))

@@ -7,7 +7,7 @@ use std::{io, mem};
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::record::{Record, Times, is_bound};
+use super::record::{Record, Times, ends_with_process};
 use crate::{
     lease::{Fence, LeaseId, Resource, Timestamp},
     model::{Entry, Expiry},
@@ -56,7 +56,13 @@ pub(super) struct EntryText {
 
 impl EntryText {
     pub(super) fn new(entry: &Entry, owner: Uuid, text: Vec<u8>) -> Self {
-        Self { id: entry.id, owner, bound_to: is_bound(entry).then_some(owner), waiting: entry.is_waiting(), text }
+        Self {
+            id: entry.id,
+            owner,
+            bound_to: ends_with_process(entry).then_some(owner),
+            waiting: entry.is_waiting(),
+            text,
+        }
     }
 
     fn encode(entry: &Entry, owner: Uuid, times: &Times<'_>) -> io::Result<Self> {

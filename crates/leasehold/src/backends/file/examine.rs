@@ -3,7 +3,7 @@
 use std::{fs, io::Write as _, os::unix::fs::MetadataExt, path::Path, time::Duration};
 
 use super::{
-    directory::files,
+    directory::list_files,
     filesystem::{self, LockSupport},
     latch,
     names::{self, FileName},
@@ -34,7 +34,7 @@ impl FileInstance {
         findings.push(self.write_latency());
         findings.extend(self.records()?);
         if self.is_removed() {
-            findings.push(Finding::new(Severity::Failure, "presence", self.own.removal().to_string()));
+            findings.push(Finding::new(Severity::Failure, "presence", self.own_presence.removed_error().to_string()));
         }
         Ok(findings)
     }
@@ -103,7 +103,7 @@ impl FileInstance {
     }
 
     fn leftovers(&self) -> Result<Finding> {
-        let removed = presence::tidy(&self.directory, &self.own)?;
+        let removed = presence::tidy(&self.directory, &self.own_presence)?;
         Ok(match removed {
             0 => Finding::new(Severity::Ok, "leftovers", "none"),
             removed => Finding::new(Severity::Info, "leftovers", format!("{removed} files of dead processes removed")),
@@ -111,7 +111,7 @@ impl FileInstance {
     }
 
     fn write_latency(&self) -> Finding {
-        let probe = self.own.aside(u64::MAX);
+        let probe = self.own_presence.temporary_path(u64::MAX);
         let started = self.clock.now();
         let written = self.directory.create(&probe).and_then(|mut file| {
             file.write_all(&[b'x'; 512])?;
@@ -134,8 +134,8 @@ impl FileInstance {
         let times = self.times();
         let mut valid = 0;
         let mut findings = Vec::new();
-        for (name, path) in files(&self.directory.records())? {
-            let latch = match names::read(&name) {
+        for (name, path) in list_files(&self.directory.records())? {
+            let latch = match names::parse(&name) {
                 FileName::Other if name.starts_with('.') => continue,
                 FileName::Other => {
                     findings.push(unknown(&path));

@@ -9,14 +9,14 @@ const TRIES: u32 = 8;
 
 /// A descriptor, and the registration by which a forked child closes it.
 #[derive(Debug)]
-pub(super) struct Unshared<F> {
+pub(super) struct ClosedInChild<F> {
     // Fields drop in this order. If the file were closed first, its number could be reused, and a child would close the
     // wrong file.
     _registration: Registration,
     pub(super) file: F,
 }
 
-impl<F: AsFd> Unshared<F> {
+impl<F: AsFd> ClosedInChild<F> {
     /// Opens and registers a file. Opens it again if a thread forked in between, since that child would keep it open.
     pub(super) fn open(mut open: impl FnMut() -> io::Result<F>) -> io::Result<Self> {
         watch()?;

@@ -26,20 +26,20 @@ use crate::{
 /// The newer file becomes the older one at this size, and the older one is removed.
 const ROTATE_AT: u64 = 4 << 20;
 /// A writer reopens its file, and rotates it if it is full, after it has written this many bytes, or after this time.
-const LOOK_AFTER_BYTES: usize = 1 << 16;
-const LOOK_AFTER: Duration = Duration::from_secs(1);
+const REOPEN_AFTER_BYTES: usize = 1 << 16;
+const REOPEN_AFTER: Duration = Duration::from_secs(1);
 
 /// The history of one directory, as one instance writes it.
 #[derive(Debug)]
 pub(super) struct HistoryLog {
     directory: Arc<Directory>,
-    open: Mutex<Option<Open>>,
+    open: Mutex<Option<OpenHistory>>,
 }
 
 #[derive(Debug)]
-struct Open {
+struct OpenHistory {
     file: LineFile,
-    looked_at: Moment,
+    opened_at: Moment,
     written: usize,
 }
 
@@ -66,11 +66,11 @@ impl HistoryLog {
             lines.push(b'\n');
         }
         let mut slot = self.open.lock();
-        let is_due = |open: &Open| open.written > LOOK_AFTER_BYTES || now.since(open.looked_at) > LOOK_AFTER;
+        let is_due = |open: &OpenHistory| open.written > REOPEN_AFTER_BYTES || now.since(open.opened_at) > REOPEN_AFTER;
         // After a failed write, the file is reopened, which checks whether its last line is incomplete.
         let mut open = match slot.take().filter(|open| !is_due(open)) {
             Some(open) => open,
-            None => Open { file: self.current_file()?, looked_at: now, written: 0 },
+            None => OpenHistory { file: self.current_file()?, opened_at: now, written: 0 },
         };
         open.written += lines.len();
         open.file.append(&lines).map_err(|error| cannot("write", &path, error))?;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::{
     decode,
-    directory::files,
+    directory::list_files,
     errors::cannot,
     latch::{self, LatchWait},
     names::{self, FileName},
@@ -24,7 +24,7 @@ impl FileInstance {
     pub(super) fn watch(&self, names: Names) -> Result<EventStream> {
         if self.is_removed() {
             // No other instance could send it an event.
-            return Err(self.own.removal());
+            return Err(self.own_presence.removed_error());
         }
         self.watchers.watch(names)
     }
@@ -32,7 +32,7 @@ impl FileInstance {
     /// One page of live leases. Each resource is settled first, which ends the leases of dead processes.
     pub(super) fn page(&self, filter: &ListFilter) -> Result<Page> {
         if self.is_removed() {
-            return Err(self.own.removal());
+            return Err(self.own_presence.removed_error());
         }
         let mut page = Page::default();
         let mut listed = 0;
@@ -57,7 +57,8 @@ impl FileInstance {
     }
 
     fn settled(&self, resource: &Resource) -> Result<Vec<LeaseRecord>> {
-        let scope = OperationScope { resource, callers: &[], wait: LatchWait::Bounded, if_removed: IfRemoved::Refuse };
+        let scope =
+            OperationScope { resource, lease_ids: &[], wait: LatchWait::Bounded, if_removed: IfRemoved::Refuse };
         let leases = self.operate(&scope, |state, context, effects| {
             state.settle(context, effects);
             state.records(resource, context)
@@ -103,7 +104,7 @@ impl FileInstance {
 
     fn stored_resources(&self) -> Result<Vec<Resource>> {
         let times = self.times();
-        let resource = |(name, path): (String, PathBuf)| match names::read(&name) {
+        let resource = |(name, path): (String, PathBuf)| match names::parse(&name) {
             FileName::Of(resource) => Some(resource),
             FileName::Other => None,
             FileName::Hashed(first) => {
@@ -113,6 +114,6 @@ impl FileInstance {
                 })
             }
         };
-        Ok(files(&self.directory.records())?.into_iter().filter_map(resource).collect())
+        Ok(list_files(&self.directory.records())?.into_iter().filter_map(resource).collect())
     }
 }

@@ -19,7 +19,8 @@ use rustix::fs::{major, minor};
 use sha2::{Digest, Sha256};
 
 use super::{
-    directory::Directory, errors::cannot, fork_safe::Unshared, record::CachedRecord, record_file::RecordFile, safe_open,
+    directory::Directory, errors::cannot, fork_safe::ClosedInChild, record::CachedRecord, record_file::RecordFile,
+    safe_open,
 };
 use crate::{
     Error, Result,
@@ -83,7 +84,7 @@ pub(super) struct Latches {
 /// One latch of this instance.
 #[derive(Debug, Default)]
 struct LatchSlot {
-    file: Option<Unshared<File>>,
+    file: Option<ClosedInChild<File>>,
     /// The last wait timed out; give up quickly until the latch is free.
     stuck: bool,
     record: Option<CachedRecord>,
@@ -118,7 +119,7 @@ impl LatchSlot {
     fn lock(&mut self, path: &Path, wait: LatchWait) -> Result<bool> {
         if self.file.is_none() {
             let open = || safe_open::regular(File::options().read(true).write(true), path);
-            self.file = Some(Unshared::open(open).map_err(|error| cannot("open", path, error))?);
+            self.file = Some(ClosedInChild::open(open).map_err(|error| cannot("open", path, error))?);
         }
         let file = self.file();
         if try_lock(file, path)? {
@@ -194,7 +195,7 @@ impl Latch<'_> {
     }
 
     /// Stores the newest fence. Call it before the record with that fence is visible.
-    pub(super) fn raise(&self, fence: Fence, fsync: bool) -> Result<()> {
+    pub(super) fn store_fence(&self, fence: Fence, fsync: bool) -> Result<()> {
         let text = format!("{:016}\n", fence.get());
         let file = self.slot.file();
         let written = file.write_all_at(text.as_bytes(), 0);

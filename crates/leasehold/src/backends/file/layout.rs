@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::{
     DefaultDirectory, FileOptions,
-    directory::{Directory, files},
+    directory::{Directory, list_files},
     errors::cannot,
     latch, safe_open,
 };
@@ -27,12 +27,13 @@ const OLDEST_USER: u32 = 3;
 const SHARED_DIRECTORIES: [&str; 3] = ["records", "presence", "logs"];
 const LATCHES: &str = "latches";
 const FILES: [&str; 3] = ["format", "boot", "watchers"];
+/// The prefix of the temporary names of unfinished files and directories.
 pub(super) const UNFINISHED: &str = ".new-";
 const OTHERS_WRITE: u32 = 0o022;
 /// In a directory with this bit, only the owner of a file, or of the directory, can remove or rename the file.
 const STICKY: u32 = 0o1000;
-/// A directory that is still being made after this long was left by a process that died.
-const ABANDONED: Duration = Duration::from_secs(3600);
+/// A directory that is still being created after this long was left by a process that died.
+const DIRECTORY_ABANDONED_AFTER: Duration = Duration::from_secs(3600);
 
 /// What the format file says.
 #[derive(Debug, PartialEq, Eq)]
@@ -50,11 +51,11 @@ enum Format {
 pub(super) fn prepare(directory: &mut Directory, options: &FileOptions) -> Result<()> {
     let root = &options.root;
     if format_of(directory)? == Format::Absent {
-        make_root(directory, root, options.default_directory.as_ref())?;
-        make(directory)?;
+        create_root(directory, root, options.default_directory.as_ref())?;
+        create(directory)?;
     }
     tidy_unfinished(directory, root);
-    if format_of(directory)? == Format::Empty && files(directory.path())?.iter().all(|(name, _)| is_ours(name)) {
+    if format_of(directory)? == Format::Empty && list_files(directory.path())?.iter().all(|(name, _)| is_ours(name)) {
         repair(directory)?;
     }
     let path = directory.path().display();
@@ -103,7 +104,7 @@ fn format_of(directory: &Directory) -> Result<Format> {
 /// Creates the root if it is missing. The user's own directory is created with its parents. A path from a URL needs an
 /// existing parent, since a missing one may be a typo or an unmounted disk. Only `init` creates the machine-wide
 /// directory.
-fn make_root(directory: &Directory, root: &Path, chosen: Option<&DefaultDirectory>) -> Result<()> {
+fn create_root(directory: &Directory, root: &Path, chosen: Option<&DefaultDirectory>) -> Result<()> {
     if root.is_dir() {
         return Ok(());
     }
@@ -132,28 +133,28 @@ fn make_root(directory: &Directory, root: &Path, chosen: Option<&DefaultDirector
 }
 
 /// Creates the layout under a temporary name and renames it, so that it appears atomically.
-fn make(directory: &Directory) -> Result<()> {
+fn create(directory: &Directory) -> Result<()> {
     let parent = directory.path().parent().unwrap_or(Path::new("/"));
-    let aside = parent.join(format!("{UNFINISHED}{}", Uuid::new_v4().simple()));
-    let made = fill(directory, &aside).and_then(|()| fs::rename(&aside, directory.path()));
+    let temporary = parent.join(format!("{UNFINISHED}{}", Uuid::new_v4().simple()));
+    let created = fill(directory, &temporary).and_then(|()| fs::rename(&temporary, directory.path()));
     // A parent that this user cannot read cannot be synced.
     let _best_effort = sync(parent);
-    if made.is_err() {
-        let _best_effort = fs::remove_dir_all(&aside);
+    if created.is_err() {
+        let _best_effort = fs::remove_dir_all(&temporary);
     }
-    match made {
+    match created {
         // Another process was faster, or the directory has other files; its format tells which.
         Err(error) if matches!(error.kind(), io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists) => Ok(()),
-        made => made.map_err(|error| cannot("create", directory.path(), error)),
+        created => created.map_err(|error| cannot("create", directory.path(), error)),
     }
 }
 
-fn fill(directory: &Directory, aside: &Path) -> io::Result<()> {
-    DirBuilder::new().mode(0o700).create(aside)?;
-    create_missing(directory, aside)?;
-    write_format(directory, &aside.join("format"))?;
-    set_mode(aside, directory.directory_mode() & !OTHERS_WRITE)?;
-    sync(aside)
+fn fill(directory: &Directory, temporary: &Path) -> io::Result<()> {
+    DirBuilder::new().mode(0o700).create(temporary)?;
+    create_missing(directory, temporary)?;
+    write_format(directory, &temporary.join("format"))?;
+    set_mode(temporary, directory.directory_mode() & !OTHERS_WRITE)?;
+    sync(temporary)
 }
 
 /// Creates the missing directories, latches and fixed files, and syncs them to disk.
@@ -167,7 +168,7 @@ fn create_missing(directory: &Directory, path: &Path) -> io::Result<()> {
         let path = path.join(name);
         match DirBuilder::new().mode(mode).create(&path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            made => made.and_then(|()| set_mode(&path, mode))?,
+            created => created.and_then(|()| set_mode(&path, mode))?,
         }
     }
     let latches = latch::file_names().map(|latch| (path.join(LATCHES).join(latch), latch::NO_FENCE));
@@ -175,7 +176,7 @@ fn create_missing(directory: &Directory, path: &Path) -> io::Result<()> {
         match directory.create_new(&path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             // The file must be there after a power loss; what is in it may be lost.
-            made => made?.write_all(content.as_bytes())?,
+            created => created?.write_all(content.as_bytes())?,
         }
     }
     SHARED_DIRECTORIES.iter().chain([&LATCHES]).try_for_each(|name| sync(&path.join(name)))
@@ -199,10 +200,10 @@ fn write_format(directory: &Directory, path: &Path) -> io::Result<()> {
 fn repair(directory: &mut Directory) -> Result<()> {
     tracing::warn!(directory = %directory.path().display(), "a power loss damaged the directory; repairing it");
     directory.adopt_mode_and_owner(None)?;
-    let aside = directory.path().join(format!("{UNFINISHED}{}", Uuid::new_v4().simple()));
+    let temporary = directory.path().join(format!("{UNFINISHED}{}", Uuid::new_v4().simple()));
     let repaired = create_missing(directory, directory.path())
-        .and_then(|()| write_format(directory, &aside))
-        .and_then(|()| fs::rename(&aside, directory.format()))
+        .and_then(|()| write_format(directory, &temporary))
+        .and_then(|()| fs::rename(&temporary, directory.format()))
         .and_then(|()| sync(directory.path()));
     repaired.map_err(|error| cannot("repair", directory.path(), error))
 }
@@ -211,9 +212,12 @@ fn repair(directory: &mut Directory) -> Result<()> {
 fn tidy_unfinished(directory: &Directory, root: &Path) {
     let changed = |path: &Path| fs::symlink_metadata(path).and_then(|found| found.modified());
     let Ok(now) = changed(&directory.presences()) else { return };
-    for (name, path) in files(root).unwrap_or_default() {
+    for (name, path) in list_files(root).unwrap_or_default() {
         let unfinished = name.strip_prefix(UNFINISHED).is_some_and(|id| Uuid::try_parse(id).is_ok());
-        let abandoned = || changed(&path).is_ok_and(|made| now.duration_since(made).is_ok_and(|age| age > ABANDONED));
+        let abandoned = || {
+            changed(&path)
+                .is_ok_and(|created| now.duration_since(created).is_ok_and(|age| age > DIRECTORY_ABANDONED_AFTER))
+        };
         if unfinished && abandoned() {
             let _best_effort = fs::remove_dir_all(&path);
         }

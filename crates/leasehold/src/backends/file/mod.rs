@@ -25,7 +25,6 @@ mod latch;
 mod layout;
 mod line_file;
 mod names;
-mod neighbours;
 mod notifications;
 mod ops;
 mod options;
@@ -37,6 +36,7 @@ mod runs;
 mod safe_open;
 mod spares;
 mod user_directory;
+mod watch_targets;
 mod watchers;
 
 use std::{collections::BTreeMap, fs, os::fd::OwnedFd, path::Path, sync::Arc, thread};
@@ -97,7 +97,7 @@ impl FileBackend {
         let runtime = Handle::current();
         let opening = runtime.clone();
         let instance = run_blocking(&runtime, move || open_instance(&options, opening)).await?;
-        let (notifications, listener) = NotificationReader::start(&instance.own, &instance.inbox, &runtime)
+        let (notifications, listener) = NotificationReader::start(&instance.own_presence, &instance.inbox, &runtime)
             .map_err(|error| Error::unavailable("cannot watch for notifications").caused_by(error))?;
         Ok(Self { incarnation: incarnation(&instance.boot), notifications, listener, instance, runtime })
     }
@@ -139,23 +139,23 @@ impl FileBackend {
 
 impl Drop for FileBackend {
     fn drop(&mut self) {
-        if !self.instance.own.is_inherited() {
+        if !self.instance.own_presence.is_inherited() {
             self.listener.abort();
             self.notifications.leave_caller();
             self.instance.spares.remove_all();
-            self.instance.own.vanish();
+            self.instance.own_presence.remove();
         }
     }
 }
 
 fn open_instance(options: &FileOptions, runtime: Handle) -> Result<Arc<FileInstance>> {
     let directory = Arc::new(Directory::open(options)?);
-    let own = Arc::new(OwnPresence::appear(Arc::clone(&directory))?);
-    presence::tidy(&directory, &own)?;
+    let own_presence = Arc::new(OwnPresence::create(Arc::clone(&directory))?);
+    presence::tidy(&directory, &own_presence)?;
     let boot = boot_id()?;
     recovery::recover(&directory, &boot)?;
     let hints = HintSender::new();
-    let watchers = Arc::new(Watchers::open(Arc::clone(&directory), Arc::clone(&own))?);
+    let watchers = Arc::new(Watchers::open(Arc::clone(&directory), Arc::clone(&own_presence))?);
     let inbox = NotificationInbox {
         hints: hints.clone(),
         watchers: Arc::clone(&watchers),
@@ -166,7 +166,7 @@ fn open_instance(options: &FileOptions, runtime: Handle) -> Result<Arc<FileInsta
     Ok(Arc::new(FileInstance {
         latches: Latches::new(&directory),
         death_watch: DeathWatch::new(Arc::clone(&directory), runtime, hints),
-        spares: Spares::new(Arc::clone(&own)),
+        spares: Spares::new(Arc::clone(&own_presence)),
         history: HistoryLog::new(Arc::clone(&directory)),
         inbox: Arc::new(inbox),
         clock: Arc::clone(&options.clock),
@@ -177,7 +177,7 @@ fn open_instance(options: &FileOptions, runtime: Handle) -> Result<Arc<FileInsta
         slow: false.into(),
         directory,
         watchers,
-        own,
+        own_presence,
         boot,
     }))
 }
@@ -238,10 +238,10 @@ impl Backend for FileBackend {
         };
         let request = request.clone();
         let acquire = move |instance: &FileInstance, wait| {
-            user_directory::refuse_if_machine_has_place(instance.missing_machine_directory.as_deref())?;
+            user_directory::refuse_if_machine_directory_exists(instance.missing_machine_directory.as_deref())?;
             let key = &request.key;
             let scope =
-                OperationScope { resource: &key.resource, callers: &[key.id], wait, if_removed: IfRemoved::Refuse };
+                OperationScope { resource: &key.resource, lease_ids: &[key.id], wait, if_removed: IfRemoved::Refuse };
             instance.operate(&scope, |state, context, effects| state.acquire(&request, expiry, context, effects))
         };
         let decision = self.run(acquire).await?;
@@ -264,7 +264,7 @@ impl Backend for FileBackend {
         let release = move |instance: &FileInstance, wait| {
             let scope = OperationScope {
                 resource: &key.resource,
-                callers: &[key.id],
+                lease_ids: &[key.id],
                 wait,
                 if_removed: IfRemoved::CountAsDead,
             };
@@ -279,7 +279,7 @@ impl Backend for FileBackend {
     }
 
     fn inheritable(&self) -> Option<OwnedFd> {
-        self.instance.own.lend()
+        self.instance.own_presence.duplicate_for_child()
     }
 }
 
@@ -292,8 +292,8 @@ fn renew(instance: &FileInstance, renewals: &[Renewal], wait: LatchWait) -> Resu
     let mut standings = vec![Standing::Unknown; renewals.len()];
     let mut failure: Option<Error> = None;
     for (resource, places) in by_resource {
-        let callers: Vec<LeaseId> = places.iter().map(|at| renewals[*at].key.id).collect();
-        let scope = OperationScope { resource, callers: &callers, wait, if_removed: IfRemoved::CountAsDead };
+        let lease_ids: Vec<LeaseId> = places.iter().map(|at| renewals[*at].key.id).collect();
+        let scope = OperationScope { resource, lease_ids: &lease_ids, wait, if_removed: IfRemoved::CountAsDead };
         let renewed = instance.operate(&scope, |state, context, effects| {
             places.iter().map(|at| state.renew(&renewals[*at], context, effects)).collect::<Vec<_>>()
         });
@@ -320,7 +320,7 @@ impl Inspect for FileBackend {
     async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
         let (resource, reason) = (resource.clone(), reason.to_owned());
         let evict = move |instance: &FileInstance, wait| {
-            let scope = OperationScope { resource: &resource, callers: &[], wait, if_removed: IfRemoved::Refuse };
+            let scope = OperationScope { resource: &resource, lease_ids: &[], wait, if_removed: IfRemoved::Refuse };
             instance.operate(&scope, |state, context, effects| state.evict(expected, &reason, context, effects))
         };
         self.run(evict).await

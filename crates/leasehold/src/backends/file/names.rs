@@ -44,7 +44,7 @@ pub(super) enum FileName {
 }
 
 /// Parses the name of a file in the records' directory.
-pub(super) fn read(name: &str) -> FileName {
+pub(super) fn parse(name: &str) -> FileName {
     let Some(encoded) = name.strip_suffix(SUFFIX).filter(|encoded| !encoded.starts_with('.')) else {
         return FileName::Other;
     };
@@ -75,7 +75,7 @@ mod tests {
             let file = file_name(&resource);
             assert!(file.len() <= 210 && !file.contains('/') && !file.starts_with('.'), "{file}");
             assert!(seen.insert(file.clone()), "{file}");
-            match read(&file) {
+            match parse(&file) {
                 FileName::Of(back) => assert_eq!(back, resource),
                 other => {
                     let first = Sha256::digest(name)[0];
@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn a_name_that_file_name_never_creates_is_not_a_record() {
         for name in [".new-x", "a", "a%2.json", "a%zz.json", "%61.json", "a b.json", ".json", "%FF.json", "~x.json"] {
-            assert_eq!(read(name), FileName::Other, "{name}");
+            assert_eq!(parse(name), FileName::Other, "{name}");
         }
     }
 }

@@ -152,7 +152,7 @@ impl NotificationInbox {
 /// longer than the rest of a hand-off. So a line wakes both threads, and whichever runs first reads it.
 #[derive(Debug)]
 pub(super) struct NotificationReader {
-    own: Arc<OwnPresence>,
+    own_presence: Arc<OwnPresence>,
     inbox: Arc<NotificationInbox>,
     /// The beginning of a line whose end has not arrived yet.
     unfinished: Mutex<Vec<u8>>,
@@ -164,12 +164,12 @@ pub(super) struct NotificationReader {
 impl NotificationReader {
     /// Starts to read on the I/O thread's runtime, for as long as the returned task is not aborted.
     pub(super) fn start(
-        own: &Arc<OwnPresence>,
+        own_presence: &Arc<OwnPresence>,
         inbox: &Arc<NotificationInbox>,
         runtime: &Handle,
     ) -> io::Result<(Arc<Self>, AbortHandle)> {
         let reader = Arc::new(Self {
-            own: Arc::clone(own),
+            own_presence: Arc::clone(own_presence),
             inbox: Arc::clone(inbox),
             unfinished: Mutex::default(),
             read_again: AtomicBool::new(false),
@@ -202,7 +202,7 @@ impl NotificationReader {
     }
 
     fn watch(&self, register: impl FnOnce(Arc<OwnedFd>) -> io::Result<Readable>) -> io::Result<WatchedFifo> {
-        let epoll = Arc::new(epoll_of(self.own.notifications(), EventFlags::IN)?);
+        let epoll = Arc::new(epoll_of(self.own_presence.notifications(), EventFlags::IN)?);
         let closed_in_child = close_in_child(epoll.as_fd())?;
         // Keeps the descriptor open until `closed_in_child` is dropped, even if this fails.
         let readable = register(Arc::clone(&epoll))?;
@@ -230,7 +230,7 @@ impl NotificationReader {
         let mut bytes = [0; 4096];
         let mut since_empty = 0;
         loop {
-            match rustix::io::read(self.own.notifications(), &mut bytes) {
+            match rustix::io::read(self.own_presence.notifications(), &mut bytes) {
                 // End of file: only in a forked child, where an inert pipe replaces the FIFO.
                 Ok(0) | Err(Errno::AGAIN) => break,
                 Ok(length) => {
@@ -245,7 +245,7 @@ impl NotificationReader {
         // A full FIFO refuses lines, and only its reader can tell. The kernel starts a page when a line does not
         // fit into the last one, so that two neighbouring pages hold more than one page of lines: a FIFO that held
         // less than half of its capacity was never full.
-        if since_empty >= SMALLEST_FIFO / 2 && since_empty >= self.own.capacity() / 2 {
+        if since_empty >= SMALLEST_FIFO / 2 && since_empty >= self.own_presence.capacity() / 2 {
             self.inbox.on_overflow();
         }
         Ok(())
@@ -268,7 +268,7 @@ async fn listen(reader: Weak<NotificationReader>, watched: WatchedFifo) {
             Err(error) => return report(&error),
         }
         let Some(reader) = reader.upgrade() else { return };
-        if reader.own.is_inherited() {
+        if reader.own_presence.is_inherited() {
             // The FIFO and its lines belong to the parent: leak the inherited reader.
             std::mem::forget(reader);
             return pending().await;

@@ -55,12 +55,12 @@ pub(super) struct Times<'a> {
 impl Record {
     /// The instance whose death ends the entry; `None` if only a clock does.
     pub(super) fn bound_to(&self, entry: &Entry) -> Option<Uuid> {
-        self.owners.get(&entry.id).copied().filter(|_| is_bound(entry))
+        self.owners.get(&entry.id).copied().filter(|_| ends_with_process(entry))
     }
 }
 
 /// Returns whether the death of a process ends the entry.
-pub(super) fn is_bound(entry: &Entry) -> bool {
+pub(super) fn ends_with_process(entry: &Entry) -> bool {
     // A detached lease needs no process once it is granted. While it waits, its process must be alive to receive the
     // grant.
     entry.expiry == Expiry::ByPresence || entry.is_waiting()
@@ -92,12 +92,12 @@ pub(super) fn load(latched: &mut LatchedRecord<'_, '_>, times: &Times<'_>) -> Re
         latch.take_cached().filter(|known| known.resource == **resource)
     {
         let found = record_file::identity(path);
-        if file.is(found) {
+        if file.has_identity(found) {
             let Some(bytes) = file.reload_if_changed().map_err(cannot_read)? else { return Ok((record, Some(file))) };
             let (_, record) = decode::record(bytes, path, times, record)?;
             return Ok((with_newest_fence(record, latch)?, Some(file)));
         }
-        if let Some(mut file) = latch.exchange_older(file).filter(|older| older.is(found)) {
+        if let Some(mut file) = latch.exchange_older(file).filter(|older| older.has_identity(found)) {
             let (_, record) = decode::record(file.read_again().map_err(cannot_read)?, path, times, record)?;
             return Ok((with_newest_fence(record, latch)?, Some(file)));
         }
@@ -166,14 +166,14 @@ pub(super) fn replace(
     let LatchedRecord { directory, resource, latch, path } = latched;
     let newest = record.state.last_fence;
     let latch_fence = record.latch_fence.take();
-    let raise = |latch: &Latch<'_>| {
+    let store_fence = |latch: &Latch<'_>| {
         if change.fence_issued && newest > latch_fence.map_or_else(|| latch.fence(), Ok)? {
-            latch.raise(newest, directory.fsync)?;
+            latch.store_fence(newest, directory.fsync)?;
         }
         Ok(())
     };
-    let left = if record.state.entries.is_empty() {
-        raise(latch)?;
+    let to_remove = if record.state.entries.is_empty() {
+        store_fence(latch)?;
         let removed = file.take().map_or(Ok(None), |file| remove(path, file, latch, spares));
         removed.map_err(|error| cannot("remove", path, error))?
     } else {
@@ -182,19 +182,19 @@ pub(super) fn replace(
             .map_err(|error| cannot("write", path, error))
             .and_then(|()| match file {
                 Some(file) if directory.in_place && file.has_room(bytes.len()) => {
-                    raise(latch)?;
+                    store_fence(latch)?;
                     file.write(directory, &bytes).map(|()| None).map_err(|error| cannot("write", path, error))
                 }
                 _ => {
-                    let Spare { file: new, name } = write_aside(directory, &bytes, spares)?;
-                    let put = raise(latch).and_then(|()| put(&name, path, file.is_some()));
-                    if put.is_err() {
+                    let Spare { file: new, name } = write_spare(directory, &bytes, spares)?;
+                    let renamed = store_fence(latch).and_then(|()| rename_into_place(&name, path, file.is_some()));
+                    if renamed.is_err() {
                         let _best_effort = fs::remove_file(&name);
                     }
-                    let put = put?;
-                    match (file.replace(new), put) {
-                        (Some(file), Put::Exchanged) => Ok(spares.keep(Spare { file, name })),
-                        (Some(old), Put::Renamed) => {
+                    let renamed = renamed?;
+                    match (file.replace(new), renamed) {
+                        (Some(file), Renaming::Exchanged) => Ok(spares.keep(Spare { file, name })),
+                        (Some(old), Renaming::Renamed) => {
                             latch.close_later(old);
                             Ok(None)
                         }
@@ -206,7 +206,7 @@ pub(super) fn replace(
         written.map_err(|error| error.about(resource))?
     };
     confirm_on_disk(directory, path).map_err(|error| error.about(resource))?;
-    Ok(left)
+    Ok(to_remove)
 }
 
 /// Removes a record, and keeps its file as a spare if there is room.
@@ -226,7 +226,7 @@ fn remove(path: &Path, file: RecordFile, latch: &mut Latch<'_>, spares: &Spares)
 }
 
 /// Writes a record to a spare file, or to a new one.
-fn write_aside(directory: &Directory, bytes: &[u8], spares: &Spares) -> Result<Spare> {
+fn write_spare(directory: &Directory, bytes: &[u8], spares: &Spares) -> Result<Spare> {
     let spare = if RecordFile::fits(bytes.len()) { spares.take() } else { None };
     // Skip a spare that was removed or replaced by hand.
     let spare = spare.filter(|spare| spare.file.has_name(&spare.name));
@@ -247,7 +247,7 @@ fn write_aside(directory: &Directory, bytes: &[u8], spares: &Spares) -> Result<S
 
 /// How the new file got the record's name.
 #[derive(PartialEq, Eq)]
-enum Put {
+enum Renaming {
     /// The old file now has the temporary name.
     Exchanged,
     Renamed,
@@ -257,11 +257,11 @@ enum Put {
 ///
 /// Exchanges the names if there was a record. A rename over a file makes ext4 write the new file to disk at once, which
 /// costs more than the rest of the operation and is useless for leases that end with their process.
-fn put(aside: &Path, path: &Path, replaces: bool) -> Result<Put> {
-    if replaces && rustix::fs::renameat_with(CWD, aside, CWD, path, RenameFlags::EXCHANGE).is_ok() {
-        return Ok(Put::Exchanged);
+fn rename_into_place(temporary: &Path, path: &Path, replaces: bool) -> Result<Renaming> {
+    if replaces && rustix::fs::renameat_with(CWD, temporary, CWD, path, RenameFlags::EXCHANGE).is_ok() {
+        return Ok(Renaming::Exchanged);
     }
-    fs::rename(aside, path).map(|()| Put::Renamed).map_err(|error| cannot("replace", path, error))
+    fs::rename(temporary, path).map(|()| Renaming::Renamed).map_err(|error| cannot("replace", path, error))
 }
 
 /// Syncs a change to disk if the `fsync` option is set.

@@ -75,11 +75,11 @@ impl RecordFile {
 
     /// Returns whether `path` refers to this file.
     pub(super) fn has_name(&self, path: &Path) -> bool {
-        self.is(identity(path))
+        self.has_identity(identity(path))
     }
 
     /// Returns whether this is the file that [`identity`] found.
-    pub(super) fn is(&self, found: Option<(u64, u64)>) -> bool {
+    pub(super) fn has_identity(&self, found: Option<(u64, u64)>) -> bool {
         found == Some(self.identity)
     }
 

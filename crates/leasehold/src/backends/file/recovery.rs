@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     decode,
-    directory::{Directory, files},
+    directory::{Directory, list_files},
     errors::cannot,
     latch::{self, LatchWait, Latches},
     safe_open,
@@ -21,24 +21,24 @@ use crate::Result;
 /// lease in them is alive, so asking an operator about each would only block the locks. Within one boot nothing damages
 /// a record, so a corrupt one is an error.
 pub(super) fn recover(directory: &Arc<Directory>, boot: &str) -> Result<()> {
-    if is_known(directory, boot) {
+    if is_current_boot(directory, boot) {
         return Ok(());
     }
     let latches = Latches::new(directory);
     // Take all latches, in order: no process uses a record in between, and two recovering processes cannot deadlock.
     let _until_done =
         latch::numbers().map(|number| latches.take(number, LatchWait::Bounded)).collect::<Result<Vec<_>>>()?;
-    remove_torn(directory)?;
-    remember(directory, boot)
+    remove_damaged(directory)?;
+    store_boot_id(directory, boot)
 }
 
-fn is_known(directory: &Directory, boot: &str) -> bool {
+fn is_current_boot(directory: &Directory, boot: &str) -> bool {
     safe_open::read(&directory.boot()).is_ok_and(|known| known == boot.as_bytes())
 }
 
-fn remove_torn(directory: &Directory) -> Result<()> {
-    for (name, record) in files(&directory.records())? {
-        if !name.starts_with('.') && decode::is_torn(&record) {
+fn remove_damaged(directory: &Directory) -> Result<()> {
+    for (name, record) in list_files(&directory.records())? {
+        if !name.starts_with('.') && decode::is_damaged(&record) {
             tracing::warn!(record = %record.display(), "a record was lost when the machine went down");
             fs::remove_file(&record).map_err(|error| cannot("remove", &record, error))?;
         }
@@ -48,7 +48,7 @@ fn remove_torn(directory: &Directory) -> Result<()> {
 
 /// Overwrites the file in place: all boot ids have the same length, and after a partial write the next instance
 /// recovers again.
-fn remember(directory: &Directory, boot: &str) -> Result<()> {
+fn store_boot_id(directory: &Directory, boot: &str) -> Result<()> {
     let path = directory.boot();
     let opened = safe_open::regular(File::options().write(true), &path).or_else(|_| directory.create(&path));
     let written =

@@ -30,7 +30,7 @@ const COMPACT_AT: u64 = 8 << 20;
 pub(super) fn record(directory: &Directory, reports: &[RunReport], now: Timestamp) -> Result<()> {
     let path = directory.runs();
     let append = |reports: &[RunReport]| {
-        let lines = lines(reports.iter().map(|report| report.record(now)))?;
+        let lines = encode_lines(reports.iter().map(|report| report.record(now)))?;
         let mut runs = LineFile::open(directory, &path)?;
         runs.append(&lines)?;
         runs.file.metadata()
@@ -81,7 +81,7 @@ fn add(table: &mut RunTable, file: &File, part: Range<u64>) -> io::Result<()> {
     Ok(())
 }
 
-fn lines(records: impl Iterator<Item = RunRecord>) -> io::Result<Vec<u8>> {
+fn encode_lines(records: impl Iterator<Item = RunRecord>) -> io::Result<Vec<u8>> {
     let mut lines = Vec::new();
     for record in records {
         serde_json::to_writer(&mut lines, &record)?;
@@ -99,25 +99,25 @@ fn compact(directory: &Directory, now: Timestamp) -> Result<()> {
         return Ok(());
     }
     let path = directory.runs();
-    let aside = path.with_file_name(format!("{}{}", layout::UNFINISHED, Uuid::new_v4().simple()));
+    let temporary = path.with_file_name(format!("{}{}", layout::UNFINISHED, Uuid::new_v4().simple()));
     // Another process may have compacted it since.
     let is_large = fs::symlink_metadata(&path).is_ok_and(|file| file.len() >= COMPACT_AT);
-    let compacted = if is_large { replace(directory, &aside, now) } else { Ok(()) };
+    let compacted = if is_large { write_compacted(directory, &temporary, now) } else { Ok(()) };
     if compacted.is_err() {
-        let _not_made_or_renamed = fs::remove_file(&aside);
+        let _not_created_or_renamed = fs::remove_file(&temporary);
     }
     let _closing_unlocks = lock.unlock();
     compacted.map_err(|error| cannot("replace", &path, error))
 }
 
-fn replace(directory: &Directory, aside: &Path, now: Timestamp) -> io::Result<()> {
+fn write_compacted(directory: &Directory, temporary: &Path, now: Timestamp) -> io::Result<()> {
     let old = safe_open::regular(File::options().read(true), &directory.runs())?;
     let length = old.metadata()?.len();
     let (mut table, mut late) = (RunTable::default(), RunTable::default());
     add(&mut table, &old, 0..length)?;
     table.trim(now);
-    directory.create(aside)?.write_all(&lines(table.into_records())?)?;
-    fs::rename(aside, directory.runs())?;
+    directory.create(temporary)?.write_all(&encode_lines(table.into_records())?)?;
+    fs::rename(temporary, directory.runs())?;
     add(&mut late, &old, length..old.metadata()?.len())?;
-    LineFile::open(directory, &directory.runs())?.append(&lines(late.into_records())?)
+    LineFile::open(directory, &directory.runs())?.append(&encode_lines(late.into_records())?)
 }

@@ -22,7 +22,7 @@ const MAX_SPARES: usize = 4;
 /// The spare files of one instance.
 #[derive(Debug)]
 pub(super) struct Spares {
-    own: Arc<OwnPresence>,
+    own_presence: Arc<OwnPresence>,
     files: Mutex<Vec<Spare>>,
     names: AtomicU64,
 }
@@ -42,13 +42,13 @@ impl Spare {
 }
 
 impl Spares {
-    pub(super) fn new(own: Arc<OwnPresence>) -> Self {
-        Self { own, files: Mutex::default(), names: AtomicU64::new(0) }
+    pub(super) fn new(own_presence: Arc<OwnPresence>) -> Self {
+        Self { own_presence, files: Mutex::default(), names: AtomicU64::new(0) }
     }
 
     /// A path in the records' directory that no other file has.
     pub(super) fn unused_name(&self) -> PathBuf {
-        self.own.aside(self.names.fetch_add(1, Ordering::Relaxed))
+        self.own_presence.temporary_path(self.names.fetch_add(1, Ordering::Relaxed))
     }
 
     pub(super) fn take(&self) -> Option<Spare> {

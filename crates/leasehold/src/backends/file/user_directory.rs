@@ -12,10 +12,10 @@ use uuid::Uuid;
 
 use super::{
     DefaultDirectory, FileOptions, decode,
-    directory::files,
+    directory::list_files,
     errors::{blocked_directory, cannot},
     presence,
-    record::{Record, Times, is_bound},
+    record::{Record, Times, ends_with_process},
     safe_open,
 };
 use crate::{Error, Result, model::Entry};
@@ -26,13 +26,15 @@ const MAX_NAMED_PROCESSES: usize = 8;
 /// Fails while processes or leases of this user are alive in the directory that `file:` used before the machine-wide
 /// one existed.
 pub(super) fn refuse_while_used(options: &FileOptions, boot: &str) -> Result<()> {
-    let Some(former) = options.default_directory.as_ref().and_then(DefaultDirectory::former) else { return Ok(()) };
-    let directory = former.join(&options.namespace);
+    let Some(previous) = options.default_directory.as_ref().and_then(DefaultDirectory::previous_directory) else {
+        return Ok(());
+    };
+    let directory = previous.join(&options.namespace);
     let found = fs::symlink_metadata(&directory);
     if found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound || is_of_another(&directory)) {
         return Ok(());
     }
-    let presences = files(&directory.join("presence"))?;
+    let presences = list_files(&directory.join("presence"))?;
     let alive = |path: &Path| presence::open(path).map_or_else(|error| !presence::means_dead(&error), |_| true);
     let living = presences.into_iter().filter_map(|(name, path)| Some((Uuid::try_parse(&name).ok()?, path)));
     let living: Vec<_> = living.filter(|(_, path)| alive(path)).collect();
@@ -49,7 +51,7 @@ pub(super) fn refuse_while_used(options: &FileOptions, boot: &str) -> Result<()>
          process or wait until it ends, or use the old directory: file://{place}",
         options.root.display(),
         if found.is_empty() { String::from("a process") } else { found.join(", ") },
-        place = former.display(),
+        place = previous.display(),
     )))
 }
 
@@ -62,7 +64,7 @@ fn is_of_another(directory: &Path) -> bool {
 
 /// Fails once the machine-wide directory exists: this instance is in the user's own directory, and new instances use
 /// the machine-wide one.
-pub(super) fn refuse_if_machine_has_place(machine: Option<&Path>) -> Result<()> {
+pub(super) fn refuse_if_machine_directory_exists(machine: Option<&Path>) -> Result<()> {
     match machine {
         Some(machine) if fs::symlink_metadata(machine).is_ok() => Err(Error::invalid_config(format!(
             "file: now means {}, but this process still uses the user's own directory, which it meant when the \
@@ -78,7 +80,7 @@ pub(super) fn refuse_if_machine_has_place(machine: Option<&Path>) -> Result<()> 
 fn live_leases(directory: &Path, living: &HashSet<Uuid>, times: &Times<'_>) -> Result<Vec<String>> {
     let mut found = Vec::new();
     // Names that begin with a dot are spare or temporary files.
-    let records = files(&directory.join("records"))?.into_iter().filter(|(name, _)| !name.starts_with('.'));
+    let records = list_files(&directory.join("records"))?.into_iter().filter(|(name, _)| !name.starts_with('.'));
     for (_, path) in records {
         let bytes = match safe_open::read(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
@@ -87,7 +89,7 @@ fn live_leases(directory: &Path, living: &HashSet<Uuid>, times: &Times<'_>) -> R
         let (resource, record) = decode::record(&bytes, &path, times, Record::default())?;
         let is_live = |entry: &Entry| match record.bound_to(entry) {
             Some(owner) => living.contains(&owner),
-            None => !is_bound(entry) && entry.expires_at > times.now,
+            None => !ends_with_process(entry) && entry.expires_at > times.now,
         };
         if record.state.entries.iter().any(is_live) {
             found.push(resource.to_string());

@@ -243,7 +243,7 @@ impl Harness {
         let phase = &lease.state.lock().phase;
         assert!(self.releases <= 1, "released twice");
         match phase {
-            Phase::Asking => assert!(self.request.is_some(), "nobody will answer"),
+            Phase::Requested => assert!(self.request.is_some(), "nobody will answer"),
             Phase::Waiting | Phase::Granted { .. } | Phase::Held(_) => {
                 assert!(!self.renewals.is_empty() || lease.renew_at() != Moment::NEVER, "nobody will ask again");
                 assert_eq!(self.releases, 0, "released while it is wanted");
