@@ -134,7 +134,7 @@ fn a_place_of_the_machine_that_its_owner_made_by_its_path_is_refused_with_what_t
     Ran::of(sandbox.bare(&["-b", &machine, "run", "x", "--", "true"])).assert_code(0);
     let stranger = Ran::of(as_user(&sandbox, 65534, &["run", "x", "--", "true"]));
     stranger.assert_code(77);
-    assert!(stranger.stderr.contains("only its owner may use it"), "{stranger:?}");
+    assert!(stranger.stderr.contains("only its owner may use that directory"), "{stranger:?}");
     assert!(stranger.stderr.contains("sudo leasehold init file: --group NAME"), "{stranger:?}");
 }
 

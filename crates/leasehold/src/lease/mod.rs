@@ -1,4 +1,4 @@
-//! The data types that users and backends share. The view of a held lease, `Lease`, is in `engine/guard.rs`.
+//! The data types that users and backends share. The held lease itself is a [`Lease`](crate::Lease).
 //!
 //! The types that only backends use, such as requests and decisions, are exported by [`backend`](crate::backend).
 

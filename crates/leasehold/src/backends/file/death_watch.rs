@@ -54,7 +54,7 @@ struct ProcessWatch {
 /// What became of an attempt to watch a process.
 enum Watching {
     Started,
-    /// It died since the operation looked, so no event will come.
+    /// It died after the operation had checked it, so no event will come.
     Dead,
     /// The next operation tries again.
     Failed,

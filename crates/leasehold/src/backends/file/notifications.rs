@@ -213,7 +213,7 @@ impl NotificationReader {
     fn read(&self) -> io::Result<()> {
         self.read_again.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        // 1. This thread asks for another read and finds the lock taken.  2. The thread that has it lets go.
+        // 1. This thread asks for another read and finds the lock taken.  2. The thread that has it unlocks it.
         // 3. That thread finds `read_again` set and reads again.
         while self.read_again.load(Ordering::SeqCst) {
             let Some(mut unfinished) = self.unfinished.try_lock() else { return Ok(()) };

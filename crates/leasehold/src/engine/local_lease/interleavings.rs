@@ -114,7 +114,7 @@ fn held_harness() -> Arc<Harness> {
     Harness::new(held(|_| {}, Belief::Ttl), None)
 }
 
-/// The clock passes the deadline, and the timer looks at it.
+/// The clock passes the deadline, and the timer checks it.
 fn let_time_pass(harness: &Harness) {
     for seconds in [15, 29, 30, 60] {
         harness.now.store(seconds, SeqCst);

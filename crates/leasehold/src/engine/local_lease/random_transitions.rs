@@ -36,7 +36,7 @@ enum Step {
     HintGrant(u64, bool),
     HintEviction,
     MissHints,
-    LookAtDeadline,
+    CheckDeadline,
     PollCaller,
     DropCaller,
     Close,
@@ -70,7 +70,7 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (fence(), proptest::bool::ANY).prop_map(|(fence, provisional)| Step::HintGrant(fence, provisional)),
         2 => Just(Step::HintEviction),
         2 => Just(Step::MissHints),
-        3 => Just(Step::LookAtDeadline),
+        3 => Just(Step::CheckDeadline),
         6 => Just(Step::PollCaller),
         1 => Just(Step::DropCaller),
         1 => Just(Step::Close),
@@ -214,7 +214,7 @@ impl Harness {
                 let next = self.lease.on_hints_missed(self.now);
                 self.follow(next);
             }
-            Step::LookAtDeadline => {
+            Step::CheckDeadline => {
                 let next = self.lease.on_deadline(self.now);
                 self.follow(next);
             }
