@@ -19,7 +19,7 @@ use crate::{
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Config {
-    /// The profile used when nothing else is said.
+    /// The profile to use if none is given.
     pub(crate) default: Option<String>,
     /// Values for flags that are not given.
     #[serde(default)]
@@ -112,8 +112,10 @@ impl Config {
     pub(crate) fn profile(&self, name: &str) -> Result<&Profile> {
         self.backend.get(name).ok_or_else(|| {
             if self.path.as_os_str().is_empty() {
-                return CommandError::config(format!("'{name}' is no URL, and there is no config file with profiles"))
-                    .hint("a URL has a colon: -b file: or -b redis://host");
+                return CommandError::config(format!(
+                    "'{name}' is not a URL, and there is no config file with profiles"
+                ))
+                .hint("a URL has a colon: -b file: or -b redis://host");
             }
             let known: Vec<&str> = self.backend.keys().map(String::as_str).collect();
             let known = if known.is_empty() { String::from("none") } else { known.join(", ") };

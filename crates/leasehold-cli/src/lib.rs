@@ -107,13 +107,14 @@ fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
     failure.code
 }
 
-/// The advice in a paragraph of clap's; "use '-- --flag'" is none, since what follows `--` is the command.
+/// Extracts the tip from a paragraph of clap's message. "use '-- --flag'" does not count, since what follows `--` is
+/// the command.
 fn tip(paragraph: &str) -> Option<String> {
     let mut tips = paragraph.split("tip: ").map(str::trim).filter(|tip| !tip.is_empty());
     tips.find(|tip| !tip.starts_with("to pass '")).filter(|_| paragraph.starts_with("tip: ")).map(str::to_owned)
 }
 
-/// A panic of ours is told in one line and has its own exit code.
+/// Reports a panic in one line and exits with its own code.
 ///
 /// Ending at once is the safe side: the supervisor kills the command then.
 fn report_bugs() {

@@ -224,7 +224,7 @@ impl Blocking<crate::Election> {
 
 /// The blocking form of [`crate::Guard`]: a lease that is held until the guard is released or dropped.
 #[derive(Debug)]
-#[must_use = "the lease is given back as soon as the guard is dropped"]
+#[must_use = "the lease is released as soon as the guard is dropped"]
 pub struct Guard(crate::Guard);
 
 impl Guard {
@@ -259,7 +259,7 @@ impl Deref for Guard {
 
 /// The blocking form of [`crate::Guards`]: several leases that are held together.
 #[derive(Debug)]
-#[must_use = "the leases are given back as soon as the guards are dropped"]
+#[must_use = "the leases are released as soon as the guards are dropped"]
 pub struct Guards(crate::Guards);
 
 impl Guards {

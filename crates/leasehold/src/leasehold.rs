@@ -377,8 +377,8 @@ impl Builder {
     /// Opens an instance on a backend that is already connected, which may be one of your own.
     ///
     /// # Errors
-    /// `InvalidConfig` if a namespace is set: the backend already has one; `Unavailable` if the library's threads
-    /// cannot be started.
+    /// `InvalidConfig` if this builder has a namespace, because an open backend has its own; `Unavailable` if the
+    /// library's threads cannot be started.
     pub fn open(self, backend: Arc<dyn Backend>) -> Result<Leasehold> {
         if self.namespace.is_some() {
             return Err(Error::invalid_config(

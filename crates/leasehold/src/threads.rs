@@ -1,4 +1,4 @@
-//! The library's own threads, so that no blocked runtime of a caller can starve a lease.
+//! The two threads of the library, so that a caller's blocked runtime cannot delay renewals.
 //!
 //! - `leasehold-io` does network I/O and renewals. Disk I/O and users'
 //!   callbacks run on its pool of blocking threads, never on it.

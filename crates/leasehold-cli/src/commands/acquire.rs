@@ -1,4 +1,5 @@
-//! `leasehold acquire`: a lease without a process to hold it, or kept for another process.
+//! `leasehold acquire`: takes a lease and prints its handle. With `--while-pid` or `--while-fd`, a background process
+//! renews it until the named process ends.
 
 use std::{ffi::OsString, fs, io::Write, os::unix::fs::OpenOptionsExt, path::Path, time::Duration};
 
@@ -55,7 +56,7 @@ pub(crate) async fn run(context: &CommandContext<'_>, args: &AcquireArgs) -> Res
     }
 }
 
-/// Whether the lease lives as long as some process.
+/// Returns whether the lease ends with another process (`--while-pid`, `--while-fd`).
 fn is_tied(args: &AcquireArgs) -> bool {
     args.while_pid.is_some() || args.while_fd.is_some()
 }
@@ -150,7 +151,8 @@ impl AcquireCommand<'_> {
         code
     }
 
-    /// Gives the handle to whoever asked; a lease that nobody could name would only be in the way.
+    /// Prints the handle or writes it to `--lease-file`. If that fails, releases the lease, because nobody has its
+    /// handle.
     async fn hand_over(&self, taken: &Taken, explained: bool) -> Result<u8> {
         let Self { context, args, request, locks, .. } = self;
         let words = format!("acquired {} after {} (fence {})", request.resource, Measured(taken.waited), taken.fence);

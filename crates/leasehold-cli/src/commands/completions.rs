@@ -1,4 +1,5 @@
-//! `leasehold completions`: the shell asks this program itself, so that live lock names complete.
+//! `leasehold completions`: prints a completion script, and answers the shell's requests, for example with live lock
+//! names.
 
 use std::{env, ffi::OsStr, time::Duration};
 
@@ -21,14 +22,15 @@ use crate::{
     variables::environment,
 };
 
-/// The variable by which a shell asks; one of our own, so that nothing else turns it on.
+/// The environment variable by which a shell requests completions. The name is our own, so that no other program sets
+/// it.
 const VARIABLE: &str = "LEASEHOLD_COMPLETE";
-/// Nobody waits longer for the Tab key.
+/// How long to wait for the backend: nobody waits longer after pressing Tab.
 const LIMIT: Duration = Duration::from_millis(500);
-/// More names than this help nobody.
+/// How many lock names to offer at most.
 const MAX_NAMES: usize = 200;
 
-/// The script of bash, whose words are not ours.
+/// The script for bash, which splits words at colons. Lock names have colons, so the script splits the line itself.
 const BASH: &str = include_str!("completions.bash");
 
 /// Prints the script.
@@ -70,7 +72,7 @@ fn command_with_lock_names() -> clap::Command {
     })
 }
 
-/// The names of live locks that begin so; none if the backend cannot be asked in time.
+/// The names of live locks that begin with `typed`; none if the backend does not answer in time.
 pub(crate) fn lock_names(typed: &OsStr) -> Vec<CompletionCandidate> {
     let Some(prefix) = typed.to_str() else { return Vec::new() };
     let asked = || -> Option<Vec<CompletionCandidate>> {

@@ -1,4 +1,4 @@
-//! `leasehold evict`: takes a lock away, only from the lease that was inspected.
+//! `leasehold evict`: evicts the holder of a lock, but only if the lease has the fence that the operator names.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
@@ -102,7 +102,7 @@ fn no_such_fence(context: &CommandContext<'_>, name: &Resource, args: &EvictArgs
     Ok(exit::NO)
 }
 
-/// Asks for the name to be typed; anything else leaves all as it is.
+/// Asks the user to type the lock's name; any other input cancels the eviction.
 fn confirm(context: &CommandContext<'_>, name: &Resource, situation: &str) -> Result<()> {
     if !io::stdin().is_terminal() {
         return Err(CommandError::usage("evict asks for confirmation, and there is no terminal to ask on")

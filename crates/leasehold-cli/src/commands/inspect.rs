@@ -1,4 +1,4 @@
-//! `leasehold inspect`: one lock, its holders, its queue, its last day.
+//! `leasehold inspect`: shows one lock, its holders, its queue and its last 24 hours.
 
 use std::{
     fs,
@@ -148,7 +148,7 @@ fn holder_lines(holder: &LeaseRecord, locks: &Leasehold, now: Timestamp) -> Vec<
     lines
 }
 
-/// Which processes keep a lock whose own process is gone: those that it started.
+/// Names the processes that keep the lock although its own process has ended: those that it started.
 fn keepers(holder: &str) -> Option<String> {
     let pid: u32 = holder.rsplit(':').nth(1)?.parse().ok()?;
     if Path::new(&format!("/proc/{pid}")).exists() {
@@ -169,7 +169,7 @@ fn keepers(holder: &str) -> Option<String> {
     (!found.is_empty()).then(|| format!("{pid} is gone; the lock is kept by {}", found.join(", ")))
 }
 
-/// The note, which may come from any client and stays on its line.
+/// The note in quotes, without control characters: any client may have written it.
 fn quoted(lease: &LeaseRecord) -> String {
     lease.note.as_ref().map(|note| format!("  \"{}\"", note.replace(char::is_control, " "))).unwrap_or_default()
 }

@@ -21,7 +21,7 @@ use crate::{
 };
 
 const HEADER: [&str; 8] = ["NAME", "MODE", "HOLDER", "HELD", "EXPIRES", "WAITING", "FENCE", "NOTE"];
-/// How often a live list is drawn anew: its times move even when nothing happens.
+/// How often a live list is redrawn: its times change even if nothing happens.
 const REDRAW: Duration = Duration::from_secs(1);
 /// Events that come in a burst are shown together.
 const BURST: Duration = Duration::from_millis(100);
@@ -111,7 +111,7 @@ async fn render(context: &CommandContext<'_>, args: &ListArgs, locks: &Leasehold
     Ok(text)
 }
 
-/// The locks that are wanted, in the order that is wanted, and whether there are more.
+/// Returns the locks that match the arguments, sorted, and whether `--limit` left some out.
 async fn collect(args: &ListArgs, locks: &Leasehold, names: &Names) -> Result<(Vec<LockSummary>, bool)> {
     let mut found = Vec::new();
     let mut filter = ListFilter::new(names.clone()).limit(PAGE);

@@ -69,7 +69,7 @@ impl LockSummary {
         }
     }
 
-    /// Since when the longest holder has it.
+    /// How long the longest holder has held it.
     pub(crate) fn held_for(&self) -> Option<Duration> {
         let held = self.holders.iter().filter_map(|lease| match lease.state {
             LeaseState::Holding { held_for, .. } => Some(held_for),
@@ -78,7 +78,7 @@ impl LockSummary {
         held.max()
     }
 
-    /// When the first of the leases runs out.
+    /// How long until the first lease expires.
     pub(crate) fn expires_in(&self) -> Option<Duration> {
         self.holders.iter().filter_map(|lease| lease.expires_in).min()
     }
@@ -103,14 +103,14 @@ impl LockSummary {
         }
     }
 
-    /// How many wait, and whether a writer is among those who wait for readers.
+    /// The number of waiters, marked `(w)` if a writer waits for readers.
     pub(crate) fn waiting_words(&self) -> String {
         let writer_waits = self.waiters.iter().any(|lease| lease.claim.mode() == Mode::Exclusive);
         let mark = if self.mode() == Some(Mode::Shared) && writer_waits { " (w)" } else { "" };
         format!("{}{mark}", self.waiters.len())
     }
 
-    /// The lock for programs.
+    /// The lock as JSON.
     pub(crate) fn to_json(&self) -> Value {
         let capacity = self.holders.first().or(self.waiters.first());
         json!({

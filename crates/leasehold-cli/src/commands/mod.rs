@@ -9,6 +9,7 @@ mod evict;
 mod history;
 mod init;
 mod inspect;
+mod json_schemas;
 pub(crate) mod keep;
 mod lease_arg;
 mod list;
@@ -17,7 +18,6 @@ mod man;
 mod release;
 mod renew;
 mod run;
-mod schema;
 mod time_format;
 mod unknown_lock;
 mod version;
@@ -50,7 +50,7 @@ fn dispatch(cli: &Cli, args: &[OsString], output: &Output) -> Result<u8> {
     match &cli.command {
         Command::Completions(completions) => return completions::run(completions),
         Command::Man(man) => return man::run(man),
-        Command::Schema(schema) => return schema::run(schema),
+        Command::Schema(schema) => return json_schemas::run(schema),
         Command::Version(_) => return version::run(output),
         _ => {}
     }

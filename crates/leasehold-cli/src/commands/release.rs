@@ -1,4 +1,4 @@
-//! `leasehold release`: a lease that was handed to us, given back.
+//! `leasehold release`: releases a lease by its handle.
 
 use leasehold::{Outcome, lease::Released};
 use serde_json::json;

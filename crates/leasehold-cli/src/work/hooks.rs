@@ -1,4 +1,5 @@
-//! Commands that are told how a run ended: bounded in time, and without a say in the exit code.
+//! Runs the `--on-skip` and `--on-failure` commands after a run. They have a time limit and cannot change the exit
+//! code.
 
 use std::{
     ffi::OsStr,
@@ -23,19 +24,20 @@ use crate::{
 
 /// A hook that takes longer is killed.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Signals that come so soon after the one that ended us mean the same: timeout(1) sends one to us and one to our group.
+/// Signals that arrive this soon after the one that ended us are duplicates: timeout(1) signals us and our process
+/// group.
 const ECHO_LIMIT: Duration = Duration::from_millis(100);
 /// How often to look whether it has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Runs the hook for such an end, if there is one, with the report on its standard input.
+/// Runs the hook for this outcome, if there is one, with the report on its standard input.
 ///
 /// A signal that asks us to end ends the hook at once.
 pub(crate) async fn run(hooks: &HookArgs, report: &Report, signals: &mut Signals, output: &Output) {
     let (flag, command) = match report.outcome {
         RunOutcome::NotAcquired => ("--on-skip", &hooks.on_skip),
         RunOutcome::Completed => return,
-        // Told to end, the command did so with success.
+        // The command was told to end, and ended successfully.
         RunOutcome::Interrupted if report.exit_code == exit::OK => return,
         _ => ("--on-failure", &hooks.on_failure),
     };

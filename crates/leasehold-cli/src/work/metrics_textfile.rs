@@ -30,7 +30,7 @@ const METRICS: [(&str, &str, &str); 7] = [
     ("leasehold_child_kill_total", "counter", "Commands that were stopped, by the signal that ended them."),
     ("leasehold_build_info", "gauge", "The version that wrote this file last."),
 ];
-/// How often, and how long between, another run's writing is waited for.
+/// How often to try to lock the file, and how long to pause between two tries.
 const TRIES: (u32, Duration) = (100, Duration::from_millis(10));
 
 /// The file in which the numbers of all runs are added up.
@@ -38,7 +38,7 @@ const TRIES: (u32, Duration) = (100, Duration::from_millis(10));
 pub(crate) struct TextFile(PathBuf);
 
 impl TextFile {
-    /// Makes sure that there is such a directory.
+    /// Fails if the directory does not exist.
     pub(crate) fn prepare(directory: &Path) -> Result<Self> {
         if directory.is_dir() {
             return Ok(Self(directory.join("leasehold.prom")));
@@ -46,7 +46,7 @@ impl TextFile {
         Err(CommandError::usage(format!("--metrics-textfile: {} is not a directory", directory.display())))
     }
 
-    /// Adds a run; a reader sees the numbers before or after it.
+    /// Adds the numbers of a run atomically.
     pub(crate) fn add(&self, report: &Report, namespace: &str) -> Result<()> {
         let add = || -> io::Result<()> {
             let guard = self.lock()?;
@@ -57,7 +57,7 @@ impl TextFile {
             let mut numbers = Numbers::parse(&before);
             numbers.add_run(report, namespace);
             let aside = self.0.with_extension(format!("{}.tmp", std::process::id()));
-            // Of a run that was killed, or a link that somebody laid there: never written through.
+            // Left by a killed run, or a link that somebody planted: remove it, never write through it.
             let _most_often_none = fs::remove_file(&aside);
             let mut file = File::options().write(true).create_new(true).open(&aside)?;
             file.set_permissions(Permissions::from_mode(0o644))?;
@@ -87,7 +87,7 @@ impl TextFile {
     }
 }
 
-/// Fails for what is no file: nobody waits for the other end of a FIFO.
+/// Fails unless `path` is a regular file: opening a FIFO would block.
 fn regular(path: &Path) -> io::Result<()> {
     if fs::symlink_metadata(path)?.is_file() {
         return Ok(());
@@ -99,7 +99,7 @@ fn regular(path: &Path) -> io::Result<()> {
 #[derive(Debug, Default, PartialEq)]
 struct Numbers(BTreeMap<(String, String, BucketBound), f64>);
 
-/// The upper end of a bucket, in millionths; what has none comes first.
+/// The upper bound of a histogram bucket, in microseconds; series without buckets sort first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum BucketBound {
     None,

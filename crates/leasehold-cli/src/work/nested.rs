@@ -1,4 +1,4 @@
-//! Locks that those who started us already hold: asking for one of them again would wait for ever.
+//! Refuses to wait for a lock that an ancestor process holds, because that wait would never end.
 
 use leasehold::{
     Fence, Lease, Leasehold, Resource,
@@ -94,7 +94,8 @@ pub(crate) async fn refuse(locks: &Leasehold, request: &LockRequest, outers: &[A
     }
 }
 
-/// Returns whether this reader can share its ancestor's lock: at once or never, since a waiting writer goes first.
+/// Returns whether this reader can share its ancestor's lock. It gets the lock at once or never, because a waiting
+/// writer goes first.
 pub(crate) fn can_share(claim: Claim, outer: &AncestorLock) -> bool {
     claim.mode() == Mode::Shared && outer.mode == Mode::Shared.as_str()
 }

@@ -1,4 +1,4 @@
-//! The entry point of a supervisor, which is this program once more, and the lines that it prints.
+//! The entry point of the supervisor, a second process of this program, and the messages that it prints.
 
 use std::{ffi::OsString, process::ExitCode};
 
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &[OsString]) -> Option<ExitCode> {
     Some(code)
 }
 
-/// What the processes that watch over each other have to say; `None` for what only a holder tells.
+/// The message for a notice of the holder or the supervisor; `None` if the holder reports it elsewhere.
 pub(crate) fn message(notice: &Notice, command: &str) -> Option<Line> {
     match notice {
         Notice::HolderGone => Some(Line::warning(format!(

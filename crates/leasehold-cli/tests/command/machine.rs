@@ -134,7 +134,7 @@ fn a_place_of_the_machine_that_its_owner_made_by_its_path_is_refused_with_what_t
     Ran::of(sandbox.bare(&["-b", &machine, "run", "x", "--", "true"])).assert_code(0);
     let stranger = Ran::of(as_user(&sandbox, 65534, &["run", "x", "--", "true"]));
     stranger.assert_code(77);
-    assert!(stranger.stderr.contains("only its owner may use it"), "{stranger:?}");
+    assert!(stranger.stderr.contains("only its owner may use that directory"), "{stranger:?}");
     assert!(stranger.stderr.contains("sudo leasehold init file: --group NAME"), "{stranger:?}");
 }
 
@@ -169,7 +169,10 @@ fn leases_in_the_place_of_the_user_keep_the_one_of_the_machine_closed() {
     Ran::of(sandbox.bare(&["init", "file:", "--everybody"])).assert_code(0);
     let closed = Ran::of(sandbox.bare(&["run", "y", "--", "true"]));
     closed.assert_code(69);
-    assert!(closed.stderr.contains("home/.local/state/leasehold, where it led before: process "), "{closed:?}");
+    assert!(
+        closed.stderr.contains("home/.local/state/leasehold, the directory it meant before: process "),
+        "{closed:?}"
+    );
     assert!(closed.stderr.contains("lock x;"), "{closed:?}");
     drop(holder);
     until("the holder's lease is gone", || Ran::of(sandbox.bare(&["run", "y", "--", "true"])).code() == 0);
@@ -198,7 +201,7 @@ fn a_process_without_leases_in_the_place_of_the_user_keeps_the_one_of_the_machin
     Ran::of(sandbox.bare(&["init", "file:", "--everybody"])).assert_code(0);
     let closed = Ran::of(sandbox.bare(&["run", "y", "--", "true"]));
     closed.assert_code(69);
-    assert!(closed.stderr.contains(&format!("where it led before: process {};", idle.pid())), "{closed:?}");
+    assert!(closed.stderr.contains(&format!("the directory it meant before: process {};", idle.pid())), "{closed:?}");
     drop(idle);
     Ran::of(sandbox.bare(&["run", "y", "--", "true"])).assert_code(0);
 }

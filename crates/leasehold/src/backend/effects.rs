@@ -26,7 +26,7 @@ pub trait Audience {
 #[non_exhaustive]
 pub struct News {
     watched: bool,
-    /// Hints, each for the instance that requested the lease.
+    /// Hints, each to be sent to the instance that requested the lease with this id.
     pub hints: Vec<(LeaseId, Hint)>,
     /// Events, if anyone watches.
     pub events: Vec<Event>,

@@ -408,7 +408,7 @@ impl State {
         Evicted::Evicted { holder }
     }
 
-    /// Returns the standing of a lease; changes nothing.
+    /// Returns whether a lease is held, waits or is gone, without changing anything.
     pub fn standing(&self, id: LeaseId, context: &Context<'_>) -> Standing {
         let Some(at) = self.entries.iter().position(|entry| entry.id == id) else {
             return Standing::Gone;

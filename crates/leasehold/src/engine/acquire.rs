@@ -1,8 +1,8 @@
-//! Getting a lease: one request, then waiting for the grant.
+//! Acquires a lease: sends one request, then waits for the grant.
 //!
-//! The caller polls a task of its own that sends the request. If the caller drops
+//! The caller itself polls the task that sends the request. If the caller drops
 //! the future, or the answer is slow, the task moves to the I/O thread. If the
-//! caller is gone by then, whatever the request was granted is released.
+//! caller is gone by then, a lease that the request was granted is released.
 
 use std::{
     future::{self, poll_fn},
@@ -29,13 +29,13 @@ use crate::{
     },
 };
 
-/// How long a try may take on a backend that does not answer.
+/// How long `try_acquire` waits for a backend that does not answer.
 pub(super) const TRY_LIMIT: Duration = Duration::from_secs(3);
 
 /// How long to wait for the answer to an abandoned request before releasing what it may have been granted.
-const GRACE: Duration = Duration::from_secs(1);
+const LATE_ANSWER_WAIT: Duration = Duration::from_secs(1);
 
-/// What a caller asks for, before the lease has an id.
+/// The options of one `acquire` call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AcquireOptions<'a> {
     pub(crate) resource: &'a Resource,
@@ -217,7 +217,7 @@ impl<'a> Acquire<'a> {
         let until = self.give_up_at.min(sent.at.after(limit));
         let engine = self.engine;
         let request = Arc::clone(engine).request(Arc::clone(lease), sent, until, engine.count_task());
-        engine.begin_by_caller(lease, Box::pin(request.instrument(self.span.clone())), sent.at, self.give_up_at);
+        engine.start_on_caller(lease, Box::pin(request.instrument(self.span.clone())), sent.at, self.give_up_at);
     }
 
     fn poll_outcome(
@@ -336,7 +336,7 @@ impl UnclaimedRequest<'_> {
         self.lease.take().expect("a request has its lease until its outcome is taken")
     }
 
-    /// The caller leaves the queue; history records this outcome.
+    /// Gives up the request; history records `outcome`.
     fn abandon(mut self, outcome: Outcome) {
         self.abandon_inner(outcome);
     }
@@ -368,7 +368,7 @@ struct AnsweredRequest {
 type AcquireCall<'a> = Pin<Box<dyn Future<Output = Result<Answer<Decision>>> + Send + 'a>>;
 
 impl Engine {
-    /// Sends the request to a backend that answers at once; returns whether this is one.
+    /// Sends the request if the backend answers without waiting; returns false otherwise.
     fn request_at_once(self: &Arc<Self>, lease: &Arc<LocalLease>, sent: local_lease::Sent) -> bool {
         let Some(answer) = self.backend.acquire_at_once(&lease.request) else { return false };
         let answer = Ok(answer);
@@ -381,7 +381,8 @@ impl Engine {
 
     /// Sends the request until it is answered, and acts on the answer.
     ///
-    /// Sets no timer while the caller polls it: the renewer moves a slow request to the I/O thread.
+    /// Has no timeout while the caller polls it: the renewer moves a slow request to the I/O thread, where the timeout
+    /// applies.
     async fn request(
         self: Arc<Self>,
         lease: Arc<LocalLease>,
@@ -425,7 +426,7 @@ impl Engine {
         if refused && earlier_try_may_run {
             self.spawn_release(lease, Outcome::Cancelled);
         }
-        self.renewer.answered_by(answer.incarnation);
+        self.renewer.on_incarnation(answer.incarnation);
     }
 
     /// Waits for the answer, and sends the request again with the same id while its outcome is unknown.
@@ -469,7 +470,7 @@ impl Engine {
         }
     }
 
-    /// Fails the request for its caller now, then waits up to `GRACE` for a late answer before the lease is released.
+    /// Fails the request for its caller now, then waits up to `LATE_ANSWER_WAIT` for a late answer before the lease is released.
     ///
     /// A release that is sent while the request is in flight may overtake it:
     /// 1. the request is on its way  2. the release arrives by another connection and finds nothing
@@ -479,7 +480,7 @@ impl Engine {
         tokio::select! {
             biased;
             _late = call => {}
-            () = self.clock.sleep_until(self.clock.now().after(GRACE)) => {}
+            () = self.clock.sleep_until(self.clock.now().after(LATE_ANSWER_WAIT)) => {}
         }
         next
     }
@@ -498,7 +499,7 @@ impl Engine {
         holders
     }
 
-    /// Who holds the resource and how many wait; nobody if the backend cannot say.
+    /// Looks up who holds the resource and how many wait; returns an empty `Busy` if the backend cannot say.
     async fn find_holders(&self, resource: Resource) -> Busy {
         let page = self.backend.list(&ListFilter::new(Names::Exactly(resource))).await.unwrap_or_default();
         let mut busy = Busy::default();

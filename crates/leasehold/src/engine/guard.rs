@@ -1,4 +1,4 @@
-//! What a caller gets: a guard, which releases the lease, and a view of the lease, which does not.
+//! What `acquire` returns: `Guard`, which releases the lease, and `Lease`, a view that cannot release it.
 
 use std::{
     fmt, mem,
@@ -45,7 +45,7 @@ impl Lease {
         &self.local.key().resource
     }
 
-    /// Returns the holder name; that of the instance by default.
+    /// Returns the holder's name, which defaults to the holder name of the instance.
     pub fn holder(&self) -> &Holder {
         &self.local.request.holder
     }
@@ -133,14 +133,14 @@ impl Lease {
         self.local.validity.lost().await
     }
 
-    /// As `lost`, for a lease that the renewer does not know: nobody else watches its deadline.
+    /// Like `lost`, for a detached lease, whose deadline the renewer does not watch.
     async fn lost_or_run_out(&self) -> Loss {
         loop {
             let deadline = self.engine.sleep_until(self.local.validity.deadline());
             tokio::select! {
                 biased;
                 loss = self.local.validity.lost() => return loss,
-                // A renewal may have moved it meanwhile.
+                // A renewal may have moved the deadline in between.
                 () = deadline => { let _records_loss = self.check(); }
             }
         }
@@ -238,7 +238,7 @@ async fn renew_once(engine: &Arc<Engine>, local: &Arc<LocalLease>, renewal: Rene
     }
     let next = local.on_standing(standing, &renewal, sent, &answer.belief, answered_at);
     engine.renewer.follow_up(local, next, Outcome::Cancelled);
-    engine.renewer.answered_by(answer.incarnation);
+    engine.renewer.on_incarnation(answer.incarnation);
     Ok(())
 }
 
@@ -250,7 +250,7 @@ async fn renew_once(engine: &Arc<Engine>, local: &Arc<LocalLease>, renewal: Rene
 /// Dropping the guard releases the lease in the background: *not at once*, and failures
 /// are only logged. Prefer [`release`](Self::release). If the guard is dropped by a
 /// panic, the work is recorded as failed.
-#[must_use = "the lease is given back as soon as the guard is dropped"]
+#[must_use = "the lease is released as soon as the guard is dropped"]
 pub struct Guard {
     lease: Option<Lease>,
     /// The outcome to record if the guard is dropped.
@@ -258,12 +258,12 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// The first guard of a lease.
+    /// Creates the first guard of a granted lease.
     pub(crate) fn new(engine: Arc<Engine>, local: Arc<LocalLease>) -> Self {
         Self { lease: Some(Lease { engine, local }), if_dropped: || Outcome::Completed }
     }
 
-    /// Records this if the guard is dropped rather than released.
+    /// Sets the outcome to record if the guard is dropped instead of released.
     pub(crate) fn if_dropped(mut self, outcome: fn() -> Outcome) -> Self {
         self.if_dropped = outcome;
         self
@@ -319,7 +319,7 @@ impl Guard {
         let mut renewal = lease.local.renewal();
         renewal.downgrade = Some(Claim::SHARED);
         lease.check()?;
-        // Whoever enters again counts itself first and looks at the claim then: one of the two sees the other.
+        // A caller that enters again counts itself first, then reads the claim: one of the two sees the other.
         let claim = lease.local.replace_claim(Claim::SHARED);
         if lease.local.guards.load(Ordering::SeqCst) > 1 {
             lease.local.replace_claim(claim);
@@ -331,11 +331,11 @@ impl Guard {
     }
 
     /// A weak reference to the lease, for the table of re-entrant locks.
-    pub(crate) fn shareable(&self) -> Weak<LocalLease> {
+    pub(crate) fn weak_lease(&self) -> Weak<LocalLease> {
         Arc::downgrade(&self.lease().local)
     }
 
-    /// Another guard on a lease that some guard still holds.
+    /// Creates another guard for the lease; `None` if no guard holds it any more.
     pub(crate) fn join(engine: &Arc<Engine>, local: &Weak<LocalLease>) -> Option<Self> {
         let local = local.upgrade()?;
         local
@@ -346,7 +346,7 @@ impl Guard {
         Some(Self { lease: Some(lease), if_dropped: || Outcome::Completed })
     }
 
-    /// The lease as the engine sees it.
+    /// Returns the engine's state of the lease.
     pub(crate) fn local(&self) -> &LocalLease {
         &self.lease().local
     }

@@ -1,15 +1,20 @@
-//! A lease that this process waits for or holds: the one state machine that owns it.
+//! The state machine of one lease that this process waits for or holds.
 //!
 //! Every answer about a lease goes through the transitions here, whether it
 //! comes from the request, a renewal, an explicit `renew`, a hint or the clock.
-//! A transition changes state and wakes; it never calls the backend, so it may
-//! run on any thread, the timer's included. What the engine has to do next is
-//! returned as a [`Next`].
+//! A transition changes the state and wakes callers. It never calls the
+//! backend, so it may run on any thread, including the timer thread. It returns
+//! what the engine must do next as a [`Next`].
+//!
+//! Belief: each answer of a backend says how long this process may rely on it
+//! ([`Belief`]: for the ttl, for a session, or until the process ends). The
+//! deadline follows from the last answer; once it has passed, or the lease is
+//! lost or released, the lease is never valid again ([`Validity`]).
 
 #[cfg(test)]
-mod any_order;
+mod interleavings;
 #[cfg(test)]
-mod any_schedule;
+mod random_transitions;
 #[cfg(test)]
 pub(super) mod tests;
 
@@ -36,7 +41,8 @@ use crate::{
     threads::Task,
 };
 
-/// The longest renewal interval of a held lease without expiry; bounds how late a lost eviction hint is noticed.
+/// The longest interval between renewals of a held lease that never expires. Limits how long a lost eviction hint goes
+/// unnoticed.
 const MAX_RENEW_INTERVAL_HOLDER: Duration = Duration::from_secs(10);
 /// The same for a waiter, of which there may be hundreds; bounds how late a lost grant hint is noticed.
 const MAX_RENEW_INTERVAL_WAITER: Duration = Duration::from_secs(60);
@@ -46,24 +52,25 @@ const MAX_RENEW_INTERVAL_FIRST_WAITER: Duration = Duration::from_secs(5);
 /// How long the caller of `acquire` has to confirm a provisional grant itself before the renewer does.
 const CALLER_CONFIRM_WINDOW: Duration = Duration::from_millis(50);
 
-/// How long the caller of `acquire` or `release` has for its answer before a task of the I/O thread takes over.
+/// How long the caller of `acquire` or `release` polls its call before the call moves to the I/O thread.
 const TAKE_OVER_AFTER: Duration = Duration::from_secs(1);
 
 /// A lease that this process waits for or holds.
 #[derive(Debug)]
 pub(crate) struct LocalLease {
-    /// The request. Renewals may have changed the ttl, the claim and the metadata since.
+    /// The original request. The ttl, the claim and the metadata may have changed since.
     pub(crate) request: Request,
+    /// Whether the backend pushes grants to waiters.
     pushes: bool,
     max_hold: Option<Duration>,
     ttl_micros: AtomicU64,
-    /// When the renewer sends the next renewal; `NEVER` while a request or renewal is in flight, unless a push granted
-    /// the lease meanwhile.
+    /// When the renewer sends the next renewal; `NEVER` while a request or renewal is in flight, unless a push has
+    /// granted the lease in the meantime.
     renew_at: AtomicU64,
-    in_flight: CallerPolled,
+    in_flight: CallInFlight,
     /// How many guards share the lease; more than one only if it is re-entrant.
     pub(crate) guards: AtomicUsize,
-    /// Whether the lease ends with a session, whatever the clock says.
+    /// Whether the lease also ends when its session ends, even before its deadline.
     by_session: AtomicBool,
     pub(crate) validity: Validity,
     pub(crate) report: HoldReport,
@@ -73,13 +80,14 @@ pub(crate) struct LocalLease {
 #[derive(Debug)]
 struct LocalState {
     phase: Phase,
-    /// The claim; smaller than that of the request after a downgrade.
+    /// The claim; smaller than the requested one after a downgrade.
     claim: Claim,
-    /// The metadata that replaced that of the request.
+    /// The metadata that replaced the metadata of the request.
     metadata: Option<Box<Metadata>>,
     /// The last answer that confirmed the grant or the queue position.
     last_answer: Option<LastAnswer>,
-    /// The newest fence that an answer named: a hint that is not above it is stale.
+    /// The newest fence of the resource that an answer reported with the queue position. A grant hint with an equal or
+    /// lower fence is stale.
     last_fence: Fence,
     /// A pushed grant. It may arrive before the answer that it belongs to; a provisional one stays until a renewal is
     /// sent to confirm it.
@@ -92,7 +100,7 @@ struct LocalState {
     /// The number of the newest renewal that was answered.
     newest_renewal: u64,
     retry: Option<Box<Backoff>>,
-    /// The pauses between two requests where nothing pushes.
+    /// The pauses between polls of a backend that does not push grants.
     backoff: Option<Box<Backoff>>,
     tries: u32,
     /// The waker of the caller that awaits `acquire` or `release`.
@@ -102,13 +110,13 @@ struct LocalState {
     released: Option<Result<Released>>,
 }
 
-/// A request or release that its caller polls, so that no other thread has to be woken for it.
+/// A request or release that is polled on the caller's thread, which saves waking another thread.
 ///
-/// It moves to the I/O thread, and runs to its end there, if the caller goes away, the instance is closed, or the
+/// It moves to the I/O thread, and runs to completion there, if the caller goes away, the instance is closed, or the
 /// answer is slow.
 #[derive(Debug)]
-struct CallerPolled {
-    polled: Mutex<Option<Polled>>,
+struct CallInFlight {
+    task: Mutex<Option<StoredTask>>,
     /// Whether the caller polls it.
     by_caller: AtomicBool,
     take_over_at: AtomicU64,
@@ -117,21 +125,22 @@ struct CallerPolled {
 /// Polls a task with the timers and sockets of the I/O thread.
 pub(crate) type PollTask<'a> = &'a dyn Fn(&mut Task, &mut Context<'_>) -> Poll<()>;
 
-struct Polled {
+/// A task, and the waker of the caller that polls it.
+struct StoredTask {
     task: Task,
     caller: Waker,
 }
 
-impl fmt::Debug for Polled {
+impl fmt::Debug for StoredTask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Polled")
+        f.write_str("StoredTask")
     }
 }
 
 #[derive(Debug)]
 enum Phase {
     /// The request is in flight.
-    Asking,
+    Requested,
     Waiting,
     /// Granted; the caller of `acquire` has not taken it yet.
     Granted {
@@ -140,13 +149,13 @@ enum Phase {
         sent_before: u64,
     },
     Held(Hold),
-    /// Busy, refused, failed or gone before it held; the caller of `acquire` takes the reason.
+    /// Not granted: busy, refused, failed or gone. The caller of `acquire` takes the reason.
     Refused(Option<Refusal>),
     /// Lost or released.
     Ended(Option<Hold>),
 }
 
-/// What a lease has once it holds.
+/// The grant of a held lease, and how long the caller waited for it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hold {
     pub(crate) grant: Grant,
@@ -155,14 +164,14 @@ pub(crate) struct Hold {
     sent_before: u64,
 }
 
-/// When a request or renewal was sent, and which one it is.
+/// When a request or renewal was sent, and its number among those of the lease.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sent {
     pub(crate) at: Moment,
     number: u64,
 }
 
-/// When the request or renewal of the last answer was sent, and how long that answer is believed.
+/// When the request or renewal of the last answer was sent, and how long this process may rely on that answer.
 #[derive(Clone, Debug)]
 struct LastAnswer {
     sent: Moment,
@@ -173,7 +182,7 @@ struct LastAnswer {
 struct GrantHint {
     fence: Fence,
     provisional: bool,
-    /// When it came.
+    /// When it arrived.
     wall: Timestamp,
 }
 
@@ -183,9 +192,9 @@ pub(crate) enum Refusal {
     Busy(Busy),
     WrongShape(Shape),
     Failed(Error),
-    /// The position or the grant is gone: another id may be tried.
+    /// The queue position or the grant is gone; the engine may try again with a new lease id.
     Gone,
-    /// The answer took longer than the lease lives.
+    /// The lease expired, or its session ended, before the caller took the grant.
     TooLate,
 }
 
@@ -194,7 +203,7 @@ pub(crate) enum Refusal {
 #[must_use]
 pub(crate) enum Next {
     Nothing,
-    /// `renew_at` or the deadline may have moved earlier: the renewer and the timer look at it.
+    /// `renew_at` or the deadline may be earlier now: wake the renewer or the timer if it would sleep too long.
     Schedule,
     /// Stop renewing it.
     Forget,
@@ -204,7 +213,7 @@ pub(crate) enum Next {
     Lost,
 }
 
-/// What the caller of `acquire` has to act on.
+/// The outcome of a request, for the caller of `acquire`.
 pub(crate) enum AcquireResult {
     Held,
     Refused(Refusal),
@@ -218,8 +227,8 @@ impl LocalLease {
             max_hold: options.max_hold,
             ttl_micros: AtomicU64::new(micros(request.ttl.get())),
             renew_at: AtomicU64::new(Moment::NEVER.as_micros()),
-            in_flight: CallerPolled {
-                polled: Mutex::new(None),
+            in_flight: CallInFlight {
+                task: Mutex::new(None),
                 by_caller: AtomicBool::new(false),
                 take_over_at: AtomicU64::new(Moment::NEVER.as_micros()),
             },
@@ -228,7 +237,7 @@ impl LocalLease {
             validity: Validity::new(),
             report: HoldReport::default(),
             state: Mutex::new(LocalState {
-                phase: Phase::Asking,
+                phase: Phase::Requested,
                 claim: request.claim,
                 metadata: None,
                 last_answer: None,
@@ -276,12 +285,12 @@ impl LocalLease {
         }
     }
 
-    /// Returns whether it ends with its ttl alone: nobody renews it.
+    /// Returns whether the lease is detached: it is not renewed automatically, and ends when its ttl runs out.
     pub(crate) fn is_detached(&self) -> bool {
         self.request.lifetime == Lifetime::Detached
     }
 
-    /// When the renewer looks at it next.
+    /// When the renewer must handle it next: to renew it, or to take over a call in flight.
     pub(crate) fn due_at(&self) -> Moment {
         self.renew_at().min(Moment::from_micros(self.in_flight.take_over_at.load(Ordering::SeqCst)))
     }
@@ -307,8 +316,9 @@ impl LocalLease {
 
     /// Polls the task once, by `poll`, and stores it for the caller to poll again.
     ///
-    /// Returns false if the task finished; otherwise schedule the renewer, which takes it over by `limit`.
-    pub(crate) fn begin_by_caller(&self, mut task: Task, now: Moment, limit: Moment, poll: PollTask<'_>) -> bool {
+    /// Returns false if the task finished. If it returns true, schedule the lease: the renewer moves the task to the
+    /// I/O thread by `limit`.
+    pub(crate) fn start_on_caller(&self, mut task: Task, now: Moment, limit: Moment, poll: PollTask<'_>) -> bool {
         self.in_flight.by_caller.store(true, Ordering::SeqCst);
         if poll(&mut task, &mut Context::from_waker(Waker::noop())).is_ready() {
             self.in_flight.by_caller.store(false, Ordering::SeqCst);
@@ -316,37 +326,38 @@ impl LocalLease {
         }
         let at = now.after(TAKE_OVER_AFTER.min(renew_every(self.ttl()))).min(limit);
         self.in_flight.take_over_at.store(at.as_micros(), Ordering::SeqCst);
-        *self.in_flight.polled.lock() = Some(Polled { task, caller: Waker::noop().clone() });
+        *self.in_flight.task.lock() = Some(StoredTask { task, caller: Waker::noop().clone() });
         true
     }
 
     /// Polls the stored task again, by `poll`; ready when it is done or was taken over.
     pub(crate) fn poll_in_flight(&self, context: &mut Context<'_>, poll: PollTask<'_>) -> Poll<()> {
-        let mut slot = self.in_flight.polled.lock();
-        let Some(polled) = slot.as_mut() else { return Poll::Ready(()) };
-        if poll(&mut polled.task, context).is_pending() {
-            polled.caller.clone_from(context.waker());
+        let mut slot = self.in_flight.task.lock();
+        let Some(stored) = slot.as_mut() else { return Poll::Ready(()) };
+        if poll(&mut stored.task, context).is_pending() {
+            stored.caller.clone_from(context.waker());
             return Poll::Pending;
         }
         let _dropped_after_the_lock = self.take_in_flight(slot);
         Poll::Ready(())
     }
 
-    /// Takes the stored task away from its caller. Whoever takes it must run it to its end.
+    /// Takes the stored task away from its caller. The new owner must run the task to completion.
     pub(crate) fn take_over(&self) -> Option<Task> {
-        let Polled { task, caller } = self.take_in_flight(self.in_flight.polled.lock())?;
+        let StoredTask { task, caller } = self.take_in_flight(self.in_flight.task.lock())?;
         caller.wake();
         Some(task)
     }
 
-    fn take_in_flight(&self, mut slot: MutexGuard<'_, Option<Polled>>) -> Option<Polled> {
-        let polled = slot.take()?;
+    fn take_in_flight(&self, mut slot: MutexGuard<'_, Option<StoredTask>>) -> Option<StoredTask> {
+        let stored = slot.take()?;
         self.in_flight.by_caller.store(false, Ordering::SeqCst);
         self.in_flight.take_over_at.store(Moment::NEVER.as_micros(), Ordering::SeqCst);
-        Some(polled)
+        Some(stored)
     }
 
-    /// Returns whether the caller polls the call in flight. It then sets no timer: the renewer takes over a slow call.
+    /// Returns whether the call in flight is polled on the caller's thread. If so, it needs no timeout: the renewer
+    /// takes over a slow call.
     pub(crate) fn is_polled_by_caller(&self) -> bool {
         self.in_flight.by_caller.load(Ordering::SeqCst)
     }
@@ -395,7 +406,7 @@ impl LocalLease {
     /// The backend answered the request.
     pub(crate) fn on_decision(&self, decision: Decision, sent: Sent, belief: Belief, now: Moment) -> Next {
         let mut state = self.state.lock();
-        if !matches!(state.phase, Phase::Asking) {
+        if !matches!(state.phase, Phase::Requested) {
             return Next::Nothing;
         }
         let refusal = match decision {
@@ -416,14 +427,14 @@ impl LocalLease {
     /// The request failed for good.
     pub(crate) fn on_request_failed(&self, error: Error) -> Next {
         let state = self.state.lock();
-        if !matches!(state.phase, Phase::Asking) {
+        if !matches!(state.phase, Phase::Requested) {
             return Next::Nothing;
         }
         let next = if error.outcome_unknown() { Next::Release } else { Next::Forget };
         self.refuse(state, Refusal::Failed(error), next)
     }
 
-    /// A renewal found this standing.
+    /// Applies the answer to a renewal.
     pub(crate) fn on_standing(
         &self,
         standing: Standing,
@@ -437,11 +448,12 @@ impl LocalLease {
             Phase::Waiting => return self.on_standing_while_waiting(state, standing, sent, belief, now),
             Phase::Granted { grant, sent_before } => (grant.fence, *sent_before),
             Phase::Held(hold) => (hold.grant.fence, hold.sent_before),
-            Phase::Asking | Phase::Refused(_) | Phase::Ended(_) => return Next::Nothing,
+            Phase::Requested | Phase::Refused(_) | Phase::Ended(_) => return Next::Nothing,
         };
         match standing {
             Standing::Unknown => self.on_unanswered(state, now),
-            // The backend lost its memory and granted the id once more: others may have held it in between.
+            // The backend lost its data and granted the same lease id again. Another client may have held the lock in
+            // between.
             Standing::Holding(grant) if grant.fence != fence => match self.lose(state, Loss::Gone) {
                 Next::Lost => Next::Release,
                 next => next,
@@ -544,7 +556,7 @@ impl LocalLease {
         }
     }
 
-    /// A push says that the lease was taken away; a renewal finds out.
+    /// A push says that the lease was evicted; a renewal checks whether it was.
     pub(crate) fn on_evict_hint(&self, now: Moment) -> Next {
         let mut state = self.state.lock();
         state.evicted = true;
@@ -552,7 +564,7 @@ impl LocalLease {
         Next::Schedule
     }
 
-    /// Hints were missed. A lease whose session ended is lost; any other is renewed to find out.
+    /// Hints were missed. A lease whose session ended is lost; any other is renewed at once to check it.
     pub(crate) fn on_hints_missed(&self, now: Moment) -> Next {
         let mut state = self.state.lock();
         if matches!(state.phase, Phase::Held(_) | Phase::Granted { .. }) && self.session_ended(&state) {
@@ -613,7 +625,7 @@ impl LocalLease {
             Phase::Ended(_) | Phase::Held(_) => {
                 Poll::Ready(Some((AcquireResult::Refused(Refusal::Gone), Next::Nothing)))
             }
-            Phase::Asking | Phase::Waiting => {
+            Phase::Requested | Phase::Waiting => {
                 if matches!(state.phase, Phase::Waiting) && state.hint.is_some() {
                     return Poll::Ready(None);
                 }
@@ -638,7 +650,7 @@ impl LocalLease {
                 self.pause_renewals();
                 Next::Release
             }
-            Phase::Asking | Phase::Held(_) | Phase::Refused(_) | Phase::Ended(_) => Next::Nothing,
+            Phase::Requested | Phase::Held(_) | Phase::Refused(_) | Phase::Ended(_) => Next::Nothing,
         }
     }
 
@@ -649,7 +661,7 @@ impl LocalLease {
             Phase::Waiting | Phase::Granted { .. } => {
                 self.refuse(state, Refusal::Failed(Error::closed()), Next::Release)
             }
-            Phase::Asking | Phase::Held(_) | Phase::Refused(_) | Phase::Ended(_) => Next::Nothing,
+            Phase::Requested | Phase::Held(_) | Phase::Refused(_) | Phase::Ended(_) => Next::Nothing,
         }
     }
 
@@ -665,7 +677,8 @@ impl LocalLease {
 
     // The guard's side.
 
-    /// Ends the belief, because the guard is released. Returns `Release` if the backend still has to end the lease.
+    /// Ends the lease in this process, because its guard is released. Returns `Release` if the backend must still
+    /// release it.
     pub(crate) fn on_release(&self, now: Moment) -> Next {
         let mut state = self.state.lock();
         let Phase::Held(hold) = state.phase else { return Next::Forget };
@@ -698,7 +711,7 @@ impl LocalLease {
         Poll::Pending
     }
 
-    /// Fails if the lease is not held at `now`, and ends the belief if nothing has done so before.
+    /// Fails if the lease is not held at `now`, and records the loss if nothing has done so before.
     pub(crate) fn check(&self, now: Moment) -> Result<(), Next> {
         // `Validity::lose` sets the reason, then the deadline. Check both: this must fail once `lost` has completed.
         if now >= self.validity.deadline() || self.validity.loss().is_some() {
@@ -713,15 +726,15 @@ impl LocalLease {
         Ok(())
     }
 
-    /// Changes the claim, before the backend is asked to reduce it: nobody must rely on more than is held. Returns the
-    /// claim before.
+    /// Replaces the claim and returns the previous one. A downgrade does this before it asks the backend, so that
+    /// nobody relies on more than is held.
     pub(crate) fn replace_claim(&self, claim: Claim) -> Claim {
         std::mem::replace(&mut self.state.lock().claim, claim)
     }
 
     // Shared steps.
 
-    /// The lease was granted, by an answer or by a push that can be believed.
+    /// The lease was granted, by an answer or by a push that this process may rely on.
     fn grant(&self, mut state: Locked<'_>, grant: Grant, now: Moment) -> Next {
         if state.caller_left {
             state.phase = Phase::Refused(None);
@@ -777,8 +790,9 @@ impl LocalLease {
 
     /// Applies a pushed grant, now that the lease is known to wait.
     ///
-    /// A push has no reliable age, so belief starts at the last answered request or renewal. A fence that is not above
-    /// those that answers named is ignored. A provisional grant needs a renewal first, sent after the push.
+    /// Nothing says how old a push is, so the deadline counts from the last answered request or renewal. A fence that
+    /// is not above those in the answers is ignored. A provisional grant needs a renewal first, sent after the
+    /// push.
     fn apply_grant_hint(&self, mut state: Locked<'_>, now: Moment) -> Next {
         let Some(hint) = state.hint.take() else { return Next::Nothing };
         if hint.fence <= state.last_fence {
@@ -790,8 +804,8 @@ impl LocalLease {
             wake(state);
             return Next::Schedule;
         }
-        let believable = now < self.deadline(&state, self.ttl()) && !self.session_ended(&state);
-        if hint.provisional || !believable {
+        let reliable = now < self.deadline(&state, self.ttl()) && !self.session_ended(&state);
+        if hint.provisional || !reliable {
             self.request_renewal_locked(&mut state, now);
             return Next::Schedule;
         }
@@ -800,8 +814,8 @@ impl LocalLease {
 
     /// Returns whether the caller of `acquire` may confirm a provisional grant.
     ///
-    /// A backend on this machine answers on the caller's thread, which saves two changes of thread. While a request or
-    /// a renewal is in flight, its answer comes first.
+    /// A backend on this machine answers on the caller's thread, which saves two thread switches. A request or renewal
+    /// in flight must be answered first.
     fn caller_may_confirm(&self, state: &LocalState) -> bool {
         matches!(state.last_answer, Some(LastAnswer { belief: Belief::Process, .. }))
             && self.renew_at() != Moment::NEVER
@@ -855,7 +869,7 @@ impl LocalLease {
         }
     }
 
-    /// Schedules the next renewal once no call is in flight: at `renew_at`, or now if a hint came meanwhile.
+    /// Schedules the next renewal once no call is in flight: at `renew_at`, or now if a hint arrived in between.
     fn schedule_renewal(&self, state: &mut LocalState, renew_at: Moment, now: Moment) {
         let again = std::mem::take(&mut state.renew_again);
         self.set_renew_at(if again { now } else { renew_at });
@@ -874,14 +888,14 @@ impl LocalLease {
     /// The deadline from the last answer, assuming that its request or renewal asked for `ttl`.
     fn deadline(&self, state: &LocalState, ttl: Ttl) -> Moment {
         let Some(answer) = &state.last_answer else { return Moment::default() };
-        match self.believed_for(&answer.belief, ttl) {
+        match self.valid_for(&answer.belief, ttl) {
             Some(length) => answer.sent.after(length.saturating_sub(margin(length))),
             None => Moment::NEVER,
         }
     }
 
-    /// `None` where no clock ends the belief.
-    fn believed_for(&self, belief: &Belief, ttl: Ttl) -> Option<Duration> {
+    /// How long an answer keeps the lease valid; `None` if no clock limits it.
+    fn valid_for(&self, belief: &Belief, ttl: Ttl) -> Option<Duration> {
         match (self.request.lifetime, belief) {
             (Lifetime::Detached, _) | (_, Belief::Ttl) => Some(ttl.get()),
             (Lifetime::Attached, Belief::Session(session)) => Some(ttl.get().min(session.silence_limit())),
@@ -889,13 +903,14 @@ impl LocalLease {
         }
     }
 
-    /// When to renew next: a third of the believed time after `sent`, less up to 10 % jitter that the lease id decides.
+    /// When to renew next: a third of the time that an answer is valid after `sent`, minus up to 10 % jitter derived
+    /// from the lease id.
     fn renew_time(&self, state: &LocalState, sent: Moment) -> Moment {
         let belief = state.last_answer.as_ref().map_or(&Belief::Ttl, |answer| &answer.belief);
         let third = renew_every(self.ttl());
-        let every = match self.believed_for(belief, self.ttl()) {
+        let every = match self.valid_for(belief, self.ttl()) {
             Some(length) => length / 3,
-            // Nothing expires here: renewals only make up for lost hints. A short ttl asks for that sooner.
+            // Nothing expires here: renewals only make up for lost hints. A short ttl makes them more frequent.
             None if matches!(state.phase, Phase::Waiting) && third >= MAX_RENEW_INTERVAL_HOLDER => {
                 MAX_RENEW_INTERVAL_WAITER
             }
@@ -908,7 +923,7 @@ impl LocalLease {
 
 type Locked<'a> = MutexGuard<'a, LocalState>;
 
-/// Wakes whoever awaits `acquire` or `release`, after the state is unlocked.
+/// Wakes the caller that awaits `acquire` or `release`, after the state is unlocked.
 fn wake(mut state: Locked<'_>) {
     let caller = state.caller.take();
     drop(state);

@@ -50,12 +50,14 @@ pub(crate) struct Engine {
     pub(crate) threads: Threads,
     pub(crate) telemetry: Telemetry,
     renewer: Arc<Renewer>,
+    /// Whether the backend pushes grants to waiters.
     pushes: bool,
-    /// The fork generation that the instance was made in; a forked child has a higher one and must not use it.
+    /// The fork generation that the instance was created in; a forked child has a higher one and must not use it.
     generation: u32,
     tasks: AtomicUsize,
     idle: Notify,
-    closed: OnceLock<Moment>,
+    /// When `close` was called.
+    closed_at: OnceLock<Moment>,
     closing: Notify,
 }
 
@@ -82,12 +84,12 @@ impl Engine {
             threads,
             tasks: AtomicUsize::new(0),
             idle: Notify::new(),
-            closed: OnceLock::new(),
+            closed_at: OnceLock::new(),
             closing: Notify::new(),
         }))
     }
 
-    /// Runs a task to its end on the I/O thread, whatever becomes of the caller.
+    /// Runs a task to completion on the I/O thread, even if the caller is dropped.
     pub(crate) fn spawn(self: &Arc<Self>, task: Task) {
         let running = self.count_task();
         self.threads.io.spawn(async move {
@@ -96,7 +98,7 @@ impl Engine {
         });
     }
 
-    /// Starts to count a task; `close` waits until the returned value is dropped.
+    /// Registers a running task: `close` waits until the returned value is dropped.
     fn count_task(self: &Arc<Self>) -> RunningTask {
         RunningTask::new(Arc::clone(self))
     }
@@ -118,7 +120,7 @@ impl Engine {
         if self.is_inherited() { Err(Error::inherited()) } else { Ok(()) }
     }
 
-    /// Returns whether this process is a forked child of the one that made the instance.
+    /// Returns whether this process is a forked child of the one that created the instance.
     pub(crate) fn is_inherited(&self) -> bool {
         self.generation != leasehold_fork::generation()
     }
@@ -126,7 +128,7 @@ impl Engine {
     /// Refuses new work, releases every lease, and waits until no task is left.
     pub(crate) async fn close(self: &Arc<Self>) -> Result<()> {
         self.check_not_inherited()?;
-        let _first = self.closed.set(self.clock.now());
+        let _first = self.closed_at.set(self.clock.now());
         self.closing.notify_waiters();
         self.renewer.stop_waiting();
         let released = self.release_all().await;
@@ -138,16 +140,17 @@ impl Engine {
         released.and(late).map(drop)
     }
 
-    /// Starts a request or release that the caller polls. The I/O thread takes it over at `limit` at the latest, or at
-    /// once if the instance is closed.
+    /// Polls a request or release once on the caller's thread and stores it for later polls. It moves to the I/O thread
+    /// by `limit`, or at once if the instance is closed.
     ///
     /// `close` may run at the same time: 1. It sets its flag.  2. It takes over all stored tasks.  3. This task is
     /// stored, too late for 2. So the flag is checked after the task is stored.
-    fn begin_by_caller(&self, lease: &Arc<LocalLease>, task: Task, now: Moment, limit: Moment) {
-        // Continue batches (`backend/coalesce.rs`) after the whole poll, not where a call is sent: a round of redlock
-        // polls several calls, and would miss a wake-up that comes while it polls.
+    fn start_on_caller(&self, lease: &Arc<LocalLease>, task: Task, now: Moment, limit: Moment) {
+        // Wrap the whole poll, so that the batches that it wakes (`backend/coalesce.rs`) continue after it, not where a
+        // call is sent: a redlock round polls several calls in one poll, and would miss a wake-up that arrives during
+        // it.
         let poll = |task: &mut Task, context: &mut Context<'_>| self.threads.poll_here(task, context);
-        if !continue_here(|| lease.begin_by_caller(task, now, limit, &poll)) {
+        if !continue_here(|| lease.start_on_caller(task, now, limit, &poll)) {
             return;
         }
         self.renewer.follow_up(lease, Next::Schedule, Outcome::Cancelled);
@@ -156,7 +159,7 @@ impl Engine {
         }
     }
 
-    /// Polls what is in flight on the caller's thread; ready when it is done or was taken over.
+    /// Polls the call in flight on the caller's thread; ready once the call is done or has moved to the I/O thread.
     ///
     /// Fails in a forked child: polling what the parent began would write to the parent's sockets.
     fn poll_in_flight(&self, lease: &LocalLease, context: &mut Context<'_>) -> Poll<Result<()>> {
@@ -178,12 +181,12 @@ impl Engine {
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.closed.get().is_some()
+        self.closed_at.get().is_some()
     }
 
     /// How long the instance has been closed; `None` while it is open.
     fn closed_for(&self, now: Moment) -> Option<Duration> {
-        self.closed.get().map(|closed| now.since(*closed))
+        self.closed_at.get().map(|closed_at| now.since(*closed_at))
     }
 
     /// Completes when the instance is closed.
@@ -215,7 +218,7 @@ impl fmt::Debug for Engine {
     }
 }
 
-/// Counts a task from its start to its end, a panic included.
+/// Counts a running task until it is dropped, even by a panic.
 struct RunningTask(Arc<Engine>);
 
 impl RunningTask {
@@ -233,10 +236,10 @@ impl Drop for RunningTask {
     }
 }
 
-/// How long before the backend's expiry this process stops relying on a lease: for clocks
-/// that run at different rates, and for the time it takes to stop.
-pub(crate) fn margin(believed: Duration) -> Duration {
-    (believed / 50).max(Duration::from_millis(50))
+/// How long before the backend expires a lease this process stops relying on it. Allows for clock drift, and for the
+/// time it takes to stop the work.
+pub(crate) fn margin(valid_for: Duration) -> Duration {
+    (valid_for / 50).max(Duration::from_millis(50))
 }
 
 /// The time between renewals: a third of the ttl, so that two retries fit before expiry.

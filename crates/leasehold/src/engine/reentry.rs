@@ -19,7 +19,7 @@ use crate::{
 #[derive(Debug, Default)]
 pub(crate) struct Reentries(Mutex<HashMap<(Resource, Holder), Arc<EntryGate>>>);
 
-/// Lets one caller of a holder enter at a time; remembers the lease that later ones join.
+/// Lets the callers of one holder enter one at a time, and stores the lease that later callers join.
 type EntryGate = tokio::sync::Mutex<Weak<LocalLease>>;
 
 impl Reentries {
@@ -78,7 +78,7 @@ impl Reentries {
         }
         let attempt = engine.acquire(&options).await?;
         if let Attempt::Acquired(guard) = &attempt {
-            *entered = guard.shareable();
+            *entered = guard.weak_lease();
         }
         Ok(attempt)
     }

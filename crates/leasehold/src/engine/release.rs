@@ -24,14 +24,14 @@ use crate::{
 
 /// How long one try may take, and how long tries go on once the instance is
 /// closed: long enough for a slow server, short enough for a process that wants to exit.
-const LIMIT: Duration = Duration::from_secs(3);
+const RELEASE_LIMIT: Duration = Duration::from_secs(3);
 
 impl Engine {
-    /// Ends the belief, then the lease; waits for the first answer.
+    /// Ends the lease in this process, then releases it at the backend and waits for the first answer.
     pub(crate) async fn release(self: &Arc<Self>, lease: &Arc<LocalLease>, outcome: Outcome) -> Result<Released> {
         self.check_not_inherited()?;
         let now = self.clock.now();
-        if !self.end_belief(lease, now) {
+        if !self.mark_released(lease, now) {
             return Ok(Released::Gone);
         }
         if let Some(released) = self.release_at_once(lease, &outcome, now) {
@@ -49,7 +49,7 @@ impl Engine {
             ending.on_released(released);
             drop(running);
         };
-        self.begin_by_caller(lease, Box::pin(task), now, Moment::NEVER);
+        self.start_on_caller(lease, Box::pin(task), now, Moment::NEVER);
         let in_flight = PolledRelease { engine: self, lease };
         poll_fn(|context| {
             ready!(self.poll_in_flight(in_flight.lease, context))?;
@@ -58,10 +58,10 @@ impl Engine {
         .await
     }
 
-    /// Does the same without waiting for an answer, for a guard that is dropped.
+    /// Like `release`, but does not wait for the answer; for a dropped guard.
     pub(crate) fn release_in_background(self: &Arc<Self>, lease: &Arc<LocalLease>, outcome: Outcome) {
         let now = self.clock.now();
-        if self.end_belief(lease, now) && self.release_at_once(lease, &outcome, now).is_none() {
+        if self.mark_released(lease, now) && self.release_at_once(lease, &outcome, now).is_none() {
             self.renewer.follow_up(lease, Next::Forget, Outcome::Completed);
             let release = self.release_task(lease, outcome, now, false);
             self.spawn(Box::pin(async move { drop(release.await) }));
@@ -73,7 +73,7 @@ impl Engine {
         self.check_not_inherited()?;
         let now = self.clock.now();
         let mut held = self.renewer.held();
-        held.retain(|lease| self.end_belief(lease, now));
+        held.retain(|lease| self.mark_released(lease, now));
         let start_release = |lease| {
             self.renewer.follow_up(lease, Next::Forget, Outcome::Completed);
             self.spawn_with_reply(self.release_task(lease, Outcome::Completed, now, false))
@@ -90,9 +90,9 @@ impl Engine {
         failure.map_or(Ok(released), Err)
     }
 
-    /// Ends the belief. Returns whether the lease was neither lost nor released before; if so, the caller has to
-    /// release it and remove it from the renewer.
-    fn end_belief(&self, lease: &Arc<LocalLease>, now: Moment) -> bool {
+    /// Ends the lease in this process. Returns true if it was still held: the caller must then release it at the
+    /// backend and remove it from the renewer.
+    fn mark_released(&self, lease: &Arc<LocalLease>, now: Moment) -> bool {
         let next = lease.on_release(now);
         if next == Next::Release && lease.validity.loss() == Some(Loss::Released) {
             return true;
@@ -101,7 +101,7 @@ impl Engine {
         false
     }
 
-    /// Releases on this thread, if the backend never waits.
+    /// Releases on this thread if the backend answers without waiting; returns `None` otherwise.
     fn release_at_once(&self, lease: &Arc<LocalLease>, outcome: &Outcome, now: Moment) -> Option<Released> {
         let span = self.telemetry.releasing(lease);
         let _within = span.enter();
@@ -112,9 +112,10 @@ impl Engine {
         answer.ok()
     }
 
-    /// Releases a lease whose belief has ended, and tries again if that fails.
+    /// Releases a lease at the backend, and retries in the background if that fails.
     ///
-    /// With `by_caller` it sets no timer: the renewer moves it to the I/O thread if it is slow.
+    /// With `by_caller` it has no timeout while the caller polls it: the renewer moves it to the I/O thread if it is
+    /// slow.
     fn release_task(
         self: &Arc<Self>,
         lease: &Arc<LocalLease>,
@@ -183,16 +184,17 @@ impl Engine {
         tokio::select! {
             biased;
             answer = call => answer,
-            () = self.clock.sleep_until(self.clock.now().after(LIMIT)) => {
-                let message = format!("the release of {resource} was not answered within {LIMIT:?}");
+            () = self.clock.sleep_until(self.clock.now().after(RELEASE_LIMIT)) => {
+                let message = format!("the release of {resource} was not answered within {RELEASE_LIMIT:?}");
                 Err(Error::unanswered(message).about(resource))
             }
         }
     }
 
-    /// Retries until the backend answers, retrying is useless, the lease has ended, or `LIMIT` passed since `close`.
+    /// Retries until the backend answers, retrying is useless, the lease has ended, or `RELEASE_LIMIT` passed since `close`.
     async fn release_until_done(&self, lease: &LocalLease, outcome: &Outcome) {
-        // Otherwise it would stay as long as this process or its connection lives.
+        // A lease that no clock ends is released without a time limit: it would otherwise stay as long as this process
+        // or its connection lives.
         let by_clock = lease.is_detached() || self.backend.guarantees().liveness == Liveness::Ttl;
         let until = if by_clock { self.clock.now().after(lease.ttl().get()) } else { Moment::NEVER };
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
@@ -201,7 +203,7 @@ impl Engine {
             let Err(error) = self.release_once(lease, outcome, sent, false).await else { return };
             let now = self.clock.now();
             let refused = by_clock && !error.is_retryable();
-            if refused || now >= until || self.closed_for(now) >= Some(LIMIT) {
+            if refused || now >= until || self.closed_for(now) >= Some(RELEASE_LIMIT) {
                 tracing::warn!(target: "leasehold::release", resource = %lease.key().resource, error = format_args!("{error:#}"), "could not release");
                 return;
             }

@@ -1,7 +1,7 @@
-//! Renews the leases of an instance in batches, takes its hints, and watches its deadlines.
+//! Renews the leases of an instance in batches, handles hints about them, and watches their deadlines.
 //!
-//! Queue positions are leases too: the renewal that keeps a position alive also
-//! finds out when it has come to hold, so lost hints cost latency only.
+//! Queue positions are leases too: the renewal that keeps a queue position
+//! alive also reports the grant, so a lost hint only adds latency.
 
 #[cfg(test)]
 mod tests;
@@ -58,8 +58,8 @@ pub(crate) struct Renewer {
 /// Lets a loop sleep until a moment, and be woken for an earlier one.
 struct Alarm {
     wake: Notify,
-    /// When the loop wakes by itself, in microseconds; `NEVER` while it reads the bounds: any moment is earlier, so
-    /// `wake_by` notifies.
+    /// When the loop wakes by itself, in microseconds. `NEVER` while the loop reads the bounds, so that every `wake_by`
+    /// in that time notifies it.
     set_for: AtomicU64,
 }
 
@@ -75,10 +75,10 @@ impl Alarm {
         }
     }
 
-    /// Sleeps until what `next` returns, or until woken.
+    /// Sleeps until the moment that `next` returns, or until it is woken.
     async fn sleep(&self, clock: &dyn Clock, next: impl Fn() -> Moment) {
-        // A lease that is scheduled while the loop looks is either seen, or finds no alarm set and wakes the loop:
-        // 1. no alarm is set  2. the loop looks at the bounds  3. the lease lowers one  4. it reads the alarm.
+        // A lease that is scheduled while the loop reads the bounds is either seen, or finds no alarm set and wakes the
+        // loop: 1. no alarm is set  2. the loop reads the bounds  3. the lease lowers one  4. it reads the alarm.
         self.set_for.store(Moment::NEVER.as_micros(), Ordering::SeqCst);
         let moment = next();
         self.set_for.store(moment.as_micros(), Ordering::SeqCst);
@@ -174,20 +174,20 @@ impl Renewer {
         self.threads.io.spawn(async move { telemetry.lost(&lease, clock.now()) });
     }
 
-    /// Leaves every queue: a caller that waits may not be polled before the process exits.
+    /// Leaves every queue now: a waiting caller may not be polled again before the process exits.
     pub(crate) fn stop_waiting(&self) {
         for lease in self.schedule.all(|_| true) {
             self.follow_up(&lease, lease.on_closed(), Outcome::Cancelled);
         }
     }
 
-    /// All leases that hold.
+    /// All leases that are held.
     pub(crate) fn held(&self) -> Vec<Arc<LocalLease>> {
         self.schedule.all(LocalLease::is_held)
     }
 
     /// Notes that this incarnation answered. If the last answer came from another one, every lease is renewed.
-    pub(crate) fn answered_by(&self, incarnation: Incarnation) {
+    pub(crate) fn on_incarnation(&self, incarnation: Incarnation) {
         if self.incarnation.load(Ordering::Relaxed) == incarnation.0 && self.incarnation_known.load(Ordering::Relaxed) {
             return;
         }
@@ -300,7 +300,7 @@ impl Renewer {
                     let next = lease.on_standing(standing, renewal, *sent, &answer.belief, now);
                     self.follow_up(lease, next, Outcome::Cancelled);
                 }
-                self.answered_by(answer.incarnation);
+                self.on_incarnation(answer.incarnation);
             }
             Err(error) => {
                 for (lease, _) in &leases {
@@ -325,7 +325,7 @@ async fn renew_when_due(renewer: Weak<Renewer>) {
             let renewals: Vec<_> = leases.iter().filter_map(begin).collect();
             if !renewals.is_empty() {
                 renewer.threads.io.spawn(Arc::clone(&renewer).renew(renewals));
-                // A backend that answers at once is done with one batch before the next one takes memory.
+                // Lets a backend that answers at once finish this batch before the next one is allocated.
                 tokio::task::yield_now().await;
             }
         }
@@ -347,7 +347,8 @@ async fn watch_deadlines(renewer: Weak<Renewer>) {
     drop_elsewhere(renewer);
 }
 
-/// With the last of them goes the backend, whose end may take long: a slow disk must not hold up other instances.
+/// Drops the renewer on a blocking thread. The last reference also drops the backend, which may take long: a slow disk
+/// must not delay other instances.
 fn drop_elsewhere(renewer: Arc<Renewer>) {
     let io = renewer.threads.io.clone();
     drop(io.spawn_blocking(move || drop(renewer)));

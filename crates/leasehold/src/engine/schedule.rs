@@ -2,7 +2,7 @@
 //!
 //! Nothing is sorted. Each shard keeps a lower bound of the next renewal and
 //! of the next deadline; when a bound is reached, the shard is scanned and the
-//! bound set anew. An uncontended lock costs one insertion, two comparisons
+//! bound recomputed. An uncontended lock costs one insertion, two comparisons
 //! and one removal, and a renewal that moves a deadline later wakes nobody.
 
 #[cfg(test)]
@@ -33,7 +33,7 @@ struct ScheduleShard {
     deadline_bound: Bound,
 }
 
-/// A lower bound: never later than the first moment of a shard.
+/// A lower bound: never later than the earliest renewal (or deadline) in a shard.
 #[derive(Debug)]
 struct Bound(AtomicU64);
 
@@ -89,7 +89,7 @@ impl Schedule {
         self.shard(id).leases.lock().find(hash(id), |lease| lease.key().id == id).cloned()
     }
 
-    /// Every lease for which `wanted` holds.
+    /// Every lease for which `wanted` returns true.
     pub(super) fn all(&self, wanted: impl Fn(&LocalLease) -> bool) -> Vec<Arc<LocalLease>> {
         let of_shard = |shard: &ScheduleShard| -> Vec<_> {
             shard.leases.lock().iter().filter(|lease| wanted(lease)).cloned().collect()
@@ -134,9 +134,9 @@ impl Schedule {
 }
 
 impl ScheduleShard {
-    /// Collects what is due and sets the bound anew from the rest.
+    /// Collects the leases that are due, and recomputes the bound from the others.
     ///
-    /// A lease that changes meanwhile is either seen in its new state, or lowers the bound after it was cleared:
+    /// A lease that changes during the scan is either seen in its new state, or lowers the bound after it was cleared:
     /// 1. the bound is cleared  2. the shard is scanned  3. the bound is lowered to what the scan found.
     fn scan(
         &self,

@@ -86,7 +86,7 @@ impl fmt::Display for Loss {
     }
 }
 
-/// Belief in one lease. It goes from held to ended, never back.
+/// Until when one lease is valid. Once it has ended, it is never valid again.
 #[derive(Debug)]
 pub(crate) struct Validity {
     deadline: AtomicU64,
@@ -143,7 +143,7 @@ impl Validity {
         }
     }
 
-    /// Moves the deadline on. A reply that arrives after the deadline revives nothing.
+    /// Moves the deadline later; returns false if it has already passed. A late answer does not revive the lease.
     pub(crate) fn extend(&self, now: Moment, deadline: Moment) -> bool {
         let max_hold_at = self.max_hold_at.load(Ordering::SeqCst);
         let moved = self.deadline.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |current| {
@@ -159,7 +159,7 @@ impl Validity {
         self.in_doubt.store(true, Ordering::SeqCst);
     }
 
-    /// Ends the belief. The first end counts; returns whether it was this one.
+    /// Ends the lease in this process. Only the first call has an effect; returns whether this call was the first.
     pub(crate) fn lose(&self, loss: Loss) -> bool {
         let first = self.loss_code.compare_exchange(0, loss.number(), Ordering::SeqCst, Ordering::SeqCst).is_ok();
         if first {
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn belief_ends_at_the_deadline_without_any_task_running() {
+    fn a_lease_ends_at_the_deadline_without_any_task_running() {
         let validity = held(100, Moment::NEVER);
         assert_eq!(validity.health(at(99)), LeaseHealth::Held);
         assert_eq!(validity.health(at(100)), LeaseHealth::Lost);
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_reply_revives_nothing() {
+    fn a_late_answer_revives_nothing() {
         let validity = held(100, Moment::NEVER);
         assert!(!validity.extend(at(100), at(500)), "the reply came at the deadline");
         validity.lose(Loss::RenewTimeout);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn no_renewal_moves_the_deadline_past_the_longest_hold() {
+    fn no_renewal_moves_the_deadline_past_max_hold() {
         let validity = held(100, at(150));
         assert!(validity.extend(at(90), at(500)));
         assert_eq!(validity.health(at(149)), LeaseHealth::Held);

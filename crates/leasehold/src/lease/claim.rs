@@ -8,7 +8,9 @@ use crate::{Error, Result};
 
 /// How many units of a resource's capacity a lease takes.
 ///
-/// Each constructor stands for one primitive. A claim never exceeds the capacity.
+/// [`EXCLUSIVE`](Self::EXCLUSIVE) is the claim of a mutex or a write lock, [`SHARED`](Self::SHARED) that of a read
+/// lock, [`LEADER`](Self::LEADER) that of an election, and [`permits`](Self::permits) creates that of a semaphore. A
+/// claim never exceeds the capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "Unchecked")]
 pub struct Claim {

@@ -206,7 +206,7 @@ impl Error {
 
 fn describe(busy: &Busy) -> String {
     let who = match busy.holders.as_slice() {
-        [] => String::from("others were here before"),
+        [] => String::from("other requests came first"),
         [one] => format!("held by {one}"),
         [first, rest @ ..] => format!("held by {first} and {} more", rest.len()),
     };

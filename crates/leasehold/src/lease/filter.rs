@@ -79,13 +79,18 @@ pub struct Selection {
     pub next: Option<Resource>,
 }
 
-/// Selects ended leases, newest first. For the next page, set `until` to `ended_at` of the last lease returned.
+/// Selects ended leases, newest first.
+///
+/// For the next page, set `until` to `ended_at` of the last lease returned. `until` is exclusive, so
+/// leases that ended in the same microsecond as that lease but did not fit on the page are skipped. This can happen to
+/// the leases of one process, which end together when it dies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HistoryFilter {
     /// The resources to look at.
     pub names: Names,
-    /// Whether to return failures only.
+    /// Whether to return only leases that ended in a failure, as [`Ending::is_failure`](super::Ending::is_failure)
+    /// says.
     pub failures: bool,
     /// Returns only leases that ended at or after this time.
     pub since: Option<Timestamp>,

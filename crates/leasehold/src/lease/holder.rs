@@ -1,4 +1,4 @@
-//! The name under which others see a holder or a waiter.
+//! The label by which others see a holder or a waiter.
 
 use std::{env, fmt, fs, os::unix::fs::MetadataExt, sync::Arc};
 

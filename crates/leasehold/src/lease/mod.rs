@@ -1,4 +1,4 @@
-//! Data types that users and backends share, with no behaviour beyond validation.
+//! The data types that users and backends share. The held lease itself is a [`Lease`](crate::Lease).
 //!
 //! The types that only backends use, such as requests and decisions, are exported by [`backend`](crate::backend).
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub struct Problem {
     /// The kind of error, such as the name of its type.
     pub kind: String,
-    /// The error in words.
+    /// The error message.
     pub details: String,
 }
 

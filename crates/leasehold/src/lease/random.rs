@@ -1,15 +1,15 @@
 //! Random bits that nobody can guess, without a system call for each.
 //!
 //! Each thread has a generator that starts from the system's source, and
-//! starts anew now and then. A forked child has a copy of its parent's
+//! is reseeded now and then. A forked child has a copy of its parent's
 //! generator: it must not use it, or both would make the same ids.
 
 use std::cell::RefCell;
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
-/// How many ids one start of a generator makes.
-const IDS: u32 = 4096;
+/// How many ids a generator makes before it is reseeded.
+const IDS_PER_SEED: u32 = 4096;
 
 struct Generator {
     bits: StdRng,
@@ -22,7 +22,7 @@ impl Generator {
         let mut seed = [0; 32];
         getrandom::fill(&mut seed).expect("the system has a source of random bits");
         leasehold_fork::watch().expect("the system has memory for a fork handler");
-        Self { bits: StdRng::from_seed(seed), left: IDS, generation: leasehold_fork::generation() }
+        Self { bits: StdRng::from_seed(seed), left: IDS_PER_SEED, generation: leasehold_fork::generation() }
     }
 }
 

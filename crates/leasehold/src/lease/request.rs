@@ -27,7 +27,8 @@ pub struct Request {
     pub note: Option<String>,
     /// A JSON object from the holder.
     pub metadata: Metadata,
-    /// The lowest fence that the grant may have; limited to 10 s ahead of the backend's wall clock.
+    /// The lowest fence that the grant may have. New fences are at least the backend's wall clock in microseconds; a
+    /// floor more than 10 s ahead of that clock is lowered to 10 s ahead.
     pub fence_floor: Option<Fence>,
 }
 

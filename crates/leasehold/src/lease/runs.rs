@@ -31,7 +31,7 @@ impl RunRecord {
         self.last_skip.max(self.last_success)
     }
 
-    /// Adds later reports about the same resource.
+    /// Adds the reports in `later`, a newer record of the same resource.
     pub fn add(&mut self, later: Self) {
         self.skips = self.skips.saturating_add(later.skips);
         self.take_newest(later);

@@ -49,7 +49,8 @@ impl Moment {
     }
 }
 
-/// A point in time on a wall clock, in microseconds since 1970. It dates records and gives fences a lower bound.
+/// A point in time on a wall clock, in microseconds since 1970. It is used to date records, and as a lower bound for
+/// new fences.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Timestamp(u64);

@@ -112,7 +112,7 @@ fn nothing_to_lock() -> Error {
 
 /// Several leases that are held together.
 #[derive(Debug)]
-#[must_use = "the leases are given back as soon as the guards are dropped"]
+#[must_use = "the leases are released as soon as the guards are dropped"]
 pub struct Guards(Vec<Guard>);
 
 impl Guards {

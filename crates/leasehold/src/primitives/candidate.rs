@@ -22,7 +22,7 @@ use crate::{
 
 /// A candidate that campaigns in the background until it is stopped or dropped.
 ///
-/// After a loss it campaigns again. After an error it retries with growing pauses.
+/// When it loses the leadership, it campaigns again. After an error it retries with growing pauses.
 /// [`last_error`](Self::last_error) and the log say why a campaign failed.
 #[derive(Debug)]
 #[must_use = "the candidate withdraws as soon as it is dropped"]

@@ -13,8 +13,8 @@ use crate::{
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Detached {
-    /// The lease as this process knows it. If somebody else renews, releases or
-    /// evicts it, this is not noticed before the next renewal here.
+    /// The lease as this process knows it. If another process renews, releases or evicts the lease, this process
+    /// notices only when it next renews the lease.
     pub lease: Lease,
     /// The handle to find, renew or release the lease, in this process or another.
     pub handle: LeaseHandle,
@@ -284,8 +284,8 @@ macro_rules! lock_options {
             $self
         }
 
-        /// Sets the holder name that others see. Defaults to that of the [`Leasehold`](crate::Leasehold); an election
-        /// uses `POD_NAME` if it is set.
+        /// Sets the holder name that others see. Defaults to the holder name of the [`Leasehold`](crate::Leasehold); an
+        /// election uses `POD_NAME` if it is set.
         pub fn holder(mut $self, holder: $crate::lease::Holder) -> Self {
             $options.holder = Some(holder);
             $self

@@ -73,7 +73,7 @@ fn a_hostile_record_is_refused_and_spoils_nothing_else() {
             write_lines(&path, &hostile);
             let error = a.acquire(&request("order:42")).await.expect_err(place);
             assert_eq!(error.kind(), ErrorKind::Unavailable);
-            assert!(error.to_string().contains("cannot be understood"), "{place}: {error}");
+            assert!(error.to_string().contains("is corrupt"), "{place}: {error}");
             assert!(a.release(&held.key, &Outcome::Completed).await.is_err());
             assert_eq!(fs::read(&latch)?, fence, "{place} = {value} poisoned the latch");
         }

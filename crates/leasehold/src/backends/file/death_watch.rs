@@ -1,8 +1,9 @@
 //! Watches the processes that our waiting entries wait for, and sends a hint when one dies.
 //!
 //! An open write end of a FIFO gets an error event when its last reader is
-//! gone, whatever ended it. No polling, and one watch per process watched.
-//! Whoever waited for a process often does so again: a few watches stay.
+//! gone, for whatever reason. So nothing polls, and each watched process needs
+//! one watch. A few idle watches stay open, since the same processes are often
+//! waited for again.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet, VecDeque},
@@ -22,7 +23,7 @@ use crate::{
     lease::Resource,
 };
 
-/// How many processes stay watched that nothing waits for.
+/// How many idle watches stay open.
 const MAX_IDLE: usize = 4;
 
 /// The watches of one instance.
@@ -36,7 +37,7 @@ pub(super) struct DeathWatch {
 
 #[derive(Debug, Default)]
 struct Watches {
-    /// Whose deaths matter to our waiting entries on a resource.
+    /// For each resource, the instances whose death our waiting entries must notice.
     by_resource: HashMap<Resource, BTreeSet<Uuid>>,
     /// The watch on each process, and for which resources.
     by_process: HashMap<Uuid, ProcessWatch>,
@@ -52,8 +53,8 @@ struct ProcessWatch {
 
 /// What became of an attempt to watch a process.
 enum Watching {
-    Yes,
-    /// It died since the operation looked, so no event will come.
+    Started,
+    /// It died after the operation had checked it, so no event will come.
     Dead,
     /// The next operation tries again.
     Failed,
@@ -65,7 +66,7 @@ impl DeathWatch {
     }
 
     /// Watches these processes for the resource from now on, and no others; returns whether one is dead already.
-    pub(super) fn follow(&self, resource: &Resource, mut wanted: BTreeSet<Uuid>) -> bool {
+    pub(super) fn set_watched(&self, resource: &Resource, mut wanted: BTreeSet<Uuid>) -> bool {
         let mut watches = self.watches.lock();
         if wanted.is_empty() && !watches.by_resource.contains_key(resource) {
             return false;
@@ -78,7 +79,7 @@ impl DeathWatch {
         wanted.retain(|id| {
             had.contains(id)
                 || match self.watch(&mut watches, *id, resource) {
-                    Watching::Yes => true,
+                    Watching::Started => true,
                     Watching::Dead => {
                         dead = true;
                         false
@@ -96,7 +97,7 @@ impl DeathWatch {
         if let Some(watch) = watches.by_process.get_mut(&id) {
             watch.resources.insert(resource.clone());
             watches.idle.retain(|idle| *idle != id);
-            return Watching::Yes;
+            return Watching::Started;
         }
         let _inside = self.runtime.enter();
         match open(&self.directory.presence(id)).and_then(pipe::Sender::from_file) {
@@ -114,11 +115,11 @@ impl DeathWatch {
                 });
                 let resources = HashSet::from([resource.clone()]);
                 watches.by_process.insert(id, ProcessWatch { resources, task: task.abort_handle() });
-                Watching::Yes
+                Watching::Started
             }
             Err(error) if means_dead(&error) => Watching::Dead,
             Err(error) => {
-                tracing::warn!(presence = %id, %error, "cannot watch a process; its death shows at the next renewal");
+                tracing::warn!(presence = %id, %error, "cannot watch a process; only a renewal will notice its death");
                 Watching::Failed
             }
         }
@@ -187,15 +188,15 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let (directory, watch, mut received) = watching(root.path());
         let resource = Resource::new("x").unwrap();
-        let watched = OwnPresence::appear(Arc::clone(&directory)).unwrap();
+        let watched = OwnPresence::create(Arc::clone(&directory)).unwrap();
         let path = directory.presence(watched.id());
-        let (aside, wanted) = (root.path().join("aside"), BTreeSet::from([watched.id()]));
-        fs::rename(&path, &aside).unwrap();
+        let (moved, wanted) = (root.path().join("moved"), BTreeSet::from([watched.id()]));
+        fs::rename(&path, &moved).unwrap();
         fs::create_dir(&path).unwrap();
-        assert!(!watch.follow(&resource, wanted.clone()));
+        assert!(!watch.set_watched(&resource, wanted.clone()));
         fs::remove_dir(&path).unwrap();
-        fs::rename(&aside, &path).unwrap();
-        assert!(!watch.follow(&resource, wanted));
+        fs::rename(&moved, &path).unwrap();
+        assert!(!watch.set_watched(&resource, wanted));
         drop(watched);
         let hint = tokio::time::timeout(Duration::from_secs(5), received.next()).await;
         assert_eq!(hint, Ok(Some(Hint::Changed { resource })));
@@ -205,7 +206,7 @@ mod tests {
     async fn a_process_that_died_before_it_was_watched_is_reported_at_once() {
         let root = tempfile::tempdir().unwrap();
         let watch = DeathWatch::new(directory(root.path()), Handle::current(), HintSender::new());
-        assert!(watch.follow(&Resource::new("x").unwrap(), BTreeSet::from([Uuid::new_v4()])));
+        assert!(watch.set_watched(&Resource::new("x").unwrap(), BTreeSet::from([Uuid::new_v4()])));
     }
 
     #[tokio::test]
@@ -214,15 +215,15 @@ mod tests {
         let (directory, watch, mut received) = watching(root.path());
         let resource = Resource::new("x").unwrap();
         let mut watched: Vec<_> =
-            (0..=MAX_IDLE).map(|_| OwnPresence::appear(Arc::clone(&directory)).unwrap()).collect();
+            (0..=MAX_IDLE).map(|_| OwnPresence::create(Arc::clone(&directory)).unwrap()).collect();
         for process in &watched {
-            assert!(!watch.follow(&resource, BTreeSet::from([process.id()])));
+            assert!(!watch.set_watched(&resource, BTreeSet::from([process.id()])));
         }
-        assert!(!watch.follow(&resource, BTreeSet::new()));
+        assert!(!watch.set_watched(&resource, BTreeSet::new()));
         assert_eq!(watch.watches.lock().by_process.len(), MAX_IDLE, "the one that was idle longest is let go");
 
         let (needed, idle) = (watched.pop().unwrap(), watched.pop().unwrap());
-        assert!(!watch.follow(&resource, BTreeSet::from([needed.id()])));
+        assert!(!watch.set_watched(&resource, BTreeSet::from([needed.id()])));
         drop(idle);
         drop(needed);
         let hint = tokio::time::timeout(Duration::from_secs(5), received.next()).await;

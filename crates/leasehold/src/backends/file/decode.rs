@@ -17,7 +17,7 @@ use crate::{
     model::{Entry, Expiry, State},
 };
 
-/// How many lines of an earlier record are compared with a new one: an operation removes and changes few.
+/// How many known lines each new line is compared with: an operation removes or changes only a few.
 const MAX_COMPARED: usize = 4;
 
 #[derive(Deserialize)]
@@ -48,13 +48,13 @@ struct EntryLine {
 ///
 /// `known` is an earlier record of the resource, whose lines need not be decoded again.
 pub(super) fn record(bytes: &[u8], path: &Path, times: &Times<'_>, known: Record) -> Result<(Resource, Record)> {
-    let garbage = |what: &str| garbage(path, what);
-    let Some(whole) = bytes.strip_suffix(b"\n") else { return Err(garbage("its end is missing")) };
+    let corrupt = |what: &str| corrupt(path, what);
+    let Some(whole) = bytes.strip_suffix(b"\n") else { return Err(corrupt("its end is missing")) };
     let mut lines = whole.split(|byte| *byte == b'\n');
     let first = lines.next().unwrap_or_default();
     let header = header(first, path)?;
     if path.file_name() != Some(names::file_name(&header.resource).as_ref()) {
-        return Err(garbage("it is the record of another resource"));
+        return Err(corrupt("it is the record of another resource"));
     }
 
     let from_earlier_boot = header.boot != times.boot;
@@ -74,7 +74,7 @@ pub(super) fn record(bytes: &[u8], path: &Path, times: &Times<'_>, known: Record
             continue;
         }
         let EntryLine { owner, deadline, mut entry } =
-            serde_json::from_slice(line).map_err(|error| garbage(&error.to_string()))?;
+            serde_json::from_slice(line).map_err(|error| corrupt(&error.to_string()))?;
         if from_earlier_boot {
             convert_times(&mut entry, deadline, times);
         }
@@ -83,10 +83,10 @@ pub(super) fn record(bytes: &[u8], path: &Path, times: &Times<'_>, known: Record
         record.state.entries.push(entry);
     }
     if record.state.entries.len() != header.entries {
-        return Err(garbage("it does not have as many entries as it says"));
+        return Err(corrupt("it does not have as many entries as it says"));
     }
-    match impossible(&record.state, &record.owners) {
-        Some(what) => Err(garbage(what)),
+    match invalid_reason(&record.state, &record.owners) {
+        Some(what) => Err(corrupt(what)),
         None => Ok((header.resource, record)),
     }
 }
@@ -95,18 +95,18 @@ fn header(line: &[u8], path: &Path) -> Result<Header> {
     let header = serde_json::from_slice::<Header>(line);
     let version = match &header {
         Ok(Header { v, oldest_reader, .. }) => RecordVersion { v: *v, oldest_reader: *oldest_reader },
-        Err(_) => serde_json::from_slice(line).map_err(|error| garbage(path, &error.to_string()))?,
+        Err(_) => serde_json::from_slice(line).map_err(|error| corrupt(path, &error.to_string()))?,
     };
     if version.oldest_reader.unwrap_or(version.v) > VERSION || version.v < VERSION {
         return Err(other_version(path, version.v));
     }
-    header.map_err(|error| garbage(path, &error.to_string()))
+    header.map_err(|error| corrupt(path, &error.to_string()))
 }
 
 /// Returns whether a record is not JSON or belongs to another resource.
 ///
-/// That is what a power loss leaves of a file whose content was not on the disk yet.
-pub(super) fn is_torn(path: &Path) -> bool {
+/// A power loss leaves such a file if its content had not yet reached the disk.
+pub(super) fn is_damaged(path: &Path) -> bool {
     let is_json = |line: &[u8]| serde_json::from_slice::<serde::de::IgnoredAny>(line).is_ok();
     let misplaced = |line: &[u8]| {
         let header = serde_json::from_slice::<Header>(line);
@@ -121,10 +121,10 @@ pub(super) fn is_torn(path: &Path) -> bool {
     })
 }
 
-/// Why the model cannot have written this state; `None` if it can have.
+/// Returns why the state is invalid; `None` if the model could have written it.
 ///
-/// A bad record must not spoil the fences of others.
-fn impossible(state: &State, owners: &HashMap<crate::lease::LeaseId, Uuid>) -> Option<&'static str> {
+/// A bad fence would spread to other resources through the shared latch file.
+fn invalid_reason(state: &State, owners: &HashMap<crate::lease::LeaseId, Uuid>) -> Option<&'static str> {
     let State { entries, last_fence } = state;
     if owners.len() != entries.len() {
         return Some("it has an entry twice");
@@ -142,7 +142,7 @@ fn impossible(state: &State, owners: &HashMap<crate::lease::LeaseId, Uuid>) -> O
     None
 }
 
-/// Converts an end from an earlier boot: what is left by the wall clock, at most the ttl.
+/// Converts an expiry of an earlier boot to the time that is left by the wall clock, but at most the ttl.
 fn convert_times(entry: &mut Entry, deadline: Option<Timestamp>, times: &Times<'_>) {
     if entry.expiry == Expiry::ByClock {
         let left = deadline.map_or(Duration::ZERO, |deadline| deadline.since(times.wall));
@@ -162,10 +162,10 @@ fn other_version(path: &Path, version: u32) -> Error {
     ))
 }
 
-fn garbage(path: &Path, what: &str) -> Error {
+fn corrupt(path: &Path, what: &str) -> Error {
     Error::unavailable(format!(
-        "the record {} cannot be understood ({what}), so nobody knows who holds the lock; make sure that no holder \
-         still runs, then remove the file: fences keep rising",
+        "the record {} is corrupt ({what}), so nobody knows who holds the lock; make sure that no holder still \
+         runs, then remove the file (later fences will still be higher)",
         path.display()
     ))
 }

@@ -1,4 +1,5 @@
-//! Where `file:` without a path leads: to the machine's directory where an operator made one, else to the user's own.
+//! Chooses the directory of a `file:` URL without a path: the machine-wide one if an operator created it, otherwise the
+//! user's own.
 
 use std::{
     env,
@@ -14,7 +15,7 @@ use rustix::process::geteuid;
 use super::errors::cannot;
 use crate::{Error, Result};
 
-/// The directory of the machine.
+/// The machine-wide directory.
 const MACHINE: &str = "/var/lib/leasehold";
 
 /// The directory that `file:` uses when it has no path.
@@ -23,7 +24,7 @@ const MACHINE: &str = "/var/lib/leasehold";
 pub enum DefaultDirectory {
     /// One directory for the users of this machine; `leasehold init file: --group NAME` creates it.
     Machine(PathBuf),
-    /// The user's own directory, because there is none for the machine.
+    /// The user's own directory, because there is no machine-wide one.
     User(PathBuf),
 }
 
@@ -44,20 +45,20 @@ impl DefaultDirectory {
     /// `PermissionDenied` if the machine-wide directory cannot be examined or is private to another user;
     /// `InvalidConfig` if there is none and the user has no home directory.
     pub fn find() -> Result<Self> {
-        Self::choose(Self::of_machine(), own(|name| env::var_os(name)))
+        Self::choose(Self::of_machine(), user_state_directory(|name| env::var_os(name)))
     }
 
     fn choose(machine: PathBuf, own: Option<PathBuf>) -> Result<Self> {
         match fs::symlink_metadata(&machine) {
             Ok(found) if is_private_to_another(&found) => Err(Error::permission_denied(format!(
-                "{0} is where file: leads, and only its owner may use it; if no lock is held there: sudo mv {0} {0}.old \
-                 && sudo leasehold init file: --group NAME, or name another place: file:///path",
+                "file: uses {0}, and only its owner may use that directory; if no lock is held there: sudo mv {0} \
+                 {0}.old && sudo leasehold init file: --group NAME, or use another directory: file:///path",
                 machine.display()
             ))),
             Ok(_) => Ok(Self::Machine(machine)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => own.map(Self::User).ok_or_else(|| {
                 Error::invalid_config(format!(
-                    "file: has no place here: there is no {}, and $HOME is not set; make one for this machine with \
+                    "file: has no directory to use: {} does not exist, and $HOME is not set; create the former with \
                      `sudo leasehold init file: --group NAME`, or write file:///path",
                     machine.display()
                 ))
@@ -73,15 +74,15 @@ impl DefaultDirectory {
         }
     }
 
-    /// Where this user's leases were before the machine had a directory.
-    pub(super) fn former(&self) -> Option<PathBuf> {
+    /// The directory that `file:` used for this user before the machine-wide one existed.
+    pub(super) fn previous_directory(&self) -> Option<PathBuf> {
         match self {
-            Self::Machine(_) => own(|name| env::var_os(name)),
+            Self::Machine(_) => user_state_directory(|name| env::var_os(name)),
             Self::User(_) => None,
         }
     }
 
-    /// The machine's directory, if it did not exist when this directory was chosen.
+    /// The machine-wide directory, if it did not exist when this directory was chosen.
     pub(super) fn missing_machine_directory(&self) -> Option<PathBuf> {
         match self {
             Self::Machine(_) => None,
@@ -89,7 +90,7 @@ impl DefaultDirectory {
         }
     }
 
-    /// The mode of files in a namespace that is made here: whoever may write to the machine's directory may use it.
+    /// The mode of the files in a new namespace: whoever may write to the machine-wide directory may use them.
     pub(super) fn mode(&self) -> u32 {
         let Self::Machine(path) = self else { return 0o600 };
         let mode = fs::metadata(path).map_or(0, |found| found.mode());
@@ -97,14 +98,14 @@ impl DefaultDirectory {
     }
 }
 
-/// Returns whether the directory was made for one user, who is another.
+/// Returns whether the directory is private to another user.
 fn is_private_to_another(directory: &Metadata) -> bool {
     let (user, of_others) = (geteuid(), directory.mode() & 0o077);
     of_others == 0 && directory.uid() != user.as_raw() && !user.is_root()
 }
 
 /// The user's state directory.
-fn own(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+fn user_state_directory(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let given = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let state = given("XDG_STATE_HOME").or_else(|| given("HOME").map(|home| home.join(".local/state")))?;
     Some(state.join("leasehold"))
@@ -116,15 +117,16 @@ mod tests {
 
     #[test]
     fn the_state_directory_is_found() {
-        let with =
-            |set: &'static str, value: &'static str| own(move |name| (name == set).then(|| OsString::from(value)));
+        let with = |set: &'static str, value: &'static str| {
+            user_state_directory(move |name| (name == set).then(|| OsString::from(value)))
+        };
         assert_eq!(with("XDG_STATE_HOME", "/s"), Some(PathBuf::from("/s/leasehold")));
         assert_eq!(with("HOME", "/h"), Some(PathBuf::from("/h/.local/state/leasehold")));
         assert_eq!(with("HOME", "relative"), None);
     }
 
     #[test]
-    fn the_machines_directory_comes_first_and_its_lack_is_explained() {
+    fn the_machine_wide_directory_comes_first_and_its_lack_is_explained() {
         let machine = tempfile::tempdir().unwrap();
         let own = PathBuf::from("/h/leasehold");
         let found = DefaultDirectory::choose(machine.path().to_owned(), Some(own.clone())).unwrap();

@@ -1,4 +1,4 @@
-//! The directory: where each file is, and how files are made there.
+//! The directory of a namespace: the paths of its files, and the mode and owner of new files.
 
 use std::{
     fs::{self, File, OpenOptions, Permissions},
@@ -19,7 +19,7 @@ use uuid::Uuid;
 use super::{DefaultDirectory, FileOptions, errors::cannot, filesystem, layout, names, record_file, safe_open};
 use crate::{Error, Result, lease::Resource};
 
-/// Access for the owner alone, which every usual umask leaves.
+/// Read and write access for the owner only; no common umask takes it away.
 const OWNER_ONLY: u32 = 0o600;
 
 /// The directory of one namespace.
@@ -36,7 +36,7 @@ pub(super) struct Directory {
     pub(super) in_place: bool,
 }
 
-/// The owner to give new files to, if it is not the user who makes them.
+/// The owner to give new files to, if it is not the user who creates them.
 #[derive(Clone, Copy, Debug)]
 struct Owner {
     user: Option<u32>,
@@ -44,7 +44,7 @@ struct Owner {
 }
 
 impl Directory {
-    /// Opens the namespace's directory; makes it when it is not there.
+    /// Opens the namespace's directory; creates it if it does not exist.
     pub(super) fn open(options: &FileOptions) -> Result<Self> {
         let path = options.root.join(&options.namespace);
         let usual = || options.default_directory.as_ref().map_or(OWNER_ONLY, DefaultDirectory::mode);
@@ -52,7 +52,7 @@ impl Directory {
         let longest = getrlimit(Limit::Fsize).current;
         let in_place = !options.fsync && longest.is_none_or(|longest| longest >= record_file::PAGE as u64);
         let mut directory = Self { path, mode, owner: None, user, fsync: options.fsync, in_place };
-        // Before anything is made, so that a refused file system stays untouched.
+        // Before anything is created, so that a refused file system stays untouched.
         let there = directory.path.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
         filesystem::refuse_shared(there, filesystem::magic(there)?)?;
         layout::prepare(&mut directory, options)?;
@@ -61,7 +61,8 @@ impl Directory {
         Ok(directory)
     }
 
-    /// The directory's creator may have planted a link to somewhere only we can write; no other user can.
+    /// Fails if a part of the directory is a link. Only the owner of the directory can plant one, to a place that only
+    /// this process can write to.
     fn refuse_links(&self) -> Result<()> {
         for part in [self.path.clone(), self.records(), self.presences(), self.logs(), self.path.join("latches")] {
             if fs::symlink_metadata(&part).is_ok_and(|found| !found.is_dir()) {
@@ -72,7 +73,7 @@ impl Directory {
         Ok(())
     }
 
-    /// Takes the mode and the owner from what is there, so that all users of the directory agree on them.
+    /// Takes over the mode and the owner of the existing directory, so that all its users agree on them.
     pub(super) fn adopt_mode_and_owner(&mut self, asked: Option<u32>) -> Result<()> {
         let (path, format) = (&self.path, self.format());
         let there = fs::metadata(path).map_err(|error| cannot("read", path, error))?;
@@ -80,7 +81,7 @@ impl Directory {
         self.mode = mode & 0o666 | 0o600;
         if let Some(asked) = asked.filter(|asked| *asked != self.mode) {
             return Err(Error::invalid_config(format!(
-                "{} was made with mode={:04o} and mode={asked:04o} was asked for; leave mode out of the URL to use the \
+                "{} was created with mode={:04o} and mode={asked:04o} was asked for; leave mode out of the URL to use the \
                  directory as it is, or choose another namespace or directory",
                 path.display(),
                 self.mode
@@ -103,11 +104,11 @@ impl Directory {
         self.mode & 0o022 != 0
     }
 
-    /// Creates an empty file, in the place of what has the name, with the right mode whatever the umask says.
+    /// Creates an empty file with the right mode, whatever the umask; replaces an existing file.
     pub(super) fn create(&self, path: &Path) -> io::Result<File> {
         match self.create_new(path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                // Ours from an earlier try, or a link that someone laid there: never written through.
+                // Left by an earlier try, or a link that someone planted: remove it, never write through it.
                 fs::remove_file(path)?;
                 self.create_new(path)
             }
@@ -115,12 +116,13 @@ impl Directory {
         }
     }
 
-    /// Creates an empty file, which must not be there.
+    /// Creates an empty file; fails if it exists.
     pub(super) fn create_new(&self, path: &Path) -> io::Result<File> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true).mode(self.mode);
         let file = match self.owner {
-            // What root makes here becomes another user's. That user may have put a link in the place of a directory.
+            // Root gives this file to another user, who may have replaced a directory by a link. So open the parent
+            // without following links.
             Some(Owner { user: Some(_), .. }) => {
                 let flags = safe_open::flags(OFlags::NOFOLLOW | OFlags::DIRECTORY);
                 let parent = path.parent().unwrap_or(path);
@@ -134,7 +136,7 @@ impl Directory {
         Ok(file)
     }
 
-    /// Gives a new file the owner and the mode of the directory, so that files made by root stay usable for others.
+    /// Gives a new file the owner and the mode of the directory, so that files created by root stay usable for others.
     pub(super) fn set_owner_and_mode(&self, file: &File) -> io::Result<()> {
         if let Some(Owner { user, group }) = self.owner {
             let _where_permitted = fchown(file, user, Some(group));
@@ -204,7 +206,7 @@ impl Directory {
 }
 
 /// The names and paths of a directory's files.
-pub(super) fn files(directory: &Path) -> Result<Vec<(String, PathBuf)>> {
+pub(super) fn list_files(directory: &Path) -> Result<Vec<(String, PathBuf)>> {
     let read = || -> io::Result<Vec<(String, PathBuf)>> {
         fs::read_dir(directory)?
             .map(|entry| entry.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path())))

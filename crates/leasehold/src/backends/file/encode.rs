@@ -7,7 +7,7 @@ use std::{io, mem};
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::record::{Record, Times, is_bound};
+use super::record::{Record, Times, ends_with_process};
 use crate::{
     lease::{Fence, LeaseId, Resource, Timestamp},
     model::{Entry, Expiry},
@@ -36,13 +36,13 @@ struct Header<'a> {
 #[derive(Serialize)]
 struct EntryLine<'a> {
     owner: Uuid,
-    /// The end of an entry that a clock ends, by the wall clock, for the next boot.
+    /// When the entry expires, by the wall clock, for readers after a reboot; `None` if it does not expire.
     #[serde(skip_serializing_if = "Option::is_none")]
     deadline: Option<Timestamp>,
     entry: &'a Entry,
 }
 
-/// An entry as a record file has it.
+/// The encoded line of one entry.
 #[derive(Debug)]
 pub(super) struct EntryText {
     pub(super) id: LeaseId,
@@ -56,7 +56,13 @@ pub(super) struct EntryText {
 
 impl EntryText {
     pub(super) fn new(entry: &Entry, owner: Uuid, text: Vec<u8>) -> Self {
-        Self { id: entry.id, owner, bound_to: is_bound(entry).then_some(owner), waiting: entry.is_waiting(), text }
+        Self {
+            id: entry.id,
+            owner,
+            bound_to: ends_with_process(entry).then_some(owner),
+            waiting: entry.is_waiting(),
+            text,
+        }
     }
 
     fn encode(entry: &Entry, owner: Uuid, times: &Times<'_>) -> io::Result<Self> {
@@ -72,7 +78,7 @@ impl EntryText {
 /// Encodes the record and brings its lines up to date.
 ///
 /// `changed` are the entries that differ from their lines, sorted. Entries keep their order from one operation to the
-/// next and new ones come last, so that one walk along both finds the line of each.
+/// next and new ones come last, so that one pass over both finds the line of each.
 pub(super) fn record(
     buffer: &mut Vec<u8>,
     record: &mut Record,

@@ -9,11 +9,11 @@ use rustix::io::Errno;
 
 use crate::Error;
 
-/// The error of `doing` something to `path`, with what to do about it.
+/// Creates the error for a failed operation (`doing`, such as "read") on `path`, with advice.
 pub(super) fn cannot(doing: &str, path: &Path, error: io::Error) -> Error {
     let advice = match Errno::from_io_error(&error) {
         Some(Errno::ACCESS | Errno::PERM) => {
-            "give this user access to the directory, name another one, file:///path, or make one that users share: \
+            "give this user access to the directory, name another one, file:///path, or create one that users share: \
              sudo leasehold init file: --group NAME"
         }
         Some(Errno::ROFS) => "choose a directory that can be written to",
@@ -21,7 +21,7 @@ pub(super) fn cannot(doing: &str, path: &Path, error: io::Error) -> Error {
         Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => "nothing was changed; free some space, then try again",
         Some(Errno::NOENT | Errno::NOTDIR) => "the directory is gone or not a directory; restore it and connect again",
         Some(Errno::MFILE | Errno::NFILE) => "too many files are open; raise the limit: ulimit -n",
-        _ => "look at the disk and the directory",
+        _ => "check the disk and the directory",
     };
     let message = format!("the file backend could not {doing} {} ({advice})", path.display());
     let failure = match Errno::from_io_error(&error) {
@@ -40,7 +40,7 @@ pub(super) fn blocked_directory(path: &Path) -> Option<PathBuf> {
     highest_hidden.parent().map(Path::to_owned)
 }
 
-/// Which directory is in the way, if it is not plain from the path.
+/// Names the directory that denies access, unless that is `path` itself.
 fn blocked_by(path: &Path) -> String {
     if let Some(directory) = blocked_directory(path) {
         return format!(": this user may not enter {}", directory.display());

@@ -1,9 +1,9 @@
-//! What doctor reports: the file system, the rights, leftovers, speed, and records that make no sense.
+//! The checks of `leasehold doctor`: file system, permissions, leftover files, write latency and invalid records.
 
 use std::{fs, io::Write as _, os::unix::fs::MetadataExt, path::Path, time::Duration};
 
 use super::{
-    directory::files,
+    directory::list_files,
     filesystem::{self, LockSupport},
     latch,
     names::{self, FileName},
@@ -34,7 +34,7 @@ impl FileInstance {
         findings.push(self.write_latency());
         findings.extend(self.records()?);
         if self.is_removed() {
-            findings.push(Finding::new(Severity::Failure, "presence", self.own.removal().to_string()));
+            findings.push(Finding::new(Severity::Failure, "presence", self.own_presence.removed_error().to_string()));
         }
         Ok(findings)
     }
@@ -64,7 +64,7 @@ impl FileInstance {
                 fs::metadata(directory).is_ok_and(|found| found.mode() & 0o022 != 0 && found.mode() & 0o1000 == 0);
             if others_replace && self.directory.mode() & 0o006 == 0 {
                 let place = directory.display();
-                let message = format!("whoever shares {place} can replace what others made there; chmod +t {place}");
+                let message = format!("whoever shares {place} can replace the files of others there; chmod +t {place}");
                 findings.push(Finding::new(Severity::Warning, "permissions", message));
             }
         }
@@ -76,7 +76,7 @@ impl FileInstance {
                 let advice = if is_meant {
                     let root = records.ancestors().nth(2).unwrap_or(&records).display();
                     format!(
-                        "to share it with a group instead, when no lock is held: remove {root} and make it for a group"
+                        "to share it with a group instead, when no lock is held: remove {root} and create it for a group"
                     )
                 } else {
                     format!("chmod o-w {}", directory.display())
@@ -87,7 +87,7 @@ impl FileInstance {
         }
         if !open_to_all {
             let mode = self.directory.mode();
-            findings.push(Finding::new(Severity::Ok, "permissions", format!("files are made with mode {mode:04o}")));
+            findings.push(Finding::new(Severity::Ok, "permissions", format!("files are created with mode {mode:04o}")));
         }
         if ["/tmp", "/var/tmp"].iter().any(|temporary| self.directory.path().starts_with(temporary)) {
             findings.push(Finding::new(
@@ -103,7 +103,7 @@ impl FileInstance {
     }
 
     fn leftovers(&self) -> Result<Finding> {
-        let removed = presence::tidy(&self.directory, &self.own)?;
+        let removed = presence::tidy(&self.directory, &self.own_presence)?;
         Ok(match removed {
             0 => Finding::new(Severity::Ok, "leftovers", "none"),
             removed => Finding::new(Severity::Info, "leftovers", format!("{removed} files of dead processes removed")),
@@ -111,7 +111,7 @@ impl FileInstance {
     }
 
     fn write_latency(&self) -> Finding {
-        let probe = self.own.aside(u64::MAX);
+        let probe = self.own_presence.temporary_path(u64::MAX);
         let started = self.clock.now();
         let written = self.directory.create(&probe).and_then(|mut file| {
             file.write_all(&[b'x'; 512])?;
@@ -132,10 +132,10 @@ impl FileInstance {
 
     fn records(&self) -> Result<Vec<Finding>> {
         let times = self.times();
-        let mut sound = 0;
+        let mut valid = 0;
         let mut findings = Vec::new();
-        for (name, path) in files(&self.directory.records())? {
-            let latch = match names::read(&name) {
+        for (name, path) in list_files(&self.directory.records())? {
+            let latch = match names::parse(&name) {
                 FileName::Other if name.starts_with('.') => continue,
                 FileName::Other => {
                     findings.push(unknown(&path));
@@ -145,17 +145,17 @@ impl FileInstance {
                 FileName::Hashed(first) => latch::number_by_hash(first),
             };
             match self.resource_of(&path, latch, &times) {
-                Ok(_) => sound += 1,
+                Ok(_) => valid += 1,
                 Err(error) => findings.push(Finding::new(Severity::Failure, "record", format!("{error:#}"))),
             }
         }
         if findings.is_empty() {
-            findings.push(Finding::new(Severity::Ok, "records", format!("{sound}, all sound")));
+            findings.push(Finding::new(Severity::Ok, "records", format!("{valid}, all valid")));
         }
         Ok(findings)
     }
 }
 
 fn unknown(path: &Path) -> Finding {
-    Finding::new(Severity::Warning, "record", format!("{} is no record; remove it", path.display()))
+    Finding::new(Severity::Warning, "record", format!("{} is not a record; remove it", path.display()))
 }

@@ -1,4 +1,4 @@
-//! Which file systems keep locks: those that one kernel alone writes to.
+//! Decides which file systems are safe for locks: those that only one kernel writes to.
 
 use std::path::Path;
 
@@ -65,7 +65,7 @@ mod tests {
     use crate::ErrorKind;
 
     #[test]
-    fn local_file_systems_are_let_in_and_all_others_refused() {
+    fn local_file_systems_are_accepted_and_all_others_refused() {
         for local in [0xEF53, 0x5846_5342, 0x9123_683E, 0x0102_1994, 0x794C_7630, 0x2FC1_2FC1] {
             assert!(matches!(lock_support(local), LockSupport::Local(_)), "{local:x}");
         }

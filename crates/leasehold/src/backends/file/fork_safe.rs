@@ -1,22 +1,23 @@
-//! Opens descriptors that no forked child keeps.
+//! Opens descriptors that a forked child closes at once.
 
 use std::{io, os::fd::AsFd};
 
 use leasehold_fork::{Registration, close_in_child, forks, watch};
 
-/// How often to open again because another thread forked meanwhile.
+/// How often to open a file again because another thread forked in between.
 const TRIES: u32 = 8;
 
 /// A descriptor, and the registration by which a forked child closes it.
 #[derive(Debug)]
-pub(super) struct Unshared<F> {
-    // Fields drop in this order: the number must not be closed in a child once it belongs to another file.
+pub(super) struct ClosedInChild<F> {
+    // Fields drop in this order. If the file were closed first, its number could be reused, and a child would close the
+    // wrong file.
     _registration: Registration,
     pub(super) file: F,
 }
 
-impl<F: AsFd> Unshared<F> {
-    /// Opens a file, again if a thread forked before it was registered: that child would keep it.
+impl<F: AsFd> ClosedInChild<F> {
+    /// Opens and registers a file. Opens it again if a thread forked in between, since that child would keep it open.
     pub(super) fn open(mut open: impl FnMut() -> io::Result<F>) -> io::Result<Self> {
         watch()?;
         let mut tries = 0;

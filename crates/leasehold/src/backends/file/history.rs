@@ -25,21 +25,21 @@ use crate::{
 
 /// The newer file becomes the older one at this size, and the older one is removed.
 const ROTATE_AT: u64 = 4 << 20;
-/// A writer looks at its file again after this many bytes of its own, or after this time.
-const LOOK_AFTER_BYTES: usize = 1 << 16;
-const LOOK_AFTER: Duration = Duration::from_secs(1);
+/// A writer reopens its file, and rotates it if it is full, after it has written this many bytes, or after this time.
+const REOPEN_AFTER_BYTES: usize = 1 << 16;
+const REOPEN_AFTER: Duration = Duration::from_secs(1);
 
 /// The history of one directory, as one instance writes it.
 #[derive(Debug)]
 pub(super) struct HistoryLog {
     directory: Arc<Directory>,
-    open: Mutex<Option<Open>>,
+    open: Mutex<Option<OpenHistory>>,
 }
 
 #[derive(Debug)]
-struct Open {
+struct OpenHistory {
     file: LineFile,
-    looked_at: Moment,
+    opened_at: Moment,
     written: usize,
 }
 
@@ -48,7 +48,7 @@ impl HistoryLog {
         Self { directory, open: Mutex::default() }
     }
 
-    /// Records the ended leases. The operation is done whether this succeeds or not.
+    /// Records the ended leases. A failure is only logged: the operation itself has already succeeded.
     pub(super) fn record(&self, ended: &[EndedLease], now: Moment) {
         if ended.is_empty() {
             return;
@@ -66,11 +66,11 @@ impl HistoryLog {
             lines.push(b'\n');
         }
         let mut slot = self.open.lock();
-        let is_due = |open: &Open| open.written > LOOK_AFTER_BYTES || now.since(open.looked_at) > LOOK_AFTER;
-        // A file whose write fails is opened anew, which finds out whether it is torn.
+        let is_due = |open: &OpenHistory| open.written > REOPEN_AFTER_BYTES || now.since(open.opened_at) > REOPEN_AFTER;
+        // After a failed write, the file is reopened, which checks whether its last line is incomplete.
         let mut open = match slot.take().filter(|open| !is_due(open)) {
             Some(open) => open,
-            None => Open { file: self.current_file()?, looked_at: now, written: 0 },
+            None => OpenHistory { file: self.current_file()?, opened_at: now, written: 0 },
         };
         open.written += lines.len();
         open.file.append(&lines).map_err(|error| cannot("write", &path, error))?;
@@ -78,7 +78,7 @@ impl HistoryLog {
         Ok(())
     }
 
-    /// The newer file, after it was rotated if it is full.
+    /// Opens the newer file, rotating it first if it is full.
     fn current_file(&self) -> Result<LineFile> {
         let path = self.directory.history();
         let open = || LineFile::open(&self.directory, &path).map_err(|error| cannot("write", &path, error));
@@ -110,7 +110,7 @@ fn rotate(directory: &Directory) -> Result<()> {
 pub(super) fn read(directory: &Directory, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
     let mut found = Vec::new();
     let mut seen = None;
-    // The newer file first: if it is rotated in between, it is met twice and read once.
+    // The newer file first: if it is rotated in between, both paths refer to it, and it is read only once.
     for path in [directory.history(), directory.older_history()] {
         let file = match safe_open::regular(File::options().read(true), &path) {
             Ok(file) => file,
@@ -122,7 +122,7 @@ pub(super) fn read(directory: &Directory, filter: &HistoryFilter) -> Result<Vec<
             found.extend(newest_first(&file, there.len(), filter).map_err(|error| cannot("read", &path, error))?);
         }
     }
-    // An expiry is dated when it was due, which may be before the line above it.
+    // An expired lease ends at its deadline, which may be earlier than the end in the line before.
     found.sort_by_key(|ended| Reverse(ended.ended_at));
     found.truncate(filter.limit);
     Ok(found)
@@ -131,7 +131,7 @@ pub(super) fn read(directory: &Directory, filter: &HistoryFilter) -> Result<Vec<
 fn newest_first(file: &File, length: u64, filter: &HistoryFilter) -> io::Result<Vec<EndedLease>> {
     let mut wanted = Vec::new();
     for line in lines(file, 0..length)? {
-        // A line torn by a full disk or a power loss is passed over.
+        // Skip a line that a full disk or a power loss left incomplete.
         if let Ok(ended) = serde_json::from_slice::<EndedLease>(&line?)
             && filter.include(&ended)
         {

@@ -1,10 +1,10 @@
-//! What operators ask: which resources have a record, who holds and waits on each, and what happens.
+//! Answers operators' questions: which resources have a record, who holds or waits for each, and which events happen.
 
 use std::path::{Path, PathBuf};
 
 use super::{
     decode,
-    directory::files,
+    directory::list_files,
     errors::cannot,
     latch::{self, LatchWait},
     names::{self, FileName},
@@ -23,8 +23,8 @@ impl FileInstance {
     /// A stream of what happens to these resources from now on.
     pub(super) fn watch(&self, names: Names) -> Result<EventStream> {
         if self.is_removed() {
-            // Nobody could send it anything.
-            return Err(self.own.removal());
+            // No other instance could send it an event.
+            return Err(self.own_presence.removed_error());
         }
         self.watchers.watch(names)
     }
@@ -32,7 +32,7 @@ impl FileInstance {
     /// One page of live leases. Each resource is settled first, which ends the leases of dead processes.
     pub(super) fn page(&self, filter: &ListFilter) -> Result<Page> {
         if self.is_removed() {
-            return Err(self.own.removal());
+            return Err(self.own_presence.removed_error());
         }
         let mut page = Page::default();
         let mut listed = 0;
@@ -57,7 +57,8 @@ impl FileInstance {
     }
 
     fn settled(&self, resource: &Resource) -> Result<Vec<LeaseRecord>> {
-        let scope = OperationScope { resource, callers: &[], wait: LatchWait::Bounded, if_removed: IfRemoved::Refuse };
+        let scope =
+            OperationScope { resource, lease_ids: &[], wait: LatchWait::Bounded, if_removed: IfRemoved::Refuse };
         let leases = self.operate(&scope, |state, context, effects| {
             state.settle(context, effects);
             state.records(resource, context)
@@ -65,17 +66,18 @@ impl FileInstance {
         Ok(leases.unwrap_or_default())
     }
 
-    /// What the record says of a resource that cannot be settled: while a stopped process has the latch nobody gets
-    /// the lock, and whoever lists all wants to see who stands in the way. Empty if the record cannot be read either.
+    /// Lists a resource from its record alone, because it cannot be settled. A stopped process that holds the latch
+    /// blocks everybody, and an operator who lists all locks must see who holds them. Returns nothing if the record
+    /// cannot be read either.
     fn unsettled(&self, resource: &Resource, why: &Error) -> Vec<LeaseRecord> {
         let times = self.times();
         let path = self.directory.record(resource);
         let read = safe_open::read(&path).map_err(|error| cannot("read", &path, error));
         let Ok((_, record)) = read.and_then(|bytes| decode::record(&bytes, &path, &times, Record::default())) else {
-            tracing::warn!(%resource, error = %why, "a resource is missing in the list");
+            tracing::warn!(%resource, error = %why, "a resource is missing from the list");
             return Vec::new();
         };
-        tracing::warn!(%resource, error = %why, "a resource is listed as its record has it");
+        tracing::warn!(%resource, error = %why, "a resource is listed from its record, which may be out of date");
         let context = Context { now: times.now, wall: times.wall, presence: &|_| Presence::Present };
         record.state.records(resource, &context)
     }
@@ -102,16 +104,16 @@ impl FileInstance {
 
     fn stored_resources(&self) -> Result<Vec<Resource>> {
         let times = self.times();
-        let resource = |(name, path): (String, PathBuf)| match names::read(&name) {
+        let resource = |(name, path): (String, PathBuf)| match names::parse(&name) {
             FileName::Of(resource) => Some(resource),
             FileName::Other => None,
             FileName::Hashed(first) => {
                 self.resource_of(&path, latch::number_by_hash(first), &times).unwrap_or_else(|error| {
-                    tracing::warn!(error = format_args!("{error:#}"), "a resource is missing in the list");
+                    tracing::warn!(error = format_args!("{error:#}"), "a resource is missing from the list");
                     None
                 })
             }
         };
-        Ok(files(&self.directory.records())?.into_iter().filter_map(resource).collect())
+        Ok(list_files(&self.directory.records())?.into_iter().filter_map(resource).collect())
     }
 }

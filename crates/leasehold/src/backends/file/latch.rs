@@ -2,9 +2,9 @@
 //!
 //! A latch file is never renamed or unlinked, and stays open for the life of
 //! the instance. Threads of one instance exclude each other by a mutex,
-//! processes by flock. The file also remembers the newest fence issued under
-//! it, so that no lost record lets a fence fall. The mutex also guards the
-//! record that this instance last read or wrote under the latch.
+//! processes by flock. The file also stores the newest fence issued under
+//! it, so that fences never decrease, even if a record is lost. The mutex also
+//! guards the record that this instance last read or wrote under the latch.
 
 use std::{
     fs::{self, File},
@@ -20,7 +20,8 @@ use rustix::fs::{major, minor};
 use sha2::{Digest, Sha256};
 
 use super::{
-    directory::Directory, errors::cannot, fork_safe::Unshared, record::CachedRecord, record_file::RecordFile, safe_open,
+    directory::Directory, errors::cannot, fork_safe::ClosedInChild, record::CachedRecord, record_file::RecordFile,
+    safe_open,
 };
 use crate::{
     Error, Result,
@@ -28,17 +29,18 @@ use crate::{
 };
 
 const LATCHES: u8 = 64;
-/// An operation takes far less than a millisecond: whoever waits this long waits for a stopped process.
+/// How long to wait for one process. An operation takes far less than a millisecond, so a process that holds a latch
+/// this long is stopped or stuck.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 /// How long a caller's thread may wait for another thread of this process.
 const BRIEFLY: Duration = Duration::from_micros(200);
 const FIRST_PAUSE: Duration = Duration::from_micros(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(2);
-/// A larger buffer is given back after use.
+/// A larger buffer is freed after use.
 const LARGEST_BUFFER: usize = 1 << 20;
 /// Guards the rotation of history.
 pub(super) const HISTORY: &str = "history";
-/// What a new latch file holds: as many bytes as every later fence, so that writing one needs no space.
+/// The content of a new latch file. It is as long as every later fence, so that storing one needs no disk space.
 pub(super) const NO_FENCE: &str = "0000000000000000\n";
 
 /// The numbers of all latches that guard records.
@@ -70,7 +72,7 @@ pub(super) fn number_by_hash(first: u8) -> u8 {
 pub(super) enum LatchWait {
     /// A moment, on a caller's thread.
     Briefly,
-    /// Until the latch is free or one process has had it for two seconds; on a thread that may block.
+    /// Until the latch is free or one process has had it for two seconds; on a blocking thread.
     Bounded,
 }
 
@@ -91,11 +93,11 @@ struct LatchTurns {
 /// One latch of this instance.
 #[derive(Debug, Default)]
 struct LatchSlot {
-    file: Option<Unshared<File>>,
+    file: Option<ClosedInChild<File>>,
     /// The last wait timed out; give up quickly until the latch is free.
     stuck: bool,
     record: Option<CachedRecord>,
-    /// The previous record file, kept open: alternating processes exchange the same few files.
+    /// The previous record file, kept open because processes that take turns swap the same few files.
     older: Option<RecordFile>,
     buffer: Vec<u8>,
 }
@@ -142,7 +144,7 @@ impl LatchSlot {
     fn lock(&mut self, path: &Path, wait: LatchWait) -> Result<bool> {
         if self.file.is_none() {
             let open = || safe_open::regular(File::options().read(true).write(true), path);
-            self.file = Some(Unshared::open(open).map_err(|error| cannot("open", path, error))?);
+            self.file = Some(ClosedInChild::open(open).map_err(|error| cannot("open", path, error))?);
         }
         let file = self.file();
         if try_lock(file, path)? {
@@ -188,13 +190,13 @@ pub(super) fn try_lock(file: &File, path: &Path) -> Result<bool> {
     }
 }
 
-/// A latch that this thread has until it drops it.
+/// A latch that this thread holds until the value is dropped.
 #[derive(Debug)]
 pub(super) struct Latch<'a> {
     slot: MutexGuard<'a, LatchSlot>,
     path: &'a Path,
     locked: bool,
-    /// Closed once other processes are let in.
+    /// A record file to close after the latch is unlocked.
     out_of_date: Option<RecordFile>,
 }
 
@@ -204,21 +206,21 @@ impl Latch<'_> {
         let mut bytes = [0; 32];
         let length = self.slot.file().read_at(&mut bytes, 0).map_err(|error| cannot("read", self.path, error))?;
         let text = bytes[..length].trim_ascii();
-        // A power loss may leave the file empty or full of zero bytes; the wall clock floors the fence then.
+        // A power loss may leave the file empty or full of zero bytes; new fences then start from the wall clock.
         if text.iter().all(|byte| *byte == 0) {
             return Ok(Fence::default());
         }
         let fence = std::str::from_utf8(text).ok().and_then(|text| text.parse().ok()).map(Fence::new);
         fence.filter(|fence| *fence <= Fence::MAX).ok_or_else(|| {
             Error::unavailable(format!(
-                "{} holds something else than a fence; empty the file: new fences then start from the wall clock",
+                "{} does not contain a fence; empty the file: new fences then start from the wall clock",
                 self.path.display()
             ))
         })
     }
 
-    /// Stores the newest fence; called before the record that shows it is in place.
-    pub(super) fn raise(&self, fence: Fence, fsync: bool) -> Result<()> {
+    /// Stores the newest fence. Call it before the record with that fence is visible.
+    pub(super) fn store_fence(&self, fence: Fence, fsync: bool) -> Result<()> {
         let text = format!("{:016}\n", fence.get());
         let file = self.slot.file();
         let written = file.write_all_at(text.as_bytes(), 0);
@@ -250,12 +252,12 @@ impl Latch<'_> {
         self.out_of_date = Some(file);
     }
 
-    /// A buffer to encode or read a record with, which keeps its memory.
+    /// A reusable buffer for encoding and reading records.
     pub(super) fn buffer(&mut self) -> &mut Vec<u8> {
         &mut self.slot.buffer
     }
 
-    /// Lets other processes in; threads of this instance still wait until the latch is dropped.
+    /// Unlocks the latch for other processes; threads of this instance still wait until it is dropped.
     pub(super) fn unlock(&mut self) {
         // Unlock explicitly: the file stays open, and a child that is just being started may share it.
         if std::mem::take(&mut self.locked)
@@ -293,7 +295,8 @@ fn holder_pid(path: &Path) -> Option<u32> {
     pid_in(&fs::read_to_string("/proc/locks").ok()?, &device, file.ino())
 }
 
-/// Finds who holds the lock: on this device, else, where the device reads otherwise (btrfs), with this inode.
+/// Finds the pid that holds the lock: by device and inode, or by inode alone where `/proc/locks` shows another device
+/// (btrfs).
 fn pid_in(locks: &str, device: &str, inode: u64) -> Option<u32> {
     let mut by_inode = None;
     for line in locks.lines() {

@@ -1,4 +1,4 @@
-//! Makes a directory as a whole, checks the version of one that is there, and repairs what a power loss tore.
+//! Creates a directory atomically, checks the version of an existing one, and repairs one that a power loss damaged.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, Permissions},
@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::{
     DefaultDirectory, FileOptions,
-    directory::{Directory, files},
+    directory::{Directory, list_files},
     errors::cannot,
     latch, safe_open,
 };
@@ -23,47 +23,50 @@ use crate::{Error, Result};
 const FORMAT: &str = "leasehold-file";
 const VERSION: u32 = 3;
 const OLDEST_USER: u32 = 3;
-/// Where every user of the directory makes, renames and removes files.
+/// Where every user of the directory creates, renames and removes files.
 const SHARED_DIRECTORIES: [&str; 3] = ["records", "presence", "logs"];
 const LATCHES: &str = "latches";
 const FILES: [&str; 3] = ["format", "boot", "watchers"];
+/// The prefix of the temporary names of unfinished files and directories.
 pub(super) const UNFINISHED: &str = ".new-";
 const OTHERS_WRITE: u32 = 0o022;
-/// Nobody but the owner removes or renames what is in a directory of this mode.
+/// In a directory with this bit, only the owner of a file, or of the directory, can remove or rename the file.
 const STICKY: u32 = 0o1000;
-/// A directory that is still being made after this long was left by a process that died.
-const ABANDONED: Duration = Duration::from_secs(3600);
+/// A directory that is still being created after this long was left by a process that died.
+const DIRECTORY_ABANDONED_AFTER: Duration = Duration::from_secs(3600);
 
 /// What the format file says.
 #[derive(Debug, PartialEq, Eq)]
 enum Format {
     /// There is no format file.
     Absent,
-    /// A power loss left nothing in it.
-    Torn,
+    /// A power loss left it empty.
+    Empty,
     /// This program may use the directory.
     Usable,
     Other(String),
 }
 
-/// Makes the directory if it is not there, and fails unless this program may use it.
+/// Creates the directory if it does not exist, and fails unless this program may use it.
 pub(super) fn prepare(directory: &mut Directory, options: &FileOptions) -> Result<()> {
     let root = &options.root;
     if format_of(directory)? == Format::Absent {
-        make_root(directory, root, options.default_directory.as_ref())?;
-        make(directory)?;
+        create_root(directory, root, options.default_directory.as_ref())?;
+        create(directory)?;
     }
     tidy_unfinished(directory, root);
-    if format_of(directory)? == Format::Torn && files(directory.path())?.iter().all(|(name, _)| is_ours(name)) {
+    if format_of(directory)? == Format::Empty && list_files(directory.path())?.iter().all(|(name, _)| is_ours(name)) {
         repair(directory)?;
     }
     let path = directory.path().display();
     match format_of(directory)? {
         Format::Usable => Ok(()),
         Format::Absent => Err(Error::invalid_config(format!(
-            "{path} holds other files and no leases; choose an empty or a new directory"
+            "{path} contains other files and no leases; choose an empty or a new directory"
         ))),
-        Format::Torn => Err(Error::unsupported(format!("{path} has an empty format file and files of others"))),
+        Format::Empty => {
+            Err(Error::unsupported(format!("{path} has an empty format file, and files that leasehold did not create")))
+        }
         Format::Other(format) => {
             let again = match options.default_directory {
                 Some(DefaultDirectory::Machine(_)) => ", then: sudo leasehold init file: --group NAME",
@@ -87,7 +90,7 @@ fn format_of(directory: &Directory) -> Result<Format> {
     };
     let text = String::from_utf8_lossy(&bytes).trim_end().to_owned();
     if text.bytes().all(|byte| byte == 0) {
-        return Ok(Format::Torn);
+        return Ok(Format::Empty);
     }
     let mut words = text.split(' ');
     let named = words.next() == Some(FORMAT);
@@ -98,9 +101,10 @@ fn format_of(directory: &Directory) -> Result<Format> {
     }
 }
 
-/// Makes the root if it is missing: the user's own with its parents, that of a URL only if its parent exists, since a
-/// missing parent may be a mistyped path or a disk that is not mounted. Only `init` makes the machine's.
-fn make_root(directory: &Directory, root: &Path, chosen: Option<&DefaultDirectory>) -> Result<()> {
+/// Creates the root if it is missing. The user's own directory is created with its parents. A path from a URL needs an
+/// existing parent, since a missing one may be a typo or an unmounted disk. Only `init` creates the machine-wide
+/// directory.
+fn create_root(directory: &Directory, root: &Path, chosen: Option<&DefaultDirectory>) -> Result<()> {
     if root.is_dir() {
         return Ok(());
     }
@@ -111,8 +115,8 @@ fn make_root(directory: &Directory, root: &Path, chosen: Option<&DefaultDirector
         None => {
             if let Some(missing) = root.ancestors().skip(1).take_while(is_missing).last() {
                 return Err(Error::invalid_config(format!(
-                    "{} does not exist, and the file backend makes only the last directory of {}; make the others, or \
-                     correct the URL",
+                    "{} does not exist, and the file backend creates only the last directory of {}; create the others, \
+                     or correct the URL",
                     missing.display(),
                     root.display()
                 )));
@@ -124,39 +128,39 @@ fn make_root(directory: &Directory, root: &Path, chosen: Option<&DefaultDirector
     match created.and_then(|()| set_mode(root, mode)) {
         // Another process was faster.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && root.is_dir() => Ok(()),
-        created => created.map_err(|error| cannot("make", root, error)),
+        created => created.map_err(|error| cannot("create", root, error)),
     }
 }
 
-/// Makes the layout aside and renames it, so that it is there as a whole or not at all.
-fn make(directory: &Directory) -> Result<()> {
+/// Creates the layout under a temporary name and renames it, so that it appears atomically.
+fn create(directory: &Directory) -> Result<()> {
     let parent = directory.path().parent().unwrap_or(Path::new("/"));
-    let aside = parent.join(format!("{UNFINISHED}{}", Uuid::new_v4().simple()));
-    let made = fill(directory, &aside).and_then(|()| fs::rename(&aside, directory.path()));
-    // A parent that may not be read cannot be forced to the disk.
+    let temporary = parent.join(format!("{UNFINISHED}{}", Uuid::new_v4().simple()));
+    let created = fill(directory, &temporary).and_then(|()| fs::rename(&temporary, directory.path()));
+    // A parent that this user cannot read cannot be synced.
     let _best_effort = sync(parent);
-    if made.is_err() {
-        let _best_effort = fs::remove_dir_all(&aside);
+    if created.is_err() {
+        let _best_effort = fs::remove_dir_all(&temporary);
     }
-    match made {
+    match created {
         // Another process was faster, or the directory has other files; its format tells which.
         Err(error) if matches!(error.kind(), io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists) => Ok(()),
-        made => made.map_err(|error| cannot("make", directory.path(), error)),
+        created => created.map_err(|error| cannot("create", directory.path(), error)),
     }
 }
 
-fn fill(directory: &Directory, aside: &Path) -> io::Result<()> {
-    DirBuilder::new().mode(0o700).create(aside)?;
-    create_missing(directory, aside)?;
-    write_format(directory, &aside.join("format"))?;
-    set_mode(aside, directory.directory_mode() & !OTHERS_WRITE)?;
-    sync(aside)
+fn fill(directory: &Directory, temporary: &Path) -> io::Result<()> {
+    DirBuilder::new().mode(0o700).create(temporary)?;
+    create_missing(directory, temporary)?;
+    write_format(directory, &temporary.join("format"))?;
+    set_mode(temporary, directory.directory_mode() & !OTHERS_WRITE)?;
+    sync(temporary)
 }
 
-/// Makes what is missing of directories, latches and fixed files, on the disk too.
+/// Creates the missing directories, latches and fixed files, and syncs them to disk.
 ///
-/// Other users may neither put a link in the place of a directory nor remove a latch, whose lock would then exclude
-/// nobody: only the owner makes and renames files outside of the shared directories.
+/// Outside the shared directories, only the owner may create or rename files. Otherwise another user could replace a
+/// directory by a link, or remove a latch, whose lock would then exclude nobody.
 fn create_missing(directory: &Directory, path: &Path) -> io::Result<()> {
     let open = directory.directory_mode();
     for (name, mode) in SHARED_DIRECTORIES.map(|name| (name, open)).into_iter().chain([(LATCHES, open & !OTHERS_WRITE)])
@@ -164,7 +168,7 @@ fn create_missing(directory: &Directory, path: &Path) -> io::Result<()> {
         let path = path.join(name);
         match DirBuilder::new().mode(mode).create(&path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            made => made.and_then(|()| set_mode(&path, mode))?,
+            created => created.and_then(|()| set_mode(&path, mode))?,
         }
     }
     let latches = latch::file_names().map(|latch| (path.join(LATCHES).join(latch), latch::NO_FENCE));
@@ -172,7 +176,7 @@ fn create_missing(directory: &Directory, path: &Path) -> io::Result<()> {
         match directory.create_new(&path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             // The file must be there after a power loss; what is in it may be lost.
-            made => made?.write_all(content.as_bytes())?,
+            created => created?.write_all(content.as_bytes())?,
         }
     }
     SHARED_DIRECTORIES.iter().chain([&LATCHES]).try_for_each(|name| sync(&path.join(name)))
@@ -192,25 +196,28 @@ fn write_format(directory: &Directory, path: &Path) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Completes a torn directory; two processes may do so at once, with the same result.
+/// Completes a damaged directory; two processes may do so at once, with the same result.
 fn repair(directory: &mut Directory) -> Result<()> {
-    tracing::warn!(directory = %directory.path().display(), "the directory was torn when the machine went down; repairing");
+    tracing::warn!(directory = %directory.path().display(), "a power loss damaged the directory; repairing it");
     directory.adopt_mode_and_owner(None)?;
-    let aside = directory.path().join(format!("{UNFINISHED}{}", Uuid::new_v4().simple()));
+    let temporary = directory.path().join(format!("{UNFINISHED}{}", Uuid::new_v4().simple()));
     let repaired = create_missing(directory, directory.path())
-        .and_then(|()| write_format(directory, &aside))
-        .and_then(|()| fs::rename(&aside, directory.format()))
+        .and_then(|()| write_format(directory, &temporary))
+        .and_then(|()| fs::rename(&temporary, directory.format()))
         .and_then(|()| sync(directory.path()));
     repaired.map_err(|error| cannot("repair", directory.path(), error))
 }
 
-/// Removes directories that were being made when their maker died.
+/// Removes directories whose creator died before it had renamed them.
 fn tidy_unfinished(directory: &Directory, root: &Path) {
     let changed = |path: &Path| fs::symlink_metadata(path).and_then(|found| found.modified());
     let Ok(now) = changed(&directory.presences()) else { return };
-    for (name, path) in files(root).unwrap_or_default() {
+    for (name, path) in list_files(root).unwrap_or_default() {
         let unfinished = name.strip_prefix(UNFINISHED).is_some_and(|id| Uuid::try_parse(id).is_ok());
-        let abandoned = || changed(&path).is_ok_and(|made| now.duration_since(made).is_ok_and(|age| age > ABANDONED));
+        let abandoned = || {
+            changed(&path)
+                .is_ok_and(|created| now.duration_since(created).is_ok_and(|age| age > DIRECTORY_ABANDONED_AFTER))
+        };
         if unfinished && abandoned() {
             let _best_effort = fs::remove_dir_all(&path);
         }
@@ -221,7 +228,7 @@ fn is_ours(name: &str) -> bool {
     SHARED_DIRECTORIES.contains(&name) || name == LATCHES || FILES.contains(&name) || name.starts_with(UNFINISHED)
 }
 
-/// Forces to the disk which files a directory has.
+/// Syncs the entries of a directory to disk.
 fn sync(directory: &Path) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }

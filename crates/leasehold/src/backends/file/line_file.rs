@@ -14,12 +14,12 @@ use super::{directory::Directory, safe_open};
 #[derive(Debug)]
 pub(super) struct LineFile {
     pub(super) file: File,
-    /// A full disk or a power loss has left a line without its end, which must not swallow the next one.
-    torn: bool,
+    /// Whether a full disk or a power loss left the last line incomplete. The next write then starts on a new line.
+    incomplete: bool,
 }
 
 impl LineFile {
-    /// Opens the file; creates it when it is not there.
+    /// Opens the file; creates it if it does not exist.
     pub(super) fn open(directory: &Directory, path: &Path) -> io::Result<Self> {
         let open = || safe_open::regular(OpenOptions::new().read(true).append(true), path);
         let file = match open() {
@@ -34,19 +34,19 @@ impl LineFile {
         if let Some(at) = file.metadata()?.len().checked_sub(1) {
             file.read_at(&mut last, at)?;
         }
-        Ok(Self { file, torn: last != [b'\n'] })
+        Ok(Self { file, incomplete: last != [b'\n'] })
     }
 
     /// Appends lines with one write, so that those of two processes never mix.
     pub(super) fn append(&mut self, lines: &[u8]) -> io::Result<()> {
-        if std::mem::take(&mut self.torn) {
+        if std::mem::take(&mut self.incomplete) {
             return self.file.write_all(&[b"\n", lines].concat());
         }
         self.file.write_all(lines)
     }
 }
 
-/// The lines of a part of a file; of one that someone made huge, only the last ones.
+/// Reads the lines in a part of a file. If the part is too large, reads only its end.
 pub(super) fn lines(mut file: &File, part: Range<u64>) -> io::Result<impl Iterator<Item = io::Result<Vec<u8>>>> {
     let start = part.start.max(part.end.saturating_sub(safe_open::LARGEST as u64));
     file.seek(SeekFrom::Start(start))?;

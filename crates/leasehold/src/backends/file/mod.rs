@@ -1,10 +1,10 @@
 //! `file:`: leases in a local directory, shared by the processes of one machine. Linux only.
 //!
 //! A lease lasts as long as its process, unless it is detached. Each operation
-//! runs the [model](crate::backend::model) while it holds a latch file, and
-//! replaces each record as a whole. Each instance has one FIFO, which serves two
-//! purposes: other processes write notifications to it, and the kernel closes it
-//! when the process dies, so that the others notice.
+//! locks a latch file (`latch.rs`), runs the [model](crate::backend::model),
+//! and replaces the record atomically. Each instance has one FIFO, which serves
+//! two purposes: other processes write notifications to it, and the kernel
+//! closes it when the process dies, so that the others notice.
 //!
 //! Writing to the FIFO of a process that dies at that moment raises `SIGPIPE`.
 //! Rust programs ignore that signal from their start; do not restore its default
@@ -25,7 +25,6 @@ mod latch;
 mod layout;
 mod line_file;
 mod names;
-mod neighbours;
 mod notifications;
 mod ops;
 mod options;
@@ -37,6 +36,7 @@ mod runs;
 mod safe_open;
 mod spares;
 mod user_directory;
+mod watch_targets;
 mod watchers;
 
 use std::{collections::BTreeMap, fs, os::fd::OwnedFd, path::Path, sync::Arc, thread};
@@ -97,17 +97,17 @@ impl FileBackend {
         let runtime = Handle::current();
         let opening = runtime.clone();
         let instance = run_blocking(&runtime, move || open_instance(&options, opening)).await?;
-        let (notifications, listener) = NotificationReader::start(&instance.own, &instance.inbox, &runtime)
+        let (notifications, listener) = NotificationReader::start(&instance.own_presence, &instance.inbox, &runtime)
             .map_err(|error| Error::unavailable("cannot watch for notifications").caused_by(error))?;
         Ok(Self { incarnation: incarnation(&instance.boot), notifications, listener, instance, runtime })
     }
 
-    /// Runs an operation: on this thread while the directory answers fast, otherwise on one that may block.
+    /// Runs an operation: on this thread while operations are fast, otherwise on a blocking thread.
     ///
-    /// `operation` returns `None` if a latch is not free within the wait, and may then be run again.
+    /// `operation` returns `None` if it cannot take the latch in time; it is then run again on a blocking thread.
     ///
     /// # Cancel safety
-    /// A dropped call did nothing, or does all of it: what has begun is completed.
+    /// If the future is dropped, the operation either has not started or runs to completion.
     async fn run<T: Send + 'static>(
         &self,
         operation: impl Fn(&FileInstance, LatchWait) -> Result<Option<T>> + Send + 'static,
@@ -123,7 +123,7 @@ impl FileBackend {
         done.ok_or_else(|| Error::unavailable("a latch of the directory was not free; try again"))
     }
 
-    /// Runs what may take long on a thread that may block.
+    /// Runs slow work on a blocking thread.
     async fn run_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&FileInstance) -> Result<T> + Send + 'static,
@@ -139,23 +139,23 @@ impl FileBackend {
 
 impl Drop for FileBackend {
     fn drop(&mut self) {
-        if !self.instance.own.is_inherited() {
+        if !self.instance.own_presence.is_inherited() {
             self.listener.abort();
             self.notifications.leave_caller();
             self.instance.spares.remove_all();
-            self.instance.own.vanish();
+            self.instance.own_presence.remove();
         }
     }
 }
 
 fn open_instance(options: &FileOptions, runtime: Handle) -> Result<Arc<FileInstance>> {
     let directory = Arc::new(Directory::open(options)?);
-    let own = Arc::new(OwnPresence::appear(Arc::clone(&directory))?);
-    presence::tidy(&directory, &own)?;
+    let own_presence = Arc::new(OwnPresence::create(Arc::clone(&directory))?);
+    presence::tidy(&directory, &own_presence)?;
     let boot = boot_id()?;
     recovery::recover(&directory, &boot)?;
     let hints = HintSender::new();
-    let watchers = Arc::new(Watchers::open(Arc::clone(&directory), Arc::clone(&own))?);
+    let watchers = Arc::new(Watchers::open(Arc::clone(&directory), Arc::clone(&own_presence))?);
     let inbox = NotificationInbox {
         hints: hints.clone(),
         watchers: Arc::clone(&watchers),
@@ -166,7 +166,7 @@ fn open_instance(options: &FileOptions, runtime: Handle) -> Result<Arc<FileInsta
     Ok(Arc::new(FileInstance {
         latches: Latches::new(&directory),
         death_watch: DeathWatch::new(Arc::clone(&directory), runtime, hints),
-        spares: Spares::new(Arc::clone(&own)),
+        spares: Spares::new(Arc::clone(&own_presence)),
         history: HistoryLog::new(Arc::clone(&directory)),
         inbox: Arc::new(inbox),
         clock: Arc::clone(&options.clock),
@@ -177,18 +177,19 @@ fn open_instance(options: &FileOptions, runtime: Handle) -> Result<Arc<FileInsta
         slow: false.into(),
         directory,
         watchers,
-        own,
+        own_presence,
         boot,
     }))
 }
 
-/// Runs what may block on the runtime's threads for that; it completes even if the caller goes away.
+/// Runs `work` on the runtime's blocking threads. It completes even if the caller is dropped.
 async fn run_blocking<T: Send + 'static>(
     runtime: &Handle,
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let done = runtime.spawn_blocking(work).await;
-    done.unwrap_or_else(|error| Err(Error::unavailable("the work on the directory was cut off").caused_by(error)))
+    let interrupted = "an operation on the directory was interrupted";
+    done.unwrap_or_else(|error| Err(Error::unavailable(interrupted).caused_by(error)))
 }
 
 /// Returns whether this is a thread of the engine, on which nothing may wait for a disk.
@@ -237,10 +238,10 @@ impl Backend for FileBackend {
         };
         let request = request.clone();
         let acquire = move |instance: &FileInstance, wait| {
-            user_directory::refuse_if_machine_has_place(instance.missing_machine_directory.as_deref())?;
+            user_directory::refuse_if_machine_directory_exists(instance.missing_machine_directory.as_deref())?;
             let key = &request.key;
             let scope =
-                OperationScope { resource: &key.resource, callers: &[key.id], wait, if_removed: IfRemoved::Refuse };
+                OperationScope { resource: &key.resource, lease_ids: &[key.id], wait, if_removed: IfRemoved::Refuse };
             instance.operate(&scope, |state, context, effects| state.acquire(&request, expiry, context, effects))
         };
         let decision = self.run(acquire).await?;
@@ -263,7 +264,7 @@ impl Backend for FileBackend {
         let release = move |instance: &FileInstance, wait| {
             let scope = OperationScope {
                 resource: &key.resource,
-                callers: &[key.id],
+                lease_ids: &[key.id],
                 wait,
                 if_removed: IfRemoved::CountAsDead,
             };
@@ -278,11 +279,11 @@ impl Backend for FileBackend {
     }
 
     fn inheritable(&self) -> Option<OwnedFd> {
-        self.instance.own.lend()
+        self.instance.own_presence.duplicate_for_child()
     }
 }
 
-/// Renews the leases of one resource after the other; one that cannot be renewed does not stop the others.
+/// Renews leases resource by resource. If one resource fails, the others are still renewed.
 fn renew(instance: &FileInstance, renewals: &[Renewal], wait: LatchWait) -> Result<Option<Vec<Standing>>> {
     let mut by_resource: BTreeMap<&Resource, Vec<usize>> = BTreeMap::new();
     for (at, renewal) in renewals.iter().enumerate() {
@@ -291,8 +292,8 @@ fn renew(instance: &FileInstance, renewals: &[Renewal], wait: LatchWait) -> Resu
     let mut standings = vec![Standing::Unknown; renewals.len()];
     let mut failure: Option<Error> = None;
     for (resource, places) in by_resource {
-        let callers: Vec<LeaseId> = places.iter().map(|at| renewals[*at].key.id).collect();
-        let scope = OperationScope { resource, callers: &callers, wait, if_removed: IfRemoved::CountAsDead };
+        let lease_ids: Vec<LeaseId> = places.iter().map(|at| renewals[*at].key.id).collect();
+        let scope = OperationScope { resource, lease_ids: &lease_ids, wait, if_removed: IfRemoved::CountAsDead };
         let renewed = instance.operate(&scope, |state, context, effects| {
             places.iter().map(|at| state.renew(&renewals[*at], context, effects)).collect::<Vec<_>>()
         });
@@ -319,7 +320,7 @@ impl Inspect for FileBackend {
     async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
         let (resource, reason) = (resource.clone(), reason.to_owned());
         let evict = move |instance: &FileInstance, wait| {
-            let scope = OperationScope { resource: &resource, callers: &[], wait, if_removed: IfRemoved::Refuse };
+            let scope = OperationScope { resource: &resource, lease_ids: &[], wait, if_removed: IfRemoved::Refuse };
             instance.operate(&scope, |state, context, effects| state.evict(expected, &reason, context, effects))
         };
         self.run(evict).await

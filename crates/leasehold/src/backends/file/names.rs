@@ -36,14 +36,15 @@ pub(super) fn file_name(resource: &Resource) -> String {
 pub(super) enum FileName {
     /// The record of this resource.
     Of(Resource),
-    /// The record of a resource whose long name only the record tells; its hash begins with this byte.
+    /// The record of a resource with a long name, which only the record contains. The name's hash begins with this
+    /// byte.
     Hashed(u8),
     /// Not a record.
     Other,
 }
 
-/// Reads a file name back.
-pub(super) fn read(name: &str) -> FileName {
+/// Parses the name of a file in the records' directory.
+pub(super) fn parse(name: &str) -> FileName {
     let Some(encoded) = name.strip_suffix(SUFFIX).filter(|encoded| !encoded.starts_with('.')) else {
         return FileName::Other;
     };
@@ -74,7 +75,7 @@ mod tests {
             let file = file_name(&resource);
             assert!(file.len() <= 210 && !file.contains('/') && !file.starts_with('.'), "{file}");
             assert!(seen.insert(file.clone()), "{file}");
-            match read(&file) {
+            match parse(&file) {
                 FileName::Of(back) => assert_eq!(back, resource),
                 other => {
                     let first = Sha256::digest(name)[0];
@@ -85,9 +86,9 @@ mod tests {
     }
 
     #[test]
-    fn what_no_resource_is_stored_under_is_no_record() {
+    fn a_name_that_file_name_never_creates_is_not_a_record() {
         for name in [".new-x", "a", "a%2.json", "a%zz.json", "%61.json", "a b.json", ".json", "%FF.json", "~x.json"] {
-            assert_eq!(read(name), FileName::Other, "{name}");
+            assert_eq!(parse(name), FileName::Other, "{name}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What instances send each other: lines in the FIFO of the receiver.
+//! The notifications that instances send each other, as lines in the receiver's FIFO.
 
 use std::{
     collections::HashSet,
@@ -31,21 +31,21 @@ use crate::{
 
 /// A line that never ends is dropped at this length.
 const LONGEST_LINE: usize = 1 << 16;
-/// One page.
+/// The smallest capacity of a FIFO: one page.
 const SMALLEST_FIFO: usize = 4096;
 
 /// One line. Receivers ignore lines that they do not know, so that newer versions may send more.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Notification {
-    /// This waiting lease holds now.
+    /// This waiting lease was granted.
     Granted { id: LeaseId, fence: Fence, provisional: bool },
-    /// This lease was taken away.
+    /// This lease was evicted.
     Evicted(LeaseId),
-    /// Something changed for those who wait for this resource.
+    /// Something changed for the waiters of this resource.
     Changed(Resource),
     /// A process ahead must confirm its grant of this resource within this time, or the next in line gets it.
     Provisional(Duration, Resource),
-    /// Something happened, for those who watch.
+    /// Something happened, for instances that watch events.
     Event(Box<Event>),
     /// An event was too long to be sent.
     MissedEvent,
@@ -97,14 +97,14 @@ impl Notification {
     }
 }
 
-/// Passes notifications on to the engine and to those who watch.
+/// Passes notifications on to the engine and to the event streams.
 #[derive(Debug)]
 pub(super) struct NotificationInbox {
     pub(super) hints: HintSender,
     pub(super) watchers: Arc<Watchers>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) runtime: Handle,
-    /// The resources whose provisional grants are waited for.
+    /// The resources for which an `ask_again_in` timer is running.
     pub(super) provisional: Arc<Mutex<HashSet<Resource>>>,
 }
 
@@ -148,15 +148,15 @@ impl NotificationInbox {
 
 /// Reads what others write to this instance, on the I/O thread and on the runtime of a caller that waits.
 ///
-/// A line that only the I/O thread reads wakes that thread and then the caller's, and each wake-up takes longer than all
-/// the rest of a hand-off. So both are woken, and the first to get there reads.
+/// If only the I/O thread read the FIFO, a line would wake that thread and then the caller's, and each wake-up takes
+/// longer than the rest of a hand-off. So a line wakes both threads, and whichever runs first reads it.
 #[derive(Debug)]
 pub(super) struct NotificationReader {
-    own: Arc<OwnPresence>,
+    own_presence: Arc<OwnPresence>,
     inbox: Arc<NotificationInbox>,
-    /// The beginning of a line whose end has not come yet.
+    /// The beginning of a line whose end has not arrived yet.
     unfinished: Mutex<Vec<u8>>,
-    /// There may be something to read, for whoever reads or does so next.
+    /// Whether there may be more to read; the reading thread checks this before it stops.
     read_again: AtomicBool,
     by_caller: Mutex<Option<AbortHandle>>,
 }
@@ -164,12 +164,12 @@ pub(super) struct NotificationReader {
 impl NotificationReader {
     /// Starts to read on the I/O thread's runtime, for as long as the returned task is not aborted.
     pub(super) fn start(
-        own: &Arc<OwnPresence>,
+        own_presence: &Arc<OwnPresence>,
         inbox: &Arc<NotificationInbox>,
         runtime: &Handle,
     ) -> io::Result<(Arc<Self>, AbortHandle)> {
         let reader = Arc::new(Self {
-            own: Arc::clone(own),
+            own_presence: Arc::clone(own_presence),
             inbox: Arc::clone(inbox),
             unfinished: Mutex::default(),
             read_again: AtomicBool::new(false),
@@ -183,7 +183,7 @@ impl NotificationReader {
         Ok((reader, task))
     }
 
-    /// Reads on this runtime as well, unless another one of a caller does.
+    /// Reads on this runtime as well, unless the runtime of another caller already does.
     pub(super) fn read_on(self: &Arc<Self>, runtime: &Handle) {
         let mut by_caller = self.by_caller.lock();
         if by_caller.as_ref().is_some_and(|task| !task.is_finished()) || !can_read(runtime) {
@@ -192,7 +192,7 @@ impl NotificationReader {
         let without_io = || io::Error::from(io::ErrorKind::Unsupported);
         let Ok(watched) = self.watch(|epoll| register_on(runtime, epoll).ok_or_else(without_io)) else { return };
         let listen = listen(Arc::downgrade(self), watched);
-        // Its own wake-ups are few, and a spent cooperative budget would only delay them.
+        // The task wakes rarely; tokio's cooperative budget would only delay it.
         *by_caller = Some(runtime.spawn(unconstrained(listen)).abort_handle());
     }
 
@@ -202,19 +202,19 @@ impl NotificationReader {
     }
 
     fn watch(&self, register: impl FnOnce(Arc<OwnedFd>) -> io::Result<Readable>) -> io::Result<WatchedFifo> {
-        let epoll = Arc::new(epoll_of(self.own.notifications(), EventFlags::IN)?);
+        let epoll = Arc::new(epoll_of(self.own_presence.notifications(), EventFlags::IN)?);
         let closed_in_child = close_in_child(epoll.as_fd())?;
-        // Keeps the descriptor open until `closed_in_child` is dropped, also where this fails.
+        // Keeps the descriptor open until `closed_in_child` is dropped, even if this fails.
         let readable = register(Arc::clone(&epoll))?;
         Ok(WatchedFifo { _closed_in_child: closed_in_child, readable })
     }
 
-    /// Reads all there is, on this thread or on the one that reads just now. Returns whether it stopped before, because
-    /// somebody writes as fast as this reads.
+    /// Reads all available lines, on this thread or on the thread that is already reading. Returns whether it stopped
+    /// before the end, because somebody writes as fast as this reads.
     fn read(&self) -> io::Result<bool> {
         self.read_again.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        // 1. This thread asks for another read and finds the lock taken.  2. The thread that has it lets go.
+        // 1. This thread asks for another read and finds the lock taken.  2. The thread that has it unlocks it.
         // 3. That thread finds `read_again` set and reads again.
         while self.read_again.load(Ordering::SeqCst) {
             let Some(mut unfinished) = self.unfinished.try_lock() else { return Ok(false) };
@@ -235,14 +235,14 @@ impl NotificationReader {
         let mut bytes = [0; 4096];
         let (mut since_empty, mut more) = (0, true);
         while more {
-            match rustix::io::read(self.own.notifications(), &mut bytes) {
-                // Only the pipe that a forked child has in its place ends.
+            match rustix::io::read(self.own_presence.notifications(), &mut bytes) {
+                // End of file: only in a forked child, where an inert pipe replaces the FIFO.
                 Ok(0) | Err(Errno::AGAIN) => more = false,
                 Ok(length) => {
                     since_empty += length;
                     unfinished.extend_from_slice(&bytes[..length]);
                     take_lines(unfinished, |notification| self.inbox.deliver(notification));
-                    if since_empty >= SMALLEST_FIFO && since_empty >= self.own.capacity() {
+                    if since_empty >= SMALLEST_FIFO && since_empty >= self.own_presence.capacity() {
                         break;
                     }
                 }
@@ -253,7 +253,7 @@ impl NotificationReader {
         // A full FIFO refuses lines, and only its reader can tell. The kernel starts a page when a line does not
         // fit into the last one, so that two neighbouring pages hold more than one page of lines: a FIFO that held
         // less than half of its capacity was never full.
-        if since_empty >= SMALLEST_FIFO / 2 && since_empty >= self.own.capacity() / 2 {
+        if since_empty >= SMALLEST_FIFO / 2 && since_empty >= self.own_presence.capacity() / 2 {
             self.inbox.on_overflow();
         }
         Ok(more)
@@ -262,7 +262,8 @@ impl NotificationReader {
 
 /// The FIFO, as one runtime watches it.
 struct WatchedFifo {
-    // Fields drop in this order: the number must not be closed in a child once it belongs to another file.
+    // Fields drop in this order. If the descriptor were closed first, its number could be reused, and a child would
+    // close the wrong file.
     _closed_in_child: Registration,
     readable: Readable,
 }
@@ -275,8 +276,8 @@ async fn listen(reader: Weak<NotificationReader>, watched: WatchedFifo) {
             Err(error) => return report(&error),
         }
         let Some(reader) = reader.upgrade() else { return };
-        if reader.own.is_inherited() {
-            // The FIFO and its lines are the parent's. What is inherited is leaked.
+        if reader.own_presence.is_inherited() {
+            // The FIFO and its lines belong to the parent: leak the inherited reader.
             std::mem::forget(reader);
             return pending().await;
         }
@@ -292,7 +293,7 @@ async fn listen(reader: Weak<NotificationReader>, watched: WatchedFifo) {
 }
 
 fn report(error: &io::Error) {
-    tracing::warn!(%error, "notifications can no longer be read; renewals find out the same, later");
+    tracing::warn!(%error, "cannot read notifications any more; waiters now learn of changes only when they renew");
 }
 
 /// Takes the whole lines out of what was read.

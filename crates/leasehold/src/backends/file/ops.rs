@@ -1,4 +1,5 @@
-//! One operation: under the latch read the record, run the model, replace the record; then notify.
+//! Runs one operation: takes the latch, reads the record, runs the model, replaces the record; then notifies other
+//! processes.
 
 use std::{
     cell::RefCell,
@@ -19,11 +20,11 @@ use super::{
     directory::Directory,
     history::HistoryLog,
     latch::{self, Latch, LatchWait, Latches},
-    neighbours,
     notifications::{Notification, NotificationInbox},
     presence::{self, OwnPresence, Visibility},
-    record::{self, Change, LatchedRecord, Record, Times, is_bound},
+    record::{self, Change, LatchedRecord, Record, Times, ends_with_process},
     spares::{Spare, Spares},
+    watch_targets,
     watchers::Watchers,
 };
 use crate::{
@@ -34,12 +35,12 @@ use crate::{
     model::{Context, Effects, Entry, EntryState, Expiry, Presence, State},
 };
 
-/// A directory whose operations take longer is slow: callers' threads no longer wait for it.
+/// If the last operation took longer than this, the next one runs on a blocking thread instead of the caller's.
 const SLOW: Duration = Duration::from_millis(2);
-/// How many FIFOs stay open until an operation has notified others: a queue may have more than a process may open.
+/// How many FIFOs an operation keeps open for its notifications. A long queue has more FIFOs than a process may open.
 const OPEN_FIFOS: usize = 4;
 
-/// An instance in a directory: all that its operations need.
+/// An open instance of the file backend: everything that its operations use.
 #[derive(Debug)]
 pub(super) struct FileInstance {
     pub(super) directory: Arc<Directory>,
@@ -48,11 +49,11 @@ pub(super) struct FileInstance {
     pub(super) death_watch: DeathWatch,
     pub(super) watchers: Arc<Watchers>,
     pub(super) history: HistoryLog,
-    pub(super) own: Arc<OwnPresence>,
+    pub(super) own_presence: Arc<OwnPresence>,
     pub(super) inbox: Arc<NotificationInbox>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) boot: String,
-    /// The machine's directory, if it did not exist when this instance opened.
+    /// The machine-wide directory, if it did not exist when this instance opened.
     pub(super) missing_machine_directory: Option<PathBuf>,
     /// Whether the last operation was slow.
     pub(super) slow: AtomicBool,
@@ -62,8 +63,8 @@ pub(super) struct FileInstance {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OperationScope<'a> {
     pub(super) resource: &'a Resource,
-    /// The leases that the operation is called for.
-    pub(super) callers: &'a [LeaseId],
+    /// The ids of the leases that the operation acts on.
+    pub(super) lease_ids: &'a [LeaseId],
     pub(super) wait: LatchWait,
     pub(super) if_removed: IfRemoved,
 }
@@ -77,32 +78,32 @@ pub(super) enum IfRemoved {
     CountAsDead,
 }
 
-/// What an operation answers, and what is left to do once other processes are let in: whoever is notified takes the
-/// latch next.
+/// The answer of an operation, and the work to do after the latch is unlocked. Notifications wait until then, because
+/// their receivers take the latch next.
 struct OperationResult<T> {
     answer: T,
     notifications: Vec<(Uuid, Notification)>,
     ended: Vec<EndedLease>,
-    left: Option<Spare>,
+    to_remove: Option<Spare>,
     /// A process ahead of our waiters died before it could be watched.
     ask_again: bool,
     seen: SeenPresences,
 }
 
-/// The other instances that an operation looked at: each once.
+/// The presence of other instances, cached so that an operation checks each only once.
 #[derive(Default)]
 struct SeenPresences {
     presences: HashMap<Uuid, Presence>,
-    /// The FIFOs of the first ones, who are likely to be notified.
+    /// The FIFOs of the first instances that were checked: these are the ones most likely to be notified.
     fifos: Vec<(Uuid, File)>,
 }
 
 impl SeenPresences {
-    fn look(&mut self, directory: &Directory, id: Uuid) -> Presence {
+    fn presence_of(&mut self, directory: &Directory, id: Uuid) -> Presence {
         if let Some(presence) = self.presences.get(&id) {
             return *presence;
         }
-        let (presence, fifo) = presence::find(directory, id);
+        let (presence, fifo) = presence::presence_and_fifo(directory, id);
         self.presences.insert(id, presence);
         if self.fifos.len() < OPEN_FIFOS {
             self.fifos.extend(fifo.map(|fifo| (id, fifo)));
@@ -128,18 +129,18 @@ impl FileInstance {
     ) -> Result<Option<T>> {
         let taken = self.latches.take(latch::number(scope.resource), scope.wait);
         let Some(mut latch) = taken.map_err(|error| error.about(scope.resource))? else { return Ok(None) };
-        let found = self.own.check().map_err(|error| error.about(scope.resource))?;
+        let found = self.own_presence.check().map_err(|error| error.about(scope.resource))?;
         let done = match found {
             Visibility::Removed { .. } if scope.if_removed == IfRemoved::Refuse => {
-                Err(self.own.removal().about(scope.resource))
+                Err(self.own_presence.removed_error().about(scope.resource))
             }
             _ => self.perform(&mut latch, scope, decide),
         };
         latch.unlock();
         self.on_removal(found);
-        let OperationResult { answer, notifications, ended, left, ask_again, seen } = done?;
+        let OperationResult { answer, notifications, ended, to_remove, ask_again, seen } = done?;
         for (to, notification) in notifications {
-            if to == self.own.id() {
+            if to == self.own_presence.id() {
                 self.inbox.deliver(notification);
             } else {
                 seen.send(&self.directory, to, notification.to_string().as_bytes());
@@ -148,30 +149,30 @@ impl FileInstance {
         if ask_again {
             self.inbox.deliver(Notification::Changed(scope.resource.clone()));
         }
-        if let Some(left) = left {
-            left.remove();
+        if let Some(spare) = to_remove {
+            spare.remove();
         }
         self.history.record(&ended, self.clock.now());
         Ok(Some(answer))
     }
 
-    /// Returns whether operations end soon enough for a caller's thread.
+    /// Returns whether operations are fast enough to run on a caller's thread.
     pub(super) fn is_fast(&self) -> bool {
         !self.directory.fsync && !self.slow.load(Ordering::Relaxed)
     }
 
     /// Returns whether our presence was removed.
     pub(super) fn is_removed(&self) -> bool {
-        self.own.check().is_ok_and(|found| {
+        self.own_presence.check().is_ok_and(|found| {
             self.on_removal(found);
-            found != Visibility::Yes
+            found != Visibility::Visible
         })
     }
 
-    /// On the first detection, makes the engine renew, and so lose, every lease.
+    /// When the removal is first detected, makes the engine renew every lease, which finds them all lost.
     fn on_removal(&self, found: Visibility) {
         if found == (Visibility::Removed { first: true }) {
-            tracing::error!(error = %self.own.removal(), "every lease of this instance is lost");
+            tracing::error!(error = %self.own_presence.removed_error(), "every lease of this instance is lost");
             self.inbox.hints.send(Hint::Missed);
         }
     }
@@ -182,35 +183,36 @@ impl FileInstance {
         scope: &OperationScope<'_>,
         decide: impl FnOnce(&mut State, &Context<'_>, &mut Effects) -> T,
     ) -> Result<OperationResult<T>> {
-        let OperationScope { resource, callers, .. } = *scope;
+        let OperationScope { resource, lease_ids, .. } = *scope;
         let times = self.times();
         let path = self.directory.record(resource);
         let mut latched = LatchedRecord { directory: &self.directory, resource, latch, path };
         let (mut record, mut file) = record::load(&mut latched, &times)?;
-        let before = CallersBefore::new(&record.state, callers);
+        let before = EntriesBefore::new(&record.state, lease_ids);
         let fence_before = record.state.last_fence;
         let mut effects = Effects::default();
         let mut seen = SeenPresences::default();
         let answer = self.run(&mut record, &times, &mut effects, &mut seen, decide);
 
         let changed = before.changed(&mut record.state, &effects);
-        let mut left = None;
-        let neighbours = if effects.granted.is_empty() && effects.ended.is_empty() {
+        let mut to_remove = None;
+        let retargeted = if effects.granted.is_empty() && effects.ended.is_empty() {
             Vec::new()
         } else {
-            neighbours::with_new_neighbours(&record)
+            watch_targets::with_new_watch_targets(&record)
         };
         if record.from_earlier_boot || !changed.is_empty() || !effects.is_empty() {
             let change = Change { entries: &changed, fence_issued: record.state.last_fence > fence_before };
-            left = record::replace(&mut latched, &self.spares, &mut record, &mut file, &change, &times)?;
+            to_remove = record::replace(&mut latched, &self.spares, &mut record, &mut file, &change, &times)?;
             record.from_earlier_boot = false;
         }
 
-        let (notifications, ended) = self.publish(resource, callers, &mut record, &mut effects, &neighbours, &times);
-        let ask_again = self.death_watch.follow(resource, neighbours::watched_by(self.own.id(), &record));
+        let (notifications, ended) = self.publish(resource, lease_ids, &mut record, &mut effects, &retargeted, &times);
+        let ask_again =
+            self.death_watch.set_watched(resource, watch_targets::watched_by(self.own_presence.id(), &record));
         record::keep(latched.latch, resource, record, file);
         self.slow.store(self.clock.now().since(times.now) > SLOW, Ordering::Relaxed);
-        Ok(OperationResult { answer, notifications, ended, left, ask_again, seen })
+        Ok(OperationResult { answer, notifications, ended, to_remove, ask_again, seen })
     }
 
     fn run<T>(
@@ -223,20 +225,22 @@ impl FileInstance {
     ) -> T {
         let Record { state, owners, .. } = record;
         let seen = RefCell::new(seen);
-        let look = |entry: &Entry| {
-            if !is_bound(entry) {
+        let presence = |entry: &Entry| {
+            if !ends_with_process(entry) {
                 return Presence::Present;
             }
             match owners.get(&entry.id) {
-                Some(owner) if *owner != self.own.id() => seen.borrow_mut().look(&self.directory, *owner),
+                Some(owner) if *owner != self.own_presence.id() => {
+                    seen.borrow_mut().presence_of(&self.directory, *owner)
+                }
                 // An entry without an owner is the one that this operation adds.
-                _ if self.own.was_removed() => Presence::Dead,
+                _ if self.own_presence.was_removed() => Presence::Dead,
                 _ => Presence::Own,
             }
         };
-        let answer = decide(state, &Context { now: times.now, wall: times.wall, presence: &look }, effects);
+        let answer = decide(state, &Context { now: times.now, wall: times.wall, presence: &presence }, effects);
         if let Some(last) = state.entries.last() {
-            owners.entry(last.id).or_insert(self.own.id());
+            owners.entry(last.id).or_insert(self.own_presence.id());
         }
         answer
     }
@@ -245,10 +249,10 @@ impl FileInstance {
     fn publish(
         &self,
         resource: &Resource,
-        callers: &[LeaseId],
+        lease_ids: &[LeaseId],
         record: &mut Record,
         effects: &mut Effects,
-        neighbours: &[LeaseId],
+        retargeted: &[LeaseId],
         times: &Times<'_>,
     ) -> (Vec<(Uuid, Notification)>, Vec<EndedLease>) {
         if effects.is_empty() {
@@ -264,7 +268,7 @@ impl FileInstance {
             ended_ids: Vec::new(),
         };
         let context = Context { now: times.now, wall: times.wall, presence: &|_| Presence::Present };
-        publish(resource, &record.state, effects, callers, &context, &mut report);
+        publish(resource, &record.state, effects, lease_ids, &context, &mut report);
         let OperationAudience { mut notifications, ended, ended_ids, .. } = report;
         for id in ended_ids {
             record.owners.remove(&id);
@@ -273,9 +277,9 @@ impl FileInstance {
         let mut notify = |id: &LeaseId, notification| {
             notifications.extend(record.owners.get(id).map(|owner| (*owner, notification)));
         };
-        for id in neighbours {
+        for id in retargeted {
             // Our own need no notification: `perform` updates the death watch for them.
-            if record.owners.get(id) != Some(&self.own.id()) {
+            if record.owners.get(id) != Some(&self.own_presence.id()) {
                 notify(id, Notification::Changed(resource.clone()));
             }
         }
@@ -303,12 +307,12 @@ fn provisional_for(state: &State, times: &Times<'_>) -> Option<Duration> {
     ends.min().map(|end| end.since(times.now) + Duration::from_millis(1))
 }
 
-/// The entries that an operation is called for, as they were before it, sorted by id.
-struct CallersBefore(Vec<Entry>);
+/// The entries that the operation acts on, as they were before it ran, sorted by id.
+struct EntriesBefore(Vec<Entry>);
 
-impl CallersBefore {
-    fn new(state: &State, callers: &[LeaseId]) -> Self {
-        let mut ids = callers.to_vec();
+impl EntriesBefore {
+    fn new(state: &State, lease_ids: &[LeaseId]) -> Self {
+        let mut ids = lease_ids.to_vec();
         ids.sort_unstable();
         let asks = |entry: &&Entry| ids.binary_search(&entry.id).is_ok();
         let mut before: Vec<Entry> = state.entries.iter().filter(asks).cloned().collect();
@@ -316,7 +320,7 @@ impl CallersBefore {
         Self(before)
     }
 
-    /// Which entries the operation changed, sorted: those it is called for, and those it granted or queued.
+    /// Which entries the operation changed, sorted: those that it acts on, and those that it granted or queued.
     ///
     /// For a lease that ends with its process, a new `renewed_at` alone is not worth a write.
     fn changed(self, state: &mut State, effects: &Effects) -> Vec<LeaseId> {
@@ -337,7 +341,7 @@ impl CallersBefore {
     }
 }
 
-/// Who learns of an operation on one resource.
+/// Collects the notifications and history that an operation causes, and sends its events.
 struct OperationAudience<'a> {
     owners: &'a HashMap<LeaseId, Uuid>,
     watching: Vec<Uuid>,

@@ -1,4 +1,4 @@
-//! Where a `file:` backend keeps its leases and how, as its URL says.
+//! The options of the file backend, parsed from its URL.
 
 use std::{ffi::OsString, os::unix::ffi::OsStringExt, path::PathBuf, sync::Arc};
 
@@ -25,7 +25,7 @@ pub struct FileOptions {
     pub fsync: bool,
     /// The source of time.
     pub clock: Arc<dyn Clock>,
-    /// Where a URL without a path leads.
+    /// The default directory, if the URL has no path.
     pub(super) default_directory: Option<DefaultDirectory>,
 }
 
@@ -71,7 +71,7 @@ fn absolute(url: &str, path: &str) -> Result<PathBuf> {
     };
     if !path.starts_with('/') {
         return Err(Error::invalid_config(format!(
-            "{url} is relative, so that two processes may mean two directories; write file:///path"
+            "{url} is relative, so two processes may resolve it to different directories; write file:///path"
         )));
     }
     let decoded = percent_decoded(path)

@@ -1,8 +1,8 @@
 //! Presence: one FIFO per instance, which the kernel closes when the process dies.
 //!
 //! Its owner has it open read-write. Others open it write-only and without
-//! blocking: when that fails for want of a reader, the owner is dead. Nobody
-//! else ever opens it readable, which would keep a dead owner alive.
+//! blocking: if that fails because nobody reads it, the owner is dead. Nobody
+//! else ever opens it for reading, which would make a dead owner look alive.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -26,18 +26,18 @@ use rustix::{
 use uuid::Uuid;
 
 use super::{
-    directory::{Directory, files},
+    directory::{Directory, list_files},
     errors::cannot,
-    fork_safe::Unshared,
+    fork_safe::ClosedInChild,
+    layout::UNFINISHED,
     safe_open::flags,
 };
 use crate::{Error, Result, model::Presence};
 
 /// The kernel writes lines up to this length to a FIFO as a whole or not at all.
 const PIPE_BUF: usize = 4096;
-const UNFINISHED: &str = ".new-";
-/// A FIFO without a reader after this long was left by a process that died.
-const ABANDONED: Duration = Duration::from_secs(60);
+/// An unfinished FIFO without a reader that is older than this was left by a process that died.
+const FIFO_ABANDONED_AFTER: Duration = Duration::from_secs(60);
 /// Room for a burst of events, where the user's limit allows it.
 const WATCHER_PIPE: usize = 1 << 20;
 
@@ -48,37 +48,38 @@ pub(super) struct OwnPresence {
     path: PathBuf,
     /// Which file others must find under the path: device and inode.
     identity: (u64, u64),
-    fifo: Unshared<File>,
+    fifo: ClosedInChild<File>,
     directory: Arc<Directory>,
     generation: u32,
-    lent: AtomicBool,
+    /// Whether a child process may have a duplicate of the FIFO.
+    has_duplicates: AtomicBool,
     removed: AtomicBool,
 }
 
-/// Whether others find an instance.
+/// Whether other processes can see this instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Visibility {
-    Yes,
-    /// Someone removed the FIFO, so others take the instance for dead; there is no way back.
+    Visible,
+    /// Someone removed the FIFO, so others consider the instance dead; this cannot be undone.
     Removed {
-        /// This check is the first to find out.
+        /// Whether this check is the first that noticed.
         first: bool,
     },
 }
 
 impl OwnPresence {
-    /// Appears in the directory, under a name that no other instance has or will have.
-    pub(super) fn appear(directory: Arc<Directory>) -> Result<Self> {
+    /// Creates the FIFO of this instance, under a name that is never used again.
+    pub(super) fn create(directory: Arc<Directory>) -> Result<Self> {
         let id = Uuid::new_v4();
         let path = directory.presence(id);
         let unfinished = directory.presences().join(format!("{UNFINISHED}{}", id.simple()));
         let fifo = loop {
-            let held = Unshared::open(|| make_fifo(&directory, &unfinished));
+            let held = ClosedInChild::open(|| create_fifo(&directory, &unfinished));
             match held.and_then(|fifo| fs::rename(&unfinished, &path).map(|()| fifo)) {
                 Ok(fifo) => break fifo,
                 // This process was stopped for so long that another instance removed the FIFO as abandoned. Try again.
                 Err(error) if error.kind() == io::ErrorKind::NotFound && directory.presences().is_dir() => {}
-                Err(error) => return Err(cannot("make", &unfinished, error)),
+                Err(error) => return Err(cannot("create", &unfinished, error)),
             }
         };
         let metadata = fifo.file.metadata().map_err(|error| cannot("read", &path, error))?;
@@ -89,7 +90,7 @@ impl OwnPresence {
             fifo,
             directory,
             generation: leasehold_fork::generation(),
-            lent: AtomicBool::new(false),
+            has_duplicates: AtomicBool::new(false),
             removed: AtomicBool::new(false),
         })
     }
@@ -107,7 +108,7 @@ impl OwnPresence {
             return Ok(Visibility::Removed { first: false });
         }
         match fs::symlink_metadata(&self.path) {
-            Ok(found) if (found.dev(), found.ino()) == self.identity => return Ok(Visibility::Yes),
+            Ok(found) if (found.dev(), found.ino()) == self.identity => return Ok(Visibility::Visible),
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let unlinked = rustix::fs::fstat(&self.fifo.file).is_ok_and(|own| own.st_nlink == 0);
@@ -125,16 +126,16 @@ impl OwnPresence {
         self.removed.load(Ordering::Relaxed)
     }
 
-    /// Why an instance whose FIFO was removed can do nothing more.
-    pub(super) fn removal(&self) -> Error {
+    /// Returns the error of an instance whose FIFO was removed.
+    pub(super) fn removed_error(&self) -> Error {
         Error::unavailable(format!(
-            "the presence of this instance, {}, was removed: other processes take it for dead and may hold what it \
+            "the presence of this instance, {}, was removed: other processes consider it dead and may hold what it \
              held; connect again, and keep rm and cleaners of temporary files away from the directory",
             self.path.display()
         ))
     }
 
-    /// What others write to this instance.
+    /// Returns the FIFO, from which the notifications of others are read.
     pub(super) fn notifications(&self) -> &File {
         &self.fifo.file
     }
@@ -144,34 +145,34 @@ impl OwnPresence {
         rustix::pipe::fcntl_getpipe_size(&self.fifo.file).unwrap_or(PIPE_BUF)
     }
 
-    /// Makes room for a burst of events; without it more of them are missed.
+    /// Enlarges the FIFO for bursts of events; if that is not permitted, more events are missed.
     pub(super) fn widen(&self) {
         let _where_permitted = rustix::pipe::fcntl_setpipe_size(&self.fifo.file, WATCHER_PIPE);
     }
 
-    /// A duplicate that a child process inherits: this presence lives while the child does.
-    pub(super) fn lend(&self) -> Option<OwnedFd> {
-        let lent = rustix::io::fcntl_dupfd_cloexec(&self.fifo.file, 3).ok()?;
-        rustix::io::fcntl_setfd(&lent, FdFlags::empty()).ok()?;
-        self.lent.store(true, Ordering::Relaxed);
-        Some(lent)
+    /// Duplicates the FIFO for a child process to inherit. The instance counts as alive while the child runs.
+    pub(super) fn duplicate_for_child(&self) -> Option<OwnedFd> {
+        let duplicate = rustix::io::fcntl_dupfd_cloexec(&self.fifo.file, 3).ok()?;
+        rustix::io::fcntl_setfd(&duplicate, FdFlags::empty()).ok()?;
+        self.has_duplicates.store(true, Ordering::Relaxed);
+        Some(duplicate)
     }
 
-    /// A name for a file that this instance writes aside; garbage once the instance is dead.
-    pub(super) fn aside(&self, number: u64) -> PathBuf {
+    /// Returns the path of a temporary file of this instance. Others remove the file once the instance is dead.
+    pub(super) fn temporary_path(&self, number: u64) -> PathBuf {
         self.directory.records().join(format!(".{}-{number}", self.id.simple()))
     }
 
-    /// Disappears from the directory, which ends the leases of this presence.
-    pub(super) fn vanish(&self) {
-        // A child that was lent the FIFO may outlive this process, and the leases with it; the next instance to open
+    /// Removes the FIFO, which ends the leases of this instance.
+    pub(super) fn remove(&self) {
+        // A child that inherited the FIFO may outlive this process, and the leases with it; the next instance to open
         // the directory tidies up. A forked child must not remove what belongs to its parent.
-        if !self.lent.load(Ordering::Relaxed) && !self.is_inherited() {
+        if !self.has_duplicates.load(Ordering::Relaxed) && !self.is_inherited() {
             let _best_effort = fs::remove_file(&self.path);
         }
     }
 
-    /// Returns whether this process is a forked child of the one that appeared.
+    /// Returns whether this process is a forked child of the one that created the FIFO.
     pub(super) fn is_inherited(&self) -> bool {
         self.generation != leasehold_fork::generation()
     }
@@ -179,12 +180,12 @@ impl OwnPresence {
 
 impl Drop for OwnPresence {
     fn drop(&mut self) {
-        self.vanish();
+        self.remove();
     }
 }
 
-/// Makes the FIFO and opens it, before it gets the name by which others look for it.
-fn make_fifo(directory: &Directory, path: &Path) -> io::Result<File> {
+/// Creates and opens the FIFO under a temporary name, before it gets the name that others look for.
+fn create_fifo(directory: &Directory, path: &Path) -> io::Result<File> {
     // Left by an earlier try, before which another thread forked.
     let _most_often_none = fs::remove_file(path);
     rustix::fs::mkfifoat(CWD, path, Mode::from_raw_mode(directory.mode()))?;
@@ -194,15 +195,15 @@ fn make_fifo(directory: &Directory, path: &Path) -> io::Result<File> {
         .custom_flags(flags(OFlags::NONBLOCK | OFlags::NOFOLLOW))
         .open(path)?;
     // Another user may have put a file in its place.
-    let made = fifo.metadata()?;
-    if !made.file_type().is_fifo() || made.nlink() != 1 {
+    let created = fifo.metadata()?;
+    if !created.file_type().is_fifo() || created.nlink() != 1 {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "another file was put in its place"));
     }
     directory.set_owner_and_mode(&fifo)?;
     Ok(fifo)
 }
 
-/// Opens the FIFO of another instance in the only way that does not keep it alive.
+/// Opens the FIFO of another instance for writing only: a reader would make a dead instance look alive.
 pub(super) fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).custom_flags(flags(OFlags::NONBLOCK | OFlags::NOFOLLOW)).open(path)
 }
@@ -213,12 +214,12 @@ pub(super) fn means_dead(error: &io::Error) -> bool {
 }
 
 /// The presence of the instance with this id.
-pub(super) fn look(directory: &Directory, id: Uuid) -> Presence {
-    find(directory, id).0
+pub(super) fn presence_of(directory: &Directory, id: Uuid) -> Presence {
+    presence_and_fifo(directory, id).0
 }
 
-/// The same, and its FIFO if it could be opened.
-pub(super) fn find(directory: &Directory, id: Uuid) -> (Presence, Option<File>) {
+/// The presence of the instance with this id, and its FIFO if it could be opened.
+pub(super) fn presence_and_fifo(directory: &Directory, id: Uuid) -> (Presence, Option<File>) {
     let path = directory.presence(id);
     match open(&path) {
         Ok(fifo) => (Presence::Present, Some(fifo)),
@@ -228,7 +229,11 @@ pub(super) fn find(directory: &Directory, id: Uuid) -> (Presence, Option<File>) 
             (Presence::Dead, None)
         }
         Err(error) => {
-            tracing::warn!(presence = %path.display(), %error, "cannot tell whether a process lives; taken as alive");
+            tracing::warn!(
+                presence = %path.display(),
+                %error,
+                "cannot tell whether a process is alive; assuming that it is"
+            );
             (Presence::Present, None)
         }
     }
@@ -241,14 +246,14 @@ pub(super) fn processes(path: &Path) -> Vec<u32> {
         let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
         open.into_iter().any(|open| fs::read_link(open.path()).is_ok_and(|to| to == path))
     };
-    let running = files(Path::new("/proc")).unwrap_or_default();
+    let running = list_files(Path::new("/proc")).unwrap_or_default();
     running.into_iter().filter_map(|(name, _)| name.parse().ok()).filter(has_it_open).collect()
 }
 
 /// What became of a line that was written to another instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Delivery {
-    /// Written, or missed by an instance that finds out by itself that it missed lines.
+    /// Written, or dropped: a receiver detects by itself that its FIFO was full, and other failures are only logged.
     Sent,
     Dead,
 }
@@ -284,17 +289,19 @@ pub(super) fn fits(line: &[u8]) -> bool {
 pub(super) fn tidy(directory: &Directory, own: &OwnPresence) -> Result<usize> {
     let mut removed = 0;
     let newest = fs::symlink_metadata(&own.path).and_then(|own| own.modified()).ok();
-    for (name, path) in files(&directory.presences())? {
+    for (name, path) in list_files(&directory.presences())? {
         let old = || fs::symlink_metadata(&path).and_then(|file| file.modified()).ok().zip(newest);
-        let abandoned = || old().is_some_and(|(made, now)| now.duration_since(made).is_ok_and(|age| age > ABANDONED));
+        let abandoned = || {
+            old().is_some_and(|(created, now)| now.duration_since(created).is_ok_and(|age| age > FIFO_ABANDONED_AFTER))
+        };
         let candidate = if name.starts_with(UNFINISHED) { abandoned() } else { Uuid::try_parse(&name).is_ok() };
         if candidate && open(&path).is_err_and(|error| means_dead(&error)) {
             removed += usize::from(fs::remove_file(&path).is_ok());
         }
     }
-    for (name, path) in files(&directory.records())? {
+    for (name, path) in list_files(&directory.records())? {
         let writer = name.strip_prefix('.').and_then(|name| Uuid::try_parse(name.split_once('-')?.0).ok());
-        if writer.is_some_and(|writer| writer != own.id && look(directory, writer) == Presence::Dead) {
+        if writer.is_some_and(|writer| writer != own.id && presence_of(directory, writer) == Presence::Dead) {
             removed += usize::from(fs::remove_file(&path).is_ok());
         }
     }

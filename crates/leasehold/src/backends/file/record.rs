@@ -1,8 +1,8 @@
 //! The record of a resource: the model's state and the owner of each entry, in one file that is written as a whole.
 //!
-//! An instance keeps the last record open that it read or wrote under a latch:
-//! while the path refers to that file and its content is unchanged, nothing is
-//! decoded.
+//! For each latch, an instance keeps open the last record that it read or
+//! wrote. While the path still refers to that file and its content is
+//! unchanged, nothing is decoded.
 
 use std::{
     collections::HashMap,
@@ -38,7 +38,7 @@ pub(super) struct Record {
     pub(super) owners: HashMap<LeaseId, Uuid>,
     /// The entries as the file has them, in order.
     pub(super) lines: Vec<EntryText>,
-    /// Whether the file's times are of an earlier boot, so that it must be written anew.
+    /// Whether the times in the file are of an earlier boot, so that it must be written again.
     pub(super) from_earlier_boot: bool,
     /// The newest fence of the latch, if this operation has read it.
     pub(super) latch_fence: Option<Fence>,
@@ -53,15 +53,16 @@ pub(super) struct Times<'a> {
 }
 
 impl Record {
-    /// The instance whose death ends the entry; `None` where a clock alone does.
+    /// The instance whose death ends the entry; `None` if only a clock does.
     pub(super) fn bound_to(&self, entry: &Entry) -> Option<Uuid> {
-        self.owners.get(&entry.id).copied().filter(|_| is_bound(entry))
+        self.owners.get(&entry.id).copied().filter(|_| ends_with_process(entry))
     }
 }
 
 /// Returns whether the death of a process ends the entry.
-pub(super) fn is_bound(entry: &Entry) -> bool {
-    // A detached lease needs no process once it holds; while it waits, someone must be there to take it.
+pub(super) fn ends_with_process(entry: &Entry) -> bool {
+    // A detached lease needs no process once it is granted. While it waits, its process must be alive to receive the
+    // grant.
     entry.expiry == Expiry::ByPresence || entry.is_waiting()
 }
 
@@ -81,8 +82,8 @@ pub(super) struct LatchedRecord<'a, 'l> {
     pub(super) path: PathBuf,
 }
 
-/// Returns the record of the resource; an absent one is empty. Its `last_fence` is not below any fence
-/// that the resource had.
+/// Returns the record of the resource, empty if there is none. Its `last_fence` is at least every fence that the
+/// resource ever had.
 pub(super) fn load(latched: &mut LatchedRecord<'_, '_>, times: &Times<'_>) -> Result<(Record, Option<RecordFile>)> {
     let LatchedRecord { directory, resource, latch, path } = latched;
     let cannot_read = |error| cannot("read", path, error).about(resource);
@@ -91,12 +92,12 @@ pub(super) fn load(latched: &mut LatchedRecord<'_, '_>, times: &Times<'_>) -> Re
         latch.take_cached().filter(|known| known.resource == **resource)
     {
         let found = record_file::identity(path);
-        if file.is(found) {
+        if file.has_identity(found) {
             let Some(bytes) = file.reload_if_changed().map_err(cannot_read)? else { return Ok((record, Some(file))) };
             let (_, record) = decode::record(bytes, path, times, record)?;
             return Ok((with_newest_fence(record, latch)?, Some(file)));
         }
-        if let Some(mut file) = latch.exchange_older(file).filter(|older| older.is(found)) {
+        if let Some(mut file) = latch.exchange_older(file).filter(|older| older.has_identity(found)) {
             let (_, record) = decode::record(file.read_again().map_err(cannot_read)?, path, times, record)?;
             return Ok((with_newest_fence(record, latch)?, Some(file)));
         }
@@ -150,10 +151,10 @@ pub(super) struct Change<'a> {
     pub(super) fence_issued: bool,
 }
 
-/// Puts the record in place of the one before, or removes it when nothing is left; all or nothing.
+/// Replaces the record atomically, or removes it if it has no entries left.
 ///
-/// `file` becomes the new one; returns a file that is left to be removed. The order makes it safe to die anywhere: a
-/// full disk shows before the record changes, and a fence is stored before anyone can have it.
+/// Sets `file` to the file of the new record; returns a file that the caller must remove. The process may die at any
+/// step: a full disk is detected before the record changes, and a fence is stored before anyone can see it.
 pub(super) fn replace(
     latched: &mut LatchedRecord<'_, '_>,
     spares: &Spares,
@@ -165,14 +166,14 @@ pub(super) fn replace(
     let LatchedRecord { directory, resource, latch, path } = latched;
     let newest = record.state.last_fence;
     let latch_fence = record.latch_fence.take();
-    let raise = |latch: &Latch<'_>| {
+    let store_fence = |latch: &Latch<'_>| {
         if change.fence_issued && newest > latch_fence.map_or_else(|| latch.fence(), Ok)? {
-            latch.raise(newest, directory.fsync)?;
+            latch.store_fence(newest, directory.fsync)?;
         }
         Ok(())
     };
-    let left = if record.state.entries.is_empty() {
-        raise(latch)?;
+    let to_remove = if record.state.entries.is_empty() {
+        store_fence(latch)?;
         let removed = file.take().map_or(Ok(None), |file| remove(path, file, latch, spares));
         removed.map_err(|error| cannot("remove", path, error))?
     } else {
@@ -181,19 +182,19 @@ pub(super) fn replace(
             .map_err(|error| cannot("write", path, error))
             .and_then(|()| match file {
                 Some(file) if directory.in_place && file.has_room(bytes.len()) => {
-                    raise(latch)?;
+                    store_fence(latch)?;
                     file.write(directory, &bytes).map(|()| None).map_err(|error| cannot("write", path, error))
                 }
                 _ => {
-                    let Spare { file: new, name } = write_aside(directory, &bytes, spares)?;
-                    let put = raise(latch).and_then(|()| put(&name, path, file.is_some()));
-                    if put.is_err() {
+                    let Spare { file: new, name } = write_spare(directory, &bytes, spares)?;
+                    let renamed = store_fence(latch).and_then(|()| rename_into_place(&name, path, file.is_some()));
+                    if renamed.is_err() {
                         let _best_effort = fs::remove_file(&name);
                     }
-                    let put = put?;
-                    match (file.replace(new), put) {
-                        (Some(file), Put::Exchanged) => Ok(spares.keep(Spare { file, name })),
-                        (Some(old), Put::Renamed) => {
+                    let renamed = renamed?;
+                    match (file.replace(new), renamed) {
+                        (Some(file), Renaming::Exchanged) => Ok(spares.keep(Spare { file, name })),
+                        (Some(old), Renaming::Renamed) => {
                             latch.close_later(old);
                             Ok(None)
                         }
@@ -205,10 +206,10 @@ pub(super) fn replace(
         written.map_err(|error| error.about(resource))?
     };
     confirm_on_disk(directory, path).map_err(|error| error.about(resource))?;
-    Ok(left)
+    Ok(to_remove)
 }
 
-/// Removes a record, and keeps its file aside for the next record if there is room.
+/// Removes a record, and keeps its file as a spare if there is room.
 fn remove(path: &Path, file: RecordFile, latch: &mut Latch<'_>, spares: &Spares) -> io::Result<Option<Spare>> {
     if file.is_reusable() && spares.has_room() {
         let name = spares.unused_name();
@@ -224,8 +225,8 @@ fn remove(path: &Path, file: RecordFile, latch: &mut Latch<'_>, spares: &Spares)
     }
 }
 
-/// Writes a record to a file out of use, or to a new one.
-fn write_aside(directory: &Directory, bytes: &[u8], spares: &Spares) -> Result<Spare> {
+/// Writes a record to a spare file, or to a new one.
+fn write_spare(directory: &Directory, bytes: &[u8], spares: &Spares) -> Result<Spare> {
     let spare = if RecordFile::fits(bytes.len()) { spares.take() } else { None };
     // Skip a spare that was removed or replaced by hand.
     let spare = spare.filter(|spare| spare.file.has_name(&spare.name));
@@ -244,9 +245,9 @@ fn write_aside(directory: &Directory, bytes: &[u8], spares: &Spares) -> Result<S
     }
 }
 
-/// What became of the file that had the record's name before.
+/// How the new file got the record's name.
 #[derive(PartialEq, Eq)]
-enum Put {
+enum Renaming {
     /// The old file now has the temporary name.
     Exchanged,
     Renamed,
@@ -254,16 +255,16 @@ enum Put {
 
 /// Gives a file the name of the record.
 ///
-/// By exchange where there was one: a rename over a file makes ext4 write the new one to the disk at once,
-/// which costs more than all the rest and gains nothing for leases that end with their processes.
-fn put(aside: &Path, path: &Path, replaces: bool) -> Result<Put> {
-    if replaces && rustix::fs::renameat_with(CWD, aside, CWD, path, RenameFlags::EXCHANGE).is_ok() {
-        return Ok(Put::Exchanged);
+/// Exchanges the names if there was a record. A rename over a file makes ext4 write the new file to disk at once, which
+/// costs more than the rest of the operation and is useless for leases that end with their process.
+fn rename_into_place(temporary: &Path, path: &Path, replaces: bool) -> Result<Renaming> {
+    if replaces && rustix::fs::renameat_with(CWD, temporary, CWD, path, RenameFlags::EXCHANGE).is_ok() {
+        return Ok(Renaming::Exchanged);
     }
-    fs::rename(aside, path).map(|()| Put::Renamed).map_err(|error| cannot("replace", path, error))
+    fs::rename(temporary, path).map(|()| Renaming::Renamed).map_err(|error| cannot("replace", path, error))
 }
 
-/// Forces a change to the disk where that is asked for.
+/// Syncs a change to disk if the `fsync` option is set.
 ///
 /// Others can see the change already. If this fails, a power loss may undo it.
 fn confirm_on_disk(directory: &Directory, path: &Path) -> Result<()> {

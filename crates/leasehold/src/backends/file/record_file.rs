@@ -1,10 +1,10 @@
-//! A record's file: whether it still has what was read, and writing the next record to it.
+//! The file of a record: detects whether its content changed, and writes the next record to it.
 //!
-//! A record that fits into its file, within a page, is written over the one
-//! before: the kernel copies a page in one go, so that a process that is
-//! killed has written all of it or nothing. Every other record is written to a
-//! file that no record's name leads to. Whoever reads a record has its latch:
-//! nobody sees half a record.
+//! A record that fits into its file and into one page overwrites the previous
+//! one: the kernel copies a page in one step, so a killed process has written
+//! all of it or nothing. Any other record is written to another file, which
+//! then takes the record's name. Readers hold the latch, so nobody sees half a
+//! record.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -31,7 +31,7 @@ pub(super) struct RecordFile {
     file: File,
     /// Device and inode.
     identity: (u64, u64),
-    /// Whether it is open for writing, belongs to this user and has no second name.
+    /// Whether it is open for writing, belongs to this user and has no other hard link.
     writable: bool,
     /// Empty if it is longer than a page: such a file is never overwritten.
     content: Vec<u8>,
@@ -44,7 +44,7 @@ impl RecordFile {
             let flags = safe_open::flags(flags | OFlags::NOFOLLOW | OFlags::NONBLOCK);
             OpenOptions::new().read(true).write(write).custom_flags(flags).open(path)
         };
-        // The owner of a file may read it without an update of its access time.
+        // `NOATIME` saves updating the access time; only the owner of a file may use it.
         let (file, writable) = match open(true, OFlags::NOATIME) {
             Ok(file) => (file, true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(error),
@@ -68,18 +68,18 @@ impl RecordFile {
         if !found.is_file() {
             return Err(safe_open::irregular());
         }
-        // A file with a second name, or of another user, may be in use elsewhere.
+        // A file with another hard link, or of another user, may be in use elsewhere.
         let writable = writable && found.nlink() == 1 && found.uid() == directory.user;
         Ok(Self { file, identity: (found.dev(), found.ino()), writable, content: Vec::new() })
     }
 
-    /// Returns whether the name leads to this file.
+    /// Returns whether `path` refers to this file.
     pub(super) fn has_name(&self, path: &Path) -> bool {
-        self.is(identity(path))
+        self.has_identity(identity(path))
     }
 
     /// Returns whether this is the file that [`identity`] found.
-    pub(super) fn is(&self, found: Option<(u64, u64)>) -> bool {
+    pub(super) fn has_identity(&self, found: Option<(u64, u64)>) -> bool {
         found == Some(self.identity)
     }
 
@@ -103,7 +103,7 @@ impl RecordFile {
         Ok(&self.content)
     }
 
-    /// Returns whether the next record may be written to it once it is out of use.
+    /// Returns whether the file can be reused for a later record.
     pub(super) fn is_reusable(&self) -> bool {
         self.writable && !self.content.is_empty()
     }
@@ -118,7 +118,7 @@ impl RecordFile {
         self.is_reusable() && length <= self.content.len()
     }
 
-    /// Writes a record; spaces fill the rest of a file that is longer, since to cut it would be a second step.
+    /// Writes a record. Pads it with spaces if the file is longer, because truncating would be a second step.
     pub(super) fn write(&mut self, directory: &Directory, record: &[u8]) -> io::Result<()> {
         if record.len() > safe_open::LARGEST {
             return Err(safe_open::too_large());
@@ -145,7 +145,7 @@ impl RecordFile {
     }
 }
 
-/// The device and inode of the file that the name leads to.
+/// The device and inode of the file at `path`.
 pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
     fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }

@@ -1,4 +1,4 @@
-//! The first look at a directory after the machine has restarted.
+//! Recovers a directory when it is first opened after a restart of the machine.
 
 use std::{
     fs::{self, File},
@@ -8,38 +8,37 @@ use std::{
 
 use super::{
     decode,
-    directory::{Directory, files},
+    directory::{Directory, list_files},
     errors::cannot,
     latch::{self, LatchWait, Latches},
     safe_open,
 };
 use crate::Result;
 
-/// Removes what a power loss tore, once per boot.
+/// Removes records that a power loss damaged, once per boot.
 ///
-/// Records are not forced to the disk by default, so that a power loss may
-/// leave empty ones. No process that had a lease on them is alive; to ask a
-/// person to look at each would only keep locks from being used. Within one
-/// boot nothing tears a record, and garbage stays an error.
+/// Records are not synced to disk by default, so that a power loss may leave empty ones. No process that had a
+/// lease in them is alive, so asking an operator about each would only block the locks. Within one boot nothing damages
+/// a record, so a corrupt one is an error.
 pub(super) fn recover(directory: &Arc<Directory>, boot: &str) -> Result<()> {
-    if is_known(directory, boot) {
+    if is_current_boot(directory, boot) {
         return Ok(());
     }
     let latches = Latches::new(directory);
-    // All of them, in order: nobody works on any record meanwhile, and two that recover do not block each other.
+    // Take all latches, in order: no process uses a record in between, and two recovering processes cannot deadlock.
     let _until_done =
         latch::numbers().map(|number| latches.take(number, LatchWait::Bounded)).collect::<Result<Vec<_>>>()?;
-    remove_torn(directory)?;
-    remember(directory, boot)
+    remove_damaged(directory)?;
+    store_boot_id(directory, boot)
 }
 
-fn is_known(directory: &Directory, boot: &str) -> bool {
+fn is_current_boot(directory: &Directory, boot: &str) -> bool {
     safe_open::read(&directory.boot()).is_ok_and(|known| known == boot.as_bytes())
 }
 
-fn remove_torn(directory: &Directory) -> Result<()> {
-    for (name, record) in files(&directory.records())? {
-        if !name.starts_with('.') && decode::is_torn(&record) {
+fn remove_damaged(directory: &Directory) -> Result<()> {
+    for (name, record) in list_files(&directory.records())? {
+        if !name.starts_with('.') && decode::is_damaged(&record) {
             tracing::warn!(record = %record.display(), "a record was lost when the machine went down");
             fs::remove_file(&record).map_err(|error| cannot("remove", &record, error))?;
         }
@@ -47,8 +46,9 @@ fn remove_torn(directory: &Directory) -> Result<()> {
     Ok(())
 }
 
-/// Written in place: all ids have one length, and half an id makes the next to open the directory recover again.
-fn remember(directory: &Directory, boot: &str) -> Result<()> {
+/// Overwrites the file in place: all boot ids have the same length, and after a partial write the next instance
+/// recovers again.
+fn store_boot_id(directory: &Directory, boot: &str) -> Result<()> {
     let path = directory.boot();
     let opened = safe_open::regular(File::options().write(true), &path).or_else(|_| directory.create(&path));
     let written =

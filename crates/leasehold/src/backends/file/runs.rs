@@ -23,14 +23,14 @@ use crate::{
     lease::{Names, RunRecord, RunReport, Timestamp},
 };
 
-/// The lines are compacted at this size, which ten thousand names of any length stay below.
+/// The file is compacted at this size. The compacted records of ten thousand names, however long, are smaller.
 const COMPACT_AT: u64 = 8 << 20;
 
 /// Appends the reports.
 pub(super) fn record(directory: &Directory, reports: &[RunReport], now: Timestamp) -> Result<()> {
     let path = directory.runs();
     let append = |reports: &[RunReport]| {
-        let lines = lines(reports.iter().map(|report| report.record(now)))?;
+        let lines = encode_lines(reports.iter().map(|report| report.record(now)))?;
         let mut runs = LineFile::open(directory, &path)?;
         runs.append(&lines)?;
         runs.file.metadata()
@@ -43,7 +43,8 @@ pub(super) fn record(directory: &Directory, reports: &[RunReport], now: Timestam
         // The reports are written; the next ones try again.
         tracing::warn!(error = format_args!("{error:#}"), "the records of runs could not be compacted");
     }
-    // Whoever compacts copies what it finds in the old file after the rename, and may have looked before our write.
+    // After its rename, a compaction copies late lines from the old file, but may have done so before our write. So
+    // append successes once more.
     let successes: Vec<RunReport> = reports.iter().filter(|report| report.success).cloned().collect();
     if !successes.is_empty() && record_file::identity(&path) != Some((file.dev(), file.ino())) {
         append(&successes).map_err(failed)?;
@@ -72,7 +73,7 @@ fn table(directory: &Directory, now: Timestamp) -> io::Result<RunTable> {
 /// Adds the records in a part of the file.
 fn add(table: &mut RunTable, file: &File, part: Range<u64>) -> io::Result<()> {
     for line in line_file::lines(file, part)? {
-        // A line torn by a full disk or a power loss is passed over.
+        // Skip a line that a full disk or a power loss left incomplete.
         if let Ok(record) = serde_json::from_slice::<RunRecord>(&line?) {
             table.add(record);
         }
@@ -80,7 +81,7 @@ fn add(table: &mut RunTable, file: &File, part: Range<u64>) -> io::Result<()> {
     Ok(())
 }
 
-fn lines(records: impl Iterator<Item = RunRecord>) -> io::Result<Vec<u8>> {
+fn encode_lines(records: impl Iterator<Item = RunRecord>) -> io::Result<Vec<u8>> {
     let mut lines = Vec::new();
     for record in records {
         serde_json::to_writer(&mut lines, &record)?;
@@ -89,7 +90,7 @@ fn lines(records: impl Iterator<Item = RunRecord>) -> io::Result<Vec<u8>> {
     Ok(lines)
 }
 
-/// Replaces the file by one with a line for each name. A skip that is reported meanwhile may be lost, a success is not.
+/// Replaces the file by one with a line for each name. A skip that is reported at the same time may be lost, a success is not.
 fn compact(directory: &Directory, now: Timestamp) -> Result<()> {
     let guard = directory.latch(latch::HISTORY);
     let lock = safe_open::regular(File::options().read(true).write(true), &guard);
@@ -98,25 +99,25 @@ fn compact(directory: &Directory, now: Timestamp) -> Result<()> {
         return Ok(());
     }
     let path = directory.runs();
-    let aside = path.with_file_name(format!("{}{}", layout::UNFINISHED, Uuid::new_v4().simple()));
+    let temporary = path.with_file_name(format!("{}{}", layout::UNFINISHED, Uuid::new_v4().simple()));
     // Another process may have compacted it since.
     let is_large = fs::symlink_metadata(&path).is_ok_and(|file| file.len() >= COMPACT_AT);
-    let compacted = if is_large { replace(directory, &aside, now) } else { Ok(()) };
+    let compacted = if is_large { write_compacted(directory, &temporary, now) } else { Ok(()) };
     if compacted.is_err() {
-        let _not_made_or_renamed = fs::remove_file(&aside);
+        let _not_created_or_renamed = fs::remove_file(&temporary);
     }
     let _closing_unlocks = lock.unlock();
     compacted.map_err(|error| cannot("replace", &path, error))
 }
 
-fn replace(directory: &Directory, aside: &Path, now: Timestamp) -> io::Result<()> {
+fn write_compacted(directory: &Directory, temporary: &Path, now: Timestamp) -> io::Result<()> {
     let old = safe_open::regular(File::options().read(true), &directory.runs())?;
     let length = old.metadata()?.len();
     let (mut table, mut late) = (RunTable::default(), RunTable::default());
     add(&mut table, &old, 0..length)?;
     table.trim(now);
-    directory.create(aside)?.write_all(&lines(table.into_records())?)?;
-    fs::rename(aside, directory.runs())?;
+    directory.create(temporary)?.write_all(&encode_lines(table.into_records())?)?;
+    fs::rename(temporary, directory.runs())?;
     add(&mut late, &old, length..old.metadata()?.len())?;
-    LineFile::open(directory, &directory.runs())?.append(&lines(late.into_records())?)
+    LineFile::open(directory, &directory.runs())?.append(&encode_lines(late.into_records())?)
 }

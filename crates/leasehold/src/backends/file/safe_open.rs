@@ -15,7 +15,7 @@ pub(super) const LARGEST: usize = 16 << 20;
 /// Opens a regular file; anything else is an error, at once.
 pub(super) fn regular(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let safe = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    // The owner of a file may read it without an update of its access time.
+    // `NOATIME` saves updating the access time; only the owner of a file may use it.
     let file = match options.custom_flags(flags(safe | OFlags::NOATIME)).open(path) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             options.custom_flags(flags(safe)).open(path)?
@@ -40,7 +40,7 @@ pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
 
 /// The error for a file that is larger than any of ours.
 pub(super) fn too_large() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("it has more than {} MiB", LARGEST >> 20))
+    io::Error::new(io::ErrorKind::InvalidData, format!("it is larger than {} MiB", LARGEST >> 20))
 }
 
 /// Flags as the standard library takes them.

@@ -1,7 +1,7 @@
-//! Files out of use that an instance writes its next records to, under names that no other instance writes to.
+//! Spare files: former record files that an instance reuses for its next records, under names of its own.
 //!
-//! To make and remove a file costs a file system more than all the rest of an
-//! operation. A few are enough: each serves one operation at a time.
+//! Creating and removing a file costs more than the rest of an operation. A few
+//! spares are enough: an operation uses one at a time.
 
 use std::{
     fs,
@@ -16,18 +16,18 @@ use parking_lot::Mutex;
 
 use super::{presence::OwnPresence, record_file::RecordFile};
 
-/// The most files that an instance leaves in the directory.
+/// How many spare files an instance keeps at most.
 const MAX_SPARES: usize = 4;
 
-/// The files out of use of one instance.
+/// The spare files of one instance.
 #[derive(Debug)]
 pub(super) struct Spares {
-    own: Arc<OwnPresence>,
+    own_presence: Arc<OwnPresence>,
     files: Mutex<Vec<Spare>>,
     names: AtomicU64,
 }
 
-/// A file beside the records.
+/// A spare file and its path.
 #[derive(Debug)]
 pub(super) struct Spare {
     pub(super) file: RecordFile,
@@ -42,13 +42,13 @@ impl Spare {
 }
 
 impl Spares {
-    pub(super) fn new(own: Arc<OwnPresence>) -> Self {
-        Self { own, files: Mutex::default(), names: AtomicU64::new(0) }
+    pub(super) fn new(own_presence: Arc<OwnPresence>) -> Self {
+        Self { own_presence, files: Mutex::default(), names: AtomicU64::new(0) }
     }
 
-    /// A name for a file beside the records, which no other file has.
+    /// A path in the records' directory that no other file has.
     pub(super) fn unused_name(&self) -> PathBuf {
-        self.own.aside(self.names.fetch_add(1, Ordering::Relaxed))
+        self.own_presence.temporary_path(self.names.fetch_add(1, Ordering::Relaxed))
     }
 
     pub(super) fn take(&self) -> Option<Spare> {
@@ -60,7 +60,7 @@ impl Spares {
         self.files.lock().len() < MAX_SPARES
     }
 
-    /// Keeps a file for the next operation; returns it if it is to be removed.
+    /// Keeps a file for the next operation; returns it if the caller must remove it.
     pub(super) fn keep(&self, spare: Spare) -> Option<Spare> {
         let mut files = self.files.lock();
         if files.len() >= MAX_SPARES || !spare.file.is_reusable() {

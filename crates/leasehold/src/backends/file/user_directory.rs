@@ -1,9 +1,9 @@
-//! Whether the user's own directory, where `file:` led before the machine had a directory, is still in use.
+//! Refuses to use the machine-wide directory and the user's own at the same time.
 //!
-//! Locks in two directories do not exclude each other. So an instance in the user's own directory takes nothing new once the
-//! machine's directory exists, and the machine's directory stays closed to the user while such an instance lives. No
-//! interleaving gets past both: an instance appears before it looks for the machine's directory, and the directory
-//! exists before anyone looks for instances.
+//! Locks in two directories do not exclude each other. So an instance in the user's own directory acquires nothing new
+//! once the machine-wide directory exists, and this user cannot open the machine-wide directory while such an instance
+//! lives. No interleaving passes both checks: an instance creates its FIFO before it checks for the machine-wide
+//! directory, and that directory exists before anyone checks for instances.
 
 use std::{collections::HashSet, fs, io, os::unix::fs::MetadataExt, path::Path};
 
@@ -12,26 +12,29 @@ use uuid::Uuid;
 
 use super::{
     DefaultDirectory, FileOptions, decode,
-    directory::files,
+    directory::list_files,
     errors::{blocked_directory, cannot},
     presence,
-    record::{Record, Times, is_bound},
+    record::{Record, Times, ends_with_process},
     safe_open,
 };
 use crate::{Error, Result, model::Entry};
 
-/// The most processes that an error names.
+/// How many processes an error names at most.
 const MAX_NAMED_PROCESSES: usize = 8;
 
-/// Fails while processes or leases of this user live where `file:` led before the machine had a directory.
+/// Fails while processes or leases of this user are alive in the directory that `file:` used before the machine-wide
+/// one existed.
 pub(super) fn refuse_while_used(options: &FileOptions, boot: &str) -> Result<()> {
-    let Some(former) = options.default_directory.as_ref().and_then(DefaultDirectory::former) else { return Ok(()) };
-    let directory = former.join(&options.namespace);
+    let Some(previous) = options.default_directory.as_ref().and_then(DefaultDirectory::previous_directory) else {
+        return Ok(());
+    };
+    let directory = previous.join(&options.namespace);
     let found = fs::symlink_metadata(&directory);
     if found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound || is_of_another(&directory)) {
         return Ok(());
     }
-    let presences = files(&directory.join("presence"))?;
+    let presences = list_files(&directory.join("presence"))?;
     let alive = |path: &Path| presence::open(path).map_or_else(|error| !presence::means_dead(&error), |_| true);
     let living = presences.into_iter().filter_map(|(name, path)| Some((Uuid::try_parse(&name).ok()?, path)));
     let living: Vec<_> = living.filter(|(_, path)| alive(path)).collect();
@@ -44,40 +47,40 @@ pub(super) fn refuse_while_used(options: &FileOptions, boot: &str) -> Result<()>
     let processes = processes.map(|pid| format!("process {pid}"));
     let found: Vec<String> = processes.chain(leases.into_iter().map(|lease| format!("lock {lease}"))).collect();
     Err(Error::unavailable(format!(
-        "file: leads to {} now, and this user still uses {place}, where it led before: {}; restart the process or wait \
-         until it ends, or name the old place: file://{place}",
+        "file: now means {}, but this user still uses {place}, the directory it meant before: {}; restart the \
+         process or wait until it ends, or use the old directory: file://{place}",
         options.root.display(),
         if found.is_empty() { String::from("a process") } else { found.join(", ") },
-        place = former.display(),
+        place = previous.display(),
     )))
 }
 
-/// Whether the directory is below one that belongs to another user and that this user may not enter: `sudo -u app` can
-/// leave `$HOME` as it was, and nothing of this user is there.
+/// Returns whether the directory is inside a private directory of another user. `sudo -u app` may keep the caller's
+/// `$HOME`, where this user has nothing.
 fn is_of_another(directory: &Path) -> bool {
     let owner = blocked_directory(directory).and_then(|blocked| fs::metadata(blocked).ok()).map(|found| found.uid());
     owner.is_some_and(|owner| owner != geteuid().as_raw())
 }
 
-/// Fails once the machine has a directory: this instance is in the user's own directory, and new instances use the machine's
-/// directory.
-pub(super) fn refuse_if_machine_has_place(machine: Option<&Path>) -> Result<()> {
+/// Fails once the machine-wide directory exists: this instance is in the user's own directory, and new instances use
+/// the machine-wide one.
+pub(super) fn refuse_if_machine_directory_exists(machine: Option<&Path>) -> Result<()> {
     match machine {
         Some(machine) if fs::symlink_metadata(machine).is_ok() => Err(Error::invalid_config(format!(
-            "file: leads to {} now, and this process still uses the user's own directory, where it led when the process \
-             started; restart the process",
+            "file: now means {}, but this process still uses the user's own directory, which it meant when the \
+             process started; restart the process",
             machine.display()
         ))),
         _ => Ok(()),
     }
 }
 
-/// The resources with a lease that a living instance or the clock keeps. Only reads: opening an instance would itself
-/// count as use.
+/// The resources with a lease that is held by a living instance or has not expired. Only reads the records, because
+/// opening an instance would itself count as use.
 fn live_leases(directory: &Path, living: &HashSet<Uuid>, times: &Times<'_>) -> Result<Vec<String>> {
     let mut found = Vec::new();
-    // Names with a dot are files out of use.
-    let records = files(&directory.join("records"))?.into_iter().filter(|(name, _)| !name.starts_with('.'));
+    // Names that begin with a dot are spare or temporary files.
+    let records = list_files(&directory.join("records"))?.into_iter().filter(|(name, _)| !name.starts_with('.'));
     for (_, path) in records {
         let bytes = match safe_open::read(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
@@ -86,7 +89,7 @@ fn live_leases(directory: &Path, living: &HashSet<Uuid>, times: &Times<'_>) -> R
         let (resource, record) = decode::record(&bytes, &path, times, Record::default())?;
         let is_live = |entry: &Entry| match record.bound_to(entry) {
             Some(owner) => living.contains(&owner),
-            None => !is_bound(entry) && entry.expires_at > times.now,
+            None => !ends_with_process(entry) && entry.expires_at > times.now,
         };
         if record.state.entries.iter().any(is_live) {
             found.push(resource.to_string());

@@ -26,7 +26,7 @@ use crate::{
 
 /// An id of 32 digits and a line end.
 const LINE: usize = 33;
-/// The most that is read: room for more instances than watch on one machine.
+/// How much is read at most: 4096 lines, more than there are watching instances on one machine.
 const LARGEST: usize = 4096 * LINE;
 const FREE: [u8; LINE] = *b"--------------------------------\n";
 
@@ -34,7 +34,7 @@ const FREE: [u8; LINE] = *b"--------------------------------\n";
 #[derive(Debug)]
 pub(super) struct Watchers {
     directory: Arc<Directory>,
-    own: Arc<OwnPresence>,
+    own_presence: Arc<OwnPresence>,
     file: File,
     streams: EventHub,
     /// Where the line of this instance is, while it has one.
@@ -42,11 +42,11 @@ pub(super) struct Watchers {
 }
 
 impl Watchers {
-    pub(super) fn open(directory: Arc<Directory>, own: Arc<OwnPresence>) -> Result<Self> {
+    pub(super) fn open(directory: Arc<Directory>, own_presence: Arc<OwnPresence>) -> Result<Self> {
         let path = directory.watchers();
         let file = safe_open::regular(File::options().read(true).write(true), &path);
         let file = file.map_err(|error| cannot("open", &path, error))?;
-        Ok(Self { directory, own, file, streams: EventHub::new(), line: Mutex::default() })
+        Ok(Self { directory, own_presence, file, streams: EventHub::new(), line: Mutex::default() })
     }
 
     /// A stream of what happens to these resources from now on, in any process. Blocks while the file is locked.
@@ -54,7 +54,7 @@ impl Watchers {
         let mut line = self.line.lock();
         if line.is_none() {
             *line = Some(self.join()?);
-            self.own.widen();
+            self.own_presence.widen();
         }
         Ok(self.streams.watch(names))
     }
@@ -67,13 +67,14 @@ impl Watchers {
         let locked = locked.map_err(|error| cannot("open", &path, error))?;
         latch::lock_within(&locked, &path, latch::PATIENCE)?;
         let taken = self.lines().and_then(|lines| {
-            let living = |id: Uuid| id != self.own.id() && presence::look(&self.directory, id) != Presence::Dead;
+            let living =
+                |id: Uuid| id != self.own_presence.id() && presence::presence_of(&self.directory, id) != Presence::Dead;
             let free = lines.iter().position(|line| !line.is_some_and(living));
             let at = (free.unwrap_or(lines.len()) * LINE) as u64;
             if at >= LARGEST as u64 {
                 return Err(io::Error::other("too many processes watch"));
             }
-            self.file.write_all_at(format!("{}\n", self.own.id().simple()).as_bytes(), at).map(|()| at)
+            self.file.write_all_at(format!("{}\n", self.own_presence.id().simple()).as_bytes(), at).map(|()| at)
         });
         let _closing_unlocks = locked.unlock();
         taken.map_err(|error| cannot("write", &path, error))
@@ -111,7 +112,7 @@ impl Watchers {
         }
     }
 
-    /// Frees the lines of instances that died, unless someone else is at the file.
+    /// Frees the lines of instances that died, unless another process has locked the file.
     fn forget(&self, dead: &HashSet<Uuid>) {
         let path = self.directory.watchers();
         let Ok(locked) = safe_open::regular(File::options().read(true).write(true), &path) else { return };
@@ -150,14 +151,14 @@ impl Watchers {
     /// Frees our own line, unless it is another's by now: others take the line of an instance that seems dead.
     fn leave(&self, line: Option<u64>) {
         if line.is_some() {
-            self.forget(&HashSet::from([self.own.id()]));
+            self.forget(&HashSet::from([self.own_presence.id()]));
         }
     }
 }
 
 impl Drop for Watchers {
     fn drop(&mut self) {
-        if !self.own.is_inherited() {
+        if !self.own_presence.is_inherited() {
             let line = self.line.get_mut().take();
             self.leave(line);
         }

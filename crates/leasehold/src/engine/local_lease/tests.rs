@@ -75,7 +75,7 @@ fn apply_standing(lease: &LocalLease, standing: Standing, sent: Sent, now: Momen
 }
 
 #[test]
-fn an_answer_to_a_renewal_from_before_the_grant_asks_again_and_a_later_one_ends_it() {
+fn an_answer_older_than_the_grant_renews_again_and_a_newer_one_ends_the_lease() {
     let lease = waiting();
     let before = lease.number_call(at(10));
     assert_eq!(lease.on_grant_hint(Fence::new(8), false, at(11), Timestamp::default()), Next::Schedule);
@@ -103,7 +103,7 @@ fn a_provisional_grant_is_only_asked_about() {
 }
 
 #[test]
-fn a_provisional_grant_of_this_machine_is_the_callers_to_confirm_for_a_moment() {
+fn the_caller_may_confirm_a_local_provisional_grant_before_the_renewer() {
     let lease = waiting_by(Belief::Process);
     let poll_once = || lease.poll_outcome(&Context::from_waker(Waker::noop()), at(0), at(1));
     assert!(poll_once().is_pending());
@@ -137,7 +137,7 @@ fn a_hint_that_is_not_above_the_last_fence_is_stale() {
 }
 
 #[test]
-fn a_pushed_grant_is_believed_from_the_last_answered_request() {
+fn a_pushed_grant_is_valid_from_the_last_answered_request() {
     let lease = waiting();
     let _pushed = lease.on_grant_hint(Fence::new(8), false, at(20), Timestamp::default());
     assert!(matches!(poll(&lease, at(20)), Poll::Ready((AcquireResult::Held, _))));
@@ -176,9 +176,9 @@ fn expiry_is_a_renew_timeout_whichever_path_finds_it() {
     assert_eq!(forgotten.validity.loss(), Some(Loss::Gone));
 }
 
-/// 1. A renewal is sent. 2. The longest hold is over. 3. The answer, which moved the end, is the first to find out.
+/// 1. A renewal is sent. 2. `max_hold` is reached. 3. The answer to the renewal arrives before the timer runs.
 #[test]
-fn the_longest_hold_is_given_back_whoever_finds_that_it_is_over() {
+fn a_lease_at_max_hold_is_released_by_every_path_that_notices() {
     let capped = || held(|options| options.max_hold = Some(Duration::from_secs(5)), Belief::Ttl);
     let finders: [fn(&LocalLease) -> Next; 3] = [
         |lease| {
@@ -196,7 +196,7 @@ fn the_longest_hold_is_given_back_whoever_finds_that_it_is_over() {
 }
 
 #[test]
-fn what_is_granted_to_a_caller_that_left_is_given_back() {
+fn a_lease_granted_to_a_caller_that_left_is_released() {
     let lease = lease(|_| {});
     let sent = lease.number_call(at(0));
     assert_eq!(lease.on_caller_left(), Next::Nothing, "the request is in flight");
@@ -249,7 +249,7 @@ fn every_use_notices_the_end_of_a_session() {
 }
 
 #[test]
-fn what_a_silent_session_keeps_is_released_when_the_belief_in_it_ends() {
+fn a_lease_of_a_silent_session_is_released_at_its_deadline() {
     let session = Session::new(Duration::from_secs(5));
     let lease = held(|_| {}, Belief::Session(session.clone()));
     assert_eq!(lease.on_deadline(at(5)), Next::Release);
@@ -272,7 +272,7 @@ fn a_detached_lease_outlives_the_session_it_was_granted_by() {
 }
 
 #[test]
-fn belief_in_a_process_has_no_deadline() {
+fn a_lease_that_lasts_as_long_as_its_process_has_no_deadline() {
     let lease = held(|_| {}, Belief::Process);
     assert_eq!(lease.validity.deadline(), Moment::NEVER);
     assert!(lease.renew_at() <= at(10), "an eviction whose hint was lost is found");

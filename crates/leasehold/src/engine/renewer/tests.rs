@@ -1,4 +1,5 @@
-//! The races of a loop that sleeps, step by step: what is scheduled while it looks is never missed.
+//! Steps through the races of a sleeping loop: a lease that is scheduled while the loop reads the bounds is never
+//! missed.
 
 use std::{
     cell::Cell,
@@ -11,8 +12,8 @@ use crate::clock::ManualClock;
 
 /// Where in the loop's turn the lease takes a step.
 const BEFORE: u8 = 0;
-const BEFORE_THE_LOOK: u8 = 1;
-const AFTER_THE_LOOK: u8 = 2;
+const BEFORE_THE_READ: u8 = 1;
+const AFTER_THE_READ: u8 = 2;
 const ASLEEP: u8 = 3;
 
 /// Lets a lease lower the bound at one step of the loop's turn and read the alarm at the same or a later one.
@@ -34,15 +35,15 @@ fn wakes_in_time(lowers_at: u8, reads_at: u8, last_alarm: Duration) -> bool {
         }
     };
     step(BEFORE);
-    let look = || {
-        step(BEFORE_THE_LOOK);
+    let read_bound = || {
+        step(BEFORE_THE_READ);
         let next = bound.get();
-        step(AFTER_THE_LOOK);
+        step(AFTER_THE_READ);
         next
     };
     let mut context = Context::from_waker(Waker::noop());
-    let mut asleep = pin!(alarm.sleep(&clock, look));
-    // Woken too early, it looks once more.
+    let mut asleep = pin!(alarm.sleep(&clock, read_bound));
+    // Woken too early, it reads the bounds once more.
     if asleep.as_mut().poll(&mut context).is_ready() {
         return true;
     }
@@ -52,7 +53,7 @@ fn wakes_in_time(lowers_at: u8, reads_at: u8, last_alarm: Duration) -> bool {
 }
 
 #[test]
-fn a_lease_that_is_scheduled_while_the_loop_looks_is_seen_or_wakes_it() {
+fn a_lease_that_is_scheduled_while_the_loop_reads_the_bounds_is_seen_or_wakes_it() {
     for last_alarm in [1, 2, 3].map(Duration::from_secs) {
         for lowers_at in BEFORE..=ASLEEP {
             for reads_at in lowers_at..=ASLEEP {

@@ -14,12 +14,12 @@ use crate::{
     lease::{Mode, Moment},
 };
 
-/// What is reported of one hold, kept with its lease.
+/// The telemetry state of one hold, stored in its lease.
 #[derive(Debug, Default)]
 pub(crate) struct HoldReport {
-    /// Made only for a subscriber that wants it; closed when the hold ends.
+    /// Created only for a subscriber that wants it; closed when the hold ends.
     span: OnceLock<Box<Mutex<Span>>>,
-    /// When the hold that is being counted began, in microseconds; 0 while none is.
+    /// When the counted hold began, in microseconds; 0 if no hold is being counted.
     since: AtomicU64,
 }
 

@@ -1,6 +1,6 @@
 //! The metrics of an instance: their names and labels, and how they reach the `metrics` facade.
 //!
-//! Every key is made once for an instance, so that counting allocates nothing
+//! Every key is created once for an instance, so that counting allocates nothing
 //! and a recorder may be installed at any time. The name of a resource is
 //! never a label: there may be millions.
 
@@ -77,7 +77,7 @@ static SERIES: &[Description] = &[
         name: "leasehold_renew_total",
         kind: MetricKind::Counter,
         dimensions: &[MODES, Dimension { label: "outcome", values: &["ok", "retried", "failed"] }],
-        help: "Renewals of leases that are held; retried are those that succeeded after a failure.",
+        help: "Renewals of held leases; outcome \"retried\" means success after a failure.",
     },
     Description {
         series: Series::RenewSlack,
@@ -141,7 +141,7 @@ static SERIES: &[Description] = &[
 ];
 
 impl Description {
-    /// A key for every combination of labels, the last dimension running fastest.
+    /// Returns a key for every combination of labels; the last dimension varies fastest.
     fn keys(&self, backend: &'static str) -> Vec<Key> {
         let mut rows = vec![vec![Label::from_static_parts("backend", backend)]];
         for Dimension { label, values } in self.dimensions {

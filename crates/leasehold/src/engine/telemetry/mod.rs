@@ -26,7 +26,7 @@ use crate::{
 /// One successful renewal in this many gets a span.
 const RENEWALS_PER_SPAN: u32 = 20;
 
-/// The reports of one instance.
+/// Reports what one instance does to `tracing` and `metrics`.
 #[derive(Clone, Debug)]
 pub(crate) struct Telemetry {
     backend: &'static str,
@@ -190,7 +190,7 @@ impl Telemetry {
         )
     }
 
-    /// The release of what was held until `held_until` was answered, or failed.
+    /// Reports the answer to a release, or its failure. The lease was held until `held_until`.
     pub(crate) fn released(
         &self,
         span: &Span,
@@ -234,7 +234,7 @@ pub(crate) fn queued(position: &QueuePosition) {
     }
 }
 
-/// The span of one campaign, from standing to winning.
+/// The span of one campaign, from joining the election to winning it.
 pub(crate) fn campaigning(election: &Resource) -> Span {
     tracing::debug_span!(
         target: "leasehold::election",

@@ -1,6 +1,6 @@
 //! Whatever a file holds, reading it as a record succeeds or fails; it never panics.
 //!
-//! `PROPTEST_CASES=1000000` tries as many files.
+//! Set `PROPTEST_CASES=1000000` to try a million files.
 
 use proptest::{collection::vec, prelude::*};
 

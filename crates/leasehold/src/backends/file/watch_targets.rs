@@ -1,8 +1,8 @@
-//! Whose death each waiter must learn of.
+//! Decides which instances each waiter watches.
 //!
 //! The first waiter watches every holder, each other waiter the one before it.
-//! That is enough: whoever dies together, the first survivor notices. And a
-//! death wakes one.
+//! That is enough: if several die together, the first survivor notices. And
+//! each death wakes only one waiter.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -30,7 +30,7 @@ pub(super) fn watched_by(own: Uuid, record: &Record) -> BTreeSet<Uuid> {
 }
 
 /// The waiters whose watch targets changed since the record was written; they must be notified.
-pub(super) fn with_new_neighbours(record: &Record) -> Vec<LeaseId> {
+pub(super) fn with_new_watch_targets(record: &Record) -> Vec<LeaseId> {
     let mut before = record.lines.iter().filter(|line| line.waiting);
     let mut ahead_before: Option<&EntryText> = None;
     let mut ahead: Option<&Entry> = None;

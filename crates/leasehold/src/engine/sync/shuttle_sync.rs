@@ -1,4 +1,4 @@
-//! Atomics and a lock that are points where `shuttle` may switch threads.
+//! Atomics and a mutex at which `shuttle` may switch threads.
 //!
 //! `shuttle` runs the threads of a test as coroutines on one thread of the system, so the types below are ordinary ones
 //! that yield first. Memory orders weaker than sequential consistency are not explored.
@@ -70,7 +70,7 @@ impl<T> Mutex<T> {
         }
         loop {
             step();
-            // Blocking would stop the one OS thread that all `shuttle` threads share, and with it whoever has the lock.
+            // Blocking would stop the one OS thread that all `shuttle` threads share, and with it the thread that has the lock.
             if let Some(guard) = self.0.try_lock() {
                 return guard;
             }

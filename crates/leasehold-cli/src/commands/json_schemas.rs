@@ -12,7 +12,8 @@ macro_rules! schemas {
     };
 }
 
-/// Each name with its schema: those of commands, `report` of `run --report`, `event` of what is said with `--json`.
+/// The schemas by name: those of the outputs of commands, `report` for `run --report`, and `event` for each line on
+/// standard error with `--json`.
 const SCHEMAS: [(&str, &str); 16] = schemas![
     "acquire", "check", "doctor", "event", "evict", "history", "init", "inspect", "leader", "list", "release", "renew",
     "report", "runs", "version", "watch"

@@ -1,7 +1,8 @@
-//! Answers, hints, clocks and callers in any order: what must hold of a lease after each step.
+//! Applies answers, hints, clock steps and callers in random order, and checks the invariants of a lease after each
+//! step.
 //!
-//! A transition holds the lock of the state from its first line to its last, so whatever threads do comes down to an
-//! order of transitions. Random orders stand for random schedules of threads.
+//! A transition holds the lock of the state from its first line to its last, so every interleaving of threads is
+//! equivalent to some order of transitions. Random orders therefore cover random interleavings.
 
 use std::collections::VecDeque;
 
@@ -15,7 +16,7 @@ use super::{
     *,
 };
 
-/// What happens next. Steps that make no sense at their time are left out.
+/// One step of a test. A step that is impossible when its turn comes is skipped.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Wait(u64),
@@ -26,7 +27,8 @@ enum Step {
     FailRequest,
     /// The renewer sends what is due.
     SendRenewal,
-    /// A renewal in flight is answered: there may be two, when a push grants what an earlier one asked for.
+    /// Answers the first renewal in flight. There may be two: a push can grant the lease while one is in flight, and
+    /// the renewer may then send another.
     Answer(Found),
     FailRenewal,
     /// The answers to renewals come in another order.
@@ -34,7 +36,7 @@ enum Step {
     HintGrant(u64, bool),
     HintEviction,
     MissHints,
-    LookAtDeadline,
+    CheckDeadline,
     PollCaller,
     DropCaller,
     Close,
@@ -68,7 +70,7 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (fence(), proptest::bool::ANY).prop_map(|(fence, provisional)| Step::HintGrant(fence, provisional)),
         2 => Just(Step::HintEviction),
         2 => Just(Step::MissHints),
-        3 => Just(Step::LookAtDeadline),
+        3 => Just(Step::CheckDeadline),
         6 => Just(Step::PollCaller),
         1 => Just(Step::DropCaller),
         1 => Just(Step::Close),
@@ -85,8 +87,8 @@ struct Harness {
     renewals: VecDeque<(Renewal, Sent)>,
     may_exist_at_backend: bool,
     releases: u32,
-    /// Fences that an answer or a push named which may be believed.
-    believable: Vec<Fence>,
+    /// The fences from answers and from pushes that are not provisional.
+    confirmed_fences: Vec<Fence>,
     /// When the newest answered request or renewal was sent.
     last_answered_send: Option<Moment>,
     caller: bool,
@@ -105,7 +107,7 @@ impl Harness {
             renewals: VecDeque::new(),
             may_exist_at_backend: true,
             releases: 0,
-            believable: Vec::new(),
+            confirmed_fences: Vec::new(),
             last_answered_send: None,
             caller: true,
             guard: false,
@@ -119,7 +121,7 @@ impl Harness {
     fn decide(&mut self, decision: Decision) {
         let Some(sent) = self.request.take() else { return };
         match &decision {
-            Decision::Granted(grant) => self.believable.push(grant.fence),
+            Decision::Granted(grant) => self.confirmed_fences.push(grant.fence),
             Decision::Queued(_) => {}
             _ => self.may_exist_at_backend = false,
         }
@@ -134,7 +136,7 @@ impl Harness {
         let Some((renewal, sent)) = self.renewals.pop_front() else { return };
         let standing = match found {
             Found::Holding(fence) => {
-                self.believable.push(Fence::new(fence));
+                self.confirmed_fences.push(Fence::new(fence));
                 Standing::Holding(grant(fence))
             }
             Found::Waiting(last_fence) => Standing::Waiting(position(last_fence)),
@@ -167,7 +169,7 @@ impl Harness {
         self.follow(next);
         if self.guard {
             let fence = self.lease.hold().expect("it is held").grant.fence;
-            assert!(self.believable.contains(&fence), "believed what was only provisional");
+            assert!(self.confirmed_fences.contains(&fence), "relied on a grant that was only provisional");
         }
     }
 
@@ -199,7 +201,7 @@ impl Harness {
             Step::Overtake => self.renewals.make_contiguous().reverse(),
             Step::HintGrant(fence, provisional) => {
                 if !provisional {
-                    self.believable.push(Fence::new(fence));
+                    self.confirmed_fences.push(Fence::new(fence));
                 }
                 let next = self.lease.on_grant_hint(Fence::new(fence), provisional, self.now, wall);
                 self.follow(next);
@@ -212,7 +214,7 @@ impl Harness {
                 let next = self.lease.on_hints_missed(self.now);
                 self.follow(next);
             }
-            Step::LookAtDeadline => {
+            Step::CheckDeadline => {
                 let next = self.lease.on_deadline(self.now);
                 self.follow(next);
             }
@@ -241,7 +243,7 @@ impl Harness {
         let phase = &lease.state.lock().phase;
         assert!(self.releases <= 1, "released twice");
         match phase {
-            Phase::Asking => assert!(self.request.is_some(), "nobody will answer"),
+            Phase::Requested => assert!(self.request.is_some(), "nobody will answer"),
             Phase::Waiting | Phase::Granted { .. } | Phase::Held(_) => {
                 assert!(!self.renewals.is_empty() || lease.renew_at() != Moment::NEVER, "nobody will ask again");
                 assert_eq!(self.releases, 0, "released while it is wanted");
@@ -254,7 +256,10 @@ impl Harness {
         }
         if matches!((phase, &self.belief), (Phase::Held(_), Belief::Ttl)) {
             let sent = self.last_answered_send.expect("an answer proved it");
-            assert!(lease.validity.deadline() < sent.after(lease.ttl().get()), "believed for longer than proved");
+            assert!(
+                lease.validity.deadline() < sent.after(lease.ttl().get()),
+                "valid for longer than the answer proves"
+            );
         } else {
             assert!(lease.validity.loss().is_some() || lease.validity.deadline() == Moment::NEVER);
         }

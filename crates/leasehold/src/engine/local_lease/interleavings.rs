@@ -1,7 +1,7 @@
-//! Threads that meet at one lease, in many of the orders in which they can: what must hold whoever comes first.
+//! Runs threads that use one lease in many random interleavings, and checks the invariants of the lease.
 //!
-//! `any_order` tries orders of whole transitions. Here threads also switch within them, at each use of an atomic or a
-//! lock, which is where `check`, `lost` and the schedule read without the lock of the state.
+//! `random_transitions` tries orders of whole transitions. Here, threads also switch inside transitions, at each use of an
+//! atomic or a mutex. This covers `check`, `lost` and the schedule, which read without locking the state.
 
 use std::{
     future::poll_fn,
@@ -23,8 +23,8 @@ use crate::engine::{
 };
 
 const SCHEDULES: usize = 3_000;
-/// How long one answer is believed: the ttl of 30 s less its margin.
-const BELIEVED: Duration = Duration::from_millis(29_400);
+/// How long one answer is valid: the ttl of 30 s minus its margin.
+const VALID_FOR: Duration = Duration::from_millis(29_400);
 
 /// A lease, a clock that its threads share, and what they found.
 struct Harness {
@@ -73,7 +73,7 @@ impl Harness {
         match self.lease.check(now) {
             Ok(()) => {
                 let sent = at(self.last_answered_send.load(SeqCst));
-                assert!(now < sent.after(BELIEVED), "believed for longer than proved");
+                assert!(now < sent.after(VALID_FOR), "valid for longer than the answer proves");
                 true
             }
             Err(next) => {
@@ -114,7 +114,7 @@ fn held_harness() -> Arc<Harness> {
     Harness::new(held(|_| {}, Belief::Ttl), None)
 }
 
-/// The clock passes the deadline, and the timer looks at it.
+/// The clock passes the deadline, and the timer checks it.
 fn let_time_pass(harness: &Harness) {
     for seconds in [15, 29, 30, 60] {
         harness.now.store(seconds, SeqCst);
