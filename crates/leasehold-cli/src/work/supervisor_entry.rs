@@ -64,7 +64,8 @@ pub(crate) fn run(args: &[OsString]) -> Option<ExitCode> {
     Some(code)
 }
 
-/// The message for a notice of the holder or the supervisor; `None` if the holder reports it elsewhere.
+/// The message for what the holder and the supervisor report about each other, or about processes that they may not
+/// stop; `None` for notices that `run_under_lease.rs` words.
 pub(crate) fn message(notice: &Notice, command: &str) -> Option<Line> {
     match notice {
         Notice::HolderGone => Some(Line::warning(format!(

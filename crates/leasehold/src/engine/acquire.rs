@@ -470,7 +470,8 @@ impl Engine {
         }
     }
 
-    /// Fails the request for its caller now, then waits up to `LATE_ANSWER_WAIT` for a late answer before the lease is released.
+    /// Fails the request for its caller now, then waits up to `LATE_ANSWER_WAIT` for an answer before the lease is
+    /// released.
     ///
     /// A release that is sent while the request is in flight may overtake it:
     /// 1. the request is on its way  2. the release arrives by another connection and finds nothing

@@ -191,7 +191,8 @@ impl Engine {
         }
     }
 
-    /// Retries until the backend answers, retrying is useless, the lease has ended, or `RELEASE_LIMIT` passed since `close`.
+    /// Retries until the backend answers, retrying is useless, the lease has ended, or `RELEASE_LIMIT` has passed since
+    /// `close`.
     async fn release_until_done(&self, lease: &LocalLease, outcome: &Outcome) {
         // A lease that no clock ends is released without a time limit: it would otherwise stay as long as this process
         // or its connection lives.

@@ -81,8 +81,8 @@ impl Directory {
         self.mode = mode & 0o666 | 0o600;
         if let Some(asked) = asked.filter(|asked| *asked != self.mode) {
             return Err(Error::invalid_config(format!(
-                "{} was created with mode={:04o} and mode={asked:04o} was asked for; leave mode out of the URL to use the \
-                 directory as it is, or choose another namespace or directory",
+                "{} was created with mode={:04o} and mode={asked:04o} was asked for; leave mode out of the URL to use \
+                 the directory as it is, or choose another namespace or directory",
                 path.display(),
                 self.mode
             )));

@@ -76,7 +76,8 @@ impl FileInstance {
                 let advice = if is_meant {
                     let root = records.ancestors().nth(2).unwrap_or(&records).display();
                     format!(
-                        "to share it with a group instead, when no lock is held: remove {root} and create it for a group"
+                        "to share it with a group instead, when no lock is held: remove {root} and create it for \
+                         a group"
                     )
                 } else {
                     format!("chmod o-w {}", directory.display())

@@ -90,7 +90,8 @@ fn encode_lines(records: impl Iterator<Item = RunRecord>) -> io::Result<Vec<u8>>
     Ok(lines)
 }
 
-/// Replaces the file by one with a line for each name. A skip that is reported at the same time may be lost, a success is not.
+/// Replaces the file by one with a line for each name. A skip that is reported at the same time may be lost, a success
+/// is not.
 fn compact(directory: &Directory, now: Timestamp) -> Result<()> {
     let guard = directory.latch(latch::HISTORY);
     let lock = safe_open::regular(File::options().read(true).write(true), &guard);

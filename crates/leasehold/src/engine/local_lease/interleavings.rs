@@ -1,7 +1,7 @@
 //! Runs threads that use one lease in many random interleavings, and checks the invariants of the lease.
 //!
-//! `random_transitions` tries orders of whole transitions. Here, threads also switch inside transitions, at each use of an
-//! atomic or a mutex. This covers `check`, `lost` and the schedule, which read without locking the state.
+//! `random_transitions` tries orders of whole transitions. Here, threads also switch inside transitions, at each use of
+//! an atomic or a mutex. This covers `check`, `lost` and the schedule, which read without locking the state.
 
 use std::{
     future::poll_fn,

@@ -70,7 +70,8 @@ impl<T> Mutex<T> {
         }
         loop {
             step();
-            // Blocking would stop the one OS thread that all `shuttle` threads share, and with it the thread that has the lock.
+            // Blocking would stop the one OS thread that all `shuttle` threads share, including the one that has the
+            // lock.
             if let Some(guard) = self.0.try_lock() {
                 return guard;
             }
