@@ -210,7 +210,7 @@ async fn each_renewal_gets_its_own_answer_whichever_script_decides() {
     let proxy = Proxy::to(server.port());
     let locks = Leasehold::connect(&format!("redis://127.0.0.1:{}", proxy.port())).await.unwrap();
     // The first renewals are due after a third of it.
-    let ttl = Duration::from_millis(3000);
+    let ttl = Duration::from_secs(3);
     let held = locks.mutex("held").ttl(ttl).acquire().await.unwrap();
     let forgotten = locks.mutex("forgotten").ttl(ttl).acquire().await.unwrap();
     server.command(&["HDEL", "leasehold:{default}:leases", "forgotten"]);
@@ -222,7 +222,7 @@ async fn each_renewal_gets_its_own_answer_whichever_script_decides() {
     // Only the full script decides whether few enough wait: the fast one sends this request there.
     set(Flow::Pass, Flow::Hold).await;
     let request = locks.mutex("held").max_waiters(1).ttl(ttl);
-    let request = tokio::spawn(async move { request.acquire().await });
+    let request = Handle::current().spawn(async move { request.acquire().await });
     set(Flow::Pass, Flow::Hold).await;
     set(Flow::Hold, Flow::Pass).await;
     set(Flow::Pass, Flow::Hold).await;

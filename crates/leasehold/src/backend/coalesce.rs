@@ -228,6 +228,7 @@ async fn let_callers_run() {
 }
 
 /// The senders that wait while the callers run that they have answered.
+#[allow(dead_code, reason = "as `defer_here`")]
 pub(crate) struct Deferred {
     pub(crate) wakers: Vec<Waker>,
     /// How often the callers run before they have called again, most likely: what a push has handed to them, they use

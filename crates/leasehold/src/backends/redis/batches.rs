@@ -177,7 +177,8 @@ impl<'a> FastBatch<'a> {
         let requests = || self.requests.iter().flat_map(|(_, requests)| requests).map(|(_, request)| request);
         let (names, numbers) = numbered(releases.chain(requests().map(|request| &request.resource)));
         let mut columns = Vec::with_capacity(4);
-        let mut add = |number: usize| columns.extend([number / 64, number % 64].map(|digit| b'0' + digit as u8));
+        let digit = |digit| u8::try_from(digit).map_or(u8::MAX, |digit| b'0' + digit);
+        let mut add = |number: usize| columns.extend([number / 64, number % 64].map(digit));
         add(self.releases.len());
         add(numbers.len());
         if names.len() != numbers.len() {
