@@ -2,7 +2,7 @@
 #![cfg(feature = "redlock")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::{ErrorKind, Leasehold, backend::Severity};
 use leasehold_testkit::{Proxy, redis::Server, until};
@@ -170,4 +170,38 @@ async fn one_server_at_two_addresses_has_one_vote_and_doctor_says_so() {
     servers[1].kill();
     let error = twice.mutex("x").acquire().await.expect_err("two addresses of one server are no majority");
     assert!(error.to_string().contains("is the same server as one before it"), "{error}");
+}
+
+/// Three servers, and a client that asks them.
+async fn three(query: &str) -> (Vec<Server>, Leasehold) {
+    let servers: Vec<Server> = (0..3).map(|_| Server::start()).collect();
+    let urls: Vec<String> = servers.iter().map(Server::url).collect();
+    let locks = Leasehold::connect(&url(&[&urls[0], &urls[1], &urls[2]], query)).await.unwrap();
+    (servers, locks)
+}
+
+/// Stops a server and waits until the client has noticed.
+async fn hang(server: &Server, locks: &Leasehold) {
+    server.signal("STOP");
+    // It is given to the others after 20 ms; whoever meets the one that hangs waits for four times the limit.
+    let noticing = locks.mutex("noticing").acquire().await.unwrap();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    noticing.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hung_node_does_not_hold_up_releases_that_others_wait_for() {
+    let (servers, locks) = three("longest_ttl=0&node_limit=500ms").await;
+    let held = locks.mutex("x").acquire().await.unwrap();
+    until(|| servers[2].ask(&["HEXISTS", "leasehold:{default}:leases", "x"]).to_string() == "1");
+    let waiting = tokio::spawn({
+        let lock = locks.mutex("x");
+        async move { lock.acquire().await }
+    });
+    until(|| servers[0].ask(&["EXISTS", "leasehold:{default}:entries:x"]).to_string() == "1");
+    hang(&servers[2], &locks).await;
+    let begun = Instant::now();
+    held.release().await.unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(1), "the release took {:?}", begun.elapsed());
+    waiting.await.unwrap().unwrap().release().await.unwrap();
 }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use parking_lot::Mutex;
 
 use super::{
-    QuorumShared,
+    QuorumShared, errors,
     leases::{LeasePhase, RoundLock, Tracked},
     round::Round,
     vote::{Cleanup, Vote},
@@ -84,7 +84,7 @@ pub(super) async fn free(shared: &Arc<QuorumShared>, tracked: &Tracked, outcome:
     }
 }
 
-/// Releases at these nodes; at `last` only when all the others have answered.
+/// Releases at these nodes; at `last` only when all the others have answered. Those that hang are not waited for.
 async fn at_nodes(
     shared: &Arc<QuorumShared>,
     key: &LeaseKey,
@@ -93,9 +93,11 @@ async fn at_nodes(
     last: Option<usize>,
 ) -> Vec<(usize, Result<Released>)> {
     let call = |backend: Arc<dyn Backend>| async move { backend.release(key, outcome).await };
-    let is_last = |at: &usize| Some(*at) == last;
-    let (last, others): (Vec<usize>, Vec<usize>) = at.iter().partition(|at| is_last(at));
+    let reachable = shared.nodes.reachable();
+    let (asked, hanging): (Vec<usize>, Vec<usize>) = at.iter().partition(|at| reachable.contains(at));
+    let (last, others): (Vec<usize>, Vec<usize>) = asked.into_iter().partition(|at| Some(*at) == last);
     let mut answers = shared.nodes.ask_each(others, call).await;
+    answers.extend(hanging.into_iter().map(|at| (at, Err(errors::hangs()))));
     if !last.is_empty() {
         answers.extend(shared.nodes.ask_each(last, call).await);
     }
