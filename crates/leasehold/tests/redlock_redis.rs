@@ -2,9 +2,12 @@
 #![cfg(feature = "redlock")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::time::{Duration, Instant};
+use std::{
+    future::poll_fn,
+    time::{Duration, Instant},
+};
 
-use leasehold::{ErrorKind, Leasehold, backend::Severity};
+use leasehold::{ErrorKind, Leasehold, backend::Severity, lease::Names};
 use leasehold_testkit::{Proxy, redis::Server, until};
 
 fn url(servers: &[&str], query: &str) -> String {
@@ -204,4 +207,23 @@ async fn a_hung_node_does_not_hold_up_releases_that_others_wait_for() {
     held.release().await.unwrap();
     assert!(begun.elapsed() < Duration::from_secs(1), "the release took {:?}", begun.elapsed());
     waiting.await.unwrap().unwrap().release().await.unwrap();
+}
+
+/// The watcher makes no calls of its own that would tell it of the node that is gone.
+#[tokio::test]
+async fn a_watcher_follows_another_node_and_says_that_it_missed_events() {
+    let (mut servers, watcher) = three("longest_ttl=0&node_limit=1s").await;
+    let urls: Vec<String> = servers.iter().map(Server::url).collect();
+    let locks = Leasehold::connect(&url(&[&urls[0], &urls[1], &urls[2]], "longest_ttl=0&node_limit=1s")).await.unwrap();
+    let mut events = watcher.watch(Names::All).await.unwrap();
+    let mut next = async || {
+        let next = tokio::time::timeout(Duration::from_secs(15), poll_fn(|context| events.as_mut().poll_next(context)));
+        next.await.expect("it is not silent").expect("it goes on")
+    };
+    locks.mutex("before").acquire().await.unwrap().release().await.unwrap();
+    assert_eq!(next().await.unwrap().resource.as_str(), "before");
+    servers[0].kill();
+    while next().await.is_ok() {}
+    locks.mutex("after").acquire().await.unwrap().release().await.unwrap();
+    while next().await.map_or(true, |event| event.resource.as_str() != "after") {}
 }
