@@ -209,6 +209,26 @@ async fn a_hung_node_does_not_hold_up_releases_that_others_wait_for() {
     waiting.await.unwrap().unwrap().release().await.unwrap();
 }
 
+#[tokio::test]
+async fn a_release_that_a_node_refuses_does_not_hold_up_others_there() {
+    let (servers, locks) = three("longest_ttl=0&node_limit=500ms").await;
+    let leases = "leasehold:{default}:leases";
+    let has = |name: &str| servers[2].ask(&["HEXISTS", leases, name]).to_string() == "1";
+    let (one, refused) = (locks.mutex("one").acquire().await.unwrap(), locks.mutex("refused").acquire().await.unwrap());
+    until(|| has("one") && has("refused"));
+    servers[2].command(&["HSET", leases, "refused", "2 as a later version writes it"]);
+    hang(&servers[2], &locks).await;
+    one.release().await.unwrap();
+    refused.release().await.unwrap();
+    servers[2].signal("CONT");
+    let released = async {
+        while has("one") {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), released).await.expect("it is released before its ttl is over");
+}
+
 /// The watcher makes no calls of its own that would tell it of the node that is gone.
 #[tokio::test]
 async fn a_watcher_follows_another_node_and_says_that_it_missed_events() {

@@ -1,6 +1,6 @@
 //! Giving leases back on all nodes: the one whose queue is waited in last, those that hang later.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 
@@ -198,7 +198,8 @@ pub(super) struct PendingReleases(Mutex<Pending>);
 
 #[derive(Debug, Default)]
 struct Pending {
-    releases: Vec<PendingRelease>,
+    /// Those that were tried longest ago come first, so that one that is refused holds up no other.
+    releases: VecDeque<PendingRelease>,
     /// Whether a task works on them.
     is_driven: bool,
 }
@@ -207,7 +208,7 @@ impl PendingReleases {
     /// Adds one; returns whether a task has to be started.
     fn add(&self, release: PendingRelease) -> bool {
         let mut pending = self.0.lock();
-        pending.releases.push(release);
+        pending.releases.push_back(release);
         !std::mem::replace(&mut pending.is_driven, true)
     }
 
@@ -215,13 +216,13 @@ impl PendingReleases {
     fn next(&self, now: Moment) -> Option<PendingRelease> {
         let mut pending = self.0.lock();
         pending.releases.retain(|release| release.until > now);
-        let next = pending.releases.pop();
+        let next = pending.releases.pop_front();
         pending.is_driven = next.is_some();
         next
     }
 
     fn put_back(&self, release: PendingRelease) {
-        self.0.lock().releases.push(release);
+        self.0.lock().releases.push_back(release);
     }
 }
 
