@@ -4,11 +4,11 @@
 
 mod shared;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use leasehold::{
     ErrorKind, Holder, Leasehold, Resource,
-    backend::{Backend, Request},
+    backend::{Backend, Operation, Request},
     backends::redis::{RedisBackend, RedisOptions},
     lease::{Claim, LeaseId, LeaseKey, ListFilter, Names},
 };
@@ -74,6 +74,25 @@ async fn a_grant_that_cannot_be_given_back_may_be_there() {
     server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
     let error = asking.await.unwrap().unwrap_err();
     assert!(error.outcome_unknown(), "{error:?}");
+}
+
+/// Each waits for half of the limit, one after the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_that_wait_for_a_missing_replica_do_not_end_the_connection() {
+    let server = Server::start();
+    let url = format!("{}?durability=replicas:1&answer_limit=600ms", server.url());
+    let backend = RedisBackend::open(RedisOptions::from_url(&url, "t").unwrap()).await.unwrap();
+    let mut calls = JoinSet::new();
+    for at in 0..8 {
+        let backend = Arc::clone(&backend);
+        let key = LeaseKey::new(Resource::new(format!("x{at}")).unwrap(), LeaseId::random());
+        let request = Request::new(key, Claim::EXCLUSIVE, Holder::new("holder").unwrap());
+        calls.spawn(async move { backend.perform(vec![Operation::Acquire(Arc::new(request))]).await });
+    }
+    for mut answers in calls.join_all().await {
+        let error = answers.pop().unwrap().unwrap_err();
+        assert!(error.to_string().contains("0 of 1 replicas"), "{error:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

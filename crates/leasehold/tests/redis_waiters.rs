@@ -207,3 +207,57 @@ async fn a_batch_queues_in_the_order_of_its_requests() {
     let ahead: Vec<Option<u32>> = backend.perform(operations).await.into_iter().map(ahead).collect();
     assert_eq!(ahead, [None, Some(0), Some(1)]);
 }
+
+/// A search for expired entries takes several calls in a long queue. Whoever is granted between them moves from a field
+/// that is still to be searched to one that was searched already, in about one queue of four.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_search_misses_no_end_of_an_entry_that_moves_meanwhile() {
+    const QUEUES: usize = 16;
+    const WAITERS: usize = 1650;
+    let server = Server::start();
+    let url = format!("{}?answer_limit=20s", server.url());
+    let backend = RedisBackend::open(RedisOptions::from_url(&url, "t").unwrap()).await.unwrap();
+    let claim = Claim::permits(1, 2).unwrap();
+    let place = |queue: usize, ttl: u64| {
+        let key = LeaseKey::new(Resource::new(format!("x{queue}")).unwrap(), LeaseId::random());
+        Request::new(key, claim, Holder::new("waiter").unwrap()).ttl(Ttl::new(Duration::from_secs(ttl)).unwrap())
+    };
+    let (mut ending, mut next) = (Vec::new(), Vec::new());
+    for queue in 0..QUEUES {
+        let (lasting, ended, first) = (place(queue, 600), place(queue, 600), place(queue, 300));
+        for request in [&lasting, &ended] {
+            backend.acquire(request).await.unwrap();
+        }
+        // Those who leave at once give the first one another ticket in each queue.
+        for _ in 0..queue {
+            let leaving = place(queue, 600);
+            backend.acquire(&leaving).await.unwrap();
+            backend.release(&leaving.key, &Outcome::Cancelled).await.unwrap();
+        }
+        backend.acquire(&first).await.unwrap();
+        ending.push(ended.key);
+        next.push(first.key);
+        let others = (0..WAITERS).map(|_| Operation::Acquire(Arc::new(place(queue, 600)))).collect::<Vec<_>>();
+        for some in others.chunks(500) {
+            backend.perform(some.to_vec()).await.into_iter().for_each(|answer| drop(answer.unwrap()));
+        }
+    }
+    for queue in 0..QUEUES {
+        backend.acquire(&place(queue, 1)).await.unwrap();
+    }
+    time::sleep(Duration::from_millis(1100)).await;
+    let releases = ending.into_iter().map(|key| Operation::Release(key, Outcome::Completed)).collect();
+    backend.perform(releases).await.into_iter().for_each(|answer| drop(answer.unwrap()));
+    for (queue, key) in next.iter().enumerate() {
+        let state = || server.ask(&["HGET", "leasehold:{t}:leases", &format!("x{queue}")]).to_string();
+        soon(async || state().starts_with("q2 ")).await;
+        let record =
+            server.ask(&["HGET", &format!("leasehold:{{t}}:entries:x{queue}"), &key.id.to_string()]).to_string();
+        assert!(record.len() > 100, "it holds: {record}");
+        let (first_end, end) = (state()[59..75].to_owned(), record[34..50].to_owned());
+        assert!(
+            first_end <= end,
+            "x{queue} is looked at again after {first_end}, and one of its holders ends at {end}"
+        );
+    }
+}

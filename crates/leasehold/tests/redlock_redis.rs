@@ -2,9 +2,12 @@
 #![cfg(feature = "redlock")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::time::Duration;
+use std::{
+    future::poll_fn,
+    time::{Duration, Instant},
+};
 
-use leasehold::{ErrorKind, Leasehold, backend::Severity};
+use leasehold::{ErrorKind, Leasehold, backend::Severity, lease::Names};
 use leasehold_testkit::{Proxy, redis::Server, until};
 
 fn url(servers: &[&str], query: &str) -> String {
@@ -170,4 +173,77 @@ async fn one_server_at_two_addresses_has_one_vote_and_doctor_says_so() {
     servers[1].kill();
     let error = twice.mutex("x").acquire().await.expect_err("two addresses of one server are no majority");
     assert!(error.to_string().contains("is the same server as one before it"), "{error}");
+}
+
+/// Three servers, and a client that asks them.
+async fn three(query: &str) -> (Vec<Server>, Leasehold) {
+    let servers: Vec<Server> = (0..3).map(|_| Server::start()).collect();
+    let urls: Vec<String> = servers.iter().map(Server::url).collect();
+    let locks = Leasehold::connect(&url(&[&urls[0], &urls[1], &urls[2]], query)).await.unwrap();
+    (servers, locks)
+}
+
+/// Stops a server and waits until the client has noticed.
+async fn hang(server: &Server, locks: &Leasehold) {
+    server.signal("STOP");
+    // It is given to the others after 20 ms; whoever meets the one that hangs waits for four times the limit.
+    let noticing = locks.mutex("noticing").acquire().await.unwrap();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    noticing.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hung_node_does_not_hold_up_releases_that_others_wait_for() {
+    let (servers, locks) = three("longest_ttl=0&node_limit=500ms").await;
+    let held = locks.mutex("x").acquire().await.unwrap();
+    until(|| servers[2].ask(&["HEXISTS", "leasehold:{default}:leases", "x"]).to_string() == "1");
+    let waiting = tokio::spawn({
+        let lock = locks.mutex("x");
+        async move { lock.acquire().await }
+    });
+    until(|| servers[0].ask(&["EXISTS", "leasehold:{default}:entries:x"]).to_string() == "1");
+    hang(&servers[2], &locks).await;
+    let begun = Instant::now();
+    held.release().await.unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(1), "the release took {:?}", begun.elapsed());
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_release_that_a_node_refuses_does_not_hold_up_others_there() {
+    let (servers, locks) = three("longest_ttl=0&node_limit=500ms").await;
+    let leases = "leasehold:{default}:leases";
+    let has = |name: &str| servers[2].ask(&["HEXISTS", leases, name]).to_string() == "1";
+    let (one, refused) = (locks.mutex("one").acquire().await.unwrap(), locks.mutex("refused").acquire().await.unwrap());
+    until(|| has("one") && has("refused"));
+    servers[2].command(&["HSET", leases, "refused", "2 as a later version writes it"]);
+    hang(&servers[2], &locks).await;
+    one.release().await.unwrap();
+    refused.release().await.unwrap();
+    servers[2].signal("CONT");
+    let released = async {
+        while has("one") {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), released).await.expect("it is released before its ttl is over");
+}
+
+/// The watcher makes no calls of its own that would tell it of the node that is gone.
+#[tokio::test]
+async fn a_watcher_follows_another_node_and_says_that_it_missed_events() {
+    let (mut servers, watcher) = three("longest_ttl=0&node_limit=1s").await;
+    let urls: Vec<String> = servers.iter().map(Server::url).collect();
+    let locks = Leasehold::connect(&url(&[&urls[0], &urls[1], &urls[2]], "longest_ttl=0&node_limit=1s")).await.unwrap();
+    let mut events = watcher.watch(Names::All).await.unwrap();
+    let mut next = async || {
+        let next = tokio::time::timeout(Duration::from_secs(15), poll_fn(|context| events.as_mut().poll_next(context)));
+        next.await.expect("it is not silent").expect("it goes on")
+    };
+    locks.mutex("before").acquire().await.unwrap().release().await.unwrap();
+    assert_eq!(next().await.unwrap().resource.as_str(), "before");
+    servers[0].kill();
+    while next().await.is_ok() {}
+    locks.mutex("after").acquire().await.unwrap().release().await.unwrap();
+    while next().await.map_or(true, |event| event.resource.as_str() != "after") {}
 }

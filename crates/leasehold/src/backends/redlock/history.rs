@@ -15,7 +15,7 @@ use std::{
 
 use futures_core::Stream;
 
-use super::{QuorumShared, agreement, inspect::LeaseIdentity, leases::Tag, vote::most_common};
+use super::{QuorumShared, agreement, inspect::LeaseIdentity, leases::Tag, node::probe_renewal, vote::most_common};
 use crate::{
     Result,
     backend::{EventStream, Missed},
@@ -99,7 +99,8 @@ fn merged(mut records: Vec<EndedLease>, silent: usize, majority: usize) -> Optio
 /// Follows all nodes and passes on the events of the queue node: each thing happens on several of them.
 ///
 /// That node reports a grant when it makes it. Whether a majority follows is seen in a listing, and so is the fence in
-/// the rare case that it was raised. A queue node that was away reports a lease that it is given back as a grant.
+/// the rare case that it was raised. A queue node that was away reports a lease that it is given back as a grant. When
+/// another node takes its place, events may have been missed.
 pub(super) async fn watch(shared: &Arc<QuorumShared>, names: Names) -> Result<EventStream> {
     let answers = shared
         .nodes
@@ -109,12 +110,42 @@ pub(super) async fn watch(shared: &Arc<QuorumShared>, names: Names) -> Result<Ev
         })
         .await;
     let streams = shared.nodes.require_majority("following events on redlock", answers)?;
-    Ok(Box::pin(Follower { shared: Arc::clone(shared), streams }))
+    let look = look(Arc::clone(shared));
+    let mut follower = Follower { shared: Arc::clone(shared), streams, followed: None, look };
+    follower.followed = follower.queue_node();
+    Ok(Box::pin(follower))
+}
+
+/// How often a follower looks which nodes answer: the stream of a node that is away is silent until it is back.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+type Look = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Waits a while, then asks all nodes, so that it is known which of them answer.
+fn look(shared: Arc<QuorumShared>) -> Look {
+    Box::pin(async move {
+        let clock = shared.nodes.clock();
+        clock.sleep_until(clock.now().after(LOOK_EVERY)).await;
+        let Some(renewal) = probe_renewal() else { return };
+        let renewals = std::slice::from_ref(&renewal);
+        shared.nodes.query_all(|backend| async move { backend.renew(renewals).await }).await;
+    })
 }
 
 struct Follower {
     shared: Arc<QuorumShared>,
     streams: Vec<(usize, EventStream)>,
+    /// The node whose events are passed on.
+    followed: Option<usize>,
+    look: Look,
+}
+
+impl Follower {
+    /// The first node that answers, among those whose streams go on.
+    fn queue_node(&self) -> Option<usize> {
+        let is_streaming = |at: &usize| self.streams.iter().any(|(streaming, _)| streaming == at);
+        self.shared.nodes.queue_node_candidates().into_iter().find(is_streaming)
+    }
 }
 
 impl Stream for Follower {
@@ -122,12 +153,21 @@ impl Stream for Follower {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let follower = &mut *self;
+        while follower.look.as_mut().poll(context).is_ready() {
+            follower.look = look(Arc::clone(&follower.shared));
+        }
         let mut index = 0;
-        while index < follower.streams.len() {
-            let known: Vec<usize> = follower.streams.iter().map(|(at, _)| *at).collect();
-            let nodes = &follower.shared.nodes;
-            let queue_node = nodes.queue_node_candidates().into_iter().find(|at| known.contains(at));
-            let (at, stream) = &mut follower.streams[index];
+        loop {
+            let queue_node = follower.queue_node();
+            if queue_node.is_none() {
+                return Poll::Ready(None);
+            }
+            if follower.followed != queue_node {
+                // What happened since the other one went silent may not have been passed on.
+                follower.followed = queue_node;
+                return Poll::Ready(Some(Err(Missed)));
+            }
+            let Some((at, stream)) = follower.streams.get_mut(index) else { return Poll::Pending };
             match stream.as_mut().poll_next(context) {
                 Poll::Ready(Some(event)) if Some(*at) == queue_node && is_shown(&event) => {
                     return Poll::Ready(Some(event));
@@ -137,7 +177,6 @@ impl Stream for Follower {
                 Poll::Pending => index += 1,
             }
         }
-        if follower.streams.is_empty() { Poll::Ready(None) } else { Poll::Pending }
     }
 }
 

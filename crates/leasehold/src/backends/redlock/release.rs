@@ -1,11 +1,11 @@
 //! Giving leases back on all nodes: the one whose queue is waited in last, those that hang later.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 
 use super::{
-    QuorumShared,
+    QuorumShared, errors,
     leases::{LeasePhase, RoundLock, Tracked},
     round::Round,
     vote::{Cleanup, Vote},
@@ -84,7 +84,7 @@ pub(super) async fn free(shared: &Arc<QuorumShared>, tracked: &Tracked, outcome:
     }
 }
 
-/// Releases at these nodes; at `last` only when all the others have answered.
+/// Releases at these nodes; at `last` only when all the others have answered. Those that hang are not waited for.
 async fn at_nodes(
     shared: &Arc<QuorumShared>,
     key: &LeaseKey,
@@ -93,9 +93,11 @@ async fn at_nodes(
     last: Option<usize>,
 ) -> Vec<(usize, Result<Released>)> {
     let call = |backend: Arc<dyn Backend>| async move { backend.release(key, outcome).await };
-    let is_last = |at: &usize| Some(*at) == last;
-    let (last, others): (Vec<usize>, Vec<usize>) = at.iter().partition(|at| is_last(at));
+    let reachable = shared.nodes.reachable();
+    let (asked, hanging): (Vec<usize>, Vec<usize>) = at.iter().partition(|at| reachable.contains(at));
+    let (last, others): (Vec<usize>, Vec<usize>) = asked.into_iter().partition(|at| Some(*at) == last);
     let mut answers = shared.nodes.ask_each(others, call).await;
+    answers.extend(hanging.into_iter().map(|at| (at, Err(errors::hangs()))));
     if !last.is_empty() {
         answers.extend(shared.nodes.ask_each(last, call).await);
     }
@@ -196,7 +198,8 @@ pub(super) struct PendingReleases(Mutex<Pending>);
 
 #[derive(Debug, Default)]
 struct Pending {
-    releases: Vec<PendingRelease>,
+    /// Those that were tried longest ago come first, so that one that is refused holds up no other.
+    releases: VecDeque<PendingRelease>,
     /// Whether a task works on them.
     is_driven: bool,
 }
@@ -205,7 +208,7 @@ impl PendingReleases {
     /// Adds one; returns whether a task has to be started.
     fn add(&self, release: PendingRelease) -> bool {
         let mut pending = self.0.lock();
-        pending.releases.push(release);
+        pending.releases.push_back(release);
         !std::mem::replace(&mut pending.is_driven, true)
     }
 
@@ -213,13 +216,13 @@ impl PendingReleases {
     fn next(&self, now: Moment) -> Option<PendingRelease> {
         let mut pending = self.0.lock();
         pending.releases.retain(|release| release.until > now);
-        let next = pending.releases.pop();
+        let next = pending.releases.pop_front();
         pending.is_driven = next.is_some();
         next
     }
 
     fn put_back(&self, release: PendingRelease) {
-        self.0.lock().releases.push(release);
+        self.0.lock().releases.push_back(release);
     }
 }
 

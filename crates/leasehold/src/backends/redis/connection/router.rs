@@ -30,6 +30,8 @@ const MAX_NOT_SENT: u32 = 4;
 pub(in super::super) struct Router {
     options: Arc<RedisOptions>,
     route: Route,
+    /// Cloned by each call in flight that waits for durability acknowledgements.
+    waiting: Arc<()>,
 }
 
 #[derive(Debug)]
@@ -110,7 +112,7 @@ impl Router {
             let channels = keys.all().iter().map(|partition| partition.instance_channel(instance)).collect();
             Route::One(Connection::open(options, &keys.all()[0], Some(listener), channels).await?)
         };
-        Ok(Self { options: Arc::clone(options), route })
+        Ok(Self { options: Arc::clone(options), route, waiting: Arc::default() })
     }
 
     fn settings(&self) -> String {
@@ -125,7 +127,7 @@ impl Router {
     /// A connection of its own for calls that wait for durability acknowledgements, which blocks it.
     pub(in super::super) async fn open_without_pushes(options: &Arc<RedisOptions>, keys: &Keys) -> Result<Self> {
         let connection = Connection::open(options, &keys.all()[0], None, Vec::new()).await?;
-        Ok(Self { options: Arc::clone(options), route: Route::One(connection) })
+        Ok(Self { options: Arc::clone(options), route: Route::One(connection), waiting: Arc::default() })
     }
 
     /// Runs a script where the partition lives, and sends the command `followup` right behind it.
@@ -139,6 +141,7 @@ impl Router {
         call: &Call<'_>,
         followup: Option<&Cmd>,
     ) -> Result<Reply> {
+        let _waits = followup.map(|_| Arc::clone(&self.waiting));
         let mut failed = Failures::default();
         let mut epoch_changes = 0;
         let mut invocation = Invocation::Hash;
@@ -197,9 +200,15 @@ impl Router {
         }
     }
 
-    /// A call that waits for durability acknowledgements may take as long again.
+    /// A call that waits for durability acknowledgements may take as long again, and up to half of that longer for each
+    /// that waits ahead of it on its connection.
     fn limit(&self, followup: Option<&Cmd>) -> Duration {
-        self.options.answer_limit * if followup.is_some() { 2 } else { 1 }
+        let limit = self.options.answer_limit;
+        let others = Arc::strong_count(&self.waiting).saturating_sub(2);
+        match followup {
+            None => limit,
+            Some(_) => limit * 2 + limit / 2 * u32::try_from(others).unwrap_or(u32::MAX),
+        }
     }
 
     /// Sends a command that is not a script to the server of the partition.

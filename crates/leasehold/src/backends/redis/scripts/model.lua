@@ -267,6 +267,13 @@ local function add_end(r, expiry)
   r.found = r.found < expiry and r.found or expiry
 end
 
+-- An entry moves to another field, which an unfinished search for expired entries may have passed already.
+local function keep_end(r, record)
+  if r.cursor ~= '0' then
+    add_end(r, sub(record, 35, 50))
+  end
+end
+
 local function expire(r)
   if r.expired or is_empty(r) or r.not_before > now_text then
     return
@@ -312,6 +319,7 @@ local function hold(r, id, record, ticket, fence)
   if ticket then
     leave_queue(r, ticket)
     set_field(r, id, false)
+    keep_end(r, record)
   end
   if r.used == 0 then
     r.holder = record
@@ -487,6 +495,7 @@ local function renumber(r)
       set_field(r, name, false)
       set_field(r, ticket, record)
       set_field(r, sub(record, 2, 33), ticket)
+      keep_end(r, record)
       skipped = tonumber(name) <= r.skipped and r.last or skipped
     end
   end
