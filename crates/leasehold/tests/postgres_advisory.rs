@@ -100,6 +100,21 @@ async fn whoever_stops_waiting_asks_no_more() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_could_not_be_released_is_taken_by_nobody_and_released_later() {
+    let server = Postgres::start();
+    server.psql("create role app login; revoke execute on function pg_advisory_unlock(bigint) from public");
+    let locks = Advisory::connect(&server.url_of("app", "postgres")).await.unwrap();
+    let guard = locks.try_acquire("a").await.unwrap().unwrap();
+    assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::PermissionDenied);
+    // The server would grant it to the same connection once more.
+    assert!(locks.try_acquire("a").await.unwrap().is_none());
+    server.psql("grant execute on function pg_advisory_unlock(bigint) to public");
+    let take = format!("select pg_try_advisory_lock({})", advisory::key("a"));
+    until(|| server.psql(&take) == "t");
+    until(|| locks.held() == 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn transaction_locks_share_exclude_and_end_with_the_transaction() {
     let server = Postgres::start();
     let (mut one, mut two) = (client(&server).await, client(&server).await);

@@ -742,3 +742,25 @@ fn a_sql_caller_can_wait_for_a_while() {
     let error = server.try_psql("postgres", "select leasehold.acquire_lock_wait('x', 'b', 30, 31)").unwrap_err();
     assert!(error.contains("0 to 30 seconds"), "{error}");
 }
+
+#[test]
+fn only_a_renewal_without_leases_that_end_by_ttl_leaves_the_disk_alone() {
+    let server = Postgres::start();
+    installed(&server, None);
+    let setting_after = |names: &str, ids: &str| {
+        server.psql(&format!(
+            "select leasehold.open_session('a') as session \\gset
+             select leasehold.acquire_one('default', null, null, 'a', 'ttl', md5('ttl')::uuid, 'x', 2147483647, 2147483647,
+               60000000, -1, false, 'a', null, '{{}}', null) as taken \\gset
+             begin;
+             insert into leasehold.entry (id, namespace, name, mode, units, capacity, holder, metadata, ttl_us, expires_at, asked_at,
+               renewed_at, acquired_at, fence, session, channel, provisional)
+             select md5('bound')::uuid, 'default', 'bound', 'x', 1, 1, 'a', '{{}}', 60000000, now() + interval '5 s', now(), now(),
+               now(), 7, :session, 'lh_a', true;
+             select count(*) from leasehold.renew_many('default', 'lh_a', '{{}}', '{names}', array{ids}::uuid[], '{{60000000, 60000000}}');
+             show synchronous_commit; rollback"
+        ))
+    };
+    assert_eq!(setting_after("{bound}", "[md5('bound')]"), "1\noff");
+    assert_eq!(setting_after("{bound, ttl}", "[md5('bound'), md5('ttl')]"), "2\non");
+}

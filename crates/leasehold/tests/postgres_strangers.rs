@@ -31,11 +31,14 @@ const BLOCKED: &str =
 
 fn server_with_schema() -> Postgres {
     let server = Postgres::start();
-    let options =
-        PostgresOptions::from_url(&server.url(), "default", Arc::new(SystemClock), Duration::from_secs(10)).unwrap();
+    init(&server.url());
+    server
+}
+
+fn init(url: &str) {
+    let options = PostgresOptions::from_url(url, "default", Arc::new(SystemClock), Duration::from_secs(10)).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(install(options, None)).unwrap();
-    server
 }
 
 fn connect(url: &str) -> Leasehold {
@@ -90,6 +93,45 @@ fn metadata_that_has_no_form_here_is_shown_as_text_and_hides_nothing() {
     for (name, metadata) in expected {
         assert_eq!(&shown(name, &ended), metadata, "{name}");
     }
+}
+
+#[test]
+fn a_holder_that_has_no_form_here_fails_those_who_ask_for_its_lock_and_nobody_else() {
+    let server = server_with_schema();
+    let locks = connect(&server.url());
+    let only = server.psql("select pid from pg_stat_activity where application_name = 'leasehold'");
+    server.psql(
+        "select leasehold.acquire_one('default', null, null, 'a', 'odd', md5('odd')::uuid, 'x', 2147483647, 2147483647, 600000000,
+          -1, false, repeat('a', 257), null, '{}', null)",
+    );
+    let tries: Vec<_> = (0..40)
+        .map(|at| {
+            let asks = locks.mutex(if at % 8 == 0 { String::from("odd") } else { format!("other:{at}") });
+            thread::spawn(move || blocking::wait(asks.try_acquire()))
+        })
+        .collect();
+    for (at, asked) in tries.into_iter().enumerate() {
+        let answer = asked.join().unwrap();
+        assert_eq!(answer.is_err(), at % 8 == 0, "{at}: {answer:?}");
+    }
+    assert_eq!(server.psql(&format!("select count(*) from pg_stat_activity where pid = {only}")), "1", "it was closed");
+}
+
+#[test]
+fn bytes_are_counted_alike_in_databases_of_every_encoding() {
+    let server = Postgres::start();
+    server.psql("create database latin encoding 'LATIN1' lc_collate 'C' lc_ctype 'C' template template0");
+    init(&server.url_of("postgres", "latin"));
+    let call = |call: &str| server.try_psql("postgres", &format!("\\c latin\nselect leasehold.{call}"));
+    for (refused, why) in [
+        ("acquire_lock('x', repeat(chr(233), 129))", "a holder id needs 1 to 256 bytes"),
+        ("acquire_lock(repeat(chr(233), 257), 'a')", "a lock name needs 1 to 512 bytes"),
+        ("acquire(repeat(chr(233), 257))", "a lock name needs 1 to 512 bytes"),
+    ] {
+        let error = call(refused).unwrap_err();
+        assert!(error.contains(why), "{refused}: {error}");
+    }
+    assert_eq!(call("acquire_lock(repeat(chr(233), 256), repeat(chr(233), 128))").unwrap(), "t");
 }
 
 /// Locks a table for this many seconds; returns once the lock is granted.

@@ -117,6 +117,21 @@ fn upkeep_rests_after_it_was_through() {
 }
 
 #[test]
+fn upkeep_removes_more_sessions_than_the_server_has_locks() {
+    let server = installed(&["max_locks_per_transaction=10", "max_connections=20"]);
+    server.psql(
+        "insert into leasehold.session select nextval('leasehold.session_id'), 1, now(), 'gone' from generate_series(1, 3000);
+         insert into leasehold.session_lease (id, name, session)
+         select gen_random_uuid(), 'job', s.id from leasehold.session s",
+    );
+    let left = "select (select count(*) from leasehold.session) + (select count(*) from leasehold.session_lease)";
+    until(|| {
+        server.psql("select leasehold.maintain()");
+        server.psql(left) == "0"
+    });
+}
+
+#[test]
 fn a_statement_takes_more_names_than_the_server_has_locks() {
     let server = installed(&["max_locks_per_transaction=10", "max_connections=20"]);
     for holder in ["a", "a"] {

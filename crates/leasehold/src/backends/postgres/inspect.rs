@@ -6,7 +6,7 @@ use tokio_postgres::types::Type;
 use super::{
     PostgresBackend,
     calls::Call,
-    decode,
+    decode::{self, Verdict},
     encode::long,
     errors::{Failure, Kind},
     examine,
@@ -48,7 +48,7 @@ impl Inspect for PostgresBackend {
         for hint in answer.hints {
             self.hints.send(hint);
         }
-        answer.verdict.evicted().map_err(Failure::error)
+        answer.verdict.and_then(Verdict::evicted).map_err(Failure::error)
     }
 
     async fn list(&self, filter: &ListFilter) -> Result<Page> {

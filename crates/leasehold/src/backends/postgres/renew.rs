@@ -71,7 +71,7 @@ impl Renewals {
             let renewed = self.calls.renew_held(&sessions, plain.iter().map(|index| &renewals[*index])).await?;
             incarnation = Some(renewed.incarnation);
             for decode::Answer { index, verdict, .. } in renewed.answers {
-                if let Some(index) = plain.get(index) {
+                if let (Some(index), Ok(verdict)) = (plain.get(index), verdict) {
                     standings[*index] = verdict.standing();
                     self.calls.note(&renewals[*index], &standings[*index]);
                 }
@@ -166,7 +166,8 @@ impl RenewCalls {
             for hint in hints {
                 self.hints.send(hint);
             }
-            if let (Some(renewal), Some(standing)) = (chunk.get(index), standings.get_mut(index)) {
+            if let (Some(renewal), Some(standing), Ok(verdict)) = (chunk.get(index), standings.get_mut(index), verdict)
+            {
                 if verdict.is_behind_session() {
                     self.deaths.add(&renewal.key);
                 }

@@ -11,7 +11,11 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::{sync::Notify, task::JoinSet, time::timeout};
+use tokio::{
+    sync::Notify,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 use tokio_postgres::types::Type;
 
 use super::{Key, Sharing};
@@ -21,7 +25,7 @@ use crate::{
         calls::Call,
         connection::{Connection, Connector, Parameter},
         decode,
-        errors::Failure,
+        errors::{Failure, Kind},
         no_sessions,
         options::PostgresOptions,
     },
@@ -29,6 +33,9 @@ use crate::{
     lease::Brief,
     threads,
 };
+
+/// The pause before a lock that could not be released is released again.
+const UNLOCK_PAUSE: Duration = Duration::from_secs(1);
 
 /// Session-level advisory locks, all held by one dedicated connection.
 ///
@@ -108,7 +115,7 @@ impl Advisory {
                 return Ok(None);
             }
             let guard = AdvisoryGuard { locks, key, sharing, released: AtomicBool::new(false) };
-            match guard.locks.call(try_call(key, sharing), key).await {
+            match guard.locks.call(try_call(key, sharing), key).await.map_err(Failure::error) {
                 Ok(true) => Ok(Some(guard)),
                 Ok(false) => {
                     guard.forget();
@@ -214,13 +221,36 @@ impl SessionLocks {
         self.released.notify_waiters();
     }
 
-    async fn unlock(&self, key: Key, sharing: Sharing) -> Result<bool> {
+    /// Unlocks, and frees the key once that was answered: until then the server may grant it to this connection again.
+    async fn unlock(self: Arc<Self>, key: Key, sharing: Sharing) -> Result<bool> {
         let unlocked = self.call(unlock_call(key, sharing), key).await;
-        self.free(key);
-        unlocked
+        if self.must_retry(key, &unlocked) {
+            let locks = Arc::downgrade(&self);
+            threads::of_process()?.io.spawn(async move {
+                loop {
+                    sleep(UNLOCK_PAUSE).await;
+                    let Some(locks) = locks.upgrade() else { return };
+                    let unlocked = locks.call(unlock_call(key, sharing), key).await;
+                    if !locks.must_retry(key, &unlocked) {
+                        return locks.free(key);
+                    }
+                }
+            });
+        } else {
+            self.free(key);
+        }
+        unlocked.map_err(Failure::error)
     }
 
-    async fn call(&self, call: Call, key: Key) -> Result<bool> {
+    /// Whether the connection may still have the lock. One that others share is not unlocked again unless it certainly was
+    /// not unlocked: that could be the lock of another.
+    fn must_retry(&self, key: Key, unlocked: &Result<bool, Failure>) -> bool {
+        let Err(failure) = unlocked else { return false };
+        let is_shared = || self.keys.lock().get(&key).is_some_and(|sharers| *sharers > 1);
+        !self.connection.is_closed() && (failure.kind != Kind::Unanswered || !is_shared())
+    }
+
+    async fn call(&self, call: Call, key: Key) -> Result<bool, Failure> {
         let rows = match &key {
             Key::Number(number) => self.connection.call(call, &[(number, Type::INT8)]).await,
             Key::Pair(class, object) => {
@@ -228,7 +258,7 @@ impl SessionLocks {
                 self.connection.call(call, &pair).await
             }
         };
-        rows.and_then(|rows| decode::only(&rows)).map_err(Failure::error)
+        rows.and_then(|rows| decode::only(&rows))
     }
 }
 
@@ -304,7 +334,7 @@ impl Drop for AdvisoryGuard {
         if let Ok(threads) = threads::of_process() {
             threads.io.spawn(async move {
                 if let Err(error) = locks.unlock(key, sharing).await {
-                    tracing::warn!(%error, "could not unlock; it ends with the connection");
+                    tracing::warn!(%error, "could not unlock; trying again while the connection lasts");
                 }
             });
         }

@@ -34,7 +34,8 @@ use crate::{
 pub(super) struct Answer {
     /// The index of the element of the call that this row answers.
     pub(super) index: usize,
-    pub(super) verdict: Verdict,
+    /// An error if this library does not understand it; that concerns no other element.
+    pub(super) verdict: Result<Verdict, Failure>,
     pub(super) hints: Vec<Hint>,
 }
 
@@ -109,10 +110,16 @@ struct Holding {
 }
 
 pub(super) fn answer(row: &Row) -> Result<Answer, Failure> {
+    let lines = get::<Option<Vec<String>>>(row, "hints")?.unwrap_or_default();
+    let at = get::<Option<i32>>(row, "at")?.unwrap_or(1);
+    Ok(Answer { index: index(at)?, verdict: verdict(row), hints: lines.iter().filter_map(|line| hint(line)).collect() })
+}
+
+fn verdict(row: &Row) -> Result<Verdict, Failure> {
     let holders = || -> Result<Vec<Holding>, Failure> {
         Ok(get::<Option<Json<Vec<Holding>>>>(row, "holders")?.map(|Json(holders)| holders).unwrap_or_default())
     };
-    let verdict = match letter(get(row, "verdict")?) {
+    Ok(match letter(get(row, "verdict")?) {
         'g' => Verdict::Holding(grant(row)?),
         'q' => Verdict::Waiting {
             position: QueuePosition {
@@ -141,10 +148,7 @@ pub(super) fn answer(row: &Row) -> Result<Answer, Failure> {
             None => return Err(unexpected("an eviction from nobody")),
         },
         other => return Err(unexpected(format!("the verdict {other:?}"))),
-    };
-    let lines = get::<Option<Vec<String>>>(row, "hints")?.unwrap_or_default();
-    let at = get::<Option<i32>>(row, "at")?.unwrap_or(1);
-    Ok(Answer { index: index(at)?, verdict, hints: lines.iter().filter_map(|line| hint(line)).collect() })
+    })
 }
 
 /// Converts an array index of SQL, which counts from 1.
@@ -157,8 +161,8 @@ pub(super) fn renewed(row: &Row) -> Result<Answer, Failure> {
     let at: i32 = get(row, "at")?;
     let index = index(at)?;
     let verdict = match get::<Option<i64>>(row, "fence")? {
-        Some(_) => Verdict::Holding(grant(row)?),
-        None => Verdict::Nothing(Vec::new()),
+        Some(_) => grant(row).map(Verdict::Holding),
+        None => Ok(Verdict::Nothing(Vec::new())),
     };
     Ok(Answer { index, verdict, hints: Vec::new() })
 }

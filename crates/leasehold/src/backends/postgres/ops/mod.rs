@@ -127,12 +127,14 @@ impl Ops {
             return job.fail(&closed());
         }
         let isolated = self.is_isolated(job.resource());
+        let is_release = matches!(job, Job::Release { .. });
         let mut queue = self.queue.lock();
         queue.push(QueuedJob { job, isolated, tries: 0 });
         let waiting = queue.len();
         drop(queue);
         let under_way = self.workers.load(Ordering::SeqCst) > self.idle.load(Ordering::SeqCst);
-        if !under_way || isolated || waiting >= WAKE_AT {
+        // Others wait for what a release frees: an idle worker sends it at once.
+        if !under_way || isolated || is_release || waiting >= WAKE_AT {
             self.wake.notify_last();
         }
     }

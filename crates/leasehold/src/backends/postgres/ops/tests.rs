@@ -34,6 +34,13 @@ async fn start(server: &Postgres) -> Arc<Ops> {
     Ops::start(router, instance, HintSender::new(), Arc::default())
 }
 
+fn request(id: LeaseId) -> Request {
+    Request::new(LeaseKey::new(Resource::new("x").unwrap(), id), Claim::EXCLUSIVE, Holder::unique())
+        .ttl(Ttl::DEFAULT)
+        .patience(Patience::Try)
+        .lifetime(Lifetime::Detached)
+}
+
 /// 1. A worker that was idle for long finds nothing. 2. A call comes and takes it for one under way. 3. It leaves.
 #[tokio::test]
 async fn a_call_that_comes_while_a_spare_worker_leaves_is_taken_by_the_one_that_stays() {
@@ -44,15 +51,31 @@ async fn a_call_that_comes_while_a_spare_worker_leaves_is_taken_by_the_one_that_
     }
     // The one that leaves, as it is after its last look at the queue: neither idle nor gone.
     ops.workers.fetch_add(1, Ordering::SeqCst);
-    let key = LeaseKey::new(Resource::new("x").unwrap(), LeaseId::random());
-    let calling = ops.release(&key, &Outcome::Completed);
+    let request = request(LeaseId::random());
+    let calling = ops.acquire(&request, None);
     tokio::pin!(calling);
     let early = timeout(Duration::from_millis(100), &mut calling).await;
     assert!(early.is_err(), "the call woke a worker: this is not the moment that is meant");
     assert!(ops.leave_if_spare());
     let answer = timeout(IDLE / 3, calling).await.expect("the call is taken before the other worker tires, too");
-    assert_eq!(answer.unwrap().value, Released::Gone);
+    assert!(matches!(answer.unwrap().value, Decision::Granted(_)));
     assert!(!ops.leave_if_spare(), "the last one stays");
+    ops.close();
+}
+
+/// Others wait for what it frees.
+#[tokio::test]
+async fn a_release_does_not_wait_for_a_call_under_way() {
+    let server = Postgres::start();
+    let ops = start(&server).await;
+    while ops.idle.load(Ordering::SeqCst) == 0 {
+        yield_now().await;
+    }
+    // One that is under way.
+    ops.workers.fetch_add(1, Ordering::SeqCst);
+    let key = LeaseKey::new(Resource::new("x").unwrap(), LeaseId::random());
+    let released = timeout(IDLE / 3, ops.release(&key, &Outcome::Completed)).await.expect("the idle worker sends it");
+    assert_eq!(released.unwrap().value, Released::Gone);
     ops.close();
 }
 
@@ -61,12 +84,6 @@ async fn a_call_that_comes_while_a_spare_worker_leaves_is_taken_by_the_one_that_
 async fn a_request_that_was_given_up_before_it_was_sent_is_not_executed() {
     let server = Postgres::start();
     let ops = start(&server).await;
-    let request = |id| {
-        Request::new(LeaseKey::new(Resource::new("x").unwrap(), id), Claim::EXCLUSIVE, Holder::unique())
-            .ttl(Ttl::DEFAULT)
-            .patience(Patience::Try)
-            .lifetime(Lifetime::Detached)
-    };
     let given_up = request(LeaseId::random());
     let mut acquiring = Box::pin(ops.acquire(&given_up, None));
     assert!(acquiring.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());

@@ -19,11 +19,11 @@ use crate::{
     Result,
     backends::postgres::{
         connection::{Connection, LazyConnection},
-        decode,
+        decode::{self, Verdict},
         encode::{Acquires, Releases},
         errors::{Failure, Kind},
     },
-    lease::{Answer, LeaseId, Lifetime, Standing},
+    lease::{Answer, LeaseId, Lifetime, Request, Standing},
 };
 
 /// If a call takes longer than this while others wait, another worker is woken or added.
@@ -218,22 +218,30 @@ impl Ops {
             }
             match jobs.get_mut(index).and_then(Option::take) {
                 Some(Job::Acquire { request, answer, .. }) => {
-                    if verdict.is_behind_session() {
-                        self.deaths.add(&request.key);
+                    if let Ok(verdict) = &verdict {
+                        self.note(&request, verdict);
                     }
-                    let standing = verdict.standing();
-                    // Nobody renews a detached lease once it holds.
-                    if request.lifetime == Lifetime::Attached || matches!(standing, Standing::Waiting(_)) {
-                        self.router.note(request.key.id, &standing, request.ttl);
-                    }
-                    drop(answer.send(verdict.decision().map(|value| Answer::new(value, incarnation))));
+                    let decision = verdict.and_then(Verdict::decision);
+                    drop(answer.send(decision.map(|value| Answer::new(value, incarnation))));
                 }
                 Some(Job::Release { key, answer, .. }) => {
                     self.router.forget(key.id);
-                    drop(answer.send(verdict.released().map(|value| Answer::new(value, incarnation))));
+                    let released = verdict.and_then(Verdict::released);
+                    drop(answer.send(released.map(|value| Answer::new(value, incarnation))));
                 }
                 None => {}
             }
+        }
+    }
+
+    fn note(&self, request: &Request, verdict: &Verdict) {
+        if verdict.is_behind_session() {
+            self.deaths.add(&request.key);
+        }
+        let standing = verdict.standing();
+        // Nobody renews a detached lease once it holds.
+        if request.lifetime == Lifetime::Attached || matches!(standing, Standing::Waiting(_)) {
+            self.router.note(request.key.id, &standing, request.ttl);
         }
     }
 }

@@ -415,6 +415,10 @@ begin
   if remaining = 0 then
     return;
   end if;
+  if remaining = cardinality(p_names) then
+    -- Nothing was renewed that outlives a crash: sessions do not.
+    perform set_config('synchronous_commit', 'off', true);
+  end if;
   -- Its own instance confirms what another one handed to it: Entry::prolong.
   with mine as materialized (
     select x.ctid as tid from unnest(p_names, p_ids) as w(name, id) cross join lateral (

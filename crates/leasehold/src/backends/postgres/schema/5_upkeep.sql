@@ -56,12 +56,13 @@ begin
     and not exists (select from leasehold.watcher) then
     perform setval('leasehold.followed', 1, false);
   end if;
+  -- A lock stays for each of these, too.
   delete from leasehold.session_lease l where l.id = any (array(
-    select x.id from leasehold.session_lease x where leasehold._session_dead(x.session) limit p_most));
+    select x.id from leasehold.session_lease x where leasehold._session_dead(x.session) limit least(p_most, 250)));
   get diagnostics removed = row_count;
   done := done + removed;
   delete from leasehold.session s where s.id = any (array(
-    select x.id from leasehold.session x where leasehold._session_dead(x.id) limit p_most));
+    select x.id from leasehold.session x where leasehold._session_dead(x.id) limit least(p_most, 250)));
   get diagnostics removed = row_count;
   return done + removed;
 end $$;

@@ -19,10 +19,10 @@ create function leasehold._refuse_arguments(p_lock_name text, p_holder_id text, 
 language plpgsql stable as $$
 begin
   perform leasehold._check_isolation();
-  if p_lock_name is null or p_lock_name = '' or octet_length(p_lock_name) > 512 or p_lock_name ~ '[[:cntrl:]]' then
+  if p_lock_name is null or p_lock_name = '' or octet_length(convert_to(p_lock_name, 'UTF8')) > 512 or p_lock_name ~ '[[:cntrl:]]' then
     raise exception 'a lock name needs 1 to 512 bytes and no control characters' using errcode = '22023';
   end if;
-  if p_holder_id is null or p_holder_id = '' or octet_length(p_holder_id) > 256 or p_holder_id ~ '[[:cntrl:]]' then
+  if p_holder_id is null or p_holder_id = '' or octet_length(convert_to(p_holder_id, 'UTF8')) > 256 or p_holder_id ~ '[[:cntrl:]]' then
     raise exception 'a holder id needs 1 to 256 bytes and no control characters' using errcode = '22023';
   end if;
   if p_ttl_seconds is null or p_ttl_seconds <= 0 or p_ttl_seconds > 2592000 then
@@ -42,10 +42,12 @@ begin
   where e.channel is not null;
 end $$;
 
--- Whether acquire_lock() can use what it was given, in this transaction.
+-- Whether acquire_lock() can use what it was given, in this transaction. A character takes up to three times as many bytes in
+-- UTF-8 as in another encoding.
 create function leasehold._arguments_valid(p_holder_id text, p_ttl_seconds double precision, p_metadata jsonb)
 returns boolean language sql stable as $$
-  select p_holder_id ~ '^[^[:cntrl:]]+$' and octet_length(p_holder_id) <= 256 and p_ttl_seconds > 0
+  select p_holder_id ~ '^[^[:cntrl:]]+$' and (octet_length(p_holder_id) <= 85 or octet_length(convert_to(p_holder_id, 'UTF8')) <= 256)
+    and p_ttl_seconds > 0
     and p_ttl_seconds <= 2592000 and p_metadata @> '{}'
     and current_setting('transaction_isolation') = 'read committed'
 $$;
@@ -92,7 +94,7 @@ begin
     -- The row was waited for: take it with new times.
     update leasehold.resource x set id = null where x.namespace = 'default' and x.name = p_lock_name;
   end if;
-  if (octet_length(p_lock_name) between 1 and 512 and p_lock_name !~ '[[:cntrl:]]'
+  if (octet_length(convert_to(p_lock_name, 'UTF8')) between 1 and 512 and p_lock_name !~ '[[:cntrl:]]'
       and leasehold._arguments_valid(p_holder_id, p_ttl_seconds, p_metadata)) is not true then
     perform leasehold._refuse_arguments(p_lock_name, p_holder_id, p_ttl_seconds);
   end if;
@@ -127,7 +129,7 @@ begin
   return true;
 end $$;
 
--- The same, with all there is to know: {"acquired": true, "fence": …, "expires_at": …, "holder": …}, of this holder's lease
+-- The same, with all there is to know: {"acquired": true, "fence": ..., "expires_at": ..., "holder": ...}, of this holder's lease
 -- or of the one in its way.
 create function leasehold.acquire_lock_fenced(
   p_lock_name text, p_holder_id text, p_ttl_seconds double precision default 30, p_metadata jsonb default '{}'

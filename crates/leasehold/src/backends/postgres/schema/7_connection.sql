@@ -11,7 +11,7 @@ declare
   made uuid := gen_random_uuid();
 begin
   perform leasehold._check_isolation();
-  if x is null or x = '' or octet_length(x) > 512 or x ~ '[[:cntrl:]]' then
+  if x is null or x = '' or octet_length(convert_to(x, 'UTF8')) > 512 or x ~ '[[:cntrl:]]' then
     raise exception 'a lock name needs 1 to 512 bytes and no control characters' using errcode = '22023';
   end if;
   if own is null or not exists (select from leasehold.session s where s.id = own and s.pid = pg_backend_pid()) then
