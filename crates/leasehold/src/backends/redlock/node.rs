@@ -292,10 +292,7 @@ mod tests {
     use super::*;
     #[cfg(feature = "memory")]
     use crate::{backends::memory::MemoryBackend, clock::ManualClock};
-    use crate::{
-        backends::redis::{RedisBackend, RedisOptions},
-        clock::SystemClock,
-    };
+    use crate::clock::SystemClock;
 
     #[cfg(feature = "memory")]
     const QUARANTINE: Duration = Duration::from_secs(60);
@@ -303,9 +300,9 @@ mod tests {
     #[tokio::test]
     async fn an_answer_from_before_a_flush_does_not_give_the_vote_back() {
         let server = Server::start();
-        let backend = RedisBackend::open(RedisOptions::from_url(&server.url(), "t").unwrap()).await.unwrap();
+        let backend = backends::open(&server.url(), &OpenOptions::new()).await.unwrap();
         let quarantine = Duration::from_secs(2);
-        let (name, node) = (String::from("a"), Arc::<RedisBackend>::clone(&backend));
+        let (name, node) = (String::from("a"), Arc::clone(&backend));
         let node = Node::new(name, Some(node), Arc::new(SystemClock), quarantine, Handle::current(), Arc::default());
         let ask = async || backend.renew(&[probe_renewal().unwrap()]).await;
         time::sleep(quarantine).await;
