@@ -312,12 +312,12 @@ fn a_grant_whose_telling_was_lost_with_a_connection_is_asked_for() {
     blocking::wait(hold(&locks, "before").release()).unwrap();
     let ttl = Duration::from_secs(60);
     let held = blocking::wait(locks.mutex("x").ttl(ttl).acquire()).unwrap();
-    // What is connected anew goes the second way.
-    first.refuse();
     // Asks by itself every 20 s.
     let waits = locks.mutex("x").ttl(ttl).wait(Duration::from_secs(60));
     let waiter = thread::spawn(move || blocking::wait(waits.acquire()).unwrap());
     until(|| server.psql("select count(*) from leasehold.entry") == "1");
+    // What is connected anew goes the second way.
+    first.refuse();
     first.to_client(Flow::Hold);
     let releasing = thread::spawn(move || blocking::wait(held.release()));
     until(|| server.psql("select count(*) from leasehold.entry where fence is not null") == "1");
