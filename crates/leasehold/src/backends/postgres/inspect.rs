@@ -6,6 +6,7 @@ use tokio_postgres::types::Type;
 use super::{
     PostgresBackend,
     calls::Call,
+    connection::Parameter,
     decode::{self, Verdict},
     encode::long,
     errors::{Failure, Kind},
@@ -54,20 +55,20 @@ impl Inspect for PostgresBackend {
     async fn list(&self, filter: &ListFilter) -> Result<Page> {
         let (exactly, prefix) = exact_and_prefix(&filter.names);
         let limit = i64::try_from(filter.limit).unwrap_or(i64::MAX);
-        let reply = self
-            .router
-            .call_slow(
-                Call::List,
-                &[
-                    (&self.instance.namespace, Type::TEXT),
-                    (&exactly, Type::TEXT),
-                    (&prefix, Type::TEXT),
-                    (&filter.after.as_ref().map(Resource::as_str), Type::TEXT),
-                    (&limit.saturating_add(1), Type::INT8),
-                ],
-            )
-            .await
-            .map_err(Failure::error)?;
+        let after = filter.after.as_ref().map(Resource::as_str);
+        let parameters: &[Parameter<'_>] = &[
+            (&self.instance.namespace, Type::TEXT),
+            (&exactly, Type::TEXT),
+            (&prefix, Type::TEXT),
+            (&after, Type::TEXT),
+            (&limit.saturating_add(1), Type::INT8),
+        ];
+        let reply = match filter.names {
+            // One name takes no longer than a renewal: no other connection is opened for it.
+            Names::Exactly(_) => self.router.call(Call::List, parameters).await,
+            _ => self.router.call_slow(Call::List, parameters).await,
+        }
+        .map_err(Failure::error)?;
         let mut leases = decode::leases(&reply.rows).map_err(Failure::error)?;
         let mut names = 0;
         let mut last = None;
