@@ -290,9 +290,9 @@ mod tests {
     use leasehold_testkit::redis::Server;
 
     use super::*;
+    use crate::clock::SystemClock;
     #[cfg(feature = "memory")]
     use crate::{backends::memory::MemoryBackend, clock::ManualClock};
-    use crate::clock::SystemClock;
 
     #[cfg(feature = "memory")]
     const QUARANTINE: Duration = Duration::from_secs(60);
