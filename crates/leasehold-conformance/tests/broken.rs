@@ -1,5 +1,7 @@
 //! Backends that are broken on purpose: a suite that passes them proves nothing.
 
+#![allow(clippy::unwrap_used, reason = "to panic is how a test fails")]
+
 use std::{
     collections::HashMap,
     pin::Pin,
@@ -24,6 +26,7 @@ use leasehold::{
 };
 use leasehold_conformance::{Fixture, failures};
 use parking_lot::Mutex;
+use tokio::{task::JoinSet, time};
 
 /// What is wrong with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,10 +50,13 @@ enum Flaw {
     PagesBeginAnew,
     EventsWithoutWaiters,
     MissesInSilence,
+    /// The rest concern backends that see the death of a process.
+    TrustsIdsOfTheDead,
+    ConfirmsByItself,
 }
 
 /// Each flaw, and a trial that must notice it.
-const FLAWS: [(Flaw, &str); 19] = [
+const FLAWS: &[(Flaw, &str)] = &[
     (Flaw::GrantsToAll, "never two at a time"),
     (Flaw::TryTakesAPlace, "a try leaves nothing behind"),
     (Flaw::AsksUnderAnotherId, "asking twice with one id"),
@@ -70,13 +76,23 @@ const FLAWS: [(Flaw, &str); 19] = [
     (Flaw::PagesBeginAnew, "in pages"),
     (Flaw::EventsWithoutWaiters, "a follower sees everything"),
     (Flaw::MissesInSilence, "misses nothing in silence"),
+    #[cfg(target_os = "linux")]
+    (Flaw::TrustsIdsOfTheDead, "an instance that is gone"),
+    #[cfg(target_os = "linux")]
+    (Flaw::ConfirmsByItself, "does not confirm its turn"),
 ];
 
 #[test]
 fn every_flaw_is_noticed() {
-    for (flaw, trial) in FLAWS {
+    for &(flaw, trial) in FLAWS {
         let failed = failures(trial, async |clock| BrokenFixture {
-            memory: MemoryBackend::private(clock),
+            store: match flaw {
+                #[cfg(target_os = "linux")]
+                Flaw::TrustsIdsOfTheDead | Flaw::ConfirmsByItself => {
+                    Store::Files(tempfile::TempDir::new().unwrap(), clock)
+                }
+                _ => Store::Memory(MemoryBackend::private(clock)),
+            },
             flaw,
             all_hints: HintSender::new(),
             last: Arc::default(),
@@ -85,8 +101,15 @@ fn every_flaw_is_noticed() {
     }
 }
 
+/// What the instances of a fixture share.
+enum Store {
+    Memory(MemoryBackend),
+    #[cfg(target_os = "linux")]
+    Files(tempfile::TempDir, Arc<dyn Clock>),
+}
+
 struct BrokenFixture {
-    memory: MemoryBackend,
+    store: Store,
     flaw: Flaw,
     all_hints: HintSender,
     last: Arc<Mutex<HashMap<Resource, LeaseId>>>,
@@ -97,17 +120,30 @@ impl Fixture for BrokenFixture {
     async fn instance(&self) -> Arc<dyn Backend> {
         let (flaw, last, silent) = (self.flaw, Arc::clone(&self.last), HintSender::new());
         let all_hints = self.all_hints.clone();
-        Arc::new(Broken { memory: self.memory.sibling(), flaw, silent, all_hints, last })
+        let sound: Arc<dyn Backend> = match &self.store {
+            Store::Memory(memory) => Arc::new(memory.sibling()),
+            #[cfg(target_os = "linux")]
+            Store::Files(root, clock) => {
+                use leasehold::backends::file::{FileBackend, FileOptions};
+
+                let url = format!("file://{}", root.path().display());
+                let options = FileOptions::from_url(&url, "suite", Arc::clone(clock)).unwrap();
+                Arc::new(FileBackend::open(options).await.unwrap())
+            }
+        };
+        Arc::new(Broken { sound, flaw, silent, all_hints, last, confirming: Mutex::default() })
     }
 }
 
 #[derive(Debug)]
 struct Broken {
-    memory: MemoryBackend,
+    sound: Arc<dyn Backend>,
     flaw: Flaw,
     silent: HintSender,
     all_hints: HintSender,
     last: Arc<Mutex<HashMap<Resource, LeaseId>>>,
+    /// Tasks that confirm turns while nobody asks them to.
+    confirming: Mutex<JoinSet<()>>,
 }
 
 impl Broken {
@@ -129,14 +165,14 @@ impl Broken {
 #[async_trait::async_trait]
 impl Backend for Broken {
     fn guarantees(&self) -> Guarantees {
-        self.memory.guarantees()
+        self.sound.guarantees()
     }
 
     fn hints(&self) -> Hints {
         match self.flaw {
             Flaw::TellsNobody => self.silent.subscribe(),
             Flaw::TellsEverybody => self.all_hints.subscribe(),
-            _ => self.memory.hints(),
+            _ => self.sound.hints(),
         }
     }
 
@@ -152,9 +188,17 @@ impl Backend for Broken {
         if self.flaw == Flaw::DetachedIsAttached && request.lifetime == Lifetime::Detached {
             request.ttl = Ttl::MAX;
         }
-        let answer = self.memory.acquire(&request).await?;
+        let answer = self.sound.acquire(&request).await?;
         if matches!(answer.value, Decision::Granted(_)) {
             self.last.lock().insert(resource, request.key.id);
+        }
+        if self.flaw == Flaw::ConfirmsByItself && matches!(answer.value, Decision::Queued(_)) {
+            let (sound, renewal) = (Arc::clone(&self.sound), Renewal::new(request.key.clone(), request.ttl));
+            self.confirming.lock().spawn(async move {
+                while sound.renew(std::slice::from_ref(&renewal)).await.is_ok() {
+                    time::sleep(Duration::from_millis(10)).await;
+                }
+            });
         }
         Ok(answer.map(|decision| self.bend(decision)))
     }
@@ -167,8 +211,8 @@ impl Backend for Broken {
                 renewal.fence_floor = renewal.fence_floor.map(|floor| floor.min(Fence::new(limit.as_micros())));
             }
         }
-        let mut answer = self.memory.renew(&renewals).await?;
-        if self.flaw == Flaw::RenewingRevives {
+        let mut answer = self.sound.renew(&renewals).await?;
+        if matches!(self.flaw, Flaw::RenewingRevives | Flaw::TrustsIdsOfTheDead) {
             for standing in &mut answer.value {
                 if *standing == Standing::Gone {
                     let grant = Grant::new(Fence::new(7), Timestamp::default());
@@ -187,8 +231,8 @@ impl Backend for Broken {
             key.id = *id;
         }
         let outcome = if self.flaw == Flaw::LosesOutcomes { &Outcome::Completed } else { outcome };
-        let answer = self.memory.release(&key, outcome).await?;
-        for record in self.memory.list(&ListFilter::new(Names::Exactly(key.resource.clone()))).await?.leases {
+        let answer = self.sound.release(&key, outcome).await?;
+        for record in self.sound.list(&ListFilter::new(Names::Exactly(key.resource.clone()))).await?.leases {
             if let LeaseState::Holding { fence, .. } = record.state {
                 self.all_hints.send(Hint::granted(key.id, fence));
             }
@@ -200,9 +244,9 @@ impl Backend for Broken {
 #[async_trait::async_trait]
 impl Inspect for Broken {
     async fn evict(&self, resource: &Resource, expected: Fence, reason: &str) -> Result<Evicted> {
-        match self.memory.evict(resource, expected, reason).await? {
+        match self.sound.evict(resource, expected, reason).await? {
             Evicted::NoSuchFence { current } if self.flaw == Flaw::EvictsWhoeverHolds && !current.is_empty() => {
-                self.memory.evict(resource, current[0], reason).await
+                self.sound.evict(resource, current[0], reason).await
             }
             evicted => Ok(evicted),
         }
@@ -213,7 +257,7 @@ impl Inspect for Broken {
         if self.flaw == Flaw::PagesBeginAnew {
             filter.after = None;
         }
-        let mut page = self.memory.list(&filter).await?;
+        let mut page = self.sound.list(&filter).await?;
         if self.flaw == Flaw::LosesMetadata {
             page.leases.iter_mut().for_each(|lease| lease.metadata.clear());
         }
@@ -221,7 +265,7 @@ impl Inspect for Broken {
     }
 
     async fn history(&self, filter: &HistoryFilter) -> Result<Vec<EndedLease>> {
-        let mut history = self.memory.history(filter).await?;
+        let mut history = self.sound.history(filter).await?;
         if self.flaw == Flaw::HistoryOldestFirst {
             history.reverse();
         }
@@ -229,7 +273,7 @@ impl Inspect for Broken {
     }
 
     async fn watch(&self, names: Names) -> Result<EventStream> {
-        let events = self.memory.watch(names).await?;
+        let events = self.sound.watch(names).await?;
         let left_out: fn(&Result<Event, Missed>) -> bool = match self.flaw {
             Flaw::EventsWithoutWaiters => |event| matches!(event, Ok(event) if event.kind == EventKind::Waiting),
             Flaw::MissesInSilence => |event| event.is_err(),
@@ -239,7 +283,7 @@ impl Inspect for Broken {
     }
 
     async fn examine(&self) -> Result<Vec<Finding>> {
-        self.memory.examine().await
+        self.sound.examine().await
     }
 }
 

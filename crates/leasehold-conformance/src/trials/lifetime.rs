@@ -146,8 +146,11 @@ pub(super) async fn gone_instance(context: TrialContext) {
     let (doomed, two) = (context.instance().await, context.instance().await);
     let (held, waiting) = (ask("x", Claim::EXCLUSIVE), ask("x", Claim::EXCLUSIVE));
     let next = ask("x", Claim::EXCLUSIVE);
+    // Nobody waits for this one: only whoever has its id asks again.
+    let handed_over = ask("y", Claim::EXCLUSIVE);
     doomed.granted(&held).await;
     doomed.queued(&waiting).await;
+    doomed.granted(&handed_over).await;
     two.queued(&next).await;
     drop(doomed);
     let handed_on = async {
@@ -156,6 +159,12 @@ pub(super) async fn gone_instance(context: TrialContext) {
         }
     };
     time::timeout(SOON, handed_on).await.expect("a death does not delay the others");
+    let gone = async {
+        while two.standing(&handed_over).await != Standing::Gone {
+            time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    time::timeout(SOON, gone).await.expect("a lease id does not keep the lease of the dead");
     let history = two.history("x").await;
     assert_eq!(history.len(), 2);
     assert!(history.iter().all(|ended| ended.ending == Ending::Disconnected), "{history:?}");
