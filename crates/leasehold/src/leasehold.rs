@@ -7,7 +7,7 @@ use crate::{
     backend::{Backend, EventStream, Finding, Guarantees, OpenOptions},
     backends,
     clock::{Clock, SystemClock},
-    engine::{Engine, Reentries, Wait, telemetry::CallKind},
+    engine::{Engine, Lease, Reentries, Wait, telemetry::CallKind},
     lease::{
         EndedLease, Evicted, Fence, HistoryFilter, HistoryPage, Holder, LeaseHandle, LeaseRecord, ListFilter, Names,
         Outcome, Page, Released, Renewal, Resource, RunRecord, RunReport, Standing, Ttl,
@@ -183,8 +183,20 @@ impl Leasehold {
     }
 
     /// Renews a lease by its handle, even if another process acquired it.
+    ///
+    /// A lease that this instance holds is renewed as by [`Lease::renew`], and keeps this ttl.
+    ///
+    /// # Errors
+    /// As for [`Lease::renew`]; `Lost` only for a lease that this instance held.
     pub async fn renew(&self, handle: &LeaseHandle, ttl: Duration) -> Result<Standing> {
         let renewal = Renewal::new(handle.key().clone(), Ttl::new(ttl)?);
+        if let Some(lease) = Lease::held(&self.0.engine, handle.key())? {
+            let standing = lease.send_renewal(renewal).await?;
+            if matches!(standing, Standing::Holding(_)) {
+                lease.check()?;
+            }
+            return Ok(standing);
+        }
         let answer = self.call_backend(CallKind::Renew, async move |backend| backend.renew(&[renewal]).await).await?;
         Ok(answer.value.first().copied().unwrap_or(Standing::Unknown))
     }
@@ -218,6 +230,9 @@ impl Leasehold {
 
     /// Releases a lease by its handle, even if another process acquired it.
     pub async fn release(&self, handle: &LeaseHandle, outcome: Outcome) -> Result<Released> {
+        if let Some(lease) = Lease::held(&self.0.engine, handle.key())? {
+            return lease.release_as(outcome).await;
+        }
         let key = handle.key().clone();
         let answer =
             self.call_backend(CallKind::Release, async move |backend| backend.release(&key, &outcome).await).await?;

@@ -2,8 +2,8 @@
 //!
 //! - `leasehold-io` does network I/O and renewals. Disk I/O and users'
 //!   callbacks run on its pool of blocking threads, never on it.
-//! - `leasehold-timer` watches deadlines: it sleeps, compares and wakes, and
-//!   does nothing that could block.
+//! - `leasehold-timer` watches deadlines and ends waits: it sleeps, compares
+//!   and wakes, and does nothing that could block.
 //!
 //! Threads of our own also let a guard be dropped where no runtime is, and let
 //! every call be awaited on any executor.

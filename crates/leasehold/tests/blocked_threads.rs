@@ -11,9 +11,20 @@ mod events;
 #[path = "scripted/mod.rs"]
 mod scripted;
 
-use std::{future::poll_fn, sync::Arc, task::Poll, thread, time::Duration};
+use std::{
+    future::{pending, poll_fn},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::Poll,
+    thread,
+    time::Duration,
+};
 
-use leasehold::{Guard, Leasehold, Loss, backend::Backend, backends::memory::MemoryBackend, clock::SystemClock};
+use leasehold::{
+    ErrorKind, Guard, Leasehold, Loss, backend::Backend, backends::memory::MemoryBackend, clock::SystemClock,
+};
 use leasehold_conformance::{BackendCall, Faulty};
 use parking_lot::{Condvar, Mutex};
 use tokio::{task::JoinSet, time};
@@ -205,4 +216,65 @@ async fn a_subscriber_that_blocks_delays_no_loss() {
     assert!(noisy.check().is_err());
     assert_eq!(lost(&quiet).await, Loss::RenewTimeout);
     drop(opener);
+}
+
+#[tokio::test]
+async fn a_caller_that_blocks_while_it_polls_its_call_delays_no_renewal() {
+    let _alone = ALONE.lock().await;
+    let (barrier, opener) = barrier();
+    let backend = Scripted::new(memory());
+    let blocked = Arc::clone(&barrier);
+    backend.before_calls(move |_| {
+        let (barrier, mut is_polled_again) = (Arc::clone(&blocked), false);
+        poll_fn(move |context| {
+            if is_polled_again {
+                barrier.block();
+                return Poll::Ready(());
+            }
+            is_polled_again = true;
+            context.waker().wake_by_ref();
+            Poll::Pending
+        })
+    });
+    let locks_of_caller = locks(backend);
+    let caller = thread::spawn(move || {
+        // A short ttl: the library soon tries to take the call over.
+        let lock = locks_of_caller.mutex("r").ttl(TTL / 10);
+        drop(leasehold::blocking::wait(lock.acquire()));
+    });
+    barrier.blocks().await;
+    time::sleep(TTL / 5).await;
+    let faulty = Faulty::new(Arc::new(memory()));
+    let renewed = locks(Arc::clone(&faulty) as _).mutex("renewed").ttl(TTL).acquire().await.unwrap();
+    soon("others are renewed", async || faulty.count(BackendCall::Renew) > 1).await;
+    renewed.check().unwrap();
+    drop(opener);
+    caller.join().unwrap();
+}
+
+#[tokio::test]
+async fn an_explicit_renewal_that_hangs_ends_soon_however_long_the_ttl() {
+    let _alone = ALONE.lock().await;
+    let backend = Scripted::new(memory());
+    let sent = Arc::new(AtomicUsize::new(0));
+    let renewals = Arc::clone(&sent);
+    backend.before_calls(move |call| {
+        let renewals = Arc::clone(&renewals);
+        async move {
+            if call == BackendCall::Renew {
+                renewals.fetch_add(1, Ordering::SeqCst);
+                pending::<()>().await;
+            }
+        }
+    });
+    let locks = locks(backend);
+    let guard = locks.mutex("r").acquire().await.unwrap();
+    let renewed = time::timeout(LIMIT, guard.renew(LIMIT * 1000)).await.expect("a third of that ttl is hours away");
+    assert_eq!(renewed.unwrap_err().kind(), ErrorKind::OutcomeUnknown);
+    let (lease, before) = (guard.lease().clone(), sent.load(Ordering::SeqCst));
+    let renewing = JoinSet::from_iter([async move { lease.renew(LIMIT * 1000).await }]);
+    soon("it is sent", async || sent.load(Ordering::SeqCst) > before).await;
+    time::timeout(LIMIT, locks.close()).await.expect("nobody waits for it").unwrap();
+    let ended = renewing.join_all().await.remove(0).unwrap_err();
+    assert_eq!((ended.kind(), ended.outcome_unknown()), (ErrorKind::Closed, true), "{ended}");
 }

@@ -160,6 +160,7 @@ const CALLS: &[Call] = &[
     ("history", |runtime, locks, _| runtime.block_on(locks.history(&HistoryFilter::new(Names::All))).map(drop)),
     ("watch", |runtime, locks, _| runtime.block_on(locks.watch(Names::All)).map(drop)),
     ("find by handle", |runtime, locks, guard| runtime.block_on(locks.find(&guard.handle())).map(drop)),
+    ("renew by handle", |runtime, locks, guard| runtime.block_on(locks.renew(&guard.handle(), TTL)).map(drop)),
     ("release by handle", |runtime, locks, guard| {
         runtime.block_on(locks.release(&guard.handle(), Outcome::Completed)).map(drop)
     }),

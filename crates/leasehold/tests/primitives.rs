@@ -15,7 +15,10 @@ use leasehold::{
     backend::{Patience, Request},
     backends::memory::MemoryBackend,
     clock::SystemClock,
-    lease::{Claim, EndedLease, Ending, HistoryFilter, LeaseId, LeaseKey, LeaseState, ListFilter, Names, Released},
+    lease::{
+        Claim, EndedLease, Ending, HistoryFilter, LeaseId, LeaseKey, LeaseState, ListFilter, Names, Outcome, Released,
+        Standing,
+    },
 };
 
 fn locks() -> Leasehold {
@@ -352,4 +355,24 @@ async fn options_that_would_be_ignored_are_refused() {
     let error = Leasehold::builder().namespace("mine").open(Arc::clone(&backend)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
     Leasehold::builder().open(backend).unwrap();
+}
+
+#[tokio::test]
+async fn a_lease_that_is_released_by_its_handle_is_held_no_more_by_its_guard() {
+    let locks = locks();
+    let guard = locks.mutex("r").acquire().await.unwrap();
+    assert_eq!(locks.release(&guard.handle(), Outcome::Completed).await.unwrap(), Released::Freed);
+    assert_eq!(guard.check().unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(guard.release().await.unwrap(), Released::Gone);
+    assert_eq!(last_ended(&locks).await.ending, Ending::Released);
+}
+
+#[tokio::test]
+async fn a_renewal_by_handle_moves_the_deadline_of_the_guard() {
+    let locks = locks();
+    let guard = locks.mutex("r").ttl(Duration::from_secs(10)).acquire().await.unwrap();
+    let standing = locks.renew(&guard.handle(), Duration::from_secs(1000)).await.unwrap();
+    assert!(matches!(standing, Standing::Holding(grant) if grant.fence == guard.fence()));
+    assert!(guard.remaining().unwrap() > Duration::from_secs(500));
+    guard.release().await.unwrap();
 }

@@ -18,6 +18,7 @@ use tracing::{Instrument, Span};
 use super::{
     Engine, Guard, RunningTask,
     local_lease::{self, LocalLease, Next, Refusal},
+    panics::OnPanic,
     telemetry,
 };
 use crate::{
@@ -370,7 +371,10 @@ type AcquireCall<'a> = Pin<Box<dyn Future<Output = Result<Answer<Decision>>> + S
 impl Engine {
     /// Sends the request if the backend answers without waiting; returns false otherwise.
     fn request_at_once(self: &Arc<Self>, lease: &Arc<LocalLease>, sent: local_lease::Sent) -> bool {
-        let Some(answer) = self.backend.acquire_at_once(&lease.request) else { return false };
+        let panicked = OnPanic::new(|| self.on_request_panic(lease));
+        let answer = self.backend.acquire_at_once(&lease.request);
+        panicked.disarm();
+        let Some(answer) = answer else { return false };
         let answer = Ok(answer);
         self.telemetry.answered(telemetry::CallKind::Acquire, &answer, sent.at, || self.clock.now());
         if let Ok(answer) = answer {
@@ -390,6 +394,18 @@ impl Engine {
         until: Moment,
         _counted: RunningTask,
     ) {
+        let panicked = OnPanic::new(|| self.on_request_panic(&lease));
+        self.send_until_answered(&lease, sent, until).await;
+        panicked.disarm();
+    }
+
+    /// Fails a request whose task panicked, and releases what it may have been granted.
+    fn on_request_panic(&self, lease: &Arc<LocalLease>) {
+        let next = lease.on_request_failed(self.unanswered(&lease.key().resource));
+        self.renewer.follow_up(lease, next, Outcome::Cancelled);
+    }
+
+    async fn send_until_answered(self: &Arc<Self>, lease: &Arc<LocalLease>, sent: local_lease::Sent, until: Moment) {
         let mut call = self.backend.acquire(&lease.request);
         let first = poll_fn(|context| match call.as_mut().poll(context) {
             Poll::Pending if lease.is_polled_by_caller() => Poll::Pending,
@@ -403,15 +419,15 @@ impl Engine {
             Poll::Ready(Ok(answer)) => {
                 drop(call);
                 let answered = AnsweredRequest { sent, answer, earlier_try_may_run: false };
-                return self.on_answer(&lease, answered, self.clock.now());
+                return self.on_answer(lease, answered, self.clock.now());
             }
             Poll::Ready(Err(error)) => Box::pin(future::ready(Err(error))),
             Poll::Pending => call,
         };
         // Boxed, so that the usual task stays small.
-        match Box::pin(self.request_until_answered(&lease, sent, call, until)).await {
-            Ok(answered) => self.on_answer(&lease, answered, self.clock.now()),
-            Err(next) => self.renewer.follow_up(&lease, next, Outcome::Cancelled),
+        match Box::pin(self.request_until_answered(lease, sent, call, until)).await {
+            Ok(answered) => self.on_answer(lease, answered, self.clock.now()),
+            Err(next) => self.renewer.follow_up(lease, next, Outcome::Cancelled),
         }
     }
 

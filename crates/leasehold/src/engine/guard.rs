@@ -20,10 +20,13 @@ use super::{
 use crate::{
     Error, Result,
     lease::{
-        Claim, Family, Fence, Holder, LeaseHandle, Metadata, Mode, Moment, Outcome, Released, Renewal, Resource,
-        Standing, Timestamp, Ttl,
+        Claim, Family, Fence, Holder, LeaseHandle, LeaseKey, Metadata, Mode, Moment, Outcome, Released, Renewal,
+        Resource, Standing, Timestamp, Ttl,
     },
 };
+
+/// How long an explicit renewal waits for its answer: long enough for a slow server; a long ttl does not prolong it.
+const RENEW_LIMIT: Duration = Duration::from_secs(3);
 
 /// A view of a held lease, for the protected work: it can check and renew the lease, but not release it.
 ///
@@ -157,7 +160,8 @@ impl Lease {
     /// `Lost` if the lease is no longer held; a retryable error if the backend cannot be reached or does not answer.
     pub async fn renew(&self, ttl: Duration) -> Result<()> {
         let ttl = Ttl::new(ttl)?;
-        self.send_renewal(Renewal::new(self.local.key().clone(), ttl)).await
+        self.send_renewal(Renewal::new(self.local.key().clone(), ttl)).await?;
+        self.check()
     }
 
     /// Replaces the metadata that others see.
@@ -167,7 +171,8 @@ impl Lease {
     pub async fn set_metadata(&self, metadata: Metadata) -> Result<()> {
         let mut renewal = self.local.renewal();
         renewal.metadata = Some(metadata);
-        self.send_renewal(renewal).await
+        self.send_renewal(renewal).await?;
+        self.check()
     }
 
     /// Returns a handle with which another process can find, renew or release the lease.
@@ -175,18 +180,22 @@ impl Lease {
         LeaseHandle::new(self.local.key().clone(), self.fence())
     }
 
-    async fn send_renewal(&self, renewal: Renewal) -> Result<()> {
+    /// Returns what the backend answered. A task sends the renewal, so that its answer counts even if the caller leaves.
+    pub(crate) async fn send_renewal(&self, renewal: Renewal) -> Result<Standing> {
         self.check()?;
         let (done, answer) = oneshot::channel();
         let (engine, local) = (Arc::clone(&self.engine), Arc::clone(&self.local));
         self.engine.spawn(Box::pin(async move {
             let _caller_left = done.send(renew_once(&engine, &local, renewal).await);
         }));
-        match answer.await {
-            Ok(Ok(())) => self.check(),
-            Ok(Err(error)) => Err(error),
-            Err(_) => Err(self.lost_error()),
-        }
+        answer.await.unwrap_or_else(|_panicked| Err(renewal_unanswered(&self.engine, &self.local)))
+    }
+
+    /// Returns the lease with this key if this instance holds and renews it.
+    pub(crate) fn held(engine: &Arc<Engine>, key: &LeaseKey) -> Result<Option<Self>> {
+        engine.check_not_inherited()?;
+        let local = engine.renewer.find_held(key);
+        Ok(local.map(|local| Self { engine: Arc::clone(engine), local }))
     }
 
     /// Releases a lease that has no guard.
@@ -216,17 +225,16 @@ impl fmt::Debug for Lease {
 }
 
 /// Sends one renewal and applies its answer as the renewer would; without an answer, the lease stays as it is.
-async fn renew_once(engine: &Arc<Engine>, local: &Arc<LocalLease>, renewal: Renewal) -> Result<()> {
+async fn renew_once(engine: &Arc<Engine>, local: &Arc<LocalLease>, renewal: Renewal) -> Result<Standing> {
     let now = engine.clock.now();
     let sent = local.number_call(now);
-    let unanswered = || {
-        Error::unanswered(format!("{} on {}: the renewal was not answered", local.key().resource, engine.kind))
-            .about(&local.key().resource)
-    };
+    let timeout = RENEW_LIMIT.min(renew_every(renewal.ttl));
     let answer = tokio::select! {
         biased;
         answer = engine.backend.renew(std::slice::from_ref(&renewal)) => answer,
-        () = engine.clock.sleep_until(now.after(renew_every(renewal.ttl))) => Err(unanswered()),
+        // `close` does not release a detached lease.
+        () = engine.closed(), if !local.is_detached() => Err(Error::closed().maybe_done()),
+        () = engine.clock.sleep_until(now.after(timeout)) => Err(renewal_unanswered(engine, local)),
     };
     let answered_at = engine.clock.now();
     engine.telemetry.answered(CallKind::Renew, &answer, now, || answered_at);
@@ -234,12 +242,17 @@ async fn renew_once(engine: &Arc<Engine>, local: &Arc<LocalLease>, renewal: Rene
     let standing = answer.value.first().copied().unwrap_or(Standing::Unknown);
     engine.telemetry.renewed(local, standing, now, answered_at);
     if standing == Standing::Unknown {
-        return Err(unanswered());
+        return Err(renewal_unanswered(engine, local));
     }
     let next = local.on_standing(standing, &renewal, sent, &answer.belief, answered_at);
     engine.renewer.follow_up(local, next, Outcome::Cancelled);
     engine.renewer.on_incarnation(answer.incarnation);
-    Ok(())
+    Ok(standing)
+}
+
+fn renewal_unanswered(engine: &Engine, local: &LocalLease) -> Error {
+    let resource = &local.key().resource;
+    Error::unanswered(format!("{resource} on {}: the renewal was not answered", engine.kind)).about(resource)
 }
 
 /// A lease that is held until the guard is released or dropped.
@@ -327,7 +340,8 @@ impl Guard {
                 format!("{} was entered again and may be written to: release that guard first", lease.resource());
             return Err(Error::unsupported(words));
         }
-        lease.send_renewal(renewal).await
+        lease.send_renewal(renewal).await?;
+        lease.check()
     }
 
     /// A weak reference to the lease, for the table of re-entrant locks.

@@ -54,6 +54,8 @@ const CALLER_CONFIRM_WINDOW: Duration = Duration::from_millis(50);
 
 /// How long the caller of `acquire` or `release` polls its call before the call moves to the I/O thread.
 const TAKE_OVER_AFTER: Duration = Duration::from_secs(1);
+/// How long the renewer waits before it tries again to take over a call that its caller is polling.
+const TAKE_OVER_RETRY: Duration = Duration::from_millis(10);
 
 /// A lease that this process waits for or holds.
 #[derive(Debug)]
@@ -292,7 +294,12 @@ impl LocalLease {
 
     /// When the renewer must handle it next: to renew it, or to take over a call in flight.
     pub(crate) fn due_at(&self) -> Moment {
-        self.renew_at().min(Moment::from_micros(self.in_flight.take_over_at.load(Ordering::SeqCst)))
+        self.renew_at().min(self.take_over_at())
+    }
+
+    /// When the renewer takes over the call that the caller polls; `NEVER` if there is none.
+    pub(crate) fn take_over_at(&self) -> Moment {
+        Moment::from_micros(self.in_flight.take_over_at.load(Ordering::SeqCst))
     }
 
     /// The deadline for the timer; `NEVER` once the lease has ended.
@@ -300,7 +307,8 @@ impl LocalLease {
         if self.validity.loss().is_some() { Moment::NEVER } else { self.validity.deadline() }
     }
 
-    fn renew_at(&self) -> Moment {
+    /// When to send the next renewal.
+    pub(crate) fn renew_at(&self) -> Moment {
         Moment::from_micros(self.renew_at.load(Ordering::SeqCst))
     }
 
@@ -325,35 +333,61 @@ impl LocalLease {
             return false;
         }
         let at = now.after(TAKE_OVER_AFTER.min(renew_every(self.ttl()))).min(limit);
+        let mut slot = self.in_flight.task.lock();
         self.in_flight.take_over_at.store(at.as_micros(), Ordering::SeqCst);
-        *self.in_flight.task.lock() = Some(StoredTask { task, caller: Waker::noop().clone() });
+        *slot = Some(StoredTask { task, caller: Waker::noop().clone() });
         true
     }
 
     /// Polls the stored task again, by `poll`; ready when it is done or was taken over.
     pub(crate) fn poll_in_flight(&self, context: &mut Context<'_>, poll: PollTask<'_>) -> Poll<()> {
         let mut slot = self.in_flight.task.lock();
-        let Some(stored) = slot.as_mut() else { return Poll::Ready(()) };
+        // Taken out, so that a task that panics is not polled again.
+        let Some(mut stored) = slot.take() else { return Poll::Ready(()) };
         if poll(&mut stored.task, context).is_pending() {
             stored.caller.clone_from(context.waker());
+            *slot = Some(stored);
             return Poll::Pending;
         }
-        let _dropped_after_the_lock = self.take_in_flight(slot);
+        self.in_flight.by_caller.store(false, Ordering::SeqCst);
+        self.in_flight.take_over_at.store(Moment::NEVER.as_micros(), Ordering::SeqCst);
+        drop(slot);
         Poll::Ready(())
     }
 
     /// Takes the stored task away from its caller. The new owner must run the task to completion.
     pub(crate) fn take_over(&self) -> Option<Task> {
-        let StoredTask { task, caller } = self.take_in_flight(self.in_flight.task.lock())?;
-        caller.wake();
-        Some(task)
+        self.take_in_flight(self.in_flight.task.lock())
     }
 
-    fn take_in_flight(&self, mut slot: MutexGuard<'_, Option<StoredTask>>) -> Option<StoredTask> {
-        let stored = slot.take()?;
-        self.in_flight.by_caller.store(false, Ordering::SeqCst);
+    /// Like `take_over`, for the renewer, if the time for that has come; otherwise, the task has to be scheduled.
+    ///
+    /// It does not wait for a caller that polls the task at this moment, which may run code of the backend and of
+    /// subscribers: the task is then due again soon.
+    pub(crate) fn take_over_if_due(&self, now: Moment) -> Result<Option<Task>, Next> {
+        let due = self.take_over_at();
+        if due == Moment::NEVER {
+            return Ok(None);
+        }
+        if due > now {
+            return Err(Next::Schedule);
+        }
+        if let Some(slot) = self.in_flight.task.try_lock() {
+            return Ok(self.take_in_flight(slot));
+        }
+        // Fails if the caller has finished in between: then nothing is due.
+        let (due, later) = (due.as_micros(), now.after(TAKE_OVER_RETRY).as_micros());
+        let _changed = self.in_flight.take_over_at.compare_exchange(due, later, Ordering::SeqCst, Ordering::SeqCst);
+        Err(Next::Schedule)
+    }
+
+    fn take_in_flight(&self, mut slot: MutexGuard<'_, Option<StoredTask>>) -> Option<Task> {
         self.in_flight.take_over_at.store(Moment::NEVER.as_micros(), Ordering::SeqCst);
-        Some(stored)
+        let StoredTask { task, caller } = slot.take()?;
+        self.in_flight.by_caller.store(false, Ordering::SeqCst);
+        drop(slot);
+        caller.wake();
+        Some(task)
     }
 
     /// Returns whether the call in flight is polled on the caller's thread. If so, it needs no timeout: the renewer
@@ -458,6 +492,8 @@ impl LocalLease {
                 Next::Lost => Next::Release,
                 next => next,
             },
+            // A renewal that was sent later has been answered before: this answer says nothing new.
+            Standing::Holding(_) if sent.number < state.newest_renewal => Next::Nothing,
             Standing::Holding(_) => {
                 self.store_renewed_fields(&mut state, renewal, sent);
                 state.last_answer = Some(LastAnswer { sent: sent.at, belief: belief.clone() });
@@ -857,11 +893,8 @@ impl LocalLease {
             && state.last_answer.as_ref().is_some_and(|answer| answer.belief.has_ended())
     }
 
-    /// Remembers what a renewal changed at the backend, unless a later one was answered before.
+    /// Remembers what a renewal changed at the backend.
     fn store_renewed_fields(&self, state: &mut LocalState, renewal: &Renewal, sent: Sent) {
-        if sent.number < state.newest_renewal {
-            return;
-        }
         state.newest_renewal = sent.number;
         self.ttl_micros.store(micros(renewal.ttl.get()), Ordering::Relaxed);
         if let Some(metadata) = &renewal.metadata {

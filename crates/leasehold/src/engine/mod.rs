@@ -3,6 +3,7 @@
 mod acquire;
 mod guard;
 mod local_lease;
+mod panics;
 mod reentry;
 mod release;
 mod renewer;
@@ -31,6 +32,7 @@ pub use self::{
 pub(crate) use self::{
     acquire::{AcquireOptions, Wait},
     local_lease::LocalLease,
+    panics::catch_panic,
     reentry::Reentries,
 };
 use self::{local_lease::Next, renewer::Renewer, telemetry::Telemetry};
@@ -103,9 +105,9 @@ impl Engine {
         RunningTask::new(Arc::clone(self))
     }
 
-    /// Sleeps on the engine's own timer, so that any executor may poll it.
+    /// Sleeps on the timer's thread: any executor may poll it, and nothing that blocks the I/O thread delays it.
     pub(crate) fn sleep_until(&self, moment: Moment) -> Sleep {
-        let _context = self.threads.io.enter();
+        let _context = self.threads.timer.enter();
         self.clock.sleep_until(moment)
     }
 

@@ -8,11 +8,12 @@ use std::{
 };
 
 use tokio::sync::oneshot;
-use tracing::Instrument;
+use tracing::{Instrument, Span};
 
 use super::{
     Engine,
     local_lease::{LocalLease, Next},
+    panics::OnPanic,
     telemetry::CallKind,
     validity::Loss,
 };
@@ -44,9 +45,14 @@ impl Engine {
             self.renewer.register(lease);
         }
         let task = async move {
+            let on_released = |released| {
+                engine.renewer.follow_up(&ending, Next::Forget, Outcome::Completed);
+                ending.on_released(released);
+            };
+            let panicked = OnPanic::new(|| on_released(Err(release_panicked(&ending))));
             let released = release.await;
-            engine.renewer.follow_up(&ending, Next::Forget, Outcome::Completed);
-            ending.on_released(released);
+            panicked.disarm();
+            on_released(released);
             drop(running);
         };
         self.start_on_caller(lease, Box::pin(task), now, Moment::NEVER);
@@ -81,7 +87,10 @@ impl Engine {
         let answers: Vec<_> = held.iter().map(start_release).collect();
         let (mut released, mut failure) = (0, None);
         for answer in answers {
-            match answer.await.unwrap_or_else(|_| Err(Error::closed())) {
+            match answer
+                .await
+                .unwrap_or_else(|_panicked| Err(Error::unanswered("the backend panicked during a release")))
+            {
                 Ok(Released::Freed) => released += 1,
                 Ok(_) => {}
                 Err(error) => failure = Some(error),
@@ -102,10 +111,16 @@ impl Engine {
     }
 
     /// Releases on this thread if the backend answers without waiting; returns `None` otherwise.
-    fn release_at_once(&self, lease: &Arc<LocalLease>, outcome: &Outcome, now: Moment) -> Option<Released> {
+    fn release_at_once(self: &Arc<Self>, lease: &Arc<LocalLease>, outcome: &Outcome, now: Moment) -> Option<Released> {
         let span = self.telemetry.releasing(lease);
         let _within = span.enter();
-        let answer = Ok(self.backend.release_at_once(lease.key(), outcome)?.value);
+        let panicked = OnPanic::new(|| {
+            self.renewer.follow_up(lease, Next::Forget, Outcome::Completed);
+            self.on_release_panic(&span, lease, outcome, now);
+        });
+        let answer = self.backend.release_at_once(lease.key(), outcome);
+        panicked.disarm();
+        let answer = Ok(answer?.value);
         self.renewer.follow_up(lease, Next::Forget, Outcome::Completed);
         self.telemetry.answered(CallKind::Release, &answer, now, || self.clock.now());
         self.telemetry.released(&span, lease, outcome, &answer, now);
@@ -127,7 +142,9 @@ impl Engine {
         let span = self.telemetry.releasing(&lease);
         let within = span.clone();
         let task = async move {
+            let panicked = OnPanic::new(|| engine.on_release_panic(&span, &lease, &outcome, now));
             let first = engine.release_once(&lease, &outcome, now, by_caller).await;
+            panicked.disarm();
             engine.telemetry.released(&span, &lease, &outcome, &first, now);
             if first.is_err() {
                 engine.spawn_release(&lease, outcome);
@@ -135,6 +152,12 @@ impl Engine {
             first
         };
         task.instrument(within)
+    }
+
+    /// Reports a release that panicked, and tries again in the background.
+    fn on_release_panic(self: &Arc<Self>, span: &Span, lease: &Arc<LocalLease>, outcome: &Outcome, now: Moment) {
+        self.telemetry.released(span, lease, outcome, &Err(release_panicked(lease)), now);
+        self.spawn_release(lease, outcome.clone());
     }
 
     /// Runs the release on the I/O thread and sends its result to the receiver.
@@ -211,6 +234,11 @@ impl Engine {
             self.clock.sleep_until(now.after(backoff.pause())).await;
         }
     }
+}
+
+fn release_panicked(lease: &LocalLease) -> Error {
+    let resource = &lease.key().resource;
+    Error::unanswered(format!("the backend panicked during the release of {resource}")).about(resource)
 }
 
 /// A release that its caller polls; if the caller drops it, the I/O thread finishes it.

@@ -16,11 +16,13 @@ use std::{
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::{
     Engine,
     local_lease::{LocalLease, Next, Sent},
+    panics::OnPanic,
     renew_every,
     schedule::Schedule,
     telemetry::{CallKind, Telemetry},
@@ -30,7 +32,7 @@ use crate::{
     Error,
     backend::{Backend, Hint, HintDelivery},
     clock::Clock,
-    lease::{Incarnation, LeaseId, Moment, Outcome, Renewal, Standing},
+    lease::{Incarnation, LeaseId, LeaseKey, Moment, Outcome, Renewal, Standing},
     threads::{Task, Threads},
 };
 
@@ -46,9 +48,10 @@ pub(crate) struct Renewer {
     renew_batch: usize,
     telemetry: Telemetry,
     schedule: Schedule,
-    /// The incarnation of the last answer, once `incarnation_known`.
+    /// The incarnation of the last answer, once `incarnation_known`; both change under `incarnation_changes`.
     incarnation: AtomicU64,
     incarnation_known: AtomicBool,
+    incarnation_changes: Mutex<()>,
     renewals: Alarm,
     deadlines: Alarm,
     hints: OnceLock<HintDelivery>,
@@ -109,6 +112,7 @@ impl Renewer {
             schedule: Schedule::new(),
             incarnation: AtomicU64::new(0),
             incarnation_known: AtomicBool::new(false),
+            incarnation_changes: Mutex::default(),
             renewals: Alarm::new(),
             deadlines: Alarm::new(),
             hints: OnceLock::new(),
@@ -191,9 +195,11 @@ impl Renewer {
         if self.incarnation.load(Ordering::Relaxed) == incarnation.0 && self.incarnation_known.load(Ordering::Relaxed) {
             return;
         }
+        let changing = self.incarnation_changes.lock();
         let before = self.incarnation.swap(incarnation.0, Ordering::SeqCst);
-        let before = self.incarnation_known.swap(true, Ordering::SeqCst).then_some(Incarnation(before));
-        if before.is_some_and(|before| before != incarnation) {
+        let is_known = self.incarnation_known.swap(true, Ordering::SeqCst);
+        drop(changing);
+        if is_known && before != incarnation.0 {
             tracing::warn!(
                 target: "leasehold::renew",
                 backend = self.backend.guarantees().kind,
@@ -221,6 +227,20 @@ impl Renewer {
         if let Some(task) = lease.take_over() {
             self.threads.io.spawn(task);
         }
+    }
+
+    /// Like `take_over`, for a call whose time has come. Never waits for its caller.
+    fn take_over_if_due(&self, lease: &Arc<LocalLease>, now: Moment) {
+        match lease.take_over_if_due(now) {
+            Ok(Some(task)) => drop(self.threads.io.spawn(task)),
+            Ok(None) => {}
+            Err(next) => self.follow_up(lease, next, Outcome::Cancelled),
+        }
+    }
+
+    /// Finds a lease that this instance holds.
+    pub(crate) fn find_held(&self, key: &LeaseKey) -> Option<Arc<LocalLease>> {
+        self.schedule.find(key.id).filter(|lease| lease.key() == key && lease.is_held())
     }
 
     /// Moves every call that a caller polls to the I/O thread.
@@ -269,7 +289,7 @@ impl Renewer {
         }
         let due = |lease: &LocalLease| {
             let soon = COALESCE.min(renew_every(lease.ttl()) / 8);
-            lease.due_at() <= now.after(soon)
+            lease.renew_at() <= now.after(soon) || lease.take_over_at() <= now
         };
         self.schedule.due_for_renewal(now.after(COALESCE), due)
     }
@@ -285,11 +305,17 @@ impl Renewer {
         }
         let sent_at = now;
         let timeout = renewals.iter().map(|renewal| renew_every(renewal.ttl)).min().unwrap_or_default();
+        let panicked = OnPanic::new(|| {
+            for (lease, _) in &leases {
+                self.follow_up(lease, lease.on_renew_failed(self.clock.now()), Outcome::Cancelled);
+            }
+        });
         let answer = tokio::select! {
             biased;
             answer = self.backend.renew(&renewals) => answer,
             () = self.clock.sleep_until(now.after(timeout)) => Err(Error::unanswered("no answer in time")),
         };
+        panicked.disarm();
         let now = self.clock.now();
         self.telemetry.answered(CallKind::Renew, &answer, sent_at, || now);
         match answer {
@@ -312,15 +338,24 @@ impl Renewer {
     }
 }
 
+/// Leases share a call only if their timeouts differ at most by a factor of four: the shortest one ends the call for all.
+fn timeout_class(lease: &LocalLease) -> u32 {
+    lease.ttl().get().as_millis().max(1).ilog2() / 2
+}
+
 /// Runs on the I/O thread until the instance is gone.
 async fn renew_when_due(renewer: Weak<Renewer>) {
     let Some(renewer) = renewer.upgrade() else { return };
     while !renewer.is_stopped() {
-        let due = renewer.due();
+        let mut due = renewer.due();
+        let now = renewer.clock.now();
         for lease in &due {
-            renewer.take_over(lease);
+            renewer.take_over_if_due(lease, now);
         }
-        for leases in due.chunks(renewer.renew_batch) {
+        // Cached, because a ttl may change meanwhile.
+        due.sort_by_cached_key(|lease| timeout_class(lease));
+        let alike = due.chunk_by(|one, other| timeout_class(one) == timeout_class(other));
+        for leases in alike.flat_map(|leases| leases.chunks(renewer.renew_batch)) {
             let begin = |lease: &Arc<LocalLease>| lease.begin_renewal().map(|renewal| (Arc::clone(lease), renewal));
             let renewals: Vec<_> = leases.iter().filter_map(begin).collect();
             if !renewals.is_empty() {

@@ -36,7 +36,7 @@ pub enum Loss {
     MaxHold,
     /// The backend no longer has it: it expired there, or the backend lost its data.
     Gone,
-    /// This instance released it, through its guard, `release_all` or `close`.
+    /// This instance released it: through its guard, by its handle, or by `release_all` or `close`.
     Released,
 }
 

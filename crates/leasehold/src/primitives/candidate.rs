@@ -17,7 +17,7 @@ use super::election::{Election, Leader};
 use crate::{
     Error, ErrorKind, Result,
     backend::Backoff,
-    engine::{Engine, Guard, Lease, telemetry},
+    engine::{Engine, Guard, Lease, catch_panic, telemetry},
 };
 
 /// A candidate that campaigns in the background until it is stopped or dropped.
@@ -162,7 +162,7 @@ async fn run_candidate(election: Election, seat: Arc<Seat>) {
         let won = tokio::select! {
             biased;
             () = seat.resign.notified() => continue,
-            won = election.campaign() => won,
+            won = catch_panic(election.campaign()) => won,
         };
         match won {
             Ok(guard) => {
@@ -213,7 +213,7 @@ async fn lead(engine: &Arc<Engine>, election: &Election, seat: &Seat, guard: Gua
     if let Some(call) = election.on_lost.clone() {
         run_callback(engine, move || call()).await;
     }
-    if resigned && let Err(error) = guard.release().await {
+    if resigned && let Err(error) = catch_panic(guard.release()).await {
         tracing::warn!(
             target: "leasehold::election",
             election = %election.options.resource,

@@ -13,8 +13,8 @@ use crate::{
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Detached {
-    /// The lease as this process knows it. If another process renews, releases or evicts the lease, this process
-    /// notices only when it next renews the lease.
+    /// The lease as this process knows it. Whoever renews, releases or evicts it by its handle, in this process or
+    /// another, does not change this view; the next [`renew`](Lease::renew) finds out.
     pub lease: Lease,
     /// The handle to find, renew or release the lease, in this process or another.
     pub handle: LeaseHandle,

@@ -1,6 +1,15 @@
 //! Rules 12, 13 and 14, and session belief, on a backend whose answers the test decides.
 
-use std::{future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration};
+use std::{
+    future::poll_fn,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::Poll,
+    time::Duration,
+};
 
 use leasehold::{
     ErrorKind, Fence, Guard, LeaseHealth, Leasehold, Loss,
@@ -9,6 +18,7 @@ use leasehold::{
     clock::ManualClock,
     lease::{Grant, LeaseId, QueuePosition, Standing, Timestamp},
 };
+use leasehold_conformance::BackendCall;
 use tokio::task::JoinSet;
 
 use crate::{
@@ -276,6 +286,25 @@ fn a_pushed_grant_is_not_believed_by_the_proof_of_a_session_that_ended() {
         assert!(waiter.returned().await.is_none(), "the renewal found it waiting");
         stage.script.send(granted(id, false));
         soon("the new session proves it", async || waiter.returned().await.is_some()).await;
+    });
+}
+
+#[test]
+fn a_lease_with_a_long_ttl_is_not_renewed_in_a_call_with_the_timeout_of_a_short_one() {
+    run(async {
+        let stage = Stage::new();
+        let calls = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&calls);
+        stage.script.after_calls(move |call| {
+            counted.fetch_add(usize::from(call == BackendCall::Renew), Ordering::SeqCst);
+        });
+        let short = stage.hold("short").await;
+        let long = stage.locks.mutex("long").ttl(TTL * 100).acquire().await.unwrap();
+        stage.script.send(Hint::Missed);
+        stage.renewed(2).await;
+        assert_eq!(calls.load(Ordering::SeqCst), 2);
+        short.check().unwrap();
+        long.check().unwrap();
     });
 }
 

@@ -29,6 +29,8 @@ use parking_lot::Mutex;
 
 /// What a call does before it is passed on.
 type Before = Arc<dyn Fn(BackendCall) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
+/// What happens after a call was carried out, and before it is answered.
+type After = Arc<dyn Fn(BackendCall) + Send + Sync>;
 type Answering = Box<dyn Fn(&Renewal, Standing) -> Standing + Send>;
 
 /// Passes calls on, changes the answers to renewals, and sends no hint but those of the test.
@@ -36,6 +38,8 @@ pub(crate) struct Scripted {
     memory: MemoryBackend,
     hints: HintSender,
     before: Mutex<Before>,
+    after: Mutex<After>,
+    answers_at_once: AtomicBool,
     belief: Mutex<Belief>,
     standing: Mutex<Answering>,
     requested: Mutex<HashMap<Resource, Vec<LeaseId>>>,
@@ -59,6 +63,8 @@ impl Scripted {
             memory,
             hints: HintSender::new(),
             before: Mutex::new(Arc::new(|_| Box::pin(async {}))),
+            after: Mutex::new(Arc::new(|_| ())),
+            answers_at_once: AtomicBool::new(false),
             belief: Mutex::new(Belief::Ttl),
             standing: Mutex::new(Box::new(|_, standing| standing)),
             requested: Mutex::default(),
@@ -80,6 +86,22 @@ impl Scripted {
         before: impl Fn(BackendCall) -> F + Send + Sync + 'static,
     ) {
         *self.before.lock() = Arc::new(move |call| Box::pin(before(call)));
+    }
+
+    /// Does this after every request, renewal and release from now on, before the answer.
+    pub(crate) fn after_calls(&self, after: impl Fn(BackendCall) + Send + Sync + 'static) {
+        *self.after.lock() = Arc::new(after);
+    }
+
+    /// Answers requests and releases without a task from now on. What `after_calls` set happens after a request, and
+    /// before a release.
+    pub(crate) fn answer_at_once(&self) {
+        self.answers_at_once.store(true, Ordering::SeqCst);
+    }
+
+    fn after(&self, call: BackendCall) {
+        let after = Arc::clone(&self.after.lock());
+        after(call);
     }
 
     async fn before(&self, call: BackendCall) {
@@ -145,7 +167,15 @@ impl Backend for Scripted {
         self.before(BackendCall::Acquire).await;
         let belief = self.belief();
         self.requested.lock().entry(request.key.resource.clone()).or_default().push(request.key.id);
-        Ok(self.memory.acquire(request).await?.believed(belief))
+        let answer = self.memory.acquire(request).await?;
+        self.after(BackendCall::Acquire);
+        Ok(answer.believed(belief))
+    }
+
+    fn acquire_at_once(&self, request: &Request) -> Option<Answer<Decision>> {
+        let answer = self.answers_at_once.load(Ordering::SeqCst).then(|| self.memory.acquire_at_once(request))?;
+        self.after(BackendCall::Acquire);
+        answer
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
@@ -153,6 +183,7 @@ impl Backend for Scripted {
         let belief = self.belief();
         let answer = self.memory.renew(renewals).await?;
         self.renewals.fetch_add(renewals.len(), Ordering::SeqCst);
+        self.after(BackendCall::Renew);
         let change = self.standing.lock();
         let change =
             |found: Vec<Standing>| renewals.iter().zip(found).map(|(renewal, found)| change(renewal, found)).collect();
@@ -162,7 +193,17 @@ impl Backend for Scripted {
     async fn release(&self, key: &LeaseKey, outcome: &Outcome) -> Result<Answer<Released>> {
         self.before(BackendCall::Release).await;
         self.releases.lock().push(key.id);
-        self.memory.release(key, outcome).await
+        let answer = self.memory.release(key, outcome).await?;
+        self.after(BackendCall::Release);
+        Ok(answer)
+    }
+
+    fn release_at_once(&self, key: &LeaseKey, outcome: &Outcome) -> Option<Answer<Released>> {
+        if !self.answers_at_once.load(Ordering::SeqCst) {
+            return None;
+        }
+        self.after(BackendCall::Release);
+        self.memory.release_at_once(key, outcome)
     }
 }
 

@@ -303,3 +303,29 @@ fn a_grant_that_is_pushed_before_its_answer_came_has_the_time_of_the_push() {
     assert!(matches!(poll(&lease, at(2)), Poll::Ready((AcquireResult::Held, _))));
     assert_eq!(lease.hold().unwrap().grant.acquired_at, came);
 }
+
+#[test]
+fn an_answer_that_a_later_one_overtook_changes_nothing() {
+    let (before, after) = (Session::new(TTL), Session::new(TTL));
+    let lease = held(|_| {}, Belief::Session(before.clone()));
+    let (older, newer) = (lease.number_call(at(1)), lease.number_call(at(2)));
+    let standing = Standing::Holding(grant(7));
+    let renewal = lease.renewal();
+    assert_eq!(lease.on_standing(standing, &renewal, newer, &Belief::Session(after), at(3)), Next::Schedule);
+    before.end();
+    assert_eq!(lease.on_standing(standing, &renewal, older, &Belief::Session(before), at(4)), Next::Nothing);
+    assert_eq!(lease.check(at(4)), Ok(()));
+}
+
+#[test]
+fn the_first_waiter_of_a_process_asks_again_within_seconds_and_others_within_a_minute() {
+    for (ahead, limit) in [(0, MAX_RENEW_INTERVAL_FIRST_WAITER), (1, MAX_RENEW_INTERVAL_WAITER)] {
+        let lease = lease(|options| options.ttl = Ttl::MAX);
+        let sent = lease.number_call(at(0));
+        let position = QueuePosition::new(ahead, Fence::new(7), None);
+        let next = lease.on_decision(Decision::Queued(position), sent, Belief::Process, at(0));
+        assert_eq!(next, Next::Schedule);
+        let due = lease.due_at();
+        assert!(due > at(0) && due <= at(0).after(limit), "{ahead} ahead: due at {due:?}");
+    }
+}

@@ -64,6 +64,11 @@ impl<T> Mutex<T> {
         Self(parking_lot::Mutex::new(value))
     }
 
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        step();
+        self.0.try_lock()
+    }
+
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         if !EXPLORING.get() {
             return self.0.lock();
