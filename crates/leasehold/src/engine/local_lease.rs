@@ -89,11 +89,12 @@ struct LocalState {
     /// The newest fence of the resource that an answer reported with the queue position. A grant hint with an equal or
     /// lower fence is stale.
     last_fence: Fence,
-    /// A pushed grant. It may arrive before the answer that it belongs to; a provisional one stays until a renewal is
-    /// sent to confirm it.
+    /// A pushed grant that is not applied yet: the answer to the request has still to arrive, or a renewal has still to
+    /// be sent to confirm a provisional grant.
     hint: Option<GrantHint>,
     /// A hint arrived during a request or renewal, or the backend was replaced: renew once more after the answer.
     renew_again: bool,
+    /// Whether a push said that the lease was evicted; a renewal checks it.
     evicted: bool,
     /// How many requests and renewals were sent.
     sent: u64,
@@ -887,6 +888,7 @@ impl LocalLease {
 
     /// The deadline from the last answer, assuming that its request or renewal asked for `ttl`.
     fn deadline(&self, state: &LocalState, ttl: Ttl) -> Moment {
+        // Without an answer nothing proves that the lease is valid: its deadline has passed.
         let Some(answer) = &state.last_answer else { return Moment::default() };
         match self.valid_for(&answer.belief, ttl) {
             Some(length) => answer.sent.after(length.saturating_sub(margin(length))),
