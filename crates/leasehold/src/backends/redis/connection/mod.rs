@@ -1,7 +1,7 @@
 //! A connection to one server that reconnects by itself, and carries commands and pushes.
 //!
-//! RESP3 carries the pushes on the connection of the commands, so that a
-//! subscription stands before the first command and both end together. After
+//! RESP3 carries the pushes on the connection of the commands, so that the
+//! subscriptions exist before the first command and end with the connection. After
 //! every new connection the instance assumes that pushes were missed.
 
 mod cluster;
@@ -72,7 +72,7 @@ struct Shared {
 /// An established connection, and what the server said on connecting.
 pub(super) struct Live {
     connection: MultiplexedConnection,
-    /// Where commands are written by the thread that sends them.
+    /// Present if the thread that sends a command also writes it to the socket.
     drive: Option<Drive>,
     pub(super) server: ServerFacts,
     pub(super) address: Address,
@@ -207,7 +207,8 @@ impl Live {
         answer.extract_error().map_err(SendError::Refused)
     }
 
-    /// Sends two commands, the second right behind the first. An error of the second is its value: the first was done.
+    /// Sends two commands, the second right behind the first. If only the second fails, its error is returned as its
+    /// value, since the first was done.
     pub(super) async fn send_two(
         &self,
         first: &Cmd,

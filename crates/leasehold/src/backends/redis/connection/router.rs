@@ -25,12 +25,13 @@ use crate::{Error, Result, lease::Incarnation};
 const MAX_EPOCH_CHANGES: u32 = 4;
 /// How often a call goes to another connection because one ended before it was sent.
 const MAX_NOT_SENT: u32 = 4;
+
 /// The route to the servers.
 #[derive(Debug)]
 pub(in super::super) struct Router {
     options: Arc<RedisOptions>,
     route: Route,
-    /// Cloned by each call in flight that waits for durability acknowledgements.
+    /// Each call in flight that waits for durability acknowledgements has a clone, so that the references count them.
     waiting: Arc<()>,
 }
 
@@ -200,8 +201,9 @@ impl Router {
         }
     }
 
-    /// A call that waits for durability acknowledgements may take as long again, and up to half of that longer for each
-    /// that waits ahead of it on its connection.
+    /// How long to wait for the answer to a call: `answer_limit`. A call that waits for durability acknowledgements has
+    /// twice as long, and half of `answer_limit` more for each other such call in flight, which may be ahead of it on
+    /// the connection.
     fn limit(&self, followup: Option<&Cmd>) -> Duration {
         let limit = self.options.answer_limit;
         let others = Arc::strong_count(&self.waiting).saturating_sub(2);
@@ -218,7 +220,7 @@ impl Router {
         Ok(answer.map_err(|error| error.into_error(&self.options))?.0)
     }
 
-    /// Makes sure that this instance receives what it is told about its leases in the partition.
+    /// Makes sure that this instance receives the pushes about its leases in the partition.
     pub(in super::super) async fn listen_in(&self, partition: &Partition) -> Result<()> {
         match &self.route {
             // Subscribed on connecting.
