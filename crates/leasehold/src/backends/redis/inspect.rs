@@ -20,7 +20,7 @@ use crate::{
     lease::{EndedLease, Evicted, Fence, HistoryFilter, LeaseRecord, ListFilter, Names, Page, Problem, Resource},
 };
 
-/// Resources asked about in one call, so that none keeps the server busy for long.
+/// The most resources that one call asks about, so that no call keeps the server busy for long.
 const RESOURCES_AT_ONCE: usize = 100;
 /// Entries of one resource that `list.lua` returns at most.
 const ENTRIES_AT_ONCE: usize = 1000;

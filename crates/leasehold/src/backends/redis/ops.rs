@@ -1,4 +1,4 @@
-//! Acquiring and releasing: plain ones by fast scripts, many in one call; the rest by the full script.
+//! Acquires and releases leases: the common cases by the fast script, many in one call; the rest by the full script.
 
 use std::{
     collections::HashSet,
@@ -30,7 +30,7 @@ pub(super) const MAX_CALLS: usize = 64;
 const IN_FLIGHT: usize = 2;
 /// Calls in one batch that waits for durability acknowledgements: more, so that they share one wait.
 const MAX_DURABLE_CALLS: usize = 256;
-/// Names that are remembered as slow.
+/// The most names that are remembered as needing the full script; one more, and all are forgotten.
 const MAX_FULL_SCRIPT_NAMES: usize = 4096;
 
 /// What every call of an instance needs.
@@ -43,6 +43,7 @@ pub(super) struct Shared {
     pub(super) runtime: Handle,
     /// Names that the fast script last answered `slow` for: they go straight to the full script.
     full_script_names: Mutex<HashSet<Resource>>,
+    /// Whether a sweep is under way.
     pub(super) sweeping: AtomicBool,
 }
 

@@ -1,4 +1,4 @@
-//! Renewing: one call for each partition, and no lease waits for the server of another.
+//! Renews leases, those of each partition by calls of their own, so that a server that hangs hardly delays the others.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -31,7 +31,8 @@ struct PartitionRenewals {
 }
 
 impl Shared {
-    /// Renews in each partition by itself, so that no lease waits for the server of another.
+    /// Renews in all partitions at once. A server that hangs delays the leases of others by `answer_limit` /
+    /// `LATE_ANSWER_DIVISOR` at most.
     pub(super) async fn renew_in_partitions(self: &Arc<Self>, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
         let mut by_partition: BTreeMap<u16, PartitionRenewals> = BTreeMap::new();
         for (at, renewal) in renewals.iter().enumerate() {
@@ -82,7 +83,7 @@ impl Shared {
         }
     }
 
-    /// Renews leases that stand in one partition; each has its own standing.
+    /// Renews leases of one partition; returns how each of them stands.
     pub(super) async fn renew_in(
         self: &Arc<Self>,
         partition: &Partition,

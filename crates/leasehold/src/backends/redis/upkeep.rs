@@ -1,5 +1,5 @@
-//! Background work: sweeps expired leases (`sweep.lua` sets when the next sweep is due), finishes settling, renews the
-//! watch registration.
+//! Background work: ends expired leases that nobody asks about (`sweep.lua` sets when the next sweep is due), goes on
+//! with resources that one call could not settle, and renews the watch registration.
 
 use std::{
     sync::{Arc, Weak, atomic::Ordering},
