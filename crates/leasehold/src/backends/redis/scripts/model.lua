@@ -1,5 +1,6 @@
--- The lease model for resources of one partition: settle, and what settling needs. Ports State::settle, Entry::prolong,
--- State::standing and State::busy of model.rs. A resource is read once, and its state written once, by `finish`.
+-- The lease model for resources of one partition. To settle a resource is to end its expired entries, then to grant to
+-- waiters from the front. Ports State::settle, Entry::prolong, State::standing and State::busy of model.rs. A resource
+-- is read once, and its state written once, by `finish`.
 --
 -- KEYS  1 leases  2 history, then for each resource its entries
 -- ARGV  3 channel of events  4 how many resources, then the name of each, then what is asked about them
@@ -9,7 +10,7 @@ local NO_FENCE = '0000000000000000'
 local NEVER = '9999999999999999'
 -- How far a requested fence may be ahead of the clock, in µs.
 local FENCE_LEAD = 10000000
--- Expired and absent entries that one call handles, so that none keeps the server busy for long.
+-- About how many entries or tickets one call goes through, so that no call keeps the server busy for long.
 local MAX_HANDLED = 1000
 -- In a longer queue, a waiter may be told to ask again before anything in its way ends.
 local MAX_EXACT = 20
@@ -54,8 +55,8 @@ local function add_event(what, at, r, record)
   end
 end
 
--- Whether a push reaches the instance of an entry. Count before publishing: a subscriber at a replica is not counted but
--- gets the message, and would believe in a grant that goes to the next waiter.
+-- Whether a push reaches the instance of an entry. Count before publishing: a subscriber at a replica is not counted
+-- but gets the message, and would believe in a grant that goes to the next waiter.
 local function is_present(instance)
   if reached[instance] == nil then
     reached[instance] = push == 'B'
@@ -83,12 +84,13 @@ local function reset(r)
   -- `skipped`: the last ticket skipped as unreachable. `cursor` and `found`: where an unfinished search for expired
   -- entries goes on, and the earliest end that it has found.
   r.skipped, r.cursor, r.found = 0, '0', NEVER
-  -- What this call knows of the entries, `false` for fields that do not exist; and which fields are to be written.
+  -- `fields`: what this call knows of the entries, `false` for fields that do not exist. `knows_all`: any other field
+  -- does not exist. `changed`: the fields that `flush` has to write or delete. `is_clean`: whether `flush` has run.
   r.fields, r.knows_all, r.changed = {}, true, {}
 end
 
--- The resource with this number; `nil` if a newer version wrote it. `foreign` says so if the key of its entries has
--- something else, and is the answer to each question about it.
+-- The resource with this number; `nil` if a newer version wrote it. If the key of its entries is used for something
+-- else, `foreign` is the error that answers each question about it.
 local function resource(at)
   if loaded[at] then
     return loaded[at]
@@ -451,7 +453,8 @@ local function first_end(r, ticket)
   return first
 end
 
--- How an entry stands: 'holding', fence, acquired; 'waiting', ahead, newest fence, µs until the first end; 'gone'.
+-- How an entry stands: 'holding', fence, acquired; 'waiting', ahead, newest fence, µs until the first end, or ''; or
+-- 'gone'.
 local function standing(r, record, ticket)
   if not record then
     return { 'gone' }
@@ -543,7 +546,7 @@ local function finish(answers)
   for _, r in pairs(loaded) do
     local value = r.foreign and r.value or store(r)
     if not value and r.value then
-      -- Even if the record with that fence was lost.
+      -- Needed if the record with that fence was lost.
       raise_highest_fence(r.fence)
       gone[#gone + 1] = r.name
     elseif value and value ~= r.value then

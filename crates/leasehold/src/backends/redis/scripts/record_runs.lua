@@ -9,7 +9,7 @@
 -- A record: 1, how many were skipped, the time of the last skip, that of the last success (0 for never), who held it.
 --@ prelude.lua
 
--- Records that one call drops, so that none keeps the server busy for long.
+-- The most records that one call drops, so that no call keeps the server busy for long.
 local MAX_DROPPED = 500
 
 for at = 5, #ARGV, 4 do
