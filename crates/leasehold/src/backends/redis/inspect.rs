@@ -167,14 +167,18 @@ impl Shared {
     }
 
     /// Follows events; the first stream subscribes and lets the scripts know.
-    pub(super) async fn watch(self: &Arc<Self>, names: Names, one_at_a_time: &Arc<Mutex<()>>) -> Result<EventStream> {
-        let _one_at_a_time = one_at_a_time.lock().await;
+    pub(super) async fn watch(
+        self: &Arc<Self>,
+        names: Names,
+        watch_setup_lock: &Arc<Mutex<()>>,
+    ) -> Result<EventStream> {
+        let _guard = watch_setup_lock.lock().await;
         let is_first = self.notifications.watchers.is_idle();
         let stream = self.notifications.watchers.watch(names);
         if is_first {
             try_join_all(self.keys.all().iter().map(|partition| self.router.subscribe(&partition.events))).await?;
             self.announce_watcher().await?;
-            let keep = upkeep::keep_watching(Arc::downgrade(self), Arc::clone(one_at_a_time));
+            let keep = upkeep::keep_watching(Arc::downgrade(self), Arc::clone(watch_setup_lock));
             tokio::runtime::Handle::current().spawn(keep);
         }
         Ok(stream)

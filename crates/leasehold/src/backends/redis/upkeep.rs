@@ -22,11 +22,11 @@ const WATCH_EVERY: Duration = Duration::from_secs(10);
 pub(super) const WATCH_LASTS: Duration = Duration::from_secs(30);
 
 /// Renews the watch registration until the last stream is dropped.
-pub(super) async fn keep_watching(shared: Weak<Shared>, one_at_a_time: Arc<Mutex<()>>) {
+pub(super) async fn keep_watching(shared: Weak<Shared>, watch_setup_lock: Arc<Mutex<()>>) {
     loop {
         time::sleep(WATCH_EVERY).await;
         let Some(shared) = shared.upgrade() else { return };
-        let _not_while_one_begins = one_at_a_time.lock().await;
+        let _not_while_one_begins = watch_setup_lock.lock().await;
         if shared.notifications.watchers.is_idle() {
             for partition in shared.keys.all() {
                 shared.router.unsubscribe(&partition.events).await;

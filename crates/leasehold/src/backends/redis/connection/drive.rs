@@ -388,7 +388,7 @@ impl Shared {
             self.reader_changed.notified().await;
             let mut seen = None;
             while let Some(reader) = self.socket.reader()
-                && seen.as_ref().is_none_or(|seen| reader.has_gone_on_since(seen))
+                && seen.as_ref().is_none_or(|seen| reader.has_progressed_since(seen))
             {
                 seen = Some(reader.activity());
                 time::sleep(CHECK_INTERVAL).await;

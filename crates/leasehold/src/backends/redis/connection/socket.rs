@@ -276,7 +276,7 @@ impl Reader {
     }
 
     /// Whether it has both read and sent, or another runtime reads.
-    pub(super) fn has_gone_on_since(&self, seen: &Activity) -> bool {
+    pub(super) fn has_progressed_since(&self, seen: &Activity) -> bool {
         let now = self.activity();
         now.runtime != seen.runtime || now.turns != seen.turns && now.sends != seen.sends
     }

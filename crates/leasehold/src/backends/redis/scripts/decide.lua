@@ -28,7 +28,7 @@ local function acquire(r, head, tail, patience, max_waiters)
   record = head .. ' ' .. end_of(sub(tail, 1, 13)) .. ' ' .. now_text .. ' ' .. NO_FENCE .. ' ' .. now_text .. ' '
     .. NO_FENCE .. ' ' .. tail
   if is_empty(r) then
-    if not r.knows_all or r.is_clean then
+    if not r.knows_all or r.has_flushed then
       call('DEL', r.entries)
     end
     raise_highest_fence(r.fence)

@@ -26,7 +26,7 @@ end
 local epoch = stored[1]
 local highest = stored[2] or NO_FENCE
 local watched = stored[3] and stored[3] > now_text
-local loaded, ended, events, reached, messages = {}, {}, {}, {}, {}
+local resources_read, ended, events, reached, messages = {}, {}, {}, {}, {}
 local unsettled = false
 
 local function digits(number)
@@ -85,15 +85,15 @@ local function reset(r)
   -- entries goes on, and the earliest end that it has found.
   r.skipped, r.cursor, r.found = 0, '0', NEVER
   -- `fields`: what this call knows of the entries, `false` for fields that do not exist. `knows_all`: any other field
-  -- does not exist. `changed`: the fields that `flush` has to write or delete. `is_clean`: whether `flush` has run.
+  -- does not exist. `changed`: the fields that `flush` has to write or delete. `has_flushed`: whether `flush` has run.
   r.fields, r.knows_all, r.changed = {}, true, {}
 end
 
 -- The resource with this number; `nil` if a newer version wrote it. If the key of its entries is used for something
 -- else, `foreign` is the error that answers each question about it.
 local function resource(at)
-  if loaded[at] then
-    return loaded[at]
+  if resources_read[at] then
+    return resources_read[at]
   end
   local value = stored[3 + at]
   local r = { name = ARGV[4 + at], entries = KEYS[2 + at], value = value }
@@ -122,7 +122,7 @@ local function resource(at)
   elseif value then
     return nil
   end
-  loaded[at] = r
+  resources_read[at] = r
   return r
 end
 
@@ -205,7 +205,7 @@ local function flush(r)
       deleted[#deleted + 1] = name
     end
   end
-  if r.knows_all and not r.is_clean then
+  if r.knows_all and not r.has_flushed then
     call('DEL', r.entries)
   end
   for at = 1, #deleted, 2000 do
@@ -214,7 +214,7 @@ local function flush(r)
   for at = 1, #written, 2000 do
     call('HSET', r.entries, unpack(written, at, min(#written, at + 1999)))
   end
-  r.changed, r.is_clean = {}, true
+  r.changed, r.has_flushed = {}, true
 end
 
 -- Some of the entries, each as {record, id, ticket if it waits}, and the cursor of the next ones.
@@ -281,7 +281,7 @@ local function expire(r)
     return
   end
   r.expired = true
-  local entries, over = {}, {}
+  local entries, expired = {}, {}
   if not r.knows_all then
     r.cursor, entries = scan(r, r.cursor, 2 * MAX_HANDLED)
     unsettled = unsettled or r.cursor ~= '0'
@@ -292,15 +292,15 @@ local function expire(r)
   for _, one in ipairs(entries) do
     local expiry = sub(one[1], 35, 50)
     if expiry <= now_text then
-      over[#over + 1] = one
+      expired[#expired + 1] = one
     elseif expiry < r.found then
       r.found = expiry
     end
   end
-  table.sort(over, function(one, other)
+  table.sort(expired, function(one, other)
     return sub(one[1], 35, 50) < sub(other[1], 35, 50)
   end)
-  for _, one in ipairs(over) do
+  for _, one in ipairs(expired) do
     remove(r, one[2], one[1], one[3], 'expired', sub(one[1], 35, 50), '')
   end
   if r.cursor == '0' then
@@ -522,7 +522,7 @@ local function store(r)
     r.waiting = 0
   end
   if r.waiting == 0 and (r.holder or r.used == 0) then
-    if not r.knows_all or r.is_clean then
+    if not r.knows_all or r.has_flushed then
       call('DEL', r.entries)
     end
     return r.holder
@@ -543,7 +543,7 @@ local function finish(answers)
     written[#written + 1] = '\tmemory'
     written[#written + 1] = epoch
   end
-  for _, r in pairs(loaded) do
+  for _, r in pairs(resources_read) do
     local value = r.foreign and r.value or store(r)
     if not value and r.value then
       -- Needed if the record with that fence was lost.
