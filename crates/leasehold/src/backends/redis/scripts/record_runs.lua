@@ -26,7 +26,8 @@ for at = 5, #ARGV, 4 do
 end
 
 local old = call('ZRANGEBYSCORE', KEYS[2], '-inf', format('%.0f', now_text - ARGV[3]), 'LIMIT', 0, MAX_DROPPED)
-local excess = math.min(MAX_DROPPED, call('ZCARD', KEYS[2]) - math.max(#old, ARGV[4] + 0))
+-- How many names are still too many once the old ones are gone.
+local excess = math.min(MAX_DROPPED, call('ZCARD', KEYS[2]) - ARGV[4]) - #old
 if excess > 0 then
   old = call('ZRANGE', KEYS[2], 0, #old + excess - 1)
 end
