@@ -98,6 +98,8 @@ async fn a_user_limited_to_the_prefix_can_do_everything() {
     let error = refused(&format!("redis://nobody:hunter2@127.0.0.1:{}", server.port())).await;
     assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
     assert!(error.to_string().contains("leasehold:*"), "it says what to allow: {error}");
+    let error = refused(&format!("redis://nobody:hunter2@127.0.0.1:{}?prefix=app:", server.port())).await;
+    assert!(error.to_string().contains("the keys ~app:* and channels &app:*"), "it says what to allow: {error}");
 }
 
 #[tokio::test]

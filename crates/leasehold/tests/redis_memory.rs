@@ -135,6 +135,11 @@ async fn a_store_of_another_format_is_refused_with_what_to_do() {
     let error = refused().await;
     assert!(error.contains("format 2,") && error.contains("namespace"), "{error}");
 
+    server.command(&["HSET", "app:{t}:leases", "\tmemory", &format!("2 {} 1763270000000000", "a".repeat(40))]);
+    let url = format!("{}?prefix=app:", server.url());
+    let error = RedisBackend::open(RedisOptions::from_url(&url, "t").unwrap()).await.unwrap_err().to_string();
+    assert!(error.contains("--pattern 'app:{t}:*'"), "only what nobody else uses is deleted: {error}");
+
     server.command(&["HSET", LEASES, "\tmemory", "4 something that only version 4 can read"]);
     let error = refused().await;
     assert!(error.contains("upgrade"), "{error}");

@@ -88,11 +88,9 @@ impl Shared {
                 }
             }
         });
-        let url = self.options.display_url();
         let answered = match self.run_durably(partition, &call).await {
-            Ok((reply, acknowledged)) => {
-                decode::decided(&reply.value, script_requests.len(), &url).map(|read| (read, reply, acknowledged))
-            }
+            Ok((reply, acknowledged)) => decode::decided(&reply.value, script_requests.len(), &self.options)
+                .map(|read| (read, reply, acknowledged)),
             Err(error) => Err(error),
         };
         let ((decisions, work_is_left), reply, acknowledged) = match answered {

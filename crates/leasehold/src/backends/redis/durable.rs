@@ -73,7 +73,7 @@ impl Durable {
 
     fn check_acknowledged(&self, reply: &Reply, options: &RedisOptions) -> Result<()> {
         let url = options.display_url();
-        reply.followup.clone().extract_error().map_err(|refusal| errors::refused(&url, &refusal))?;
+        reply.followup.clone().extract_error().map_err(|refusal| errors::refused(options, &refusal))?;
         let missing = match self.durability {
             Durability::None => return Ok(()),
             Durability::Replicas(wanted) => {

@@ -163,7 +163,7 @@ impl Shared {
             command.arg(format!("{:016}", expected.get())).arg(&problem);
         });
         let reply = self.router.run(partition, &call, None).await?;
-        decode::evicted(&reply.value, &self.options.display_url())
+        decode::evicted(&reply.value, &self.options)
     }
 
     /// Follows events; the first stream subscribes and lets the scripts know.

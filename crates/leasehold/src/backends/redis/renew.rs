@@ -120,7 +120,7 @@ impl Shared {
                 }
             });
             let reply = self.run_renewal(partition, &call).await?;
-            let (decided, work_is_left) = decode::standings(&reply.value, rest.len(), &self.options.display_url())?;
+            let (decided, work_is_left) = decode::standings(&reply.value, rest.len(), &self.options)?;
             for (at, standing) in rest.iter().zip(decided) {
                 standings[*at] = Some(standing);
             }

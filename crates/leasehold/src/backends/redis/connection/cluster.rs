@@ -59,7 +59,7 @@ impl Cluster {
         listener: Arc<dyn Listener>,
     ) -> Result<Self> {
         let url = options.display_url();
-        let failed = |error: RedisError| errors::unreachable(&url, &error);
+        let failed = |error: RedisError| errors::unreachable(&url, options, &error);
         let breaks = Arc::new(AtomicU64::new(0));
         let broken = Arc::new(Notify::new());
         let (counted, noticed, receiver) = (Arc::clone(&breaks), Arc::clone(&broken), Arc::clone(&listener));
@@ -211,7 +211,7 @@ impl Subscriptions {
             Ok(Err(error)) => {
                 // The link may have been opened anew, without any subscription.
                 self.broken.notify_one();
-                Err(errors::unreachable(&url, &error))
+                Err(errors::unreachable(&url, &self.options, &error))
             }
             Err(_) => {
                 // The library's connection can hang as a whole while servers are replaced.

@@ -99,7 +99,7 @@ impl SendError {
     pub(super) fn into_error(self, options: &RedisOptions) -> Error {
         match self {
             Self::NotSent(error) | Self::Unknown(error) => error,
-            Self::Refused(error) => errors::refused(&options.display_url(), &error),
+            Self::Refused(error) => errors::refused(options, &error),
         }
     }
 }
@@ -168,7 +168,7 @@ impl Connection {
             if errors::is_refusal(&error) {
                 SendError::Refused(error)
             } else {
-                SendError::NotSent(errors::unreachable(&live.display_name(), &error))
+                SendError::NotSent(errors::unreachable(&live.display_name(), &self.0.options, &error))
             }
         })
     }
@@ -341,7 +341,7 @@ impl Shared {
             }
         };
         let place = address.to_string();
-        let failed = |error: &RedisError| errors::unreachable(&place, error);
+        let failed = |error: &RedisError| errors::unreachable(&place, &self.options, error);
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None)
@@ -369,7 +369,7 @@ impl Shared {
         let begin = epoch::begin(&self.partition, live.server.run_id.as_deref(), &settings);
         match live.send(&begin, self.options.answer_limit).await {
             Ok(answer) => {
-                live.epoch.set(&Arc::new(decode::epoch(&answer, &self.options.display_url())?));
+                live.epoch.set(&Arc::new(decode::epoch(&answer, &self.options)?));
                 Ok(())
             }
             Err(SendError::Refused(_)) => Ok(()),

@@ -185,7 +185,7 @@ impl Router {
     async fn read_or_start_epoch(&self, target: &Target<'_>, partition: &Partition) -> Result<Arc<Epoch>, SendError> {
         let command = epoch::begin(partition, target.run_id(), &self.settings());
         let (value, _) = target.send(command, None, self.options.answer_limit).await?;
-        let epoch = Arc::new(decode::epoch(&value, &self.options.display_url()).map_err(SendError::NotSent)?);
+        let epoch = Arc::new(decode::epoch(&value, &self.options).map_err(SendError::NotSent)?);
         if target.epoch().set(&epoch)
             && let Target::Partition(cluster, _) = target
         {
@@ -298,7 +298,7 @@ impl Failures {
         }
         let may_pass = errors::is_not_ready(refusal) || errors::is_readonly(refusal) && follows;
         if !may_pass {
-            return Err(errors::refused(&options.display_url(), refusal));
+            return Err(errors::refused(options, refusal));
         }
         let pause = options.answer_limit / 40;
         self.waited += pause;
