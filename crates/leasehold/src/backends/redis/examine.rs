@@ -254,14 +254,18 @@ impl Server {
         let mut findings = vec![match count {
             0 if *topology == Topology::Single => self.finding(Severity::Ok, "replication", "no replicas: no failover"),
             0 => self.finding(Severity::Warning, "replication", "no replica is connected: nobody can take over"),
-            count => self.finding(
-                Severity::Warning,
-                "replication",
-                format!(
-                    "{count} replicas, asynchronous: a failover can lose a lock just taken → use fences, \
-                     durability=replicas:{count}, redlock or Postgres"
-                ),
-            ),
+            count => {
+                let durability = match topology {
+                    // A cluster refuses it.
+                    Topology::Cluster => String::new(),
+                    Topology::Single | Topology::Sentinel { .. } => format!("durability=replicas:{count}, "),
+                };
+                let words = format!(
+                    "{count} replicas, asynchronous: a failover can lose a lock just taken → use fences, {durability}redlock \
+                     or Postgres"
+                );
+                self.finding(Severity::Warning, "replication", words)
+            }
         }];
         if count > 0 && !self.info.contains_key("min_slaves_good_slaves") {
             findings.push(self.finding(
@@ -277,4 +281,19 @@ impl Server {
 
 fn millis(length: Duration) -> f64 {
     length.as_secs_f64() * 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durability_is_advised_only_where_it_is_available() {
+        let info = [("role", "master"), ("connected_slaves", "2")];
+        let info = info.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let server = Server { name: String::from("one"), info: HashMap::from(info) };
+        let advice = |topology| server.replication(&topology)[0].message.clone();
+        assert!(advice(Topology::Single).contains("durability=replicas:2"), "{}", advice(Topology::Single));
+        assert!(!advice(Topology::Cluster).contains("durability="), "{}", advice(Topology::Cluster));
+    }
 }
