@@ -8,6 +8,7 @@ use std::{future::poll_fn, time::Duration};
 
 use leasehold::{
     Leasehold,
+    backend::Severity,
     lease::{HistoryFilter, ListFilter, Names},
 };
 use leasehold_testkit::{
@@ -74,6 +75,21 @@ async fn a_cluster_is_asked_about_all_partitions_at_once() {
     // A subscription begins with a question to the master of its slot.
     let watch = async move { locks.watch(Names::All).await.map(drop).unwrap() };
     place.all_are_asked_at_once("exists", watch).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn doctor_measures_each_server_of_a_cluster_alone() {
+    let place = HeldBack::new();
+    let locks = Leasehold::connect(&place.url()).await.unwrap();
+    place.ways[0].slow_down(35);
+    let findings = locks.examine().await.unwrap();
+    let reached: Vec<_> = findings.iter().filter(|finding| finding.subject == "reachable").collect();
+    let slow = format!(":{}:", place.ways[0].port());
+    assert_eq!(reached.len(), 3, "{reached:?}");
+    for finding in reached {
+        let expected = if finding.message.contains(&slow) { Severity::Warning } else { Severity::Ok };
+        assert_eq!(finding.severity, expected, "{}", finding.message);
+    }
 }
 
 #[tokio::test]

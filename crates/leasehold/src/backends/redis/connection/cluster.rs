@@ -125,6 +125,13 @@ impl Cluster {
         }
     }
 
+    /// Sends a command to the master of this address, as `ask_masters` names it.
+    pub(in super::super) async fn ask_master(&self, address: &str, command: Cmd) -> Result<Value, SendError> {
+        let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
+        let route = SingleNodeRoutingInfo::ByAddress { host: host.to_owned(), port: port.parse().unwrap_or(6379) };
+        self.route(command, RoutingInfo::SingleNode(route), self.options.answer_limit).await
+    }
+
     async fn route(&self, command: Cmd, route: RoutingInfo, limit: Duration) -> Result<Value, SendError> {
         let url = self.options.display_url();
         let before = self.link.state();
