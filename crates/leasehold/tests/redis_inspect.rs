@@ -8,7 +8,8 @@ use std::{future::poll_fn, time::Duration};
 
 use leasehold::{
     Leasehold,
-    backend::Severity,
+    backend::{Inspect, Severity},
+    backends::redis::{RedisBackend, RedisOptions},
     lease::{HistoryFilter, ListFilter, Names},
 };
 use leasehold_testkit::{
@@ -90,6 +91,22 @@ async fn doctor_measures_each_server_of_a_cluster_alone() {
         let expected = if finding.message.contains(&slow) { Severity::Warning } else { Severity::Ok };
         assert_eq!(finding.severity, expected, "{}", finding.message);
     }
+}
+
+#[tokio::test]
+async fn a_stream_that_could_not_be_opened_leaves_no_subscription() {
+    let mut server = Server::start();
+    let url = format!("{}?answer_limit=200ms", server.url());
+    let backend = RedisBackend::open(RedisOptions::from_url(&url, "t").unwrap()).await.unwrap();
+    server.kill();
+    let list = async || backend.list(&ListFilter::new(Names::All)).await;
+    assert!(list().await.is_err(), "the connection has ended");
+    assert!(backend.watch(Names::All).await.is_err(), "nobody answers");
+    server.launch();
+    soon(async || list().await.is_ok()).await;
+    let subscribed = server.command(&["PUBSUB", "CHANNELS", "*:events:*"]);
+    assert!(subscribed.parts().is_empty(), "{subscribed}");
+    drop(backend.watch(Names::All).await.expect("the server is back"));
 }
 
 #[tokio::test]

@@ -162,9 +162,17 @@ impl Connection {
             }
             channels.push(channel.to_owned());
         }
+        let subscribed = self.subscribe_now(channel).await;
+        if subscribed.is_err() {
+            // Later connections must not subscribe for a caller who got an error.
+            self.0.forget(channel);
+        }
+        subscribed
+    }
+
+    async fn subscribe_now(&self, channel: &str) -> Result<(), SendError> {
         let live = self.live().await.map_err(SendError::NotSent)?;
         dial::subscribe(&live.connection, channel, self.0.options.answer_limit).await.map_err(|error| {
-            self.0.forget(channel);
             if errors::is_refusal(&error) {
                 SendError::Refused(error)
             } else {
