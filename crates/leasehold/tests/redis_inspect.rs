@@ -94,6 +94,21 @@ async fn doctor_measures_each_server_of_a_cluster_alone() {
 }
 
 #[tokio::test]
+async fn streams_that_are_opened_again_share_one_task() {
+    let server = Server::start();
+    let backend = RedisBackend::open(RedisOptions::from_url(&server.url(), "t").unwrap()).await.unwrap();
+    drop(backend.watch(Names::All).await.unwrap());
+    let tasks = || Handle::current().metrics().num_alive_tasks();
+    let before = tasks();
+    for _ in 0..5 {
+        drop(backend.watch(Names::All).await.unwrap());
+    }
+    // While it is open, no task ends.
+    let _open = backend.watch(Names::All).await.unwrap();
+    soon(async || tasks() <= before).await;
+}
+
+#[tokio::test]
 async fn a_stream_that_could_not_be_opened_leaves_no_subscription() {
     let mut server = Server::start();
     let url = format!("{}?answer_limit=200ms", server.url());

@@ -12,7 +12,7 @@ use super::{
     ops::Shared,
     record,
     scripts::{self, Call},
-    upkeep,
+    upkeep::{self, WatchUpkeep},
 };
 use crate::{
     Result,
@@ -170,16 +170,20 @@ impl Shared {
     pub(super) async fn watch(
         self: &Arc<Self>,
         names: Names,
-        watch_setup_lock: &Arc<Mutex<()>>,
+        watch_setup_lock: &Arc<Mutex<WatchUpkeep>>,
     ) -> Result<EventStream> {
-        let _guard = watch_setup_lock.lock().await;
+        let mut upkeep = watch_setup_lock.lock().await;
         let is_first = self.notifications.watchers.is_idle();
         let stream = self.notifications.watchers.watch(names);
         if is_first {
+            // The task of an earlier stream may not have seen yet that the stream was dropped: then it goes on. Started
+            // first, since it also ends the subscriptions that remain if one of the calls below fails.
+            if *upkeep == WatchUpkeep::Idle {
+                *upkeep = WatchUpkeep::Running;
+                self.runtime.spawn(upkeep::keep_watching(Arc::downgrade(self), Arc::clone(watch_setup_lock)));
+            }
             try_join_all(self.keys.all().iter().map(|partition| self.router.subscribe(&partition.events))).await?;
             self.announce_watcher().await?;
-            let keep = upkeep::keep_watching(Arc::downgrade(self), Arc::clone(watch_setup_lock));
-            tokio::runtime::Handle::current().spawn(keep);
         }
         Ok(stream)
     }
