@@ -194,9 +194,14 @@ impl Lease {
         self.engine.release(&self.local, outcome).await
     }
 
+    /// Like `loss`, but `Gone` if the backend no longer knew the lease when it was released.
+    pub(crate) fn end_reason(&self) -> Option<Loss> {
+        self.local.end_reason()
+    }
+
     pub(crate) fn lost_error(&self) -> Error {
         // No reason is recorded yet if another thread is ending the lease just now.
-        Error::lost(self.resource(), self.engine.kind, self.fence(), self.loss().unwrap_or(Loss::Gone))
+        Error::lost(self.resource(), self.engine.kind, self.fence(), self.end_reason().unwrap_or(Loss::Gone))
     }
 
     fn hold(&self) -> Hold {

@@ -73,6 +73,8 @@ pub(crate) struct LocalLease {
     /// Whether the lease also ends when its session ends, even before its deadline.
     by_session: AtomicBool,
     pub(crate) validity: Validity,
+    /// Whether the backend no longer knew the lease when it was released.
+    released_too_late: AtomicBool,
     pub(crate) report: HoldReport,
     state: Mutex<LocalState>,
 }
@@ -236,6 +238,7 @@ impl LocalLease {
             guards: AtomicUsize::new(1),
             by_session: AtomicBool::new(false),
             validity: Validity::new(),
+            released_too_late: AtomicBool::new(false),
             report: HoldReport::default(),
             state: Mutex::new(LocalState {
                 phase: Phase::Requested,
@@ -693,6 +696,17 @@ impl LocalLease {
         self.pause_renewals();
         drop(state);
         if self.validity.lose(Loss::Released) { Next::Release } else { Next::Forget }
+    }
+
+    /// The backend answered the release that it no longer knows the lease. `Loss::Released` stays recorded, since the
+    /// lease was valid here until then.
+    pub(crate) fn mark_released_too_late(&self) {
+        self.released_too_late.store(true, Ordering::SeqCst);
+    }
+
+    /// Why the lease ended before its work did, or that it was released; `None` while it is held.
+    pub(crate) fn end_reason(&self) -> Option<Loss> {
+        if self.released_too_late.load(Ordering::SeqCst) { Some(Loss::Gone) } else { self.validity.loss() }
     }
 
     /// The release was answered.

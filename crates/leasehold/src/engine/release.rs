@@ -106,6 +106,7 @@ impl Engine {
         let span = self.telemetry.releasing(lease);
         let _within = span.enter();
         let answer = Ok(self.backend.release_at_once(lease.key(), outcome)?.value);
+        note_answer(lease, &answer);
         self.renewer.follow_up(lease, Next::Forget, Outcome::Completed);
         self.telemetry.answered(CallKind::Release, &answer, now, || self.clock.now());
         self.telemetry.released(&span, lease, outcome, &answer, now);
@@ -128,6 +129,7 @@ impl Engine {
         let within = span.clone();
         let task = async move {
             let first = engine.release_once(&lease, &outcome, now, by_caller).await;
+            note_answer(&lease, &first);
             engine.telemetry.released(&span, &lease, &outcome, &first, now);
             if first.is_err() {
                 engine.spawn_release(&lease, outcome);
@@ -210,6 +212,14 @@ impl Engine {
             }
             self.clock.sleep_until(now.after(backoff.pause())).await;
         }
+    }
+}
+
+/// Remembers, for errors, that the backend no longer knew the lease. For the first answer only: if that is lost, a later
+/// `Gone` may mean that the first release has succeeded.
+fn note_answer(lease: &LocalLease, first: &Result<Released>) {
+    if matches!(first, Ok(Released::Gone)) {
+        lease.mark_released_too_late();
     }
 }
 
