@@ -103,7 +103,8 @@
 //! children of the caller's span; `release lock` and `renew lock` are children of `hold lock`. Of the renewals, all
 //! failures and one success in twenty have a span. Elections have the spans `campaign leader` and `lead`. The targets
 //! are `leasehold::acquire`, `leasehold::hold`, `leasehold::release`, `leasehold::renew` and `leasehold::election`. A
-//! lost lease is logged as an error and a failed renewal as a warning; a busy lock is not logged.
+//! lost lease is logged as an error; a lease that reached its `max_hold` and a failed renewal are logged as warnings; a
+//! busy lock is not logged.
 //!
 //! With the feature `metrics`, the library reports these metrics, each with the label `backend`:
 //!

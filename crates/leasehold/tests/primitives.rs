@@ -11,8 +11,8 @@ use std::{
 };
 
 use leasehold::{
-    Attempt, Error, ErrorKind, Holder, Leasehold, Loss, Resource, Ttl,
-    backend::{Patience, Request},
+    Attempt, Error, ErrorKind, Holder, Lease, Leasehold, Loss, Resource, Ttl,
+    backend::{Backend, Patience, Request},
     backends::memory::MemoryBackend,
     clock::SystemClock,
     lease::{
@@ -65,6 +65,21 @@ async fn work_under_with_stops_when_the_lease_is_evicted() {
     assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Lost);
     assert!(steps.load(Ordering::SeqCst) > 1);
     assert_eq!(last_ended(&locks).await.ending, Ending::Evicted);
+}
+
+#[tokio::test]
+async fn work_whose_lease_was_gone_before_its_release_is_told_so() {
+    let backend = Arc::new(MemoryBackend::private(Arc::new(SystemClock)));
+    let locks = Leasehold::builder().open(backend.clone()).unwrap();
+    // As if the lease had expired there: this process learns it by the answer to its own release.
+    let end = async |lease: &Lease| backend.release(lease.handle().key(), &Outcome::Completed).await.map(drop);
+    let error = locks.mutex("r").with(async |lease| end(&lease).await).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost);
+    assert!(error.to_string().contains("the backend no longer knows it"), "{error}");
+
+    let error = locks.all(["a", "b"]).with(async |leases| end(&leases[1]).await).await.unwrap_err();
+    assert!(error.to_string().starts_with("b on memory"), "{error}");
+    assert!(error.to_string().contains("the backend no longer knows it"), "{error}");
 }
 
 #[tokio::test]
@@ -279,7 +294,7 @@ async fn a_started_candidate_refuses_limits_that_it_would_ignore() {
 #[tokio::test]
 async fn the_record_of_failed_work_has_the_causes() {
     let locks = locks();
-    let failing = async |_lease: leasehold::Lease| {
+    let failing = async |_lease: Lease| {
         Err::<(), _>(Error::unavailable("cannot print").caused_by(std::io::Error::other("no paper")))
     };
     locks.mutex("r").with(failing).await.unwrap_err();

@@ -6,10 +6,10 @@ use std::{fs, path::Path, process::Command, sync::Arc, time::Duration};
 
 use leasehold::{
     Error, ErrorKind, Holder, Leasehold, Resource, Ttl,
-    backend::{Backend, Decision, Patience, Request, Severity},
+    backend::{Backend, Decision, Patience, Renewal, Request, Severity},
     backends::redis::{RedisBackend, RedisOptions},
     clock::{Clock, SystemClock},
-    lease::{Claim, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names},
+    lease::{Claim, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names, Standing},
 };
 use leasehold_testkit::{
     Flow, Proxy,
@@ -98,6 +98,8 @@ async fn a_user_limited_to_the_prefix_can_do_everything() {
     let error = refused(&format!("redis://nobody:hunter2@127.0.0.1:{}", server.port())).await;
     assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
     assert!(error.to_string().contains("leasehold:*"), "it says what to allow: {error}");
+    let error = refused(&format!("redis://nobody:hunter2@127.0.0.1:{}?prefix=app:", server.port())).await;
+    assert!(error.to_string().contains("the keys ~app:* and channels &app:*"), "it says what to allow: {error}");
 }
 
 #[tokio::test]
@@ -112,6 +114,29 @@ async fn the_rights_in_the_guide_are_enough() {
         assert!(!matches!(finding.subject.as_str(), "settings"), "{}", finding.message);
         assert_ne!(finding.severity, Severity::Failure, "{}", finding.message);
     }
+}
+
+#[tokio::test]
+async fn leases_that_were_renewed_are_known_if_others_of_the_call_were_not() {
+    let server = Server::start();
+    let backend = RedisBackend::open(RedisOptions::from_url(&server.url(), "t").unwrap()).await.unwrap();
+    let (plain, changed) = (request("plain"), request("changed"));
+    for request in [&plain, &changed] {
+        backend.acquire(request).await.unwrap();
+    }
+    // All keys but those of entries, which only the full script names.
+    let keys = ["leases", "history", "fence", "index"].map(|key| format!("~leasehold:{{t}}:{key}"));
+    let user = ["ACL", "SETUSER", "partly", "on", ">hunter2", "+@all", "allchannels"];
+    server.command(&user.into_iter().chain(keys.iter().map(String::as_str)).collect::<Vec<_>>());
+    let url = format!("redis://partly:hunter2@127.0.0.1:{}", server.port());
+    let limited = RedisBackend::open(RedisOptions::from_url(&url, "t").unwrap()).await.unwrap();
+    let of_plain = Renewal::new(plain.key.clone(), plain.ttl);
+    let mut of_changed = Renewal::new(changed.key.clone(), changed.ttl);
+    of_changed.metadata = Some(changed.metadata.clone());
+    let standings = limited.renew(&[of_plain, of_changed.clone()]).await.unwrap().value;
+    assert!(matches!(standings[..], [Standing::Holding(_), Standing::Unknown]), "{standings:?}");
+    let error = limited.renew(&[of_changed]).await.expect_err("no lease was renewed");
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
 }
 
 #[tokio::test]

@@ -8,6 +8,8 @@ use std::{future::poll_fn, time::Duration};
 
 use leasehold::{
     Leasehold,
+    backend::{Inspect, Severity},
+    backends::redis::{RedisBackend, RedisOptions},
     lease::{HistoryFilter, ListFilter, Names},
 };
 use leasehold_testkit::{
@@ -74,6 +76,52 @@ async fn a_cluster_is_asked_about_all_partitions_at_once() {
     // A subscription begins with a question to the master of its slot.
     let watch = async move { locks.watch(Names::All).await.map(drop).unwrap() };
     place.all_are_asked_at_once("exists", watch).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn doctor_measures_each_server_of_a_cluster_alone() {
+    let place = HeldBack::new();
+    let locks = Leasehold::connect(&place.url()).await.unwrap();
+    place.ways[0].slow_down(35);
+    let findings = locks.examine().await.unwrap();
+    let reached: Vec<_> = findings.iter().filter(|finding| finding.subject == "reachable").collect();
+    let slow = format!(":{}:", place.ways[0].port());
+    assert_eq!(reached.len(), 3, "{reached:?}");
+    for finding in reached {
+        let expected = if finding.message.contains(&slow) { Severity::Warning } else { Severity::Ok };
+        assert_eq!(finding.severity, expected, "{}", finding.message);
+    }
+}
+
+#[tokio::test]
+async fn streams_that_are_opened_again_share_one_task() {
+    let server = Server::start();
+    let backend = RedisBackend::open(RedisOptions::from_url(&server.url(), "t").unwrap()).await.unwrap();
+    drop(backend.watch(Names::All).await.unwrap());
+    let tasks = || Handle::current().metrics().num_alive_tasks();
+    let before = tasks();
+    for _ in 0..5 {
+        drop(backend.watch(Names::All).await.unwrap());
+    }
+    // While it is open, no task ends.
+    let _open = backend.watch(Names::All).await.unwrap();
+    soon(async || tasks() <= before).await;
+}
+
+#[tokio::test]
+async fn a_stream_that_could_not_be_opened_leaves_no_subscription() {
+    let mut server = Server::start();
+    let url = format!("{}?answer_limit=200ms", server.url());
+    let backend = RedisBackend::open(RedisOptions::from_url(&url, "t").unwrap()).await.unwrap();
+    server.kill();
+    let list = async || backend.list(&ListFilter::new(Names::All)).await;
+    assert!(list().await.is_err(), "the connection has ended");
+    assert!(backend.watch(Names::All).await.is_err(), "nobody answers");
+    server.launch();
+    soon(async || list().await.is_ok()).await;
+    let subscribed = server.command(&["PUBSUB", "CHANNELS", "*:events:*"]);
+    assert!(subscribed.parts().is_empty(), "{subscribed}");
+    drop(backend.watch(Names::All).await.expect("the server is back"));
 }
 
 #[tokio::test]

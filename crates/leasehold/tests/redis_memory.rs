@@ -8,10 +8,11 @@ use std::{sync::Arc, time::Duration};
 
 use leasehold::{
     ErrorKind, Holder, Leasehold, Resource, Ttl,
-    backend::{Backend, Decision, Inspect, Patience, Renewal, Request, Severity},
+    backend::{Backend, Decision, Inspect, Patience, Renewal, Request, RunTable, Severity},
     backends::redis::{RedisBackend, RedisOptions},
     lease::{
-        Claim, Ending, Evicted, Fence, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names, Outcome, Released, Standing,
+        Claim, Ending, Evicted, Fence, HistoryFilter, LeaseId, LeaseKey, ListFilter, Names, Outcome, Released,
+        RunReport, Standing,
     },
 };
 use leasehold_testkit::redis::Server;
@@ -133,6 +134,11 @@ async fn a_store_of_another_format_is_refused_with_what_to_do() {
     server.command(&["HSET", LEASES, "\tmemory", &format!("2 {} 1763270000000000", "a".repeat(40))]);
     let error = refused().await;
     assert!(error.contains("format 2,") && error.contains("namespace"), "{error}");
+
+    server.command(&["HSET", "app:{t}:leases", "\tmemory", &format!("2 {} 1763270000000000", "a".repeat(40))]);
+    let url = format!("{}?prefix=app:", server.url());
+    let error = RedisBackend::open(RedisOptions::from_url(&url, "t").unwrap()).await.unwrap_err().to_string();
+    assert!(error.contains("--pattern 'app:{t}:*'"), "only what nobody else uses is deleted: {error}");
 
     server.command(&["HSET", LEASES, "\tmemory", "4 something that only version 4 can read"]);
     let error = refused().await;
@@ -423,4 +429,22 @@ async fn a_unix_socket_is_a_server_too() {
         let locks = Leasehold::connect(&format!("{scheme}://{}", socket.display())).await.unwrap();
         locks.mutex("x").acquire().await.unwrap().release().await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn old_records_of_runs_make_room_for_new_ones() {
+    let server = Server::start();
+    let backend = open(&server).await;
+    let report = async |names: std::ops::Range<usize>| {
+        let name = |at| Resource::new(format!("job:{at}")).unwrap();
+        let reports: Vec<RunReport> = names.map(|at| RunReport::succeeded(name(at))).collect();
+        backend.record_runs(&reports).await.unwrap();
+    };
+    report(0..RunTable::MAX_NAMES).await;
+    let age =
+        "for _, name in ipairs(redis.call('ZRANGE', KEYS[1], 0, 149)) do redis.call('ZADD', KEYS[1], 1, name) end";
+    server.command(&["EVAL", age, "1", "leasehold:{t}:reported"]);
+    report(RunTable::MAX_NAMES..RunTable::MAX_NAMES + 150).await;
+    let kept = backend.runs(&Names::All).await.unwrap().len();
+    assert_eq!(kept, RunTable::MAX_NAMES, "150 were too old, and no other had to go");
 }

@@ -17,7 +17,7 @@ use metrics_util::{
 };
 use tokio::task::JoinSet;
 use tracing::{
-    Instrument, Subscriber,
+    Event, Instrument, Subscriber,
     field::{Field, Visit},
     span::{Attributes, Id, Record},
 };
@@ -123,6 +123,21 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Spans {
         self.all().push(span);
     }
 
+    /// Events are kept beside the spans, by their level.
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let metadata = event.metadata();
+        let mut seen = Seen {
+            id: 0,
+            name: metadata.level().as_str(),
+            target: metadata.target().to_owned(),
+            parent: None,
+            fields: BTreeMap::new(),
+            closed: true,
+        };
+        event.record(&mut seen);
+        self.all().push(seen);
+    }
+
     fn on_record(&self, id: &Id, values: &Record<'_>, _: Context<'_, S>) {
         self.change(id, |span| values.record(span));
     }
@@ -188,6 +203,16 @@ async fn every_step_of_a_lock_has_a_span() {
         (hold.fields["leasehold.lock.end"].as_str(), hold.fields["otel.status_code"].as_str()),
         ("evicted", "ERROR")
     );
+
+    let reported = |lock: &str| {
+        let is_loss = |seen: &&Seen| seen.target == "leasehold::lost" && seen.fields["resource"] == lock;
+        spans.all().iter().find(is_loss).map(|seen| (seen.name, seen.fields["reason"].clone()))
+    };
+    assert_eq!(reported("taken"), Some(("ERROR", String::from("evicted"))));
+    let limited = locks.mutex("held-long").max_hold(MOMENT).acquire().await.unwrap();
+    assert_eq!(limited.lost().await, Loss::MaxHold);
+    until("the report", || reported("held-long").is_some()).await;
+    assert_eq!(reported("held-long"), Some(("WARN", String::from("max_hold"))), "it is expected");
 
     let candidate = locks.election("traced-leader").start().await.unwrap();
     let term = candidate.elected().await.unwrap().fence().to_string();

@@ -244,6 +244,7 @@ impl<'a> Acquire<'a> {
         let _waiting = engine.telemetry.waiting(self.options.claim.mode());
         let max_tries = self.options.max_tries.filter(|_| !engine.pushes).unwrap_or(u32::MAX);
         let mut holders = None;
+        // Sleep until it is time to look up the holders, then until `give_up_at`.
         let mut wake_at = match self.options.wait {
             Wait::For(length) => self.give_up_at.before((length / 2).min(Duration::from_secs(1))),
             Wait::No | Wait::Forever => Moment::NEVER,
@@ -275,6 +276,7 @@ impl<'a> Acquire<'a> {
         }
     }
 
+    /// Turns the outcome of a request into the result of the call; `None` if another lease id may be tried.
     fn conclude(&self, lease: Arc<LocalLease>, outcome: local_lease::AcquireResult) -> Option<Result<Attempt>> {
         let (engine, options) = (self.engine, self.options);
         let refusal = match outcome {

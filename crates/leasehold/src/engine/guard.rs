@@ -31,8 +31,8 @@ const RENEW_LIMIT: Duration = Duration::from_secs(3);
 /// A view of a held lease, for the protected work: it can check and renew the lease, but not release it.
 ///
 /// # When you lose it
-/// The lease is renewed automatically, unless it is [detached](crate::Detached). If no renewal succeeds before its deadline, or the
-/// backend reports that it is gone, [`check`](Self::check) fails and
+/// The lease is renewed automatically, unless it is [detached](crate::Detached). If no renewal succeeds before its
+/// deadline, or the backend reports that it is gone, [`check`](Self::check) fails and
 /// [`lost`](Self::lost) completes, both *before* a backend with a ttl can grant it to
 /// another holder. A process can still be stopped between a check and a write: send the
 /// [`fence`](Self::fence) with each write, so that the store can refuse one that comes too late.
@@ -203,9 +203,14 @@ impl Lease {
         self.engine.release(&self.local, outcome).await
     }
 
+    /// Like `loss`, but `Gone` if the backend no longer knew the lease when it was released.
+    pub(crate) fn end_reason(&self) -> Option<Loss> {
+        self.local.end_reason()
+    }
+
     pub(crate) fn lost_error(&self) -> Error {
-        // A loss without a recorded reason was found at the backend.
-        Error::lost(self.resource(), self.engine.kind, self.fence(), self.loss().unwrap_or(Loss::Gone))
+        // No reason is recorded yet if another thread is ending the lease just now.
+        Error::lost(self.resource(), self.engine.kind, self.fence(), self.end_reason().unwrap_or(Loss::Gone))
     }
 
     fn hold(&self) -> Hold {

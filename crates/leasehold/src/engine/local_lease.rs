@@ -75,6 +75,8 @@ pub(crate) struct LocalLease {
     /// Whether the lease also ends when its session ends, even before its deadline.
     by_session: AtomicBool,
     pub(crate) validity: Validity,
+    /// Whether the backend no longer knew the lease when it was released.
+    released_too_late: AtomicBool,
     pub(crate) report: HoldReport,
     state: Mutex<LocalState>,
 }
@@ -91,11 +93,12 @@ struct LocalState {
     /// The newest fence of the resource that an answer reported with the queue position. A grant hint with an equal or
     /// lower fence is stale.
     last_fence: Fence,
-    /// A pushed grant. It may arrive before the answer that it belongs to; a provisional one stays until a renewal is
-    /// sent to confirm it.
+    /// A pushed grant that is not applied yet: the answer to the request has still to arrive, or a renewal has still to
+    /// be sent to confirm a provisional grant.
     hint: Option<GrantHint>,
     /// A hint arrived during a request or renewal, or the backend was replaced: renew once more after the answer.
     renew_again: bool,
+    /// Whether a push said that the lease was evicted; a renewal checks it.
     evicted: bool,
     /// How many requests and renewals were sent.
     sent: u64,
@@ -237,6 +240,7 @@ impl LocalLease {
             guards: AtomicUsize::new(1),
             by_session: AtomicBool::new(false),
             validity: Validity::new(),
+            released_too_late: AtomicBool::new(false),
             report: HoldReport::default(),
             state: Mutex::new(LocalState {
                 phase: Phase::Requested,
@@ -730,6 +734,17 @@ impl LocalLease {
         if self.validity.lose(Loss::Released) { Next::Release } else { Next::Forget }
     }
 
+    /// The backend answered the release that it no longer knows the lease. `Loss::Released` stays recorded, since the
+    /// lease was valid here until then.
+    pub(crate) fn mark_released_too_late(&self) {
+        self.released_too_late.store(true, Ordering::SeqCst);
+    }
+
+    /// Why the lease ended before its work did, or that it was released; `None` while it is held.
+    pub(crate) fn end_reason(&self) -> Option<Loss> {
+        if self.released_too_late.load(Ordering::SeqCst) { Some(Loss::Gone) } else { self.validity.loss() }
+    }
+
     /// The release was answered.
     pub(crate) fn on_released(&self, released: Result<Released>) {
         let mut state = self.state.lock();
@@ -920,6 +935,7 @@ impl LocalLease {
 
     /// The deadline from the last answer, assuming that its request or renewal asked for `ttl`.
     fn deadline(&self, state: &LocalState, ttl: Ttl) -> Moment {
+        // Without an answer nothing proves that the lease is valid: its deadline has passed.
         let Some(answer) = &state.last_answer else { return Moment::default() };
         match self.valid_for(&answer.belief, ttl) {
             Some(length) => answer.sent.after(length.saturating_sub(margin(length))),

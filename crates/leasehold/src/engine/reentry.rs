@@ -25,7 +25,7 @@ type EntryGate = tokio::sync::Mutex<Weak<LocalLease>>;
 impl Reentries {
     /// Joins the lease of this holder, or acquires one.
     pub(crate) async fn enter(&self, engine: &Arc<Engine>, mut options: AcquireOptions<'_>) -> Result<Attempt> {
-        // In a forked child, a task that the child does not have may hold the gate.
+        // In a forked child, the gate may be locked by a task that exists only in the parent.
         engine.check_usable()?;
         let gate = self.gate(&options);
         let give_up = match options.wait {

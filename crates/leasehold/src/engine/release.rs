@@ -121,6 +121,7 @@ impl Engine {
         let answer = self.backend.release_at_once(lease.key(), outcome);
         panicked.disarm();
         let answer = Ok(answer?.value);
+        note_answer(lease, &answer);
         self.renewer.follow_up(lease, Next::Forget, Outcome::Completed);
         self.telemetry.answered(CallKind::Release, &answer, now, || self.clock.now());
         self.telemetry.released(&span, lease, outcome, &answer, now);
@@ -145,6 +146,7 @@ impl Engine {
             let panicked = OnPanic::new(|| engine.on_release_panic(&span, &lease, &outcome, now));
             let first = engine.release_once(&lease, &outcome, now, by_caller).await;
             panicked.disarm();
+            note_answer(&lease, &first);
             engine.telemetry.released(&span, &lease, &outcome, &first, now);
             if first.is_err() {
                 engine.spawn_release(&lease, outcome);
@@ -239,6 +241,14 @@ impl Engine {
 fn release_panicked(lease: &LocalLease) -> Error {
     let resource = &lease.key().resource;
     Error::unanswered(format!("the backend panicked during the release of {resource}")).about(resource)
+}
+
+/// Remembers, for errors, that the backend no longer knew the lease. For the first answer only: if that is lost, a later
+/// `Gone` may mean that the first release has succeeded.
+fn note_answer(lease: &LocalLease, first: &Result<Released>) {
+    if matches!(first, Ok(Released::Gone)) {
+        lease.mark_released_too_late();
+    }
 }
 
 /// A release that its caller polls; if the caller drops it, the I/O thread finishes it.

@@ -61,8 +61,8 @@ pub(crate) struct Renewer {
 /// Lets a loop sleep until a moment, and be woken for an earlier one.
 struct Alarm {
     wake: Notify,
-    /// When the loop wakes by itself, in microseconds. `NEVER` while the loop reads the bounds, so that every `wake_by`
-    /// in that time notifies it.
+    /// When the loop wakes by itself, in microseconds. `NEVER` while the loop reads the bounds of the schedule, so that
+    /// every `wake_by` in that time notifies it.
     set_for: AtomicU64,
 }
 
@@ -80,8 +80,8 @@ impl Alarm {
 
     /// Sleeps until the moment that `next` returns, or until it is woken.
     async fn sleep(&self, clock: &dyn Clock, next: impl Fn() -> Moment) {
-        // A lease that is scheduled while the loop reads the bounds is either seen, or finds no alarm set and wakes the
-        // loop: 1. no alarm is set  2. the loop reads the bounds  3. the lease lowers one  4. it reads the alarm.
+        // A lease that is scheduled while `next` reads the bounds is either seen or wakes the loop, since `wake_by`
+        // finds `NEVER`: 1. it is stored  2. `next` reads the bounds  3. the lease lowers one  4. it calls `wake_by`.
         self.set_for.store(Moment::NEVER.as_micros(), Ordering::SeqCst);
         let moment = next();
         self.set_for.store(moment.as_micros(), Ordering::SeqCst);

@@ -8,7 +8,7 @@ use super::{Holder, Resource, Timestamp};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct RunRecord {
-    /// The lock that the runs take.
+    /// The lock under which the job runs.
     pub resource: Resource,
     /// How many runs were skipped because the lock was busy.
     pub skips: u64,
@@ -55,7 +55,7 @@ impl RunRecord {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RunReport {
-    /// The lock that the runs take.
+    /// The lock under which the job runs.
     pub resource: Resource,
     /// How many runs were skipped since the last report.
     pub skips: u64,

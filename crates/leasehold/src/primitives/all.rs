@@ -94,7 +94,7 @@ impl All {
             done = work(leases.clone()) => done,
         };
         let released = guards.release_as(outcome_of(&done)).await;
-        let lost = leases.iter().find(|lease| lease.loss().is_some_and(|loss| loss != Loss::Released));
+        let lost = leases.iter().find(|lease| lease.end_reason().is_some_and(|reason| reason != Loss::Released));
         conclude(done, released, lost.unwrap_or(&first))
     }
 

@@ -18,9 +18,9 @@ pub struct Detached {
     pub lease: Lease,
     /// The handle to find, renew or release the lease, in this process or another.
     pub handle: LeaseHandle,
-    /// Its fence, and when it was granted.
+    /// The fence of the lease, and when it was granted.
     pub grant: Grant,
-    /// How long the caller waited for it.
+    /// How long the caller waited for the lease.
     pub waited: Duration,
 }
 

@@ -88,11 +88,9 @@ impl Shared {
                 }
             }
         });
-        let url = self.options.display_url();
         let answered = match self.run_durably(partition, &call).await {
-            Ok((reply, acknowledged)) => {
-                decode::decided(&reply.value, script_requests.len(), &url).map(|read| (read, reply, acknowledged))
-            }
+            Ok((reply, acknowledged)) => decode::decided(&reply.value, script_requests.len(), &self.options)
+                .map(|read| (read, reply, acknowledged)),
             Err(error) => Err(error),
         };
         let ((decisions, work_is_left), reply, acknowledged) = match answered {
@@ -153,7 +151,8 @@ impl Shared {
 /// Requests and releases in the order in which `fast.lua` takes them, each with its index in the caller's list.
 struct FastBatch<'a> {
     releases: Vec<(usize, &'a ReleaseArguments)>,
-    /// In their order, which is that of the queue: neighbours with the same tail share it.
+    /// In the order of the caller's list, which decides their places in the queue. Neighbours with the same tail are
+    /// one group, so that the tail is sent once.
     requests: Vec<(&'a str, Vec<(usize, &'a AcquireArguments)>)>,
 }
 
@@ -172,6 +171,7 @@ impl<'a> FastBatch<'a> {
         batch
     }
 
+    /// Adds the arguments of `fast.lua` from the fourth on.
     fn write(&self, command: &mut Cmd) {
         let releases = self.releases.iter().map(|(_, release)| &release.resource);
         let requests = || self.requests.iter().flat_map(|(_, requests)| requests).map(|(_, request)| request);
@@ -196,7 +196,7 @@ impl<'a> FastBatch<'a> {
             command.arg(&request.head);
         }
         for (tail, requests) in &self.requests {
-            // Only the full script counts the waiters ahead: `b` has the fast script leave the request to it.
+            // Only the full script checks how many waiters are ahead: `b` has the fast script leave the request to it.
             let patience = |request: &AcquireArguments| request.max_waiters.map_or(request.patience, |_| 'b');
             let patience: String = requests.iter().map(|(_, request)| patience(request)).collect();
             command.arg(*tail).arg(patience);

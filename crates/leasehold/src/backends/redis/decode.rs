@@ -4,7 +4,12 @@ use std::{collections::HashMap, time::Duration};
 
 use redis::Value;
 
-use super::{connection::Epoch, errors, options::Address, record::Record};
+use super::{
+    connection::Epoch,
+    errors,
+    options::{Address, RedisOptions},
+    record::Record,
+};
 use crate::{
     Error, Result,
     lease::{
@@ -19,9 +24,9 @@ pub(super) fn is_other_epoch(value: &Value) -> bool {
 }
 
 /// The answer of `epoch.lua`.
-pub(super) fn epoch(value: &Value, url: &str) -> Result<Epoch> {
+pub(super) fn epoch(value: &Value, options: &RedisOptions) -> Result<Epoch> {
     match array(value)? {
-        [word, format] if text(word)? == "other" => Err(errors::other_format(url, text(format)?)),
+        [word, format] if text(word)? == "other" => Err(errors::other_format(options, text(format)?)),
         [epoch, now] => Ok(Epoch::new(text(epoch)?.to_owned(), Timestamp::from_micros(number(now)?))),
         _ => Err(unexpected("an epoch", value)),
     }
@@ -151,7 +156,7 @@ pub(super) enum ScriptDecision {
 }
 
 /// The answers of `decide.lua` to this many requests, and whether work is left.
-pub(super) fn decided(value: &Value, requests: usize, url: &str) -> Result<(Vec<Result<Decided>>, bool)> {
+pub(super) fn decided(value: &Value, requests: usize, options: &RedisOptions) -> Result<(Vec<Result<Decided>>, bool)> {
     let answers = array(value)?;
     let read = |answer: &Value| match answer {
         Value::Array(parts) => {
@@ -163,7 +168,7 @@ pub(super) fn decided(value: &Value, requests: usize, url: &str) -> Result<(Vec<
                 [word, released] if text(word)? == "release" => ScriptDecision::Release(
                     released_by(text(released)?).ok_or_else(|| unexpected("a release", answer))?,
                 ),
-                parts => ScriptDecision::Acquire(decision(parts, url)?),
+                parts => ScriptDecision::Acquire(decision(parts, options)?),
             };
             Ok(Decided { answer, fast_can_handle })
         }
@@ -181,7 +186,7 @@ fn released_by(word: &str) -> Option<Released> {
     }
 }
 
-fn decision(parts: &[Value], url: &str) -> Result<Decision> {
+fn decision(parts: &[Value], options: &RedisOptions) -> Result<Decision> {
     let unreadable = |what| unexpected(what, &Value::Array(parts.to_vec()));
     match (text_at(parts, 0)?, parts) {
         ("busy", [_, now, waiting, holders @ ..]) => {
@@ -192,7 +197,7 @@ fn decision(parts: &[Value], url: &str) -> Result<Decision> {
         ("wrong", [_, in_force]) => {
             Ok(Decision::WrongShape { in_force: shape(text(in_force)?).ok_or_else(|| unreadable("a shape"))? })
         }
-        _ => match standing(parts, url)? {
+        _ => match standing(parts, options)? {
             Standing::Holding(grant) => Ok(Decision::Granted(grant)),
             Standing::Waiting(position) => Ok(Decision::Queued(position)),
             Standing::Gone | Standing::Unknown => Err(unreadable("a decision")),
@@ -214,10 +219,10 @@ fn shape(text: &str) -> Option<Shape> {
 /// The answers of `renew.lua` to this many renewals, and whether work is left.
 ///
 /// A lease that could not be decided is `Unknown`; the others are not affected.
-pub(super) fn standings(value: &Value, renewals: usize, url: &str) -> Result<(Vec<Standing>, bool)> {
+pub(super) fn standings(value: &Value, renewals: usize, options: &RedisOptions) -> Result<(Vec<Standing>, bool)> {
     let answers = array(value)?;
     let read = |answer: &Value| {
-        array(answer).and_then(|parts| standing(parts, url)).unwrap_or_else(|error| {
+        array(answer).and_then(|parts| standing(parts, options)).unwrap_or_else(|error| {
             tracing::warn!(%error, "a lease was not renewed");
             Standing::Unknown
         })
@@ -225,17 +230,20 @@ pub(super) fn standings(value: &Value, renewals: usize, url: &str) -> Result<(Ve
     Ok((answers.iter().take(renewals).map(read).collect(), answers.len() > renewals))
 }
 
-fn standing(parts: &[Value], url: &str) -> Result<Standing> {
+fn standing(parts: &[Value], options: &RedisOptions) -> Result<Standing> {
     let words = parts.iter().map(text).collect::<Result<Vec<_>>>()?;
-    check_failure(&words, url)?;
+    check_failure(&words, options)?;
     standing_of(&words).ok_or_else(|| unexpected("a standing", &Value::Array(parts.to_vec())))
 }
 
 /// Fails if the script could not handle the resource.
-fn check_failure(words: &[&str], url: &str) -> Result<()> {
+fn check_failure(words: &[&str], options: &RedisOptions) -> Result<()> {
     match words {
-        ["newer"] => Err(Error::unsupported(format!("{url}: a newer leasehold wrote this lock; upgrade this program"))),
-        ["error", text] => Err(errors::refused_text(url, text)),
+        ["newer"] => {
+            let url = options.display_url();
+            Err(Error::unsupported(format!("{url}: a newer leasehold wrote this lock; upgrade this program")))
+        }
+        ["error", text] => Err(errors::refused_text(options, text)),
         _ => Ok(()),
     }
 }
@@ -260,7 +268,7 @@ fn standing_of(words: &[&str]) -> Option<Standing> {
 }
 
 /// The answer of `evict.lua`.
-pub(super) fn evicted(value: &Value, url: &str) -> Result<Evicted> {
+pub(super) fn evicted(value: &Value, options: &RedisOptions) -> Result<Evicted> {
     let answer = array(value)?.first().ok_or_else(|| unexpected("an eviction", value))?;
     let parts = array(answer)?;
     match (text_at(parts, 0)?, parts) {
@@ -270,7 +278,7 @@ pub(super) fn evicted(value: &Value, url: &str) -> Result<Evicted> {
             Ok(Evicted::NoSuchFence { current })
         }
         _ => {
-            check_failure(&parts.iter().map(text).collect::<Result<Vec<_>>>()?, url)?;
+            check_failure(&parts.iter().map(text).collect::<Result<Vec<_>>>()?, options)?;
             Err(unexpected("an eviction", value))
         }
     }

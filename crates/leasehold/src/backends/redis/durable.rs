@@ -1,4 +1,4 @@
-//! Grants that count only once replicas or the append-only file have them: many in one call, then one wait.
+//! Grants that count only once replicas or the append-only file have them. All grants of one call share one wait.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use crate::{Error, Result};
 /// The first version that can wait for its append-only file.
 const WAITS_FOR_FILE: (u32, u32) = (7, 2);
 
-/// Connections for calls that wait for durability acknowledgements, since waiting blocks a connection. Renewals have one
-/// of their own, so that they do not stand behind requests.
+/// Connections for calls that wait for durability acknowledgements, since waiting blocks a connection. Renewals have a
+/// connection of their own, so that they do not wait behind requests.
 #[derive(Debug)]
 pub(super) struct Durable {
     requests: Router,
@@ -73,7 +73,7 @@ impl Durable {
 
     fn check_acknowledged(&self, reply: &Reply, options: &RedisOptions) -> Result<()> {
         let url = options.display_url();
-        reply.followup.clone().extract_error().map_err(|refusal| errors::refused(&url, &refusal))?;
+        reply.followup.clone().extract_error().map_err(|refusal| errors::refused(options, &refusal))?;
         let missing = match self.durability {
             Durability::None => return Ok(()),
             Durability::Replicas(wanted) => {

@@ -2,14 +2,18 @@
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
-use super::options::Address;
+use super::{
+    keys,
+    options::{Address, RedisOptions, Topology},
+};
 use crate::Error;
 
-/// The rights that a user of the server needs.
-const RIGHTS: &str = "allow this user the keys ~leasehold:* and channels &leasehold:*, with +@all -@dangerous +info";
-
 /// Error for a rejected request; nothing was changed.
-pub(super) fn refused(server: &str, error: &RedisError) -> Error {
+pub(super) fn refused(options: &RedisOptions, error: &RedisError) -> Error {
+    refused_by(&options.display_url(), options, error)
+}
+
+fn refused_by(server: &str, options: &RedisOptions, error: &RedisError) -> Error {
     let text = text(error);
     if is_readonly(error) {
         let advice = "it is a replica: name the master, or use redis+sentinel://";
@@ -21,21 +25,25 @@ pub(super) fn refused(server: &str, error: &RedisError) -> Error {
     }
     match error.kind() {
         ErrorKind::Server(ServerErrorKind::NoPerm) => {
-            Error::permission_denied(format!("{server} refused: {text}; {RIGHTS}"))
+            Error::permission_denied(format!("{server} refused: {text}; {}", rights(options)))
         }
         ErrorKind::RESP3NotSupported => {
             Error::unsupported(format!("{server} refused: {text}; leasehold needs Redis 6.2 or newer"))
         }
         ErrorKind::InvalidClientConfig => Error::invalid_config(format!("{server} refused: {text}; correct the URL")),
-        _ => refused_text(server, &text),
+        _ => refused_text_by(server, options, &text),
     }
 }
 
 /// The same for an error that a script caught.
-pub(super) fn refused_text(server: &str, text: &str) -> Error {
+pub(super) fn refused_text(options: &RedisOptions, text: &str) -> Error {
+    refused_text_by(&options.display_url(), options, text)
+}
+
+fn refused_text_by(server: &str, options: &RedisOptions, text: &str) -> Error {
     let message = |advice: &str| format!("{server} refused: {text}; {advice}");
     if ["NOPERM", "can't access", "no permissions"].iter().any(|word| text.contains(word)) {
-        return Error::permission_denied(message(RIGHTS));
+        return Error::permission_denied(message(&rights(options)));
     }
     Error::unavailable(if text.contains("OOM") {
         message("it is out of memory: leases that are held go on, new ones need a higher maxmemory")
@@ -48,10 +56,16 @@ pub(super) fn refused_text(server: &str, text: &str) -> Error {
     })
 }
 
+/// The rights that a user of the server needs.
+fn rights(options: &RedisOptions) -> String {
+    let names = keys::pattern(&options.prefix);
+    format!("allow this user the keys ~{names} and channels &{names}, with +@all -@dangerous +info")
+}
+
 /// The error of a server that could not be reached: nothing was sent.
-pub(super) fn unreachable(server: &str, error: &RedisError) -> Error {
+pub(super) fn unreachable(server: &str, options: &RedisOptions, error: &RedisError) -> Error {
     if is_refusal(error) {
-        return refused(server, error);
+        return refused_by(server, options, error);
     }
     if error.kind() == ErrorKind::Parse {
         return Error::invalid_config(format!("{server} answers, but not as a Redis server does; check host and port"));
@@ -60,7 +74,7 @@ pub(super) fn unreachable(server: &str, error: &RedisError) -> Error {
 }
 
 /// The error of a sentinel.
-pub(super) fn of_sentinel(sentinel: &Address, error: &RedisError) -> Error {
+pub(super) fn of_sentinel(sentinel: &Address, options: &RedisOptions, error: &RedisError) -> Error {
     let server = format!("the sentinel {sentinel}");
     if is_unauthenticated(error) {
         return Error::permission_denied(format!(
@@ -69,7 +83,7 @@ pub(super) fn of_sentinel(sentinel: &Address, error: &RedisError) -> Error {
             text(error)
         ));
     }
-    unreachable(&server, error)
+    unreachable(&server, options, error)
 }
 
 /// The error of a request that was sent and not answered.
@@ -78,14 +92,28 @@ pub(super) fn unanswered(server: &str, why: &str) -> Error {
 }
 
 /// The error of a store that another version of leasehold wrote.
-pub(super) fn other_format(server: &str, format: &str) -> Error {
+pub(super) fn other_format(options: &RedisOptions, format: &str) -> Error {
+    let server = options.display_url();
     Error::unsupported(match format {
         "1" | "2" => format!(
             "{server} has locks in format {format}, which this version cannot read: stop every program that uses them \
-             and delete its keys (redis-cli --scan --pattern 'leasehold:*' | xargs redis-cli unlink), or use another namespace"
+             and delete their keys ({}), or use another namespace",
+            delete_namespace(options)
         ),
         newer => format!("{server} has locks of format {newer}, which a newer leasehold wrote: upgrade this program"),
     })
+}
+
+/// The commands that delete the keys of the namespace, and none of others.
+fn delete_namespace(options: &RedisOptions) -> String {
+    let pattern = keys::namespace_pattern(options).replace('\'', r"'\''");
+    let (database, per_call, place) = match (&options.topology, options.database) {
+        // Keys of different slots cannot be deleted in one call.
+        (Topology::Cluster, _) => (String::new(), " -n 1", ", on each master"),
+        (_, 0) => (String::new(), "", ""),
+        (_, number) => (format!(" -n {number}"), "", ""),
+    };
+    format!("redis-cli{database} --scan --pattern '{pattern}' | xargs{per_call} redis-cli{database} unlink{place}")
 }
 
 /// The same error for another caller of the same batch.

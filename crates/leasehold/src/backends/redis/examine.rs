@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, fmt::Display, time::Duration};
 
+use futures_util::future::try_join_all;
 use redis::{Cmd, Value};
 
 use super::{
@@ -101,11 +102,11 @@ fn promises(router: &Router) -> Finding {
 }
 
 async fn reach(router: &Router, options: &RedisOptions) -> Result<Vec<Finding>> {
+    let servers = ask_servers(router, options, &redis::cmd("PING")).await?;
     let mut took: HashMap<String, Vec<Duration>> = HashMap::new();
     for _ in 0..PINGS {
-        let before = SystemClock.now();
-        for (name, _) in ask_servers(router, options, &redis::cmd("PING")).await? {
-            took.entry(name).or_default().push(SystemClock.now().since(before));
+        for (name, length) in try_join_all(servers.iter().map(|(name, _)| ping(router, options, name))).await? {
+            took.entry(name).or_default().push(length);
         }
     }
     let finding = |(name, mut took): (String, Vec<Duration>)| {
@@ -119,6 +120,20 @@ async fn reach(router: &Router, options: &RedisOptions) -> Result<Vec<Finding>> 
         }
     };
     Ok(took.into_iter().map(finding).collect())
+}
+
+/// How long this server takes to answer.
+async fn ping(router: &Router, options: &RedisOptions, name: &str) -> Result<(String, Duration)> {
+    let (before, command) = (SystemClock.now(), redis::cmd("PING"));
+    match router.cluster() {
+        // Where the user may not send it, `ask_servers` names the cluster instead of its servers.
+        Some(cluster) if name != options.display_url() => match cluster.ask_master(name, command).await {
+            Ok(_) | Err(SendError::Refused(_)) => {}
+            Err(error) => return Err(error.into_error(options)),
+        },
+        _ => drop(ask_servers(router, options, &command).await?),
+    }
+    Ok((name.to_owned(), SystemClock.now().since(before)))
 }
 
 async fn clocks(router: &Router, options: &RedisOptions) -> Result<Vec<Finding>> {
@@ -254,14 +269,18 @@ impl Server {
         let mut findings = vec![match count {
             0 if *topology == Topology::Single => self.finding(Severity::Ok, "replication", "no replicas: no failover"),
             0 => self.finding(Severity::Warning, "replication", "no replica is connected: nobody can take over"),
-            count => self.finding(
-                Severity::Warning,
-                "replication",
-                format!(
-                    "{count} replicas, asynchronous: a failover can lose a lock just taken → use fences, \
-                     durability=replicas:{count}, redlock or Postgres"
-                ),
-            ),
+            count => {
+                let durability = match topology {
+                    // A cluster refuses it.
+                    Topology::Cluster => String::new(),
+                    Topology::Single | Topology::Sentinel { .. } => format!("durability=replicas:{count}, "),
+                };
+                let words = format!(
+                    "{count} replicas, asynchronous: a failover can lose a lock just taken → use fences, {durability}redlock \
+                     or Postgres"
+                );
+                self.finding(Severity::Warning, "replication", words)
+            }
         }];
         if count > 0 && !self.info.contains_key("min_slaves_good_slaves") {
             findings.push(self.finding(
@@ -277,4 +296,19 @@ impl Server {
 
 fn millis(length: Duration) -> f64 {
     length.as_secs_f64() * 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durability_is_advised_only_where_it_is_available() {
+        let info = [("role", "master"), ("connected_slaves", "2")];
+        let info = info.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let server = Server { name: String::from("one"), info: HashMap::from(info) };
+        let advice = |topology| server.replication(&topology)[0].message.clone();
+        assert!(advice(Topology::Single).contains("durability=replicas:2"), "{}", advice(Topology::Single));
+        assert!(!advice(Topology::Cluster).contains("durability="), "{}", advice(Topology::Cluster));
+    }
 }

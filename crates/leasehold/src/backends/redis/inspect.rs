@@ -12,7 +12,7 @@ use super::{
     ops::Shared,
     record,
     scripts::{self, Call},
-    upkeep,
+    upkeep::{self, WatchUpkeep},
 };
 use crate::{
     Result,
@@ -20,7 +20,7 @@ use crate::{
     lease::{EndedLease, Evicted, Fence, HistoryFilter, LeaseRecord, ListFilter, Names, Page, Problem, Resource},
 };
 
-/// Resources asked about in one call, so that none keeps the server busy for long.
+/// The most resources that one call asks about, so that no call keeps the server busy for long.
 const RESOURCES_AT_ONCE: usize = 100;
 /// Entries of one resource that `list.lua` returns at most.
 const ENTRIES_AT_ONCE: usize = 1000;
@@ -163,19 +163,27 @@ impl Shared {
             command.arg(format!("{:016}", expected.get())).arg(&problem);
         });
         let reply = self.router.run(partition, &call, None).await?;
-        decode::evicted(&reply.value, &self.options.display_url())
+        decode::evicted(&reply.value, &self.options)
     }
 
     /// Follows events; the first stream subscribes and lets the scripts know.
-    pub(super) async fn watch(self: &Arc<Self>, names: Names, one_at_a_time: &Arc<Mutex<()>>) -> Result<EventStream> {
-        let _one_at_a_time = one_at_a_time.lock().await;
+    pub(super) async fn watch(
+        self: &Arc<Self>,
+        names: Names,
+        watch_setup_lock: &Arc<Mutex<WatchUpkeep>>,
+    ) -> Result<EventStream> {
+        let mut upkeep = watch_setup_lock.lock().await;
         let is_first = self.notifications.watchers.is_idle();
         let stream = self.notifications.watchers.watch(names);
         if is_first {
+            // The task of an earlier stream may not have seen yet that the stream was dropped: then it goes on. Started
+            // first, since it also ends the subscriptions that remain if one of the calls below fails.
+            if *upkeep == WatchUpkeep::Idle {
+                *upkeep = WatchUpkeep::Running;
+                self.runtime.spawn(upkeep::keep_watching(Arc::downgrade(self), Arc::clone(watch_setup_lock)));
+            }
             try_join_all(self.keys.all().iter().map(|partition| self.router.subscribe(&partition.events))).await?;
             self.announce_watcher().await?;
-            let keep = upkeep::keep_watching(Arc::downgrade(self), Arc::clone(one_at_a_time));
-            tokio::runtime::Handle::current().spawn(keep);
         }
         Ok(stream)
     }

@@ -1,5 +1,6 @@
 //! How keys and channels are named: all of one partition share a hash tag, and so a slot.
 
+use super::options::{RedisOptions, Topology};
 use crate::lease::Resource;
 
 /// Partitions of a namespace in a cluster: enough to spread it over any number of servers.
@@ -89,6 +90,27 @@ impl Partition {
     }
 }
 
+/// The glob pattern of all names that begin with this text, for `SCAN` and access lists.
+pub(super) fn pattern(beginning: &str) -> String {
+    let mut pattern = String::with_capacity(beginning.len() + 1);
+    for character in beginning.chars() {
+        if "*?[]\\".contains(character) {
+            pattern.push('\\');
+        }
+        pattern.push(character);
+    }
+    pattern.push('*');
+    pattern
+}
+
+/// The glob pattern of the keys and channels of one namespace.
+pub(super) fn namespace_pattern(options: &RedisOptions) -> String {
+    let RedisOptions { prefix, namespace, .. } = options;
+    // The tag goes on with the number of the partition in a cluster.
+    let end_of_tag = if options.topology == Topology::Cluster { ":" } else { "}:" };
+    pattern(&format!("{prefix}{{{namespace}{end_of_tag}"))
+}
+
 /// The checksum by which Redis Cluster finds a slot (CRC-16/XMODEM).
 fn crc16(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0, |sum: u16, byte| {
@@ -117,6 +139,14 @@ mod tests {
         assert_eq!(partition.leases, "app:{default}:leases");
         assert_eq!(partition.entries(&resource("a{b}c")), "app:{default}:entries:a{b}c");
         assert_eq!(partition.slot, crc16(b"default") % SLOTS);
+    }
+
+    #[test]
+    fn a_pattern_is_of_one_namespace_only() {
+        let pattern = |url| namespace_pattern(&RedisOptions::from_url(url, "shop").unwrap());
+        assert_eq!(pattern("redis://localhost"), "leasehold:{shop}:*");
+        assert_eq!(pattern("redis://localhost?prefix=a*b:"), r"a\*b:{shop}:*");
+        assert_eq!(pattern("redis+cluster://localhost"), "leasehold:{shop:*");
     }
 
     #[test]

@@ -43,6 +43,7 @@ use self::{
     keys::Keys,
     notifications::Notifications,
     ops::{PartitionBatcher, Shared},
+    upkeep::WatchUpkeep,
 };
 use crate::{
     Error, Result,
@@ -67,7 +68,7 @@ pub struct RedisBackend {
     /// One for each partition.
     batchers: Vec<PartitionBatcher>,
     tail_cache: TailCache,
-    watch_setup_lock: Arc<Mutex<()>>,
+    watch_setup_lock: Arc<Mutex<WatchUpkeep>>,
 }
 
 impl RedisBackend {

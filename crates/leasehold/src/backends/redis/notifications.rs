@@ -15,7 +15,8 @@ pub(super) struct Notifications {
     pub(super) watchers: EventHub,
     /// The channels of events.
     events: HashSet<Vec<u8>>,
-    /// A push does not say whether the grant has its durability acknowledgements: only a renewal does.
+    /// Whether grants need durability acknowledgements. A push does not say whether they came, so that a renewal has to
+    /// find it out.
     durable: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Acquiring and releasing: plain ones by fast scripts, many in one call; the rest by the full script.
+//! Acquires and releases leases: the common cases by the fast script, many in one call; the rest by the full script.
 
 use std::{
     collections::HashSet,
@@ -30,7 +30,7 @@ pub(super) const MAX_CALLS: usize = 64;
 const IN_FLIGHT: usize = 2;
 /// Calls in one batch that waits for durability acknowledgements: more, so that they share one wait.
 const MAX_DURABLE_CALLS: usize = 256;
-/// Names that are remembered as slow.
+/// The most names that are remembered as needing the full script; one more, and all are forgotten.
 const MAX_FULL_SCRIPT_NAMES: usize = 4096;
 
 /// What every call of an instance needs.
@@ -43,6 +43,7 @@ pub(super) struct Shared {
     pub(super) runtime: Handle,
     /// Names that the fast script last answered `slow` for: they go straight to the full script.
     full_script_names: Mutex<HashSet<Resource>>,
+    /// Whether a sweep is under way.
     pub(super) sweeping: AtomicBool,
 }
 
@@ -144,24 +145,25 @@ impl PartitionBatcher {
             }
         };
         let script_requests: Vec<ScriptRequest> = operations.into_iter().map(script_request).collect();
-        let (mut plain, mut rest): (Vec<usize>, Vec<usize>) =
+        let (mut for_fast, mut for_full): (Vec<usize>, Vec<usize>) =
             (0..script_requests.len()).partition(|at| !shared.needs_full_script(script_requests[*at].resource()));
         let mut answers: Vec<Result<Answer<ScriptDecision>>> =
             script_requests.iter().map(|_| Err(Error::unanswered("redis did not answer this"))).collect();
-        if !plain.is_empty() {
-            let asked = plain.iter().map(|at| script_requests[*at].clone()).collect();
-            for (at, answer) in plain.drain(..).zip(Arc::clone(shared).decide_fast(0, asked).await) {
+        if !for_fast.is_empty() {
+            let asked = for_fast.iter().map(|at| script_requests[*at].clone()).collect();
+            for (at, answer) in for_fast.drain(..).zip(Arc::clone(shared).decide_fast(0, asked).await) {
                 match answer {
                     Ok(FastAnswer::Decided(answer)) => answers[at] = Ok(answer),
                     Ok(FastAnswer::NeedsFullScript) => {
                         shared.set_needs_full_script(script_requests[at].resource(), true);
-                        rest.push(at);
+                        for_full.push(at);
                     }
                     Err(error) => answers[at] = Err(error),
                 }
             }
         }
-        let by_full_script = rest.into_iter().map(async |at| (at, self.full.call(script_requests[at].clone()).await));
+        let by_full_script =
+            for_full.into_iter().map(async |at| (at, self.full.call(script_requests[at].clone()).await));
         for (at, answer) in join_all(by_full_script).await {
             answers[at] = answer;
         }

@@ -1,4 +1,4 @@
-//! Renewing: one call for each partition, and no lease waits for the server of another.
+//! Renews leases, those of each partition by calls of their own, so that a server that hangs hardly delays the others.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -31,7 +31,8 @@ struct PartitionRenewals {
 }
 
 impl Shared {
-    /// Renews in each partition by itself, so that no lease waits for the server of another.
+    /// Renews in all partitions at once. A server that hangs delays the leases of others by `answer_limit` /
+    /// `LATE_ANSWER_DIVISOR` at most.
     pub(super) async fn renew_in_partitions(self: &Arc<Self>, renewals: &[Renewal]) -> Result<Answer<Vec<Standing>>> {
         let mut by_partition: BTreeMap<u16, PartitionRenewals> = BTreeMap::new();
         for (at, renewal) in renewals.iter().enumerate() {
@@ -82,7 +83,7 @@ impl Shared {
         }
     }
 
-    /// Renews leases that stand in one partition; each has its own standing.
+    /// Renews leases of one partition; returns how each of them stands. Fails only if no lease was decided.
     pub(super) async fn renew_in(
         self: &Arc<Self>,
         partition: &Partition,
@@ -112,26 +113,44 @@ impl Shared {
         }
         let rest: Vec<usize> = (0..renewals.len()).filter(|at| standings[*at].is_none()).collect();
         if !rest.is_empty() {
-            let (resources, numbers) = numbered(rest.iter().map(|at| &renewals[*at].key.resource));
-            let call = Call::for_resources(&scripts::RENEW, partition, &resources, |command| {
-                for (at, number) in rest.iter().zip(&numbers) {
-                    add_renewal(command, *number, &renewals[*at]);
+            let left: Vec<&Renewal> = rest.iter().map(|at| &renewals[*at]).collect();
+            match self.renew_by_full_script(partition, &left).await {
+                Ok(answer) => {
+                    for (at, standing) in rest.iter().zip(answer.value) {
+                        standings[*at] = Some(standing);
+                    }
+                    incarnation = Some(answer.incarnation);
                 }
-            });
-            let reply = self.run_renewal(partition, &call).await?;
-            let (decided, work_is_left) = decode::standings(&reply.value, rest.len(), &self.options.display_url())?;
-            for (at, standing) in rest.iter().zip(decided) {
-                standings[*at] = Some(standing);
+                // The leases that the fast script has renewed must not be in doubt here.
+                Err(error) if rest.len() < renewals.len() => {
+                    tracing::warn!(%error, "some leases were not renewed");
+                }
+                Err(error) => return Err(error),
             }
-            if work_is_left {
-                self.settle(partition.number, resources.clone());
-            }
-            incarnation = Some(reply.incarnation);
         }
         let standings = standings.into_iter().map(|standing| standing.unwrap_or(Standing::Unknown)).collect();
         incarnation
             .map(|incarnation| Answer::new(standings, incarnation))
             .ok_or_else(|| Error::unavailable("no renewal"))
+    }
+
+    async fn renew_by_full_script(
+        self: &Arc<Self>,
+        partition: &Partition,
+        renewals: &[&Renewal],
+    ) -> Result<Answer<Vec<Standing>>> {
+        let (resources, numbers) = numbered(renewals.iter().map(|renewal| &renewal.key.resource));
+        let call = Call::for_resources(&scripts::RENEW, partition, &resources, |command| {
+            for (renewal, number) in renewals.iter().zip(&numbers) {
+                add_renewal(command, *number, renewal);
+            }
+        });
+        let reply = self.run_renewal(partition, &call).await?;
+        let (standings, work_is_left) = decode::standings(&reply.value, renewals.len(), &self.options)?;
+        if work_is_left {
+            self.settle(partition.number, resources.clone());
+        }
+        Ok(Answer::new(standings, reply.incarnation))
     }
 
     async fn run_renewal(&self, partition: &Partition, call: &Call<'_>) -> Result<Reply> {

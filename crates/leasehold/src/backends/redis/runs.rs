@@ -17,7 +17,7 @@ use crate::{
     lease::{Holder, Names, Resource, RunRecord, RunReport, Timestamp},
 };
 
-/// Reports in one call, so that none keeps the server busy for long.
+/// The most reports in one call, so that no call keeps the server busy for long.
 const REPORTS_AT_ONCE: usize = 200;
 
 impl Shared {

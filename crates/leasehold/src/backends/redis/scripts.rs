@@ -57,7 +57,7 @@ impl<'a> Call<'a> {
         Self { script, keys: keys.to_vec(), entries: Vec::new(), arguments: Box::new(arguments) }
     }
 
-    /// A call that applies the model to these resources; `arguments` are those behind their names.
+    /// A call that applies the model to these resources; `arguments` adds those that follow their names.
     pub(super) fn for_resources(
         script: &'static Script,
         partition: &'a Partition,

@@ -1,5 +1,5 @@
-//! Background work: sweeps expired leases (`sweep.lua` sets when the next sweep is due), finishes settling, renews the
-//! watch registration.
+//! Background work: ends expired leases that nobody asks about (`sweep.lua` sets when the next sweep is due), goes on
+//! with resources that one call could not settle, and renews the watch registration.
 
 use std::{
     sync::{Arc, Weak, atomic::Ordering},
@@ -21,16 +21,26 @@ const WATCH_EVERY: Duration = Duration::from_secs(10);
 /// A watcher that died is forgotten after this.
 pub(super) const WATCH_LASTS: Duration = Duration::from_secs(30);
 
-/// Renews the watch registration until the last stream is dropped.
-pub(super) async fn keep_watching(shared: Weak<Shared>, one_at_a_time: Arc<Mutex<()>>) {
+/// Whether a task renews the watch registration. Locked while a stream is opened, and while the registration is renewed.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) enum WatchUpkeep {
+    #[default]
+    Idle,
+    Running,
+}
+
+/// Renews the watch registration until no stream is left.
+pub(super) async fn keep_watching(shared: Weak<Shared>, watch_setup_lock: Arc<Mutex<WatchUpkeep>>) {
     loop {
         time::sleep(WATCH_EVERY).await;
         let Some(shared) = shared.upgrade() else { return };
-        let _not_while_one_begins = one_at_a_time.lock().await;
+        // Not while the first stream is opened, which relies on the subscriptions that are ended here.
+        let mut upkeep = watch_setup_lock.lock().await;
         if shared.notifications.watchers.is_idle() {
             for partition in shared.keys.all() {
                 shared.router.unsubscribe(&partition.events).await;
             }
+            *upkeep = WatchUpkeep::Idle;
             return;
         }
         if let Err(error) = shared.announce_watcher().await {

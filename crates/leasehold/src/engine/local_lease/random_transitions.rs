@@ -1,8 +1,8 @@
 //! Applies answers, hints, clock steps and callers in random order, and checks the invariants of a lease after each
 //! step.
 //!
-//! A transition holds the lock of the state from its first line to its last, so every interleaving of threads is
-//! equivalent to some order of transitions. Random orders therefore cover random interleavings.
+//! A transition changes the state under one lock, so most interleavings of threads are equivalent to some order of
+//! transitions, and random orders cover them. `interleavings` covers what is read or changed without the lock.
 
 use std::collections::VecDeque;
 
@@ -53,7 +53,7 @@ enum Found {
 
 fn step() -> impl Strategy<Value = Step> {
     let fence = || 1..5_u64;
-    // What ends a lease comes seldom, so that most of them get far.
+    // Steps that end a lease are rare, so that most leases live through many steps.
     prop_oneof![
         6 => (1..20_u64).prop_map(Step::Wait),
         3 => fence().prop_map(Step::Grant),

@@ -160,17 +160,25 @@ impl Telemetry {
         if loss == Loss::Released {
             return;
         }
-        tracing::error!(
-            target: "leasehold::lost",
-            parent: lease.report.span(),
-            backend = self.backend,
-            resource = %lease.key().resource,
-            fence = hold.grant.fence.get(),
-            reason = loss.as_str(),
-            "lost"
-        );
+        // A macro, since `tracing` fixes the level of an event at compile time.
+        macro_rules! log_loss {
+            ($log:ident) => {
+                tracing::$log!(
+                    target: "leasehold::lost",
+                    parent: lease.report.span(),
+                    backend = self.backend,
+                    resource = %lease.key().resource,
+                    fence = hold.grant.fence.get(),
+                    reason = loss.as_str(),
+                    "lost"
+                )
+            };
+        }
         // Reaching `max_hold` is expected, and no reason for an alert.
-        if loss != Loss::MaxHold {
+        if loss == Loss::MaxHold {
+            log_loss!(warn);
+        } else {
+            log_loss!(error);
             self.meters.count(Series::Lost, &[mode(lease), loss.as_str()]);
         }
         self.hold_ended(lease, loss, now);

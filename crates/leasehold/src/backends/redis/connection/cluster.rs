@@ -1,4 +1,5 @@
-//! The servers of a cluster, routed to by the client library: it follows slots, failovers and subscriptions.
+//! The servers of a cluster. The client library routes commands, and follows slots and failovers; lost subscriptions
+//! are restored here.
 
 use std::{
     collections::BTreeSet,
@@ -40,7 +41,7 @@ const UNTIL_SLOTS_ARE_KNOWN: Duration = Duration::from_millis(20);
 pub(in super::super) struct Cluster {
     link: Arc<ClusterLink>,
     options: Arc<RedisOptions>,
-    /// Pushes reach only those who subscribed at the server of the slot: it can tell who is absent.
+    /// Whether pushes are sharded: all subscribers are then at the server of the slot, which can tell who is absent.
     pub(in super::super) is_sharded: bool,
     pub(super) epochs: Vec<EpochCell>,
     instance: String,
@@ -58,7 +59,7 @@ impl Cluster {
         listener: Arc<dyn Listener>,
     ) -> Result<Self> {
         let url = options.display_url();
-        let failed = |error: RedisError| errors::unreachable(&url, &error);
+        let failed = |error: RedisError| errors::unreachable(&url, options, &error);
         let breaks = Arc::new(AtomicU64::new(0));
         let broken = Arc::new(Notify::new());
         let (counted, noticed, receiver) = (Arc::clone(&breaks), Arc::clone(&broken), Arc::clone(&listener));
@@ -124,6 +125,13 @@ impl Cluster {
         }
     }
 
+    /// Sends a command to the master of this address, as `ask_masters` names it.
+    pub(in super::super) async fn ask_master(&self, address: &str, command: Cmd) -> Result<Value, SendError> {
+        let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
+        let route = SingleNodeRoutingInfo::ByAddress { host: host.to_owned(), port: port.parse().unwrap_or(6379) };
+        self.route(command, RoutingInfo::SingleNode(route), self.options.answer_limit).await
+    }
+
     async fn route(&self, command: Cmd, route: RoutingInfo, limit: Duration) -> Result<Value, SendError> {
         let url = self.options.display_url();
         let before = self.link.state();
@@ -169,11 +177,12 @@ impl Drop for Cluster {
     }
 }
 
-/// The channels of an instance. A server that gave a slot away ends its subscriptions; the library does not restore them.
+/// The channels of an instance. A server that gives a slot away ends the subscriptions there, and the library does not
+/// restore them.
 #[derive(Clone)]
 struct Subscriptions {
     link: Arc<ClusterLink>,
-    /// Asked which servers there are after a break.
+    /// The link for commands, which after a break finds out which servers there are.
     commands: Arc<ClusterLink>,
     options: Arc<RedisOptions>,
     is_sharded: bool,
@@ -209,7 +218,7 @@ impl Subscriptions {
             Ok(Err(error)) => {
                 // The link may have been opened anew, without any subscription.
                 self.broken.notify_one();
-                Err(errors::unreachable(&url, &error))
+                Err(errors::unreachable(&url, &self.options, &error))
             }
             Err(_) => {
                 // The library's connection can hang as a whole while servers are replaced.
@@ -242,7 +251,7 @@ impl Subscriptions {
     async fn query(&self, command: &Cmd) -> Result<Value, RedisError> {
         loop {
             match self.link.send(command).await? {
-                // The end of another subscription was taken for the answer: that one is missing as well.
+                // The library took the end of another subscription for the answer: that one has to be made again, too.
                 Value::Push { kind: PushKind::SUnsubscribe | PushKind::Unsubscribe, .. } => self.broken.notify_one(),
                 answer => return Ok(answer),
             }
@@ -255,7 +264,7 @@ impl Subscriptions {
             self.broken.notified().await;
             let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
             loop {
-                // Again each time: the next to be replaced may be the last server that was known.
+                // Before each try, because the last server that is known may be replaced next.
                 let learned = time::timeout(self.options.answer_limit, self.commands.learn_servers()).await;
                 let channels: Vec<String> = self.channels.lock().iter().cloned().collect();
                 let again = channels.iter().map(|channel| self.subscribe(channel));

@@ -36,21 +36,22 @@ pub(super) type Pushes = Arc<dyn Fn(PushInfo) -> Result<(), ()> + Send + Sync>;
 ///
 /// The library connects to the servers that it was opened with and to the
 /// masters that those name. Once all of them have been replaced it finds
-/// nobody, even if the cluster is well: then it is opened again with the servers
-/// that the cluster named last.
+/// no server, even if the cluster works: the link is then opened anew with the
+/// servers that the cluster named last.
 pub(super) struct ClusterLink {
     options: Arc<RedisOptions>,
     /// The servers of the cluster as it last named them.
     servers: Arc<Mutex<Vec<Address>>>,
     pushes: Option<Pushes>,
     connection: Mutex<ClusterConnection>,
-    /// Counts how often it was opened, and what was answered through it.
+    /// How often it was opened.
     openings: watch::Sender<u64>,
+    /// How many commands were answered through it.
     answers: AtomicU64,
     reopening: tokio::sync::Mutex<()>,
 }
 
-/// Which opening of a link is in use, and how much was answered through it.
+/// How often a link was opened, and how many commands were answered through it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LinkState {
     opening: u64,
@@ -89,7 +90,8 @@ impl ClusterLink {
         LinkState { opening: *self.openings.borrow(), answers: self.answers.load(Ordering::SeqCst) }
     }
 
-    /// Opens it anew if nothing has been answered through it since, unless another task does. Returns whether it did.
+    /// Opens the link anew, unless something was answered after `since` or another task is opening it; returns whether
+    /// it did so.
     pub(super) async fn reopen(&self, since: LinkState) -> bool {
         let Ok(_alone) = self.reopening.try_lock() else { return false };
         if self.state() != since {
@@ -109,7 +111,7 @@ impl ClusterLink {
         let _the_sender_is_ours = openings.wait_for(|opening| *opening != since.opening).await;
     }
 
-    /// Sends a command this way. Where nobody could be reached the next one goes through a new connection.
+    /// Sends a command by this route. If no server could be reached, opens the link anew for the next command.
     pub(super) async fn route(&self, command: Cmd, route: RoutingInfo) -> Result<Value, RedisError> {
         let before = self.state();
         let answered = self.connection().route_command(command, route).await;
@@ -123,8 +125,8 @@ impl ClusterLink {
         self.on_answer(answered, before).await
     }
 
-    /// Asks the cluster which servers it has, replicas included: one of them may be a master tomorrow. Returns whether it
-    /// answered.
+    /// Asks the cluster which servers it has, replicas included, since one of them may become a master. Returns whether
+    /// it answered.
     pub(super) async fn learn_servers(&self) -> bool {
         let mut slots = redis::cmd("CLUSTER");
         slots.arg("SLOTS");

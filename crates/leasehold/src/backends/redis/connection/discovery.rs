@@ -69,7 +69,7 @@ async fn ask_sentinels(sentinels: &[Address], master: &str, options: &RedisOptio
             Ok(None) => {
                 last = Some(Error::unavailable(format!("the sentinel {sentinel} knows no master {master}")));
             }
-            Err(error) => last = Some(errors::of_sentinel(sentinel, &error)),
+            Err(error) => last = Some(errors::of_sentinel(sentinel, &options, &error)),
         }
     }
     Err(last.unwrap_or_else(|| Error::unavailable("no sentinel was named")))

@@ -99,7 +99,7 @@ struct UnansweredCommand {
     number: u64,
     limit: Duration,
     due: Moment,
-    /// Nobody waits for the answer any more, so that it may have come unnoticed.
+    /// Nobody waits for the answer any more, so that nobody notices if it comes.
     is_abandoned: bool,
 }
 
@@ -260,8 +260,8 @@ impl Drive {
         self.shared.expired.load(Ordering::SeqCst)
     }
 
-    /// Polls a future that sends by the connection, and writes what it has sent. Where the answer does not come within
-    /// the limit, the connection ends.
+    /// Polls a future that sends by the connection, and writes what it has sent. If the answer does not come within the
+    /// limit, the connection ends.
     pub(super) async fn send<T>(&self, limit: Duration, sending: impl Future<Output = T>) -> T {
         let mut sending = pin!(sending);
         let number = self.shared.expect_answer(limit);
@@ -298,7 +298,8 @@ impl Shared {
         number
     }
 
-    /// Answers come in the order of their commands: those before were answered as well, even if nobody waited for it.
+    /// Notes that a command was answered. Answers come in the order of their commands, so that all earlier ones were
+    /// answered, too, even if nobody waited for them.
     fn answered(&self, number: u64) {
         let mut unanswered = self.unanswered.lock();
         while unanswered.commands.front().is_some_and(|earlier| earlier.number <= number) {
@@ -351,7 +352,7 @@ impl Shared {
 
     /// Finds out whether the server still answers.
     fn ping(self: &Arc<Self>, mut connection: MultiplexedConnection, limit: Duration) {
-        // It must not keep the driver, or a connection that is dropped meanwhile would stay with it.
+        // A strong reference would keep the driver, and with it the connection, even if `Drive` is dropped meanwhile.
         let (shared, number) = (Arc::downgrade(self), self.expect_answer(limit));
         Handle::current().spawn(async move {
             let _refused_is_an_answer_too = connection.send_packed_command(&redis::cmd("PING")).await;
@@ -371,7 +372,8 @@ impl Shared {
         let start = |reader: &Arc<Reader>, readable| {
             let (shared, reader) = (Arc::downgrade(self), Arc::clone(reader));
             let read_task = ReadTask { shared, reader, generation: self.generation };
-            // A spent cooperative budget would leave the driver to be woken by this runtime alone.
+            // Once a task has spent its cooperative budget, tokio leaves it to the runtime of that task to wake the
+            // driver, even if that runtime is blocked.
             runtime.spawn(unconstrained(async move { read_task.run(readable).await })).abort_handle()
         };
         if self.socket.read_by(&runtime, start) {
@@ -379,14 +381,14 @@ impl Shared {
         }
     }
 
-    /// Has the I/O thread read again once a runtime no longer sends and reads: it is done, it is blocked, or the server is
-    /// far away.
+    /// Has the I/O thread read again once a runtime no longer sends and reads: it is done, it is blocked, or the server
+    /// is far away.
     async fn reclaim_idle_readers(self: Arc<Self>) {
         loop {
             self.reader_changed.notified().await;
             let mut seen = None;
             while let Some(reader) = self.socket.reader()
-                && seen.as_ref().is_none_or(|seen| reader.has_gone_on_since(seen))
+                && seen.as_ref().is_none_or(|seen| reader.has_progressed_since(seen))
             {
                 seen = Some(reader.activity());
                 time::sleep(CHECK_INTERVAL).await;

@@ -58,7 +58,7 @@ pub(super) fn begin(partition: &Partition, run_id: Option<&str>, settings: &str)
 /// are called under an older one do nothing.
 #[derive(Debug)]
 pub(in super::super) struct Epoch {
-    /// What the scripts compare: format, run id and when it began.
+    /// What the scripts compare: the format of the data, the server's run id and when the epoch began.
     pub(in super::super) text: String,
     /// Its age when it was read; unknown where the server's run id is.
     age: Option<Duration>,
@@ -96,7 +96,7 @@ impl EpochCell {
         self.0.lock().clone()
     }
 
-    /// Remembers another; returns whether one that was known before has been lost.
+    /// Stores the epoch that was read last; returns whether it replaced a different one.
     pub(in super::super) fn set(&self, epoch: &Arc<Epoch>) -> bool {
         let before = self.0.lock().replace(Arc::clone(epoch));
         before.is_some_and(|before| before.text != epoch.text)

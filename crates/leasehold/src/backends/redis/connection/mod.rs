@@ -1,7 +1,7 @@
 //! A connection to one server that reconnects by itself, and carries commands and pushes.
 //!
-//! RESP3 carries the pushes on the connection of the commands, so that a
-//! subscription stands before the first command and both end together. After
+//! RESP3 carries the pushes on the connection of the commands, so that the
+//! subscriptions exist before the first command and end with the connection. After
 //! every new connection the instance assumes that pushes were missed.
 
 mod cluster;
@@ -72,7 +72,7 @@ struct Shared {
 /// An established connection, and what the server said on connecting.
 pub(super) struct Live {
     connection: MultiplexedConnection,
-    /// Where commands are written by the thread that sends them.
+    /// Present if the thread that sends a command also writes it to the socket.
     drive: Option<Drive>,
     pub(super) server: ServerFacts,
     pub(super) address: Address,
@@ -99,7 +99,7 @@ impl SendError {
     pub(super) fn into_error(self, options: &RedisOptions) -> Error {
         match self {
             Self::NotSent(error) | Self::Unknown(error) => error,
-            Self::Refused(error) => errors::refused(&options.display_url(), &error),
+            Self::Refused(error) => errors::refused(options, &error),
         }
     }
 }
@@ -162,13 +162,21 @@ impl Connection {
             }
             channels.push(channel.to_owned());
         }
+        let subscribed = self.subscribe_now(channel).await;
+        if subscribed.is_err() {
+            // Later connections must not subscribe for a caller who got an error.
+            self.0.forget(channel);
+        }
+        subscribed
+    }
+
+    async fn subscribe_now(&self, channel: &str) -> Result<(), SendError> {
         let live = self.live().await.map_err(SendError::NotSent)?;
         dial::subscribe(&live.connection, channel, self.0.options.answer_limit).await.map_err(|error| {
-            self.0.forget(channel);
             if errors::is_refusal(&error) {
                 SendError::Refused(error)
             } else {
-                SendError::NotSent(errors::unreachable(&live.display_name(), &error))
+                SendError::NotSent(errors::unreachable(&live.display_name(), &self.0.options, &error))
             }
         })
     }
@@ -207,7 +215,8 @@ impl Live {
         answer.extract_error().map_err(SendError::Refused)
     }
 
-    /// Sends two commands, the second right behind the first. An error of the second is its value: the first was done.
+    /// Sends two commands, the second right behind the first. If only the second fails, its error is returned as its
+    /// value, since the first was done.
     pub(super) async fn send_two(
         &self,
         first: &Cmd,
@@ -340,7 +349,7 @@ impl Shared {
             }
         };
         let place = address.to_string();
-        let failed = |error: &RedisError| errors::unreachable(&place, error);
+        let failed = |error: &RedisError| errors::unreachable(&place, &self.options, error);
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None)
@@ -368,7 +377,7 @@ impl Shared {
         let begin = epoch::begin(&self.partition, live.server.run_id.as_deref(), &settings);
         match live.send(&begin, self.options.answer_limit).await {
             Ok(answer) => {
-                live.epoch.set(&Arc::new(decode::epoch(&answer, &self.options.display_url())?));
+                live.epoch.set(&Arc::new(decode::epoch(&answer, &self.options)?));
                 Ok(())
             }
             Err(SendError::Refused(_)) => Ok(()),

@@ -25,12 +25,13 @@ use crate::{Error, Result, lease::Incarnation};
 const MAX_EPOCH_CHANGES: u32 = 4;
 /// How often a call goes to another connection because one ended before it was sent.
 const MAX_NOT_SENT: u32 = 4;
+
 /// The route to the servers.
 #[derive(Debug)]
 pub(in super::super) struct Router {
     options: Arc<RedisOptions>,
     route: Route,
-    /// Cloned by each call in flight that waits for durability acknowledgements.
+    /// Each call in flight that waits for durability acknowledgements has a clone, so that the references count them.
     waiting: Arc<()>,
 }
 
@@ -184,7 +185,7 @@ impl Router {
     async fn read_or_start_epoch(&self, target: &Target<'_>, partition: &Partition) -> Result<Arc<Epoch>, SendError> {
         let command = epoch::begin(partition, target.run_id(), &self.settings());
         let (value, _) = target.send(command, None, self.options.answer_limit).await?;
-        let epoch = Arc::new(decode::epoch(&value, &self.options.display_url()).map_err(SendError::NotSent)?);
+        let epoch = Arc::new(decode::epoch(&value, &self.options).map_err(SendError::NotSent)?);
         if target.epoch().set(&epoch)
             && let Target::Partition(cluster, _) = target
         {
@@ -200,8 +201,9 @@ impl Router {
         }
     }
 
-    /// A call that waits for durability acknowledgements may take as long again, and up to half of that longer for each
-    /// that waits ahead of it on its connection.
+    /// How long to wait for the answer to a call: `answer_limit`. A call that waits for durability acknowledgements has
+    /// twice as long, and half of `answer_limit` more for each other such call in flight, which may be ahead of it on
+    /// the connection.
     fn limit(&self, followup: Option<&Cmd>) -> Duration {
         let limit = self.options.answer_limit;
         let others = Arc::strong_count(&self.waiting).saturating_sub(2);
@@ -218,7 +220,7 @@ impl Router {
         Ok(answer.map_err(|error| error.into_error(&self.options))?.0)
     }
 
-    /// Makes sure that this instance receives what it is told about its leases in the partition.
+    /// Makes sure that this instance receives the pushes about its leases in the partition.
     pub(in super::super) async fn listen_in(&self, partition: &Partition) -> Result<()> {
         match &self.route {
             // Subscribed on connecting.
@@ -296,7 +298,7 @@ impl Failures {
         }
         let may_pass = errors::is_not_ready(refusal) || errors::is_readonly(refusal) && follows;
         if !may_pass {
-            return Err(errors::refused(&options.display_url(), refusal));
+            return Err(errors::refused(options, refusal));
         }
         let pause = options.answer_limit / 40;
         self.waited += pause;

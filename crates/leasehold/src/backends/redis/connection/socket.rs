@@ -88,8 +88,8 @@ pub(super) struct Reader {
 }
 
 impl Socket {
-    /// Connects; must be called on the I/O thread's runtime, which reads the socket at first. `None` for an address that
-    /// only the client library can connect to.
+    /// Connects; must be called on the I/O thread's runtime, which reads the socket at first. Returns `None` for an
+    /// address that only the client library can connect to.
     pub(super) async fn connect(address: &Address) -> io::Result<Option<Arc<Self>>> {
         let connected: OwnedFd = match address {
             Address::Tcp { host, port } => connect_tcp(host, *port).await?.into_std()?.into(),
@@ -120,8 +120,8 @@ impl Socket {
 
     /// Lets the caller's runtime read, unless another one does. Returns whether it was the I/O thread that read before.
     ///
-    /// The caller polls the driver afterwards, since nothing reports what is there already.
-    /// For a runtime that is not known yet, `start` begins a task that drives the connection when the descriptor is readable.
+    /// The caller polls the driver afterwards, since nothing reports what is there already. For a runtime that is not
+    /// known yet, `start` begins a task that drives the connection when the descriptor is readable.
     pub(super) fn read_by(&self, runtime: &Handle, start: impl FnOnce(&Arc<Reader>, Readable) -> AbortHandle) -> bool {
         let known = {
             let readers = self.readers.lock();
@@ -240,7 +240,7 @@ impl Socket {
         epoll::modify(epoll, &self.fd, EventData::new_u64(0), events)
     }
 
-    /// Has the I/O thread continue a write that did not fit; returns whether this is new.
+    /// Sets whether a write did not fit and the I/O thread has to continue it; returns whether this has changed.
     fn set_output_blocked(&self, is_blocked: bool) -> bool {
         let is_new = self.is_output_blocked.swap(is_blocked, Ordering::SeqCst) != is_blocked;
         if is_new {
@@ -276,7 +276,7 @@ impl Reader {
     }
 
     /// Whether it has both read and sent, or another runtime reads.
-    pub(super) fn has_gone_on_since(&self, seen: &Activity) -> bool {
+    pub(super) fn has_progressed_since(&self, seen: &Activity) -> bool {
         let now = self.activity();
         now.runtime != seen.runtime || now.turns != seen.turns && now.sends != seen.sends
     }
@@ -309,7 +309,8 @@ impl Reader {
 
 /// The two directions of the socket, for the driver of the connection.
 ///
-/// What is pending is woken by the I/O thread, unless another runtime reads: its task polls the driver.
+/// The I/O thread wakes a pending write, and a pending read unless a caller's runtime reads: the task of that runtime
+/// then polls the driver.
 #[derive(Debug)]
 pub(super) struct Stream {
     socket: Arc<Socket>,

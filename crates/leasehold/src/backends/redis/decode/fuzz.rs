@@ -61,8 +61,9 @@ proptest! {
                 drop(answers.request());
             }
         }
-        drop((epoch(&value, "redis"), fast_standings(&value), decided(&value, asked, "redis")));
-        drop((standings(&value, asked, "redis"), evicted(&value, "redis"), listed(&value, &names, ahead)));
+        let options = RedisOptions::from_url("redis://localhost", "t").unwrap();
+        drop((epoch(&value, &options), fast_standings(&value), decided(&value, asked, &options)));
+        drop((standings(&value, asked, &options), evicted(&value, &options), listed(&value, &names, ahead)));
         drop((super::names(&value), cluster_nodes(&value), info(&value), pairs(&value), number(&value)));
         drop(record::history(&value));
     }

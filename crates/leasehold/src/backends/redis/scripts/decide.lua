@@ -1,8 +1,8 @@
 -- Decides requests and releases that the fast script does not, in their order. Ports State::acquire and State::release.
 --
--- ARGV    behind the names of the resources, six for each: number of the resource, 'a' acquire or 'r' release, then
+-- ARGV    after the names of the resources, six for each: number of the resource, 'a' acquire or 'r' release, then
 --         acquire: head of the record, tail of the record, 't' try or 'q' queue, most waiters ahead or ''
---         release: lease id, ending, problem as JSON with a blank before it or '', nothing
+--         release: lease id, ending, problem as JSON with a space before it or '', nothing
 -- answer  for each: {'holding', fence, acquired}  {'waiting', ahead, newest fence, µs until the first end, or ''}
 --         {'busy', now, waiting, record of each holder...}  {'wrong', shape in force}
 --         {'release', 'freed' or 'left' or 'gone'}; 'fast' at the end of one whose name fast scripts can handle now
@@ -28,7 +28,7 @@ local function acquire(r, head, tail, patience, max_waiters)
   record = head .. ' ' .. end_of(sub(tail, 1, 13)) .. ' ' .. now_text .. ' ' .. NO_FENCE .. ' ' .. now_text .. ' '
     .. NO_FENCE .. ' ' .. tail
   if is_empty(r) then
-    if not r.knows_all or r.is_clean then
+    if not r.knows_all or r.has_flushed then
       call('DEL', r.entries)
     end
     raise_highest_fence(r.fence)

@@ -1,6 +1,6 @@
 -- Takes the lease with this fence away from its holder. Ports State::evict.
 --
--- ARGV    behind the name of the resource: expected fence (16 digits), problem as JSON
+-- ARGV    after the name of the resource: expected fence (16 digits), problem as JSON
 -- answer  {'evicted', record}  {'none', fence of each holder...}  {'newer'}  {'error', text}
 --@ prelude.lua
 --@ history.lua

@@ -1,27 +1,28 @@
 -- Decides the common cases. A question is a release or a request. The main part answers releases of lone holders and
 -- requests for free names; `serve` answers questions about names with several holders, a queue, or several questions.
 --
--- Redis hashes every byte of a string that a script makes, and a table costs as much as a small command, and more whenever
--- it grows. So names are read straight from the arguments, the answer to a question takes the place of its head, and
--- tables are made where something goes into them.
+-- Redis hashes every byte of a string that a script makes, and a table costs as much as a small command, and more
+-- whenever it grows. So names are read straight from the arguments, the answer to a question replaces its head in ARGV,
+-- and a table is made only once something goes into it.
 --
 -- KEYS    1 leases  2 history
 -- ARGV    3 channel of events
---         4 numbers of two characters, each a digit of base 64 above '0': how many releases; how many questions: releases,
---         then requests; and unless each question has a name of its own, in their order: how many names, and the
---         number of the name of each question
---         then the names; then of each question the head of its record (form and id), and behind that of a release the
---         ending and the problem as JSON, unless it was just released
---         then for requests in a row with the same tail of their records: the tail; the patience of each, a letter: t try,
---         q queue, b queue if few enough are ahead, which the full script decides
--- answer  columns, or {columns, then a text for each request that is busy or queued}; columns: now(1-16), s if a sweep is
---         due(17), a letter for each release: f freed, g gone, s slow, for the full script to decide; and 16 for each request: its
---         fence, or slow, or busy (its text: how many wait, the record of the holder), or queued (how many are ahead, the
---         newest fence, µs until the first end or less)
+--         4 numbers in base 64, two characters each; the character of a digit has the code of '0' plus the digit: how
+--         many releases; how many questions, which are releases, then requests; and unless each question has a name of
+--         its own: how many names, and for each question the number of its name
+--         then the names; then of each question the head of its record (form and id), followed in a release by the
+--         ending and the problem as JSON, unless the ending is `released`
+--         then for requests in a row with the same tail of their records: the tail; the patience of each, a letter:
+--         t try, q queue, b queue if few enough are ahead, which the full script decides
+-- answer  columns, or {columns, then a text for each request that is busy or queued}; columns: now(1-16), s if a sweep
+--         is due(17), a letter for each release: f freed, g gone, s slow, for the full script to decide; and 16 for
+--         each request: its fence, or slow, or busy (its text: how many wait, the record of the holder), or queued (its
+--         text: how many are ahead, the newest fence, µs until the first end or less)
 --@ prelude.lua
 
 local byte = string.byte
 local releases_high, releases_low, questions_high, questions_low, names_high, names_low = byte(ARGV[4], 1, 6)
+-- 3120 is 65 times the code of '0'.
 local releases, questions = 64 * releases_high + releases_low - 3120, 64 * questions_high + questions_low - 3120
 local last_name = 4 + (names_high and 64 * names_high + names_low - 3120 or questions)
 -- The value of the name ARGV[n] is values[n].
@@ -31,8 +32,9 @@ if values[1] ~= ARGV[1] then
 end
 local events = values[3] and values[3] > now_text and {}
 local sweep = (not values[4] or sub(values[4], 1, 16) <= now_text) and 's' or '-'
--- What is left to `serve`: by the index of the value the numbers of the questions; by those the tail and the patience of
--- requests. `numbers` are the indices of the values of all questions.
+-- What is left to `serve`. `left`: by the index of a value, the numbers of the questions about its name. `tails`,
+-- `patiences`: by the number of a request, its tail and its patience. `numbers`: by the number of a question, the index
+-- of its value, unless each question has a name of its own.
 local left, tails, patiences, numbers
 if names_high then
   left, numbers = {}, {}
@@ -40,6 +42,7 @@ if names_high then
   for i = 1, questions do
     local high, low = byte(ARGV[4], 2 * i + 5, 2 * i + 6)
     local at = 64 * high + low - 3116
+    -- The names begin at ARGV[5], so that 4 is added here. Several questions about one name are left to `serve`.
     left[at], seen[at], numbers[i] = seen[at] and {}, true, at
   end
 end
@@ -62,6 +65,7 @@ for i = 1, releases do
   end
   local at = numbers and numbers[i] or 4 + i
   local held, questions_left = values[at], left and left[at]
+  -- 49 is the code of `1`, the form of a lone holder.
   if questions_left or held and (byte(held) ~= 49 or sub(held, 35, 50) <= now_text) then
     answer, questions_left = nil, questions_left or {}
     questions_left[#questions_left + 1] = i
@@ -89,7 +93,7 @@ for i = 1, releases do
   ARGV[last_name + i] = answer or ARGV[last_name + i]
 end
 
--- Names and their new values, behind the field of the highest fence.
+-- The field of the highest fence, then names, each followed by its new value. `length` is how many are in use.
 local written, length = (left or questions > releases) and { '\tfence', '', '', '' }, 2
 if questions > releases then
   local i, group = releases, last_name + questions + 1
@@ -126,8 +130,8 @@ if questions > releases then
   end
 end
 
--- Texts of the answer by question; channels and what is pushed to them; keys of entries, what to delete there, and what to
--- write.
+-- `texts`: the texts of the answer, by the number of the question. `messages`: channels, each followed by what is
+-- pushed to it. `changes`: keys of entries, each followed by the fields to delete there and the fields to write.
 local texts, messages, changes
 if left then
   texts, messages, changes, ended, freed = {}, {}, {}, ended or {}, freed or {}
@@ -209,6 +213,7 @@ if left then
       end
       local record = holder and sub(holder, 2, 33) == id and holder or known[id]
       ARGV[place] = record and 'f' or 'g'
+      -- It is a ticket: the full script takes waiters out of the queue.
       if record and #record <= 16 then
         return false
       elseif record then
@@ -248,7 +253,7 @@ if left then
         present[instance] = push == 'B'
           or tonumber(call('PUBSUB', push == 'S' and 'SHARDNUMSUB' or 'NUMSUB', prefix .. 'to:' .. instance)[2]) > 0
       end
-      -- The full script grants as many as one call may.
+      -- The full script skips waiters that no push reaches, and limits how many one call grants.
       if not present[instance] or deleted > 2000 then
         return false
       end
@@ -331,7 +336,7 @@ if left then
     elseif used > 0 then
       local new = waiting == 0 and holder
         or format('q2 %010d %010d %016d %016d %s %s %s\n', used, waiting, first, last, not_before, fence, shape) .. (holder or '')
-      -- A busy try and the release of a lease that is gone write nothing, so that they are answered when memory is full.
+      -- A busy try and the release of a lease that is gone write nothing, so that both succeed when memory is full.
       if new ~= value then
         written[length + 1], written[length + 2] = name, new
         length = length + 2
@@ -391,7 +396,8 @@ if not granted and length > 2 then
 elseif not granted and highest ~= (values[2] or '') then
   call('HSET', KEYS[1], '\tfence', highest)
 end
--- Sixteen leases in one entry of the stream. Trimming costs time: about one call in ten does it, by the last digit of now.
+-- Sixteen leases in one entry of the stream. Trimming costs time, so that only one call in ten does it: if the last
+-- digit of the time is 0.
 for first = 1, remembered, 32 do
   local last = math.min(remembered, first + 31)
   if byte(now_text, -1) == 48 then

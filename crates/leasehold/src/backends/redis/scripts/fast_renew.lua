@@ -1,7 +1,7 @@
--- Moves the ends of leases that hold.
+-- Renews leases that hold: moves their ends.
 --
 -- KEYS    1 leases
--- ARGV    then two for each renewal: name, and in columns head of the record(1-33) ttl(35-47)
+-- ARGV    from 3 on two for each renewal: name, and in columns head of the record(1-33) ttl(35-47)
 -- answer  for each renewal: fence, asked and acquired in columns / 'gone' / 'slow', for the full script to decide
 --@ prelude.lua
 
@@ -23,6 +23,7 @@ for at = 2, #fields do
     if sub(held, 2, 33) ~= sub(asked, 2, 33) then
       entries = sub(KEYS[1], 1, -7) .. 'entries:' .. fields[at]
       held = redis.pcall('HGET', entries, sub(asked, 2, 33))
+      -- The full script finds out what a missing entry means.
       held = type(held) == 'string' and held or ''
     end
   end

@@ -1,11 +1,11 @@
 -- What scripts that end leases share. Not for the fast ones: a function costs time even if it is not called.
 
--- Adds ended leases to the history, up to 16 in one entry of the stream, which is trimmed by entries. `pairs` has the
+-- Adds ended leases to the history, up to 16 in one entry of the stream, which is trimmed by entries. `ended` has the
 -- ending and name of each, then its record.
-local function append_history(pairs)
-  for at = 1, #pairs, 32 do
-    local last = math.min(#pairs, at + 31)
-    call('XADD', KEYS[2], 'MAXLEN', '~', sub(ARGV[2], 3, 8) + 0, '*', unpack(pairs, at, last))
+local function append_history(ended)
+  for at = 1, #ended, 32 do
+    local last = math.min(#ended, at + 31)
+    call('XADD', KEYS[2], 'MAXLEN', '~', sub(ARGV[2], 3, 8) + 0, '*', unpack(ended, at, last))
   end
 end
 

@@ -1,6 +1,6 @@
 -- Reads the entries of resources, holders first, then the queue. Ports State::records.
 --
--- ARGV    behind the names of the resources, one for each: how many entries to leave out, or -1 to settle only
+-- ARGV    after the names of the resources, one for each: how many entries to leave out, or -1 to settle only
 -- answer  {now, for each resource an array of at most 1000 records, or {'newer'} or {'error', text}}
 --@ prelude.lua
 --@ history.lua

@@ -1,5 +1,6 @@
--- The lease model for resources of one partition: settle, and what settling needs. Ports State::settle, Entry::prolong,
--- State::standing and State::busy of model.rs. A resource is read once, and its state written once, by `finish`.
+-- The lease model for resources of one partition. To settle a resource is to end its expired entries, then to grant to
+-- waiters from the front. Ports State::settle, Entry::prolong, State::standing and State::busy of model.rs. A resource
+-- is read once, and its state written once, by `finish`.
 --
 -- KEYS  1 leases  2 history, then for each resource its entries
 -- ARGV  3 channel of events  4 how many resources, then the name of each, then what is asked about them
@@ -9,7 +10,7 @@ local NO_FENCE = '0000000000000000'
 local NEVER = '9999999999999999'
 -- How far a requested fence may be ahead of the clock, in µs.
 local FENCE_LEAD = 10000000
--- Expired and absent entries that one call handles, so that none keeps the server busy for long.
+-- About how many entries or tickets one call goes through, so that no call keeps the server busy for long.
 local MAX_HANDLED = 1000
 -- In a longer queue, a waiter may be told to ask again before anything in its way ends.
 local MAX_EXACT = 20
@@ -25,7 +26,7 @@ end
 local epoch = stored[1]
 local highest = stored[2] or NO_FENCE
 local watched = stored[3] and stored[3] > now_text
-local loaded, ended, events, reached, messages = {}, {}, {}, {}, {}
+local resources_read, ended, events, reached, messages = {}, {}, {}, {}, {}
 local unsettled = false
 
 local function digits(number)
@@ -54,8 +55,8 @@ local function add_event(what, at, r, record)
   end
 end
 
--- Whether a push reaches the instance of an entry. Count before publishing: a subscriber at a replica is not counted but
--- gets the message, and would believe in a grant that goes to the next waiter.
+-- Whether a push reaches the instance of an entry. Count before publishing: a subscriber at a replica is not counted
+-- but gets the message, and would believe in a grant that goes to the next waiter.
 local function is_present(instance)
   if reached[instance] == nil then
     reached[instance] = push == 'B'
@@ -83,15 +84,16 @@ local function reset(r)
   -- `skipped`: the last ticket skipped as unreachable. `cursor` and `found`: where an unfinished search for expired
   -- entries goes on, and the earliest end that it has found.
   r.skipped, r.cursor, r.found = 0, '0', NEVER
-  -- What this call knows of the entries, `false` for fields that do not exist; and which fields are to be written.
+  -- `fields`: what this call knows of the entries, `false` for fields that do not exist. `knows_all`: any other field
+  -- does not exist. `changed`: the fields that `flush` has to write or delete. `has_flushed`: whether `flush` has run.
   r.fields, r.knows_all, r.changed = {}, true, {}
 end
 
--- The resource with this number; `nil` if a newer version wrote it. `foreign` says so if the key of its entries has
--- something else, and is the answer to each question about it.
+-- The resource with this number; `nil` if a newer version wrote it. If the key of its entries is used for something
+-- else, `foreign` is the error that answers each question about it.
 local function resource(at)
-  if loaded[at] then
-    return loaded[at]
+  if resources_read[at] then
+    return resources_read[at]
   end
   local value = stored[3 + at]
   local r = { name = ARGV[4 + at], entries = KEYS[2 + at], value = value }
@@ -120,7 +122,7 @@ local function resource(at)
   elseif value then
     return nil
   end
-  loaded[at] = r
+  resources_read[at] = r
   return r
 end
 
@@ -203,7 +205,7 @@ local function flush(r)
       deleted[#deleted + 1] = name
     end
   end
-  if r.knows_all and not r.is_clean then
+  if r.knows_all and not r.has_flushed then
     call('DEL', r.entries)
   end
   for at = 1, #deleted, 2000 do
@@ -212,7 +214,7 @@ local function flush(r)
   for at = 1, #written, 2000 do
     call('HSET', r.entries, unpack(written, at, min(#written, at + 1999)))
   end
-  r.changed, r.is_clean = {}, true
+  r.changed, r.has_flushed = {}, true
 end
 
 -- Some of the entries, each as {record, id, ticket if it waits}, and the cursor of the next ones.
@@ -279,7 +281,7 @@ local function expire(r)
     return
   end
   r.expired = true
-  local entries, over = {}, {}
+  local entries, expired = {}, {}
   if not r.knows_all then
     r.cursor, entries = scan(r, r.cursor, 2 * MAX_HANDLED)
     unsettled = unsettled or r.cursor ~= '0'
@@ -290,15 +292,15 @@ local function expire(r)
   for _, one in ipairs(entries) do
     local expiry = sub(one[1], 35, 50)
     if expiry <= now_text then
-      over[#over + 1] = one
+      expired[#expired + 1] = one
     elseif expiry < r.found then
       r.found = expiry
     end
   end
-  table.sort(over, function(one, other)
+  table.sort(expired, function(one, other)
     return sub(one[1], 35, 50) < sub(other[1], 35, 50)
   end)
-  for _, one in ipairs(over) do
+  for _, one in ipairs(expired) do
     remove(r, one[2], one[1], one[3], 'expired', sub(one[1], 35, 50), '')
   end
   if r.cursor == '0' then
@@ -451,7 +453,8 @@ local function first_end(r, ticket)
   return first
 end
 
--- How an entry stands: 'holding', fence, acquired; 'waiting', ahead, newest fence, µs until the first end; 'gone'.
+-- How an entry stands: 'holding', fence, acquired; 'waiting', ahead, newest fence, µs until the first end, or ''; or
+-- 'gone'.
 local function standing(r, record, ticket)
   if not record then
     return { 'gone' }
@@ -519,7 +522,7 @@ local function store(r)
     r.waiting = 0
   end
   if r.waiting == 0 and (r.holder or r.used == 0) then
-    if not r.knows_all or r.is_clean then
+    if not r.knows_all or r.has_flushed then
       call('DEL', r.entries)
     end
     return r.holder
@@ -540,10 +543,10 @@ local function finish(answers)
     written[#written + 1] = '\tmemory'
     written[#written + 1] = epoch
   end
-  for _, r in pairs(loaded) do
+  for _, r in pairs(resources_read) do
     local value = r.foreign and r.value or store(r)
     if not value and r.value then
-      -- Even if the record with that fence was lost.
+      -- Needed if the record with that fence was lost.
       raise_highest_fence(r.fence)
       gone[#gone + 1] = r.name
     elseif value and value ~= r.value then

@@ -9,7 +9,7 @@
 -- A record: 1, how many were skipped, the time of the last skip, that of the last success (0 for never), who held it.
 --@ prelude.lua
 
--- Records that one call drops, so that none keeps the server busy for long.
+-- The most records that one call drops, so that no call keeps the server busy for long.
 local MAX_DROPPED = 500
 
 for at = 5, #ARGV, 4 do
@@ -26,7 +26,8 @@ for at = 5, #ARGV, 4 do
 end
 
 local old = call('ZRANGEBYSCORE', KEYS[2], '-inf', format('%.0f', now_text - ARGV[3]), 'LIMIT', 0, MAX_DROPPED)
-local excess = math.min(MAX_DROPPED, call('ZCARD', KEYS[2]) - math.max(#old, ARGV[4] + 0))
+-- How many names are still too many once the old ones are gone.
+local excess = math.min(MAX_DROPPED, call('ZCARD', KEYS[2]) - ARGV[4]) - #old
 if excess > 0 then
   old = call('ZRANGE', KEYS[2], 0, #old + excess - 1)
 end

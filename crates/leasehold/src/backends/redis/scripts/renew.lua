@@ -1,8 +1,9 @@
--- Handles renewals that the fast script does not: of leases with a queue, or that change more than the end. Ports
--- State::renew.
+-- Handles the renewals that the fast script does not: of waiters, of names that fast scripts cannot handle, and those
+-- that change more than the end. Ports State::renew.
 --
--- ARGV    behind the names of the resources, six for each: number of the resource, lease id, ttl (13 digits), floor of
---         the fence (16 digits), what to keep in the columns 151 to 174 of a record or '', metadata as JSON or ''
+-- ARGV    after the names of the resources, six for each: number of the resource, lease id, ttl (13 digits), floor of
+--         the fence (16 digits), the claim after a downgrade as in columns 151 to 174 of a record or '', metadata as
+--         JSON or ''
 -- answer  for each how it stands, as in decide.lua, or {'gone'}, {'newer'}, {'error', text}
 --@ prelude.lua
 --@ history.lua

@@ -2,7 +2,7 @@
 --
 -- KEYS    1 leases  2 history
 -- ARGV    3 channel of events
--- answer  names with several entries of which one may have expired, for the client to settle
+-- answer  names with several holders or a queue of which an entry may have expired, for the client to settle
 --@ prelude.lua
 --@ history.lua
 
