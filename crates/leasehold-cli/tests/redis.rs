@@ -298,6 +298,8 @@ fn a_process_is_told_before_a_lease_that_cannot_be_renewed_ends() {
     proxy.cut();
     let ran = running.finish();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ran.status), Some(15), "{ran:?}");
+    let words = "leasehold: LOST x: not renewed in time. Sending TERM to ";
+    assert!(ran.stderr.starts_with(words), "{ran:?}");
 }
 
 /// Starts a family that does not listen to TERM; gives the pids of the command and of its grandchild.

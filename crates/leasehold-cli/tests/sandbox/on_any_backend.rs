@@ -1,11 +1,18 @@
 //! What the command does alike on every backend, tried on a directory and on servers.
 
-use std::{fs, path::Path, process::Stdio, thread, time::Duration};
+use std::{
+    fs,
+    os::unix::process::ExitStatusExt,
+    path::Path,
+    process::Stdio,
+    thread,
+    time::{Duration, Instant},
+};
 
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::{Running, Sandbox, state_of, until};
+use super::{Running, Sandbox, kill, state_of, until};
 
 /// All of it.
 pub(crate) fn everything(sandbox: &Sandbox) {
@@ -17,6 +24,14 @@ pub(crate) fn everything(sandbox: &Sandbox) {
     a_name_without_history_is_told(sandbox);
     a_leader_says_why_it_no_longer_leads(sandbox);
     one_who_was_evicted_is_told_by_whom(sandbox);
+    a_lease_tied_to_a_process(sandbox);
+}
+
+/// What `acquire --while-pid` promises.
+pub(crate) fn a_lease_tied_to_a_process(sandbox: &Sandbox) {
+    a_script_that_is_killed_frees_its_lock_within_a_second(sandbox);
+    a_lock_whose_script_and_keeper_are_killed_passes_on(sandbox);
+    a_process_whose_lock_was_taken_away_is_told_why(sandbox);
 }
 
 /// One who waits leaves the queue while it is stopped, so that nobody waits behind it.
@@ -243,6 +258,47 @@ pub(crate) fn one_who_was_evicted_is_told_by_whom(sandbox: &Sandbox) {
     let gone = sandbox.run(&["check", "--lease", lease.trim()]);
     gone.assert_code(1);
     assert!(gone.stderr.contains("evicted ") && gone.stderr.contains(" ago: host gone (by "), "{gone:?}");
+}
+
+/// Its keeper releases the lease, however long that would last.
+fn a_script_that_is_killed_frees_its_lock_within_a_second(sandbox: &Sandbox) {
+    let measure = || {
+        let mut script = sandbox.tied(&sandbox.url(), "--ttl 10m", "exec sleep 999");
+        let killed = Instant::now();
+        script.signal(Signal::KILL);
+        script.wait();
+        sandbox.run(&["run", "-w", "20s", "x", "--", "true"]).assert_code(0);
+        killed.elapsed()
+    };
+    // A busy machine may delay some of them.
+    let fastest = (0..5).map(|_| measure()).min().unwrap();
+    assert!(fastest < Duration::from_secs(1), "{fastest:?}");
+}
+
+/// At once where the lease ends with its process or connection, otherwise after its ttl.
+fn a_lock_whose_script_and_keeper_are_killed_passes_on(sandbox: &Sandbox) {
+    let url = sandbox.url();
+    let by_clock = !url.starts_with("file:") && !url.contains("liveness=connection");
+    let ttl = if by_clock { "--ttl 3s" } else { "--ttl 10m" };
+    let mut script = sandbox.tied(&url, ttl, "exec sleep 999");
+    let keeper = sandbox.keeper().unwrap();
+    let killed = Instant::now();
+    kill(keeper);
+    script.signal(Signal::KILL);
+    script.wait();
+    sandbox.run(&["run", "-w", "20s", "x", "--", "true"]).assert_code(0);
+    // The ttl, and 2 s for a busy machine.
+    assert!(killed.elapsed() < Duration::from_secs(5), "{:?}", killed.elapsed());
+}
+
+/// The reason is on the standard error of the process itself, before its signal comes.
+fn a_process_whose_lock_was_taken_away_is_told_why(sandbox: &Sandbox) {
+    let script = sandbox.tied(&sandbox.url(), "", "exec sleep 999");
+    let fence = sandbox.fence("x");
+    sandbox.run(&["evict", "x", "--fence", &fence, "--reason", "host gone", "--yes"]).assert_code(0);
+    let ran = script.finish();
+    assert_eq!(ran.status.signal(), Some(15), "{ran:?}");
+    assert!(ran.stderr.starts_with("leasehold: LOST x: evicted by an operator. Sending TERM to "), "{ran:?}");
 }
 
 /// Runs that hold or wait have one connection each: `connections` counts those of everybody.
