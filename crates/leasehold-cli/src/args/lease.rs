@@ -128,6 +128,9 @@ pub(crate) struct CheckArgs {
 
 /// Give a lease taken by `acquire` more time.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Exit 1 if the lease is no longer held.\n\n\
+                        Examples:\n  leasehold renew --lease \"$lease\" --ttl 15m\n  \
+                        leasehold renew --lease-file deploy.lease --ttl 15m")]
 pub(crate) struct RenewArgs {
     #[command(flatten)]
     pub(crate) lease: LeaseArgs,
