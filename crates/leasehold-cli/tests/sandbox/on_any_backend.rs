@@ -75,7 +75,7 @@ pub(crate) fn a_failure_and_a_skip_run_their_hooks(sandbox: &Sandbox) {
 
     assert_eq!(told["holders"], Value::Null, "{told}");
 
-    let holder = sandbox.hold("x");
+    let mut holder = sandbox.hold("x");
     let busy = run(&["-n", "x", "--", "true"]);
     busy.assert_code(75);
     assert!(busy.stderr.contains("warning: --on-skip: ended with exit status: 9"), "{busy:?}");
@@ -86,6 +86,35 @@ pub(crate) fn a_failure_and_a_skip_run_their_hooks(sandbox: &Sandbox) {
     assert!(held_by["acquired_at"].as_str().unwrap() <= told["ended_at"].as_str().unwrap(), "{told}");
     assert!(held_by["held_ms"].is_u64() && told["holders"].as_array().unwrap().len() == 1, "{told}");
     assert!(!failed.exists());
+    // Killed, it would leave its lease to the clock.
+    holder.signal(Signal::TERM);
+    holder.wait();
+
+    run(&["unstarted", "--", "/nonexistent/command"]).assert_code(127);
+    let told = take_report(&failed);
+    assert_eq!((&told["outcome"], &told["exit_code"]), (&"exec_failed".into(), &127.into()), "{told}");
+
+    let args = ["run", "--on-failure", &on_failure, "--on-skip", &on_skip, "taken-away", "--", "sleep", "600"];
+    let mut losing = sandbox.start(&args);
+    until("it holds", || sandbox.holders("taken-away") == 1);
+    let fence = sandbox.fence("taken-away");
+    sandbox.run(&["evict", "taken-away", "--fence", &fence, "--reason", "test", "--yes"]).assert_code(0);
+    assert_eq!(losing.code(), 121);
+    let told = take_report(&failed);
+    assert_eq!((&told["outcome"], &told["reason"]), (&"lost".into(), &"evicted".into()), "{told}");
+
+    let exe = env!("CARGO_BIN_EXE_leasehold");
+    let inner = [exe, "run", "--on-failure", &on_failure, "--on-skip", &on_skip, "within", "--", "true"];
+    sandbox.run(&[&["run", "within", "--"], &inner[..]].concat()).assert_code(64);
+    let told = take_report(&failed);
+    assert_eq!((&told["outcome"], &told["reason"]), (&"backend_error".into(), &"usage".into()), "{told}");
+    assert!(!skipped.exists(), "none of these was skipped");
+
+    // What is refused before the backend is opened is not told to a hook.
+    for (args, code) in [(&["--ttl", "0", "x", "--", "true"][..], 64), (&["-b", "no-profile", "x", "--", "true"], 78)] {
+        run(args).assert_code(code);
+        assert!(!failed.exists() && !skipped.exists(), "{args:?}");
+    }
 }
 
 /// A signal that ends `run` before its command has succeeded is a failure, whether it waits or runs.
