@@ -102,6 +102,8 @@ fn usage_errors_are_told_in_a_line_and_change_nothing() {
         (&["acquire", "x"], "needs --ttl"),
         (&["acquire", "x", "--ttl", "0"], "--ttl"),
         (&["acquire"], "<NAME>"),
+        (&["acquire", "x", "-n", "-E", "0", "--ttl", "1m"], "-E 0 would let the script go on without the lock"),
+        (&["acquire", "x", "-n", "-E", "0", "--while-pid", "1"], "-E 0 would let the script go on without the lock"),
         (&["renew", "--lease", "lh2_x"], "--ttl"),
         (&["check"], "which lease?"),
         (&["check", "--lease", "nonsense"], "lh2_"),
