@@ -147,6 +147,7 @@ fn settings_that_cannot_be_used_are_78() {
         (&["-b", "memory:", "acquire", "x", "--ttl", "1m"], "one process"),
         (&["-b", "file:relative", "list"], "relative"),
         (&["-b", "file:///x?colour=red", "list"], "colour"),
+        (&["-b", "redlock://a,b,c?colour=red", "list"], "colour"),
         (&["-b", "prod", "list"], "prod"),
         (&["--namespace", "a/b", "list"], "namespace"),
         (&["--config", "/nonexistent.toml", "list"], "/nonexistent.toml"),
