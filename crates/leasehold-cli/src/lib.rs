@@ -42,7 +42,8 @@ pub fn main() -> ExitCode {
     report_bugs();
     let cli = match Cli::try_parse_from(&args) {
         Ok(cli) if matches!(cli.command, args::Command::Run(_)) && usage::lacks_name(&args) => {
-            Output::new(OutputStyle::resolve(&cli.global, &environment)).fail(&usage::name_first());
+            Output::new(OutputStyle::resolve(&cli.global, &environment))
+                .fail(&usage::name_first(&settings::place_flags(&cli.global)));
             return ExitCode::from(exit::USAGE);
         }
         Ok(cli) => cli,
@@ -86,11 +87,7 @@ fn refuse(error: &clap::Error, args: &[OsString]) -> u8 {
     let is_number = invalid.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
     let tip =
         if is_number { Some(String::from("numbers and lengths of time have no sign: write 5s, not -5s")) } else { tip };
-    let help = match args
-        .get(1)
-        .and_then(|word| word.to_str())
-        .filter(|word| Cli::command().find_subcommand(word).is_some())
-    {
+    let help = match usage::command_name(args) {
         Some("release" | "renew") if !invalid.is_empty() && !invalid.starts_with('-') => String::from(
             "a lease goes by its handle: --lease HANDLE, as `leasehold acquire` printed it; `leasehold evict NAME` takes a \
              lock away from whoever holds it",

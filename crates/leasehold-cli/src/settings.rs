@@ -147,7 +147,7 @@ fn for_child(global: &Global) -> Vec<(&'static str, OsString)> {
 }
 
 /// `-b redis://cache --namespace billing `, as typed; what the environment says stays true where it is pasted.
-fn place_flags(global: &Global) -> String {
+pub(crate) fn place_flags(global: &Global) -> String {
     let config = global.config.as_ref().map(|path| ("--config", path.to_string_lossy().into_owned()));
     let backend = global.backend.as_ref().map(|url| ("-b", redact::url(url)));
     let namespace = global.namespace.as_ref().map(|namespace| ("--namespace", namespace.clone()));

@@ -48,9 +48,30 @@ pub(crate) fn lacks_name(args: &[OsString]) -> bool {
     first.is_some_and(|at| args[at] == "--" && args.get(at + 1).is_some_and(|word| !is_flag(word)))
 }
 
-/// The error for a missing name.
-pub(crate) fn name_first() -> CommandError {
-    CommandError::usage("run needs the name of a lock before `--`").hint("leasehold run NAME -- COMMAND…")
+/// The error for a missing name; `place_flags` are those that say where locks live.
+pub(crate) fn name_first(place_flags: &str) -> CommandError {
+    CommandError::usage("run needs the name of a lock before `--`")
+        .hint(format!("leasehold {place_flags}run NAME -- COMMAND…"))
+}
+
+/// The command of a rejected command line, which may stand behind global options and their values.
+pub(crate) fn command_name(args: &[OsString]) -> Option<&str> {
+    let command = Cli::command();
+    let is_named = |arg: &clap::Arg, flag: &str| {
+        arg.get_long().is_some_and(|long| flag.strip_prefix("--") == Some(long))
+            || arg.get_short().is_some_and(|short| flag.strip_prefix('-') == Some(short.encode_utf8(&mut [0; 4])))
+    };
+    let takes_value =
+        |flag: &str| command.get_arguments().any(|arg| arg.get_action().takes_values() && is_named(arg, flag));
+    let mut words = args.iter().skip(1).map(|word| word.to_str()).take_while(|word| *word != Some("--"));
+    while let Some(word) = words.next() {
+        match word {
+            Some(flag) if takes_value(flag) => drop(words.next()),
+            Some(flag) if flag.starts_with('-') => {}
+            word => return word.filter(|word| command.find_subcommand(word).is_some()),
+        }
+    }
+    None
 }
 
 /// The `--log-format` of a rejected command line.
@@ -107,6 +128,23 @@ mod tests {
         assert_eq!(found("leasehold --log-format json run --bogus"), Some(LogFormat::Json));
         assert_eq!(found("leasehold run --log-format=text --bogus"), Some(LogFormat::Text));
         assert_eq!(found("leasehold run x -- --log-format json"), None);
+    }
+
+    #[test]
+    fn the_command_is_found_behind_global_options() {
+        for (line, found) in [
+            ("leasehold release x", Some("release")),
+            ("leasehold ls --bogus", Some("ls")),
+            ("leasehold -q -b run --namespace list release x", Some("release")),
+            ("leasehold --backend=run -v release x", Some("release")),
+            ("leasehold --bogus run x", Some("run")),
+            ("leasehold rnu release", None),
+            ("leasehold -b run", None),
+            ("leasehold -q -- run", None),
+            ("leasehold", None),
+        ] {
+            assert_eq!(command_name(&words(line)), found, "{line}");
+        }
     }
 
     #[test]

@@ -2,9 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
+    collections::BTreeSet,
     env, fs,
     os::unix::fs::PermissionsExt,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
@@ -12,6 +13,7 @@ const README: &str = include_str!("../../../README.md");
 const MIGRATING: &str = include_str!("../../../docs/migrating.md");
 const REDIS: &str = include_str!("../../../docs/redis.md");
 const POSTGRES: &str = include_str!("../../../docs/postgres.md");
+const REFERENCE: &str = include_str!("../../../docs/reference.md");
 const PICTURE: &str = include_str!("../../../docs/picture.svg");
 
 /// Every page for users: its path and its text.
@@ -137,6 +139,102 @@ fn every_command_that_a_guide_mentions_has_these_flags() {
         }
     }
     assert!(seen > 40, "only {seen} commands were found");
+}
+
+/// The project of somebody else, beside a checkout of ours.
+#[test]
+fn a_program_adds_the_library_as_the_readme_says() {
+    let places = tempfile::tempdir().unwrap();
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap();
+    std::os::unix::fs::symlink(repository, places.path().join("leasehold")).unwrap();
+    let project = places.path().join("shop");
+    fs::create_dir(&project).unwrap();
+    let command = console(README).concat().into_iter().find(|line| line.starts_with("cargo add ")).unwrap();
+    let command = command.split(" #").next().unwrap().trim_end();
+    let cargo = |line: &str| {
+        let mut command = Command::new("sh");
+        command.args(["-c", line]).current_dir(&project).stdin(Stdio::null());
+        let output = command.output().unwrap();
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{line}\n{told}");
+        told
+    };
+    cargo("cargo init --vcs none --name shop --offline");
+    let told = cargo(&format!("{command} --offline --dry-run"));
+    for feature in ["redis", "postgres"] {
+        assert!(told.contains(&format!("+ {feature}\n")), "{told}");
+    }
+}
+
+/// The rows of a table whose first cell is this backend, without the other cells.
+fn parameters_of<'a>(backend: &str, table: &'a str) -> Vec<&'a str> {
+    let prefix = format!("| `{backend}:` | ");
+    let cells = table.lines().filter_map(|line| line.strip_prefix(&prefix)?.split(" | ").next());
+    cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).filter_map(|word| word.split('=').next()).collect()
+}
+
+#[test]
+fn the_reference_has_every_parameter_of_a_url() {
+    let folder = folder();
+    let parameters = REFERENCE.split("\n## Parameters of a URL\n").nth(1).unwrap().split("\n## ").next().unwrap();
+    for (url, backends) in [
+        ("file:///x?zz=1", &["file"][..]),
+        ("postgres://h/d?zz=1", &["postgres"]),
+        ("redis://h?zz=1", &["redis"]),
+        ("rediss://h?zz=1", &["redis"]),
+        ("redis+unix:///x?zz=1", &["redis"]),
+        ("redis+sentinel://h/m?zz=1", &["redis"]),
+        ("redlock://a,b,c?zz=1", &["redlock", "redis"]),
+    ] {
+        let told = run(folder.path(), &format!("leasehold -b '{url}' list 2>&1 || test $? -eq 78"));
+        let listed = ["has no parameter zz; it has ", "besides the usual parameters there are "];
+        let names = listed.iter().find_map(|words| told.split(words).nth(1)).unwrap_or_else(|| panic!("{url}: {told}"));
+        // Some say which URLs have them: `key (with rediss)`.
+        let names = names.trim().replace(" and ", ", ");
+        let names: Vec<&str> = names.split(", ").map(|name| name.split(' ').next().unwrap()).collect();
+        let said: Vec<&str> = backends.iter().flat_map(|backend| parameters_of(backend, parameters)).collect();
+        for name in &names {
+            assert!(said.contains(name), "{url}: {name} is not in docs/reference.md, only {said:?}");
+        }
+        assert!(names.len() > 1, "{told}");
+    }
+}
+
+/// The texts of all source files in a folder and those below.
+fn sources(folder: &Path) -> String {
+    let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let text = |path: PathBuf| if path.is_dir() { sources(&path) } else { fs::read_to_string(path).unwrap() };
+    paths.filter(|path| path.is_dir() || path.extension().is_some_and(|end| end == "rs")).map(text).collect()
+}
+
+#[test]
+fn the_reference_has_every_variable_that_is_read() {
+    // Of every system, or between processes of ours.
+    const LEFT_OUT: [&str; 6] = ["HOME", "LOGNAME", "SHELL", "TERM", "USER", "LEASEHOLD_KEEPER"];
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let code = ["leasehold/src", "leasehold-cli/src"].map(|folder| sources(&crates.join(folder))).concat();
+    let mut read = BTreeSet::new();
+    for call in ["env(\"", "var(\"", "var_os(\"", "environment(\"", "text(env, \"", "text(\"", "absolute(\""] {
+        let names = code.split(call).skip(1).filter_map(|rest| rest.split('"').next());
+        read.extend(names.filter(|name| name.len() > 2 && name.bytes().all(|b| b.is_ascii_uppercase() || b == b'_')));
+    }
+    for name in &read {
+        assert!(LEFT_OUT.contains(name) || REFERENCE.contains(name), "{name} is not in docs/reference.md");
+    }
+    assert!(read.len() > 30, "only {read:?} were found");
+}
+
+#[test]
+fn the_config_file_of_the_reference_is_read() {
+    let folder = folder();
+    fs::write(folder.path().join("config.toml"), blocks(REFERENCE, "toml").remove(0)).unwrap();
+    run(folder.path(), "leasehold --config config.toml -b dev list");
+    let planned = run(folder.path(), "leasehold --config config.toml -b dev run --dry-run x -- true 2>&1");
+    assert!(planned.contains("ttl 30s, kill after 5s"), "{planned}");
+    let away = "leasehold --config config.toml --connect-timeout 1ms list 2>&1 || test $? -ne 0";
+    let told = run(folder.path(), away);
+    assert!(!told.contains("config.toml"), "{told}");
+    assert!(told.contains("/run/secrets/locks") || told.contains("redis://locks"), "{told}");
 }
 
 #[test]

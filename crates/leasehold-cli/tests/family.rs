@@ -135,7 +135,8 @@ impl Lane<'_> {
                 holder.signal(Signal::KILL);
                 until("the command is dead", || !is_alive(family[0]));
                 if self.life == Life::Process {
-                    thread::sleep(Duration::from_millis(100));
+                    // A waiter finds the end of a connection within about 0.3 s.
+                    thread::sleep(Duration::from_secs(1));
                     assert!(family[1..].iter().all(|pid| is_alive(*pid)), "nobody is left to kill them");
                     assert!(!self.file("seen").exists(), "those who live on keep the lock");
                     family[1..].iter().copied().for_each(kill);
@@ -195,4 +196,13 @@ fn no_family_outlives_its_lock_on_postgres() {
     let url = server.url_of("postgres", "family");
     Ran::of(on(&sandbox, &url, &["init"])).assert_code(0);
     try_all(&sandbox, &url, Life::Ttl);
+}
+
+#[test]
+fn no_family_outlives_its_lock_by_connection() {
+    let (sandbox, server) = (Sandbox::new(), Postgres::shared());
+    server.psql("create database family_by_connection");
+    let url = format!("{}?liveness=connection", server.url_of("postgres", "family_by_connection"));
+    Ran::of(on(&sandbox, &url, &["init"])).assert_code(0);
+    try_all(&sandbox, &url, Life::Process);
 }

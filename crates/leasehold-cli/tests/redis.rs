@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use leasehold_testkit::{Flow, Proxy, redis::Server};
@@ -20,7 +20,7 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{Pid, PidfdFlags, Signal, pidfd_open},
 };
-use sandbox::{Ran, Running, Sandbox, is_alive, on_any_backend, read_soon, switches, until};
+use sandbox::{Ran, Running, Sandbox, is_alive, on_any_backend, read_soon, state_of, switches, until};
 
 fn on(sandbox: &Sandbox, url: &str, args: &[&str]) -> Command {
     let mut command = sandbox.bare(args);
@@ -135,6 +135,38 @@ fn a_server_that_comes_late_is_waited_for() {
         until("it waits", || fs::read_to_string(&out).unwrap().contains("waiting for redis://"));
         running.signal(Signal::TERM);
         assert_eq!(running.code(), 143);
+        let said = fs::read_to_string(&out).unwrap();
+        let ending = "leasehold: this candidate no longer campaigns for x: ended by TERM";
+        assert_eq!(said.lines().any(|line| line == ending), args[0] == "elect", "{said}");
+    }
+}
+
+/// It cannot tell whether it has left the queue, and whoever pressed Ctrl-Z wants the terminal back.
+#[test]
+fn a_waiter_that_is_cut_off_stops_when_it_is_asked_to() {
+    let server = Server::start();
+    let sandbox = Sandbox::on(&server.url());
+    for (name, flow) in [("cut", None), ("silent", Some(Flow::Swallow)), ("late", Some(Flow::Hold))] {
+        let _holder = sandbox.hold(name);
+        let proxy = Proxy::to(server.port());
+        let through = format!("redis://127.0.0.1:{}?answer_limit=20s", proxy.port());
+        let mut waiter = Running::of(on(&sandbox, &through, &["run", name, "--", "true"]));
+        until("it waits", || sandbox.waiters(name) == 1);
+        match flow {
+            None => proxy.cut(),
+            Some(flow) => proxy.to_client(flow),
+        }
+        let asked = Instant::now();
+        waiter.signal(Signal::TSTP);
+        until("it stops", || state_of(waiter.pid()) == Some('T'));
+        // Two seconds for leaving the queue, and as much for a busy machine.
+        assert!(asked.elapsed() < Duration::from_secs(4), "{:?}", asked.elapsed());
+        waiter.signal(Signal::CONT);
+        proxy.to_client(Flow::Pass);
+        proxy.mend();
+        until("it goes on", || state_of(waiter.pid()) != Some('T'));
+        waiter.signal(Signal::TERM);
+        assert_eq!(waiter.code(), 143);
     }
 }
 
@@ -298,6 +330,8 @@ fn a_process_is_told_before_a_lease_that_cannot_be_renewed_ends() {
     proxy.cut();
     let ran = running.finish();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ran.status), Some(15), "{ran:?}");
+    let words = "leasehold: LOST x: not renewed in time. Sending TERM to ";
+    assert!(ran.stderr.starts_with(words), "{ran:?}");
 }
 
 /// Starts a family that does not listen to TERM; gives the pids of the command and of its grandchild.

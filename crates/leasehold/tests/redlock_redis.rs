@@ -244,3 +244,21 @@ async fn a_watcher_follows_another_node_and_says_that_it_missed_events() {
     locks.mutex("after").acquire().await.unwrap().release().await.unwrap();
     while next().await.map_or(true, |event| event.resource.as_str() != "after") {}
 }
+
+/// Whether the nodes are there or not, no other attempt could open them: the command would try again.
+#[tokio::test]
+async fn a_url_that_a_majority_cannot_be_opened_with_is_refused() {
+    let servers = [Server::start(), Server::start()];
+    let urls = servers.each_ref().map(Server::url);
+    for (hosts, query, word) in [
+        ([&*urls[0], &urls[1], "redis://127.0.0.1:1"], "zz=1", "has no parameter zz; it has password_file, "),
+        (["redis://a", "redis://b", "redis://c"], "history=none", "history"),
+        ([&*urls[0], "redis://b:port", "redis://c:port"], "longest_ttl=0", "host:port"),
+    ] {
+        let error = Leasehold::connect(&url(&hosts, query)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+        assert_eq!(error.to_string().matches(word).count(), 1, "{error}");
+    }
+    // A majority is enough.
+    Leasehold::connect(&url(&[&*urls[0], &urls[1], "redis://c:port"], "longest_ttl=0&node_limit=5s")).await.unwrap();
+}

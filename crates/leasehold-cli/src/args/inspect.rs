@@ -9,6 +9,9 @@ use crate::duration;
 
 /// Show held locks and who waits for them.
 #[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "Examples:\n  leasehold list --waiting                     locks that somebody waits for\n  \
+                        leasehold list --older-than 1h --sort age    held longest first\n  \
+                        leasehold list -w deploy:                    again whenever it changes, until Ctrl-C")]
 #[allow(clippy::struct_excessive_bools, reason = "flags are flags")]
 pub(crate) struct ListArgs {
     /// Only locks whose names begin with this prefix
@@ -82,6 +85,8 @@ pub(crate) enum SortBy {
 
 /// Show one lock: holders, queue, fence, the last day.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  leasehold inspect nightly-report\n  \
+                        leasehold inspect --json nightly-report     for scripts")]
 pub(crate) struct InspectArgs {
     /// The lock
     #[arg(value_name = "NAME")]
@@ -90,6 +95,9 @@ pub(crate) struct InspectArgs {
 
 /// Follow what happens to locks.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  leasehold watch                           everything\n  \
+                        leasehold watch --json deploy:            names that begin so, an object in each line\n  \
+                        leasehold watch --event evicted,expired   locks that were taken away or ran out")]
 pub(crate) struct WatchArgs {
     /// Only locks whose names begin with this prefix
     #[arg(value_name = "PREFIX")]
@@ -146,7 +154,10 @@ impl ValueEnum for EventArg {
 
 /// Show how past leases and waits ended.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Exit 1 if nothing is known of the lock that is named: the name may be mistyped.")]
+#[command(after_help = "Exit 1 if nothing is known of the lock that is named: the name may be mistyped.\n\n\
+                        Examples:\n  leasehold history nightly-report\n  \
+                        leasehold history --failures --since 1d   what went wrong since yesterday\n  \
+                        leasehold history --skipped               jobs that were skipped, and when each last succeeded")]
 pub(crate) struct HistoryArgs {
     /// Only this lock; with a trailing * those whose names begin with this prefix
     #[arg(value_name = "NAME")]
@@ -242,7 +253,10 @@ impl FromStr for When {
 /// Take a lock away from its holder.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "The fence proves which lease you looked at; `leasehold inspect NAME` shows it.\n\
-                        The holder is told and stops its work, but may still be at it for a moment.")]
+                        The holder is told and stops its work, but may still be at it for a moment.\n\n\
+                        Examples:\n  leasehold inspect deploy                                   who holds it, under which fence\n  \
+                        leasehold evict deploy --fence N --reason \"host gone\"\n  \
+                        leasehold evict deploy --fence N --reason \"host gone\" -y   in a script")]
 pub(crate) struct EvictArgs {
     /// The lock
     #[arg(value_name = "NAME")]

@@ -79,7 +79,7 @@ pub(crate) struct AcquireArgs {
     pub(crate) on_lost: OnLost,
     #[command(flatten)]
     pub(crate) ask: AskArgs,
-    /// Exit code when the lock is not acquired
+    /// Exit code when the lock is not acquired; 0 is refused, since a script would go on without the lock
     #[arg(short = 'E', long, value_name = "N", default_value_t = crate::exit::NOT_ACQUIRED)]
     pub(crate) conflict_exit_code: u8,
     /// Write the handle to this file (mode 0600) instead of printing it
@@ -128,6 +128,9 @@ pub(crate) struct CheckArgs {
 
 /// Give a lease taken by `acquire` more time.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Exit 1 if the lease is no longer held.\n\n\
+                        Examples:\n  leasehold renew --lease \"$lease\" --ttl 15m\n  \
+                        leasehold renew --lease-file deploy.lease --ttl 15m")]
 pub(crate) struct RenewArgs {
     #[command(flatten)]
     pub(crate) lease: LeaseArgs,

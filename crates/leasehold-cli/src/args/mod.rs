@@ -130,6 +130,8 @@ pub(crate) enum Command {
     /// Give a lease taken by `acquire` more time
     Renew(RenewArgs),
     /// Give back a lease taken by `acquire`
+    #[command(after_help = "Examples:\n  leasehold release --lease \"$lease\"\n  \
+                            leasehold release --lease-file deploy.lease")]
     Release(LeaseArgs),
     /// Check that a lease is still held, or that a job succeeded lately: exit 0 if so, 1 if not
     Check(CheckArgs),
@@ -145,6 +147,10 @@ pub(crate) enum Command {
     /// Take a lock away from its holder
     Evict(EvictArgs),
     /// Look for settings and circumstances that endanger locks
+    #[command(after_help = "Exit 1 if it finds a failure; warnings alone are 0.\n\n\
+                            Examples:\n  leasehold doctor                       where locks are by default\n  \
+                            leasehold doctor -b redis://cache\n  \
+                            leasehold doctor -b prod --json        a profile of the config file; for monitoring")]
     Doctor,
     /// Prepare a backend for locks
     Init(InitArgs),

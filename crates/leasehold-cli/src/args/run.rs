@@ -73,7 +73,8 @@ pub(crate) struct RunArgs {
 #[derive(Debug, clap::Args)]
 pub(crate) struct HookArgs {
     /// If the exit code is not 0, run this shell command, for 30s at most, with the report on its standard input: the
-    /// command failed, was ended by a signal or could not be run, the lock was lost, or the backend failed
+    /// command failed, was ended by a signal or could not be run, the lock was lost, or the backend failed. Neither hook
+    /// runs for what is refused before the backend is opened: wrong flags, a bad config file or profile
     #[arg(help_heading = "Hooks", long, value_name = "STRING", value_hint = ValueHint::CommandString)]
     pub(crate) on_failure: Option<OsString>,
     /// Run this one instead if the lock was not acquired; the report says who holds it

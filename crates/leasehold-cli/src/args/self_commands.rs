@@ -41,6 +41,7 @@ impl Shell {
 
 /// Print the manual page.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  leasehold man run | man -l -\n  leasehold man --out ~/.local/share/man/man1")]
 pub(crate) struct ManArgs {
     /// The page of this command
     #[arg(value_name = "COMMAND")]
@@ -52,6 +53,8 @@ pub(crate) struct ManArgs {
 
 /// Print the JSON Schema of a machine output.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  leasehold schema          the names\n  \
+                        leasehold schema report   what `run --report` writes")]
 pub(crate) struct SchemaArgs {
     /// Which: a command, `report` (of `run --report`), or `event` (what `run --json` says) [default: list them]
     #[arg(value_name = "NAME")]
@@ -60,4 +63,5 @@ pub(crate) struct SchemaArgs {
 
 /// Print the version.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  leasehold version\n  leasehold version --json")]
 pub(crate) struct VersionArgs {}

@@ -205,6 +205,10 @@ fn plan(args: &AcquireArgs) -> Result<LockRequest> {
                 "--while-pid $$ ties it to a script and renews it; `leasehold run` does so for a command; or --ttl 15m",
             ));
     }
+    if args.conflict_exit_code == exit::OK {
+        return Err(CommandError::usage("-E 0 would let the script go on without the lock")
+            .hint("leave -E out, which means 75, or give another code"));
+    }
     let named = args.while_pid.and_then(|pid| fs::read_to_string(format!("/proc/{pid}/comm")).ok());
     let process: Vec<OsString> = named.map(|name| name.trim_end().into()).into_iter().collect();
     Ok(LockRequest {

@@ -16,6 +16,7 @@ use crate::{
     exit::{self, CommandError, Result},
     json,
     output::{Line, Output},
+    shell,
     variables::environment,
     work::{
         environment::variables,
@@ -205,7 +206,7 @@ async fn show_leader(context: &CommandContext<'_>, resource: &Resource, election
         json::print(message(leader))?;
     }
     if leader.is_none() {
-        context.output.print(Line::new("no_leader", format!("nobody leads {resource}")));
+        context.output.print(nobody_leads(context, resource));
     }
     Ok(if leader.is_some() { exit::OK } else { exit::NO })
 }
@@ -216,12 +217,17 @@ async fn resign(context: &CommandContext<'_>, resource: &Resource, election: &El
         json::print(as_json(resource, deposed.as_ref()).to_string())?;
     }
     let Some(leader) = deposed else {
-        context.output.print(Line::new("no_leader", format!("nobody leads {resource}")));
+        context.output.print(nobody_leads(context, resource));
         return Ok(exit::NO);
     };
     let who = short(leader.holder.as_str());
     context.output.print(Line::new("resigned", format!("{who} was told to step down from {resource}")));
     Ok(exit::OK)
+}
+
+fn nobody_leads(context: &CommandContext<'_>, resource: &Resource) -> Line {
+    let list = context.settings.command(&format!("list --waiting {}", shell::operand(resource.as_str())));
+    Line::new("no_leader", format!("nobody leads {resource}")).hint(format!("see who campaigns: {list}"))
 }
 
 fn message(leader: &Leader) -> String {

@@ -16,6 +16,7 @@ use crate::{
     json,
     output::Line,
     settings::Level,
+    shell,
     variables::environment,
     work::{
         identity::{self, short},
@@ -98,7 +99,8 @@ fn no_such_fence(context: &CommandContext<'_>, name: &Resource, args: &EvictArgs
         held => format!("it is held under fence {} now", held.join(", ")),
     };
     let words = format!("nobody holds {name} under fence {}: {now}; nothing was changed", args.fence);
-    context.output.print(Line::new("no_such_fence", words));
+    let inspect = context.settings.command(&format!("inspect {}", shell::operand(name.as_str())));
+    context.output.print(Line::new("no_such_fence", words).hint(format!("see who holds it: {inspect}")));
     Ok(exit::NO)
 }
 

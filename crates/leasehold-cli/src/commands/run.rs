@@ -271,7 +271,15 @@ async fn leave_out_outer_locks(
         if !plan.args.reentrant {
             return Err(nested::would_never_end(&resource, &outer));
         }
-        check_outer_lease(locks, &resource).await?;
+        if !is_outer_lease_held(locks, &resource).await? {
+            (report.outcome, report.reason) = (RunOutcome::Lost, Some(String::from("gone")));
+            return Err(CommandError {
+                code: exit::LOST,
+                kind: "lost",
+                message: format!("{resource} is no longer held by the run that started this one"),
+                hint: None,
+            });
+        }
         plan.request.all.remove(&resource);
         if resource == plan.request.resource {
             report.fence = Some(outer.fence.get());
@@ -282,23 +290,12 @@ async fn leave_out_outer_locks(
 }
 
 /// The innermost lease came along as a handle, so the backend can be asked about it.
-async fn check_outer_lease(locks: &Leasehold, resource: &Resource) -> Result<()> {
+async fn is_outer_lease_held(locks: &Leasehold, resource: &Resource) -> Result<bool> {
     let handle = environment("LEASEHOLD_LEASE").and_then(|handle| handle.into_string().ok());
     let Some(handle) = handle.and_then(|handle| handle.parse::<leasehold::LeaseHandle>().ok()) else {
-        return Ok(());
+        return Ok(true);
     };
-    if handle.key().resource != *resource {
-        return Ok(());
-    }
-    match locks.find(&handle).await? {
-        Some(_) => Ok(()),
-        None => Err(CommandError {
-            code: exit::LOST,
-            kind: "lost",
-            message: format!("{resource} is no longer held by the run that started this one"),
-            hint: None,
-        }),
-    }
+    Ok(handle.key().resource != *resource || locks.find(&handle).await?.is_some())
 }
 
 /// Tells what would happen; asks who holds the lock and changes nothing.

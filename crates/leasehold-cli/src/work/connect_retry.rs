@@ -144,3 +144,32 @@ impl<'a> ConnectRetry<'a> {
         self.output.print(Line::new("connecting", words));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{args, settings::OutputStyle};
+
+    /// The limit in seconds, and the flag that is named, of a command with these global flags.
+    fn limit(flags: &[&str], wait: WaitLimit) -> (u64, &'static str) {
+        let cli = args::tests::parse(&[&["-b", "redis://h", "list"], flags].concat());
+        let settings = Settings::resolve(&cli.global, &|_| None).unwrap();
+        let output = Output::new(OutputStyle::plain());
+        let connect_retry = ConnectRetry::new(&settings, wait, &output);
+        (connect_retry.limit.as_secs(), connect_retry.flag)
+    }
+
+    #[test]
+    fn a_server_may_stay_away_as_long_as_the_patience_for_the_lock() {
+        let seconds = |count| WaitLimit::For(Duration::from_secs(count));
+        assert_eq!(limit(&[], WaitLimit::Forever), (10, "--connect-timeout"));
+        assert_eq!(limit(&[], WaitLimit::Try), (3, "--connect-timeout"));
+        assert_eq!(limit(&[], seconds(60)), (10, "--connect-timeout"));
+        assert_eq!(limit(&[], seconds(5)), (5, "--wait"));
+        assert_eq!(limit(&[], seconds(2)), (2, "--wait"));
+        let flags = ["--connect-timeout", "20s"];
+        assert_eq!(limit(&flags, WaitLimit::Forever), (20, "--connect-timeout"));
+        assert_eq!(limit(&flags, WaitLimit::Try), (20, "--connect-timeout"));
+        assert_eq!(limit(&flags, seconds(15)), (15, "--wait"));
+    }
+}

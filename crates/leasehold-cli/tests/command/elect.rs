@@ -43,7 +43,9 @@ fn one_leads_and_another_takes_over() {
     );
     let none = sandbox.run(&["elect", "boss", "--leader"]);
     none.assert_code(1);
-    assert_eq!(none.stderr, "leasehold: nobody leads boss\n");
+    let told = "leasehold: nobody leads boss\nleasehold:   see who campaigns: leasehold list --waiting boss\n";
+    assert_eq!(none.stderr, told);
+    assert_eq!(sandbox.run(&["elect", "boss", "--resign"]).stderr, told);
 }
 
 #[test]

@@ -15,15 +15,6 @@ use rustix::{
 
 use crate::sandbox::{AT_ONCE, Ran, Running, Sandbox, is_alive, read_soon, until};
 
-/// The background process that keeps the lease of the script.
-fn keeper(sandbox: &Sandbox) -> Option<i32> {
-    let is_keeper = |pid: &i32| {
-        let environ = fs::read_to_string(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environ.contains("\0LEASEHOLD_KEEPER=")
-    };
-    sandbox.processes().into_iter().find(is_keeper)
-}
-
 fn evict(sandbox: &Sandbox) {
     let fence = sandbox.fence("x");
     sandbox.run(&["evict", "x", "--fence", &fence, "--reason", "host gone", "--yes"]).assert_code(0);
@@ -73,7 +64,7 @@ fn a_process_whose_lock_is_lost_gets_a_signal() {
     let (go, rest) =
         (sandbox.path("go"), format!("while ! test -e {}; do sleep .01; done", sandbox.path("go").display()));
     let running = sandbox.tied(&sandbox.url(), "--on-lost continue", &rest);
-    let kept_by = keeper(&sandbox).unwrap();
+    let kept_by = sandbox.keeper().unwrap();
     evict(&sandbox);
     until("its keeper has noticed", || !is_alive(kept_by));
     fs::write(go, "").unwrap();
@@ -145,7 +136,7 @@ fn a_process_whose_standard_error_nobody_reads_gets_its_signal() {
 fn the_keeper_stays_whoever_asks_it_to_end() {
     let sandbox = Sandbox::new();
     let running = sandbox.tied(&sandbox.url(), "", "exec sleep 999");
-    let kept_by = keeper(&sandbox).unwrap();
+    let kept_by = sandbox.keeper().unwrap();
     for signal in [Signal::TERM, Signal::HUP, Signal::INT] {
         rustix::process::kill_process(Pid::from_raw(kept_by).unwrap(), signal).unwrap();
     }
@@ -188,7 +179,7 @@ fn one_who_waits_leaves_the_queue_when_nobody_wants_the_lease_any_more() {
     assert_eq!(waiter.code(), 75);
     process.wait().unwrap();
     sandbox.run(&["acquire", "x", "-n", "--while-pid", &own]).assert_code(75);
-    assert_eq!(keeper(&sandbox), None);
+    assert_eq!(sandbox.keeper(), None);
 }
 
 #[test]

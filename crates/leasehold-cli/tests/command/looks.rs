@@ -185,6 +185,7 @@ fn evict_takes_away_what_was_looked_at_and_nothing_else() {
     let wrong = sandbox.run(&["evict", "x", "--fence", "4182", "--reason", "host gone", "--yes"]);
     wrong.assert_code(1);
     assert!(wrong.stderr.contains("nothing was changed") && wrong.stderr.contains(&fence), "{wrong:?}");
+    assert!(wrong.stderr.ends_with("leasehold:   see who holds it: leasehold inspect x\n"), "{wrong:?}");
     sandbox.run(&["evict", "y", "--fence", &fence, "--reason", "host gone", "--yes"]).assert_code(1);
     let unconfirmed = sandbox.run(&["evict", "x", "--fence", &fence, "--reason", "host gone"]);
     unconfirmed.assert_code(64);

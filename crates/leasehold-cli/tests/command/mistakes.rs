@@ -56,6 +56,8 @@ fn usage_errors_are_told_in_a_line_and_change_nothing() {
         (&["run", "x", "--"], "run needs a command"),
         (&["run", "--", "echo", "hi"], "the name of a lock before `--`"),
         (&["release", "x"], "`leasehold evict NAME`"),
+        (&["--namespace", "n", "-q", "renew", "x", "--ttl", "1m"], "`leasehold evict NAME`"),
+        (&["--namespace", "list", "run", "--bogus", "x", "true"], "leasehold:   see: leasehold run --help\n"),
         (&["run", "x", "-c", "true", "true"], "cannot be used with"),
         (&["run", "x", "--frobnicate"], "no option --frobnicate"),
         (&["run", "--frobnicate", "x", "true"], "--frobnicate"),
@@ -100,6 +102,8 @@ fn usage_errors_are_told_in_a_line_and_change_nothing() {
         (&["acquire", "x"], "needs --ttl"),
         (&["acquire", "x", "--ttl", "0"], "--ttl"),
         (&["acquire"], "<NAME>"),
+        (&["acquire", "x", "-n", "-E", "0", "--ttl", "1m"], "-E 0 would let the script go on without the lock"),
+        (&["acquire", "x", "-n", "-E", "0", "--while-pid", "1"], "-E 0 would let the script go on without the lock"),
         (&["renew", "--lease", "lh2_x"], "--ttl"),
         (&["check"], "which lease?"),
         (&["check", "--lease", "nonsense"], "lh2_"),
@@ -124,9 +128,11 @@ fn usage_errors_are_told_in_a_line_and_change_nothing() {
         assert_clear(&ran, 64, words);
     }
     assert!(!sandbox.path("locks").exists(), "nothing was made");
-    for args in [&["run", "-u", "9"][..], &["run", "9"], &["run", "x"]] {
+    for (args, times) in
+        [(&["run", "-u", "9"][..], 2), (&["run", "9"], 2), (&["run", "x"], 2), (&["run", "--", "echo", "hi"], 1)]
+    {
         let ran = Ran::of(sandbox.bare(&[&["-b", "file:///x y", "--namespace", "n"], args].concat()));
-        assert_eq!(ran.stderr.matches("leasehold -b 'file:///x y' --namespace n ").count(), 2, "{ran:?}");
+        assert_eq!(ran.stderr.matches("leasehold -b 'file:///x y' --namespace n ").count(), times, "{ran:?}");
     }
 }
 
@@ -141,6 +147,7 @@ fn settings_that_cannot_be_used_are_78() {
         (&["-b", "memory:", "acquire", "x", "--ttl", "1m"], "one process"),
         (&["-b", "file:relative", "list"], "relative"),
         (&["-b", "file:///x?colour=red", "list"], "colour"),
+        (&["-b", "redlock://a,b,c?colour=red", "list"], "colour"),
         (&["-b", "prod", "list"], "prod"),
         (&["--namespace", "a/b", "list"], "namespace"),
         (&["--config", "/nonexistent.toml", "list"], "/nonexistent.toml"),

@@ -75,6 +75,31 @@ fn reentrant_runs_under_the_lock_that_is_held() {
 }
 
 #[test]
+fn a_reentrant_run_whose_lease_has_ended_reports_a_loss() {
+    let sandbox = Sandbox::new();
+    let old = sandbox.run(&["acquire", "x", "--ttl", "1m"]).stdout.trim().to_owned();
+    sandbox.run(&["release", "--lease", &old]).assert_code(0);
+    let metrics = sandbox.path("metrics");
+    std::fs::create_dir(&metrics).unwrap();
+    let inner = format!(
+        "export LEASEHOLD_LEASE={old}; exec {EXE} run --reentrant --report - --metrics-textfile {} x -- echo never",
+        metrics.display()
+    );
+    let ran = sandbox.run(&["run", "x", "-c", &inner]);
+    ran.assert_code(121);
+    assert!(ran.stderr.contains("x is no longer held by the run that started this one"), "{ran:?}");
+    let report = ran.json();
+    assert_eq!((&report["outcome"], &report["reason"]), (&"lost".into(), &"gone".into()), "{report}");
+    let metrics = std::fs::read_to_string(metrics.join("leasehold.prom")).unwrap();
+    assert!(metrics.contains("leasehold_lost_total{") && !metrics.contains("outcome=\"error\""), "{metrics}");
+
+    let ran = sandbox.run(&["run", "x", "--", EXE, "run", "--report", "-", "x", "--", "echo", "never"]);
+    ran.assert_code(64);
+    let report = ran.json();
+    assert_eq!((&report["outcome"], &report["reason"]), (&"backend_error".into(), &"usage".into()), "{report}");
+}
+
+#[test]
 fn acquire_under_the_same_lock_is_refused_too() {
     let sandbox = Sandbox::new();
     sandbox.run(&["run", "x", "--", EXE, "acquire", "x", "--ttl", "1m"]).assert_code(64);

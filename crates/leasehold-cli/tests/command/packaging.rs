@@ -1,6 +1,6 @@
 //! Completions, manual pages, version.
 
-use std::process::Command;
+use std::{fs, path::PathBuf, process::Command};
 
 use crate::sandbox::{Ran, Sandbox};
 
@@ -81,21 +81,45 @@ fn there_is_a_manual_page_for_each_command() {
     page.assert_code(0);
     assert!(page.stdout.contains(".TH") && page.stdout.contains("in one place at a time"), "{page:?}");
     assert!(sandbox.run(&["man", "run"]).stdout.contains("conflict"));
-    for command in ["run", "list", "doctor", "init"] {
-        let page = sandbox.run(&["man", command]).stdout;
-        for section in ["EXIT STATUS", "ENVIRONMENT", "FILES"] {
-            assert!(page.contains(&format!(".SH \"{section}\"\n")), "{section}: {page}");
-        }
-        assert!(!page.contains(".SH EXTRA"), "{page}");
-    }
     let run = sandbox.run(&["man", "run"]).stdout;
     let examples = run.split(".SH EXAMPLES\n.nf\n").nth(1).unwrap();
     assert!(examples.starts_with("leasehold run backup \\-\\- ./backup.sh"), "{examples}");
     let out = sandbox.path("man");
     sandbox.run(&["man", "--out", out.to_str().unwrap()]).assert_code(0);
-    for name in ["leasehold.1", "leasehold-run.1", "leasehold-evict.1", "leasehold-doctor.1"] {
-        assert!(out.join(name).metadata().unwrap().len() > 100, "{name}");
+    let pages: Vec<PathBuf> = fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(pages.len(), 18, "{pages:?}");
+    for path in pages {
+        let page = fs::read_to_string(&path).unwrap();
+        for section in ["\"EXIT STATUS\"", "\"ENVIRONMENT\"", "\"FILES\"", "EXAMPLES"] {
+            assert!(page.contains(&format!(".SH {section}\n")), "{}: {section}: {page}", path.display());
+        }
+        assert!(!page.contains(".SH EXTRA"), "{page}");
     }
+}
+
+#[test]
+fn every_example_of_the_help_has_flags_that_exist() {
+    let sandbox = Sandbox::new();
+    let help = sandbox.run(&["--help"]).stdout;
+    let listed = help.split("\nCommands:\n").nth(1).unwrap().split("\n\n").next().unwrap();
+    let names = listed.lines().filter_map(|line| line.strip_prefix("  ")).filter(|line| !line.starts_with(' '));
+    let mut tried = 0;
+    for name in names.map(|line| line.split(' ').next().unwrap()).filter(|name| *name != "help") {
+        let help = sandbox.run(&[name, "--help"]).stdout;
+        let examples = help.split("Examples:\n").nth(1).unwrap_or_else(|| panic!("{name}: {help}"));
+        for line in examples.lines().filter_map(|line| line.strip_prefix("  leasehold ")) {
+            // What it means, where a pipe leads to, and the command that would run.
+            let ours = line.split("   ").next().unwrap().split(" | ").next().unwrap().split(" && ").next().unwrap();
+            let ours = ours.split(" -- ").next().unwrap().replace("--fence N", "--fence 1");
+            let mut command = sandbox.command("sh");
+            command.args(["-c", &format!("lease=lh2_x; {} {ours} --help", env!("CARGO_BIN_EXE_leasehold"))]);
+            let ran = Ran::of(command);
+            ran.assert_code(0);
+            assert!(ran.stdout.contains("Usage: leasehold "), "{line}: {ran:?}");
+            tried += 1;
+        }
+    }
+    assert!(tried > 30, "only {tried} examples were found");
 }
 
 #[test]
@@ -103,7 +127,7 @@ fn schemas_are_printed_by_name() {
     let sandbox = Sandbox::new();
     let names = sandbox.run(&["schema"]).stdout;
     let files = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("schemas");
-    assert_eq!(names.lines().count(), std::fs::read_dir(files).unwrap().count(), "each file has a name");
+    assert_eq!(names.lines().count(), fs::read_dir(files).unwrap().count(), "each file has a name");
     for name in names.lines() {
         assert!(sandbox.run(&["schema", name]).json()["properties"]["v"].is_object(), "{name}");
     }

@@ -133,6 +133,15 @@ impl Sandbox {
         running
     }
 
+    /// The background process that keeps a lease for another (`acquire --while-pid`).
+    pub(crate) fn keeper(&self) -> Option<i32> {
+        let is_keeper = |pid: &i32| {
+            let environ = fs::read_to_string(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environ.contains("\0LEASEHOLD_KEEPER=")
+        };
+        self.processes().into_iter().find(is_keeper)
+    }
+
     /// The one lock of this name as JSON.
     pub(crate) fn inspect(&self, name: &str) -> Value {
         let ran = self.run(&["inspect", "--json", name]);

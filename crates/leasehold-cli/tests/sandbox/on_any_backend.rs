@@ -1,11 +1,18 @@
 //! What the command does alike on every backend, tried on a directory and on servers.
 
-use std::{fs, path::Path, process::Stdio, thread, time::Duration};
+use std::{
+    fs,
+    os::unix::process::ExitStatusExt,
+    path::Path,
+    process::Stdio,
+    thread,
+    time::{Duration, Instant},
+};
 
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::{Running, Sandbox, state_of, until};
+use super::{Running, Sandbox, kill, state_of, until};
 
 /// All of it.
 pub(crate) fn everything(sandbox: &Sandbox) {
@@ -17,6 +24,14 @@ pub(crate) fn everything(sandbox: &Sandbox) {
     a_name_without_history_is_told(sandbox);
     a_leader_says_why_it_no_longer_leads(sandbox);
     one_who_was_evicted_is_told_by_whom(sandbox);
+    a_lease_tied_to_a_process(sandbox);
+}
+
+/// What `acquire --while-pid` promises.
+pub(crate) fn a_lease_tied_to_a_process(sandbox: &Sandbox) {
+    a_script_that_is_killed_frees_its_lock_within_a_second(sandbox);
+    a_lock_whose_script_and_keeper_are_killed_passes_on(sandbox);
+    a_process_whose_lock_was_taken_away_is_told_why(sandbox);
 }
 
 /// One who waits leaves the queue while it is stopped, so that nobody waits behind it.
@@ -60,7 +75,7 @@ pub(crate) fn a_failure_and_a_skip_run_their_hooks(sandbox: &Sandbox) {
 
     assert_eq!(told["holders"], Value::Null, "{told}");
 
-    let holder = sandbox.hold("x");
+    let mut holder = sandbox.hold("x");
     let busy = run(&["-n", "x", "--", "true"]);
     busy.assert_code(75);
     assert!(busy.stderr.contains("warning: --on-skip: ended with exit status: 9"), "{busy:?}");
@@ -71,6 +86,35 @@ pub(crate) fn a_failure_and_a_skip_run_their_hooks(sandbox: &Sandbox) {
     assert!(held_by["acquired_at"].as_str().unwrap() <= told["ended_at"].as_str().unwrap(), "{told}");
     assert!(held_by["held_ms"].is_u64() && told["holders"].as_array().unwrap().len() == 1, "{told}");
     assert!(!failed.exists());
+    // Killed, it would leave its lease to the clock.
+    holder.signal(Signal::TERM);
+    holder.wait();
+
+    run(&["unstarted", "--", "/nonexistent/command"]).assert_code(127);
+    let told = take_report(&failed);
+    assert_eq!((&told["outcome"], &told["exit_code"]), (&"exec_failed".into(), &127.into()), "{told}");
+
+    let args = ["run", "--on-failure", &on_failure, "--on-skip", &on_skip, "taken-away", "--", "sleep", "600"];
+    let mut losing = sandbox.start(&args);
+    until("it holds", || sandbox.holders("taken-away") == 1);
+    let fence = sandbox.fence("taken-away");
+    sandbox.run(&["evict", "taken-away", "--fence", &fence, "--reason", "test", "--yes"]).assert_code(0);
+    assert_eq!(losing.code(), 121);
+    let told = take_report(&failed);
+    assert_eq!((&told["outcome"], &told["reason"]), (&"lost".into(), &"evicted".into()), "{told}");
+
+    let exe = env!("CARGO_BIN_EXE_leasehold");
+    let inner = [exe, "run", "--on-failure", &on_failure, "--on-skip", &on_skip, "within", "--", "true"];
+    sandbox.run(&[&["run", "within", "--"], &inner[..]].concat()).assert_code(64);
+    let told = take_report(&failed);
+    assert_eq!((&told["outcome"], &told["reason"]), (&"backend_error".into(), &"usage".into()), "{told}");
+    assert!(!skipped.exists(), "none of these was skipped");
+
+    // What is refused before the backend is opened is not told to a hook.
+    for (args, code) in [(&["--ttl", "0", "x", "--", "true"][..], 64), (&["-b", "no-profile", "x", "--", "true"], 78)] {
+        run(args).assert_code(code);
+        assert!(!failed.exists() && !skipped.exists(), "{args:?}");
+    }
 }
 
 /// A signal that ends `run` before its command has succeeded is a failure, whether it waits or runs.
@@ -243,6 +287,47 @@ pub(crate) fn one_who_was_evicted_is_told_by_whom(sandbox: &Sandbox) {
     let gone = sandbox.run(&["check", "--lease", lease.trim()]);
     gone.assert_code(1);
     assert!(gone.stderr.contains("evicted ") && gone.stderr.contains(" ago: host gone (by "), "{gone:?}");
+}
+
+/// Its keeper releases the lease, however long that would last.
+fn a_script_that_is_killed_frees_its_lock_within_a_second(sandbox: &Sandbox) {
+    let measure = || {
+        let mut script = sandbox.tied(&sandbox.url(), "--ttl 10m", "exec sleep 999");
+        let killed = Instant::now();
+        script.signal(Signal::KILL);
+        script.wait();
+        sandbox.run(&["run", "-w", "20s", "x", "--", "true"]).assert_code(0);
+        killed.elapsed()
+    };
+    // A busy machine may delay some of them.
+    let fastest = (0..5).map(|_| measure()).min().unwrap();
+    assert!(fastest < Duration::from_secs(1), "{fastest:?}");
+}
+
+/// At once where the lease ends with its process or connection, otherwise after its ttl.
+fn a_lock_whose_script_and_keeper_are_killed_passes_on(sandbox: &Sandbox) {
+    let url = sandbox.url();
+    let by_clock = !url.starts_with("file:") && !url.contains("liveness=connection");
+    let ttl = if by_clock { "--ttl 3s" } else { "--ttl 10m" };
+    let mut script = sandbox.tied(&url, ttl, "exec sleep 999");
+    let keeper = sandbox.keeper().unwrap();
+    let killed = Instant::now();
+    kill(keeper);
+    script.signal(Signal::KILL);
+    script.wait();
+    sandbox.run(&["run", "-w", "20s", "x", "--", "true"]).assert_code(0);
+    // The ttl, and 2 s for a busy machine.
+    assert!(killed.elapsed() < Duration::from_secs(5), "{:?}", killed.elapsed());
+}
+
+/// The reason is on the standard error of the process itself, before its signal comes.
+fn a_process_whose_lock_was_taken_away_is_told_why(sandbox: &Sandbox) {
+    let script = sandbox.tied(&sandbox.url(), "", "exec sleep 999");
+    let fence = sandbox.fence("x");
+    sandbox.run(&["evict", "x", "--fence", &fence, "--reason", "host gone", "--yes"]).assert_code(0);
+    let ran = script.finish();
+    assert_eq!(ran.status.signal(), Some(15), "{ran:?}");
+    assert!(ran.stderr.starts_with("leasehold: LOST x: evicted by an operator. Sending TERM to "), "{ran:?}");
 }
 
 /// Runs that hold or wait have one connection each: `connections` counts those of everybody.

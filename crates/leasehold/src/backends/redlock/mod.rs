@@ -171,8 +171,17 @@ impl Quorum {
     }
 
     fn too_few_opened(&self) -> Error {
-        let failures = self.shared.nodes.iter().enumerate().filter_map(|(at, node)| Some((at, node.backend().err()?)));
-        Error::unavailable(self.shared.nodes.message("redlock", &failures.collect::<Vec<_>>()))
+        let nodes = &self.shared.nodes;
+        let misconfigured: Vec<String> = nodes
+            .iter()
+            .filter_map(|node| Some(format!("redlock: {}: {}", node.name, node.misconfigured()?)))
+            .collect();
+        // Whoever opens it need not try again. One is enough to read, since most mistakes are in all nodes' URLs.
+        if let Some(first) = misconfigured.first().filter(|_| nodes.len() - misconfigured.len() < nodes.majority()) {
+            return Error::invalid_config(first);
+        }
+        let failures = nodes.iter().enumerate().filter_map(|(at, node)| Some((at, node.backend().err()?)));
+        Error::unavailable(nodes.message("redlock", &failures.collect::<Vec<_>>()))
     }
 
     /// Refuses nodes that never could vote, and a `longest_ttl` that others do not share.

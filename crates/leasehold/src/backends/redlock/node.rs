@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tokio::{runtime::Handle, sync::Notify, time};
 
 use crate::{
-    Error, Result,
+    Error, ErrorKind, Result,
     backend::{Backend, Backoff, OpenOptions},
     backends,
     clock::Clock,
@@ -54,7 +54,7 @@ enum Reachability {
     /// The last call was not answered in time; a probe is under way.
     Hangs,
     /// Not opened yet, with the reason once an attempt has failed.
-    Unopened(Option<String>),
+    Unopened(Option<(ErrorKind, String)>),
 }
 
 /// Why a node's vote does not count.
@@ -107,7 +107,7 @@ impl Node {
     pub(super) fn backend(&self) -> Result<&Arc<dyn Backend>> {
         self.backend.get().ok_or_else(|| {
             let reason = match &self.state.lock().reachability {
-                Reachability::Unopened(Some(reason)) => reason.clone(),
+                Reachability::Unopened(Some((_, reason))) => reason.clone(),
                 _ => String::from("could not be reached yet"),
             };
             Error::unavailable(reason)
@@ -131,11 +131,19 @@ impl Node {
                     return backend;
                 }
                 Err(error) => {
-                    self.state.lock().reachability = Reachability::Unopened(Some(error.to_string()));
+                    self.state.lock().reachability = Reachability::Unopened(Some((error.kind(), error.to_string())));
                     self.attempted.notify_waiters();
                 }
             }
             time::sleep(backoff.pause()).await;
+        }
+    }
+
+    /// Why no attempt can open it: the URL would have to be another one.
+    pub(super) fn misconfigured(&self) -> Option<String> {
+        match &self.state.lock().reachability {
+            Reachability::Unopened(Some((ErrorKind::InvalidConfig, reason))) => Some(reason.clone()),
+            _ => None,
         }
     }
 
