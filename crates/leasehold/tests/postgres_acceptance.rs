@@ -2,26 +2,29 @@
 #![cfg(feature = "postgres")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod postgres_schema;
+
 use std::{fs, sync::Arc, thread, time::Duration};
 
 use leasehold::{
     Attempt, ErrorKind, Holder, Leasehold, Resource, Ttl,
     backend::{Backend, Decision, Hint, Inspect, Renewal, Request},
-    backends::postgres::{PostgresBackend, PostgresOptions, install},
+    backends::postgres::{PostgresBackend, PostgresOptions},
     blocking,
     clock::SystemClock,
     lease::{Claim, LeaseId, LeaseKey, LeaseState, ListFilter, Names, Outcome, Released, Standing},
 };
 use leasehold_testkit::{Flow, Proxy, postgres::Postgres};
+use postgres_schema::install_schema;
 
 fn options(url: &str, namespace: &str) -> PostgresOptions {
     PostgresOptions::from_url(url, namespace, Arc::new(SystemClock), Duration::from_secs(10)).unwrap()
 }
 
 /// The shared server with the schema.
-async fn prepared() -> Arc<Postgres> {
+fn prepared() -> Arc<Postgres> {
     let server = Postgres::shared();
-    install(options(&server.url(), "default"), None).await.unwrap();
+    install_schema(&server.url(), None).unwrap();
     server
 }
 
@@ -47,7 +50,7 @@ async fn soon(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
 /// 19: asking again with the same key after a dropped reply returns the same lease.
 #[tokio::test(flavor = "multi_thread")]
 async fn asking_again_after_a_dropped_reply_returns_the_same_lease() {
-    let server = prepared().await;
+    let server = prepared();
     for liveness in ["ttl", "connection"] {
         let space = format!("dropped-reply.{liveness}");
         let proxy = Proxy::to(server.port());
@@ -101,7 +104,7 @@ async fn asking_again_after_a_dropped_reply_returns_the_same_lease() {
 /// 20: nothing is granted to a waiter that has lapsed, however the holder ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_granted_to_a_lapsed_waiter() {
-    let server = prepared().await;
+    let server = prepared();
     let backend = backend(&server.url(), "lapsed-waiter").await;
     let mut hints = backend.hints();
     let mut last = Vec::new();
@@ -153,8 +156,7 @@ fn uuid(request: &Request) -> String {
 /// 33: busy names the holder, its note and since when, whatever the primitive.
 #[test]
 fn busy_names_the_holder() {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let server = runtime.block_on(prepared());
+    let server = prepared();
     for liveness in ["ttl", "connection"] {
         let url = format!("{}?liveness={liveness}", server.url());
         let connect = |holder: &str| {
@@ -191,8 +193,7 @@ fn busy_names_the_holder() {
 fn a_server_that_encrypts_is_verified_as_the_url_asks() {
     let server = Postgres::start_encrypted();
     let file = |name: &str| server.path(name).display().to_string();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    runtime.block_on(install(options(&server.url(), "default"), None)).unwrap();
+    install_schema(&server.url(), None).unwrap();
     // Without encryption nobody is let in from now on.
     let rules = server.psql("show hba_file");
     let open = fs::read_to_string(&rules).unwrap();
@@ -232,7 +233,7 @@ fn a_server_that_encrypts_is_verified_as_the_url_asks() {
 #[test]
 fn renewals_pass_a_guarded_transaction_of_their_own_lease_also_for_one_that_waited() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let server = runtime.block_on(prepared());
+    let server = prepared();
     let builder = || Leasehold::builder().namespace("guarded-renewals");
     let (one, two) = (
         blocking::wait(builder().connect(&server.url())).unwrap(),
@@ -266,8 +267,7 @@ fn renewals_pass_a_guarded_transaction_of_their_own_lease_also_for_one_that_wait
 
 #[test]
 fn a_socket_in_the_file_system_will_do() {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let server = runtime.block_on(prepared());
+    let server = prepared();
     for liveness in ["ttl", "connection"] {
         let url = format!("{}?liveness={liveness}", server.url_by_socket());
         let (one, two) =

@@ -2,22 +2,18 @@
 #![cfg(feature = "postgres")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::{sync::Arc, thread, time::Duration};
+mod postgres_schema;
 
-use leasehold::{
-    backends::postgres::{PostgresOptions, install},
-    clock::SystemClock,
-};
+use std::{thread, time::Duration};
+
 use leasehold_testkit::{postgres::Postgres, until};
+use postgres_schema::server_with_schema;
 use tokio::runtime::Runtime;
 use tokio_postgres::{Client, NoTls};
 
 fn installed() -> (Postgres, Runtime) {
-    let server = Postgres::start();
-    let limit = Duration::from_secs(10);
-    let options = PostgresOptions::from_url(&server.url(), "default", Arc::new(SystemClock), limit).unwrap();
+    let server = server_with_schema(&["fsync=off"]);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    runtime.block_on(install(options, None)).unwrap();
     (server, runtime)
 }
 

@@ -2,22 +2,18 @@
 #![cfg(feature = "postgres")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::{sync::Arc, time::Duration};
+mod postgres_schema;
 
-use leasehold::{
-    Leasehold,
-    backends::postgres::{PostgresOptions, install},
-    clock::SystemClock,
-};
+use std::time::Duration;
+
+use leasehold::Leasehold;
 use leasehold_testkit::{postgres::Postgres, until};
+use postgres_schema::server_with_schema;
 use tokio::task::JoinSet;
 
 /// A server on which nothing but the test takes transaction numbers.
-async fn quiet_server(settings: &[&str]) -> Postgres {
-    let server = Postgres::start_with(&[&["fsync=off", "autovacuum=off"], settings].concat());
-    let options = PostgresOptions::from_url(&server.url(), "default", Arc::new(SystemClock), Duration::from_secs(10));
-    install(options.unwrap(), None).await.unwrap();
-    server
+fn quiet_server(settings: &[&str]) -> Postgres {
+    server_with_schema(&[&["fsync=off", "autovacuum=off"], settings].concat())
 }
 
 /// The next transaction that writes gets this number.
@@ -38,7 +34,7 @@ async fn try_and_fail(locks: &Leasehold, name: &'static str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn losers_write_nothing() {
-    let server = quiet_server(&[]).await;
+    let server = quiet_server(&[]);
     // No renewal, which writes, comes between.
     let long = Duration::from_secs(600);
     let locks = Leasehold::builder().ttl(long).connect(&server.url()).await.unwrap();
@@ -71,7 +67,7 @@ async fn losers_write_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_helper_is_parsed_again_in_every_call() {
     const OFTEN: usize = 300;
-    let server = quiet_server(&["track_functions=all"]).await;
+    let server = quiet_server(&["track_functions=all"]);
     let locks = Leasehold::connect(&format!("{}?connections=1", server.url())).await.unwrap();
     let held = locks.mutex("held").acquire().await.unwrap();
     for _ in 0..OFTEN {
@@ -106,7 +102,7 @@ async fn no_helper_is_parsed_again_in_every_call() {
 #[tokio::test(flavor = "multi_thread")]
 async fn names_are_found_by_their_key_however_few_there_are() {
     const TIMES: usize = 100;
-    let server = quiet_server(&[]).await;
+    let server = quiet_server(&[]);
     let take_each = async || {
         let locks = Leasehold::connect(&format!("{}?connections=1", server.url())).await.unwrap();
         for at in 0..TIMES {
@@ -130,7 +126,7 @@ async fn names_are_found_by_their_key_however_few_there_are() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn history_reads_what_it_shows_however_much_there_is() {
-    let server = quiet_server(&[]).await;
+    let server = quiet_server(&[]);
     server.psql(
         "insert into leasehold.ended (id, namespace, name, mode, units, capacity, holder, metadata, asked_at, ended_at, ending) \
          select gen_random_uuid(), 'default', 'job:' || n % 1000, 'x', 1, 1, 'a', '{}', now(), now() - n * interval '1 s', \
@@ -159,7 +155,7 @@ async fn history_reads_what_it_shows_however_much_there_is() {
 /// As the library does by itself, after 20 s.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_piled_up_is_removed_whole() {
-    let server = quiet_server(&[]).await;
+    let server = quiet_server(&[]);
     let _locks = Leasehold::connect(&server.url()).await.unwrap();
     server.psql(
         "insert into leasehold.ended (id, namespace, name, mode, units, capacity, holder, metadata, asked_at, ended_at, ending) \
@@ -182,7 +178,7 @@ async fn what_piled_up_is_removed_whole() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn queues_reuse_their_room() {
-    let server = quiet_server(&[]).await;
+    let server = quiet_server(&[]);
     let _locks = Leasehold::connect(&server.url()).await.unwrap();
     server.psql(
         "insert into leasehold.entry (id, namespace, name, mode, units, capacity, holder, metadata, ttl_us, expires_at, \

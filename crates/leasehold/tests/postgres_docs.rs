@@ -2,22 +2,17 @@
 #![cfg(feature = "postgres")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::{sync::Arc, time::Duration};
+mod postgres_schema;
 
-use leasehold::{
-    backends::postgres::{PostgresOptions, install},
-    clock::SystemClock,
-};
 use leasehold_testkit::postgres::Postgres;
+use postgres_schema::install_schema;
 
 const GUIDE: &str = include_str!("../../../docs/postgres.md");
 
 #[tokio::test]
 async fn every_statement_of_the_guide_does_what_it_says() {
     let server = Postgres::start();
-    let options =
-        PostgresOptions::from_url(&server.url(), "default", Arc::new(SystemClock), Duration::from_secs(10)).unwrap();
-    install(options, Some("public")).await.unwrap();
+    install_schema(&server.url(), Some("public")).unwrap();
     let script: String =
         GUIDE.split("```sql\n").skip(1).filter_map(|rest| rest.split("```").next()).collect::<Vec<_>>().join("");
     let said = server.psql(&script);

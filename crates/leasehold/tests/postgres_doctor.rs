@@ -2,26 +2,19 @@
 #![cfg(feature = "postgres")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::{sync::Arc, time::Duration};
+mod postgres_schema;
+
+use std::sync::Arc;
 
 use leasehold::{
     Leasehold,
     backend::{Finding, Severity},
-    backends::postgres::{PostgresOptions, install},
     blocking,
-    clock::{ManualClock, SystemClock},
+    clock::ManualClock,
 };
-use leasehold_testkit::{postgres::Postgres, until};
+use leasehold_testkit::until;
+use postgres_schema::server_with_schema;
 use tokio_postgres::NoTls;
-
-fn prepared(settings: &[&str]) -> Postgres {
-    let server = Postgres::start_with(settings);
-    let limit = Duration::from_secs(10);
-    let options = PostgresOptions::from_url(&server.url(), "default", Arc::new(SystemClock), limit).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(install(options, None)).unwrap();
-    server
-}
 
 fn examined(url: &str) -> Vec<Finding> {
     blocking::wait(blocking::wait(Leasehold::connect(url)).unwrap().examine()).unwrap()
@@ -41,7 +34,7 @@ fn severity(findings: &[Finding], subject: &str) -> Option<Severity> {
 
 #[test]
 fn a_server_in_good_order_has_nothing_against_it() {
-    let server = prepared(&["fsync=on"]);
+    let server = server_with_schema(&["fsync=on"]);
     let mut findings = examined(&server.url());
     // How far away it is depends on what else the machine does.
     findings.retain(|finding| finding.subject != "reach");
@@ -55,7 +48,7 @@ fn a_server_in_good_order_has_nothing_against_it() {
 
 #[test]
 fn what_endangers_locks_is_found_and_named() {
-    let server = prepared(&["fsync=off", "autovacuum=off", "max_connections=20"]);
+    let server = server_with_schema(&["fsync=off", "autovacuum=off", "max_connections=20"]);
     let url = server.url();
     let findings = examined(&url);
     assert_eq!(severity(&findings, "durability"), Some(Severity::Failure), "fsync is off");
@@ -98,7 +91,7 @@ fn what_endangers_locks_is_found_and_named() {
 
 #[test]
 fn grants_that_a_crash_or_a_failover_forgets_are_told() {
-    let server = prepared(&["fsync=on", "synchronous_commit=off"]);
+    let server = server_with_schema(&["fsync=on", "synchronous_commit=off"]);
     let url = server.url();
     let (severity_of_it, words) = about(&examined(&url), "durability").unwrap();
     assert!(severity_of_it == Severity::Warning && words.contains("synchronous_commit is off"), "{words}");
@@ -117,7 +110,7 @@ fn grants_that_a_crash_or_a_failover_forgets_are_told() {
 
 #[test]
 fn dead_rows_that_pile_up_are_told() {
-    let server = prepared(&["fsync=off"]);
+    let server = server_with_schema(&["fsync=off"]);
     server.psql(
         "insert into leasehold.resource (namespace, name) select 'default', n::text from generate_series(1, 200000) n",
     );
@@ -142,7 +135,7 @@ fn dead_rows_that_pile_up_are_told() {
 
 #[test]
 fn a_wall_clock_far_from_ours_is_told() {
-    let server = prepared(&["fsync=on"]);
+    let server = server_with_schema(&["fsync=on"]);
     assert_eq!(severity(&examined(&server.url()), "clock"), Some(Severity::Info));
     // It says what it says for ever, which is long ago.
     let builder = Leasehold::builder().clock(Arc::new(ManualClock::new()));
@@ -153,7 +146,7 @@ fn a_wall_clock_far_from_ours_is_told() {
 /// It is the same clock, so that all but a part of one round trip is a fault of the measurement.
 #[test]
 fn the_clock_of_this_machine_is_found_to_be_ours() {
-    let server = prepared(&["fsync=on"]);
+    let server = server_with_schema(&["fsync=on"]);
     let apart = || -> f64 {
         let (_, words) = about(&examined(&server.url()), "clock").unwrap();
         words.split(' ').find_map(|word| word.parse().ok()).unwrap()
@@ -166,7 +159,7 @@ fn the_clock_of_this_machine_is_found_to_be_ours() {
 /// Deletes and updates of a published table need rows that can be named.
 #[test]
 fn a_publication_of_all_tables_is_named_and_stops_no_upkeep() {
-    let server = prepared(&["fsync=on", "wal_level=logical"]);
+    let server = server_with_schema(&["fsync=on", "wal_level=logical"]);
     assert_eq!(severity(&examined(&server.url()), "publication"), None);
     server.psql(
         "create publication everything for all tables;
@@ -182,7 +175,7 @@ fn a_publication_of_all_tables_is_named_and_stops_no_upkeep() {
 
 #[test]
 fn upkeep_that_cannot_work_is_named() {
-    let server = prepared(&["fsync=on"]);
+    let server = server_with_schema(&["fsync=on"]);
     server.psql(
         "create function no() returns trigger language plpgsql as 'begin raise exception $$not here$$; end';
                  create trigger no before update on leasehold.upkeep for each row execute function no()",
@@ -193,7 +186,7 @@ fn upkeep_that_cannot_work_is_named() {
 
 #[test]
 fn a_forgotten_prepared_transaction_is_named() {
-    let server = prepared(&["fsync=on", "max_prepared_transactions=5"]);
+    let server = server_with_schema(&["fsync=on", "max_prepared_transactions=5"]);
     server.psql(
         "select leasehold.acquire_lock('x', 'a');
          begin; select leasehold.guard('x', leasehold.fence_of('x', 'a')); prepare transaction 'forgotten';
@@ -211,7 +204,7 @@ fn a_forgotten_prepared_transaction_is_named() {
 
 #[test]
 fn what_a_role_cannot_see_is_said() {
-    let server = prepared(&["fsync=on"]);
+    let server = server_with_schema(&["fsync=on"]);
     server.psql("create role app login; select leasehold.allow('app')");
     let url = server.url_of("app", "postgres");
     let (severity_of_it, words) = about(&examined(&url), "visibility").unwrap();
@@ -222,7 +215,7 @@ fn what_a_role_cannot_see_is_said() {
 
 #[test]
 fn a_short_statement_timeout_is_told() {
-    let server = prepared(&["fsync=on"]);
+    let server = server_with_schema(&["fsync=on"]);
     server.psql("alter role postgres set statement_timeout = '300ms'");
     assert_eq!(severity(&examined(&server.url()), "statement timeout"), Some(Severity::Warning));
 }
@@ -230,7 +223,7 @@ fn a_short_statement_timeout_is_told() {
 /// A standby does not know who of the primary's connections lives.
 #[test]
 fn a_standby_shows_what_lives_by_connections() {
-    let server = prepared(&["fsync=on"]);
+    let server = server_with_schema(&["fsync=on"]);
     let standby = server.standby();
     let locks = blocking::wait(Leasehold::connect(&format!("{}?liveness=connection", server.url()))).unwrap();
     let _guard = blocking::wait(locks.mutex("x").acquire()).unwrap();

@@ -2,20 +2,20 @@
 #![cfg(feature = "postgres")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod postgres_schema;
 mod shared;
 
 use std::{
     env,
     io::{BufRead, BufReader, Write},
     process::{Command, Stdio},
-    sync::Arc,
     thread,
     time::Duration,
 };
 
 use leasehold::{
     ErrorKind, Guard, Leasehold, Resource,
-    backends::postgres::{PostgresOptions, advisory::Advisory, install},
+    backends::postgres::advisory::Advisory,
     blocking,
     clock::{Clock, SystemClock},
     lease::{Ending, HistoryFilter, Names},
@@ -25,21 +25,10 @@ use leasehold_testkit::{
     postgres::{Postgres, Stop},
     until,
 };
+use postgres_schema::{install_schema, server_with_schema};
 use shared::hold_at_last;
 
 const TTL: Duration = Duration::from_secs(6);
-
-fn server_with_schema() -> Postgres {
-    let server = Postgres::start();
-    init(&server.url());
-    server
-}
-
-fn init(url: &str) {
-    let options = PostgresOptions::from_url(url, "default", Arc::new(SystemClock), Duration::from_secs(10)).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(install(options, None)).unwrap();
-}
 
 fn connect(url: &str) -> Leasehold {
     blocking::wait(Leasehold::connect(url)).unwrap()
@@ -72,7 +61,7 @@ fn nothing_is_lost(server: &mut Postgres, fault: impl FnOnce(&mut Postgres)) {
 
 #[test]
 fn backends_that_are_terminated_are_replaced() {
-    nothing_is_lost(&mut server_with_schema(), |server| {
+    nothing_is_lost(&mut server_with_schema(&["fsync=off"]), |server| {
         server
             .psql("select count(pg_terminate_backend(pid)) from pg_stat_activity where application_name = 'leasehold'");
     });
@@ -80,17 +69,17 @@ fn backends_that_are_terminated_are_replaced() {
 
 #[test]
 fn a_fast_restart_loses_nothing() {
-    nothing_is_lost(&mut server_with_schema(), |server| server.restart(Stop::Fast));
+    nothing_is_lost(&mut server_with_schema(&["fsync=off"]), |server| server.restart(Stop::Fast));
 }
 
 #[test]
 fn an_immediate_restart_loses_nothing() {
-    nothing_is_lost(&mut server_with_schema(), |server| server.restart(Stop::Immediate));
+    nothing_is_lost(&mut server_with_schema(&["fsync=off"]), |server| server.restart(Stop::Immediate));
 }
 
 #[test]
 fn a_killed_backend_takes_all_connections_along_and_no_lease() {
-    nothing_is_lost(&mut server_with_schema(), |server| {
+    nothing_is_lost(&mut server_with_schema(&["fsync=off"]), |server| {
         let pid = server.psql("select pid from pg_stat_activity where application_name = 'leasehold' limit 1");
         server.kill_backend(pid.parse().unwrap());
     });
@@ -100,7 +89,7 @@ fn a_killed_backend_takes_all_connections_along_and_no_lease() {
 fn unlogged_leases_are_gone_after_a_crash_and_the_next_renewal_says_so() {
     let mut server = Postgres::start();
     let url = format!("{}?durability=unlogged", server.url());
-    init(&url);
+    install_schema(&url, None).unwrap();
     let locks = connect(&url);
     // The second restarts without a new start of the server: the tables are emptied all the same.
     let faults: [fn(&mut Postgres); 2] = [
@@ -123,7 +112,7 @@ fn unlogged_leases_are_gone_after_a_crash_and_the_next_renewal_says_so() {
 
 #[test]
 fn an_asynchronous_failover_reports_what_it_lost_and_fences_rise_on() {
-    let mut primary = server_with_schema();
+    let mut primary = server_with_schema(&["fsync=off"]);
     let standby = primary.standby();
     let error = blocking::wait(Leasehold::connect(&standby.url())).unwrap_err();
     assert!(error.kind() == ErrorKind::Unavailable && error.to_string().contains("standby"), "{error}");
@@ -169,7 +158,7 @@ fn ends_with_the_connections(ways: [String; 2], server: &mut Postgres, fault: im
 #[test]
 fn a_restart_ends_what_lives_by_connections() {
     for how in [Stop::Fast, Stop::Immediate] {
-        let mut server = server_with_schema();
+        let mut server = server_with_schema(&["fsync=off"]);
         let proxy = Proxy::to(server.port());
         let ways = [format!("postgres://postgres@127.0.0.1:{}/postgres", proxy.port()), server.url()];
         ends_with_the_connections(ways, &mut server, |server| {
@@ -181,7 +170,7 @@ fn a_restart_ends_what_lives_by_connections() {
 
 #[test]
 fn a_failover_ends_what_lives_by_connections() {
-    let mut primary = server_with_schema();
+    let mut primary = server_with_schema(&["fsync=off"]);
     let standby = primary.standby();
     let proxy = Proxy::to(primary.port());
     let both = format!("postgres://postgres@127.0.0.1:{},127.0.0.1:{}/postgres", primary.port(), standby.port());
@@ -195,7 +184,7 @@ fn a_failover_ends_what_lives_by_connections() {
 
 #[test]
 fn through_a_transaction_pooler_ttl_works_and_the_rest_is_refused() {
-    let server = server_with_schema();
+    let server = server_with_schema(&["fsync=off"]);
     let pooler = server.pgbouncer();
     let (one, two) = (connect(&pooler.url()), connect(&pooler.url()));
     assert!(!one.guarantees().pushes, "nothing pushes through a pooler");
@@ -216,7 +205,7 @@ fn through_a_transaction_pooler_ttl_works_and_the_rest_is_refused() {
 
 #[test]
 fn defaults_of_role_and_database_do_not_matter() {
-    let server = server_with_schema();
+    let server = server_with_schema(&["fsync=off"]);
     server.psql(
         "alter role postgres set statement_timeout = '2s'; \
          alter database postgres set default_transaction_isolation = 'repeatable read'; \
@@ -237,7 +226,7 @@ fn defaults_of_role_and_database_do_not_matter() {
 /// One call takes long, and the connection that others would get is refused: they go by the one there is.
 #[test]
 fn calls_for_which_there_is_no_further_connection_go_by_the_one_there_is() {
-    let server = server_with_schema();
+    let server = server_with_schema(&["fsync=off"]);
     // One works, one listens and renews.
     server.psql("create role app login connection limit 2; select leasehold.allow('app')");
     let locks = connect(&server.url_of("app", "postgres"));
@@ -275,7 +264,7 @@ fn calls_for_which_there_is_no_further_connection_go_by_the_one_there_is() {
 
 #[test]
 fn a_grant_that_was_told_while_nobody_listened_is_found_on_listening_again() {
-    let server = server_with_schema();
+    let server = server_with_schema(&["fsync=off"]);
     server.psql("create role app login; select leasehold.allow('app')");
     server.psql("select leasehold.acquire_lock('x', 'a', 600)");
     let locks = connect(&format!("{}?connections=1", server.url_of("app", "postgres")));
@@ -305,7 +294,7 @@ fn a_grant_that_was_told_while_nobody_listened_is_found_on_listening_again() {
 /// The answer to a release names who of the same instance it granted to.
 #[test]
 fn a_grant_whose_telling_was_lost_with_a_connection_is_asked_for() {
-    let server = server_with_schema();
+    let server = server_with_schema(&["fsync=off"]);
     let (first, second) = (Proxy::to(server.port()), Proxy::to(server.port()));
     let ways = format!("127.0.0.1:{},127.0.0.1:{}", first.port(), second.port());
     let locks = connect(&format!("postgres://postgres@{ways}/postgres?connections=1"));
@@ -340,7 +329,7 @@ fn a_server_that_is_not_there_is_named_without_its_password() {
 
 #[test]
 fn a_killed_holder_in_connection_mode_is_succeeded_within_a_second() {
-    let server = server_with_schema();
+    let server = server_with_schema(&["fsync=off"]);
     let url = format!("{}?liveness=connection", server.url());
     let mut holder = Command::new(env::current_exe().unwrap())
         .args(["--exact", "holder_process", "--nocapture"])
@@ -388,7 +377,7 @@ fn by_connection(proxy: &Proxy) -> Leasehold {
 
 #[test]
 fn belief_ends_with_the_socket_even_while_the_server_does_not_know() {
-    let server = server_with_schema();
+    let server = server_with_schema(&["fsync=off"]);
     let proxy = Proxy::to(server.port());
     let locks = by_connection(&proxy);
     let guards = [blocking::wait(locks.mutex("lone").acquire()).unwrap(), {
@@ -414,7 +403,7 @@ fn belief_ends_with_the_socket_even_while_the_server_does_not_know() {
 
 #[test]
 fn belief_ends_before_the_server_gives_a_silent_connection_up() {
-    let server = server_with_schema();
+    let server = server_with_schema(&["fsync=off"]);
     let proxy = Proxy::to(server.port());
     let locks = by_connection(&proxy);
     let guard = blocking::wait(locks.mutex("job").ttl(Duration::from_secs(3600)).acquire()).unwrap();

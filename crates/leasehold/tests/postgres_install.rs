@@ -2,28 +2,17 @@
 #![cfg(feature = "postgres")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::{
-    process::{Command, Stdio},
-    sync::Arc,
-    time::Duration,
-};
+mod postgres_schema;
+
+use std::process::{Command, Stdio};
 
 use leasehold::{
     ErrorKind, Leasehold,
-    backends::postgres::{PostgresOptions, install, sql, uninstall_sql},
+    backends::postgres::{sql, uninstall_sql},
     blocking,
-    clock::SystemClock,
 };
 use leasehold_testkit::postgres::{Postgres, program};
-
-fn options(url: &str) -> PostgresOptions {
-    PostgresOptions::from_url(url, "default", Arc::new(SystemClock), Duration::from_secs(10)).unwrap()
-}
-
-fn init(url: &str, expose: Option<&str>) -> leasehold::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(install(options(url), expose)).map(drop)
-}
+use postgres_schema::{install_schema, options};
 
 #[test]
 fn a_schema_that_others_can_change_is_refused() {
@@ -37,15 +26,15 @@ fn a_schema_that_others_can_change_is_refused() {
              language plpgsql as $$ begin raise exception 'ran as %', current_user; end $$",
         )
         .unwrap();
-    let error = init(&server.url(), None).unwrap_err();
+    let error = install_schema(&server.url(), None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
     assert!(error.to_string().contains("belongs to another role"), "{error}");
     server.psql("create schema mine; grant create on schema mine to mallory");
-    let error = init(&format!("{}?schema=mine", server.url()), None).unwrap_err();
+    let error = install_schema(&format!("{}?schema=mine", server.url()), None).unwrap_err();
     assert!(error.to_string().contains("may create in"), "{error}");
     server.psql("revoke create on schema mine from mallory");
-    init(&format!("{}?schema=mine", server.url()), None).unwrap();
-    init(&format!("{}?schema=others", server.url_of("mallory", "postgres")), None).unwrap();
+    install_schema(&format!("{}?schema=mine", server.url()), None).unwrap();
+    install_schema(&format!("{}?schema=others", server.url_of("mallory", "postgres")), None).unwrap();
 }
 
 /// Whoever owns a function can change it after it was replaced.
@@ -61,11 +50,11 @@ fn what_another_role_put_where_locks_are_exposed_is_refused() {
              comment on function api.release_lock is 'The same as leasehold.release_lock.'",
         )
         .unwrap();
-    let error = init(&server.url(), Some("api")).unwrap_err();
+    let error = install_schema(&server.url(), Some("api")).unwrap_err();
     assert!(error.to_string().contains("release_lock"), "{error}");
     server.psql("drop function api.release_lock");
-    init(&server.url(), Some("api")).unwrap();
-    init(&server.url(), Some("api")).unwrap();
+    install_schema(&server.url(), Some("api")).unwrap();
+    install_schema(&server.url(), Some("api")).unwrap();
 }
 
 /// Names that managed services give: not folded, and no identifiers.
@@ -73,7 +62,7 @@ fn what_another_role_put_where_locks_are_exposed_is_refused() {
 fn a_role_with_capitals_and_signs_installs_into_its_schema() {
     let server = Postgres::start();
     server.psql("create role \"Ada@example.com\" login; create schema leasehold authorization \"Ada@example.com\"");
-    init(&server.url_of("Ada%40example.com", "postgres"), None).unwrap();
+    install_schema(&server.url_of("Ada%40example.com", "postgres"), None).unwrap();
 }
 
 #[test]
@@ -100,10 +89,10 @@ fn uninstalling_removes_what_was_exposed_anywhere_and_nothing_of_others() {
     let server = Postgres::start();
     server.psql("create role mallory login; create schema api; create schema theirs authorization mallory");
     for expose in ["public", "api"] {
-        init(&server.url(), Some(expose)).unwrap();
+        install_schema(&server.url(), Some(expose)).unwrap();
     }
     server.psql("create schema beside");
-    init(&format!("{}?schema=another", server.url()), Some("beside")).unwrap();
+    install_schema(&format!("{}?schema=another", server.url()), Some("beside")).unwrap();
     let marked = "create function theirs.guard() returns int language sql as 'select 1'; \
                   comment on function theirs.guard is 'The same as leasehold.guard.'";
     server.try_psql("mallory", marked).unwrap();
@@ -121,14 +110,14 @@ fn uninstalling_removes_what_was_exposed_anywhere_and_nothing_of_others() {
 fn a_short_statement_timeout_does_not_stop_an_installation() {
     let server = Postgres::start();
     server.psql("alter role postgres set statement_timeout = '20ms'");
-    init(&server.url(), Some("public")).unwrap();
+    install_schema(&server.url(), Some("public")).unwrap();
 }
 
 /// The schema is updated first; what was built before goes on with it, as long as it may.
 #[test]
 fn versions_have_a_window_in_which_both_work() {
     let server = Postgres::start();
-    init(&server.url(), None).unwrap();
+    install_schema(&server.url(), None).unwrap();
     let connect = || blocking::wait(Leasehold::connect(&server.url()));
     server.psql("insert into leasehold.migration values (1000, 1)");
     let locks = connect().unwrap();
@@ -142,7 +131,7 @@ fn versions_have_a_window_in_which_both_work() {
 #[test]
 fn a_restore_without_rights_opens_nothing_to_strangers() {
     let server = Postgres::start();
-    init(&server.url(), Some("public")).unwrap();
+    install_schema(&server.url(), Some("public")).unwrap();
     server.psql("create database restored; create role stranger login; create role app login");
     let address = ["-h", "127.0.0.1", "-U", "postgres", "-p", &server.port().to_string()].map(String::from);
     let mut dump = Command::new(program("pg_dump"));
@@ -175,8 +164,8 @@ fn a_restore_without_rights_opens_nothing_to_strangers() {
 #[test]
 fn nobody_guesses_where_events_are_sent() {
     let server = Postgres::start();
-    init(&server.url(), None).unwrap();
-    init(&format!("{}?schema=others", server.url()), None).unwrap();
+    install_schema(&server.url(), None).unwrap();
+    install_schema(&format!("{}?schema=others", server.url()), None).unwrap();
     let channel = |schema: &str| server.psql(&format!("select {schema}.watch('default', 'somebody')"));
     assert_ne!(channel("leasehold"), channel("others"));
     let guessed = server.psql("select 'lh_events_' || left(md5('leasehold.default'), 24)");
@@ -186,7 +175,7 @@ fn nobody_guesses_where_events_are_sent() {
 #[test]
 fn a_role_is_allowed_to_read_to_lock_or_all() {
     let server = Postgres::start();
-    init(&server.url(), None).unwrap();
+    install_schema(&server.url(), None).unwrap();
     server.psql(
         "create role reads login; create role locks login; select leasehold.allow('reads', 'read');
          select leasehold.allow('locks', 'lock'); select leasehold.acquire_lock('x', 'a')",

@@ -2,6 +2,8 @@
 #![cfg(feature = "postgres")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod postgres_schema;
+
 use std::{
     sync::{
         Arc,
@@ -10,11 +12,9 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{
-    backends::postgres::{PostgresOptions, install},
-    clock::{Clock, SystemClock},
-};
+use leasehold::clock::{Clock, SystemClock};
 use leasehold_testkit::postgres::Postgres;
+use postgres_schema::server_with_schema;
 use tokio::{runtime::Handle, task::JoinSet};
 use tokio_postgres::{Client, NoTls};
 
@@ -109,10 +109,7 @@ fn is_passing(error: &tokio_postgres::Error) -> bool {
 /// `LEASEHOLD_SECONDS=60` for a longer look.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_stored_is_consistent_whatever_many_callers_do_at_once() {
-    let server = Arc::new(Postgres::start());
-    let limit = Duration::from_secs(10);
-    let options = PostgresOptions::from_url(&server.url(), "default", Arc::new(SystemClock), limit).unwrap();
-    install(options, None).await.unwrap();
+    let server = Arc::new(server_with_schema(&["fsync=off"]));
     server.psql(BY_HAND);
     let seconds = std::env::var("LEASEHOLD_SECONDS").map_or(4, |seconds| seconds.parse().unwrap());
     let end = SystemClock.now().after(Duration::from_secs(seconds));

@@ -2,6 +2,8 @@
 #![cfg(feature = "postgres")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod postgres_schema;
+
 use std::{
     env,
     future::poll_fn,
@@ -14,11 +16,11 @@ use std::{
 
 use leasehold::{
     ErrorKind, Leasehold,
-    backends::postgres::{PostgresOptions, install},
     clock::{Clock, SystemClock},
     lease::{ListFilter, Names},
 };
 use leasehold_testkit::postgres::{PgBouncer, Postgres};
+use postgres_schema::server_with_schema;
 use tokio::{runtime::Handle, task::JoinSet};
 use tokio_postgres::{AsyncMessage, Client, NoTls, SimpleQueryMessage};
 
@@ -30,11 +32,8 @@ const SESSION: &str = "select concat_ws(' ', current_setting('search_path'), cur
     (select count(*) from pg_listening_channels()),
     (select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid())) from pg_sleep(random() / 100)";
 
-async fn prepared() -> Postgres {
-    let server = Postgres::start();
-    let limit = Duration::from_secs(10);
-    let options = PostgresOptions::from_url(&server.url(), "default", Arc::new(SystemClock), limit).unwrap();
-    install(options, None).await.unwrap();
+fn prepared() -> Postgres {
+    let server = server_with_schema(&["fsync=off"]);
     server.psql("create table app (id int)");
     server
 }
@@ -128,14 +127,14 @@ async fn beside_an_application(server: &Postgres, pooler: &PgBouncer, parameters
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_busy_pool_is_shared_without_a_trace() {
-    let server = prepared().await;
+    let server = prepared();
     beside_an_application(&server, &server.pgbouncer(), "").await;
 }
 
 /// Sessions that this library used, and some that leases ended with, are lent to the application afterwards.
 #[tokio::test(flavor = "multi_thread")]
 async fn lent_sessions_are_given_back_without_a_trace() {
-    let server = prepared().await;
+    let server = prepared();
     let pooler = server.pgbouncer_with(&["pool_mode = session", "default_pool_size = 40"]);
     for parameters in ["?pooler=session", "?pooler=session&liveness=connection"] {
         beside_an_application(&server, &pooler, parameters).await;
@@ -145,7 +144,7 @@ async fn lent_sessions_are_given_back_without_a_trace() {
 /// The pooler lets `options` pass unread, as many do.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pooler_that_ignores_options_is_noticed() {
-    let server = prepared().await;
+    let server = prepared();
     let pooler = server.pgbouncer_with(&["ignore_startup_parameters = extra_float_digits, options"]);
     beside_an_application(&server, &pooler, "").await;
     for refused in ["liveness=connection", "liveness=connection&pooler=transaction"] {
@@ -156,7 +155,7 @@ async fn a_pooler_that_ignores_options_is_noticed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_lies_between_can_be_said() {
-    let server = prepared().await;
+    let server = prepared();
     let sessions = server.pgbouncer_with(&["pool_mode = session"]);
     for (url, pushes) in [
         (format!("{}?pooler=session", sessions.url()), true),
@@ -177,7 +176,7 @@ async fn what_lies_between_can_be_said() {
 /// Defaults of the role or the database that no lock call could work with; a pooler lends such sessions to all.
 #[tokio::test(flavor = "multi_thread")]
 async fn other_defaults_of_transactions_do_not_matter_behind_a_pooler() {
-    let server = prepared().await;
+    let server = prepared();
     server.psql(
         "alter database postgres set default_transaction_isolation = 'serializable';
          alter database postgres set default_transaction_read_only = on",

@@ -2,20 +2,20 @@
 #![cfg(feature = "postgres")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod postgres_schema;
 mod shared;
 
-use std::{fmt::Write, sync::Arc, time::Duration};
+use std::{fmt::Write, time::Duration};
 
 use leasehold::{
-    Leasehold,
-    backends::postgres::{PostgresOptions, install},
-    blocking,
+    Leasehold, blocking,
     clock::{Clock, SystemClock},
 };
 use leasehold_testkit::{
     postgres::{Postgres, Stop},
     until,
 };
+use postgres_schema::server_with_schema;
 use shared::hold_at_last;
 
 const TTL: Duration = Duration::from_secs(6);
@@ -53,14 +53,8 @@ create function by_hand.lapse(p_name text) returns boolean language sql volatile
 $$;
 "#;
 
-fn options(url: &str) -> PostgresOptions {
-    PostgresOptions::from_url(url, "default", Arc::new(SystemClock), Duration::from_secs(10)).unwrap()
-}
-
-fn server_with_schema(settings: &[&str]) -> Postgres {
-    let server = Postgres::start_with(settings);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(install(options(&server.url()), None)).unwrap();
+fn prepared(settings: &[&str]) -> Postgres {
+    let server = server_with_schema(settings);
     server.psql(BY_HAND);
     server
 }
@@ -73,7 +67,7 @@ fn commits(server: &Postgres, call: &str) -> String {
 
 #[test]
 fn a_grant_commits_durably_and_what_promises_nothing_need_not() {
-    let server = server_with_schema(&["fsync=off"]);
+    let server = prepared(&["fsync=off"]);
     let steps = [
         ("ask('x', 'a')", "g on", "a name that was not there"),
         ("ask('x', 'b')", "q off", "a place"),
@@ -116,7 +110,7 @@ fn a_grant_commits_durably_and_what_promises_nothing_need_not() {
 
 #[test]
 fn readers_leave_the_row_that_they_share_as_it_is() {
-    let server = server_with_schema(&["fsync=off"]);
+    let server = prepared(&["fsync=off"]);
     server.psql("select by_hand.ask('x', 'one', 's'); select by_hand.ask('x', 'two', 's')");
     let mut script = String::new();
     for at in 0..200 {
@@ -143,7 +137,7 @@ fn readers_leave_the_row_that_they_share_as_it_is() {
 /// A server has locks for some thousands, whoever takes them.
 #[test]
 fn many_holders_who_ran_out_are_dropped_by_a_few_locks() {
-    let server = server_with_schema(&["fsync=off"]);
+    let server = prepared(&["fsync=off"]);
     server.psql("select count(by_hand.ask('many', 'r' || n, 's', 1)) from generate_series(1, 200) n");
     until(|| server.psql("select bool_and(expires_at < clock_timestamp()) from leasehold.entry") == "t");
     let told = server.psql(
@@ -157,7 +151,7 @@ fn many_holders_who_ran_out_are_dropped_by_a_few_locks() {
 #[test]
 fn updates_stay_on_their_page() {
     // A vacuum that looks at what was keeps the room of old versions.
-    let server = server_with_schema(&["fsync=off", "autovacuum=off"]);
+    let server = prepared(&["fsync=off", "autovacuum=off"]);
     let mut script = String::from("select by_hand.ask('r', 'a', 's'); select by_hand.ask('r', 'b', 's');\n");
     for _ in 0..100 {
         for name in ["x", "y", "z"] {
@@ -188,7 +182,7 @@ fn updates_stay_on_their_page() {
 #[test]
 fn a_crash_with_asynchronous_commits_is_told_by_the_next_renewal_and_fences_rise() {
     // Written to disk as late as can be, so that a crash loses what was just said.
-    let mut server = server_with_schema(&["fsync=off", "wal_writer_delay=10s"]);
+    let mut server = prepared(&["fsync=off", "wal_writer_delay=10s"]);
     let url = format!("{}?durability=async", server.url());
     let locks = blocking::wait(Leasehold::connect(&url)).unwrap();
     let (mut lost, mut kept) = (0, 0);

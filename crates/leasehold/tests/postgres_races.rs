@@ -2,17 +2,20 @@
 #![cfg(feature = "postgres")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod postgres_schema;
+
 use std::{sync::Arc, time::Duration};
 
 use leasehold::{
     Holder, Leasehold, Resource, Result, Ttl,
     backend::{Backend, Decision, Patience, Request},
-    backends::postgres::{PostgresBackend, PostgresOptions, install},
+    backends::postgres::{PostgresBackend, PostgresOptions},
     blocking,
     clock::SystemClock,
     lease::{Claim, LeaseId, LeaseKey, Outcome, Released},
 };
 use leasehold_testkit::{Flow, Proxy, postgres::Postgres, until};
+use postgres_schema::install_schema;
 use tokio::{
     runtime::Handle,
     task::{JoinHandle, JoinSet},
@@ -42,18 +45,18 @@ returns setof leasehold.answer language sql volatile as $$
 $$;
 "#;
 
-async fn installed() -> Arc<Postgres> {
+fn installed() -> Arc<Postgres> {
     let server = Postgres::shared();
-    install_in(&server.url()).await;
+    install_schema(&server.url(), None).unwrap();
     // Tests of the same server do this one after the other.
     server.psql(&format!("begin; select pg_advisory_xact_lock(7); {BY_HAND} commit"));
     server
 }
 
 /// A server of its own on which nobody gives up on the lock of a row: what is tested is an order, not how long it takes.
-async fn patient() -> Postgres {
+fn patient() -> Postgres {
     let server = Postgres::start();
-    install_in(&server.url()).await;
+    install_schema(&server.url(), None).unwrap();
     server.psql(BY_HAND);
     server.psql(
         "do $$ declare f regprocedure; begin
@@ -64,11 +67,6 @@ async fn patient() -> Postgres {
          end $$",
     );
     server
-}
-
-async fn install_in(url: &str) -> i32 {
-    let options = PostgresOptions::from_url(url, "default", Arc::new(SystemClock), Duration::from_secs(10)).unwrap();
-    install(options, None).await.unwrap().now
 }
 
 async fn client(server: &Postgres) -> Arc<Client> {
@@ -102,7 +100,7 @@ async fn blocked(server: &Postgres, client: &Arc<Client>, sql: &'static str) -> 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn first_asks_for_a_name_do_not_wait_for_each_other_in_a_circle() {
-    let server = patient().await;
+    let server = patient();
     let (first, second) = (client(&server).await, client(&server).await);
     first.batch_execute("begin; select * from by_hand.ask('new', 'a', 'x', 30, false)").await.unwrap();
     // Two that ask for the same name in one call, before its row is there for all to see.
@@ -123,12 +121,12 @@ async fn first_asks_for_a_name_do_not_wait_for_each_other_in_a_circle() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_that_leases_live_by_is_in_nobodys_way() {
     let server = Postgres::start();
-    install_in(&server.url()).await;
+    install_schema(&server.url(), None).unwrap();
     let url = format!("{}?liveness=connection", server.url());
     let one = Leasehold::connect(&url).await.unwrap();
     let held = one.mutex("x").acquire().await.unwrap();
     // Neither of the next `init`,
-    install_in(&server.url()).await;
+    install_schema(&server.url(), None).unwrap();
     // nor of connections of another schema in the same database,
     let other = format!("{url}&schema=other_locks&init=1");
     let two = Leasehold::connect(&other).await.unwrap();
@@ -150,7 +148,7 @@ async fn a_connection_that_leases_live_by_is_in_nobodys_way() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refused_acquire_leaves_no_lock_of_the_connection_behind() {
-    let server = installed().await;
+    let server = installed();
     let (holder, caller) = (client(&server).await, client(&server).await);
     one(&holder, "select leasehold.acquire('refused')").await.unwrap();
     for _ in 0..20 {
@@ -166,7 +164,7 @@ async fn a_refused_acquire_leaves_no_lock_of_the_connection_behind() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_among_readers_that_has_expired_is_gone_to_its_release_and_new_to_its_ask() {
-    let server = installed().await;
+    let server = installed();
     let client = client(&server).await;
     let ask = async |label: &str, ttl: f64| {
         one(&client, &format!("select fence from by_hand.ask('readers', '{label}', 's', {ttl}, true)")).await.unwrap()
@@ -186,7 +184,7 @@ async fn a_reader_among_readers_that_has_expired_is_gone_to_its_release_and_new_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_whose_connection_died_asks_again_and_lives_by_the_new_one() {
-    let server = installed().await;
+    let server = installed();
     let (old, new, caller) = (client(&server).await, client(&server).await, client(&server).await);
     let first: i32 = one(&old, "select leasehold.open_session('old')").await.unwrap().parse().unwrap();
     let second: i32 = one(&new, "select leasehold.open_session('new')").await.unwrap().parse().unwrap();
@@ -211,7 +209,7 @@ async fn a_reader_whose_connection_died_asks_again_and_lives_by_the_new_one() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_ask_that_comes_late_does_not_move_a_lease_back_to_the_connection_that_was_left() {
-    let server = installed().await;
+    let server = installed();
     let (old, new, caller) = (client(&server).await, client(&server).await, client(&server).await);
     let [left, now] = [&old, &new].map(|client| one(client, "select leasehold.open_session('moved')"));
     let (left, now) = (left.await.unwrap(), now.await.unwrap());
@@ -248,7 +246,7 @@ async fn an_ask_that_comes_late_does_not_move_a_lease_back_to_the_connection_tha
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_end_that_was_promised_is_not_taken_back_by_a_call_that_began_before() {
-    let server = patient().await;
+    let server = patient();
     let (first, second) = (client(&server).await, client(&server).await);
     one(&first, "select fence from by_hand.ask('ends', 'a', 'x', 30, false)").await.unwrap();
     one(&first, "select fence from by_hand.ask('ends', 'b', 'x', 1, false)").await.unwrap();
@@ -267,7 +265,7 @@ async fn an_end_that_was_promised_is_not_taken_back_by_a_call_that_began_before(
 /// A holder that waited before is kept elsewhere than one that found the name free; `guard` must not care.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guarded_holder_that_waited_before_releases_and_renews_and_nobody_passes() {
-    let server = installed().await;
+    let server = installed();
     let (holder, writer, caller) = (client(&server).await, client(&server).await, client(&server).await);
     for ending in ["give", "evict", "expire", "downgrade"] {
         let name = format!("guarded {ending}");
@@ -328,7 +326,7 @@ async fn a_guarded_holder_that_waited_before_releases_and_renews_and_nobody_pass
 /// Grants for one name come one after the other. What the last one has not let go of yet is not a guard.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_free_is_not_busy_and_what_is_busy_is_somebodys_however_many_try() {
-    let server = patient().await;
+    let server = patient();
     server.psql(
         "create function try(p_name text, p_mode \"char\", p_id uuid, out verdict \"char\", out holder text)
          language sql as $$ select verdict, coalesce(holder, holders -> 0 ->> 'holder') from leasehold.acquire_one('default',
@@ -363,7 +361,7 @@ async fn what_is_free_is_not_busy_and_what_is_busy_is_somebodys_however_many_try
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_the_first_in_line_asks_when_a_guarded_transaction_ends() {
-    let server = installed().await;
+    let server = installed();
     let (writer, caller) = (client(&server).await, client(&server).await);
     for (name, ttl) in [("released", 600), ("expired", 3)] {
         one(&caller, &format!("select verdict from by_hand.ask('{name}', 'held', 'x', {ttl}, false)")).await.unwrap();
@@ -400,7 +398,7 @@ async fn only_the_first_in_line_asks_when_a_guarded_transaction_ends() {
 #[tokio::test(flavor = "multi_thread")]
 async fn tidying_up_goes_on_past_names_that_are_locked_or_guarded() {
     let server = Postgres::start();
-    install_in(&server.url()).await;
+    install_schema(&server.url(), None).unwrap();
     server.psql("select leasehold.acquire_lock('lapsed:' || n, 'a', 3) from generate_series(1, 4) n");
     let stranger = client(&server).await;
     stranger
@@ -421,7 +419,7 @@ async fn tidying_up_goes_on_past_names_that_are_locked_or_guarded() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_number_of_a_connection_that_lives_is_not_given_again() {
     let server = Postgres::start();
-    install_in(&server.url()).await;
+    install_schema(&server.url(), None).unwrap();
     let first = client(&server).await;
     let number = first.query_one("select leasehold.open_session('first')", &[]).await.unwrap().get::<_, i32>(0);
     server.psql(&format!("select setval('leasehold.session_id', {number}, false)"));
@@ -433,7 +431,7 @@ async fn the_number_of_a_connection_that_lives_is_not_given_again() {
 fn a_grant_by_a_connection_that_died_meanwhile_is_not_believed() {
     let server = Postgres::start();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    runtime.block_on(install_in(&server.url()));
+    install_schema(&server.url(), None).unwrap();
     let url = format!("{}?liveness=connection", server.url());
     let locks = blocking::wait(Leasehold::connect(&url)).unwrap();
     let other = blocking::wait(Leasehold::connect(&url)).unwrap();
@@ -504,7 +502,7 @@ fn is_given_back(server: &Postgres, namespace: &str, id: LeaseId) {
 /// Nothing but the end of its connection would end the lease, and nobody knows of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_ask_that_is_carried_out_after_its_release_is_given_back() {
-    let server = installed().await;
+    let server = installed();
     let (first, _second, backend) = by_two_ways(&server, "late").await;
     // 1. A request is held up. 2. It is given up, and released by another way. 3. It arrives.
     first.refuse();
@@ -521,7 +519,7 @@ async fn an_ask_that_is_carried_out_after_its_release_is_given_back() {
 /// Who is told that a lock is busy releases nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_ask_that_is_carried_out_after_it_was_told_busy_is_given_back() {
-    let server = installed().await;
+    let server = installed();
     let (first, _second, backend) = by_two_ways(&server, "late busy").await;
     let limit = Duration::from_secs(10);
     let options = PostgresOptions::from_url(&server.url(), "late busy", Arc::new(SystemClock), limit).unwrap();
@@ -542,7 +540,7 @@ async fn an_ask_that_is_carried_out_after_it_was_told_busy_is_given_back() {
 #[test]
 fn a_release_comes_through_when_a_stranger_lets_go_of_the_row() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let server = runtime.block_on(installed());
+    let server = installed();
     let locks = blocking::wait(Leasehold::builder().namespace("stranger").connect(&server.url())).unwrap();
     let guard = blocking::wait(locks.mutex("x").acquire()).unwrap();
     let stranger = runtime.block_on(client(&server));

@@ -2,29 +2,23 @@
 #![cfg(feature = "postgres")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod postgres_schema;
+
 use std::{
     io::Write,
     process::{Child, Stdio},
-    sync::Arc,
     time::Duration,
 };
 
 use leasehold::{
     Error, ErrorKind, Leasehold, Resource,
-    backends::postgres::{Installed, PostgresOptions, install, sql},
+    backends::postgres::{Installed, install, sql},
     blocking,
     clock::{Clock, SystemClock},
     lease::{Ending, HistoryFilter, Names, Released},
 };
 use leasehold_testkit::{postgres::Postgres, until};
-
-fn options(url: &str) -> PostgresOptions {
-    PostgresOptions::from_url(url, "default", Arc::new(SystemClock), Duration::from_secs(10)).unwrap()
-}
-
-fn installed(server: &Postgres, expose: Option<&'static str>) {
-    run(install_at(server.url(), expose)).unwrap();
-}
+use postgres_schema::{install_schema, options};
 
 async fn install_at(url: String, expose: Option<&str>) -> leasehold::Result<Installed> {
     install(options(&url), expose).await
@@ -60,7 +54,7 @@ fn commit(mut writer: Child) {
 #[test]
 fn psql_and_the_library_exclude_each_other_both_ways() {
     let server = Postgres::start();
-    installed(&server, Some("public"));
+    install_schema(&server.url(), Some("public")).unwrap();
     let locks = connect(&server.url());
     for acquire_lock in ["leasehold.acquire_lock", "acquire_lock"] {
         let release_lock = acquire_lock.replace("acquire", "release");
@@ -79,7 +73,7 @@ fn psql_and_the_library_exclude_each_other_both_ways() {
 #[test]
 fn a_waiter_of_the_library_is_handed_what_psql_releases() {
     let server = Postgres::start();
-    installed(&server, None);
+    install_schema(&server.url(), None).unwrap();
     let locks = connect(&server.url());
     server.psql("select leasehold.acquire_lock('job', 'psql', 3600)");
     let waiter = std::thread::spawn(move || blocking::wait(locks.mutex("job").acquire()).unwrap());
@@ -93,7 +87,7 @@ fn a_waiter_of_the_library_is_handed_what_psql_releases() {
 #[test]
 fn a_waiter_is_told_when_psql_shortens_what_it_waits_for() {
     let server = Postgres::start();
-    installed(&server, None);
+    install_schema(&server.url(), None).unwrap();
     let locks = connect(&server.url());
     for shorten in ["extend_lock('x', 'a', 0.5)", "acquire_lock('x', 'a', 0.5)"] {
         assert_eq!(server.psql("select leasehold.acquire_lock('x', 'a', 600)"), "t");
@@ -113,7 +107,7 @@ fn a_waiter_is_told_when_psql_shortens_what_it_waits_for() {
 #[test]
 fn a_release_of_what_is_anothers_locks_no_row() {
     let server = Postgres::start();
-    installed(&server, None);
+    install_schema(&server.url(), None).unwrap();
     let locked = server.psql(
         "select leasehold.acquire_lock('x', 'a'); begin; select leasehold.release_lock('x', 'b');\n\
          select pg_current_xact_id_if_assigned() is null; commit",
@@ -140,7 +134,7 @@ fn a_release_of_what_is_anothers_locks_no_row() {
 #[test]
 fn holders_have_one_id_and_nothing_else_in_common() {
     let server = Postgres::start();
-    installed(&server, None);
+    install_schema(&server.url(), None).unwrap();
     // What acquire_lock() calls once it has found the name free, while another holder was quicker.
     let too_late = "select verdict from leasehold._acquire('default', 'sql', null, 'a', false, 'x', leasehold._sql_id(), 'x', \
                     2147483647, 2147483647, 60000000, -1, false, 'b', null, '{}', null)";
@@ -160,7 +154,7 @@ fn holders_have_one_id_and_nothing_else_in_common() {
 #[test]
 fn the_three_functions_keep_their_words() {
     let server = Postgres::start();
-    installed(&server, Some("public"));
+    install_schema(&server.url(), Some("public")).unwrap();
     let ask = |query: &str| server.psql(&format!("select {query}"));
     // Named arguments, as rpc clients send them.
     assert_eq!(
@@ -205,7 +199,7 @@ fn the_three_functions_keep_their_words() {
 #[test]
 fn a_json_object_of_named_arguments_works_as_postgrest_sends_it() {
     let server = Postgres::start();
-    installed(&server, Some("public"));
+    install_schema(&server.url(), Some("public")).unwrap();
     server.psql("create role web nologin; select leasehold.allow('web', 'lock')");
     let call = |name: &str, body: &str, columns: &str, arguments: &str| {
         server.psql(&format!(
@@ -233,7 +227,7 @@ fn a_json_object_of_named_arguments_works_as_postgrest_sends_it() {
 #[test]
 fn a_role_that_loses_the_owners_rights_locks_on_with_its_own() {
     let server = Postgres::start();
-    installed(&server, None);
+    install_schema(&server.url(), None).unwrap();
     server.psql("create role app login; select leasehold.allow('app'); grant postgres to app");
     let locks = connect(&server.url_of("app", "postgres"));
     blocking::wait(blocking::wait(locks.mutex("x").acquire()).unwrap().release()).unwrap();
@@ -244,7 +238,7 @@ fn a_role_that_loses_the_owners_rights_locks_on_with_its_own() {
 #[test]
 fn a_role_with_the_documented_grants_can_lock_and_nothing_else() {
     let server = Postgres::start();
-    installed(&server, None);
+    install_schema(&server.url(), None).unwrap();
     server.psql("create role app login; create role stranger login; select leasehold.allow('app')");
     assert_eq!(server.try_psql("app", "select leasehold.acquire_lock('x', 'a')").unwrap(), "t");
     assert_eq!(server.try_psql("app", "select count(*) from leasehold.distributed_locks").unwrap(), "1");
@@ -273,7 +267,7 @@ fn a_role_with_the_documented_grants_can_lock_and_nothing_else() {
 #[test]
 fn a_callers_search_path_puts_no_code_into_calls_with_the_owners_rights() {
     let server = Postgres::start();
-    installed(&server, None);
+    install_schema(&server.url(), None).unwrap();
     server.psql(
         "create role mallory login; select leasehold.allow('mallory'); create schema trap; grant usage on schema trap to mallory;
          create view leasehold.plain as select p.oid, p.proname, p.proargtypes, p.prorettype from pg_proc p
@@ -310,7 +304,7 @@ fn a_callers_search_path_puts_no_code_into_calls_with_the_owners_rights() {
 #[test]
 fn what_is_exposed_needs_the_right_to_lock_and_shows_no_dead() {
     let server = Postgres::start();
-    installed(&server, Some("public"));
+    install_schema(&server.url(), Some("public")).unwrap();
     server.psql(
         "create role web login; select leasehold.allow('web', 'lock'); \
          grant select on distributed_locks, locks, released to web",
@@ -333,8 +327,8 @@ fn what_is_exposed_needs_the_right_to_lock_and_shows_no_dead() {
 #[test]
 fn what_is_in_the_way_of_what_is_exposed_is_left_alone() {
     let server = Postgres::start();
-    installed(&server, Some("public"));
-    installed(&server, Some("public"));
+    install_schema(&server.url(), Some("public")).unwrap();
+    install_schema(&server.url(), Some("public")).unwrap();
     // Another schema's, somebody's function, an overload, a table.
     let refused = |url: String, target| {
         let error = run(install_at(url, Some(target))).unwrap_err();
@@ -365,13 +359,13 @@ fn default_privileges_of_a_schema_give_nobody_what_is_exposed_there() {
         "create role anon login; alter default privileges in schema public grant all on functions to anon; \
          alter default privileges in schema public grant all on tables to anon",
     );
-    installed(&server, Some("public"));
+    install_schema(&server.url(), Some("public")).unwrap();
     for denied in ["select acquire_lock('a', 'web')", "select acquire('a')", "select * from distributed_locks"] {
         let error = server.try_psql("anon", denied).unwrap_err();
         assert!(error.contains("permission denied"), "{denied}: {error}");
     }
     server.psql("select leasehold.allow('anon', 'lock'); grant select on locks to anon; drop view released");
-    installed(&server, Some("public"));
+    install_schema(&server.url(), Some("public")).unwrap();
     let error = server.try_psql("anon", "select * from released").unwrap_err();
     assert!(error.contains("permission denied"), "it was made anew: {error}");
     let kept = server.try_psql("anon", "select acquire_lock('a', 'web'), count(*) from locks").unwrap();
@@ -381,7 +375,7 @@ fn default_privileges_of_a_schema_give_nobody_what_is_exposed_there() {
 #[test]
 fn the_connection_pair_lives_with_its_connection_and_records_failures() {
     let server = Postgres::start();
-    installed(&server, None);
+    install_schema(&server.url(), None).unwrap();
     assert_eq!(
         server.psql(
             "select leasehold.acquire('job') as id \\gset\n\
@@ -419,7 +413,7 @@ fn the_connection_pair_lives_with_its_connection_and_records_failures() {
 #[test]
 fn whoever_tidies_up_keeps_what_lives_by_its_own_connection() {
     let server = Postgres::start();
-    installed(&server, None);
+    install_schema(&server.url(), None).unwrap();
     let said = server.psql(
         "select leasehold.acquire('nightly') as lock_id \\gset \n\
          select leasehold.maintain(); reset all; select leasehold.maintain();\n\
@@ -432,7 +426,7 @@ fn whoever_tidies_up_keeps_what_lives_by_its_own_connection() {
 #[test]
 fn a_lease_that_guard_kept_past_its_end_is_not_its_holders_to_release() {
     let server = Postgres::start();
-    installed(&server, None);
+    install_schema(&server.url(), None).unwrap();
     server.psql("select leasehold.acquire_lock('job', 'a', 3)");
     let writer = open_transaction(&server, "select leasehold.guard('job', leasehold.fence_of('job', 'a'))");
     until(|| server.psql("select expires_at < clock_timestamp() from leasehold.resource where name = 'job'") == "t");
@@ -445,7 +439,7 @@ fn a_lease_that_guard_kept_past_its_end_is_not_its_holders_to_release() {
 #[test]
 fn calls_for_one_name_in_one_statement_see_each_other() {
     let server = Postgres::start();
-    installed(&server, None);
+    install_schema(&server.url(), None).unwrap();
     server.psql("select leasehold.acquire_lock('job', 'a', 60)");
     // A try, one that waits, a try that sees it wait, and a try by the one that waits.
     let said = server.psql(
@@ -463,7 +457,7 @@ fn calls_for_one_name_in_one_statement_see_each_other() {
 #[test]
 fn guard_pins_a_lease_to_a_transaction_without_blocking_renewals() {
     let server = Postgres::start();
-    installed(&server, None);
+    install_schema(&server.url(), None).unwrap();
     server.psql("create table ledger (entry text)");
     let one = connect(&server.url());
     let two = connect(&server.url());
@@ -497,7 +491,7 @@ fn guard_pins_a_lease_to_a_transaction_without_blocking_renewals() {
 #[test]
 fn a_renewal_goes_through_while_a_sql_caller_sits_in_an_open_transaction_on_another_lock() {
     let server = Postgres::start();
-    installed(&server, None);
+    install_schema(&server.url(), None).unwrap();
     let locks = connect(&format!("{}?connections=1", server.url()));
     let ttl = Duration::from_secs(3);
     let guard = blocking::wait(locks.mutex("mine").ttl(ttl).acquire()).unwrap();
@@ -515,7 +509,7 @@ fn a_renewal_goes_through_while_a_sql_caller_sits_in_an_open_transaction_on_anot
 #[test]
 fn a_renewal_goes_through_while_places_in_queues_wait_for_a_strangers_transaction() {
     let server = Postgres::start();
-    installed(&server, None);
+    install_schema(&server.url(), None).unwrap();
     let locks = connect(&server.url());
     let names = ["one", "two", "three", "four"];
     for name in names {
@@ -558,7 +552,7 @@ fn a_renewal_goes_through_while_places_in_queues_wait_for_a_strangers_transactio
 #[test]
 fn guard_pins_a_permit_too() {
     let server = Postgres::start();
-    installed(&server, None);
+    install_schema(&server.url(), None).unwrap();
     let locks = connect(&server.url());
     let permit = || locks.semaphore("api", 2).wait(Duration::from_secs(30));
     let (guarded, other) = (blocking::wait(permit().acquire()).unwrap(), blocking::wait(permit().acquire()).unwrap());
@@ -580,7 +574,7 @@ fn guard_pins_a_permit_too() {
 #[test]
 fn a_guarded_lease_can_be_released_also_when_the_next_in_line_cannot_be_told() {
     let server = Postgres::start();
-    installed(&server, None);
+    install_schema(&server.url(), None).unwrap();
     let (locks, pooler) = (connect(&server.url()), server.pgbouncer());
     let far = connect(&pooler.url());
     for holder in ["library", "psql"] {
@@ -643,7 +637,7 @@ fn init_is_idempotent_safe_for_two_at_once_and_refuses_other_versions() {
 #[test]
 fn whoever_waits_is_granted_although_the_holder_asked_again() {
     let server = Postgres::start();
-    installed(&server, None);
+    install_schema(&server.url(), None).unwrap();
     let locks = connect(&server.url());
     assert_eq!(server.psql("select leasehold.acquire_lock('job', 'a', 600)"), "t");
     let waiter = std::thread::spawn(move || blocking::wait(locks.mutex("job").acquire()).unwrap());
@@ -656,7 +650,7 @@ fn whoever_waits_is_granted_although_the_holder_asked_again() {
 #[test]
 fn what_is_recorded_can_be_chosen_and_maintenance_is_bounded() {
     let server = Postgres::start();
-    installed(&server, None);
+    install_schema(&server.url(), None).unwrap();
     for (history, recorded) in [("all", 2), ("problems", 1), ("off", 0)] {
         let locks = connect(&format!("{}?history={history}", server.url()));
         let (mutex, name) = (locks.mutex(history), Resource::new(history).unwrap());
@@ -708,7 +702,7 @@ fn what_is_recorded_can_be_chosen_and_maintenance_is_bounded() {
 #[test]
 fn nobody_is_notified_while_nobody_waits() {
     let server = Postgres::start();
-    installed(&server, None);
+    install_schema(&server.url(), None).unwrap();
     // A listener on every channel there could be does not exist; the queue's position tells.
     let locks = connect(&server.url());
     let position = || server.psql("select pg_notification_queue_usage()");
@@ -729,7 +723,7 @@ fn nobody_is_notified_while_nobody_waits() {
 #[test]
 fn a_sql_caller_can_wait_for_a_while() {
     let server = Postgres::start();
-    installed(&server, None);
+    install_schema(&server.url(), None).unwrap();
     server.psql("select leasehold.acquire_lock('x', 'a', 600)");
     assert_eq!(server.psql("select leasehold.acquire_lock_wait('x', 'b', 30, 0.2)"), "f");
     let waits = std::thread::scope(|scope| {
@@ -746,7 +740,7 @@ fn a_sql_caller_can_wait_for_a_while() {
 #[test]
 fn only_a_renewal_without_leases_that_end_by_ttl_leaves_the_disk_alone() {
     let server = Postgres::start();
-    installed(&server, None);
+    install_schema(&server.url(), None).unwrap();
     let setting_after = |names: &str, ids: &str| {
         server.psql(&format!(
             "select leasehold.open_session('a') as session \\gset

@@ -2,11 +2,11 @@
 #![cfg(feature = "postgres")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod postgres_schema;
 mod shared;
 
 use std::{
     future::poll_fn,
-    sync::Arc,
     thread::{self, Scope, ScopedJoinHandle},
     time::Duration,
 };
@@ -14,12 +14,12 @@ use std::{
 use leasehold::{
     Leasehold,
     backend::EventStream,
-    backends::postgres::{PostgresOptions, install},
     blocking,
     clock::{Clock, SystemClock},
     lease::{HistoryFilter, ListFilter, Metadata, Names},
 };
 use leasehold_testkit::{postgres::Postgres, until};
+use postgres_schema::{install_schema, server_with_schema};
 use serde_json::{Value, json};
 use shared::hold_at_last;
 use tokio::{runtime::Runtime, time::timeout};
@@ -29,18 +29,6 @@ use tokio_postgres::{Client, NoTls};
 const BLOCKED: &str =
     "select count(*) from pg_stat_activity where application_name = 'leasehold' and wait_event_type = 'Lock'";
 
-fn server_with_schema() -> Postgres {
-    let server = Postgres::start();
-    init(&server.url());
-    server
-}
-
-fn init(url: &str) {
-    let options = PostgresOptions::from_url(url, "default", Arc::new(SystemClock), Duration::from_secs(10)).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(install(options, None)).unwrap();
-}
-
 fn connect(url: &str) -> Leasehold {
     blocking::wait(Leasehold::connect(url)).unwrap()
 }
@@ -48,7 +36,7 @@ fn connect(url: &str) -> Leasehold {
 /// Postgres stores no NUL: in a batch, the one lease with such a text would fail all others.
 #[test]
 fn a_nul_in_metadata_is_replaced_and_fails_nobody() {
-    let server = server_with_schema();
+    let server = server_with_schema(&["fsync=off"]);
     let locks = connect(&server.url());
     let metadata = json!({"said": ["a\0b"]}).as_object().unwrap().clone();
     let guard = blocking::wait(locks.mutex("odd").metadata(metadata).acquire()).unwrap();
@@ -59,7 +47,7 @@ fn a_nul_in_metadata_is_replaced_and_fails_nobody() {
 
 #[test]
 fn metadata_that_has_no_form_here_is_shown_as_text_and_hides_nothing() {
-    let server = server_with_schema();
+    let server = server_with_schema(&["fsync=off"]);
     let locks = connect(&server.url());
     let mine = blocking::wait(locks.mutex("mine").acquire()).unwrap();
     server.psql(
@@ -97,7 +85,7 @@ fn metadata_that_has_no_form_here_is_shown_as_text_and_hides_nothing() {
 
 #[test]
 fn a_holder_that_has_no_form_here_fails_those_who_ask_for_its_lock_and_nobody_else() {
-    let server = server_with_schema();
+    let server = server_with_schema(&["fsync=off"]);
     let locks = connect(&server.url());
     let only = server.psql("select pid from pg_stat_activity where application_name = 'leasehold'");
     server.psql(
@@ -121,7 +109,7 @@ fn a_holder_that_has_no_form_here_fails_those_who_ask_for_its_lock_and_nobody_el
 fn bytes_are_counted_alike_in_databases_of_every_encoding() {
     let server = Postgres::start();
     server.psql("create database latin encoding 'LATIN1' lc_collate 'C' lc_ctype 'C' template template0");
-    init(&server.url_of("postgres", "latin"));
+    install_schema(&server.url_of("postgres", "latin"), None).unwrap();
     let call = |call: &str| server.try_psql("postgres", &format!("\\c latin\nselect leasehold.{call}"));
     for (refused, why) in [
         ("acquire_lock('x', repeat(chr(233), 129))", "a holder id needs 1 to 256 bytes"),
@@ -156,7 +144,7 @@ fn lock_table<'scope>(
 
 #[test]
 fn a_locked_table_of_followers_ends_no_lease_that_lives_by_the_connection() {
-    let server = server_with_schema();
+    let server = server_with_schema(&["fsync=off"]);
     let locks = connect(&format!("{}?liveness=connection", server.url()));
     let guard = blocking::wait(locks.mutex("x").acquire()).unwrap();
     let mut events = blocking::wait(locks.watch(Names::All)).unwrap();
@@ -176,7 +164,7 @@ fn a_locked_table_of_followers_ends_no_lease_that_lives_by_the_connection() {
 
 #[test]
 fn a_connection_made_while_nobody_can_follow_serves_leases_and_later_followers() {
-    let server = server_with_schema();
+    let server = server_with_schema(&["fsync=off"]);
     let locks = connect(&format!("{}?liveness=connection", server.url()));
     let mut events = blocking::wait(locks.watch(Names::All)).unwrap();
     let before = server.psql("select max(id) from leasehold.session");
@@ -198,7 +186,7 @@ fn a_connection_made_while_nobody_can_follow_serves_leases_and_later_followers()
 
 #[test]
 fn a_name_in_a_strangers_transaction_delays_no_other_however_many_ask_for_it() {
-    let server = server_with_schema();
+    let server = server_with_schema(&["fsync=off"]);
     let locks = connect(&server.url());
     for name in ["stuck", "other"] {
         blocking::wait(blocking::wait(locks.mutex(name).acquire()).unwrap().release()).unwrap();
@@ -229,7 +217,7 @@ fn a_name_in_a_strangers_transaction_delays_no_other_however_many_ask_for_it() {
 
 #[test]
 fn many_who_wait_for_a_name_in_a_strangers_transaction_cost_nobody_else_their_place() {
-    let server = server_with_schema();
+    let server = server_with_schema(&["fsync=off"]);
     server.psql("select leasehold.acquire_lock('stuck', 'a', 600); select leasehold.acquire_lock('x', 'a', 600)");
     let locks = connect(&server.url());
     let wait = |name| {
@@ -256,7 +244,7 @@ fn many_who_wait_for_a_name_in_a_strangers_transaction_cost_nobody_else_their_pl
 
 #[test]
 fn a_name_in_a_strangers_transaction_hides_no_death_of_the_holder_of_another() {
-    let server = server_with_schema();
+    let server = server_with_schema(&["fsync=off"]);
     let (runtime, holder) = stranger(&server);
     runtime.block_on(holder.batch_execute("select leasehold.acquire('stuck'), leasehold.acquire('x')")).unwrap();
     let locks = connect(&server.url());
@@ -281,7 +269,7 @@ fn a_name_in_a_strangers_transaction_hides_no_death_of_the_holder_of_another() {
 
 #[test]
 fn a_history_that_takes_long_delays_no_grant() {
-    let server = server_with_schema();
+    let server = server_with_schema(&["fsync=off"]);
     let locks = connect(&server.url());
     // Only who asks for the history needs its table.
     server.psql("select leasehold.record('off'); select leasehold.acquire_lock('x', 'a', 600)");
@@ -301,7 +289,7 @@ fn a_history_that_takes_long_delays_no_grant() {
 
 #[test]
 fn a_lease_lost_at_its_deadline_costs_no_further_connection() {
-    let server = server_with_schema();
+    let server = server_with_schema(&["fsync=off"]);
     let locks = connect(&server.url());
     let only = server.psql("select pid from pg_stat_activity where application_name = 'leasehold'");
     let lost = blocking::wait(locks.mutex("x").ttl(Duration::from_secs(2)).acquire()).unwrap();

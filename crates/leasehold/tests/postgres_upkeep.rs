@@ -2,6 +2,8 @@
 #![cfg(feature = "postgres")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod postgres_schema;
+
 use std::{
     env,
     sync::{
@@ -11,12 +13,9 @@ use std::{
     time::Duration,
 };
 
-use leasehold::{
-    Leasehold,
-    backends::postgres::{PostgresOptions, install},
-    clock::SystemClock,
-};
+use leasehold::Leasehold;
 use leasehold_testkit::{postgres::Postgres, until};
+use postgres_schema::server_with_schema;
 use tokio::{
     runtime::Handle,
     task::{JoinSet, spawn_blocking},
@@ -25,12 +24,7 @@ use tokio::{
 use tokio_postgres::{Client, NoTls};
 
 fn installed(settings: &[&str]) -> Postgres {
-    let server = Postgres::start_with(&[&["fsync=off"], settings].concat());
-    let limit = Duration::from_secs(10);
-    let options = PostgresOptions::from_url(&server.url(), "default", Arc::new(SystemClock), limit).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(install(options, None)).unwrap();
-    server
+    server_with_schema(&[&["fsync=off"], settings].concat())
 }
 
 const IDLE: &str = "insert into leasehold.resource (namespace, name, freed_at)

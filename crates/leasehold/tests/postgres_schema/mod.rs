@@ -1,0 +1,30 @@
+//! Puts the schema on servers of tests.
+#![allow(dead_code, unreachable_pub, reason = "each test uses its part of it")]
+
+use std::{sync::Arc, thread, time::Duration};
+
+use leasehold::{
+    Result,
+    backends::postgres::{Installed, PostgresOptions, install},
+    clock::SystemClock,
+};
+use leasehold_testkit::postgres::Postgres;
+use tokio::runtime::Builder;
+
+/// The options of a URL, for the default namespace.
+pub fn options(url: &str) -> PostgresOptions {
+    PostgresOptions::from_url(url, "default", Arc::new(SystemClock), Duration::from_secs(10)).unwrap()
+}
+
+/// Installs the schema of a URL, on a thread of its own: the caller may be a task.
+pub fn install_schema(url: &str, expose: Option<&str>) -> Result<Installed> {
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    thread::scope(|scope| scope.spawn(|| runtime.block_on(install(options(url), expose))).join().unwrap())
+}
+
+/// A server of this test's own, with these settings and the schema.
+pub fn server_with_schema(settings: &[&str]) -> Postgres {
+    let server = Postgres::start_with(settings);
+    install_schema(&server.url(), None).unwrap();
+    server
+}
