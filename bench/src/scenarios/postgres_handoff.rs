@@ -13,17 +13,24 @@ const INSTANCES: u64 = 4;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "postgres-handoff",
-    title: "postgres:, hand-off among 32 tasks of 4 instances with one connection each, durable; beside 32 connections that \
-            block in pg_advisory_lock.",
+    title: "postgres:, hand-off among 32 tasks of 4 instances with one connection each, durable and not; beside 32 \
+            connections that block in pg_advisory_lock, which never waits for the disk.",
     measure,
 };
 
 fn measure(effort: Effort, section: &mut Section) -> Result<()> {
+    for durability in ["durable", "async"] {
+        measure_hand_offs(effort, durability, section)?;
+    }
+    Ok(())
+}
+
+fn measure_hand_offs(effort: Effort, durability: &str, section: &mut Section) -> Result<()> {
     let runtime = two_workers()?;
-    let server = server(&runtime, true)?;
+    let server = server(&runtime, durability == "durable")?;
     let mut instances = Vec::new();
     for _ in 0..INSTANCES {
-        let url = format!("{}?connections=1", server.url());
+        let url = format!("{}?connections=1&durability={durability}", server.url());
         instances.push(runtime.block_on(Leasehold::builder().wait_forever().connect(&url))?);
     }
     let blocked = runtime.block_on(Blocked::connect(&server, WAITERS))?;
@@ -35,7 +42,8 @@ fn measure(effort: Effort, section: &mut Section) -> Result<()> {
     });
     let standings = compare(effort, &[ours, blocked.in_turns("advisory locks", &runtime)])?;
     section.contenders(&standings);
-    section.ratio("32 waiters: rate, beside blocked advisory locks", standings[1].ratio, Bar::AtLeast(0.5));
+    let figure = format!("32 waiters, {durability}: rate, beside blocked advisory locks");
+    section.ratio(&figure, standings[1].ratio, Bar::AtLeast(0.5));
     for locks in instances {
         runtime.block_on(locks.close())?;
     }
