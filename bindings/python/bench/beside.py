@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -30,17 +31,21 @@ ROUNDS = int(os.environ.get("ROUNDS", "11"))
 SECONDS = float(os.environ.get("SECONDS_OF_A_ROUND", "0.3"))
 HANDOFFS = 9
 
-Lock = Callable[[], AbstractContextManager[Any]]
-AsyncLock = Callable[[], AbstractAsyncContextManager[Any]]
+# Callers that take pairs side by side.
+THREADS = 16
+TASKS = 64
+
+Lock = Callable[..., AbstractContextManager[Any]]
+AsyncLock = Callable[..., AbstractAsyncContextManager[Any]]
 
 
 def locks(url: str) -> dict[str, Lock]:
     """A client of each library, as its own documentation has it."""
     lock, client = connect(url), redis.Redis.from_url(url)
     return {
-        "leasehold": lambda: lock("bench", wait=None),
-        "redis-py Lock": lambda: client.lock("bench-redis-py", timeout=30),
-        "python-redis-lock": lambda: redis_lock.Lock(client, "bench-python", expire=30),
+        "leasehold": lambda number=0: lock(f"bench:{number}", wait=None),
+        "redis-py Lock": lambda number=0: client.lock(f"bench-redis-py:{number}", timeout=30),
+        "python-redis-lock": lambda number=0: redis_lock.Lock(client, f"bench-python:{number}", expire=30),
     }
 
 
@@ -48,30 +53,43 @@ def async_locks(url: str) -> dict[str, AsyncLock]:
     """The same for asyncio, which python-redis-lock does not support."""
     lock, client = connect(url), redis.asyncio.Redis.from_url(url)
     return {
-        "leasehold": lambda: lock("bench", wait=None),
-        "redis.asyncio Lock": lambda: client.lock("bench-redis-asyncio", timeout=30),
+        "leasehold": lambda number=0: lock(f"bench:{number}", wait=None),
+        "redis.asyncio Lock": lambda number=0: client.lock(f"bench-redis-asyncio:{number}", timeout=30),
     }
 
 
-def pair(lock: Lock) -> float:
+def pair(lock: Lock, number: int = 0) -> float:
     """Microseconds for taking and giving back a lock that nobody else wants."""
     count, began = 0, time.perf_counter()
     while time.perf_counter() - began < SECONDS:
         for _ in range(10):
-            with lock():
+            with lock(number):
                 pass
         count += 10
     return (time.perf_counter() - began) / count * 1e6
 
 
-async def async_pair(lock: AsyncLock) -> float:
+def threads_pair(lock: Lock) -> float:
+    """The same by threads that share a client, each with a lock of its own."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        took = list(pool.map(partial(pair, lock), range(THREADS)))
+    return 1 / sum(1 / each for each in took)
+
+
+async def async_pair(lock: AsyncLock, number: int = 0) -> float:
     count, began = 0, time.perf_counter()
     while time.perf_counter() - began < SECONDS:
         for _ in range(10):
-            async with lock():
+            async with lock(number):
                 pass
         count += 10
     return (time.perf_counter() - began) / count * 1e6
+
+
+async def tasks_pair(lock: AsyncLock) -> float:
+    """The same by tasks that share a client, each with a lock of its own."""
+    took = await asyncio.gather(*(async_pair(lock, number) for number in range(TASKS)))
+    return 1 / sum(1 / each for each in took)
 
 
 def be_the_waiter(url: str, name: str) -> None:
@@ -171,7 +189,7 @@ def compare(what: str, measures: dict[str, Callable[[], float]]) -> None:
                 results[name].append(took)
     for name, times in results.items():
         ratio = statistics.median(theirs / ours for theirs, ours in zip(times, results["leasehold"]))
-        print(f"{what:15} {name:18} {statistics.median(times):10.0f} µs   {ratio:6.2f} times leasehold's", flush=True)
+        print(f"{what:17} {name:18} {statistics.median(times):10.0f} µs   {ratio:6.2f} times leasehold's", flush=True)
 
 
 def main() -> None:
@@ -179,6 +197,7 @@ def main() -> None:
         in_threads, in_tasks = locks(url), async_locks(url)
         waiters = {name: Waiter(url, name) for name in in_threads}
         compare("pair", {name: partial(pair, lock) for name, lock in in_threads.items()})
+        compare(f"pair, {THREADS} threads", {name: partial(threads_pair, lock) for name, lock in in_threads.items()})
         compare("hand-off", {name: partial(hand_off, lock, waiters[name]) for name, lock in in_threads.items()})
         for waiter in waiters.values():
             waiter.end()
@@ -190,6 +209,7 @@ def main() -> None:
             return {name: partial(run, lock) for name, lock in in_tasks.items()}
 
         compare("async pair", in_loop(async_pair))
+        compare(f"pair, {TASKS} tasks", in_loop(tasks_pair))
         compare("async hand-off", in_loop(async_hand_off))
         used = runner.run(idle_waiters(url, 1000))
         print(f"idle            1,000 waiting tasks use {used * 100:.1f} % of a core")
