@@ -9,7 +9,7 @@ use std::{
     future::poll_fn,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::Poll,
     thread,
@@ -20,7 +20,7 @@ use leasehold::{
     ErrorKind, Leasehold, Lock, Result, backends::memory::MemoryBackend, clock::SystemClock, lease::Outcome,
 };
 use leasehold_conformance::BackendCall;
-use tokio::time;
+use tokio::{sync::Notify, time};
 
 use crate::scripted::Scripted;
 
@@ -129,6 +129,64 @@ async fn a_release_whose_task_panics_fails_and_is_tried_again() {
     let guard = lock.acquire().await.unwrap();
     let failed = time::timeout(LIMIT, guard.release()).await.expect("it does not hang").unwrap_err();
     assert_eq!(failed.kind(), ErrorKind::OutcomeUnknown);
+    assert_nothing_is_left(&locks, lock).await;
+}
+
+#[tokio::test]
+async fn a_release_that_panics_twice_is_tried_again() {
+    let backend = scripted();
+    let panics_left = Arc::new(AtomicUsize::new(2));
+    backend.before_calls(move |call| {
+        let panics_left = Arc::clone(&panics_left);
+        async move {
+            if call == BackendCall::Release {
+                let left = panics_left.load(Ordering::SeqCst);
+                panics_left.store(left.saturating_sub(1), Ordering::SeqCst);
+                assert_eq!(left, 0, "as the test wants it");
+            }
+        }
+    });
+    let locks = locks(backend);
+    let lock = locks.mutex("r").ttl(LONG);
+    // A dropped guard is released on the I/O thread.
+    drop(lock.acquire().await.unwrap());
+    assert_nothing_is_left(&locks, lock).await;
+}
+
+#[tokio::test]
+async fn a_lease_is_given_back_if_its_acquire_panics_after_the_caller_gave_up() {
+    let backend = scripted();
+    let given_up = Arc::new(Notify::new());
+    let go_on = Arc::clone(&given_up);
+    backend.before_calls(move |call| {
+        let go_on = Arc::clone(&go_on);
+        async move {
+            if call == BackendCall::Acquire {
+                go_on.notified().await;
+            }
+        }
+    });
+    let (has_panicked, is_first) = (Arc::new(AtomicBool::new(false)), first(BackendCall::Acquire));
+    let panicked = Arc::clone(&has_panicked);
+    backend.after_calls(move |call| {
+        if is_first(call) {
+            panicked.store(true, Ordering::SeqCst);
+            panic!("as the test wants it");
+        }
+    });
+    let locks = locks(Arc::clone(&backend));
+    let lock = locks.mutex("r").ttl(LONG);
+    let failed = time::timeout(LIMIT, lock.try_acquire()).await.expect("it does not hang").unwrap_err();
+    assert_eq!(failed.kind(), ErrorKind::OutcomeUnknown);
+    // The library waits another second for its answer.
+    given_up.notify_one();
+    let panics = async {
+        while !has_panicked.load(Ordering::SeqCst) {
+            time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    time::timeout(LIMIT, panics).await.expect("the request is carried out");
+    backend.before_calls(async |_| ());
     assert_nothing_is_left(&locks, lock).await;
 }
 

@@ -18,7 +18,7 @@ use tracing::{Instrument, Span};
 use super::{
     Engine, Guard, RunningTask,
     local_lease::{self, LocalLease, Next, Refusal},
-    panics::OnPanic,
+    panics::{OnPanic, catch_panic},
     telemetry,
 };
 use crate::{
@@ -375,14 +375,20 @@ impl Engine {
     fn request_at_once(self: &Arc<Self>, lease: &Arc<LocalLease>, sent: local_lease::Sent) -> bool {
         let panicked = OnPanic::new(|| self.on_request_panic(lease));
         let answer = self.backend.acquire_at_once(&lease.request);
+        let is_answered = answer.is_some();
+        if let Some(answer) = answer {
+            self.on_answer_at_once(lease, sent, answer);
+        }
         panicked.disarm();
-        let Some(answer) = answer else { return false };
+        is_answered
+    }
+
+    fn on_answer_at_once(self: &Arc<Self>, lease: &Arc<LocalLease>, sent: local_lease::Sent, answer: Answer<Decision>) {
         let answer = Ok(answer);
         self.telemetry.answered(telemetry::CallKind::Acquire, &answer, sent.at, || self.clock.now());
         if let Ok(answer) = answer {
             self.on_answer(lease, AnsweredRequest { sent, answer, earlier_try_may_run: false }, sent.at);
         }
-        true
     }
 
     /// Sends the request until it is answered, and acts on the answer.
@@ -498,7 +504,7 @@ impl Engine {
         let next = lease.on_request_failed(error.maybe_done().about(&lease.key().resource));
         tokio::select! {
             biased;
-            _late = call => {}
+            _late = catch_panic(call) => {}
             () = self.clock.sleep_until(self.clock.now().after(LATE_ANSWER_WAIT)) => {}
         }
         next

@@ -249,6 +249,9 @@ async fn renew_once(engine: &Arc<Engine>, local: &Arc<LocalLease>, renewal: Rene
     if standing == Standing::Unknown {
         return Err(renewal_unanswered(engine, local));
     }
+    if matches!(standing, Standing::Holding(_)) {
+        local.on_explicit_renewal(&renewal, sent);
+    }
     let next = local.on_standing(standing, &renewal, sent, &answer.belief, answered_at);
     engine.renewer.follow_up(local, next, Outcome::Cancelled);
     engine.renewer.on_incarnation(answer.incarnation);

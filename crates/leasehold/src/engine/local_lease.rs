@@ -104,6 +104,8 @@ struct LocalState {
     sent: u64,
     /// The number of the newest renewal that was answered.
     newest_renewal: u64,
+    /// The same among the explicit ones, which may change the ttl and the metadata.
+    newest_explicit_renewal: u64,
     retry: Option<Box<Backoff>>,
     /// The pauses between polls of a backend that does not push grants.
     backoff: Option<Box<Backoff>>,
@@ -253,6 +255,7 @@ impl LocalLease {
                 evicted: false,
                 sent: 1,
                 newest_renewal: 0,
+                newest_explicit_renewal: 0,
                 retry: None,
                 backoff: (!pushes).then(|| Box::new(options.backoff)),
                 tries: 0,
@@ -496,10 +499,16 @@ impl LocalLease {
                 Next::Lost => Next::Release,
                 next => next,
             },
-            // A renewal that was sent later has been answered before: this answer says nothing new.
-            Standing::Holding(_) if sent.number < state.newest_renewal => Next::Nothing,
+            // A renewal that was sent later has been answered before. This one may have asked for more time.
+            Standing::Holding(_) if sent.number < state.newest_renewal => {
+                if matches!(state.phase, Phase::Held(_)) && !belief.has_ended() {
+                    let answer = LastAnswer { sent: sent.at, belief: belief.clone() };
+                    let _in_time = self.validity.extend(now, self.deadline_after(&answer, renewal.ttl));
+                }
+                Next::Nothing
+            }
             Standing::Holding(_) => {
-                self.store_renewed_fields(&mut state, renewal, sent);
+                state.newest_renewal = sent.number;
                 state.last_answer = Some(LastAnswer { sent: sent.at, belief: belief.clone() });
                 state.retry = None;
                 let deadline = self.deadline(&state, renewal.ttl);
@@ -908,9 +917,13 @@ impl LocalLease {
             && state.last_answer.as_ref().is_some_and(|answer| answer.belief.has_ended())
     }
 
-    /// Remembers what a renewal changed at the backend.
-    fn store_renewed_fields(&self, state: &mut LocalState, renewal: &Renewal, sent: Sent) {
-        state.newest_renewal = sent.number;
+    /// Remembers what an explicit renewal changed at the backend, unless a later one was answered before.
+    pub(crate) fn on_explicit_renewal(&self, renewal: &Renewal, sent: Sent) {
+        let mut state = self.state.lock();
+        if sent.number < state.newest_explicit_renewal {
+            return;
+        }
+        state.newest_explicit_renewal = sent.number;
         self.ttl_micros.store(micros(renewal.ttl.get()), Ordering::Relaxed);
         if let Some(metadata) = &renewal.metadata {
             state.metadata = Some(Box::new(metadata.clone()));
@@ -936,7 +949,10 @@ impl LocalLease {
     /// The deadline from the last answer, assuming that its request or renewal asked for `ttl`.
     fn deadline(&self, state: &LocalState, ttl: Ttl) -> Moment {
         // Without an answer nothing proves that the lease is valid: its deadline has passed.
-        let Some(answer) = &state.last_answer else { return Moment::default() };
+        state.last_answer.as_ref().map_or(Moment::default(), |answer| self.deadline_after(answer, ttl))
+    }
+
+    fn deadline_after(&self, answer: &LastAnswer, ttl: Ttl) -> Moment {
         match self.valid_for(&answer.belief, ttl) {
             Some(length) => answer.sent.after(length.saturating_sub(margin(length))),
             None => Moment::NEVER,

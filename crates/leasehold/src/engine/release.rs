@@ -13,7 +13,7 @@ use tracing::{Instrument, Span};
 use super::{
     Engine,
     local_lease::{LocalLease, Next},
-    panics::OnPanic,
+    panics::{OnPanic, catch_panic},
     telemetry::CallKind,
     validity::Loss,
 };
@@ -147,10 +147,10 @@ impl Engine {
             let first = engine.release_once(&lease, &outcome, now, by_caller).await;
             panicked.disarm();
             note_answer(&lease, &first);
-            engine.telemetry.released(&span, &lease, &outcome, &first, now);
             if first.is_err() {
-                engine.spawn_release(&lease, outcome);
+                engine.spawn_release(&lease, outcome.clone());
             }
+            engine.telemetry.released(&span, &lease, &outcome, &first, now);
             first
         };
         task.instrument(within)
@@ -226,7 +226,7 @@ impl Engine {
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
         loop {
             let sent = self.clock.now();
-            let Err(error) = self.release_once(lease, outcome, sent, false).await else { return };
+            let Err(error) = catch_panic(self.release_once(lease, outcome, sent, false)).await else { return };
             let now = self.clock.now();
             let refused = by_clock && !error.is_retryable();
             if refused || now >= until || self.closed_for(now) >= Some(RELEASE_LIMIT) {

@@ -315,7 +315,6 @@ impl Renewer {
             answer = self.backend.renew(&renewals) => answer,
             () = self.clock.sleep_until(now.after(timeout)) => Err(Error::unanswered("no answer in time")),
         };
-        panicked.disarm();
         let now = self.clock.now();
         self.telemetry.answered(CallKind::Renew, &answer, sent_at, || now);
         match answer {
@@ -335,6 +334,7 @@ impl Renewer {
                 }
             }
         }
+        panicked.disarm();
     }
 }
 

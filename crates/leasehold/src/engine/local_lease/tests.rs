@@ -288,6 +288,7 @@ fn a_late_answer_to_an_older_renewal_changes_no_ttl() {
     };
     let (older, newer) = (lease.number_call(at(1)), lease.number_call(at(2)));
     for (seconds, sent) in [(600, newer), (30, older)] {
+        lease.on_explicit_renewal(&renewal(seconds), sent);
         let _scheduled = lease.on_standing(Standing::Holding(grant(7)), &renewal(seconds), sent, &Belief::Ttl, at(3));
     }
     assert_eq!(lease.ttl().get(), Duration::from_secs(600));
@@ -302,6 +303,21 @@ fn a_grant_that_is_pushed_before_its_answer_came_has_the_time_of_the_push() {
     let _granted = lease.on_decision(Decision::Queued(position(6)), sent, Belief::Ttl, at(2));
     assert!(matches!(poll(&lease, at(2)), Poll::Ready((AcquireResult::Held, _))));
     assert_eq!(lease.hold().unwrap().grant.acquired_at, came);
+}
+
+#[test]
+fn an_explicit_renewal_counts_though_a_later_renewal_was_answered_first() {
+    let lease = held(|_| {}, Belief::Ttl);
+    let mut longer = lease.renewal();
+    longer.ttl = Ttl::new(Duration::from_secs(600)).unwrap();
+    longer.metadata = Some(Metadata::from_iter([(String::from("step"), 2.into())]));
+    let (explicit, periodic) = (lease.number_call(at(1)), lease.number_call(at(2)));
+    let standing = Standing::Holding(grant(7));
+    assert_eq!(lease.on_standing(standing, &lease.renewal(), periodic, &Belief::Ttl, at(3)), Next::Schedule);
+    lease.on_explicit_renewal(&longer, explicit);
+    let _nothing_to_schedule = lease.on_standing(standing, &longer, explicit, &Belief::Ttl, at(4));
+    assert_eq!(lease.validity.deadline(), at(1).after(longer.ttl.get()).before(margin(longer.ttl.get())));
+    assert_eq!((lease.ttl(), lease.metadata()), (longer.ttl, longer.metadata.unwrap()));
 }
 
 #[test]
